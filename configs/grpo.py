@@ -1,0 +1,11 @@
+"""GRPO (arXiv:2402.03300) on the built-in task, without a KL.
+
+  python -m rl_reason.main --config=configs/grpo.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """GRPO as the base has it: symmetric clip, mean of means, no refill."""
+  return base.get_config()

@@ -1,0 +1,171 @@
+"""One command: SFT, RL, evaluation before and after, a report.
+
+  python -m rl_reason.main --config=configs/dapo.py
+  python -m rl_reason.main --config=configs/dapo.py --config.seed=1
+  python -m rl_reason.main --stage=evaluate --workdir=runs/dapo
+
+Exit codes: 0 done; 1 an error on the way; 2 a config or command line that
+cannot work; 143 stopped by SIGTERM, state saved.
+"""
+
+import pathlib
+import signal
+import sys
+import threading
+
+from absl import flags
+from ml_collections import config_flags
+
+from rl_reason import config as config_lib
+
+STAGES = ("all", "sft", "evaluate", "report")
+
+FLAGS = flags.FLAGS
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "config file, e.g. configs/dapo.py or configs/dapo.py:smoke"
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "where to write; default: runs/<config and overrides>"
+)
+_STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
+_STEP = flags.DEFINE_string(
+    "step", "newest", "evaluate: 'newest', 'best', or a step of RL; 'sft'"
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "several processes: jax.distributed.initialize"
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "host:port of process 0; default: from the cluster"
+)
+_PROCESSES = flags.DEFINE_integer("processes", None, "number of processes")
+_PROCESS = flags.DEFINE_integer("process", None, "index of this process")
+
+
+def main() -> None:
+  """The console entry point."""
+  try:
+    config, workdir = _prepare(sys.argv)
+  except config_lib.ConfigError as e:
+    print(f"config error: {e}", file=sys.stderr)
+    sys.exit(2)
+  sys.exit(_run(config, workdir))
+
+
+def _prepare(argv):
+  """Reads and checks the command line and the config; imports no jax."""
+  sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
+  try:
+    rest = FLAGS(argv)
+  except flags.Error as e:
+    raise config_lib.ConfigError(_one_line(e)) from None
+  except Exception as e:  # the config file itself, or an unknown field
+    raise config_lib.ConfigError(_one_line(e)) from None
+  if rest[1:]:
+    raise config_lib.ConfigError(
+        f"{rest[1]!r}: not understood; overrides look like --config.seed=1"
+    )
+  config, workdir = _CONFIG.value, _WORKDIR.value
+  if config is None:
+    if workdir is None:
+      raise config_lib.ConfigError(
+          "--config is missing; for instance --config=configs/dapo.py"
+      )
+    saved = pathlib.Path(workdir) / "config.json"
+    if not saved.exists():
+      raise config_lib.ConfigError(
+          f"--workdir = {workdir}: has no config.json; give --config too"
+      )
+    return config_lib.unflat(config_lib.load(saved)), pathlib.Path(workdir)
+
+  given = config_flags.get_override_values(FLAGS["config"])
+  try:
+    config_lib.check(config, tuple(given))
+  except (AttributeError, KeyError, TypeError) as e:
+    raise config_lib.ConfigError(
+        f"{_one_line(e)}; does the config start from configs/base.py?"
+    ) from None
+  if workdir is None:
+    workdir = _default_workdir(given)
+  workdir = pathlib.Path(workdir)
+  saved = workdir / "config.json"
+  if saved.exists():
+    differ = config_lib.differences(
+        config_lib.load(saved), config_lib.flat(config)
+    )
+    if differ:
+      raise config_lib.ConfigError(
+          f"--workdir = {workdir}: holds a run of another config"
+          f" ({'; '.join(differ)}); choose another --workdir or remove it"
+      )
+  return config, workdir
+
+
+def _default_workdir(given: dict) -> pathlib.Path:
+  """runs/<config>[-variant][,field=value ...]: one run, one directory."""
+  file, _, variant = FLAGS["config"].config_filename.partition(":")
+  name = pathlib.Path(file).stem + (f"-{variant}" if variant else "")
+  for field, value in sorted(given.items()):
+    if not field.startswith(config_lib.FREE):
+      name += f",{field}={value}".replace("/", "_")
+  return pathlib.Path("runs") / name
+
+
+def _one_line(e: Exception) -> str:
+  return " ".join(str(e).split()) or type(e).__name__
+
+
+def _run(config, workdir: pathlib.Path) -> int:
+  """Runs the stages; returns the exit code."""
+  print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
+  stop = threading.Event()
+  signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+  import jax  # after the checks: they need no accelerator
+
+  if _DISTRIBUTED.value:
+    jax.distributed.initialize(
+        _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
+    )
+  from rl_reason import display, metrics, report, stages, structs
+  from rl_reason.stages import evaluation, rl, sft
+
+  screen = display.Display(jax.process_index() == 0)
+  try:
+    config_lib.check_devices(config, jax.device_count())
+    workdir.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0 and _STAGE.value in ("all", "sft"):
+      metrics.write_json(workdir / "config.json", config_lib.flat(config))
+      metrics.write_json(workdir / "environment.json", report.environment())
+    if _STAGE.value == "report":
+      screen.say(f"report: {report.write(workdir)}")
+      return 0
+    run = stages.make_run(config, workdir, screen, stop)
+    with jax.set_mesh(run.mesh):
+      if _STAGE.value == "evaluate":
+        evaluation.run(run, _STEP.value)
+      else:
+        params = sft.run(run)
+        if _STAGE.value == "all":
+          rl.run(run, params)
+    run.log.close()
+    screen.end_stage()
+    if jax.process_index() == 0:
+      for line in report.summary(workdir):
+        screen.say(line)
+      screen.say(f"report: {report.write(workdir)}")
+    return 0
+  except stages.Stopped:
+    screen.say("stopped by SIGTERM; the same command goes on from here")
+    return 143
+  except config_lib.ConfigError as e:
+    print(f"config error: {e}", file=sys.stderr)
+    return 2
+  except structs.RunError as e:
+    print(f"error: {e}", file=sys.stderr)
+    return 1
+  finally:
+    screen.close()
+
+
+if __name__ == "__main__":
+  main()

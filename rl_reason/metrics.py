@@ -1,0 +1,98 @@
+"""Where numbers go: metrics.jsonl, samples.jsonl and TensorBoard.
+
+Both JSONL files only grow. A checkpoint notes their sizes, and a resumed run
+cuts them back to it: whatever was killed, each step is there once.
+"""
+
+import json
+import math
+import os
+import pathlib
+
+import jax
+import tensorboardX
+
+FILES = ("metrics.jsonl", "samples.jsonl")
+
+
+def number(x) -> float | int | None:
+  """A JSON number of 9 significant digits (enough for any float32)."""
+  x = float(x)
+  if not math.isfinite(x):
+    return None
+  return int(x) if x.is_integer() and abs(x) < 1e15 else float(f"{x:.9g}")
+
+
+def write_json(path: pathlib.Path, value) -> None:
+  """Writes a whole file or nothing, and onto the disk."""
+  temporary = path.with_name(path.name + ".tmp")
+  with temporary.open("w") as f:
+    json.dump(value, f, indent=1)
+    f.flush()
+    os.fsync(f.fileno())
+  temporary.replace(path)
+
+
+def read_jsonl(path: pathlib.Path) -> list[dict]:
+  """All whole lines of a file; [] if there is none."""
+  if not path.exists():
+    return []
+  lines = path.read_text().split("\n")[:-1]
+  return [json.loads(line) for line in lines]
+
+
+class Log:
+  """Appends to the files of a work directory; silent on processes but 0."""
+
+  def __init__(self, workdir: pathlib.Path, tensorboard: bool):
+    self._active = jax.process_index() == 0
+    self._paths = [workdir / name for name in FILES]
+    self._board = None
+    if self._active:
+      self._files = [p.open("a") for p in self._paths]
+      if tensorboard:
+        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
+
+  def metrics(self, stage: str, step: int, values: dict) -> None:
+    """One line: {"stage", "step", then the values}."""
+    values = {k: number(v) for k, v in values.items()}
+    self._write(0, dict(stage=stage, step=step) | values)
+    if self._board:
+      for name, value in values.items():
+        if value is not None:
+          self._board.add_scalar(f"{stage}/{name}", value, step)
+
+  def samples(self, rows: list[dict]) -> None:
+    """One line a response."""
+    for row in rows:
+      self._write(1, row)
+
+  def _write(self, index: int, line: dict) -> None:
+    if self._active:
+      self._files[index].write(json.dumps(line) + "\n")
+      self._files[index].flush()
+
+  def sizes(self) -> list[int]:
+    """Bytes of each file, after everything is on the disk."""
+    if not self._active:
+      return [0] * len(FILES)
+    for f in self._files:
+      f.flush()
+      os.fsync(f.fileno())
+    return [p.stat().st_size for p in self._paths]
+
+  def cut(self, sizes: list[int]) -> None:
+    """Back to the sizes that a checkpoint noted."""
+    if not self._active:
+      return
+    for path, size in zip(self._paths, sizes, strict=True):
+      if path.stat().st_size > size:
+        os.truncate(path, size)
+
+  def close(self) -> None:
+    """Flushes and closes."""
+    if self._active:
+      for f in self._files:
+        f.close()
+      if self._board:
+        self._board.close()

@@ -1,0 +1,67 @@
+"""Rewards: what the verifier and the length say, one number per response."""
+
+import jax.numpy as jnp
+
+from rl_reason.advantages import _group_sums
+from rl_reason.structs import Array
+
+
+def correctness(
+    correct_B: Array, *, right: float = 1.0, wrong: float = -1.0
+) -> Array:
+  """`right` where the verifier said yes, `wrong` elsewhere: DAPO eq 7.
+
+  Args:
+    correct_B: [B] float in {0, 1}.
+    right: reward of a correct response.
+    wrong: reward of any other.
+
+  Returns:
+    [B] float.
+  """
+  return jnp.where(correct_B > 0, right, wrong).astype(correct_B.dtype)
+
+
+def soft_overlong(
+    lengths_B: Array, *, max_tokens: int, buffer: int
+) -> Array:
+  """Soft overlong punishment: DAPO (arXiv:2503.14476, eq 13).
+
+  0 up to max_tokens - buffer, falling linearly to -1 at max_tokens, and -1
+  beyond. Lengths are TOKENS.
+
+  Args:
+    lengths_B: [B] int, response tokens.
+    max_tokens: L_max, the longest response that is allowed.
+    buffer: L_cache, tokens over which the punishment grows; 0 is off.
+
+  Returns:
+    [B] float in [-1, 0].
+  """
+  if not buffer:
+    return jnp.zeros(lengths_B.shape)
+  over_B = lengths_B - (max_tokens - buffer)
+  return -jnp.clip(over_B / buffer, 0, 1)
+
+
+def bootstrap_truncated(
+    rewards_B: Array, truncated_B: Array, groups_B: Array
+) -> Array:
+  """A truncated response is worth what its group's finished ones are.
+
+  A response cut at the length limit did not end in a state of value 0: its
+  return is unknown. Without a critic the best estimate is the mean of the
+  finished responses to the same prompt (0 if there is none).
+
+  Args:
+    rewards_B: [B] float.
+    truncated_B: [B] bool.
+    groups_B: [B] int.
+
+  Returns:
+    [B] float.
+  """
+  finished_B = (~truncated_B).astype(rewards_B.dtype)
+  count_B = _group_sums(finished_B, groups_B)
+  total_B = _group_sums(rewards_B * finished_B, groups_B)
+  return jnp.where(truncated_B, total_B / jnp.maximum(count_B, 1), rewards_B)

@@ -1,0 +1,82 @@
+"""Meshes, and the one table from logical axes to mesh axes.
+
+Everything runs under a mesh with axes (data, fsdp, tensor), also on one
+device, so the laptop and the pod run the same program.
+"""
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rl_reason.structs import Array, Tree
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axis of a parameter or activation -> mesh axes it is split over.
+RULES = {
+    "batch": ("data", "fsdp"),
+    "embed": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    None: None,
+}
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+  """A mesh over all devices; one axis may be -1, "the rest".
+
+  Args:
+    data: copies of the parameters; the batch is split over them.
+    fsdp: ways that parameters AND batch are split.
+    tensor: ways that heads, feed-forward and vocabulary are split.
+
+  Raises:
+    ValueError: the axes do not multiply to the number of devices.
+  """
+  sizes, devices = [data, fsdp, tensor], jax.device_count()
+  if sizes.count(-1) == 1:
+    known = -int(np.prod(sizes))
+    sizes[sizes.index(-1)] = devices // known
+  if int(np.prod(sizes)) != devices or min(sizes) < 1:
+    raise ValueError(
+        f"mesh {data} x {fsdp} x {tensor} does not cover {devices} devices"
+    )
+  return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def spec(*logical: str | None) -> PartitionSpec:
+  """The PartitionSpec of an array whose axes have these logical names."""
+  return PartitionSpec(*(RULES[name] for name in logical))
+
+
+def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
+  """`spec` on a mesh; with no names, replicated."""
+  return NamedSharding(mesh, spec(*logical))
+
+
+def constrain(x: Array, *logical: str | None) -> Array:
+  """Pins an array inside jit to its logical axes; free without a mesh."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec(*logical))
+
+
+def put(mesh: Mesh, tree: Tree, *logical: str | None) -> Tree:
+  """Host arrays, the same on every process, onto the mesh."""
+  where = sharding(mesh, *logical)
+
+  def place(x):
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, where, lambda i: x[i])
+
+  return jax.tree.map(place, tree)
+
+
+def fetch(tree: Tree) -> Tree:
+  """Whole arrays on the host of every process."""
+  if jax.process_count() > 1:
+    return multihost_utils.process_allgather(tree, tiled=True)
+  return jax.device_get(tree)

@@ -1,0 +1,209 @@
+"""One loop a stage, each read from top to bottom; what they share is here."""
+
+import dataclasses
+import functools
+import pathlib
+import threading
+import time
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl_reason import (
+    checkpoint,
+    config as config_lib,
+    display as display_lib,
+    metrics,
+    model,
+    rollout,
+    sharding,
+    step,
+    tasks,
+    tokenizer,
+)
+from rl_reason.structs import Array, Tree
+
+
+class Stopped(Exception):
+  """SIGTERM: the state is saved, the process may end."""
+
+
+class Once:
+  """A jit-ed function compiled at its first call, and never again.
+
+  The executable is kept, not the function: arguments of another shape, dtype
+  or sharding raise a TypeError instead of compiling again in the loop.
+  """
+
+  def __init__(self, name: str, fn, display: display_lib.Display):
+    self._name, self._fn, self._display = name, fn, display
+    self._compiled: Any = None
+
+  def __call__(self, *args):
+    if self._compiled is None:
+      self._display.doing(f"compiling {self._name}")
+      began = time.monotonic()
+      self._compiled = self._fn.lower(*args).compile()
+      took = time.monotonic() - began
+      self._display.say(f"compiled {self._name} in {took:.1f} s")
+    return self._compiled(*args)
+
+
+@dataclasses.dataclass
+class Run:
+  """What every stage needs; made once, from a config that is checked.
+
+  Attributes:
+    config: the ConfigDict; read here and in the stages, nowhere below.
+    workdir: everything that the run writes.
+    mesh: the ambient mesh.
+    task, levels: the task's module and its difficulties.
+    tok: the tokenizer.
+    cfg: static shape of the model.
+    log, display: where numbers and words go.
+    stop: set by SIGTERM.
+  """
+
+  config: Any
+  workdir: pathlib.Path
+  mesh: jax.sharding.Mesh
+  task: Any
+  levels: tuple[int, ...]
+  tok: Any
+  cfg: model.ModelConfig
+  log: metrics.Log
+  display: display_lib.Display
+  stop: threading.Event
+  _samplers: dict = dataclasses.field(default_factory=dict)
+
+  def put(self, tree: Tree, *logical: str | None) -> Tree:
+    """Host arrays onto the mesh."""
+    return sharding.put(self.mesh, tree, *logical)
+
+  def key(self, purpose: str) -> Array:
+    """A random key for one purpose, replicated."""
+    seed = self.put(np.uint32(zlib.crc32(purpose.encode())))
+    return _key(self.put(np.int64(self.config.seed).astype(np.int32)), seed)
+
+  def seed(self, purpose: str) -> int:
+    """A host seed for one purpose."""
+    return zlib.crc32(f"{purpose} {self.config.seed}".encode())
+
+  def sample(self, params, prompts, key, heat, *, group_size, top_p):
+    """`rollout.sample` with this run's model and tokenizer."""
+    shape = prompts.tokens_NP.shape[0], group_size
+    if shape not in self._samplers:
+      fn = functools.partial(
+          rollout.sample,
+          cfg=self.cfg,
+          group_size=group_size,
+          max_tokens=self.config.rollout.max_tokens,
+          eos=self.tok.eos_token_id,
+          pad=self.tok.pad_token_id,
+          top_p=top_p,
+      )
+      name = f"sampler of {shape[0]} x {shape[1]} responses"
+      self._samplers[shape] = Once(name, jax.jit(fn), self.display)
+    return self._samplers[shape](params, prompts, key, heat)
+
+  def checkpoints(self, stage: str, **keep: int) -> checkpoint.Checkpoints:
+    """The checkpoints of a stage."""
+    return checkpoint.Checkpoints(
+        self.workdir / "checkpoints" / stage, **keep
+    )
+
+  def host_state(self, **more) -> dict:
+    """The JSON beside a checkpoint: sizes of the logs, config, and more."""
+    return dict(
+        log_sizes=self.log.sizes(),
+        config=config_lib.flat(self.config),
+        **more,
+    )
+
+  def optimizer(self, *, lr, schedule, warmup, total):
+    """The optax optimizer of a stage, `total` optimizer steps long."""
+    o = self.config.optimizer
+    return step.make_optimizer(
+        name=o.name,
+        lr=lr,
+        schedule=schedule,
+        warmup=warmup,
+        total=total,
+        b1=o.b1,
+        b2=o.b2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        clip_norm=o.clip_norm,
+    )
+
+  def check_stop(self) -> None:
+    """Raises Stopped after SIGTERM."""
+    if self.stop.is_set():
+      raise Stopped
+
+  def sample_rows(
+      self, rollouts, rows: list[tasks.Row], texts, correct_B, which, **more
+  ) -> list[dict]:
+    """Some responses as lines for samples.jsonl.
+
+    Args:
+      rollouts: B rows on the host.
+      rows: the tasks.Row of each group, B / len(rows) responses each.
+      texts: of the B responses.
+      correct_B: verdicts.
+      which: indices of the rows wanted.
+      **more: [B] or [B, T] arrays, kept under their names.
+    """
+    group = len(texts) // len(rows)
+    slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+    out = []
+    for b in which:
+      n = int(rollouts.lengths_B[b])
+      ids = rollouts.tokens_BL[b, slots : slots + n].tolist()
+      row = rows[b // group]
+      line = dict(
+          prompt=row.prompt,
+          answer=row.answer,
+          response=texts[b],
+          correct=int(correct_B[b]),
+          truncated=bool(rollouts.truncated_B[b]),
+          tokens=self.tok.convert_ids_to_tokens(ids),
+          logp=[metrics.number(x) for x in rollouts.logps_BT[b, :n]],
+      )
+      for name, x in more.items():
+        line[name] = (
+            metrics.number(x[b])
+            if x.ndim == 1
+            else [metrics.number(y) for y in x[b, :n]]
+        )
+      out.append(line)
+    return out
+
+
+@jax.jit
+def _key(seed, purpose):
+  return jax.random.fold_in(jax.random.key(seed), purpose)
+
+
+def make_run(config, workdir: pathlib.Path, display, stop) -> Run:
+  """Opens everything that the stages share.
+
+  Raises:
+    ValueError: the tokenizer or the mesh do not fit; the text names the field.
+  """
+  task = tasks.get(config.task.name)
+  tok = tokenizer.load(config.tokenizer, task.ALPHABET)
+  return Run(
+      config=config,
+      workdir=workdir,
+      mesh=sharding.make_mesh(**config.mesh),
+      task=task,
+      levels=tuple(config.task.difficulties) or task.DIFFICULTIES,
+      tok=tok,
+      cfg=model.ModelConfig(vocab=len(tok), **config.model),
+      log=metrics.Log(workdir, config.log.tensorboard),
+      display=display,
+      stop=stop,
+  )

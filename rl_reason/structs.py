@@ -1,0 +1,129 @@
+"""The arrays that flow from box to box, and the legend of shape letters.
+
+Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
+
+| letter | axis                                        |
+|--------|---------------------------------------------|
+| N      | prompts                                     |
+| G      | samples of one prompt (a group)             |
+| B      | rows: one response each, B = N * G          |
+| P      | prompt tokens, padded on the LEFT           |
+| T      | response tokens, padded on the right        |
+| L      | P + T                                       |
+| M, A   | minibatches, micro-batches of a minibatch   |
+| V, D   | vocabulary, width of the residual stream    |
+| K, Q   | key/value heads, query heads per kv head    |
+| C, F   | width of a head, of the feed-forward layer  |
+| S      | slots of the key/value cache                |
+"""
+
+from typing import Any
+
+from flax import struct
+
+
+class RunError(RuntimeError):
+  """What a user can mend; shown as one line, without a traceback."""
+
+
+Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
+Tree = Any  # a pytree of arrays
+
+
+@struct.dataclass
+class Prompts:
+  """A batch of prompts.
+
+  Attributes:
+    tokens_NP: int32, padded on the left.
+    start_N: int32, the first slot that holds a token (= number of pads).
+    ids_N: int32, the position of each prompt in the data stream. It seeds the
+      noise of its samples, so it must be unique among prompts that share a key.
+  """
+
+  tokens_NP: Array
+  start_N: Array
+  ids_N: Array
+
+
+@struct.dataclass
+class Rollouts:
+  """Sampled responses, one row each; rows of a group are adjacent.
+
+  Attributes:
+    tokens_BL: int32, the prompt (left-padded) and then the response.
+    start_B: int32, first slot that holds a token.
+    ids_B: int32, the prompt's id: rows of a group share it.
+    mask_BT: bool, the response tokens that the policy chose, EOS included. A
+      mask, not a length, so that a tool's turn can be left out.
+    logps_BT: float32, the sampler's log-probability of each token at the
+      sampling temperature, before top-p.
+    lengths_B: int32, response tokens, EOS included.
+    truncated_B: bool, no EOS within T tokens.
+  """
+
+  tokens_BL: Array
+  start_B: Array
+  ids_B: Array
+  mask_BT: Array
+  logps_BT: Array
+  lengths_B: Array
+  truncated_B: Array
+
+
+@struct.dataclass
+class Experience:
+  """Rollouts with what the verifier and the behaviour policy said of them.
+
+  Attributes:
+    rollouts: B rows.
+    correct_B: float32 in {0, 1}, the verifier's verdict.
+    old_logps_BT: float32, the behaviour policy's log-probabilities, computed
+      by the trainer's forward pass (not by the sampler).
+    age_B: int32, updates-of-the-policy steps since the row was sampled: 0, or 1
+      for a group that dynamic sampling kept from the step before; -1 marks a
+      row that is only padding.
+  """
+
+  rollouts: Rollouts
+  correct_B: Array
+  old_logps_BT: Array
+  age_B: Array
+
+
+@struct.dataclass
+class Batch:
+  """What one RL step trains on; leading axes [M, A] once it is split.
+
+  Attributes:
+    tokens_BL, start_B: as in Rollouts.
+    groups_B: int32, rows of one prompt share an id.
+    mask_BT: bool, tokens that enter the loss.
+    advantages_BT: float32.
+    old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
+  """
+
+  tokens_BL: Array
+  start_B: Array
+  groups_B: Array
+  mask_BT: Array
+  advantages_BT: Array
+  old_logps_BT: Array
+  ref_logps_BT: Array
+
+
+@struct.dataclass
+class TrainState:
+  """All that an update reads and writes.
+
+  Attributes:
+    params: fp32 master parameters (see `model.table`).
+    opt_state: of the optax optimizer.
+    step: int32 scalar, steps of the stage that are done.
+    skipped: int32 scalar, updates skipped for a non-finite gradient.
+  """
+
+  params: Tree
+  opt_state: Tree
+  step: Array
+  skipped: Array

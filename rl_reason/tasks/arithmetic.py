@@ -1,0 +1,66 @@
+"""Chains of single-digit + and -, worked out from left to right.
+
+Prompt `5-1+1+9-6=`, careful response `5-1=4;4+1=5;5+9=14;14-6=8;#8`. The
+number behind the only `#` is the answer; running totals stay in 0..99.
+"""
+
+import numpy as np
+
+from rl_reason.tasks import Row
+
+ALPHABET = "0123456789+-=;#"
+DIFFICULTIES = (2, 3, 4, 5, 6)  # operands
+MAX_PROMPT = 12
+MAX_RESPONSE = 48
+STYLES = ("careful", "leap", "direct", "ramble", "sloppy")
+
+
+def problem(rng: np.random.Generator, difficulty: int) -> Row:
+  """A chain of `difficulty` operands."""
+  total = int(rng.integers(1, 10))
+  prompt = str(total)
+  for _ in range(difficulty - 1):
+    digit = int(rng.integers(1, 10))
+    minus = bool(rng.integers(2)) and total >= digit
+    total += -digit if minus else digit
+    prompt += f"{'-' if minus else '+'}{digit}"
+  return Row(prompt + "=", str(total), difficulty)
+
+
+def _apply(total: int, moves: list[str]) -> int:
+  return total + sum(map(int, moves))
+
+
+def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
+  """A response in one of STYLES.
+
+  careful takes one operation a step; leap two or three; direct writes the
+  answer alone; ramble repeats each step up to twice more; sloppy gets 30% of
+  the steps wrong.
+  """
+  chain = row.prompt[:-1]
+  total, moves = int(chain[0]), [chain[i : i + 2] for i in range(1, len(chain), 2)]
+  if style == "direct":
+    return f"#{row.answer}"
+  steps = []
+  while moves:
+    take = int(rng.integers(2, 4)) if style == "leap" else 1
+    now, moves = moves[:take], moves[take:]
+    after = _apply(total, now)
+    if style == "sloppy" and rng.random() < 0.3:
+      after = max(0, after + int(rng.choice([-3, -2, -1, 1, 2, 3])))
+    repeats = 1 + int(rng.integers(3)) if style == "ramble" else 1
+    steps += [f"{total}{''.join(now)}={after};"] * repeats
+    total = after
+  return "".join(steps) + f"#{total}"
+
+
+def answer(text: str) -> str:
+  """What stands behind the only '#', if it is a number; else ''."""
+  _, mark, last = text.partition("#")
+  return last if mark and last.isascii() and last.isdigit() else ""
+
+
+def verify(text: str, row: Row) -> bool:
+  """Whether the response ends in exactly one `#` and the right number."""
+  return answer(text) == row.answer

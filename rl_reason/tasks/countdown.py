@@ -1,0 +1,93 @@
+"""Countdown: reach a target from given numbers with + - *, each used once.
+
+Prompt `2,3,7:13=`. A response is one or more attempts, each a chain of steps
+in which every step takes two of the numbers at hand and puts back its result:
+`2+3=5;5*7=35?2*3=6;6+7=13#`. `?` gives an attempt up, `#` claims success.
+Many responses are right, and trying again is a skill worth finding.
+"""
+
+import collections
+import re
+
+import numpy as np
+
+from rl_reason.tasks import Row
+
+ALPHABET = "0123456789+-*=;?#,:"
+DIFFICULTIES = (2, 3)  # numbers
+MAX_PROMPT = 12
+MAX_RESPONSE = 96
+STYLES = ("careful", "search", "hasty")
+_STEP = re.compile(r"([0-9]{1,4})([+*-])([0-9]{1,4})=([0-9]{1,4})")
+_APPLY = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+}
+
+
+def _attempt(numbers: list[int], rng: np.random.Generator):
+  """Random legal steps until one number is left: (text, that number)."""
+  numbers, steps = list(numbers), []
+  while len(numbers) > 1:
+    i, j = rng.permutation(len(numbers))[:2]
+    a, b = numbers[i], numbers[j]
+    sign = "+-*"[rng.integers(3)]
+    if sign == "-" and a < b:
+      a, b = b, a
+    result = _APPLY[sign](a, b)
+    steps.append(f"{a}{sign}{b}={result}")
+    numbers = [n for k, n in enumerate(numbers) if k not in (i, j)] + [result]
+  return ";".join(steps), numbers[0]
+
+
+def problem(rng: np.random.Generator, difficulty: int) -> Row:
+  """`difficulty` numbers of 1..9 and a target in 1..99 that they can reach."""
+  while True:
+    numbers = sorted(int(n) for n in rng.integers(1, 10, difficulty))
+    _, target = _attempt(numbers, rng)
+    if 1 <= target <= 99:
+      prompt = f"{','.join(map(str, numbers))}:{target}="
+      return Row(prompt, str(target), difficulty)
+
+
+def _numbers(row: Row) -> list[int]:
+  return [int(n) for n in row.prompt.split(":")[0].split(",")]
+
+
+def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
+  """A response in one of STYLES.
+
+  careful is a right attempt; search tries at random until one is right or
+  there is no room for another; hasty claims success for its first attempt.
+  """
+  numbers, text = _numbers(row), ""
+  while True:
+    attempt, result = _attempt(numbers, rng)
+    right = str(result) == row.answer
+    if style == "hasty" or right:
+      return text + attempt + "#"
+    if style == "search":
+      text += attempt + "?"
+      if len(text) > MAX_RESPONSE - 24:
+        text = ""  # start over: the demonstration must find it in time
+
+
+def answer(text: str) -> str:
+  """The last attempt, if the response claims success; else ''."""
+  return text[:-1].rpartition("?")[2] if text.endswith("#") else ""
+
+
+def verify(text: str, row: Row) -> bool:
+  """Whether the last attempt is legal, uses every number, hits the target."""
+  hand = collections.Counter(_numbers(row))
+  for step in answer(text).split(";"):
+    match = _STEP.fullmatch(step)
+    if not match:
+      return False
+    a, b, result = int(match[1]), int(match[3]), int(match[4])
+    hand.subtract([a, b])
+    if min(hand.values()) < 0 or _APPLY[match[2]](a, b) != result:
+      return False
+    hand[result] += 1
+  return +hand == collections.Counter([int(row.answer)])

@@ -1,0 +1,73 @@
+"""One interface to all tokenizers: that of transformers.
+
+The built-in tasks get a character tokenizer made here; anything else is a
+directory or hub id in `config.tokenizer`.
+"""
+
+import os
+
+# Only tokenizers are wanted; without this, transformers remarks on torch.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+import tokenizers
+import transformers
+
+PAD, EOS = "<pad>", "<eos>"
+
+
+def characters(alphabet: str) -> transformers.PreTrainedTokenizerFast:
+  """A fast tokenizer with one token per character of the alphabet."""
+  symbols = [PAD, EOS, *alphabet]
+  fast = tokenizers.Tokenizer(
+      tokenizers.models.WordLevel({s: i for i, s in enumerate(symbols)}, PAD)
+  )
+  fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+  fast.decoder = tokenizers.decoders.Fuse()
+  return transformers.PreTrainedTokenizerFast(
+      tokenizer_object=fast, pad_token=PAD, eos_token=EOS
+  )
+
+
+def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
+  """The tokenizer of a run.
+
+  Args:
+    path: a local directory or hub id; empty for the task's own characters.
+    alphabet: every character the task writes.
+
+  Raises:
+    ValueError: it cannot be loaded, has no EOS, or cannot spell the alphabet.
+  """
+  if not path:
+    return characters(alphabet)
+  try:
+    tok = transformers.AutoTokenizer.from_pretrained(path)
+  except (OSError, ValueError) as e:
+    raise ValueError(
+        f"tokenizer = {path!r}: cannot be loaded ({str(e).splitlines()[0]});"
+        " give a directory with tokenizer.json, or '' for the built-in one"
+    ) from None
+  if tok.eos_token_id is None:
+    raise ValueError(f"tokenizer = {path!r}: has no EOS token; set eos_token")
+  if tok.pad_token_id is None:
+    tok.pad_token = tok.eos_token
+  spelled = tok.decode(tok.encode(alphabet, add_special_tokens=False))
+  if spelled != alphabet:
+    raise ValueError(
+        f"tokenizer = {path!r}: spells the task's {alphabet!r} as {spelled!r};"
+        " choose a tokenizer that has these characters"
+    )
+  return tok
+
+
+def encode(tok, texts: list[str]) -> list[list[int]]:
+  """Token ids of each text, nothing added."""
+  return tok(texts, add_special_tokens=False)["input_ids"]
+
+
+def decode(tok, tokens_BT, lengths_B) -> list[str]:
+  """Text of each response, special tokens (the EOS) left out."""
+  return tok.batch_decode(
+      [row[:n] for row, n in zip(tokens_BT.tolist(), lengths_B, strict=True)],
+      skip_special_tokens=True,
+  )
