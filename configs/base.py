@@ -40,6 +40,7 @@ def get_config():
   c.mesh.tensor = 1
 
   c.sft = ml_collections.ConfigDict()  # two stages: a skill, then habits
+  c.sft.reuse = ""  # work directory whose finished SFT to start from
   c.sft.batch = 64
   c.sft.micro_batches = 2
   c.sft.skill = ml_collections.ConfigDict()
@@ -50,9 +51,9 @@ def get_config():
   c.sft.skill.threshold = 0.95  # greedy held-out accuracy that it must reach
   c.sft.habits = ml_collections.ConfigDict()
   c.sft.habits.steps = 80
-  c.sft.habits.lr = 1e-3
+  c.sft.habits.lr = 3e-4
   c.sft.habits.schedule = "cosine"
-  c.sft.habits.mixture = "careful:1,leap:1,direct:4,ramble:1,sloppy:2"
+  c.sft.habits.mixture = "careful:2,leap:2,direct:3,ramble:1,sloppy:2"
 
   c.rollout = ml_collections.ConfigDict()
   c.rollout.prompts = 32  # a batch, and one round of generation

@@ -67,10 +67,12 @@ class Checkpoints:
       self, directory: pathlib.Path, keep_last: int = 1, keep_best: int = 0
   ):
     self._dir = directory.absolute()
+    self.name = directory.name
     self._keep = keep_last, keep_best
     self._orbax = ocp.StandardCheckpointer()
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._saving: concurrent.futures.Future | None = None
+    self.saved: int | None = None  # the step last saved or restored
     self._first = jax.process_index() == 0
 
   def steps(self) -> list[int]:
@@ -95,6 +97,7 @@ class Checkpoints:
       score: higher is better; None never counts as best.
     """
     self.wait()
+    self.saved = step
     path = self._dir / str(step)
     if self._first:
       shutil.rmtree(path, ignore_errors=True)
@@ -140,7 +143,7 @@ class Checkpoints:
         if problem is None:
           found = step
           break
-        warn(f"checkpoint {self._dir.name}/{step} is {problem}: skipped")
+        warn(f"checkpoint {self.name}/{step} is {problem}: skipped")
     if jax.process_count() > 1:
       found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
     return None if found < 0 else found
@@ -168,6 +171,7 @@ class Checkpoints:
       step: a step that `newest` returned.
       like: arrays or ShapeDtypeStructs with the shapes and shardings wanted.
     """
+    self.saved = step
     return self._orbax.restore(self._dir / str(step) / "state", like)
 
   def close(self) -> None:

@@ -146,7 +146,7 @@ def _run(config, workdir: pathlib.Path) -> int:
       else:
         params = sft.run(run)
         if _STAGE.value == "all":
-          rl.run(run, params)
+          rl.run(run, params)  # of 0 steps, it only evaluates
     run.log.close()
     screen.end_stage()
     if jax.process_index() == 0:

@@ -114,10 +114,12 @@ def _is_param(x) -> bool:
   return isinstance(x, Param)
 
 
-def specs(cfg: ModelConfig) -> Tree:
-  """PartitionSpec of every parameter."""
+def shardings(cfg: ModelConfig, mesh: jax.sharding.Mesh) -> Tree:
+  """Where each parameter lives on a mesh."""
   return jax.tree.map(
-      lambda p: sharding.spec(*p.axes), table(cfg), is_leaf=_is_param
+      lambda p: sharding.fit(mesh, p.shape, p.axes),
+      table(cfg),
+      is_leaf=_is_param,
   )
 
 

@@ -25,26 +25,31 @@ RULES = {
 }
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+def make_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None
+) -> Mesh:
   """A mesh over all devices; one axis may be -1, "the rest".
 
   Args:
     data: copies of the parameters; the batch is split over them.
     fsdp: ways that parameters AND batch are split.
     tensor: ways that heads, feed-forward and vocabulary are split.
+    devices: to use; default all.
 
   Raises:
     ValueError: the axes do not multiply to the number of devices.
   """
-  sizes, devices = [data, fsdp, tensor], jax.device_count()
+  devices = jax.devices() if devices is None else devices
+  sizes = [data, fsdp, tensor]
   if sizes.count(-1) == 1:
-    known = -int(np.prod(sizes))
-    sizes[sizes.index(-1)] = devices // known
-  if int(np.prod(sizes)) != devices or min(sizes) < 1:
+    sizes[sizes.index(-1)] = len(devices) // -int(np.prod(sizes))
+  if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
     raise ValueError(
-        f"mesh {data} x {fsdp} x {tensor} does not cover {devices} devices"
+        f"mesh {data} x {fsdp} x {tensor} does not cover"
+        f" {len(devices)} devices"
     )
-  return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
+  auto = (AxisType.Auto,) * len(AXES)
+  return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
 
 
 def spec(*logical: str | None) -> PartitionSpec:
@@ -55,6 +60,27 @@ def spec(*logical: str | None) -> PartitionSpec:
 def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
   """`spec` on a mesh; with no names, replicated."""
   return NamedSharding(mesh, spec(*logical))
+
+
+def fit(
+    mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...]
+) -> NamedSharding:
+  """`sharding`, but an axis that does not divide evenly stays whole.
+
+  Meant for vocabularies, which come in any size.
+  """
+  names = [
+      name
+      if size % int(np.prod([mesh.shape[a] for a in _mesh_axes(name)])) == 0
+      else None
+      for size, name in zip(shape, logical, strict=True)
+  ]
+  return sharding(mesh, *names)
+
+
+def _mesh_axes(name: str | None) -> tuple[str, ...]:
+  axes = RULES[name]
+  return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
 def constrain(x: Array, *logical: str | None) -> Array:

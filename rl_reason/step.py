@@ -69,7 +69,7 @@ def state_shardings(
 ) -> TrainState:
   """Where each array of the state lives: Adam's moments beside their weight."""
   replicated = NamedSharding(mesh, PartitionSpec())
-  params = jax.tree.map(lambda s: NamedSharding(mesh, s), model.specs(cfg))
+  params = model.shardings(cfg, mesh)
   shapes = jax.eval_shape(lambda: model.init(cfg, jax.random.key(0)))
   opt_state = optax.tree.map_params(
       tx,
@@ -128,7 +128,7 @@ def optimize(
     state: TrainState, tx: optax.GradientTransformation, grads: Tree
 ) -> tuple[TrainState, dict[str, Array]]:
   """One optimizer step, or none (and counted) if a gradient is not finite."""
-  norm = optax.global_norm(grads)
+  norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)

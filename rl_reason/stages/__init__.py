@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from rl_reason import (
     checkpoint,
@@ -23,7 +24,7 @@ from rl_reason import (
     tasks,
     tokenizer,
 )
-from rl_reason.structs import Array, Tree
+from rl_reason.structs import Array, RunError, Tree
 
 
 class Stopped(Exception):
@@ -114,6 +115,26 @@ class Run:
         self.workdir / "checkpoints" / stage, **keep
     )
 
+  def resume(self, checkpoints: checkpoint.Checkpoints):
+    """(step, host state) of the newest whole checkpoint, or None.
+
+    Raises:
+      RunError: it was made by a config that gives other numbers.
+    """
+    at = checkpoints.newest(self.display.say)
+    if at is None:
+      return None
+    host = checkpoints.host(at)
+    differ = config_lib.differences(
+        host["config"], config_lib.flat(self.config)
+    )
+    if differ:
+      raise RunError(
+          f"checkpoint {checkpoints.name}/{at} of {self.workdir} was made by"
+          f" another config ({'; '.join(differ)}); choose another --workdir"
+      )
+    return at, host
+
   def host_state(self, **more) -> dict:
     """The JSON beside a checkpoint: sizes of the logs, config, and more."""
     return dict(
@@ -139,8 +160,11 @@ class Run:
     )
 
   def check_stop(self) -> None:
-    """Raises Stopped after SIGTERM."""
-    if self.stop.is_set():
+    """Raises Stopped after SIGTERM, on all processes at the same step."""
+    stop = self.stop.is_set()
+    if jax.process_count() > 1:
+      stop = np.any(multihost_utils.process_allgather(np.array(stop)))
+    if stop:
       raise Stopped
 
   def sample_rows(

@@ -55,9 +55,9 @@ def run(run: Run, sft_params: Tree) -> Tree:
       keep_last=c.checkpoint.keep_last,
       keep_best=c.checkpoint.keep_best,
   )
-  newest = checkpoints.newest(run.display.say)
-  if newest is not None:
-    at, host = newest, checkpoints.host(newest)
+  found = run.resume(checkpoints)
+  if found:
+    at, host = found
     restored = checkpoints.restore(at, _everything(run, state, kept))
     state = restored["train"]
     kept = sharding.fetch(restored["kept"]) if kept is not None else None
@@ -141,7 +141,7 @@ def run(run: Run, sft_params: Tree) -> Tree:
         evaluated = True
         save(value)
         clock["step"] = clock["free"] = time.monotonic()
-      elif at % c.checkpoint.every == 0 and at != newest:
+      elif at % c.checkpoint.every == 0 and checkpoints.saved != at:
         flush()
         save()
       run.check_stop()

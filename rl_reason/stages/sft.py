@@ -6,12 +6,13 @@ it mostly does not: what RL then has to unlearn, and to find again.
 """
 
 import functools
+import pathlib
 
 import jax
 import numpy as np
 
+from rl_reason import checkpoint, data, evaluate, step
 from rl_reason import config as config_lib
-from rl_reason import data, evaluate, step
 from rl_reason.stages import Once, Run, Stopped
 from rl_reason.structs import RunError, Tree
 
@@ -21,22 +22,43 @@ class TooWeak(RunError):
 
 
 def run(run: Run) -> Tree:
-  """Runs, resumes or skips both stages; returns the parameters."""
+  """Runs, resumes or skips both stages; returns the parameters.
+
+  With config.sft.reuse they come from another work directory.
+
+  Raises:
+    TooWeak: the skill ended below its threshold.
+    RunError: what is to be resumed or reused does not fit.
+    Stopped: SIGTERM; everything is saved.
+  """
+  if run.config.sft.reuse:
+    return load(run)
   params = _phase(run, "skill", None)
   return _phase(run, "habits", params)
 
 
 def load(run: Run) -> Tree:
-  """The parameters that SFT ended with.
+  """The parameters that SFT ended with, here or in config.sft.reuse.
 
   Raises:
-    RunError: SFT is not complete.
+    RunError: SFT is not complete there, or its model is another one.
   """
-  checkpoints = run.checkpoints("habits")
+  workdir = pathlib.Path(run.config.sft.reuse or run.workdir)
+  checkpoints = checkpoint.Checkpoints(workdir / "checkpoints" / "habits")
   at = checkpoints.newest(run.display.say)
-  if at != run.config.sft.habits.steps:
-    raise RunError(f"{run.workdir}: SFT is not complete; run --stage=sft first")
-  like = step.abstract_state(run.cfg, *_optimizer(run, "habits"))
+  host = checkpoints.host(at) if at is not None else None
+  if host is None or at != host["config"]["sft.habits.steps"]:
+    raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
+  here = config_lib.flat(run.config)
+  for name in here:
+    if name.startswith(("model.", "tokenizer", "task.name")):
+      if here[name] != host["config"].get(name):
+        raise RunError(
+            f"sft.reuse = {workdir}: {name} is {host['config'].get(name)!r}"
+            f" there and {here[name]!r} here; make them equal"
+        )
+  tx, shardings = _optimizer(run, "habits")
+  like = step.abstract_state(run.cfg, tx, shardings)
   return checkpoints.restore(at, like).params
 
 
@@ -60,12 +82,12 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
       config_lib.mixture(c.mixture),
   )
 
-  at = checkpoints.newest(run.display.say)
+  found = run.resume(checkpoints)
   checked = name != "skill"  # only the skill has a threshold
-  if at is not None:
+  if found:
+    at, host = found
     like = step.abstract_state(run.cfg, tx, shardings)
     state = checkpoints.restore(at, like)
-    host = checkpoints.host(at)
     stream.set_state(host["data"])
     checked = host["checked"]
     if at == c.steps and checked:

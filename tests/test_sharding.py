@@ -1,0 +1,145 @@
+"""Eight devices compute what one does, and really share the memory."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rl_reason import model, rollout, sharding, step
+
+LR = 1e-3
+
+
+def _update(mesh, *, name, steps, lr):
+  """Parameters before and after some RL steps on a mesh, and the state."""
+  tx = step.make_optimizer(
+      name=name,
+      lr=lr,
+      schedule="constant",
+      warmup=0,
+      total=1,
+      b1=0.9,
+      b2=0.95,
+      eps=1e-8,
+      weight_decay=0.0,
+      clip_norm=0.0,
+  )
+  update = jax.jit(
+      functools.partial(
+          step.rl_update,
+          cfg=tiny.CFG,
+          tx=tx,
+          temperature=1.0,
+          reduction="token_mean",
+          kl="k3",
+          kl_coef=0.1,
+          clip_low=0.2,
+          clip_high=0.28,
+          dual_clip=10.0,
+          log_ratio_max=20.0,
+      )
+  )
+  with jax.set_mesh(mesh):
+    where = step.state_shardings(tiny.CFG, tx, mesh)
+    state = step.init_state(tiny.CFG, tx, where, jax.random.key(0))
+    before = jax.device_get(state.params)
+    for i in range(steps):
+      rows = tiny.batch(1, 1, 16, seed=i)
+      state, metrics = update(
+          state, sharding.put(mesh, rows, None, None, "batch")
+      )
+  return before, jax.device_get(state.params), metrics, state
+
+
+@pytest.fixture(scope="module")
+def meshes():
+  one = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+  return one, sharding.make_mesh(2, 2, 2)
+
+
+def _largest(tree):
+  return max(np.abs(x).max() for x in jax.tree.leaves(tree))
+
+
+def _difference(a, b):
+  return _largest(jax.tree.map(np.subtract, a, b))
+
+
+def test_gradients_on_eight_devices_are_those_of_one(meshes):
+  # SGD with lr 1: the step IS the gradient.
+  (p, one, m1, _), (q, eight, m8, _) = (
+      _update(mesh, name="sgd", steps=1, lr=1.0) for mesh in meshes
+  )
+  assert _difference(p, q) == 0  # the mesh does not decide the parameters
+  gradient = jax.tree.map(np.subtract, p, one)
+  assert _difference(one, eight) <= 1e-5 * _largest(gradient)
+  np.testing.assert_allclose(m1["loss"], m8["loss"], rtol=1e-5)
+
+
+def test_adamw_on_eight_devices_stays_within_a_quarter_of_lr(meshes):
+  (_, one, _, _), (_, eight, _, _) = (
+      _update(mesh, name="adamw", steps=5, lr=LR) for mesh in meshes
+  )
+  assert _difference(one, eight) <= LR / 4
+
+
+def test_state_and_cache_are_split(meshes):
+  """Bytes per device: matrices and their Adam moments an 1/4 (fsdp, tensor)."""
+  _, _, _, state = _update(meshes[1], name="adamw", steps=1, lr=LR)
+
+  def local(x):
+    return max(s.data.nbytes for s in x.addressable_shards)
+
+  split = whole = 0
+  for x in jax.tree.leaves((state.params["layers"], state.opt_state)):
+    if x.ndim >= 3:
+      split, whole = split + local(x), whole + x.nbytes
+  assert whole > 100_000 and split == whole / 4
+  assert local(state.params["embed"]) == state.params["embed"].nbytes / 2
+
+  with jax.set_mesh(meshes[1]):
+    cache = jax.jit(lambda: model.empty_cache(tiny.CFG, 16, 24))()
+  assert local(cache.k) == cache.k.nbytes / 8
+
+
+def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes):
+  """The decode loop's cache is split too, not only a fresh one."""
+  temp = []
+  for mesh in meshes:
+    with jax.set_mesh(mesh):
+      compiled = rollout.sample.lower(
+          tiny.params(),
+          sharding.put(mesh, tiny.prompts(16), "batch"),
+          jax.random.key(0),
+          group_size=8,
+          max_tokens=256,
+          **tiny.SAMPLER,
+      ).compile()
+    temp.append(compiled.memory_analysis().temp_size_in_bytes)
+  assert temp[1] < temp[0] / 4
+
+
+def test_same_tokens_on_eight_devices(meshes):
+  """Noise belongs to (prompt, sample, position), not to a device."""
+  out = []
+  for mesh in meshes:
+    with jax.set_mesh(mesh):
+      rows = rollout.sample(
+          tiny.params(),
+          sharding.put(mesh, tiny.prompts(16), "batch"),
+          jax.random.key(0),
+          group_size=4,
+          max_tokens=tiny.T,
+          **tiny.SAMPLER,
+      )
+      out.append(sharding.fetch(rows))
+  np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)
+  np.testing.assert_allclose(out[0].logps_BT, out[1].logps_BT, atol=1e-5)
+
+
+def test_mesh_that_does_not_fit():
+  with pytest.raises(ValueError, match="does not cover 8 devices"):
+    sharding.make_mesh(3, 1, 1)
+  assert sharding.make_mesh(-1, 2, 2).devices.shape == (2, 2, 2)

@@ -1,0 +1,53 @@
+"""A tiny model and its arguments, shared by tests."""
+
+import jax
+import numpy as np
+
+from rl_reason import data, model, tasks, tokenizer
+from rl_reason.structs import Batch
+
+TASK = tasks.get("arithmetic")
+TOK = tokenizer.load("", TASK.ALPHABET)
+CFG = model.ModelConfig(
+    vocab=len(TOK),
+    layers=2,
+    width=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    mlp=64,
+    logprob_chunk=16,
+)
+P, T = 12, 24
+SAMPLER = dict(cfg=CFG, eos=TOK.eos_token_id, pad=TOK.pad_token_id)
+
+
+def params(seed=0):
+  return model.init(CFG, jax.random.key(seed))
+
+
+def prompts(count, seed=0):
+  rows = data.Problems(TASK, TASK.DIFFICULTIES, seed)
+  texts = [rows[i][1].prompt for i in range(count)]
+  return data.pack_prompts(TOK, texts, range(count), P)
+
+
+def batch(minibatches, micro, rows, seed=0, group=4) -> Batch:
+  """Random rows with the shapes of a real RL step, [M, A, B, ...]."""
+  rng = np.random.default_rng(seed)
+  total = minibatches * micro * rows
+  start_B = rng.integers(0, 6, total).astype(np.int32)
+  lengths_B = rng.integers(1, T + 1, total)
+  mask_BT = np.arange(T) < lengths_B[:, None]
+  flat = Batch(
+      tokens_BL=rng.integers(2, CFG.vocab, (total, P + T)).astype(np.int32),
+      start_B=start_B,
+      groups_B=np.arange(total, dtype=np.int32) // group,
+      mask_BT=mask_BT,
+      advantages_BT=(rng.normal(size=(total, 1)) * mask_BT).astype(np.float32),
+      old_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
+      ref_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
+  )
+  return jax.tree.map(
+      lambda x: x.reshape(minibatches, micro, rows, *x.shape[1:]), flat
+  )
