@@ -5,6 +5,8 @@
 
 from configs import base
 
+VARIANTS = ("", "smoke", "shuffled")
+
 
 def get_config(variant=""):
   """variant: '', 'smoke' (seconds, every stage) or 'shuffled' (a control)."""
@@ -28,5 +30,5 @@ def get_config(variant=""):
   elif variant == "shuffled":
     c.reward.shuffle = True
   elif variant:
-    raise ValueError(f"dapo.py:{variant}: only 'smoke' and 'shuffled'")
+    raise ValueError(f"dapo.py:{variant}: there are {VARIANTS[1:]}")
   return c

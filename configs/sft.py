@@ -6,6 +6,8 @@
 
 from configs import base
 
+VARIANTS = ("", "control")
+
 
 def get_config(variant=""):
   """variant: '', or 'control': RL's compute spent on more of the same SFT."""
@@ -14,5 +16,5 @@ def get_config(variant=""):
   if variant == "control":
     c.sft.habits.steps += 480
   elif variant:
-    raise ValueError(f"sft.py:{variant}: only 'control'")
+    raise ValueError(f"sft.py:{variant}: there are {VARIANTS[1:]}")
   return c

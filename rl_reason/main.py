@@ -8,7 +8,9 @@ Exit codes: 0 done; 1 an error on the way; 2 a config or command line that
 cannot work; 143 stopped by SIGTERM, state saved.
 """
 
+import difflib
 import pathlib
+import runpy
 import signal
 import sys
 import threading
@@ -56,10 +58,8 @@ def _prepare(argv):
   sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
   try:
     rest = FLAGS(argv)
-  except flags.Error as e:
-    raise config_lib.ConfigError(_one_line(e)) from None
-  except Exception as e:  # the config file itself, or an unknown field
-    raise config_lib.ConfigError(_one_line(e)) from None
+  except Exception as e:  # of flags, of the config file, or of a field
+    raise config_lib.ConfigError(_explain(argv, e)) from None
   if rest[1:]:
     raise config_lib.ConfigError(
         f"{rest[1]!r}: not understood; overrides look like --config.seed=1"
@@ -110,6 +110,28 @@ def _default_workdir(given: dict) -> pathlib.Path:
   return pathlib.Path("runs") / name
 
 
+def _explain(argv: list[str], e: Exception) -> str:
+  """One line for what absl and config_flags say in many, or as a KeyError."""
+  given = dict(x[2:].partition("=")[::2] for x in argv if x[:2] == "--")
+  if "config" not in given:
+    return _one_line(e)
+  file, _, variant = given["config"].partition(":")
+  if not pathlib.Path(file).is_file():
+    return f"--config = {file}: there is no such file"
+  try:
+    make = runpy.run_path(file)["get_config"]
+    fields = config_lib.flat(make(*([variant] if variant else [])))
+  except Exception as inner:
+    return f"--config = {given['config']}: {_one_line(inner)}"
+  for name in given:
+    section, _, field = name.partition(".")
+    if section == "config" and field and field not in fields:
+      near = difflib.get_close_matches(field, fields, 1)
+      hint = f"; did you mean {near[0]}?" if near else ", see configs/base.py"
+      return f"{field} = {given[name]}: there is no such field{hint}"
+  return _one_line(e)
+
+
 def _one_line(e: Exception) -> str:
   return " ".join(str(e).split()) or type(e).__name__
 
@@ -122,6 +144,10 @@ def _run(config, workdir: pathlib.Path) -> int:
 
   import jax  # after the checks: they need no accelerator
 
+  if not jax.config.jax_compilation_cache_dir:
+    # A resumed run then starts in seconds, from its own directory.
+    jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
   if _DISTRIBUTED.value:
     jax.distributed.initialize(
         _COORDINATOR.value, _PROCESSES.value, _PROCESS.value

@@ -12,7 +12,7 @@ import os
 import pathlib
 import platform
 import subprocess
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -37,12 +37,197 @@ VIEWER_BYTES = 1_000_000
 PAIRS_BYTES = 300_000
 
 TIMES = {
-    "timing_s/gen": "sampling",
-    "timing_s/score": "scoring",
-    "timing_s/old_log_prob": "log-probs",
-    "timing_s/adv": "advantages",
-    "timing_s/update_actor": "update",
+    "sampling": "timing_s/gen",
+    "scoring": "timing_s/score",
+    "log-probs": "timing_s/old_log_prob",
+    "advantages": "timing_s/adv",
+    "update": "timing_s/update_actor",
 }
+
+# Series are {label: "axis name"}; {mean}, {best} and {totals} are filled in.
+CHARTS = (
+    dict(
+        title="Accuracy",
+        about=(
+            "Right responses among all that were sampled for training, and on"
+            " held-out prompts, with 95% intervals."
+        ),
+        unit="% of responses",
+        percent=True,
+        series={
+            "training": "rl train/accuracy",
+            "held out, {mean}": "evaluate {mean}",
+        },
+    ),
+    dict(
+        title="Greedy, majority, pass@k",
+        about=(
+            "Held-out prompts: one response at temperature 0, a vote, and at"
+            " least one of k right: what sampling can still find."
+        ),
+        unit="% of prompts",
+        percent=True,
+        series={
+            "{best}": "evaluate {best}",
+            "greedy": "evaluate greedy",
+            "{maj}": "evaluate {maj}",
+        },
+    ),
+    dict(
+        title="Reward",
+        about="Mean over the responses trained on, penalties included.",
+        unit="reward",
+        series={"mean": "rl critic/rewards/mean"},
+    ),
+    dict(
+        title="Response length",
+        about="Mean number of tokens, the end mark included.",
+        unit="tokens",
+        series={
+            "trained on": "rl response_length/mean",
+            "held out": "evaluate val-aux/response_length/mean",
+        },
+    ),
+    dict(
+        title="Cut off",
+        about="Responses longer than allowed; they count as wrong.",
+        unit="% of responses",
+        percent=True,
+        series={
+            "trained on": "rl response_length/clip_ratio",
+            "held out": "evaluate val-aux/response_length/clip_ratio",
+        },
+    ),
+    dict(
+        title="Entropy",
+        about=(
+            "How undecided the policy is about the next token; near 0 it"
+            " explores no more."
+        ),
+        unit="nats a token",
+        series={"policy": "rl actor/entropy"},
+    ),
+    dict(
+        title="Clipping",
+        about=(
+            "Tokens whose loss the clip of the ratio decides, and those that"
+            " the lower bound of dual clip decides."
+        ),
+        unit="% of tokens",
+        percent=True,
+        series={
+            "clip": "rl actor/pg_clipfrac",
+            "dual clip": "rl actor/pg_clipfrac_lower",
+        },
+    ),
+    dict(
+        title="KL of the update",
+        about=(
+            "How far the policy moved from the one that sampled, and, with a"
+            " KL loss, from the reference."
+        ),
+        unit="nats a token",
+        series={
+            "to the sampling policy": "rl actor/ppo_kl",
+            "to the reference": "rl actor/kl_loss",
+        },
+    ),
+    dict(
+        title="Gradient norm",
+        about="Before clipping; mean over the updates of a step.",
+        unit="norm",
+        series={"norm": "rl actor/grad_norm"},
+    ),
+    dict(
+        title="Prompts by outcome",
+        about=(
+            "Of all prompts sampled: only the mixed ones, some responses right"
+            " and some wrong, carry signal."
+        ),
+        unit="% of prompts",
+        percent=True,
+        stack=True,
+        series={
+            "mixed": "rl train/mixed",
+            "all wrong": "rl train/all_wrong",
+            "all right": "rl train/all_right",
+        },
+    ),
+    dict(
+        title="Effective prompts",
+        about=(
+            "Prompts in the batch that carry signal, those kept from the step"
+            " before, and places left empty."
+        ),
+        unit="prompts a step",
+        series={
+            "with signal": "rl train/groups_with_signal",
+            "kept": "rl train/groups_kept",
+            "missing": "rl train/groups_missing",
+        },
+    ),
+    dict(
+        title="Generation rounds",
+        about="Rounds of sampling until the batch was full.",
+        unit="rounds a step",
+        series={"rounds": "rl train/generation_rounds"},
+    ),
+    dict(
+        title="Sampler against trainer",
+        about=(
+            "Mean difference of the two log-probs of a sampled token; nothing"
+            " but rounding, if both are right."
+        ),
+        unit="nats a token",
+        series={"difference": "rl rollout/sampler_trainer_kl"},
+    ),
+    dict(
+        title="Time of a step",
+        about=(
+            "Cut at three times the median: steps that compile take longer."
+            " {totals}"
+        ),
+        unit="seconds",
+        stack=True,
+        cap=True,
+        series={k: f"rl {v}" for k, v in TIMES.items()}
+        | {"other": "rl timing_s/other"},
+    ),
+    dict(
+        title="SFT loss",
+        about=(
+            "Negative log-likelihood of the demonstrations: first the skill,"
+            " then the habits."
+        ),
+        unit="nats a token",
+        series={"skill": "skill sft/loss", "habits": "habits sft/loss"},
+    ),
+)
+
+MEANINGS = {
+    "mean": "a sampled response is right",
+    "greedy": "the response at temperature 0 is right",
+    "maj": "the most frequent answer is right",
+    "pass": "at least one of k responses is right",
+    "cut off": "responses longer than allowed",
+    "response length": "tokens, mean",
+}
+
+
+class Score(NamedTuple):
+  """A number of an evaluation."""
+
+  value: float
+  half: float | None = None  # half-width of its 95% interval
+  share: bool = True  # of 1; otherwise tokens
+
+  def text(self, plus_minus: str = " +- ") -> str:
+    """'83.5% +- 1.7'."""
+    if not self.share:
+      return f"{self.value:.1f}"
+    if self.half is None:
+      return f"{self.value:.1%}"
+    return f"{self.value:.1%}{plus_minus}{self.half * 100:.1f}"
 
 
 def environment() -> dict[str, Any]:
@@ -65,13 +250,11 @@ def environment() -> dict[str, Any]:
 
 def _cpu_model() -> str:
   try:
-    text = pathlib.Path("/proc/cpuinfo").read_text()
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
   except OSError:
-    text = ""
-  for line in text.splitlines():
-    if line.startswith("model name"):
-      return line.partition(":")[2].strip()
-  return platform.processor() or platform.machine()
+    lines = []
+  names = [x.partition(":")[2] for x in lines if x.startswith("model name")]
+  return names[0].strip() if names else platform.machine()
 
 
 def _version(package: str) -> str | None:
@@ -83,23 +266,22 @@ def _version(package: str) -> str | None:
 
 def _commit(folder: pathlib.Path) -> str | None:
   """The commit of the code in a folder, '-dirty' if it was edited since."""
-  # Naming a file of ours rules out a repository that only surrounds us.
-  asked = (
-      ["rev-parse", "HEAD:./report.py"],
+  out = None
+  for command in (
+      # Rules out a repository that surrounds us, but does not hold us.
+      ["rev-parse", "HEAD:./__init__.py"],
       ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
-  )
-  out = ""
-  try:
-    for arguments in asked:
+  ):
+    try:
       out = subprocess.run(
-          ["git", "-C", str(folder), *arguments],
+          ["git", "-C", str(folder), *command],
           capture_output=True,
           check=True,
           text=True,
           timeout=5,
       ).stdout.strip()
-  except (OSError, subprocess.SubprocessError):
-    return None
+    except (OSError, subprocess.SubprocessError):
+      return None
   return out
 
 
@@ -108,29 +290,21 @@ def summary(workdir: pathlib.Path) -> list[str]:
   lines = metrics.read_jsonl(workdir / "metrics.jsonl")
   before, after = _before_after(lines)
   if before is None:
-    return ["held-out accuracy: there is no evaluation to report"]
-  old = _scores(before)
+    return ["held-out accuracy: no evaluation yet, nothing to report"]
+  old, new = _scores(before), _scores(after or {})
   mean, best = _headline(old)
-  if after is None:
-    return [
-        f"held-out accuracy ({mean}) at step {before['step']}:"
-        f" {_score(old[mean])} (95% interval); there is only one evaluation,"
-        " hence no before and after",
-        f"greedy {_score(old['greedy'])}, {best} {_score(old[best])}",
-        f"response length {_length(before)}",
-    ]
-  new = _scores(after)
-
-  def change(name):
-    return f"{_score(old[name])} -> {_score(new[name])}"
-
-  return [
-      f"held-out accuracy ({mean}), 95% intervals: {change(mean)}"
-      f" after {after['step']} steps",
-      f"greedy: {change('greedy')}",
-      f"{best}: {change(best)} ({_exploration(old[best], new[best])})",
-      f"response length: {_length(before)} -> {_length(after)}",
+  out = [
+      f"held-out accuracy ({mean}, 95% intervals): {_change(old, new, mean)}",
+      f"greedy: {_change(old, new, 'greedy')}",
+      f"{best}: {_change(old, new, best)}",
+      f"response length in tokens: {_change(old, new, 'response length')}",
   ]
+  if after is None:
+    out[0] += f" at step {before['step']}"
+    return [*out, "only one evaluation, hence no before and after"]
+  out[0] += f" after {after['step']} steps"
+  out[2] += f" ({_exploration(old.get(best), new.get(best))})"
+  return out
 
 
 def write(workdir: pathlib.Path) -> pathlib.Path:
@@ -142,17 +316,19 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
   Returns:
     the path of the page.
   """
-  template = pathlib.Path(__file__).with_name("report.html.in").read_text()
-  page = template.replace("@DATA@", _embed(_page(workdir)))
+  template = pathlib.Path(__file__).with_name("report.html.in")
+  text = template.read_text(encoding="utf-8")
   path = workdir / "report.html"
   temporary = path.with_name(path.name + ".tmp")
-  temporary.write_text(page)
+  temporary.write_text(
+      text.replace("@DATA@", _embed(_page(workdir))), encoding="utf-8"
+  )
   temporary.replace(path)
   return path
 
 
 def _embed(data) -> str:
-  """JSON in ASCII that cannot end, or begin, anything in HTML."""
+  """JSON in ASCII that neither ends nor begins anything in HTML."""
   text = json.dumps(data, separators=(",", ":"))
   for letter in "<>&":
     text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -179,8 +355,8 @@ def _page(workdir: pathlib.Path) -> dict[str, Any]:
       pairs_note=pairs_note,
       viewer=viewer,
       viewer_note=viewer_note,
-      config=_flat_table(config),
-      environment=_flat_table(_load(workdir / "environment.json")),
+      config=_as_text(config),
+      environment=_as_text(_load(workdir / "environment.json")),
   )
 
 
@@ -188,7 +364,7 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _flat_table(values: dict[str, Any]) -> list[tuple[str, str]]:
+def _as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
   return [
       (name, x if isinstance(x, str) else json.dumps(x))
       for name, x in values.items()
@@ -196,101 +372,96 @@ def _flat_table(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _features(c: dict[str, Any]) -> list[str]:
-  """The algorithm in a few words each; [] without a config."""
+  """The task and the algorithm, a few words each; [] without a config."""
   if not c:
     return []
-  levels = c["task.difficulties"]
-  out = [f"task {c['task.name']}"]
-  if levels:
-    out[0] += f", difficulties {', '.join(map(str, levels))}"
-  out.append(f"seed {c['seed']}")
+  levels = ", ".join(str(x) for x in c["task.difficulties"]) or "all"
+  out = [f"{c['task.name']}, difficulties {levels}", f"seed {c['seed']}"]
   if not c["rl.steps"]:
     return [*out, "SFT only"]
   low, high = c["loss.clip_low"], c["loss.clip_high"]
-  out += [
-      f"{c['rl.steps']} steps of {c['rollout.prompts']} prompts x"
-      f" {c['rollout.group_size']} responses",
-      f"advantage {c['advantage.name']}",
-      f"clip {low} below, {high} above"
-      + (" (clip-higher)" if high > low else ""),
-      f"loss {c['loss.reduction']}",
-  ]
-  if c["loss.dual_clip"]:
-    out.append(f"dual clip {c['loss.dual_clip']}")
-  if c["dynamic_sampling.enabled"]:
-    out.append(
-        f"dynamic sampling, at most {c['dynamic_sampling.max_rounds']} rounds"
-    )
-  if c["reward.overlong_buffer"] and c["reward.overlong_coef"]:
-    out.append(f"overlong penalty over {c['reward.overlong_buffer']} tokens")
-  if c["loss.mask_truncated"]:
-    out.append("truncated responses masked")
-  kl = c["loss.kl"]
-  out.append("no KL" if kl == "none" else f"KL {kl} x {c['loss.kl_coef']}")
-  if c["reward.shuffle"]:
-    out.append("CONTROL: rewards shuffled")
-  return out
+  kl, coef = c["loss.kl"], c["loss.kl_coef"]
+  rounds, buffer = c["dynamic_sampling.max_rounds"], c["reward.overlong_buffer"]
+  size = f"{c['rollout.prompts']} prompts × {c['rollout.group_size']} responses"
+  told = {
+      f"{c['rl.steps']} steps of {size}": True,
+      f"advantage {c['advantage.name']}": True,
+      f"loss {c['loss.reduction']}": True,
+      f"ratio clipped to {1 - low:g} … {1 + high:g}": True,
+      "clip-higher": high > low,
+      f"dual clip {c['loss.dual_clip']:g}": c["loss.dual_clip"],
+      f"dynamic sampling, {rounds} rounds at most": (
+          c["dynamic_sampling.enabled"]
+      ),
+      f"overlong penalty over {buffer} tokens": (
+          buffer and c["reward.overlong_coef"]
+      ),
+      "cut-off responses masked": c["loss.mask_truncated"],
+      "no KL" if kl == "none" else f"KL {kl} × {coef:g}": True,
+      "CONTROL: verdicts shuffled": c["reward.shuffle"],
+  }
+  return out + [words for words, holds in told.items() if holds]
 
 
 def _of_stage(lines: list[dict], stage: str) -> list[dict]:
   return [line for line in lines if line["stage"] == stage]
 
 
+def _scores(line: dict) -> dict[str, Score]:
+  """An evaluation under short names: 'mean@4', 'greedy', 'difficulty 2', ..."""
+  out = {}
+  for name, value in line.items():
+    parts = name.split("/")
+    if value is None or parts[-1] == "ci95":
+      continue
+    if parts[0] == "val-core":
+      out[parts[-1]] = Score(value, line.get(f"{name}/ci95"))
+    elif "/difficulty_" in name:
+      out[parts[-3].replace("_", " ")] = Score(value)
+    elif name == "val-aux/response_length/mean":
+      out["response length"] = Score(value, share=False)
+    elif name == "val-aux/response_length/clip_ratio":
+      out["cut off"] = Score(value)
+  return out
+
+
+def _headline(names) -> tuple[str, str]:
+  """Of names of scores the mean@k, and the pass@k with the largest k."""
+  mean = [name for name in names if name.startswith("mean@")]
+  best = [name for name in names if name.startswith("pass@")]
+  best.sort(key=lambda name: int(name[5:]))
+  return "".join(mean[:1]), "".join(best[-1:]) or "pass@k"
+
+
 def _before_after(lines: list[dict]) -> tuple[dict | None, dict | None]:
   """The first evaluation and the last one, None where there is none."""
-  evaluations = [x for x in _of_stage(lines, "evaluate") if _scores(x)]
-  if not evaluations:
-    return None, None
-  return evaluations[0], evaluations[-1] if len(evaluations) > 1 else None
+  found = [x for x in _of_stage(lines, "evaluate") if _headline(_scores(x))[0]]
+  return found[0] if found else None, found[-1] if found[1:] else None
 
 
-def _scores(line: dict) -> dict[str, tuple[float, float]]:
-  """{'mean@4': (accuracy, half-width of its 95% interval), ...}."""
-  return {
-      name.rpartition("/acc/")[2]: (value, line.get(name + "/ci95") or 0.0)
-      for name, value in line.items()
-      if name.startswith("val-core/")
-      and not name.endswith("/ci95")
-      and value is not None
-  }
+def _change(old: dict[str, Score], new: dict[str, Score], name: str) -> str:
+  """'7.8% +- 0.9 -> 83.5% +- 1.7'; only the former if `new` is empty."""
+  sides = [old, new] if new else [old]
+  return " -> ".join(x[name].text() if name in x else "unknown" for x in sides)
 
 
-def _levels(line: dict) -> dict[str, float]:
-  """{'2': accuracy, ...} by difficulty."""
-  return {
-      name.rpartition("/difficulty_")[2].partition("/")[0]: value
-      for name, value in line.items()
-      if "/difficulty_" in name and value is not None
-  }
-
-
-def _headline(scores) -> tuple[str, str]:
-  """The names of the mean@k, and of the pass@k with the largest k."""
-  mean = next(name for name in scores if name.startswith("mean@"))
-  passes = [name for name in scores if name.startswith("pass@")]
-  return mean, max(passes, key=lambda name: int(name.partition("@")[2]))
-
-
-def _score(score: tuple[float, float]) -> str:
-  return f"{score[0]:.1%} +- {score[1] * 100:.1f}"
-
-
-def _length(line: dict) -> str:
-  name = "val-aux/response_length/"
-  mean, cut = line.get(name + "mean"), line.get(name + "clip_ratio")
-  tokens = "unknown" if mean is None else f"{mean:.1f} tokens"
-  return tokens + ("" if cut is None else f" ({cut:.1%} cut off)")
-
-
-def _exploration(old: tuple[float, float], new: tuple[float, float]) -> str:
+def _exploration(old: Score | None, new: Score | None) -> str:
   """What a pass@k, before and after, says of exploration."""
-  change, noise = new[0] - old[0], (old[1] ** 2 + new[1] ** 2) ** 0.5
-  points = f"{change * 100:+.1f} points"
-  if change < -noise:
-    return f"{points}: exploration shrank"
-  if change <= noise:
-    return f"{points}: no clear change of exploration"
-  return f"{points}: exploration did not shrink"
+  if old is None or new is None:
+    return "exploration: unknown"
+  change = new.value - old.value
+  verdict = "exploration shrank" if change < 0 else "exploration did not shrink"
+  if abs(change) <= ((old.half or 0) ** 2 + (new.half or 0) ** 2) ** 0.5:
+    verdict = "no clear change of exploration"
+  return f"{_difference(old, new)}: {verdict}"
+
+
+def _difference(old: Score, new: Score) -> str:
+  """'+75.7 points'."""
+  change = new.value - old.value
+  if old.share:
+    return f"{change * 100:+.1f} points"
+  return f"{change:+.1f} tokens"
 
 
 def _tiles(lines: list[dict]) -> list[dict[str, str]]:
@@ -301,104 +472,54 @@ def _tiles(lines: list[dict]) -> list[dict[str, str]]:
   old, new = _scores(before), _scores(after or {})
   mean, best = _headline(old)
   tiles = []
-  for name, label in (
-      (mean, "held-out accuracy"),
-      ("greedy", "greedy accuracy"),
-      (best, "at least one right"),
-  ):
-    first, last = old[name], new.get(name)
-    tiles.append(
-        dict(
-            label=f"{label} ({name})" if label.split()[0] != name else label,
-            before=f"{first[0]:.1%}",
-            after=f"{last[0]:.1%}" if last else "",
-            note="± "
-            + " → ± ".join(f"{x[1] * 100:.1f}" for x in (first, last) if x),
-        )
-    )
-  if new:
-    tiles[-1]["note"] = _exploration(old[best], new[best])
+  for name, label in {
+      mean: f"held-out accuracy, {mean}",
+      "greedy": "held-out accuracy, greedy",
+      best: f"{best}, at least one is right",
+      "response length": "tokens of a response",
+  }.items():
+    if name in old:
+      sides = [x[name] for x in (old, new) if name in x]
+      halves = [f"± {x.half * 100:.1f}" for x in sides if x.half is not None]
+      note = " → ".join(halves) + (" (95%)" if halves else "")
+      if name == best and new:
+        note = _exploration(old[best], new.get(best))
+      values = [x._replace(half=None).text() for x in sides]
+      tiles.append(dict(label=label, values=values, note=note))
   return tiles
 
 
-ABOUT = {
-    "mean": "accuracy of a sampled response",
-    "greedy": "accuracy at temperature 0",
-    "maj": "the most frequent answer is right",
-    "pass": "at least one of k responses is right",
-}
-
-
 def _score_table(lines: list[dict]) -> dict[str, Any]:
-  """Every held-out number: after the skill stage, before RL, after RL."""
+  """Every held-out number: before RL, after it, and after the skill stage."""
   before, after = _before_after(lines)
-  skill = next((x for x in _of_stage(lines, "skill") if _scores(x)), None)
-  columns = {
-      "after SFT of the skill": skill,
-      "before RL": before,
-      f"after {after['step']} RL steps" if after else "": after,
-  }
-  shown = {head: line for head, line in columns.items() if line}
-  if not shown:
-    return dict(head=[], rows=[])
+  skill = [x for x in _of_stage(lines, "skill") if _scores(x)]
+  columns = {}
+  if before:
+    columns["after SFT, before RL"] = _scores(before)
+  if after:
+    columns[f"after {after['step']} steps"] = _scores(after)
+    columns["change"] = {}
+  if skill:
+    columns["after SFT of the skill alone"] = _scores(skill[-1])
 
-  def row(name, about, read, text, factor=100):
-    values = [read(line) for line in shown.values()]
-    change = ""
-    if before and after and None not in values[-2:]:
-      last, first = values[-1], values[-2]
-      change = f"{(_first(last) - _first(first)) * factor:+.1f}"
-    return dict(
-        name=name,
-        about=about,
-        cells=["–" if x is None else text(x) for x in values],
-        shares=[None if x is None else _first(x) for x in values]
-        if factor == 100
-        else [],
-        change=change,
-    )
+  def cell(head, name):
+    if head == "change":
+      old, new = _scores(before).get(name), _scores(after).get(name)
+      return _difference(old, new) if old and new else "–", None
+    score = columns[head].get(name)
+    if score is None:
+      return "–", None
+    return score.text(" ± "), score.value if score.share else None
 
-  names = list(dict.fromkeys(k for x in shown.values() for k in _scores(x)))
   rows = [
-      row(
-          name,
-          ABOUT.get(name.partition("@")[0], ""),
-          lambda line, name=name: _scores(line).get(name),
-          lambda x: _score(x).replace("+-", "±"),
+      dict(
+          name=name,
+          about=MEANINGS.get(name.split("@")[0], ""),
+          cells=[cell(head, name) for head in columns],
       )
-      for name in names
+      for name in dict.fromkeys(name for x in columns.values() for name in x)
   ]
-  levels = dict.fromkeys(k for x in shown.values() for k in _levels(x))
-  rows += [
-      row(
-          f"difficulty {level}",
-          "accuracy of a sampled response",
-          lambda line, level=level: _levels(line).get(level),
-          lambda x: f"{x:.1%}",
-      )
-      for level in levels
-  ]
-  length = "val-aux/response_length/"
-  rows += [
-      row(
-          "response length",
-          "mean, in tokens",
-          lambda line: line.get(length + "mean"),
-          lambda x: f"{x:.1f}",
-          factor=1,
-      ),
-      row(
-          "cut off",
-          "responses longer than allowed",
-          lambda line: line.get(length + "clip_ratio"),
-          lambda x: f"{x:.1%}",
-      ),
-  ]
-  return dict(head=["", *shown, *(["change"] if after else [])], rows=rows)
-
-
-def _first(x) -> float:
-  return x[0] if isinstance(x, tuple) else x
+  return dict(head=["", *columns], rows=rows)
 
 
 def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
@@ -408,252 +529,106 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
   before, after = _before_after(lines)
   notes = []
   if at < steps:
-    notes.append(
-        f"RL is at step {at} of {steps}: unfinished, or still running."
-    )
+    notes.append(f"RL is at step {at} of {steps}: cut short, or still running.")
   if before is None:
-    notes.append("There is no evaluation around RL yet.")
+    notes.append("There is no evaluation yet.")
   elif after is None:
     notes.append("There is only one evaluation, hence no before and after.")
   elif after["step"] < steps:
     notes.append(
-        f"The last evaluation is of step {after['step']}; evaluations between"
-        f" the ends use {config.get('evaluate.interim_prompts')} prompts."
+        f"The last evaluation is an interim one, at step {after['step']} and on"
+        f" {config['evaluate.interim_prompts']} prompts."
     )
-  for name, text in {
-      "actor/update_skipped": "optimizer steps skipped: gradient not finite",
-      "train/groups_missing": "groups missing from batches (padded)",
+  for name, words in {
+      "actor/update_skipped": "updates skipped, their gradient not finite",
+      "train/groups_missing": "prompts missing from batches",
       "train/verifier_failures": "failures of the verifier in training",
   }.items():
     total = sum(line.get(name) or 0 for line in rl)
     if total:
-      notes.append(f"{total:g} {text}.")
+      notes.append(f"{total:g} {words}.")
   if len(rl) > POINTS:
     notes.append(
-        f"Curves show {POINTS} of {len(rl)} RL steps, evenly spaced;"
+        f"Curves show {POINTS} of {len(rl)} steps, evenly spaced;"
         " metrics.jsonl has them all."
     )
   return notes
 
 
-def _thin(items: list, most: int = POINTS) -> list:
-  """At most `most` of the items, evenly spaced, with the first and the last."""
-  if len(items) <= most:
-    return items
+def _thin(items: list) -> list:
+  """At most POINTS of the items, evenly spaced, the first and last included."""
   last = len(items) - 1
-  return [items[round(i * last / (most - 1))] for i in range(most)]
+  if last < POINTS:
+    return items
+  return [items[round(i * last / (POINTS - 1))] for i in range(POINTS)]
 
 
 def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
   """Curves as columns.
 
   Returns:
-    axes {name: {'step': [...], 'tokens': [...]}}, and charts whose series
-    refer to an axis by its name.
+    axes {name: {'step': [...], 'tokens': [...]}}, and those of CHARTS that have
+    numbers, each series as label, name, axis (a name), y and perhaps half.
   """
   rl = _of_stage(lines, "rl")
-  tokens = {x["step"]: x.get("tokens/generated") for x in rl} | {0: 0}
-  skill, habits = (
-      [x for x in _of_stage(lines, s) if "sft/loss" in x]
-      for s in ("skill", "habits")
-  )
-  evaluations = _of_stage(lines, "evaluate")
   points = {
-      "rl": [x | _shares(x) | _rest_of_time(x) for x in _thin(rl)],
-      "evaluate": [x | _short(x) for x in _thin(evaluations)],
-      "skill": _thin(skill),
-      "habits": _thin(habits),
+      "rl": [x | _derived(x) for x in _thin(rl)],
+      "evaluate": [x | _flat(x) for x in _thin(_of_stage(lines, "evaluate"))],
   }
-  axes = {
-      name: {"step": [x["step"] for x in points[name]]} for name in points
-  }
+  for stage in ("skill", "habits"):
+    some = [x for x in _of_stage(lines, stage) if "sft/loss" in x]
+    points[stage] = _thin(some)
+  axes = {k: {"step": [x["step"] for x in v]} for k, v in points.items()}
+  tokens = {0: 0} | {x["step"]: x.get("tokens/generated") for x in rl}
   for name in ("rl", "evaluate"):
     axes[name]["tokens"] = [tokens.get(x) for x in axes[name]["step"]]
-  done = skill[-1]["step"] if skill else 0  # habits follow the skill
-  axes["habits"]["step"] = [done + x for x in axes["habits"]["step"]]
+  if axes["skill"]["step"]:  # habits follow the skill
+    done = axes["skill"]["step"][-1]
+    axes["habits"]["step"] = [done + x for x in axes["habits"]["step"]]
 
+  names = dict.fromkeys(k for x in points["evaluate"] for k in _scores(x))
+  mean, best = _headline(names)
+  maj = "".join([name for name in names if name.startswith("maj@")][:1])
+  fill = dict(mean=mean, best=best, maj=maj, totals=_time_totals(rl))
   charts = []
-  for chart in _chart_list(points["evaluate"], rl):
+  for chart in CHARTS:
     series = []
-    for label, (axis, name) in chart["series"].items():
+    for color, (label, source) in enumerate(chart["series"].items()):
+      axis, _, name = source.format(**fill).partition(" ")
       y = [x.get(name) for x in points[axis]]
       half = [x.get(f"{name}/ci95") for x in points[axis]]
-      if any(value is not None for value in y):
-        series.append(dict(label=label, name=name, axis=axis, y=y))
-      if any(half):
-        series[-1]["half"] = half
+      label = label.format(**fill)
+      one = dict(label=label, name=name, axis=axis, color=color, y=y)
+      if any(x is not None for x in half):
+        one["half"] = half
+      if any(x is not None for x in y):
+        series.append(one)
     if series:
-      charts.append(chart | dict(series=series))
+      about = chart["about"].format(**fill)
+      charts.append(chart | dict(about=about, series=series))
   return axes, charts
 
 
-def _shares(line: dict) -> dict[str, float]:
-  """The share of prompts between all right and all wrong."""
-  right, wrong = line.get("train/all_right"), line.get("train/all_wrong")
-  if right is None or wrong is None:
-    return {}
-  return {"train/mixed": 1 - right - wrong}
-
-
-def _rest_of_time(line: dict) -> dict[str, float]:
-  """What a step took beyond its named parts."""
-  total = line.get("timing_s/step")
-  if total is None:
-    return {}
-  named = sum(line.get(name) or 0 for name in TIMES)
-  return {"timing_s/other": max(total - named, 0)}
-
-
-def _short(line: dict) -> dict[str, float]:
-  """An evaluation's scores under 'mean@4', 'mean@4/ci95' and so on."""
+def _flat(line: dict) -> dict[str, float | None]:
+  """The scores of an evaluation as {'mean@4': ..., 'mean@4/ci95': ...}."""
   out = {}
-  for name, (value, half) in _scores(line).items():
-    out |= {name: value, f"{name}/ci95": half}
+  for name, score in _scores(line).items():
+    out |= {name: score.value, f"{name}/ci95": score.half}
   return out
 
 
-def _chart_list(evaluations: list[dict], rl: list[dict]) -> list[dict]:
-  """Every chart there can be; series are {label: (axis, name)}."""
-  names = [k for k in _short(evaluations[-1])] if evaluations else []
-  names = [k for k in names if not k.endswith("/ci95")]
-  mean, best = _headline(names) if names else ("", "")
-  others = [k for k in names if k[:4] in ("gree", "maj@")] + [best]
-
-  def rl_series(**series):
-    return {k.replace("_", " "): ("rl", v) for k, v in series.items()}
-
-  def chart(title, about, unit, series, **more):
-    return dict(title=title, about=about, unit=unit, series=series, **more)
-
-  times = dict(TIMES) | {"timing_s/other": "other"}
-  return [
-      chart(
-          "Accuracy",
-          "Right responses among all that were sampled for training, and on"
-          " held-out prompts with 95% intervals.",
-          "% of responses",
-          rl_series(training="train/accuracy")
-          | {f"held out ({mean})": ("evaluate", mean)},
-          percent=True,
-      ),
-      chart(
-          "Held out, asked in other ways",
-          "Greedy, majority vote, and at least one of k right (what sampling"
-          " can still find).",
-          "% of prompts",
-          {name: ("evaluate", name) for name in others},
-          percent=True,
-      ),
-      chart(
-          "Reward",
-          "Mean over the responses that were trained on, penalties included.",
-          "reward",
-          rl_series(mean="critic/rewards/mean"),
-      ),
-      chart(
-          "Response length",
-          "Mean tokens of a response, the end mark included.",
-          "tokens",
-          rl_series(training="response_length/mean")
-          | {"held out": ("evaluate", "val-aux/response_length/mean")},
-      ),
-      chart(
-          "Cut off",
-          "Responses that reached the longest length allowed; they count as"
-          " wrong.",
-          "% of responses",
-          rl_series(training="response_length/clip_ratio")
-          | {"held out": ("evaluate", "val-aux/response_length/clip_ratio")},
-          percent=True,
-      ),
-      chart(
-          "Entropy",
-          "How undecided the policy is about the next token; near 0 it no"
-          " longer explores.",
-          "nats per token",
-          rl_series(policy="actor/entropy"),
-      ),
-      chart(
-          "Clipping",
-          "Tokens whose loss was decided by the clip of the ratio, and by the"
-          " lower bound of dual clip.",
-          "% of tokens",
-          rl_series(
-              clip="actor/pg_clipfrac", dual_clip="actor/pg_clipfrac_lower"
-          ),
-          percent=True,
-      ),
-      chart(
-          "Prompts by outcome",
-          "Only prompts with both right and wrong responses have an"
-          " advantage.",
-          "% of prompts sampled",
-          rl_series(
-              all_right="train/all_right",
-              mixed="train/mixed",
-              all_wrong="train/all_wrong",
-          ),
-          percent=True,
-          stack=True,
-      ),
-      chart(
-          "Effective prompts",
-          "Prompts of the batch that the update learns from, and those carried"
-          " over or missing.",
-          "prompts a step",
-          rl_series(
-              with_signal="train/groups_with_signal",
-              kept_from_before="train/groups_kept",
-              missing="train/groups_missing",
-          ),
-      ),
-      chart(
-          "Generation rounds",
-          "Rounds of sampling that it took to fill a batch.",
-          "rounds a step",
-          rl_series(rounds="train/generation_rounds"),
-      ),
-      chart(
-          "KL of the update",
-          "How far the policy moved from the one that sampled, and from the"
-          " reference if there is one.",
-          "nats per token",
-          rl_series(update="actor/ppo_kl", reference="actor/kl_loss"),
-      ),
-      chart(
-          "Sampler against trainer",
-          "Mean difference of their log-probs for the same tokens; rounding"
-          " only, if both are right.",
-          "nats per token",
-          rl_series(difference="rollout/sampler_trainer_kl"),
-      ),
-      chart(
-          "Gradient norm",
-          "Before clipping, mean over the updates of a step.",
-          "norm",
-          rl_series(norm="actor/grad_norm"),
-      ),
-      chart(
-          "Time of a step",
-          "Cut at three times the median, since steps that compile go far"
-          f" beyond. {_time_totals(rl)}",
-          "seconds",
-          {label: ("rl", name) for name, label in times.items()},
-          stack=True,
-          cap=True,
-      ),
-      chart(
-          "SFT loss",
-          "Negative log-likelihood of the demonstrations: first the skill,"
-          " then the habits.",
-          "nats per token",
-          {
-              "skill": ("skill", "sft/loss"),
-              "habits": ("habits", "sft/loss"),
-          },
-          steps="SFT step",
-      ),
-  ]
+def _derived(line: dict) -> dict[str, float]:
+  """What is left of an RL line's prompts, and of its time."""
+  out = {}
+  right, wrong = line.get("train/all_right"), line.get("train/all_wrong")
+  if right is not None and wrong is not None:
+    out["train/mixed"] = metrics.number(1 - right - wrong)
+  if line.get("timing_s/step") is not None:
+    named = sum(line.get(name) or 0 for name in TIMES.values())
+    out["timing_s/other"] = metrics.number(
+        max(line["timing_s/step"] - named, 0)
+    )
+  return out
 
 
 def _time_totals(rl: list[dict]) -> str:
@@ -661,83 +636,74 @@ def _time_totals(rl: list[dict]) -> str:
   total = sum(line.get("timing_s/step") or 0 for line in rl)
   if not total:
     return ""
-  parts = []
-  for name, label in TIMES.items():
-    part = sum(line.get(name) or 0 for line in rl)
-    parts.append(f"{label} {part / total:.0%}")
-  return f"All {len(rl)} steps: {total:.0f} s; {', '.join(parts)}."
+  parts = {
+      label: sum(line.get(name) or 0 for line in rl) / total
+      for label, name in TIMES.items()
+  }
+  shares = ", ".join(f"{label} {part:.0%}" for label, part in parts.items())
+  return f"In all {total:.0f} s: {shares}."
 
 
 def _cut(text: str) -> str:
-  return text if len(text) <= LETTERS else text[:LETTERS] + " […]"
+  return text if len(text) <= LETTERS else text[:LETTERS] + " …"
 
 
 def _pairs(rows: list[dict]) -> tuple[list[dict], str]:
-  """The same held-out prompts at the first and at the last evaluation."""
-  rows = [row for row in rows if row["stage"] == "evaluate"]
-  steps = [row["step"] for row in rows]
-  last = {r["prompt"]: r for r in rows if r["step"] == max(steps)}
+  """The same held-out prompts at the first and at the last evaluation.
 
-  def said(row):
-    return dict(
-        step=row["step"],
-        response=_cut(row["response"]),
-        correct=row["correct"],
-        truncated=row["truncated"],
-    )
-
+  Returns:
+    the pairs, and a remark if some had to be left out.
+  """
+  rows = _of_stage(rows, "evaluate")
+  ends = [rows[0]["step"], rows[-1]["step"]] if rows else []
+  last = {row["prompt"]: row for row in rows if row["step"] == ends[1]}
   pairs = []
   for row in rows:
-    if row["step"] == min(steps):
-      after = last.get(row["prompt"], row)
-      sides = [row] if after["step"] == row["step"] else [row, after]
+    if row["step"] == ends[0]:
+      after = last.get(row["prompt"])
+      sides = [row] if ends[0] == ends[1] or after is None else [row, after]
+      names = ("step", "correct", "truncated")
       pairs.append(
           dict(
               prompt=_cut(row["prompt"]),
               answer=_cut(row["answer"]),
-              sides=[said(side) for side in sides],
+              sides=[
+                  {k: x[k] for k in names} | {"response": _cut(x["response"])}
+                  for x in sides
+              ],
           )
       )
   kept = _fit([[pair] for pair in pairs], PAIRS_BYTES)
-  note = ""
-  if len(kept) < len(pairs):
-    note = f"{len(kept)} of {len(pairs)} prompts; samples.jsonl has them all."
-  return [pair for [pair] in kept], note
+  note = f"{len(kept)} of {len(pairs)} prompts; samples.jsonl has them all."
+  return [pair for [pair] in kept], note if len(kept) < len(pairs) else ""
 
 
 def _viewer(rows: list[dict]) -> tuple[list[dict], str]:
-  """Responses token by token, grouped by stage and step."""
+  """Responses token by token, and a remark if some had to be left out."""
   groups: dict[tuple[str, int], list[dict]] = {}
-  longest = 0
   for row in rows:
-    longest = max(longest, len(row["tokens"]))
-    one = {
-        name: row.get(name) for name in ("correct", "truncated", "reward")
-    } | {name: _cut(row[name]) for name in ("prompt", "answer")}
+    names = ("stage", "step", "correct", "truncated", "reward")
+    one = {name: row.get(name) for name in names}
+    one |= {name: _cut(row[name]) for name in ("prompt", "answer")}
     for name in ("tokens", "logp", "advantage", "entropy"):
       one[name] = row[name][:TOKENS] if row.get(name) else None
-    one["count"] = len(row["tokens"])
+    one["length"] = len(row["tokens"])
     groups.setdefault((row["stage"], row["step"]), []).append(one)
-  kept = _fit(
-      [
-          [dict(stage=stage, step=step) | one for one in some]
-          for (stage, step), some in groups.items()
-      ],
-      VIEWER_BYTES,
-  )
-  count, notes = sum(len(group) for group in kept), []
-  if count < len(rows):
-    notes.append(f"{count} of {len(rows)} responses")
-  if longest > TOKENS:
-    notes.append(f"the first {TOKENS} tokens of each")
-  note = f"{', '.join(notes)}; samples.jsonl has them all." if notes else ""
-  return [row for group in kept for row in group], note
+  fit = _fit(list(groups.values()), VIEWER_BYTES)
+  kept = [row for group in fit for row in group]
+  left_out = []
+  if len(kept) < len(rows):
+    left_out.append(f"{len(kept)} of {len(rows)} responses")
+  if any(row["length"] > TOKENS for row in kept):
+    left_out.append(f"at most {TOKENS} tokens of each")
+  note = f"{', '.join(left_out)}; samples.jsonl has them all."
+  return kept, note if left_out else ""
 
 
 def _fit(groups: list[list[dict]], budget: int) -> list[list[dict]]:
-  """Every other group, again and again, until their JSON fits in the page.
+  """Drops every other group, again and again, until the JSON is in budget.
 
-  The first and the last group are given up last, after their own rows.
+  The first and the last group go last, and then row by row.
   """
   sizes = {id(row): len(_embed(row)) + 1 for group in groups for row in group}
   while sum(sizes[id(row)] for group in groups for row in group) > budget:

@@ -12,6 +12,8 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
+from rl_reason.config import ConfigError
+
 PAD, EOS = "<pad>", "<eos>"
 
 
@@ -36,24 +38,24 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
     alphabet: every character the task writes.
 
   Raises:
-    ValueError: it cannot be loaded, has no EOS, or cannot spell the alphabet.
+    ConfigError: it cannot be loaded, has no EOS, or cannot spell the alphabet.
   """
   if not path:
     return characters(alphabet)
   try:
     tok = transformers.AutoTokenizer.from_pretrained(path)
   except (OSError, ValueError) as e:
-    raise ValueError(
+    raise ConfigError(
         f"tokenizer = {path!r}: cannot be loaded ({str(e).splitlines()[0]});"
         " give a directory with tokenizer.json, or '' for the built-in one"
     ) from None
   if tok.eos_token_id is None:
-    raise ValueError(f"tokenizer = {path!r}: has no EOS token; set eos_token")
+    raise ConfigError(f"tokenizer = {path!r}: has no EOS token; set eos_token")
   if tok.pad_token_id is None:
     tok.pad_token = tok.eos_token
   spelled = tok.decode(tok.encode(alphabet, add_special_tokens=False))
   if spelled != alphabet:
-    raise ValueError(
+    raise ConfigError(
         f"tokenizer = {path!r}: spells the task's {alphabet!r} as {spelled!r};"
         " choose a tokenizer that has these characters"
     )

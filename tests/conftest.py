@@ -8,3 +8,16 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # configs/, tests' helpers
+
+
+def child_env(cache=None) -> dict[str, str]:
+  """Environment of a child process: one device, a warm compilation cache."""
+  env = os.environ | {
+      "XLA_FLAGS": "",
+      "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+      "PYTHONUNBUFFERED": "1",
+  }
+  if cache is not None:
+    env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  return env

@@ -33,11 +33,12 @@ def dtype(request):
     yield np.dtype(request.param)
 
 
-def call(name, mask, groups):
-  out = JITTED[name](
-      jnp.array(mask, jnp.float32), jnp.array(groups, jnp.int32)
-  )
-  return np.asarray(out)
+def call(name, mask, groups, dtype=np.float32):
+  """One reduction under jit: few shapes, so few programs."""
+  mask_BT, groups_B = jnp.array(mask, dtype), jnp.array(groups, jnp.int32)
+  out_BT = np.asarray(JITTED[name](mask_BT, groups_B))
+  assert out_BT.dtype == dtype
+  return out_BT
 
 
 # Lengths 3, 1, 0, 2 (with a hole), 6 tokens in all; T = 4. Row 2 is empty: it
@@ -56,17 +57,16 @@ BY_HAND = {  # the weight of each token of row 0, row 1 and row 3
 
 @pytest.mark.parametrize("name", NAMES)
 def test_by_hand(name, dtype):
-  got = getattr(weights, name)(jnp.array(MASK_BT, dtype), jnp.array(GROUPS_B))
+  got = call(name, MASK_BT, GROUPS_B, dtype)
   first, second, last = BY_HAND[name]
   wanted = MASK_BT * np.array([first, second, 0, last])[:, None]
-  assert got.dtype == dtype
   np.testing.assert_allclose(got, wanted, rtol=2e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_empty_mask(name, dtype):
   """A step without any token is a loss of 0, not NaN."""
-  got = getattr(weights, name)(jnp.zeros((6, 4), dtype), jnp.zeros(6, int))
+  got = call(name, np.zeros((6, 4)), [0] * 6, dtype)
   np.testing.assert_array_equal(got, np.zeros((6, 4)))
 
 
@@ -111,22 +111,23 @@ def test_padding_rows_change_nothing(name):
   """Empty rows, in a group of their own or in another's, leave all counts."""
   mask_BT = np.concatenate([MASK_BT, np.zeros((2, 4))])
   got = call(name, mask_BT, [*GROUPS_B, -1, -5])
-  alone = getattr(weights, name)(
-      jnp.array(MASK_BT, jnp.float32), jnp.array(GROUPS_B)
-  )
+  alone = call(name, MASK_BT, GROUPS_B)
   np.testing.assert_allclose(got[:4], alone, rtol=1e-6)
   np.testing.assert_array_equal(got[4:], 0)
 
 
 def test_what_each_reduction_does_to_length():
   """A long answer beside a short one: whose tokens weigh more."""
-  mask = jnp.array([[1.0] * 8, [1.0] * 2 + [0.0] * 6])
-  groups = jnp.array([0, 1])
-  long_, short = weights.seq_mean_token_mean(mask, groups)[:, 0]
-  np.testing.assert_allclose(short / long_, 4)  # GRPO's length bias: 8 / 2
-  for name in ("token_mean", "seq_mean_token_sum", "constant"):
-    long_, short = getattr(weights, name)(mask, groups)[:, 0]
-    np.testing.assert_allclose(short / long_, 1)
+  mask = [[1, 1, 1, 1], [1, 0, 0, 0], *[[0, 0, 0, 0]] * 4]
+  for name, ratio in {
+      "seq_mean_token_mean": 4,  # GRPO's length bias: 1 token against 4
+      "prompt_token_mean": 4,  # here each row is a prompt
+      "token_mean": 1,
+      "seq_mean_token_sum": 1,
+      "constant": 1,
+  }.items():
+    long_, short = call(name, mask, range(6))[:2, 0]
+    np.testing.assert_allclose(short / long_, ratio)
 
 
 def test_constant_divides_by_the_longest_response_allowed():

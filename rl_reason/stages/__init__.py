@@ -65,6 +65,7 @@ class Run:
     cfg: static shape of the model.
     log, display: where numbers and words go.
     stop: set by SIGTERM.
+    log_sizes: of the logs, at the newest checkpoint made or found so far.
   """
 
   config: Any
@@ -77,6 +78,9 @@ class Run:
   log: metrics.Log
   display: display_lib.Display
   stop: threading.Event
+  log_sizes: list[int] = dataclasses.field(
+      default_factory=lambda: [0] * len(metrics.FILES)
+  )
   _samplers: dict = dataclasses.field(default_factory=dict)
 
   def put(self, tree: Tree, *logical: str | None) -> Tree:
@@ -133,12 +137,18 @@ class Run:
           f"checkpoint {checkpoints.name}/{at} of {self.workdir} was made by"
           f" another config ({'; '.join(differ)}); choose another --workdir"
       )
+    self.log_sizes = host["log_sizes"]
     return at, host
+
+  def begin(self) -> None:
+    """Cuts off what a killed process logged behind the newest checkpoint."""
+    self.log.cut(self.log_sizes)
 
   def host_state(self, **more) -> dict:
     """The JSON beside a checkpoint: sizes of the logs, config, and more."""
+    self.log_sizes = self.log.sizes()
     return dict(
-        log_sizes=self.log.sizes(),
+        log_sizes=self.log_sizes,
         config=config_lib.flat(self.config),
         **more,
     )

@@ -63,9 +63,12 @@ def run(run: Run, sft_params: Tree) -> Tree:
     kept = sharding.fetch(restored["kept"]) if kept is not None else None
     stream.set_state(host["data"])
     generated, evaluated = host["generated"], host["evaluated"]
-    if at < c.rl.steps or not evaluated:
-      run.log.cut(host["log_sizes"])
-      run.display.say(f"RL: goes on at step {at} of {c.rl.steps}")
+    if at == c.rl.steps and evaluated:
+      run.display.say(f"this run is complete: {at} of {c.rl.steps} RL steps")
+      checkpoints.close()
+      return state.params
+    run.display.say(f"RL: goes on at step {at} of {c.rl.steps}")
+  run.begin()
 
   update = Once("update of RL", _update(run, tx, shardings), run.display)
   score = Once("log-probabilities", _score(run), run.display)

@@ -93,7 +93,6 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
     if at == c.steps and checked:
       checkpoints.close()
       return state.params
-    run.log.cut(host["log_sizes"])
     run.display.say(f"SFT ({name}): goes on at step {at} of {c.steps}")
   else:
     at = 0
@@ -102,6 +101,7 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
     else:
       state = step.new_state(params, tx, shardings)
 
+  run.begin()
   update = Once(
       f"update of SFT ({name})",
       jax.jit(

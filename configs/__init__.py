@@ -1,0 +1,1 @@
+"""One file an algorithm, each a few changes to base.py."""

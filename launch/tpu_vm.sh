@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# A Cloud TPU VM or a pod slice of them: the same command on every worker.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: [NAME=value ...] launch/tpu_vm.sh STEP [flags of rl_reason.main]
+
+Steps:
+  create   the TPU; with QUEUED=1 as a queued resource (ask for its state with
+           `gcloud compute tpus queued-resources describe`)
+  install  the last commit of this checkout, and the package with extra [tpu]
+  run      rl_reason.main --distributed with the flags given, on all workers;
+           the same command again goes on from the last checkpoint
+  delete   the TPU and, with QUEUED=1, its queued resource
+
+  export TPU=rl ZONE=us-east5-a TYPE=v6e-8 VERSION=v2-alpha-tpuv6e
+  launch/tpu_vm.sh create
+  launch/tpu_vm.sh install
+  launch/tpu_vm.sh run --config=configs/dapo.py --workdir=/mnt/shared/dapo
+
+Environment:
+  TPU        name; default rl-reason
+  ZONE       required
+  TYPE       accelerator type, to create; default v6e-8
+  VERSION    software of the VMs, to create; default v2-alpha-tpuv6e
+  PROJECT    default: that of gcloud's configuration
+  QUEUED=1   create and delete through a queued resource of the same name
+  SPOT=1     create spot capacity: cheaper, may be taken away
+  DRY_RUN=1  print the commands, run nothing
+
+With several workers --workdir must be a directory that all of them mount.
+END
+}
+case "${1-}" in -h | --help) usage; exit ;; esac
+if [[ $# == 0 ]]; then usage >&2; exit 2; fi
+
+step=$1
+shift
+TPU=${TPU:-rl-reason}
+: "${ZONE:?is required; see launch/tpu_vm.sh --help}"
+TYPE=${TYPE:-v6e-8} VERSION=${VERSION:-v2-alpha-tpuv6e}
+where=("--zone=$ZONE" ${PROJECT:+"--project=$PROJECT"})
+cd "$(dirname "$0")/.."
+
+run() {
+  if [[ ${DRY_RUN-} == 1 ]]; then
+    printf '%q ' "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+tpus() { run gcloud compute tpus "$@" "${where[@]}"; }
+on_workers() { tpus tpu-vm ssh "$TPU" --worker=all "--command=$1"; }
+
+case $step in
+create)
+  what=("--accelerator-type=$TYPE" ${SPOT:+--spot})
+  if [[ ${QUEUED-} == 1 ]]; then
+    tpus queued-resources create "$TPU" "--node-id=$TPU" \
+      "--runtime-version=$VERSION" "${what[@]}"
+  else
+    tpus tpu-vm create "$TPU" "--version=$VERSION" "${what[@]}"
+  fi
+  ;;
+install)
+  # uv brings a Python that is new enough; that of the VM may not be.
+  archive=${TMPDIR:-/tmp}/rl_reason.tar.gz
+  run git archive --format=tar.gz "--output=$archive" HEAD
+  tpus tpu-vm scp "$archive" "$TPU:rl_reason.tar.gz" --worker=all
+  on_workers 'mkdir -p rl_reason && tar -xzf rl_reason.tar.gz -C rl_reason
+cd rl_reason && python3 -m pip install --quiet --user uv
+python3 -m uv venv --quiet --allow-existing --python 3.11 .venv
+python3 -m uv pip install --quiet -e ".[tpu]"'
+  ;;
+run)
+  printf -v flags ' %q' --distributed "$@"
+  on_workers "cd rl_reason && .venv/bin/python -m rl_reason.main$flags"
+  ;;
+delete)
+  if [[ ${QUEUED-} == 1 ]]; then
+    tpus queued-resources delete "$TPU" --force --quiet
+  else
+    tpus tpu-vm delete "$TPU" --quiet
+  fi
+  ;;
+*)
+  echo "launch/tpu_vm.sh: no step $step; see --help" >&2
+  exit 2
+  ;;
+esac

@@ -1,0 +1,60 @@
+"""Metadata of the package; the tools are configured in pyproject.toml."""
+
+import pathlib
+import re
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+
+
+def version() -> str:
+  """`__version__`, read as text: nothing is installed yet to import it."""
+  text = (HERE / "rl_reason" / "__init__.py").read_text()
+  return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)[1]
+
+
+setuptools.setup(
+    name="rl_reason",
+    version=version(),
+    description="RL of reasoning language models in JAX, as pure functions",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    # Only the package: `configs` is found in the working copy.
+    packages=setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
+    package_data={"rl_reason": ["*.html.in", "templates/*"]},
+    entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
+    # Lower bounds are what the tests ran with. jax is bounded above, since its
+    # minor versions change the meaning of meshes and shardings.
+    install_requires=[
+        "absl-py>=2.1",
+        "chex>=0.1.90",
+        "flax>=0.12.8,<0.13",
+        "grain>=0.2.18",
+        "jax>=0.10.2,<0.12",
+        "jinja2>=3.1",  # chat templates fail without it, and nothing pulls it in
+        "ml-collections>=1.1",
+        "numpy>=2.0,<3",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12.8,<0.13",
+        "rich>=13.7",
+        "tensorboardX>=2.6.4",
+        "tokenizers>=0.22",
+        "transformers>=5.0,<6",
+    ],
+    extras_require={
+        "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "ruff>=0.12"],
+        "notebooks": [
+            "ipykernel>=6.29",
+            "matplotlib>=3.9",
+            "nbclient>=0.10",
+            "nbformat>=5.10",
+        ],
+        # Bounded by the jax above; each pins its own jaxlib and plugin.
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda13]"],  # an old driver: pip install 'jax[cuda12]'
+        # Reference numbers only. The CPU build is enough, and 5 GB smaller:
+        # --index-url=https://download.pytorch.org/whl/cpu
+        "parity": ["torch==2.13.0"],
+    },
+)

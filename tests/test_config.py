@@ -1,0 +1,472 @@
+"""No field that nothing reads, and no mistake that is found late."""
+
+import functools
+import hashlib
+import importlib
+import threading
+
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from rl_reason import (
+    config,
+    display,
+    dynamic_sampling,
+    sharding,
+    stages,
+    step,
+    tokenizer,
+)
+from rl_reason.stages import rl, sft
+
+
+def tiny():
+  """Seconds, every stage, and every feature that a field belongs to on."""
+  c = importlib.import_module("configs.base").get_config()
+  c.model.update(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16)
+  c.sft.update(batch=16, micro_batches=1)
+  c.sft.skill.update(steps=3, threshold=0.0)
+  c.sft.habits.update(steps=3)
+  c.rollout.update(prompts=8, group_size=4)
+  c.updates.update(minibatches=1)
+  c.dynamic_sampling.update(enabled=True, max_rounds=2)
+  c.rl.steps = 2
+  c.evaluate.update(
+      prompts=16, interim_prompts=8, batch=16, samples=2, mean_of=1, every=1
+  )
+  c.checkpoint.update(every=1, sft_every=2, keep_last=9)
+  c.log.update(sft_every=1, samples_every=1, samples=2, tensorboard=False)
+  return c
+
+
+def make_run(c, workdir):
+  return stages.make_run(c, workdir, display.Display(False), threading.Event())
+
+
+# --- probes: what a field may change -----------------------------------------
+
+
+def lower_sft(run):
+  tx, where = sft._optimizer(run, "skill")
+  state = step.abstract_state(run.cfg, tx, where)
+  c = run.config
+  rows, length = c.sft.batch // c.sft.micro_batches, c.rollout.max_tokens
+  shape = (c.sft.micro_batches, rows)
+  fn = functools.partial(step.sft_update, cfg=run.cfg, tx=tx)
+  return (
+      jax.jit(fn)
+      .lower(
+          state,
+          (
+              jax.ShapeDtypeStruct((*shape, c.rollout.max_prompt + length), int),
+              jax.ShapeDtypeStruct(shape, int),
+              jax.ShapeDtypeStruct((*shape, length), bool),
+          ),
+      )
+      .as_text()
+  )
+
+
+def lower_rl(run):
+  tx, where = rl._optimizer(run)
+  state = step.abstract_state(run.cfg, tx, where)
+  rows = rl._no_rows(run)
+  batch = rl._batch(run, rows, rows.correct_B, rows.old_logps_BT)
+  batch_MA = run.put(rl._minibatches(run, batch, 0), None, None, "batch")
+  return rl._update(run, tx, where).lower(state, batch_MA).as_text()
+
+
+def lower_assess(run):
+  rows = rl._no_rows(run)
+  r = rows.rollouts
+  small = rows.correct_B, r.lengths_B, r.truncated_B, r.ids_B, rows.age_B
+  return rl._assess(run).lower(small).as_text()
+
+
+def batch_mask(run):
+  rows = rl._no_rows(run)
+  ones = np.ones_like(rows.rollouts.mask_BT)
+  cut = np.ones_like(rows.rollouts.truncated_B)
+  rows = rows.replace(
+      rollouts=rows.rollouts.replace(mask_BT=ones, truncated_B=cut)
+  )
+  return rl._batch(run, rows, rows.correct_B, rows.old_logps_BT).mask_BT.sum()
+
+
+def samples(run):
+  """Tokens, and their log-probs, that the training sampler draws."""
+  c = run.config
+  state = run_params(run)
+  texts = ["1+2=", "3+4="] * 4
+  prompts = stages_data().pack_prompts(
+      run.tok, texts, range(8), c.rollout.max_prompt
+  )
+  rows = sharding.fetch(
+      run.sample(
+          state,
+          run.put(prompts, "batch"),
+          run.key("rollout"),
+          run.put(np.float32(c.rollout.temperature)),
+          group_size=c.rollout.group_size,
+          top_p=c.rollout.top_p,
+      )
+  )
+  return digest(rows)
+
+
+def stages_data():
+  return importlib.import_module("rl_reason.data")
+
+
+def run_params(run):
+  tx, where = sft._optimizer(run, "skill")
+  key = run.key("parameters")
+  return step.init_state(run.cfg, tx, where, key).params
+
+
+def params(run):
+  return digest(run_params(run))
+
+
+def placed(run):
+  return str([x.sharding for x in jax.tree.leaves(run_params(run))])
+
+
+def digest(tree):
+  leaves = [np.asarray(x) for x in jax.tree.leaves(jax.device_get(tree))]
+  return hashlib.sha256(b"".join(x.tobytes() for x in leaves)).hexdigest()
+
+
+def artifacts(run, everything=True):
+  """All that a run leaves behind, times aside."""
+  values = sft.run(run)
+  if everything:
+    values = rl.run(run, values)
+  run.log.close()
+  out = {"params": digest(values)}
+  for path in sorted(run.workdir.rglob("*")):
+    name = str(path.relative_to(run.workdir))
+    if path.suffix == ".jsonl":
+      out[name] = [
+          [x for x in line.split(", ") if "timing_s" not in x and "perf" not in x]
+          for line in path.read_text().splitlines()
+      ]
+    elif path.name == "manifest.json" or "tensorboard" in name:
+      out[name.split("events")[0]] = 1
+  return out
+
+
+def trained(run):
+  return artifacts(run, everything=False)
+
+
+def error(run):
+  try:
+    return artifacts(run, everything=False)
+  except sft.TooWeak as e:
+    return str(e)
+
+
+# --- the table: every field, another value, and where it must show -----------
+
+FIELDS = {
+    "seed": (1, params),
+    "task.name": ("countdown", trained),
+    "task.difficulties": ((2, 3), trained),
+    "tokenizer": ("DIRECTORY", params),
+    "model.layers": (2, lower_sft),
+    "model.width": (24, lower_sft),
+    "model.heads": (4, lower_sft),
+    "model.kv_heads": (2, lower_sft),
+    "model.head_dim": (16, lower_sft),
+    "model.mlp": (24, lower_sft),
+    "model.rope_theta": (1e6, lower_sft),
+    "model.norm_eps": (1e-5, lower_sft),
+    "model.qkv_bias": (True, lower_sft),
+    "model.qk_norm": (True, lower_sft),
+    "model.tied": (False, lower_sft),
+    "model.dtype": ("bfloat16", lower_sft),
+    "model.remat": ("full", lower_sft),
+    "model.logprob_chunk": (16, lower_sft),
+    "mesh.data": (4, placed),
+    "mesh.fsdp": (2, placed),
+    "mesh.tensor": (2, placed),
+    "sft.reuse": ("OTHER", trained),
+    "sft.batch": (32, lower_sft),
+    "sft.micro_batches": (2, lower_sft),
+    "sft.skill.steps": (4, trained),
+    "sft.skill.lr": (1e-4, lower_sft),
+    "sft.skill.schedule": ("linear", lower_sft),
+    "sft.skill.mixture": ("direct:1", trained),
+    "sft.skill.threshold": (1.0, error),
+    "sft.habits.steps": (4, trained),
+    "sft.habits.lr": (1e-2, trained),
+    "sft.habits.schedule": ("constant", trained),
+    "sft.habits.mixture": ("direct:1", trained),
+    "rollout.prompts": (16, lower_rl),
+    "rollout.group_size": (8, lower_rl),
+    "rollout.max_prompt": (14, lower_rl),
+    "rollout.max_tokens": (40, lower_rl),
+    "rollout.temperature": (0.7, samples),
+    "rollout.top_p": (0.5, samples),
+    "rollout.allow_top_p": (True, "check"),
+    "dynamic_sampling.enabled": (False, artifacts),
+    "dynamic_sampling.max_rounds": (1, artifacts),
+    "dynamic_sampling.surplus": ("keep", artifacts),
+    "dynamic_sampling.shortfall": ("raise", "Shortfall"),
+    "reward.right": (2.0, lower_assess),
+    "reward.wrong": (0.0, lower_assess),
+    "reward.overlong_buffer": (8, lower_assess),
+    "reward.overlong_coef": (0.5, lower_assess),
+    "reward.truncated": ("bootstrap", lower_assess),
+    "reward.shuffle": (True, artifacts),
+    "advantage.name": ("group_mean", lower_assess),
+    "advantage.eps": (1e-4, lower_assess),
+    "advantage.ddof": (0, lower_assess),
+    "loss.clip_low": (0.1, lower_rl),
+    "loss.clip_high": (0.28, lower_rl),
+    "loss.dual_clip": (3.0, lower_rl),
+    "loss.log_ratio_max": (10.0, lower_rl),
+    "loss.reduction": ("constant", lower_rl),
+    "loss.mask_truncated": (True, batch_mask),
+    "loss.kl": ("k2", lower_rl),
+    "loss.kl_coef": (0.1, lower_rl),
+    "updates.minibatches": (2, lower_rl),
+    "updates.micro_batches": (2, lower_rl),
+    "updates.epochs": (2, lower_rl),
+    "optimizer.name": ("sgd", lower_rl),
+    "optimizer.lr": (1e-3, lower_rl),
+    "optimizer.schedule": ("cosine", lower_rl),
+    "optimizer.warmup_steps": (1, lower_rl),
+    "optimizer.b1": (0.8, lower_rl),
+    "optimizer.b2": (0.99, lower_rl),
+    "optimizer.eps": (1e-6, lower_rl),
+    "optimizer.weight_decay": (0.1, lower_rl),
+    "optimizer.clip_norm": (0.5, lower_rl),
+    "rl.steps": (3, artifacts),
+    "evaluate.prompts": (8, artifacts),
+    "evaluate.samples": (3, artifacts),
+    "evaluate.mean_of": (2, artifacts),
+    "evaluate.temperature": (0.5, artifacts),
+    "evaluate.top_p": (0.5, artifacts),
+    "evaluate.batch": (8, "shape"),
+    "evaluate.every": (0, artifacts),
+    "evaluate.interim_prompts": (16, artifacts),
+    "checkpoint.every": (2, artifacts),
+    "checkpoint.sft_every": (1, trained),
+    "checkpoint.keep_last": (1, artifacts),
+    "checkpoint.keep_best": (1, artifacts),
+    "log.sft_every": (2, trained),
+    "log.samples_every": (2, artifacts),
+    "log.samples": (3, artifacts),
+    "log.tensorboard": (True, trained),
+}
+
+# What must be set besides, in both runs, for a field to matter.
+WITH = {
+    "task.name": {
+        "task.difficulties": (),
+        "sft.skill.mixture": "careful:1",
+        "sft.habits.mixture": "careful:1",
+    },
+    "model.kv_heads": {"model.heads": 2},
+    "model.heads": {"model.kv_heads": 1},
+    "rollout.top_p": {"rollout.allow_top_p": True},
+    "reward.overlong_coef": {"reward.overlong_buffer": 8},
+    "loss.kl": {"loss.kl": "k3", "loss.kl_coef": 0.1},
+    "loss.kl_coef": {"loss.kl": "k3", "loss.kl_coef": 0.2},
+    "mesh.data": {"mesh.data": 8, "mesh.fsdp": -1},
+    "mesh.tensor": {"model.kv_heads": 2},
+    "checkpoint.every": {"evaluate.every": 0, "rl.steps": 2},
+    "checkpoint.keep_best": {"checkpoint.keep_last": 1},
+    "checkpoint.keep_last": {"evaluate.every": 0},
+    "evaluate.interim_prompts": {"evaluate.batch": 16},
+    "evaluate.samples": {"evaluate.mean_of": 1},
+    "dynamic_sampling.max_rounds": {"dynamic_sampling.max_rounds": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+  """Programs that a field leaves alone are compiled once for all of them."""
+  jax.config.update(
+      "jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled"))
+  )
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  yield
+  jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_the_table_is_complete():
+  assert FIELDS.keys() == config.flat(tiny()).keys()
+
+
+def set_field(c, name, value):
+  *path, last = name.split(".")
+  for part in path:
+    c = c[part]
+  with c.unlocked():
+    c[last] = value
+
+
+SLOW = {artifacts, trained, error}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] if probe in SLOW else []
+        )
+        for name, (_, probe) in FIELDS.items()
+        if callable(probe)
+    ],
+)
+def test_field_is_read(name, tmp_path):
+  value, probe = FIELDS[name]
+  if value == "DIRECTORY":
+    value = str(tmp_path / "tokenizer")
+    tokenizer.characters("0123456789+-=;#xyz").save_pretrained(value)
+  if value == "OTHER":
+    value = str(tmp_path / "other")
+    c = tiny()
+    c.seed = 7
+    with jax.set_mesh(sharding.make_mesh()):
+      (tmp_path / "other").mkdir()
+      sft.run(make_run(c, tmp_path / "other"))
+  seen = []
+  for change in (None, value):
+    c = tiny()
+    for other, needed in WITH.get(name, {}).items():
+      set_field(c, other, needed)
+    if change is not None:
+      set_field(c, name, change)
+    config.check(c)
+    workdir = tmp_path / str(change is None)
+    workdir.mkdir()
+    run = make_run(c, workdir)
+    with jax.set_mesh(run.mesh):
+      seen.append(probe(run))
+  assert seen[0] != seen[1]
+
+
+@pytest.mark.slow
+def test_evaluate_batch_changes_the_program_and_no_number(tmp_path):
+  seen, shapes = [], []
+  for batch in (16, 8):
+    c = tiny()
+    c.evaluate.batch = batch
+    (tmp_path / str(batch)).mkdir()
+    run = make_run(c, tmp_path / str(batch))
+    with jax.set_mesh(run.mesh):
+      seen.append(artifacts(run))
+    shapes.append(set(run._samplers))
+  assert seen[0] == seen[1] and shapes[0] != shapes[1]
+
+
+@pytest.mark.slow
+def test_shortfall_can_raise(tmp_path):
+  c = tiny()
+  c.dynamic_sampling.shortfall = "raise"  # an untrained model is never right
+  run = make_run(c, tmp_path)
+  with jax.set_mesh(run.mesh), pytest.raises(dynamic_sampling.Shortfall):
+    rl.run(run, sft.run(run))
+
+
+def test_allow_top_p_is_what_lets_top_p_through():
+  c = tiny()
+  c.rollout.top_p = 0.9
+  with pytest.raises(config.ConfigError, match="allow_top_p"):
+    config.check(c)
+  c.rollout.allow_top_p = True
+  config.check(c)
+
+
+# --- errors ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"rollout.group_size": 1}, "rollout.group_size = 1: "),
+        ({"updates.minibatches": 3}, "updates.minibatches = 3: must divide"),
+        ({"updates.micro_batches": 7}, "updates.micro_batches = 7: "),
+        ({"sft.micro_batches": 3}, "sft.micro_batches = 3: "),
+        ({"reward.overlong_buffer": 99}, "must not exceed rollout.max_tokens"),
+        ({"loss.kl": "k3"}, "loss.kl_coef = 0.0: does not go with"),
+        ({"loss.kl": "k4", "loss.kl_coef": 0.1}, "none, k1, k2, k3"),
+        ({"loss.clip_low": -0.1}, "loss.clip_low = -0.1: must be at least 0"),
+        ({"loss.dual_clip": 0.5}, "loss.dual_clip = 0.5: "),
+        ({"loss.reduction": "token"}, "must be one of token_mean"),
+        ({"advantage.name": "gae"}, "must be one of group_mean"),
+        ({"model.heads": 3, "model.kv_heads": 2}, "multiple of model.kv_heads"),
+        ({"model.head_dim": 7}, "must be even"),
+        ({"task.difficulties": (9,)}, "9 is none of arithmetic's"),
+        ({"sft.skill.mixture": "careful"}, "must look like"),
+        ({"sft.skill.mixture": "brilliant:1"}, "'brilliant' is none of"),
+        ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
+        ({"reward.right": -1.0}, "must be more than reward.wrong"),
+        ({"optimizer.warmup_steps": 5}, "must be less than rl.steps"),
+        ({"evaluate.mean_of": 3}, "must not exceed evaluate.samples"),
+        ({"evaluate.interim_prompts": 99}, "must not exceed evaluate.prompts"),
+        (
+            {"dynamic_sampling.surplus": "keep", "dynamic_sampling.enabled": False},
+            "only with dynamic_sampling.enabled",
+        ),
+        ({"mesh.fsdp": 0}, "must be positive, or -1"),
+        ({"mesh.fsdp": -1}, "only one axis"),
+    ],
+)
+def test_impossible_configs_are_named(change, text):
+  c = tiny()
+  for name, value in change.items():
+    set_field(c, name, value)
+  with pytest.raises(config.ConfigError) as e:
+    config.check(c)
+  assert text in str(e.value) and "\n" not in str(e.value)
+
+
+def test_a_keyword_that_the_advantage_does_not_take():
+  c = tiny()
+  c.advantage.name = "group_mean"
+  config.check(c)  # left at its default: nobody is misled
+  with pytest.raises(config.ConfigError, match="group_mean does not take it"):
+    config.check(c, given=("advantage.eps",))
+
+
+def test_batches_that_the_mesh_cannot_split():
+  c = tiny()
+  config.check_devices(c, 8)
+  c.rollout.prompts = 12
+  with pytest.raises(config.ConfigError, match="rollout.prompts = 12: 12 rows"):
+    config.check_devices(c, 8)
+  c.rollout.prompts, c.mesh.data = 8, 3
+  with pytest.raises(config.ConfigError, match="does not cover 8 devices"):
+    config.check_devices(c, 8)
+
+
+def test_what_may_change_between_runs():
+  old = config.flat(tiny())
+  more = old | {"rl.steps": 9, "log.samples": 3, "mesh.fsdp": 2}
+  assert not config.differences(old, more)
+  assert config.differences(old, old | {"loss.clip_high": 0.3}) == [
+      "loss.clip_high: 0.2 -> 0.3"
+  ]
+  # A decay is stretched by more steps: other learning rates, other numbers.
+  decay = {"optimizer.schedule": "cosine"}
+  assert config.differences(old | decay, more | decay) == ["rl.steps: 2 -> 9"]
+
+
+def test_flat_and_back():
+  c = tiny()
+  assert config.flat(config.unflat(config.flat(c))) == config.flat(c)
+
+
+def test_every_config_is_valid():
+  for path in sorted((ROOT / "configs").glob("*.py")):
+    module = importlib.import_module(f"configs.{path.stem}")
+    for variant in getattr(module, "VARIANTS", ("",)):
+      args = (variant,) if variant else ()
+      config.check(module.get_config(*args))

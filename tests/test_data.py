@@ -1,0 +1,214 @@
+"""Tokenizer and data: round trips, padding, and iterators that resume."""
+
+import collections
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+
+from rl_reason import data, tasks, tokenizer
+from rl_reason.tasks import arithmetic, countdown
+
+LEVELS = (2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def tok():
+  return tokenizer.characters(arithmetic.ALPHABET)
+
+
+# --- tokenizer ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [arithmetic, countdown])
+def test_one_token_a_character(task):
+  tok = tokenizer.load("", task.ALPHABET)
+  assert len(tok) == len(task.ALPHABET) + 2
+  assert (tok.pad_token_id, tok.eos_token_id) == (0, 1)
+  texts = [task.ALPHABET, task.ALPHABET[::-1], "12=", "", "==;;##"]
+  ids = tokenizer.encode(tok, texts)
+  assert [len(row) for row in ids] == [len(text) for text in texts]
+  assert min(map(min, filter(None, ids))) >= 2, "neither padding nor EOS"
+  for text, row in zip(texts, ids, strict=True):
+    assert tok.decode(row) == text
+
+
+def test_decode_stops_at_the_length_and_drops_eos(tok):
+  """Slots behind the length may hold anything."""
+  five, mark = tokenizer.encode(tok, ["5#"])[0]
+  eos = tok.eos_token_id
+  tokens_BT = np.array([[five, mark, five, eos], [five, eos, mark, mark]])
+  assert tokenizer.decode(tok, tokens_BT, [4, 2]) == ["5#5", "5"]
+  assert tokenizer.decode(tok, tokens_BT, np.array([2, 0])) == ["5#", ""]
+
+
+def save(path, symbols, **special):
+  """A tiny word-level tokenizer in a directory, as a user would bring it."""
+  fast = tokenizers.Tokenizer(
+      tokenizers.models.WordLevel(
+          {s: i for i, s in enumerate(symbols)}, unk_token=symbols[0]
+      )
+  )
+  fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+  fast.decoder = tokenizers.decoders.Fuse()
+  transformers.PreTrainedTokenizerFast(
+      tokenizer_object=fast, **special
+  ).save_pretrained(path)
+  return str(path)
+
+
+def test_load_directory(tmp_path):
+  """Without a pad token, EOS fills up: masks, not ids, say what counts."""
+  path = save(tmp_path, ["?", "</s>", *"0123456789+-=;#"], eos_token="</s>")
+  tok = tokenizer.load(path, arithmetic.ALPHABET)
+  assert tok.eos_token_id == tok.pad_token_id == 1
+  assert tok.decode(tokenizer.encode(tok, ["5-1=4;#4"])[0]) == "5-1=4;#4"
+
+
+def test_load_says_which_characters_are_missing(tmp_path):
+  path = save(tmp_path, ["?", "</s>", *"0123456789+-="], eos_token="</s>")
+  with pytest.raises(ValueError) as error:
+    tokenizer.load(path, arithmetic.ALPHABET)
+  message = str(error.value)
+  assert path in message
+  assert "'0123456789+-=;#' as '0123456789+-=??'" in message
+
+
+def test_load_wants_an_eos(tmp_path):
+  path = save(tmp_path, ["?", *"0123456789+-=;#"])
+  with pytest.raises(ValueError, match="has no EOS token; set eos_token"):
+    tokenizer.load(path, arithmetic.ALPHABET)
+
+
+def test_load_from_nowhere(tmp_path):
+  """One line that says what to give instead, for a path and an empty one."""
+  for path in (tmp_path, tmp_path / "nothing"):
+    with pytest.raises(ValueError) as error:
+      tokenizer.load(str(path), arithmetic.ALPHABET)
+    assert f"tokenizer = {str(path)!r}: cannot be loaded" in str(error.value)
+    assert "tokenizer.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- packing -----------------------------------------------------------------
+
+
+def test_pack_prompts_pads_on_the_left(tok):
+  packed = data.pack_prompts(tok, ["1+2=", "3=", ""], [7, 8, 2**31 - 2], 5)
+  pad, (one, plus, two, is_, three) = (
+      tok.pad_token_id,
+      tokenizer.encode(tok, ["1+2=3"])[0],
+  )
+  assert packed.tokens_NP.tolist() == [
+      [pad, one, plus, two, is_],
+      [pad, pad, pad, three, is_],
+      [pad] * 5,
+  ]
+  assert packed.start_N.tolist() == [1, 3, 5]
+  assert packed.ids_N.tolist() == [7, 8, 2**31 - 2]
+  for x in (packed.tokens_NP, packed.start_N, packed.ids_N):
+    assert x.dtype == np.int32
+
+
+def test_pack_prompts_that_just_fit_or_do_not(tok):
+  assert data.pack_prompts(tok, ["1+2="], [0], 4).start_N.tolist() == [0]
+  with pytest.raises(ValueError) as error:
+    data.pack_prompts(tok, ["3=", "1+2+3="], [0, 1], 5)
+  assert str(error.value) == (
+      "prompt '1+2+3=' has 6 tokens, rollout.max_prompt = 5: raise it"
+  )
+
+
+def test_pack_demonstrations(tok):
+  """Four response slots: '#3' has room for its EOS, '1;#3' has not."""
+  pairs = [("1+2=", "#3"), ("3=", "1;#3"), ("3=", "1;1;#3"), ("3=", "")]
+  tokens_BL, start_B, mask_BT = data.pack_demonstrations(tok, pairs, 5, 4)
+  assert tokens_BL.shape == (4, 9) and tokens_BL.dtype == np.int32
+  assert start_B.tolist() == [1, 3, 3, 3]
+  assert mask_BT.dtype == bool
+  assert mask_BT.tolist() == [
+      [True, True, True, False],
+      [True, True, True, True],
+      [True, True, True, True],
+      [True, False, False, False],
+  ]
+  eos, pad = tok.eos_token_id, tok.pad_token_id
+  mark, three, one, then = tokenizer.encode(tok, ["#31;"])[0]
+  assert tokens_BL[:, 5:].tolist() == [
+      [mark, three, eos, pad],
+      [one, then, mark, three],
+      [one, then, one, then],
+      [eos, pad, pad, pad],
+  ]
+  prompts = data.pack_prompts(tok, [p for p, _ in pairs], range(4), 5)
+  np.testing.assert_array_equal(tokens_BL[:, :5], prompts.tokens_NP)
+
+
+# --- iterators ---------------------------------------------------------------
+
+
+def prompts(seed=3):
+  return data.prompts(data.Problems(arithmetic, LEVELS, seed), 4)
+
+
+def demonstrations(seed=3, mixture=None):
+  mixture = mixture or {"careful": 1, "sloppy": 2}
+  return data.demonstrations(arithmetic, LEVELS, seed, 4, mixture)
+
+
+def some(iterator, batches):
+  return [next(iterator) for _ in range(batches)]
+
+
+@pytest.mark.parametrize("make", [prompts, demonstrations])
+def test_same_seed_same_rows(make):
+  first = some(make(), 5)
+  assert first == some(make(), 5)
+  assert first != some(make(seed=4), 5)
+  assert [len(batch) for batch in first] == [4] * 5
+
+
+@pytest.mark.parametrize("make", [prompts, demonstrations])
+def test_resumes_to_the_row(make):
+  """A state taken after three batches leads to the fourth, again and again."""
+  stream = make()
+  some(stream, 3)
+  state = stream.get_state()
+  wanted = some(stream, 4)
+  fresh = make()
+  fresh.set_state(state)
+  assert some(fresh, 4) == wanted
+  stream.set_state(state)
+  assert some(stream, 4) == wanted
+  assert wanted == some(make(), 7)[3:]
+
+
+def test_ids_are_positions_in_the_stream():
+  """A row can be made again from its id alone: samples.jsonl needs that."""
+  source = data.Problems(arithmetic, LEVELS, 3)
+  rows = [item for batch in some(prompts(), 5) for item in batch]
+  assert [i for i, _ in rows] == list(range(20))
+  assert all(source[i][1] == row for i, row in rows)
+  assert len(source) == 2**31 - 1, "the last id still is an int32"
+  assert source[np.int64(2**31 - 2)][0] == 2**31 - 2
+
+
+def test_streams_are_training_rows_of_the_levels_asked_for():
+  rows = [row for batch in some(prompts(), 40) for _, row in batch]
+  assert not any(tasks.held_out(row.prompt) for row in rows)
+  assert {row.difficulty for row in rows} == set(LEVELS)
+  pairs = [pair for batch in some(demonstrations(), 20) for pair in batch]
+  assert not any(tasks.held_out(prompt) for prompt, _ in pairs)
+
+
+def test_mixture_of_styles():
+  """Weights 6 and 2 are shares of 3/4 and 1/4; 400 rows give +- 0.065 (3 s)."""
+  stream = demonstrations(mixture={"direct": 6, "careful": 2, "ramble": 0})
+  pairs = [pair for batch in some(stream, 100) for pair in batch]
+  kinds = collections.Counter(
+      "direct" if answer.startswith("#") else "careful" for _, answer in pairs
+  )
+  assert abs(kinds["direct"] / 400 - 0.75) < 0.065
+  for prompt, answer in pairs:
+    assert answer.count(";") in (0, prompt.count("+") + prompt.count("-"))

@@ -1,0 +1,230 @@
+"""Dynamic sampling: which groups a batch gets, on rows made by hand."""
+
+import numpy as np
+import pytest
+
+from rl_reason import dynamic_sampling
+from rl_reason.structs import Experience, Rollouts
+
+GROUP = 2  # samples of a prompt
+RIGHT, SIGNAL, WRONG = (1, 1), (1, 0), (0, 0)  # verdicts of a group
+
+
+def rows(first_id, *verdicts) -> Experience:
+  """Groups of two rows with ids first_id, first_id + 1, ...
+
+  Every number of row s of prompt i contains 10 * i + s, to be known again.
+  """
+  ids_B = first_id + np.arange(len(verdicts) * GROUP, dtype=np.int32) // GROUP
+  mark_B = 10 * ids_B + np.arange(len(ids_B), dtype=np.int32) % GROUP
+  return Experience(
+      rollouts=Rollouts(
+          tokens_BL=np.tile(mark_B[:, None], (1, 3)),
+          start_B=np.zeros_like(ids_B),
+          ids_B=ids_B,
+          mask_BT=np.ones((len(ids_B), 2), bool),
+          logps_BT=-np.tile(mark_B[:, None], (1, 2)).astype(np.float32),
+          lengths_B=np.full_like(ids_B, 2),
+          truncated_B=np.zeros(len(ids_B), bool),
+      ),
+      correct_B=np.array(verdicts, np.float32).reshape(-1),
+      old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
+      age_B=np.zeros_like(ids_B),
+  )
+
+
+class Rounds:
+  """Hands out prepared rounds of generation, and counts them."""
+
+  def __init__(self, *rounds):
+    self.left, self.calls = list(rounds), 0
+
+  def __call__(self):
+    self.calls += 1
+    return self.left.pop(0)
+
+
+def collect(*rounds, kept=None, **keywords):
+  """`collect` of three groups, and the number of rounds that it asked for."""
+  generate = Rounds(*rounds)
+  keywords = {
+      "enabled": True,
+      "max_rounds": 4,
+      "surplus": "discard",
+      "shortfall": "raise",
+      **keywords,
+  }
+  out = dynamic_sampling.collect(
+      generate, kept, prompts=3, group_size=GROUP, **keywords
+  )
+  return *out, generate.calls
+
+
+def ids(batch):
+  """Prompt of each group."""
+  return batch.rollouts.ids_B[::GROUP].tolist()
+
+
+def test_refills_in_prompt_order():
+  """Groups 0, 3 and 4 have signal; 5 would too, but the batch is full.
+
+  The metrics are of all six groups that were sampled: right shares 1/2, 1, 0
+  and 1/2, 1/2, 1/2 add up to 3 of 6; one is all right, one all wrong. Twelve
+  rows of two tokens are 24 tokens.
+  """
+  batch, left, metrics, calls = collect(
+      rows(0, SIGNAL, RIGHT, WRONG), rows(3, SIGNAL, SIGNAL, SIGNAL)
+  )
+  assert ids(batch) == [0, 3, 4]
+  assert batch.rollouts.tokens_BL[:, 0].tolist() == [0, 1, 30, 31, 40, 41]
+  assert batch.rollouts.logps_BT[:, 1].tolist() == [0, -1, -30, -31, -40, -41]
+  assert batch.correct_B.tolist() == [1, 0] * 3
+  assert batch.age_B.tolist() == [0] * 6
+  assert left is None
+  assert calls == 2
+  assert {k: float(v) for k, v in metrics.items()} == {
+      "train/accuracy": 0.5,
+      "train/all_right": pytest.approx(1 / 6),
+      "train/all_wrong": pytest.approx(1 / 6),
+      "train/generation_rounds": 2,
+      "train/groups_with_signal": 3,
+      "train/groups_kept": 0,
+      "train/groups_missing": 0,
+      "tokens/generated": 24,
+  }
+
+
+def test_a_full_first_round_is_enough():
+  batch, _, metrics, calls = collect(rows(7, SIGNAL, SIGNAL, SIGNAL))
+  assert ids(batch) == [7, 8, 9]
+  assert calls == metrics["train/generation_rounds"] == 1
+
+
+def test_surplus_comes_first_next_time():
+  """Kept rows keep the log-probs of the policy that sampled them, at age 1."""
+  _, left, _, _ = collect(
+      rows(0, SIGNAL, WRONG, SIGNAL),
+      rows(3, SIGNAL, SIGNAL, SIGNAL),
+      surplus="keep",
+  )
+  assert ids(left)[:2] == [4, 5]
+  assert left.age_B.tolist() == [0, 0, 0, 0, -1, -1], "padded to 3 groups"
+  assert not left.rollouts.mask_BT[4:].any()
+  assert left.rollouts.mask_BT[:4].all()
+
+  # The loop then fills in what the behaviour policy thought of them.
+  old_BT = np.arange(12, dtype=np.float32).reshape(6, 2) - 20
+  left = left.replace(old_logps_BT=old_BT)
+  batch, left, metrics, calls = collect(
+      rows(6, WRONG, SIGNAL, SIGNAL), kept=left, surplus="keep"
+  )
+  assert calls == 1
+  assert ids(batch) == [4, 5, 7]
+  assert batch.age_B.tolist() == [1, 1, 1, 1, 0, 0]
+  np.testing.assert_array_equal(batch.old_logps_BT[:4], old_BT[:4])
+  assert metrics["train/groups_kept"] == 2
+  assert metrics["train/groups_with_signal"] == 3
+  assert metrics["train/accuracy"] == pytest.approx(1 / 3), "fresh rows only"
+  assert metrics["tokens/generated"] == 12
+  assert ids(left)[0] == 8
+  assert left.age_B.tolist() == [0, 0, -1, -1, -1, -1]
+
+
+def test_nothing_left_over_is_all_padding():
+  _, left, _, _ = collect(rows(0, SIGNAL, SIGNAL, SIGNAL), surplus="keep")
+  assert (left.age_B == -1).all()
+  assert not left.rollouts.mask_BT.any()
+  batch, _, metrics, calls = collect(
+      rows(3, SIGNAL, SIGNAL, SIGNAL), kept=left, surplus="keep"
+  )
+  assert ids(batch) == [3, 4, 5]
+  assert batch.age_B.tolist() == [0] * 6
+  assert metrics["train/groups_kept"] == 0 and calls == 1
+
+
+def test_shortfall_raises():
+  """Two rounds with one useful group of six: 1 of 3."""
+  with pytest.raises(dynamic_sampling.Shortfall) as error:
+    collect(
+        rows(0, WRONG, SIGNAL, WRONG), rows(3, WRONG, WRONG, WRONG), max_rounds=2
+    )
+  message = str(error.value)
+  assert "1 of 3 groups have signal after 2 rounds (accuracy 8.3%)" in message
+  assert "max_rounds" in message and "shortfall = 'pad'" in message
+
+
+def test_shortfall_pads():
+  batch, left, metrics, calls = collect(
+      rows(0, WRONG, SIGNAL, WRONG),
+      rows(3, RIGHT, WRONG, WRONG),
+      max_rounds=2,
+      shortfall="pad",
+  )
+  assert calls == 2
+  assert ids(batch)[0] == 1
+  assert batch.age_B.tolist() == [0, 0, -1, -1, -1, -1]
+  assert batch.rollouts.mask_BT.any(1).tolist() == [True] * 2 + [False] * 4
+  padding = ids(batch)[1:]
+  assert max(padding) < 0 and len(set(padding)) == 2, "groups of their own"
+  assert batch.rollouts.ids_B.dtype == np.int32
+  assert metrics["train/groups_with_signal"] == 1
+  assert metrics["train/groups_missing"] == 2
+  assert left is None
+
+
+@pytest.mark.parametrize("surplus", ["discard", "keep"])
+def test_no_signal_at_all(surplus):
+  """A batch of padding alone: the update will do nothing, but must run."""
+  batch, left, metrics, _ = collect(
+      rows(0, WRONG, RIGHT, WRONG),
+      max_rounds=1,
+      shortfall="pad",
+      surplus=surplus,
+  )
+  assert len(batch.age_B) == 6
+  assert (batch.age_B == -1).all()
+  assert not batch.rollouts.mask_BT.any()
+  assert metrics["train/groups_with_signal"] == 0
+  assert metrics["train/groups_missing"] == 3
+  assert left is None or (left.age_B == -1).all()
+
+
+def test_disabled_takes_one_round_as_it_is():
+  batch, left, metrics, calls = collect(
+      rows(0, WRONG, RIGHT, SIGNAL), enabled=False, surplus="keep"
+  )
+  assert calls == 1
+  assert ids(batch) == [0, 1, 2]
+  assert batch.age_B.tolist() == [0] * 6
+  assert batch.rollouts.mask_BT.all()
+  assert left is None
+  assert metrics["train/all_right"] == metrics["train/all_wrong"]
+  assert metrics["train/groups_missing"] == 0
+
+
+def test_the_filter_reads_accuracy():
+  """One right of two, whatever a shaped reward would say later."""
+  some = rows(0, RIGHT, SIGNAL, WRONG)
+  np.testing.assert_array_equal(
+      dynamic_sampling.accuracy(some, GROUP), [1, 0.5, 0]
+  )
+
+
+def test_inputs_are_left_alone():
+  """Ages and masks are changed on copies: a kept batch can be saved again."""
+  kept = rows(0, SIGNAL, SIGNAL, SIGNAL)
+  kept.age_B[2:] = -1
+  before = kept.age_B.copy()
+  collect(rows(3, SIGNAL, SIGNAL, SIGNAL), kept=kept)
+  np.testing.assert_array_equal(kept.age_B, before)
+  assert kept.rollouts.mask_BT.all()
+
+
+@pytest.mark.xfail(strict=True, reason="library bug, reported")
+def test_kept_groups_may_fill_a_batch():
+  """No round is needed then, and there is nothing to be measured."""
+  kept = rows(0, SIGNAL, SIGNAL, SIGNAL)
+  batch, _, metrics, calls = collect(kept=kept)
+  assert calls == metrics["train/generation_rounds"] == 0
+  assert ids(batch) == [0, 1, 2]
+  assert batch.age_B.tolist() == [1] * 6

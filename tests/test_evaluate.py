@@ -1,0 +1,183 @@
+"""Numbers of an evaluation, worked by hand; and the judge."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+
+from rl_reason import evaluate, tokenizer
+from rl_reason.structs import Rollouts
+from rl_reason.tasks import Row, arithmetic
+
+
+def test_mean_interval_by_hand():
+  """1, 0, 1, 0.5: mean 0.625; squared deviations 0.140625 + 0.390625 +
+  0.140625 + 0.015625 = 0.6875, / 3 = 0.22916667, root 0.47871355; half-width
+  1.96 * 0.47871355 / 2 = 0.46913928.
+  """
+  mean, half = evaluate.mean_interval(np.array([1, 0, 1, 0.5]))
+  assert mean == 0.625
+  assert half == pytest.approx(0.46913928, abs=1e-8)
+
+
+def test_mean_interval_of_equal_or_single_values():
+  assert evaluate.mean_interval(np.full(5, 0.5)) == (0.5, 0)
+  assert evaluate.mean_interval(np.array([0.25])) == (0.25, 0)
+
+
+def test_pass_at_k_by_hand():
+  """G = 4, 1 right: pass@2 = 1 - C(3,2)/C(4,2) = 1 - 3/6; pass@4 = 1.
+
+  2 right: 1 - C(2,2)/C(4,2) = 1 - 1/6. None right: 0. All right: 1.
+  """
+  correct_NG = np.array(
+      [[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], np.float32
+  )
+  wanted = {1: [1 / 4, 2 / 4, 0, 1], 2: [1 / 2, 5 / 6, 0, 1], 4: [1, 1, 0, 1]}
+  for k, values in wanted.items():
+    np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, k), values)
+
+
+def test_pass_at_k_is_the_share_of_subsets():
+  rng = np.random.default_rng(0)
+  correct_NG = rng.integers(0, 2, (5, 6))
+  for k in (1, 2, 3, 5):
+    wanted = np.mean(
+        [
+            correct_NG[:, list(some)].any(1)
+            for some in itertools.combinations(range(6), k)
+        ],
+        axis=0,
+    )
+    np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, k), wanted)
+
+
+def test_pass_at_k_of_very_many_samples():
+  """C(2000, 1000) is far beyond a float: the ratio must not overflow."""
+  correct_NG = np.zeros((1, 2000))
+  correct_NG[0, 0] = 1
+  np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, 1000), 0.5)
+
+
+def test_majority_by_hand():
+  """First: 7 wins two to one. Second: a tie of 3 and 4, 3 came first.
+
+  Third: the two without an answer do not vote, so 9 wins with one. Fourth:
+  nobody votes.
+  """
+  answers_NG = [["7", "5", "7"], ["3", "4", ""], ["", "", "9"], ["", "", ""]]
+  correct_NG = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0]])
+  got = evaluate.majority(answers_NG, correct_NG)
+  assert got.tolist() == [1, 0, 1, 0]
+  assert evaluate.majority([["4", "3", ""]], correct_NG[1:2]).tolist() == [0]
+  assert evaluate.majority([["8", "7", "7", "8", "7"]], [[0, 1, 1, 0, 1]]) == [1]
+
+
+def responses(tok, texts, truncated=None, slots=6):
+  """Rollouts with prompt '1=' in three slots and these responses."""
+  tokens_BT = np.full((len(texts), slots), tok.pad_token_id, np.int32)
+  lengths_B = np.zeros(len(texts), np.int32)
+  truncated = truncated or [False] * len(texts)
+  encoded = tokenizer.encode(tok, texts)
+  for b, (ids, cut) in enumerate(zip(encoded, truncated, strict=True)):
+    ids = ids + ([] if cut else [tok.eos_token_id])
+    tokens_BT[b, : len(ids)] = ids
+    lengths_B[b] = len(ids)
+  prompt = [tok.pad_token_id, *tokenizer.encode(tok, ["1="])[0]]
+  prompt_BP = np.tile(np.array(prompt, np.int32), (len(texts), 1))
+  return Rollouts(
+      tokens_BL=np.concatenate([prompt_BP, tokens_BT], 1),
+      start_B=np.ones(len(texts), np.int32),
+      ids_B=np.arange(len(texts)),
+      mask_BT=np.arange(slots) < lengths_B[:, None],
+      logps_BT=np.zeros((len(texts), slots), np.float32),
+      lengths_B=lengths_B,
+      truncated_B=np.array(truncated),
+  )
+
+
+@pytest.fixture(scope="module")
+def tok():
+  return tokenizer.characters(arithmetic.ALPHABET)
+
+
+def test_judge_gives_each_response_its_own_row(tok):
+  """Two prompts with answers 1 and 2, three samples each; the last is cut."""
+  rollouts = responses(
+      tok,
+      ["#1", "#2", "1;#1", "#1", "#2", "#2"],
+      [False, False, False, False, False, True],
+  )
+  rows = [Row("1=", "1", 2), Row("1=", "2", 2)]
+  texts, correct_B, failures = evaluate.judge(arithmetic, tok, rollouts, rows)
+  assert texts == ["#1", "#2", "1;#1", "#1", "#2", "#2"]
+  assert correct_B.tolist() == [1, 0, 1, 0, 1, 0], "cut off: wrong"
+  assert correct_B.dtype == np.float32
+  assert failures == 0
+
+
+def test_judge_survives_its_verifier(tok):
+  """Whatever a verifier raises is a wrong answer, counted, and no crash."""
+  seen = []
+
+  def verify(text, row):
+    seen.append((text, row))
+    if text == "#2":
+      raise RecursionError("too deep")
+    if text == "#3":
+      raise ValueError("not a number")
+    return True
+
+  rollouts = responses(
+      tok, ["#1", "#2", "#3", "#2"], [False, False, False, True]
+  )
+  row = Row("1=", "1", 2)
+  _, correct_B, failures = evaluate.judge(
+      types.SimpleNamespace(verify=verify), tok, rollouts, [row]
+  )
+  assert correct_B.tolist() == [1, 0, 0, 0]
+  assert failures == 2
+  assert seen == [("#1", row), ("#2", row), ("#3", row)], "not the cut one"
+
+
+def test_summarize_by_hand():
+  """Three prompts with four samples, two of which make the mean@2.
+
+  right:  1 1 0 0 | 0 1 0 0 | 0 0 0 0
+  mean@2: 1, 1/2, 0 -> 1/2; of the first two prompts 3/4
+  pass@1: 2/4, 1/4, 0 -> 1/4
+  pass@2: 1 - C(2,2)/6 = 5/6, 1 - C(3,2)/6 = 1/2, 0 -> 4/9
+  pass@4: 1, 1, 0 -> 2/3
+  maj@4: '4' wins 2:1:1 and is right; '9' wins 3:1 and is wrong; nobody votes
+  """
+  rows = [Row("2+2=", "4", 2), Row("1+2+5=", "8", 3), Row("3+4=", "7", 2)]
+  correct_NG = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], np.float32)
+  answers_NG = [["4", "4", "5", "6"], ["9", "8", "9", "9"], ["", "", "", ""]]
+  got = evaluate.summarize(
+      "sums",
+      rows,
+      correct_NG,
+      np.array([1, 1, 0], np.float32),
+      answers_NG,
+      mean_of=2,
+      score_of=2,
+  )
+  half = 1.96 * np.std([1, 0.5, 0], ddof=1) / 3**0.5
+  wanted = {
+      "val-core/sums/acc/mean@2": 1 / 2,
+      "val-core/sums/acc/mean@2/ci95": half,
+      "val-core/sums/acc/greedy": 2 / 3,
+      "val-core/sums/acc/maj@4": 1 / 3,
+      "val-core/sums/acc/pass@1": 1 / 4,
+      "val-core/sums/acc/pass@2": 4 / 9,
+      "val-core/sums/acc/pass@4": 2 / 3,
+      "val-aux/score": 3 / 4,
+      "val-aux/sums/difficulty_2/acc/mean@2": 1 / 2,
+      "val-aux/sums/difficulty_3/acc/mean@2": 1 / 2,
+  }
+  assert {k: got[k] for k in wanted} == pytest.approx(wanted)
+  intervals = {k for k in got if k.endswith("/ci95")}
+  assert set(got) == set(wanted) | intervals
+  assert len(intervals) == 6
+  assert all(type(v) is float for v in got.values())

@@ -1,0 +1,124 @@
+"""The command line: mistakes cost seconds and one line; stages work."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, child_env
+
+
+def command(*flags, cwd=ROOT):
+  began = time.monotonic()
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason.main", *flags],
+      cwd=cwd,
+      env=child_env(),
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+  )
+  return done, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--config=configs/nothing.py"], ["configs/nothing.py"]),
+        (["--config=configs/dapo.py:fast"], ["fast", "smoke"]),
+        (
+            ["--config=configs/dapo.py", "--config.loss.clip_hihg=0.3"],
+            ["loss.clip_hihg", "clip_high"],
+        ),
+        (
+            ["--config=configs/dapo.py", "--config.rollout.group_size=many"],
+            ["rollout.group_size", "many"],
+        ),
+        (
+            ["--config=configs/dapo.py", "--config.rl.steps=1.5"],
+            ["rl.steps", "1.5"],
+        ),
+        (
+            ["--config=configs/dapo.py", "--config.rollout.group_size=1"],
+            ["rollout.group_size = 1", "use 2 or more"],
+        ),
+        (
+            ["--config=configs/dapo.py", "--config.updates.minibatches=5"],
+            ["updates.minibatches = 5", "must divide"],
+        ),
+        (
+            ["--config=configs/dapo.py", "--config.reward.overlong_buffer=64"],
+            ["reward.overlong_buffer = 64", "rollout.max_tokens"],
+        ),
+        (["--config=configs/dapo.py", "--wrkdir=x"], ["wrkdir"]),
+        (["--config=configs/dapo.py", "seed=1"], ["seed=1"]),
+        ([], ["--config is missing"]),
+        (["--stage=evaluate", "--workdir=nowhere"], ["nowhere", "config.json"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(flags, words):
+  done, seconds = command(*flags)
+  assert done.returncode == 2, done.stderr
+  assert seconds < 5
+  assert done.stderr.startswith("config error: ")
+  assert done.stderr.count("\n") == 1, done.stderr
+  for word in words:
+    assert word in done.stderr
+
+
+def test_a_work_directory_of_another_config_is_refused(tmp_path):
+  from rl_reason import config
+  from configs import dapo
+
+  saved = config.flat(dapo.get_config()) | {"loss.clip_high": 0.25}
+  (tmp_path / "config.json").write_text(json.dumps(saved))
+  done, _ = command("--config=configs/dapo.py", f"--workdir={tmp_path}")
+  assert done.returncode == 2
+  assert "loss.clip_high: 0.25 -> 0.28" in done.stderr
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path):
+  done, _ = command(
+      "--config=configs/dapo.py:smoke",
+      "--config.tokenizer=/no/such/tokenizer",
+      f"--workdir={tmp_path}",
+  )
+  assert done.returncode == 2
+  assert "tokenizer = '/no/such/tokenizer'" in done.stderr
+
+
+@pytest.mark.slow
+def test_smoke_evaluate_and_report(tmp_path):
+  """The README's commands, small: every stage, then the stages on their own."""
+  workdir = f"--workdir={tmp_path}"
+  done, seconds = command("--config=configs/dapo.py:smoke", workdir)
+  assert done.returncode == 0, done.stderr
+  assert seconds < 90
+  last = done.stdout.splitlines()[-4:]
+  assert "accuracy" in " ".join(last) and "report.html" in last[-1]
+  assert (tmp_path / "report.html").stat().st_size < 2_000_000
+  metrics = [
+      json.loads(line)
+      for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+  ]
+  assert {m["stage"] for m in metrics} == {"skill", "habits", "rl", "evaluate"}
+  for m in metrics:
+    if m["stage"] == "rl":
+      assert m["rollout/logp_gap_max"] <= 1e-4
+      assert m["actor/first_log_ratio_max"] <= 1e-5
+
+  done, _ = command("--stage=evaluate", workdir)
+  assert done.returncode == 0, done.stderr
+  again = json.loads((tmp_path / "evaluation-newest.json").read_text())
+  final = [m for m in metrics if m["stage"] == "evaluate"][-1]
+  shared = {k for k in final if k.startswith("val-core/")}
+  assert shared and all(again[k] == final[k] for k in shared)
+
+  done, _ = command("--stage=evaluate", "--step=77", workdir)
+  assert done.returncode == 1 and "--step = 77" in done.stderr
+  done, _ = command("--stage=report", workdir)
+  assert done.returncode == 0, done.stderr
+  done, _ = command("--config=configs/dapo.py:smoke", workdir)
+  assert done.returncode == 0 and "complete" in done.stdout
