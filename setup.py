@@ -24,15 +24,15 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
     package_data={"rl_reason": ["*.html.in", "templates/*"]},
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
-    # Lower bounds are what the tests ran with. jax is bounded above, since its
-    # minor versions change the meaning of meshes and shardings.
+    # Bounded above where a minor version may change what the code relies on:
+    # meshes and shardings, the format of checkpoints, structs.
     install_requires=[
         "absl-py>=2.1",
         "chex>=0.1.90",
         "flax>=0.12.8,<0.13",
         "grain>=0.2.18",
         "jax>=0.10.2,<0.12",
-        "jinja2>=3.1",  # chat templates fail without it, and nothing pulls it in
+        "jinja2>=3.1",  # transformers' chat templates, which do not ask for it
         "ml-collections>=1.1",
         "numpy>=2.0,<3",
         "optax>=0.2.8",
@@ -43,7 +43,12 @@ setuptools.setup(
         "transformers>=5.0,<6",
     ],
     extras_require={
-        "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "ruff>=0.12"],
+        "test": [
+            "hypothesis>=6.100",
+            "mypy>=1.15",
+            "pytest>=8.3",
+            "ruff>=0.12",
+        ],
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",
@@ -54,7 +59,7 @@ setuptools.setup(
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]"],  # an old driver: pip install 'jax[cuda12]'
         # Reference numbers only. The CPU build is enough, and 5 GB smaller:
-        # --index-url=https://download.pytorch.org/whl/cpu
+        # --extra-index-url=https://download.pytorch.org/whl/cpu
         "parity": ["torch==2.13.0"],
     },
 )

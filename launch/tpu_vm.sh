@@ -29,7 +29,8 @@ Environment:
   SPOT=1     create spot capacity: cheaper, may be taken away
   DRY_RUN=1  print the commands, run nothing
 
-With several workers --workdir must be a directory that all of them mount.
+With several workers --workdir must be a directory that all of them mount. The
+run ends with the connection: start it in tmux or screen.
 END
 }
 case "${1-}" in -h | --help) usage; exit ;; esac
@@ -69,8 +70,9 @@ install)
   archive=${TMPDIR:-/tmp}/rl_reason.tar.gz
   run git archive --format=tar.gz "--output=$archive" HEAD
   tpus tpu-vm scp "$archive" "$TPU:rl_reason.tar.gz" --worker=all
-  on_workers 'mkdir -p rl_reason && tar -xzf rl_reason.tar.gz -C rl_reason
-cd rl_reason && python3 -m pip install --quiet --user uv
+  on_workers 'set -e
+mkdir -p rl_reason && tar -xzf rl_reason.tar.gz -C rl_reason && cd rl_reason
+python3 -m pip install --quiet --user uv
 python3 -m uv venv --quiet --allow-existing --python 3.11 .venv
 python3 -m uv pip install --quiet -e ".[tpu]"'
   ;;

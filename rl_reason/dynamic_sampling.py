@@ -82,9 +82,10 @@ def collect(
     Shortfall: 'raise', and too few groups with signal in max_rounds.
   """
   ready, shares, tokens = [], [], 0
-  count = 0
+  count = informative = 0
   if kept is not None:
     real = np.flatnonzero(kept.age_B[::group_size] >= 0)
+    informative += len(real)
     old = take(kept, real, group_size)
     ready.append(old.replace(age_B=old.age_B + 1))
     count = len(real)
@@ -95,16 +96,18 @@ def collect(
     share_N = accuracy(rows, group_size)
     shares.append(share_N)
     tokens += int(rows.rollouts.lengths_B.sum())
-    signal = (share_N > 0) & (share_N < 1) if enabled else share_N >= 0
-    ready.append(take(rows, np.flatnonzero(signal), group_size))
-    count += int(signal.sum())
+    signal_N = (share_N > 0) & (share_N < 1)
+    informative += int(signal_N.sum())
+    wanted_N = signal_N if enabled else np.ones_like(signal_N)
+    ready.append(take(rows, np.flatnonzero(wanted_N), group_size))
+    count += int(wanted_N.sum())
   share_N = np.concatenate(shares)
   metrics = {
       "train/accuracy": share_N.mean(),
       "train/all_right": (share_N == 1).mean(),
       "train/all_wrong": (share_N == 0).mean(),
       "train/generation_rounds": rounds,
-      "train/groups_with_signal": min(count, prompts),
+      "train/groups_with_signal": min(informative, prompts),
       "train/groups_kept": from_kept,
       "train/groups_missing": max(prompts - count, 0),
       "tokens/generated": tokens,

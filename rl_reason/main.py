@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 
-from absl import flags
+from absl import app, flags
 from ml_collections import config_flags
 
 from rl_reason import config as config_lib
@@ -45,6 +45,7 @@ _PROCESS = flags.DEFINE_integer("process", None, "index of this process")
 
 def main() -> None:
   """The console entry point."""
+  app.define_help_flags()
   try:
     config, workdir = _prepare(sys.argv)
   except config_lib.ConfigError as e:
@@ -58,6 +59,8 @@ def _prepare(argv):
   sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
   try:
     rest = FLAGS(argv)
+    if _CONFIG.value is not None:
+      _CONFIG.value.keys()  # a file that is missing is reported only here
   except Exception as e:  # of flags, of the config file, or of a field
     raise config_lib.ConfigError(_explain(argv, e)) from None
   if rest[1:]:

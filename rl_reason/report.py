@@ -33,8 +33,8 @@ PACKAGES = (
 POINTS = 500  # of a curve
 TOKENS = 1000  # of a response in the token viewer
 LETTERS = 4000  # of a prompt, an answer or a response
-VIEWER_BYTES = 1_000_000
-PAIRS_BYTES = 300_000
+VIEWER_BYTES = 1_200_000
+PAIRS_BYTES = 250_000
 
 TIMES = {
     "sampling": "timing_s/gen",
@@ -45,7 +45,7 @@ TIMES = {
 }
 
 # Series are {label: "axis name"}; {mean}, {best} and {totals} are filled in.
-CHARTS = (
+CHARTS: tuple[dict[str, Any], ...] = (
     dict(
         title="Accuracy",
         about=(
@@ -274,7 +274,7 @@ def _commit(folder: pathlib.Path) -> str | None:
   ):
     try:
       out = subprocess.run(
-          ["git", "-C", str(folder), *command],
+          ["git", "--no-optional-locks", "-C", str(folder), *command],
           capture_output=True,
           check=True,
           text=True,
@@ -464,7 +464,7 @@ def _difference(old: Score, new: Score) -> str:
   return f"{change:+.1f} tokens"
 
 
-def _tiles(lines: list[dict]) -> list[dict[str, str]]:
+def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
   """The headline: a few numbers, before and after."""
   before, after = _before_after(lines)
   if before is None:
@@ -617,7 +617,7 @@ def _flat(line: dict) -> dict[str, float | None]:
   return out
 
 
-def _derived(line: dict) -> dict[str, float]:
+def _derived(line: dict) -> dict[str, float | None]:
   """What is left of an RL line's prompts, and of its time."""
   out = {}
   right, wrong = line.get("train/all_right"), line.get("train/all_wrong")
@@ -625,9 +625,8 @@ def _derived(line: dict) -> dict[str, float]:
     out["train/mixed"] = metrics.number(1 - right - wrong)
   if line.get("timing_s/step") is not None:
     named = sum(line.get(name) or 0 for name in TIMES.values())
-    out["timing_s/other"] = metrics.number(
-        max(line["timing_s/step"] - named, 0)
-    )
+    rest = max(line["timing_s/step"] - named, 0)
+    out["timing_s/other"] = metrics.number(rest)
   return out
 
 

@@ -21,3 +21,16 @@ def child_env(cache=None) -> dict[str, str]:
     env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   return env
+
+
+def restore_arrays(path):
+  """An orbax checkpoint as numpy arrays, whatever devices it came from."""
+  import numpy as np
+  import orbax.checkpoint as ocp
+
+  import jax
+
+  with ocp.StandardCheckpointer() as checkpointer:
+    metadata = checkpointer.metadata(path).item_metadata.tree
+    like = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), metadata)
+    return checkpointer.restore(path, like)

@@ -174,7 +174,9 @@ def response_logps(params, cfg, tokens_BL, start_B, length, temperature=1.0):
   return np.array(out_BT)
 
 
-def rl_loss(params, cfg, batch, *, temperature, reduction, beta, low, high, dual):
+def rl_loss(
+    params, cfg, batch, *, temperature, reduction, beta, low, high, dual
+):
   """Clipped objective plus beta * k3 of one minibatch, reduced to a number."""
   mask_BT = np.asarray(batch.mask_BT)
   logps_BT = response_logps(
@@ -187,10 +189,10 @@ def rl_loss(params, cfg, batch, *, temperature, reduction, beta, low, high, dual
   )
   loss_BT = np.zeros(mask_BT.shape)
   for b, t in zip(*np.nonzero(mask_BT), strict=True):
-    logp = logps_BT[b, t]
-    loss_BT[b, t] = policy_loss(
-        logp - batch.old_logps_BT[b, t], batch.advantages_BT[b, t], low, high, dual
-    ) + beta * k3(logp, batch.ref_logps_BT[b, t])
+    logp, advantage = logps_BT[b, t], batch.advantages_BT[b, t]
+    log_ratio = logp - batch.old_logps_BT[b, t]
+    loss_BT[b, t] = policy_loss(log_ratio, advantage, low, high, dual)
+    loss_BT[b, t] += beta * k3(logp, batch.ref_logps_BT[b, t])
   return reduce(reduction, loss_BT, mask_BT, batch.groups_B)
 
 

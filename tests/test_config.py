@@ -20,6 +20,7 @@ from rl_reason import (
     tokenizer,
 )
 from rl_reason.stages import rl, sft
+from rl_reason.tasks import arithmetic
 
 
 def tiny():
@@ -299,6 +300,12 @@ def compiled(tmp_path_factory):
   jax.config.update("jax_compilation_cache_dir", None)
 
 
+@pytest.fixture(autouse=True)
+def groups_with_signal(monkeypatch):
+  """A verdict that an untrained model gets right half of the time."""
+  monkeypatch.setattr(arithmetic, "verify", lambda text, row: len(text) % 2)
+
+
 def test_the_table_is_complete():
   assert FIELDS.keys() == config.flat(tiny()).keys()
 
@@ -367,9 +374,10 @@ def test_evaluate_batch_changes_the_program_and_no_number(tmp_path):
 
 
 @pytest.mark.slow
-def test_shortfall_can_raise(tmp_path):
+def test_shortfall_can_raise(tmp_path, monkeypatch):
+  monkeypatch.setattr(arithmetic, "verify", lambda text, row: False)
   c = tiny()
-  c.dynamic_sampling.shortfall = "raise"  # an untrained model is never right
+  c.dynamic_sampling.shortfall = "raise"
   run = make_run(c, tmp_path)
   with jax.set_mesh(run.mesh), pytest.raises(dynamic_sampling.Shortfall):
     rl.run(run, sft.run(run))

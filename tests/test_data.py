@@ -8,6 +8,7 @@ import tokenizers
 import transformers
 
 from rl_reason import data, tasks, tokenizer
+from rl_reason.config import ConfigError
 from rl_reason.tasks import arithmetic, countdown
 
 LEVELS = (2, 3, 4)
@@ -68,7 +69,7 @@ def test_load_directory(tmp_path):
 
 def test_load_says_which_characters_are_missing(tmp_path):
   path = save(tmp_path, ["?", "</s>", *"0123456789+-="], eos_token="</s>")
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ConfigError) as error:
     tokenizer.load(path, arithmetic.ALPHABET)
   message = str(error.value)
   assert path in message
@@ -77,14 +78,14 @@ def test_load_says_which_characters_are_missing(tmp_path):
 
 def test_load_wants_an_eos(tmp_path):
   path = save(tmp_path, ["?", *"0123456789+-=;#"])
-  with pytest.raises(ValueError, match="has no EOS token; set eos_token"):
+  with pytest.raises(ConfigError, match="has no EOS token; set eos_token"):
     tokenizer.load(path, arithmetic.ALPHABET)
 
 
 def test_load_from_nowhere(tmp_path):
   """One line that says what to give instead, for a path and an empty one."""
   for path in (tmp_path, tmp_path / "nothing"):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ConfigError) as error:
       tokenizer.load(str(path), arithmetic.ALPHABET)
     assert f"tokenizer = {str(path)!r}: cannot be loaded" in str(error.value)
     assert "tokenizer.json" in str(error.value)

@@ -146,7 +146,9 @@ def test_shortfall_raises():
   """Two rounds with one useful group of six: 1 of 3."""
   with pytest.raises(dynamic_sampling.Shortfall) as error:
     collect(
-        rows(0, WRONG, SIGNAL, WRONG), rows(3, WRONG, WRONG, WRONG), max_rounds=2
+        rows(0, WRONG, SIGNAL, WRONG),
+        rows(3, WRONG, WRONG, WRONG),
+        max_rounds=2,
     )
   message = str(error.value)
   assert "1 of 3 groups have signal after 2 rounds (accuracy 8.3%)" in message

@@ -12,9 +12,10 @@ from rl_reason.tasks import Row, arithmetic
 
 
 def test_mean_interval_by_hand():
-  """1, 0, 1, 0.5: mean 0.625; squared deviations 0.140625 + 0.390625 +
-  0.140625 + 0.015625 = 0.6875, / 3 = 0.22916667, root 0.47871355; half-width
-  1.96 * 0.47871355 / 2 = 0.46913928.
+  """1, 0, 1, 0.5 have mean 0.625 and std 0.47871355 (ddof 1).
+
+  0.140625 + 0.390625 + 0.140625 + 0.015625 = 0.6875; / 3 = 0.22916667; its
+  root is the std; the half-width is 1.96 * 0.47871355 / sqrt(4) = 0.46913928.
   """
   mean, half = evaluate.mean_interval(np.array([1, 0, 1, 0.5]))
   assert mean == 0.625
@@ -71,7 +72,8 @@ def test_majority_by_hand():
   got = evaluate.majority(answers_NG, correct_NG)
   assert got.tolist() == [1, 0, 1, 0]
   assert evaluate.majority([["4", "3", ""]], correct_NG[1:2]).tolist() == [0]
-  assert evaluate.majority([["8", "7", "7", "8", "7"]], [[0, 1, 1, 0, 1]]) == [1]
+  late_NG = [["8", "7", "7", "8", "7"]]
+  assert evaluate.majority(late_NG, [[0, 1, 1, 0, 1]]).tolist() == [1]
 
 
 def responses(tok, texts, truncated=None, slots=6):

@@ -1,5 +1,6 @@
 """The page of a run: complete, self-contained, small, and safe to open."""
 
+import html
 import json
 import pathlib
 import re
@@ -70,7 +71,7 @@ def rl_line(step):
       "stage": "rl",
       "step": step,
       "train/accuracy": 0.1 + 1 / (step + 7),
-      "train/all_right": 0.25,
+      "train/all_right": 0.125,
       "train/all_wrong": 0.5,
       "train/groups_with_signal": 2,
       "critic/rewards/mean": -0.123456789 / step,
@@ -159,7 +160,7 @@ def test_curves_hold_the_numbers_of_the_log(tmp_path):
   held_out = series(data, "mean@4")
   assert held_out["y"] == [0.2, 0.7]
   assert held_out["half"] == [0.0123456789] * 2
-  assert series(data, "train/mixed")["y"] == [0.25] * 4
+  assert series(data, "train/mixed")["y"] == [0.375] * 4
   assert series(data, "timing_s/other")["y"] == [0.75] * 4
   assert data["axes"]["habits"]["step"] == [10]  # behind the skill's 5
 
@@ -201,12 +202,11 @@ def test_hostile_text_stays_text(tmp_path):
   page = page_of(put(folder, [evaluation(0, 0.1, 0.2)], rows))
   template = pathlib.Path(report.__file__).with_name("report.html.in")
   empty = template.read_text(encoding="utf-8")
-  for mark in ("<script", "</script", "<img", "<!--", "onerror", "<b>"):
-    inside = 0 if mark != "onerror" else 3 * 4 + 3  # plain words may appear
-    assert page.count(mark) <= empty.count(mark) + inside * len(rows), mark
-  assert page.count("<") == empty.count("<")
+  for mark in "<>&":
+    assert page.count(mark) == empty.count(mark)
   assert "\u2028" not in page and "\u2029" not in page
   data = read(page)
+  assert data["title"] == folder.name
   assert [row["prompt"] for row in data["viewer"]] == list(HOSTILE) * 3
   assert [row["tokens"][0] for row in data["viewer"]] == list(HOSTILE) * 3
   for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write"):
@@ -280,7 +280,7 @@ def test_long_run_is_thinned_and_says_so(tmp_path):
   assert accuracy == [0.1 + 1 / (step + 7) for step in step_of]
   assert any("500 of 6000 steps" in note for note in data["notes"])
   assert re.search(rf"\d+ of {len(rows)} responses", data["viewer_note"])
-  assert len({row["step"] for row in data["viewer"]}) > 20
+  assert len({row["step"] for row in data["viewer"]}) > 10
   (long,) = [row for row in data["viewer"] if row["length"] == 20_000]
   assert len(long["tokens"]) == len(long["logp"]) == report.TOKENS
   assert "at most 1000 tokens" in data["viewer_note"]
@@ -361,10 +361,8 @@ def test_in_a_browser(tmp_path):
   )
   if "<body" not in done.stdout:
     pytest.skip("chromium does not start here")
-  found = done.stdout.split("FOUND")[1]
-  title, images, paths, token, position, *numbers = json.loads(
-      found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-  )
+  found = html.unescape(done.stdout.split("FOUND")[1])
+  title, images, paths, token, position, *numbers = json.loads(found)
   assert title == f"{tmp_path.name}: RL report" and not images and paths > 5
   assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
   names = ("advantage", "logp", "entropy")

@@ -9,9 +9,8 @@ import time
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from conftest import ROOT, child_env
+from conftest import ROOT, child_env, restore_arrays
 
 KILLER = str(ROOT / "tests" / "killer.py")
 FLAGS = (
@@ -54,7 +53,7 @@ def outcome(workdir):
   """Everything that must not depend on how often the run was killed."""
   checkpoints = workdir / "checkpoints" / "rl"
   last = max(checkpoints.iterdir(), key=lambda p: int(p.name))
-  state = ocp.StandardCheckpointer().restore(last / "state")
+  state = restore_arrays(last / "state")
   leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
   host = json.loads((last / "host.json").read_text())
   return (

@@ -8,7 +8,6 @@ import reference
 
 from rl_reason import advantages, rewards
 
-
 BOOTSTRAP = jax.jit(rewards.bootstrap_truncated)
 GROUP_NORM = jax.jit(advantages.group_norm)
 

@@ -131,7 +131,7 @@ def test_what_each_reduction_does_to_length():
 
 
 def test_constant_divides_by_the_longest_response_allowed():
-  """Dr.GRPO: N x L_max, so tokens weigh the same however long the others are."""
+  """Dr.GRPO: N x L_max; a token's weight is the same beside longer rows."""
   short = call("constant", [[1, 0, 0, 0]] * 6, [0] * 6)
   full = call("constant", [[1, 1, 1, 1]] * 6, [0] * 6)
   assert short[0, 0] == full[0, 0] == np.float32(1 / 24)

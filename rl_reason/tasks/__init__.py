@@ -12,6 +12,7 @@ A task is a module with
 Rows are held out by a hash of the prompt, here, so that no task can forget.
 """
 
+import functools
 import hashlib
 import importlib
 import types
@@ -51,6 +52,7 @@ def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
       return row
 
 
+@functools.cache
 def evaluation_rows(task, levels, count: int) -> list[Row]:
   """A fixed set of distinct held-out rows, shared evenly by the levels.
 
@@ -61,7 +63,7 @@ def evaluation_rows(task, levels, count: int) -> list[Row]:
   rng = np.random.default_rng(20260101)
   found: dict[str, Row] = {}
   stale = 0
-  while len(found) < count and stale < 100_000:
+  while len(found) < count and stale < 3_000:
     row = draw(task, rng, levels, evaluation=True)
     stale = 0 if row.prompt not in found else stale + 1
     found.setdefault(row.prompt, row)

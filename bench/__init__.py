@@ -1,0 +1,1 @@
+"""Measurements: one command a table, results committed as data."""

@@ -1,0 +1,20 @@
+"""DAPO on countdown: many responses are right, and searching is a skill.
+
+  python -m rl_reason.main --config=configs/countdown.py
+"""
+
+from configs import dapo
+
+
+def get_config():
+  """SFT teaches to search and to give up early; RL decides between them."""
+  c = dapo.get_config()
+  c.task.name = "countdown"
+  c.task.difficulties = (2, 3)
+  c.sft.skill.mixture = "careful:1,search:1"
+  c.sft.skill.threshold = 0.3
+  c.sft.habits.mixture = "search:1,hasty:3"
+  c.rollout.max_tokens = 96
+  c.reward.overlong_buffer = 16
+  c.evaluate.prompts = 400  # there are 428 held-out prompts
+  return c

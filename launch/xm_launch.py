@@ -1,0 +1,166 @@
+"""Launches an experiment: a config, swept over seeds and overrides.
+
+  python launch/xm_launch.py --config=configs/dapo.py --seeds=0,1,2 \
+      --set=rl.steps=100 --set=loss.clip_high=0.2 --set=loss.clip_high=0.28
+
+A field that is set several times is swept: the above are 3 x 2 runs. They go
+one after the other, through XManager if it is installed (`pip install
+xmanager`; `xmanager launch launch/xm_launch.py -- ...` works too), else by the
+few lines at the end of this file. `--dry_run` prints the commands.
+
+Every combination is checked before the first one starts. Exit codes: 0 done;
+1 a run failed; 2 a config that cannot work, nothing was started.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+# For rl_reason and configs, installed or not.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from rl_reason import config as config_lib
+
+try:
+  from xmanager import xm, xm_local
+except ImportError:
+  xm = None
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+_CONFIG = flags.DEFINE_string(
+    "config", None, "config file, e.g. configs/dapo.py or configs/dapo.py:smoke"
+)
+_SEEDS = flags.DEFINE_list("seeds", [], "seeds to run; default: the config's")
+_SET = flags.DEFINE_multi_string(
+    "set", [], "field=value of the config; several of one field are swept"
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "print the commands, run none")
+
+
+def sweep(config: str, seeds: list[str], sets: list[str]) -> list[dict]:
+  """The arguments of every run: a product over the fields that are swept.
+
+  Args:
+    config: file of the config.
+    seeds: none leaves the seed to the config.
+    sets: 'field=value'.
+
+  Raises:
+    config_lib.ConfigError: something that is not 'field=value'.
+  """
+  fields = {"seed": list(seeds)} if seeds else {}
+  for text in sets:
+    field, mark, value = text.partition("=")
+    if not mark:
+      raise config_lib.ConfigError(f"--set = {text!r}: must be field=value")
+    fields.setdefault(field, []).append(value)
+  names = [f"config.{field}" for field in fields]
+  return [
+      {"config": config} | dict(zip(names, values, strict=True))
+      for values in itertools.product(*fields.values())
+  ]
+
+
+def argv(args: dict) -> list[str]:
+  """Arguments as the command line has them."""
+  return [f"--{name}={value}" for name, value in args.items()]
+
+
+def check(args: dict) -> None:
+  """Reads and checks the config of one run, as that run will.
+
+  Raises:
+    config_lib.ConfigError: it cannot work.
+  """
+  line = ["check", *argv(args)]
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=line)
+  try:
+    values(line)
+    given = config_flags.get_override_values(values["config"])
+    config_lib.check(values.config, tuple(given))
+  except config_lib.ConfigError:
+    raise
+  except Exception as e:  # the config file may raise anything
+    # What is wrong stands last: ml_collections quotes a whole traceback.
+    raise config_lib.ConfigError(str(e).splitlines()[-1].strip()) from None
+
+
+async def launch(title: str, runs: list[dict]) -> None:
+  """Runs them as work units of one XManager experiment, one after the other.
+
+  Args:
+    title: of the experiment.
+    runs: arguments of each.
+
+  Raises:
+    RuntimeError: after the last one, if one failed.
+  """
+  executor = xm_local.Local()
+  async with xm_local.create_experiment(experiment_title=title) as experiment:
+    [executable] = experiment.package([
+        xm.binary(
+            path=sys.executable,
+            args=["-m", "rl_reason.main"],
+            executor_spec=executor.Spec(),
+        )
+    ])
+    for args in runs:
+      job = xm.Job(executable=executable, executor=executor, args=args)
+      unit = await experiment.add(job)
+      with contextlib.suppress(xm.ExperimentUnitFailedError):
+        await unit.wait_until_complete()  # the next one needs the accelerator
+
+
+def run_here(commands: list[list[str]]) -> int:
+  """Runs commands one after the other; returns how many failed."""
+  failed = 0
+  for index, command in enumerate(commands):
+    print(f"run {index + 1}/{len(commands)}: {shlex.join(command)}", flush=True)
+    code = subprocess.run(command, check=False).returncode
+    if code:
+      print(f"run {index + 1} ended with exit code {code}", file=sys.stderr)
+      failed += 1
+  return failed
+
+
+def main(rest: list[str]) -> int:
+  """Builds the experiment, checks it, and launches or prints it."""
+  os.chdir(ROOT)  # where configs/ is, and where runs/ should be
+  try:
+    if rest[1:]:
+      raise config_lib.ConfigError(f"{rest[1]!r}: not understood")
+    if _CONFIG.value is None:
+      raise config_lib.ConfigError("--config is missing")
+    runs = sweep(_CONFIG.value, _SEEDS.value, _SET.value)
+    for args in runs:
+      check(args)
+  except config_lib.ConfigError as e:
+    print(f"config error: {e}", file=sys.stderr)
+    return 2
+  command = [sys.executable, "-m", "rl_reason.main"]
+  commands = [command + argv(args) for args in runs]
+  if _DRY_RUN.value:
+    print("\n".join(shlex.join(command) for command in commands))
+    return 0
+  if xm is None:
+    return int(run_here(commands) > 0)
+  try:
+    asyncio.run(launch(f"rl_reason {_CONFIG.value}", runs))
+  except RuntimeError as e:
+    print(f"error: {e}", file=sys.stderr)
+    return 1
+  return 0
+
+
+if __name__ == "__main__":
+  app.run(main)

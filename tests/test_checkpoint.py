@@ -1,0 +1,112 @@
+"""Checkpoints: whole or not there, and never silently wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_reason import checkpoint
+
+
+def state(step):
+  return {"w": jnp.arange(6.0).reshape(2, 3) * step, "step": jnp.int32(step)}
+
+
+def save_some(directory, steps, scores=None, **keep):
+  c = checkpoint.Checkpoints(directory, **keep)
+  for i, step in enumerate(steps):
+    c.save(step, state(step), {"at": step}, scores[i] if scores else None)
+  c.close()
+  return checkpoint.Checkpoints(directory, **keep)
+
+
+def test_round_trip(tmp_path):
+  c = save_some(tmp_path, [3, 7], keep_last=2)
+  assert c.newest() == 7 and c.host(7) == {"at": 7}
+  found = c.restore(7, jax.tree.map(jnp.zeros_like, state(0)))
+  jax.tree.map(np.testing.assert_array_equal, found, state(7))
+
+
+def test_keeps_the_last_and_the_best(tmp_path):
+  c = save_some(
+      tmp_path,
+      [1, 2, 3, 4, 5, 6],
+      [0.1, 0.9, 0.3, 0.9, None, 0.2],
+      keep_last=2,
+      keep_best=1,
+  )
+  assert c.steps() == [2, 5, 6]  # of equal scores the earlier
+  assert c.best() == 2
+
+
+def files(directory):
+  return [
+      p for p in sorted(directory.rglob("*")) if p.name != "manifest.json"
+      and p.is_file()
+  ]
+
+
+def test_every_file_is_covered(tmp_path):
+  """One bit flipped in any file at all: named, and the one before is used."""
+  c = save_some(tmp_path, [1, 2], keep_last=2)
+  assert len(files(tmp_path / "2")) >= 5
+  for path in files(tmp_path / "2"):
+    whole = path.read_bytes()
+    if not whole:
+      continue
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    path.write_bytes(flipped)
+    said = []
+    assert c.newest(said.append) == 1
+    assert len(said) == 1 and path.name in said[0] and "/2 is damaged" in said[0]
+    path.write_bytes(whole)
+  assert c.newest() == 2
+
+
+@pytest.mark.parametrize(
+    "harm, words",
+    [
+        (lambda d: (d / "manifest.json").unlink(), "unfinished"),
+        (lambda d: (d / "manifest.json").write_text("{"), "manifest cannot be"),
+        (lambda d: (d / "host.json").unlink(), "host.json is missing"),
+        (lambda d: files(d / "state")[0].unlink(), "is missing"),
+    ],
+)
+def test_damage_is_named(tmp_path, harm, words):
+  c = save_some(tmp_path, [1, 2], keep_last=2)
+  harm(tmp_path / "2")
+  said = []
+  assert c.newest(said.append) == 1
+  assert words in said[0]
+  assert c.best() is None  # nothing was scored
+
+
+def test_nothing_whole_is_nothing(tmp_path):
+  assert checkpoint.Checkpoints(tmp_path / "none").newest() is None
+  save_some(tmp_path, [1])
+  (tmp_path / "1" / "manifest.json").unlink()
+  assert checkpoint.Checkpoints(tmp_path).newest(lambda _: None) is None
+
+
+def test_an_unfinished_checkpoint_is_written_again(tmp_path):
+  save_some(tmp_path, [1, 2], keep_last=2)
+  (tmp_path / "2" / "manifest.json").unlink()
+  c = checkpoint.Checkpoints(tmp_path, keep_last=2)
+  c.save(2, state(5), {"at": "again"})
+  c.close()
+  assert checkpoint.Checkpoints(tmp_path).newest() == 2
+  assert c.host(2) == {"at": "again"}
+
+
+def test_the_state_may_be_donated_at_once(tmp_path):
+  """A save holds its own copy: training goes on in the same buffers."""
+  bump = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
+  now = state(1)
+  c = checkpoint.Checkpoints(tmp_path)
+  c.save(1, now, {})
+  for _ in range(50):
+    now = bump(now)
+  c.close()
+  found = checkpoint.Checkpoints(tmp_path).restore(1, state(0))
+  np.testing.assert_array_equal(found["w"], state(1)["w"])
