@@ -126,7 +126,8 @@ def table(result: dict) -> str:
   gaps = [r["logp_gap_max"] for r in runs if r["logp_gap_max"] is not None]
   out += [
       "",
-      f"Largest sampler/trainer log-prob difference of any token: {max(gaps):.1e}.",
+      "Largest sampler/trainer log-prob difference of any token:"
+      f" {max(gaps):.1e}.",
       "",
       "Versions: "
       + ", ".join(f"{k} {v}" for k, v in flat(result["environment"])),
@@ -162,9 +163,12 @@ def figure(result: dict) -> None:
           axis.axhline(r["accuracy"][-1], color=color, lw=0.8, label=label)
           label = None
         continue
-      axes[0].plot(r["steps"], r["accuracy"], color=color, lw=1.2, label=label)
-      axes[1].plot([t / 1e6 for t in r["tokens"]], r["accuracy"], color=color, lw=1.2)
-  axes[0].set(xlabel="RL steps", ylabel="held-out accuracy (mean@4)", ylim=(0, 1))
+      style = dict(color=color, lw=1.2, label=label)
+      axes[0].plot(r["steps"], r["accuracy"], **style)
+      millions = [t / 1e6 for t in r["tokens"]]
+      axes[1].plot(millions, r["accuracy"], **style | dict(label=None))
+  axes[0].set(xlabel="RL steps", ylabel="held-out accuracy (mean@4)")
+  axes[0].set_ylim(0, 1)
   axes[1].set(xlabel="generated tokens (millions)")
   for axis in axes:
     axis.grid(alpha=0.25)

@@ -59,7 +59,7 @@ def get_config():
   c.rollout.prompts = 32  # a batch, and one round of generation
   c.rollout.group_size = 8  # responses to each prompt
   c.rollout.max_prompt = 12  # tokens
-  c.rollout.max_tokens = 44  # of a response, EOS included
+  c.rollout.max_tokens = 48  # of a response, EOS included
   c.rollout.temperature = 1.0
   c.rollout.top_p = 1.0
   c.rollout.allow_top_p = False  # stored log-probs ignore top_p: say you know
@@ -118,9 +118,9 @@ def get_config():
   c.evaluate.mean_of = 4  # samples in the headline accuracy
   c.evaluate.temperature = 1.0
   c.evaluate.top_p = 1.0
-  c.evaluate.batch = 250  # prompts sampled at a time
+  c.evaluate.batch = 256  # prompts sampled at a time
   c.evaluate.every = 10  # RL steps between interim evaluations; 0 = never
-  c.evaluate.interim_prompts = 250
+  c.evaluate.interim_prompts = 256
 
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.every = 10  # RL steps

@@ -15,7 +15,7 @@ def get_config(variant=""):
   c.loss.dual_clip = 10.0
   c.loss.reduction = "token_mean"
   c.dynamic_sampling.enabled = True
-  c.reward.overlong_buffer = 8
+  c.reward.overlong_buffer = 4
   if variant == "smoke":
     c.sft.skill.steps = 60
     c.sft.skill.threshold = 0.0

@@ -279,7 +279,7 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   require(
       r.top_p == 1 or r.allow_top_p,
       "rollout.top_p",
-      "stored log-probs are those before top-p, so training would be off-policy;"
+      "stored log-probs are those before top-p: training would be off-policy;"
       " use 1.0, or set rollout.allow_top_p=True",
   )
   require(

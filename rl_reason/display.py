@@ -34,7 +34,7 @@ class Display:
     self._doing, self._fields = "starting", ""
     self._stage, self._step, self._total = "", 0, 0
     self._stage_began, self._stage_first = self._began, 0
-    self._bar = None
+    self._bar: rich.progress.Progress | None = None
     self._end = threading.Event()
     threading.Thread(target=self._heartbeat, daemon=True).start()
 

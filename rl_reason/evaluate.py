@@ -6,11 +6,13 @@ one run are compared on the same random numbers.
 
 import collections
 import math
+import operator
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from rl_reason import data, rollout, sharding, tasks, tokenizer
+from rl_reason import data, sharding, tasks, tokenizer
 from rl_reason.structs import Rollouts, Tree
 
 
@@ -55,7 +57,7 @@ def majority(answers_NG: list[list[str]], correct_NG: np.ndarray):
   return right_N
 
 
-def judge(task, tok, rollouts: Rollouts, rows: list[tasks.Row]):
+def judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
   """Texts and verdicts of responses; G adjacent ones belong to each row.
 
   A response that was cut off, or that the verifier fails on, is wrong.
@@ -152,9 +154,8 @@ def evaluate(run, params: Tree, count: int, doing: str):
             top_p=c.evaluate.top_p,
         )
     )
-    rollouts = jax.tree.map(
-        lambda x: x[: len(some) * (samples + 1)], rollouts
-    )
+    real = slice(len(some) * (samples + 1))
+    rollouts = jax.tree.map(operator.itemgetter(real), rollouts)
     said, correct_B, failed = judge(run.task, run.tok, rollouts, some)
     failures += failed
     parts.append(
@@ -167,14 +168,14 @@ def evaluate(run, params: Tree, count: int, doing: str):
         rollouts, some, said, correct_B, np.arange(len(some)) * (samples + 1)
     )
     run.check_stop()
-  correct_NG, length_NG, truncated_NG = np.moveaxis(np.concatenate(parts), -1, 0)
+  judged_NG = np.concatenate(parts)
+  correct_NG, length_NG, truncated_NG = np.moveaxis(judged_NG, -1, 0)
   answers_NG = [
-      [run.task.answer(t) if not cut else "" for t, cut in zip(*pair)]
-      for pair in zip(
-          [t[:samples] for t in texts],
-          truncated_NG[:, :samples],
-          strict=True,
-      )
+      [
+          "" if cut else run.task.answer(t)
+          for t, cut in zip(said[:samples], cut_G[:samples], strict=True)
+      ]
+      for said, cut_G in zip(texts, truncated_NG, strict=True)
   ]
   metrics = summarize(
       c.task.name,

@@ -89,13 +89,13 @@ def sample(
     return jnp.repeat(x, group_size, axis)
 
   cache = model.empty_cache(cfg, prompts.tokens_NP.shape[0], prompt_slots)
-  hidden_NPD, cache = model.forward(
+  hidden_NPD, filled = model.forward(
       params, cfg, prompts.tokens_NP, prompts.start_N, cache
   )
   logits_BV = per_sample(model.logits(params, cfg, hidden_NPD[:, -1]))
   grow = ((0, 0), (0, 0), (0, 0), (0, max_tokens), (0, 0))
   cache = model.constrain_cache(
-      jax.tree.map(lambda x: jnp.pad(per_sample(x, 1), grow), cache)
+      jax.tree.map(lambda x: jnp.pad(per_sample(x, 1), grow), filled)
   )
 
   start_B = per_sample(prompts.start_N)

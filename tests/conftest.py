@@ -25,10 +25,9 @@ def child_env(cache=None) -> dict[str, str]:
 
 def restore_arrays(path):
   """An orbax checkpoint as numpy arrays, whatever devices it came from."""
+  import jax
   import numpy as np
   import orbax.checkpoint as ocp
-
-  import jax
 
   with ocp.StandardCheckpointer() as checkpointer:
     metadata = checkpointer.metadata(path).item_metadata.tree

@@ -59,7 +59,8 @@ def test_every_file_is_covered(tmp_path):
     path.write_bytes(flipped)
     said = []
     assert c.newest(said.append) == 1
-    assert len(said) == 1 and path.name in said[0] and "/2 is damaged" in said[0]
+    assert len(said) == 1
+    assert path.name in said[0] and "/2 is damaged" in said[0]
     path.write_bytes(whole)
   assert c.newest() == 2
 

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib
+import re
 import threading
 
 import jax
@@ -54,14 +55,14 @@ def lower_sft(run):
   state = step.abstract_state(run.cfg, tx, where)
   c = run.config
   rows, length = c.sft.batch // c.sft.micro_batches, c.rollout.max_tokens
-  shape = (c.sft.micro_batches, rows)
+  shape, total = (c.sft.micro_batches, rows), c.rollout.max_prompt + length
   fn = functools.partial(step.sft_update, cfg=run.cfg, tx=tx)
   return (
       jax.jit(fn)
       .lower(
           state,
           (
-              jax.ShapeDtypeStruct((*shape, c.rollout.max_prompt + length), int),
+              jax.ShapeDtypeStruct((*shape, total), int),
               jax.ShapeDtypeStruct(shape, int),
               jax.ShapeDtypeStruct((*shape, length), bool),
           ),
@@ -151,7 +152,7 @@ def artifacts(run, everything=True):
     name = str(path.relative_to(run.workdir))
     if path.suffix == ".jsonl":
       out[name] = [
-          [x for x in line.split(", ") if "timing_s" not in x and "perf" not in x]
+          [x for x in line.split(", ") if not re.search("timing_s|perf/", x)]
           for line in path.read_text().splitlines()
       ]
     elif path.name == "manifest.json" or "tensorboard" in name:
@@ -420,7 +421,10 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ({"evaluate.mean_of": 3}, "must not exceed evaluate.samples"),
         ({"evaluate.interim_prompts": 99}, "must not exceed evaluate.prompts"),
         (
-            {"dynamic_sampling.surplus": "keep", "dynamic_sampling.enabled": False},
+            {
+                "dynamic_sampling.surplus": "keep",
+                "dynamic_sampling.enabled": False,
+            },
             "only with dynamic_sampling.enabled",
         ),
         ({"mesh.fsdp": 0}, "must be positive, or -1"),

@@ -200,8 +200,19 @@ def test_disabled_takes_one_round_as_it_is():
   assert batch.age_B.tolist() == [0] * 6
   assert batch.rollouts.mask_BT.all()
   assert left is None
-  assert metrics["train/all_right"] == metrics["train/all_wrong"]
+  assert metrics["train/groups_with_signal"] == 1
   assert metrics["train/groups_missing"] == 0
+
+
+def test_disabled_takes_no_second_round():
+  """Two groups of three: the batch is padded, however many rounds it may."""
+  batch, _, metrics, calls = collect(
+      rows(0, WRONG, RIGHT), enabled=False, shortfall="pad"
+  )
+  assert calls == 1
+  assert ids(batch)[:2] == [0, 1]
+  assert batch.age_B.tolist() == [0] * 4 + [-1] * 2
+  assert metrics["train/groups_missing"] == 1
 
 
 def test_the_filter_reads_accuracy():

@@ -69,8 +69,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(flags, words):
 
 
 def test_a_work_directory_of_another_config_is_refused(tmp_path):
-  from rl_reason import config
   from configs import dapo
+  from rl_reason import config
 
   saved = config.flat(dapo.get_config()) | {"loss.clip_high": 0.25}
   (tmp_path / "config.json").write_text(json.dumps(saved))

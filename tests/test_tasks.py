@@ -52,7 +52,10 @@ def test_arithmetic_wrong(text):
 
 @pytest.mark.parametrize(
     "text, answer",
-    [("1;#08", "08"), ("#7", "7"), ("#-7", ""), ("7", ""), ("", ""), ("#", "")],
+    [
+        *[("1;#08", "08"), ("#7", "7"), ("#-7", ""), ("7", ""), ("", "")],
+        *[("#", ""), ("#7#", ""), ("#\u0667", ""), ("#\u00b2", "")],
+    ],
 )
 def test_arithmetic_answer(text, answer):
   """What votes for maj@k: '' does not."""
@@ -205,10 +208,12 @@ def test_countdown_right(text):
         *["", "#", "?#", ";#", "13#", "=13#", "2*3=6;6+7=13", "#2*3=6;6+7=13"],
         "2*3=6;6+7=13?",  # right, and given up
         "2*3=7;7+7=14#",  # wrong arithmetic
+        "2*3=5;5+7=13#",  # all numbers used, the target claimed
         "2*3=5;6+7=13#",
         "2+3=5;5*7=35#",  # claims success after failing
         "2*3=6;6+7=13#?2+3=5;5*7=35#",
         "6+7=13#",  # a number that was never there
+        "6+7=13;2*3=6#",  # used before it is made
         "2*3=6;6+6=12#",  # one used twice
         "2*3=6;6+7=13;13+2=15#",
         "2*3=6;2*3=6;6+7=13#",

@@ -43,6 +43,7 @@ class Once:
     self._compiled: Any = None
 
   def __call__(self, *args):
+    """The function's own arguments and result."""
     if self._compiled is None:
       self._display.doing(f"compiling {self._name}")
       began = time.monotonic()
@@ -173,7 +174,7 @@ class Run:
     """Raises Stopped after SIGTERM, on all processes at the same step."""
     stop = self.stop.is_set()
     if jax.process_count() > 1:
-      stop = np.any(multihost_utils.process_allgather(np.array(stop)))
+      stop = bool(np.any(multihost_utils.process_allgather(np.array(stop))))
     if stop:
       raise Stopped
 

@@ -4,7 +4,6 @@ The algorithm is the config: which advantage, which clip, which reduction,
 whether batches are refilled. This loop is the same for all of them.
 """
 
-import functools
 import time
 
 import jax
@@ -180,7 +179,7 @@ def run(run: Run, sft_params: Tree) -> Tree:
       reward_B, advantage_B = sharding.fetch(assess(run.put(small)))
       batch = _batch(run, rows, advantage_B, ref_BT)
       times["adv"] = time.monotonic() - began
-      tokens = metrics.pop("tokens/generated")
+      tokens = int(metrics.pop("tokens/generated"))
       generated += tokens
       metrics |= counts | _rollout_metrics(run, rows, reward_B, batch)
       metrics |= {f"timing_s/{k}": v for k, v in times.items()}
@@ -234,7 +233,8 @@ def load(run: Run, which: str) -> tuple[Tree, int]:
   tx, shardings = _optimizer(run)
   like = step.abstract_state(run.cfg, tx, shardings)
   kept = _no_rows(run) if _keeps(run) else None
-  return checkpoints.restore(at, _everything(run, like, kept))["train"].params, at
+  whole_state = checkpoints.restore(at, _everything(run, like, kept))
+  return whole_state["train"].params, at
 
 
 def _keeps(run: Run) -> bool:
@@ -364,9 +364,8 @@ def _minibatches(run: Run, batch: Batch, at: int) -> Batch:
     by_group = x.reshape(groups, c.rollout.group_size, *x.shape[1:])
     return by_group[order].reshape(-1, *x.shape[1:])
 
-  return step.split(
-      jax.tree.map(cut, batch), count * c.updates.epochs, c.updates.micro_batches
-  )
+  micro = c.updates.micro_batches
+  return step.split(jax.tree.map(cut, batch), count * c.updates.epochs, micro)
 
 
 def _update(run: Run, tx, shardings):

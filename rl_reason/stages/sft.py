@@ -11,8 +11,7 @@ import pathlib
 import jax
 import numpy as np
 
-from rl_reason import checkpoint, data, evaluate, step
-from rl_reason import config as config_lib
+from rl_reason import checkpoint, config as config_lib, data, evaluate, step
 from rl_reason.stages import Once, Run, Stopped
 from rl_reason.structs import RunError, Tree
 
@@ -46,8 +45,8 @@ def load(run: Run) -> Tree:
   workdir = pathlib.Path(run.config.sft.reuse or run.workdir)
   checkpoints = checkpoint.Checkpoints(workdir / "checkpoints" / "habits")
   at = checkpoints.newest(run.display.say)
-  host = checkpoints.host(at) if at is not None else None
-  if host is None or at != host["config"]["sft.habits.steps"]:
+  host = {} if at is None else checkpoints.host(at)
+  if at is None or at != host["config"]["sft.habits.steps"]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   here = config_lib.flat(run.config)
   for name in here:

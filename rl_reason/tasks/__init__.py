@@ -2,8 +2,8 @@
 
 A task is a module with
 
-  ALPHABET, MAX_PROMPT, MAX_RESPONSE   what its texts are made of, in characters
-  DIFFICULTIES, STYLES                 difficulty levels; styles of demonstration
+  ALPHABET, MAX_PROMPT, MAX_RESPONSE   what texts are made of, in characters
+  DIFFICULTIES, STYLES                 levels; styles of demonstration
   problem(rng, difficulty) -> Row      a random problem
   demonstrate(row, style, rng) -> str  a response in one style, without EOS
   verify(text, row) -> bool            whether a finished response is right

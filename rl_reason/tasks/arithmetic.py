@@ -39,7 +39,8 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   the steps wrong.
   """
   chain = row.prompt[:-1]
-  total, moves = int(chain[0]), [chain[i : i + 2] for i in range(1, len(chain), 2)]
+  total = int(chain[0])
+  moves = [chain[i : i + 2] for i in range(1, len(chain), 2)]
   if style == "direct":
     return f"#{row.answer}"
   steps = []
