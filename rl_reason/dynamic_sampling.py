@@ -101,7 +101,7 @@ def collect(
     wanted_N = signal_N if enabled else np.ones_like(signal_N)
     ready.append(take(rows, np.flatnonzero(wanted_N), group_size))
     count += int(wanted_N.sum())
-  share_N = np.concatenate(shares)
+  share_N = np.concatenate(shares or [accuracy(ready[0], group_size)])
   metrics = {
       "train/accuracy": share_N.mean(),
       "train/all_right": (share_N == 1).mean(),
@@ -128,7 +128,8 @@ def collect(
     )
   left = None
   if surplus == "keep" and enabled:
-    rest = take(everything, np.arange(prompts, max(count, prompts)), group_size)
+    last = min(max(count, prompts), 2 * prompts)  # one batch of them at most
+    rest = take(everything, np.arange(prompts, last), group_size)
     missing = prompts - len(rest.age_B) // group_size
     left = concatenate([rest, padding(batch, missing, group_size)])
   return batch, left, metrics

@@ -62,6 +62,12 @@ def bootstrap_truncated(
     [B] float.
   """
   finished_B = (~truncated_B).astype(rewards_B.dtype)
+  same_BB = (groups_B[:, None] == groups_B[None, :]) & ~truncated_B[None, :]
+  # A sum of differences from one of the rewards: the mean of equal rewards is
+  # then that reward to the bit, and rounding does not become signal.
+  any_B = jnp.where(same_BB, rewards_B[None, :], -jnp.inf).max(1)
+  any_B = jnp.where(jnp.isfinite(any_B), any_B, 0)
   count_B = _group_sums(finished_B, groups_B)
-  total_B = _group_sums(rewards_B * finished_B, groups_B)
-  return jnp.where(truncated_B, total_B / jnp.maximum(count_B, 1), rewards_B)
+  above_B = _group_sums((rewards_B - any_B) * finished_B, groups_B)
+  mean_B = any_B + above_B / jnp.maximum(count_B, 1)
+  return jnp.where(truncated_B, mean_B, rewards_B)

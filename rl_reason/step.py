@@ -125,23 +125,30 @@ def abstract_state(
 
 
 def optimize(
-    state: TrainState, tx: optax.GradientTransformation, grads: Tree
+    state: TrainState,
+    tx: optax.GradientTransformation,
+    grads: Tree,
+    mask: Array | bool = True,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """One optimizer step, or none (and counted) if a gradient is not finite."""
+  """One optimizer step, or none (and counted).
+
+  None if a gradient is not finite, or if no token of the minibatch counts:
+  Adam's momentum would move the parameters all the same.
+  """
   norm = optax.tree.norm(grads)
-  finite = jnp.isfinite(norm)
+  good = jnp.isfinite(norm) & jnp.any(mask)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
 
   def keep(new, old):
-    return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
   state = state.replace(
       params=keep(params, state.params),
       opt_state=keep(opt_state, state.opt_state),
-      skipped=state.skipped + ~finite,
+      skipped=state.skipped + ~good,
   )
-  return state, dict(grad_norm=norm, update_skipped=1.0 - finite)
+  return state, dict(grad_norm=norm, update_skipped=1.0 - good)
 
 
 def accumulate(
@@ -212,7 +219,7 @@ def sft_update(
   grads, metrics = accumulate(
       loss_fn, state.params, (rows_A[0], rows_A[1], weights_ABT)
   )
-  state, more = optimize(state, tx, grads)
+  state, more = optimize(state, tx, grads, rows_A[2])
   return state.replace(step=state.step + 1), metrics | more
 
 
@@ -256,20 +263,20 @@ def rl_update(
     logps_BT, entropy_BT = model.response_logps(
         params, cfg, b.tokens_BL, b.start_B, length, temperature
     )
-    # Padding may hold anything, also -inf - -inf: it must not reach a sum.
-    logps_BT = jnp.where(b.mask_BT, logps_BT, 0)
-    old_BT = jnp.where(b.mask_BT, b.old_logps_BT, 0)
-    loss_BT, aux = losses.policy_loss(
-        logps_BT, old_BT, b.advantages_BT, **clip
+    # Padding may hold anything, also NaN: it must not reach a sum.
+    logps_BT, old_BT, ref_BT, advantages_BT = (
+        jnp.where(b.mask_BT, x, 0)
+        for x in (logps_BT, b.old_logps_BT, b.ref_logps_BT, b.advantages_BT)
     )
+    loss_BT, aux = losses.policy_loss(logps_BT, old_BT, advantages_BT, **clip)
     metrics = dict(pg_loss=jnp.sum(weights_BT * loss_BT))
     loss = metrics["pg_loss"]
     if kl != "none":
-      kl_BT = losses.kl(logps_BT, b.ref_logps_BT, kind=kl)
+      kl_BT = losses.kl(logps_BT, ref_BT, kind=kl)
       kl_loss = jnp.sum(weights_BT * kl_BT)
       loss += kl_coef * kl_loss
       metrics |= dict(kl_loss=kl_loss)
-    mask, high = b.mask_BT, aux["clipped"] & (b.advantages_BT > 0)
+    mask, high = b.mask_BT, aux["clipped"] & (advantages_BT > 0)
     metrics |= dict(
         loss=loss,
         entropy=jnp.sum(share_BT * entropy_BT),
@@ -292,7 +299,7 @@ def rl_update(
         state.params,
         (b_A, weights_BT.reshape(shape), share_BT.reshape(shape)),
     )
-    state, more = optimize(state, tx, grads)
+    state, more = optimize(state, tx, grads, mask_BT)
     return state, metrics | more
 
   state, by_M = jax.lax.scan(minibatch, state, batch_MA)

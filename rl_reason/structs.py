@@ -120,7 +120,8 @@ class TrainState:
     params: fp32 master parameters (see `model.table`).
     opt_state: of the optax optimizer.
     step: int32 scalar, steps of the stage that are done.
-    skipped: int32 scalar, updates skipped for a non-finite gradient.
+    skipped: int32 scalar, updates skipped: gradient not finite, or no
+      token that counts.
   """
 
   params: Tree

@@ -21,7 +21,7 @@ def characters(alphabet: str) -> transformers.PreTrainedTokenizerFast:
   """A fast tokenizer with one token per character of the alphabet."""
   symbols = [PAD, EOS, *alphabet]
   fast = tokenizers.Tokenizer(
-      tokenizers.models.WordLevel({s: i for i, s in enumerate(symbols)}, PAD)
+      tokenizers.models.WordLevel({s: i for i, s in enumerate(symbols)})
   )
   fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
   fast.decoder = tokenizers.decoders.Fuse()
@@ -42,6 +42,10 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
   """
   if not path:
     return characters(alphabet)
+  if (os.sep in path or path[0] == ".") and not os.path.isdir(path):
+    # A hub id has one slash too, but then the hub, not the disk, is asked.
+    if path.count("/") != 1 or path[0] in "./~":
+      raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
   try:
     tok = transformers.AutoTokenizer.from_pretrained(path)
   except (OSError, ValueError) as e:
@@ -68,8 +72,14 @@ def encode(tok, texts: list[str]) -> list[list[int]]:
 
 
 def decode(tok, tokens_BT, lengths_B) -> list[str]:
-  """Text of each response, special tokens (the EOS) left out."""
+  """Text of each response without its EOS.
+
+  Other special tokens stay visible: a response that has one is not the same
+  answer as one that has none.
+  """
   return tok.batch_decode(
-      [row[:n] for row, n in zip(tokens_BT.tolist(), lengths_B, strict=True)],
-      skip_special_tokens=True,
+      [
+          row[: n - 1] if n and row[n - 1] == tok.eos_token_id else row[:n]
+          for row, n in zip(tokens_BT.tolist(), lengths_B, strict=True)
+      ]
   )

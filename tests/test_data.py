@@ -87,8 +87,8 @@ def test_load_from_nowhere(tmp_path):
   for path in (tmp_path, tmp_path / "nothing"):
     with pytest.raises(ConfigError) as error:
       tokenizer.load(str(path), arithmetic.ALPHABET)
-    assert f"tokenizer = {str(path)!r}: cannot be loaded" in str(error.value)
-    assert "tokenizer.json" in str(error.value)
+    assert f"tokenizer = {str(path)!r}: " in str(error.value)
+    assert "directory" in str(error.value)
     assert "\n" not in str(error.value)
 
 

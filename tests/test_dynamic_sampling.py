@@ -233,7 +233,6 @@ def test_inputs_are_left_alone():
   assert kept.rollouts.mask_BT.all()
 
 
-@pytest.mark.xfail(strict=True, reason="library bug, reported")
 def test_kept_groups_may_fill_a_batch():
   """No round is needed then, and there is nothing to be measured."""
   kept = rows(0, SIGNAL, SIGNAL, SIGNAL)

@@ -335,18 +335,7 @@ def test_padding_rows_change_nothing(whole):
 
 
 @pytest.mark.parametrize(
-    "field",
-    [
-        "old_logps_BT",
-        pytest.param(
-            "ref_logps_BT",
-            marks=pytest.mark.xfail(strict=True, reason="library, reported"),
-        ),
-        pytest.param(
-            "advantages_BT",
-            marks=pytest.mark.xfail(strict=True, reason="library, reported"),
-        ),
-    ],
+    "field", ["old_logps_BT", "ref_logps_BT", "advantages_BT"]
 )
 def test_what_the_mask_hides_may_be_anything(whole, field):
   params, batch, _, _ = whole
@@ -361,7 +350,7 @@ def test_a_batch_of_padding_does_nothing(whole):
   state, metrics = update(params, empty, [1, 2], SMALL, SGD)
   jax.tree.map(np.testing.assert_array_equal, state.params, params)
   assert metrics["grad_norm"] == metrics["loss"] == metrics["entropy"] == 0
-  assert metrics["update_skipped"] == 0 and state.step == 1
+  assert metrics["update_skipped"] == 1 and state.step == 1
 
 
 def test_minibatches_are_updates_one_after_the_other(whole):

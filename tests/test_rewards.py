@@ -78,7 +78,6 @@ def test_bootstrapped_rows_have_no_advantage(dtype):
   assert (np.sign(got[:-1]) == np.sign(rewards_B[:-1])).all()
 
 
-@pytest.mark.xfail(strict=True, reason="library bug, reported")
 def test_bootstrap_of_equal_rewards_is_that_reward(dtype):
   """The mean of seven float32 0.7 is not 0.7: rounding must not be signal."""
   rewards_B = jnp.full(8, 0.7, dtype)

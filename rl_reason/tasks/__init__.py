@@ -53,18 +53,28 @@ def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
 
 
 @functools.cache
-def evaluation_rows(task, levels, count: int) -> list[Row]:
+def evaluation_rows(
+    task, levels: tuple[int, ...], count: int
+) -> tuple[Row, ...]:
   """A fixed set of distinct held-out rows, shared evenly by the levels.
 
   A level with too few distinct prompts gives all it has and the others take
-  its place. The rows do not depend on the seed of a run, and the first n of
-  them are a mix of all levels.
+  its place; fewer than `count` rows if all are used up. The rows do not depend
+  on the seed of a run, and come in random order: the first n of them are a
+  fair sample.
   """
-  rng = np.random.default_rng(20260101)
+  rng = np.random.default_rng(20261121)
   found: dict[str, Row] = {}
-  stale = 0
-  while len(found) < count and stale < 3_000:
-    row = draw(task, rng, levels, evaluation=True)
-    stale = 0 if row.prompt not in found else stale + 1
-    found.setdefault(row.prompt, row)
-  return list(found.values())
+  open_levels = list(levels)
+  while len(found) < count and open_levels:
+    for level in list(open_levels):
+      for _ in range(1000):
+        row = draw(task, rng, (level,), evaluation=True)
+        if row.prompt not in found:
+          break
+      else:
+        open_levels.remove(level)
+        continue
+      found[row.prompt] = row
+  rows = list(found.values())[:count]
+  return tuple(rows[i] for i in rng.permutation(len(rows)))

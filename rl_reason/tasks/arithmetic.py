@@ -48,8 +48,9 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
     take = int(rng.integers(2, 4)) if style == "leap" else 1
     now, moves = moves[:take], moves[take:]
     after = _apply(total, now)
-    if style == "sloppy" and rng.random() < 0.3:
-      after = max(0, after + int(rng.choice([-3, -2, -1, 1, 2, 3])))
+    if style == "sloppy":
+      wrong = int(rng.choice([-3, -2, -1, 1, 2, 3])) * (rng.random() < 0.3)
+      after = max(0, after + wrong)
     repeats = 1 + int(rng.integers(3)) if style == "ramble" else 1
     steps += [f"{total}{''.join(now)}={after};"] * repeats
     total = after

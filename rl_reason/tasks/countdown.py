@@ -18,7 +18,8 @@ DIFFICULTIES = (2, 3)  # numbers
 MAX_PROMPT = 12
 MAX_RESPONSE = 96
 STYLES = ("careful", "search", "hasty")
-_STEP = re.compile(r"([0-9]{1,4})([+*-])([0-9]{1,4})=([0-9]{1,4})")
+_NUMBER = r"(0|[1-9][0-9]{0,3})"
+_STEP = re.compile(rf"{_NUMBER}([+*-]){_NUMBER}={_NUMBER}")
 _APPLY = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -58,8 +59,8 @@ def _numbers(row: Row) -> list[int]:
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 
-  careful is a right attempt; search tries at random until one is right or
-  there is no room for another; hasty claims success for its first attempt.
+  careful is a right attempt; search tries at random until one is right, and is
+  drawn again if that takes too long; hasty claims success for its first one.
   """
   numbers, text = _numbers(row), ""
   while True:
@@ -70,12 +71,13 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
     if style == "search":
       text += attempt + "?"
       if len(text) > MAX_RESPONSE - 24:
-        text = ""  # start over: the demonstration must find it in time
+        text = ""
 
 
 def answer(text: str) -> str:
-  """The last attempt, if the response claims success; else ''."""
-  return text[:-1].rpartition("?")[2] if text.endswith("#") else ""
+  """The last attempt, if the response claims success once, at its end."""
+  attempts, mark, rest = text.partition("#")
+  return attempts.rpartition("?")[2] if mark and not rest else ""
 
 
 def verify(text: str, row: Row) -> bool:

@@ -1,0 +1,61 @@
+"""What keeps the loop fast: one compilation, and donated buffers."""
+
+import functools
+import importlib
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from rl_reason import display, stages
+from rl_reason.stages import Once, rl
+
+
+def test_another_shape_is_an_error_not_a_recompilation():
+  once = Once("f", jax.jit(lambda x: x + 1), display.Display(False))
+  assert once(np.zeros(3, np.float32)).shape == (3,)
+  once(np.ones(3, np.float32))
+  with pytest.raises(TypeError):
+    once(np.zeros(4, np.float32))
+
+
+def test_the_update_donates_its_state(tmp_path):
+  c = importlib.import_module("configs.dapo").get_config("smoke")
+  run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
+  with jax.set_mesh(run.mesh):
+    tx, where = rl._optimizer(run)
+    init = functools.partial(rl.step.init_state, run.cfg, tx, where)
+    state = init(run.key("parameters"))
+    rows = rl._no_rows(run)
+    batch = rl._batch(run, rows, rows.correct_B, rows.old_logps_BT)
+    batch_MA = run.put(rl._minibatches(run, batch, 0), None, None, "batch")
+    compiled = rl._update(run, tx, where).lower(state, batch_MA).compile()
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert compiled.memory_analysis().alias_size_in_bytes >= size
+    # A batch of padding alone changes nothing, and says so.
+    before = jax.device_get(state.params)
+    state, metrics = compiled(state, batch_MA)
+    jax.tree.map(
+        np.testing.assert_array_equal, before, jax.device_get(state.params)
+    )
+    assert metrics["actor/update_skipped"] == c.updates.minibatches
+
+
+def test_minibatches_deal_out_whole_groups():
+  """Padding comes last, and every minibatch gets its share of it."""
+  c = importlib.import_module("configs.dapo").get_config("smoke")
+  c.updates.minibatches, c.updates.epochs = 4, 2
+  run = type("Run", (), dict(config=c, seed=lambda self, purpose: 0))()
+  groups, size = c.rollout.prompts, c.rollout.group_size
+  rows = dict(
+      id=np.repeat(np.arange(groups), size), row=np.arange(groups * size)
+  )
+  cut = rl._minibatches(run, rows, at=0)
+  assert cut["id"].shape == (8, 1, groups // 4 * size)
+  np.testing.assert_array_equal(
+      cut["id"][0, 0], np.repeat([0, 4], size)
+  )  # groups 0, 4 | 1, 5 | 2, 6 | 3, 7
+  for epoch in (cut["row"][:4], cut["row"][4:]):
+    np.testing.assert_array_equal(np.sort(epoch.ravel()), rows["row"])
+  assert (cut["id"][:4] != cut["id"][4:]).any()
