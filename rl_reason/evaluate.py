@@ -138,7 +138,7 @@ def evaluate(run, params: Tree, count: int, doing: str):
   for first in range(0, len(rows), batch):
     run.display.doing(f"{doing}: prompt {first}/{len(rows)}")
     some = rows[first : first + batch]
-    filled = some + [some[0]] * (batch - len(some))  # one shape, one program
+    filled = [*some, *[some[0]] * (batch - len(some))]  # one shape, one program
     prompts = data.pack_prompts(
         run.tok,
         [row.prompt for row in filled],
