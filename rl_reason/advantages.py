@@ -6,32 +6,21 @@ any integers; rows of a group need not be adjacent.
 """
 
 import chex
-import jax
 import jax.numpy as jnp
 
+from rl_reason.groups import group_max, group_min, group_sum
 from rl_reason.structs import Array
-
-
-def _group_sums(values_B: Array, groups_B: Array) -> Array:
-  """Sums within each row's group, scattered back to the rows: [B] -> [B]."""
-  rows = values_B.shape[0]
-  _, slot_B = jnp.unique(
-      groups_B, return_inverse=True, size=rows, fill_value=-1
-  )
-  return jax.ops.segment_sum(values_B, slot_B, num_segments=rows)[slot_B]
 
 
 def _group_stats(rewards_B, groups_B):
   """Mean, size and 'all rewards are equal' of each row's group."""
   chex.assert_rank([rewards_B, groups_B], 1)
   chex.assert_equal_shape([rewards_B, groups_B])
-  size_B = _group_sums(jnp.ones_like(rewards_B), groups_B)
-  mean_B = _group_sums(rewards_B, groups_B) / size_B
+  size_B = group_sum(jnp.ones_like(rewards_B), groups_B)
+  mean_B = group_sum(rewards_B, groups_B) / size_B
   # Comparing rewards with each other, not with the rounded mean: sixteen
   # rewards of float32(0.7) have a mean other than 0.7 and would get signal.
-  same_BB = groups_B[:, None] == groups_B[None, :]
-  differs_BB = rewards_B[:, None] != rewards_B[None, :]
-  constant_B = ~jnp.any(same_BB & differs_BB, axis=1)
+  constant_B = group_max(rewards_B, groups_B) == group_min(rewards_B, groups_B)
   return mean_B, size_B, constant_B
 
 
@@ -65,7 +54,7 @@ def group_norm(
   """
   mean_B, size_B, constant_B = _group_stats(rewards_B, groups_B)
   centred_B = rewards_B - mean_B
-  squares_B = _group_sums(centred_B**2, groups_B)
+  squares_B = group_sum(centred_B**2, groups_B)
   std_B = jnp.sqrt(squares_B / jnp.maximum(size_B - ddof, 1))
   return jnp.where(constant_B, 0, centred_B / (std_B + eps))
 

@@ -66,8 +66,20 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def load(path: pathlib.Path) -> dict[str, Any]:
-  """The flat config that a work directory was made with."""
-  return json.loads(path.read_text())
+  """The flat config that a work directory was made with.
+
+  Raises:
+    ConfigError: the file is damaged.
+  """
+  try:
+    fields = json.loads(path.read_text())
+    unflat(fields)
+  except (ValueError, AttributeError, TypeError, KeyError):
+    raise ConfigError(
+        f"{path}: cannot be read; choose another --workdir, or remove the file"
+        " to go on with the config that you give"
+    ) from None
+  return fields
 
 
 def mixture(text: str) -> dict[str, float]:

@@ -129,8 +129,10 @@ def evaluate(run, params: Tree, count: int, doing: str):
     metrics, and the first sample of each prompt as rows for samples.jsonl.
   """
   c = run.config
-  rows = tasks.evaluation_rows(run.task, run.levels, c.evaluate.prompts)
-  rows = list(rows[:count])
+  everything = tasks.evaluation_rows(
+      run.task, run.levels, c.evaluate.prompts
+  )
+  rows = list(everything[:count])
   batch, samples = c.evaluate.batch, c.evaluate.samples
   heat_G = np.array([c.evaluate.temperature] * samples + [0.0], np.float32)
   parts, failures = [], 0

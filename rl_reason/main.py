@@ -5,7 +5,7 @@
   python -m rl_reason.main --stage=evaluate --workdir=runs/dapo
 
 Exit codes: 0 done; 1 an error on the way; 2 a config or command line that
-cannot work; 143 stopped by SIGTERM, state saved.
+cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
 """
 
 import difflib
@@ -143,7 +143,13 @@ def _run(config, workdir: pathlib.Path) -> int:
   """Runs the stages; returns the exit code."""
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
   stop = threading.Event()
-  signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+  def ask(number, _):
+    stop.set()
+    signal.signal(number, signal.SIG_DFL)  # the second time means it
+
+  signal.signal(signal.SIGTERM, ask)
+  signal.signal(signal.SIGINT, ask)
 
   import jax  # after the checks: they need no accelerator
 
@@ -159,6 +165,7 @@ def _run(config, workdir: pathlib.Path) -> int:
   from rl_reason.stages import evaluation, rl, sft
 
   screen = display.Display(jax.process_index() == 0)
+  run = None
   try:
     config_lib.check_devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
@@ -176,7 +183,6 @@ def _run(config, workdir: pathlib.Path) -> int:
         params = sft.run(run)
         if _STAGE.value == "all":
           rl.run(run, params)  # of 0 steps, it only evaluates
-    run.log.close()
     screen.end_stage()
     if jax.process_index() == 0:
       for line in report.summary(workdir):
@@ -184,7 +190,7 @@ def _run(config, workdir: pathlib.Path) -> int:
       screen.say(f"report: {report.write(workdir)}")
     return 0
   except stages.Stopped:
-    screen.say("stopped by SIGTERM; the same command goes on from here")
+    screen.say("stopped by a signal; the same command goes on from here")
     return 143
   except config_lib.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
@@ -193,6 +199,8 @@ def _run(config, workdir: pathlib.Path) -> int:
     print(f"error: {e}", file=sys.stderr)
     return 1
   finally:
+    if run is not None:
+      run.log.close()
     screen.close()
 
 

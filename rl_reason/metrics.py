@@ -12,6 +12,8 @@ import pathlib
 import jax
 import tensorboardX
 
+from rl_reason.structs import RunError
+
 FILES = ("metrics.jsonl", "samples.jsonl")
 
 
@@ -34,11 +36,23 @@ def write_json(path: pathlib.Path, value) -> None:
 
 
 def read_jsonl(path: pathlib.Path) -> list[dict]:
-  """All whole lines of a file; [] if there is none."""
+  """All whole lines of a file; [] if there is none.
+
+  Raises:
+    RunError: a line is not JSON.
+  """
   if not path.exists():
     return []
-  lines = path.read_text().split("\n")[:-1]
-  return [json.loads(line) for line in lines]
+  rows = []
+  lines = path.read_text(errors="replace").split("\n")[:-1]
+  for at, line in enumerate(lines, 1):
+    try:
+      rows.append(json.loads(line))
+    except ValueError:
+      raise RunError(
+          f"{path}: line {at} is damaged; remove it, then --stage=report"
+      ) from None
+  return rows
 
 
 class Log:

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from rl_reason.advantages import _group_sums
+from rl_reason.groups import group_max, group_sum
 from rl_reason.structs import Array
 
 
@@ -62,12 +62,11 @@ def bootstrap_truncated(
     [B] float.
   """
   finished_B = (~truncated_B).astype(rewards_B.dtype)
-  same_BB = (groups_B[:, None] == groups_B[None, :]) & ~truncated_B[None, :]
-  # A sum of differences from one of the rewards: the mean of equal rewards is
-  # then that reward to the bit, and rounding does not become signal.
-  any_B = jnp.where(same_BB, rewards_B[None, :], -jnp.inf).max(1)
-  any_B = jnp.where(jnp.isfinite(any_B), any_B, 0)
-  count_B = _group_sums(finished_B, groups_B)
-  above_B = _group_sums((rewards_B - any_B) * finished_B, groups_B)
-  mean_B = any_B + above_B / jnp.maximum(count_B, 1)
+  # The mean as a distance from the best reward: that of equal rewards is then
+  # that reward to the bit, and rounding does not become signal.
+  best_B = group_max(jnp.where(truncated_B, -jnp.inf, rewards_B), groups_B)
+  count_B = group_sum(finished_B, groups_B)
+  best_B = jnp.where(count_B > 0, best_B, 0)
+  below_B = group_sum((rewards_B - best_B) * finished_B, groups_B)
+  mean_B = best_B + below_B / jnp.maximum(count_B, 1)
   return jnp.where(truncated_B, mean_B, rewards_B)

@@ -8,7 +8,7 @@ leave every count.
 
 import jax.numpy as jnp
 
-from rl_reason.advantages import _group_sums
+from rl_reason.groups import group_sum
 from rl_reason.structs import Array
 
 
@@ -90,6 +90,6 @@ def prompt_token_mean(mask_BT: Array, groups_B: Array) -> Array:
     [B, T], sums to 1 unless the mask is empty.
   """
   length_B = mask_BT.sum(1)
-  tokens_B = _group_sums(length_B, groups_B)
+  tokens_B = group_sum(length_B, groups_B)
   share_BT = _over(mask_BT, tokens_B[:, None])
   return _over(share_BT, jnp.round(share_BT.sum()))

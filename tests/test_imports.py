@@ -16,9 +16,9 @@ CORE = ("advantages", "losses", "rewards", "schedules", "weights")
 LAYERS = [
     line.split()
     for line in """
-    structs tasks display schedules metrics
-    advantages losses config sharding
-    weights rewards tokenizer model checkpoint dynamic_sampling report
+    structs tasks display schedules
+    groups losses config sharding metrics
+    advantages weights rewards tokenizer model checkpoint dynamic_sampling report
     data rollout step
     evaluate
     stages
@@ -94,7 +94,7 @@ def test_the_core_knows_arrays_only(name):
     path = ROOT / "rl_reason" / f"{now}.py"
     roots = {x.partition(".")[0] for x in imports(path)}
     assert roots <= {"chex", "flax", "jax", "optax", "rl_reason", "typing"}
-  assert seen <= {"structs", *CORE}
+  assert seen <= {"structs", "groups", *CORE}
 
 
 def test_the_command_line_is_checked_without_jax():

@@ -110,7 +110,7 @@ def test_sigterm_saves_first(tmp_path, cache, undisturbed):
     began = time.monotonic()
     out = finish(process, 143)
     assert time.monotonic() - began < 10
-    assert "stopped by SIGTERM" in out
+    assert "stopped by a signal" in out
     newest = max(
         (tmp_path / "checkpoints" / saved).iterdir(), key=lambda p: int(p.name)
     )

@@ -22,6 +22,7 @@ def test_another_shape_is_an_error_not_a_recompilation():
 
 def test_the_update_donates_its_state(tmp_path):
   c = importlib.import_module("configs.dapo").get_config("smoke")
+  c.log.tensorboard = False
   run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
   with jax.set_mesh(run.mesh):
     tx, where = rl._optimizer(run)

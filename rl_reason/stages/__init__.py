@@ -99,8 +99,9 @@ class Run:
 
   def sample(self, params, prompts, key, heat, *, group_size, top_p):
     """`rollout.sample` with this run's model and tokenizer."""
-    shape = prompts.tokens_NP.shape[0], group_size
-    if shape not in self._samplers:
+    rows = prompts.tokens_NP.shape[0]
+    kind = rows, group_size, top_p, heat.shape
+    if kind not in self._samplers:
       fn = functools.partial(
           rollout.sample,
           cfg=self.cfg,
@@ -110,9 +111,9 @@ class Run:
           pad=self.tok.pad_token_id,
           top_p=top_p,
       )
-      name = f"sampler of {shape[0]} x {shape[1]} responses"
-      self._samplers[shape] = Once(name, jax.jit(fn), self.display)
-    return self._samplers[shape](params, prompts, key, heat)
+      name = f"sampler of {rows} x {group_size} responses"
+      self._samplers[kind] = Once(name, jax.jit(fn), self.display)
+    return self._samplers[kind](params, prompts, key, heat)
 
   def checkpoints(self, stage: str, **keep: int) -> checkpoint.Checkpoints:
     """The checkpoints of a stage."""

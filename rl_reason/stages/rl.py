@@ -20,6 +20,7 @@ from rl_reason import (
     rewards,
     sharding,
     step,
+    tokenizer,
 )
 from rl_reason.stages import Once, Run, Stopped
 from rl_reason.structs import Array, Batch, Experience, Rollouts, RunError, Tree
@@ -57,6 +58,11 @@ def run(run: Run, sft_params: Tree) -> Tree:
   found = run.resume(checkpoints)
   if found:
     at, host = found
+    if at > c.rl.steps:
+      raise RunError(
+          f"rl.steps = {c.rl.steps}: this run is at step {at} already; ask for"
+          " more steps, or choose another --workdir"
+      )
     restored = checkpoints.restore(at, _everything(run, state, kept))
     state = restored["train"]
     kept = sharding.fetch(restored["kept"]) if kept is not None else None
@@ -193,9 +199,10 @@ def run(run: Run, sft_params: Tree) -> Tree:
       at, evaluated, late = at + 1, False, metrics
       if at % c.log.samples_every == 0 or at == 1:
         _keep_samples(run, source, at, rows, reward_B, batch, entropy_BT)
-  except Stopped:
-    flush()
-    save()
+  except (Stopped, RunError):
+    if checkpoints.saved != at:
+      flush()
+      save()
     raise
   finally:
     run.display.end_stage()
@@ -449,7 +456,10 @@ def _keep_samples(run, source, at, rows, reward_B, batch, entropy_BT) -> None:
   which = real[np.linspace(0, len(real) - 1, c.log.samples).astype(int)]
   some = jax.tree.map(lambda x: x[which], rows)
   problems = [source[i][1] for i in some.rollouts.ids_B]
-  texts, _, _ = evaluate.judge(run.task, run.tok, some.rollouts, problems)
+  slots = c.rollout.max_prompt
+  texts = tokenizer.decode(
+      run.tok, some.rollouts.tokens_BL[:, slots:], some.rollouts.lengths_B
+  )
   lines = run.sample_rows(
       some.rollouts,
       problems,

@@ -145,7 +145,8 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
       checked = True
       save()
   except Stopped:
-    save()
+    if checkpoints.saved != at:
+      save()
     raise
   finally:
     run.display.end_stage()
