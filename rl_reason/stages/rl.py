@@ -290,20 +290,30 @@ def _optimizer(run: Run):
 
 
 def _score(run: Run):
-  """jit: (params, tokens, start) -> log-probs and entropy, replicated."""
+  """jit: (params, tokens, start) -> log-probs and entropy, [A, B, T] each.
+
+  In micro-batches of the update's size: no more memory than the update takes,
+  and the same matrix products, so that the first update starts at a ratio of 1.
+  """
   c = run.config.rollout
 
-  def fn(params, tokens_BL, start_B):
-    return model.response_logps(
-        params, run.cfg, tokens_BL, start_B, c.max_tokens, c.temperature
-    )
+  def fn(params, tokens_ABL, start_AB):
+    def one(rows):
+      return model.response_logps(
+          params, run.cfg, *rows, c.max_tokens, c.temperature
+      )
+
+    return jax.lax.map(one, (tokens_ABL, start_AB))
 
   return jax.jit(fn)
 
 
 def _logps(run: Run, score, params, rows: Experience):
-  placed = run.put((rows.rollouts.tokens_BL, rows.rollouts.start_B), "batch")
-  return sharding.fetch(score(params, *placed))
+  u, r = run.config.updates, rows.rollouts
+  micro = step.split((r.tokens_BL, r.start_B), u.minibatches * u.micro_batches)
+  placed = run.put(micro, None, "batch")
+  scored = sharding.fetch(score(params, *placed))
+  return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), scored)
 
 
 def _with_old_logps(run: Run, score, params, rows: Experience):
