@@ -61,9 +61,11 @@ def run(name: str, seed: int) -> dict:
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
   core = "val-core/arithmetic/acc/"
+  skill = [m for m in lines if m["stage"] == "skill" and core + "greedy" in m]
   return dict(
       name=name,
       seed=seed,
+      skill={k: m[core + k] for m in skill for k in COLUMNS},
       seconds=json.loads(done.read_text()),
       before={k: evaluations[0][core + k] for k in COLUMNS},
       after={k: evaluations[-1][core + k] for k in COLUMNS},
@@ -110,15 +112,17 @@ def table(result: dict) -> str:
 
   def row(name, some, which, seconds):
     cells = [spread([r[which][k] for r in some]) for k in COLUMNS]
-    length = sum(r["length"][-(which == "after")] for r in some) / len(some)
-    return f"| {name} | {' | '.join(cells)} | {length:.1f} | {seconds} |"
+    lengths = [r["length"][-(which == "after")] for r in some]
+    length = f"{sum(lengths) / len(some):.1f}" if which != "skill" else ""
+    return f"| {name} | {' | '.join(cells)} | {length} | {seconds} |"
 
   for name in ROWS:
     some = [r for r in runs if r["name"] == name]
     if not some:
       continue
     if name == "DAPO":
-      out.append(row("before RL (SFT)", some, "before", ""))
+      out.append(row("the skill alone (256 prompts)", some, "skill", ""))
+      out.append(row("before RL (skill, then habits)", some, "before", ""))
     times = [r["seconds"] for r in some]
     note = "" if not ROWS[name][1] else ", SFT shared"
     seconds = f"{min(times):.0f}-{max(times):.0f}{note}"
@@ -128,6 +132,8 @@ def table(result: dict) -> str:
       "",
       "Largest sampler/trainer log-prob difference of any token:"
       f" {max(gaps):.1e}.",
+      "",
+      "Seconds: the whole command, cold, while the machine also did other work.",
       "",
       "Versions: "
       + ", ".join(f"{k} {v}" for k, v in flat(result["environment"])),

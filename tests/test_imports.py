@@ -17,8 +17,8 @@ LAYERS = [
     line.split()
     for line in """
     structs tasks display schedules
-    groups losses config sharding metrics
-    advantages weights rewards tokenizer model checkpoint dynamic_sampling report
+    groups losses config sharding metrics dynamic_sampling
+    advantages weights rewards tokenizer model checkpoint report
     data rollout step
     evaluate
     stages
