@@ -133,7 +133,7 @@ def table(result: dict) -> str:
       "Largest sampler/trainer log-prob difference of any token:"
       f" {max(gaps):.1e}.",
       "",
-      "Seconds: the whole command, cold, while the machine also did other work.",
+      "Seconds: the whole command, cold; the machine did other work beside it.",
       "",
       "Versions: "
       + ", ".join(f"{k} {v}" for k, v in flat(result["environment"])),
