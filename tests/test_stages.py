@@ -43,6 +43,34 @@ def test_the_update_donates_its_state(tmp_path):
     assert metrics["actor/update_skipped"] == c.updates.minibatches
 
 
+def test_the_first_update_starts_at_a_ratio_of_one(tmp_path):
+  """Old log-probs come from the same products as the update's own."""
+  c = importlib.import_module("configs.dapo").get_config("smoke")
+  c.log.tensorboard = False
+  c.updates.minibatches, c.updates.micro_batches = 1, 2
+  run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
+  rng = np.random.default_rng(0)
+  rows = rl._no_rows(run)
+  r = rows.rollouts
+  rows = rows.replace(
+      rollouts=r.replace(
+          tokens_BL=rng.integers(2, 17, r.tokens_BL.shape).astype(np.int32),
+          mask_BT=np.ones_like(r.mask_BT),
+      )
+  )
+  with jax.set_mesh(run.mesh):
+    tx, where = rl._optimizer(run)
+    key = run.key("parameters")
+    state = rl.step.init_state(run.cfg, tx, where, key)
+    old_BT, _ = rl._logps(run, rl._score(run), state.params, rows)
+    rows = rows.replace(old_logps_BT=old_BT)
+    batch = rl._batch(run, rows, rng.normal(size=len(old_BT)), 0 * old_BT)
+    batch_MA = run.put(rl._minibatches(run, batch, 0), None, None, "batch")
+    _, metrics = rl._update(run, tx, where)(state, batch_MA)
+  assert metrics["actor/first_log_ratio_max"] <= 1e-5
+  assert metrics["actor/grad_norm"] > 0
+
+
 def test_minibatches_deal_out_whole_groups():
   """Padding comes last, and every minibatch gets its share of it."""
   c = importlib.import_module("configs.dapo").get_config("smoke")
