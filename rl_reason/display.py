@@ -57,16 +57,17 @@ class Display:
     self._stage_began, self._stage_first = time.monotonic(), first
     self._fields = ""
     if self._live:
+      rest = rich.table.Column(no_wrap=True, overflow="ellipsis", ratio=1)
       self._bar = rich.progress.Progress(
-          rich.progress.TextColumn("{task.description}"),
-          rich.progress.BarColumn(24),
-          rich.progress.TextColumn("{task.completed}/{task.total}"),
-          rich.progress.TextColumn("{task.fields[text]}"),
-          rich.progress.TimeElapsedColumn(),
+          rich.progress.BarColumn(12),
+          rich.progress.TextColumn(
+              "{task.description}", table_column=rest, markup=False
+          ),
           console=self._console,
+          expand=True,
       )
       self._bar.start()
-      self._task = self._bar.add_task(name, total=total, text="")
+      self._task = self._bar.add_task(self._text(), total=total)
 
   def step(self, step: int, **fields) -> None:
     """A step is done; fields are shown beside it."""
@@ -103,17 +104,19 @@ class Display:
     self._end.set()
 
   def _text(self) -> str:
-    return "  ".join(x for x in (self._fields, self._doing) if x)
+    at = f"{self._stage} {self._step}/{self._total}" if self._stage else ""
+    return "  ".join(x for x in (at, self._fields, self._doing) if x)
 
   def _render(self) -> None:
     if self._bar:
-      self._bar.update(self._task, completed=self._step, text=self._text())
+      self._bar.update(
+          self._task, completed=self._step, description=self._text()
+      )
     elif time.monotonic() - self._spoke > HEARTBEAT:
       self._beat()
 
   def _beat(self) -> None:
-    at = f"{self._stage} {self._step}/{self._total}  " if self._stage else ""
-    self.say(at + self._text())
+    self.say(self._text())
 
   def _heartbeat(self) -> None:
     while not self._end.wait(1):
