@@ -1,1 +1,0 @@
-"""One file an algorithm, each a few changes to base.py."""
