@@ -96,7 +96,7 @@ def test_smoke_evaluate_and_report(tmp_path):
   done, seconds = command("--config=configs/dapo.py:smoke", workdir)
   assert done.returncode == 0, done.stderr
   assert seconds < 90
-  last = done.stdout.splitlines()[-4:]
+  last = done.stdout.splitlines()[-6:]
   assert "accuracy" in " ".join(last) and "report.html" in last[-1]
   assert (tmp_path / "report.html").stat().st_size < 2_000_000
   metrics = [
