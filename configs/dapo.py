@@ -1,6 +1,8 @@
 """DAPO (arXiv:2503.14476) on the built-in task.
 
   python -m rl_reason.main --config=configs/dapo.py
+
+25% to 97% held out (five seeds, results/seeds.md), 2 minutes on 2 cores.
 """
 
 from configs import base

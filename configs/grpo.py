@@ -1,6 +1,8 @@
 """GRPO (arXiv:2402.03300) on the built-in task, without a KL.
 
   python -m rl_reason.main --config=configs/grpo.py
+
+25% to 92% held out (five seeds, results/seeds.md), under 2 minutes on 2 cores.
 """
 
 from configs import base
