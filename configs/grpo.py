@@ -2,7 +2,8 @@
 
   python -m rl_reason.main --config=configs/grpo.py
 
-25% to 92% held out (five seeds, results/seeds.md), under 2 minutes on 2 cores.
+25% to 92% held out (five seeds, results/seeds.md), sooner than DAPO: one round
+of generation a step instead of about seven.
 """
 
 from configs import base
