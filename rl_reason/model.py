@@ -136,12 +136,6 @@ def init(cfg: ModelConfig, key: Array) -> Tree:
   return treedef.unflatten([make(i, row) for i, row in enumerate(rows)])
 
 
-def count(cfg: ModelConfig) -> int:
-  """Number of parameters."""
-  shapes = jax.eval_shape(functools.partial(init, cfg), jax.random.key(0))
-  return sum(x.size for x in jax.tree.leaves(shapes))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Cache:

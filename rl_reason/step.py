@@ -81,15 +81,16 @@ def state_shardings(
   return TrainState(params, opt_state, replicated, replicated)
 
 
+def _step_0(params: Tree, tx: optax.GradientTransformation) -> TrainState:
+  zero = jnp.zeros((), jnp.int32)
+  return TrainState(params, tx.init(params), zero, zero)
+
+
 def new_state(
     params: Tree, tx: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
   """Step 0 of a stage, from parameters that already lie on the mesh."""
-
-  def make(params):
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, tx.init(params), zero, zero)
-
+  make = functools.partial(_step_0, tx=tx)
   return jax.jit(make, out_shardings=shardings)(params)
 
 
@@ -111,15 +112,11 @@ def abstract_state(
     shardings: TrainState,
 ) -> TrainState:
   """Shapes, dtypes and shardings of a state: what a restore asks for."""
-
-  def make(key):
-    params = model.init(cfg, key)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, tx.init(params), zero, zero)
-
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      jax.eval_shape(make, jax.random.key(0)),
+      jax.eval_shape(
+          lambda key: _step_0(model.init(cfg, key), tx), jax.random.key(0)
+      ),
       shardings,
   )
 

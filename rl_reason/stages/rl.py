@@ -224,14 +224,14 @@ def load(run: Run, which: str) -> tuple[Tree, int]:
     RunError: there is no such checkpoint; lists those that there are.
   """
   checkpoints = run.checkpoints("rl")
-  whole = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
   if which == "best":
     at = checkpoints.best()
   elif which == "newest":
-    at = max(whole, default=None)
+    at = checkpoints.newest(run.display.say)
   else:
-    at = int(which) if which.isdigit() and int(which) in whole else None
-  if at is None:
+    at = int(which) if which.isdigit() else None
+  if at is None or checkpoints.fault(at):
+    whole = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
     raise RunError(
         f"--step = {which}: no such checkpoint of RL in {run.workdir}"
         f" (there are {whole}; or 'newest', 'best', 'sft')"
