@@ -9,20 +9,19 @@ the same seed; the SFT control trains its own, longer.
 """
 
 import argparse
-import hashlib
 import json
 import pathlib
 import subprocess
 import sys
 import time
 
+from rl_reason import ablate
+
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "seeds"
 OUT = ROOT / "results" / "seeds.json"
 
-# Five seeds from a hash of the project's name: fixed before any run.
-DIGEST = hashlib.sha256(b"rl_reason").digest()
-SEEDS = [int.from_bytes(DIGEST[2 * i : 2 * i + 2], "big") for i in range(5)]
+SEEDS = list(ablate.fresh_seeds("rl_reason", 5))
 
 ROWS = {
     "DAPO": ("configs/dapo.py", False),

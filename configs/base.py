@@ -56,8 +56,11 @@ def get_config():
   c.sft.habits.mixture = "careful:2,leap:2,direct:3,ramble:1,sloppy:2"
 
   c.rollout = ml_collections.ConfigDict()
-  c.rollout.prompts = 32  # a batch, and one round of generation
-  c.rollout.group_size = 8  # responses to each prompt
+  c.rollout.batch = 256  # responses of a step, and of a round of generation
+  c.rollout.group_size = 8  # responses to each prompt: batch / 8 prompts
+  c.rollout.sizes = "equal"  # of groups; or by expected 'length', 'variance'
+  c.rollout.least_group = 2  # of groups that are not equal
+  c.rollout.retire_after = 0  # prompts all right so often in a row; 0 = never
   c.rollout.max_prompt = 12  # tokens
   c.rollout.max_tokens = 48  # of a response, EOS included
   c.rollout.temperature = 1.0
@@ -75,28 +78,91 @@ def get_config():
   c.reward.wrong = -1.0
   c.reward.overlong_buffer = 0  # tokens over which -1 builds up; DAPO eq 13
   c.reward.overlong_coef = 1.0  # factor of that punishment
+  c.reward.length_coef = 0.0  # lambda of rewards.logquad
+  c.reward.length_decay = 1.0  # g: good answers pay less
+  c.reward.length_threshold = 0.0  # reward from which on they do
   c.reward.truncated = "terminal"  # or 'bootstrap': worth the group's finished
   c.reward.shuffle = False  # control: verdicts permuted over the batch
 
+  c.kl = ml_collections.ConfigDict()  # to the SFT model
+  c.kl.kind = "none"  # k1, k2, k3
+  c.kl.place = "loss"  # or 'reward': subtracted from each token's
+  c.kl.coef = 0.0
+  c.kl.target = 0.0  # nats a token that the coefficient steers to; 0 = fixed
+  c.kl.horizon = 10_000  # responses; how slowly it steers
+
   c.advantage = ml_collections.ConfigDict()
   c.advantage.name = "group_norm"  # a function of rl_reason/advantages.py
+  c.advantage.groups = "prompt"  # rows that it compares: prompt, type, batch
+  c.advantage.whiten = False  # mean 0, variance 1 over the batch's tokens
   c.advantage.eps = 1e-6  # added to the standard deviation
   c.advantage.ddof = 1
+  c.advantage.gamma = 1.0  # discount, also of the critic's targets
+  c.advantage.lam = 0.95  # of GAE
+  c.advantage.alpha = 0.05  # length-adaptive GAE: lam = 1 - 1 / (alpha length)
+  c.advantage.mix = 0.5  # share of the first part of hierarchical and hybrid
+  c.advantage.decay = 1.0  # of hybrid, explore, gae_exp_complexity
+  c.advantage.slope = 0.5  # gae_exp_complexity: how much the hardest loses
+  c.advantage.hardest = 6.0  # gae_exp_complexity: that complexity
+  c.advantage.bonus = 0.1  # explore
+  c.advantage.history = 2  # temporal: RL steps that are remembered
+  c.advantage.history_ratio = 2.0  # temporal: cap of an old response's weight
+
+  c.critic = ml_collections.ConfigDict()  # read if the advantage needs values
+  c.critic.init = "policy"  # trunk: policy, scratch, or exported
+  c.critic.path = (
+      ""  # init = 'exported': DIR of --stage=export, or a reward model
+  )
+  c.critic.head = "scalar"  # or gated (several heads), categorical
+  c.critic.heads = 4  # gated
+  c.critic.bins = 41  # categorical: points of the support
+  c.critic.low = -2.0  # categorical: least return
+  c.critic.high = 2.0  # categorical: greatest return
+  c.critic.lam = 0.95  # of the targets; 1.0 decouples them (VAPO)
+  c.critic.clip = 0.5  # how far a value may move in a step; 0 = off
+  c.critic.lr = 4e-4
+  c.critic.schedule = "constant"  # cosine, linear
+  c.critic.warmup_steps = 0  # RL steps of linear warm-up
+  c.critic.reuse = ""  # work directory whose pretrained critic to start from
+  c.critic.pretrain_steps = 0  # rollouts of the fixed policy; 0 = none
+  c.critic.pretrain_ev = 2.0  # done sooner: explained variance at least this
+  c.critic.pretrain_loss = 0.0  # ... and value loss at most this; 0 = any
+  c.critic.mix = 0.0  # w0: share of the pretrained critic in V
+  c.critic.mix_decay = 1.0  # k: that share fades over the run
+  c.critic.mix_reliability = 1.0  # eta: and with explained variance
+  c.critic.fallback = False  # EVPO: batch mean while explained variance <= 0
 
   c.loss = ml_collections.ConfigDict()
+  c.loss.surrogate = "ppo"  # a function of rl_reason/surrogates.py
   c.loss.clip_low = 0.2
   c.loss.clip_high = 0.2
   c.loss.dual_clip = 0.0  # c of dual-clip PPO; 0 = off
   c.loss.log_ratio_max = 20.0
   c.loss.reduction = "seq_mean_token_mean"  # a function of weights.py
+  c.loss.length_alpha = 0.0  # responses weigh (length / median)^-alpha
   c.loss.mask_truncated = False  # overlong filtering
-  c.loss.kl = "none"  # k1, k2 or k3 against the SFT model
-  c.loss.kl_coef = 0.0
+  c.loss.positive_nll = 0.0  # mu: imitate the right responses (VAPO)
+  c.loss.entropy_coef = 0.0  # bonus
+  c.loss.entropy_target = 0.0  # nats that the bonus steers to; 0 = fixed
+  c.loss.entropy_step = 1e-3  # by how much it steers
+  c.loss.top_entropy = 1.0  # share of tokens that learn: the most undecided
+  c.loss.cov = "none"  # 'clip' (Clip-Cov) or 'kl' (KL-Cov)
+  c.loss.cov_share = 2e-4  # of all tokens
+  c.loss.cov_low = 1.0  # Clip-Cov: covariance of a candidate
+  c.loss.cov_high = 5.0
+  c.loss.cov_coef = 1.0  # KL-Cov: factor of |log ratio|
+  c.loss.correction = "none"  # sampler/trainer mismatch: truncate, two_sided
+  c.loss.correction_low = 0.5
+  c.loss.correction_high = 2.0
+  c.loss.correction_level = "token"  # sequence, geometric
 
   c.updates = ml_collections.ConfigDict()
   c.updates.minibatches = 8  # optimizer steps a rollout and epoch
   c.updates.micro_batches = 1  # of each minibatch, gradients summed
+  c.updates.token_budget = 0  # of a micro-batch; sets how many; 0 = off
+  c.updates.length_bins = 1  # micro-batches of like lengths, cut to k/bins of T
   c.updates.epochs = 1
+  c.updates.max_kl = 0.0  # no more updates of a rollout beyond; 0 = off
 
   c.optimizer = ml_collections.ConfigDict()  # of all stages
   c.optimizer.name = "adamw"  # or 'sgd'
@@ -108,6 +174,7 @@ def get_config():
   c.optimizer.eps = 1e-8
   c.optimizer.weight_decay = 0.0
   c.optimizer.clip_norm = 1.0  # 0 = off
+  c.optimizer.freeze = 0.0  # share of the layers, from the first, kept in RL
 
   c.rl = ml_collections.ConfigDict()
   c.rl.steps = 40  # rollouts; 0 = SFT only

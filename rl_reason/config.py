@@ -4,9 +4,10 @@ Nothing here imports jax, so that a mistake is named within a second.
 """
 
 import ast
+import functools
 import json
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -54,8 +55,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
   """
 
   def free(name):
-    if name == "rl.steps":  # a decay is stretched by more steps
-      return new.get("optimizer.schedule") == "constant"
+    if name == "rl.steps":
+      return not _stretched(new)
     return name.startswith(FREE)
 
   return [
@@ -63,6 +64,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
       for name in sorted(old.keys() | new.keys())
       if old.get(name) != new.get(name) and not free(name)
   ]
+
+
+def _stretched(fields: dict[str, Any]) -> bool:
+  """Whether more RL steps would change those that are done: decays."""
+  schedules = ("optimizer.schedule", "critic.schedule")
+  name = str(fields.get("advantage.name"))
+  known = signatures("advantages").get(name, Signature((), ()))
+  return (
+      any(fields.get(x, "constant") != "constant" for x in schedules)
+      or "progress" in known.arrays
+      or bool(fields.get("critic.mix"))
+  )
 
 
 def load(path: pathlib.Path) -> dict[str, Any]:
@@ -99,24 +112,79 @@ def mixture(text: str) -> dict[str, float]:
   return out
 
 
-def signatures() -> dict[str, dict[str, list[str]]]:
-  """Public functions of the pure core and their keywords, read as text."""
-  here = pathlib.Path(__file__).parent
-  out = {}
-  for module in ("advantages", "weights"):
-    body = ast.parse((here / f"{module}.py").read_text()).body
-    out[module] = {
-        node.name: [arg.arg for arg in node.args.kwonlyargs]
-        for node in body
-        if isinstance(node, ast.FunctionDef) and node.name[0] != "_"
-    }
-  return out
+class Signature(NamedTuple):
+  """What a function of the pure core takes, by name."""
+
+  arrays: tuple[str, ...]  # positional: `credit.py` says what there is
+  keywords: tuple[str, ...]  # fields of a section of the config
 
 
-def advantage_keywords(c) -> dict[str, Any]:
-  """The fields of config.advantage that the chosen function takes."""
-  wanted = signatures()["advantages"][c.advantage.name]
-  return {name: c.advantage[name] for name in wanted}
+@functools.cache
+def signatures(module: str) -> dict[str, Signature]:
+  """Public functions of a module of the pure core, read as text."""
+  path = pathlib.Path(__file__).with_name(f"{module}.py")
+  return {
+      node.name: Signature(
+          tuple(arg.arg for arg in node.args.args),
+          tuple(arg.arg for arg in node.args.kwonlyargs),
+      )
+      for node in ast.parse(path.read_text()).body
+      if isinstance(node, ast.FunctionDef) and node.name[0] != "_"
+  }
+
+
+# Field that names a function -> its module; keywords are fields beside it.
+FUNCTIONS = {
+    "advantage.name": "advantages",
+    "loss.surrogate": "surrogates",
+    "loss.reduction": "weights",
+    "loss.correction": "corrections",
+}
+
+
+def signature(c, field: str) -> Signature:
+  """Of the function that a field names."""
+  section, _, name = field.partition(".")
+  return signatures(FUNCTIONS[field])[c[section][name]]
+
+
+def keywords(c, field: str) -> dict[str, Any]:
+  """The fields that the function named by a field takes as keywords."""
+  section = c[field.partition(".")[0]]
+  return {name: section[name] for name in signature(c, field).keywords}
+
+
+def needs(c) -> tuple[str, ...]:
+  """Arrays that the advantage is computed from."""
+  return signature(c, "advantage.name").arrays
+
+
+def micro_batches(c) -> int:
+  """Micro-batches of a minibatch: as given, or the fewest within the budget.
+
+  Raises:
+    ConfigError: not even one row fits.
+  """
+  u, r = c.updates, c.rollout
+  if not u.token_budget:
+    return u.micro_batches
+  rows, slots = r.batch // u.minibatches, r.max_prompt + r.max_tokens
+  for count in range(1, rows + 1):
+    if rows % count == 0 and rows // count * slots <= u.token_budget:
+      return count
+  raise ConfigError(
+      f"updates.token_budget = {u.token_budget}: a row takes {slots} tokens"
+  )
+
+
+def has_critic(c) -> bool:
+  """Whether the advantage asks for values."""
+  return "values_BT" in needs(c)
+
+
+def has_history(c) -> bool:
+  """Whether the advantage asks for responses of earlier steps."""
+  return "past_rewards_H" in needs(c)
 
 
 CHOICES = {
@@ -130,7 +198,16 @@ CHOICES = {
     "dynamic_sampling.surplus": ("discard", "keep"),
     "dynamic_sampling.shortfall": ("pad", "raise"),
     "reward.truncated": ("terminal", "bootstrap"),
-    "loss.kl": ("none", "k1", "k2", "k3"),
+    "kl.kind": ("none", "k1", "k2", "k3"),
+    "kl.place": ("loss", "reward"),
+    "advantage.groups": ("prompt", "type", "batch"),
+    "loss.cov": ("none", "clip", "kl"),
+    "loss.correction": ("none", "truncate", "two_sided"),
+    "loss.correction_level": ("token", "sequence", "geometric"),
+    "rollout.sizes": ("equal", "length", "variance"),
+    "critic.init": ("policy", "scratch", "exported"),
+    "critic.head": ("scalar", "gated", "categorical"),
+    "critic.schedule": ("constant", "cosine", "linear"),
 }
 
 # Least value of each number; (low, high) where there is a highest one too.
@@ -150,8 +227,10 @@ BOUNDS = {
     "sft.skill.threshold": (0, 1),
     "sft.habits.steps": 1,
     "sft.habits.lr": 0,
-    "rollout.prompts": 1,
+    "rollout.batch": 1,
     "rollout.group_size": 1,
+    "rollout.least_group": 1,
+    "rollout.retire_after": 0,
     "rollout.max_prompt": 1,
     "rollout.max_tokens": 1,
     "rollout.temperature": 1e-6,
@@ -159,15 +238,54 @@ BOUNDS = {
     "dynamic_sampling.max_rounds": 1,
     "reward.overlong_buffer": 0,
     "reward.overlong_coef": 0,
+    "reward.length_coef": 0,
+    "reward.length_decay": 0,
+    "kl.coef": 0,
+    "kl.target": 0,
+    "kl.horizon": 1,
     "advantage.eps": 0,
     "advantage.ddof": (0, 1),
+    "advantage.gamma": (0, 1),
+    "advantage.lam": (0, 1),
+    "advantage.alpha": 1e-9,
+    "advantage.mix": (0, 1),
+    "advantage.decay": 0,
+    "advantage.slope": (0, 1),
+    "advantage.hardest": 1e-9,
+    "advantage.bonus": 0,
+    "advantage.history": 1,
+    "advantage.history_ratio": 0,
+    "critic.heads": 1,
+    "critic.bins": 2,
+    "critic.lam": (0, 1),
+    "critic.clip": 0,
+    "critic.lr": 0,
+    "critic.warmup_steps": 0,
+    "critic.pretrain_steps": 0,
+    "critic.pretrain_loss": 0,
+    "critic.mix": (0, 1),
+    "critic.mix_decay": 0,
+    "critic.mix_reliability": 0,
     "loss.clip_low": (0, 1),
     "loss.clip_high": 0,
     "loss.dual_clip": 0,
     "loss.log_ratio_max": 0,
-    "loss.kl_coef": 0,
+    "loss.length_alpha": (0, 0.5),
+    "loss.positive_nll": 0,
+    "loss.entropy_coef": 0,
+    "loss.entropy_target": 0,
+    "loss.entropy_step": 0,
+    "loss.top_entropy": (1e-9, 1),
+    "loss.cov_share": (0, 1),
+    "loss.cov_coef": 0,
+    "loss.correction_low": (0, 1),
+    "loss.correction_high": 1,
+    "updates.max_kl": 0,
+    "optimizer.freeze": (0, 1),
     "updates.minibatches": 1,
     "updates.micro_batches": 1,
+    "updates.token_budget": 0,
+    "updates.length_bins": 1,
     "updates.epochs": 1,
     "optimizer.lr": 0,
     "optimizer.warmup_steps": 0,
@@ -222,9 +340,7 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     low, high = bound if isinstance(bound, tuple) else (bound, None)
     x = fields[name]
     text = f"at least {low}" + (f" and at most {high}" if high else "")
-    require(
-        x >= low and (high is None or x <= high), name, f"must be {text}"
-    )
+    require(x >= low and (high is None or x <= high), name, f"must be {text}")
 
   task = tasks.get(c.task.name)
   for level in c.task.difficulties:
@@ -262,32 +378,39 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   )
 
   r, d = c.rollout, c.dynamic_sampling
-  known = signatures()
-  require(
-      c.advantage.name in known["advantages"],
-      "advantage.name",
-      f"must be one of {', '.join(known['advantages'])}",
-  )
-  require(
-      c.loss.reduction in known["weights"],
-      "loss.reduction",
-      f"must be one of {', '.join(known['weights'])}",
-  )
-  takes = known["advantages"][c.advantage.name]
+  for name, module in FUNCTIONS.items():
+    section, _, key = name.partition(".")
+    if fields[name] == "none":
+      continue
+    known = signatures(module)
+    require(fields[name] in known, name, f"must be one of {', '.join(known)}")
+  takes = {
+      name: signature(c, name).keywords
+      for name in FUNCTIONS
+      if fields[name] != "none"
+  }
+  optional = {  # fields that only some functions take, by section
+      section: {
+          keyword
+          for name, module in FUNCTIONS.items()
+          if name.startswith(section)
+          for one in signatures(module).values()
+          for keyword in one.keywords
+      }
+      for section in ("advantage", "loss")
+  }
+  shared = {"advantage.gamma"} if has_critic(c) else set()
   for name in given:
     section, _, field = name.partition(".")
-    if section == "advantage" and field != "name":
+    used = {k for n, ks in takes.items() if n.startswith(section) for k in ks}
+    if field in optional.get(section, ()) and name not in shared:
       require(
-          field in takes,
+          field in used,
           name,
-          f"{c.advantage.name} does not take it (it takes"
-          f" {', '.join(takes) or 'nothing'}): leave it out",
+          "nothing takes it with"
+          f" {', '.join(f'{n} = {fields[n]!r}' for n in takes)}: leave it out",
       )
-  require(
-      r.group_size > 1 or c.rl.steps == 0,
-      "rollout.group_size",
-      f"{c.advantage.name} compares the responses to one prompt: use 2 or more",
-  )
+  _check_algorithm(c, require)
   require(
       r.top_p == 1 or r.allow_top_p,
       "rollout.top_p",
@@ -295,13 +418,25 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       " use 1.0, or set rollout.allow_top_p=True",
   )
   require(
-      r.prompts % c.updates.minibatches == 0,
-      "updates.minibatches",
-      f"must divide rollout.prompts = {r.prompts} (whole groups)",
+      r.batch % r.group_size == 0,
+      "rollout.group_size",
+      f"must divide rollout.batch = {r.batch}",
   )
-  rows = r.prompts // c.updates.minibatches * r.group_size
+  prompts = r.batch // r.group_size
   require(
-      rows % c.updates.micro_batches == 0,
+      prompts % c.updates.minibatches == 0,
+      "updates.minibatches",
+      f"must divide the {prompts} prompts of a batch (whole groups)",
+  )
+  rows = r.batch // c.updates.minibatches
+  require(
+      c.updates.token_budget == 0 or c.updates.micro_batches == 1,
+      "updates.token_budget",
+      "decides how many micro-batches there are: leave out"
+      " updates.micro_batches",
+  )
+  require(
+      rows % micro_batches(c) == 0,
       "updates.micro_batches",
       f"must divide the {rows} rows of a minibatch",
   )
@@ -326,20 +461,16 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "must be more than 1, or 0 for off",
   )
   require(
-      (c.loss.kl == "none") == (c.loss.kl_coef == 0),
-      "loss.kl_coef",
-      f"does not go with loss.kl = {c.loss.kl!r}: set both or neither",
-  )
-  require(
       d.surplus == "discard" or d.enabled,
       "dynamic_sampling.surplus",
       "there is a surplus only with dynamic_sampling.enabled=True",
   )
-  require(
-      c.optimizer.warmup_steps < max(c.rl.steps, 1),
-      "optimizer.warmup_steps",
-      f"must be less than rl.steps = {c.rl.steps}",
-  )
+  for section in ("optimizer", "critic"):
+    require(
+        c[section].warmup_steps < max(c.rl.steps, 1),
+        f"{section}.warmup_steps",
+        f"must be less than rl.steps = {c.rl.steps}",
+    )
   require(
       c.evaluate.mean_of <= c.evaluate.samples,
       "evaluate.mean_of",
@@ -349,6 +480,104 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       c.evaluate.interim_prompts <= c.evaluate.prompts,
       "evaluate.interim_prompts",
       f"must not exceed evaluate.prompts = {c.evaluate.prompts}",
+  )
+
+
+def _check_algorithm(c, require) -> None:
+  """Combinations of an algorithm's parts that make no sense."""
+  name, arrays = c.advantage.name, needs(c)
+  k = c.kl
+  require(
+      c.rollout.group_size > 1
+      or c.rl.steps == 0
+      or c.advantage.groups != "prompt"
+      or "groups_B" not in arrays,
+      "rollout.group_size",
+      f"{name} compares the responses to one prompt: use 2 or more, or"
+      " advantage.groups = 'batch'",
+  )
+  require(
+      c.rollout.sizes == "equal"
+      or 2 <= c.rollout.least_group <= c.rollout.group_size,
+      "rollout.least_group",
+      "groups that are not equal need 2 responses or more, and"
+      f" rollout.group_size = {c.rollout.group_size} on average",
+  )
+  require(
+      c.advantage.groups == "prompt" or "groups_B" in arrays,
+      "advantage.groups",
+      f"{name} compares no groups: leave it at 'prompt'",
+  )
+  require(
+      c.rollout.group_size > 1 or not c.dynamic_sampling.enabled,
+      "dynamic_sampling.enabled",
+      "a group of one is never half right: rollout.group_size must be > 1",
+  )
+  if name == "max_rl":
+    extra = (c.reward.overlong_buffer and c.reward.overlong_coef) or (
+        c.reward.length_coef
+    )
+    require(
+        (c.reward.right, c.reward.wrong) == (1, 0),
+        "advantage.name",
+        "divides by the mean of rewards in {0, 1}: set reward.right = 1 and"
+        " reward.wrong = 0",
+    )
+    require(
+        not extra and c.reward.truncated == "terminal" and k.place == "loss",
+        "advantage.name",
+        "divides by the mean of rewards in {0, 1}: no length penalty, bootstrap"
+        " or KL in the reward",
+    )
+  require(
+      (k.kind == "none") == (k.coef == 0),
+      "kl.coef",
+      f"does not go with kl.kind = {k.kind!r}: set both or neither",
+  )
+  require(
+      k.kind != "none" or (k.place == "loss" and not k.target),
+      "kl.kind",
+      "kl.place and kl.target need a KL: k1, k2 or k3",
+  )
+  require(
+      not (k.kind == "k1" and k.place == "loss"),
+      "kl.kind",
+      "as a loss, on-policy, it has no expected gradient: use k2 or k3, or"
+      " kl.place = 'reward'",
+  )
+  require(
+      not c.loss.entropy_target or c.loss.entropy_step,
+      "loss.entropy_step",
+      "must be more than 0 to steer to loss.entropy_target",
+  )
+  v = c.critic
+  if not has_critic(c):
+    for field, off in (("pretrain_steps", 0), ("mix", 0), ("fallback", False)):
+      require(
+          v[field] == off,
+          f"critic.{field}",
+          f"{name} has no critic: use gae or gae_length_adaptive",
+      )
+  require(
+      bool(v.path) == (v.init == "exported"),
+      "critic.path",
+      f"does not go with critic.init = {v.init!r}: it is for 'exported'",
+  )
+  require(
+      not v.mix or v.pretrain_steps,
+      "critic.mix",
+      "mixes in the pretrained critic: needs critic.pretrain_steps > 0",
+  )
+  require(v.low < v.high, "critic.low", f"must be below critic.high = {v.high}")
+  require(
+      c.loss.cov_low < c.loss.cov_high,
+      "loss.cov_low",
+      f"must be below loss.cov_high = {c.loss.cov_high}",
+  )
+  require(
+      c.advantage.name != "temporal" or c.kl.place == "loss",
+      "kl.place",
+      "temporal compares outcomes with those of earlier steps: use 'loss'",
   )
 
 
@@ -375,11 +604,10 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
   r = c.rollout
   for name, rows in {
       "sft.batch": c.sft.batch // c.sft.micro_batches,
-      "rollout.prompts": r.prompts,
-      "updates.micro_batches": r.prompts
+      "rollout.batch": r.batch // r.group_size,
+      "updates.micro_batches": r.batch
       // c.updates.minibatches
-      * r.group_size
-      // c.updates.micro_batches,
+      // micro_batches(c),
       "evaluate.batch": c.evaluate.batch,
   }.items():
     if rows % ways:

@@ -17,15 +17,15 @@ class Shortfall(RunError):
   """The data could not fill a batch within the rounds allowed."""
 
 
-def take(rows: Experience, groups_N, group_size: int) -> Experience:
+def groups(ids_B: np.ndarray) -> list[np.ndarray]:
+  """Row numbers of each group: adjacent rows that share an id."""
+  return np.split(np.arange(len(ids_B)), np.flatnonzero(np.diff(ids_B)) + 1)
+
+
+def take(rows: Experience, which: list[np.ndarray]) -> Experience:
   """The rows of some groups, in the order given."""
-
-  def pick(x):
-    return x.reshape(-1, group_size, *x.shape[1:])[groups_N].reshape(
-        -1, *x.shape[1:]
-    )
-
-  return jax.tree.map(pick, rows)
+  index = np.concatenate([np.zeros(0, int), *which])
+  return jax.tree.map(lambda x: x[index], rows)
 
 
 def concatenate(parts: list[Experience]) -> Experience:
@@ -33,29 +33,58 @@ def concatenate(parts: list[Experience]) -> Experience:
   return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def padding(like: Experience, groups: int, group_size: int) -> Experience:
+def padding(like: Experience, count: int, group_size: int) -> Experience:
   """Groups of empty rows: no mask, age -1; they weigh nothing anywhere."""
-  rows = take(like, np.zeros(groups, int), group_size)
+  rows = take(like, [np.zeros(count, int)])
   rollouts = rows.rollouts
+  ids_B = -1 - np.arange(count, dtype=np.int32) // group_size
   return rows.replace(
       rollouts=rollouts.replace(
-          mask_BT=np.zeros_like(rollouts.mask_BT),
-          ids_B=np.repeat(-1 - np.arange(groups, dtype=np.int32), group_size),
+          mask_BT=np.zeros_like(rollouts.mask_BT), ids_B=ids_B
       ),
       age_B=np.full_like(rows.age_B, -1),
   )
 
 
-def accuracy(rows: Experience, group_size: int) -> np.ndarray:
+def accuracy(rows: Experience) -> np.ndarray:
   """Share of right responses in each group: [N]."""
-  return rows.correct_B.reshape(-1, group_size).mean(1)
+  each = groups(rows.rollouts.ids_B)
+  return np.array([rows.correct_B[g].mean() for g in each])
+
+
+def group_sizes(need_N: np.ndarray, batch: int, least: int) -> np.ndarray:
+  """Shares the rows of a batch among prompts in proportion to their need.
+
+  Need 1 / expected length: each prompt gets about as many tokens, G = G_base
+  L_ref / l. Need p (1 - p) at accuracy p: the variance of a group's mean
+  reward, p (1 - p) / G, is about the same for all.
+
+  Args:
+    need_N: [N] float, positive.
+    batch: rows to share out.
+    least: of a group; 2, since a group of one has no signal.
+
+  Returns:
+    [N] int that sum to `batch`; the remainders go to the largest fractions.
+
+  Raises:
+    ValueError: the batch is too small for N groups of `least`.
+  """
+  extra = batch - least * len(need_N)
+  if extra < 0:
+    raise ValueError(f"{batch} rows for {len(need_N)} groups of {least}")
+  share_N = extra * need_N / need_N.sum()
+  size_N = np.floor(share_N).astype(int)
+  order_N = np.argsort(size_N - share_N, kind="stable")
+  size_N[order_N[: extra - size_N.sum()]] += 1
+  return least + size_N
 
 
 def collect(
     generate: Callable[[], Experience],
     kept: Experience | None,
     *,
-    prompts: int,
+    batch: int,
     group_size: int,
     enabled: bool,
     max_rounds: int,
@@ -67,69 +96,72 @@ def collect(
   Args:
     generate: samples and scores the next round of prompts.
     kept: groups left over from the step before (padding allowed), or None.
-    prompts: groups the batch needs.
-    group_size: G.
+    batch: rows that the batch needs.
+    group_size: of padding, and of groups that are equal.
     enabled: if not, one round is taken as it is.
     max_rounds: of generation.
     surplus: 'discard' or 'keep' the groups that did not fit.
     shortfall: 'pad' the batch with empty rows, or 'raise'.
 
   Returns:
-    `prompts` groups of rows; the surplus to pass as `kept` next time, padded to
-    `prompts` groups (None if discarded); and metrics.
+    `batch` rows of whole groups, padded if no other fits; the surplus to pass
+    as `kept` next time, padded to `batch` rows (None if discarded); metrics.
 
   Raises:
     Shortfall: 'raise', and too few groups with signal in max_rounds.
   """
   ready, shares, tokens = [], [], 0
-  count = informative = 0
+  count = informative = from_kept = rounds = 0
   if kept is not None:
-    real = np.flatnonzero(kept.age_B[::group_size] >= 0)
-    informative += len(real)
-    old = take(kept, real, group_size)
+    real = [g for g in groups(kept.rollouts.ids_B) if kept.age_B[g[0]] >= 0]
+    old = take(kept, real)
     ready.append(old.replace(age_B=old.age_B + 1))
-    count = len(real)
-  from_kept, rounds = count, 0
-  while count < prompts and rounds < (max_rounds if enabled else 1):
+    count, informative, from_kept = len(old.age_B), len(real), len(real)
+  while count < batch and rounds < (max_rounds if enabled else 1):
     rows = generate()
     rounds += 1
-    share_N = accuracy(rows, group_size)
+    share_N = accuracy(rows)
     shares.append(share_N)
     tokens += int(rows.rollouts.lengths_B.sum())
     signal_N = (share_N > 0) & (share_N < 1)
     informative += int(signal_N.sum())
     wanted_N = signal_N if enabled else np.ones_like(signal_N)
-    ready.append(take(rows, np.flatnonzero(wanted_N), group_size))
-    count += int(wanted_N.sum())
-  share_N = np.concatenate(shares or [accuracy(ready[0], group_size)])
+    pairs = zip(groups(rows.rollouts.ids_B), wanted_N, strict=True)
+    found = take(rows, [group for group, wanted in pairs if wanted])
+    ready.append(found)
+    count += len(found.age_B)
+  share_N = np.concatenate(shares or [accuracy(ready[0])])
+  everything = concatenate(ready)
+  each = groups(everything.rollouts.ids_B) if count else []
+  ends = np.cumsum([len(g) for g in each])
+  fits = int(np.searchsorted(ends, batch, "right"))  # whole groups
+  missing = batch - (int(ends[fits - 1]) if fits else 0)
   metrics = {
       "train/accuracy": share_N.mean(),
       "train/all_right": (share_N == 1).mean(),
       "train/all_wrong": (share_N == 0).mean(),
       "train/generation_rounds": rounds,
-      "train/groups_with_signal": min(informative, prompts),
+      "train/groups_with_signal": min(informative, batch // group_size),
       "train/groups_kept": from_kept,
-      "train/groups_missing": max(prompts - count, 0),
+      "train/groups_missing": missing / group_size,
       "tokens/generated": tokens,
   }
-  if count < prompts and shortfall == "raise":
+  if count < batch and shortfall == "raise":
     raise Shortfall(
-        f"dynamic sampling: {count} of {prompts} groups have signal after"
-        f" {rounds} rounds (accuracy {share_N.mean():.1%}). Raise"
+        f"dynamic sampling: {count // group_size} of {batch // group_size}"
+        f" groups have signal after {rounds} rounds (accuracy"
+        f" {share_N.mean():.1%}). Raise"
         " dynamic_sampling.max_rounds, choose data of another difficulty, or"
         " set dynamic_sampling.shortfall = 'pad'"
     )
-  everything = concatenate(ready)
-  batch = take(everything, np.arange(min(count, prompts)), group_size)
-  if count < prompts:
-    like = batch if count else rows
-    batch = concatenate(
-        [batch, padding(like, prompts - count, group_size)]
-    )
+  out = take(everything, each[:fits])
+  if missing:
+    like = everything if count else rows
+    out = concatenate([out, padding(like, missing, group_size)])
   left = None
   if surplus == "keep" and enabled:
-    last = min(max(count, prompts), 2 * prompts)  # one batch of them at most
-    rest = take(everything, np.arange(prompts, last), group_size)
-    missing = prompts - len(rest.age_B) // group_size
-    left = concatenate([rest, padding(batch, missing, group_size)])
-  return batch, left, metrics
+    last = int(np.searchsorted(ends, batch - missing + batch, "right"))
+    rest = take(everything, each[fits:last])  # one batch of them at most
+    empty = padding(out, batch - len(rest.age_B), group_size)
+    left = concatenate([rest, empty])
+  return out, left, metrics

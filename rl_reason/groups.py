@@ -1,7 +1,7 @@
-"""Statistics within groups, where a group is an id: [B], [B] -> [B].
+"""Statistics within groups, rows and batches: what the core counts with.
 
-Ids may be any integers; rows of a group need not be adjacent, groups need not
-be of one size. Results are scattered back to the rows.
+A group is an id: ids may be any integers, rows of a group need not be adjacent,
+groups need not be of one size. Results are scattered back to the rows.
 """
 
 import jax
@@ -31,3 +31,36 @@ def _reduce(reduction, values_B, groups_B):
       groups_B, return_inverse=True, size=rows, fill_value=-1
   )
   return reduction(values_B, slot_B, num_segments=rows)[slot_B]
+
+
+def row_mean(values_BT: Array, mask_BT: Array) -> Array:
+  """Mean over the tokens of each row's mask: [B]; 0 where it is empty."""
+  total_B = jnp.sum(jnp.where(mask_BT > 0, values_BT, 0), 1)
+  return total_B / jnp.maximum((mask_BT > 0).sum(1), 1)
+
+
+def token_mean(values_BT: Array, mask_BT: Array) -> Array:
+  """Mean over all tokens of the mask: scalar; 0 if it is empty."""
+  total = jnp.sum(jnp.where(mask_BT > 0, values_BT, 0))
+  return total / jnp.maximum((mask_BT > 0).sum(), 1)
+
+
+def whiten(values_BT: Array, mask_BT: Array, *, eps: float = 1e-8) -> Array:
+  """Mean 0 and variance 1 over the tokens of the mask (verl's masked_whiten).
+
+  Args:
+    values_BT: [B, T] float.
+    mask_BT: [B, T], tokens that count.
+    eps: added to the unbiased variance.
+
+  Returns:
+    [B, T] (x - mean) * rsqrt(variance + eps); 0 outside the mask, and exactly 0
+    everywhere if all tokens are equal.
+  """
+  here_BT = mask_BT > 0
+  centred_BT = values_BT - token_mean(values_BT, here_BT)
+  squares = jnp.sum(jnp.where(here_BT, centred_BT**2, 0))
+  scale = jax.lax.rsqrt(squares / jnp.maximum(here_BT.sum() - 1, 1) + eps)
+  low = jnp.min(values_BT, where=here_BT, initial=jnp.inf)
+  high = jnp.max(values_BT, where=here_BT, initial=-jnp.inf)
+  return jnp.where(here_BT & (low < high), centred_BT * scale, 0)

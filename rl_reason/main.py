@@ -20,7 +20,8 @@ from ml_collections import config_flags
 
 from rl_reason import config as config_lib
 
-STAGES = ("all", "sft", "evaluate", "report")
+TRAINS = ("all", "sft", "value")
+STAGES = (*TRAINS, "evaluate", "export", "report")
 
 FLAGS = flags.FLAGS
 _CONFIG = config_flags.DEFINE_config_file(
@@ -31,7 +32,9 @@ _WORKDIR = flags.DEFINE_string(
 )
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
-    "step", "newest", "evaluate: 'newest', 'best', or a step of RL; 'sft'"
+    "step",
+    "newest",
+    "evaluate, export: 'newest', 'best', or a step of RL; evaluate: 'sft'",
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "several processes: jax.distributed.initialize"
@@ -162,14 +165,14 @@ def _run(config, workdir: pathlib.Path) -> int:
         _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     )
   from rl_reason import display, metrics, report, stages, structs
-  from rl_reason.stages import evaluation, rl, sft
+  from rl_reason.stages import evaluation, export, rl, sft, value
 
   screen = display.Display(jax.process_index() == 0)
   run = None
   try:
     config_lib.check_devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0 and _STAGE.value in ("all", "sft"):
+    if jax.process_index() == 0 and _STAGE.value in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))
       metrics.write_json(workdir / "environment.json", report.environment())
     if _STAGE.value == "report":
@@ -179,10 +182,15 @@ def _run(config, workdir: pathlib.Path) -> int:
     with jax.set_mesh(run.mesh):
       if _STAGE.value == "evaluate":
         evaluation.run(run, _STEP.value)
+      elif _STAGE.value == "export":
+        export.run(run, _STEP.value)
       else:
         params = sft.run(run)
-        if _STAGE.value == "all":
-          rl.run(run, params)  # of 0 steps, it only evaluates
+        critic_params, spent = None, None
+        if _STAGE.value != "sft" and config_lib.has_critic(config):
+          critic_params, spent = value.run(run, params)
+        if _STAGE.value == "all":  # of 0 steps, it only evaluates
+          rl.run(run, params, critic_params, spent)
     screen.end_stage()
     if jax.process_index() == 0:
       for line in report.summary(workdir):

@@ -114,18 +114,18 @@ def _is_param(x) -> bool:
   return isinstance(x, Param)
 
 
-def shardings(cfg: ModelConfig, mesh: jax.sharding.Mesh) -> Tree:
-  """Where each parameter lives on a mesh."""
+def shardings(params_table: Tree, mesh: jax.sharding.Mesh) -> Tree:
+  """Where each parameter of a table lives on a mesh."""
   return jax.tree.map(
       lambda p: sharding.fit(mesh, p.shape, p.axes),
-      table(cfg),
+      params_table,
       is_leaf=_is_param,
   )
 
 
-def init(cfg: ModelConfig, key: Array) -> Tree:
-  """fp32 parameters; the key decides them whatever the mesh."""
-  rows, treedef = jax.tree.flatten(table(cfg), is_leaf=_is_param)
+def init_table(params_table: Tree, key: Array) -> Tree:
+  """fp32 parameters of a table; the key decides them whatever the mesh."""
+  rows, treedef = jax.tree.flatten(params_table, is_leaf=_is_param)
 
   def make(index, row):
     if row.init != "normal":
@@ -134,6 +134,26 @@ def init(cfg: ModelConfig, key: Array) -> Tree:
     return noise * row.fan_in**-0.5
 
   return treedef.unflatten([make(i, row) for i, row in enumerate(rows)])
+
+
+def init(cfg: ModelConfig, key: Array) -> Tree:
+  """fp32 parameters of a decoder."""
+  return init_table(table(cfg), key)
+
+
+def flops_per_token(cfg: ModelConfig, context: float) -> float:
+  """Floating-point operations of one token's forward pass.
+
+  Twice the weights of its matrix products (the output head included), and
+  attention to `context` tokens. A backward pass takes twice as many.
+
+  Args:
+    cfg: of the model.
+    context: tokens that it attends to, on average.
+  """
+  q, kv = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+  layer = cfg.width * (2 * q + 2 * kv + 3 * cfg.mlp) + 2 * q * context
+  return 2.0 * (cfg.layers * layer + cfg.width * cfg.vocab)
 
 
 @jax.tree_util.register_dataclass

@@ -36,6 +36,8 @@ LETTERS = 4000  # of a prompt, an answer or a response
 VIEWER_BYTES = 1_200_000
 PAIRS_BYTES = 250_000
 
+COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
+
 TIMES = {
     "sampling": "timing_s/gen",
     "scoring": "timing_s/score",
@@ -291,8 +293,8 @@ def summary(workdir: pathlib.Path) -> list[str]:
   before, after = _before_after(lines)
   if before is None:
     return ["held-out accuracy: no evaluation yet, nothing to report"]
-  old, new = _scores(before), _scores(after or {})
-  mean, best = _headline(old)
+  old, new = scores(before), scores(after or {})
+  mean, best = headline(old)
   out = [
       f"held-out accuracy ({mean}, 95% intervals): {_change(old, new, mean)}",
       f"greedy: {_change(old, new, 'greedy')}",
@@ -316,18 +318,29 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
   Returns:
     the path of the page.
   """
-  template = pathlib.Path(__file__).with_name("report.html.in")
-  text = template.read_text(encoding="utf-8")
   path = workdir / "report.html"
-  temporary = path.with_name(path.name + ".tmp")
-  temporary.write_text(
-      text.replace("@DATA@", _embed(_page(workdir))), encoding="utf-8"
-  )
-  temporary.replace(path)
+  put(path, template("report").replace("@DATA@", embed(_page(workdir))))
   return path
 
 
-def _embed(data) -> str:
+def template(name: str) -> str:
+  """The page NAME.html.in with the head of all pages, its @DATA@ to fill."""
+  here = pathlib.Path(__file__)
+  page, head = (
+      here.with_name(f"{x}.html.in").read_text(encoding="utf-8")
+      for x in (name, "head")
+  )
+  return page.replace("@HEAD@\n", head)
+
+
+def put(path: pathlib.Path, text: str) -> None:
+  """Writes a whole file or nothing."""
+  temporary = path.with_name(path.name + ".tmp")
+  temporary.write_text(text, encoding="utf-8")
+  temporary.replace(path)
+
+
+def embed(data) -> str:
   """JSON in ASCII that neither ends nor begins anything in HTML."""
   text = json.dumps(data, separators=(",", ":"))
   for letter in "<>&":
@@ -349,14 +362,15 @@ def _page(workdir: pathlib.Path) -> dict[str, Any]:
       notes=_notes(lines, config),
       tiles=_tiles(lines),
       scores=_score_table(lines),
+      x=["step", *[x for x in COSTS if any(axes["rl"][x])]],
       axes=axes,
       charts=charts,
       pairs=pairs,
       pairs_note=pairs_note,
       viewer=viewer,
       viewer_note=viewer_note,
-      config=_as_text(config),
-      environment=_as_text(_load(workdir / "environment.json")),
+      config=as_text(config),
+      environment=as_text(_load(workdir / "environment.json")),
   )
 
 
@@ -364,7 +378,8 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
+def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
+  """Names and values for a table."""
   return [
       (name, x if isinstance(x, str) else json.dumps(x))
       for name, x in values.items()
@@ -380,13 +395,14 @@ def _features(c: dict[str, Any]) -> list[str]:
   if not c["rl.steps"]:
     return [*out, "SFT only"]
   low, high = c["loss.clip_low"], c["loss.clip_high"]
-  kl, coef = c["loss.kl"], c["loss.kl_coef"]
+  kl = f"KL {c['kl.kind']} × {c['kl.coef']:g} in the {c['kl.place']}"
   rounds, buffer = c["dynamic_sampling.max_rounds"], c["reward.overlong_buffer"]
-  size = f"{c['rollout.prompts']} prompts × {c['rollout.group_size']} responses"
+  group = c["rollout.group_size"]
+  size = f"{c['rollout.batch'] // group} prompts × {group} responses"
   told = {
       f"{c['rl.steps']} steps of {size}": True,
       f"advantage {c['advantage.name']}": True,
-      f"loss {c['loss.reduction']}": True,
+      f"loss {c['loss.surrogate']}, {c['loss.reduction']}": True,
       f"ratio clipped to {1 - low:g} … {1 + high:g}": True,
       "clip-higher": high > low,
       f"dual clip {c['loss.dual_clip']:g}": c["loss.dual_clip"],
@@ -397,17 +413,18 @@ def _features(c: dict[str, Any]) -> list[str]:
           buffer and c["reward.overlong_coef"]
       ),
       "cut-off responses masked": c["loss.mask_truncated"],
-      "no KL" if kl == "none" else f"KL {kl} × {coef:g}": True,
+      "no KL" if c["kl.kind"] == "none" else kl: True,
       "CONTROL: verdicts shuffled": c["reward.shuffle"],
   }
   return out + [words for words, holds in told.items() if holds]
 
 
-def _of_stage(lines: list[dict], stage: str) -> list[dict]:
+def of_stage(lines: list[dict], stage: str) -> list[dict]:
+  """The lines of one stage, in order."""
   return [line for line in lines if line["stage"] == stage]
 
 
-def _scores(line: dict) -> dict[str, Score]:
+def scores(line: dict) -> dict[str, Score]:
   """An evaluation under short names: 'mean@4', 'greedy', 'difficulty 2', ..."""
   out = {}
   for name, value in line.items():
@@ -425,7 +442,7 @@ def _scores(line: dict) -> dict[str, Score]:
   return out
 
 
-def _headline(names) -> tuple[str, str]:
+def headline(names) -> tuple[str, str]:
   """Of names of scores the mean@k, and the pass@k with the largest k."""
   mean = [name for name in names if name.startswith("mean@")]
   best = [name for name in names if name.startswith("pass@")]
@@ -435,7 +452,7 @@ def _headline(names) -> tuple[str, str]:
 
 def _before_after(lines: list[dict]) -> tuple[dict | None, dict | None]:
   """The first evaluation and the last one, None where there is none."""
-  found = [x for x in _of_stage(lines, "evaluate") if _headline(_scores(x))[0]]
+  found = [x for x in of_stage(lines, "evaluate") if headline(scores(x))[0]]
   return found[0] if found else None, found[-1] if found[1:] else None
 
 
@@ -469,8 +486,8 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
   before, after = _before_after(lines)
   if before is None:
     return []
-  old, new = _scores(before), _scores(after or {})
-  mean, best = _headline(old)
+  old, new = scores(before), scores(after or {})
+  mean, best = headline(old)
   tiles = []
   for name, label in {
       mean: f"held-out accuracy, {mean}",
@@ -492,19 +509,19 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
 def _score_table(lines: list[dict]) -> dict[str, Any]:
   """Every held-out number: before RL, after it, and after the skill stage."""
   before, after = _before_after(lines)
-  skill = [x for x in _of_stage(lines, "skill") if _scores(x)]
+  skill = [x for x in of_stage(lines, "skill") if scores(x)]
   columns = {}
   if before:
-    columns["after SFT, before RL"] = _scores(before)
+    columns["after SFT, before RL"] = scores(before)
   if after:
-    columns[f"after {after['step']} steps"] = _scores(after)
+    columns[f"after {after['step']} steps"] = scores(after)
     columns["change"] = {}
   if skill:
-    columns["after SFT of the skill alone"] = _scores(skill[-1])
+    columns["after SFT of the skill alone"] = scores(skill[-1])
 
   def cell(head, name):
     if head == "change":
-      old, new = _scores(before).get(name), _scores(after).get(name)
+      old, new = scores(before).get(name), scores(after).get(name)
       return _difference(old, new) if old and new else "–", None
     score = columns[head].get(name)
     if score is None:
@@ -524,7 +541,7 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
 
 def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
   """What a reader should know before believing the rest."""
-  rl = _of_stage(lines, "rl")
+  rl = of_stage(lines, "rl")
   at, steps = (rl[-1]["step"] if rl else 0), config.get("rl.steps", 0)
   before, after = _before_after(lines)
   notes = []
@@ -555,39 +572,59 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
   return notes
 
 
-def _thin(items: list) -> list:
-  """At most POINTS of the items, evenly spaced, the first and last included."""
+def thin(items: list, points: int = POINTS) -> list:
+  """At most `points` of the items, evenly spaced, both ends included."""
   last = len(items) - 1
-  if last < POINTS:
+  if last < points:
     return items
-  return [items[round(i * last / (POINTS - 1))] for i in range(POINTS)]
+  return [items[round(i * last / (points - 1))] for i in range(points)]
+
+
+def spent(lines: list[dict], kind: str) -> dict[int, float]:
+  """What a run had spent by each step of RL; {} if it did not log that.
+
+  Step 0 may have a cost, too: value pretraining.
+
+  Args:
+    lines: of all stages.
+    kind: of COSTS.
+  """
+  rl = of_stage(lines, "rl")
+  known = {
+      x["step"]: x[COSTS[kind]]
+      for x in [*rl, *of_stage(lines, "evaluate")]
+      if x.get(COSTS[kind]) is not None
+  }
+  return {0: 0} | known if known or not rl else {}
 
 
 def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
   """Curves as columns.
 
   Returns:
-    axes {name: {'step': [...], 'tokens': [...]}}, and those of CHARTS that have
-    numbers, each series as label, name, axis (a name), y and perhaps half.
+    axes {name: {'step': [...], 'tokens': [...], 'flops': [...]}}, and those of
+    CHARTS that have numbers, each series as label, name, axis (a name), y and
+    perhaps half.
   """
-  rl = _of_stage(lines, "rl")
+  rl = of_stage(lines, "rl")
   points = {
-      "rl": [x | _derived(x) for x in _thin(rl)],
-      "evaluate": [x | _flat(x) for x in _thin(_of_stage(lines, "evaluate"))],
+      "rl": [x | derived(x) for x in thin(rl)],
+      "evaluate": [x | numbers(x) for x in thin(of_stage(lines, "evaluate"))],
   }
   for stage in ("skill", "habits"):
-    some = [x for x in _of_stage(lines, stage) if "sft/loss" in x]
-    points[stage] = _thin(some)
+    some = [x for x in of_stage(lines, stage) if "sft/loss" in x]
+    points[stage] = thin(some)
   axes = {k: {"step": [x["step"] for x in v]} for k, v in points.items()}
-  tokens = {0: 0} | {x["step"]: x.get("tokens/generated") for x in rl}
-  for name in ("rl", "evaluate"):
-    axes[name]["tokens"] = [tokens.get(x) for x in axes[name]["step"]]
+  for kind in COSTS:
+    known = spent(lines, kind)
+    for name in ("rl", "evaluate"):
+      axes[name][kind] = [known.get(x) for x in axes[name]["step"]]
   if axes["skill"]["step"]:  # habits follow the skill
     done = axes["skill"]["step"][-1]
     axes["habits"]["step"] = [done + x for x in axes["habits"]["step"]]
 
-  names = dict.fromkeys(k for x in points["evaluate"] for k in _scores(x))
-  mean, best = _headline(names)
+  names = dict.fromkeys(k for x in points["evaluate"] for k in scores(x))
+  mean, best = headline(names)
   maj = "".join([name for name in names if name.startswith("maj@")][:1])
   fill = dict(mean=mean, best=best, maj=maj, totals=_time_totals(rl))
   charts = []
@@ -609,15 +646,15 @@ def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
   return axes, charts
 
 
-def _flat(line: dict) -> dict[str, float | None]:
+def numbers(line: dict) -> dict[str, float | None]:
   """The scores of an evaluation as {'mean@4': ..., 'mean@4/ci95': ...}."""
   out = {}
-  for name, score in _scores(line).items():
+  for name, score in scores(line).items():
     out |= {name: score.value, f"{name}/ci95": score.half}
   return out
 
 
-def _derived(line: dict) -> dict[str, float | None]:
+def derived(line: dict) -> dict[str, float | None]:
   """What is left of an RL line's prompts, and of its time."""
   out = {}
   right, wrong = line.get("train/all_right"), line.get("train/all_wrong")
@@ -653,7 +690,7 @@ def _pairs(rows: list[dict]) -> tuple[list[dict], str]:
   Returns:
     the pairs, and a remark if some had to be left out.
   """
-  rows = _of_stage(rows, "evaluate")
+  rows = of_stage(rows, "evaluate")
   ends = [rows[0]["step"], rows[-1]["step"]] if rows else []
   last = {row["prompt"]: row for row in rows if row["step"] == ends[1]}
   pairs = []
@@ -704,7 +741,7 @@ def _fit(groups: list[list[dict]], budget: int) -> list[list[dict]]:
 
   The first and the last group go last, and then row by row.
   """
-  sizes = {id(row): len(_embed(row)) + 1 for group in groups for row in group}
+  sizes = {id(row): len(embed(row)) + 1 for group in groups for row in group}
   while sum(sizes[id(row)] for group in groups for row in group) > budget:
     if len(groups) > 2:
       groups = [groups[0], *groups[1:-1][1::2], groups[-1]]

@@ -22,9 +22,7 @@ def correctness(
   return jnp.where(correct_B > 0, right, wrong).astype(correct_B.dtype)
 
 
-def soft_overlong(
-    lengths_B: Array, *, max_tokens: int, buffer: int
-) -> Array:
+def soft_overlong(lengths_B: Array, *, max_tokens: int, buffer: int) -> Array:
   """Soft overlong punishment: DAPO (arXiv:2503.14476, eq 13).
 
   0 up to max_tokens - buffer, falling linearly to -1 at max_tokens, and -1
@@ -70,3 +68,60 @@ def bootstrap_truncated(
   below_B = group_sum((rewards_B - best_B) * finished_B, groups_B)
   mean_B = best_B + below_B / jnp.maximum(count_B, 1)
   return jnp.where(truncated_B, mean_B, rewards_B)
+
+
+def logquad(
+    rewards_B: Array,
+    correct_B: Array,
+    lengths_B: Array,
+    *,
+    max_tokens: int,
+    length_coef: float = 0.1,
+    length_decay: float = 1.0,
+    length_threshold: float = 0.0,
+) -> Array:
+  """A length penalty: logarithmic for right answers, quadratic for wrong ones.
+
+  -lambda log2(1 + l / L) where right and -lambda (l / L)^2 where wrong (both 0
+  at l = 0 and -lambda at l = L), with lambda = length_coef
+  exp(-length_decay max(0, R - length_threshold)): good answers pay less.
+
+  Args:
+    rewards_B: [B] float, R.
+    correct_B: [B] float in {0, 1}.
+    lengths_B: [B] int, l, response tokens.
+    max_tokens: L.
+    length_coef: lambda of a reward up to the threshold; 0 is off.
+    length_decay: g.
+    length_threshold: thr.
+
+  Returns:
+    [B] float, at most 0.
+  """
+  share_B = (lengths_B / max_tokens).astype(rewards_B.dtype)
+  extra_B = jnp.maximum(rewards_B - length_threshold, 0)
+  coef_B = length_coef * jnp.exp(-length_decay * extra_B)
+  shape_B = jnp.where(correct_B > 0, jnp.log2(1 + share_B), share_B**2)
+  return -coef_B * shape_B
+
+
+def per_token(
+    rewards_B: Array, mask_BT: Array, kl_BT: Array, kl_coef: Array | float
+) -> Array:
+  """The outcome on the last token, less kl_coef * KL on every token.
+
+  PPO with a KL in the reward (arXiv:2203.02155, sec 3.5).
+
+  Args:
+    rewards_B: [B] float, of a response.
+    mask_BT: [B, T] bool, response tokens.
+    kl_BT: [B, T] estimate of KL(policy || reference) of each token.
+    kl_coef: beta; 0 without a KL.
+
+  Returns:
+    [B, T] float, 0 outside the mask. A row without a token keeps nothing.
+  """
+  later_BT = jnp.cumsum(mask_BT[:, ::-1], 1)[:, ::-1]
+  last_BT = mask_BT & (later_BT == 1)
+  out_BT = jnp.where(last_BT, rewards_B[:, None], 0)
+  return out_BT - jnp.where(mask_BT, kl_coef * kl_BT, 0)

@@ -52,6 +52,7 @@ def sample(
     prompts: Prompts,
     key: Array,
     temperature: Array | float = 1.0,
+    sizes_N: Array | None = None,
     *,
     cfg: model.ModelConfig,
     group_size: int,
@@ -72,6 +73,8 @@ def sample(
     key: seeds all noise, together with `prompts.ids_N`.
     temperature: scalar or [G], one per sample; 0 is greedy (log-probs are then
       those at temperature 1).
+    sizes_N: int, how many responses to each prompt, N * G in all; None: G to
+      each. With sizes the temperature must be a scalar.
     cfg: static shape of the model.
     group_size: G.
     max_tokens: T, the longest response, EOS included.
@@ -86,7 +89,9 @@ def sample(
   rows = prompts.tokens_NP.shape[0] * group_size
 
   def per_sample(x, axis=0):
-    return jnp.repeat(x, group_size, axis)
+    if sizes_N is None:
+      return jnp.repeat(x, group_size, axis)
+    return jnp.repeat(x, sizes_N, axis, total_repeat_length=rows)
 
   cache = model.empty_cache(cfg, prompts.tokens_NP.shape[0], prompt_slots)
   hidden_NPD, filled = model.forward(
@@ -100,13 +105,17 @@ def sample(
 
   start_B = per_sample(prompts.start_N)
   ids_B = per_sample(prompts.ids_N)
-  sample_B = jnp.tile(jnp.arange(group_size), rows // group_size)
+  if sizes_N is None:
+    sample_B = jnp.tile(jnp.arange(group_size), rows // group_size)
+  else:
+    sample_B = jnp.arange(rows) - per_sample(jnp.cumsum(sizes_N) - sizes_N)
   fold = jax.vmap(jax.random.fold_in, (0, 0))
   key_B = fold(fold(jnp.repeat(key[None], rows), ids_B), sample_B)
-  heat_B = jnp.tile(
-      jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (group_size,)),
-      rows // group_size,
-  )
+  heat = jnp.asarray(temperature, jnp.float32)
+  if heat.ndim:
+    heat_B = jnp.tile(heat, rows // group_size)
+  else:
+    heat_B = jnp.broadcast_to(heat, (rows,))
   greedy_B = heat_B == 0
   heat_B = jnp.where(greedy_B, 1, heat_B)
 

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_reason import losses, model, schedules, weights
+from rl_reason import (
+    corrections,
+    critic,
+    losses,
+    model,
+    schedules,
+    values,
+    weights,
+)
 from rl_reason.structs import Array, Batch, TrainState, Tree
 
 
@@ -30,6 +38,7 @@ def make_optimizer(
     weight_decay: float,
     clip_norm: float,
     name: str = "adamw",
+    freeze: float = 0.0,
 ) -> optax.GradientTransformation:
   """AdamW (or plain SGD, for tests of parallelism) with a schedule.
 
@@ -44,15 +53,15 @@ def make_optimizer(
     weight_decay: decoupled; not on vectors (norms, biases).
     clip_norm: of the global gradient; 0 is off.
     name: 'adamw' or 'sgd'.
+    freeze: share of the layers, from the first on, that do not learn. Their
+      gradients count neither for the norm nor for the moments.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
 
   def matrices(params):
-    stacked = params["layers"]
-    return {
-        **jax.tree.map(lambda x: x.ndim > 1, {**params, "layers": {}}),
-        "layers": jax.tree.map(lambda x: x.ndim > 2, stacked),
-    }
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: x.ndim > 1 + _stacked(path), params
+    )
 
   if name == "sgd":
     rule = optax.sgd(rate)
@@ -60,17 +69,42 @@ def make_optimizer(
     rule = optax.adamw(
         rate, b1, b2, eps, weight_decay=weight_decay, mask=matrices
     )
-  clip = optax.clip_by_global_norm(clip_norm) if clip_norm else None
-  return optax.chain(*([clip] if clip else []), rule)
+  parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
+  parts += [rule]
+  if freeze:  # before, for norm and moments; after, for the decay
+    still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
+    parts = [still, *parts, still]
+  return optax.chain(*parts)
+
+
+def _stacked(path) -> bool:
+  """Whether a parameter's first axis counts layers."""
+  return any(getattr(part, "key", None) == "layers" for part in path)
+
+
+def _without_first_layers(tree: Tree, share: float) -> Tree:
+  def cut(path, x):
+    if not _stacked(path):
+      return x
+    learns_N = jnp.arange(x.shape[0]) >= round(share * x.shape[0])
+    return x * learns_N.reshape(-1, *(1,) * (x.ndim - 1))
+
+  return jax.tree_util.tree_map_with_path(cut, tree)
 
 
 def state_shardings(
-    cfg: model.ModelConfig, tx: optax.GradientTransformation, mesh: Mesh
+    table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """Where each array of the state lives: Adam's moments beside their weight."""
+  """Where each array of the state lives: Adam's moments beside their weight.
+
+  Args:
+    table: of the parameters, `model.table` or `critic.table`.
+    tx: the optimizer.
+    mesh: where.
+  """
   replicated = NamedSharding(mesh, PartitionSpec())
-  params = model.shardings(cfg, mesh)
-  shapes = jax.eval_shape(lambda: model.init(cfg, jax.random.key(0)))
+  params = model.shardings(table, mesh)
+  shapes = jax.eval_shape(lambda: model.init_table(table, jax.random.key(0)))
   opt_state = optax.tree.map_params(
       tx,
       lambda _, where: where,
@@ -95,19 +129,19 @@ def new_state(
 
 
 def init_state(
-    cfg: model.ModelConfig,
+    table: Tree,
     tx: optax.GradientTransformation,
     shardings: TrainState,
     key: Array,
 ) -> TrainState:
   """Step 0 of a stage, from random parameters made where they live."""
-  make = functools.partial(model.init, cfg)
+  make = functools.partial(model.init_table, table)
   params = jax.jit(make, out_shardings=shardings.params)(key)
   return new_state(params, tx, shardings)
 
 
 def abstract_state(
-    cfg: model.ModelConfig,
+    table: Tree,
     tx: optax.GradientTransformation,
     shardings: TrainState,
 ) -> TrainState:
@@ -115,7 +149,8 @@ def abstract_state(
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(
-          lambda key: _step_0(model.init(cfg, key), tx), jax.random.key(0)
+          lambda key: _step_0(model.init_table(table, key), tx),
+          jax.random.key(0),
       ),
       shardings,
   )
@@ -126,8 +161,9 @@ def optimize(
     tx: optax.GradientTransformation,
     grads: Tree,
     mask: Array | bool = True,
+    wanted: Array | bool = True,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """One optimizer step, or none (and counted).
+  """One optimizer step, or none (and counted, if it was wanted).
 
   None if a gradient is not finite, or if no token of the minibatch counts:
   Adam's momentum would move the parameters all the same.
@@ -143,15 +179,47 @@ def optimize(
   state = state.replace(
       params=keep(params, state.params),
       opt_state=keep(opt_state, state.opt_state),
-      skipped=state.skipped + ~good,
+      skipped=state.skipped + (wanted & ~good),
   )
-  return state, dict(grad_norm=norm, update_skipped=1.0 - good)
+  return state, dict(grad_norm=norm, update_skipped=1.0 * (wanted & ~good))
+
+
+def shorten(micro: Any, cut: int) -> Any:
+  """Rows without their last `cut` response tokens; [B] arrays stay."""
+  return jax.tree.map(
+      lambda x: x[:, : x.shape[1] - cut] if x.ndim > 1 else x, micro
+  )
+
+
+def by_length(grad_fn: Callable, mask_BT: Array, bins: int) -> Callable:
+  """`grad_fn` on as many tokens as a micro-batch has, rounded up to a bin.
+
+  Bins are T / bins, 2 T / bins, ... T tokens: static shapes, of which one is
+  computed. Tokens that are cut have no mask, so nothing but rounding changes.
+
+  Args:
+    grad_fn: (params, micro) -> gradients and metrics, for any T.
+    mask_BT: of the micro-batch.
+    bins: how many lengths.
+  """
+  length = mask_BT.shape[1]
+  ends = [-(-length * k // bins) for k in range(1, bins + 1)]
+  used = jnp.max(jnp.any(mask_BT, 0) * jnp.arange(1, length + 1))
+  index = jnp.sum(used > jnp.array(ends[:-1], jnp.int32))
+  branches = [
+      lambda params, micro, cut=length - end: grad_fn(
+          params, shorten(micro, cut)
+      )
+      for end in ends
+  ]
+  return functools.partial(jax.lax.switch, index, branches)
 
 
 def accumulate(
     loss_fn: Callable[[Tree, Any], tuple[Array, dict]],
     params: Tree,
     micro_A: Any,
+    bins: int = 1,
 ) -> tuple[Tree, dict[str, Array]]:
   """Sum of gradients over the leading axis of `micro_A`.
 
@@ -161,6 +229,7 @@ def accumulate(
       sum.
     params: of the model.
     micro_A: a pytree with leading axis A.
+    bins: see `by_length`; the first part of `micro_A` is then a Batch.
 
   Returns:
     gradients of the sum, and the metrics of the whole.
@@ -168,7 +237,8 @@ def accumulate(
   grad_fn = jax.grad(loss_fn, has_aux=True)
 
   def add(grads, micro):
-    more, metrics = grad_fn(params, micro)
+    grad = by_length(grad_fn, micro[0].mask_BT, bins) if bins > 1 else grad_fn
+    more, metrics = grad(params, micro)
     return jax.tree.map(jnp.add, grads, more), metrics
 
   zeros = jax.tree.map(jnp.zeros_like, params)
@@ -223,14 +293,24 @@ def sft_update(
 def rl_update(
     state: TrainState,
     batch_MA: Batch,
+    coefs: dict[str, Array],
     *,
     cfg: model.ModelConfig,
     tx: optax.GradientTransformation,
     temperature: float,
-    reduction: str,
-    kl: str,
-    kl_coef: float,
-    **clip: float,
+    surrogate: Callable[..., tuple[Array, dict[str, Array]]],
+    reduction: Callable[[Array, Array], Array],
+    kl: str = "none",
+    entropy: bool = False,
+    positive_nll: float = 0.0,
+    length_alpha: float = 0.0,
+    cov: str = "none",
+    cov_share: float = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    cov_coef: float = 1.0,
+    max_kl: float = 0.0,
+    bins: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over the minibatches.
 
@@ -238,71 +318,208 @@ def rl_update(
     state: donated by the caller's jit.
     batch_MA: rows cut as [M, A, B, ...]: M minibatches one after the other,
       each as A micro-batches.
+    coefs: scalars `kl` and `entropy`, factors of those losses; arrays, since
+      they may change from step to step.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
-    reduction: name of a function of `weights`.
+    surrogate: a function of `surrogates`, its keywords bound.
+    reduction: a function of `weights`.
     kl: 'none', 'k1', 'k2' or 'k3': a KL to the reference in the loss.
-    kl_coef: its factor (beta).
-    **clip: keywords of `losses.policy_loss`.
+    entropy: whether there is a bonus.
+    positive_nll: mu, factor of the mean NLL over the tokens of right responses
+      (VAPO, arXiv:2504.05118, eq 12), over the whole minibatch.
+    length_alpha: see `corrections.length_factor`.
+    cov: 'none', 'clip' or 'kl': see `corrections.clip_cov`, `top_share`.
+    cov_share: share of tokens that Clip-Cov or KL-Cov picks.
+    cov_low: of `corrections.clip_cov`.
+    cov_high: of `corrections.clip_cov`.
+    cov_coef: KL-Cov's factor of |log r| on its tokens.
+    max_kl: updates end when KL(old || new) on the next minibatch is beyond it
+      (arXiv:1707.06347's early stopping); 0 is off.
+    bins: see `by_length`.
 
   Returns:
-    the next state and metrics, means over the minibatches except: `*_max`, the
-    largest; `update_skipped`, the number; `first_log_ratio_max`, the largest
-    |log r| before the first of the updates (0 up to rounding if on-policy).
+    the next state and metrics, means over the minibatches that were updated on,
+    except: `*_max` and `*_min`; `update_skipped`, `updates`, numbers;
+    `first_log_ratio_max`, the largest |log r| before the first of the updates
+    (0 up to rounding if on-policy).
   """
   chex.assert_rank(batch_MA.tokens_BL, 4)
-  length = batch_MA.mask_BT.shape[-1]
-  reduce = getattr(weights, reduction)
 
   def loss_fn(params, micro):
-    b, weights_BT, share_BT = micro
+    b, w = micro
+    mask = b.mask_BT
     logps_BT, entropy_BT = model.response_logps(
-        params, cfg, b.tokens_BL, b.start_B, length, temperature
+        params, cfg, b.tokens_BL, b.start_B, mask.shape[1], temperature
     )
-    # Padding may hold anything, also NaN: it must not reach a sum.
-    logps_BT, old_BT, ref_BT, advantages_BT = (
-        jnp.where(b.mask_BT, x, 0)
-        for x in (logps_BT, b.old_logps_BT, b.ref_logps_BT, b.advantages_BT)
-    )
-    loss_BT, aux = losses.policy_loss(logps_BT, old_BT, advantages_BT, **clip)
-    metrics = dict(pg_loss=jnp.sum(weights_BT * loss_BT))
+    logps_BT = jnp.where(mask, logps_BT, 0)
+    loss_BT, aux = surrogate(logps_BT, b.old_logps_BT, b.advantages_BT, mask)
+    log_ratio_BT = logps_BT - b.old_logps_BT
+    metrics = dict(pg_loss=jnp.sum(w["policy"] * loss_BT))
     loss = metrics["pg_loss"]
     if kl != "none":
-      kl_BT = losses.kl(logps_BT, ref_BT, kind=kl)
-      kl_loss = jnp.sum(weights_BT * kl_BT)
-      loss += kl_coef * kl_loss
-      metrics |= dict(kl_loss=kl_loss)
-    mask, high = b.mask_BT, aux["clipped"] & (advantages_BT > 0)
+      kl_BT = losses.kl(logps_BT, b.ref_logps_BT, kind=kl)
+      metrics["kl_loss"] = jnp.sum(w["every"] * kl_BT)
+      loss += coefs["kl"] * metrics["kl_loss"]
+    if entropy:
+      loss -= coefs["entropy"] * jnp.sum(w["every"] * entropy_BT)
+    if positive_nll:
+      metrics["nll_loss"] = -jnp.sum(w["right"] * logps_BT)
+      loss += positive_nll * metrics["nll_loss"]
+    if cov == "kl":
+      loss += cov_coef * jnp.sum(w["held"] * jnp.abs(log_ratio_BT))
+
+    high = aux["clipped"] & (b.advantages_BT > 0)
+    ratio_BT = jnp.exp(jnp.clip(log_ratio_BT, -20, 20))
+    share = w["share"]
     metrics |= dict(
         loss=loss,
-        entropy=jnp.sum(share_BT * entropy_BT),
-        ppo_kl=-jnp.sum(share_BT * aux["log_ratio"]),
-        pg_clipfrac=jnp.sum(share_BT * aux["clipped"]),
-        pg_clipfrac_lower=jnp.sum(share_BT * aux["clipped_lower"]),
-        log_ratio_max=jnp.max(jnp.abs(aux["log_ratio"]) * mask),
+        entropy=jnp.sum(share * entropy_BT),
+        ppo_kl=-jnp.sum(share * log_ratio_BT),
+        kl_old_new=jnp.sum(share * (ratio_BT - 1 - log_ratio_BT)),
+        pg_clipfrac=jnp.sum(share * aux["clipped"]),
+        pg_clipfrac_lower=jnp.sum(share * aux["clipped_lower"]),
+        ratio_mean=jnp.sum(share * ratio_BT),
+        ratio_square=jnp.sum(share * ratio_BT**2),
+        log_ratio_max=jnp.max(jnp.abs(log_ratio_BT) * mask),
         clipped_prob_max=jnp.max(jnp.exp(logps_BT) * (high & mask)),
     )
     return loss, metrics
 
-  def minibatch(state, b_A: Batch):
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), b_A)
-    mask_BT = flat.mask_BT.astype(jnp.float32)
-    weights_BT = reduce(mask_BT, flat.groups_B)
-    share_BT = weights.token_mean(mask_BT, flat.groups_B)
+  def token_weights(b: Batch, key: Array) -> dict[str, Array]:
+    """What each token of a minibatch weighs in each term, over all its rows."""
+    mask_BT = b.mask_BT.astype(b.advantages_BT.dtype)
+    every_BT = reduction(mask_BT, b.groups_B)
+    if length_alpha:
+      factor_B = corrections.length_factor(mask_BT, length_alpha)
+      every_BT *= factor_B[:, None]
+    w = dict(every=every_BT, policy=every_BT)
+    w["share"] = weights.token_mean(mask_BT, b.groups_B)
+    if positive_nll:
+      right_BT = mask_BT * b.right_B[:, None]
+      w["right"] = weights.token_mean(right_BT, b.groups_B)
+    if cov != "none":
+      cov_BT = corrections.covariance(b.old_logps_BT, b.advantages_BT, mask_BT)
+    if cov == "clip":
+      w["policy"] *= corrections.clip_cov(
+          cov_BT,
+          mask_BT,
+          jax.random.uniform(key, mask_BT.shape),
+          cov_share=cov_share,
+          cov_low=cov_low,
+          cov_high=cov_high,
+      )
+    elif cov == "kl":
+      w["held"] = every_BT * corrections.top_share(cov_BT, mask_BT, cov_share)
+    return w
+
+  def minibatch(carry, b_A: Batch):
+    old, going, index = carry
     shape = b_A.mask_BT.shape
+    b = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), b_A)
+    key = jax.random.fold_in(jax.random.key(old.step), index)
+    w = token_weights(b, key)
     grads, metrics = accumulate(
         loss_fn,
-        state.params,
-        (b_A, weights_BT.reshape(shape), share_BT.reshape(shape)),
+        old.params,
+        (b_A, jax.tree.map(lambda x: x.reshape(shape), w)),
+        bins,
     )
-    state, more = optimize(state, tx, grads, mask_BT)
+    if max_kl:
+      going &= metrics["kl_old_new"] <= max_kl
+    new, more = optimize(old, tx, grads, b.mask_BT & going, going)
+    mean, square = metrics.pop("ratio_mean"), metrics.pop("ratio_square")
+    ess = mean**2 / jnp.maximum(square, 1e-30)
+    stale = jnp.sum(w["share"] * (b.age_B + index)[:, None])
+    metrics |= more | dict(ess=ess, ess_min=ess, staleness=stale)
+    metrics["staleness_max"] = jnp.max(
+        jnp.where(b.age_B < 0, 0, b.age_B + index)
+    )
+    return (new, going, index + 1), metrics | dict(updates=going)
+
+  # Padding may hold anything, also NaN: it must not reach a sum.
+  batch_MA = batch_MA.replace(
+      **{
+          name: jnp.where(batch_MA.mask_BT, getattr(batch_MA, name), 0)
+          for name in ("old_logps_BT", "ref_logps_BT", "advantages_BT")
+      }
+  )
+  carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
+  (state, _, _), by_M = jax.lax.scan(minibatch, carry, batch_MA)
+  metrics = summarize(by_M)
+  metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
+  return state.replace(step=state.step + 1), metrics
+
+
+def critic_update(
+    state: TrainState,
+    batch_MA: Batch,
+    *,
+    cfg: critic.CriticConfig,
+    tx: optax.GradientTransformation,
+    clip: float,
+    bins: int = 1,
+) -> tuple[TrainState, dict[str, Array]]:
+  """The critic's optimizer steps of one RL step, on the same minibatches.
+
+  Args:
+    state: of the critic; donated by the caller's jit.
+    batch_MA: as in `rl_update`; reads values_BT (before the update) and
+      returns_BT.
+    cfg: static.
+    tx: static; the critic's own.
+    clip: of `values.value_loss`; a categorical head has no clip.
+    bins: see `by_length`.
+
+  Returns:
+    the next state and metrics: loss (token mean), grad_norm, update_skipped.
+  """
+
+  def loss_fn(params, micro):
+    b, share_BT = micro
+    values_BT, logits_BTN = critic.values(
+        params, cfg, b.tokens_BL, b.start_B, share_BT.shape[1]
+    )
+    values_BT, old_BT, returns_BT = (
+        jnp.where(b.mask_BT, x, 0)
+        for x in (values_BT, b.values_BT, b.returns_BT)
+    )
+    if cfg.head == "categorical":
+      loss_BT = values.categorical_loss(
+          logits_BTN, returns_BT, cfg.low, cfg.high
+      )
+    else:
+      loss_BT = values.value_loss(values_BT, old_BT, returns_BT, clip=clip)
+    loss = jnp.sum(share_BT * loss_BT)
+    return loss, dict(vf_loss=loss)
+
+  def minibatch(state, b_A: Batch):
+    mask = b_A.mask_BT.astype(b_A.returns_BT.dtype)
+    share = mask / jnp.maximum(mask.sum(), 1)
+    grads, metrics = accumulate(loss_fn, state.params, (b_A, share), bins)
+    state, more = optimize(state, tx, grads, b_A.mask_BT)
     return state, metrics | more
 
   state, by_M = jax.lax.scan(minibatch, state, batch_MA)
-  metrics = {
-      k: x.max() if k.endswith("_max") else x.mean() for k, x in by_M.items()
-  }
-  metrics["update_skipped"] = by_M["update_skipped"].sum()
-  metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
-  return state.replace(step=state.step + 1), metrics
+  return state.replace(step=state.step + 1), summarize(by_M)
+
+
+def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
+  """Metrics of an RL step from those of its minibatches.
+
+  `*_max`, `*_min` and the numbers `update_skipped` and `updates` over all of
+  them, means over those that were updated on (`updates` says which).
+  """
+  done_M = by_M.get("updates", jnp.ones_like(by_M["grad_norm"]))
+  out = {}
+  for name, x_M in by_M.items():
+    if name.endswith("_max"):
+      out[name] = x_M.max()
+    elif name.endswith("_min"):
+      out[name] = x_M.min()
+    elif name in ("update_skipped", "updates"):
+      out[name] = x_M.sum()
+    else:
+      out[name] = jnp.sum(x_M * done_M) / jnp.maximum(done_M.sum(), 1)
+  return out

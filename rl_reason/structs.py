@@ -11,6 +11,7 @@ Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
 | T      | response tokens, padded on the right        |
 | L      | P + T                                       |
 | M, A   | minibatches, micro-batches of a minibatch   |
+| H      | remembered responses of earlier steps       |
 | V, D   | vocabulary, width of the residual stream    |
 | K, Q   | key/value heads, query heads per kv head    |
 | C, F   | width of a head, of the feed-forward layer  |
@@ -83,12 +84,17 @@ class Experience:
     age_B: int32, updates-of-the-policy steps since the row was sampled: 0, or 1
       for a group that dynamic sampling kept from the step before; -1 marks a
       row that is only padding.
+    types_B: int32, the problem type: the task's difficulty.
+    problems_B: int32, a hash of the prompt: equal for equal prompts, in
+      whatever step.
   """
 
   rollouts: Rollouts
   correct_B: Array
   old_logps_BT: Array
   age_B: Array
+  types_B: Array
+  problems_B: Array
 
 
 @struct.dataclass
@@ -101,6 +107,11 @@ class Batch:
     mask_BT: bool, tokens that enter the loss.
     advantages_BT: float32.
     old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
+    right_B: float32 in {0, 1}, responses to imitate.
+    age_B: int32, optimizer steps between the sampling of the row and this
+      batch; -1 for padding.
+    values_BT, returns_BT: float32, the critic's values before the update and
+      its targets; zeros without a critic.
   """
 
   tokens_BL: Array
@@ -110,6 +121,29 @@ class Batch:
   advantages_BT: Array
   old_logps_BT: Array
   ref_logps_BT: Array
+  right_B: Array
+  age_B: Array
+  values_BT: Array
+  returns_BT: Array
+
+
+@struct.dataclass
+class Past:
+  """Responses of recent RL steps, newest last, as `advantages.temporal` reads.
+
+  Attributes:
+    tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.
+    logps_HT: float32, of the policy that sampled them.
+    rewards_H: float32.
+    problems_H: int32, as in Experience.
+  """
+
+  tokens_HL: Array
+  start_H: Array
+  mask_HT: Array
+  logps_HT: Array
+  rewards_H: Array
+  problems_H: Array
 
 
 @struct.dataclass

@@ -6,7 +6,7 @@ mistake has to be made twice to go unseen. Slow on purpose.
 
 import numpy as np
 
-# --- advantages and rewards ------------------------------------------------
+# --- groups, rows and batches ----------------------------------------------
 
 
 def _groups(ids_B):
@@ -14,21 +14,85 @@ def _groups(ids_B):
   return [np.flatnonzero(np.equal(ids_B, i)) for i in set(np.asarray(ids_B))]
 
 
-def group_mean(rewards_B, ids_B):
+def _others(ids_B, b):
+  """The other rows of row b's group."""
+  return [i for i in range(len(ids_B)) if ids_B[i] == ids_B[b] and i != b]
+
+
+def _tokens(values_BT, mask_BT):
+  """Each row without what its mask hides: ragged lists."""
+  return [
+      [float(x) for x, m in zip(row, mask, strict=True) if m]
+      for row, mask in zip(values_BT, mask_BT, strict=True)
+  ]
+
+
+def _spread(rows, mask_BT):
+  """The inverse of `_tokens`, with 0 for what is hidden."""
+  out_BT = np.zeros(np.shape(mask_BT))
+  for b, row in enumerate(rows):
+    out_BT[b, np.flatnonzero(mask_BT[b])] = row
+  return out_BT
+
+
+def _mean(some):
+  return sum(some) / len(some) if len(some) else 0.0
+
+
+def _std(some, ddof):
+  squares = sum((x - _mean(some)) ** 2 for x in some)
+  return (squares / max(len(some) - ddof, 1)) ** 0.5
+
+
+def group_sum(values_B, groups_B):
+  return [sum(values_B[np.equal(groups_B, g)]) for g in groups_B]
+
+
+def group_max(values_B, groups_B):
+  return [max(values_B[np.equal(groups_B, g)]) for g in groups_B]
+
+
+def group_min(values_B, groups_B):
+  return [min(values_B[np.equal(groups_B, g)]) for g in groups_B]
+
+
+def row_mean(values_BT, mask_BT):
+  return np.array([_mean(row) for row in _tokens(values_BT, mask_BT)])
+
+
+def token_mean(values_BT, mask_BT):
+  return _mean(sum(_tokens(values_BT, mask_BT), []))
+
+
+def whiten(values_BT, mask_BT, eps=1e-8):
+  """(x - mean) / sqrt(unbiased variance + eps) of what the mask shows."""
+  rows = _tokens(values_BT, mask_BT)
+  flat = sum(rows, [])
+  if len(set(flat)) < 2:
+    return np.zeros(np.shape(mask_BT))
+  scale = (_std(flat, 1) ** 2 + eps) ** -0.5
+  mean = _mean(flat)
+  return _spread([[(x - mean) * scale for x in row] for row in rows], mask_BT)
+
+
+# --- advantages of a response ----------------------------------------------
+
+
+def group_mean(rewards_B, groups_B):
   """R - mean of the group."""
   rewards_B = np.asarray(rewards_B, np.float64)
   out_B = np.zeros(len(rewards_B))
-  for rows in _groups(ids_B):
+  for rows in _groups(groups_B):
     some = rewards_B[rows]
     if len(set(some)) > 1:
       out_B[rows] = some - sum(some) / len(some)
   return out_B
 
 
-def group_norm(rewards_B, ids_B, eps=1e-6, ddof=1):
+def group_norm(rewards_B, groups_B, eps=1e-6, ddof=1):
   """(R - mean) / (std + eps); verl's convention is ddof 1."""
-  out_B = group_mean(rewards_B, ids_B)
-  for rows in _groups(ids_B):
+  out_B = group_mean(rewards_B, groups_B)
+  for rows in _groups(groups_B):
     squares = sum(out_B[rows] ** 2)
     if squares > 0:
       std = (squares / (len(rows) - ddof)) ** 0.5
@@ -36,16 +100,215 @@ def group_norm(rewards_B, ids_B, eps=1e-6, ddof=1):
   return out_B
 
 
-def leave_one_out(rewards_B, ids_B):
+def group_mean_batch_std(rewards_B, groups_B, valid_B, eps=1e-6, ddof=1):
+  """The mean of the group, the deviation of all rows that are not padding."""
+  real = [r for r, v in zip(rewards_B, valid_B, strict=True) if v]
+  return group_mean(rewards_B, groups_B) / (_std(real, ddof) + eps) * valid_B
+
+
+def leave_one_out(rewards_B, groups_B):
   """R less the mean of the others, written as that."""
+  return _less_others(rewards_B, groups_B, np.ones(len(rewards_B)))
+
+
+def _less_others(rewards_B, groups_B, weights_B):
+  """R less the weighted mean of the others; 0 if they weigh nothing."""
   rewards_B = np.asarray(rewards_B, np.float64)
   out_B = np.zeros(len(rewards_B))
-  for rows in _groups(ids_B):
-    for i in rows:
-      others = [rewards_B[j] for j in rows if j != i]
-      if others:
-        out_B[i] = rewards_B[i] - sum(others) / len(others)
+  for b in range(len(rewards_B)):
+    others = _others(groups_B, b)
+    weight = sum(weights_B[i] for i in others)
+    if weight > 0:
+      worth = sum(weights_B[i] * rewards_B[i] for i in others)
+      out_B[b] = rewards_B[b] - worth / weight
   return out_B
+
+
+def length_weighted(rewards_B, groups_B, mask_BT):
+  weights_B = [1 / max(sum(row), 1) ** 0.5 for row in mask_BT]
+  return _less_others(rewards_B, groups_B, weights_B)
+
+
+def quality_weighted(rewards_B, groups_B, logps_BT, mask_BT):
+  weights_B = [np.exp(_mean(row)) for row in _tokens(logps_BT, mask_BT)]
+  return _less_others(rewards_B, groups_B, weights_B)
+
+
+def confidence_weighted(rewards_B, groups_B):
+  """2 sigmoid(|R|) - 1: how far a preference is from a coin's."""
+  weights_B = [2 / (1 + np.exp(-abs(r))) - 1 for r in rewards_B]
+  return _less_others(rewards_B, groups_B, weights_B)
+
+
+def max_rl(rewards_B, groups_B):
+  """(r - mean) / mean in groups with right and wrong answers."""
+  out_B = np.zeros(len(rewards_B))
+  for rows in _groups(groups_B):
+    right = sum(rewards_B[rows])
+    if 0 < right < len(rows):
+      mean = right / len(rows)
+      out_B[rows] = (rewards_B[rows] - mean) / mean
+  return out_B
+
+
+def rank(rewards_B, groups_B):
+  """(rank - (K + 1) / 2) / (K / 2); ties share the mean of their ranks."""
+  out_B = np.zeros(len(rewards_B))
+  for rows in _groups(groups_B):
+    count = len(rows)
+    ordered = sorted(rewards_B[rows])
+    for b in rows:
+      places = [i + 1 for i, r in enumerate(ordered) if r == rewards_B[b]]
+      out_B[b] = (_mean(places) - (count + 1) / 2) / (count / 2)
+  return out_B
+
+
+def hierarchical(rewards_B, types_B, valid_B, mix=0.5, eps=1e-6, ddof=1):
+  """Both scales without the rows that are padding."""
+  real = np.flatnonzero(valid_B)
+  out_B = np.zeros(len(rewards_B))
+  some, types = rewards_B[real], types_B[real]
+  one = np.zeros(len(real))
+  out_B[real] = mix * group_norm(some, types, eps, ddof)
+  out_B[real] += (1 - mix) * group_norm(some, one, eps, ddof)
+  return out_B
+
+
+def temporal(
+    rewards_B, problems_B, past_rewards_H, past_problems_H, past_weights_H
+):
+  """The others are those of this step, at weight 1, and those of the past."""
+  out_B = np.zeros(len(rewards_B))
+  for b, problem in enumerate(problems_B):
+    weight = worth = 0.0
+    for i in _others(problems_B, b):
+      weight, worth = weight + 1, worth + rewards_B[i]
+    for r, p, w in zip(
+        past_rewards_H, past_problems_H, past_weights_H, strict=True
+    ):
+      if p == problem:
+        weight, worth = weight + w, worth + w * r
+    if weight > 0:
+      out_B[b] = rewards_B[b] - worth / weight
+  return out_B
+
+
+def explore(
+    rewards_B,
+    groups_B,
+    logps_BT,
+    mask_BT,
+    progress,
+    bonus=0.1,
+    decay=1.0,
+    eps=1e-6,
+    ddof=1,
+):
+  """GRPO plus bonus exp(-decay progress) x normalised surprise."""
+  out_B = group_norm(rewards_B, groups_B, eps, ddof)
+  surprise_B = -row_mean(logps_BT, mask_BT)
+  novel_B = group_norm(surprise_B, groups_B, eps, ddof)
+  for rows in _groups(groups_B):
+    if len(set(rewards_B[rows])) > 1:
+      out_B[rows] += bonus * np.exp(-decay * progress) * novel_B[rows]
+  return out_B
+
+
+# --- advantages of a token -------------------------------------------------
+
+
+def returns_to_go(rewards_BT, mask_BT, gamma=1.0):
+  out = []
+  for row in _tokens(rewards_BT, mask_BT):
+    ends = [row[t:] for t in range(len(row))]
+    out.append([sum(gamma**n * r for n, r in enumerate(end)) for end in ends])
+  return _spread(out, mask_BT)
+
+
+def _sum_of_deltas(rewards_BT, values_BT, mask_BT, gamma, factor):
+  """A_t = sum over l of gamma^l factor(b, l) delta_{t+l}: no recursion."""
+  out = []
+  rows = zip(
+      _tokens(rewards_BT, mask_BT), _tokens(values_BT, mask_BT), strict=True
+  )
+  for b, (reward, value) in enumerate(rows):
+    then = [*value[1:], 0.0]
+    delta = [
+        r + gamma * w - v for r, v, w in zip(reward, value, then, strict=False)
+    ]
+    ends = [delta[t:] for t in range(len(delta))]
+    out.append(
+        [
+            sum(gamma**n * factor(b, n) * d for n, d in enumerate(end))
+            for end in ends
+        ]
+    )
+  return _spread(out, mask_BT)
+
+
+def gae(rewards_BT, values_BT, mask_BT, gamma=1.0, lam=0.95):
+  """Explicit sum of (gamma lam)^l delta_{t+l}."""
+  return _sum_of_deltas(
+      rewards_BT, values_BT, mask_BT, gamma, lambda b, n: lam**n
+  )
+
+
+def gae_length_adaptive(rewards_BT, values_BT, mask_BT, gamma=1.0, alpha=0.05):
+  """VAPO: lam = 1 - 1 / (alpha l) of the row's own length, not below 0."""
+  lams = [max(0.0, 1 - 1 / (alpha * max(sum(row), 1))) for row in mask_BT]
+  return _sum_of_deltas(
+      rewards_BT, values_BT, mask_BT, gamma, lambda b, n: lams[b] ** n
+  )
+
+
+def gae_exp_complexity(
+    rewards_BT,
+    values_BT,
+    mask_BT,
+    types_B,
+    gamma=1.0,
+    lam=0.95,
+    decay=1.0,
+    slope=0.5,
+    hardest=1.0,
+):
+  """The factor of delta_{t+l} is the product lam_1 ... lam_l."""
+  length = np.shape(mask_BT)[1]
+
+  def factor(b, offset):
+    ease = 1 - slope * min(types_B[b] / hardest, 1)
+    out = 1.0
+    for n in range(1, offset + 1):
+      out *= lam * np.exp(-decay * n / length) * ease
+    return out
+
+  return _sum_of_deltas(rewards_BT, values_BT, mask_BT, gamma, factor)
+
+
+def hybrid(
+    rewards_B,
+    groups_B,
+    rewards_BT,
+    values_BT,
+    mask_BT,
+    progress,
+    mix=0.5,
+    decay=1.0,
+    gamma=1.0,
+    alpha=0.05,
+    eps=1e-6,
+    ddof=1,
+):
+  """Both whitened over the tokens, then mixed."""
+  vapo_BT = gae_length_adaptive(rewards_BT, values_BT, mask_BT, gamma, alpha)
+  grpo_B = group_norm(rewards_B, groups_B, eps, ddof)
+  grpo_BT = np.repeat(grpo_B[:, None], np.shape(mask_BT)[1], 1)
+  share = mix * np.exp(-decay * progress)
+  vapo_BT, grpo_BT = whiten(vapo_BT, mask_BT), whiten(grpo_BT, mask_BT)
+  return share * vapo_BT + (1 - share) * grpo_BT
+
+
+# --- rewards ---------------------------------------------------------------
 
 
 def soft_overlong(length, max_tokens, buffer):
@@ -55,6 +318,33 @@ def soft_overlong(length, max_tokens, buffer):
   if length <= max_tokens:
     return ((max_tokens - buffer) - length) / buffer
   return -1.0
+
+
+def bootstrap_truncated(rewards_B, truncated_B, groups_B):
+  """A truncated response gets the mean of its group's finished ones."""
+  out_B = np.array(rewards_B, np.float64)
+  for b in np.flatnonzero(truncated_B):
+    rows = np.flatnonzero(np.equal(groups_B, groups_B[b]))
+    out_B[b] = _mean([rewards_B[i] for i in rows if not truncated_B[i]])
+  return out_B
+
+
+def logquad(reward, correct, length, max_tokens, coef, decay, threshold):
+  """The length penalty of one response."""
+  weight = coef
+  if reward > threshold:
+    weight = coef / np.exp(decay * (reward - threshold))
+  share = length / max_tokens
+  return -weight * (np.log(1 + share) / np.log(2) if correct else share * share)
+
+
+def per_token(rewards_B, mask_BT, kl_BT, coef):
+  """-coef * KL on every token, and the outcome on the last one."""
+  rows = [[-coef * x for x in row] for row in _tokens(kl_BT, mask_BT)]
+  for row, reward in zip(rows, rewards_B, strict=True):
+    if row:
+      row[-1] += reward
+  return _spread(rows, mask_BT)
 
 
 # --- reductions: from per-token losses to one number -----------------------
@@ -99,10 +389,151 @@ def policy_loss(log_ratio, advantage, low, high, dual=0.0):
   return -objective
 
 
+def gspo(logps_T, old_logps_T, advantage, low, high):
+  """GSPO eq 5 for one response: one ratio, one loss."""
+  log_ratio = _mean([a - b for a, b in zip(logps_T, old_logps_T, strict=True)])
+  return policy_loss(log_ratio, advantage, low, high)
+
+
+def cispo(logp, old_logp, advantage, low, high, weight_logp=None):
+  """CISPO eq 4 for one token; its weight is taken at `weight_logp`."""
+  weight_logp = logp if weight_logp is None else weight_logp
+  ratio = np.exp(min(max(weight_logp - old_logp, -20.0), 20.0))
+  return -min(max(ratio, 1 - low), 1 + high) * advantage * logp
+
+
 def k3(logp, ref):
   """Schulman's third estimator, clamped as in verl."""
   d = min(max(ref - logp, -20.0), 20.0)
   return min(np.exp(d) - d - 1, 10.0)
+
+
+# --- corrections -----------------------------------------------------------
+
+
+def mismatch(old_logps_BT, sampler_logps_BT, mask_BT, level):
+  """pi_old / pi_sampler of tokens, of whole rows, or its geometric mean."""
+  rows = []
+  for old, sampler in zip(
+      _tokens(old_logps_BT, mask_BT),
+      _tokens(sampler_logps_BT, mask_BT),
+      strict=True,
+  ):
+    ratios = [np.exp(a - b) for a, b in zip(old, sampler, strict=True)]
+    if level != "token":
+      power = 1 / max(len(ratios), 1) if level == "geometric" else 1
+      ratios = [np.prod(ratios) ** power] * len(ratios)
+    rows.append(ratios)
+  return _spread(rows, mask_BT)
+
+
+def truncate(old_BT, sampler_BT, mask_BT, high, level):
+  ratio_BT = mismatch(old_BT, sampler_BT, mask_BT, level)
+  return np.array([[min(x, high) for x in row] for row in ratio_BT])
+
+
+def two_sided(old_BT, sampler_BT, mask_BT, low, high, level):
+  ratio_BT = mismatch(old_BT, sampler_BT, mask_BT, level)
+  return np.array(
+      [[x if low <= x <= high else 0.0 for x in row] for row in ratio_BT]
+  )
+
+
+def top_share(values_BT, mask_BT, share):
+  """Those that fewer than `share` of all tokens are larger than."""
+  flat = sum(_tokens(values_BT, mask_BT), [])
+  count = max(int(np.ceil(share * len(flat) - 1e-9)), 1)
+  rows = [
+      [sum(y > x for y in flat) < count for x in row]
+      for row in _tokens(values_BT, mask_BT)
+  ]
+  return _spread(rows, mask_BT) > 0
+
+
+def covariance(logps_BT, advantages_BT, mask_BT):
+  logp = token_mean(logps_BT, mask_BT)
+  advantage = token_mean(advantages_BT, mask_BT)
+  rows = [
+      [(a - logp) * (b - advantage) for a, b in zip(*pair, strict=True)]
+      for pair in zip(
+          _tokens(logps_BT, mask_BT),
+          _tokens(advantages_BT, mask_BT),
+          strict=True,
+      )
+  ]
+  return _spread(rows, mask_BT)
+
+
+def clip_cov(cov_BT, mask_BT, uniform_BT, share, low, high):
+  """The candidates with the least uniforms lose their gradient."""
+  count = max(int(share * np.sum(mask_BT) + 1e-9), 1)
+  able = [
+      (uniform_BT[b][t], b, t)
+      for b, t in zip(*np.nonzero(mask_BT), strict=True)
+      if low < cov_BT[b][t] < high
+  ]
+  out_BT = np.ones(np.shape(mask_BT))
+  for _, b, t in sorted(able)[:count]:
+    out_BT[b, t] = 0
+  return out_BT
+
+
+def length_factor(mask_BT, alpha):
+  lengths = [sum(row) for row in mask_BT]
+  ordered = sorted(n for n in lengths if n)
+  if not ordered:
+    return np.ones(len(lengths))
+  middle = len(ordered) // 2
+  median = _mean(ordered[middle - 1 + len(ordered) % 2 : middle + 1])
+  return np.array([(n / median) ** -alpha if n else 1.0 for n in lengths])
+
+
+def past_weights(logps_HT, past_logps_HT, mask_HT, limit):
+  ratio_HT = mismatch(logps_HT, past_logps_HT, mask_HT, "sequence")
+  return np.array([min(max(row), limit) for row in ratio_HT])
+
+
+# --- the critic ------------------------------------------------------------
+
+
+def value_loss(value, old_value, target, clip):
+  """PPO's value loss of one token."""
+  loss = (value - target) ** 2
+  if clip:
+    near = min(max(value, old_value - clip), old_value + clip)
+    loss = max(loss, (near - target) ** 2)
+  return loss / 2
+
+
+def two_hot(target, bins, low, high):
+  """Linear weights of the two points of the support that are nearest."""
+  points = [low + (high - low) * i / (bins - 1) for i in range(bins)]
+  target = min(max(target, low), high)
+  width = points[1] - points[0]
+  return np.array([max(0.0, 1 - abs(target - p) / width) for p in points])
+
+
+def categorical_loss(logits, target, low, high):
+  """Cross entropy of one token."""
+  weights = two_hot(target, len(logits), low, high)
+  return -sum(weights * np.log(_softmax(np.asarray(logits, np.float64))))
+
+
+def explained_variance(values_BT, returns_BT, mask_BT):
+  """1 - Var(R - V) / Var(R)."""
+  value = sum(_tokens(values_BT, mask_BT), [])
+  target = sum(_tokens(returns_BT, mask_BT), [])
+  if len(set(target)) < 2:
+    return 0.0
+  rest = [r - v for r, v in zip(target, value, strict=True)]
+  return 1 - _std(rest, 0) ** 2 / _std(target, 0) ** 2
+
+
+def mixture(pretrained, value, progress, reliability, mix, decay, eta):
+  """V_aug of one token."""
+  reliability = min(max(reliability, 0), 1)
+  weight = mix / np.exp(decay * progress) / (1 + eta * reliability)
+  return weight * pretrained + (1 - weight) * value
 
 
 # --- the model -------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Advantages: hand-worked numbers, an independent version, and invariances."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -8,182 +9,803 @@ import numpy as np
 import pytest
 import reference
 from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
 
 from rl_reason import advantages
+from rl_reason.groups import whiten
 
-NAMES = ["group_mean", "group_norm", "leave_one_out"]
-QUICK = settings(max_examples=30, deadline=None, derandomize=True)
-# Eighths are exact in fp32, so two equal means are equal to the last bit.
-REWARDS = st.lists(
-    st.integers(-16, 16).map(lambda n: n / 8), min_size=8, max_size=8
+OF_RESPONSES = [
+    "group_mean",
+    "group_norm",
+    "group_mean_batch_std",
+    "leave_one_out",
+    "max_rl",
+    "rank",
+    "length_weighted",
+    "quality_weighted",
+    "confidence_weighted",
+    "hierarchical",
+    "temporal",
+    "explore",
+]
+OF_TOKENS = [
+    "returns_to_go",
+    "gae",
+    "gae_length_adaptive",
+    "gae_exp_complexity",
+    "hybrid",
+]
+# The baseline is a mean over the OTHERS of the group.
+OF_OTHERS = [
+    "leave_one_out",
+    "length_weighted",
+    "quality_weighted",
+    "confidence_weighted",
+    "temporal",
+]
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+NEAR = {
+    "float32": dict(rtol=2e-5, atol=1e-5),
+    "float64": dict(rtol=1e-11, atol=1e-11),
+}
+QUICK = settings(max_examples=12, deadline=None, derandomize=True)
+B, T, H = 8, 6, 5
+
+
+# --- every array that an advantage may ask for -------------------------------
+
+
+def eighths(low, high, shape):
+  """Multiples of 1/8: exact in fp32, so equal means are equal to the bit."""
+  ints = hnp.arrays(np.int8, shape, elements=st.integers(8 * low, 8 * high))
+  return ints.map(lambda x: x / 8)
+
+
+def dense(low, high):
+  """The same for tokens, from a seed: quicker than number by number."""
+  return st.integers(0, 10**6).map(
+      lambda seed: np.random.default_rng(seed).integers(
+          8 * low, 8 * high + 1, (B, T)
+      )
+      / 8
+  )
+
+
+def ids(shape, *some):
+  return hnp.arrays(np.int32, shape, elements=st.sampled_from(some))
+
+
+ARRAYS = dict(
+    rewards_B=eighths(-2, 2, B),
+    # Few ids, so that groups repeat; negative and extreme ones, in any order.
+    groups_B=ids(B, 0, 5, -1, -7, 2**31 - 1, -(2**31)),
+    types_B=ids(B, 0, 1, 3),
+    problems_B=ids(B, 7, -8, 9),
+    valid_B=hnp.arrays(bool, B),
+    mask_BT=hnp.arrays(bool, (B, T)),  # with holes; may be empty
+    logps_BT=dense(-3, 0),
+    rewards_BT=dense(-1, 1),
+    values_BT=dense(-2, 2),
+    progress=st.sampled_from([0.0, 0.25, 1.0]).map(np.float64),
+    past_rewards_H=eighths(-2, 2, H),
+    past_problems_H=ids(H, 7, -8, 10),
+    past_weights_H=eighths(0, 2, H),
 )
-# Few ids, so that groups repeat; negative and extreme ones, in any order.
-GROUPS = st.lists(
-    st.sampled_from([0, 5, -1, -7, 2**31 - 1, -(2**31)]),
-    min_size=8,
-    max_size=8,
-)
+GROUPS = {"groups_B", "types_B", "problems_B"}
 
 
-@pytest.fixture(params=["float32", "float64"])
-def dtype(request):
-  with jax.enable_x64(request.param == "float64"):
-    yield np.dtype(request.param)
+def needs(name):
+  """Names of the arrays of an advantage, as the loop reads them."""
+  parameters = inspect.signature(getattr(advantages, name)).parameters.values()
+  return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 @functools.cache
-def program(name, **keywords):
-  return jax.jit(functools.partial(getattr(advantages, name), **keywords))
+def strategy(name):
+  some = needs(name)
+  rows = st.fixed_dictionaries({k: ARRAYS[k] for k in some})
+  return rows.map(functools.partial(tidy, name))
 
 
-def call(name, rewards, groups, dtype=np.float32, **keywords):
-  """One advantage function on up to 16 rows.
-
-  Groups of one fill it up: with one shape there is one program to compile.
-  """
-  rows, fill = len(rewards), range(16 - len(rewards))
-  rewards_B = jnp.array([*rewards, *fill], dtype)
-  groups_B = jnp.array([*groups, *(10**6 + n for n in fill)], jnp.int32)
-  out_B = np.asarray(program(name, **keywords)(rewards_B, groups_B))
-  assert out_B.dtype == dtype
-  return out_B[:rows]
+def tidy(name, rows):
+  """Padding is a group of its own; MaxRL is for rewards of 0 and 1."""
+  if "valid_B" in rows and "groups_B" in rows:
+    rows["groups_B"] = np.where(rows["valid_B"], rows["groups_B"], 3)
+  if name == "max_rl":
+    rows["rewards_B"] = (rows["rewards_B"] > 0) * 1.0
+  return rows
 
 
-# Two prompts with four samples each.
-#   rewards 1, 0, 0, 1:   mean 1/2, deviations +-1/2; squares add up to 1,
-#                         std (ddof 1) = sqrt(1 / 3) = 0.57735027
+def padded(key, x):
+  """[B], [B, T] or [H] from fewer rows: one shape, one program to compile."""
+  x = np.asarray(x)
+  sizes = dict(B=B, T=T, H=H)
+  shape = [sizes[letter] for letter in key.rpartition("_")[2]] if x.ndim else []
+  out = np.zeros(np.maximum(shape, x.shape).astype(int), x.dtype)
+  if x.dtype.kind == "i":  # everything else is alone
+    out += 1000 + np.arange(len(out))
+  out[tuple(map(slice, x.shape))] = x
+  return out
+
+
+@functools.cache
+def program(name):
+  return jax.jit(
+      getattr(advantages, name),
+      compiler_options={"xla_backend_optimization_level": 0},
+  )
+
+
+def call(name, rows, dtype="float32", **keywords):
+  """One advantage under jit, in one precision, on B rows of T or less."""
+  parameters = inspect.signature(getattr(advantages, name)).parameters.values()
+  keywords = {
+      p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY
+  } | keywords
+  with jax.enable_x64(dtype == "float64"):
+    arrays = [padded(k, rows[k]) for k in needs(name)]
+    out = program(name)(
+        *(jnp.array(x, dtype) if x.dtype.kind == "f" else x for x in arrays),
+        **keywords,
+    )
+  assert out.dtype == dtype
+  like = rows["mask_BT" if out.ndim == 2 else "rewards_B"]
+  return np.asarray(out)[tuple(map(slice, np.shape(like)))]
+
+
+def expect(name, rows, **keywords):
+  """The same by `reference`."""
+  arrays = [rows[k] for k in needs(name)]
+  return np.asarray(getattr(reference, name)(*arrays, **keywords))
+
+
+def real(rows):
+  """Rows whose advantage means something."""
+  return rows.get("valid_B", np.ones(B, bool))
+
+
+# --- by hand -----------------------------------------------------------------
+
+L3, HALF = np.log(3), np.sqrt(0.5)
+DELTAS = dict(  # with gamma 1: 1/4 - 1/2 = -1/4, 3/4 - 1/4 = 1/2, 1 - 3/4 = 1/4
+    rewards_BT=[[0.0, 0.0, 1.0]],
+    values_BT=[[0.5, 0.25, 0.75]],
+    mask_BT=[[True, True, True]],
+)
+# Two prompts with four samples each, rows of a prompt apart.
+#   rewards 1, 0, 0, 1:    mean 1/2, deviations +-1/2; squares add up to 1,
+#                          std (ddof 1) = sqrt(1 / 3)
 #   rewards 1, -1, -1, -1: mean -1/2, deviations 3/2, -1/2 (x3); squares add up
-#                         to 9/4 + 3/4 = 3, std = sqrt(3 / 3) = 1
-REWARDS_B = [1, 0, 0, 1, 1, -1, -1, -1]
-GROUPS_B = [4, 4, 4, 4, -2, -2, -2, -2]
-BY_HAND = {
-    "group_mean": [0.5, -0.5, -0.5, 0.5, 1.5, -0.5, -0.5, -0.5],
-    # 0.5 / (0.57735027 + 1e-6) = 0.86602390; 1.5 / 1.000001 = 1.49999850
-    "group_norm": [
-        *[0.86602390, -0.86602390, -0.86602390, 0.86602390],
-        *[1.49999850, -0.49999950, -0.49999950, -0.49999950],
-    ],
+#                          to 9/4 + 3/4 = 3, std = sqrt(3 / 3) = 1
+TWO = dict(
+    rewards_B=[1.0, 1.0, 0.0, -1.0, 0.0, -1.0, 1.0, -1.0],
+    groups_B=[4, -2, 4, -2, 4, -2, 4, -2],
+)
+BATCH = dict(
+    rewards_B=[1.0, 0.0, 3.0, 0.0, 50.0],
+    groups_B=[1, 1, 2, 2, 3],
+    types_B=[0, 0, 1, 1, 1],
+    valid_B=np.array([True, True, True, True, False]),
+)
+WEIGHED = dict(rewards_B=[1.0, 0.0, 3.0], groups_B=[0, 0, 0])
+BY_HAND = [  # (name, arrays, keywords, wanted)
+    ("group_mean", TWO, {}, [0.5, 1.5, -0.5, -0.5, -0.5, -0.5, 0.5, -0.5]),
+    (
+        "group_norm",
+        TWO,
+        {},
+        np.array([0.5, 1.5, -0.5, -0.5, -0.5, -0.5, 0.5, -0.5])
+        / (np.array([3**-0.5, 1] * 4) + 1e-6),
+    ),
+    # ddof 0: std of 1, 0, 0, 1 is 1/2, of 1, -1, -1, -1 sqrt(3 / 4).
+    (
+        "group_norm",
+        TWO,
+        dict(eps=0.5, ddof=0),
+        np.array([0.5, 1.5, -0.5, -0.5, -0.5, -0.5, 0.5, -0.5])
+        / np.array([1, 0.5 + 0.75**0.5] * 4),
+    ),
+    # Deviations +-1/2 and +-3/2. Without the padding row the batch has mean 1,
+    # squares 0 + 1 + 4 + 1 = 6, variance 6 / 3 = 2.
+    (
+        "group_mean_batch_std",
+        BATCH,
+        dict(eps=1e-30),
+        [0.5 * HALF, -0.5 * HALF, 1.5 * HALF, -1.5 * HALF, 0],
+    ),
     # 1 - (0+0+1)/3 = 2/3; 0 - (1+0+1)/3 = -2/3;
     # 1 - (-1) = 2; -1 - (1-1-1)/3 = -2/3
-    "leave_one_out": [2 / 3, -2 / 3, -2 / 3, 2 / 3, 2, -2 / 3, -2 / 3, -2 / 3],
-}
+    (
+        "leave_one_out",
+        TWO,
+        {},
+        [2 / 3, 2, -2 / 3, -2 / 3, -2 / 3, -2 / 3, 2 / 3, -2 / 3],
+    ),
+    # Mean 1/4: (1 - 1/4) / (1/4) = 3 and -1. All right, all wrong: nothing.
+    (
+        "max_rl",
+        dict(
+            rewards_B=[1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0],
+            groups_B=[1, 1, 1, 1, 2, 2, 3, 3],
+        ),
+        {},
+        [3, -1, -1, -1, 0, 0, 0, 0],
+    ),
+    # Ranks 4, 1, 2.5, 2.5, less 5/2, over 2; ranks 1, 2, 3 less 2, over 3/2.
+    (
+        "rank",
+        dict(
+            rewards_B=[10, -3, 0.5, 0.5, -9.0, 7.0, 8.0],
+            groups_B=[0, 0, 0, 0, 1, 1, 1],
+        ),
+        {},
+        [0.75, -0.75, 0, 0, -2 / 3, 0, 2 / 3],
+    ),
+    # Lengths 1, 4, 4 weigh 1, 1/2, 1/2: 1 - (0 + 3/2) / 1 = -1/2,
+    # 0 - (1 + 3/2) / (3/2) = -5/3, 3 - (1 + 0) / (3/2) = 7/3.
+    (
+        "length_weighted",
+        WEIGHED | dict(mask_BT=np.array([[0, 1, 0, 0], [1] * 4, [1] * 4]) > 0),
+        {},
+        [-1 / 2, -5 / 3, 7 / 3],
+    ),
+    # Means of log p: 0, -ln 2 (of 0 and -2 ln 2), -ln 2: the weights as above.
+    (
+        "quality_weighted",
+        WEIGHED
+        | dict(
+            logps_BT=-np.log([[1, 5], [1, 4], [2, 2]]),
+            mask_BT=np.array([[1, 0], [1, 1], [1, 1]]) > 0,
+        ),
+        {},
+        [-1 / 2, -5 / 3, 7 / 3],
+    ),
+    # 2 sigmoid(ln 3) - 1 = 1/2, 2 sigmoid(ln 9) - 1 = 4/5. In units of ln 3:
+    # 1 - (-.5 + 1.6) / 1.3, -1 - (.5 + 1.6) / 1.3, 0 - 1.6 / 1.8, 2 - 0 / 1.
+    # Of 2, 0, 0 the others of the first are undecided: no baseline, no signal.
+    (
+        "confidence_weighted",
+        dict(
+            rewards_B=[L3, -L3, 0, 2 * L3, 2, 0, 0],
+            groups_B=[0, 0, 0, 0, 1, 1, 1],
+        ),
+        {},
+        [2 / 13 * L3, -34 / 13 * L3, -8 / 9 * L3, 2 * L3, 0, -2, -2],
+    ),
+    # By type +-1/2 over sqrt(1/2), +-3/2 over sqrt(9/2): +-sqrt(1/2). In the
+    # batch (see above) 0, -1, 2, -1 over sqrt(2).
+    (
+        "hierarchical",
+        BATCH,
+        dict(mix=0.25, eps=1e-30),
+        [0.25 * HALF, -HALF, 1.75 * HALF, -HALF, 0],
+    ),
+    # Problem 7, past rewards 1 (weight 1/2) and -1 (weight 0):
+    # 1 - (0 + 1/2) / (3/2) = 2/3, 0 - (1 + 1/2) / (3/2) = -1. Problem 8 has
+    # one response now and one of weight 2 before: 90 - 100. Problem 9: nothing.
+    (
+        "temporal",
+        dict(
+            rewards_B=[1.0, 0.0, 90.0, 4.0],
+            problems_B=[7, 7, 8, 9],
+            past_rewards_H=[1.0, 100.0, -1.0],
+            past_problems_H=[7, 8, 7],
+            past_weights_H=[0.5, 2.0, 0.0],
+        ),
+        {},
+        [2 / 3, -1, -10, 0],
+    ),
+    # Surprise 1 and 3, reward 1 and 0: both normalise to +-sqrt(1/2); the bonus
+    # is 1/2 exp(-ln 2) = 1/4. The other group has no signal, so no bonus.
+    (
+        "explore",
+        dict(
+            rewards_B=[1.0, 0.0, 1.0, 1.0],
+            groups_B=[0, 0, 1, 1],
+            logps_BT=[[-1.0, -1.0], [-2.0, -4.0], [-1.0, 9.0], [-3.0, 9.0]],
+            mask_BT=np.array([[1, 1], [1, 1], [1, 0], [1, 0]]) > 0,
+            progress=np.array(1.0),
+        ),
+        dict(bonus=0.5, decay=np.log(2), eps=1e-30),
+        [0.75 * HALF, -0.75 * HALF, 0, 0],
+    ),
+    # From the end: 4; 2 + 4/2 = 4; 1 + 4/2 = 3. The hole costs no discount.
+    (
+        "returns_to_go",
+        dict(
+            rewards_BT=[[1.0, 2.0, 9.0, 4.0]],
+            mask_BT=[[True, True, False, True]],
+        ),
+        dict(gamma=0.5),
+        [[3, 4, 0, 4]],
+    ),
+    # 1/4; 1/2 + 1/8 = 5/8; -1/4 + 5/16 = 1/16
+    ("gae", DELTAS, dict(lam=0.5), [[1 / 16, 5 / 8, 1 / 4]]),
+    # gamma 1/2: deltas 1/8 - 1/2, 3/8 - 1/4, 1/4; gamma lam = 1/4:
+    # 1/4; 1/8 + 1/16 = 3/16; -3/8 + 3/64 = -21/64
+    ("gae", DELTAS, dict(gamma=0.5, lam=0.5), [[-21 / 64, 3 / 16, 1 / 4]]),
+    # l = 3: lam = 1 - 1/(3/2) = 1/3: 1/4; 1/2 + 1/12 = 7/12; -1/4 + 7/36
+    (
+        "gae_length_adaptive",
+        DELTAS,
+        dict(alpha=0.5),
+        [[-1 / 18, 7 / 12, 1 / 4]],
+    ),
+    # Decay 6 ln 2 over T = 6: lam_l = .8 * 2^-l * ease. Complexity 1 of 2:
+    # ease 3/4, lam_1 = .3, lam_2 = .15; 7 counts as 2: ease 1/2, .2 and .1.
+    # A_0 = -.25 + lam_1 .5 + lam_1 lam_2 .25, A_1 = .5 + lam_1 .25, A_2 = .25
+    (
+        "gae_exp_complexity",
+        {k: x * 2 for k, x in DELTAS.items()} | dict(types_B=[1, 7]),
+        dict(lam=0.8, decay=6 * np.log(2), slope=0.5, hardest=2.0),
+        [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25]],
+    ),
+    # One token each, so VAPO's is r - V: -1 and 0; GRPO's is +-sqrt(1/2).
+    # Whitened they are opposite, and VAPO's share is 1/2 exp(-ln 2) = 1/4.
+    (
+        "hybrid",
+        dict(
+            rewards_B=[1.0, 0.0],
+            groups_B=[0, 0],
+            rewards_BT=[[1.0, 5.0], [0.0, 5.0]],
+            values_BT=[[2.0, 5.0], [0.0, 5.0]],
+            mask_BT=[[True, False], [True, False]],
+            progress=np.array(1.0),
+        ),
+        dict(decay=np.log(2)),
+        [[0.5 * HALF, 0], [-0.5 * HALF, 0]],
+    ),
+]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_by_hand(name, dtype):
-  got = call(name, REWARDS_B, GROUPS_B, dtype)
-  np.testing.assert_allclose(got, BY_HAND[name], rtol=2e-7)
+@DTYPES
+@pytest.mark.parametrize(("name", "rows", "keywords", "wanted"), BY_HAND)
+def test_by_hand(name, rows, keywords, wanted, dtype):
+  got = call(name, rows, dtype, **keywords) * rows.get("valid_B", 1)
+  near = dict(rtol=1e-7, atol=1e-7) if name == "hybrid" else NEAR["float64"]
+  if dtype == "float32":
+    near = dict(rtol=1e-6, atol=1e-6)
+  np.testing.assert_allclose(got, wanted, **near)
 
 
-def test_group_norm_conventions(dtype):
-  """TRL adds 1e-4; ddof 0 divides by G: std of 1, 0, 0, 1 is then 1/2."""
-  some = ("group_norm", [1, 0, 0, 1], [0] * 4, dtype)
-  trl = call(*some, eps=1e-4)
-  # 0.5 / (0.57735027 + 0.0001) = 0.86587543
-  np.testing.assert_allclose(trl[0], 0.86587543, rtol=2e-7)
-  population = call(*some, eps=0.0, ddof=0)
-  np.testing.assert_allclose(population, [1, -1, -1, 1], rtol=2e-7)
+def test_all_are_tested():
+  public = {
+      name
+      for name, x in vars(advantages).items()
+      if inspect.isfunction(x) and x.__module__ == advantages.__name__
+  }
+  wanted = {name for name in public if not name.startswith("_")}
+  assert wanted == {*OF_RESPONSES, *OF_TOKENS} == {x[0] for x in BY_HAND}
 
 
-@pytest.mark.parametrize("name", NAMES)
+# --- against NumPy -----------------------------------------------------------
+
+VARIANTS = [(name, {}) for name in (*OF_RESPONSES, *OF_TOKENS)] + [
+    ("group_norm", dict(eps=1e-4, ddof=0)),
+    ("group_mean_batch_std", dict(eps=1e-4, ddof=0)),
+    ("hierarchical", dict(mix=0.75, eps=1e-4, ddof=0)),
+    ("explore", dict(bonus=0.75, decay=2.0, eps=1e-4, ddof=0)),
+    ("returns_to_go", dict(gamma=0.75)),
+    ("gae", dict(gamma=0.75, lam=0.5)),
+    ("gae_length_adaptive", dict(gamma=0.75, alpha=0.5)),
+    (
+        "gae_exp_complexity",
+        dict(gamma=0.75, lam=0.5, decay=0.5, slope=0.25, hardest=2.0),
+    ),
+    ("hybrid", dict(mix=0.75, decay=2.0, gamma=0.75, alpha=0.5, eps=1e-4)),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize(("name", "keywords"), VARIANTS)
+@given(data=st.data())
+@QUICK
+def test_matches_numpy(name, keywords, dtype, data):
+  rows = data.draw(strategy(name))
+  got = call(name, rows, dtype, **keywords)
+  wanted = expect(name, rows, **keywords)
+  near = dict(NEAR[dtype])
+  if name == "hybrid" and dtype == "float32":
+    near["atol"] = 1e-3  # whitening tokens that are nearly equal
+  np.testing.assert_allclose(got[real(rows)], wanted[real(rows)], **near)
+
+
+# --- invariances -------------------------------------------------------------
+
+
+def assert_moves(name, rows, moves, **keywords):
+  """name(rows | change) == factor * name(rows), in float64."""
+  got = call(name, rows, "float64", **keywords)
+  for label, change, factor in moves:
+    moved = call(name, rows | change, "float64", **keywords)
+    np.testing.assert_allclose(
+        moved[real(rows)],
+        factor * got[real(rows)],
+        rtol=1e-9,
+        atol=1e-9,
+        err_msg=label,
+    )
+
+
+@pytest.mark.parametrize("name", OF_RESPONSES)
+@given(data=st.data())
+@QUICK
+def test_origin_and_unit_of_the_rewards(name, data):
+  rows = data.draw(strategy(name))
+  both = {k: rows[k] for k in ("rewards_B", "past_rewards_H") if k in rows}
+  normed = name in ("group_norm", "group_mean_batch_std", "hierarchical")
+  free = normed or name in ("rank", "explore", "max_rl")
+  moves = []
+  if name not in ("max_rl", "confidence_weighted"):
+    shifted = {k: x + 2.5 for k, x in both.items()}
+    moves.append(("shift", shifted, 1))
+  if name != "confidence_weighted":
+    scaled = {k: 4 * x for k, x in both.items()}
+    moves.append(("scale", scaled, 1 if free else 4))
+  if name not in ("max_rl", "explore"):
+    moves.append(("sign", {k: -x for k, x in both.items()}, -1))
+  if name == "rank":
+    moves.append(("monotone", dict(rewards_B=np.exp(rows["rewards_B"])), 1))
+  # No eps in the way, short of dividing 0 by 0.
+  eps = dict(eps=1e-30) if normed or name == "explore" else {}
+  assert_moves(name, rows, moves, **eps)
+
+
+@pytest.mark.parametrize("name", [*OF_RESPONSES, *OF_TOKENS])
+@given(data=st.data())
+@QUICK
+def test_rows_have_no_order_and_groups_no_names(name, data):
+  rows = data.draw(strategy(name))
+  got = call(name, rows)
+  order = np.array(data.draw(st.permutations(range(B))))
+  past = np.array(data.draw(st.permutations(range(H))))
+  moved = call(
+      name,
+      {
+          k: x[order] if "_B" in k else x[past] if "_H" in k else x
+          for k, x in rows.items()
+      },
+  )
+  np.testing.assert_allclose(moved, got[order], **NEAR["float32"])
+
+  if name == "gae_exp_complexity":
+    return  # its types are numbers, not names
+  named = [k for k in rows if k in GROUPS | {"past_problems_H"}]
+  every = sorted({i for k in named for i in rows[k].tolist()})
+  names = {i: 17 - 3 * n for n, i in enumerate(every)}
+  other = {k: np.int32([names[i] for i in rows[k]]) for k in named}
+  moved = call(name, rows | other)
+  np.testing.assert_allclose(
+      moved[real(rows)], got[real(rows)], **NEAR["float32"]
+  )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "group_mean",
+        "group_norm",
+        "group_mean_batch_std",
+        "leave_one_out",
+        "max_rl",
+        "rank",
+        "explore",
+    ],
+)
+@given(data=st.data())
+@QUICK
+def test_a_group_sums_to_zero(name, data):
+  rows = data.draw(strategy(name))
+  got = call(name, rows, "float64")
+  for group in set(rows["groups_B"]):
+    assert abs(got[rows["groups_B"] == group].sum()) < 1e-9
+
+
+@pytest.mark.parametrize("name", [*OF_RESPONSES, *OF_TOKENS])
+@given(data=st.data())
+@QUICK
+def test_padding_and_hidden_tokens_change_nothing(name, data):
+  """Rows 6 and 7 are padding: no mask, a group of their own, any content."""
+  rows, other = data.draw(strategy(name)), data.draw(strategy(name))
+  pads = np.arange(B) >= 6
+  empty = {}
+  if "valid_B" in rows:
+    empty["valid_B"] = rows["valid_B"] & ~pads
+  for k in GROUPS & set(rows):
+    # A type is that of some row; `valid_B` tells it from padding.
+    keep = name == "hierarchical" or name == "gae_exp_complexity"
+    empty[k] = rows[k] if keep else np.where(pads, 3, rows[k])
+  if "mask_BT" in rows:
+    empty["mask_BT"] = rows["mask_BT"] & ~pads[:, None]
+  rows |= empty
+  got = call(name, rows)
+  for k in rows:
+    if "_B" in k and k not in empty:
+      shown = ~pads.reshape(B, *[1] * (rows[k].ndim - 1))
+      rows[k] = np.where(shown, rows[k], other[k])
+      if "_BT" in k and "mask_BT" in rows:
+        rows[k] = np.where(rows["mask_BT"], rows[k], np.nan)
+  moved = call(name, rows)
+  keep = real(rows) & ~pads
+  np.testing.assert_array_equal(moved[keep], got[keep])
+  if name in OF_TOKENS:
+    assert (moved[~rows["mask_BT"]] == 0).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("name", OF_RESPONSES)
 @pytest.mark.parametrize("value", [0.0, -1.0, 0.7, 0.1, 1e15])
 def test_equal_rewards_have_no_signal(name, value, dtype):
-  """Exactly 0: float32 sums sixteen 0.7 to a mean other than 0.7."""
-  assert (call(name, [value] * 16, [3] * 16, dtype) == 0).all()
+  """Exactly 0: float32 sums seven 0.7 to a mean other than 0.7."""
+  rows = example(name) | dict(rewards_B=np.full(B, value))
+  assert (call(name, rows, dtype) == 0).all()
 
 
-def test_sixteen_rewards_are_a_trap():
+@pytest.mark.xfail(strict=True, reason="0 / 0")
+@pytest.mark.parametrize(
+    "name", ["group_norm", "group_mean_batch_std", "hierarchical", "explore"]
+)
+def test_nor_without_eps(name):
+  """config.advantage.eps may be 0."""
+  rows = example(name) | dict(rewards_B=np.full(B, -1.0))
+  assert (call(name, rows, eps=0.0) == 0).all()
+
+
+def example(name, seed=0):
+  """Seven rows of one group (and type) and one alone; nothing remembered."""
+  rng = np.random.default_rng(seed)
+  group_B = np.int32([9, 9, 9, 9, 9, 9, -2, 9])
+  some = dict(
+      rewards_B=rng.normal(size=B),
+      groups_B=group_B,
+      types_B=group_B,
+      problems_B=group_B,
+      valid_B=np.ones(B, bool),
+      mask_BT=np.arange(T) < 1 + np.arange(B)[:, None] % T,
+      logps_BT=-rng.exponential(size=(B, T)),
+      progress=np.float64(0.5),
+      past_rewards_H=np.zeros(H),
+      past_problems_H=np.full(H, -1, np.int32),
+      past_weights_H=np.zeros(H),
+  )
+  return {k: some[k] for k in needs(name)}
+
+
+def test_equal_rewards_are_a_trap():
   """The formula alone fails on the rewards above, so the guard is needed."""
-  rewards_B = jnp.full(16, 0.7, jnp.float32)
-  assert jnp.abs(rewards_B - rewards_B.mean()).max() > 0
+  rewards_B = np.full(7, 0.7, np.float32)
+  assert np.abs(rewards_B - sum(rewards_B) / np.float32(7)).max() > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_group_of_one_has_no_signal(name, dtype):
-  got = call(name, [3, 1, 0, -4], [8, 9, 9, -8], dtype)
+@DTYPES
+@pytest.mark.parametrize("name", OF_RESPONSES)
+def test_a_group_of_one_has_no_signal(name, dtype):
+  rows = example(name)
+  if name == "max_rl":
+    rows["rewards_B"] = np.float64([1, 0, 1, 0, 1, 1, 1, 0])
+  got = call(name, rows, dtype, **dict(mix=1.0) if "types_B" in rows else {})
   assert np.isfinite(got).all()
-  assert got[0] == got[3] == 0
-  assert got[1] > 0 > got[2]
+  assert got[6] == 0 and np.count_nonzero(got) >= B - 2
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_groups_need_not_be_adjacent_or_equal(name):
-  """Group 1 is rows 0, 3, 6; group -5 rows 1, 2, 4, 5; row 7 is alone."""
-  got = call(name, [1, 2, 3, 4, 5, 6, 7, 8], [1, -5, -5, 1, -5, -5, 1, 0])
-  one = call(name, [1, 4, 7], [1] * 3)
-  other = call(name, [2, 3, 5, 6], [1] * 4)
-  np.testing.assert_array_equal(got[[0, 3, 6]], one)
-  np.testing.assert_array_equal(got[[1, 2, 4, 5]], other)
-  assert got[7] == 0
-  assert (np.abs(one) + 1 > 1).tolist() == [True, False, True]  # 1, 4, 7
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(rewards=REWARDS, groups=GROUPS)
-@QUICK
-def test_matches_numpy(name, rewards, groups):
-  got = call(name, rewards, groups)
-  wanted = getattr(reference, name)(rewards, groups)
-  np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_matches_numpy_in_float64(name):
-  """Ragged groups of awkward numbers: rounding is the only difference."""
-  rng = np.random.default_rng(0)
-  rewards_B, groups_B = rng.normal(3, 2, 16), rng.integers(-3, 3, 16)
-  with jax.enable_x64(True):
-    got = call(name, rewards_B, groups_B, np.float64)
-  wanted = getattr(reference, name)(rewards_B, groups_B)
-  np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(rewards=REWARDS, groups=GROUPS, data=st.data())
-@QUICK
-def test_invariances(name, rewards, groups, data):
-  rewards, groups = np.array(rewards), np.array(groups)
-  got = call(name, rewards, groups)
-  near = dict(rtol=1e-5, atol=1e-6)
-
-  for group in set(groups):
-    assert abs(got[groups == group].sum()) < 1e-5, "sums to 0 in each group"
-  np.testing.assert_allclose(
-      call(name, rewards + 2.5, groups), got, **near, err_msg="shift"
-  )
-  factor = 1 if name == "group_norm" else 4  # up to eps of the normaliser
-  np.testing.assert_allclose(
-      call(name, 4 * rewards, groups), factor * got, **near, err_msg="scale"
-  )
-  np.testing.assert_allclose(
-      call(name, -rewards, groups), -got, **near, err_msg="sign"
-  )
-  order = np.array(data.draw(st.permutations(range(8))))
-  np.testing.assert_allclose(
-      call(name, rewards[order], groups[order]),
-      got[order],
-      **near,
-      err_msg="order of the rows",
-  )
-  relabel = {g: 17 - 3 * n for n, g in enumerate(sorted(set(groups)))}
-  np.testing.assert_allclose(
-      call(name, rewards, [relabel[g] for g in groups]),
-      got,
-      **near,
-      err_msg="names of the groups",
-  )
-
-
-def test_better_is_better():
+@pytest.mark.parametrize(
+    "name",
+    [
+        "group_mean",
+        "group_norm",
+        "group_mean_batch_std",
+        "leave_one_out",
+        "rank",
+        "hierarchical",
+    ],
+)
+def test_better_is_better(name):
   """Within a group advantages keep the order of the rewards."""
-  rewards = [-1, 0.5, 2, 0.25, 1, 1.5, -2, 0]
-  for name in NAMES:
-    got = call(name, rewards, [0] * 8)
-    np.testing.assert_array_equal(np.argsort(got), np.argsort(rewards))
+  rows = example(name)
+  rows |= {k: np.zeros(B, np.int32) for k in GROUPS & set(rows)}
+  got = call(name, rows)
+  np.testing.assert_array_equal(np.argsort(got), np.argsort(rows["rewards_B"]))
 
 
-def test_shapes_are_checked():
+@pytest.mark.parametrize("name", OF_OTHERS)
+@given(data=st.data())
+@QUICK
+def test_the_baseline_does_not_know_the_reward(name, data):
+  """R_b up by 5/8, all of it is advantage: nothing leaks into the baseline."""
+  rows = data.draw(strategy(name))
+  b = data.draw(st.integers(0, B - 1))
+  higher_B = rows["rewards_B"] + 0.625 * (np.arange(B) == b)
+  before, after = (
+      call(name, x, "float64") for x in (rows, rows | dict(rewards_B=higher_B))
+  )
+  alone = before[b] == after[b] == 0
+  assert alone or abs(after[b] - before[b] - 0.625) < 1e-9
+
+
+# --- one is another in the limit ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "other", "more"),
+    [
+        ("hierarchical", dict(mix=1.0), "group_norm", "types_B"),
+        ("hierarchical", dict(mix=0.0), "group_norm", None),
+        ("explore", dict(bonus=0.0), "group_norm", "groups_B"),
+        ("temporal", {}, "leave_one_out", "problems_B"),
+    ],
+)
+@given(data=st.data())
+@QUICK
+def test_limits(name, keywords, other, more, data):
+  rows = data.draw(strategy(name))
+  if name == "temporal":
+    rows["past_weights_H"] = np.zeros(H)
+  if "valid_B" in rows:
+    rows["valid_B"] = np.ones(B, bool)
+  ids_B = rows[more] if more else np.zeros(B, np.int32)
+  np.testing.assert_allclose(
+      call(name, rows, "float64", **keywords),
+      call(other, rows | dict(groups_B=ids_B), "float64"),
+      **NEAR["float64"],
+  )
+
+
+@given(data=st.data())
+@QUICK
+def test_fresh_memories_are_like_rows_of_today(data):
+  """Weights of 1: leave-one-out over the rows of now and then."""
+  rows = data.draw(strategy("temporal")) | dict(past_weights_H=np.ones(H))
+  both = dict(
+      rewards_B=np.concatenate([rows["rewards_B"], rows["past_rewards_H"]]),
+      groups_B=np.concatenate([rows["problems_B"], rows["past_problems_H"]]),
+  )
+  wanted = call("leave_one_out", both, "float64")[:B]
+  np.testing.assert_allclose(
+      call("temporal", rows, "float64"), wanted, **NEAR["float64"]
+  )
+
+
+@given(data=st.data())
+@QUICK
+def test_weighing_alike_is_leave_one_out(data):
+  """Responses of one length, one probability."""
+  rows = data.draw(strategy("quality_weighted"))
+  rows |= dict(logps_BT=np.full((B, T), -0.5), mask_BT=np.ones((B, T), bool))
+  wanted = call("leave_one_out", rows, "float64")
+  for name in ("length_weighted", "quality_weighted"):
+    np.testing.assert_allclose(
+        call(name, rows, "float64"), wanted, **NEAR["float64"]
+    )
+
+
+def test_surprise_is_preferred():
+  """Two right answers of a group: the unlikelier one gains more."""
+  rows = dict(
+      rewards_B=np.array([1.0, 1.0, 0.0]),
+      groups_B=np.zeros(3, np.int32),
+      logps_BT=np.array([[-0.1], [-3.0], [-1.0]]),
+      mask_BT=np.ones((3, 1), bool),
+      progress=np.float64(0),
+  )
+  likely, rare, _ = call("explore", rows, bonus=0.5)
+  assert rare > likely > 0
+
+
+# --- of tokens ---------------------------------------------------------------
+
+
+@given(data=st.data())
+@QUICK
+def test_gae_between_returns_and_td_errors(data):
+  """lam 1: the return less V. lam 0: r + gamma V' - V, V' of the next token."""
+  rows = data.draw(strategy("gae"))
+  mask_BT, value_BT = rows["mask_BT"], rows["values_BT"]
+  returns_BT = call("returns_to_go", rows, "float64", gamma=0.75)
+  np.testing.assert_allclose(
+      call("gae", rows, "float64", gamma=0.75, lam=1.0),
+      (returns_BT - value_BT) * mask_BT,
+      **NEAR["float64"],
+  )
+  td_BT = call("gae", rows, "float64", gamma=0.75, lam=0.0)
+  for b, here_T in enumerate(mask_BT):
+    value, reward = value_BT[b, here_T], rows["rewards_BT"][b, here_T]
+    wanted = reward + 0.75 * np.append(value[1:], 0)[: len(value)] - value
+    np.testing.assert_allclose(td_BT[b, here_T], wanted, **NEAR["float64"])
+
+
+@pytest.mark.parametrize("name", OF_TOKENS)
+@given(data=st.data())
+@QUICK
+def test_holes_are_skipped(name, data):
+  """The same as with the tokens moved together."""
+  rows = data.draw(strategy(name))
+  order_BT = np.argsort(~rows["mask_BT"], axis=1, kind="stable")
+  packed = {
+      k: np.take_along_axis(x, order_BT, 1) if "_BT" in k else x
+      for k, x in rows.items()
+  }
+  wanted = np.take_along_axis(call(name, rows), order_BT, 1)
+  np.testing.assert_allclose(call(name, packed), wanted, **NEAR["float32"])
+
+
+@given(data=st.data())
+@QUICK
+def test_a_perfect_critic_leaves_nothing_to_learn(data):
+  """V = the return that follows: every TD error is 0, whatever lam is."""
+  rows = data.draw(strategy("gae"))
+  rows["values_BT"] = call("returns_to_go", rows, "float64", gamma=0.75)
+  got = call("gae", rows, "float64", gamma=0.75, lam=0.5)
+  np.testing.assert_allclose(got, 0, atol=1e-12)
+
+
+@given(data=st.data())
+@QUICK
+def test_limits_of_gae_exp_complexity(data):
+  """No decay, no slope: GAE. The hardest problems at slope 1: TD errors."""
+  rows = data.draw(strategy("gae_exp_complexity"))
+  name, near = "gae_exp_complexity", NEAR["float64"]
+  np.testing.assert_allclose(
+      call(name, rows, "float64", gamma=0.75, lam=0.5, decay=0.0, slope=0.0),
+      call("gae", rows, "float64", gamma=0.75, lam=0.5),
+      **near,
+  )
+  rows["types_B"] = np.full(B, 3, np.int32)
+  np.testing.assert_allclose(
+      call(name, rows, "float64", slope=1.0, hardest=3.0),
+      call("gae", rows, "float64", gamma=1.0, lam=0.0),
+      **near,
+  )
+
+
+def test_lam_follows_the_length():
+  """alpha .05: 40 tokens have lam 1/2, 25 have 1/5, up to 20 have 0."""
+  rng = np.random.default_rng(0)
+  lengths_B, lams_B = [40, 25, 20, 3, 0], [0.5, 0.2, 0, 0, 0]
+  rows = dict(
+      rewards_BT=rng.normal(size=(5, 40)),
+      values_BT=rng.normal(size=(5, 40)),
+      mask_BT=np.arange(40) < np.array(lengths_B)[:, None],
+  )
+  got = call("gae_length_adaptive", rows, "float64")
+  with jax.enable_x64(True):
+    wanted = advantages.gae(**rows, lam=np.array(lams_B)[:, None])
+  np.testing.assert_allclose(got, wanted, **NEAR["float64"])
+  np.testing.assert_allclose(
+      wanted,
+      [
+          reference.gae(*(x[b : b + 1] for x in rows.values()), lam=lam)[0]
+          for b, lam in enumerate(lams_B)
+      ],
+      **NEAR["float64"],
+  )
+
+
+@given(data=st.data())
+@QUICK
+def test_limits_of_hybrid(data):
+  """Share 1 without decay: VAPO's, whitened; share 0: GRPO's, whitened."""
+  rows = data.draw(strategy("hybrid"))
+  mask_BT = rows["mask_BT"]
+  vapo_BT = call("gae_length_adaptive", rows, "float64", alpha=0.5)
+  grpo_BT = call("group_norm", rows, "float64")[:, None] * mask_BT
+  with jax.enable_x64(True):
+    wanted = [np.asarray(whiten(x, mask_BT)) for x in (vapo_BT, grpo_BT)]
+  vapo = dict(mix=1.0, decay=0.0, alpha=0.5)
+  for keywords, want in zip((vapo, dict(mix=0.0)), wanted, strict=True):
+    got = call("hybrid", rows, "float64", **keywords)
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("group_mean", [(4,), (3,)]),
+        ("group_mean", [(2, 2), (2, 2)]),
+        ("rank", [(4,), (3,)]),
+        ("gae", [(2, 3), (2, 2), (2, 3)]),
+        ("gae", [(3,), (3,), (3,)]),
+    ],
+)
+def test_shapes_are_checked(name, shapes):
   with pytest.raises(AssertionError):
-    advantages.group_mean(jnp.zeros(4), jnp.zeros(3, int))
-  with pytest.raises(AssertionError):
-    advantages.group_mean(jnp.zeros((2, 2)), jnp.zeros((2, 2), int))
+    getattr(advantages, name)(*map(jnp.zeros, shapes))

@@ -30,6 +30,8 @@ def rows(first_id, *verdicts) -> Experience:
       correct_B=np.array(verdicts, np.float32).reshape(-1),
       old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
       age_B=np.zeros_like(ids_B),
+      types_B=np.zeros_like(ids_B),
+      problems_B=ids_B,
   )
 
 
@@ -55,7 +57,7 @@ def collect(*rounds, kept=None, **keywords):
       **keywords,
   }
   out = dynamic_sampling.collect(
-      generate, kept, prompts=3, group_size=GROUP, **keywords
+      generate, kept, batch=3 * GROUP, group_size=GROUP, **keywords
   )
   return *out, generate.calls
 
@@ -219,7 +221,7 @@ def test_the_filter_reads_accuracy():
   """One right of two, whatever a shaped reward would say later."""
   some = rows(0, RIGHT, SIGNAL, WRONG)
   np.testing.assert_array_equal(
-      dynamic_sampling.accuracy(some, GROUP), [1, 0.5, 0]
+      dynamic_sampling.accuracy(some), [1, 0.5, 0]
   )
 
 
@@ -240,3 +242,42 @@ def test_kept_groups_may_fill_a_batch():
   assert calls == metrics["train/generation_rounds"] == 0
   assert ids(batch) == [0, 1, 2]
   assert batch.age_B.tolist() == [1] * 6
+
+
+# --- groups of unequal sizes -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "need, batch, wanted",
+    [
+        ([1, 1, 1], 12, [4, 4, 4]),
+        ([1, 1, 2], 10, [3, 3, 4]),  # 2 each, and 4 as 1 : 1 : 2
+        ([1, 1, 1], 8, [3, 3, 2]),  # the first get what is left
+        ([1, 100], 8, [2, 6]),  # never below the least
+        ([5, 5], 4, [2, 2]),
+    ],
+)
+def test_group_sizes(need, batch, wanted):
+  sizes = dynamic_sampling.group_sizes(np.array(need, float), batch, 2)
+  assert sizes.tolist() == wanted and sizes.sum() == batch
+
+
+def test_too_few_rows_for_groups():
+  with pytest.raises(ValueError, match="5 rows for 3 groups of 2"):
+    dynamic_sampling.group_sizes(np.ones(3), 5, 2)
+
+
+def test_a_group_that_does_not_fit_opens_the_next_batch():
+  """Of groups of 2, 3 and 2 rows, six places hold the first two and padding."""
+  some = rows(0, RIGHT, SIGNAL, SIGNAL, SIGNAL)  # 8 rows
+  ids_B = np.array([0, 0, 1, 1, 1, 2, 2, 2], np.int32)
+  some = some.replace(
+      rollouts=some.rollouts.replace(ids_B=ids_B),
+      correct_B=np.array([1, 0, 1, 0, 0, 0, 1, 1], np.float32),
+  )
+  out, left, metrics, _ = collect(some, surplus="keep")
+  assert out.rollouts.ids_B.tolist() == [0, 0, 1, 1, 1, -1]
+  assert out.age_B.tolist() == [0, 0, 0, 0, 0, -1]
+  assert left.rollouts.ids_B.tolist()[:3] == [2, 2, 2]
+  assert left.age_B.tolist() == [0, 0, 0, -1, -1, -1]
+  assert metrics["train/groups_missing"] == 0.5

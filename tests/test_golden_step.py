@@ -6,16 +6,32 @@ it are the gradient that `rl_update` has to apply.
 
 import dataclasses
 import functools
+import importlib
 import itertools
+import types
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from conftest import ROOT
 
-from rl_reason import model, step
-from rl_reason.structs import Batch, TrainState
+from rl_reason import (
+    config,
+    critic,
+    dynamic_sampling,
+    model,
+    sharding,
+    stages,
+    step,
+    surrogates,
+    weights,
+)
+from rl_reason.stages import experience, rl, value
+from rl_reason.structs import Batch, Experience, Rollouts, TrainState
 
 CFG = model.ModelConfig(
     vocab=11,
@@ -36,19 +52,32 @@ SMALL = dataclasses.replace(CFG, qkv_bias=False, qk_norm=False, tied=True)
 P, T = 4, 5  # slots of a prompt and of a response
 RL = dict(
     temperature=0.8,
-    reduction="prompt_token_mean",
+    surrogate=functools.partial(
+        surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=3.0
+    ),
+    reduction=weights.prompt_token_mean,
     kl="k3",
-    kl_coef=0.3,
-    clip_low=0.2,
-    clip_high=0.28,
-    dual_clip=3.0,
 )
+COEFS = dict(kl=0.3, entropy=0.0)
 
 
-# Compiling is most of the time that these tests take.
-quick_jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
+def cheap_options():
+  """Compiling is most of the time that these tests take."""
+  found = {}
+  for option in (
+      {"xla_backend_optimization_level": 0},
+      {"xla_cpu_use_fusion_emitters": False},  # not in every jaxlib
+  ):
+    try:
+      jax.jit(lambda: 0).lower().compile(option)
+    except jax.errors.JaxRuntimeError:
+      continue
+    found |= option
+  return found
+
+
+OPTIONS = cheap_options()
+quick_jit = functools.partial(jax.jit, compiler_options=OPTIONS)
 
 
 class Wide:
@@ -68,6 +97,7 @@ class Wide:
 def wide(monkeypatch):
   monkeypatch.setattr(model, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
+  monkeypatch.setattr(critic, "jnp", Wide())
   with jax.enable_x64(True):
     yield dataclasses.replace(CFG, dtype="float64")
 
@@ -134,6 +164,10 @@ def random_batch(leaves, cfg, rows=8):
       # Outside of the mask an old log-prob may be anything.
       old_logps_BT=np.where(mask_BT, logps_BT - log_ratio_BT, -np.inf),
       ref_logps_BT=logps_BT - to_ref_BT,
+      right_B=np.array([1, 0, 1, 0, 0, 1, 0, 1], np.float32)[:rows],
+      age_B=np.zeros(rows, np.int32),
+      values_BT=np.zeros((rows, T)),
+      returns_BT=np.zeros((rows, T)),
   )
 
 
@@ -146,7 +180,7 @@ def program(cfg, tx, **keywords):
   )
 
 
-def update(params, batch, cuts, cfg, tx, **keywords):
+def update(params, batch, cuts, cfg, tx, coefs=COEFS, **keywords):
   """`rl_update` on rows cut as [M, A, B / (M A)]: new state, metrics."""
   params = jax.tree.map(jnp.asarray, params)
   zero = jnp.zeros((), jnp.int32)
@@ -157,6 +191,7 @@ def update(params, batch, cuts, cfg, tx, **keywords):
   return program(cfg, tx, **keywords)(
       TrainState(params, tx.init(params), zero, zero),
       step.split(batch, *cuts),
+      coefs,
   )
 
 
@@ -234,7 +269,6 @@ def test_gradient_is_that_of_the_loss(wide):
   """DAPO's loss plus k3: value to 1e-10, gradient to 1e-6 of differences."""
   leaves = random_leaves(wide)
   batch = random_batch(leaves, wide)
-  clip = dict(low=RL["clip_low"], high=RL["clip_high"], dual=RL["dual_clip"])
 
   def loss(leaves):
     return reference.rl_loss(
@@ -242,9 +276,11 @@ def test_gradient_is_that_of_the_loss(wide):
         wide,
         batch,
         temperature=RL["temperature"],
-        reduction=RL["reduction"],
-        beta=RL["kl_coef"],
-        **clip,
+        reduction="prompt_token_mean",
+        beta=COEFS["kl"],
+        low=0.2,
+        high=0.28,
+        dual=3.0,
     )
 
   params = on_device(leaves, jnp.float64)
@@ -472,3 +508,483 @@ def test_a_bad_minibatch_is_skipped_alone(whole):
       wanted.params,
   )
   assert metrics["update_skipped"] == state.skipped == 1
+
+# --- every config, from verdicts to parameters -------------------------------
+
+# Eight responses: two groups of four, or eight prompts with one response each.
+LENGTHS = np.array([5, 5, 2, 3, 1, 4, 2, 5])
+RIGHT = np.array([0.0, 1, 0, 1, 0, 0, 0, 0])  # the second group: no variance
+TRUNCATED = np.array([1, 0, 0, 0, 0, 0, 0, 1], bool)
+# Log-ratios of tokens: 1, inside of every clip, outside on both sides, beyond
+# CISPO's bound and the dual clip. GSPO looks at means of rows: the same there.
+RATIOS = np.array([0, 0.1, -0.15, 0.5, -0.5, 1.8, 2.6])
+ROW_RATIOS = np.array([0.3, 0.01, -0.2, 0.2, 0.0, 0.1, -0.1, 0.02])
+
+
+@dataclasses.dataclass
+class Known:
+  """What an advantage is made from, of the eight rows, by NumPy alone."""
+
+  c: Any
+  rewards_B: np.ndarray  # a KL in the reward included
+  rewards_BT: np.ndarray
+  groups_B: np.ndarray
+  mask_BT: np.ndarray
+  values_BT: np.ndarray
+
+
+def clipped(low, high, dual=0.0):
+  def loss(logps_BT, _, old_BT, advantages_BT, mask_BT):
+    out_BT = np.zeros(mask_BT.shape)
+    for at in zip(*np.nonzero(mask_BT), strict=True):
+      out_BT[at] = reference.policy_loss(
+          logps_BT[at] - old_BT[at], advantages_BT[at], low, high, dual
+      )
+    return out_BT
+
+  return loss
+
+
+def gspo(logps_BT, _, old_BT, advantages_BT, mask_BT):
+  """One number a response, for each of its tokens."""
+  out_BT = np.zeros(mask_BT.shape)
+  for b, mask in enumerate(mask_BT):
+    (advantage,) = set(advantages_BT[b, mask])
+    out_BT[b, mask] = reference.gspo(
+        logps_BT[b, mask], old_BT[b, mask], advantage, 0.03, 0.04
+    )
+  return out_BT
+
+
+def cispo(logps_BT, here_BT, old_BT, advantages_BT, mask_BT):
+  """The weights stay where they are, at `here_BT`: no gradient."""
+  out_BT = np.zeros(mask_BT.shape)
+  for at in zip(*np.nonzero(mask_BT), strict=True):
+    out_BT[at] = reference.cispo(
+        logps_BT[at], old_BT[at], advantages_BT[at], 1.0, 4.0, here_BT[at]
+    )
+  return out_BT
+
+
+def log_likelihood(logps_BT, _, old_BT, advantages_BT, mask_BT):
+  return -advantages_BT * logps_BT * mask_BT
+
+
+@dataclasses.dataclass
+class Paper:
+  """An algorithm by its paper; the config has to say the same.
+
+  Attributes:
+    advantage: of a `Known`: one number a response or a token.
+    loss: per token, of log-probs (twice: the second are constants), old ones,
+      advantages and mask.
+    reduction: by its name in `reference`.
+    wrong: reward of a wrong answer; a right one has 1.
+    overlong: whether DAPO's soft punishment is on.
+    kl: estimator and place of a KL to the reference.
+    nll: factor of the right responses' likelihood.
+    whiten: advantages over all tokens.
+    targets: lambda of the critic's targets; None: there is no critic.
+    group: whether there are several responses to a prompt.
+    fields: what shows only outside of an update.
+  """
+
+  advantage: Callable
+  loss: Callable = clipped(0.2, 0.2)
+  reduction: str = "seq_mean_token_mean"
+  wrong: float = -1.0
+  overlong: bool = False
+  kl: tuple[str, str] = ("none", "loss")
+  nll: float = 0.0
+  whiten: bool = False
+  targets: float | None = None
+  group: bool = True
+  fields: dict = dataclasses.field(default_factory=dict)
+
+
+def of_group(function, *more):
+  """An advantage from rewards and groups."""
+  return lambda x: getattr(reference, function)(x.rewards_B, x.groups_B, *more)
+
+
+GRPO = Paper(of_group("group_norm", 1e-6, 1))
+DAPO = dataclasses.replace(
+    GRPO,
+    loss=clipped(0.2, 0.28, 10.0),
+    reduction="token_mean",
+    overlong=True,
+    fields={"dynamic_sampling.enabled": True},
+)
+PPO = Paper(
+    lambda x: reference.gae(x.rewards_BT, x.values_BT, x.mask_BT, 1.0, 0.95),
+    whiten=True,
+    targets=0.95,
+    group=False,
+)
+REINFORCE = Paper(
+    lambda x: x.rewards_B - x.rewards_B.mean(),
+    loss=log_likelihood,
+    reduction="seq_mean_token_sum",
+    group=False,
+    fields={"updates.minibatches": 1, "updates.epochs": 1},  # on-policy
+)
+PAPERS = {
+    "ppo": PPO,
+    "grpo": GRPO,
+    "dr_grpo": Paper(of_group("group_mean"), reduction="constant", wrong=0.0),
+    "reinforce": REINFORCE,
+    "rloo": dataclasses.replace(
+        REINFORCE,
+        advantage=of_group("leave_one_out"),
+        kl=("k1", "reward"),
+        group=True,
+    ),
+    "reinforce_pp": Paper(
+        lambda x: reference.returns_to_go(x.rewards_BT, x.mask_BT),
+        kl=("k1", "reward"),
+        whiten=True,
+        group=False,
+    ),
+    "reinforce_pp_baseline": Paper(
+        of_group("group_mean"), kl=("k2", "loss"), whiten=True
+    ),
+    "dapo": DAPO,
+    "countdown": DAPO,
+    "vapo": dataclasses.replace(
+        PPO,
+        advantage=lambda x: reference.gae_length_adaptive(
+            x.rewards_BT, x.values_BT, x.mask_BT, 1.0, x.c.advantage.alpha
+        ),
+        loss=clipped(0.2, 0.28),
+        reduction="token_mean",
+        nll=0.1,
+        targets=1.0,
+        group=True,
+        fields={"advantage.alpha": 0.05, "critic.pretrain_steps": 20},
+    ),
+    "gspo": dataclasses.replace(GRPO, loss=gspo),
+    "cispo": dataclasses.replace(GRPO, loss=cispo, reduction="token_mean"),
+    "max_rl": Paper(of_group("max_rl"), wrong=0.0),
+    "lite_ppo": Paper(
+        lambda x: reference.group_mean_batch_std(
+            x.rewards_B, x.groups_B, np.ones(8), 1e-6, 1
+        ),
+        reduction="token_mean",
+    ),
+}
+
+
+def small(name):
+  """A config cut down to these rows; its algorithm stays."""
+  c = importlib.import_module(f"configs.{name}").get_config()
+  config.check(c)
+  fields = config.flat(c)
+  for field, wanted in PAPERS[name].fields.items():
+    assert fields[field] == wanted, field
+  assert (c.rollout.group_size > 1) == PAPERS[name].group
+  assert (c.reward.overlong_buffer > 0) == PAPERS[name].overlong
+  group = 4 if PAPERS[name].group else 1
+  c.rollout.update(batch=16, group_size=group, max_prompt=P, max_tokens=T)
+  c.updates.update(minibatches=1, micro_batches=2)
+  c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
+  c.critic.lr = 1.0
+  c.reward.overlong_buffer = min(c.reward.overlong_buffer, 3)
+  c.advantage.alpha = 0.4  # as if responses were eight times as long
+  config.check(c)
+  return c
+
+
+def eight_rows(c, leaves, cfg):
+  """The responses, and the reference's log-probs."""
+  rng = np.random.default_rng(5)
+  tokens_BL, start_B, _ = random_rows(8)
+  mask_BT = np.arange(T) < LENGTHS[:, None]
+  mask_BT[1, 2] = False
+  logps_BT = reference.response_logps(
+      reference.nested(leaves), cfg, tokens_BL, start_B, T
+  )
+  ratios_BT = np.zeros((8, T))
+  for right in (0, 1):  # every ratio with both signs of the advantage
+    some = mask_BT & (right == RIGHT)[:, None]
+    ratios_BT[some] = np.resize(RATIOS, some.sum())
+  if c.loss.surrogate == "gspo":
+    means_B = reference.row_mean(ratios_BT, mask_BT)
+    ratios_BT += (ROW_RATIOS - means_B)[:, None]
+  group_B = np.arange(8, dtype=np.int32) // c.rollout.group_size
+  rows = Experience(
+      rollouts=Rollouts(
+          tokens_BL=tokens_BL,
+          start_B=start_B,
+          ids_B=group_B,
+          mask_BT=mask_BT,
+          logps_BT=logps_BT,
+          lengths_B=LENGTHS,  # int64: else the punishment is in float32
+          truncated_B=TRUNCATED,
+      ),
+      correct_B=RIGHT,
+      old_logps_BT=logps_BT - ratios_BT,
+      age_B=np.zeros(8, np.int32),
+      types_B=np.full(8, 3, np.int32),
+      problems_B=group_B,
+  )
+  return rows, rows.old_logps_BT + rng.choice([0.3, -0.4, 1.0], (8, T))
+
+
+def critic_leaves(leaves, seed):
+  """Another trunk and a head. Flat tree."""
+  rng = np.random.default_rng(seed)
+  out = {
+      f"trunk/{name}": x + rng.normal(0, 0.1, x.shape)
+      for name, x in leaves.items()
+      if name != "head"
+  }
+  width = len(leaves["norm"])
+  return out | {
+      "value_head/value": rng.normal(0, 0.5, (width, 1)),
+      "value_head/bias": np.array([0.3]),
+  }
+
+
+def numpy_values(leaves, cfg, rows):
+  """V of the prefix before each token; heads as in `critic`."""
+  params = reference.nested(leaves)
+  trunk = params["trunk"] | dict(head=np.eye(cfg.width))  # logits: its states
+  cfg = dataclasses.replace(cfg, tied=False)
+  out_BT = []
+  for tokens_L, start in zip(rows.tokens_BL, rows.start_B, strict=True):
+    hidden_LD = reference.row_logits(trunk, cfg, tokens_L[start:])
+    head = params["value_head"]
+    out_BT.append((hidden_LD @ head["value"] + head["bias"])[-T - 1 : -1, 0])
+  return np.array(out_BT)
+
+
+def one_device(c, cfg):
+  """What the stages' functions read of a run."""
+  mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+  nothing = dict.fromkeys(f.name for f in dataclasses.fields(stages.Run))
+  return stages.Run(**nothing | dict(config=c, mesh=mesh, cfg=cfg))
+
+
+class Quick:
+  """A jit-ed function of the library, compiled as `quick_jit` does."""
+
+  def __init__(self, fn):
+    self._fn, self._compiled = fn, None
+
+  def __call__(self, *args):
+    self._compiled = self._compiled or self._fn.lower(*args).compile(OPTIONS)
+    return self._compiled(*args)
+
+
+@functools.cache
+def golden(name, cfg):
+  """One RL step of a config by the library, and what NumPy knows of it.
+
+  Eight rows and eight of padding; in one micro-batch beside one that is all
+  padding, and mixed over both.
+  """
+  c, paper = small(name), PAPERS[name]
+  leaves = random_leaves(cfg)
+  rows, ref_BT = eight_rows(c, leaves, cfg)
+  mask_BT = rows.rollouts.mask_BT
+  padding = dynamic_sampling.padding(rows, 8, c.rollout.group_size)
+  padded = dynamic_sampling.concatenate([rows, padding])
+  ref_BT = np.concatenate([ref_BT, np.full((8, T), np.nan)])
+
+  # NumPy.
+  rewards_B = np.where(RIGHT > 0, 1.0, paper.wrong)
+  if paper.overlong:
+    rewards_B += [
+        reference.soft_overlong(n, T, c.reward.overlong_buffer)
+        for n in LENGTHS
+    ]
+  kl_BT = (rows.old_logps_BT - ref_BT[:8]) * mask_BT
+  coef = c.kl.coef * (paper.kl == ("k1", "reward"))
+  critics = [critic_leaves(leaves, seed) for seed in (0, 1)]
+  known = Known(
+      c=c,
+      rewards_B=rewards_B - coef * kl_BT.sum(1),
+      rewards_BT=reference.per_token(rewards_B, mask_BT, kl_BT, coef),
+      groups_B=rows.rollouts.ids_B,
+      mask_BT=mask_BT,
+      values_BT=numpy_values(critics[0], cfg, rows.rollouts),
+  )
+  advantages_BT = np.asarray(paper.advantage(known))
+  if advantages_BT.ndim == 1:
+    advantages_BT = np.repeat(advantages_BT[:, None], T, 1)
+  if paper.whiten:
+    advantages_BT = reference.whiten(advantages_BT, mask_BT)
+  advantages_BT = advantages_BT * mask_BT
+
+  # The library.
+  run = one_device(c, cfg)
+  with jax.set_mesh(run.mesh):
+    more, scalars = dict(ref_logps_BT=ref_BT), dict(
+        entropy_BT=np.zeros((16, T)),
+        progress=np.float64(0),
+        kl_coef=np.float64(c.kl.coef),
+    )
+    if config.has_critic(c):
+      r = padded.rollouts
+      cut = run.put(step.split((r.tokens_BL, r.start_B), 2))
+      first = on_device(critics[0], jnp.float64)
+      values_ABT = Quick(experience._values(run))(first, *cut)
+      more["values_BT"] = np.asarray(values_ABT).reshape(16, T)
+    facts = run.put(experience.facts(padded) | more | scalars)
+    assign = Quick(experience._assign(run, c.critic.lam))
+    assigned = jax.device_get(assign(facts))
+    batch = experience.batch(run, padded, assigned, **more)
+    orders = np.arange(16), np.random.default_rng(6).permutation(16)
+    cuts = [
+        run.put(experience.minibatches(run, x, 0), None, None, "batch")
+        for x in (jax.tree.map(lambda x, o=o: x[o], batch) for o in orders)
+    ]
+    coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
+    coefs = run.put({k: np.float64(x) for k, x in coefs.items()})
+    tx, where = rl._optimizer(run)
+    params = on_device(leaves, jnp.float64)
+    update = Quick(rl._update(run, tx, where))
+    updated = [
+        jax.device_get(update(step.new_state(params, tx, where), cut, coefs))
+        for cut in cuts
+    ]
+    judged = []
+    if config.has_critic(c):
+      tx, where = value.optimizer(run, c.rl.steps)
+      params = on_device(critics[1], jnp.float64)
+      update = Quick(value.make_update(run, tx, where))
+      judged = [
+          jax.device_get(update(step.new_state(params, tx, where), cut))
+          for cut in cuts
+      ]
+  return types.SimpleNamespace(**locals())
+
+
+@pytest.fixture(params=PAPERS)
+def one(request, wide):
+  return golden(request.param, wide)
+
+
+def test_every_config_has_a_golden_step():
+  names = {path.stem for path in ROOT.glob("configs/*.py")}
+  assert names - {"base", "sft", "__init__"} == PAPERS.keys()
+
+
+def test_rewards_and_advantages_of_a_config(one):
+  """The padding gets none; what it holds (NaN) reaches nobody."""
+  near = dict(rtol=1e-9, atol=1e-9)
+  got = one.assigned
+  np.testing.assert_allclose(got["rewards_B"][:8], one.known.rewards_B, **near)
+  np.testing.assert_allclose(
+      got["advantages_BT"][:8], one.advantages_BT, **near
+  )
+  assert not got["advantages_BT"][8:].any()
+  constant = np.ptp(one.known.rewards_B[4:]) == 0
+  if constant and one.paper.group and not one.paper.whiten:
+    assert not one.advantages_BT[4:].any() and one.advantages_BT[:4].any()
+
+
+def test_loss_and_gradient_of_a_config(one):
+  paper, r = one.paper, one.rows.rollouts
+
+  def logps(leaves):
+    return reference.response_logps(
+        reference.nested(leaves), one.cfg, r.tokens_BL, r.start_B, T
+    )
+
+  here_BT = logps(one.leaves)
+
+  def loss(leaves):
+    logps_BT = logps(leaves)
+    loss_BT = paper.loss(
+        logps_BT, here_BT, one.rows.old_logps_BT, one.advantages_BT, r.mask_BT
+    )
+    if paper.kl == ("k2", "loss"):
+      loss_BT += one.c.kl.coef * (logps_BT - one.ref_BT[:8]) ** 2 / 2
+    out = reference.reduce(paper.reduction, loss_BT, r.mask_BT, r.ids_B)
+    right_BT = r.mask_BT * (RIGHT > 0)[:, None]
+    return out - paper.nll * reference.token_mean(logps_BT, right_BT)
+
+  state, metrics = one.updated[0]
+  np.testing.assert_allclose(metrics["actor/loss"], loss(one.leaves), rtol=1e-9)
+  assert metrics["actor/staleness_max"] == 0
+  if paper.loss is not log_likelihood:
+    assert 0 < metrics["actor/pg_clipfrac"] < 1
+  assert (metrics["actor/pg_clipfrac_lower"] > 0) == (
+      one.c.loss.dual_clip > 0
+  )
+  assert_gradient(moved(one.leaves, state), loss, one.leaves)
+
+
+def assert_gradient(grads, loss, leaves):
+  """An entry of every parameter, and all of them in one direction."""
+  rng = np.random.default_rng(7)
+  scale = max(np.abs(g).max() for g in grads.values())
+  assert scale > 1e-3
+  for name, grad in grads.items():
+    place = tuple(rng.integers(0, n) for n in grad.shape)
+    along = np.zeros(grad.shape)
+    along[place] = 1
+    np.testing.assert_allclose(
+        grad[place],
+        reference.slope(loss, leaves, {name: along}),
+        rtol=1e-6,
+        atol=1e-8 * scale,
+        err_msg=f"{name} {place}",
+    )
+  along = {k: rng.normal(size=x.shape) for k, x in leaves.items()}
+  np.testing.assert_allclose(
+      sum((grads[k] * along[k]).sum() for k in grads),
+      reference.slope(loss, leaves, along, h=1e-6),
+      rtol=1e-6,
+  )
+
+
+def test_micro_batches_change_no_config(one):
+  """All rows in one micro-batch, or mixed with padding over two."""
+  for (whole, metrics), (mixed, other) in filter(
+      None, [one.updated, one.judged]
+  ):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11),
+        whole.params,
+        mixed.params,
+    )
+    for name in metrics:
+      np.testing.assert_allclose(
+          other[name], metrics[name], rtol=1e-9, atol=1e-12, err_msg=name
+      )
+
+
+@pytest.mark.parametrize("name", ["ppo", "vapo"])
+def test_the_critic_of_a_config(name, wide):
+  """Values, targets, and the step on them: clipped at half from the old."""
+  x = golden(name, wide)
+  r, lam = x.rows.rollouts, x.paper.targets
+  old_BT = x.known.values_BT
+  near = dict(rtol=1e-9, atol=1e-9)
+  np.testing.assert_allclose(
+      x.more["values_BT"][:8][r.mask_BT], old_BT[r.mask_BT], **near
+  )
+  targets_BT = old_BT + reference.gae(
+      x.known.rewards_BT, old_BT, r.mask_BT, 1.0, lam
+  )
+  np.testing.assert_allclose(
+      x.assigned["returns_BT"][:8][r.mask_BT], targets_BT[r.mask_BT], **near
+  )
+  moved_far = []
+
+  def loss(leaves):
+    values_BT = numpy_values(leaves, x.cfg, r)
+    moved_far.append(np.abs(values_BT - old_BT)[r.mask_BT] > 0.5)
+    losses = [
+        reference.value_loss(values_BT[at], old_BT[at], targets_BT[at], 0.5)
+        for at in zip(*np.nonzero(r.mask_BT), strict=True)
+    ]
+    return sum(losses) / len(losses)
+
+  state, metrics = x.judged[0]
+  leaves = x.critics[1]
+  np.testing.assert_allclose(metrics["critic/vf_loss"], loss(leaves), rtol=1e-9)
+  assert 0 < np.mean(moved_far) < 1
+  assert_gradient(moved(leaves, state), loss, leaves)

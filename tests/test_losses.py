@@ -1,4 +1,4 @@
-"""Per-token losses: values and gradients, at and beyond every clip."""
+"""KL: values and gradients of its estimators, at and beyond every clamp."""
 
 import functools
 
@@ -8,184 +8,40 @@ import numpy as np
 import pytest
 import reference
 from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
 
 from rl_reason import losses
 
-QUICK = settings(max_examples=30, deadline=None, derandomize=True)
-DAPO = dict(clip_low=0.2, clip_high=0.28)
-
-
-@pytest.fixture(params=["float32", "float64"])
-def dtype(request):
-  with jax.enable_x64(request.param == "float64"):
-    yield np.dtype(request.param)
-
-
-def tokens(values, dtype=np.float32):
-  """One response: [1, T]."""
-  return jnp.array([values], dtype)
+QUICK = settings(max_examples=15, deadline=None, derandomize=True)
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+KINDS = ["k1", "k2", "k3"]
 
 
 @functools.cache
-def surrogate_program(**clip):
-  """jit: (logps, advantages) -> loss, d loss / d logp and flags; old = 0."""
+def program(kind, **keywords):
 
-  def total(logps_BT, advantages_BT):
-    old_BT = jnp.zeros_like(logps_BT)
-    loss_BT, aux = losses.policy_loss(logps_BT, old_BT, advantages_BT, **clip)
-    return loss_BT.sum(), (loss_BT, aux)
-
-  return jax.jit(jax.grad(total, has_aux=True))
-
-
-def surrogate(log_ratios, advantages, dtype=np.float32, **clip):
-  """Loss, d loss / d logp and the flags of each token."""
-  grad_BT, (loss_BT, aux) = surrogate_program(**clip)(
-      tokens(log_ratios, dtype), tokens(advantages, dtype)
-  )
-  assert loss_BT.dtype == grad_BT.dtype == dtype
-  return loss_BT[0], grad_BT[0], {k: x[0] for k, x in aux.items()}
-
-
-def test_policy_loss_by_hand(dtype):
-  """eps .2 / .28 on ratios 1.5 and 0.5, for both signs of the advantage.
-
-  A = +1: min(1.5, 1.28) = 1.28, the upper bound binds, no gradient;
-          min(0.5, 0.80) = 0.50, free: d(-r A)/d logp = -r A = -0.5
-  A = -1: min(-1.5, -1.28) = -1.5, free: gradient +1.5;
-          min(-0.5, -0.80) = -0.8, the lower bound binds, no gradient
-  """
-  log_ratios = np.log([1.5, 0.5, 1.5, 0.5])
-  loss, grad, aux = surrogate(log_ratios, [1, 1, -1, -1], dtype, **DAPO)
-  np.testing.assert_allclose(loss, [-1.28, -0.5, 1.5, 0.8], rtol=2e-7)
-  np.testing.assert_allclose(grad, [0, -0.5, 1.5, 0], rtol=2e-7)
-  assert aux["clipped"].tolist() == [True, False, False, True]
-  assert aux["clipped_lower"].tolist() == [False] * 4
-  np.testing.assert_allclose(aux["ratio"], [1.5, 0.5, 1.5, 0.5], rtol=2e-7)
-  np.testing.assert_allclose(aux["log_ratio"], log_ratios, rtol=2e-7)
-
-
-def test_bounds_are_asymmetric(dtype):
-  """r = 1.25 is inside 1.28 and outside 1.2; r = 0.75 outside 0.8."""
-  log_ratios, advantages = np.log([1.25, 0.75]), [2, -2]
-  loss, grad, _ = surrogate(log_ratios, advantages, dtype, **DAPO)
-  np.testing.assert_allclose(loss, [-2.5, 1.6], rtol=3e-7)
-  np.testing.assert_allclose(grad, [-2.5, 0], rtol=3e-7)
-  loss, grad, _ = surrogate(
-      log_ratios, advantages, dtype, clip_low=0.3, clip_high=0.2
-  )
-  np.testing.assert_allclose(loss, [-2.4, 1.5], rtol=3e-7)
-  np.testing.assert_allclose(grad, [0, 1.5], rtol=3e-7)
-
-
-@pytest.mark.parametrize("dual_clip", [0.0, 3.0])
-def test_on_policy_gradient_is_minus_advantage(dual_clip, dtype):
-  """At r = 1 nothing clips, whatever the sign: plain REINFORCE.
-
-  (Written with max for A < 0, as some write-ups do, it would be 0 there.)
-  """
-  advantages = [2.0, 0.5, 0.0, -0.5, -2.0]
-  loss, grad, aux = surrogate(
-      [0.0] * 5, advantages, dtype, dual_clip=dual_clip, **DAPO
-  )
-  np.testing.assert_array_equal(loss, -np.array(advantages))
-  np.testing.assert_array_equal(grad, -np.array(advantages))
-  assert not aux["clipped"].any() and not aux["clipped_lower"].any()
-
-
-def test_dual_clip_caps_bad_tokens_only(dtype):
-  """c = 3, A = -2: the loss r * 2 stops at 6 for r > 3.
-
-  r = 4: 8 -> 6 without gradient; r = 2.5: 5 stays; r = 0.5: the lower bound,
-  0.8 * 2 = 1.6; A = +2, r = 4: the upper bound, -1.28 * 2 = -2.56.
-  """
-  log_ratios, advantages = np.log([4, 2.5, 0.5, 4]), [-2, -2, -2, 2]
-  loss, grad, aux = surrogate(
-      log_ratios, advantages, dtype, dual_clip=3.0, **DAPO
-  )
-  np.testing.assert_allclose(loss, [6, 5, 1.6, -2.56], rtol=3e-7)
-  np.testing.assert_allclose(grad, [0, 5, 0, 0], rtol=3e-7)
-  assert aux["clipped_lower"].tolist() == [True, False, False, False]
-  assert aux["clipped"].tolist() == [False, False, True, True]
-  loss, grad, _ = surrogate(log_ratios, advantages, dtype, **DAPO)
-  np.testing.assert_allclose(loss[0], 8, rtol=3e-7)  # off: no cap
-  np.testing.assert_allclose(grad[0], 8, rtol=3e-7)
-
-
-def test_log_ratio_is_clamped(dtype):
-  """e^20 = 485165195.4 at most, e^-20 at least; no gradient beyond."""
-  loss, grad, aux = surrogate([25, 19, -25], [-1, -1, 1], dtype)
-  np.testing.assert_allclose(
-      loss, [485165195.41, np.exp(19), -np.exp(-20)], rtol=2e-6
-  )
-  np.testing.assert_allclose(grad, [0, np.exp(19), 0], rtol=2e-6)
-  np.testing.assert_array_equal(aux["log_ratio"], [25, 19, -25])  # as it was
-  loss, grad, _ = surrogate(
-      np.log([8.0, 16.0]), [-1, -1], dtype, log_ratio_max=np.log(10)
-  )
-  np.testing.assert_allclose(loss, [8, 10], rtol=1e-6)
-  np.testing.assert_allclose(grad, [8, 0], rtol=1e-6)
-
-
-def test_only_the_policy_learns():
-  """Old log-probs and advantages come in as numbers: shapes are checked."""
-  with pytest.raises(AssertionError):
-    losses.policy_loss(jnp.zeros((1, 3)), jnp.zeros((1, 2)), jnp.zeros((1, 3)))
-  with pytest.raises(AssertionError):
-    losses.policy_loss(jnp.zeros(3), jnp.zeros(3), jnp.zeros(3))
-
-
-FLOATS = st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6)
-
-
-@given(log_ratios=FLOATS, advantages=FLOATS)
-@QUICK
-def test_policy_loss_matches_numpy(log_ratios, advantages):
-  clip = dict(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
-  loss, grad, aux = surrogate(log_ratios, advantages, **clip)
-  wanted = [
-      reference.policy_loss(d, a, 0.2, 0.28, 3.0)
-      for d, a in zip(log_ratios, advantages, strict=True)
-  ]
-  np.testing.assert_allclose(loss, wanted, rtol=1e-6, atol=1e-6)
-  # A step down the gradient makes good tokens likelier and bad ones rarer.
-  assert (np.asarray(grad) * np.array(advantages) <= 0).all()
-  stopped = np.asarray(aux["clipped"] | aux["clipped_lower"])
-  assert (np.asarray(grad)[stopped] == 0).all()
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_extreme_log_probs_stay_finite(kind, dtype):
-  """Log-probs of 0 and of a token that all but cannot happen."""
-  logps, refs = [-1e4, 0, -1e4, -1e-30], [0, -1e4, -1e4, 0]
-  advantages = tokens([5, -5, 5, -5], dtype)
-
-  def total(logps_BT):
-    loss_BT, _ = losses.policy_loss(
-        logps_BT, tokens(refs, dtype), advantages, dual_clip=3.0
-    )
-    kl_BT = losses.kl(logps_BT, tokens(refs, dtype), kind=kind)
-    return (loss_BT + kl_BT).sum()
-
-  value, grad = jax.jit(jax.value_and_grad(total))(tokens(logps, dtype))
-  assert np.isfinite(value) and np.isfinite(grad).all()
-
-
-def divergence(diffs, kind, dtype=np.float32, **keywords):
-  """KL and its gradient in logp at logp - ref = diffs."""
-  logps_BT = tokens(diffs, dtype)
-
-  def total(logps_BT):
-    kl_BT = losses.kl(
-        logps_BT, jnp.zeros_like(logps_BT), kind=kind, **keywords
-    )
+  def total(logps_BT, ref_BT):
+    kl_BT = losses.kl(logps_BT, ref_BT, kind=kind, **keywords)
     return kl_BT.sum(), kl_BT
 
-  grad_BT, kl_BT = jax.jit(jax.grad(total, has_aux=True))(logps_BT)
+  return jax.jit(
+      jax.grad(total, has_aux=True),
+      compiler_options={"xla_backend_optimization_level": 0},
+  )
+
+
+def divergence(diffs, kind, dtype="float32", ref=0.0, **keywords):
+  """KL and its gradient in logp at logp - ref = diffs."""
+  with jax.enable_x64(dtype == "float64"):
+    logps_BT = jnp.array([diffs], dtype) + ref
+    grad_BT, kl_BT = program(kind, **keywords)(
+        logps_BT, jnp.full_like(logps_BT, ref)
+    )
   assert kl_BT.dtype == grad_BT.dtype == dtype
-  return kl_BT[0], grad_BT[0]
+  return np.asarray(kl_BT[0]), np.asarray(grad_BT[0])
 
 
+@DTYPES
 def test_kl_by_hand(dtype):
   """d = logp - ref of 0.1, -1, 0.
 
@@ -209,6 +65,7 @@ def test_kl_by_hand(dtype):
   np.testing.assert_allclose(grad, [0.0951625820, -1.718281828, 0], rtol=2e-6)
 
 
+@DTYPES
 def test_k3_is_capped_on_both_sides(dtype):
   """e^2 - 3 = 4.389056 is free; e^3 - 4 = 16.1 and 11 + e^-12 are not."""
   value, grad = divergence([-2, -3, 12, 10.5, -25, 25], "k3", dtype)
@@ -220,6 +77,7 @@ def test_k3_is_capped_on_both_sides(dtype):
   )
 
 
+@DTYPES
 def test_k3_clamps_its_log_ratio(dtype):
   """With the cap out of the way: d is clamped to +- 20, flat beyond."""
   value, grad = divergence([-25, 25, 3], "k3", dtype, k3_max=1e30)
@@ -239,12 +97,42 @@ def test_k3_is_never_negative():
   np.testing.assert_allclose(value, [5e-7, 5e-7], rtol=1e-3)
 
 
-@given(logps=FLOATS, refs=FLOATS)
+@DTYPES
+@given(diffs=hnp.arrays(float, 8, elements=st.floats(-30, 30, width=16)))
 @QUICK
-def test_k3_matches_numpy(logps, refs):
-  got = losses.kl(tokens(logps), tokens(refs))[0]  # the default is k3
-  wanted = [reference.k3(a, b) for a, b in zip(logps, refs, strict=True)]
-  np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+def test_kl_matches_numpy(dtype, diffs):
+  near = dict(rtol=1e-5, atol=1e-6)
+  if dtype == "float64":
+    near = dict(rtol=1e-12, atol=1e-14)
+  for kind, wanted in {
+      "k1": diffs,
+      "k2": [d * d / 2 for d in diffs],
+      "k3": [reference.k3(d, 0) for d in diffs],
+  }.items():
+    got, _ = divergence(diffs, kind, dtype)
+    np.testing.assert_allclose(got, wanted, **near, err_msg=kind)
+    got, _ = divergence(diffs, kind, dtype, ref=-4.0)
+    np.testing.assert_allclose(got, wanted, **near, err_msg="only d counts")
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_log_probs_stay_finite(kind, dtype):
+  for d in (-1e4, 1e4, -1e-30):
+    value, grad = divergence([d], kind, dtype)
+    assert np.isfinite(value) and np.isfinite(grad)
+  value, grad = divergence([0.0], kind, dtype, ref=-1e4)
+  assert value == 0 and grad == (kind == "k1")
+
+
+def test_what_the_values_are_on_policy():
+  """E[k1] = E[k3] = KL(pi || ref), without bias; E[k2] is only near it."""
+  probs_V, ref_V = np.array([0.2, 0.5, 0.3]), np.array([0.25, 0.4, 0.35])
+  exact = (probs_V * np.log(probs_V / ref_V)).sum()
+  for kind in KINDS:
+    value_V, _ = divergence(np.log(probs_V / ref_V), kind, "float64")
+    off = abs((probs_V * value_V).sum() / exact - 1)
+    assert 1e-3 < off < 0.1 if kind == "k2" else off < 1e-12
 
 
 def test_what_the_gradients_are_on_policy():

@@ -2,7 +2,6 @@
 
 import html
 import json
-import pathlib
 import re
 import shutil
 import subprocess
@@ -26,16 +25,18 @@ CONFIG = {
     "task.difficulties": [1, 2],
     "seed": 0,
     "rl.steps": 4,
-    "rollout.prompts": 2,
+    "rollout.batch": 4,
     "rollout.group_size": 2,
     "advantage.name": "group_norm",
+    "loss.surrogate": "ppo",
     "loss.reduction": "token_mean",
     "loss.clip_low": 0.2,
     "loss.clip_high": 0.28,
     "loss.dual_clip": float("inf"),
     "loss.mask_truncated": False,
-    "loss.kl": "none",
-    "loss.kl_coef": 0.0,
+    "kl.kind": "none",
+    "kl.place": "loss",
+    "kl.coef": 0.0,
     "dynamic_sampling.enabled": True,
     "dynamic_sampling.max_rounds": 3,
     "reward.overlong_buffer": 0,
@@ -153,16 +154,30 @@ def test_curves_hold_the_numbers_of_the_log(tmp_path):
   rl = [x for x in lines if x["stage"] == "rl"]
   for name in ("train/accuracy", "critic/rewards/mean", "actor/entropy"):
     assert series(data, name)["y"] == [x[name] for x in rl]
+  assert data["x"] == ["step", "tokens"]
   assert data["axes"]["rl"] == dict(
-      step=[1, 2, 3, 4], tokens=[1000, 2000, 3000, 4000]
+      step=[1, 2, 3, 4], tokens=[1000, 2000, 3000, 4000], flops=[None] * 4
   )
-  assert data["axes"]["evaluate"] == dict(step=[0, 4], tokens=[0, 4000])
+  assert data["axes"]["evaluate"] == dict(
+      step=[0, 4], tokens=[0, 4000], flops=[None] * 2
+  )
   held_out = series(data, "mean@4")
   assert held_out["y"] == [0.2, 0.7]
   assert held_out["half"] == [0.0123456789] * 2
   assert series(data, "train/mixed")["y"] == [0.375] * 4
   assert series(data, "timing_s/other")["y"] == [0.75] * 4
   assert data["axes"]["habits"]["step"] == [10]  # behind the skill's 5
+
+
+def test_flops_are_an_axis_and_a_critic_costs_before_step_1(tmp_path):
+  more = {"flops/total": 7e12, "tokens/generated": 600}
+  lines = [evaluation(0, 0.2, 0.6) | more]
+  for step in (1, 2):
+    lines.append(rl_line(step) | {"flops/total": 7e12 + 2e12 * step})
+  data = read(page_of(put(tmp_path, lines)))
+  assert data["x"] == ["step", "tokens", "flops"]
+  assert data["axes"]["rl"]["flops"] == [9e12, 11e12]
+  assert data["axes"]["evaluate"] == dict(step=[0], tokens=[600], flops=[7e12])
 
 
 def test_viewer_holds_the_numbers_of_the_samples(tmp_path):
@@ -200,8 +215,7 @@ def test_hostile_text_stays_text(tmp_path):
   folder = tmp_path / "</script><b>"
   folder.mkdir(parents=True)
   page = page_of(put(folder, [evaluation(0, 0.1, 0.2)], rows))
-  template = pathlib.Path(report.__file__).with_name("report.html.in")
-  empty = template.read_text(encoding="utf-8")
+  empty = report.template("report")
   for mark in "<>&":
     assert page.count(mark) == empty.count(mark)
   assert "\u2028" not in page and "\u2029" not in page

@@ -1,15 +1,32 @@
 """Rewards: correctness, the overlong punishment and truncated responses."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
 
 from rl_reason import advantages, rewards
 
-BOOTSTRAP = jax.jit(rewards.bootstrap_truncated)
-GROUP_NORM = jax.jit(advantages.group_norm)
+QUICK_JIT = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)
+BOOTSTRAP = QUICK_JIT(rewards.bootstrap_truncated)
+GROUP_NORM = QUICK_JIT(advantages.group_norm)
+PER_TOKEN = QUICK_JIT(rewards.per_token)
+LOGQUAD = QUICK_JIT(functools.partial(rewards.logquad, max_tokens=40))
+NEAR = {
+    "float32": dict(rtol=1e-5, atol=1e-6),
+    "float64": dict(rtol=1e-12, atol=1e-13),
+}
+QUICK = settings(max_examples=12, deadline=None, derandomize=True)
+EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
+REWARDS_B = hnp.arrays(float, 6, elements=EIGHTHS)
+FLAGS_B = hnp.arrays(bool, 6)
 
 
 @pytest.fixture(params=["float32", "float64"])
@@ -85,3 +102,117 @@ def test_bootstrap_of_equal_rewards_is_that_reward(dtype):
   groups_B = jnp.zeros(8, int)
   got = BOOTSTRAP(rewards_B, truncated_B, groups_B)
   assert (GROUP_NORM(got, groups_B) == 0).all()
+
+
+@given(
+    rewards_B=REWARDS_B,
+    truncated_B=FLAGS_B,
+    groups_B=hnp.arrays(np.int32, 6, elements=st.sampled_from([5, -9, 0])),
+    data=st.data(),
+)
+@QUICK
+def test_bootstrap_matches_numpy(rewards_B, truncated_B, groups_B, data):
+  some = rewards_B, truncated_B, groups_B
+  wanted = reference.bootstrap_truncated(*some)
+  for dtype in NEAR:
+    with jax.enable_x64(dtype == "float64"):
+      got = np.asarray(BOOTSTRAP(jnp.array(rewards_B, dtype), *some[1:]))
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, wanted, **NEAR[dtype])
+  order = np.array(data.draw(st.permutations(range(6))))
+  moved = BOOTSTRAP(*(jnp.array(x[order]) for x in some))
+  np.testing.assert_allclose(moved, wanted[order], **NEAR["float32"])
+  # The reward of a truncated response is not looked at.
+  other_B = jnp.array(np.where(truncated_B, 77, rewards_B))
+  np.testing.assert_allclose(
+      BOOTSTRAP(other_B, *some[1:]), wanted, **NEAR["float32"]
+  )
+
+
+def test_logquad_by_hand(dtype):
+  """L = 40, lambda = .1 up to a reward of 1/2, and falling by half per unit.
+
+  l = 0 is free, l = 40 costs lambda. l = 20: log2(1.5) if right, 1/4 if wrong;
+  l = 80: log2(3) and 4. A reward of 3/2 is one unit above: lambda = .05.
+  """
+  rows = [  # reward, right, length, wanted
+      (0.5, 1, 0, 0.0),
+      (-1.0, 0, 0, 0.0),
+      (0.5, 1, 40, -0.1),
+      (-1.0, 0, 40, -0.1),
+      (0.5, 1, 20, -0.1 * np.log2(1.5)),
+      (-1.0, 0, 20, -0.025),
+      (0.5, 1, 80, -0.1 * np.log2(3)),
+      (-1.0, 0, 80, -0.4),
+      (1.5, 1, 40, -0.05),
+      (1.5, 0, 20, -0.0125),
+  ]
+  reward, right, length, wanted = map(np.array, zip(*rows, strict=True))
+  got = LOGQUAD(
+      jnp.array(reward, dtype),
+      jnp.array(right, dtype),
+      length,
+      length_coef=0.1,
+      length_decay=np.log(2),
+      length_threshold=0.5,
+  )
+  assert got.dtype == dtype
+  np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@given(
+    rewards_B=REWARDS_B,
+    right_B=FLAGS_B,
+    lengths_B=hnp.arrays(np.int32, 6, elements=st.integers(0, 60)),
+)
+@QUICK
+def test_logquad_matches_numpy(rewards_B, right_B, lengths_B):
+  keys = dict(length_coef=0.3, length_decay=1.5, length_threshold=-0.5)
+  wanted = [
+      reference.logquad(*row, 40, *keys.values())
+      for row in zip(rewards_B, right_B, lengths_B, strict=True)
+  ]
+  for dtype in NEAR:
+    with jax.enable_x64(dtype == "float64"):
+      some = jnp.array(rewards_B, dtype), jnp.array(right_B, dtype), lengths_B
+      got = np.asarray(LOGQUAD(*some, **keys))
+      longer = np.asarray(LOGQUAD(*some[:2], lengths_B + 1, **keys))
+      off = np.asarray(LOGQUAD(*some, length_coef=0.0))
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)  # l / L is float32
+    assert (longer < got).all() and (got <= 0).all() and (off == 0).all()
+
+
+def test_per_token_by_hand(dtype):
+  """beta 1/2. The last token of the mask has the outcome, after a hole, too."""
+  kl = jnp.array([[2, -4, 9, 6], [2, 9, 9, 9], [9, 9, 9, 9]], dtype)
+  mask = np.array([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]) > 0
+  got = PER_TOKEN(jnp.array([1, -1, 5], dtype), mask, kl, 0.5)
+  assert got.dtype == dtype
+  assert got.tolist() == [[-1, 2, 0, -2], [-2, 0, 0, 0], [0, 0, 0, 0]]
+
+
+@given(
+    rewards_B=REWARDS_B,
+    mask_BT=hnp.arrays(bool, (6, 4)),
+    kl_BT=hnp.arrays(float, (6, 4), elements=EIGHTHS),
+)
+@QUICK
+def test_per_token_adds_up(rewards_B, mask_BT, kl_BT):
+  """To R - beta * (sum of the KL), in rows that have a token."""
+  wanted = reference.per_token(rewards_B, mask_BT, kl_BT, 0.3)
+  sums_B = (rewards_B - 0.3 * (kl_BT * mask_BT).sum(1)) * mask_BT.any(1)
+  for dtype in NEAR:
+    with jax.enable_x64(dtype == "float64"):
+      got, hidden = (
+          np.asarray(
+              PER_TOKEN(
+                  jnp.array(rewards_B, dtype), mask_BT, jnp.array(x, dtype), 0.3
+              )
+          )
+          for x in (kl_BT, np.where(mask_BT, kl_BT, np.nan))
+      )
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, wanted, **NEAR[dtype])
+    np.testing.assert_allclose(got.sum(1), sums_B, **NEAR[dtype])
+    np.testing.assert_array_equal(hidden, got)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rl_reason import model, rollout, sharding, step
+from rl_reason import model, rollout, sharding, step, surrogates, weights
 
 LR = 1e-3
 
@@ -32,23 +32,23 @@ def _update(mesh, *, name, steps, lr):
           cfg=tiny.CFG,
           tx=tx,
           temperature=1.0,
-          reduction="token_mean",
+          surrogate=functools.partial(
+              surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=10.0
+          ),
+          reduction=weights.token_mean,
           kl="k3",
-          kl_coef=0.1,
-          clip_low=0.2,
-          clip_high=0.28,
-          dual_clip=10.0,
-          log_ratio_max=20.0,
       )
   )
+  table = model.table(tiny.CFG)
+  coefs = dict(kl=np.float32(0.1), entropy=np.float32(0))
   with jax.set_mesh(mesh):
-    where = step.state_shardings(tiny.CFG, tx, mesh)
-    state = step.init_state(tiny.CFG, tx, where, jax.random.key(0))
+    where = step.state_shardings(table, tx, mesh)
+    state = step.init_state(table, tx, where, jax.random.key(0))
     before = jax.device_get(state.params)
     for i in range(steps):
       rows = tiny.batch(1, 1, 16, seed=i)
       state, metrics = update(
-          state, sharding.put(mesh, rows, None, None, "batch")
+          state, sharding.put(mesh, rows, None, None, "batch"), coefs
       )
   return before, jax.device_get(state.params), metrics, state
 

@@ -1,6 +1,6 @@
 """What keeps the loop fast: one compilation, and donated buffers."""
 
-import functools
+import dataclasses
 import importlib
 import threading
 
@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from rl_reason import display, stages
-from rl_reason.stages import Once, rl
+from rl_reason import display, model, stages, step
+from rl_reason.stages import Once, experience, rl
+from rl_reason.structs import Batch
 
 
 def test_another_shape_is_an_error_not_a_recompilation():
@@ -20,23 +21,32 @@ def test_another_shape_is_an_error_not_a_recompilation():
     once(np.zeros(4, np.float32))
 
 
+def update_args(run, rows, advantages_BT=0.0):
+  """What the RL update takes beside its state."""
+  zeros_BT = np.zeros_like(rows.old_logps_BT)
+  assigned = dict(advantages_BT=advantages_BT + zeros_BT, returns_BT=zeros_BT)
+  batch = experience.batch(run, rows, assigned)
+  cut = experience.minibatches(run, batch, 0)
+  return run.put(cut, None, None, "batch"), run.put(
+      dict(kl=np.float32(0), entropy=np.float32(0))
+  )
+
+
 def test_the_update_donates_its_state(tmp_path):
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.log.tensorboard = False
   run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
   with jax.set_mesh(run.mesh):
     tx, where = rl._optimizer(run)
-    init = functools.partial(rl.step.init_state, run.cfg, tx, where)
-    state = init(run.key("parameters"))
-    rows = rl._no_rows(run)
-    batch = rl._batch(run, rows, rows.correct_B, rows.old_logps_BT)
-    batch_MA = run.put(rl._minibatches(run, batch, 0), None, None, "batch")
-    compiled = rl._update(run, tx, where).lower(state, batch_MA).compile()
+    table = model.table(run.cfg)
+    state = step.init_state(table, tx, where, run.key("parameters"))
+    args = update_args(run, experience.no_rows(run))
+    compiled = rl._update(run, tx, where).lower(state, *args).compile()
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     assert compiled.memory_analysis().alias_size_in_bytes >= size
     # A batch of padding alone changes nothing, and says so.
     before = jax.device_get(state.params)
-    state, metrics = compiled(state, batch_MA)
+    state, metrics = compiled(state, *args)
     jax.tree.map(
         np.testing.assert_array_equal, before, jax.device_get(state.params)
     )
@@ -50,7 +60,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path):
   c.updates.minibatches, c.updates.micro_batches = 1, 2
   run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
   rng = np.random.default_rng(0)
-  rows = rl._no_rows(run)
+  rows = experience.no_rows(run)
   r = rows.rollouts
   rows = rows.replace(
       rollouts=r.replace(
@@ -61,30 +71,36 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path):
   with jax.set_mesh(run.mesh):
     tx, where = rl._optimizer(run)
     key = run.key("parameters")
-    state = rl.step.init_state(run.cfg, tx, where, key)
-    old_BT, _ = rl._logps(run, rl._score(run), state.params, rows)
-    rows = rows.replace(old_logps_BT=old_BT)
-    batch = rl._batch(run, rows, rng.normal(size=len(old_BT)), 0 * old_BT)
-    batch_MA = run.put(rl._minibatches(run, batch, 0), None, None, "batch")
-    _, metrics = rl._update(run, tx, where)(state, batch_MA)
+    state = step.init_state(model.table(run.cfg), tx, where, key)
+    maker = experience.Maker(run, "test")
+    rows, _ = maker.with_old_logps(state.params, rows)
+    args = update_args(run, rows, rng.normal(size=rows.old_logps_BT.shape))
+    _, metrics = rl._update(run, tx, where)(state, *args)
   assert metrics["actor/first_log_ratio_max"] <= 1e-5
   assert metrics["actor/grad_norm"] > 0
 
 
-def test_minibatches_deal_out_whole_groups():
+def test_minibatches_deal_out_whole_groups(tmp_path):
   """Padding comes last, and every minibatch gets its share of it."""
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.updates.minibatches, c.updates.epochs = 4, 2
   run = type("Run", (), dict(config=c, seed=lambda self, purpose: 0))()
-  groups, size = c.rollout.prompts, c.rollout.group_size
-  rows = dict(
-      id=np.repeat(np.arange(groups), size), row=np.arange(groups * size)
-  )
-  cut = rl._minibatches(run, rows, at=0)
-  assert cut["id"].shape == (8, 1, groups // 4 * size)
+  size = c.rollout.group_size
+  groups = c.rollout.batch // size
+  ids = np.repeat(np.arange(groups), size)
+  batch = Batch(**{f.name: ids for f in dataclasses.fields(Batch)})
+  batch = batch.replace(age_B=np.arange(groups * size))
+  cut = experience.minibatches(run, batch, at=0)
+  assert cut.groups_B.shape == (8, 1, groups // 4 * size)
   np.testing.assert_array_equal(
-      cut["id"][0, 0], np.repeat([0, 4], size)
+      cut.groups_B[0, 0], np.repeat([0, 4], size)
   )  # groups 0, 4 | 1, 5 | 2, 6 | 3, 7
-  for epoch in (cut["row"][:4], cut["row"][4:]):
-    np.testing.assert_array_equal(np.sort(epoch.ravel()), rows["row"])
-  assert (cut["id"][:4] != cut["id"][4:]).any()
+  for epoch in (cut.age_B[:4], cut.age_B[4:]):
+    np.testing.assert_array_equal(np.sort(epoch.ravel()), batch.age_B)
+  assert (cut.groups_B[:4] != cut.groups_B[4:]).any()
+
+
+def test_groups_of_all_sizes_are_dealt_out():
+  groups = [np.arange(0, 3), np.arange(3, 4), np.arange(4, 9)]
+  order = experience.deal(groups, 2)
+  np.testing.assert_array_equal(order, [0, 1, 2, 4, 5, 6, 7, 8, 3])

@@ -27,7 +27,7 @@ def params(seed=0):
 
 
 def prompts(count, seed=0):
-  rows = data.Problems(TASK, TASK.DIFFICULTIES, seed)
+  rows = data.Problems(TASK, (2, 3, 4, 5, 6), seed)
   texts = [rows[i][1].prompt for i in range(count)]
   return data.pack_prompts(TOK, texts, range(count), P)
 
@@ -47,6 +47,10 @@ def batch(minibatches, micro, rows, seed=0, group=4) -> Batch:
       advantages_BT=(rng.normal(size=(total, 1)) * mask_BT).astype(np.float32),
       old_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
       ref_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
+      right_B=rng.integers(0, 2, total).astype(np.float32),
+      age_B=np.zeros(total, np.int32),
+      values_BT=rng.normal(size=(total, T)).astype(np.float32),
+      returns_BT=rng.normal(size=(total, T)).astype(np.float32),
   )
   return jax.tree.map(
       lambda x: x.reshape(minibatches, micro, rows, *x.shape[1:]), flat

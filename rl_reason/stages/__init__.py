@@ -97,10 +97,12 @@ class Run:
     """A host seed for one purpose."""
     return zlib.crc32(f"{purpose} {self.config.seed}".encode())
 
-  def sample(self, params, prompts, key, heat, *, group_size, top_p):
+  def sample(
+      self, params, prompts, key, heat, sizes_N=None, *, group_size, top_p
+  ):
     """`rollout.sample` with this run's model and tokenizer."""
     rows = prompts.tokens_NP.shape[0]
-    kind = rows, group_size, top_p, heat.shape
+    kind = rows, group_size, top_p, heat.shape, sizes_N is None
     if kind not in self._samplers:
       fn = functools.partial(
           rollout.sample,
@@ -113,13 +115,11 @@ class Run:
       )
       name = f"sampler of {rows} x {group_size} responses"
       self._samplers[kind] = Once(name, jax.jit(fn), self.display)
-    return self._samplers[kind](params, prompts, key, heat)
+    return self._samplers[kind](params, prompts, key, heat, sizes_N)
 
   def checkpoints(self, stage: str, **keep: int) -> checkpoint.Checkpoints:
     """The checkpoints of a stage."""
-    return checkpoint.Checkpoints(
-        self.workdir / "checkpoints" / stage, **keep
-    )
+    return checkpoint.Checkpoints(self.workdir / "checkpoints" / stage, **keep)
 
   def resume(self, checkpoints: checkpoint.Checkpoints):
     """(step, host state) of the newest whole checkpoint, or None.
@@ -155,7 +155,7 @@ class Run:
         **more,
     )
 
-  def optimizer(self, *, lr, schedule, warmup, total):
+  def optimizer(self, *, lr, schedule, warmup, total, freeze=0.0):
     """The optax optimizer of a stage, `total` optimizer steps long."""
     o = self.config.optimizer
     return step.make_optimizer(
@@ -169,6 +169,7 @@ class Run:
         eps=o.eps,
         weight_decay=o.weight_decay,
         clip_norm=o.clip_norm,
+        freeze=freeze,
     )
 
   def check_stop(self) -> None:

@@ -22,7 +22,7 @@ def run(run: Run, which: str) -> dict[str, float]:
   if which == "sft":
     params, at = sft.load(run), 0
   else:
-    params, at = rl.load(run, which)
+    params, _, at = rl.load(run, which)
   count = run.config.evaluate.prompts
   values, _ = evaluate.evaluate(run, params, count, "evaluating")
   values = {k: metrics.number(v) for k, v in values.items()}

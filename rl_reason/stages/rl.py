@@ -1,37 +1,48 @@
 """Reinforcement learning: rollout, score, filter, advantage, update, log.
 
-The algorithm is the config: which advantage, which clip, which reduction,
-whether batches are refilled. This loop is the same for all of them.
+The algorithm is the config: which advantage, which surrogate, which reduction,
+whether batches are refilled, whether there is a critic. This loop is the same
+for all of them.
 """
 
+import functools
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rl_reason import (
-    advantages,
     config as config_lib,
-    data,
+    critic,
     dynamic_sampling,
     evaluate,
     model,
-    rewards,
+    schedules,
     sharding,
     step,
+    surrogates,
     tokenizer,
+    weights,
 )
-from rl_reason.stages import Once, Run, Stopped
-from rl_reason.structs import Array, Batch, Experience, Rollouts, RunError, Tree
+from rl_reason.stages import Once, Run, Stopped, experience, value
+from rl_reason.structs import Array, Batch, Experience, RunError, Tree
 
 
-def run(run: Run, sft_params: Tree) -> Tree:
+def run(
+    run: Run,
+    sft_params: Tree,
+    critic_params: Tree | None = None,
+    spent: dict[str, float] | None = None,
+) -> Tree:
   """Runs or resumes RL.
 
   Args:
     run: everything that the stages share.
     sft_params: where RL starts, and the reference of a KL.
+    critic_params: where the critic starts, if the advantage has one.
+    spent: what value pretraining cost: generated tokens, FLOPs.
 
   Returns:
     the parameters after config.rl.steps steps.
@@ -41,14 +52,27 @@ def run(run: Run, sft_params: Tree) -> Tree:
     Stopped: SIGTERM; everything is saved.
   """
   c = run.config
-  group = c.rollout.group_size
   tx, shardings = _optimizer(run)
-  # A copy: updates donate their state, and the reference model must stay.
+  # Copies: updates donate their state, and the first models must stay.
   state = step.new_state(jax.tree.map(jnp.copy, sft_params), tx, shardings)
-  kept = _no_rows(run) if _keeps(run) else None
-  source = data.Problems(run.task, run.levels, run.seed("prompts"))
-  stream = data.prompts(source, c.rollout.prompts)
-  at, generated, evaluated = 0, 0, False
+  kept = experience.no_rows(run) if _keeps(run) else None
+  past = experience.no_past(run) if config_lib.has_history(c) else None
+  critic_state: Any = None
+  critic_update: Any = None
+  if config_lib.has_critic(c):
+    critic_tx, critic_shardings = value.optimizer(run, c.rl.steps)
+    critic_state = step.new_state(
+        jax.tree.map(jnp.copy, critic_params), critic_tx, critic_shardings
+    )
+    critic_update = Once(
+        "update of the critic",
+        value.make_update(run, critic_tx, critic_shardings),
+        run.display,
+    )
+  maker = experience.Maker(run, "rollout", c.critic.lam)
+  coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
+  at, evaluated = 0, False
+  spent = dict(spent or dict(tokens=0, flops=0.0))
 
   checkpoints = run.checkpoints(
       "rl",
@@ -63,11 +87,12 @@ def run(run: Run, sft_params: Tree) -> Tree:
           f"rl.steps = {c.rl.steps}: this run is at step {at} already; ask for"
           " more steps, or choose another --workdir"
       )
-    restored = checkpoints.restore(at, _everything(run, state, kept))
-    state = restored["train"]
-    kept = sharding.fetch(restored["kept"]) if kept is not None else None
-    stream.set_state(host["data"])
-    generated, evaluated = host["generated"], host["evaluated"]
+    like = _everything(run, state, critic_state, kept, past)
+    restored = checkpoints.restore(at, like)
+    state, critic_state = restored["train"], restored["critic"]
+    kept, past = sharding.fetch((restored["kept"], restored["past"]))
+    maker.set_state(host["maker"])
+    coefs, spent, evaluated = host["coefs"], host["spent"], host["evaluated"]
     if at == c.rl.steps and evaluated:
       run.display.say(f"this run is complete: {at} of {c.rl.steps} RL steps")
       checkpoints.close()
@@ -76,9 +101,6 @@ def run(run: Run, sft_params: Tree) -> Tree:
   run.begin()
 
   update = Once("update of RL", _update(run, tx, shardings), run.display)
-  score = Once("log-probabilities", _score(run), run.display)
-  assess = Once("rewards and advantages", _assess(run), run.display)
-  key, heat = run.key("rollout"), run.put(np.float32(c.rollout.temperature))
   late, clock = None, {}  # the update that is under way: metrics, times
 
   def flush() -> None:
@@ -92,7 +114,7 @@ def run(run: Run, sft_params: Tree) -> Tree:
     metrics["timing_s/update_actor"] = now - clock["update"]
     metrics["timing_s/step"] = now - clock["step"]
     metrics["perf/throughput"] = metrics["tokens/step"] / (now - clock["step"])
-    clock["step"] = clock["free"] = now
+    clock["step"] = maker.free = now
     run.log.metrics("rl", at, metrics)
     run.display.step(
         at,
@@ -101,54 +123,28 @@ def run(run: Run, sft_params: Tree) -> Tree:
         tokens_s=f"{metrics['perf/throughput']:.0f}",
     )
 
-  def generate() -> Experience:
-    """Samples and scores one round of prompts."""
-    ids, rows = zip(*next(stream), strict=True)
-    prompts = data.pack_prompts(
-        run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
-    )
-    rollouts = run.sample(
-        state.params,
-        run.put(prompts, "batch"),
-        key,
-        heat,
-        group_size=group,
-        top_p=c.rollout.top_p,
-    )
-    flush()  # the last update ends before these responses begin
-    rollouts = sharding.fetch(rollouts)
-    began = time.monotonic()
-    times["gen"] += began - clock["free"]
-    _, correct_B, failures = evaluate.judge(run.task, run.tok, rollouts, rows)
-    if c.reward.shuffle:
-      rng = np.random.default_rng((run.seed("shuffle"), ids[0]))
-      correct_B = rng.permutation(correct_B)
-    counts["train/verifier_failures"] += failures
-    clock["free"] = time.monotonic()
-    times["score"] += clock["free"] - began
-    zeros_B = np.zeros(len(correct_B), np.int32)
-    return Experience(
-        rollouts, correct_B, np.zeros_like(rollouts.logps_BT), zeros_B
-    )
-
   def save(score: float | None = None) -> None:
     host = run.host_state(
-        data=stream.get_state(), generated=generated, evaluated=evaluated
+        maker=maker.get_state(),
+        coefs=coefs,
+        spent=spent,
+        evaluated=evaluated,
     )
-    checkpoints.save(at, _everything(run, state, kept), host, score)
+    everything = _everything(run, state, critic_state, kept, past)
+    checkpoints.save(at, everything, host, score)
 
   run.display.stage("RL", c.rl.steps, at)
-  clock["step"] = clock["free"] = time.monotonic()
+  clock["step"] = maker.free = time.monotonic()
   try:
     while True:
       every = c.evaluate.every
       due = at in (0, c.rl.steps) or (every and at % every == 0)
       if due and not evaluated:
         flush()
-        value = _evaluate(run, state.params, at)
+        reached = _evaluate(run, state.params, at, spent)
         evaluated = True
-        save(value)
-        clock["step"] = clock["free"] = time.monotonic()
+        save(reached)
+        clock["step"] = maker.free = time.monotonic()
       elif at % c.checkpoint.every == 0 and checkpoints.saved != at:
         flush()
         save()
@@ -156,49 +152,75 @@ def run(run: Run, sft_params: Tree) -> Tree:
       if at == c.rl.steps:
         break
 
-      times, counts = dict(gen=0.0, score=0.0), {"train/verifier_failures": 0}
+      maker.reset()
       rows, left, metrics = dynamic_sampling.collect(
-          generate,
+          functools.partial(maker.generate, state.params, flush),
           kept,
-          prompts=c.rollout.prompts,
-          group_size=group,
+          batch=c.rollout.batch,
+          group_size=c.rollout.group_size,
           **c.dynamic_sampling,
       )
+      rounds, times = int(metrics["train/generation_rounds"]), maker.seconds
       began = time.monotonic()
-      rows, entropy_BT = _with_old_logps(run, score, state.params, rows)
+      rows, entropy_BT = maker.with_old_logps(state.params, rows)
       if left is not None:
-        left, _ = _with_old_logps(run, score, state.params, left)
+        left, _ = maker.with_old_logps(state.params, left)
       kept = left
-      ref_BT = np.zeros_like(rows.old_logps_BT)
-      if c.loss.kl != "none":
-        ref_BT = _logps(run, score, sft_params, rows)[0]
+      more = {}
+      if c.kl.kind != "none":
+        r = rows.rollouts
+        more["ref_logps_BT"] = maker.logps(sft_params, r.tokens_BL, r.start_B)[
+            0
+        ]
       times["old_log_prob"] = time.monotonic() - began
 
       began = time.monotonic()
-      small = (
-          rows.correct_B,
-          rows.rollouts.lengths_B,
-          rows.rollouts.truncated_B,
-          rows.rollouts.ids_B,
-          rows.age_B,
+      if critic_state is not None:
+        more["values_BT"] = maker.values(critic_state.params, rows)
+      pretrained = maker.values(critic_params, rows) if c.critic.mix else None
+      times["values"] = time.monotonic() - began
+
+      began = time.monotonic()
+      assigned = maker.assign(
+          rows,
+          **dict(ref_logps_BT=np.zeros_like(entropy_BT)) | more,
+          **maker.past(state.params, past),
+          pretrained_BT=pretrained,
+          entropy_BT=entropy_BT,
+          progress=np.float32(at / c.rl.steps),
+          kl_coef=np.float32(coefs["kl"]),
       )
-      reward_B, advantage_B = sharding.fetch(assess(run.put(small)))
-      batch = _batch(run, rows, advantage_B, ref_BT)
+      rewards_B = assigned["rewards_B"]
+      if past is not None:
+        past = experience.remember(past, rows, rewards_B)
+      batch = experience.batch(run, rows, assigned, **more)
       times["adv"] = time.monotonic() - began
       tokens = int(metrics.pop("tokens/generated"))
-      generated += tokens
-      metrics |= counts | _rollout_metrics(run, rows, reward_B, batch)
-      metrics |= {f"timing_s/{k}": v for k, v in times.items()}
-      metrics |= {"tokens/step": tokens, "tokens/generated": generated}
-
-      batch_MA = _minibatches(run, batch, at)
-      clock["update"] = time.monotonic()
-      state, metrics["device"] = update(
-          state, run.put(batch_MA, None, None, "batch")
+      operations = experience.flops(run, rows, tokens, rounds)
+      spent = dict(
+          tokens=spent["tokens"] + tokens, flops=spent["flops"] + operations
       )
-      at, evaluated, late = at + 1, False, metrics
+      metrics |= _rollout_metrics(run, rows, rewards_B, batch)
+      metrics |= assigned["metrics"] | _totals(spent)
+      metrics |= {f"timing_s/{k}": v for k, v in times.items()}
+      metrics |= {f"coef/{k}": v for k, v in coefs.items()}
+      metrics |= {
+          "tokens/step": tokens,
+          "train/verifier_failures": maker.failures,
+      }
+
+      cut = experience.minibatches(run, batch, at)
+      batch_MA = run.put(cut, None, None, "batch")
+      factors = run.put({k: np.float32(x) for k, x in coefs.items()})
+      clock["update"] = time.monotonic()
+      state, device = update(state, batch_MA, factors)
+      if critic_state is not None:
+        critic_state, more_device = critic_update(critic_state, batch_MA)
+        device |= more_device
+      coefs = _steer(run, coefs, rows, entropy_BT, assigned["metrics"])
+      at, evaluated, late = at + 1, False, metrics | dict(device=device)
       if at % c.log.samples_every == 0 or at == 1:
-        _keep_samples(run, source, at, rows, reward_B, batch, entropy_BT)
+        _keep_samples(run, maker, at, rows, rewards_B, batch, entropy_BT)
   except (Stopped, RunError):
     if checkpoints.saved != at:
       flush()
@@ -210,7 +232,34 @@ def run(run: Run, sft_params: Tree) -> Tree:
   return state.params
 
 
-def load(run: Run, which: str) -> tuple[Tree, int]:
+def _totals(spent: dict[str, float]) -> dict[str, float]:
+  return {"tokens/generated": spent["tokens"], "flops/total": spent["flops"]}
+
+
+def _steer(run: Run, coefs, rows, entropy_BT, metrics) -> dict[str, float]:
+  """The coefficients of the next step, from what this one measured."""
+  c = run.config
+  mask_BT = rows.rollouts.mask_BT
+  out = dict(coefs)
+  if c.kl.target:
+    out["kl"] = schedules.adaptive_kl(
+        coefs["kl"],
+        float(metrics["kl/reference"]),
+        target=c.kl.target,
+        horizon=c.kl.horizon,
+        rows=c.rollout.batch,
+    )
+  if c.loss.entropy_target and mask_BT.any():
+    out["entropy"] = schedules.adaptive_entropy(
+        coefs["entropy"],
+        float(entropy_BT[mask_BT].mean()),
+        target=c.loss.entropy_target,
+        step=c.loss.entropy_step,
+    )
+  return out
+
+
+def load(run: Run, which: str) -> tuple[Tree, Tree | None, int]:
   """Parameters of a finished checkpoint of RL.
 
   Args:
@@ -218,7 +267,7 @@ def load(run: Run, which: str) -> tuple[Tree, int]:
     which: 'newest', 'best', or a step.
 
   Returns:
-    the parameters, and their step.
+    the parameters, those of the critic (None without one), and their step.
 
   Raises:
     RunError: there is no such checkpoint; lists those that there are.
@@ -236,44 +285,37 @@ def load(run: Run, which: str) -> tuple[Tree, int]:
         f"--step = {which}: no such checkpoint of RL in {run.workdir}"
         f" (there are {whole}; or 'newest', 'best', 'sft')"
     )
-  # Only the parameters matter here, but a pytree is restored whole.
+  like = abstract(run)
+  whole_state = checkpoints.restore(at, like)
+  critic_state = whole_state["critic"]
+  return whole_state["train"].params, critic_state and critic_state.params, at
+
+
+def abstract(run: Run) -> Tree:
+  """Shapes and shardings of everything in a checkpoint of RL."""
+  c = run.config
   tx, shardings = _optimizer(run)
-  like = step.abstract_state(run.cfg, tx, shardings)
-  kept = _no_rows(run) if _keeps(run) else None
-  whole_state = checkpoints.restore(at, _everything(run, like, kept))
-  return whole_state["train"].params, at
+  state, critic_state = (
+      step.abstract_state(model.table(run.cfg), tx, shardings),
+      None,
+  )
+  if config_lib.has_critic(c):
+    table = critic.table(experience.critic_config(run))
+    critic_tx, critic_shardings = value.optimizer(run, c.rl.steps)
+    critic_state = step.abstract_state(table, critic_tx, critic_shardings)
+  kept = experience.no_rows(run) if _keeps(run) else None
+  past = experience.no_past(run) if config_lib.has_history(c) else None
+  return _everything(run, state, critic_state, kept, past)
 
 
 def _keeps(run: Run) -> bool:
   return run.config.dynamic_sampling.surplus == "keep"
 
 
-def _no_rows(run: Run) -> Experience:
-  """A batch of nothing but padding: the first `kept`."""
-  c = run.config
-  rows = c.rollout.prompts * c.rollout.group_size
-  length = c.rollout.max_tokens
-  zeros_BT = np.zeros((rows, length), np.float32)
-  zeros_B = np.zeros(rows, np.int32)
-  return Experience(
-      rollouts=Rollouts(
-          tokens_BL=np.zeros((rows, c.rollout.max_prompt + length), np.int32),
-          start_B=zeros_B,
-          ids_B=zeros_B - 1,
-          mask_BT=zeros_BT > 0,
-          logps_BT=zeros_BT,
-          lengths_B=zeros_B,
-          truncated_B=zeros_B > 0,
-      ),
-      correct_B=zeros_B.astype(np.float32),
-      old_logps_BT=zeros_BT,
-      age_B=zeros_B - 1,
-  )
-
-
-def _everything(run: Run, state, kept) -> Tree:
+def _everything(run: Run, state, critic_state, kept, past) -> Tree:
   """The pytree of a checkpoint."""
-  return dict(train=state, kept=None if kept is None else run.put(kept))
+  kept, past = run.put((kept, past))
+  return dict(train=state, critic=critic_state, kept=kept, past=past)
 
 
 def _optimizer(run: Run):
@@ -285,124 +327,39 @@ def _optimizer(run: Run):
       schedule=c.optimizer.schedule,
       warmup=c.optimizer.warmup_steps * per_step,
       total=c.rl.steps * per_step,
+      freeze=c.optimizer.freeze,
   )
-  return tx, step.state_shardings(run.cfg, tx, run.mesh)
-
-
-def _score(run: Run):
-  """jit: (params, tokens, start) -> log-probs and entropy, [A, B, T] each.
-
-  In micro-batches of the update's size: no more memory than the update takes,
-  and the same matrix products, so that the first update starts at a ratio of 1.
-  """
-  c = run.config.rollout
-
-  def fn(params, tokens_ABL, start_AB):
-    def one(rows):
-      return model.response_logps(
-          params, run.cfg, *rows, c.max_tokens, c.temperature
-      )
-
-    return jax.lax.map(one, (tokens_ABL, start_AB))
-
-  return jax.jit(fn)
-
-
-def _logps(run: Run, score, params, rows: Experience):
-  u, r = run.config.updates, rows.rollouts
-  micro = step.split((r.tokens_BL, r.start_B), u.minibatches * u.micro_batches)
-  placed = run.put(micro, None, "batch")
-  scored = sharding.fetch(score(params, *placed))
-  return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), scored)
-
-
-def _with_old_logps(run: Run, score, params, rows: Experience):
-  """Fresh rows get the trainer's log-probs; kept ones bring theirs along."""
-  logps_BT, entropy_BT = _logps(run, score, params, rows)
-  kept_B1 = (rows.age_B > 0)[:, None]
-  old_BT = np.where(kept_B1, rows.old_logps_BT, logps_BT)
-  return rows.replace(old_logps_BT=old_BT), entropy_BT
-
-
-def _assess(run: Run):
-  """jit: verdicts and lengths of all rows -> rewards [B], advantages [B]."""
-  c = run.config
-  keywords = config_lib.advantage_keywords(c)
-
-  def fn(small):
-    correct_B, lengths_B, truncated_B, groups_B, age_B = small
-    reward_B = rewards.correctness(
-        correct_B, right=c.reward.right, wrong=c.reward.wrong
-    )
-    reward_B += c.reward.overlong_coef * rewards.soft_overlong(
-        lengths_B,
-        max_tokens=c.rollout.max_tokens,
-        buffer=c.reward.overlong_buffer,
-    )
-    if c.reward.truncated == "bootstrap":
-      reward_B = rewards.bootstrap_truncated(reward_B, truncated_B, groups_B)
-    advantage = getattr(advantages, c.advantage.name)
-    return reward_B, advantage(reward_B, groups_B, **keywords) * (age_B >= 0)
-
-  return jax.jit(fn)
-
-
-def _batch(run: Run, rows: Experience, advantage_B, ref_BT) -> Batch:
-  """What the update reads, rows in the order of `rows`, on the host."""
-  mask_BT = rows.rollouts.mask_BT
-  if run.config.loss.mask_truncated:
-    mask_BT = mask_BT & ~rows.rollouts.truncated_B[:, None]
-  return Batch(
-      tokens_BL=rows.rollouts.tokens_BL,
-      start_B=rows.rollouts.start_B,
-      groups_B=rows.rollouts.ids_B,
-      mask_BT=mask_BT,
-      advantages_BT=advantage_B[:, None] * mask_BT,
-      old_logps_BT=rows.old_logps_BT,
-      ref_logps_BT=ref_BT,
-  )
-
-
-def _minibatches(run: Run, batch: Batch, at: int) -> Batch:
-  """Cuts rows as [M, A, B, ...]; whole groups, shuffled after epoch one.
-
-  Groups are dealt out like cards, so that padding (it comes last) is shared
-  evenly by the minibatches.
-  """
-  c = run.config
-  groups, count = c.rollout.prompts, c.updates.minibatches
-  orders = [np.arange(groups)]
-  for epoch in range(1, c.updates.epochs):
-    rng = np.random.default_rng((run.seed("epochs"), at, epoch))
-    orders.append(rng.permutation(groups))
-  order = np.concatenate([o.reshape(-1, count).T.reshape(-1) for o in orders])
-
-  def cut(x):
-    by_group = x.reshape(groups, c.rollout.group_size, *x.shape[1:])
-    return by_group[order].reshape(-1, *x.shape[1:])
-
-  micro = c.updates.micro_batches
-  return step.split(jax.tree.map(cut, batch), count * c.updates.epochs, micro)
+  return tx, step.state_shardings(model.table(run.cfg), tx, run.mesh)
 
 
 def _update(run: Run, tx, shardings):
+  """jit: `step.rl_update`, metrics under 'actor/'."""
   c = run.config
+  options = functools.partial(
+      step.rl_update,
+      cfg=run.cfg,
+      tx=tx,
+      temperature=c.rollout.temperature,
+      surrogate=functools.partial(
+          getattr(surrogates, c.loss.surrogate),
+          **config_lib.keywords(c, "loss.surrogate"),
+      ),
+      reduction=getattr(weights, c.loss.reduction),
+      kl=c.kl.kind if c.kl.place == "loss" else "none",
+      entropy=bool(c.loss.entropy_coef or c.loss.entropy_target),
+      positive_nll=c.loss.positive_nll,
+      length_alpha=c.loss.length_alpha,
+      cov=c.loss.cov,
+      cov_share=c.loss.cov_share,
+      cov_low=c.loss.cov_low,
+      cov_high=c.loss.cov_high,
+      cov_coef=c.loss.cov_coef,
+      max_kl=c.updates.max_kl,
+      bins=c.updates.length_bins,
+  )
 
-  def fn(state, batch_MA) -> tuple[Tree, dict[str, Array]]:
-    state, metrics = step.rl_update(
-        state,
-        batch_MA,
-        cfg=run.cfg,
-        tx=tx,
-        temperature=c.rollout.temperature,
-        reduction=c.loss.reduction,
-        kl=c.loss.kl,
-        kl_coef=c.loss.kl_coef,
-        clip_low=c.loss.clip_low,
-        clip_high=c.loss.clip_high,
-        dual_clip=c.loss.dual_clip,
-        log_ratio_max=c.loss.log_ratio_max,
-    )
+  def fn(state, batch_MA, coefs) -> tuple[Tree, dict[str, Array]]:
+    state, metrics = options(state, batch_MA, coefs)
     return state, {f"actor/{k}": v for k, v in metrics.items()}
 
   return jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None))
@@ -437,27 +394,25 @@ def _rollout_metrics(run: Run, rows: Experience, reward_B, batch: Batch):
   return out
 
 
-def _evaluate(run: Run, params: Tree, at: int) -> float:
+def _evaluate(run: Run, params: Tree, at: int, spent) -> float:
   """Logs an evaluation; returns the score by which checkpoints compete."""
   c = run.config
   ends = at in (0, c.rl.steps)
   count = c.evaluate.prompts if ends else c.evaluate.interim_prompts
   began = time.monotonic()
   values, rows = evaluate.evaluate(run, params, count, "evaluating")
-  values["timing_s/testing"] = time.monotonic() - began
+  values |= _totals(spent) | {"timing_s/testing": time.monotonic() - began}
   run.log.metrics("evaluate", at, values)
   if ends:
     some = rows[: c.log.samples]
     run.log.samples([dict(stage="evaluate", step=at) | row for row in some])
   name = f"val-core/{c.task.name}/acc/mean@{c.evaluate.mean_of}"
   mean, half = values[name], values[name + "/ci95"]
-  run.display.say(
-      f"held-out accuracy at step {at}: {mean:.1%} +- {half:.1%}"
-  )
+  run.display.say(f"held-out accuracy at step {at}: {mean:.1%} +- {half:.1%}")
   return values["val-aux/score"]
 
 
-def _keep_samples(run, source, at, rows, reward_B, batch, entropy_BT) -> None:
+def _keep_samples(run, maker, at, rows, reward_B, batch, entropy_BT) -> None:
   """Some responses of the batch, for samples.jsonl and the screen."""
   c = run.config
   real = np.flatnonzero(rows.age_B >= 0)
@@ -465,7 +420,7 @@ def _keep_samples(run, source, at, rows, reward_B, batch, entropy_BT) -> None:
     return
   which = real[np.linspace(0, len(real) - 1, c.log.samples).astype(int)]
   some = jax.tree.map(lambda x: x[which], rows)
-  problems = [source[i][1] for i in some.rollouts.ids_B]
+  problems = [maker.problems[i][1] for i in some.rollouts.ids_B]
   slots = c.rollout.max_prompt
   texts = tokenizer.decode(
       run.tok, some.rollouts.tokens_BL[:, slots:], some.rollouts.lengths_B

@@ -11,7 +11,14 @@ import pathlib
 import jax
 import numpy as np
 
-from rl_reason import checkpoint, config as config_lib, data, evaluate, step
+from rl_reason import (
+    checkpoint,
+    config as config_lib,
+    data,
+    evaluate,
+    model,
+    step,
+)
 from rl_reason.stages import Once, Run, Stopped
 from rl_reason.structs import RunError, Tree
 
@@ -57,7 +64,7 @@ def load(run: Run) -> Tree:
             f" there and {here[name]!r} here; make them equal"
         )
   tx, shardings = _optimizer(run, "habits")
-  like = step.abstract_state(run.cfg, tx, shardings)
+  like = step.abstract_state(model.table(run.cfg), tx, shardings)
   return checkpoints.restore(at, like).params
 
 
@@ -65,7 +72,7 @@ def _optimizer(run: Run, name: str):
   """The optimizer of a phase and the shardings of its state."""
   c = run.config.sft[name]
   tx = run.optimizer(lr=c.lr, schedule=c.schedule, warmup=0, total=c.steps)
-  return tx, step.state_shardings(run.cfg, tx, run.mesh)
+  return tx, step.state_shardings(model.table(run.cfg), tx, run.mesh)
 
 
 def _phase(run: Run, name: str, params: Tree | None) -> Tree:
@@ -85,7 +92,7 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
   checked = name != "skill"  # only the skill has a threshold
   if found:
     at, host = found
-    like = step.abstract_state(run.cfg, tx, shardings)
+    like = step.abstract_state(model.table(run.cfg), tx, shardings)
     state = checkpoints.restore(at, like)
     stream.set_state(host["data"])
     checked = host["checked"]
@@ -96,7 +103,9 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
   else:
     at = 0
     if params is None:
-      state = step.init_state(run.cfg, tx, shardings, run.key("parameters"))
+      state = step.init_state(
+          model.table(run.cfg), tx, shardings, run.key("parameters")
+      )
     else:
       state = step.new_state(params, tx, shardings)
 

@@ -9,9 +9,9 @@ import numpy as np
 from rl_reason.tasks import Row
 
 ALPHABET = "0123456789+-=;#"
-DIFFICULTIES = (2, 3, 4, 5, 6)  # operands
-MAX_PROMPT = 12
-MAX_RESPONSE = 48
+DIFFICULTIES = tuple(range(2, 12))  # operands
+MAX_PROMPT = 22
+MAX_RESPONSE = 96
 STYLES = ("careful", "leap", "direct", "ramble", "sloppy")
 
 

@@ -1,0 +1,16 @@
+"""CISPO (arXiv:2506.13585): clips the weight, so every token goes on learning.
+
+  python -m rl_reason.main --config=configs/cispo.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """Only the upper bound binds, as in the paper."""
+  c = base.get_config()
+  c.loss.surrogate = "cispo"
+  c.loss.clip_low = 1.0
+  c.loss.clip_high = 4.0
+  c.loss.reduction = "token_mean"
+  return c

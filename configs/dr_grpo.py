@@ -1,0 +1,15 @@
+"""Dr.GRPO (arXiv:2503.20783): GRPO without its two biases.
+
+  python -m rl_reason.main --config=configs/dr_grpo.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """No division by the spread of a group, nor by the length of a response."""
+  c = base.get_config()
+  c.advantage.name = "group_mean"
+  c.loss.reduction = "constant"
+  c.reward.wrong = 0.0
+  return c

@@ -1,0 +1,15 @@
+"""GSPO (arXiv:2507.18071): ratio and clip of whole responses.
+
+  python -m rl_reason.main --config=configs/gspo.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """The paper's range, 3e-4 / 4e-4, is for a learning rate of 1e-6 or so."""
+  c = base.get_config()
+  c.loss.surrogate = "gspo"
+  c.loss.clip_low = 0.03
+  c.loss.clip_high = 0.04
+  return c

@@ -1,0 +1,14 @@
+"""LitePPO (arXiv:2508.08221): group mean, batch spread, token-level loss.
+
+  python -m rl_reason.main --config=configs/lite_ppo.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """Two techniques over plain PPO, and no critic."""
+  c = base.get_config()
+  c.advantage.name = "group_mean_batch_std"
+  c.loss.reduction = "token_mean"
+  return c

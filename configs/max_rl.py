@@ -1,0 +1,14 @@
+"""MaxRL (arXiv:2602.02710): rare successes count for more.
+
+  python -m rl_reason.main --config=configs/max_rl.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """(R - mean) / mean, for rewards in {0, 1}."""
+  c = base.get_config()
+  c.advantage.name = "max_rl"
+  c.reward.wrong = 0.0
+  return c

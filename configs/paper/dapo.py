@@ -1,0 +1,21 @@
+"""DAPO (arXiv:2503.14476) with its published hyperparameters, at full size.
+
+  python -m rl_reason.main --config=configs/paper/dapo.py
+
+Never run at this size by us. The paper: 50 on AIME 2024, avg@32.
+"""
+
+from configs.paper import size
+
+
+def get_config():
+  """512 prompts x 16, 16 updates a rollout, 4096 tokens of soft punishment."""
+  c = size.qwen_32b()
+  c.rollout.batch, c.rollout.group_size = 8192, 16
+  c.updates.minibatches, c.updates.micro_batches = 16, 16
+  c.loss.clip_high, c.loss.dual_clip = 0.28, 10.0
+  c.loss.reduction = "token_mean"
+  c.reward.overlong_buffer = 4096
+  c.dynamic_sampling.enabled, c.dynamic_sampling.shortfall = True, "raise"
+  c.optimizer.warmup_steps = 20
+  return c

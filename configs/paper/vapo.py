@@ -1,0 +1,21 @@
+"""VAPO (arXiv:2504.05118) with its published hyperparameters, at full size.
+
+  python -m rl_reason.main --config=configs/paper/vapo.py
+
+Never run at this size by us. The paper: 60.4 on AIME 2024, avg@32.
+"""
+
+from configs.paper import ppo
+
+
+def get_config():
+  """PPO and the seven techniques; 512 prompts x 16, minibatches of 512."""
+  c = ppo.get_config()
+  c.critic.pretrain_steps = 50
+  c.critic.lam = 1.0
+  c.advantage.name, c.advantage.alpha = "gae_length_adaptive", 0.05
+  c.loss.clip_high = 0.28
+  c.loss.reduction = "token_mean"
+  c.loss.positive_nll = 0.1
+  c.rollout.group_size = 16
+  return c

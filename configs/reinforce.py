@@ -1,0 +1,20 @@
+"""REINFORCE (Williams, 1992) with the batch mean as baseline.
+
+  python -m rl_reason.main --config=configs/reinforce.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """On-policy: one update a rollout, so five times the learning rate."""
+  c = base.get_config()
+  c.rollout.group_size = 1
+  c.advantage.name = "group_mean"
+  c.advantage.groups = "batch"
+  c.loss.surrogate = "reinforce"
+  c.loss.reduction = "seq_mean_token_sum"
+  c.updates.minibatches = 1
+  c.updates.micro_batches = 8
+  c.optimizer.lr = 1e-3
+  return c

@@ -1,0 +1,18 @@
+"""REINFORCE++ (arXiv:2501.03262): PPO's clip, no critic, whitened returns.
+
+  python -m rl_reason.main --config=configs/reinforce_pp.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """One response a prompt; per token, what is still to come."""
+  c = base.get_config()
+  c.rollout.group_size = 1
+  c.advantage.name = "returns_to_go"
+  c.advantage.whiten = True
+  c.kl.kind = "k1"
+  c.kl.place = "reward"
+  c.kl.coef = 0.01
+  return c

@@ -1,0 +1,16 @@
+"""REINFORCE++-baseline (arXiv:2501.03262): group mean, whitened over the batch.
+
+  python -m rl_reason.main --config=configs/reinforce_pp_baseline.py
+"""
+
+from configs import base
+
+
+def get_config():
+  """The KL is a loss here, and k2: its gradient is that of the reverse KL."""
+  c = base.get_config()
+  c.advantage.name = "group_mean"
+  c.advantage.whiten = True
+  c.kl.kind = "k2"
+  c.kl.coef = 0.01
+  return c

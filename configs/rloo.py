@@ -1,0 +1,18 @@
+"""RLOO (arXiv:2402.14740): REINFORCE, each response against its group's others.
+
+  python -m rl_reason.main --config=configs/rloo.py
+"""
+
+from configs import reinforce
+
+
+def get_config():
+  """No clip, no critic; a KL to the SFT model in the reward."""
+  c = reinforce.get_config()
+  c.rollout.group_size = 8
+  c.advantage.name = "leave_one_out"
+  c.advantage.groups = "prompt"
+  c.kl.kind = "k1"
+  c.kl.place = "reward"
+  c.kl.coef = 0.03
+  return c

@@ -1,0 +1,19 @@
+"""VAPO (arXiv:2504.05118): PPO and seven techniques, one field each.
+
+  python -m rl_reason.main --config=configs/vapo.py
+"""
+
+from configs import ppo
+
+
+def get_config():
+  """The seven, in the order of the paper."""
+  c = ppo.get_config()
+  c.critic.pretrain_steps = 20  # value pretraining
+  c.critic.lam = 1.0  # decoupled GAE
+  c.advantage.name = "gae_length_adaptive"  # lambda by length
+  c.loss.clip_high = 0.28  # clip-higher
+  c.loss.reduction = "token_mean"  # token-level loss
+  c.loss.positive_nll = 0.1  # positive-example LM loss
+  c.rollout.group_size = 8  # group sampling
+  return c

@@ -1,0 +1,474 @@
+"""From prompts to a batch: sample, score, log-probs, values, credit, cut.
+
+What value.py and rl.py share. Programs are compiled once and change no state;
+arrays between them are on the host, where rows are picked and put together.
+"""
+
+import functools
+import time
+import zlib
+
+import jax
+import numpy as np
+
+from rl_reason import (
+    advantages,
+    config as config_lib,
+    corrections,
+    credit,
+    critic,
+    data,
+    dynamic_sampling,
+    evaluate,
+    model,
+    sharding,
+    step,
+    tasks,
+)
+from rl_reason.stages import Once, Run
+from rl_reason.structs import (
+    Array,
+    Batch,
+    Experience,
+    Past,
+    Prompts,
+    Rollouts,
+    RunError,
+    Tree,
+)
+
+PATIENCE = 100_000  # retired prompts in a row before the run gives up
+
+
+class Maker:
+  """Makes experience of one policy after the other.
+
+  Args:
+    run: everything that the stages share.
+    purpose: names the randomness of prompts and noise.
+    critic_lam: of the critic's targets.
+
+  Attributes:
+    problems: the source of rows by id.
+    seconds: spent on sampling and scoring, since it was last reset.
+    failures: of the verifier, since it was last reset.
+  """
+
+  def __init__(self, run: Run, purpose: str, critic_lam: float = 1.0):
+    c = run.config
+    self._run = run
+    self.problems = data.Problems(
+        run.task, run.levels, run.seed(f"{purpose} prompts")
+    )
+    self._stream = data.prompts(self.problems, 1)
+    self._seen: dict[str, list[float]] = {}  # type: accuracy, length
+    self._streaks: dict[str, int] = {}  # problem: times all right in a row
+    self._rng = run.key(purpose)
+    self._heat = run.put(np.float32(c.rollout.temperature))
+    self.free = time.monotonic()  # since when the device has nothing to do
+    self.reset()
+    self._logps = Once("log-probabilities", _logps(run), run.display)
+    self._values = Once("values", _values(run), run.display)
+    self._assign = Once(
+        "rewards and advantages", _assign(run, critic_lam), run.display
+    )
+
+  def reset(self) -> None:
+    """Begins to count seconds and failures of another step."""
+    self.seconds, self.failures = dict(gen=0.0, score=0.0), 0
+
+  def get_state(self) -> dict:
+    """What a checkpoint needs, as JSON."""
+    return dict(
+        data=self._stream.get_state(), seen=self._seen, streaks=self._streaks
+    )
+
+  def set_state(self, state: dict) -> None:
+    """Back to what `get_state` returned."""
+    self._stream.set_state(state["data"])
+    self._seen, self._streaks = state["seen"], state["streaks"]
+
+  def _draw(self) -> tuple[list[int], list[tasks.Row]]:
+    """The next prompts that are not retired."""
+    c = self._run.config.rollout
+    ids, rows, skipped = [], [], 0
+    while len(rows) < c.batch // c.group_size:
+      (at, row), *_ = next(self._stream)
+      if self._streaks.get(_key(row), 0) < (c.retire_after or np.inf):
+        ids.append(at)
+        rows.append(row)
+      elif (skipped := skipped + 1) > PATIENCE:
+        raise RunError(
+            f"rollout.retire_after = {c.retire_after}: {skipped} prompts in a"
+            " row are retired, always right; stop here, or add harder ones"
+        )
+    return ids, rows
+
+  def _sizes(self, rows: list[tasks.Row]) -> np.ndarray:
+    """Responses to each prompt, by what its type took so far."""
+    c = self._run.config.rollout
+    if c.sizes == "equal":
+      return np.full(len(rows), c.group_size)
+    seen = [self._seen.get(str(r.difficulty), [0.5, 1.0]) for r in rows]
+    share_N, length_N = np.array(seen).T
+    need_N = share_N * (1 - share_N) + 0.01
+    if c.sizes == "length":
+      need_N = 1 / length_N
+    return dynamic_sampling.group_sizes(need_N, c.batch, c.least_group)
+
+  def _learn(self, x: Experience, rows: list[tasks.Row]) -> None:
+    """Notes accuracy and length by type, and who was all right again."""
+    groups = dynamic_sampling.groups(x.rollouts.ids_B)
+    for row, group in zip(rows, groups, strict=True):
+      share = float(x.correct_B[group].mean())
+      new = [share, float(x.rollouts.lengths_B[group].mean())]
+      old = self._seen.setdefault(str(row.difficulty), new)
+      self._seen[str(row.difficulty)] = [
+          0.9 * a + 0.1 * b for a, b in zip(old, new, strict=True)
+      ]
+      streak = self._streaks.pop(_key(row), 0)
+      if share == 1 and self._run.config.rollout.retire_after:
+        self._streaks[_key(row)] = streak + 1
+
+  def generate(self, params: Tree, meanwhile=lambda: None) -> Experience:
+    """Samples and scores one round of prompts.
+
+    Args:
+      params: of the policy.
+      meanwhile: called while the device samples.
+
+    Raises:
+      RunError: all prompts are retired.
+    """
+    run, c = self._run, self._run.config
+    ids, rows = self._draw()
+    sizes_N = self._sizes(rows)
+    prompts: Prompts = data.pack_prompts(
+        run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
+    )
+    rollouts = run.sample(
+        params,
+        run.put(prompts, "batch"),
+        self._rng,
+        self._heat,
+        None if c.rollout.sizes == "equal" else run.put(sizes_N),
+        group_size=c.rollout.group_size,
+        top_p=c.rollout.top_p,
+    )
+    meanwhile()
+    rollouts = sharding.fetch(rollouts)
+    began = time.monotonic()
+    self.seconds["gen"] += began - self.free
+    rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
+    _, correct_B, failures = evaluate.judge(run.task, run.tok, rollouts, rows_B)
+    if c.reward.shuffle:
+      rng = np.random.default_rng((run.seed("shuffle"), ids[0]))
+      correct_B = rng.permutation(correct_B)
+    self.failures += failures
+    out = Experience(
+        rollouts=rollouts,
+        correct_B=correct_B,
+        old_logps_BT=np.zeros_like(rollouts.logps_BT),
+        age_B=np.zeros(len(rows_B), np.int32),
+        types_B=np.array([row.difficulty for row in rows_B], np.int32),
+        problems_B=np.array([int(_key(row)) for row in rows_B], np.int32),
+    )
+    self._learn(out, rows)
+    self.free = time.monotonic()
+    self.seconds["score"] += self.free - began
+    return out
+
+  def _score(self, program, params, tokens_BL, start_B):
+    """A program over micro-batches of the update's size, any rows."""
+    c = self._run.config
+    count, out = c.rollout.batch, []
+    micro = c.updates.minibatches * config_lib.micro_batches(c)
+    for first in range(0, len(start_B), count):
+      some = tokens_BL[first : first + count], start_B[first : first + count]
+      placed = self._run.put(step.split(some, micro), None, "batch")
+      scored = sharding.fetch(program(params, *placed))
+      out.append(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), scored))
+    return jax.tree.map(lambda *x: np.concatenate(x), *out)
+
+  def logps(self, params: Tree, tokens_BL, start_B):
+    """The trainer's log-probs and entropy of responses: [B, T] each."""
+    return self._score(self._logps, params, tokens_BL, start_B)
+
+  def with_old_logps(self, params: Tree, rows: Experience):
+    """Rows with the trainer's log-probs, and the entropy [B, T].
+
+    Rows that were kept from the step before bring theirs along.
+    """
+    r = rows.rollouts
+    logps_BT, entropy_BT = self.logps(params, r.tokens_BL, r.start_B)
+    kept_B1 = (rows.age_B > 0)[:, None]
+    old_BT = np.where(kept_B1, rows.old_logps_BT, logps_BT)
+    return rows.replace(old_logps_BT=old_BT), entropy_BT
+
+  def values(self, critic_params: Tree, rows: Experience):
+    """V of the prefix before each token of the responses: [B, T]."""
+    r = rows.rollouts
+    return self._score(self._values, critic_params, r.tokens_BL, r.start_B)
+
+  def past(self, params: Tree, past: Past | None) -> dict[str, Array]:
+    """What `advantages.temporal` reads of earlier responses; {} without."""
+    if past is None:
+      return {}
+    logps_HT, _ = self.logps(params, past.tokens_HL, past.start_H)
+    weights_H = corrections.past_weights(
+        logps_HT,
+        past.logps_HT,
+        past.mask_HT,
+        limit=self._run.config.advantage.history_ratio,
+    )
+    return dict(
+        past_rewards_H=past.rewards_H,
+        past_problems_H=past.problems_H,
+        past_weights_H=np.asarray(weights_H),
+    )
+
+  def assign(self, rows: Experience, **more: Array) -> dict:
+    """`credit.outcome`, then `credit.assign`; on the host.
+
+    Args:
+      rows: with the old log-probs.
+      **more: further arrays of `credit`'s table, and its scalars.
+    """
+    return sharding.fetch(self._assign(self._run.put(facts(rows) | more)))
+
+
+def _key(row: tasks.Row) -> str:
+  """Equal for equal prompts: 31 bits, in decimal."""
+  return str(zlib.crc32(row.prompt.encode()) >> 1)
+
+
+def facts(rows: Experience) -> dict[str, Array]:
+  """The arrays of some rows under the names that `credit` knows."""
+  r = rows.rollouts
+  return dict(
+      correct_B=rows.correct_B,
+      lengths_B=r.lengths_B,
+      truncated_B=r.truncated_B,
+      groups_B=r.ids_B,
+      age_B=rows.age_B,
+      types_B=rows.types_B,
+      problems_B=rows.problems_B,
+      mask_BT=r.mask_BT,
+      # Padding may hold anything.
+      logps_BT=np.where(r.mask_BT, rows.old_logps_BT, 0),
+      sampler_logps_BT=np.where(r.mask_BT, r.logps_BT, 0),
+  )
+
+
+def _logps(run: Run):
+  """jit: (params, tokens, start) -> log-probs and entropy, [A, B, T] each.
+
+  In micro-batches of the update's size: no more memory than the update takes,
+  and the same matrix products, so that the first update starts at a ratio of 1.
+  """
+  c = run.config.rollout
+
+  def fn(params, tokens_ABL, start_AB):
+    def one(rows):
+      return model.response_logps(
+          params, run.cfg, *rows, c.max_tokens, c.temperature
+      )
+
+    return jax.lax.map(one, (tokens_ABL, start_AB))
+
+  return jax.jit(fn)
+
+
+def _values(run: Run):
+  """jit: (params of the critic, tokens, start) -> values [A, B, T]."""
+  length, cfg = run.config.rollout.max_tokens, critic_config(run)
+
+  def fn(params, tokens_ABL, start_AB):
+    def one(rows):
+      return critic.values(params, cfg, *rows, length)[0]
+
+    return jax.lax.map(one, (tokens_ABL, start_AB))
+
+  return jax.jit(fn)
+
+
+def _assign(run: Run, critic_lam: float):
+  """jit: `facts` and more -> what `credit.assign` returns."""
+  c = run.config
+  outcome = dict(c.reward, max_tokens=c.rollout.max_tokens)
+  outcome.pop("shuffle")
+  correction = None
+  if c.loss.correction != "none":
+    correction = functools.partial(
+        getattr(corrections, c.loss.correction),
+        **config_lib.keywords(c, "loss.correction"),
+    )
+  mixture = None
+  if c.critic.mix:
+    names = ("mix", "mix_decay", "mix_reliability")
+    mixture = {name: c.critic[name] for name in names}
+  advantage = getattr(advantages, c.advantage.name)
+
+  def fn(rows):
+    names = ("correct_B", "lengths_B", "truncated_B", "groups_B")
+    rewards_B = credit.outcome(*(rows[name] for name in names), **outcome)
+    return credit.assign(
+        rows | dict(rewards_B=rewards_B),
+        advantage=functools.partial(
+            advantage, **config_lib.keywords(c, "advantage.name")
+        ),
+        needs=config_lib.needs(c),
+        groups=c.advantage.groups,
+        whitened=c.advantage.whiten,
+        gamma=c.advantage.gamma,
+        critic_lam=critic_lam,
+        fallback=c.critic.fallback,
+        mixture=mixture,
+        kl=c.kl.kind,
+        kl_in_reward=c.kl.place == "reward",
+        top_entropy=c.loss.top_entropy,
+        correction=correction,
+    )
+
+  return jax.jit(fn)
+
+
+def critic_config(run: Run) -> critic.CriticConfig:
+  """Static shape of the critic."""
+  v = run.config.critic
+  return critic.CriticConfig(run.cfg, v.head, v.heads, v.bins, v.low, v.high)
+
+
+def no_rows(run: Run) -> Experience:
+  """A batch of nothing but padding: the first `kept`."""
+  c = run.config
+  rows, length = c.rollout.batch, c.rollout.max_tokens
+  zeros_BT = np.zeros((rows, length), np.float32)
+  zeros_B = np.zeros(rows, np.int32)
+  return Experience(
+      rollouts=Rollouts(
+          tokens_BL=np.zeros((rows, c.rollout.max_prompt + length), np.int32),
+          start_B=zeros_B,
+          ids_B=zeros_B - 1,
+          mask_BT=zeros_BT > 0,
+          logps_BT=zeros_BT,
+          lengths_B=zeros_B,
+          truncated_B=zeros_B > 0,
+      ),
+      correct_B=zeros_B.astype(np.float32),
+      old_logps_BT=zeros_BT,
+      age_B=zeros_B - 1,
+      types_B=zeros_B,
+      problems_B=zeros_B - 1,
+  )
+
+
+def as_past(rows: Experience, rewards_B) -> Past:
+  """A batch as memory; rows that are padding stay empty places."""
+  r = rows.rollouts
+  return Past(
+      tokens_HL=r.tokens_BL,
+      start_H=r.start_B,
+      mask_HT=r.mask_BT,
+      logps_HT=np.where(r.mask_BT, rows.old_logps_BT, 0),
+      rewards_H=rewards_B,
+      problems_H=np.where(rows.age_B >= 0, rows.problems_B, -1),
+  )
+
+
+def no_past(run: Run) -> Past:
+  """A memory without responses."""
+  rows = no_rows(run)
+  one = as_past(rows, rows.correct_B)
+  steps = run.config.advantage.history
+  return jax.tree.map(lambda x: np.concatenate([x] * steps), one)
+
+
+def remember(past: Past, rows: Experience, rewards_B) -> Past:
+  """The memory with a batch more; the oldest batch is forgotten."""
+  new = as_past(rows, rewards_B)
+  return jax.tree.map(
+      lambda old, x: np.concatenate([old[len(x) :], x]), past, new
+  )
+
+
+def batch(run: Run, rows: Experience, assigned: dict, **more) -> Batch:
+  """What the update reads, rows in the order of `rows`, on the host.
+
+  Args:
+    run: everything that the stages share.
+    rows: with the old log-probs.
+    assigned: what `Maker.assign` returned.
+    **more: ref_logps_BT, values_BT; zeros where there is none.
+  """
+  c = run.config
+  mask_BT = rows.rollouts.mask_BT
+  if c.loss.mask_truncated:
+    mask_BT = mask_BT & ~rows.rollouts.truncated_B[:, None]
+  zeros_BT = np.zeros_like(rows.old_logps_BT)
+  updates = c.updates.minibatches * c.updates.epochs
+  return Batch(
+      tokens_BL=rows.rollouts.tokens_BL,
+      start_B=rows.rollouts.start_B,
+      groups_B=rows.rollouts.ids_B,
+      mask_BT=mask_BT,
+      advantages_BT=assigned["advantages_BT"] * mask_BT,
+      old_logps_BT=rows.old_logps_BT,
+      right_B=rows.correct_B,
+      age_B=np.where(rows.age_B < 0, -1, rows.age_B * updates).astype(np.int32),
+      returns_BT=assigned["returns_BT"],
+      **dict(ref_logps_BT=zeros_BT, values_BT=zeros_BT) | more,
+  )
+
+
+def deal(groups: list[np.ndarray], hands: int) -> np.ndarray:
+  """Row numbers, groups dealt out like cards to so many hands.
+
+  Padding, which comes last, is then shared evenly by the minibatches.
+  """
+  return np.concatenate([g for h in range(hands) for g in groups[h::hands]])
+
+
+def minibatches(run: Run, batch: Batch, at: int) -> Batch:
+  """Cuts rows as [M, A, B, ...], shuffled by group after epoch one.
+
+  Minibatches hold whole groups if all are of one size.
+  """
+  u = run.config.updates
+  groups = dynamic_sampling.groups(batch.groups_B)
+  orders = [deal(groups, u.minibatches)]
+  for epoch in range(1, u.epochs):
+    rng = np.random.default_rng((run.seed("epochs"), at, epoch))
+    shuffled = [groups[i] for i in rng.permutation(len(groups))]
+    orders.append(deal(shuffled, u.minibatches))
+  order_MB = np.concatenate(orders).reshape(u.minibatches * u.epochs, -1)
+  if u.length_bins > 1:  # rows of like lengths beside each other
+    length_MB = batch.mask_BT.sum(1)[order_MB]
+    by_length = np.argsort(length_MB, axis=1, kind="stable")
+    order_MB = np.take_along_axis(order_MB, by_length, 1)
+  rows = jax.tree.map(lambda x: x[order_MB.reshape(-1)], batch)
+  micro = config_lib.micro_batches(run.config)
+  return step.split(rows, u.minibatches * u.epochs, micro)
+
+
+def flops(run: Run, rows: Experience, generated: int, rounds: int) -> float:
+  """Operations that one RL step took, real tokens only; analytic.
+
+  Args:
+    run: everything that the stages share.
+    rows: of the batch.
+    generated: tokens sampled, also those that were thrown away.
+    rounds: of generation.
+  """
+  c = run.config
+  slots = c.rollout.max_prompt
+  real_B = rows.age_B >= 0
+  trained = int(
+      (slots - rows.rollouts.start_B + rows.rollouts.lengths_B)[real_B].sum()
+  )
+  prompts = rounds * slots * c.rollout.batch // c.rollout.group_size
+  each = model.flops_per_token(run.cfg, (slots + c.rollout.max_tokens) / 2)
+  passes = 1 + (c.kl.kind != "none") + 3 * c.updates.epochs
+  if config_lib.has_critic(c):
+    passes += 1 + 3 * c.updates.epochs
+  return each * (generated + prompts + passes * trained)

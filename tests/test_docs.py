@@ -1,0 +1,173 @@
+"""What the documents name is there, and signatures are those of the code."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+from conftest import ROOT
+
+from configs import base
+from rl_reason import config
+
+MODULES = (
+    "advantages",
+    "surrogates",
+    "weights",
+    "rewards",
+    "corrections",
+    "values",
+    "losses",
+    "schedules",
+    "groups",
+)
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
+FIELDS = config.flat(base.get_config())
+SECTIONS = {name.partition(".")[0] for name in FIELDS}
+CODE = {p.stem: p.read_text() for p in (ROOT / "rl_reason").rglob("*.py")}
+FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()}
+SOURCE = re.compile(r"[\w./-]+\.(py|md|png|ipynb|sh|toml)(:\w+)?")
+PREFIXES = {"actor", "critic", "timing_s", "coef"}  # of f"{prefix}/{name}"
+
+
+def signature(module: str, name: str) -> str:
+  """`module.name(...)` with defaults, without annotations."""
+  function = getattr(importlib.import_module(f"rl_reason.{module}"), name)
+  said = inspect.signature(function)
+  bare = [p.replace(annotation=p.empty) for p in said.parameters.values()]
+  out = said.replace(parameters=bare, return_annotation=said.empty)
+  return f"{module}.{name}{out}"
+
+
+def signatures() -> set[str]:
+  """Of every public function of the pure core."""
+  return {
+      signature(module, name)
+      for module in MODULES
+      for name in config.signatures(module)
+  }
+
+
+def spans(text: str) -> list[str]:
+  """What stands in backticks, one line each."""
+  prose = re.sub(r"^(```|    ).*$", "", text, flags=re.M)
+  return [" ".join(x.split()) for x in re.findall(r"`([^`]+)`", prose)]
+
+
+def is_path(span: str) -> bool:
+  """Whether it names a file or a folder of the repository."""
+  folder = "/" in span and span.partition("/")[0] in FOLDERS
+  return " " not in span and bool(folder or SOURCE.fullmatch(span))
+
+
+def bad_paths(text: str) -> list[str]:
+  """Files and folders that are named or linked, and are not there."""
+  links = re.findall(r"\]\(([^)#:]+)\)", text)
+  commands = re.findall(r"--config=(\S+?\.py)", text)
+  names = [x for x in spans(text) if is_path(x)] + links + commands
+  return [
+      name
+      for name in names
+      if not any(
+          list(place.glob(name.partition(":")[0].rstrip("/")))
+          for place in (ROOT, ROOT / "rl_reason", ROOT / "docs")
+      )
+  ]
+
+
+def bad_names(text: str) -> list[str]:
+  """Dotted names that are neither a field nor in a module of rl_reason."""
+  out = []
+  for span in spans(text):
+    if is_path(span):
+      continue
+    for name in re.findall(r"\b[a-z_]\w*(?:\.(?:\w+|\*))+", span):
+      name = name.removeprefix("config.")
+      first, _, rest = name.partition(".")
+      known = name in FIELDS or name == f"{first}.*"
+      if known or re.search(r"\.(jsonl?|html)$", name):  # of a run
+        continue
+      if any(field.startswith(f"{name}.") for field in FIELDS):
+        continue  # a section within a section
+      module = first in CODE or (ROOT / "rl_reason" / first).is_dir()
+      if module:
+        place = importlib.import_module(f"rl_reason.{first}")
+        known = hasattr(place, rest)
+      if not known and (module or first in SECTIONS):
+        out.append(name)
+  return out
+
+
+def bad_metrics(text: str) -> list[str]:
+  """Metrics that nothing logs."""
+  everything = "\n".join(CODE.values())
+  logged = set(re.findall(r'"([a-z_]+)/\w', everything))
+  out = []
+  for name in spans(text):
+    prefix, _, rest = name.partition("/")
+    plain = re.fullmatch(r"\w+", rest) and not is_path(name)
+    if not plain or prefix not in logged | PREFIXES:
+      continue
+    # As a keyword of dict(), or as a key.
+    built = prefix in PREFIXES and re.search(
+        rf'\b{rest}=|"{rest}"', CODE["step"] + CODE["rl"] + CODE["experience"]
+    )
+    if not built and f'"{name}"' not in everything:
+      out.append(name)
+  return out
+
+
+def test_signatures():
+  lines = re.findall(rf"^((?:{'|'.join(MODULES)})\.\w+\(.*)$", ALGORITHMS, re.M)
+  missing = sorted(signatures() - set(lines))
+  assert not missing, "not in docs/algorithms.md:\n" + "\n".join(missing)
+  assert sorted(lines) == sorted(signatures()), "stale or twice"
+
+
+def test_every_config_has_a_section():
+  headings = " ".join(re.findall(r"^#+ (.*)$", ALGORITHMS, re.M))
+  for path in sorted((ROOT / "configs").glob("*.py")):
+    assert f"`configs/{path.name}`" in headings
+  for path in sorted((ROOT / "configs" / "paper").glob("*.py")):
+    assert f"`configs/paper/{path.name}`" in ALGORITHMS
+
+
+def test_every_function_that_a_field_names_is_explained():
+  body = ALGORITHMS.partition("## Signatures")[0]
+  for module in set(config.FUNCTIONS.values()):
+    for name in config.signatures(module):
+      assert f"`{module}.{name}`" in body
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_what_is_named_is_there(path):
+  text = path.read_text()
+  assert not bad_paths(text)
+  assert not bad_names(text)
+  assert not bad_metrics(text)
+
+
+def test_mistakes_are_seen():
+  assert bad_paths("`configs/a.py` `stages/rl.py` `rl.py`") == [
+      "configs/a.py",
+      "rl.py",
+  ]
+  assert bad_paths("`configs/` [x](design.md) [y](a.md)") == ["a.md"]
+  assert bad_paths("    main --config=configs/a.py:b") == ["configs/a.py"]
+  assert bad_names("`loss.clip_top` `loss.clip_high` `log.*`") == [
+      "loss.clip_top"
+  ]
+  assert bad_names("`rollout.sample` `rollout.simple = 1`") == [
+      "rollout.simple"
+  ]
+  assert bad_names("`advantages.gone` `sft.skill`") == ["advantages.gone"]
+  some = "`actor/ess` `actor/gone` `kl/reference` `coef/kl` `train/gone`"
+  assert bad_metrics(some) == ["actor/gone", "train/gone"]
+
+
+def test_a_signature_is_written_plainly():
+  assert (
+      signature("advantages", "group_norm")
+      == "advantages.group_norm(rewards_B, groups_B, *, eps=1e-06, ddof=1)"
+  )
