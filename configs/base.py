@@ -120,7 +120,7 @@ def get_config():
   c.critic.high = 2.0  # categorical: greatest return
   c.critic.lam = 0.95  # of the targets; 1.0 decouples them (VAPO)
   c.critic.clip = 0.5  # how far a value may move in a step; 0 = off
-  c.critic.lr = 4e-4
+  c.critic.lr = 1e-3
   c.critic.schedule = "constant"  # cosine, linear
   c.critic.warmup_steps = 0  # RL steps of linear warm-up
   c.critic.reuse = ""  # work directory whose pretrained critic to start from

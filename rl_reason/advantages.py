@@ -380,7 +380,7 @@ def gae_length_adaptive(
     gamma: float = 1.0,
     alpha: float = 0.05,
 ) -> Array:
-  """GAE with lam = 1 - 1 / (alpha l), l tokens: VAPO (arXiv:2504.05118, eq 9).
+  """GAE with lam = 1 - 1 / (alpha l), l tokens: VAPO (2504.05118, sec 4.2).
 
   lam is clamped at 0: it would be negative for l < 1 / alpha.
 

@@ -152,6 +152,7 @@ def assign(
       rewards_B=rewards_B,
       rewards_BT=rewards_BT,
       groups_B=ids_B,
+      problems_B=jnp.where(valid_B, rows["problems_B"], -1),
       valid_B=valid_B,
   )
 

@@ -328,7 +328,7 @@ def rl_update(
     kl: 'none', 'k1', 'k2' or 'k3': a KL to the reference in the loss.
     entropy: whether there is a bonus.
     positive_nll: mu, factor of the mean NLL over the tokens of right responses
-      (VAPO, arXiv:2504.05118, eq 12), over the whole minibatch.
+      (VAPO, arXiv:2504.05118, sec 4.3), over the whole minibatch.
     length_alpha: see `corrections.length_factor`.
     cov: 'none', 'clip' or 'kl': see `corrections.clip_cov`, `top_share`.
     cov_share: share of tokens that Clip-Cov or KL-Cov picks.

@@ -81,9 +81,9 @@ class Experience:
     correct_B: float32 in {0, 1}, the verifier's verdict.
     old_logps_BT: float32, the behaviour policy's log-probabilities, computed
       by the trainer's forward pass (not by the sampler).
-    age_B: int32, updates-of-the-policy steps since the row was sampled: 0, or 1
-      for a group that dynamic sampling kept from the step before; -1 marks a
-      row that is only padding.
+    age_B: int32, RL steps since the row was sampled: 0, or 1 for a group that
+      dynamic sampling kept from the step before; -1 marks a row that is only
+      padding.
     types_B: int32, the problem type: the task's difficulty.
     problems_B: int32, a hash of the prompt: equal for equal prompts, in
       whatever step.

@@ -111,8 +111,7 @@ def lower_assign(run):
       past_problems_H=past.problems_H,
       past_weights_H=past.rewards_H,
   )
-  assign = experience._assign(run, run.config.critic.lam)
-  return assign.lower(experience.facts(rows) | more).as_text()
+  return experience._assign(run).lower(experience.facts(rows) | more).as_text()
 
 
 def batch_mask(run):

@@ -58,10 +58,9 @@ def test_heads_by_hand(monkeypatch, head, params, wanted):
   """Of two tokens: V of the states BEFORE them, not of the last state."""
   states = np.array([[[9, 9], [1, 0], [2, 1], [7, 7]]], np.float32)
   monkeypatch.setattr(model, "forward", lambda *_: (jnp.array(states), None))
-  params = dict(trunk={}, value_head=jax.tree.map(
-      lambda x: jnp.array(x, jnp.float32), params, is_leaf=lambda x: type(x) is list
-  ))
+  head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
+  params = dict(trunk={}, value_head=head_params)
   got_BT, logits_BTN = critic.values(params, cfg, None, None, 2)
   np.testing.assert_allclose(got_BT, [wanted], rtol=1e-6)
   assert (logits_BTN is None) == (head["head"] != "categorical")

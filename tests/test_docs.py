@@ -133,6 +133,21 @@ def test_every_config_has_a_section():
     assert f"`configs/paper/{path.name}`" in ALGORITHMS
 
 
+def test_the_guide_tells_what_configs_cost():
+  rows = re.findall(r"^\| `configs/(\w+)\.py` \| (.*) \|$", ALGORITHMS, re.M)
+  assert len(rows) > 10
+  for name, cells in rows:
+    c = importlib.import_module(f"configs.{name}").get_config()
+    critic = "no"
+    if config.has_critic(c):
+      critic = "pretrained" if c.critic.pretrain_steps else "yes"
+    sampling = c.dynamic_sampling
+    rounds = f"up to {sampling.max_rounds}" if sampling.enabled else "1"
+    updates = c.updates.minibatches * c.updates.epochs
+    costs = [critic, rounds, str(c.rollout.group_size), str(updates)]
+    assert cells.split(" | ")[1:] == costs, name
+
+
 def test_every_function_that_a_field_names_is_explained():
   body = ALGORITHMS.partition("## Signatures")[0]
   for module in set(config.FUNCTIONS.values()):

@@ -30,7 +30,7 @@ from rl_reason import (
     surrogates,
     weights,
 )
-from rl_reason.stages import experience, rl, value
+from rl_reason.stages import experience, rl, value as value_stage
 from rl_reason.structs import Batch, Experience, Rollouts, TrainState
 
 CFG = model.ModelConfig(
@@ -850,9 +850,9 @@ def golden(name, cfg):
     ]
     judged = []
     if config.has_critic(c):
-      tx, where = value.optimizer(run, c.rl.steps)
+      tx, where = value_stage.optimizer(run, c.rl.steps)
       params = on_device(critics[1], jnp.float64)
-      update = Quick(value.make_update(run, tx, where))
+      update = Quick(value_stage.make_update(run, tx, where))
       judged = [
           jax.device_get(update(step.new_state(params, tx, where), cut))
           for cut in cuts

@@ -13,7 +13,7 @@ import pytest
 import reference
 import test_golden_step as golden
 
-from rl_reason import corrections, step, surrogates, weights
+from rl_reason import step, surrogates, weights
 from rl_reason.structs import TrainState
 
 T, SMALL, SGD = golden.T, golden.SMALL, golden.SGD
@@ -47,6 +47,13 @@ def on_policy(batch):
   return batch.replace(old_logps_BT=logps())
 
 
+def hide(batch, *rows):
+  """The same rows, some of them without a token."""
+  mask_BT = batch.mask_BT.copy()
+  mask_BT[list(rows)] = False
+  return batch.replace(mask_BT=mask_BT)
+
+
 def update(batch, cuts, tx=SGD, coefs=NONE, **keywords):
   keywords = TOKENS | keywords
   return golden.update(start()[1], batch, cuts, SMALL, tx, coefs, **keywords)
@@ -76,9 +83,7 @@ def test_updates_end_where_the_policy_is_too_far():
 
   The third is all padding, its KL is 0; the fourth must wait all the same.
   """
-  _, params, batch = start()
-  batch = on_policy(batch)
-  batch.mask_BT[4:6] = False
+  batch = hide(on_policy(start()[2]), 4, 5)
   state, metrics = update(batch, [4, 1], max_kl=1e-3)
   first, wanted = update(jax.tree.map(lambda x: x[:2], batch), [1, 1])
   assert scale_of(first) > 0.05
@@ -86,7 +91,9 @@ def test_updates_end_where_the_policy_is_too_far():
   assert metrics["updates"] == 1 and metrics["update_skipped"] == 0
   assert state.skipped == 0, "what is not wanted is not skipped"
   for name in ("loss", "grad_norm", "kl_old_new", "entropy"):
-    np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        metrics[name], wanted[name], rtol=1e-4, atol=1e-6, err_msg=name
+    )
   free, metrics = update(batch, [4, 1], max_kl=1e3)
   assert metrics["updates"] == 4 and metrics["update_skipped"] == 1
   off, _ = update(batch, [4, 1])
@@ -153,13 +160,12 @@ def test_clipped_tokens_and_the_likeliest_of_them():
 def test_staleness_counts_minibatches_and_age():
   """Two minibatches; rows of age 0, 4 and padding, and of 0 alone.
 
-  Tokens of the first: row 0 has 5, row 1 (age 4) 4, row 3 (padding) none:
-  16 / 9. In the second every token is one minibatch old.
+  Of the first's nine tokens four are of row 1, which has age 4: 16 / 9. In
+  the second every token is one minibatch old.
   """
   _, _, batch = start()
   age_B = np.array([0, 4, -1, -1, 0, 0, 0, 0], np.int32)
-  batch = batch.replace(age_B=age_B)
-  batch.mask_BT[2:4] = False
+  batch = hide(batch.replace(age_B=age_B), 2, 3)
   _, metrics = update(on_policy(batch), [2, 1])
   np.testing.assert_allclose(
       metrics["staleness"], (4 * 4 / 9 + 1) / 2, rtol=1e-5
@@ -221,12 +227,18 @@ def token_weights(batch):
   return batch.mask_BT / batch.mask_BT.sum()
 
 
+def covariances():
+  """The rows, their old log-probs without infinities, and NumPy's answer."""
+  _, _, batch = start()
+  old_BT = np.where(batch.mask_BT, batch.old_logps_BT, 0)
+  cov_BT = reference.covariance(old_BT, batch.advantages_BT, batch.mask_BT)
+  return batch, old_BT, cov_BT
+
+
 def test_covariance_picks_tokens_that_lose_their_gradient():
   """Clip-Cov: of the candidates, those with the three least uniforms."""
-  _, _, batch = start()
+  batch, old_BT, cov_BT = covariances()
   some = batch.mask_BT
-  old_BT = np.where(some, batch.old_logps_BT, 0)
-  cov_BT = reference.covariance(old_BT, batch.advantages_BT, some)
   low, high = np.quantile(cov_BT[some], [0.3, 0.9])
   share = 3.5 / some.sum()  # three, rounded down
   key = jax.random.fold_in(jax.random.key(0), 0)  # step 0, minibatch 0
@@ -249,10 +261,8 @@ def test_covariance_picks_tokens_that_lose_their_gradient():
 
 def test_covariance_picks_tokens_that_are_held_back():
   """KL-Cov: the fifth of largest covariance pays .7 |log r|."""
-  _, _, batch = start()
+  batch, old_BT, cov_BT = covariances()
   some = batch.mask_BT
-  old_BT = np.where(some, batch.old_logps_BT, 0)
-  cov_BT = reference.covariance(old_BT, batch.advantages_BT, some)
   held_BT = reference.top_share(cov_BT, some, 0.2)
   assert held_BT.sum() == np.ceil(0.2 * some.sum())
   _, metrics = update(batch, [1, 2], cov="kl", cov_share=0.2, cov_coef=0.7)
@@ -274,7 +284,7 @@ def test_right_responses_are_imitated_with_one_denominator(cuts):
   _, _, batch = start()
   right_BT = batch.mask_BT * batch.right_B[:, None] > 0
   assert right_BT.sum(1).tolist() == [5, 0, 0, 0, 0, 4, 0, 5]
-  state, metrics = update(batch, cuts, positive_nll=0.1)
+  _, metrics = update(batch, cuts, positive_nll=0.1)
   wanted = -logps()[right_BT].mean()
   np.testing.assert_allclose(metrics["nll_loss"], wanted, rtol=1e-4)
   np.testing.assert_allclose(
@@ -282,24 +292,23 @@ def test_right_responses_are_imitated_with_one_denominator(cuts):
       numpy_loss(token_weights(batch), batch) + 0.1 * wanted,
       rtol=1e-4,
   )
-  halves = [-logps()[:4][right_BT[:4]].mean(), -logps()[4:][right_BT[4:]].mean()]
+  halves = [-logps()[n][right_BT[n]].mean() for n in (slice(4), slice(4, 8))]
   assert abs(np.mean(halves) - wanted) > 0.01, "the mistake would show"
 
 
 def test_nothing_right_is_no_division_by_zero():
   _, _, batch = start()
   batch = batch.replace(right_B=np.zeros(8, np.float32))
-  state, metrics = update(batch, [1, 1], positive_nll=0.1)
+  _, metrics = update(batch, [1, 1], positive_nll=0.1)
   assert metrics["nll_loss"] == 0 and metrics["update_skipped"] == 0
 
 
 def test_lengths_reweight_responses():
   """(|o| / median)^-1/2 on the token mean; the median of seven rows is 4."""
   _, _, batch = start()
-  lengths = batch.mask_BT.sum(1)
-  assert sorted(lengths) == [0, 1, 2, 3, 4, 4, 5, 5]
-  factor_B = [(n / 4) ** -0.5 if n else 1 for n in [5, 4, 0, 3, 1, 4, 2, 5]]
-  assert lengths.tolist() == [5, 4, 0, 3, 1, 4, 2, 5]
+  lengths = [5, 4, 0, 3, 1, 4, 2, 5]
+  assert batch.mask_BT.sum(1).tolist() == lengths
+  factor_B = [(n / 4) ** -0.5 if n else 1 for n in lengths]
   _, metrics = update(batch, [1, 2], length_alpha=0.5)
   weights_BT = token_weights(batch) * np.transpose([factor_B])
   np.testing.assert_allclose(
@@ -325,20 +334,3 @@ def test_an_entropy_bonus():
   np.testing.assert_allclose(metrics["entropy"], entropy, rtol=1e-4)
   wanted = numpy_loss(token_weights(batch), batch) - 0.3 * entropy
   np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-4)
-
-
-def test_corrections_know_all_rows_of_a_minibatch():
-  """Clip-Cov, KL-Cov and lengths: one, two or four micro-batches alike."""
-  _, params, batch = start()
-  for options in (
-      dict(cov="clip", cov_share=0.1, cov_low=0.0, cov_high=9.0),
-      dict(cov="kl", cov_share=0.2, length_alpha=0.5),
-  ):
-    one, wanted = update(batch, [1, 1], **options)
-    two, metrics = update(batch, [1, 2], **options)
-    near(one.params, two.params)
-    for name in wanted:
-      np.testing.assert_allclose(
-          metrics[name], wanted[name], rtol=1e-4, atol=1e-6, err_msg=name
-      )
-  assert corrections.LEVELS

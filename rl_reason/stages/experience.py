@@ -46,7 +46,8 @@ class Maker:
   Args:
     run: everything that the stages share.
     purpose: names the randomness of prompts and noise.
-    critic_lam: of the critic's targets.
+    pretraining: of the critic: its targets are Monte-Carlo returns, and there
+      is nothing to correct.
 
   Attributes:
     problems: the source of rows by id.
@@ -54,7 +55,7 @@ class Maker:
     failures: of the verifier, since it was last reset.
   """
 
-  def __init__(self, run: Run, purpose: str, critic_lam: float = 1.0):
+  def __init__(self, run: Run, purpose: str, pretraining: bool = False):
     c = run.config
     self._run = run
     self.problems = data.Problems(
@@ -70,7 +71,7 @@ class Maker:
     self._logps = Once("log-probabilities", _logps(run), run.display)
     self._values = Once("values", _values(run), run.display)
     self._assign = Once(
-        "rewards and advantages", _assign(run, critic_lam), run.display
+        "rewards and advantages", _assign(run, pretraining), run.display
     )
 
   def reset(self) -> None:
@@ -292,13 +293,13 @@ def _values(run: Run):
   return jax.jit(fn)
 
 
-def _assign(run: Run, critic_lam: float):
+def _assign(run: Run, pretraining: bool = False):
   """jit: `facts` and more -> what `credit.assign` returns."""
   c = run.config
   outcome = dict(c.reward, max_tokens=c.rollout.max_tokens)
   outcome.pop("shuffle")
   correction = None
-  if c.loss.correction != "none":
+  if c.loss.correction != "none" and not pretraining:
     correction = functools.partial(
         getattr(corrections, c.loss.correction),
         **config_lib.keywords(c, "loss.correction"),
@@ -321,10 +322,10 @@ def _assign(run: Run, critic_lam: float):
         groups=c.advantage.groups,
         whitened=c.advantage.whiten,
         gamma=c.advantage.gamma,
-        critic_lam=critic_lam,
+        critic_lam=1.0 if pretraining else c.critic.lam,
         fallback=c.critic.fallback,
         mixture=mixture,
-        kl=c.kl.kind,
+        kl="none" if pretraining else c.kl.kind,
         kl_in_reward=c.kl.place == "reward",
         top_entropy=c.loss.top_entropy,
         correction=correction,
@@ -451,24 +452,32 @@ def minibatches(run: Run, batch: Batch, at: int) -> Batch:
   return step.split(rows, u.minibatches * u.epochs, micro)
 
 
-def flops(run: Run, rows: Experience, generated: int, rounds: int) -> float:
-  """Operations that one RL step took, real tokens only; analytic.
+def passes(run: Run) -> int:
+  """Forward passes over the batch in an RL step; a backward one counts two."""
+  c = run.config
+  learning = 3 * c.updates.epochs
+  count = 1 + learning + (c.kl.kind != "none")  # old log-probs, update, KL
+  if config_lib.has_critic(c):
+    count += 1 + learning + (c.critic.mix > 0)
+  return count + config_lib.has_history(c) * c.advantage.history
+
+
+def flops(
+    run: Run, rows: Experience, generated: int, rounds: int, passes: int
+) -> float:
+  """Operations of a step, real tokens only; analytic.
 
   Args:
     run: everything that the stages share.
     rows: of the batch.
     generated: tokens sampled, also those that were thrown away.
     rounds: of generation.
+    passes: forward passes over the batch.
   """
-  c = run.config
+  c, r = run.config, rows.rollouts
   slots = c.rollout.max_prompt
-  real_B = rows.age_B >= 0
-  trained = int(
-      (slots - rows.rollouts.start_B + rows.rollouts.lengths_B)[real_B].sum()
-  )
+  length_B = slots - r.start_B + r.lengths_B
+  trained = int(length_B[rows.age_B >= 0].sum())
   prompts = rounds * slots * c.rollout.batch // c.rollout.group_size
   each = model.flops_per_token(run.cfg, (slots + c.rollout.max_tokens) / 2)
-  passes = 1 + (c.kl.kind != "none") + 3 * c.updates.epochs
-  if config_lib.has_critic(c):
-    passes += 1 + 3 * c.updates.epochs
   return each * (generated + prompts + passes * trained)

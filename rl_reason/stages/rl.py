@@ -69,7 +69,7 @@ def run(
         value.make_update(run, critic_tx, critic_shardings),
         run.display,
     )
-  maker = experience.Maker(run, "rollout", c.critic.lam)
+  maker, passes = experience.Maker(run, "rollout"), experience.passes(run)
   coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
   at, evaluated = 0, False
   spent = dict(spent or dict(tokens=0, flops=0.0))
@@ -196,7 +196,7 @@ def run(
       batch = experience.batch(run, rows, assigned, **more)
       times["adv"] = time.monotonic() - began
       tokens = int(metrics.pop("tokens/generated"))
-      operations = experience.flops(run, rows, tokens, rounds)
+      operations = experience.flops(run, rows, tokens, rounds, passes)
       spent = dict(
           tokens=spent["tokens"] + tokens, flops=spent["flops"] + operations
       )

@@ -43,7 +43,7 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   update = Once(
       "update of the critic", make_update(run, tx, shardings), run.display
   )
-  maker = experience.Maker(run, "value")
+  maker = experience.Maker(run, "value", pretraining=True)
   checkpoints = run.checkpoints("value")
   at, done, spent = 0, False, _nothing()
   found = run.resume(checkpoints)
@@ -90,9 +90,10 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       state, metrics = update(state, run.put(batch_MA, None, None, "batch"))
       at += 1
       generated = int(rows.rollouts.lengths_B.sum())
+      passes = 1 + 3 * c.updates.epochs
+      operations = experience.flops(run, rows, generated, 1, passes)
       spent = dict(
-          tokens=spent["tokens"] + generated,
-          flops=spent["flops"] + experience.flops(run, rows, generated, 1),
+          tokens=spent["tokens"] + generated, flops=spent["flops"] + operations
       )
       # This step's responses were new to the critic: its score is held out.
       explained = float(assigned["metrics"]["critic/vf_explained_var"])

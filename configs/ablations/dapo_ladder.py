@@ -1,0 +1,56 @@
+"""From GRPO to DAPO, one technique after the other (arXiv:2503.14476, table 1).
+
+  python -m rl_reason.ablate --config=configs/ablations/dapo_ladder.py
+"""
+
+from rl_reason import ablate
+
+
+def get_config():
+  """Countdown, where many responses are right, with a cap that cuts searches.
+
+  16 minibatches a rollout, so that the policy moves far enough for clips.
+  """
+  rows, fields = [], {}
+  for name, more in (
+      (
+          "naive GRPO",
+          {
+              "loss.clip_high": 0.2,
+              "loss.reduction": "seq_mean_token_mean",
+              "reward.overlong_buffer": 0,
+              "dynamic_sampling.enabled": False,
+          },
+      ),
+      ("+ overlong filtering", {"loss.mask_truncated": True}),
+      ("+ clip-higher", {"loss.clip_high": 0.28}),
+      (
+          "+ soft punishment, no filtering",
+          {"reward.overlong_buffer": 16, "loss.mask_truncated": False},
+      ),
+      ("+ token-level loss", {"loss.reduction": "token_mean"}),
+      ("+ dynamic sampling (DAPO)", {"dynamic_sampling.enabled": True}),
+  ):
+    fields = fields | more
+    rows.append((name, "configs/countdown.py", fields))
+  return ablate.ladder(
+      title="From GRPO to DAPO",
+      question=(
+          "What does each technique add? The paper, on AIME 2024: naive GRPO"
+          " 30, + overlong filtering 36, + clip-higher 38, + soft punishment"
+          " 41, + token-level loss 42, + dynamic sampling 50."
+      ),
+      seeds=ablate.fresh_seeds("rl_reason ladders", 5),
+      reference="naive GRPO",
+      common={
+          "rl.steps": 30,
+          "rollout.max_tokens": 64,
+          "updates.minibatches": 16,
+          "evaluate.prompts": 400,
+          "evaluate.interim_prompts": 200,
+          "evaluate.batch": 200,
+          "evaluate.every": 6,
+      },
+      rows=rows,
+      measures=("training accuracy", "entropy", "truncation", "pass@8"),
+  )
