@@ -194,14 +194,20 @@ def _known(field: str, name: str, known: Sequence[str]) -> None:
     )
 
 
-def configure(path: str, given: dict[str, Any]) -> dict[str, Any]:
-  """The checked flat config of a row.
+def configure(
+    path: str, common: dict[str, Any], own: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The checked flat config of a row, and the overrides that make it.
+
+  A common field that nothing in the row reads is left out of these; one of the
+  row's own is an error.
 
   Raises:
     ConfigError: the file, a field or the whole cannot work.
   """
   c = load(path)
   fields = config_lib.flat(c)
+  given = {**common, **own}
   for name, value in given.items():
     if name not in fields:
       near = difflib.get_close_matches(name, fields, 1)
@@ -213,12 +219,14 @@ def configure(path: str, given: dict[str, Any]) -> dict[str, Any]:
       kind = type(fields[name]).__name__
       raise ConfigError(f"{name} = {value!r}: must be a {kind}") from None
   try:
+    idle = config_lib.unread(c) - own.keys()
+    given = {k: v for k, v in given.items() if k not in idle}
     config_lib.check(c, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:
     raise ConfigError(
         f"{path}: {_one_line(e)}; does it start from configs/base.py?"
     ) from None
-  return config_lib.flat(c)
+  return config_lib.flat(c), given
 
 
 def slug(row: str) -> str:
@@ -243,9 +251,9 @@ def plan(
   out: dict[pathlib.Path, Job] = {}
   for seed in c.seeds:
     for row, path, own in c.rows:
-      given = {**config_lib.flat(c.common), **own, "seed": seed}
+      common = config_lib.flat(c.common)
       try:
-        fields = configure(path, given)
+        fields, given = configure(path, common, {**own, "seed": seed})
       except ConfigError as e:
         raise ConfigError(f"row {row!r}: {e}") from None
       needs: tuple[pathlib.Path, ...] = ()

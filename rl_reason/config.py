@@ -154,6 +154,19 @@ def keywords(c, field: str) -> dict[str, Any]:
   return {name: section[name] for name in signature(c, field).keywords}
 
 
+def unread(c) -> set[str]:
+  """Keywords of functions of the pure core that none of the chosen takes."""
+  known, used = set(), set()
+  for field, module in FUNCTIONS.items():
+    section, _, name = field.partition(".")
+    for function, one in signatures(module).items():
+      names = {f"{section}.{x}" for x in one.keywords}
+      known |= names
+      used |= names if function == c[section][name] else set()
+  # The critic's targets are discounted, too.
+  return known - used - ({"advantage.gamma"} if has_critic(c) else set())
+
+
 def needs(c) -> tuple[str, ...]:
   """Arrays that the advantage is computed from."""
   return signature(c, "advantage.name").arrays
@@ -384,32 +397,15 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       continue
     known = signatures(module)
     require(fields[name] in known, name, f"must be one of {', '.join(known)}")
-  takes = {
-      name: signature(c, name).keywords
-      for name in FUNCTIONS
-      if fields[name] != "none"
-  }
-  optional = {  # fields that only some functions take, by section
-      section: {
-          keyword
-          for name, module in FUNCTIONS.items()
-          if name.startswith(section)
-          for one in signatures(module).values()
-          for keyword in one.keywords
-      }
-      for section in ("advantage", "loss")
-  }
-  shared = {"advantage.gamma"} if has_critic(c) else set()
+  idle = unread(c)
   for name in given:
-    section, _, field = name.partition(".")
-    used = {k for n, ks in takes.items() if n.startswith(section) for k in ks}
-    if field in optional.get(section, ()) and name not in shared:
-      require(
-          field in used,
-          name,
-          "nothing takes it with"
-          f" {', '.join(f'{n} = {fields[n]!r}' for n in takes)}: leave it out",
-      )
+    chosen = [x for x in FUNCTIONS if x.split(".")[0] == name.split(".")[0]]
+    require(
+        name not in idle,
+        name,
+        "nothing takes it with"
+        f" {', '.join(f'{x} = {fields[x]!r}' for x in chosen)}: leave it out",
+    )
   _check_algorithm(c, require)
   require(
       r.top_p == 1 or r.allow_top_p,

@@ -557,7 +557,9 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
         f" {config['evaluate.interim_prompts']} prompts."
     )
   for name, words in {
-      "actor/update_skipped": "updates skipped, their gradient not finite",
+      "actor/update_skipped": (
+          "updates skipped: gradient not finite, or no token that counts"
+      ),
       "train/groups_missing": "prompts missing from batches",
       "train/verifier_failures": "failures of the verifier in training",
   }.items():

@@ -217,7 +217,11 @@ FIELDS = {
 @pytest.fixture
 def plan(monkeypatch):
   """Plans rows of made-up configs: [bases of row 'b', of row 'a']."""
-  monkeypatch.setattr(ablate, "configure", lambda _, given: FIELDS | given)
+
+  def configure(_, common, own):
+    return FIELDS | common | own, common | own
+
+  monkeypatch.setattr(ablate, "configure", configure)
 
   def make(common, own, folder="runs", name="try"):
     rows = [("a", "x.py", {}), ("b", "x.py", own)]
@@ -769,3 +773,14 @@ def test_in_a_browser(tmp_path):
   assert found[4] == "Difference to a at 2,000 generated tokens"
   assert found[5] == 4
   assert found[6] == f"generated tokens 2000{HOSTILE} 60%"
+
+
+def test_a_common_field_that_a_row_does_not_read_is_left_out():
+  """But not one of the row's own."""
+  common = {"advantage.lam": 0.5, "rl.steps": 4}
+  fields, given = ablate.configure("configs/vapo.py", common, {"seed": 3})
+  assert given == {"rl.steps": 4, "seed": 3} and fields["rl.steps"] == 4
+  _, given = ablate.configure("configs/ppo.py", common, {"seed": 3})
+  assert given == common | {"seed": 3}
+  with pytest.raises(ablate.ConfigError, match="lam = 0.5: nothing takes it"):
+    ablate.configure("configs/vapo.py", {}, {"advantage.lam": 0.5})

@@ -116,6 +116,26 @@ def tidy(name, rows):
   return rows
 
 
+def example(name, seed=0):
+  """Seven rows of one group (and type) and one alone; nothing remembered."""
+  rng = np.random.default_rng(seed)
+  group_B = np.int32([9, 9, 9, 9, 9, 9, -2, 9])
+  some = dict(
+      rewards_B=rng.normal(size=B),
+      groups_B=group_B,
+      types_B=group_B,
+      problems_B=group_B,
+      valid_B=np.ones(B, bool),
+      mask_BT=np.arange(T) < 1 + np.arange(B)[:, None] % T,
+      logps_BT=-rng.exponential(size=(B, T)),
+      progress=np.float64(0.5),
+      past_rewards_H=np.zeros(H),
+      past_problems_H=np.full(H, -1, np.int32),
+      past_weights_H=np.zeros(H),
+  )
+  return {k: some[k] for k in needs(name)}
+
+
 def padded(key, x):
   """[B], [B, T] or [H] from fewer rows: one shape, one program to compile."""
   x = np.asarray(x)
@@ -359,7 +379,9 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
 
 
 @DTYPES
-@pytest.mark.parametrize(("name", "rows", "keywords", "wanted"), BY_HAND)
+@pytest.mark.parametrize(
+    ("name", "rows", "keywords", "wanted"), BY_HAND, ids=[x[0] for x in BY_HAND]
+)
 def test_by_hand(name, rows, keywords, wanted, dtype):
   got = call(name, rows, dtype, **keywords) * rows.get("valid_B", 1)
   near = dict(rtol=1e-7, atol=1e-7) if name == "hybrid" else NEAR["float64"]
@@ -397,7 +419,9 @@ VARIANTS = [(name, {}) for name in (*OF_RESPONSES, *OF_TOKENS)] + [
 
 
 @DTYPES
-@pytest.mark.parametrize(("name", "keywords"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "keywords"), VARIANTS, ids=[x[0] for x in VARIANTS]
+)
 @given(data=st.data())
 @QUICK
 def test_matches_numpy(name, keywords, dtype, data):
@@ -541,34 +565,13 @@ def test_equal_rewards_have_no_signal(name, value, dtype):
   assert (call(name, rows, dtype) == 0).all()
 
 
-@pytest.mark.xfail(strict=True, reason="0 / 0")
+@pytest.mark.xfail(strict=True, reason="0 / 0 where all rewards are equal")
 @pytest.mark.parametrize(
     "name", ["group_norm", "group_mean_batch_std", "hierarchical", "explore"]
 )
-def test_nor_without_eps(name):
-  """config.advantage.eps may be 0."""
+def test_equal_rewards_have_no_signal_without_eps_either(name):
   rows = example(name) | dict(rewards_B=np.full(B, -1.0))
   assert (call(name, rows, eps=0.0) == 0).all()
-
-
-def example(name, seed=0):
-  """Seven rows of one group (and type) and one alone; nothing remembered."""
-  rng = np.random.default_rng(seed)
-  group_B = np.int32([9, 9, 9, 9, 9, 9, -2, 9])
-  some = dict(
-      rewards_B=rng.normal(size=B),
-      groups_B=group_B,
-      types_B=group_B,
-      problems_B=group_B,
-      valid_B=np.ones(B, bool),
-      mask_BT=np.arange(T) < 1 + np.arange(B)[:, None] % T,
-      logps_BT=-rng.exponential(size=(B, T)),
-      progress=np.float64(0.5),
-      past_rewards_H=np.zeros(H),
-      past_problems_H=np.full(H, -1, np.int32),
-      past_weights_H=np.zeros(H),
-  )
-  return {k: some[k] for k in needs(name)}
 
 
 def test_equal_rewards_are_a_trap():

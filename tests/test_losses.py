@@ -19,7 +19,6 @@ KINDS = ["k1", "k2", "k3"]
 
 @functools.cache
 def program(kind, **keywords):
-
   def total(logps_BT, ref_BT):
     kl_BT = losses.kl(logps_BT, ref_BT, kind=kind, **keywords)
     return kl_BT.sum(), kl_BT
