@@ -35,11 +35,12 @@ def get_config():
       reference="dapo",
       common={
           "rl.steps": 30,
+          "evaluate.samples": 4,
           "evaluate.prompts": 500,
           "evaluate.interim_prompts": 250,
           "evaluate.batch": 250,
           "evaluate.every": 5,
       },
       rows=[(name, f"configs/{name}.py", {}) for name in NAMES],
-      measures=("entropy", "length", "rounds", "pass@8"),
+      measures=("entropy", "length", "rounds", "pass@4"),
   )

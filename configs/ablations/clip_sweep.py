@@ -26,6 +26,7 @@ def get_config():
           "rollout.max_tokens": 64,
           "updates.minibatches": 16,
           "updates.epochs": 2,
+          "evaluate.samples": 4,
           "evaluate.prompts": 400,
           "evaluate.interim_prompts": 200,
           "evaluate.batch": 200,
@@ -35,5 +36,5 @@ def get_config():
           (f"high {high}", "configs/countdown.py", {"loss.clip_high": high})
           for high in (0.1, 0.2, 0.28, 0.4, 0.8)
       ],
-      measures=("entropy", "clipped", "training accuracy", "pass@8"),
+      measures=("entropy", "clipped", "training accuracy", "pass@4"),
   )

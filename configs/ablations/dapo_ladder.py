@@ -46,11 +46,12 @@ def get_config():
           "rl.steps": 30,
           "rollout.max_tokens": 64,
           "updates.minibatches": 16,
+          "evaluate.samples": 4,
           "evaluate.prompts": 400,
           "evaluate.interim_prompts": 200,
           "evaluate.batch": 200,
           "evaluate.every": 6,
       },
       rows=rows,
-      measures=("training accuracy", "entropy", "truncation", "pass@8"),
+      measures=("training accuracy", "entropy", "truncation", "pass@4"),
   )

@@ -20,6 +20,7 @@ def get_config():
       reference="groups of 8",
       common={
           "rl.steps": 25,
+          "evaluate.samples": 4,
           "evaluate.prompts": 500,
           "evaluate.interim_prompts": 250,
           "evaluate.batch": 250,
@@ -29,5 +30,5 @@ def get_config():
           (f"groups of {n}", "configs/grpo.py", {"rollout.group_size": n})
           for n in (2, 4, 8, 16, 32)
       ],
-      measures=("kept prompts", "entropy", "pass@8"),
+      measures=("kept prompts", "entropy", "pass@4"),
   )

@@ -28,6 +28,7 @@ def get_config():
       common={
           "rl.steps": 25,
           "advantage.lam": 0.5,
+          "evaluate.samples": 4,
           "evaluate.prompts": 500,
           "evaluate.interim_prompts": 250,
           "evaluate.batch": 250,
