@@ -35,9 +35,11 @@ def _group_stats(rewards_B, groups_B):
 
 
 def _group_std(rewards_B, groups_B, ddof):
-  mean_B, size_B, _ = _group_stats(rewards_B, groups_B)
+  """Standard deviation of each row's group; 1 where all rewards are equal."""
+  mean_B, size_B, constant_B = _group_stats(rewards_B, groups_B)
   squares_B = group_sum((rewards_B - mean_B) ** 2, groups_B)
-  return jnp.sqrt(squares_B / jnp.maximum(size_B - ddof, 1))
+  std_B = jnp.sqrt(squares_B / jnp.maximum(size_B - ddof, 1))
+  return jnp.where(constant_B, 1, std_B)
 
 
 # --- of a response -----------------------------------------------------------

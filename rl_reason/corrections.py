@@ -110,7 +110,8 @@ def top_share(values_BT: Array, mask_BT: Array, share: float) -> Array:
   """
   here_BT = mask_BT > 0
   flat = jnp.sort(jnp.where(here_BT, values_BT, -jnp.inf).reshape(-1))
-  count = jnp.ceil(share * here_BT.sum()).astype(jnp.int32)
+  # A hair less: .3 of 100 must not round up to 31.
+  count = jnp.ceil(share * here_BT.sum() * (1 - 1e-6)).astype(jnp.int32)
   least = flat[jnp.clip(flat.size - count, 0, flat.size - 1)]
   return here_BT & (values_BT >= least)
 
@@ -173,7 +174,8 @@ def length_factor(mask_BT: Array, alpha: float) -> Array:
   Returns:
     [B] float.
   """
-  length_B = mask_BT.sum(1).astype(mask_BT.dtype)
+  dtype = jnp.promote_types(mask_BT.dtype, jnp.float32)
+  length_B = (mask_BT > 0).sum(1).astype(dtype)
   full_B = length_B > 0
   median = jnp.nanmedian(jnp.where(full_B, length_B, jnp.nan))
   return jnp.where(full_B, (length_B / median) ** -alpha, 1)

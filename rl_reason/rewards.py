@@ -98,7 +98,7 @@ def logquad(
   Returns:
     [B] float, at most 0.
   """
-  share_B = (lengths_B / max_tokens).astype(rewards_B.dtype)
+  share_B = lengths_B.astype(rewards_B.dtype) / max_tokens
   extra_B = jnp.maximum(rewards_B - length_threshold, 0)
   coef_B = length_coef * jnp.exp(-length_decay * extra_B)
   shape_B = jnp.where(correct_B > 0, jnp.log2(1 + share_B), share_B**2)

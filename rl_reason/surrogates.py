@@ -126,7 +126,7 @@ def gspo(
   log_BT = _log_ratio(logps_BT, old_logps_BT, advantages_BT, mask_BT)
   stop = jax.lax.stop_gradient
   sequence_B1 = row_mean(stop(log_BT), mask_BT)[:, None]
-  log_BT = sequence_B1 + logps_BT - stop(logps_BT)
+  log_BT = sequence_B1 + (logps_BT - stop(logps_BT))
   ratio_BT = jnp.exp(jnp.clip(log_BT, -log_ratio_max, log_ratio_max))
   return _clip(ratio_BT, advantages_BT, clip_low, clip_high, 0.0)
 

@@ -93,9 +93,13 @@ def explained_variance(
   def variance(x_BT):
     return token_mean((x_BT - token_mean(x_BT, mask_BT)) ** 2, mask_BT)
 
-  total = variance(returns_BT)
+  # Equal returns may have a rounded variance above 0: compare them.
+  here_BT = mask_BT > 0
+  low = jnp.min(returns_BT, where=here_BT, initial=jnp.inf)
+  high = jnp.max(returns_BT, where=here_BT, initial=-jnp.inf)
+  total = jnp.where(low < high, variance(returns_BT), 1)
   rest = variance(returns_BT - values_BT)
-  return jnp.where(total > 0, 1 - rest / jnp.where(total > 0, total, 1), 0)
+  return jnp.where(low < high, 1 - rest / total, 0)
 
 
 def mixture(

@@ -5,10 +5,10 @@ import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_config
+import test_golden_step as golden
 import tiny
 
 from rl_reason import (
@@ -47,7 +47,10 @@ def test_verdicts_and_the_soft_punishment():
   """6 of 10 tokens are free, then a quarter each; half of that is taken."""
   close(
       outcome(
-          [1, 0, 1, 0, 1], [8, 10, 9, 4, 6], overlong_buffer=4, overlong_coef=0.5
+          [1, 0, 1, 0, 1],
+          [8, 10, 9, 4, 6],
+          overlong_buffer=4,
+          overlong_coef=0.5,
       ),
       [1 - 0.25, -1 - 0.5, 1 - 0.375, -1, 1],
   )
@@ -129,9 +132,7 @@ def assign(rows, name="group_mean", options=(), **keywords):
 
 def test_one_number_of_a_response_goes_to_all_of_its_tokens():
   got = assign(known())
-  close(
-      got["advantages_BT"], [[1, 1, 1], [-1, -1, 0], [-1, 0, 0], [1, 1, 1]]
-  )
+  close(got["advantages_BT"], [[1, 1, 1], [-1, -1, 0], [-1, 0, 0], [1, 1, 1]])
   close(got["rewards_B"], REWARDS_B)
   assert not got["returns_BT"].any() and not got["metrics"]
 
@@ -260,7 +261,9 @@ def test_a_mixture_of_the_pretrained_and_the_learning_critic():
 
 def test_only_the_most_undecided_tokens_learn():
   """A third of nine tokens; where the mask is 0 nothing is undecided."""
-  entropy_BT = np.array([[0.1, 0.9, 0.2], [0.3, 0.8, 9], [0.7, 9, 9], [0, 0, 0]])
+  entropy_BT = np.array(
+      [[0.1, 0.9, 0.2], [0.3, 0.8, 9], [0.7, 9, 9], [0, 0, 0]]
+  )
   got = assign(known(entropy_BT=entropy_BT.astype(F)), top_entropy=1 / 3)
   close(got["advantages_BT"], [[0, 1, 0], [0, -1, 0], [-1, 0, 0], [0, 0, 0]])
 
@@ -277,10 +280,18 @@ def test_a_correction_for_the_sampler():
   close(got["metrics"]["rollout/correction_mean"], (0.5 + 2 + 7) / 9)
 
 
-@pytest.mark.parametrize("name", config.signatures("advantages"))
-def test_padding_rows_change_nothing_for_the_others(name):
+@pytest.mark.parametrize(
+    "name, groups",
+    [
+        *((name, "prompt") for name in config.signatures("advantages")),
+        ("group_norm", "type"),
+        ("group_norm", "batch"),
+    ],
+)
+def test_padding_rows_change_nothing_for_the_others(name, groups):
   """Whatever the padding was copied from, and wherever it is."""
   keywords = dict(
+      groups=groups,
       whitened=True,
       top_entropy=0.7,
       kl="k1",
@@ -388,14 +399,17 @@ def test_an_empty_place_weighs_nothing(tmp_path, monkeypatch):
   weight = 8 * 2.0  # eight responses to 5, and one other of now
   close(
       got["advantages_BT"][:, 0],
-      [-1 - (weight + 1) / (weight + 1), 1 - (weight - 1) / (weight + 1), -2, 0],
+      [
+          -1 - (weight + 1) / (weight + 1),
+          1 - (weight - 1) / (weight + 1),
+          -2,
+          0,
+      ],
   )
 
 
 @pytest.mark.slow
-def test_a_run_with_a_history_goes_on_with_the_same_bits(
-    tmp_path, monkeypatch
-):
+def test_a_run_with_a_history_goes_on_with_the_same_bits(tmp_path, monkeypatch):
   monkeypatch.setattr(arithmetic, "verify", lambda text, row: len(text) % 2)
   seen = []
   for stops in ((3,), (1, 2, 3)):
@@ -420,23 +434,17 @@ def test_a_run_with_a_history_goes_on_with_the_same_bits(
 
 def test_a_sample_does_not_depend_on_the_sizes_of_groups():
   """Sample s of prompt n has the same tokens among 2 as among 6."""
-  prompts, key = tiny.prompts(4), jax.random.key(3)
-  common = dict(max_tokens=12, **tiny.SAMPLER)
-  sizes_N = np.array([2, 6, 3, 5])
+  prompts, sizes_N = tiny.prompts(4), np.array([2, 6, 3, 5])
+  params = golden.quick_jit(tiny.params)()
 
-  def sample(group_size, sizes=None):
-    out = rollout.sample(
-        tiny.params(),
-        prompts,
-        key,
-        0.8,
-        sizes,
-        group_size=group_size,
-        **common,
+  def sample(group_size, *sizes_N):
+    draw = functools.partial(
+        rollout.sample, group_size=group_size, max_tokens=12, **tiny.SAMPLER
     )
-    return jax.device_get(out)
+    args = params, prompts, jax.random.key(3), np.float32(0.8), *sizes_N
+    return jax.device_get(golden.quick_jit(draw)(*args))
 
-  some, equal = sample(4, jnp.array(sizes_N)), sample(6)
+  some, equal = sample(4, sizes_N), sample(6)
   rows = np.concatenate([6 * n + np.arange(s) for n, s in enumerate(sizes_N)])
   np.testing.assert_array_equal(some.tokens_BL, equal.tokens_BL[rows])
   np.testing.assert_array_equal(some.ids_B, np.repeat(np.arange(4), sizes_N))
@@ -490,9 +498,7 @@ def test_prompts_retire_when_they_are_all_right(tmp_path, monkeypatch, after):
   """Each is drawn so often and no more; then the run says what to do."""
   monkeypatch.setattr(arithmetic, "verify", lambda text, row: True)
   monkeypatch.setattr(experience, "PATIENCE", 5000)
-  run = make_run(
-      tmp_path, rollout__retire_after=after, task__difficulties=(2,)
-  )
+  run = make_run(tmp_path, rollout__retire_after=after, task__difficulties=(2,))
   instant_sampler(run)
   with jax.set_mesh(run.mesh):
     maker = experience.Maker(run, "test")

@@ -119,9 +119,7 @@ def random_leaves(cfg, seed=0):
 
 
 def on_device(leaves, dtype):
-  return jax.tree.map(
-      lambda x: jnp.array(x, dtype), reference.nested(leaves)
-  )
+  return jax.tree.map(lambda x: jnp.array(x, dtype), reference.nested(leaves))
 
 
 def random_rows(rows, seed=1):
@@ -196,7 +194,7 @@ def update(params, batch, cuts, cfg, tx, coefs=COEFS, **keywords):
 
 
 def optimizer(name, **keywords):
-  keywords = dict(
+  defaults = dict(
       lr=1.0,
       schedule="constant",
       warmup=0,
@@ -206,8 +204,8 @@ def optimizer(name, **keywords):
       eps=1e-8,
       weight_decay=0.0,
       clip_norm=0.0,
-  ) | keywords
-  return step.make_optimizer(name=name, **keywords)
+  )
+  return step.make_optimizer(name=name, **defaults | keywords)
 
 
 SGD = optimizer("sgd")  # at rate 1 the parameters move by minus the gradient
@@ -509,6 +507,7 @@ def test_a_bad_minibatch_is_skipped_alone(whole):
   )
   assert metrics["update_skipped"] == state.skipped == 1
 
+
 # --- every config, from verdicts to parameters -------------------------------
 
 # Eight responses: two groups of four, or eight prompts with one response each.
@@ -795,8 +794,7 @@ def golden(name, cfg):
   rewards_B = np.where(RIGHT > 0, 1.0, paper.wrong)
   if paper.overlong:
     rewards_B += [
-        reference.soft_overlong(n, T, c.reward.overlong_buffer)
-        for n in LENGTHS
+        reference.soft_overlong(n, T, c.reward.overlong_buffer) for n in LENGTHS
     ]
   kl_BT = (rows.old_logps_BT - ref_BT[:8]) * mask_BT
   coef = c.kl.coef * (paper.kl == ("k1", "reward"))
@@ -910,9 +908,7 @@ def test_loss_and_gradient_of_a_config(one):
   assert metrics["actor/staleness_max"] == 0
   if paper.loss is not log_likelihood:
     assert 0 < metrics["actor/pg_clipfrac"] < 1
-  assert (metrics["actor/pg_clipfrac_lower"] > 0) == (
-      one.c.loss.dual_clip > 0
-  )
+  assert (metrics["actor/pg_clipfrac_lower"] > 0) == (one.c.loss.dual_clip > 0)
   assert_gradient(moved(one.leaves, state), loss, one.leaves)
 
 

@@ -152,9 +152,7 @@ def test_clipped_tokens_and_the_likeliest_of_them():
   np.testing.assert_allclose(metrics["pg_clipfrac"], share, rtol=1e-5)
   assert metrics["pg_clipfrac_lower"] == 0, "no dual clip"
   likeliest = np.exp(logps())[high_BT].max()
-  np.testing.assert_allclose(
-      metrics["clipped_prob_max"], likeliest, rtol=1e-4
-  )
+  np.testing.assert_allclose(metrics["clipped_prob_max"], likeliest, rtol=1e-4)
 
 
 def test_staleness_counts_minibatches_and_age():

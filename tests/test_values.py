@@ -242,12 +242,7 @@ def test_explained_variance_matches_numpy(
     [
         0.0,
         -1.0,
-        pytest.param(
-            0.7,
-            marks=pytest.mark.xfail(
-                strict=True, reason="their variance is not 0 but rounding"
-            ),
-        ),
+        0.7,
     ],
 )
 def test_equal_returns_explain_nothing(value, dtype):
