@@ -42,6 +42,7 @@ TIMES = {
     "sampling": "timing_s/gen",
     "scoring": "timing_s/score",
     "log-probs": "timing_s/old_log_prob",
+    "values": "timing_s/values",
     "advantages": "timing_s/adv",
     "update": "timing_s/update_actor",
 }
@@ -138,7 +139,55 @@ CHARTS: tuple[dict[str, Any], ...] = (
         title="Gradient norm",
         about="Before clipping; mean over the updates of a step.",
         unit="norm",
-        series={"norm": "rl actor/grad_norm"},
+        series={
+            "policy": "rl actor/grad_norm",
+            "critic": "rl critic/grad_norm",
+        },
+    ),
+    dict(
+        title="Effective sample size",
+        about=(
+            "Share of the tokens that importance weights leave; 1 on the policy"
+            " that sampled."
+        ),
+        unit="of 1",
+        series={
+            "mean": "rl actor/ess",
+            "least of a step": "rl actor/ess_min",
+        },
+    ),
+    dict(
+        title="Staleness",
+        about="Optimizer steps between the sampling of a token and its use.",
+        unit="updates",
+        series={
+            "mean": "rl actor/staleness",
+            "largest": "rl actor/staleness_max",
+        },
+    ),
+    dict(
+        title="Explained variance",
+        about=(
+            "Of the returns by the critic, on responses it has not learned"
+            " from: 1 is perfect, 0 no better than a constant."
+        ),
+        unit="of 1",
+        series={"critic": "rl critic/vf_explained_var"},
+    ),
+    dict(
+        title="Value loss",
+        about="Of the critic; mean over the updates of a step.",
+        unit="loss",
+        series={"critic": "rl critic/vf_loss"},
+    ),
+    dict(
+        title="Value pretraining",
+        about="Of the critic before RL, step by step, the policy fixed.",
+        unit="of 1",
+        series={
+            "explained variance": "value critic/vf_explained_var",
+            "value loss": "value critic/vf_loss",
+        },
     ),
     dict(
         title="Prompts by outcome",
@@ -612,6 +661,7 @@ def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
   points = {
       "rl": [x | derived(x) for x in thin(rl)],
       "evaluate": [x | numbers(x) for x in thin(of_stage(lines, "evaluate"))],
+      "value": thin(of_stage(lines, "value")),
   }
   for stage in ("skill", "habits"):
     some = [x for x in of_stage(lines, stage) if "sft/loss" in x]
@@ -621,6 +671,7 @@ def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
     known = spent(lines, kind)
     for name in ("rl", "evaluate"):
       axes[name][kind] = [known.get(x) for x in axes[name]["step"]]
+    axes["value"][kind] = [x.get(COSTS[kind]) for x in points["value"]]
   if axes["skill"]["step"]:  # habits follow the skill
     done = axes["skill"]["step"][-1]
     axes["habits"]["step"] = [done + x for x in axes["habits"]["step"]]

@@ -659,7 +659,6 @@ PAPERS = {
         nll=0.1,
         targets=1.0,
         group=True,
-        fields={"advantage.alpha": 0.05, "critic.pretrain_steps": 20},
     ),
     "gspo": dataclasses.replace(GRPO, loss=gspo),
     "cispo": dataclasses.replace(GRPO, loss=cispo, reduction="token_mean"),
@@ -682,13 +681,13 @@ def small(name):
     assert fields[field] == wanted, field
   assert (c.rollout.group_size > 1) == PAPERS[name].group
   assert (c.reward.overlong_buffer > 0) == PAPERS[name].overlong
+  assert (c.critic.pretrain_steps > 0) == (name == "vapo")
   group = 4 if PAPERS[name].group else 1
   c.rollout.update(batch=16, group_size=group, max_prompt=P, max_tokens=T)
   c.updates.update(minibatches=1, micro_batches=2)
   c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
   c.critic.lr = 1.0
   c.reward.overlong_buffer = min(c.reward.overlong_buffer, 3)
-  c.advantage.alpha = 0.4  # as if responses were eight times as long
   config.check(c)
   return c
 
@@ -829,7 +828,7 @@ def golden(name, cfg):
       values_ABT = Quick(experience._values(run))(first, *cut)
       more["values_BT"] = np.asarray(values_ABT).reshape(16, T)
     facts = run.put(experience.facts(padded) | more | scalars)
-    assign = Quick(experience._assign(run, c.critic.lam))
+    assign = Quick(experience._assign(run))
     assigned = jax.device_get(assign(facts))
     batch = experience.batch(run, padded, assigned, **more)
     orders = np.arange(16), np.random.default_rng(6).permutation(16)

@@ -23,7 +23,6 @@ STEPS = 16
 FIELDS = dict(
     advantage__name="gae_length_adaptive",
     advantage__alpha=1.0,  # responses have four tokens: lambda is 3/4
-    critic__lam=1.0,
     critic__lr=0.01,
     critic__pretrain_steps=STEPS,
     rollout__batch=64,
@@ -123,7 +122,7 @@ def test_the_policy_stays_as_it_was(whole):
 def assert_that_the_critic_matters(run, policy, params):
   """On prompts and noise of another stream: it explains, and GAE gains."""
   with jax.set_mesh(run.mesh):
-    maker = experience.Maker(run, "fresh", run.config.critic.lam)
+    maker = experience.Maker(run, "fresh")
     rows = maker.generate(policy)
     values_BT = maker.values(params, rows)
     zeros_BT = np.zeros_like(values_BT)
@@ -156,6 +155,24 @@ def test_the_critic_matters(whole, tmp_path, monkeypatch):
   monkeypatch.setattr(critic, "values", zeros)
   with pytest.raises(AssertionError):
     assert_that_the_critic_matters(whole.run, whole.policy, whole.params)
+
+
+def test_it_learns_returns_of_whole_responses(tmp_path, monkeypatch):
+  """Monte Carlo, whatever lambda the targets have in RL."""
+  seen, batch = [], experience.batch
+
+  def spy(run, rows, assigned, **more):
+    seen.append((rows, assigned))
+    return batch(run, rows, assigned, **more)
+
+  monkeypatch.setattr(experience, "batch", spy)
+  pretrain(tmp_path / "a", critic__pretrain_steps=1, critic__lam=0.5)
+  ((rows, assigned),) = seen
+  some = rows.rollouts.mask_BT
+  reward_BT = np.broadcast_to(assigned["rewards_B"][:, None], some.shape)
+  np.testing.assert_allclose(
+      assigned["returns_BT"][some], reward_BT[some], atol=1e-5
+  )
 
 
 def test_without_pretraining_it_starts_from_the_policy(tmp_path):
@@ -283,10 +300,13 @@ def reinforce(workdir, **changes):
 def test_rl_goes_on_with_policy_and_critic(tmp_path):
   """VAPO with a mixture of critics: stopped, killed, and never stopped."""
   wanted = reinforce(tmp_path / "whole")
-  with pytest.raises(Stopped):
-    reinforce(tmp_path / "a", stop_at=2 + 1)
+  saved = checkpoint.Checkpoints(tmp_path / "a" / "checkpoints" / "rl")
+  with pytest.raises(Stopped):  # asked in 2 steps, an evaluation, 1 step
+    reinforce(tmp_path / "a", stop_at=4)
+  assert saved.steps() == [0, 1]
   with pytest.raises(KeyboardInterrupt):
     reinforce(tmp_path / "a", die_at=1)
+  assert saved.steps() == [0, 1, 2]
   got = reinforce(tmp_path / "a")
   assert got == wanted
   steps = [x for x in wanted[2] if x["stage"] == "rl"]
