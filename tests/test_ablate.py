@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from rl_reason import ablate, compare, jobs, report
+from rl_reason import ablate, report
+from rl_reason.ablate import compare, jobs
 from rl_reason.config import ConfigError
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -29,8 +29,8 @@ LAYERS = [
     structs tasks display schedules
     groups losses config sharding metrics dynamic_sampling
     advantages corrections surrogates values weights rewards
-    tokenizer model checkpoint report jobs
-    data rollout credit critic compare
+    tokenizer model checkpoint report
+    data rollout credit critic
     step evaluate ablate
     stages
     main
@@ -61,7 +61,8 @@ def graph() -> dict[str, set[str]]:
   for name, path in names.items():
     wanted = {x.removeprefix("rl_reason.") for x in imports(path)}
     # `from rl_reason.structs import Array` asks for structs.Array.
-    out[name] = (wanted | {x.rpartition(".")[0] for x in wanted}) & set(names)
+    wanted |= {x.rpartition(".")[0] for x in wanted}
+    out[name] = (wanted & set(names)) - {name}  # a package has its modules
   return out
 
 

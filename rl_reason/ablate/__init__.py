@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from rl_reason import config as config_lib, jobs
+from rl_reason import config as config_lib
+from rl_reason.ablate import jobs
+from rl_reason.ablate.jobs import Job, say
 from rl_reason.config import ConfigError
-from rl_reason.jobs import Job, say
 
 
 class Measure(NamedTuple):
@@ -332,7 +333,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     print(f"config error: {e}", file=sys.stderr)
     return 2
   if data["runs"]:
-    from rl_reason import compare
+    from rl_reason.ablate import compare
 
     for path in compare.write(data, out):
       say(f"wrote {path}")
@@ -367,7 +368,7 @@ def _run(flags, name: str, out: pathlib.Path, command: str, child):
   signal.signal(signal.SIGTERM, ask)
   signal.signal(signal.SIGINT, ask)
 
-  from rl_reason import compare  # after the checks: it imports jax
+  from rl_reason.ablate import compare  # after the checks: it imports jax
 
   def landed():
     data = compare.collect(c, everything, measures(c))
@@ -387,7 +388,3 @@ def _run(flags, name: str, out: pathlib.Path, command: str, child):
   for job in failed:
     say(f"FAILED: {job}")
   return landed(), 143 if stop.is_set() else int(bool(failed))
-
-
-if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rl_reason import config as config_lib, metrics, report
-from rl_reason.jobs import Job
+from rl_reason.ablate.jobs import Job
 
 POINTS = 50  # of a series
 AXES = {"step": "steps", "tokens": "generated tokens", "flops": "FLOPs"}
