@@ -781,6 +781,7 @@ def test_a_common_field_that_a_row_does_not_read_is_left_out():
   common = {"advantage.lam": 0.5, "rl.steps": 4}
   fields, given = ablate.configure("configs/vapo.py", common, {"seed": 3})
   assert given == {"rl.steps": 4, "seed": 3} and fields["rl.steps"] == 4
+  assert fields["advantage.lam"] == 0.95, "as the run itself will have it"
   _, given = ablate.configure("configs/ppo.py", common, {"seed": 3})
   assert given == common | {"seed": 3}
   with pytest.raises(ablate.ConfigError, match="lam = 0.5: nothing takes it"):

@@ -222,6 +222,7 @@ def configure(
   try:
     idle = config_lib.unread(c) - own.keys()
     given = {k: v for k, v in given.items() if k not in idle}
+    c.update_from_flattened_dict({k: fields[k] for k in idle & common.keys()})
     config_lib.check(c, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:
     raise ConfigError(
