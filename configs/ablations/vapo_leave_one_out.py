@@ -7,7 +7,7 @@ from rl_reason import ablate
 
 
 def get_config():
-  """PPO, VAPO, and VAPO without each of the seven.
+  """PPO, VAPO, and VAPO without each of the seven; PPO with two of them.
 
   lambda is .5, not .95, where it is fixed: what makes long responses hard is
   how many horizons, l (1 - lambda), they hold. The paper's have some 500; with
@@ -36,6 +36,17 @@ def get_config():
       },
       rows=[
           ("PPO", ppo, {"critic.lam": 0.5}),
+          (
+              "PPO + value pretraining",
+              ppo,
+              {"critic.lam": 0.5, "critic.pretrain_steps": 30},
+          ),
+          ("PPO + decoupled GAE", ppo, {"critic.lam": 1.0}),
+          (
+              "PPO + both",
+              ppo,
+              {"critic.lam": 1.0, "critic.pretrain_steps": 30},
+          ),
           ("without value pretraining", vapo, {"critic.pretrain_steps": 0}),
           ("without decoupled GAE", vapo, {"critic.lam": 0.5}),
           ("without length-adaptive GAE", vapo, {"advantage.name": "gae"}),
@@ -48,6 +59,7 @@ def get_config():
           ("without positive-example loss", vapo, {"loss.positive_nll": 0.0}),
           ("without group sampling", vapo, {"rollout.group_size": 1}),
           ("VAPO", vapo, {}),
+          ("DAPO", "configs/dapo.py", {}),
       ],
       measures=("explained variance", "value loss", "entropy", "length"),
   )
