@@ -555,6 +555,12 @@ def _check_algorithm(c, require) -> None:
           f"{name} has no critic: use gae or gae_length_adaptive",
       )
   require(
+      not v.reuse or (v.pretrain_steps and v.init != "exported"),
+      "critic.reuse",
+      "takes the place of value pretraining: needs critic.pretrain_steps > 0,"
+      " and not critic.init = 'exported'",
+  )
+  require(
       bool(v.path) == (v.init == "exported"),
       "critic.path",
       f"does not go with critic.init = {v.init!r}: it is for 'exported'",

@@ -430,13 +430,15 @@ def rl_update(
       going &= metrics["kl_old_new"] <= max_kl
     new, more = optimize(old, tx, grads, b.mask_BT & going, going)
     mean, square = metrics.pop("ratio_mean"), metrics.pop("ratio_square")
-    ess = mean**2 / jnp.maximum(square, 1e-30)
+    some = jnp.any(b.mask_BT)
+    ess = jnp.where(some, mean**2 / jnp.maximum(square, 1e-30), 1)
+    metrics["kl_old_new_max"] = metrics["kl_old_new"]  # also where it stopped
     stale = jnp.sum(w["share"] * (b.age_B + index)[:, None])
     metrics |= more | dict(ess=ess, ess_min=ess, staleness=stale)
     metrics["staleness_max"] = jnp.max(
         jnp.where(b.age_B < 0, 0, b.age_B + index)
     )
-    return (new, going, index + 1), metrics | dict(updates=going)
+    return (new, going, index + 1), metrics | dict(updates=going & some)
 
   # Padding may hold anything, also NaN: it must not reach a sum.
   batch_MA = batch_MA.replace(
@@ -473,7 +475,8 @@ def critic_update(
     bins: see `by_length`.
 
   Returns:
-    the next state and metrics: loss (token mean), grad_norm, update_skipped.
+    the next state and metrics: vf_loss (token mean), grad_norm, updates,
+    update_skipped.
   """
 
   def loss_fn(params, micro):
@@ -499,7 +502,7 @@ def critic_update(
     share = mask / jnp.maximum(mask.sum(), 1)
     grads, metrics = accumulate(loss_fn, state.params, (b_A, share), bins)
     state, more = optimize(state, tx, grads, b_A.mask_BT)
-    return state, metrics | more
+    return state, metrics | more | dict(updates=jnp.any(b_A.mask_BT))
 
   state, by_M = jax.lax.scan(minibatch, state, batch_MA)
   return state.replace(step=state.step + 1), summarize(by_M)
@@ -511,7 +514,7 @@ def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
   `*_max`, `*_min` and the numbers `update_skipped` and `updates` over all of
   them, means over those that were updated on (`updates` says which).
   """
-  done_M = by_M.get("updates", jnp.ones_like(by_M["grad_norm"]))
+  done_M = by_M["updates"]
   out = {}
   for name, x_M in by_M.items():
     if name.endswith("_max"):

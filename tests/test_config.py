@@ -525,7 +525,9 @@ def test_field_is_read(name, tmp_path):
       if name == "sft.reuse":
         sft.run(run)
       else:
-        c.critic.pretrain_steps, c.advantage.name = 1, "gae"
+        c.seed, c.critic.pretrain_steps, c.advantage.name = 0, 1, "gae"
+        c.critic.lr = 1e-2
+        run = make_run(c, tmp_path / "other")
         value.run(run, run_params(run))
   seen = []
   for change in (None, value_of_field):
@@ -639,6 +641,10 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ({"advantage.name": "gae", "advantage.groups": "type"}, "no groups"),
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         ({"critic.init": "exported"}, "critic.path = '': does not go with"),
+        (
+            {"advantage.name": "gae", "critic.reuse": "x"},
+            "critic.reuse = 'x': takes the place of value pretraining",
+        ),
         ({"advantage.name": "gae", "critic.mix": 0.5}, "the pretrained critic"),
         ({"critic.low": 3.0}, "must be below critic.high"),
         ({"loss.cov_low": 9.0}, "must be below loss.cov_high"),

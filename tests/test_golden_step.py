@@ -1,7 +1,8 @@
 """One whole RL update against NumPy: model, loss, gradient and optimizer.
 
 `reference` computes the loss in float64 without JAX; central differences of
-it are the gradient that `rl_update` has to apply.
+it are the gradient that `rl_update` has to apply. First the parts, then every
+config from its verdicts to its next parameters.
 """
 
 import dataclasses
@@ -221,6 +222,30 @@ def moved(leaves, state):
   return {k: x - after[k] for k, x in leaves.items()}
 
 
+def assert_gradient(grads, loss, leaves):
+  """An entry of every parameter, and all of them in one direction."""
+  rng = np.random.default_rng(7)
+  scale = max(np.abs(g).max() for g in grads.values())
+  assert scale > 1e-3
+  for name, grad in grads.items():
+    place = tuple(rng.integers(0, n) for n in grad.shape)
+    along = np.zeros(grad.shape)
+    along[place] = 1
+    np.testing.assert_allclose(
+        grad[place],
+        reference.slope(loss, leaves, {name: along}),
+        rtol=1e-6,
+        atol=1e-8 * scale,
+        err_msg=f"{name} {place}",
+    )
+  along = {k: rng.normal(size=x.shape) for k, x in leaves.items()}
+  np.testing.assert_allclose(
+      sum((grads[k] * along[k]).sum() for k in grads),
+      reference.slope(loss, leaves, along, h=1e-6),
+      rtol=1e-6,
+  )
+
+
 # --- the forward pass --------------------------------------------------------
 
 
@@ -288,26 +313,7 @@ def test_gradient_is_that_of_the_loss(wide):
   assert 0 < metrics["pg_clipfrac"] < 1, "some tokens are clipped, not all"
   assert 0 < metrics["pg_clipfrac_lower"] < 1
 
-  grads = moved(leaves, state)
-  rng = np.random.default_rng(3)
-  scale = max(np.abs(g).max() for g in grads.values())
-  for name, grad in grads.items():  # one entry of every parameter
-    place = tuple(rng.integers(0, n) for n in grad.shape)
-    along = np.zeros(grad.shape)
-    along[place] = 1
-    np.testing.assert_allclose(
-        grad[place],
-        reference.slope(loss, leaves, {name: along}),
-        rtol=1e-6,
-        atol=1e-9 * scale,
-        err_msg=f"{name} {place}",
-    )
-  along = {k: rng.normal(size=x.shape) for k, x in leaves.items()}
-  np.testing.assert_allclose(
-      sum((grads[k] * along[k]).sum() for k in grads),
-      reference.slope(loss, leaves, along, h=1e-6),
-      rtol=1e-6,
-  )
+  assert_gradient(moved(leaves, state), loss, leaves)
 
 
 # --- cutting the rows --------------------------------------------------------
@@ -816,7 +822,8 @@ def golden(name, cfg):
   # The library.
   run = one_device(c, cfg)
   with jax.set_mesh(run.mesh):
-    more, scalars = dict(ref_logps_BT=ref_BT), dict(
+    more = dict(ref_logps_BT=ref_BT)
+    others = dict(
         entropy_BT=np.zeros((16, T)),
         progress=np.float64(0),
         kl_coef=np.float64(c.kl.coef),
@@ -827,7 +834,7 @@ def golden(name, cfg):
       first = on_device(critics[0], jnp.float64)
       values_ABT = Quick(experience._values(run))(first, *cut)
       more["values_BT"] = np.asarray(values_ABT).reshape(16, T)
-    facts = run.put(experience.facts(padded) | more | scalars)
+    facts = run.put(experience.facts(padded) | more | others)
     assign = Quick(experience._assign(run))
     assigned = jax.device_get(assign(facts))
     batch = experience.batch(run, padded, assigned, **more)
@@ -854,7 +861,21 @@ def golden(name, cfg):
           jax.device_get(update(step.new_state(params, tx, where), cut))
           for cut in cuts
       ]
-  return types.SimpleNamespace(**locals())
+  return types.SimpleNamespace(
+      c=c,
+      cfg=cfg,
+      paper=paper,
+      leaves=leaves,
+      rows=rows,
+      ref_BT=ref_BT[:8],
+      known=known,
+      advantages_BT=advantages_BT,
+      critics=critics,
+      more=more,
+      assigned=assigned,
+      updated=updated,
+      judged=judged,
+  )
 
 
 @pytest.fixture(params=PAPERS)
@@ -897,7 +918,7 @@ def test_loss_and_gradient_of_a_config(one):
         logps_BT, here_BT, one.rows.old_logps_BT, one.advantages_BT, r.mask_BT
     )
     if paper.kl == ("k2", "loss"):
-      loss_BT += one.c.kl.coef * (logps_BT - one.ref_BT[:8]) ** 2 / 2
+      loss_BT += one.c.kl.coef * (logps_BT - one.ref_BT) ** 2 / 2
     out = reference.reduce(paper.reduction, loss_BT, r.mask_BT, r.ids_B)
     right_BT = r.mask_BT * (RIGHT > 0)[:, None]
     return out - paper.nll * reference.token_mean(logps_BT, right_BT)
@@ -911,35 +932,10 @@ def test_loss_and_gradient_of_a_config(one):
   assert_gradient(moved(one.leaves, state), loss, one.leaves)
 
 
-def assert_gradient(grads, loss, leaves):
-  """An entry of every parameter, and all of them in one direction."""
-  rng = np.random.default_rng(7)
-  scale = max(np.abs(g).max() for g in grads.values())
-  assert scale > 1e-3
-  for name, grad in grads.items():
-    place = tuple(rng.integers(0, n) for n in grad.shape)
-    along = np.zeros(grad.shape)
-    along[place] = 1
-    np.testing.assert_allclose(
-        grad[place],
-        reference.slope(loss, leaves, {name: along}),
-        rtol=1e-6,
-        atol=1e-8 * scale,
-        err_msg=f"{name} {place}",
-    )
-  along = {k: rng.normal(size=x.shape) for k, x in leaves.items()}
-  np.testing.assert_allclose(
-      sum((grads[k] * along[k]).sum() for k in grads),
-      reference.slope(loss, leaves, along, h=1e-6),
-      rtol=1e-6,
-  )
-
-
 def test_micro_batches_change_no_config(one):
   """All rows in one micro-batch, or mixed with padding over two."""
-  for (whole, metrics), (mixed, other) in filter(
-      None, [one.updated, one.judged]
-  ):
+  updates = [x for x in (one.updated, one.judged) if x]
+  for (whole, metrics), (mixed, other) in updates:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11),
         whole.params,

@@ -1,5 +1,9 @@
 """Exports networks: parameters alone, whole or not there, with their config."""
 
+import shutil
+
+import jax
+
 from rl_reason import checkpoint, config as config_lib
 from rl_reason.stages import Run, rl
 
@@ -20,7 +24,10 @@ def run(run: Run, which: str) -> None:
   policy, critic, at = rl.load(run, which)
   for name, params in dict(policy=policy, critic=critic).items():
     if params is not None:
-      out = checkpoint.Checkpoints(run.workdir / "export" / name)
+      path = run.workdir / "export" / name
+      if jax.process_index() == 0:  # else the higher step would stay
+        shutil.rmtree(path, ignore_errors=True)
+      out = checkpoint.Checkpoints(path)
       out.save(at, params, dict(config=config_lib.flat(run.config)))
       out.close()
-      run.display.say(f"step {at} written to {run.workdir / 'export' / name}")
+      run.display.say(f"step {at} written to {path}")

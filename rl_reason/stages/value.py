@@ -15,8 +15,22 @@ from rl_reason import checkpoint, config as config_lib, critic, model, step
 from rl_reason.stages import Once, Run, Stopped, experience
 from rl_reason.structs import RunError, Tree
 
-# Fields that give a critic its shape.
-NETWORK = tuple(f"critic.{x}" for x in ("head", "heads", "bins", "low", "high"))
+# Fields that give a critic its shape, and what it has learnt its meaning.
+NETWORK = (
+    "model.",
+    "tokenizer",
+    "task.name",
+    *(f"critic.{x}" for x in ("head", "heads", "bins", "low", "high")),
+)
+MEANING = (
+    "seed",
+    "task.",
+    "sft.skill.",
+    "sft.habits.",
+    "reward.",
+    "advantage.gamma",
+    "rollout.max_tokens",
+)
 
 
 def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
@@ -176,7 +190,8 @@ def _first(run: Run, cfg, shardings: Tree, policy_params: Tree) -> Tree:
         shardings,
         is_leaf=lambda x: isinstance(x, model.Param),
     )
-    return _restore(run, pathlib.Path(c.path), "critic.path", like)[0]
+    path = pathlib.Path(c.path)
+    return _restore(run, path, "critic.path", NETWORK, like)[0]
   trunk = policy_params if c.init == "policy" else None
 
   def make(key, trunk):
@@ -193,14 +208,23 @@ def _reused(run: Run) -> tuple[Tree, dict[str, float]]:
   table = critic.table(experience.critic_config(run))
   like = step.abstract_state(table, tx, shardings)
   path = workdir / "checkpoints" / "value"
-  state, host = _restore(run, path, "critic.reuse", like)
+  state, host = _restore(run, path, "critic.reuse", NETWORK + MEANING, like)
   if not host["done"]:
     raise RunError(f"{workdir}: not complete; run --stage=value there")
   return state.params, host["spent"]
 
 
-def _restore(run: Run, path: pathlib.Path, field: str, like: Tree):
-  """The newest checkpoint of a critic somewhere else, and its host state."""
+def _restore(
+    run: Run,
+    path: pathlib.Path,
+    field: str,
+    equal: tuple[str, ...],
+    like: Tree,
+):
+  """The newest checkpoint of a critic somewhere else, and its host state.
+
+  Fields that begin with one of `equal` must be the same there.
+  """
   checkpoints = checkpoint.Checkpoints(path)
   at = checkpoints.newest(run.display.say)
   if at is None:
@@ -210,10 +234,9 @@ def _restore(run: Run, path: pathlib.Path, field: str, like: Tree):
     )
   host = checkpoints.host(at)
   here = config_lib.flat(run.config)
-  prefixes = ("model.", "tokenizer", "task.name", *NETWORK)
   for name in here:
     there = host["config"].get(name)
-    if name.startswith(prefixes) and here[name] != there:
+    if name.startswith(equal) and here[name] != there:
       raise RunError(
           f"{field} = {path}: {name} is {there!r} there and {here[name]!r}"
           " here; make them equal"
