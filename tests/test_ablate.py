@@ -776,6 +776,24 @@ def test_in_a_browser(tmp_path):
   assert found[6] == f"generated tokens 2000{HOSTILE} 60%"
 
 
+def test_select_compares_with_another_row_as_of_an_earlier_step():
+  def run(row, accuracy):
+    lines = dict(step=[0, 5, 10], tokens=[0, 50, 100], flops=[None] * 3)
+    lines["accuracy"] = accuracy
+    return dict(row=row, seed=1, evaluate=lines)
+
+  runs = [run("a", [0, 0.1, 0.9]), run("b", [0, 0.3, 0.4]), run("c", [0, 1, 1])]
+  data = dict(runs=runs, reference="a", rows=[["a"], ["b"], ["c"]])
+  some = compare.select(data, ["b"], "a", 5)
+  assert [row for row, in some["rows"]] == ["a", "b"]
+  assert compare.ends(some) == {"step": 5, "tokens": 50}
+  found = compare.differences(some, "step", 5)
+  assert found["b"] == {1: pytest.approx(0.2)}
+  other = compare.select(data, [], "c", None)
+  assert compare.differences(other, "step", 10)["a"] == {1: pytest.approx(-0.1)}
+  assert data["reference"] == "a" and len(runs[0]["evaluate"]["step"]) == 3
+
+
 def test_a_common_field_that_a_row_does_not_read_is_left_out():
   """But not one of the row's own."""
   common = {"advantage.lam": 0.5, "rl.steps": 4}

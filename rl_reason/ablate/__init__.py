@@ -2,6 +2,7 @@
 
   python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
   python -m rl_reason.ablate --config=... --table   # pages only, from the data
+  python -m rl_reason.ablate --config=... --table --against=PPO --at=5  # prints
 
 Each row and seed is a process of its own, and starts from the SFT model (and
 from the pretrained critic) that all rows of the seed share. What is finished is
@@ -317,6 +318,12 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   parser.add_argument(
       "--table", action="store_true", help="only pages, from the data"
   )
+  parser.add_argument(
+      "--against", help="with --table: print a comparison with this row"
+  )
+  parser.add_argument(
+      "--at", type=int, help="with --against: as of this RL step"
+  )
   flags = parser.parse_args(argv)
   if flags.jobs < 1:
     parser.error("--jobs: at least 1")
@@ -328,6 +335,9 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       if not out.exists():
         raise ConfigError(f"{out}: there are no data yet; leave out --table")
       data, code = json.loads(out.read_text()), 0
+      names = [row[0] for row in data["rows"]]
+      for row in filter(None, [flags.against, *(flags.rows or ())]):
+        _known("--against, --rows", row, names)
     else:
       data, code = _run(flags, name, out, shlex.join(argv), child)
   except ConfigError as e:
@@ -336,6 +346,14 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   if data["runs"]:
     from rl_reason.ablate import compare
 
+    if flags.table and flags.against:
+      some = flags.rows or ()
+      print(
+          compare.markdown_table(
+              compare.select(data, some, flags.against, flags.at)
+          )
+      )
+      return code
     for path in compare.write(data, out):
       say(f"wrote {path}")
     for text in compare.notes(data):

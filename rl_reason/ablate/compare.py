@@ -335,8 +335,33 @@ def reading(data: dict[str, Any]) -> str:
   )
 
 
-def markdown(data: dict[str, Any], name: str) -> str:
-  """NAME.md."""
+def select(
+    data: dict[str, Any], rows: Sequence[str], reference: str, at: int | None
+) -> dict[str, Any]:
+  """The data of some rows, against another one, as of an earlier step.
+
+  Args:
+    data: of `collect`.
+    rows: names to keep, besides the reference; all if empty.
+    reference: name of the row to compare with.
+    at: evaluations after this step are left out; None keeps all.
+  """
+  keep = {*(rows or [row[0] for row in data["rows"]]), reference}
+
+  def until(run):
+    lines = run["evaluate"]
+    count = sum(at is None or step <= at for step in lines["step"])
+    return run | dict(evaluate={k: x[:count] for k, x in lines.items()})
+
+  return data | dict(
+      reference=reference,
+      rows=[row for row in data["rows"] if row[0] in keep],
+      runs=[until(run) for run in data["runs"] if run["row"] in keep],
+  )
+
+
+def markdown_table(data: dict[str, Any]) -> str:
+  """The table of the results."""
 
   def line(cells):
     return f"| {' | '.join(x.replace('|', '/') for x in cells)} |"
@@ -347,11 +372,16 @@ def markdown(data: dict[str, Any], name: str) -> str:
       [row["name"], row["about"], *(text for text, _ in row["cells"])]
       for row in found["rows"]
   ]
+  return "\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)])
+
+
+def markdown(data: dict[str, Any], name: str) -> str:
+  """NAME.md."""
   versions = [f"{k} {v}" for k, v in data["environment"].items() if v]
   return "\n".join(
       [
           *(f"# {data['title']}", "", data["question"], ""),
-          *(line(head), "|---" * len(head) + "|", *map(line, rows), ""),
+          *(markdown_table(data), ""),
           *(reading(data), "", *(f"- {x}" for x in notes(data)), ""),
           *(f"![curves]({name}.png)", "", f"Made by `{data['command']}`; data"),
           f"in `{name}.json`, with curves to point at in `{name}.html`.",
