@@ -15,14 +15,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_reason import (
-    corrections,
     critic,
-    losses,
     model,
+    objective as objective_lib,
     schedules,
     values,
-    weights,
 )
+from rl_reason.objective import Objective
 from rl_reason.structs import Array, Batch, TrainState, Tree
 
 
@@ -298,17 +297,7 @@ def rl_update(
     cfg: model.ModelConfig,
     tx: optax.GradientTransformation,
     temperature: float,
-    surrogate: Callable[..., tuple[Array, dict[str, Array]]],
-    reduction: Callable[[Array, Array], Array],
-    kl: str = "none",
-    entropy: bool = False,
-    positive_nll: float = 0.0,
-    length_alpha: float = 0.0,
-    cov: str = "none",
-    cov_share: float = 2e-4,
-    cov_low: float = 1.0,
-    cov_high: float = 5.0,
-    cov_coef: float = 1.0,
+    objective: Objective,
     max_kl: float = 0.0,
     bins: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
@@ -318,23 +307,11 @@ def rl_update(
     state: donated by the caller's jit.
     batch_MA: rows cut as [M, A, B, ...]: M minibatches one after the other,
       each as A micro-batches.
-    coefs: scalars `kl` and `entropy`, factors of those losses; arrays, since
-      they may change from step to step.
+    coefs: see `objective.loss`.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
-    surrogate: a function of `surrogates`, its keywords bound.
-    reduction: a function of `weights`.
-    kl: 'none', 'k1', 'k2' or 'k3': a KL to the reference in the loss.
-    entropy: whether there is a bonus.
-    positive_nll: mu, factor of the mean NLL over the tokens of right responses
-      (VAPO, arXiv:2504.05118, sec 4.3), over the whole minibatch.
-    length_alpha: see `corrections.length_factor`.
-    cov: 'none', 'clip' or 'kl': see `corrections.clip_cov`, `top_share`.
-    cov_share: share of tokens that Clip-Cov or KL-Cov picks.
-    cov_low: of `corrections.clip_cov`.
-    cov_high: of `corrections.clip_cov`.
-    cov_coef: KL-Cov's factor of |log r| on its tokens.
+    objective: static, the terms of the loss.
     max_kl: updates end when KL(old || new) on the next minibatch is beyond it
       (arXiv:1707.06347's early stopping); 0 is off.
     bins: see `by_length`.
@@ -349,77 +326,17 @@ def rl_update(
 
   def loss_fn(params, micro):
     b, w = micro
-    mask = b.mask_BT
-    logps_BT, entropy_BT = model.response_logps(
-        params, cfg, b.tokens_BL, b.start_B, mask.shape[1], temperature
+    scored = model.response_logps(
+        params, cfg, b.tokens_BL, b.start_B, b.mask_BT.shape[1], temperature
     )
-    logps_BT = jnp.where(mask, logps_BT, 0)
-    loss_BT, aux = surrogate(logps_BT, b.old_logps_BT, b.advantages_BT, mask)
-    log_ratio_BT = logps_BT - b.old_logps_BT
-    metrics = dict(pg_loss=jnp.sum(w["policy"] * loss_BT))
-    loss = metrics["pg_loss"]
-    if kl != "none":
-      kl_BT = losses.kl(logps_BT, b.ref_logps_BT, kind=kl)
-      metrics["kl_loss"] = jnp.sum(w["every"] * kl_BT)
-      loss += coefs["kl"] * metrics["kl_loss"]
-    if entropy:
-      loss -= coefs["entropy"] * jnp.sum(w["every"] * entropy_BT)
-    if positive_nll:
-      metrics["nll_loss"] = -jnp.sum(w["right"] * logps_BT)
-      loss += positive_nll * metrics["nll_loss"]
-    if cov == "kl":
-      loss += cov_coef * jnp.sum(w["held"] * jnp.abs(log_ratio_BT))
-
-    high = aux["clipped"] & (b.advantages_BT > 0)
-    ratio_BT = jnp.exp(jnp.clip(log_ratio_BT, -20, 20))
-    share = w["share"]
-    metrics |= dict(
-        loss=loss,
-        entropy=jnp.sum(share * entropy_BT),
-        ppo_kl=-jnp.sum(share * log_ratio_BT),
-        kl_old_new=jnp.sum(share * (ratio_BT - 1 - log_ratio_BT)),
-        pg_clipfrac=jnp.sum(share * aux["clipped"]),
-        pg_clipfrac_lower=jnp.sum(share * aux["clipped_lower"]),
-        ratio_mean=jnp.sum(share * ratio_BT),
-        ratio_square=jnp.sum(share * ratio_BT**2),
-        log_ratio_max=jnp.max(jnp.abs(log_ratio_BT) * mask),
-        clipped_prob_max=jnp.max(jnp.exp(logps_BT) * (high & mask)),
-    )
-    return loss, metrics
-
-  def token_weights(b: Batch, key: Array) -> dict[str, Array]:
-    """What each token of a minibatch weighs in each term, over all its rows."""
-    mask_BT = b.mask_BT.astype(b.advantages_BT.dtype)
-    every_BT = reduction(mask_BT, b.groups_B)
-    if length_alpha:
-      factor_B = corrections.length_factor(mask_BT, length_alpha)
-      every_BT *= factor_B[:, None]
-    w = dict(every=every_BT, policy=every_BT)
-    w["share"] = weights.token_mean(mask_BT, b.groups_B)
-    if positive_nll:
-      right_BT = mask_BT * b.right_B[:, None]
-      w["right"] = weights.token_mean(right_BT, b.groups_B)
-    if cov != "none":
-      cov_BT = corrections.covariance(b.old_logps_BT, b.advantages_BT, mask_BT)
-    if cov == "clip":
-      w["policy"] *= corrections.clip_cov(
-          cov_BT,
-          mask_BT,
-          jax.random.uniform(key, mask_BT.shape),
-          cov_share=cov_share,
-          cov_low=cov_low,
-          cov_high=cov_high,
-      )
-    elif cov == "kl":
-      w["held"] = every_BT * corrections.top_share(cov_BT, mask_BT, cov_share)
-    return w
+    return objective_lib.loss(objective, *scored, b, w, coefs)
 
   def minibatch(carry, b_A: Batch):
     old, going, index = carry
     shape = b_A.mask_BT.shape
     b = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), b_A)
     key = jax.random.fold_in(jax.random.key(old.step), index)
-    w = token_weights(b, key)
+    w = objective_lib.token_weights(objective, b, key)
     grads, metrics = accumulate(
         loss_fn,
         old.params,

@@ -111,7 +111,7 @@ def bad_metrics(text: str) -> list[str]:
       continue
     # As a keyword of dict(), or as a key.
     built = prefix in PREFIXES and re.search(
-        rf'\b{rest}=|"{rest}"', CODE["step"] + CODE["rl"] + CODE["experience"]
+        rf'\b{rest}=|"{rest}"', everything
     )
     if not built and f'"{name}"' not in everything:
       out.append(name)

@@ -25,6 +25,7 @@ from rl_reason import (
     critic,
     dynamic_sampling,
     model,
+    objective,
     sharding,
     stages,
     step,
@@ -174,8 +175,11 @@ def random_batch(leaves, cfg, rows=8):
 def program(cfg, tx, **keywords):
   """jit: one RL step; compiled once for each shape of the batch."""
   keywords = RL | keywords
+  apart = ("temperature", "max_kl", "bins")
+  options = {k: keywords.pop(k) for k in apart if k in keywords}
+  options["objective"] = objective.Objective(**keywords)
   return quick_jit(
-      functools.partial(step.rl_update, cfg=cfg, tx=tx, **keywords)
+      functools.partial(step.rl_update, cfg=cfg, tx=tx, **options)
   )
 
 

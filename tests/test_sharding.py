@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from rl_reason import model, rollout, sharding, step, surrogates, weights
+from rl_reason.objective import Objective
 
 LR = 1e-3
 
@@ -32,11 +33,13 @@ def _update(mesh, *, name, steps, lr):
           cfg=tiny.CFG,
           tx=tx,
           temperature=1.0,
-          surrogate=functools.partial(
-              surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=10.0
+          objective=Objective(
+              functools.partial(
+                  surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=10.0
+              ),
+              weights.token_mean,
+              kl="k3",
           ),
-          reduction=weights.token_mean,
-          kl="k3",
       )
   )
   table = model.table(tiny.CFG)

@@ -110,7 +110,9 @@ class Maker:
     c = self._run.config.rollout
     if c.sizes == "equal":
       return np.full(len(rows), c.group_size)
-    seen = [self._seen.get(str(r.difficulty), [0.5, 1.0]) for r in rows]
+    # A type that is new counts as the average one.
+    usual = np.mean(list(self._seen.values()) or [[0.5, 1.0]], 0)
+    seen = [self._seen.get(str(row.difficulty), usual) for row in rows]
     share_N, length_N = np.array(seen).T
     need_N = share_N * (1 - share_N) + 0.01
     if c.sizes == "length":

@@ -19,6 +19,7 @@ from rl_reason import (
     dynamic_sampling,
     evaluate,
     model,
+    objective,
     schedules,
     sharding,
     step,
@@ -335,11 +336,7 @@ def _optimizer(run: Run):
 def _update(run: Run, tx, shardings):
   """jit: `step.rl_update`, metrics under 'actor/'."""
   c = run.config
-  options = functools.partial(
-      step.rl_update,
-      cfg=run.cfg,
-      tx=tx,
-      temperature=c.rollout.temperature,
+  terms = objective.Objective(
       surrogate=functools.partial(
           getattr(surrogates, c.loss.surrogate),
           **config_lib.keywords(c, "loss.surrogate"),
@@ -354,6 +351,13 @@ def _update(run: Run, tx, shardings):
       cov_low=c.loss.cov_low,
       cov_high=c.loss.cov_high,
       cov_coef=c.loss.cov_coef,
+  )
+  options = functools.partial(
+      step.rl_update,
+      cfg=run.cfg,
+      tx=tx,
+      temperature=c.rollout.temperature,
+      objective=terms,
       max_kl=c.updates.max_kl,
       bins=c.updates.length_bins,
   )
