@@ -4,9 +4,11 @@ Nothing here imports jax, so that a mistake is named within a second.
 """
 
 import ast
+import difflib
 import functools
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -16,6 +18,18 @@ from rl_reason import tasks
 
 class ConfigError(ValueError):
   """One line: the field, its value, and the remedy."""
+
+
+def one_line(e: Exception) -> str:
+  """What an error says, or else its kind."""
+  return " ".join(str(e).split()) or type(e).__name__
+
+
+def no_such_field(name: str, value: Any, fields: Iterable[str]) -> str:
+  """Says so, with the field that was perhaps meant."""
+  near = difflib.get_close_matches(name, fields, 1)
+  hint = f"; did you mean {near[0]}?" if near else ", see configs/base.py"
+  return f"{name} = {value}: there is no such field{hint}"
 
 
 # A run may go on with another value of these: they change no number of a step.
@@ -392,11 +406,9 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
 
   r, d = c.rollout, c.dynamic_sampling
   for name, module in FUNCTIONS.items():
-    section, _, key = name.partition(".")
-    if fields[name] == "none":
-      continue
-    known = signatures(module)
-    require(fields[name] in known, name, f"must be one of {', '.join(known)}")
+    if name not in CHOICES:  # the others may be any function of their module
+      known = signatures(module)
+      require(fields[name] in known, name, f"must be one of {', '.join(known)}")
   idle = unread(c)
   for name in given:
     chosen = [x for x in FUNCTIONS if x.split(".")[0] == name.split(".")[0]]

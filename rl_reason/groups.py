@@ -45,6 +45,17 @@ def token_mean(values_BT: Array, mask_BT: Array) -> Array:
   return total / jnp.maximum((mask_BT > 0).sum(), 1)
 
 
+def varies(values_BT: Array, mask_BT: Array) -> Array:
+  """Whether the tokens of the mask are not all equal: bool scalar.
+
+  Compared with each other: equal values may have a rounded variance above 0.
+  """
+  here_BT = mask_BT > 0
+  low = jnp.min(values_BT, where=here_BT, initial=jnp.inf)
+  high = jnp.max(values_BT, where=here_BT, initial=-jnp.inf)
+  return low < high
+
+
 def whiten(values_BT: Array, mask_BT: Array, *, eps: float = 1e-8) -> Array:
   """Mean 0 and variance 1 over the tokens of the mask (verl's masked_whiten).
 
@@ -61,6 +72,5 @@ def whiten(values_BT: Array, mask_BT: Array, *, eps: float = 1e-8) -> Array:
   centred_BT = values_BT - token_mean(values_BT, here_BT)
   squares = jnp.sum(jnp.where(here_BT, centred_BT**2, 0))
   scale = jax.lax.rsqrt(squares / jnp.maximum(here_BT.sum() - 1, 1) + eps)
-  low = jnp.min(values_BT, where=here_BT, initial=jnp.inf)
-  high = jnp.max(values_BT, where=here_BT, initial=-jnp.inf)
-  return jnp.where(here_BT & (low < high), centred_BT * scale, 0)
+  varied = varies(values_BT, here_BT)
+  return jnp.where(here_BT & varied, centred_BT * scale, 0)

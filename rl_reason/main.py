@@ -8,7 +8,6 @@ Exit codes: 0 done; 1 an error on the way; 2 a config or command line that
 cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
 """
 
-import difflib
 import pathlib
 import runpy
 import signal
@@ -88,7 +87,7 @@ def _prepare(argv):
     config_lib.check(config, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:
     raise config_lib.ConfigError(
-        f"{_one_line(e)}; does the config start from configs/base.py?"
+        f"{config_lib.one_line(e)}; does the config start from configs/base.py?"
     ) from None
   if workdir is None:
     workdir = _default_workdir(given)
@@ -120,7 +119,7 @@ def _explain(argv: list[str], e: Exception) -> str:
   """One line for what absl and config_flags say in many, or as a KeyError."""
   given = dict(x[2:].partition("=")[::2] for x in argv if x[:2] == "--")
   if "config" not in given:
-    return _one_line(e)
+    return config_lib.one_line(e)
   file, _, variant = given["config"].partition(":")
   if not pathlib.Path(file).is_file():
     return f"--config = {file}: there is no such file"
@@ -128,18 +127,12 @@ def _explain(argv: list[str], e: Exception) -> str:
     make = runpy.run_path(file)["get_config"]
     fields = config_lib.flat(make(*([variant] if variant else [])))
   except Exception as inner:
-    return f"--config = {given['config']}: {_one_line(inner)}"
+    return f"--config = {given['config']}: {config_lib.one_line(inner)}"
   for name in given:
     section, _, field = name.partition(".")
     if section == "config" and field and field not in fields:
-      near = difflib.get_close_matches(field, fields, 1)
-      hint = f"; did you mean {near[0]}?" if near else ", see configs/base.py"
-      return f"{field} = {given[name]}: there is no such field{hint}"
-  return _one_line(e)
-
-
-def _one_line(e: Exception) -> str:
-  return " ".join(str(e).split()) or type(e).__name__
+      return config_lib.no_such_field(field, given[name], fields)
+  return config_lib.one_line(e)
 
 
 def _run(config, workdir: pathlib.Path) -> int:

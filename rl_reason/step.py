@@ -20,6 +20,7 @@ from rl_reason import (
     objective as objective_lib,
     schedules,
     values,
+    weights,
 )
 from rl_reason.objective import Objective
 from rl_reason.structs import Array, Batch, TrainState, Tree
@@ -416,7 +417,7 @@ def critic_update(
 
   def minibatch(state, b_A: Batch):
     mask = b_A.mask_BT.astype(b_A.returns_BT.dtype)
-    share = mask / jnp.maximum(mask.sum(), 1)
+    share = weights.token_mean(mask, b_A.groups_B)
     grads, metrics = accumulate(loss_fn, state.params, (b_A, share), bins)
     state, more = optimize(state, tx, grads, b_A.mask_BT)
     return state, metrics | more | dict(updates=jnp.any(b_A.mask_BT))

@@ -4,7 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from rl_reason.groups import token_mean
+from rl_reason.groups import token_mean, varies
 from rl_reason.structs import Array
 
 
@@ -93,13 +93,10 @@ def explained_variance(
   def variance(x_BT):
     return token_mean((x_BT - token_mean(x_BT, mask_BT)) ** 2, mask_BT)
 
-  # Equal returns may have a rounded variance above 0: compare them.
-  here_BT = mask_BT > 0
-  low = jnp.min(returns_BT, where=here_BT, initial=jnp.inf)
-  high = jnp.max(returns_BT, where=here_BT, initial=-jnp.inf)
-  total = jnp.where(low < high, variance(returns_BT), 1)
+  varied = varies(returns_BT, mask_BT)
+  total = jnp.where(varied, variance(returns_BT), 1)
   rest = variance(returns_BT - values_BT)
-  return jnp.where(low < high, 1 - rest / total, 0)
+  return jnp.where(varied, 1 - rest / total, 0)
 
 
 def mixture(

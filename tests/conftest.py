@@ -33,3 +33,28 @@ def restore_arrays(path):
     metadata = checkpointer.metadata(path).item_metadata.tree
     like = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), metadata)
     return checkpointer.restore(path, like)
+
+
+def found_in_browser(page, probe):
+  """What a script at the end of a page leaves as FOUND + JSON + FOUND."""
+  import html
+  import json
+  import subprocess
+
+  import pytest
+
+  text = page.read_text(encoding="utf-8")
+  page.write_text(text + probe, encoding="utf-8")
+  done = subprocess.run(
+      ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
+      + ["--disable-quic", "--no-first-run", "--disable-background-networking"]
+      + ["--disable-component-update", "--disable-sync"]
+      + [f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
+      + [page.as_uri()],
+      capture_output=True,
+      text=True,
+      timeout=120,
+  )
+  if "<body" not in done.stdout:
+    pytest.skip("chromium does not start here")
+  return json.loads(html.unescape(done.stdout.split("FOUND")[1]))

@@ -1,6 +1,5 @@
 """Ablations: what is refused, shared, run, resumed; statistics by hand."""
 
-import html
 import json
 import math
 import os
@@ -15,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import found_in_browser
 from hypothesis import given, strategies as st
 
 from rl_reason import ablate, report
@@ -753,20 +753,7 @@ def test_in_a_browser(tmp_path):
     found.push(document.querySelector(".legend").textContent);
     document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
   </script>"""
-  path.write_text(path.read_text() + probe)
-  done = subprocess.run(
-      ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-      + ["--disable-quic", "--no-first-run", "--disable-background-networking"]
-      + ["--disable-component-update", "--disable-sync"]
-      + [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-      + [path.as_uri()],
-      capture_output=True,
-      text=True,
-      timeout=120,
-  )
-  if "<body" not in done.stdout:
-    pytest.skip("chromium does not start here")
-  found = json.loads(html.unescape(done.stdout.split("FOUND")[1]))
+  found = found_in_browser(path, probe)
   assert found[0] == f"{HOSTILE}: ablation"
   assert found[1] == 8  # two charts, two rows, a line and a band each
   assert found[2] == 3  # two seeds and their mean

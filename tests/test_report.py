@@ -1,12 +1,11 @@
 """The page of a run: complete, self-contained, small, and safe to open."""
 
-import html
 import json
 import re
 import shutil
-import subprocess
 
 import pytest
+from conftest import found_in_browser
 
 from rl_reason import report
 
@@ -362,21 +361,8 @@ def test_in_a_browser(tmp_path):
       document.images.length, document.querySelectorAll("#charts path").length,
       ...facts.map(node => node.textContent)]) + "FOUND";
   </script>"""
-  path.write_text(path.read_text(encoding="utf-8") + probe, encoding="utf-8")
-  done = subprocess.run(
-      ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-      + ["--disable-quic", "--no-first-run", "--disable-background-networking"]
-      + ["--disable-component-update", "--disable-sync"]
-      + [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-      + [path.as_uri()],
-      capture_output=True,
-      text=True,
-      timeout=120,
-  )
-  if "<body" not in done.stdout:
-    pytest.skip("chromium does not start here")
-  found = html.unescape(done.stdout.split("FOUND")[1])
-  title, images, paths, token, position, *numbers = json.loads(found)
+  found = found_in_browser(path, probe)
+  title, images, paths, token, position, *numbers = found
   assert title == f"{tmp_path.name}: RL report" and not images and paths > 5
   assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
   names = ("advantage", "logp", "entropy")

@@ -11,7 +11,6 @@ Exit codes: those of `rl_reason.main`.
 """
 
 import argparse
-import difflib
 import hashlib
 import inspect
 import json
@@ -159,11 +158,7 @@ def load(path: str) -> ml_collections.ConfigDict:
     make = runpy.run_path(file)["get_config"]
     return make(*([variant] if variant else []))
   except Exception as e:
-    raise ConfigError(f"{path}: {_one_line(e)}") from None
-
-
-def _one_line(e: Exception) -> str:
-  return " ".join(str(e).split()) or type(e).__name__
+    raise ConfigError(f"{path}: {config_lib.one_line(e)}") from None
 
 
 def check(c: ml_collections.ConfigDict) -> None:
@@ -212,9 +207,7 @@ def configure(
   given = {**common, **own}
   for name, value in given.items():
     if name not in fields:
-      near = difflib.get_close_matches(name, fields, 1)
-      hint = f"; did you mean {near[0]}?" if near else ", see configs/base.py"
-      raise ConfigError(f"{name} = {value!r}: there is no such field{hint}")
+      raise ConfigError(config_lib.no_such_field(name, repr(value), fields))
     try:
       c.update_from_flattened_dict({name: value})
     except (TypeError, ValueError):
@@ -227,7 +220,7 @@ def configure(
     config_lib.check(c, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:
     raise ConfigError(
-        f"{path}: {_one_line(e)}; does it start from configs/base.py?"
+        f"{path}: {config_lib.one_line(e)}; does it start from configs/base.py?"
     ) from None
   return config_lib.flat(c), given
 
