@@ -95,6 +95,38 @@ def outcome(
   return reward_B
 
 
+def targets(
+    rewards_BT: Array,
+    values_BT: Array,
+    mask_BT: Array,
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[Array, dict[str, Array]]:
+  """What the critic shall learn, and how good it is so far.
+
+  Args:
+    rewards_BT: [B, T] float.
+    values_BT: [B, T] float, V of the prefix before each token.
+    mask_BT: [B, T] bool, response tokens.
+    gamma: discount.
+    lam: lambda of the targets; 1 is Monte Carlo.
+
+  Returns:
+    [B, T] returns, and metrics: the explained variance of the Monte-Carlo
+    returns, and the mean value.
+  """
+  actual_BT = advantages.returns_to_go(rewards_BT, mask_BT, gamma=gamma)
+  advantage_BT = advantages.gae(
+      rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam
+  )
+  explained = values.explained_variance(values_BT, actual_BT, mask_BT)
+  return values_BT + advantage_BT, {
+      "critic/vf_explained_var": explained,
+      "critic/values/mean": token_mean(values_BT, mask_BT),
+  }
+
+
 def assign(
     rows: dict[str, Array],
     *,
@@ -159,16 +191,14 @@ def assign(
   returns_BT = jnp.zeros_like(rewards_BT)
   explained = None
   if "values_BT" in needs:
-    actual_BT = advantages.returns_to_go(rewards_BT, mask_BT, gamma=gamma)
     values_BT = rows["values_BT"]
-    explained = values.explained_variance(values_BT, actual_BT, mask_BT)
-    metrics["critic/vf_explained_var"] = explained
-    metrics["critic/values/mean"] = token_mean(values_BT, mask_BT)
     # The critic learns towards targets of its own values; only the policy
     # sees the mixture.
-    returns_BT = values_BT + advantages.gae(
+    returns_BT, more = targets(
         rewards_BT, values_BT, mask_BT, gamma=gamma, lam=critic_lam
     )
+    metrics |= more
+    explained = more["critic/vf_explained_var"]
     if mixture is not None:
       values_BT = values.mixture(
           rows["pretrained_BT"],

@@ -9,6 +9,7 @@ import time
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rl_reason import (
@@ -21,6 +22,7 @@ from rl_reason import (
     dynamic_sampling,
     evaluate,
     model,
+    rewards,
     sharding,
     step,
     tasks,
@@ -46,8 +48,6 @@ class Maker:
   Args:
     run: everything that the stages share.
     purpose: names the randomness of prompts and noise.
-    pretraining: of the critic: its targets are Monte-Carlo returns, and there
-      is nothing to correct.
 
   Attributes:
     problems: the source of rows by id.
@@ -55,7 +55,7 @@ class Maker:
     failures: of the verifier, since it was last reset.
   """
 
-  def __init__(self, run: Run, purpose: str, pretraining: bool = False):
+  def __init__(self, run: Run, purpose: str):
     c = run.config
     self._run = run
     self.problems = data.Problems(
@@ -70,9 +70,8 @@ class Maker:
     self.reset()
     self._logps = Once("log-probabilities", _logps(run), run.display)
     self._values = Once("values", _values(run), run.display)
-    self._assign = Once(
-        "rewards and advantages", _assign(run, pretraining), run.display
-    )
+    self._assign = Once("rewards and advantages", _assign(run), run.display)
+    self._returns = Once("rewards and returns", _returns(run), run.display)
 
   def reset(self) -> None:
     """Begins to count seconds and failures of another step."""
@@ -239,6 +238,16 @@ class Maker:
     """
     return sharding.fetch(self._assign(self._run.put(facts(rows) | more)))
 
+  def returns(self, rows: Experience, values_BT) -> dict:
+    """`credit.outcome`, then Monte-Carlo `credit.targets`; on the host.
+
+    Args:
+      rows: of a policy that stays as it is: they get no advantages.
+      values_BT: of the critic that learns.
+    """
+    arrays = facts(rows) | dict(values_BT=values_BT)
+    return sharding.fetch(self._returns(self._run.put(arrays)))
+
 
 def _key(row: tasks.Row) -> str:
   """Equal for equal prompts: 31 bits, in decimal."""
@@ -295,13 +304,43 @@ def _values(run: Run):
   return jax.jit(fn)
 
 
-def _assign(run: Run, pretraining: bool = False):
+def _outcome(run: Run, rows: dict[str, Array]) -> Array:
+  """The rewards of rows: `credit.outcome` by the config."""
+  c = run.config
+  keywords = dict(c.reward, max_tokens=c.rollout.max_tokens)
+  keywords.pop("shuffle")
+  names = ("correct_B", "lengths_B", "truncated_B", "groups_B")
+  return credit.outcome(*(rows[name] for name in names), **keywords)
+
+
+def _returns(run: Run):
+  """jit: `facts` and values_BT -> rewards_B, returns_BT and metrics."""
+
+  def fn(rows):
+    rewards_B, mask_BT = _outcome(run, rows), rows["mask_BT"]
+    zeros_BT = jnp.zeros_like(rows["values_BT"])
+    returns_BT, metrics = credit.targets(
+        rewards.per_token(rewards_B, mask_BT, zeros_BT, 0.0),
+        rows["values_BT"],
+        mask_BT,
+        gamma=run.config.advantage.gamma,
+        lam=1.0,
+    )
+    return dict(
+        rewards_B=rewards_B,
+        returns_BT=returns_BT,
+        advantages_BT=zeros_BT,
+        metrics=metrics,
+    )
+
+  return jax.jit(fn)
+
+
+def _assign(run: Run):
   """jit: `facts` and more -> what `credit.assign` returns."""
   c = run.config
-  outcome = dict(c.reward, max_tokens=c.rollout.max_tokens)
-  outcome.pop("shuffle")
   correction = None
-  if c.loss.correction != "none" and not pretraining:
+  if c.loss.correction != "none":
     correction = functools.partial(
         getattr(corrections, c.loss.correction),
         **config_lib.keywords(c, "loss.correction"),
@@ -313,10 +352,8 @@ def _assign(run: Run, pretraining: bool = False):
   advantage = getattr(advantages, c.advantage.name)
 
   def fn(rows):
-    names = ("correct_B", "lengths_B", "truncated_B", "groups_B")
-    rewards_B = credit.outcome(*(rows[name] for name in names), **outcome)
     return credit.assign(
-        rows | dict(rewards_B=rewards_B),
+        rows | dict(rewards_B=_outcome(run, rows)),
         advantage=functools.partial(
             advantage, **config_lib.keywords(c, "advantage.name")
         ),
@@ -324,10 +361,10 @@ def _assign(run: Run, pretraining: bool = False):
         groups=c.advantage.groups,
         whitened=c.advantage.whiten,
         gamma=c.advantage.gamma,
-        critic_lam=1.0 if pretraining else c.critic.lam,
+        critic_lam=c.critic.lam,
         fallback=c.critic.fallback,
         mixture=mixture,
-        kl="none" if pretraining else c.kl.kind,
+        kl=c.kl.kind,
         kl_in_reward=c.kl.place == "reward",
         top_entropy=c.loss.top_entropy,
         correction=correction,

@@ -184,7 +184,7 @@ def run(
       began = time.monotonic()
       assigned = maker.assign(
           rows,
-          **dict(ref_logps_BT=np.zeros_like(entropy_BT)) | more,
+          **more,
           **maker.past(state.params, past),
           pretrained_BT=pretrained,
           entropy_BT=entropy_BT,

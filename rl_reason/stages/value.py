@@ -57,7 +57,7 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   update = Once(
       "update of the critic", make_update(run, tx, shardings), run.display
   )
-  maker = experience.Maker(run, "value", pretraining=True)
+  maker = experience.Maker(run, "value")
   checkpoints = run.checkpoints("value")
   at, done, spent = 0, False, _nothing()
   found = run.resume(checkpoints)
@@ -89,17 +89,8 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       maker.reset()
       rows = maker.generate(policy_params)
       values_BT = maker.values(state.params, rows)
-      zeros_BT = np.zeros_like(values_BT)
-      more = dict(
-          values_BT=values_BT,
-          pretrained_BT=values_BT,
-          ref_logps_BT=zeros_BT,
-          entropy_BT=zeros_BT,
-          progress=np.float32(0),
-          kl_coef=np.float32(0),
-      )
-      assigned = maker.assign(rows, **more)
-      batch = experience.batch(run, rows, assigned, values_BT=values_BT)
+      learnt = maker.returns(rows, values_BT)
+      batch = experience.batch(run, rows, learnt, values_BT=values_BT)
       batch_MA = experience.minibatches(run, batch, at)
       state, metrics = update(state, run.put(batch_MA, None, None, "batch"))
       at += 1
@@ -110,16 +101,16 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           tokens=spent["tokens"] + generated, flops=spent["flops"] + operations
       )
       # This step's responses were new to the critic: its score is held out.
-      explained = float(assigned["metrics"]["critic/vf_explained_var"])
+      explained = float(learnt["metrics"]["critic/vf_explained_var"])
       metrics = {k: float(x) for k, x in jax.device_get(metrics).items()}
       loss = metrics["critic/vf_loss"]
       run.log.metrics(
           "value",
           at,
           metrics
-          | assigned["metrics"]
+          | learnt["metrics"]
           | {
-              "critic/rewards/mean": assigned["rewards_B"].mean(),
+              "critic/rewards/mean": learnt["rewards_B"].mean(),
               "tokens/generated": spent["tokens"],
               "flops/total": spent["flops"],
           },
