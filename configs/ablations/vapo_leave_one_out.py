@@ -59,6 +59,11 @@ def get_config():
           ("without positive-example loss", vapo, {"loss.positive_nll": 0.0}),
           ("without group sampling", vapo, {"rollout.group_size": 1}),
           ("VAPO", vapo, {}),
+          (
+              "VAPO + dynamic sampling",
+              vapo,
+              {"dynamic_sampling.enabled": True},
+          ),
           ("DAPO", "configs/dapo.py", {}),
       ],
       measures=("explained variance", "value loss", "entropy", "length"),
