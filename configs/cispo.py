@@ -1,6 +1,9 @@
 """CISPO (arXiv:2506.13585): clips the weight, so every token goes on learning.
 
   python -m rl_reason.main --config=configs/cispo.py
+
+27% to 91% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

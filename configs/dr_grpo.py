@@ -1,6 +1,9 @@
 """Dr.GRPO (arXiv:2503.20783): GRPO without its two biases.
 
   python -m rl_reason.main --config=configs/dr_grpo.py
+
+27% to 91% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

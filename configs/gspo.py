@@ -1,6 +1,9 @@
 """GSPO (arXiv:2507.18071): ratio and clip of whole responses.
 
   python -m rl_reason.main --config=configs/gspo.py
+
+27% to 90% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

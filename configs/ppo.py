@@ -1,6 +1,9 @@
 """PPO (arXiv:1707.06347) with a critic, as VAPO's baseline has it.
 
   python -m rl_reason.main --config=configs/ppo.py
+
+27% to 91% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

@@ -1,6 +1,9 @@
 """REINFORCE (Williams, 1992) with the batch mean as baseline.
 
   python -m rl_reason.main --config=configs/reinforce.py
+
+27% to 85% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

@@ -1,6 +1,9 @@
 """REINFORCE++ (arXiv:2501.03262): PPO's clip, no critic, whitened returns.
 
   python -m rl_reason.main --config=configs/reinforce_pp.py
+
+27% to 92% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

@@ -1,6 +1,9 @@
 """REINFORCE++-baseline (arXiv:2501.03262): group mean, whitened over the batch.
 
   python -m rl_reason.main --config=configs/reinforce_pp_baseline.py
+
+27% to 90% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import base

@@ -1,6 +1,9 @@
 """RLOO (arXiv:2402.14740): REINFORCE, each response against its group's others.
 
   python -m rl_reason.main --config=configs/rloo.py
+
+27% to 82% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 2 minutes on 2 cores.
 """
 
 from configs import reinforce

@@ -1,6 +1,9 @@
 """VAPO (arXiv:2504.05118): PPO and seven techniques, one field each.
 
   python -m rl_reason.main --config=configs/vapo.py
+
+27% to 91% held out in 30 of its 40 steps (five seeds,
+results/algorithms.md), about 3 minutes on 2 cores.
 """
 
 from configs import ppo
