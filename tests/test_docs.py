@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import re
 
 import pytest
@@ -133,7 +134,8 @@ def test_every_config_has_a_section():
     assert f"`configs/paper/{path.name}`" in ALGORITHMS
 
 
-def test_the_guide_tells_what_configs_cost():
+def test_the_guide_tells_what_configs_cost_and_reach():
+  measured = json.loads((ROOT / "results" / "algorithms.json").read_text())
   rows = re.findall(r"^\| `configs/(\w+)\.py` \| (.*) \|$", ALGORITHMS, re.M)
   assert len(rows) > 10
   for name, cells in rows:
@@ -145,7 +147,13 @@ def test_the_guide_tells_what_configs_cost():
     rounds = f"up to {sampling.max_rounds}" if sampling.enabled else "1"
     updates = c.updates.minibatches * c.updates.epochs
     costs = [critic, rounds, str(c.rollout.group_size), str(updates)]
-    assert cells.split(" | ")[1:] == costs, name
+    last = [
+        run["evaluate"]["accuracy"][-1]
+        for run in measured["runs"]
+        if run["row"] == name
+    ]
+    score = f"{100 * sum(last) / len(last):.1f}"
+    assert cells.split(" | ")[1:] == [*costs, score], name
 
 
 def test_every_function_that_a_field_names_is_explained():
