@@ -28,15 +28,20 @@ setuptools.setup(
     # meshes and shardings, the format of checkpoints, structs.
     install_requires=[
         "absl-py>=2.1",
+        "array-record>=0.8",
         "chex>=0.1.90",
         "flax>=0.12.8,<0.13",
         "grain>=0.2.18",
+        "huggingface-hub>=1.0",
         "jax>=0.10.2,<0.12",
         "jinja2>=3.1",  # transformers' chat templates, which do not ask for it
+        "math-verify>=0.9,<0.10",
         "ml-collections>=1.1",
+        "mpmath>=1.3",  # also sympy's, which math-verify brings
         "numpy>=2.0,<3",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8,<0.13",
+        "pyarrow>=20",
         "rich>=13.7",
         "tensorboardX>=2.6.4",
         "tokenizers>=0.22",

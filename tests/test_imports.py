@@ -27,7 +27,8 @@ CORE = (
 LAYERS = [
     line.split()
     for line in """
-    structs tasks display schedules
+    structs display schedules verifiers
+    tasks
     groups losses config sharding metrics dynamic_sampling
     advantages corrections surrogates values weights rewards
     tokenizer model checkpoint report

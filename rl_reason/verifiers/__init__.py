@@ -1,0 +1,13 @@
+"""Verifiers: whether the final answer of a response is right.
+
+Each has the same contract, and none ever evaluates what a model wrote; `code`
+runs it, in a sandbox:
+
+  answer(text) -> str | None     the final answer, as written; None if none
+  equal(given, gold) -> bool     whether two answers are the same
+  verify(text, gold) -> bool     whether the response's final answer is right
+  usable(gold) -> bool           whether a gold can be checked at all
+
+`math` and `choice` judge texts, `code` programs; `workers` runs them in
+processes that may crash or hang.
+"""

@@ -1,0 +1,63 @@
+"""Multiple choice and yes or no: the one letter or word that answers."""
+
+import re
+
+from rl_reason.verifiers import final
+
+_LETTER = re.compile(
+    r"(?:(?:option|choice|answer)\s+)?"
+    r"(?:\(([A-Ja-j])\)|\[([A-Ja-j])\]|([A-J])[.):]|([A-Ja-j])(?=\s*$))",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"(yes|no|true|false)\b", re.IGNORECASE)
+_SAME = {"true": "yes", "false": "no"}
+# After the choice a text may repeat what it says, but not choose another one.
+_OTHER = re.compile(
+    r"\b(?:or|and|not|either|neither|both)\b|[,/&]\s*\(?[A-J]\b"
+    r"|\([A-J]\)|\b(?:yes|no|true|false)\b",
+    re.IGNORECASE,
+)
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
+
+
+def _read(text: str) -> str | None:
+  """'A' to 'J', 'yes' or 'no'; None if the text makes no single choice."""
+  text = _WRAPPED.sub(r"\1", text).replace("$", "").replace("\\", " ")
+  text = text.strip(" \t\n*_`\"'{}")
+  for pattern in (_LETTER, _WORD):
+    match = pattern.match(text)
+    if match and text.isprintable():
+      if _OTHER.search(text, match.end()):
+        return None
+      chosen = next(filter(None, match.groups()))
+      if pattern is _LETTER:
+        return chosen.upper()
+      return _SAME.get(chosen.casefold(), chosen.casefold())
+  return None
+
+
+def answer(text: str) -> str | None:
+  """The choice of a response: 'A' to 'J', 'yes' or 'no'; None if none."""
+  found = final.final(text)
+  return found and _read(found)
+
+
+def equal(given: str, gold: str) -> bool:
+  """Whether two answers make the same choice; true is yes, false is no."""
+  return _read(given) is not None and _read(given) == _read(gold)
+
+
+def verify(text: str, gold: str) -> bool:
+  """Whether the final answer of a response is the gold.
+
+  Args:
+    text: a response; anything at all.
+    gold: a letter A to J in any usual form, or yes, no, true, false.
+  """
+  given = answer(text)
+  return given is not None and given == _read(gold)
+
+
+def usable(gold: str) -> bool:
+  """Whether a gold is a choice."""
+  return _read(gold) is not None

@@ -1,0 +1,345 @@
+"""Where other people's code runs: the best containment that this machine has.
+
+Tiers, best first:
+
+  bubblewrap  namespaces of its own for mounts, processes, network, IPC; only
+              the standard library and its shared libraries are there, read
+              only, and a small /tmp; gone with its parent
+  landlock    the same files by Linux's Landlock, none of them writable
+  rlimits     limits alone: files and, but on x86-64, processes and network are
+              open; refused without `allow_unsafe`
+
+All have the limits of `Limits`, an empty environment and, on x86-64, the filter
+of system calls in lockdown.py, without which the first two are not offered. A
+tier is in use only if a probe, run in it, could not get out.
+"""
+
+import contextlib
+import fcntl
+import functools
+import itertools
+import json
+import os
+import pathlib
+import platform
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rl_reason.verifiers import candidate
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_PYTHON = os.path.realpath(sys.executable)
+# As -I, but for the environment: it is ours, and fixes the seed of hashes. The
+# order of a set must not decide a verdict.
+_FLAGS = ["-P", "-s", "-S", "-B", "-X", "utf8"]
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+_ENTER = f"""
+import importlib, json, sys
+sys.path.append({str(_ROOT)!r})
+from rl_reason.verifiers import lockdown
+with open(int(sys.argv[1])) as f:
+  job = json.load(f)
+module, name = job["role"].split(".")
+role = importlib.import_module("rl_reason.verifiers." + module)
+sys.path.pop()
+lockdown.apply(**job["lockdown"])
+getattr(role, name)(job)
+"""
+REMEDY = "install bubblewrap (apt-get install bubblewrap)"
+
+
+class Limits(NamedTuple):
+  """What one process may use.
+
+  CPU time is what counts, so that a loaded machine changes no verdict; the
+  time on the wall only ends what sleeps.
+
+  Attributes:
+    cpu: seconds of CPU time, of all threads; whole.
+    wall: seconds until a process that does nothing is ended.
+    memory: bytes of address space.
+    threads: at once.
+    files: open at once.
+    disk: bytes of /tmp, and of one file.
+    output: bytes of standard output.
+  """
+
+  cpu: int = 10
+  wall: float = 120.0
+  memory: int = 1 << 30
+  threads: int = 64
+  files: int = 64
+  disk: int = 16 << 20
+  output: int = 16 << 20
+
+
+class Tier(NamedTuple):
+  """A containment, and why it is not a better one ('' for the best)."""
+
+  name: str
+  why: str = ""
+
+
+TIERS = ("bubblewrap", "landlock", "rlimits")
+
+
+def _readable() -> list[str]:
+  """Files and folders that Python needs: no program, no data, no /etc."""
+  paths = [
+      _PYTHON,
+      sysconfig.get_path("stdlib"),
+      sysconfig.get_path("platstdlib"),
+  ]
+  paths += [str(pathlib.Path(sys.base_prefix, "lib"))]
+  paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
+  here = pathlib.Path(__file__).parent
+  paths += [str(here), str(here.parent / "__init__.py")]
+  return [p for p in dict.fromkeys(paths) if os.path.exists(p)]
+
+
+@functools.cache
+def _is_root() -> bool:
+  """Whether this is the machine's root, not one of a user namespace."""
+  whole = f"0 0 {2**32 - 1}"
+  uid_map = pathlib.Path("/proc/self/uid_map").read_text().split()
+  return os.geteuid() == 0 and " ".join(uid_map) == whole
+
+
+_numbers = itertools.count()
+
+
+def _uid() -> int | None:
+  """A user that no other sandbox of this machine has, if this is root."""
+  if not _is_root():
+    return None
+  return (1 << 30) + (os.getpid() % 2**22 << 7) + next(_numbers) % 2**7
+
+
+def _bubblewrap(limits: Limits) -> list[str]:
+  """The command before the command."""
+  argv = ["bwrap", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+  if _is_root():
+    # A user namespace would leave root's own user, which has no thread limit.
+    argv += ["--unshare-ipc", "--unshare-pid", "--unshare-net"]
+    argv += ["--unshare-uts", "--unshare-cgroup-try"]
+    argv += ["--cap-add", "CAP_SETUID"]
+  else:
+    argv += ["--unshare-all"]
+  # Before all others: what must be readable may lie in /tmp.
+  argv += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
+  for path in _readable():
+    argv += ["--ro-bind", path, path]
+  packages = pathlib.Path(sysconfig.get_path("stdlib"), "site-packages")
+  if packages.is_dir():
+    argv += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
+  argv += ["--dev-bind", "/dev/null", "/dev/null"]
+  return [*argv, "--remount-ro", "/", "--chdir", "/tmp"]
+
+
+def _lockdown(tier: str, limits: Limits) -> dict:
+  uid = _uid()
+  # Before Linux 5.14 a namespace's processes were not counted on their own.
+  release = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+  counted = uid is not None or (tier == "bubblewrap" and release >= (5, 14))
+  return dict(
+      cpu=limits.cpu,
+      memory=limits.memory,
+      threads=limits.threads if counted else None,
+      files=limits.files,
+      file_bytes=limits.disk,
+      uid=uid,
+      landlock=_readable() if tier == "landlock" else None,
+      seccomp=tier != "rlimits" or platform.machine() == "x86_64",
+      parent=None if tier == "bubblewrap" else os.getpid(),
+  )
+
+
+def memory_file(content: bytes) -> int:
+  """A file that has no name and cannot be changed; the caller closes it."""
+  fd = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+  with open(fd, "wb", closefd=False) as f:
+    f.write(content)
+  seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+  fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+  os.lseek(fd, 0, os.SEEK_SET)
+  return fd
+
+
+@contextlib.contextmanager
+def running(
+    role: str,
+    job: dict,
+    tier: Tier,
+    limits: Limits,
+    *,
+    stdin: bytes = b"",
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    fds: tuple[int, ...] = (),
+) -> Iterator[subprocess.Popen]:
+  """A process in a sandbox, which is dead when the context ends.
+
+  Args:
+    role: `candidate.calls`, `candidate.script` or `tester.tests`.
+    job: what the role is to do, as JSON can say it.
+    tier: of the sandbox.
+    limits: of the process.
+    stdin: what it reads.
+    stdout: `subprocess.PIPE`, or nowhere.
+    stderr: likewise.
+    fds: file descriptors that it gets.
+  """
+  job = job | {"role": role, "lockdown": _lockdown(tier.name, limits)}
+  prefix = _bubblewrap(limits) if tier.name == "bubblewrap" else []
+  with contextlib.ExitStack() as stack:
+    files = [memory_file(json.dumps(job).encode()), memory_file(stdin)]
+    for fd in files:
+      stack.callback(os.close, fd)
+    process = subprocess.Popen(
+        [*prefix, _PYTHON, *_FLAGS, "-c", _ENTER, str(files[0])],
+        stdin=files[1],
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=(files[0], *fds),
+        env=_ENVIRONMENT,
+        cwd="/",
+        start_new_session=True,
+    )
+  try:
+    yield process
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      # The group: in the lowest tier there may be others.
+      os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+      if pipe:
+        pipe.close()
+
+
+def read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
+  """Standard output up to its end, and what ended it too early, if anything.
+
+  Returns:
+    The bytes, and '', 'output' (too many) or 'timeout' (on the wall).
+  """
+  assert process.stdout is not None
+  fd, parts, size = process.stdout.fileno(), [], 0
+  poll = select.poll()  # select.select takes no descriptor beyond 1023
+  poll.register(fd, select.POLLIN)
+  deadline = time.monotonic() + limits.wall
+  while True:
+    left = deadline - time.monotonic()
+    if left <= 0 or not poll.poll(left * 1000):
+      return b"".join(parts), "timeout"
+    part = os.read(fd, 1 << 16)
+    if not part:
+      return b"".join(parts), ""
+    parts.append(part)
+    size += len(part)
+    if size > limits.output:
+      return b"".join(parts), "output"
+
+
+def death(process: subprocess.Popen, seconds: float) -> str:
+  """Why a process ended: '' if it left by itself; it stays to be reaped.
+
+  Anything else informs, no more: a candidate can end as it likes.
+
+  Args:
+    process: that has hung up.
+    seconds: to wait for its end.
+  """
+  deadline = time.monotonic() + seconds
+  options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+  while not (end := os.waitid(os.P_PID, process.pid, options)):
+    if time.monotonic() > deadline:
+      return "timeout"
+    time.sleep(0.002)
+  code = end.si_status
+  # bubblewrap's way to say which signal it was, and the kernel's.
+  number = code - 128 if end.si_code == os.CLD_EXITED else code
+  if number in (signal.SIGXCPU, signal.SIGKILL):
+    return "timeout"
+  if end.si_code == os.CLD_EXITED and code <= 128:
+    return candidate.EXITS.get(code, "error")
+  return "crash"
+
+
+# What must not work in a sandbox; each line says so if it does.
+_PROBE = """
+import os, socket
+def attempt(what, function, *args):
+  try:
+    function(*args)
+  except OSError:
+    return
+  print(what, flush=True)
+attempt("reads files", os.listdir, "/home")
+attempt("reads files", open, "/etc/passwd")
+attempt("writes files", open, {here!r}, "a")
+attempt("opens sockets", socket.socket)
+attempt("signals others", os.kill, os.getppid(), 0)
+attempt("starts processes", lambda: os.fork() or os._exit(0))
+print("done")
+"""
+
+
+@functools.cache
+def probe(name: str) -> str:
+  """Why a tier cannot be used here; '' if it holds what it promises."""
+  if not sys.platform.startswith("linux"):
+    return "not Linux"
+  if name != "rlimits" and platform.machine() != "x86_64":
+    return f"no filter of system calls for {platform.machine()}"
+  if name == "bubblewrap" and not shutil.which("bwrap"):
+    return f"bwrap is not here: {REMEDY}"
+  job = {"program": _PROBE.format(here=__file__)}
+  pipe = subprocess.PIPE
+  limits = Limits()
+  with running(
+      "candidate.script", job, Tier(name), limits, stdout=pipe, stderr=pipe
+  ) as process:
+    out, ended = read(process, limits)
+    assert process.stderr is not None
+    error = process.stderr.read(10_000) if not ended else b""
+  *leaks, last = out.decode().split("\n")[:-1] or [""]
+  if last != "done":
+    lines = error.decode(errors="replace").strip().splitlines()
+    return (lines or [ended or "it does not start"])[-1]
+  if name == "rlimits":
+    return ""
+  return f"leaks: {', '.join(dict.fromkeys(leaks))}" if leaks else ""
+
+
+def tier(name: str | None = None, *, allow_unsafe: bool = False) -> Tier:
+  """The best tier of this machine, with the reason why it is not a better one.
+
+  Args:
+    name: of TIERS, where it must be that one.
+    allow_unsafe: whether limits alone will do.
+
+  Raises:
+    RuntimeError: there is no such containment here.
+  """
+  why = []
+  for each in TIERS:
+    if each == "rlimits" and not allow_unsafe:
+      problem = "needs allow_unsafe"
+    else:
+      problem = probe(each)
+    if not problem and name in (None, each):
+      return Tier(each, "; ".join(why))
+    why.append(f"{each}: {problem or 'not asked for'}")
+  raise RuntimeError(
+      f"nothing here can contain untrusted code ({'; '.join(why)}). {REMEDY};"
+      " allow_unsafe is for machines whose files are no loss"
+  )

@@ -1,0 +1,154 @@
+"""The tests' side of the sandbox: asserts that call a candidate elsewhere.
+
+Runs in a process of its own, in which no line of the candidate does. The
+candidate's functions are stand-ins here: a call sends the arguments, and what
+comes back is rebuilt of plain data, so `==` is Python's own. Arguments that the
+candidate changes stay as they were here: a test that works out what it expects
+from them cannot be led astray.
+"""
+
+import ast
+import builtins
+import functools
+import importlib
+import json
+import os
+import sys
+
+from rl_reason.verifiers import wire
+
+FAILURES = ("error", "memory", "refused")  # what a candidate may say of itself
+
+
+class CandidateError(Exception):
+  """An exception of the candidate's that is none of Python's own."""
+
+
+class Truth:
+  """A value that is no plain data: true or false, and equal to nothing else."""
+
+  def __init__(self, truth: bool):
+    self._truth = truth is True
+
+  def __bool__(self):
+    return self._truth
+
+
+def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
+  """Names of tests that `space` lacks: functions that are called, and others.
+
+  If only Python's own functions are called, then those are what is meant: one
+  problem of MBPP is about a `sum`.
+  """
+  called, used, bound = set(), set(), set(space)
+  for node in ast.walk(ast.parse(tests)):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+      called.add(node.func.id)
+    if isinstance(node, ast.Name):
+      (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+    elif isinstance(node, ast.arg):
+      bound.add(node.arg)
+    elif isinstance(node, ast.alias):
+      bound.add((node.asname or node.name).partition(".")[0])
+    elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+      bound.add(node.name)
+  functions = called - bound
+  return functions - set(dir(builtins)) or functions, used - called - bound
+
+
+def _where(error: BaseException, tests: str) -> str:
+  """The line of the tests that raised."""
+  line, step = 0, error.__traceback__
+  while step:
+    if step.tb_frame.f_code.co_filename == "tests":
+      line = step.tb_lineno
+    step = step.tb_next
+  return tests.splitlines()[line - 1].strip() if line else ""
+
+
+class _Ended(BaseException):
+  """The verdict is known already."""
+
+
+class _Tests:
+  """The tests' end of the wire; `verdict` is set once something is final."""
+
+  def __init__(self, read: int, write: int):
+    self.read, self.write = read, write
+    self.verdict: list[str] | None = None
+    self.calls = 0
+
+  def end(self, reason: str, detail: str):
+    """Makes a verdict that stays, though a test may catch what is raised."""
+    self.verdict = self.verdict or [reason, detail]
+    raise _Ended
+
+  def call(self, name: str, *args, **kwargs):
+    """What the candidate's function returns; raises what it raises."""
+    if self.verdict:
+      raise _Ended
+    self.calls += 1
+    number = os.urandom(16).hex()
+    request = dict(number=number, name=name)
+    request |= dict(args=wire.encode(args), kwargs=wire.encode(kwargs))
+    try:
+      wire.send(self.write, request)
+      answer = wire.receive(self.read)
+      if answer.pop("number") != number:
+        raise ValueError("written before its question, or after an answer")
+      ((kind, content),) = answer.items()
+      if kind == "value":
+        return wire.decode(content)
+      if kind == "truth":
+        return Truth(content)
+      first, second = map(str, content)
+    except (EOFError, OSError):
+      self.end("crash", "the candidate's process is gone")
+    except MemoryError:
+      self.end("memory", "an answer that does not fit")
+    except Exception as e:
+      self.end("refused", f"no answer to this call: {e}")
+    if kind == "failed" and first in FAILURES:
+      self.end(first, second)
+    if kind != "raised":
+      self.end("refused", "no answer to this call")
+    error = getattr(builtins, first, None)
+    if not (isinstance(error, type) and issubclass(error, Exception)):
+      error = CandidateError
+    try:
+      raised = error(second)
+    except TypeError:  # UnicodeDecodeError asks for more than a text
+      raised = CandidateError(second)
+    raise raised
+
+  def run(self, prompt: str, tests: str, names: list[str]) -> list[str]:
+    """Reason and detail of the verdict."""
+    space: dict = {"__name__": "tests"}
+    try:
+      exec(compile(prompt, "prompt", "exec"), space)
+      called, used = _free(tests, space)
+      for name in names or called:
+        space[name] = functools.partial(self.call, name)
+      # MBPP's asserts name modules that only its solutions import.
+      for name in used & sys.stdlib_module_names:
+        space[name] = importlib.import_module(name)
+      exec(compile(tests, "tests", "exec"), space)
+    except _Ended:
+      pass
+    except Exception as e:
+      reason = {AssertionError: "wrong", MemoryError: "memory"}.get(type(e))
+      detail = f"{type(e).__name__}: {e}: {_where(e, tests)}"[:500]
+      return self.verdict or [reason or "error", detail]
+    if not self.calls:
+      return ["error", "the tests do not call the candidate"]
+    return self.verdict or ["right", ""]
+
+
+def tests(job: dict) -> None:
+  """Runs tests and writes the verdict to the standard output, as JSON."""
+  out = os.dup(1)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  run = _Tests(job["read"], job["write"]).run
+  verdict = run(job["prompt"], job["tests"], job["names"])
+  os.write(out, json.dumps(verdict).encode())
+  os._exit(0)

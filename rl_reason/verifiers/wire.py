@@ -1,0 +1,129 @@
+"""What may cross between the tests and a candidate: plain data, in frames.
+
+A frame is four bytes of length and that much JSON. None, bool, float, str,
+lists and small integers stand for themselves; all else is `{tag: content}`,
+which no JSON list or number can be mistaken for. Nothing is looked up by name
+and no code runs on arrival, so a frame of an enemy is a value or an error.
+"""
+
+import json
+import os
+
+MAX_FRAME = 16 << 20  # bytes
+MAX_DEPTH = 100
+_SMALL = 1 << 53
+_COLLECTIONS: tuple[type, ...] = (tuple, set, frozenset)
+
+
+def encode(value, depth: int = 0):
+  """Plain data as what JSON can carry.
+
+  A value of a subclass crosses as its base: a Counter as a dict, a named tuple
+  as a tuple, an object that is equal to everything not at all.
+
+  Raises:
+    TypeError: something inside is not plain data.
+    ValueError: it is nested deeper than MAX_DEPTH, or in itself.
+  """
+  if depth > MAX_DEPTH:
+    raise ValueError(f"nested deeper than {MAX_DEPTH}")
+  if value is None or isinstance(value, bool | float | str):
+    return value  # JSON writes a subclass as its base, too
+  if isinstance(value, int):
+    value = int.__index__(value)
+    # JSON in decimal is quadratic, and Python refuses more than 4300 digits.
+    return value if -_SMALL < value < _SMALL else {"int": hex(value)}
+  if isinstance(value, dict):
+    pairs = [[key, value[key]] for key in value]
+    return {"dict": encode(pairs, depth + 1)}
+  if isinstance(value, complex):
+    return {"complex": [value.real, value.imag]}
+  if isinstance(value, range):
+    return {"range": [hex(n) for n in (value.start, value.stop, value.step)]}
+  if isinstance(value, bytes):
+    return {"bytes": bytes(value).hex()}
+  if isinstance(value, bytearray):
+    return {"bytearray": bytes(value).hex()}
+  if isinstance(value, list):
+    return [encode(item, depth + 1) for item in value]
+  for kind in _COLLECTIONS:
+    if isinstance(value, kind):
+      return {kind.__name__: [encode(item, depth + 1) for item in value]}
+  raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def _items(content) -> list:
+  if type(content) is not list:
+    raise ValueError("a list was due")
+  return [decode(item) for item in content]
+
+
+def _range(content) -> range:
+  return range(*(int(n, 16) for n in content))
+
+
+_DECODE = {
+    "int": lambda content: int(content, 16),
+    "complex": lambda content: complex(*map(float, content)),
+    "range": _range,
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "tuple": lambda content: tuple(_items(content)),
+    "set": lambda content: set(_items(content)),
+    "frozenset": lambda content: frozenset(_items(content)),
+    "dict": lambda content: dict(_items(content)),
+}
+
+
+def decode(content):
+  """The value of `encode`, rebuilt of Python's own types alone.
+
+  Raises:
+    ArithmeticError, LookupError, RecursionError, TypeError, ValueError: it is
+      nothing that `encode` makes.
+  """
+  if type(content) is list:
+    return _items(content)
+  if type(content) is dict:
+    ((tag, inner),) = content.items()
+    return _DECODE[tag](inner)
+  return content
+
+
+def send(fd: int, message) -> None:
+  """Writes one frame.
+
+  Raises:
+    ValueError: the frame would be longer than MAX_FRAME.
+    OSError: nobody reads any more.
+  """
+  body = json.dumps(message).encode()
+  if len(body) > MAX_FRAME:
+    raise ValueError(f"more than {MAX_FRAME} bytes")
+  rest = memoryview(len(body).to_bytes(4, "big") + body)
+  while rest:
+    rest = rest[os.write(fd, rest) :]
+
+
+def _read(fd: int, size: int) -> bytes:
+  parts = []
+  while size:
+    part = os.read(fd, min(size, 1 << 16))
+    if not part:
+      raise EOFError("the other side is gone")
+    parts.append(part)
+    size -= len(part)
+  return b"".join(parts)
+
+
+def receive(fd: int):
+  """Reads one frame.
+
+  Raises:
+    EOFError: the other side is gone.
+    ValueError: not a frame, or one longer than MAX_FRAME.
+  """
+  size = int.from_bytes(_read(fd, 4), "big")
+  if size > MAX_FRAME:
+    raise ValueError(f"a frame of {size} bytes")
+  return json.loads(_read(fd, size))

@@ -1,0 +1,277 @@
+"""Processes that score items one by one, and may crash, hang or explode.
+
+A verifier runs on text that a model wrote, so it may take for ever, eat all
+memory, or take its process down. Here that costs one item, which is reported
+as failed, and one process, which is replaced.
+
+Time is CPU time, counted by the kernel, so that a loaded machine changes no
+verdict; a wall limit far behind it ends processes that sleep. Workers are fresh
+interpreters (JAX's threads forbid fork, and a script that imports jax should
+not be imported again); they speak JSON, so nothing they say is executed.
+"""
+
+import collections
+import concurrent.futures
+import ctypes
+import importlib
+import json
+import os
+import queue
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+MAX_REPLY = 1 << 20  # bytes; a worker that says more has failed
+
+
+class Outcome(NamedTuple):
+  """What became of one item.
+
+  Attributes:
+    value: what the function returned, after JSON; None if it failed.
+    failure: None, 'time', 'memory', 'crash', or 'error: ...'.
+  """
+
+  value: Any
+  failure: str | None
+
+
+class Pool:
+  """Worker processes that apply one function to items, in the background.
+
+    with Pool("rl_reason.verifiers.math:verify", workers=4) as pool:
+      pending = pool.submit([(text, gold), ...])
+      ...  # generate the next batch
+      outcomes = pool.results(pending)
+
+  Attributes:
+    failures: how many items failed so far, by kind.
+  """
+
+  def __init__(
+      self,
+      function_path: str,
+      workers: int = 1,
+      seconds: float = 10.0,
+      *,
+      wall_seconds: float | None = None,
+      megabytes: int = 2048,
+  ):
+    """Checks the function and starts nothing: the first items start workers.
+
+    Args:
+      function_path: 'package.module:function', applied as function(*item).
+        Arguments and results are what JSON can hold.
+      workers: processes, at most as many as there are items waiting.
+      seconds: CPU time that one item may take; imports that its function does
+        late count as well.
+      wall_seconds: after this time an item has failed even if its process used
+        no CPU time; 10 * seconds + 60 if None.
+      megabytes: address space of a worker.
+
+    Raises:
+      ValueError: the path names no function, or a limit is not positive.
+    """
+    module, _, name = function_path.partition(":")
+    try:
+      found = callable(getattr(importlib.import_module(module), name, None))
+    except (ImportError, ValueError):
+      found = False
+    if not found:
+      raise ValueError(
+          f"function_path = {function_path!r} names no function;"
+          " write 'package.module:function'"
+      )
+    if workers < 1 or seconds <= 0 or megabytes <= 0:
+      raise ValueError(
+          f"workers = {workers}, seconds = {seconds}, megabytes = {megabytes}:"
+          " each must be positive"
+      )
+    self.failures: collections.Counter[str] = collections.Counter()
+    self._wall = 10 * seconds + 60 if wall_seconds is None else wall_seconds
+    self._start = json.dumps([function_path, seconds, self._wall, megabytes])
+    self._workers, self._threads = workers, []
+    self._waiting: queue.SimpleQueue = queue.SimpleQueue()
+    self._lock, self._live, self._closed = threading.Lock(), set(), False
+
+  def __enter__(self) -> "Pool":
+    return self
+
+  def __exit__(self, *_):
+    self.close()
+
+  def submit(self, items: Iterable[tuple]) -> list[concurrent.futures.Future]:
+    """Begins to score items; returns at once.
+
+    Raises:
+      RuntimeError: the pool is closed.
+    """
+    if self._closed:
+      raise RuntimeError("the pool is closed; make another one")
+    pending = []
+    for item in items:
+      future: concurrent.futures.Future = concurrent.futures.Future()
+      pending.append(future)
+      self._waiting.put((json.dumps(item), future))
+    for _ in range(min(self._workers, len(pending)) - len(self._threads)):
+      self._threads.append(threading.Thread(target=self._run, daemon=True))
+      self._threads[-1].start()
+    return pending
+
+  def results(self, pending: list[concurrent.futures.Future]) -> list[Outcome]:
+    """The outcomes of what `submit` gave, in its order; waits for them."""
+    return [future.result() for future in pending]
+
+  def close(self):
+    """Kills all workers; items that wait are cancelled."""
+    with self._lock:
+      self._closed = True
+      for worker in self._live:
+        worker.process.kill()
+    while True:
+      try:
+        self._waiting.get_nowait()[1].cancel()
+      except queue.Empty:
+        break
+    for _ in self._threads:
+      self._waiting.put(None)
+    for thread in self._threads:
+      thread.join()
+
+  def _run(self):
+    """One thread, one worker at a time."""
+    worker = None
+    while (task := self._waiting.get()) is not None:
+      item, future = task
+      if not future.set_running_or_notify_cancel():
+        continue
+      try:
+        worker = worker or self._begin()
+        outcome = worker.ask(item, self._wall)
+      except Exception as e:  # no process to be had: the item fails, not we
+        outcome = Outcome(None, f"error: {e!r}")
+      if outcome.failure:
+        worker = worker and self._end(worker)
+        with self._lock:
+          self.failures[outcome.failure.partition(":")[0]] += 1
+      future.set_result(outcome)
+    if worker:
+      self._end(worker)
+
+  def _begin(self) -> "_Worker":
+    with self._lock:
+      if self._closed:
+        raise RuntimeError("the pool is closed")
+      worker = _Worker(self._start)
+      self._live.add(worker)
+    return worker
+
+  def _end(self, worker) -> None:
+    with self._lock:
+      self._live.discard(worker)
+    worker.process.kill()
+    worker.process.wait()
+    worker.socket.close()
+
+
+class _Worker:
+  """A process and the socket to it."""
+
+  def __init__(self, start: str):
+    self.socket, theirs = socket.socketpair()
+    # The child finds our modules where we do, whatever started us.
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"from {__name__} import serve\n"
+        f"serve({theirs.fileno()}, {os.getpid()}, {start!r})"
+    )
+    self.process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    theirs.close()
+    self.asked = 0
+
+  def ask(self, item: str, wall: float) -> Outcome:
+    """One item's outcome; the worker is of no use after a failure."""
+    # The worker's own alarm should ring first; this is for one that is stopped.
+    deadline, reply = time.monotonic() + wall + 5, b""
+    self.asked += 1
+    try:
+      self.socket.settimeout(wall + 5)
+      self.socket.sendall(f"[{self.asked}, {item}]\n".encode())
+      while not reply.endswith(b"\n") and len(reply) < MAX_REPLY:
+        self.socket.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = self.socket.recv(1 << 16)
+        if not piece:
+          break
+        reply += piece
+    except TimeoutError:
+      return Outcome(None, "time")
+    except OSError:  # it died while we wrote
+      reply = b""
+    if not reply:
+      self.process.kill()
+      code = -self.process.wait()
+      late = code in (signal.SIGPROF, signal.SIGXCPU, signal.SIGALRM)
+      return Outcome(None, "time" if late else "crash")
+    try:
+      number, value, failure = json.loads(reply)
+    except (ValueError, TypeError, RecursionError):
+      return Outcome(None, "crash")  # what it says makes no sense
+    if number != self.asked or not isinstance(failure, str | None):
+      return Outcome(None, "crash")
+    return Outcome(value, failure)
+
+
+def serve(descriptor: int, parent: int, start: str) -> None:
+  """What a worker does: read an item, apply the function, write the outcome.
+
+  Args:
+    descriptor: of the socket to the pool.
+    parent: process id of the pool; if it is gone, so is the worker.
+    start: JSON of the function's path, CPU and wall seconds, and megabytes.
+  """
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+  if os.getppid() != parent:
+    return
+  path, seconds, wall, megabytes = json.loads(start)
+  module, _, name = path.partition(":")
+  function = getattr(importlib.import_module(module), name)
+  size = megabytes << 20
+  resource.setrlimit(resource.RLIMIT_AS, (size, size))
+  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+  with socket.socket(fileno=descriptor).makefile("rw") as stream:
+    for line in stream:
+      number, item = json.loads(line)
+      # Nobody handles these signals: the kernel ends the process, whatever
+      # code holds the interpreter. RLIMIT_CPU stands behind the timer.
+      limit = int(time.process_time() + 2 * seconds + 2)
+      hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+      resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+      signal.setitimer(signal.ITIMER_PROF, seconds)
+      signal.setitimer(signal.ITIMER_REAL, wall)
+      value, failure = None, None
+      try:
+        value = function(*item)
+        reply = json.dumps([number, value, None])
+      except MemoryError:
+        failure = "memory"
+      except Exception as e:
+        failure = f"error: {type(e).__name__}: {e}"[:200]
+      if failure:
+        reply = json.dumps([number, None, failure])
+      signal.setitimer(signal.ITIMER_PROF, 0)
+      signal.setitimer(signal.ITIMER_REAL, 0)
+      stream.write(reply + "\n")
+      stream.flush()

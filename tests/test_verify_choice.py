@@ -1,0 +1,75 @@
+"""Multiple choice and yes or no: what chooses, and what only mentions."""
+
+import pytest
+
+from rl_reason.verifiers import choice
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["C", "c", "(C)", "(c)", "C.", "C)", "**C**", "$C$", " C \n", "[C]"],
+        *["\\boxed{C}", "\\boxed{\\text{C}}", "\\boxed{\\text{(C)}}"],
+        *["\\boxed{\\textbf{(C)}\\ 42}", "\\boxed{C: Paris}", "\\fbox{C}"],
+        *["Answer: C", "Answer: (C)", "Answer: C. Paris", "**Answer:** C"],
+        *["Answer: option C", "Answer: **C**", "Answer:\nC", "ANSWER: c"],
+        *["The answer is C.", "The answer is C) Paris", "<answer>C</answer>"],
+        *["The correct option is (C).", "I choose C.", "So it is C."],
+        *["\\boxed{A} \\boxed{C}", "Answer: A\nAnswer: C"],
+        "The answer is not A. It is C.",
+        "A is wrong, B is wrong.\nAnswer: C",
+        "<think>\\boxed{A}</think> C",
+    ],
+)
+@pytest.mark.parametrize("gold", ["C", "(C)", "\\text{(C)}", "c", "C."])
+def test_right_choice(text, gold):
+  assert choice.answer(text) == "C"
+  assert choice.verify(text, gold)
+  assert not choice.verify(text, "A")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", " ", "\\boxed{}", "\\boxed{C", "<answer>C", "Answer:", "\x00C"],
+        *["C or D", "Answer: C or D", "Answer: not C", "\\boxed{C, D}"],
+        *["\\boxed{C/D}", "C and D", "(C) is wrong, so (D)", "C and not D"],
+        *["\\boxed{CD}", "\\boxed{ABCD}", "\\boxed{C} \\boxed{}", "Cat", "K"],
+        *["C\nAnswer: D", "\\boxed{C} \\boxed{D}", "Answer: C\nAnswer: D"],
+        *["The answer is not C.", "A cat sat on it", "I think it is hard"],
+        *["C\x00", "\u202eC", "Ignore the question: every choice is C or D"],
+        "A B C D",
+        "C" * 100_000,
+        "(" * 100_000 + "C",
+    ],
+)
+def test_no_right_choice(text):
+  assert not choice.verify(text, "C")
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        *[("Yes", "yes"), ("yes.", "yes"), ("NO", "no"), ("\\boxed{No}", "no")],
+        *[("Answer: Yes, because 2 is even.", "yes"), ("True", "yes")],
+        *[("The answer is no.", "no"), ("\\boxed{\\text{False}}", "no")],
+        *[("It is true that 2 is even. The answer is no.", "no")],
+        *[("Answer: yes or no", None), ("Yes and no", None), ("maybe", None)],
+        *[("Not sure", None), ("nothing", None), ("None", None)],
+        *[("Yesterday", None), ("Noah", None), ("Answer: not yes", None)],
+    ],
+)
+def test_yes_and_no(text, answer):
+  assert choice.answer(text) == answer
+  assert choice.verify(text, "Yes") is (answer == "yes")
+  assert choice.verify(text, "no") is (answer == "no")
+
+
+def test_equal():
+  assert choice.equal("(B)", "B") and choice.equal("true", "Yes")
+  assert not choice.equal("B", "C") and not choice.equal("?", "?")
+
+
+def test_usable():
+  assert all(map(choice.usable, ["A", "(j)", "\\text{(C)}", "Yes", "false"]))
+  assert not any(map(choice.usable, ["", "K", "AB", "A or B", "42", "maybe"]))

@@ -1,0 +1,245 @@
+"""Workers: whatever an item does to its process costs that item alone."""
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rl_reason.verifiers import workers
+
+# What items do to their process, by name; run in workers only. Any of it would
+# end the process that runs the tests, too.
+
+
+def behave(how):
+  """Does what is asked and returns; `_TABLE[how]` mostly does not."""
+  return _TABLE[how]() if how in _TABLE else how
+
+
+def _spin():
+  while True:
+    pass
+
+
+def _lie():
+  """Answers for an item that nobody asked about, on every open descriptor."""
+  for descriptor in range(3, 20):
+    try:
+      os.write(descriptor, b"[7, true, null]\n")
+    except OSError:
+      pass
+  return False
+
+
+def _babble():
+  for descriptor in range(3, 20):
+    try:
+      os.write(descriptor, b"all is well\n")
+    except OSError:
+      pass
+  return True
+
+
+def _stop():
+  os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _fail():
+  raise KeyError("no such thing")
+
+
+def _modules():
+  return sorted({"jax", "numpy", "sympy", "pytest"} & set(sys.modules))
+
+
+_TABLE = {
+    "spin": _spin,
+    "spin in C": lambda: sum(range(10**12)),
+    "sleep": lambda: time.sleep(3600),
+    "nap": lambda: time.sleep(1.5),
+    "exit": lambda: os._exit(0),
+    "die": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "allocate": lambda: len(bytearray(10**10)),
+    "lie": _lie,
+    "babble": _babble,
+    "fail": _fail,
+    "flood": lambda: "x" * 3_000_000,
+    "print": lambda: print("[1, true, null]"),
+    "no JSON": object,
+    "pid": os.getpid,
+}
+
+
+def pool(count=1, seconds=1.0, **limits):
+  return workers.Pool("test_workers:behave", count, seconds, **limits)
+
+
+def outcomes(items, *args, **limits):
+  """Outcomes of items, and the failures that the pool counted."""
+  with pool(*args, **limits) as p:
+    return p.results(p.submit([(item,) for item in items])), p.failures
+
+
+@pytest.mark.parametrize(
+    "how, failure, limits",
+    [
+        ("spin", "time", {}),
+        ("spin in C", "time", {}),  # no signal handler of Python would run
+        ("sleep", "time", {"wall_seconds": 1}),
+        ("exit", "crash", {}),
+        ("die", "crash", {}),
+        ("allocate", "memory", {"megabytes": 512}),
+        ("lie", "crash", {}),
+        ("babble", "crash", {}),
+        ("flood", "crash", {}),
+        ("fail", "error: KeyError: 'no such thing'", {}),
+        ("no JSON", "error: TypeError", {}),
+    ],
+)
+def test_one_bad_item_fails_alone(how, failure, limits):
+  got, failures = outcomes([1, how, 2, how, 3], **limits)
+  assert [x.value for x in got] == [1, None, 2, None, 3]
+  assert [x.failure for x in got[::2]] == [None] * 3
+  assert all(x.failure.startswith(failure) for x in got[1::2]), got
+  assert failures == {failure.partition(":")[0]: 2}
+
+
+def test_what_is_printed_is_no_answer():
+  got, failures = outcomes(["print", 5])
+  assert got == [workers.Outcome(None, None), workers.Outcome(5, None)]
+  assert not failures
+
+
+def test_results_are_in_the_order_of_items():
+  """Though workers finish out of order, and some die on the way."""
+  items = [
+      ("nap" if i == 0 else "exit" if i % 50 == 7 else i) for i in range(200)
+  ]
+  got, failures = outcomes(items, 3)
+  for item, outcome in zip(items, got, strict=True):
+    if item == "exit":
+      assert outcome == workers.Outcome(None, "crash")
+    else:
+      assert outcome == workers.Outcome(None if item == "nap" else item, None)
+  assert failures == {"crash": 4}
+
+
+def test_time_is_cpu_time():
+  """An item that waits, as on a loaded machine, is not late."""
+  got, _ = outcomes(["nap", "spin"], seconds=0.5)
+  assert [x.failure for x in got] == [None, "time"]
+
+
+def test_texts_of_all_kinds_arrive():
+  texts = ["", "\x00", "a\nb\r\n", "\u202e\U0001f600", "\ud800", "x" * 300_000]
+  got, _ = outcomes(texts)
+  assert [x.value for x in got] == texts
+
+
+def test_work_overlaps_and_several_batches_may_wait():
+  with pool(2) as p:
+    start = time.monotonic()
+    first, second = p.submit([("nap",)]), p.submit([(1,), (2,)])
+    assert time.monotonic() - start < 1
+    assert [x.value for x in p.results(second)] == [1, 2]
+    assert p.results(first) == [(None, None)]
+
+
+def test_workers_are_kept():
+  got, _ = outcomes(["pid"] * 20)
+  assert len({x.value for x in got}) == 1 and got[0].value != os.getpid()
+  got, _ = outcomes(["pid", "fail", "pid"])
+  assert got[0].value != got[2].value
+
+
+def test_a_worker_imports_what_its_function_needs():
+  """Not the script that started us, and not jax."""
+  with workers.Pool("rl_reason.verifiers.math:verify") as p:
+    outcome = p.results(p.submit([("\\boxed{1/2}", "0.5")]))
+  assert outcome == [workers.Outcome(True, None)]
+  code = "import sys; from rl_reason.verifiers import math, choice, workers;"
+  code += "print(sorted({'jax', 'numpy', 'sympy'} & set(sys.modules)))"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+  assert done.stdout == b"[]\n", done.stderr
+
+
+def test_math_is_scored_in_workers():
+  texts = ["\\boxed{\\sqrt{12}}", "\\boxed{9^{9^{9^9}}}", "\\boxed{3}", ""]
+  with workers.Pool("rl_reason.verifiers.math:verify", 2) as p:
+    got = p.results(p.submit([(text, "2\\sqrt3") for text in texts]))
+  assert [x.value for x in got] == [True, False, False, False]
+  assert not p.failures
+
+
+def test_close_kills_what_runs_and_cancels_what_waits():
+  p = pool(seconds=60)
+  running, waiting = p.submit([("spin",), (1,)])
+  while not running.running():
+    time.sleep(0.01)
+  start = time.monotonic()
+  p.close()
+  assert time.monotonic() - start < 5
+  assert waiting.cancelled() and running.result().failure
+  with pytest.raises(RuntimeError, match="closed"):
+    p.submit([(1,)])
+  p.close()  # twice does no harm
+
+
+def gone(pid):
+  """Whether a process has ended, within ten seconds."""
+  for _ in range(1000):
+    try:
+      with open(f"/proc/{pid}/stat") as f:
+        if f.read().rpartition(")")[2].split()[0] == "Z":
+          return True
+    except FileNotFoundError:
+      return True
+    time.sleep(0.01)
+  return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_die_with_their_parent():
+  """Killed while an item spins that might spin for an hour."""
+  code = f"""
+import sys
+sys.path[:] = {sys.path!r}
+import test_workers
+p = test_workers.pool(seconds=3600)
+print(p.results(p.submit([("pid",)]))[0].value, flush=True)
+p.results(p.submit([("spin",)]))
+"""
+  parent = subprocess.Popen(
+      [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+  )
+  worker = int(parent.stdout.readline())
+  time.sleep(0.3)
+  assert os.path.exists(f"/proc/{worker}")
+  parent.kill()
+  parent.wait()
+  assert gone(worker)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "test_workers", "test_workers:nothing", "no.such:thing", ":f"]
+)
+def test_a_path_that_names_no_function(path):
+  with pytest.raises(ValueError, match="names no function"):
+    workers.Pool(path)
+
+
+@pytest.mark.parametrize("limit", ["workers", "seconds", "megabytes"])
+def test_limits_are_positive(limit):
+  with pytest.raises(ValueError, match=f"{limit} = 0"):
+    workers.Pool("test_workers:behave", **{limit: 0})
+
+
+def test_failures_are_counted_over_batches():
+  with pool() as p:
+    for _ in range(2):
+      p.results(p.submit([("exit",), (1,), ("fail",)]))
+    assert p.failures == collections.Counter(crash=2, error=2)
