@@ -18,7 +18,22 @@ def get_config():
 
   c.tokenizer = ""  # directory or hub id; '' = the task's own characters
 
+  c.data = ml_collections.ConfigDict()  # rows of files; --stage=prepare
+  c.data.train = ""  # sources*weights: rl_reason/datasets.py; task.name 'files'
+  c.data.evaluate = ""  # sources; training rows like theirs are dropped
+  c.data.columns = ""  # of sources not known by name: 'question=problem,...'
+  c.data.kind = "math"  # of such sources: math, choice, code
+  c.data.template = "plain"  # a name in rl_reason/prompts.py
+  c.data.chat = False  # as a turn of the tokenizer's chat template
+  c.data.system = ""  # the system's turn before it
+  c.data.paraphrases = 1  # ways of asking, chosen by a hash of the question
+  c.data.deduplicate = True  # by the question's text
+  c.data.ngram = 13  # words that a training row may not share with an evaluated
+  c.data.allow_benchmarks = False  # train on AIME and the like: say you know
+  c.data.limit = 0  # rows kept of each training source; 0 = all
+
   c.model = ml_collections.ConfigDict()  # rl_reason/model.py: ModelConfig
+  c.model.path = ""  # directory or hub id, which then decides the shape
   c.model.layers = 2
   c.model.width = 64
   c.model.heads = 4
@@ -26,8 +41,14 @@ def get_config():
   c.model.head_dim = 16
   c.model.mlp = 192
   c.model.rope_theta = 10_000.0
+  c.model.rope_factor = 1.0  # Llama 3.1: slow frequencies divided by it
+  c.model.rope_low = 1.0  # slow: fewer turns than this in rope_context
+  c.model.rope_high = 4.0  # unchanged: more turns than this
+  c.model.rope_context = 8192  # tokens
   c.model.norm_eps = 1e-6
   c.model.qkv_bias = False
+  c.model.o_bias = False
+  c.model.mlp_bias = False
   c.model.qk_norm = False
   c.model.tied = True
   c.model.dtype = "float32"  # of matrix products; bfloat16 on accelerators
@@ -44,7 +65,7 @@ def get_config():
   c.sft.batch = 64
   c.sft.micro_batches = 2
   c.sft.skill = ml_collections.ConfigDict()
-  c.sft.skill.steps = 1000
+  c.sft.skill.steps = 1000  # 0: RL starts from model.path
   c.sft.skill.lr = 4e-3
   c.sft.skill.schedule = "cosine"
   c.sft.skill.mixture = "careful:1"  # style:weight of demonstrations
@@ -60,6 +81,7 @@ def get_config():
   c.rollout.group_size = 8  # responses to each prompt: batch / 8 prompts
   c.rollout.sizes = "equal"  # of groups; or by expected 'length', 'variance'
   c.rollout.least_group = 2  # of groups that are not equal
+  c.rollout.parts = 1  # of a round; each is scored while the next is sampled
   c.rollout.retire_after = 0  # prompts all right so often in a row; 0 = never
   c.rollout.max_prompt = 12  # tokens
   c.rollout.max_tokens = 48  # of a response, EOS included
@@ -81,7 +103,13 @@ def get_config():
   c.reward.length_coef = 0.0  # lambda of rewards.logquad
   c.reward.length_decay = 1.0  # g: good answers pay less
   c.reward.length_threshold = 0.0  # reward from which on they do
+  c.reward.cosine = False  # rewards.cosine: right and wrong by length
+  c.reward.right_long = 0.0  # ... at rollout.max_tokens
+  c.reward.wrong_long = 0.0
+  c.reward.scorers = ""  # e.g. 'steps*0.5,length*-0.3': rl_reason/scorers.py
   c.reward.truncated = "terminal"  # or 'bootstrap': worth the group's finished
+  c.reward.workers = 4  # processes that verify; task.name = 'files'
+  c.reward.seconds = 10.0  # CPU time of a verdict; then it is: wrong
   c.reward.shuffle = False  # control: verdicts permuted over the batch
 
   c.kl = ml_collections.ConfigDict()  # to the SFT model
@@ -131,6 +159,16 @@ def get_config():
   c.critic.mix_decay = 1.0  # k: that share fades over the run
   c.critic.mix_reliability = 1.0  # eta: and with explained variance
   c.critic.fallback = False  # EVPO: batch mean while explained variance <= 0
+
+  c.reward_model = ml_collections.ConfigDict()  # --stage=reward_model
+  c.reward_model.steps = 300
+  c.reward_model.batch = 64  # pairs
+  c.reward_model.micro_batches = 2
+  c.reward_model.lr = 1e-3
+  c.reward_model.schedule = "cosine"
+  c.reward_model.chosen = ""  # style:weight of right responses; '' = any
+  c.reward_model.rejected = ""  # and of wrong ones
+  c.reward_model.evaluate_pairs = 1000  # held out
 
   c.loss = ml_collections.ConfigDict()
   c.loss.surrogate = "ppo"  # a function of rl_reason/surrogates.py

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from rl_reason import tasks
+from rl_reason import datasets, prompts, scorers, tasks
 
 
 class ConfigError(ValueError):
@@ -71,6 +71,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
   def free(name):
     if name == "rl.steps":
       return not _stretched(new)
+    if _is_shape(name) and new.get("model.path"):
+      return True  # the checkpoint decides
     return name.startswith(FREE)
 
   return [
@@ -78,6 +80,16 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
       for name in sorted(old.keys() | new.keys())
       if old.get(name) != new.get(name) and not free(name)
   ]
+
+
+def _is_shape(name: str) -> bool:
+  """Whether a checkpoint of model.path decides this field."""
+  return name.startswith("model.") and name not in (
+      "model.path",
+      "model.dtype",
+      "model.remat",
+      "model.logprob_chunk",
+  )
 
 
 def _stretched(fields: dict[str, Any]) -> bool:
@@ -215,11 +227,14 @@ def has_history(c) -> bool:
 
 
 CHOICES = {
-    "task.name": tasks.NAMES,
+    "task.name": (*tasks.NAMES, tasks.FILES),
+    "data.kind": tuple(datasets.KINDS),
+    "data.template": tuple(prompts.TEMPLATES),
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.remat": ("none", "dots", "full"),
     "sft.skill.schedule": ("constant", "cosine", "linear"),
     "sft.habits.schedule": ("constant", "cosine", "linear"),
+    "reward_model.schedule": ("constant", "cosine", "linear"),
     "optimizer.schedule": ("constant", "cosine", "linear"),
     "optimizer.name": ("adamw", "sgd"),
     "dynamic_sampling.surplus": ("discard", "keep"),
@@ -240,23 +255,32 @@ CHOICES = {
 # Least value of each number; (low, high) where there is a highest one too.
 BOUNDS = {
     "seed": 0,
+    "data.paraphrases": (1, len(prompts.PARAPHRASES)),
+    "data.ngram": 0,
+    "data.limit": 0,
     "model.layers": 1,
     "model.width": 1,
     "model.heads": 1,
     "model.kv_heads": 1,
     "model.head_dim": 2,
     "model.mlp": 1,
+    "model.rope_theta": 1,
+    "model.rope_factor": 1,
+    "model.rope_low": 0,
+    "model.rope_context": 1,
+    "model.norm_eps": 0,
     "model.logprob_chunk": 1,
     "sft.batch": 1,
     "sft.micro_batches": 1,
-    "sft.skill.steps": 1,
+    "sft.skill.steps": 0,
     "sft.skill.lr": 0,
     "sft.skill.threshold": (0, 1),
-    "sft.habits.steps": 1,
+    "sft.habits.steps": 0,
     "sft.habits.lr": 0,
     "rollout.batch": 1,
     "rollout.group_size": 1,
     "rollout.least_group": 1,
+    "rollout.parts": 1,
     "rollout.retire_after": 0,
     "rollout.max_prompt": 1,
     "rollout.max_tokens": 1,
@@ -267,6 +291,13 @@ BOUNDS = {
     "reward.overlong_coef": 0,
     "reward.length_coef": 0,
     "reward.length_decay": 0,
+    "reward.workers": 1,
+    "reward.seconds": 1e-3,
+    "reward_model.steps": 1,
+    "reward_model.batch": 1,
+    "reward_model.micro_batches": 1,
+    "reward_model.lr": 0,
+    "reward_model.evaluate_pairs": 1,
     "kl.coef": 0,
     "kl.target": 0,
     "kl.horizon": 1,
@@ -370,19 +401,21 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     require(x >= low and (high is None or x <= high), name, f"must be {text}")
 
   task = tasks.get(c.task.name)
-  for level in c.task.difficulties:
+  for level in c.task.difficulties if task.DIFFICULTIES else ():
     require(
         level in task.DIFFICULTIES,
         "task.difficulties",
         f"{level!r} is none of {c.task.name}'s {task.DIFFICULTIES}",
     )
-  for stage in ("skill", "habits"):
-    name = f"sft.{stage}.mixture"
+  mixtures = "sft.skill.mixture", "sft.habits.mixture"
+  for name in (*mixtures, "reward_model.chosen", "reward_model.rejected"):
+    if name.startswith("reward_model") and not fields[name]:
+      continue
     try:
       styles = mixture(fields[name])
     except ValueError:
       refuse(name, "must look like 'careful:1,direct:4'")
-    for style in styles:
+    for style in styles if task.STYLES else ():
       require(
           style in task.STYLES,
           name,
@@ -390,6 +423,7 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
           f" {', '.join(task.STYLES)}; see configs/{c.task.name}.py",
       )
 
+  _check_data(c, require)
   m = c.model
   require(
       m.heads % m.kv_heads == 0,
@@ -397,6 +431,22 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       f"must be a multiple of model.kv_heads = {m.kv_heads}",
   )
   require(m.head_dim % 2 == 0, "model.head_dim", "must be even (rotary)")
+  require(
+      m.rope_low < m.rope_high,
+      "model.rope_low",
+      f"must be below model.rope_high = {m.rope_high}",
+  )
+  for name in given:
+    require(
+        not (m.path and _is_shape(name)),
+        name,
+        f"the checkpoint model.path = {m.path!r} has its own: leave it out",
+    )
+  require(
+      m.path or c.sft.reuse or c.sft.skill.steps,
+      "sft.skill.steps",
+      "a fresh model knows nothing: train it, or give model.path or sft.reuse",
+  )
   axes = [c.mesh.data, c.mesh.fsdp, c.mesh.tensor]
   for name, size in c.mesh.items():
     require(size == -1 or size > 0, f"mesh.{name}", "must be positive, or -1")
@@ -432,6 +482,16 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   )
   prompts = r.batch // r.group_size
   require(
+      prompts % r.parts == 0,
+      "rollout.parts",
+      f"must divide the {prompts} prompts of a batch",
+  )
+  require(
+      r.parts == 1 or r.sizes == "equal",
+      "rollout.parts",
+      "parts hold as many responses each: needs rollout.sizes = 'equal'",
+  )
+  require(
       prompts % c.updates.minibatches == 0,
       "updates.minibatches",
       f"must divide the {prompts} prompts of a batch (whole groups)",
@@ -453,6 +513,23 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "sft.micro_batches",
       f"must divide sft.batch = {c.sft.batch}",
   )
+  require(
+      c.reward_model.batch % c.reward_model.micro_batches == 0,
+      "reward_model.micro_batches",
+      f"must divide reward_model.batch = {c.reward_model.batch}",
+  )
+  for name in ("right_long", "wrong_long"):
+    require(
+        c.reward.cosine or not c.reward[name],
+        f"reward.{name}",
+        "is for reward.cosine = True",
+    )
+  try:
+    for term in scorers.terms(c.reward.scorers):
+      if not pathlib.Path(term.name).is_dir():
+        scorers.find(term.name)
+  except ValueError as e:
+    refuse("reward.scorers", str(e))
   require(
       c.reward.overlong_buffer <= r.max_tokens,
       "reward.overlong_buffer",
@@ -489,6 +566,61 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "evaluate.interim_prompts",
       f"must not exceed evaluate.prompts = {c.evaluate.prompts}",
   )
+
+
+def _check_data(c, require) -> None:
+  """Sources, and what goes with them."""
+  d = c.data
+  parsed = {}
+  for use, prefer in (("train", "train"), ("evaluate", "test")):
+    try:
+      parsed[use] = datasets.parse_all(d[use], prefer)
+    except datasets.DataError as e:
+      require(False, f"data.{use}", str(e))
+  try:
+    datasets.columns(d.columns)
+  except datasets.DataError as e:
+    require(False, "data.columns", str(e))
+  require(
+      c.tokenizer or c.model.path or not (d.train or d.evaluate),
+      "tokenizer",
+      "the task's own characters do not spell the texts of data.train and"
+      " data.evaluate: name a tokenizer",
+  )
+  require(
+      (c.task.name == tasks.FILES) == bool(d.train or d.evaluate),
+      "task.name",
+      "'files' goes with data.train and data.evaluate: set both or neither",
+  )
+  for source, _ in parsed["train"]:
+    require(
+        d.allow_benchmarks or not source.benchmark,
+        "data.train",
+        f"{source.name}:{source.split} is there to evaluate on: leave it out,"
+        " or set data.allow_benchmarks = True",
+    )
+  require(
+      all(weight is None for _, weight in parsed["evaluate"]),
+      "data.evaluate",
+      "each set is evaluated on its own: leave out the weights",
+  )
+  require(
+      d.chat or not d.system,
+      "data.system",
+      "is a turn of the chat template: set data.chat = True",
+  )
+
+
+def check_files(c) -> None:
+  """Checks that a task of files has all that training and evaluation need.
+
+  Raises:
+    ConfigError: a source is missing; --stage=prepare does without.
+  """
+  trains = c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
+  for name, wanted in (("train", trains), ("evaluate", True)):
+    if c.task.name == tasks.FILES and wanted and not c.data[name]:
+      raise ConfigError(f"data.{name} = '': name at least one source")
 
 
 def _check_algorithm(c, require) -> None:
@@ -618,7 +750,7 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
   r = c.rollout
   for name, rows in {
       "sft.batch": c.sft.batch // c.sft.micro_batches,
-      "rollout.batch": r.batch // r.group_size,
+      "rollout.batch": r.batch // r.group_size // r.parts,
       "updates.micro_batches": r.batch
       // c.updates.minibatches
       // micro_batches(c),

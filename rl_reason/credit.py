@@ -44,9 +44,13 @@ def outcome(
     lengths_B: Array,
     truncated_B: Array,
     groups_B: Array,
+    extra_B: Array | float = 0.0,
     *,
     right: float = 1.0,
     wrong: float = -1.0,
+    cosine: bool = False,
+    right_long: float = 1.0,
+    wrong_long: float = -1.0,
     max_tokens: int,
     overlong_buffer: int = 0,
     overlong_coef: float = 1.0,
@@ -55,15 +59,19 @@ def outcome(
     length_threshold: float = 0.0,
     truncated: str = "terminal",
 ) -> Array:
-  """The reward of each response: verdict and length.
+  """The reward of each response: verdict, scorers and length.
 
   Args:
     correct_B: [B] float in {0, 1}.
     lengths_B: [B] int, response tokens.
     truncated_B: [B] bool.
     groups_B: [B] int, prompts.
+    extra_B: [B] float, what scorers add.
     right: see `rewards.correctness`.
     wrong: see `rewards.correctness`.
+    cosine: verdict and length as in `rewards.cosine`.
+    right_long: see there.
+    wrong_long: see there.
     max_tokens: the longest response that is allowed.
     overlong_buffer: see `rewards.soft_overlong`.
     overlong_coef: factor of that punishment.
@@ -75,7 +83,19 @@ def outcome(
   Returns:
     [B] float.
   """
-  reward_B = rewards.correctness(correct_B, right=right, wrong=wrong)
+  if cosine:
+    reward_B = rewards.cosine(
+        correct_B,
+        lengths_B,
+        max_tokens=max_tokens,
+        right=right,
+        right_long=right_long,
+        wrong=wrong,
+        wrong_long=wrong_long,
+    )
+  else:
+    reward_B = rewards.correctness(correct_B, right=right, wrong=wrong)
+  reward_B += extra_B
   length_B = overlong_coef * rewards.soft_overlong(
       lengths_B, max_tokens=max_tokens, buffer=overlong_buffer
   )

@@ -87,13 +87,43 @@ def values(
     [B, T] float32, and for a categorical head its logits [B, T, bins].
   """
   hidden_BLD, _ = model.forward(params["trunk"], cfg.trunk, tokens_BL, start_B)
-  hidden_BTD = hidden_BLD[:, -length - 1 : -1].astype(jnp.float32)
-  head = params["value_head"]
-  out_BTN = hidden_BTD @ head["value"] + head["bias"]
+  return _head(params["value_head"], cfg, hidden_BLD[:, -length - 1 : -1])
+
+
+def scores(
+    params: Tree,
+    cfg: CriticConfig,
+    tokens_BL: Array,
+    start_B: Array,
+    mask_BT: Array,
+) -> Array:
+  """V of each whole response, after its last token: what a reward model says.
+
+  Args:
+    params: as `init` makes them.
+    cfg: static.
+    tokens_BL: prompt and response.
+    start_B: first slot that is not padding.
+    mask_BT: bool, response tokens.
+
+  Returns:
+    [B] float32; a row without a response is scored after its prompt.
+  """
+  hidden_BLD, _ = model.forward(params["trunk"], cfg.trunk, tokens_BL, start_B)
+  prompt = tokens_BL.shape[1] - mask_BT.shape[1]
+  last_B = prompt - 1 + mask_BT.sum(1)
+  hidden_BD = jnp.take_along_axis(hidden_BLD, last_B[:, None, None], 1)[:, 0]
+  return _head(params["value_head"], cfg, hidden_BD)[0]
+
+
+def _head(head: Tree, cfg: CriticConfig, hidden: Array):
+  """Values of hidden states [..., D], and the logits of a categorical head."""
+  hidden = hidden.astype(jnp.float32)
+  out_N = hidden @ head["value"] + head["bias"]
   if cfg.head == "gated":
-    gate_BTN = jax.nn.softmax(hidden_BTD @ head["gate"], -1)
-    return jnp.sum(gate_BTN * out_BTN, -1), None
+    gate_N = jax.nn.softmax(hidden @ head["gate"], -1)
+    return jnp.sum(gate_N * out_N, -1), None
   if cfg.head == "categorical":
     points_N = support(cfg.bins, cfg.low, cfg.high)
-    return jax.nn.softmax(out_BTN, -1) @ points_N, out_BTN
-  return out_BTN[..., 0], None
+    return jax.nn.softmax(out_N, -1) @ points_N, out_N
+  return out_N[..., 0], None

@@ -8,11 +8,12 @@ import collections
 import math
 import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from rl_reason import data, sharding, tasks, tokenizer
+from rl_reason import data, scorers, sharding, tasks, tokenizer
 from rl_reason.structs import Rollouts, Tree
 
 
@@ -42,19 +43,45 @@ def pass_at_k(correct_NG: np.ndarray, k: int) -> np.ndarray:
   return 1 - np.array(none_N)
 
 
-def majority(answers_NG: list[list[str]], correct_NG: np.ndarray):
-  """Whether the most frequent answer of each prompt is right: [N].
+def vote(
+    answers_NG: list[list[str]], correct_NG: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """The most frequent answer of each prompt: how often, and is it right.
 
   Samples without an answer ('') do not vote; ties go to the answer that came
   first. Answers that are equal as text count as one.
+
+  Returns:
+    share of all samples that gave it [N], and {0, 1} [N]; 0 without a vote.
   """
-  right_N = np.zeros(len(answers_NG))
+  share_N, right_N = np.zeros((2, len(answers_NG)))
   for n, answers in enumerate(answers_NG):
     votes = collections.Counter(a for a in answers if a)
     if votes:
-      winner = votes.most_common(1)[0][0]
+      winner, count = votes.most_common(1)[0]
+      share_N[n] = count / len(answers)
       right_N[n] = correct_NG[n][answers.index(winner)]
-  return right_N
+  return share_N, right_N
+
+
+def calibration_error(
+    sure_N: np.ndarray, right_N: np.ndarray, *, bins: int = 10
+) -> float:
+  """Mean distance of confidence and accuracy, over bins of confidence.
+
+  The expected calibration error of arXiv:1706.04599, eq 3.
+
+  Args:
+    sure_N: [N] in [0, 1], how sure each prediction is.
+    right_N: [N] in [0, 1].
+    bins: of equal width.
+  """
+  bin_N = np.minimum((sure_N * bins).astype(int), bins - 1)
+  gaps = [
+      (bin_N == i).mean() * abs((right_N - sure_N)[bin_N == i].mean())
+      for i in np.unique(bin_N)
+  ]
+  return float(sum(gaps))
 
 
 def judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
@@ -66,20 +93,26 @@ def judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
     texts [B], correct [B] float32 in {0, 1}, and the number of responses on
     which the verifier itself failed.
   """
+  return begin_to_judge(task, tok, rollouts, rows)()
+
+
+def begin_to_judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
+  """Starts `judge`; the function that it returns waits for the rest."""
   slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
   texts = tokenizer.decode(
       tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
   )
   group = len(texts) // len(rows)
-  correct_B = np.zeros(len(texts), np.float32)
-  failures = 0
-  for b, text in enumerate(texts):
-    if not rollouts.truncated_B[b]:
-      try:
-        correct_B[b] = task.verify(text, rows[b // group])
-      except Exception:  # whatever it is, the run goes on
-        failures += 1
-  return texts, correct_B, failures
+  ended = np.flatnonzero(~rollouts.truncated_B).tolist()
+  wait = tasks.begin(task, [(texts[b], rows[b // group]) for b in ended])
+
+  def finish():
+    verdicts = wait()
+    correct_B = np.zeros(len(texts), np.float32)
+    correct_B[ended] = [verdict is True for verdict in verdicts]
+    return texts, correct_B, verdicts.count(None)
+
+  return finish
 
 
 def summarize(
@@ -105,9 +138,12 @@ def summarize(
   mean_N = correct_NG[:, :mean_of].mean(1)
   add(f"mean@{mean_of}", mean_N)
   add("greedy", greedy_N)
-  add(f"maj@{samples}", majority(answers_NG, correct_NG))
+  share_N, right_N = vote(answers_NG, correct_NG)
+  add(f"maj@{samples}", right_N)
   for k in [2**i for i in range(samples.bit_length()) if 2**i <= samples]:
     add(f"pass@{k}", pass_at_k(correct_NG, k))
+  sure = f"val-aux/{name}/maj_calibration_error"
+  out[sure] = calibration_error(share_N, right_N)
   # Checkpoints compete on the prompts that every evaluation has.
   out["val-aux/score"] = float(mean_N[:score_of].mean())
   for level in np.unique(level_N):
@@ -116,29 +152,48 @@ def summarize(
   return out
 
 
-def evaluate(run, params: Tree, count: int, doing: str):
-  """Samples and scores `count` held-out prompts.
+class Responses(NamedTuple):
+  """What a model said to the prompts of one set: N prompts, G + 1 samples each.
+
+  Attributes:
+    name: of the set.
+    rows: of the prompts.
+    texts_NG: lists of responses; the last one of each prompt is greedy.
+    correct_NG, lengths_NG, truncated_NG: of the same shape.
+    samples: the first response of each prompt as a line for samples.jsonl.
+    failures: responses on which the verifier itself failed.
+    repeated: mean share of a response's tokens that it had before.
+  """
+
+  name: str
+  rows: list[tasks.Row]
+  texts_NG: list[list[str]]
+  correct_NG: np.ndarray
+  lengths_NG: np.ndarray
+  truncated_NG: np.ndarray
+  samples: list[dict]
+  failures: int
+  repeated: float
+
+
+def respond(
+    run, params: Tree, name: str, rows: list[tasks.Row], doing: str
+) -> Responses:
+  """Samples and scores responses to the prompts of one set.
 
   Args:
     run: stages.Run; reads config.evaluate.
     params: of the model.
-    count: prompts.
+    name: of the set.
+    rows: of its prompts.
     doing: shown while it works.
-
-  Returns:
-    metrics, and the first sample of each prompt as rows for samples.jsonl.
   """
   c = run.config
-  everything = tasks.evaluation_rows(
-      run.task, run.levels, c.evaluate.prompts
-  )
-  rows = list(everything[:count])
-  batch, samples = c.evaluate.batch, c.evaluate.samples
-  heat_G = np.array([c.evaluate.temperature] * samples + [0.0], np.float32)
-  parts, failures = [], 0
-  texts, kept = [], []
+  batch, each = c.evaluate.batch, c.evaluate.samples + 1
+  heat_G = np.array([c.evaluate.temperature] * (each - 1) + [0.0], np.float32)
+  parts, texts, kept, repeats, failures = [], [], [], [], 0
   for first in range(0, len(rows), batch):
-    run.display.doing(f"{doing}: prompt {first}/{len(rows)}")
+    run.display.doing(f"{doing}: {name}, prompt {first}/{len(rows)}")
     some = rows[first : first + batch]
     filled = [*some, *[some[0]] * (batch - len(some))]  # one shape, one program
     prompts = data.pack_prompts(
@@ -153,45 +208,98 @@ def evaluate(run, params: Tree, count: int, doing: str):
             run.put(prompts, "batch"),
             run.key("evaluate"),
             run.put(heat_G),
-            group_size=samples + 1,
+            group_size=each,
             top_p=c.evaluate.top_p,
         )
     )
-    real = slice(len(some) * (samples + 1))
+    real = slice(len(some) * each)
     rollouts = jax.tree.map(operator.itemgetter(real), rollouts)
     said, correct_B, failed = judge(run.task, run.tok, rollouts, some)
     failures += failed
-    parts.append(
-        np.stack(
-            [correct_B, rollouts.lengths_B, rollouts.truncated_B], -1
-        ).reshape(len(some), samples + 1, 3)
+    facts_B3 = np.stack(
+        [correct_B, rollouts.lengths_B, rollouts.truncated_B], -1
     )
-    texts += np.reshape(np.array(said, object), (len(some), -1)).tolist()
-    kept += run.sample_rows(
-        rollouts, some, said, correct_B, np.arange(len(some)) * (samples + 1)
-    )
+    parts.append(facts_B3.reshape(len(some), each, 3))
+    texts += [said[b : b + each] for b in range(0, len(said), each)]
+    first_N = np.arange(len(some)) * each
+    tokens_BT = rollouts.tokens_BL[:, c.rollout.max_prompt :]
+    kept += run.sample_rows(rollouts, some, said, correct_B, first_N)
+    repeats += [
+        scorers.repeated(tokens_BT[b, :n].tolist())
+        for b, n in zip(first_N, rollouts.lengths_B[first_N], strict=True)
+    ]
     run.check_stop()
-  judged_NG = np.concatenate(parts)
-  correct_NG, length_NG, truncated_NG = np.moveaxis(judged_NG, -1, 0)
+  correct_NG, length_NG, cut_NG = np.moveaxis(np.concatenate(parts), -1, 0)
+  return Responses(
+      name=name,
+      rows=rows,
+      texts_NG=texts,
+      correct_NG=correct_NG,
+      lengths_NG=length_NG,
+      truncated_NG=cut_NG,
+      samples=kept,
+      failures=failures,
+      repeated=float(np.mean(repeats)),
+  )
+
+
+def score(run, said: Responses) -> dict[str, float]:
+  """All numbers of the responses to one set."""
+  c = run.config
   answers_NG = [
       [
-          "" if cut else run.task.answer(t)
-          for t, cut in zip(said[:samples], cut_G[:samples], strict=True)
+          "" if cut else run.task.answer(text, row)
+          for text, cut in zip(texts[:-1], cut_G[:-1], strict=True)
       ]
-      for said, cut_G in zip(texts, truncated_NG, strict=True)
+      for row, texts, cut_G in zip(
+          said.rows, said.texts_NG, said.truncated_NG, strict=True
+      )
   ]
-  metrics = summarize(
-      c.task.name,
-      rows,
-      correct_NG[:, :samples],
-      correct_NG[:, samples],
+  return summarize(
+      said.name,
+      said.rows,
+      said.correct_NG[:, :-1],
+      said.correct_NG[:, -1],
       answers_NG,
       mean_of=c.evaluate.mean_of,
       score_of=c.evaluate.interim_prompts,
   )
+
+
+def evaluate(run, params: Tree, count: int, doing: str):
+  """Samples and scores held-out prompts of every set.
+
+  Args:
+    run: stages.Run; reads config.evaluate.
+    params: of the model.
+    count: prompts of a set, at most.
+    doing: shown while it works.
+
+  Returns:
+    metrics, and the `Responses` to each set.
+  """
+  everything = [
+      respond(run, params, name, rows[:count], doing)
+      for name, rows in run.evaluation_sets().items()
+  ]
+  metrics, competing = {}, []
+  for said in everything:
+    metrics |= score(run, said)
+    competing.append(metrics["val-aux/score"])
+  lengths, cut = (
+      np.concatenate([x[:, :-1].ravel() for x in some])
+      for some in (
+          [said.lengths_NG for said in everything],
+          [said.truncated_NG for said in everything],
+      )
+  )
   metrics |= {
-      "val-aux/response_length/mean": length_NG[:, :samples].mean(),
-      "val-aux/response_length/clip_ratio": truncated_NG[:, :samples].mean(),
-      "val-aux/verifier_failures": failures,
+      "val-aux/score": float(np.mean(competing)),
+      "val-aux/response_length/mean": float(lengths.mean()),
+      "val-aux/response_length/clip_ratio": float(cut.mean()),
+      "val-aux/repetition/mean": float(
+          np.mean([said.repeated for said in everything])
+      ),
+      "val-aux/verifier_failures": sum(said.failures for said in everything),
   }
-  return metrics, kept
+  return metrics, everything

@@ -1,6 +1,7 @@
 """Losses beside the surrogate, per token: arrays in, arrays out."""
 
 import chex
+import jax
 import jax.numpy as jnp
 
 from rl_reason.structs import Array
@@ -44,3 +45,19 @@ def kl(
     down_BT = jnp.clip(-diff_BT, -log_ratio_max, log_ratio_max)
     return jnp.clip(jnp.expm1(down_BT) - down_BT, -k3_max, k3_max)
   raise ValueError(f"kl kind {kind!r}: one of 'k1', 'k2', 'k3'")
+
+
+def bradley_terry(chosen_B: Array, rejected_B: Array) -> Array:
+  """-log P(chosen is preferred) = -log sigmoid(chosen - rejected).
+
+  Bradley and Terry (1952), as a loss of reward models: arXiv:2203.02155, eq 1.
+
+  Args:
+    chosen_B: [B] scores of the preferred responses.
+    rejected_B: [B] scores of the others.
+
+  Returns:
+    [B], at least 0.
+  """
+  chex.assert_equal_shape([chosen_B, rejected_B])
+  return -jax.nn.log_sigmoid(chosen_B - rejected_B)

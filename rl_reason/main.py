@@ -19,8 +19,8 @@ from ml_collections import config_flags
 
 from rl_reason import config as config_lib
 
-TRAINS = ("all", "sft", "value")
-STAGES = (*TRAINS, "evaluate", "export", "report")
+TRAINS = ("all", "sft", "value", "reward_model")
+STAGES = (*TRAINS, "prepare", "evaluate", "export", "report")
 
 FLAGS = flags.FLAGS
 _CONFIG = config_flags.DEFINE_config_file(
@@ -85,6 +85,8 @@ def _prepare(argv):
   given = config_flags.get_override_values(FLAGS["config"])
   try:
     config_lib.check(config, tuple(given))
+    if _STAGE.value != "prepare":
+      config_lib.check_files(config)
   except (AttributeError, KeyError, TypeError) as e:
     raise config_lib.ConfigError(
         f"{config_lib.one_line(e)}; does the config start from configs/base.py?"
@@ -157,12 +159,30 @@ def _run(config, workdir: pathlib.Path) -> int:
     jax.distributed.initialize(
         _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     )
-  from rl_reason import display, metrics, report, stages, structs
-  from rl_reason.stages import evaluation, export, rl, sft, value
+  from rl_reason import (
+      datasets,
+      display,
+      metrics,
+      report,
+      stages,
+      structs,
+      tasks,
+  )
+  from rl_reason.stages import (
+      evaluation,
+      export,
+      prepare,
+      reward_model,
+      rl,
+      sft,
+      value,
+  )
 
   screen = display.Display(jax.process_index() == 0)
   run = None
   try:
+    if _STAGE.value != "report":
+      stages.resolve(config)  # its shape is checked, and in config.json
     config_lib.check_devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0 and _STAGE.value in TRAINS:
@@ -171,7 +191,13 @@ def _run(config, workdir: pathlib.Path) -> int:
     if _STAGE.value == "report":
       screen.say(f"report: {report.write(workdir)}")
       return 0
-    run = stages.make_run(config, workdir, screen, stop)
+    if _STAGE.value == "prepare":
+      prepare.run(config, workdir, screen, stop)
+      return 0
+    files = None
+    if config.task.name == tasks.FILES:
+      files = prepare.run(config, workdir, screen, stop)
+    run = stages.make_run(config, workdir, screen, stop, files)
     with jax.set_mesh(run.mesh):
       if _STAGE.value == "evaluate":
         evaluation.run(run, _STEP.value)
@@ -180,7 +206,9 @@ def _run(config, workdir: pathlib.Path) -> int:
       else:
         params = sft.run(run)
         critic_params, spent = None, None
-        if _STAGE.value != "sft" and config_lib.has_critic(config):
+        if _STAGE.value == "reward_model":
+          reward_model.run(run, params)
+        elif _STAGE.value != "sft" and config_lib.has_critic(config):
           critic_params, spent = value.run(run, params)
         if _STAGE.value == "all":  # of 0 steps, it only evaluates
           rl.run(run, params, critic_params, spent)
@@ -196,7 +224,7 @@ def _run(config, workdir: pathlib.Path) -> int:
   except config_lib.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
     return 2
-  except structs.RunError as e:
+  except (structs.RunError, datasets.DataError) as e:
     print(f"error: {e}", file=sys.stderr)
     return 1
   finally:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl_reason import sharding
 from rl_reason.structs import Array, Tree
@@ -22,18 +23,25 @@ class ModelConfig:
   """Static shape of a decoder; hashable, so it can be a jit-static argument.
 
   Attributes:
-    vocab: tokens of the tokenizer.
+    vocab: rows of the embedding.
     layers, width: depth and width of the residual stream.
     heads, kv_heads, head_dim: `heads` must be a multiple of `kv_heads`.
     mlp: width of the feed-forward layer.
     rope_theta: base of the rotary frequencies.
+    rope_factor: by how much the slowest of them are slowed down (Llama 3.1).
+    rope_low, rope_high: turns within `rope_context` tokens; frequencies of
+      fewer than `rope_low` are slowed down, of more than `rope_high` are not.
+    rope_context: tokens that the model saw before its context was prolonged.
     norm_eps: epsilon of the RMS norms.
     qkv_bias: biases on the q, k, v projections (Qwen2).
+    o_bias, mlp_bias: on the output of attention, on the feed-forward layer.
     qk_norm: RMS norm on each q and k head (Qwen3).
     tied: the embedding is the output head too.
     dtype: of the matrix products; parameters and log-probs stay fp32.
     remat: 'none', 'dots' (recompute all but the weights' products), 'full'.
     logprob_chunk: positions of each row whose logits exist at one time.
+    tokens: of the tokenizer; None: as many as the embedding has rows. Rows
+      behind them are padding, and never sampled.
   """
 
   vocab: int
@@ -44,13 +52,20 @@ class ModelConfig:
   head_dim: int
   mlp: int
   rope_theta: float = 10_000.0
+  rope_factor: float = 1.0
+  rope_low: float = 1.0
+  rope_high: float = 4.0
+  rope_context: int = 8192
   norm_eps: float = 1e-6
   qkv_bias: bool = False
+  o_bias: bool = False
+  mlp_bias: bool = False
   qk_norm: bool = False
   tied: bool = True
   dtype: str = "float32"
   remat: str = "none"
   logprob_chunk: int = 128
+  tokens: int | None = None
 
 
 # What the backward pass keeps of a layer -> jax's name of the policy.
@@ -95,6 +110,14 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
         k_bias=layer((kv,), ("kv_heads",), "zeros"),
         v_bias=layer((kv,), ("kv_heads",), "zeros"),
     )
+  if cfg.o_bias:
+    layers |= dict(o_bias=layer((d,), (None,), "zeros"))
+  if cfg.mlp_bias:
+    layers |= dict(
+        gate_bias=layer((f,), ("mlp",), "zeros"),
+        up_bias=layer((f,), ("mlp",), "zeros"),
+        down_bias=layer((d,), (None,), "zeros"),
+    )
   if cfg.qk_norm:
     layers |= dict(
         q_norm=layer((cfg.head_dim,), (None,), "ones"),
@@ -119,6 +142,16 @@ def shardings(params_table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   return jax.tree.map(
       lambda p: sharding.fit(mesh, p.shape, p.axes),
       params_table,
+      is_leaf=_is_param,
+  )
+
+
+def abstract(params_table: Tree, shardings: Tree) -> Tree:
+  """Shapes, dtypes and shardings of parameters: what a restore asks for."""
+  return jax.tree.map(
+      lambda p, s: jax.ShapeDtypeStruct(p.shape, jnp.float32, sharding=s),
+      params_table,
+      shardings,
       is_leaf=_is_param,
   )
 
@@ -187,11 +220,27 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
   return (x32 * scale).astype(x.dtype)
 
 
-def rope(x_BLHC: Array, positions_BL: Array, theta: float) -> Array:
+def frequencies(cfg: ModelConfig) -> np.ndarray:
+  """Rotary frequencies [C / 2], radians a token, float64.
+
+  Those that turn fewer than `rope_low` times within `rope_context` tokens are
+  divided by `rope_factor`, those that turn more than `rope_high` times stay,
+  and between the two the share that stays rises linearly with the turns: the
+  scaling of Llama 3.1 (arXiv:2407.21783 names it; its formula is that of the
+  released code). A factor of 1 changes nothing.
+  """
+  half = cfg.head_dim // 2
+  freq_C = cfg.rope_theta ** (-np.arange(half) / half)
+  turns_C = cfg.rope_context * freq_C / (2 * np.pi)
+  share_C = (turns_C - cfg.rope_low) / (cfg.rope_high - cfg.rope_low)
+  share_C = np.clip(share_C, 0, 1)
+  return freq_C * (share_C + (1 - share_C) / cfg.rope_factor)
+
+
+def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
   """Rotary positions, halves rotated (the convention of Llama and Qwen)."""
-  half = x_BLHC.shape[-1] // 2
-  freq_C = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle_BL1C = positions_BL[:, :, None, None] * freq_C
+  freq32_C = jnp.asarray(freq_C, jnp.float32)
+  angle_BL1C = positions_BL[:, :, None, None] * freq32_C
   cos, sin = jnp.cos(angle_BL1C), jnp.sin(angle_BL1C)
   a, b = jnp.split(x_BLHC.astype(jnp.float32), 2, -1)
   turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
@@ -241,6 +290,7 @@ def forward(
       slots_S[None, None] >= start_B[:, None, None]
   )
   positions_BL = jnp.maximum(here_L[None] - start_B[:, None], 0)
+  freq_C = frequencies(cfg)
   cast = functools.partial(jax.tree.map, lambda x: x.astype(cfg.dtype))
 
   # The residual stream is [X, D] with X = B * L: a weight's gradient is then
@@ -258,8 +308,8 @@ def forward(
     if cfg.qk_norm:
       q = rms_norm(q, p["q_norm"], cfg.norm_eps)
       k = rms_norm(k, p["k_norm"], cfg.norm_eps)
-    q = rope(q, positions_BL, cfg.rope_theta)
-    k = rope(k, positions_BL, cfg.rope_theta)
+    q = rope(q, positions_BL, freq_C)
+    k = rope(k, positions_BL, freq_C)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)  # [B, K, L, C]
     if cache is not None:
@@ -273,8 +323,15 @@ def forward(
       k, v = cache.k[index], cache.v[index]
     a = attend(q, k, v, visible_BLS).reshape(rows * length, -1)
     x_XD = x_XD + a @ w["o"]
+    if cfg.o_bias:
+      x_XD = x_XD + w["o_bias"]
     h = rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps)
-    x_XD = x_XD + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+    gate, up = h @ w["gate"], h @ w["up"]
+    if cfg.mlp_bias:
+      gate, up = gate + w["gate_bias"], up + w["up_bias"]
+    x_XD = x_XD + (jax.nn.silu(gate) * up) @ w["down"]
+    if cfg.mlp_bias:
+      x_XD = x_XD + w["down_bias"]
     return (sharding.constrain(x_XD, "batch", None), cache), None
 
   if cache is None and cfg.remat != "none":
@@ -290,11 +347,14 @@ def forward(
 
 
 def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
-  """fp32 logits [..., V] of hidden states [..., D]."""
+  """fp32 logits [..., V] of hidden states [..., D]; -1e30 for padding rows."""
   # Cast here, at the use: outside of a chunked loop the head's gradient would
   # accumulate in the low precision.
   head = params["embed"].T if cfg.tied else params["head"]
-  return (hidden @ head.astype(cfg.dtype)).astype(jnp.float32)
+  out = (hidden @ head.astype(cfg.dtype)).astype(jnp.float32)
+  if cfg.tokens is None or cfg.tokens == cfg.vocab:
+    return out
+  return jnp.where(jnp.arange(cfg.vocab) < cfg.tokens, out, -1e30)
 
 
 def response_logps(

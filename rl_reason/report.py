@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 import rl_reason
-from rl_reason import metrics
+from rl_reason import alarms, metrics
 
 PACKAGES = (
     "jax",
@@ -355,7 +355,7 @@ def summary(workdir: pathlib.Path) -> list[str]:
     return [*out, "only one evaluation, hence no before and after"]
   out[0] += f" after {after['step']} steps"
   out[2] += f" ({_exploration(old.get(best), new.get(best))})"
-  return out
+  return out + _warnings(lines)
 
 
 def write(workdir: pathlib.Path) -> pathlib.Path:
@@ -408,7 +408,7 @@ def _page(workdir: pathlib.Path) -> dict[str, Any]:
   return dict(
       title=workdir.resolve().name,
       features=_features(config),
-      notes=_notes(lines, config),
+      notes=_notes(lines, config) + _warnings(lines),
       tiles=_tiles(lines),
       scores=_score_table(lines),
       x=["step", *[x for x in COSTS if any(axes["rl"][x])]],
@@ -421,6 +421,10 @@ def _page(workdir: pathlib.Path) -> dict[str, Any]:
       config=as_text(config),
       environment=as_text(_load(workdir / "environment.json")),
   )
+
+
+def _warnings(lines: list[dict]) -> list[str]:
+  return [f"warning: {line}" for line in alarms.alarms(lines)]
 
 
 def _load(path: pathlib.Path) -> dict[str, Any]:
@@ -474,16 +478,22 @@ def of_stage(lines: list[dict], stage: str) -> list[dict]:
 
 
 def scores(line: dict) -> dict[str, Score]:
-  """An evaluation under short names: 'mean@4', 'greedy', 'difficulty 2', ..."""
+  """An evaluation under short names: 'mean@4', 'greedy', 'difficulty 2', ...
+
+  The first of several sets has these; 'aime25 mean@4' is of another one.
+  """
   out = {}
+  sets = [x.split("/")[1] for x in line if x.startswith("val-core/")]
   for name, value in line.items():
     parts = name.split("/")
     if value is None or parts[-1] == "ci95":
       continue
+    others = [x for x in sets if x != sets[0] and parts[1:2] == [x]]
+    of = f"{others[0]} " if others else ""
     if parts[0] == "val-core":
-      out[parts[-1]] = Score(value, line.get(f"{name}/ci95"))
+      out[of + parts[-1]] = Score(value, line.get(f"{name}/ci95"))
     elif "/difficulty_" in name:
-      out[parts[-3].replace("_", " ")] = Score(value)
+      out[of + parts[-3].replace("_", " ")] = Score(value)
     elif name == "val-aux/response_length/mean":
       out["response length"] = Score(value, share=False)
     elif name == "val-aux/response_length/clip_ratio":

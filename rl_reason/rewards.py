@@ -22,6 +22,64 @@ def correctness(
   return jnp.where(correct_B > 0, right, wrong).astype(correct_B.dtype)
 
 
+def cosine(
+    correct_B: Array,
+    lengths_B: Array,
+    *,
+    max_tokens: int,
+    right: float = 2.0,
+    right_long: float = 1.0,
+    wrong: float = -10.0,
+    wrong_long: float = 0.0,
+) -> Array:
+  """Right answers pay more if short, wrong ones cost less if long.
+
+  With l the length and L the longest that is allowed, half a cosine wave from
+  `right` at l = 0 to `right_long` at l = L, and from `wrong` to `wrong_long`
+  (arXiv:2502.03373, sec 4.2). A response of L tokens or more that is wrong gets
+  `wrong`: it ran out, it did not think.
+
+  Args:
+    correct_B: [B] float in {0, 1}.
+    lengths_B: [B] int, response tokens.
+    max_tokens: L.
+    right: of a correct response without length.
+    right_long: of one of L tokens.
+    wrong: of any other response without length.
+    wrong_long: of one of almost L tokens.
+
+  Returns:
+    [B] float.
+  """
+  share_B = jnp.minimum(lengths_B / max_tokens, 1).astype(correct_B.dtype)
+  short_B = (1 + jnp.cos(jnp.pi * share_B)) / 2
+  right_B = right_long + (right - right_long) * short_B
+  wrong_B = wrong_long + (wrong - wrong_long) * short_B
+  wrong_B = jnp.where(lengths_B >= max_tokens, wrong, wrong_B)
+  return jnp.where(correct_B > 0, right_B, wrong_B).astype(correct_B.dtype)
+
+
+def weighted(
+    scores_NB: tuple[Array, ...],
+    weights_N: tuple[tuple[float, float], ...],
+    progress: Array | float,
+) -> Array | float:
+  """Sum of scores, each times its weight, which may move over the run.
+
+  Args:
+    scores_NB: [B] float each, by N scorers.
+    weights_N: of each at progress 0 and at progress 1.
+    progress: share of the run that is done.
+
+  Returns:
+    [B] float; 0 without scorers.
+  """
+  return sum(
+      (first + (last - first) * progress) * score_B
+      for score_B, (first, last) in zip(scores_NB, weights_N, strict=True)
+  )
+
+
 def soft_overlong(lengths_B: Array, *, max_tokens: int, buffer: int) -> Array:
   """Soft overlong punishment: DAPO (arXiv:2503.14476, eq 13).
 

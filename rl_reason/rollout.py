@@ -136,6 +136,8 @@ def sample(
     )
     chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
     logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
+    # Rounding may put the last step of a CDF behind the tokens there are.
+    token_B = jnp.minimum(token_B, (cfg.tokens or cfg.vocab) - 1)
     token_B = jnp.where(done_B, pad, token_B).astype(jnp.int32)
     tokens_BT = tokens_BT.at[:, t].set(token_B)
     logps_BT = logps_BT.at[:, t].set(jnp.where(done_B, 0, logp_B))

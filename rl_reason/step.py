@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_reason import (
     critic,
+    losses,
     model,
     objective as objective_lib,
     schedules,
@@ -287,6 +288,51 @@ def sft_update(
       loss_fn, state.params, (rows_A[0], rows_A[1], weights_ABT)
   )
   state, more = optimize(state, tx, grads, rows_A[2])
+  return state.replace(step=state.step + 1), metrics | more
+
+
+def pair_scores(params: Tree, rows: Tree, *, cfg: critic.CriticConfig) -> Array:
+  """A reward model's scores of pairs of responses: [B, 2].
+
+  Args:
+    params: of a reward model.
+    rows: tokens [B, 2, L], start [B, 2], mask [B, 2, T].
+    cfg: static.
+  """
+  flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+  return critic.scores(params, cfg, *flat).reshape(-1, 2)
+
+
+def preference_update(
+    state: TrainState,
+    rows_A: Tree,
+    *,
+    cfg: critic.CriticConfig,
+    tx: optax.GradientTransformation,
+) -> tuple[TrainState, dict[str, Array]]:
+  """One step of a reward model: mean Bradley-Terry loss of the pairs.
+
+  Args:
+    state: donated by the caller's jit.
+    rows_A: as in `pair_scores`, with a leading axis of micro-batches; the
+      preferred response of a pair comes first.
+    cfg: static.
+    tx: static.
+
+  Returns:
+    the next state, and metrics: loss, accuracy, grad_norm, update_skipped.
+  """
+  pairs = rows_A[1].shape[0] * rows_A[1].shape[1]
+
+  def loss_fn(params, rows):
+    chosen_B, rejected_B = pair_scores(params, rows, cfg=cfg).T
+    loss = losses.bradley_terry(chosen_B, rejected_B).sum() / pairs
+    return loss, dict(
+        loss=loss, accuracy=jnp.sum(chosen_B > rejected_B) / pairs
+    )
+
+  grads, metrics = accumulate(loss_fn, state.params, rows_A)
+  state, more = optimize(state, tx, grads)
   return state.replace(step=state.step + 1), metrics | more
 
 

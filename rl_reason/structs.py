@@ -79,6 +79,7 @@ class Experience:
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict.
+    scores_NB: float32, a tuple of [B] by the N scorers of the config.
     old_logps_BT: float32, the behaviour policy's log-probabilities, computed
       by the trainer's forward pass (not by the sampler).
     age_B: int32, RL steps since the row was sampled: 0, or 1 for a group that
@@ -91,6 +92,7 @@ class Experience:
 
   rollouts: Rollouts
   correct_B: Array
+  scores_NB: tuple[Array, ...]
   old_logps_BT: Array
   age_B: Array
   types_B: Array

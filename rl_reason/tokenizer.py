@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
-from rl_reason.config import ConfigError
+from rl_reason.config import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
 
@@ -48,9 +48,9 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
   try:
     tok = transformers.AutoTokenizer.from_pretrained(path)
-  except (OSError, ValueError) as e:
+  except Exception as e:  # a damaged file raises whatever its reader raises
     raise ConfigError(
-        f"tokenizer = {path!r}: cannot be loaded ({str(e).splitlines()[0]});"
+        f"tokenizer = {path!r}: cannot be loaded ({one_line(e)});"
         " give a directory with tokenizer.json, or '' for the built-in one"
     ) from None
   if tok.eos_token_id is None:

@@ -15,7 +15,7 @@ import signal
 import sys
 
 from rl_reason import checkpoint, evaluate, main, metrics
-from rl_reason.stages import sft
+from rl_reason.stages import fit
 
 
 def die():
@@ -47,7 +47,7 @@ def half_a_line(self, index, line):
 
 def patch(place, count):
   if place == "sft":
-    sft._log = countdown(count, lambda *_: die(), sft._log)
+    fit._log = countdown(count, lambda *_: die(), fit._log)
   elif place == "save":
     checks = checkpoint.Checkpoints
     checks._finish = countdown(count, lambda *_: die(), checks._finish)
@@ -60,7 +60,8 @@ def patch(place, count):
   elif place == "jsonl":
     metrics.Log._write = countdown(count, half_a_line, metrics.Log._write)
   elif place == "rollout":
-    evaluate.judge = countdown(count, lambda *_: die(), evaluate.judge)
+    judge = evaluate.begin_to_judge
+    evaluate.begin_to_judge = countdown(count, lambda *_: die(), judge)
   else:
     raise ValueError(place)
 

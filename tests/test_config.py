@@ -1,5 +1,6 @@
 """No field that nothing reads, and no mistake that is found late."""
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -9,6 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+import tiny as tiny_model
 from conftest import ROOT
 
 from rl_reason import (
@@ -17,15 +19,16 @@ from rl_reason import (
     critic,
     display,
     dynamic_sampling,
+    hf,
     model,
     sharding,
     stages,
     step,
     tokenizer,
 )
-from rl_reason.stages import experience, rl, sft, value
+from rl_reason.stages import experience, reward_model, rl, sft, value
 from rl_reason.structs import RunError
-from rl_reason.tasks import arithmetic
+from rl_reason.tasks import arithmetic, files
 
 
 def tiny():
@@ -35,6 +38,7 @@ def tiny():
   c.sft.update(batch=16, micro_batches=1)
   c.sft.skill.update(steps=3, threshold=0.0)
   c.sft.habits.update(steps=3)
+  c.reward_model.update(steps=2, batch=8, micro_batches=1, evaluate_pairs=8)
   c.rollout.update(batch=32, group_size=4)
   c.updates.update(minibatches=1)
   c.dynamic_sampling.update(enabled=True, max_rounds=2)
@@ -85,7 +89,7 @@ def lower_rl(run):
 
 def lower_critic(run):
   tx, where = value.optimizer(run, run.config.rl.steps)
-  table = critic.table(experience.critic_config(run))
+  table = critic.table(run.critic_cfg)
   state = step.abstract_state(table, tx, where)
   update = value.make_update(run, tx, where)
   return update.lower(state, empty_minibatches(run)).as_text()
@@ -251,6 +255,31 @@ def pretrained(run):
   return digest(value.run(run, run_params(run))[0]), run.log.sizes()
 
 
+def samplers(run):
+  """Shapes of the programs that sample a round."""
+  experience.Maker(run, "test").generate(run_params(run))
+  return set(run._samplers)
+
+
+def verifier(run):
+  """Processes and seconds of a task of files."""
+  with pytest.MonkeyPatch.context() as patch:
+    seen = []
+    patch.setattr(files.workers, "Pool", lambda *args: seen.append(args))
+    run.config.task.name = "files"
+    run.config.tokenizer = str(run.workdir / "tokenizer")
+    run.tok.save_pretrained(run.config.tokenizer)
+    make_run(run.config, run.workdir)
+  return seen
+
+
+def preferred(run):
+  """A reward model, and what held-out pairs say of it."""
+  params = reward_model.run(run, run_params(run))
+  run.log.close()
+  return digest(params), (run.workdir / "metrics.jsonl").read_text()
+
+
 # --- the table: every field, another value, and where it must show -----------
 
 FIELDS = {
@@ -258,6 +287,16 @@ FIELDS = {
     "task.name": ("countdown", trained),
     "task.difficulties": ((2, 3), trained),
     "tokenizer": ("DIRECTORY", params),
+    **dict.fromkeys(  # tests/test_prepare.py
+        [
+            *("data.train", "data.evaluate", "data.columns"),
+            *("data.kind", "data.template", "data.chat", "data.system"),
+            *("data.paraphrases", "data.deduplicate", "data.ngram"),
+            *("data.allow_benchmarks", "data.limit"),
+        ],
+        (None, "prepare"),
+    ),
+    "model.path": ("CHECKPOINT", lower_sft),
     "model.layers": (2, lower_sft),
     "model.width": (24, lower_sft),
     "model.heads": (4, lower_sft),
@@ -265,8 +304,14 @@ FIELDS = {
     "model.head_dim": (16, lower_sft),
     "model.mlp": (24, lower_sft),
     "model.rope_theta": (1e6, lower_sft),
+    "model.rope_factor": (8.0, lower_sft),
+    "model.rope_low": (2.0, lower_sft),
+    "model.rope_high": (8.0, lower_sft),
+    "model.rope_context": (64, lower_sft),
     "model.norm_eps": (1e-5, lower_sft),
     "model.qkv_bias": (True, lower_sft),
+    "model.o_bias": (True, lower_sft),
+    "model.mlp_bias": (True, lower_sft),
     "model.qk_norm": (True, lower_sft),
     "model.tied": (False, lower_sft),
     "model.dtype": ("bfloat16", lower_sft),
@@ -291,6 +336,7 @@ FIELDS = {
     "rollout.group_size": (8, samples),
     "rollout.sizes": ("length", artifacts),
     "rollout.least_group": (3, artifacts),
+    "rollout.parts": (2, samplers),
     "rollout.retire_after": (1, retired),
     "rollout.max_prompt": (14, lower_rl),
     "rollout.max_tokens": (40, lower_rl),
@@ -308,8 +354,22 @@ FIELDS = {
     "reward.length_coef": (0.1, lower_assign),
     "reward.length_decay": (0.5, lower_assign),
     "reward.length_threshold": (0.5, lower_assign),
+    "reward.cosine": (True, lower_assign),
+    "reward.right_long": (0.5, lower_assign),
+    "reward.wrong_long": (0.5, lower_assign),
+    "reward.scorers": ("boxed*0.5", lower_assign),
+    "reward.workers": (2, verifier),
+    "reward.seconds": (3.0, verifier),
     "reward.truncated": ("bootstrap", lower_assign),
     "reward.shuffle": (True, artifacts),
+    "reward_model.steps": (3, preferred),
+    "reward_model.batch": (16, preferred),
+    "reward_model.micro_batches": (2, preferred),
+    "reward_model.lr": (1e-2, preferred),
+    "reward_model.schedule": ("linear", preferred),
+    "reward_model.chosen": ("careful:1", preferred),
+    "reward_model.rejected": ("sloppy:1", preferred),
+    "reward_model.evaluate_pairs": (4, preferred),
     "advantage.name": ("group_mean", lower_assign),
     "advantage.eps": (1e-4, lower_assign),
     "advantage.ddof": (0, lower_assign),
@@ -416,11 +476,17 @@ WITH = {
     },
     "model.kv_heads": {"model.heads": 2},
     "model.heads": {"model.kv_heads": 1},
+    "model.rope_low": {"model.rope_factor": 8.0, "model.rope_context": 64},
+    "model.rope_high": {"model.rope_factor": 8.0, "model.rope_context": 64},
+    "model.rope_context": {"model.rope_factor": 8.0},
     "rollout.least_group": {"rollout.sizes": "length"},
+    "rollout.parts": {"rollout.group_size": 2},
     "rollout.top_p": {"rollout.allow_top_p": True},
     "reward.overlong_coef": {"reward.overlong_buffer": 8},
     "reward.length_decay": {"reward.length_coef": 0.1},
     "reward.length_threshold": {"reward.length_coef": 0.1},
+    "reward.right_long": {"reward.cosine": True},
+    "reward.wrong_long": {"reward.cosine": True},
     "kl.kind": {"kl.kind": "k3", "kl.coef": 0.1},
     "kl.place": {"kl.kind": "k3", "kl.coef": 0.1},
     "kl.coef": {"kl.kind": "k3", "kl.coef": 0.1},
@@ -497,15 +563,13 @@ def set_field(c, name, value):
     c[last] = value
 
 
-SLOW = {artifacts, trained, error, saves, pretrained, retired}
+SLOW = {artifacts, trained, error, saves, pretrained, retired, preferred}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name, marks=[pytest.mark.slow] if probe in SLOW else []
-        )
+        pytest.param(name, marks=[pytest.mark.slow] if probe in SLOW else [])
         for name, (_, probe) in FIELDS.items()
         if callable(probe)
     ],
@@ -515,6 +579,17 @@ def test_field_is_read(name, tmp_path):
   if value_of_field == "DIRECTORY":
     value_of_field = str(tmp_path / "tokenizer")
     tokenizer.characters("0123456789+-=;#xyz").save_pretrained(value_of_field)
+  if value_of_field == "CHECKPOINT":
+    cfg = dataclasses.replace(tiny_model.CFG, qk_norm=True)
+    params = model.init(cfg, jax.random.key(0))
+    value_of_field = str(tmp_path / "checkpoint")
+    hf.save(
+        tmp_path / "checkpoint",
+        params,
+        model.table(cfg),
+        cfg,
+        tok=tiny_model.TOK,
+    )
   if value_of_field == "OTHER":
     value_of_field = str(tmp_path / "other")
     c = tiny()
@@ -580,7 +655,7 @@ def test_the_critic_starts_from_an_exported_one(tmp_path):
   with jax.set_mesh(run.mesh):
     with pytest.raises(RunError, match="critic.path = .*: holds no whole"):
       value.run(run, run_params(run))
-    table = critic.table(experience.critic_config(run))
+    table = critic.table(run.critic_cfg)
     params = model.init_table(table, jax.random.key(3))
     out = checkpoint.Checkpoints(tmp_path / "export" / "critic")
     out.save(7, params, dict(config=config.flat(c)))
@@ -617,6 +692,11 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ),
         ({"sft.micro_batches": 3}, "sft.micro_batches = 3: "),
         ({"reward.overlong_buffer": 99}, "must not exceed rollout.max_tokens"),
+        ({"reward_model.micro_batches": 3}, "reward_model.micro_batches = 3"),
+        ({"reward_model.chosen": "x:1"}, "'x' is none of arithmetic's styles"),
+        ({"reward.right_long": 1.0}, "is for reward.cosine = True"),
+        ({"reward.scorers": "steps"}, "must look like 'steps*0.5'"),
+        ({"reward.scorers": "step*1"}, "'step' is none of boxed, tags"),
         ({"kl.kind": "k3"}, "kl.coef = 0.0: does not go with"),
         ({"kl.kind": "k4", "kl.coef": 0.1}, "none, k1, k2, k3"),
         ({"kl.kind": "k1", "kl.coef": 0.1}, "has no expected gradient"),
@@ -655,6 +735,8 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ({"advantage.name": "gea"}, "must be one of group_mean"),
         ({"model.heads": 3, "model.kv_heads": 2}, "multiple of model.kv_heads"),
         ({"model.head_dim": 7}, "must be even"),
+        ({"model.rope_low": 9.0}, "must be below model.rope_high = 4.0"),
+        ({"sft.skill.steps": 0}, "or give model.path or sft.reuse"),
         ({"task.difficulties": (99,)}, "99 is none of arithmetic's"),
         ({"sft.skill.mixture": "careful"}, "must look like"),
         ({"sft.skill.mixture": "brilliant:1"}, "'brilliant' is none of"),
@@ -692,6 +774,20 @@ def test_a_keyword_that_the_advantage_does_not_take():
   c.loss.surrogate = "gspo"
   with pytest.raises(config.ConfigError, match="loss.dual_clip = 0.0: nothing"):
     config.check(c, given=("loss.clip_low", "loss.dual_clip"))
+
+
+def test_a_checkpoint_decides_the_shape():
+  c = tiny()
+  c.model.path = "x"
+  config.check(c, given=("model.path", "model.dtype"))
+  with pytest.raises(config.ConfigError, match="model.width = 16: the checkpo"):
+    config.check(c, given=("model.width",))
+  old = config.flat(c)
+  new = old | {"model.width": 64, "model.qkv_bias": True}
+  assert not config.differences(old, new)
+  assert config.differences(old, old | {"model.dtype": "bfloat16"})
+  fresh = {"model.path": ""}
+  assert config.differences(old | fresh, new | fresh)
 
 
 def test_batches_that_the_mesh_cannot_split():

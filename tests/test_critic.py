@@ -11,7 +11,7 @@ import reference
 import test_golden_step as golden
 
 from rl_reason import critic, model, sharding, step
-from rl_reason.stages import experience, value
+from rl_reason.stages import value
 from rl_reason.structs import TrainState
 
 HEADS = ("scalar", "gated", "categorical")
@@ -154,7 +154,7 @@ def test_the_policy_outlives_a_critic_that_started_from_it():
     policy = run.put(reference.nested(golden.random_leaves(SMALL)))
     before = jax.device_get(policy)
     _, where = value.optimizer(run, 1)
-    cfg = experience.critic_config(run)
+    cfg = run.critic_cfg
     params = value._first(run, cfg, where.params, policy)
     jax.tree.map(np.testing.assert_array_equal, params["trunk"], before)
     jax.tree.map(lambda x: x.delete(), params)  # as donation does

@@ -28,6 +28,7 @@ def rows(first_id, *verdicts) -> Experience:
           truncated_B=np.zeros(len(ids_B), bool),
       ),
       correct_B=np.array(verdicts, np.float32).reshape(-1),
+      scores_NB=(mark_B.astype(np.float32), -mark_B.astype(np.float32)),
       old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
       age_B=np.zeros_like(ids_B),
       types_B=np.zeros_like(ids_B),
@@ -220,9 +221,7 @@ def test_disabled_takes_no_second_round():
 def test_the_filter_reads_accuracy():
   """One right of two, whatever a shaped reward would say later."""
   some = rows(0, RIGHT, SIGNAL, WRONG)
-  np.testing.assert_array_equal(
-      dynamic_sampling.accuracy(some), [1, 0.5, 0]
-  )
+  np.testing.assert_array_equal(dynamic_sampling.accuracy(some), [1, 0.5, 0])
 
 
 def test_inputs_are_left_alone():

@@ -61,7 +61,7 @@ def test_pass_at_k_of_very_many_samples():
   np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, 1000), 0.5)
 
 
-def test_majority_by_hand():
+def test_vote_by_hand():
   """First: 7 wins two to one. Second: a tie of 3 and 4, 3 came first.
 
   Third: the two without an answer do not vote, so 9 wins with one. Fourth:
@@ -69,11 +69,22 @@ def test_majority_by_hand():
   """
   answers_NG = [["7", "5", "7"], ["3", "4", ""], ["", "", "9"], ["", "", ""]]
   correct_NG = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0]])
-  got = evaluate.majority(answers_NG, correct_NG)
-  assert got.tolist() == [1, 0, 1, 0]
-  assert evaluate.majority([["4", "3", ""]], correct_NG[1:2]).tolist() == [0]
+  share_N, right_N = evaluate.vote(answers_NG, correct_NG)
+  assert right_N.tolist() == [1, 0, 1, 0]
+  np.testing.assert_allclose(share_N, [2 / 3, 1 / 3, 1 / 3, 0])
+  _, right_N = evaluate.vote([["4", "3", ""]], correct_NG[1:2])
+  assert right_N.tolist() == [0]
   late_NG = [["8", "7", "7", "8", "7"]]
-  assert evaluate.majority(late_NG, [[0, 1, 1, 0, 1]]).tolist() == [1]
+  assert evaluate.vote(late_NG, [[0, 1, 1, 0, 1]])[1].tolist() == [1]
+
+
+def test_calibration_error_by_hand():
+  """Two bins: .5 and .55, half of them right; .9 and 1, half of them too."""
+  sure_N = np.array([0.5, 0.55, 0.9, 1.0])
+  right_N = np.array([1.0, 0.0, 1.0, 0.0])
+  got = evaluate.calibration_error(sure_N, right_N)
+  assert got == pytest.approx(0.5 * 0.025 + 0.5 * 0.45)
+  assert evaluate.calibration_error(right_N, right_N) == 0
 
 
 def responses(tok, texts, truncated=None, slots=6):
@@ -174,6 +185,8 @@ def test_summarize_by_hand():
       "val-core/sums/acc/pass@1": 1 / 4,
       "val-core/sums/acc/pass@2": 4 / 9,
       "val-core/sums/acc/pass@4": 2 / 3,
+      # Votes: 1/2 sure and right, 3/4 and wrong, 0 and wrong.
+      "val-aux/sums/maj_calibration_error": (1 / 2 + 3 / 4) / 3,
       "val-aux/score": 3 / 4,
       "val-aux/sums/difficulty_2/acc/mean@2": 1 / 2,
       "val-aux/sums/difficulty_3/acc/mean@2": 1 / 2,

@@ -27,12 +27,13 @@ CORE = (
 LAYERS = [
     line.split()
     for line in """
-    structs display schedules verifiers
+    structs display schedules alarms verifiers datasets prompts
     tasks
+    scorers
     groups losses config sharding metrics dynamic_sampling
     advantages corrections surrogates values weights rewards
     tokenizer model checkpoint report
-    data rollout credit critic objective
+    data rollout credit critic objective hf
     step evaluate ablate
     stages
     main

@@ -160,3 +160,18 @@ def test_what_the_gradients_are_on_policy():
 def test_unknown_kl():
   with pytest.raises(ValueError, match="kl kind 'k4': one of 'k1', 'k2', 'k3'"):
     losses.kl(jnp.zeros((1, 1)), jnp.zeros((1, 1)), kind="k4")
+
+
+def test_bradley_terry_by_hand():
+  """log 2 at a tie; log(1 + e^-d) else, finite however wrong."""
+  chosen_B = jnp.array([1.0, 2.0, 0.0, -500.0])
+  rejected_B = jnp.array([1.0, 0.0, 2.0, 500.0])
+  got = losses.bradley_terry(chosen_B, rejected_B)
+  wanted = [np.log(2), np.log1p(np.exp(-2)), np.log1p(np.exp(2)), 1000]
+  np.testing.assert_allclose(got, wanted, rtol=1e-6)
+  grad_B = jax.grad(lambda x: losses.bradley_terry(x, rejected_B).sum())(
+      chosen_B
+  )
+  np.testing.assert_allclose(
+      grad_B, [-0.5, -1 / (1 + np.exp(2)), -1 / (1 + np.exp(-2)), -1], rtol=1e-5
+  )

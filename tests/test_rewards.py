@@ -216,3 +216,32 @@ def test_per_token_adds_up(rewards_B, mask_BT, kl_BT):
     np.testing.assert_allclose(got, wanted, **NEAR[dtype])
     np.testing.assert_allclose(got.sum(1), sums_B, **NEAR[dtype])
     np.testing.assert_array_equal(hidden, got)
+
+
+def test_cosine_by_hand(dtype):
+  """Of 40 tokens: at 0, a quarter, a half, and all of them."""
+  lengths_B = jnp.array([0, 20, 40, 10, 0, 20, 39, 40])
+  correct_B = jnp.array([1, 1, 1, 1, 0, 0, 0, 0], dtype)
+  got = rewards.cosine(correct_B, lengths_B, max_tokens=40)
+  assert got.dtype == dtype
+  quarter = (1 + np.cos(np.pi / 4)) / 2
+  last = -10 * (1 + np.cos(np.pi * 39 / 40)) / 2
+  wanted = [2, 1.5, 1, 1 + quarter, -10, -5, last, -10]
+  np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_cosine_of_equal_ends_is_correctness(dtype):
+  correct_B = jnp.array([1, 0, 1, 0], dtype)
+  ends = dict(right=1.0, right_long=1.0, wrong=-1.0, wrong_long=-1.0)
+  got = rewards.cosine(correct_B, jnp.array([3, 5, 9, 9]), max_tokens=9, **ends)
+  np.testing.assert_allclose(got, rewards.correctness(correct_B), rtol=1e-6)
+
+
+def test_weights_of_scores_move_over_the_run(dtype):
+  scores_NB = jnp.array([1, 0], dtype), jnp.array([0.5, 2], dtype)
+  weights_N = (1.0, 0.0), (-1.0, -1.0)
+  for progress, wanted in ((0, [0.5, -2]), (0.5, [0, -2]), (1, [-0.5, -2])):
+    got = rewards.weighted(scores_NB, weights_N, progress)
+    np.testing.assert_allclose(got, wanted, atol=1e-6)
+    assert got.dtype == dtype
+  assert rewards.weighted((), (), 0.5) == 0

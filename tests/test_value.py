@@ -13,7 +13,7 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import checkpoint, critic, evaluate, step
+from rl_reason import checkpoint, critic, evaluate, hf, model, step
 from rl_reason.stages import Stopped, experience, export, rl, value
 from rl_reason.structs import RunError
 
@@ -45,7 +45,7 @@ def judge(task, tok, rollouts, rows):
 @pytest.fixture(scope="module", autouse=True)
 def verdicts():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(evaluate, "judge", judge)
+    patch.setattr(evaluate, "begin_to_judge", lambda *a: lambda: judge(*a))
     yield
 
 
@@ -262,8 +262,8 @@ def test_an_exported_critic_is_where_another_starts(whole, tmp_path):
     saved.close()
     export.run(run, "newest")
     out = run.workdir / "export"
-    like = jax.tree.map(np.zeros_like, jax.device_get(policy))
-    got = checkpoint.Checkpoints(out / "policy").restore(2, like)
+    source = hf.find(str(out / "policy"))
+    got = hf.load(source, model.table(source.cfg), run.mesh)
     assert digest(got) == digest(policy)
 
   start = dict(critic__init="exported", critic__path=str(out / "critic"))

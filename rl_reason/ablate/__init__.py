@@ -66,7 +66,7 @@ MEASURES = {
 
 # What SFT depends on, and value pretraining besides.
 _SFT = """
-    seed task. tokenizer model. sft. rollout.max_prompt rollout.max_tokens
+    seed task. data. tokenizer model. sft. rollout.max_prompt rollout.max_tokens
     optimizer.name optimizer.b1 optimizer.b2 optimizer.eps
     optimizer.weight_decay optimizer.clip_norm
     evaluate.prompts evaluate.interim_prompts evaluate.batch evaluate.samples

@@ -15,7 +15,10 @@ from jax.experimental import multihost_utils
 from rl_reason import (
     checkpoint,
     config as config_lib,
+    critic,
+    data,
     display as display_lib,
+    hf,
     metrics,
     model,
     rollout,
@@ -62,8 +65,9 @@ class Run:
     workdir: everything that the run writes.
     mesh: the ambient mesh.
     task, levels: the task's module and its difficulties.
+    files: what --stage=prepare wrote; None if the task makes its problems.
     tok: the tokenizer.
-    cfg: static shape of the model.
+    cfg, critic_cfg: static shapes of the model and of a critic.
     log, display: where numbers and words go.
     stop: set by SIGTERM.
     log_sizes: of the logs, at the newest checkpoint made or found so far.
@@ -74,8 +78,10 @@ class Run:
   mesh: jax.sharding.Mesh
   task: Any
   levels: tuple[int, ...]
+  files: pathlib.Path | None
   tok: Any
   cfg: model.ModelConfig
+  critic_cfg: critic.CriticConfig
   log: metrics.Log
   display: display_lib.Display
   stop: threading.Event
@@ -155,6 +161,49 @@ class Run:
         **more,
     )
 
+  def problems(self, purpose: str, batch: int):
+    """A source of training rows by id, and an endless stream of batches."""
+    seed = self.seed(purpose)
+    source: data.Problems | data.Mixed
+    if self.files is None:
+      source = data.Problems(self.task, self.levels, seed)
+    else:
+      source = data.Mixed(*data.prepared(self.files, "train"), seed)
+    return source, data.prompts(source, batch)
+
+  def demonstrations(self, purpose: str, batch: int, mixture: dict):
+    """An endless stream of batches of (prompt, response) to imitate."""
+    seed = self.seed(purpose)
+    if self.files is None:
+      return data.demonstrations(self.task, self.levels, seed, batch, mixture)
+    parts, weights = data.prepared(self.files, "train")
+    return data.prepared_pairs(parts, weights, seed, batch)
+
+  def preferences(self, batch: int, chosen, rejected, *, evaluation: bool):
+    """An endless stream of batches of (prompt, better, worse response)."""
+    seed = self.seed(f"preferences {evaluation}")
+    if self.files is None:
+      return data.preferences(
+          self.task,
+          self.levels,
+          seed,
+          batch,
+          chosen,
+          rejected,
+          evaluation=evaluation,
+      )
+    use = "evaluate" if evaluation else "train"
+    parts, weights = data.prepared(self.files, use)
+    return data.prepared_pairs(parts, weights, seed, batch, rejected=True)
+
+  def evaluation_sets(self) -> dict[str, list[tasks.Row]]:
+    """Held-out rows by the name of their set; the first is the headline."""
+    count = self.config.evaluate.prompts
+    if self.files is None:
+      rows = tasks.evaluation_rows(self.task, self.levels, count)
+      return {self.config.task.name: list(rows)}
+    return data.evaluation_sets(self.files, count)
+
   def optimizer(self, *, lr, schedule, warmup, total, freeze=0.0):
     """The optax optimizer of a stage, `total` optimizer steps long."""
     o = self.config.optimizer
@@ -224,22 +273,108 @@ def _key(seed, purpose):
   return jax.random.fold_in(jax.random.key(seed), purpose)
 
 
-def make_run(config, workdir: pathlib.Path, display, stop) -> Run:
-  """Opens everything that the stages share.
+def resolve(config) -> hf.Source | None:
+  """The checkpoint of config.model.path, whose shape config.model then has.
+
+  Args:
+    config: the shape is filled in; twice changes nothing more.
+
+  Returns:
+    the checkpoint, or None if the model is a fresh one.
 
   Raises:
-    ValueError: the tokenizer or the mesh do not fit; the text names the field.
+    ConfigError: it is damaged, not supported, or too short for the rollouts.
+  """
+  m, r = config.model, config.rollout
+  if not m.path:
+    return None
+  source = hf.find(m.path)
+  shape = hf.architecture.fields(source.cfg)
+  del shape["vocab"]  # no field: it follows from the tokenizer
+  m.update(shape)
+  slots = r.max_prompt + r.max_tokens
+  if slots > source.context:
+    raise config_lib.ConfigError(
+        f"rollout.max_tokens = {r.max_tokens}: with rollout.max_prompt it makes"
+        f" {slots} tokens, and {source.where} takes {source.context}"
+        " (max_position_embeddings, sliding_window)"
+    )
+  return source
+
+
+def tokenizer_path(config, source: hf.Source | None) -> str:
+  """Where the tokenizer is: as given, or beside the checkpoint.
+
+  Raises:
+    ConfigError: there is none.
+  """
+  if config.tokenizer or not source:
+    return config.tokenizer
+  if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
+    raise config_lib.ConfigError(
+        f"tokenizer = '': {source.where} has none beside it; give one"
+    )
+  return str(source.path)
+
+
+def model_config(
+    config, *, vocab: int, tokens: int | None
+) -> model.ModelConfig:
+  """The static shape that a whole config gives a model.
+
+  Args:
+    config: of a run, this one or another.
+    vocab: rows of the embedding.
+    tokens: how many of them the tokenizer has.
+  """
+  shape = {k: x for k, x in config.model.items() if k != "path"}
+  return model.ModelConfig(vocab=vocab, tokens=tokens, **shape)
+
+
+def critic_config(config, trunk: model.ModelConfig) -> critic.CriticConfig:
+  """The static shape that a whole config gives a critic."""
+  v = config.critic
+  return critic.CriticConfig(trunk, v.head, v.heads, v.bins, v.low, v.high)
+
+
+def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
+  """Opens everything that the stages share.
+
+  Args:
+    config: checked.
+    workdir: everything that the run writes.
+    display: where words go.
+    stop: set by SIGTERM.
+    files: what --stage=prepare wrote, if the config names data.
+
+  Raises:
+    ValueError: the tokenizer, the checkpoint or the mesh do not fit; the text
+      names the field.
   """
   task = tasks.get(config.task.name)
-  tok = tokenizer.load(config.tokenizer, task.ALPHABET)
+  if config.task.name == tasks.FILES:
+    task = task.Verifier(config.reward.workers, config.reward.seconds)
+  source = resolve(config)
+  path = tokenizer_path(config, source)
+  tok = tokenizer.load(path, task.ALPHABET)
+  tokens = 1 + max(tok.get_vocab().values())
+  if source and tokens > source.cfg.vocab:
+    raise config_lib.ConfigError(
+        f"tokenizer = {path!r}: has {tokens} tokens, and {source.where} has a"
+        f" vocab_size of {source.cfg.vocab}; give the tokenizer of that model"
+    )
+  vocab = source.cfg.vocab if source else tokens
+  cfg = model_config(config, vocab=vocab, tokens=tokens)
   return Run(
       config=config,
       workdir=workdir,
       mesh=sharding.make_mesh(**config.mesh),
       task=task,
       levels=tuple(config.task.difficulties) or task.DIFFICULTIES,
+      files=files,
       tok=tok,
-      cfg=model.ModelConfig(vocab=len(tok), **config.model),
+      cfg=cfg,
+      critic_cfg=critic_config(config, cfg),
       log=metrics.Log(workdir, config.log.tensorboard),
       display=display,
       stop=stop,

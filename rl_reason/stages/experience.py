@@ -5,6 +5,7 @@ arrays between them are on the host, where rows are picked and put together.
 """
 
 import functools
+import pathlib
 import time
 import zlib
 
@@ -23,11 +24,12 @@ from rl_reason import (
     evaluate,
     model,
     rewards,
+    scorers,
     sharding,
     step,
     tasks,
 )
-from rl_reason.stages import Once, Run
+from rl_reason.stages import Once, Run, reward_model
 from rl_reason.structs import (
     Array,
     Batch,
@@ -58,10 +60,7 @@ class Maker:
   def __init__(self, run: Run, purpose: str):
     c = run.config
     self._run = run
-    self.problems = data.Problems(
-        run.task, run.levels, run.seed(f"{purpose} prompts")
-    )
-    self._stream = data.prompts(self.problems, 1)
+    self.problems, self._stream = run.problems(f"{purpose} prompts", 1)
     self._seen: dict[str, list[float]] = {}  # type: accuracy, length
     self._streaks: dict[str, int] = {}  # problem: times all right in a row
     self._rng = run.key(purpose)
@@ -72,6 +71,7 @@ class Maker:
     self._values = Once("values", _values(run), run.display)
     self._assign = Once("rewards and advantages", _assign(run), run.display)
     self._returns = Once("rewards and returns", _returns(run), run.display)
+    self._scorers = [_scorer(run, x.name) for x in terms(run)]
 
   def reset(self) -> None:
     """Begins to count seconds and failures of another step."""
@@ -148,21 +148,41 @@ class Maker:
     prompts: Prompts = data.pack_prompts(
         run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
     )
-    rollouts = run.sample(
-        params,
-        run.put(prompts, "batch"),
-        self._rng,
-        self._heat,
-        None if c.rollout.sizes == "equal" else run.put(sizes_N),
-        group_size=c.rollout.group_size,
-        top_p=c.rollout.top_p,
-    )
+    equal, each = c.rollout.sizes == "equal", len(rows) // c.rollout.parts
+    parts = [slice(n, n + each) for n in range(0, len(rows), each)]
+    # All are under way before the first is read.
+    sampling = [
+        run.sample(
+            params,
+            run.put(
+                jax.tree.map(lambda x, some=some: x[some], prompts), "batch"
+            ),
+            self._rng,
+            self._heat,
+            None if equal else run.put(sizes_N),
+            group_size=c.rollout.group_size,
+            top_p=c.rollout.top_p,
+        )
+        for some in parts
+    ]
     meanwhile()
-    rollouts = sharding.fetch(rollouts)
+    rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
+    sampled, judging = [], []
+    for part in sampling:
+      sampled.append(sharding.fetch(part))
+      first = sum(len(x.lengths_B) for x in sampled[:-1])
+      some = rows_B[first : first + len(sampled[-1].lengths_B)]
+      judging.append(
+          evaluate.begin_to_judge(run.task, run.tok, sampled[-1], some)
+      )
+    rollouts = jax.tree.map(lambda *x: np.concatenate(x), *sampled)
     began = time.monotonic()
     self.seconds["gen"] += began - self.free
-    rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
-    _, correct_B, failures = evaluate.judge(run.task, run.tok, rollouts, rows_B)
+    said, verdicts, failed = zip(*(finish() for finish in judging), strict=True)
+    texts, correct_B = sum(said, []), np.concatenate(verdicts)
+    failures = sum(failed)
+    scores = [score(self, rollouts, texts, rows_B) for score in self._scorers]
+    failures += sum(failed for _, failed in scores)
     if c.reward.shuffle:
       rng = np.random.default_rng((run.seed("shuffle"), ids[0]))
       correct_B = rng.permutation(correct_B)
@@ -170,6 +190,7 @@ class Maker:
     out = Experience(
         rollouts=rollouts,
         correct_B=correct_B,
+        scores_NB=tuple(np.asarray(x, np.float32) for x, _ in scores),
         old_logps_BT=np.zeros_like(rollouts.logps_BT),
         age_B=np.zeros(len(rows_B), np.int32),
         types_B=np.array([row.difficulty for row in rows_B], np.int32),
@@ -180,21 +201,21 @@ class Maker:
     self.seconds["score"] += self.free - began
     return out
 
-  def _score(self, program, params, tokens_BL, start_B):
+  def by_micro_batches(self, program, params, *arrays_B):
     """A program over micro-batches of the update's size, any rows."""
     c = self._run.config
     count, out = c.rollout.batch, []
     micro = c.updates.minibatches * config_lib.micro_batches(c)
-    for first in range(0, len(start_B), count):
-      some = tokens_BL[first : first + count], start_B[first : first + count]
+    for first in range(0, len(arrays_B[0]), count):
+      some = tuple(x[first : first + count] for x in arrays_B)
       placed = self._run.put(step.split(some, micro), None, "batch")
       scored = sharding.fetch(program(params, *placed))
-      out.append(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), scored))
+      out.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scored))
     return jax.tree.map(lambda *x: np.concatenate(x), *out)
 
   def logps(self, params: Tree, tokens_BL, start_B):
     """The trainer's log-probs and entropy of responses: [B, T] each."""
-    return self._score(self._logps, params, tokens_BL, start_B)
+    return self.by_micro_batches(self._logps, params, tokens_BL, start_B)
 
   def with_old_logps(self, params: Tree, rows: Experience):
     """Rows with the trainer's log-probs, and the entropy [B, T].
@@ -210,7 +231,9 @@ class Maker:
   def values(self, critic_params: Tree, rows: Experience):
     """V of the prefix before each token of the responses: [B, T]."""
     r = rows.rollouts
-    return self._score(self._values, critic_params, r.tokens_BL, r.start_B)
+    return self.by_micro_batches(
+        self._values, critic_params, r.tokens_BL, r.start_B
+    )
 
   def past(self, params: Tree, past: Past | None) -> dict[str, Array]:
     """What `advantages.temporal` reads of earlier responses; {} without."""
@@ -245,7 +268,7 @@ class Maker:
       rows: of a policy that stays as it is: they get no advantages.
       values_BT: of the critic that learns.
     """
-    arrays = facts(rows) | dict(values_BT=values_BT)
+    arrays = facts(rows) | dict(values_BT=values_BT, progress=np.float32(0))
     return sharding.fetch(self._returns(self._run.put(arrays)))
 
 
@@ -259,6 +282,7 @@ def facts(rows: Experience) -> dict[str, Array]:
   r = rows.rollouts
   return dict(
       correct_B=rows.correct_B,
+      scores_NB=rows.scores_NB,
       lengths_B=r.lengths_B,
       truncated_B=r.truncated_B,
       groups_B=r.ids_B,
@@ -270,6 +294,36 @@ def facts(rows: Experience) -> dict[str, Array]:
       logps_BT=np.where(r.mask_BT, rows.old_logps_BT, 0),
       sampler_logps_BT=np.where(r.mask_BT, r.logps_BT, 0),
   )
+
+
+def terms(run: Run) -> tuple[scorers.Term, ...]:
+  """The scorers of the config, with their weights."""
+  return scorers.terms(run.config.reward.scorers)
+
+
+def _scorer(run: Run, name: str):
+  """(maker, rollouts, texts, rows) -> scores [B], failures."""
+  if pathlib.Path(name).is_dir():
+    params, program = reward_model.scorer(run, pathlib.Path(name))
+
+    def learned(maker, r, texts, rows):
+      score_B = maker.by_micro_batches(
+          program, params, r.tokens_BL, r.start_B, r.mask_BT
+      )
+      return score_B, 0
+
+    return learned
+  score = scorers.find(name)
+
+  def written(maker, r, texts, rows):
+    share_B = r.lengths_B / run.config.rollout.max_tokens
+    told = map(scorers.Response, texts, share_B.tolist(), r.truncated_B)
+    found = [
+        scorers.apply(score, *both) for both in zip(told, rows, strict=True)
+    ]
+    return [x or 0.0 for x in found], found.count(None)
+
+  return written
 
 
 def _logps(run: Run):
@@ -293,7 +347,7 @@ def _logps(run: Run):
 
 def _values(run: Run):
   """jit: (params of the critic, tokens, start) -> values [A, B, T]."""
-  length, cfg = run.config.rollout.max_tokens, critic_config(run)
+  length, cfg = run.config.rollout.max_tokens, run.critic_cfg
 
   def fn(params, tokens_ABL, start_AB):
     def one(rows):
@@ -308,9 +362,15 @@ def _outcome(run: Run, rows: dict[str, Array]) -> Array:
   """The rewards of rows: `credit.outcome` by the config."""
   c = run.config
   keywords = dict(c.reward, max_tokens=c.rollout.max_tokens)
-  keywords.pop("shuffle")
+  for name in ("shuffle", "scorers", "workers", "seconds"):
+    del keywords[name]
+  weights_N = tuple((x.first, x.last) for x in terms(run))
   names = ("correct_B", "lengths_B", "truncated_B", "groups_B")
-  return credit.outcome(*(rows[name] for name in names), **keywords)
+  return credit.outcome(
+      **{name: rows[name] for name in names},
+      extra_B=rewards.weighted(rows["scores_NB"], weights_N, rows["progress"]),
+      **keywords,
+  )
 
 
 def _returns(run: Run):
@@ -373,12 +433,6 @@ def _assign(run: Run):
   return jax.jit(fn)
 
 
-def critic_config(run: Run) -> critic.CriticConfig:
-  """Static shape of the critic."""
-  v = run.config.critic
-  return critic.CriticConfig(run.cfg, v.head, v.heads, v.bins, v.low, v.high)
-
-
 def no_rows(run: Run) -> Experience:
   """A batch of nothing but padding: the first `kept`."""
   c = run.config
@@ -396,6 +450,7 @@ def no_rows(run: Run) -> Experience:
           truncated_B=zeros_B > 0,
       ),
       correct_B=zeros_B.astype(np.float32),
+      scores_NB=tuple(zeros_B.astype(np.float32) for _ in terms(run)),
       old_logps_BT=zeros_BT,
       age_B=zeros_B - 1,
       types_B=zeros_B,

@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_reason import (
+    alarms,
     config as config_lib,
     critic,
     dynamic_sampling,
     evaluate,
+    metrics as metrics_lib,
     model,
     objective,
     schedules,
@@ -301,7 +303,7 @@ def abstract(run: Run) -> Tree:
       None,
   )
   if config_lib.has_critic(c):
-    table = critic.table(experience.critic_config(run))
+    table = critic.table(run.critic_cfg)
     critic_tx, critic_shardings = value.optimizer(run, c.rl.steps)
     critic_state = step.abstract_state(table, critic_tx, critic_shardings)
   kept = experience.no_rows(run) if _keeps(run) else None
@@ -385,6 +387,12 @@ def _rollout_metrics(run: Run, rows: Experience, reward_B, batch: Batch):
         "critic/rewards/mean": reward_B.mean(),
         "critic/rewards/max": reward_B.max(),
         "critic/rewards/min": reward_B.min(),
+        **{
+            f"reward/{x.label}/mean": score_B[real_B].mean()
+            for x, score_B in zip(
+                experience.terms(run), rows.scores_NB, strict=True
+            )
+        },
         "critic/advantages/mean": advantage.mean() if advantage.size else 0,
         "response_length/mean": lengths.mean(),
         "response_length/max": lengths.max(),
@@ -404,15 +412,22 @@ def _evaluate(run: Run, params: Tree, at: int, spent) -> float:
   ends = at in (0, c.rl.steps)
   count = c.evaluate.prompts if ends else c.evaluate.interim_prompts
   began = time.monotonic()
-  values, rows = evaluate.evaluate(run, params, count, "evaluating")
+  values, told = evaluate.evaluate(run, params, count, "evaluating")
   values |= _totals(spent) | {"timing_s/testing": time.monotonic() - began}
   run.log.metrics("evaluate", at, values)
   if ends:
-    some = rows[: c.log.samples]
+    some = [row for said in told for row in said.samples[: c.log.samples]]
     run.log.samples([dict(stage="evaluate", step=at) | row for row in some])
-  name = f"val-core/{c.task.name}/acc/mean@{c.evaluate.mean_of}"
-  mean, half = values[name], values[name + "/ci95"]
-  run.display.say(f"held-out accuracy at step {at}: {mean:.1%} +- {half:.1%}")
+  for said in told:
+    name = f"val-core/{said.name}/acc/mean@{c.evaluate.mean_of}"
+    mean, half = values[name], values[name + "/ci95"]
+    of = f" of {said.name}" if told[1:] else ""
+    run.display.say(
+        f"held-out accuracy{of} at step {at}: {mean:.1%} +- {half:.1%}"
+    )
+  lines = metrics_lib.read_jsonl(run.workdir / metrics_lib.FILES[0])
+  for line in alarms.alarms(lines):
+    run.display.say(f"warning: {line}")
   return values["val-aux/score"]
 
 

@@ -8,19 +8,19 @@ it mostly does not: what RL then has to unlearn, and to find again.
 import functools
 import pathlib
 
-import jax
-import numpy as np
-
 from rl_reason import (
     checkpoint,
     config as config_lib,
     data,
     evaluate,
+    hf,
     model,
     step,
 )
-from rl_reason.stages import Once, Run, Stopped
+from rl_reason.stages import Run, fit
 from rl_reason.structs import RunError, Tree
+
+PHASES = ("skill", "habits")
 
 
 class TooWeak(RunError):
@@ -30,7 +30,8 @@ class TooWeak(RunError):
 def run(run: Run) -> Tree:
   """Runs, resumes or skips both stages; returns the parameters.
 
-  With config.sft.reuse they come from another work directory.
+  They start from config.model.path, if there is one, and a stage of 0 steps is
+  left out. With config.sft.reuse they come from another work directory.
 
   Raises:
     TooWeak: the skill ended below its threshold.
@@ -39,21 +40,43 @@ def run(run: Run) -> Tree:
   """
   if run.config.sft.reuse:
     return load(run)
-  params = _phase(run, "skill", None)
-  return _phase(run, "habits", params)
+  params = None
+  for name in PHASES:
+    if run.config.sft[name].steps:
+      params = _phase(run, name, params)
+  return _imported(run) if params is None else params
+
+
+def _imported(run: Run) -> Tree:
+  """The parameters of config.model.path."""
+  source = hf.find(run.config.model.path)
+  run.display.doing(f"reading {source.path}")
+  params = hf.load(source, model.table(run.cfg), run.mesh)
+  run.display.say(f"read {len(source.tensors)} tensors of {source.path}")
+  return params
 
 
 def load(run: Run) -> Tree:
   """The parameters that SFT ended with, here or in config.sft.reuse.
 
+  Without SFT they are those of config.model.path.
+
   Raises:
     RunError: SFT is not complete there, or its model is another one.
   """
-  workdir = pathlib.Path(run.config.sft.reuse or run.workdir)
-  checkpoints = checkpoint.Checkpoints(workdir / "checkpoints" / "habits")
-  at = checkpoints.newest(run.display.say)
+  c = run.config.sft
+  if not (c.reuse or c.skill.steps or c.habits.steps):
+    return _imported(run)
+  workdir = pathlib.Path(c.reuse or run.workdir)
+  for phase in reversed(PHASES):
+    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints" / phase)
+    at = checkpoints.newest(run.display.say)
+    if at is not None:
+      break
   host = {} if at is None else checkpoints.host(at)
-  if at is None or at != host["config"]["sft.habits.steps"]:
+  # The last stage there was, or one that no other was to follow.
+  last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
+  if at is None or not last or at != host["config"][f"sft.{phase}.steps"]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   here = config_lib.flat(run.config)
   for name in here:
@@ -63,7 +86,7 @@ def load(run: Run) -> Tree:
             f"sft.reuse = {workdir}: {name} is {host['config'].get(name)!r}"
             f" there and {here[name]!r} here; make them equal"
         )
-  tx, shardings = _optimizer(run, "habits")
+  tx, shardings = _optimizer(run, phase)
   like = step.abstract_state(model.table(run.cfg), tx, shardings)
   return checkpoints.restore(at, like).params
 
@@ -71,111 +94,54 @@ def load(run: Run) -> Tree:
 def _optimizer(run: Run, name: str):
   """The optimizer of a phase and the shardings of its state."""
   c = run.config.sft[name]
-  tx = run.optimizer(lr=c.lr, schedule=c.schedule, warmup=0, total=c.steps)
-  return tx, step.state_shardings(model.table(run.cfg), tx, run.mesh)
+  return fit.optimizer(
+      run, model.table(run.cfg), lr=c.lr, schedule=c.schedule, steps=c.steps
+  )
 
 
 def _phase(run: Run, name: str, params: Tree | None) -> Tree:
   c = run.config.sft[name]
-  every = run.config.checkpoint.sft_every
-  checkpoints = run.checkpoints(name)
-  tx, shardings = _optimizer(run, name)
-  stream = data.demonstrations(
-      run.task,
-      run.levels,
-      run.seed(name),
-      run.config.sft.batch,
-      config_lib.mixture(c.mixture),
-  )
 
-  found = run.resume(checkpoints)
-  checked = name != "skill"  # only the skill has a threshold
-  if found:
-    at, host = found
-    like = step.abstract_state(model.table(run.cfg), tx, shardings)
-    state = checkpoints.restore(at, like)
-    stream.set_state(host["data"])
-    checked = host["checked"]
-    if at == c.steps and checked:
-      checkpoints.close()
-      return state.params
-    run.display.say(f"SFT ({name}): goes on at step {at} of {c.steps}")
-  else:
-    at = 0
-    if params is None:
-      state = step.init_state(
-          model.table(run.cfg), tx, shardings, run.key("parameters")
-      )
-    else:
-      state = step.new_state(params, tx, shardings)
+  def first(_) -> Tree:
+    return _imported(run) if params is None else params
 
-  run.begin()
-  update = Once(
-      f"update of SFT ({name})",
-      jax.jit(
-          functools.partial(step.sft_update, cfg=run.cfg, tx=tx),
-          donate_argnums=0,
-          out_shardings=(shardings, None),
+  def pack(pairs):
+    return data.pack_demonstrations(
+        run.tok,
+        pairs,
+        run.config.rollout.max_prompt,
+        run.config.rollout.max_tokens,
+    )
+
+  return fit.fit(
+      run,
+      name,
+      title=f"SFT: {name}",
+      prefix="sft",
+      table=model.table(run.cfg),
+      first=first if params is not None or run.config.model.path else None,
+      stream=run.demonstrations(
+          name, run.config.sft.batch, config_lib.mixture(c.mixture)
       ),
-      run.display,
+      pack=pack,
+      update=functools.partial(step.sft_update, cfg=run.cfg),
+      steps=c.steps,
+      lr=c.lr,
+      schedule=c.schedule,
+      micro_batches=run.config.sft.micro_batches,
+      # Only the skill has a threshold.
+      finish=functools.partial(_require_skill, run)
+      if name == "skill"
+      else None,
   )
-  late = None  # metrics are read one step behind, while the device works
-
-  def flush() -> None:
-    nonlocal late
-    if late is not None:
-      _log(run, name, *late)
-    late = None
-
-  def save() -> None:
-    flush()
-    host = run.host_state(data=stream.get_state(), checked=checked)
-    checkpoints.save(at, state, host)
-
-  run.display.stage(f"SFT: {name}", c.steps, at)
-  try:
-    while at < c.steps:
-      run.check_stop()
-      rows = data.pack_demonstrations(
-          run.tok,
-          next(stream),
-          run.config.rollout.max_prompt,
-          run.config.rollout.max_tokens,
-      )
-      rows_A = step.split(rows, run.config.sft.micro_batches)
-      state, metrics = update(state, run.put(rows_A, None, "batch"))
-      flush()
-      at += 1
-      late = at, metrics
-      if at % every == 0 or at == c.steps:
-        save()
-    if not checked:
-      _require_skill(run, state.params, c.threshold)
-      checked = True
-      save()
-  except Stopped:
-    if checkpoints.saved != at:
-      save()
-    raise
-  finally:
-    run.display.end_stage()
-    checkpoints.close()
-  return state.params
 
 
-def _log(run: Run, name: str, now: int, metrics) -> None:
-  values = {k: np.asarray(v) for k, v in jax.device_get(metrics).items()}
-  run.display.step(now, loss=float(values["loss"]))
-  if now % run.config.log.sft_every == 0:
-    run.log.metrics(name, now, {f"sft/{k}": v for k, v in values.items()})
-
-
-def _require_skill(run: Run, params: Tree, threshold: float) -> None:
-  c = run.config
-  values, _ = evaluate.evaluate(
+def _require_skill(run: Run, params: Tree) -> None:
+  c, threshold = run.config, run.config.sft.skill.threshold
+  values, told = evaluate.evaluate(
       run, params, c.evaluate.interim_prompts, "evaluating the skill"
   )
-  greedy = values[f"val-core/{c.task.name}/acc/greedy"]
+  greedy = values[f"val-core/{told[0].name}/acc/greedy"]
   run.log.metrics("skill", c.sft.skill.steps, values)
   run.display.say(f"skill: {greedy:.1%} of held-out prompts right (greedy)")
   if greedy < threshold:

@@ -9,7 +9,6 @@ them well enough; RL then starts with it.
 import pathlib
 
 import jax
-import numpy as np
 
 from rl_reason import checkpoint, config as config_lib, critic, model, step
 from rl_reason.stages import Once, Run, Stopped, experience
@@ -25,6 +24,7 @@ NETWORK = (
 MEANING = (
     "seed",
     "task.",
+    "data.",
     "sft.skill.",
     "sft.habits.",
     "reward.",
@@ -50,7 +50,7 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   c = run.config
   if c.critic.reuse and c.critic.pretrain_steps:
     return _reused(run)
-  cfg = experience.critic_config(run)
+  cfg = run.critic_cfg
   tx, shardings = optimizer(run, c.critic.pretrain_steps)
   if not c.critic.pretrain_steps:
     return _first(run, cfg, shardings.params, policy_params), _nothing()
@@ -143,13 +143,13 @@ def optimizer(run: Run, steps: int):
       warmup=min(c.critic.warmup_steps, max(steps - 1, 0)) * updates,
       total=steps * updates,
   )
-  table = critic.table(experience.critic_config(run))
+  table = critic.table(run.critic_cfg)
   return tx, step.state_shardings(table, tx, run.mesh)
 
 
 def make_update(run: Run, tx, shardings):
   """jit: `step.critic_update`, metrics under 'critic/'."""
-  cfg = experience.critic_config(run)
+  cfg = run.critic_cfg
 
   def fn(state, batch_MA):
     state, metrics = step.critic_update(
@@ -173,14 +173,7 @@ def _first(run: Run, cfg, shardings: Tree, policy_params: Tree) -> Tree:
   """Where the critic starts: policy, scratch, or an exported network."""
   c = run.config.critic
   if c.init == "exported":
-    like = jax.tree.map(
-        lambda p, where: jax.ShapeDtypeStruct(
-            p.shape, np.float32, sharding=where
-        ),
-        critic.table(cfg),
-        shardings,
-        is_leaf=lambda x: isinstance(x, model.Param),
-    )
+    like = model.abstract(critic.table(cfg), shardings)
     path = pathlib.Path(c.path)
     return _restore(run, path, "critic.path", NETWORK, like)[0]
   trunk = policy_params if c.init == "policy" else None
@@ -196,7 +189,7 @@ def _reused(run: Run) -> tuple[Tree, dict[str, float]]:
   """The critic that another work directory pretrained."""
   workdir = pathlib.Path(run.config.critic.reuse)
   tx, shardings = optimizer(run, run.config.critic.pretrain_steps)
-  table = critic.table(experience.critic_config(run))
+  table = critic.table(run.critic_cfg)
   like = step.abstract_state(table, tx, shardings)
   path = workdir / "checkpoints" / "value"
   state, host = _restore(run, path, "critic.reuse", NETWORK + MEANING, like)

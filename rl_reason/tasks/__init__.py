@@ -7,7 +7,10 @@ A task is a module with
   problem(rng, difficulty) -> Row      a random problem
   demonstrate(row, style, rng) -> str  a response in one style, without EOS
   verify(text, row) -> bool            whether a finished response is right
-  answer(text) -> str                  what the response answers, for maj@k
+  answer(text, row) -> str             what the response answers, for maj@k
+
+`files` is the exception: its rows are not made here, its verdicts come from
+worker processes.
 
 Rows are held out by a hash of the prompt, here, so that no task can forget.
 """
@@ -16,25 +19,63 @@ import functools
 import hashlib
 import importlib
 import types
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 NAMES = ("arithmetic", "countdown")
+FILES = "files"  # the task whose rows are not made here
 HELD_OUT_SHARE = 5  # one prompt in five
 
 
 class Row(NamedTuple):
-  """A problem: what the model reads, and what the verifier needs."""
+  """A problem: what the model reads, and what the verifier needs.
+
+  Attributes:
+    prompt: as the model reads it.
+    answer: the gold.
+    difficulty: a level.
+    kind: verifier of a row that no task made: math, choice, code.
+    source: the set that it is from.
+    response, rejected: of a pair to learn from.
+    tolerance: absolute error that a numeric answer may have.
+  """
 
   prompt: str
   answer: str
   difficulty: int
+  kind: str = ""
+  source: str = ""
+  response: str = ""
+  rejected: str = ""
+  tolerance: float = 0.0
 
 
 def get(name: str) -> types.ModuleType:
   """The task's module."""
   return importlib.import_module(f"rl_reason.tasks.{name}")
+
+
+def begin(
+    task, pairs: list[tuple[str, Row]]
+) -> Callable[[], list[bool | None]]:
+  """Starts to verify (response, row) pairs.
+
+  Returns:
+    a function that waits for the verdicts; None where the verifier failed.
+  """
+  if hasattr(task, "begin"):
+    return task.begin(pairs)
+
+  def verdict(text, row):
+    try:
+      return bool(task.verify(text, row))
+    except Exception:  # whatever it is, the run goes on
+      return None
+
+  verdicts = [verdict(*pair) for pair in pairs]
+  return lambda: verdicts
 
 
 def held_out(prompt: str) -> bool:

@@ -57,7 +57,7 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   return "".join(steps) + f"#{total}"
 
 
-def answer(text: str) -> str:
+def answer(text: str, row: Row) -> str:
   """What stands behind the only '#', if it is a number; else ''."""
   _, mark, last = text.partition("#")
   return last if mark and last.isascii() and last.isdigit() else ""
@@ -65,4 +65,4 @@ def answer(text: str) -> str:
 
 def verify(text: str, row: Row) -> bool:
   """Whether the response ends in exactly one `#` and the right number."""
-  return answer(text) == row.answer
+  return answer(text, row) == row.answer

@@ -74,7 +74,7 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
         text = ""
 
 
-def answer(text: str) -> str:
+def answer(text: str, row: Row) -> str:
   """The last attempt, if the response claims success once, at its end."""
   attempts, mark, rest = text.partition("#")
   return attempts.rpartition("?")[2] if mark and not rest else ""
@@ -83,7 +83,7 @@ def answer(text: str) -> str:
 def verify(text: str, row: Row) -> bool:
   """Whether the last attempt is legal, uses every number, hits the target."""
   hand = collections.Counter(_numbers(row))
-  for step in answer(text).split(";"):
+  for step in answer(text, row).split(";"):
     match = _STEP.fullmatch(step)
     if not match:
       return False

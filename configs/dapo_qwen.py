@@ -1,0 +1,36 @@
+r"""DAPO on a model and a data set of your own.
+
+  python -m rl_reason.main --config=configs/dapo_qwen.py \
+      --config.model.path=DIR --config.data.train=dapo-math-17k.parquet
+
+Never run at this size by us. Without the overrides both come from the hub.
+"""
+
+from configs import dapo
+
+
+def get_config():
+  """Qwen2.5-1.5B, 128 prompts x 16 a step, 16 of 4096 tokens a micro-batch."""
+  c = dapo.get_config()
+  c.task.name, c.task.difficulties = "files", ()
+  c.model.path = "Qwen/Qwen2.5-1.5B"
+  c.model.dtype, c.model.remat = "bfloat16", "full"
+  c.mesh.data, c.mesh.fsdp = 1, -1
+  c.data.train = "dapo_math_17k"
+  c.data.evaluate = "aime24,aime25"
+  c.data.template, c.data.chat = "dapo", True
+  c.sft.skill.steps = c.sft.habits.steps = 0
+  c.rollout.batch, c.rollout.group_size, c.rollout.parts = 2048, 16, 4
+  c.rollout.max_prompt, c.rollout.max_tokens = 1024, 4096
+  c.reward.overlong_buffer = 1024
+  c.reward.workers = 16
+  c.updates.minibatches, c.updates.micro_batches = 16, 8
+  c.optimizer.lr, c.optimizer.warmup_steps = 1e-6, 10
+  c.optimizer.weight_decay, c.optimizer.b2 = 0.1, 0.999
+  c.rl.steps = 400
+  c.evaluate.prompts = c.evaluate.interim_prompts = 30
+  c.evaluate.samples = c.evaluate.mean_of = 32
+  c.evaluate.top_p = 0.7
+  c.evaluate.batch = 16
+  c.evaluate.every = 20
+  return c

@@ -1,0 +1,135 @@
+"""Prompt templates by name: how a question is put to the model.
+
+`plain` is the question alone. The others also say what a finished response
+looks like, so that its answer can be found: `dapo` a last line "Answer: ..."
+(Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and answer tags (DeepSeek-AI
+2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et al. 2024,
+arXiv:2409.12122). The formats are those of the papers, the words are not.
+"""
+
+TEMPLATES = {
+    "plain": "{question}",
+    "dapo": (
+        "Work out the math problem below, one step after the other. End with a"
+        " line of the form Answer: $Answer, where $Answer is the result and"
+        " nothing else.\n\n{question}\n\nDo not forget the line that begins"
+        ' with "Answer:".'
+    ),
+    "r1_zero": (
+        "The user asks, the assistant answers. The assistant first reasons"
+        " between <think> and </think>, then gives the result between <answer>"
+        " and </answer>.\nUser: {question}\nAssistant:"
+    ),
+    "qwen_boxed": (
+        "{question}\n\nReason step by step and put the final answer into"
+        " \\boxed{}."
+    ),
+    "code": (
+        "Solve this task in Python.\n\n{question}\n\nGive the whole program in"
+        " one block that begins with ```python and ends with ```."
+    ),
+    "choice": (
+        "{question}\n\nThink first. End with a line of the form Answer: X,"
+        " where X is one of the choices: a letter, or yes or no."
+    ),
+}
+
+# How a response of such a form ends, or is put together.
+RESPONSES = {
+    "plain": "{solution}\nAnswer: {answer}",
+    "dapo": "{solution}\nAnswer: {answer}",
+    "r1_zero": "<think>{solution}</think>\n<answer>{answer}</answer>",
+    "qwen_boxed": "{solution}\n\\boxed{{answer}}",
+    "code": "```python\n{solution}\n```",
+    "choice": "{solution}\nAnswer: {answer}",
+}
+
+# Ways of asking the same; the first changes nothing.
+PARAPHRASES = (
+    "{question}",
+    "Here is a problem.\n\n{question}",
+    "Consider the following.\n\n{question}",
+    "{question}\n\nWhat is the solution?",
+    "Please solve this one:\n\n{question}",
+)
+
+
+class PromptError(ValueError):
+  """The tokenizer cannot do what is asked of it; one line with the remedy."""
+
+
+def _fill(template: str, question: str) -> str:
+  return template.replace("{question}", question, 1)  # others' braces stay
+
+
+def complete(solution: str, answer: str, template: str) -> str:
+  """A response in the form that a template asks for, to learn from.
+
+  Args:
+    solution: the work.
+    answer: what it leads to.
+    template: a name in TEMPLATES.
+  """
+  before, _, after = RESPONSES[template].partition("{solution}")
+  return before + solution + after.replace("{answer}", answer, 1)
+
+
+def paraphrase(question: str, number: int) -> str:
+  """One of PARAPHRASES, counted around."""
+  return _fill(PARAPHRASES[number % len(PARAPHRASES)], question)
+
+
+def render(
+    question: str, template: str, tok, *, chat: bool = False, system: str = ""
+) -> str:
+  """The text that the model reads, to be tokenised as it is, once.
+
+  Args:
+    question: of a row.
+    template: a name in TEMPLATES.
+    tok: the tokenizer; asked for its chat template only.
+    chat: whether to wrap it as a user's turn of the tokenizer's chat template.
+    system: the system's turn before it; '' for none.
+
+  Raises:
+    PromptError: the tokenizer has no chat template, or it takes no system turn.
+  """
+  text = _fill(TEMPLATES[template], question)
+  if not chat:
+    return text
+  if not tok.chat_template:
+    raise PromptError(
+        "the tokenizer has no chat template: set data.chat = False, or put"
+        " chat_template.jinja beside its tokenizer.json"
+    )
+  import jinja2  # the command line is checked without it
+
+  turns = [dict(role="system", content=system)] if system else []
+  turns += [dict(role="user", content=text)]
+  try:
+    return tok.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True
+    )
+  except jinja2.TemplateError as e:
+    raise PromptError(
+        f"the tokenizer's chat template refuses this ({e}): set data.system ="
+        " '', or data.chat = False"
+    ) from None
+
+
+def reserved(tok, *, special: bool = False) -> frozenset[int]:
+  """Ids that no text of a data set may turn into.
+
+  Someone else's question could else end the user's turn, say. Runs of blanks
+  are added to some vocabularies as mere compression: they may occur.
+
+  Args:
+    tok: the tokenizer.
+    special: only those marked special, so not <think>, which is an ordinary
+      part of a response to learn from.
+  """
+  ids = set(tok.all_special_ids)
+  for i, token in tok.added_tokens_decoder.items():
+    if str(token).strip() and (token.special or not special):
+      ids.add(i)
+  return frozenset(ids - {tok.unk_token_id})

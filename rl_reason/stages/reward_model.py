@@ -1,0 +1,187 @@
+"""A reward model: scores of responses, learnt from which of two is preferred.
+
+Bradley-Terry (arXiv:2203.02155, eq 1): the difference of two scores is the
+log-odds of the preference. The network is that of a critic, so the same export
+is a reward (`reward.scorers = "DIR*0.5"`) or where a critic starts
+(`critic.init = "exported"`).
+"""
+
+import functools
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+
+from rl_reason import (
+    checkpoint,
+    config as config_lib,
+    critic,
+    data,
+    evaluate,
+    model,
+    sharding,
+    step,
+)
+from rl_reason.stages import Once, Run, critic_config, fit, model_config
+from rl_reason.structs import Array, RunError, Tree
+
+
+def run(run: Run, policy_params: Tree) -> Tree:
+  """Runs or resumes the stage; writes export/reward_model at its end.
+
+  Args:
+    run: everything that the stages share.
+    policy_params: whose trunk it starts from.
+
+  Returns:
+    the parameters.
+
+  Raises:
+    Stopped: SIGTERM; everything is saved.
+  """
+  c = run.config.reward_model
+  cfg = run.critic_cfg
+
+  def first(shardings: Tree) -> Tree:
+    def make(key, trunk):
+      return critic.init(cfg, key, trunk)
+
+    key = run.key("reward model")
+    return jax.jit(make, out_shardings=shardings)(key, policy_params)
+
+  return fit.fit(
+      run,
+      "reward_model",
+      title="reward model",
+      prefix="reward_model",
+      table=critic.table(cfg),
+      first=first,
+      stream=_pairs(run, c.batch, evaluation=False),
+      pack=functools.partial(_pack, run),
+      update=functools.partial(step.preference_update, cfg=cfg),
+      steps=c.steps,
+      lr=c.lr,
+      schedule=c.schedule,
+      micro_batches=c.micro_batches,
+      finish=functools.partial(_finish, run, cfg),
+  )
+
+
+def _pairs(run: Run, batch: int, *, evaluation: bool):
+  c = run.config.reward_model
+  styles = (
+      config_lib.mixture(x) if x else dict.fromkeys(run.task.STYLES, 1.0)
+      for x in (c.chosen, c.rejected)
+  )
+  return run.preferences(batch, *styles, evaluation=evaluation)
+
+
+def _pack(run: Run, pairs: list[tuple[str, str, str]]) -> tuple[Array, ...]:
+  """Pairs of rows beside each other: [B, 2, ...]."""
+  texts = [(prompt, text) for prompt, *both in pairs for text in both]
+  slots = run.config.rollout.max_prompt, run.config.rollout.max_tokens
+  rows = data.pack_demonstrations(run.tok, texts, *slots)
+  return tuple(x.reshape(len(pairs), 2, *x.shape[1:]) for x in rows)
+
+
+def _finish(run: Run, cfg: critic.CriticConfig, params: Tree) -> None:
+  """Scores held-out pairs, and exports the network."""
+  c = run.config.reward_model
+  fn = jax.jit(functools.partial(step.pair_scores, cfg=cfg))
+  program = Once("scores of pairs", fn, run.display)
+  stream = _pairs(run, c.batch, evaluation=True)
+  scores = []
+  for _ in range(-(-c.evaluate_pairs // c.batch)):
+    rows = run.put(_pack(run, next(stream)), "batch")
+    scores.append(sharding.fetch(program(params, rows)))
+  score_N2 = np.concatenate(scores)[: c.evaluate_pairs]
+  values = agreement(score_N2[:, 0] - score_N2[:, 1])
+  run.log.metrics(
+      "reward_model",
+      c.steps,
+      {f"val-core/preferences/{k}": x for k, x in values.items()},
+  )
+  run.display.say(
+      f"reward model: prefers the right response in {values['accuracy']:.1%}"
+      f" +- {values['accuracy/ci95']:.1%} of held-out pairs, calibration error"
+      f" {values['calibration_error']:.3f}"
+  )
+  path = run.workdir / "export" / "reward_model"
+  if jax.process_index() == 0:
+    shutil.rmtree(path, ignore_errors=True)
+  out = checkpoint.Checkpoints(path)
+  out.save(c.steps, params, dict(config=config_lib.flat(run.config)))
+  out.close()
+  run.display.say(f"reward model written to {path}")
+
+
+def agreement(ahead_N: np.ndarray) -> dict[str, float]:
+  """How well scores predict preferences.
+
+  Args:
+    ahead_N: [N] score of the preferred response less that of the other.
+
+  Returns:
+    accuracy (ties count half) with a 95% interval; nll, of the preferences;
+    calibration_error, of how sure it is of the one that it prefers.
+  """
+  ahead_N = ahead_N.astype(np.float64)
+  right_N = (ahead_N > 0) + 0.5 * (ahead_N == 0)
+  sure_N = 1 / (1 + np.exp(-np.abs(ahead_N)))  # of the one that it prefers
+  mean, half = evaluate.mean_interval(right_N)
+  return {
+      "accuracy": mean,
+      "accuracy/ci95": half,
+      "nll": float(np.logaddexp(0, -ahead_N).mean()),
+      "calibration_error": evaluate.calibration_error(sure_N, right_N),
+  }
+
+
+def load(run: Run, path: pathlib.Path) -> tuple[Tree, critic.CriticConfig]:
+  """The parameters and the shape of an exported reward model.
+
+  Its network may be of another shape than the policy; its tokenizer may not.
+
+  Raises:
+    RunError: there is none, or it reads other tokens.
+  """
+  checkpoints = checkpoint.Checkpoints(path)
+  at = checkpoints.newest(run.display.say)
+  if at is None:
+    raise RunError(
+        f"reward.scorers: {path} holds no whole reward model; make one with"
+        " --stage=reward_model, it is in its export/reward_model"
+    )
+  there = config_lib.unflat(checkpoints.host(at)["config"])
+  for name in ("tokenizer", "task.name"):
+    here = config_lib.flat(run.config)[name]
+    theirs = config_lib.flat(there)[name]
+    if here != theirs:
+      raise RunError(
+          f"reward.scorers: {name} of {path} is {theirs!r}, here {here!r}; make"
+          " them equal"
+      )
+  trunk = model_config(there, vocab=run.cfg.vocab, tokens=run.cfg.tokens)
+  cfg = critic_config(there, trunk)
+  table = critic.table(cfg)
+  like = model.abstract(table, model.shardings(table, run.mesh))
+  return checkpoints.restore(at, like), cfg
+
+
+def scorer(run: Run, path: pathlib.Path):
+  """An exported reward model, ready to score.
+
+  Returns:
+    the parameters, and a program: (params, tokens [A, B, L], start [A, B],
+    mask [A, B, T]) -> scores [A, B].
+
+  Raises:
+    RunError: there is none, or it reads other tokens.
+  """
+  params, cfg = load(run, path)
+
+  def fn(params, *rows_A):
+    return jax.lax.map(lambda rows: critic.scores(params, cfg, *rows), rows_A)
+
+  return params, Once("scores of the reward model", jax.jit(fn), run.display)

@@ -1,0 +1,177 @@
+"""From a checkpoint and files to a trained model: every stage, on tiny ones."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import test_hf
+import tokenizers
+import transformers
+from conftest import ROOT, child_env
+
+from rl_reason import datasets, tasks
+from rl_reason.tasks import files
+
+CHAT = (
+    "{% for turn in messages %}<|s|>{{ turn.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|s|>{% endif %}"
+)
+
+
+def save_tokenizer(path):
+  """One token a byte, and two special ones."""
+  level = tokenizers.pre_tokenizers.ByteLevel
+  fast = tokenizers.Tokenizer(tokenizers.models.BPE())
+  fast.pre_tokenizer = level(add_prefix_space=False)
+  fast.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+      special_tokens=["<|s|>", "<|e|>"],
+      initial_alphabet=sorted(level.alphabet()),
+  )
+  fast.train_from_iterator([""], trainer)
+  tok = transformers.PreTrainedTokenizerFast(
+      tokenizer_object=fast, bos_token="<|s|>", eos_token="<|e|>"
+  )
+  tok.chat_template = CHAT
+  tok.save_pretrained(path)
+
+
+def save_dapo(path, count):
+  """Rows as DAPO-Math-17k has them, in its one Parquet file."""
+  rows = [
+      dict(
+          data_source="math_dapo",
+          prompt=[
+              dict(
+                  role="user",
+                  content="Solve the following math problem step by step. More."
+                  f"\n\n{i} + {i}?\n\nPut it on a line after "
+                  '"Answer:".',
+              )
+          ],
+          reward_model=dict(ground_truth=str(2 * i), style="rule"),
+      )
+      for i in range(count)
+  ]
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def save_lines(path, rows):
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return str(path)
+
+
+def command(*flags):
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason.main", *flags],
+      cwd=ROOT,
+      env=child_env() | {"HF_HUB_OFFLINE": "1"},
+      capture_output=True,
+      text=True,
+  )
+  assert not done.returncode, done.stdout + done.stderr
+  return done.stdout
+
+
+SMALL = {
+    "rollout.batch": 16,
+    "rollout.group_size": 4,
+    "rollout.parts": 2,
+    "rollout.max_prompt": 300,
+    "rollout.max_tokens": 8,
+    "reward.overlong_buffer": 2,
+    "reward.workers": 2,
+    "reward.scorers": "boxed*0.5..1",
+    "updates.minibatches": 2,
+    "updates.micro_batches": 2,
+    "dynamic_sampling.enabled": False,
+    "model.dtype": "float32",
+    "rl.steps": 2,
+    "optimizer.warmup_steps": 1,
+    "evaluate.every": 1,
+    "evaluate.prompts": 8,
+    "evaluate.interim_prompts": 4,
+    "evaluate.samples": 2,
+    "evaluate.mean_of": 2,
+    "evaluate.batch": 4,
+    "log.tensorboard": False,
+}
+
+
+@pytest.mark.slow
+def test_dapo_on_a_checkpoint_and_files(tmp_path):
+  """The command of configs/dapo_qwen.py, evaluation, and export."""
+  model = test_hf.checkpoint(
+      tmp_path / "model", "qwen2", vocab_size=300, max_position_embeddings=512
+  )
+  save_tokenizer(model)
+  save_dapo(tmp_path / "dapo-math-17k.parquet", 40)
+  aime = save_lines(
+      tmp_path / "aime.jsonl",
+      [dict(problem=f"What is {i} times 7?", answer=7 * i) for i in range(9)],
+  )
+  own = save_lines(
+      tmp_path / "own.jsonl",
+      [dict(question=f"Is {i} odd?", answer=i % 2) for i in range(6)],
+  )
+  flags = [f"--config.{name}={value}" for name, value in SMALL.items()]
+  workdir = f"--workdir={tmp_path / 'run'}"
+  command(
+      "--config=configs/dapo_qwen.py",
+      f"--config.model.path={model}",
+      f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'}",
+      f"--config.data.evaluate=aime24@{aime},{own}",
+      *flags,
+      workdir,
+  )
+  run = tmp_path / "run"
+  lines = [json.loads(x) for x in (run / "metrics.jsonl").open()]
+  evaluated = [x for x in lines if x["stage"] == "evaluate"]
+  assert [x["step"] for x in evaluated] == [0, 1, 2]
+  for name in ("aime24", "own"):
+    assert 0 <= evaluated[-1][f"val-core/{name}/acc/mean@2"] <= 1
+  steps = [x for x in lines if x["stage"] == "rl"]
+  assert all("reward/boxed/mean" in x for x in steps)
+  assert not any(x["train/verifier_failures"] for x in steps)
+  sample = json.loads((run / "samples.jsonl").open().readline())
+  assert sample["prompt"].startswith("<|s|>Work out")
+
+  out = command("--stage=evaluate", workdir)
+  assert "data are prepared already" in out
+  results = json.loads((run / "results-newest.json").read_text())["results"]
+  assert set(results) == {"aime24", "own"}
+  assert results["own"]["mean@2,none"] >= 0
+  page = (run / "responses-newest.html").read_text()
+  assert "What is 3 times 7?" in page
+  command("--stage=export", workdir)
+  names = os.listdir(run / "export" / "policy")
+  assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
+
+
+def test_verdicts_come_from_other_processes():
+  """In order; a gold that cannot be judged costs that response alone."""
+  kinds = dict(math="rl_reason.verifiers.math", bad="no.such.module")
+  row = tasks.Row("", "4", 0, kind="math")
+  task = files.Verifier(2, 10.0)
+  try:
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(datasets, "KINDS", kinds)
+      verdicts = task.begin(
+          [
+              (r"\boxed{4}", row),
+              (r"\boxed{5}", row),
+              (r"\boxed{4}", row._replace(kind="bad")),
+              (r"so it is \boxed{2+2}", row),
+          (r"\boxed{4.1}", row),
+          (r"\boxed{4.1}", row._replace(tolerance=0.1)),
+          ]
+      )
+      assert verdicts() == [True, False, None, True, False, True]
+    assert files.answer(r"\boxed{4}", row) == "4"
+    assert files.answer("", row) == ""
+  finally:
+    task.close()

@@ -1,0 +1,232 @@
+"""transformers (torch, CPU) computes what we compute, on random checkpoints.
+
+Needs the extra `parity`; skipped without it.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rl_reason import critic, hf, model, rollout, sharding
+from rl_reason.structs import Prompts
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = dict(
+    vocab_size=59,
+    hidden_size=40,
+    intermediate_size=56,
+    num_hidden_layers=3,
+    max_position_embeddings=256,
+    bos_token_id=None,
+    eos_token_id=1,
+    pad_token_id=0,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=5e5,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+MODELS = {
+    "qwen2-tied": ("Qwen2", HEADS | dict(tie_word_embeddings=True)),
+    "qwen2-untied": ("Qwen2", dict(num_attention_heads=5)),
+    "qwen3": ("Qwen3", HEADS | dict(head_dim=12, tie_word_embeddings=True)),
+    "qwen3-biases": (
+        "Qwen3",
+        HEADS
+        | dict(
+            head_dim=8,
+            attention_bias=True,
+            rope_parameters=dict(rope_type="default", rope_theta=1e6),
+        ),
+    ),
+    "llama": ("Llama", HEADS),
+    "llama3-scaled": ("Llama", HEADS | dict(rope_parameters=LLAMA3)),
+    "llama-biases": (
+        "Llama",
+        dict(
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            attention_bias=True,
+            mlp_bias=True,
+            rms_norm_eps=1e-3,
+        ),
+    ),
+    "mistral": ("Mistral", HEADS | dict(head_dim=14, sliding_window=200)),
+}
+
+
+def build(name, kind="ForCausalLM", **change):
+  """A random model of transformers; no norm is 1 and no bias 0."""
+  family, config = MODELS[name]
+  config = SIZES | dict(num_key_value_heads=1) | config | change
+  config = getattr(transformers, f"{family}Config")(**config)
+  torch.manual_seed(0)
+  theirs = getattr(transformers, f"{family}{kind}")(config).eval()
+  with torch.no_grad():
+    for p in theirs.parameters():
+      p.add_(torch.randn_like(p) * 0.15)
+  return theirs
+
+
+def in_jax(path, table=model.table):
+  source = hf.find(str(path), table=table)
+  mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+  return source.cfg, hf.load(source, table(source.cfg), mesh)
+
+
+def logits(params, cfg, tokens, start):
+  hidden, _ = model.forward(params, cfg, tokens, start)
+  return np.asarray(model.logits(params, cfg, hidden))
+
+
+def padded(rows=4, length=120, left=True):
+  """Random tokens, positions that are real, and the first of each row."""
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(2, SIZES["vocab_size"], (rows, length)).astype(np.int32)
+  pads = np.arange(rows) * 7
+  if left:
+    real = np.arange(length) >= pads[:, None]
+  else:
+    real = np.arange(length) < length - pads[:, None]
+  start = pads if left else np.zeros_like(pads)
+  return np.where(real, tokens, 0), real, start.astype(np.int32)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name, left, tmp_path):
+  theirs = build(name)
+  theirs.save_pretrained(tmp_path, max_shard_size="30KB")
+  cfg, params = in_jax(tmp_path)
+  tokens, real, start = padded(left=left)
+  with torch.no_grad():
+    want = theirs(
+        torch.tensor(tokens, dtype=torch.long),
+        attention_mask=torch.tensor(real, dtype=torch.long),
+        position_ids=torch.tensor((real.cumsum(1) - 1).clip(0)),
+    ).logits.numpy()
+  got = logits(params, cfg, tokens, start)
+  assert np.abs(want[real]).max() > 1
+  np.testing.assert_allclose(got[real], want[real], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_generation(name, tmp_path):
+  """With the cache of each, from prompts that are padded on the left."""
+  theirs = build(name, eos_token_id=None)  # nothing ends a response
+  theirs.save_pretrained(tmp_path)
+  cfg, params = in_jax(tmp_path)
+  tokens, real, start = padded(length=40)
+  length = 48
+  with torch.no_grad():
+    want = theirs.generate(
+        torch.tensor(tokens, dtype=torch.long),
+        attention_mask=torch.tensor(real, dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=length,
+    ).numpy()
+  got = rollout.sample(
+      params,
+      Prompts(tokens, start, np.arange(len(tokens), dtype=np.int32)),
+      jax.random.key(0),
+      0.0,
+      cfg=cfg,
+      group_size=1,
+      max_tokens=length,
+      eos=-1,
+      pad=0,
+  )
+  np.testing.assert_array_equal(got.tokens_BL, want)
+  assert len(np.unique(want[:, 40:])) > 5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_is_read_whole(name, tmp_path):
+  """No tensor is missing or left over, and every bit is the same."""
+  theirs = build(name).to(torch.bfloat16)
+  theirs.save_pretrained(tmp_path / "in")
+  source = hf.find(str(tmp_path / "in"))
+  cfg, params = in_jax(tmp_path / "in")
+  table, out = model.table(cfg), tmp_path / "out"
+  hf.save(out, params, table, cfg, source=source, shard_bytes=30_000)
+  assert len(list(out.glob("*.safetensors"))) > 1
+  again, info = transformers.AutoModelForCausalLM.from_pretrained(
+      out, output_loading_info=True
+  )
+  assert not any(info.values()), info
+  assert again.dtype == torch.bfloat16
+  for key, x in theirs.state_dict().items():
+    assert torch.equal(x, again.state_dict()[key]), key
+
+
+def test_old_names_of_rotary_positions_are_enough(tmp_path):
+  """What transformers before 5 reads, and nothing that 5 brought."""
+  theirs = build("llama3-scaled")
+  theirs.save_pretrained(tmp_path / "in")
+  cfg, params = in_jax(tmp_path / "in")
+  source = hf.find(str(tmp_path / "in"))
+  out = tmp_path / "out"
+  hf.save(out, params, model.table(cfg), cfg, source=source)
+  config = json.loads((out / "config.json").read_text())
+  del config["rope_parameters"], config["dtype"]
+  (out / "config.json").write_text(json.dumps(config))
+  again = transformers.AutoModelForCausalLM.from_pretrained(out)
+  tokens = torch.arange(2, 58)[None]
+  with torch.no_grad():
+    assert torch.equal(theirs(tokens).logits, again(tokens).logits)
+  assert in_jax(out)[0] == cfg
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        dict(qkv_bias=True, tied=False),
+        dict(qk_norm=True, head_dim=10),
+        dict(rope_factor=4.0, rope_context=16),
+    ],
+)
+def test_a_fresh_model_is_read(change, tmp_path):
+  import dataclasses
+
+  cfg = dataclasses.replace(tiny.CFG, **change)
+  params = model.init(cfg, jax.random.key(0))
+  hf.save(tmp_path / "x", params, model.table(cfg), cfg, tok=tiny.TOK)
+  theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+      tmp_path / "x", output_loading_info=True
+  )
+  assert not any(info.values()), info
+  tokens = np.random.default_rng(0).integers(0, 17, (2, 50)).astype(np.int32)
+  with torch.no_grad():
+    want = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+  got = logits(params, cfg, tokens, np.zeros(2, np.int32))
+  np.testing.assert_allclose(got, want, atol=1e-4)
+  tok = transformers.AutoTokenizer.from_pretrained(tmp_path / "x")
+  assert tok.encode("1+2=") == tiny.TOK.encode("1+2=")
+
+
+def test_a_critic_is_a_token_classifier(tmp_path):
+  judge = critic.CriticConfig(tiny.CFG)
+  table = critic.table(judge)
+  params = model.init_table(table, jax.random.key(0))
+  params["value_head"]["bias"] += 0.3
+  hf.save(tmp_path / "x", params, table, tiny.CFG)
+  load = transformers.AutoModelForTokenClassification.from_pretrained
+  theirs, info = load(tmp_path / "x", output_loading_info=True)
+  assert not any(info.values()), info
+  tokens = np.random.default_rng(0).integers(0, 17, (2, 50)).astype(np.int32)
+  with torch.no_grad():
+    want = theirs(torch.tensor(tokens, dtype=torch.long)).logits[..., 0].numpy()
+  start = np.zeros(2, np.int32)
+  got, _ = critic.values(params, judge, tokens, start, 49)
+  # Our value before token t is theirs after token t - 1.
+  np.testing.assert_allclose(got, want[:, :-1], atol=1e-4)

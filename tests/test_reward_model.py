@@ -1,0 +1,215 @@
+"""The reward model: what it learns, and where it is used."""
+
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+import test_config
+import test_credit
+
+from rl_reason import critic, data, sharding, step, tasks
+from rl_reason.stages import Stopped, experience, reward_model, value
+from rl_reason.structs import RunError
+
+compiled = test_config.compiled  # a fixture: compiles each program once
+digest = test_config.digest
+STEPS = 60
+FIELDS = dict(
+    task__difficulties=(2,),
+    rollout__max_tokens=24,
+    reward_model__steps=STEPS,
+    reward_model__batch=32,
+    reward_model__micro_batches=2,
+    reward_model__lr=0.01,
+    reward_model__evaluate_pairs=80,
+    # What can be told apart without arithmetic: only sloppy ones show steps.
+    reward_model__chosen="direct:1",
+    reward_model__rejected="sloppy:1",
+    checkpoint__sft_every=20,
+)
+
+
+def make_run(workdir, stop_at=None, **changes):
+  workdir.mkdir(exist_ok=True)
+  run = test_credit.make_run(workdir, **FIELDS | changes)
+  calls = 0
+
+  def check_stop():
+    nonlocal calls
+    if calls == stop_at:
+      raise Stopped
+    calls += 1
+
+  run.check_stop = check_stop
+  return run
+
+
+def train(workdir, **changes):
+  run = make_run(workdir, **changes)
+  with jax.set_mesh(run.mesh):
+    try:
+      params = reward_model.run(run, test_config.run_params(run))
+    finally:
+      run.log.close()
+  text = (workdir / "metrics.jsonl").read_text()
+  return types.SimpleNamespace(
+      run=run, params=params, lines=list(map(json.loads, text.splitlines()))
+  )
+
+
+@pytest.fixture(scope="module")
+def whole(compiled, tmp_path_factory):
+  return train(tmp_path_factory.mktemp("reward_model") / "whole")
+
+
+def test_it_learns_which_of_two_is_preferred(whole):
+  """On held-out prompts; before, it knew nothing."""
+  *training, last = whole.lines
+  assert training[0]["reward_model/loss"] > 0.3
+  assert training[-1]["reward_model/loss"] < 0.03
+  assert last["val-core/preferences/accuracy"] > 0.9
+  assert last["step"] == STEPS
+
+
+def test_agreement_by_hand():
+  """Confidences 1/2, .731, .731, .881; a tie is half right."""
+  ahead_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
+  got = reward_model.agreement(ahead_N)
+  assert got["accuracy"] == pytest.approx(2.5 / 4)
+  one, two = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))
+  gap = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
+  assert got["calibration_error"] == pytest.approx(gap)
+  nll = np.mean(np.log1p(np.exp(-ahead_N)))
+  assert got["nll"] == pytest.approx(nll, rel=1e-6)
+
+
+def test_a_certain_and_right_model_is_calibrated():
+  got = reward_model.agreement(np.full(10, 40.0))
+  assert got["accuracy"] == 1 and got["calibration_error"] < 1e-9
+  got = reward_model.agreement(np.full(10, -40.0))
+  assert got["accuracy"] == 0 and got["calibration_error"] > 0.999
+
+
+def test_pairs_are_of_one_prompt_and_differ_in_the_verdict():
+  task = tasks.get("arithmetic")
+  styles = dict.fromkeys(task.STYLES, 1.0)
+  for evaluation in (False, True):
+    stream = data.preferences(
+        task, (2, 3), 5, 16, styles, styles, evaluation=evaluation
+    )
+    for prompt, good, bad in next(stream):
+      row = tasks.Row(prompt, _sum(prompt), 2)
+      assert task.verify(good, row) and not task.verify(bad, row)
+      assert tasks.held_out(prompt) == evaluation
+
+
+def _sum(prompt):
+  return str(eval(prompt.rstrip("=")))  # the tests' own arithmetic
+
+
+def test_styles_that_are_never_wrong_are_named():
+  task = tasks.get("arithmetic")
+  stream = data.preferences(task, (2,), 5, 4, {"careful": 1}, {"careful": 1})
+  with pytest.raises(ValueError, match="no wrong response to .* 100 draws"):
+    next(stream)
+
+
+def test_the_score_is_that_of_the_whole_response(whole):
+  """Not of its padding, nor of the row's other tokens."""
+  run = whole.run
+  with jax.set_mesh(run.mesh):
+    slots = run.config.rollout.max_prompt, run.config.rollout.max_tokens
+    pairs = [("5-1=", "5-1=4;#4"), ("5-1=", "#4")]
+    tokens_BL, start_B, mask_BT = data.pack_demonstrations(
+        run.tok, pairs, *slots
+    )
+    args = run.critic_cfg, tokens_BL, start_B
+    got = critic.scores(whole.params, *args, mask_BT)
+    values_BT, _ = critic.values(whole.params, *args, slots[1])
+    for b, n in enumerate(mask_BT.sum(1)):  # V before the next token is it
+      np.testing.assert_allclose(got[b], values_BT[b, n], rtol=1e-5)
+    other_BL = np.where(tokens_BL == run.tok.pad_token_id, 3, tokens_BL)
+    again = critic.scores(
+        whole.params, run.critic_cfg, other_BL, start_B, mask_BT
+    )
+    np.testing.assert_array_equal(again, got)
+
+
+def test_micro_batches_change_nothing(whole):
+  run = whole.run
+  with jax.set_mesh(run.mesh):
+    pairs = next(reward_model._pairs(run, 8, evaluation=True))
+    rows = reward_model._pack(run, pairs)
+    tx = run.optimizer(lr=1e-2, schedule="constant", warmup=0, total=1)
+    where = step.state_shardings(critic.table(run.critic_cfg), tx, run.mesh)
+    state = step.new_state(whole.params, tx, where)
+    found = [
+        step.preference_update(
+            state, step.split(rows, count), cfg=run.critic_cfg, tx=tx
+        )[1]
+        for count in (1, 4)
+    ]
+  np.testing.assert_allclose(found[0]["loss"], found[1]["loss"], rtol=1e-5)
+  np.testing.assert_allclose(
+      found[0]["grad_norm"], found[1]["grad_norm"], rtol=1e-5
+  )
+
+
+def test_stopped_it_ends_with_the_same_bits(whole, tmp_path):
+  with pytest.raises(Stopped):
+    train(tmp_path / "a", stop_at=30)
+  assert digest(train(tmp_path / "a").params) == digest(whole.params)
+
+
+def test_it_is_a_reward(whole, tmp_path):
+  """Its score times its weight is added, and logged on its own."""
+  path = whole.run.workdir / "export" / "reward_model"
+  run = make_run(tmp_path / "a", reward__scorers=f"{path}*0.5,length*-1")
+  with jax.set_mesh(run.mesh):
+    maker = experience.Maker(run, "test")
+    policy = test_config.run_params(run)
+    rows = maker.generate(policy)
+    r = rows.rollouts
+    wanted_B = critic.scores(
+        whole.params, run.critic_cfg, r.tokens_BL, r.start_B, r.mask_BT
+    )
+    np.testing.assert_allclose(rows.scores_NB[0], wanted_B, rtol=1e-4)
+    np.testing.assert_allclose(rows.scores_NB[1], r.lengths_B / 24)
+    zeros_BT = np.zeros_like(r.logps_BT)
+    got = sharding.fetch(maker.returns(rows, zeros_BT))["rewards_B"]
+  verdict_B = np.where(rows.correct_B > 0, 1, -1)
+  extra_B = 0.5 * rows.scores_NB[0] - rows.scores_NB[1]
+  np.testing.assert_allclose(got, verdict_B + extra_B, rtol=1e-5)
+
+
+def test_a_scorer_that_fails_is_counted(tmp_path, monkeypatch):
+  (tmp_path / "fails_of_test.py").write_text("def f(r, row):\n  return 1 / 0\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  run = make_run(tmp_path / "a", reward__scorers="fails_of_test:f*1")
+  with jax.set_mesh(run.mesh):
+    maker = experience.Maker(run, "test")
+    rows = maker.generate(test_config.run_params(run))
+  assert maker.failures == len(rows.correct_B)
+  assert not rows.scores_NB[0].any()
+
+
+def test_a_critic_starts_from_it(whole, tmp_path):
+  path = str(whole.run.workdir / "export" / "reward_model")
+  more = dict(advantage__name="gae", critic__init="exported", critic__path=path)
+  run = make_run(tmp_path / "a", **more)
+  with jax.set_mesh(run.mesh):
+    found, _ = value.run(run, test_config.run_params(run))
+  assert digest(found) == digest(whole.params)
+
+
+def test_one_that_is_not_there_or_reads_other_tokens_is_refused(
+    whole, tmp_path
+):
+  run = make_run(tmp_path / "a")
+  with pytest.raises(RunError, match="holds no whole reward model"):
+    reward_model.load(run, tmp_path)
+  run.config.task.name = "countdown"
+  with pytest.raises(RunError, match="task.name of .* is 'arithmetic'"):
+    reward_model.load(run, whole.run.workdir / "export" / "reward_model")

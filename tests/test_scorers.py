@@ -1,0 +1,170 @@
+"""Scorers of text: hand-made responses, rules of a file, functions of users."""
+
+import json
+import math
+
+import pytest
+
+from rl_reason import scorers
+from rl_reason.tasks import Row
+
+ROW = Row("5-1+1=", "5", 2)
+
+
+def score(name, text, *, row=ROW, share=0.5, truncated=False):
+  return scorers.find(name)(scorers.Response(text, share, truncated), row)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (r"so \boxed{42}", 1),
+        (r"\boxed{\frac{1}{2}} and done", 1),
+        (r"\boxed{}", 1),
+        ("42", 0),
+        (r"\boxed{42", 0),
+        (r"\boxed{\frac{1}{2}", 0),
+        (r"\boxed{1} or \boxed{2}", 0),
+        (r"\boxed{1 \boxed{2}}", 0),
+    ],
+)
+def test_boxed(text, wanted):
+  assert score("boxed", text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<think>a</think><answer>b</answer>", 1),
+        (" <think>a\nb</think>\n<answer>5</answer>\n", 1),
+        ("<think>a</think><answer>b</answer> more", 0),
+        ("so <think>a</think><answer>b</answer>", 0),
+        ("<think></think><answer>b</answer>", 0),
+        ("<think>a</think>", 0),
+        ("<answer>b</answer><think>a</think>", 0),
+        ("<think>a</think><think>b</think><answer>c</answer>", 0),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 0),
+        ("a</think><answer>b</answer>", 0),
+    ],
+)
+def test_tags(text, wanted):
+  assert score("tags", text) == wanted
+
+
+def test_a_prompt_may_have_opened_the_first_tag():
+  row = Row("Assistant: <think>\n", "", 0)
+  assert score("tags", "a</think><answer>b</answer>", row=row) == 1
+  assert score("tags", "<think>a</think><answer>b</answer>", row=row) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("5-1=4;4+1=5;#5", 1),
+        ("5-1=4;4+1=6;#6", 1 / 2),
+        ("2 * 3 = 6 and 7 / 2 = 3.5, 1/3=0.3", 2 / 3),
+        ("0.1+0.2=0.3", 1),
+        ("-3+5=2", 1),
+        ("8/0=1", 0),
+        ("1+2+3=6", 0),  # not one step: nothing is found
+        ("3+4=7.5", 0),
+        ("no steps", 0),
+    ],
+)
+def test_steps(text, wanted):
+  assert score("steps", text) == pytest.approx(wanted)
+
+
+def test_length_and_repetition():
+  assert score("length", "anything", share=0.25) == 0.25
+  assert score("repetition", "a b c") == 0
+  assert score("repetition", "a b c d e") == 0
+  # Seven words are four runs of four: abca, bcab, cabc, abca.
+  assert score("repetition", "a b c a b c a") == 1 / 4
+  assert score("repetition", "no " * 103) == pytest.approx(99 / 100)
+
+
+RULES = [
+    {"name": "shows work", "weight": 2, "require": r"\d="},
+    {"name": "no excuses", "weight": 1, "forbid": "sorry"},
+    {"name": "steps", "weight": 1, "scorer": "steps"},
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("1+1=2", 1.0), ("1+1=3", 3 / 4), ("sorry", 0), ("sorry 1+1=2", 3 / 4)],
+)
+def test_a_constitution_is_the_share_of_rules_kept(text, wanted, tmp_path):
+  path = tmp_path / "rules.json"
+  path.write_text(json.dumps(RULES))
+  assert score(str(path), text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rules", "named"),
+    [
+        ([{"name": "a", "weight": 1}], "rule 'a': needs name"),
+        ([{"name": "a", "weight": 1, "forbid": "x", "require": "y"}], "'a'"),
+        ([{"name": "a", "weight": 1, "forbid": "("}], "rules.json"),
+        ([{"name": "a", "weight": 1, "scorer": "none"}], "'none' is none of"),
+        ([{"name": "a", "weight": -1, "forbid": "x"}], "must be positive"),
+        ([{"name": "a", "weight": 1, "forbid": "x", "why": ""}], "'a'"),
+        ([], "must be positive"),
+        ({}, "must be positive"),
+        (3, "no list of rules"),
+    ],
+)
+def test_bad_rules_are_named(rules, named, tmp_path):
+  path = tmp_path / "rules.json"
+  path.write_text(json.dumps(rules))
+  with pytest.raises(ValueError, match=named):
+    scorers.find(str(path))
+
+
+def test_a_function_of_the_user(tmp_path, monkeypatch):
+  (tmp_path / "mine_of_test.py").write_text(
+      "def short(response, row):\n  return 1 - len(response.text) / 10\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  assert score("mine_of_test:short", "12345") == 0.5
+  for name in (
+      "mine_of_test:tall",
+      "no_such_module:f",
+      "mine_of_test:__name__",
+  ):
+    with pytest.raises(ValueError, match=name.partition(":")[0]):
+      scorers.find(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("steps*0.5", ("steps", 0.5, 0.5)),
+        ("length*-0.3", ("length", -0.3, -0.3)),
+        ("boxed*0.2..0", ("boxed", 0.2, 0.0)),
+        ("a/b*c.json*1e-1..2", ("a/b*c.json", 0.1, 2.0)),
+    ],
+)
+def test_a_term_is_a_name_and_weights(text, wanted):
+  found = scorers.term(text)
+  assert found == wanted
+  assert scorers.terms(f" {text}, length*1") == (found, ("length", 1, 1))
+  assert "/" not in found.label and ".json" not in found.label
+
+
+@pytest.mark.parametrize(
+    "text", ["steps", "steps*", "*1", "a*x", "a*1..", "a*inf"]
+)
+def test_a_term_that_looks_otherwise_is_refused(text):
+  with pytest.raises(ValueError, match="must look like"):
+    scorers.term(text)
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda r, row: 1 / 0, lambda r, row: math.nan, lambda r, row: "x"]
+)
+def test_a_scorer_that_fails_has_no_score(bad):
+  response = scorers.Response("a", 0.0, False)
+  assert scorers.apply(bad, response, ROW) is None
+  assert scorers.apply(lambda r, row: True, response, ROW) == 1
