@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from rl_reason import data, scorers, sharding, tasks, tokenizer
 from rl_reason.structs import Rollouts, Tree
@@ -97,20 +98,28 @@ def judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
 
 
 def begin_to_judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
-  """Starts `judge`; the function that it returns waits for the rest."""
+  """Starts `judge`; the function that it returns waits for the rest.
+
+  Of several processes the first one judges: a verdict that takes too long on
+  one machine and not on another would part them.
+  """
   slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
   texts = tokenizer.decode(
       tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
   )
   group = len(texts) // len(rows)
   ended = np.flatnonzero(~rollouts.truncated_B).tolist()
-  wait = tasks.begin(task, [(texts[b], rows[b // group]) for b in ended])
+  pairs = [(texts[b], rows[b // group]) for b in ended]
+  wait = tasks.begin(task, pairs if jax.process_index() == 0 else [])
 
   def finish():
-    verdicts = wait()
-    correct_B = np.zeros(len(texts), np.float32)
-    correct_B[ended] = [verdict is True for verdict in verdicts]
-    return texts, correct_B, verdicts.count(None)
+    verdict_B = np.zeros(len(texts), np.int32)  # -1: the verifier failed
+    for b, verdict in zip(ended, wait(), strict=False):
+      verdict_B[b] = -1 if verdict is None else verdict
+    if jax.process_count() > 1:
+      verdict_B = multihost_utils.broadcast_one_to_all(verdict_B)
+    correct_B = (verdict_B > 0).astype(np.float32)
+    return texts, correct_B, int((verdict_B < 0).sum())
 
   return finish
 

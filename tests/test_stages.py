@@ -7,8 +7,10 @@ import threading
 import jax
 import numpy as np
 import pytest
+import test_config
+import test_credit
 
-from rl_reason import display, model, stages, step
+from rl_reason import display, evaluate, model, stages, step
 from rl_reason.stages import Once, experience, rl
 from rl_reason.structs import Batch
 
@@ -104,3 +106,28 @@ def test_groups_of_all_sizes_are_dealt_out():
   groups = [np.arange(0, 3), np.arange(3, 4), np.arange(4, 9)]
   order = experience.deal(groups, 2)
   np.testing.assert_array_equal(order, [0, 1, 2, 4, 5, 6, 7, 8, 3])
+
+
+def test_parts_of_a_round_change_nothing(tmp_path, monkeypatch):
+  """Tokens, verdicts and their order; each part is judged on its own."""
+  found = []
+  for parts in (1, 4):
+    sizes, begin = [], evaluate.begin_to_judge
+
+    def spy(task, tok, rollouts, rows, sizes=sizes, begin=begin):
+      sizes.append(len(rows))
+      return begin(task, tok, rollouts, rows)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(evaluate, "begin_to_judge", spy)
+      run = test_credit.make_run(tmp_path, rollout__parts=parts)
+      with jax.set_mesh(run.mesh):
+        maker = experience.Maker(run, "rollout")
+        found.append(maker.generate(test_config.run_params(run)))
+    assert sizes == [run.config.rollout.batch // parts] * parts
+  for name in ("tokens_BL", "lengths_B", "ids_B"):
+    one, other = (getattr(x.rollouts, name) for x in found)
+    np.testing.assert_array_equal(one, other)
+  for name in ("correct_B", "types_B", "problems_B"):
+    one, other = (getattr(x, name) for x in found)
+    np.testing.assert_array_equal(one, other)

@@ -148,41 +148,23 @@ class Maker:
     prompts: Prompts = data.pack_prompts(
         run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
     )
-    equal, each = c.rollout.sizes == "equal", len(rows) // c.rollout.parts
-    parts = [slice(n, n + each) for n in range(0, len(rows), each)]
-    # All are under way before the first is read.
-    sampling = [
-        run.sample(
-            params,
-            run.put(
-                jax.tree.map(lambda x, some=some: x[some], prompts), "batch"
-            ),
-            self._rng,
-            self._heat,
-            None if equal else run.put(sizes_N),
-            group_size=c.rollout.group_size,
-            top_p=c.rollout.top_p,
-        )
-        for some in parts
-    ]
-    meanwhile()
     rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
-    sampled, judging = [], []
-    for part in sampling:
-      sampled.append(sharding.fetch(part))
-      first = sum(len(x.lengths_B) for x in sampled[:-1])
-      some = rows_B[first : first + len(sampled[-1].lengths_B)]
-      judging.append(
-          evaluate.begin_to_judge(run.task, run.tok, sampled[-1], some)
-      )
+    sampling = self._sample(params, prompts, sizes_N)
+    meanwhile()
+    sampled, judging, done = [], [], 0
+    for part in map(sharding.fetch, sampling):
+      count = len(part.lengths_B)
+      some = rows_B[done : done + count]
+      judging.append(evaluate.begin_to_judge(run.task, run.tok, part, some))
+      sampled.append(part)
+      done += count
     rollouts = jax.tree.map(lambda *x: np.concatenate(x), *sampled)
     began = time.monotonic()
     self.seconds["gen"] += began - self.free
     said, verdicts, failed = zip(*(finish() for finish in judging), strict=True)
     texts, correct_B = sum(said, []), np.concatenate(verdicts)
-    failures = sum(failed)
     scores = [score(self, rollouts, texts, rows_B) for score in self._scorers]
-    failures += sum(failed for _, failed in scores)
+    failures = sum(failed) + sum(failed for _, failed in scores)
     if c.reward.shuffle:
       rng = np.random.default_rng((run.seed("shuffle"), ids[0]))
       correct_B = rng.permutation(correct_B)
@@ -200,6 +182,28 @@ class Maker:
     self.free = time.monotonic()
     self.seconds["score"] += self.free - began
     return out
+
+  def _sample(self, params: Tree, prompts: Prompts, sizes_N) -> list[Rollouts]:
+    """The parts of a round, all under way before the first is read."""
+    run, c = self._run, self._run.config.rollout
+    count = len(prompts.start_N)
+    each = count // c.parts
+    parts = [
+        jax.tree.map(lambda x, n=n: x[n : n + each], prompts)
+        for n in range(0, count, each)
+    ]
+    return [
+        run.sample(
+            params,
+            run.put(part, "batch"),
+            self._rng,
+            self._heat,
+            None if c.sizes == "equal" else run.put(sizes_N),
+            group_size=c.group_size,
+            top_p=c.top_p,
+        )
+        for part in parts
+    ]
 
   def by_micro_batches(self, program, params, *arrays_B):
     """A program over micro-batches of the update's size, any rows."""
