@@ -52,7 +52,7 @@ setuptools.setup(
             "hypothesis>=6.100",
             "mypy>=1.15",
             "pytest>=8.3",
-            "pytest-xdist>=3.6",
+            "pytest-xdist>=3.7",
             "ruff>=0.12",
         ],
         "notebooks": [

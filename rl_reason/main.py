@@ -99,6 +99,8 @@ def _prepare(argv):
     differ = config_lib.differences(
         config_lib.load(saved), config_lib.flat(config)
     )
+    if _STAGE.value == "evaluate":  # on other sets, or otherwise sampled
+      differ = [x for x in differ if not x.startswith(("data.", "evaluate."))]
     if differ:
       raise config_lib.ConfigError(
           f"--workdir = {workdir}: holds a run of another config"
@@ -196,7 +198,10 @@ def _run(config, workdir: pathlib.Path) -> int:
       return 0
     files = None
     if config.task.name == tasks.FILES:
-      files = prepare.run(config, workdir, screen, stop)
+      place = workdir
+      if _STAGE.value == "evaluate":  # what the run trains on stays as it is
+        config.data.train, place = "", workdir / "evaluation"
+      files = prepare.run(config, place, screen, stop)
     run = stages.make_run(config, workdir, screen, stop, files)
     with jax.set_mesh(run.mesh):
       if _STAGE.value == "evaluate":

@@ -140,13 +140,26 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   sample = json.loads((run / "samples.jsonl").open().readline())
   assert sample["prompt"].startswith("<|s|>Work out")
 
-  out = command("--stage=evaluate", workdir)
-  assert "data are prepared already" in out
+  before = (run / "data" / "data.json").read_text()
+  command("--stage=evaluate", workdir)
+  assert (run / "data" / "data.json").read_text() == before
   results = json.loads((run / "results-newest.json").read_text())["results"]
   assert set(results) == {"aime24", "own"}
   assert results["own"]["mean@2,none"] >= 0
   page = (run / "responses-newest.html").read_text()
   assert "What is 3 times 7?" in page
+  command(  # on another set
+      "--stage=evaluate",
+      "--config=configs/dapo_qwen.py",
+      f"--config.model.path={model}",
+      f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'}",
+      f"--config.data.evaluate={own}",
+      *flags,
+      "--step=1",
+      workdir,
+  )
+  results = json.loads((run / "results-1.json").read_text())["results"]
+  assert set(results) == {"own"}
   command("--stage=export", workdir)
   names = os.listdir(run / "export" / "policy")
   assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
