@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/grpo.py
 
-25% to 92% held out (five seeds, results/seeds.md), sooner than DAPO: one round
+25% to 93% held out (five seeds, results/seeds.md), sooner than DAPO: one round
 of generation a step instead of about seven.
 """
 
