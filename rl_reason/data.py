@@ -246,16 +246,16 @@ def preferences(
     evaluation: of the held-out prompts.
 
   Raises:
-    ValueError: a style gives no such response in a hundred draws.
+    DataError: the styles give no such response in a thousand draws.
   """
 
   def respond(row, rng, mixture, right):
-    for _ in range(100):
+    for _ in range(1000):
       text = task.demonstrate(row, _style(rng, mixture), rng)
       if task.verify(text, row) == right:
         return text
-    raise ValueError(
-        f"no {'right' if right else 'wrong'} response to {row.prompt!r} in 100"
+    raise datasets.DataError(
+        f"no {'right' if right else 'wrong'} response to {row.prompt!r} in 1000"
         f" draws of {mixture}: choose other styles"
     )
 

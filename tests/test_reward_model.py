@@ -9,7 +9,7 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import critic, data, sharding, step, tasks
+from rl_reason import critic, data, datasets, sharding, step, tasks
 from rl_reason.stages import Stopped, experience, reward_model, value
 from rl_reason.structs import RunError
 
@@ -112,7 +112,9 @@ def _sum(prompt):
 def test_styles_that_are_never_wrong_are_named():
   task = tasks.get("arithmetic")
   stream = data.preferences(task, (2,), 5, 4, {"careful": 1}, {"careful": 1})
-  with pytest.raises(ValueError, match="no wrong response to .* 100 draws"):
+  with pytest.raises(
+      datasets.DataError, match="no wrong response to .* 1000 draws"
+  ):
     next(stream)
 
 
