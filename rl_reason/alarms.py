@@ -38,6 +38,7 @@ def alarms(
     task = name.split("/")[1]
     before, after = (
         [x for x in steps if x["step"] <= at["step"]][-window:]
+        or steps[:window]  # it was best before RL
         for at in (best, last)
     )
     fell = _moved(best, last, name) < 0

@@ -53,6 +53,7 @@ def rising(t):
         (run(), []),
         (run(reward=rising, right=rising, accuracy=(0.5, 0.9)), []),
         (run(reward=rising, right=rising, accuracy=(0.5, 0.9, 0.8)), ["down"]),
+        (run(reward=rising, right=rising, accuracy=(0.9, 0.5)), ["down"]),
         # Within the intervals of 2 + 2 points; or the reward fell as well.
         (run(reward=rising, right=rising, accuracy=(0.5, 0.9, 0.87)), []),
         (run(accuracy=(0.5, 0.9, 0.8)), []),
