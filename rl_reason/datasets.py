@@ -29,6 +29,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from rl_reason.verifiers import final
+
 
 class DataError(ValueError):
   """One line: what cannot be read, and the remedy."""
@@ -124,12 +126,8 @@ def last_box(text: str) -> str | None:
   found = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", text))
   if not found or found[-1][2]:
     return found[-1][2] if found else None
-  begin, depth = found[-1].end(), 1
-  for mark in re.finditer(r"\\.|[{}]", text[begin:], re.DOTALL):
-    depth += {"{": 1, "}": -1}.get(mark[0], 0)
-    if depth == 0:
-      return text[begin : begin + mark.start()].strip()
-  return None
+  content = final.box(text, found[-1].start())
+  return None if content is None else content.strip()
 
 
 def _math_gold(field: Field) -> Field:

@@ -295,17 +295,12 @@ def evaluate(run, params: Tree, count: int, doing: str):
   for said in everything:
     metrics |= score(run, said)
     competing.append(metrics["val-aux/score"])
-  lengths, cut = (
-      np.concatenate([x[:, :-1].ravel() for x in some])
-      for some in (
-          [said.lengths_NG for said in everything],
-          [said.truncated_NG for said in everything],
-      )
-  )
+  lengths = [said.lengths_NG[:, :-1].ravel() for said in everything]
+  cut = [said.truncated_NG[:, :-1].ravel() for said in everything]
   metrics |= {
       "val-aux/score": float(np.mean(competing)),
-      "val-aux/response_length/mean": float(lengths.mean()),
-      "val-aux/response_length/clip_ratio": float(cut.mean()),
+      "val-aux/response_length/mean": float(np.concatenate(lengths).mean()),
+      "val-aux/response_length/clip_ratio": float(np.concatenate(cut).mean()),
       "val-aux/repetition/mean": float(
           np.mean([said.repeated for said in everything])
       ),

@@ -484,12 +484,12 @@ def scores(line: dict) -> dict[str, Score]:
   """
   out = {}
   sets = [x.split("/")[1] for x in line if x.startswith("val-core/")]
+  others = {x for x in sets if x != sets[0]}
   for name, value in line.items():
     parts = name.split("/")
     if value is None or parts[-1] == "ci95":
       continue
-    others = [x for x in sets if x != sets[0] and parts[1:2] == [x]]
-    of = f"{others[0]} " if others else ""
+    of = f"{parts[1]} " if others & {*parts[1:2]} else ""
     if parts[0] == "val-core":
       out[of + parts[-1]] = Score(value, line.get(f"{name}/ci95"))
     elif "/difficulty_" in name:

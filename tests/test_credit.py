@@ -21,7 +21,7 @@ from rl_reason import (
     rollout,
     sharding,
 )
-from rl_reason.stages import experience, rl
+from rl_reason.stages import Stopped, experience, rl
 from rl_reason.structs import Experience, Rollouts, RunError
 from rl_reason.tasks import arithmetic
 
@@ -333,6 +333,22 @@ def make_run(tmp_path, **changes):
   run = test_config.make_run(c, tmp_path)
   mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
   return dataclasses.replace(run, mesh=mesh)
+
+
+def interrupted(run, stop_at=None, die_at=None):
+  """A run to which SIGTERM or SIGKILL comes after so many of its steps."""
+  calls = 0
+
+  def check_stop():
+    nonlocal calls
+    if calls == stop_at:
+      raise Stopped
+    if calls == die_at:
+      raise KeyboardInterrupt
+    calls += 1
+
+  run.check_stop = check_stop
+  return run
 
 
 def some_rows(run, mark, problems):

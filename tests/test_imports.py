@@ -27,7 +27,8 @@ CORE = (
 LAYERS = [
     line.split()
     for line in """
-    structs display schedules alarms verifiers datasets prompts
+    structs display schedules alarms verifiers prompts
+    datasets
     tasks
     scorers
     groups losses config sharding metrics dynamic_sampling

@@ -34,16 +34,7 @@ FIELDS = dict(
 def make_run(workdir, stop_at=None, **changes):
   workdir.mkdir(exist_ok=True)
   run = test_credit.make_run(workdir, **FIELDS | changes)
-  calls = 0
-
-  def check_stop():
-    nonlocal calls
-    if calls == stop_at:
-      raise Stopped
-    calls += 1
-
-  run.check_stop = check_stop
-  return run
+  return test_credit.interrupted(run, stop_at)
 
 
 def train(workdir, **changes):

@@ -50,21 +50,9 @@ def verdicts():
 
 
 def make_run(workdir, stop_at=None, die_at=None, **changes):
-  """A run to which SIGTERM or SIGKILL comes after so many of its steps."""
   workdir.mkdir(exist_ok=True)
   run = test_credit.make_run(workdir, **FIELDS | changes)
-  calls = 0
-
-  def check_stop():
-    nonlocal calls
-    if calls == stop_at:
-      raise Stopped
-    if calls == die_at:
-      raise KeyboardInterrupt
-    calls += 1
-
-  run.check_stop = check_stop
-  return run
+  return test_credit.interrupted(run, stop_at, die_at)
 
 
 def pretrain(workdir, **changes):

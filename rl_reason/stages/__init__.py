@@ -103,6 +103,17 @@ class Run:
     """A host seed for one purpose."""
     return zlib.crc32(f"{purpose} {self.config.seed}".encode())
 
+  def init_critic(
+      self, purpose: str, shardings: Tree, trunk: Tree | None
+  ) -> Tree:
+    """A critic on the mesh, its trunk copied from a policy, or random."""
+
+    def make(key, trunk):
+      return critic.init(self.critic_cfg, key, trunk)
+
+    # Copied, not shared: updates donate their state.
+    return jax.jit(make, out_shardings=shardings)(self.key(purpose), trunk)
+
   def sample(
       self, params, prompts, key, heat, sizes_N=None, *, group_size, top_p
   ):

@@ -230,7 +230,6 @@ class Maker:
         response=response,
         key=key,
         prompt=prompt,
-        tokens=tokens,
         bin=1 << (len(tokens) - 1).bit_length(),
     )
 
@@ -375,12 +374,12 @@ def _sources(config) -> dict[str, list[datasets.Part]]:
   )
 
 
-def _identity(config, sources: list[datasets.Source]) -> str:
+def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   """Of what a preparation depends on, files' sizes and times included."""
   flat = config_lib.flat(config)
   room = ("tokenizer", "rollout.max_prompt", "rollout.max_tokens")
   paths = [path for source in sources for _, path in datasets.files(source)]
-  tok = pathlib.Path(tokenizer_path(config, resolve(config)))
+  tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
   parts = [rl_reason.__version__]
   parts += [
@@ -416,13 +415,13 @@ def _markdown(tallies: list[Tally]) -> str:
   return "\n".join(lines) + "\n"
 
 
-def _write(config, sources, identity, workdir, display, stop) -> None:
+def _write(config, tok_path, sources, identity, workdir, display, stop) -> None:
   """Writes everything beside its place, then moves it there."""
   out, old = workdir / "data.new", workdir / "data.old"
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
-  tok = tokenizer.load(tokenizer_path(config, resolve(config)), "")
+  tok = tokenizer.load(tok_path, "")
   work = _Preparation(config, out, tok, stop)
   tallies = []
   for use, make in (("evaluate", work.evaluation), ("train", work.training)):
@@ -479,13 +478,14 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
   if jax.process_index() == 0:
     sources = _sources(config)
     parts = sources["evaluate"] + sources["train"]
-    identity = _identity(config, [part.source for part in parts])
+    tok_path = tokenizer_path(config, resolve(config))
+    identity = _identity(config, tok_path, [part.source for part in parts])
     report = place / "data.json"
     done = report.exists() and json.loads(report.read_text())
     if done and done["identity"] == identity:
       display.say(f"data are prepared already: {place}")
     else:
-      _write(config, sources, identity, workdir, display, stop)
+      _write(config, tok_path, sources, identity, workdir, display, stop)
       display.say(f"data: {place / 'data.md'}")
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("prepare")

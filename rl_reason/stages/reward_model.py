@@ -44,11 +44,7 @@ def run(run: Run, policy_params: Tree) -> Tree:
   cfg = run.critic_cfg
 
   def first(shardings: Tree) -> Tree:
-    def make(key, trunk):
-      return critic.init(cfg, key, trunk)
-
-    key = run.key("reward model")
-    return jax.jit(make, out_shardings=shardings)(key, policy_params)
+    return run.init_critic("reward model", shardings, policy_params)
 
   return fit.fit(
       run,

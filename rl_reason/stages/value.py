@@ -177,12 +177,7 @@ def _first(run: Run, cfg, shardings: Tree, policy_params: Tree) -> Tree:
     path = pathlib.Path(c.path)
     return _restore(run, path, "critic.path", NETWORK, like)[0]
   trunk = policy_params if c.init == "policy" else None
-
-  def make(key, trunk):
-    return critic.init(cfg, key, trunk)
-
-  # The trunk is copied, not shared: updates donate their state.
-  return jax.jit(make, out_shardings=shardings)(run.key("critic"), trunk)
+  return run.init_critic("critic", shardings, trunk)
 
 
 def _reused(run: Run) -> tuple[Tree, dict[str, float]]:
