@@ -708,11 +708,11 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path, monkeypatch):
 
 
 def test_reading_takes_a_few_tensors_of_memory(tmp_path):
-  """Peak of a process that reads 12 layers, beyond the parameters it ends with.
+  """Peak of a process that reads 24 layers, beyond the parameters it ends with.
 
-  The whole stack of one parameter would be 12 tensors.
+  Measured at 3 to 7 tensors; the whole stack of one parameter would be 24.
   """
-  wide, layers = 1024, 12
+  wide, layers = 1024, 24
   config = config_of(
       "llama",
       hidden_size=wide,
@@ -747,8 +747,8 @@ print(peak() - before, sum(x.nbytes for x in jax.tree.leaves(params)))
   )
   grown, kept = map(int, done.stdout.split())
   tensor = 4 * 4 * wide * wide  # the largest, in fp32
-  assert kept > 30 * tensor
-  assert grown - kept < 6 * tensor, (grown - kept) / tensor
+  assert kept > 60 * tensor
+  assert grown - kept < 12 * tensor, (grown - kept) / tensor
 
 
 # --- stages ------------------------------------------------------------------
