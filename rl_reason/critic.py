@@ -86,7 +86,7 @@ def values(
   Returns:
     [B, T] float32, and for a categorical head its logits [B, T, bins].
   """
-  hidden_BLD, _ = model.forward(params["trunk"], cfg.trunk, tokens_BL, start_B)
+  hidden_BLD = model.hidden(params["trunk"], cfg.trunk, tokens_BL, start_B)
   return _head(params["value_head"], cfg, hidden_BLD[:, -length - 1 : -1])
 
 
@@ -109,7 +109,7 @@ def scores(
   Returns:
     [B] float32; a row without a response is scored after its prompt.
   """
-  hidden_BLD, _ = model.forward(params["trunk"], cfg.trunk, tokens_BL, start_B)
+  hidden_BLD = model.hidden(params["trunk"], cfg.trunk, tokens_BL, start_B)
   prompt = tokens_BL.shape[1] - mask_BT.shape[1]
   last_B = prompt - 1 + mask_BT.sum(1)
   hidden_BD = jnp.take_along_axis(hidden_BLD, last_B[:, None, None], 1)[:, 0]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason import sharding
+from rl_reason import attention, sharding
 from rl_reason.structs import Array, Tree
 
 
@@ -189,28 +189,11 @@ def flops_per_token(cfg: ModelConfig, context: float) -> float:
   return 2.0 * (cfg.layers * layer + cfg.width * cfg.vocab)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Cache:
-  """Keys and values of every layer: [layers, B, K, S, C]."""
-
-  k: Array
-  v: Array
-
-
-def empty_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
+def empty_cache(cfg: ModelConfig, rows: int, slots: int) -> attention.Cache:
   """A cache of zeros for `rows` rows of `slots` tokens."""
   shape = (cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim)
   zeros = jnp.zeros(shape, cfg.dtype)
-  return constrain_cache(Cache(zeros, zeros))
-
-
-def constrain_cache(cache: Cache) -> Cache:
-  """Rows over the batch axes, key/value heads over the tensor axis."""
-  return jax.tree.map(
-      lambda x: sharding.constrain(x, None, "batch", "kv_heads", None, None),
-      cache,
-  )
+  return attention.constrain_cache(attention.Cache(zeros, zeros))
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -247,49 +230,29 @@ def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
   return turned.astype(x_BLHC.dtype)
 
 
-def attend(q_BLKQC: Array, k_BKSC: Array, v_BKSC: Array, visible_BLS: Array):
-  """Grouped-query attention, softmax in fp32: -> [B, L, K, Q, C]."""
-  scale = q_BLKQC.shape[-1] ** -0.5
-  scores = jnp.einsum("BLKQC,BKSC->BKQLS", q_BLKQC * scale, k_BKSC)
-  scores = scores.astype(jnp.float32)
-  scores = jnp.where(visible_BLS[:, None, None], scores, -1e30)
-  probs = jax.nn.softmax(scores, -1).astype(v_BKSC.dtype)
-  return jnp.einsum("BKQLS,BKSC->BLKQC", probs, v_BKSC)
-
-
 def forward(
     params: Tree,
     cfg: ModelConfig,
     tokens_BL: Array,
-    start_B: Array,
-    cache: Cache | None = None,
-    slot: Array | int = 0,
-) -> tuple[Array, Cache | None]:
+    positions_BL: Array,
+    attend: attention.Attend,
+    cache: attention.Cache | None = None,
+) -> tuple[Array, attention.Cache | None]:
   """The residual stream after the last norm.
-
-  Token l of the call sits in slot `slot + l`; slots before a row's `start_B`
-  are padding: nobody sees them, and position 0 is slot `start_B`. With a cache
-  the call's keys and values are written into it and all of its slots attended.
 
   Args:
     params: as `init` makes them.
     cfg: static.
     tokens_BL: int32.
-    start_B: int32, first slot that is not padding.
-    cache: of S >= slot + L slots, or None: the tokens attend to each other.
-    slot: where the first token of this call sits.
+    positions_BL: int32, of each token in its sequence; any for padding.
+    attend: who sees whom, of `attention`.
+    cache: what `attend` reads and writes.
 
   Returns:
     hidden [B, L, D] in cfg.dtype, and the new cache (None without one).
   """
   rows, length = tokens_BL.shape
   kv, group = cfg.kv_heads, cfg.heads // cfg.kv_heads
-  here_L = slot + jnp.arange(length)
-  slots_S = here_L if cache is None else jnp.arange(cache.k.shape[3])
-  visible_BLS = (slots_S[None, None] <= here_L[None, :, None]) & (
-      slots_S[None, None] >= start_B[:, None, None]
-  )
-  positions_BL = jnp.maximum(here_L[None] - start_B[:, None], 0)
   freq_C = frequencies(cfg)
   cast = functools.partial(jax.tree.map, lambda x: x.astype(cfg.dtype))
 
@@ -311,18 +274,8 @@ def forward(
     q = rope(q, positions_BL, freq_C)
     k = rope(k, positions_BL, freq_C)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
-    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)  # [B, K, L, C]
-    if cache is not None:
-      # In the carry and written in place: as scan outputs the keys would
-      # cost a second whole cache.
-      at = (index, 0, 0, slot, 0)
-      cache = Cache(
-          jax.lax.dynamic_update_slice(cache.k, k[None], at),
-          jax.lax.dynamic_update_slice(cache.v, v[None], at),
-      )
-      k, v = cache.k[index], cache.v[index]
-    a = attend(q, k, v, visible_BLS).reshape(rows * length, -1)
-    x_XD = x_XD + a @ w["o"]
+    a, cache = attend(index, q, k, v, cache)
+    x_XD = x_XD + a.reshape(rows * length, -1) @ w["o"]
     if cfg.o_bias:
       x_XD = x_XD + w["o_bias"]
     h = rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps)
@@ -344,6 +297,27 @@ def forward(
   )
   x_XD = rms_norm(x_XD, params["norm"], cfg.norm_eps)
   return x_XD.reshape(rows, length, -1), cache
+
+
+def padded(tokens_BL: Array, start_B: Array) -> tuple[Array, Array]:
+  """Positions and segments of rows that are padded on the left.
+
+  Args:
+    tokens_BL: one sequence a row.
+    start_B: first slot that is not padding.
+
+  Returns:
+    [B, L] int32 each: positions from 0 at `start_B`; 1, and 0 for padding.
+  """
+  at_BL = jnp.arange(tokens_BL.shape[1]) - start_B[:, None]
+  return jnp.maximum(at_BL, 0), (at_BL >= 0).astype(jnp.int32)
+
+
+def hidden(params: Tree, cfg: ModelConfig, tokens_BL: Array, start_B: Array):
+  """`forward` of rows that are padded on the left: [B, L, D]."""
+  positions_BL, segments_BL = padded(tokens_BL, start_B)
+  attend = attention.packed(segments_BL)
+  return forward(params, cfg, tokens_BL, positions_BL, attend)[0]
 
 
 def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
@@ -382,7 +356,7 @@ def response_logps(
   Returns:
     logps [B, T] and entropy [B, T], float32; entropy in nats.
   """
-  hidden_BLD, _ = forward(params, cfg, tokens_BL, start_B)
+  hidden_BLD = hidden(params, cfg, tokens_BL, start_B)
   hidden_BTD = hidden_BLD[:, -length - 1 : -1]
   targets_BT = tokens_BL[:, -length:]
   chunk = min(cfg.logprob_chunk, length)
@@ -392,9 +366,9 @@ def response_logps(
 
   @jax.checkpoint
   def score(_, start):
-    hidden = jax.lax.dynamic_slice_in_dim(hidden_BTD, start, chunk, 1)
+    here = jax.lax.dynamic_slice_in_dim(hidden_BTD, start, chunk, 1)
     targets = jax.lax.dynamic_slice_in_dim(targets_BT, start, chunk, 1)
-    scaled = logits(params, cfg, hidden) / temperature
+    scaled = logits(params, cfg, here) / temperature
     total = jax.nn.logsumexp(scaled, -1)
     chosen = jnp.take_along_axis(scaled, targets[..., None], -1)[..., 0]
     expected = jnp.sum(jnp.exp(scaled - total[..., None]) * scaled, -1)

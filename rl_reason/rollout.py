@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from rl_reason import model, sharding
+from rl_reason import attention, model, sharding
 from rl_reason.structs import Array, Prompts, Rollouts, Tree
 
 
@@ -94,12 +94,18 @@ def sample(
     return jnp.repeat(x, sizes_N, axis, total_repeat_length=rows)
 
   cache = model.empty_cache(cfg, prompts.tokens_NP.shape[0], prompt_slots)
+  positions_NP, segments_NP = model.padded(prompts.tokens_NP, prompts.start_N)
   hidden_NPD, filled = model.forward(
-      params, cfg, prompts.tokens_NP, prompts.start_N, cache
+      params,
+      cfg,
+      prompts.tokens_NP,
+      positions_NP,
+      attention.prefill(segments_NP),
+      cache,
   )
   logits_BV = per_sample(model.logits(params, cfg, hidden_NPD[:, -1]))
   grow = ((0, 0), (0, 0), (0, 0), (0, max_tokens), (0, 0))
-  cache = model.constrain_cache(
+  cache = attention.constrain_cache(
       jax.tree.map(lambda x: jnp.pad(per_sample(x, 1), grow), filled)
   )
 
@@ -143,8 +149,14 @@ def sample(
     logps_BT = logps_BT.at[:, t].set(jnp.where(done_B, 0, logp_B))
     length_B = length_B + ~done_B
     done_B = done_B | (token_B == eos)
+    slot = prompt_slots + t
     hidden_B1D, cache = model.forward(
-        params, cfg, token_B[:, None], start_B, cache, prompt_slots + t
+        params,
+        cfg,
+        token_B[:, None],
+        (slot - start_B)[:, None],
+        attention.decode(start_B, slot),
+        cache,
     )
     logits_BV = model.logits(params, cfg, hidden_B1D[:, 0])
     return t + 1, cache, logits_BV, done_B, tokens_BT, logps_BT, length_B

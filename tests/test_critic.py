@@ -57,7 +57,7 @@ def shape(head, trunk=SMALL):
 def test_heads_by_hand(monkeypatch, head, params, wanted):
   """Of two tokens: V of the states BEFORE them, not of the last state."""
   states = np.array([[[9, 9], [1, 0], [2, 1], [7, 7]]], np.float32)
-  monkeypatch.setattr(model, "forward", lambda *_: (jnp.array(states), None))
+  monkeypatch.setattr(model, "hidden", lambda *_: jnp.array(states))
   head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
   params = dict(trunk={}, value_head=head_params)

@@ -270,7 +270,7 @@ def test_forward_matches_numpy(variant):
 
   @quick_jit
   def run(params):
-    hidden_BLD, _ = model.forward(params, cfg, tokens_BL, start_B)
+    hidden_BLD = model.hidden(params, cfg, tokens_BL, start_B)
     scored = model.response_logps(params, cfg, tokens_BL, start_B, T, 0.8)
     return model.logits(params, cfg, hidden_BLD), *scored
 

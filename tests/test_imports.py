@@ -33,7 +33,8 @@ LAYERS = [
     scorers
     groups losses config sharding metrics dynamic_sampling
     advantages corrections surrogates values weights rewards
-    tokenizer model checkpoint report
+    tokenizer attention checkpoint report
+    model
     data rollout credit critic objective hf
     step evaluate ablate
     stages

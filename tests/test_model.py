@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rl_reason import model
+from rl_reason import attention, model
 
 P, T = tiny.P, tiny.T
 
@@ -23,15 +23,23 @@ def rows(count=8, seed=0):
 
 def test_decoding_with_a_cache_is_the_forward_pass():
   tokens, start = rows()
-  whole, _ = model.forward(tiny.params(), tiny.CFG, tokens, start)
-  cache = model.empty_cache(tiny.CFG, len(tokens), P + T)
+  params, cfg = tiny.params(), tiny.CFG
+  whole = model.hidden(params, cfg, tokens, start)
+  cache = model.empty_cache(cfg, len(tokens), P + T)
+  positions, segments = model.padded(tokens[:, :P], start)
+  attend = attention.prefill(segments)
   part, cache = model.forward(
-      tiny.params(), tiny.CFG, tokens[:, :P], start, cache
+      params, cfg, tokens[:, :P], positions, attend, cache
   )
   parts = [part]
   for t in range(P, P + 5):
     one, cache = model.forward(
-        tiny.params(), tiny.CFG, tokens[:, t : t + 1], start, cache, t
+        params,
+        cfg,
+        tokens[:, t : t + 1],
+        t - start[:, None],
+        attention.decode(start, t),
+        cache,
     )
     parts.append(one)
   got = np.concatenate(parts, 1)
@@ -69,7 +77,7 @@ def test_chunks_and_remat_change_no_value_and_no_gradient(change):
 def test_log_probs_and_entropy_are_those_of_the_softmax():
   tokens, start = rows()
   heat = 0.7
-  hidden, _ = model.forward(tiny.params(), tiny.CFG, tokens, start)
+  hidden = model.hidden(tiny.params(), tiny.CFG, tokens, start)
   logits = model.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1])
   want = jax.nn.log_softmax(logits / heat)
   logps, entropy = model.response_logps(
@@ -116,7 +124,7 @@ def test_depth_does_not_lengthen_the_program():
     cfg = dataclasses.replace(tiny.CFG, layers=layers)
     params = jax.eval_shape(lambda: model.init(cfg, jax.random.key(0)))
     tokens, start = rows()
-    fn = jax.jit(lambda p: model.forward(p, cfg, tokens, start)[0])
+    fn = jax.jit(lambda p: model.hidden(p, cfg, tokens, start))
     return len(fn.lower(params).as_text())
 
   assert size(32) < 1.02 * size(2)

@@ -84,7 +84,7 @@ def in_jax(path, table=model.table):
 
 
 def logits(params, cfg, tokens, start):
-  hidden, _ = model.forward(params, cfg, tokens, start)
+  hidden = model.hidden(params, cfg, tokens, start)
   return np.asarray(model.logits(params, cfg, hidden))
 
 

@@ -96,7 +96,7 @@ def test_groups_are_adjacent_and_carry_their_prompt():
 def test_greedy_is_the_argmax_of_the_trainer():
   heat = jnp.array([1.0, 0.0])  # one sampled, one greedy: a row's own choice
   rows = sample(tiny.prompts(8), group=2, temperature=heat)
-  hidden, _ = model.forward(
+  hidden = model.hidden(
       tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B
   )
   best = model.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1]).argmax(-1)
