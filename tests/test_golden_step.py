@@ -21,6 +21,7 @@ import reference
 from conftest import ROOT
 
 from rl_reason import (
+    attention,
     config,
     critic,
     dynamic_sampling,
@@ -97,6 +98,7 @@ class Wide:
 
 @pytest.fixture
 def wide(monkeypatch):
+  monkeypatch.setattr(attention, "jnp", Wide())
   monkeypatch.setattr(model, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
   monkeypatch.setattr(critic, "jnp", Wide())
