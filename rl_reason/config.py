@@ -280,6 +280,7 @@ BOUNDS = {
     "rollout.batch": 1,
     "rollout.group_size": 1,
     "rollout.least_group": 1,
+    "rollout.slots": 0,
     "rollout.parts": 1,
     "rollout.retire_after": 0,
     "rollout.max_prompt": 1,
@@ -751,6 +752,7 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
   for name, rows in {
       "sft.batch": c.sft.batch // c.sft.micro_batches,
       "rollout.batch": r.batch // r.group_size // r.parts,
+      "rollout.slots": r.slots,
       "updates.micro_batches": r.batch
       // c.updates.minibatches
       // micro_batches(c),

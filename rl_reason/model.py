@@ -191,9 +191,12 @@ def flops_per_token(cfg: ModelConfig, context: float) -> float:
 
 def empty_cache(cfg: ModelConfig, rows: int, slots: int) -> attention.Cache:
   """A cache of zeros for `rows` rows of `slots` tokens."""
-  shape = (cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim)
-  zeros = jnp.zeros(shape, cfg.dtype)
-  return attention.constrain_cache(attention.Cache(zeros, zeros))
+  shape = cfg.layers, rows, cfg.kv_heads
+  cache = attention.Cache(
+      k=jnp.zeros((*shape, cfg.head_dim, slots), cfg.dtype),
+      v=jnp.zeros((*shape, slots, cfg.head_dim), cfg.dtype),
+  )
+  return attention.constrain_cache(cache)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -236,8 +239,8 @@ def forward(
     tokens_BL: Array,
     positions_BL: Array,
     attend: attention.Attend,
-    cache: attention.Cache | None = None,
-) -> tuple[Array, attention.Cache | None]:
+    cache: Any = None,
+) -> tuple[Array, Any]:
   """The residual stream after the last norm.
 
   Args:
@@ -246,7 +249,7 @@ def forward(
     tokens_BL: int32.
     positions_BL: int32, of each token in its sequence; any for padding.
     attend: who sees whom, of `attention`.
-    cache: what `attend` reads and writes.
+    cache: an `attention.Cache`, if `attend` reads or writes one.
 
   Returns:
     hidden [B, L, D] in cfg.dtype, and the new cache (None without one).

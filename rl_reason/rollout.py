@@ -1,16 +1,28 @@
 """Stateless sampling with a key/value cache: same arguments, same tokens.
 
-A token's noise depends on (key, prompt id, sample, position in the response)
-and on nothing else: not on the rows beside it, the padding or the devices.
+Responses wait in a queue. A fixed number of slots decode together; a slot whose
+response has ended takes the next row of the queue, so that a few long responses
+do not keep the others waiting. A token's noise depends on (key, prompt id,
+sample, position in the response) and on nothing else: not on slots, order,
+padding or devices.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import struct
 
 from rl_reason import attention, model, sharding
 from rl_reason.structs import Array, Prompts, Rollouts, Tree
+
+BURST = 8  # decode steps between two looks at the queue
+CHUNK = 2  # bursts of one program; the host looks at it while the next runs
+LEAST = 4  # slots of a data shard that are not halved any more
 
 
 def choose(logits_BV: Array, uniform_B: Array, top_p: float) -> Array:
@@ -43,147 +55,429 @@ def _invert(probs_BV: Array, uniform_B: Array) -> Array:
   return jnp.minimum(token_B, probs_BV.shape[-1] - 1)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("cfg", "group_size", "max_tokens", "top_p", "eos", "pad"),
-)
+@struct.dataclass
+class Queue:
+  """R rows, one response each; those of a prompt are adjacent.
+
+  Attributes:
+    cache: of the prompts, prefilled.
+    hidden_ND: after the last token of each prompt.
+    length_N: tokens of each prompt.
+    prompt_R: which of them a row answers.
+    order_R: the rows, in the order in which they start.
+    key_R: seeds the row's noise.
+    heat_R: temperature; 0 is greedy.
+    limit_R: the most tokens of the response.
+    tokens_RT, logps_RT, lengths_R, truncated_R: the responses so far, as in
+      `Rollouts`.
+    next_Z: how many rows have started; one number a data shard.
+  """
+
+  cache: attention.Cache
+  hidden_ND: Array
+  length_N: Array
+  prompt_R: Array
+  order_R: Array
+  key_R: Array
+  heat_R: Array
+  limit_R: Array
+  tokens_RT: Array
+  logps_RT: Array
+  lengths_R: Array
+  truncated_R: Array
+  next_Z: Array
+
+
+@struct.dataclass
+class Slots:
+  """B rows under way.
+
+  Attributes:
+    cache: prompt and response of each.
+    hidden_BD: what the next token is drawn from.
+    row_B: of the queue; R if the slot has nothing to do.
+    t_B: tokens of the response so far.
+    position_B: of the next token; -1 if the slot has nothing to do.
+  """
+
+  cache: attention.Cache
+  hidden_BD: Array
+  row_B: Array
+  t_B: Array
+  position_B: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """The programs of `sample`, and what is static about them.
+
+  Attributes:
+    cfg: of the model.
+    group_size: G.
+    max_tokens: T, the longest response, EOS included.
+    eos: the token that ends a response, and stays in it.
+    pad: fills the places behind it.
+    top_p: nucleus; the log-probs returned are those BEFORE this filter.
+    slots: rows that decode together; 0: all of them, to the end.
+    even: whether all groups are of G rows.
+  """
+
+  cfg: model.ModelConfig
+  group_size: int
+  max_tokens: int
+  eos: int
+  pad: int
+  top_p: float = 1.0
+  slots: int = 0
+  even: bool = True
+
+  def start(
+      self,
+      params: Tree,
+      prompts: Prompts,
+      key: Array,
+      temperature: Array | float,
+      sizes_N: Array | None,
+      limits_R: Array | None,
+      expected_R: Array | None,
+  ) -> tuple[Queue, Slots]:
+    """Prefills the prompts; all rows wait, all slots are empty."""
+    cfg, shards = self.cfg, sharding.batch_shards()
+    count, width = prompts.tokens_NP.shape
+    rows = count * self.group_size
+    slots = min(self.slots or rows, rows)
+
+    # Padding moves to the right: position and slot of a token are then one.
+    index_NP = (jnp.arange(width) + prompts.start_N[:, None]) % width
+    tokens_NP = jnp.take_along_axis(prompts.tokens_NP, index_NP, 1)
+    length_N = width - prompts.start_N
+    at_NP = jnp.broadcast_to(jnp.arange(width), tokens_NP.shape)
+    real_NP = (at_NP < length_N[:, None]).astype(jnp.int32)
+    hidden_NPD, filled = model.forward(
+        params,
+        cfg,
+        tokens_NP,
+        at_NP,
+        attention.prefill(real_NP),
+        model.empty_cache(cfg, count, width),
+    )
+    last_N11 = (length_N - 1)[:, None, None]
+    hidden_ND = jnp.take_along_axis(hidden_NPD, last_N11, 1)[:, 0]
+
+    first_R = 0
+    if sizes_N is None:
+      sizes_N = np.full(count, self.group_size)
+      first_R = jnp.arange(rows) // (rows // shards) * (count // shards)
+
+    def per_row(x_N):
+      return jnp.repeat(x_N, sizes_N, total_repeat_length=rows)
+
+    prompt_R = per_row(jnp.arange(count))
+    sample_R = jnp.arange(rows) - per_row(jnp.cumsum(sizes_N) - sizes_N)
+    fold = jax.vmap(jax.random.fold_in, (0, 0))
+    key_R = fold(
+        fold(jnp.repeat(key[None], rows), prompts.ids_N[prompt_R]), sample_R
+    )
+    heat = jnp.asarray(temperature, jnp.float32)
+    if limits_R is None:
+      limits_R = jnp.full(rows, self.max_tokens)
+    if expected_R is None:
+      expected_R = jnp.zeros(rows)
+    order_ZR = jnp.argsort(-expected_R.reshape(shards, -1), -1, stable=True)
+
+    def integers(shape, fill):
+      return jnp.full(shape, fill, jnp.int32)
+
+    queue = Queue(
+        cache=filled,
+        hidden_ND=hidden_ND,
+        length_N=length_N,
+        prompt_R=prompt_R - first_R,
+        order_R=order_ZR.reshape(-1),
+        key_R=jax.random.key_data(key_R),
+        heat_R=heat[sample_R] if heat.ndim else jnp.full(rows, heat),
+        limit_R=limits_R,
+        tokens_RT=integers((rows, self.max_tokens), self.pad),
+        logps_RT=jnp.zeros((rows, self.max_tokens)),
+        lengths_R=integers(rows, 0),
+        truncated_R=jnp.ones(rows, bool),
+        next_Z=integers(shards, 0),
+    )
+    room = attention.slots(width + self.max_tokens)
+    idle = Slots(
+        cache=model.empty_cache(cfg, slots, room),
+        hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
+        row_B=integers(slots, rows // shards),
+        t_B=integers(slots, 0),
+        position_B=integers(slots, -1),
+    )
+    return _pin(queue, self._whole()), _pin(idle)
+
+  def _whole(self) -> tuple[str, ...]:
+    """What of a queue every data shard has: any may ask for any prompt."""
+    return () if self.even else ("cache", "hidden_ND", "length_N")
+
+  def decode(
+      self, params: Tree, queue: Queue, slots: Slots
+  ) -> tuple[Queue, Slots, Array]:
+    """Up to CHUNK bursts of decode steps; fewer if nothing is left to do.
+
+    Every data shard has a queue and slots of its own, and runs on its own.
+
+    Returns:
+      queue and slots (the old ones may be donated), and the number of rows that
+      have not ended, in the shard that has most of them.
+    """
+    fn = functools.partial(_decode, self)
+    whole, rows = sharding.spec(), sharding.spec("batch")
+    state = _specs(Queue, self._whole()), _specs(Slots)
+    run = sharding.by_batch_shard(fn, (whole, *state), (*state, rows))
+    queue, slots, left_Z = run(params, queue, slots)
+    return queue, slots, left_Z.max()
+
+  def shrink(self, slots: Slots) -> Slots:
+    """Half of the slots: those that are in use, if no more are."""
+    specs = _specs(Slots)
+    return sharding.by_batch_shard(_shrink, (specs,), specs)(slots)
+
+  def finish(self, prompts: Prompts, sizes_N, queue: Queue) -> Rollouts:
+    """What the queue holds, row by row."""
+    rows = len(queue.lengths_R)
+    sizes = self.group_size if sizes_N is None else sizes_N
+
+    def per_row(x_N):
+      return jnp.repeat(x_N, sizes, 0, total_repeat_length=rows)
+
+    length_R1 = queue.lengths_R[:, None]
+    rollouts = Rollouts(
+        tokens_BL=jnp.concatenate(
+            [per_row(prompts.tokens_NP), queue.tokens_RT], 1
+        ),
+        start_B=per_row(prompts.start_N),
+        ids_B=per_row(prompts.ids_N),
+        mask_BT=jnp.arange(self.max_tokens) < length_R1,
+        logps_BT=queue.logps_RT,
+        lengths_B=queue.lengths_R,
+        truncated_B=queue.truncated_R,
+    )
+    return jax.tree.map(
+        lambda x: sharding.constrain(x, "batch", *(None,) * (x.ndim - 1)),
+        rollouts,
+    )
+
+
+def _specs(kind: type, whole: tuple[str, ...] = ()) -> Any:
+  """How a Queue or Slots is split over data shards: by rows, or not at all."""
+  axes = dict(cache=(None, "batch"))
+  return kind(
+      **{
+          x.name: sharding.spec(
+              *() if x.name in whole else axes.get(x.name, ("batch",))
+          )
+          for x in dataclasses.fields(kind)
+      }
+  )
+
+
+def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
+  """Splits a Queue or Slots so; and the heads of its cache, too."""
+
+  def pin(name, x):
+    rows = None if name in whole else "batch"
+    if name == "cache":
+      return sharding.constrain(x, None, rows, "kv_heads", None, None)
+    return sharding.constrain(x, rows, *(None,) * (x.ndim - 1))
+
+  return tree.replace(
+      **{
+          field.name: jax.tree.map(
+              functools.partial(pin, field.name), getattr(tree, field.name)
+          )
+          for field in dataclasses.fields(tree)
+      }
+  )
+
+
+def _decode(sampler: Sampler, params: Tree, queue: Queue, slots: Slots):
+  """`Sampler.decode` of one data shard."""
+  rows = len(queue.lengths_R)
+
+  def busy(carry):
+    bursts, queue, slots = carry
+    some = jnp.any(slots.row_B < rows) | (queue.next_Z[0] < rows)
+    return (bursts < CHUNK) & some
+
+  def burst(carry):
+    bursts, queue, slots = carry
+    queue, slots = _admit(queue, slots)
+    order_B = jnp.argsort(-slots.position_B)
+    step = functools.partial(_step, sampler, params, order_B)
+    carry = jax.lax.fori_loop(0, BURST, step, (queue, slots))
+    return bursts + 1, *carry
+
+  _, queue, slots = jax.lax.while_loop(busy, burst, (0, queue, slots))
+  left = rows - queue.next_Z[0] + jnp.sum(slots.row_B < rows)
+  return queue, slots, left[None]
+
+
+def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
+  """Empty slots take the next rows, in the order of the queue."""
+  rows, first = len(queue.lengths_R), queue.next_Z[0]
+  free_B = slots.row_B == rows
+  next_B = first + jnp.cumsum(free_B) - 1
+  takes_B = free_B & (next_B < rows)
+  row_B = jnp.where(takes_B, queue.order_R[next_B], slots.row_B)
+  prompt_B = queue.prompt_R[row_B]
+
+  def copy(n, cache):
+    """The prefix of the n-th of them, in place."""
+    slot = slot_B[n]
+
+    def one(to, prefix):
+      x = jax.lax.dynamic_slice_in_dim(prefix, prompt_B[slot], 1, 1)
+      return jax.lax.dynamic_update_slice(to, x, (0, slot, 0, 0, 0))
+
+    return jax.tree.map(one, cache, queue.cache)
+
+  slot_B = jnp.argsort(~takes_B)
+  count = takes_B.sum()
+  return queue.replace(next_Z=queue.next_Z + count), Slots(
+      cache=jax.lax.fori_loop(0, count, copy, slots.cache),
+      hidden_BD=jnp.where(
+          takes_B[:, None], queue.hidden_ND[prompt_B], slots.hidden_BD
+      ),
+      row_B=row_B,
+      t_B=jnp.where(takes_B, 0, slots.t_B),
+      position_B=jnp.where(takes_B, queue.length_N[prompt_B], slots.position_B),
+  )
+
+
+def _step(sampler: Sampler, params: Tree, order_B, _, carry):
+  """One token of every row: drawn, noted, and read by the model."""
+  queue, slots = carry
+  cfg, rows = sampler.cfg, len(queue.lengths_R)
+  row_B, t_B = slots.row_B, slots.t_B
+  heat_B = queue.heat_R[row_B]
+  greedy_B = heat_B == 0
+  scaled_BV = model.logits(params, cfg, slots.hidden_BD)
+  scaled_BV /= jnp.where(greedy_B, 1, heat_B)[:, None]
+  key_B = jax.random.wrap_key_data(queue.key_R[row_B])
+  noise_B = jax.vmap(
+      lambda key, t: jax.random.uniform(jax.random.fold_in(key, t))
+  )(key_B, t_B)
+  token_B = jnp.where(
+      greedy_B,
+      jnp.argmax(scaled_BV, -1),
+      choose(scaled_BV, noise_B, sampler.top_p),
+  )
+  chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
+  logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
+  # Rounding may put the last step of a CDF behind the tokens there are.
+  token_B = jnp.minimum(token_B, (cfg.tokens or cfg.vocab) - 1)
+  token_B = token_B.astype(jnp.int32)
+
+  # What an empty slot writes is dropped: its row is out of bounds.
+  queue = queue.replace(
+      tokens_RT=queue.tokens_RT.at[row_B, t_B].set(token_B, mode="drop"),
+      logps_RT=queue.logps_RT.at[row_B, t_B].set(logp_B, mode="drop"),
+      lengths_R=queue.lengths_R.at[row_B].set(t_B + 1, mode="drop"),
+      truncated_R=queue.truncated_R.at[row_B].set(
+          token_B != sampler.eos, mode="drop"
+      ),
+  )
+  going_B = row_B < rows
+  going_B &= (token_B != sampler.eos) & (t_B + 1 < queue.limit_R[row_B])
+  position_B = jnp.where(going_B, slots.position_B, -1)
+  hidden_B1D, cache = model.forward(
+      params,
+      cfg,
+      token_B[:, None],
+      position_B[:, None],
+      attention.decode(position_B, order_B),
+      slots.cache,
+  )
+  return queue, Slots(
+      cache=cache,
+      hidden_BD=hidden_B1D[:, 0],
+      row_B=jnp.where(going_B, row_B, rows),
+      t_B=t_B + 1,
+      position_B=position_B + going_B,
+  )
+
+
+def _shrink(slots: Slots) -> Slots:
+  """`Sampler.shrink` of one data shard."""
+  keep_B = jnp.argsort(-slots.position_B)[: len(slots.row_B) // 2]
+  return jax.tree.map(
+      lambda x: x[:, keep_B] if x.ndim == 5 else x[keep_B], slots
+  )
+
+
+@functools.cache
+def program(sampler: Sampler, name: str, _) -> Callable:
+  """A method of a sampler, jit-ed."""
+  donated = (1, 2) if name == "decode" else ()
+  return jax.jit(getattr(sampler, name), donate_argnums=donated)
+
+
 def sample(
     params: Tree,
     prompts: Prompts,
     key: Array,
     temperature: Array | float = 1.0,
     sizes_N: Array | None = None,
+    limits_B: Array | None = None,
+    expected_B: Array | None = None,
     *,
-    cfg: model.ModelConfig,
-    group_size: int,
-    max_tokens: int,
-    eos: int,
-    pad: int,
-    top_p: float = 1.0,
+    program: Callable[[Sampler, str, Any], Callable] = program,
+    meanwhile: Callable[[], None] = lambda: None,
+    **static: Any,
 ) -> Rollouts:
   """G responses to each of N prompts.
 
-  Each prompt is prefilled once and its cache copied to its G samples; then all
-  rows decode together until the last one has ended. Nothing crosses to the
-  host before the end.
+  Each prompt is prefilled once, its cache copied to the slots of its G samples.
+  Nothing crosses to the host but, a chunk late, the number of rows left.
 
   Args:
-    params: of the model.
+    params: of the model; whole on every data shard, or they are gathered for
+      every chunk.
     prompts: N prompts of P slots.
     key: seeds all noise, together with `prompts.ids_N`.
     temperature: scalar or [G], one per sample; 0 is greedy (log-probs are then
       those at temperature 1).
     sizes_N: int, how many responses to each prompt, N * G in all; None: G to
       each. With sizes the temperature must be a scalar.
-    cfg: static shape of the model.
-    group_size: G.
-    max_tokens: T, the longest response, EOS included.
-    eos: the token that ends a response, and stays in it.
-    pad: fills the slots behind it.
-    top_p: nucleus; the log-probs returned are those BEFORE this filter.
+    limits_B: int, the most tokens of each response; None: max_tokens.
+    expected_B: how long each will be, roughly: the longest start first, so that
+      none is left alone at the end. It changes no token. None: in order.
+    program: (sampler, name of its method, what its shapes depend on) -> that
+      method, compiled.
+    meanwhile: called once the device has work.
+    **static: fields of `Sampler`.
 
   Returns:
     Rollouts of N * G rows; those of a prompt are adjacent.
   """
-  prompt_slots = prompts.tokens_NP.shape[1]
-  rows = prompts.tokens_NP.shape[0] * group_size
-
-  def per_sample(x, axis=0):
-    if sizes_N is None:
-      return jnp.repeat(x, group_size, axis)
-    return jnp.repeat(x, sizes_N, axis, total_repeat_length=rows)
-
-  cache = model.empty_cache(cfg, prompts.tokens_NP.shape[0], prompt_slots)
-  positions_NP, segments_NP = model.padded(prompts.tokens_NP, prompts.start_N)
-  hidden_NPD, filled = model.forward(
-      params,
-      cfg,
-      prompts.tokens_NP,
-      positions_NP,
-      attention.prefill(segments_NP),
-      cache,
+  sampler = Sampler(**static, even=sizes_N is None)
+  count = len(prompts.start_N)
+  shape = count, jnp.ndim(temperature)
+  start = program(sampler, "start", shape)
+  queue, slots = start(
+      params, prompts, key, temperature, sizes_N, limits_B, expected_B
   )
-  logits_BV = per_sample(model.logits(params, cfg, hidden_NPD[:, -1]))
-  grow = ((0, 0), (0, 0), (0, 0), (0, max_tokens), (0, 0))
-  cache = attention.constrain_cache(
-      jax.tree.map(lambda x: jnp.pad(per_sample(x, 1), grow), filled)
-  )
-
-  start_B = per_sample(prompts.start_N)
-  ids_B = per_sample(prompts.ids_N)
-  if sizes_N is None:
-    sample_B = jnp.tile(jnp.arange(group_size), rows // group_size)
-  else:
-    sample_B = jnp.arange(rows) - per_sample(jnp.cumsum(sizes_N) - sizes_N)
-  fold = jax.vmap(jax.random.fold_in, (0, 0))
-  key_B = fold(fold(jnp.repeat(key[None], rows), ids_B), sample_B)
-  heat = jnp.asarray(temperature, jnp.float32)
-  if heat.ndim:
-    heat_B = jnp.tile(heat, rows // group_size)
-  else:
-    heat_B = jnp.broadcast_to(heat, (rows,))
-  greedy_B = heat_B == 0
-  heat_B = jnp.where(greedy_B, 1, heat_B)
-
-  def unfinished(carry):
-    t, _, _, done_B, _, _, _ = carry
-    return (t < max_tokens) & ~jnp.all(done_B)
-
-  def decode(carry):
-    t, cache, logits_BV, done_B, tokens_BT, logps_BT, length_B = carry
-    scaled_BV = logits_BV / heat_B[:, None]
-    noise_B = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, t)))(
-        key_B
-    )
-    token_B = jnp.where(
-        greedy_B,
-        jnp.argmax(scaled_BV, -1),
-        choose(scaled_BV, noise_B, top_p),
-    )
-    chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
-    logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
-    # Rounding may put the last step of a CDF behind the tokens there are.
-    token_B = jnp.minimum(token_B, (cfg.tokens or cfg.vocab) - 1)
-    token_B = jnp.where(done_B, pad, token_B).astype(jnp.int32)
-    tokens_BT = tokens_BT.at[:, t].set(token_B)
-    logps_BT = logps_BT.at[:, t].set(jnp.where(done_B, 0, logp_B))
-    length_B = length_B + ~done_B
-    done_B = done_B | (token_B == eos)
-    slot = prompt_slots + t
-    hidden_B1D, cache = model.forward(
-        params,
-        cfg,
-        token_B[:, None],
-        (slot - start_B)[:, None],
-        attention.decode(start_B, slot),
-        cache,
-    )
-    logits_BV = model.logits(params, cfg, hidden_B1D[:, 0])
-    return t + 1, cache, logits_BV, done_B, tokens_BT, logps_BT, length_B
-
-  empty_BT = jnp.zeros((rows, max_tokens))
-  carry = (
-      0,
-      cache,
-      logits_BV,
-      jnp.zeros(rows, bool),
-      jnp.full_like(empty_BT, pad, jnp.int32),
-      empty_BT,
-      jnp.zeros(rows, jnp.int32),
-  )
-  carry = jax.lax.while_loop(unfinished, decode, carry)
-  _, _, _, done_B, tokens_BT, logps_BT, length_B = carry
-  tokens_BL = jnp.concatenate([per_sample(prompts.tokens_NP), tokens_BT], 1)
-  rollouts = Rollouts(
-      tokens_BL=tokens_BL,
-      start_B=start_B,
-      ids_B=ids_B,
-      mask_BT=jnp.arange(max_tokens) < length_B[:, None],
-      logps_BT=logps_BT,
-      lengths_B=length_B,
-      truncated_B=~done_B,
-  )
-  return jax.tree.map(
-      lambda x: sharding.constrain(x, "batch", *(None,) * (x.ndim - 1)),
-      rollouts,
-  )
+  shards, size = len(queue.next_Z), len(slots.row_B)
+  before = None
+  while True:
+    decode = program(sampler, "decode", (count, size))
+    queue, slots, left = decode(params, queue, slots)
+    if before is None:
+      meanwhile()
+    else:
+      most = int(before)
+      if not most:
+        break
+      while sampler.slots and 2 * most * shards <= size >= 2 * LEAST * shards:
+        slots = program(sampler, "shrink", size)(slots)
+        size //= 2
+    before = left
+  return program(sampler, "finish", count)(prompts, sizes_N, queue)

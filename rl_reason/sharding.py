@@ -4,6 +4,8 @@ Everything runs under a mesh with axes (data, fsdp, tensor), also on one
 device, so the laptop and the pod run the same program.
 """
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -85,9 +87,40 @@ def _mesh_axes(name: str | None) -> tuple[str, ...]:
 
 def constrain(x: Array, *logical: str | None) -> Array:
   """Pins an array inside jit to its logical axes; free without a mesh."""
-  if jax.sharding.get_abstract_mesh().empty:
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
     return x
-  return jax.lax.with_sharding_constraint(x, spec(*logical))
+  # Inside `by_batch_shard` there is but one batch shard.
+  names = (
+      None if set(_mesh_axes(n)) & set(mesh.manual_axes) else n for n in logical
+  )
+  return jax.lax.with_sharding_constraint(x, spec(*names))
+
+
+def batch_shards() -> int:
+  """Parts into which the ambient mesh splits a batch."""
+  mesh = jax.sharding.get_abstract_mesh()
+  sizes = [mesh.shape[axis] for axis in _mesh_axes("batch") if not mesh.empty]
+  return int(np.prod(sizes))
+
+
+def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
+  """`fn` on each part of a batch alone; what is split otherwise stays so.
+
+  Args:
+    fn: of arrays of one part; it may loop as often as that part needs.
+    in_specs: PartitionSpecs of its arguments over the batch axes.
+    out_specs: of its results.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return fn
+  return jax.shard_map(
+      fn,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=set(_mesh_axes("batch")),
+      check_vma=False,
+  )
 
 
 def put(mesh: Mesh, tree: Tree, *logical: str | None) -> Tree:

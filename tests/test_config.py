@@ -336,6 +336,7 @@ FIELDS = {
     "rollout.group_size": (8, samples),
     "rollout.sizes": ("length", artifacts),
     "rollout.least_group": (3, artifacts),
+    "rollout.slots": (8, samplers),
     "rollout.parts": (2, samplers),
     "rollout.retire_after": (1, retired),
     "rollout.max_prompt": (14, lower_rl),

@@ -16,12 +16,10 @@ KEY = jax.random.key(3)
 
 
 def sample(prompts, group=4, params=None, **kwargs):
-  kwargs = dict(max_tokens=T, temperature=1.0) | kwargs
+  kwargs = tiny.SAMPLER | dict(max_tokens=T, temperature=1.0) | kwargs
   params = tiny.params() if params is None else params
   return jax.device_get(
-      rollout.sample(
-          params, prompts, KEY, group_size=group, **tiny.SAMPLER, **kwargs
-      )
+      rollout.sample(params, prompts, KEY, group_size=group, **kwargs)
   )
 
 
@@ -96,9 +94,7 @@ def test_groups_are_adjacent_and_carry_their_prompt():
 def test_greedy_is_the_argmax_of_the_trainer():
   heat = jnp.array([1.0, 0.0])  # one sampled, one greedy: a row's own choice
   rows = sample(tiny.prompts(8), group=2, temperature=heat)
-  hidden = model.hidden(
-      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B
-  )
+  hidden = model.hidden(tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B)
   best = model.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1]).argmax(-1)
   same_BT = np.where(rows.mask_BT, best == rows.tokens_BL[:, P:], True)
   assert same_BT[1::2].all() and not same_BT[::2].all()
@@ -145,18 +141,181 @@ def test_stored_logps_are_those_before_top_p():
   )
 
 
+@pytest.fixture(scope="module")
+def long():
+  """128 prompts x 8, a cache of three blocks, all rows at once."""
+  return sample(tiny.prompts(128), 8, max_tokens=300, limits_B=tails(), eos=-1)
+
+
+def tails(count=1024, most=300):
+  """Lengths with a heavy tail: log-normal, median 20."""
+  rng = np.random.default_rng(0)
+  return np.clip(rng.lognormal(3, 1, count).astype(np.int32), 1, most)
+
+
+@pytest.mark.parametrize("slots, chunk, burst", [(64, 8, 8), (24, 1, 3)])
+def test_slots_change_no_token(long, slots, chunk, burst, monkeypatch):
+  """However many rows decode together, and when they start."""
+  monkeypatch.setattr(rollout, "CHUNK", chunk)
+  monkeypatch.setattr(rollout, "BURST", burst)
+  rollout.program.cache_clear()
+  assert long.lengths_B.sum() > 10_000
+  got = sample(
+      tiny.prompts(128),
+      8,
+      max_tokens=300,
+      limits_B=tails(),
+      eos=-1,
+      slots=slots,
+      expected_B=tails()[::-1].copy() if slots == 24 else None,
+  )
+  rollout.program.cache_clear()
+  np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
+  np.testing.assert_array_equal(got.truncated_B, long.truncated_B)
+  np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
+
+
+def test_limits(long):
+  np.testing.assert_array_equal(long.lengths_B, tails())
+  assert long.truncated_B.all()
+  limits = tails(32, 24)
+  rows = sample(tiny.prompts(8), 4, limits_B=limits)
+  cut = rows.truncated_B
+  assert (rows.lengths_B <= limits).all() and cut.any() and not cut.all()
+  np.testing.assert_array_equal(rows.lengths_B[cut], limits[cut])
+  last = rows.tokens_BL[np.arange(32), P + rows.lengths_B - 1]
+  assert (last[~cut] == EOS).all()
+
+
+def test_sampler_and_trainer_agree_over_many_blocks(long):
+  rows = jax.tree.map(lambda x: x[:64], long)
+  logps_BT, _ = model.response_logps(
+      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, 300
+  )
+  gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
+  assert rows.lengths_B.max() > 128 and gap.max() <= 1e-4
+
+
+def steps(limits, slots, halves=True):
+  """Decode steps, and the share of slots in use, of rows that end so.
+
+  The rule of `rollout.sample` a second time, without a model.
+  """
+  queue, left = list(limits), [0] * slots
+  taken = offered = 0
+  before = None
+  while before != 0:
+    now = len(queue) + sum(map(bool, left))
+    for _ in range(rollout.CHUNK):
+      for s in [s for s, x in enumerate(left) if not x][: len(queue)]:
+        left[s] = queue.pop(0)
+      if not any(left):
+        break
+      taken, offered = taken + rollout.BURST, offered + rollout.BURST * len(
+          left
+      )
+      left = [max(x - rollout.BURST, 0) for x in left]
+    now = len(queue) + sum(map(bool, left))
+    if halves and before is not None:
+      while 2 * before <= len(left) >= 2 * rollout.LEAST:
+        left = sorted(left, reverse=True)[: len(left) // 2]
+    before = now
+  return taken, sum(limits) / offered
+
+
+def lengths(mean, count, most, seed=0):
+  rng = np.random.default_rng(seed)
+  wanted = rng.lognormal(np.log(mean) - 0.5, 1, count)
+  return np.clip(wanted, 1, most).astype(int)
+
+
+def test_no_slot_waits_long():
+  """A heavy tail, counted; in lockstep four of five slots are idle."""
+  limits = lengths(100, 256, 512)
+  _, together = steps(limits, 256, halves=False)
+  assert together < 0.25 and steps(limits, 32)[1] > 0.85
+
+
+def test_longest_first_is_near_the_ideal():
+  for seed, most in enumerate((2048, 4096, 8192)):
+    limits = np.sort(lengths(1600, 2048, most, seed))[::-1]
+    assert limits.mean() > 1000
+    ideal = max(limits[0], -(-limits.sum() // 256))
+    taken, used = steps(limits, 256)
+    assert taken <= 1.05 * ideal and used > 0.95
+
+
+def test_decode_steps_are_those_of_the_rule(monkeypatch):
+  """What the device did is what `steps` counts, up to the end of a chunk."""
+  counted = []
+  forward = model.forward
+
+  def spy(*args):
+    jax.debug.callback(lambda: counted.append(1), ordered=False)
+    return forward(*args)
+
+  monkeypatch.setattr(model, "forward", spy)
+  limits = tails(128, 200)
+  rollout.program.cache_clear()
+  sample(
+      tiny.prompts(16),
+      8,
+      max_tokens=200,
+      limits_B=limits,
+      slots=32,
+      eos=-1,
+  )
+  jax.effects_barrier()
+  assert len(counted) - 1 == steps(limits, 32)[0]  # 1: the prompts
+  in_order = len(counted)
+  sample(
+      tiny.prompts(16),
+      8,
+      max_tokens=200,
+      limits_B=limits,
+      expected_B=limits,
+      slots=32,
+      eos=-1,
+  )
+  jax.effects_barrier()
+  wanted, _ = steps(np.sort(limits)[::-1], 32)
+  assert len(counted) - in_order - 1 == wanted < steps(limits, 32)[0]
+
+
 def test_no_cache_is_copied_in_the_decode_loop():
   """The cache is updated in place: the program copies no array of its shape."""
-  compiled = rollout.sample.lower(
-      tiny.params(),
-      tiny.prompts(16),
-      KEY,
-      group_size=2,
-      max_tokens=100,
-      **tiny.SAMPLER,
-  ).compile()
-  c = tiny.CFG
-  shape = f"[{c.layers},32,{c.kv_heads},{P + 100},{c.head_dim}]"
+  decode = rollout.program(tiny.sampler(group_size=2), "decode", None)
+  queue, slots = tiny.under_way(None, 16, group_size=2)
+  compiled = decode.lower(tiny.params(), queue, slots).compile()
   text = compiled.as_text()
-  assert f"f32{shape}" in text
-  assert not re.search(rf"f32{re.escape(shape)}\S* copy\(", text)
+  for x in jax.tree.leaves(slots.cache):
+    shape = "f32[" + ",".join(map(str, x.shape)) + "]"
+    assert shape in text
+    assert not re.search(rf"{re.escape(shape)}\S* copy\(", text)
+  # Nor does it hold a second one.
+  whole = sum(x.nbytes for x in jax.tree.leaves(slots.cache))
+  assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * whole
+
+
+def test_nothing_compiles_twice():
+  """Each program once, whatever the lengths; and halving is among them."""
+  made = {}
+
+  def program(*kind):
+    return made.setdefault(kind, rollout.program(*kind))
+
+  rollout.program.cache_clear()
+  limits = tails(128, 200)
+  for some in limits, limits[::-1].copy(), np.minimum(limits, 9):
+    sample(
+        tiny.prompts(16),
+        8,
+        max_tokens=200,
+        slots=32,
+        limits_B=some,
+        eos=-1,
+        program=program,
+    )
+  sizes = {kind[2][1] for kind in made if kind[1] == "decode"}
+  assert sizes == {32, 16, 8, 4}
+  assert {fn._cache_size() for fn in made.values()} == {1}

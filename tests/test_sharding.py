@@ -109,37 +109,58 @@ def test_state_and_cache_are_split(meshes):
 
 def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes):
   """The decode loop's cache is split too, not only a fresh one."""
-  temp = []
+  held = []
   for mesh in meshes:
     with jax.set_mesh(mesh):
-      compiled = rollout.sample.lower(
-          tiny.params(),
-          sharding.put(mesh, tiny.prompts(16), "batch"),
-          jax.random.key(0),
-          group_size=8,
-          max_tokens=256,
-          **tiny.SAMPLER,
-      ).compile()
-    temp.append(compiled.memory_analysis().temp_size_in_bytes)
-  assert temp[1] < temp[0] / 4
+      args = tiny.params(), *tiny.under_way(mesh, 16, group_size=8)
+      how = args[1].cache.k.sharding
+      assert mesh.size == 1 or how.spec == sharding.spec(
+          None, "batch", "kv_heads"
+      )
+      compiled = rollout.program(tiny.sampler(group_size=8), "decode", None)
+      memory = compiled.lower(*args).compile().memory_analysis()
+    held.append(memory.temp_size_in_bytes + memory.argument_size_in_bytes)
+  assert held[1] < held[0] / 4
 
 
-def test_same_tokens_on_eight_devices(meshes):
+@pytest.mark.parametrize("slots", [0, 32])
+def test_same_tokens_on_eight_devices(meshes, slots):
   """Noise belongs to (prompt, sample, position), not to a device."""
   out = []
   for mesh in meshes:
     with jax.set_mesh(mesh):
       rows = rollout.sample(
-          tiny.params(),
+          sharding.put(mesh, tiny.params()),
           sharding.put(mesh, tiny.prompts(16), "batch"),
           jax.random.key(0),
           group_size=4,
           max_tokens=tiny.T,
+          slots=slots,
           **tiny.SAMPLER,
       )
       out.append(sharding.fetch(rows))
   np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)
   np.testing.assert_allclose(out[0].logps_BT, out[1].logps_BT, atol=1e-5)
+
+
+def test_groups_of_unequal_size_on_eight_devices(meshes):
+  sizes = np.array([2, 6] * 8)
+  out = []
+  for mesh in meshes:
+    with jax.set_mesh(mesh):
+      rows = rollout.sample(
+          sharding.put(mesh, tiny.params()),
+          sharding.put(mesh, tiny.prompts(16), "batch"),
+          jax.random.key(0),
+          1.0,
+          sharding.put(mesh, sizes),
+          group_size=4,
+          max_tokens=tiny.T,
+          **tiny.SAMPLER,
+      )
+      out.append(sharding.fetch(rows))
+  np.testing.assert_array_equal(out[0].ids_B, np.repeat(np.arange(16), sizes))
+  np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)
 
 
 def test_mesh_that_does_not_fit():

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from rl_reason import data, model, tasks, tokenizer
+from rl_reason import data, model, rollout, sharding, tasks, tokenizer
 from rl_reason.structs import Batch
 
 TASK = tasks.get("arithmetic")
@@ -30,6 +30,20 @@ def prompts(count, seed=0):
   rows = data.Problems(TASK, (2, 3, 4, 5, 6), seed)
   texts = [rows[i][1].prompt for i in range(count)]
   return data.pack_prompts(TOK, texts, range(count), P)
+
+
+def sampler(**change) -> rollout.Sampler:
+  return rollout.Sampler(**SAMPLER | dict(max_tokens=256) | change)
+
+
+def under_way(mesh, count, **change):
+  """Queue and slots of a rollout that has just begun."""
+  rows, weights = prompts(count), params()
+  if mesh is not None:
+    rows = sharding.put(mesh, rows, "batch")
+    weights = sharding.put(mesh, weights)
+  start = rollout.program(sampler(**change), "start", None)
+  return start(weights, rows, jax.random.key(0), 1.0, None, None, None)
 
 
 def batch(minibatches, micro, rows, seed=0, group=4) -> Batch:

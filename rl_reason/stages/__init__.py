@@ -1,7 +1,6 @@
 """One loop a stage, each read from top to bottom; what they share is here."""
 
 import dataclasses
-import functools
 import pathlib
 import threading
 import time
@@ -115,24 +114,43 @@ class Run:
     return jax.jit(make, out_shardings=shardings)(self.key(purpose), trunk)
 
   def sample(
-      self, params, prompts, key, heat, sizes_N=None, *, group_size, top_p
+      self,
+      params,
+      prompts,
+      key,
+      heat,
+      sizes_N=None,
+      expected_B=None,
+      *,
+      group_size,
+      top_p,
+      meanwhile=lambda: None,
   ):
     """`rollout.sample` with this run's model and tokenizer."""
-    rows = prompts.tokens_NP.shape[0]
-    kind = rows, group_size, top_p, heat.shape, sizes_N is None
+    return rollout.sample(
+        params,
+        prompts,
+        key,
+        heat,
+        sizes_N,
+        expected_B=expected_B,
+        program=self._sampler,
+        meanwhile=meanwhile,
+        cfg=self.cfg,
+        group_size=group_size,
+        max_tokens=self.config.rollout.max_tokens,
+        eos=self.tok.eos_token_id,
+        pad=self.tok.pad_token_id,
+        top_p=top_p,
+        slots=self.config.rollout.slots,
+    )
+
+  def _sampler(self, sampler: rollout.Sampler, name: str, shape) -> Once:
+    kind = sampler, name, shape
     if kind not in self._samplers:
-      fn = functools.partial(
-          rollout.sample,
-          cfg=self.cfg,
-          group_size=group_size,
-          max_tokens=self.config.rollout.max_tokens,
-          eos=self.tok.eos_token_id,
-          pad=self.tok.pad_token_id,
-          top_p=top_p,
-      )
-      name = f"sampler of {rows} x {group_size} responses"
-      self._samplers[kind] = Once(name, jax.jit(fn), self.display)
-    return self._samplers[kind](params, prompts, key, heat, sizes_N)
+      fn = rollout.program(*kind)
+      self._samplers[kind] = Once(f"sampler: {name}", fn, self.display)
+    return self._samplers[kind]
 
   def checkpoints(self, stage: str, **keep: int) -> checkpoint.Checkpoints:
     """The checkpoints of a stage."""

@@ -44,6 +44,10 @@ from rl_reason.structs import (
 PATIENCE = 100_000  # retired prompts in a row before the run gives up
 
 
+def _idle() -> None:
+  pass
+
+
 class Maker:
   """Makes experience of one policy after the other.
 
@@ -104,15 +108,20 @@ class Maker:
         )
     return ids, rows
 
-  def _sizes(self, rows: list[tasks.Row]) -> np.ndarray:
-    """Responses to each prompt, by what its type took so far."""
-    c = self._run.config.rollout
-    if c.sizes == "equal":
-      return np.full(len(rows), c.group_size)
+  def _expected(self, rows: list[tasks.Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy and length of each prompt, by what its type took so far."""
     # A type that is new counts as the average one.
     usual = np.mean(list(self._seen.values()) or [[0.5, 1.0]], 0)
     seen = [self._seen.get(str(row.difficulty), usual) for row in rows]
-    share_N, length_N = np.array(seen).T
+    share_N, length_N = np.array(seen, np.float32).T
+    return share_N, length_N
+
+  def _sizes(self, rows: list[tasks.Row]) -> np.ndarray:
+    """Responses to each prompt."""
+    c = self._run.config.rollout
+    if c.sizes == "equal":
+      return np.full(len(rows), c.group_size)
+    share_N, length_N = self._expected(rows)
     need_N = share_N * (1 - share_N) + 0.01
     if c.sizes == "length":
       need_N = 1 / length_N
@@ -132,7 +141,7 @@ class Maker:
       if share == 1 and self._run.config.rollout.retire_after:
         self._streaks[_key(row)] = streak + 1
 
-  def generate(self, params: Tree, meanwhile=lambda: None) -> Experience:
+  def generate(self, params: Tree, meanwhile=_idle) -> Experience:
     """Samples and scores one round of prompts.
 
     Args:
@@ -149,15 +158,24 @@ class Maker:
         run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
     )
     rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
-    sampling = self._sample(params, prompts, sizes_N)
-    meanwhile()
-    sampled, judging, done = [], [], 0
-    for part in map(sharding.fetch, sampling):
-      count = len(part.lengths_B)
-      some = rows_B[done : done + count]
-      judging.append(evaluate.begin_to_judge(run.task, run.tok, part, some))
+    expected_B = np.repeat(self._expected(rows)[1], sizes_N)
+    sampled, judging = [], []
+    each = c.rollout.batch // c.rollout.parts
+    for first in range(0, c.rollout.batch, each):
+      some = slice(first, first + each)
+      part = self._sample(
+          params,
+          prompts,
+          sizes_N,
+          expected_B[some],
+          len(sampled),
+          meanwhile,
+      )
+      judging.append(
+          evaluate.begin_to_judge(run.task, run.tok, part, rows_B[some])
+      )
       sampled.append(part)
-      done += count
+      meanwhile = _idle
     rollouts = jax.tree.map(lambda *x: np.concatenate(x), *sampled)
     began = time.monotonic()
     self.seconds["gen"] += began - self.free
@@ -183,27 +201,26 @@ class Maker:
     self.seconds["score"] += self.free - began
     return out
 
-  def _sample(self, params: Tree, prompts: Prompts, sizes_N) -> list[Rollouts]:
-    """The parts of a round, all under way before the first is read."""
+  def _sample(
+      self, params: Tree, prompts: Prompts, sizes_N, expected_B, part, meanwhile
+  ) -> Rollouts:
+    """One part of a round; the parts before it are being scored meanwhile."""
     run, c = self._run, self._run.config.rollout
-    count = len(prompts.start_N)
-    each = count // c.parts
-    parts = [
-        jax.tree.map(lambda x, n=n: x[n : n + each], prompts)
-        for n in range(0, count, each)
-    ]
-    return [
+    each = len(prompts.start_N) // c.parts
+    some = slice(part * each, (part + 1) * each)
+    return sharding.fetch(
         run.sample(
             params,
-            run.put(part, "batch"),
+            run.put(jax.tree.map(lambda x: x[some], prompts), "batch"),
             self._rng,
             self._heat,
             None if c.sizes == "equal" else run.put(sizes_N),
+            run.put(expected_B, "batch"),
             group_size=c.group_size,
             top_p=c.top_p,
+            meanwhile=meanwhile,
         )
-        for part in parts
-    ]
+    )
 
   def by_micro_batches(self, program, params, *arrays_B):
     """A program over micro-batches of the update's size, any rows."""
