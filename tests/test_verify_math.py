@@ -23,6 +23,11 @@ TABLE = r"""
 007 == 7
 -0 == 0
 \mathbf{42} == 42
+\boldsymbol{42} == 42
+\color{red}{42} == 42
+\underline{42} == 42
+\large 42 == 42
+42, == 42
 \text{42} == 42
 {42} == 42
 ( 42 ) == 42
@@ -54,6 +59,10 @@ forty != 40
 1000000 == 1,000,000
 1,234,567.5 == 1234567.5
 10^6 == 1,000,000
+x = 1,234 == 1234
+1,000 and 2,000 == 1000, 2000
+1,2,345 == 1, 2, 345
+x = 1,234 != 234
 12,34 != 1234
 1,000 != 1
 1,000 != (1,0)
@@ -74,6 +83,7 @@ forty != 40
 (1/2)^3 == \frac18
 3./2 == 1.5
 \frac{\frac12}{3} == 1/6
+{1 \over 2} == \frac12
 \frac{3}{2} != \frac{2}{3}
 1/3 != 0.333
 0.33 != \frac13
@@ -110,6 +120,7 @@ forty != 40
 0.\overline{3} == 1/3
 0.1\overline{6} == 1/6
 0.\overline{9} == 1
+0.\dot{3} == 1/3
 0.\overline{3} != 0.3
 0.333... != 1/3
 
@@ -120,6 +131,8 @@ forty != 40
 1.2 \cdot 10^{3} == 1200
 4e33 == 4\times 10^{33}
 5.0 × 10³ == 5000
+1.2 x 10^5 == 120000
+10⁻³ == 0.001
 1.2\times10^{3} != 1.2\times10^{-3}
 1.2e-3 != 0.00120001
 1e-7 != 2e-7
@@ -164,6 +177,11 @@ forty != 40
 576\pi\text{ m}^2 == 576\pi
 60 mph == 60 \text{ miles per hour}
 5 km/h == 5
+25 sq ft == 25 square feet
+9.8\,\mathrm{m/s^2} == 9.8\text{ m/s}^2
+25\ \mathrm{cm^2} == 25
+5 + m == m + 5
+5 May == May 5
 18 eggs == 18
 18 == 18 \text{ eggs}
 1920\text{ ways.} == 1920
@@ -178,6 +196,16 @@ forty != 40
 3s^2 != 3
 3 != 3s^2
 5 thousand != 5
+5 thousands != 5
+5 squared != 5
+5 factorial != 5
+3 tenths != 3
+5 below zero != 5
+5 in the book != 5
+5 km east != 5 km west
+5 May != 5 June
+\mathbf{i}+2\mathbf{j} != \mathbf{i}+2\mathbf{k}
+9.8\,\mathrm{m/s^2} != 9.8 m/s
 about 18 != 18
 18 or more != 18
 
@@ -188,13 +216,26 @@ $1,000 == 1000
 \$1,234.50 == 1234.5
 5 dollars == \$5
 312 \text{ dollars} == \$312
+25\$ == 25
+USD 25 == \$25
+5 € == 5
+¥5 == 5
 €5 != \$5
+€5 != £5
 \$5 != \$6
 
 # degrees
 45^\circ == 45
 45° == 45^{\circ}
 120 degrees == 120^\circ
+\sin 30^\circ == \frac12
+2\sin(60^\circ) == \sqrt3
+\sin(45^\circ+30^\circ) == \frac{\sqrt6+\sqrt2}{4}
+\tan^2 45^\circ == 1
+100 degrees Celsius == 100^\circ C
+100 °C == 100
+\sin 30 != \sin 30^\circ
+100^\circ\text{F} != 100^\circ\text{C}
 45^\circ != 54^\circ
 \frac{\pi}{4} != 45^\circ
 
@@ -209,6 +250,11 @@ $1,000 == 1000
 152a_{11} == 152A_{11}
 -221_3 == -221_{3}
 42_{10} == 42
+1011 in base 2 == 1011_2
+1011 (base two) == 1011_2
+{1011}_{(2)} == 1011_2
+\text{2A}_{16} == 2A_{16}
+1011 base 3 != 1011_2
 1011_2 != 1011
 1011 != 1011_2
 1011_3 != 1011_2
@@ -222,6 +268,8 @@ $1,000 == 1000
 sqrt(2)/2 == \frac{\sqrt{2}}{2}
 2*sqrt(3) == 2\sqrt{3}
 √2 == \sqrt{2}
+√20 == 2\sqrt5
+∛8 == 2
 \sqrt[3]{27} == 3
 \sqrt{16} == 4
 \sqrt[3]{2} == 2^{1/3}
@@ -257,6 +305,7 @@ e^x == \exp(x)
 \lceil 3.2 \rceil == 4
 |-5| == 5
 \binom{5}{2} == 10
+{5 \choose 2} == 10
 5! == 120
 7!! == 105
 3+2i == 2i+3
@@ -292,6 +341,7 @@ x_{1}+x_2 == x_2+x_1
 6\sqrt{35x^3} == 6x\sqrt{35x}
 f(x)^2 == f(x) \cdot f(x)
 n!/(n-1)! == n
+(n+1)! == (n+1)n!
 \left\lfloor\frac{2 n}{3}\right\rfloor+1 == \lfloor 2n/3 \rfloor + 1
 \frac{3 m}{2}-1 == 1.5m-1
 x^2+2x != (x+1)^2
@@ -320,6 +370,7 @@ T^* != T
 (0.5, \sqrt{4}) == \left(\frac12, 2\right)
 1,2 == (1,2)
 (1,2,3) == [1,2,3]
+\langle 1,2,3\rangle == (1,2,3)
 (3,2),(-3,2) == (-3,2),(3,2)
 (2,1) != (1,2)
 2,1 != (1,2)
@@ -338,6 +389,7 @@ T^* != T
 1,-2 == -2, 1
 \{1,1,2\} == \{1,2\}
 \{5\} == 5
+\{(1,2)\} == (1,2)
 \{\} == \emptyset
 \varnothing == \emptyset
 \text{B, E, G} == B, E, G
@@ -376,6 +428,8 @@ x\ge3 == [3,\infty)
 3 \le x == x \geqslant 3
 1<x\le 3 == (1,3]
 x \in [0,1] == [0,1]
+x \in (2,5) == 2<x<5
+all real numbers == \mathbb{R}
 x<2 \text{ or } x>3 == (-\infty,2)\cup(3,\infty)
 \{x | x > 3\} == (3,\infty)
 \{x \mid 1 < x \le 3\} == (1,3]
@@ -401,6 +455,8 @@ x = 5 == x=5
 5 = x == x = 5
 x = 2+3 = 5 == 5
 2+3=5 == 5
+5 = x == 5
+f^{-1}(x) = 2x == 2x
 AB = 5 == 5
 f(x) = x^2 == x^2
 f(n)=n == n
@@ -425,6 +481,9 @@ y=5 != x=5
 y=2x != y=3x
 y=2x != y=-2x
 x^2-x=0 != 0
+0=0 != 0
+x=5=6 != 6
+x=5=6 != 5
 5=6 != 6
 x=x != 5
 A=B != B
@@ -455,6 +514,8 @@ C == \text{C}
 1:03 p.m. == \text{1:03 PM}
 5am == 5 a.m.
 2 : 3 == 2:3
+2\colon3 == 2:3
+2 to 3 == 2:3
 \text{Sunday} == Sunday
 O(n^3 \log k) == O(n^3\log k)
 \mathbb{Q}/\mathbb{Z} == \mathbb{Q}/\mathbb{Z}
@@ -537,7 +598,22 @@ def test_table(given, gold, same):
         "First 40, then 2 more. So the total is 42.",
         "We add them up.\nTherefore, x = 42",
         "The answer is not 41. It is 42.",
-        "It is 42.",
+        *["It is 42.", "It's 42.", "The answer is 42 apples in total."],
+        *["She has $42 left.", "It takes 42 minutes.", "Q: 6*7?\nA: 42"],
+        "Answer: 42 (since 6 * 7 = 42)",
+        *["__Answer:__ 42", "Answer: 42<|im_end|>", "\\boxed{42}</s>"],
+        "<answer>The answer is 42.</answer>",
+        "The answer is not 41 but 42.",
+        *["= 42", "The answer is 42, not 41.", "It is 42, not 41."],
+        *["\\boxed{41} is wrong. It is 42.", "Not 41 but \\boxed{42}"],
+        "Since x is not 41, we get \\boxed{42}.",
+        "x cannot be 41, so x = \\boxed{42}",
+        "\\boxed{42}\nThe answer is not unique in general.",
+        "\\boxed{42}, which is not 41.",
+        "If we add them, the answer is 42.",
+        "We know that x is even or odd, so the sum is 42.",
+        "We have a = 41 and b = 1, so a + b = 42",
+        "So in the end we obtain 6*7 = 42.",
     ],
 )
 def test_the_final_answer_is_found(text):
@@ -560,6 +636,28 @@ def test_the_final_answer_is_found(text):
         *["The answer is not 42", "The answer isn't 42", "It is 41, not 42."],
         "The answer is definitely not 42",
         *["So you never get 42.", "We don't have 42."],
+        *["The answer is not \\boxed{42}", "It isn't $\\boxed{42}$."],
+        *["The answer cannot be \\boxed{42}.", "It can't be 42."],
+        *["\\boxed{42} is wrong.", "\\boxed{42}. That cannot be right."],
+        *["<answer>42</answer> is wrong", "\\boxed{42}. It isn't 42."],
+        "\\boxed{42}\nWait, the answer is not 42.",
+        *[
+            "I don't think the answer is 42.",
+            "It is false that the answer is 42",
+        ],
+        *[
+            "Suppose the answer is 42.",
+            "Nobody knows whether the answer is 42.",
+        ],
+        *["If the answer is 42, then we fail.", "The answer is not 42 but 41."],
+        "The answer is not 41 but not 42 either.",
+        *["\\boxed{41} or \\boxed{42}", "\\boxed{41}, maybe, or \\boxed{42}"],
+        *["$x=\\boxed{41}$ and $x=\\boxed{42}$", "\\boxed{42} or 43"],
+        "<answer>41</answer> or <answer>42</answer>",
+        "The answer is 41, or the answer is 42.",
+        *["The total is 41 or it is 42.", "We find x = 41 or x = 42."],
+        "Thus the line we want is $x+y=42$.",
+        *["A: 42\nB: 43\nC: 44", "Answer: 4<|im_end|>2"],
         *["It is either 41 or 42.", "Answer: 42 or 41", "\\boxed{41, 42}"],
         *["Answer: 42, or maybe 43", "\\boxed{42 \\text{ or } 43}"],
         *["\\boxed{42\\pm1}", "\\boxed{40<x<43}", "\\boxed{\\{42,41\\}}"],
@@ -576,6 +674,21 @@ def test_the_final_answer_is_found(text):
 )
 def test_no_right_answer_is_found(text):
   assert not math.verify(text, "42")
+
+
+def test_boxes_with_and_or_or_between_are_a_list():
+  for text in (
+      "$x=\\boxed{3}$ or $x=\\boxed{4}$.",
+      "\\boxed{4} and \\boxed{3}",
+      "\\boxed{3}, \\boxed{4}",
+      "The solutions are $x = 3$ and $x = 4$.",
+  ):
+    assert math.verify(text, "3, 4")
+    assert not math.verify(text, "4") and not math.verify(text, "3")
+
+
+def test_an_equation_in_a_sentence_is_the_whole_answer():
+  assert math.verify("Thus the line we want is $x + y = 42$.", "y = 42 - x")
 
 
 def test_marks_that_cannot_be_seen_do_not_count():
@@ -598,6 +711,13 @@ HUGE = [
     *["1000000!", "3000!!", "\\binom{3000}{1500}", "((((9^9)^9)^9)^9)^9"],
     *["e^{e^{e^{e^e}}}", "\\sin(10^{10000})", "x^{x^{x^{x^x}}}", "1e99999"],
     *["\\sqrt[9]{9^{9^9}}", "2^{-10^{10}}", "(1/3)^{10^9}", "1000000!!"],
+    # Loops and patterns that took quadratic or exponential time.
+    *["." * 100_000, "*" * 100_000, " " * 100_000 + "x", "\n" * 100_000 + "x"],
+    "(" + "a" * 1_000,
+    "it is " + "\\a" * 900 + " so, it is",
+    "A:\n" * 50_000,
+    "\\boxed{1} or " * 10_000,
+    "the answer is not " * 5_000,
     *["\\sum_{i=1}^{10^{99}} i", "\\infty-\\infty", "0^{-1}", "\\exp(10^{9})"],
     "1" * 100_000,
     "9" * 1_900,
@@ -634,6 +754,7 @@ def test_hostile_answers_are_wrong_at_once(text):
   start = time.process_time()
   for gold in ("1", "\\frac{\\pi}{7}", "x^2+1", "(1,2)"):
     assert not math.verify(f"\\boxed{{{text}}}", gold)
+    assert not math.verify(f"Answer: 17 {text}", gold)
     assert not math.verify(text, gold)
   assert time.process_time() - start < 2
 

@@ -70,6 +70,7 @@ class Relation(NamedTuple):
 _FUNCTION_NAMES = frozenset("f g h F G H I O T Phi phi psi zeta Gamma".split())
 INFINITY = ("name", "infinity")
 REALS = ("name", "mathbb R")
+_REALS_IN_WORDS = ("all real numbers", "all reals", "all real")
 
 _DECORATIONS = frozenset(
     "overline bar hat vec dot ddot tilde overrightarrow widehat".split()
@@ -87,9 +88,8 @@ def read(text: str) -> Any:
   """
   text = lexer.clean(text)
   based = re.fullmatch(
-      r"\(?(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?\s*_\s*"
-      r"(?:\{\s*)?(?:\\text\{\s*)?(\d{1,2}|[a-z]+)(?:\s*\})*",
-      text.replace("\\mathrm", "\\text"),
+      r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
+      re.sub(r"\\(?:text|mathrm)(?![a-z])|[{}()\s]", "", text),
   )
   if based and re.search(r"\d", based[1]):
     base = _BASES.get(based[2]) or int("0" + re.sub(r"\D", "", based[2]))
@@ -108,7 +108,8 @@ def read(text: str) -> Any:
       t.kind in ("word", "text") or t.text in ("'", "-") for t in tokens
   ):
     if any(len(t.text) > 2 for t in tokens) or len(tokens) > 3:
-      return Text(fold(text))
+      words = fold(text)
+      return REALS if words in _REALS_IN_WORDS else Text(words)
   if len(tokens) == 1 and tokens[0].kind in ("word", "text"):
     word = tokens[0].text
     return ("name", word) if len(word) == 1 else Text(fold(word))
@@ -116,6 +117,8 @@ def read(text: str) -> Any:
     return ("name", re.sub(r"\\text|[^A-Z]", "", text))
   if re.fullmatch(r"\(?\s*\d+\s*:\s*\d+(?:\s*:\s*\d+)*\s*\)?", text):
     return Text(re.sub(r"[\s()]", "", text))  # a ratio or a time
+  if re.fullmatch(r"\d+ to \d+", text):
+    return Text(text.replace(" to ", ":"))
   items = _elements(tokens, 0)
   return items[0] if len(items) == 1 else Seq("", items)
 
@@ -208,9 +211,9 @@ def _item(tokens, depth) -> Any:
 def _name_of(tokens) -> tuple | None:
   """A left side that only names what follows: `f(x)`, `AB`, `(a, b)`."""
   text = "".join(t.text for t in tokens if t.text != "angle")
-  if re.fullmatch(r"[A-Za-z]+\([^()]*\)", text) and "command" not in {
-      t.kind for t in tokens
-  }:
+  if re.fullmatch(
+      r"[A-Za-z]+(?:\^\{-1\})?\([^()]*\)", text
+  ) and "command" not in {t.kind for t in tokens}:
     return ("name", text)
   if tokens and all(t.kind in ("text", "word") for t in tokens):
     return ("name", " ".join(t.text for t in tokens))
@@ -219,21 +222,29 @@ def _name_of(tokens) -> tuple | None:
   return None
 
 
+_MONEY = {
+    **{"\\$": "dollar", "$": "dollar", "USD": "dollar", "EUR": "euro"},
+    **{"euro": "euro", "pound": "gbp", "yen": "yen", "rupee": "rupee"},
+}
+
+
 def _quantity(tokens, depth) -> Any:
   """An expression and its unit."""
   if not tokens:
     raise Unreadable("nothing")
   tokens, unit = list(tokens), ""
-  if tokens[0].text in ("\\$", "$", "euro", "pound"):
-    unit = {"euro": "euro", "pound": "gbp"}.get(tokens[0].text, "dollar")
+  if tokens[0].text in _MONEY and len(tokens) > 1:
+    unit = _MONEY[tokens[0].text]
     del tokens[0]
   elif [t.text for t in tokens[:2]] in (["-", "\\$"], ["-", "$"]):
     unit = "dollar"
     del tokens[1]
-  while tokens and tokens[-1].text in ("$",):
+  while len(tokens) > 1 and tokens[-1].text in _MONEY:
+    unit = unit or _MONEY[tokens[-1].text]
     tokens.pop()
   end = len(tokens)
   power = re.search(r"\^\{?([23])\}?$", "".join(t.text for t in tokens))
+  power = None if tokens[-1].kind == "text" else power
   if power:
     end -= 4 if tokens[-1].text == "}" else 2
   start = end
@@ -249,7 +260,12 @@ def _quantity(tokens, depth) -> Any:
     if known:
       return _with_unit(_expression(tokens[:start], depth), known)
   last = tokens[-1] if tokens else None
-  if last and last.text in ("%", "\\%", "degree") and len(tokens) > 1:
+  if (
+      last
+      and last.text in ("%", "\\%", "degree")
+      and len(tokens) > 1
+      and not (last.text == "degree" and _OF_ANGLES & {t.text for t in tokens})
+  ):
     known = "degree" if last.text == "degree" else "%"
     return Quantity(_expression(tokens[:-1], depth), known)
   value = _expression(tokens, depth)
@@ -264,14 +280,19 @@ def _is_unit(tokens, index, last) -> bool:
   """Whether a token may belong to the unit that ends an item."""
   token = tokens[index]
   if token.kind == "text":
-    return bool(token.text) and not re.search(r"\d", token.text)
+    if len(token.text) == 1 and token.text not in units.UNITS:
+      return False  # a vector
+    return bool(re.fullmatch(r"\D+(?:\^-?\d)?", token.text))
   if token.kind == "symbol":
     return token.text == "/" and not last and index > 1
   if token.kind != "word":
     return False
-  if len(token.text) >= 3 or token.text in units.UNITS and len(token.text) == 2:
+  known = token.text in units.UNITS or token.text in units.POWERS
+  if len(token.text) >= 3 or known and len(token.text) == 2:
     return token.spaced or tokens[index - 1].kind == "number"
   before = tokens[:index]
+  if before[-1].text in ("+", "-", "*", "^", "_"):
+    return False
   if token.text in units.UNITS and tokens[index - 1].text == "/":
     return index > 1 and tokens[index - 2].text in units.UNITS  # km/h
   return token.text in units.UNITS and token.spaced and _is_number(before)
@@ -386,6 +407,14 @@ class _Parser:
       else:
         return value
 
+  def angle(self) -> None:
+    """Degrees in the bracket that begins here become radians."""
+    for at in range(self.at, self.closing()):
+      token = self.tokens[at]
+      if token.kind == "command" and token.text == "degree":
+        self.tokens = list(self.tokens)
+        self.tokens[at] = token._replace(text="radians")
+
   def beside(self, value):
     """Two factors side by side: a mixed number, or a product."""
     before, here = self.tokens[self.at - 1], self.tokens[self.at]
@@ -481,8 +510,8 @@ class _Parser:
 
   def postfix(self, value):
     """Factorials, primes and degrees."""
-    while self.peek("!", "'", "degree", "%", "\\%"):
-      mark = self.take("!", "'", "degree", "%", "\\%")
+    while self.peek("!", "'", "degree", "radians", "%", "\\%"):
+      mark = self.take("!", "'", "degree", "radians", "%", "\\%")
       if mark == "!":
         double = self.peek("!") and self.take("!")
         value = ("factorial2" if double else "factorial", _scalar(value))
@@ -490,6 +519,8 @@ class _Parser:
         value = _marked(value, "prime")
       elif mark == "degree":
         value = Quantity(value, "degree")
+      elif mark == "radians":
+        value = ("*", _scalar(value), _DEGREE)
       else:
         value = ("/", _scalar(value), Fraction(100))
     return value
@@ -512,21 +543,24 @@ class _Parser:
       ]
     return self.primary()
 
-  def bracket(self):
-    """Any bracket and what it holds."""
-    if self.read and self.read[0] == self.at:  # as the arguments of no call
-      _, self.at, value = self.read
-      return value
-    opening, depth, start = self.tokens[self.at].text, 0, self.at + 1
+  def closing(self) -> int:
+    """Where the bracket that begins here ends."""
+    depth = 0
     for end in range(self.at, len(self.tokens)):
       token = self.tokens[end]
       if token.kind == "symbol":
         depth += token.text in _OPENING
         depth -= token.text in (")", "]", "}", "\\}")
         if not depth:
-          break
-    else:
-      raise Unreadable(f"{opening} is not closed")
+          return end
+    raise Unreadable(f"{self.tokens[self.at].text} is not closed")
+
+  def bracket(self):
+    """Any bracket and what it holds."""
+    if self.read and self.read[0] == self.at:  # as the arguments of no call
+      _, self.at, value = self.read
+      return value
+    opening, start, end = self.tokens[self.at].text, self.at + 1, self.closing()
     closing, inner = self.tokens[end].text, self.tokens[start:end]
     self.at = end + 1
     matched = _OPENING[opening] == closing
@@ -594,10 +628,10 @@ class _Parser:
   def repeating(self, token):
     """A number; what is under a bar repeats."""
     value = number(token.text)
-    if "." in token.text and self.peek("overline", "bar"):
-      self.at += 1
+    if "." in token.text and self.peek("overline", "bar", "dot"):
+      dot = self.take("overline", "bar", "dot") == "dot"
       digits = self.raw()
-      if not digits.isdigit():
+      if not digits.isdigit() or dot and len(digits) > 1:
         raise Unreadable("what repeats is no digits")
       places = len(token.text.partition(".")[2])
       value += Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
@@ -701,9 +735,11 @@ class _Parser:
       if power == ("*", Fraction(-1), Fraction(1)) and name in _INVERSE:
         name, power = _INVERSE[name], None
     if self.peek("(", "{", "["):
+      if name in _OF_ANGLES:
+        self.angle()
       argument = _scalar(self.bracket())
     else:
-      argument = _scalar(self.argument())
+      argument = self.argument(name in _OF_ANGLES)
     if base is not None and name == "log":
       value = ("/", ("log", argument), ("log", base))
     elif base is not None:
@@ -714,9 +750,12 @@ class _Parser:
       value = (name, argument)
     return value if power is None else ("^", value, power)
 
-  def argument(self):
+  def argument(self, angle: bool):
     """What `sin 2x` is the sine of: factors up to a sign or a function."""
-    value = _scalar(self.factor())
+    value = self.factor()
+    if angle and isinstance(value, Quantity) and value.unit == "degree":
+      value = ("*", _scalar(value), _DEGREE)
+    value = _scalar(value)
     while self.starts() and not (
         self.tokens[self.at].kind == "command"
         and self.tokens[self.at].text in FUNCTIONS
@@ -756,4 +795,6 @@ class _Parser:
     )
 
 
+_DEGREE = ("/", ("name", "pi"), Fraction(180))
+_OF_ANGLES = frozenset("sin cos tan cot sec csc".split())
 _INVERSE = dict(sin="asin", cos="acos", tan="atan")

@@ -42,9 +42,11 @@ _CHARS = str.maketrans(
             for old, new in zip(
                 "\u221a\u03c0\u03b8\u03b1\u03b2\u03bb\u221e\u2264\u2265"
                 "\u2260\u2248"
-                "\u222a\u2208\u2205\u211d\u00b1\u2213\u00b0\u20ac\u00a3",
+                "\u222a\u2208\u2205\u211d\u00b1\u2213\u00b0\u20ac\u00a3\u00a5"
+                "\u20b9\u221b",
                 "sqrt pi theta alpha beta lambda infty le ge ne approx cup in"
-                " emptyset mathbb{R} pm mp circ euro pound".split(),
+                " emptyset mathbb{R} pm mp circ euro pound yen rupee"
+                " sqrt[3]".split(),
                 strict=True,
             )
         },
@@ -67,7 +69,7 @@ _COMMANDS = _table("""
     =: approx equiv; \\{: lbrace; \\}: rbrace; [: lbrack; ]: rbrack;
     |: lvert rvert vert mid; emptyset: varnothing; degree: circ; ,: land lor;
     asin: arcsin; acos: arccos; atan: arctan; infinity: infty inf oo;
-    phi: varphi; epsilon: varepsilon; log: ln; cup: union
+    (: langle; ): rangle; phi: varphi; epsilon: varepsilon; log: ln; cup: union
 """)
 FUNCTIONS = frozenset(
     "sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log lg".split()
@@ -82,7 +84,10 @@ _PLAIN = FUNCTIONS | frozenset(
     "pi sqrt infinity oo inf abs arcsin arccos arctan ln theta cup union"
     " alpha beta lambda floor ceil".split()
 )
-_STYLES = r"text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf"
+_STYLES = (
+    r"text|mbox|hbox|bm|boldsymbol|textbf|textit|textrm|mathrm|mathbf|mathit"
+    r"|mathsf"
+)
 _TOKEN = re.compile(
     r"(?P<space>\s+)"
     r"|(?P<number>\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d{1,4}(?![\d.]))?|\.\d+)"
@@ -92,13 +97,26 @@ _TOKEN = re.compile(
     r"|(?P<symbol>\\\\|\\[{}|%$]|\*\*|<=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!%$&'])",
     re.ASCII,
 )
+# A comma in a number; where brackets are, it may part their items as well.
 _COMMAS = re.compile(
     r"\\?\$?\s*[-+]?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?(?:\s*[^\d,]*)?"
 )
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LOOKS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:display|text|script)style\b|\\(?:no)?limits\b", " "),
+        (r"\\(?:tiny|small|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", " "),
+        (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\underline(?=\s*\{)", " "),
+        (r"\\colon(?![a-zA-Z])", ":"),
+        *[
+            (
+                rf"\{{([^{{}}\\]*)\\{old}\s*([^{{}}\\]*)\}}",
+                rf"\\{new}{{\1}}{{\2}}",
+            )
+            for old, new in dict(choose="binom", over="frac").items()
+        ],
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))", "*"),  # 1.2 x 10^5
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", ""),
         (r"(?<!\\)\\[()\[\]]|\$\$", " "),
         (
@@ -107,7 +125,15 @@ _LOOKS = [
         ),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> \n]|~|\\q?quad(?![a-z])|\\thinspace\b", " "),
-        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ", r"\\degree "),
+        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"\\degree "),
+        *[
+            (
+                r"\\(?:degree|circ)\s*(?:\\(?:text|mathrm)\s*)?"
+                rf"(?:\{{\s*{name[0]}\s*\}}|{name[0]}(?![a-zA-Z]))",
+                rf"\\text{{{name}}}",
+            )
+            for name in ("Celsius", "Fahrenheit")
+        ],
         (r"\{\s*\\(?:rm|bf|it)\s+", r"\\mathrm{"),
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"\\mathrm\s*\{\s*([ei])\s*\}", r" \1 "),  # constants, no text
@@ -125,10 +151,11 @@ def clean(text: str) -> str:
   """
   if len(text) > MAX_CHARS:
     raise Unreadable("too long")
+  text = re.sub("([\u221a\u221b])\\s*(\\d+)", r"\1{\2}", text)
   text = text.translate(_CHARS)
   for mark, digits in (("^", _RAISED), ("_", _LOWERED)):
     text = re.sub(f"[{digits}]+", rf"{mark}{{\g<0>}}", text)
-  text = unicodedata.normalize("NFKC", text)
+  text = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
   for pattern, replacement in _LOOKS:
     text = pattern.sub(replacement, text)
   if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
@@ -136,12 +163,12 @@ def clean(text: str) -> str:
   text = text.strip()
   whole = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
   text = (whole[1] if whole else text).strip()
-  if _COMMAS.fullmatch(text):
-    text = text.replace(",", "")
+  if _COMMAS.fullmatch(text) or not re.search(r"[(\[{]", text):
+    text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
   spaced = _SPACES.match(text)
   if spaced:
     text = spaced[0].replace(" ", "") + text[spaced.end() :]
-  return text if text.endswith("..") else text.rstrip(". ")
+  return text if text.endswith("..") else text.rstrip(".,; \\")
 
 
 def tokens(text: str) -> list[Token]:

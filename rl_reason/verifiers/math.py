@@ -144,16 +144,27 @@ def _same(given, gold) -> bool:
     given, gold = _as_set(given), _as_set(gold)
   if isinstance(given, Relation) or isinstance(gold, Relation):
     return _same_relations(given, gold)
+  alone = [_is_single(given), _is_single(gold)]
+  if alone == [True, False]:
+    return _same(given.items[0], gold)
+  if alone == [False, True]:
+    return _same(given, gold.items[0])
   if isinstance(given, Seq) and isinstance(gold, Seq):
     return _same_sequences(given, gold)
-  for one, other in ((given, gold), (gold, given)):
-    if isinstance(one, Seq) and one.brackets == "{}" and len(one.items) == 1:
-      return _same(one.items[0], other)
   if latex.is_expression(given) and latex.is_expression(gold):
     return numeric.equal(given, gold)
   if type(given) is not type(gold):
     return False
   return _SAME[type(gold)](given, gold)
+
+
+def _is_single(value) -> bool:
+  """Whether a set has one element, for which it may stand."""
+  return (
+      isinstance(value, Seq)
+      and value.brackets == "{}"
+      and len(_distinct(value.items)) == 1
+  )
 
 
 def _same_matrices(given, gold) -> bool:
@@ -260,6 +271,10 @@ def _is_name(value) -> bool:
   )
 
 
+def _is_number(value) -> bool:
+  return latex.is_expression(value) and not numeric.names(value)
+
+
 def _renames(left, right) -> bool:
   """Whether A = B, of two variables or functions, says more than B."""
   if type(right) is not tuple or right[0] != "name" or not numeric.names(right):
@@ -271,11 +286,15 @@ def _assigned(relation: Relation):
   """The value that `x = 5`, `f(x) = ... = 5`, `x in S` gives; else None."""
   left, right = relation.sides[0], relation.sides[-1]
   if set(relation.ops) == {"="}:
+    numbers = [s for s in relation.sides if _is_number(s)]
+    if any(not numeric.equal(s, numbers[0]) for s in numbers):
+      return None  # x = 5 = 6
     if _is_name(left):
       return None if _renames(left, right) else right
-    if latex.is_expression(left) and latex.is_expression(right):
-      if not numeric.names(left) and numeric.equal(left, right):
-        return right
+    if _is_number(left) and _is_name(right):
+      return left  # 5 = x
+    if len(numbers) == len(relation.sides) and left != right:
+      return right  # 2 + 3 = 5
   if relation.ops == ("in",) and _is_name(left):
     return right
   return None
@@ -296,6 +315,12 @@ def _as_set(value):
   if value == latex.REALS:
     return Seq("()", (("*", Fraction(-1), latex.INFINITY), latex.INFINITY))
   return value
+
+
+def _range(relation: Relation):
+  """The set that an inequality or `x in S` gives; None if it gives none."""
+  inside = relation.ops == ("in",)
+  return _assigned(relation) if inside else _interval(relation)
 
 
 def _variables(relation: Relation) -> frozenset[str]:
@@ -337,7 +362,7 @@ def _same_relations(given, gold) -> bool:
   a, b = _assigned(given), _assigned(gold)
   if a is not None and b is not None and given.sides[0] == gold.sides[0]:
     return _same(a, b)
-  a, b = _interval(given), _interval(gold)
+  a, b = _range(given), _range(gold)
   if a and b:
     return _variables(given) == _variables(gold) and _same(a, b)
   if len(given.sides) == len(gold.sides) == 2:

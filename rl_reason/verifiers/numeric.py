@@ -105,12 +105,12 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
 
 @functools.cache
 def _contexts():
-  """mpmath at two precisions; imported when first needed."""
+  """mpmath at three precisions; imported when first needed."""
   import mpmath
 
-  low, high = mpmath.MPContext(), mpmath.MPContext()
-  low.prec, high.prec = 256, 512
-  return low, high
+  low, high, other = (mpmath.MPContext() for _ in range(3))
+  low.prec, high.prec, other.prec = 256, 512, 272
+  return low, high, other
 
 
 def _small(value, limit):
@@ -161,12 +161,12 @@ _LIMITS = {
 
 def _zero(function) -> bool | None:
   """Whether `function(mp)` is a true zero; None where it is undefined."""
-  low, high = _contexts()
+  low, high, other = _contexts()
   try:
-    rough, fine = function(low), function(high)
+    rough, fine = function(low) or function(other), function(high)
     if not (low.isfinite(rough) and high.isfinite(fine)):
       return None
-    # By accident the rough one may be 0, and the fine one a rounding error.
+    # By accident rough ones may be 0, and the fine one a rounding error.
     size = abs(rough) or high.mpf(2) ** -256
     return abs(fine) <= size * high.mpf(2) ** -128
   except (ArithmeticError, ValueError, TypeError, Hard):
@@ -210,7 +210,7 @@ def equal(a, b) -> bool:
 
 
 def _equal_numbers(a, b) -> bool:
-  low, _ = _contexts()
+  low = _contexts()[0]
   try:
     ends = [_evaluate(x, low, {}) for x in (a, b)]
   except (ArithmeticError, ValueError, TypeError):
@@ -223,7 +223,7 @@ def _equal_numbers(a, b) -> bool:
 
 def _vanishes(difference, value, variables) -> bool:
   """Whether a function is zero at every point where it can be judged."""
-  low, _ = _contexts()
+  low = _contexts()[0]
   verdicts = {True: [], False: []}
   for index in range(len(_RANGES)):
     at = {name: _point(index, name) for name in variables}
@@ -247,7 +247,7 @@ def proportional(a, b, *, positive: bool = False) -> bool:
   variables = names(a) | names(b)
   if not variables:
     return False
-  low, _ = _contexts()
+  low = _contexts()[0]
   at = {name: _point(2, name) for name in variables}
   try:
     first = [_evaluate(x, low, at) for x in (a, b)]

@@ -10,7 +10,8 @@ _SPELLINGS = """
     l: L liter litre; ml: mL milliliter millilitre; dollar: usd buck;
     euro: eur; cent: ; %: percent pct percentage; degree: deg;
     radian: rad; mi/h: mph; N: newton; J: joule; W: watt; V: volt; K: kelvin;
-    Hz: hertz
+    Hz: hertz; celsius: ; fahrenheit: ; gbp: ; yen: ; rupee: ;
+    A: ampere amp; north: ; south: ; east: ; west:
 """
 UNITS = {
     spelling: name
@@ -19,13 +20,16 @@ UNITS = {
     )
     for spelling in [name, *others.split()]
 }
-_POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 # Words that make a phrase more than a unit.
 _HEDGES = frozenset(
     "or and not no never but either maybe perhaps if is isn was are equals"
     " wrong incorrect than less more about approximately unless except when"
     " where for plus minus times over divided by thousand million billion"
-    " trillion hundred dozen half".split()
+    " trillion hundred dozen half third fourth fifth sixth seventh eighth ninth"
+    " tenth hundredth thousandth factorial inverse below above under negative"
+    " the january february march april may june july august september october"
+    " november december".split()
 )
 
 
@@ -33,12 +37,17 @@ def unit(words: list[str], power: str) -> str:
   """The name of a unit, '' if the words say more than a unit."""
   if not words or len(words) > 5:
     return ""
-  if any(word.casefold() in _HEDGES for word in words):
+  folded = [word.casefold() for word in words]
+  if any({word, word.removesuffix("s")} & _HEDGES for word in folded):
     return ""
+  if words[-1].isdigit():  # s2, of s^2
+    power = words.pop()
   for word in words[:-1]:
-    power = _POWERS.get(word.casefold(), "")[1:] or power
+    power = POWERS.get(word.casefold(), "")[1:] or power
   if words[-1] in ("squared", "cubed"):
     power = "2" if words.pop() == "squared" else "3"
+  if not words:
+    return ""
   names = []
   for word in words:
     single = word[:-1] if word.endswith("s") and len(word) > 3 else word
@@ -48,4 +57,5 @@ def unit(words: list[str], power: str) -> str:
         break
   if not names:
     return "noun"
+  names = [name for name in names if name != "degree"] or names  # of Celsius
   return "/".join(names) + (f"^{power}" if power else "")
