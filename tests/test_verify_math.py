@@ -204,6 +204,7 @@ x = 1,234 != 234
 5 in the book != 5
 5 km east != 5 km west
 5 May != 5 June
+\mathbf{i}+2\mathbf{j} == 2\mathbf{j}+\mathbf{i}
 \mathbf{i}+2\mathbf{j} != \mathbf{i}+2\mathbf{k}
 9.8\,\mathrm{m/s^2} != 9.8 m/s
 about 18 != 18
@@ -254,6 +255,8 @@ USD 25 == \$25
 1011 (base two) == 1011_2
 {1011}_{(2)} == 1011_2
 \text{2A}_{16} == 2A_{16}
+\text{FF}_{16} == FF_{16}
+FE_{16} != FF_{16}
 1011 base 3 != 1011_2
 1011_2 != 1011
 1011 != 1011_2
@@ -603,6 +606,7 @@ def test_table(given, gold, same):
         "Answer: 42 (since 6 * 7 = 42)",
         *["__Answer:__ 42", "Answer: 42<|im_end|>", "\\boxed{42}</s>"],
         "<answer>The answer is 42.</answer>",
+        *["Result: 42", "There were 42.", "6 * 7 = **42**", "=> 42"],
         "The answer is not 41 but 42.",
         *["= 42", "The answer is 42, not 41.", "It is 42, not 41."],
         *["\\boxed{41} is wrong. It is 42.", "Not 41 but \\boxed{42}"],
@@ -688,6 +692,7 @@ def test_boxes_with_and_or_or_between_are_a_list():
 
 
 def test_an_equation_in_a_sentence_is_the_whole_answer():
+  assert math.verify("Therefore, $x \\in (2, 3)$.", "(2, 3)")
   assert math.verify("Thus the line we want is $x + y = 42$.", "y = 42 - x")
 
 

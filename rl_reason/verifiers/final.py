@@ -3,8 +3,9 @@ r"""The final answer of a response: what stands behind its last marker.
 Markers are a box (`\boxed{...}`), tags (`<answer>...</answer>`), "Answer:",
 "the answer is", and `####`. The last one in the text wins, whichever kind it
 is, and decides alone: an earlier answer does not count if the last one is
-empty or unfinished. A response without markers is read as a whole, or by the
-end of its last sentence.
+empty, unfinished, or taken back ("it is not \boxed{5}"). Boxes with a comma,
+"and" or "or" between are one list. A response without markers is read as a
+whole, or by the end of its last sentence.
 """
 
 import re
@@ -39,11 +40,17 @@ _TAIL = re.compile(
     re.IGNORECASE,
 )
 _VERB = re.compile(
-    r".*(?:\b(?:is|are|equals|be|get|have|has|obtain|choose|pick"
-    r"|costs|takes|pays|needs|earns|makes|gives|spends)"
+    r".*(?:\b(?:is|are|was|were|equals|be|get|have|has|had|obtain"
+    r"|choose|pick|costs|takes|pays|needs|earns|makes|gives|spends)"
+    r"|\b(?:result|solution|total|value|sum)s?:"
     r"|\b(?:it|that)'s|=)(?![a-z<>=])[\s:]*(.+)",
     re.DOTALL | re.IGNORECASE,
 )
+_SO = re.compile(
+    "(?:(?:therefore|thus|hence|so|then)\\b,?|\u2234|\u21d2|=>)\\s*",
+    re.IGNORECASE,
+)
+_STRONG = re.compile(r"(?<![\w)])\*\*([^*\s][^*]*)\*\*(?![\w(])")
 # An equation that is the whole answer: "so the line is $x + y = 3$".
 _FORMULA = re.compile(
     r".*\b(?:is|are|equals|get|have|obtain)\s+"
@@ -138,8 +145,9 @@ def _tidy(text: str) -> str | None:
   text = text.strip()
   if len(text) > MAX_ANSWER:  # before the loop, which is quadratic
     return None
+  text = _STRONG.sub(r"\1", text)
   while True:
-    shorter = re.sub(r"^\*\*|\*\*$|\.$|^=(?!=)", "", text).strip()
+    shorter = re.sub(r"^\*\*|\*\*$|\.$|^=(?![=>])", "", text).strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "*_`\"'":
       shorter = text[1:-1].strip()
     if shorter == text:  # a "!" stays: it may be a factorial
@@ -252,7 +260,8 @@ def _bare(text: str) -> str | None:
     return None
   words = len(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text))
   if not words or (words < 5 and not _VERB.fullmatch(text)):
-    return _tidy(lines[-1])
+    so = _SO.match(lines[-1].strip())
+    return _tidy(lines[-1].strip()[so.end() if so else 0 :])
   last = _TAIL.sub("", _SENTENCE.split(lines[-1].strip())[-1])
   if len(last) > MAX_ANSWER or _DENIED.search(last):
     return None

@@ -91,7 +91,7 @@ def read(text: str) -> Any:
       r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
       re.sub(r"\\(?:text|mathrm)(?![a-z])|[{}()\s]", "", text),
   )
-  if based and re.search(r"\d", based[1]):
+  if based and (re.search(r"\d", based[1]) or based[0][2:].endswith("_16")):
     base = _BASES.get(based[2]) or int("0" + re.sub(r"\D", "", based[2]))
     digits = re.sub(r"^(-?)0+(?=\w)", r"\1", based[1].upper())
     if 2 <= base <= 16 and all(
@@ -447,7 +447,8 @@ class _Parser:
       return False
     token = self.tokens[self.at]
     if token.kind != "symbol":
-      return token.kind != "text" and token.text not in ("to", "mod")
+      words = token.kind == "text" and len(token.text) != 1
+      return not words and token.text not in ("to", "mod")
     return token.text in ("(", "[", "{", "\\{") or (token.text == "|")
 
   def factor(self):

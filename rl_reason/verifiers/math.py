@@ -14,7 +14,7 @@ Conventions, where reasonable people differ:
 - 50% is 1/2. As graders of "what percent" want, it is 50 as well: a bare number
   answers a gold with a percent sign, and where the gold has none `x%` is x for
   x > 1.
-- Degrees are a unit: 45 degrees is 45, not pi/4.
+- Degrees are a unit: 45 degrees is 45, not pi/4; but its sine is that of pi/4.
 - A number in a base equals the same digits in the same base only.
 - `x = 5` is 5. A bare list is a set with multiplicity; it may stand for a tuple
   of the same order. Tuples, intervals and sets keep their brackets.
