@@ -187,9 +187,6 @@ def _run(config, workdir: pathlib.Path) -> int:
       stages.resolve(config)  # its shape is checked, and in config.json
     config_lib.check_devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0 and _STAGE.value in TRAINS:
-      metrics.write_json(workdir / "config.json", config_lib.flat(config))
-      metrics.write_json(workdir / "environment.json", report.environment())
     if _STAGE.value == "report":
       screen.say(f"report: {report.write(workdir)}")
       return 0
@@ -203,6 +200,10 @@ def _run(config, workdir: pathlib.Path) -> int:
         config.data.train, place = "", workdir / "evaluation"
       files = prepare.run(config, place, screen, stop)
     run = stages.make_run(config, workdir, screen, stop, files)
+    # Not before: a run that cannot begin leaves its directory to another one.
+    if jax.process_index() == 0 and _STAGE.value in TRAINS:
+      metrics.write_json(workdir / "config.json", config_lib.flat(config))
+      metrics.write_json(workdir / "environment.json", report.environment())
     with jax.set_mesh(run.mesh):
       if _STAGE.value == "evaluate":
         evaluation.run(run, _STEP.value)

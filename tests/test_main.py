@@ -79,14 +79,27 @@ def test_a_work_directory_of_another_config_is_refused(tmp_path):
   assert "loss.clip_high: 0.25 -> 0.28" in done.stderr
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path):
+@pytest.mark.parametrize(
+    "flag, words",
+    [
+        ("tokenizer=/no/such/tokenizer", "tokenizer = '/no/such/tokenizer'"),
+        (
+            "rollout.max_prompt=5",
+            "rollout.max_prompt = 5: '9+9+9+9+9+9=' has 12",
+        ),
+    ],
+)
+def test_what_never_began_leaves_its_directory_free(flag, words, tmp_path):
+  """Found before anything compiles; a mended command may come after it."""
   done, _ = command(
       "--config=configs/dapo.py:smoke",
-      "--config.tokenizer=/no/such/tokenizer",
+      f"--config.{flag}",
       f"--workdir={tmp_path}",
   )
-  assert done.returncode == 2
-  assert "tokenizer = '/no/such/tokenizer'" in done.stderr
+  assert done.returncode == 2, done.stderr
+  assert words in done.stderr and done.stderr.count("\n") == 1
+  assert "compiled" not in done.stdout
+  assert not (tmp_path / "config.json").exists()
 
 
 @pytest.mark.slow

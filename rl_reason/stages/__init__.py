@@ -392,6 +392,8 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.where} has a"
         f" vocab_size of {source.cfg.vocab}; give the tokenizer of that model"
     )
+  levels = tuple(config.task.difficulties) or task.DIFFICULTIES
+  _check_prompts(config, task, levels, tok)
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
   return Run(
@@ -399,7 +401,7 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
       workdir=workdir,
       mesh=sharding.make_mesh(**config.mesh),
       task=task,
-      levels=tuple(config.task.difficulties) or task.DIFFICULTIES,
+      levels=levels,
       files=files,
       tok=tok,
       cfg=cfg,
@@ -408,3 +410,20 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
       display=display,
       stop=stop,
   )
+
+
+def _check_prompts(config, task, levels: tuple[int, ...], tok) -> None:
+  """Refuses a level whose prompts do not fit; preparation looks at files."""
+  if config.task.name == tasks.FILES:
+    return
+  slots = config.rollout.max_prompt
+  texts = [task.longest(level) for level in levels]
+  sizes = list(map(len, tokenizer.encode(tok, texts)))
+  if max(sizes) > slots:
+    longest = texts[sizes.index(max(sizes))]
+    out = [level for level, n in zip(levels, sizes, strict=True) if n > slots]
+    raise config_lib.ConfigError(
+        f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
+        f" raise it, or leave {', '.join(map(str, out))} out of"
+        " task.difficulties"
+    )

@@ -2,8 +2,9 @@
 
 A task is a module with
 
-  ALPHABET, MAX_PROMPT, MAX_RESPONSE   what texts are made of, in characters
+  ALPHABET, MAX_RESPONSE               what texts are made of, in characters
   DIFFICULTIES, STYLES                 levels; styles of demonstration
+  longest(difficulty) -> str           as long as a prompt of it can be
   problem(rng, difficulty) -> Row      a random problem
   demonstrate(row, style, rng) -> str  a response in one style, without EOS
   verify(text, row) -> bool            whether a finished response is right

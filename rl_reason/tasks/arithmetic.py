@@ -10,9 +10,13 @@ from rl_reason.tasks import Row
 
 ALPHABET = "0123456789+-=;#"
 DIFFICULTIES = tuple(range(2, 12))  # operands
-MAX_PROMPT = 22
 MAX_RESPONSE = 96
 STYLES = ("careful", "leap", "direct", "ramble", "sloppy")
+
+
+def longest(difficulty: int) -> str:
+  """A text as long as a prompt of `difficulty` operands can be."""
+  return "+".join("9" * difficulty) + "="
 
 
 def problem(rng: np.random.Generator, difficulty: int) -> Row:

@@ -15,7 +15,6 @@ from rl_reason.tasks import Row
 
 ALPHABET = "0123456789+-*=;?#,:"
 DIFFICULTIES = (2, 3)  # numbers
-MAX_PROMPT = 12
 MAX_RESPONSE = 96
 STYLES = ("careful", "search", "hasty")
 _NUMBER = r"(0|[1-9][0-9]{0,3})"
@@ -40,6 +39,11 @@ def _attempt(numbers: list[int], rng: np.random.Generator):
     steps.append(f"{a}{sign}{b}={result}")
     numbers = [n for k, n in enumerate(numbers) if k not in (i, j)] + [result]
   return ";".join(steps), numbers[0]
+
+
+def longest(difficulty: int) -> str:
+  """A text as long as a prompt of `difficulty` numbers can be."""
+  return ",".join("9" * difficulty) + ":99="
 
 
 def problem(rng: np.random.Generator, difficulty: int) -> Row:
