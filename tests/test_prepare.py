@@ -5,11 +5,9 @@ import gzip
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
-import types
 
 import jax
 import pytest
@@ -36,24 +34,40 @@ CHAT = (
 )
 
 
-def usable(gold):
-  return re.fullmatch(r"-?\d*\.?\d+", gold) is not None
+# Some golds, and one comparison, are hostile. A worker finds it as a file.
+VERIFIER = """
+import os, re
 
+def hang():
+  while True:
+    pass
+
+HOSTILE = {
+    "99": hang,
+    "98": lambda: os._exit(1),
+    "97": lambda: 1 / 0,
+    "96": lambda: bytearray(1 << 40),
+}
+
+def usable(gold):
+  HOSTILE.get(gold, str)()
+  return re.fullmatch(r"-?\\d*\\.?\\d+", gold) is not None
 
 def verify(text, gold):
-  """The box holds the number of the gold."""
-  return float(text.removeprefix("\\boxed{")[:-1]) == float(gold)
+  if text == r"\\boxed{95}":
+    hang()
+  return float(text.removeprefix(r"\\boxed{")[:-1]) == float(gold)
+"""
 
 
 @pytest.fixture(autouse=True)
-def verifier(monkeypatch):
+def verifier(monkeypatch, tmp_path_factory):
   """A module of these tests in the place of the real ones."""
-  module = types.ModuleType("numbers_only")
-  module.usable, module.verify = usable, verify
-  monkeypatch.setitem(sys.modules, "numbers_only", module)
+  path = tmp_path_factory.mktemp("verifier")
+  (path / "numbers_only.py").write_text(VERIFIER)
+  monkeypatch.syspath_prepend(path)
   for kind in datasets.KINDS:
     monkeypatch.setitem(datasets.KINDS, kind, "numbers_only")
-  prepare._usable.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +230,38 @@ def test_what_is_dropped_and_why(make, tmp_path):
   assert "| train | 20 | 3 | 7 of 9 |" in text
   assert "- special token: 2" in text
   assert "    - `train.jsonl:17: <|s|>system: say 1`" in text
+
+
+def test_a_gold_that_hangs_or_crashes_costs_one_row(make, tmp_path):
+  """Also where two golds of one question are compared."""
+  kept = [(f"What is {i}?", str(i)) for i in range(95)]
+  hostile = [(f"What is {i}?", str(i)) for i in range(96, 100)]
+  c = make([*hostile, *kept, ("What is 1?", "95"), ("What is 96?", "3")])
+  c.reward.workers, c.reward.seconds = 2, 0.3
+  place = run(c, tmp_path)
+  told = report(place)
+  assert [row.answer for row in rows(place)] == [*map(str, range(95)), "3"]
+  assert told["dropped"] == {
+      "gold that takes too long": 2,
+      "gold that breaks its verifier": 3,
+  }
+  assert told["golds"] == 100 and told["usable"] == 96
+  assert told["samples"]["gold that takes too long"] == [
+      "train.jsonl:4: time: 99",
+      "train.jsonl:100: time: 95 beside 1",
+  ]
+  assert [
+      x.split(": ")[1:3]
+      for x in told["samples"]["gold that breaks its verifier"]
+  ] == [["memory", "96"], ["error", "ZeroDivisionError"], ["crash", "98"]]
+  text = (place / "data.md").read_text()
+  assert (
+      "- gold that takes too long: 2\n    - `train.jsonl:4: time: 99`" in text
+  )
+  c.reward.seconds = 0.4  # it might do now
+  before = (place / "data.json").stat().st_ino
+  assert run(c, tmp_path) == place
+  assert (place / "data.json").stat().st_ino != before
 
 
 def test_many_dropped_rows_show_a_few(make, tmp_path):

@@ -8,11 +8,11 @@ The directory gets its name when everything in it is written.
 """
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import importlib
+import itertools
 import json
 import pathlib
 import re
@@ -34,8 +34,12 @@ from rl_reason import (
 )
 from rl_reason.datasets import Example
 from rl_reason.stages import Stopped, resolve, tokenizer_path
+from rl_reason.verifiers import workers
 
 SAMPLES = 3  # dropped rows of each reason that the report shows
+AHEAD = 64  # rows whose golds are tried at a time
+UNUSABLE = "gold that cannot be verified"
+CONTRADICTION = "other gold elsewhere"
 
 # Why a row is left out, and the text that shows it.
 Fault = tuple[str, str]
@@ -138,33 +142,44 @@ class Leaks:
 # --- golds -------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
-def _usable(kind: str, gold: str) -> bool:
-  return importlib.import_module(datasets.KINDS[kind]).usable(gold)
+class Golds:
+  """What verifiers say about golds, in processes that may hang or crash.
+
+  Args:
+    pool: of `verifiers.ask`.
+  """
+
+  def __init__(self, pool: workers.Pool):
+    self._pool = pool
+    self._pending: dict[tuple[str, str], concurrent.futures.Future] = {}
+
+  def begin(self, examples: list[Example]) -> None:
+    """Starts to try the golds of some examples, and forgets the others'."""
+    golds = dict.fromkeys((x.kind, x.answer) for x in examples if x.answer)
+    items = [(datasets.KINDS[kind], "usable", gold) for kind, gold in golds]
+    self._pending = dict(zip(golds, self._pool.submit(items), strict=True))
+
+  def fault(self, example: Example) -> Fault | None:
+    """What is wrong with a gold that was begun; waits for it."""
+    [out] = self._pool.results([self._pending[example.kind, example.answer]])
+    if out.failure:
+      return _failed(out.failure, example.answer)
+    return None if out.value else (UNUSABLE, example.answer)
+
+  def other(self, example: Example, gold: str) -> Fault | None:
+    """What is wrong with an example's gold if its question had this one too."""
+    module, box = datasets.KINDS[example.kind], f"\\boxed{{{example.answer}}}"
+    [out] = self._pool.results(
+        self._pool.submit([(module, "verify", box, gold)])
+    )
+    if out.failure:
+      return _failed(out.failure, f"{example.answer} beside {gold}")
+    return None if out.value else (CONTRADICTION, example.question)
 
 
-def _contradict(kind: str, one: str, other: str) -> bool:
-  """Whether two golds of one question, both usable, say different things."""
-  if one == other or kind == "code":  # more or fewer tests of the same task
-    return False
-  verify = importlib.import_module(datasets.KINDS[kind]).verify
-  return not verify(f"\\boxed{{{one}}}", other)
-
-
-def _fault(example: Example, tally: Tally) -> Fault | None:
-  """What is wrong with an example in itself."""
-  if not example.question:
-    return "no question", example.answer
-  if not example.answer and not example.response:
-    return "no answer", example.question
-  if example.rejected and _fold(example.rejected) == _fold(example.response):
-    return "no preference", example.question
-  if example.answer:
-    tally.golds += 1
-    if not _usable(example.kind, example.answer):
-      return "gold that cannot be verified", example.answer
-    tally.usable += 1
-  return None
+def _failed(failure: str, text: str) -> Fault:
+  kind = "takes too long" if failure == "time" else "breaks its verifier"
+  return f"gold that {kind}", f"{failure}: {text}"
 
 
 # --- rows --------------------------------------------------------------------
@@ -255,9 +270,9 @@ def _writer(path: pathlib.Path):
 class _Preparation:
   """Everything that the sources of one preparation share."""
 
-  def __init__(self, config, out: pathlib.Path, tok, stop):
+  def __init__(self, config, out: pathlib.Path, tok, stop, golds: Golds):
     self._config, self._out, self._stop = config, out, stop
-    self._maker = Maker(config, tok)
+    self._maker, self._golds = Maker(config, tok), golds
     self._leaks = Leaks(config.data.ngram)
     self._seen: dict[str, str] = {}  # key -> gold
     self._doubtful: set[str] = set()  # keys whose golds contradict each other
@@ -271,19 +286,37 @@ class _Preparation:
   ) -> Iterator[dict]:
     d = self._config.data
     mapping = datasets.columns(d.columns)
-    for item in datasets.examples(source, mapping, d.kind):
-      if self._stop.is_set():
-        raise Stopped
-      tally.read += 1
-      if isinstance(item, datasets.Malformed):
-        tally.drop("malformed", item.where, item.why)
-        continue
-      fault = screen(item) or _fault(item, tally)
-      row = fault or self._maker.row(item, ways)
-      if isinstance(row, tuple):
-        tally.drop(row[0], item.where, row[1])
-      else:
-        yield row
+    items = datasets.examples(source, mapping, d.kind)
+    while some := list(itertools.islice(items, AHEAD)):
+      self._golds.begin([x for x in some if isinstance(x, Example)])
+      for item in some:
+        if self._stop.is_set():
+          raise Stopped
+        tally.read += 1
+        if isinstance(item, datasets.Malformed):
+          tally.drop("malformed", item.where, item.why)
+          continue
+        fault = screen(item) or self._fault(item, tally)
+        row = fault or self._maker.row(item, ways)
+        if isinstance(row, tuple):
+          tally.drop(row[0], item.where, row[1])
+        else:
+          yield row
+
+  def _fault(self, example: Example, tally: Tally) -> Fault | None:
+    """What is wrong with an example in itself."""
+    if not example.question:
+      return "no question", example.answer
+    if not example.answer and not example.response:
+      return "no answer", example.question
+    if example.rejected and _fold(example.rejected) == _fold(example.response):
+      return "no preference", example.question
+    if not example.answer:
+      return None
+    tally.golds += 1
+    fault = self._golds.fault(example)
+    tally.usable += not fault
+    return fault
 
   def evaluation(self, source: datasets.Source, file: str) -> Tally:
     """Writes a set to evaluate on: all of it that can be verified and fits."""
@@ -304,14 +337,16 @@ class _Preparation:
     d = self._config.data
     key = _digest(example.question, example.response, example.rejected)
     if d.deduplicate and key in self._seen:
-      kind, gold, seen = example.kind, example.answer, self._seen[key]
-      # A gold that is none says nothing against the other one.
-      if gold in (seen, "") or not _usable(kind, gold):
-        return "duplicate", example.question
-      if not _contradict(kind, gold, seen):
-        return "duplicate", example.question
-      self._doubtful.add(key)
-      return "other gold elsewhere", example.question
+      gold, seen = example.answer, self._seen[key]
+      fault = None
+      # More or fewer tests of one program contradict nothing, and a gold that
+      # is none says nothing against the other one.
+      if gold not in (seen, "") and example.kind != "code":
+        if not self._golds.fault(example):
+          fault = self._golds.other(example, seen)
+      if fault and fault[0] == CONTRADICTION:
+        self._doubtful.add(key)
+      return fault or ("duplicate", example.question)
     if d.allow_benchmarks:
       return None
     same = self._leaks.equal(example.question)
@@ -347,7 +382,7 @@ class _Preparation:
     with _writer(self._out / tally.file) as write:
       for row in _records(found):
         if row["key"] in self._doubtful:
-          tally.drop("other gold elsewhere", row["where"], row["question"])
+          tally.drop(CONTRADICTION, row["where"], row["question"])
         else:
           write(row)
           tally.keep(row)
@@ -377,7 +412,8 @@ def _sources(config) -> dict[str, list[datasets.Part]]:
 def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   """Of what a preparation depends on, files' sizes and times included."""
   flat = config_lib.flat(config)
-  room = ("tokenizer", "rollout.max_prompt", "rollout.max_tokens")
+  more = ["tokenizer", "rollout.max_prompt", "rollout.max_tokens"]
+  more.append("reward.seconds")  # a gold may take too long
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
@@ -385,7 +421,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   parts += [
       f"{name}={value}"
       for name, value in sorted(flat.items())
-      if name.startswith("data.") or name in room
+      if name.startswith("data.") or name in more
   ]
   for path in paths:
     stat = path.stat()
@@ -422,12 +458,13 @@ def _write(config, tok_path, sources, identity, workdir, display, stop) -> None:
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
   tok = tokenizer.load(tok_path, "")
-  work = _Preparation(config, out, tok, stop)
-  tallies = []
-  for use, make in (("evaluate", work.evaluation), ("train", work.training)):
-    for index, (source, _) in enumerate(sources[use]):
-      display.doing(f"preparing {source.text}")
-      tallies.append(make(source, f"{use}-{index}.array_record"))
+  r, tallies = config.reward, []
+  with workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool:
+    work = _Preparation(config, out, tok, stop, Golds(pool))
+    for use, make in (("evaluate", work.evaluation), ("train", work.training)):
+      for index, (source, _) in enumerate(sources[use]):
+        display.doing(f"preparing {source.text}")
+        tallies.append(make(source, f"{use}-{index}.array_record"))
   for tally in tallies:
     if tally.use == "train":
       work.settle(tally)

@@ -11,3 +11,10 @@ runs it, in a sandbox:
 `math` and `choice` judge texts, `code` programs; `workers` runs them in
 processes that may crash or hang.
 """
+
+import importlib
+
+
+def ask(module: str, function: str, *texts: str) -> bool:
+  """What a function of a verifier says; for `workers.Pool`."""
+  return bool(getattr(importlib.import_module(module), function)(*texts))
