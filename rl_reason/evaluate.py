@@ -185,6 +185,44 @@ class Responses(NamedTuple):
   repeated: float
 
 
+class Level(NamedTuple):
+  """How the prompts of one difficulty of a set went.
+
+  Attributes:
+    difficulty: as its rows have it.
+    prompts: how many.
+    mean, half: accuracy of samples, and half its 95% interval.
+    cut: share of samples that were longer than allowed.
+  """
+
+  difficulty: int
+  prompts: int
+  mean: float
+  half: float
+  cut: float
+
+
+def levels(said: Responses, mean_of: int) -> list[Level]:
+  """Each difficulty of a set, the lowest first.
+
+  Args:
+    said: the responses; the greedy ones do not count.
+    mean_of: samples that accuracy is the mean of; all of them may be cut off.
+  """
+  level_N = np.array([row.difficulty for row in said.rows])
+  mean_N = said.correct_NG[:, :mean_of].mean(1)
+  cut_N = said.truncated_NG[:, :-1].mean(1)
+  return [
+      Level(
+          int(level),
+          int((level_N == level).sum()),
+          *mean_interval(mean_N[level_N == level]),
+          float(cut_N[level_N == level].mean()),
+      )
+      for level in np.unique(level_N)
+  ]
+
+
 def respond(
     run, params: Tree, name: str, rows: list[tasks.Row], doing: str
 ) -> Responses:

@@ -1,12 +1,15 @@
 """Numbers of an evaluation, worked by hand; and the judge."""
 
 import itertools
+import shutil
 import types
 
 import numpy as np
 import pytest
+from conftest import found_in_browser
 
 from rl_reason import evaluate, tokenizer
+from rl_reason.stages import evaluation
 from rl_reason.structs import Rollouts
 from rl_reason.tasks import Row, arithmetic
 
@@ -196,3 +199,68 @@ def test_summarize_by_hand():
   assert set(got) == set(wanted) | intervals
   assert len(intervals) == 6
   assert all(type(v) is float for v in got.values())
+
+
+def told(name="sums"):
+  """Three prompts of two difficulties; two samples each, and a greedy one."""
+  rows = [Row("2+2=", "4", 2), Row("1+2+5=", "8", 3), Row("3+4=", "7", 2)]
+  correct_NG = np.array([[1, 1, 1], [0, 0, 1], [0, 1, 1]], np.float32)
+  cut_NG = np.array([[0, 0, 0], [1, 0, 1], [1, 1, 0]], np.float32)
+  return evaluate.Responses(
+      name=name,
+      rows=rows,
+      texts_NG=[[f"{n} {g} </td>" for g in range(3)] for n in range(3)],
+      correct_NG=correct_NG,
+      lengths_NG=np.full((3, 3), 4),
+      truncated_NG=cut_NG,
+      samples=[],
+      failures=0,
+      repeated=0.0,
+  )
+
+
+@pytest.mark.parametrize(
+    ("mean_of", "means"), [(2, (0.75, 0.0)), (1, (0.5, 0.0))]
+)
+def test_levels_by_hand(mean_of, means):
+  """Difficulty 2: 1 and 1/2 right, or 1 and 0; its second prompt all cut."""
+  two, three = evaluate.levels(told(), mean_of)
+  half = 1.96 * (2 * (1 - means[0])) / 2**0.5 / 2**0.5
+  assert two == (2, 2, means[0], pytest.approx(half), 0.5)
+  assert three == (3, 1, means[1], 0.0, 0.5)
+  values = evaluate.summarize(
+      "sums",
+      told().rows,
+      told().correct_NG[:, :-1],
+      told().correct_NG[:, -1],
+      [["4", "4"], ["1", "1"], ["7", "7"]],
+      mean_of=mean_of,
+      score_of=3,
+  )
+  for level in (two, three):
+    key = f"val-aux/sums/difficulty_{level.difficulty}/acc/mean@{mean_of}"
+    assert values[key] == level.mean
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_the_page_of_responses_in_a_browser(tmp_path):
+  """Its table of difficulties is that of the numbers; names stay text."""
+  name = "<img src=x onerror=alert(1)>"
+  page = tmp_path / "responses.html"
+  both = [told(), told(name)]
+  page.write_text(evaluation.browse("a run", {"x": 0.5}, both, 2))
+  probe = """<script>
+    const rows = [...document.querySelectorAll("#levels tr")];
+    document.body.textContent = "FOUND" + JSON.stringify([
+      document.images.length, document.querySelectorAll("#list details").length,
+      ...rows.map(row => [...row.children].map(cell => cell.textContent)),
+    ]) + "FOUND";
+  </script>"""
+  images, prompts, head, *rows = found_in_browser(page, probe)
+  assert not images and prompts == 3
+  assert head == ["set", "difficulty", "prompts", "avg@2", "cut off"]
+  # The std of 1 and 1/2 is 0.354; 1.96 * 0.354 / sqrt(2) = 0.49.
+  low = ["2", "2", "75.0% ± 49.0", "50.0%"]
+  high = ["3", "1", "0.0% ± 0.0", "50.0%"]
+  wanted = [[x, *row] for x in ("sums", name) for row in (low, high)]
+  assert rows == wanted

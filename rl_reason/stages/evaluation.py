@@ -45,7 +45,8 @@ def run(run: Run, which: str) -> dict[str, float]:
     )
     page = run.workdir / f"responses-{which}.html"
     title = f"{run.workdir.absolute().name}, step {at}"
-    report.put(page, browse(title, values, told))
+    text = browse(title, values, told, run.config.evaluate.mean_of)
+    report.put(page, text)
     run.display.say(f"responses: {page}")
   return values
 
@@ -100,9 +101,19 @@ def results(
 
 
 def browse(
-    title: str, values: dict[str, float], told: list[evaluate.Responses]
+    title: str,
+    values: dict[str, float],
+    told: list[evaluate.Responses],
+    mean_of: int,
 ) -> str:
-  """A page of all responses: question, response, gold, verdict, length."""
+  """A page of all responses: question, response, gold, verdict, length.
+
+  Args:
+    title: of the page.
+    values: of `evaluate.evaluate`.
+    told: responses to each set.
+    mean_of: samples of a prompt that its accuracy is the mean of.
+  """
   sets = []
   for said in told:
     rows = []
@@ -126,5 +137,23 @@ def browse(
       )
     sets.append(dict(name=said.name, rows=rows))
   scores = [(name, f"{value:.4g}") for name, value in values.items()]
-  data = dict(title=title, notes=[], scores=scores, sets=sets)
+  levels = by_difficulty(told, mean_of)
+  data = dict(title=title, notes=[], scores=scores, levels=levels, sets=sets)
   return report.template("responses").replace("@DATA@", report.embed(data))
+
+
+def by_difficulty(told: list[evaluate.Responses], mean_of: int) -> dict:
+  """The table of the page: each difficulty of each set."""
+  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "cut off"]
+  rows = []
+  for said in told:
+    for level in evaluate.levels(said, mean_of):
+      score = report.Score(level.mean, level.half)
+      cells = [
+          (str(level.difficulty), None),
+          (str(level.prompts), None),
+          (score.text(" ± "), level.mean),
+          (report.Score(level.cut).text(), level.cut),
+      ]
+      rows.append(dict(name=said.name, about="", cells=cells))
+  return dict(head=head, rows=rows)
