@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rl_reason.tasks import Row
+from rl_reason.verifiers.steps import verdicts as step_verdicts
 
 
 class Response(NamedTuple):
@@ -77,24 +78,13 @@ def length(response: Response, row: Row) -> float:
   return response.share
 
 
-_NUMBER = r"-?\d+(?:\.\d+)?"
-_STEP = re.compile(
-    rf"(?<![\d.+*/-])({_NUMBER})\s*([-+*/])\s*({_NUMBER})\s*=\s*({_NUMBER})(?!\.?\d)"
-)
-
-
 def steps(response: Response, row: Row) -> float:
-  """The share of its steps `a + b = c` (- * / too) that hold; 0 of none."""
-  found = _STEP.findall(response.text)
-  return sum(map(_holds, found)) / len(found) if found else 0.0
+  """The share of its arithmetic steps that hold; 0 of none.
 
-
-def _holds(step: tuple[str, str, str, str]) -> bool:
-  a, sign, b, c = step[0], step[1], float(step[2]), float(step[3])
-  if sign == "/":
-    return b != 0 and math.isclose(float(a) / b, c, rel_tol=1e-9)
-  value = {"+": float(a) + b, "-": float(a) - b, "*": float(a) * b}[sign]
-  return math.isclose(value, c, rel_tol=1e-9, abs_tol=1e-9)
+  Plain or LaTeX; `verifiers/steps.py` says what a step is.
+  """
+  found = step_verdicts(response.text)
+  return sum(found) / len(found) if found else 0.0
 
 
 def repetition(response: Response, row: Row) -> float:

@@ -85,7 +85,7 @@ SMALL = {
     "rollout.max_tokens": 8,
     "reward.overlong_buffer": 2,
     "reward.workers": 2,
-    "reward.scorers": "boxed*0.5..1",
+    "reward.scorers": "boxed*0.5..1,steps*0.5,length*-0.3",
     "updates.minibatches": 2,
     "updates.micro_batches": 2,
     "dynamic_sampling.enabled": False,
@@ -135,7 +135,8 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   for name in ("aime24", "own"):
     assert 0 <= evaluated[-1][f"val-core/{name}/acc/mean@2"] <= 1
   steps = [x for x in lines if x["stage"] == "rl"]
-  assert all("reward/boxed/mean" in x for x in steps)
+  for name in ("boxed", "steps", "length"):
+    assert all(f"reward/{name}/mean" in x for x in steps)
   assert not any(x["train/verifier_failures"] for x in steps)
   sample = json.loads((run / "samples.jsonl").open().readline())
   assert sample["prompt"].startswith("<|s|>Work out")
@@ -179,8 +180,8 @@ def test_verdicts_come_from_other_processes():
               (r"\boxed{5}", row),
               (r"\boxed{4}", row._replace(kind="bad")),
               (r"so it is \boxed{2+2}", row),
-          (r"\boxed{4.1}", row),
-          (r"\boxed{4.1}", row._replace(tolerance=0.1)),
+              (r"\boxed{4.1}", row),
+              (r"\boxed{4.1}", row._replace(tolerance=0.1)),
           ]
       )
       assert verdicts() == [True, False, None, True, False, True]

@@ -66,7 +66,8 @@ def test_a_prompt_may_have_opened_the_first_tag():
         ("0.1+0.2=0.3", 1),
         ("-3+5=2", 1),
         ("8/0=1", 0),
-        ("1+2+3=6", 0),  # not one step: nothing is found
+        ("1+2+3=6", 1),
+        (r"$\frac{1}{2}+\frac12=1$, 3 \times 4 = 13, x + 1 = 3", 1 / 2),
         ("3+4=7.5", 0),
         ("no steps", 0),
     ],

@@ -1,0 +1,142 @@
+r"""Arithmetic that a response shows: which steps there are, and which hold.
+
+A step is an equation of numbers with an operation in it, plain or LaTeX:
+`12+5=17`, `$\frac{1}{2} + \frac12 = 1$`, `3 \times 4 = 12`, `20% * 50 = 10`.
+In `a = b = c` there are two. Sides are read by the grammar of answers
+(`latex`) and compared exactly: 10/3 is not 3.33, for which there is \approx.
+What has a variable or a word in it, or cannot be read, is no step.
+"""
+
+import functools
+import itertools
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from rl_reason.verifiers import latex, lexer, numeric
+
+MAX_SIDE = 200  # characters; what is longer may be slow, and is no step
+NEAR = 20  # characters before and behind that are looked at
+
+# What stands around arithmetic, and what only changes its looks.
+_LOOKS = [
+    (re.compile(pattern, re.MULTILINE), replacement)
+    for pattern, replacement in (
+        (r"^[ \t]*(?:[-*+\u2022]|\d+[.)])[ \t]+", ""),  # of a list
+        (r"\\[()\[\]]|\\boxed\b|\\?\$|&", " "),  # formulas, or money
+        (r"\\\\(?![a-zA-Z])", "\n"),
+        (r"(?<![\d)}])\*\*|\*\*(?![-(\d])", " "),  # bold, not a power
+        (r"(?<=[\d)] )[xX](?= [(\d])", "*"),
+        (r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))", ""),
+    )
+]
+_RUN = re.compile(
+    r"(?:[\d.,+\-*/^=(){}% \t\u2212\u2013\u00d7\u22c5\u00b7\u00f7]"
+    r"|\\(?:[dt]?frac|times|cdot|div|left|right)(?![a-zA-Z])|\\[%,!;: ])+",
+    re.ASCII,
+)
+_PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*\\?%")
+# Commands that end one formula and begin another, or name a unit.
+_APART = (
+    r"(?:text|mathrm|mbox|q?quad|approx|[lg]eq?|implies|to|[rR]ightarrow"
+    r"|therefore)(?![a-zA-Z])"
+)
+# Beside a run these make it a part of something that has no value.
+_BEFORE = re.compile(rf"\\(?!{_APART})[a-zA-Z]+$")
+_AFTER = re.compile(rf"!|\\(?!{_APART})")
+_SIGN = re.compile(r"[ \t]*[-+*/^\u2212\u2013\u00d7\u22c5\u00b7\u00f7]")
+
+
+class Side(NamedTuple):
+  """What a side of an equation says.
+
+  Attributes:
+    values: that it may mean: 25% is 1/4, or 25; none if it is undefined.
+    operates: whether something is calculated in it.
+  """
+
+  values: frozenset[Fraction]
+  operates: bool
+
+
+def verdicts(text: str) -> list[bool]:
+  """Whether each step of a response holds, in their order."""
+  for pattern, replacement in _LOOKS:
+    text = pattern.sub(replacement, text)
+  out = []
+  for run in _RUN.finditer(text):
+    if "=" not in run[0]:
+      continue
+    before = text[max(0, run.start() - NEAR) : run.start()]
+    after = text[run.end() : run.end() + NEAR]
+    equations = [x.split("=") for x in re.split(r"[.,](?=\s|$)", run[0])]
+    if _begins_before(before, run[0]):
+      equations[0][0] = ""
+    if _AFTER.match(after) or (run[0][-1] not in " \t" and _is_word(after[:1])):
+      equations[-1][-1] = ""
+    for equation in equations:
+      sides = map(_side, _without_brackets(equation))
+      out += [
+          bool(a.values & b.values)
+          for a, b in itertools.pairwise(sides)
+          if a and b and (a.operates or b.operates)
+      ]
+  return out
+
+
+def _is_word(symbol: str) -> bool:
+  return symbol.isalnum() or symbol == "_"
+
+
+def _begins_before(before: str, run: str) -> bool:
+  """Whether what stands before a run belongs to its first side."""
+  last = before.rstrip(" \t")[-1:]
+  return bool(
+      _is_word(before[-1:])
+      and run[0] not in " \t"
+      or _is_word(last)
+      and _SIGN.match(run)
+      or _BEFORE.search(before)
+  )
+
+
+def _without_brackets(sides: list[str]) -> list[str]:
+  """The sides, without brackets around the whole equation."""
+  out = [x.strip() for x in sides]
+  for opening, closing in ("()", "{}"):
+    unclosed = out[0].count(opening) > out[0].count(closing)
+    if unclosed and out[0][0] == opening and out[-1].endswith(closing):
+      out[0], out[-1] = out[0][1:], out[-1][:-1]
+  return out
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _side(text: str) -> Side | None:
+  """What a side says; None if it is no arithmetic."""
+  if _PLAIN.fullmatch(text):
+    return Side(frozenset([Fraction(text)]), False)
+  if not text or len(text) > MAX_SIDE:
+    return None
+  try:
+    value = latex.read(_PERCENT.sub(r"(\1/100)", text))
+    if not latex.is_expression(value):
+      return None
+    exact = numeric.exact(value)
+  except (lexer.Unreadable, RecursionError):
+    return None
+  except numeric.Hard:  # a division by zero
+    return Side(frozenset(), True)
+  if exact is None:
+    return None
+  bare = _PERCENT.fullmatch(text)
+  values = {exact, Fraction(bare[1])} if bare else {exact}
+  return Side(frozenset(values), not bare and _operates(value))
+
+
+def _operates(value) -> bool:
+  """Whether there is an operation beyond a sign."""
+  if isinstance(value, Fraction):
+    return False
+  signed = value[0] == "*" and value[1] == Fraction(-1)
+  return _operates(value[2]) if signed else True
