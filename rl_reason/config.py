@@ -527,7 +527,7 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     )
   try:
     for term in scorers.terms(c.reward.scorers):
-      if not pathlib.Path(term.name).is_dir():
+      if not scorers.is_model(term.name):
         scorers.find(term.name)
   except ValueError as e:
     refuse("reward.scorers", str(e))

@@ -171,6 +171,7 @@ def _run(config, workdir: pathlib.Path) -> int:
       tasks,
   )
   from rl_reason.stages import (
+      classifier,
       evaluation,
       export,
       prepare,
@@ -200,6 +201,8 @@ def _run(config, workdir: pathlib.Path) -> int:
         config.data.train, place = "", workdir / "evaluation"
       files = prepare.run(config, place, screen, stop)
     run = stages.make_run(config, workdir, screen, stop, files)
+    if _STAGE.value in TRAINS:
+      classifier.check(run)
     # Not before: a run that cannot begin leaves its directory to another one.
     if jax.process_index() == 0 and _STAGE.value in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))

@@ -7,9 +7,9 @@ lists them with their weights:
 
 Each is a function of this file, a function of yours by its import path
 (`my_rewards:politeness*1`), a JSON file of rules, a constitution
-(`rules.json*0.2`), or the directory of a reward model (`DIR*0.5`), which reads
-tokens and is none of this file's. `W0..W1` moves the weight from W0 to W1 over
-the run. A scorer that fails gives 0 and is counted; the run goes on.
+(`rules.json*0.2`), or a reward model (`DIR*0.5`, `OWNER/REPOSITORY*0.5`), which
+reads tokens and is none of this file's. `W0..W1` moves the weight from W0 to W1
+over the run. A scorer that fails gives 0 and is counted; the run goes on.
 """
 
 import importlib
@@ -142,6 +142,12 @@ def _rule(rule: dict) -> Score:
 NAMES = ("boxed", "tags", "length", "steps", "repetition")
 
 
+def is_model(name: str) -> bool:
+  """Whether a reward model is meant: a directory, or a hub id."""
+  hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
+  return pathlib.Path(name).is_dir() or bool(hub and name[-5:] != ".json")
+
+
 def find(name: str) -> Score:
   """The scorer of a name, an import path or a file.
 
@@ -156,7 +162,7 @@ def find(name: str) -> Score:
   if not mark:
     raise ValueError(
         f"{name!r} is none of {', '.join(NAMES)}, no 'module:function', no"
-        " .json file, and no directory of a reward model"
+        " .json file, and no directory or hub id of a reward model"
     )
   try:
     score = getattr(importlib.import_module(module), function)

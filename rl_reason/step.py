@@ -325,6 +325,10 @@ def preference_update(
   pairs = rows_A[1].shape[0] * rows_A[1].shape[1]
 
   def loss_fn(params, rows):
+    head = params["value_head"]
+    if cfg.head == "scalar":  # pairs do not see its bias: 0 it stays, exactly
+      head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
+    params = params | dict(value_head=head)
     chosen_B, rejected_B = pair_scores(params, rows, cfg=cfg).T
     loss = losses.bradley_terry(chosen_B, rejected_B).sum() / pairs
     return loss, dict(

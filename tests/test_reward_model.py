@@ -1,6 +1,7 @@
 """The reward model: what it learns, and where it is used."""
 
 import json
+import shutil
 import types
 
 import jax
@@ -10,7 +11,13 @@ import test_config
 import test_credit
 
 from rl_reason import critic, data, datasets, sharding, step, tasks
-from rl_reason.stages import Stopped, experience, reward_model, value
+from rl_reason.stages import (
+    Stopped,
+    classifier,
+    experience,
+    reward_model,
+    value,
+)
 from rl_reason.structs import RunError
 
 compiled = test_config.compiled  # a fixture: compiles each program once
@@ -202,7 +209,29 @@ def test_one_that_is_not_there_or_reads_other_tokens_is_refused(
 ):
   run = make_run(tmp_path / "a")
   with pytest.raises(RunError, match="holds no whole reward model"):
-    reward_model.load(run, tmp_path)
+    reward_model.load(run, str(tmp_path))
   run.config.task.name = "countdown"
-  with pytest.raises(RunError, match="task.name of .* is 'arithmetic'"):
-    reward_model.load(run, whole.run.workdir / "export" / "reward_model")
+  with pytest.raises(RunError, match="reward.*: task.name is 'arithmetic' the"):
+    reward_model.load(run, str(whole.run.workdir / "export" / "reward_model"))
+
+
+def test_it_is_a_classifier_of_transformers_as_well(whole, tmp_path):
+  """Its files alone, without our checkpoint, are the same network."""
+  out = whole.run.workdir / "export" / "reward_model"
+  said = json.loads((out / "config.json").read_text())
+  assert said["architectures"] == ["LlamaForSequenceClassification"]
+  assert said["id2label"] == {"0": "LABEL_0"} and said["pad_token_id"] == 0
+  alone = tmp_path / "alone"
+  shutil.copytree(out, alone, ignore=shutil.ignore_patterns(str(STEPS)))
+  assert not classifier.is_one(str(out)) and classifier.is_one(str(alone))
+  run = make_run(tmp_path / "a", reward__scorers=f"{alone}*1")
+  with jax.set_mesh(run.mesh):
+    classifier.check(run)
+    params, cfg = reward_model.load(run, str(alone))
+  assert digest(params) == digest(whole.params)
+  assert cfg == whole.run.critic_cfg
+  start = dict(critic__init="exported", critic__path=str(alone))
+  run = make_run(tmp_path / "b", advantage__name="gae", **start)
+  with jax.set_mesh(run.mesh):
+    found, _ = value.run(run, test_config.run_params(run))
+  assert digest(found) == digest(whole.params)

@@ -26,7 +26,7 @@ import numpy as np
 from rl_reason import model, sharding
 from rl_reason.config import ConfigError, one_line
 from rl_reason.hf import architecture, tensors
-from rl_reason.hf.architecture import CONFIG
+from rl_reason.hf.architecture import CONFIG, EACH, NEXT, WHOLE
 from rl_reason.hf.tensors import DTYPES, Fault, Tensor
 from rl_reason.structs import Array, Tree
 
@@ -67,19 +67,21 @@ LAYER = {
     "up_bias": "mlp.up_proj.bias",
     "down_bias": "mlp.down_proj.bias",
 }
-EMBED, HEAD, VALUES = (
+EMBED, HEAD, VALUES, BIAS = (
     "model.embed_tokens.weight",
     "lm_head.weight",
     "score.weight",
+    "score.bias",
 )
 # The same for the rest. A value head is that of token classification, a label
-# a number; the gates of a gated one have no name in transformers.
+# a number; the gates of a gated one have no name in transformers. That of
+# sequence classification, one label, has no bias: ours is then 0.
 REST = {
     "embed": EMBED,
     "norm": "model.norm.weight",
     "head": HEAD,
     "value_head.value": VALUES,
-    "value_head.bias": "score.bias",
+    "value_head.bias": BIAS,
     "value_head.gate": "score_gate.weight",
 }
 # Buffers that old checkpoints hold and that follow from the config.
@@ -96,6 +98,7 @@ class Source(NamedTuple):
     cfg: the shape that it says, all else at its default.
     context: tokens up to which every token sees all before it.
     tensors: of the files, by name; those that nothing needs left out.
+    head: NEXT, EACH or WHOLE of `architecture`.
   """
 
   where: str
@@ -104,6 +107,7 @@ class Source(NamedTuple):
   cfg: model.ModelConfig
   context: int
   tensors: dict[str, Tensor]
+  head: str
 
 
 class Place(NamedTuple):
@@ -174,11 +178,14 @@ def find(
     config = tensors.read_json(path / CONFIG)
     cfg, context = architecture.read(config), architecture.context(config)
     wanted = places(table(cfg))
-    architecture.check(config, VALUES in wanted)
+    heads = (EACH, WHOLE) if VALUES in wanted else (NEXT,)
+    head = architecture.check(config, heads)
+    if head == WHOLE:
+      del wanted[BIAS]
     found = _match(tensors.find(path), wanted, cfg.tied)
   except (Fault, OSError) as e:
     raise ConfigError(f"{where}: {one_line(e)}") from None
-  return Source(where, path, config, cfg, context, found)
+  return Source(where, path, config, cfg, context, found, head)
 
 
 def _local(given: str, where: str) -> pathlib.Path:
@@ -220,8 +227,9 @@ def _match(
   for name, tensor in found.items():
     if name in wanted:
       if tensor.shape != wanted[name].shape:
+        by = "the value head" if name == VALUES else CONFIG
         raise Fault(
-            f"{name} has shape {list(tensor.shape)}, and {CONFIG} asks for"
+            f"{name} has shape {list(tensor.shape)}, and {by} asks for"
             f" {list(wanted[name].shape)}"
         )
     elif name == HEAD and tied:
@@ -273,6 +281,8 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
       for row, at in zip(rows, where, strict=True)
   ]
   for name, place in places(table).items():
+    if name == BIAS and source.head == WHOLE:
+      continue
     i, layer = place.leaf, np.int32(place.layer or 0)
     # No name for what is read: it would live on beside the tensor after it.
     leaves[i] = insert[i](
@@ -315,6 +325,7 @@ def save(
     table: Tree,
     cfg: model.ModelConfig,
     *,
+    head: str = "",
     source: Source | None = None,
     tok=None,
     card: str = "",
@@ -331,6 +342,8 @@ def save(
     params: on the mesh.
     table: of the parameters, of a model or of a critic.
     cfg: shape of the model, or of the critic's trunk.
+    head: '' as the table has it, a language model or a token classifier; or
+      WHOLE, one score a response, for a scalar value head without a bias.
     source: the checkpoint that the parameters come from: its config.json,
       dtypes, tokenizer and generation config go on.
     tok: the tokenizer; None: that of the source.
@@ -345,6 +358,9 @@ def save(
       finite in that dtype.
   """
   wanted, leaves = places(table), jax.tree.leaves(params)
+  head = head or (EACH if VALUES in wanted else NEXT)
+  if head == WHOLE:
+    _drop_bias(leaves, wanted)
   before = source.tensors if source else {}
   if HEAD in before and cfg.tied and VALUES not in wanted:
     wanted[HEAD] = wanted[EMBED]  # twice there, so twice here
@@ -359,13 +375,17 @@ def save(
   said = said or TORCH[plan[EMBED][0]]
   config = config | architecture.rope_fields(cfg)
   config |= dict(dtype=said, torch_dtype=said)  # as 5 calls it, and 4
-  config["architectures"] = [architecture.class_name(config, VALUES in wanted)]
+  config["architectures"] = [architecture.class_name(config, head)]
   if VALUES in wanted:
     labels = [f"LABEL_{i}" for i in range(wanted[VALUES].shape[0])]
     config["id2label"] = dict(enumerate(labels))
     config["label2id"] = {label: i for i, label in enumerate(labels)}
   if tok is not None:
     config |= _ids(tok)
+    if head == WHOLE and tok.pad_token_id == tok.eos_token_id:
+      # Else transformers takes the end of a response for padding, and scores
+      # the token before it; so it refuses to pad.
+      config["pad_token_id"] = None
 
   work = directory.with_name(directory.name + ".tmp")
   writes = jax.process_index() == 0
@@ -389,6 +409,17 @@ def save(
       (work / "README.md").write_text(card)
     shutil.rmtree(directory, ignore_errors=True)
     work.replace(directory)
+
+
+def _drop_bias(leaves, wanted: dict[str, Place]) -> None:
+  """Leaves out the bias of one score, which transformers has no place for."""
+  outputs, bias = wanted[VALUES].shape[0], wanted.pop(BIAS)
+  value = sharding.fetch(leaves[bias.leaf])
+  if outputs > 1 or np.any(value):
+    raise ConfigError(
+        f"value_head: {outputs} outputs and a bias of {value.tolist()}: a"
+        " sequence classifier has one, and none; export it as a critic"
+    )
 
 
 def _fetched(leaves, name: str, place: Place, kind: str) -> np.ndarray:

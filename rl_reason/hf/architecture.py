@@ -12,6 +12,8 @@ from rl_reason.config import ConfigError
 from rl_reason.hf.tensors import Fault
 
 CONFIG = "config.json"
+# What the head of a model says; classes of transformers end so.
+NEXT, EACH, WHOLE = "CausalLM", "TokenClassification", "SequenceClassification"
 
 
 class Family(NamedTuple):
@@ -97,25 +99,29 @@ def _family(config: dict[str, Any]) -> Family:
   return FAMILIES[kind]
 
 
-def class_name(config: dict[str, Any], values: bool) -> str:
-  """Of transformers: of a language model, or of one with a value head."""
-  kind = "TokenClassification" if values else "CausalLM"
-  return f"{_family(config).name}For{kind}"
+def class_name(config: dict[str, Any], head: str) -> str:
+  """Of transformers: of a model with that head."""
+  return f"{_family(config).name}For{head}"
 
 
-def check(config: dict[str, Any], values: bool) -> None:
+def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
   """Refuses what would compute something else from the same tensors.
 
   Args:
     config: a config.json.
-    values: whether a value head is wanted.
+    heads: that will do; the first one if the config says nothing.
+
+  Returns:
+    the head that it has.
 
   Raises:
     Fault: names the field.
   """
-  wanted, said = [class_name(config, values)], config.get("architectures")
-  if said and said != wanted:
-    raise Fault(f"{CONFIG}: architectures = {said!r}: must be {wanted!r}")
+  classes = {class_name(config, head): head for head in heads}
+  said = config.get("architectures") or list(classes)[:1]
+  if said not in [[name] for name in classes]:
+    wanted = " or ".join(repr([name]) for name in classes)
+    raise Fault(f"{CONFIG}: architectures = {said!r}: must be {wanted}")
   family = _family(config)
   read_here = (family.qkv_bias, family.o_bias, family.mlp_bias)
   idle = IDLE | {
@@ -126,6 +132,7 @@ def check(config: dict[str, Any], values: bool) -> None:
   for name, values_of in idle.items():
     if name in config and config[name] not in values_of:
       raise Fault(f"{CONFIG}: {name} = {config[name]!r}: is not supported")
+  return classes[said[0]]
 
 
 def _flag(config: dict[str, Any], name: str | bool) -> bool:

@@ -366,6 +366,31 @@ def critic_config(config, trunk: model.ModelConfig) -> critic.CriticConfig:
   return critic.CriticConfig(trunk, v.head, v.heads, v.bins, v.low, v.high)
 
 
+def require_equal(
+    where: str,
+    here: dict[str, Any],
+    there: dict[str, Any],
+    names: tuple[str, ...] = ("",),
+) -> None:
+  """Refuses what another config made, if fields that matter differ.
+
+  Args:
+    where: the field that names it, and its value.
+    here: fields of this run.
+    there: fields of the run that made it.
+    names: what a field that matters begins with; all of them if not given.
+
+  Raises:
+    RunError: names the first field, and both values.
+  """
+  for name, value in here.items():
+    if name.startswith(names) and there.get(name) != value:
+      raise RunError(
+          f"{where}: {name} is {there.get(name)!r} there and {value!r} here;"
+          " make them equal"
+      )
+
+
 def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
   """Opens everything that the stages share.
 

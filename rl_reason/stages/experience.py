@@ -5,7 +5,6 @@ arrays between them are on the host, where rows are picked and put together.
 """
 
 import functools
-import pathlib
 import time
 import zlib
 
@@ -324,8 +323,8 @@ def terms(run: Run) -> tuple[scorers.Term, ...]:
 
 def _scorer(run: Run, name: str):
   """(maker, rollouts, texts, rows) -> scores [B], failures."""
-  if pathlib.Path(name).is_dir():
-    params, program = reward_model.scorer(run, pathlib.Path(name))
+  if scorers.is_model(name):
+    params, program = reward_model.scorer(run, name)
 
     def learned(maker, r, texts, rows):
       score_B = maker.by_micro_batches(

@@ -3,7 +3,8 @@
 Bradley-Terry (arXiv:2203.02155, eq 1): the difference of two scores is the
 log-odds of the preference. The network is that of a critic, so the same export
 is a reward (`reward.scorers = "DIR*0.5"`) or where a critic starts
-(`critic.init = "exported"`).
+(`critic.init = "exported"`). Beside it is the same as transformers loads it.
+Those of others: `classifier`.
 """
 
 import functools
@@ -19,11 +20,21 @@ from rl_reason import (
     critic,
     data,
     evaluate,
+    hf,
     model,
     sharding,
     step,
 )
-from rl_reason.stages import Once, Run, critic_config, fit, model_config
+from rl_reason.stages import (
+    Once,
+    Run,
+    classifier,
+    critic_config,
+    fit,
+    model_config,
+    require_equal,
+    resolve,
+)
 from rl_reason.structs import Array, RunError, Tree
 
 
@@ -106,10 +117,32 @@ def _finish(run: Run, cfg: critic.CriticConfig, params: Tree) -> None:
   path = run.workdir / "export" / "reward_model"
   if jax.process_index() == 0:
     shutil.rmtree(path, ignore_errors=True)
+  _save_classifier(run, cfg, params, path)
   out = checkpoint.Checkpoints(path)
   out.save(c.steps, params, dict(config=config_lib.flat(run.config)))
   out.close()
   run.display.say(f"reward model written to {path}")
+
+
+def _save_classifier(
+    run: Run, cfg: critic.CriticConfig, params: Tree, path: pathlib.Path
+) -> None:
+  """Writes it as a sequence classifier of transformers, where there is one."""
+  c = run.config
+  source = resolve(c)
+  try:
+    hf.save(
+        path,
+        params,
+        critic.table(cfg),
+        cfg.trunk,
+        head=hf.WHOLE,
+        source=source,
+        tok=run.tok if c.tokenizer or not source else None,
+        context=c.rollout.max_prompt + c.rollout.max_tokens,
+    )
+  except config_lib.ConfigError as e:
+    run.display.say(f"reward model: not written for transformers: {e}")
 
 
 def agreement(ahead_N: np.ndarray) -> dict[str, float]:
@@ -134,14 +167,22 @@ def agreement(ahead_N: np.ndarray) -> dict[str, float]:
   }
 
 
-def load(run: Run, path: pathlib.Path) -> tuple[Tree, critic.CriticConfig]:
-  """The parameters and the shape of an exported reward model.
+def load(run: Run, given: str) -> tuple[Tree, critic.CriticConfig]:
+  """The parameters and the shape of a reward model, of ours or of others.
 
   Its network may be of another shape than the policy; its tokenizer may not.
 
+  Args:
+    run: everything that the stages share.
+    given: the directory of an exported one, or see `classifier`.
+
   Raises:
     RunError: there is none, or it reads other tokens.
+    ConfigError: so it is, of one of others.
   """
+  if classifier.is_one(given):
+    return classifier.load(run, given, "reward.scorers")
+  path = pathlib.Path(given)
   checkpoints = checkpoint.Checkpoints(path)
   at = checkpoints.newest(run.display.say)
   if at is None:
@@ -149,15 +190,14 @@ def load(run: Run, path: pathlib.Path) -> tuple[Tree, critic.CriticConfig]:
         f"reward.scorers: {path} holds no whole reward model; make one with"
         " --stage=reward_model, it is in its export/reward_model"
     )
-  there = config_lib.unflat(checkpoints.host(at)["config"])
-  for name in ("tokenizer", "task.name"):
-    here = config_lib.flat(run.config)[name]
-    theirs = config_lib.flat(there)[name]
-    if here != theirs:
-      raise RunError(
-          f"reward.scorers: {name} of {path} is {theirs!r}, here {here!r}; make"
-          " them equal"
-      )
+  fields = checkpoints.host(at)["config"]
+  require_equal(
+      f"reward.scorers = {path}",
+      config_lib.flat(run.config),
+      fields,
+      ("tokenizer", "task.name"),
+  )
+  there = config_lib.unflat(fields)
   trunk = model_config(there, vocab=run.cfg.vocab, tokens=run.cfg.tokens)
   cfg = critic_config(there, trunk)
   table = critic.table(cfg)
@@ -165,8 +205,8 @@ def load(run: Run, path: pathlib.Path) -> tuple[Tree, critic.CriticConfig]:
   return checkpoints.restore(at, like), cfg
 
 
-def scorer(run: Run, path: pathlib.Path):
-  """An exported reward model, ready to score.
+def scorer(run: Run, given: str):
+  """A reward model, as `load` takes it, ready to score.
 
   Returns:
     the parameters, and a program: (params, tokens [A, B, L], start [A, B],
@@ -175,7 +215,7 @@ def scorer(run: Run, path: pathlib.Path):
   Raises:
     RunError: there is none, or it reads other tokens.
   """
-  params, cfg = load(run, path)
+  params, cfg = load(run, given)
 
   def fn(params, *rows_A):
     return jax.lax.map(lambda rows: critic.scores(params, cfg, *rows), rows_A)

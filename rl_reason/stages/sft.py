@@ -17,7 +17,7 @@ from rl_reason import (
     model,
     step,
 )
-from rl_reason.stages import Run, fit
+from rl_reason.stages import Run, fit, require_equal
 from rl_reason.structs import RunError, Tree
 
 PHASES = ("skill", "habits")
@@ -78,14 +78,12 @@ def load(run: Run) -> Tree:
   last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
   if at is None or not last or at != host["config"][f"sft.{phase}.steps"]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
-  here = config_lib.flat(run.config)
-  for name in here:
-    if name.startswith(("model.", "tokenizer", "task.name")):
-      if here[name] != host["config"].get(name):
-        raise RunError(
-            f"sft.reuse = {workdir}: {name} is {host['config'].get(name)!r}"
-            f" there and {here[name]!r} here; make them equal"
-        )
+  require_equal(
+      f"sft.reuse = {workdir}",
+      config_lib.flat(run.config),
+      host["config"],
+      ("model.", "tokenizer", "task.name"),
+  )
   tx, shardings = _optimizer(run, phase)
   like = step.abstract_state(model.table(run.cfg), tx, shardings)
   return checkpoints.restore(at, like).params

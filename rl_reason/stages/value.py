@@ -11,7 +11,14 @@ import pathlib
 import jax
 
 from rl_reason import checkpoint, config as config_lib, critic, model, step
-from rl_reason.stages import Once, Run, Stopped, experience
+from rl_reason.stages import (
+    Once,
+    Run,
+    Stopped,
+    classifier,
+    experience,
+    require_equal,
+)
 from rl_reason.structs import RunError, Tree
 
 # Fields that give a critic its shape, and what it has learnt its meaning.
@@ -172,6 +179,8 @@ def _nothing() -> dict[str, float]:
 def _first(run: Run, cfg, shardings: Tree, policy_params: Tree) -> Tree:
   """Where the critic starts: policy, scratch, or an exported network."""
   c = run.config.critic
+  if c.init == "exported" and classifier.is_one(c.path):
+    return classifier.load_critic(run)
   if c.init == "exported":
     like = model.abstract(critic.table(cfg), shardings)
     path = pathlib.Path(c.path)
@@ -213,11 +222,5 @@ def _restore(
     )
   host = checkpoints.host(at)
   here = config_lib.flat(run.config)
-  for name in here:
-    there = host["config"].get(name)
-    if name.startswith(equal) and here[name] != there:
-      raise RunError(
-          f"{field} = {path}: {name} is {there!r} there and {here[name]!r}"
-          " here; make them equal"
-      )
+  require_equal(f"{field} = {path}", here, host["config"], equal)
   return checkpoints.restore(at, like), host
