@@ -235,34 +235,26 @@ def test_a_critic_is_a_token_classifier(tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_classifier_scores_a_response(name, tmp_path):
   """Theirs is read; and ours, written again, is theirs."""
-  kind, fields = MODELS[name]
-  known = getattr(transformers, f"{kind}Config")
-  make = getattr(transformers, f"{kind}ForSequenceClassification")
-  theirs = make(known(**SIZES | fields, num_labels=1)).eval()
-  with torch.no_grad():  # norms and biases begin as ones and zeros
-    for x in theirs.parameters():
-      x.add_(0.1 * torch.randn(x.shape, generator=torch.manual_seed(x.numel())))
+  theirs = build(name, "ForSequenceClassification", num_labels=1)
   theirs.save_pretrained(tmp_path / "x")
-  source = hf.find(
-      str(tmp_path / "x"),
-      "reward.scorers",
-      lambda cfg: critic.table(critic.CriticConfig(cfg)),
+
+  def table(cfg):
+    return critic.table(critic.CriticConfig(cfg))
+
+  trunk, params = in_jax(tmp_path / "x", table)
+  source = hf.find(str(tmp_path / "x"), table=table)
+  more = dict(head=hf.WHOLE, source=source)
+  hf.save(tmp_path / "y", params, table(trunk), trunk, **more)
+  again, info = type(theirs).from_pretrained(
+      tmp_path / "y", output_loading_info=True
   )
-  cfg = critic.CriticConfig(source.cfg)
-  mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
-  with jax.set_mesh(mesh):
-    params = hf.load(source, critic.table(cfg), mesh)
-    out = tmp_path / "y"
-    more = dict(head=hf.WHOLE, source=source)
-    hf.save(out, params, critic.table(cfg), source.cfg, **more)
-  again, info = make.from_pretrained(out, output_loading_info=True)
   assert not any(info.values()), info
   before = theirs.state_dict()
   assert all(torch.equal(x, before[k]) for k, x in again.state_dict().items())
   # A prompt in six slots and a response in eight, each with padding.
   rng = np.random.default_rng(0)
-  prompts, responses = (6, 3, 1, 6, 2, 5, 4, 1), (8, 5, 2, 1, 7, 3, 8, 4)
-  tokens_BL = np.zeros((8, 14), np.int32)
+  prompts, responses = (6, 3, 1), (8, 5, 2)
+  tokens_BL = np.zeros((3, 14), np.int32)
   mask_BT = np.arange(8) < np.array(responses)[:, None]
   wanted = []
   for b, (p, n) in enumerate(zip(prompts, responses, strict=True)):
@@ -271,7 +263,7 @@ def test_a_sequence_classifier_scores_a_response(name, tmp_path):
     with torch.no_grad():
       wanted.append(theirs(text).logits.item())
   start_B = 6 - np.array(prompts, np.int32)
-  with jax.set_mesh(mesh):
-    got = critic.scores(params, cfg, tokens_BL, start_B, mask_BT)
-  assert np.ptp(wanted) > 0.01
+  cfg = critic.CriticConfig(trunk)
+  got = critic.scores(params, cfg, tokens_BL, start_B, mask_BT)
+  assert np.ptp(wanted) > 0.1
   np.testing.assert_allclose(got, wanted, atol=1e-4)
