@@ -93,6 +93,7 @@ def get_config():
   c.dynamic_sampling = ml_collections.ConfigDict()  # DAPO sec 3.2
   c.dynamic_sampling.enabled = False  # refill with 0 < accuracy < 1 groups
   c.dynamic_sampling.max_rounds = 10
+  c.dynamic_sampling.batches = 1  # of responses in a round; one tail for all
   c.dynamic_sampling.surplus = "discard"  # or 'keep' for the next step
   c.dynamic_sampling.shortfall = "pad"  # with empty rows, or 'raise'
 

@@ -288,6 +288,7 @@ BOUNDS = {
     "rollout.temperature": 1e-6,
     "rollout.top_p": (1e-9, 1),
     "dynamic_sampling.max_rounds": 1,
+    "dynamic_sampling.batches": 1,
     "reward.overlong_buffer": 0,
     "reward.overlong_coef": 0,
     "reward.length_coef": 0,
@@ -550,6 +551,11 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       d.surplus == "discard" or d.enabled,
       "dynamic_sampling.surplus",
       "there is a surplus only with dynamic_sampling.enabled=True",
+  )
+  require(
+      d.batches == 1 or d.enabled,
+      "dynamic_sampling.batches",
+      "what does not fit is dropped: needs dynamic_sampling.enabled=True",
   )
   for section in ("optimizer", "critic"):
     require(

@@ -346,6 +346,7 @@ FIELDS = {
     "rollout.allow_top_p": (True, "check"),
     "dynamic_sampling.enabled": (False, artifacts),
     "dynamic_sampling.max_rounds": (1, artifacts),
+    "dynamic_sampling.batches": (2, artifacts),
     "dynamic_sampling.surplus": ("keep", artifacts),
     "dynamic_sampling.shortfall": ("raise", "Shortfall"),
     "reward.right": (2.0, lower_assign),
@@ -752,6 +753,13 @@ def test_allow_top_p_is_what_lets_top_p_through():
                 "dynamic_sampling.enabled": False,
             },
             "only with dynamic_sampling.enabled",
+        ),
+        (
+            {
+                "dynamic_sampling.batches": 3,
+                "dynamic_sampling.enabled": False,
+            },
+            "needs dynamic_sampling.enabled",
         ),
         ({"mesh.fsdp": 0}, "must be positive, or -1"),
         ({"mesh.fsdp": -1}, "only one axis"),

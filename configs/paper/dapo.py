@@ -17,5 +17,6 @@ def get_config():
   c.loss.reduction = "token_mean"
   c.reward.overlong_buffer = 4096
   c.dynamic_sampling.enabled, c.dynamic_sampling.shortfall = True, "raise"
+  c.dynamic_sampling.batches = 3
   c.optimizer.warmup_steps = 20
   return c

@@ -53,16 +53,19 @@ class Maker:
   Args:
     run: everything that the stages share.
     purpose: names the randomness of prompts and noise.
+    batches: of responses in a round of generation.
 
   Attributes:
     problems: the source of rows by id.
+    batch: responses of a round.
     seconds: spent on sampling and scoring, since it was last reset.
     failures: of the verifier, since it was last reset.
   """
 
-  def __init__(self, run: Run, purpose: str):
+  def __init__(self, run: Run, purpose: str, batches: int = 1):
     c = run.config
     self._run = run
+    self.batch = batches * c.rollout.batch
     self.problems, self._stream = run.problems(f"{purpose} prompts", 1)
     self._seen: dict[str, list[float]] = {}  # type: accuracy, length
     self._streaks: dict[str, int] = {}  # problem: times all right in a row
@@ -95,7 +98,7 @@ class Maker:
     """The next prompts that are not retired."""
     c = self._run.config.rollout
     ids, rows, skipped = [], [], 0
-    while len(rows) < c.batch // c.group_size:
+    while len(rows) < self.batch // c.group_size:
       (at, row), *_ = next(self._stream)
       if self._streaks.get(_key(row), 0) < (c.retire_after or np.inf):
         ids.append(at)
@@ -124,7 +127,7 @@ class Maker:
     need_N = share_N * (1 - share_N) + 0.01
     if c.sizes == "length":
       need_N = 1 / length_N
-    return dynamic_sampling.group_sizes(need_N, c.batch, c.least_group)
+    return dynamic_sampling.group_sizes(need_N, self.batch, c.least_group)
 
   def _learn(self, x: Experience, rows: list[tasks.Row]) -> None:
     """Notes accuracy and length by type, and who was all right again."""
@@ -159,8 +162,8 @@ class Maker:
     rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
     expected_B = np.repeat(self._expected(rows)[1], sizes_N)
     sampled, judging = [], []
-    each = c.rollout.batch // c.rollout.parts
-    for first in range(0, c.rollout.batch, each):
+    each = self.batch // c.rollout.parts
+    for first in range(0, self.batch, each):
       some = slice(first, first + each)
       part = self._sample(
           params,
@@ -577,21 +580,21 @@ def passes(run: Run) -> int:
 
 
 def flops(
-    run: Run, rows: Experience, generated: int, rounds: int, passes: int
+    run: Run, rows: Experience, generated: int, drawn: int, passes: int
 ) -> float:
   """Operations of a step, real tokens only; analytic.
 
   Args:
     run: everything that the stages share.
     rows: of the batch.
-    generated: tokens sampled, also those that were thrown away.
-    rounds: of generation.
+    generated: tokens sampled, also of groups that were thrown away.
+    drawn: responses sampled, also those.
     passes: forward passes over the batch.
   """
   c, r = run.config, rows.rollouts
   slots = c.rollout.max_prompt
   length_B = slots - r.start_B + r.lengths_B
   trained = int(length_B[rows.age_B >= 0].sum())
-  prompts = rounds * slots * c.rollout.batch // c.rollout.group_size
+  prompts = drawn * slots // c.rollout.group_size
   each = model.flops_per_token(run.cfg, (slots + c.rollout.max_tokens) / 2)
   return each * (generated + prompts + passes * trained)

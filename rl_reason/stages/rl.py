@@ -72,7 +72,9 @@ def run(
         value.make_update(run, critic_tx, critic_shardings),
         run.display,
     )
-  maker, passes = experience.Maker(run, "rollout"), experience.passes(run)
+  rounds = dict(c.dynamic_sampling)
+  maker = experience.Maker(run, "rollout", rounds.pop("batches"))
+  passes = experience.passes(run)
   coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
   at, evaluated = 0, False
   spent = dict(spent or dict(tokens=0, flops=0.0))
@@ -161,9 +163,9 @@ def run(
           kept,
           batch=c.rollout.batch,
           group_size=c.rollout.group_size,
-          **c.dynamic_sampling,
+          **rounds,
       )
-      rounds, times = int(metrics["train/generation_rounds"]), maker.seconds
+      times = maker.seconds
       began = time.monotonic()
       rows, entropy_BT = maker.with_old_logps(state.params, rows)
       if left is not None:
@@ -199,7 +201,8 @@ def run(
       batch = experience.batch(run, rows, assigned, **more)
       times["adv"] = time.monotonic() - began
       tokens = int(metrics.pop("tokens/generated"))
-      operations = experience.flops(run, rows, tokens, rounds, passes)
+      drawn = int(metrics["train/generation_rounds"]) * maker.batch
+      operations = experience.flops(run, rows, tokens, drawn, passes)
       spent = dict(
           tokens=spent["tokens"] + tokens, flops=spent["flops"] + operations
       )

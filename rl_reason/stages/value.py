@@ -103,7 +103,7 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       at += 1
       generated = int(rows.rollouts.lengths_B.sum())
       passes = 1 + 3 * c.updates.epochs
-      operations = experience.flops(run, rows, generated, 1, passes)
+      operations = experience.flops(run, rows, generated, maker.batch, passes)
       spent = dict(
           tokens=spent["tokens"] + generated, flops=spent["flops"] + operations
       )
