@@ -81,8 +81,7 @@ def get_config():
   c.rollout.group_size = 8  # responses to each prompt: batch / 8 prompts
   c.rollout.sizes = "equal"  # of groups; or by expected 'length', 'variance'
   c.rollout.least_group = 2  # of groups that are not equal
-  c.rollout.slots = 0  # rows that decode together; 0 = all of a part
-  c.rollout.parts = 1  # of a round; each is scored while the next is sampled
+  c.rollout.slots = 0  # rows that decode together, others wait; 0 = all
   c.rollout.retire_after = 0  # prompts all right so often in a row; 0 = never
   c.rollout.max_prompt = 12  # tokens
   c.rollout.max_tokens = 48  # of a response, EOS included

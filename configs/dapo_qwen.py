@@ -20,7 +20,7 @@ def get_config():
   c.data.evaluate = "aime24,aime25"
   c.data.template, c.data.chat = "dapo", True
   c.sft.skill.steps = c.sft.habits.steps = 0
-  c.rollout.batch, c.rollout.group_size, c.rollout.parts = 2048, 16, 4
+  c.rollout.batch, c.rollout.group_size, c.rollout.slots = 2048, 16, 512
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 4096
   c.reward.overlong_buffer = 1024
   c.reward.workers = 16

@@ -25,7 +25,7 @@ def get_config():
   c.sft.batch = 16
   c.sft.skill.steps, c.sft.skill.threshold = 400, 0.0
   c.sft.habits.steps = 0
-  c.rollout.batch, c.rollout.group_size, c.rollout.parts = 128, 16, 2
+  c.rollout.batch, c.rollout.group_size = 128, 16
   c.rollout.max_prompt, c.rollout.max_tokens = 160, 128
   c.dynamic_sampling.max_rounds = 2
   c.reward.overlong_buffer = 16

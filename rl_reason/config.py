@@ -281,7 +281,6 @@ BOUNDS = {
     "rollout.group_size": 1,
     "rollout.least_group": 1,
     "rollout.slots": 0,
-    "rollout.parts": 1,
     "rollout.retire_after": 0,
     "rollout.max_prompt": 1,
     "rollout.max_tokens": 1,
@@ -483,16 +482,6 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       f"must divide rollout.batch = {r.batch}",
   )
   prompts = r.batch // r.group_size
-  require(
-      prompts % r.parts == 0,
-      "rollout.parts",
-      f"must divide the {prompts} prompts of a batch",
-  )
-  require(
-      r.parts == 1 or r.sizes == "equal",
-      "rollout.parts",
-      "parts hold as many responses each: needs rollout.sizes = 'equal'",
-  )
   require(
       prompts % c.updates.minibatches == 0,
       "updates.minibatches",
@@ -757,7 +746,7 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
   r = c.rollout
   for name, rows in {
       "sft.batch": c.sft.batch // c.sft.micro_batches,
-      "rollout.batch": r.batch // r.group_size // r.parts,
+      "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
       "updates.micro_batches": r.batch
       // c.updates.minibatches

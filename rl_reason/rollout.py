@@ -9,7 +9,7 @@ padding or devices.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from rl_reason.structs import Array, Prompts, Rollouts, Tree
 
 BURST = 8  # decode steps between two looks at the queue
 CHUNK = 2  # bursts of one program; the host looks at it while the next runs
+SHARE = 1 / 8  # of all rows: so many more have ended when `stream` tells
 LEAST = 4  # slots of a data shard that are not halved any more
 
 
@@ -70,6 +71,7 @@ class Queue:
     limit_R: the most tokens of the response.
     tokens_RT, logps_RT, lengths_R, truncated_R: the responses so far, as in
       `Rollouts`.
+    ended_R: bool, whether that is all of them.
     next_Z: how many rows have started; one number a data shard.
   """
 
@@ -85,6 +87,7 @@ class Queue:
   logps_RT: Array
   lengths_R: Array
   truncated_R: Array
+  ended_R: Array
   next_Z: Array
 
 
@@ -201,6 +204,7 @@ class Sampler:
         logps_RT=jnp.zeros((rows, self.max_tokens)),
         lengths_R=integers(rows, 0),
         truncated_R=jnp.ones(rows, bool),
+        ended_R=jnp.zeros(rows, bool),
         next_Z=integers(shards, 0),
     )
     room = attention.slots(width + self.max_tokens)
@@ -240,8 +244,10 @@ class Sampler:
     specs = _specs(Slots)
     return sharding.by_batch_shard(_shrink, (specs,), specs)(slots)
 
-  def finish(self, prompts: Prompts, sizes_N, queue: Queue) -> Rollouts:
-    """What the queue holds, row by row."""
+  def finish(
+      self, prompts: Prompts, sizes_N: Array | None, queue: Queue
+  ) -> tuple[Rollouts, Array]:
+    """The responses so far, row by row, and which of them have ended."""
     rows = len(queue.lengths_R)
     sizes = self.group_size if sizes_N is None else sizes_N
 
@@ -262,7 +268,7 @@ class Sampler:
     )
     return jax.tree.map(
         lambda x: sharding.constrain(x, "batch", *(None,) * (x.ndim - 1)),
-        rollouts,
+        (rollouts, queue.ended_R),
     )
 
 
@@ -376,6 +382,8 @@ def _step(sampler: Sampler, params: Tree, order_B, _, carry):
   token_B = jnp.minimum(token_B, (cfg.tokens or cfg.vocab) - 1)
   token_B = token_B.astype(jnp.int32)
 
+  going_B = row_B < rows
+  going_B &= (token_B != sampler.eos) & (t_B + 1 < queue.limit_R[row_B])
   # What an empty slot writes is dropped: its row is out of bounds.
   queue = queue.replace(
       tokens_RT=queue.tokens_RT.at[row_B, t_B].set(token_B, mode="drop"),
@@ -384,9 +392,8 @@ def _step(sampler: Sampler, params: Tree, order_B, _, carry):
       truncated_R=queue.truncated_R.at[row_B].set(
           token_B != sampler.eos, mode="drop"
       ),
+      ended_R=queue.ended_R.at[row_B].set(~going_B, mode="drop"),
   )
-  going_B = row_B < rows
-  going_B &= (token_B != sampler.eos) & (t_B + 1 < queue.limit_R[row_B])
   position_B = jnp.where(going_B, slots.position_B, -1)
   hidden_B1D, cache = model.forward(
       params,
@@ -420,7 +427,7 @@ def program(sampler: Sampler, name: str, _) -> Callable:
   return jax.jit(getattr(sampler, name), donate_argnums=donated)
 
 
-def sample(
+def stream(
     params: Tree,
     prompts: Prompts,
     key: Array,
@@ -432,11 +439,12 @@ def sample(
     program: Callable[[Sampler, str, Any], Callable] = program,
     meanwhile: Callable[[], None] = lambda: None,
     **static: Any,
-) -> Rollouts:
-  """G responses to each of N prompts.
+) -> Iterator[tuple[Rollouts, Array]]:
+  """G responses to each of N prompts, as they come.
 
   Each prompt is prefilled once, its cache copied to the slots of its G samples.
-  Nothing crosses to the host but, a chunk late, the number of rows left.
+  Of the loop nothing crosses to the host but, a chunk late, the number of rows
+  left.
 
   Args:
     params: of the model; whole on every data shard, or they are gathered for
@@ -455,29 +463,44 @@ def sample(
     meanwhile: called once the device has work.
     **static: fields of `Sampler`.
 
-  Returns:
-    Rollouts of N * G rows; those of a prompt are adjacent.
+  Yields:
+    Rollouts of N * G rows, those of a prompt adjacent, and which of them have
+    ended, bool [N * G]: whenever about a `SHARE` more have, while the device
+    goes on with the others; at last all of them.
   """
   sampler = Sampler(**static, even=sizes_N is None)
   count = len(prompts.start_N)
-  shape = count, jnp.ndim(temperature)
-  start = program(sampler, "start", shape)
+  rows = count * sampler.group_size
+  start = program(sampler, "start", (count, jnp.ndim(temperature)))
+  finish = program(sampler, "finish", count)
   queue, slots = start(
       params, prompts, key, temperature, sizes_N, limits_B, expected_B
   )
   shards, size = len(queue.next_Z), len(slots.row_B)
-  before = None
+  late = last = some = None
+  told = 0
   while True:
-    decode = program(sampler, "decode", (count, size))
-    queue, slots, left = decode(params, queue, slots)
-    if before is None:
-      meanwhile()
-    else:
-      most = int(before)
+    if late is not None:
+      most = int(late)
       if not most:
         break
       while sampler.slots and 2 * most * shards <= size >= 2 * LEAST * shards:
         slots = program(sampler, "shrink", size)(slots)
         size //= 2
-    before = left
-  return program(sampler, "finish", count)(prompts, sizes_N, queue)
+      ended = rows - most * shards
+      if ended - told >= SHARE * rows:
+        some, told = finish(prompts, sizes_N, queue), ended
+    decode = program(sampler, "decode", (count, size))
+    queue, slots, left = decode(params, queue, slots)
+    if last is None:
+      meanwhile()
+    if some is not None:
+      yield some
+    late, last, some = last, left, None
+  yield finish(prompts, sizes_N, queue)
+
+
+def sample(*args: Any, **kwargs: Any) -> Rollouts:
+  """What `stream` yields last: all responses, whole."""
+  *_, (rollouts, _) = stream(*args, **kwargs)
+  return rollouts

@@ -478,7 +478,7 @@ def instant_sampler(run):
   tok, c = run.tok, run.config.rollout
   mark, zero = tok.convert_tokens_to_ids(["#", "0"])
 
-  def sample(params, prompts, key, heat, sizes_N, *_, group_size, **__):
+  def stream(params, prompts, key, heat, sizes_N, *, group_size, **_):
     del params, key, heat
     count = len(prompts.ids_N)
     sizes_N = (
@@ -491,7 +491,7 @@ def instant_sampler(run):
     tokens_BT[:, 0], tokens_BT[:, 1] = mark, zero + sample_B
     tokens_BT[:, 2] = tok.eos_token_id
     tokens_BP = np.asarray(prompts.tokens_NP)[which_B]
-    return Rollouts(
+    rollouts = Rollouts(
         tokens_BL=np.concatenate([tokens_BP, tokens_BT], 1),
         start_B=np.asarray(prompts.start_N)[which_B],
         ids_B=np.asarray(prompts.ids_N)[which_B],
@@ -500,8 +500,9 @@ def instant_sampler(run):
         lengths_B=np.full(rows, 3, np.int32),
         truncated_B=np.zeros(rows, bool),
     )
+    yield rollouts, np.ones(rows, bool)
 
-  run.sample = sample
+  run.stream = stream
 
 
 def prompts_of(maker, rows):

@@ -80,7 +80,6 @@ def command(*flags):
 SMALL = {
     "rollout.batch": 16,
     "rollout.group_size": 4,
-    "rollout.parts": 2,
     "rollout.max_prompt": 300,
     "rollout.max_tokens": 8,
     "reward.overlong_buffer": 2,

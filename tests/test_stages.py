@@ -10,7 +10,7 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import display, evaluate, model, stages, step
+from rl_reason import display, evaluate, model, rollout, stages, step
 from rl_reason.stages import Once, experience, rl
 from rl_reason.structs import Batch
 
@@ -108,10 +108,10 @@ def test_groups_of_all_sizes_are_dealt_out():
   np.testing.assert_array_equal(order, [0, 1, 2, 4, 5, 6, 7, 8, 3])
 
 
-def test_parts_of_a_round_change_nothing(tmp_path, monkeypatch):
-  """Tokens, verdicts and their order; each part is judged on its own."""
+def test_verdicts_begin_while_others_are_sampled(tmp_path, monkeypatch):
+  """Tokens, verdicts and their order do not depend on when one begins."""
   found = []
-  for parts in (1, 4):
+  for share, chunk in ((1 / 8, 1), (1.0, 2)):
     sizes, begin = [], evaluate.begin_to_judge
 
     def spy(task, tok, rollouts, rows, sizes=sizes, begin=begin):
@@ -120,11 +120,16 @@ def test_parts_of_a_round_change_nothing(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
       patch.setattr(evaluate, "begin_to_judge", spy)
-      run = test_credit.make_run(tmp_path, rollout__parts=parts)
+      patch.setattr(rollout, "SHARE", share)
+      patch.setattr(rollout, "CHUNK", chunk)
+      rollout.program.cache_clear()
+      run = test_credit.make_run(tmp_path)
       with jax.set_mesh(run.mesh):
         maker = experience.Maker(run, "rollout")
         found.append(maker.generate(test_config.run_params(run)))
-    assert sizes == [run.config.rollout.batch // parts] * parts
+    assert sum(sizes) == run.config.rollout.batch
+    assert (sum(map(bool, sizes)) > 1) == (share < 1)
+  rollout.program.cache_clear()
   for name in ("tokens_BL", "lengths_B", "ids_B"):
     one, other = (getattr(x.rollouts, name) for x in found)
     np.testing.assert_array_equal(one, other)

@@ -113,29 +113,11 @@ class Run:
     # Copied, not shared: updates donate their state.
     return jax.jit(make, out_shardings=shardings)(self.key(purpose), trunk)
 
-  def sample(
-      self,
-      params,
-      prompts,
-      key,
-      heat,
-      sizes_N=None,
-      expected_B=None,
-      *,
-      group_size,
-      top_p,
-      meanwhile=lambda: None,
-  ):
-    """`rollout.sample` with this run's model and tokenizer."""
-    return rollout.sample(
-        params,
-        prompts,
-        key,
-        heat,
-        sizes_N,
-        expected_B=expected_B,
+  def stream(self, *args, group_size: int, top_p: float, **more):
+    """`rollout.stream` with this run's model, tokenizer and programs."""
+    return rollout.stream(
+        *args,
         program=self._sampler,
-        meanwhile=meanwhile,
         cfg=self.cfg,
         group_size=group_size,
         max_tokens=self.config.rollout.max_tokens,
@@ -143,7 +125,13 @@ class Run:
         pad=self.tok.pad_token_id,
         top_p=top_p,
         slots=self.config.rollout.slots,
+        **more,
     )
+
+  def sample(self, *args, **more):
+    """What `stream` yields last: whole rollouts."""
+    *_, (rollouts, _) = self.stream(*args, **more)
+    return rollouts
 
   def _sampler(self, sampler: rollout.Sampler, name: str, shape) -> Once:
     kind = sampler, name, shape

@@ -160,31 +160,20 @@ class Maker:
         run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
     )
     rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
-    expected_B = np.repeat(self._expected(rows)[1], sizes_N)
-    sampled, judging = [], []
-    each = self.batch // c.rollout.parts
-    for first in range(0, self.batch, each):
-      some = slice(first, first + each)
-      part = self._sample(
-          params,
-          prompts,
-          sizes_N,
-          expected_B[some],
-          len(sampled),
-          meanwhile,
-      )
-      judging.append(
-          evaluate.begin_to_judge(run.task, run.tok, part, rows_B[some])
-      )
-      sampled.append(part)
-      meanwhile = _idle
-    rollouts = jax.tree.map(lambda *x: np.concatenate(x), *sampled)
+    rollouts, judging = self._sample(
+        params, prompts, sizes_N, rows_B, meanwhile
+    )
     began = time.monotonic()
     self.seconds["gen"] += began - self.free
-    said, verdicts, failed = zip(*(finish() for finish in judging), strict=True)
-    texts, correct_B = sum(said, []), np.concatenate(verdicts)
+    texts, failures = [""] * len(rows_B), 0
+    correct_B = np.zeros(len(rows_B), np.float32)
+    for which, finish in judging:
+      said, correct_B[which], failed = finish()
+      failures += failed
+      for b, text in zip(which, said, strict=True):
+        texts[b] = text
     scores = [score(self, rollouts, texts, rows_B) for score in self._scorers]
-    failures = sum(failed) + sum(failed for _, failed in scores)
+    failures += sum(failed for _, failed in scores)
     if c.reward.shuffle:
       rng = np.random.default_rng((run.seed("shuffle"), ids[0]))
       correct_B = rng.permutation(correct_B)
@@ -203,26 +192,35 @@ class Maker:
     self.seconds["score"] += self.free - began
     return out
 
-  def _sample(
-      self, params: Tree, prompts: Prompts, sizes_N, expected_B, part, meanwhile
-  ) -> Rollouts:
-    """One part of a round; the parts before it are being scored meanwhile."""
+  def _sample(self, params: Tree, prompts: Prompts, sizes_N, rows_B, meanwhile):
+    """Rollouts, and of some of them at a time: indices, how to get verdicts.
+
+    A verdict is begun as soon as a response is known to have ended, while the
+    device samples the others.
+    """
     run, c = self._run, self._run.config.rollout
-    each = len(prompts.start_N) // c.parts
-    some = slice(part * each, (part + 1) * each)
-    return sharding.fetch(
-        run.sample(
-            params,
-            run.put(jax.tree.map(lambda x: x[some], prompts), "batch"),
-            self._rng,
-            self._heat,
-            None if c.sizes == "equal" else run.put(sizes_N),
-            run.put(expected_B, "batch"),
-            group_size=c.group_size,
-            top_p=c.top_p,
-            meanwhile=meanwhile,
-        )
-    )
+    _, length_B = self._expected(rows_B)
+    judging, begun_B = [], np.zeros(len(rows_B), bool)
+    for part in run.stream(
+        params,
+        run.put(prompts, "batch"),
+        self._rng,
+        self._heat,
+        None if c.sizes == "equal" else run.put(sizes_N),
+        expected_B=run.put(length_B, "batch"),
+        group_size=c.group_size,
+        top_p=c.top_p,
+        meanwhile=meanwhile,
+    ):
+      rollouts, ended_B = sharding.fetch(part)
+      which = np.flatnonzero(ended_B & ~begun_B)
+      begun_B |= ended_B
+      some = jax.tree.map(lambda x, at=which: x[at], rollouts)
+      rows = [rows_B[b] for b in which]
+      judging.append(
+          (which, evaluate.begin_to_judge(run.task, run.tok, some, rows))
+      )
+    return rollouts, judging
 
   def by_micro_batches(self, program, params, *arrays_B):
     """A program over micro-batches of the update's size, any rows."""
