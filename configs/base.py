@@ -88,6 +88,9 @@ def get_config():
   c.rollout.temperature = 1.0
   c.rollout.top_p = 1.0
   c.rollout.allow_top_p = False  # stored log-probs ignore top_p: say you know
+  # What samples in training: the policy's own weights, or a copy made once a
+  # step, whole on each device of the fsdp axis. Evaluation has its own, full.
+  c.rollout.weights = "same"  # bfloat16, int8 (then: loss.correction)
 
   c.dynamic_sampling = ml_collections.ConfigDict()  # DAPO sec 3.2
   c.dynamic_sampling.enabled = False  # refill with 0 < accuracy < 1 groups
@@ -214,6 +217,11 @@ def get_config():
   c.optimizer.weight_decay = 0.0
   c.optimizer.clip_norm = 1.0  # 0 = off
   c.optimizer.freeze = 0.0  # share of the layers, from the first, kept in RL
+
+  c.lora = ml_collections.ConfigDict()  # of RL; SFT and critics train whole
+  c.lora.rank = 0  # of the factors that learn beside a fixed model; 0 = off
+  c.lora.alpha = 32.0  # they count alpha / rank
+  c.lora.targets = "q,k,v,o,gate,up,down"  # matrices that have them
 
   c.rl = ml_collections.ConfigDict()
   c.rl.steps = 40  # rollouts; 0 = SFT only

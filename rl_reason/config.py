@@ -226,6 +226,11 @@ def has_history(c) -> bool:
   return "past_rewards_H" in needs(c)
 
 
+def lora_targets(c) -> tuple[str, ...]:
+  """The matrices that get factors, by name."""
+  return tuple(name.strip() for name in c.lora.targets.split(","))
+
+
 CHOICES = {
     "task.name": (*tasks.NAMES, tasks.FILES),
     "data.kind": tuple(datasets.KINDS),
@@ -247,10 +252,14 @@ CHOICES = {
     "loss.correction": ("none", "truncate", "two_sided"),
     "loss.correction_level": ("token", "sequence", "geometric"),
     "rollout.sizes": ("equal", "length", "variance"),
+    "rollout.weights": ("same", "bfloat16", "int8"),
     "critic.init": ("policy", "scratch", "exported"),
     "critic.head": ("scalar", "gated", "categorical"),
     "critic.schedule": ("constant", "cosine", "linear"),
 }
+
+# Of `model`, which needs jax.
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 # Least value of each number; (low, high) where there is a highest one too.
 BOUNDS = {
@@ -285,6 +294,8 @@ BOUNDS = {
     "rollout.max_prompt": 1,
     "rollout.max_tokens": 1,
     "rollout.temperature": 1e-6,
+    "lora.rank": 0,
+    "lora.alpha": 1e-9,
     "rollout.top_p": (1e-9, 1),
     "dynamic_sampling.max_rounds": 1,
     "dynamic_sampling.batches": 1,
@@ -470,6 +481,24 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
         f" {', '.join(f'{x} = {fields[x]!r}' for x in chosen)}: leave it out",
     )
   _check_algorithm(c, require)
+  for name in given:
+    require(
+        c.lora.rank or not name.startswith("lora.") or name == "lora.rank",
+        name,
+        "is for lora.rank > 0: set it, or leave this out",
+    )
+  for name in lora_targets(c):
+    require(
+        name in MATRICES,
+        "lora.targets",
+        f"{name!r} is none of {', '.join(MATRICES)}",
+    )
+  require(
+      not (c.lora.rank and c.optimizer.freeze),
+      "optimizer.freeze",
+      f"with lora.rank = {c.lora.rank} the parameters of all layers are frozen:"
+      " leave it out",
+  )
   require(
       r.top_p == 1 or r.allow_top_p,
       "rollout.top_p",

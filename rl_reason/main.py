@@ -220,6 +220,7 @@ def _run(config, workdir: pathlib.Path) -> int:
         elif _STAGE.value != "sft" and config_lib.has_critic(config):
           critic_params, spent = value.run(run, params)
         if _STAGE.value == "all":  # of 0 steps, it only evaluates
+          params = rl.base(run, params)  # by the same name: the rest goes
           rl.run(run, params, critic_params, spent)
     screen.end_stage()
     if jax.process_index() == 0:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_reason import (
     critic,
+    lora,
     losses,
     model,
     objective as objective_lib,
@@ -344,6 +345,7 @@ def rl_update(
     state: TrainState,
     batch_MA: Batch,
     coefs: dict[str, Array],
+    base: Tree | None = None,
     *,
     cfg: model.ModelConfig,
     tx: optax.GradientTransformation,
@@ -351,6 +353,7 @@ def rl_update(
     objective: Objective,
     max_kl: float = 0.0,
     bins: int = 1,
+    lora_scale: float = 1.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over the minibatches.
 
@@ -359,6 +362,8 @@ def rl_update(
     batch_MA: rows cut as [M, A, B, ...]: M minibatches one after the other,
       each as A micro-batches.
     coefs: see `objective.loss`.
+    base: what the factors of the state stand beside (see `lora`); None: the
+      state has all parameters.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
@@ -366,6 +371,7 @@ def rl_update(
     max_kl: updates end when KL(old || new) on the next minibatch is beyond it
       (arXiv:1707.06347's early stopping); 0 is off.
     bins: see `by_length`.
+    lora_scale: static, alpha / rank.
 
   Returns:
     the next state and metrics, means over the minibatches that were updated on,
@@ -378,7 +384,12 @@ def rl_update(
   def loss_fn(params, micro):
     b, w = micro
     scored = model.response_logps(
-        params, cfg, b.tokens_BL, b.start_B, b.mask_BT.shape[1], temperature
+        lora.join(base, params, lora_scale),
+        cfg,
+        b.tokens_BL,
+        b.start_B,
+        b.mask_BT.shape[1],
+        temperature,
     )
     return objective_lib.loss(objective, *scored, b, w, coefs)
 

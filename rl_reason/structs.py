@@ -153,7 +153,8 @@ class TrainState:
   """All that an update reads and writes.
 
   Attributes:
-    params: fp32 master parameters (see `model.table`).
+    params: what learns, in fp32: all parameters (see `model.table`), or the
+      factors beside a base (see `lora.table`).
     opt_state: of the optax optimizer.
     step: int32 scalar, steps of the stage that are done.
     skipped: int32 scalar, updates skipped: gradient not finite, or no

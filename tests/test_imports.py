@@ -33,9 +33,10 @@ LAYERS = [
     scorers
     groups losses config sharding metrics dynamic_sampling
     advantages corrections surrogates values weights rewards
-    tokenizer attention checkpoint report
+    tokenizer attention linear checkpoint report
     model
-    data rollout credit critic objective hf
+    data rollout credit critic objective hf lora
+    sampler
     step evaluate ablate
     stages
     main

@@ -1,6 +1,7 @@
 """One loop a stage, each read from top to bottom; what they share is here."""
 
 import dataclasses
+import functools
 import pathlib
 import threading
 import time
@@ -113,11 +114,13 @@ class Run:
     # Copied, not shared: updates donate their state.
     return jax.jit(make, out_shardings=shardings)(self.key(purpose), trunk)
 
-  def stream(self, *args, group_size: int, top_p: float, **more):
+  def stream(self, params, *args, group_size: int, top_p: float, **more):
     """`rollout.stream` with this run's model, tokenizer and programs."""
+    form = jax.tree.structure(params), *(x.dtype for x in jax.tree.leaves(params))
     return rollout.stream(
+        params,
         *args,
-        program=self._sampler,
+        program=functools.partial(self._sampler, form),
         cfg=self.cfg,
         group_size=group_size,
         max_tokens=self.config.rollout.max_tokens,
@@ -133,10 +136,10 @@ class Run:
     *_, (rollouts, _) = self.stream(*args, **more)
     return rollouts
 
-  def _sampler(self, sampler: rollout.Sampler, name: str, shape) -> Once:
-    kind = sampler, name, shape
+  def _sampler(self, form, sampler: rollout.Sampler, name, shape) -> Once:
+    kind = form, sampler, name, shape
     if kind not in self._samplers:
-      fn = rollout.program(*kind)
+      fn = rollout.program(*kind[1:])
       self._samplers[kind] = Once(f"sampler: {name}", fn, self.display)
     return self._samplers[kind]
 

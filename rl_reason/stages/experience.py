@@ -23,6 +23,7 @@ from rl_reason import (
     evaluate,
     model,
     rewards,
+    sampler,
     scorers,
     sharding,
     step,
@@ -75,6 +76,7 @@ class Maker:
     self.reset()
     self._logps = Once("log-probabilities", _logps(run), run.display)
     self._values = Once("values", _values(run), run.display)
+    self._weights = Once("weights of the sampler", _weights(run), run.display)
     self._assign = Once("rewards and advantages", _assign(run), run.display)
     self._returns = Once("rewards and returns", _returns(run), run.display)
     self._scorers = [_scorer(run, x.name) for x in terms(run)]
@@ -143,11 +145,16 @@ class Maker:
       if share == 1 and self._run.config.rollout.retire_after:
         self._streaks[_key(row)] = streak + 1
 
+  def weights(self, params: Tree) -> Tree:
+    """What a policy is sampled with: see `sampler`; by default its own."""
+    same = self._run.config.rollout.weights == "same"
+    return params if same else self._weights(params)
+
   def generate(self, params: Tree, meanwhile=_idle) -> Experience:
     """Samples and scores one round of prompts.
 
     Args:
-      params: of the policy.
+      params: as `weights` returned them.
       meanwhile: called while the device samples.
 
     Raises:
@@ -366,6 +373,14 @@ def _logps(run: Run):
   return jax.jit(fn)
 
 
+def _weights(run: Run):
+  """jit: (params of the policy) -> the sampler's weights."""
+  kind = run.config.rollout.weights
+  where = model.shardings(sampler.table(run.cfg, kind), run.mesh)
+  fn = functools.partial(sampler.make, cfg=run.cfg, weights=kind)
+  return jax.jit(fn, out_shardings=where)
+
+
 def _values(run: Run):
   """jit: (params of the critic, tokens, start) -> values [A, B, T]."""
   length, cfg = run.config.rollout.max_tokens, run.critic_cfg
@@ -571,7 +586,9 @@ def passes(run: Run) -> int:
   """Forward passes over the batch in an RL step; a backward one counts two."""
   c = run.config
   learning = 3 * c.updates.epochs
-  count = 1 + learning + (c.kl.kind != "none")  # old log-probs, update, KL
+  # A base that is fixed takes no gradients of its weights.
+  policy = 2 * c.updates.epochs if c.lora.rank else learning
+  count = 1 + policy + (c.kl.kind != "none")  # old log-probs, update, KL
   if config_lib.has_critic(c):
     count += 1 + learning + (c.critic.mix > 0)
   return count + config_lib.has_history(c) * c.advantage.history

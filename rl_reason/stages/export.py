@@ -3,11 +3,14 @@
 import json
 import pathlib
 
+import jax
+
 from rl_reason import (
     checkpoint,
     config as config_lib,
     critic as critic_lib,
     hf,
+    lora,
     metrics,
     model,
 )
@@ -31,6 +34,7 @@ def run(run: Run, which: str) -> None:
   """
   c, out = run.config, run.workdir / "export"
   policy, critic, at = rl.load(run, which)
+  policy = jax.jit(lora.merge)(policy) if c.lora.rank else policy
   source = resolve(c)
   more = dict(
       source=source,
@@ -79,6 +83,12 @@ def card(config, workdir: pathlib.Path, at: int) -> str:
   for name in names:
     cells = [json.dumps(evaluated[x].get(name)) for x in steps]
     scores.append(f"| {name} | {' | '.join(cells)} |")
+  method = ""
+  if config.lora.rank:
+    method = (
+        f" of low-rank factors (LoRA, rank {config.lora.rank}), which are"
+        " merged into these weights"
+    )
   recipe = [
       f"    {name} = {json.dumps(value)}"
       for name, value in config_lib.flat(config).items()
@@ -91,7 +101,7 @@ def card(config, workdir: pathlib.Path, at: int) -> str:
           f"# {workdir.absolute().name}, step {at}",
           "",
           f"Trained by rl_reason on the task {config.task.name}, from"
-          f" {path or 'a fresh model'}, with {at} steps of RL.",
+          f" {path or 'a fresh model'}, with {at} steps of RL{method}.",
           "",
           "## Scores",
           "",

@@ -19,6 +19,8 @@ from rl_reason import (
     critic,
     dynamic_sampling,
     evaluate,
+    linear,
+    lora,
     metrics as metrics_lib,
     model,
     objective,
@@ -29,7 +31,7 @@ from rl_reason import (
     tokenizer,
     weights,
 )
-from rl_reason.stages import Once, Run, Stopped, experience, value
+from rl_reason.stages import Once, Run, Stopped, experience, sft, value
 from rl_reason.structs import Array, Batch, Experience, RunError, Tree
 
 
@@ -43,7 +45,8 @@ def run(
 
   Args:
     run: everything that the stages share.
-    sft_params: where RL starts, and the reference of a KL.
+    sft_params: where RL starts, and the reference of a KL. With factors they
+      are their base, which `base` may have made smaller.
     critic_params: where the critic starts, if the advantage has one.
     spent: what value pretraining cost: generated tokens, FLOPs.
 
@@ -57,7 +60,14 @@ def run(
   c = run.config
   tx, shardings = _optimizer(run)
   # Copies: updates donate their state, and the first models must stay.
-  state = step.new_state(jax.tree.map(jnp.copy, sft_params), tx, shardings)
+  if c.lora.rank:
+    fixed, digest = sft_params, lora.digest(sft_params)
+    state = step.init_state(table(run), tx, shardings, run.key("factors"))
+    first = jax.tree.map(jnp.copy, state.params)
+  else:
+    fixed, digest, first = None, 0, sft_params
+    state = step.new_state(jax.tree.map(jnp.copy, first), tx, shardings)
+  policy = functools.partial(lora.join, fixed, scale=_lora_scale(run))
   kept = experience.no_rows(run) if _keeps(run) else None
   past = experience.no_past(run) if config_lib.has_history(c) else None
   critic_state: Any = None
@@ -87,6 +97,7 @@ def run(
   found = run.resume(checkpoints)
   if found:
     at, host = found
+    _require_base(host, digest)
     if at > c.rl.steps:
       raise RunError(
           f"rl.steps = {c.rl.steps}: this run is at step {at} already; ask for"
@@ -101,7 +112,7 @@ def run(
     if at == c.rl.steps and evaluated:
       run.display.say(f"this run is complete: {at} of {c.rl.steps} RL steps")
       checkpoints.close()
-      return state.params
+      return policy(state.params)
     run.display.say(f"RL: goes on at step {at} of {c.rl.steps}")
   run.begin()
 
@@ -134,10 +145,17 @@ def run(
         coefs=coefs,
         spent=spent,
         evaluated=evaluated,
+        base=digest,
     )
     everything = _everything(run, state, critic_state, kept, past)
     checkpoints.save(at, everything, host, score)
 
+  if c.rollout.weights == "int8" and c.loss.correction == "none":
+    run.display.say(
+        "warning: rollout.weights = 'int8' samples from another policy than the"
+        " one that learns (rollout/sampler_trainer_kl); loss.correction ="
+        " 'truncate' makes up for it"
+    )
   run.display.stage("RL", c.rl.steps, at)
   clock["step"] = maker.free = time.monotonic()
   try:
@@ -146,7 +164,7 @@ def run(
       due = at in (0, c.rl.steps) or (every and at % every == 0)
       if due and not evaluated:
         flush()
-        reached = _evaluate(run, state.params, at, spent)
+        reached = _evaluate(run, policy(state.params), at, spent)
         evaluated = True
         save(reached)
         clock["step"] = maker.free = time.monotonic()
@@ -158,8 +176,10 @@ def run(
         break
 
       maker.reset()
+      params = policy(state.params)
       rows, left, metrics = dynamic_sampling.collect(
-          functools.partial(maker.generate, state.params, flush),
+          # Nothing else holds these weights: they go before the update.
+          functools.partial(maker.generate, maker.weights(params), flush),
           kept,
           batch=c.rollout.batch,
           group_size=c.rollout.group_size,
@@ -167,16 +187,16 @@ def run(
       )
       times = maker.seconds
       began = time.monotonic()
-      rows, entropy_BT = maker.with_old_logps(state.params, rows)
+      rows, entropy_BT = maker.with_old_logps(params, rows)
       if left is not None:
-        left, _ = maker.with_old_logps(state.params, left)
+        left, _ = maker.with_old_logps(params, left)
       kept = left
       more = {}
       if c.kl.kind != "none":
         r = rows.rollouts
-        more["ref_logps_BT"] = maker.logps(sft_params, r.tokens_BL, r.start_B)[
-            0
-        ]
+        more["ref_logps_BT"], _ = maker.logps(
+            policy(first), r.tokens_BL, r.start_B
+        )
       times["old_log_prob"] = time.monotonic() - began
 
       began = time.monotonic()
@@ -189,7 +209,7 @@ def run(
       assigned = maker.assign(
           rows,
           **more,
-          **maker.past(state.params, past),
+          **maker.past(params, past),
           pretrained_BT=pretrained,
           entropy_BT=entropy_BT,
           progress=np.float32(at / c.rl.steps),
@@ -219,7 +239,7 @@ def run(
       batch_MA = run.put(cut, None, None, "batch")
       factors = run.put({k: np.float32(x) for k, x in coefs.items()})
       clock["update"] = time.monotonic()
-      state, device = update(state, batch_MA, factors)
+      state, device = update(state, batch_MA, factors, fixed)
       if critic_state is not None:
         critic_state, more_device = critic_update(critic_state, batch_MA)
         device |= more_device
@@ -235,7 +255,38 @@ def run(
   finally:
     run.display.end_stage()
     checkpoints.close()
-  return state.params
+  return policy(state.params)
+
+
+def base(run: Run, sft_params: Tree) -> Tree:
+  """Where RL starts; the base of factors in the dtype of the products.
+
+  They are its only readers, so this changes no number.
+  """
+  if not run.config.lora.rank:
+    return sft_params
+  return linear.cast(sft_params, run.cfg.dtype)
+
+
+def table(run: Run) -> Tree:
+  """What learns: all parameters, or factors."""
+  c = run.config
+  if not c.lora.rank:
+    return model.table(run.cfg)
+  return lora.table(run.cfg, c.lora.rank, config_lib.lora_targets(c))
+
+
+def _lora_scale(run: Run) -> float:
+  c = run.config.lora
+  return c.alpha / max(c.rank, 1)
+
+
+def _require_base(host: dict, digest: int) -> None:
+  if host["base"] != digest:
+    raise RunError(
+        "the factors of this run's checkpoint belong to another model: what"
+        " model.path or sft.reuse names has changed; choose another --workdir"
+    )
 
 
 def _totals(spent: dict[str, float]) -> dict[str, float]:
@@ -274,9 +325,11 @@ def load(run: Run, which: str) -> tuple[Tree, Tree | None, int]:
 
   Returns:
     the parameters, those of the critic (None without one), and their step.
+    Factors stand beside their base.
 
   Raises:
-    RunError: there is no such checkpoint; lists those that there are.
+    RunError: there is no such checkpoint; lists those that there are. Or the
+      base of its factors has changed.
   """
   checkpoints = run.checkpoints("rl")
   if which == "best":
@@ -293,8 +346,12 @@ def load(run: Run, which: str) -> tuple[Tree, Tree | None, int]:
     )
   like = abstract(run)
   whole_state = checkpoints.restore(at, like)
-  critic_state = whole_state["critic"]
-  return whole_state["train"].params, critic_state and critic_state.params, at
+  params, critic_state = whole_state["train"].params, whole_state["critic"]
+  if run.config.lora.rank:
+    fixed = base(run, sft.load(run))
+    _require_base(checkpoints.host(at), lora.digest(fixed))
+    params = lora.join(fixed, params, _lora_scale(run))
+  return params, critic_state and critic_state.params, at
 
 
 def abstract(run: Run) -> Tree:
@@ -302,13 +359,14 @@ def abstract(run: Run) -> Tree:
   c = run.config
   tx, shardings = _optimizer(run)
   state, critic_state = (
-      step.abstract_state(model.table(run.cfg), tx, shardings),
+      step.abstract_state(table(run), tx, shardings),
       None,
   )
   if config_lib.has_critic(c):
-    table = critic.table(run.critic_cfg)
     critic_tx, critic_shardings = value.optimizer(run, c.rl.steps)
-    critic_state = step.abstract_state(table, critic_tx, critic_shardings)
+    critic_state = step.abstract_state(
+        critic.table(run.critic_cfg), critic_tx, critic_shardings
+    )
   kept = experience.no_rows(run) if _keeps(run) else None
   past = experience.no_past(run) if config_lib.has_history(c) else None
   return _everything(run, state, critic_state, kept, past)
@@ -335,7 +393,7 @@ def _optimizer(run: Run):
       total=c.rl.steps * per_step,
       freeze=c.optimizer.freeze,
   )
-  return tx, step.state_shardings(model.table(run.cfg), tx, run.mesh)
+  return tx, step.state_shardings(table(run), tx, run.mesh)
 
 
 def _update(run: Run, tx, shardings):
@@ -365,10 +423,11 @@ def _update(run: Run, tx, shardings):
       objective=terms,
       max_kl=c.updates.max_kl,
       bins=c.updates.length_bins,
+      lora_scale=_lora_scale(run),
   )
 
-  def fn(state, batch_MA, coefs) -> tuple[Tree, dict[str, Array]]:
-    state, metrics = options(state, batch_MA, coefs)
+  def fn(state, batch_MA, coefs, base=None) -> tuple[Tree, dict[str, Array]]:
+    state, metrics = options(state, batch_MA, coefs, base)
     return state, {f"actor/{k}": v for k, v in metrics.items()}
 
   return jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None))

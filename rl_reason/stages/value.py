@@ -89,12 +89,13 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
     host = run.host_state(maker=maker.get_state(), done=done, spent=spent)
     checkpoints.save(at, state, host)
 
+  weights = maker.weights(policy_params)
   run.display.stage("critic", c.critic.pretrain_steps, at)
   try:
     while not done:
       run.check_stop()
       maker.reset()
-      rows = maker.generate(policy_params)
+      rows = maker.generate(weights)
       values_BT = maker.values(state.params, rows)
       learnt = maker.returns(rows, values_BT)
       batch = experience.batch(run, rows, learnt, values_BT=values_BT)
