@@ -325,8 +325,9 @@ def evaluate(run, params: Tree, count: int, doing: str):
   Returns:
     metrics, and the `Responses` to each set.
   """
+  weights = run.weights(params)
   everything = [
-      respond(run, params, name, rows[:count], doing)
+      respond(run, weights, name, rows[:count], doing)
       for name, rows in run.evaluation_sets().items()
   ]
   metrics, competing = {}, []

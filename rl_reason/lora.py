@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason import model
+from rl_reason import model, sharding
 from rl_reason.linear import LowRank
 from rl_reason.structs import Array, Tree
 
@@ -74,7 +74,7 @@ def merge(params: Tree) -> Tree:
 
 def digest(base: Tree) -> int:
   """A checksum of parameters, the same however they are split over devices."""
-  return zlib.crc32(np.asarray(_checksums(base)).tobytes())
+  return zlib.crc32(sharding.fetch(_checksums(base)).tobytes())
 
 
 @jax.jit

@@ -16,7 +16,7 @@ def table(cfg: model.ModelConfig, weights: str) -> Tree:
 
   Args:
     cfg: of the policy.
-    weights: 'bfloat16' or 'int8'.
+    weights: 'same', 'bfloat16' or 'int8'.
   """
   rows = model.table(cfg)
   if weights == "int8":
@@ -51,11 +51,11 @@ def make(params: Tree, cfg: model.ModelConfig, weights: str) -> Tree:
   Args:
     params: of the policy; factors are merged.
     cfg: of the policy.
-    weights: 'bfloat16' or 'int8'.
+    weights: 'same' (changes no number), 'bfloat16' or 'int8'.
   """
   whole = lora.merge(params)
-  if weights == "bfloat16":
-    return linear.cast(whole, "bfloat16")
+  if weights != "int8":
+    return linear.cast(whole, cfg.dtype if weights == "same" else weights)
   head = whole["head"] if "head" in whole else whole["embed"].T
   small = {
       name: linear.quantize(whole["layers"][name]) for name in model.MATRICES

@@ -81,10 +81,11 @@ def lower_sft(run):
 
 def lower_rl(run):
   tx, where = rl._optimizer(run)
-  state = step.abstract_state(model.table(run.cfg), tx, where)
+  state = step.abstract_state(rl.table(run), tx, where)
   coefs = dict(kl=np.float32(0), entropy=np.float32(0))
+  base = run_params(run) if run.config.lora.rank else None
   update = rl._update(run, tx, where)
-  return update.lower(state, empty_minibatches(run), coefs).as_text()
+  return update.lower(state, empty_minibatches(run), coefs, base).as_text()
 
 
 def lower_critic(run):
@@ -255,6 +256,12 @@ def pretrained(run):
   return digest(value.run(run, run_params(run))[0]), run.log.sizes()
 
 
+def sampler_weights(run):
+  """What the policy is sampled with in training."""
+  maker = experience.Maker(run, "test")
+  return digest(maker.weights(run_params(run)))
+
+
 def samplers(run):
   """Shapes of the programs that sample a round."""
   experience.Maker(run, "test").generate(run_params(run))
@@ -343,6 +350,7 @@ FIELDS = {
     "rollout.temperature": (0.7, samples),
     "rollout.top_p": (0.5, samples),
     "rollout.allow_top_p": (True, "check"),
+    "rollout.weights": ("int8", sampler_weights),
     "dynamic_sampling.enabled": (False, artifacts),
     "dynamic_sampling.max_rounds": (1, artifacts),
     "dynamic_sampling.batches": (2, artifacts),
@@ -449,6 +457,9 @@ FIELDS = {
     "optimizer.weight_decay": (0.1, lower_rl),
     "optimizer.clip_norm": (0.5, lower_rl),
     "optimizer.freeze": (1.0, lower_rl),
+    "lora.rank": (2, lower_rl),
+    "lora.alpha": (8.0, lower_rl),
+    "lora.targets": ("q,v", lower_rl),
     "rl.steps": (3, artifacts),
     "evaluate.prompts": (8, artifacts),
     "evaluate.samples": (3, artifacts),
@@ -510,6 +521,8 @@ WITH = {
     "loss.correction_low": {"loss.correction": "two_sided"},
     "loss.correction_high": {"loss.correction": "truncate"},
     "loss.correction_level": {"loss.correction": "truncate"},
+    "lora.alpha": {"lora.rank": 2},
+    "lora.targets": {"lora.rank": 2},
     "critic.heads": {"critic.head": "gated"},
     "critic.bins": {"critic.head": "categorical"},
     "critic.low": {"critic.head": "categorical"},
@@ -741,6 +754,15 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ({"sft.skill.mixture": "careful"}, "must look like"),
         ({"sft.skill.mixture": "brilliant:1"}, "'brilliant' is none of"),
         ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
+        ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
+        ({"lora.rank": -1}, "lora.rank = -1: must be at least 0"),
+        ({"lora.alpha": 0.0}, "lora.alpha = 0.0: must be at least"),
+        ({"lora.targets": "q,head"}, "'head' is none of q, k, v, o, gate"),
+        ({"lora.targets": ""}, "'' is none of q, k"),
+        (
+            {"lora.rank": 2, "optimizer.freeze": 0.5},
+            "optimizer.freeze = 0.5: with lora.rank = 2",
+        ),
         ({"reward.right": -1.0}, "must be more than reward.wrong"),
         ({"optimizer.warmup_steps": 5}, "must be less than rl.steps"),
         ({"evaluate.mean_of": 3}, "must not exceed evaluate.samples"),
@@ -781,6 +803,17 @@ def test_a_keyword_that_the_advantage_does_not_take():
   c.loss.surrogate = "gspo"
   with pytest.raises(config.ConfigError, match="loss.dual_clip = 0.0: nothing"):
     config.check(c, given=("loss.clip_low", "loss.dual_clip"))
+
+
+def test_factors_that_are_off_have_no_settings():
+  c = tiny()
+  config.check(c, given=("lora.rank",))
+  with pytest.raises(
+      config.ConfigError, match="lora.alpha = 32.0: is for lora"
+  ):
+    config.check(c, given=("lora.alpha",))
+  c.lora.rank = 2
+  config.check(c, given=("lora.alpha",))
 
 
 def test_a_checkpoint_decides_the_shape():

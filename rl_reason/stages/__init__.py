@@ -22,6 +22,7 @@ from rl_reason import (
     metrics,
     model,
     rollout,
+    sampler,
     sharding,
     step,
     tasks,
@@ -116,11 +117,10 @@ class Run:
 
   def stream(self, params, *args, group_size: int, top_p: float, **more):
     """`rollout.stream` with this run's model, tokenizer and programs."""
-    form = jax.tree.structure(params), *(x.dtype for x in jax.tree.leaves(params))
     return rollout.stream(
         params,
         *args,
-        program=functools.partial(self._sampler, form),
+        program=functools.partial(self._sampler, _form(params)),
         cfg=self.cfg,
         group_size=group_size,
         max_tokens=self.config.rollout.max_tokens,
@@ -131,13 +131,26 @@ class Run:
         **more,
     )
 
+  def weights(self, params: Tree, kind: str = "same") -> Tree:
+    """What a policy is sampled with: see `sampler`; maybe its own arrays."""
+    if kind == "same" and self.cfg.dtype == "float32":
+      if self.mesh.shape["fsdp"] == 1:
+        return params
+    form = kind, _form(params)
+    if form not in self._samplers:
+      make = functools.partial(sampler.make, cfg=self.cfg, weights=kind)
+      where = model.shardings(sampler.table(self.cfg, kind), self.mesh)
+      fn = jax.jit(make, out_shardings=where)
+      self._samplers[form] = Once("weights of the sampler", fn, self.display)
+    return self._samplers[form](params)
+
   def sample(self, *args, **more):
     """What `stream` yields last: whole rollouts."""
     *_, (rollouts, _) = self.stream(*args, **more)
     return rollouts
 
-  def _sampler(self, form, sampler: rollout.Sampler, name, shape) -> Once:
-    kind = form, sampler, name, shape
+  def _sampler(self, form, static: rollout.Sampler, name, shape) -> Once:
+    kind = form, static, name, shape
     if kind not in self._samplers:
       fn = rollout.program(*kind[1:])
       self._samplers[kind] = Once(f"sampler: {name}", fn, self.display)
@@ -286,6 +299,11 @@ class Run:
         )
       out.append(line)
     return out
+
+
+def _form(params: Tree):
+  """Equal for parameters that one program may take."""
+  return jax.tree.structure(params), *(x.dtype for x in jax.tree.leaves(params))
 
 
 @jax.jit

@@ -23,7 +23,6 @@ from rl_reason import (
     evaluate,
     model,
     rewards,
-    sampler,
     scorers,
     sharding,
     step,
@@ -76,7 +75,6 @@ class Maker:
     self.reset()
     self._logps = Once("log-probabilities", _logps(run), run.display)
     self._values = Once("values", _values(run), run.display)
-    self._weights = Once("weights of the sampler", _weights(run), run.display)
     self._assign = Once("rewards and advantages", _assign(run), run.display)
     self._returns = Once("rewards and returns", _returns(run), run.display)
     self._scorers = [_scorer(run, x.name) for x in terms(run)]
@@ -147,8 +145,7 @@ class Maker:
 
   def weights(self, params: Tree) -> Tree:
     """What a policy is sampled with: see `sampler`; by default its own."""
-    same = self._run.config.rollout.weights == "same"
-    return params if same else self._weights(params)
+    return self._run.weights(params, self._run.config.rollout.weights)
 
   def generate(self, params: Tree, meanwhile=_idle) -> Experience:
     """Samples and scores one round of prompts.
@@ -371,14 +368,6 @@ def _logps(run: Run):
     return jax.lax.map(one, (tokens_ABL, start_AB))
 
   return jax.jit(fn)
-
-
-def _weights(run: Run):
-  """jit: (params of the policy) -> the sampler's weights."""
-  kind = run.config.rollout.weights
-  where = model.shardings(sampler.table(run.cfg, kind), run.mesh)
-  fn = functools.partial(sampler.make, cfg=run.cfg, weights=kind)
-  return jax.jit(fn, out_shardings=where)
 
 
 def _values(run: Run):

@@ -45,8 +45,8 @@ def run(
 
   Args:
     run: everything that the stages share.
-    sft_params: where RL starts, and the reference of a KL. With factors they
-      are their base, which `base` may have made smaller.
+    sft_params: where RL starts, and the reference of a KL; the base of factors,
+      which may have come through `base` already.
     critic_params: where the critic starts, if the advantage has one.
     spent: what value pretraining cost: generated tokens, FLOPs.
 
@@ -61,7 +61,8 @@ def run(
   tx, shardings = _optimizer(run)
   # Copies: updates donate their state, and the first models must stay.
   if c.lora.rank:
-    fixed, digest = sft_params, lora.digest(sft_params)
+    fixed = base(run, sft_params)
+    digest = lora.digest(fixed)
     state = step.init_state(table(run), tx, shardings, run.key("factors"))
     first = jax.tree.map(jnp.copy, state.params)
   else:
@@ -150,12 +151,7 @@ def run(
     everything = _everything(run, state, critic_state, kept, past)
     checkpoints.save(at, everything, host, score)
 
-  if c.rollout.weights == "int8" and c.loss.correction == "none":
-    run.display.say(
-        "warning: rollout.weights = 'int8' samples from another policy than the"
-        " one that learns (rollout/sampler_trainer_kl); loss.correction ="
-        " 'truncate' makes up for it"
-    )
+  _warn(run)
   run.display.stage("RL", c.rl.steps, at)
   clock["step"] = maker.free = time.monotonic()
   try:
@@ -286,6 +282,18 @@ def _require_base(host: dict, digest: int) -> None:
     raise RunError(
         "the factors of this run's checkpoint belong to another model: what"
         " model.path or sft.reuse names has changed; choose another --workdir"
+    )
+
+
+def _warn(run: Run) -> None:
+  """Of rollouts that are off-policy, if nothing makes up for it."""
+  c = run.config
+  exact = c.rollout.weights in ("same", c.model.dtype)
+  if not exact and c.loss.correction == "none":
+    run.display.say(
+        f"warning: rollout.weights = {c.rollout.weights!r} samples from another"
+        " policy than the one that learns (rollout/sampler_trainer_kl);"
+        " loss.correction = 'truncate' makes up for it"
     )
 
 

@@ -1,0 +1,171 @@
+"""Weights that are more, or less, than an array; and what samples with them."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from rl_reason import config, linear, model, rollout, sampler, sharding
+from rl_reason.linear import Int8, LowRank
+
+HALF = dataclasses.replace(tiny.CFG, dtype="bfloat16")
+
+
+def noise(*shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def dense(w):
+  """An `Int8` as the array that it stands for."""
+  return np.asarray(w.values) * np.asarray(w.scale)[..., None, :]
+
+
+def test_int8_by_hand():
+  """Steps of .02 in the first column; the second has nothing to scale."""
+  w = linear.quantize(np.array([[2.54, 0], [-1.0, 0], [0.013, 0]], np.float32))
+  np.testing.assert_allclose(w.scale, [0.02, 1], rtol=1e-6)
+  assert w.values.dtype == jnp.int8
+  np.testing.assert_array_equal(w.values, [[127, 0], [-50, 0], [1, 0]])
+
+
+def test_int8_is_off_by_half_a_step_of_its_channel_at_most():
+  w = noise(3, 64, 5) * np.array([1e-3, 1, 1e3, 1, 7], np.float32)
+  small = linear.quantize(w)
+  steps = np.abs(dense(small) - w) / np.asarray(small.scale)[:, None]
+  assert 0.45 < steps.max() <= 0.5 + 1e-4
+  np.testing.assert_allclose(
+      np.asarray(small.scale), np.abs(w).max(1) / 127, rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)]
+)
+def test_a_product_is_that_of_the_dense_weight(dtype, tolerance):
+  x, w = jnp.asarray(noise(7, 16), dtype), noise(16, 9, seed=1)
+  a, b = noise(16, 3, seed=2), noise(3, 9, seed=3)
+  small = linear.quantize(w)
+  for weight, whole in (
+      (w, w),
+      (small, dense(small)),
+      (LowRank(w, a, b, 0.5), w + 0.5 * a @ b),
+      (LowRank(small, a, b, 2.0), dense(small) + 2.0 * a @ b),
+  ):
+    out = linear.product(x, weight)
+    assert out.dtype == x.dtype
+    want = np.asarray(x, np.float32) @ whole
+    error = np.abs(np.asarray(out, np.float32) - want).max()
+    assert error <= tolerance * np.abs(want).max()
+
+
+def test_the_scale_of_int8_is_not_rounded_to_the_dtype_of_the_product():
+  """257/256 is no bfloat16: rounded it were 1, and the product 3."""
+  w = Int8(np.ones((1, 1), np.int8), np.array([257 / 256], np.float32))
+  out = linear.product(jnp.full((1, 1), 3, jnp.bfloat16), w)
+  assert out[0, 0] == 3.015625  # of 3.01171875, 1/64 apart
+
+
+# --- the sampler's weights ---------------------------------------------------
+
+
+@functools.cache
+def weights(kind, cfg=tiny.CFG):
+  make = functools.partial(sampler.make, cfg=cfg, weights=kind)
+  return jax.jit(make)(tiny.params())
+
+
+def sample(params, prompts):
+  return rollout.sample(
+      params,
+      prompts,
+      jax.random.key(0),
+      group_size=4,
+      max_tokens=tiny.T,
+      **tiny.SAMPLER,
+  )
+
+
+def test_the_matrices_are_those_of_the_tables():
+  assert config.MATRICES == model.MATRICES
+  layers = model.table(tiny.CFG)["layers"]
+  assert {n for n in layers if "norm" not in n} == set(model.MATRICES)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_table_is_that_of_the_weights(kind, tied):
+  cfg = dataclasses.replace(HALF, tied=tied, qkv_bias=True, qk_norm=True)
+  params = model.init(cfg, jax.random.key(0))
+  made = sampler.make(params, cfg, kind)
+  rows = sampler.table(cfg, kind)
+  shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=model.is_param)
+  got = jax.tree.map(lambda x: x.shape, made)
+  assert shapes == got
+  layers, small = made["layers"], kind == "int8"
+  assert layers["q_norm"].dtype == made["norm"].dtype == jnp.float32
+  assert layers["q_bias"].dtype == made["embed"].dtype == jnp.bfloat16
+  for name in model.MATRICES:
+    assert isinstance(layers[name], Int8) == small
+  if small:  # a head of its own, also beside an embedding that is one
+    whole = params["embed"].T if tied else params["head"]
+    step = np.asarray(made["head"].scale)
+    assert (np.abs(dense(made["head"]) - whole) <= 0.501 * step).all()
+  assert ("head" in made) == (small or not tied)
+
+
+def test_bfloat16_weights_change_no_number_of_bfloat16_products():
+  rows = jax.tree.map(lambda x: x[0, 0], tiny.batch(1, 1, 8))
+  own, half = (
+      model.hidden(params, HALF, rows.tokens_BL, rows.start_B)
+      for params in (tiny.params(), weights("bfloat16"))
+  )
+  np.testing.assert_array_equal(own, half)
+
+
+def test_int8_samples_from_a_policy_that_is_near_and_another():
+  rows = sample(weights("int8"), tiny.prompts(8))
+  logps, _ = model.response_logps(
+      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, tiny.T
+  )
+  gap = np.abs((logps - rows.logps_BT)[rows.mask_BT])
+  assert 1e-3 < gap.max() < 0.1
+  # The log-probs are those of the weights that sampled.
+  small, _ = model.response_logps(
+      weights("int8"), tiny.CFG, rows.tokens_BL, rows.start_B, tiny.T
+  )
+  np.testing.assert_allclose(
+      small[rows.mask_BT], rows.logps_BT[rows.mask_BT], atol=2e-5
+  )
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_eight_devices_sample_with_the_same_weights(kind):
+  """From parameters split over fsdp; the sampler's are whole there."""
+  mesh = sharding.make_mesh(2, 2, 2)
+  with jax.set_mesh(mesh):
+    where = model.shardings(model.table(tiny.CFG), mesh)
+    params = jax.device_put(tiny.params(), where)
+    out = model.shardings(sampler.table(tiny.CFG, kind), mesh)
+    make = functools.partial(sampler.make, cfg=tiny.CFG, weights=kind)
+    made = jax.jit(make, out_shardings=out)(params)
+    for a, b in zip(
+        jax.tree.leaves(made), jax.tree.leaves(weights(kind)), strict=True
+    ):
+      np.testing.assert_array_equal(a, b)
+    whole = made["layers"]["up"]
+    for x in jax.tree.leaves(whole):  # over tensor alone
+      assert x.addressable_shards[0].data.nbytes == x.nbytes / 2
+    assert params["layers"]["up"].addressable_shards[0].data.nbytes == (
+        params["layers"]["up"].nbytes / 4
+    )
+    if kind == "int8":
+      prompts = sharding.put(mesh, tiny.prompts(8), "batch")
+      eight = sharding.fetch(sample(made, prompts))
+  if kind == "int8":
+    one = sample(weights(kind), tiny.prompts(8))
+    np.testing.assert_array_equal(eight.tokens_BL, one.tokens_BL)
+    np.testing.assert_allclose(eight.logps_BT, one.logps_BT, atol=1e-5)
