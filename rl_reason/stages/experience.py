@@ -218,6 +218,8 @@ class Maker:
     ):
       rollouts, ended_B = sharding.fetch(part)
       which = np.flatnonzero(ended_B & ~begun_B)
+      if not len(which):
+        continue
       begun_B |= ended_B
       some = jax.tree.map(lambda x, at=which: x[at], rollouts)
       rows = [rows_B[b] for b in which]
