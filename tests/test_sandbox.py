@@ -113,6 +113,18 @@ HARMLESS = {
     "aims a signal": (
         "import fcntl; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, {pid})"
     ),
+    "aims a signal through a socket": (
+        "import fcntl, struct; a, b = socket.socketpair();"
+        "fcntl.ioctl(a, 0x8901, struct.pack('i', {pid}))"
+    ),
+    "asks for the network": (
+        "import fcntl; a, b = socket.socketpair();"
+        "fcntl.ioctl(a, 0x8912, bytes(64))"
+    ),
+    "pairs datagrams": "socket.socketpair(type=socket.SOCK_DGRAM)",
+    "passes descriptors": (
+        "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [0])"
+    ),
     "opens a process": "os.pidfd_open({pid})",
     "has nameless files": "os.memfd_create('x')",
     "leaves shared memory behind": (
@@ -353,6 +365,33 @@ stop.set()
     pytest.skip("threads are not counted for this user in this tier")
   out, ended = output(program, tier)
   assert not ended and 32 <= int(out) <= LIMITS.threads
+
+
+@every_tier
+def test_threads_find_room(tier):
+  """A stack and a place of malloc's for each, in the address space there is."""
+  program = """
+import concurrent.futures, time
+def work(n):
+  x = [bytearray(10**5) for _ in range(10)]
+  time.sleep(0.05)
+  return len(x)
+with concurrent.futures.ThreadPoolExecutor(40) as pool:
+  print(sum(pool.map(work, range(80))))
+"""
+  assert output(program, tier) == ("800\n", "")
+
+
+@every_tier
+def test_asyncio_runs(tier):
+  program = """
+import asyncio
+async def main():
+  print(await asyncio.wait_for(asyncio.to_thread(input), 10))
+asyncio.run(main())
+print(open("/dev/stdin").read())
+"""
+  assert output(program, tier, stdin=b"ok") == ("ok\nok\n", "")
 
 
 @every_tier

@@ -98,7 +98,15 @@ def test_reasons(program, reason):
 PLAIN = [
     *["None", "True", "0", "-1", "2**53", "-2**53 - 1", "10**5000", "0.1"],
     *["-0.0", "float('inf')", "1e-323", "''", "'\\0\\ud800é'", "b'\\0\\xff'"],
-    *["bytearray(b'a')", "(1 + 2j)", "range(1, 9, 3)", "[]", "()", "set()"],
+    *[
+        "'\\ud83d\\ude00'",
+        "bytearray(b'a')",
+        "(1 + 2j)",
+        "range(1, 9, 3)",
+        "[]",
+        "()",
+        "set()",
+    ],
     *["{}", "[1, [2, (3,)]]", "((), ((),))", "{1, (2, 3)}"],
     *["frozenset({1})", "{(1, 2): {3: [4]}, 'int': 5}", "{'tuple': [1]}"],
     *["{None: None, True: 1.5}", "[[['a']]]", "{frozenset(): b''}"],
@@ -112,6 +120,88 @@ def test_plain_data_crosses(text):
   assert back == value and type(back) is type(value)
   if not isinstance(value, int):  # Python writes 4300 digits at most
     assert repr(back) == repr(value)
+
+
+# What the standard library makes of plain data: text, and its imports.
+LIBRARY = """
+from collections import deque
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+"""
+VALUES = [
+    *["Fraction(6, 4)", "Decimal('1.10')", "Decimal('-Infinity')"],
+    *["date(2024, 2, 29)", "datetime(2024, 2, 29, 1, 2, 3, 4)", "time(1, 2)"],
+    *["datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=-3)))"],
+    *["timedelta(days=-1, microseconds=5)", "deque([1, [2]], 3)"],
+    *["{Fraction(1): [Decimal(2)]}", "{1: 2}.keys()", "{1: [2]}.items()"],
+]
+
+
+def test_values_of_the_library_cross():
+  space: dict = {}
+  exec(LIBRARY, space)
+  for text in VALUES:
+    value = eval(text, space)
+    back = wire.decode(json.loads(json.dumps(wire.encode(value))))
+    assert (back, repr(back)) == (value, repr(value))
+  assert list(wire.decode(wire.encode({1: [2]}.values()))) == [[2]]
+  tests = [f"assert f({x}) == {x}" for x in VALUES]
+  tests += ["assert f(Fraction(4, 2)) == 2 and f(Fraction(1, 2)) != 1"]
+  problem = code.Calls("\n".join(tests), ("f",), LIBRARY)
+  assert judge("def f(x): return x", problem).right
+  assert not judge("def f(x): return str(x)", problem).right
+
+
+def test_iterators_are_asked_for_each_item():
+  """They may have no end, raise on the way, and be an argument."""
+  program = """
+import itertools
+def naturals(): yield from itertools.count()
+def pairs(x): return zip(x, x)
+def breaks():
+  yield 1
+  raise ValueError("broken")
+def total(x): return next(x) + sum(x)
+"""
+  tests = """
+import itertools
+n = naturals()
+assert next(n) == 0 and list(itertools.islice(n, 3)) == [1, 2, 3]
+assert next(naturals()) == 0 and next(n) == 4
+assert dict(pairs("ab")) == {"a": "a", "b": "b"} and list(pairs("")) == []
+assert total(iter([1, 2])) == 3 and total(x for x in range(5)) == 10
+b = breaks()
+assert next(b) == 1
+try:
+  next(b)
+except ValueError as e:
+  assert str(e) == "broken"
+else:
+  assert False
+"""
+  assert judge(program, code.Calls(tests)).right
+  assert judge(program, asserts("naturals() == 0")).reason == "wrong"
+  assert not judge(program, asserts("sum(naturals())")).right
+  with pytest.raises(ValueError, match="an iterator of more than"):
+    wire.encode([iter(range(wire.MAX_ITEMS + 1))])
+
+
+def test_functions_that_are_passed_on():
+  tests = """
+assert list(map(f, [1, 2])) == [1, 4] and sorted([1, 2], key=g) == [2, 1]
+h = f
+assert h(3) == 9
+assert f(x=math.floor(2.5)) == 4
+"""
+  program = RIGHT + "def g(x): return -x\n"
+  assert judge(program, code.Calls(tests)).right
+
+
+def test_arguments_of_any_name():
+  program = "def f(self, name, number=0, **more): return self - name, more"
+  line = "f(name=1, self=3, kind=2) == (2, {'kind': 2})"
+  assert judge(program, asserts(line)).right
 
 
 def test_plain_data_reaches_the_tests_and_the_candidate():
@@ -170,6 +260,43 @@ def f(x):
 """
   assert judge(program, code.Calls(tests)).right
   assert not judge(RIGHT, code.Calls(tests)).right
+
+
+def test_exceptions_are_what_the_tests_know_of_them():
+  """The nearest base, with its arguments; those of the prompt as well."""
+  tests = """
+for value, kinds, args in (
+    ("own", (ValueError,), ("odd", 3)),
+    ("prompt", (Odd,), ("odd",)),
+    ("bytes", (UnicodeDecodeError,), None),
+    ("json", (ValueError,), None),
+    ("file", (FileNotFoundError,), (2, "No such file or directory")),
+    ("none", (KeyError,), (None,)),
+    ("assert", (AssertionError,), ("odd",)),
+):
+  try:
+    f(value)
+  except kinds as e:
+    assert args is None or e.args == args
+  else:
+    raise TypeError
+"""
+  program = """
+import json
+class Own(ValueError): pass
+def f(x):
+  if x == "own": raise Own("odd", 3)
+  if x == "prompt": raise Odd("odd")
+  if x == "bytes": b"\\xff".decode()
+  if x == "json": json.loads("{")
+  if x == "file": open("/nowhere/x")
+  if x == "none": {}[None]
+  assert x != "assert", "odd"
+"""
+  prompt = "class Odd(Exception): pass\n"
+  assert judge(program, code.Calls(tests, ("f",), prompt)).right
+  program = "def f(x): raise ValueError('odd', 3)"
+  assert not judge(program, code.Calls(tests, ("f",), prompt)).right
 
 
 def test_a_changed_argument_stays_with_the_candidate():
@@ -294,6 +421,40 @@ threading.Thread(target=work).start()
   assert judge(program, SUMS).right
 
 
+SUM = "print(sum(map(int, sys.stdin.read().split())))"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys\nif sys.argv[1:]: sys.stdin = open(sys.argv[1])\n" + SUM,
+        "import os, sys\nif os.path.exists(os.path.join(os.path.dirname("
+        "__file__), 'input.txt')): sys.stdin = open('input.txt')\n" + SUM,
+        "import sys\nsys.stdin = open('/dev/stdin')\n" + SUM,
+        "import sys\nsys.stdin = open(0)\n" + SUM,
+        "import fileinput\nprint(sum(int(x) for line in fileinput.input()"
+        " for x in line.split()))",
+        "import asyncio, sys\nasync def main():\n"
+        f"  await asyncio.to_thread(sum, [])\n  {SUM}\nasyncio.run(main())",
+    ],
+)
+def test_ways_to_read(program):
+  assert judge(program, SUMS).right
+
+
+def test_large_numbers_are_printed():
+  program = "import math\nprint(math.factorial(int(input())))"
+  expected = str(math.factorial(1500))
+  assert judge(program, code.Streams((("1500", expected),))).right
+  got = judge("f = str", asserts("f(10**6000) == '1' + 6000 * '0'"))
+  assert got.right
+
+
+def test_input_that_is_no_text():
+  problem = code.Streams((("\ud800", "1"),))
+  assert judge("print(1)", problem).right
+
+
 def test_tolerance():
   third = code.Streams((("", "0.3333 x"),))
   program = "print(1 / 3, 'x')"
@@ -390,6 +551,33 @@ def f(x):
   a = []
   for _ in range(10**5): a = [a]
   return a
+""",
+    "an endless generator": """
+def f(x):
+  while True: yield x * x
+""",
+    "an endless list": """
+class Endless(list):
+  def __iter__(self):
+    while True: yield 9
+def f(x): return Endless()
+""",
+    "an iterator of the tests' own": REACH
+    + """
+def f(x):
+  everywhere(frame_of({"number": request()["number"], "iterator": ["f"]}))
+""",
+    "an error of the tests' own": REACH
+    + """
+def f(x):
+  raised = [["_Ended", "SystemExit", "f"], {"tuple": ["right"]}, ""]
+  everywhere(frame_of({"number": request()["number"], "raised": raised}))
+""",
+    "a made value with an evil argument": REACH
+    + """
+def f(x):
+  value = {"decimal.Decimal": [{"os.system": ["true"]}]}
+  everywhere(frame_of({"number": request()["number"], "value": value}))
 """,
     "a long text": "def f(x): return 'a' * 10**8",
     "a large number": "def f(x): return 1 << 10**7",
@@ -679,6 +867,10 @@ def test_frames_of_an_enemy():
       {"range": "abcd"},
       {"bytes": "0"},
       {"complex": ["x"]},
+      {"decimal.Decimal": ["x"]},
+      {"datetime.date": [0, 0, 0]},
+      {"dict_keys": [[]]},
+      {"collections.Counter": []},
   ):
     with pytest.raises((ArithmeticError, LookupError, TypeError, ValueError)):
       wire.decode(content)
@@ -719,6 +911,8 @@ def test_the_filter_names_the_calls_that_it_means():
   allowed = dict(zip(words[::2], map(int, words[1::2]), strict=True))
   assert allowed == {name: numbers[name] for name in allowed}
   assert lockdown._CLONE == numbers["clone"]
+  assert lockdown._SOCKETPAIR == numbers["socketpair"]
+  assert lockdown._IOCTL == numbers["ioctl"]
   assert lockdown._PRLIMIT == numbers["prlimit64"]
   for name in ("fork", "socket", "execve", "ptrace", "chmod", "io_uring_setup"):
     assert name not in allowed

@@ -6,8 +6,10 @@ functions return, which is the program's own business.
 """
 
 import builtins
+import functools
 import sys
 import types
+from collections.abc import Iterator
 
 from rl_reason.verifiers import wire
 
@@ -20,6 +22,7 @@ def _module(name: str) -> types.ModuleType:
   # As `site` would, which is not loaded.
   vars(builtins).update(exit=sys.exit, quit=sys.exit)
   module = types.ModuleType(name)
+  vars(module).update(__file__="program.py", __builtins__=builtins)
   sys.modules[name] = module
   return module
 
@@ -49,18 +52,43 @@ def _failure(error: BaseException) -> list[str]:
     return [reason, type(error).__name__]
 
 
-def _answer(module: types.ModuleType, request: dict) -> dict:
-  """What a call came to."""
+def _raised(error: Exception) -> list:
+  """An error that tests may expect: its classes, what made it, its text."""
+  text = _failure(error)[1]
+  try:
+    args = wire.encode(error.args)
+  except (TypeError, ValueError):
+    args = wire.encode((text,))
+  return [[kind.__name__ for kind in type(error).__mro__], args, text]
+
+
+def _answer(module: types.ModuleType, kept: list, request: dict) -> dict:
+  """What a call came to.
+
+  Args:
+    module: the program.
+    kept: iterators that calls returned: they stay here, and go on when asked
+      for the next item, as some have no end.
+    request: as the tests' side sends it. The name may be a place in `kept`.
+  """
+  name = request["name"]
   try:
     args = wire.decode(request["args"])
     kwargs = wire.decode(request["kwargs"])
-    value = getattr(module, request["name"])(*args, **kwargs)
+    if isinstance(name, int):
+      function = functools.partial(next, kept[name])
+    else:
+      function = getattr(module, name)
+    value = function(*args, **kwargs)
   except MemoryError as e:
     return {"failed": _failure(e)}
   except Exception as e:
-    return {"raised": [type(e).__name__, _failure(e)[1]]}
+    return {"raised": _raised(e)}
   except BaseException as e:  # sys.exit() is no answer
     return {"failed": _failure(e)}
+  if isinstance(value, Iterator):
+    kept.append(value)
+    return {"iterator": len(kept) - 1}
   try:
     return {"value": wire.encode(value)}
   except TypeError:
@@ -76,14 +104,14 @@ def calls(job: dict) -> None:
   Each request carries a number drawn at random, which the answer must repeat:
   one written before its question, or after another answer, fits nothing.
   """
-  module, failed = _module("solution"), None
+  module, kept, failed = _module("solution"), [], None
   try:
     _load(module, job["prompt"], job["program"])
   except BaseException as e:
     failed = _failure(e)
   while True:
     request = wire.receive(job["read"])
-    answer = {"failed": failed} if failed else _answer(module, request)
+    answer = {"failed": failed} if failed else _answer(module, kept, request)
     try:
       wire.send(job["write"], answer | {"number": request["number"]})
     except ValueError as e:

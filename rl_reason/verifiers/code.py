@@ -165,7 +165,7 @@ def _streams(source: str, problem: Streams, tier, limits) -> Verdict:
         dict(program=source),
         tier,
         limits,
-        stdin=stdin.encode(),
+        stdin=stdin.encode(errors="surrogatepass"),
         stdout=subprocess.PIPE,
     ) as process:
       out, ended = sandbox.read(process, limits)

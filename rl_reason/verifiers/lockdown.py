@@ -15,13 +15,16 @@ import struct
 # Files, memory, time, threads, and nothing that reaches another process, the
 # network or the machine. What is missing is refused with ENOSYS, as by an older
 # kernel, so that the C library falls back where it can (clone3). There is no
-# chmod, chown, utime or truncate by path: Landlock does not watch over them.
+# chmod, chown, utime or truncate by path: Landlock does not watch over them. Of
+# sockets there are pairs of connected streams, which asyncio cannot do without:
+# they reach nobody, and without sendmsg nothing is passed through them.
 _ALLOWED = """
   read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9
   mprotect 10 munmap 11 brk 12 rt_sigaction 13 rt_sigprocmask 14
-  rt_sigreturn 15 ioctl 16 pread64 17 pwrite64 18 readv 19 writev 20 access 21
+  rt_sigreturn 15 pread64 17 pwrite64 18 readv 19 writev 20 access 21
   pipe 22 select 23 sched_yield 24 mremap 25 madvise 28 dup 32 dup2 33 pause 34
-  nanosleep 35 getitimer 36 alarm 37 setitimer 38 getpid 39 sendfile 40 exit 60
+  nanosleep 35 getitimer 36 alarm 37 setitimer 38 getpid 39 sendfile 40
+  sendto 44 recvfrom 45 exit 60
   wait4 61 uname 63 fsync 74 fdatasync 75 ftruncate 77 getdents 78 getcwd 79
   chdir 80 fchdir 81 rename 82 mkdir 83 rmdir 84 creat 85 link 86 unlink 87
   symlink 88 readlink 89 umask 95 gettimeofday 96 getrlimit 97 getrusage 98
@@ -40,8 +43,12 @@ _ALLOWED = """
   rseq 334 close_range 436 openat2 437 faccessat2 439
 """
 _CLONE, _KILL, _FCNTL, _TGKILL, _PRLIMIT = 56, 62, 72, 234, 302
+_SOCKETPAIR, _AF_UNIX, _STREAM = 53, 1, 0x80001  # closed on exec
 _CLONE_THREAD = 0x10000
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # aim a signal at a process
+# Of a terminal, of bytes that wait, of blocking, of closing on exec. Those of
+# sockets would aim signals, too, and tell of the network.
+_IOCTL, _IOCTLS = 16, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
 _X86_64 = 0xC000003E
 _ALLOW, _REFUSE, _DIE = 0x7FFF0000, 0x00050000 | 38, 0x80000000  # ENOSYS
 # Opcodes of classic BPF: load a word; jump if equal, if a bit is set; return.
@@ -76,30 +83,31 @@ def seccomp_filter(pid: int) -> bytes:
   def returns(value):
     return [(_RETURN, 0, 0, value)]
 
-  def only_if(number, arg, jump, values, then, otherwise):
-    """If the call is `number`: `then` if a jump on its argument is taken."""
+  def choose(arg, jump, values, then, otherwise):
+    """`then` if a jump on an argument is taken for one of the values."""
     body = [(_LOAD, 0, 0, _ARGS + 8 * arg)]  # the low word, which is all it is
-    for index, value in enumerate(values):
-      body.append((jump, len(values) - index, 0, value))
-    body += returns(otherwise) + returns(then)
-    return [(_JEQ, 0, len(body), number), *body]
+    for index, value in enumerate(values, 1):
+      body.append((jump, len(values) - index + len(otherwise), 0, value))
+    return [*body, *otherwise, *then]
 
+  allow, refuse = returns(_ALLOW), returns(_REFUSE)
+  streams = choose(1, _JEQ, [_STREAM], allow, refuse)
+  aims = [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX]
   program = [(_LOAD, 0, 0, _ARCH), (_JEQ, 1, 0, _X86_64), *returns(_DIE)]
   program += [(_LOAD, 0, 0, _NR)]
   for number in map(int, _ALLOWED.split()[1::2]):
-    program += [(_JEQ, 0, 1, number), *returns(_ALLOW)]
-  for rule in (
-      (_CLONE, 0, _JSET, [_CLONE_THREAD], _ALLOW, _REFUSE),
-      (_KILL, 0, _JEQ, [pid], _ALLOW, _REFUSE),
-      (_TGKILL, 0, _JEQ, [pid], _ALLOW, _REFUSE),
-      (_PRLIMIT, 0, _JEQ, [0], _ALLOW, _REFUSE),
-      (
-          *(_FCNTL, 1, _JEQ, [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX]),
-          *(_REFUSE, _ALLOW),
-      ),
+    program += [(_JEQ, 0, 1, number), *allow]
+  for number, body in (
+      (_CLONE, choose(0, _JSET, [_CLONE_THREAD], allow, refuse)),
+      (_SOCKETPAIR, choose(0, _JEQ, [_AF_UNIX], streams, refuse)),
+      (_KILL, choose(0, _JEQ, [pid], allow, refuse)),
+      (_TGKILL, choose(0, _JEQ, [pid], allow, refuse)),
+      (_IOCTL, choose(1, _JEQ, _IOCTLS, allow, refuse)),
+      (_PRLIMIT, choose(0, _JEQ, [0], allow, refuse)),
+      (_FCNTL, choose(1, _JEQ, aims, refuse, allow)),
   ):
-    program += only_if(*rule)
-  program += returns(_REFUSE)
+    program += [(_JEQ, 0, len(body), number), *body]
+  program += refuse
   return b"".join(struct.pack("=HBBI", *row) for row in program)
 
 

@@ -39,14 +39,17 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _PYTHON = os.path.realpath(sys.executable)
 # As -I, but for the environment: it is ours, and fixes the seed of hashes. The
 # order of a set must not decide a verdict.
-_FLAGS = ["-P", "-s", "-S", "-B", "-X", "utf8"]
-_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+# Large numbers may be printed: the limit of time does what Python's own would.
+_FLAGS = ["-P", "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
+# An arena of malloc's for each thread would fill the address space.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 _ENTER = f"""
 import importlib, json, sys
 sys.path.append({str(_ROOT)!r})
 from rl_reason.verifiers import lockdown
 with open(int(sys.argv[1])) as f:
   job = json.load(f)
+sys.argv[:] = ["program.py"]
 module, name = job["role"].split(".")
 role = importlib.import_module("rl_reason.verifiers." + module)
 sys.path.pop()
@@ -123,8 +126,8 @@ def _uid() -> int | None:
   return (1 << 30) + (os.getpid() % 2**22 << 7) + next(_numbers) % 2**7
 
 
-def _bubblewrap(limits: Limits) -> list[str]:
-  """The command before the command."""
+def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
+  """The command before the command; `stdin` is a file to copy."""
   argv = ["bwrap", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
   if _is_root():
     # A user namespace would leave root's own user, which has no thread limit.
@@ -141,6 +144,8 @@ def _bubblewrap(limits: Limits) -> list[str]:
   if packages.is_dir():
     argv += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
   argv += ["--dev-bind", "/dev/null", "/dev/null"]
+  # There is no /proc that it could be a link into.
+  argv += ["--ro-bind-data", str(stdin), "/dev/stdin"]
   return [*argv, "--remount-ro", "/", "--chdir", "/tmp"]
 
 
@@ -198,9 +203,12 @@ def running(
     fds: file descriptors that it gets.
   """
   job = job | {"role": role, "lockdown": _lockdown(tier.name, limits)}
-  prefix = _bubblewrap(limits) if tier.name == "bubblewrap" else []
+  prefix: list[str] = []
   with contextlib.ExitStack() as stack:
     files = [memory_file(json.dumps(job).encode()), memory_file(stdin)]
+    if tier.name == "bubblewrap":
+      files.append(memory_file(stdin))  # with a place to read at of its own
+      prefix = _bubblewrap(limits, files[-1])
     for fd in files:
       stack.callback(os.close, fd)
     process = subprocess.Popen(
@@ -208,7 +216,7 @@ def running(
         stdin=files[1],
         stdout=stdout,
         stderr=stderr,
-        pass_fds=(files[0], *fds),
+        pass_fds=(files[0], *files[2:], *fds),
         env=_ENVIRONMENT,
         cwd="/",
         start_new_session=True,

@@ -20,10 +20,6 @@ from rl_reason.verifiers import wire
 FAILURES = ("error", "memory", "refused")  # what a candidate may say of itself
 
 
-class CandidateError(Exception):
-  """An exception of the candidate's that is none of Python's own."""
-
-
 class Truth:
   """A value that is no plain data: true or false, and equal to nothing else."""
 
@@ -35,9 +31,10 @@ class Truth:
 
 
 def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
-  """Names of tests that `space` lacks: functions that are called, and others.
+  """Names of tests that `space` lacks: the candidate's functions, and modules.
 
-  If only Python's own functions are called, then those are what is meant: one
+  A function may be passed on and never called: `sorted(x, key=f)`. If only
+  Python's own are named, then those that are called are what is meant: one
   problem of MBPP is about a `sum`.
   """
   called, used, bound = set(), set(), set(space)
@@ -52,8 +49,28 @@ def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
       bound.add((node.asname or node.name).partition(".")[0])
     elif isinstance(node, ast.FunctionDef | ast.ClassDef):
       bound.add(node.name)
-  functions = called - bound
-  return functions - set(dir(builtins)) or functions, used - called - bound
+  modules = (used & sys.stdlib_module_names) - called - bound
+  functions = (used | called) - bound - modules
+  return functions - set(dir(builtins)) or called - bound, modules
+
+
+def _exception(names: list, args, text: str, space: dict) -> Exception:
+  """The nearest exception that the tests know.
+
+  Args:
+    names: of the candidate's exception and its bases.
+    args: what made it.
+    text: what it says, with its name.
+    space: of the tests: the prompt may define exceptions.
+  """
+  for name in map(str, names):
+    kind = space.get(name, getattr(builtins, name, None))
+    if isinstance(kind, type) and issubclass(kind, Exception):
+      try:
+        return kind(*args)
+      except Exception:  # it asks for something else
+        break
+  return Exception(text)
 
 
 def _where(error: BaseException, tests: str) -> str:
@@ -77,13 +94,23 @@ class _Tests:
     self.read, self.write = read, write
     self.verdict: list[str] | None = None
     self.calls = 0
+    self.space: dict = {"__name__": "tests"}
 
   def end(self, reason: str, detail: str):
     """Makes a verdict that stays, though a test may catch what is raised."""
     self.verdict = self.verdict or [reason, detail]
     raise _Ended
 
-  def call(self, name: str, *args, **kwargs):
+  def items(self, number):
+    """An iterator of the candidate's, which is asked for each item."""
+    while True:
+      try:
+        item = self.call(number)
+      except StopIteration:
+        return
+      yield item
+
+  def call(self, name, /, *args, **kwargs):
     """What the candidate's function returns; raises what it raises."""
     if self.verdict:
       raise _Ended
@@ -101,36 +128,35 @@ class _Tests:
         return wire.decode(content)
       if kind == "truth":
         return Truth(content)
-      first, second = map(str, content)
+      if kind == "iterator":
+        return self.items(content)
+      if kind == "raised":
+        names, given, text = content
+        error = _exception(names, wire.decode(given), str(text), self.space)
+      else:
+        first, second = map(str, content)
     except (EOFError, OSError):
       self.end("crash", "the candidate's process is gone")
     except MemoryError:
       self.end("memory", "an answer that does not fit")
     except Exception as e:
       self.end("refused", f"no answer to this call: {e}")
+    if kind == "raised":
+      raise error
     if kind == "failed" and first in FAILURES:
       self.end(first, second)
-    if kind != "raised":
-      self.end("refused", "no answer to this call")
-    error = getattr(builtins, first, None)
-    if not (isinstance(error, type) and issubclass(error, Exception)):
-      error = CandidateError
-    try:
-      raised = error(second)
-    except TypeError:  # UnicodeDecodeError asks for more than a text
-      raised = CandidateError(second)
-    raise raised
+    self.end("refused", "no answer to this call")
 
   def run(self, prompt: str, tests: str, names: list[str]) -> list[str]:
     """Reason and detail of the verdict."""
-    space: dict = {"__name__": "tests"}
+    space = self.space
     try:
       exec(compile(prompt, "prompt", "exec"), space)
-      called, used = _free(tests, space)
-      for name in names or called:
+      functions, modules = _free(tests, space)
+      for name in names or functions:
         space[name] = functools.partial(self.call, name)
       # MBPP's asserts name modules that only its solutions import.
-      for name in used & sys.stdlib_module_names:
+      for name in modules:
         space[name] = importlib.import_module(name)
       exec(compile(tests, "tests", "exec"), space)
     except _Ended:

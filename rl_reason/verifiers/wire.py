@@ -2,17 +2,45 @@
 
 A frame is four bytes of length and that much JSON. None, bool, float, str,
 lists and small integers stand for themselves; all else is `{tag: content}`,
-which no JSON list or number can be mistaken for. Nothing is looked up by name
-and no code runs on arrival, so a frame of an enemy is a value or an error.
+which no JSON list or number can be mistaken for. Tags are those of two tables
+and no code of a sender runs on arrival, so a frame of an enemy is a value or an
+error.
 """
 
+import functools
+import importlib
+import itertools
 import json
 import os
+import sys
+from collections.abc import Callable, Iterator
 
 MAX_FRAME = 16 << 20  # bytes
-MAX_DEPTH = 100
+MAX_DEPTH = 200
+MAX_ITEMS = 10_000  # of an iterator
 _SMALL = 1 << 53
-_COLLECTIONS: tuple[type, ...] = (tuple, set, frozenset)
+_COLLECTIONS: tuple[type, ...] = (
+    *(tuple, set, frozenset),
+    *(type({}.keys()), type({}.values()), type({}.items())),
+)
+# Values of the standard library -> the arguments that make them anew.
+_LIBRARY: dict[str, Callable] = {
+    "collections.deque": lambda x: [list(x), x.maxlen],
+    "datetime.date": lambda x: [x.year, x.month, x.day],
+    "datetime.datetime": lambda x: [
+        *x.timetuple()[:6],
+        x.microsecond,
+        x.tzinfo,
+    ],
+    "datetime.time": lambda x: [
+        *(x.hour, x.minute, x.second),
+        *(x.microsecond, x.tzinfo),
+    ],
+    "datetime.timedelta": lambda x: [x.days, x.seconds, x.microseconds],
+    "datetime.timezone": lambda x: [x.utcoffset(None)],
+    "decimal.Decimal": lambda x: [str(x)],
+    "fractions.Fraction": lambda x: [x.numerator, x.denominator],
+}
 
 
 def encode(value, depth: int = 0):
@@ -23,7 +51,8 @@ def encode(value, depth: int = 0):
 
   Raises:
     TypeError: something inside is not plain data.
-    ValueError: it is nested deeper than MAX_DEPTH, or in itself.
+    ValueError: it is nested deeper than MAX_DEPTH, or in itself, or an
+      iterator has more than MAX_ITEMS.
   """
   if depth > MAX_DEPTH:
     raise ValueError(f"nested deeper than {MAX_DEPTH}")
@@ -49,6 +78,15 @@ def encode(value, depth: int = 0):
   for kind in _COLLECTIONS:
     if isinstance(value, kind):
       return {kind.__name__: [encode(item, depth + 1) for item in value]}
+  for name, parts in _LIBRARY.items():
+    module, _, attribute = name.partition(".")
+    if type(value) is getattr(sys.modules.get(module), attribute, None):
+      return {name: encode(parts(value), depth + 1)}
+  if isinstance(value, Iterator):
+    items = list(itertools.islice(value, MAX_ITEMS + 1))
+    if len(items) > MAX_ITEMS:
+      raise ValueError(f"an iterator of more than {MAX_ITEMS} items")
+    return {"iterator": encode(items, depth + 1)}
   raise TypeError(f"{type(value).__name__} is not plain data")
 
 
@@ -62,6 +100,11 @@ def _range(content) -> range:
   return range(*(int(n, 16) for n in content))
 
 
+def _made(name: str, content):
+  module, _, attribute = name.partition(".")
+  return getattr(importlib.import_module(module), attribute)(*_items(content))
+
+
 _DECODE = {
     "int": lambda content: int(content, 16),
     "complex": lambda content: complex(*map(float, content)),
@@ -72,7 +115,11 @@ _DECODE = {
     "set": lambda content: set(_items(content)),
     "frozenset": lambda content: frozenset(_items(content)),
     "dict": lambda content: dict(_items(content)),
-}
+    "dict_keys": lambda content: dict.fromkeys(_items(content)).keys(),
+    "dict_values": lambda content: dict(enumerate(_items(content))).values(),
+    "dict_items": lambda content: dict(_items(content)).items(),
+    "iterator": lambda content: iter(_items(content)),
+} | {name: functools.partial(_made, name) for name in _LIBRARY}
 
 
 def decode(content):
@@ -97,7 +144,8 @@ def send(fd: int, message) -> None:
     ValueError: the frame would be longer than MAX_FRAME.
     OSError: nobody reads any more.
   """
-  body = json.dumps(message).encode()
+  # As they are: two halves of a surrogate pair would arrive as one character.
+  body = json.dumps(message, ensure_ascii=False).encode(errors="surrogatepass")
   if len(body) > MAX_FRAME:
     raise ValueError(f"more than {MAX_FRAME} bytes")
   rest = memoryview(len(body).to_bytes(4, "big") + body)
@@ -126,4 +174,4 @@ def receive(fd: int):
   size = int.from_bytes(_read(fd, 4), "big")
   if size > MAX_FRAME:
     raise ValueError(f"a frame of {size} bytes")
-  return json.loads(_read(fd, size))
+  return json.loads(_read(fd, size).decode(errors="surrogatepass"))
