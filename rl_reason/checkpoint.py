@@ -42,9 +42,11 @@ def _fault(directory: pathlib.Path) -> str | None:
   if not manifest.exists():
     return "unfinished (it has no manifest)"
   try:
-    wanted = json.loads(manifest.read_text())["files"]
-  except (ValueError, KeyError, OSError):
+    wanted = dict(json.loads(manifest.read_text())["files"])
+  except (ValueError, KeyError, TypeError, OSError, RecursionError):
     return "damaged (its manifest cannot be read)"
+  if "host.json" not in wanted:
+    return "damaged (its manifest lacks host.json)"
   found = _hashes(directory)
   for name, digest in wanted.items():
     if name not in found:
@@ -52,6 +54,15 @@ def _fault(directory: pathlib.Path) -> str | None:
     if found[name] != digest:
       return f"damaged ({name} has changed)"
   return None
+
+
+def _score(directory: pathlib.Path) -> float | None:
+  """What a manifest says of its step; None if it says nothing."""
+  try:
+    score = json.loads((directory / MANIFEST).read_text())["score"]
+  except (ValueError, KeyError, TypeError, OSError, RecursionError):
+    return None
+  return score if isinstance(score, int | float) else None
 
 
 class Checkpoints:
@@ -116,14 +127,14 @@ class Checkpoints:
 
   def _prune(self) -> None:
     last, best = self._keep
-    scores = {}
-    for step in self.steps():
-      manifest = self._dir / str(step) / MANIFEST
-      if manifest.exists():
-        scores[step] = json.loads(manifest.read_text())["score"]
+    scores = {
+        step: _score(self._dir / str(step))
+        for step in self.steps()
+        if (self._dir / str(step) / MANIFEST).exists()
+    }
     keep = set(list(scores)[-last:])
-    scored = [s for s in scores if scores[s] is not None]
-    keep |= set(sorted(scored, key=lambda s: (-scores[s], s))[:best])
+    scored = {s: x for s, x in scores.items() if x is not None}
+    keep |= set(sorted(scored, key=lambda s: (-scored[s], s))[:best])
     for step in scores.keys() - keep:
       (self._dir / str(step) / MANIFEST).unlink()  # so half of it is unfinished
       shutil.rmtree(self._dir / str(step))
@@ -151,9 +162,7 @@ class Checkpoints:
   def best(self) -> int | None:
     """The step with the highest score among those that are whole."""
     scores = {
-        step: json.loads((self._dir / str(step) / MANIFEST).read_text())[
-            "score"
-        ]
+        step: _score(self._dir / str(step))
         for step in self.steps()
         if self.fault(step) is None
     }

@@ -78,20 +78,25 @@ def prepared(
   """
   try:
     report = json.loads((directory / "data.json").read_text())
-  except (OSError, ValueError):
+    files = [
+        (str(x["file"]), x["kept"])
+        for x in report["sources"]
+        if x["use"] == use
+    ]
+    weights = list(report["weights"])
+  except (OSError, ValueError, KeyError, TypeError):
     raise datasets.DataError(
         f"{directory}: has no data.json; run --stage=prepare"
     ) from None
   out: list[Prepared] = []
-  for source in report["sources"]:
-    if source["use"] == use:
-      out.append(Prepared(directory / source["file"]))
-      if len(out[-1]) != source["kept"]:
-        raise datasets.DataError(
-            f"{directory / source['file']}: has {len(out[-1])} rows and not"
-            f" {source['kept']}; remove {directory}, run --stage=prepare again"
-        )
-  return out, report["weights"] if use == "train" else [1.0] * len(out)
+  for file, kept in files:
+    out.append(Prepared(directory / file))
+    if len(out[-1]) != kept:
+      raise datasets.DataError(
+          f"{directory / file}: has {len(out[-1])} rows and not {kept};"
+          f" remove {directory}, run --stage=prepare again"
+      )
+  return out, weights if use == "train" else [1.0] * len(out)
 
 
 def _mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:

@@ -16,6 +16,7 @@ Files are JSON lines, a JSON list, gzip of both, Parquet, or ArrayRecord with a
 JSON object in each record. They are streamed; only a JSON list is loaded whole.
 """
 
+import codecs
 import contextlib
 import difflib
 import fnmatch
@@ -25,7 +26,6 @@ import json
 import math
 import pathlib
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -97,7 +97,11 @@ def _text(value) -> str:
     value = "yes" if value else "no"
   if not isinstance(value, str | int | float):
     raise TypeError(f"{type(value).__name__} is no text")
-  return str(value).strip()
+  if isinstance(value, float) and not math.isfinite(value):
+    raise ValueError(f"{value} is no number")
+  text = str(value).strip()
+  text.encode()  # half of a surrogate pair is no character
+  return text
 
 
 def _column(*names: str) -> Field:
@@ -169,7 +173,10 @@ def _olympiad_gold(row) -> str:
 
 def _olympiad_tolerance(row) -> float:
   errors = str(row.get("error") or 0)
-  return max(float(x) for x in errors.split(","))
+  most = max(float(x) for x in errors.split(","))
+  if not 0 <= most < math.inf:
+    raise ValueError(f"{errors} is no error that an answer may have")
+  return most
 
 
 def _choice_question(row) -> str:
@@ -552,9 +559,16 @@ def _open(path: pathlib.Path):
   return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict:
+  row = dict(pairs)
+  if len(row) < len(pairs):
+    raise ValueError("a key stands there twice")
+  return row
+
+
 def _object(data: bytes) -> dict | None:
   try:
-    row = json.loads(data)
+    row = json.loads(data, object_pairs_hook=_once)
   except (ValueError, RecursionError):
     return None
   return row if isinstance(row, dict) else None
@@ -578,10 +592,10 @@ def _json(path) -> Numbered:
   with _open(path) as file:
     first = next((x for x in file if x.strip()), b"")
     file.seek(0)
-    if not first.lstrip().startswith(b"["):
+    if not first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
       yield from _lines(file)  # whatever the name says
       return
-    for number, row in enumerate(json.load(file), 1):
+    for number, row in enumerate(json.load(file, object_pairs_hook=_once), 1):
       yield number, row if isinstance(row, dict) else None
 
 
@@ -614,10 +628,9 @@ READERS = {
 @contextlib.contextmanager
 def _whole(path):
   """Every library's complaint about a damaged file as one."""
-  damage = EOFError, OSError, ValueError, RuntimeError, IndexError, zlib.error
   try:
     yield
-  except damage as e:
+  except Exception as e:  # they raise of all kinds
     why = (str(e).splitlines() or [type(e).__name__])[0]
     raise DataError(
         f"{path}: cannot be read to its end ({why}); it is damaged or cut"
@@ -687,7 +700,7 @@ def examples(
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")
-    except (TypeError, ValueError, AttributeError) as e:
+    except (TypeError, ValueError, AttributeError, OverflowError) as e:
       yield Malformed(where, f"a field of another type ({e})")
     else:
       yield example

@@ -102,18 +102,17 @@ def render(
         "the tokenizer has no chat template: set data.chat = False, or put"
         " chat_template.jinja beside its tokenizer.json"
     )
-  import jinja2  # the command line is checked without it
-
   turns = [dict(role="system", content=system)] if system else []
   turns += [dict(role="user", content=text)]
   try:
     return tok.apply_chat_template(
         turns, tokenize=False, add_generation_prompt=True
     )
-  except jinja2.TemplateError as e:
+  except Exception as e:  # a template is a program, and raises what it likes
     raise PromptError(
-        f"the tokenizer's chat template refuses this ({e}): set data.system ="
-        " '', or data.chat = False"
+        "the tokenizer's chat template refuses this"
+        f" ({type(e).__name__}: {e}): set data.system = '', or data.chat ="
+        " False"
     ) from None
 
 

@@ -41,8 +41,9 @@ def test_keeps_the_last_and_the_best(tmp_path):
 
 def files(directory):
   return [
-      p for p in sorted(directory.rglob("*")) if p.name != "manifest.json"
-      and p.is_file()
+      p
+      for p in sorted(directory.rglob("*"))
+      if p.name != "manifest.json" and p.is_file()
   ]
 
 
@@ -70,6 +71,15 @@ def test_every_file_is_covered(tmp_path):
     [
         (lambda d: (d / "manifest.json").unlink(), "unfinished"),
         (lambda d: (d / "manifest.json").write_text("{"), "manifest cannot be"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "manifest cannot"),
+        (
+            lambda d: (d / "manifest.json").write_text('{"files": {}}'),
+            "manifest lacks host.json",
+        ),
+        (
+            lambda d: (d / "manifest.json").write_text('{"files": 3}'),
+            "manifest cannot be read",
+        ),
         (lambda d: (d / "host.json").unlink(), "host.json is missing"),
         (lambda d: files(d / "state")[0].unlink(), "is missing"),
     ],
@@ -81,6 +91,16 @@ def test_damage_is_named(tmp_path, harm, words):
   assert c.newest(said.append) == 1
   assert words in said[0]
   assert c.best() is None  # nothing was scored
+
+
+def test_a_save_beside_a_damaged_manifest(tmp_path):
+  """What is wrong with an old checkpoint does not stop a run."""
+  save_some(tmp_path, [1, 2], keep_last=2)
+  (tmp_path / "1" / "manifest.json").write_text("{")
+  c = checkpoint.Checkpoints(tmp_path, keep_last=2)
+  c.save(3, state(3), {}, score=1.0)
+  c.close()
+  assert c.steps() == [2, 3] and c.newest() == c.best() == 3
 
 
 def test_nothing_whole_is_nothing(tmp_path):

@@ -126,6 +126,40 @@ def test_a_damaged_file_is_one_line_with_its_name(tmp_path, name, damage):
   assert str(path) in text and "fetch it again" in text and "\n" not in text
 
 
+def test_what_a_reader_raises_is_named(tmp_path, monkeypatch):
+  """Whatever it is: libraries have errors of their own."""
+  path = tmp_path / "a.parquet"
+  write_parquet(path, ROWS)
+
+  class Odd(Exception):
+    pass
+
+  def broken(*args, **kwargs):
+    raise Odd("a page of no kind\nand more")
+
+  monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", broken)
+  with pytest.raises(DataError, match="a.parquet: .*a page of no kind[^\n]*$"):
+    read(path)
+
+
+def test_a_mark_of_byte_order_is_no_damage(tmp_path):
+  for name in ("a.json", "a.jsonl", "b.json"):
+    WRITERS[name](tmp_path / name, ROWS)
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + data)
+    assert [row for _, row in read(tmp_path / name)] == ROWS
+
+
+def test_a_key_that_stands_twice(tmp_path):
+  """Which of the two is meant nobody knows."""
+  text = '{"question": "1?", "answer": "1", "answer": "2"}'
+  (tmp_path / "a.jsonl").write_text(f"{text}\n")
+  assert [row for _, row in read(tmp_path / "a.jsonl")] == [None]
+  (tmp_path / "a.json").write_text(f"[{text}]")
+  with pytest.raises(DataError, match="a key stands there twice"):
+    read(tmp_path / "a.json")
+
+
 def test_a_flipped_bit_in_an_array_record(tmp_path):
   path = tmp_path / "a.array_record"
   write_array_record(path, ROWS * 200)
@@ -331,6 +365,36 @@ def test_rows_that_are_no_example(tmp_path):
   assert "dict is no text" in found[0].why and found[2].why == "no JSON object"
   assert [x.where for x in found] == [f"x.jsonl:{n}" for n in (1, 2, 3, 4)]
   assert found[3].question == found[3].answer == ""  # for who checks it
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *[{"question": "\ud800"}, {"answer": float("nan")}, {"answer": [2]}],
+        *[{"answer": float("inf")}, {"difficulty": "9" * 400}],
+        *[{"response": {}}, {"chosen": [{}]}, {"rejected": [{"content": 0}]}],
+    ],
+)
+def test_cells_of_no_use(tmp_path, cell):
+  path = tmp_path / "x.jsonl"
+  path.write_bytes(lines([{"question": "?", "answer": "2"} | cell]))
+  [one] = examples(path)
+  if cell == {"rejected": [{"content": 0}]}:
+    assert one.rejected == "0"  # a text as good as any
+  else:
+    assert isinstance(one, Malformed) and one.where == "x.jsonl:1"
+
+
+@pytest.mark.parametrize("error", ["nan", "-1", "inf", "1e400", "0.1,x", []])
+def test_a_tolerance_that_is_none(tmp_path, error):
+  path = tmp_path / "x.jsonl"
+  row = KNOWN_ROWS["olympiadbench"][0]
+  path.write_bytes(lines([row | {"error": error}]))
+  [one] = examples(f"olympiadbench@{path}")
+  if error == []:
+    assert one.tolerance == 0  # says nothing
+  else:
+    assert isinstance(one, Malformed)
 
 
 @pytest.mark.parametrize(

@@ -713,8 +713,11 @@ def test_without_weights_every_row_comes_as_often(make, tmp_path):
 
 
 def test_a_directory_that_is_not_prepared(tmp_path):
-  with pytest.raises(DataError, match="run --stage=prepare"):
-    data.prepared(tmp_path, "train")
+  for text in (None, "[]", "{}", '{"sources": [3]}', '{"sources": []}', "\0"):
+    if text is not None:
+      (tmp_path / "data.json").write_text(text)
+    with pytest.raises(DataError, match="run --stage=prepare"):
+      data.prepared(tmp_path, "train")
 
 
 def test_files_that_changed(make, tmp_path):

@@ -97,6 +97,23 @@ def test_a_tokenizer_without_a_chat_template(tok):
     prompts.render("1+1?", "plain", tok, chat=True)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{{ 'a' + 1 }}",
+        "{% if %}",
+        "{{ x.y.z }}",
+        "{{ messages + 1 }}",
+    ],
+)
+def test_a_chat_template_that_raises(tok, template):
+  """A template is a program: it raises what it likes."""
+  tok.chat_template = template
+  with pytest.raises(prompts.PromptError, match="refuses this.*data.chat = F"):
+    prompts.render("1+1?", "plain", tok, chat=True)
+
+
 def test_a_chat_template_without_a_system_turn(tok):
   tok.chat_template = NO_SYSTEM
   prompts.render("1+1?", "plain", tok, chat=True)

@@ -31,6 +31,7 @@ from rl_reason.hf.tensors import DTYPES, Fault, Tensor
 from rl_reason.structs import Array, Tree
 
 SHARD = 5_000_000_000  # bytes of a file
+LONGEST = 1000  # characters of what is said of a file, which may quote it
 TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -177,14 +178,20 @@ def find(
   try:
     config = tensors.read_json(path / CONFIG)
     cfg, context = architecture.read(config), architecture.context(config)
+    there = tensors.find(path)
+    if cfg.layers > len(there):  # before anything is made for each of them
+      raise Fault(
+          f"{CONFIG}: num_hidden_layers = {cfg.layers}: the files have"
+          f" {len(there)} tensors; is it that of these files?"
+      )
     wanted = places(table(cfg))
     heads = (EACH, WHOLE) if VALUES in wanted else (NEXT,)
     head = architecture.check(config, heads)
     if head == WHOLE:
       del wanted[BIAS]
-    found = _match(tensors.find(path), wanted, cfg.tied)
+    found = _match(there, wanted, cfg.tied)
   except (Fault, OSError) as e:
-    raise ConfigError(f"{where}: {one_line(e)}") from None
+    raise ConfigError(f"{where}: {one_line(e)[:LONGEST]}") from None
   return Source(where, path, config, cfg, context, found, head)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import sys
 from typing import Any, NamedTuple, TypeGuard
 
@@ -147,7 +146,7 @@ def _count(config: dict[str, Any], name: str, default=None) -> int:
   """A whole number, 1 or more; null is like not being there."""
   value = config.get(name)
   value = default if value is None else value
-  if type(value) is not int or value < 1:
+  if type(value) is not int or not 1 <= value <= sys.maxsize:
     raise Fault(
         f"{CONFIG}: {name} = {value!r}: must be a whole number, 1 or more"
     )
@@ -197,7 +196,7 @@ def read(config: dict[str, Any]) -> model.ModelConfig:
 
 
 def _is_number(x: Any) -> TypeGuard[float]:
-  return type(x) in (int, float) and math.isfinite(x)
+  return type(x) in (int, float) and abs(x) <= sys.float_info.max
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
@@ -252,7 +251,8 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 def context(config: dict[str, Any]) -> int:
   """Tokens up to which positions are known and no sliding window binds."""
   kinds = config.get("layer_types") or []
-  if not set(map(str, kinds)) <= {"full_attention", "sliding_attention"}:
+  known = {"full_attention", "sliding_attention"}
+  if not isinstance(kinds, list) or not set(map(str, kinds)) <= known:
     raise Fault(f"{CONFIG}: layer_types = {kinds!r}: is not supported")
   most = _count(config, "max_position_embeddings", sys.maxsize)
   window = _family(config).window

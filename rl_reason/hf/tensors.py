@@ -23,6 +23,7 @@ from rl_reason.config import one_line
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_MAX = 100_000_000  # bytes; the limit of the format's own library
 DTYPES = {"F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
+MAX_AXES = 8
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -136,13 +137,15 @@ def _header(file: pathlib.Path) -> dict[str, Tensor]:
           entry[x] for x in ("dtype", "shape", "data_offsets")
       )
       numbers = [*shape, start, end]
-      if not all(type(x) is int and x >= 0 for x in numbers):
+      if len(shape) > MAX_AXES:
+        raise ValueError
+      if not all(type(x) is int and 0 <= x <= size for x in numbers):
         raise ValueError
       known = kind in DTYPES
     except (KeyError, TypeError, ValueError):
       raise Fault(
           f"{file.name}: {name}: needs dtype, shape and data_offsets, whole"
-          f" numbers; has {entry!r}"
+          f" numbers that a file of {size} bytes has; has {entry!r:.200}"
       ) from None
     if not known:
       raise Fault(
