@@ -53,7 +53,7 @@ def get_config():
   c.model.tied = True
   c.model.dtype = "float32"  # of matrix products; bfloat16 on accelerators
   c.model.remat = "dots"  # what the backward pass recomputes: none, dots, full
-  c.model.logprob_chunk = 128  # positions a row whose logits exist at a time
+  c.model.logprob_chunk = 1024  # tokens whose logits exist at a time
 
   c.mesh = ml_collections.ConfigDict()  # devices = data x fsdp x tensor
   c.mesh.data = -1  # -1: the rest
@@ -201,8 +201,7 @@ def get_config():
   c.updates = ml_collections.ConfigDict()
   c.updates.minibatches = 8  # optimizer steps a rollout and epoch
   c.updates.micro_batches = 1  # of each minibatch, gradients summed
-  c.updates.token_budget = 0  # of a micro-batch; sets how many; 0 = off
-  c.updates.length_bins = 1  # micro-batches of like lengths, cut to k/bins of T
+  c.updates.token_budget = 0  # of a packed micro-batch; 0: micro_batches
   c.updates.epochs = 1
   c.updates.max_kl = 0.0  # no more updates of a rollout beyond; 0 = off
 

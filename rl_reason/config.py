@@ -198,22 +198,55 @@ def needs(c) -> tuple[str, ...]:
   return signature(c, "advantage.name").arrays
 
 
-def micro_batches(c) -> int:
-  """Micro-batches of a minibatch: as given, or the fewest within the budget.
+RUNGS = 8  # of a ladder: as often may a program of packed rows compile
+
+
+def ladder(
+    rows: int, micro_batches: int, ways: int = 1, most: float = 0.0
+) -> list[tuple[int, int]]:
+  """Shapes for the micro-batches of a minibatch, from small to large.
+
+  For k eighths of the packed rows that would hold its rows at full length.
+
+  Args:
+    rows: of the minibatch.
+    micro_batches: how many; 0: the fewest of at most `most` packed rows.
+    ways: shards that the rows of a micro-batch are split over.
+    most: packed rows of a micro-batch, if micro_batches is 0.
+
+  Returns:
+    (micro-batches, packed rows of each); empty if `most` is too few.
+  """
+  found = []
+  for k in range(1, RUNGS + 1):
+    need = -(-rows * k // RUNGS)
+    for count in [micro_batches] if micro_batches else range(1, rows + 1):
+      packed = -(-need // (count * ways)) * ways
+      if rows % (count * ways) == 0 and (micro_batches or packed <= most):
+        found.append((count, packed))
+        break
+    else:
+      return []
+  return list(dict.fromkeys(found))
+
+
+def rungs(c, ways: int = 1) -> list[tuple[int, int]]:
+  """The `ladder` of an RL update.
 
   Raises:
-    ConfigError: not even one row fits.
+    ConfigError: not even one row fits into updates.token_budget.
   """
-  u, r = c.updates, c.rollout
+  u, slots = c.updates, c.rollout.max_prompt + c.rollout.max_tokens
+  rows = c.rollout.batch // u.minibatches
   if not u.token_budget:
-    return u.micro_batches
-  rows, slots = r.batch // u.minibatches, r.max_prompt + r.max_tokens
-  for count in range(1, rows + 1):
-    if rows % count == 0 and rows // count * slots <= u.token_budget:
-      return count
-  raise ConfigError(
-      f"updates.token_budget = {u.token_budget}: a row takes {slots} tokens"
-  )
+    return ladder(rows, u.micro_batches, ways)
+  found = ladder(rows, 0, ways, u.token_budget / slots)
+  if not found:
+    raise ConfigError(
+        f"updates.token_budget = {u.token_budget}: a row takes {slots} tokens,"
+        f" on each of {ways} devices"
+    )
+  return found
 
 
 def has_critic(c) -> bool:
@@ -355,7 +388,6 @@ BOUNDS = {
     "updates.minibatches": 1,
     "updates.micro_batches": 1,
     "updates.token_budget": 0,
-    "updates.length_bins": 1,
     "updates.epochs": 1,
     "optimizer.lr": 0,
     "optimizer.warmup_steps": 0,
@@ -516,15 +548,17 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "updates.minibatches",
       f"must divide the {prompts} prompts of a batch (whole groups)",
   )
-  rows = r.batch // c.updates.minibatches
+  u, rows = c.updates, r.batch // c.updates.minibatches
   require(
-      c.updates.token_budget == 0 or c.updates.micro_batches == 1,
+      u.token_budget == 0 or u.micro_batches == 1,
       "updates.token_budget",
       "decides how many micro-batches there are: leave out"
       " updates.micro_batches",
   )
+  if u.token_budget:
+    rungs(c)
   require(
-      rows % micro_batches(c) == 0,
+      rows % u.micro_batches == 0,
       "updates.micro_batches",
       f"must divide the {rows} rows of a minibatch",
   )
@@ -779,7 +813,7 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
       "rollout.slots": r.slots,
       "updates.micro_batches": r.batch
       // c.updates.minibatches
-      // micro_batches(c),
+      // c.updates.micro_batches,
       "evaluate.batch": c.evaluate.batch,
   }.items():
     if rows % ways:
@@ -787,6 +821,7 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
           f"{name} = {flat(c)[name]!r}: {rows} rows at a time cannot be split"
           f" over data x fsdp = {ways} devices"
       )
+  rungs(c, ways)
   for name, size, parts in (
       ("model.kv_heads", c.model.kv_heads, tensor),
       ("model.mlp", c.model.mlp, tensor),

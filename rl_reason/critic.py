@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason import model
-from rl_reason.structs import Array, Tree
+from rl_reason.structs import Array, Packed, Tree
 from rl_reason.values import support
 
 
@@ -68,52 +68,43 @@ def init(cfg: CriticConfig, key: Array, policy_params: Tree | None) -> Tree:
 
 
 def values(
-    params: Tree,
-    cfg: CriticConfig,
-    tokens_BL: Array,
-    start_B: Array,
-    length: int,
+    params: Tree, cfg: CriticConfig, packed: Packed
 ) -> tuple[Array, Array | None]:
-  """V of the prefix BEFORE each of the last `length` tokens.
+  """V of the prefix BEFORE each response token.
 
   Args:
     params: as `init` makes them.
     cfg: static.
-    tokens_BL: prompt and response.
-    start_B: first slot that is not padding.
-    length: T.
+    packed: prompts and responses.
 
   Returns:
-    [B, T] float32, and for a categorical head its logits [B, T, bins].
+    [B, T] float32, and for a categorical head its logits [B, T, bins]. Behind a
+    response they are those of its first token.
   """
-  hidden_BLD = model.hidden(params["trunk"], cfg.trunk, tokens_BL, start_B)
-  return _head(params["value_head"], cfg, hidden_BLD[:, -length - 1 : -1])
+  hidden_RLD = model.hidden(params["trunk"], cfg.trunk, packed)
+  values_RL, logits_RLN = _head(params["value_head"], cfg, hidden_RLD)
+  source_BT = packed.source_BT
+  if logits_RLN is None:
+    return values_RL.reshape(-1)[source_BT], None
+  flat_XN = logits_RLN.reshape(-1, logits_RLN.shape[-1])
+  return values_RL.reshape(-1)[source_BT], flat_XN[source_BT]
 
 
-def scores(
-    params: Tree,
-    cfg: CriticConfig,
-    tokens_BL: Array,
-    start_B: Array,
-    mask_BT: Array,
-) -> Array:
+def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
   """V of each whole response, after its last token: what a reward model says.
 
   Args:
     params: as `init` makes them.
     cfg: static.
-    tokens_BL: prompt and response.
-    start_B: first slot that is not padding.
-    mask_BT: bool, response tokens.
+    packed: prompts and responses.
 
   Returns:
-    [B] float32; a row without a response is scored after its prompt.
+    [B] float32; a row without a response gets any score.
   """
-  hidden_BLD = model.hidden(params["trunk"], cfg.trunk, tokens_BL, start_B)
-  prompt = tokens_BL.shape[1] - mask_BT.shape[1]
-  last_B = prompt - 1 + mask_BT.sum(1)
-  hidden_BD = jnp.take_along_axis(hidden_BLD, last_B[:, None, None], 1)[:, 0]
-  return _head(params["value_head"], cfg, hidden_BD)[0]
+  hidden_RLD = model.hidden(params["trunk"], cfg.trunk, packed)
+  values_RL, _ = _head(params["value_head"], cfg, hidden_RLD)
+  # The last response token is behind the last one that predicts.
+  return values_RL.reshape(-1)[packed.source_BT.max(1) + 1]
 
 
 def _head(head: Tree, cfg: CriticConfig, hidden: Array):

@@ -7,6 +7,7 @@ shapes, shardings and initial values all come from it.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_reason import attention, linear, sharding
-from rl_reason.structs import Array, Tree
+from rl_reason.structs import Array, Packed, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ModelConfig:
     tied: the embedding is the output head too.
     dtype: of the matrix products; parameters and log-probs stay fp32.
     remat: 'none', 'dots' (recompute all but the weights' products), 'full'.
-    logprob_chunk: positions of each row whose logits exist at one time.
+    logprob_chunk: places of a shard of the rows whose logits exist at one time.
     tokens: of the tokenizer; None: as many as the embedding has rows. Rows
       behind them are padding, and never sampled.
   """
@@ -63,7 +64,7 @@ class ModelConfig:
   tied: bool = True
   dtype: str = "float32"
   remat: str = "none"
-  logprob_chunk: int = 128
+  logprob_chunk: int = 1024
   tokens: int | None = None
 
 
@@ -316,11 +317,11 @@ def padded(tokens_BL: Array, start_B: Array) -> tuple[Array, Array]:
   return jnp.maximum(at_BL, 0), (at_BL >= 0).astype(jnp.int32)
 
 
-def hidden(params: Tree, cfg: ModelConfig, tokens_BL: Array, start_B: Array):
-  """`forward` of rows that are padded on the left: [B, L, D]."""
-  positions_BL, segments_BL = padded(tokens_BL, start_B)
-  attend = attention.packed(segments_BL)
-  return forward(params, cfg, tokens_BL, positions_BL, attend)[0]
+def hidden(params: Tree, cfg: ModelConfig, packed: Packed) -> Array:
+  """`forward` of packed rows: [R, L, D]."""
+  attend = attention.packed(packed.segments_RL)
+  tokens_RL, positions_RL = packed.tokens_RL, packed.positions_RL
+  return forward(params, cfg, tokens_RL, positions_RL, attend)[0]
 
 
 def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
@@ -334,52 +335,134 @@ def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
   return jnp.where(jnp.arange(cfg.vocab) < cfg.tokens, out, -1e30)
 
 
-def response_logps(
-    params: Tree,
-    cfg: ModelConfig,
-    tokens_BL: Array,
-    start_B: Array,
-    length: int,
-    temperature: float = 1.0,
+def packed_logps(
+    params: Tree, cfg: ModelConfig, packed: Packed, temperature: float = 1.0
 ) -> tuple[Array, Array]:
-  """Log-probability and entropy of the last `length` tokens of each row.
+  """Log-probability and entropy of each response token.
 
-  Logits exist for `cfg.logprob_chunk` positions at a time, in the backward
-  pass too. Positions are chunked, not rows, so rows stay where the mesh put
-  them.
+  Logits exist for `cfg.logprob_chunk` places of a shard of the rows at a time,
+  in the backward pass too. Places that predict a response token come first, and
+  chunks without one are not computed: prompts and padding cost no logits.
 
   Args:
     params: of the model.
     cfg: static.
-    tokens_BL: prompt and response.
-    start_B: first slot that is not padding.
-    length: T, how many of the last tokens to score.
-    temperature: the logits are divided by it.
+    packed: prompts and responses.
+    temperature: static; the logits are divided by it.
 
   Returns:
-    logps [B, T] and entropy [B, T], float32; entropy in nats.
+    logps [B, T] and entropy [B, T], float32; entropy in nats. Behind a response
+    they are those of its first token.
   """
-  hidden_BLD = hidden(params, cfg, tokens_BL, start_B)
-  hidden_BTD = hidden_BLD[:, -length - 1 : -1]
-  targets_BT = tokens_BL[:, -length:]
-  chunk = min(cfg.logprob_chunk, length)
-  pad = -length % chunk
-  hidden_BTD = jnp.pad(hidden_BTD, ((0, 0), (0, pad), (0, 0)))
-  targets_BT = jnp.pad(targets_BT, ((0, 0), (0, pad)))
+  hidden_RLD = hidden(params, cfg, packed)
+  shards = sharding.ways(jax.sharding.get_abstract_mesh(), "batch")
+  predicts_X = jnp.zeros(packed.tokens_RL.size, bool)
+  predicts_X = predicts_X.at[packed.source_BT].set(True)
+  predicts_WX = predicts_X.reshape(shards, -1)
+  order_WX = jnp.argsort(~predicts_WX, axis=1, stable=True)
+  places = order_WX.shape[1]
+  pad = -places % min(cfg.logprob_chunk, places)
+  padded_WX = jnp.pad(order_WX, ((0, 0), (0, pad)))
 
-  @jax.checkpoint
-  def score(_, start):
-    here = jax.lax.dynamic_slice_in_dim(hidden_BTD, start, chunk, 1)
-    targets = jax.lax.dynamic_slice_in_dim(targets_BT, start, chunk, 1)
-    scaled = logits(params, cfg, here) / temperature
-    total = jax.nn.logsumexp(scaled, -1)
-    chosen = jnp.take_along_axis(scaled, targets[..., None], -1)[..., 0]
-    expected = jnp.sum(jnp.exp(scaled - total[..., None]) * scaled, -1)
-    return None, (chosen - total, total - expected)
+  # Rows stay in their shard: a whole gather would move the hidden states.
+  def take(x):
+    x_WX = x.reshape(shards, places, *x.shape[2:])
+    x_WX = sharding.constrain(x_WX, "batch", *[None] * (x_WX.ndim - 1))
+    index = padded_WX.reshape(*padded_WX.shape, *[1] * (x_WX.ndim - 2))
+    return jnp.take_along_axis(x_WX, index, 1)
 
-  starts = jnp.arange(0, length + pad, chunk)
-  _, scored = jax.lax.scan(score, None, starts)
-  logps, entropy = (
-      x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :length] for x in scored
+  name = "embed" if cfg.tied else "head"
+  scored = _scored(
+      cfg,
+      temperature,
+      {name: params[name]},
+      take(hidden_RLD),
+      take(jnp.roll(packed.tokens_RL, -1, 1)),
+      predicts_WX.sum(1).max(),
   )
-  return logps, entropy
+  rank_WX = jnp.argsort(order_WX, axis=1)
+  logps_BT, entropy_BT = (
+      jnp.take_along_axis(x_WX, rank_WX, 1).reshape(-1)[packed.source_BT]
+      for x_WX in scored
+  )
+  return logps_BT, entropy_BT
+
+
+def _chunk(x_WX: Array, at: Array, size: int) -> Array:
+  """Chunk number `at` of every shard: [W * size, ...]."""
+  x = jax.lax.dynamic_slice_in_dim(x_WX, at * size, size, 1)
+  return x.reshape(-1, *x.shape[2:])
+
+
+def _with_chunk(x_WX: Array, new: Array, at: Array, size: int) -> Array:
+  new = new.reshape(len(x_WX), size, *new.shape[1:])
+  return jax.lax.dynamic_update_slice_in_dim(x_WX, new, at * size, 1)
+
+
+# By hand, so that the loops may end where nothing more is wanted, and so that
+# one chunk of logits becomes its own gradient, in place: autodiff holds four.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _scored(cfg, temperature, head, hidden_WXD, targets_WX, count):
+  """Log-probs and entropy of the first `count` places; zeros behind them."""
+  args = cfg, temperature, head, hidden_WXD, targets_WX, count
+  return _scored_forward(*args)[0]
+
+
+def _scored_forward(cfg, temperature, head, hidden_WXD, targets_WX, count):
+  size = min(cfg.logprob_chunk, targets_WX.shape[1])
+
+  def one(at, out):
+    scaled_XV = logits(head, cfg, _chunk(hidden_WXD, at, size)) / temperature
+    target_X = _chunk(targets_WX, at, size)
+    total_X = jax.nn.logsumexp(scaled_XV, -1)
+    chosen_X = jnp.take_along_axis(scaled_XV, target_X[:, None], 1)[:, 0]
+    mean_X = jnp.sum(jnp.exp(scaled_XV - total_X[:, None]) * scaled_XV, -1)
+    new = chosen_X - total_X, total_X - mean_X, total_X
+    return tuple(
+        _with_chunk(x, y, at, size) for x, y in zip(out, new, strict=True)
+    )
+
+  zeros_WX = jnp.zeros(targets_WX.shape, jnp.float32)
+  logps_WX, entropy_WX, total_WX = jax.lax.fori_loop(
+      0, -(-count // size), one, (zeros_WX,) * 3
+  )
+  saved = head, hidden_WXD, targets_WX, count, entropy_WX, total_WX
+  return (logps_WX, entropy_WX), saved
+
+
+def _scored_backward(cfg, temperature, saved, grads):
+  head, hidden_WXD, targets_WX, count, *rest = saved
+  size = min(cfg.logprob_chunk, targets_WX.shape[1])
+  (name, weight), ways = next(iter(head.items())), ((0,), (0,))
+
+  def one(at, carry):
+    grad_WXD, grad = carry
+    hidden_XD = _chunk(hidden_WXD, at, size)
+    target_X1, entropy_X1, total_X1, logp_X1, bonus_X1 = (
+        _chunk(x, at, size)[:, None] for x in (targets_WX, *rest, *grads)
+    )
+    scaled_XV = logits(head, cfg, hidden_XD) / temperature
+    probs_XV = jnp.exp(scaled_XV - total_X1)
+    hit_XV = jnp.arange(cfg.vocab) == target_X1
+    # d entropy = -p (log p + entropy).
+    more_XV = probs_XV * (scaled_XV - total_X1 + entropy_X1)
+    out_XV = logp_X1 * (hit_XV - probs_XV) - bonus_X1 * more_XV
+    out_XV = (out_XV / temperature).astype(cfg.dtype)
+    pair = (out_XV, hidden_XD) if cfg.tied else (hidden_XD, out_XV)
+    grad += jax.lax.dot_general(
+        *pair, (ways, ((), ())), preferred_element_type=weight.dtype
+    )
+    back = weight.astype(cfg.dtype)
+    new_XD = out_XV @ (back if cfg.tied else back.T)
+    return _with_chunk(grad_WXD, new_XD, at, size), grad
+
+  grad_WXD, grad = jax.lax.fori_loop(
+      0,
+      -(-count // size),
+      one,
+      (jnp.zeros_like(hidden_WXD), jnp.zeros_like(weight)),
+  )
+  return {name: grad}, grad_WXD, None, None
+
+
+_scored.defvjp(_scored_forward, _scored_backward)

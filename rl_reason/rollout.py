@@ -145,7 +145,8 @@ class Sampler:
       expected_R: Array | None,
   ) -> tuple[Queue, Slots]:
     """Prefills the prompts; all rows wait, all slots are empty."""
-    cfg, shards = self.cfg, sharding.batch_shards()
+    cfg = self.cfg
+    shards = sharding.ways(jax.sharding.get_abstract_mesh(), "batch")
     count, width = prompts.tokens_NP.shape
     rows = count * self.group_size
     slots = min(self.slots or rows, rows)

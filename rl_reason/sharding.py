@@ -4,12 +4,19 @@ Everything runs under a mesh with axes (data, fsdp, tensor), also on one
 device, so the laptop and the pod run the same program.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
 
 from rl_reason.structs import Array, Tree
 
@@ -85,6 +92,11 @@ def _mesh_axes(name: str | None) -> tuple[str, ...]:
   return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
+def ways(mesh: Mesh | AbstractMesh, name: str | None) -> int:
+  """Parts that a mesh splits a logical axis into; 1 without a mesh."""
+  return math.prod(mesh.shape.get(axis, 1) for axis in _mesh_axes(name))
+
+
 def constrain(x: Array, *logical: str | None) -> Array:
   """Pins an array inside jit to its logical axes; free without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
@@ -95,13 +107,6 @@ def constrain(x: Array, *logical: str | None) -> Array:
       None if set(_mesh_axes(n)) & set(mesh.manual_axes) else n for n in logical
   )
   return jax.lax.with_sharding_constraint(x, spec(*names))
-
-
-def batch_shards() -> int:
-  """Parts into which the ambient mesh splits a batch."""
-  mesh = jax.sharding.get_abstract_mesh()
-  sizes = [mesh.shape[axis] for axis in _mesh_axes("batch") if not mesh.empty]
-  return int(np.prod(sizes))
 
 
 def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:

@@ -25,7 +25,7 @@ from rl_reason import (
     weights,
 )
 from rl_reason.objective import Objective
-from rl_reason.structs import Array, Batch, TrainState, Tree
+from rl_reason.structs import Array, Batch, Packed, TrainState, Tree
 
 
 def make_optimizer(
@@ -186,42 +186,10 @@ def optimize(
   return state, dict(grad_norm=norm, update_skipped=1.0 * (wanted & ~good))
 
 
-def shorten(micro: Any, cut: int) -> Any:
-  """Rows without their last `cut` response tokens; [B] arrays stay."""
-  return jax.tree.map(
-      lambda x: x[:, : x.shape[1] - cut] if x.ndim > 1 else x, micro
-  )
-
-
-def by_length(grad_fn: Callable, mask_BT: Array, bins: int) -> Callable:
-  """`grad_fn` on as many tokens as a micro-batch has, rounded up to a bin.
-
-  Bins are T / bins, 2 T / bins, ... T tokens: static shapes, of which one is
-  computed. Tokens that are cut have no mask, so nothing but rounding changes.
-
-  Args:
-    grad_fn: (params, micro) -> gradients and metrics, for any T.
-    mask_BT: of the micro-batch.
-    bins: how many lengths.
-  """
-  length = mask_BT.shape[1]
-  ends = [-(-length * k // bins) for k in range(1, bins + 1)]
-  used = jnp.max(jnp.any(mask_BT, 0) * jnp.arange(1, length + 1))
-  index = jnp.sum(used > jnp.array(ends[:-1], jnp.int32))
-  branches = [
-      lambda params, micro, cut=length - end: grad_fn(
-          params, shorten(micro, cut)
-      )
-      for end in ends
-  ]
-  return functools.partial(jax.lax.switch, index, branches)
-
-
 def accumulate(
     loss_fn: Callable[[Tree, Any], tuple[Array, dict]],
     params: Tree,
     micro_A: Any,
-    bins: int = 1,
 ) -> tuple[Tree, dict[str, Array]]:
   """Sum of gradients over the leading axis of `micro_A`.
 
@@ -231,7 +199,6 @@ def accumulate(
       sum.
     params: of the model.
     micro_A: a pytree with leading axis A.
-    bins: see `by_length`; the first part of `micro_A` is then a Batch.
 
   Returns:
     gradients of the sum, and the metrics of the whole.
@@ -239,8 +206,7 @@ def accumulate(
   grad_fn = jax.grad(loss_fn, has_aux=True)
 
   def add(grads, micro):
-    grad = by_length(grad_fn, micro[0].mask_BT, bins) if bins > 1 else grad_fn
-    more, metrics = grad(params, micro)
+    more, metrics = grad_fn(params, micro)
     return jax.tree.map(jnp.add, grads, more), metrics
 
   zeros = jax.tree.map(jnp.zeros_like, params)
@@ -258,7 +224,8 @@ def split(tree: Tree, *axes: int) -> Tree:
 
 def sft_update(
     state: TrainState,
-    rows_A: tuple[Array, Array, Array],
+    packed_A: Packed,
+    mask_ABT: Array,
     *,
     cfg: model.ModelConfig,
     tx: optax.GradientTransformation,
@@ -267,46 +234,43 @@ def sft_update(
 
   Args:
     state: donated by the caller's jit.
-    rows_A: tokens [A, B, L], start [A, B], mask [A, B, T].
+    packed_A: micro-batches of rows.
+    mask_ABT: bool, their response tokens.
     cfg: static.
     tx: static.
 
   Returns:
     the next state, and metrics: loss, grad_norm, update_skipped.
   """
-  mask_ABT = rows_A[2].astype(jnp.float32)
-  weights_ABT = mask_ABT / jnp.maximum(mask_ABT.sum(), 1)
+  weights_ABT = mask_ABT / jnp.maximum(mask_ABT.sum(dtype=jnp.float32), 1)
 
   def loss_fn(params, micro):
-    tokens_BL, start_B, weights_BT = micro
-    logps_BT, _ = model.response_logps(
-        params, cfg, tokens_BL, start_B, weights_BT.shape[1]
-    )
+    packed, weights_BT = micro
+    logps_BT, _ = model.packed_logps(params, cfg, packed)
     loss = -jnp.sum(weights_BT * logps_BT)
     return loss, dict(loss=loss)
 
-  grads, metrics = accumulate(
-      loss_fn, state.params, (rows_A[0], rows_A[1], weights_ABT)
-  )
-  state, more = optimize(state, tx, grads, rows_A[2])
+  grads, metrics = accumulate(loss_fn, state.params, (packed_A, weights_ABT))
+  state, more = optimize(state, tx, grads, mask_ABT)
   return state.replace(step=state.step + 1), metrics | more
 
 
-def pair_scores(params: Tree, rows: Tree, *, cfg: critic.CriticConfig) -> Array:
+def pair_scores(
+    params: Tree, packed: Packed, *, cfg: critic.CriticConfig
+) -> Array:
   """A reward model's scores of pairs of responses: [B, 2].
 
   Args:
     params: of a reward model.
-    rows: tokens [B, 2, L], start [B, 2], mask [B, 2, T].
+    packed: 2 B rows, those of a pair adjacent.
     cfg: static.
   """
-  flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-  return critic.scores(params, cfg, *flat).reshape(-1, 2)
+  return critic.scores(params, cfg, packed).reshape(-1, 2)
 
 
 def preference_update(
     state: TrainState,
-    rows_A: Tree,
+    packed_A: Packed,
     *,
     cfg: critic.CriticConfig,
     tx: optax.GradientTransformation,
@@ -315,7 +279,7 @@ def preference_update(
 
   Args:
     state: donated by the caller's jit.
-    rows_A: as in `pair_scores`, with a leading axis of micro-batches; the
+    packed_A: as in `pair_scores`, with a leading axis of micro-batches; the
       preferred response of a pair comes first.
     cfg: static.
     tx: static.
@@ -323,20 +287,20 @@ def preference_update(
   Returns:
     the next state, and metrics: loss, accuracy, grad_norm, update_skipped.
   """
-  pairs = rows_A[1].shape[0] * rows_A[1].shape[1]
+  pairs = packed_A.source_BT.shape[0] * packed_A.source_BT.shape[1] // 2
 
-  def loss_fn(params, rows):
+  def loss_fn(params, packed):
     head = params["value_head"]
     if cfg.head == "scalar":  # pairs do not see its bias: 0 it stays, exactly
       head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
     params = params | dict(value_head=head)
-    chosen_B, rejected_B = pair_scores(params, rows, cfg=cfg).T
+    chosen_B, rejected_B = pair_scores(params, packed, cfg=cfg).T
     loss = losses.bradley_terry(chosen_B, rejected_B).sum() / pairs
     return loss, dict(
         loss=loss, accuracy=jnp.sum(chosen_B > rejected_B) / pairs
     )
 
-  grads, metrics = accumulate(loss_fn, state.params, rows_A)
+  grads, metrics = accumulate(loss_fn, state.params, packed_A)
   state, more = optimize(state, tx, grads)
   return state.replace(step=state.step + 1), metrics | more
 
@@ -344,6 +308,7 @@ def preference_update(
 def rl_update(
     state: TrainState,
     batch_MA: Batch,
+    packed_MA: Packed,
     coefs: dict[str, Array],
     base: Tree | None = None,
     *,
@@ -352,7 +317,6 @@ def rl_update(
     temperature: float,
     objective: Objective,
     max_kl: float = 0.0,
-    bins: int = 1,
     lora_scale: float = 1.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over the minibatches.
@@ -361,6 +325,7 @@ def rl_update(
     state: donated by the caller's jit.
     batch_MA: rows cut as [M, A, B, ...]: M minibatches one after the other,
       each as A micro-batches.
+    packed_MA: the tokens of each micro-batch.
     coefs: see `objective.loss`.
     base: what the factors of the state stand beside (see `lora`); None: the
       state has all parameters.
@@ -370,7 +335,6 @@ def rl_update(
     objective: static, the terms of the loss.
     max_kl: updates end when KL(old || new) on the next minibatch is beyond it
       (arXiv:1707.06347's early stopping); 0 is off.
-    bins: see `by_length`.
     lora_scale: static, alpha / rank.
 
   Returns:
@@ -379,22 +343,16 @@ def rl_update(
     `first_log_ratio_max`, the largest |log r| before the first of the updates
     (0 up to rounding if on-policy).
   """
-  chex.assert_rank(batch_MA.tokens_BL, 4)
+  chex.assert_rank(batch_MA.mask_BT, 4)
 
   def loss_fn(params, micro):
-    b, w = micro
-    scored = model.response_logps(
-        lora.join(base, params, lora_scale),
-        cfg,
-        b.tokens_BL,
-        b.start_B,
-        b.mask_BT.shape[1],
-        temperature,
-    )
+    b, packed, w = micro
+    params = lora.join(base, params, lora_scale)
+    scored = model.packed_logps(params, cfg, packed, temperature)
     return objective_lib.loss(objective, *scored, b, w, coefs)
 
-  def minibatch(carry, b_A: Batch):
-    old, going, index = carry
+  def minibatch(carry, cut):
+    (old, going, index), (b_A, packed_A) = carry, cut
     shape = b_A.mask_BT.shape
     b = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), b_A)
     key = jax.random.fold_in(jax.random.key(old.step), index)
@@ -402,8 +360,7 @@ def rl_update(
     grads, metrics = accumulate(
         loss_fn,
         old.params,
-        (b_A, jax.tree.map(lambda x: x.reshape(shape), w)),
-        bins,
+        (b_A, packed_A, jax.tree.map(lambda x: x.reshape(shape), w)),
     )
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
@@ -427,7 +384,7 @@ def rl_update(
       }
   )
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
-  (state, _, _), by_M = jax.lax.scan(minibatch, carry, batch_MA)
+  (state, _, _), by_M = jax.lax.scan(minibatch, carry, (batch_MA, packed_MA))
   metrics = summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
   return state.replace(step=state.step + 1), metrics
@@ -436,11 +393,11 @@ def rl_update(
 def critic_update(
     state: TrainState,
     batch_MA: Batch,
+    packed_MA: Packed,
     *,
     cfg: critic.CriticConfig,
     tx: optax.GradientTransformation,
     clip: float,
-    bins: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
   """The critic's optimizer steps of one RL step, on the same minibatches.
 
@@ -448,10 +405,10 @@ def critic_update(
     state: of the critic; donated by the caller's jit.
     batch_MA: as in `rl_update`; reads values_BT (before the update) and
       returns_BT.
+    packed_MA: as in `rl_update`.
     cfg: static.
     tx: static; the critic's own.
     clip: of `values.value_loss`; a categorical head has no clip.
-    bins: see `by_length`.
 
   Returns:
     the next state and metrics: vf_loss (token mean), grad_norm, updates,
@@ -459,10 +416,8 @@ def critic_update(
   """
 
   def loss_fn(params, micro):
-    b, share_BT = micro
-    values_BT, logits_BTN = critic.values(
-        params, cfg, b.tokens_BL, b.start_B, share_BT.shape[1]
-    )
+    b, packed, share_BT = micro
+    values_BT, logits_BTN = critic.values(params, cfg, packed)
     values_BT, old_BT, returns_BT = (
         jnp.where(b.mask_BT, x, 0)
         for x in (values_BT, b.values_BT, b.returns_BT)
@@ -476,14 +431,15 @@ def critic_update(
     loss = jnp.sum(share_BT * loss_BT)
     return loss, dict(vf_loss=loss)
 
-  def minibatch(state, b_A: Batch):
+  def minibatch(state, cut):
+    b_A, packed_A = cut
     mask = b_A.mask_BT.astype(b_A.returns_BT.dtype)
     share = weights.token_mean(mask, b_A.groups_B)
-    grads, metrics = accumulate(loss_fn, state.params, (b_A, share), bins)
+    grads, metrics = accumulate(loss_fn, state.params, (b_A, packed_A, share))
     state, more = optimize(state, tx, grads, b_A.mask_BT)
     return state, metrics | more | dict(updates=jnp.any(b_A.mask_BT))
 
-  state, by_M = jax.lax.scan(minibatch, state, batch_MA)
+  state, by_M = jax.lax.scan(minibatch, state, (batch_MA, packed_MA))
   return state.replace(step=state.step + 1), summarize(by_M)
 
 

@@ -7,12 +7,14 @@ Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
 | N      | prompts                                     |
 | G      | samples of one prompt (a group)             |
 | B      | rows: one response each, B = N * G          |
+| R      | packed rows: several sequences each         |
 | P      | prompt tokens, padded on the LEFT           |
 | T      | response tokens, padded on the right        |
 | L      | P + T                                       |
 | M, A   | minibatches, micro-batches of a minibatch   |
 | H      | remembered responses of earlier steps       |
 | V, D   | vocabulary, width of the residual stream    |
+| W, X   | shards of the rows, places of a shard       |
 | K, Q   | key/value heads, query heads per kv head    |
 | C, F   | width of a head, of the feed-forward layer  |
 | S      | slots of the key/value cache                |
@@ -73,6 +75,24 @@ class Rollouts:
 
 
 @struct.dataclass
+class Packed:
+  """Rows of a micro-batch laid end to end: what a forward pass reads.
+
+  Attributes:
+    tokens_RL: int32, several sequences a row, then zeros.
+    positions_RL: int32, of each token in its sequence.
+    segments_RL: int32, tokens of one sequence share a number; 0 is padding.
+    source_BT: int32, place (r * L + l) of the token BEFORE each response token,
+      which predicts it; behind the response that of its first token.
+  """
+
+  tokens_RL: Array
+  positions_RL: Array
+  segments_RL: Array
+  source_BT: Array
+
+
+@struct.dataclass
 class Experience:
   """Rollouts with what the verifier and the behaviour policy said of them.
 
@@ -103,8 +123,9 @@ class Experience:
 class Batch:
   """What one RL step trains on; leading axes [M, A] once it is split.
 
+  The tokens themselves are `Packed`.
+
   Attributes:
-    tokens_BL, start_B: as in Rollouts.
     groups_B: int32, rows of one prompt share an id.
     mask_BT: bool, tokens that enter the loss.
     advantages_BT: float32.
@@ -116,8 +137,6 @@ class Batch:
       its targets; zeros without a critic.
   """
 
-  tokens_BL: Array
-  start_B: Array
   groups_B: Array
   mask_BT: Array
   advantages_BT: Array

@@ -10,7 +10,7 @@ import test_hf
 import tiny
 from test_config import digest, run_params
 
-from rl_reason import config, critic, hf, model, scorers, sharding
+from rl_reason import config, critic, hf, model, packing, scorers, sharding
 from rl_reason.config import ConfigError
 from rl_reason.stages import classifier, experience, reward_model, value
 from rl_reason.structs import RunError
@@ -114,7 +114,8 @@ def test_it_is_a_reward_of_any_shape(tmp_path):
     source = hf.find(str(path), "x", table)
     params = hf.load(source, table(source.cfg), run.mesh)
     cfg = critic.CriticConfig(source.cfg)
-    wanted_B = critic.scores(params, cfg, r.tokens_BL, r.start_B, r.mask_BT)
+    one_each = packing.pack(r.tokens_BL, r.start_B, r.mask_BT)
+    wanted_B = critic.scores(params, cfg, one_each)
   assert np.ptp(wanted_B) > 0.1
   np.testing.assert_allclose(got_B, wanted_B, rtol=1e-4, atol=1e-5)
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import re
 import threading
+import types
 
 import jax
 import numpy as np
@@ -26,7 +27,7 @@ from rl_reason import (
     step,
     tokenizer,
 )
-from rl_reason.stages import experience, reward_model, rl, sft, value
+from rl_reason.stages import experience, fit, reward_model, rl, sft, value
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic, files
 
@@ -62,21 +63,12 @@ def lower_sft(run):
   tx, where = sft._optimizer(run, "skill")
   state = step.abstract_state(model.table(run.cfg), tx, where)
   c = run.config
-  rows, length = c.sft.batch // c.sft.micro_batches, c.rollout.max_tokens
-  shape, total = (c.sft.micro_batches, rows), c.rollout.max_prompt + length
+  pairs = [("1+2=", "#3")] * c.sft.batch
+  slots = c.rollout.max_prompt, c.rollout.max_tokens
+  rows = stages_data().pack_demonstrations(run.tok, pairs, *slots)
+  cut = fit.cut(run, rows, c.sft.micro_batches)
   fn = functools.partial(step.sft_update, cfg=run.cfg, tx=tx)
-  return (
-      jax.jit(fn)
-      .lower(
-          state,
-          (
-              jax.ShapeDtypeStruct((*shape, total), int),
-              jax.ShapeDtypeStruct(shape, int),
-              jax.ShapeDtypeStruct((*shape, length), bool),
-          ),
-      )
-      .as_text()
-  )
+  return jax.jit(fn).lower(state, *cut).as_text()
 
 
 def lower_rl(run):
@@ -85,7 +77,7 @@ def lower_rl(run):
   coefs = dict(kl=np.float32(0), entropy=np.float32(0))
   base = run_params(run) if run.config.lora.rank else None
   update = rl._update(run, tx, where)
-  return update.lower(state, empty_minibatches(run), coefs, base).as_text()
+  return update.lower(state, *full_minibatches(run), coefs, base).as_text()
 
 
 def lower_critic(run):
@@ -93,15 +85,19 @@ def lower_critic(run):
   table = critic.table(run.critic_cfg)
   state = step.abstract_state(table, tx, where)
   update = value.make_update(run, tx, where)
-  return update.lower(state, empty_minibatches(run)).as_text()
+  return update.lower(state, *full_minibatches(run)).as_text()
 
 
-def empty_minibatches(run):
+def full_minibatches(run):
+  """Rows of full length."""
   rows = experience.no_rows(run)
   zeros_BT = rows.old_logps_BT
   assigned = dict(advantages_BT=zeros_BT, returns_BT=zeros_BT)
-  batch = experience.batch(run, rows, assigned)
-  return run.put(experience.minibatches(run, batch, 0), None, None, "batch")
+  r = rows.rollouts
+  r = r.replace(mask_BT=np.ones_like(r.mask_BT))
+  batch = experience.batch(run, rows.replace(rollouts=r), assigned)
+  cut = experience.Maker.layout(types.SimpleNamespace(_run=run), r)
+  return experience.minibatches(run, batch, cut)
 
 
 def lower_assign(run):
@@ -444,7 +440,6 @@ FIELDS = {
     "updates.minibatches": (2, lower_rl),
     "updates.micro_batches": (2, lower_rl),
     "updates.token_budget": (600, lower_rl),
-    "updates.length_bins": (2, lower_rl),
     "updates.epochs": (2, lower_rl),
     "updates.max_kl": (0.1, lower_rl),
     "optimizer.name": ("sgd", lower_rl),

@@ -6,11 +6,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import reference
 import test_golden_step as golden
 
-from rl_reason import critic, model, sharding, step
+from rl_reason import critic, model, packing, sharding, step
 from rl_reason.stages import value
 from rl_reason.structs import TrainState
 
@@ -57,11 +58,13 @@ def shape(head, trunk=SMALL):
 def test_heads_by_hand(monkeypatch, head, params, wanted):
   """Of two tokens: V of the states BEFORE them, not of the last state."""
   states = np.array([[[9, 9], [1, 0], [2, 1], [7, 7]]], np.float32)
+  tokens, mask = np.ones((1, 4), np.int32), np.ones((1, 2), bool)
+  packed = packing.pack(tokens, np.zeros(1, np.int32), mask)
   monkeypatch.setattr(model, "hidden", lambda *_: jnp.array(states))
   head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
   params = dict(trunk={}, value_head=head_params)
-  got_BT, logits_BTN = critic.values(params, cfg, None, None, 2)
+  got_BT, logits_BTN = critic.values(params, cfg, packed)
   np.testing.assert_allclose(got_BT, [wanted], rtol=1e-6)
   assert (logits_BTN is None) == (head["head"] != "categorical")
 
@@ -75,9 +78,11 @@ def test_another_head_is_an_error():
 def program(cfg):
   """jit: values of rows; compiled once for each head."""
 
-  @golden.quick_jit
+  fn = golden.quick_jit(lambda *args: critic.values(args[0], cfg, args[1])[0])
+
   def values(params, tokens_BL, start_B):
-    return critic.values(params, cfg, tokens_BL, start_B, T)[0]
+    mask_BT = np.ones((len(start_B), T), bool)
+    return fn(params, packing.pack(tokens_BL, start_B, mask_BT, 8))
 
   return values
 
@@ -195,7 +200,8 @@ def update(params, batch, cuts, cfg, tx=golden.SGD, **keywords):
   batch = floats(batch, jax.tree.leaves(params)[0].dtype)
   zero = jnp.zeros((), jnp.int32)
   state = TrainState(params, tx.init(params), zero, zero)
-  return updates(cfg, tx, **keywords)(state, step.split(batch, *cuts))
+  cut = step.split(batch, *cuts)
+  return updates(cfg, tx, **keywords)(state, cut, padded.packed(cut))
 
 
 def numpy_loss(leaves, cfg, batch, clip):
@@ -311,7 +317,7 @@ def test_updates_bring_the_loss_down(head):
   cut = step.split(batch, 1, 1)
   losses = []
   for _ in range(20):
-    state, metrics = updates(cfg, tx, 0.0)(state, cut)
+    state, metrics = updates(cfg, tx, 0.0)(state, cut, padded.packed(cut))
     losses.append(float(metrics["vf_loss"]))
   # Cross entropy to a two-hot target cannot reach 0.
   assert losses[-1] < (0.75 if head == "categorical" else 0.3) * losses[0]
@@ -331,8 +337,9 @@ def test_eight_devices_compute_what_one_does():
       where = step.state_shardings(table, golden.SGD, mesh)
       placed = jax.device_put(floats(params, np.float32), where.params)
       state = step.new_state(placed, golden.SGD, where)
-      rows = sharding.put(mesh, batch, None, None, "batch")
-      state, metrics = updates(cfg, golden.SGD)(state, rows)
+      cut = batch, padded.packed(batch, 8)
+      cut = sharding.put(mesh, cut, None, None, "batch")
+      state, metrics = updates(cfg, golden.SGD)(state, *cut)
       out.append((jax.device_get(state.params), metrics["vf_loss"]))
   (one, loss_1), (eight, loss_8) = out
   gradient = jax.tree.map(np.subtract, params, one)

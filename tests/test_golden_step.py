@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import reference
 from conftest import ROOT
@@ -27,6 +28,7 @@ from rl_reason import (
     dynamic_sampling,
     model,
     objective,
+    packing,
     sharding,
     stages,
     step,
@@ -34,7 +36,7 @@ from rl_reason import (
     weights,
 )
 from rl_reason.stages import experience, rl, value as value_stage
-from rl_reason.structs import Batch, Experience, Rollouts, TrainState
+from rl_reason.structs import Experience, Rollouts, TrainState
 
 CFG = model.ModelConfig(
     vocab=11,
@@ -157,7 +159,7 @@ def random_batch(leaves, cfg, rows=8):
   case_BT = np.cumsum(mask_BT).reshape(mask_BT.shape) % len(cases)
   log_ratio_BT, sign_BT = np.moveaxis(np.array(cases)[case_BT], -1, 0)
   to_ref_BT = rng.choice([0.3, -0.4, 1.0, -4.0], (rows, T))
-  return Batch(
+  return padded.Rows(
       tokens_BL=tokens_BL,
       start_B=start_B,
       groups_B=np.array([7, 7, 7, 3, 3, 9, 7, 9])[:rows].astype(np.int32),
@@ -177,12 +179,10 @@ def random_batch(leaves, cfg, rows=8):
 def program(cfg, tx, **keywords):
   """jit: one RL step; compiled once for each shape of the batch."""
   keywords = RL | keywords
-  apart = ("temperature", "max_kl", "bins")
+  apart = ("temperature", "max_kl")
   options = {k: keywords.pop(k) for k in apart if k in keywords}
   options["objective"] = objective.Objective(**keywords)
-  return quick_jit(
-      functools.partial(step.rl_update, cfg=cfg, tx=tx, **options)
-  )
+  return quick_jit(functools.partial(step.rl_update, cfg=cfg, tx=tx, **options))
 
 
 def update(params, batch, cuts, cfg, tx, coefs=COEFS, **keywords):
@@ -193,9 +193,11 @@ def update(params, batch, cuts, cfg, tx, coefs=COEFS, **keywords):
   batch = jax.tree.map(
       lambda x: x.astype(floats) if x.dtype == np.float64 else x, batch
   )
+  cut = step.split(batch, *cuts)
   return program(cfg, tx, **keywords)(
       TrainState(params, tx.init(params), zero, zero),
-      step.split(batch, *cuts),
+      cut,
+      padded.packed(cut),
       coefs,
   )
 
@@ -272,8 +274,9 @@ def test_forward_matches_numpy(variant):
 
   @quick_jit
   def run(params):
-    hidden_BLD = model.hidden(params, cfg, tokens_BL, start_B)
-    scored = model.response_logps(params, cfg, tokens_BL, start_B, T, 0.8)
+    hidden_BLD = padded.hidden(params, cfg, tokens_BL, start_B)
+    packed = packing.pack(tokens_BL, start_B, np.ones((4, T), bool))
+    scored = model.packed_logps(params, cfg, packed, 0.8)
     return model.logits(params, cfg, hidden_BLD), *scored
 
   logits_BLV, logps_BT, entropy_BT = run(on_device(leaves, jnp.float32))
@@ -788,6 +791,19 @@ class Quick:
     return self._compiled(*args)
 
 
+def layout(rows, order_B):
+  """One minibatch of two micro-batches of eight rows, not dealt out."""
+  order_MAB = order_B.reshape(1, 2, 8)
+  cut = jax.tree.map(lambda x: x[order_MAB], rows.rollouts)
+  return experience.Layout(order_MAB, padded.packed(cut))
+
+
+def score(run, program, params, cut):
+  """`Maker.score`, without a maker."""
+  maker = types.SimpleNamespace(_run=run)
+  return experience.Maker.score(maker, program, params, cut)
+
+
 @functools.cache
 def golden(name, cfg):
   """One RL step of a config by the library, and what NumPy knows of it.
@@ -799,8 +815,8 @@ def golden(name, cfg):
   leaves = random_leaves(cfg)
   rows, ref_BT = eight_rows(c, leaves, cfg)
   mask_BT = rows.rollouts.mask_BT
-  padding = dynamic_sampling.padding(rows, 8, c.rollout.group_size)
-  padded = dynamic_sampling.concatenate([rows, padding])
+  empty = dynamic_sampling.padding(rows, 8, c.rollout.group_size)
+  both = dynamic_sampling.concatenate([rows, empty])
   ref_BT = np.concatenate([ref_BT, np.full((8, T), np.nan)])
 
   # NumPy.
@@ -837,19 +853,17 @@ def golden(name, cfg):
         kl_coef=np.float64(c.kl.coef),
     )
     if config.has_critic(c):
-      r = padded.rollouts
-      cut = run.put(step.split((r.tokens_BL, r.start_B), 2))
       first = on_device(critics[0], jnp.float64)
-      values_ABT = Quick(experience._values(run))(first, *cut)
-      more["values_BT"] = np.asarray(values_ABT).reshape(16, T)
-    facts = run.put(experience.facts(padded) | more | others)
+      values = Quick(experience._values(run))
+      more["values_BT"] = score(run, values, first, layout(both, np.arange(16)))
+    facts = run.put(experience.facts(both) | more | others)
     assign = Quick(experience._assign(run))
     assigned = jax.device_get(assign(facts))
-    batch = experience.batch(run, padded, assigned, **more)
+    batch = experience.batch(run, both, assigned, **more)
     orders = np.arange(16), np.random.default_rng(6).permutation(16)
     cuts = [
-        run.put(experience.minibatches(run, x, 0), None, None, "batch")
-        for x in (jax.tree.map(lambda x, o=o: x[o], batch) for o in orders)
+        experience.minibatches(run, batch, layout(both, order))
+        for order in orders
     ]
     coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
     coefs = run.put({k: np.float64(x) for k, x in coefs.items()})
@@ -857,7 +871,7 @@ def golden(name, cfg):
     params = on_device(leaves, jnp.float64)
     update = Quick(rl._update(run, tx, where))
     updated = [
-        jax.device_get(update(step.new_state(params, tx, where), cut, coefs))
+        jax.device_get(update(step.new_state(params, tx, where), *cut, coefs))
         for cut in cuts
     ]
     judged = []
@@ -866,7 +880,7 @@ def golden(name, cfg):
       params = on_device(critics[1], jnp.float64)
       update = Quick(value_stage.make_update(run, tx, where))
       judged = [
-          jax.device_get(update(step.new_state(params, tx, where), cut))
+          jax.device_get(update(step.new_state(params, tx, where), *cut))
           for cut in cuts
       ]
   return types.SimpleNamespace(

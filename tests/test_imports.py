@@ -24,14 +24,12 @@ CORE = (
 
 # A module imports from earlier lines only; a package's own modules are free to
 # import each other, but not in a circle.
-LAYERS = [
-    line.split()
-    for line in """
+LAYERS = [line.split() for line in """
     structs display schedules alarms verifiers prompts
     datasets
     tasks
     scorers
-    groups losses config sharding metrics dynamic_sampling
+    groups losses config sharding metrics packing dynamic_sampling
     advantages corrections surrogates values weights rewards
     tokenizer attention linear checkpoint report
     model
@@ -40,8 +38,7 @@ LAYERS = [
     step evaluate ablate
     stages
     main
-    """.strip().splitlines()
-]
+    """.strip().splitlines()]
 
 
 def imports(path: pathlib.Path) -> set[str]:

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import tiny
 
@@ -120,7 +121,7 @@ def test_the_table_is_that_of_the_weights(kind, tied):
 def test_bfloat16_weights_change_no_number_of_bfloat16_products():
   rows = jax.tree.map(lambda x: x[0, 0], tiny.batch(1, 1, 8))
   own, half = (
-      model.hidden(params, HALF, rows.tokens_BL, rows.start_B)
+      padded.hidden(params, HALF, rows.tokens_BL, rows.start_B)
       for params in (tiny.params(), weights("bfloat16"))
   )
   np.testing.assert_array_equal(own, half)
@@ -128,13 +129,13 @@ def test_bfloat16_weights_change_no_number_of_bfloat16_products():
 
 def test_int8_samples_from_a_policy_that_is_near_and_another():
   rows = sample(weights("int8"), tiny.prompts(8))
-  logps, _ = model.response_logps(
+  logps, _ = padded.response_logps(
       tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, tiny.T
   )
   gap = np.abs((logps - rows.logps_BT)[rows.mask_BT])
   assert 1e-3 < gap.max() < 0.1
   # The log-probs are those of the weights that sampled.
-  small, _ = model.response_logps(
+  small, _ = padded.response_logps(
       weights("int8"), tiny.CFG, rows.tokens_BL, rows.start_B, tiny.T
   )
   np.testing.assert_allclose(

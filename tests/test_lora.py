@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import test_config
 import tiny
@@ -38,9 +39,8 @@ def rows():
 @jax.jit
 def logps(params):
   b = rows()
-  return model.response_logps(params, tiny.CFG, b.tokens_BL, b.start_B, tiny.T)[
-      0
-  ]
+  args = params, tiny.CFG, b.tokens_BL, b.start_B, tiny.T
+  return padded.response_logps(*args)[0]
 
 
 def joined(learnt):
@@ -127,10 +127,11 @@ def update(mesh, name, learnt):
         tiny.params(), model.shardings(model.table(tiny.CFG), mesh)
     )
     state = step.new_state(jax.device_put(learnt, where.params), tx, where)
-    batch = sharding.put(mesh, tiny.batch(1, 2, 8), None, None, "batch")
+    b = tiny.batch(1, 2, 8)
+    cut = sharding.put(mesh, (b, padded.packed(b)), None, None, "batch")
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     jitted = jax.jit(fn, out_shardings=(where, None))
-    after, _ = jitted(state, batch, coefs, base)
+    after, _ = jitted(state, *cut, coefs, base)
   return state, after, base
 
 
@@ -289,7 +290,7 @@ def test_a_run_goes_on_to_the_same_bits_and_goes_out(tmp_path, monkeypatch):
     )
     b = rows()
     args = run.cfg, b.tokens_BL % run.cfg.vocab, b.start_B, tiny.T
-    score = jax.jit(model.response_logps, static_argnums=(1, 4))
+    score = jax.jit(padded.response_logps, static_argnums=(1, 4))
     np.testing.assert_allclose(
         score(loaded, *args)[0], score(got, *args)[0], atol=2e-5
     )

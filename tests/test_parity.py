@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from padded import hidden as padded_hidden
 
-from rl_reason import critic, hf, model, rollout, sharding
+from rl_reason import critic, hf, model, packing, rollout, sharding
 from rl_reason.structs import Prompts
 
 torch = pytest.importorskip("torch")
@@ -84,7 +85,7 @@ def in_jax(path, table=model.table):
 
 
 def logits(params, cfg, tokens, start):
-  hidden = model.hidden(params, cfg, tokens, start)
+  hidden = padded_hidden(params, cfg, tokens, start)
   return np.asarray(model.logits(params, cfg, hidden))
 
 
@@ -226,8 +227,8 @@ def test_a_critic_is_a_token_classifier(tmp_path):
   tokens = np.random.default_rng(0).integers(0, 17, (2, 50)).astype(np.int32)
   with torch.no_grad():
     want = theirs(torch.tensor(tokens, dtype=torch.long)).logits[..., 0].numpy()
-  start = np.zeros(2, np.int32)
-  got, _ = critic.values(params, judge, tokens, start, 49)
+  packed = packing.pack(tokens, np.zeros(2, np.int32), np.ones((2, 49), bool))
+  got, _ = critic.values(params, judge, packed)
   # Our value before token t is theirs after token t - 1.
   np.testing.assert_allclose(got, want[:, :-1], atol=1e-4)
 

@@ -10,11 +10,20 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import critic, data, datasets, sharding, step, tasks
+from rl_reason import (
+    critic,
+    data,
+    datasets,
+    packing,
+    sharding,
+    step,
+    tasks,
+)
 from rl_reason.stages import (
     Stopped,
     classifier,
     experience,
+    fit,
     reward_model,
     value,
 )
@@ -125,15 +134,16 @@ def test_the_score_is_that_of_the_whole_response(whole):
     tokens_BL, start_B, mask_BT = data.pack_demonstrations(
         run.tok, pairs, *slots
     )
-    args = run.critic_cfg, tokens_BL, start_B
-    got = critic.scores(whole.params, *args, mask_BT)
-    values_BT, _ = critic.values(whole.params, *args, slots[1])
+    packed = packing.pack(tokens_BL, start_B, mask_BT)
+    got = critic.scores(whole.params, run.critic_cfg, packed)
+    longer_BT = np.ones_like(mask_BT)  # the padding as a part of the response
+    packed = packing.pack(tokens_BL, start_B, longer_BT)
+    values_BT, _ = critic.values(whole.params, run.critic_cfg, packed)
     for b, n in enumerate(mask_BT.sum(1)):  # V before the next token is it
       np.testing.assert_allclose(got[b], values_BT[b, n], rtol=1e-5)
     other_BL = np.where(tokens_BL == run.tok.pad_token_id, 3, tokens_BL)
-    again = critic.scores(
-        whole.params, run.critic_cfg, other_BL, start_B, mask_BT
-    )
+    packed = packing.pack(other_BL, start_B, mask_BT)
+    again = critic.scores(whole.params, run.critic_cfg, packed)
     np.testing.assert_array_equal(again, got)
 
 
@@ -141,13 +151,16 @@ def test_micro_batches_change_nothing(whole):
   run = whole.run
   with jax.set_mesh(run.mesh):
     pairs = next(reward_model._pairs(run, 8, evaluation=True))
-    rows = reward_model._pack(run, pairs)
+    rows = reward_model._rows(run, pairs)
     tx = run.optimizer(lr=1e-2, schedule="constant", warmup=0, total=1)
     where = step.state_shardings(critic.table(run.critic_cfg), tx, run.mesh)
     state = step.new_state(whole.params, tx, where)
     found = [
         step.preference_update(
-            state, step.split(rows, count), cfg=run.critic_cfg, tx=tx
+            state,
+            fit.cut(run, rows, count, together=2)[0],
+            cfg=run.critic_cfg,
+            tx=tx,
         )[1]
         for count in (1, 4)
     ]
@@ -172,9 +185,8 @@ def test_it_is_a_reward(whole, tmp_path):
     policy = test_config.run_params(run)
     rows = maker.generate(policy)
     r = rows.rollouts
-    wanted_B = critic.scores(
-        whole.params, run.critic_cfg, r.tokens_BL, r.start_B, r.mask_BT
-    )
+    packed = packing.pack(r.tokens_BL, r.start_B, r.mask_BT)
+    wanted_B = critic.scores(whole.params, run.critic_cfg, packed)
     np.testing.assert_allclose(rows.scores_NB[0], wanted_B, rtol=1e-4)
     np.testing.assert_allclose(rows.scores_NB[1], r.lengths_B / 24)
     zeros_BT = np.zeros_like(r.logps_BT)

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import tiny
 from scipy import stats
@@ -56,7 +57,7 @@ def test_tokens_do_not_depend_on_batching():
 
 def test_sampler_and_trainer_agree():
   rows = sample(tiny.prompts(64), group=4, temperature=0.8)
-  logps_BT, _ = model.response_logps(
+  logps_BT, _ = padded.response_logps(
       tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, T, 0.8
   )
   gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
@@ -94,7 +95,7 @@ def test_groups_are_adjacent_and_carry_their_prompt():
 def test_greedy_is_the_argmax_of_the_trainer():
   heat = jnp.array([1.0, 0.0])  # one sampled, one greedy: a row's own choice
   rows = sample(tiny.prompts(8), group=2, temperature=heat)
-  hidden = model.hidden(tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B)
+  hidden = padded.hidden(tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B)
   best = model.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1]).argmax(-1)
   same_BT = np.where(rows.mask_BT, best == rows.tokens_BL[:, P:], True)
   assert same_BT[1::2].all() and not same_BT[::2].all()
@@ -133,7 +134,7 @@ def test_uniform_next_to_one_stays_in_the_vocabulary():
 
 def test_stored_logps_are_those_before_top_p():
   rows = sample(tiny.prompts(16), top_p=0.5)
-  logps_BT, _ = model.response_logps(
+  logps_BT, _ = padded.response_logps(
       tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, T
   )
   np.testing.assert_allclose(
@@ -189,7 +190,7 @@ def test_limits(long):
 
 def test_sampler_and_trainer_agree_over_many_blocks(long):
   rows = jax.tree.map(lambda x: x[:64], long)
-  logps_BT, _ = model.response_logps(
+  logps_BT, _ = padded.response_logps(
       tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, 300
   )
   gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import padded
 import pytest
 import tiny
 
@@ -50,9 +51,10 @@ def _update(mesh, *, name, steps, lr):
     before = jax.device_get(state.params)
     for i in range(steps):
       rows = tiny.batch(1, 1, 16, seed=i)
-      state, metrics = update(
-          state, sharding.put(mesh, rows, None, None, "batch"), coefs
+      cut = sharding.put(
+          mesh, (rows, padded.packed(rows, 16)), None, None, "batch"
       )
+      state, metrics = update(state, *cut, coefs)
   return before, jax.device_get(state.params), metrics, state
 
 

@@ -1,8 +1,8 @@
 """What keeps the loop fast: one compilation, and donated buffers."""
 
-import dataclasses
 import importlib
 import threading
+import types
 
 import jax
 import numpy as np
@@ -12,7 +12,6 @@ import test_credit
 
 from rl_reason import display, evaluate, model, rollout, stages, step
 from rl_reason.stages import Once, experience, rl
-from rl_reason.structs import Batch
 
 
 def test_another_shape_is_an_error_not_a_recompilation():
@@ -28,10 +27,9 @@ def update_args(run, rows, advantages_BT=0.0):
   zeros_BT = np.zeros_like(rows.old_logps_BT)
   assigned = dict(advantages_BT=advantages_BT + zeros_BT, returns_BT=zeros_BT)
   batch = experience.batch(run, rows, assigned)
-  cut = experience.minibatches(run, batch, 0)
-  return run.put(cut, None, None, "batch"), run.put(
-      dict(kl=np.float32(0), entropy=np.float32(0))
-  )
+  cut = experience.Maker.layout(types.SimpleNamespace(_run=run), rows.rollouts)
+  coefs = run.put(dict(kl=np.float32(0), entropy=np.float32(0)))
+  return *experience.minibatches(run, batch, cut), coefs
 
 
 def test_the_update_donates_its_state(tmp_path):
@@ -75,7 +73,8 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path):
     key = run.key("parameters")
     state = step.init_state(model.table(run.cfg), tx, where, key)
     maker = experience.Maker(run, "test")
-    rows, _ = maker.with_old_logps(state.params, rows)
+    cut = maker.layout(rows.rollouts)
+    rows, _ = maker.with_old_logps(state.params, rows, cut)
     args = update_args(run, rows, rng.normal(size=rows.old_logps_BT.shape))
     _, metrics = rl._update(run, tx, where)(state, *args)
   assert metrics["actor/first_log_ratio_max"] <= 1e-5
@@ -86,20 +85,21 @@ def test_minibatches_deal_out_whole_groups(tmp_path):
   """Padding comes last, and every minibatch gets its share of it."""
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.updates.minibatches, c.updates.epochs = 4, 2
-  run = type("Run", (), dict(config=c, seed=lambda self, purpose: 0))()
+  run = types.SimpleNamespace(config=c, seed=lambda purpose: 0, ways=1)
+  rows = experience.no_rows(types.SimpleNamespace(config=c)).rollouts
   size = c.rollout.group_size
   groups = c.rollout.batch // size
-  ids = np.repeat(np.arange(groups), size)
-  batch = Batch(**{f.name: ids for f in dataclasses.fields(Batch)})
-  batch = batch.replace(age_B=np.arange(groups * size))
-  cut = experience.minibatches(run, batch, at=0)
-  assert cut.groups_B.shape == (8, 1, groups // 4 * size)
+  ids_B = np.repeat(np.arange(groups), size)
+  maker = types.SimpleNamespace(_run=run)
+  cut = experience.Maker.layout(maker, rows.replace(ids_B=ids_B))
+  ids_MAB = ids_B[cut.order_MAB]
+  assert ids_MAB.shape == (8, 1, groups // 4 * size)
   np.testing.assert_array_equal(
-      cut.groups_B[0, 0], np.repeat([0, 4], size)
+      ids_MAB[0, 0], np.repeat([0, 4], size)
   )  # groups 0, 4 | 1, 5 | 2, 6 | 3, 7
-  for epoch in (cut.age_B[:4], cut.age_B[4:]):
-    np.testing.assert_array_equal(np.sort(epoch.ravel()), batch.age_B)
-  assert (cut.groups_B[:4] != cut.groups_B[4:]).any()
+  for epoch in (cut.order_MAB[:4], cut.order_MAB[4:]):
+    np.testing.assert_array_equal(np.sort(epoch.ravel()), np.arange(len(ids_B)))
+  assert (ids_MAB[:4] != ids_MAB[4:]).any()
 
 
 def test_groups_of_all_sizes_are_dealt_out():

@@ -112,7 +112,7 @@ def assert_that_the_critic_matters(run, policy, params):
   with jax.set_mesh(run.mesh):
     maker = experience.Maker(run, "fresh")
     rows = maker.generate(policy)
-    values_BT = maker.values(params, rows)
+    values_BT = maker.values(params, maker.layout(rows.rollouts))
     zeros_BT = np.zeros_like(values_BT)
     assigned = maker.assign(
         rows,

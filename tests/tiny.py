@@ -2,9 +2,9 @@
 
 import jax
 import numpy as np
+from padded import Rows
 
 from rl_reason import data, model, rollout, sharding, tasks, tokenizer
-from rl_reason.structs import Batch
 
 TASK = tasks.get("arithmetic")
 TOK = tokenizer.load("", TASK.ALPHABET)
@@ -46,14 +46,14 @@ def under_way(mesh, count, **change):
   return start(weights, rows, jax.random.key(0), 1.0, None, None, None)
 
 
-def batch(minibatches, micro, rows, seed=0, group=4) -> Batch:
+def batch(minibatches, micro, rows, seed=0, group=4) -> Rows:
   """Random rows with the shapes of a real RL step, [M, A, B, ...]."""
   rng = np.random.default_rng(seed)
   total = minibatches * micro * rows
   start_B = rng.integers(0, 6, total).astype(np.int32)
   lengths_B = rng.integers(1, T + 1, total)
   mask_BT = np.arange(T) < lengths_B[:, None]
-  flat = Batch(
+  flat = Rows(
       tokens_BL=rng.integers(2, CFG.vocab, (total, P + T)).astype(np.int32),
       start_B=start_B,
       groups_B=np.arange(total, dtype=np.int32) // group,

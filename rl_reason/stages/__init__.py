@@ -28,7 +28,7 @@ from rl_reason import (
     tasks,
     tokenizer,
 )
-from rl_reason.structs import Array, RunError, Tree
+from rl_reason.structs import Array, Packed, RunError, Tree
 
 
 class Stopped(Exception):
@@ -39,22 +39,39 @@ class Once:
   """A jit-ed function compiled at its first call, and never again.
 
   The executable is kept, not the function: arguments of another shape, dtype
-  or sharding raise a TypeError instead of compiling again in the loop.
+  or sharding raise a TypeError instead of compiling again in the loop. Packed
+  rows come in a few shapes (`config.ladder`): there is one executable for each.
   """
 
   def __init__(self, name: str, fn, display: display_lib.Display):
     self._name, self._fn, self._display = name, fn, display
-    self._compiled: Any = None
+    self._compiled: dict[tuple, Any] = {}
 
   def __call__(self, *args):
     """The function's own arguments and result."""
-    if self._compiled is None:
+    packed = [x for x in args if isinstance(x, Packed)]
+    shape = tuple(x.tokens_RL.shape for x in packed)
+    if shape not in self._compiled:
+      if len(self._compiled) == config_lib.RUNGS:
+        raise TypeError(f"{self._name}: {shape} is one shape too many")
       self._display.doing(f"compiling {self._name}")
       began = time.monotonic()
-      self._compiled = self._fn.lower(*args).compile()
+      self._compiled[shape] = self._fn.lower(*args).compile()
       took = time.monotonic() - began
       self._display.say(f"compiled {self._name} in {took:.1f} s")
-    return self._compiled(*args)
+    return self._compiled[shape](*args)
+
+
+def over_micro_batches(fn):
+  """jit: (params, Packed with leading axes [M, A]) -> `fn` of each, stacked."""
+
+  def program(params, packed_MA):
+    def one(packed):
+      return fn(params, packed)
+
+    return jax.lax.map(lambda packed_A: jax.lax.map(one, packed_A), packed_MA)
+
+  return jax.jit(program)
 
 
 @dataclasses.dataclass
@@ -94,6 +111,11 @@ class Run:
   def put(self, tree: Tree, *logical: str | None) -> Tree:
     """Host arrays onto the mesh."""
     return sharding.put(self.mesh, tree, *logical)
+
+  @property
+  def ways(self) -> int:
+    """Shards that the rows of a batch are split over."""
+    return sharding.ways(self.mesh, "batch")
 
   def key(self, purpose: str) -> Array:
     """A random key for one purpose, replicated."""

@@ -7,6 +7,7 @@ arrays between them are on the host, where rows are picked and put together.
 import functools
 import time
 import zlib
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +23,18 @@ from rl_reason import (
     dynamic_sampling,
     evaluate,
     model,
+    packing,
     rewards,
     scorers,
     sharding,
-    step,
     tasks,
 )
-from rl_reason.stages import Once, Run, reward_model
+from rl_reason.stages import Once, Run, over_micro_batches, reward_model
 from rl_reason.structs import (
     Array,
     Batch,
     Experience,
+    Packed,
     Past,
     Prompts,
     Rollouts,
@@ -41,6 +43,19 @@ from rl_reason.structs import (
 )
 
 PATIENCE = 100_000  # retired prompts in a row before the run gives up
+
+
+class Layout(NamedTuple):
+  """How the rows of a step are cut; on the host.
+
+  Attributes:
+    order_MAB: row numbers of each micro-batch; the minibatches of an epoch hold
+      every row once.
+    packed_MA: their tokens.
+  """
+
+  order_MAB: Array
+  packed_MA: Packed
 
 
 def _idle() -> None:
@@ -228,45 +243,57 @@ class Maker:
       )
     return rollouts, judging
 
-  def by_micro_batches(self, program, params, *arrays_B):
-    """A program over micro-batches of the update's size, any rows."""
-    c = self._run.config
-    count, out = c.rollout.batch, []
-    micro = c.updates.minibatches * config_lib.micro_batches(c)
-    for first in range(0, len(arrays_B[0]), count):
-      some = tuple(x[first : first + count] for x in arrays_B)
-      placed = self._run.put(step.split(some, micro), None, "batch")
-      scored = sharding.fetch(program(params, *placed))
-      out.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scored))
-    return jax.tree.map(lambda *x: np.concatenate(x), *out)
+  def layout(self, r: Rollouts, at: int = 0) -> Layout:
+    """`layout` of a batch; `at` decides how later epochs are shuffled."""
+    rows = r.tokens_BL, r.start_B, r.mask_BT
+    return layout(self._run, *rows, dynamic_sampling.groups(r.ids_B), at)
 
-  def logps(self, params: Tree, tokens_BL, start_B):
+  def score(self, program, params: Tree, cut: Layout):
+    """A program over the micro-batches of one epoch, rows in their order."""
+    epoch = slice(self._run.config.updates.minibatches)
+    packed_MA = jax.tree.map(lambda x: x[epoch], cut.packed_MA)
+    placed_MA = self._run.put(packed_MA, None, None, "batch")
+    scored_MAB = sharding.fetch(program(params, placed_MA))
+    back_B = np.argsort(cut.order_MAB[epoch].reshape(-1))
+    return jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[3:])[back_B], scored_MAB
+    )
+
+  def logps(self, params: Tree, cut: Layout):
     """The trainer's log-probs and entropy of responses: [B, T] each."""
-    return self.by_micro_batches(self._logps, params, tokens_BL, start_B)
+    return self.score(self._logps, params, cut)
 
-  def with_old_logps(self, params: Tree, rows: Experience):
+  def with_old_logps(self, params: Tree, rows: Experience, cut: Layout):
     """Rows with the trainer's log-probs, and the entropy [B, T].
 
     Rows that were kept from the step before bring theirs along.
     """
-    r = rows.rollouts
-    logps_BT, entropy_BT = self.logps(params, r.tokens_BL, r.start_B)
+    logps_BT, entropy_BT = self.logps(params, cut)
     kept_B1 = (rows.age_B > 0)[:, None]
     old_BT = np.where(kept_B1, rows.old_logps_BT, logps_BT)
     return rows.replace(old_logps_BT=old_BT), entropy_BT
 
-  def values(self, critic_params: Tree, rows: Experience):
+  def values(self, critic_params: Tree, cut: Layout):
     """V of the prefix before each token of the responses: [B, T]."""
-    r = rows.rollouts
-    return self.by_micro_batches(
-        self._values, critic_params, r.tokens_BL, r.start_B
-    )
+    return self.score(self._values, critic_params, cut)
 
   def past(self, params: Tree, past: Past | None) -> dict[str, Array]:
     """What `advantages.temporal` reads of earlier responses; {} without."""
     if past is None:
       return {}
-    logps_HT, _ = self.logps(params, past.tokens_HL, past.start_H)
+    count = self._run.config.rollout.batch
+    parts = [slice(h, h + count) for h in range(0, len(past.start_H), count)]
+    cuts = [
+        layout(
+            self._run,
+            past.tokens_HL[part],
+            past.start_H[part],
+            past.mask_HT[part],
+            [np.arange(count)],
+        )
+        for part in parts
+    ]
+    logps_HT = np.concatenate([self.logps(params, cut)[0] for cut in cuts])
     weights_H = corrections.past_weights(
         logps_HT,
         past.logps_HT,
@@ -334,10 +361,7 @@ def _scorer(run: Run, name: str):
     params, program = reward_model.scorer(run, name)
 
     def learned(maker, r, texts, rows):
-      score_B = maker.by_micro_batches(
-          program, params, r.tokens_BL, r.start_B, r.mask_BT
-      )
-      return score_B, 0
+      return maker.score(program, params, maker.layout(r)), 0
 
     return learned
   score = scorers.find(name)
@@ -354,35 +378,22 @@ def _scorer(run: Run, name: str):
 
 
 def _logps(run: Run):
-  """jit: (params, tokens, start) -> log-probs and entropy, [A, B, T] each.
+  """jit: log-probs and entropy of packed rows.
 
-  In micro-batches of the update's size: no more memory than the update takes,
-  and the same matrix products, so that the first update starts at a ratio of 1.
+  In the micro-batches of the update: no more memory than the update takes, and
+  the same matrix products, so that the first update starts at a ratio of 1.
   """
-  c = run.config.rollout
-
-  def fn(params, tokens_ABL, start_AB):
-    def one(rows):
-      return model.response_logps(
-          params, run.cfg, *rows, c.max_tokens, c.temperature
-      )
-
-    return jax.lax.map(one, (tokens_ABL, start_AB))
-
-  return jax.jit(fn)
+  heat = run.config.rollout.temperature
+  return over_micro_batches(
+      lambda params, packed: model.packed_logps(params, run.cfg, packed, heat)
+  )
 
 
 def _values(run: Run):
-  """jit: (params of the critic, tokens, start) -> values [A, B, T]."""
-  length, cfg = run.config.rollout.max_tokens, run.critic_cfg
-
-  def fn(params, tokens_ABL, start_AB):
-    def one(rows):
-      return critic.values(params, cfg, *rows, length)[0]
-
-    return jax.lax.map(one, (tokens_ABL, start_AB))
-
-  return jax.jit(fn)
+  """jit: values of packed rows."""
+  return over_micro_batches(
+      lambda params, packed: critic.values(params, run.critic_cfg, packed)[0]
+  )
 
 
 def _outcome(run: Run, rows: dict[str, Array]) -> Array:
@@ -530,8 +541,6 @@ def batch(run: Run, rows: Experience, assigned: dict, **more) -> Batch:
   zeros_BT = np.zeros_like(rows.old_logps_BT)
   updates = c.updates.minibatches * c.updates.epochs
   return Batch(
-      tokens_BL=rows.rollouts.tokens_BL,
-      start_B=rows.rollouts.start_B,
       groups_B=rows.rollouts.ids_B,
       mask_BT=mask_BT,
       advantages_BT=assigned["advantages_BT"] * mask_BT,
@@ -551,26 +560,41 @@ def deal(groups: list[np.ndarray], hands: int) -> np.ndarray:
   return np.concatenate([g for h in range(hands) for g in groups[h::hands]])
 
 
-def minibatches(run: Run, batch: Batch, at: int) -> Batch:
-  """Cuts rows as [M, A, B, ...], shuffled by group after epoch one.
+def layout(
+    run: Run,
+    tokens_BL: Array,
+    start_B: Array,
+    mask_BT: Array,
+    groups: list[np.ndarray],
+    at: int = 0,
+) -> Layout:
+  """Cuts and packs rows, shuffled by group after epoch one.
 
   Minibatches hold whole groups if all are of one size.
+
+  Args:
+    run: everything that the stages share.
+    tokens_BL: prompts and responses of a batch.
+    start_B: first slots that hold a token.
+    mask_BT: bool, response tokens.
+    groups: row numbers of each.
+    at: RL step, which decides the shuffling.
   """
   u = run.config.updates
-  groups = dynamic_sampling.groups(batch.groups_B)
   orders = [deal(groups, u.minibatches)]
   for epoch in range(1, u.epochs):
     rng = np.random.default_rng((run.seed("epochs"), at, epoch))
     shuffled = [groups[i] for i in rng.permutation(len(groups))]
     orders.append(deal(shuffled, u.minibatches))
   order_MB = np.concatenate(orders).reshape(u.minibatches * u.epochs, -1)
-  if u.length_bins > 1:  # rows of like lengths beside each other
-    length_MB = batch.mask_BT.sum(1)[order_MB]
-    by_length = np.argsort(length_MB, axis=1, kind="stable")
-    order_MB = np.take_along_axis(order_MB, by_length, 1)
-  rows = jax.tree.map(lambda x: x[order_MB.reshape(-1)], batch)
-  micro = config_lib.micro_batches(run.config)
-  return step.split(rows, u.minibatches * u.epochs, micro)
+  rungs = config_lib.rungs(run.config, run.ways)
+  return Layout(*packing.cut(tokens_BL, start_B, mask_BT, order_MB, rungs))
+
+
+def minibatches(run: Run, batch: Batch, cut: Layout) -> tuple[Batch, Packed]:
+  """What an update reads, [M, A, ...], on the mesh."""
+  rows = jax.tree.map(lambda x: x[cut.order_MAB], batch)
+  return run.put((rows, cut.packed_MA), None, None, "batch")
 
 
 def passes(run: Run) -> int:

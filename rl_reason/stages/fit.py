@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_reason import step
+from rl_reason import config as config_lib, packing, step
 from rl_reason.stages import Once, Run, Stopped
-from rl_reason.structs import Tree
+from rl_reason.structs import Array, Packed, Tree
 
 
 def optimizer(run: Run, table: Tree, *, lr, schedule, steps: int):
@@ -30,12 +30,13 @@ def fit(
     table: Tree,
     first: Callable[[Tree], Tree] | None,
     stream: Any,
-    pack: Callable[[Any], Tree],
+    rows: Callable[[Any], tuple[Array, Array, Array]],
     update: Callable,
     steps: int,
     lr: float,
     schedule: str,
     micro_batches: int,
+    together: int = 1,
     finish: Callable[[Tree], None] | None = None,
 ) -> Tree:
   """Trains for `steps` steps; returns the parameters.
@@ -48,12 +49,13 @@ def fit(
     table: of the network's parameters.
     first: shardings of the parameters -> where they start; None: at random.
     stream: a checkpointable iterator of batches.
-    pack: a batch -> arrays with rows first.
-    update: (state, rows [A, B, ...], tx=) -> state and metrics.
+    rows: a batch -> tokens [B, L], start [B], mask [B, T].
+    update: (state, Packed_A, mask [A, B, T], tx=) -> state and metrics.
     steps: optimizer steps.
     lr: highest learning rate.
     schedule: of the learning rate.
     micro_batches: A.
+    together: adjacent rows that belong together.
     finish: told the parameters once, after the last step; what it raises ends
       the run, and it is told them again when the run goes on.
 
@@ -82,8 +84,8 @@ def fit(
 
   run.begin()
 
-  def fn(state, rows_A):
-    return update(state, rows_A, tx=tx)
+  def fn(state, packed_A, mask_ABT):
+    return update(state, packed_A, mask_ABT, tx=tx)
 
   program = Once(
       f"update of {title}",
@@ -107,8 +109,9 @@ def fit(
   try:
     while at < steps:
       run.check_stop()
-      rows_A = step.split(pack(next(stream)), micro_batches)
-      state, metrics = program(state, run.put(rows_A, None, "batch"))
+      batch = rows(next(stream))
+      cut_A = cut(run, batch, micro_batches, together)
+      state, metrics = program(state, *run.put(cut_A, None, "batch"))
       flush()
       at += 1
       late = at, metrics
@@ -126,6 +129,26 @@ def fit(
     run.display.end_stage()
     checkpoints.close()
   return state.params
+
+
+def cut(
+    run: Run,
+    rows: tuple[Array, Array, Array],
+    micro_batches: int,
+    together: int = 1,
+) -> tuple[Packed, Array]:
+  """Micro-batches of like many tokens: Packed, and masks [A, B, T]; host.
+
+  Args:
+    run: everything that the stages share.
+    rows: tokens [B, L], start [B], mask [B, T].
+    micro_batches: A.
+    together: adjacent rows that stay in one micro-batch, adjacent.
+  """
+  order_1B = np.arange(len(rows[0]))[None]
+  shapes = config_lib.ladder(order_1B.size, micro_batches, run.ways)
+  (order_AB,), packed_1A = packing.cut(*rows, order_1B, shapes, together)
+  return jax.tree.map(lambda x: x[0], packed_1A), rows[2][order_AB]
 
 
 def _log(run: Run, name: str, prefix: str, now: int, metrics) -> None:

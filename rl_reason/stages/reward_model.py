@@ -32,6 +32,7 @@ from rl_reason.stages import (
     critic_config,
     fit,
     model_config,
+    over_micro_batches,
     require_equal,
     resolve,
 )
@@ -57,6 +58,9 @@ def run(run: Run, policy_params: Tree) -> Tree:
   def first(shardings: Tree) -> Tree:
     return run.init_critic("reward model", shardings, policy_params)
 
+  def update(state, packed_A, _, tx):
+    return step.preference_update(state, packed_A, cfg=cfg, tx=tx)
+
   return fit.fit(
       run,
       "reward_model",
@@ -65,12 +69,13 @@ def run(run: Run, policy_params: Tree) -> Tree:
       table=critic.table(cfg),
       first=first,
       stream=_pairs(run, c.batch, evaluation=False),
-      pack=functools.partial(_pack, run),
-      update=functools.partial(step.preference_update, cfg=cfg),
+      rows=functools.partial(_rows, run),
+      update=update,
       steps=c.steps,
       lr=c.lr,
       schedule=c.schedule,
       micro_batches=c.micro_batches,
+      together=2,
       finish=functools.partial(_finish, run, cfg),
   )
 
@@ -84,12 +89,11 @@ def _pairs(run: Run, batch: int, *, evaluation: bool):
   return run.preferences(batch, *styles, evaluation=evaluation)
 
 
-def _pack(run: Run, pairs: list[tuple[str, str, str]]) -> tuple[Array, ...]:
-  """Pairs of rows beside each other: [B, 2, ...]."""
+def _rows(run: Run, pairs: list[tuple[str, str, str]]) -> tuple[Array, ...]:
+  """Both rows of each pair, adjacent: tokens, start, mask of 2 B rows."""
   texts = [(prompt, text) for prompt, *both in pairs for text in both]
   slots = run.config.rollout.max_prompt, run.config.rollout.max_tokens
-  rows = data.pack_demonstrations(run.tok, texts, *slots)
-  return tuple(x.reshape(len(pairs), 2, *x.shape[1:]) for x in rows)
+  return data.pack_demonstrations(run.tok, texts, *slots)
 
 
 def _finish(run: Run, cfg: critic.CriticConfig, params: Tree) -> None:
@@ -100,8 +104,10 @@ def _finish(run: Run, cfg: critic.CriticConfig, params: Tree) -> None:
   stream = _pairs(run, c.batch, evaluation=True)
   scores = []
   for _ in range(-(-c.evaluate_pairs // c.batch)):
-    rows = run.put(_pack(run, next(stream)), "batch")
-    scores.append(sharding.fetch(program(params, rows)))
+    rows = _rows(run, next(stream))
+    packed_A, _ = fit.cut(run, rows, 1, together=2)
+    packed = jax.tree.map(lambda x: x[0], packed_A)
+    scores.append(sharding.fetch(program(params, run.put(packed, "batch"))))
   score_N2 = np.concatenate(scores)[: c.evaluate_pairs]
   values = agreement(score_N2[:, 0] - score_N2[:, 1])
   run.log.metrics(
@@ -209,15 +215,13 @@ def scorer(run: Run, given: str):
   """A reward model, as `load` takes it, ready to score.
 
   Returns:
-    the parameters, and a program: (params, tokens [A, B, L], start [A, B],
-    mask [A, B, T]) -> scores [A, B].
+    the parameters, and a program: (params, Packed_MA) -> scores [M, A, B].
 
   Raises:
     RunError: there is none, or it reads other tokens.
   """
   params, cfg = load(run, given)
-
-  def fn(params, *rows_A):
-    return jax.lax.map(lambda rows: critic.scores(params, cfg, *rows), rows_A)
-
-  return params, Once("scores of the reward model", jax.jit(fn), run.display)
+  fn = over_micro_batches(
+      lambda params, packed: critic.scores(params, cfg, packed)
+  )
+  return params, Once("scores of the reward model", fn, run.display)

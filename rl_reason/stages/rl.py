@@ -24,6 +24,7 @@ from rl_reason import (
     metrics as metrics_lib,
     model,
     objective,
+    packing,
     schedules,
     sharding,
     step,
@@ -183,22 +184,21 @@ def run(
       )
       times = maker.seconds
       began = time.monotonic()
-      rows, entropy_BT = maker.with_old_logps(params, rows)
+      cut = maker.layout(rows.rollouts, at)
+      rows, entropy_BT = maker.with_old_logps(params, rows, cut)
       if left is not None:
-        left, _ = maker.with_old_logps(params, left)
+        others = maker.layout(left.rollouts)
+        left, _ = maker.with_old_logps(params, left, others)
       kept = left
       more = {}
       if c.kl.kind != "none":
-        r = rows.rollouts
-        more["ref_logps_BT"], _ = maker.logps(
-            policy(first), r.tokens_BL, r.start_B
-        )
+        more["ref_logps_BT"], _ = maker.logps(policy(first), cut)
       times["old_log_prob"] = time.monotonic() - began
 
       began = time.monotonic()
       if critic_state is not None:
-        more["values_BT"] = maker.values(critic_state.params, rows)
-      pretrained = maker.values(critic_params, rows) if c.critic.mix else None
+        more["values_BT"] = maker.values(critic_state.params, cut)
+      pretrained = maker.values(critic_params, cut) if c.critic.mix else None
       times["values"] = time.monotonic() - began
 
       began = time.monotonic()
@@ -228,16 +228,17 @@ def run(
       metrics |= {f"coef/{k}": v for k, v in coefs.items()}
       metrics |= {
           "tokens/step": tokens,
+          "tokens/trained": int((cut.packed_MA.segments_RL > 0).sum()),
+          "perf/pack_fill": packing.fill(cut.packed_MA),
           "train/verifier_failures": maker.failures,
       }
 
-      cut = experience.minibatches(run, batch, at)
-      batch_MA = run.put(cut, None, None, "batch")
+      learnt = experience.minibatches(run, batch, cut)
       factors = run.put({k: np.float32(x) for k, x in coefs.items()})
       clock["update"] = time.monotonic()
-      state, device = update(state, batch_MA, factors, fixed)
+      state, device = update(state, *learnt, factors, fixed)
       if critic_state is not None:
-        critic_state, more_device = critic_update(critic_state, batch_MA)
+        critic_state, more_device = critic_update(critic_state, *learnt)
         device |= more_device
       coefs = _steer(run, coefs, rows, entropy_BT, assigned["metrics"])
       at, evaluated, late = at + 1, False, metrics | dict(device=device)
@@ -430,12 +431,11 @@ def _update(run: Run, tx, shardings):
       temperature=c.rollout.temperature,
       objective=terms,
       max_kl=c.updates.max_kl,
-      bins=c.updates.length_bins,
       lora_scale=_lora_scale(run),
   )
 
-  def fn(state, batch_MA, coefs, base=None) -> tuple[Tree, dict[str, Array]]:
-    state, metrics = options(state, batch_MA, coefs, base)
+  def fn(state, *args) -> tuple[Tree, dict[str, Array]]:
+    state, metrics = options(state, *args)
     return state, {f"actor/{k}": v for k, v in metrics.items()}
 
   return jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None))

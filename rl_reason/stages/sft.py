@@ -103,7 +103,7 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
   def first(_) -> Tree:
     return _imported(run) if params is None else params
 
-  def pack(pairs):
+  def rows(pairs):
     return data.pack_demonstrations(
         run.tok,
         pairs,
@@ -121,7 +121,7 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
       stream=run.demonstrations(
           name, run.config.sft.batch, config_lib.mixture(c.mixture)
       ),
-      pack=pack,
+      rows=rows,
       update=functools.partial(step.sft_update, cfg=run.cfg),
       steps=c.steps,
       lr=c.lr,

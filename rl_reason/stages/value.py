@@ -96,11 +96,11 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       run.check_stop()
       maker.reset()
       rows = maker.generate(weights)
-      values_BT = maker.values(state.params, rows)
+      cut = maker.layout(rows.rollouts, at)
+      values_BT = maker.values(state.params, cut)
       learnt = maker.returns(rows, values_BT)
       batch = experience.batch(run, rows, learnt, values_BT=values_BT)
-      batch_MA = experience.minibatches(run, batch, at)
-      state, metrics = update(state, run.put(batch_MA, None, None, "batch"))
+      state, metrics = update(state, *experience.minibatches(run, batch, cut))
       at += 1
       generated = int(rows.rollouts.lengths_B.sum())
       passes = 1 + 3 * c.updates.epochs
@@ -159,15 +159,9 @@ def make_update(run: Run, tx, shardings):
   """jit: `step.critic_update`, metrics under 'critic/'."""
   cfg = run.critic_cfg
 
-  def fn(state, batch_MA):
-    state, metrics = step.critic_update(
-        state,
-        batch_MA,
-        cfg=cfg,
-        tx=tx,
-        clip=run.config.critic.clip,
-        bins=run.config.updates.length_bins,
-    )
+  def fn(state, *cut):
+    clip = run.config.critic.clip
+    state, metrics = step.critic_update(state, *cut, cfg=cfg, tx=tx, clip=clip)
     return state, {f"critic/{k}": x for k, x in metrics.items()}
 
   return jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None))
