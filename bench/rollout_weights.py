@@ -1,6 +1,6 @@
 """Rollouts with rounded weights: how far from the trainer, and does it matter?
 
-  python -m bench.rollout_weights            # 10 minutes on 2 cores; resumable
+  python -m bench.rollout_weights            # 12 short runs; resumable
   python -m bench.rollout_weights --table    # only the table, from JSON
 
 Short runs of GRPO on fresh seeds, those of a seed from one SFT model, alike but
