@@ -1,0 +1,38 @@
+"""Sampling: useful tokens a second, beside the peers'.
+
+python -m bench.rollout --peer=tunix --peer=trl           # about 10 minutes
+python -m bench.rollout --peer=tunix --peer=trl --sweep   # about 40 minutes
+"""
+
+from bench import harness
+
+BATCHES = [dict(batch=b) for b in (64, 128, 256, 32)]
+TABLE = harness.Table(
+    name="rollout",
+    title="Sampling",
+    about=(
+        "Random weights, temperature 1. `tail`: lengths are a fixed trace,"
+        " log-normal and cut at 512; every system samples the end of a row at"
+        " its limit and not before, so all sample the same number of tokens,"
+        " and those alone count. `even`: nothing ends early. Every row has a"
+        " prompt of its own."
+    ),
+    task="rollout",
+    cases={
+        "tail": harness.Size(256, 32, 512, tail=True, group=1),
+        "even": harness.Size(64, 32, 128, tail=False, group=1),
+    },
+    tried=dict(
+        ours=BATCHES,
+        tunix=BATCHES,
+        trl=[
+            *BATCHES,
+            dict(batch=64, cache="static"),
+            dict(batch=64, attention="eager"),
+            dict(batch=64, engine="continuous"),
+        ],
+    ),
+)
+
+if __name__ == "__main__":
+  harness.main(TABLE)

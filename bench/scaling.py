@@ -1,0 +1,136 @@
+"""How time grows: an update with tokens, length, depth; compiling with depth.
+
+  python -m bench.scaling            # about 10 minutes on 2 cores
+  python -m bench.scaling --table    # only the figure, from JSON
+
+Writes results/bench_scaling.json, .md and .png (the figure needs matplotlib).
+"""
+
+import argparse
+import statistics
+import time
+
+from bench import harness, ours
+
+BASE = dict(layers=4, rows=16, length=160, micro=16)
+# What changes on each axis; the rest is as in BASE.
+AXES = {
+    "tokens": [dict(rows=n, micro=16) for n in (16, 32, 64, 128)],
+    "length": [
+        dict(length=n, rows=4096 // n, micro=4096 // n)
+        for n in (64, 128, 256, 512, 1024)
+    ],
+    "depth": [dict(layers=n) for n in (1, 2, 4, 8, 16, 32)],
+}
+LABELS = {
+    "tokens": "tokens of a step (length 160)",
+    "length": "length of a row (4,096 tokens)",
+    "depth": "layers (2,560 tokens)",
+}
+
+
+def value(axis: str, point: dict) -> int:
+  """Where a point stands on its axis."""
+  by = dict(tokens=point["rows"] * point["length"], depth=point["layers"])
+  return by.get(axis, point["length"])
+
+
+def measure(dims: str, point: dict, repeats: int) -> dict:
+  """Seconds of updates at one point, and of the first, which compiles."""
+  size = harness.Size(
+      point["rows"], 32, point["length"] - 32, tail=False, group=1
+  )
+  deep, options = f"{dims}:{point['layers']}", dict(micro=point["micro"])
+  step = ours.update(harness.job("update", size, deep, "float32", options))
+  taken = []
+  for _ in range(repeats + 2):
+    began = time.perf_counter()
+    step()
+    taken.append(time.perf_counter() - began)
+  middle = statistics.median(taken[2:])
+  return point | dict(seconds=taken[2:], compile=taken[0] - middle)
+
+
+def run(dims: str = "4m", repeats: int = 3, axes: dict | None = None) -> dict:
+  """All points of all axes."""
+  result: dict = dict(
+      command="python -m bench.scaling",
+      dims=dims,
+      environment=harness.environment(harness.load()),
+      axes={},
+  )
+  for axis, points in (axes or AXES).items():
+    result["axes"][axis] = []
+    for change in points:
+      found = measure(dims, BASE | change, repeats)
+      result["axes"][axis].append(found)
+      print(axis, value(axis, found), found["seconds"], flush=True)
+  return result
+
+
+def page(result: dict) -> list[str]:
+  """Lines of markdown."""
+  lines = ["# How time grows", "", *harness.busy(result["environment"])]
+  lines += [
+      f"Made by `{result['command']}` with the widths of `{result['dims']}`, in"
+      " fp32: one GRPO update, response and all. Compile: the first call less"
+      " the median.",
+      "",
+      "| axis | at | median s | least to most | compile s |",
+      "|---|---|---|---|---|",
+  ]
+  for axis, points in result["axes"].items():
+    for x in points:
+      low, high = min(x["seconds"]), max(x["seconds"])
+      lines.append(
+          f"| {axis} | {value(axis, x)} | {statistics.median(x['seconds']):.3f}"
+          f" | {low:.3f} to {high:.3f} | {x['compile']:.1f} |"
+      )
+  return [*lines, "", *harness.footer(result)]
+
+
+def figure(result: dict) -> None:
+  """One panel an axis, and one of compile time."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  fig, panels = plt.subplots(1, 4, figsize=(13, 3.4))
+  for panel, (axis, points) in zip(
+      panels[:3], result["axes"].items(), strict=True
+  ):
+    x = [value(axis, p) for p in points]
+    middle = [statistics.median(p["seconds"]) for p in points]
+    spread = [
+        [m - min(p["seconds"]) for m, p in zip(middle, points, strict=True)],
+        [max(p["seconds"]) - m for m, p in zip(middle, points, strict=True)],
+    ]
+    panel.errorbar(x, middle, spread, marker="o", color="#1f6feb", lw=1.2)
+    panel.set(xlabel=LABELS[axis], ylabel="seconds of an update")
+  deep = result["axes"]["depth"]
+  x, y = [p["layers"] for p in deep], [p["compile"] for p in deep]
+  panels[3].plot(x, y, marker="o", color="#d97706", lw=1.2)
+  panels[3].set(xlabel="layers", ylabel="seconds to compile it")
+  for panel in panels:
+    panel.set_xlim(0)
+    panel.set_ylim(0)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+  fig.tight_layout()
+  fig.savefig(harness.RESULTS / "bench_scaling.png", dpi=130)
+
+
+def main() -> None:
+  """Measures, then writes table and figure."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--table", action="store_true")
+  result = harness.read("bench_scaling")
+  if not parser.parse_args().table:
+    result = run()
+  harness.write("bench_scaling", result, page(result))
+  figure(result)
+
+
+if __name__ == "__main__":
+  main()

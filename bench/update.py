@@ -1,0 +1,36 @@
+"""The GRPO update on given responses, beside the peers'.
+
+python -m bench.update --peer=tunix --peer=trl           # about 3 minutes
+python -m bench.update --peer=tunix --peer=trl --sweep   # about 15 minutes
+"""
+
+from bench import harness
+
+MICRO = [dict(micro=m) for m in (16, 8, 32, 64)]
+TABLE = harness.Table(
+    name="update",
+    title="GRPO update",
+    about=(
+        "One optimizer step: forward, backward, clip by norm, AdamW, no KL;"
+        " on 64 rows of 32 prompt tokens and up to 128 response tokens. `even`:"
+        " all are full. `tail`: lengths are log-normal. Tokens/s counts those"
+        " of the responses."
+    ),
+    task="update",
+    cases={
+        "even": harness.Size(64, 32, 128, tail=False),
+        "tail": harness.Size(64, 32, 128, tail=True),
+    },
+    tried=dict(
+        ours=[
+            *MICRO,
+            dict(micro=16, remat="dots"),
+            dict(micro=64, remat="dots"),
+        ],
+        tunix=[*MICRO, dict(micro=64, remat="DECODER")],
+        trl=[*MICRO, dict(micro=64, checkpointing=True)],
+    ),
+)
+
+if __name__ == "__main__":
+  harness.main(TABLE)
