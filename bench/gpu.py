@@ -93,7 +93,7 @@ def measure(given: argparse.Namespace) -> dict:
   size = harness.Size(
       given.rows, given.prompt, given.response, tail=False, group=given.group
   )
-  options = dict(batch=given.rows, micro=given.micro, remat=given.remat)
+  options = dict(micro=given.micro, remat=given.remat)
   before = harness.load()
   taken = {}
   for task in TASKS:

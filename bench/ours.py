@@ -15,16 +15,19 @@ import numpy as np
 from bench import harness, worker
 from rl_reason import (
     advantages,
+    config,
     hf,
     model,
     objective,
+    packing,
     rollout as rollout_lib,
     sharding,
+    stages,
     step as step_lib,
     surrogates,
     weights,
 )
-from rl_reason.structs import Batch, Prompts, Rollouts, TrainState
+from rl_reason.structs import Batch, Packed, Prompts, Rollouts, TrainState
 
 Step = Callable[[], dict]
 
@@ -50,49 +53,45 @@ def mesh() -> jax.sharding.Mesh:
 
 
 def sampler(job: dict, cfg: model.ModelConfig) -> Callable:
-  """(params, key) -> the parts of a round, all under way.
+  """(params, key) -> Rollouts; a row ends at its limit, and not before."""
+  tokens_NP = np.array(job["prompts"], np.int32)[:: job["group"]]
+  prompts = Prompts(
+      tokens_NP=jnp.array(tokens_NP),
+      start_N=jnp.zeros(len(tokens_NP), jnp.int32),
+      ids_N=jnp.arange(len(tokens_NP)),
+  )
 
-  Rows decode together until the last of a part ends. The sampler takes no
-  limits by row, so a part runs to its longest limit, which costs the same.
-  """
-  prompts = np.array(job["prompts"], np.int32)[:: job["group"]]
-  group, size = job["group"], job["options"]["batch"] // job["group"]
-  calls = []
-  for at in worker.batches(list(range(len(prompts))), size):
-    limits = job["limits"][at[0] * group : (at[-1] + 1) * group]
-    part = Prompts(
-        tokens_NP=jnp.array(prompts[at]),
-        start_N=jnp.zeros(len(at), jnp.int32),
-        ids_N=jnp.array(at, jnp.int32),
-    )
-    call = functools.partial(
-        rollout_lib.sample,
+  def sample(params, key) -> Rollouts:
+    return rollout_lib.sample(
+        params,
+        prompts,
+        key,
+        limits_B=jnp.array(job["limits"]),
         cfg=cfg,
-        group_size=group,
-        max_tokens=max(limits),
+        group_size=job["group"],
+        max_tokens=job["response"],
         eos=-1,  # a token that never comes
         pad=harness.PAD,
+        slots=job["options"].get("slots", 0),
     )
-    calls.append((call, part))
-  return lambda params, key: [call(params, x, key) for call, x in calls]
+
+  return sample
 
 
 def rollout(job: dict) -> Step:
-  """Sampling alone; of a row that a limit ends, what is behind it is waste."""
+  """Sampling alone."""
   cfg, params = load(job)
   sample = sampler(job, cfg)
-  limits_B = np.array(job["limits"])
 
   def step() -> dict:
-    parts: list[Rollouts] = sharding.fetch(sample(params, jax.random.key(0)))
-    lengths_B = np.concatenate([x.lengths_B for x in parts])
-    return dict(tokens=int(np.minimum(lengths_B, limits_B).sum()))
+    rollouts = sharding.fetch(sample(params, jax.random.key(0)))
+    return dict(tokens=int(rollouts.lengths_B.sum()))
 
   return step
 
 
 def trainer(job: dict, cfg: model.ModelConfig, params):
-  """The state, and jit: (state, batch [1, A, B]) -> (state, metrics): GRPO."""
+  """The state, and jit: (state, *batch) -> (state, metrics): GRPO."""
   tx = step_lib.make_optimizer(
       lr=job["lr"],
       schedule="constant",
@@ -121,62 +120,55 @@ def trainer(job: dict, cfg: model.ModelConfig, params):
   return state, jax.jit(update, donate_argnums=0, out_shardings=(where, None))
 
 
-def scorer(job: dict, cfg: model.ModelConfig) -> Callable:
-  """jit: (params, tokens [A, B, L], start [A, B]) -> log-probs [A, B, T]."""
-
-  def logps(params, tokens_ABL, start_AB):
-    def one(rows):
-      return model.response_logps(params, cfg, *rows, job["response"])[0]
-
-    return jax.lax.map(one, (tokens_ABL, start_AB))
-
-  return jax.jit(logps)
-
-
-def batch(job: dict, tokens_BL, mask_BT, old_logps_BT, advantages_B) -> Batch:
-  """What the update reads, cut into its micro-batches: [1, A, B, ...]."""
-  rows = len(tokens_BL)
-  zeros_BT = np.zeros(mask_BT.shape, np.float32)
-  whole = Batch(
-      tokens_BL=np.asarray(tokens_BL, np.int32),
-      start_B=np.zeros(rows, np.int32),
-      groups_B=np.arange(rows, dtype=np.int32) // job["group"],
-      mask_BT=mask_BT,
-      advantages_BT=np.float32(np.reshape(advantages_B, (-1, 1)) * mask_BT),
-      old_logps_BT=old_logps_BT,
-      ref_logps_BT=zeros_BT,
-      right_B=np.zeros(rows, np.float32),
-      age_B=np.zeros(rows, np.int32),
-      values_BT=zeros_BT,
-      returns_BT=zeros_BT,
+def scorer(cfg: model.ModelConfig) -> Callable:
+  """jit: (params, Packed [1, A, ...]) -> log-probs [1, A, B, T]."""
+  return stages.over_micro_batches(
+      lambda params, packed: model.packed_logps(params, cfg, packed)[0]
   )
-  return step_lib.split(whole, 1, rows // job["options"]["micro"])
+
+
+def layout(job: dict, tokens_BL, mask_BT) -> tuple[np.ndarray, Packed]:
+  """Row numbers [1, A, B], and the packed rows of each micro-batch."""
+  rows = len(tokens_BL)
+  start_B, order_MB = np.zeros(rows, np.int32), np.arange(rows)[None]
+  shapes = config.ladder(rows, rows // job["options"]["micro"])
+  return packing.cut(tokens_BL, start_B, mask_BT, order_MB, shapes)
+
+
+def batch(job: dict, order_MAB, mask_BT, old_logps_MABT, advantages_B) -> Batch:
+  """What the update reads beside the tokens: [1, A, B, ...]."""
+  mask_MABT = mask_BT[order_MAB]
+  zeros_MABT = np.zeros(mask_MABT.shape, np.float32)
+  none_MAB = np.zeros(order_MAB.shape, np.int32)
+  advantages_MAB1 = np.asarray(advantages_B)[order_MAB, None]
+  return Batch(
+      groups_B=np.int32(order_MAB // job["group"]),
+      mask_BT=mask_MABT,
+      advantages_BT=np.float32(advantages_MAB1 * mask_MABT),
+      old_logps_BT=old_logps_MABT,
+      ref_logps_BT=zeros_MABT,
+      right_B=np.float32(none_MAB),
+      age_B=none_MAB,
+      values_BT=zeros_MABT,
+      returns_BT=zeros_MABT,
+  )
 
 
 def update(job: dict) -> Step:
   """One optimizer step on given responses."""
   cfg, params = load(job)
-  prompts, responses = np.array(job["prompts"]), np.array(job["responses"])
-  tokens_BL = np.concatenate([prompts, responses], 1)
+  tokens = job["prompts"], job["responses"]
+  tokens_BL = np.concatenate([np.array(x, np.int32) for x in tokens], 1)
   mask_BT = np.arange(job["response"]) < np.array(job["limits"])[:, None]
-  micro = len(prompts) // job["options"]["micro"]
-  cut = step_lib.split(
-      (np.int32(tokens_BL), np.zeros(len(prompts), np.int32)), micro
-  )
-  old = scorer(job, cfg)(params, *cut)
-  rows = batch(
-      job,
-      tokens_BL,
-      mask_BT,
-      np.asarray(old).reshape(mask_BT.shape),
-      np.array(job["advantages"]),
-  )
+  order_MAB, packed_MA = layout(job, tokens_BL, mask_BT)
+  old = scorer(cfg)(params, packed_MA)
+  rows = batch(job, order_MAB, mask_BT, np.array(old), job["advantages"])
   state, learn = trainer(job, cfg, params)
   held: list[TrainState] = [state]
   del params, state
 
   def step() -> dict:
-    new, metrics = learn(held.pop(), rows)
+    new, metrics = learn(held.pop(), rows, packed_MA)
     held.append(jax.block_until_ready(new))
     return dict(grad_norm=float(metrics["grad_norm"]))
 
@@ -186,23 +178,21 @@ def update(job: dict) -> Step:
 def rl_step(job: dict) -> Step:
   """Sample, score the log-probs, credit, update: as stages/rl.py, one round."""
   cfg, params = load(job)
-  sample, logps = sampler(job, cfg), scorer(job, cfg)
+  sample, logps = sampler(job, cfg), scorer(cfg)
   state, learn = trainer(job, cfg, params)
   held: list[TrainState] = [state]
   del params, state
-  micro = len(job["prompts"]) // job["options"]["micro"]
 
   def step() -> dict:
     state = held.pop()
     key = jax.random.fold_in(jax.random.key(0), state.step)
-    parts = sharding.fetch(sample(state.params, key))
-    r: Rollouts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    cut = step_lib.split((r.tokens_BL, r.start_B), micro)
-    old_BT = np.asarray(logps(state.params, *cut)).reshape(r.mask_BT.shape)
+    r = sharding.fetch(sample(state.params, key))
+    order_MAB, packed_MA = layout(job, r.tokens_BL, r.mask_BT)
+    old = logps(state.params, packed_MA)
     rewards_B = np.arange(len(r.lengths_B), dtype=np.float32)
     advantages_B = advantages.group_norm(rewards_B, r.ids_B)
-    rows = batch(job, r.tokens_BL, r.mask_BT, old_BT, advantages_B)
-    new, metrics = learn(state, rows)
+    rows = batch(job, order_MAB, r.mask_BT, np.array(old), advantages_B)
+    new, metrics = learn(state, rows, packed_MA)
     held.append(jax.block_until_ready(new))
     tokens = int(r.lengths_B.sum())
     return dict(tokens=tokens, grad_norm=float(metrics["grad_norm"]))

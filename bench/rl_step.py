@@ -6,7 +6,8 @@ python -m bench.rl_step --peer=tunix --peer=trl --sweep   # about 15 minutes
 
 from bench import harness
 
-TRIED = [dict(micro=m, batch=64) for m in (16, 32, 64, 8)]
+MICRO = [dict(micro=m) for m in (16, 32, 64, 8)]
+TRIED = [x | dict(batch=64) for x in MICRO]
 TABLE = harness.Table(
     name="rl_step",
     title="A whole GRPO step",
@@ -17,7 +18,7 @@ TABLE = harness.Table(
     ),
     task="rl_step",
     cases={"even": harness.Size(64, 32, 128, tail=False)},
-    tried=dict(ours=TRIED, tunix=TRIED, trl=[dict(micro=64), *TRIED]),
+    tried=dict(ours=MICRO, tunix=TRIED, trl=[dict(micro=64), *TRIED]),
 )
 
 if __name__ == "__main__":

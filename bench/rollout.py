@@ -23,7 +23,7 @@ TABLE = harness.Table(
         "even": harness.Size(64, 32, 128, tail=False, group=1),
     },
     tried=dict(
-        ours=BATCHES,
+        ours=[dict(slots=n) for n in (64, 32, 128, 16)],
         tunix=BATCHES,
         trl=[
             *BATCHES,

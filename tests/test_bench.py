@@ -14,7 +14,7 @@ from bench import gpu, harness, memory, ours, rl_step, rollout, scaling, update
 
 TAIL = harness.Size(16, 6, 12, tail=True, group=4)
 EVEN = dataclasses.replace(TAIL, tail=False)
-SMALL = dict(batch=8, micro=8)
+SMALL = dict(slots=8, micro=8)
 TABLES = {t.TABLE.name: t.TABLE for t in (rollout, update, rl_step, memory)}
 
 
@@ -63,7 +63,7 @@ def test_a_table_is_measured_in_turns_and_written():
   harness.write("bench_x", result, harness.page(table, result))
   assert json.loads((harness.RESULTS / "bench_x.json").read_text()) == result
   row = (harness.RESULTS / "bench_x.md").read_text().split("| one | ")[1]
-  assert row.startswith("ours | batch 8, micro 8 | ") and " 1.00 (" in row
+  assert row.startswith("ours | slots 8, micro 8 | ") and " 1.00 (" in row
 
 
 @pytest.mark.parametrize("task", ["update", "rl_step"])
