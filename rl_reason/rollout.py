@@ -22,6 +22,7 @@ from rl_reason.structs import Array, Prompts, Rollouts, Tree
 
 BURST = 8  # decode steps between two looks at the queue
 CHUNK = 2  # bursts of one program; the host looks at it while the next runs
+VOCAB_BLOCK = 512  # tokens of a block, when one is drawn
 SHARE = 1 / 8  # of all rows: so many more have ended when `stream` tells
 LEAST = 4  # slots of a data shard that are not halved any more
 
@@ -50,10 +51,26 @@ def choose(logits_BV: Array, uniform_B: Array, top_p: float) -> Array:
 
 
 def _invert(probs_BV: Array, uniform_B: Array) -> Array:
-  cdf_BV = jnp.cumsum(probs_BV, -1)
-  point_B1 = uniform_B[:, None] * cdf_BV[:, -1:]
-  token_B = jnp.sum(cdf_BV <= point_B1, -1)
-  return jnp.minimum(token_B, probs_BV.shape[-1] - 1)
+  """The token whose part of the CDF a number falls into: [B].
+
+  First a block of tokens by the sums of blocks, then a token in it: a running
+  sum over a whole vocabulary takes a dozen passes over it.
+  """
+  rows, vocab = probs_BV.shape
+  width = min(VOCAB_BLOCK, vocab)
+  padded_BV = jnp.pad(probs_BV, ((0, 0), (0, -vocab % width)))
+  probs_BNV = padded_BV.reshape(rows, -1, width)
+  cdf_BN = jnp.cumsum(probs_BNV.sum(-1), -1)
+  point_B1 = uniform_B[:, None] * cdf_BN[:, -1:]
+  block_B1 = jnp.sum(cdf_BN <= point_B1, -1, keepdims=True)
+  block_B1 = jnp.minimum(block_B1, probs_BNV.shape[1] - 1)
+  here_BV = jnp.take_along_axis(probs_BNV, block_B1[..., None], 1)[:, 0]
+  sum_B1 = jnp.take_along_axis(cdf_BN, jnp.maximum(block_B1 - 1, 0), 1)
+  cdf_BV = jnp.where(block_B1 > 0, sum_B1, 0) + jnp.cumsum(here_BV, -1)
+  at_B = jnp.sum(cdf_BV <= point_B1, -1)
+  # Rounding may put the point behind the last token there is.
+  last_B = jnp.max(jnp.where(here_BV > 0, jnp.arange(width), 0), -1)
+  return block_B1[:, 0] * width + jnp.minimum(at_B, last_B)
 
 
 @struct.dataclass
@@ -379,8 +396,6 @@ def _step(sampler: Sampler, params: Tree, order_B, _, carry):
   )
   chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
   logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
-  # Rounding may put the last step of a CDF behind the tokens there are.
-  token_B = jnp.minimum(token_B, (cfg.tokens or cfg.vocab) - 1)
   token_B = token_B.astype(jnp.int32)
 
   going_B = row_B < rows

@@ -132,6 +132,24 @@ def test_uniform_next_to_one_stays_in_the_vocabulary():
   assert rollout.choose(logits, jnp.array([1 - 2**-24]), 1.0)[0] == 6
 
 
+@pytest.mark.parametrize("vocab", [700, 512, 1024, 5000])
+def test_choose_inverts_the_distribution_of_a_large_vocabulary(vocab):
+  """Against float64, up to rounding; a token without mass is never drawn."""
+  rng = np.random.default_rng(vocab)
+  logits = rng.normal(0, 4, (64, vocab)).astype(np.float32)
+  logits[:, rng.random(vocab) < 0.5] = -1e30
+  logits[:, -60:] = -1e30
+  uniform = rng.random(64).astype(np.float32)
+  uniform[:3] = 0, 1 - 2**-24, 1 - 2**-24
+  drawn = np.asarray(rollout.choose(jnp.array(logits), uniform, 1.0))
+  probs = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+  cdf = np.cumsum(probs, 1) / probs.sum(1, keepdims=True)
+  each = np.arange(64)
+  assert (probs[each, drawn] > 0).all()
+  assert (cdf[each, drawn] >= uniform - 1e-6).all()
+  assert (cdf[each, drawn] - probs[each, drawn] <= uniform + 1e-6).all()
+
+
 def test_stored_logps_are_those_before_top_p():
   rows = sample(tiny.prompts(16), top_p=0.5)
   logps_BT, _ = padded.response_logps(
