@@ -114,8 +114,9 @@ def test_it_is_a_reward_of_any_shape(tmp_path):
     source = hf.find(str(path), "x", table)
     params = hf.load(source, table(source.cfg), run.mesh)
     cfg = critic.CriticConfig(source.cfg)
-    one_each = packing.pack(r.tokens_BL, r.start_B, r.mask_BT)
-    wanted_B = critic.scores(params, cfg, one_each)
+    rows = r.tokens_BL, r.start_B, r.mask_BT
+    packed = packing.pack(*rows, len(r.start_B))
+    wanted_B = critic.scores(params, cfg, packed)
   assert np.ptp(wanted_B) > 0.1
   np.testing.assert_allclose(got_B, wanted_B, rtol=1e-4, atol=1e-5)
 
