@@ -243,8 +243,8 @@ def rungs(c, ways: int = 1) -> list[tuple[int, int]]:
   found = ladder(rows, 0, ways, u.token_budget / slots)
   if not found:
     raise ConfigError(
-        f"updates.token_budget = {u.token_budget}: a row takes {slots} tokens,"
-        f" on each of {ways} devices"
+        f"updates.token_budget = {u.token_budget}: a row takes {slots} tokens"
+        + (f", and there is one on each of {ways} devices" if ways > 1 else "")
     )
   return found
 

@@ -5,6 +5,7 @@ stays within a segment, and positions begin anew with each. Only the forward
 pass sees this: log-probs and values come back as [B, T].
 """
 
+import jax
 import numpy as np
 
 from rl_reason.structs import Array, Packed
@@ -157,11 +158,9 @@ def cut(
     except ValueError:
       continue
     axes = order_MAB.shape[:2]
-    stacked = [
-        np.stack([getattr(x, name) for x in packed])
-        for name in Packed.__dataclass_fields__
-    ]
-    return order_MAB, Packed(*(x.reshape(*axes, *x.shape[1:]) for x in stacked))
+    return order_MAB, jax.tree.map(
+        lambda *x, axes=axes: np.stack(x).reshape(*axes, *x[0].shape), *packed
+    )
   raise ValueError(f"{most} tokens in shapes {ladder} of rows of {slots}")
 
 

@@ -217,11 +217,6 @@ def accumulate(
   }
 
 
-def split(tree: Tree, *axes: int) -> Tree:
-  """Rows [B, ...] -> [*axes, B / prod(axes), ...], on the host."""
-  return jax.tree.map(lambda x: x.reshape(*axes, -1, *x.shape[1:]), tree)
-
-
 def sft_update(
     state: TrainState,
     packed_A: Packed,

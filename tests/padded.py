@@ -17,6 +17,11 @@ class Rows(Batch):
   start_B: Array
 
 
+def split(tree, *axes):
+  """Rows [B, ...] -> [*axes, B / prod(axes), ...]."""
+  return jax.tree.map(lambda x: x.reshape(*axes, -1, *x.shape[1:]), tree)
+
+
 def packed(rows: Rows | Rollouts, count: int | None = None) -> Packed:
   """Each micro-batch of rows [M, A, B, ...], as one row a sequence at most."""
   cuts = rows.mask_BT.shape[:2]

@@ -404,7 +404,7 @@ def test_an_empty_place_weighs_nothing(tmp_path, monkeypatch):
     # pi_then is exp(-3) a token; pi now exp(-3.25), then exp(-2).
     for now, wanted in ((-3.25, np.exp(-0.5)), (-2.0, 2.0)):
       monkeypatch.setattr(
-          maker, "logps", lambda *_, x=now: (np.full((64, 48), x, F), None)
+          maker, "logps", lambda *_, x=now: (np.full((32, 48), x, F), None)
       )
       got = maker.past(None, past)
       close(got["past_weights_H"], [0] * 32 + [wanted] * 16 + [0] * 16)

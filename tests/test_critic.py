@@ -200,7 +200,7 @@ def update(params, batch, cuts, cfg, tx=golden.SGD, **keywords):
   batch = floats(batch, jax.tree.leaves(params)[0].dtype)
   zero = jnp.zeros((), jnp.int32)
   state = TrainState(params, tx.init(params), zero, zero)
-  cut = step.split(batch, *cuts)
+  cut = padded.split(batch, *cuts)
   return updates(cfg, tx, **keywords)(state, cut, padded.packed(cut))
 
 
@@ -314,7 +314,7 @@ def test_updates_bring_the_loss_down(head):
   params, batch = params_of(cfg), floats(critic_batch(8), np.float32)
   zero = jnp.zeros((), jnp.int32)
   state = TrainState(params, tx.init(params), zero, zero)
-  cut = step.split(batch, 1, 1)
+  cut = padded.split(batch, 1, 1)
   losses = []
   for _ in range(20):
     state, metrics = updates(cfg, tx, 0.0)(state, cut, padded.packed(cut))
@@ -328,7 +328,7 @@ def test_eight_devices_compute_what_one_does():
   """Trunk and head split over fsdp and tensor, rows over data and fsdp."""
   cfg, out = shape("gated"), []
   table, params = critic.table(cfg), reference.nested(leaves_of(cfg))
-  batch = step.split(floats(critic_batch(8), np.float32), 1, 1)
+  batch = padded.split(floats(critic_batch(8), np.float32), 1, 1)
   for mesh in (
       sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
       sharding.make_mesh(2, 2, 2),

@@ -27,7 +27,7 @@ ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 FIELDS = config.flat(base.get_config())
 SECTIONS = {name.partition(".")[0] for name in FIELDS}
 CODE = {p.stem: p.read_text() for p in (ROOT / "rl_reason").rglob("*.py")}
-FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()}
+FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()} - {"runs"}  # not ours
 SOURCE = re.compile(r"[\w./-]+\.(py|md|png|ipynb|sh|toml)(:\w+)?")
 PREFIXES = {"actor", "critic", "timing_s", "coef"}  # of f"{prefix}/{name}"
 

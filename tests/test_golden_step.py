@@ -193,7 +193,7 @@ def update(params, batch, cuts, cfg, tx, coefs=COEFS, **keywords):
   batch = jax.tree.map(
       lambda x: x.astype(floats) if x.dtype == np.float64 else x, batch
   )
-  cut = step.split(batch, *cuts)
+  cut = padded.split(batch, *cuts)
   return program(cfg, tx, **keywords)(
       TrainState(params, tx.init(params), zero, zero),
       cut,
