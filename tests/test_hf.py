@@ -443,6 +443,8 @@ def test_where_a_window_would_bind(kind, change, tokens):
         ("llama", dict(tie_word_embeddings="no"), "tie_word_embeddings = 'no'"),
         ("llama", dict(rope_theta="big"), "rope_theta = 'big'"),
         ("llama", dict(rope_scaling="llama3"), "rope_scaling = 'llama3'"),
+        ("llama", dict(rope_scaling=[]), "rope_scaling = []: must be an obj"),
+        ("llama-5", dict(rope_parameters=0), "rope_parameters = 0: must be"),
         (
             "llama",
             dict(rope_scaling=dict(type="yarn", factor=4.0)),
@@ -469,7 +471,7 @@ def test_where_a_window_would_bind(kind, change, tokens):
             "rope_parameters.rope_type = 'linear'",
         ),
         ("qwen2", dict(layer_types=["linear_attention"]), "layer_types = "),
-        ("qwen2", dict(layer_types=3), "layer_types = 3"),
+        ("qwen2", dict(layer_types=0), "layer_types = 0"),
         # Numbers that no machine has: named before anything is made of them.
         ("qwen2", dict(num_hidden_layers=2**40), "files have 38 tensors"),
         ("llama", dict(vocab_size=2**70), "must be a whole number"),

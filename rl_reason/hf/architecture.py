@@ -205,8 +205,9 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
   transformers 5 writes rope_parameters; before, it was rope_theta, and
   rope_scaling with what is not the default.
   """
-  name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-  rope = config.get(name) or {}
+  absent = config.get("rope_scaling") in (None, {})
+  name = "rope_parameters" if absent else "rope_scaling"
+  rope = {} if config.get(name) is None else config[name]
   if not isinstance(rope, dict):
     raise Fault(f"{CONFIG}: {name} = {rope!r}: must be an object")
 
@@ -250,7 +251,8 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 def context(config: dict[str, Any]) -> int:
   """Tokens up to which positions are known and no sliding window binds."""
-  kinds = config.get("layer_types") or []
+  kinds = config.get("layer_types")
+  kinds = [] if kinds is None else kinds
   known = {"full_attention", "sliding_attention"}
   if not isinstance(kinds, list) or not set(map(str, kinds)) <= known:
     raise Fault(f"{CONFIG}: layer_types = {kinds!r}: is not supported")
