@@ -137,8 +137,8 @@ def test_the_critic_matters(whole, tmp_path, monkeypatch):
   with pytest.raises(AssertionError):
     assert_that_the_critic_matters(whole.run, whole.policy, raw)
 
-  def zeros(params, cfg, tokens_BL, start_B, length):
-    return jax.numpy.zeros((len(start_B), length)), None
+  def zeros(params, cfg, packed):
+    return jax.numpy.zeros(packed.source_BT.shape), None
 
   monkeypatch.setattr(critic, "values", zeros)
   with pytest.raises(AssertionError):
