@@ -2,15 +2,22 @@
 
 `model.forward` gives each layer's queries, keys and values to a function
 
-    attend(index, q_BLKQC, k_BLKC, v_BLKC, cache) -> out_BLKQC, cache
+    attend(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache) -> out_BLKQC, cache
 
 and knows nothing of masks or caches. `packed` is for whole rows, `prefill` for
 prompts whose keys and values are kept, `decode` for one more token of each row.
+
+`kernels` says who computes it: "xla" runs everywhere, "tpu" and "gpu" are the
+Pallas kernels that JAX ships. `choose` names the one that fits.
 """
 
 import dataclasses
+import functools
+import importlib
 import math
+import warnings
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +36,9 @@ class Cache:
   """Keys and values of every layer; slot s holds the token of position s.
 
   Attributes:
-    k: [layers, B, K, C, S]. Slots last: scores are then sums of rows, which
-      XLA's CPU backend computes three times as fast as products of columns.
+    k: [layers, B, K, C, S] for "xla". Slots last: scores are then sums of rows,
+      which XLA's CPU backend computes three times as fast as products of
+      columns. As v for the kernels, which read both alike.
     v: [layers, B, K, S, C].
   """
 
@@ -38,8 +46,52 @@ class Cache:
   v: Array
 
 
-# Attend(index of the layer, q, k, v, cache) -> out, cache
-Attend = Callable[[Array, Array, Array, Array, Cache], tuple[Array, Cache]]
+# Attend(kernels, index of the layer, q, k, v, cache) -> out, cache
+Attend = Callable[[str, Array, Array, Array, Array, Cache], tuple[Array, Cache]]
+
+
+class Kernels(NamedTuple):
+  """What the kernels of a platform take.
+
+  Attributes:
+    head_dims: sizes of a head.
+    block: tokens that they look at together, at most; rows are padded to it.
+  """
+
+  head_dims: tuple[int, ...]
+  block: int
+
+
+KERNELS = {"gpu": Kernels((64, 128), 128), "tpu": Kernels((128, 256), 512)}
+
+
+def choose(
+    wanted: str, backend: str, dtype: str, head_dim: int
+) -> tuple[str, str]:
+  """Who computes attention, and why.
+
+  Args:
+    wanted: 'auto', or 'xla' for no kernels.
+    backend: what jax runs on.
+    dtype: of the matrix products.
+    head_dim: of the model.
+
+  Returns:
+    'xla', or the key of KERNELS; and the reason, in words.
+  """
+  fits = KERNELS.get(backend, Kernels((), 0))
+  reasons = {
+      "model.attention": wanted == "xla",
+      f"no kernels for {backend}": backend not in KERNELS,
+      f"the kernels take bfloat16, not {dtype}": dtype != "bfloat16",
+      f"the kernels take heads of {fits.head_dims}, not {head_dim}": (
+          head_dim not in fits.head_dims
+      ),
+  }
+  for reason, holds in reasons.items():
+    if holds:
+      return "xla", reason
+  return backend, f"kernels for {backend}"
 
 
 def slots(length: int) -> int:
@@ -47,12 +99,27 @@ def slots(length: int) -> int:
   return length if length <= BLOCK else -(-length // BLOCK) * BLOCK
 
 
-def constrain_cache(cache: Cache) -> Cache:
-  """Rows over the batch axes, key/value heads over the tensor axis."""
+def empty(
+    kernels: str,
+    layers: int,
+    rows: int,
+    heads: int,
+    slots: int,
+    dim: int,
+    dtype,
+) -> Cache:
+  """A cache of zeros: rows over the batch axes, heads over the tensor axis."""
+  v = jnp.zeros((layers, rows, heads, slots, dim), dtype)
+  cache = Cache(k=_turned(kernels, v), v=v)
   return jax.tree.map(
       lambda x: sharding.constrain(x, None, "batch", "kv_heads", None, None),
       cache,
   )
+
+
+def _turned(kernels: str, k: Array) -> Array:
+  """Keys [..., S, C] as the cache holds them, and back."""
+  return k.swapaxes(-1, -2) if kernels == "xla" else k
 
 
 def softmax(q_BLKQC: Array, k_BKSC: Array, v_BKSC: Array, visible_BLS: Array):
@@ -77,7 +144,9 @@ def packed(segments_BL: Array) -> Attend:
   same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
   visible_BLL = before_LL & same_BLL
 
-  def attend(index, q_BLKQC, k_BLKC, v_BLKC, cache):
+  def attend(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache):
+    if kernels != "xla":
+      return _flash(kernels, q_BLKQC, k_BLKC, v_BLKC, segments_BL), cache
     k_BKLC, v_BKLC = k_BLKC.swapaxes(1, 2), v_BLKC.swapaxes(1, 2)
     return softmax(q_BLKQC, k_BKLC, v_BKLC, visible_BLL), cache
 
@@ -88,12 +157,13 @@ def prefill(segments_BL: Array) -> Attend:
   """As `packed`, and fills the first L slots of the cache."""
   within = packed(segments_BL)
 
-  def attend(index, q_BLKQC, k_BLKC, v_BLKC, cache):
-    out, _ = within(index, q_BLKQC, k_BLKC, v_BLKC, cache)
+  def attend(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache):
+    out, _ = within(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache)
     at = (index, 0, 0, 0, 0)
-    k_BKCL, v_BKLC = k_BLKC.transpose(0, 2, 3, 1), v_BLKC.swapaxes(1, 2)
+    k_BKLC, v_BKLC = k_BLKC.swapaxes(1, 2), v_BLKC.swapaxes(1, 2)
+    k = _turned(kernels, k_BKLC)
     return out, Cache(
-        jax.lax.dynamic_update_slice(cache.k, k_BKCL[None], at),
+        jax.lax.dynamic_update_slice(cache.k, k[None], at),
         jax.lax.dynamic_update_slice(cache.v, v_BKLC[None], at),
     )
 
@@ -107,7 +177,7 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   as outputs of a scan they would cost a second whole cache. A long cache is
   read in blocks, as many as the longest row of a segment needs, with a running
   softmax (arXiv:2205.14135, algorithm 1): blocks beyond a row's end add
-  nothing, exactly.
+  nothing, exactly. Kernels read as many as each row needs.
 
   Args:
     position_B: int32, of each row's token; -1 for a row that is not in use.
@@ -119,15 +189,20 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   order_B = jnp.arange(rows) if order_B is None else order_B
   write_B = jnp.maximum(position_B, 0)
 
-  def attend(index, q_B1KQC, k_B1KC, v_B1KC, cache):
+  def attend(kernels, index, q_B1KQC, k_B1KC, v_B1KC, cache):
     at = index, jnp.arange(rows)
+    k_at = (*at, slice(None), slice(None), write_B)
+    v_at = (*at, slice(None), write_B)
     cache = Cache(
-        cache.k.at[*at, :, :, write_B].set(k_B1KC[:, 0]),
-        cache.v.at[*at, :, write_B].set(v_B1KC[:, 0]),
+        cache.k.at[k_at if kernels == "xla" else v_at].set(k_B1KC[:, 0]),
+        cache.v.at[v_at].set(v_B1KC[:, 0]),
     )
     q_BKQC = q_B1KQC[:, 0] * q_B1KQC.shape[-1] ** -0.5
     if cache.v.shape[3] <= BLOCK:
-      out_BKQC = _whole(q_BKQC, cache.k[index], cache.v[index], position_B)
+      k_BKCS = _turned("xla", _turned(kernels, cache.k[index]))
+      out_BKQC = _whole(q_BKQC, k_BKCS, cache.v[index], position_B)
+    elif kernels != "xla":
+      out_BKQC = _paged(kernels, q_BKQC, cache, index, position_B)
     else:
 
       def segment(some):
@@ -193,3 +268,119 @@ def _blocks(q_BKQC, cache: Cache, index, rows_B, position_B):
   carry = some[..., 0] + NEVER, some[..., 0], some
   _, total, out = jax.lax.fori_loop(0, blocks, add, carry)
   return out / jnp.maximum(total, 1e-30)[..., None]
+
+
+def _flash(kernels: str, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
+  """`softmax` of packed rows without an array of length x length."""
+  length = q_BLKQC.shape[1]
+  block = min(KERNELS[kernels].block, -(-length // BLOCK) * BLOCK)
+  wide = [
+      jnp.pad(x, ((0, 0), (0, -length % block)) + ((0, 0),) * (x.ndim - 2))
+      for x in (
+          q_BLKQC * q_BLKQC.shape[-1] ** -0.5,
+          k_BLKC,
+          v_BLKC,
+          segments_BL,
+      )
+  ]
+  keys = "batch", None, "kv_heads", None
+  run = sharding.by_device(
+      functools.partial(_FLASH[kernels], block),
+      ((*keys, None), keys, keys, ("batch", None)),
+      (*keys, None),
+  )
+  return run(*wide)[:, :length]
+
+
+def _flash_gpu(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
+  """FlashAttention-2 (arXiv:2307.08691), which wants a key for each query."""
+  ops = _import("gpu.attention")
+  q_BLHC = q_BLKQC.reshape(*q_BLKQC.shape[:2], -1, q_BLKQC.shape[-1])
+  k_BLHC, v_BLHC = (
+      jnp.repeat(x, q_BLKQC.shape[3], axis=2) for x in (k_BLKC, v_BLKC)
+  )
+  out_BLHC = ops.mha(q_BLHC, k_BLHC, v_BLHC, segments_BL, causal=True)
+  return out_BLHC.reshape(q_BLKQC.shape)
+
+
+def _flash_tpu(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
+  """Splash attention: blocks above the diagonal are never visited."""
+  ops = _import("tpu.splash_attention")
+  rows, length, kv, group, dim = q_BLKQC.shape
+  mask = ops.MultiHeadMask([ops.CausalMask((length, length))] * kv * group)
+  names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
+  sizes = ops.BlockSizes(**{f"block_{name}": block for name in names})
+  kernel = ops.make_splash_mha(
+      mask, block_sizes=sizes, head_shards=1, q_seq_shards=1
+  )
+  q_BHLC = q_BLKQC.reshape(rows, length, -1, dim).swapaxes(1, 2)
+  out_BHLC = jax.vmap(kernel)(
+      q_BHLC,
+      k_BLKC.swapaxes(1, 2),
+      v_BLKC.swapaxes(1, 2),
+      ops.SegmentIds(segments_BL, segments_BL),
+  )
+  return out_BHLC.swapaxes(1, 2).reshape(q_BLKQC.shape)
+
+
+def _paged(kernels: str, q_BKQC, cache: Cache, index, position_B):
+  """Attention of each row to as many pages of one layer as it needs.
+
+  The kernels read pages from a pool by number. Ours is the cache of all layers
+  as it lies in memory, so that no layer is cut out of it. A row of a key/value
+  head counts as a sequence.
+  """
+
+  def local(q_BKQC, k, v, index, position_B):
+    layers, rows, heads, slots, dim = v.shape
+    page = BLOCK * math.gcd(slots // BLOCK, KERNELS[kernels].block // BLOCK)
+    pages = slots // page
+    first_X1 = (index * rows * heads + jnp.arange(rows * heads))[:, None]
+    out_XQC = _PAGED[kernels](
+        q_BKQC.reshape(rows * heads, -1, dim),
+        *(x.reshape(1, -1, page, dim) for x in (k, v)),
+        jnp.repeat(position_B + 1, heads),
+        first_X1 * pages + jnp.arange(pages),
+    )
+    return out_XQC.reshape(q_BKQC.shape)
+
+  rows = "batch", "kv_heads", None, None
+  run = sharding.by_device(
+      local, (rows, (None, *rows), (None, *rows), (), ("batch",)), rows
+  )
+  return run(q_BKQC, cache.k, cache.v, index, position_B)
+
+
+def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
+  ops = _import("gpu.paged_attention")
+  return ops.paged_attention(
+      q_XQC,
+      k_1NSC,
+      v_1NSC,
+      table_XP,
+      lengths_X,
+      pages_per_compute_block=1,
+      k_splits=math.gcd(table_XP.shape[1], 16),
+  )
+
+
+def _paged_tpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
+  ops = _import("tpu.paged_attention")
+  return ops.paged_attention(
+      q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, pages_per_compute_block=1
+  )
+
+
+def _import(name: str) -> Any:
+  """A module of JAX's kernels: only one platform's can be imported cheaply.
+
+  Those for the GPU warn from jax 0.11 on that they will move to another
+  library; the bounds in setup.py keep to versions that have them.
+  """
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    return importlib.import_module(f"jax.experimental.pallas.ops.{name}")
+
+
+_FLASH = {"gpu": _flash_gpu, "tpu": _flash_tpu}
+_PAGED = {"gpu": _paged_gpu, "tpu": _paged_tpu}

@@ -40,6 +40,7 @@ class ModelConfig:
     dtype: of the matrix products; parameters and log-probs stay fp32.
     remat: 'none', 'dots' (recompute all but the weights' products), 'full'.
     logprob_chunk: places of a shard of the rows whose logits exist at one time.
+    attention: 'xla', or a key of `attention.KERNELS`.
     tokens: of the tokenizer; None: as many as the embedding has rows. Rows
       behind them are padding, and never sampled.
   """
@@ -65,6 +66,7 @@ class ModelConfig:
   dtype: str = "float32"
   remat: str = "none"
   logprob_chunk: int = 1024
+  attention: str = "xla"
   tokens: int | None = None
 
 
@@ -195,12 +197,8 @@ def flops_per_token(cfg: ModelConfig, context: float) -> float:
 
 def empty_cache(cfg: ModelConfig, rows: int, slots: int) -> attention.Cache:
   """A cache of zeros for `rows` rows of `slots` tokens."""
-  shape = cfg.layers, rows, cfg.kv_heads
-  cache = attention.Cache(
-      k=jnp.zeros((*shape, cfg.head_dim, slots), cfg.dtype),
-      v=jnp.zeros((*shape, slots, cfg.head_dim), cfg.dtype),
-  )
-  return attention.constrain_cache(cache)
+  shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
+  return attention.empty(cfg.attention, *shape, cfg.dtype)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -284,7 +282,7 @@ def forward(
     q = rope(q, positions_BL, freq_C)
     k = rope(k, positions_BL, freq_C)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
-    a, cache = attend(index, q, k, v, cache)
+    a, cache = attend(cfg.attention, index, q, k, v, cache)
     x_XD = x_XD + times(a.reshape(rows * length, -1), "o")
     h = rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps)
     h = jax.nn.silu(times(h, "gate")) * times(h, "up")

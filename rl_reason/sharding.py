@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import (
@@ -103,9 +104,8 @@ def constrain(x: Array, *logical: str | None) -> Array:
   if mesh.empty:
     return x
   # Inside `by_batch_shard` there is but one batch shard.
-  names = (
-      None if set(_mesh_axes(n)) & set(mesh.manual_axes) else n for n in logical
-  )
+  held = set(mesh.manual_axes)
+  names = (None if held & set(_mesh_axes(n)) else n for n in logical)
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
@@ -126,6 +126,43 @@ def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
       axis_names=set(_mesh_axes("batch")),
       check_vma=False,
   )
+
+
+def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
+  """`fn` on what each device holds: for kernels, which XLA cannot split.
+
+  Args:
+    fn: of arrays; rows and heads are independent of each other.
+    in_axes: the logical axes of each argument. One that does not divide evenly
+      stays whole, in all of them.
+    out_axes: of the result.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  free = set(mesh.axis_names) - set(mesh.manual_axes)
+  if not free:
+    return fn
+
+  def run(*args):
+    whole = {
+        name
+        for x, axes in zip(args, in_axes, strict=True)
+        for size, name in zip(jnp.shape(x), axes, strict=True)
+        if not free.issuperset(_mesh_axes(name))
+        or size % int(np.prod([mesh.shape[a] for a in _mesh_axes(name)]))
+    }
+
+    def local(axes):
+      return spec(*(None if name in whole else name for name in axes))
+
+    return jax.shard_map(
+        fn,
+        in_specs=tuple(map(local, in_axes)),
+        out_specs=local(out_axes),
+        axis_names=free,
+        check_vma=False,
+    )(*args)
+
+  return run
 
 
 def put(mesh: Mesh, tree: Tree, *logical: str | None) -> Tree:
