@@ -54,6 +54,7 @@ def get_config():
   c.model.dtype = "float32"  # of matrix products; bfloat16 on accelerators
   c.model.remat = "dots"  # what the backward pass recomputes: none, dots, full
   c.model.logprob_chunk = 1024  # tokens whose logits exist at a time
+  c.model.attention = "auto"  # JAX's kernels where they fit; "xla": none
 
   c.mesh = ml_collections.ConfigDict()  # devices = data x fsdp x tensor
   c.mesh.data = -1  # -1: the rest

@@ -352,6 +352,7 @@ def _paged(kernels: str, q_BKQC, cache: Cache, index, position_B):
 
 
 def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
+  """Parts of a row run side by side; one more softmax joins them."""
   ops = _import("gpu.paged_attention")
   return ops.paged_attention(
       q_XQC,
@@ -365,6 +366,7 @@ def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
 
 
 def _paged_tpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
+  """The next page is on its way while one is computed."""
   ops = _import("tpu.paged_attention")
   return ops.paged_attention(
       q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, pages_per_compute_block=1
@@ -372,10 +374,10 @@ def _paged_tpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
 
 
 def _import(name: str) -> Any:
-  """A module of JAX's kernels: only one platform's can be imported cheaply.
+  """A module of JAX's kernels, imported only where it is used.
 
-  Those for the GPU warn from jax 0.11 on that they will move to another
-  library; the bounds in setup.py keep to versions that have them.
+  Those for the GPU say from jax 0.11 on that they are deprecated; setup.py
+  bounds jax to versions that have them.
   """
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -33,7 +33,14 @@ def no_such_field(name: str, value: Any, fields: Iterable[str]) -> str:
 
 
 # A run may go on with another value of these: they change no number of a step.
-FREE = ("log.", "mesh.", "checkpoint.", "rl.steps", "sft.skill.threshold")
+FREE = (
+    "log.",
+    "mesh.",
+    "checkpoint.",
+    "rl.steps",
+    "sft.skill.threshold",
+    "model.attention",
+)
 
 
 def flat(c) -> dict[str, Any]:
@@ -89,6 +96,7 @@ def _is_shape(name: str) -> bool:
       "model.dtype",
       "model.remat",
       "model.logprob_chunk",
+      "model.attention",
   )
 
 
@@ -270,6 +278,7 @@ CHOICES = {
     "data.template": tuple(prompts.TEMPLATES),
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.remat": ("none", "dots", "full"),
+    "model.attention": ("auto", "xla"),
     "sft.skill.schedule": ("constant", "cosine", "linear"),
     "sft.habits.schedule": ("constant", "cosine", "linear"),
     "reward_model.schedule": ("constant", "cosine", "linear"),

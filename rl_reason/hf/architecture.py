@@ -272,7 +272,7 @@ def context(config: dict[str, Any]) -> int:
 def fields(cfg: model.ModelConfig) -> dict[str, Any]:
   """The fields of a ModelConfig that a checkpoint decides."""
   out = dataclasses.asdict(cfg)
-  for name in ("dtype", "remat", "logprob_chunk", "tokens"):
+  for name in ("dtype", "remat", "logprob_chunk", "attention", "tokens"):
     del out[name]
   return out
 

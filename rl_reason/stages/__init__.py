@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from rl_reason import (
+    attention,
     checkpoint,
     config as config_lib,
     critic,
@@ -388,7 +389,16 @@ def model_config(
     tokens: how many of them the tokenizer has.
   """
   shape = {k: x for k, x in config.model.items() if k != "path"}
+  shape["attention"], _ = attend_by(config)
   return model.ModelConfig(vocab=vocab, tokens=tokens, **shape)
+
+
+def attend_by(config) -> tuple[str, str]:
+  """Who computes attention on this machine, and why."""
+  m = config.model
+  return attention.choose(
+      m.attention, jax.default_backend(), m.dtype, m.head_dim
+  )
 
 
 def critic_config(config, trunk: model.ModelConfig) -> critic.CriticConfig:
@@ -452,6 +462,7 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
   _check_prompts(config, task, levels, tok)
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
+  display.say(f"attention: {cfg.attention} ({attend_by(config)[1]})")
   return Run(
       config=config,
       workdir=workdir,
