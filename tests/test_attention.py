@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from jax.experimental.pallas import tpu as pltpu
+from jax.experimental import pallas as pl
 
 from rl_reason import attention, model, rollout, sharding
 
@@ -20,7 +20,7 @@ ROUNDING = {"float32": 2e-6, "bfloat16": 1e-2}  # of the largest number
 
 @pytest.fixture
 def interpreted(monkeypatch):
-  """Kernels run on a CPU, block by block; of the TPU's, DMA is simulated."""
+  """Kernels run on a CPU, block by block."""
   for name, fn in (
       ("gpu.attention", "mha"),
       ("gpu.paged_attention", "paged_attention"),
@@ -32,7 +32,9 @@ def interpreted(monkeypatch):
     if name == "tpu.paged_attention":
 
       def run(*args, plain=plain, **kwargs):
-        with pltpu.force_tpu_interpret_mode():
+        with monkeypatch.context() as patch:
+          call = functools.partial(pl.pallas_call, interpret=True)
+          patch.setattr(pl, "pallas_call", call)
           return plain(*args, **kwargs)
 
     else:
