@@ -1,0 +1,219 @@
+"""Does a model of size fit a TPU, without one? Compiled ahead of time.
+
+  pip install 'jax[tpu]'
+  python -m bench.aot --topology v5p:2x2x1
+  python -m bench.aot --table                             # from JSON
+
+Compiles, for Qwen2.5-1.5B at several depths, one optimizer step and one chunk
+of decoding with the kernels of `attention`, and reads the compiled programs.
+Needs libtpu, but no TPU. Writes results/aot.{json,md}. A compiled program says
+what fits and what is copied; how fast it runs it does not say.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import time
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from rl_reason import model, report, rollout, sharding, step
+from rl_reason.structs import Prompts
+
+OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
+CFG = model.ModelConfig(
+    vocab=151_936,
+    layers=28,
+    width=1536,
+    heads=12,
+    kv_heads=2,
+    head_dim=128,
+    mlp=8960,
+    rope_theta=1e6,
+    qkv_bias=True,
+    dtype="bfloat16",
+    remat="full",
+    attention="tpu",
+)
+DEPTHS = (4, 14, 28)
+ROWS, LENGTH = 16, 4096  # of a micro-batch
+PROMPTS, GROUP, PROMPT, RESPONSE, SLOTS = 64, 16, 1024, 7168, 256
+LIBTPU = dict(  # it then asks no cloud where it is
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_WORKER_HOSTNAMES="localhost",
+    TPU_ACCELERATOR_TYPE="",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+)
+
+
+def struct(mesh, shape, dtype, *axes) -> jax.ShapeDtypeStruct:
+  """An array that is not there, on a mesh."""
+  where = sharding.sharding(mesh, *axes)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+
+def train(cfg: model.ModelConfig, devices) -> jax.stages.Lowered:
+  """One optimizer step on one micro-batch, rows and weights split."""
+  mesh = sharding.make_mesh(1, -1, cfg.kv_heads, devices)
+  tx = step.make_optimizer(
+      lr=1e-6,
+      schedule="constant",
+      warmup=0,
+      total=1,
+      b1=0.9,
+      b2=0.999,
+      eps=1e-8,
+      weight_decay=0.1,
+      clip_norm=1.0,
+  )
+  table = model.table(cfg)
+  where = step.state_shardings(table, tx, mesh)
+  rows = (
+      struct(mesh, (1, ROWS, LENGTH), jnp.int32, None, "batch", None),
+      struct(mesh, (1, ROWS), jnp.int32, None, "batch"),
+      struct(mesh, (1, ROWS, LENGTH - 512), bool, None, "batch", None),
+  )
+  state = step.abstract_state(table, tx, where)
+  with jax.set_mesh(mesh):
+    update = functools.partial(step.sft_update, cfg=cfg, tx=tx)
+    fn = jax.jit(update, donate_argnums=0, out_shardings=(where, None))
+    return fn.lower(state, rows)
+
+
+def decode(cfg: model.ModelConfig, devices) -> tuple[jax.stages.Lowered, tuple]:
+  """A chunk of decode steps, and the shape of the cache on one device."""
+  mesh = sharding.make_mesh(-1, 1, cfg.kv_heads, devices)
+  sampler = rollout.Sampler(cfg, GROUP, RESPONSE, eos=1, pad=0, slots=SLOTS)
+  table = model.table(cfg)
+  params = model.abstract(table, model.shardings(table, mesh))
+  prompts = Prompts(
+      tokens_NP=struct(mesh, (PROMPTS, PROMPT), jnp.int32, "batch", None),
+      start_N=struct(mesh, (PROMPTS,), jnp.int32, "batch"),
+      ids_N=struct(mesh, (PROMPTS,), jnp.int32, "batch"),
+  )
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  with jax.set_mesh(mesh):
+    start = rollout.program(sampler, "start", None).lower(
+        params, prompts, key, 1.0, None, None, None
+    )
+    compiled = start.compile()
+    queue, slots = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        start.out_info,
+        compiled.output_shardings,
+    )
+    lowered = rollout.program(sampler, "decode", None).lower(
+        params, queue, slots
+    )
+  v = slots.cache.v
+  return lowered, v.sharding.shard_shape(v.shape)
+
+
+def copies(text: str, shape: tuple[int, ...]) -> list[str]:
+  """Instructions of a program that copy a whole array of this shape."""
+  kind = re.escape("bf16[" + ",".join(map(str, shape)) + "]")
+  found = re.findall(rf"^.*= \(?{kind}\S* .*copy\S*\(.*$", text, re.MULTILINE)
+  return [line.strip()[:200] for line in found]
+
+
+def study(
+    name: str, lowered: jax.stages.Lowered, layers: int, cache: tuple[int, ...]
+) -> dict:
+  """What the compiler makes of a program."""
+  began, cpu = time.monotonic(), time.process_time()
+  compiled = lowered.compile()
+  seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+  memory = compiled.memory_analysis()
+  text = compiled.as_text()
+  return dict(
+      program=name,
+      layers=layers,
+      seconds=round(seconds, 1),
+      cpu_seconds=round(cpu, 1),
+      lines=text.count("\n"),
+      kernels=len(re.findall(r'custom_call_target="tpu_custom_call"', text)),
+      arguments=memory.argument_size_in_bytes,
+      temporary=memory.temp_size_in_bytes,
+      aliased=memory.alias_size_in_bytes,
+      cache=4 * math.prod(cache) if cache else 0,  # two arrays of two bytes
+      cache_in_program=",".join(map(str, cache)) in text if cache else None,
+      cache_copies=copies(text, cache) if cache else [],
+  )
+
+
+def table(result: dict) -> str:
+  """Markdown."""
+  out = [
+      "# Compiled ahead of time for TPU",
+      "",
+      f"Made by `python -m bench.aot --topology {result['topology']}`:"
+      f" Qwen2.5-1.5B for {result['devices']} chips of kind"
+      f" {result['kind']}, jax {result['jax']}, libtpu {result['libtpu']}."
+      " No TPU was there: nothing ran, so there are no speeds.",
+      "",
+      f"train: an optimizer step on {ROWS} rows of {LENGTH} tokens, AdamW,"
+      " fp32 parameters and moments, everything recomputed, split over fsdp and"
+      f" tensor. decode: a chunk of {rollout.CHUNK * rollout.BURST} steps of"
+      f" {SLOTS} slots of {PROMPT + RESPONSE} tokens, split over data and"
+      " tensor. Sizes are GiB a device. `copies`: instructions that copy a"
+      " whole cache.",
+      "",
+      "| program | layers | compile, s | CPU s | lines | kernels | arguments"
+      " | of them cache | temporary | copies |",
+      "|---|---|---|---|---|---|---|---|---|---|",
+  ]
+  for x in result["programs"]:
+    gib = [f"{x[k] / 2**30:.2f}" for k in ("arguments", "cache", "temporary")]
+    count = len(x["cache_copies"]) if x["cache_in_program"] else "-"
+    cells = [x["program"], x["layers"], x["seconds"], x["cpu_seconds"]]
+    cells += [x["lines"], x["kernels"], *gib, count]
+    out.append("| " + " | ".join(map(str, cells)) + " |")
+  out += ["", f"Commit {result['commit']}.", ""]
+  return "\n".join(out)
+
+
+def main() -> None:
+  """Compiles everything, then writes the table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--topology", default="v5p:2x2x1")
+  parser.add_argument("--table", action="store_true")
+  given = parser.parse_args()
+  if given.table:
+    OUT.with_suffix(".md").write_text(table(json.loads(OUT.read_text())))
+    return
+  jax.config.update("jax_platforms", "cpu")
+  os.environ.update(LIBTPU)
+  devices = topologies.get_topology_desc(
+      platform="tpu", topology_name=given.topology
+  ).devices
+  programs = []
+  for layers in DEPTHS:
+    cfg = dataclasses.replace(CFG, layers=layers)
+    programs.append(study("train", train(cfg, devices), layers, ()))
+    print(programs[-1], flush=True)
+    lowered, cache = decode(cfg, devices)
+    programs.append(study("decode", lowered, layers, cache))
+    print(programs[-1], flush=True)
+  result = dict(
+      topology=given.topology,
+      devices=len(devices),
+      kind=devices[0].device_kind,
+      jax=jax.__version__,
+      libtpu=metadata.version("libtpu"),
+      commit=report.environment()["git commit"],
+      programs=programs,
+  )
+  OUT.write_text(json.dumps(result, indent=1))
+  OUT.with_suffix(".md").write_text(table(result))
+
+
+if __name__ == "__main__":
+  main()
