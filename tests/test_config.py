@@ -162,6 +162,10 @@ def params(run):
   return digest(run_params(run))
 
 
+def attends(run):
+  return stages.attend_by(run.config)  # on this CPU only the reason can change
+
+
 def placed(run):
   return str([x.sharding for x in jax.tree.leaves(run_params(run))])
 
@@ -320,6 +324,7 @@ FIELDS = {
     "model.dtype": ("bfloat16", lower_sft),
     "model.remat": ("full", lower_sft),
     "model.logprob_chunk": (16, lower_sft),
+    "model.attention": ("xla", attends),
     "mesh.data": (4, placed),
     "mesh.fsdp": (2, placed),
     "mesh.tensor": (2, placed),
