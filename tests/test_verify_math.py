@@ -756,6 +756,7 @@ HUGE = [
 @pytest.mark.parametrize("text", HUGE, ids=lambda text: text[:20])
 def test_hostile_answers_are_wrong_at_once(text):
   """In CPU seconds, so that a loaded machine does not matter."""
+  math.verify("x+1", "x^2+1")  # imports what is behind our grammar
   start = time.process_time()
   for gold in ("1", "\\frac{\\pi}{7}", "x^2+1", "(1,2)"):
     assert not math.verify(f"\\boxed{{{text}}}", gold)
