@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import tiny
 from jax.experimental import pallas as pl
@@ -165,7 +166,7 @@ def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
       slots=2,
       **tiny.SAMPLER | dict(cfg=cfg, eos=-1),
   )
-  logps_BT, _ = model.response_logps(
+  logps_BT, _ = padded.response_logps(
       params, cfg, rows.tokens_BL, rows.start_B, 140
   )
   gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
