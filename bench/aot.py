@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from rl_reason import model, report, rollout, sharding, step
-from rl_reason.structs import Prompts
+from rl_reason.structs import Packed, Prompts
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
 CFG = model.ModelConfig(
@@ -76,16 +76,17 @@ def train(cfg: model.ModelConfig, devices) -> jax.stages.Lowered:
   )
   table = model.table(cfg)
   where = step.state_shardings(table, tx, mesh)
-  rows = (
-      struct(mesh, (1, ROWS, LENGTH), jnp.int32, None, "batch", None),
-      struct(mesh, (1, ROWS), jnp.int32, None, "batch"),
-      struct(mesh, (1, ROWS, LENGTH - 512), bool, None, "batch", None),
-  )
+
+  def rows(length, dtype=jnp.int32):
+    return struct(mesh, (1, ROWS, length), dtype, None, "batch", None)
+
+  packed = Packed(*[rows(LENGTH)] * 3, source_BT=rows(LENGTH - 512))
+  mask = rows(LENGTH - 512, bool)
   state = step.abstract_state(table, tx, where)
   with jax.set_mesh(mesh):
     update = functools.partial(step.sft_update, cfg=cfg, tx=tx)
     fn = jax.jit(update, donate_argnums=0, out_shardings=(where, None))
-    return fn.lower(state, rows)
+    return fn.lower(state, packed, mask)
 
 
 def decode(cfg: model.ModelConfig, devices) -> tuple[jax.stages.Lowered, tuple]:
