@@ -34,7 +34,7 @@ LAYERS = [line.split() for line in """
     tokenizer attention linear checkpoint report
     model
     data rollout credit critic objective hf lora
-    sampler
+    rollout_weights
     step evaluate ablate
     stages
     main

@@ -10,7 +10,7 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import config, linear, model, rollout, sampler, sharding
+from rl_reason import config, linear, model, rollout, rollout_weights, sharding
 from rl_reason.linear import Int8, LowRank
 
 HALF = dataclasses.replace(tiny.CFG, dtype="bfloat16")
@@ -75,7 +75,7 @@ def test_the_scale_of_int8_is_not_rounded_to_the_dtype_of_the_product():
 
 @functools.cache
 def weights(kind, cfg=tiny.CFG):
-  make = functools.partial(sampler.make, cfg=cfg, weights=kind)
+  make = functools.partial(rollout_weights.make, cfg=cfg, weights=kind)
   return jax.jit(make)(tiny.params())
 
 
@@ -101,8 +101,8 @@ def test_the_matrices_are_those_of_the_tables():
 def test_the_table_is_that_of_the_weights(kind, tied):
   cfg = dataclasses.replace(HALF, tied=tied, qkv_bias=True, qk_norm=True)
   params = model.init(cfg, jax.random.key(0))
-  made = sampler.make(params, cfg, kind)
-  rows = sampler.table(cfg, kind)
+  made = rollout_weights.make(params, cfg, kind)
+  rows = rollout_weights.table(cfg, kind)
   shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=model.is_param)
   got = jax.tree.map(lambda x: x.shape, made)
   assert shapes == got
@@ -150,8 +150,8 @@ def test_eight_devices_sample_with_the_same_weights(kind):
   with jax.set_mesh(mesh):
     where = model.shardings(model.table(tiny.CFG), mesh)
     params = jax.device_put(tiny.params(), where)
-    out = model.shardings(sampler.table(tiny.CFG, kind), mesh)
-    make = functools.partial(sampler.make, cfg=tiny.CFG, weights=kind)
+    out = model.shardings(rollout_weights.table(tiny.CFG, kind), mesh)
+    make = functools.partial(rollout_weights.make, cfg=tiny.CFG, weights=kind)
     made = jax.jit(make, out_shardings=out)(params)
     for a, b in zip(
         jax.tree.leaves(made), jax.tree.leaves(weights(kind)), strict=True

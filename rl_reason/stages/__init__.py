@@ -23,7 +23,7 @@ from rl_reason import (
     metrics,
     model,
     rollout,
-    sampler,
+    rollout_weights,
     sharding,
     step,
     tasks,
@@ -155,14 +155,17 @@ class Run:
     )
 
   def weights(self, params: Tree, kind: str = "same") -> Tree:
-    """What a policy is sampled with: see `sampler`; maybe its own arrays."""
+    """What a policy is sampled with (`rollout_weights`); maybe its own."""
     if kind == "same" and self.cfg.dtype == "float32":
       if self.mesh.shape["fsdp"] == 1:
         return params
     form = kind, _form(params)
     if form not in self._samplers:
-      make = functools.partial(sampler.make, cfg=self.cfg, weights=kind)
-      where = model.shardings(sampler.table(self.cfg, kind), self.mesh)
+      make = functools.partial(
+          rollout_weights.make, cfg=self.cfg, weights=kind
+      )
+      table = rollout_weights.table(self.cfg, kind)
+      where = model.shardings(table, self.mesh)
       fn = jax.jit(make, out_shardings=where)
       self._samplers[form] = Once("weights of the sampler", fn, self.display)
     return self._samplers[form](params)

@@ -159,7 +159,7 @@ class Maker:
         self._streaks[_key(row)] = streak + 1
 
   def weights(self, params: Tree) -> Tree:
-    """What a policy is sampled with: see `sampler`; by default its own."""
+    """What a policy is sampled with (`rollout_weights`); maybe its own."""
     return self._run.weights(params, self._run.config.rollout.weights)
 
   def generate(self, params: Tree, meanwhile=_idle) -> Experience:
