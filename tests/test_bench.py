@@ -154,6 +154,7 @@ def test_bench_worker_needs_the_standard_library_only():
   assert out.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_one_device_against_its_limits():
   flags = "--dims=tiny --dtype=float32 --rows=8 --group=4 --prompt=4"
   flags += " --response=8 --repeats=1 --copy_mib=8 --product=128 --remat=none"
@@ -176,6 +177,7 @@ def test_work_is_counted_by_hand():
   assert todo["prefill_flops"] == 4 * 4 * (products + attention * 2)
 
 
+@pytest.mark.slow
 def test_scaling_is_measured_and_drawn():
   pytest.importorskip("matplotlib")
   point = dict(rows=2, length=40, micro=2, layers=1)

@@ -265,6 +265,6 @@ def test_a_sequence_classifier_scores_a_response(name, tmp_path):
       wanted.append(theirs(text).logits.item())
   start_B = 6 - np.array(prompts, np.int32)
   cfg = critic.CriticConfig(trunk)
-  got = critic.scores(params, cfg, tokens_BL, start_B, mask_BT)
+  got = critic.scores(params, cfg, packing.pack(tokens_BL, start_B, mask_BT))
   assert np.ptp(wanted) > 0.1
   np.testing.assert_allclose(got, wanted, atol=1e-4)
