@@ -118,6 +118,7 @@ def test_decoding_rows_of_any_length(kernels, slots, interpreted):
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", attention.KERNELS)
 def test_kernels_on_eight_devices(kernels, interpreted):
   """Rows over (data, fsdp), heads over tensor; decoding inside its shard."""
@@ -150,6 +151,7 @@ def test_kernels_on_eight_devices(kernels, interpreted):
   assert_near([got], [alone], "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", attention.KERNELS)
 def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
   """Prefill, copies of prefixes and decoding keep the cache in one layout."""

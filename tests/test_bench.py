@@ -66,6 +66,7 @@ def test_a_table_is_measured_in_turns_and_written():
   assert row.startswith("ours | slots 8, micro 8 | ") and " 1.00 (" in row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["update", "rl_step"])
 def test_ours_learns(task):
   what = harness.job(task, EVEN, "tiny", "float32", SMALL)

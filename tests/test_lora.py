@@ -248,6 +248,7 @@ def half_right(patch):
   )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_same_bits_and_goes_out(tmp_path, monkeypatch):
   """In two parts as in one; then what it saved, what it exports, and a base
   that is not the same any more."""
