@@ -92,7 +92,8 @@ def test_right_wrong_and_why():
     ],
 )
 def test_reasons(program, reason):
-  assert judge(program, limits=LIMITS._replace(cpu=1)).reason == reason
+  cpu = 30 if reason == "memory" else 1  # new pages are slow on a busy machine
+  assert judge(program, limits=LIMITS._replace(cpu=cpu)).reason == reason
 
 
 PLAIN = [
