@@ -37,7 +37,7 @@ def shape(job: dict) -> model.ModelConfig:
   return dataclasses.replace(
       hf.find(job["weights"]).cfg,
       dtype=job["dtype"],
-      remat=job["options"].get("remat", "none"),
+      remat=job["options"].get("remat", "dots"),
   )
 
 
@@ -90,7 +90,7 @@ def rollout(job: dict) -> Step:
   return step
 
 
-def trainer(job: dict, cfg: model.ModelConfig, params):
+def trainer(job: dict, cfg: model.ModelConfig, params, on_policy=False):
   """The state, and jit: (state, *batch) -> (state, metrics): GRPO."""
   tx = step_lib.make_optimizer(
       lr=job["lr"],
@@ -107,6 +107,7 @@ def trainer(job: dict, cfg: model.ModelConfig, params):
   terms = objective.Objective(
       surrogate=surrogates.ppo,
       reduction=weights.seq_mean_token_mean,
+      on_policy=on_policy,
   )
   update = functools.partial(
       step_lib.rl_update,
@@ -176,10 +177,10 @@ def update(job: dict) -> Step:
 
 
 def rl_step(job: dict) -> Step:
-  """Sample, score the log-probs, credit, update: as stages/rl.py, one round."""
+  """Sample, credit, update: as stages/rl.py with one update a rollout."""
   cfg, params = load(job)
-  sample, logps = sampler(job, cfg), scorer(cfg)
-  state, learn = trainer(job, cfg, params)
+  sample = sampler(job, cfg)
+  state, learn = trainer(job, cfg, params, on_policy=True)
   held: list[TrainState] = [state]
   del params, state
 
@@ -188,10 +189,10 @@ def rl_step(job: dict) -> Step:
     key = jax.random.fold_in(jax.random.key(0), state.step)
     r = sharding.fetch(sample(state.params, key))
     order_MAB, packed_MA = layout(job, r.tokens_BL, r.mask_BT)
-    old = logps(state.params, packed_MA)
     rewards_B = np.arange(len(r.lengths_B), dtype=np.float32)
     advantages_B = advantages.group_norm(rewards_B, r.ids_B)
-    rows = batch(job, order_MAB, r.mask_BT, np.array(old), advantages_B)
+    old_MABT = r.logps_BT[order_MAB]
+    rows = batch(job, order_MAB, r.mask_BT, old_MABT, advantages_B)
     new, metrics = learn(state, rows, packed_MA)
     held.append(jax.block_until_ready(new))
     tokens = int(r.lengths_B.sum())

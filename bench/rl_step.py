@@ -14,7 +14,7 @@ TABLE = harness.Table(
     about=(
         "Sample 8 responses to each of 8 prompts, 32 and 128 tokens, score"
         " them by a constant, and update once. The peers run their own trainer"
-        " loops. Ours also scores the log-probs anew before the update."
+        " loops."
     ),
     task="rl_step",
     cases={"even": harness.Size(64, 32, 128, tail=False)},

@@ -267,6 +267,21 @@ def has_history(c) -> bool:
   return "past_rewards_H" in needs(c)
 
 
+def on_policy(c) -> bool:
+  """Whether the update itself gives the old log-probs, without a pass for them.
+
+  With one optimizer step a rollout they are those that it starts from; unless
+  something before the update reads them, or their entropy.
+  """
+  early = {"logps_BT", "entropy_BT", "past_rewards_H"} & set(needs(c))
+  kl = c.kl.kind != "none" and (c.kl.place == "reward" or c.kl.target)
+  entropy = c.loss.top_entropy < 1 or c.loss.entropy_target
+  later = c.dynamic_sampling.surplus == "keep"
+  known = c.loss.correction != "none" or c.loss.cov != "none"
+  once = c.updates.minibatches * c.updates.epochs == 1
+  return once and not (early or kl or entropy or later or known)
+
+
 def lora_targets(c) -> tuple[str, ...]:
   """The matrices that get factors, by name."""
   return tuple(name.strip() for name in c.lora.targets.split(","))

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import time
 
 import jax
 import tensorboardX
@@ -53,6 +54,33 @@ def read_jsonl(path: pathlib.Path) -> list[dict]:
           f"{path}: line {at} is damaged; remove it, then --stage=report"
       ) from None
   return rows
+
+
+class Clock:
+  """Cuts time into laps: every moment counts for one name, and only one.
+
+  Attributes:
+    seconds: by name, since the last `take`.
+  """
+
+  def __init__(self):
+    self.seconds: dict[str, float] = {}
+    self._since = time.monotonic()
+
+  def lap(self, name: str) -> None:
+    """What passed since the last lap counts for `name`."""
+    now = time.monotonic()
+    self.seconds[name] = self.seconds.get(name, 0) + now - self._since
+    self._since = now
+
+  def skip(self) -> None:
+    """What passed since the last lap counts for nothing."""
+    self._since = time.monotonic()
+
+  def take(self) -> dict[str, float]:
+    """All laps so far; they begin anew."""
+    out, self.seconds = self.seconds, {}
+    return out
 
 
 class Log:

@@ -38,7 +38,8 @@ class ModelConfig:
     qk_norm: RMS norm on each q and k head (Qwen3).
     tied: the embedding is the output head too.
     dtype: of the matrix products; parameters and log-probs stay fp32.
-    remat: 'none', 'dots' (recompute all but the weights' products), 'full'.
+    remat: 'none', 'dots' (recompute all but the weights' products and what
+      attention saw), 'full'.
     logprob_chunk: places of a shard of the rows whose logits exist at one time.
     attention: 'xla', or a key of `attention.KERNELS`.
     tokens: of the tokenizer; None: as many as the embedding has rows. Rows
@@ -73,11 +74,15 @@ class ModelConfig:
 # The weights of a layer that `linear.product` multiplies by.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
-# What the backward pass keeps of a layer -> jax's name of the policy.
+# What the backward pass keeps of a layer.
+_KEEPS = jax.checkpoint_policies
 REMAT = {
-    "none": "everything_saveable",
-    "dots": "dots_with_no_batch_dims_saveable",
-    "full": "nothing_saveable",
+    "none": _KEEPS.everything_saveable,
+    "dots": _KEEPS.save_from_both_policies(
+        _KEEPS.dots_with_no_batch_dims_saveable,
+        _KEEPS.save_only_these_names(attention.KEPT),
+    ),
+    "full": _KEEPS.nothing_saveable,
 }
 
 
@@ -290,8 +295,7 @@ def forward(
     return (sharding.constrain(x_XD, "batch", None), cache), None
 
   if cache is None and cfg.remat != "none":
-    policy = getattr(jax.checkpoint_policies, REMAT[cfg.remat])
-    block = jax.checkpoint(block, policy=policy)
+    block = jax.checkpoint(block, policy=REMAT[cfg.remat], prevent_cse=False)
   x_XD = params["embed"].astype(cfg.dtype)[tokens_BL.reshape(-1)]
   x_XD = sharding.constrain(x_XD, "batch", None)
   (x_XD, cache), _ = jax.lax.scan(

@@ -27,6 +27,8 @@ class Objective:
     positive_nll: mu, factor of the mean NLL over the tokens of right responses
       (VAPO, arXiv:2504.05118, sec 4.3), over the whole minibatch.
     length_alpha: see `corrections.length_factor`.
+    on_policy: whether the policy that learns is the one that sampled: its own
+      log-probs are then the old ones, and those of the batch the sampler's.
     cov: 'none', 'clip' or 'kl': see `corrections.clip_cov`, `top_share`.
     cov_share: share of tokens that Clip-Cov or KL-Cov picks.
     cov_low, cov_high: of `corrections.clip_cov`.
@@ -39,6 +41,7 @@ class Objective:
   entropy: bool = False
   positive_nll: float = 0.0
   length_alpha: float = 0.0
+  on_policy: bool = False
   cov: str = "none"
   cov_share: float = 2e-4
   cov_low: float = 1.0
@@ -105,15 +108,22 @@ def loss(
     the loss, and metrics that add up over micro-batches (`*_max`: whose largest
     counts).
   """
-  mask_BT = b.mask_BT
+  mask_BT, share_BT = b.mask_BT, w["share"]
   logps_BT = jnp.where(mask_BT, logps_BT, 0)
-  loss_BT, aux = o.surrogate(logps_BT, b.old_logps_BT, b.advantages_BT, mask_BT)
-  log_ratio_BT = logps_BT - b.old_logps_BT
+  old_BT = jax.lax.stop_gradient(logps_BT) if o.on_policy else b.old_logps_BT
+  loss_BT, aux = o.surrogate(logps_BT, old_BT, b.advantages_BT, mask_BT)
+  log_ratio_BT = logps_BT - old_BT
   metrics = dict(pg_loss=jnp.sum(w["policy"] * loss_BT))
+  if o.on_policy:
+    gap_BT = (b.old_logps_BT - old_BT) * mask_BT
+    metrics["rollout/sampler_trainer_kl"] = jnp.sum(share_BT * gap_BT)
+    metrics["rollout/logp_gap_max"] = jnp.max(jnp.abs(gap_BT))
   total = metrics["pg_loss"]
   if o.kl != "none":
     kl_BT = losses.kl(logps_BT, b.ref_logps_BT, kind=o.kl)
     metrics["kl_loss"] = jnp.sum(w["every"] * kl_BT)
+    if o.on_policy:
+      metrics["kl/reference"] = jnp.sum(share_BT * kl_BT)
     total += coefs["kl"] * metrics["kl_loss"]
   if o.entropy:
     total -= coefs["entropy"] * jnp.sum(w["every"] * entropy_BT)
@@ -123,7 +133,6 @@ def loss(
   if o.cov == "kl":
     total += o.cov_coef * jnp.sum(w["held"] * jnp.abs(log_ratio_BT))
 
-  share_BT = w["share"]
   ratio_BT = jnp.exp(jnp.clip(log_ratio_BT, -20, 20))
   high_BT = aux["clipped"] & (b.advantages_BT > 0) & mask_BT
   return total, metrics | dict(

@@ -45,6 +45,7 @@ TIMES = {
     "values": "timing_s/values",
     "advantages": "timing_s/adv",
     "update": "timing_s/update_actor",
+    "host": "timing_s/host",
 }
 
 # Series are {label: "axis name"}; {mean}, {best} and {totals} are filled in.
@@ -241,8 +242,7 @@ CHARTS: tuple[dict[str, Any], ...] = (
         unit="seconds",
         stack=True,
         cap=True,
-        series={k: f"rl {v}" for k, v in TIMES.items()}
-        | {"other": "rl timing_s/other"},
+        series={k: f"rl {v}" for k, v in TIMES.items()},
     ),
     dict(
         title="SFT loss",
@@ -718,15 +718,11 @@ def numbers(line: dict) -> dict[str, float | None]:
 
 
 def derived(line: dict) -> dict[str, float | None]:
-  """What is left of an RL line's prompts, and of its time."""
+  """What is left of an RL line's prompts."""
   out = {}
   right, wrong = line.get("train/all_right"), line.get("train/all_wrong")
   if right is not None and wrong is not None:
     out["train/mixed"] = metrics.number(1 - right - wrong)
-  if line.get("timing_s/step") is not None:
-    named = sum(line.get(name) or 0 for name in TIMES.values())
-    rest = max(line["timing_s/step"] - named, 0)
-    out["timing_s/other"] = metrics.number(rest)
   return out
 
 
@@ -740,7 +736,11 @@ def _time_totals(rl: list[dict]) -> str:
       for label, name in TIMES.items()
   }
   shares = ", ".join(f"{label} {part:.0%}" for label, part in parts.items())
-  return f"In all {total:.0f} s: {shares}."
+  idle = sum(line.get("timing_s/idle") or 0 for line in rl) / total
+  return (
+      f"In all {total:.0f} s: {shares}. The device had nothing to do for"
+      f" {idle:.0%}: scoring, and work of the host."
+  )
 
 
 def _cut(text: str) -> str:

@@ -1,5 +1,6 @@
 """No field that nothing reads, and no mistake that is found late."""
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -678,6 +679,30 @@ def test_the_critic_starts_from_an_exported_one(tmp_path):
     c.critic.head = "gated"
     with pytest.raises(RunError, match="critic.head is 'scalar' there"):
       value.run(run, run_params(run))
+
+
+def test_old_log_probs_are_left_out_unless_something_reads_them():
+  c = tiny()
+  c.updates.minibatches = 1
+  assert config.on_policy(c)
+  for change in (
+      {"updates.epochs": 2},
+      {"dynamic_sampling.surplus": "keep"},
+      {"loss.correction": "truncate"},
+      {"loss.cov": "clip"},
+      {"loss.top_entropy": 0.5},
+      {"loss.entropy_target": 0.5},
+      {"kl.kind": "k3", "kl.place": "reward"},
+      {"kl.kind": "k3", "kl.target": 0.1},
+      {"advantage.name": "temporal"},
+      {"advantage.name": "quality_weighted"},
+  ):
+    reads = copy.deepcopy(c)
+    for name, value_of_field in change.items():
+      set_field(reads, name, value_of_field)
+    assert not config.on_policy(reads), change
+  c.kl.kind = "k3"
+  assert config.on_policy(c), "the update measures a KL in its loss"
 
 
 def test_allow_top_p_is_what_lets_top_p_through():

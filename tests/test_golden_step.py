@@ -12,6 +12,7 @@ import itertools
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -843,9 +844,11 @@ def golden(name, cfg):
     advantages_BT = reference.whiten(advantages_BT, mask_BT)
   advantages_BT = advantages_BT * mask_BT
 
-  # The library.
+  # The library. One update is cut out of many: it stays off-policy.
   run = one_device(c, cfg)
-  with jax.set_mesh(run.mesh):
+  whole = importlib.import_module(f"configs.{name}").get_config()
+  asked = mock.Mock(return_value=config.on_policy(whole))
+  with jax.set_mesh(run.mesh), mock.patch.object(config, "on_policy", asked):
     more = dict(ref_logps_BT=ref_BT)
     others = dict(
         entropy_BT=np.zeros((16, T)),

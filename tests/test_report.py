@@ -79,6 +79,7 @@ def rl_line(step):
       "actor/entropy": None if step == 2 else 0.418299496,
       "actor/ppo_kl": 1.69375125e-09,
       "timing_s/gen": 0.25,
+      "timing_s/host": 0.5,
       "timing_s/step": 1.0,
       "tokens/generated": 1000 * step,
   }
@@ -164,7 +165,7 @@ def test_curves_hold_the_numbers_of_the_log(tmp_path):
   assert held_out["y"] == [0.2, 0.7]
   assert held_out["half"] == [0.0123456789] * 2
   assert series(data, "train/mixed")["y"] == [0.375] * 4
-  assert series(data, "timing_s/other")["y"] == [0.75] * 4
+  assert series(data, "timing_s/host")["y"] == [0.5] * 4
   assert data["axes"]["habits"]["step"] == [10]  # behind the skill's 5
 
 

@@ -140,6 +140,26 @@ def test_on_policy_every_token_counts_whole():
   assert metrics["pg_clipfrac"] == 0
 
 
+@pytest.mark.parametrize(
+    "surrogate", [CLIP, surrogates.gspo, surrogates.cispo], ids=range(3)
+)
+def test_one_update_needs_no_old_log_probs(surrogate):
+  """Those of the sampler stand in the batch: they are only compared."""
+  _, _, batch = start()
+  terms = dict(surrogate=surrogate)
+  state, metrics = update(batch, [1, 2], on_policy=True, **terms)
+  wanted, _ = update(on_policy(batch), [1, 2], **terms)
+  near(state.params, wanted.params)
+  gap = (batch.old_logps_BT - logps())[batch.mask_BT]
+  assert abs(gap.mean()) > 0.01
+  for name, value in {
+      "rollout/sampler_trainer_kl": gap.mean(),
+      "rollout/logp_gap_max": np.abs(gap).max(),
+      "ppo_kl": 0,
+  }.items():
+    np.testing.assert_allclose(metrics[name], value, atol=1e-5, err_msg=name)
+
+
 def test_clipped_tokens_and_the_likeliest_of_them():
   """Clipped: r > 1.28 and A > 0, or r < .8 and A < 0."""
   _, _, batch = start()

@@ -5,7 +5,6 @@ arrays between them are on the host, where rows are picked and put together.
 """
 
 import functools
-import time
 import zlib
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from rl_reason import (
     data,
     dynamic_sampling,
     evaluate,
+    metrics as metrics_lib,
     model,
     packing,
     rewards,
@@ -73,7 +73,7 @@ class Maker:
   Attributes:
     problems: the source of rows by id.
     batch: responses of a round.
-    seconds: spent on sampling and scoring, since it was last reset.
+    clock: of the loop; sampling and scoring are laps of it.
     failures: of the verifier, since it was last reset.
   """
 
@@ -86,7 +86,7 @@ class Maker:
     self._streaks: dict[str, int] = {}  # problem: times all right in a row
     self._rng = run.key(purpose)
     self._heat = run.put(np.float32(c.rollout.temperature))
-    self.free = time.monotonic()  # since when the device has nothing to do
+    self.clock = metrics_lib.Clock()
     self.reset()
     self._logps = Once("log-probabilities", _logps(run), run.display)
     self._values = Once("values", _values(run), run.display)
@@ -95,8 +95,8 @@ class Maker:
     self._scorers = [_scorer(run, x.name) for x in terms(run)]
 
   def reset(self) -> None:
-    """Begins to count seconds and failures of another step."""
-    self.seconds, self.failures = dict(gen=0.0, score=0.0), 0
+    """Begins to count the failures of another step."""
+    self.failures = 0
 
   def get_state(self) -> dict:
     """What a checkpoint needs, as JSON."""
@@ -182,8 +182,7 @@ class Maker:
     rollouts, judging = self._sample(
         params, prompts, sizes_N, rows_B, meanwhile
     )
-    began = time.monotonic()
-    self.seconds["gen"] += began - self.free
+    self.clock.lap("gen")
     texts, failures = [""] * len(rows_B), 0
     correct_B = np.zeros(len(rows_B), np.float32)
     for which, finish in judging:
@@ -207,8 +206,7 @@ class Maker:
         problems_B=np.array([int(_key(row)) for row in rows_B], np.int32),
     )
     self._learn(out, rows)
-    self.free = time.monotonic()
-    self.seconds["score"] += self.free - began
+    self.clock.lap("score")
     return out
 
   def _sample(self, params: Tree, prompts: Prompts, sizes_N, rows_B, meanwhile):
@@ -462,7 +460,7 @@ def _assign(run: Run):
         critic_lam=c.critic.lam,
         fallback=c.critic.fallback,
         mixture=mixture,
-        kl=c.kl.kind,
+        kl="none" if config_lib.on_policy(c) else c.kl.kind,
         kl_in_reward=c.kl.place == "reward",
         top_entropy=c.loss.top_entropy,
         correction=correction,
@@ -603,7 +601,7 @@ def passes(run: Run) -> int:
   learning = 3 * c.updates.epochs
   # A base that is fixed takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
-  count = 1 + policy + (c.kl.kind != "none")  # old log-probs, update, KL
+  count = policy + (not config_lib.on_policy(c)) + (c.kl.kind != "none")
   if config_lib.has_critic(c):
     count += 1 + learning + (c.critic.mix > 0)
   return count + config_lib.has_history(c) * c.advantage.history

@@ -119,7 +119,7 @@ def run(
   run.begin()
 
   update = Once("update of RL", _update(run, tx, shardings), run.display)
-  late, clock = None, {}  # the update that is under way: metrics, times
+  late, clock = None, maker.clock  # metrics of the update that is under way
 
   def flush() -> None:
     """Logs the step whose update was dispatched last, once it is done."""
@@ -128,11 +128,11 @@ def run(
       return
     metrics, late = late, None
     metrics |= jax.device_get(metrics.pop("device"))
-    now = time.monotonic()
-    metrics["timing_s/update_actor"] = now - clock["update"]
-    metrics["timing_s/step"] = now - clock["step"]
-    metrics["perf/throughput"] = metrics["tokens/step"] / (now - clock["step"])
-    clock["step"] = maker.free = now
+    clock.lap("update_actor")
+    metrics |= _times(clock.take())
+    metrics["perf/throughput"] = (
+        metrics["tokens/step"] / metrics["timing_s/step"]
+    )
     run.log.metrics("rl", at, metrics)
     run.display.step(
         at,
@@ -154,7 +154,7 @@ def run(
 
   _warn(run)
   run.display.stage("RL", c.rl.steps, at)
-  clock["step"] = maker.free = time.monotonic()
+  clock.skip()
   try:
     while True:
       every = c.evaluate.every
@@ -164,10 +164,11 @@ def run(
         reached = _evaluate(run, policy(state.params), at, spent)
         evaluated = True
         save(reached)
-        clock["step"] = maker.free = time.monotonic()
+        clock.skip()
       elif at % c.checkpoint.every == 0 and checkpoints.saved != at:
         flush()
         save()
+        clock.lap("host")
       run.check_stop()
       if at == c.rl.steps:
         break
@@ -182,10 +183,13 @@ def run(
           group_size=c.rollout.group_size,
           **rounds,
       )
-      times = maker.seconds
-      began = time.monotonic()
       cut = maker.layout(rows.rollouts, at)
-      rows, entropy_BT = maker.with_old_logps(params, rows, cut)
+      clock.lap("host")
+      entropy_BT = None
+      if config_lib.on_policy(c):
+        rows = rows.replace(old_logps_BT=rows.rollouts.logps_BT)
+      else:
+        rows, entropy_BT = maker.with_old_logps(params, rows, cut)
       if left is not None:
         others = maker.layout(left.rollouts)
         left, _ = maker.with_old_logps(params, left, others)
@@ -193,15 +197,13 @@ def run(
       more = {}
       if c.kl.kind != "none":
         more["ref_logps_BT"], _ = maker.logps(policy(first), cut)
-      times["old_log_prob"] = time.monotonic() - began
+      clock.lap("old_log_prob")
 
-      began = time.monotonic()
       if critic_state is not None:
         more["values_BT"] = maker.values(critic_state.params, cut)
       pretrained = maker.values(critic_params, cut) if c.critic.mix else None
-      times["values"] = time.monotonic() - began
+      clock.lap("values")
 
-      began = time.monotonic()
       assigned = maker.assign(
           rows,
           **more,
@@ -215,7 +217,7 @@ def run(
       if past is not None:
         past = experience.remember(past, rows, rewards_B)
       batch = experience.batch(run, rows, assigned, **more)
-      times["adv"] = time.monotonic() - began
+      clock.lap("adv")
       tokens = int(metrics.pop("tokens/generated"))
       drawn = int(metrics["train/generation_rounds"]) * maker.batch
       operations = experience.flops(run, rows, tokens, drawn, passes)
@@ -224,7 +226,6 @@ def run(
       )
       metrics |= _rollout_metrics(run, rows, rewards_B, batch)
       metrics |= assigned["metrics"] | _totals(spent)
-      metrics |= {f"timing_s/{k}": v for k, v in times.items()}
       metrics |= {f"coef/{k}": v for k, v in coefs.items()}
       metrics |= {
           "tokens/step": tokens,
@@ -235,7 +236,7 @@ def run(
 
       learnt = experience.minibatches(run, batch, cut)
       factors = run.put({k: np.float32(x) for k, x in coefs.items()})
-      clock["update"] = time.monotonic()
+      clock.lap("host")
       state, device = update(state, *learnt, factors, fixed)
       if critic_state is not None:
         critic_state, more_device = critic_update(critic_state, *learnt)
@@ -296,6 +297,14 @@ def _warn(run: Run) -> None:
         " policy than the one that learns (rollout/sampler_trainer_kl);"
         " loss.correction = 'truncate' makes up for it"
     )
+
+
+def _times(seconds: dict[str, float]) -> dict[str, float]:
+  """The laps of a step, their sum, and how long the device had no work."""
+  out = {f"timing_s/{k}": v for k, v in seconds.items()}
+  idle = seconds.get("score", 0) + seconds.get("host", 0)
+  step_s = sum(seconds.values())
+  return out | {"timing_s/idle": idle, "timing_s/step": step_s}
 
 
 def _totals(spent: dict[str, float]) -> dict[str, float]:
@@ -417,6 +426,7 @@ def _update(run: Run, tx, shardings):
       kl=c.kl.kind if c.kl.place == "loss" else "none",
       entropy=bool(c.loss.entropy_coef or c.loss.entropy_target),
       positive_nll=c.loss.positive_nll,
+      on_policy=config_lib.on_policy(c),
       length_alpha=c.loss.length_alpha,
       cov=c.loss.cov,
       cov_share=c.loss.cov_share,
@@ -436,7 +446,9 @@ def _update(run: Run, tx, shardings):
 
   def fn(state, *args) -> tuple[Tree, dict[str, Array]]:
     state, metrics = options(state, *args)
-    return state, {f"actor/{k}": v for k, v in metrics.items()}
+    return state, {
+        k if "/" in k else f"actor/{k}": v for k, v in metrics.items()
+    }
 
   return jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None))
 
@@ -447,9 +459,6 @@ def _rollout_metrics(run: Run, rows: Experience, reward_B, batch: Batch):
   real_B, fresh_B = rows.age_B >= 0, rows.age_B == 0
   out = {"train/rows_kept": (rows.age_B > 0).sum()}
   if real_B.any():
-    gap = np.abs(np.where(r.mask_BT, r.logps_BT - rows.old_logps_BT, 0))
-    fresh_BT = r.mask_BT & fresh_B[:, None]
-    diff = (r.logps_BT - rows.old_logps_BT)[fresh_BT]
     lengths, reward_B = r.lengths_B[real_B], reward_B[real_B]
     advantage = batch.advantages_BT[batch.mask_BT]
     out |= {
@@ -468,9 +477,12 @@ def _rollout_metrics(run: Run, rows: Experience, reward_B, batch: Batch):
         "response_length/max": lengths.max(),
         "response_length/min": lengths.min(),
         "response_length/clip_ratio": r.truncated_B[real_B].mean(),
-        "rollout/logp_gap_max": gap[fresh_B].max() if fresh_B.any() else 0,
-        "rollout/sampler_trainer_kl": diff.mean() if diff.size else 0,
     }
+    if not config_lib.on_policy(run.config):  # else the update says it
+      fresh_BT = r.mask_BT & fresh_B[:, None]
+      diff = (r.logps_BT - rows.old_logps_BT)[fresh_BT]
+      out["rollout/logp_gap_max"] = np.abs(diff).max(initial=0)
+      out["rollout/sampler_trainer_kl"] = diff.mean() if diff.size else 0
   else:
     out |= {"response_length/mean": 0.0}
   return out
@@ -522,7 +534,7 @@ def _keep_samples(run, maker, at, rows, reward_B, batch, entropy_BT) -> None:
       range(len(which)),
       reward=reward_B[which],
       advantage=batch.advantages_BT[which],
-      entropy=entropy_BT[which],
+      **{} if entropy_BT is None else dict(entropy=entropy_BT[which]),
   )
   run.log.samples([dict(stage="rl", step=at) | line for line in lines])
   run.display.table(
