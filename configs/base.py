@@ -83,6 +83,11 @@ def get_config():
   c.rollout.sizes = "equal"  # of groups; or by expected 'length', 'variance'
   c.rollout.least_group = 2  # of groups that are not equal
   c.rollout.slots = 0  # rows that decode together, others wait; 0 = all
+  # Groups that a round may leave unfinished while the next one begins. Of the
+  # same step only, unless they may go on with the policy of the next: then a
+  # round draws so many more, and ends when the usual number is whole.
+  c.rollout.stragglers = 0
+  c.rollout.across_steps = False  # a bias to short responses
   c.rollout.retire_after = 0  # prompts all right so often in a row; 0 = never
   c.rollout.max_prompt = 12  # tokens
   c.rollout.max_tokens = 48  # of a response, EOS included

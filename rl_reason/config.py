@@ -276,7 +276,7 @@ def on_policy(c) -> bool:
   early = {"logps_BT", "entropy_BT", "past_rewards_H"} & set(needs(c))
   kl = c.kl.kind != "none" and (c.kl.place == "reward" or c.kl.target)
   entropy = c.loss.top_entropy < 1 or c.loss.entropy_target
-  later = c.dynamic_sampling.surplus == "keep"
+  later = c.dynamic_sampling.surplus == "keep" or c.rollout.across_steps
   known = c.loss.correction != "none" or c.loss.cov != "none"
   once = c.updates.minibatches * c.updates.epochs == 1
   return once and not (early or kl or entropy or later or known)
@@ -347,6 +347,7 @@ BOUNDS = {
     "rollout.group_size": 1,
     "rollout.least_group": 1,
     "rollout.slots": 0,
+    "rollout.stragglers": 0,
     "rollout.retire_after": 0,
     "rollout.max_prompt": 1,
     "rollout.max_tokens": 1,
@@ -633,6 +634,7 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "dynamic_sampling.batches",
       "what does not fit is dropped: needs dynamic_sampling.enabled=True",
   )
+  _check_stragglers(c, require)
   for section in ("optimizer", "critic"):
     require(
         c[section].warmup_steps < max(c.rl.steps, 1),
@@ -648,6 +650,41 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       c.evaluate.interim_prompts <= c.evaluate.prompts,
       "evaluate.interim_prompts",
       f"must not exceed evaluate.prompts = {c.evaluate.prompts}",
+  )
+
+
+def _check_stragglers(c, require) -> None:
+  """Groups that a round leaves to the next one."""
+  r = c.rollout
+  if not r.stragglers:
+    require(
+        not r.across_steps, "rollout.across_steps", "needs rollout.stragglers"
+    )
+    return
+  name = "rollout.stragglers"
+  require(
+      c.dynamic_sampling.enabled or r.across_steps,
+      name,
+      "a step has one round: needs dynamic_sampling.enabled=True, or"
+      " rollout.across_steps=True",
+  )
+  require(r.sizes == "equal", name, "needs rollout.sizes = 'equal'")
+  require(
+      r.stragglers * r.group_size <= (r.slots or r.batch),
+      name,
+      f"{r.stragglers} groups of {r.group_size} must find slots, and there are"
+      f" {r.slots or r.batch}",
+  )
+  learned = [x.name for x in scorers.terms(c.reward.scorers)]
+  require(
+      not any(map(scorers.is_model, learned)),
+      name,
+      "rounds are then of any size, and reward models score whole batches",
+  )
+  require(
+      not c.reward.shuffle,
+      name,
+      "whether a round follows is known by verdicts: no reward.shuffle",
   )
 
 
@@ -835,6 +872,7 @@ def check_devices(c: ml_collections.ConfigDict, devices: int) -> None:
       "sft.batch": c.sft.batch // c.sft.micro_batches,
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
+      "rollout.stragglers": r.stragglers,
       "updates.micro_batches": r.batch
       // c.updates.minibatches
       // c.updates.micro_batches,

@@ -19,6 +19,8 @@ class Shortfall(RunError):
 
 def groups(ids_B: np.ndarray) -> list[np.ndarray]:
   """Row numbers of each group: adjacent rows that share an id."""
+  if not len(ids_B):
+    return []
   return np.split(np.arange(len(ids_B)), np.flatnonzero(np.diff(ids_B)) + 1)
 
 
@@ -44,6 +46,24 @@ def padding(like: Experience, count: int, group_size: int) -> Experience:
       ),
       age_B=np.full_like(rows.age_B, -1),
   )
+
+
+def real(rows: Experience) -> Experience:
+  """Without padding."""
+  each = groups(rows.rollouts.ids_B)
+  return take(rows, [g for g in each if rows.age_B[g[0]] >= 0])
+
+
+def fill(rows: Experience, like: Experience, group_size: int) -> Experience:
+  """With groups of padding behind, as many rows as another."""
+  missing = len(like.age_B) - len(rows.age_B)
+  return concatenate([rows, padding(like, missing, group_size)])
+
+
+def by_prompt(rows: Experience) -> Experience:
+  """The groups in the order of their prompts."""
+  each = groups(rows.rollouts.ids_B)
+  return take(rows, sorted(each, key=lambda g: rows.rollouts.ids_B[g[0]]))
 
 
 def accuracy(rows: Experience) -> np.ndarray:
@@ -81,7 +101,7 @@ def group_sizes(need_N: np.ndarray, batch: int, least: int) -> np.ndarray:
 
 
 def collect(
-    generate: Callable[[], Experience],
+    generate: Callable[[Callable[[int, int], bool]], Experience],
     kept: Experience | None,
     *,
     batch: int,
@@ -94,7 +114,9 @@ def collect(
   """One training batch.
 
   Args:
-    generate: samples and scores the next round of prompts.
+    generate: samples and scores the next round of prompts. Given (groups with
+      signal, groups unfinished) -> whether another round follows for sure: it
+      may then leave those that are unfinished to that round.
     kept: groups left over from the step before (padding allowed), or None.
     batch: rows that the batch needs.
     group_size: of padding, and of groups that are equal.
@@ -113,12 +135,17 @@ def collect(
   ready, shares, tokens = [], [], 0
   count = informative = from_kept = rounds = 0
   if kept is not None:
-    real = [g for g in groups(kept.rollouts.ids_B) if kept.age_B[g[0]] >= 0]
-    old = take(kept, real)
+    old = real(kept)
     ready.append(old.replace(age_B=old.age_B + 1))
-    count, informative, from_kept = len(old.age_B), len(real), len(real)
+    count, from_kept = len(old.age_B), len(set(old.rollouts.ids_B.tolist()))
+    informative = from_kept
+
+  def goes_on(known: int, unknown: int) -> bool:
+    most = count + (known + unknown) * group_size
+    return enabled and most < batch and rounds + 1 < max_rounds
+
   while count < batch and rounds < (max_rounds if enabled else 1):
-    rows = generate()
+    rows = generate(goes_on)
     rounds += 1
     share_N = accuracy(rows)
     shares.append(share_N)
@@ -131,8 +158,8 @@ def collect(
     ready.append(found)
     count += len(found.age_B)
   share_N = np.concatenate(shares or [accuracy(ready[0])])
-  everything = concatenate(ready)
-  each = groups(everything.rollouts.ids_B) if count else []
+  everything = by_prompt(concatenate(ready))
+  each = groups(everything.rollouts.ids_B)
   ends = np.cumsum([len(g) for g in each])
   fits = int(np.searchsorted(ends, batch, "right"))  # whole groups
   missing = batch - (int(ends[fits - 1]) if fits else 0)

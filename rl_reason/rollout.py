@@ -89,7 +89,8 @@ class Queue:
     tokens_RT, logps_RT, lengths_R, truncated_R: the responses so far, as in
       `Rollouts`.
     ended_R: bool, whether that is all of them.
-    next_Z: how many rows have started; one number a data shard.
+    last_Z: how many rows there are to start; one number a data shard.
+    next_Z: how many have started.
   """
 
   cache: attention.Cache
@@ -105,6 +106,7 @@ class Queue:
   lengths_R: Array
   truncated_R: Array
   ended_R: Array
+  last_Z: Array
   next_Z: Array
 
 
@@ -160,8 +162,9 @@ class Sampler:
       sizes_N: Array | None,
       limits_R: Array | None,
       expected_R: Array | None,
+      begun: tuple[Rollouts, Array] | None = None,
   ) -> tuple[Queue, Slots]:
-    """Prefills the prompts; all rows wait, all slots are empty."""
+    """Prefills the prompts. All rows wait, but those that have begun go on."""
     cfg = self.cfg
     shards = sharding.ways(jax.sharding.get_abstract_mesh(), "batch")
     count, width = prompts.tokens_NP.shape
@@ -204,10 +207,24 @@ class Sampler:
       limits_R = jnp.full(rows, self.max_tokens)
     if expected_R is None:
       expected_R = jnp.zeros(rows)
-    order_ZR = jnp.argsort(-expected_R.reshape(shards, -1), -1, stable=True)
 
     def integers(shape, fill):
       return jnp.full(shape, fill, jnp.int32)
+
+    if begun is None:
+      tokens_RT = integers((rows, self.max_tokens), self.pad)
+      logps_RT = jnp.zeros((rows, self.max_tokens))
+      lengths_R, truncated_R = integers(rows, 0), jnp.ones(rows, bool)
+      ended_R = jnp.zeros(rows, bool)
+    else:
+      r, ended_R = begun
+      tokens_RT, logps_RT = r.tokens_BL[:, width:], r.logps_BT
+      lengths_R, truncated_R = r.lengths_B, r.truncated_B
+    # First who has begun, last who has ended; between them the longest first.
+    kind_R = jnp.where(ended_R, 2, jnp.where(lengths_R > 0, 0, 1))
+    order_ZR = jnp.lexsort(
+        (-expected_R.reshape(shards, -1), kind_R.reshape(shards, -1)), -1
+    )
 
     queue = Queue(
         cache=filled,
@@ -218,11 +235,12 @@ class Sampler:
         key_R=jax.random.key_data(key_R),
         heat_R=heat[sample_R] if heat.ndim else jnp.full(rows, heat),
         limit_R=limits_R,
-        tokens_RT=integers((rows, self.max_tokens), self.pad),
-        logps_RT=jnp.zeros((rows, self.max_tokens)),
-        lengths_R=integers(rows, 0),
-        truncated_R=jnp.ones(rows, bool),
-        ended_R=jnp.zeros(rows, bool),
+        tokens_RT=tokens_RT,
+        logps_RT=logps_RT,
+        lengths_R=lengths_R,
+        truncated_R=truncated_R,
+        ended_R=ended_R,
+        last_Z=jnp.sum(~ended_R.reshape(shards, -1), 1),
         next_Z=integers(shards, 0),
     )
     room = attention.slots(width + self.max_tokens)
@@ -233,7 +251,17 @@ class Sampler:
         t_B=integers(slots, 0),
         position_B=integers(slots, -1),
     )
-    return _pin(queue, self._whole()), _pin(idle)
+    queue, slots = _pin(queue, self._whole()), _pin(idle)
+    if begun is None:
+      return queue, slots
+    prompt_rows = sharding.spec(*([] if self._whole() else ["batch"]))
+    state = _specs(Queue, self._whole()), _specs(Slots)
+    resume = sharding.by_batch_shard(
+        functools.partial(_resume, cfg),
+        (sharding.spec(), prompt_rows, *state),
+        state,
+    )
+    return resume(params, tokens_NP, queue, slots)
 
   def _whole(self) -> tuple[str, ...]:
     """What of a queue every data shard has: any may ask for any prompt."""
@@ -241,21 +269,22 @@ class Sampler:
 
   def decode(
       self, params: Tree, queue: Queue, slots: Slots
-  ) -> tuple[Queue, Slots, Array]:
+  ) -> tuple[Queue, Slots, tuple[Array, Array]]:
     """Up to CHUNK bursts of decode steps; fewer if nothing is left to do.
 
     Every data shard has a queue and slots of its own, and runs on its own.
 
     Returns:
-      queue and slots (the old ones may be donated), and the number of rows that
-      have not ended, in the shard that has most of them.
+      queue and slots (the old ones may be donated), the number of rows that
+      have not ended, in the shard that has most of them, and how many groups
+      have (if all are of G).
     """
     fn = functools.partial(_decode, self)
     whole, rows = sharding.spec(), sharding.spec("batch")
     state = _specs(Queue, self._whole()), _specs(Slots)
-    run = sharding.by_batch_shard(fn, (whole, *state), (*state, rows))
-    queue, slots, left_Z = run(params, queue, slots)
-    return queue, slots, left_Z.max()
+    run = sharding.by_batch_shard(fn, (whole, *state), (*state, (rows, rows)))
+    queue, slots, (left_Z, groups_Z) = run(params, queue, slots)
+    return queue, slots, (left_Z.max(), groups_Z.sum())
 
   def shrink(self, slots: Slots) -> Slots:
     """Half of the slots: those that are in use, if no more are."""
@@ -322,13 +351,59 @@ def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
   )
 
 
+def _resume(cfg: model.ModelConfig, params: Tree, tokens_NP, queue, slots):
+  """Rows of one data shard that have begun go on, in the first slots.
+
+  Their tokens are read again, one row at a time. Those that find no slot begin
+  anew.
+  """
+  most = queue.tokens_RT.shape[1]
+  begun_R = (queue.lengths_R > 0) & ~queue.ended_R
+  count = jnp.minimum(begun_R.sum(), len(slots.row_B))
+
+  def one(n, slots):
+    row = queue.order_R[n]
+    prompt, t = queue.prompt_R[row], queue.lengths_R[row]
+    length = queue.length_N[prompt]
+    tokens_L = jnp.pad(tokens_NP[prompt], (0, most))
+    tokens_L = jax.lax.dynamic_update_slice(
+        tokens_L, queue.tokens_RT[row], (length,)
+    )
+    at_1L = jnp.arange(len(tokens_L))[None]
+    hidden_1LD, filled = model.forward(
+        params,
+        cfg,
+        tokens_L[None],
+        at_1L,
+        attention.prefill((at_1L < length + t).astype(jnp.int32)),
+        model.empty_cache(cfg, 1, len(tokens_L)),
+    )
+    cache = jax.tree.map(
+        lambda to, x: jax.lax.dynamic_update_slice(
+            to, x, (0, n) + (0,) * (x.ndim - 2)
+        ),
+        slots.cache,
+        filled,
+    )
+    return Slots(
+        cache=cache,
+        hidden_BD=slots.hidden_BD.at[n].set(hidden_1LD[0, length + t - 1]),
+        row_B=slots.row_B.at[n].set(row),
+        t_B=slots.t_B.at[n].set(t),
+        position_B=slots.position_B.at[n].set(length + t),
+    )
+
+  slots = jax.lax.fori_loop(0, count, one, slots)
+  return queue.replace(next_Z=queue.next_Z + count), slots
+
+
 def _decode(sampler: Sampler, params: Tree, queue: Queue, slots: Slots):
   """`Sampler.decode` of one data shard."""
-  rows = len(queue.lengths_R)
+  rows, last = len(queue.lengths_R), queue.last_Z[0]
 
   def busy(carry):
     bursts, queue, slots = carry
-    some = jnp.any(slots.row_B < rows) | (queue.next_Z[0] < rows)
+    some = jnp.any(slots.row_B < rows) | (queue.next_Z[0] < last)
     return (bursts < CHUNK) & some
 
   def burst(carry):
@@ -340,8 +415,9 @@ def _decode(sampler: Sampler, params: Tree, queue: Queue, slots: Slots):
     return bursts + 1, *carry
 
   _, queue, slots = jax.lax.while_loop(busy, burst, (0, queue, slots))
-  left = rows - queue.next_Z[0] + jnp.sum(slots.row_B < rows)
-  return queue, slots, left[None]
+  left = last - queue.next_Z[0] + jnp.sum(slots.row_B < rows)
+  groups = queue.ended_R.reshape(-1, sampler.group_size).all(1).sum()
+  return queue, slots, (left[None], groups[None])
 
 
 def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
@@ -349,7 +425,7 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
   rows, first = len(queue.lengths_R), queue.next_Z[0]
   free_B = slots.row_B == rows
   next_B = first + jnp.cumsum(free_B) - 1
-  takes_B = free_B & (next_B < rows)
+  takes_B = free_B & (next_B < queue.last_Z[0])
   row_B = jnp.where(takes_B, queue.order_R[next_B], slots.row_B)
   prompt_B = queue.prompt_R[row_B]
 
@@ -451,7 +527,9 @@ def stream(
     sizes_N: Array | None = None,
     limits_B: Array | None = None,
     expected_B: Array | None = None,
+    begun: tuple[Rollouts, Array] | None = None,
     *,
+    tell: int = 0,
     program: Callable[[Sampler, str, Any], Callable] = program,
     meanwhile: Callable[[], None] = lambda: None,
     **static: Any,
@@ -474,6 +552,9 @@ def stream(
     limits_B: int, the most tokens of each response; None: max_tokens.
     expected_B: how long each will be, roughly: the longest start first, so that
       none is left alone at the end. It changes no token. None: in order.
+    begun: what was yielded before, to go on from there, perhaps with another
+      policy: the N * G responses so far, and which of them have ended.
+    tell: a number of groups; see below. Not with sizes.
     program: (sampler, name of its method, what its shapes depend on) -> that
       method, compiled.
     meanwhile: called once the device has work.
@@ -481,31 +562,35 @@ def stream(
 
   Yields:
     Rollouts of N * G rows, those of a prompt adjacent, and which of them have
-    ended, bool [N * G]: whenever about a `SHARE` more have, while the device
-    goes on with the others; at last all of them.
+    ended, bool [N * G]: whenever about a `SHARE` more have, and as soon as no
+    more groups than `tell` are unfinished, while the device goes on with the
+    others; at last all of them.
   """
   sampler = Sampler(**static, even=sizes_N is None)
   count = len(prompts.start_N)
   rows = count * sampler.group_size
-  start = program(sampler, "start", (count, jnp.ndim(temperature)))
+  kind = count, jnp.ndim(temperature), begun is None
+  start = program(sampler, "start", kind)
   finish = program(sampler, "finish", count)
   queue, slots = start(
-      params, prompts, key, temperature, sizes_N, limits_B, expected_B
+      params, prompts, key, temperature, sizes_N, limits_B, expected_B, begun
   )
   shards, size = len(queue.next_Z), len(slots.row_B)
   late = last = some = None
-  told = 0
+  told, wanted = 0, tell > 0
   while True:
     if late is not None:
-      most = int(late)
+      most, whole = map(int, jax.device_get(late))
       if not most:
         break
       while sampler.slots and 2 * most * shards <= size >= 2 * LEAST * shards:
         slots = program(sampler, "shrink", size)(slots)
         size //= 2
       ended = rows - most * shards
-      if ended - told >= SHARE * rows:
+      few = wanted and count - whole <= tell
+      if few or ended - told >= SHARE * rows:
         some, told = finish(prompts, sizes_N, queue), ended
+        wanted &= not few
     decode = program(sampler, "decode", (count, size))
     queue, slots, left = decode(params, queue, slots)
     if last is None:

@@ -102,9 +102,11 @@ class Experience:
     scores_NB: float32, a tuple of [B] by the N scorers of the config.
     old_logps_BT: float32, the behaviour policy's log-probabilities, computed
       by the trainer's forward pass (not by the sampler).
-    age_B: int32, RL steps since the row was sampled: 0, or 1 for a group that
-      dynamic sampling kept from the step before; -1 marks a row that is only
-      padding.
+    known_B: int32, tokens of an earlier step's policy, whose old_logps_BT are
+      there already: those of a group that was kept, and what a response
+      had when it was carried over (then the sampler's).
+    age_B: int32, RL steps since the row was begun: 0, or more for a group that
+      was kept or carried over; -1 marks a row that is only padding.
     types_B: int32, the problem type: the task's difficulty.
     problems_B: int32, a hash of the prompt: equal for equal prompts, in
       whatever step.
@@ -114,6 +116,7 @@ class Experience:
   correct_B: Array
   scores_NB: tuple[Array, ...]
   old_logps_BT: Array
+  known_B: Array
   age_B: Array
   types_B: Array
   problems_B: Array

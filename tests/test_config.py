@@ -269,6 +269,11 @@ def samplers(run):
   return set(run._samplers)
 
 
+def saved(run):
+  """Shapes of what is in a checkpoint of RL."""
+  return jax.tree.map(np.shape, rl.abstract(run))
+
+
 def verifier(run):
   """Processes and seconds of a task of files."""
   with pytest.MonkeyPatch.context() as patch:
@@ -346,6 +351,8 @@ FIELDS = {
     "rollout.sizes": ("length", artifacts),
     "rollout.least_group": (3, artifacts),
     "rollout.slots": (8, samplers),
+    "rollout.stragglers": (2, saved),
+    "rollout.across_steps": (True, artifacts),
     "rollout.retire_after": (1, retired),
     "rollout.max_prompt": (14, lower_rl),
     "rollout.max_tokens": (40, lower_rl),
@@ -493,6 +500,7 @@ WITH = {
     "model.rope_high": {"model.rope_factor": 8.0, "model.rope_context": 64},
     "model.rope_context": {"model.rope_factor": 8.0},
     "rollout.least_group": {"rollout.sizes": "length"},
+    "rollout.across_steps": {"rollout.stragglers": 2},
     "rollout.top_p": {"rollout.allow_top_p": True},
     "reward.overlong_coef": {"reward.overlong_buffer": 8},
     "reward.length_decay": {"reward.length_coef": 0.1},
@@ -778,6 +786,26 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ({"task.difficulties": (99,)}, "99 is none of arithmetic's"),
         ({"sft.skill.mixture": "careful"}, "must look like"),
         ({"sft.skill.mixture": "brilliant:1"}, "'brilliant' is none of"),
+        ({"rollout.across_steps": True}, "needs rollout.stragglers"),
+        (
+            {
+                "rollout.stragglers": 2,
+                "dynamic_sampling.enabled": False,
+            },
+            "rollout.stragglers = 2: a step has one round",
+        ),
+        (
+            {"rollout.stragglers": 2, "rollout.sizes": "length"},
+            "needs rollout.sizes = 'equal'",
+        ),
+        (
+            {"rollout.stragglers": 2, "rollout.slots": 4},
+            "2 groups of 4 must find slots, and there are 4",
+        ),
+        (
+            {"rollout.stragglers": 2, "reward.shuffle": True},
+            "no reward.shuffle",
+        ),
         ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
         ({"lora.rank": -1}, "lora.rank = -1: must be at least 0"),

@@ -385,7 +385,7 @@ def test_the_newest_batches_are_remembered(tmp_path):
 
   with jax.set_mesh(run.mesh):
     saved = checkpoint.Checkpoints(tmp_path / "c")
-    everything = rl._everything(run, run.put(F(0)), None, None, past)
+    everything = rl._everything(run, run.put(F(0)), None, None, past, None)
     saved.save(3, everything, {})
     saved.wait()
     back = sharding.fetch(saved.restore(3, everything)["past"])
@@ -543,7 +543,9 @@ def test_a_wrong_answer_ends_a_streak(tmp_path, monkeypatch):
   instant_sampler(run)
   with jax.set_mesh(run.mesh):
     maker = experience.Maker(run, "test")
-    monkeypatch.setattr(maker, "_draw", lambda: ([0], [maker.problems[0][1]]))
+    monkeypatch.setattr(
+        maker, "_draw", lambda count: ([0], [maker.problems[0][1]])
+    )
     streaks = []
     for right in (True, False, True, True):
       monkeypatch.setattr(arithmetic, "verify", lambda *_, x=right: x)

@@ -30,6 +30,7 @@ def rows(first_id, *verdicts) -> Experience:
       correct_B=np.array(verdicts, np.float32).reshape(-1),
       scores_NB=(mark_B.astype(np.float32), -mark_B.astype(np.float32)),
       old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
+      known_B=np.zeros_like(ids_B),
       age_B=np.zeros_like(ids_B),
       types_B=np.zeros_like(ids_B),
       problems_B=ids_B,
@@ -42,7 +43,7 @@ class Rounds:
   def __init__(self, *rounds):
     self.left, self.calls = list(rounds), 0
 
-  def __call__(self):
+  def __call__(self, goes_on):
     self.calls += 1
     return self.left.pop(0)
 

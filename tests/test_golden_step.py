@@ -738,6 +738,7 @@ def eight_rows(c, leaves, cfg):
       correct_B=RIGHT,
       scores_NB=(),
       old_logps_BT=logps_BT - ratios_BT,
+      known_B=np.zeros(8, np.int32),
       age_B=np.zeros(8, np.int32),
       types_B=np.full(8, 3, np.int32),
       problems_B=group_B,

@@ -55,6 +55,70 @@ def test_tokens_do_not_depend_on_batching():
   )
 
 
+def stop(whole, lengths_B):
+  """What was there of some responses when they had so many tokens."""
+  lengths_B = np.minimum(lengths_B, whole.lengths_B)
+  so_far_BT = np.arange(T) < lengths_B[:, None]
+  ended_B = lengths_B == whole.lengths_B
+  pad = tiny.TOK.pad_token_id
+  tokens_BT = np.where(so_far_BT, whole.tokens_BL[:, P:], pad)
+  part = whole.replace(
+      tokens_BL=np.concatenate([whole.tokens_BL[:, :P], tokens_BT], 1),
+      logps_BT=np.where(so_far_BT, whole.logps_BT, 0),
+      lengths_B=lengths_B.astype(np.int32),
+      truncated_B=whole.truncated_B | ~ended_B,
+      mask_BT=so_far_BT,
+  )
+  return part, ended_B
+
+
+@pytest.mark.parametrize("slots", [0, 128, 16])
+def test_responses_that_have_begun_end_as_they_would_have(slots):
+  """Not begun, in the middle, ended; in 16 slots most of them begin anew."""
+  prompts = tiny.prompts(32)
+  whole = sample(prompts)
+  rng = np.random.default_rng(0)
+  lengths_B = rng.integers(0, T + 1, 128) * (rng.random(128) < 0.8)
+  part, ended_B = stop(whole, lengths_B)
+  assert ended_B.any() and ((0 < lengths_B) & ~ended_B).sum() > 20
+  got = sample(prompts, begun=(part, ended_B), slots=slots)
+  np.testing.assert_array_equal(got.tokens_BL, whole.tokens_BL)
+  np.testing.assert_array_equal(got.truncated_B, whole.truncated_B)
+  np.testing.assert_allclose(got.logps_BT, whole.logps_BT, atol=1e-5)
+
+
+def test_another_policy_goes_on_with_what_there_is():
+  """What was sampled stays, with its log-probs; the rest is the other's."""
+  prompts, other = tiny.prompts(16), tiny.params(1)
+  part, ended_B = stop(sample(prompts), np.full(64, 5))
+  rows = sample(prompts, begun=(part, ended_B), params=other)
+  np.testing.assert_array_equal(
+      rows.tokens_BL[:, : P + 5], part.tokens_BL[:, : P + 5]
+  )
+  np.testing.assert_array_equal(rows.logps_BT[:, :5], part.logps_BT[:, :5])
+  logps_BT, _ = padded.response_logps(
+      other, tiny.CFG, rows.tokens_BL, rows.start_B, T
+  )
+  gap = np.abs(logps_BT - rows.logps_BT) * rows.mask_BT
+  assert gap[:, 5:].max() <= 1e-4 < 1e-2 < gap[:, :5].max()
+
+
+def test_a_stream_tells_when_few_groups_are_left():
+  """And it may be left there: what has not ended has begun."""
+  static = tiny.SAMPLER | dict(max_tokens=T, group_size=4, slots=16)
+  args = tiny.params(), tiny.prompts(32), KEY
+  for held in rollout.stream(*args, **static, tell=5):
+    left = (~np.asarray(held[1]).reshape(-1, 4).all(1)).sum()
+    if left <= 5:
+      break
+  assert 0 < left <= 5
+  held = jax.device_get(held)
+  got = sample(tiny.prompts(32), slots=16, begun=held)
+  np.testing.assert_array_equal(
+      got.tokens_BL, sample(tiny.prompts(32)).tokens_BL
+  )
+
+
 def test_sampler_and_trainer_agree():
   rows = sample(tiny.prompts(64), group=4, temperature=0.8)
   logps_BT, _ = padded.response_logps(

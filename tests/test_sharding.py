@@ -145,6 +145,30 @@ def test_same_tokens_on_eight_devices(meshes, slots):
   np.testing.assert_allclose(out[0].logps_BT, out[1].logps_BT, atol=1e-5)
 
 
+def test_responses_go_on_on_eight_devices(meshes):
+  """Those that had begun on one: each shard reads its own again."""
+  static = dict(group_size=4, max_tokens=tiny.T, slots=32, **tiny.SAMPLER)
+  whole, begun = [], None
+  for mesh in meshes:
+    with jax.set_mesh(mesh):
+      args = (
+          sharding.put(mesh, tiny.params()),
+          sharding.put(mesh, tiny.prompts(16), "batch"),
+          jax.random.key(0),
+      )
+      if begun is None:
+        told = rollout.stream(*args, tell=12, **static)
+        begun = sharding.fetch(next(told))
+        whole.append(sharding.fetch(rollout.sample(*args, **static)))
+      begun = sharding.put(mesh, begun, "batch")
+      whole.append(sharding.fetch(rollout.sample(*args, begun=begun, **static)))
+      begun = sharding.fetch(begun)
+  rollouts, ended_B = begun
+  assert ((rollouts.lengths_B > 0) & ~ended_B).any() and ended_B.any()
+  for other in whole[1:]:
+    np.testing.assert_array_equal(whole[0].tokens_BL, other.tokens_BL)
+
+
 def test_groups_of_unequal_size_on_eight_devices(meshes):
   sizes = np.array([2, 6] * 8)
   out = []

@@ -10,7 +10,15 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import display, evaluate, model, rollout, stages, step
+from rl_reason import (
+    config,
+    display,
+    evaluate,
+    model,
+    rollout,
+    stages,
+    step,
+)
 from rl_reason.stages import Once, experience, rl
 
 
@@ -53,8 +61,9 @@ def test_the_update_donates_its_state(tmp_path):
     assert metrics["actor/update_skipped"] == c.updates.minibatches
 
 
-def test_the_first_update_starts_at_a_ratio_of_one(tmp_path):
+def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
   """Old log-probs come from the same products as the update's own."""
+  monkeypatch.setattr(config, "on_policy", lambda c: False)  # or 1 is no news
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.log.tensorboard = False
   c.updates.minibatches, c.updates.micro_batches = 1, 2

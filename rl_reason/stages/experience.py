@@ -62,6 +62,51 @@ def _idle() -> None:
   pass
 
 
+def _never(known: int, unknown: int) -> bool:
+  return False
+
+
+class Verdicts:
+  """Of responses that end one after the other, while others are sampled.
+
+  Args:
+    run: everything that the stages share.
+    rows_B: what each response answers.
+
+  Attributes:
+    texts: of the responses; like the others up to the last `wait`.
+    correct_B: float32 in {0, 1}.
+    failures: of the verifier.
+  """
+
+  def __init__(self, run: Run, rows_B: list[tasks.Row]):
+    self._run, self._rows_B = run, rows_B
+    self._begun_B = np.zeros(len(rows_B), bool)
+    self._under_way: list = []
+    self.texts = [""] * len(rows_B)
+    self.correct_B = np.zeros(len(rows_B), np.float32)
+    self.failures = 0
+
+  def begin(self, rollouts: Rollouts, ended_B: np.ndarray) -> None:
+    """Judges those that have ended since."""
+    which = np.flatnonzero(ended_B & ~self._begun_B)
+    self._begun_B |= ended_B
+    if len(which):
+      some = jax.tree.map(lambda x: x[which], rollouts)
+      rows = [self._rows_B[b] for b in which]
+      begun = evaluate.begin_to_judge(self._run.task, self._run.tok, some, rows)
+      self._under_way.append((which, begun))
+
+  def wait(self) -> None:
+    """Until all are there that were begun."""
+    for which, finish in self._under_way:
+      texts, self.correct_B[which], failed = finish()
+      self.failures += failed
+      for b, text in zip(which, texts, strict=True):
+        self.texts[b] = text
+    self._under_way = []
+
+
 class Maker:
   """Makes experience of one policy after the other.
 
@@ -69,18 +114,24 @@ class Maker:
     run: everything that the stages share.
     purpose: names the randomness of prompts and noise.
     batches: of responses in a round of generation.
+    stragglers: groups that a round may leave unfinished to the next one.
 
   Attributes:
     problems: the source of rows by id.
     batch: responses of a round.
+    carried: those groups, then padding; None if there may be none.
     clock: of the loop; sampling and scoring are laps of it.
     failures: of the verifier, since it was last reset.
   """
 
-  def __init__(self, run: Run, purpose: str, batches: int = 1):
+  def __init__(
+      self, run: Run, purpose: str, batches: int = 1, stragglers: int = 0
+  ):
     c = run.config
     self._run = run
     self.batch = batches * c.rollout.batch
+    self._room = stragglers
+    self.carried = no_rows(run, stragglers * c.rollout.group_size)
     self.problems, self._stream = run.problems(f"{purpose} prompts", 1)
     self._seen: dict[str, list[float]] = {}  # type: accuracy, length
     self._streaks: dict[str, int] = {}  # problem: times all right in a row
@@ -95,8 +146,11 @@ class Maker:
     self._scorers = [_scorer(run, x.name) for x in terms(run)]
 
   def reset(self) -> None:
-    """Begins to count the failures of another step."""
-    self.failures = 0
+    """Begins another step: it counts its failures, and has its own policy."""
+    self.failures, old = 0, self.carried
+    self.carried = old.replace(
+        known_B=old.rollouts.lengths_B, age_B=old.age_B + (old.age_B >= 0)
+    )
 
   def get_state(self) -> dict:
     """What a checkpoint needs, as JSON."""
@@ -109,11 +163,11 @@ class Maker:
     self._stream.set_state(state["data"])
     self._seen, self._streaks = state["seen"], state["streaks"]
 
-  def _draw(self) -> tuple[list[int], list[tasks.Row]]:
+  def _draw(self, count: int) -> tuple[list[int], list[tasks.Row]]:
     """The next prompts that are not retired."""
     c = self._run.config.rollout
     ids, rows, skipped = [], [], 0
-    while len(rows) < self.batch // c.group_size:
+    while len(rows) < count:
       (at, row), *_ = next(self._stream)
       if self._streaks.get(_key(row), 0) < (c.retire_after or np.inf):
         ids.append(at)
@@ -162,84 +216,140 @@ class Maker:
     """What a policy is sampled with (`rollout_weights`); maybe its own."""
     return self._run.weights(params, self._run.config.rollout.weights)
 
-  def generate(self, params: Tree, meanwhile=_idle) -> Experience:
+  def generate(
+      self, params: Tree, meanwhile=_idle, goes_on=_never
+  ) -> Experience:
     """Samples and scores one round of prompts.
 
     Args:
       params: as `weights` returned them.
       meanwhile: called while the device samples.
+      goes_on: see `dynamic_sampling.collect`.
+
+    Returns:
+      groups in the order of their prompts: all; or, with stragglers, those that
+      are whole, and with rollout.across_steps no more than a round has.
 
     Raises:
       RunError: all prompts are retired.
     """
     run, c = self._run, self._run.config
-    ids, rows = self._draw()
+    group, count = c.rollout.group_size, self.batch // c.rollout.group_size
+    held = dynamic_sampling.real(self.carried)
+    total = count + self._room
+    ids = held.rollouts.ids_B[::group].tolist()
+    rows = [self.problems[at][1] for at in ids]
+    new = self._draw(total - len(ids) if c.rollout.across_steps else count)
+    ids, rows = ids + new[0], rows + new[1]
+    real, empty = len(ids), self._room and total - len(ids)
+    ids, rows = ids + [-1 - n for n in range(empty)], rows + rows[:1] * empty
     sizes_N = self._sizes(rows)
-    prompts: Prompts = data.pack_prompts(
-        run.tok, [row.prompt for row in rows], ids, c.rollout.max_prompt
-    )
     rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
-    rollouts, judging = self._sample(
-        params, prompts, sizes_N, rows_B, meanwhile
-    )
+
+    verdicts = Verdicts(run, rows_B)
+    for part in self._sample(
+        params, ids, rows, sizes_N, rows_B, held, meanwhile
+    ):
+      rollouts, ended_B = part
+      verdicts.begin(rollouts, ended_B)
+      if self._room and self._stops(verdicts, ended_B, goes_on):
+        break
     self.clock.lap("gen")
-    texts, failures = [""] * len(rows_B), 0
-    correct_B = np.zeros(len(rows_B), np.float32)
-    for which, finish in judging:
-      said, correct_B[which], failed = finish()
-      failures += failed
-      for b, text in zip(which, said, strict=True):
-        texts[b] = text
-    scores = [score(self, rollouts, texts, rows_B) for score in self._scorers]
-    failures += sum(failed for _, failed in scores)
-    if c.reward.shuffle:
-      rng = np.random.default_rng((run.seed("shuffle"), ids[0]))
-      correct_B = rng.permutation(correct_B)
-    self.failures += failures
-    out = Experience(
+    verdicts.wait()
+    none_B, old = np.zeros(len(rows_B), np.int32), len(held.age_B)
+    everything = Experience(
         rollouts=rollouts,
-        correct_B=correct_B,
-        scores_NB=tuple(np.asarray(x, np.float32) for x, _ in scores),
-        old_logps_BT=np.zeros_like(rollouts.logps_BT),
-        age_B=np.zeros(len(rows_B), np.int32),
+        correct_B=verdicts.correct_B,
+        scores_NB=tuple(none_B.astype(np.float32) for _ in self._scorers),
+        old_logps_BT=rollouts.logps_BT,
+        known_B=np.concatenate([held.known_B, none_B[old:]]),
+        age_B=np.concatenate([held.age_B, none_B[old:]]),
         types_B=np.array([row.difficulty for row in rows_B], np.int32),
         problems_B=np.array([int(_key(row)) for row in rows_B], np.int32),
     )
-    self._learn(out, rows)
+    each = dynamic_sampling.groups(rollouts.ids_B)
+    whole = [n for n in range(real) if ended_B[each[n]].all()]
+    whole = sorted(whole, key=ids.__getitem__)
+    if c.rollout.across_steps:
+      whole = whole[:count]
+    others = [each[n] for n in range(real) if n not in set(whole)]
+    self.carried = dynamic_sampling.fill(
+        dynamic_sampling.take(everything, others), self.carried, group
+    )
+    out = self._scored(everything, verdicts, [each[n] for n in whole], rows_B)
+    self._learn(out, [rows[n] for n in whole])
     self.clock.lap("score")
     return out
 
-  def _sample(self, params: Tree, prompts: Prompts, sizes_N, rows_B, meanwhile):
-    """Rollouts, and of some of them at a time: indices, how to get verdicts.
+  def _scored(self, everything, verdicts: Verdicts, each, rows_B) -> Experience:
+    """Some groups, and what the scorers say of them."""
+    out = dynamic_sampling.take(everything, each)
+    which = np.concatenate(each)
+    texts = [verdicts.texts[b] for b in which]
+    rows_B = [rows_B[b] for b in which]
+    said = [score(self, out.rollouts, texts, rows_B) for score in self._scorers]
+    self.failures += verdicts.failures + sum(failed for _, failed in said)
+    if self._run.config.reward.shuffle:
+      rng = np.random.default_rng(
+          (self._run.seed("shuffle"), out.rollouts.ids_B[0])
+      )
+      out = out.replace(correct_B=rng.permutation(out.correct_B))
+    return out.replace(
+        scores_NB=tuple(np.asarray(x, np.float32) for x, _ in said)
+    )
 
-    A verdict is begun as soon as a response is known to have ended, while the
-    device samples the others.
+  def _stops(self, verdicts: Verdicts, ended_B, goes_on) -> bool:
+    """Whether the groups that are unfinished are left to the next round.
+
+    At a moment that counts decode steps, and not by what is judged by then: a
+    run is the same each time.
     """
+    c = self._run.config.rollout
+    ended_NG = ended_B.reshape(-1, c.group_size)
+    left = int((~ended_NG.all(1)).sum())
+    if not 0 < left <= self._room:
+      return False
+    if c.across_steps:
+      return True
+    verdicts.wait()
+    share_N = verdicts.correct_B.reshape(ended_NG.shape).mean(1)
+    signal_N = ended_NG.all(1) & (share_N > 0) & (share_N < 1)
+    return goes_on(int(signal_N.sum()), left)
+
+  def _sample(self, params: Tree, ids, rows, sizes_N, rows_B, held, meanwhile):
+    """`Run.stream` of some prompts; the first have begun; on the host."""
     run, c = self._run, self._run.config.rollout
+    begun, order_N = None, np.arange(len(ids))
+    if self._room:
+      begun = _begin(run, held, np.array(ids))
+      # Each data shard gets its part of those that have begun.
+      order_N = order_N.reshape(-1, run.ways).T.reshape(-1)
+    order_B = np.arange(len(rows_B))
+    if self._room:
+      order_B = order_B.reshape(len(ids), -1)[order_N].reshape(-1)
+    back_B = np.argsort(order_B)
+    prompts: Prompts = data.pack_prompts(
+        run.tok,
+        [rows[n].prompt for n in order_N],
+        [ids[n] for n in order_N],
+        c.max_prompt,
+    )
     _, length_B = self._expected(rows_B)
-    judging, begun_B = [], np.zeros(len(rows_B), bool)
+    begun = jax.tree.map(lambda x: x[order_B], begun)
     for part in run.stream(
         params,
         run.put(prompts, "batch"),
         self._rng,
         self._heat,
         None if c.sizes == "equal" else run.put(sizes_N),
-        expected_B=run.put(length_B, "batch"),
+        expected_B=run.put(length_B[order_B], "batch"),
+        begun=begun and run.put(begun, "batch"),
+        tell=self._room,
         group_size=c.group_size,
         top_p=c.top_p,
         meanwhile=meanwhile,
     ):
-      rollouts, ended_B = sharding.fetch(part)
-      which = np.flatnonzero(ended_B & ~begun_B)
-      if not len(which):
-        continue
-      begun_B |= ended_B
-      some = jax.tree.map(lambda x, at=which: x[at], rollouts)
-      rows = [rows_B[b] for b in which]
-      judging.append(
-          (which, evaluate.begin_to_judge(run.task, run.tok, some, rows))
-      )
-    return rollouts, judging
+      yield jax.tree.map(lambda x: x[back_B], sharding.fetch(part))
 
   def layout(self, r: Rollouts, at: int = 0) -> Layout:
     """`layout` of a batch; `at` decides how later epochs are shuffled."""
@@ -264,12 +374,15 @@ class Maker:
   def with_old_logps(self, params: Tree, rows: Experience, cut: Layout):
     """Rows with the trainer's log-probs, and the entropy [B, T].
 
-    Rows that were kept from the step before bring theirs along.
+    Tokens of an earlier step's policy bring theirs along: rows that were kept
+    the trainer's, and what was carried over the sampler's.
     """
     logps_BT, entropy_BT = self.logps(params, cut)
-    kept_B1 = (rows.age_B > 0)[:, None]
-    old_BT = np.where(kept_B1, rows.old_logps_BT, logps_BT)
-    return rows.replace(old_logps_BT=old_BT), entropy_BT
+    r, at_T = rows.rollouts, np.arange(rows.old_logps_BT.shape[1])
+    known_BT = at_T < rows.known_B[:, None]
+    old_BT = np.where(known_BT, rows.old_logps_BT, logps_BT)
+    known_B = np.where(rows.age_B >= 0, r.lengths_B, 0)
+    return rows.replace(old_logps_BT=old_BT, known_B=known_B), entropy_BT
 
   def values(self, critic_params: Tree, cut: Layout):
     """V of the prefix before each token of the responses: [B, T]."""
@@ -469,10 +582,25 @@ def _assign(run: Run):
   return jax.jit(fn)
 
 
-def no_rows(run: Run) -> Experience:
-  """A batch of nothing but padding: the first `kept`."""
+def _begin(run: Run, held: Experience, ids_N):
+  """A round's responses so far, and which have ended: those of empty places."""
+  r, group = held.rollouts, run.config.rollout.group_size
+  blank = no_rows(run, len(ids_N) * group).rollouts
+  begun: Rollouts = jax.tree.map(
+      lambda some, none: np.concatenate([some, none[len(some) :]]), r, blank
+  )
+  begun = begun.replace(
+      ids_B=np.repeat(ids_N, group).astype(np.int32),
+      truncated_B=np.where(begun.lengths_B > 0, begun.truncated_B, True),
+  )
+  at_limit_B = begun.lengths_B == run.config.rollout.max_tokens
+  return begun, ~begun.truncated_B | at_limit_B | (begun.ids_B < 0)
+
+
+def no_rows(run: Run, rows: int | None = None) -> Experience:
+  """Nothing but padding, by default a batch of it."""
   c = run.config
-  rows, length = c.rollout.batch, c.rollout.max_tokens
+  rows, length = c.rollout.batch if rows is None else rows, c.rollout.max_tokens
   zeros_BT = np.zeros((rows, length), np.float32)
   zeros_B = np.zeros(rows, np.int32)
   return Experience(
@@ -488,6 +616,7 @@ def no_rows(run: Run) -> Experience:
       correct_B=zeros_B.astype(np.float32),
       scores_NB=tuple(zeros_B.astype(np.float32) for _ in terms(run)),
       old_logps_BT=zeros_BT,
+      known_B=zeros_B,
       age_B=zeros_B - 1,
       types_B=zeros_B,
       problems_B=zeros_B - 1,

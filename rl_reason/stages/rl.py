@@ -85,7 +85,8 @@ def run(
         run.display,
     )
   rounds = dict(c.dynamic_sampling)
-  maker = experience.Maker(run, "rollout", rounds.pop("batches"))
+  batches = rounds.pop("batches")
+  maker = experience.Maker(run, "rollout", batches, c.rollout.stragglers)
   passes = experience.passes(run)
   coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
   at, evaluated = 0, False
@@ -105,10 +106,12 @@ def run(
           f"rl.steps = {c.rl.steps}: this run is at step {at} already; ask for"
           " more steps, or choose another --workdir"
       )
-    like = _everything(run, state, critic_state, kept, past)
+    like = _everything(run, state, critic_state, kept, past, maker.carried)
     restored = checkpoints.restore(at, like)
     state, critic_state = restored["train"], restored["critic"]
-    kept, past = sharding.fetch((restored["kept"], restored["past"]))
+    kept, past, maker.carried = sharding.fetch(
+        (restored["kept"], restored["past"], restored["carried"])
+    )
     maker.set_state(host["maker"])
     coefs, spent, evaluated = host["coefs"], host["spent"], host["evaluated"]
     if at == c.rl.steps and evaluated:
@@ -149,7 +152,9 @@ def run(
         evaluated=evaluated,
         base=digest,
     )
-    everything = _everything(run, state, critic_state, kept, past)
+    everything = _everything(
+        run, state, critic_state, kept, past, maker.carried
+    )
     checkpoints.save(at, everything, host, score)
 
   _warn(run)
@@ -297,6 +302,12 @@ def _warn(run: Run) -> None:
         " policy than the one that learns (rollout/sampler_trainer_kl);"
         " loss.correction = 'truncate' makes up for it"
     )
+  if c.rollout.across_steps:
+    run.display.say(
+        "warning: rollout.across_steps fills batches with the responses that"
+        " end first: a bias to short ones, and the long ones are partly of an"
+        " older policy"
+    )
 
 
 def _times(seconds: dict[str, float]) -> dict[str, float]:
@@ -387,17 +398,21 @@ def abstract(run: Run) -> Tree:
     )
   kept = experience.no_rows(run) if _keeps(run) else None
   past = experience.no_past(run) if config_lib.has_history(c) else None
-  return _everything(run, state, critic_state, kept, past)
+  carried = experience.no_rows(run, c.rollout.stragglers * c.rollout.group_size)
+  return _everything(run, state, critic_state, kept, past, carried)
 
 
 def _keeps(run: Run) -> bool:
   return run.config.dynamic_sampling.surplus == "keep"
 
 
-def _everything(run: Run, state, critic_state, kept, past) -> Tree:
+def _everything(run: Run, state, critic_state, kept, past, carried) -> Tree:
   """The pytree of a checkpoint."""
-  kept, past = run.put((kept, past))
-  return dict(train=state, critic=critic_state, kept=kept, past=past)
+  carried = carried if run.config.rollout.stragglers else None
+  kept, past, carried = run.put((kept, past, carried))
+  return dict(
+      train=state, critic=critic_state, kept=kept, past=past, carried=carried
+  )
 
 
 def _optimizer(run: Run):
@@ -457,7 +472,10 @@ def _rollout_metrics(run: Run, rows: Experience, reward_B, batch: Batch):
   """What the rows of a batch say; padding left out."""
   r = rows.rollouts
   real_B, fresh_B = rows.age_B >= 0, rows.age_B == 0
-  out = {"train/rows_kept": (rows.age_B > 0).sum()}
+  out = {
+      "train/rows_kept": (rows.age_B > 0).sum(),
+      "train/age_max": max(rows.age_B.max(), 0),
+  }
   if real_B.any():
     lengths, reward_B = r.lengths_B[real_B], reward_B[real_B]
     advantage = batch.advantages_BT[batch.mask_BT]
