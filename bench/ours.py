@@ -15,6 +15,7 @@ import numpy as np
 from bench import harness, worker
 from rl_reason import (
     advantages,
+    attention,
     config,
     hf,
     model,
@@ -201,7 +202,50 @@ def rl_step(job: dict) -> Step:
   return step
 
 
-TASKS = dict(rollout=rollout, update=update, rl_step=rl_step)
+def products(job: dict) -> Step:
+  """The parts of an update, one by one (see `products.PRODUCTS`)."""
+  rng = np.random.default_rng(0)
+
+  def normal(*shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+  def part(fn, *args) -> Callable[[], float]:
+    fn = jax.jit(fn).lower(*args).compile()
+    return lambda: worker.fastest(lambda: jax.block_until_ready(fn(*args)))
+
+  parts = {}
+  for name, (transposed, (m, k, n)) in job["products"].items():
+    a = normal(k, m) if transposed else normal(m, k)
+    how = (((0 if transposed else 1,), (0,)), ((), ()))
+    product = functools.partial(jax.lax.dot_general, dimension_numbers=how)
+    parts[name] = part(product, a, normal(k, n))
+
+  x = job["attention"]
+  rows = x["rows"], x["length"], x["kv"]
+  q, k, v = normal(*rows, x["group"], x["dim"]), *normal(2, *rows, x["dim"])
+  ones = jnp.ones(rows[:2], jnp.int32)
+
+  def ours(segments, q, k, v):
+    return attention.packed(segments)("xla", 0, q, k, v, None)[0]
+
+  def at_once(segments, q, k, v):
+    scores = jnp.einsum("BLKQC,BSKC->BKQLS", q * x["dim"] ** -0.5, k)
+    at = jnp.arange(segments.shape[1])
+    same = segments[:, :, None] == segments[:, None]
+    visible = same & (at[:, None] >= at)
+    scores = jnp.where(visible[:, None, None], scores, -1e30)
+    return jnp.einsum("BKQLS,BSKC->BLKQC", jax.nn.softmax(scores, -1), v)
+
+  for name, fn in (("attention", ours), ("attention, rows at once", at_once)):
+
+    def total(segments, q, k, v, fn=fn):
+      return jnp.sum(fn(segments, q, k, v) * q)
+
+    parts[name] = part(jax.grad(total, (1, 2, 3)), ones, q, k, v)
+  return lambda: dict(parts={name: run() for name, run in parts.items()})
+
+
+TASKS = dict(rollout=rollout, update=update, rl_step=rl_step, products=products)
 
 
 def serve(turns: worker.Turns) -> None:

@@ -6,6 +6,7 @@ loop. A turn of the trainer begins and ends where its callbacks say.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import tempfile
@@ -212,8 +213,39 @@ class Fixed(trl.GRPOTrainer):
     )
 
 
+def products(turns: worker.Turns) -> None:
+  """The parts of an update, one by one (see `products.PRODUCTS`)."""
+  job, parts = turns.job, {}
+  for name, (transposed, (m, k, n)) in job["products"].items():
+    a = torch.randn(k, m).T if transposed else torch.randn(m, k)
+    parts[name] = functools.partial(torch.mm, a, torch.randn(k, n))
+  x = job["attention"]
+  shape = x["rows"], x["kv"] * x["group"], x["length"], x["dim"]
+  few = x["rows"], x["kv"], x["length"], x["dim"]
+  q = torch.randn(shape, requires_grad=True)
+  k, v = (torch.randn(few, requires_grad=True) for _ in range(2))
+
+  def attention():
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    return torch.autograd.grad((out * q).sum(), (q, k, v))
+
+  parts["attention"] = attention
+
+  def step() -> dict:
+    return dict(parts={name: worker.fastest(x) for name, x in parts.items()})
+
+  worker.repeat(turns, step)
+
+
 if __name__ == "__main__":
   os.environ["TOKENIZERS_PARALLELISM"] = "false"
   worker.serve(
-      dict(rollout=rollout, update=lambda t: train(t, Fixed), rl_step=train)
+      dict(
+          rollout=rollout,
+          update=lambda t: train(t, Fixed),
+          rl_step=train,
+          products=products,
+      )
   )
