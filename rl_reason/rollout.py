@@ -140,6 +140,7 @@ class Sampler:
     top_p: nucleus; the log-probs returned are those BEFORE this filter.
     slots: rows that decode together; 0: all of them, to the end.
     even: whether all groups are of G rows.
+    cache: 'same', keys and values as the model computes them; or 'int8'.
   """
 
   cfg: model.ModelConfig
@@ -150,6 +151,7 @@ class Sampler:
   top_p: float = 1.0
   slots: int = 0
   even: bool = True
+  cache: str = "same"
 
   def start(
       self,
@@ -180,7 +182,7 @@ class Sampler:
         tokens_NP,
         at_NP,
         attention.prefill(real_NP),
-        model.empty_cache(cfg, count, width),
+        model.empty_cache(cfg, count, width, self.cache),
     )
     last_N11 = (length_N - 1)[:, None, None]
     hidden_ND = jnp.take_along_axis(hidden_NPD, last_N11, 1)[:, 0]
@@ -227,7 +229,7 @@ class Sampler:
     )
     room = attention.slots(width + self.max_tokens)
     idle = Slots(
-        cache=model.empty_cache(cfg, slots, room),
+        cache=model.empty_cache(cfg, slots, room, self.cache),
         hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
         row_B=integers(slots, rows // shards),
         t_B=integers(slots, 0),
@@ -309,7 +311,7 @@ def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
   def pin(name, x):
     rows = None if name in whole else "batch"
     if name == "cache":
-      return sharding.constrain(x, None, rows, "kv_heads", None, None)
+      return attention.pinned(x, rows)
     return sharding.constrain(x, rows, *(None,) * (x.ndim - 1))
 
   return tree.replace(
@@ -359,7 +361,9 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
 
     def one(to, prefix):
       x = jax.lax.dynamic_slice_in_dim(prefix, prompt_B[slot], 1, 1)
-      return jax.lax.dynamic_update_slice(to, x, (0, slot, 0, 0, 0))
+      return jax.lax.dynamic_update_slice(
+          to, x, (0, slot) + (0,) * (x.ndim - 2)
+      )
 
     return jax.tree.map(one, cache, queue.cache)
 
@@ -431,9 +435,9 @@ def _step(sampler: Sampler, params: Tree, order_B, _, carry):
 def _shrink(slots: Slots) -> Slots:
   """`Sampler.shrink` of one data shard."""
   keep_B = jnp.argsort(-slots.position_B)[: len(slots.row_B) // 2]
-  return jax.tree.map(
-      lambda x: x[:, keep_B] if x.ndim == 5 else x[keep_B], slots
-  )
+  cache = jax.tree.map(lambda x: x[:, keep_B], slots.cache)
+  rest = jax.tree.map(lambda x: x[keep_B], slots.replace(cache=None))
+  return rest.replace(cache=cache)
 
 
 @functools.cache

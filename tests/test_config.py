@@ -262,6 +262,12 @@ def sampler_weights(run):
   return digest(maker.weights(run_params(run)))
 
 
+def sampled(run):
+  """Log-probs of a round of training."""
+  maker = experience.Maker(run, "test")
+  return digest(maker.generate(run_params(run)).rollouts.logps_BT)
+
+
 def samplers(run):
   """Shapes of the programs that sample a round."""
   experience.Maker(run, "test").generate(run_params(run))
@@ -352,6 +358,7 @@ FIELDS = {
     "rollout.top_p": (0.5, samples),
     "rollout.allow_top_p": (True, "check"),
     "rollout.weights": ("int8", sampler_weights),
+    "rollout.cache": ("int8", sampled),
     "dynamic_sampling.enabled": (False, artifacts),
     "dynamic_sampling.max_rounds": (1, artifacts),
     "dynamic_sampling.batches": (2, artifacts),
@@ -755,6 +762,7 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ({"sft.skill.mixture": "brilliant:1"}, "'brilliant' is none of"),
         ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
+        ({"rollout.cache": "bfloat16"}, "must be one of same, int8"),
         ({"lora.rank": -1}, "lora.rank = -1: must be at least 0"),
         ({"lora.alpha": 0.0}, "lora.alpha = 0.0: must be at least"),
         ({"lora.targets": "q,head"}, "'head' is none of q, k, v, o, gate"),

@@ -466,6 +466,12 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
   display.say(f"attention: {cfg.attention} ({attend_by(config)[1]})")
+  int8 = config.rollout.cache == "int8"
+  if (reader := attention.reader(cfg.attention, int8)) != cfg.attention:
+    display.say(
+        f"decoding: {reader} (paged attention of {cfg.attention} takes no"
+        " rollout.cache = 'int8')"
+    )
   return Run(
       config=config,
       workdir=workdir,

@@ -229,6 +229,7 @@ class Maker:
         expected_B=run.put(length_B, "batch"),
         group_size=c.group_size,
         top_p=c.top_p,
+        cache=c.cache,
         meanwhile=meanwhile,
     ):
       rollouts, ended_B = sharding.fetch(part)
