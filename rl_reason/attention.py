@@ -60,13 +60,20 @@ class Kernels(NamedTuple):
   Attributes:
     head_dims: sizes of a head.
     block: tokens that they look at together, at most; rows are padded to it.
+    int8: whether they read a cache of int8. The TPU's would spread each scale
+      over the numbers that it scales: an array of four times the bytes of the
+      cache, for each layer of each step.
   """
 
   head_dims: tuple[int, ...]
   block: int
+  int8: bool
 
 
-KERNELS = {"gpu": Kernels((64, 128), 128), "tpu": Kernels((128, 256), 512)}
+KERNELS = {
+    "gpu": Kernels((64, 128), 128, int8=True),
+    "tpu": Kernels((128, 256), 512, int8=False),
+}
 
 
 def choose(
@@ -83,7 +90,7 @@ def choose(
   Returns:
     'xla', or the key of KERNELS; and the reason, in words.
   """
-  fits = KERNELS.get(backend, Kernels((), 0))
+  fits = KERNELS.get(backend, Kernels((), 0, int8=False))
   reasons = {
       "model.attention": wanted == "xla",
       f"no kernels for {backend}": backend not in KERNELS,
@@ -96,15 +103,6 @@ def choose(
     if holds:
       return "xla", reason
   return backend, f"kernels for {backend}"
-
-
-def reader(kernels: str, int8: bool) -> str:
-  """Who decodes, from a cache of int8 or not, if `kernels` compute attention.
-
-  The TPU's paged attention spreads a scale over the numbers that it scales: an
-  array of four times the bytes of the cache, for each layer of each step.
-  """
-  return "xla" if int8 and kernels == "tpu" else kernels
 
 
 def slots(length: int) -> int:
@@ -133,9 +131,8 @@ def empty(
     dtype: of keys and values; int8 has scales beside them.
   """
   v = jnp.zeros((layers, rows, heads, slots, dim), dtype)
-  int8 = v.dtype == jnp.int8
-  scale = jnp.zeros(v.shape[:-1]) if int8 else None
-  k = _turned(reader(kernels, int8), v)
+  scale = jnp.zeros(v.shape[:-1]) if v.dtype == jnp.int8 else None
+  k = _turned(kernels, v)
   return jax.tree.map(pinned, Cache(k, v, scale, scale))
 
 
@@ -202,7 +199,7 @@ def prefill(segments_BL: Array) -> Attend:
   def attend(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache):
     out, _ = within(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache)
     new = _held(cache, k_BLKC.swapaxes(1, 2), v_BLKC.swapaxes(1, 2))
-    turned = _turned(reader(kernels, new.k_scale is not None), new.k)
+    turned = _turned(kernels, new.k)
 
     def write(x, new):
       at = index, *(0,) * new.ndim
@@ -233,7 +230,6 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   write_B = jnp.maximum(position_B, 0)
 
   def attend(kernels, index, q_B1KQC, k_B1KC, v_B1KC, cache):
-    kernels = reader(kernels, cache.k_scale is not None)
     new = _held(cache, k_B1KC[:, 0], v_B1KC[:, 0])
     at = index, jnp.arange(rows), slice(None)
     k_at = (*at, slice(None), write_B) if kernels == "xla" else (*at, write_B)

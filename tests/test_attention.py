@@ -110,7 +110,7 @@ def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
   *new, cache = inputs(len(positions), dtype, slots, int8)
 
   def turned(cache):
-    k = attention._turned(attention.reader(kernels, int8), cache.k)
+    k = attention._turned(kernels, cache.k)
     return dataclasses.replace(cache, k=k)
 
   run = jax.jit(functools.partial(step, kernels))
@@ -119,10 +119,12 @@ def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
   return out, turned(cache)
 
 
-@pytest.mark.parametrize("kernels", attention.KERNELS)
 @pytest.mark.parametrize(
-    "slots, int8",  # pages of one block, and of four
-    [(384, False), (512, False), (512, True)],
+    "kernels, slots, int8",  # the TPU's pages are of one block, and of four
+    [
+        *(("gpu", 384, False), ("gpu", 512, False), ("gpu", 512, True)),
+        *(("tpu", 384, False), ("tpu", 512, False)),
+    ],
 )
 def test_decoding_rows_of_any_length(kernels, slots, int8, interpreted):
   positions = [min(x, slots - 1) for x in POSITIONS]
@@ -230,19 +232,6 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   np.testing.assert_array_equal(held.k_scale[0], small.k_scale[0])
 
 
-def test_who_reads_int8():
-  """The TPU's kernels have no scale a head: XLA reads its own layout."""
-  assert attention.reader("gpu", True) == "gpu"
-  assert attention.reader("tpu", False) == "tpu"
-  assert attention.reader("tpu", True) == "xla"
-  want, _ = decoded("xla", POSITIONS, int8=True)
-  got, _ = decoded("tpu", POSITIONS, int8=True)
-  np.testing.assert_array_equal(got, want)
-  shapes = 2, 3, K, 256, C
-  for kernels, k in (("gpu", shapes), ("tpu", (2, 3, K, C, 256))):
-    assert attention.empty(kernels, *shapes, "int8").k.shape == k
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", attention.KERNELS)
 def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
@@ -276,7 +265,7 @@ def test_kernels_are_lowered_for_their_platform(platform):
   caches = [
       jax.eval_shape(lambda x=x: attention.empty(kernels, 2, 2, K, 512, C, x))
       for x in ("bfloat16", "int8")
-      if attention.reader(kernels, x == "int8") == kernels
+      if x != "int8" or attention.KERNELS[kernels].int8
   ]
 
   def train(q, k, v, segments):

@@ -687,6 +687,17 @@ def test_the_critic_starts_from_an_exported_one(tmp_path):
       value.run(run, run_params(run))
 
 
+def test_a_cache_that_no_kernel_reads_is_refused(tmp_path, monkeypatch):
+  """Known once it is known who computes attention."""
+  c = tiny()
+  c.rollout.cache, c.model.dtype, c.model.head_dim = "int8", "bfloat16", 128
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  with pytest.raises(config.ConfigError, match="'int8': .* of tpu .* 'same'"):
+    make_run(c, tmp_path)
+  c.model.attention = "xla"
+  make_run(c, tmp_path)
+
+
 def test_allow_top_p_is_what_lets_top_p_through():
   c = tiny()
   c.rollout.top_p = 0.9

@@ -465,13 +465,13 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
   _check_prompts(config, task, levels, tok)
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
-  display.say(f"attention: {cfg.attention} ({attend_by(config)[1]})")
-  int8 = config.rollout.cache == "int8"
-  if (reader := attention.reader(cfg.attention, int8)) != cfg.attention:
-    display.say(
-        f"decoding: {reader} (paged attention of {cfg.attention} takes no"
-        " rollout.cache = 'int8')"
+  kernels = attention.KERNELS.get(cfg.attention)
+  if config.rollout.cache == "int8" and kernels and not kernels.int8:
+    raise config_lib.ConfigError(
+        "rollout.cache = 'int8': the paged attention of"
+        f" {cfg.attention} does not read it; use 'same'"
     )
+  display.say(f"attention: {cfg.attention} ({attend_by(config)[1]})")
   return Run(
       config=config,
       workdir=workdir,
