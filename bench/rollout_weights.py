@@ -1,11 +1,11 @@
-"""Rollouts with rounded weights: how far from the trainer, and does it matter?
+"""Rounded weights, keys and values: how far from the trainer do rollouts get?
 
-  python -m bench.rollout_weights            # 12 short runs; resumable
+  python -m bench.rollout_weights            # 21 short runs; resumable
   python -m bench.rollout_weights --table    # only the table, from JSON
 
 Short runs of GRPO on fresh seeds, those of a seed from one SFT model, alike but
-for the weights that sample. Then the policy that sampled with its own weights
-samples again with each kind. Writes results/rollout_weights.json and .md.
+for the weights that sample and their cache. Then the policy that sampled with
+its own samples again with each kind. Writes results/rollout_weights.{json,md}.
 """
 
 import argparse
@@ -29,23 +29,30 @@ OUT = ROOT / "results" / "rollout_weights.json"
 SEEDS = ablate.fresh_seeds("rl_reason", 3)
 STEPS = 20
 ROUNDS = 10  # of generation, when the trained policy is measured
-ROWS = {
-    "same": ("same", "none"),
-    "bfloat16": ("bfloat16", "none"),
-    "int8": ("int8", "none"),
-    "int8, truncated": ("int8", "truncate"),
+KINDS = {  # rollout.weights, rollout.cache
+    "same": ("same", "same"),
+    "bfloat16 weights": ("bfloat16", "same"),
+    "int8 weights": ("int8", "same"),
+    "int8 cache": ("same", "int8"),
+    "int8 both": ("int8", "int8"),
+}
+ROWS = {  # of KINDS, loss.correction
+    **{kind: (kind, "none") for kind in KINDS},
+    "int8 weights, truncated": ("int8 weights", "truncate"),
+    "int8 both, truncated": ("int8 both", "truncate"),
 }
 ACCURACY = "val-core/arithmetic/acc/mean@4"
 
 
 def place(name: str, seed: int) -> pathlib.Path:
   """The work directory of a run."""
-  return RUNS / f"{name.replace(', ', '-')}-{seed}"
+  return RUNS / f"{name.replace(',', '').replace(' ', '-')}-{seed}"
 
 
 def train(name: str, seed: int) -> dict:
   """One run; its accuracies, and what it measured of its own rollouts."""
   kind, correction = ROWS[name]
+  weights, cache = KINDS[kind]
   workdir = place(name, seed)
   command = [
       *(sys.executable, "-m", "rl_reason.main", "--config=configs/grpo.py"),
@@ -53,7 +60,8 @@ def train(name: str, seed: int) -> dict:
       f"--config.seed={seed}",
       f"--config.rl.steps={STEPS}",
       "--config.evaluate.every=0",
-      f"--config.rollout.weights={kind}",
+      f"--config.rollout.weights={weights}",
+      f"--config.rollout.cache={cache}",
       f"--config.loss.correction={correction}",
   ]
   if name != "same":
@@ -80,7 +88,7 @@ def measure(kind: str, seed: int) -> dict:
   """The KL per token of a trained policy's sampler to its trainer."""
   workdir = place("same", seed)
   c = config.unflat(config.load(workdir / "config.json"))
-  c.rollout.weights = kind
+  c.rollout.weights, c.rollout.cache = KINDS[kind]
   silent = display.Display(False)
   run = stages.make_run(c, workdir, silent, threading.Event())
   with jax.set_mesh(run.mesh):
@@ -90,7 +98,7 @@ def measure(kind: str, seed: int) -> dict:
     for _ in range(ROUNDS):
       rows = maker.generate(weights)
       r = rows.rollouts
-      logps_BT, _ = maker.logps(params, r.tokens_BL, r.start_B)
+      logps_BT, _ = maker.logps(params, maker.layout(r))
       gaps.append((r.logps_BT - logps_BT)[r.mask_BT].astype(np.float64))
   run.log.close()
   silent.close()
@@ -120,7 +128,7 @@ def table(result: dict) -> str:
   """Markdown."""
   seeds = ", ".join(map(str, result["seeds"]))
   out = [
-      "# Rollouts with rounded weights",
+      "# Rollouts with rounded weights, keys and values",
       "",
       "Made by `python -m bench.rollout_weights`; data in"
       f" `rollout_weights.json`. Seeds {seeds}: mean (least to most).",
@@ -131,7 +139,7 @@ def table(result: dict) -> str:
       " weights. KL: `rollout/sampler_trainer_kl`, mean of the steps, nats a"
       " token; gap: the largest `rollout/logp_gap_max`.",
       "",
-      "| rollout.weights | before RL | after | KL | gap |",
+      "| rollout.weights, cache | before RL | after | KL | gap |",
       "|---|---|---|---|---|",
   ]
   for name in ROWS:
@@ -152,10 +160,10 @@ def table(result: dict) -> str:
       " KL per token by the estimator that is never negative; beyond: share of"
       " tokens whose probability is off by a factor of 2.",
       "",
-      "| rollout.weights | KL | largest gap | beyond |",
+      "| rollout.weights, cache | KL | largest gap | beyond |",
       "|---|---|---|---|",
   ]
-  for kind in dict.fromkeys(kind for kind, _ in ROWS.values()):
+  for kind in KINDS:
     some = [x for x in result["policies"] if x["kind"] == kind]
     cells = [
         over(some, "kl", ".1e"),
@@ -175,13 +183,12 @@ def main() -> None:
   if parser.parse_args().table:
     result = json.loads(OUT.read_text())
   else:
-    kinds = dict.fromkeys(kind for kind, _ in ROWS.values())
     result = dict(
         command="python -m bench.rollout_weights",
         seeds=SEEDS,
         environment=report.environment(),
         runs=[train(name, seed) for seed in SEEDS for name in ROWS],
-        policies=[measure(kind, seed) for seed in SEEDS for kind in kinds],
+        policies=[measure(kind, seed) for seed in SEEDS for kind in KINDS],
     )
     OUT.write_text(json.dumps(result, indent=1) + "\n")
   OUT.with_suffix(".md").write_text(table(result))

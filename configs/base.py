@@ -97,6 +97,7 @@ def get_config():
   # What samples in training: the policy's own weights, or a copy made once a
   # step, whole on each device of the fsdp axis. Evaluation has its own, full.
   c.rollout.weights = "same"  # bfloat16, int8 (then: loss.correction)
+  c.rollout.cache = "same"  # keys and values, also in training only; or int8
 
   c.dynamic_sampling = ml_collections.ConfigDict()  # DAPO sec 3.2
   c.dynamic_sampling.enabled = False  # refill with 0 < accuracy < 1 groups

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from rl_reason import sharding
+from rl_reason import linear, sharding
 from rl_reason.structs import Array
 
 BLOCK = 128  # slots of the cache that `decode` reads at a time
@@ -44,10 +44,14 @@ class Cache:
       which XLA's CPU backend computes three times as fast as products of
       columns. As v for the kernels, which read both alike.
     v: [layers, B, K, S, C].
+    k_scale, v_scale: float32 [layers, B, K, S], if k and v are int8: they stand
+      for that many times their numbers. Else None.
   """
 
   k: Array
   v: Array
+  k_scale: Array | None = None
+  v_scale: Array | None = None
 
 
 # Attend(kernels, index of the layer, q, k, v, cache) -> out, cache
@@ -60,13 +64,20 @@ class Kernels(NamedTuple):
   Attributes:
     head_dims: sizes of a head.
     block: tokens that they look at together, at most; rows are padded to it.
+    int8: whether they read a cache of int8. The TPU's would spread each scale
+      over the numbers that it scales: an array of four times the bytes of the
+      cache, for each layer of each step.
   """
 
   head_dims: tuple[int, ...]
   block: int
+  int8: bool
 
 
-KERNELS = {"gpu": Kernels((64, 128), 128), "tpu": Kernels((128, 256), 512)}
+KERNELS = {
+    "gpu": Kernels((64, 128), 128, int8=True),
+    "tpu": Kernels((128, 256), 512, int8=False),
+}
 
 
 def choose(
@@ -83,7 +94,7 @@ def choose(
   Returns:
     'xla', or the key of KERNELS; and the reason, in words.
   """
-  fits = KERNELS.get(backend, Kernels((), 0))
+  fits = KERNELS.get(backend, Kernels((), 0, int8=False))
   reasons = {
       "model.attention": wanted == "xla",
       f"no kernels for {backend}": backend not in KERNELS,
@@ -112,18 +123,46 @@ def empty(
     dim: int,
     dtype,
 ) -> Cache:
-  """A cache of zeros: rows over the batch axes, heads over the tensor axis."""
+  """A cache of zeros: rows over the batch axes, heads over the tensor axis.
+
+  Args:
+    kernels: who computes attention.
+    layers: of the model.
+    rows: B.
+    heads: of keys and values.
+    slots: tokens of a row.
+    dim: numbers of a head.
+    dtype: of keys and values; int8 has scales beside them.
+  """
   v = jnp.zeros((layers, rows, heads, slots, dim), dtype)
-  cache = Cache(k=_turned(kernels, v), v=v)
-  return jax.tree.map(
-      lambda x: sharding.constrain(x, None, "batch", "kv_heads", None, None),
-      cache,
-  )
+  scale = jnp.zeros(v.shape[:-1]) if v.dtype == jnp.int8 else None
+  k = _turned(kernels, v)
+  return jax.tree.map(pinned, Cache(k, v, scale, scale))
+
+
+def pinned(x: Array, rows: str | None = "batch") -> Array:
+  """An array of a cache, split over the mesh: rows or none, and heads."""
+  rest = (None,) * (x.ndim - 3)
+  return sharding.constrain(x, None, rows, "kv_heads", *rest)
 
 
 def _turned(kernels: str, k: Array) -> Array:
   """Keys [..., S, C] as the cache holds them, and back."""
   return k.swapaxes(-1, -2) if kernels == "xla" else k
+
+
+def _held(cache: Cache, k: Array, v: Array) -> Cache:
+  """New keys and values [..., C] in the dtype of a cache, not yet turned.
+
+  int8 is symmetric, a scale a token and head: absmax / 127.
+  """
+  if cache.k_scale is None:
+    return Cache(k, v)
+  # A vector is a matrix of one column.
+  k8, v8 = (linear.quantize(x[..., None]) for x in (k, v))
+  return Cache(
+      k8.values[..., 0], v8.values[..., 0], k8.scale[..., 0], v8.scale[..., 0]
+  )
 
 
 def packed(segments_BL: Array) -> Attend:
@@ -146,13 +185,14 @@ def prefill(segments_BL: Array) -> Attend:
 
   def attend(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache):
     out, _ = within(kernels, index, q_BLKQC, k_BLKC, v_BLKC, cache)
-    at = (index, 0, 0, 0, 0)
-    k_BKLC, v_BKLC = k_BLKC.swapaxes(1, 2), v_BLKC.swapaxes(1, 2)
-    k = _turned(kernels, k_BKLC)
-    return out, Cache(
-        jax.lax.dynamic_update_slice(cache.k, k[None], at),
-        jax.lax.dynamic_update_slice(cache.v, v_BKLC[None], at),
-    )
+    new = _held(cache, k_BLKC.swapaxes(1, 2), v_BLKC.swapaxes(1, 2))
+    turned = _turned(kernels, new.k)
+
+    def write(x, new):
+      at = index, *(0,) * new.ndim
+      return jax.lax.dynamic_update_slice(x, new[None], at)
+
+    return out, jax.tree.map(write, cache, dataclasses.replace(new, k=turned))
 
   return attend
 
@@ -177,17 +217,22 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   write_B = jnp.maximum(position_B, 0)
 
   def attend(kernels, index, q_B1KQC, k_B1KC, v_B1KC, cache):
-    at = index, jnp.arange(rows)
-    k_at = (*at, slice(None), slice(None), write_B)
-    v_at = (*at, slice(None), write_B)
-    cache = Cache(
-        cache.k.at[k_at if kernels == "xla" else v_at].set(k_B1KC[:, 0]),
-        cache.v.at[v_at].set(v_B1KC[:, 0]),
+    new = _held(cache, k_B1KC[:, 0], v_B1KC[:, 0])
+    at = index, jnp.arange(rows), slice(None)
+    k_at = (*at, slice(None), write_B) if kernels == "xla" else (*at, write_B)
+    k = cache.k.at[k_at].set(new.k)
+    rest = jax.tree.map(
+        lambda x, new: x.at[(*at, write_B)].set(new),
+        (cache.v, cache.k_scale, cache.v_scale),
+        (new.v, new.k_scale, new.v_scale),
     )
+    cache = Cache(k, *rest)
     q_BKQC = q_B1KQC[:, 0] * q_B1KQC.shape[-1] ** -0.5
     if cache.v.shape[3] <= BLOCK:
-      k_BKCS = _turned("xla", _turned(kernels, cache.k[index]))
-      out_BKQC = _whole(q_BKQC, k_BKCS, cache.v[index], position_B)
+      layer = jax.tree.map(lambda x: x[index], cache)
+      k_BKCS = _turned("xla", _turned(kernels, layer.k))
+      layer = dataclasses.replace(layer, k=k_BKCS)
+      out_BKQC = _whole(q_BKQC, layer, position_B)
     elif kernels != "xla":
       out_BKQC = _paged(kernels, q_BKQC, cache, index, position_B)
     else:
@@ -202,18 +247,32 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   return attend
 
 
-def _scores(q_BKQC, k_BKCS, first, position_B):
-  """fp32 scores of slots from `first` on, and which of them count."""
+def _scaled(x_BKQS, scale_BKS):
+  """Numbers of slots, times their scale if they have one."""
+  return x_BKQS if scale_BKS is None else x_BKQS * scale_BKS[:, :, None]
+
+
+def _scores(q_BKQC, some: Cache, first, position_B):
+  """fp32 scores of slots from `first` on, and which of them count.
+
+  int8 is exact in the dtype of the queries: scores are scaled, not keys, and
+  probabilities, not values.
+  """
+  k_BKCS = some.k.astype(q_BKQC.dtype)
   scores = jnp.einsum("BKQC,BKCS->BKQS", q_BKQC, k_BKCS).astype(jnp.float32)
+  scores = _scaled(scores, some.k_scale)
   slot_S = first + jnp.arange(k_BKCS.shape[-1])
   visible = (slot_S <= position_B[:, None])[:, None, None]
   return jnp.where(visible, scores, NEVER), visible
 
 
-def _whole(q_BKQC, k_BKCS, v_BKSC, position_B):
-  scores, _ = _scores(q_BKQC, k_BKCS, 0, position_B)
-  probs = jax.nn.softmax(scores, -1).astype(v_BKSC.dtype)
-  return jnp.einsum("BKQS,BKSC->BKQC", probs, v_BKSC)
+def _whole(q_BKQC, layer: Cache, position_B):
+  scores, _ = _scores(q_BKQC, layer, 0, position_B)
+  probs = _scaled(jax.nn.softmax(scores, -1), layer.v_scale)
+  dtype = q_BKQC.dtype
+  return jnp.einsum(
+      "BKQS,BKSC->BKQC", probs.astype(dtype), layer.v.astype(dtype)
+  )
 
 
 def _blocks(q_BKQC, cache: Cache, index, rows_B, position_B):
@@ -225,7 +284,7 @@ def _blocks(q_BKQC, cache: Cache, index, rows_B, position_B):
     sizes = [1, 1, *x.shape[2:]]
     sizes[axis] = BLOCK
     numbers = jax.lax.GatherDimensionNumbers(
-        offset_dims=(1, 2, 3),
+        offset_dims=tuple(range(1, x.ndim - 1)),
         collapsed_slice_dims=(0, 1),
         start_index_map=(0, 1, axis),
     )
@@ -237,22 +296,24 @@ def _blocks(q_BKQC, cache: Cache, index, rows_B, position_B):
   def add(block, carry):
     most, total, out = carry
     at = block * BLOCK
-    k_BKCS, v_BKSC = read(cache.k, 4, at), read(cache.v, 3, at)
-    scores, visible = _scores(q_BKQC, k_BKCS, at, position_B)
+    rest = cache.v, cache.k_scale, cache.v_scale
+    rest = jax.tree.map(lambda x: read(x, 3, at), rest)
+    some = Cache(read(cache.k, 4, at), *rest)
+    scores, visible = _scores(q_BKQC, some, at, position_B)
     higher = jnp.maximum(most, scores.max(-1))
     probs = jnp.where(visible, jnp.exp(scores - higher[..., None]), 0)
     fade = jnp.exp(most - higher)
     here = jnp.einsum(
         "BKQS,BKSC->BKQC",
-        probs.astype(v_BKSC.dtype),
-        v_BKSC,
+        _scaled(probs, some.v_scale).astype(q_BKQC.dtype),
+        some.v.astype(q_BKQC.dtype),
         preferred_element_type=jnp.float32,
     )
     out = out * fade[..., None] + here
     return higher, total * fade + probs.sum(-1), out
 
-  some = jnp.zeros(q_BKQC.shape, jnp.float32)
-  carry = some[..., 0] + NEVER, some[..., 0], some
+  zeros = jnp.zeros(q_BKQC.shape, jnp.float32)
+  carry = zeros[..., 0] + NEVER, zeros[..., 0], zeros
   _, total, out = jax.lax.fori_loop(0, blocks, add, carry)
   return out / jnp.maximum(total, 1e-30)[..., None]
 
@@ -431,7 +492,7 @@ def _paged(kernels: str, q_BKQC, cache: Cache, index, position_B):
   head counts as a sequence.
   """
 
-  def local(q_BKQC, k, v, index, position_B):
+  def local(q_BKQC, index, position_B, k, v, *scales):
     layers, rows, heads, slots, dim = v.shape
     page = BLOCK * math.gcd(slots // BLOCK, KERNELS[kernels].block // BLOCK)
     pages = slots // page
@@ -441,17 +502,18 @@ def _paged(kernels: str, q_BKQC, cache: Cache, index, position_B):
         *(x.reshape(1, -1, page, dim) for x in (k, v)),
         jnp.repeat(position_B + 1, heads),
         first_X1 * pages + jnp.arange(pages),
+        *(x.reshape(1, -1, page) for x in scales),
     )
     return out_XQC.reshape(q_BKQC.shape)
 
   rows = "batch", "kv_heads", None, None
-  run = sharding.by_device(
-      local, (rows, (None, *rows), (None, *rows), (), ("batch",)), rows
-  )
-  return run(q_BKQC, cache.k, cache.v, index, position_B)
+  pools = jax.tree.leaves(cache)
+  axes = [(None, *rows)[: x.ndim] for x in pools]
+  run = sharding.by_device(local, (rows, (), ("batch",), *axes), rows)
+  return run(q_BKQC, index, position_B, *pools)
 
 
-def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
+def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, *scales_1NS):
   """Parts of a row run side by side; one more softmax joins them."""
   ops = _import("gpu.paged_attention")
   return ops.paged_attention(
@@ -460,6 +522,7 @@ def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
       v_1NSC,
       table_XP,
       lengths_X,
+      *scales_1NS,
       pages_per_compute_block=1,
       k_splits=math.gcd(table_XP.shape[1], 16),
   )

@@ -310,6 +310,7 @@ CHOICES = {
     "loss.correction_level": ("token", "sequence", "geometric"),
     "rollout.sizes": ("equal", "length", "variance"),
     "rollout.weights": ("same", "bfloat16", "int8"),
+    "rollout.cache": ("same", "int8"),
     "critic.init": ("policy", "scratch", "exported"),
     "critic.head": ("scalar", "gated", "categorical"),
     "critic.schedule": ("constant", "cosine", "linear"),

@@ -200,10 +200,20 @@ def flops_per_token(cfg: ModelConfig, context: float) -> float:
   return 2.0 * (cfg.layers * layer + cfg.width * cfg.vocab)
 
 
-def empty_cache(cfg: ModelConfig, rows: int, slots: int) -> attention.Cache:
-  """A cache of zeros for `rows` rows of `slots` tokens."""
+def empty_cache(
+    cfg: ModelConfig, rows: int, slots: int, cache: str = "same"
+) -> attention.Cache:
+  """A cache of zeros for `rows` rows of `slots` tokens.
+
+  Args:
+    cfg: of the model.
+    rows: B.
+    slots: tokens of a row.
+    cache: 'same', the dtype of the products; or 'int8'.
+  """
   shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
-  return attention.empty(cfg.attention, *shape, cfg.dtype)
+  dtype = cfg.dtype if cache == "same" else cache
+  return attention.empty(cfg.attention, *shape, dtype)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:

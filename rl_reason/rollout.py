@@ -142,6 +142,7 @@ class Sampler:
     top_p: nucleus; the log-probs returned are those BEFORE this filter.
     slots: rows that decode together; 0: all of them, to the end.
     even: whether all groups are of G rows.
+    cache: 'same', keys and values as the model computes them; or 'int8'.
   """
 
   cfg: model.ModelConfig
@@ -152,6 +153,7 @@ class Sampler:
   top_p: float = 1.0
   slots: int = 0
   even: bool = True
+  cache: str = "same"
 
   def start(
       self,
@@ -183,7 +185,7 @@ class Sampler:
         tokens_NP,
         at_NP,
         attention.prefill(real_NP),
-        model.empty_cache(cfg, count, width),
+        model.empty_cache(cfg, count, width, self.cache),
     )
     last_N11 = (length_N - 1)[:, None, None]
     hidden_ND = jnp.take_along_axis(hidden_NPD, last_N11, 1)[:, 0]
@@ -245,7 +247,7 @@ class Sampler:
     )
     room = attention.slots(width + self.max_tokens)
     idle = Slots(
-        cache=model.empty_cache(cfg, slots, room),
+        cache=model.empty_cache(cfg, slots, room, self.cache),
         hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
         row_B=integers(slots, rows // shards),
         t_B=integers(slots, 0),
@@ -257,7 +259,7 @@ class Sampler:
     prompt_rows = sharding.spec(*([] if self._whole() else ["batch"]))
     state = _specs(Queue, self._whole()), _specs(Slots)
     resume = sharding.by_batch_shard(
-        functools.partial(_resume, cfg),
+        functools.partial(_resume, self),
         (sharding.spec(), prompt_rows, *state),
         state,
     )
@@ -338,7 +340,7 @@ def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
   def pin(name, x):
     rows = None if name in whole else "batch"
     if name == "cache":
-      return sharding.constrain(x, None, rows, "kv_heads", None, None)
+      return attention.pinned(x, rows)
     return sharding.constrain(x, rows, *(None,) * (x.ndim - 1))
 
   return tree.replace(
@@ -351,7 +353,7 @@ def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
   )
 
 
-def _resume(cfg: model.ModelConfig, params: Tree, tokens_NP, queue, slots):
+def _resume(sampler: Sampler, params: Tree, tokens_NP, queue, slots):
   """Rows of one data shard that have begun go on, in the first slots.
 
   Their tokens are read again, one row at a time. Those that find no slot begin
@@ -372,11 +374,11 @@ def _resume(cfg: model.ModelConfig, params: Tree, tokens_NP, queue, slots):
     at_1L = jnp.arange(len(tokens_L))[None]
     hidden_1LD, filled = model.forward(
         params,
-        cfg,
+        sampler.cfg,
         tokens_L[None],
         at_1L,
         attention.prefill((at_1L < length + t).astype(jnp.int32)),
-        model.empty_cache(cfg, 1, len(tokens_L)),
+        model.empty_cache(sampler.cfg, 1, len(tokens_L), sampler.cache),
     )
     cache = jax.tree.map(
         lambda to, x: jax.lax.dynamic_update_slice(
@@ -435,7 +437,9 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
 
     def one(to, prefix):
       x = jax.lax.dynamic_slice_in_dim(prefix, prompt_B[slot], 1, 1)
-      return jax.lax.dynamic_update_slice(to, x, (0, slot, 0, 0, 0))
+      return jax.lax.dynamic_update_slice(
+          to, x, (0, slot) + (0,) * (x.ndim - 2)
+      )
 
     return jax.tree.map(one, cache, queue.cache)
 
@@ -507,9 +511,9 @@ def _step(sampler: Sampler, params: Tree, order_B, _, carry):
 def _shrink(slots: Slots) -> Slots:
   """`Sampler.shrink` of one data shard."""
   keep_B = jnp.argsort(-slots.position_B)[: len(slots.row_B) // 2]
-  return jax.tree.map(
-      lambda x: x[:, keep_B] if x.ndim == 5 else x[keep_B], slots
-  )
+  cache = jax.tree.map(lambda x: x[:, keep_B], slots.cache)
+  rest = jax.tree.map(lambda x: x[keep_B], slots.replace(cache=None))
+  return rest.replace(cache=cache)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 
 from rl_reason import attention, model, rollout, sharding
 
-K, Q, C = 2, 2, 128
+K, Q, C, LAYERS = 2, 2, 128, 2
 POSITIONS = (-1, 0, 1, 127, 128, 300, 511, 17)
 CALLS = {"cuda": "triton", "tpu": "tpu_custom_call"}
 ROUNDING = {"float32": 2e-6, "bfloat16": 1e-2}  # of the largest number
@@ -88,67 +88,148 @@ def test_packed_rows_and_their_gradients(kernels, dtype, interpreted):
   assert_near(gradients(kernels, *args), want, dtype)
 
 
-def decoded(kernels, positions, dtype="bfloat16", layers=2, slots=512):
-  """One step of the last layer: outputs of rows in use, and the cache."""
-  count = len(positions)
-  shape = layers, count, K, slots, C
-  k, v = (normal(*shape, dtype=dtype, seed=s) for s in (4, 5))
-  new = [normal(count, 1, K, C, dtype=dtype, seed=s) for s in (6, 7)]
+def inputs(count, dtype, slots=512, int8=False):
+  """Queries, keys and values of one token a row; the cache, keys not turned."""
   q = normal(count, 1, K, Q, C, dtype=dtype, seed=8)
-  cache = attention.Cache(k=attention._turned(kernels, k), v=v)
+  new = [normal(count, 1, K, C, dtype=dtype, seed=s) for s in (6, 7)]
+  shape = LAYERS, count, K, slots, C
+  k, v = (normal(*shape, dtype=dtype, seed=s) for s in (4, 5))
+  if not int8:
+    return q, *new, attention.Cache(k, v)
+  empty = attention.empty("gpu", LAYERS, count, K, slots, C, "int8")
+  return q, *new, attention._held(empty, k, v)
 
-  @jax.jit
-  def run(q, new, cache, positions):
-    attend = attention.decode(positions)
-    return attend(kernels, jnp.int32(layers - 1), q, *new, cache)
 
-  out, cache = run(q, new, cache, jnp.asarray(positions, jnp.int32))
+def step(kernels, q, k, v, cache, positions):
+  attend = attention.decode(positions)
+  return attend(kernels, jnp.int32(LAYERS - 1), q, k, v, cache)
+
+
+def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
+  """One step of the last layer: outputs of rows in use, and the cache."""
+  *new, cache = inputs(len(positions), dtype, slots, int8)
+
+  def turned(cache):
+    k = attention._turned(kernels, cache.k)
+    return dataclasses.replace(cache, k=k)
+
+  run = jax.jit(functools.partial(step, kernels))
+  out, cache = run(*new, turned(cache), jnp.asarray(positions, jnp.int32))
   out = np.asarray(out, np.float32)[np.asarray(positions) >= 0]
-  return out, attention._turned(kernels, cache.k), cache.v
+  return out, turned(cache)
 
 
-@pytest.mark.parametrize("kernels", attention.KERNELS)
-@pytest.mark.parametrize("slots", [384, 512])  # pages of one block, and of four
-def test_decoding_rows_of_any_length(kernels, slots, interpreted):
+@pytest.mark.parametrize(
+    "kernels, slots, int8",  # the TPU's pages are of one block, and of four
+    [
+        *(("gpu", 384, False), ("gpu", 512, False), ("gpu", 512, True)),
+        *(("tpu", 384, False), ("tpu", 512, False)),
+    ],
+)
+def test_decoding_rows_of_any_length(kernels, slots, int8, interpreted):
   positions = [min(x, slots - 1) for x in POSITIONS]
-  want, *cache = decoded("xla", positions, slots=slots)
-  got, *same = decoded(kernels, positions, slots=slots)
+  want, cache = decoded("xla", positions, slots=slots, int8=int8)
+  got, same = decoded(kernels, positions, slots=slots, int8=int8)
   assert_near([got], [want], "bfloat16")
-  for a, b in zip(cache, same, strict=True):
+  for a, b in zip(jax.tree.leaves(cache), jax.tree.leaves(same), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", attention.KERNELS)
-def test_kernels_on_eight_devices(kernels, interpreted):
-  """Rows over (data, fsdp), heads over tensor; decoding inside its shard."""
+def test_gradients_on_eight_devices(kernels, interpreted):
+  """Rows over (data, fsdp), heads over tensor."""
   args = rows(4, 128, "bfloat16")
   want = gradients(kernels, *args)
-  alone, *_ = decoded(kernels, POSITIONS)
   with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
     assert_near(gradients(kernels, *args), want, "bfloat16")
 
-    def local(q, k, v, cache, positions):
-      attend = attention.decode(positions)
-      return attend(kernels, jnp.int32(1), q, k, v, cache)[0]
 
-    count = len(POSITIONS)
-    k, v = (
-        normal(2, count, K, 512, C, dtype="bfloat16", seed=s) for s in (4, 5)
-    )
-    new = [normal(count, 1, K, C, dtype="bfloat16", seed=s) for s in (6, 7)]
-    q = normal(count, 1, K, Q, C, dtype="bfloat16", seed=8)
-    batch, cache = sharding.spec("batch"), sharding.spec(None, "batch")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kernels, int8", [("gpu", False), ("gpu", True), ("tpu", False)]
+)
+def test_decoding_on_eight_devices(kernels, int8, interpreted):
+  """Inside of its shard, scales beside what they scale."""
+  alone, _ = decoded(kernels, POSITIONS, int8=int8)
+  *new, cache = inputs(len(POSITIONS), "bfloat16", int8=int8)
+  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
+    batch, whole = sharding.spec("batch"), sharding.spec(None, "batch")
     run = sharding.by_batch_shard(
-        local, (batch, batch, batch, cache, batch), batch
+        lambda *args: step(kernels, *args)[0],
+        (batch, batch, batch, whole, batch),
+        batch,
     )
     where = sharding.spec(None, "batch", "kv_heads")
-    pinned = jax.tree.map(
-        lambda x: jax.device_put(x, where), attention.Cache(k, v)
-    )
-    got = jax.jit(run)(q, *new, pinned, jnp.asarray(POSITIONS, jnp.int32))
+    cache = jax.tree.map(lambda x: jax.device_put(x, where), cache)
+    got = jax.jit(run)(*new, cache, jnp.asarray(POSITIONS, jnp.int32))
   got = np.asarray(got, np.float32)[np.asarray(POSITIONS) >= 0]
   assert_near([got], [alone], "bfloat16")
+
+
+# --- a cache of int8 ---------------------------------------------------------
+
+
+def test_an_int8_cache_by_hand():
+  """Steps of .02 and .04: a prefilled token, and one more beside it."""
+  first = jnp.array([2.54, -1.0, 0.013, 0.03]).reshape(1, 1, 1, 4)
+  second = jnp.array([-5.08, 0.0, 0.1, 2.0]).reshape(1, 1, 1, 4)
+  q = jnp.zeros((1, 1, 1, 1, 4))
+  cache = attention.empty("xla", 1, 1, 1, 3, 4, "int8")
+  prefill = attention.prefill(jnp.ones((1, 1), jnp.int32))
+  _, cache = prefill("xla", 0, q, first, -first, cache)
+  decode = attention.decode(jnp.array([1]))
+  out, cache = decode("xla", 0, q, second, -second, cache)
+  want = np.array([[127, -50, 1, 2], [-127, 0, 2, 50], [0, 0, 0, 0]])
+  assert cache.k.dtype == cache.v.dtype == jnp.int8
+  np.testing.assert_array_equal(cache.k[0, 0, 0].T, want)
+  np.testing.assert_array_equal(cache.v[0, 0, 0], -want)
+  for scale in cache.k_scale, cache.v_scale:
+    assert scale.dtype == jnp.float32
+    np.testing.assert_allclose(scale[0, 0, 0], [0.02, 0.04, 0], rtol=1e-6)
+  # Queries of zero see both tokens alike.
+  mean = -(want[0] * 0.02 + want[1] * 0.04) / 2
+  np.testing.assert_allclose(out.reshape(4), mean, rtol=1e-6)
+
+
+def exact(q, cache, positions):
+  """Outputs [B, K, Q, C] in float64, of keys and values [B, K, S, C]."""
+  out = np.zeros((*q.shape[:1], K, Q, C))
+  for b, n in enumerate(np.asarray(positions) + 1):
+    k, v = (np.asarray(x[b, :, :n], np.float64) for x in cache)
+    scores = np.einsum("kqc,ksc->kqs", q[b], k) * C**-0.5
+    probs = np.exp(scores - scores.max(-1, keepdims=True))
+    out[b] = probs / probs.sum(-1, keepdims=True) @ v
+  return out
+
+
+@pytest.mark.parametrize("slots", [100, 384])  # one read, and several blocks
+def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
+  """As to what int8 stands for, exactly; to what it was, within a bound.
+
+  Half a step d_k of a key moves a score by e <= |q|_1 d_k / 2 / sqrt(C), so
+  probabilities by factors within exp(+-2 e), and an output by no more than
+  (exp(2 e) - 1) max|v| + d_v / 2.
+  """
+  positions = [0, 1, 50, slots - 1]
+  q, k, v, plain = inputs(4, "float32", slots)
+  *_, small = inputs(4, "float32", slots, int8=True)
+  got, held = decoded("xla", positions, "float32", slots, int8=True)
+  got = got[:, 0]
+  q = np.asarray(q[:, 0], np.float64)
+  k_scale, v_scale = (x[-1][..., None] for x in (held.k_scale, held.v_scale))
+  stands_for = held.k[-1] * k_scale, held.v[-1] * v_scale
+  want = exact(q, stands_for, positions)
+  assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+  at = np.arange(4), slice(None), np.array(positions)
+  was = [x[-1].at[at].set(new[:, 0]) for x, new in ((plain.k, k), (plain.v, v))]
+  error = np.abs(got - exact(q, was, positions)).max(-1)
+  moved = np.abs(q).sum(-1) * k_scale.max(2) / 2 * C**-0.5
+  most = np.abs(was[1]).max((2, 3))[..., None]
+  bound = np.expm1(2 * moved) * most + v_scale.max(2) / 2
+  assert (error <= bound).all() and 1e-3 < error.max() < 0.05
+  np.testing.assert_array_equal(held.k_scale[0], small.k_scale[0])
 
 
 @pytest.mark.slow
@@ -181,22 +262,21 @@ def test_kernels_are_lowered_for_their_platform(platform):
   kernels = "gpu" if platform == "cuda" else "tpu"
   q, k, v, segments = jax.eval_shape(lambda: rows(2, 1024, "bfloat16"))
   positions = jax.ShapeDtypeStruct((2,), jnp.int32)
-  cache = jax.eval_shape(
-      lambda: attention.empty(kernels, 2, 2, K, 512, C, "bfloat16")
-  )
+  caches = [
+      jax.eval_shape(lambda x=x: attention.empty(kernels, 2, 2, K, 512, C, x))
+      for x in ("bfloat16", "int8")
+      if x != "int8" or attention.KERNELS[kernels].int8
+  ]
 
   def train(q, k, v, segments):
     return attention.packed(segments)(kernels, 0, q, k, v, None)[0].sum()
 
-  def step(q, k, v, cache, positions):
-    one = (x[:, :1] for x in (q, k, v))
-    return attention.decode(positions)(kernels, jnp.int32(0), *one, cache)[0]
+  def one(q, k, v, cache, positions):
+    return step(kernels, *(x[:, :1] for x in (q, k, v)), cache, positions)
 
-  fns = {
-      jax.grad(train, (0, 1, 2)): (q, k, v, segments),
-      step: (q, k, v, cache, positions),
-  }
-  for fn, args in fns.items():
+  calls = [(jax.grad(train, (0, 1, 2)), (q, k, v, segments))]
+  calls += [(one, (q, k, v, cache, positions)) for cache in caches]
+  for fn, args in calls:
     traced = jax.jit(fn).trace(*args)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert CALLS[platform] in text

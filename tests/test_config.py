@@ -263,6 +263,12 @@ def sampler_weights(run):
   return digest(maker.weights(run_params(run)))
 
 
+def sampled(run):
+  """Log-probs of a round of training."""
+  maker = experience.Maker(run, "test")
+  return digest(maker.generate(run_params(run)).rollouts.logps_BT)
+
+
 def samplers(run):
   """Shapes of the programs that sample a round."""
   experience.Maker(run, "test").generate(run_params(run))
@@ -360,6 +366,7 @@ FIELDS = {
     "rollout.top_p": (0.5, samples),
     "rollout.allow_top_p": (True, "check"),
     "rollout.weights": ("int8", sampler_weights),
+    "rollout.cache": ("int8", sampled),
     "dynamic_sampling.enabled": (False, artifacts),
     "dynamic_sampling.max_rounds": (1, artifacts),
     "dynamic_sampling.batches": (2, artifacts),
@@ -713,6 +720,17 @@ def test_old_log_probs_are_left_out_unless_something_reads_them():
   assert config.on_policy(c), "the update measures a KL in its loss"
 
 
+def test_a_cache_that_no_kernel_reads_is_refused(tmp_path, monkeypatch):
+  """Known once it is known who computes attention."""
+  c = tiny()
+  c.rollout.cache, c.model.dtype, c.model.head_dim = "int8", "bfloat16", 128
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  with pytest.raises(config.ConfigError, match="'int8': .* of tpu .* 'same'"):
+    make_run(c, tmp_path)
+  c.model.attention = "xla"
+  make_run(c, tmp_path)
+
+
 def test_allow_top_p_is_what_lets_top_p_through():
   c = tiny()
   c.rollout.top_p = 0.9
@@ -808,6 +826,7 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ),
         ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
+        ({"rollout.cache": "bfloat16"}, "must be one of same, int8"),
         ({"lora.rank": -1}, "lora.rank = -1: must be at least 0"),
         ({"lora.alpha": 0.0}, "lora.alpha = 0.0: must be at least"),
         ({"lora.targets": "q,head"}, "'head' is none of q, k, v, o, gate"),

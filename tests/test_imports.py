@@ -29,9 +29,9 @@ LAYERS = [line.split() for line in """
     datasets
     tasks
     scorers
-    groups losses config sharding metrics packing dynamic_sampling
+    groups losses config sharding metrics packing dynamic_sampling linear
     advantages corrections surrogates values weights rewards
-    tokenizer attention linear checkpoint report
+    tokenizer attention checkpoint report
     model
     data rollout credit critic objective hf lora
     rollout_weights

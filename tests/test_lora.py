@@ -226,20 +226,23 @@ def test_a_sampler_that_is_another_policy_is_named(tmp_path, monkeypatch):
   run = test_config.make_run(c, tmp_path)
   said = []
   monkeypatch.setattr(run.display, "say", said.append)
-  for kind, dtype, correction, warned in (
-      ("int8", "float32", "none", True),
-      ("int8", "bfloat16", "none", True),
-      ("int8", "float32", "truncate", False),
-      ("bfloat16", "float32", "none", True),
-      ("bfloat16", "bfloat16", "none", False),
-      ("same", "float32", "none", False),
+  weights, cache = "rollout.weights = 'int8'", "rollout.cache = 'int8'"
+  for kind, held, dtype, correction, warned in (
+      ("int8", "same", "float32", "none", [weights]),
+      ("int8", "same", "bfloat16", "none", [weights]),
+      ("int8", "int8", "float32", "truncate", []),
+      ("bfloat16", "same", "float32", "none", ["weights = 'bfloat16'"]),
+      ("bfloat16", "same", "bfloat16", "none", []),
+      ("same", "int8", "bfloat16", "none", [cache]),
+      ("int8", "int8", "float32", "none", [weights, cache]),
+      ("same", "same", "float32", "none", []),
   ):
-    c.rollout.weights, c.model.dtype = kind, dtype
-    c.loss.correction = correction
+    c.rollout.update(weights=kind, cache=held)
+    c.model.dtype, c.loss.correction = dtype, correction
     said.clear()
     rl._warn(run)
-    assert bool(said) == warned, (kind, dtype, correction)
-    assert all("loss.correction = 'truncate'" in x for x in said)
+    for text, field in zip(said, warned, strict=True):
+      assert field in text and "loss.correction = 'truncate'" in text
 
 
 def half_right(patch):

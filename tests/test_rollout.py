@@ -258,6 +258,27 @@ def test_slots_change_no_token(long, slots, chunk, burst, monkeypatch):
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
 
 
+def test_slots_change_no_token_of_an_int8_cache():
+  """Copied prefixes, halved slots and blocks bring their scales along."""
+  limits = tails(256, 200)
+  one, *others = (
+      sample(
+          tiny.prompts(32),
+          8,
+          max_tokens=200,
+          limits_B=limits,
+          eos=-1,
+          slots=slots,
+          cache="int8",
+      )
+      for slots in (0, 24, 64)
+  )
+  for other in others:
+    np.testing.assert_array_equal(one.tokens_BL, other.tokens_BL)
+    # What rounds the other way is a step of int8 away, not a rounding.
+    np.testing.assert_allclose(one.logps_BT, other.logps_BT, atol=1e-3)
+
+
 def test_limits(long):
   np.testing.assert_array_equal(long.lengths_B, tails())
   assert long.truncated_B.all()
@@ -277,6 +298,28 @@ def test_sampler_and_trainer_agree_over_many_blocks(long):
   )
   gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
   assert rows.lengths_B.max() > 128 and gap.max() <= 1e-4
+
+
+@pytest.mark.parametrize("cache", ["same", "int8"])
+def test_an_int8_cache_samples_from_a_policy_that_is_near(cache):
+  """KL of sampler to trainer, nats a token, by an estimator that is >= 0."""
+  rows = sample(tiny.prompts(32), 4, max_tokens=200, eos=-1, cache=cache)
+  logps_BT, _ = padded.response_logps(
+      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, 200
+  )
+  gap = np.asarray(rows.logps_BT - logps_BT, np.float64)[rows.mask_BT]
+  kl = np.mean(np.expm1(-gap) + gap)
+  if cache == "same":
+    assert np.abs(gap).max() < 1e-4
+  else:
+    assert 1e-3 < np.abs(gap).max() < 0.1 and 1e-8 < kl < 1e-4
+
+
+def test_without_int8_there_are_no_scales():
+  for cache, count, kind in (("same", 2, "float32"), ("int8", 4, "int8")):
+    _, slots = tiny.under_way(None, 4, group_size=2, cache=cache)
+    assert len(jax.tree.leaves(slots.cache)) == count
+    assert slots.cache.k.dtype == slots.cache.v.dtype == kind
 
 
 def steps(limits, slots, halves=True):
@@ -365,16 +408,25 @@ def test_decode_steps_are_those_of_the_rule(monkeypatch):
   assert len(counted) - in_order - 1 == wanted < steps(limits, 32)[0]
 
 
-def test_no_cache_is_copied_in_the_decode_loop():
-  """The cache is updated in place: the program copies no array of its shape."""
-  decode = rollout.program(tiny.sampler(group_size=2), "decode", None)
-  queue, slots = tiny.under_way(None, 16, group_size=2)
+@pytest.mark.parametrize("cache", ["same", "int8"])
+def test_no_cache_is_copied_in_the_decode_loop(cache):
+  """The cache is updated in place: the program copies no array of its shape.
+
+  Nor are there all the numbers that int8 stands for, not even of one layer.
+  """
+  how = dict(group_size=2, cache=cache)
+  decode = rollout.program(tiny.sampler(**how), "decode", None)
+  queue, slots = tiny.under_way(None, 16, **how)
   compiled = decode.lower(tiny.params(), queue, slots).compile()
   text = compiled.as_text()
   for x in jax.tree.leaves(slots.cache):
-    shape = "f32[" + ",".join(map(str, x.shape)) + "]"
+    sizes = ",".join(map(str, x.shape)) + "]"
+    shape = {"float32": "f32[", "int8": "s8["}[str(x.dtype)] + sizes
     assert shape in text
     assert not re.search(rf"{re.escape(shape)}\S* copy\(", text)
+    if x.dtype == "int8":
+      layer = ",".join(map(str, x.shape[1:])) + "]"
+      assert not re.search(rf"f32\[(\d,)?{re.escape(layer)}", text)
   # Nor does it hold a second one.
   whole = sum(x.nbytes for x in jax.tree.leaves(slots.cache))
   assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * whole

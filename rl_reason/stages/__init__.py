@@ -465,6 +465,12 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
   _check_prompts(config, task, levels, tok)
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
+  kernels = attention.KERNELS.get(cfg.attention)
+  if config.rollout.cache == "int8" and kernels and not kernels.int8:
+    raise config_lib.ConfigError(
+        "rollout.cache = 'int8': the paged attention of"
+        f" {cfg.attention} does not read it; use 'same'"
+    )
   display.say(f"attention: {cfg.attention} ({attend_by(config)[1]})")
   return Run(
       config=config,

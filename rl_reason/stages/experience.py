@@ -347,6 +347,7 @@ class Maker:
         tell=self._room,
         group_size=c.group_size,
         top_p=c.top_p,
+        cache=c.cache,
         meanwhile=meanwhile,
     ):
       yield jax.tree.map(lambda x: x[back_B], sharding.fetch(part))

@@ -295,13 +295,15 @@ def _require_base(host: dict, digest: int) -> None:
 def _warn(run: Run) -> None:
   """Of rollouts that are off-policy, if nothing makes up for it."""
   c = run.config
-  exact = c.rollout.weights in ("same", c.model.dtype)
-  if not exact and c.loss.correction == "none":
-    run.display.say(
-        f"warning: rollout.weights = {c.rollout.weights!r} samples from another"
-        " policy than the one that learns (rollout/sampler_trainer_kl);"
-        " loss.correction = 'truncate' makes up for it"
-    )
+  same = dict(weights=("same", c.model.dtype), cache=("same",))
+  for name, exact in same.items():
+    value = c.rollout[name]
+    if value not in exact and c.loss.correction == "none":
+      run.display.say(
+          f"warning: rollout.{name} = {value!r} samples from another policy"
+          " than the one that learns (rollout/sampler_trainer_kl);"
+          " loss.correction = 'truncate' makes up for it"
+      )
   if c.rollout.across_steps:
     run.display.say(
         "warning: rollout.across_steps fills batches with the responses that"
