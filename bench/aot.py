@@ -4,8 +4,8 @@
   python -m bench.aot --topology v5p:2x2x1
   python -m bench.aot --table                             # from JSON
 
-Compiles, for Qwen2.5-1.5B at several depths, one optimizer step and one chunk
-of decoding with the kernels of `attention`, and reads the compiled programs.
+Compiles, for Qwen2.5-1.5B at several depths, an RL update and one chunk of
+decoding with the kernels of `attention`, and reads the compiled programs.
 Needs libtpu, but no TPU. Writes results/aot.{json,md}. A compiled program says
 what fits and what is copied; how fast it runs it does not say.
 """
@@ -25,8 +25,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from rl_reason import model, report, rollout, sharding, step
-from rl_reason.structs import Packed, Prompts
+from rl_reason import (
+    model,
+    objective,
+    report,
+    rollout,
+    sharding,
+    step,
+    surrogates,
+    weights,
+)
+from rl_reason.structs import Batch, Packed, Prompts
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
 CFG = model.ModelConfig(
@@ -44,7 +53,7 @@ CFG = model.ModelConfig(
     attention="tpu",
 )
 DEPTHS = (4, 14, 28)
-ROWS, LENGTH = 16, 4096  # of a micro-batch
+CUTS, ROWS, LENGTH = (2, 2), 16, 4096  # minibatches, micro-batches; of one
 PROMPTS, GROUP, PROMPT, RESPONSE, SLOTS = 64, 16, 1024, 7168, 256
 LIBTPU = dict(  # it then asks no cloud where it is
     TPU_SKIP_MDS_QUERY="1",
@@ -60,8 +69,10 @@ def struct(mesh, shape, dtype, *axes) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
 
-def train(cfg: model.ModelConfig, devices) -> jax.stages.Lowered:
-  """One optimizer step on one micro-batch, rows and weights split."""
+def train(
+    cfg: model.ModelConfig, devices, *, offload: bool
+) -> jax.stages.Lowered:
+  """An RL update, rows and weights split."""
   mesh = sharding.make_mesh(1, -1, cfg.kv_heads, devices)
   tx = step.make_optimizer(
       lr=1e-6,
@@ -73,20 +84,42 @@ def train(cfg: model.ModelConfig, devices) -> jax.stages.Lowered:
       eps=1e-8,
       weight_decay=0.1,
       clip_norm=1.0,
+      offload=offload,
   )
   table = model.table(cfg)
   where = step.state_shardings(table, tx, mesh)
 
-  def rows(length, dtype=jnp.int32):
-    return struct(mesh, (1, ROWS, length), dtype, None, "batch", None)
+  def rows(dtype, *length):
+    more = (None,) * len(length)
+    shape = *CUTS, ROWS, *length
+    return struct(mesh, shape, dtype, None, None, "batch", *more)
 
-  packed = Packed(*[rows(LENGTH)] * 3, source_BT=rows(LENGTH - 512))
-  mask = rows(LENGTH - 512, bool)
+  tokens, source = rows(jnp.int32, LENGTH), rows(jnp.int32, LENGTH - 512)
+  number, numbers = rows(jnp.float32), rows(jnp.float32, LENGTH - 512)
+  batch = Batch(
+      groups_B=rows(jnp.int32),
+      mask_BT=rows(bool, LENGTH - 512),
+      advantages_BT=numbers,
+      old_logps_BT=numbers,
+      ref_logps_BT=numbers,
+      right_B=number,
+      age_B=rows(jnp.int32),
+      values_BT=numbers,
+      returns_BT=numbers,
+  )
+  coef = struct(mesh, (), jnp.float32)
+  update = functools.partial(
+      step.rl_update,
+      cfg=cfg,
+      tx=tx,
+      temperature=1.0,
+      objective=objective.Objective(surrogates.ppo, weights.token_mean),
+  )
   state = step.abstract_state(table, tx, where)
   with jax.set_mesh(mesh):
-    update = functools.partial(step.sft_update, cfg=cfg, tx=tx)
     fn = jax.jit(update, donate_argnums=0, out_shardings=(where, None))
-    return fn.lower(state, packed, mask)
+    packed = Packed(tokens, tokens, tokens, source)
+    return fn.lower(state, batch, packed, dict(kl=coef, entropy=coef))
 
 
 def decode(cfg: model.ModelConfig, devices) -> tuple[jax.stages.Lowered, tuple]:
@@ -143,7 +176,9 @@ def study(
       kernels=len(re.findall(r'custom_call_target="tpu_custom_call"', text)),
       arguments=memory.argument_size_in_bytes,
       temporary=memory.temp_size_in_bytes,
+      outputs=memory.output_size_in_bytes,
       aliased=memory.alias_size_in_bytes,
+      host=memory.host_argument_size_in_bytes,
       cache=4 * math.prod(cache) if cache else 0,  # two arrays of two bytes
       cache_in_program=",".join(map(str, cache)) in text if cache else None,
       cache_copies=copies(text, cache) if cache else [],
@@ -160,19 +195,24 @@ def table(result: dict) -> str:
       f" {result['kind']}, jax {result['jax']}, libtpu {result['libtpu']}."
       " No TPU was there: nothing ran, so there are no speeds.",
       "",
-      f"train: an optimizer step on {ROWS} rows of {LENGTH} tokens, AdamW,"
-      " fp32 parameters and moments, everything recomputed, split over fsdp and"
-      f" tensor. decode: a chunk of {rollout.CHUNK * rollout.BURST} steps of"
+      f"train: an RL update of {CUTS[0]} minibatches of {CUTS[1]}"
+      f" micro-batches of {ROWS} rows of {LENGTH} tokens, AdamW, fp32"
+      " parameters and moments, everything recomputed, split over fsdp and"
+      " tensor. offload: with `optimizer.offload`."
+      f" decode: a chunk of {rollout.CHUNK * rollout.BURST} steps of"
       f" {SLOTS} slots of {PROMPT + RESPONSE} tokens, split over data and"
-      " tensor. Sizes are GiB a device. `copies`: instructions that copy a"
-      " whole cache.",
+      " tensor. Sizes are GiB a device; peak: arguments, temporary, and outputs"
+      " that are in the place of no argument; host: arguments in the host's"
+      " memory, for a device. `copies`: instructions that copy a whole cache.",
       "",
       "| program | layers | compile, s | CPU s | lines | kernels | arguments"
-      " | of them cache | temporary | copies |",
-      "|---|---|---|---|---|---|---|---|---|---|",
+      " | of them cache | temporary | peak | host | copies |",
+      "|---|---|---|---|---|---|---|---|---|---|---|---|",
   ]
   for x in result["programs"]:
-    gib = [f"{x[k] / 2**30:.2f}" for k in ("arguments", "cache", "temporary")]
+    peak = x["arguments"] + x["temporary"] + x["outputs"] - x["aliased"]
+    sizes = x["arguments"], x["cache"], x["temporary"], peak, x["host"]
+    gib = [f"{size / 2**30:.2f}" for size in sizes]
     count = len(x["cache_copies"]) if x["cache_in_program"] else "-"
     cells = [x["program"], x["layers"], x["seconds"], x["cpu_seconds"]]
     cells += [x["lines"], x["kernels"], *gib, count]
@@ -198,8 +238,10 @@ def main() -> None:
   programs = []
   for layers in DEPTHS:
     cfg = dataclasses.replace(CFG, layers=layers)
-    programs.append(study("train", train(cfg, devices), layers, ()))
-    print(programs[-1], flush=True)
+    for name, offload in (("train", False), ("train, offload", True)):
+      lowered = train(cfg, devices, offload=offload)
+      programs.append(study(name, lowered, layers, ()))
+      print(programs[-1], flush=True)
     lowered, cache = decode(cfg, devices)
     programs.append(study("decode", lowered, layers, cache))
     print(programs[-1], flush=True)

@@ -223,6 +223,7 @@ def get_config():
   c.optimizer.weight_decay = 0.0
   c.optimizer.clip_norm = 1.0  # 0 = off
   c.optimizer.freeze = 0.0  # share of the layers, from the first, kept in RL
+  c.optimizer.offload = False  # Adam's moments wait in the host's memory
 
   c.lora = ml_collections.ConfigDict()  # of RL; SFT and critics train whole
   c.lora.rank = 0  # of the factors that learn beside a fixed model; 0 = off

@@ -40,6 +40,7 @@ FREE = (
     "rl.steps",
     "sft.skill.threshold",
     "model.attention",
+    "optimizer.offload",
 )
 
 
@@ -556,6 +557,11 @@ def check(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "optimizer.freeze",
       f"with lora.rank = {c.lora.rank} the parameters of all layers are frozen:"
       " leave it out",
+  )
+  require(
+      not c.optimizer.offload or c.optimizer.name == "adamw",
+      "optimizer.offload",
+      f"{c.optimizer.name!r} keeps no moments: leave it out",
   )
   require(
       r.top_p == 1 or r.allow_top_p,

@@ -22,6 +22,7 @@ from jax.sharding import (
 from rl_reason.structs import Array, Tree
 
 AXES = ("data", "fsdp", "tensor")
+PINNED = "pinned_host"  # memory of the host that devices copy from and to
 
 # Logical axis of a parameter or activation -> mesh axes it is split over.
 RULES = {
@@ -60,6 +61,11 @@ def make_mesh(
     )
   auto = (AxisType.Auto,) * len(AXES)
   return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
+
+
+def memories() -> set[str]:
+  """The kinds of memory that a device of this process reaches."""
+  return {x.kind for x in jax.local_devices()[0].addressable_memories()}
 
 
 def spec(*logical: str | None) -> PartitionSpec:

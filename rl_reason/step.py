@@ -21,11 +21,14 @@ from rl_reason import (
     model,
     objective as objective_lib,
     schedules,
+    sharding,
     values,
     weights,
 )
 from rl_reason.objective import Objective
 from rl_reason.structs import Array, Batch, Packed, TrainState, Tree
+
+DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
 
 def make_optimizer(
@@ -41,6 +44,7 @@ def make_optimizer(
     clip_norm: float,
     name: str = "adamw",
     freeze: float = 0.0,
+    offload: bool = False,
 ) -> optax.GradientTransformation:
   """AdamW (or plain SGD, for tests of parallelism) with a schedule.
 
@@ -57,6 +61,8 @@ def make_optimizer(
     name: 'adamw' or 'sgd'.
     freeze: share of the layers, from the first on, that do not learn. Their
       gradients count neither for the norm nor for the moments.
+    offload: the moments lie in the host's memory, except while `optimize`
+      needs them.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
 
@@ -76,7 +82,16 @@ def make_optimizer(
   if freeze:  # before, for norm and moments; after, for the decay
     still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
     parts = [still, *parts, still]
-  return optax.chain(*parts)
+  tx = optax.chain(*parts)
+  return _offload(tx) if offload else tx
+
+
+def _offload(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+  def init(params):
+    state = tx.init(params)
+    return optax.tree.map_params(tx, lambda x: jax.device_put(x, HOST), state)
+
+  return optax.GradientTransformation(init, tx.update)
 
 
 def _stacked(path) -> bool:
@@ -97,7 +112,7 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
 def state_shardings(
     table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """Where each array of the state lives: Adam's moments beside their weight.
+  """Where each array of the state lives: Adam's moments split as their weight.
 
   Args:
     table: of the parameters, `model.table` or `critic.table`.
@@ -107,10 +122,18 @@ def state_shardings(
   replicated = NamedSharding(mesh, PartitionSpec())
   params = model.shardings(table, mesh)
   shapes = jax.eval_shape(lambda: model.init_table(table, jax.random.key(0)))
+  jaxpr, opt_state = jax.make_jaxpr(tx.init, return_shape=True)(shapes)
+  types = jax.tree.unflatten(jax.tree.structure(opt_state), jaxpr.out_avals)
+
+  def beside(moment, where):
+    if moment.memory_space == DEVICE:
+      return where
+    return where.with_memory_kind(sharding.PINNED)
+
   opt_state = optax.tree.map_params(
       tx,
-      lambda _, where: where,
-      jax.eval_shape(tx.init, shapes),
+      beside,
+      types,
       params,
       transform_non_params=lambda _: replicated,
   )
@@ -172,15 +195,25 @@ def optimize(
   """
   norm = optax.tree.norm(grads)
   good = jnp.isfinite(norm) & jnp.any(mask)
-  updates, opt_state = tx.update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
 
-  def keep(new, old):
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+  # A branch, not a choice of numbers: XLA fetches what lies on the host as soon
+  # as it can, and here that is not before the last gradient.
+  def change(params, held):
+    moments = jax.device_put(held, DEVICE)
+    updates, moments = tx.update(grads, moments, params)
+    back = jax.tree.map(
+        lambda new, old: jax.device_put(new, jax.typeof(old).memory_space),
+        moments,
+        held,
+    )
+    return optax.apply_updates(params, updates), back
 
+  params, opt_state = jax.lax.cond(
+      good, change, lambda *same: same, state.params, state.opt_state
+  )
   state = state.replace(
-      params=keep(params, state.params),
-      opt_state=keep(opt_state, state.opt_state),
+      params=params,
+      opt_state=opt_state,
       skipped=state.skipped + (wanted & ~good),
   )
   return state, dict(grad_norm=norm, update_skipped=1.0 * (wanted & ~good))

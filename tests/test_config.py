@@ -472,6 +472,7 @@ FIELDS = {
     "optimizer.weight_decay": (0.1, lower_rl),
     "optimizer.clip_norm": (0.5, lower_rl),
     "optimizer.freeze": (1.0, lower_rl),
+    "optimizer.offload": (True, lower_rl),
     "lora.rank": (2, lower_rl),
     "lora.alpha": (8.0, lower_rl),
     "lora.targets": ("q,v", lower_rl),
@@ -837,6 +838,10 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ),
         ({"reward.right": -1.0}, "must be more than reward.wrong"),
         ({"optimizer.warmup_steps": 5}, "must be less than rl.steps"),
+        (
+            {"optimizer.name": "sgd", "optimizer.offload": True},
+            "optimizer.offload = True: 'sgd' keeps no moments",
+        ),
         ({"evaluate.mean_of": 3}, "must not exceed evaluate.samples"),
         ({"evaluate.interim_prompts": 99}, "must not exceed evaluate.prompts"),
         (
@@ -916,6 +921,7 @@ def test_batches_that_the_mesh_cannot_split():
 def test_what_may_change_between_runs():
   old = config.flat(tiny())
   more = old | {"rl.steps": 9, "log.samples": 3, "mesh.fsdp": 2}
+  more["optimizer.offload"] = True
   assert not config.differences(old, more)
   assert config.differences(old, old | {"loss.clip_high": 0.3}) == [
       "loss.clip_high: 0.2 -> 0.3"

@@ -22,10 +22,10 @@ FLAGS = (
 )
 
 
-def start(workdir, cache, *how):
+def start(workdir, cache, *how, more=()):
   how = how or ("-m", "rl_reason.main")
   return subprocess.Popen(
-      [sys.executable, *how, *FLAGS, f"--workdir={workdir}"],
+      [sys.executable, *how, *FLAGS, *more, f"--workdir={workdir}"],
       cwd=ROOT,
       env=child_env(cache),
       stdout=subprocess.PIPE,
@@ -117,6 +117,17 @@ def test_sigterm_saves_first(tmp_path, cache, undisturbed):
     assert (newest / "manifest.json").exists()
   finish(start(tmp_path, cache))
   equal(tmp_path, undisturbed)
+
+
+def test_moments_move_to_the_host_in_the_middle(tmp_path, cache, undisturbed):
+  """Killed in RL, it goes on with optimizer.offload, and ends as it would."""
+  process = start(tmp_path, cache, KILLER, "rollout", "3", "--")
+  finish(process, -signal.SIGKILL)
+  offload = "--config.optimizer.offload=True"
+  assert "goes on at step" in finish(start(tmp_path, cache, more=[offload]))
+  moved, stayed = outcome(tmp_path), outcome(undisturbed)
+  assert moved[1].pop("config") != stayed[1].pop("config")
+  assert moved == stayed
 
 
 @pytest.mark.slow

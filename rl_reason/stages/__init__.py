@@ -278,6 +278,7 @@ class Run:
         weight_decay=o.weight_decay,
         clip_norm=o.clip_norm,
         freeze=freeze,
+        offload=o.offload,
     )
 
   def check_stop(self) -> None:
@@ -446,9 +447,14 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
     files: what --stage=prepare wrote, if the config names data.
 
   Raises:
-    ValueError: the tokenizer, the checkpoint or the mesh do not fit; the text
-      names the field.
+    ValueError: the tokenizer, the checkpoint, the mesh or the devices do not
+      fit; the text names the field.
   """
+  if config.optimizer.offload and sharding.PINNED not in sharding.memories():
+    raise config_lib.ConfigError(
+        f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
+        f" have no {sharding.PINNED!r} memory here; leave it out"
+    )
   task = tasks.get(config.task.name)
   if config.task.name == tasks.FILES:
     task = task.Verifier(config.reward.workers, config.reward.seconds)
