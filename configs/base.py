@@ -91,6 +91,7 @@ def get_config():
   c.rollout.retire_after = 0  # prompts all right so often in a row; 0 = never
   c.rollout.max_prompt = 12  # tokens
   c.rollout.max_tokens = 48  # of a response, EOS included
+  c.rollout.stop_tokens = ()  # that end a response, besides EOS
   c.rollout.temperature = 1.0
   c.rollout.top_p = 1.0
   c.rollout.allow_top_p = False  # stored log-probs ignore top_p: say you know

@@ -137,7 +137,7 @@ class Sampler:
     cfg: of the model.
     group_size: G.
     max_tokens: T, the longest response, EOS included.
-    eos: the token that ends a response, and stays in it.
+    eos: the token that ends a response, and stays in it; or several.
     pad: fills the places behind it.
     top_p: nucleus; the log-probs returned are those BEFORE this filter.
     slots: rows that decode together; 0: all of them, to the end.
@@ -148,7 +148,7 @@ class Sampler:
   cfg: model.ModelConfig
   group_size: int
   max_tokens: int
-  eos: int
+  eos: int | tuple[int, ...]
   pad: int
   top_p: float = 1.0
   slots: int = 0
@@ -478,16 +478,14 @@ def _step(sampler: Sampler, params: Tree, order_B, _, carry):
   logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
   token_B = token_B.astype(jnp.int32)
 
-  going_B = row_B < rows
-  going_B &= (token_B != sampler.eos) & (t_B + 1 < queue.limit_R[row_B])
+  ends_B = jnp.isin(token_B, np.array(sampler.eos))
+  going_B = (row_B < rows) & ~ends_B & (t_B + 1 < queue.limit_R[row_B])
   # What an empty slot writes is dropped: its row is out of bounds.
   queue = queue.replace(
       tokens_RT=queue.tokens_RT.at[row_B, t_B].set(token_B, mode="drop"),
       logps_RT=queue.logps_RT.at[row_B, t_B].set(logp_B, mode="drop"),
       lengths_R=queue.lengths_R.at[row_B].set(t_B + 1, mode="drop"),
-      truncated_R=queue.truncated_R.at[row_B].set(
-          token_B != sampler.eos, mode="drop"
-      ),
+      truncated_R=queue.truncated_R.at[row_B].set(~ends_B, mode="drop"),
       ended_R=queue.ended_R.at[row_B].set(~going_B, mode="drop"),
   )
   position_B = jnp.where(going_B, slots.position_B, -1)

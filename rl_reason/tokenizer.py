@@ -5,6 +5,7 @@ directory or hub id in `config.tokenizer`.
 """
 
 import os
+from collections.abc import Sequence
 
 # Only tokenizers are wanted; without this, transformers remarks on torch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -66,6 +67,22 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
   return tok
 
 
+def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
+  """The tokens that end a response: EOS and some others.
+
+  Raises:
+    ConfigError: a text is not one token.
+  """
+  ids = tok.convert_tokens_to_ids(list(texts))
+  for text, at in zip(texts, ids, strict=True):
+    if at is None or tok.convert_ids_to_tokens(at) != text:
+      raise ConfigError(
+          f"rollout.stop_tokens: {text!r} is no token of the tokenizer; leave"
+          " it out, or add it to the tokenizer and to the model"
+      )
+  return (tok.eos_token_id, *ids)
+
+
 def encode(tok, texts: list[str]) -> list[list[int]]:
   """Token ids of each text, nothing added."""
   return tok(texts, add_special_tokens=False)["input_ids"]
@@ -74,8 +91,8 @@ def encode(tok, texts: list[str]) -> list[list[int]]:
 def decode(tok, tokens_BT, lengths_B) -> list[str]:
   """Text of each response without its EOS.
 
-  Other special tokens stay visible: a response that has one is not the same
-  answer as one that has none.
+  Other special tokens stay visible, those of rollout.stop_tokens too: a
+  response that has one is not the same answer as one that has none.
   """
   return tok.batch_decode(
       [

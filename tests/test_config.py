@@ -362,6 +362,7 @@ FIELDS = {
     "rollout.retire_after": (1, retired),
     "rollout.max_prompt": (14, lower_rl),
     "rollout.max_tokens": (40, lower_rl),
+    "rollout.stop_tokens": (("-",), samples),
     "rollout.temperature": (0.7, samples),
     "rollout.top_p": (0.5, samples),
     "rollout.allow_top_p": (True, "check"),

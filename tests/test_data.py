@@ -76,6 +76,14 @@ def test_load_says_which_characters_are_missing(tmp_path):
   assert "'0123456789+-=;#' as '0123456789+-=??'" in message
 
 
+def test_what_ends_a_response(tok):
+  eos, minus = tok.eos_token_id, tok.convert_tokens_to_ids("-")
+  assert tokenizer.ends(tok) == (eos,)
+  assert tokenizer.ends(tok, ("-",)) == (eos, minus)
+  with pytest.raises(ConfigError, match="stop_tokens: '--' is no token"):
+    tokenizer.ends(tok, ("-", "--"))
+
+
 def test_load_wants_an_eos(tmp_path):
   path = save(tmp_path, ["?", *"0123456789+-=;#"])
   with pytest.raises(ConfigError, match="has no EOS token; set eos_token"):

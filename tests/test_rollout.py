@@ -145,6 +145,26 @@ def test_mask_length_eos_and_truncation():
   assert (rows.logps_BT[~rows.mask_BT] == 0).all()
 
 
+def test_several_tokens_may_end_a_response():
+  """What is up to the first of them is what it was without."""
+  stop = tiny.TOK.convert_tokens_to_ids("-")
+  prompts = tiny.prompts(32)
+  rows, whole = sample(prompts, eos=(EOS, stop)), sample(prompts)
+  ended = 0
+  for tokens, length, cut, other in zip(
+      rows.tokens_BL[:, P:],
+      rows.lengths_B,
+      rows.truncated_B,
+      whole.tokens_BL[:, P:],
+      strict=True,
+  ):
+    at = [t for t, x in enumerate(other) if x in (EOS, stop)]
+    assert length == (at[0] + 1 if at else T) and cut == (not at)
+    np.testing.assert_array_equal(tokens[:length], other[:length])
+    ended += bool(at) and other[at[0]] == stop
+  assert ended > 10
+
+
 def test_groups_are_adjacent_and_carry_their_prompt():
   prompts = tiny.prompts(4)
   rows = sample(prompts, group=3)

@@ -147,7 +147,7 @@ class Run:
         cfg=self.cfg,
         group_size=group_size,
         max_tokens=self.config.rollout.max_tokens,
-        eos=self.tok.eos_token_id,
+        eos=tokenizer.ends(self.tok, self.config.rollout.stop_tokens),
         pad=self.tok.pad_token_id,
         top_p=top_p,
         slots=self.config.rollout.slots,
@@ -161,9 +161,7 @@ class Run:
         return params
     form = kind, _form(params)
     if form not in self._samplers:
-      make = functools.partial(
-          rollout_weights.make, cfg=self.cfg, weights=kind
-      )
+      make = functools.partial(rollout_weights.make, cfg=self.cfg, weights=kind)
       table = rollout_weights.table(self.cfg, kind)
       where = model.shardings(table, self.mesh)
       fn = jax.jit(make, out_shardings=where)
@@ -467,6 +465,7 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.where} has a"
         f" vocab_size of {source.cfg.vocab}; give the tokenizer of that model"
     )
+  tokenizer.ends(tok, config.rollout.stop_tokens)
   levels = tuple(config.task.difficulties) or task.DIFFICULTIES
   _check_prompts(config, task, levels, tok)
   vocab = source.cfg.vocab if source else tokens
