@@ -385,7 +385,7 @@ def test_the_newest_batches_are_remembered(tmp_path):
 
   with jax.set_mesh(run.mesh):
     saved = checkpoint.Checkpoints(tmp_path / "c")
-    everything = rl._everything(run, run.put(F(0)), None, None, past, None)
+    everything = rl._everything(run, run.put(F(0)), None, None, past)
     saved.save(3, everything, {})
     saved.wait()
     back = sharding.fetch(saved.restore(3, everything)["past"])

@@ -109,9 +109,10 @@ def run(
     like = _everything(run, state, critic_state, kept, past, maker.carried)
     restored = checkpoints.restore(at, like)
     state, critic_state = restored["train"], restored["critic"]
-    kept, past, maker.carried = sharding.fetch(
+    kept, past, carried = sharding.fetch(
         (restored["kept"], restored["past"], restored["carried"])
     )
+    maker.carried = maker.carried if carried is None else carried
     maker.set_state(host["maker"])
     coefs, spent, evaluated = host["coefs"], host["spent"], host["evaluated"]
     if at == c.rl.steps and evaluated:
@@ -408,7 +409,9 @@ def _keeps(run: Run) -> bool:
   return run.config.dynamic_sampling.surplus == "keep"
 
 
-def _everything(run: Run, state, critic_state, kept, past, carried) -> Tree:
+def _everything(
+    run: Run, state, critic_state, kept, past, carried=None
+) -> Tree:
   """The pytree of a checkpoint."""
   carried = carried if run.config.rollout.stragglers else None
   kept, past, carried = run.put((kept, past, carried))
