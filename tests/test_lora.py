@@ -157,6 +157,7 @@ def test_only_factors_learn_and_the_optimizer_is_as_small(meshes):
     np.testing.assert_array_equal(ab["a"], old["a"])
 
 
+@pytest.mark.slow
 def test_eight_devices_move_the_factors_alike(meshes):
   learnt = factors(1)
   (_, one, _), (_, eight, _) = (update(m, "sgd", learnt) for m in meshes)

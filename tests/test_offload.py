@@ -132,7 +132,12 @@ def mesh_of(*sizes):
 
 
 @pytest.mark.parametrize(
-    "name, sizes", [("RL", EIGHT), ("critic", (1, 1, 1)), ("SFT", (1, 1, 1))]
+    "name, sizes",
+    [
+        ("RL", EIGHT),
+        pytest.param("critic", (1, 1, 1), marks=pytest.mark.slow),
+        pytest.param("SFT", (1, 1, 1), marks=pytest.mark.slow),
+    ],
 )
 def test_no_bit_depends_on_where_moments_wait(name, sizes):
   mesh = mesh_of(*sizes)

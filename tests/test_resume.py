@@ -119,6 +119,7 @@ def test_sigterm_saves_first(tmp_path, cache, undisturbed):
   equal(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_moments_move_to_the_host_in_the_middle(tmp_path, cache, undisturbed):
   """Killed in RL, it goes on with optimizer.offload, and ends as it would."""
   process = start(tmp_path, cache, KILLER, "rollout", "3", "--")

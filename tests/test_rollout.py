@@ -256,7 +256,10 @@ def tails(count=1024, most=300):
   return np.clip(rng.lognormal(3, 1, count).astype(np.int32), 1, most)
 
 
-@pytest.mark.parametrize("slots, chunk, burst", [(64, 8, 8), (24, 1, 3)])
+@pytest.mark.parametrize(
+    "slots, chunk, burst",
+    [pytest.param(64, 8, 8, marks=pytest.mark.slow), (24, 1, 3)],
+)
 def test_slots_change_no_token(long, slots, chunk, burst, monkeypatch):
   """However many rows decode together, and when they start."""
   monkeypatch.setattr(rollout, "CHUNK", chunk)
@@ -278,6 +281,7 @@ def test_slots_change_no_token(long, slots, chunk, burst, monkeypatch):
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_slots_change_no_token_of_an_int8_cache():
   """Copied prefixes, halved slots and blocks bring their scales along."""
   limits = tails(256, 200)

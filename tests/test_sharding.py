@@ -83,6 +83,7 @@ def test_gradients_on_eight_devices_are_those_of_one(meshes):
   np.testing.assert_allclose(m1["loss"], m8["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adamw_on_eight_devices_stays_within_a_quarter_of_lr(meshes):
   (_, one, _, _), (_, eight, _, _) = (
       _update(mesh, name="adamw", steps=5, lr=LR) for mesh in meshes
@@ -109,7 +110,9 @@ def test_state_and_cache_are_split(meshes):
   assert local(cache.k) == cache.k.nbytes / 8
 
 
-@pytest.mark.parametrize("cache", ["same", "int8"])
+@pytest.mark.parametrize(
+    "cache", ["same", pytest.param("int8", marks=pytest.mark.slow)]
+)
 def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
   """The decode loop's cache is split too, not only a fresh one."""
   held = []
@@ -129,7 +132,11 @@ def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
 
 @pytest.mark.parametrize(
     "slots, cache, atol",
-    [(0, "same", 1e-5), (32, "same", 1e-5), (32, "int8", 1e-3)],
+    [
+        pytest.param(0, "same", 1e-5, marks=pytest.mark.slow),
+        (32, "same", 1e-5),
+        pytest.param(32, "int8", 1e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
   """Noise belongs to (prompt, sample, position), not to a device."""
