@@ -205,17 +205,17 @@ def table(result: dict) -> str:
       " that are in the place of no argument; host: arguments in the host's"
       " memory, for a device. `copies`: instructions that copy a whole cache.",
       "",
-      "| program | layers | compile, s | CPU s | lines | kernels | arguments"
+      "| program | layers | compile, CPU s | lines | kernels | arguments"
       " | of them cache | temporary | peak | host | copies |",
-      "|---|---|---|---|---|---|---|---|---|---|---|---|",
+      "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
   for x in result["programs"]:
     peak = x["arguments"] + x["temporary"] + x["outputs"] - x["aliased"]
     sizes = x["arguments"], x["cache"], x["temporary"], peak, x["host"]
     gib = [f"{size / 2**30:.2f}" for size in sizes]
     count = len(x["cache_copies"]) if x["cache_in_program"] else "-"
-    cells = [x["program"], x["layers"], x["seconds"], x["cpu_seconds"]]
-    cells += [x["lines"], x["kernels"], *gib, count]
+    cells = [x["program"], x["layers"], x["cpu_seconds"], x["lines"]]
+    cells += [x["kernels"], *gib, count]
     out.append("| " + " | ".join(map(str, cells)) + " |")
   out += ["", f"Commit {result['commit']}.", ""]
   return "\n".join(out)
