@@ -204,7 +204,10 @@ def test_eight_devices_pack_as_one_does():
   near(grad, wanted_grad)
 
 
-@pytest.mark.parametrize("hands, rows", [(1, 13), (2, 7), (4, 4)])
+@pytest.mark.parametrize(
+    "hands, rows",
+    [(1, 13), pytest.param(2, 7, marks=pytest.mark.slow), (4, 4)],
+)
 def test_cuts_change_no_update(hands, rows):
   """One minibatch in other shapes: the SGD step is that of one row each."""
   batch = jax.tree.map(lambda x: x[0, 0], tiny.batch(1, 1, 16))
