@@ -54,9 +54,11 @@ def real(rows: Experience) -> Experience:
   return take(rows, [g for g in each if rows.age_B[g[0]] >= 0])
 
 
-def fill(rows: Experience, like: Experience, group_size: int) -> Experience:
-  """With groups of padding behind, as many rows as another."""
-  missing = len(like.age_B) - len(rows.age_B)
+def fill(
+    rows: Experience, count: int, like: Experience, group_size: int
+) -> Experience:
+  """Up to `count` rows: groups of padding behind, made like some rows."""
+  missing = count - len(rows.age_B)
   return concatenate([rows, padding(like, missing, group_size)])
 
 
@@ -137,8 +139,8 @@ def collect(
   if kept is not None:
     old = real(kept)
     ready.append(old.replace(age_B=old.age_B + 1))
-    count, from_kept = len(old.age_B), len(set(old.rollouts.ids_B.tolist()))
-    informative = from_kept
+    count = len(old.age_B)
+    informative = from_kept = len(groups(old.rollouts.ids_B))
 
   def goes_on(known: int, unknown: int) -> bool:
     most = count + (known + unknown) * group_size
@@ -181,14 +183,11 @@ def collect(
         " dynamic_sampling.max_rounds, choose data of another difficulty, or"
         " set dynamic_sampling.shortfall = 'pad'"
     )
-  out = take(everything, each[:fits])
-  if missing:
-    like = everything if count else rows
-    out = concatenate([out, padding(like, missing, group_size)])
+  like = everything if count else rows
+  out = fill(take(everything, each[:fits]), batch, like, group_size)
   left = None
   if surplus == "keep" and enabled:
     last = int(np.searchsorted(ends, batch - missing + batch, "right"))
     rest = take(everything, each[fits:last])  # one batch of them at most
-    empty = padding(out, batch - len(rest.age_B), group_size)
-    left = concatenate([rest, empty])
+    left = fill(rest, batch, out, group_size)
   return out, left, metrics

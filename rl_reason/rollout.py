@@ -256,11 +256,10 @@ class Sampler:
     queue, slots = _pin(queue, self._whole()), _pin(idle)
     if begun is None:
       return queue, slots
-    prompt_rows = sharding.spec(*([] if self._whole() else ["batch"]))
     state = _specs(Queue, self._whole()), _specs(Slots)
     resume = sharding.by_batch_shard(
         functools.partial(_resume, self),
-        (sharding.spec(), prompt_rows, *state),
+        (sharding.spec(), state[0].length_N, *state),
         state,
     )
     return resume(params, tokens_NP, queue, slots)
@@ -353,6 +352,16 @@ def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
   )
 
 
+def _with_row(cache: attention.Cache, one: attention.Cache, slot):
+  """The cache of one row, at the beginning of a slot."""
+
+  def write(to, x):
+    at = 0, slot, *(0,) * (x.ndim - 2)
+    return jax.lax.dynamic_update_slice(to, x, at)
+
+  return jax.tree.map(write, cache, one)
+
+
 def _resume(sampler: Sampler, params: Tree, tokens_NP, queue, slots):
   """Rows of one data shard that have begun go on, in the first slots.
 
@@ -380,15 +389,8 @@ def _resume(sampler: Sampler, params: Tree, tokens_NP, queue, slots):
         attention.prefill((at_1L < length + t).astype(jnp.int32)),
         model.empty_cache(sampler.cfg, 1, len(tokens_L), sampler.cache),
     )
-    cache = jax.tree.map(
-        lambda to, x: jax.lax.dynamic_update_slice(
-            to, x, (0, n) + (0,) * (x.ndim - 2)
-        ),
-        slots.cache,
-        filled,
-    )
     return Slots(
-        cache=cache,
+        cache=_with_row(slots.cache, filled, n),
         hidden_BD=slots.hidden_BD.at[n].set(hidden_1LD[0, length + t - 1]),
         row_B=slots.row_B.at[n].set(row),
         t_B=slots.t_B.at[n].set(t),
@@ -434,14 +436,11 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
   def copy(n, cache):
     """The prefix of the n-th of them, in place."""
     slot = slot_B[n]
-
-    def one(to, prefix):
-      x = jax.lax.dynamic_slice_in_dim(prefix, prompt_B[slot], 1, 1)
-      return jax.lax.dynamic_update_slice(
-          to, x, (0, slot) + (0,) * (x.ndim - 2)
-      )
-
-    return jax.tree.map(one, cache, queue.cache)
+    prefix = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, prompt_B[slot], 1, 1),
+        queue.cache,
+    )
+    return _with_row(cache, prefix, slot)
 
   slot_B = jnp.argsort(~takes_B)
   count = takes_B.sum()

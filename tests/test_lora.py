@@ -100,18 +100,7 @@ def test_the_gradient_is_that_of_the_weight_by_the_chain_rule():
 
 def update(mesh, name, learnt):
   """A step of RL on a mesh: the state before, the state after, the base."""
-  tx = step.make_optimizer(
-      name=name,
-      lr=1.0 if name == "sgd" else 1e-2,
-      schedule="constant",
-      warmup=0,
-      total=1,
-      b1=0.9,
-      b2=0.95,
-      eps=1e-8,
-      weight_decay=0.0,
-      clip_norm=0.0,
-  )
+  tx = tiny.optimizer(name=name, lr=1.0 if name == "sgd" else 1e-2)
   clip = functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.28)
   fn = functools.partial(
       step.rl_update,

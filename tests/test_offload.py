@@ -58,18 +58,8 @@ UPDATES = {
 
 
 def adamw(*, offload):
-  return step.make_optimizer(
-      lr=1e-2,
-      schedule="constant",
-      warmup=0,
-      total=1,
-      b1=0.9,
-      b2=0.95,
-      eps=1e-8,
-      weight_decay=0.1,
-      clip_norm=0.5,
-      freeze=0.5,
-      offload=offload,
+  return tiny.optimizer(
+      weight_decay=0.1, clip_norm=0.5, freeze=0.5, offload=offload
   )
 
 

@@ -211,18 +211,7 @@ def test_eight_devices_pack_as_one_does():
 def test_cuts_change_no_update(hands, rows):
   """One minibatch in other shapes: the SGD step is that of one row each."""
   batch = jax.tree.map(lambda x: x[0, 0], tiny.batch(1, 1, 16))
-  tx = step.make_optimizer(
-      name="sgd",
-      lr=1.0,
-      schedule="constant",
-      warmup=0,
-      total=1,
-      b1=0.9,
-      b2=0.9,
-      eps=1e-8,
-      weight_decay=0.0,
-      clip_norm=0.0,
-  )
+  tx = tiny.optimizer(name="sgd", lr=1.0)
   policy = functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.2)
   update = jax.jit(
       functools.partial(

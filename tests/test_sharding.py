@@ -16,18 +16,7 @@ LR = 1e-3
 
 def _update(mesh, *, name, steps, lr):
   """Parameters before and after some RL steps on a mesh, and the state."""
-  tx = step.make_optimizer(
-      name=name,
-      lr=lr,
-      schedule="constant",
-      warmup=0,
-      total=1,
-      b1=0.9,
-      b2=0.95,
-      eps=1e-8,
-      weight_decay=0.0,
-      clip_norm=0.0,
-  )
+  tx = tiny.optimizer(name=name, lr=lr)
   update = jax.jit(
       functools.partial(
           step.rl_update,

@@ -10,7 +10,7 @@ import test_config
 import test_credit
 import test_value
 
-from rl_reason import dynamic_sampling, rollout
+from rl_reason import dynamic_sampling, metrics, rollout
 from rl_reason.stages import Stopped, experience, rl
 from rl_reason.tasks import arithmetic
 
@@ -172,6 +172,16 @@ def test_a_run_with_stragglers_goes_on_to_the_bit(tmp_path, often, stop_at):
             rl.run(run, params)
       run.log.close()
   jax.tree.map(np.testing.assert_array_equal, *ended)
+  for line in metrics.read_jsonl(tmp_path / "whole" / "metrics.jsonl"):
+    if line["stage"] == "rl":
+      times = {
+          k.removeprefix("timing_s/"): x
+          for k, x in line.items()
+          if k.startswith("timing_s/")
+      }
+      idle, step = times.pop("idle"), times.pop("step")
+      assert sum(times.values()) == pytest.approx(step), "no moment is left out"
+      assert idle == pytest.approx(times["score"] + times["host"]) and idle > 0
   logged = [lines(tmp_path / name) for name in ("whole", "parts")]
   assert logged[0] == logged[1]
   assert [x["train/age_max"] for x in logged[0]] == [0, 1, 1, 1]

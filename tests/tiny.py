@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from padded import Rows
 
-from rl_reason import data, model, rollout, sharding, tasks, tokenizer
+from rl_reason import data, model, rollout, sharding, step, tasks, tokenizer
 
 TASK = tasks.get("arithmetic")
 TOK = tokenizer.load("", TASK.ALPHABET)
@@ -30,6 +30,13 @@ def prompts(count, seed=0):
   rows = data.Problems(TASK, (2, 3, 4, 5, 6), seed)
   texts = [rows[i][1].prompt for i in range(count)]
   return data.pack_prompts(TOK, texts, range(count), P)
+
+
+def optimizer(**change):
+  """AdamW without decay or clip, at a constant rate; or what is asked for."""
+  usual = dict(lr=1e-2, schedule="constant", warmup=0, total=1)
+  adam = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=0.0)
+  return step.make_optimizer(**usual | adam | change)
 
 
 def sampler(**change) -> rollout.Sampler:

@@ -119,7 +119,7 @@ class Maker:
   Attributes:
     problems: the source of rows by id.
     batch: responses of a round.
-    carried: those groups, then padding; None if there may be none.
+    carried: those groups, then padding.
     clock: of the loop; sampling and scoring are laps of it.
     failures: of the verifier, since it was last reset.
   """
@@ -274,7 +274,10 @@ class Maker:
       whole = whole[:count]
     others = [each[n] for n in range(real) if n not in set(whole)]
     self.carried = dynamic_sampling.fill(
-        dynamic_sampling.take(everything, others), self.carried, group
+        dynamic_sampling.take(everything, others),
+        self._room * group,
+        self.carried,
+        group,
     )
     out = self._scored(everything, verdicts, [each[n] for n in whole], rows_B)
     self._learn(out, [rows[n] for n in whole])
@@ -319,14 +322,12 @@ class Maker:
   def _sample(self, params: Tree, ids, rows, sizes_N, rows_B, held, meanwhile):
     """`Run.stream` of some prompts; the first have begun; on the host."""
     run, c = self._run, self._run.config.rollout
-    begun, order_N = None, np.arange(len(ids))
-    if self._room:
-      begun = _begin(run, held, np.array(ids))
-      # Each data shard gets its part of those that have begun.
-      order_N = order_N.reshape(-1, run.ways).T.reshape(-1)
-    order_B = np.arange(len(rows_B))
-    if self._room:
-      order_B = order_B.reshape(len(ids), -1)[order_N].reshape(-1)
+    begun = _begin(run, held, np.array(ids)) if self._room else None
+    # Each data shard gets its part of those that have begun.
+    hands = run.ways if self._room else 1
+    order_N = deal(list(np.arange(len(ids))[:, None]), hands)
+    each = np.split(np.arange(len(rows_B)), np.cumsum(sizes_N)[:-1])
+    order_B = deal(each, hands)
     back_B = np.argsort(order_B)
     prompts: Prompts = data.pack_prompts(
         run.tok,
