@@ -303,7 +303,7 @@ def sweep(table: "Table", names: list[str], given: argparse.Namespace) -> None:
       what = table.job(case, given, options)
       print(key, options, flush=True)
       try:
-        answers = race({name: what}, given.environments, 3)
+        answers = race({name: what}, given.environments, 3, warmups=1)
       except RuntimeError as e:  # too large a batch, an engine that cannot
         runs.append(dict(options=options, died=str(e)))
         continue
