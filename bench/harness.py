@@ -304,10 +304,10 @@ def sweep(table: "Table", names: list[str], given: argparse.Namespace) -> None:
       print(key, options, flush=True)
       try:
         answers = race({name: what}, given.environments, 3, warmups=1)
+        check(what, answers)
       except RuntimeError as e:  # too large a batch, an engine that cannot
         runs.append(dict(options=options, died=str(e)))
         continue
-      check(what, answers)
       runs.append(dict(options=options, **answers[name]))
     result[key] = dict(environment=environment(before), runs=runs)
     lines = ["# Settings tried", ""]

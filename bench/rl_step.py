@@ -6,7 +6,7 @@ python -m bench.rl_step --peer=tunix --peer=trl --sweep   # about 15 minutes
 
 from bench import harness
 
-MICRO = [dict(micro=m) for m in (16, 32, 64, 8)]
+MICRO = [dict(micro=m) for m in (16, 32, 64)]
 TRIED = [x | dict(batch=64) for x in MICRO]
 TABLE = harness.Table(
     name="rl_step",
@@ -18,7 +18,7 @@ TABLE = harness.Table(
     ),
     task="rl_step",
     cases={"even": harness.Size(64, 32, 128, tail=False)},
-    tried=dict(ours=MICRO, tunix=TRIED, trl=[dict(micro=64), *TRIED]),
+    tried=dict(ours=MICRO, tunix=TRIED, trl=MICRO),
 )
 
 if __name__ == "__main__":

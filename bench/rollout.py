@@ -26,10 +26,10 @@ TABLE = harness.Table(
         ours=[dict(slots=n) for n in (64, 32, 128, 16)],
         tunix=BATCHES,
         trl=[
-            *BATCHES,
-            dict(batch=64, cache="static"),
-            dict(batch=64, attention="eager"),
+            dict(batch=64),
+            dict(batch=32),
             dict(batch=64, engine="continuous"),
+            dict(batch=128, engine="continuous"),
         ],
     ),
 )

@@ -91,7 +91,7 @@ def test_a_sweep_decides_the_options(monkeypatch):
   key = table.key("one", "ours", given(table))
   assert harness.best(key, [slow, quick]) == slow  # none yet: the first
 
-  def race(jobs, *_):
+  def race(jobs, *_, **__):
     if jobs["ours"]["options"] == dict(micro=16):
       raise RuntimeError("ours died")
     seconds = {4: [2.0, 2.0, 0.1], 8: [1.0, 1.0, 9.0]}

@@ -30,7 +30,7 @@ def load(job: dict):
   model = transformers.AutoModelForCausalLM.from_pretrained(
       job["weights"],
       dtype=getattr(torch, job["dtype"]),
-      attn_implementation=job["options"].get("attention", "sdpa"),
+      attn_implementation="sdpa",
   )
   return model, transformers.PreTrainedTokenizerFast.from_pretrained(
       job["weights"]
@@ -108,7 +108,9 @@ def rollout(turns: worker.Turns) -> None:
     ) as manager:
       for i, ids in enumerate(prompts):
         most = limits[i] if limits else job["response"]
-        manager.add_request(ids, request_id=f"r{i}", max_new_tokens=most)
+        manager.add_request(
+            ids, request_id=f"r{i}", max_new_tokens=most, eos_token_id=-1
+        )
       while len(found) < len(prompts):
         result = manager.get_result(timeout=1)
         if result is not None and result.is_finished():
