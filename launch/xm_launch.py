@@ -27,7 +27,7 @@ from ml_collections import config_flags
 # For rl_reason and configs, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from rl_reason import config as config_lib
+from rl_reason import checks, config as config_lib
 
 try:
   from xmanager import xm, xm_local
@@ -87,7 +87,7 @@ def check(args: dict) -> None:
   try:
     values(line)
     given = config_flags.get_override_values(values["config"])
-    config_lib.check(values.config, tuple(given))
+    checks.fields(values.config, tuple(given))
   except config_lib.ConfigError:
     raise
   except Exception as e:  # the config file may raise anything

@@ -17,7 +17,7 @@ import threading
 from absl import app, flags
 from ml_collections import config_flags
 
-from rl_reason import config as config_lib
+from rl_reason import checks, config as config_lib
 
 TRAINS = ("all", "sft", "value", "reward_model")
 STAGES = (*TRAINS, "prepare", "evaluate", "export", "report")
@@ -84,9 +84,9 @@ def _prepare(argv):
 
   given = config_flags.get_override_values(FLAGS["config"])
   try:
-    config_lib.check(config, tuple(given))
+    checks.fields(config, tuple(given))
     if _STAGE.value != "prepare":
-      config_lib.check_files(config)
+      checks.files(config)
   except (AttributeError, KeyError, TypeError) as e:
     raise config_lib.ConfigError(
         f"{config_lib.one_line(e)}; does the config start from configs/base.py?"
@@ -186,7 +186,7 @@ def _run(config, workdir: pathlib.Path) -> int:
   try:
     if _STAGE.value != "report":
       stages.resolve(config)  # its shape is checked, and in config.json
-    config_lib.check_devices(config, jax.device_count())
+    checks.devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
     if _STAGE.value == "report":
       screen.say(f"report: {report.write(workdir)}")

@@ -10,7 +10,7 @@ import test_hf
 import tiny
 from test_config import digest, run_params
 
-from rl_reason import config, critic, hf, model, packing, scorers, sharding
+from rl_reason import checks, critic, hf, model, packing, scorers, sharding
 from rl_reason.config import ConfigError
 from rl_reason.stages import classifier, experience, reward_model, value
 from rl_reason.structs import RunError
@@ -105,7 +105,7 @@ def test_the_end_of_a_response_is_not_padding(tmp_path):
 def test_it_is_a_reward_of_any_shape(tmp_path):
   path = make(tmp_path / "judge", "llama", dtype=jnp.bfloat16)
   run = make_run(tmp_path, reward__scorers=f"{path}*0.5")
-  config.check(run.config)
+  checks.fields(run.config)
   with jax.set_mesh(run.mesh):
     classifier.check(run)
     maker = experience.Maker(run, "test")
@@ -144,7 +144,7 @@ def test_a_hub_id_is_a_model(tmp_path, monkeypatch):
       lambda name, **_: asked.append(name) or str(path),
   )
   run = make_run(tmp_path, reward__scorers="owner/judge-7B*0.5")
-  config.check(run.config)
+  checks.fields(run.config)
   with jax.set_mesh(run.mesh):
     reward_model.load(run, "owner/judge-7B")
   assert asked == ["owner/judge-7B"]

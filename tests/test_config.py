@@ -17,6 +17,7 @@ from conftest import ROOT
 
 from rl_reason import (
     checkpoint,
+    checks,
     config,
     critic,
     display,
@@ -643,7 +644,7 @@ def test_field_is_read(name, tmp_path):
       set_field(c, other, needed)
     if change is not None:
       set_field(c, name, change)
-    config.check(c)
+    checks.fields(c)
     workdir = tmp_path / str(change is None)
     workdir.mkdir()
     run = make_run(c, workdir)
@@ -737,9 +738,9 @@ def test_allow_top_p_is_what_lets_top_p_through():
   c = tiny()
   c.rollout.top_p = 0.9
   with pytest.raises(config.ConfigError, match="allow_top_p"):
-    config.check(c)
+    checks.fields(c)
   c.rollout.allow_top_p = True
-  config.check(c)
+  checks.fields(c)
 
 
 # --- errors ------------------------------------------------------------------
@@ -868,38 +869,38 @@ def test_impossible_configs_are_named(change, text):
   for name in change:
     set_field(c, name, change[name])
   with pytest.raises(config.ConfigError) as e:
-    config.check(c)
+    checks.fields(c)
   assert text in str(e.value) and "\n" not in str(e.value)
 
 
 def test_a_keyword_that_the_advantage_does_not_take():
   c = tiny()
   c.advantage.name = "group_mean"
-  config.check(c)  # left at its default: nobody is misled
+  checks.fields(c)  # left at its default: nobody is misled
   with pytest.raises(config.ConfigError, match="eps = 1e-06: nothing takes it"):
-    config.check(c, given=("advantage.eps",))
+    checks.fields(c, given=("advantage.eps",))
   c.loss.surrogate = "gspo"
   with pytest.raises(config.ConfigError, match="loss.dual_clip = 0.0: nothing"):
-    config.check(c, given=("loss.clip_low", "loss.dual_clip"))
+    checks.fields(c, given=("loss.clip_low", "loss.dual_clip"))
 
 
 def test_factors_that_are_off_have_no_settings():
   c = tiny()
-  config.check(c, given=("lora.rank",))
+  checks.fields(c, given=("lora.rank",))
   with pytest.raises(
       config.ConfigError, match="lora.alpha = 32.0: is for lora"
   ):
-    config.check(c, given=("lora.alpha",))
+    checks.fields(c, given=("lora.alpha",))
   c.lora.rank = 2
-  config.check(c, given=("lora.alpha",))
+  checks.fields(c, given=("lora.alpha",))
 
 
 def test_a_checkpoint_decides_the_shape():
   c = tiny()
   c.model.path = "x"
-  config.check(c, given=("model.path", "model.dtype"))
+  checks.fields(c, given=("model.path", "model.dtype"))
   with pytest.raises(config.ConfigError, match="model.width = 16: the checkpo"):
-    config.check(c, given=("model.width",))
+    checks.fields(c, given=("model.width",))
   old = config.flat(c)
   new = old | {"model.width": 64, "model.qkv_bias": True}
   assert not config.differences(old, new)
@@ -910,13 +911,13 @@ def test_a_checkpoint_decides_the_shape():
 
 def test_batches_that_the_mesh_cannot_split():
   c = tiny()
-  config.check_devices(c, 8)
+  checks.devices(c, 8)
   c.rollout.batch = 48
   with pytest.raises(config.ConfigError, match="rollout.batch = 48: 12 rows"):
-    config.check_devices(c, 8)
+    checks.devices(c, 8)
   c.rollout.batch, c.mesh.data = 32, 3
   with pytest.raises(config.ConfigError, match="does not cover 8 devices"):
-    config.check_devices(c, 8)
+    checks.devices(c, 8)
 
 
 def test_what_may_change_between_runs():
@@ -951,4 +952,4 @@ def test_every_config_is_valid():
       continue
     for variant in getattr(module, "VARIANTS", ("",)):
       args = (variant,) if variant else ()
-      config.check(module.get_config(*args))
+      checks.fields(module.get_config(*args))

@@ -14,6 +14,7 @@ import tiny
 from rl_reason import (
     advantages,
     checkpoint,
+    checks,
     config,
     corrections,
     credit,
@@ -329,7 +330,7 @@ def make_run(tmp_path, **changes):
   c = test_config.tiny()
   for name, x in changes.items():
     test_config.set_field(c, name.replace("__", "."), x)
-  config.check(c)
+  checks.fields(c)
   run = test_config.make_run(c, tmp_path)
   mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
   return dataclasses.replace(run, mesh=mesh)

@@ -25,12 +25,12 @@ CORE = (
 # A module imports from earlier lines only; a package's own modules are free to
 # import each other, but not in a circle.
 LAYERS = [line.split() for line in """
-    structs display schedules alarms verifiers prompts
+    structs display schedules alarms charts verifiers prompts
     datasets
     tasks
     scorers
     groups losses config sharding metrics packing dynamic_sampling linear
-    advantages corrections surrogates values weights rewards
+    checks advantages corrections surrogates values weights rewards
     tokenizer attention checkpoint report
     model
     data rollout credit critic objective hf lora

@@ -10,7 +10,7 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import config, linear, model, rollout, rollout_weights, sharding
+from rl_reason import checks, linear, model, rollout, rollout_weights, sharding
 from rl_reason.linear import Int8, LowRank
 
 HALF = dataclasses.replace(tiny.CFG, dtype="bfloat16")
@@ -91,7 +91,7 @@ def sample(params, prompts):
 
 
 def test_the_matrices_are_those_of_the_tables():
-  assert config.MATRICES == model.MATRICES
+  assert checks.MATRICES == model.MATRICES
   layers = model.table(tiny.CFG)["layers"]
   assert {n for n in layers if "norm" not in n} == set(model.MATRICES)
 

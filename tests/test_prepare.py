@@ -16,7 +16,7 @@ import transformers
 from conftest import ROOT, child_env
 
 from rl_reason import (
-    config,
+    checks,
     data,
     datasets,
     display,
@@ -128,7 +128,7 @@ def make(tmp_path, tok_dir):
 def check(c):
   if c.data.train or c.data.evaluate:
     c.task.name = "files"
-  config.check(c)
+  checks.fields(c)
 
 
 def run(c, workdir, stop=None):

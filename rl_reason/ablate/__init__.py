@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from rl_reason import config as config_lib
+from rl_reason import checks, config as config_lib
 from rl_reason.ablate import jobs
 from rl_reason.ablate.jobs import Job, say
 from rl_reason.config import ConfigError
@@ -217,7 +217,7 @@ def configure(
     idle = config_lib.unread(c) - own.keys()
     given = {k: v for k, v in given.items() if k not in idle}
     c.update_from_flattened_dict({k: fields[k] for k in idle & common.keys()})
-    config_lib.check(c, tuple(given))
+    checks.fields(c, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:
     raise ConfigError(
         f"{path}: {config_lib.one_line(e)}; does it start from configs/base.py?"
