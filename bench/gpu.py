@@ -1,6 +1,6 @@
 """How near to the limits of one device: decoding, update, whole step.
 
-  python -m bench.gpu --dims=qwen2.5-1.5b --dtype=bfloat16   # on a GPU
+  python -m bench.gpu --dims=qwen2.5-1.5b --tail --slots=256 --rows=1024
   python -m bench.gpu --dims=tiny --rows=8 --prompt=8 --response=16
 
 The limits are measured in the same run: the bandwidth of a copy of memory, the
@@ -55,45 +55,54 @@ def matmul_rate(width: int, dtype: str, repeats: int) -> float:
   return 2 * width**3 / seconds(lambda: product(x), repeats, inner=4)
 
 
-def work(cfg: model.ModelConfig, size: harness.Size) -> dict[str, float]:
+def work(
+    cfg: model.ModelConfig, size: harness.Size, limits: list[int], slots: int
+) -> dict[str, float]:
   """Bytes and operations that a step cannot do without.
 
   Args:
     cfg: of the model.
-    size: of the step; every response is full.
+    size: of the step.
+    limits: tokens of each response.
+    slots: responses that decode together; the weights are read once for all.
 
   Returns:
     `decode_bytes`, `prefill_flops`, `forward_flops` (one pass over all rows).
   """
   itemsize = jnp.dtype(cfg.dtype).itemsize
-  rows = jax.tree.leaves(
-      model.table(cfg), is_leaf=lambda x: isinstance(x, model.Param)
-  )
+  read = model.table(cfg)
+  if not cfg.tied:
+    del read["embed"]  # but for a row a token
+  rows = jax.tree.leaves(read, is_leaf=model.is_param)
   weights = sum(functools.reduce(int.__mul__, row.shape) for row in rows)
   token = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim  # its key and value
-  context = size.prompt + size.response / 2
-  length = size.prompt + size.response
+  steps = max(max(limits), -(-sum(limits) // slots))
+  seen = sum(n * (size.prompt + n / 2) for n in limits)
 
   def flops(tokens, context):
     return tokens * model.flops_per_token(cfg, context)
 
   return dict(
-      decode_bytes=size.response
-      * itemsize
-      * (weights + size.rows * token * context),
+      decode_bytes=itemsize * (steps * weights + token * seen),
       prefill_flops=flops(
           size.rows // size.group * size.prompt, size.prompt / 2
       ),
-      forward_flops=flops(size.rows * length, length / 2),
+      forward_flops=sum(
+          flops(size.prompt + n, (size.prompt + n) / 2) for n in limits
+      ),
   )
 
 
 def measure(given: argparse.Namespace) -> dict:
   """Limits, times, and their ratios."""
   size = harness.Size(
-      given.rows, given.prompt, given.response, tail=False, group=given.group
+      given.rows,
+      given.prompt,
+      given.response,
+      tail=given.tail,
+      group=given.group,
   )
-  options = dict(micro=given.micro, remat=given.remat)
+  options = dict(micro=given.micro, remat=given.remat, slots=given.slots)
   before = harness.load()
   taken = {}
   for task in TASKS:
@@ -104,28 +113,29 @@ def measure(given: argparse.Namespace) -> dict:
   bytes_s = bandwidth(given.copy_mib, given.repeats)
   flops_s = matmul_rate(given.product, given.dtype, given.repeats)
   cfg = ours.shape(what)
-  todo = work(cfg, size)
+  todo = work(cfg, size, what["limits"], given.slots)
   decode = todo["decode_bytes"] / bytes_s
   prefill = todo["prefill_flops"] / flops_s
   forward = todo["forward_flops"] / flops_s
-  # An update is one pass forward and two back; a step scores log-probs, too.
+  # An update is one pass forward and two back.
   limit = dict(
       rollout=decode + prefill,
       update=3 * forward,
-      rl_step=decode + prefill + 4 * forward,
+      rl_step=decode + prefill + 3 * forward,
   )
   return dict(
       command=f"python -m bench.gpu --dims={given.dims} --dtype={given.dtype}"
       f" --rows={given.rows} --prompt={given.prompt}"
       f" --response={given.response} --group={given.group}"
-      f" --micro={given.micro} --remat={given.remat}",
+      f" --micro={given.micro} --remat={given.remat} --slots={given.slots}"
+      + (" --tail" if given.tail else ""),
       environment=harness.environment(before),
       gb_per_s=bytes_s / 1e9,
       tflop_per_s=flops_s / 1e12,
       seconds=taken,
       limit=limit,
       share={task: limit[task] / taken[task] for task in TASKS},
-      decoded_per_s=size.rows * size.response / taken["rollout"],
+      decoded_per_s=sum(what["limits"]) / taken["rollout"],
   )
 
 
@@ -159,6 +169,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument("--group", type=int, default=8)
   parser.add_argument("--prompt", type=int, default=128)
   parser.add_argument("--response", type=int, default=512)
+  parser.add_argument("--tail", action="store_true", help="log-normal lengths")
+  parser.add_argument("--slots", type=int, default=0, help="0: as many as rows")
   parser.add_argument("--micro", type=int, default=16)
   parser.add_argument("--remat", default="full")
   parser.add_argument("--repeats", type=int, default=5)
@@ -166,6 +178,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument("--product", type=int, default=8192)
   given = parser.parse_args(argv)
   given.micro = min(given.micro, given.rows)
+  given.slots = given.slots or given.rows
   return given
 
 

@@ -27,20 +27,20 @@ PEERS = ("tunix", "trl")
 ENVIRONMENTS = RUNS / "peers"
 PAD, EOS, FIRST = 0, 1, 2  # ids: padding, end, the first ordinary token
 
-# vocab, layers, width, feed-forward, heads, kv heads, head dim, rope's base
+FIELDS = "vocab layers width mlp heads kv_heads head_dim rope_theta tied"
 DIMS = {
-    "tiny": (64, 2, 32, 64, 4, 2, 8, 1e4),
-    "4m": (512, 4, 256, 1024, 8, 4, 32, 1e4),
-    "qwen2.5-0.5b": (151936, 24, 896, 4864, 14, 2, 64, 1e6),
-    "qwen2.5-1.5b": (151936, 28, 1536, 8960, 12, 2, 128, 1e6),
+    "tiny": (64, 2, 32, 64, 4, 2, 8, 1e4, True),
+    "4m": (512, 4, 256, 1024, 8, 4, 32, 1e4, True),
+    "qwen2.5-0.5b": (151936, 24, 896, 4864, 14, 2, 64, 1e6, True),
+    "qwen2.5-1.5b": (151936, 28, 1536, 8960, 12, 2, 128, 1e6, True),
+    "qwen2.5-7b": (152064, 28, 3584, 18944, 28, 4, 128, 1e6, False),
 }
-FIELDS = "vocab layers width mlp heads kv_heads head_dim rope_theta".split()
 
 
 def shape(dims: str) -> dict[str, Any]:
   """Fields of a ModelConfig: of a row of `DIMS`, or 'ROW:LAYERS' of it."""
   name, _, layers = dims.partition(":")
-  out = dict(zip(FIELDS, DIMS[name], strict=True))
+  out = dict(zip(FIELDS.split(), DIMS[name], strict=True))
   return out | (dict(layers=int(layers)) if layers else {})
 
 

@@ -160,6 +160,7 @@ def test_bench_worker_needs_the_standard_library_only():
 def test_one_device_against_its_limits():
   flags = "--dims=tiny --dtype=float32 --rows=8 --group=4 --prompt=4"
   flags += " --response=8 --repeats=1 --copy_mib=8 --product=128 --remat=none"
+  flags += " --tail --slots=4"
   result = gpu.measure(gpu.arguments(flags.split()))
   assert all(0 < result["share"][task] < 1.5 for task in gpu.TASKS)
   assert "| update |" in "\n".join(gpu.page(result))
@@ -167,7 +168,8 @@ def test_one_device_against_its_limits():
 
 def test_work_is_counted_by_hand():
   cfg = ours.shape(harness.job("update", EVEN, "tiny", "bfloat16", {}))
-  todo = gpu.work(cfg, harness.Size(8, 4, 10, tail=False, group=2))
+  size = harness.Size(8, 4, 10, tail=False, group=2)
+  todo = gpu.work(cfg, size, [10] * 8, 8)
   # embed, norm; a layer: q, o, k, v, their biases, mlp, norms
   layer = 2 * 32 * 32 + 2 * 32 * 16 + 32 + 2 * 16 + 3 * 32 * 64 + 2 * 32
   weights = 64 * 32 + 32 + 2 * layer
@@ -177,6 +179,9 @@ def test_work_is_counted_by_hand():
   attention = 2 * 2 * 2 * 32  # scores and values, layers, operations a token
   assert todo["forward_flops"] == 8 * 14 * (products + attention * 7)
   assert todo["prefill_flops"] == 4 * 4 * (products + attention * 2)
+  few = gpu.work(cfg, size, [10, 2, 2, 2], 2)  # 8 tokens a slot; 10 is longest
+  seen = 10 * (4 + 5) + 3 * 2 * (4 + 1)
+  assert few["decode_bytes"] == 2 * (10 * weights + cache // (4 + 5) * seen)
 
 
 @pytest.mark.slow
