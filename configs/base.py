@@ -1,7 +1,7 @@
 """Every field there is, with its default and what it does.
 
 The other configs change a few of these. On the command line:
-`--config.loss.clip_high=0.28`. `rl_reason/config.py` checks the whole.
+`--config.loss.clip_high=0.28`. `rl_reason/checks.py` checks the whole.
 """
 
 import ml_collections

@@ -2,8 +2,8 @@
 
   python -m rl_reason.main --config=configs/grpo.py
 
-25% to 93% held out (five seeds, results/seeds.md), sooner than DAPO: one round
-of generation a step instead of about seven.
+25% to 93% held out (five seeds, results/seeds.md) in about a minute on 2 cores,
+sooner than DAPO: one round of generation a step instead of about seven.
 """
 
 from configs import base

@@ -153,9 +153,8 @@ def rank(rewards_B: Array, groups_B: Array) -> Array:
 def _weighted(rewards_B, groups_B, weights_B):
   """R less the weighted mean of the others; 0 where there are none."""
   _, _, constant_B = _group_stats(rewards_B, groups_B)
-  others_B = group_sum(weights_B, groups_B) - weights_B
-  value_B = weights_B * rewards_B
-  worth_B = group_sum(value_B, groups_B) - value_B
+  others_B = group_sum(weights_B, groups_B, others=True)
+  worth_B = group_sum(weights_B * rewards_B, groups_B, others=True)
   # Each of the others counts only with what it weighs, so the baseline knows
   # nothing of the response that it is for: no bias.
   alone_B = constant_B | (others_B <= 0)
@@ -192,7 +191,9 @@ def quality_weighted(
   Returns:
     [B] float.
   """
-  quality_B = jnp.exp(row_mean(logps_BT, mask_BT))
+  mean_B = row_mean(logps_BT, mask_BT)
+  # Only the ratios of weights matter; the largest of a group is 1.
+  quality_B = jnp.exp(mean_B - group_max(mean_B, groups_B))
   return _weighted(rewards_B, groups_B, quality_B)
 
 
@@ -353,13 +354,16 @@ def gae(
   """
   chex.assert_rank([rewards_BT, values_BT, mask_BT], 2)
   chex.assert_equal_shape([rewards_BT, values_BT, mask_BT])
-  lam_BT = jnp.broadcast_to(jnp.asarray(lam, values_BT.dtype), values_BT.shape)
+  dtype = jnp.result_type(rewards_BT, values_BT, 1.0)
+  rewards_BT, values_BT = rewards_BT.astype(dtype), values_BT.astype(dtype)
+  discount = jnp.asarray(gamma, dtype)
+  lam_BT = jnp.broadcast_to(jnp.asarray(lam, dtype), values_BT.shape)
 
   def back(carry, at_t):
     next_value_B, next_B = carry
     reward_B, value_B, here_B, lam_B = at_t
-    delta_B = reward_B + gamma * next_value_B - value_B
-    advantage_B = delta_B + gamma * lam_B * next_B
+    delta_B = reward_B + discount * next_value_B - value_B
+    advantage_B = delta_B + discount * lam_B * next_B
     carry = (
         jnp.where(here_B, value_B, next_value_B),
         jnp.where(here_B, advantage_B, next_B),

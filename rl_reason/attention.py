@@ -259,7 +259,9 @@ def _scores(q_BKQC, some: Cache, first, position_B):
   probabilities, not values.
   """
   k_BKCS = some.k.astype(q_BKQC.dtype)
-  scores = jnp.einsum("BKQC,BKCS->BKQS", q_BKQC, k_BKCS).astype(jnp.float32)
+  scores = jnp.einsum(
+      "BKQC,BKCS->BKQS", q_BKQC, k_BKCS, preferred_element_type=jnp.float32
+  )
   scores = _scaled(scores, some.k_scale)
   slot_S = first + jnp.arange(k_BKCS.shape[-1])
   visible = (slot_S <= position_B[:, None])[:, None, None]

@@ -250,15 +250,23 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     if name not in CHOICES:  # the others may be any function of their module
       known = config.signatures(module)
       require(values[name] in known, name, f"must be one of {', '.join(known)}")
+    section, chosen = name.split(".")[0], values[name] != "none"
+    for keyword in config.signature(c, name).keywords if chosen else ():
+      field = f"{section}.{keyword}"
+      require(
+          field in values,
+          name,
+          f"takes {keyword}: add the field {field} to configs/base.py",
+      )
   idle = config.unread(c)
   for name in given:
     section = name.split(".")[0]
-    chosen = [x for x in config.FUNCTIONS if x.split(".")[0] == section]
+    beside = [x for x in config.FUNCTIONS if x.split(".")[0] == section]
     require(
         name not in idle,
         name,
         "nothing takes it with"
-        f" {', '.join(f'{x} = {values[x]!r}' for x in chosen)}: leave it out",
+        f" {', '.join(f'{x} = {values[x]!r}' for x in beside)}: leave it out",
     )
   _check_algorithm(c, require)
   for name in given:
@@ -278,6 +286,12 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "optimizer.freeze",
       f"with lora.rank = {c.lora.rank} the parameters of all layers are frozen:"
       " leave it out",
+  )
+  layers = round(c.optimizer.freeze * m.layers)
+  require(
+      m.path or layers or not c.optimizer.freeze,
+      "optimizer.freeze",
+      f"of model.layers = {m.layers} that is none",
   )
   require(
       not c.optimizer.offload or c.optimizer.name == "adamw",
@@ -362,7 +376,15 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       "dynamic_sampling.batches",
       "what does not fit is dropped: needs dynamic_sampling.enabled=True",
   )
-  _check_stragglers(c, require)
+  learned = [x.name for x in scorers.terms(c.reward.scorers)]
+  models = any(map(scorers.is_model, learned))
+  require(
+      d.batches == 1 or not models,
+      "dynamic_sampling.batches",
+      "a round is then larger than the batch that reward models score: leave"
+      " it at 1",
+  )
+  _check_stragglers(c, models, require)
   for section in ("optimizer", "critic"):
     require(
         c[section].warmup_steps < max(c.rl.steps, 1),
@@ -381,7 +403,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   )
 
 
-def _check_stragglers(c, require) -> None:
+def _check_stragglers(c, models: bool, require) -> None:
   """Groups that a round leaves to the next one."""
   r = c.rollout
   if not r.stragglers:
@@ -403,9 +425,8 @@ def _check_stragglers(c, require) -> None:
       f"{r.stragglers} groups of {r.group_size} must find slots, and there are"
       f" {r.slots or r.batch}",
   )
-  learned = [x.name for x in scorers.terms(c.reward.scorers)]
   require(
-      not any(map(scorers.is_model, learned)),
+      not models,
       name,
       "rounds are then of any size, and reward models score whole batches",
   )
@@ -503,7 +524,7 @@ def _check_algorithm(c, require) -> None:
   )
   if name == "max_rl":
     extra = (c.reward.overlong_buffer and c.reward.overlong_coef) or (
-        c.reward.length_coef
+        c.reward.length_coef or c.reward.cosine or c.reward.scorers
     )
     require(
         (c.reward.right, c.reward.wrong) == (1, 0),
@@ -514,8 +535,8 @@ def _check_algorithm(c, require) -> None:
     require(
         not extra and c.reward.truncated == "terminal" and k.place == "loss",
         "advantage.name",
-        "divides by the mean of rewards in {0, 1}: no length penalty, bootstrap"
-        " or KL in the reward",
+        "divides by the mean of rewards in {0, 1}: no length penalty, cosine,"
+        " scorers, bootstrap or KL in the reward",
     )
   require(
       (k.kind == "none") == (k.coef == 0),
@@ -563,6 +584,20 @@ def _check_algorithm(c, require) -> None:
       "mixes in the pretrained critic: needs critic.pretrain_steps > 0",
   )
   require(v.low < v.high, "critic.low", f"must be below critic.high = {v.high}")
+  low, high = sorted((c.reward.right, c.reward.wrong))
+  require(
+      v.head != "categorical" or v.low <= low <= high <= v.high,
+      "critic.head",
+      f"critic.low = {v.low} to critic.high = {v.high} must hold the rewards,"
+      f" {low} to {high}",
+  )
+  require(
+      c.loss.surrogate != "reinforce"
+      or c.updates.minibatches * c.updates.epochs == 1,
+      "loss.surrogate",
+      "has no ratio, and is right on the policy that sampled only: set"
+      " updates.minibatches = 1 and updates.epochs = 1",
+  )
   require(
       c.loss.cov_low < c.loss.cov_high,
       "loss.cov_low",

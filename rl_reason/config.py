@@ -77,6 +77,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
   def free(name):
     if name == "rl.steps":
       return not _stretched(new)
+    if name.startswith("mesh.") and new.get("rollout.across_steps"):
+      return False  # which groups are whole in time depends on the shards
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
     return name.startswith(FREE)

@@ -79,7 +79,8 @@ def group_sizes(need_N: np.ndarray, batch: int, least: int) -> np.ndarray:
 
   Need 1 / expected length: each prompt gets about as many tokens, G = G_base
   L_ref / l. Need p (1 - p) at accuracy p: the variance of a group's mean
-  reward, p (1 - p) / G, is about the same for all.
+  reward, p (1 - p) / G, is about the same for all. A prompt whose share would
+  be less than `least` gets that many, and the others share what is left.
 
   Args:
     need_N: [N] float, positive.
@@ -92,14 +93,20 @@ def group_sizes(need_N: np.ndarray, batch: int, least: int) -> np.ndarray:
   Raises:
     ValueError: the batch is too small for N groups of `least`.
   """
-  extra = batch - least * len(need_N)
-  if extra < 0:
+  if batch < least * len(need_N):
     raise ValueError(f"{batch} rows for {len(need_N)} groups of {least}")
-  share_N = extra * need_N / need_N.sum()
+  floor_N = np.zeros(len(need_N), bool)  # prompts that get the least
+  while True:
+    rest = batch - least * floor_N.sum()
+    open_N = np.where(floor_N, 0, need_N)
+    share_N = np.where(floor_N, least, rest * open_N / max(open_N.sum(), 1e-30))
+    if (share_N >= least).all():
+      break
+    floor_N |= share_N < least
   size_N = np.floor(share_N).astype(int)
   order_N = np.argsort(size_N - share_N, kind="stable")
-  size_N[order_N[: extra - size_N.sum()]] += 1
-  return least + size_N
+  size_N[order_N[: batch - size_N.sum()]] += 1
+  return size_N
 
 
 def collect(

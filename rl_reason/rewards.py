@@ -12,14 +12,15 @@ def correctness(
   """`right` where the verifier said yes, `wrong` elsewhere: DAPO eq 7.
 
   Args:
-    correct_B: [B] float in {0, 1}.
+    correct_B: [B] in {0, 1}.
     right: reward of a correct response.
     wrong: reward of any other.
 
   Returns:
     [B] float.
   """
-  return jnp.where(correct_B > 0, right, wrong).astype(correct_B.dtype)
+  dtype = jnp.result_type(correct_B, 1.0)
+  return jnp.where(correct_B > 0, right, wrong).astype(dtype)
 
 
 def cosine(
@@ -172,13 +173,14 @@ def per_token(
 
   Args:
     rewards_B: [B] float, of a response.
-    mask_BT: [B, T] bool, response tokens.
+    mask_BT: [B, T], response tokens.
     kl_BT: [B, T] estimate of KL(policy || reference) of each token.
     kl_coef: beta; 0 without a KL.
 
   Returns:
     [B, T] float, 0 outside the mask. A row without a token keeps nothing.
   """
+  mask_BT = mask_BT > 0
   later_BT = jnp.cumsum(mask_BT[:, ::-1], 1)[:, ::-1]
   last_BT = mask_BT & (later_BT == 1)
   out_BT = jnp.where(last_BT, rewards_B[:, None], 0)

@@ -33,7 +33,7 @@ def choose(logits_BV: Array, uniform_B: Array, top_p: float) -> Array:
   Args:
     logits_BV: float32, temperature already applied.
     uniform_B: in [0, 1).
-    top_p: keep the smallest set of likeliest tokens with this mass; the
+    top_p: > 0, keep the smallest set of likeliest tokens with this mass; the
       likeliest token is always in it.
 
   Returns:
@@ -207,6 +207,7 @@ class Sampler:
     heat = jnp.asarray(temperature, jnp.float32)
     if limits_R is None:
       limits_R = jnp.full(rows, self.max_tokens)
+    limits_R = jnp.clip(limits_R, 1, self.max_tokens)
     if expected_R is None:
       expected_R = jnp.zeros(rows)
 
@@ -550,7 +551,8 @@ def stream(
       those at temperature 1).
     sizes_N: int, how many responses to each prompt, N * G in all; None: G to
       each. With sizes the temperature must be a scalar.
-    limits_B: int, the most tokens of each response; None: max_tokens.
+    limits_B: int, the most tokens of each response, from 1 to max_tokens;
+      None: max_tokens.
     expected_B: how long each will be, roughly: the longest start first, so that
       none is left alone at the end. It changes no token. None: in order.
     begun: what was yielded before, to go on from there, perhaps with another

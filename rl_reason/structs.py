@@ -100,8 +100,8 @@ class Experience:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict.
     scores_NB: float32, a tuple of [B] by the N scorers of the config.
-    old_logps_BT: float32, the behaviour policy's log-probabilities, computed
-      by the trainer's forward pass (not by the sampler).
+    old_logps_BT: float32, the behaviour policy's log-probabilities: of the
+      trainer's forward pass, or the sampler's where no pass is made for them.
     known_B: int32, tokens of an earlier step's policy, whose old_logps_BT are
       there already: those of a group that was kept, and what a response
       had when it was carried over (then the sampler's).

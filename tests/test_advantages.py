@@ -679,6 +679,41 @@ def test_weighing_alike_is_leave_one_out(data):
     )
 
 
+@pytest.mark.parametrize("name", ["group_mean", "group_norm", "leave_one_out"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_groups_of_a_thousand_keep_their_digits(name, dtype):
+  """Row by row, sums of so many are off by 1e-5; counts in bf16 end at 256."""
+  right_B = np.random.default_rng(0).random(1024) < 0.4
+  rewards_B = jnp.where(right_B, 0.3, -0.7).astype(dtype)
+  groups_B = np.zeros(1024, np.int32)
+  got = getattr(advantages, name)(rewards_B, groups_B)
+  assert got.dtype == dtype
+  rows = dict(rewards_B=np.asarray(rewards_B, float), groups_B=groups_B)
+  np.testing.assert_allclose(
+      np.asarray(got, float),
+      call(name, rows, "float64"),
+      atol=1e-6 if dtype == "float32" else 0.02,
+  )
+
+
+@pytest.mark.parametrize("others", [-8.0, -14.0, -40.0, -120.0])
+def test_a_likely_response_has_a_baseline_of_unlikely_ones(others):
+  """Its weight is a million times theirs: in a difference they would vanish."""
+  rows = dict(
+      rewards_B=np.array([1.0, 1.0, 0.0, 1.0]),
+      groups_B=np.zeros(4, np.int32),
+      logps_BT=np.array([[-0.05], [others], [others - 1], [others - 2]]),
+      mask_BT=np.ones((4, 1), bool),
+  )
+  weight = np.exp([0.0, -1, -2])  # of the three others
+  got = call("quality_weighted", rows)
+  if others > -80:  # below, e^-x is 0 beside 1 in fp32: they count as nothing
+    wanted = 1 - (weight * [1, 0, 1]).sum() / weight.sum()
+    assert got[0] == pytest.approx(wanted, abs=1e-6)
+  # Of the others one response is nearly all of the weight.
+  np.testing.assert_allclose(got[1:], [0, -1, 0], atol=1e-3)
+
+
 def test_surprise_is_preferred():
   """Two right answers of a group: the unlikelier one gains more."""
   rows = dict(

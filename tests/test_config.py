@@ -779,6 +779,39 @@ def test_allow_top_p_is_what_lets_top_p_through():
         ),
         (
             {
+                "advantage.name": "max_rl",
+                "reward.wrong": 0.0,
+                "reward.scorers": "length*-0.3",
+            },
+            "scorers, bootstrap or KL",
+        ),
+        (
+            {
+                "advantage.name": "max_rl",
+                "reward.wrong": 0.0,
+                "reward.cosine": True,
+            },
+            "no length penalty, cosine",
+        ),
+        (
+            {
+                "advantage.name": "gae",
+                "critic.head": "categorical",
+                "reward.right": 10.0,
+            },
+            "must hold the rewards, -1.0 to 10.0",
+        ),
+        (
+            {"loss.surrogate": "reinforce", "updates.epochs": 2},
+            "right on the policy that sampled",
+        ),
+        ({"optimizer.freeze": 0.1}, "of model.layers = 1 that is none"),
+        (
+            {"reward.scorers": "a/b*1", "dynamic_sampling.batches": 2},
+            "dynamic_sampling.batches = 2: a round is then larger",
+        ),
+        (
+            {
                 "advantage.name": "gae",
                 "rollout.group_size": 1,
                 "updates.minibatches": 1,

@@ -386,7 +386,7 @@ def test_the_newest_batches_are_remembered(tmp_path):
 
   with jax.set_mesh(run.mesh):
     saved = checkpoint.Checkpoints(tmp_path / "c")
-    everything = rl._everything(run, run.put(F(0)), None, None, past)
+    everything = rl._everything(run, run.put(F(0)), None, None, past, None)
     saved.save(3, everything, {})
     saved.wait()
     back = sharding.fetch(saved.restore(3, everything)["past"])
@@ -587,11 +587,11 @@ def test_a_maker_goes_on_where_another_stopped(tmp_path, monkeypatch, sizes):
 
 
 def test_sizes_follow_what_a_type_took_so_far(tmp_path):
-  """16 rows for two prompts, 2 each and 12 to share.
+  """16 rows for two prompts.
 
-  Lengths 4 and 8: 8 and 4 of them. Accuracies 1/2 and 1 need .26 and .01.
+  Lengths 4 and 8: as 2 : 1. Accuracies 1/2 and 1 need .26 and .01: the least.
   """
-  wanted = {"equal": [8, 8], "length": [10, 6], "variance": [14, 2]}
+  wanted = {"equal": [8, 8], "length": [11, 5], "variance": [14, 2]}
   rows = [experience.tasks.Row("", "", level) for level in (2, 3)]
   for sizes, count in wanted.items():
     run = make_run(

@@ -194,3 +194,46 @@ def test_a_signature_is_written_plainly():
       signature("advantages", "group_norm")
       == "advantages.group_norm(rewards_B, groups_B, *, eps=1e-06, ddof=1)"
   )
+
+
+# --- code lines --------------------------------------------------------------
+
+LINES = re.compile(r"\n(\[`\w+\.\w+`\]: \S+\n)+\Z")
+
+
+def linked(text: str) -> str:
+  """Functions `module.name` as links to the line of their `def`."""
+  found = {}
+
+  def link(match):
+    module, name = match.groups()
+    path = ROOT / "rl_reason" / f"{module}.py"
+    lines = path.read_text().splitlines() if path.exists() else []
+    at = [n for n, x in enumerate(lines, 1) if x.startswith(f"def {name}(")]
+    if not at:
+      return match[0]
+    found[match[0]] = f"../rl_reason/{module}.py#L{at[0]}"
+    return f"[{match[0]}]"
+
+  text = LINES.sub("\n", text)
+  text = re.sub(r"\[(`\w+\.\w+`)\](?!\()", r"\1", text)
+  text = re.sub(r"(?<!\[)`(\w+)\.(\w+)`", link, text)
+  rows = [f"[{name}]: {where}\n" for name, where in sorted(found.items())]
+  return "\n".join([text.rstrip("\n") + "\n", "".join(rows)])
+
+
+def test_functions_are_linked_to_their_lines():
+  assert linked(ALGORITHMS) == ALGORITHMS, "mend: python tests/test_docs.py"
+  assert "advantages.py#L" in ALGORITHMS
+
+
+def test_a_line_that_moved_is_mended():
+  text = "See `losses.kl`, not `losses.nothing` or `loss.kl`.\n"
+  once = linked(text)
+  assert "See [`losses.kl`], not `losses.nothing`" in once
+  moved = re.sub(r"#L\d+", "#L1", once)
+  assert moved != once and linked(moved) == linked(once) == once
+
+
+if __name__ == "__main__":
+  (ROOT / "docs" / "algorithms.md").write_text(linked(ALGORITHMS))

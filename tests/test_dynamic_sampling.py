@@ -251,7 +251,10 @@ def test_kept_groups_may_fill_a_batch():
     "need, batch, wanted",
     [
         ([1, 1, 1], 12, [4, 4, 4]),
-        ([1, 1, 2], 10, [3, 3, 4]),  # 2 each, and 4 as 1 : 1 : 2
+        ([1, 1, 2], 10, [3, 2, 5]),  # 2.5, 2.5, 5; the first gets the half
+        ([10, 1], 16, [14, 2]),  # 14.5 and 1.5: the least, and the rest
+        ([1, 10, 10, 10], 14, [2, 4, 4, 4]),  # 12 as 1 : 1 : 1
+        ([0.1, 0.1, 0.1], 6, [2, 2, 2]),  # 1.9999999999999998 is not less
         ([1, 1, 1], 8, [3, 3, 2]),  # the first get what is left
         ([1, 100], 8, [2, 6]),  # never below the least
         ([5, 5], 4, [2, 2]),

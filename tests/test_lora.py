@@ -233,6 +233,10 @@ def test_a_sampler_that_is_another_policy_is_named(tmp_path, monkeypatch):
     rl._warn(run)
     for text, field in zip(said, warned, strict=True):
       assert field in text and "loss.correction = 'truncate'" in text
+  c.rollout.across_steps = True
+  said.clear()
+  rl._warn(run)
+  assert len(said) == 1 and "a bias to short ones" in said[0]
 
 
 def half_right(patch):

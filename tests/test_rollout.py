@@ -10,7 +10,7 @@ import pytest
 import tiny
 from scipy import stats
 
-from rl_reason import model, rollout
+from rl_reason import attention, model, rollout
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
@@ -257,11 +257,18 @@ def tails(count=1024, most=300):
 
 
 @pytest.mark.parametrize(
-    "slots, chunk, burst",
-    [pytest.param(64, 8, 8, marks=pytest.mark.slow), (24, 1, 3)],
+    "slots, chunk, burst, block, segments",
+    [
+        pytest.param(64, 8, 8, 128, 4, marks=pytest.mark.slow),
+        (24, 1, 3, 64, 2),
+    ],
 )
-def test_slots_change_no_token(long, slots, chunk, burst, monkeypatch):
-  """However many rows decode together, and when they start."""
+def test_slots_change_no_token(
+    long, slots, chunk, burst, block, segments, monkeypatch
+):
+  """However many rows decode together, when they start, what they read."""
+  monkeypatch.setattr(attention, "BLOCK", block)
+  monkeypatch.setattr(attention, "SEGMENTS", segments)
   monkeypatch.setattr(rollout, "CHUNK", chunk)
   monkeypatch.setattr(rollout, "BURST", burst)
   rollout.program.cache_clear()
@@ -301,6 +308,12 @@ def test_slots_change_no_token_of_an_int8_cache():
     np.testing.assert_array_equal(one.tokens_BL, other.tokens_BL)
     # What rounds the other way is a step of int8 away, not a rounding.
     np.testing.assert_allclose(one.logps_BT, other.logps_BT, atol=1e-3)
+
+
+def test_limits_beyond_what_there_is():
+  rows = sample(tiny.prompts(8), 1, limits_B=np.array([0, 1, 99, 99] * 2))
+  assert rows.lengths_B.min() == 1 and rows.lengths_B.max() <= 24
+  assert rows.mask_BT.sum() == rows.lengths_B.sum()
 
 
 def test_limits(long):
@@ -387,6 +400,7 @@ def test_no_slot_waits_long():
 
 
 def test_longest_first_is_near_the_ideal():
+  """With lengths known; a run knows only what a problem's type took before."""
   for seed, most in enumerate((2048, 4096, 8192)):
     limits = np.sort(lengths(1600, 2048, most, seed))[::-1]
     assert limits.mean() > 1000

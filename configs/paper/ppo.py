@@ -2,7 +2,8 @@
 
   python -m rl_reason.main --config=configs/paper/ppo.py
 
-Never run at this size by us.
+Never run at this size by us, so without a time. The paper: 5 on AIME 2024,
+avg@32.
 """
 
 from configs.paper import size

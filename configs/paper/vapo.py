@@ -2,7 +2,8 @@
 
   python -m rl_reason.main --config=configs/paper/vapo.py
 
-Never run at this size by us. The paper: 60.4 on AIME 2024, avg@32.
+Never run at this size by us, so without a time.
+The paper: 60.4 on AIME 2024, avg@32.
 """
 
 from configs.paper import ppo

@@ -293,6 +293,8 @@ def signed(values: Sequence[float], share: bool) -> str:
 
 def finding(values: Sequence[float]) -> str:
   """'+3.2 ± 1.1, higher', of differences of accuracy by seed."""
+  if not any(values):  # to the bit: so are only policies of the same SFT
+    return "neither has begun"
   return f"{signed(values, True)}, {verdict(*interval(values))}"
 
 
@@ -328,10 +330,11 @@ def reading(data: dict[str, Any]) -> str:
       " interval (Student's t over seeds). 'No difference seen': the interval"
       " holds 0. Of twenty rows that do not differ, one is 'higher' or 'lower'"
       " by chance. At equal tokens and FLOPs accuracy is linear between"
-      " evaluations. Measures of training are means over the last quarter of"
-      " the steps, in brackets their difference to the reference. Seconds are"
-      " those of a row's own command: rows of a seed share their SFT model, and"
-      " the first that needs a program compiles it."
+      " evaluations; while its critic is pretrained, a row stays where SFT left"
+      " it. Measures of training are means over the last quarter of the steps,"
+      " in brackets their difference to the reference. Seconds are those of a"
+      " row's own command: rows of a seed share their SFT model, and the first"
+      " that needs a program compiles it."
   )
 
 
@@ -424,7 +427,7 @@ def curve(
 
 
 def figure(data: dict[str, Any], path: pathlib.Path) -> None:
-  """NAME.png: accuracy against steps and tokens, and the differences."""
+  """NAME.png: accuracy against what it costs, and the differences."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -435,7 +438,10 @@ def figure(data: dict[str, Any], path: pathlib.Path) -> None:
   by_row = differences(data, "step", where["step"])
   height = 3.2 + 0.14 * len(rows)
   fig, (*curves, forest) = plt.subplots(
-      1, 3, figsize=(13, height), layout="constrained"
+      1,
+      len(where) + 1,
+      figsize=(4 * len(where) + 5, height),
+      layout="constrained",
   )
   for i, row in enumerate(rows):
     color, dash = styles(data)[row]
@@ -445,7 +451,7 @@ def figure(data: dict[str, Any], path: pathlib.Path) -> None:
         lw=2 if color == "ref" else 1.3,
     )
     line = curve(data, row, "evaluate", "accuracy")
-    for panel, axis in zip(curves, AXES, strict=False):
+    for panel, axis in zip(curves, where, strict=True):
       if len(line.get("step", ())) == 1:  # SFT only: a level
         panel.axhline(line["y"][0], **style)
       elif line:
@@ -459,9 +465,11 @@ def figure(data: dict[str, Any], path: pathlib.Path) -> None:
       dots = dict(color=style["color"], zorder=3)
       forest.plot(values, [-i] * len(values), ".", alpha=0.4, **dots)
       forest.errorbar(mean, -i, xerr=half, fmt="o", capsize=3, **dots)
-  curves[0].set(xlabel="RL steps", ylabel=f"accuracy ({data['accuracy']})")
-  curves[1].set(xlabel="generated tokens")
-  curves[1].xaxis.set_major_formatter(EngFormatter())
+  for panel, axis in zip(curves, where, strict=True):
+    panel.set(xlabel=AXES[axis])
+    if axis != "step":
+      panel.xaxis.set_major_formatter(EngFormatter())
+  curves[0].set(ylabel=f"accuracy ({data['accuracy']})")
   forest.set(xlabel=f"difference at step {where['step']:g}, points")
   forest.set_yticks([-i for i in range(len(rows))], rows)
   forest.axvline(0, color="black", lw=0.8)

@@ -272,7 +272,8 @@ class Maker:
     whole = sorted(whole, key=ids.__getitem__)
     if c.rollout.across_steps:
       whole = whole[:count]
-    others = [each[n] for n in range(real) if n not in set(whole)]
+    done = set(whole)
+    others = [each[n] for n in range(real) if n not in done]
     self.carried = dynamic_sampling.fill(
         dynamic_sampling.take(everything, others),
         self._room * group,

@@ -224,6 +224,15 @@ def run(
         past = experience.remember(past, rows, rewards_B)
       batch = experience.batch(run, rows, assigned, **more)
       clock.lap("adv")
+      learnt = experience.minibatches(run, batch, cut)
+      factors = run.put({k: np.float32(x) for k, x in coefs.items()})
+      clock.lap("host")
+      state, device = update(state, *learnt, factors, fixed)
+      if critic_state is not None:
+        critic_state, more_device = critic_update(critic_state, *learnt)
+        device |= more_device
+
+      # The device learns; what the host still has to count, it counts now.
       tokens = int(metrics.pop("tokens/generated"))
       drawn = int(metrics["train/generation_rounds"]) * maker.batch
       operations = experience.flops(run, rows, tokens, drawn, passes)
@@ -239,14 +248,6 @@ def run(
           "perf/pack_fill": packing.fill(cut.packed_MA),
           "train/verifier_failures": maker.failures,
       }
-
-      learnt = experience.minibatches(run, batch, cut)
-      factors = run.put({k: np.float32(x) for k, x in coefs.items()})
-      clock.lap("host")
-      state, device = update(state, *learnt, factors, fixed)
-      if critic_state is not None:
-        critic_state, more_device = critic_update(critic_state, *learnt)
-        device |= more_device
       coefs = _steer(run, coefs, rows, entropy_BT, assigned["metrics"])
       at, evaluated, late = at + 1, False, metrics | dict(device=device)
       if at % c.log.samples_every == 0 or at == 1:
@@ -390,10 +391,7 @@ def abstract(run: Run) -> Tree:
   """Shapes and shardings of everything in a checkpoint of RL."""
   c = run.config
   tx, shardings = _optimizer(run)
-  state, critic_state = (
-      step.abstract_state(table(run), tx, shardings),
-      None,
-  )
+  state, critic_state = step.abstract_state(table(run), tx, shardings), None
   if config_lib.has_critic(c):
     critic_tx, critic_shardings = value.optimizer(run, c.rl.steps)
     critic_state = step.abstract_state(
@@ -409,9 +407,7 @@ def _keeps(run: Run) -> bool:
   return run.config.dynamic_sampling.surplus == "keep"
 
 
-def _everything(
-    run: Run, state, critic_state, kept, past, carried=None
-) -> Tree:
+def _everything(run: Run, state, critic_state, kept, past, carried) -> Tree:
   """The pytree of a checkpoint."""
   carried = carried if run.config.rollout.stragglers else None
   kept, past, carried = run.put((kept, past, carried))
