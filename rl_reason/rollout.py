@@ -41,13 +41,30 @@ def choose(logits_BV: Array, uniform_B: Array, top_p: float) -> Array:
   """
   probs_BV = jax.nn.softmax(logits_BV, -1)
   if top_p < 1:
-    order_BV = jnp.argsort(-probs_BV, axis=-1, stable=True)
-    sorted_BV = jnp.take_along_axis(probs_BV, order_BV, -1)
-    before_BV = jnp.cumsum(sorted_BV, -1) - sorted_BV
-    sorted_BV = jnp.where(before_BV < top_p, sorted_BV, 0)
-    rank_B = _invert(sorted_BV, uniform_B)
-    return jnp.take_along_axis(order_BV, rank_B[:, None], -1)[:, 0]
+    probs_BV = _nucleus(probs_BV, top_p)
   return _invert(probs_BV, uniform_B)
+
+
+def _nucleus(probs_BV: Array, top_p: float) -> Array:
+  """Probabilities without those of tokens that top-p leaves out; [B, V].
+
+  A token stays if all likelier ones have less mass than top_p. Where that ends
+  is found by bisection over the bits of a probability, which are in its order:
+  sums over a vocabulary are quicker than a sort of it.
+  """
+  bits_BV = jax.lax.bitcast_convert_type(probs_BV, jnp.int32)
+
+  def halve(_, ends):
+    low_B, high_B = ends
+    middle_B = (low_B + high_B) // 2
+    likelier_BV = jnp.where(bits_BV > middle_B[:, None], probs_BV, 0)
+    few_B = likelier_BV.sum(-1) < top_p
+    low_B = jnp.where(few_B, low_B, middle_B)
+    return low_B, jnp.where(few_B, middle_B, high_B)
+
+  one = jnp.full(len(probs_BV), 0x3F800000, jnp.int32)  # the bits of 1.0
+  _, least_B = jax.lax.fori_loop(0, 30, halve, (jnp.full_like(one, -1), one))
+  return jnp.where(bits_BV >= least_B[:, None], probs_BV, 0)
 
 
 def _invert(probs_BV: Array, uniform_B: Array) -> Array:

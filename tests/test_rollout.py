@@ -205,6 +205,24 @@ def test_choose_draws_from_the_distribution(top_p):
   assert stats.chisquare(counts[some], expected[some] * 20_000).pvalue > 0.99
 
 
+@pytest.mark.parametrize("top_p", [1e-9, 0.05, 0.5, 0.7, 0.99, 1 - 1e-6])
+def test_a_nucleus_is_that_of_a_sort(top_p):
+  """The likeliest tokens until their mass is top_p; of equal ones all."""
+  rng = np.random.default_rng(0)
+  logits_BV = rng.normal(size=(32, 500)) * rng.uniform(0, 20, (32, 1))
+  logits_BV[:8] = logits_BV[:8].round()  # ties
+  logits_BV[8:12, 100:] = -1e30
+  probs_BV = np.asarray(jax.nn.softmax(jnp.float32(logits_BV), -1))
+  got_BV = np.asarray(rollout._nucleus(probs_BV, top_p))
+  for probs_V, got_V in zip(probs_BV.astype(float), got_BV, strict=True):
+    likelier_V = np.array([probs_V[probs_V > p].sum() for p in probs_V])
+    sure = np.abs(likelier_V - top_p) > 1e-6  # else rounding decides
+    np.testing.assert_array_equal(
+        got_V[sure] > 0, (likelier_V < top_p)[sure] & (probs_V[sure] > 0)
+    )
+    np.testing.assert_array_equal(got_V[got_V > 0], probs_V[got_V > 0])
+
+
 def test_top_p_always_keeps_the_likeliest():
   logits = jnp.log(jnp.array([[0.2, 0.5, 0.3]]))
   for u in (0.0, 0.5, 0.999):
