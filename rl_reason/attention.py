@@ -230,7 +230,7 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
     q_BKQC = q_B1KQC[:, 0] * q_B1KQC.shape[-1] ** -0.5
     if cache.v.shape[3] <= BLOCK:
       layer = jax.tree.map(lambda x: x[index], cache)
-      k_BKCS = _turned("xla", _turned(kernels, layer.k))
+      k_BKCS = layer.k if kernels == "xla" else layer.k.swapaxes(-1, -2)
       layer = dataclasses.replace(layer, k=k_BKCS)
       out_BKQC = _whole(q_BKQC, layer, position_B)
     elif kernels != "xla":

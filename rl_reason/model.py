@@ -74,10 +74,9 @@ class ModelConfig:
 # The weights of a layer that `linear.product` multiplies by.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
-# What the backward pass keeps of a layer.
+# What the backward pass keeps of a layer; without remat, all.
 _KEEPS = jax.checkpoint_policies
 REMAT = {
-    "none": _KEEPS.everything_saveable,
     "dots": _KEEPS.save_from_both_policies(
         _KEEPS.dots_with_no_batch_dims_saveable,
         _KEEPS.save_only_these_names(attention.KEPT),
@@ -313,20 +312,6 @@ def forward(
   )
   x_XD = rms_norm(x_XD, params["norm"], cfg.norm_eps)
   return x_XD.reshape(rows, length, -1), cache
-
-
-def padded(tokens_BL: Array, start_B: Array) -> tuple[Array, Array]:
-  """Positions and segments of rows that are padded on the left.
-
-  Args:
-    tokens_BL: one sequence a row.
-    start_B: first slot that is not padding.
-
-  Returns:
-    [B, L] int32 each: positions from 0 at `start_B`; 1, and 0 for padding.
-  """
-  at_BL = jnp.arange(tokens_BL.shape[1]) - start_B[:, None]
-  return jnp.maximum(at_BL, 0), (at_BL >= 0).astype(jnp.int32)
 
 
 def hidden(params: Tree, cfg: ModelConfig, packed: Packed) -> Array:

@@ -36,9 +36,23 @@ def packed(rows: Rows | Rollouts, count: int | None = None) -> Packed:
   )
 
 
+def positions(tokens_BL, start_B):
+  """Positions and segments of rows that are padded on the left.
+
+  Args:
+    tokens_BL: one sequence a row.
+    start_B: first slot that is not padding.
+
+  Returns:
+    [B, L] int32 each: positions from 0 at `start_B`; 1, and 0 for padding.
+  """
+  at_BL = jnp.arange(tokens_BL.shape[1]) - start_B[:, None]
+  return jnp.maximum(at_BL, 0), (at_BL >= 0).astype(jnp.int32)
+
+
 def hidden(params, cfg, tokens_BL, start_B):
   """The residual stream of rows that are padded on the left: [B, L, D]."""
-  positions_BL, segments_BL = model.padded(tokens_BL, start_B)
+  positions_BL, segments_BL = positions(tokens_BL, start_B)
   attend = attention.packed(segments_BL)
   return model.forward(params, cfg, tokens_BL, positions_BL, attend)[0]
 
