@@ -858,7 +858,8 @@ def test_rl_starts_from_a_checkpoint_and_goes_out_again(tmp_path):
     critic_tx, critic_where = value.optimizer(run, c.rl.steps)
     critic_state = step.new_state(judge, critic_tx, critic_where)
     saved = run.checkpoints("rl")
-    saved.save(7, rl._everything(run, state, critic_state, None, None), {})
+    everything = rl._everything(run, state, critic_state, None, None, None)
+    saved.save(7, everything, {})
     saved.close()
     score = {"val-core/arithmetic/acc/greedy": 0.25}
     run.log.metrics("evaluate", 0, score)

@@ -205,7 +205,7 @@ def test_choose_draws_from_the_distribution(top_p):
   assert stats.chisquare(counts[some], expected[some] * 20_000).pvalue > 0.99
 
 
-@pytest.mark.parametrize("top_p", [1e-9, 0.05, 0.5, 0.7, 0.99, 1 - 1e-6])
+@pytest.mark.parametrize("top_p", [1e-9, 0.7, 1 - 1e-6])
 def test_a_nucleus_is_that_of_a_sort(top_p):
   """The likeliest tokens until their mass is top_p; of equal ones all."""
   rng = np.random.default_rng(0)

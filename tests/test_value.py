@@ -187,6 +187,7 @@ def test_it_ends_when_it_explains_enough(whole, tmp_path):
   assert again.spent == got.spent and again.lines == got.lines
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_loss_is_small_enough(whole, tmp_path):
   """And it explains enough: the later one of the two decides."""
   losses = sorted(x["critic/vf_loss"] for x in whole.lines)
@@ -245,7 +246,7 @@ def test_an_exported_critic_is_where_another_starts(whole, tmp_path):
     judge_tx, judge_where = value.optimizer(run, run.config.rl.steps)
     judge_state = step.new_state(params, judge_tx, judge_where)
     saved = run.checkpoints("rl")
-    everything = rl._everything(run, state, judge_state, None, None)
+    everything = rl._everything(run, state, judge_state, None, None, None)
     saved.save(2, everything, {})
     saved.close()
     export.run(run, "newest")

@@ -18,7 +18,7 @@ def get_config():
       " many horizons of GAE long? The paper, on AIME 2024: VAPO loses 49 of 60"
       " points without it."
   )
-  c.seeds = ablate.fresh_seeds("rl_reason value pretraining", 14)
+  c.seeds = ablate.fresh_seeds("rl_reason value pretraining", 8)
   c.reference = "PPO"
   c.rows = tuple(
       row for row in c.rows if row[0] in ("PPO", "PPO + value pretraining")
