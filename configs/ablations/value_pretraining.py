@@ -2,7 +2,7 @@
 
   python -m rl_reason.ablate --config=configs/ablations/value_pretraining.py
 
-Two rows of `vapo_leave_one_out.py` on more and other seeds: five left it open.
+Two rows of `vapo_leave_one_out.py` on other seeds, and more: five left it open.
 """
 
 from configs.ablations import vapo_leave_one_out
