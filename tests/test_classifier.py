@@ -57,7 +57,9 @@ def table(cfg):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
+)
 def test_in_and_out_is_bit_exact(kind, dtype, tmp_path):
   path = make(tmp_path / "x", kind, dtype=dtype)
   mesh = sharding.make_mesh(data=-1, fsdp=2, tensor=1)

@@ -718,6 +718,7 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path, monkeypatch):
     hf.find("some-one/a.model")
 
 
+@pytest.mark.slow
 def test_reading_takes_a_few_tensors_of_memory(tmp_path):
   """Peak of a process that reads 24 layers, beyond the parameters it ends with.
 

@@ -171,6 +171,7 @@ def test_responses_go_on_on_eight_devices(meshes):
     np.testing.assert_array_equal(whole[0].tokens_BL, other.tokens_BL)
 
 
+@pytest.mark.slow
 def test_groups_of_unequal_size_on_eight_devices(meshes):
   sizes = np.array([2, 6] * 8)
   out = []

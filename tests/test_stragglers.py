@@ -153,6 +153,7 @@ def lines(workdir):
   return [x for x in test_value.lines(workdir) if x["stage"] == "rl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2])
 def test_a_run_with_stragglers_goes_on_to_the_bit(tmp_path, often, stop_at):
   """Also what its rounds had left unfinished is in a checkpoint."""
