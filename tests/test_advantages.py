@@ -845,3 +845,14 @@ def test_limits_of_hybrid(data):
 def test_shapes_are_checked(name, shapes):
   with pytest.raises(AssertionError):
     getattr(advantages, name)(*map(jnp.zeros, shapes))
+
+
+@pytest.mark.parametrize(
+    "rewards, values", [("float32", "bfloat16"), ("int32", "float32")]
+)
+def test_gae_takes_arrays_of_two_dtypes(rewards, values):
+  rewards_BT = jnp.array([[0, 0, 1]], rewards)
+  values_BT = jnp.full((1, 3), 0.5, values)
+  got = advantages.gae(rewards_BT, values_BT, jnp.ones((1, 3)), lam=1.0)
+  assert got.dtype == "float32"
+  np.testing.assert_array_equal(got, [[0.5, 0.5, 0.5]])

@@ -986,3 +986,19 @@ def test_every_config_is_valid():
     for variant in getattr(module, "VARIANTS", ("",)):
       args = (variant,) if variant else ()
       checks.fields(module.get_config(*args))
+
+
+def test_the_mesh_is_not_free_where_it_decides_which_rows_end_first():
+  old = config.flat(tiny())
+  new = old | {"mesh.fsdp": 2}
+  assert config.differences(old, new) == []
+  across = {"rollout.across_steps": True}
+  (said,) = config.differences(old | across, new | across)
+  assert said.startswith("mesh.fsdp: ")
+
+
+def test_a_keyword_without_a_field_is_named(monkeypatch):
+  new = config.Signature((), ("gate",))  # of a function that somebody adds
+  monkeypatch.setattr(config, "signature", lambda c, field: new)
+  with pytest.raises(config.ConfigError, match="add the field advantage.gate"):
+    checks.fields(tiny())
