@@ -791,3 +791,15 @@ def test_a_common_field_that_a_row_does_not_read_is_left_out():
   assert given == common | {"seed": 3}
   with pytest.raises(ablate.ConfigError, match="lam = 0.5: nothing takes it"):
     ablate.configure("configs/vapo.py", {}, {"advantage.lam": 0.5})
+
+
+def test_rows_that_have_not_begun_are_not_compared():
+  """Their critics are pretrained; equal accuracy alone is no sign of it."""
+  runs = [one(row, 1, [0.2, 0.6], steps=(0, 10)) for row in "ab"]
+  for run in runs:
+    run["evaluate"]["tokens"] = [2000, 3000]
+  data = made_of(runs)
+  assert not compare.begun(data, "b", "tokens", 1000)
+  assert compare.begun(data, "b", "tokens", 2500)
+  assert compare.finding([0.0], begun=False) == "neither has begun"
+  assert compare.finding([0.0], begun=True).endswith("one seed")

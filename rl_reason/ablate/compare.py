@@ -220,6 +220,15 @@ def differences(
   return {row: paired(runs, row, reference, read) for row, *_ in data["rows"]}
 
 
+def begun(data: dict[str, Any], row: str, axis: str, end: float) -> bool:
+  """Whether a row or the reference has taken an RL step before `end`."""
+  return any(
+      run["evaluate"][axis][0] < end
+      for run in data["runs"]
+      if run["row"] in (row, data["reference"])
+  )
+
+
 def ends(data: dict[str, Any]) -> dict[str, float]:
   """Where rows are compared, by axis; FLOPs only if all runs know them."""
   found = {axis: common_end(data["runs"], axis) for axis in AXES}
@@ -248,7 +257,8 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
     cells = [[str(len(runs)), None], [f"{mean:.1%}", mean]]
     for axis in where:
       values = [*by_axis[axis][name].values()]
-      text = finding(values) if values else "–"
+      started = begun(data, name, axis, where[axis])
+      text = finding(values, started) if values else "–"
       text = "the reference" if name == data["reference"] else text
       cells.append([text, None])
     for measure in data["measures"]:
@@ -291,9 +301,9 @@ def signed(values: Sequence[float], share: bool) -> str:
   return text if half is None else f"{text}\xa0±\xa0{half:.{places}f}"
 
 
-def finding(values: Sequence[float]) -> str:
+def finding(values: Sequence[float], begun: bool) -> str:
   """'+3.2 ± 1.1, higher', of differences of accuracy by seed."""
-  if not any(values):  # to the bit: so are only policies of the same SFT
+  if not begun:
     return "neither has begun"
   return f"{signed(values, True)}, {verdict(*interval(values))}"
 
@@ -541,7 +551,8 @@ def _forest(data, rows, axis: str, end: float) -> dict[str, Any]:
     values = [*by_row[row["label"]].values()]
     if values and row["label"] != data["reference"]:
       mean, half = interval(values)
-      found = dict(mean=mean, half=half, seeds=values, text=finding(values))
+      text = finding(values, begun(data, row["label"], axis, end))
+      found = dict(mean=mean, half=half, seeds=values, text=text)
       lines.append(row | found)
   return dict(where=f"at {amount(end)} {AXES[axis]}", rows=lines)
 
