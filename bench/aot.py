@@ -91,10 +91,12 @@ def train(
 
   def rows(dtype, *length):
     more = (None,) * len(length)
-    shape = *CUTS, ROWS, *length
-    return struct(mesh, shape, dtype, None, None, "batch", *more)
+    shape = CUTS[0], CUTS[1] * ROWS, *length
+    return struct(mesh, shape, dtype, None, "batch", *more)
 
-  tokens, source = rows(jnp.int32, LENGTH), rows(jnp.int32, LENGTH - 512)
+  shape = *CUTS, ROWS, LENGTH
+  tokens = struct(mesh, shape, jnp.int32, None, None, "batch", None)
+  source = rows(jnp.int32, LENGTH - 512)
   number, numbers = rows(jnp.float32), rows(jnp.float32, LENGTH - 512)
   batch = Batch(
       groups_B=rows(jnp.int32),
@@ -196,7 +198,7 @@ def table(result: dict) -> str:
       " No TPU was there: nothing ran, so there are no speeds.",
       "",
       f"train: an RL update of {CUTS[0]} minibatches of {CUTS[1]}"
-      f" micro-batches of {ROWS} rows of {LENGTH} tokens, AdamW, fp32"
+      f" micro-batches of {ROWS} packed rows of {LENGTH} tokens, AdamW, fp32"
       " parameters and moments, everything recomputed, split over fsdp and"
       " tensor. offload: with `optimizer.offload`."
       f" decode: a chunk of {rollout.CHUNK * rollout.BURST} steps of"

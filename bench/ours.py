@@ -16,7 +16,6 @@ from bench import harness, worker
 from rl_reason import (
     advantages,
     attention,
-    config,
     hf,
     model,
     objective,
@@ -123,37 +122,35 @@ def trainer(job: dict, cfg: model.ModelConfig, params, on_policy=False):
 
 
 def scorer(cfg: model.ModelConfig) -> Callable:
-  """jit: (params, Packed [1, A, ...]) -> log-probs [1, A, B, T]."""
+  """jit: (params, Packed of one minibatch) -> log-probs [1, B, T]."""
   return stages.over_micro_batches(
       lambda params, packed: model.packed_logps(params, cfg, packed)[0]
   )
 
 
-def layout(job: dict, tokens_BL, mask_BT) -> tuple[np.ndarray, Packed]:
-  """Row numbers [1, A, B], and the packed rows of each micro-batch."""
-  rows = len(tokens_BL)
-  start_B, order_MB = np.zeros(rows, np.int32), np.arange(rows)[None]
-  shapes = config.ladder(rows, rows // job["options"]["micro"])
-  return packing.cut(tokens_BL, start_B, mask_BT, order_MB, shapes)
+def pack(job: dict, tokens_BL, mask_BT) -> Packed:
+  """One minibatch, packed in micro-batches of so many rows."""
+  start_B = np.zeros(len(tokens_BL), np.int32)
+  packed = packing.pack(tokens_BL, start_B, mask_BT, job["options"]["micro"])
+  return jax.tree.map(lambda x: x[None], packed)
 
 
-def batch(job: dict, order_MAB, mask_BT, old_logps_MABT, advantages_B) -> Batch:
-  """What the update reads beside the tokens: [1, A, B, ...]."""
-  mask_MABT = mask_BT[order_MAB]
-  zeros_MABT = np.zeros(mask_MABT.shape, np.float32)
-  none_MAB = np.zeros(order_MAB.shape, np.int32)
-  advantages_MAB1 = np.asarray(advantages_B)[order_MAB, None]
-  return Batch(
-      groups_B=np.int32(order_MAB // job["group"]),
-      mask_BT=mask_MABT,
-      advantages_BT=np.float32(advantages_MAB1 * mask_MABT),
-      old_logps_BT=old_logps_MABT,
-      ref_logps_BT=zeros_MABT,
-      right_B=np.float32(none_MAB),
-      age_B=none_MAB,
-      values_BT=zeros_MABT,
-      returns_BT=zeros_MABT,
+def batch(job: dict, mask_BT, old_logps_BT, advantages_B) -> Batch:
+  """What the update reads beside the tokens: [1, B, ...]."""
+  zeros_BT = np.zeros(mask_BT.shape, np.float32)
+  none_B = np.zeros(len(mask_BT), np.int32)
+  rows = Batch(
+      groups_B=np.arange(len(mask_BT), dtype=np.int32) // job["group"],
+      mask_BT=mask_BT,
+      advantages_BT=np.float32(np.array(advantages_B)[:, None] * mask_BT),
+      old_logps_BT=old_logps_BT,
+      ref_logps_BT=zeros_BT,
+      right_B=np.float32(none_B),
+      age_B=none_B,
+      values_BT=zeros_BT,
+      returns_BT=zeros_BT,
   )
+  return jax.tree.map(lambda x: x[None], rows)
 
 
 def update(job: dict) -> Step:
@@ -162,15 +159,15 @@ def update(job: dict) -> Step:
   tokens = job["prompts"], job["responses"]
   tokens_BL = np.concatenate([np.array(x, np.int32) for x in tokens], 1)
   mask_BT = np.arange(job["response"]) < np.array(job["limits"])[:, None]
-  order_MAB, packed_MA = layout(job, tokens_BL, mask_BT)
-  old = scorer(cfg)(params, packed_MA)
-  rows = batch(job, order_MAB, mask_BT, np.array(old), job["advantages"])
+  packed_M = pack(job, tokens_BL, mask_BT)
+  (old_BT,) = np.array(scorer(cfg)(params, packed_M))
+  rows = batch(job, mask_BT, old_BT, job["advantages"])
   state, learn = trainer(job, cfg, params)
   held: list[TrainState] = [state]
   del params, state
 
   def step() -> dict:
-    new, metrics = learn(held.pop(), rows, packed_MA)
+    new, metrics = learn(held.pop(), rows, packed_M)
     held.append(jax.block_until_ready(new))
     return dict(grad_norm=float(metrics["grad_norm"]))
 
@@ -189,12 +186,11 @@ def rl_step(job: dict) -> Step:
     state = held.pop()
     key = jax.random.fold_in(jax.random.key(0), state.step)
     r = sharding.fetch(sample(state.params, key))
-    order_MAB, packed_MA = layout(job, r.tokens_BL, r.mask_BT)
+    packed_M = pack(job, r.tokens_BL, r.mask_BT)
     rewards_B = np.arange(len(r.lengths_B), dtype=np.float32)
     advantages_B = advantages.group_norm(rewards_B, r.ids_B)
-    old_MABT = r.logps_BT[order_MAB]
-    rows = batch(job, order_MAB, r.mask_BT, old_MABT, advantages_B)
-    new, metrics = learn(state, rows, packed_MA)
+    rows = batch(job, r.mask_BT, r.logps_BT, advantages_B)
+    new, metrics = learn(state, rows, packed_M)
     held.append(jax.block_until_ready(new))
     tokens = int(r.lengths_B.sum())
     return dict(tokens=tokens, grad_norm=float(metrics["grad_norm"]))

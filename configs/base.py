@@ -64,7 +64,6 @@ def get_config():
   c.sft = ml_collections.ConfigDict()  # two stages: a skill, then habits
   c.sft.reuse = ""  # work directory whose finished SFT to start from
   c.sft.batch = 64
-  c.sft.micro_batches = 2
   c.sft.skill = ml_collections.ConfigDict()
   c.sft.skill.steps = 1000  # 0: RL starts from model.path
   c.sft.skill.lr = 4e-3
@@ -175,7 +174,6 @@ def get_config():
   c.reward_model = ml_collections.ConfigDict()  # --stage=reward_model
   c.reward_model.steps = 300
   c.reward_model.batch = 64  # pairs
-  c.reward_model.micro_batches = 2
   c.reward_model.lr = 1e-3
   c.reward_model.schedule = "cosine"
   c.reward_model.chosen = ""  # style:weight of right responses; '' = any
@@ -208,8 +206,7 @@ def get_config():
 
   c.updates = ml_collections.ConfigDict()
   c.updates.minibatches = 8  # optimizer steps a rollout and epoch
-  c.updates.micro_batches = 1  # of each minibatch, gradients summed
-  c.updates.token_budget = 0  # of a packed micro-batch; 0: micro_batches
+  c.updates.token_budget = 960  # of a device's micro-batch; one row at least
   c.updates.epochs = 1
   c.updates.max_kl = 0.0  # no more updates of a rollout beyond; 0 = off
 

@@ -27,6 +27,7 @@ def get_config():
   c.sft.habits.steps = 0
   c.rollout.batch, c.rollout.group_size = 128, 16
   c.rollout.max_prompt, c.rollout.max_tokens = 160, 128
+  c.updates.token_budget = 4608
   c.dynamic_sampling.max_rounds = 2
   c.reward.overlong_buffer = 16
   c.updates.minibatches = 4

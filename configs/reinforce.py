@@ -18,6 +18,5 @@ def get_config():
   c.loss.surrogate = "reinforce"
   c.loss.reduction = "seq_mean_token_sum"
   c.updates.minibatches = 1
-  c.updates.micro_batches = 8
   c.optimizer.lr = 1e-3
   return c

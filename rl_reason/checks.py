@@ -59,7 +59,6 @@ BOUNDS = {
     "model.norm_eps": 0,
     "model.logprob_chunk": 1,
     "sft.batch": 1,
-    "sft.micro_batches": 1,
     "sft.skill.steps": 0,
     "sft.skill.lr": 0,
     "sft.skill.threshold": (0, 1),
@@ -87,7 +86,6 @@ BOUNDS = {
     "reward.seconds": 1e-3,
     "reward_model.steps": 1,
     "reward_model.batch": 1,
-    "reward_model.micro_batches": 1,
     "reward_model.lr": 0,
     "reward_model.evaluate_pairs": 1,
     "kl.coef": 0,
@@ -133,8 +131,7 @@ BOUNDS = {
     "updates.max_kl": 0,
     "optimizer.freeze": (0, 1),
     "updates.minibatches": 1,
-    "updates.micro_batches": 1,
-    "updates.token_budget": 0,
+    "updates.token_budget": 1,
     "updates.epochs": 1,
     "optimizer.lr": 0,
     "optimizer.warmup_steps": 0,
@@ -314,30 +311,6 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       prompts % c.updates.minibatches == 0,
       "updates.minibatches",
       f"must divide the {prompts} prompts of a batch (whole groups)",
-  )
-  u, rows = c.updates, r.batch // c.updates.minibatches
-  require(
-      u.token_budget == 0 or u.micro_batches == 1,
-      "updates.token_budget",
-      "decides how many micro-batches there are: leave out"
-      " updates.micro_batches",
-  )
-  if u.token_budget:
-    config.rungs(c)
-  require(
-      rows % u.micro_batches == 0,
-      "updates.micro_batches",
-      f"must divide the {rows} rows of a minibatch",
-  )
-  require(
-      c.sft.batch % c.sft.micro_batches == 0,
-      "sft.micro_batches",
-      f"must divide sft.batch = {c.sft.batch}",
-  )
-  require(
-      c.reward_model.batch % c.reward_model.micro_batches == 0,
-      "reward_model.micro_batches",
-      f"must divide reward_model.batch = {c.reward_model.batch}",
   )
   for name in ("right_long", "wrong_long"):
     require(
@@ -632,13 +605,12 @@ def devices(c: ml_collections.ConfigDict, devices: int) -> None:
   ways, tensor = sizes["data"] * sizes["fsdp"], sizes["tensor"]
   r = c.rollout
   for name, rows in {
-      "sft.batch": c.sft.batch // c.sft.micro_batches,
+      "sft.batch": c.sft.batch,
+      "reward_model.batch": 2 * c.reward_model.batch,
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
       "rollout.stragglers": r.stragglers,
-      "updates.micro_batches": r.batch
-      // c.updates.minibatches
-      // c.updates.micro_batches,
+      "updates.minibatches": r.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,
   }.items():
     if rows % ways:
@@ -646,7 +618,6 @@ def devices(c: ml_collections.ConfigDict, devices: int) -> None:
           f"{name} = {config.flat(c)[name]!r}: {rows} rows at a time cannot"
           f" be split over data x fsdp = {ways} devices"
       )
-  config.rungs(c, ways)
   for name, size, parts in (
       ("model.kv_heads", c.model.kv_heads, tensor),
       ("model.mlp", c.model.mlp, tensor),

@@ -207,55 +207,15 @@ def needs(c) -> tuple[str, ...]:
   return signature(c, "advantage.name").arrays
 
 
-RUNGS = 8  # of a ladder: as often may a program of packed rows compile
-
-
-def ladder(
-    rows: int, micro_batches: int, ways: int = 1, most: float = 0.0
-) -> list[tuple[int, int]]:
-  """Shapes for the micro-batches of a minibatch, from small to large.
-
-  For k eighths of the packed rows that would hold its rows at full length.
+def packed_rows(c, ways: int = 1) -> int:
+  """Packed rows of a micro-batch: what the budget of each shard holds.
 
   Args:
-    rows: of the minibatch.
-    micro_batches: how many; 0: the fewest of at most `most` packed rows.
-    ways: shards that the rows of a micro-batch are split over.
-    most: packed rows of a micro-batch, if micro_batches is 0.
-
-  Returns:
-    (micro-batches, packed rows of each); empty if `most` is too few.
+    c: the config.
+    ways: shards that the rows of a batch are split over.
   """
-  found = []
-  for k in range(1, RUNGS + 1):
-    need = -(-rows * k // RUNGS)
-    for count in [micro_batches] if micro_batches else range(1, rows + 1):
-      packed = -(-need // (count * ways)) * ways
-      if rows % (count * ways) == 0 and (micro_batches or packed <= most):
-        found.append((count, packed))
-        break
-    else:
-      return []
-  return list(dict.fromkeys(found))
-
-
-def rungs(c, ways: int = 1) -> list[tuple[int, int]]:
-  """The `ladder` of an RL update.
-
-  Raises:
-    ConfigError: not even one row fits into updates.token_budget.
-  """
-  u, slots = c.updates, c.rollout.max_prompt + c.rollout.max_tokens
-  rows = c.rollout.batch // u.minibatches
-  if not u.token_budget:
-    return ladder(rows, u.micro_batches, ways)
-  found = ladder(rows, 0, ways, u.token_budget / slots)
-  if not found:
-    raise ConfigError(
-        f"updates.token_budget = {u.token_budget}: a row takes {slots} tokens"
-        + (f", and there is one on each of {ways} devices" if ways > 1 else "")
-    )
-  return found
+  slots = c.rollout.max_prompt + c.rollout.max_tokens
+  return ways * max(c.updates.token_budget // slots, 1)
 
 
 def has_critic(c) -> bool:

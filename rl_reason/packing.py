@@ -1,14 +1,17 @@
 """Packed rows: sequences end to end, so that padding costs no forward pass.
 
 Host code on numpy rows. Sequences are placed first-fit decreasing; attention
-stays within a segment, and positions begin anew with each. Only the forward
-pass sees this: log-probs and values come back as [B, T].
+stays within a segment, and positions begin anew with each. A micro-batch is so
+many packed rows, and a minibatch as many micro-batches as its tokens fill: one
+shape, so one program, whatever the lengths. Only the forward pass sees this:
+log-probs and values come back as [B, T].
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.structs import Array, Packed
+from rl_reason.structs import Array, Packed, Tree
 
 
 def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
@@ -28,57 +31,92 @@ def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
   return prompt_B, response_B
 
 
-def place(length_B: Array, slots: int) -> tuple[Array, Array]:
+def place(
+    length_B: Array, slots: int, rows: int, together: int = 1
+) -> tuple[Array, Array]:
   """First-fit decreasing: the packed row of each sequence, and where it starts.
 
   Args:
     length_B: tokens of each; those of none are put at 0, 0.
     slots: of a packed row.
+    rows: R, of a micro-batch; packed rows count on from one to the next.
+    together: adjacent sequences that share a micro-batch.
 
   Returns:
     row and first slot, [B] int each.
 
   Raises:
-    ValueError: a sequence is longer than a row.
+    ValueError: a sequence is longer than a row, or adjacent ones are more than
+      a micro-batch has rows.
   """
   if length_B.max(initial=0) > slots:
     raise ValueError(f"{length_B.max()} tokens in packed rows of {slots}")
-  row_B, first_B = np.zeros_like(length_B), np.zeros_like(length_B)
-  free_R = np.full(len(length_B), slots)
-  for b in np.argsort(-length_B, kind="stable")[: np.count_nonzero(length_B)]:
-    row_B[b] = np.argmax(free_R >= length_B[b])
-    first_B[b] = slots - free_R[row_B[b]]
-    free_R[row_B[b]] -= length_B[b]
-  return row_B, first_B
+  free_AR = np.full((hands(len(length_B), rows, together), rows), slots)
+  spot_B2 = np.zeros((len(length_B), 2), int)
+  length_UX = length_B.reshape(-1, together)
+  unit_B = np.arange(len(length_B)).reshape(-1, together)
+  total_U = length_UX.sum(1)
+  for u in np.argsort(-total_U, kind="stable")[: np.count_nonzero(total_U)]:
+    for a in np.flatnonzero(free_AR.max(1) >= length_UX[u].max()):
+      free_R = free_AR[a].copy()
+      for b in unit_B[u]:
+        r = np.argmax(free_R >= length_B[b])
+        spot_B2[b] = a * rows + r, slots - free_R[r]
+        free_R[r] -= length_B[b]
+        if free_R[r] < 0:
+          break
+      else:
+        free_AR[a] = free_R
+        break
+  return tuple(spot_B2.T * (length_B > 0))
+
+
+def hands(rows: int, packed_rows: int, together: int = 1) -> int:
+  """Micro-batches that hold rows of any lengths: A.
+
+  Args:
+    rows: B.
+    packed_rows: R.
+    together: adjacent rows that share a micro-batch.
+
+  Raises:
+    ValueError: it has fewer packed rows than that.
+  """
+  if packed_rows < together:
+    raise ValueError(f"{together} rows in micro-batches of {packed_rows}")
+  return -(-rows // together // (packed_rows // together))
 
 
 def pack(
-    tokens_BL: Array, start_B: Array, mask_BT: Array, rows: int | None = None
+    tokens_BL: Array,
+    start_B: Array,
+    mask_BT: Array,
+    rows: int,
+    together: int = 1,
 ) -> Packed:
-  """Rows that are padded on both sides, as packed rows of the same length.
+  """A minibatch of rows that are padded on both sides, packed.
 
   Args:
     tokens_BL: prompt and response.
     start_B: first slot that holds a token.
     mask_BT: bool, response tokens.
-    rows: R; None: as many as it takes.
+    rows: R, packed rows of a micro-batch; as long as the rows given.
+    together: adjacent rows that share a micro-batch.
 
-  Raises:
-    ValueError: it takes more than `rows`.
+  Returns:
+    tokens, positions, segments [A, R, L], and source [B, T]. A is what rows of
+    full length would need; micro-batches without a token come last.
   """
   slots, length = tokens_BL.shape[1], mask_BT.shape[1]
   prompt_B, response_B = spans(start_B, mask_BT, slots)
   length_B = prompt_B + response_B
-  row_B, first_B = place(length_B, slots)
-  needed = int(row_B.max(initial=0)) + 1
-  rows = needed if rows is None else rows
-  if needed > rows:
-    raise ValueError(f"{needed} packed rows needed, {rows} given")
+  row_B, first_B = place(length_B, slots, rows, together)
   place_B = row_B * slots + first_B
 
   owner_X = np.repeat(np.arange(len(length_B)), length_B)
   at_X = np.arange(len(owner_X)) - (np.cumsum(length_B) - length_B)[owner_X]
-  packed = np.zeros((3, rows * slots), np.int32)
+  shape = hands(len(length_B), rows, together), rows, slots
+  packed = np.zeros((3, np.prod(shape)), np.int32)
   packed[:, place_B[owner_X] + at_X] = (
       tokens_BL[owner_X, start_B[owner_X] + at_X],
       at_X,
@@ -87,83 +125,51 @@ def pack(
   at_T = np.arange(length)
   source_BT = np.where(at_T < response_B[:, None], at_T, 0)
   source_BT += np.maximum(place_B + prompt_B - 1, 0)[:, None]
-  tokens_RL, positions_RL, segments_RL = packed.reshape(3, rows, slots)
+  tokens_RL, positions_RL, segments_RL = packed.reshape(3, *shape)
   return Packed(
       tokens_RL, positions_RL, segments_RL, source_BT.astype(np.int32)
   )
 
 
-def deal(
-    length_B: Array, order_B: Array, hands: int, together: int = 1
-) -> Array:
-  """Row numbers dealt to micro-batches of like many rows and tokens: [A, B].
-
-  Longest first, to and fro.
-
-  Args:
-    length_B: tokens of each row.
-    order_B: row numbers.
-    hands: A.
-    together: adjacent rows that stay adjacent.
-  """
-  units = order_B.reshape(-1, together)
-  if hands > 1:
-    length = length_B[units].sum(1)
-    units = units[np.argsort(-length, kind="stable")]
-    units = units.reshape(-1, hands, together)
-    units[1::2] = units[1::2, ::-1].copy()
-    units = units.swapaxes(0, 1)
-  return units.reshape(hands, -1)
+def fill(packed: Packed) -> float:
+  """Share of the slots that hold a token, in micro-batches that hold any."""
+  held = packed.segments_RL > 0
+  return float(held[held.any((-2, -1))].mean())
 
 
-def cut(
-    tokens_BL: Array,
-    start_B: Array,
-    mask_BT: Array,
-    order_MB: Array,
-    ladder: list[tuple[int, int]],
-    together: int = 1,
-) -> tuple[Array, Packed]:
-  """Micro-batches of minibatches, packed, in the first shape that holds them.
+def used(packed: Packed) -> Array:
+  """Micro-batches of a minibatch that hold a token; on the device."""
+  return jnp.sum(jnp.any(packed.segments_RL > 0, (1, 2)))
+
+
+def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
+  """One of a minibatch; on the device.
 
   Args:
-    tokens_BL: prompt and response.
-    start_B: first slot that holds a token.
-    mask_BT: bool, response tokens.
-    order_MB: the row numbers of each minibatch.
-    ladder: shapes to choose from, see `config.ladder`.
-    together: adjacent rows that stay in one micro-batch, adjacent.
+    packed: of the minibatch.
+    at: its number.
 
   Returns:
-    row numbers [M, A, B], and their Packed with leading axes [M, A].
-
-  Raises:
-    ValueError: not even the last shape holds them.
+    tokens, positions, segments [R, L], and source [B, T] of all rows; and [B],
+    which of the rows it holds: what comes out for others has no meaning.
   """
-  slots = tokens_BL.shape[1]
-  prompt_B, response_B = spans(start_B, mask_BT, slots)
-  length_B = prompt_B + response_B
-  most = length_B[order_MB].sum(1).max()
-  for hands, rows in ladder:
-    if hands * rows * slots < most:
-      continue
-    order_MAB = np.stack(
-        [deal(length_B, order_B, hands, together) for order_B in order_MB]
-    )
-    try:
-      packed = [
-          pack(tokens_BL[which], start_B[which], mask_BT[which], rows)
-          for which in order_MAB.reshape(-1, order_MAB.shape[2])
-      ]
-    except ValueError:
-      continue
-    axes = order_MAB.shape[:2]
-    return order_MAB, jax.tree.map(
-        lambda *x, axes=axes: np.stack(x).reshape(*axes, *x[0].shape), *packed
-    )
-  raise ValueError(f"{most} tokens in shapes {ladder} of rows of {slots}")
+  places = packed.tokens_RL[0].size
+  source_BT = packed.source_BT - at * places
+  here_B = (0 <= source_BT[:, 0]) & (source_BT[:, 0] < places)
+  micro = Packed(
+      tokens_RL=packed.tokens_RL[at],
+      positions_RL=packed.positions_RL[at],
+      segments_RL=packed.segments_RL[at],
+      source_BT=jnp.where(here_B[:, None], source_BT, 0),
+  )
+  return micro, here_B
 
 
-def fill(packed: Packed) -> float:
-  """Share of the slots that hold a token."""
-  return float((packed.segments_RL > 0).mean())
+def only(here_B: Array, tree: Tree) -> Tree:
+  """Arrays [B, ...] with zeros in place of the rows that are not here."""
+
+  def choose(x):
+    where = here_B.reshape(-1, *[1] * (x.ndim - 1))
+    return jnp.where(where, x, jnp.zeros_like(x))
+
+  return jax.tree.map(choose, tree)

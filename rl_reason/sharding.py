@@ -19,7 +19,7 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-from rl_reason.structs import Array, Tree
+from rl_reason.structs import Array, Packed, Tree
 
 AXES = ("data", "fsdp", "tensor")
 PINNED = "pinned_host"  # memory of the host that devices copy from and to
@@ -180,6 +180,21 @@ def put(mesh: Mesh, tree: Tree, *logical: str | None) -> Tree:
     return jax.make_array_from_callback(x.shape, where, lambda i: x[i])
 
   return jax.tree.map(place, tree)
+
+
+def put_packed(mesh: Mesh, packed: Packed) -> Packed:
+  """`put` of a minibatch, or of several along a leading axis."""
+  lead = (None,) * (packed.source_BT.ndim - 2)
+
+  def rows(x):
+    return put(mesh, x, *lead, None, "batch")
+
+  return Packed(
+      tokens_RL=rows(packed.tokens_RL),
+      positions_RL=rows(packed.positions_RL),
+      segments_RL=rows(packed.segments_RL),
+      source_BT=put(mesh, packed.source_BT, *lead, "batch"),
+  )
 
 
 def fetch(tree: Tree) -> Tree:

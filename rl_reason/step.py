@@ -6,7 +6,6 @@ of its rows before it is cut into micro-batches, whose gradients then add up.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
@@ -20,6 +19,7 @@ from rl_reason import (
     losses,
     model,
     objective as objective_lib,
+    packing,
     schedules,
     sharding,
     values,
@@ -220,40 +220,47 @@ def optimize(
 
 
 def accumulate(
-    loss_fn: Callable[[Tree, Any], tuple[Array, dict]],
+    loss_fn: Callable[[Tree, Packed, Tree], tuple[Array, dict]],
     params: Tree,
-    micro_A: Any,
+    packed: Packed,
+    rows: Tree,
 ) -> tuple[Tree, dict[str, Array]]:
-  """Sum of gradients over the leading axis of `micro_A`.
+  """Sum of gradients over the micro-batches of a minibatch that hold a token.
 
   Args:
-    loss_fn: (params, one micro-batch) -> (its share of the loss, its metrics).
-      A metric whose name ends in `_max` is a maximum; others are shares of a
-      sum.
+    loss_fn: (params, Packed of a micro-batch, rows) -> (its share of the loss,
+      its metrics). A metric whose name ends in `_max` is a maximum, of what is
+      not negative; others are shares of a sum.
     params: of the model.
-    micro_A: a pytree with leading axis A.
+    packed: of the minibatch.
+    rows: a pytree with leading axis B. A micro-batch gets all of them, zeros
+      in place of those that it does not hold.
 
   Returns:
     gradients of the sum, and the metrics of the whole.
   """
   grad_fn = jax.grad(loss_fn, has_aux=True)
 
-  def add(grads, micro):
-    more, metrics = grad_fn(params, micro)
-    return jax.tree.map(jnp.add, grads, more), metrics
+  def one(at):
+    micro, here_B = packing.micro_batch(packed, at)
+    return grad_fn(params, micro, packing.only(here_B, rows))
 
-  zeros = jax.tree.map(jnp.zeros_like, params)
-  grads, metrics_A = jax.lax.scan(add, zeros, micro_A)
-  return grads, {
-      k: x.max(0) if k.endswith("_max") else x.sum(0)
-      for k, x in metrics_A.items()
-  }
+  def add(at, carry):
+    grads, metrics = carry
+    more, new = one(at)
+    return jax.tree.map(jnp.add, grads, more), {
+        k: jnp.maximum(x, new[k]) if k.endswith("_max") else x + new[k]
+        for k, x in metrics.items()
+    }
+
+  zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, 0))
+  return jax.lax.fori_loop(0, packing.used(packed), add, zeros)
 
 
 def sft_update(
     state: TrainState,
-    packed_A: Packed,
-    mask_ABT: Array,
+    packed: Packed,
+    mask_BT: Array,
     *,
     cfg: model.ModelConfig,
     tx: optax.GradientTransformation,
@@ -262,43 +269,29 @@ def sft_update(
 
   Args:
     state: donated by the caller's jit.
-    packed_A: micro-batches of rows.
-    mask_ABT: bool, their response tokens.
+    packed: of the minibatch.
+    mask_BT: bool, response tokens.
     cfg: static.
     tx: static.
 
   Returns:
     the next state, and metrics: loss, grad_norm, update_skipped.
   """
-  weights_ABT = mask_ABT / jnp.maximum(mask_ABT.sum(dtype=jnp.float32), 1)
+  weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
-  def loss_fn(params, micro):
-    packed, weights_BT = micro
+  def loss_fn(params, packed, weights_BT):
     logps_BT, _ = model.packed_logps(params, cfg, packed)
     loss = -jnp.sum(weights_BT * logps_BT)
     return loss, dict(loss=loss)
 
-  grads, metrics = accumulate(loss_fn, state.params, (packed_A, weights_ABT))
-  state, more = optimize(state, tx, grads, mask_ABT)
+  grads, metrics = accumulate(loss_fn, state.params, packed, weights_BT)
+  state, more = optimize(state, tx, grads, mask_BT)
   return state.replace(step=state.step + 1), metrics | more
-
-
-def pair_scores(
-    params: Tree, packed: Packed, *, cfg: critic.CriticConfig
-) -> Array:
-  """A reward model's scores of pairs of responses: [B, 2].
-
-  Args:
-    params: of a reward model.
-    packed: 2 B rows, those of a pair adjacent.
-    cfg: static.
-  """
-  return critic.scores(params, cfg, packed).reshape(-1, 2)
 
 
 def preference_update(
     state: TrainState,
-    packed_A: Packed,
+    packed: Packed,
     *,
     cfg: critic.CriticConfig,
     tx: optax.GradientTransformation,
@@ -307,36 +300,38 @@ def preference_update(
 
   Args:
     state: donated by the caller's jit.
-    packed_A: as in `pair_scores`, with a leading axis of micro-batches; the
-      preferred response of a pair comes first.
+    packed: of the minibatch. The rows of a pair are adjacent and share a
+      micro-batch; the preferred response comes first.
     cfg: static.
     tx: static.
 
   Returns:
     the next state, and metrics: loss, accuracy, grad_norm, update_skipped.
   """
-  pairs = packed_A.source_BT.shape[0] * packed_A.source_BT.shape[1] // 2
+  pairs = len(packed.source_BT) // 2
 
-  def loss_fn(params, packed):
+  def loss_fn(params, packed, real_B):
     head = params["value_head"]
     if cfg.head == "scalar":  # pairs do not see its bias: 0 it stays, exactly
       head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
     params = params | dict(value_head=head)
-    chosen_B, rejected_B = pair_scores(params, packed, cfg=cfg).T
-    loss = losses.bradley_terry(chosen_B, rejected_B).sum() / pairs
+    chosen_B, rejected_B = critic.scores(params, cfg, packed).reshape(-1, 2).T
+    share_B = real_B.reshape(-1, 2)[:, 0] / pairs
+    loss = jnp.sum(share_B * losses.bradley_terry(chosen_B, rejected_B))
     return loss, dict(
-        loss=loss, accuracy=jnp.sum(chosen_B > rejected_B) / pairs
+        loss=loss, accuracy=jnp.sum(share_B * (chosen_B > rejected_B))
     )
 
-  grads, metrics = accumulate(loss_fn, state.params, packed_A)
+  ones_B = jnp.ones(2 * pairs)
+  grads, metrics = accumulate(loss_fn, state.params, packed, ones_B)
   state, more = optimize(state, tx, grads)
   return state.replace(step=state.step + 1), metrics | more
 
 
 def rl_update(
     state: TrainState,
-    batch_MA: Batch,
-    packed_MA: Packed,
+    batch_M: Batch,
+    packed_M: Packed,
     coefs: dict[str, Array],
     base: Tree | None = None,
     *,
@@ -351,9 +346,8 @@ def rl_update(
 
   Args:
     state: donated by the caller's jit.
-    batch_MA: rows cut as [M, A, B, ...]: M minibatches one after the other,
-      each as A micro-batches.
-    packed_MA: the tokens of each micro-batch.
+    batch_M: rows cut as [M, B, ...]: minibatches one after the other.
+    packed_M: their tokens, each in as many micro-batches as they fill.
     coefs: see `objective.loss`.
     base: what the factors of the state stand beside (see `lora`); None: the
       state has all parameters.
@@ -371,25 +365,19 @@ def rl_update(
     `first_log_ratio_max`, the largest |log r| before the first of the updates
     (0 up to rounding if on-policy).
   """
-  chex.assert_rank(batch_MA.mask_BT, 4)
+  chex.assert_rank(batch_M.mask_BT, 3)
 
-  def loss_fn(params, micro):
-    b, packed, w = micro
+  def loss_fn(params, packed, rows):
+    b, w = rows
     params = lora.join(base, params, lora_scale)
     scored = model.packed_logps(params, cfg, packed, temperature)
     return objective_lib.loss(objective, *scored, b, w, coefs)
 
   def minibatch(carry, cut):
-    (old, going, index), (b_A, packed_A) = carry, cut
-    shape = b_A.mask_BT.shape
-    b = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), b_A)
+    (old, going, index), (b, packed) = carry, cut
     key = jax.random.fold_in(jax.random.key(old.step), index)
     w = objective_lib.token_weights(objective, b, key)
-    grads, metrics = accumulate(
-        loss_fn,
-        old.params,
-        (b_A, packed_A, jax.tree.map(lambda x: x.reshape(shape), w)),
-    )
+    grads, metrics = accumulate(loss_fn, old.params, packed, (b, w))
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
     new, more = optimize(old, tx, grads, b.mask_BT & going, going)
@@ -405,14 +393,14 @@ def rl_update(
     return (new, going, index + 1), metrics | dict(updates=going & some)
 
   # Padding may hold anything, also NaN: it must not reach a sum.
-  batch_MA = batch_MA.replace(
+  batch_M = batch_M.replace(
       **{
-          name: jnp.where(batch_MA.mask_BT, getattr(batch_MA, name), 0)
+          name: jnp.where(batch_M.mask_BT, getattr(batch_M, name), 0)
           for name in ("old_logps_BT", "ref_logps_BT", "advantages_BT")
       }
   )
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
-  (state, _, _), by_M = jax.lax.scan(minibatch, carry, (batch_MA, packed_MA))
+  (state, _, _), by_M = jax.lax.scan(minibatch, carry, (batch_M, packed_M))
   metrics = summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
   return state.replace(step=state.step + 1), metrics
@@ -420,8 +408,8 @@ def rl_update(
 
 def critic_update(
     state: TrainState,
-    batch_MA: Batch,
-    packed_MA: Packed,
+    batch_M: Batch,
+    packed_M: Packed,
     *,
     cfg: critic.CriticConfig,
     tx: optax.GradientTransformation,
@@ -431,9 +419,9 @@ def critic_update(
 
   Args:
     state: of the critic; donated by the caller's jit.
-    batch_MA: as in `rl_update`; reads values_BT (before the update) and
+    batch_M: as in `rl_update`; reads values_BT (before the update) and
       returns_BT.
-    packed_MA: as in `rl_update`.
+    packed_M: as in `rl_update`.
     cfg: static.
     tx: static; the critic's own.
     clip: of `values.value_loss`; a categorical head has no clip.
@@ -443,8 +431,8 @@ def critic_update(
     update_skipped.
   """
 
-  def loss_fn(params, micro):
-    b, packed, share_BT = micro
+  def loss_fn(params, packed, rows):
+    b, share_BT = rows
     values_BT, logits_BTN = critic.values(params, cfg, packed)
     values_BT, old_BT, returns_BT = (
         jnp.where(b.mask_BT, x, 0)
@@ -460,14 +448,14 @@ def critic_update(
     return loss, dict(vf_loss=loss)
 
   def minibatch(state, cut):
-    b_A, packed_A = cut
-    mask = b_A.mask_BT.astype(b_A.returns_BT.dtype)
-    share = weights.token_mean(mask, b_A.groups_B)
-    grads, metrics = accumulate(loss_fn, state.params, (b_A, packed_A, share))
-    state, more = optimize(state, tx, grads, b_A.mask_BT)
-    return state, metrics | more | dict(updates=jnp.any(b_A.mask_BT))
+    b, packed = cut
+    mask = b.mask_BT.astype(b.returns_BT.dtype)
+    share_BT = weights.token_mean(mask, b.groups_B)
+    grads, metrics = accumulate(loss_fn, state.params, packed, (b, share_BT))
+    state, more = optimize(state, tx, grads, b.mask_BT)
+    return state, metrics | more | dict(updates=jnp.any(b.mask_BT))
 
-  state, by_M = jax.lax.scan(minibatch, state, (batch_MA, packed_MA))
+  state, by_M = jax.lax.scan(minibatch, state, (batch_M, packed_M))
   return state.replace(step=state.step + 1), summarize(by_M)
 
 

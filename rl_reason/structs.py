@@ -76,7 +76,10 @@ class Rollouts:
 
 @struct.dataclass
 class Packed:
-  """Rows of a micro-batch laid end to end: what a forward pass reads.
+  """Rows laid end to end: what a forward pass reads.
+
+  Of a micro-batch; that of a minibatch has an axis A before R, and counts its
+  places from the first micro-batch on.
 
   Attributes:
     tokens_RL: int32, several sequences a row, then zeros.
@@ -124,7 +127,7 @@ class Experience:
 
 @struct.dataclass
 class Batch:
-  """What one RL step trains on; leading axes [M, A] once it is split.
+  """What one RL step trains on; a leading axis M once it is split.
 
   The tokens themselves are `Packed`.
 

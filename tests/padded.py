@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rl_reason import attention, model, packing
+from rl_reason import attention, model, packing, sharding
 from rl_reason.structs import Array, Batch, Packed, Rollouts
 
 
@@ -17,22 +17,37 @@ class Rows(Batch):
   start_B: Array
 
 
-def split(tree, *axes):
-  """Rows [B, ...] -> [*axes, B / prod(axes), ...]."""
-  return jax.tree.map(lambda x: x.reshape(*axes, -1, *x.shape[1:]), tree)
+def split(tree, minibatches):
+  """Rows [B, ...] -> [M, B / M, ...]."""
+  return jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), tree)
 
 
-def packed(rows: Rows | Rollouts, count: int | None = None) -> Packed:
-  """Each micro-batch of rows [M, A, B, ...], as one row a sequence at most."""
-  cuts = rows.mask_BT.shape[:2]
-  flat = [
-      np.asarray(x).reshape(-1, *x.shape[2:])
-      for x in (rows.tokens_BL, rows.start_B, rows.mask_BT)
+def packed(rows: Rows | Rollouts, hands: int = 1) -> Packed:
+  """Minibatches of rows [M, B, ...]; B / hands packed rows a micro-batch."""
+  three = rows.tokens_BL, rows.start_B, rows.mask_BT
+  each = [
+      packing.pack(*map(np.asarray, x), x[0].shape[0] // hands)
+      for x in zip(*three, strict=True)
   ]
-  count = count or flat[0].shape[1]
-  each = [packing.pack(*row, count) for row in zip(*flat, strict=True)]
-  return jax.tree.map(
-      lambda *x: np.stack(x).reshape(*cuts, *x[0].shape), *each
+  return jax.tree.map(lambda *x: np.stack(x), *each)
+
+
+def put(mesh, rows: Rows, hands: int = 1) -> tuple[Rows, Packed]:
+  """Minibatches of rows, and packed, on a mesh."""
+  placed = sharding.put(mesh, rows, None, "batch")
+  return placed, sharding.put_packed(mesh, packed(rows, hands))
+
+
+def micro(tokens_BL, start_B, mask_BT, rows: int | None = None) -> Packed:
+  """One micro-batch that holds them all, of as many packed rows as it takes."""
+  packed = packing.pack(tokens_BL, start_B, mask_BT, rows or len(tokens_BL))
+  whole = jax.device_get(packing.micro_batch(packed, 0)[0])
+  count = rows or max(int(np.any(whole.segments_RL > 0, 1).sum()), 1)
+  return Packed(
+      tokens_RL=whole.tokens_RL[:count],
+      positions_RL=whole.positions_RL[:count],
+      segments_RL=whole.segments_RL[:count],
+      source_BT=whole.source_BT,
   )
 
 

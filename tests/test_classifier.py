@@ -5,12 +5,13 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import padded
 import pytest
 import test_hf
 import tiny
 from test_config import digest, run_params
 
-from rl_reason import checks, critic, hf, model, packing, scorers, sharding
+from rl_reason import checks, critic, hf, model, scorers, sharding
 from rl_reason.config import ConfigError
 from rl_reason.stages import classifier, experience, reward_model, value
 from rl_reason.structs import RunError
@@ -117,7 +118,7 @@ def test_it_is_a_reward_of_any_shape(tmp_path):
     params = hf.load(source, table(source.cfg), run.mesh)
     cfg = critic.CriticConfig(source.cfg)
     rows = r.tokens_BL, r.start_B, r.mask_BT
-    packed = packing.pack(*rows, len(r.start_B))
+    packed = padded.micro(*rows, len(r.start_B))
     wanted_B = critic.scores(params, cfg, packed)
   assert np.ptp(wanted_B) > 0.1
   np.testing.assert_allclose(got_B, wanted_B, rtol=1e-4, atol=1e-5)

@@ -24,12 +24,13 @@ from rl_reason import (
     dynamic_sampling,
     hf,
     model,
+    packing,
     sharding,
     stages,
     step,
     tokenizer,
 )
-from rl_reason.stages import experience, fit, reward_model, rl, sft, value
+from rl_reason.stages import experience, reward_model, rl, sft, value
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic, files
 
@@ -38,10 +39,10 @@ def tiny():
   """Seconds, every stage, and every feature that a field belongs to on."""
   c = importlib.import_module("configs.base").get_config()
   c.model.update(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16)
-  c.sft.update(batch=16, micro_batches=1)
+  c.sft.batch = 16
   c.sft.skill.update(steps=3, threshold=0.0)
   c.sft.habits.update(steps=3)
-  c.reward_model.update(steps=2, batch=8, micro_batches=1, evaluate_pairs=8)
+  c.reward_model.update(steps=2, batch=8, evaluate_pairs=8)
   c.rollout.update(batch=32, group_size=4)
   c.updates.update(minibatches=1)
   c.dynamic_sampling.update(enabled=True, max_rounds=2)
@@ -68,9 +69,9 @@ def lower_sft(run):
   pairs = [("1+2=", "#3")] * c.sft.batch
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   rows = stages_data().pack_demonstrations(run.tok, pairs, *slots)
-  cut = fit.cut(run, rows, c.sft.micro_batches)
+  packed = packing.pack(*rows, run.packed_rows)
   fn = functools.partial(step.sft_update, cfg=run.cfg, tx=tx)
-  return jax.jit(fn).lower(state, *cut).as_text()
+  return jax.jit(fn).lower(state, packed, rows[2]).as_text()
 
 
 def lower_rl(run):
@@ -343,7 +344,6 @@ FIELDS = {
     "mesh.tensor": (2, placed),
     "sft.reuse": ("OTHER", trained),
     "sft.batch": (32, lower_sft),
-    "sft.micro_batches": (2, lower_sft),
     "sft.skill.steps": (4, trained),
     "sft.skill.lr": (1e-4, lower_sft),
     "sft.skill.schedule": ("linear", lower_sft),
@@ -391,7 +391,6 @@ FIELDS = {
     "reward.shuffle": (True, artifacts),
     "reward_model.steps": (3, preferred),
     "reward_model.batch": (16, preferred),
-    "reward_model.micro_batches": (2, preferred),
     "reward_model.lr": (1e-2, preferred),
     "reward_model.schedule": ("linear", preferred),
     "reward_model.chosen": ("careful:1", preferred),
@@ -460,7 +459,6 @@ FIELDS = {
     "loss.correction_high": (3.0, lower_assign),
     "loss.correction_level": ("geometric", lower_assign),
     "updates.minibatches": (2, lower_rl),
-    "updates.micro_batches": (2, lower_rl),
     "updates.token_budget": (600, lower_rl),
     "updates.epochs": (2, lower_rl),
     "updates.max_kl": (0.1, lower_rl),
@@ -751,15 +749,8 @@ def test_allow_top_p_is_what_lets_top_p_through():
     [
         ({"rollout.group_size": 1}, "rollout.group_size = 1: "),
         ({"updates.minibatches": 3}, "updates.minibatches = 3: must divide"),
-        ({"updates.micro_batches": 7}, "updates.micro_batches = 7: "),
-        ({"updates.token_budget": 59}, "a row takes 60 tokens"),
-        (
-            {"updates.token_budget": 600, "updates.micro_batches": 2},
-            "decides how many micro-batches",
-        ),
-        ({"sft.micro_batches": 3}, "sft.micro_batches = 3: "),
+        ({"updates.token_budget": 0}, "updates.token_budget = 0: "),
         ({"reward.overlong_buffer": 99}, "must not exceed rollout.max_tokens"),
-        ({"reward_model.micro_batches": 3}, "reward_model.micro_batches = 3"),
         ({"reward_model.chosen": "x:1"}, "'x' is none of arithmetic's styles"),
         ({"reward.right_long": 1.0}, "is for reward.cosine = True"),
         ({"reward.scorers": "steps"}, "must look like 'steps*0.5'"),

@@ -11,7 +11,7 @@ import pytest
 import reference
 import test_golden_step as golden
 
-from rl_reason import critic, model, packing, sharding, step
+from rl_reason import critic, model, sharding, step
 from rl_reason.stages import value
 from rl_reason.structs import TrainState
 
@@ -59,7 +59,7 @@ def test_heads_by_hand(monkeypatch, head, params, wanted):
   """Of two tokens: V of the states BEFORE them, not of the last state."""
   states = np.array([[[9, 9], [1, 0], [2, 1], [7, 7]]], np.float32)
   tokens, mask = np.ones((1, 4), np.int32), np.ones((1, 2), bool)
-  packed = packing.pack(tokens, np.zeros(1, np.int32), mask)
+  packed = padded.micro(tokens, np.zeros(1, np.int32), mask)
   monkeypatch.setattr(model, "hidden", lambda *_: jnp.array(states))
   head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
@@ -82,7 +82,7 @@ def program(cfg):
 
   def values(params, tokens_BL, start_B):
     mask_BT = np.ones((len(start_B), T), bool)
-    return fn(params, packing.pack(tokens_BL, start_B, mask_BT, 8))
+    return fn(params, padded.micro(tokens_BL, start_B, mask_BT, 8))
 
   return values
 
@@ -197,11 +197,13 @@ def updates(cfg, tx, clip=0.5):
 
 
 def update(params, batch, cuts, cfg, tx=golden.SGD, **keywords):
+  """On so many minibatches, and micro-batches of each."""
   batch = floats(batch, jax.tree.leaves(params)[0].dtype)
   zero = jnp.zeros((), jnp.int32)
   state = TrainState(params, tx.init(params), zero, zero)
-  cut = padded.split(batch, *cuts)
-  return updates(cfg, tx, **keywords)(state, cut, padded.packed(cut))
+  cut = padded.split(batch, cuts[0])
+  packed = padded.packed(cut, cuts[1])
+  return updates(cfg, tx, **keywords)(state, cut, packed)
 
 
 def numpy_loss(leaves, cfg, batch, clip):
@@ -314,7 +316,7 @@ def test_updates_bring_the_loss_down(head):
   params, batch = params_of(cfg), floats(critic_batch(8), np.float32)
   zero = jnp.zeros((), jnp.int32)
   state = TrainState(params, tx.init(params), zero, zero)
-  cut = padded.split(batch, 1, 1)
+  cut = padded.split(batch, 1)
   losses = []
   for _ in range(20):
     state, metrics = updates(cfg, tx, 0.0)(state, cut, padded.packed(cut))
@@ -328,7 +330,7 @@ def test_eight_devices_compute_what_one_does():
   """Trunk and head split over fsdp and tensor, rows over data and fsdp."""
   cfg, out = shape("gated"), []
   table, params = critic.table(cfg), reference.nested(leaves_of(cfg))
-  batch = padded.split(floats(critic_batch(8), np.float32), 1, 1)
+  batch = padded.split(floats(critic_batch(8), np.float32), 1)
   for mesh in (
       sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
       sharding.make_mesh(2, 2, 2),
@@ -337,8 +339,7 @@ def test_eight_devices_compute_what_one_does():
       where = step.state_shardings(table, golden.SGD, mesh)
       placed = jax.device_put(floats(params, np.float32), where.params)
       state = step.new_state(placed, golden.SGD, where)
-      cut = batch, padded.packed(batch, 8)
-      cut = sharding.put(mesh, cut, None, None, "batch")
+      cut = padded.put(mesh, batch)
       state, metrics = updates(cfg, golden.SGD)(state, *cut)
       out.append((jax.device_get(state.params), metrics["vf_loss"]))
   (one, loss_1), (eight, loss_8) = out

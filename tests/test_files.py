@@ -86,7 +86,7 @@ SMALL = {
     "reward.workers": 2,
     "reward.scorers": "boxed*0.5..1,steps*0.5,length*-0.3",
     "updates.minibatches": 2,
-    "updates.micro_batches": 2,
+    "updates.token_budget": 576,
     "dynamic_sampling.enabled": False,
     "model.dtype": "float32",
     "rl.steps": 2,

@@ -30,7 +30,6 @@ from rl_reason import (
     dynamic_sampling,
     model,
     objective,
-    packing,
     sharding,
     stages,
     step,
@@ -188,18 +187,18 @@ def program(cfg, tx, **keywords):
 
 
 def update(params, batch, cuts, cfg, tx, coefs=COEFS, **keywords):
-  """`rl_update` on rows cut as [M, A, B / (M A)]: new state, metrics."""
+  """`rl_update` on so many minibatches, and micro-batches of each."""
   params = jax.tree.map(jnp.asarray, params)
   zero = jnp.zeros((), jnp.int32)
   floats = params["embed"].dtype
   batch = jax.tree.map(
       lambda x: x.astype(floats) if x.dtype == np.float64 else x, batch
   )
-  cut = padded.split(batch, *cuts)
+  cut = padded.split(batch, cuts[0])
   return program(cfg, tx, **keywords)(
       TrainState(params, tx.init(params), zero, zero),
       cut,
-      padded.packed(cut),
+      padded.packed(cut, cuts[1]),
       coefs,
   )
 
@@ -277,7 +276,7 @@ def test_forward_matches_numpy(variant):
   @quick_jit
   def run(params):
     hidden_BLD = padded.hidden(params, cfg, tokens_BL, start_B)
-    packed = packing.pack(tokens_BL, start_B, np.ones((4, T), bool))
+    packed = padded.micro(tokens_BL, start_B, np.ones((4, T), bool))
     scored = model.packed_logps(params, cfg, packed, 0.8)
     return model.logits(params, cfg, hidden_BLD), *scored
 
@@ -701,7 +700,7 @@ def small(name):
   assert (c.critic.pretrain_steps > 0) == (name == "vapo")
   group = 4 if PAPERS[name].group else 1
   c.rollout.update(batch=16, group_size=group, max_prompt=P, max_tokens=T)
-  c.updates.update(minibatches=1, micro_batches=2)
+  c.updates.update(minibatches=1, token_budget=8 * (P + T))
   c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
   c.critic.lr = 1.0
   c.reward.overlong_buffer = min(c.reward.overlong_buffer, 3)
@@ -795,10 +794,10 @@ class Quick:
 
 
 def layout(rows, order_B):
-  """One minibatch of two micro-batches of eight rows, not dealt out."""
-  order_MAB = order_B.reshape(1, 2, 8)
-  cut = jax.tree.map(lambda x: x[order_MAB], rows.rollouts)
-  return experience.Layout(order_MAB, padded.packed(cut))
+  """One minibatch of two micro-batches of eight packed rows."""
+  order_MB = order_B[None]
+  cut = jax.tree.map(lambda x: x[order_MB], rows.rollouts)
+  return experience.Layout(order_MB, padded.packed(cut, 2))
 
 
 def score(run, program, params, cut):

@@ -33,7 +33,7 @@ def factors(seed=None):
 
 @functools.cache
 def rows():
-  return jax.tree.map(lambda x: x[0, 0], tiny.batch(1, 1, 8))
+  return jax.tree.map(lambda x: x[0], tiny.batch(1, 8))
 
 
 @jax.jit
@@ -116,8 +116,7 @@ def update(mesh, name, learnt):
         tiny.params(), model.shardings(model.table(tiny.CFG), mesh)
     )
     state = step.new_state(jax.device_put(learnt, where.params), tx, where)
-    b = tiny.batch(1, 2, 8)
-    cut = sharding.put(mesh, (b, padded.packed(b)), None, None, "batch")
+    cut = padded.put(mesh, tiny.batch(1, 16), 2)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     jitted = jax.jit(fn, out_shardings=(where, None))
     after, _ = jitted(state, *cut, coefs, base)

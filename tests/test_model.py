@@ -12,19 +12,19 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import attention, model, packing
+from rl_reason import attention, model
 
 P, T = tiny.P, tiny.T
 
 
 def rows(count=8, seed=0):
-  batch = jax.tree.map(lambda x: x[0, 0], tiny.batch(1, 1, count, seed))
+  batch = jax.tree.map(lambda x: x[0], tiny.batch(1, count, seed))
   return batch.tokens_BL, batch.start_B
 
 
 def whole(count=8):
   """Rows whose every response token counts, packed."""
-  return packing.pack(*rows(count), np.ones((count, T), bool))
+  return padded.micro(*rows(count), np.ones((count, T), bool))
 
 
 @pytest.mark.parametrize("block", [128, 8])
@@ -91,7 +91,7 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(change):
   params = model.init(cfg, jax.random.key(0))
   tokens, start = rows()
   tokens = np.minimum(tokens, 14)
-  packed = packing.pack(tokens, start, np.ones((8, T), bool))
+  packed = padded.micro(tokens, start, np.ones((8, T), bool))
   weights = np.random.default_rng(0).normal(size=(2, 8, T))
 
   def total(score):
@@ -132,7 +132,7 @@ def test_one_chunk_of_logits_exists_at_a_time(tied):
       tiny.CFG, vocab=vocab, logprob_chunk=chunk, tied=tied
   )
   params = jax.eval_shape(lambda: model.init(cfg, jax.random.key(0)))
-  packed = packing.pack(*rows(16), np.ones((16, T), bool))
+  packed = padded.micro(*rows(16), np.ones((16, T), bool))
   states = jax.ShapeDtypeStruct((*packed.tokens_RL.shape, cfg.width), float)
 
   def total(params, states):

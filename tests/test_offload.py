@@ -76,11 +76,8 @@ def train(name, mesh, *, offload):
   table, update = UPDATES[name]
   with jax.set_mesh(mesh):
     tx, where, state = first(table, mesh, offload=offload)
-    batches = [tiny.batch(2, 2, 8, seed=i) for i in range(2)]
-    cuts = [
-        sharding.put(mesh, (b, padded.packed(b, 8)), None, None, "batch")
-        for b in batches
-    ]
+    batches = [tiny.batch(2, 16, seed=i) for i in range(2)]
+    cuts = [padded.put(mesh, b, 2) for b in batches]
     jitted = jax.jit(
         functools.partial(update, tx=tx),
         donate_argnums=0,

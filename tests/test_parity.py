@@ -11,7 +11,7 @@ import pytest
 import tiny
 from padded import hidden as padded_hidden
 
-from rl_reason import critic, hf, model, packing, rollout, sharding
+from rl_reason import critic, hf, model, rollout, sharding
 from rl_reason.structs import Prompts
 
 torch = pytest.importorskip("torch")
@@ -227,7 +227,7 @@ def test_a_critic_is_a_token_classifier(tmp_path):
   tokens = np.random.default_rng(0).integers(0, 17, (2, 50)).astype(np.int32)
   with torch.no_grad():
     want = theirs(torch.tensor(tokens, dtype=torch.long)).logits[..., 0].numpy()
-  packed = packing.pack(tokens, np.zeros(2, np.int32), np.ones((2, 49), bool))
+  packed = padded.micro(tokens, np.zeros(2, np.int32), np.ones((2, 49), bool))
   got, _ = critic.values(params, judge, packed)
   # Our value before token t is theirs after token t - 1.
   np.testing.assert_allclose(got, want[:, :-1], atol=1e-4)
@@ -265,6 +265,6 @@ def test_a_sequence_classifier_scores_a_response(name, tmp_path):
       wanted.append(theirs(text).logits.item())
   start_B = 6 - np.array(prompts, np.int32)
   cfg = critic.CriticConfig(trunk)
-  got = critic.scores(params, cfg, packing.pack(tokens_BL, start_B, mask_BT))
+  got = critic.scores(params, cfg, padded.micro(tokens_BL, start_B, mask_BT))
   assert np.ptp(wanted) > 0.1
   np.testing.assert_allclose(got, wanted, atol=1e-4)

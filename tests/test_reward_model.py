@@ -6,6 +6,7 @@ import types
 
 import jax
 import numpy as np
+import padded
 import pytest
 import test_config
 import test_credit
@@ -23,7 +24,6 @@ from rl_reason.stages import (
     Stopped,
     classifier,
     experience,
-    fit,
     reward_model,
     value,
 )
@@ -37,7 +37,7 @@ FIELDS = dict(
     rollout__max_tokens=24,
     reward_model__steps=STEPS,
     reward_model__batch=32,
-    reward_model__micro_batches=2,
+    updates__token_budget=32 * 36,
     reward_model__lr=0.01,
     reward_model__evaluate_pairs=80,
     # What can be told apart without arithmetic: only sloppy ones show steps.
@@ -134,15 +134,15 @@ def test_the_score_is_that_of_the_whole_response(whole):
     tokens_BL, start_B, mask_BT = data.pack_demonstrations(
         run.tok, pairs, *slots
     )
-    packed = packing.pack(tokens_BL, start_B, mask_BT)
+    packed = padded.micro(tokens_BL, start_B, mask_BT)
     got = critic.scores(whole.params, run.critic_cfg, packed)
     longer_BT = np.ones_like(mask_BT)  # the padding as a part of the response
-    packed = packing.pack(tokens_BL, start_B, longer_BT)
+    packed = padded.micro(tokens_BL, start_B, longer_BT)
     values_BT, _ = critic.values(whole.params, run.critic_cfg, packed)
     for b, n in enumerate(mask_BT.sum(1)):  # V before the next token is it
       np.testing.assert_allclose(got[b], values_BT[b, n], rtol=1e-5)
     other_BL = np.where(tokens_BL == run.tok.pad_token_id, 3, tokens_BL)
-    packed = packing.pack(other_BL, start_B, mask_BT)
+    packed = padded.micro(other_BL, start_B, mask_BT)
     again = critic.scores(whole.params, run.critic_cfg, packed)
     np.testing.assert_array_equal(again, got)
 
@@ -158,11 +158,11 @@ def test_micro_batches_change_nothing(whole):
     found = [
         step.preference_update(
             state,
-            fit.cut(run, rows, count, together=2)[0],
+            jax.device_put(packing.pack(*rows, count, together=2)),
             cfg=run.critic_cfg,
             tx=tx,
         )[1]
-        for count in (1, 4)
+        for count in (16, 3)
     ]
   np.testing.assert_allclose(found[0]["loss"], found[1]["loss"], rtol=1e-5)
   np.testing.assert_allclose(
@@ -185,7 +185,7 @@ def test_it_is_a_reward(whole, tmp_path):
     policy = test_config.run_params(run)
     rows = maker.generate(policy)
     r = rows.rollouts
-    packed = packing.pack(r.tokens_BL, r.start_B, r.mask_BT)
+    packed = padded.micro(r.tokens_BL, r.start_B, r.mask_BT)
     wanted_B = critic.scores(whole.params, run.critic_cfg, packed)
     np.testing.assert_allclose(rows.scores_NB[0], wanted_B, rtol=1e-4)
     np.testing.assert_allclose(rows.scores_NB[1], r.lengths_B / 24)

@@ -39,10 +39,7 @@ def _update(mesh, *, name, steps, lr):
     state = step.init_state(table, tx, where, jax.random.key(0))
     before = jax.device_get(state.params)
     for i in range(steps):
-      rows = tiny.batch(1, 1, 16, seed=i)
-      cut = sharding.put(
-          mesh, (rows, padded.packed(rows, 16)), None, None, "batch"
-      )
+      cut = padded.put(mesh, tiny.batch(1, 16, seed=i))
       state, metrics = update(state, *cut, coefs)
   return before, jax.device_get(state.params), metrics, state
 

@@ -66,7 +66,8 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
   monkeypatch.setattr(config, "on_policy", lambda c: False)  # or 1 is no news
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.log.tensorboard = False
-  c.updates.minibatches, c.updates.micro_batches = 1, 2
+  c.updates.minibatches = 1
+  c.updates.token_budget = 600
   run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
   rng = np.random.default_rng(0)
   rows = experience.no_rows(run)
@@ -94,21 +95,21 @@ def test_minibatches_deal_out_whole_groups(tmp_path):
   """Padding comes last, and every minibatch gets its share of it."""
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.updates.minibatches, c.updates.epochs = 4, 2
-  run = types.SimpleNamespace(config=c, seed=lambda purpose: 0, ways=1)
+  run = types.SimpleNamespace(config=c, seed=lambda purpose: 0, packed_rows=8)
   rows = experience.no_rows(types.SimpleNamespace(config=c)).rollouts
   size = c.rollout.group_size
   groups = c.rollout.batch // size
   ids_B = np.repeat(np.arange(groups), size)
   maker = types.SimpleNamespace(_run=run)
   cut = experience.Maker.layout(maker, rows.replace(ids_B=ids_B))
-  ids_MAB = ids_B[cut.order_MAB]
-  assert ids_MAB.shape == (8, 1, groups // 4 * size)
+  ids_MB = ids_B[cut.order_MB]
+  assert ids_MB.shape == (8, groups // 4 * size)
   np.testing.assert_array_equal(
-      ids_MAB[0, 0], np.repeat([0, 4], size)
+      ids_MB[0], np.repeat([0, 4], size)
   )  # groups 0, 4 | 1, 5 | 2, 6 | 3, 7
-  for epoch in (cut.order_MAB[:4], cut.order_MAB[4:]):
+  for epoch in (cut.order_MB[:4], cut.order_MB[4:]):
     np.testing.assert_array_equal(np.sort(epoch.ravel()), np.arange(len(ids_B)))
-  assert (ids_MAB[:4] != ids_MAB[4:]).any()
+  assert (ids_MB[:4] != ids_MB[4:]).any()
 
 
 def test_groups_of_all_sizes_are_dealt_out():

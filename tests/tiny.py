@@ -53,10 +53,10 @@ def under_way(mesh, count, **change):
   return start(weights, rows, jax.random.key(0), 1.0, None, None, None)
 
 
-def batch(minibatches, micro, rows, seed=0, group=4) -> Rows:
-  """Random rows with the shapes of a real RL step, [M, A, B, ...]."""
+def batch(minibatches, rows, seed=0, group=4) -> Rows:
+  """Random rows with the shapes of a real RL step, [M, B, ...]."""
   rng = np.random.default_rng(seed)
-  total = minibatches * micro * rows
+  total = minibatches * rows
   start_B = rng.integers(0, 6, total).astype(np.int32)
   lengths_B = rng.integers(1, T + 1, total)
   mask_BT = np.arange(T) < lengths_B[:, None]
@@ -74,5 +74,5 @@ def batch(minibatches, micro, rows, seed=0, group=4) -> Rows:
       returns_BT=rng.normal(size=(total, T)).astype(np.float32),
   )
   return jax.tree.map(
-      lambda x: x.reshape(minibatches, micro, rows, *x.shape[1:]), flat
+      lambda x: x.reshape(minibatches, rows, *x.shape[1:]), flat
   )

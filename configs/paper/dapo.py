@@ -13,7 +13,7 @@ def get_config():
   """512 prompts x 16, 16 updates a rollout, 4096 tokens of soft punishment."""
   c = size.qwen_32b()
   c.rollout.batch, c.rollout.group_size = 8192, 16
-  c.updates.minibatches, c.updates.micro_batches = 16, 16
+  c.updates.minibatches = 16
   c.loss.clip_high, c.loss.dual_clip = 0.28, 10.0
   c.loss.reduction = "token_mean"
   c.reward.overlong_buffer = 4096

@@ -18,7 +18,7 @@ def get_config():
   c.model.rope_theta, c.model.norm_eps, c.model.qkv_bias = 1e4, 1e-6, False
   c.rollout.batch, c.rollout.group_size = 1024, 64
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 1024
-  c.updates.minibatches, c.updates.micro_batches = 1, 16
+  c.updates.minibatches = 1
   c.kl.kind, c.kl.coef = "k3", 0.04
   c.reward.wrong = 0.0
   c.optimizer.weight_decay = 0.0

@@ -13,7 +13,7 @@ def get_config():
   """8192 prompts x 1, minibatches of 512, lambda .95, sample-level loss."""
   c = size.qwen_32b()
   c.rollout.batch, c.rollout.group_size = 8192, 1
-  c.updates.minibatches, c.updates.micro_batches = 16, 16
+  c.updates.minibatches = 16
   c.advantage.name, c.advantage.lam, c.critic.lam = "gae", 0.95, 0.95
   c.advantage.whiten = True
   return c

@@ -18,6 +18,7 @@ def qwen_32b():
   c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, -1, 8
   c.rollout.max_prompt, c.rollout.max_tokens = 2048, 20480
   c.rollout.slots = 512  # 5.9 GB of keys and values each, over all devices
+  c.updates.token_budget = 45056  # two rows of the longest
   c.optimizer.lr = 1e-6
   c.optimizer.b2 = 0.999
   c.optimizer.weight_decay = 0.1

@@ -9,6 +9,7 @@ import zlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -22,6 +23,7 @@ from rl_reason import (
     hf,
     metrics,
     model,
+    packing,
     rollout,
     rollout_weights,
     sharding,
@@ -40,37 +42,43 @@ class Once:
   """A jit-ed function compiled at its first call, and never again.
 
   The executable is kept, not the function: arguments of another shape, dtype
-  or sharding raise a TypeError instead of compiling again in the loop. Packed
-  rows come in a few shapes (`config.ladder`): there is one executable for each.
+  or sharding raise a TypeError instead of compiling again in the loop.
   """
 
   def __init__(self, name: str, fn, display: display_lib.Display):
     self._name, self._fn, self._display = name, fn, display
-    self._compiled: dict[tuple, Any] = {}
+    self._compiled: Any = None
 
   def __call__(self, *args):
     """The function's own arguments and result."""
-    packed = [x for x in args if isinstance(x, Packed)]
-    shape = tuple(x.tokens_RL.shape for x in packed)
-    if shape not in self._compiled:
-      if len(self._compiled) == config_lib.RUNGS:
-        raise TypeError(f"{self._name}: {shape} is one shape too many")
+    if self._compiled is None:
       self._display.doing(f"compiling {self._name}")
       began = time.monotonic()
-      self._compiled[shape] = self._fn.lower(*args).compile()
+      self._compiled = self._fn.lower(*args).compile()
       took = time.monotonic() - began
       self._display.say(f"compiled {self._name} in {took:.1f} s")
-    return self._compiled[shape](*args)
+    return self._compiled(*args)
 
 
 def over_micro_batches(fn):
-  """jit: (params, Packed with leading axes [M, A]) -> `fn` of each, stacked."""
+  """jit: (params, Packed of minibatches) -> `fn` of all rows, [M, B, ...].
 
-  def program(params, packed_MA):
-    def one(packed):
-      return fn(params, packed)
+  Args:
+    fn: (params, Packed of a micro-batch) -> arrays [B, ...].
+  """
 
-    return jax.lax.map(lambda packed_A: jax.lax.map(one, packed_A), packed_MA)
+  def program(params, packed_M):
+    def minibatch(packed):
+      def add(at, out):
+        micro, here_B = packing.micro_batch(packed, at)
+        new = packing.only(here_B, fn(params, micro))
+        return jax.tree.map(jnp.add, out, new)
+
+      first, _ = packing.micro_batch(packed, 0)
+      zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, params, first))
+      return jax.lax.fori_loop(0, packing.used(packed), add, zeros)
+
+    return jax.lax.map(minibatch, packed_M)
 
   return jax.jit(program)
 
@@ -112,6 +120,15 @@ class Run:
   def put(self, tree: Tree, *logical: str | None) -> Tree:
     """Host arrays onto the mesh."""
     return sharding.put(self.mesh, tree, *logical)
+
+  def put_packed(self, packed: Packed) -> Packed:
+    """Packed rows of minibatches, [M, A, R, L] and [M, B, T], onto the mesh."""
+    return sharding.put_packed(self.mesh, packed)
+
+  @property
+  def packed_rows(self) -> int:
+    """Packed rows of a micro-batch."""
+    return config_lib.packed_rows(self.config, self.ways)
 
   @property
   def ways(self) -> int:

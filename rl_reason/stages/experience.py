@@ -49,13 +49,13 @@ class Layout(NamedTuple):
   """How the rows of a step are cut; on the host.
 
   Attributes:
-    order_MAB: row numbers of each micro-batch; the minibatches of an epoch hold
-      every row once.
-    packed_MA: their tokens.
+    order_MB: row numbers of each minibatch; those of an epoch hold every row
+      once.
+    packed_M: their tokens.
   """
 
-  order_MAB: Array
-  packed_MA: Packed
+  order_MB: Array
+  packed_M: Packed
 
 
 def _idle() -> None:
@@ -362,12 +362,11 @@ class Maker:
   def score(self, program, params: Tree, cut: Layout):
     """A program over the micro-batches of one epoch, rows in their order."""
     epoch = slice(self._run.config.updates.minibatches)
-    packed_MA = jax.tree.map(lambda x: x[epoch], cut.packed_MA)
-    placed_MA = self._run.put(packed_MA, None, None, "batch")
-    scored_MAB = sharding.fetch(program(params, placed_MA))
-    back_B = np.argsort(cut.order_MAB[epoch].reshape(-1))
+    packed_M = jax.tree.map(lambda x: x[epoch], cut.packed_M)
+    scored_MB = sharding.fetch(program(params, self._run.put_packed(packed_M)))
+    back_B = np.argsort(cut.order_MB[epoch].reshape(-1))
     return jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[3:])[back_B], scored_MAB
+        lambda x: x.reshape(-1, *x.shape[2:])[back_B], scored_MB
     )
 
   def logps(self, params: Tree, cut: Layout):
@@ -717,14 +716,18 @@ def layout(
     shuffled = [groups[i] for i in rng.permutation(len(groups))]
     orders.append(deal(shuffled, u.minibatches))
   order_MB = np.concatenate(orders).reshape(u.minibatches * u.epochs, -1)
-  rungs = config_lib.rungs(run.config, run.ways)
-  return Layout(*packing.cut(tokens_BL, start_B, mask_BT, order_MB, rungs))
+  count = run.packed_rows
+  packed = [
+      packing.pack(tokens_BL[b], start_B[b], mask_BT[b], count)
+      for b in order_MB
+  ]
+  return Layout(order_MB, jax.tree.map(lambda *x: np.stack(x), *packed))
 
 
 def minibatches(run: Run, batch: Batch, cut: Layout) -> tuple[Batch, Packed]:
-  """What an update reads, [M, A, ...], on the mesh."""
-  rows = jax.tree.map(lambda x: x[cut.order_MAB], batch)
-  return run.put((rows, cut.packed_MA), None, None, "batch")
+  """What an update reads, [M, ...], on the mesh."""
+  rows = jax.tree.map(lambda x: x[cut.order_MB], batch)
+  return run.put(rows, None, "batch"), run.put_packed(cut.packed_M)
 
 
 def passes(run: Run) -> int:

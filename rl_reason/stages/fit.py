@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_reason import config as config_lib, packing, step
+from rl_reason import packing, step
 from rl_reason.stages import Once, Run, Stopped
-from rl_reason.structs import Array, Packed, Tree
+from rl_reason.structs import Array, Tree
 
 
 def optimizer(run: Run, table: Tree, *, lr, schedule, steps: int):
@@ -35,7 +35,6 @@ def fit(
     steps: int,
     lr: float,
     schedule: str,
-    micro_batches: int,
     together: int = 1,
     finish: Callable[[Tree], None] | None = None,
 ) -> Tree:
@@ -50,11 +49,10 @@ def fit(
     first: shardings of the parameters -> where they start; None: at random.
     stream: a checkpointable iterator of batches.
     rows: a batch -> tokens [B, L], start [B], mask [B, T].
-    update: (state, Packed_A, mask [A, B, T], tx=) -> state and metrics.
+    update: (state, Packed, mask [B, T], tx=) -> state and metrics.
     steps: optimizer steps.
     lr: highest learning rate.
     schedule: of the learning rate.
-    micro_batches: A.
     together: adjacent rows that belong together.
     finish: told the parameters once, after the last step; what it raises ends
       the run, and it is told them again when the run goes on.
@@ -83,9 +81,10 @@ def fit(
     at, state = 0, step.new_state(first(shardings.params), tx, shardings)
 
   run.begin()
+  packed_rows = max(run.packed_rows, together)
 
-  def fn(state, packed_A, mask_ABT):
-    return update(state, packed_A, mask_ABT, tx=tx)
+  def fn(state, packed, mask_BT):
+    return update(state, packed, mask_BT, tx=tx)
 
   program = Once(
       f"update of {title}",
@@ -109,9 +108,12 @@ def fit(
   try:
     while at < steps:
       run.check_stop()
-      batch = rows(next(stream))
-      cut_A = cut(run, batch, micro_batches, together)
-      state, metrics = program(state, *run.put(cut_A, None, "batch"))
+      tokens_BL, start_B, mask_BT = rows(next(stream))
+      packed = packing.pack(
+          tokens_BL, start_B, mask_BT, packed_rows, together
+      )
+      placed = run.put_packed(packed), run.put(mask_BT, "batch")
+      state, metrics = program(state, *placed)
       flush()
       at += 1
       late = at, metrics
@@ -129,26 +131,6 @@ def fit(
     run.display.end_stage()
     checkpoints.close()
   return state.params
-
-
-def cut(
-    run: Run,
-    rows: tuple[Array, Array, Array],
-    micro_batches: int,
-    together: int = 1,
-) -> tuple[Packed, Array]:
-  """Micro-batches of like many tokens: Packed, and masks [A, B, T]; host.
-
-  Args:
-    run: everything that the stages share.
-    rows: tokens [B, L], start [B], mask [B, T].
-    micro_batches: A.
-    together: adjacent rows that stay in one micro-batch, adjacent.
-  """
-  order_1B = np.arange(len(rows[0]))[None]
-  shapes = config_lib.ladder(order_1B.size, micro_batches, run.ways)
-  (order_AB,), packed_1A = packing.cut(*rows, order_1B, shapes, together)
-  return jax.tree.map(lambda x: x[0], packed_1A), rows[2][order_AB]
 
 
 def _log(run: Run, name: str, prefix: str, now: int, metrics) -> None:

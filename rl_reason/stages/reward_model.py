@@ -22,6 +22,7 @@ from rl_reason import (
     evaluate,
     hf,
     model,
+    packing,
     sharding,
     step,
 )
@@ -58,8 +59,8 @@ def run(run: Run, policy_params: Tree) -> Tree:
   def first(shardings: Tree) -> Tree:
     return run.init_critic("reward model", shardings, policy_params)
 
-  def update(state, packed_A, _, tx):
-    return step.preference_update(state, packed_A, cfg=cfg, tx=tx)
+  def update(state, packed, _, tx):
+    return step.preference_update(state, packed, cfg=cfg, tx=tx)
 
   return fit.fit(
       run,
@@ -74,7 +75,6 @@ def run(run: Run, policy_params: Tree) -> Tree:
       steps=c.steps,
       lr=c.lr,
       schedule=c.schedule,
-      micro_batches=c.micro_batches,
       together=2,
       finish=functools.partial(_finish, run, cfg),
   )
@@ -99,15 +99,14 @@ def _rows(run: Run, pairs: list[tuple[str, str, str]]) -> tuple[Array, ...]:
 def _finish(run: Run, cfg: critic.CriticConfig, params: Tree) -> None:
   """Scores held-out pairs, and exports the network."""
   c = run.config.reward_model
-  fn = jax.jit(functools.partial(step.pair_scores, cfg=cfg))
-  program = Once("scores of pairs", fn, run.display)
+  program = Once("scores of pairs", _scores(cfg), run.display)
   stream = _pairs(run, c.batch, evaluation=True)
   scores = []
   for _ in range(-(-c.evaluate_pairs // c.batch)):
-    rows = _rows(run, next(stream))
-    packed_A, _ = fit.cut(run, rows, 1, together=2)
-    packed = jax.tree.map(lambda x: x[0], packed_A)
-    scores.append(sharding.fetch(program(params, run.put(packed, "batch"))))
+    tokens_BL, start_B, mask_BT = _rows(run, next(stream))
+    packed = packing.pack(tokens_BL, start_B, mask_BT, run.packed_rows)
+    one_M = run.put_packed(jax.tree.map(lambda x: x[None], packed))
+    scores.append(sharding.fetch(program(params, one_M)).reshape(-1, 2))
   score_N2 = np.concatenate(scores)[: c.evaluate_pairs]
   values = agreement(score_N2[:, 0] - score_N2[:, 1])
   run.log.metrics(
@@ -215,13 +214,18 @@ def scorer(run: Run, given: str):
   """A reward model, as `load` takes it, ready to score.
 
   Returns:
-    the parameters, and a program: (params, Packed_MA) -> scores [M, A, B].
+    the parameters, and a program: (params, Packed of minibatches) -> scores
+    [M, B].
 
   Raises:
     RunError: there is none, or it reads other tokens.
   """
   params, cfg = load(run, given)
-  fn = over_micro_batches(
+  return params, Once("scores of the reward model", _scores(cfg), run.display)
+
+
+def _scores(cfg: critic.CriticConfig):
+  """jit: (params, Packed of minibatches) -> scores [M, B]."""
+  return over_micro_batches(
       lambda params, packed: critic.scores(params, cfg, packed)
   )
-  return params, Once("scores of the reward model", fn, run.display)

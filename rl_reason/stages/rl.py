@@ -244,8 +244,8 @@ def run(
       metrics |= {f"coef/{k}": v for k, v in coefs.items()}
       metrics |= {
           "tokens/step": tokens,
-          "tokens/trained": int((cut.packed_MA.segments_RL > 0).sum()),
-          "perf/pack_fill": packing.fill(cut.packed_MA),
+          "tokens/trained": int((cut.packed_M.segments_RL > 0).sum()),
+          "perf/pack_fill": packing.fill(cut.packed_M),
           "train/verifier_failures": maker.failures,
       }
       coefs = _steer(run, coefs, rows, entropy_BT, assigned["metrics"])

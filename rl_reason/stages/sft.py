@@ -126,7 +126,6 @@ def _phase(run: Run, name: str, params: Tree | None) -> Tree:
       steps=c.steps,
       lr=c.lr,
       schedule=c.schedule,
-      micro_batches=run.config.sft.micro_batches,
       # Only the skill has a threshold.
       finish=functools.partial(_require_skill, run)
       if name == "skill"
