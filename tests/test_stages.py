@@ -118,6 +118,33 @@ def test_groups_of_all_sizes_are_dealt_out():
   np.testing.assert_array_equal(order, [0, 1, 2, 4, 5, 6, 7, 8, 3])
 
 
+def test_a_verdict_that_takes_long_keeps_no_token_waiting(
+    tmp_path, monkeypatch
+):
+  """The first one ends only when all responses are there."""
+  sampled, waited = threading.Event(), []
+  begin = evaluate.begin_to_judge
+  run = test_credit.make_run(tmp_path)
+  stream = run.stream
+
+  def slow(*args):
+    waited.append(sampled.wait(60))
+    return begin(*args)
+
+  def all_of(*args, **more):
+    yield from stream(*args, **more)
+    sampled.set()
+
+  monkeypatch.setattr(evaluate, "begin_to_judge", slow)
+  monkeypatch.setattr(run, "stream", all_of)
+  monkeypatch.setattr(rollout, "CHUNK", 1)
+  rollout.program.cache_clear()
+  with jax.set_mesh(run.mesh):
+    experience.Maker(run, "rollout").generate(test_config.run_params(run))
+  rollout.program.cache_clear()
+  assert len(waited) > 1 and all(waited)
+
+
 def test_verdicts_begin_while_others_are_sampled(tmp_path, monkeypatch):
   """Tokens, verdicts and their order do not depend on when one begins."""
   found = []

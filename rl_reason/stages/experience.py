@@ -4,6 +4,7 @@ What value.py and rl.py share. Programs are compiled once and change no state;
 arrays between them are on the host, where rows are picked and put together.
 """
 
+import concurrent.futures
 import functools
 import zlib
 from typing import NamedTuple
@@ -69,6 +70,8 @@ def _never(known: int, unknown: int) -> bool:
 class Verdicts:
   """Of responses that end one after the other, while others are sampled.
 
+  Judged on a thread of their own: the one that samples is never kept waiting.
+
   Args:
     run: everything that the stages share.
     rows_B: what each response answers.
@@ -82,6 +85,7 @@ class Verdicts:
   def __init__(self, run: Run, rows_B: list[tasks.Row]):
     self._run, self._rows_B = run, rows_B
     self._begun_B = np.zeros(len(rows_B), bool)
+    self._judge = concurrent.futures.ThreadPoolExecutor(1, "verdicts")
     self._under_way: list = []
     self.texts = [""] * len(rows_B)
     self.correct_B = np.zeros(len(rows_B), np.float32)
@@ -94,12 +98,14 @@ class Verdicts:
     if len(which):
       some = jax.tree.map(lambda x: x[which], rollouts)
       rows = [self._rows_B[b] for b in which]
-      begun = evaluate.begin_to_judge(self._run.task, self._run.tok, some, rows)
+      args = self._run.task, self._run.tok, some, rows
+      begun = self._judge.submit(evaluate.begin_to_judge, *args)
       self._under_way.append((which, begun))
 
   def wait(self) -> None:
     """Until all are there that were begun."""
-    for which, finish in self._under_way:
+    for which, begun in self._under_way:
+      finish = begun.result()
       texts, self.correct_B[which], failed = finish()
       self.failures += failed
       for b, text in zip(which, texts, strict=True):
