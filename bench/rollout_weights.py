@@ -19,6 +19,7 @@ import threading
 import jax
 import numpy as np
 
+from bench import harness
 from rl_reason import ablate, config, display, metrics, report, stages
 from rl_reason.stages import experience, rl
 
@@ -171,9 +172,7 @@ def table(result: dict) -> str:
         over(some, "beyond", ".1e"),
     ]
     out.append(f"| {kind} | {' | '.join(cells)} |")
-  versions = result["environment"]["versions"]
-  listed = ", ".join(f"{k} {v}" for k, v in versions.items())
-  return "\n".join([*out, "", f"Versions: {listed}", ""])
+  return "\n".join([*out, "", *harness.footer(result), ""])
 
 
 def main() -> None:

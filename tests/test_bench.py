@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from bench import gpu, harness, memory, ours, rl_step, rollout, scaling, update
+from bench import (
+    gpu,
+    harness,
+    memory,
+    ours,
+    rl_step,
+    rollout,
+    rollout_weights,
+    scaling,
+    update,
+)
 
 TAIL = harness.Size(16, 6, 12, tail=True, group=4)
 EVEN = dataclasses.replace(TAIL, tail=False)
@@ -198,3 +208,21 @@ def test_scaling_is_measured_and_drawn():
   harness.RESULTS.mkdir()
   scaling.figure(result)
   assert (harness.RESULTS / "bench_scaling.png").stat().st_size > 10_000
+
+
+def test_the_table_of_rounded_rollouts():
+  """From what runs and measurements say; they take minutes, so here made up."""
+  some = dict(kl=2e-4, tokens=1234, largest=0.5, beyond=0.0)
+  runs = [
+      dict(name=name, seed=seed, before=0.25, after=0.5 + seed, gap=0.1, **some)
+      for name in rollout_weights.ROWS
+      for seed in (0, 0.25)
+  ]
+  policies = [dict(kind=kind, **some) for kind in rollout_weights.KINDS]
+  facts = dict(environment=dict(jax="0.10.2", XLA_FLAGS=""))
+  text = rollout_weights.table(
+      dict(seeds=[0, 1], runs=runs, policies=policies, **facts)
+  )
+  wanted = "| int8 both | 25.0% (25.0% to 25.0%) | 62.5% (50.0% to 75.0%) |"
+  assert wanted in text and "1,234 tokens or more" in text
+  assert text.endswith("Ours: jax 0.10.2.\n")
