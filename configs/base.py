@@ -206,7 +206,7 @@ def get_config():
 
   c.updates = ml_collections.ConfigDict()
   c.updates.minibatches = 8  # optimizer steps a rollout and epoch
-  c.updates.token_budget = 960  # of a device's micro-batch; one row at least
+  c.updates.token_budget = 960  # of a micro-batch, each shard of the rows
   c.updates.epochs = 1
   c.updates.max_kl = 0.0  # no more updates of a rollout beyond; 0 = off
 

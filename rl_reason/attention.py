@@ -29,8 +29,8 @@ from rl_reason.structs import Array
 
 BLOCK = 128  # slots of the cache that `decode` reads at a time
 SEGMENTS = 4  # parts of a batch, by length, that read as many blocks
-PART = 64  # tokens of a row that see no more keys than they must,
-PARTS = 8  # or more of them: parts of a row, at most
+PART = 64  # tokens of a part of a row, which sees no more keys than it must
+PARTS = 8  # of a row, at most: of a long one they have more tokens
 KEPT = "attention"  # name of what a backward pass need not compute again
 NEVER = -1e30  # a score that no softmax sees
 

@@ -606,7 +606,9 @@ def devices(c: ml_collections.ConfigDict, devices: int) -> None:
   r = c.rollout
   for name, rows in {
       "sft.batch": c.sft.batch,
-      "reward_model.batch": 2 * c.reward_model.batch,
+      "reward_model.batch": 2
+      * c.reward_model.batch
+      * (c.reward_model.steps > 0),
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
       "rollout.stragglers": r.stragglers,

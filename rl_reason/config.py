@@ -208,7 +208,7 @@ def needs(c) -> tuple[str, ...]:
 
 
 def packed_rows(c, ways: int = 1) -> int:
-  """Packed rows of a micro-batch: what the budget of each shard holds.
+  """Packed rows of a micro-batch: what each shard's budget holds, or one.
 
   Args:
     c: the config.

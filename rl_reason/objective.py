@@ -99,8 +99,9 @@ def loss(
     o: static.
     logps_BT: [B, T] of the policy that learns.
     entropy_BT: [B, T] of it, in nats.
-    b: the rows; what the mask hides is 0.
-    w: their part of `token_weights`.
+    b: the rows of the minibatch; what the mask hides is 0, and so is every row
+      that the micro-batch does not hold.
+    w: `token_weights` of them.
     coefs: scalars `kl` and `entropy`, factors of those terms; arrays, since
       they may change from step to step.
 

@@ -40,7 +40,8 @@ def place(
     length_B: tokens of each; those of none are put at 0, 0.
     slots: of a packed row.
     rows: R, of a micro-batch; packed rows count on from one to the next.
-    together: adjacent sequences that share a micro-batch.
+    together: adjacent sequences that share a micro-batch (those of no tokens
+      need none): a unit, U of X sequences.
 
   Returns:
     row and first slot, [B] int each.
@@ -54,12 +55,12 @@ def place(
   free_AR = np.full((hands(len(length_B), rows, together), rows), slots)
   spot_B2 = np.zeros((len(length_B), 2), int)
   length_UX = length_B.reshape(-1, together)
-  unit_B = np.arange(len(length_B)).reshape(-1, together)
+  unit_UX = np.arange(len(length_B)).reshape(-1, together)
   total_U = length_UX.sum(1)
   for u in np.argsort(-total_U, kind="stable")[: np.count_nonzero(total_U)]:
     for a in np.flatnonzero(free_AR.max(1) >= length_UX[u].max()):
       free_R = free_AR[a].copy()
-      for b in unit_B[u]:
+      for b in unit_UX[u]:
         r = np.argmax(free_R >= length_B[b])
         spot_B2[b] = a * rows + r, slots - free_R[r]
         free_R[r] -= length_B[b]
@@ -132,9 +133,13 @@ def pack(
 
 
 def fill(packed: Packed) -> float:
-  """Share of the slots that hold a token, in micro-batches that hold any."""
+  """Share of the slots that hold a token, in micro-batches that hold any.
+
+  0 if there are none.
+  """
   held = packed.segments_RL > 0
-  return float(held[held.any((-2, -1))].mean())
+  some = held[held.any((-2, -1))]
+  return float(some.mean()) if some.size else 0.0
 
 
 def used(packed: Packed) -> Array:

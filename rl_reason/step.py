@@ -316,7 +316,7 @@ def preference_update(
       head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
     params = params | dict(value_head=head)
     chosen_B, rejected_B = critic.scores(params, cfg, packed).reshape(-1, 2).T
-    share_B = real_B.reshape(-1, 2)[:, 0] / pairs
+    share_B = real_B.reshape(-1, 2).prod(1) / pairs
     loss = jnp.sum(share_B * losses.bradley_terry(chosen_B, rejected_B))
     return loss, dict(
         loss=loss, accuracy=jnp.sum(share_B * (chosen_B > rejected_B))

@@ -41,13 +41,13 @@ def put(mesh, rows: Rows, hands: int = 1) -> tuple[Rows, Packed]:
 def micro(tokens_BL, start_B, mask_BT, rows: int | None = None) -> Packed:
   """One micro-batch that holds them all, of as many packed rows as it takes."""
   packed = packing.pack(tokens_BL, start_B, mask_BT, rows or len(tokens_BL))
-  whole = jax.device_get(packing.micro_batch(packed, 0)[0])
-  count = rows or max(int(np.any(whole.segments_RL > 0, 1).sum()), 1)
+  assert not packed.segments_RL[1:].any(), "they do not fit"
+  count = rows or max(packed.segments_RL[0].any(1).sum(), 1)
   return Packed(
-      tokens_RL=whole.tokens_RL[:count],
-      positions_RL=whole.positions_RL[:count],
-      segments_RL=whole.segments_RL[:count],
-      source_BT=whole.source_BT,
+      tokens_RL=packed.tokens_RL[0, :count],
+      positions_RL=packed.positions_RL[0, :count],
+      segments_RL=packed.segments_RL[0, :count],
+      source_BT=packed.source_BT,
   )
 
 

@@ -367,7 +367,7 @@ def test_micro_batches_change_nothing(whole, micro_batches):
 
 
 def test_padding_rows_change_nothing(whole):
-  """Four more rows without a mask, in a micro-batch of their own."""
+  """Four more rows without a mask: they take no place."""
   params, batch, _, _ = whole
   some = jax.tree.map(lambda x: x[:4], batch)
   empty = jax.tree.map(lambda x: x[4:], batch).replace(
@@ -379,7 +379,7 @@ def test_padding_rows_change_nothing(whole):
   longer = jax.tree.map(lambda *x: np.concatenate(x), some, empty)
   state, metrics = update(params, some, [1, 1], SMALL, SGD)
   assert_same_update(
-      update(params, longer, [1, 2], SMALL, SGD),
+      update(params, longer, [1, 4], SMALL, SGD),
       (params, some, jax.device_get(state.params), metrics),
   )
 
@@ -700,7 +700,7 @@ def small(name):
   assert (c.critic.pretrain_steps > 0) == (name == "vapo")
   group = 4 if PAPERS[name].group else 1
   c.rollout.update(batch=16, group_size=group, max_prompt=P, max_tokens=T)
-  c.updates.update(minibatches=1, token_budget=8 * (P + T))
+  c.updates.update(minibatches=1, token_budget=2 * (P + T))
   c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
   c.critic.lr = 1.0
   c.reward.overlong_buffer = min(c.reward.overlong_buffer, 3)
@@ -794,10 +794,12 @@ class Quick:
 
 
 def layout(rows, order_B):
-  """One minibatch of two micro-batches of eight packed rows."""
+  """One minibatch in several micro-batches of two packed rows."""
   order_MB = order_B[None]
   cut = jax.tree.map(lambda x: x[order_MB], rows.rollouts)
-  return experience.Layout(order_MB, padded.packed(cut, 2))
+  packed_M = padded.packed(cut, len(order_B) // 2)
+  assert packed_M.segments_RL.any((-2, -1)).sum() > 1
+  return experience.Layout(order_MB, packed_M)
 
 
 def score(run, program, params, cut):
@@ -810,8 +812,8 @@ def score(run, program, params, cut):
 def golden(name, cfg):
   """One RL step of a config by the library, and what NumPy knows of it.
 
-  Eight rows and eight of padding; in one micro-batch beside one that is all
-  padding, and mixed over both.
+  Eight rows and eight of padding, in several micro-batches; and in another
+  order, in others.
   """
   c, paper = small(name), PAPERS[name]
   leaves = random_leaves(cfg)
@@ -961,7 +963,7 @@ def test_loss_and_gradient_of_a_config(one):
 
 
 def test_micro_batches_change_no_config(one):
-  """All rows in one micro-batch, or mixed with padding over two."""
+  """Rows and padding in another order, other rows in a micro-batch."""
   updates = [x for x in (one.updated, one.judged) if x]
   for (whole, metrics), (mixed, other) in updates:
     jax.tree.map(

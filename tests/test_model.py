@@ -27,7 +27,9 @@ def whole(count=8):
   return padded.micro(*rows(count), np.ones((count, T), bool))
 
 
-@pytest.mark.parametrize("block", [128, 8])
+@pytest.mark.parametrize(
+    "block", [pytest.param(128, marks=pytest.mark.slow), 8]
+)
 def test_decoding_with_a_cache_is_the_forward_pass(block, monkeypatch):
   """A row that is not in use (-1) disturbs nobody; blocks change rounding."""
   monkeypatch.setattr(attention, "BLOCK", block)
@@ -67,7 +69,11 @@ def test_left_padding_is_invisible():
 
 @pytest.mark.parametrize(
     "change",
-    [dict(logprob_chunk=1), dict(logprob_chunk=7), dict(remat="full")],
+    [
+        pytest.param(dict(logprob_chunk=1), marks=pytest.mark.slow),
+        dict(logprob_chunk=7),
+        dict(remat="full"),
+    ],
 )
 def test_chunks_and_remat_change_no_value_and_no_gradient(change):
   def total(params, cfg):

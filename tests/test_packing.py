@@ -160,6 +160,32 @@ def test_a_minibatch_is_as_many_micro_batches_as_it_fills():
   assert found == [[0, 1, 3], [2, 4, 5]]
 
 
+def test_nothing_fills_nothing():
+  none_BT = np.zeros((3, T), bool)
+  packed = packing.pack(np.ones((3, SLOTS), int), np.zeros(3, int), none_BT, 2)
+  assert packing.fill(packed) == 0 and packing.used(packed) == 0
+
+
+@pytest.mark.parametrize("rows", [16, 3])
+def test_scores_of_micro_batches_are_those_of_rows(rows):
+  """All in one, or spread over several; a row without tokens is anywhere."""
+  batch = tiny.batch(2, 16)
+  batch.mask_BT[1, 5] = False
+  packed = padded.packed(batch, 16 // rows)
+  used = np.array(jax.vmap(packing.used)(packed))
+  assert (used == 1).all() if rows == 16 else (used > 2).all()
+  program = stages.over_micro_batches(
+      lambda params, packed: model.packed_logps(params, tiny.CFG, packed)
+  )
+  got, _ = program(tiny.params(), packed)
+  assert got.shape == (2, 16, T)
+  for m in range(2):
+    rows_BL = batch.tokens_BL[m], batch.start_B[m]
+    wanted, _ = padded.response_logps(tiny.params(), tiny.CFG, *rows_BL, T)
+    mask_BT = batch.mask_BT[m]
+    np.testing.assert_allclose(got[m][mask_BT], wanted[mask_BT], atol=1e-5)
+
+
 def test_rows_that_are_elsewhere_are_zeros():
   tree = dict(a=np.full((2, 3), np.nan), b=np.array([True, True]))
   got = packing.only(np.array([False, True]), tree)
@@ -237,7 +263,9 @@ def test_eight_devices_pack_as_one_does():
   near(grad, wanted_grad)
 
 
-@pytest.mark.parametrize("rows", [13, pytest.param(7, marks=SLOW), 3])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(13, marks=SLOW), pytest.param(7, marks=SLOW), 3]
+)
 def test_cuts_change_no_update(rows):
   """So many packed rows a micro-batch: the SGD step is that of one in all."""
   batch = tiny.batch(1, 16)

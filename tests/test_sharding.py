@@ -39,7 +39,7 @@ def _update(mesh, *, name, steps, lr):
     state = step.init_state(table, tx, where, jax.random.key(0))
     before = jax.device_get(state.params)
     for i in range(steps):
-      cut = padded.put(mesh, tiny.batch(1, 16, seed=i))
+      cut = padded.put(mesh, tiny.batch(1, 16, seed=i), 2)
       state, metrics = update(state, *cut, coefs)
   return before, jax.device_get(state.params), metrics, state
 

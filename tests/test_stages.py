@@ -67,7 +67,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.log.tensorboard = False
   c.updates.minibatches = 1
-  c.updates.token_budget = 600
+  c.updates.token_budget = 60
   run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
   rng = np.random.default_rng(0)
   rows = experience.no_rows(run)
@@ -84,6 +84,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
     state = step.init_state(model.table(run.cfg), tx, where, key)
     maker = experience.Maker(run, "test")
     cut = maker.layout(rows.rollouts)
+    assert cut.packed_M.segments_RL.any((-2, -1)).sum() > 2
     rows, _ = maker.with_old_logps(state.params, rows, cut)
     args = update_args(run, rows, rng.normal(size=rows.old_logps_BT.shape))
     _, metrics = rl._update(run, tx, where)(state, *args)

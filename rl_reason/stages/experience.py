@@ -5,6 +5,7 @@ arrays between them are on the host, where rows are picked and put together.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import zlib
 from typing import NamedTuple
@@ -101,6 +102,10 @@ class Verdicts:
       args = self._run.task, self._run.tok, some, rows
       begun = self._judge.submit(evaluate.begin_to_judge, *args)
       self._under_way.append((which, begun))
+
+  def close(self) -> None:
+    """Lets the thread go; what it has not begun it never does."""
+    self._judge.shutdown(wait=False, cancel_futures=True)
 
   def wait(self) -> None:
     """Until all are there that were begun."""
@@ -253,15 +258,16 @@ class Maker:
     rows_B = [r for r, n in zip(rows, sizes_N, strict=True) for _ in range(n)]
 
     verdicts = Verdicts(run, rows_B)
-    for part in self._sample(
-        params, ids, rows, sizes_N, rows_B, held, meanwhile
-    ):
-      rollouts, ended_B = part
-      verdicts.begin(rollouts, ended_B)
-      if self._room and self._stops(verdicts, ended_B, goes_on):
-        break
-    self.clock.lap("gen")
-    verdicts.wait()
+    with contextlib.closing(verdicts):
+      for part in self._sample(
+          params, ids, rows, sizes_N, rows_B, held, meanwhile
+      ):
+        rollouts, ended_B = part
+        verdicts.begin(rollouts, ended_B)
+        if self._room and self._stops(verdicts, ended_B, goes_on):
+          break
+      self.clock.lap("gen")
+      verdicts.wait()
     none_B, old = np.zeros(len(rows_B), np.int32), len(held.age_B)
     everything = Experience(
         rollouts=rollouts,
