@@ -461,12 +461,10 @@ def _row_backward(
     )
     grad_KCZ = jnp.einsum("KSC,KSZ->KCZ", k_KSC, back_KSZ)
     grad_q.append(grad_KCZ.reshape(kv, dim, group, -1))
-    grad_k = grad_k.at[:, : part.stop].add(
-        jnp.einsum("KSZ,KZC->KSC", back_KSZ, q_KZC)
-    )
-    grad_v = grad_v.at[:, : part.stop].add(
-        jnp.einsum("KSZ,KZC->KSC", probs_KSZ, grad_KZC)
-    )
+    # Padded, not added in place: on a mesh jaxlib 0.11.2 would crash compiling.
+    rest = (0, 0), (0, k_KLC.shape[1] - part.stop), (0, 0)
+    grad_k += jnp.pad(jnp.einsum("KSZ,KZC->KSC", back_KSZ, q_KZC), rest)
+    grad_v += jnp.pad(jnp.einsum("KSZ,KZC->KSC", probs_KSZ, grad_KZC), rest)
   grad_KCQL = jnp.concatenate(grad_q, 3)
   return grad_KCQL.transpose(0, 2, 3, 1), grad_k, grad_v
 
