@@ -248,6 +248,11 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   return attend
 
 
+def _einsum32(axes: str, *args: Array) -> Array:
+  """A product summed in fp32, whatever the dtype of its arguments."""
+  return jnp.einsum(axes, *args, preferred_element_type=jnp.float32)
+
+
 def _scaled(x_BKQS, scale_BKS):
   """Numbers of slots, times their scale if they have one."""
   return x_BKQS if scale_BKS is None else x_BKQS * scale_BKS[:, :, None]
@@ -260,9 +265,7 @@ def _scores(q_BKQC, some: Cache, first, position_B):
   probabilities, not values.
   """
   k_BKCS = some.k.astype(q_BKQC.dtype)
-  scores = jnp.einsum(
-      "BKQC,BKCS->BKQS", q_BKQC, k_BKCS, preferred_element_type=jnp.float32
-  )
+  scores = _einsum32("BKQC,BKCS->BKQS", q_BKQC, k_BKCS)
   scores = _scaled(scores, some.k_scale)
   slot_S = first + jnp.arange(k_BKCS.shape[-1])
   visible = (slot_S <= position_B[:, None])[:, None, None]
@@ -306,11 +309,10 @@ def _blocks(q_BKQC, cache: Cache, index, rows_B, position_B):
     higher = jnp.maximum(most, scores.max(-1))
     probs = jnp.where(visible, jnp.exp(scores - higher[..., None]), 0)
     fade = jnp.exp(most - higher)
-    here = jnp.einsum(
+    here = _einsum32(
         "BKQS,BKSC->BKQC",
         _scaled(probs, some.v_scale).astype(q_BKQC.dtype),
         some.v.astype(q_BKQC.dtype),
-        preferred_element_type=jnp.float32,
     )
     out = out * fade[..., None] + here
     return higher, total * fade + probs.sum(-1), out
@@ -407,17 +409,12 @@ def _seen(part: slice, first_L):
   return (first_L[part, None] <= at_S) & (at_S <= at_X1)
 
 
-def _einsum(axes: str, *args: Array) -> Array:
-  """A product in fp32."""
-  return jnp.einsum(axes, *args, preferred_element_type=jnp.float32)
-
-
 def _row_forward(q_KQLC, k_KLC, v_KLC, first_L):
   """What the queries of a row see, and the log of the sum of their weights."""
   outs, totals = [], []
   for part in _parts(len(first_L)):
     k_KSC, v_KSC = k_KLC[:, : part.stop], v_KLC[:, : part.stop]
-    scores = _einsum("KQXC,KSC->KQXS", q_KQLC[:, :, part], k_KSC)
+    scores = _einsum32("KQXC,KSC->KQXS", q_KQLC[:, :, part], k_KSC)
     scores = jnp.where(_seen(part, first_L), scores, NEVER)
     most = scores.max(-1, keepdims=True)
     probs = jnp.exp(scores - most)
@@ -434,7 +431,7 @@ def _row_backward(
   """Gradients of a row's queries, keys and values.
 
   Keys before queries, so that no product needs its scores turned: on a CPU
-  that would be a sixth of the time.
+  each turn is a copy of them.
   """
   product = grad_KQLC.astype(jnp.float32) * out_KQLC
   mean_KQL = product.sum(-1)
@@ -450,11 +447,11 @@ def _row_backward(
     def apart(x_KSZ):
       return x_KSZ.reshape(*x_KSZ.shape[:2], group, -1)
 
-    scores = apart(_einsum("KSC,KZC->KSZ", k_KSC, q_KZC))
+    scores = apart(_einsum32("KSC,KZC->KSZ", k_KSC, q_KZC))
     seen_S1X = _seen(part, first_L).T[:, None]
     scores = jnp.where(seen_S1X, scores, NEVER)
     probs = jnp.exp(scores - total_KQL[:, None, :, part])
-    back = apart(_einsum("KSC,KZC->KSZ", v_KSC, grad_KZC))
+    back = apart(_einsum32("KSC,KZC->KSZ", v_KSC, grad_KZC))
     back = (probs * (back - mean_KQL[:, None, :, part])).astype(k_KSC.dtype)
     probs_KSZ, back_KSZ = (
         x.reshape(*x.shape[:2], -1) for x in (probs.astype(v_KSC.dtype), back)

@@ -7,6 +7,8 @@ shape, so one program, whatever the lengths. Only the forward pass sees this:
 log-probs and values come back as [B, T].
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,6 +170,31 @@ def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
       source_BT=jnp.where(here_B[:, None], source_BT, 0),
   )
   return micro, here_B
+
+
+def _plus(total: Tree, new: Tree) -> Tree:
+  return jax.tree.map(jnp.add, total, new)
+
+
+def fold(
+    fn: Callable[[Packed, Array], Tree],
+    packed: Packed,
+    add: Callable[[Tree, Tree], Tree] = _plus,
+) -> Tree:
+  """The sum of a function of micro-batches, over those that hold a token.
+
+  Args:
+    fn: of what `micro_batch` returns.
+    packed: of the minibatch.
+    add: (sum so far, new) -> sum; it begins with zeros.
+  """
+  zeros = jax.eval_shape(lambda: fn(*micro_batch(packed, 0)))
+  return jax.lax.fori_loop(
+      0,
+      used(packed),
+      lambda at, total: add(total, fn(*micro_batch(packed, at))),
+      jax.tree.map(jnp.zeros_like, zeros),
+  )
 
 
 def only(here_B: Array, tree: Tree) -> Tree:

@@ -241,20 +241,17 @@ def accumulate(
   """
   grad_fn = jax.grad(loss_fn, has_aux=True)
 
-  def one(at):
-    micro, here_B = packing.micro_batch(packed, at)
+  def one(micro, here_B):
     return grad_fn(params, micro, packing.only(here_B, rows))
 
-  def add(at, carry):
-    grads, metrics = carry
-    more, new = one(at)
+  def add(total, new):
+    (grads, metrics), (more, others) = total, new
     return jax.tree.map(jnp.add, grads, more), {
-        k: jnp.maximum(x, new[k]) if k.endswith("_max") else x + new[k]
+        k: jnp.maximum(x, others[k]) if k.endswith("_max") else x + others[k]
         for k, x in metrics.items()
     }
 
-  zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(one, 0))
-  return jax.lax.fori_loop(0, packing.used(packed), add, zeros)
+  return packing.fold(one, packed, add)
 
 
 def sft_update(

@@ -9,7 +9,6 @@ import zlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -68,17 +67,10 @@ def over_micro_batches(fn):
   """
 
   def program(params, packed_M):
-    def minibatch(packed):
-      def add(at, out):
-        micro, here_B = packing.micro_batch(packed, at)
-        new = packing.only(here_B, fn(params, micro))
-        return jax.tree.map(jnp.add, out, new)
+    def one(micro, here_B):
+      return packing.only(here_B, fn(params, micro))
 
-      first, _ = packing.micro_batch(packed, 0)
-      zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, params, first))
-      return jax.lax.fori_loop(0, packing.used(packed), add, zeros)
-
-    return jax.lax.map(minibatch, packed_M)
+    return jax.lax.map(functools.partial(packing.fold, one), packed_M)
 
   return jax.jit(program)
 
