@@ -25,20 +25,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from rl_reason import (
-    model,
-    objective,
-    report,
-    rollout,
-    sharding,
-    step,
-    surrogates,
-    weights,
-)
+from rl_reason.algorithms import objective, reductions, surrogates
+from rl_reason.models import decoder
+from rl_reason.report import page
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
 from rl_reason.structs import Batch, Packed, Prompts
+from rl_reason.training import step
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
-CFG = model.ModelConfig(
+CFG = decoder.ModelConfig(
     vocab=151_936,
     layers=28,
     width=1536,
@@ -70,7 +66,7 @@ def struct(mesh, shape, dtype, *axes) -> jax.ShapeDtypeStruct:
 
 
 def train(
-    cfg: model.ModelConfig, devices, *, offload: bool
+    cfg: decoder.ModelConfig, devices, *, offload: bool
 ) -> jax.stages.Lowered:
   """An RL update, rows and weights split."""
   mesh = sharding.make_mesh(1, -1, cfg.kv_heads, devices)
@@ -86,7 +82,7 @@ def train(
       clip_norm=1.0,
       offload=offload,
   )
-  table = model.table(cfg)
+  table = decoder.table(cfg)
   where = step.state_shardings(table, tx, mesh)
 
   def rows(dtype, *length):
@@ -115,7 +111,7 @@ def train(
       cfg=cfg,
       tx=tx,
       temperature=1.0,
-      objective=objective.Objective(surrogates.ppo, weights.token_mean),
+      objective=objective.Objective(surrogates.ppo, reductions.token_mean),
   )
   state = step.abstract_state(table, tx, where)
   with jax.set_mesh(mesh):
@@ -124,12 +120,14 @@ def train(
     return fn.lower(state, batch, packed, dict(kl=coef, entropy=coef))
 
 
-def decode(cfg: model.ModelConfig, devices) -> tuple[jax.stages.Lowered, tuple]:
+def decode(
+    cfg: decoder.ModelConfig, devices
+) -> tuple[jax.stages.Lowered, tuple]:
   """A chunk of decode steps, and the shape of the cache on one device."""
   mesh = sharding.make_mesh(-1, 1, cfg.kv_heads, devices)
-  sampler = rollout.Sampler(cfg, GROUP, RESPONSE, eos=1, pad=0, slots=SLOTS)
-  table = model.table(cfg)
-  params = model.abstract(table, model.shardings(table, mesh))
+  engine = sampler.Sampler(cfg, GROUP, RESPONSE, eos=1, pad=0, slots=SLOTS)
+  table = decoder.table(cfg)
+  params = decoder.abstract(table, decoder.shardings(table, mesh))
   prompts = Prompts(
       tokens_NP=struct(mesh, (PROMPTS, PROMPT), jnp.int32, "batch", None),
       start_N=struct(mesh, (PROMPTS,), jnp.int32, "batch"),
@@ -137,7 +135,7 @@ def decode(cfg: model.ModelConfig, devices) -> tuple[jax.stages.Lowered, tuple]:
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
-    start = rollout.program(sampler, "start", None).lower(
+    start = sampler.program(engine, "start", None).lower(
         params, prompts, key, 1.0, None, None, None
     )
     compiled = start.compile()
@@ -146,7 +144,7 @@ def decode(cfg: model.ModelConfig, devices) -> tuple[jax.stages.Lowered, tuple]:
         start.out_info,
         compiled.output_shardings,
     )
-    lowered = rollout.program(sampler, "decode", None).lower(
+    lowered = sampler.program(engine, "decode", None).lower(
         params, queue, slots
     )
   v = slots.cache.v
@@ -201,7 +199,7 @@ def table(result: dict) -> str:
       f" micro-batches of {ROWS} packed rows of {LENGTH} tokens, AdamW, fp32"
       " parameters and moments, everything recomputed, split over fsdp and"
       " tensor. offload: with `optimizer.offload`."
-      f" decode: a chunk of {rollout.CHUNK * rollout.BURST} steps of"
+      f" decode: a chunk of {sampler.CHUNK * sampler.BURST} steps of"
       f" {SLOTS} slots of {PROMPT + RESPONSE} tokens, split over data and"
       " tensor. Sizes are GiB a device; peak: arguments, temporary, and outputs"
       " that are in the place of no argument; host: arguments in the host's"
@@ -253,7 +251,7 @@ def main() -> None:
       kind=devices[0].device_kind,
       jax=jax.__version__,
       libtpu=metadata.version("libtpu"),
-      commit=report.environment()["git commit"],
+      commit=page.environment()["git commit"],
       programs=programs,
   )
   OUT.write_text(json.dumps(result, indent=1))

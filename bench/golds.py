@@ -16,7 +16,8 @@ import json
 import pathlib
 import time
 
-from rl_reason import datasets, prompts, report
+from rl_reason.data import datasets, templates
+from rl_reason.report import page
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "golds.json"
 FORMS = {"box": "qwen_boxed", "Answer:": "dapo"}
@@ -26,10 +27,10 @@ SAMPLES = 5  # golds of a kind that the table shows
 def responses(example: datasets.Example) -> dict[str, str]:
   """Forms of a response that is right."""
   if example.kind == "code":
-    text = example.solution and prompts.complete(example.solution, "", "code")
+    text = example.solution and templates.complete(example.solution, "", "code")
     return {"solution": text} if text else {}
   return {
-      form: prompts.complete("", example.answer, template)
+      form: templates.complete("", example.answer, template)
       for form, template in FORMS.items()
   }
 
@@ -114,7 +115,7 @@ def main() -> None:
     key = new["set"], new["split"]
     rest = [x for x in result["sets"] if (x["set"], x["split"]) != key]
     result["sets"] = sorted([*rest, new], key=lambda x: (x["kind"], x["set"]))
-    result["commit"] = report.environment()["git commit"]
+    result["commit"] = page.environment()["git commit"]
     OUT.write_text(json.dumps(result, indent=1))
     print(new["set"], new["split"], new["yes"], flush=True)
   OUT.with_suffix(".md").write_text(table(result))

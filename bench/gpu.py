@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bench import harness, ours
-from rl_reason import model
+from rl_reason.models import decoder
 
 TASKS = ("rollout", "update", "rl_step")
 
@@ -56,7 +56,7 @@ def matmul_rate(width: int, dtype: str, repeats: int) -> float:
 
 
 def work(
-    cfg: model.ModelConfig, size: harness.Size, limits: list[int], slots: int
+    cfg: decoder.ModelConfig, size: harness.Size, limits: list[int], slots: int
 ) -> dict[str, float]:
   """Bytes and operations that a step cannot do without.
 
@@ -70,17 +70,17 @@ def work(
     `decode_bytes`, `prefill_flops`, `forward_flops` (one pass over all rows).
   """
   itemsize = jnp.dtype(cfg.dtype).itemsize
-  read = model.table(cfg)
+  read = decoder.table(cfg)
   if not cfg.tied:
     del read["embed"]  # but for a row a token
-  rows = jax.tree.leaves(read, is_leaf=model.is_param)
+  rows = jax.tree.leaves(read, is_leaf=decoder.is_param)
   weights = sum(functools.reduce(int.__mul__, row.shape) for row in rows)
   token = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim  # its key and value
   steps = max(max(limits), -(-sum(limits) // slots))
   seen = sum(n * (size.prompt + n / 2) for n in limits)
 
   def flops(tokens, context):
-    return tokens * model.flops_per_token(cfg, context)
+    return tokens * decoder.flops_per_token(cfg, context)
 
   return dict(
       decode_bytes=itemsize * (steps * weights + token * seen),

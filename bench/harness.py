@@ -82,9 +82,10 @@ def save_weights(dims: str, directory: pathlib.Path) -> None:
   import tokenizers
   import transformers
 
-  from rl_reason import hf, model
+  from rl_reason import hf
+  from rl_reason.models import decoder
 
-  cfg = model.ModelConfig(**shape(dims), qkv_bias=True)
+  cfg = decoder.ModelConfig(**shape(dims), qkv_bias=True)
   names = ["<pad>", "<eos>", *(f"t{i}" for i in range(FIRST, cfg.vocab))]
   words = {name: i for i, name in enumerate(names)}
   fast = tokenizers.Tokenizer(
@@ -94,9 +95,9 @@ def save_weights(dims: str, directory: pathlib.Path) -> None:
   tok = transformers.PreTrainedTokenizerFast(
       tokenizer_object=fast, pad_token=names[PAD], eos_token=names[EOS]
   )
-  params = model.init(cfg, jax.random.key(0))
+  params = decoder.init(cfg, jax.random.key(0))
   directory.parent.mkdir(parents=True, exist_ok=True)
-  hf.save(directory, params, model.table(cfg), cfg, tok=tok, context=4096)
+  hf.save(directory, params, decoder.table(cfg), cfg, tok=tok, context=4096)
 
 
 def weights(dims: str) -> pathlib.Path:
@@ -509,9 +510,9 @@ def environment(load: float) -> dict[str, Any]:
 
   Takes hold of the device: call it when the workers have ended.
   """
-  from rl_reason import report
+  from rl_reason.report import page
 
-  return report.environment() | dict(load=load)
+  return page.environment() | dict(load=load)
 
 
 def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:

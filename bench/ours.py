@@ -13,26 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import harness, worker
-from rl_reason import (
-    advantages,
-    attention,
-    hf,
-    model,
-    objective,
-    packing,
-    rollout as rollout_lib,
-    sharding,
-    stages,
-    step as step_lib,
-    surrogates,
-    weights,
-)
+from rl_reason import hf
+from rl_reason.algorithms import advantages, objective, reductions, surrogates
+from rl_reason.models import attention, decoder
+from rl_reason.rollout import sampler as rollout_lib
+from rl_reason.scale import sharding
 from rl_reason.structs import Batch, Packed, Prompts, Rollouts, TrainState
+from rl_reason.training import packing, session, step as step_lib
 
 Step = Callable[[], dict]
 
 
-def shape(job: dict) -> model.ModelConfig:
+def shape(job: dict) -> decoder.ModelConfig:
   """The static shape of the job's model."""
   return dataclasses.replace(
       hf.find(job["weights"]).cfg,
@@ -44,7 +36,7 @@ def shape(job: dict) -> model.ModelConfig:
 def load(job: dict):
   """Shape and parameters of the job's directory."""
   cfg, source = shape(job), hf.find(job["weights"])
-  return cfg, hf.load(source, model.table(cfg), mesh())
+  return cfg, hf.load(source, decoder.table(cfg), mesh())
 
 
 def mesh() -> jax.sharding.Mesh:
@@ -52,7 +44,7 @@ def mesh() -> jax.sharding.Mesh:
   return sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
 
 
-def sampler(job: dict, cfg: model.ModelConfig) -> Callable:
+def sampler(job: dict, cfg: decoder.ModelConfig) -> Callable:
   """(params, key) -> Rollouts; a row ends at its limit, and not before."""
   tokens_NP = np.array(job["prompts"], np.int32)[:: job["group"]]
   prompts = Prompts(
@@ -90,7 +82,7 @@ def rollout(job: dict) -> Step:
   return step
 
 
-def trainer(job: dict, cfg: model.ModelConfig, params, on_policy=False):
+def trainer(job: dict, cfg: decoder.ModelConfig, params, on_policy=False):
   """The state, and jit: (state, *batch) -> (state, metrics): GRPO."""
   tx = step_lib.make_optimizer(
       lr=job["lr"],
@@ -103,10 +95,10 @@ def trainer(job: dict, cfg: model.ModelConfig, params, on_policy=False):
       weight_decay=0.0,
       clip_norm=1.0,
   )
-  where = step_lib.state_shardings(model.table(cfg), tx, mesh())
+  where = step_lib.state_shardings(decoder.table(cfg), tx, mesh())
   terms = objective.Objective(
       surrogate=surrogates.ppo,
-      reduction=weights.seq_mean_token_mean,
+      reduction=reductions.seq_mean_token_mean,
       on_policy=on_policy,
   )
   update = functools.partial(
@@ -121,10 +113,10 @@ def trainer(job: dict, cfg: model.ModelConfig, params, on_policy=False):
   return state, jax.jit(update, donate_argnums=0, out_shardings=(where, None))
 
 
-def scorer(cfg: model.ModelConfig) -> Callable:
+def scorer(cfg: decoder.ModelConfig) -> Callable:
   """jit: (params, Packed of one minibatch) -> log-probs [1, B, T]."""
-  return stages.over_micro_batches(
-      lambda params, packed: model.packed_logps(params, cfg, packed)[0]
+  return session.over_micro_batches(
+      lambda params, packed: decoder.packed_logps(params, cfg, packed)[0]
   )
 
 

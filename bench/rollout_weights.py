@@ -20,8 +20,10 @@ import jax
 import numpy as np
 
 from bench import harness
-from rl_reason import ablate, config, display, metrics, report, stages
-from rl_reason.stages import experience, rl
+from rl_reason import ablate, config
+from rl_reason.monitoring import display, metrics
+from rl_reason.report import page
+from rl_reason.training import experience, rl, session
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "rollout_weights"
@@ -91,7 +93,7 @@ def measure(kind: str, seed: int) -> dict:
   c = config.unflat(config.load(workdir / "config.json"))
   c.rollout.weights, c.rollout.cache = KINDS[kind]
   silent = display.Display(False)
-  run = stages.make_run(c, workdir, silent, threading.Event())
+  run = session.make_run(c, workdir, silent, threading.Event())
   with jax.set_mesh(run.mesh):
     params, _, _ = rl.load(run, "newest")
     maker = experience.Maker(run, "another round")
@@ -185,7 +187,7 @@ def main() -> None:
     result = dict(
         command="python -m bench.rollout_weights",
         seeds=SEEDS,
-        environment=report.environment(),
+        environment=page.environment(),
         runs=[train(name, seed) for seed in SEEDS for name in ROWS],
         policies=[measure(kind, seed) for seed in SEEDS for kind in KINDS],
     )

@@ -74,9 +74,7 @@ def run(name: str, seed: int) -> dict:
           for m in evaluations
       ],
       accuracy=[m[core + "mean@4"] for m in evaluations],
-      length=[
-          evaluations[i]["val-aux/response_length/mean"] for i in (0, -1)
-      ],
+      length=[evaluations[i]["val-aux/response_length/mean"] for i in (0, -1)],
       logp_gap_max=max(
           (m["rollout/logp_gap_max"] for m in rl.values()), default=None
       ),

@@ -6,12 +6,14 @@ jax, so that a mistake is named within a second.
 
 import ml_collections
 
-from rl_reason import config, datasets, prompts, scorers, tasks
+from rl_reason import config, tasks, verifiers
+from rl_reason.data import datasets, templates
+from rl_reason.tasks import scorers
 
 CHOICES = {
     "task.name": (*tasks.NAMES, tasks.FILES),
-    "data.kind": tuple(datasets.KINDS),
-    "data.template": tuple(prompts.TEMPLATES),
+    "data.kind": tuple(verifiers.KINDS),
+    "data.template": tuple(templates.TEMPLATES),
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.remat": ("none", "dots", "full"),
     "model.attention": ("auto", "xla"),
@@ -43,7 +45,7 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 # Least value of each number; (low, high) where there is a highest one too.
 BOUNDS = {
     "seed": 0,
-    "data.paraphrases": (1, len(prompts.PARAPHRASES)),
+    "data.paraphrases": (1, len(templates.PARAPHRASES)),
     "data.ngram": 0,
     "data.limit": 0,
     "model.layers": 1,

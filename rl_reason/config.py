@@ -157,7 +157,7 @@ class Signature(NamedTuple):
 @functools.cache
 def signatures(module: str) -> dict[str, Signature]:
   """Public functions of a module of the pure core, read as text."""
-  path = pathlib.Path(__file__).with_name(f"{module}.py")
+  path = pathlib.Path(__file__).with_name("algorithms") / f"{module}.py"
   return {
       node.name: Signature(
           tuple(arg.arg for arg in node.args.args),
@@ -172,7 +172,7 @@ def signatures(module: str) -> dict[str, Signature]:
 FUNCTIONS = {
     "advantage.name": "advantages",
     "loss.surrogate": "surrogates",
-    "loss.reduction": "weights",
+    "loss.reduction": "reductions",
     "loss.correction": "corrections",
 }
 

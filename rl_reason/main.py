@@ -161,35 +161,24 @@ def _run(config, workdir: pathlib.Path) -> int:
     jax.distributed.initialize(
         _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     )
-  from rl_reason import (
-      datasets,
-      display,
-      metrics,
-      report,
-      stages,
-      structs,
-      tasks,
-  )
-  from rl_reason.stages import (
-      classifier,
-      evaluation,
-      export,
-      prepare,
-      reward_model,
-      rl,
-      sft,
-      value,
-  )
+  from rl_reason import structs, tasks
+  from rl_reason.data import datasets, prepare
+  from rl_reason.evaluation import command
+  from rl_reason.hf import export
+  from rl_reason.monitoring import display, metrics
+  from rl_reason.report import page
+  from rl_reason.reward_models import classifier, train
+  from rl_reason.training import rl, session, sft, value
 
   screen = display.Display(jax.process_index() == 0)
   run = None
   try:
     if _STAGE.value != "report":
-      stages.resolve(config)  # its shape is checked, and in config.json
+      session.resolve(config)  # its shape is checked, and in config.json
     checks.devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
     if _STAGE.value == "report":
-      screen.say(f"report: {report.write(workdir)}")
+      screen.say(f"report: {page.write(workdir)}")
       return 0
     if _STAGE.value == "prepare":
       prepare.run(config, workdir, screen, stop)
@@ -200,23 +189,23 @@ def _run(config, workdir: pathlib.Path) -> int:
       if _STAGE.value == "evaluate":  # what the run trains on stays as it is
         config.data.train, place = "", workdir / "evaluation"
       files = prepare.run(config, place, screen, stop)
-    run = stages.make_run(config, workdir, screen, stop, files)
+    run = session.make_run(config, workdir, screen, stop, files)
     if _STAGE.value in TRAINS:
       classifier.check(run)
     # Not before: a run that cannot begin leaves its directory to another one.
     if jax.process_index() == 0 and _STAGE.value in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))
-      metrics.write_json(workdir / "environment.json", report.environment())
+      metrics.write_json(workdir / "environment.json", page.environment())
     with jax.set_mesh(run.mesh):
       if _STAGE.value == "evaluate":
-        evaluation.run(run, _STEP.value)
+        command.run(run, _STEP.value)
       elif _STAGE.value == "export":
         export.run(run, _STEP.value)
       else:
         params = sft.run(run)
         critic_params, spent = None, None
         if _STAGE.value == "reward_model":
-          reward_model.run(run, params)
+          train.run(run, params)
         elif _STAGE.value != "sft" and config_lib.has_critic(config):
           critic_params, spent = value.run(run, params)
         if _STAGE.value == "all":  # of 0 steps, it only evaluates
@@ -224,11 +213,11 @@ def _run(config, workdir: pathlib.Path) -> int:
           rl.run(run, params, critic_params, spent)
     screen.end_stage()
     if jax.process_index() == 0:
-      for line in report.summary(workdir):
+      for line in page.summary(workdir):
         screen.say(line)
-      screen.say(f"report: {report.write(workdir)}")
+      screen.say(f"report: {page.write(workdir)}")
     return 0
-  except stages.Stopped:
+  except session.Stopped:
     screen.say("stopped by a signal; the same command goes on from here")
     return 143
   except config_lib.ConfigError as e:

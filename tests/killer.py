@@ -14,8 +14,11 @@ import os
 import signal
 import sys
 
-from rl_reason import checkpoint, evaluate, main, metrics
-from rl_reason.stages import fit
+from rl_reason import main
+from rl_reason.checkpointing import checkpoint
+from rl_reason.evaluation import evaluate
+from rl_reason.monitoring import metrics
+from rl_reason.training import supervised
 
 
 def die():
@@ -47,7 +50,7 @@ def half_a_line(self, index, line):
 
 def patch(place, count):
   if place == "sft":
-    fit._log = countdown(count, lambda *_: die(), fit._log)
+    supervised._log = countdown(count, lambda *_: die(), supervised._log)
   elif place == "save":
     checks = checkpoint.Checkpoints
     checks._finish = countdown(count, lambda *_: die(), checks._finish)

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rl_reason import attention, model, packing, sharding
+from rl_reason.models import attention, decoder
+from rl_reason.scale import sharding
 from rl_reason.structs import Array, Batch, Packed, Rollouts
+from rl_reason.training import packing
 
 
 @struct.dataclass
@@ -69,14 +71,14 @@ def hidden(params, cfg, tokens_BL, start_B):
   """The residual stream of rows that are padded on the left: [B, L, D]."""
   positions_BL, segments_BL = positions(tokens_BL, start_B)
   attend = attention.packed(segments_BL)
-  return model.forward(params, cfg, tokens_BL, positions_BL, attend)[0]
+  return decoder.forward(params, cfg, tokens_BL, positions_BL, attend)[0]
 
 
 def response_logps(params, cfg, tokens_BL, start_B, length, temperature=1.0):
   """Log-probs and entropy [B, T] by the whole softmax of padded rows."""
   states = hidden(params, cfg, tokens_BL, start_B)[:, -length - 1 : -1]
   logps_BTV = jax.nn.log_softmax(
-      model.logits(params, cfg, states) / temperature
+      decoder.logits(params, cfg, states) / temperature
   )
   targets_BT1 = jnp.asarray(tokens_BL)[:, -length:, None]
   chosen_BT = jnp.take_along_axis(logps_BTV, targets_BT1, -1)[..., 0]

@@ -17,7 +17,7 @@ import pytest
 from conftest import found_in_browser
 from hypothesis import given, strategies as st
 
-from rl_reason import ablate, report
+from rl_reason import ablate
 from rl_reason.ablate import compare, jobs
 from rl_reason.config import ConfigError
 
@@ -696,7 +696,7 @@ def test_a_page_of_many_rows(tmp_path):
   assert len(set(looks)) == 10 and looks[-1] == ("ref", "none")
   html_page = (tmp_path / "many.html").read_text()
   assert not re.search(r"https?:|\bsrc=|\bhref=|@import|url\(", html_page)
-  page = compare.page(data)
+  page = compare.page_data(data)
   assert page["x"] == ["step", "tokens", "flops"]
   accuracy, entropy = page["charts"]
   assert len(accuracy["series"]) == len(entropy["series"]) == 10
@@ -728,7 +728,7 @@ def hostile():
 def test_hostile_names_stay_text(tmp_path):
   compare.write(hostile(), tmp_path / "x.json")
   page = (tmp_path / "x.html").read_text()
-  empty = report.template("ablation")
+  empty = page.template("ablation")
   for mark in "<>&":
     assert page.count(mark) == empty.count(mark)
   assert "innerHTML" not in empty and "default-src 'none'" in empty

@@ -11,8 +11,8 @@ import reference
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason import advantages
-from rl_reason.groups import whiten
+from rl_reason.algorithms import advantages
+from rl_reason.algorithms.groups import whiten
 
 OF_RESPONSES = [
     "group_mean",

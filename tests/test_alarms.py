@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_reason import alarms
+from rl_reason.monitoring import alarms
 
 ACC = "val-core/sums/acc/mean@4"
 STEPS = 20

@@ -11,7 +11,9 @@ import pytest
 import tiny
 from jax.experimental import pallas as pl
 
-from rl_reason import attention, model, rollout, sharding
+from rl_reason.models import attention, decoder
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
 
 K, Q, C, LAYERS = 2, 2, 128, 2
 POSITIONS = (-1, 0, 1, 127, 128, 300, 511, 17)
@@ -238,8 +240,8 @@ def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
   """Prefill, copies of prefixes and decoding keep the cache in one layout."""
   shape = dict(head_dim=C, dtype="bfloat16", layers=1)
   cfg = dataclasses.replace(tiny.CFG, attention=kernels, **shape)
-  params = model.init(cfg, jax.random.key(0))
-  rows = rollout.sample(
+  params = decoder.init(cfg, jax.random.key(0))
+  rows = sampler.sample(
       params,
       tiny.prompts(2),
       jax.random.key(1),

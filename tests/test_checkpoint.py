@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_reason import checkpoint
+from rl_reason.checkpointing import checkpoint
 
 
 def state(step):

@@ -11,10 +11,14 @@ import test_hf
 import tiny
 from test_config import digest, run_params
 
-from rl_reason import checks, critic, hf, model, scorers, sharding
+from rl_reason import checks, hf
 from rl_reason.config import ConfigError
-from rl_reason.stages import classifier, experience, reward_model, value
+from rl_reason.models import critic, decoder
+from rl_reason.reward_models import classifier, train
+from rl_reason.scale import sharding
 from rl_reason.structs import RunError
+from rl_reason.tasks import scorers
+from rl_reason.training import experience, value
 
 FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 FAMILIES["mistral"] = "Mistral"
@@ -81,12 +85,12 @@ def test_in_and_out_is_bit_exact(kind, dtype, tmp_path):
 
 
 def test_a_bias_cannot_go_out(tmp_path):
-  params = model.init_table(table(tiny.CFG), jax.random.key(0))
+  params = decoder.init_table(table(tiny.CFG), jax.random.key(0))
   params["value_head"]["bias"] += 0.5
   with pytest.raises(ConfigError, match=r"1 outputs and a bias of \[0.5\]: a"):
     hf.save(tmp_path / "x", params, table(tiny.CFG), tiny.CFG, head=hf.WHOLE)
   gated = critic.table(critic.CriticConfig(tiny.CFG, "gated", heads=3))
-  params = model.init_table(gated, jax.random.key(0))
+  params = decoder.init_table(gated, jax.random.key(0))
   with pytest.raises(ConfigError, match="value_head: 3 outputs"):
     hf.save(tmp_path / "x", params, gated, tiny.CFG, head=hf.WHOLE)
   assert not (tmp_path / "x").exists()
@@ -94,7 +98,7 @@ def test_a_bias_cannot_go_out(tmp_path):
 
 def test_the_end_of_a_response_is_not_padding(tmp_path):
   """transformers scores what stands before the padding: EOS must not be it."""
-  params = model.init_table(table(tiny.CFG), jax.random.key(0))
+  params = decoder.init_table(table(tiny.CFG), jax.random.key(0))
   path = test_hf.with_tokenizer(tmp_path / "tok")
   for pad, wanted in ((tiny.TOK.pad_token, 0), (tiny.TOK.eos_token, None)):
     tok = test_hf.tokenizer.load(str(path), ALPHABET)
@@ -149,7 +153,7 @@ def test_a_hub_id_is_a_model(tmp_path, monkeypatch):
   run = make_run(tmp_path, reward__scorers="owner/judge-7B*0.5")
   checks.fields(run.config)
   with jax.set_mesh(run.mesh):
-    reward_model.load(run, "owner/judge-7B")
+    train.load(run, "owner/judge-7B")
   assert asked == ["owner/judge-7B"]
   for name in ("steps", "my:function", "a/rules.json", "a/b/c"):
     assert not scorers.is_model(name)

@@ -15,24 +15,25 @@ import pytest
 import tiny as tiny_model
 from conftest import ROOT
 
-from rl_reason import (
-    checkpoint,
-    checks,
-    config,
-    critic,
-    display,
-    dynamic_sampling,
-    hf,
-    model,
-    packing,
-    sharding,
-    stages,
-    step,
-    tokenizer,
-)
-from rl_reason.stages import experience, reward_model, rl, sft, value
+from rl_reason import checks, config, hf
+from rl_reason.checkpointing import checkpoint
+from rl_reason.data import tokenizer
+from rl_reason.models import critic, decoder
+from rl_reason.monitoring import display
+from rl_reason.reward_models import train
+from rl_reason.scale import sharding
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic, files
+from rl_reason.training import (
+    dynamic_sampling,
+    experience,
+    packing,
+    rl,
+    session,
+    sft,
+    step,
+    value,
+)
 
 
 def tiny():
@@ -56,7 +57,7 @@ def tiny():
 
 
 def make_run(c, workdir):
-  return stages.make_run(c, workdir, display.Display(False), threading.Event())
+  return session.make_run(c, workdir, display.Display(False), threading.Event())
 
 
 # --- probes: what a field may change -----------------------------------------
@@ -64,7 +65,7 @@ def make_run(c, workdir):
 
 def lower_sft(run):
   tx, where = sft._optimizer(run, "skill")
-  state = step.abstract_state(model.table(run.cfg), tx, where)
+  state = step.abstract_state(decoder.table(run.cfg), tx, where)
   c = run.config
   pairs = [("1+2=", "#3")] * c.sft.batch
   slots = c.rollout.max_prompt, c.rollout.max_tokens
@@ -152,13 +153,13 @@ def samples(run):
 
 
 def stages_data():
-  return importlib.import_module("rl_reason.data")
+  return importlib.import_module("rl_reason.data.pipelines")
 
 
 def run_params(run):
   tx, where = sft._optimizer(run, "skill")
   key = run.key("parameters")
-  return step.init_state(model.table(run.cfg), tx, where, key).params
+  return step.init_state(decoder.table(run.cfg), tx, where, key).params
 
 
 def params(run):
@@ -166,7 +167,7 @@ def params(run):
 
 
 def attends(run):
-  return stages.attend_by(run.config)  # on this CPU only the reason can change
+  return session.attend_by(run.config)  # on this CPU only the reason can change
 
 
 def placed(run):
@@ -296,7 +297,7 @@ def verifier(run):
 
 def preferred(run):
   """A reward model, and what held-out pairs say of it."""
-  params = reward_model.run(run, run_params(run))
+  params = train.run(run, run_params(run))
   run.log.close()
   return digest(params), (run.workdir / "metrics.jsonl").read_text()
 
@@ -611,12 +612,12 @@ def test_field_is_read(name, tmp_path):
     tokenizer.characters("0123456789+-=;#xyz").save_pretrained(value_of_field)
   if value_of_field == "CHECKPOINT":
     cfg = dataclasses.replace(tiny_model.CFG, qk_norm=True)
-    params = model.init(cfg, jax.random.key(0))
+    params = decoder.init(cfg, jax.random.key(0))
     value_of_field = str(tmp_path / "checkpoint")
     hf.save(
         tmp_path / "checkpoint",
         params,
-        model.table(cfg),
+        decoder.table(cfg),
         cfg,
         tok=tiny_model.TOK,
     )
@@ -686,7 +687,7 @@ def test_the_critic_starts_from_an_exported_one(tmp_path):
     with pytest.raises(RunError, match="critic.path = .*: holds no whole"):
       value.run(run, run_params(run))
     table = critic.table(run.critic_cfg)
-    params = model.init_table(table, jax.random.key(3))
+    params = decoder.init_table(table, jax.random.key(3))
     out = checkpoint.Checkpoints(tmp_path / "export" / "critic")
     out.save(7, params, dict(config=config.flat(c)))
     out.close()

@@ -10,7 +10,7 @@ import reference
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason import corrections
+from rl_reason.algorithms import corrections
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 LEVEL = pytest.mark.parametrize("level", corrections.LEVELS)

@@ -11,20 +11,15 @@ import test_config
 import test_golden_step as golden
 import tiny
 
-from rl_reason import (
-    advantages,
-    checkpoint,
-    checks,
-    config,
-    corrections,
-    credit,
-    dynamic_sampling,
-    rollout,
-    sharding,
-)
-from rl_reason.stages import Stopped, experience, rl
+from rl_reason import checks, config
+from rl_reason.algorithms import advantages, corrections, credit
+from rl_reason.checkpointing import checkpoint
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
 from rl_reason.structs import Experience, Rollouts, RunError
 from rl_reason.tasks import arithmetic
+from rl_reason.training import dynamic_sampling, experience, rl
+from rl_reason.training.session import Stopped
 
 F = np.float32
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -456,7 +451,7 @@ def test_a_sample_does_not_depend_on_the_sizes_of_groups():
 
   def sample(group_size, *sizes_N):
     draw = functools.partial(
-        rollout.sample, group_size=group_size, max_tokens=12, **tiny.SAMPLER
+        sampler.sample, group_size=group_size, max_tokens=12, **tiny.SAMPLER
     )
     args = params, prompts, jax.random.key(3), np.float32(0.8), *sizes_N
     return jax.device_get(draw(*args))

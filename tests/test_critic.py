@@ -11,9 +11,10 @@ import pytest
 import reference
 import test_golden_step as golden
 
-from rl_reason import critic, model, sharding, step
-from rl_reason.stages import value
+from rl_reason.models import critic, decoder
+from rl_reason.scale import sharding
 from rl_reason.structs import TrainState
+from rl_reason.training import step, value
 
 HEADS = ("scalar", "gated", "categorical")
 P, T, SMALL = golden.P, golden.T, golden.SMALL
@@ -60,7 +61,7 @@ def test_heads_by_hand(monkeypatch, head, params, wanted):
   states = np.array([[[9, 9], [1, 0], [2, 1], [7, 7]]], np.float32)
   tokens, mask = np.ones((1, 4), np.int32), np.ones((1, 2), bool)
   packed = padded.micro(tokens, np.zeros(1, np.int32), mask)
-  monkeypatch.setattr(model, "hidden", lambda *_: jnp.array(states))
+  monkeypatch.setattr(decoder, "hidden", lambda *_: jnp.array(states))
   head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
   params = dict(trunk={}, value_head=head_params)

@@ -7,8 +7,9 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason import data, tasks, tokenizer
+from rl_reason import tasks
 from rl_reason.config import ConfigError
+from rl_reason.data import pipelines, tokenizer
 from rl_reason.tasks import arithmetic, countdown
 
 LEVELS = (2, 3, 4)
@@ -104,7 +105,7 @@ def test_load_from_nowhere(tmp_path):
 
 
 def test_pack_prompts_pads_on_the_left(tok):
-  packed = data.pack_prompts(tok, ["1+2=", "3=", ""], [7, 8, 2**31 - 2], 5)
+  packed = pipelines.pack_prompts(tok, ["1+2=", "3=", ""], [7, 8, 2**31 - 2], 5)
   pad, (one, plus, two, is_, three) = (
       tok.pad_token_id,
       tokenizer.encode(tok, ["1+2=3"])[0],
@@ -121,9 +122,9 @@ def test_pack_prompts_pads_on_the_left(tok):
 
 
 def test_pack_prompts_that_just_fit_or_do_not(tok):
-  assert data.pack_prompts(tok, ["1+2="], [0], 4).start_N.tolist() == [0]
+  assert pipelines.pack_prompts(tok, ["1+2="], [0], 4).start_N.tolist() == [0]
   with pytest.raises(ValueError) as error:
-    data.pack_prompts(tok, ["3=", "1+2+3="], [0, 1], 5)
+    pipelines.pack_prompts(tok, ["3=", "1+2+3="], [0, 1], 5)
   assert str(error.value) == (
       "prompt '1+2+3=' has 6 tokens, rollout.max_prompt = 5: raise it"
   )
@@ -132,7 +133,7 @@ def test_pack_prompts_that_just_fit_or_do_not(tok):
 def test_pack_demonstrations(tok):
   """Four response slots: '#3' has room for its EOS, '1;#3' has not."""
   pairs = [("1+2=", "#3"), ("3=", "1;#3"), ("3=", "1;1;#3"), ("3=", "")]
-  tokens_BL, start_B, mask_BT = data.pack_demonstrations(tok, pairs, 5, 4)
+  tokens_BL, start_B, mask_BT = pipelines.pack_demonstrations(tok, pairs, 5, 4)
   assert tokens_BL.shape == (4, 9) and tokens_BL.dtype == np.int32
   assert start_B.tolist() == [1, 3, 3, 3]
   assert mask_BT.dtype == bool
@@ -150,7 +151,7 @@ def test_pack_demonstrations(tok):
       [one, then, one, then],
       [eos, pad, pad, pad],
   ]
-  prompts = data.pack_prompts(tok, [p for p, _ in pairs], range(4), 5)
+  prompts = pipelines.pack_prompts(tok, [p for p, _ in pairs], range(4), 5)
   np.testing.assert_array_equal(tokens_BL[:, :5], prompts.tokens_NP)
 
 
@@ -158,12 +159,12 @@ def test_pack_demonstrations(tok):
 
 
 def prompts(seed=3):
-  return data.prompts(data.Problems(arithmetic, LEVELS, seed), 4)
+  return pipelines.prompts(pipelines.Problems(arithmetic, LEVELS, seed), 4)
 
 
 def demonstrations(seed=3, mixture=None):
   mixture = mixture or {"careful": 1, "sloppy": 2}
-  return data.demonstrations(arithmetic, LEVELS, seed, 4, mixture)
+  return pipelines.demonstrations(arithmetic, LEVELS, seed, 4, mixture)
 
 
 def some(iterator, batches):
@@ -195,7 +196,7 @@ def test_resumes_to_the_row(make):
 
 def test_ids_are_positions_in_the_stream():
   """A row can be made again from its id alone: samples.jsonl needs that."""
-  source = data.Problems(arithmetic, LEVELS, 3)
+  source = pipelines.Problems(arithmetic, LEVELS, 3)
   rows = [item for batch in some(prompts(), 5) for item in batch]
   assert [i for i, _ in rows] == list(range(20))
   assert all(source[i][1] == row for i, row in rows)

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 from array_record.python import array_record_module
 
-from rl_reason import datasets
-from rl_reason.datasets import DataError, Malformed
+from rl_reason.data import datasets
+from rl_reason.data.datasets import DataError, Malformed
 
 ROWS = [
     {"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)

@@ -111,9 +111,7 @@ def bad_metrics(text: str) -> list[str]:
     if not plain or prefix not in logged | PREFIXES:
       continue
     # As a keyword of dict(), or as a key.
-    built = prefix in PREFIXES and re.search(
-        rf'\b{rest}=|"{rest}"', everything
-    )
+    built = prefix in PREFIXES and re.search(rf'\b{rest}=|"{rest}"', everything)
     if not built and f'"{name}"' not in everything:
       out.append(name)
   return out

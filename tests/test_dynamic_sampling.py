@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rl_reason import dynamic_sampling
 from rl_reason.structs import Experience, Rollouts
+from rl_reason.training import dynamic_sampling
 
 GROUP = 2  # samples of a prompt
 RIGHT, SIGNAL, WRONG = (1, 1), (1, 0), (0, 0)  # verdicts of a group

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import found_in_browser
 
-from rl_reason import evaluate, tokenizer
-from rl_reason.stages import evaluation
+from rl_reason.data import tokenizer
+from rl_reason.evaluation import command, evaluate
 from rl_reason.structs import Rollouts
 from rl_reason.tasks import Row, arithmetic
 
@@ -248,7 +248,7 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   name = "<img src=x onerror=alert(1)>"
   page = tmp_path / "responses.html"
   both = [told(), told(name)]
-  page.write_text(evaluation.browse("a run", {"x": 0.5}, both, 2))
+  page.write_text(command.browse("a run", {"x": 0.5}, both, 2))
   probe = """<script>
     const rows = [...document.querySelectorAll("#levels tr")];
     document.body.textContent = "FOUND" + JSON.stringify([

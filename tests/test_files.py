@@ -13,7 +13,7 @@ import tokenizers
 import transformers
 from conftest import ROOT, child_env
 
-from rl_reason import datasets, tasks
+from rl_reason import tasks, verifiers
 from rl_reason.tasks import files
 
 CHAT = (
@@ -172,7 +172,7 @@ def test_verdicts_come_from_other_processes():
   task = files.Verifier(2, 10.0)
   try:
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(datasets, "KINDS", kinds)
+      patch.setattr(verifiers, "KINDS", kinds)
       verdicts = task.begin(
           [
               (r"\boxed{4}", row),

@@ -22,24 +22,21 @@ import pytest
 import reference
 from conftest import ROOT
 
-from rl_reason import (
-    attention,
-    checks,
-    config,
-    critic,
-    dynamic_sampling,
-    model,
-    objective,
-    sharding,
-    stages,
-    step,
-    surrogates,
-    weights,
-)
-from rl_reason.stages import experience, rl, value as value_stage
+from rl_reason import checks, config
+from rl_reason.algorithms import objective, reductions, surrogates
+from rl_reason.models import attention, critic, decoder
+from rl_reason.scale import sharding
 from rl_reason.structs import Experience, Rollouts, TrainState
+from rl_reason.training import (
+    dynamic_sampling,
+    experience,
+    rl,
+    session,
+    step,
+    value as value_stage,
+)
 
-CFG = model.ModelConfig(
+CFG = decoder.ModelConfig(
     vocab=11,
     layers=2,
     width=8,
@@ -61,7 +58,7 @@ RL = dict(
     surrogate=functools.partial(
         surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=3.0
     ),
-    reduction=weights.prompt_token_mean,
+    reduction=reductions.prompt_token_mean,
     kl="k3",
 )
 COEFS = dict(kl=0.3, entropy=0.0)
@@ -102,7 +99,7 @@ class Wide:
 @pytest.fixture
 def wide(monkeypatch):
   monkeypatch.setattr(attention, "jnp", Wide())
-  monkeypatch.setattr(model, "jnp", Wide())
+  monkeypatch.setattr(decoder, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
   monkeypatch.setattr(critic, "jnp", Wide())
   with jax.enable_x64(True):
@@ -114,8 +111,8 @@ def random_leaves(cfg, seed=0):
   rng = np.random.default_rng(seed)
   shapes = jax.tree.map(
       lambda row: np.zeros(row.shape),
-      model.table(cfg),
-      is_leaf=lambda x: isinstance(x, model.Param),
+      decoder.table(cfg),
+      is_leaf=lambda x: isinstance(x, decoder.Param),
   )
   return {
       name: rng.normal(1, 0.3, x.shape)
@@ -277,8 +274,8 @@ def test_forward_matches_numpy(variant):
   def run(params):
     hidden_BLD = padded.hidden(params, cfg, tokens_BL, start_B)
     packed = padded.micro(tokens_BL, start_B, np.ones((4, T), bool))
-    scored = model.packed_logps(params, cfg, packed, 0.8)
-    return model.logits(params, cfg, hidden_BLD), *scored
+    scored = decoder.packed_logps(params, cfg, packed, 0.8)
+    return decoder.logits(params, cfg, hidden_BLD), *scored
 
   logits_BLV, logps_BT, entropy_BT = run(on_device(leaves, jnp.float32))
   params = reference.nested(leaves)
@@ -777,9 +774,9 @@ def numpy_values(leaves, cfg, rows):
 def one_device(c, cfg):
   """What the stages' functions read of a run."""
   mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-  nothing = dict.fromkeys(f.name for f in dataclasses.fields(stages.Run))
-  some = dict(cfg=cfg, critic_cfg=stages.critic_config(c, cfg))
-  return stages.Run(**nothing | dict(config=c, mesh=mesh) | some)
+  nothing = dict.fromkeys(f.name for f in dataclasses.fields(session.Run))
+  some = dict(cfg=cfg, critic_cfg=session.critic_config(c, cfg))
+  return session.Run(**nothing | dict(config=c, mesh=mesh) | some)
 
 
 class Quick:

@@ -10,7 +10,7 @@ import reference
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason import groups
+from rl_reason.algorithms import groups
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 NEAR = {

@@ -17,20 +17,15 @@ import safetensors.numpy
 import tiny
 from conftest import ROOT, child_env
 
-from rl_reason import (
-    critic,
-    display,
-    hf,
-    model,
-    rollout,
-    sharding,
-    stages,
-    step,
-    tokenizer,
-)
+from rl_reason import hf
 from rl_reason.config import ConfigError
-from rl_reason.hf import architecture, tensors
-from rl_reason.stages import export, rl, sft, value
+from rl_reason.data import tokenizer
+from rl_reason.hf import architecture, export, tensors
+from rl_reason.models import critic, decoder
+from rl_reason.monitoring import display
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
+from rl_reason.training import rl, session, sft, step, value
 
 LLAMA3 = dict(
     rope_type="llama3",
@@ -144,7 +139,7 @@ def bits(directory):
   }
 
 
-def load(directory, mesh=None, table=model.table):
+def load(directory, mesh=None, table=decoder.table):
   source = hf.find(str(directory), table=table)
   mesh = mesh or sharding.make_mesh(1, 1, 1, jax.devices()[:1])
   return source, hf.load(source, table(source.cfg), mesh)
@@ -171,7 +166,7 @@ def mesh():
 def test_in_and_out_is_bit_exact(kind, dtype, shards, tmp_path, mesh):
   path = checkpoint(tmp_path / "in", kind, dtype, shards)
   source, params = load(path, mesh)
-  table = model.table(source.cfg)
+  table = decoder.table(source.cfg)
   for x in jax.tree.leaves(params):
     assert x.dtype == np.float32
   out = tmp_path / "out"
@@ -200,7 +195,7 @@ def test_parameters_are_the_tensors_turned_and_stacked(kind, tmp_path, mesh):
   path = checkpoint(tmp_path, kind, np.float32, 2)
   weights = weights_of(config_of(kind))
   source, params = load(path, mesh)
-  where = model.shardings(model.table(source.cfg), mesh)
+  where = decoder.shardings(decoder.table(source.cfg), mesh)
   assert [x.sharding for x in jax.tree.leaves(params)] == jax.tree.leaves(where)
   for ours, theirs in dict(q="self_attn.q_proj", down="mlp.down_proj").items():
     want = [weights[f"model.layers.{i}.{theirs}.weight"].T for i in range(3)]
@@ -238,7 +233,7 @@ def test_a_tied_head_may_be_there_twice(tmp_path):
   path = write(tmp_path / "in", config, weights)
   source, params = load(path)
   assert "head" not in params
-  table = model.table(source.cfg)
+  table = decoder.table(source.cfg)
   hf.save(tmp_path / "out", params, table, source.cfg, source=source)
   assert bits(tmp_path / "out") == bits(path)
   weights["lm_head.weight"][0, 0] += 1
@@ -258,7 +253,7 @@ def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_dtype_of_an_export_can_be_chosen(dtype, tmp_path):
   source, params = load(checkpoint(tmp_path / "in", "mistral"))
-  table, out = model.table(source.cfg), tmp_path / "out"
+  table, out = decoder.table(source.cfg), tmp_path / "out"
   hf.save(out, params, table, source.cfg, source=source, dtype=dtype)
   config = json.loads((out / "config.json").read_text())
   assert config["dtype"] == config["torch_dtype"] == dtype
@@ -275,7 +270,7 @@ def test_the_dtype_of_an_export_can_be_chosen(dtype, tmp_path):
 def test_what_a_dtype_cannot_hold_is_not_written(tmp_path):
   source, params = load(checkpoint(tmp_path / "in", "mistral"))
   params["norm"] = params["norm"].at[0].set(1e5)
-  table = model.table(source.cfg)
+  table = decoder.table(source.cfg)
   more = dict(source=source, dtype="float16")
   (tmp_path / "out").mkdir()
   with pytest.raises(ConfigError, match="model.norm.weight .* in float16"):
@@ -296,8 +291,8 @@ def test_what_a_dtype_cannot_hold_is_not_written(tmp_path):
 )
 def test_a_fresh_model_goes_out_and_in(change, kind, tmp_path, mesh):
   cfg = dataclasses.replace(tiny.CFG, **change)
-  table = model.table(cfg)
-  params = model.init(cfg, jax.random.key(0))
+  table = decoder.table(cfg)
+  params = decoder.init(cfg, jax.random.key(0))
   card = "a card"
   hf.save(tmp_path / "x", params, table, cfg, tok=tiny.TOK, card=card)
   source, again = load(tmp_path / "x", mesh)
@@ -316,7 +311,7 @@ def test_a_fresh_model_goes_out_and_in(change, kind, tmp_path, mesh):
 def test_a_shape_that_no_family_has_cannot_go_out(tmp_path):
   cfg = dataclasses.replace(tiny.CFG, qk_norm=True, qkv_bias=True)
   with pytest.raises(ConfigError, match="model.qk_norm = True: no architect"):
-    hf.save(tmp_path / "x", None, model.table(cfg), cfg)
+    hf.save(tmp_path / "x", None, decoder.table(cfg), cfg)
 
 
 @pytest.mark.parametrize("head", ["scalar", "gated", "categorical"])
@@ -325,7 +320,7 @@ def test_a_value_head_goes_out_and_in(head, tmp_path, mesh):
     return critic.table(critic.CriticConfig(cfg, head, heads=3, bins=5))
 
   rows = table(tiny.CFG)
-  params = model.init_table(rows, jax.random.key(0))
+  params = decoder.init_table(rows, jax.random.key(0))
   hf.save(tmp_path / "x", params, rows, tiny.CFG)
   source, again = load(tmp_path / "x", mesh, table)
   jax.tree.map(np.testing.assert_array_equal, params, again)
@@ -341,7 +336,7 @@ def test_a_value_head_goes_out_and_in(head, tmp_path, mesh):
 
 def test_the_shape_is_that_of_config_json():
   cfg = architecture.read(config_of("llama"))
-  assert cfg == model.ModelConfig(
+  assert cfg == decoder.ModelConfig(
       vocab=40,
       layers=3,
       width=24,
@@ -367,7 +362,7 @@ def test_the_shape_is_that_of_config_json():
 
 def test_llama3_frequencies_by_hand():
   cfg = architecture.read(config_of("llama", head_dim=8))
-  got = model.frequencies(cfg)
+  got = decoder.frequencies(cfg)
   plain = [5e5 ** (-i / 4) for i in range(4)]
   # 64 tokens: 10.19 turns, 0.38, 0.014, 0.0005: the first stays, the others,
   # below one turn, are slowed down 8 times.
@@ -376,7 +371,7 @@ def test_llama3_frequencies_by_hand():
   turns = 512 * plain[1] / (2 * np.pi)  # 3.06 of 1..4: between the two
   share = (turns - 1) / 3
   want = share * plain[1] + (1 - share) * plain[1] / 8
-  np.testing.assert_allclose(model.frequencies(cfg)[1], want)
+  np.testing.assert_allclose(decoder.frequencies(cfg)[1], want)
 
 
 @pytest.mark.parametrize(
@@ -779,7 +774,7 @@ def tiny_config(path, **change):
 
 def make_run(c, workdir):
   workdir.mkdir(exist_ok=True)
-  return stages.make_run(c, workdir, display.Display(False), threading.Event())
+  return session.make_run(c, workdir, display.Display(False), threading.Event())
 
 
 def with_tokenizer(path, alphabet=tiny.TASK.ALPHABET):
@@ -824,14 +819,14 @@ def test_what_does_not_fit_a_run(tmp_path):
 def test_rows_behind_the_tokenizer_are_never_sampled():
   """The others' probabilities, and the log-probs of training, know of it."""
   cfg = dataclasses.replace(tiny.CFG, vocab=40, tokens=17)
-  params = model.init(cfg, jax.random.key(0))
+  params = decoder.init(cfg, jax.random.key(0))
   small = dataclasses.replace(tiny.CFG, vocab=17)
   less = params | dict(embed=params["embed"][:17])
   out = []
   for p, c in ((params, cfg), (less, small)):
     how = tiny.SAMPLER | dict(cfg=c, group_size=8, max_tokens=8)
     out.append(
-        rollout.sample(p, tiny.prompts(32), jax.random.key(1), 2.0, **how)
+        sampler.sample(p, tiny.prompts(32), jax.random.key(1), 2.0, **how)
     )
   assert out[0].tokens_BL.max() < 17
   np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)

@@ -103,7 +103,7 @@ def test_local_hands_sigterm_to_all_processes(tmp_path):
   fake = tmp_path / "python"
   fake.write_text(
       "#!/bin/bash\n"
-      'trap \'sleep 0.2; touch "$0.saved.$$"; exit 143\' TERM\n'
+      "trap 'sleep 0.2; touch \"$0.saved.$$\"; exit 143' TERM\n"
       'touch "$0.up.$$"\nfor i in {1..200}; do sleep 0.05; done\n'
   )
   fake.chmod(0o755)

@@ -10,8 +10,11 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import checks, linear, model, rollout, rollout_weights, sharding
-from rl_reason.linear import Int8, LowRank
+from rl_reason import checks
+from rl_reason.models import decoder
+from rl_reason.rollout import sampler, sampler_weights
+from rl_reason.scale import linear, sharding
+from rl_reason.scale.linear import Int8, LowRank
 
 HALF = dataclasses.replace(tiny.CFG, dtype="bfloat16")
 
@@ -75,12 +78,12 @@ def test_the_scale_of_int8_is_not_rounded_to_the_dtype_of_the_product():
 
 @functools.cache
 def weights(kind, cfg=tiny.CFG):
-  make = functools.partial(rollout_weights.make, cfg=cfg, weights=kind)
+  make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
   return jax.jit(make)(tiny.params())
 
 
 def sample(params, prompts):
-  return rollout.sample(
+  return sampler.sample(
       params,
       prompts,
       jax.random.key(0),
@@ -91,25 +94,25 @@ def sample(params, prompts):
 
 
 def test_the_matrices_are_those_of_the_tables():
-  assert checks.MATRICES == model.MATRICES
-  layers = model.table(tiny.CFG)["layers"]
-  assert {n for n in layers if "norm" not in n} == set(model.MATRICES)
+  assert checks.MATRICES == decoder.MATRICES
+  layers = decoder.table(tiny.CFG)["layers"]
+  assert {n for n in layers if "norm" not in n} == set(decoder.MATRICES)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_table_is_that_of_the_weights(kind, tied):
   cfg = dataclasses.replace(HALF, tied=tied, qkv_bias=True, qk_norm=True)
-  params = model.init(cfg, jax.random.key(0))
-  made = rollout_weights.make(params, cfg, kind)
-  rows = rollout_weights.table(cfg, kind)
-  shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=model.is_param)
+  params = decoder.init(cfg, jax.random.key(0))
+  made = sampler_weights.make(params, cfg, kind)
+  rows = sampler_weights.table(cfg, kind)
+  shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=decoder.is_param)
   got = jax.tree.map(lambda x: x.shape, made)
   assert shapes == got
   layers, small = made["layers"], kind == "int8"
   assert layers["q_norm"].dtype == made["norm"].dtype == jnp.float32
   assert layers["q_bias"].dtype == made["embed"].dtype == jnp.bfloat16
-  for name in model.MATRICES:
+  for name in decoder.MATRICES:
     assert isinstance(layers[name], Int8) == small
   if small:  # a head of its own, also beside an embedding that is one
     whole = params["embed"].T if tied else params["head"]
@@ -148,10 +151,10 @@ def test_eight_devices_sample_with_the_same_weights(kind):
   """From parameters split over fsdp; the sampler's are whole there."""
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
-    where = model.shardings(model.table(tiny.CFG), mesh)
+    where = decoder.shardings(decoder.table(tiny.CFG), mesh)
     params = jax.device_put(tiny.params(), where)
-    out = model.shardings(rollout_weights.table(tiny.CFG, kind), mesh)
-    make = functools.partial(rollout_weights.make, cfg=tiny.CFG, weights=kind)
+    out = decoder.shardings(sampler_weights.table(tiny.CFG, kind), mesh)
+    make = functools.partial(sampler_weights.make, cfg=tiny.CFG, weights=kind)
     made = jax.jit(make, out_shardings=out)(params)
     for a, b in zip(
         jax.tree.leaves(made), jax.tree.leaves(weights(kind)), strict=True

@@ -12,10 +12,14 @@ import test_config
 import tiny
 from conftest import restore_arrays
 
-from rl_reason import hf, lora, model, sharding, step, surrogates, weights
-from rl_reason.objective import Objective
-from rl_reason.stages import export, rl, sft
+from rl_reason import hf
+from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms.objective import Objective
+from rl_reason.hf import export
+from rl_reason.models import decoder, lora
+from rl_reason.scale import sharding
 from rl_reason.structs import RunError
+from rl_reason.training import rl, sft, step
 
 RANK, SCALE = 2, 1.5
 TARGETS = ("q", "o", "up", "down")
@@ -24,7 +28,7 @@ TABLE = lora.table(tiny.CFG, RANK, TARGETS)
 
 def factors(seed=None):
   """Of step 0; with a seed, as if they had learnt."""
-  made = model.init_table(TABLE, jax.random.key(1))
+  made = decoder.init_table(TABLE, jax.random.key(1))
   if seed is None:
     return made
   rng = np.random.default_rng(seed)
@@ -54,7 +58,7 @@ def test_factors_are_split_like_the_weight_that_they_stand_beside():
   for name, (wide, out) in sizes.items():
     a, b = TABLE["layers"][name]["a"], TABLE["layers"][name]["b"]
     assert a.shape == (2, wide, 2) and b.shape == (2, 2, out)
-    whole = model.table(tiny.CFG)["layers"][name].axes
+    whole = decoder.table(tiny.CFG)["layers"][name].axes
     assert a.axes == (None, whole[1], None)
     assert b.axes == (None, None, whole[2])
   made = factors()["layers"]
@@ -107,13 +111,13 @@ def update(mesh, name, learnt):
       cfg=tiny.CFG,
       tx=tx,
       temperature=1.0,
-      objective=Objective(clip, weights.token_mean),
+      objective=Objective(clip, reductions.token_mean),
       lora_scale=SCALE,
   )
   with jax.set_mesh(mesh):
     where = step.state_shardings(TABLE, tx, mesh)
     base = jax.device_put(
-        tiny.params(), model.shardings(model.table(tiny.CFG), mesh)
+        tiny.params(), decoder.shardings(decoder.table(tiny.CFG), mesh)
     )
     state = step.new_state(jax.device_put(learnt, where.params), tx, where)
     cut = padded.put(mesh, tiny.batch(1, 16), 2)
@@ -165,7 +169,7 @@ def test_a_checksum_sees_bits_and_places_and_no_mesh(meshes):
   params = tiny.params()
   want = lora.digest(params)
   split = jax.device_put(
-      params, model.shardings(model.table(tiny.CFG), meshes[1])
+      params, decoder.shardings(decoder.table(tiny.CFG), meshes[1])
   )
   assert lora.digest(split) == want
   q = np.array(params["layers"]["q"])
@@ -280,7 +284,7 @@ def test_a_run_goes_on_to_the_same_bits_and_goes_out(tmp_path, monkeypatch):
     assert test_config.digest(policy) == test_config.digest(got)
     export.run(run, "newest")
     out = hf.find(str(tmp_path / "parts/export/policy"))
-    table = model.table(run.cfg)
+    table = decoder.table(run.cfg)
     loaded = hf.load(out, table, run.mesh)
     jax.tree.map(
         np.testing.assert_array_equal, loaded, jax.jit(lora.merge)(got)

@@ -10,7 +10,7 @@ import reference
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason import losses
+from rl_reason.algorithms import losses
 
 QUICK = settings(max_examples=15, deadline=None, derandomize=True)
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -12,7 +12,7 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import attention, model
+from rl_reason.models import attention, decoder
 
 P, T = tiny.P, tiny.T
 
@@ -40,14 +40,14 @@ def test_decoding_with_a_cache_is_the_forward_pass(block, monkeypatch):
       [np.roll(row, -n) for row, n in zip(tokens, start, strict=True)]
   )
   at = np.broadcast_to(np.arange(P), (count, P))
-  cache = model.empty_cache(cfg, count, attention.slots(P + T))
+  cache = decoder.empty_cache(cfg, count, attention.slots(P + T))
   attend = attention.prefill((at < P - start[:, None]).astype(np.int32))
-  prompt, cache = model.forward(params, cfg, rolled[:, :P], at, attend, cache)
+  prompt, cache = decoder.forward(params, cfg, rolled[:, :P], at, attend, cache)
   for b, n in enumerate(start):
     np.testing.assert_allclose(prompt[b, : P - n], states[b, n:P], atol=2e-5)
   for t in range(P, P + T - 1):
     position = np.where(np.arange(count) == 3, -1, t - start)
-    one, cache = model.forward(
+    one, cache = decoder.forward(
         params,
         cfg,
         tokens[:, t : t + 1],
@@ -77,7 +77,7 @@ def test_left_padding_is_invisible():
 )
 def test_chunks_and_remat_change_no_value_and_no_gradient(change):
   def total(params, cfg):
-    logps, entropy = model.packed_logps(params, cfg, whole(), 0.7)
+    logps, entropy = decoder.packed_logps(params, cfg, whole(), 0.7)
     return jnp.sum(logps) + 0.1 * jnp.sum(entropy)
 
   other = dataclasses.replace(tiny.CFG, **change)
@@ -94,7 +94,7 @@ def test_chunks_and_remat_change_no_value_and_no_gradient(change):
 def test_log_probs_and_their_gradients_are_those_of_the_softmax(change):
   """The backward pass is written by hand; autodiff of the whole is not."""
   cfg = dataclasses.replace(tiny.CFG, **change)
-  params = model.init(cfg, jax.random.key(0))
+  params = decoder.init(cfg, jax.random.key(0))
   tokens, start = rows()
   tokens = np.minimum(tokens, 14)
   packed = padded.micro(tokens, start, np.ones((8, T), bool))
@@ -108,7 +108,7 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(change):
     return jax.jit(jax.value_and_grad(fn))(params)
 
   wanted = total(lambda p: padded.response_logps(p, cfg, tokens, start, T, 0.7))
-  got = total(lambda p: model.packed_logps(p, cfg, packed, 0.7))
+  got = total(lambda p: decoder.packed_logps(p, cfg, packed, 0.7))
   np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
   for x, y in zip(*map(jax.tree.leaves, (got[1], wanted[1])), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
@@ -118,7 +118,7 @@ def test_bfloat16_stays_near_and_keeps_fp32_gradients():
   half = dataclasses.replace(tiny.CFG, dtype="bfloat16")
 
   def total(params, cfg):
-    return model.packed_logps(params, cfg, whole())[0].mean()
+    return decoder.packed_logps(params, cfg, whole())[0].mean()
 
   a, b = (jax.value_and_grad(total)(tiny.params(), c) for c in (tiny.CFG, half))
   assert abs(a[0] - b[0]) < 0.02
@@ -137,14 +137,14 @@ def test_one_chunk_of_logits_exists_at_a_time(tied):
   cfg = dataclasses.replace(
       tiny.CFG, vocab=vocab, logprob_chunk=chunk, tied=tied
   )
-  params = jax.eval_shape(lambda: model.init(cfg, jax.random.key(0)))
+  params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
   packed = padded.micro(*rows(16), np.ones((16, T), bool))
   states = jax.ShapeDtypeStruct((*packed.tokens_RL.shape, cfg.width), float)
 
   def total(params, states):
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(model, "hidden", lambda *_: states)
-      logps, entropy = model.packed_logps(params, cfg, packed)
+      patch.setattr(decoder, "hidden", lambda *_: states)
+      logps, entropy = decoder.packed_logps(params, cfg, packed)
     return jnp.sum(logps**2) + jnp.sum(entropy**2)
 
   head = "embed" if tied else "head"
@@ -158,8 +158,8 @@ def test_one_chunk_of_logits_exists_at_a_time(tied):
 def test_depth_does_not_lengthen_the_program():
   def size(layers):
     cfg = dataclasses.replace(tiny.CFG, layers=layers)
-    params = jax.eval_shape(lambda: model.init(cfg, jax.random.key(0)))
-    fn = jax.jit(lambda p: model.hidden(p, cfg, whole()))
+    params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
+    fn = jax.jit(lambda p: decoder.hidden(p, cfg, whole()))
     return len(fn.lower(params).as_text())
 
   assert size(32) < 1.02 * size(2)

@@ -10,17 +10,13 @@ import pytest
 import test_config
 import tiny
 
-from rl_reason import (
-    checkpoint,
-    config,
-    critic,
-    model,
-    sharding,
-    step,
-    surrogates,
-    weights,
-)
-from rl_reason.objective import Objective
+from rl_reason import config
+from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms.objective import Objective
+from rl_reason.checkpointing import checkpoint
+from rl_reason.models import critic, decoder
+from rl_reason.scale import sharding
+from rl_reason.training import step
 
 CRITIC = critic.CriticConfig(tiny.CFG)
 RL = functools.partial(
@@ -29,7 +25,7 @@ RL = functools.partial(
     temperature=1.0,
     objective=Objective(
         functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.28),
-        weights.token_mean,
+        reductions.token_mean,
     ),
 )
 HERE = {jax.devices()[0].default_memory().kind}
@@ -37,7 +33,7 @@ COEFS = dict(kl=np.float32(0), entropy=np.float32(0))
 # Two minibatches of two micro-batches: moments are in the carry of a scan.
 UPDATES = {
     "RL": (
-        model.table(tiny.CFG),
+        decoder.table(tiny.CFG),
         lambda state, b, packed, tx: RL(state, b, packed, COEFS, tx=tx),
     ),
     "critic": (
@@ -45,7 +41,7 @@ UPDATES = {
         functools.partial(step.critic_update, cfg=CRITIC, clip=0.5),
     ),
     "SFT": (
-        model.table(tiny.CFG),
+        decoder.table(tiny.CFG),
         lambda state, b, packed, tx: step.sft_update(
             state,
             jax.tree.map(lambda x: x[0], packed),

@@ -13,20 +13,14 @@ import pytest
 import tiny
 from hypothesis import given, settings, strategies as st
 
-from rl_reason import (
-    config,
-    display,
-    model,
-    packing,
-    sharding,
-    stages,
-    step,
-    surrogates,
-    weights,
-)
-from rl_reason.objective import Objective
-from rl_reason.stages import experience
+from rl_reason import config
+from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms.objective import Objective
+from rl_reason.models import decoder
+from rl_reason.monitoring import display
+from rl_reason.scale import sharding
 from rl_reason.structs import TrainState
+from rl_reason.training import experience, packing, session, step
 
 P, T = tiny.P, tiny.T
 SLOTS = P + T
@@ -174,8 +168,8 @@ def test_scores_of_micro_batches_are_those_of_rows(rows):
   packed = padded.packed(batch, 16 // rows)
   used = np.array(jax.vmap(packing.used)(packed))
   assert (used == 1).all() if rows == 16 else (used > 2).all()
-  program = stages.over_micro_batches(
-      lambda params, packed: model.packed_logps(params, tiny.CFG, packed)
+  program = session.over_micro_batches(
+      lambda params, packed: decoder.packed_logps(params, tiny.CFG, packed)
   )
   got, _ = program(tiny.params(), packed)
   assert got.shape == (2, 16, T)
@@ -241,7 +235,7 @@ def test_packed_rows_are_the_padded_ones(rows, chunk):
   packed = pack(batch, rows)
   assert rows or len(packed.tokens_RL) < 14, "16 sequences share rows"
   got, grad = graded(
-      lambda params, packed: model.packed_logps(params, cfg, packed),
+      lambda params, packed: decoder.packed_logps(params, cfg, packed),
       batch,
       packed,
   )
@@ -255,7 +249,7 @@ def test_eight_devices_pack_as_one_does():
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
     got, grad = graded(
-        lambda params, packed: model.packed_logps(params, tiny.CFG, packed),
+        lambda params, packed: decoder.packed_logps(params, tiny.CFG, packed),
         batch,
         sharding.put(mesh, pack(batch, 16), "batch"),
     )
@@ -277,7 +271,7 @@ def test_cuts_change_no_update(rows):
           cfg=tiny.CFG,
           tx=tx,
           temperature=1.0,
-          objective=Objective(policy, weights.seq_mean_token_mean, kl="k3"),
+          objective=Objective(policy, reductions.seq_mean_token_mean, kl="k3"),
       )
   )
   zero = np.zeros((), np.int32)
@@ -307,7 +301,7 @@ def test_programs_compile_once(tmp_path):
   c.log.tensorboard, c.mesh.data, c.mesh.fsdp = False, 2, 1
   c.mesh.tensor, c.updates.token_budget = 4, 60
   show = display.Display(False)
-  run = stages.make_run(c, tmp_path, show, threading.Event())
+  run = session.make_run(c, tmp_path, show, threading.Event())
   maker = types.SimpleNamespace(_run=run)
   rng, counts, said = np.random.default_rng(0), set(), []
   rollouts = experience.no_rows(run).rollouts
@@ -317,7 +311,7 @@ def test_programs_compile_once(tmp_path):
     return sum(line.startswith("compiled") for line in said)
 
   with jax.set_mesh(run.mesh):
-    program = stages.Once("count", jax.jit(jax.vmap(packing.used)), show)
+    program = session.Once("count", jax.jit(jax.vmap(packing.used)), show)
     for _ in range(40):
       length_B = rng.integers(0, rng.integers(2, 50), c.rollout.batch)
       mask_BT = np.arange(c.rollout.max_tokens) < length_B[:, None]

@@ -11,7 +11,10 @@ import pytest
 import tiny
 from padded import hidden as padded_hidden
 
-from rl_reason import critic, hf, model, rollout, sharding
+from rl_reason import hf
+from rl_reason.models import critic, decoder
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
 from rl_reason.structs import Prompts
 
 torch = pytest.importorskip("torch")
@@ -78,7 +81,7 @@ def build(name, kind="ForCausalLM", **change):
   return theirs
 
 
-def in_jax(path, table=model.table):
+def in_jax(path, table=decoder.table):
   source = hf.find(str(path), table=table)
   mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
   return source.cfg, hf.load(source, table(source.cfg), mesh)
@@ -86,7 +89,7 @@ def in_jax(path, table=model.table):
 
 def logits(params, cfg, tokens, start):
   hidden = padded_hidden(params, cfg, tokens, start)
-  return np.asarray(model.logits(params, cfg, hidden))
+  return np.asarray(decoder.logits(params, cfg, hidden))
 
 
 def padded(rows=4, length=120, left=True):
@@ -135,7 +138,7 @@ def test_greedy_generation(name, tmp_path):
         do_sample=False,
         max_new_tokens=length,
     ).numpy()
-  got = rollout.sample(
+  got = sampler.sample(
       params,
       Prompts(tokens, start, np.arange(len(tokens), dtype=np.int32)),
       jax.random.key(0),
@@ -157,7 +160,7 @@ def test_an_export_is_read_whole(name, tmp_path):
   theirs.save_pretrained(tmp_path / "in")
   source = hf.find(str(tmp_path / "in"))
   cfg, params = in_jax(tmp_path / "in")
-  table, out = model.table(cfg), tmp_path / "out"
+  table, out = decoder.table(cfg), tmp_path / "out"
   hf.save(out, params, table, cfg, source=source, shard_bytes=30_000)
   assert len(list(out.glob("*.safetensors"))) > 1
   again, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -176,7 +179,7 @@ def test_old_names_of_rotary_positions_are_enough(tmp_path):
   cfg, params = in_jax(tmp_path / "in")
   source = hf.find(str(tmp_path / "in"))
   out = tmp_path / "out"
-  hf.save(out, params, model.table(cfg), cfg, source=source)
+  hf.save(out, params, decoder.table(cfg), cfg, source=source)
   config = json.loads((out / "config.json").read_text())
   del config["rope_parameters"], config["dtype"]
   (out / "config.json").write_text(json.dumps(config))
@@ -200,8 +203,8 @@ def test_a_fresh_model_is_read(change, tmp_path):
   import dataclasses
 
   cfg = dataclasses.replace(tiny.CFG, **change)
-  params = model.init(cfg, jax.random.key(0))
-  hf.save(tmp_path / "x", params, model.table(cfg), cfg, tok=tiny.TOK)
+  params = decoder.init(cfg, jax.random.key(0))
+  hf.save(tmp_path / "x", params, decoder.table(cfg), cfg, tok=tiny.TOK)
   theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
       tmp_path / "x", output_loading_info=True
   )
@@ -218,7 +221,7 @@ def test_a_fresh_model_is_read(change, tmp_path):
 def test_a_critic_is_a_token_classifier(tmp_path):
   judge = critic.CriticConfig(tiny.CFG)
   table = critic.table(judge)
-  params = model.init_table(table, jax.random.key(0))
+  params = decoder.init_table(table, jax.random.key(0))
   params["value_head"]["bias"] += 0.3
   hf.save(tmp_path / "x", params, table, tiny.CFG)
   load = transformers.AutoModelForTokenClassification.from_pretrained

@@ -15,18 +15,17 @@ import tokenizers
 import transformers
 from conftest import ROOT, child_env
 
-from rl_reason import (
-    checks,
-    data,
-    datasets,
-    display,
-    metrics,
-    prompts,
+from rl_reason import checks, verifiers
+from rl_reason.config import ConfigError
+from rl_reason.data import (
+    pipelines,
+    prepare,
+    templates,
     tokenizer as tokenizer_lib,
 )
-from rl_reason.config import ConfigError
-from rl_reason.datasets import DataError
-from rl_reason.stages import Stopped, prepare
+from rl_reason.data.datasets import DataError
+from rl_reason.monitoring import display, metrics
+from rl_reason.training.session import Stopped
 
 CHAT = (
     "{% for m in messages %}<|s|>{{ m['role'] }} {{ m['content'] }}"
@@ -66,8 +65,8 @@ def verifier(monkeypatch, tmp_path_factory):
   path = tmp_path_factory.mktemp("verifier")
   (path / "numbers_only.py").write_text(VERIFIER)
   monkeypatch.syspath_prepend(path)
-  for kind in datasets.KINDS:
-    monkeypatch.setitem(datasets.KINDS, kind, "numbers_only")
+  for kind in verifiers.KINDS:
+    monkeypatch.setitem(verifiers.KINDS, kind, "numbers_only")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ def run(c, workdir, stop=None):
 
 
 def rows(place, use="train"):
-  sources, _ = data.prepared(place, use)
+  sources, _ = pipelines.prepared(place, use)
   return [source[i] for source in sources for i in range(len(source))]
 
 
@@ -157,7 +156,7 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
       template="dapo",
   )
   [row] = rows(run(c, tmp_path))
-  assert row.prompt == prompts.TEMPLATES["dapo"].replace("{question}", "1+1?")
+  assert row.prompt == templates.TEMPLATES["dapo"].replace("{question}", "1+1?")
   assert (row.answer, row.difficulty, row.kind) == ("2", 3, "math")
   assert row.source == c.data.train
   told = report(tmp_path / "data")
@@ -289,7 +288,7 @@ def test_duplicates_over_two_sources(make, tmp_path):
   other = write(tmp_path / "other.jsonl", [*FIVE[3:], ("new?", "1")])
   c.data.train += f",{other}"
   place = run(c, tmp_path)
-  assert [len(x) for x in data.prepared(place, "train")[0]] == [5, 1]
+  assert [len(x) for x in pipelines.prepared(place, "train")[0]] == [5, 1]
   assert report(place, 1)["dropped"] == {"duplicate": 2}
 
 
@@ -343,7 +342,7 @@ def test_ways_of_asking(make, tmp_path):
       asked.setdefault(row.answer, set()).add(row.prompt)
   assert all(len(x) == 1 for x in asked.values())
   ways = collections.Counter(
-      prompts.PARAPHRASES.index(
+      templates.PARAPHRASES.index(
           x.pop().replace(
               f"What is {int(answer) - 1} and one more?", "{question}"
           )
@@ -603,7 +602,7 @@ def test_field_is_read(make, tmp_path, name):
     boat = dict(question=BOAT, q=BOAT, answer="1")
     c = make(SHOWS, [boat], **needed | change)
     place = run(c, tmp_path)
-    _, weights = data.prepared(place, "train")
+    _, weights = pipelines.prepared(place, "train")
     seen.append((rows(place), rows(place, "evaluate"), weights))
   assert seen[0] != seen[1]
 
@@ -649,11 +648,11 @@ def sources(make, tmp_path):
   many = [(f"Number {i}?", str(100 + i)) for i in range(12)]
   other = write(tmp_path / "many.jsonl", many)
   c.data.train = f"{c.data.train}*3, {other}"
-  return data.prepared(run(c, tmp_path), "train")
+  return pipelines.prepared(run(c, tmp_path), "train")
 
 
 def stream(parts, weights, seed):
-  return data.prompts(data.Mixed(parts, weights, seed), 4)
+  return pipelines.prompts(pipelines.Mixed(parts, weights, seed), 4)
 
 
 def take(stream, count):
@@ -668,8 +667,8 @@ def answers(parts, weights, seed, count):
 
 def test_ids_are_places_in_the_stream(sources):
   """So a row of another epoch has another one, and is found by it again."""
-  source = data.Mixed(*sources, 0)
-  found = take(data.prompts(source, 4), 60)
+  source = pipelines.Mixed(*sources, 0)
+  found = take(pipelines.prompts(source, 4), 60)
   assert [i for i, _ in found] == list(range(240))
   assert all(source[i] == (i, row) for i, row in found)
   assert len({row.prompt for _, row in found}) == 17
@@ -706,7 +705,7 @@ def test_without_weights_every_row_comes_as_often(make, tmp_path):
   c = make(FIVE)
   many = [(f"Number {i}?", str(100 + i)) for i in range(15)]
   c.data.train += "," + write(tmp_path / "many.jsonl", many)
-  parts, weights = data.prepared(run(c, tmp_path), "train")
+  parts, weights = pipelines.prepared(run(c, tmp_path), "train")
   assert weights == [5, 15]
   found = answers(parts, weights, 0, 50)
   assert set(collections.Counter(found).values()) == {10}
@@ -717,7 +716,7 @@ def test_a_directory_that_is_not_prepared(tmp_path):
     if text is not None:
       (tmp_path / "data.json").write_text(text)
     with pytest.raises(DataError, match="run --stage=prepare"):
-      data.prepared(tmp_path, "train")
+      pipelines.prepared(tmp_path, "train")
 
 
 def test_files_that_changed(make, tmp_path):
@@ -726,12 +725,12 @@ def test_files_that_changed(make, tmp_path):
   whole = path.read_bytes()
   path.write_bytes(whole[: len(whole) // 2])
   with pytest.raises(DataError, match="train-0.array_record: cannot be read"):
-    data.prepared(place, "train")
+    pipelines.prepared(place, "train")
   run(make(FIVE[:3]), tmp_path / "other")
   other = tmp_path / "other" / "data" / "train-0.array_record"
   path.write_bytes(other.read_bytes())
   with pytest.raises(DataError, match="has 3 rows and not 5"):
-    data.prepared(place, "train")
+    pipelines.prepared(place, "train")
 
 
 # --- what is there to imitate ------------------------------------------------
@@ -751,8 +750,8 @@ def test_solutions_become_responses(make, tmp_path):
   found = {row.answer: row.response for row in rows(place)[:1]}
   assert found == {"2": "1+1=2\n\\boxed{2}"}
   assert [row.response for row in rows(place)[1:]] == ["", ""]
-  parts, weights = data.prepared(place, "train")
-  batch = next(data.prepared_pairs(parts, weights, 0, 3))
+  parts, weights = pipelines.prepared(place, "train")
+  batch = next(pipelines.prepared_pairs(parts, weights, 0, 3))
   assert batch == [(rows(place)[0].prompt, "1+1=2\n\\boxed{2}")] * 3
 
 
@@ -763,15 +762,15 @@ def test_pairs_of_responses(make, tmp_path):
           dict(question="What?", answer="1"),
       ]
   )
-  parts, weights = data.prepared(run(c, tmp_path), "train")
-  batch = next(data.prepared_pairs(parts, weights, 0, 2, rejected=True))
+  parts, weights = pipelines.prepared(run(c, tmp_path), "train")
+  batch = next(pipelines.prepared_pairs(parts, weights, 0, 2, rejected=True))
   assert batch == [("Which?", "this", "that")] * 2
 
 
 def test_nothing_to_imitate(make, tmp_path):
-  parts, weights = data.prepared(run(make(FIVE), tmp_path), "train")
+  parts, weights = pipelines.prepared(run(make(FIVE), tmp_path), "train")
   with pytest.raises(DataError, match="no row of source 0 has a response"):
-    data.prepared_pairs(parts, weights, 0, 2)
+    pipelines.prepared_pairs(parts, weights, 0, 2)
 
 
 def test_evaluation_sets_are_fair_samples(make, tmp_path):
@@ -781,8 +780,10 @@ def test_evaluation_sets_are_fair_samples(make, tmp_path):
   c = make((), FIVE)
   c.data.evaluate += f",{other}"
   place = run(c, tmp_path)
-  found = data.evaluation_sets(place, 3)
+  found = pipelines.evaluation_sets(place, 3)
   assert list(found) == ["evaluate", "evaluate-1"]
   assert [len(x) for x in found.values()] == [3, 3]
-  assert data.evaluation_sets(place, 9)["evaluate"][:3] == found["evaluate"]
+  assert (
+      pipelines.evaluation_sets(place, 9)["evaluate"][:3] == found["evaluate"]
+  )
   assert [x.prompt for x in found["evaluate"]] != [q for q, _ in FIVE[:3]]

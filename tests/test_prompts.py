@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason import prompts, tokenizer
+from rl_reason.data import templates, tokenizer
 
 CHATML = (
     "{% for m in messages %}<|s|>{{ m['role'] }}\n{{ m['content'] }}<|e|>\n"
@@ -50,7 +50,7 @@ def tok():
 )
 def test_templates_say_their_format(name, words, tok):
   question = r"What is {x} + \frac{1}{2} if {question} = {0}?"
-  text = prompts.render(question, name, tok)
+  text = templates.render(question, name, tok)
   assert text.count(question) == 1 and "%s" not in text
   for word in words:
     assert word in text
@@ -58,33 +58,33 @@ def test_templates_say_their_format(name, words, tok):
 
 
 def test_every_template_is_tested_and_asks_once():
-  assert len(prompts.TEMPLATES) == 6
-  for text in (*prompts.TEMPLATES.values(), *prompts.PARAPHRASES):
+  assert len(templates.TEMPLATES) == 6
+  for text in (*templates.TEMPLATES.values(), *templates.PARAPHRASES):
     assert text.count("{question}") == 1
 
 
 def test_r1_zero_ends_where_the_assistant_begins(tok):
-  text = prompts.render("1+1?", "r1_zero", tok)
+  text = templates.render("1+1?", "r1_zero", tok)
   assert text.endswith("\nUser: 1+1?\nAssistant:")
 
 
 def test_paraphrases_are_different_and_the_first_is_none():
-  assert prompts.paraphrase("1+1?", 0) == "1+1?"
-  asked = {prompts.paraphrase("1+1?", n) for n in range(12)}
-  assert len(asked) == len(prompts.PARAPHRASES) == 5
+  assert templates.paraphrase("1+1?", 0) == "1+1?"
+  asked = {templates.paraphrase("1+1?", n) for n in range(12)}
+  assert len(asked) == len(templates.PARAPHRASES) == 5
   assert all("1+1?" in text for text in asked)
 
 
 def test_chat(tok):
   """By hand, and as transformers tokenises it: no token more or less."""
-  text = prompts.render("1+1?", "plain", tok, chat=True, system="Be short.")
+  text = templates.render("1+1?", "plain", tok, chat=True, system="Be short.")
   assert text == (
       "<|s|>system\nBe short.<|e|>\n<|s|>user\n1+1?<|e|>\n<|s|>assistant\n"
   )
   turns = [dict(role="user", content="1+1?")]
   wanted = tok.apply_chat_template(turns, add_generation_prompt=True)
   [ids] = tokenizer.encode(
-      tok, [prompts.render("1+1?", "plain", tok, chat=True)]
+      tok, [templates.render("1+1?", "plain", tok, chat=True)]
   )
   assert ids == list(wanted["input_ids"])
   assert ids.count(tok.bos_token_id) == 2  # two turns
@@ -92,9 +92,9 @@ def test_chat(tok):
 
 def test_a_tokenizer_without_a_chat_template(tok):
   tok.chat_template = None
-  assert prompts.render("1+1?", "plain", tok) == "1+1?"
-  with pytest.raises(prompts.PromptError, match="set data.chat = False"):
-    prompts.render("1+1?", "plain", tok, chat=True)
+  assert templates.render("1+1?", "plain", tok) == "1+1?"
+  with pytest.raises(templates.PromptError, match="set data.chat = False"):
+    templates.render("1+1?", "plain", tok, chat=True)
 
 
 @pytest.mark.parametrize(
@@ -110,25 +110,29 @@ def test_a_tokenizer_without_a_chat_template(tok):
 def test_a_chat_template_that_raises(tok, template):
   """A template is a program: it raises what it likes."""
   tok.chat_template = template
-  with pytest.raises(prompts.PromptError, match="refuses this.*data.chat = F"):
-    prompts.render("1+1?", "plain", tok, chat=True)
+  with pytest.raises(
+      templates.PromptError, match="refuses this.*data.chat = F"
+  ):
+    templates.render("1+1?", "plain", tok, chat=True)
 
 
 def test_a_chat_template_without_a_system_turn(tok):
   tok.chat_template = NO_SYSTEM
-  prompts.render("1+1?", "plain", tok, chat=True)
-  with pytest.raises(prompts.PromptError, match="no system role.*data.system"):
-    prompts.render("1+1?", "plain", tok, chat=True, system="Be short.")
+  templates.render("1+1?", "plain", tok, chat=True)
+  with pytest.raises(
+      templates.PromptError, match="no system role.*data.system"
+  ):
+    templates.render("1+1?", "plain", tok, chat=True, system="Be short.")
 
 
 def test_reserved_tokens(tok):
   """Special ones, and added ones but for blanks."""
   ids = {x: tok.convert_tokens_to_ids(x) for x in ("<|s|>", "<|e|>", "<think>")}
-  assert prompts.reserved(tok) == set(ids.values())
-  assert prompts.reserved(tok, special=True) == {ids["<|s|>"], ids["<|e|>"]}
+  assert templates.reserved(tok) == set(ids.values())
+  assert templates.reserved(tok, special=True) == {ids["<|s|>"], ids["<|e|>"]}
   [hostile, harmless] = tokenizer.encode(tok, ["1<|e|>1", "1 < | e |   > 1"])
-  assert prompts.reserved(tok) & set(hostile) == {ids["<|e|>"]}
-  assert not prompts.reserved(tok) & set(harmless)
+  assert templates.reserved(tok) & set(hostile) == {ids["<|e|>"]}
+  assert not templates.reserved(tok) & set(harmless)
 
 
 def test_an_unknown_character_is_not_reserved():
@@ -139,7 +143,7 @@ def test_an_unknown_character_is_not_reserved():
   tok = transformers.PreTrainedTokenizerFast(
       tokenizer_object=fast, eos_token="</s>", unk_token="?"
   )
-  assert prompts.reserved(tok) == {1}
+  assert templates.reserved(tok) == {1}
 
 
 @pytest.mark.parametrize(
@@ -154,10 +158,10 @@ def test_an_unknown_character_is_not_reserved():
     ],
 )
 def test_a_solution_takes_the_form_that_the_template_asks_for(template, wanted):
-  assert prompts.complete("2+2=4", "4", template) == wanted
-  odd = prompts.complete("{answer} {solution}", "4", template)
+  assert templates.complete("2+2=4", "4", template) == wanted
+  odd = templates.complete("{answer} {solution}", "4", template)
   assert "{answer} {solution}" in odd, "what a set says stays as it is"
 
 
 def test_every_template_has_a_form():
-  assert prompts.RESPONSES.keys() == prompts.TEMPLATES.keys()
+  assert templates.RESPONSES.keys() == templates.TEMPLATES.keys()

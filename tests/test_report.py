@@ -7,7 +7,7 @@ import shutil
 import pytest
 from conftest import found_in_browser
 
-from rl_reason import report
+from rl_reason.report import page
 
 LIMIT = 2_000_000
 HOSTILE = (
@@ -137,7 +137,7 @@ def read(page: str) -> dict:
 
 
 def page_of(folder):
-  path = report.write(folder)
+  path = page.write(folder)
   assert path == folder / "report.html"
   return path.read_text(encoding="utf-8")
 
@@ -215,7 +215,7 @@ def test_hostile_text_stays_text(tmp_path):
   folder = tmp_path / "</script><b>"
   folder.mkdir(parents=True)
   page = page_of(put(folder, [evaluation(0, 0.1, 0.2)], rows))
-  empty = report.template("report")
+  empty = page.template("report")
   for mark in "<>&":
     assert page.count(mark) == empty.count(mark)
   assert "\u2028" not in page and "\u2029" not in page
@@ -260,7 +260,7 @@ def test_page_asks_for_nothing(tmp_path):
 def test_partial_runs(tmp_path, lines, rows, note):
   data = read(page_of(put(tmp_path, lines, rows)))
   assert any(note in text for text in data["notes"])
-  assert report.summary(tmp_path)
+  assert page.summary(tmp_path)
   for chart in data["charts"]:
     for one in chart["series"]:
       assert any(y is not None for y in one["y"])
@@ -270,7 +270,7 @@ def test_empty_directory_and_again(tmp_path):
   first = page_of(tmp_path)
   assert page_of(tmp_path) == first
   assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-  assert "no evaluation" in " ".join(report.summary(tmp_path))
+  assert "no evaluation" in " ".join(page.summary(tmp_path))
 
 
 def test_long_run_is_thinned_and_says_so(tmp_path):
@@ -280,15 +280,13 @@ def test_long_run_is_thinned_and_says_so(tmp_path):
     if step % 10 == 0:
       lines.append(evaluation(step, 0.5, 0.6))
   rows = [sample("evaluate", s, count=200) for s in (0, 6000)] * 20
-  rows += [
-      sample("rl", step, "<&", count=400) for step in range(5, 6001, 25)
-  ]
+  rows += [sample("rl", step, "<&", count=400) for step in range(5, 6001, 25)]
   rows.append(sample("rl", 6000, "<" * 50, count=20_000))
   page = page_of(put(tmp_path, lines, rows))
   assert len(page.encode()) < LIMIT
   data = read(page)
   accuracy = series(data, "train/accuracy")["y"]
-  assert len(accuracy) == len(data["axes"]["rl"]["step"]) == report.POINTS
+  assert len(accuracy) == len(data["axes"]["rl"]["step"]) == page.POINTS
   step_of = data["axes"]["rl"]["step"]
   assert step_of[0] == 1 and step_of[-1] == 6000
   assert accuracy == [0.1 + 1 / (step + 7) for step in step_of]
@@ -296,7 +294,7 @@ def test_long_run_is_thinned_and_says_so(tmp_path):
   assert re.search(rf"\d+ of {len(rows)} responses", data["viewer_note"])
   assert len({row["step"] for row in data["viewer"]}) > 10
   (long,) = [row for row in data["viewer"] if row["length"] == 20_000]
-  assert len(long["tokens"]) == len(long["logp"]) == report.TOKENS
+  assert len(long["tokens"]) == len(long["logp"]) == page.TOKENS
   assert "at most 1000 tokens" in data["viewer_note"]
 
 
@@ -314,7 +312,7 @@ def test_rows_too_large_even_alone(tmp_path):
 
 
 def test_summary_before_and_after(tmp_path):
-  accuracy, greedy, best, length = report.summary(whole(tmp_path))
+  accuracy, greedy, best, length = page.summary(whole(tmp_path))
   assert "mean@4" in accuracy and "after 4 steps" in accuracy
   assert "20.0% +- 1.2 -> 70.0% +- 1.2" in accuracy
   assert "30.0% +- 1.2 -> 80.0% +- 1.2" in greedy
@@ -329,11 +327,11 @@ def test_summary_before_and_after(tmp_path):
 )
 def test_summary_of_exploration(tmp_path, best, verdict):
   lines = [evaluation(0, 0.2, 0.6), evaluation(4, 0.5, best)]
-  assert verdict in report.summary(put(tmp_path, lines))[2]
+  assert verdict in page.summary(put(tmp_path, lines))[2]
 
 
 def test_summary_of_one_evaluation(tmp_path):
-  lines = report.summary(put(tmp_path, [evaluation(0, 0.2, 0.6)]))
+  lines = page.summary(put(tmp_path, [evaluation(0, 0.2, 0.6)]))
   assert "20.0% +- 1.2 at step 0" in lines[0]
   assert "only one evaluation" in lines[-1]
   assert not any("->" in line for line in lines)
@@ -341,12 +339,12 @@ def test_summary_of_one_evaluation(tmp_path):
 
 def test_environment(tmp_path, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "")
-  values = report.environment()
+  values = page.environment()
   json.dumps(values)
-  for name in (*report.PACKAGES, "python", "platform", "device kind"):
+  for name in (*page.PACKAGES, "python", "platform", "device kind"):
     assert values[name]
   assert values["device count"] >= 1 and values["process count"] == 1
-  assert report._commit(tmp_path) is None  # no repository, no failure
+  assert page._commit(tmp_path) is None  # no repository, no failure
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
@@ -354,7 +352,7 @@ def test_in_a_browser(tmp_path):
   """Hovered numbers are those of the file, and hostile text does nothing."""
   rows = [sample("rl", 1, text) for text in HOSTILE[:3]]
   rows.insert(0, sample("evaluate", 0, HOSTILE[1]))
-  path = report.write(put(tmp_path, [rl_line(1), rl_line(3)], rows))
+  path = page.write(put(tmp_path, [rl_line(1), rl_line(3)], rows))
   probe = """<script>
     document.querySelectorAll(".token")[2].focus();
     const facts = [...document.querySelectorAll("#facts dd")];

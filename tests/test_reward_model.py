@@ -11,23 +11,14 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import (
-    critic,
-    data,
-    datasets,
-    packing,
-    sharding,
-    step,
-    tasks,
-)
-from rl_reason.stages import (
-    Stopped,
-    classifier,
-    experience,
-    reward_model,
-    value,
-)
+from rl_reason import tasks
+from rl_reason.data import datasets, pipelines
+from rl_reason.models import critic
+from rl_reason.reward_models import classifier, train
+from rl_reason.scale import sharding
 from rl_reason.structs import RunError
+from rl_reason.training import experience, packing, step, value
+from rl_reason.training.session import Stopped
 
 compiled = test_config.compiled  # a fixture: compiles each program once
 digest = test_config.digest
@@ -53,11 +44,11 @@ def make_run(workdir, stop_at=None, **changes):
   return test_credit.interrupted(run, stop_at)
 
 
-def train(workdir, **changes):
+def trained(workdir, **changes):
   run = make_run(workdir, **changes)
   with jax.set_mesh(run.mesh):
     try:
-      params = reward_model.run(run, test_config.run_params(run))
+      params = train.run(run, test_config.run_params(run))
     finally:
       run.log.close()
   text = (workdir / "metrics.jsonl").read_text()
@@ -68,7 +59,7 @@ def train(workdir, **changes):
 
 @pytest.fixture(scope="module")
 def whole(compiled, tmp_path_factory):
-  return train(tmp_path_factory.mktemp("reward_model") / "whole")
+  return trained(tmp_path_factory.mktemp("reward_model") / "whole")
 
 
 def test_it_learns_which_of_two_is_preferred(whole):
@@ -83,7 +74,7 @@ def test_it_learns_which_of_two_is_preferred(whole):
 def test_agreement_by_hand():
   """Confidences 1/2, .731, .731, .881; a tie is half right."""
   ahead_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-  got = reward_model.agreement(ahead_N)
+  got = train.agreement(ahead_N)
   assert got["accuracy"] == pytest.approx(2.5 / 4)
   one, two = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))
   gap = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
@@ -93,9 +84,9 @@ def test_agreement_by_hand():
 
 
 def test_a_certain_and_right_model_is_calibrated():
-  got = reward_model.agreement(np.full(10, 40.0))
+  got = train.agreement(np.full(10, 40.0))
   assert got["accuracy"] == 1 and got["calibration_error"] < 1e-9
-  got = reward_model.agreement(np.full(10, -40.0))
+  got = train.agreement(np.full(10, -40.0))
   assert got["accuracy"] == 0 and got["calibration_error"] > 0.999
 
 
@@ -103,7 +94,7 @@ def test_pairs_are_of_one_prompt_and_differ_in_the_verdict():
   task = tasks.get("arithmetic")
   styles = dict.fromkeys(task.STYLES, 1.0)
   for evaluation in (False, True):
-    stream = data.preferences(
+    stream = pipelines.preferences(
         task, (2, 3), 5, 16, styles, styles, evaluation=evaluation
     )
     for prompt, good, bad in next(stream):
@@ -118,7 +109,9 @@ def _sum(prompt):
 
 def test_styles_that_are_never_wrong_are_named():
   task = tasks.get("arithmetic")
-  stream = data.preferences(task, (2,), 5, 4, {"careful": 1}, {"careful": 1})
+  stream = pipelines.preferences(
+      task, (2,), 5, 4, {"careful": 1}, {"careful": 1}
+  )
   with pytest.raises(
       datasets.DataError, match="no wrong response to .* 1000 draws"
   ):
@@ -131,7 +124,7 @@ def test_the_score_is_that_of_the_whole_response(whole):
   with jax.set_mesh(run.mesh):
     slots = run.config.rollout.max_prompt, run.config.rollout.max_tokens
     pairs = [("5-1=", "5-1=4;#4"), ("5-1=", "#4")]
-    tokens_BL, start_B, mask_BT = data.pack_demonstrations(
+    tokens_BL, start_B, mask_BT = pipelines.pack_demonstrations(
         run.tok, pairs, *slots
     )
     packed = padded.micro(tokens_BL, start_B, mask_BT)
@@ -150,8 +143,8 @@ def test_the_score_is_that_of_the_whole_response(whole):
 def test_micro_batches_change_nothing(whole):
   run = whole.run
   with jax.set_mesh(run.mesh):
-    pairs = next(reward_model._pairs(run, 8, evaluation=True))
-    rows = reward_model._rows(run, pairs)
+    pairs = next(train._pairs(run, 8, evaluation=True))
+    rows = train._rows(run, pairs)
     tx = run.optimizer(lr=1e-2, schedule="constant", warmup=0, total=1)
     where = step.state_shardings(critic.table(run.critic_cfg), tx, run.mesh)
     state = step.new_state(whole.params, tx, where)
@@ -172,8 +165,8 @@ def test_micro_batches_change_nothing(whole):
 
 def test_stopped_it_ends_with_the_same_bits(whole, tmp_path):
   with pytest.raises(Stopped):
-    train(tmp_path / "a", stop_at=30)
-  assert digest(train(tmp_path / "a").params) == digest(whole.params)
+    trained(tmp_path / "a", stop_at=30)
+  assert digest(trained(tmp_path / "a").params) == digest(whole.params)
 
 
 def test_it_is_a_reward(whole, tmp_path):
@@ -221,10 +214,10 @@ def test_one_that_is_not_there_or_reads_other_tokens_is_refused(
 ):
   run = make_run(tmp_path / "a")
   with pytest.raises(RunError, match="holds no whole reward model"):
-    reward_model.load(run, str(tmp_path))
+    train.load(run, str(tmp_path))
   run.config.task.name = "countdown"
   with pytest.raises(RunError, match="reward.*: task.name is 'arithmetic' the"):
-    reward_model.load(run, str(whole.run.workdir / "export" / "reward_model"))
+    train.load(run, str(whole.run.workdir / "export" / "reward_model"))
 
 
 def test_it_is_a_classifier_of_transformers_as_well(whole, tmp_path):
@@ -239,7 +232,7 @@ def test_it_is_a_classifier_of_transformers_as_well(whole, tmp_path):
   run = make_run(tmp_path / "a", reward__scorers=f"{alone}*1")
   with jax.set_mesh(run.mesh):
     classifier.check(run)
-    params, cfg = reward_model.load(run, str(alone))
+    params, cfg = train.load(run, str(alone))
   assert digest(params) == digest(whole.params)
   assert cfg == whole.run.critic_cfg
   start = dict(critic__init="exported", critic__path=str(alone))

@@ -10,7 +10,7 @@ import reference
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason import advantages, rewards
+from rl_reason.algorithms import advantages, rewards
 
 QUICK_JIT = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0}

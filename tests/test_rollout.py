@@ -10,7 +10,8 @@ import pytest
 import tiny
 from scipy import stats
 
-from rl_reason import attention, model, rollout
+from rl_reason.models import attention, decoder
+from rl_reason.rollout import sampler
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
@@ -20,7 +21,7 @@ def sample(prompts, group=4, params=None, **kwargs):
   kwargs = tiny.SAMPLER | dict(max_tokens=T, temperature=1.0) | kwargs
   params = tiny.params() if params is None else params
   return jax.device_get(
-      rollout.sample(params, prompts, KEY, group_size=group, **kwargs)
+      sampler.sample(params, prompts, KEY, group_size=group, **kwargs)
   )
 
 
@@ -107,7 +108,7 @@ def test_a_stream_tells_when_few_groups_are_left():
   """And it may be left there: what has not ended has begun."""
   static = tiny.SAMPLER | dict(max_tokens=T, group_size=4, slots=16)
   args = tiny.params(), tiny.prompts(32), KEY
-  for held in rollout.stream(*args, **static, tell=5):
+  for held in sampler.stream(*args, **static, tell=5):
     left = (~np.asarray(held[1]).reshape(-1, 4).all(1)).sum()
     if left <= 5:
       break
@@ -180,7 +181,9 @@ def test_greedy_is_the_argmax_of_the_trainer():
   heat = jnp.array([1.0, 0.0])  # one sampled, one greedy: a row's own choice
   rows = sample(tiny.prompts(8), group=2, temperature=heat)
   hidden = padded.hidden(tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B)
-  best = model.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1]).argmax(-1)
+  best = decoder.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1]).argmax(
+      -1
+  )
   same_BT = np.where(rows.mask_BT, best == rows.tokens_BL[:, P:], True)
   assert same_BT[1::2].all() and not same_BT[::2].all()
 
@@ -191,7 +194,7 @@ def test_choose_draws_from_the_distribution(top_p):
   probs = np.array([0.05, 0.4, 0.25, 0.0, 0.2, 0.1])
   logits = jnp.log(jnp.array(probs, jnp.float32))
   uniform = (np.arange(20_000) + 0.5) / 20_000
-  drawn = rollout.choose(
+  drawn = sampler.choose(
       jnp.broadcast_to(logits, (20_000, 6)),
       jnp.array(uniform, jnp.float32),
       top_p,
@@ -213,7 +216,7 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
   logits_BV[:8] = logits_BV[:8].round()  # ties
   logits_BV[8:12, 100:] = -1e30
   probs_BV = np.asarray(jax.nn.softmax(jnp.float32(logits_BV), -1))
-  got_BV = np.asarray(rollout._nucleus(probs_BV, top_p))
+  got_BV = np.asarray(sampler._nucleus(probs_BV, top_p))
   for probs_V, got_V in zip(probs_BV.astype(float), got_BV, strict=True):
     likelier_V = np.array([probs_V[probs_V > p].sum() for p in probs_V])
     sure = np.abs(likelier_V - top_p) > 1e-6  # else rounding decides
@@ -226,12 +229,12 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
 def test_top_p_always_keeps_the_likeliest():
   logits = jnp.log(jnp.array([[0.2, 0.5, 0.3]]))
   for u in (0.0, 0.5, 0.999):
-    assert rollout.choose(logits, jnp.array([u]), 1e-6)[0] == 1
+    assert sampler.choose(logits, jnp.array([u]), 1e-6)[0] == 1
 
 
 def test_uniform_next_to_one_stays_in_the_vocabulary():
   logits = jnp.zeros((1, 7))
-  assert rollout.choose(logits, jnp.array([1 - 2**-24]), 1.0)[0] == 6
+  assert sampler.choose(logits, jnp.array([1 - 2**-24]), 1.0)[0] == 6
 
 
 @pytest.mark.parametrize("vocab", [700, 512, 1024, 5000])
@@ -243,7 +246,7 @@ def test_choose_inverts_the_distribution_of_a_large_vocabulary(vocab):
   logits[:, -60:] = -1e30
   uniform = rng.random(64).astype(np.float32)
   uniform[:3] = 0, 1 - 2**-24, 1 - 2**-24
-  drawn = np.asarray(rollout.choose(jnp.array(logits), uniform, 1.0))
+  drawn = np.asarray(sampler.choose(jnp.array(logits), uniform, 1.0))
   probs = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
   cdf = np.cumsum(probs, 1) / probs.sum(1, keepdims=True)
   each = np.arange(64)
@@ -287,9 +290,9 @@ def test_slots_change_no_token(
   """However many rows decode together, when they start, what they read."""
   monkeypatch.setattr(attention, "BLOCK", block)
   monkeypatch.setattr(attention, "SEGMENTS", segments)
-  monkeypatch.setattr(rollout, "CHUNK", chunk)
-  monkeypatch.setattr(rollout, "BURST", burst)
-  rollout.program.cache_clear()
+  monkeypatch.setattr(sampler, "CHUNK", chunk)
+  monkeypatch.setattr(sampler, "BURST", burst)
+  sampler.program.cache_clear()
   assert long.lengths_B.sum() > 10_000
   got = sample(
       tiny.prompts(128),
@@ -300,7 +303,7 @@ def test_slots_change_no_token(
       slots=slots,
       expected_B=tails()[::-1].copy() if slots == 24 else None,
   )
-  rollout.program.cache_clear()
+  sampler.program.cache_clear()
   np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
   np.testing.assert_array_equal(got.truncated_B, long.truncated_B)
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
@@ -387,18 +390,18 @@ def steps(limits, slots, halves=True):
   before = None
   while before != 0:
     now = len(queue) + sum(map(bool, left))
-    for _ in range(rollout.CHUNK):
+    for _ in range(sampler.CHUNK):
       for s in [s for s, x in enumerate(left) if not x][: len(queue)]:
         left[s] = queue.pop(0)
       if not any(left):
         break
-      taken, offered = taken + rollout.BURST, offered + rollout.BURST * len(
+      taken, offered = taken + sampler.BURST, offered + sampler.BURST * len(
           left
       )
-      left = [max(x - rollout.BURST, 0) for x in left]
+      left = [max(x - sampler.BURST, 0) for x in left]
     now = len(queue) + sum(map(bool, left))
     if halves and before is not None:
-      while 2 * before <= len(left) >= 2 * rollout.LEAST:
+      while 2 * before <= len(left) >= 2 * sampler.LEAST:
         left = sorted(left, reverse=True)[: len(left) // 2]
     before = now
   return taken, sum(limits) / offered
@@ -430,15 +433,15 @@ def test_longest_first_is_near_the_ideal():
 def test_decode_steps_are_those_of_the_rule(monkeypatch):
   """What the device did is what `steps` counts, up to the end of a chunk."""
   counted = []
-  forward = model.forward
+  forward = decoder.forward
 
   def spy(*args):
     jax.debug.callback(lambda: counted.append(1), ordered=False)
     return forward(*args)
 
-  monkeypatch.setattr(model, "forward", spy)
+  monkeypatch.setattr(decoder, "forward", spy)
   limits = tails(128, 200)
-  rollout.program.cache_clear()
+  sampler.program.cache_clear()
   sample(
       tiny.prompts(16),
       8,
@@ -471,7 +474,7 @@ def test_no_cache_is_copied_in_the_decode_loop(cache):
   Nor are there all the numbers that int8 stands for, not even of one layer.
   """
   how = dict(group_size=2, cache=cache)
-  decode = rollout.program(tiny.sampler(**how), "decode", None)
+  decode = sampler.program(tiny.sampler(**how), "decode", None)
   queue, slots = tiny.under_way(None, 16, **how)
   compiled = decode.lower(tiny.params(), queue, slots).compile()
   text = compiled.as_text()
@@ -493,9 +496,9 @@ def test_nothing_compiles_twice():
   made = {}
 
   def program(*kind):
-    return made.setdefault(kind, rollout.program(*kind))
+    return made.setdefault(kind, sampler.program(*kind))
 
-  rollout.program.cache_clear()
+  sampler.program.cache_clear()
   limits = tails(128, 200)
   for some in limits, limits[::-1].copy(), np.minimum(limits, 9):
     sample(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rl_reason import schedules
+from rl_reason.algorithms import schedules
 
 
 def rates(kind, steps, **keywords):

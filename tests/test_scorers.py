@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from rl_reason import scorers
-from rl_reason.tasks import Row
+from rl_reason.tasks import Row, scorers
 
 ROW = Row("5-1+1=", "5", 2)
 

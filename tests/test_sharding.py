@@ -8,8 +8,12 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import model, rollout, sharding, step, surrogates, weights
-from rl_reason.objective import Objective
+from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms.objective import Objective
+from rl_reason.models import decoder
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
+from rl_reason.training import step
 
 LR = 1e-3
 
@@ -27,12 +31,12 @@ def _update(mesh, *, name, steps, lr):
               functools.partial(
                   surrogates.ppo, clip_low=0.2, clip_high=0.28, dual_clip=10.0
               ),
-              weights.token_mean,
+              reductions.token_mean,
               kl="k3",
           ),
       )
   )
-  table = model.table(tiny.CFG)
+  table = decoder.table(tiny.CFG)
   coefs = dict(kl=np.float32(0.1), entropy=np.float32(0))
   with jax.set_mesh(mesh):
     where = step.state_shardings(table, tx, mesh)
@@ -92,7 +96,7 @@ def test_state_and_cache_are_split(meshes):
   assert local(state.params["embed"]) == state.params["embed"].nbytes / 2
 
   with jax.set_mesh(meshes[1]):
-    cache = jax.jit(lambda: model.empty_cache(tiny.CFG, 16, 24))()
+    cache = jax.jit(lambda: decoder.empty_cache(tiny.CFG, 16, 24))()
   assert local(cache.k) == cache.k.nbytes / 8
 
 
@@ -110,7 +114,7 @@ def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
         assert mesh.size == 1 or x.sharding.spec == sharding.spec(
             None, "batch", "kv_heads"
         )
-      compiled = rollout.program(tiny.sampler(**kind), "decode", None)
+      compiled = sampler.program(tiny.sampler(**kind), "decode", None)
       memory = compiled.lower(*args).compile().memory_analysis()
     held.append(memory.temp_size_in_bytes + memory.argument_size_in_bytes)
   assert held[1] < held[0] / 4
@@ -129,7 +133,7 @@ def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
   out = []
   for mesh in meshes:
     with jax.set_mesh(mesh):
-      rows = rollout.sample(
+      rows = sampler.sample(
           sharding.put(mesh, tiny.params()),
           sharding.put(mesh, tiny.prompts(16), "batch"),
           jax.random.key(0),
@@ -156,11 +160,11 @@ def test_responses_go_on_on_eight_devices(meshes):
           jax.random.key(0),
       )
       if begun is None:
-        told = rollout.stream(*args, tell=12, **static)
+        told = sampler.stream(*args, tell=12, **static)
         begun = sharding.fetch(next(told))
-        whole.append(sharding.fetch(rollout.sample(*args, **static)))
+        whole.append(sharding.fetch(sampler.sample(*args, **static)))
       begun = sharding.put(mesh, begun, "batch")
-      whole.append(sharding.fetch(rollout.sample(*args, begun=begun, **static)))
+      whole.append(sharding.fetch(sampler.sample(*args, begun=begun, **static)))
       begun = sharding.fetch(begun)
   rollouts, ended_B = begun
   assert ((rollouts.lengths_B > 0) & ~ended_B).any() and ended_B.any()
@@ -174,7 +178,7 @@ def test_groups_of_unequal_size_on_eight_devices(meshes):
   out = []
   for mesh in meshes:
     with jax.set_mesh(mesh):
-      rows = rollout.sample(
+      rows = sampler.sample(
           sharding.put(mesh, tiny.params()),
           sharding.put(mesh, tiny.prompts(16), "batch"),
           jax.random.key(0),

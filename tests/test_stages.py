@@ -10,16 +10,13 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import (
-    config,
-    display,
-    evaluate,
-    model,
-    rollout,
-    stages,
-    step,
-)
-from rl_reason.stages import Once, experience, rl
+from rl_reason import config
+from rl_reason.evaluation import evaluate
+from rl_reason.models import decoder
+from rl_reason.monitoring import display
+from rl_reason.rollout import sampler
+from rl_reason.training import experience, rl, session, step
+from rl_reason.training.session import Once
 
 
 def test_another_shape_is_an_error_not_a_recompilation():
@@ -43,10 +40,10 @@ def update_args(run, rows, advantages_BT=0.0):
 def test_the_update_donates_its_state(tmp_path):
   c = importlib.import_module("configs.dapo").get_config("smoke")
   c.log.tensorboard = False
-  run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
+  run = session.make_run(c, tmp_path, display.Display(False), threading.Event())
   with jax.set_mesh(run.mesh):
     tx, where = rl._optimizer(run)
-    table = model.table(run.cfg)
+    table = decoder.table(run.cfg)
     state = step.init_state(table, tx, where, run.key("parameters"))
     args = update_args(run, experience.no_rows(run))
     compiled = rl._update(run, tx, where).lower(state, *args).compile()
@@ -68,7 +65,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
   c.log.tensorboard = False
   c.updates.minibatches = 1
   c.updates.token_budget = 60
-  run = stages.make_run(c, tmp_path, display.Display(False), threading.Event())
+  run = session.make_run(c, tmp_path, display.Display(False), threading.Event())
   rng = np.random.default_rng(0)
   rows = experience.no_rows(run)
   r = rows.rollouts
@@ -81,7 +78,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
   with jax.set_mesh(run.mesh):
     tx, where = rl._optimizer(run)
     key = run.key("parameters")
-    state = step.init_state(model.table(run.cfg), tx, where, key)
+    state = step.init_state(decoder.table(run.cfg), tx, where, key)
     maker = experience.Maker(run, "test")
     cut = maker.layout(rows.rollouts)
     assert cut.packed_M.segments_RL.any((-2, -1)).sum() > 2
@@ -138,11 +135,11 @@ def test_a_verdict_that_takes_long_keeps_no_token_waiting(
 
   monkeypatch.setattr(evaluate, "begin_to_judge", slow)
   monkeypatch.setattr(run, "stream", all_of)
-  monkeypatch.setattr(rollout, "CHUNK", 1)
-  rollout.program.cache_clear()
+  monkeypatch.setattr(sampler, "CHUNK", 1)
+  sampler.program.cache_clear()
   with jax.set_mesh(run.mesh):
     experience.Maker(run, "rollout").generate(test_config.run_params(run))
-  rollout.program.cache_clear()
+  sampler.program.cache_clear()
   assert len(waited) > 1 and all(waited)
 
 
@@ -158,16 +155,16 @@ def test_verdicts_begin_while_others_are_sampled(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
       patch.setattr(evaluate, "begin_to_judge", spy)
-      patch.setattr(rollout, "SHARE", share)
-      patch.setattr(rollout, "CHUNK", chunk)
-      rollout.program.cache_clear()
+      patch.setattr(sampler, "SHARE", share)
+      patch.setattr(sampler, "CHUNK", chunk)
+      sampler.program.cache_clear()
       run = test_credit.make_run(tmp_path)
       with jax.set_mesh(run.mesh):
         maker = experience.Maker(run, "rollout")
         found.append(maker.generate(test_config.run_params(run)))
     assert sum(sizes) == run.config.rollout.batch
     assert (sum(map(bool, sizes)) > 1) == (share < 1)
-  rollout.program.cache_clear()
+  sampler.program.cache_clear()
   for name in ("tokens_BL", "lengths_B", "ids_B"):
     one, other = (getattr(x.rollouts, name) for x in found)
     np.testing.assert_array_equal(one, other)

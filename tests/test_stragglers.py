@@ -10,9 +10,11 @@ import test_config
 import test_credit
 import test_value
 
-from rl_reason import dynamic_sampling, metrics, rollout
-from rl_reason.stages import Stopped, experience, rl
+from rl_reason.monitoring import metrics
+from rl_reason.rollout import sampler
 from rl_reason.tasks import arithmetic
+from rl_reason.training import dynamic_sampling, experience, rl
+from rl_reason.training.session import Stopped
 
 FIELDS = dict(rollout__slots=8, dynamic_sampling__max_rounds=9)
 BATCH = dict(batch=32, group_size=4, surplus="discard", shortfall="pad")
@@ -92,11 +94,11 @@ ACROSS = FIELDS | dict(
 @pytest.fixture
 def often(monkeypatch):
   """The host looks every two steps: what it leaves is in the middle."""
-  monkeypatch.setattr(rollout, "CHUNK", 1)
-  monkeypatch.setattr(rollout, "BURST", 2)
-  rollout.program.cache_clear()
+  monkeypatch.setattr(sampler, "CHUNK", 1)
+  monkeypatch.setattr(sampler, "BURST", 2)
+  sampler.program.cache_clear()
   yield
-  rollout.program.cache_clear()
+  sampler.program.cache_clear()
 
 
 def test_responses_go_on_with_the_policy_of_the_next_step(tmp_path, often):

@@ -11,7 +11,7 @@ import reference
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason import advantages, surrogates, weights
+from rl_reason.algorithms import advantages, reductions, surrogates
 
 NAMES = ["ppo", "reinforce", "gspo", "cispo"]
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -213,7 +213,7 @@ def test_gspo_is_the_loss_of_whole_responses(data):
   rows = np.flatnonzero(mask_BT.any(1))
   with jax.enable_x64(True):
     w_BT = np.asarray(
-        weights.seq_mean_token_mean(jnp.array(mask_BT, float), None)
+        reductions.seq_mean_token_mean(jnp.array(mask_BT, float), None)
     )
 
   def eq_5(logps_BT):

@@ -13,12 +13,13 @@ import pytest
 import reference
 import test_golden_step as golden
 
-from rl_reason import step, surrogates, weights
+from rl_reason.algorithms import reductions, surrogates
 from rl_reason.structs import TrainState
+from rl_reason.training import step
 
 T, SMALL, SGD = golden.T, golden.SMALL, golden.SGD
 CLIP = functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.28)
-TOKENS = dict(surrogate=CLIP, reduction=weights.token_mean, kl="none")
+TOKENS = dict(surrogate=CLIP, reduction=reductions.token_mean, kl="none")
 NONE = dict(kl=0.0, entropy=0.0)
 
 

@@ -13,9 +13,14 @@ import pytest
 import test_config
 import test_credit
 
-from rl_reason import checkpoint, critic, evaluate, hf, model, step
-from rl_reason.stages import Stopped, experience, export, rl, value
+from rl_reason import hf
+from rl_reason.checkpointing import checkpoint
+from rl_reason.evaluation import evaluate
+from rl_reason.hf import export
+from rl_reason.models import critic, decoder
 from rl_reason.structs import RunError
+from rl_reason.training import experience, rl, step, value
+from rl_reason.training.session import Stopped
 
 compiled = test_config.compiled  # a fixture: compiles each program once
 digest = test_config.digest
@@ -252,7 +257,7 @@ def test_an_exported_critic_is_where_another_starts(whole, tmp_path):
     export.run(run, "newest")
     out = run.workdir / "export"
     source = hf.find(str(out / "policy"))
-    got = hf.load(source, model.table(source.cfg), run.mesh)
+    got = hf.load(source, decoder.table(source.cfg), run.mesh)
     assert digest(got) == digest(policy)
 
   start = dict(critic__init="exported", critic__path=str(out / "critic"))

@@ -7,7 +7,7 @@ import pytest
 import reference
 from hypothesis import given, settings, strategies as st
 
-from rl_reason import weights
+from rl_reason.algorithms import reductions
 
 NAMES = [
     "token_mean",
@@ -19,7 +19,7 @@ NAMES = [
 MEANS = ["token_mean", "seq_mean_token_mean", "prompt_token_mean"]
 JITTED = {
     name: jax.jit(
-        getattr(weights, name),
+        getattr(reductions, name),
         compiler_options={"xla_backend_optimization_level": 0},
     )
     for name in NAMES

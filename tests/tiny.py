@@ -4,11 +4,16 @@ import jax
 import numpy as np
 from padded import Rows
 
-from rl_reason import data, model, rollout, sharding, step, tasks, tokenizer
+from rl_reason import tasks
+from rl_reason.data import pipelines, tokenizer
+from rl_reason.models import decoder
+from rl_reason.rollout import sampler
+from rl_reason.scale import sharding
+from rl_reason.training import step
 
 TASK = tasks.get("arithmetic")
 TOK = tokenizer.load("", TASK.ALPHABET)
-CFG = model.ModelConfig(
+CFG = decoder.ModelConfig(
     vocab=len(TOK),
     layers=2,
     width=32,
@@ -23,13 +28,13 @@ SAMPLER = dict(cfg=CFG, eos=TOK.eos_token_id, pad=TOK.pad_token_id)
 
 
 def params(seed=0):
-  return model.init(CFG, jax.random.key(seed))
+  return decoder.init(CFG, jax.random.key(seed))
 
 
 def prompts(count, seed=0):
-  rows = data.Problems(TASK, (2, 3, 4, 5, 6), seed)
+  rows = pipelines.Problems(TASK, (2, 3, 4, 5, 6), seed)
   texts = [rows[i][1].prompt for i in range(count)]
-  return data.pack_prompts(TOK, texts, range(count), P)
+  return pipelines.pack_prompts(TOK, texts, range(count), P)
 
 
 def optimizer(**change):
@@ -39,8 +44,8 @@ def optimizer(**change):
   return step.make_optimizer(**usual | adam | change)
 
 
-def sampler(**change) -> rollout.Sampler:
-  return rollout.Sampler(**SAMPLER | dict(max_tokens=256) | change)
+def sampler(**change) -> sampler.Sampler:
+  return sampler.Sampler(**SAMPLER | dict(max_tokens=256) | change)
 
 
 def under_way(mesh, count, **change):
@@ -49,7 +54,7 @@ def under_way(mesh, count, **change):
   if mesh is not None:
     rows = sharding.put(mesh, rows, "batch")
     weights = sharding.put(mesh, weights)
-  start = rollout.program(sampler(**change), "start", None)
+  start = sampler.program(sampler(**change), "start", None)
   return start(weights, rows, jax.random.key(0), 1.0, None, None, None)
 
 

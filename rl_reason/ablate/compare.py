@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from rl_reason import config as config_lib, metrics, report
+from rl_reason import config as config_lib
 from rl_reason.ablate.jobs import Job
+from rl_reason.monitoring import metrics
+from rl_reason.report import page
 
 POINTS = 50  # of a series
 AXES = {"step": "steps", "tokens": "generated tokens", "flops": "FLOPs"}
@@ -55,20 +57,20 @@ def collect(c, jobs: Sequence[Job], measures: dict[str, Any]) -> dict[str, Any]:
     if not job.row or not job.finished():
       continue
     lines = metrics.read_jsonl(job.workdir / "metrics.jsonl")
-    rl = [x | report.derived(x) for x in report.of_stage(lines, "rl")]
-    held_out = report.thin(report.of_stage(lines, "evaluate"), POINTS)
-    scores = [report.numbers(x) for x in held_out]
+    rl = [x | page.derived(x) for x in page.of_stage(lines, "rl")]
+    held_out = page.thin(page.of_stage(lines, "evaluate"), POINTS)
+    scores = [page.numbers(x) for x in held_out]
     steps = [x["step"] for x in held_out]
     ends = [
-        {k: _short(x.value) for k, x in report.scores(held_out[i]).items()}
+        {k: _short(x.value) for k, x in page.scores(held_out[i]).items()}
         for i in (0, -1)
     ]
-    mean, _ = report.headline(ends[0])
+    mean, _ = page.headline(ends[0])
     names = {"accuracy": mean, "ci95": f"{mean}/ci95"}
     names |= {k: m.key for k, m in measures.items() if m.stage == "evaluate"}
     series = {k: m.key for k, m in measures.items() if m.stage == "rl"}
-    thin = report.thin(rl, POINTS)
-    spent = {kind: report.spent(lines, kind) for kind in report.COSTS}
+    thin = page.thin(rl, POINTS)
+    spent = {kind: page.spent(lines, kind) for kind in page.COSTS}
     columns = functools.partial(_columns, spent)
     differs = {
         k: v
@@ -127,7 +129,7 @@ def save(data: dict[str, Any], path: pathlib.Path) -> None:
   head = json.dumps(rest, indent=1).removesuffix("\n}")
   runs = ",\n".join(json.dumps(x) for x in data["runs"])
   path.parent.mkdir(parents=True, exist_ok=True)
-  report.put(path, f'{head},\n "runs": [\n{runs}\n]}}\n')
+  page.put(path, f'{head},\n "runs": [\n{runs}\n]}}\n')
 
 
 def interval(values_N: Sequence[float]) -> tuple[float, float | None]:
@@ -490,7 +492,7 @@ def figure(data: dict[str, Any], path: pathlib.Path) -> None:
   plt.close(fig)
 
 
-def page(data: dict[str, Any]) -> dict[str, Any]:
+def page_data(data: dict[str, Any]) -> dict[str, Any]:
   """What ablation.html.in shows."""
   look = styles(data)
   rows = [
@@ -511,8 +513,8 @@ def page(data: dict[str, Any]) -> dict[str, Any]:
       charts=charts,
       forest={x: _forest(data, rows, x, end) for x, end in where.items()},
       scores=table(data),
-      config=report.as_text(dict(command=data["command"]) | data["common"]),
-      environment=report.as_text(data["environment"]),
+      config=page.as_text(dict(command=data["command"]) | data["common"]),
+      environment=page.as_text(data["environment"]),
   )
 
 
@@ -560,9 +562,9 @@ def _forest(data, rows, axis: str, end: float) -> dict[str, Any]:
 def write(data: dict[str, Any], path: pathlib.Path) -> list[pathlib.Path]:
   """Writes .md, .html and, if matplotlib is there, .png beside the data."""
   out = [path.with_suffix(x) for x in (".md", ".html", ".png")]
-  report.put(out[0], markdown(data, path.stem))
-  text = report.template("ablation")
-  report.put(out[1], text.replace("@DATA@", report.embed(page(data))))
+  page.put(out[0], markdown(data, path.stem))
+  text = page.template("ablation")
+  page.put(out[1], text.replace("@DATA@", page.embed(page_data(data))))
   try:
     figure(data, out[2])
   except ModuleNotFoundError as e:

@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason import model, sharding
 from rl_reason.config import ConfigError, one_line
 from rl_reason.hf import architecture, tensors
 from rl_reason.hf.architecture import CONFIG, EACH, NEXT, WHOLE
 from rl_reason.hf.tensors import DTYPES, Fault, Tensor
+from rl_reason.models import decoder
+from rl_reason.scale import sharding
 from rl_reason.structs import Array, Tree
 
 SHARD = 5_000_000_000  # bytes of a file
@@ -105,7 +106,7 @@ class Source(NamedTuple):
   where: str
   path: pathlib.Path
   config: dict[str, Any]
-  cfg: model.ModelConfig
+  cfg: decoder.ModelConfig
   context: int
   tensors: dict[str, Tensor]
   head: str
@@ -121,8 +122,8 @@ class Place(NamedTuple):
   turned: bool  # a matrix that is [out, in] there and [in, out] here
 
 
-def _rows(table: Tree) -> list[model.Param]:
-  return jax.tree.leaves(table, is_leaf=lambda x: isinstance(x, model.Param))
+def _rows(table: Tree) -> list[decoder.Param]:
+  return jax.tree.leaves(table, is_leaf=lambda x: isinstance(x, decoder.Param))
 
 
 def places(table: Tree) -> dict[str, Place]:
@@ -132,7 +133,7 @@ def places(table: Tree) -> dict[str, Place]:
     table: of `model` or of `critic`: a pytree of `model.Param`.
   """
   rows, _ = jax.tree_util.tree_flatten_with_path(
-      table, is_leaf=lambda x: isinstance(x, model.Param)
+      table, is_leaf=lambda x: isinstance(x, decoder.Param)
   )
   first, layers, last = {}, {}, {}
   for leaf, (path, row) in enumerate(rows):
@@ -160,7 +161,7 @@ def places(table: Tree) -> dict[str, Place]:
 def find(
     given: str,
     field: str = "model.path",
-    table: Callable[[model.ModelConfig], Tree] = model.table,
+    table: Callable[[decoder.ModelConfig], Tree] = decoder.table,
 ) -> Source:
   """Checks everything about a checkpoint but the values of its weights.
 
@@ -276,7 +277,7 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   Raises:
     ConfigError: a weight is NaN or infinite; names its tensor.
   """
-  rows, where = _rows(table), jax.tree.leaves(model.shardings(table, mesh))
+  rows, where = _rows(table), jax.tree.leaves(decoder.shardings(table, mesh))
   insert = [
       jax.jit(
           _insert, donate_argnums=0, static_argnames="turned", out_shardings=at
@@ -296,7 +297,7 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
         leaves[i], _put(source, name, place, mesh), layer, turned=place.turned
     )
     leaves[i].block_until_ready()  # else the host reads far ahead
-  return jax.tree.structure(model.shardings(table, mesh)).unflatten(leaves)
+  return jax.tree.structure(decoder.shardings(table, mesh)).unflatten(leaves)
 
 
 def _insert(whole: Array, x: Array, layer: Array, turned: bool) -> Array:
@@ -330,7 +331,7 @@ def save(
     directory: pathlib.Path,
     params: Tree,
     table: Tree,
-    cfg: model.ModelConfig,
+    cfg: decoder.ModelConfig,
     *,
     head: str = "",
     source: Source | None = None,

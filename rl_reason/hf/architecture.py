@@ -6,9 +6,9 @@ import functools
 import sys
 from typing import Any, NamedTuple, TypeGuard
 
-from rl_reason import model
 from rl_reason.config import ConfigError
 from rl_reason.hf.tensors import Fault
+from rl_reason.models import decoder
 
 CONFIG = "config.json"
 # What the head of a model says; classes of transformers end so.
@@ -153,7 +153,7 @@ def _count(config: dict[str, Any], name: str, default=None) -> int:
   return value
 
 
-def read(config: dict[str, Any]) -> model.ModelConfig:
+def read(config: dict[str, Any]) -> decoder.ModelConfig:
   """The shape that a config.json says.
 
   Raises:
@@ -177,7 +177,7 @@ def read(config: dict[str, Any]) -> model.ModelConfig:
   eps = config.get("rms_norm_eps", 1e-6)
   if not _is_number(eps) or eps < 0:
     refuse("rms_norm_eps", "must be a number, 0 or more")
-  return model.ModelConfig(
+  return decoder.ModelConfig(
       vocab=count("vocab_size"),
       layers=count("num_hidden_layers"),
       width=width,
@@ -269,7 +269,7 @@ def context(config: dict[str, Any]) -> int:
   return most
 
 
-def fields(cfg: model.ModelConfig) -> dict[str, Any]:
+def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
   """The fields of a ModelConfig that a checkpoint decides."""
   out = dataclasses.asdict(cfg)
   for name in ("dtype", "remat", "logprob_chunk", "attention", "tokens"):
@@ -277,7 +277,7 @@ def fields(cfg: model.ModelConfig) -> dict[str, Any]:
   return out
 
 
-def write(cfg: model.ModelConfig, context: int) -> dict[str, Any]:
+def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
   """The config.json of a shape: of the first family that can say it all.
 
   Args:
@@ -319,10 +319,10 @@ def write(cfg: model.ModelConfig, context: int) -> dict[str, Any]:
   )
 
 
-def rope_fields(cfg: model.ModelConfig) -> dict[str, Any]:
+def rope_fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
   """Rotary positions for transformers 5 and, twice, for those before."""
   values = (cfg.rope_factor, cfg.rope_low, cfg.rope_high, cfg.rope_context)
-  plain = model.ModelConfig
+  plain = decoder.ModelConfig
   if values == (
       plain.rope_factor,
       plain.rope_low,

@@ -9,7 +9,7 @@ import importlib
 import types
 from collections.abc import Callable
 
-from rl_reason import datasets
+from rl_reason import verifiers
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
@@ -20,7 +20,7 @@ STYLES = ()
 
 @functools.cache
 def _verifier(kind: str) -> types.ModuleType:
-  return importlib.import_module(datasets.KINDS[kind])
+  return importlib.import_module(verifiers.KINDS[kind])
 
 
 def check(text: str, kind: str, gold: str, tolerance: float) -> bool:

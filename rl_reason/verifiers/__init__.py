@@ -14,6 +14,13 @@ processes that may crash or hang.
 
 import importlib
 
+# Kind of a row -> the module that verifies it.
+KINDS = {
+    "math": "rl_reason.verifiers.math",
+    "choice": "rl_reason.verifiers.choice",
+    "code": "rl_reason.verifiers.code",
+}
+
 
 def ask(module: str, function: str, *texts: str) -> bool:
   """What a function of a verifier says; for `workers.Pool`."""

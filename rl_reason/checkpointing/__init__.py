@@ -1,0 +1,1 @@
+"""Checkpoints that are whole or absent, and stages that resume from them."""

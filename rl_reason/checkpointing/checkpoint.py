@@ -1,0 +1,195 @@
+"""Checkpoints that are whole or not there: orbax, then a manifest.
+
+  DIR/STEP/state/         the pytree, by orbax, written in the background
+  DIR/STEP/host.json      what else a run needs to go on
+  DIR/STEP/manifest.json  SHA-256 of every file above; written last
+
+Orbax restores a flipped bit without a word, so every file is hashed before a
+restore. A checkpoint without a manifest is unfinished.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from rl_reason.monitoring import metrics
+from rl_reason.structs import Tree
+
+MANIFEST = "manifest.json"
+
+
+def _hashes(directory: pathlib.Path) -> dict[str, str]:
+  return {
+      str(path.relative_to(directory)): hashlib.sha256(
+          path.read_bytes()
+      ).hexdigest()
+      for path in sorted(directory.rglob("*"))
+      if path.is_file() and path.name != MANIFEST
+  }
+
+
+def _fault(directory: pathlib.Path) -> str | None:
+  """What is wrong with a checkpoint, or None."""
+  manifest = directory / MANIFEST
+  if not manifest.exists():
+    return "unfinished (it has no manifest)"
+  try:
+    wanted = dict(json.loads(manifest.read_text())["files"])
+  except (ValueError, KeyError, TypeError, OSError, RecursionError):
+    return "damaged (its manifest cannot be read)"
+  if "host.json" not in wanted:
+    return "damaged (its manifest lacks host.json)"
+  found = _hashes(directory)
+  for name, digest in wanted.items():
+    if name not in found:
+      return f"damaged ({name} is missing)"
+    if found[name] != digest:
+      return f"damaged ({name} has changed)"
+  return None
+
+
+def _score(directory: pathlib.Path) -> float | None:
+  """What a manifest says of its step; None if it says nothing."""
+  try:
+    score = json.loads((directory / MANIFEST).read_text())["score"]
+  except (ValueError, KeyError, TypeError, OSError, RecursionError):
+    return None
+  return score if isinstance(score, int | float) else None
+
+
+class Checkpoints:
+  """The checkpoints of one stage.
+
+  Args:
+    directory: where; made at the first save.
+    keep_last: how many of the newest stay.
+    keep_best: how many with the highest `score` stay besides.
+  """
+
+  def __init__(
+      self, directory: pathlib.Path, keep_last: int = 1, keep_best: int = 0
+  ):
+    self._dir = directory.absolute()
+    self.name = directory.name
+    self._keep = keep_last, keep_best
+    self._orbax = ocp.StandardCheckpointer()
+    self._pool = concurrent.futures.ThreadPoolExecutor(1)
+    self._saving: concurrent.futures.Future | None = None
+    self.saved: int | None = None  # the step last saved or restored
+    self._first = jax.process_index() == 0
+
+  def steps(self) -> list[int]:
+    """Steps that have a directory, oldest first, finished or not."""
+    if not self._dir.exists():
+      return []
+    return sorted(int(p.name) for p in self._dir.iterdir() if p.name.isdigit())
+
+  def fault(self, step: int) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    return _fault(self._dir / str(step))
+
+  def save(
+      self, step: int, state: Tree, host: dict, score: float | None = None
+  ) -> None:
+    """Starts a save; the state may be donated as soon as this returns.
+
+    Args:
+      step: names the checkpoint.
+      state: arrays on the mesh, or numpy arrays that are equal everywhere.
+      host: JSON.
+      score: higher is better; None never counts as best.
+    """
+    self.wait()
+    self.saved = step
+    path = self._dir / str(step)
+    if self._first:
+      shutil.rmtree(path, ignore_errors=True)
+      path.mkdir(parents=True)
+      metrics.write_json(path / "host.json", host)
+    _together("save")
+    self._orbax.save(path / "state", state)
+    self._saving = self._pool.submit(self._finish, path, step, score)
+
+  def _finish(self, path, step, score) -> None:
+    self._orbax.wait_until_finished()
+    if self._first:
+      manifest = dict(step=step, score=score, files=_hashes(path))
+      metrics.write_json(path / MANIFEST, manifest)
+      self._prune()
+
+  def _prune(self) -> None:
+    last, best = self._keep
+    scores = {
+        step: _score(self._dir / str(step))
+        for step in self.steps()
+        if (self._dir / str(step) / MANIFEST).exists()
+    }
+    keep = set(list(scores)[-last:])
+    scored = {s: x for s, x in scores.items() if x is not None}
+    keep |= set(sorted(scored, key=lambda s: (-scored[s], s))[:best])
+    for step in scores.keys() - keep:
+      (self._dir / str(step) / MANIFEST).unlink()  # so half of it is unfinished
+      shutil.rmtree(self._dir / str(step))
+
+  def wait(self) -> None:
+    """Until the save under way is whole."""
+    if self._saving is not None:
+      self._saving.result()
+      self._saving = None
+
+  def newest(self, warn: Callable[[str], None] = print) -> int | None:
+    """The newest step that is whole; names and skips those that are not."""
+    found = -1
+    if self._first:
+      for step in reversed(self.steps()):
+        problem = self.fault(step)
+        if problem is None:
+          found = step
+          break
+        warn(f"checkpoint {self.name}/{step} is {problem}: skipped")
+    if jax.process_count() > 1:
+      found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    return None if found < 0 else found
+
+  def best(self) -> int | None:
+    """The step with the highest score among those that are whole."""
+    scores = {
+        step: _score(self._dir / str(step))
+        for step in self.steps()
+        if self.fault(step) is None
+    }
+    scored = [s for s in scores if scores[s] is not None]
+    return max(scored, key=lambda s: (scores[s], -s), default=None)
+
+  def host(self, step: int) -> dict:
+    """The JSON of a checkpoint."""
+    return json.loads((self._dir / str(step) / "host.json").read_text())
+
+  def restore(self, step: int, like: Tree) -> Tree:
+    """The state of a checkpoint.
+
+    Args:
+      step: a step that `newest` returned.
+      like: arrays or ShapeDtypeStructs with the shapes and shardings wanted.
+    """
+    self.saved = step
+    return self._orbax.restore(self._dir / str(step) / "state", like)
+
+  def close(self) -> None:
+    """Waits, and ends the background thread."""
+    self.wait()
+    self._pool.shutdown()
+    self._orbax.close()
+
+
+def _together(name: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)

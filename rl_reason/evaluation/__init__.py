@@ -1,0 +1,1 @@
+"""Held-out accuracy, during a run and as a command of its own."""

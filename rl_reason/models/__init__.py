@@ -1,0 +1,1 @@
+"""The decoder, its attention, and the critic, as functions of a pytree."""

@@ -1,0 +1,120 @@
+"""The critic: a decoder of its own with a value head, V of every prefix.
+
+Heads: one number; several, mixed by learned gates; or a categorical
+distribution over a fixed support, whose mean is the value.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.algorithms.values import support
+from rl_reason.models import decoder
+from rl_reason.structs import Array, Packed, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+  """Static shape of a critic; hashable.
+
+  Attributes:
+    trunk: of the decoder.
+    head: 'scalar', 'gated' or 'categorical'.
+    heads: of a gated head.
+    bins, low, high: support of a categorical head.
+  """
+
+  trunk: decoder.ModelConfig
+  head: str = "scalar"
+  heads: int = 4
+  bins: int = 41
+  low: float = -2.0
+  high: float = 2.0
+
+
+def table(cfg: CriticConfig) -> dict[str, Any]:
+  """Every parameter of the critic: a pytree of `model.Param`."""
+  trunk = decoder.table(cfg.trunk)
+  trunk.pop("head", None)  # nothing predicts tokens here
+  width = cfg.trunk.width
+
+  def matrix(count, init="normal"):
+    return decoder.Param((width, count), ("embed", None), init, width)
+
+  def bias(count):
+    return decoder.Param((count,), (None,), "zeros")
+
+  if cfg.head == "scalar":
+    head = dict(value=matrix(1), bias=bias(1))
+  elif cfg.head == "gated":
+    head = dict(
+        value=matrix(cfg.heads), bias=bias(cfg.heads), gate=matrix(cfg.heads)
+    )
+  elif cfg.head == "categorical":
+    head = dict(value=matrix(cfg.bins), bias=bias(cfg.bins))
+  else:
+    raise ValueError(f"critic.head = {cfg.head!r}: scalar, gated, categorical")
+  return dict(trunk=trunk, value_head=head)
+
+
+def init(cfg: CriticConfig, key: Array, policy_params: Tree | None) -> Tree:
+  """fp32 parameters: the trunk of a policy, or a random one; a random head."""
+  params = decoder.init_table(table(cfg), key)
+  if policy_params is not None:
+    params["trunk"] = {name: policy_params[name] for name in params["trunk"]}
+  return params
+
+
+def values(
+    params: Tree, cfg: CriticConfig, packed: Packed
+) -> tuple[Array, Array | None]:
+  """V of the prefix BEFORE each response token.
+
+  Args:
+    params: as `init` makes them.
+    cfg: static.
+    packed: prompts and responses.
+
+  Returns:
+    [B, T] float32, and for a categorical head its logits [B, T, bins]. Behind a
+    response they are those of its first token.
+  """
+  hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
+  values_RL, logits_RLN = _head(params["value_head"], cfg, hidden_RLD)
+  source_BT = packed.source_BT
+  if logits_RLN is None:
+    return values_RL.reshape(-1)[source_BT], None
+  flat_XN = logits_RLN.reshape(-1, logits_RLN.shape[-1])
+  return values_RL.reshape(-1)[source_BT], flat_XN[source_BT]
+
+
+def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
+  """V of each whole response, after its last token: what a reward model says.
+
+  Args:
+    params: as `init` makes them.
+    cfg: static.
+    packed: prompts and responses.
+
+  Returns:
+    [B] float32; a row without a response gets any score.
+  """
+  hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
+  values_RL, _ = _head(params["value_head"], cfg, hidden_RLD)
+  # The last response token is behind the last one that predicts.
+  return values_RL.reshape(-1)[packed.source_BT.max(1) + 1]
+
+
+def _head(head: Tree, cfg: CriticConfig, hidden: Array):
+  """Values of hidden states [..., D], and the logits of a categorical head."""
+  hidden = hidden.astype(jnp.float32)
+  out_N = hidden @ head["value"] + head["bias"]
+  if cfg.head == "gated":
+    gate_N = jax.nn.softmax(hidden @ head["gate"], -1)
+    return jnp.sum(gate_N * out_N, -1), None
+  if cfg.head == "categorical":
+    points_N = support(cfg.bins, cfg.low, cfg.high)
+    return jax.nn.softmax(out_N, -1) @ points_N, out_N
+  return out_N[..., 0], None

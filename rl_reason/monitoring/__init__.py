@@ -1,0 +1,1 @@
+"""What a run logs, shows on the screen, and warns about."""

@@ -1,0 +1,1 @@
+"""Reward models: training one, and using those of others."""

@@ -1,0 +1,1 @@
+"""Sampling of responses: a stateless function of parameters and prompts."""

@@ -1,0 +1,66 @@
+"""The weights that rollouts are sampled with, made once an RL step.
+
+Decoding reads every weight for each token: the fewer bytes, the faster. They
+are cast or quantised where they lie, and then gathered over the fsdp axis, so
+that no token waits for weights of other devices.
+"""
+
+import jax
+
+from rl_reason.models import decoder, lora
+from rl_reason.scale import linear
+from rl_reason.structs import Tree
+
+
+def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
+  """The weights that `make` returns: a pytree of `model.Param`.
+
+  Args:
+    cfg: of the policy.
+    weights: 'same', 'bfloat16' or 'int8'.
+  """
+  rows = decoder.table(cfg)
+  if weights == "int8":
+    embed = rows["embed"]
+    head = decoder.Param(embed.shape[::-1], embed.axes[::-1], embed.init)
+    rows["head"] = _quantized(rows.get("head", head))
+    for name in decoder.MATRICES:
+      rows["layers"][name] = _quantized(rows["layers"][name])
+  return jax.tree.map(_gathered, rows, is_leaf=decoder.is_param)
+
+
+def _quantized(row: decoder.Param) -> linear.Int8:
+  shape, axes = row.shape, row.axes
+  scale = decoder.Param(
+      (*shape[:-2], shape[-1]), (*axes[:-2], axes[-1]), row.init
+  )
+  return linear.Int8(row, scale)
+
+
+def _gathered(row: decoder.Param) -> decoder.Param:
+  axes = tuple(None if axis == "embed" else axis for axis in row.axes)
+  return row._replace(axes=axes)
+
+
+def make(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
+  """The weights of a policy for the sampler.
+
+  int8 is for matrices, the output head among them: it is then there beside the
+  embedding even if they are tied. Norms stay fp32, the embedding and biases are
+  of the products' dtype.
+
+  Args:
+    params: of the policy; factors are merged.
+    cfg: of the policy.
+    weights: 'same' (changes no number), 'bfloat16' or 'int8'.
+  """
+  whole = lora.merge(params)
+  if weights != "int8":
+    return linear.cast(whole, cfg.dtype if weights == "same" else weights)
+  head = whole["head"] if "head" in whole else whole["embed"].T
+  small = {
+      name: linear.quantize(whole["layers"][name]) for name in decoder.MATRICES
+  }
+  out = linear.cast(whole, cfg.dtype)
+  layers = out["layers"] | small
+  return out | dict(layers=layers, head=linear.quantize(head))

@@ -1,0 +1,1 @@
+"""Many devices and less memory: meshes, LoRA, int8; no algorithm."""

@@ -1,0 +1,1 @@
+"""The RL loop and the other training stages."""
