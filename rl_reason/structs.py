@@ -20,7 +20,7 @@ Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
 | S      | slots of the key/value cache                |
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from flax import struct
 
@@ -31,6 +31,12 @@ class RunError(RuntimeError):
 
 Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
 Tree = Any  # a pytree of arrays
+
+# Closed ranges (low, high) of keyword arguments; None is no bound. Annotations
+# of functions that a config names: the config's check reads them.
+UnitInterval = Annotated[float, (0, 1)]
+NonNegative = Annotated[float, (0, None)]
+Positive = Annotated[float, (1e-9, None)]
 
 
 @struct.dataclass
