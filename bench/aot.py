@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from rl_reason.algorithms import objective, reductions, surrogates
-from rl_reason.models import decoder
+from rl_reason.models import decoder, parameters
 from rl_reason.report import page
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
@@ -127,7 +127,7 @@ def decode(
   mesh = sharding.make_mesh(-1, 1, cfg.kv_heads, devices)
   engine = sampler.Sampler(cfg, GROUP, RESPONSE, eos=1, pad=0, slots=SLOTS)
   table = decoder.table(cfg)
-  params = decoder.abstract(table, decoder.shardings(table, mesh))
+  params = parameters.abstract(table, parameters.shardings(table, mesh))
   prompts = Prompts(
       tokens_NP=struct(mesh, (PROMPTS, PROMPT), jnp.int32, "batch", None),
       start_N=struct(mesh, (PROMPTS,), jnp.int32, "batch"),

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bench import harness, ours
-from rl_reason.models import decoder
+from rl_reason.models import decoder, parameters
 
 TASKS = ("rollout", "update", "rl_step")
 
@@ -73,14 +73,14 @@ def work(
   read = decoder.table(cfg)
   if not cfg.tied:
     del read["embed"]  # but for a row a token
-  rows = jax.tree.leaves(read, is_leaf=decoder.is_param)
+  rows = jax.tree.leaves(read, is_leaf=parameters.is_param)
   weights = sum(functools.reduce(int.__mul__, row.shape) for row in rows)
   token = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim  # its key and value
   steps = max(max(limits), -(-sum(limits) // slots))
   seen = sum(n * (size.prompt + n / 2) for n in limits)
 
   def flops(tokens, context):
-    return tokens * decoder.flops_per_token(cfg, context)
+    return tokens * parameters.flops_per_token(decoder.table(cfg), context)
 
   return dict(
       decode_bytes=itemsize * (steps * weights + token * seen),

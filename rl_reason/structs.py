@@ -184,7 +184,7 @@ class TrainState:
   """All that an update reads and writes.
 
   Attributes:
-    params: what learns, in fp32: all parameters (see `model.table`), or the
+    params: what learns, in fp32: all parameters (see `decoder.table`), or the
       factors beside a base (see `lora.table`).
     opt_state: of the optax optimizer.
     step: int32 scalar, steps of the stage that are done.

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
+from rl_reason.scale import pallas, sharding
 
 K, Q, C, LAYERS = 2, 2, 128, 2
 POSITIONS = (-1, 0, 1, 127, 128, 300, 511, 17)
@@ -30,7 +30,7 @@ def interpreted(monkeypatch):
       ("tpu.splash_attention", "make_splash_mha"),
       ("tpu.paged_attention", "paged_attention"),
   ):
-    module = attention._import(name)
+    module = pallas._import(name)
     plain = getattr(module, fn)
     if name == "tpu.paged_attention":
 
@@ -83,7 +83,7 @@ def assert_near(got, want, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kernels", attention.KERNELS)
+@pytest.mark.parametrize("kernels", pallas.KERNELS)
 def test_packed_rows_and_their_gradients(kernels, dtype, interpreted):
   args = rows(2, 200, dtype)
   want = gradients("xla", *args)
@@ -98,8 +98,8 @@ def inputs(count, dtype, slots=512, int8=False):
   k, v = (normal(*shape, dtype=dtype, seed=s) for s in (4, 5))
   if not int8:
     return q, *new, attention.Cache(k, v)
-  empty = attention.empty("gpu", LAYERS, count, K, slots, C, "int8")
-  return q, *new, attention._held(empty, k, v)
+  empty = attention.empty_cache("gpu", LAYERS, count, K, slots, C, "int8")
+  return q, *new, attention._cache_entries(empty, k, v)
 
 
 def step(kernels, q, k, v, cache, positions):
@@ -112,7 +112,7 @@ def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
   *new, cache = inputs(len(positions), dtype, slots, int8)
 
   def turned(cache):
-    k = attention._turned(kernels, cache.k)
+    k = attention._key_layout(kernels, cache.k)
     return dataclasses.replace(cache, k=k)
 
   run = jax.jit(functools.partial(step, kernels))
@@ -138,7 +138,7 @@ def test_decoding_rows_of_any_length(kernels, slots, int8, interpreted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", attention.KERNELS)
+@pytest.mark.parametrize("kernels", pallas.KERNELS)
 def test_gradients_on_eight_devices(kernels, interpreted):
   """Rows over (data, fsdp), heads over tensor."""
   args = rows(4, 128, "bfloat16")
@@ -177,7 +177,7 @@ def test_an_int8_cache_by_hand():
   first = jnp.array([2.54, -1.0, 0.013, 0.03]).reshape(1, 1, 1, 4)
   second = jnp.array([-5.08, 0.0, 0.1, 2.0]).reshape(1, 1, 1, 4)
   q = jnp.zeros((1, 1, 1, 1, 4))
-  cache = attention.empty("xla", 1, 1, 1, 3, 4, "int8")
+  cache = attention.empty_cache("xla", 1, 1, 1, 3, 4, "int8")
   prefill = attention.prefill(jnp.ones((1, 1), jnp.int32))
   _, cache = prefill("xla", 0, q, first, -first, cache)
   decode = attention.decode(jnp.array([1]))
@@ -235,7 +235,7 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", attention.KERNELS)
+@pytest.mark.parametrize("kernels", pallas.KERNELS)
 def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
   """Prefill, copies of prefixes and decoding keep the cache in one layout."""
   shape = dict(head_dim=C, dtype="bfloat16", layers=1)
@@ -265,9 +265,11 @@ def test_kernels_are_lowered_for_their_platform(platform):
   q, k, v, segments = jax.eval_shape(lambda: rows(2, 1024, "bfloat16"))
   positions = jax.ShapeDtypeStruct((2,), jnp.int32)
   caches = [
-      jax.eval_shape(lambda x=x: attention.empty(kernels, 2, 2, K, 512, C, x))
+      jax.eval_shape(
+          lambda x=x: attention.empty_cache(kernels, 2, 2, K, 512, C, x)
+      )
       for x in ("bfloat16", "int8")
-      if x != "int8" or attention.KERNELS[kernels].int8
+      if x != "int8" or pallas.KERNELS[kernels].int8
   ]
 
   def train(q, k, v, segments):
@@ -285,7 +287,7 @@ def test_kernels_are_lowered_for_their_platform(platform):
 
 
 def test_choice_of_kernels():
-  choose = attention.choose
+  choose = pallas.choose
   assert choose("auto", "tpu", "bfloat16", 128)[0] == "tpu"
   assert choose("auto", "gpu", "bfloat16", 64)[0] == "gpu"
   for wanted, backend, dtype, dim, word in (

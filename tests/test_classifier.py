@@ -13,7 +13,7 @@ from test_config import digest, run_params
 
 from rl_reason import checks, hf
 from rl_reason.config import ConfigError
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier, train
 from rl_reason.scale import sharding
 from rl_reason.structs import RunError
@@ -85,12 +85,12 @@ def test_in_and_out_is_bit_exact(kind, dtype, tmp_path):
 
 
 def test_a_bias_cannot_go_out(tmp_path):
-  params = decoder.init_table(table(tiny.CFG), jax.random.key(0))
+  params = parameters.init_table(table(tiny.CFG), jax.random.key(0))
   params["value_head"]["bias"] += 0.5
   with pytest.raises(ConfigError, match=r"1 outputs and a bias of \[0.5\]: a"):
     hf.save(tmp_path / "x", params, table(tiny.CFG), tiny.CFG, head=hf.WHOLE)
   gated = critic.table(critic.CriticConfig(tiny.CFG, "gated", heads=3))
-  params = decoder.init_table(gated, jax.random.key(0))
+  params = parameters.init_table(gated, jax.random.key(0))
   with pytest.raises(ConfigError, match="value_head: 3 outputs"):
     hf.save(tmp_path / "x", params, gated, tiny.CFG, head=hf.WHOLE)
   assert not (tmp_path / "x").exists()
@@ -98,7 +98,7 @@ def test_a_bias_cannot_go_out(tmp_path):
 
 def test_the_end_of_a_response_is_not_padding(tmp_path):
   """transformers scores what stands before the padding: EOS must not be it."""
-  params = decoder.init_table(table(tiny.CFG), jax.random.key(0))
+  params = parameters.init_table(table(tiny.CFG), jax.random.key(0))
   path = test_hf.with_tokenizer(tmp_path / "tok")
   for pad, wanted in ((tiny.TOK.pad_token, 0), (tiny.TOK.eos_token, None)):
     tok = test_hf.tokenizer.load(str(path), ALPHABET)

@@ -18,7 +18,7 @@ from conftest import ROOT
 from rl_reason import checks, config, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import tokenizer
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import display
 from rl_reason.reward_models import train
 from rl_reason.scale import sharding
@@ -687,7 +687,7 @@ def test_the_critic_starts_from_an_exported_one(tmp_path):
     with pytest.raises(RunError, match="critic.path = .*: holds no whole"):
       value.run(run, run_params(run))
     table = critic.table(run.critic_cfg)
-    params = decoder.init_table(table, jax.random.key(3))
+    params = parameters.init_table(table, jax.random.key(3))
     out = checkpoint.Checkpoints(tmp_path / "export" / "critic")
     out.save(7, params, dict(config=config.flat(c)))
     out.close()

@@ -24,8 +24,8 @@ from conftest import ROOT
 
 from rl_reason import checks, config
 from rl_reason.algorithms import objective, reductions, surrogates
-from rl_reason.models import attention, critic, decoder
-from rl_reason.scale import sharding
+from rl_reason.models import attention, critic, decoder, parameters
+from rl_reason.scale import packed_attention, sharding
 from rl_reason.structs import Experience, Rollouts, TrainState
 from rl_reason.training import (
     dynamic_sampling,
@@ -99,6 +99,7 @@ class Wide:
 @pytest.fixture
 def wide(monkeypatch):
   monkeypatch.setattr(attention, "jnp", Wide())
+  monkeypatch.setattr(packed_attention, "jnp", Wide())
   monkeypatch.setattr(decoder, "jnp", Wide())
   monkeypatch.setattr(step, "jnp", Wide())
   monkeypatch.setattr(critic, "jnp", Wide())
@@ -112,7 +113,7 @@ def random_leaves(cfg, seed=0):
   shapes = jax.tree.map(
       lambda row: np.zeros(row.shape),
       decoder.table(cfg),
-      is_leaf=lambda x: isinstance(x, decoder.Param),
+      is_leaf=parameters.is_param,
   )
   return {
       name: rng.normal(1, 0.3, x.shape)

@@ -21,7 +21,7 @@ from rl_reason import hf
 from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.hf import architecture, export, tensors
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import display
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
@@ -195,7 +195,7 @@ def test_parameters_are_the_tensors_turned_and_stacked(kind, tmp_path, mesh):
   path = checkpoint(tmp_path, kind, np.float32, 2)
   weights = weights_of(config_of(kind))
   source, params = load(path, mesh)
-  where = decoder.shardings(decoder.table(source.cfg), mesh)
+  where = parameters.shardings(decoder.table(source.cfg), mesh)
   assert [x.sharding for x in jax.tree.leaves(params)] == jax.tree.leaves(where)
   for ours, theirs in dict(q="self_attn.q_proj", down="mlp.down_proj").items():
     want = [weights[f"model.layers.{i}.{theirs}.weight"].T for i in range(3)]
@@ -320,7 +320,7 @@ def test_a_value_head_goes_out_and_in(head, tmp_path, mesh):
     return critic.table(critic.CriticConfig(cfg, head, heads=3, bins=5))
 
   rows = table(tiny.CFG)
-  params = decoder.init_table(rows, jax.random.key(0))
+  params = parameters.init_table(rows, jax.random.key(0))
   hf.save(tmp_path / "x", params, rows, tiny.CFG)
   source, again = load(tmp_path / "x", mesh, table)
   jax.tree.map(np.testing.assert_array_equal, params, again)

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from rl_reason import checks
-from rl_reason.models import decoder
+from rl_reason.models import decoder, parameters
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.scale import linear, sharding
 from rl_reason.scale.linear import Int8, LowRank
@@ -106,7 +106,7 @@ def test_the_table_is_that_of_the_weights(kind, tied):
   params = decoder.init(cfg, jax.random.key(0))
   made = sampler_weights.make(params, cfg, kind)
   rows = sampler_weights.table(cfg, kind)
-  shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=decoder.is_param)
+  shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=parameters.is_param)
   got = jax.tree.map(lambda x: x.shape, made)
   assert shapes == got
   layers, small = made["layers"], kind == "int8"
@@ -151,9 +151,9 @@ def test_eight_devices_sample_with_the_same_weights(kind):
   """From parameters split over fsdp; the sampler's are whole there."""
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
-    where = decoder.shardings(decoder.table(tiny.CFG), mesh)
+    where = parameters.shardings(decoder.table(tiny.CFG), mesh)
     params = jax.device_put(tiny.params(), where)
-    out = decoder.shardings(sampler_weights.table(tiny.CFG, kind), mesh)
+    out = parameters.shardings(sampler_weights.table(tiny.CFG, kind), mesh)
     make = functools.partial(sampler_weights.make, cfg=tiny.CFG, weights=kind)
     made = jax.jit(make, out_shardings=out)(params)
     for a, b in zip(

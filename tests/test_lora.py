@@ -16,7 +16,7 @@ from rl_reason import hf
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.hf import export
-from rl_reason.models import decoder, lora
+from rl_reason.models import decoder, lora, parameters
 from rl_reason.scale import sharding
 from rl_reason.structs import RunError
 from rl_reason.training import rl, sft, step
@@ -28,7 +28,7 @@ TABLE = lora.table(tiny.CFG, RANK, TARGETS)
 
 def factors(seed=None):
   """Of step 0; with a seed, as if they had learnt."""
-  made = decoder.init_table(TABLE, jax.random.key(1))
+  made = parameters.init_table(TABLE, jax.random.key(1))
   if seed is None:
     return made
   rng = np.random.default_rng(seed)
@@ -117,7 +117,7 @@ def update(mesh, name, learnt):
   with jax.set_mesh(mesh):
     where = step.state_shardings(TABLE, tx, mesh)
     base = jax.device_put(
-        tiny.params(), decoder.shardings(decoder.table(tiny.CFG), mesh)
+        tiny.params(), parameters.shardings(decoder.table(tiny.CFG), mesh)
     )
     state = step.new_state(jax.device_put(learnt, where.params), tx, where)
     cut = padded.put(mesh, tiny.batch(1, 16), 2)
@@ -169,7 +169,7 @@ def test_a_checksum_sees_bits_and_places_and_no_mesh(meshes):
   params = tiny.params()
   want = lora.digest(params)
   split = jax.device_put(
-      params, decoder.shardings(decoder.table(tiny.CFG), meshes[1])
+      params, parameters.shardings(decoder.table(tiny.CFG), meshes[1])
   )
   assert lora.digest(split) == want
   q = np.array(params["layers"]["q"])

@@ -40,7 +40,7 @@ def test_decoding_with_a_cache_is_the_forward_pass(block, monkeypatch):
       [np.roll(row, -n) for row, n in zip(tokens, start, strict=True)]
   )
   at = np.broadcast_to(np.arange(P), (count, P))
-  cache = decoder.empty_cache(cfg, count, attention.slots(P + T))
+  cache = decoder.empty_cache(cfg, count, attention.cache_slots(P + T))
   attend = attention.prefill((at < P - start[:, None]).astype(np.int32))
   prompt, cache = decoder.forward(params, cfg, rolled[:, :P], at, attend, cache)
   for b, n in enumerate(start):

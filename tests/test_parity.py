@@ -12,7 +12,7 @@ import tiny
 from padded import hidden as padded_hidden
 
 from rl_reason import hf
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, decoder, parameters
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
 from rl_reason.structs import Prompts
@@ -221,7 +221,7 @@ def test_a_fresh_model_is_read(change, tmp_path):
 def test_a_critic_is_a_token_classifier(tmp_path):
   judge = critic.CriticConfig(tiny.CFG)
   table = critic.table(judge)
-  params = decoder.init_table(table, jax.random.key(0))
+  params = parameters.init_table(table, jax.random.key(0))
   params["value_head"]["bias"] += 0.3
   hf.save(tmp_path / "x", params, table, tiny.CFG)
   load = transformers.AutoModelForTokenClassification.from_pretrained

@@ -289,7 +289,7 @@ def test_slots_change_no_token(
 ):
   """However many rows decode together, when they start, what they read."""
   monkeypatch.setattr(attention, "BLOCK", block)
-  monkeypatch.setattr(attention, "SEGMENTS", segments)
+  monkeypatch.setattr(attention, "BUCKETS", segments)
   monkeypatch.setattr(sampler, "CHUNK", chunk)
   monkeypatch.setattr(sampler, "BURST", burst)
   sampler.program.cache_clear()

@@ -27,7 +27,7 @@ from rl_reason.config import ConfigError, one_line
 from rl_reason.hf import architecture, tensors
 from rl_reason.hf.architecture import CONFIG, EACH, NEXT, WHOLE
 from rl_reason.hf.tensors import DTYPES, Fault, Tensor
-from rl_reason.models import decoder
+from rl_reason.models import decoder, parameters
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, Tree
 
@@ -122,18 +122,18 @@ class Place(NamedTuple):
   turned: bool  # a matrix that is [out, in] there and [in, out] here
 
 
-def _rows(table: Tree) -> list[decoder.Param]:
-  return jax.tree.leaves(table, is_leaf=lambda x: isinstance(x, decoder.Param))
+def _rows(table: Tree) -> list[parameters.Param]:
+  return jax.tree.leaves(table, is_leaf=parameters.is_param)
 
 
 def places(table: Tree) -> dict[str, Place]:
   """The tensors that hold the parameters of a table, by name, layer by layer.
 
   Args:
-    table: of `model` or of `critic`: a pytree of `model.Param`.
+    table: of `model` or of `critic`: a pytree of `parameters.Param`.
   """
   rows, _ = jax.tree_util.tree_flatten_with_path(
-      table, is_leaf=lambda x: isinstance(x, decoder.Param)
+      table, is_leaf=parameters.is_param
   )
   first, layers, last = {}, {}, {}
   for leaf, (path, row) in enumerate(rows):
@@ -169,7 +169,7 @@ def find(
     given: a local directory or a hub id. Of a hub id only config, tokenizer
       and safetensors are fetched.
     field: of the config, named in errors.
-    table: the parameters of a shape: `model.table`, or that of a critic.
+    table: the parameters of a shape: `decoder.table`, or that of a critic.
 
   Raises:
     ConfigError: names the file, field or tensor that is wrong, and the remedy.
@@ -277,7 +277,7 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   Raises:
     ConfigError: a weight is NaN or infinite; names its tensor.
   """
-  rows, where = _rows(table), jax.tree.leaves(decoder.shardings(table, mesh))
+  rows, where = _rows(table), jax.tree.leaves(parameters.shardings(table, mesh))
   insert = [
       jax.jit(
           _insert, donate_argnums=0, static_argnames="turned", out_shardings=at
@@ -297,7 +297,7 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
         leaves[i], _put(source, name, place, mesh), layer, turned=place.turned
     )
     leaves[i].block_until_ready()  # else the host reads far ahead
-  return jax.tree.structure(decoder.shardings(table, mesh)).unflatten(leaves)
+  return jax.tree.structure(parameters.shardings(table, mesh)).unflatten(leaves)
 
 
 def _insert(whole: Array, x: Array, layer: Array, turned: bool) -> Array:

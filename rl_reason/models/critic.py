@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.values import support
-from rl_reason.models import decoder
+from rl_reason.models import decoder, parameters
 from rl_reason.structs import Array, Packed, Tree
 
 
@@ -35,16 +35,16 @@ class CriticConfig:
 
 
 def table(cfg: CriticConfig) -> dict[str, Any]:
-  """Every parameter of the critic: a pytree of `model.Param`."""
+  """Every parameter of the critic: a pytree of `parameters.Param`."""
   trunk = decoder.table(cfg.trunk)
   trunk.pop("head", None)  # nothing predicts tokens here
   width = cfg.trunk.width
 
   def matrix(count, init="normal"):
-    return decoder.Param((width, count), ("embed", None), init, width)
+    return parameters.Param((width, count), ("embed", None), init, width)
 
   def bias(count):
-    return decoder.Param((count,), (None,), "zeros")
+    return parameters.Param((count,), (None,), "zeros")
 
   if cfg.head == "scalar":
     head = dict(value=matrix(1), bias=bias(1))
@@ -61,7 +61,7 @@ def table(cfg: CriticConfig) -> dict[str, Any]:
 
 def init(cfg: CriticConfig, key: Array, policy_params: Tree | None) -> Tree:
   """fp32 parameters: the trunk of a policy, or a random one; a random head."""
-  params = decoder.init_table(table(cfg), key)
+  params = parameters.init_table(table(cfg), key)
   if policy_params is not None:
     params["trunk"] = {name: policy_params[name] for name in params["trunk"]}
   return params

@@ -2,20 +2,20 @@
 
 RMSNorm, rotary positions, grouped-query attention, SwiGLU; biases, q/k norm
 and tied embeddings by config. Layers are stacked and run under `lax.scan`, so
-compile time does not grow with depth. `table` describes each parameter once;
-shapes, shardings and initial values all come from it.
+compile time does not grow with depth. `table` describes each parameter once.
 """
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import attention
-from rl_reason.scale import linear, sharding
+from rl_reason.models import attention, parameters
+from rl_reason.models.parameters import Param
+from rl_reason.scale import linear, packed_attention, sharding
 from rl_reason.structs import Array, Packed, Tree
 
 
@@ -29,22 +29,22 @@ class ModelConfig:
     heads, kv_heads, head_dim: `heads` must be a multiple of `kv_heads`.
     mlp: width of the feed-forward layer.
     rope_theta: base of the rotary frequencies.
-    rope_factor: by how much the slowest of them are slowed down (Llama 3.1).
-    rope_low, rope_high: turns within `rope_context` tokens; frequencies of
-      fewer than `rope_low` are slowed down, of more than `rope_high` are not.
-    rope_context: tokens that the model saw before its context was prolonged.
+    rope_factor: the lowest frequencies are divided by it (Llama 3.1).
+    rope_low, rope_high: rotations within `rope_context` tokens; frequencies of
+      fewer than `rope_low` are scaled, of more than `rope_high` are not.
+    rope_context: context length of the model before it was extended.
     norm_eps: epsilon of the RMS norms.
     qkv_bias: biases on the q, k, v projections (Qwen2).
     o_bias, mlp_bias: on the output of attention, on the feed-forward layer.
     qk_norm: RMS norm on each q and k head (Qwen3).
-    tied: the embedding is the output head too.
+    tied: the embedding is also the output head.
     dtype: of the matrix products; parameters and log-probs stay fp32.
-    remat: 'none', 'dots' (recompute all but the weights' products and what
-      attention saw), 'full'.
-    logprob_chunk: places of a shard of the rows whose logits exist at one time.
-    attention: 'xla', or a key of `attention.KERNELS`.
-    tokens: of the tokenizer; None: as many as the embedding has rows. Rows
-      behind them are padding, and never sampled.
+    remat: 'none', 'dots' (the backward pass recomputes all but products with
+      weights and the outputs of attention), 'full'.
+    logprob_chunk: positions per shard of the rows whose logits exist at a time.
+    attention: 'xla', or a key of `pallas.KERNELS`.
+    tokens: size of the tokenizer; None: as many as the embedding has rows. Rows
+      behind it are padding, and never sampled.
   """
 
   vocab: int
@@ -72,27 +72,19 @@ class ModelConfig:
   tokens: int | None = None
 
 
-# The weights of a layer that `linear.product` multiplies by.
+# The weights of a layer that `linear.product` multiplies with.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
-# What the backward pass keeps of a layer; without remat, all.
-_KEEPS = jax.checkpoint_policies
+# What the forward pass saves of a layer for the backward pass; without remat
+# it saves all.
+_POLICIES = jax.checkpoint_policies
 REMAT = {
-    "dots": _KEEPS.save_from_both_policies(
-        _KEEPS.dots_with_no_batch_dims_saveable,
-        _KEEPS.save_only_these_names(attention.KEPT),
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable,
+        _POLICIES.save_only_these_names(packed_attention.SAVED),
     ),
-    "full": _KEEPS.nothing_saveable,
+    "full": _POLICIES.nothing_saveable,
 }
-
-
-class Param(NamedTuple):
-  """One row of the table: shape, logical axes, and how it starts."""
-
-  shape: tuple[int, ...]
-  axes: tuple[str | None, ...]
-  init: str  # 'ones', 'zeros', or 'normal' with std = fan_in ** -0.5
-  fan_in: int = 1
 
 
 def table(cfg: ModelConfig) -> dict[str, Any]:
@@ -143,61 +135,9 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
   return params
 
 
-def is_param(x) -> bool:
-  """Whether it is a row of a table, which is a tuple and so a pytree, too."""
-  return isinstance(x, Param)
-
-
-def shardings(params_table: Tree, mesh: jax.sharding.Mesh) -> Tree:
-  """Where each parameter of a table lives on a mesh."""
-  return jax.tree.map(
-      lambda p: sharding.fit(mesh, p.shape, p.axes),
-      params_table,
-      is_leaf=is_param,
-  )
-
-
-def abstract(params_table: Tree, shardings: Tree) -> Tree:
-  """Shapes, dtypes and shardings of parameters: what a restore asks for."""
-  return jax.tree.map(
-      lambda p, s: jax.ShapeDtypeStruct(p.shape, jnp.float32, sharding=s),
-      params_table,
-      shardings,
-      is_leaf=is_param,
-  )
-
-
-def init_table(params_table: Tree, key: Array) -> Tree:
-  """fp32 parameters of a table; the key decides them whatever the mesh."""
-  rows, treedef = jax.tree.flatten(params_table, is_leaf=is_param)
-
-  def make(index, row):
-    if row.init != "normal":
-      return getattr(jnp, row.init)(row.shape, jnp.float32)
-    noise = jax.random.normal(jax.random.fold_in(key, index), row.shape)
-    return noise * row.fan_in**-0.5
-
-  return treedef.unflatten([make(i, row) for i, row in enumerate(rows)])
-
-
 def init(cfg: ModelConfig, key: Array) -> Tree:
   """fp32 parameters of a decoder."""
-  return init_table(table(cfg), key)
-
-
-def flops_per_token(cfg: ModelConfig, context: float) -> float:
-  """Floating-point operations of one token's forward pass.
-
-  Twice the weights of its matrix products (the output head included), and
-  attention to `context` tokens. A backward pass takes twice as many.
-
-  Args:
-    cfg: of the model.
-    context: tokens that it attends to, on average.
-  """
-  q, kv = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-  layer = cfg.width * (2 * q + 2 * kv + 3 * cfg.mlp) + 2 * q * context
-  return 2.0 * (cfg.layers * layer + cfg.width * cfg.vocab)
+  return parameters.init_table(table(cfg), key)
 
 
 def empty_cache(
@@ -209,11 +149,11 @@ def empty_cache(
     cfg: of the model.
     rows: B.
     slots: tokens of a row.
-    cache: 'same', the dtype of the products; or 'int8'.
+    cache: 'same', the dtype of the matrix products; or 'int8'.
   """
   shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
   dtype = cfg.dtype if cache == "same" else cache
-  return attention.empty(cfg.attention, *shape, dtype)
+  return attention.empty_cache(cfg.attention, *shape, dtype)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -226,28 +166,27 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
 def frequencies(cfg: ModelConfig) -> np.ndarray:
   """Rotary frequencies [C / 2], radians a token, float64.
 
-  Those that turn fewer than `rope_low` times within `rope_context` tokens are
-  divided by `rope_factor`, those that turn more than `rope_high` times stay,
-  and between the two the share that stays rises linearly with the turns: the
-  scaling of Llama 3.1 (arXiv:2407.21783 names it; its formula is that of the
-  released code). A factor of 1 changes nothing.
+  Frequencies of fewer than `rope_low` rotations within `rope_context` tokens
+  are divided by `rope_factor`, those of more than `rope_high` stay, and
+  in between the unchanged share rises linearly: the scaling of Llama 3.1
+  (arXiv:2407.21783 names it; the formula is that of the released code).
   """
   half = cfg.head_dim // 2
   freq_C = cfg.rope_theta ** (-np.arange(half) / half)
-  turns_C = cfg.rope_context * freq_C / (2 * np.pi)
-  share_C = (turns_C - cfg.rope_low) / (cfg.rope_high - cfg.rope_low)
+  rotations_C = cfg.rope_context * freq_C / (2 * np.pi)
+  share_C = (rotations_C - cfg.rope_low) / (cfg.rope_high - cfg.rope_low)
   share_C = np.clip(share_C, 0, 1)
   return freq_C * (share_C + (1 - share_C) / cfg.rope_factor)
 
 
 def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
-  """Rotary positions, halves rotated (the convention of Llama and Qwen)."""
+  """Rotary position embedding of halves (the convention of Llama and Qwen)."""
   freq32_C = jnp.asarray(freq_C, jnp.float32)
   angle_BL1C = positions_BL[:, :, None, None] * freq32_C
   cos, sin = jnp.cos(angle_BL1C), jnp.sin(angle_BL1C)
   a, b = jnp.split(x_BLHC.astype(jnp.float32), 2, -1)
-  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-  return turned.astype(x_BLHC.dtype)
+  rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+  return rotated.astype(x_BLHC.dtype)
 
 
 def forward(
@@ -265,7 +204,7 @@ def forward(
     cfg: static.
     tokens_BL: int32.
     positions_BL: int32, of each token in its sequence; any for padding.
-    attend: who sees whom, of `attention`.
+    attend: `attention.packed`, `prefill` or `decode`: what each token sees.
     cache: an `attention.Cache`, if `attend` reads or writes one.
 
   Returns:
@@ -282,14 +221,16 @@ def forward(
     x_XD, cache = carry
     index, p = layer
 
-    def times(x, name):
+    def project(x, name):
       out = linear.product(x, p[name])
       bias = p.get(f"{name}_bias")
       return out if bias is None else out + bias.astype(out.dtype)
 
+    # Attention. Norms are before each sublayer, so that the residual stream is
+    # a plain sum of their outputs.
     h = rms_norm(x_XD, p["norm_attn"], cfg.norm_eps)
     q, k, v = (
-        times(h, x).reshape(rows, length, -1, cfg.head_dim) for x in "qkv"
+        project(h, x).reshape(rows, length, -1, cfg.head_dim) for x in "qkv"
     )
     if cfg.qk_norm:
       q = rms_norm(q, p["q_norm"], cfg.norm_eps)
@@ -298,12 +239,15 @@ def forward(
     k = rope(k, positions_BL, freq_C)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
     a, cache = attend(cfg.attention, index, q, k, v, cache)
-    x_XD = x_XD + times(a.reshape(rows * length, -1), "o")
+    x_XD = x_XD + project(a.reshape(rows * length, -1), "o")
+    # Feed-forward (SwiGLU).
     h = rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps)
-    h = jax.nn.silu(times(h, "gate")) * times(h, "up")
-    x_XD = x_XD + times(h, "down")
+    h = jax.nn.silu(project(h, "gate")) * project(h, "up")
+    x_XD = x_XD + project(h, "down")
     return (sharding.constrain(x_XD, "batch", None), cache), None
 
+  # Only training takes gradients, and it has no cache. `prevent_cse` is for
+  # code outside of a scan.
   if cache is None and cfg.remat != "none":
     block = jax.checkpoint(block, policy=REMAT[cfg.remat], prevent_cse=False)
   x_XD = params["embed"].astype(cfg.dtype)[tokens_BL.reshape(-1)]
@@ -323,14 +267,16 @@ def hidden(params: Tree, cfg: ModelConfig, packed: Packed) -> Array:
 
 
 def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
-  """fp32 logits [..., V] of hidden states [..., D]; -1e30 for padding rows."""
-  # Cast here, at the use: outside of a chunked loop the head's gradient would
-  # accumulate in the low precision.
+  """fp32 logits [..., V] of hidden states [..., D]; MASK_VALUE for padding."""
+  # `product` casts the head to the dtype of the states here, at the use: cast
+  # before a loop over chunks, its gradient would accumulate in that dtype.
   head = params["head"] if "head" in params else params["embed"].T
   out = linear.product(hidden, head).astype(jnp.float32)
   if cfg.tokens is None or cfg.tokens == cfg.vocab:
     return out
-  return jnp.where(jnp.arange(cfg.vocab) < cfg.tokens, out, -1e30)
+  return jnp.where(
+      jnp.arange(cfg.vocab) < cfg.tokens, out, attention.MASK_VALUE
+  )
 
 
 def packed_logps(
@@ -338,9 +284,9 @@ def packed_logps(
 ) -> tuple[Array, Array]:
   """Log-probability and entropy of each response token.
 
-  Logits exist for `cfg.logprob_chunk` places of a shard of the rows at a time,
-  in the backward pass too. Places that predict a response token come first, and
-  chunks without one are not computed: prompts and padding cost no logits.
+  Logits exist for `cfg.logprob_chunk` positions of a shard of the rows at a
+  time, also in the backward pass. Positions that predict a response token come
+  first, and chunks without one are skipped: prompts and padding cost no logits.
 
   Args:
     params: of the model.
@@ -353,24 +299,28 @@ def packed_logps(
     they are those of its first token.
   """
   hidden_RLD = hidden(params, cfg, packed)
-  shards = sharding.ways(jax.sharding.get_abstract_mesh(), "batch")
+  shards = sharding.num_shards(jax.sharding.get_abstract_mesh(), "batch")
+
+  # In each shard, positions that predict a response token come first.
   predicts_X = jnp.zeros(packed.tokens_RL.size, bool)
   predicts_X = predicts_X.at[packed.source_BT].set(True)
   predicts_WX = predicts_X.reshape(shards, -1)
   order_WX = jnp.argsort(~predicts_WX, axis=1, stable=True)
-  places = order_WX.shape[1]
-  pad = -places % min(cfg.logprob_chunk, places)
+  positions = order_WX.shape[1]
+  pad = -positions % min(cfg.logprob_chunk, positions)
   padded_WX = jnp.pad(order_WX, ((0, 0), (0, pad)))
 
-  # Rows stay in their shard: a whole gather would move the hidden states.
+  # Rows stay in their shard: a gather over all rows would move hidden states
+  # between devices.
   def take(x):
-    x_WX = x.reshape(shards, places, *x.shape[2:])
+    x_WX = x.reshape(shards, positions, *x.shape[2:])
     x_WX = sharding.constrain(x_WX, "batch", *[None] * (x_WX.ndim - 1))
     index = padded_WX.reshape(*padded_WX.shape, *[1] * (x_WX.ndim - 2))
     return jnp.take_along_axis(x_WX, index, 1)
 
+  # The token that a position predicts is the next one of its row.
   name = "embed" if cfg.tied else "head"
-  scored = _scored(
+  chunked = _chunked_logps(
       cfg,
       temperature,
       {name: params[name]},
@@ -378,10 +328,12 @@ def packed_logps(
       take(jnp.roll(packed.tokens_RL, -1, 1)),
       predicts_WX.sum(1).max(),
   )
+
+  # Undo the order, then look up each response token.
   rank_WX = jnp.argsort(order_WX, axis=1)
   logps_BT, entropy_BT = (
       jnp.take_along_axis(x_WX, rank_WX, 1).reshape(-1)[packed.source_BT]
-      for x_WX in scored
+      for x_WX in chunked
   )
   return logps_BT, entropy_BT
 
@@ -397,70 +349,74 @@ def _with_chunk(x_WX: Array, new: Array, at: Array, size: int) -> Array:
   return jax.lax.dynamic_update_slice_in_dim(x_WX, new, at * size, 1)
 
 
-# By hand, so that the loops may end where nothing more is wanted, and so that
-# one chunk of logits becomes its own gradient, in place: autodiff holds four.
+# The gradient is written by hand, so that the loops may end behind the last
+# position that counts, and so that one chunk of logits becomes its own gradient
+# in place: autodiff would hold four chunks.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _scored(cfg, temperature, head, hidden_WXD, targets_WX, count):
-  """Log-probs and entropy of the first `count` places; zeros behind them."""
+def _chunked_logps(cfg, temperature, head, hidden_WXD, targets_WX, count):
+  """Log-probs and entropy of the first `count` positions; zeros behind them."""
   args = cfg, temperature, head, hidden_WXD, targets_WX, count
-  return _scored_forward(*args)[0]
+  return _chunked_forward(*args)[0]
 
 
-def _scored_forward(cfg, temperature, head, hidden_WXD, targets_WX, count):
+def _chunked_forward(cfg, temperature, head, hidden_WXD, targets_WX, count):
   size = min(cfg.logprob_chunk, targets_WX.shape[1])
 
   def one(at, out):
     scaled_XV = logits(head, cfg, _chunk(hidden_WXD, at, size)) / temperature
     target_X = _chunk(targets_WX, at, size)
-    total_X = jax.nn.logsumexp(scaled_XV, -1)
+    logsumexp_X = jax.nn.logsumexp(scaled_XV, -1)
     chosen_X = jnp.take_along_axis(scaled_XV, target_X[:, None], 1)[:, 0]
-    mean_X = jnp.sum(jnp.exp(scaled_XV - total_X[:, None]) * scaled_XV, -1)
-    new = chosen_X - total_X, total_X - mean_X, total_X
+    mean_X = jnp.sum(jnp.exp(scaled_XV - logsumexp_X[:, None]) * scaled_XV, -1)
+    # Entropy is logsumexp minus the mean logit.
+    new = chosen_X - logsumexp_X, logsumexp_X - mean_X, logsumexp_X
     return tuple(
         _with_chunk(x, y, at, size) for x, y in zip(out, new, strict=True)
     )
 
   zeros_WX = jnp.zeros(targets_WX.shape, jnp.float32)
-  logps_WX, entropy_WX, total_WX = jax.lax.fori_loop(
+  logps_WX, entropy_WX, logsumexp_WX = jax.lax.fori_loop(
       0, -(-count // size), one, (zeros_WX,) * 3
   )
-  saved = head, hidden_WXD, targets_WX, count, entropy_WX, total_WX
+  saved = head, hidden_WXD, targets_WX, count, entropy_WX, logsumexp_WX
   return (logps_WX, entropy_WX), saved
 
 
-def _scored_backward(cfg, temperature, saved, grads):
+def _chunked_backward(cfg, temperature, saved, grads):
   head, hidden_WXD, targets_WX, count, *rest = saved
   size = min(cfg.logprob_chunk, targets_WX.shape[1])
-  (name, weight), ways = next(iter(head.items())), ((0,), (0,))
+  (name, weight), contracted = next(iter(head.items())), ((0,), (0,))
 
   def one(at, carry):
-    grad_WXD, grad = carry
+    hidden_grad_WXD, weight_grad = carry
     hidden_XD = _chunk(hidden_WXD, at, size)
-    target_X1, entropy_X1, total_X1, logp_X1, bonus_X1 = (
+    target_X1, entropy_X1, logsumexp_X1, logp_grad_X1, entropy_grad_X1 = (
         _chunk(x, at, size)[:, None] for x in (targets_WX, *rest, *grads)
     )
     scaled_XV = logits(head, cfg, hidden_XD) / temperature
-    probs_XV = jnp.exp(scaled_XV - total_X1)
-    hit_XV = jnp.arange(cfg.vocab) == target_X1
-    # d entropy = -p (log p + entropy).
-    more_XV = probs_XV * (scaled_XV - total_X1 + entropy_X1)
-    out_XV = logp_X1 * (hit_XV - probs_XV) - bonus_X1 * more_XV
-    out_XV = (out_XV / temperature).astype(cfg.dtype)
-    pair = (out_XV, hidden_XD) if cfg.tied else (hidden_XD, out_XV)
-    grad += jax.lax.dot_general(
-        *pair, (ways, ((), ())), preferred_element_type=weight.dtype
+    probs_XV = jnp.exp(scaled_XV - logsumexp_X1)
+    onehot_XV = jnp.arange(cfg.vocab) == target_X1
+    # d logp = onehot - p, d entropy = -p (log p + entropy).
+    neg_entropy_XV = probs_XV * (scaled_XV - logsumexp_X1 + entropy_X1)
+    grad_XV = logp_grad_X1 * (onehot_XV - probs_XV)
+    grad_XV = grad_XV - entropy_grad_X1 * neg_entropy_XV
+    grad_XV = (grad_XV / temperature).astype(cfg.dtype)
+    # The weight's gradient adds up in its own dtype, fp32.
+    pair = (grad_XV, hidden_XD) if cfg.tied else (hidden_XD, grad_XV)
+    weight_grad += jax.lax.dot_general(
+        *pair, (contracted, ((), ())), preferred_element_type=weight.dtype
     )
-    back = weight.astype(cfg.dtype)
-    new_XD = out_XV @ (back if cfg.tied else back.T)
-    return _with_chunk(grad_WXD, new_XD, at, size), grad
+    low = weight.astype(cfg.dtype)
+    new_XD = grad_XV @ (low if cfg.tied else low.T)
+    return _with_chunk(hidden_grad_WXD, new_XD, at, size), weight_grad
 
-  grad_WXD, grad = jax.lax.fori_loop(
+  hidden_grad_WXD, weight_grad = jax.lax.fori_loop(
       0,
       -(-count // size),
       one,
       (jnp.zeros_like(hidden_WXD), jnp.zeros_like(weight)),
   )
-  return {name: grad}, grad_WXD, None, None
+  return {name: weight_grad}, hidden_grad_WXD, None, None
 
 
-_scored.defvjp(_scored_forward, _scored_backward)
+_chunked_logps.defvjp(_chunked_forward, _chunked_backward)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import decoder
+from rl_reason.models import decoder, parameters
 from rl_reason.scale import sharding
 from rl_reason.scale.linear import LowRank
 from rl_reason.structs import Array, Tree
@@ -20,28 +20,28 @@ from rl_reason.structs import Array, Tree
 def table(
     cfg: decoder.ModelConfig, rank: int, targets: tuple[str, ...]
 ) -> dict[str, dict]:
-  """The factors: `model.Param` of a and b for each target of the layers.
+  """The factors: `parameters.Param` of a and b for each target of the layers.
 
   Args:
     cfg: of the base.
     rank: columns of a, rows of b.
-    targets: names of `model.MATRICES`.
+    targets: names of `decoder.MATRICES`.
   """
   layers = decoder.table(cfg)["layers"]
   factors = {}
   for name in targets:
     (count, wide, out), (_, axis_in, axis_out), *_ = layers[name]
     factors[name] = dict(
-        a=decoder.Param(
+        a=parameters.Param(
             (count, wide, rank), (None, axis_in, None), "normal", wide
         ),
-        b=decoder.Param((count, rank, out), (None, None, axis_out), "zeros"),
+        b=parameters.Param((count, rank, out), (None, None, axis_out), "zeros"),
     )
   return dict(layers=factors)
 
 
 def join(base: Tree | None, learnt: Tree, scale: float) -> Tree:
-  """Parameters as `model.forward` takes them; nothing is copied.
+  """Parameters as `decoder.forward` takes them; nothing is copied.
 
   Args:
     base: of a decoder; None: there is none, all parameters learn.

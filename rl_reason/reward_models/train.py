@@ -18,7 +18,7 @@ from rl_reason import config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines
 from rl_reason.evaluation import evaluate
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, RunError, Tree
@@ -200,7 +200,7 @@ def load(run: Run, given: str) -> tuple[Tree, critic.CriticConfig]:
   trunk = model_config(there, vocab=run.cfg.vocab, tokens=run.cfg.tokens)
   cfg = critic_config(there, trunk)
   table = critic.table(cfg)
-  like = decoder.abstract(table, decoder.shardings(table, run.mesh))
+  like = parameters.abstract(table, parameters.shardings(table, run.mesh))
   return checkpoints.restore(at, like), cfg
 
 

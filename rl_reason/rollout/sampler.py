@@ -186,7 +186,7 @@ class Sampler:
   ) -> tuple[Queue, Slots]:
     """Prefills the prompts. All rows wait, but those that have begun go on."""
     cfg = self.cfg
-    shards = sharding.ways(jax.sharding.get_abstract_mesh(), "batch")
+    shards = sharding.num_shards(jax.sharding.get_abstract_mesh(), "batch")
     count, width = prompts.tokens_NP.shape
     rows = count * self.group_size
     slots = min(self.slots or rows, rows)
@@ -264,7 +264,7 @@ class Sampler:
         last_Z=jnp.sum(~ended_R.reshape(shards, -1), 1),
         next_Z=integers(shards, 0),
     )
-    room = attention.slots(width + self.max_tokens)
+    room = attention.cache_slots(width + self.max_tokens)
     idle = Slots(
         cache=decoder.empty_cache(cfg, slots, room, self.cache),
         hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
@@ -358,7 +358,7 @@ def _pin(tree: Any, whole: tuple[str, ...] = ()) -> Any:
   def pin(name, x):
     rows = None if name in whole else "batch"
     if name == "cache":
-      return attention.pinned(x, rows)
+      return attention.constrain_cache(x, rows)
     return sharding.constrain(x, rows, *(None,) * (x.ndim - 1))
 
   return tree.replace(

@@ -7,13 +7,13 @@ that no token waits for weights of other devices.
 
 import jax
 
-from rl_reason.models import decoder, lora
+from rl_reason.models import decoder, lora, parameters
 from rl_reason.scale import linear
 from rl_reason.structs import Tree
 
 
 def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
-  """The weights that `make` returns: a pytree of `model.Param`.
+  """The weights that `make` returns: a pytree of `parameters.Param`.
 
   Args:
     cfg: of the policy.
@@ -22,22 +22,22 @@ def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
   rows = decoder.table(cfg)
   if weights == "int8":
     embed = rows["embed"]
-    head = decoder.Param(embed.shape[::-1], embed.axes[::-1], embed.init)
+    head = parameters.Param(embed.shape[::-1], embed.axes[::-1], embed.init)
     rows["head"] = _quantized(rows.get("head", head))
     for name in decoder.MATRICES:
       rows["layers"][name] = _quantized(rows["layers"][name])
-  return jax.tree.map(_gathered, rows, is_leaf=decoder.is_param)
+  return jax.tree.map(_gathered, rows, is_leaf=parameters.is_param)
 
 
-def _quantized(row: decoder.Param) -> linear.Int8:
+def _quantized(row: parameters.Param) -> linear.Int8:
   shape, axes = row.shape, row.axes
-  scale = decoder.Param(
+  scale = parameters.Param(
       (*shape[:-2], shape[-1]), (*axes[:-2], axes[-1]), row.init
   )
   return linear.Int8(row, scale)
 
 
-def _gathered(row: decoder.Param) -> decoder.Param:
+def _gathered(row: parameters.Param) -> parameters.Param:
   axes = tuple(None if axis == "embed" else axis for axis in row.axes)
   return row._replace(axes=axes)
 

@@ -99,7 +99,7 @@ def _mesh_axes(name: str | None) -> tuple[str, ...]:
   return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
-def ways(mesh: Mesh | AbstractMesh, name: str | None) -> int:
+def num_shards(mesh: Mesh | AbstractMesh, name: str | None) -> int:
   """Parts that a mesh splits a logical axis into; 1 without a mesh."""
   return math.prod(mesh.shape.get(axis, 1) for axis in _mesh_axes(name))
 

@@ -18,7 +18,7 @@ from rl_reason import config as config_lib, tasks
 from rl_reason.algorithms import advantages, corrections, credit, rewards
 from rl_reason.data import pipelines
 from rl_reason.evaluation import evaluate
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import metrics as metrics_lib
 from rl_reason.reward_models import train
 from rl_reason.scale import sharding
@@ -764,5 +764,6 @@ def flops(
   length_B = slots - r.start_B + r.lengths_B
   trained = int(length_B[rows.age_B >= 0].sum())
   prompts = drawn * slots // c.rollout.group_size
-  each = decoder.flops_per_token(run.cfg, (slots + c.rollout.max_tokens) / 2)
+  context = (slots + c.rollout.max_tokens) / 2
+  each = parameters.flops_per_token(decoder.table(run.cfg), context)
   return each * (generated + prompts + passes * trained)

@@ -15,10 +15,10 @@ from jax.experimental import multihost_utils
 from rl_reason import config as config_lib, hf, tasks
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines, tokenizer
-from rl_reason.models import attention, critic, decoder
+from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import display as display_lib, metrics
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.scale import sharding
+from rl_reason.scale import pallas, sharding
 from rl_reason.structs import Array, Packed, RunError, Tree
 from rl_reason.training import packing, step
 
@@ -115,7 +115,7 @@ class Run:
   @property
   def ways(self) -> int:
     """Shards that the rows of a batch are split over."""
-    return sharding.ways(self.mesh, "batch")
+    return sharding.num_shards(self.mesh, "batch")
 
   def key(self, purpose: str) -> Array:
     """A random key for one purpose, replicated."""
@@ -162,7 +162,7 @@ class Run:
     if form not in self._samplers:
       make = functools.partial(sampler_weights.make, cfg=self.cfg, weights=kind)
       table = sampler_weights.table(self.cfg, kind)
-      where = decoder.shardings(table, self.mesh)
+      where = parameters.shardings(table, self.mesh)
       fn = jax.jit(make, out_shardings=where)
       self._samplers[form] = Once("weights of the sampler", fn, self.display)
     return self._samplers[form](params)
@@ -399,9 +399,7 @@ def model_config(
 def attend_by(config) -> tuple[str, str]:
   """Who computes attention on this machine, and why."""
   m = config.model
-  return attention.choose(
-      m.attention, jax.default_backend(), m.dtype, m.head_dim
-  )
+  return pallas.choose(m.attention, jax.default_backend(), m.dtype, m.head_dim)
 
 
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:
@@ -471,7 +469,7 @@ def make_run(config, workdir: pathlib.Path, display, stop, files=None) -> Run:
   _check_prompts(config, task, levels, tok)
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
-  kernels = attention.KERNELS.get(cfg.attention)
+  kernels = pallas.KERNELS.get(cfg.attention)
   if config.rollout.cache == "int8" and kernels and not kernels.int8:
     raise config_lib.ConfigError(
         "rollout.cache = 'int8': the paged attention of"

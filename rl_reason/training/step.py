@@ -21,7 +21,7 @@ from rl_reason.algorithms import (
     values,
 )
 from rl_reason.algorithms.objective import Objective
-from rl_reason.models import critic, decoder, lora
+from rl_reason.models import critic, decoder, lora, parameters
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, Batch, Packed, TrainState, Tree
 from rl_reason.training import packing
@@ -113,13 +113,15 @@ def state_shardings(
   """Where each array of the state lives: Adam's moments split as their weight.
 
   Args:
-    table: of the parameters, `model.table` or `critic.table`.
+    table: of the parameters, `decoder.table` or `critic.table`.
     tx: the optimizer.
     mesh: where.
   """
   replicated = NamedSharding(mesh, PartitionSpec())
-  params = decoder.shardings(table, mesh)
-  shapes = jax.eval_shape(lambda: decoder.init_table(table, jax.random.key(0)))
+  params = parameters.shardings(table, mesh)
+  shapes = jax.eval_shape(
+      lambda: parameters.init_table(table, jax.random.key(0))
+  )
   jaxpr, opt_state = jax.make_jaxpr(tx.init, return_shape=True)(shapes)
   types = jax.tree.unflatten(jax.tree.structure(opt_state), jaxpr.out_avals)
 
@@ -158,7 +160,7 @@ def init_state(
     key: Array,
 ) -> TrainState:
   """Step 0 of a stage, from random parameters made where they live."""
-  make = functools.partial(decoder.init_table, table)
+  make = functools.partial(parameters.init_table, table)
   params = jax.jit(make, out_shardings=shardings.params)(key)
   return new_state(params, tx, shardings)
 
@@ -172,7 +174,7 @@ def abstract_state(
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(
-          lambda key: _step_0(decoder.init_table(table, key), tx),
+          lambda key: _step_0(parameters.init_table(table, key), tx),
           jax.random.key(0),
       ),
       shardings,

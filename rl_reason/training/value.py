@@ -12,7 +12,7 @@ import jax
 
 from rl_reason import config as config_lib
 from rl_reason.checkpointing import checkpoint
-from rl_reason.models import critic, decoder
+from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import experience, step
@@ -174,7 +174,7 @@ def _first(run: Run, cfg, shardings: Tree, policy_params: Tree) -> Tree:
   if c.init == "exported" and classifier.is_one(c.path):
     return classifier.load_critic(run)
   if c.init == "exported":
-    like = decoder.abstract(critic.table(cfg), shardings)
+    like = parameters.abstract(critic.table(cfg), shardings)
     path = pathlib.Path(c.path)
     return _restore(run, path, "critic.path", NETWORK, like)[0]
   trunk = policy_params if c.init == "policy" else None

@@ -1,0 +1,76 @@
+"""Tables of parameters, and what is made of them.
+
+A model describes each of its parameters once, as a `Param` in a pytree (its
+table). Initial values, shardings and the shapes that a restore asks for all
+come from the table.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, Tree
+
+
+class Param(NamedTuple):
+  """The entry of one parameter: shape, logical axes, and initial values."""
+
+  shape: tuple[int, ...]
+  axes: tuple[str | None, ...]
+  init: str  # 'ones', 'zeros', or 'normal' with std = fan_in ** -0.5
+  fan_in: int = 1
+
+
+def is_param(x) -> bool:
+  """Whether x is an entry of a table: a tuple is a pytree, too."""
+  return isinstance(x, Param)
+
+
+def init_table(table: Tree, key: Array) -> Tree:
+  """fp32 parameters of a table; the key decides them whatever the mesh."""
+  entries, treedef = jax.tree.flatten(table, is_leaf=is_param)
+
+  def make(index, entry):
+    if entry.init != "normal":
+      return getattr(jnp, entry.init)(entry.shape, jnp.float32)
+    noise = jax.random.normal(jax.random.fold_in(key, index), entry.shape)
+    return noise * entry.fan_in**-0.5
+
+  return treedef.unflatten([make(i, x) for i, x in enumerate(entries)])
+
+
+def shardings(table: Tree, mesh: jax.sharding.Mesh) -> Tree:
+  """The sharding of each parameter of a table on a mesh."""
+  return jax.tree.map(
+      lambda p: sharding.fit(mesh, p.shape, p.axes), table, is_leaf=is_param
+  )
+
+
+def abstract(table: Tree, shardings: Tree) -> Tree:
+  """Shapes, dtypes and shardings of parameters: what a restore asks for."""
+  return jax.tree.map(
+      lambda p, s: jax.ShapeDtypeStruct(p.shape, jnp.float32, sharding=s),
+      table,
+      shardings,
+      is_leaf=is_param,
+  )
+
+
+def flops_per_token(table: Tree, context: float) -> float:
+  """Floating-point operations of one token's forward pass through a decoder.
+
+  Twice the weights of its matrix products (the output head included), and
+  attention to `context` tokens. A backward pass takes twice as many.
+
+  Args:
+    table: of a decoder.
+    context: tokens that it attends to, on average.
+  """
+  layers = table["layers"]
+  matrices = [x for x in layers.values() if x.init == "normal"]
+  weights = sum(math.prod(x.shape) for x in [*matrices, table["embed"]])
+  count, _, queries = layers["q"].shape
+  return 2.0 * (weights + count * 2 * queries * context)
