@@ -168,57 +168,62 @@ def _run(config, workdir: pathlib.Path) -> int:
   from rl_reason.monitoring import display, metrics
   from rl_reason.report import page
   from rl_reason.reward_models import classifier, train
-  from rl_reason.training import rl, session, sft, value
+  from rl_reason.session import open_session, resolve
+  from rl_reason.training import rl, rl_state, sft, value
 
   screen = display.Display(jax.process_index() == 0)
-  run = None
+  stage, session = _STAGE.value, None
   try:
-    if _STAGE.value != "report":
-      session.resolve(config)  # its shape is checked, and in config.json
-    checks.devices(config, jax.device_count())
-    workdir.mkdir(parents=True, exist_ok=True)
-    if _STAGE.value == "report":
+    if stage == "report":
+      workdir.mkdir(parents=True, exist_ok=True)
       screen.say(f"report: {page.write(workdir)}")
       return 0
-    if _STAGE.value == "prepare":
+    # Fill in the shape of the checkpoint, check it, and prepare data files.
+    resolve(config)
+    checks.devices(config, jax.device_count())
+    workdir.mkdir(parents=True, exist_ok=True)
+    if stage == "prepare":
       prepare.run(config, workdir, screen, stop)
       return 0
     files = None
     if config.task.name == tasks.FILES:
-      place = workdir
-      if _STAGE.value == "evaluate":  # what the run trains on stays as it is
-        config.data.train, place = "", workdir / "evaluation"
-      files = prepare.run(config, place, screen, stop)
-    run = session.make_run(config, workdir, screen, stop, files)
-    if _STAGE.value in TRAINS:
-      classifier.check(run)
-    # Not before: a run that cannot begin leaves its directory to another one.
-    if jax.process_index() == 0 and _STAGE.value in TRAINS:
+      directory = workdir
+      if stage == "evaluate":  # the training data of the run stay as they are
+        config.data.train, directory = "", workdir / "evaluation"
+      files = prepare.run(config, directory, screen, stop)
+    session = open_session(config, workdir, screen, stop, files)
+    if stage in TRAINS:
+      classifier.check(session)
+    # Written only now: a run that cannot begin leaves the directory free.
+    if jax.process_index() == 0 and stage in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))
       metrics.write_json(workdir / "environment.json", page.environment())
-    with jax.set_mesh(run.mesh):
-      if _STAGE.value == "evaluate":
-        command.run(run, _STEP.value)
-      elif _STAGE.value == "export":
-        export.run(run, _STEP.value)
+
+    with jax.set_mesh(session.mesh):
+      if stage == "evaluate":
+        command.run(session, _STEP.value)
+      elif stage == "export":
+        export.run(session, _STEP.value)
       else:
-        params = sft.run(run)
-        critic_params, spent = None, None
-        if _STAGE.value == "reward_model":
-          train.run(run, params)
-        elif _STAGE.value != "sft" and config_lib.has_critic(config):
-          critic_params, spent = value.run(run, params)
-        if _STAGE.value == "all":  # of 0 steps, it only evaluates
-          params = rl.base(run, params)  # by the same name: the rest goes
-          rl.run(run, params, critic_params, spent)
+        # SFT, then a reward model; or value pretraining, then RL.
+        params = sft.run(session)
+        critic_params = counters = None
+        if stage == "reward_model":
+          train.run(session, params)
+        elif stage != "sft" and config_lib.has_critic(config):
+          critic_params, counters = value.run(session, params)
+        if stage == "all":
+          if config.lora.rank:  # under the same name, to free the fp32 copy
+            params = rl_state.frozen_base(session, params)
+          rl.train(session, params, critic_params, counters)
     screen.end_stage()
     if jax.process_index() == 0:
       for line in page.summary(workdir):
         screen.say(line)
       screen.say(f"report: {page.write(workdir)}")
     return 0
-  except session.Stopped:
-    screen.say("stopped by a signal; the same command goes on from here")
+  except structs.Stopped:
+    screen.say("stopped by a signal; the same command resumes the run")
     return 143
   except config_lib.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
@@ -227,8 +232,8 @@ def _run(config, workdir: pathlib.Path) -> int:
     print(f"error: {e}", file=sys.stderr)
     return 1
   finally:
-    if run is not None:
-      run.log.close()
+    if session is not None:
+      session.log.close()
     screen.close()
 
 

@@ -29,6 +29,10 @@ class RunError(RuntimeError):
   """What a user can mend; shown as one line, without a traceback."""
 
 
+class Stopped(Exception):
+  """The run was stopped by a signal; its state is saved."""
+
+
 Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
 Tree = Any  # a pytree of arrays
 
@@ -111,9 +115,10 @@ class Experience:
     scores_NB: float32, a tuple of [B] by the N scorers of the config.
     old_logps_BT: float32, the behaviour policy's log-probabilities: of the
       trainer's forward pass, or the sampler's where no pass is made for them.
-    known_B: int32, tokens of an earlier step's policy, whose old_logps_BT are
-      there already: those of a group that was kept, and what a response
-      had when it was carried over (then the sampler's).
+    stale_lengths_B: int32, leading response tokens that an older policy sampled
+      and whose old_logps_BT are known: all tokens of a group that was kept, and
+      of a partial rollout what was sampled before this step (those log-probs
+      are the sampler's).
     age_B: int32, RL steps since the row was begun: 0, or more for a group that
       was kept or carried over; -1 marks a row that is only padding.
     types_B: int32, the problem type: the task's difficulty.
@@ -125,7 +130,7 @@ class Experience:
   correct_B: Array
   scores_NB: tuple[Array, ...]
   old_logps_BT: Array
-  known_B: Array
+  stale_lengths_B: Array
   age_B: Array
   types_B: Array
   problems_B: Array
@@ -142,7 +147,7 @@ class Batch:
     mask_BT: bool, tokens that enter the loss.
     advantages_BT: float32.
     old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
-    right_B: float32 in {0, 1}, responses to imitate.
+    correct_B: float32 in {0, 1}, responses to imitate.
     age_B: int32, optimizer steps between the sampling of the row and this
       batch; -1 for padding.
     values_BT, returns_BT: float32, the critic's values before the update and
@@ -154,15 +159,15 @@ class Batch:
   advantages_BT: Array
   old_logps_BT: Array
   ref_logps_BT: Array
-  right_B: Array
+  correct_B: Array
   age_B: Array
   values_BT: Array
   returns_BT: Array
 
 
 @struct.dataclass
-class Past:
-  """Responses of recent RL steps, newest last, as `advantages.temporal` reads.
+class History:
+  """Responses of recent RL steps, newest last, for `variants.temporal`.
 
   Attributes:
     tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.

@@ -252,3 +252,54 @@ def assign(
       returns_BT=returns_BT,
       metrics=metrics,
   )
+
+
+def reward_and_assign(
+    rows: dict[str, Any],
+    *,
+    reward: Callable[..., Array],
+    score_weights: tuple[tuple[float, float], ...],
+    advantage: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+  """Rewards of all rows of a step, then their advantages: one jit-ed program.
+
+  Args:
+    rows: the arrays that `assign` and `outcome` read; scores_NB, progress.
+    reward: `outcome`, its keywords bound.
+    score_weights: of each scorer, at the start and at the end of the run.
+    advantage: `assign`, its keywords bound; or `monte_carlo`.
+  """
+  names = ("correct_B", "lengths_B", "truncated_B", "groups_B")
+  rewards_B = reward(
+      **{name: rows[name] for name in names},
+      extra_B=rewards.weighted(
+          rows["scores_NB"], score_weights, rows["progress"]
+      ),
+  )
+  return advantage(rows | dict(rewards_B=rewards_B))
+
+
+def monte_carlo(rows: dict[str, Any], *, gamma: float) -> dict[str, Any]:
+  """Monte-Carlo returns for a critic; no advantages.
+
+  Args:
+    rows: rewards_B, mask_BT, values_BT.
+    gamma: discount.
+
+  Returns:
+    as `assign`.
+  """
+  zeros_BT = jnp.zeros_like(rows["values_BT"])
+  returns_BT, metrics = targets(
+      rewards.per_token(rows["rewards_B"], rows["mask_BT"], zeros_BT, 0.0),
+      rows["values_BT"],
+      rows["mask_BT"],
+      gamma=gamma,
+      lam=1.0,
+  )
+  return dict(
+      rewards_B=rows["rewards_B"],
+      returns_BT=returns_BT,
+      advantages_BT=zeros_BT,
+      metrics=metrics,
+  )

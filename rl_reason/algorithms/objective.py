@@ -68,7 +68,9 @@ def token_weights(o: Objective, b: Batch, key: Array) -> dict[str, Array]:
   w = dict(every=every_BT, policy=every_BT)
   w["share"] = reductions.token_mean(mask_BT, b.groups_B)
   if o.positive_nll:
-    w["right"] = reductions.token_mean(mask_BT * b.right_B[:, None], b.groups_B)
+    w["right"] = reductions.token_mean(
+        mask_BT * b.correct_B[:, None], b.groups_B
+    )
   if o.cov != "none":
     cov_BT = corrections.covariance(b.old_logps_BT, b.advantages_BT, mask_BT)
   if o.cov == "clip":

@@ -29,7 +29,8 @@ from rl_reason import config as config_lib, verifiers
 from rl_reason.data import datasets, templates, tokenizer
 from rl_reason.data.datasets import Example
 from rl_reason.monitoring import metrics
-from rl_reason.training.session import Stopped, resolve, tokenizer_path
+from rl_reason.session import resolve, tokenizer_path
+from rl_reason.structs import Stopped
 from rl_reason.verifiers import workers
 
 SAMPLES = 3  # dropped rows of each reason that the report shows

@@ -5,6 +5,7 @@ WORKDIR/results-WHICH.json          the same as lm-evaluation-harness lays out
 WORKDIR/responses-WHICH.html        every response, to be browsed
 """
 
+import functools
 import math
 
 import jax
@@ -13,15 +14,15 @@ from rl_reason import config as config_lib
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import metrics
 from rl_reason.report import page
-from rl_reason.training import rl, sft
-from rl_reason.training.session import Run
+from rl_reason.session import Session
+from rl_reason.training import rl_state, sft
 
 
-def run(run: Run, which: str) -> dict[str, float]:
+def run(session: Session, which: str) -> dict[str, float]:
   """Evaluates a checkpoint and writes the files above.
 
   Args:
-    run: everything that the stages share.
+    session: of the run.
     which: 'sft', 'newest', 'best', or a step of RL.
 
   Returns:
@@ -31,27 +32,28 @@ def run(run: Run, which: str) -> dict[str, float]:
     RunError: there is no such checkpoint.
   """
   if which == "sft":
-    params, at = sft.load(run), 0
+    params, at = sft.load(session), 0
   else:
-    params, _, at = rl.load(run, which)
-  count = run.config.evaluate.prompts
-  values, told = evaluate.evaluate(run, params, count, "evaluating")
+    sft_params = functools.partial(sft.load, session)
+    params, _, at = rl_state.load(session, which, sft_params)
+  count = session.config.evaluate.prompts
+  values, told = evaluate.evaluate(session, params, count, "evaluating")
   values = {k: metrics.number(v) for k, v in values.items()}
   for name, value in values.items():
-    run.display.say(f"{name} = {value:.4g}")
+    session.display.say(f"{name} = {value:.4g}")
   if jax.process_index() == 0:
-    path = run.workdir / f"evaluation-{which}.json"
+    path = session.workdir / f"evaluation-{which}.json"
     metrics.write_json(path, dict(step=at) | values)
-    run.display.say(f"written to {path}")
-    fields = config_lib.flat(run.config)
+    session.display.say(f"written to {path}")
+    fields = config_lib.flat(session.config)
     metrics.write_json(
-        run.workdir / f"results-{which}.json", results(values, told, fields)
+        session.workdir / f"results-{which}.json", results(values, told, fields)
     )
-    page = run.workdir / f"responses-{which}.html"
-    title = f"{run.workdir.absolute().name}, step {at}"
-    text = browse(title, values, told, run.config.evaluate.mean_of)
+    page = session.workdir / f"responses-{which}.html"
+    title = f"{session.workdir.absolute().name}, step {at}"
+    text = browse(title, values, told, session.config.evaluate.mean_of)
     page.put(page, text)
-    run.display.say(f"responses: {page}")
+    session.display.say(f"responses: {page}")
   return values
 
 

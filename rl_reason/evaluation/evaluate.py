@@ -7,17 +7,19 @@ one run are compared on the same random numbers.
 import collections
 import math
 import operator
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from rl_reason import tasks
-from rl_reason.data import pipelines, tokenizer
+from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.data import pipelines
+from rl_reason.evaluation import grading
+from rl_reason.monitoring.rl_metrics import sample_lines
+from rl_reason.randomness import key
 from rl_reason.scale import sharding
-from rl_reason.structs import Rollouts, Tree
+from rl_reason.structs import Tree
 from rl_reason.tasks import scorers
 
 
@@ -86,45 +88,6 @@ def calibration_error(
       for i in np.unique(bin_N)
   ]
   return float(sum(gaps))
-
-
-def judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
-  """Texts and verdicts of responses; G adjacent ones belong to each row.
-
-  A response that was cut off, or that the verifier fails on, is wrong.
-
-  Returns:
-    texts [B], correct [B] float32 in {0, 1}, and the number of responses on
-    which the verifier itself failed.
-  """
-  return begin_to_judge(task, tok, rollouts, rows)()
-
-
-def begin_to_judge(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]):
-  """Starts `judge`; the function that it returns waits for the rest.
-
-  Of several processes the first one judges: a verdict that takes too long on
-  one machine and not on another would part them.
-  """
-  slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
-  texts = tokenizer.decode(
-      tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
-  )
-  group = len(texts) // len(rows)
-  ended = np.flatnonzero(~rollouts.truncated_B).tolist()
-  pairs = [(texts[b], rows[b // group]) for b in ended]
-  wait = tasks.begin(task, pairs if jax.process_index() == 0 else [])
-
-  def finish():
-    verdict_B = np.zeros(len(texts), np.int32)  # -1: the verifier failed
-    for b, verdict in zip(ended, wait(), strict=False):
-      verdict_B[b] = -1 if verdict is None else verdict
-    if jax.process_count() > 1:
-      verdict_B = multihost_utils.broadcast_one_to_all(verdict_B)
-    correct_B = (verdict_B > 0).astype(np.float32)
-    return texts, correct_B, int((verdict_B < 0).sum())
-
-  return finish
 
 
 def summarize(
@@ -227,44 +190,46 @@ def levels(said: Responses, mean_of: int) -> list[Level]:
 
 
 def respond(
-    run, params: Tree, name: str, rows: list[tasks.Row], doing: str
+    session, params: Tree, name: str, rows: list[tasks.Row], doing: str
 ) -> Responses:
   """Samples and scores responses to the prompts of one set.
 
   Args:
-    run: stages.Run; reads config.evaluate.
+    session: of the run.
     params: of the model.
     name: of the set.
     rows: of its prompts.
     doing: shown while it works.
   """
-  c = run.config
+  c = session.config
   batch, each = c.evaluate.batch, c.evaluate.samples + 1
   heat_G = np.array([c.evaluate.temperature] * (each - 1) + [0.0], np.float32)
   parts, texts, kept, repeats, failures = [], [], [], [], 0
   for first in range(0, len(rows), batch):
-    run.display.doing(f"{doing}: {name}, prompt {first}/{len(rows)}")
+    session.display.doing(f"{doing}: {name}, prompt {first}/{len(rows)}")
     some = rows[first : first + batch]
     filled = [*some, *[some[0]] * (batch - len(some))]  # one shape, one program
     prompts = pipelines.pack_prompts(
-        run.tok,
+        session.tok,
         [row.prompt for row in filled],
         range(first, first + batch),
         c.rollout.max_prompt,
     )
     rollouts = sharding.fetch(
-        run.sample(
+        session.engine.sample(
             params,
-            run.put(prompts, "batch"),
-            run.key("evaluate"),
-            run.put(heat_G),
+            prompts,
+            key(session.mesh, c.seed, "evaluate"),
+            heat_G,
             group_size=each,
             top_p=c.evaluate.top_p,
         )
     )
     real = slice(len(some) * each)
     rollouts = jax.tree.map(operator.itemgetter(real), rollouts)
-    said, correct_B, failed = judge(run.task, run.tok, rollouts, some)
+    said, correct_B, failed = grading.grade(
+        session.task, session.tok, rollouts, some
+    )
     failures += failed
     facts_B3 = np.stack(
         [correct_B, rollouts.lengths_B, rollouts.truncated_B], -1
@@ -273,12 +238,12 @@ def respond(
     texts += [said[b : b + each] for b in range(0, len(said), each)]
     first_N = np.arange(len(some)) * each
     tokens_BT = rollouts.tokens_BL[:, c.rollout.max_prompt :]
-    kept += run.sample_rows(rollouts, some, said, correct_B, first_N)
+    kept += sample_lines(session.tok, rollouts, some, said, correct_B, first_N)
     repeats += [
         scorers.repeated(tokens_BT[b, :n].tolist())
         for b, n in zip(first_N, rollouts.lengths_B[first_N], strict=True)
     ]
-    run.check_stop()
+    check_stop(session.stop)
   correct_NG, length_NG, cut_NG = np.moveaxis(np.concatenate(parts), -1, 0)
   return Responses(
       name=name,
@@ -293,12 +258,12 @@ def respond(
   )
 
 
-def score(run, said: Responses) -> dict[str, float]:
+def score(session, said: Responses) -> dict[str, float]:
   """All numbers of the responses to one set."""
-  c = run.config
+  c = session.config
   answers_NG = [
       [
-          "" if cut else run.task.answer(text, row)
+          "" if cut else session.task.answer(text, row)
           for text, cut in zip(texts[:-1], cut_G[:-1], strict=True)
       ]
       for row, texts, cut_G in zip(
@@ -316,11 +281,11 @@ def score(run, said: Responses) -> dict[str, float]:
   )
 
 
-def evaluate(run, params: Tree, count: int, doing: str):
+def evaluate(session, params: Tree, count: int, doing: str):
   """Samples and scores held-out prompts of every set.
 
   Args:
-    run: stages.Run; reads config.evaluate.
+    session: of the run.
     params: of the model.
     count: prompts of a set, at most.
     doing: shown while it works.
@@ -328,14 +293,15 @@ def evaluate(run, params: Tree, count: int, doing: str):
   Returns:
     metrics, and the `Responses` to each set.
   """
-  weights = run.weights(params)
+  c = session.config
+  weights = session.engine.weights(params)
   everything = [
-      respond(run, weights, name, rows[:count], doing)
-      for name, rows in run.evaluation_sets().items()
+      respond(session, weights, name, rows[:count], doing)
+      for name, rows in session.rows.evaluation_sets(c.evaluate.prompts).items()
   ]
   metrics, competing = {}, []
   for said in everything:
-    metrics |= score(run, said)
+    metrics |= score(session, said)
     competing.append(metrics["val-aux/score"])
   lengths = [said.lengths_NG[:, :-1].ravel() for said in everything]
   cut = [said.truncated_NG[:, :-1].ravel() for said in everything]

@@ -1,5 +1,6 @@
 """Exports networks as directories that transformers and vLLM load."""
 
+import functools
 import json
 import pathlib
 
@@ -9,11 +10,11 @@ from rl_reason import config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import metrics
-from rl_reason.training import rl
-from rl_reason.training.session import Run, resolve
+from rl_reason.session import Session, resolve
+from rl_reason.training import rl_state, sft
 
 
-def run(run: Run, which: str) -> None:
+def run(session: Session, which: str) -> None:
   """Writes export/policy, and export/critic if there is one.
 
   The critic is a token classifier whose labels are the outputs of its head. In
@@ -21,32 +22,35 @@ def run(run: Run, which: str) -> None:
   of another run takes with critic.init = 'exported'.
 
   Args:
-    run: everything that the stages share.
+    session: of the run.
     which: 'newest', 'best', or a step of RL.
 
   Raises:
     RunError: there is no such checkpoint.
     ConfigError: transformers has no architecture of that shape.
   """
-  c, out = run.config, run.workdir / "export"
-  policy, critic, at = rl.load(run, which)
+  c, out = session.config, session.workdir / "export"
+  sft_params = functools.partial(sft.load, session)
+  policy, critic, at = rl_state.load(session, which, sft_params)
   policy = jax.jit(lora.merge)(policy) if c.lora.rank else policy
   source = resolve(c)
   more = dict(
       source=source,
-      tok=run.tok if c.tokenizer or not source else None,
+      tok=session.tok if c.tokenizer or not source else None,
       context=c.rollout.max_prompt + c.rollout.max_tokens,
-      card=card(c, run.workdir, at),
+      card=card(c, session.workdir, at),
   )
-  hf.save(out / "policy", policy, decoder.table(run.cfg), run.cfg, **more)
-  run.display.say(f"step {at} written to {out / 'policy'}")
+  hf.save(
+      out / "policy", policy, decoder.table(session.cfg), session.cfg, **more
+  )
+  session.display.say(f"step {at} written to {out / 'policy'}")
   if critic is not None:
-    table = critic_lib.table(run.critic_cfg)
-    hf.save(out / "critic", critic, table, run.cfg, **more)
+    table = critic_lib.table(session.critic_cfg)
+    hf.save(out / "critic", critic, table, session.cfg, **more)
     saved = checkpoint.Checkpoints(out / "critic")
     saved.save(at, critic, dict(config=config_lib.flat(c)))
     saved.close()
-    run.display.say(f"its critic written to {out / 'critic'}")
+    session.display.say(f"its critic written to {out / 'critic'}")
 
 
 def card(config, workdir: pathlib.Path, at: int) -> str:

@@ -90,6 +90,7 @@ class Log:
     self._active = jax.process_index() == 0
     self._paths = [workdir / name for name in FILES]
     self._board = None
+    self._sizes = [0] * len(FILES)  # at the newest checkpoint
     if self._active:
       self._files = [p.open("a") for p in self._paths]
       if tensorboard:
@@ -114,20 +115,27 @@ class Log:
       self._files[index].write(json.dumps(line) + "\n")
       self._files[index].flush()
 
-  def sizes(self) -> list[int]:
-    """Bytes of each file, after everything is on the disk."""
-    if not self._active:
-      return [0] * len(FILES)
-    for f in self._files:
-      f.flush()
-      os.fsync(f.fileno())
-    return [p.stat().st_size for p in self._paths]
+  def checkpoint_sizes(self) -> list[int]:
+    """Bytes of each file, once on the disk; a resumed run is cut back to them.
 
-  def cut(self, sizes: list[int]) -> None:
-    """Back to the sizes that a checkpoint noted."""
+    Remembers the sizes, as `remember` does.
+    """
+    if self._active:
+      for f in self._files:
+        f.flush()
+        os.fsync(f.fileno())
+      self._sizes = [p.stat().st_size for p in self._paths]
+    return self._sizes
+
+  def remember(self, sizes: list[int]) -> None:
+    """Takes over the sizes that a checkpoint noted."""
+    self._sizes = sizes
+
+  def cut(self) -> None:
+    """Cuts the files back to the newest checkpoint made or restored so far."""
     if not self._active:
       return
-    for path, size in zip(self._paths, sizes, strict=True):
+    for path, size in zip(self._paths, self._sizes, strict=True):
       if path.stat().st_size > size:
         os.truncate(path, size)
 

@@ -15,9 +15,9 @@ from rl_reason.checkpointing import checkpoint
 from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
+from rl_reason.session import Session, require_equal
 from rl_reason.structs import Tree
 from rl_reason.tasks import scorers
-from rl_reason.training.session import Run, require_equal
 
 
 def is_one(given: str) -> bool:
@@ -29,24 +29,26 @@ def is_one(given: str) -> bool:
   return (path / hf.CONFIG).is_file() and not own
 
 
-def check(run: Run) -> None:
+def check(session: Session) -> None:
   """Refuses what the config names and cannot be used, before any work.
 
   Raises:
     ConfigError, RunError: names the field and the remedy.
   """
-  for term in scorers.terms(run.config.reward.scorers):
+  for term in scorers.terms(session.config.reward.scorers):
     if scorers.is_model(term.name) and is_one(term.name):
-      find(run, term.name, "reward.scorers")
-  if run.config.critic.init == "exported" and is_one(run.config.critic.path):
-    _find_critic(run)
+      find(session, term.name, "reward.scorers")
+  if session.config.critic.init == "exported" and is_one(
+      session.config.critic.path
+  ):
+    _find_critic(session)
 
 
-def find(run: Run, given: str, field: str) -> hf.Source:
+def find(session: Session, given: str, field: str) -> hf.Source:
   """Checks all of a classifier but the values of its weights.
 
   Args:
-    run: everything that the stages share.
+    session: of the run.
     given: a directory or a hub id.
     field: of the config, named in errors.
 
@@ -55,7 +57,7 @@ def find(run: Run, given: str, field: str) -> hf.Source:
       short for the rollouts, or reads other tokens.
   """
   source = hf.find(given, field, lambda cfg: critic.table(_shape(cfg)))
-  r = run.config.rollout
+  r = session.config.rollout
   slots = r.max_prompt + r.max_tokens
   if slots > source.context:
     raise ConfigError(
@@ -67,7 +69,7 @@ def find(run: Run, given: str, field: str) -> hf.Source:
         f"{source.where}: has no tokenizer beside it, so nothing says that it"
         " reads the policy's tokens; put its own there"
     )
-  ours = run.tok.get_vocab()
+  ours = session.tok.get_vocab()
   theirs = tokenizer.load(str(source.path), "").get_vocab()
   differ = sorted(ours.items() ^ theirs.items())
   if differ:
@@ -90,9 +92,11 @@ def _shape(trunk) -> critic.CriticConfig:
   return critic.CriticConfig(trunk)  # a scalar head
 
 
-def load(run: Run, given: str, field: str) -> tuple[Tree, critic.CriticConfig]:
+def load(
+    session: Session, given: str, field: str
+) -> tuple[Tree, critic.CriticConfig]:
   """The parameters and the shape of a classifier, as `find` checks it."""
-  source, m = find(run, given, field), run.cfg
+  source, m = find(session, given, field), session.cfg
   trunk = dataclasses.replace(
       source.cfg,
       dtype=m.dtype,
@@ -101,26 +105,26 @@ def load(run: Run, given: str, field: str) -> tuple[Tree, critic.CriticConfig]:
       tokens=m.tokens,
   )
   cfg = _shape(trunk)
-  return hf.load(source, critic.table(cfg), run.mesh), cfg
+  return hf.load(source, critic.table(cfg), session.mesh), cfg
 
 
-def load_critic(run: Run) -> Tree:
+def load_critic(session: Session) -> Tree:
   """The parameters of critic.path, as those of this run's critic.
 
   Raises:
     RunError: its shape is not that of the policy.
   """
-  source = _find_critic(run)
-  return hf.load(source, critic.table(run.critic_cfg), run.mesh)
+  source = _find_critic(session)
+  return hf.load(source, critic.table(session.critic_cfg), session.mesh)
 
 
-def _find_critic(run: Run) -> hf.Source:
-  source = find(run, run.config.critic.path, "critic.path")
+def _find_critic(session: Session) -> hf.Source:
+  source = find(session, session.config.critic.path, "critic.path")
   there, here = (
       {f"model.{name}": x for name, x in hf.architecture.fields(cfg).items()}
-      for cfg in (source.cfg, run.cfg)
+      for cfg in (source.cfg, session.cfg)
   )
   del here["model.tied"]  # a critic has no head of tokens
-  here["critic.head"], there["critic.head"] = run.critic_cfg.head, "scalar"
+  here["critic.head"], there["critic.head"] = session.critic_cfg.head, "scalar"
   require_equal(source.where, here, there)
   return source

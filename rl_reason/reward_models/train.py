@@ -12,33 +12,31 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from rl_reason import config as config_lib, hf
+from rl_reason.algorithms import losses
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines
 from rl_reason.evaluation import evaluate
-from rl_reason.models import critic, parameters
-from rl_reason.reward_models import classifier
+from rl_reason.models import critic
+from rl_reason.reward_models.scorer import scores_program
 from rl_reason.scale import sharding
-from rl_reason.structs import Array, RunError, Tree
-from rl_reason.training import packing, step, supervised
-from rl_reason.training.session import (
-    Once,
-    Run,
-    critic_config,
-    model_config,
-    over_micro_batches,
-    require_equal,
-    resolve,
-)
+from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.session import Session, packed_rows, resolve
+from rl_reason.structs import Array, Packed, TrainState, Tree
+from rl_reason.training import packing, supervised
+from rl_reason.training.step import accumulate, optimize
+from rl_reason.training.value import init_params
 
 
-def run(run: Run, policy_params: Tree) -> Tree:
+def run(session: Session, policy_params: Tree) -> Tree:
   """Runs or resumes the stage; writes export/reward_model at its end.
 
   Args:
-    run: everything that the stages share.
+    session: of the run.
     policy_params: whose trunk it starts from.
 
   Returns:
@@ -47,87 +45,132 @@ def run(run: Run, policy_params: Tree) -> Tree:
   Raises:
     Stopped: SIGTERM; everything is saved.
   """
-  c = run.config.reward_model
-  cfg = run.critic_cfg
+  c = session.config.reward_model
+  cfg = session.critic_cfg
 
   def first(shardings: Tree) -> Tree:
-    return run.init_critic("reward model", shardings, policy_params)
+    return init_params(session, "reward model", shardings, policy_params)
 
   def update(state, packed, _, tx):
-    return step.preference_update(state, packed, cfg=cfg, tx=tx)
+    return preference_update(state, packed, cfg=cfg, tx=tx)
 
-  return supervised.fit(
-      run,
+  return supervised.train(
+      session,
       "reward_model",
       title="reward model",
       prefix="reward_model",
       table=critic.table(cfg),
       first=first,
-      stream=_pairs(run, c.batch, evaluation=False),
-      rows=functools.partial(_rows, run),
+      stream=_pairs(session, c.batch, evaluation=False),
+      rows=functools.partial(_rows, session),
       update=update,
       steps=c.steps,
       lr=c.lr,
       schedule=c.schedule,
       together=2,
-      finish=functools.partial(_finish, run, cfg),
+      final_check=functools.partial(_finish, session, cfg),
   )
 
 
-def _pairs(run: Run, batch: int, *, evaluation: bool):
-  c = run.config.reward_model
+def preference_update(
+    state: TrainState,
+    packed: Packed,
+    *,
+    cfg: critic.CriticConfig,
+    tx: optax.GradientTransformation,
+) -> tuple[TrainState, dict[str, Array]]:
+  """One step of a reward model: mean Bradley-Terry loss of the pairs.
+
+  Args:
+    state: donated by the caller's jit.
+    packed: of the minibatch. The rows of a pair are adjacent and share a
+      micro-batch; the preferred response comes first.
+    cfg: static.
+    tx: static.
+
+  Returns:
+    the next state, and metrics: loss, accuracy, grad_norm, update_skipped.
+  """
+  pairs = len(packed.source_BT) // 2
+
+  def loss_fn(params, packed, real_B):
+    head = params["value_head"]
+    if cfg.head == "scalar":  # pairs do not see its bias: 0 it stays, exactly
+      head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
+    params = params | dict(value_head=head)
+    chosen_B, rejected_B = critic.scores(params, cfg, packed).reshape(-1, 2).T
+    share_B = real_B.reshape(-1, 2).prod(1) / pairs
+    loss = jnp.sum(share_B * losses.bradley_terry(chosen_B, rejected_B))
+    return loss, dict(
+        loss=loss, accuracy=jnp.sum(share_B * (chosen_B > rejected_B))
+    )
+
+  ones_B = jnp.ones(2 * pairs)
+  grads, metrics = accumulate(loss_fn, state.params, packed, ones_B)
+  state, more = optimize(state, tx, grads)
+  return state.replace(step=state.step + 1), metrics | more
+
+
+def _pairs(session: Session, batch: int, *, evaluation: bool):
+  c = session.config.reward_model
   styles = (
-      config_lib.mixture(x) if x else dict.fromkeys(run.task.STYLES, 1.0)
+      config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
       for x in (c.chosen, c.rejected)
   )
-  return run.preferences(batch, *styles, evaluation=evaluation)
+  return session.rows.preferences(batch, *styles, evaluation=evaluation)
 
 
-def _rows(run: Run, pairs: list[tuple[str, str, str]]) -> tuple[Array, ...]:
+def _rows(
+    session: Session, pairs: list[tuple[str, str, str]]
+) -> tuple[Array, ...]:
   """Both rows of each pair, adjacent: tokens, start, mask of 2 B rows."""
   texts = [(prompt, text) for prompt, *both in pairs for text in both]
-  slots = run.config.rollout.max_prompt, run.config.rollout.max_tokens
-  return pipelines.pack_demonstrations(run.tok, texts, *slots)
+  slots = session.config.rollout.max_prompt, session.config.rollout.max_tokens
+  return pipelines.pack_demonstrations(session.tok, texts, *slots)
 
 
-def _finish(run: Run, cfg: critic.CriticConfig, params: Tree) -> None:
+def _finish(session: Session, cfg: critic.CriticConfig, params: Tree) -> None:
   """Scores held-out pairs, and exports the network."""
-  c = run.config.reward_model
-  program = Once("scores of pairs", _scores(cfg), run.display)
-  stream = _pairs(run, c.batch, evaluation=True)
+  c = session.config.reward_model
+  program = CompiledOnce(
+      "scores of pairs", scores_program(cfg), session.display
+  )
+  stream = _pairs(session, c.batch, evaluation=True)
   scores = []
   for _ in range(-(-c.evaluate_pairs // c.batch)):
-    tokens_BL, start_B, mask_BT = _rows(run, next(stream))
-    packed = packing.pack(tokens_BL, start_B, mask_BT, run.packed_rows)
-    one_M = run.put_packed(jax.tree.map(lambda x: x[None], packed))
+    tokens_BL, start_B, mask_BT = _rows(session, next(stream))
+    packed = packing.pack(tokens_BL, start_B, mask_BT, packed_rows(session))
+    one_M = sharding.put_packed(
+        session.mesh, jax.tree.map(lambda x: x[None], packed)
+    )
     scores.append(sharding.fetch(program(params, one_M)).reshape(-1, 2))
   score_N2 = np.concatenate(scores)[: c.evaluate_pairs]
   values = agreement(score_N2[:, 0] - score_N2[:, 1])
-  run.log.metrics(
+  session.log.metrics(
       "reward_model",
       c.steps,
       {f"val-core/preferences/{k}": x for k, x in values.items()},
   )
-  run.display.say(
+  session.display.say(
       f"reward model: prefers the right response in {values['accuracy']:.1%}"
       f" +- {values['accuracy/ci95']:.1%} of held-out pairs, calibration error"
       f" {values['calibration_error']:.3f}"
   )
-  path = run.workdir / "export" / "reward_model"
+  path = session.workdir / "export" / "reward_model"
   if jax.process_index() == 0:
     shutil.rmtree(path, ignore_errors=True)
-  _save_classifier(run, cfg, params, path)
+  _save_classifier(session, cfg, params, path)
   out = checkpoint.Checkpoints(path)
-  out.save(c.steps, params, dict(config=config_lib.flat(run.config)))
+  out.save(c.steps, params, dict(config=config_lib.flat(session.config)))
   out.close()
-  run.display.say(f"reward model written to {path}")
+  session.display.say(f"reward model written to {path}")
 
 
 def _save_classifier(
-    run: Run, cfg: critic.CriticConfig, params: Tree, path: pathlib.Path
+    session: Session, cfg: critic.CriticConfig, params: Tree, path: pathlib.Path
 ) -> None:
   """Writes it as a sequence classifier of transformers, where there is one."""
-  c = run.config
+  c = session.config
   source = resolve(c)
   try:
     hf.save(
@@ -137,11 +180,11 @@ def _save_classifier(
         cfg.trunk,
         head=hf.WHOLE,
         source=source,
-        tok=run.tok if c.tokenizer or not source else None,
+        tok=session.tok if c.tokenizer or not source else None,
         context=c.rollout.max_prompt + c.rollout.max_tokens,
     )
   except config_lib.ConfigError as e:
-    run.display.say(f"reward model: not written for transformers: {e}")
+    session.display.say(f"reward model: not written for transformers: {e}")
 
 
 def agreement(ahead_N: np.ndarray) -> dict[str, float]:
@@ -164,62 +207,3 @@ def agreement(ahead_N: np.ndarray) -> dict[str, float]:
       "nll": float(np.logaddexp(0, -ahead_N).mean()),
       "calibration_error": evaluate.calibration_error(sure_N, right_N),
   }
-
-
-def load(run: Run, given: str) -> tuple[Tree, critic.CriticConfig]:
-  """The parameters and the shape of a reward model, of ours or of others.
-
-  Its network may be of another shape than the policy; its tokenizer may not.
-
-  Args:
-    run: everything that the stages share.
-    given: the directory of an exported one, or see `classifier`.
-
-  Raises:
-    RunError: there is none, or it reads other tokens.
-    ConfigError: so it is, of one of others.
-  """
-  if classifier.is_one(given):
-    return classifier.load(run, given, "reward.scorers")
-  path = pathlib.Path(given)
-  checkpoints = checkpoint.Checkpoints(path)
-  at = checkpoints.newest(run.display.say)
-  if at is None:
-    raise RunError(
-        f"reward.scorers: {path} holds no whole reward model; make one with"
-        " --stage=reward_model, it is in its export/reward_model"
-    )
-  fields = checkpoints.host(at)["config"]
-  require_equal(
-      f"reward.scorers = {path}",
-      config_lib.flat(run.config),
-      fields,
-      ("tokenizer", "task.name"),
-  )
-  there = config_lib.unflat(fields)
-  trunk = model_config(there, vocab=run.cfg.vocab, tokens=run.cfg.tokens)
-  cfg = critic_config(there, trunk)
-  table = critic.table(cfg)
-  like = parameters.abstract(table, parameters.shardings(table, run.mesh))
-  return checkpoints.restore(at, like), cfg
-
-
-def scorer(run: Run, given: str):
-  """A reward model, as `load` takes it, ready to score.
-
-  Returns:
-    the parameters, and a program: (params, Packed of minibatches) -> scores
-    [M, B].
-
-  Raises:
-    RunError: there is none, or it reads other tokens.
-  """
-  params, cfg = load(run, given)
-  return params, Once("scores of the reward model", _scores(cfg), run.display)
-
-
-def _scores(cfg: critic.CriticConfig):
-  """jit: (params, Packed of minibatches) -> scores [M, B]."""
-  return over_micro_batches(
-      lambda params, packed: critic.scores(params, cfg, packed)
-  )

@@ -1,8 +1,10 @@
 """Dynamic sampling: draw prompts until the batch is full of groups with signal.
 
-DAPO (arXiv:2503.14476, sec 3.2): groups that are all right or all wrong have no
-advantage; they leave the batch and others take their place. Host code on numpy
-rows; groups are taken in the order of their prompts, never of completion.
+DAPO (arXiv:2503.14476, sec 3.2): the responses of a group that are all correct
+or all incorrect have no advantage. Such groups are discarded, and further
+prompts are sampled in their place. Host code on NumPy rows. Groups are taken in
+the order of their prompts and never in the order of completion, which would
+favour short responses.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from rl_reason.structs import Experience, RunError
 
 
 class Shortfall(RunError):
-  """The data could not fill a batch within the rounds allowed."""
+  """The data could not fill a batch within the allowed rounds."""
 
 
 def groups(ids_B: np.ndarray) -> list[np.ndarray]:
@@ -25,7 +27,7 @@ def groups(ids_B: np.ndarray) -> list[np.ndarray]:
 
 
 def take(rows: Experience, which: list[np.ndarray]) -> Experience:
-  """The rows of some groups, in the order given."""
+  """The rows of the given groups, in the given order."""
   index = np.concatenate([np.zeros(0, int), *which])
   return jax.tree.map(lambda x: x[index], rows)
 
@@ -35,82 +37,41 @@ def concatenate(parts: list[Experience]) -> Experience:
   return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def padding(like: Experience, count: int, group_size: int) -> Experience:
-  """Groups of empty rows: no mask, age -1; they weigh nothing anywhere."""
-  rows = take(like, [np.zeros(count, int)])
-  rollouts = rows.rollouts
-  ids_B = -1 - np.arange(count, dtype=np.int32) // group_size
-  return rows.replace(
-      rollouts=rollouts.replace(
-          mask_BT=np.zeros_like(rollouts.mask_BT), ids_B=ids_B
-      ),
-      age_B=np.full_like(rows.age_B, -1),
-  )
+def pad(rows: Experience, count: int, like: Experience, group_size: int):
+  """Appends groups of padding up to `count` rows.
 
+  Padding has an empty mask, age -1 and negative ids: it has no weight anywhere.
 
-def real(rows: Experience) -> Experience:
-  """Without padding."""
-  each = groups(rows.rollouts.ids_B)
-  return take(rows, [g for g in each if rows.age_B[g[0]] >= 0])
-
-
-def fill(
-    rows: Experience, count: int, like: Experience, group_size: int
-) -> Experience:
-  """Up to `count` rows: groups of padding behind, made like some rows."""
+  Args:
+    rows: at most `count`.
+    count: rows of the result.
+    like: at least one row, copied for its shapes.
+    group_size: rows of a group of padding.
+  """
   missing = count - len(rows.age_B)
-  return concatenate([rows, padding(like, missing, group_size)])
+  padding = take(like, [np.zeros(missing, int)])
+  rollouts = padding.rollouts.replace(
+      mask_BT=np.zeros_like(padding.rollouts.mask_BT),
+      ids_B=-1 - np.arange(missing, dtype=np.int32) // group_size,
+  )
+  age_B = np.full_like(padding.age_B, -1)
+  return concatenate([rows, padding.replace(rollouts=rollouts, age_B=age_B)])
 
 
-def by_prompt(rows: Experience) -> Experience:
-  """The groups in the order of their prompts."""
-  each = groups(rows.rollouts.ids_B)
-  return take(rows, sorted(each, key=lambda g: rows.rollouts.ids_B[g[0]]))
+def without_padding(rows: Experience) -> Experience:
+  """The groups that are no padding."""
+  found = groups(rows.rollouts.ids_B)
+  return take(rows, [group for group in found if rows.age_B[group[0]] >= 0])
 
 
 def accuracy(rows: Experience) -> np.ndarray:
-  """Share of right responses in each group: [N]."""
-  each = groups(rows.rollouts.ids_B)
-  return np.array([rows.correct_B[g].mean() for g in each])
+  """Share of correct responses in each group: [N]."""
+  found = groups(rows.rollouts.ids_B)
+  return np.array([rows.correct_B[group].mean() for group in found])
 
 
-def group_sizes(need_N: np.ndarray, batch: int, least: int) -> np.ndarray:
-  """Shares the rows of a batch among prompts in proportion to their need.
-
-  Need 1 / expected length: each prompt gets about as many tokens, G = G_base
-  L_ref / l. Need p (1 - p) at accuracy p: the variance of a group's mean
-  reward, p (1 - p) / G, is about the same for all. A prompt whose share would
-  be less than `least` gets that many, and the others share what is left.
-
-  Args:
-    need_N: [N] float, positive.
-    batch: rows to share out.
-    least: of a group; 2, since a group of one has no signal.
-
-  Returns:
-    [N] int that sum to `batch`; the remainders go to the largest fractions.
-
-  Raises:
-    ValueError: the batch is too small for N groups of `least`.
-  """
-  if batch < least * len(need_N):
-    raise ValueError(f"{batch} rows for {len(need_N)} groups of {least}")
-  floor_N = np.zeros(len(need_N), bool)  # prompts that get the least
-  while True:
-    rest = batch - least * floor_N.sum()
-    open_N = np.where(floor_N, 0, need_N)
-    share_N = np.where(floor_N, least, rest * open_N / max(open_N.sum(), 1e-30))
-    if (share_N >= least).all():
-      break
-    floor_N |= share_N < least
-  size_N = np.floor(share_N).astype(int)
-  order_N = np.argsort(size_N - share_N, kind="stable")
-  size_N[order_N[: batch - size_N.sum()]] += 1
-  return size_N
-
-
-def collect(
-    generate: Callable[[Callable[[int, int], bool]], Experience],
+def fill_batch(
+    sample_round: Callable[[Callable[[int, int], bool]], Experience],
     kept: Experience | None,
     *,
     batch: int,
@@ -120,65 +81,72 @@ def collect(
     surplus: str,
     shortfall: str,
 ) -> tuple[Experience, Experience | None, dict[str, float]]:
-  """One training batch.
+  """Samples rounds of prompts until a training batch is full.
 
   Args:
-    generate: samples and scores the next round of prompts. Given (groups with
-      signal, groups unfinished) -> whether another round follows for sure: it
-      may then leave those that are unfinished to that round.
-    kept: groups left over from the step before (padding allowed), or None.
-    batch: rows that the batch needs.
+    sample_round: samples and grades the next round of prompts. Its argument
+      says, from (groups with signal, unfinished groups) of the round, whether
+      another round follows for certain: the round may then leave its unfinished
+      groups to that one (see `partial`).
+    kept: groups with signal that did not fit into the previous batch (padding
+      allowed), or None.
+    batch: rows of the batch.
     group_size: of padding, and of groups that are equal.
-    enabled: if not, one round is taken as it is.
+    enabled: if False, one round is the batch, with or without signal.
     max_rounds: of generation.
-    surplus: 'discard' or 'keep' the groups that did not fit.
+    surplus: 'discard' or 'keep' the groups that do not fit.
     shortfall: 'pad' the batch with empty rows, or 'raise'.
 
   Returns:
-    `batch` rows of whole groups, padded if no other fits; the surplus to pass
-    as `kept` next time, padded to `batch` rows (None if discarded); metrics.
+    `batch` rows of whole groups, padded if no other group fits; the surplus to
+    pass as `kept` next time, padded to `batch` rows (None if discarded);
+    metrics.
 
   Raises:
-    Shortfall: 'raise', and too few groups with signal in max_rounds.
+    Shortfall: 'raise', and too few groups have signal after max_rounds.
   """
-  ready, shares, tokens = [], [], 0
-  count = informative = from_kept = rounds = 0
+  parts, accuracies, tokens = [], [], 0
+  count = with_signal = num_kept = rounds = 0
+  # Groups that were kept from the previous step come first.
   if kept is not None:
-    old = real(kept)
-    ready.append(old.replace(age_B=old.age_B + 1))
+    old = without_padding(kept)
+    parts.append(old.replace(age_B=old.age_B + 1))
     count = len(old.age_B)
-    informative = from_kept = len(groups(old.rollouts.ids_B))
+    with_signal = num_kept = len(groups(old.rollouts.ids_B))
 
-  def goes_on(known: int, unknown: int) -> bool:
-    most = count + (known + unknown) * group_size
-    return enabled and most < batch and rounds + 1 < max_rounds
+  def another_round_follows(known: int, unfinished: int) -> bool:
+    at_most = count + (known + unfinished) * group_size
+    return enabled and at_most < batch and rounds + 1 < max_rounds
 
+  # Sample rounds until enough groups have signal: 0 < accuracy < 1.
   while count < batch and rounds < (max_rounds if enabled else 1):
-    rows = generate(goes_on)
+    rows = sample_round(another_round_follows)
     rounds += 1
-    share_N = accuracy(rows)
-    shares.append(share_N)
     tokens += int(rows.rollouts.lengths_B.sum())
-    signal_N = (share_N > 0) & (share_N < 1)
-    informative += int(signal_N.sum())
+    accuracy_N = accuracy(rows)
+    accuracies.append(accuracy_N)
+    signal_N = (accuracy_N > 0) & (accuracy_N < 1)
+    with_signal += int(signal_N.sum())
     wanted_N = signal_N if enabled else np.ones_like(signal_N)
-    pairs = zip(groups(rows.rollouts.ids_B), wanted_N, strict=True)
-    found = take(rows, [group for group, wanted in pairs if wanted])
-    ready.append(found)
-    count += len(found.age_B)
-  share_N = np.concatenate(shares or [accuracy(ready[0])])
-  everything = by_prompt(concatenate(ready))
-  each = groups(everything.rollouts.ids_B)
-  ends = np.cumsum([len(g) for g in each])
-  fits = int(np.searchsorted(ends, batch, "right"))  # whole groups
+    found = zip(groups(rows.rollouts.ids_B), wanted_N, strict=True)
+    parts.append(take(rows, [group for group, wanted in found if wanted]))
+    count += len(parts[-1].age_B)
+
+  # The first groups that fit are the batch, in the order of their prompts.
+  accuracy_N = np.concatenate(accuracies or [accuracy(parts[0])])
+  everything = concatenate(parts)
+  ids_B = everything.rollouts.ids_B
+  by_prompt = sorted(groups(ids_B), key=lambda group: ids_B[group[0]])
+  ends = np.cumsum([len(group) for group in by_prompt])
+  fits = int(np.searchsorted(ends, batch, "right"))
   missing = batch - (int(ends[fits - 1]) if fits else 0)
   metrics = {
-      "train/accuracy": share_N.mean(),
-      "train/all_right": (share_N == 1).mean(),
-      "train/all_wrong": (share_N == 0).mean(),
+      "train/accuracy": accuracy_N.mean(),
+      "train/all_correct": (accuracy_N == 1).mean(),
+      "train/all_incorrect": (accuracy_N == 0).mean(),
       "train/generation_rounds": rounds,
-      "train/groups_with_signal": min(informative, batch // group_size),
-      "train/groups_kept": from_kept,
+      "train/groups_with_signal": min(with_signal, batch // group_size),
+      "train/groups_kept": num_kept,
       "train/groups_missing": missing / group_size,
       "tokens/generated": tokens,
   }
@@ -186,15 +154,17 @@ def collect(
     raise Shortfall(
         f"dynamic sampling: {count // group_size} of {batch // group_size}"
         f" groups have signal after {rounds} rounds (accuracy"
-        f" {share_N.mean():.1%}). Raise"
-        " dynamic_sampling.max_rounds, choose data of another difficulty, or"
-        " set dynamic_sampling.shortfall = 'pad'"
+        f" {accuracy_N.mean():.1%}). Raise dynamic_sampling.max_rounds, choose"
+        " data of another difficulty, or set dynamic_sampling.shortfall = 'pad'"
     )
   like = everything if count else rows
-  out = fill(take(everything, each[:fits]), batch, like, group_size)
-  left = None
+  out = pad(take(everything, by_prompt[:fits]), batch, like, group_size)
+
+  # Groups that did not fit may wait for the next step: one batch at most.
+  surplus_rows = None
   if surplus == "keep" and enabled:
     last = int(np.searchsorted(ends, batch - missing + batch, "right"))
-    rest = take(everything, each[fits:last])  # one batch of them at most
-    left = fill(rest, batch, out, group_size)
-  return out, left, metrics
+    surplus_rows = pad(
+        take(everything, by_prompt[fits:last]), batch, out, group_size
+    )
+  return out, surplus_rows, metrics

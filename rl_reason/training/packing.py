@@ -8,12 +8,14 @@ log-probs and values come back as [B, T].
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.structs import Array, Packed, Tree
+from rl_reason.structs import Array, Packed, Rollouts, Tree
+from rl_reason.training.dynamic_sampling import groups as groups_of
 
 
 def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
@@ -205,3 +207,63 @@ def only(here_B: Array, tree: Tree) -> Tree:
     return jnp.where(where, x, jnp.zeros_like(x))
 
   return jax.tree.map(choose, tree)
+
+
+# --- a training step: its minibatches ----------------------------------------
+
+
+class PackingPlan(NamedTuple):
+  """How the rows of a training step are split and packed; on the host.
+
+  Attributes:
+    order_MB: row numbers of each minibatch; the minibatches of one epoch hold
+      every row once.
+    packed_M: their tokens.
+  """
+
+  order_MB: Array
+  packed_M: Packed
+
+
+def round_robin(groups: list[np.ndarray], parts: int) -> np.ndarray:
+  """Row numbers of all groups; group n belongs to part n modulo `parts`.
+
+  Padding comes last in a batch: assigned round-robin, all minibatches get an
+  even share of it.
+  """
+  return np.concatenate([g for p in range(parts) for g in groups[p::parts]])
+
+
+def plan(
+    rollouts: Rollouts,
+    step: int = 0,
+    *,
+    packed_rows: int,
+    minibatches: int,
+    epochs: int = 1,
+    seed: int = 0,
+) -> PackingPlan:
+  """Splits rows into minibatches of whole groups, and packs each of them.
+
+  Epochs after the first one shuffle the groups.
+
+  Args:
+    rollouts: of a batch, on the host; adjacent rows with one id are a group.
+    step: of RL, which decides the shuffling with the seed.
+    packed_rows: of a micro-batch.
+    minibatches: of an epoch.
+    epochs: passes over the batch.
+    seed: of the run.
+  """
+  r, groups = rollouts, groups_of(rollouts.ids_B)
+  orders = [round_robin(groups, minibatches)]
+  for epoch in range(1, epochs):
+    rng = np.random.default_rng((seed, step, epoch))
+    shuffled = [groups[i] for i in rng.permutation(len(groups))]
+    orders.append(round_robin(shuffled, minibatches))
+  order_MB = np.concatenate(orders).reshape(minibatches * epochs, -1)
+  packed = [
+      pack(r.tokens_BL[b], r.start_B[b], r.mask_BT[b], packed_rows)
+      for b in order_MB
+  ]
+  return PackingPlan(order_MB, jax.tree.map(lambda *x: np.stack(x), *packed))

@@ -1,7 +1,8 @@
-"""Optimizer, initial state, and the jit-ed updates of SFT and RL.
+"""The jit-ed training step: gradients of micro-batches, optimizer, metrics.
 
-One optimizer step = one minibatch. Its per-token weights are computed over all
-of its rows before it is cut into micro-batches, whose gradients then add up.
+One optimizer step updates on one minibatch. The weight of each of its tokens is
+computed over the whole minibatch before it is split into micro-batches, whose
+gradients are then summed: neither micro-batches nor devices change the result.
 """
 
 import functools
@@ -10,175 +11,220 @@ from collections.abc import Callable
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_reason.algorithms import (
-    losses,
-    objective as objective_lib,
-    reductions,
-    schedules,
-    values,
-)
+from rl_reason.algorithms import objective as objective_lib
 from rl_reason.algorithms.objective import Objective
-from rl_reason.models import critic, decoder, lora, parameters
+from rl_reason.models import decoder, lora
 from rl_reason.scale import sharding
-from rl_reason.structs import Array, Batch, Packed, TrainState, Tree
+from rl_reason.structs import (
+    Array,
+    Batch,
+    Experience,
+    Packed,
+    TrainState,
+    Tree,
+)
 from rl_reason.training import packing
 
-DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
+# --- forward passes over the rows of a step ----------------------------------
 
 
-def make_optimizer(
+def map_micro_batches(fn: Callable[[Tree, Packed], Tree]) -> Callable:
+  """jit: (params, Packed of minibatches) -> results of all rows, [M, B, ...].
+
+  The micro-batches are those of the update: a forward pass takes no more memory
+  than the update does, and the same matrix products give the log-probs, so that
+  the first update starts at a ratio of exactly 1.
+
+  Args:
+    fn: (params, Packed of a micro-batch) -> arrays [B, ...].
+  """
+
+  def program(params, packed_M):
+    def micro_batch(micro, here_B):
+      return packing.only(here_B, fn(params, micro))
+
+    return jax.lax.map(functools.partial(packing.fold, micro_batch), packed_M)
+
+  return jax.jit(program)
+
+
+def logps_program(cfg: decoder.ModelConfig, temperature: float) -> Callable:
+  """jit: log-probs and entropy of response tokens, [M, B, T] each."""
+  return map_micro_batches(
+      lambda params, packed: decoder.packed_logps(
+          params, cfg, packed, temperature
+      )
+  )
+
+
+def forward(
+    mesh: jax.sharding.Mesh,
+    program: Callable,
+    params: Tree,
+    plan: packing.PackingPlan,
+) -> Tree:
+  """Runs a forward pass over one epoch; returns host arrays in row order.
+
+  Args:
+    mesh: devices.
+    program: of `map_micro_batches`.
+    params: of its model.
+    plan: of the rows of the step; each row is in its first epoch once.
+
+  Returns:
+    arrays [B, ...] in the order of the rows.
+  """
+  rows = plan.order_MB.shape[1]
+  minibatches = (plan.order_MB.max() + 1) // rows  # those of one epoch
+  packed_M = jax.tree.map(lambda x: x[:minibatches], plan.packed_M)
+  out_MB = sharding.fetch(program(params, sharding.put_packed(mesh, packed_M)))
+  back_B = np.argsort(plan.order_MB[:minibatches].reshape(-1))
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[back_B], out_MB)
+
+
+def on_mesh(mesh: jax.sharding.Mesh, program: Callable, arrays: Tree) -> Tree:
+  """Calls a program with host arrays; returns host arrays."""
+  return sharding.fetch(program(sharding.put(mesh, arrays)))
+
+
+# --- host arrays of a step ---------------------------------------------------
+
+
+def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
+  """Rows with the log-probs of the behaviour policy.
+
+  Tokens of an older policy keep theirs: of groups that were kept the trainer's,
+  of partial rollouts the sampler's.
+
+  Args:
+    rows: graded.
+    logps_BT: by the trainer; None: with one on-policy update the update itself
+      computes them, and the sampler's stand in until then.
+  """
+  if logps_BT is None:
+    return rows.replace(old_logps_BT=rows.rollouts.logps_BT)
+  stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
+  return rows.replace(
+      old_logps_BT=np.where(stale_BT, rows.old_logps_BT, logps_BT),
+      stale_lengths_B=np.where(rows.age_B >= 0, rows.rollouts.lengths_B, 0),
+  )
+
+
+def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
+  """The arrays of graded rows under the names that `credit` knows.
+
+  Args:
+    rows: with old log-probs.
+    **arrays: further inputs by name; None where there is none.
+  """
+  rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
+  return dict(
+      correct_B=rows.correct_B,
+      scores_NB=rows.scores_NB,
+      lengths_B=rollouts.lengths_B,
+      truncated_B=rollouts.truncated_B,
+      groups_B=rollouts.ids_B,
+      age_B=rows.age_B,
+      types_B=rows.types_B,
+      problems_B=rows.problems_B,
+      mask_BT=mask_BT,
+      # Padding may hold anything.
+      logps_BT=np.where(mask_BT, rows.old_logps_BT, 0),
+      sampler_logps_BT=np.where(mask_BT, rollouts.logps_BT, 0),
+      **{name: x for name, x in arrays.items() if x is not None},
+  )
+
+
+def train_batch(
+    rows: Experience,
+    credit: dict[str, Array],
     *,
-    lr: float,
-    schedule: str,
-    warmup: int,
-    total: int,
-    b1: float,
-    b2: float,
-    eps: float,
-    weight_decay: float,
-    clip_norm: float,
-    name: str = "adamw",
-    freeze: float = 0.0,
-    offload: bool = False,
-) -> optax.GradientTransformation:
-  """AdamW (or plain SGD, for tests of parallelism) with a schedule.
+    mask_truncated: bool,
+    updates: int,
+    ref_logps_BT: Array | None = None,
+    values_BT: Array | None = None,
+) -> Batch:
+  """What the update reads, in the order of the rows, on the host.
 
   Args:
-    lr: peak learning rate.
-    schedule: see `schedules.learning_rate`.
-    warmup: optimizer steps of linear warm-up.
-    total: optimizer steps of the stage.
-    b1: Adam's decay of the mean.
-    b2: Adam's decay of the square.
-    eps: Adam's epsilon.
-    weight_decay: decoupled; not on vectors (norms, biases).
-    clip_norm: of the global gradient; 0 is off.
-    name: 'adamw' or 'sgd'.
-    freeze: share of the layers, from the first on, that do not learn. Their
-      gradients count neither for the norm nor for the moments.
-    offload: the moments lie in the host's memory, except while `optimize`
-      needs them.
+    rows: with old log-probs.
+    credit: what `credit` returned for them.
+    mask_truncated: overlong filtering: truncated responses leave the loss and
+      its denominators.
+    updates: optimizer steps of an RL step.
+    ref_logps_BT: of the reference policy of a KL, or None.
+    values_BT: of the critic before the update, or None.
   """
-  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
-
-  def matrices(params):
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: x.ndim > 1 + _stacked(path), params
-    )
-
-  if name == "sgd":
-    rule = optax.sgd(rate)
-  else:
-    rule = optax.adamw(
-        rate, b1, b2, eps, weight_decay=weight_decay, mask=matrices
-    )
-  parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
-  parts += [rule]
-  if freeze:  # before, for norm and moments; after, for the decay
-    still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
-    parts = [still, *parts, still]
-  tx = optax.chain(*parts)
-  return _offload(tx) if offload else tx
+  mask_BT = rows.rollouts.mask_BT
+  if mask_truncated:
+    mask_BT = mask_BT & ~rows.rollouts.truncated_B[:, None]
+  zeros_BT = np.zeros_like(rows.old_logps_BT)
+  age_B = np.where(rows.age_B < 0, -1, rows.age_B * updates)
+  return Batch(
+      groups_B=rows.rollouts.ids_B,
+      mask_BT=mask_BT,
+      advantages_BT=credit["advantages_BT"] * mask_BT,
+      old_logps_BT=rows.old_logps_BT,
+      ref_logps_BT=zeros_BT if ref_logps_BT is None else ref_logps_BT,
+      correct_B=rows.correct_B,
+      age_B=age_B.astype(np.int32),
+      values_BT=zeros_BT if values_BT is None else values_BT,
+      returns_BT=credit["returns_BT"],
+  )
 
 
-def _offload(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  def init(params):
-    state = tx.init(params)
-    return optax.tree.map_params(tx, lambda x: jax.device_put(x, HOST), state)
-
-  return optax.GradientTransformation(init, tx.update)
-
-
-def _stacked(path) -> bool:
-  """Whether a parameter's first axis counts layers."""
-  return any(getattr(part, "key", None) == "layers" for part in path)
+def minibatches(
+    mesh: jax.sharding.Mesh, batch: Batch, plan: packing.PackingPlan
+) -> tuple[Batch, Packed]:
+  """The batch split into minibatches, [M, B, ...], and packed, on the mesh."""
+  batch_M = jax.tree.map(lambda x: x[plan.order_MB], batch)
+  return (
+      sharding.put(mesh, batch_M, None, "batch"),
+      sharding.put_packed(mesh, plan.packed_M),
+  )
 
 
-def _without_first_layers(tree: Tree, share: float) -> Tree:
-  def cut(path, x):
-    if not _stacked(path):
-      return x
-    learns_N = jnp.arange(x.shape[0]) >= round(share * x.shape[0])
-    return x * learns_N.reshape(-1, *(1,) * (x.ndim - 1))
-
-  return jax.tree_util.tree_map_with_path(cut, tree)
+# --- gradients and the optimizer ---------------------------------------------
 
 
-def state_shardings(
-    table: Tree, tx: optax.GradientTransformation, mesh: Mesh
-) -> TrainState:
-  """Where each array of the state lives: Adam's moments split as their weight.
+def accumulate(
+    loss_fn: Callable[[Tree, Packed, Tree], tuple[Array, dict]],
+    params: Tree,
+    packed: Packed,
+    rows: Tree,
+) -> tuple[Tree, dict[str, Array]]:
+  """Sums gradients over the micro-batches of a minibatch.
 
   Args:
-    table: of the parameters, `decoder.table` or `critic.table`.
-    tx: the optimizer.
-    mesh: where.
+    loss_fn: (params, Packed of a micro-batch, rows) -> (its share of the loss,
+      its metrics). Metrics whose names end in `_max` are maxima of values that
+      are not negative; all other metrics are shares of a sum.
+    params: of the model.
+    packed: of the minibatch.
+    rows: a pytree with leading axis B. Each micro-batch gets all rows, with
+      zeros in place of the rows that it does not hold.
+
+  Returns:
+    gradients of the summed loss, and the metrics of the minibatch.
   """
-  replicated = NamedSharding(mesh, PartitionSpec())
-  params = parameters.shardings(table, mesh)
-  shapes = jax.eval_shape(
-      lambda: parameters.init_table(table, jax.random.key(0))
-  )
-  jaxpr, opt_state = jax.make_jaxpr(tx.init, return_shape=True)(shapes)
-  types = jax.tree.unflatten(jax.tree.structure(opt_state), jaxpr.out_avals)
+  grad_fn = jax.grad(loss_fn, has_aux=True)
 
-  def beside(moment, where):
-    if moment.memory_space == DEVICE:
-      return where
-    return where.with_memory_kind(sharding.PINNED)
+  def micro_batch(micro, here_B):
+    return grad_fn(params, micro, packing.only(here_B, rows))
 
-  opt_state = optax.tree.map_params(
-      tx,
-      beside,
-      types,
-      params,
-      transform_non_params=lambda _: replicated,
-  )
-  return TrainState(params, opt_state, replicated, replicated)
+  def add(total, new):
+    (grads, metrics), (new_grads, new_metrics) = total, new
+    return jax.tree.map(jnp.add, grads, new_grads), {
+        name: jnp.maximum(value, new_metrics[name])
+        if name.endswith("_max")
+        else value + new_metrics[name]
+        for name, value in metrics.items()
+    }
 
-
-def _step_0(params: Tree, tx: optax.GradientTransformation) -> TrainState:
-  zero = jnp.zeros((), jnp.int32)
-  return TrainState(params, tx.init(params), zero, zero)
-
-
-def new_state(
-    params: Tree, tx: optax.GradientTransformation, shardings: TrainState
-) -> TrainState:
-  """Step 0 of a stage, from parameters that already lie on the mesh."""
-  make = functools.partial(_step_0, tx=tx)
-  return jax.jit(make, out_shardings=shardings)(params)
-
-
-def init_state(
-    table: Tree,
-    tx: optax.GradientTransformation,
-    shardings: TrainState,
-    key: Array,
-) -> TrainState:
-  """Step 0 of a stage, from random parameters made where they live."""
-  make = functools.partial(parameters.init_table, table)
-  params = jax.jit(make, out_shardings=shardings.params)(key)
-  return new_state(params, tx, shardings)
-
-
-def abstract_state(
-    table: Tree,
-    tx: optax.GradientTransformation,
-    shardings: TrainState,
-) -> TrainState:
-  """Shapes, dtypes and shardings of a state: what a restore asks for."""
-  return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      jax.eval_shape(
-          lambda key: _step_0(parameters.init_table(table, key), tx),
-          jax.random.key(0),
-      ),
-      shardings,
-  )
+  return packing.fold(micro_batch, packed, add)
 
 
 def optimize(
@@ -188,141 +234,48 @@ def optimize(
     mask: Array | bool = True,
     wanted: Array | bool = True,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """One optimizer step, or none (and counted, if it was wanted).
+  """Takes one optimizer step, or skips it and counts the skipped step.
 
-  None if a gradient is not finite, or if no token of the minibatch counts:
-  Adam's momentum would move the parameters all the same.
+  A step is skipped if a gradient is not finite, or if no token of the minibatch
+  counts: Adam's momentum would move the parameters without a gradient.
+
+  Args:
+    state: before the step.
+    tx: the optimizer.
+    grads: of the minibatch.
+    mask: bool; a step needs at least one True.
+    wanted: bool scalar; a step that is not wanted does not count as skipped.
+
+  Returns:
+    the next state; metrics grad_norm and update_skipped.
   """
   norm = optax.tree.norm(grads)
   good = jnp.isfinite(norm) & jnp.any(mask)
 
-  # A branch, not a choice of numbers: XLA fetches what lies on the host as soon
-  # as it can, and here that is not before the last gradient.
-  def change(params, held):
-    moments = jax.device_put(held, DEVICE)
+  # A branch instead of a selection between two results: XLA copies offloaded
+  # moments from the host as early as it can, and inside the branch that is not
+  # before the last gradient is there.
+  def update(params, offloaded):
+    moments = jax.device_put(offloaded, jax.memory.Space.Device)
     updates, moments = tx.update(grads, moments, params)
-    back = jax.tree.map(
+    moments = jax.tree.map(
         lambda new, old: jax.device_put(new, jax.typeof(old).memory_space),
         moments,
-        held,
+        offloaded,
     )
-    return optax.apply_updates(params, updates), back
+    return optax.apply_updates(params, updates), moments
 
   params, opt_state = jax.lax.cond(
-      good, change, lambda *same: same, state.params, state.opt_state
+      good, update, lambda *unchanged: unchanged, state.params, state.opt_state
   )
+  skipped = wanted & ~good
   state = state.replace(
-      params=params,
-      opt_state=opt_state,
-      skipped=state.skipped + (wanted & ~good),
+      params=params, opt_state=opt_state, skipped=state.skipped + skipped
   )
-  return state, dict(grad_norm=norm, update_skipped=1.0 * (wanted & ~good))
+  return state, dict(grad_norm=norm, update_skipped=1.0 * skipped)
 
 
-def accumulate(
-    loss_fn: Callable[[Tree, Packed, Tree], tuple[Array, dict]],
-    params: Tree,
-    packed: Packed,
-    rows: Tree,
-) -> tuple[Tree, dict[str, Array]]:
-  """Sum of gradients over the micro-batches of a minibatch that hold a token.
-
-  Args:
-    loss_fn: (params, Packed of a micro-batch, rows) -> (its share of the loss,
-      its metrics). A metric whose name ends in `_max` is a maximum, of what is
-      not negative; others are shares of a sum.
-    params: of the model.
-    packed: of the minibatch.
-    rows: a pytree with leading axis B. A micro-batch gets all of them, zeros
-      in place of those that it does not hold.
-
-  Returns:
-    gradients of the sum, and the metrics of the whole.
-  """
-  grad_fn = jax.grad(loss_fn, has_aux=True)
-
-  def one(micro, here_B):
-    return grad_fn(params, micro, packing.only(here_B, rows))
-
-  def add(total, new):
-    (grads, metrics), (more, others) = total, new
-    return jax.tree.map(jnp.add, grads, more), {
-        k: jnp.maximum(x, others[k]) if k.endswith("_max") else x + others[k]
-        for k, x in metrics.items()
-    }
-
-  return packing.fold(one, packed, add)
-
-
-def sft_update(
-    state: TrainState,
-    packed: Packed,
-    mask_BT: Array,
-    *,
-    cfg: decoder.ModelConfig,
-    tx: optax.GradientTransformation,
-) -> tuple[TrainState, dict[str, Array]]:
-  """One step of supervised fine-tuning: mean NLL of the response tokens.
-
-  Args:
-    state: donated by the caller's jit.
-    packed: of the minibatch.
-    mask_BT: bool, response tokens.
-    cfg: static.
-    tx: static.
-
-  Returns:
-    the next state, and metrics: loss, grad_norm, update_skipped.
-  """
-  weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
-
-  def loss_fn(params, packed, weights_BT):
-    logps_BT, _ = decoder.packed_logps(params, cfg, packed)
-    loss = -jnp.sum(weights_BT * logps_BT)
-    return loss, dict(loss=loss)
-
-  grads, metrics = accumulate(loss_fn, state.params, packed, weights_BT)
-  state, more = optimize(state, tx, grads, mask_BT)
-  return state.replace(step=state.step + 1), metrics | more
-
-
-def preference_update(
-    state: TrainState,
-    packed: Packed,
-    *,
-    cfg: critic.CriticConfig,
-    tx: optax.GradientTransformation,
-) -> tuple[TrainState, dict[str, Array]]:
-  """One step of a reward model: mean Bradley-Terry loss of the pairs.
-
-  Args:
-    state: donated by the caller's jit.
-    packed: of the minibatch. The rows of a pair are adjacent and share a
-      micro-batch; the preferred response comes first.
-    cfg: static.
-    tx: static.
-
-  Returns:
-    the next state, and metrics: loss, accuracy, grad_norm, update_skipped.
-  """
-  pairs = len(packed.source_BT) // 2
-
-  def loss_fn(params, packed, real_B):
-    head = params["value_head"]
-    if cfg.head == "scalar":  # pairs do not see its bias: 0 it stays, exactly
-      head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
-    params = params | dict(value_head=head)
-    chosen_B, rejected_B = critic.scores(params, cfg, packed).reshape(-1, 2).T
-    share_B = real_B.reshape(-1, 2).prod(1) / pairs
-    loss = jnp.sum(share_B * losses.bradley_terry(chosen_B, rejected_B))
-    return loss, dict(
-        loss=loss, accuracy=jnp.sum(share_B * (chosen_B > rejected_B))
-    )
-
-  ones_B = jnp.ones(2 * pairs)
-  grads, metrics = accumulate(loss_fn, state.params, packed, ones_B)
-  state, more = optimize(state, tx, grads)
-  return state.replace(step=state.step + 1), metrics | more
+# --- the RL update -----------------------------------------------------------
 
 
 def rl_update(
@@ -339,57 +292,66 @@ def rl_update(
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """All optimizer steps of one RL step: a scan over the minibatches.
+  """All optimizer steps of one RL step: a scan over its minibatches.
 
   Args:
     state: donated by the caller's jit.
-    batch_M: rows cut as [M, B, ...]: minibatches one after the other.
-    packed_M: their tokens, each in as many micro-batches as they fill.
-    coefs: see `objective.loss`.
-    base: what the factors of the state stand beside (see `lora`); None: the
+    batch_M: rows as [M, B, ...]: minibatches one after the other.
+    packed_M: their tokens.
+    coefs: scalars `kl` and `entropy`; see `objective.loss`.
+    base: frozen parameters beside the LoRA factors of the state; None: the
       state has all parameters.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
     objective: static, the terms of the loss.
-    max_kl: updates end when KL(old || new) on the next minibatch is beyond it
-      (arXiv:1707.06347's early stopping); 0 is off.
+    max_kl: updates end once KL(old || new) on the next minibatch exceeds it
+      (early stopping, as in PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
 
   Returns:
-    the next state and metrics, means over the minibatches that were updated on,
-    except: `*_max` and `*_min`; `update_skipped`, `updates`, numbers;
-    `first_log_ratio_max`, the largest |log r| before the first of the updates
-    (0 up to rounding if on-policy).
+    the next state, and metrics. Metrics are means over the minibatches that
+    were updated on, except `*_max` and `*_min`, the counts `update_skipped` and
+    `updates`, and `first_log_ratio_max`, the largest |log ratio| before the
+    first update (0 up to rounding if on-policy).
   """
   chex.assert_rank(batch_M.mask_BT, 3)
 
   def loss_fn(params, packed, rows):
-    b, w = rows
-    params = lora.join(base, params, lora_scale)
-    scored = decoder.packed_logps(params, cfg, packed, temperature)
-    return objective_lib.loss(objective, *scored, b, w, coefs)
+    b, token_weights = rows
+    if base is not None:
+      params = lora.join(base, params, lora_scale)
+    logps_BT, entropy_BT = decoder.packed_logps(
+        params, cfg, packed, temperature
+    )
+    return objective_lib.loss(
+        objective, logps_BT, entropy_BT, b, token_weights, coefs
+    )
 
-  def minibatch(carry, cut):
-    (old, going, index), (b, packed) = carry, cut
-    key = jax.random.fold_in(jax.random.key(old.step), index)
+  def minibatch(carry, xs):
+    (state, going, index), (b, packed) = carry, xs
+    # Loss aggregation: the weight of each token in the minibatch.
+    key = jax.random.fold_in(jax.random.key(state.step), index)
     w = objective_lib.token_weights(objective, b, key)
-    grads, metrics = accumulate(loss_fn, old.params, packed, (b, w))
+    grads, metrics = accumulate(loss_fn, state.params, packed, (b, w))
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
-    new, more = optimize(old, tx, grads, b.mask_BT & going, going)
+    new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going)
+
+    # Effective sample size of the importance ratios, and age of the rows.
     mean, square = metrics.pop("ratio_mean"), metrics.pop("ratio_square")
-    some = jnp.any(b.mask_BT)
-    ess = jnp.where(some, mean**2 / jnp.maximum(square, 1e-30), 1)
-    metrics["kl_old_new_max"] = metrics["kl_old_new"]  # also where it stopped
-    stale = jnp.sum(w["share"] * (b.age_B + index)[:, None])
-    metrics |= more | dict(ess=ess, ess_min=ess, staleness=stale)
+    has_tokens = jnp.any(b.mask_BT)
+    ess = jnp.where(has_tokens, mean**2 / jnp.maximum(square, 1e-30), 1)
+    metrics["kl_old_new_max"] = metrics["kl_old_new"]  # also if it stopped here
+    staleness = jnp.sum(w["share"] * (b.age_B + index)[:, None])
+    metrics |= step_metrics | dict(ess=ess, ess_min=ess, staleness=staleness)
     metrics["staleness_max"] = jnp.max(
         jnp.where(b.age_B < 0, 0, b.age_B + index)
     )
-    return (new, going, index + 1), metrics | dict(updates=going & some)
+    metrics["updates"] = going & has_tokens
+    return (new, going, index + 1), metrics
 
-  # Padding may hold anything, also NaN: it must not reach a sum.
+  # Padding may hold anything, also NaN, which must not reach a sum.
   batch_M = batch_M.replace(
       **{
           name: jnp.where(batch_M.mask_BT, getattr(batch_M, name), 0)
@@ -403,74 +365,22 @@ def rl_update(
   return state.replace(step=state.step + 1), metrics
 
 
-def critic_update(
-    state: TrainState,
-    batch_M: Batch,
-    packed_M: Packed,
-    *,
-    cfg: critic.CriticConfig,
-    tx: optax.GradientTransformation,
-    clip: float,
-) -> tuple[TrainState, dict[str, Array]]:
-  """The critic's optimizer steps of one RL step, on the same minibatches.
-
-  Args:
-    state: of the critic; donated by the caller's jit.
-    batch_M: as in `rl_update`; reads values_BT (before the update) and
-      returns_BT.
-    packed_M: as in `rl_update`.
-    cfg: static.
-    tx: static; the critic's own.
-    clip: of `values.value_loss`; a categorical head has no clip.
-
-  Returns:
-    the next state and metrics: vf_loss (token mean), grad_norm, updates,
-    update_skipped.
-  """
-
-  def loss_fn(params, packed, rows):
-    b, share_BT = rows
-    values_BT, logits_BTN = critic.values(params, cfg, packed)
-    values_BT, old_BT, returns_BT = (
-        jnp.where(b.mask_BT, x, 0)
-        for x in (values_BT, b.values_BT, b.returns_BT)
-    )
-    if cfg.head == "categorical":
-      loss_BT = values.categorical_loss(
-          logits_BTN, returns_BT, cfg.low, cfg.high
-      )
-    else:
-      loss_BT = values.value_loss(values_BT, old_BT, returns_BT, clip=clip)
-    loss = jnp.sum(share_BT * loss_BT)
-    return loss, dict(vf_loss=loss)
-
-  def minibatch(state, cut):
-    b, packed = cut
-    mask = b.mask_BT.astype(b.returns_BT.dtype)
-    share_BT = reductions.token_mean(mask, b.groups_B)
-    grads, metrics = accumulate(loss_fn, state.params, packed, (b, share_BT))
-    state, more = optimize(state, tx, grads, b.mask_BT)
-    return state, metrics | more | dict(updates=jnp.any(b.mask_BT))
-
-  state, by_M = jax.lax.scan(minibatch, state, (batch_M, packed_M))
-  return state.replace(step=state.step + 1), summarize(by_M)
-
-
 def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
-  """Metrics of an RL step from those of its minibatches.
+  """Metrics of an RL step from the metrics of its minibatches.
 
-  `*_max`, `*_min` and the numbers `update_skipped` and `updates` over all of
-  them, means over those that were updated on (`updates` says which).
+  Maxima, minima and the counts `update_skipped` and `updates` over all
+  minibatches; means over those that were updated on.
   """
-  done_M = by_M["updates"]
+  updated_M = by_M["updates"]
   out = {}
-  for name, x_M in by_M.items():
+  for name, value_M in by_M.items():
     if name.endswith("_max"):
-      out[name] = x_M.max()
+      out[name] = value_M.max()
     elif name.endswith("_min"):
-      out[name] = x_M.min()
+      out[name] = value_M.min()
     elif name in ("update_skipped", "updates"):
-      out[name] = x_M.sum()
+      out[name] = value_M.sum()
     else:
-      out[name] = jnp.sum(x_M * done_M) / jnp.maximum(done_M.sum(), 1)
+      total = jnp.sum(value_M * updated_M)
+      out[name] = total / jnp.maximum(updated_M.sum(), 1)
   return out

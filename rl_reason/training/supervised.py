@@ -1,28 +1,99 @@
-"""Supervised training on an endless stream: the loop of SFT and reward model.
+"""Supervised training on an endless stream: SFT and reward models.
 
-Runs, resumes or skips; saves on the way; reads metrics one step behind, while
-the device works.
+Metrics are read one step late, while the device works on the next step.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
-from rl_reason.structs import Array, Tree
-from rl_reason.training import packing, step
-from rl_reason.training.session import Once, Run, Stopped
+from rl_reason.models import decoder
+from rl_reason.randomness import key
+from rl_reason.scale import sharding
+from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.session import Session, open_stage, packed_rows
+from rl_reason.structs import Array, Packed, TrainState, Tree
+from rl_reason.training import packing
+from rl_reason.training.optimizer import (
+    abstract_state,
+    from_config,
+    init_state,
+    new_state,
+    state_shardings,
+)
+from rl_reason.training.step import accumulate, optimize
 
 
-def optimizer(run: Run, table: Tree, *, lr, schedule, steps: int):
-  """The optimizer of a stage, and the shardings of its state."""
-  tx = run.optimizer(lr=lr, schedule=schedule, warmup=0, total=steps)
-  return tx, step.state_shardings(table, tx, run.mesh)
+@dataclasses.dataclass
+class SupervisedState:
+  """All state of a supervised stage.
+
+  Attributes:
+    train: parameters and optimizer, or their shapes before a restore.
+    stream: checkpointable iterator over batches.
+    checked: the final check has passed, or there is none.
+    step: optimizer steps that are done.
+  """
+
+  train: TrainState
+  stream: Any
+  checked: bool
+  step: int = 0
+
+  def arrays(self) -> Tree:
+    """The pytree of arrays."""
+    return self.train
+
+  def host(self) -> dict:
+    """Everything else, as JSON."""
+    return dict(data=self.stream.get_state(), checked=self.checked)
+
+  def restore(self, arrays: Tree, host: dict) -> None:
+    """Takes over a saved state."""
+    self.train, self.checked = arrays, host["checked"]
+    self.stream.set_state(host["data"])
 
 
-def fit(
-    run: Run,
+def sft_update(
+    state: TrainState,
+    packed: Packed,
+    mask_BT: Array,
+    *,
+    cfg: decoder.ModelConfig,
+    tx: optax.GradientTransformation,
+) -> tuple[TrainState, dict[str, Array]]:
+  """One step of supervised fine-tuning: mean NLL of the response tokens.
+
+  Args:
+    state: donated by the caller's jit.
+    packed: of the minibatch.
+    mask_BT: bool, response tokens.
+    cfg: static.
+    tx: static.
+
+  Returns:
+    the next state, and metrics: loss, grad_norm, update_skipped.
+  """
+  weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
+
+  def loss_fn(params, packed, weights_BT):
+    logps_BT, _ = decoder.packed_logps(params, cfg, packed)
+    loss = -jnp.sum(weights_BT * logps_BT)
+    return loss, dict(loss=loss)
+
+  grads, metrics = accumulate(loss_fn, state.params, packed, weights_BT)
+  state, step_metrics = optimize(state, tx, grads, mask_BT)
+  return state.replace(step=state.step + 1), metrics | step_metrics
+
+
+def train(
+    session: Session,
     name: str,
     *,
     title: str,
@@ -36,103 +107,96 @@ def fit(
     lr: float,
     schedule: str,
     together: int = 1,
-    finish: Callable[[Tree], None] | None = None,
+    final_check: Callable[[Tree], None] | None = None,
 ) -> Tree:
-  """Trains for `steps` steps; returns the parameters.
+  """Trains for `steps` optimizer steps, or resumes; returns the parameters.
 
   Args:
-    run: everything that the stages share.
+    session: of the run.
     name: of the stage in checkpoints and metrics.
     title: of the stage on the screen.
     prefix: of its metrics.
     table: of the network's parameters.
-    first: shardings of the parameters -> where they start; None: at random.
-    stream: a checkpointable iterator of batches.
+    first: shardings of the parameters -> initial parameters; None: random.
+    stream: a checkpointable iterator over batches.
     rows: a batch -> tokens [B, L], start [B], mask [B, T].
     update: (state, Packed, mask [B, T], tx=) -> state and metrics.
     steps: optimizer steps.
-    lr: highest learning rate.
+    lr: peak learning rate.
     schedule: of the learning rate.
-    together: adjacent rows that belong together.
-    finish: told the parameters once, after the last step; what it raises ends
-      the run, and it is told them again when the run goes on.
+    together: adjacent rows that must share a micro-batch.
+    final_check: called once with the parameters after the last step. What it
+      raises ends the run; a resumed run calls it again.
 
   Raises:
     Stopped: SIGTERM; everything is saved.
   """
-  checkpoints = run.checkpoints(name)
-  tx, shardings = optimizer(run, table, lr=lr, schedule=schedule, steps=steps)
-  checked = finish is None
-  found = run.resume(checkpoints)
-  if found:
-    at, host = found
-    like = step.abstract_state(table, tx, shardings)
-    state = checkpoints.restore(at, like)
-    stream.set_state(host["data"])
-    checked = host["checked"]
-    if at == steps and checked:
-      checkpoints.close()
-      return state.params
-    run.display.say(f"{title}: goes on at step {at} of {steps}")
-  elif first is None:
-    at = 0
-    state = step.init_state(table, tx, shardings, run.key("parameters"))
-  else:
-    at, state = 0, step.new_state(first(shardings.params), tx, shardings)
-
-  run.begin()
-  packed_rows = max(run.packed_rows, together)
-
-  def fn(state, packed, mask_BT):
-    return update(state, packed, mask_BT, tx=tx)
-
-  program = Once(
-      f"update of {title}",
-      jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None)),
-      run.display,
+  c, mesh = session.config, session.mesh
+  tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
+  shardings = state_shardings(table, tx, mesh)
+  stage = open_stage(session, name)
+  state = SupervisedState(
+      abstract_state(table, tx, shardings), stream, checked=final_check is None
   )
-  late = None
+
+  # Resume from the newest checkpoint, or begin.
+  if stage.restore(state):
+    if state.step == steps and state.checked:
+      stage.checkpoints.close()
+      return state.train.params
+  elif first is None:
+    random_key = key(mesh, c.seed, "parameters")
+    state.train = init_state(table, tx, shardings, random_key)
+  else:
+    state.train = new_state(first(shardings.params), tx, shardings)
+
+  program = CompiledOnce(
+      f"update of {title}",
+      jax.jit(
+          functools.partial(update, tx=tx),
+          donate_argnums=0,
+          out_shardings=(shardings, None),
+      ),
+      session.display,
+  )
+  micro_batch_rows = max(packed_rows(session), together)
+  pending = None  # step and metrics of the update that is under way
 
   def flush() -> None:
-    nonlocal late
-    if late is not None:
-      _log(run, name, prefix, *late)
-    late = None
+    nonlocal pending
+    if pending is not None:
+      _log(session, name, prefix, *pending)
+    pending = None
 
-  def save() -> None:
-    flush()
-    host = run.host_state(data=stream.get_state(), checked=checked)
-    checkpoints.save(at, state, host)
-
-  run.display.stage(title, steps, at)
-  try:
-    while at < steps:
-      run.check_stop()
+  with stage.running(title, steps, state, flush):
+    while state.step < steps:
+      stage.check_stop()
+      # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
-      packed = packing.pack(tokens_BL, start_B, mask_BT, packed_rows, together)
-      placed = run.put_packed(packed), run.put(mask_BT, "batch")
-      state, metrics = program(state, *placed)
+      packed = packing.pack(
+          tokens_BL, start_B, mask_BT, micro_batch_rows, together
+      )
+      placed = sharding.put_packed(mesh, packed), sharding.put(
+          mesh, mask_BT, "batch"
+      )
+      state.train, metrics = program(state.train, *placed)
+      # Log the step before, while the device works.
       flush()
-      at += 1
-      late = at, metrics
-      if at % run.config.checkpoint.sft_every == 0 or at == steps:
-        save()
-    if not checked and finish is not None:
-      finish(state.params)
-      checked = True
-      save()
-  except Stopped:
-    if checkpoints.saved != at:
-      save()
-    raise
-  finally:
-    run.display.end_stage()
-    checkpoints.close()
-  return state.params
+      state.step += 1
+      pending = state.step, metrics
+      if state.step == steps or stage.due(state.step, c.checkpoint.sft_every):
+        stage.save(state)
+    if not state.checked and final_check is not None:
+      final_check(state.train.params)
+      state.checked = True
+      stage.save(state)
+  return state.train.params
 
 
-def _log(run: Run, name: str, prefix: str, now: int, metrics) -> None:
+def _log(session: Session, name: str, prefix: str, step: int, metrics) -> None:
   values = {k: np.asarray(v) for k, v in jax.device_get(metrics).items()}
-  run.display.step(now, loss=float(values["loss"]))
-  if now % run.config.log.sft_every == 0:
-    run.log.metrics(name, now, {f"{prefix}/{k}": v for k, v in values.items()})
+  session.display.step(step, loss=float(values["loss"]))
+  if step % session.config.log.sft_every == 0:
+    session.log.metrics(
+        name, step, {f"{prefix}/{k}": v for k, v in values.items()}
+    )

@@ -1,24 +1,38 @@
-"""Value pretraining: what prefixes are worth under the fixed first policy.
+"""Value pretraining: fits the critic to the fixed first policy.
 
 VAPO (arXiv:2504.05118, sec 4.1; arXiv:2503.01491): a critic that starts cold
-misjudges long responses, and GAE then teaches the policy its mistakes. Here it
-learns Monte-Carlo returns of the policy that RL starts from, until it explains
-them well enough; RL then starts with it.
+misjudges long responses, and GAE then teaches the policy its mistakes. Value
+pretraining fits it to Monte-Carlo returns of the policy that RL starts from,
+until it explains them well enough; RL then starts with that critic.
 """
 
+import dataclasses
 import pathlib
 
 import jax
+import numpy as np
 
 from rl_reason import config as config_lib
 from rl_reason.checkpointing import checkpoint
 from rl_reason.models import critic, parameters
+from rl_reason.monitoring import rl_metrics
+from rl_reason.randomness import key
 from rl_reason.reward_models import classifier
-from rl_reason.structs import RunError, Tree
-from rl_reason.training import experience, step
-from rl_reason.training.session import Once, Run, Stopped, require_equal
+from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.session import Session, open_stage, require_equal
+from rl_reason.structs import RunError, TrainState, Tree
+from rl_reason.training import programs
+from rl_reason.training.collect import RolloutCollector
+from rl_reason.training.optimizer import abstract_state, new_state
+from rl_reason.training.step import (
+    credit_inputs,
+    forward,
+    minibatches,
+    on_mesh,
+    train_batch,
+)
 
-# Fields that give a critic its shape, and what it has learnt its meaning.
+# Fields that give a critic its shape, and those that give its values meaning.
 NETWORK = (
     "model.",
     "tokenizer",
@@ -37,11 +51,45 @@ MEANING = (
 )
 
 
-def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
-  """Runs, resumes, reuses or skips the stage.
+@dataclasses.dataclass
+class ValueState:
+  """All state of value pretraining.
+
+  Attributes:
+    critic: parameters and optimizer, or their shapes before a restore.
+    collector: holds the prompt stream.
+    counters: generated 'tokens' and 'flops'.
+    complete: the critic explains the returns well enough, or time is up.
+    step: rollouts that are done.
+  """
+
+  critic: TrainState
+  collector: RolloutCollector
+  counters: dict[str, float]
+  complete: bool = False
+  step: int = 0
+
+  def arrays(self) -> Tree:
+    """The pytree of arrays."""
+    return self.critic
+
+  def host(self) -> dict:
+    """Everything else, as JSON."""
+    prompts = self.collector.prompts.get_state()
+    return dict(prompts=prompts, counters=self.counters, complete=self.complete)
+
+  def restore(self, arrays: Tree, host: dict) -> None:
+    """Takes over a saved state."""
+    self.critic, self.complete = arrays, host["complete"]
+    self.counters = host["counters"]
+    self.collector.prompts.set_state(host["prompts"])
+
+
+def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
+  """Runs, resumes, reuses or skips value pretraining.
 
   Args:
-    run: everything that the stages share.
+    session: of the run.
     policy_params: that RL starts from; they stay fixed.
 
   Returns:
@@ -51,168 +99,171 @@ def run(run: Run, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
     RunError: what is to be resumed, reused or imported does not fit.
     Stopped: SIGTERM; everything is saved.
   """
-  c = run.config
-  if c.critic.reuse and c.critic.pretrain_steps:
-    return _reused(run)
-  cfg = run.critic_cfg
-  tx, shardings = optimizer(run, c.critic.pretrain_steps)
-  if not c.critic.pretrain_steps:
-    return _first(run, cfg, shardings.params, policy_params), _nothing()
-  update = Once(
-      "update of the critic", make_update(run, tx, shardings), run.display
+  c, mesh = session.config, session.mesh
+  total = c.critic.pretrain_steps
+  if c.critic.reuse and total:
+    return _reused(session)
+  tx, shardings = programs.critic_optimizer(session, total)
+  if not total:
+    params = _first(session, shardings.params, policy_params)
+    return params, rl_metrics.no_counters()
+  collector = programs.make_collector(session, "value")
+  table = critic.table(session.critic_cfg)
+  state = ValueState(
+      abstract_state(table, tx, shardings), collector, rl_metrics.no_counters()
   )
-  maker = experience.Maker(run, "value")
-  checkpoints = run.checkpoints("value")
-  at, done, spent = 0, False, _nothing()
-  found = run.resume(checkpoints)
-  if found:
-    at, host = found
-    like = step.abstract_state(critic.table(cfg), tx, shardings)
-    state = checkpoints.restore(at, like)
-    maker.set_state(host["maker"])
-    done, spent = host["done"], host["spent"]
-    if done:
-      checkpoints.close()
-      return state.params, spent
-    run.display.say(
-        f"critic: goes on at step {at} of {c.critic.pretrain_steps}"
-    )
+  stage = open_stage(session, "value")
+
+  # Resume from the newest checkpoint, or begin.
+  if stage.restore(state):
+    if state.complete:
+      stage.checkpoints.close()
+      return state.critic.params, state.counters
   else:
-    params = _first(run, cfg, shardings.params, policy_params)
-    state = step.new_state(params, tx, shardings)
-  run.begin()
+    params = _first(session, shardings.params, policy_params)
+    state.critic = new_state(params, tx, shardings)
+  display = session.display
+  update = CompiledOnce(
+      "update of the critic",
+      programs.critic_update_program(session, tx, shardings),
+      display,
+  )
+  values_program = CompiledOnce(
+      "values", programs.values_program(session.critic_cfg), display
+  )
+  returns = CompiledOnce(
+      "rewards and returns", programs.returns_program(c), display
+  )
+  plan_rows = programs.make_planner(session)
+  counter = programs.make_counter(session, passes=1 + 3 * c.updates.epochs)
+  weights = session.engine.weights(policy_params, c.rollout.weights)
 
-  def save() -> None:
-    host = run.host_state(maker=maker.get_state(), done=done, spent=spent)
-    checkpoints.save(at, state, host)
-
-  weights = maker.weights(policy_params)
-  run.display.stage("critic", c.critic.pretrain_steps, at)
-  try:
-    while not done:
-      run.check_stop()
-      maker.reset()
-      rows = maker.generate(weights)
-      cut = maker.layout(rows.rollouts, at)
-      values_BT = maker.values(state.params, cut)
-      learnt = maker.returns(rows, values_BT)
-      batch = experience.batch(run, rows, learnt, values_BT=values_BT)
-      state, metrics = update(state, *experience.minibatches(run, batch, cut))
-      at += 1
-      generated = int(rows.rollouts.lengths_B.sum())
-      passes = 1 + 3 * c.updates.epochs
-      operations = experience.flops(run, rows, generated, maker.batch, passes)
-      spent = dict(
-          tokens=spent["tokens"] + generated, flops=spent["flops"] + operations
+  with stage.running("critic", total, state):
+    while not state.complete:
+      stage.check_stop()
+      collector.start_step()
+      # Sample and grade; there is no advantage to have signal for.
+      rows = collector.collect(weights)
+      plan = plan_rows(rows.rollouts, state.step)
+      # Monte-Carlo returns, and how well the critic explains them so far. Its
+      # responses are new to the critic, so this score is held out.
+      values_BT = forward(mesh, values_program, state.critic.params, plan)
+      inputs = credit_inputs(rows, values_BT=values_BT, progress=np.float32(0))
+      credit = on_mesh(mesh, returns, inputs)
+      # Update the critic.
+      batch = train_batch(
+          rows,
+          credit,
+          mask_truncated=c.loss.mask_truncated,
+          updates=len(plan.order_MB),
+          values_BT=values_BT,
       )
-      # This step's responses were new to the critic: its score is held out.
-      explained = float(learnt["metrics"]["critic/vf_explained_var"])
-      metrics = {k: float(x) for k, x in jax.device_get(metrics).items()}
+      state.critic, metrics = update(
+          state.critic, *minibatches(mesh, batch, plan)
+      )
+      state.step += 1
+
+      # Count, log, and end once the critic is good enough.
+      state.counters = counter.add(
+          state.counters,
+          rows,
+          generated=int(rows.rollouts.lengths_B.sum()),
+          responses=collector.num_responses,
+      )
+      metrics = {
+          f"critic/{name}": float(x)
+          for name, x in jax.device_get(metrics).items()
+      }
       loss = metrics["critic/vf_loss"]
-      run.log.metrics(
+      explained = float(credit["metrics"]["critic/vf_explained_var"])
+      session.log.metrics(
           "value",
-          at,
+          state.step,
           metrics
-          | learnt["metrics"]
-          | {
-              "critic/rewards/mean": learnt["rewards_B"].mean(),
-              "tokens/generated": spent["tokens"],
-              "flops/total": spent["flops"],
-          },
+          | credit["metrics"]
+          | {"critic/rewards/mean": credit["rewards_B"].mean()}
+          | rl_metrics.totals(state.counters),
       )
-      run.display.step(at, explained_variance=explained, loss=loss)
-      enough = explained >= c.critic.pretrain_ev and (
+      display.step(state.step, explained_variance=explained, loss=loss)
+      good = explained >= c.critic.pretrain_ev and (
           not c.critic.pretrain_loss or loss <= c.critic.pretrain_loss
       )
-      done = enough or at == c.critic.pretrain_steps
-      if done or at % c.checkpoint.every == 0:
-        save()
-    run.display.say(f"critic: explained variance {explained:.2f} at step {at}")
-  except Stopped:
-    if checkpoints.saved != at:
-      save()
-    raise
-  finally:
-    run.display.end_stage()
-    checkpoints.close()
-  return state.params, spent
+      state.complete = good or state.step == total
+      if state.complete or stage.due(state.step, c.checkpoint.every):
+        stage.save(state)
+    display.say(
+        f"critic: explained variance {explained:.2f} at step {state.step}"
+    )
+  return state.critic.params, state.counters
 
 
-def optimizer(run: Run, steps: int):
-  """The critic's optimizer over `steps` rollouts, and its state's shardings."""
-  c = run.config
-  updates = c.updates.minibatches * c.updates.epochs
-  tx = run.optimizer(
-      lr=c.critic.lr,
-      schedule=c.critic.schedule,
-      warmup=min(c.critic.warmup_steps, max(steps - 1, 0)) * updates,
-      total=steps * updates,
-  )
-  table = critic.table(run.critic_cfg)
-  return tx, step.state_shardings(table, tx, run.mesh)
+def init_params(
+    session: Session, purpose: str, shardings: Tree, trunk: Tree | None
+) -> Tree:
+  """A critic on the mesh, its trunk copied from a policy, or random.
+
+  Args:
+    session: of the run.
+    purpose: names the randomness.
+    shardings: of the parameters.
+    trunk: parameters of a policy. They are copied, because updates donate
+      their state.
+  """
+
+  def make(random_key, trunk):
+    return critic.init(session.critic_cfg, random_key, trunk)
+
+  random_key = key(session.mesh, session.config.seed, purpose)
+  return jax.jit(make, out_shardings=shardings)(random_key, trunk)
 
 
-def make_update(run: Run, tx, shardings):
-  """jit: `step.critic_update`, metrics under 'critic/'."""
-  cfg = run.critic_cfg
-
-  def fn(state, *cut):
-    clip = run.config.critic.clip
-    state, metrics = step.critic_update(state, *cut, cfg=cfg, tx=tx, clip=clip)
-    return state, {f"critic/{k}": x for k, x in metrics.items()}
-
-  return jax.jit(fn, donate_argnums=0, out_shardings=(shardings, None))
-
-
-def _nothing() -> dict[str, float]:
-  return dict(tokens=0, flops=0.0)
-
-
-def _first(run: Run, cfg, shardings: Tree, policy_params: Tree) -> Tree:
+def _first(session: Session, shardings: Tree, policy_params: Tree) -> Tree:
   """Where the critic starts: policy, scratch, or an exported network."""
-  c = run.config.critic
+  c = session.config.critic
   if c.init == "exported" and classifier.is_one(c.path):
-    return classifier.load_critic(run)
+    return classifier.load_critic(session)
   if c.init == "exported":
-    like = parameters.abstract(critic.table(cfg), shardings)
+    table = critic.table(session.critic_cfg)
+    like = parameters.abstract(table, shardings)
     path = pathlib.Path(c.path)
-    return _restore(run, path, "critic.path", NETWORK, like)[0]
+    return _restore(session, path, "critic.path", NETWORK, like)[0]
   trunk = policy_params if c.init == "policy" else None
-  return run.init_critic("critic", shardings, trunk)
+  return init_params(session, "critic", shardings, trunk)
 
 
-def _reused(run: Run) -> tuple[Tree, dict[str, float]]:
+def _reused(session: Session) -> tuple[Tree, dict[str, float]]:
   """The critic that another work directory pretrained."""
-  workdir = pathlib.Path(run.config.critic.reuse)
-  tx, shardings = optimizer(run, run.config.critic.pretrain_steps)
-  table = critic.table(run.critic_cfg)
-  like = step.abstract_state(table, tx, shardings)
+  workdir = pathlib.Path(session.config.critic.reuse)
+  tx, shardings = programs.critic_optimizer(
+      session, session.config.critic.pretrain_steps
+  )
+  like = abstract_state(critic.table(session.critic_cfg), tx, shardings)
   path = workdir / "checkpoints" / "value"
-  state, host = _restore(run, path, "critic.reuse", NETWORK + MEANING, like)
-  if not host["done"]:
+  state, host = _restore(session, path, "critic.reuse", NETWORK + MEANING, like)
+  if not host["complete"]:
     raise RunError(f"{workdir}: not complete; run --stage=value there")
-  return state.params, host["spent"]
+  return state.params, host["counters"]
 
 
 def _restore(
-    run: Run,
+    session: Session,
     path: pathlib.Path,
     field: str,
     equal: tuple[str, ...],
     like: Tree,
 ):
-  """The newest checkpoint of a critic somewhere else, and its host state.
+  """The newest checkpoint of a critic elsewhere, and its host state.
 
-  Fields that begin with one of `equal` must be the same there.
+  Fields that begin with one of `equal` must be the same in both configs.
   """
   checkpoints = checkpoint.Checkpoints(path)
-  at = checkpoints.newest(run.display.say)
-  if at is None:
+  step = checkpoints.newest(session.display.say)
+  if step is None:
     raise RunError(
         f"{field} = {path}: holds no whole checkpoint of a critic; make one"
         " with --stage=value or --stage=export"
     )
-  host = checkpoints.host(at)
-  here = config_lib.flat(run.config)
-  require_equal(f"{field} = {path}", here, host["config"], equal)
-  return checkpoints.restore(at, like), host
+  host = checkpoints.host(step)
+  fields = config_lib.flat(session.config)
+  require_equal(f"{field} = {path}", fields, host["config"], equal)
+  return checkpoints.restore(step, like), host

@@ -1,0 +1,99 @@
+"""The endless stream of training prompts, and what is known of each kind."""
+
+import zlib
+
+import numpy as np
+
+from rl_reason.structs import RunError
+from rl_reason.tasks import Row
+
+MAX_RETIRED_IN_A_ROW = 100_000  # draws before the run gives up
+DECAY = 0.9  # of the moving averages by difficulty
+
+
+class PromptStream:
+  """Draws prompts; keeps moving averages of accuracy and length by difficulty.
+
+  Args:
+    source: rows by id.
+    iterator: checkpointable iterator over batches of one (id, row).
+    retire_after: a prompt is no longer drawn once all responses to it were
+      correct so many times in a row; 0 never retires a prompt.
+  """
+
+  def __init__(self, source, iterator, *, retire_after: int = 0):
+    self._source, self._iterator = source, iterator
+    self._retire_after = retire_after
+    self._averages: dict[str, list[float]] = {}  # difficulty: accuracy, length
+    self._solved: dict[str, int] = {}  # prompt: times solved in a row
+
+  def get_state(self) -> dict:
+    """What a checkpoint needs, as JSON."""
+    return dict(
+        iterator=self._iterator.get_state(),
+        averages=self._averages,
+        solved=self._solved,
+    )
+
+  def set_state(self, state: dict) -> None:
+    """Restores what `get_state` returned."""
+    self._iterator.set_state(state["iterator"])
+    self._averages, self._solved = state["averages"], state["solved"]
+
+  def row(self, prompt_id: int) -> Row:
+    """The row of an id."""
+    return self._source[prompt_id][1]
+
+  def draw(self, count: int) -> tuple[list[int], list[Row]]:
+    """The ids and rows of the next prompts that are not retired.
+
+    Raises:
+      RunError: all prompts seem to be retired.
+    """
+    ids, rows, skipped = [], [], 0
+    while len(rows) < count:
+      (prompt_id, row), *_ = next(self._iterator)
+      solved = self._solved.get(str(prompt_hash(row)), 0)
+      if solved < (self._retire_after or np.inf):
+        ids.append(prompt_id)
+        rows.append(row)
+      elif (skipped := skipped + 1) > MAX_RETIRED_IN_A_ROW:
+        raise RunError(
+            f"rollout.retire_after = {self._retire_after}: {skipped} prompts in"
+            " a row are retired because all responses to them were correct;"
+            " stop the run, or add harder prompts"
+        )
+    return ids, rows
+
+  def expected(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Expected accuracy and response length of prompts, from their difficulty.
+
+    A difficulty that was not sampled yet counts as the average one.
+    """
+    default = np.mean(list(self._averages.values()) or [[0.5, 1.0]], 0)
+    found = [self._averages.get(str(row.difficulty), default) for row in rows]
+    accuracy_N, length_N = np.array(found, np.float32).T
+    return accuracy_N, length_N
+
+  def update(self, rows: list[Row], accuracies, lengths) -> None:
+    """Updates the averages and the count of solved prompts.
+
+    Args:
+      rows: prompts of a round.
+      accuracies: share of correct responses to each.
+      lengths: mean response length of each, in tokens.
+    """
+    for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
+      new = [float(accuracy), float(length)]
+      old = self._averages.setdefault(str(row.difficulty), new)
+      self._averages[str(row.difficulty)] = [
+          DECAY * a + 0.1 * b for a, b in zip(old, new, strict=True)
+      ]
+      solved = self._solved.pop(str(prompt_hash(row)), 0)
+      if accuracy == 1 and self._retire_after:
+        self._solved[str(prompt_hash(row))] = solved + 1
+
+
+def prompt_hash(row: Row) -> int:
+  """Equal for equal prompts: 31 bits."""
+  return zlib.crc32(row.prompt.encode()) >> 1

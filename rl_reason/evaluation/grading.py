@@ -1,0 +1,120 @@
+"""Grading: the task's verifier says which responses are correct.
+
+A response that was truncated, or on which the verifier fails, is incorrect.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from rl_reason import tasks
+from rl_reason.data import tokenizer
+from rl_reason.structs import Rollouts
+
+# texts [B], correct [B] float32 in {0, 1}, and how often the verifier failed.
+Grades = tuple[list[str], np.ndarray, int]
+
+
+def grade(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]) -> Grades:
+  """Grades responses; waits for the verifier.
+
+  Args:
+    task: has the verifier.
+    tok: the tokenizer.
+    rollouts: B responses on the host.
+    rows: the rows that they answer; B / len(rows) adjacent responses each.
+
+  Returns:
+    the texts, correct [B] float32 in {0, 1}, and the number of responses on
+    which the verifier itself failed.
+  """
+  return start_grading(task, tok, rollouts, rows)()
+
+
+def start_grading(
+    task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
+) -> Callable[[], Grades]:
+  """Starts `grade` in the background and returns the function that waits.
+
+  With several processes the first one verifies and broadcasts: a verifier that
+  times out on one machine only would otherwise give the processes different
+  rewards.
+  """
+  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  texts = tokenizer.decode(
+      tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
+  )
+  group_size = len(texts) // len(rows)
+  finished = np.flatnonzero(~rollouts.truncated_B).tolist()
+  pairs = [(texts[b], rows[b // group_size]) for b in finished]
+  wait = tasks.begin(task, pairs if jax.process_index() == 0 else [])
+
+  def finish() -> Grades:
+    verdict_B = np.zeros(len(texts), np.int32)  # -1: the verifier failed
+    for b, verdict in zip(finished, wait(), strict=False):
+      verdict_B[b] = -1 if verdict is None else verdict
+    if jax.process_count() > 1:
+      verdict_B = multihost_utils.broadcast_one_to_all(verdict_B)
+    correct_B = (verdict_B > 0).astype(np.float32)
+    return texts, correct_B, int((verdict_B < 0).sum())
+
+  return finish
+
+
+class AsyncGrader:
+  """Grades responses as they finish, while others are still being sampled.
+
+  Decoding texts and submitting them to the verifier runs on a thread of its
+  own, so that sampling never waits for a verifier.
+
+  Args:
+    task: has the verifier.
+    tok: the tokenizer.
+    rows_B: the row that each response answers.
+
+  Attributes:
+    texts: of the responses; valid after `wait`, as the other attributes.
+    correct_B: float32 in {0, 1}.
+    failures: number of responses on which the verifier failed.
+  """
+
+  def __init__(self, task, tok, rows_B: list[tasks.Row]):
+    self._task, self._tok, self._rows_B = task, tok, rows_B
+    self._submitted_B = np.zeros(len(rows_B), bool)
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "grading")
+    self._pending: list = []
+    self.texts = [""] * len(rows_B)
+    self.correct_B = np.zeros(len(rows_B), np.float32)
+    self.failures = 0
+
+  def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
+    """Submits newly finished responses for grading.
+
+    Args:
+      rollouts: all responses so far, on the host.
+      finished_B: bool, which responses have finished.
+    """
+    new = np.flatnonzero(finished_B & ~self._submitted_B)
+    self._submitted_B |= finished_B
+    if len(new):
+      finished = jax.tree.map(lambda x: x[new], rollouts)
+      rows = [self._rows_B[b] for b in new]
+      args = self._task, self._tok, finished, rows
+      self._pending.append((new, self._thread.submit(start_grading, *args)))
+
+  def wait(self) -> None:
+    """Waits until all submitted responses are graded."""
+    for rows, future in self._pending:
+      finish = future.result()
+      texts, self.correct_B[rows], failures = finish()
+      self.failures += failures
+      for b, text in zip(rows, texts, strict=True):
+        self.texts[b] = text
+    self._pending = []
+
+  def close(self) -> None:
+    """Ends the thread; responses still in its queue are not graded."""
+    self._thread.shutdown(wait=False, cancel_futures=True)

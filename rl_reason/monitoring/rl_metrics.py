@@ -1,0 +1,346 @@
+"""Metrics of an RL step: what is counted, logged and shown."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl_reason.data import tokenizer
+from rl_reason.monitoring import metrics as metrics_lib
+from rl_reason.monitoring.display import Display
+from rl_reason.structs import Array, Batch, Experience
+from rl_reason.tasks import Row
+
+
+class StepLogger:
+  """Logs an RL step while the device works on it.
+
+  Metrics of the update are read when the next rollout is already on the device,
+  so that the host never waits for an update.
+
+  Args:
+    log: where metrics go.
+    display: the screen.
+    clock: laps of the training loop.
+  """
+
+  def __init__(
+      self, log: metrics_lib.Log, display: Display, clock: metrics_lib.Clock
+  ):
+    self._log, self._display, self._clock = log, display, clock
+    self._pending: tuple | None = None
+
+  def dispatched(
+      self, step: int, metrics: dict, actor: dict, critic: dict
+  ) -> None:
+    """Notes the metrics of a step whose update was dispatched.
+
+    Args:
+      step: RL steps that are done, this one included.
+      metrics: on the host.
+      actor: metrics of the policy's update, on the device.
+      critic: metrics of the critic's update, on the device; {} without one.
+    """
+    self._pending = step, metrics, dict(actor=actor, critic=critic)
+
+  def flush(self) -> None:
+    """Waits for the pending step, and logs it."""
+    if self._pending is None:
+      return
+    (step, metrics, device_metrics), self._pending = self._pending, None
+    for prefix, values in jax.device_get(device_metrics).items():
+      metrics |= {
+          name if "/" in name else f"{prefix}/{name}": value
+          for name, value in values.items()
+      }
+    self._clock.lap("update_actor")
+    metrics |= times(self._clock.take())
+    metrics["perf/throughput"] = (
+        metrics["tokens/step"] / metrics["timing_s/step"]
+    )
+    self._log.metrics("rl", step, metrics)
+    self._display.step(
+        step,
+        accuracy=f"{metrics['train/accuracy']:.1%}",
+        length=float(metrics["response_length/mean"]),
+        tokens_s=f"{metrics['perf/throughput']:.0f}",
+    )
+
+
+def times(seconds: dict[str, float]) -> dict[str, float]:
+  """The laps of a step, their sum, and how long the device was idle."""
+  out = {f"timing_s/{name}": value for name, value in seconds.items()}
+  idle = seconds.get("score", 0) + seconds.get("host", 0)
+  return out | {
+      "timing_s/idle": idle,
+      "timing_s/step": sum(seconds.values()),
+  }
+
+
+# --- counters ----------------------------------------------------------------
+
+
+def no_counters() -> dict[str, float]:
+  """The counters of a run that has not begun."""
+  return dict(tokens=0, flops=0.0)
+
+
+def totals(counters: dict[str, float]) -> dict[str, float]:
+  """The counters under their names as metrics."""
+  return {
+      "tokens/generated": counters["tokens"],
+      "flops/total": counters["flops"],
+  }
+
+
+class Counter(NamedTuple):
+  """Counts generated tokens and analytic FLOPs; padding is left out.
+
+  Attributes:
+    flops_per_token: of one forward pass.
+    passes: forward passes over a training batch; a backward pass counts as two.
+    max_prompt: slots of a prompt.
+    group_size: responses to a prompt.
+  """
+
+  flops_per_token: float
+  passes: int
+  max_prompt: int
+  group_size: int
+
+  def add(
+      self,
+      counters: dict[str, float],
+      rows: Experience,
+      generated: int,
+      responses: int,
+  ) -> dict[str, float]:
+    """The counters after one more step.
+
+    Args:
+      counters: before the step.
+      rows: of the training batch.
+      generated: sampled tokens, those of discarded groups included.
+      responses: sampled, those of discarded groups included.
+    """
+    length_B = self.max_prompt - rows.rollouts.start_B + rows.rollouts.lengths_B
+    trained = int(length_B[rows.age_B >= 0].sum())
+    prompts = responses * self.max_prompt // self.group_size
+    tokens = generated + prompts + self.passes * trained
+    flops = self.flops_per_token * tokens
+    return dict(
+        tokens=counters["tokens"] + generated, flops=counters["flops"] + flops
+    )
+
+
+# --- metrics of a batch ------------------------------------------------------
+
+
+def step_metrics(
+    state: Any,
+    metrics: dict[str, Any],
+    rows: Experience,
+    credit: dict[str, Any],
+    batch: Batch,
+    plan: Any,
+    *,
+    counter: Counter,
+    scorers: tuple[str, ...],
+    on_policy: bool,
+) -> tuple[dict[str, float], dict[str, Any]]:
+  """The counters after a step, and its metrics on the host.
+
+  Args:
+    state: `rl_state.RLState` before the step.
+    metrics: of `dynamic_sampling.fill_batch`.
+    rows: of the batch.
+    credit: of `credit.assign`.
+    batch: what the update reads.
+    plan: its PackingPlan.
+    counter: of tokens and FLOPs.
+    scorers: names of the scorers.
+    on_policy: the update reports the gap between sampler and trainer itself.
+  """
+  generated = int(metrics["tokens/generated"])
+  rounds = int(metrics["train/generation_rounds"])
+  counters = counter.add(
+      state.counters, rows, generated, rounds * state.collector.num_responses
+  )
+  filled_MARL = plan.packed_M.segments_RL > 0
+  used_XRL = filled_MARL[filled_MARL.any((-2, -1))]
+  metrics = (
+      metrics
+      | rollout_metrics(
+          rows,
+          credit["rewards_B"],
+          batch,
+          scorers=scorers,
+          on_policy=on_policy,
+      )
+      | credit["metrics"]
+      | totals(counters)
+      | {f"coef/{name}": value for name, value in state.coefs.items()}
+      | {
+          "tokens/step": generated,
+          "tokens/trained": int(filled_MARL.sum()),
+          "perf/pack_fill": float(used_XRL.mean()) if used_XRL.size else 0.0,
+          "train/verifier_failures": state.collector.failures,
+      }
+  )
+  return counters, metrics
+
+
+def rollout_metrics(
+    rows: Experience,
+    rewards_B: Array,
+    batch: Batch,
+    *,
+    scorers: tuple[str, ...],
+    on_policy: bool,
+) -> dict[str, Any]:
+  """Statistics of the rows of a training batch; padding is left out.
+
+  Args:
+    rows: of the batch.
+    rewards_B: of each response.
+    batch: with the advantages.
+    scorers: names of the scorers.
+    on_policy: the update reports the gap between sampler and trainer itself.
+  """
+  rollouts = rows.rollouts
+  real_B = rows.age_B >= 0
+  out = {
+      "train/rows_kept": (rows.age_B > 0).sum(),
+      "train/age_max": max(rows.age_B.max(), 0),
+  }
+  if not real_B.any():
+    return out | {"response_length/mean": 0.0}
+  lengths, rewards = rollouts.lengths_B[real_B], rewards_B[real_B]
+  advantages = batch.advantages_BT[batch.mask_BT]
+  scores = zip(scorers, rows.scores_NB, strict=True)
+  out |= {
+      "critic/score/mean": rows.correct_B[real_B].mean(),
+      "critic/rewards/mean": rewards.mean(),
+      "critic/rewards/max": rewards.max(),
+      "critic/rewards/min": rewards.min(),
+      **{f"reward/{name}/mean": x_B[real_B].mean() for name, x_B in scores},
+      "critic/advantages/mean": advantages.mean() if advantages.size else 0,
+      "response_length/mean": lengths.mean(),
+      "response_length/max": lengths.max(),
+      "response_length/min": lengths.min(),
+      "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
+  }
+  if not on_policy:
+    fresh_BT = rollouts.mask_BT & (rows.age_B == 0)[:, None]
+    gap = (rollouts.logps_BT - rows.old_logps_BT)[fresh_BT]
+    out["rollout/logp_gap_max"] = np.abs(gap).max(initial=0)
+    out["rollout/sampler_trainer_kl"] = gap.mean() if gap.size else 0
+  return out
+
+
+# --- samples -----------------------------------------------------------------
+
+
+def sample_lines(
+    tok,
+    rollouts,
+    rows: list[Row],
+    texts: list[str],
+    correct_B,
+    which,
+    **arrays: Array,
+) -> list[dict]:
+  """Responses as lines for samples.jsonl.
+
+  Args:
+    tok: the tokenizer.
+    rollouts: B rows on the host.
+    rows: the row of each group, B / len(rows) responses each.
+    texts: of the B responses.
+    correct_B: whether each is correct.
+    which: indices of the responses wanted.
+    **arrays: [B] or [B, T], logged under their names.
+  """
+  group_size = len(texts) // len(rows)
+  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  number = metrics_lib.number
+  out = []
+  for b in which:
+    n = int(rollouts.lengths_B[b])
+    ids = rollouts.tokens_BL[b, prompt_slots : prompt_slots + n].tolist()
+    row = rows[b // group_size]
+    line = dict(
+        prompt=row.prompt,
+        answer=row.answer,
+        response=texts[b],
+        correct=int(correct_B[b]),
+        truncated=bool(rollouts.truncated_B[b]),
+        tokens=tok.convert_ids_to_tokens(ids),
+        logp=[number(x) for x in rollouts.logps_BT[b, :n]],
+    )
+    for name, x in arrays.items():
+      line[name] = (
+          number(x[b]) if x.ndim == 1 else [number(y) for y in x[b, :n]]
+      )
+    out.append(line)
+  return out
+
+
+def log_samples(
+    log: metrics_lib.Log,
+    display: Display,
+    tok,
+    row_of: Callable[[int], Row],
+    step: int,
+    rows: Experience,
+    *,
+    count: int,
+    **arrays: Array | None,
+) -> None:
+  """Logs responses of a batch, evenly spaced, and shows three of them.
+
+  Args:
+    log: where samples go.
+    display: the screen.
+    tok: the tokenizer.
+    row_of: prompt id -> its row.
+    step: of RL.
+    rows: of the batch.
+    count: responses that are logged.
+    **arrays: [B] or [B, T], logged under their names unless None: reward,
+      advantage, entropy.
+  """
+  real = np.flatnonzero(rows.age_B >= 0)
+  if not len(real):
+    return
+  which = real[np.linspace(0, len(real) - 1, count).astype(int)]
+  chosen = jax.tree.map(lambda x: x[which], rows)
+  rollouts = chosen.rollouts
+  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  texts = tokenizer.decode(
+      tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
+  )
+  lines = sample_lines(
+      tok,
+      rollouts,
+      [row_of(prompt_id) for prompt_id in rollouts.ids_B],
+      texts,
+      chosen.correct_B,
+      range(len(which)),
+      **{name: x[which] for name, x in arrays.items() if x is not None},
+  )
+  log.samples([dict(stage="rl", step=step) | line for line in lines])
+  display.table(
+      f"responses at step {step}",
+      ["prompt", "response", "correct", "reward"],
+      [
+          [
+              line["prompt"],
+              line["response"],
+              "yes" if line["correct"] else "no",
+              f"{line['reward']:+.2f}",
+          ]
+          for line in lines[:3]
+      ],
+  )

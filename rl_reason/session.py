@@ -1,0 +1,276 @@
+"""The session of a run: what `main` opens once and every stage unpacks.
+
+A stage reads the config and the session in its first lines, and passes each
+room what it needs; nothing below a stage takes a session.
+"""
+
+import pathlib
+import threading
+from typing import Any, NamedTuple
+
+import jax
+
+from rl_reason import config as config_lib, hf, tasks
+from rl_reason.checkpointing.resumable import ResumableStage
+from rl_reason.data import tokenizer
+from rl_reason.data.row_source import RowSource
+from rl_reason.models import attention, critic, decoder
+from rl_reason.monitoring import metrics
+from rl_reason.monitoring.display import Display
+from rl_reason.rollout.engine import RolloutEngine
+from rl_reason.scale import sharding
+from rl_reason.structs import RunError
+
+
+class Session(NamedTuple):
+  """What the stages of a run share.
+
+  Attributes:
+    config: the checked ConfigDict.
+    workdir: everything that the run writes.
+    mesh: the devices.
+    task: the task, with its verifier.
+    tok: the tokenizer.
+    cfg: static shape of the policy.
+    critic_cfg: static shape of a critic.
+    rows: the rows of the task by purpose.
+    engine: samples responses.
+    log: metrics and samples.
+    display: the screen.
+    stop: set by SIGTERM.
+  """
+
+  config: Any
+  workdir: pathlib.Path
+  mesh: jax.sharding.Mesh
+  task: Any
+  tok: Any
+  cfg: decoder.ModelConfig
+  critic_cfg: critic.CriticConfig
+  rows: RowSource
+  engine: RolloutEngine
+  log: metrics.Log
+  display: Display
+  stop: threading.Event
+
+
+def open_session(
+    config,
+    workdir: pathlib.Path,
+    display: Display,
+    stop: threading.Event,
+    files: pathlib.Path | None = None,
+) -> Session:
+  """Opens everything that the stages share.
+
+  Args:
+    config: checked.
+    workdir: everything that the run writes.
+    display: the screen.
+    stop: set by SIGTERM.
+    files: what --stage=prepare wrote, if the config names data.
+
+  Raises:
+    ValueError: the tokenizer, the checkpoint, the mesh or the devices do not
+      fit; the text names the field.
+  """
+  # What this machine cannot do is refused before anything is loaded.
+  if config.optimizer.offload and sharding.PINNED not in sharding.memories():
+    raise config_lib.ConfigError(
+        f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
+        f" have no {sharding.PINNED!r} memory on this machine; leave it out"
+    )
+  # The task and its verifier.
+  task = tasks.get(config.task.name)
+  if config.task.name == tasks.FILES:
+    task = task.Verifier(config.reward.workers, config.reward.seconds)
+
+  # The tokenizer, which must be that of the checkpoint.
+  source = resolve(config)
+  path = tokenizer_path(config, source)
+  tok = tokenizer.load(path, task.ALPHABET)
+  tokens = 1 + max(tok.get_vocab().values())
+  if source and tokens > source.cfg.vocab:
+    raise config_lib.ConfigError(
+        f"tokenizer = {path!r}: has {tokens} tokens, and {source.where} has a"
+        f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
+    )
+  eos = tokenizer.ends(tok, config.rollout.stop_tokens)
+  difficulties = tuple(config.task.difficulties) or task.DIFFICULTIES
+  _check_prompts(config, task, difficulties, tok)
+
+  # The static shape of the model, and who computes its attention.
+  vocab = source.cfg.vocab if source else tokens
+  cfg = model_config(config, vocab=vocab, tokens=tokens)
+  kernels = attention.KERNELS.get(cfg.attention)
+  if config.rollout.cache == "int8" and kernels and not kernels.int8:
+    raise config_lib.ConfigError(
+        "rollout.cache = 'int8': the paged attention of"
+        f" {cfg.attention} does not read int8; use 'same'"
+    )
+  display.say(f"attention: {cfg.attention} ({attention_backend(config)[1]})")
+
+  mesh = sharding.make_mesh(**config.mesh)
+  return Session(
+      config=config,
+      workdir=workdir,
+      mesh=mesh,
+      task=task,
+      tok=tok,
+      cfg=cfg,
+      critic_cfg=critic_config(config, cfg),
+      rows=RowSource(task, config.task.name, difficulties, config.seed, files),
+      engine=RolloutEngine(
+          cfg,
+          mesh,
+          eos=eos,
+          pad=tok.pad_token_id,
+          max_tokens=config.rollout.max_tokens,
+          slots=config.rollout.slots,
+          display=display,
+      ),
+      log=metrics.Log(workdir, config.log.tensorboard),
+      display=display,
+      stop=stop,
+  )
+
+
+def open_stage(session: Session, name: str, **keep: int) -> ResumableStage:
+  """The resumable stage of this name in the session's work directory."""
+  return ResumableStage(
+      name,
+      session.workdir,
+      fields=config_lib.flat(session.config),
+      log=session.log,
+      display=session.display,
+      stop=session.stop,
+      **keep,
+  )
+
+
+def num_shards(session: Session) -> int:
+  """Shards that the rows of a batch are split over: data x fsdp."""
+  return sharding.ways(session.mesh, "batch")
+
+
+def packed_rows(session: Session) -> int:
+  """Packed rows of a micro-batch, over all shards."""
+  return config_lib.packed_rows(session.config, num_shards(session))
+
+
+def resolve(config) -> hf.Source | None:
+  """The checkpoint of config.model.path; its shape is filled into the config.
+
+  Args:
+    config: config.model gets the shape of the checkpoint; to resolve it twice
+      changes nothing more.
+
+  Returns:
+    the checkpoint, or None if the model is a fresh one.
+
+  Raises:
+    ConfigError: it is damaged, not supported, or too short for the rollouts.
+  """
+  if not config.model.path:
+    return None
+  source = hf.find(config.model.path)
+  shape = hf.architecture.fields(source.cfg)
+  del shape["vocab"]  # no field: it follows from the tokenizer
+  config.model.update(shape)
+  length = config.rollout.max_prompt + config.rollout.max_tokens
+  if length > source.context:
+    raise config_lib.ConfigError(
+        f"rollout.max_tokens = {config.rollout.max_tokens}: with"
+        f" rollout.max_prompt it makes {length} tokens, and {source.where}"
+        f" takes {source.context} (max_position_embeddings, sliding_window)"
+    )
+  return source
+
+
+def tokenizer_path(config, source: hf.Source | None) -> str:
+  """Where the tokenizer is: as configured, or beside the checkpoint.
+
+  Raises:
+    ConfigError: there is none.
+  """
+  if config.tokenizer or not source:
+    return config.tokenizer
+  if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
+    raise config_lib.ConfigError(
+        f"tokenizer = '': {source.where} has no tokenizer beside it; name one"
+    )
+  return str(source.path)
+
+
+def model_config(
+    config, *, vocab: int, tokens: int | None
+) -> decoder.ModelConfig:
+  """The static shape that a whole config gives a model.
+
+  Args:
+    config: of a run, this one or another.
+    vocab: rows of the embedding.
+    tokens: how many of them the tokenizer has.
+  """
+  shape = {k: x for k, x in config.model.items() if k != "path"}
+  shape["attention"], _ = attention_backend(config)
+  return decoder.ModelConfig(vocab=vocab, tokens=tokens, **shape)
+
+
+def attention_backend(config) -> tuple[str, str]:
+  """Who computes attention on this machine, and why."""
+  m = config.model
+  return attention.choose(
+      m.attention, jax.default_backend(), m.dtype, m.head_dim
+  )
+
+
+def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:
+  """The static shape that a whole config gives a critic."""
+  v = config.critic
+  return critic.CriticConfig(trunk, v.head, v.heads, v.bins, v.low, v.high)
+
+
+def require_equal(
+    where: str,
+    here: dict[str, Any],
+    there: dict[str, Any],
+    prefixes: tuple[str, ...] = ("",),
+) -> None:
+  """Refuses what another config made, if fields that matter differ.
+
+  Args:
+    where: the field that names it, and its value.
+    here: fields of this run.
+    there: fields of the run that made it.
+    prefixes: of the fields that matter; by default all do.
+
+  Raises:
+    RunError: names the first field that differs, and both values.
+  """
+  for name, value in here.items():
+    if name.startswith(prefixes) and there.get(name) != value:
+      raise RunError(
+          f"{where}: {name} is {there.get(name)!r} there and {value!r} here;"
+          " make them equal"
+      )
+
+
+def _check_prompts(config, task, difficulties: tuple[int, ...], tok) -> None:
+  """Refuses difficulties whose prompts are too long."""
+  if config.task.name == tasks.FILES:
+    return
+  slots = config.rollout.max_prompt
+  texts = [task.longest(difficulty) for difficulty in difficulties]
+  sizes = list(map(len, tokenizer.encode(tok, texts)))
+  if max(sizes) > slots:
+    longest = texts[sizes.index(max(sizes))]
+    too_long = [
+        str(difficulty)
+        for difficulty, size in zip(difficulties, sizes, strict=True)
+        if size > slots
+    ]
+    raise config_lib.ConfigError(
+        f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
+        f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
+    )

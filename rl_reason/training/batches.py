@@ -1,0 +1,38 @@
+"""Batches of padding, in the shapes of a real one."""
+
+import numpy as np
+
+from rl_reason.structs import Experience, Rollouts
+
+
+def no_rows(
+    rows: int, max_prompt: int, max_tokens: int, num_scorers: int
+) -> Experience:
+  """Rows of padding, whose shapes are those of a real batch.
+
+  Args:
+    rows: B.
+    max_prompt: P.
+    max_tokens: T.
+    num_scorers: of the config.
+  """
+  zeros_BT = np.zeros((rows, max_tokens), np.float32)
+  zeros_B = np.zeros(rows, np.int32)
+  return Experience(
+      rollouts=Rollouts(
+          tokens_BL=np.zeros((rows, max_prompt + max_tokens), np.int32),
+          start_B=zeros_B,
+          ids_B=zeros_B - 1,
+          mask_BT=zeros_BT > 0,
+          logps_BT=zeros_BT,
+          lengths_B=zeros_B,
+          truncated_B=zeros_B > 0,
+      ),
+      correct_B=zeros_B.astype(np.float32),
+      scores_NB=tuple(zeros_B.astype(np.float32) for _ in range(num_scorers)),
+      old_logps_BT=zeros_BT,
+      stale_lengths_B=zeros_B,
+      age_B=zeros_B - 1,
+      types_B=zeros_B,
+      problems_B=zeros_B - 1,
+  )

@@ -1,0 +1,208 @@
+"""Rollout collection: draw prompts, sample responses, grade and score them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rl_reason.data import pipelines
+from rl_reason.data.prompt_stream import PromptStream, prompt_hash
+from rl_reason.evaluation.grading import AsyncGrader
+from rl_reason.monitoring import metrics
+from rl_reason.rollout.engine import RolloutEngine
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, Experience, Prompts, Rollouts, Tree
+from rl_reason.tasks import Row
+from rl_reason.training import dynamic_sampling
+
+# (rollouts, texts, rows) -> scores [B] and the number of responses that failed.
+Scorer = Callable[[Rollouts, list[str], list[Row]], tuple[Any, int]]
+
+
+def _nothing() -> None:
+  pass
+
+
+def _last_round(known: int, unfinished: int) -> bool:
+  return False
+
+
+class RolloutCollector:
+  """Samples and grades rounds of prompts with one policy after the other.
+
+  Args:
+    prompts: where prompts are drawn from.
+    engine: samples the responses.
+    task: has the verifier.
+    tok: the tokenizer.
+    scorers: further scores of each response; their weighted sum is added to the
+      reward.
+    key: of the sampling noise, together with the ids of prompts.
+    num_responses: of a round.
+    group_size: responses to each prompt, on average.
+    group_sizes: (expected accuracy [N], expected length [N], num_responses) ->
+      responses to each prompt [N]; None: all groups are equal.
+    max_prompt: slots of a prompt, in tokens.
+    temperature: of sampling.
+    top_p: of sampling; 1 is off.
+    cache: precision of keys and values: 'same' or 'int8'.
+    shuffle_seed: of the control in which rewards are permuted over the round;
+      None: they are not.
+
+  Attributes:
+    prompts: as given.
+    clock: laps 'gen' and 'score' of the training loop.
+    failures: of the verifier and the scorers, since the last `start_step`.
+  """
+
+  def __init__(
+      self,
+      prompts: PromptStream,
+      engine: RolloutEngine,
+      *,
+      task: Any,
+      tok: Any,
+      scorers: list[Scorer],
+      key: Array,
+      num_responses: int,
+      group_size: int,
+      group_sizes: Callable[..., np.ndarray] | None,
+      max_prompt: int,
+      temperature: float,
+      top_p: float,
+      cache: str,
+      shuffle_seed: int | None = None,
+  ):
+    self.prompts = prompts
+    self.num_responses = num_responses
+    self.clock = metrics.Clock()
+    self.failures = 0
+    self._engine, self._task, self._tok = engine, task, tok
+    self._scorers, self._key = scorers, key
+    self._group_size, self._group_sizes = group_size, group_sizes
+    self._max_prompt = max_prompt
+    self._temperature = np.float32(temperature)
+    self._options = dict(group_size=group_size, top_p=top_p, cache=cache)
+    self._shuffle_seed = shuffle_seed
+
+  def start_step(self) -> None:
+    """Begins the next training step: failures are counted anew."""
+    self.failures = 0
+
+  def collect(
+      self,
+      weights: Tree,
+      on_dispatch: Callable[[], None] = _nothing,
+      another_round_follows: Callable[[int, int], bool] = _last_round,
+  ) -> Experience:
+    """Samples, grades and scores one round of prompts.
+
+    Args:
+      weights: sampler weights, of `RolloutEngine.weights`.
+      on_dispatch: called as soon as the device has work, to use the time.
+      another_round_follows: see `dynamic_sampling.fill_batch`; only partial
+        rollouts read it.
+
+    Returns:
+      the groups of the round in the order of their prompts.
+
+    Raises:
+      RunError: all prompts are retired.
+    """
+    # Draw prompts; each gets a group of responses.
+    ids, rows = self.prompts.draw(self.num_responses // self._group_size)
+    sizes_N = self._sizes(rows)
+    rows_B = [
+        row for row, n in zip(rows, sizes_N, strict=True) for _ in range(n)
+    ]
+
+    # Sample, and grade responses as they finish while others still decode.
+    with contextlib.closing(
+        AsyncGrader(self._task, self._tok, rows_B)
+    ) as grader:
+      for rollouts, finished_B in self._sample(
+          weights, ids, rows, sizes_N, rows_B, on_dispatch
+      ):
+        grader.submit(rollouts, finished_B)
+      self.clock.lap("gen")
+      grader.wait()
+
+    # Put the graded responses together, and add what the scorers say.
+    experience = self._experience(rollouts, grader.correct_B, rows_B)
+    experience = self._score(experience, grader.texts, rows_B)
+    self.failures += grader.failures
+    self._update_prompts(experience, rows)
+    self.clock.lap("score")
+    return experience
+
+  def _sizes(self, rows: list[Row]) -> np.ndarray:
+    """Responses to each prompt: [N]."""
+    if self._group_sizes is None:
+      return np.full(len(rows), self._group_size)
+    return self._group_sizes(*self.prompts.expected(rows), self.num_responses)
+
+  def _sample(
+      self,
+      weights: Tree,
+      ids: list[int],
+      rows: list[Row],
+      sizes_N: np.ndarray,
+      rows_B: list[Row],
+      on_dispatch: Callable[[], None],
+      **options: Any,
+  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
+    """Yields all responses so far and which have finished, on the host."""
+    prompts: Prompts = pipelines.pack_prompts(
+        self._tok, [row.prompt for row in rows], ids, self._max_prompt
+    )
+    # Responses that are expected to be long start first, so that no long one
+    # is left to decode alone at the end. This changes no token.
+    _, length_B = self.prompts.expected(rows_B)
+    for part in self._engine.stream(
+        weights,
+        prompts,
+        self._key,
+        self._temperature,
+        None if self._group_sizes is None else sizes_N,
+        expected_B=length_B,
+        meanwhile=on_dispatch,
+        **self._options | options,
+    ):
+      yield sharding.fetch(part)
+
+  def _experience(self, rollouts, correct_B, rows_B) -> Experience:
+    """Graded responses of this step's policy."""
+    zeros_B = np.zeros(len(rows_B), np.int32)
+    return Experience(
+        rollouts=rollouts,
+        correct_B=correct_B,
+        scores_NB=tuple(zeros_B.astype(np.float32) for _ in self._scorers),
+        old_logps_BT=rollouts.logps_BT,
+        stale_lengths_B=zeros_B,
+        age_B=zeros_B,
+        types_B=np.array([row.difficulty for row in rows_B], np.int32),
+        problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
+    )
+
+  def _score(self, rows: Experience, texts, rows_B) -> Experience:
+    """Rows with the scores of all scorers; rewards shuffled in the control."""
+    scores = [score(rows.rollouts, texts, rows_B) for score in self._scorers]
+    self.failures += sum(failures for _, failures in scores)
+    if self._shuffle_seed is not None:
+      seed = self._shuffle_seed, rows.rollouts.ids_B[0]
+      permute = np.random.default_rng(seed).permutation
+      rows = rows.replace(correct_B=permute(rows.correct_B))
+    return rows.replace(
+        scores_NB=tuple(np.asarray(x, np.float32) for x, _ in scores)
+    )
+
+  def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
+    """Tells the prompt stream how the round went."""
+    found = dynamic_sampling.groups(experience.rollouts.ids_B)
+    lengths_B = experience.rollouts.lengths_B
+    self.prompts.update(
+        rows,
+        [float(experience.correct_B[group].mean()) for group in found],
+        [float(lengths_B[group].mean()) for group in found],
+    )

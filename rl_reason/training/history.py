@@ -1,0 +1,88 @@
+"""History: responses of recent RL steps, which `variants.temporal` compares."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from rl_reason.algorithms import corrections
+from rl_reason.structs import Array, Experience, History, Rollouts, Tree
+
+
+def from_rows(rows: Experience, rewards_B: Array) -> History:
+  """A batch as history; rows of padding stay empty places."""
+  rollouts = rows.rollouts
+  return History(
+      tokens_HL=rollouts.tokens_BL,
+      start_H=rollouts.start_B,
+      mask_HT=rollouts.mask_BT,
+      logps_HT=np.where(rollouts.mask_BT, rows.old_logps_BT, 0),
+      rewards_H=rewards_B,
+      problems_H=np.where(rows.age_B >= 0, rows.problems_B, -1),
+  )
+
+
+def empty(no_rows: Experience, steps: int) -> History:
+  """A history of `steps` steps without responses.
+
+  Args:
+    no_rows: one batch of padding.
+    steps: of RL that are remembered.
+  """
+  one = from_rows(no_rows, no_rows.correct_B)
+  return jax.tree.map(lambda x: np.concatenate([x] * steps), one)
+
+
+def append(history: History, rows: Experience, rewards_B: Array) -> History:
+  """The history with one more batch; the oldest batch is dropped."""
+  new = from_rows(rows, rewards_B)
+  return jax.tree.map(
+      lambda old, x: np.concatenate([old[len(x) :], x]), history, new
+  )
+
+
+def credit_inputs(
+    history: History,
+    params: Tree,
+    *,
+    logps: Callable[[Tree, Rollouts], Array],
+    batch: int,
+    ratio_limit: float,
+) -> dict[str, Array]:
+  """The arrays of `credit` that stand for the history.
+
+  Args:
+    history: of H responses, a multiple of `batch`.
+    params: of the current policy.
+    logps: (params, rollouts) -> log-probs [batch, T].
+    batch: responses of a training step.
+    ratio_limit: cap of the importance ratio of an old response.
+
+  Returns:
+    past_rewards_H, past_problems_H and past_weights_H.
+  """
+  parts = []
+  for first in range(0, len(history.start_H), batch):
+    part = slice(first, first + batch)
+    zeros_B = np.zeros(batch, np.int32)
+    rows = Rollouts(
+        tokens_BL=history.tokens_HL[part],
+        start_B=history.start_H[part],
+        ids_B=zeros_B,
+        mask_BT=history.mask_HT[part],
+        logps_BT=history.logps_HT[part],
+        lengths_B=zeros_B,
+        truncated_B=zeros_B,
+    )
+    parts.append(logps(params, rows))
+  weights_H = corrections.past_weights(
+      np.concatenate(parts),
+      history.logps_HT,
+      history.mask_HT,
+      limit=ratio_limit,
+  )
+  return dict(
+      past_rewards_H=history.rewards_H,
+      past_problems_H=history.problems_H,
+      past_weights_H=np.asarray(weights_H),
+  )

@@ -1,0 +1,202 @@
+"""The optimizer of a stage, and the sharded initial training state."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rl_reason.algorithms import schedules
+from rl_reason.models import parameters
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, TrainState, Tree
+
+DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
+
+
+def make_optimizer(
+    *,
+    lr: float,
+    schedule: str,
+    warmup: int,
+    total: int,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    clip_norm: float,
+    name: str = "adamw",
+    freeze: float = 0.0,
+    offload: bool = False,
+) -> optax.GradientTransformation:
+  """AdamW (or plain SGD, for tests of parallelism) with a schedule.
+
+  Args:
+    lr: peak learning rate.
+    schedule: see `schedules.learning_rate`.
+    warmup: optimizer steps of linear warm-up.
+    total: optimizer steps of the stage.
+    b1: Adam's decay of the mean.
+    b2: Adam's decay of the square.
+    eps: Adam's epsilon.
+    weight_decay: decoupled; not on vectors (norms, biases).
+    clip_norm: of the global gradient; 0 is off.
+    name: 'adamw' or 'sgd'.
+    freeze: share of the layers, from the first on, that do not learn. Their
+      gradients count neither for the norm nor for the moments.
+    offload: the moments lie in the host's memory, except while `optimize`
+      needs them.
+  """
+  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
+
+  def matrices(params):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: x.ndim > 1 + _stacked(path), params
+    )
+
+  if name == "sgd":
+    rule = optax.sgd(rate)
+  else:
+    rule = optax.adamw(
+        rate, b1, b2, eps, weight_decay=weight_decay, mask=matrices
+    )
+  parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
+  parts += [rule]
+  if freeze:  # before, for norm and moments; after, for the decay
+    still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
+    parts = [still, *parts, still]
+  tx = optax.chain(*parts)
+  return _offload(tx) if offload else tx
+
+
+def _offload(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+  def init(params):
+    state = tx.init(params)
+    return optax.tree.map_params(tx, lambda x: jax.device_put(x, HOST), state)
+
+  return optax.GradientTransformation(init, tx.update)
+
+
+def _stacked(path) -> bool:
+  """Whether a parameter's first axis counts layers."""
+  return any(getattr(part, "key", None) == "layers" for part in path)
+
+
+def _without_first_layers(tree: Tree, share: float) -> Tree:
+  def cut(path, x):
+    if not _stacked(path):
+      return x
+    learns_N = jnp.arange(x.shape[0]) >= round(share * x.shape[0])
+    return x * learns_N.reshape(-1, *(1,) * (x.ndim - 1))
+
+  return jax.tree_util.tree_map_with_path(cut, tree)
+
+
+def state_shardings(
+    table: Tree, tx: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """Where each array of the state lives: Adam's moments split as their weight.
+
+  Args:
+    table: of the parameters, `model.table` or `critic.table`.
+    tx: the optimizer.
+    mesh: where.
+  """
+  replicated = NamedSharding(mesh, PartitionSpec())
+  params = parameters.shardings(table, mesh)
+  shapes = jax.eval_shape(
+      lambda: parameters.init_table(table, jax.random.key(0))
+  )
+  jaxpr, opt_state = jax.make_jaxpr(tx.init, return_shape=True)(shapes)
+  types = jax.tree.unflatten(jax.tree.structure(opt_state), jaxpr.out_avals)
+
+  def beside(moment, where):
+    if moment.memory_space == DEVICE:
+      return where
+    return where.with_memory_kind(sharding.PINNED)
+
+  opt_state = optax.tree.map_params(
+      tx,
+      beside,
+      types,
+      params,
+      transform_non_params=lambda _: replicated,
+  )
+  return TrainState(params, opt_state, replicated, replicated)
+
+
+def _step_0(params: Tree, tx: optax.GradientTransformation) -> TrainState:
+  zero = jnp.zeros((), jnp.int32)
+  return TrainState(params, tx.init(params), zero, zero)
+
+
+def new_state(
+    params: Tree, tx: optax.GradientTransformation, shardings: TrainState
+) -> TrainState:
+  """Step 0 of a stage, from parameters that already lie on the mesh."""
+  make = functools.partial(_step_0, tx=tx)
+  return jax.jit(make, out_shardings=shardings)(params)
+
+
+def init_state(
+    table: Tree,
+    tx: optax.GradientTransformation,
+    shardings: TrainState,
+    key: Array,
+) -> TrainState:
+  """Step 0 of a stage, from random parameters made where they live."""
+  make = functools.partial(parameters.init_table, table)
+  params = jax.jit(make, out_shardings=shardings.params)(key)
+  return new_state(params, tx, shardings)
+
+
+def abstract_state(
+    table: Tree,
+    tx: optax.GradientTransformation,
+    shardings: TrainState,
+) -> TrainState:
+  """Shapes, dtypes and shardings of a state: what a restore asks for."""
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      jax.eval_shape(
+          lambda key: _step_0(parameters.init_table(table, key), tx),
+          jax.random.key(0),
+      ),
+      shardings,
+  )
+
+
+def from_config(
+    o,
+    *,
+    lr: float,
+    schedule: str,
+    total: int,
+    warmup: int = 0,
+    freeze: float = 0.0,
+) -> optax.GradientTransformation:
+  """The optimizer of a stage that is `total` optimizer steps long.
+
+  Args:
+    o: config.optimizer.
+    lr: see `make_optimizer`, as the other arguments.
+    schedule: of the learning rate.
+    total: optimizer steps.
+    warmup: optimizer steps of linear warm-up.
+    freeze: share of the layers that do not learn.
+  """
+  return make_optimizer(
+      name=o.name,
+      lr=lr,
+      schedule=schedule,
+      warmup=warmup,
+      total=total,
+      b1=o.b1,
+      b2=o.b2,
+      eps=o.eps,
+      weight_decay=o.weight_decay,
+      clip_norm=o.clip_norm,
+      freeze=freeze,
+      offload=o.offload,
+  )

@@ -1,0 +1,414 @@
+"""What a config makes of a training step: its collector and its programs.
+
+Everything is built once, before the loop; the config is read here and not in
+the programs.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from rl_reason import config as config_lib
+from rl_reason.algorithms import (
+    advantages,
+    corrections,
+    credit,
+    objective,
+    reductions,
+    schedules,
+    surrogates,
+)
+from rl_reason.data.prompt_stream import PromptStream
+from rl_reason.models import critic, decoder, lora, parameters
+from rl_reason.monitoring import rl_metrics
+from rl_reason.randomness import host_seed, key
+from rl_reason.reward_models import scorer as reward_model_scorer
+from rl_reason.rollout import group_sizes
+from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.session import Session, num_shards, packed_rows
+from rl_reason.structs import Array, Experience, Tree
+from rl_reason.tasks import scorers
+from rl_reason.training import (
+    critic_step,
+    history,
+    optimizer,
+    packing,
+    step,
+)
+from rl_reason.training.batches import no_rows
+from rl_reason.training.collect import RolloutCollector, Scorer
+from rl_reason.training.partial import PartialRolloutCollector
+
+
+class Programs(NamedTuple):
+  """The functions of an RL step; each compiles at its first call.
+
+  Attributes:
+    plan: (rollouts, step) -> PackingPlan.
+    logps: (params, plan) -> log-probs and entropy, [B, T] each.
+    values: (critic's params, plan) -> values [B, T].
+    credit: credit_inputs -> rewards, advantages, returns, metrics.
+    update: `step.rl_update`, on the mesh.
+    update_critic: `critic_step.critic_update`, on the mesh.
+    history_inputs: (history, params) -> inputs of credit; see `history`.
+    step_metrics: `rl_metrics.step_metrics`.
+    steer: coefficients of the next step, from what this one measured.
+    on_policy: the update computes the old log-probs itself.
+  """
+
+  plan: Callable[..., packing.PackingPlan]
+  logps: Callable[..., tuple[Array, Array]]
+  values: Callable[..., Array]
+  credit: Callable[[dict], dict]
+  update: Callable
+  update_critic: Callable
+  history_inputs: Callable[..., dict[str, Array]]
+  step_metrics: Callable
+  steer: Callable[..., dict[str, float]]
+  on_policy: bool
+
+
+def build(session: Session) -> Programs:
+  """The programs of RL."""
+  c, mesh, display = session.config, session.mesh, session.display
+  tx, shardings = policy_optimizer(session)
+  on_policy = config_lib.on_policy(c)
+  update = functools.partial(
+      step.rl_update,
+      cfg=session.cfg,
+      tx=tx,
+      temperature=c.rollout.temperature,
+      objective=make_objective(c),
+      max_kl=c.updates.max_kl,
+      lora_scale=lora_scale(c),
+  )
+
+  def compiled(title, fn):
+    return CompiledOnce(title, fn, display)
+
+  plan = make_planner(session)
+  logps_program = step.logps_program(session.cfg, c.rollout.temperature)
+  logps = functools.partial(
+      step.forward, mesh, compiled("log-probabilities", logps_program)
+  )
+  values = compiled("values", values_program(session.critic_cfg))
+  credit_step = compiled("rewards and advantages", credit_program(c))
+  update_critic = critic_update_program(
+      session, *critic_optimizer(session, c.rl.steps)
+  )
+  return Programs(
+      plan=plan,
+      logps=logps,
+      values=functools.partial(step.forward, mesh, values),
+      credit=functools.partial(step.on_mesh, mesh, credit_step),
+      update=compiled(
+          "update of the policy",
+          jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)),
+      ),
+      update_critic=compiled("update of the critic", update_critic),
+      history_inputs=functools.partial(
+          history.credit_inputs,
+          logps=lambda params, past: logps(params, plan(past))[0],
+          batch=c.rollout.batch,
+          ratio_limit=c.advantage.history_ratio,
+      ),
+      step_metrics=functools.partial(
+          rl_metrics.step_metrics,
+          counter=make_counter(session, passes=forward_passes(c)),
+          scorers=tuple(term.label for term in terms(c)),
+          on_policy=on_policy,
+      ),
+      steer=functools.partial(steer, c),
+      on_policy=on_policy,
+  )
+
+
+def policy_optimizer(session: Session):
+  """The optimizer of RL, and the shardings of the policy's training state."""
+  c = session.config
+  per_step = c.updates.minibatches * c.updates.epochs
+  tx = optimizer.from_config(
+      c.optimizer,
+      lr=c.optimizer.lr,
+      schedule=c.optimizer.schedule,
+      warmup=c.optimizer.warmup_steps * per_step,
+      total=c.rl.steps * per_step,
+      freeze=c.optimizer.freeze,
+  )
+  return tx, optimizer.state_shardings(learned_table(session), tx, session.mesh)
+
+
+def critic_optimizer(session: Session, steps: int):
+  """The critic's optimizer over `steps` rollouts, and its state's shardings."""
+  c = session.config
+  per_step = c.updates.minibatches * c.updates.epochs
+  tx = optimizer.from_config(
+      c.optimizer,
+      lr=c.critic.lr,
+      schedule=c.critic.schedule,
+      warmup=min(c.critic.warmup_steps, max(steps - 1, 0)) * per_step,
+      total=steps * per_step,
+  )
+  table = critic.table(session.critic_cfg)
+  return tx, optimizer.state_shardings(table, tx, session.mesh)
+
+
+def learned_table(session: Session) -> Tree:
+  """What RL learns: all parameters, or LoRA factors."""
+  c = session.config
+  if not c.lora.rank:
+    return decoder.table(session.cfg)
+  targets = config_lib.lora_targets(c)
+  return lora.table(session.cfg, c.lora.rank, targets)
+
+
+def forward_passes(c) -> int:
+  """Forward passes over the batch of an RL step; a backward pass counts two."""
+  learning = 3 * c.updates.epochs
+  # A frozen base takes no gradients of its weights.
+  policy = 2 * c.updates.epochs if c.lora.rank else learning
+  count = policy + (not config_lib.on_policy(c)) + (c.kl.kind != "none")
+  if config_lib.has_critic(c):
+    count += 1 + learning + (c.critic.mix > 0)
+  return count + config_lib.has_history(c) * c.advantage.history
+
+
+def make_counter(session: Session, passes: int) -> rl_metrics.Counter:
+  """The counter of tokens and FLOPs."""
+  r = session.config.rollout
+  context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
+  flops = parameters.flops_per_token(decoder.table(session.cfg), context)
+  return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
+
+
+def steer(c, coefs, mask_BT, entropy_BT, metrics) -> dict[str, float]:
+  """The coefficients of the next step, from what this step measured.
+
+  Args:
+    c: the config.
+    coefs: of this step.
+    mask_BT: response tokens.
+    entropy_BT: of the policy before the update, if it was computed.
+    metrics: of `credit.assign`.
+  """
+  out = dict(coefs)
+  if c.kl.target:
+    out["kl"] = schedules.adaptive_kl(
+        coefs["kl"],
+        float(metrics["kl/reference"]),
+        target=c.kl.target,
+        horizon=c.kl.horizon,
+        rows=c.rollout.batch,
+    )
+  if c.loss.entropy_target and mask_BT.any():
+    out["entropy"] = schedules.adaptive_entropy(
+        coefs["entropy"],
+        float(entropy_BT[mask_BT].mean()),
+        target=c.loss.entropy_target,
+        step=c.loss.entropy_step,
+    )
+  return out
+
+
+def critic_update_program(session: Session, tx, shardings) -> Callable:
+  """jit: `critic_step.critic_update`."""
+  update = functools.partial(
+      critic_step.critic_update,
+      cfg=session.critic_cfg,
+      tx=tx,
+      clip=session.config.critic.clip,
+  )
+  return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def lora_scale(c) -> float:
+  """alpha / rank of the LoRA factors."""
+  return c.lora.alpha / max(c.lora.rank, 1)
+
+
+def make_objective(c) -> objective.Objective:
+  """The terms of the loss."""
+  return objective.Objective(
+      surrogate=functools.partial(
+          getattr(surrogates, c.loss.surrogate),
+          **config_lib.keywords(c, "loss.surrogate"),
+      ),
+      reduction=getattr(reductions, c.loss.reduction),
+      kl=c.kl.kind if c.kl.place == "loss" else "none",
+      entropy=bool(c.loss.entropy_coef or c.loss.entropy_target),
+      positive_nll=c.loss.positive_nll,
+      on_policy=config_lib.on_policy(c),
+      length_alpha=c.loss.length_alpha,
+      cov=c.loss.cov,
+      cov_share=c.loss.cov_share,
+      cov_low=c.loss.cov_low,
+      cov_high=c.loss.cov_high,
+      cov_coef=c.loss.cov_coef,
+  )
+
+
+def values_program(cfg: critic.CriticConfig) -> Callable:
+  """jit: values of response tokens, [M, B, T]."""
+  return step.map_micro_batches(
+      lambda params, packed: critic.values(params, cfg, packed)[0]
+  )
+
+
+def credit_program(c) -> Callable:
+  """jit: `step.credit_inputs` and more arrays -> rewards and advantages."""
+  correction = None
+  if c.loss.correction != "none":
+    correction = functools.partial(
+        getattr(corrections, c.loss.correction),
+        **config_lib.keywords(c, "loss.correction"),
+    )
+  mixture = None
+  if c.critic.mix:
+    names = ("mix", "mix_decay", "mix_reliability")
+    mixture = {name: c.critic[name] for name in names}
+  return _reward_and(
+      c,
+      functools.partial(
+          credit.assign,
+          advantage=functools.partial(
+              getattr(advantages, c.advantage.name),
+              **config_lib.keywords(c, "advantage.name"),
+          ),
+          needs=config_lib.needs(c),
+          groups=c.advantage.groups,
+          whitened=c.advantage.whiten,
+          gamma=c.advantage.gamma,
+          critic_lam=c.critic.lam,
+          fallback=c.critic.fallback,
+          mixture=mixture,
+          kl="none" if config_lib.on_policy(c) else c.kl.kind,
+          kl_in_reward=c.kl.place == "reward",
+          top_entropy=c.loss.top_entropy,
+          correction=correction,
+      ),
+  )
+
+
+def returns_program(c) -> Callable:
+  """jit: the same arrays and values_BT -> rewards and Monte-Carlo returns."""
+  return _reward_and(
+      c, functools.partial(credit.monte_carlo, gamma=c.advantage.gamma)
+  )
+
+
+def _reward_and(c, advantage: Callable) -> Callable:
+  keywords = dict(c.reward, max_tokens=c.rollout.max_tokens)
+  for name in ("shuffle", "scorers", "workers", "seconds"):
+    del keywords[name]
+  return jax.jit(
+      functools.partial(
+          credit.reward_and_assign,
+          reward=functools.partial(credit.outcome, **keywords),
+          score_weights=tuple((x.first, x.last) for x in terms(c)),
+          advantage=advantage,
+      )
+  )
+
+
+def terms(c) -> tuple[scorers.Term, ...]:
+  """The scorers of the config, with their weights."""
+  return scorers.terms(c.reward.scorers)
+
+
+def empty_rows(c, rows: int) -> Experience:
+  """`no_rows` in the shapes of a config."""
+  return no_rows(
+      rows, c.rollout.max_prompt, c.rollout.max_tokens, len(terms(c))
+  )
+
+
+def make_collector(
+    session: Session, purpose: str, batches: int = 1, partial_groups: int = 0
+) -> RolloutCollector:
+  """The rollout collector of a stage.
+
+  Args:
+    session: of the run.
+    purpose: names the randomness of prompts and of sampling.
+    batches: of responses in a round of generation.
+    partial_groups: groups that a round may leave unfinished.
+  """
+  c, seed = session.config, session.config.seed
+  sizes = dict(
+      length=lambda _, length_N, num_responses: group_sizes.by_length(
+          length_N, num_responses, least=c.rollout.least_group
+      ),
+      variance=lambda accuracy_N, _, num_responses: group_sizes.by_variance(
+          accuracy_N, num_responses, least=c.rollout.least_group
+      ),
+  )
+  prompts = PromptStream(
+      *session.rows.prompts(f"{purpose} prompts"),
+      retire_after=c.rollout.retire_after,
+  )
+  options: dict[str, Any] = dict(
+      task=session.task,
+      tok=session.tok,
+      scorers=[make_scorer(session, term.name) for term in terms(c)],
+      key=key(session.mesh, seed, purpose),
+      num_responses=batches * c.rollout.batch,
+      group_size=c.rollout.group_size,
+      group_sizes=sizes.get(c.rollout.sizes),
+      max_prompt=c.rollout.max_prompt,
+      temperature=c.rollout.temperature,
+      top_p=c.rollout.top_p,
+      cache=c.rollout.cache,
+      shuffle_seed=host_seed(seed, "shuffle") if c.reward.shuffle else None,
+  )
+  if not partial_groups:
+    return RolloutCollector(prompts, session.engine, **options)
+  return PartialRolloutCollector(
+      prompts,
+      session.engine,
+      unfinished=empty_rows(c, partial_groups * c.rollout.group_size),
+      max_tokens=c.rollout.max_tokens,
+      across_steps=c.rollout.across_steps,
+      num_shards=num_shards(session),
+      **options,
+  )
+
+
+def make_planner(session: Session) -> Callable[..., packing.PackingPlan]:
+  """`packing.plan` with the keywords of the config bound."""
+  u = session.config.updates
+  return functools.partial(
+      packing.plan,
+      packed_rows=packed_rows(session),
+      minibatches=u.minibatches,
+      epochs=u.epochs,
+      seed=host_seed(session.config.seed, "epochs"),
+  )
+
+
+def make_scorer(session: Session, name: str) -> Scorer:
+  """A scorer of text, or a reward model, as the collector calls it."""
+  if scorers.is_model(name):
+    params, program = reward_model_scorer.scorer(session, name)
+    plan = make_planner(session)
+
+    def score_tokens(rollouts, texts, rows):
+      return step.forward(session.mesh, program, params, plan(rollouts)), 0
+
+    return score_tokens
+  score = scorers.find(name)
+  max_tokens = session.config.rollout.max_tokens
+
+  def score_texts(rollouts, texts, rows):
+    share_B = rollouts.lengths_B / max_tokens
+    responses = map(
+        scorers.Response, texts, share_B.tolist(), rollouts.truncated_B
+    )
+    scores = [
+        scorers.apply(score, *pair)
+        for pair in zip(responses, rows, strict=True)
+    ]
+    return [x or 0.0 for x in scores], scores.count(None)
+
+  return score_texts
