@@ -14,11 +14,11 @@ from rl_reason import config as config_lib, hf, tasks
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
-from rl_reason.models import attention, critic, decoder
+from rl_reason.models import critic, decoder
 from rl_reason.monitoring import metrics
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout.engine import RolloutEngine
-from rl_reason.scale import sharding
+from rl_reason.scale import pallas, sharding
 from rl_reason.structs import RunError
 
 
@@ -102,7 +102,7 @@ def open_session(
   # The static shape of the model, and who computes its attention.
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
-  kernels = attention.KERNELS.get(cfg.attention)
+  kernels = pallas.KERNELS.get(cfg.attention)
   if config.rollout.cache == "int8" and kernels and not kernels.int8:
     raise config_lib.ConfigError(
         "rollout.cache = 'int8': the paged attention of"
@@ -150,7 +150,7 @@ def open_stage(session: Session, name: str, **keep: int) -> ResumableStage:
 
 def num_shards(session: Session) -> int:
   """Shards that the rows of a batch are split over: data x fsdp."""
-  return sharding.ways(session.mesh, "batch")
+  return sharding.num_shards(session.mesh, "batch")
 
 
 def packed_rows(session: Session) -> int:
@@ -220,9 +220,7 @@ def model_config(
 def attention_backend(config) -> tuple[str, str]:
   """Who computes attention on this machine, and why."""
   m = config.model
-  return attention.choose(
-      m.attention, jax.default_backend(), m.dtype, m.head_dim
-  )
+  return pallas.choose(m.attention, jax.default_backend(), m.dtype, m.head_dim)
 
 
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:

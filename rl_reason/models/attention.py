@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.scale import (
-  linear,
-  packed_attention,
-  pallas,
-  sharding,
+    linear,
+    packed_attention,
+    pallas,
+    sharding,
 )
 from rl_reason.scale.packed_attention import MASK_VALUE, einsum32
 from rl_reason.structs import Array
