@@ -22,7 +22,7 @@ setuptools.setup(
     python_requires=">=3.11",
     # Only the package: `configs` is found in the working copy.
     packages=setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
-    package_data={"": ["*.html.in"]},
+    package_data={"": ["*.html.in", "*.toml"]},
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
     # Bounded above where a minor version may change what the code relies on:
     # meshes and shardings, the format of checkpoints, structs.
@@ -43,6 +43,7 @@ setuptools.setup(
         "orbax-checkpoint>=0.12.8,<0.13",
         "pyarrow>=20",
         "rich>=13.7",
+        "scipy>=1.13",
         "tensorboardX>=2.6.4",
         "tokenizers>=0.22",
         "transformers>=5.0,<6",

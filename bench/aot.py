@@ -27,7 +27,7 @@ from jax.experimental import topologies
 
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.models import decoder, parameters
-from rl_reason.report import page
+from rl_reason.report import environment
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
 from rl_reason.structs import Batch, Packed, Prompts
@@ -251,7 +251,7 @@ def main() -> None:
       kind=devices[0].device_kind,
       jax=jax.__version__,
       libtpu=metadata.version("libtpu"),
-      commit=page.environment()["git commit"],
+      commit=environment.describe()["git commit"],
       programs=programs,
   )
   OUT.write_text(json.dumps(result, indent=1))

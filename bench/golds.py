@@ -17,7 +17,7 @@ import pathlib
 import time
 
 from rl_reason.data import datasets, templates
-from rl_reason.report import page
+from rl_reason.report import environment
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "golds.json"
 FORMS = {"box": "qwen_boxed", "Answer:": "dapo"}
@@ -115,7 +115,7 @@ def main() -> None:
     key = new["set"], new["split"]
     rest = [x for x in result["sets"] if (x["set"], x["split"]) != key]
     result["sets"] = sorted([*rest, new], key=lambda x: (x["kind"], x["set"]))
-    result["commit"] = page.environment()["git commit"]
+    result["commit"] = environment.describe()["git commit"]
     OUT.write_text(json.dumps(result, indent=1))
     print(new["set"], new["split"], new["yes"], flush=True)
   OUT.with_suffix(".md").write_text(table(result))

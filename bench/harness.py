@@ -510,9 +510,9 @@ def environment(load: float) -> dict[str, Any]:
 
   Takes hold of the device: call it when the workers have ended.
   """
-  from rl_reason.report import page
+  from rl_reason.report import environment as environment_lib
 
-  return page.environment() | dict(load=load)
+  return environment_lib.describe() | dict(load=load)
 
 
 def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:

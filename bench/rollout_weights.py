@@ -22,7 +22,7 @@ import numpy as np
 from bench import harness
 from rl_reason import ablate, config
 from rl_reason.monitoring import display, metrics
-from rl_reason.report import page
+from rl_reason.report import environment
 from rl_reason.training import experience, rl, session
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -187,7 +187,7 @@ def main() -> None:
     result = dict(
         command="python -m bench.rollout_weights",
         seeds=SEEDS,
-        environment=page.environment(),
+        environment=environment.describe(),
         runs=[train(name, seed) for seed in SEEDS for name in ROWS],
         policies=[measure(kind, seed) for seed in SEEDS for kind in KINDS],
     )

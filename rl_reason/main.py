@@ -166,7 +166,7 @@ def _run(config, workdir: pathlib.Path) -> int:
   from rl_reason.evaluation import command
   from rl_reason.hf import export
   from rl_reason.monitoring import display, metrics
-  from rl_reason.report import page
+  from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train
   from rl_reason.session import open_session, resolve
   from rl_reason.training import rl, rl_state, sft, value
@@ -197,7 +197,7 @@ def _run(config, workdir: pathlib.Path) -> int:
     # Written only now: a run that cannot begin leaves the directory free.
     if jax.process_index() == 0 and stage in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))
-      metrics.write_json(workdir / "environment.json", page.environment())
+      metrics.write_json(workdir / "environment.json", environment.describe())
 
     with jax.set_mesh(session.mesh):
       if stage == "evaluate":
@@ -218,7 +218,7 @@ def _run(config, workdir: pathlib.Path) -> int:
           rl.train(session, params, critic_params, counters)
     screen.end_stage()
     if jax.process_index() == 0:
-      for line in page.summary(workdir):
+      for line in scores.summary(workdir):
         screen.say(line)
       screen.say(f"report: {page.write(workdir)}")
     return 0

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -33,6 +34,26 @@ def restore_arrays(path):
     metadata = checkpointer.metadata(path).item_metadata.tree
     like = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), metadata)
     return checkpointer.restore(path, like)
+
+
+def data_of_page(page: str, name: str) -> dict:
+  """The data of NAME.html.in as a browser reads them, checked for escapes."""
+  import json
+
+  from rl_reason.report import page as page_lib
+
+  empty = page_lib.render(name, None)
+  for mark in "<>&":
+    assert page.count(mark) == empty.count(mark)
+  for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write"):
+    assert word not in empty
+  # The page loads nothing.
+  assert not re.search(
+      r"https?:|//[a-z]+\.|\bsrc=|\bhref=|@import|url\(", empty
+  )
+  assert "default-src 'none'" in empty
+  _, _, rest = page.partition('<script type="application/json" id="data">')
+  return json.loads(rest.partition("</script")[0])
 
 
 def found_in_browser(page, probe):

@@ -88,8 +88,8 @@ def test_refills_in_prompt_order():
   assert calls == 2
   assert {k: float(v) for k, v in metrics.items()} == {
       "train/accuracy": 0.5,
-      "train/all_right": pytest.approx(1 / 6),
-      "train/all_wrong": pytest.approx(1 / 6),
+      "train/all_correct": pytest.approx(1 / 6),
+      "train/all_incorrect": pytest.approx(1 / 6),
       "train/generation_rounds": 2,
       "train/groups_with_signal": 3,
       "train/groups_kept": 0,

@@ -258,7 +258,7 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   </script>"""
   images, prompts, head, *rows = found_in_browser(page, probe)
   assert not images and prompts == 3
-  assert head == ["set", "difficulty", "prompts", "avg@2", "cut off"]
+  assert head == ["set", "difficulty", "prompts", "avg@2", "truncated"]
   # The std of 1 and 1/2 is 0.354; 1.96 * 0.354 / sqrt(2) = 0.49.
   low = ["2", "2", "75.0% ± 49.0", "50.0%"]
   high = ["3", "1", "0.0% ± 0.0", "50.0%"]

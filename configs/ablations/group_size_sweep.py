@@ -30,5 +30,5 @@ def get_config():
           (f"groups of {n}", "configs/grpo.py", {"rollout.group_size": n})
           for n in (2, 4, 8, 16, 32)
       ],
-      measures=("kept prompts", "entropy", "pass@4"),
+      measures=("mixed groups", "entropy", "pass@4"),
   )

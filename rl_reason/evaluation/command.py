@@ -13,7 +13,7 @@ import jax
 from rl_reason import config as config_lib
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import metrics
-from rl_reason.report import page
+from rl_reason.report import page, scores as scores_lib
 from rl_reason.session import Session
 from rl_reason.training import rl_state, sft
 
@@ -49,11 +49,11 @@ def run(session: Session, which: str) -> dict[str, float]:
     metrics.write_json(
         session.workdir / f"results-{which}.json", results(values, told, fields)
     )
-    page = session.workdir / f"responses-{which}.html"
+    path = session.workdir / f"responses-{which}.html"
     title = f"{session.workdir.absolute().name}, step {at}"
     text = browse(title, values, told, session.config.evaluate.mean_of)
-    page.put(page, text)
-    session.display.say(f"responses: {page}")
+    metrics.write_text(path, text)
+    session.display.say(f"responses: {path}")
   return values
 
 
@@ -112,7 +112,7 @@ def browse(
     told: list[evaluate.Responses],
     mean_of: int,
 ) -> str:
-  """A page of all responses: question, response, gold, verdict, length.
+  """Returns the page of all responses with verdicts and reference answers.
 
   Args:
     title: of the page.
@@ -129,8 +129,8 @@ def browse(
           dict(
               prompt=row.prompt,
               answer=row.answer,
-              right=int(correct_G.sum()),
-              said=[
+              correct=int(correct_G.sum()),
+              responses=[
                   dict(
                       text=text,
                       correct=bool(correct_G[g]),
@@ -145,21 +145,21 @@ def browse(
   scores = [(name, f"{value:.4g}") for name, value in values.items()]
   levels = by_difficulty(told, mean_of)
   data = dict(title=title, notes=[], scores=scores, levels=levels, sets=sets)
-  return page.template("responses").replace("@DATA@", page.embed(data))
+  return page.render("responses", data)
 
 
 def by_difficulty(told: list[evaluate.Responses], mean_of: int) -> dict:
   """The table of the page: each difficulty of each set."""
-  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "cut off"]
+  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "truncated"]
   rows = []
   for said in told:
     for level in evaluate.levels(said, mean_of):
-      score = page.Score(level.mean, level.half)
+      score = scores_lib.Score(level.mean, level.half)
       cells = [
           (str(level.difficulty), None),
           (str(level.prompts), None),
           (score.text(" ± "), level.mean),
-          (page.Score(level.cut).text(), level.cut),
+          (scores_lib.Score(level.cut).text(), level.cut),
       ]
       rows.append(dict(name=said.name, about="", cells=cells))
   return dict(head=head, rows=rows)

@@ -1,1 +1,1 @@
-"""What a run logs, shows on the screen, and warns about."""
+"""Metrics, progress on the screen, and alarms of a run."""

@@ -1,9 +1,12 @@
-"""Signs that a run games its reward: from its metrics, in a line each."""
+"""Signs of reward hacking in the metrics of a run."""
 
 import re
 import statistics
 
 _MEAN = re.compile(r"val-core/[^/]+/acc/mean@\d+")
+_REWARD, _SCORE = "critic/rewards/mean", "critic/score/mean"
+_LENGTH = "val-aux/response_length/mean"
+_REPETITION = "val-aux/repetition/mean"
 
 
 def alarms(
@@ -13,89 +16,80 @@ def alarms(
     longer: float = 2.0,
     repeats: float = 0.2,
 ) -> list[str]:
-  """What looks like reward hacking by now.
+  """Returns the signs of reward hacking so far.
 
-  Accuracy counts as moved where two held-out evaluations differ by more than
-  the half-widths of their 95% intervals together; a reward, where the means of
-  `window` steps differ by more than twice the standard error of the difference.
+  Accuracy has changed if two held-out evaluations differ by more than the
+  half-widths of their 95% intervals together; a reward has risen if the means
+  of `window` steps differ by more than two standard errors of the difference.
 
   Args:
-    lines: of metrics.jsonl.
-    window: RL steps whose mean is compared.
-    longer: length explodes beyond so many times what it was before RL.
-    repeats: repetition does, when it has risen by such a share.
+    lines: lines of metrics.jsonl.
+    window: number of RL steps in a mean.
+    longer: factor of the length before RL from which responses are too long.
+    repeats: increase of the fraction of repetitive responses that is too much.
 
   Returns:
-    one line for each sign; [] if there is none.
+    one line per sign; [] if there is none.
   """
-  tests = [x for x in lines if x["stage"] == "evaluate"]
+  evaluations = [x for x in lines if x["stage"] == "evaluate"]
   steps = [x for x in lines if x["stage"] == "rl"]
   out = []
-  for name in _accuracies(tests):
-    some = [x for x in tests if name in x]
-    first, last = some[0], some[-1]
-    best = max(some, key=lambda x: x[name])
+  for name in sorted({k for x in evaluations for k in x if _MEAN.fullmatch(k)}):
+    known = [x for x in evaluations if name in x]
+    if len(known) < 2:
+      continue
+    first, last = known[0], known[-1]
+    best = max(known, key=lambda x: x[name])
     task = name.split("/")[1]
     before, after = (
         [x for x in steps if x["step"] <= at["step"]][-window:]
         or steps[:window]  # it was best before RL
         for at in (best, last)
     )
-    fell = _moved(best, last, name) < 0
-    if fell and _rose(before, after, "critic/rewards/mean"):
+    if _change(best, last, name) < 0 and _rose(before, after, _REWARD):
       out.append(
-          f"reward up, held-out accuracy of {task} down since step"
+          f"the reward rises, but held-out accuracy on {task} falls since step"
           f" {best['step']} ({best[name]:.1%} to {last[name]:.1%}): the reward"
           " pays for something else; read the samples"
       )
-    if _moved(first, last, name) > 0:
+    if _change(first, last, name) > 0:
       continue
-    length = "val-aux/response_length/mean"
-    if last.get(length, 0) > longer * first.get(length, float("inf")):
+    if last.get(_LENGTH, 0) > longer * first.get(_LENGTH, float("inf")):
       out.append(
-          f"responses are {last[length] / first[length]:.1f} times as long as"
-          f" before RL, and {task} no better: punish length, or mask what is"
-          " cut off"
+          f"responses are {last[_LENGTH] / first[_LENGTH]:.1f} times as long as"
+          f" before RL without higher accuracy on {task}: penalize length, or"
+          " mask truncated responses"
       )
-    again = "val-aux/repetition/mean"
-    if last.get(again, 0) > first.get(again, 1) + repeats:
+    if last.get(_REPETITION, 0) > first.get(_REPETITION, 1) + repeats:
       out.append(
-          f"{last[again]:.0%} of the responses repeat themselves, before RL"
-          f" {first[again]:.0%}, and {task} is no better: look for loops"
+          f"{last[_REPETITION]:.0%} of the responses are repetitive, before RL"
+          f" {first[_REPETITION]:.0%}, without higher accuracy on {task}: look"
+          " for loops"
       )
-  begun, now = steps[:window], steps[-window:]
-  right = "critic/score/mean"
-  if _rose(begun, now, "critic/rewards/mean") and not _rose(begun, now, right):
+  start, now = steps[:window], steps[-window:]
+  if _rose(start, now, _REWARD) and not _rose(start, now, _SCORE):
     names = {k for x in steps for k in x if re.fullmatch(r"reward/.+/mean", k)}
-    risen = sorted(k for k in names if _rose(begun, now, k))
+    risen = sorted(k for k in names if _rose(start, now, k))
     if risen:
-      sources = ", ".join(
-          k.removeprefix("reward/")[: -len("/mean")] for k in risen
-      )
+      sources = (x.removeprefix("reward/").removesuffix("/mean") for x in risen)
       out.append(
-          f"all that the reward gained came from {sources}: responses are no"
-          " more often right; lower its weight"
+          f"the whole gain of the reward comes from {', '.join(sources)}, while"
+          " responses are not more often correct; lower its weight"
       )
   return out
 
 
-def _accuracies(tests: list[dict]) -> list[str]:
-  """Names of the headline accuracies that two evaluations or more have."""
-  names = sorted({k for x in tests for k in x if _MEAN.fullmatch(k)})
-  return [k for k in names if sum(k in x for x in tests) > 1]
-
-
-def _moved(old: dict, new: dict, name: str) -> float:
-  """By how much, or 0 if the intervals allow that it did not."""
+def _change(old: dict, new: dict, name: str) -> float:
+  """Returns the change of a score; 0 if it is within the intervals."""
   change = new[name] - old[name]
   both = old.get(f"{name}/ci95", 0) + new.get(f"{name}/ci95", 0)
   return change if abs(change) > both else 0.0
 
 
 def _rose(old: list[dict], new: list[dict], name: str) -> bool:
-  """Whether a mean over steps rose by more than chance."""
+  """Whether a mean over steps rose by more than two standard errors."""
   a, b = (
-      [x[name] for x in some if x.get(name) is not None] for some in (old, new)
+      [x[name] for x in rows if x.get(name) is not None] for rows in (old, new)
   )
   if min(len(a), len(b)) < 2:
     return False

@@ -1,7 +1,7 @@
-"""Where numbers go: metrics.jsonl, samples.jsonl and TensorBoard.
+"""Logs of a run: metrics.jsonl, samples.jsonl and TensorBoard.
 
-Both JSONL files only grow. A checkpoint notes their sizes, and a resumed run
-cuts them back to it: whatever was killed, each step is there once.
+Both JSONL files are append-only. A checkpoint records their sizes, and a
+resumed run truncates them to it: each step appears once, however a run ended.
 """
 
 import json
@@ -19,25 +19,30 @@ FILES = ("metrics.jsonl", "samples.jsonl")
 
 
 def number(x) -> float | int | None:
-  """A JSON number of 9 significant digits (enough for any float32)."""
+  """Returns a JSON number of 9 significant digits, enough for any float32."""
   x = float(x)
   if not math.isfinite(x):
     return None
   return int(x) if x.is_integer() and abs(x) < 1e15 else float(f"{x:.9g}")
 
 
-def write_json(path: pathlib.Path, value) -> None:
-  """Writes a whole file or nothing, and onto the disk."""
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Writes a file atomically and durably."""
   temporary = path.with_name(path.name + ".tmp")
-  with temporary.open("w") as f:
-    json.dump(value, f, indent=1)
+  with temporary.open("w", encoding="utf-8") as f:
+    f.write(text)
     f.flush()
     os.fsync(f.fileno())
   temporary.replace(path)
 
 
+def write_json(path: pathlib.Path, value) -> None:
+  """Writes a value as JSON, atomically and durably."""
+  write_text(path, json.dumps(value, indent=1))
+
+
 def read_jsonl(path: pathlib.Path) -> list[dict]:
-  """All whole lines of a file; [] if there is none.
+  """Returns all complete lines of a file; [] if the file is missing.
 
   Raises:
     RunError: a line is not JSON.
@@ -57,7 +62,7 @@ def read_jsonl(path: pathlib.Path) -> list[dict]:
 
 
 class Clock:
-  """Cuts time into laps: every moment counts for one name, and only one.
+  """Splits time into laps: every moment counts for exactly one name.
 
   Attributes:
     seconds: by name, since the last `take`.
@@ -68,23 +73,23 @@ class Clock:
     self._since = time.monotonic()
 
   def lap(self, name: str) -> None:
-    """What passed since the last lap counts for `name`."""
+    """Adds the time since the last lap to `name`."""
     now = time.monotonic()
     self.seconds[name] = self.seconds.get(name, 0) + now - self._since
     self._since = now
 
   def skip(self) -> None:
-    """What passed since the last lap counts for nothing."""
+    """Discards the time since the last lap."""
     self._since = time.monotonic()
 
   def take(self) -> dict[str, float]:
-    """All laps so far; they begin anew."""
+    """Returns the seconds by name and resets them."""
     out, self.seconds = self.seconds, {}
     return out
 
 
 class Log:
-  """Appends to the files of a work directory; silent on processes but 0."""
+  """Appends to the logs of a work directory; only process 0 writes."""
 
   def __init__(self, workdir: pathlib.Path, tensorboard: bool):
     self._active = jax.process_index() == 0
@@ -97,7 +102,7 @@ class Log:
         self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
 
   def metrics(self, stage: str, step: int, values: dict) -> None:
-    """One line: {"stage", "step", then the values}."""
+    """Appends one line: {"stage", "step", then the values}."""
     values = {k: number(v) for k, v in values.items()}
     self._write(0, dict(stage=stage, step=step) | values)
     if self._board:
@@ -106,7 +111,7 @@ class Log:
           self._board.add_scalar(f"{stage}/{name}", value, step)
 
   def samples(self, rows: list[dict]) -> None:
-    """One line a response."""
+    """Appends one line per response."""
     for row in rows:
       self._write(1, row)
 
@@ -116,10 +121,7 @@ class Log:
       self._files[index].flush()
 
   def checkpoint_sizes(self) -> list[int]:
-    """Bytes of each file, once on the disk; a resumed run is cut back to them.
-
-    Remembers the sizes, as `remember` does.
-    """
+    """Returns the bytes of each file, flushed to the disk, and remembers them."""
     if self._active:
       for f in self._files:
         f.flush()
@@ -128,11 +130,11 @@ class Log:
     return self._sizes
 
   def remember(self, sizes: list[int]) -> None:
-    """Takes over the sizes that a checkpoint noted."""
+    """Remembers the sizes that a checkpoint recorded."""
     self._sizes = sizes
 
   def cut(self) -> None:
-    """Cuts the files back to the newest checkpoint made or restored so far."""
+    """Truncates the files to the newest checkpoint saved or restored so far."""
     if not self._active:
       return
     for path, size in zip(self._paths, self._sizes, strict=True):
@@ -140,7 +142,7 @@ class Log:
         os.truncate(path, size)
 
   def close(self) -> None:
-    """Flushes and closes."""
+    """Flushes and closes the files."""
     if self._active:
       for f in self._files:
         f.close()

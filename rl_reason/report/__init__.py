@@ -1,1 +1,1 @@
-"""The page of a run: curves, samples and a token viewer."""
+"""The report of a run: scores, environment and HTML page."""

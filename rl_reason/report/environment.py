@@ -1,0 +1,68 @@
+"""The machine and the versions of a run, for environment.json."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import jax
+
+import rl_reason
+
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "transformers",
+    "numpy",
+)
+
+
+def describe() -> dict[str, Any]:
+  """Returns machine, devices, versions and git commit by name."""
+  devices = jax.devices()
+  return {
+      "python": platform.python_version(),
+      "platform": platform.platform(),
+      "cpu model": _cpu_model(),
+      "cpu count": os.cpu_count(),
+      "backend": jax.default_backend(),
+      "device kind": devices[0].device_kind,
+      "device count": len(devices),
+      "process count": jax.process_count(),
+      "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+      "rl_reason": rl_reason.__version__,
+      "git commit": commit(pathlib.Path(__file__).parent),
+  } | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def _cpu_model() -> str:
+  cpuinfo = pathlib.Path("/proc/cpuinfo")  # only Linux has it
+  lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+  names = [x.partition(":")[2] for x in lines if x.startswith("model name")]
+  return names[0].strip() if names else platform.machine()
+
+
+def commit(folder: pathlib.Path) -> str | None:
+  """Returns the git commit of a package, '-dirty' if it was edited since."""
+  git = ["git", "--no-optional-locks", "-C", str(folder)]
+  describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+  out = None
+  # The first command fails in a repository that only surrounds the package.
+  for command in (["rev-parse", "HEAD:./__init__.py"], describe):
+    try:
+      out = subprocess.run(
+          [*git, *command],
+          capture_output=True,
+          check=True,
+          text=True,
+          timeout=5,
+      ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+      return None
+  return out

@@ -1,0 +1,68 @@
+"""Ablations that are stopped by an event or a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from ablate_runs import SMOKE, fake_command, ladder, write_config
+from conftest import ROOT
+
+from rl_reason import ablate
+from rl_reason.ablate import jobs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+  return fake_command(tmp_path, monkeypatch, ROOT)
+
+
+def test_stop_ends_the_processes_gently(child, tmp_path):
+  c = ladder(common={"log.samples_every": 888}, seeds=(1,))
+  found = ablate.plan(c, tmp_path, "try")
+  stop, start = threading.Event(), time.monotonic()
+
+  def watch():
+    while len(list(tmp_path.glob("try/*/waits"))) < 2:
+      time.sleep(0.05)
+    stop.set()
+
+  threading.Thread(target=watch, daemon=True).start()
+  flags = dict(parallel=2, cache=tmp_path / "compiled", main=child)
+  assert jobs.run(found, stop, **flags) == []  # stopped is not failed
+  assert time.monotonic() - start < 30
+  assert [x.finished() for x in found] == [True, False, False]
+  assert found[1].record()["seconds"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command(child, tmp_path, number):
+  config = write_config(
+      tmp_path,
+      f"""title="Clips", question="?", seeds=(1,), reference="low",
+  rows=[("low", {SMOKE!r}, {{"log.samples_every": 888}})]""",
+  )
+  argv = [config, f"--out={tmp_path}", f"--workdir={tmp_path}"]
+  ablate.plan(ablate.load(config.partition("=")[2]), tmp_path, "clips")
+  code = "from rl_reason.ablate import __main__ as command\n"
+  code += f"exit(command.main({argv}, {child}))"
+  process = subprocess.Popen(
+      [sys.executable, "-c", code],
+      stdout=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+  )
+  for _ in range(600):
+    if list(tmp_path.glob("clips/*/waits")):
+      break
+    time.sleep(0.05)
+  os.killpg(process.pid, number)  # as Ctrl-C does: all in the group
+  out, _ = process.communicate(timeout=30)
+  assert process.returncode == 143 and "low, seed 1: stopped" in out
+  assert list(tmp_path.glob("clips/*/saved"))
+  assert not (tmp_path / "clips.json").exists()  # no run has finished
