@@ -121,7 +121,7 @@ class Log:
       self._files[index].flush()
 
   def checkpoint_sizes(self) -> list[int]:
-    """Returns the bytes of each file, flushed to the disk, and remembers them."""
+    """Flushes the files to the disk; returns and remembers their sizes."""
     if self._active:
       for f in self._files:
         f.flush()
