@@ -40,7 +40,8 @@ class RowSource:
     if self._files is None:
       source = pipelines.Problems(self._task, self._difficulties, seed)
     else:
-      source = pipelines.Mixed(*self._prepared("train"), seed)
+      parts, weights = pipelines.prepared(self._files, "train")
+      source = pipelines.Mixed(parts, weights, seed)
     return source, pipelines.prompts(source, 1)
 
   def demonstrations(self, purpose: str, batch: int, mixture: dict):
@@ -50,7 +51,8 @@ class RowSource:
       return pipelines.demonstrations(
           self._task, self._difficulties, seed, batch, mixture
       )
-    return pipelines.prepared_pairs(*self._prepared("train"), seed, batch)
+    parts, weights = pipelines.prepared(self._files, "train")
+    return pipelines.prepared_pairs(parts, weights, seed, batch)
 
   def preferences(self, batch: int, chosen, rejected, *, evaluation: bool):
     """An endless iterator over batches of (prompt, chosen, rejected)."""
@@ -65,8 +67,9 @@ class RowSource:
           rejected,
           evaluation=evaluation,
       )
-    parts = self._prepared("evaluate" if evaluation else "train")
-    return pipelines.prepared_pairs(*parts, seed, batch, rejected=True)
+    use = "evaluate" if evaluation else "train"
+    parts, weights = pipelines.prepared(self._files, use)
+    return pipelines.prepared_pairs(parts, weights, seed, batch, rejected=True)
 
   def evaluation_sets(self, count: int) -> dict[str, list[tasks.Row]]:
     """Held-out rows by the name of their set; the first set is the headline.
@@ -78,7 +81,3 @@ class RowSource:
       rows = tasks.evaluation_rows(self._task, self._difficulties, count)
       return {self._name: list(rows)}
     return pipelines.evaluation_sets(self._files, count)
-
-  def _prepared(self, use: str):
-    assert self._files is not None
-    return pipelines.prepared(self._files, use)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -37,7 +38,9 @@ class RolloutEngine:
       display: Display,
   ):
     self._cfg, self._mesh, self._display = cfg, mesh, display
-    self._static = dict(eos=eos, pad=pad, max_tokens=max_tokens, slots=slots)
+    self._static: dict[str, Any] = dict(
+        eos=eos, pad=pad, max_tokens=max_tokens, slots=slots
+    )
     self._programs: dict = {}
 
   def weights(self, params: Tree, kind: str = "same") -> Tree:

@@ -83,7 +83,9 @@ class RolloutCollector:
     self._group_size, self._group_sizes = group_size, group_sizes
     self._max_prompt = max_prompt
     self._temperature = np.float32(temperature)
-    self._options = dict(group_size=group_size, top_p=top_p, cache=cache)
+    self._options: dict[str, Any] = dict(
+        group_size=group_size, top_p=top_p, cache=cache
+    )
     self._shuffle_seed = shuffle_seed
 
   def start_step(self) -> None:
