@@ -30,7 +30,7 @@ def rows(first_id, *verdicts) -> Experience:
       correct_B=np.array(verdicts, np.float32).reshape(-1),
       scores_NB=(mark_B.astype(np.float32), -mark_B.astype(np.float32)),
       old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
-      known_B=np.zeros_like(ids_B),
+      stale_lengths_B=np.zeros_like(ids_B),
       age_B=np.zeros_like(ids_B),
       types_B=np.zeros_like(ids_B),
       problems_B=ids_B,
@@ -58,7 +58,7 @@ def collect(*rounds, kept=None, **keywords):
       "shortfall": "raise",
       **keywords,
   }
-  out = dynamic_sampling.collect(
+  out = dynamic_sampling.fill_batch(
       generate, kept, batch=3 * GROUP, group_size=GROUP, **keywords
   )
   return *out, generate.calls
