@@ -43,6 +43,7 @@ setuptools.setup(
         "orbax-checkpoint>=0.12.8,<0.13",
         "pyarrow>=20",
         "rich>=13.7",
+        "safetensors>=0.5",
         "scipy>=1.13",
         "tensorboardX>=2.6.4",
         "tokenizers>=0.22",

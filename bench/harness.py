@@ -97,7 +97,8 @@ def save_weights(dims: str, directory: pathlib.Path) -> None:
   )
   params = decoder.init(cfg, jax.random.key(0))
   directory.parent.mkdir(parents=True, exist_ok=True)
-  hf.save(directory, params, decoder.table(cfg), cfg, tok=tok, context=4096)
+  table = decoder.table(cfg)
+  hf.save(directory, params, table, cfg, tokenizer=tok, context=4096)
 
 
 def weights(dims: str) -> pathlib.Path:

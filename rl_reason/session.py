@@ -92,7 +92,7 @@ def open_session(
   tokens = 1 + max(tok.get_vocab().values())
   if source and tokens > source.cfg.vocab:
     raise config_lib.ConfigError(
-        f"tokenizer = {path!r}: has {tokens} tokens, and {source.where} has a"
+        f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
   eos = tokenizer.ends(tok, config.rollout.stop_tokens)
@@ -181,7 +181,7 @@ def resolve(config) -> hf.Source | None:
   if length > source.context:
     raise config_lib.ConfigError(
         f"rollout.max_tokens = {config.rollout.max_tokens}: with"
-        f" rollout.max_prompt it makes {length} tokens, and {source.where}"
+        f" rollout.max_prompt it makes {length} tokens, and {source.label}"
         f" takes {source.context} (max_position_embeddings, sliding_window)"
     )
   return source
@@ -197,7 +197,7 @@ def tokenizer_path(config, source: hf.Source | None) -> str:
     return config.tokenizer
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
     raise config_lib.ConfigError(
-        f"tokenizer = '': {source.where} has no tokenizer beside it; name one"
+        f"tokenizer = '': {source.label} has no tokenizer beside it; name one"
     )
   return str(source.path)
 

@@ -77,7 +77,14 @@ def test_in_and_out_is_bit_exact(kind, dtype, tmp_path):
     wanted = weights_of(source.config, dtype=dtype)["score.weight"]
     np.testing.assert_array_equal(head["value"].T, wanted.astype(np.float32))
     out = tmp_path / "y"
-    hf.save(out, params, rows, source.cfg, head=hf.WHOLE, source=source)
+    hf.save(
+        out,
+        params,
+        rows,
+        source.cfg,
+        head=hf.SEQUENCE_CLASSIFIER,
+        source=source,
+    )
   assert test_hf.bits(out) == test_hf.bits(path)
   said = json.loads((out / "config.json").read_text())
   assert said["architectures"] == source.config["architectures"]
@@ -88,11 +95,19 @@ def test_a_bias_cannot_go_out(tmp_path):
   params = parameters.init_table(table(tiny.CFG), jax.random.key(0))
   params["value_head"]["bias"] += 0.5
   with pytest.raises(ConfigError, match=r"1 outputs and a bias of \[0.5\]: a"):
-    hf.save(tmp_path / "x", params, table(tiny.CFG), tiny.CFG, head=hf.WHOLE)
+    hf.save(
+        tmp_path / "x",
+        params,
+        table(tiny.CFG),
+        tiny.CFG,
+        head=hf.SEQUENCE_CLASSIFIER,
+    )
   gated = critic.table(critic.CriticConfig(tiny.CFG, "gated", heads=3))
   params = parameters.init_table(gated, jax.random.key(0))
   with pytest.raises(ConfigError, match="value_head: 3 outputs"):
-    hf.save(tmp_path / "x", params, gated, tiny.CFG, head=hf.WHOLE)
+    hf.save(
+        tmp_path / "x", params, gated, tiny.CFG, head=hf.SEQUENCE_CLASSIFIER
+    )
   assert not (tmp_path / "x").exists()
 
 
@@ -104,7 +119,14 @@ def test_the_end_of_a_response_is_not_padding(tmp_path):
     tok = test_hf.tokenizer.load(str(path), ALPHABET)
     tok.pad_token = pad
     out = tmp_path / "x"
-    hf.save(out, params, table(tiny.CFG), tiny.CFG, head=hf.WHOLE, tok=tok)
+    hf.save(
+        out,
+        params,
+        table(tiny.CFG),
+        tiny.CFG,
+        head=hf.SEQUENCE_CLASSIFIER,
+        tokenizer=tok,
+    )
     said = json.loads((out / "config.json").read_text())
     assert said["pad_token_id"] == wanted and said["eos_token_id"] == 1
 

@@ -619,7 +619,7 @@ def test_field_is_read(name, tmp_path):
         params,
         decoder.table(cfg),
         cfg,
-        tok=tiny_model.TOK,
+        tokenizer=tiny_model.TOK,
     )
   if value_of_field == "OTHER":
     value_of_field = str(tmp_path / "other")

@@ -20,7 +20,7 @@ from conftest import ROOT, child_env
 from rl_reason import hf
 from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
-from rl_reason.hf import architecture, export, tensors
+from rl_reason.hf import architecture, export, files
 from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import display
 from rl_reason.rollout import sampler
@@ -106,21 +106,16 @@ def weights_of(config, seed=0, dtype=np.float32, name_of=lambda x: x):
 
 
 def write(directory, config, weights, shards=1):
-  """A checkpoint, written by the library of the format where it can."""
+  """A checkpoint, written by the library of the format."""
   directory.mkdir(parents=True, exist_ok=True)
   (directory / "config.json").write_text(json.dumps(config))
   names = list(weights)
-  if weights[names[0]].dtype == jnp.bfloat16:
-    plan = {name: ("BF16", x.shape) for name, x in weights.items()}
-    size = sum(x.nbytes for x in weights.values())
-    tensors.save(directory, plan, weights.get, size // shards + 1)
-    return directory
-  files = {"model.safetensors": names}
+  parts = {"model.safetensors": names}
   if shards > 1:
-    files = {f"part-{i}.safetensors": names[i::shards] for i in range(shards)}
-    where = {name: file for file, part in files.items() for name in part}
-    (directory / tensors.INDEX).write_text(json.dumps(dict(weight_map=where)))
-  for file, part in files.items():
+    parts = {f"part-{i}.safetensors": names[i::shards] for i in range(shards)}
+    where = {name: file for file, part in parts.items() for name in part}
+    (directory / files.INDEX).write_text(json.dumps(dict(weight_map=where)))
+  for file, part in parts.items():
     some = {name: weights[name] for name in part}
     safetensors.numpy.save_file(some, directory / file, {"format": "pt"})
   return directory
@@ -134,8 +129,8 @@ def checkpoint(directory, kind="qwen2", dtype=np.float32, shards=1, **change):
 def bits(directory):
   """{name: dtype, shape and bytes} of every tensor of a directory."""
   return {
-      name: (x.dtype, x.shape, x.bits().tobytes())
-      for name, x in tensors.find(directory).items()
+      name: (x.dtype, x.shape, x.read().tobytes())
+      for name, x in files.headers(directory).items()
   }
 
 
@@ -174,10 +169,10 @@ def test_in_and_out_is_bit_exact(kind, dtype, shards, tmp_path, mesh):
       out, params, table, source.cfg, source=source, shard_bytes=4000 * shards
   )
   assert bits(out) == bits(path)
-  files = sorted(out.glob("*.safetensors"))
-  assert len(files) > 1 and (out / tensors.INDEX).exists()
-  listed = json.loads((out / tensors.INDEX).read_text())["weight_map"]
-  for file in files:  # the library of the format reads them too
+  written = sorted(out.glob("*.safetensors"))
+  assert len(written) > 1 and (out / files.INDEX).exists()
+  listed = json.loads((out / files.INDEX).read_text())["weight_map"]
+  for file in written:  # the library of the format reads them too
     with safetensors.safe_open(file, "np") as f:
       assert f.metadata() == {"format": "pt"}
       assert {listed[name] for name in f.keys()} == {file.name}
@@ -250,31 +245,13 @@ def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
   assert not buffer.keys() & hf.find(str(path)).tensors.keys()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_dtype_of_an_export_can_be_chosen(dtype, tmp_path):
-  source, params = load(checkpoint(tmp_path / "in", "mistral"))
-  table, out = decoder.table(source.cfg), tmp_path / "out"
-  hf.save(out, params, table, source.cfg, source=source, dtype=dtype)
-  config = json.loads((out / "config.json").read_text())
-  assert config["dtype"] == config["torch_dtype"] == dtype
-  _, again = load(out)
-  jax.tree.map(
-      lambda a, b: np.testing.assert_array_equal(
-          np.asarray(a).astype(jnp.dtype(dtype)).astype(np.float32), b
-      ),
-      params,
-      again,
-  )
-
-
 def test_what_a_dtype_cannot_hold_is_not_written(tmp_path):
-  source, params = load(checkpoint(tmp_path / "in", "mistral"))
+  source, params = load(checkpoint(tmp_path / "in", "mistral", np.float16))
   params["norm"] = params["norm"].at[0].set(1e5)
   table = decoder.table(source.cfg)
-  more = dict(source=source, dtype="float16")
   (tmp_path / "out").mkdir()
   with pytest.raises(ConfigError, match="model.norm.weight .* in float16"):
-    hf.save(tmp_path / "out", params, table, source.cfg, **more)
+    hf.save(tmp_path / "out", params, table, source.cfg, source=source)
   assert not list((tmp_path / "out").iterdir())  # the half is elsewhere
 
 
@@ -294,7 +271,7 @@ def test_a_fresh_model_goes_out_and_in(change, kind, tmp_path, mesh):
   table = decoder.table(cfg)
   params = decoder.init(cfg, jax.random.key(0))
   card = "a card"
-  hf.save(tmp_path / "x", params, table, cfg, tok=tiny.TOK, card=card)
+  hf.save(tmp_path / "x", params, table, cfg, tokenizer=tiny.TOK, card=card)
   source, again = load(tmp_path / "x", mesh)
   assert source.config["model_type"] == kind
   assert architecture.fields(source.cfg) == architecture.fields(cfg)
@@ -419,7 +396,6 @@ def test_where_a_window_would_bind(kind, change, tokens):
         ("llama", dict(model_type=...), "model_type = None"),
         ("llama", dict(architectures=["LlamaModel"]), "architectures = "),
         ("llama", dict(hidden_act="gelu"), "hidden_act = 'gelu'"),
-        ("llama", dict(num_experts=8), "num_experts = 8: is not supported"),
         ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
         ("llama", dict(quantization_config={"bits": 4}), "quantization_config"),
         ("llama", dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
@@ -468,12 +444,10 @@ def test_where_a_window_would_bind(kind, change, tokens):
         ("qwen2", dict(layer_types=["linear_attention"]), "layer_types = "),
         ("qwen2", dict(layer_types=0), "layer_types = 0"),
         # Numbers that no machine has: named before anything is made of them.
-        ("qwen2", dict(num_hidden_layers=2**40), "files have 38 tensors"),
+        ("qwen2", dict(num_hidden_layers=2**40), "files have only 38 tensors"),
         ("llama", dict(vocab_size=2**70), "must be a whole number"),
         ("llama", dict(rope_theta=10**400), "must be 1 or more"),
         ("llama", dict(hidden_act="gelu" * 1000), "hidden_act = 'gelugelu"),
-        ("qwen2", dict(mlp_bias=True), "mlp_bias = True: is not supported"),
-        ("mistral", dict(attention_bias=True), "attention_bias = True"),
         ("mistral", dict(sliding_window=-1), "sliding_window = -1"),
         # What config.json says, and the files do not.
         ("llama", dict(attention_bias=False), "bias is a tensor that nothing"),
@@ -554,53 +528,38 @@ def emptied(path):
     file.unlink()
 
 
-def doubled(path):
-  rewrite(path / ONE, lambda x: None)
-  text = (path / ONE).read_bytes()
-  size = int.from_bytes(text[:8], "little")
-  again = text[8 : 8 + size - 1] + b', "model.norm.weight": {}}'
-  length = len(again).to_bytes(8, "little")
-  (path / ONE).write_bytes(length + again + text[8 + size :])
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (cut(0), "model.safetensors: is no safetensors file, or cut off"),
-        (cut(5), "is no safetensors file, or cut off"),
-        (cut(300), "is no safetensors file, or cut off"),
-        (cut(-7), "cut off, or damaged; fetch it again"),
-        (poked(0, b"\xff" * 8), "its header would take 1844674407"),
-        (poked(0, bytes(8)), "its header would take 0 of"),
-        (poked(8, b"\xff\xfe"), "model.safetensors: is no JSON object"),
-        (poked(9, b"}"), "model.safetensors: is no JSON object"),
-        (doubled, "a key stands there twice"),
-        (moved(4), "model.norm.weight begins at byte"),
-        (moved(-4), "begins at byte"),
-        (moved(10**9), "whole numbers that a file of"),
-        (entry(data_offsets=[0, 96.0]), "model.norm.weight: needs dtype"),
-        (entry(data_offsets=[-96, 0]), "model.norm.weight: needs dtype"),
-        (entry(shape="24"), "model.norm.weight: needs dtype"),
-        (entry(shape=[2] * 20_000), "model.norm.weight: needs dtype"),
-        (entry(shape=[2**70, 0]), "model.norm.weight: needs dtype"),
-        (entry(shape=[25]), "has 96 bytes, and [25] of F32 takes 100"),
+        (cut(0), "model.safetensors: Error while deserializing header: head"),
+        (cut(300), "cut off or damaged; fetch it again"),
+        (cut(-7), "file not fully covered: cut off or damaged"),
+        (poked(0, b"\xff" * 8), "header too large"),
+        (poked(0, bytes(8)), "invalid JSON in header"),
+        (poked(8, b"\xff\xfe"), "invalid UTF-8 in header"),
+        (poked(9, b"}"), "invalid JSON in header"),
+        (moved(4), "invalid offset for tensor `model.norm.weight`"),
+        (moved(10**9), "invalid offset for tensor `model.norm.weight`"),
+        (entry(data_offsets=[-96, 0]), "integer `-96`, expected usize"),
+        (entry(shape="24"), 'string "24", expected a sequence'),
+        (entry(shape=[2] * 20_000), "overflow computing buffer size"),
+        (entry(shape=[25]), "invalid shape, data type, or offset"),
         (entry(shape=[2, 12]), "model.norm.weight has shape [2, 12]"),
-        (entry(dtype="I8"), "model.norm.weight is I8: must be F32, F16, BF16"),
-        (entry(dtype="F8_E4M3"), "model.norm.weight is F8_E4M3"),
-        (entry(dtype=["F32"]), "model.norm.weight: needs dtype"),
-        (pickled, "pytorch_model.bin is a pickle, which can run code"),
+        (entry(dtype="I32"), "model.norm.weight is I32: must be one of F32"),
+        (entry(dtype="F7"), "unknown variant `F7`"),
+        (pickled, "pickles (*.bin, *.pt) can run code and are not read"),
         (emptied, "has no config.json (it has nothing)"),
         (
             lambda path: (path / "config.json").write_text("{'a': 1}"),
-            "config.json: is no JSON object",
+            "config.json: is no JSON: ",
         ),
         (
             lambda path: (path / "config.json").write_text("[]"),
-            "config.json: is no JSON object (not an object)",
+            "config.json: is no JSON object",
         ),
         (
             lambda path: (path / "config.json").write_bytes(b"\xff\x00{"),
-            "config.json: is no JSON object",
+            "config.json: is no JSON: ",
         ),
     ],
 )
@@ -616,9 +575,9 @@ def test_a_damaged_file_is_named(damage, words, tmp_path):
 
 def indexed(change):
   def do(path):
-    index = json.loads((path / tensors.INDEX).read_text())
+    index = json.loads((path / files.INDEX).read_text())
     change(index, index.get("weight_map"))
-    (path / tensors.INDEX).write_text(json.dumps(index))
+    (path / files.INDEX).write_text(json.dumps(index))
 
   return do
 
@@ -637,20 +596,23 @@ def in_both(path):
     [
         (
             lambda path: (path / "part-1.safetensors").unlink(),
-            "names part-1.safetensors, which is missing",
+            "part-1.safetensors is missing",
         ),
         (
-            lambda path: (path / tensors.INDEX).write_text("weights"),
-            "model.safetensors.index.json: is no JSON object",
+            lambda path: (path / files.INDEX).write_text("weights"),
+            "model.safetensors.index.json: is no JSON: ",
         ),
-        (indexed(lambda x, _: x.pop("weight_map")), "weight_map must name"),
-        (indexed(lambda _, m: m.update({NORM: 3})), "weight_map must name"),
+        (indexed(lambda x, _: x.pop("weight_map")), "weight_map must map"),
+        (indexed(lambda _, m: m.update({NORM: 3})), "weight_map must map"),
         (
             indexed(lambda _, m: m.update({NORM: "../part-0.safetensors"})),
-            "'../part-0.safetensors' is not the name of a file beside it",
+            "weight_map must map",
         ),
-        (indexed(lambda _, m: m.update(x="part-0.safetensors")), "x is not in"),
-        (in_both, "is in part-0.safetensors and in part-1.safetensors"),
+        (
+            indexed(lambda _, m: m.update(x="part-0.safetensors")),
+            "x is in none of the files",
+        ),
+        (in_both, " is in part-1.safetensors; the index differs"),
     ],
 )
 def test_an_index_that_does_not_fit_is_named(damage, words, tmp_path):
@@ -674,7 +636,7 @@ def test_a_weight_that_is_not_finite_is_named(bad, tmp_path, mesh):
 
 def test_a_path_that_is_none(tmp_path):
   (tmp_path / "file").write_text("")
-  for given in (str(tmp_path / "nowhere"), "./nowhere", "a/b/c", "-x"):
+  for given in (str(tmp_path / "nowhere"), "./nowhere", "a/b/c"):
     with pytest.raises(ConfigError, match="there is no such directory"):
       hf.find(given)
   with pytest.raises(ConfigError, match="is a file"):
@@ -709,7 +671,7 @@ def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path, monkeypatch):
     raise OSError("no\nnetwork")
 
   monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-  with pytest.raises(ConfigError, match="did not give it .no network."):
+  with pytest.raises(ConfigError, match="from the hub failed .no network."):
     hf.find("some-one/a.model")
 
 
@@ -732,13 +694,15 @@ def test_reading_takes_a_few_tensors_of_memory(tmp_path):
   path = checkpoint(tmp_path / "x", "llama", jnp.bfloat16, 2, **config)
   code = f"""
 import pathlib, jax
-from rl_reason import hf, model, sharding
+from rl_reason import hf
+from rl_reason.models import decoder
+from rl_reason.scale import sharding
 def peak():  # of this process alone: getrusage has that of its parent, too
   lines = pathlib.Path("/proc/self/status").read_text().splitlines()
   return 1024 * int(next(x for x in lines if "VmHWM" in x).split()[1])
 def load(path):
   source = hf.find(path)
-  return hf.load(source, model.table(source.cfg), sharding.make_mesh())
+  return hf.load(source, decoder.table(source.cfg), sharding.make_mesh())
 load({str(checkpoint(tmp_path / "small", "llama"))!r})
 before = peak()
 params = load({str(path)!r})

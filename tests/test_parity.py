@@ -204,7 +204,7 @@ def test_a_fresh_model_is_read(change, tmp_path):
 
   cfg = dataclasses.replace(tiny.CFG, **change)
   params = decoder.init(cfg, jax.random.key(0))
-  hf.save(tmp_path / "x", params, decoder.table(cfg), cfg, tok=tiny.TOK)
+  hf.save(tmp_path / "x", params, decoder.table(cfg), cfg, tokenizer=tiny.TOK)
   theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
       tmp_path / "x", output_loading_info=True
   )
@@ -247,7 +247,7 @@ def test_a_sequence_classifier_scores_a_response(name, tmp_path):
 
   trunk, params = in_jax(tmp_path / "x", table)
   source = hf.find(str(tmp_path / "x"), table=table)
-  more = dict(head=hf.WHOLE, source=source)
+  more = dict(head=hf.SEQUENCE_CLASSIFIER, source=source)
   hf.save(tmp_path / "y", params, table(trunk), trunk, **more)
   again, info = type(theirs).from_pretrained(
       tmp_path / "y", output_loading_info=True

@@ -1,30 +1,30 @@
-"""config.json and the shape of a model: one in the words of the other."""
+"""config.json of transformers to `decoder.ModelConfig`, and back."""
 
 import contextlib
 import dataclasses
-import functools
 import sys
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from rl_reason.config import ConfigError
-from rl_reason.hf.tensors import Fault
+from rl_reason.hf.files import CheckpointError
 from rl_reason.models import decoder
 
 CONFIG = "config.json"
-# What the head of a model says; classes of transformers end so.
-NEXT, EACH, WHOLE = "CausalLM", "TokenClassification", "SequenceClassification"
+# Heads of a model, by the suffix of its class in transformers: ForCausalLM ...
+CAUSAL_LM, TOKEN_CLASSIFIER = "CausalLM", "TokenClassification"
+SEQUENCE_CLASSIFIER = "SequenceClassification"
 
 
 class Family(NamedTuple):
-  """What a model_type means beyond what its config.json says.
+  """What a model_type implies beyond the fields of its config.json.
 
   Attributes:
-    name: of the classes of transformers: name + 'ForCausalLM'.
-    qkv_bias, o_bias, mlp_bias: the field that says so, or what always holds.
-    window: likewise, whether sliding_window counts.
-    qk_norm: always or never.
-    head_dim: where config.json names none; None: hidden_size / heads.
-    even: hidden_size must be a multiple of the heads, by transformers.
+    name: prefix of the classes of transformers.
+    qkv_bias, o_bias, mlp_bias: the field that enables the bias, or a constant.
+    window: likewise for the sliding window.
+    qk_norm: whether queries and keys are normalized.
+    head_dim: default; None for hidden_size / num_attention_heads.
+    even: whether the heads must divide hidden_size.
   """
 
   name: str
@@ -56,135 +56,114 @@ FAMILIES = {
     ),
     "mistral": Family("Mistral", window=True),
 }
-
-# Fields that would change what a model computes, and the values that do not.
-IDLE = {
-    "hidden_act": ("silu",),
-    "hidden_activation": ("silu",),
+# Fields that change what these families compute -> values that are supported.
+SUPPORTED = {
+    "hidden_act": ("silu", None),
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
-    "num_experts": (0, None),
-    "num_local_experts": (0, None),
-    "n_routed_experts": (0, None),
-    "attn_logit_softcapping": (0, None),
-    "final_logit_softcapping": (0, None),
-    "query_pre_attn_scalar": (None,),
-    "logit_scale": (1, None),
-    "attention_multiplier": (1, None),
-    "embedding_multiplier": (1, None),
-    "residual_multiplier": (1, None),
-    "clip_qkv": (None,),
-    "auto_map": (None, {}),
-    "is_encoder_decoder": (False, None),
-    "use_cross_attention": (False, None),
-    "add_cross_attention": (False, None),
+    "auto_map": (None, {}),  # code that comes with the model
 }
-LLAMA3 = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-)
-# Fields of the rope dictionary that mean nothing with one of our two types.
-ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *LLAMA3)
+# Fields of rope scaling 'llama3' -> fields of ModelConfig.
+LLAMA3 = {
+    "factor": "rope_factor",
+    "low_freq_factor": "rope_low",
+    "high_freq_factor": "rope_high",
+    "original_max_position_embeddings": "rope_context",
+}
+ROPE_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
+
+def _refuse(name: str, value: Any, remedy: str) -> NoReturn:
+  raise CheckpointError(f"{CONFIG}: {name} = {value!r}: {remedy}")
 
 
 def _family(config: dict[str, Any]) -> Family:
   kind = config.get("model_type")
   if not isinstance(kind, str) or kind not in FAMILIES:
-    raise Fault(
-        f"{CONFIG}: model_type = {kind!r}: must be one of {', '.join(FAMILIES)}"
-    )
+    _refuse("model_type", kind, f"must be one of {', '.join(FAMILIES)}")
   return FAMILIES[kind]
 
 
 def class_name(config: dict[str, Any], head: str) -> str:
-  """Of transformers: of a model with that head."""
+  """Returns the class of transformers for a config.json and a head."""
   return f"{_family(config).name}For{head}"
 
 
-def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
-  """Refuses what would compute something else from the same tensors.
+def heads(is_critic: bool) -> tuple[str, ...]:
+  """Returns the heads of critics or of language models, the default first."""
+  if is_critic:
+    return TOKEN_CLASSIFIER, SEQUENCE_CLASSIFIER
+  return (CAUSAL_LM,)
 
-  Args:
-    config: a config.json.
-    heads: that will do; the first one if the config says nothing.
 
-  Returns:
-    the head that it has.
+def check(config: dict[str, Any], is_critic: bool) -> str:
+  """Refuses what the decoder would compute differently; returns the head.
 
   Raises:
-    Fault: names the field.
+    CheckpointError: names the field.
   """
-  classes = {class_name(config, head): head for head in heads}
-  said = config.get("architectures") or list(classes)[:1]
-  if said not in [[name] for name in classes]:
+  classes = {class_name(config, head): head for head in heads(is_critic)}
+  names = config.get("architectures") or list(classes)[:1]
+  if names not in [[name] for name in classes]:
     wanted = " or ".join(repr([name]) for name in classes)
-    raise Fault(f"{CONFIG}: architectures = {said!r}: must be {wanted}")
-  family = _family(config)
-  read_here = (family.qkv_bias, family.o_bias, family.mlp_bias)
-  idle = IDLE | {
-      name: (False, None)
-      for name in ("attention_bias", "mlp_bias")
-      if name not in read_here
-  }
-  for name, values_of in idle.items():
-    if name in config and config[name] not in values_of:
-      raise Fault(f"{CONFIG}: {name} = {config[name]!r}: is not supported")
-  return classes[said[0]]
+    _refuse("architectures", names, f"must be {wanted}")
+  for name, values in SUPPORTED.items():
+    if config.get(name) not in values:
+      _refuse(name, config[name], "is not supported")
+  return classes[names[0]]
 
 
 def _flag(config: dict[str, Any], name: str | bool) -> bool:
-  """The value of a field, false if it is not there; or what always holds."""
+  """Reads a boolean field, false by default; passes constants through."""
   value = config.get(name, False) if isinstance(name, str) else name
   if not isinstance(value, bool):
-    raise Fault(f"{CONFIG}: {name} = {value!r}: must be true or false")
+    _refuse(str(name), value, "must be true or false")
   return value
 
 
 def _count(config: dict[str, Any], name: str, default=None) -> int:
-  """A whole number, 1 or more; null is like not being there."""
+  """Reads a positive integer; null stands for the default."""
   value = config.get(name)
   value = default if value is None else value
   if type(value) is not int or not 1 <= value <= sys.maxsize:
-    raise Fault(
-        f"{CONFIG}: {name} = {value!r}: must be a whole number, 1 or more"
-    )
+    _refuse(name, value, "must be a whole number, 1 or more")
   return value
 
 
+def _is_number(x: Any) -> TypeGuard[float]:
+  return type(x) in (int, float) and abs(x) <= sys.float_info.max
+
+
 def read(config: dict[str, Any]) -> decoder.ModelConfig:
-  """The shape that a config.json says.
+  """Returns the model shape that a config.json describes.
 
   Raises:
-    Fault: a field is missing, has the wrong type, or does not fit.
+    CheckpointError: a field is missing, has the wrong type, or does not fit.
   """
   family = _family(config)
-
-  def refuse(name, remedy):
-    raise Fault(f"{CONFIG}: {name} = {config.get(name)!r}: {remedy}")
-
-  count = functools.partial(_count, config)
-  width, heads = count("hidden_size"), count("num_attention_heads")
-  kv_heads = count("num_key_value_heads", heads)
-  head_dim = count("head_dim", family.head_dim or width // heads)
-  if heads % kv_heads:
-    refuse("num_key_value_heads", f"must divide num_attention_heads = {heads}")
-  if family.even and width % heads:
-    refuse("num_attention_heads", f"must divide hidden_size = {width}")
-  if head_dim % 2:
-    refuse("head_dim", f"must be even (rotary), and is {head_dim}")
+  width = _count(config, "hidden_size")
+  num_heads = _count(config, "num_attention_heads")
+  kv_heads = _count(config, "num_key_value_heads", num_heads)
+  head_dim = _count(config, "head_dim", family.head_dim or width // num_heads)
   eps = config.get("rms_norm_eps", 1e-6)
+  if num_heads % kv_heads:
+    remedy = f"must divide num_attention_heads = {num_heads}"
+    _refuse("num_key_value_heads", kv_heads, remedy)
+  if family.even and width % num_heads:
+    remedy = f"must divide hidden_size = {width}"
+    _refuse("num_attention_heads", num_heads, remedy)
+  if head_dim % 2:
+    _refuse("head_dim", head_dim, "must be even, for rotary positions")
   if not _is_number(eps) or eps < 0:
-    refuse("rms_norm_eps", "must be a number, 0 or more")
+    _refuse("rms_norm_eps", eps, "must be a number, 0 or more")
   return decoder.ModelConfig(
-      vocab=count("vocab_size"),
-      layers=count("num_hidden_layers"),
+      vocab=_count(config, "vocab_size"),
+      layers=_count(config, "num_hidden_layers"),
       width=width,
-      heads=heads,
+      heads=num_heads,
       kv_heads=kv_heads,
       head_dim=head_dim,
-      mlp=count("intermediate_size"),
+      mlp=_count(config, "intermediate_size"),
       norm_eps=float(eps),
       qkv_bias=_flag(config, family.qkv_bias),
       o_bias=_flag(config, family.o_bias),
@@ -195,82 +174,72 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
   )
 
 
-def _is_number(x: Any) -> TypeGuard[float]:
-  return type(x) in (int, float) and abs(x) <= sys.float_info.max
-
-
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-  """The fields rope_* of the shape.
+  """Returns the fields rope_* of the shape.
 
-  transformers 5 writes rope_parameters; before, it was rope_theta, and
-  rope_scaling with what is not the default.
+  transformers 5 writes rope_parameters; earlier versions write rope_theta and
+  rope_scaling.
   """
   absent = config.get("rope_scaling") in (None, {})
   name = "rope_parameters" if absent else "rope_scaling"
   rope = {} if config.get(name) is None else config[name]
   if not isinstance(rope, dict):
-    raise Fault(f"{CONFIG}: {name} = {rope!r}: must be an object")
-
-  def refuse(key, remedy):
-    raise Fault(f"{CONFIG}: {name}.{key} = {rope.get(key)!r}: {remedy}")
-
+    _refuse(name, rope, "must be an object")
   for key, value in rope.items():
-    if key not in ROPE and value is not None:
-      refuse(key, "is not supported")
+    if key not in (*ROPE_FIELDS, *LLAMA3) and value is not None:
+      _refuse(f"{name}.{key}", value, "is not supported")
   if rope.get("partial_rotary_factor", 1) not in (1, None):
-    refuse("partial_rotary_factor", "is not supported")
-  kind_key = "rope_type" if "rope_type" in rope else "type"
-  kind = rope.get(kind_key)
+    value = rope["partial_rotary_factor"]
+    _refuse(f"{name}.partial_rotary_factor", value, "is not supported")
   theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
   if not _is_number(theta) or theta < 1:
-    raise Fault(f"{CONFIG}: rope_theta = {theta!r}: must be 1 or more")
-  if kind in (None, "default"):
+    _refuse("rope_theta", theta, "must be 1 or more")
+  key = "rope_type" if "rope_type" in rope else "type"
+  if rope.get(key) in (None, "default"):
     return dict(rope_theta=float(theta))
-  if kind != "llama3":
-    refuse(kind_key, "must be 'default' or 'llama3'")
-  rope = {LLAMA3[-1]: config.get("max_position_embeddings")} | rope
-  numbers: list[float] = []
+  if rope[key] != "llama3":
+    _refuse(f"{name}.{key}", rope[key], "must be 'default' or 'llama3'")
+  context_key = list(LLAMA3)[-1]
+  rope = {context_key: config.get("max_position_embeddings")} | rope
   for key in LLAMA3:
-    value = rope.get(key)
-    if not _is_number(value) or value <= 0:
-      refuse(key, "must be a number above 0")
-    numbers.append(value)
-  factor, low, high, context = numbers
+    if not _is_number(rope.get(key)) or rope[key] <= 0:
+      _refuse(f"{name}.{key}", rope.get(key), "must be a number above 0")
+  low, high = rope["low_freq_factor"], rope["high_freq_factor"]
   if low >= high:
-    refuse("low_freq_factor", f"must be below high_freq_factor = {high}")
-  if context != int(context):
-    refuse(LLAMA3[-1], "must be a whole number")
-  return dict(
-      rope_theta=float(theta),
-      rope_factor=float(factor),
-      rope_low=float(low),
-      rope_high=float(high),
-      rope_context=int(context),
-  )
+    _refuse(
+        f"{name}.low_freq_factor",
+        low,
+        f"must be below high_freq_factor = {high}",
+    )
+  if rope[context_key] != int(rope[context_key]):
+    _refuse(f"{name}.{context_key}", rope[context_key], "must be an integer")
+  fields = {field: float(rope[key]) for key, field in LLAMA3.items()}
+  fields["rope_context"] = int(rope[context_key])
+  return fields | dict(rope_theta=float(theta))
 
 
 def context(config: dict[str, Any]) -> int:
-  """Tokens up to which positions are known and no sliding window binds."""
+  """Returns the tokens up to which each token attends to all before it."""
   kinds = config.get("layer_types")
   kinds = [] if kinds is None else kinds
-  known = {"full_attention", "sliding_attention"}
-  if not isinstance(kinds, list) or not set(map(str, kinds)) <= known:
-    raise Fault(f"{CONFIG}: layer_types = {kinds!r}: is not supported")
-  most = _count(config, "max_position_embeddings", sys.maxsize)
+  supported = {"full_attention", "sliding_attention"}
+  if not isinstance(kinds, list) or not set(map(str, kinds)) <= supported:
+    _refuse("layer_types", kinds, "is not supported")
+  positions = _count(config, "max_position_embeddings", sys.maxsize)
   window = _family(config).window
   if not _flag(config, window):
-    return most
-  slides = "sliding_attention" in kinds
-  if window is not True and not kinds:  # by depth: the first see everything
-    whole = _count(config, "max_window_layers", sys.maxsize)
-    slides = whole < config["num_hidden_layers"]
-  if window is True or slides:
-    return min(most, _count(config, "sliding_window", sys.maxsize))
-  return most
+    return positions
+  slides = window is True or "sliding_attention" in kinds
+  if not slides and not kinds:  # by depth: the first layers attend to all
+    full_layers = _count(config, "max_window_layers", sys.maxsize)
+    slides = full_layers < config["num_hidden_layers"]
+  if not slides:
+    return positions
+  return min(positions, _count(config, "sliding_window", sys.maxsize))
 
 
 def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
-  """The fields of a ModelConfig that a checkpoint decides."""
+  """Returns the fields of a ModelConfig that a checkpoint determines."""
   out = dataclasses.asdict(cfg)
   for name in ("dtype", "remat", "logprob_chunk", "attention", "tokens"):
     del out[name]
@@ -278,11 +247,11 @@ def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
 
 
 def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
-  """The config.json of a shape: of the first family that can say it all.
+  """Returns a config.json of the first family that can describe a shape.
 
   Args:
     cfg: the shape.
-    context: the most tokens that the model was made for.
+    context: maximum number of tokens.
 
   Raises:
     ConfigError: there is no such family.
@@ -308,30 +277,22 @@ def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
       field = getattr(family, name)
       if isinstance(field, str):
         config[field] = getattr(cfg, name)
-    with contextlib.suppress(Fault):
-      if fields(read(config)) == fields(cfg):  # it says all there is to say
+    with contextlib.suppress(CheckpointError):
+      if fields(read(config)) == fields(cfg):  # the family can describe it
         return config
   flags = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")
   raise ConfigError(
       ", ".join(f"model.{name} = {getattr(cfg, name)}" for name in flags)
-      + f": no architecture of {', '.join(FAMILIES)} is like that; it cannot be"
+      + f": no architecture of {', '.join(FAMILIES)} has these; it cannot be"
       " exported"
   )
 
 
 def rope_fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
-  """Rotary positions for transformers 5 and, twice, for those before."""
-  values = (cfg.rope_factor, cfg.rope_low, cfg.rope_high, cfg.rope_context)
-  plain = decoder.ModelConfig
-  if values == (
-      plain.rope_factor,
-      plain.rope_low,
-      plain.rope_high,
-      plain.rope_context,
-  ):
-    scaling = None
-  else:
-    scaling = dict(rope_type="llama3", **dict(zip(LLAMA3, values, strict=True)))
+  """Returns rotary positions in the fields of transformers 5 and of earlier."""
+  values = {key: getattr(cfg, field) for key, field in LLAMA3.items()}
+  defaults = {key: getattr(decoder.ModelConfig, x) for key, x in LLAMA3.items()}
+  scaling = None if values == defaults else dict(rope_type="llama3") | values
+  parameters = scaling or dict(rope_type="default")
   theta = dict(rope_theta=cfg.rope_theta)
-  rope = (scaling or dict(rope_type="default")) | theta
-  return dict(rope_scaling=scaling, rope_parameters=rope, **theta)
+  return dict(rope_scaling=scaling, rope_parameters=parameters | theta, **theta)

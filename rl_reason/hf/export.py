@@ -1,4 +1,4 @@
-"""Exports networks as directories that transformers and vLLM load."""
+"""The export stage: writes networks that transformers and vLLM load."""
 
 import functools
 import json
@@ -15,11 +15,11 @@ from rl_reason.training import rl_state, sft
 
 
 def run(session: Session, which: str) -> None:
-  """Writes export/policy, and export/critic if there is one.
+  """Writes export/policy, and export/critic if the run has a critic.
 
-  The critic is a token classifier whose labels are the outputs of its head. In
-  the same directory is a checkpoint of it (see `checkpoint`), which critic.path
-  of another run takes with critic.init = 'exported'.
+  The critic is a token classifier whose labels are the outputs of its head.
+  Beside it is a checkpoint of ours, from which critic.path of another run
+  starts with critic.init = 'exported'.
 
   Args:
     session: of the run.
@@ -29,87 +29,91 @@ def run(session: Session, which: str) -> None:
     RunError: there is no such checkpoint.
     ConfigError: transformers has no architecture of that shape.
   """
-  c, out = session.config, session.workdir / "export"
+  c, workdir, display = session.config, session.workdir, session.display
   sft_params = functools.partial(sft.load, session)
-  policy, critic, at = rl_state.load(session, which, sft_params)
-  policy = jax.jit(lora.merge)(policy) if c.lora.rank else policy
-  source = resolve(c)
-  more = dict(
-      source=source,
-      tok=session.tok if c.tokenizer or not source else None,
-      context=c.rollout.max_prompt + c.rollout.max_tokens,
-      card=card(c, session.workdir, at),
-  )
-  hf.save(
-      out / "policy", policy, decoder.table(session.cfg), session.cfg, **more
-  )
-  session.display.say(f"step {at} written to {out / 'policy'}")
+  policy, critic, step = rl_state.load(session, which, sft_params)
+  networks = {
+      "policy": (
+          jax.jit(lora.merge)(policy) if c.lora.rank else policy,
+          decoder.table(session.cfg),
+      )
+  }
   if critic is not None:
-    table = critic_lib.table(session.critic_cfg)
-    hf.save(out / "critic", critic, table, session.cfg, **more)
-    saved = checkpoint.Checkpoints(out / "critic")
-    saved.save(at, critic, dict(config=config_lib.flat(c)))
-    saved.close()
-    session.display.say(f"its critic written to {out / 'critic'}")
+    networks["critic"] = critic, critic_lib.table(session.critic_cfg)
+  source = resolve(c)
+  for name, (params, table) in networks.items():
+    path = workdir / "export" / name
+    hf.save(
+        path,
+        params,
+        table,
+        session.cfg,
+        source=source,
+        tokenizer=session.tok if c.tokenizer or not source else None,
+        context=c.rollout.max_prompt + c.rollout.max_tokens,
+        card=model_card(c, workdir, step),
+    )
+    display.say(f"{name} of step {step} written to {path}")
+  if critic is not None:
+    checkpoints = checkpoint.Checkpoints(workdir / "export" / "critic")
+    checkpoints.save(step, critic, dict(config=config_lib.flat(c)))
+    checkpoints.close()
 
 
-def card(config, workdir: pathlib.Path, at: int) -> str:
-  """The model card: where the model is from, what it reached, its recipe.
+CARD = """\
+---
+library_name: transformers
+tags: [rl_reason, rl]
+{base}---
+
+# {name}, step {step}
+
+Trained by rl_reason on the task {task}, from {start}, with {step} steps of
+RL{lora}.
+
+## Held-out accuracy
+
+{scores}
+
+## Config
+
+{config}
+"""
+
+
+def model_card(config, workdir: pathlib.Path, step: int) -> str:
+  """Returns README.md: origin of the model, accuracy, and config.
 
   Args:
     config: of the run.
-    workdir: its evaluations before RL and at this step are the scores.
-    at: step of RL.
+    workdir: of the run; its evaluations before RL and at `step` are shown.
+    step: step of RL.
   """
   path = config.model.path
-  base = path and not pathlib.Path(path).exists()  # a hub id
-  front = ["---", "library_name: transformers", "tags: [rl_reason, rl]"]
-  front += [f"base_model: {path}"] if base else []
   evaluated = {
       line["step"]: line
       for line in metrics.read_jsonl(workdir / "metrics.jsonl")
-      if line["stage"] == "evaluate" and line["step"] in (0, at)
+      if line["stage"] == "evaluate" and line["step"] in (0, step)
   }
   steps = sorted(evaluated)
-  names = sorted(
-      name
-      for name in (evaluated[steps[-1]] if steps else {})
-      if name.startswith("val-core/")
-  )
   scores = [
-      f"| held out | {' | '.join(f'step {x}' for x in steps)} |",
-      "|---" * (1 + len(steps)) + "|",
+      ["metric", *(f"step {x}" for x in steps)],
+      ["---"] * (1 + len(steps)),
   ]
-  for name in names:
-    cells = [json.dumps(evaluated[x].get(name)) for x in steps]
-    scores.append(f"| {name} | {' | '.join(cells)} |")
-  method = ""
-  if config.lora.rank:
-    method = (
-        f" of low-rank factors (LoRA, rank {config.lora.rank}), which are"
-        " merged into these weights"
-    )
-  recipe = [
-      f"    {name} = {json.dumps(value)}"
-      for name, value in config_lib.flat(config).items()
-  ]
-  return "\n".join(
-      [
-          *front,
-          "---",
-          "",
-          f"# {workdir.absolute().name}, step {at}",
-          "",
-          f"Trained by rl_reason on the task {config.task.name}, from"
-          f" {path or 'a fresh model'}, with {at} steps of RL{method}.",
-          "",
-          "## Scores",
-          "",
-          *(scores if steps else ["None: the run was not evaluated."]),
-          "",
-          "## Recipe",
-          "",
-          *recipe,
-          "",
-      ]
+  names = evaluated[steps[-1]] if steps else {}
+  for name in sorted(x for x in names if x.startswith("val-core/")):
+    scores.append([name, *(json.dumps(evaluated[x].get(name)) for x in steps)])
+  lines = [f"| {' | '.join(row)} |" for row in scores]
+  rank = config.lora.rank
+  fields = config_lib.flat(config).items()
+  is_hub_id = path and not pathlib.Path(path).exists()
+  return CARD.format(
+      base=f"base_model: {path}\n" if is_hub_id else "",
+      name=workdir.absolute().name,
+      step=step,
+      task=config.task.name,
+      start=path or "random initialization",
+      lora=f", with LoRA of rank {rank} merged into the weights" * bool(rank),
+      scores="\n".join(lines) if steps else "The run was not evaluated.",
+      config="\n".join(f"    {k} = {json.dumps(x)}" for k, x in fields),
   )

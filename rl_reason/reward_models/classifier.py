@@ -61,12 +61,12 @@ def find(session: Session, given: str, field: str) -> hf.Source:
   slots = r.max_prompt + r.max_tokens
   if slots > source.context:
     raise ConfigError(
-        f"{source.where}: takes {source.context} tokens, and"
+        f"{source.label}: takes {source.context} tokens, and"
         f" rollout.max_prompt and rollout.max_tokens make {slots}"
     )
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
     raise ConfigError(
-        f"{source.where}: has no tokenizer beside it, so nothing says that it"
+        f"{source.label}: has no tokenizer beside it, so nothing says that it"
         " reads the policy's tokens; put its own there"
     )
   ours = session.tok.get_vocab()
@@ -75,13 +75,13 @@ def find(session: Session, given: str, field: str) -> hf.Source:
   if differ:
     token = differ[0][0]
     raise ConfigError(
-        f"{source.where}: has another tokenizer: {token!r} is"
+        f"{source.label}: has another tokenizer: {token!r} is"
         f" {theirs.get(token)} there and {ours.get(token)} here; take one that"
         " was made from the policy's family"
     )
   if max(ours.values()) >= source.cfg.vocab:
     raise ConfigError(
-        f"{source.where}: has a vocab_size of {source.cfg.vocab}, and its"
+        f"{source.label}: has a vocab_size of {source.cfg.vocab}, and its"
         f" tokenizer has {1 + max(ours.values())} tokens; the checkpoint is"
         " damaged"
     )
@@ -126,5 +126,5 @@ def _find_critic(session: Session) -> hf.Source:
   )
   del here["model.tied"]  # a critic has no head of tokens
   here["critic.head"], there["critic.head"] = session.critic_cfg.head, "scalar"
-  require_equal(source.where, here, there)
+  require_equal(source.label, here, there)
   return source

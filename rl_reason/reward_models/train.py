@@ -178,9 +178,9 @@ def _save_classifier(
         params,
         critic.table(cfg),
         cfg.trunk,
-        head=hf.WHOLE,
+        head=hf.SEQUENCE_CLASSIFIER,
         source=source,
-        tok=session.tok if c.tokenizer or not source else None,
+        tokenizer=session.tok if c.tokenizer or not source else None,
         context=c.rollout.max_prompt + c.rollout.max_tokens,
     )
   except config_lib.ConfigError as e:

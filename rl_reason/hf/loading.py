@@ -1,0 +1,216 @@
+"""Finds, validates and loads checkpoints in the layout of transformers."""
+
+import functools
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_reason.config import ConfigError, one_line
+from rl_reason.hf import architecture, files
+from rl_reason.hf.architecture import CONFIG
+from rl_reason.hf.files import CheckpointError, Tensor
+from rl_reason.hf.layout import (
+    EMBED,
+    LM_HEAD,
+    SCORE,
+    SCORE_BIAS,
+    Placement,
+    placements,
+)
+from rl_reason.models import decoder, parameters
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, Tree
+
+MAX_MESSAGE = 1000  # characters of an error, which may quote a damaged file
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Files that go along with the weights: no code, pickles or model cards.
+COMPANIONS = (
+    "generation_config.json",
+    *TOKENIZERS,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+# Buffers of old checkpoints; they follow from config.json.
+IGNORED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+class Source(NamedTuple):
+  """A checkpoint whose config and headers have been validated.
+
+  Attributes:
+    label: config field that names it and its value, for error messages.
+    path: local directory.
+    config: contents of config.json.
+    cfg: model shape that config.json describes; other fields at defaults.
+    context: maximum number of tokens (positions, sliding window).
+    tensors: header entries of the tensors to load, by name.
+    head: CAUSAL_LM, TOKEN_CLASSIFIER or SEQUENCE_CLASSIFIER.
+  """
+
+  label: str
+  path: pathlib.Path
+  config: dict[str, Any]
+  cfg: decoder.ModelConfig
+  context: int
+  tensors: dict[str, Tensor]
+  head: str
+
+
+def find(
+    name: str,
+    field: str = "model.path",
+    table: Callable[[decoder.ModelConfig], Tree] = decoder.table,
+) -> Source:
+  """Validates everything about a checkpoint except the values of its weights.
+
+  Args:
+    name: a local directory or a hub id. Of a hub id only config, tokenizer and
+      safetensors files are fetched.
+    field: config field that holds the name, for error messages.
+    table: maps a model shape to its parameters: `decoder.table`, or a critic's.
+
+  Raises:
+    ConfigError: names the damaged file, field or tensor, and the remedy.
+  """
+  label = f"{field} = {name!r}"
+  path = _directory(name, label)
+  try:
+    config = files.read_json(path / CONFIG)
+    cfg, context = architecture.read(config), architecture.context(config)
+    found = files.headers(path)
+    if cfg.layers > len(found):  # `table` has an entry for each layer
+      raise CheckpointError(
+          f"{CONFIG}: num_hidden_layers = {cfg.layers}: the files have only"
+          f" {len(found)} tensors; is it the config of these files?"
+      )
+    expected = placements(table(cfg))
+    head = architecture.check(config, is_critic=SCORE in expected)
+    if head == architecture.SEQUENCE_CLASSIFIER:
+      del expected[SCORE_BIAS]  # transformers has none: ours stays 0
+    tensors = _match(found, expected, cfg.tied)
+  except (CheckpointError, OSError) as e:
+    raise ConfigError(f"{label}: {one_line(e)[:MAX_MESSAGE]}") from None
+  return Source(label, path, config, cfg, context, tensors, head)
+
+
+def _directory(name: str, label: str) -> pathlib.Path:
+  """Returns the local directory, after fetching it if it is a hub id."""
+  path = pathlib.Path(name)
+  if path.is_dir():
+    return path
+  if path.exists():
+    raise ConfigError(f"{label}: is a file; give its directory")
+  import huggingface_hub  # imported late: takes seconds
+
+  patterns = ["*.safetensors", files.INDEX, CONFIG, *COMPANIONS]
+  try:
+    fetched = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+  except (OSError, ValueError, RuntimeError) as e:
+    raise ConfigError(
+        f"{label}: there is no such directory, and fetching it from the hub"
+        f" failed ({one_line(e)[:MAX_MESSAGE]})"
+    ) from None
+  return pathlib.Path(fetched)
+
+
+def _match(
+    found: dict[str, Tensor], expected: dict[str, Placement], tied: bool
+) -> dict[str, Tensor]:
+  """Returns the expected tensors; refuses missing and unused ones."""
+  missing = [name for name in expected if name not in found]
+  if missing:
+    rest = f", and {len(missing) - 1} more" if missing[1:] else ""
+    raise CheckpointError(
+        f"{missing[0]} is missing{rest}; is {CONFIG} the config of these files?"
+    )
+  tensors = {}
+  for name, tensor in found.items():
+    if name in expected:
+      if tensor.shape != expected[name].shape:
+        by = "the value head" if name == SCORE else CONFIG
+        raise CheckpointError(
+            f"{name} has shape {list(tensor.shape)}, and {by} asks for"
+            f" {list(expected[name].shape)}"
+        )
+    elif name == LM_HEAD and tied:  # allowed as a second copy of the embedding
+      if not np.array_equal(tensor.read(), found[EMBED].read()):
+        raise CheckpointError(
+            f"{CONFIG}: tie_word_embeddings = True: {LM_HEAD} differs from"
+            f" {EMBED}; set it to false"
+        )
+    elif IGNORED.search(name):
+      continue
+    else:
+      raise CheckpointError(f"{name} is a tensor that nothing uses")
+    tensors[name] = tensor
+  return tensors
+
+
+def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
+  """Streams the weights into fp32 parameters on a mesh, tensor by tensor.
+
+  Each device's shard is read for that device only, and a tensor is in place
+  before the next one is read, so host memory holds few tensors at a time.
+
+  Args:
+    source: result of `find` for the same table.
+    table: pytree of `parameters.Param`.
+    mesh: the mesh to shard over.
+
+  Raises:
+    ConfigError: a weight is NaN or infinite; names its tensor.
+  """
+  shardings, treedef = jax.tree.flatten(parameters.shardings(table, mesh))
+  rows = jax.tree.leaves(table, is_leaf=parameters.is_param)
+  params, inserts = [], []
+  for row, where in zip(rows, shardings, strict=True):
+    zeros = functools.partial(jnp.zeros, row.shape)
+    params.append(jax.jit(zeros, out_shardings=where)())
+    jit = functools.partial(jax.jit, static_argnames="transposed")
+    inserts.append(jit(_insert, donate_argnums=0, out_shardings=where))
+  for name, place in placements(table).items():
+    if name not in source.tensors:
+      continue  # the bias of a sequence classifier
+    i, layer = place.param, np.int32(place.layer or 0)
+    # The tensor gets no name here: that would keep it alive during the next.
+    params[i] = inserts[i](
+        params[i],
+        _read(source, name, place, mesh),
+        layer,
+        transposed=place.transposed,
+    )
+    params[i].block_until_ready()  # else the host reads far ahead
+  return treedef.unflatten(params)
+
+
+def _insert(param: Array, x: Array, layer: Array, transposed: bool) -> Array:
+  """Writes one tensor of the files into its parameter."""
+  x = x.T if transposed else x
+  x = x.reshape((1,) * (param.ndim - x.ndim) + x.shape)
+  start = (layer,) + (0,) * (param.ndim - 1)
+  return jax.lax.dynamic_update_slice(param, x, start)
+
+
+def _read(source: Source, name: str, place: Placement, mesh) -> Array:
+  """Reads one tensor in fp32, sharded like the parameter it belongs to."""
+
+  def read_slice(index):
+    x = source.tensors[name].read(index).astype(np.float32)
+    if not np.isfinite(x).all():
+      raise ConfigError(
+          f"{source.label}: {name} has weights that are NaN or infinite; the"
+          " checkpoint is damaged"
+      )
+    return x
+
+  where = sharding.fit(mesh, place.shape, place.axes)
+  return jax.make_array_from_callback(place.shape, where, read_slice)

@@ -1,0 +1,162 @@
+"""Writes checkpoints in the layout of transformers."""
+
+import json
+import math
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+
+from rl_reason.config import ConfigError
+from rl_reason.hf import architecture, files, loading
+from rl_reason.hf.architecture import SEQUENCE_CLASSIFIER
+from rl_reason.hf.layout import (
+    EMBED,
+    LM_HEAD,
+    SCORE,
+    SCORE_BIAS,
+    Placement,
+    placements,
+)
+from rl_reason.models import decoder
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, Tree
+
+
+def save(
+    directory: pathlib.Path,
+    params: Tree,
+    table: Tree,
+    cfg: decoder.ModelConfig,
+    *,
+    head: str = "",
+    source: loading.Source | None = None,
+    tokenizer=None,
+    card: str = "",
+    context: int = 2048,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+  """Writes a directory that transformers and vLLM load; atomically.
+
+  Every process must call this: gathering sharded parameters is a collective.
+
+  Args:
+    directory: replaced if it exists.
+    params: parameters on the mesh.
+    table: pytree of `parameters.Param`, of a language model or a critic.
+    cfg: shape of the model, or of the critic's trunk.
+    head: SEQUENCE_CLASSIFIER for a scalar value head without a bias; '' for
+      the head in the table: a language model or a token classifier.
+    source: checkpoint that the parameters come from; its config.json, dtypes,
+      tokenizer and generation config are carried over. None: fp32.
+    tokenizer: tokenizer to write; None for that of the source.
+    card: text of README.md; '' for none.
+    context: maximum number of tokens, if there is no source.
+    shard_bytes: maximum size of a file.
+
+  Raises:
+    ConfigError: transformers has no such architecture, or a weight is not
+      finite in the dtype of the source.
+  """
+  places, leaves = placements(table), jax.tree.leaves(params)
+  head = head or architecture.heads(is_critic=SCORE in places)[0]
+  if head == SEQUENCE_CLASSIFIER:
+    _drop_bias(leaves, places)
+  tensors = source.tensors if source else {}
+  if LM_HEAD in tensors and cfg.tied and SCORE not in places:
+    places[LM_HEAD] = places[EMBED]  # the source has two copies, too
+  dtypes = dict.fromkeys(places, np.dtype("float32"))
+  for name in places.keys() & tensors.keys():
+    dtypes[name] = np.dtype(files.DTYPES[tensors[name].dtype])
+  sizes = {
+      name: math.prod(place.shape) * dtypes[name].itemsize
+      for name, place in places.items()
+  }
+
+  config = source.config if source else architecture.write(cfg, context)
+  dtype = config.get("dtype") or config.get("torch_dtype")
+  dtype = dtype or dtypes[EMBED].name
+  config = config | architecture.rope_fields(cfg)
+  config |= dict(dtype=dtype, torch_dtype=dtype)  # transformers 5, and before
+  config["architectures"] = [architecture.class_name(config, head)]
+  if SCORE in places:
+    labels = [f"LABEL_{i}" for i in range(places[SCORE].shape[0])]
+    config["id2label"] = dict(enumerate(labels))
+    config["label2id"] = {label: i for i, label in enumerate(labels)}
+  if tokenizer is not None:
+    config |= _token_ids(tokenizer)
+    same = tokenizer.pad_token_id == tokenizer.eos_token_id
+    if head == SEQUENCE_CLASSIFIER and same:
+      # transformers scores the last token that is not padding: it would skip
+      # EOS. Without a padding token it refuses to pad.
+      config["pad_token_id"] = None
+
+  # Written beside the directory, which the finished one replaces.
+  work = directory.with_name(directory.name + ".tmp")
+  is_writer = jax.process_index() == 0
+  if is_writer:
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+
+  def fetch(name: str) -> np.ndarray:
+    return _fetch(leaves, name, places[name], dtypes[name])
+
+  files.write(work, sizes, fetch, shard_bytes)
+  if is_writer:
+    files.write_json(work / architecture.CONFIG, config)
+    if tokenizer is not None:
+      _save_tokenizer(work, tokenizer)
+    elif source:
+      for name in loading.COMPANIONS:
+        if (source.path / name).is_file():
+          shutil.copyfile(source.path / name, work / name)
+    if card:
+      (work / "README.md").write_text(card)
+    shutil.rmtree(directory, ignore_errors=True)
+    work.replace(directory)
+
+
+def _drop_bias(leaves: list[Array], places: dict[str, Placement]) -> None:
+  """Drops the bias of a scalar head: a sequence classifier has none."""
+  outputs, place = places[SCORE].shape[0], places.pop(SCORE_BIAS)
+  bias = sharding.fetch(leaves[place.param])
+  if outputs > 1 or np.any(bias):
+    raise ConfigError(
+        f"value_head: {outputs} outputs and a bias of {bias.tolist()}: a"
+        " sequence classifier has one output and no bias; export it as a critic"
+    )
+
+
+def _fetch(leaves: list[Array], name: str, place: Placement, dtype: np.dtype):
+  """Gathers one tensor on every process, in the dtype of the file."""
+  x = leaves[place.param]
+  x = sharding.fetch(x if place.layer is None else x[place.layer])
+  with np.errstate(over="ignore"):  # reported below, with the tensor's name
+    x = np.ascontiguousarray(x.T if place.transposed else x, dtype)
+  if not np.isfinite(x).all():
+    raise ConfigError(
+        f"{name} has weights that are not finite in {dtype}: export an earlier"
+        " checkpoint"
+    )
+  return x
+
+
+def _token_ids(tokenizer) -> dict[str, int | None]:
+  names = [f"{x}_token_id" for x in ("bos", "eos", "pad")]
+  return {name: getattr(tokenizer, name) for name in names}
+
+
+def _save_tokenizer(directory: pathlib.Path, tokenizer) -> None:
+  """Writes a tokenizer and a generation config with its token ids."""
+  tokenizer.save_pretrained(directory)
+  path = directory / "tokenizer_config.json"
+  fields = json.loads(path.read_text())
+  if fields["tokenizer_class"] == "TokenizersBackend":  # unknown before 5
+    fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+  # For a qwen2 model transformers 5 uses its own tokenizer class, which would
+  # add an unknown token if there were none.
+  fields["unk_token"] = fields.get("unk_token") or tokenizer.pad_token
+  files.write_json(path, fields)
+  generation = dict(do_sample=True) | _token_ids(tokenizer)
+  files.write_json(directory / "generation_config.json", generation)
