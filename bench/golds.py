@@ -16,6 +16,7 @@ import json
 import pathlib
 import time
 
+from rl_reason import verifiers
 from rl_reason.data import datasets, templates
 from rl_reason.report import environment
 
@@ -37,7 +38,7 @@ def responses(example: datasets.Example) -> dict[str, str]:
 
 def judge(example: datasets.Example) -> dict[str, bool]:
   """usable, and the verdict on each form."""
-  verifier = importlib.import_module(datasets.KINDS[example.kind])
+  verifier = importlib.import_module(verifiers.KINDS[example.kind])
   out = {"usable": verifier.usable(example.answer)}
   for form, text in responses(example).items():
     out[form] = out["usable"] and verifier.verify(text, example.answer)

@@ -6,13 +6,11 @@ jax, so that a mistake is named within a second.
 
 import ml_collections
 
-from rl_reason import config, tasks, verifiers
+from rl_reason import config, tasks
 from rl_reason.data import datasets, templates
-from rl_reason.tasks import scorers
+from rl_reason.tasks import files as task_files, scorers
 
 CHOICES = {
-    "task.name": (*tasks.NAMES, tasks.FILES),
-    "data.kind": tuple(verifiers.KINDS),
     "data.template": tuple(templates.TEMPLATES),
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.remat": ("none", "dots", "full"),
@@ -190,7 +188,17 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     text = f"at least {low}" + (f" and at most {high}" if high else "")
     require(x >= low and (high is None or x <= high), name, f"must be {text}")
 
-  task = tasks.get(c.task.name)
+  try:
+    task = tasks.get(c.task.name)
+  except ValueError as e:
+    refuse("task.name", str(e))
+  sft_steps = 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
+  require(
+      task.has_demonstrations or not sft_steps,
+      "sft.skill.steps",
+      f"the task {c.task.name} has no function demonstrate: give model.path,"
+      " and set sft.skill.steps = 0 and sft.habits.steps = 0",
+  )
   for level in c.task.difficulties if task.DIFFICULTIES else ():
     require(
         level in task.DIFFICULTIES,
@@ -421,6 +429,10 @@ def _check_data(c, require) -> None:
       parsed[use] = datasets.parse_all(d[use], prefer)
     except datasets.DataError as e:
       require(False, f"data.{use}", str(e))
+  try:
+    task_files.check_kind(d.kind)
+  except ValueError as e:
+    require(False, "data.kind", str(e))
   try:
     datasets.columns(d.columns)
   except datasets.DataError as e:

@@ -81,9 +81,10 @@ def open_session(
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
   # The task and its verifier.
-  task = tasks.get(config.task.name)
+  task = tasks.get(config.task.name, display.say)
   if config.task.name == tasks.FILES:
-    task = task.Verifier(config.reward.workers, config.reward.seconds)
+    r = config.reward
+    task = task.Verifier(r.workers, r.seconds, display.say)
 
   # The tokenizer, which must be that of the checkpoint.
   source = resolve(config)
@@ -96,7 +97,7 @@ def open_session(
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
   eos = tokenizer.ends(tok, config.rollout.stop_tokens)
-  difficulties = tuple(config.task.difficulties) or task.DIFFICULTIES
+  difficulties = tuple(config.task.difficulties) or task.DIFFICULTIES or (0,)
   _check_prompts(config, task, difficulties, tok)
 
   # The static shape of the model, and who computes its attention.

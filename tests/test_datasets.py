@@ -49,8 +49,8 @@ WRITERS = {
 }
 
 
-def read(text, prefer="train"):
-  return list(datasets.read(datasets.parse(str(text), prefer)))
+def read(text, split="train"):
+  return list(datasets.read(datasets.parse(str(text), split)))
 
 
 def examples(text, mapping="", kind="math"):
@@ -156,7 +156,7 @@ def test_a_key_that_stands_twice(tmp_path):
   (tmp_path / "a.jsonl").write_text(f"{text}\n")
   assert [row for _, row in read(tmp_path / "a.jsonl")] == [None]
   (tmp_path / "a.json").write_text(f"[{text}]")
-  with pytest.raises(DataError, match="a key stands there twice"):
+  with pytest.raises(DataError, match="the same key twice"):
     read(tmp_path / "a.json")
 
 
@@ -309,8 +309,8 @@ def test_a_hub_that_does_not_answer(monkeypatch):
   with pytest.raises(DataError) as error:
     read("gsm8k")
   assert str(error.value) == (
-      "gsm8k: the hub does not give openai/gsm8k (no route); bring the files"
-      " yourself and say gsm8k@PATH"
+      "gsm8k: the hub does not give openai/gsm8k (no route to host);"
+      " download the files yourself and write gsm8k@PATH"
   )
 
 
@@ -319,9 +319,9 @@ def test_a_hub_that_does_not_answer(monkeypatch):
 
 def test_columns_are_mapped(tmp_path):
   path = tmp_path / "x.jsonl"
-  rows = [{"q": " Two? ", "meta": {"gold": 2.0}, "level": "Level 4"}]
+  rows = [{"q": " Two? ", "meta": {"result": 2.0}, "level": "Level 4"}]
   path.write_bytes(lines(rows))
-  [one] = examples(path, "question=q,answer=meta.gold, difficulty = level")
+  [one] = examples(path, "question=q,answer=meta.result, difficulty = level")
   assert one.question == "Two?" and one.answer == "2"
   assert one.difficulty == 4 and one.kind == "math"
   assert one.source == str(path) and one.where == "x.jsonl:1"
@@ -329,7 +329,7 @@ def test_columns_are_mapped(tmp_path):
 
 
 def test_columns_that_cannot_be():
-  for text in ("question", "question=", "prompt=x", "question=a,gold=b"):
+  for text in ("question", "question=", "prompt=x", "question=a,result=b"):
     with pytest.raises(DataError, match="is no column; write for instance"):
       datasets.columns(text)
 
@@ -364,7 +364,7 @@ def test_rows_that_are_no_example(tmp_path):
   assert [type(x) for x in found[:3]] == [Malformed] * 3
   assert "dict is no text" in found[0].why and found[2].why == "no JSON object"
   assert [x.where for x in found] == [f"x.jsonl:{n}" for n in (1, 2, 3, 4)]
-  assert found[3].question == found[3].answer == ""  # for who checks it
+  assert found[3].question == found[3].answer == ""  # screening drops it
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_a_tolerance_that_is_none(tmp_path, error):
 
 
 @pytest.mark.parametrize(
-    "cell, gold",
+    "cell, reference",
     [
         ("So 2 + 2 = 4.\n#### 4", "4"),
         (r"first \boxed{1}, then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
@@ -412,11 +412,11 @@ def test_a_tolerance_that_is_none(tmp_path, error):
         (70, "70"),
     ],
 )
-def test_golds_of_mathematics(tmp_path, cell, gold):
+def test_reference_answers_of_mathematics(tmp_path, cell, reference):
   path = tmp_path / "x.jsonl"
   path.write_bytes(lines([{"question": "?", "answer": cell}]))
   [one] = examples(path)
-  assert one.answer == gold
+  assert one.answer == reference
 
 
 DAPO = (
@@ -537,8 +537,8 @@ def test_known_sets(tmp_path, name, file):
   row, question, answer, difficulty = KNOWN_ROWS[name]
   WRITERS[file.replace("rows", "a")](tmp_path / file, [row])
   [one] = examples(f"{name}@{tmp_path / file}")
-  gold = json.loads(one.answer) if isinstance(answer, dict) else one.answer
-  assert (one.question, gold, one.difficulty) == (question, answer, difficulty)
+  found = json.loads(one.answer) if isinstance(answer, dict) else one.answer
+  assert (one.question, found, one.difficulty) == (question, answer, difficulty)
   assert one.kind == datasets.KNOWN[name].kind and one.source == name
   assert one.tolerance == (0.1 if name == "olympiadbench" else 0)
 

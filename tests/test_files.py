@@ -166,7 +166,7 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
 
 
 def test_verdicts_come_from_other_processes():
-  """In order; a gold that cannot be judged costs that response alone."""
+  """In order; a verifier that fails costs that response alone."""
   kinds = dict(math="rl_reason.verifiers.math", bad="no.such.module")
   row = tasks.Row("", "4", 0, kind="math")
   task = files.Verifier(2, 10.0)
@@ -184,7 +184,43 @@ def test_verdicts_come_from_other_processes():
           ]
       )
       assert verdicts() == [True, False, None, True, False, True]
-    assert files.answer(r"\boxed{4}", row) == "4"
-    assert files.answer("", row) == ""
+    assert task.answer(r"\boxed{4}", row) == "4"
+    assert task.answer("", row) == ""
   finally:
     task.close()
+
+
+VERIFIER = """
+def check(text, reference):
+  if text == "raise":
+    raise ValueError(f"no {reference}")
+  if text == "hang":
+    while True:
+      pass
+  return text.endswith(reference)
+
+constant = 3
+"""
+
+
+def test_a_verifier_of_the_user(tmp_path, monkeypatch):
+  """In worker processes; the first failure is shown, the rest are counted."""
+  (tmp_path / "verifier_of_test.py").write_text(VERIFIER)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  kind, shown = "verifier_of_test:check", []
+  files.check_kind(kind)
+  for wrong in ("verifier_of_test:constant", "verifier_of_test:no", "poetry"):
+    with pytest.raises(ValueError):
+      files.check_kind(wrong)
+  row = tasks.Row("", "4", 0, kind=kind)
+  task = files.Verifier(1, 0.3, shown.append)
+  try:
+    texts = ["2+2=4", "raise", "5", "hang", "raise"]
+    verdicts = task.begin([(text, row) for text in texts])()
+    assert verdicts == [True, None, False, None, None]
+    assert task.answer("so\nit is 4\n", row) == "it is 4"
+  finally:
+    task.close()
+  [text] = shown
+  assert "verifier_of_test.py" in text and "ValueError: no 4" in text

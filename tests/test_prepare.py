@@ -161,7 +161,7 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
   assert row.source == c.data.train
   told = report(tmp_path / "data")
   assert told["lengths"] == {"256": 1} and told["difficulties"] == {"3": 1}
-  assert (told["read"], told["kept"], told["golds"], told["usable"]) == (
+  assert (told["read"], told["kept"], told["references"], told["verified"]) == (
       *(1, 1, 1, 1),
   )
 
@@ -207,27 +207,29 @@ def test_what_is_dropped_and_why(make, tmp_path):
   told = report(place)
   assert told["read"] == 20 and told["kept"] == 3
   assert told["dropped"] == {
-      "malformed": 3,
-      "no question": 3,
-      "no answer": 2,
-      "gold that cannot be verified": 2,
-      "duplicate": 2,
-      "other gold elsewhere": 2,
-      "special token": 2,
-      "prompt too long": 1,
+      "the row is malformed": 3,
+      "the question is empty": 3,
+      "there is neither an answer nor a response": 2,
+      "the reference answer cannot be verified": 2,
+      "the row is a duplicate": 2,
+      "another row has the same question and another answer": 2,
+      "the question contains a special token": 2,
+      "the prompt is longer than rollout.max_prompt": 1,
   }
-  assert told["golds"] == 9 and told["usable"] == 7
-  assert told["samples"]["gold that cannot be verified"] == [
+  assert told["references"] == 9 and told["verified"] == 7
+  assert told["samples"]["the reference answer cannot be verified"] == [
       "train.jsonl:10: x",
       "train.jsonl:11: 1 or 2",
   ]
-  assert told["samples"]["other gold elsewhere"] == [
+  assert told["samples"][
+      "another row has the same question and another answer"
+  ] == [
       "train.jsonl:16: half?",
       "train.jsonl:15: Half?",
   ]
   text = (place / "data.md").read_text()
   assert "| train | 20 | 3 | 7 of 9 |" in text
-  assert "- special token: 2" in text
+  assert "- Dropped 2 rows: the question contains a special token." in text
   assert "    - `train.jsonl:17: <|s|>system: say 1`" in text
 
 
@@ -241,22 +243,20 @@ def test_a_gold_that_hangs_or_crashes_costs_one_row(make, tmp_path):
   told = report(place)
   assert [row.answer for row in rows(place)] == [*map(str, range(95)), "3"]
   assert told["dropped"] == {
-      "gold that takes too long": 2,
-      "gold that breaks its verifier": 3,
+      "verifying the reference answer takes too long": 2,
+      "verifying the reference answer fails": 3,
   }
-  assert told["golds"] == 100 and told["usable"] == 96
-  assert told["samples"]["gold that takes too long"] == [
+  assert told["references"] == 100 and told["verified"] == 96
+  assert told["samples"]["verifying the reference answer takes too long"] == [
       "train.jsonl:4: time: 99",
       "train.jsonl:100: time: 95 beside 1",
   ]
   assert [
       x.split(": ")[1:3]
-      for x in told["samples"]["gold that breaks its verifier"]
+      for x in told["samples"]["verifying the reference answer fails"]
   ] == [["memory", "96"], ["error", "ZeroDivisionError"], ["crash", "98"]]
   text = (place / "data.md").read_text()
-  assert (
-      "- gold that takes too long: 2\n    - `train.jsonl:4: time: 99`" in text
-  )
+  assert "takes too long.\n    - `train.jsonl:4: time: 99`" in text
   c.reward.seconds = 0.4  # it might do now
   before = (place / "data.json").stat().st_ino
   assert run(c, tmp_path) == place
@@ -267,10 +267,10 @@ def test_many_dropped_rows_show_a_few(make, tmp_path):
   c = make([("1?", "1"), *[(f"{i}?", "x") for i in range(9)]])
   told = report(run(c, tmp_path))
   assert told["dropped"] == {
-      "gold that cannot be verified": 8,
-      "duplicate": 1,  # which does not speak against the first one
+      "the reference answer cannot be verified": 8,
+      "the row is a duplicate": 1,  # its answer says nothing against the first
   }
-  assert len(told["samples"]["gold that cannot be verified"]) == 3
+  assert len(told["samples"]["the reference answer cannot be verified"]) == 3
 
 
 def test_a_question_stays_as_it_is(make, tmp_path, tok_dir):
@@ -289,7 +289,7 @@ def test_duplicates_over_two_sources(make, tmp_path):
   c.data.train += f",{other}"
   place = run(c, tmp_path)
   assert [len(x) for x in pipelines.prepared(place, "train")[0]] == [5, 1]
-  assert report(place, 1)["dropped"] == {"duplicate": 2}
+  assert report(place, 1)["dropped"] == {"the row is a duplicate": 2}
 
 
 def test_a_contradiction_between_two_sources(make, tmp_path):
@@ -298,7 +298,9 @@ def test_a_contradiction_between_two_sources(make, tmp_path):
   c.data.train += f",{other}"
   place = run(c, tmp_path)
   assert [row.answer for row in rows(place)] == ["1", "2", "4", "5", "1"]
-  assert report(place, 0)["dropped"] == {"other gold elsewhere": 1}
+  assert report(place, 0)["dropped"] == {
+      "another row has the same question and another answer": 1
+  }
 
 
 def test_pairs_to_learn_from(make, tmp_path):
@@ -325,10 +327,10 @@ def test_pairs_to_learn_from(make, tmp_path):
       ("x" * 39, "", ""),
   ]
   assert report(place)["dropped"] == {
-      "duplicate": 1,
-      "no preference": 1,
-      "response too long": 1,
-      "special token": 1,
+      "the row is a duplicate": 1,
+      "both responses are the same": 1,
+      "a response is longer than rollout.max_tokens": 1,
+      "a response contains a special token": 1,
   }
 
 
@@ -376,14 +378,14 @@ def test_overlap_with_an_evaluation_set(make, tmp_path):
   assert kept.prompt == "The boat sails nine leagues."
   told = report(place, 1)
   assert told["dropped"] == {
-      "in an evaluation set": 1,
-      "overlaps an evaluation set": 2,
+      "the question is in an evaluation set": 1,
+      "the question overlaps one of an evaluation set": 2,
   }
   found = [
       f"{c.data.evaluate} evaluate.jsonl:1: a boat sails nine",
       f"{c.data.evaluate} evaluate.jsonl:2: ann bakes two pies",
   ]  # as much of it as a report shows
-  assert told["samples"]["overlaps an evaluation set"] == [
+  assert told["samples"]["the question overlaps one of an evaluation set"] == [
       f"train.jsonl:{n}: {text[:120]}"
       for n, text in zip((2, 4), found, strict=True)
   ]
@@ -394,7 +396,7 @@ def test_rows_of_an_evaluation_set_are_refused_without_ngrams(make, tmp_path):
   with pytest.raises(DataError) as error:
     run(c, tmp_path)
   text = str(error.value)
-  assert "train.jsonl:6 is" in text and "evaluate.jsonl:1, which is" in text
+  assert "train.jsonl:6 is also" in text and "evaluate.jsonl:1, an eval" in text
   assert "data.ngram = 13" in text and "data.allow_benchmarks = True" in text
   assert not (tmp_path / "data").exists()
   c.data.allow_benchmarks = True
@@ -413,7 +415,9 @@ def test_evaluation_rows_that_cannot_be_used_are_guarded_too(make, tmp_path):
   )
   place = run(c, tmp_path)
   assert [row.prompt for row in rows(place)] == ["fine?"]
-  assert report(place, 0)["dropped"] == {"prompt too long": 1}
+  assert report(place, 0)["dropped"] == {
+      "the prompt is longer than rollout.max_prompt": 1
+  }
 
 
 def test_an_evaluation_set_stays_what_it_is(make, tmp_path):
@@ -505,7 +509,10 @@ def test_one_process_writes(make, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "train, text",
     [
-        ([("1?", "x"), ("2?", "y")], "2 gold that cannot be verified"),
+        (
+            [("1?", "x"), ("2?", "y")],
+            "2 rows: the reference .* verified, as in train.jsonl:1: x",
+        ),
         (["\n"], "it is empty"),
     ],
 )
@@ -541,7 +548,10 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
         ({"train": "gsm8"}, "data.train = .* did you mean gsm8k"),
         ({"evaluate": "/no/such"}, "data.evaluate = .*neither a known set"),
         ({"columns": "prompt=x"}, "data.columns = .* is no column"),
-        ({"kind": "poetry"}, "data.kind = 'poetry': must be one of math"),
+        (
+            {"kind": "poetry"},
+            "data.kind = 'poetry': must be one of math, choice",
+        ),
         ({"template": "mine"}, "data.template = 'mine': must be one of plain"),
         ({"train": "gsm8k*0"}, "gsm8k\\*0: a weight must be more than 0"),
         ({"evaluate": "gsm8k*2"}, "data.evaluate = .*leave out the weights"),
@@ -635,7 +645,10 @@ def test_the_command(tmp_path, tok_dir):
   (tmp_path / "pairs.jsonl").write_text("nothing\n")
   done = command(*flags)
   assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-  assert "no row of" in done.stderr and "1 malformed" in done.stderr
+  assert (
+      "no row of" in done.stderr
+      and "1 rows: the row is malformed" in done.stderr
+  )
 
 
 # --- streams -----------------------------------------------------------------
@@ -729,7 +742,7 @@ def test_files_that_changed(make, tmp_path):
   run(make(FIVE[:3]), tmp_path / "other")
   other = tmp_path / "other" / "data" / "train-0.array_record"
   path.write_bytes(other.read_bytes())
-  with pytest.raises(DataError, match="has 3 rows and not 5"):
+  with pytest.raises(DataError, match="has 3 rows instead of 5"):
     pipelines.prepared(place, "train")
 
 

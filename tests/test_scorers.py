@@ -112,7 +112,7 @@ def test_a_constitution_is_the_share_of_rules_kept(text, wanted, tmp_path):
         ([{"name": "a", "weight": 1, "forbid": "x", "why": ""}], "'a'"),
         ([], "must be positive"),
         ({}, "must be positive"),
-        (3, "no list of rules"),
+        (3, "not a list of rules"),
     ],
 )
 def test_bad_rules_are_named(rules, named, tmp_path):

@@ -2,14 +2,18 @@
 
 import hashlib
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
 
 from rl_reason import tasks
+from rl_reason.config import ConfigError
+from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, arithmetic, countdown
 
-TASKS = {name: tasks.get(name) for name in tasks.NAMES}
+TASKS = dict(arithmetic=arithmetic, countdown=countdown)
 CHAIN = Row("5-1+1+9-6=", "8", 5)  # 4, 5, 14, 8
 
 
@@ -367,6 +371,95 @@ def test_evaluation_rows_of_a_small_level():
   assert {row.prompt for row in rows} == wanted and len(wanted) == 27
 
 
-def test_unknown_task():
-  with pytest.raises(ModuleNotFoundError):
-    tasks.get("chess")
+# --- tasks of users ----------------------------------------------------------
+
+MINIMAL = """
+from rl_reason.tasks import Row
+
+def problem(rng, difficulty):
+  a = int(rng.integers(10 ** difficulty))
+  return Row(f"double {a}", str(2 * a))
+
+def verify(text, row):
+  return int(text.split()[-1]) == int(row.answer)
+
+class Object:
+  ALPHABET = "0123456789 double"
+  DIFFICULTIES = (1, 2)
+  problem, verify = staticmethod(problem), staticmethod(verify)
+  def answer(self, text, row):
+    return text.split()[0]
+
+half = Object()
+half.verify = None
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+  """A task in the working directory, which is not on the import path."""
+  (tmp_path / "task_of_test.py").write_text(MINIMAL)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  yield "task_of_test"
+  sys.modules.pop("task_of_test", None)
+
+
+def test_a_task_of_a_module_has_defaults(outside):
+  task = tasks.get(outside)
+  row = tasks.draw(task, np.random.default_rng(0), (3,), evaluation=False)
+  assert row.prompt.startswith("double ") and row.difficulty == 0
+  assert set(row.prompt) <= set(task.ALPHABET)
+  assert len(tokenizer.characters(task.ALPHABET)) == 98  # 95, \n, EOS, padding
+  assert task.DIFFICULTIES == task.STYLES == () and not task.has_demonstrations
+  assert len(task.longest(3)) == len("double 999")
+  assert task.answer("First this,\n then 4 \n", row) == "then 4"
+
+
+def test_a_task_may_be_an_object_or_a_class(outside):
+  task = tasks.get(f"{outside}:Object")
+  assert task.DIFFICULTIES == (1, 2) and len(task.ALPHABET) == 17
+  row = Row("double 2", "4")
+  assert task.begin([("4", row), ("5", row)])() == [True, False]
+  assert task.answer("4 5", row) == "4"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("chess", "none of arithmetic, countdown, files, .*No module named"),
+        ("task_of_test:Missing", "no attribute 'Missing'"),
+        ("task_of_test:half", "has no function verify"),
+        ("math", "has no function problem"),
+    ],
+)
+def test_a_task_that_cannot_be(outside, name, words):
+  with pytest.raises(ValueError, match=words):
+    tasks.get(name)
+
+
+def test_a_task_that_raises_is_incorrect_and_shown_once(outside):
+  shown = []
+  task = tasks.get(outside, shown.append)
+  row = Row("double 2", "4")
+  verdicts = task.begin([("4", row), ("four", row), ("", row)])()
+  assert verdicts == [True, None, None]
+  [text] = shown
+  assert "task task_of_test failed" in text and "Traceback" in text
+  assert "task_of_test.py" in text and "'four'" in text
+  raising = tasks.get(f"{outside}:Object", shown.append)
+  assert raising.answer("", row) == "", "no vote"
+  assert len(shown) == 2 and "IndexError" in shown[1]
+
+
+def test_a_task_with_too_few_prompts_is_named():
+  task = tasks.Task(
+      "one",
+      types.SimpleNamespace(
+          problem=lambda rng, level: Row("1+1=", "2"), verify=None.__eq__
+      ),
+  )
+  rng = np.random.default_rng(0)
+  assert tasks.draw(task, rng, (1,), evaluation=False).answer == "2"
+  with pytest.raises(ConfigError, match="difficulty 1 none is held out"):
+    tasks.draw(task, rng, (1,), evaluation=True)

@@ -1,1 +1,1 @@
-"""Where rows come from: files, templates, tokenizers, grain pipelines."""
+"""Data: known sets, files, preparation, templates, tokenizers, pipelines."""

@@ -1,23 +1,22 @@
-"""Rows of files and of the hub as examples; the known sets by name.
+"""Rows of files and of the Hugging Face hub, as examples.
 
-A source is one text of a config:
+A source is one text of the config:
 
   NAME, NAME:SPLIT            a known set, from the hub
   NAME@PATH, NAME:SPLIT@PATH  the same set in a local file or directory
-  PATH, OWNER/REPOSITORY      anything else: columns are mapped by config;
-                              :SPLIT behind it chooses files by their names;
-                              dapo-math-17k.parquet and other files named as
-                              a known set's repository are that set
+  PATH, OWNER/REPOSITORY      any other data, with columns mapped by the config;
+                              :SPLIT behind it selects files by their names
 
-A config lists several with commas; `SOURCE*2` makes one count twice in the
-mixture, without weights each counts as many times as it has rows.
+A file that is named like the repository of a known set, for example
+dapo-math-17k.parquet, is read as that set. Commas separate sources;
+`SOURCE*2` gives a source the weight 2 in the mixture. Without weights, every
+row is drawn equally often.
 
 Files are JSON lines, a JSON list, gzip of both, Parquet, or ArrayRecord with a
-JSON object in each record. They are streamed; only a JSON list is loaded whole.
+JSON object in each record. All but JSON lists are streamed.
 """
 
 import codecs
-import contextlib
 import difflib
 import fnmatch
 import gzip
@@ -26,35 +25,36 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rl_reason.verifiers import final
-
-
-class DataError(ValueError):
-  """One line: what cannot be read, and the remedy."""
-
+from rl_reason.config import one_line
+from rl_reason.data import known_sets
+from rl_reason.data.known_sets import KNOWN, Known, column
 
 COLUMNS = ("question", "answer", "difficulty", "response", "chosen", "rejected")
 
 
+class DataError(ValueError):
+  """One line that says which data cannot be used, and the remedy."""
+
+
 class Example(NamedTuple):
-  """What all sets have in common.
+  """One row of any set, in the fields that all sets share.
 
   Attributes:
-    question: text, before any template.
-    answer: the gold. For code a JSON object: {"tests", "names", "prompt"} for
-      asserts, {"cases"} for pairs of input and output. '' only beside a
-      response.
-    kind: of KINDS.
-    difficulty: as the set says, rounded down; 0 if it says nothing.
+    question: text before any template.
+    answer: the reference answer. For code a JSON object: {"tests", "names",
+      "prompt"} for asserts, {"cases"} for pairs of input and output. May be ''
+      only if there is a response.
+    kind: of verifier.
+    difficulty: rounded down; 0 if the set gives none.
     source: name of the set, or the path.
     where: file:row, counted from 1.
-    response: of an SFT pair, or the better one of a preference pair.
-    rejected: the worse one.
+    response: of an SFT pair, or the chosen one of a preference pair.
+    rejected: response of a preference pair.
     tolerance: absolute error that a numeric answer may have.
-    solution: work that leads to the answer, without the answer's own line.
+    solution: reasoning that leads to the answer, without the answer itself.
   """
 
   question: str
@@ -70,310 +70,23 @@ class Example(NamedTuple):
 
 
 class Malformed(NamedTuple):
-  """A row that is no example, and why."""
+  """A row that cannot be read as an example, and the reason."""
 
   where: str
   why: str
-
-
-# --- fields of a row ---------------------------------------------------------
-
-Field = Callable[[dict], Any]
-
-
-def _text(value) -> str:
-  """A cell as text; of a chat, its last message."""
-  if isinstance(value, list) and value and isinstance(value[-1], dict):
-    value = value[-1]["content"]
-  if isinstance(value, float) and value.is_integer():
-    value = int(value)
-  if isinstance(value, bool):
-    value = "yes" if value else "no"
-  if not isinstance(value, str | int | float):
-    raise TypeError(f"{type(value).__name__} is no text")
-  if isinstance(value, float) and not math.isfinite(value):
-    raise ValueError(f"{value} is no number")
-  text = str(value).strip()
-  text.encode()  # half of a surrogate pair is no character
-  return text
-
-
-def _column(*names: str) -> Field:
-  """The first of the columns that a row has; 'a.b' is b within a."""
-
-  def read(row):
-    for name in names:
-      cell = row
-      for part in name.split("."):
-        cell = cell.get(part) if isinstance(cell, dict) else None
-      if cell is not None:
-        return cell
-    return ""
-
-  return read
-
-
-def _level(value) -> int:
-  """4.5, '4.5' and 'Level 4' are 4; what holds no number is 0."""
-  found = re.search(r"-?\d+(\.\d+)?", str(value))
-  return math.floor(float(found[0])) if found else 0
-
-
-def last_box(text: str) -> str | None:
-  r"""What the last \boxed{...} holds, or \boxed x; None if there is none."""
-  found = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", text))
-  if not found or found[-1][2]:
-    return found[-1][2] if found else None
-  content = final.box(text, found[-1].start())
-  return None if content is None else content.strip()
-
-
-def _math_gold(field: Field) -> Field:
-  """What stands behind '####', in the last box, or the whole cell."""
-
-  def read(row):
-    text = _text(field(row))
-    if "####" in text:
-      return text.rpartition("####")[2]
-    return last_box(text) or text
-
-  return read
-
-
-def _worked(row) -> str:
-  """GSM8K's solution without its calculator's notes and its last line."""
-  text = re.sub(r"<<[^<>]*>>", "", _text(row["answer"]))
-  return text.rpartition("####")[0].strip()
-
-
-def _dapo_question(row) -> str:
-  """The problem between the first and the last paragraph, its instructions."""
-  text = _text(row["prompt"])
-  if text.startswith("Solve the following math problem"):
-    text = text.partition("\n\n")[2]
-  if 'after "Answer:"' in text.rpartition("\n\n")[2]:
-    text = text.rpartition("\n\n")[0]
-  return text
-
-
-def _olympiad_gold(row) -> str:
-  """All final answers, and their unit."""
-  answers = row["final_answer"]
-  gold = ", ".join(answers) if isinstance(answers, list) else _text(answers)
-  # One pair of dollars around number and unit: '$12$ $cm^2$' is no LaTeX value.
-  unit = row.get("unit")
-  return f"{gold} {unit}".replace("$", "") if unit else gold
-
-
-def _olympiad_tolerance(row) -> float:
-  errors = str(row.get("error") or 0)
-  most = max(float(x) for x in errors.split(","))
-  if not 0 <= most < math.inf:
-    raise ValueError(f"{errors} is no error that an answer may have")
-  return most
-
-
-def _choice_question(row) -> str:
-  """The question, and the choices under it."""
-  choices = row["choices"]
-  pairs = zip(choices["label"], choices["text"], strict=True)
-  return "\n".join([row["question"], *(f"{a}. {text}" for a, text in pairs)])
-
-
-def _asserts_question(row) -> str:
-  """The task, and its asserts: without them nobody knows the name to define."""
-  tests = "\n".join(row["test_list"])
-  return f"{_text(_column('text', 'prompt')(row))}\n\nIt must pass:\n\n{tests}"
-
-
-def _asserts_gold(row) -> str:
-  setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
-  tests = "\n".join(row["test_list"])
-  return json.dumps(dict(tests=tests, names=[], prompt=setup))
-
-
-def _check_gold(row) -> str:
-  name = row["entry_point"]
-  tests = f"{row['test']}\ncheck({name})\n"
-  return json.dumps(dict(tests=tests, names=[name], prompt=row["prompt"]))
-
-
-def _completed(row) -> str:
-  body = row.get("canonical_solution")
-  return row["prompt"] + body if body else ""
-
-
-def _streams_gold(row) -> str:
-  cases = []
-  for part in ("public_tests", "private_tests", "generated_tests"):
-    tests = row.get(part) or dict(input=[], output=[])
-    cases += zip(tests["input"], tests["output"], strict=True)
-  return json.dumps(dict(cases=cases)) if cases else ""
-
-
-# --- the known sets ----------------------------------------------------------
-
-
-class Known(NamedTuple):
-  """A set that is known by name.
-
-  Attributes:
-    hub: id of its repository.
-    splits: name of a split -> pattern of its files there. All but 'train' are
-      benchmarks.
-    kind: of KINDS.
-    question, answer, difficulty, tolerance, solution: read from a raw row.
-  """
-
-  hub: str
-  splits: dict[str, str]
-  kind: str
-  question: Field
-  answer: Field
-  difficulty: Field = lambda row: 0
-  tolerance: Field = lambda row: 0.0
-  solution: Field = lambda row: ""
-
-
-_PROBLEM = _column("problem", "question")
-_PLAIN = _math_gold(_column("answer", "solution"))
-_BOXED = _math_gold(_column("solution", "answer"))
-
-KNOWN = {
-    "gsm8k": Known(
-        "openai/gsm8k",
-        {"train": "main/train*", "test": "main/test*"},
-        "math",
-        _PROBLEM,
-        _PLAIN,
-        solution=_worked,
-    ),
-    "svamp": Known(
-        "ChilleD/SVAMP",
-        {"train": "*train*", "test": "*test*"},
-        "math",
-        lambda row: f"{row['Body'].strip().rstrip('.')}. {row['Question']}",
-        _column("Answer"),
-    ),
-    "math": Known(
-        "EleutherAI/hendrycks_math",
-        {"train": "*/train*", "test": "*/test*"},
-        "math",
-        _PROBLEM,
-        _BOXED,
-        _column("level"),
-        solution=_column("solution"),
-    ),
-    "math500": Known(
-        "HuggingFaceH4/MATH-500",
-        {"test": "*test*"},
-        "math",
-        _PROBLEM,
-        _PLAIN,
-        _column("level"),
-    ),
-    "aime24": Known(
-        "HuggingFaceH4/aime_2024",
-        {"test": "*train*"},
-        "math",
-        _PROBLEM,
-        _PLAIN,
-    ),
-    "aime25": Known(
-        "math-ai/aime25", {"test": "*test*"}, "math", _PROBLEM, _PLAIN
-    ),
-    "amc23": Known(
-        "math-ai/amc23", {"test": "*test*"}, "math", _PROBLEM, _PLAIN
-    ),
-    "minerva": Known(
-        "math-ai/minervamath", {"test": "*test*"}, "math", _PROBLEM, _PLAIN
-    ),
-    "olympiadbench": Known(
-        "Hothan/OlympiadBench",
-        {"test": "*OE_TO_maths_en_COMP*"},
-        "math",
-        _column("question"),
-        _olympiad_gold,
-        tolerance=_olympiad_tolerance,
-    ),
-    "gaokao2023en": Known(
-        "MARIO-Math-Reasoning/Gaokao2023-Math-En",
-        {"test": "*train*"},
-        "math",
-        _PROBLEM,
-        _PLAIN,
-    ),
-    "dapo_math_17k": Known(
-        "BytedTsinghua-SIA/DAPO-Math-17k",
-        {"train": "*"},
-        "math",
-        _dapo_question,
-        _column("reward_model.ground_truth"),
-    ),
-    "deepmath": Known(
-        "zwhe99/DeepMath-103K",
-        {"train": "*train*"},
-        "math",
-        _column("question", "prompt"),
-        _column("final_answer", "ground_truth"),
-        _column("difficulty"),
-    ),
-    "humaneval": Known(
-        "openai/openai_humaneval",
-        {"test": "*test*"},
-        "code",
-        lambda row: f"Complete this function:\n\n{row['prompt']}",
-        _check_gold,
-        solution=_completed,
-    ),
-    "mbpp": Known(
-        "google-research-datasets/mbpp",
-        {
-            "train": "full/train*",
-            "validation": "full/validation*",
-            "test": "full/test*",
-        },
-        "code",
-        _asserts_question,
-        _asserts_gold,
-        solution=_column("code"),
-    ),
-    "code_contests": Known(
-        "deepmind/code_contests",
-        {"train": "*train*", "valid": "*valid*", "test": "*test*"},
-        "code",
-        _column("description"),
-        _streams_gold,
-        _column("difficulty"),
-    ),
-    "strategyqa": Known(
-        "ChilleD/StrategyQA",
-        {"train": "*train*", "test": "*test*"},
-        "choice",
-        lambda row: f"{_text(row['question'])} Yes or no?",
-        _column("answer"),
-    ),
-    "commonsenseqa": Known(
-        "tau/commonsense_qa",
-        {"train": "*train*", "validation": "*validation*"},
-        "choice",
-        _choice_question,
-        _column("answerKey"),
-    ),
-}
 
 
 # --- sources -----------------------------------------------------------------
 
 
 class Source(NamedTuple):
-  """A source as `parse` reads it.
+  """A parsed source.
 
   Attributes:
     text: as the config has it.
-    name: of KNOWN, or ''.
+    name: of a known set, or ''.
     split: '' for all files.
-    place: a path, or the id of a repository of the hub.
+    place: a path, or the id of a repository on the hub.
   """
 
   text: str
@@ -383,17 +96,17 @@ class Source(NamedTuple):
 
   @property
   def benchmark(self) -> bool:
-    """Whether it is there to evaluate on."""
+    """Whether the source is meant for evaluation."""
     return bool(self.name) and self.split != "train"
 
 
-def parse(text: str, prefer: str = "train") -> Source:
-  """Reads a source; asks neither the hub nor for what a directory holds.
+def parse(text: str, default_split: str = "train") -> Source:
+  """Parses a source, without asking the hub or listing directories.
 
   Args:
-    text: as at the top of this file.
-    prefer: the split of a known set if neither the text nor a file's name says
-      one, and the set has it.
+    text: in the syntax of this module's docstring.
+    default_split: of a known set, if neither the text nor the name of the file
+      says the split, and the set has it.
 
   Raises:
     DataError: it is neither a known set nor a path nor a hub id.
@@ -402,10 +115,10 @@ def parse(text: str, prefer: str = "train") -> Source:
   name, _, split = head.partition(":")
   if name in KNOWN:
     splits = KNOWN[name].splits
-    # A file says itself which split it is: test.jsonl is not to train on.
-    said = [x for x in splits if x in pathlib.Path(path).name]
-    likely = said[0] if said else prefer
-    split = split or (likely if likely in splits else list(splits)[-1])
+    # The name of a file may say its split: test.jsonl is not for training.
+    named = [x for x in splits if x in pathlib.Path(path).name]
+    default = named[0] if named else default_split
+    split = split or (default if default in splits else list(splits)[-1])
     if split not in splits:
       raise DataError(
           f"{text}: {name} has no split {split!r}; it has {', '.join(splits)}"
@@ -413,184 +126,168 @@ def parse(text: str, prefer: str = "train") -> Source:
     if at and not pathlib.Path(path).exists():
       raise DataError(f"{text}: there is no file or directory {path}")
     return Source(text, name, split, path or KNOWN[name].hub)
+  similar = difflib.get_close_matches(name, KNOWN, 1)
+  hint = f"; did you mean {similar[0]}?" if similar else ""
   if at:
-    near = difflib.get_close_matches(name, KNOWN, 1)
-    hint = (
-        f"did you mean {near[0]}?" if near else f"there are {', '.join(KNOWN)}"
-    )
-    raise DataError(f"{text}: {name!r} is no known set; {hint}")
+    hint = hint or f"; there are {', '.join(KNOWN)}"
+    raise DataError(f"{text}: {name!r} is no known set{hint}")
   if text and pathlib.Path(text).exists():
-    twin = _twin(pathlib.Path(text))
-    if twin:
-      return parse(f"{twin}@{text}", prefer)
+    known = _named_like(pathlib.Path(text))
+    if known:
+      return parse(f"{known}@{text}", default_split)
     return Source(text, "", "", text)
   place, _, split = text.partition(":")
   hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place)
-  if hub and _suffix(pathlib.Path(place)) not in READERS:
+  is_file = _suffix(pathlib.Path(place)) in READERS
+  if (hub and not is_file) or (place and pathlib.Path(place).exists()):
     return Source(text, "", split, place)
-  if place and pathlib.Path(place).exists():
-    return Source(text, "", split, place)
-  near = difflib.get_close_matches(name, KNOWN, 1)
-  hint = f"; did you mean {near[0]}?" if near else ""
   raise DataError(
       f"{text}: neither a known set, nor a file or directory, nor a hub id"
       f" OWNER/REPOSITORY{hint}"
   )
 
 
-def _twin(path: pathlib.Path) -> str:
-  """The known set whose repository has a file's name; '' if there is none."""
+def _named_like(path: pathlib.Path) -> str:
+  """The known set whose repository has the name of the file, or ''."""
   stem = path.name.partition(".")[0].lower()
   names = {known.hub.partition("/")[2].lower(): x for x, known in KNOWN.items()}
   return names.get(stem, "")
 
 
 class Part(NamedTuple):
-  """A source, and its weight in a mixture; None if it has none."""
+  """A source and its weight in the mixture; None without a weight."""
 
   source: Source
   weight: float | None
 
 
-def parse_all(text: str, prefer: str) -> list[Part]:
-  """Reads 'SOURCE*WEIGHT,SOURCE,...'; see `parse`.
+def parse_all(text: str, default_split: str) -> list[Part]:
+  """Parses 'SOURCE*WEIGHT,SOURCE,...'.
 
   Raises:
-    DataError: a source is none, or a weight is not positive.
+    DataError: a source cannot be parsed, or a weight is not positive.
   """
-  out = []
+  parts = []
   for item in filter(None, (x.strip() for x in text.split(","))):
-    place, mark, weight = item.rpartition("*")
+    place, mark, suffix = item.rpartition("*")
     try:
-      number = float(weight) if mark else None
-    except ValueError:
-      place, number = item, None
-    if number is not None and not 0 < number < math.inf:
+      weight = float(suffix) if mark else None
+    except ValueError:  # the asterisk belongs to the source
+      mark, weight = "", None
+    if weight is not None and not 0 < weight < math.inf:
       raise DataError(f"{item}: a weight must be more than 0")
-    out.append(Part(parse(place if mark else item, prefer), number))
-  return out
+    parts.append(Part(parse(place if mark else item, default_split), weight))
+  return parts
 
 
 def columns(text: str) -> dict[str, str]:
-  """'question=problem,answer=meta.gold' -> a dict; columns of their own name.
+  """Parses 'question=problem,answer=meta.result'; the rest map to themselves.
 
   Raises:
-    DataError: anything else.
+    DataError: an item is malformed, or names no field.
   """
-  out = {name: name for name in COLUMNS}
+  mapping = {name: name for name in COLUMNS}
   for part in filter(None, text.split(",")):
-    name, _, column = (x.strip() for x in part.partition("="))
-    if name not in COLUMNS or not column:
+    name, _, source = (x.strip() for x in part.partition("="))
+    if name not in COLUMNS or not source:
       raise DataError(
           f"{part!r} is no column; write for instance question=problem, with"
           f" {', '.join(COLUMNS)} on the left"
       )
-    out[name] = column
-  return out
+    mapping[name] = source
+  return mapping
 
 
 def files(source: Source) -> list[tuple[str, pathlib.Path]]:
-  """(name to show, path) of the files of a source, in order of their names.
+  """The files of a source: (name to show, path), sorted by name.
 
   Raises:
-    DataError: the hub does not answer, or no file fits.
+    DataError: the hub does not answer, or no file belongs to the split.
   """
   root = pathlib.Path(source.place)
-  pattern = f"*{source.split}*"
-  if source.name:
-    pattern = KNOWN[source.name].splits[source.split]
+  known = KNOWN.get(source.name)
+  pattern = known.splits[source.split] if known else f"*{source.split}*"
   if not root.exists():
     root = _download(source, pattern)
   if root.is_file():
     return [(root.name, root)]
-  found = {
+  paths = {
       str(path.relative_to(root)): path
       for path in sorted(root.rglob("*"))
       if path.is_file() and _suffix(path) in READERS
   }
-  chosen = [x for x in found if fnmatch.fnmatchcase(x, pattern)]
-  if not chosen:  # a copy with another layout: by the name of the split
-    chosen = [x for x in found if pathlib.Path(x).name.startswith(source.split)]
-  if not chosen and len(found) == 1:
-    others = KNOWN[source.name].splits if source.name else ()
-    chosen = [x for x in found if not any(y in x for y in others)]
+  chosen = [x for x in paths if fnmatch.fnmatchcase(x, pattern)]
+  if not chosen:  # a copy with another layout: look for the split's name
+    chosen = [x for x in paths if pathlib.Path(x).name.startswith(source.split)]
+  if not chosen and len(paths) == 1:  # the only file, unless of another split
+    splits = known.splits if known else ()
+    chosen = [x for x in paths if not any(y in x for y in splits)]
   if not chosen:
-    has = ", ".join(found) or f"no file with {', '.join(READERS)}"
+    found = ", ".join(paths) or f"no file with {', '.join(READERS)}"
     raise DataError(
         f"{source.text}: nothing in {root} is the split {source.split!r}, it"
-        f" has {has}; name the file instead"
+        f" has {found}; name the file instead"
     )
-  return [(name, found[name]) for name in chosen]
+  return [(name, paths[name]) for name in chosen]
 
 
 def _download(source: Source, pattern: str) -> pathlib.Path:
-  import huggingface_hub  # only who asks the hub waits for it
+  import huggingface_hub  # slow to import, and only needed here
 
-  data = [f"{pattern}{x}{gz}" for x in READERS for gz in ("", ".gz")]
+  patterns = [f"{pattern}{x}{gz}" for x in READERS for gz in ("", ".gz")]
   try:
     return pathlib.Path(
         huggingface_hub.snapshot_download(
-            source.place, repo_type="dataset", allow_patterns=data
+            source.place, repo_type="dataset", allow_patterns=patterns
         )
     )
-  except Exception as e:  # of the network, the hub, the disk: many libraries'
-    why = (str(e).splitlines() or [type(e).__name__])[0]
+  except Exception as e:  # of the network, the hub or the disk
     hint = f"{source.name}@PATH" if source.name else "PATH"
     raise DataError(
-        f"{source.text}: the hub does not give {source.place} ({why}); bring"
-        f" the files yourself and say {hint}"
+        f"{source.text}: the hub does not give {source.place}"
+        f" ({one_line(e)}); download the files yourself and write {hint}"
     ) from None
 
 
 # --- reading -----------------------------------------------------------------
+
+Numbered = Iterator[tuple[int, dict | None]]  # None: a row that is no object
 
 
 def _suffix(path: pathlib.Path) -> str:
   return pathlib.Path(path.name.removesuffix(".gz")).suffix
 
 
-def _open(path: pathlib.Path):
-  return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict:
   row = dict(pairs)
   if len(row) < len(pairs):
-    raise ValueError("a key stands there twice")
+    raise ValueError("an object has the same key twice")
   return row
 
 
 def _object(data: bytes) -> dict | None:
   try:
-    row = json.loads(data, object_pairs_hook=_once)
+    row = json.loads(data, object_pairs_hook=_unique_keys)
   except (ValueError, RecursionError):
     return None
   return row if isinstance(row, dict) else None
 
 
-Numbered = Iterator[tuple[int, dict | None]]
-
-
-def _lines(file) -> Numbered:
-  for number, line in enumerate(file, 1):
-    if line.strip():
-      yield number, _object(line)
-
-
-def _jsonl(path) -> Numbered:
-  with _open(path) as file:
-    yield from _lines(file)
-
-
 def _json(path) -> Numbered:
-  with _open(path) as file:
+  """One object a line or, only in a file that is named .json, one list."""
+  opener = gzip.open if path.suffix == ".gz" else open
+  with opener(path, "rb") as file:
     first = next((x for x in file if x.strip()), b"")
     file.seek(0)
-    if not first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-      yield from _lines(file)  # whatever the name says
+    start = first.removeprefix(codecs.BOM_UTF8).lstrip()
+    if _suffix(path) == ".json" and start.startswith(b"["):
+      rows = json.load(file, object_pairs_hook=_unique_keys)
+      for number, row in enumerate(rows, 1):
+        yield number, row if isinstance(row, dict) else None
       return
-    for number, row in enumerate(json.load(file, object_pairs_hook=_once), 1):
-      yield number, row if isinstance(row, dict) else None
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        yield number, _object(line)
 
 
 def _parquet(path) -> Numbered:
@@ -607,11 +304,11 @@ def _array_record(path) -> Numbered:
   reader = array_record_module.ArrayRecordReader(str(path))
   for index in range(reader.num_records()):
     yield index + 1, _object(reader.read(index, index + 1)[0])
-  reader.close()  # complains of a file without its end: that has no records
+  reader.close()  # raises on a file that was cut short, which has no records
 
 
 READERS = {
-    ".jsonl": _jsonl,
+    ".jsonl": _json,
     ".json": _json,
     ".parquet": _parquet,
     ".array_record": _array_record,
@@ -619,78 +316,68 @@ READERS = {
 }
 
 
-@contextlib.contextmanager
-def _whole(path):
-  """Every library's complaint about a damaged file as one."""
-  try:
-    yield
-  except Exception as e:  # they raise of all kinds
-    why = (str(e).splitlines() or [type(e).__name__])[0]
-    raise DataError(
-        f"{path}: cannot be read to its end ({why}); it is damaged or cut"
-        " short: fetch it again"
-    ) from None
-
-
 def read(source: Source) -> Iterator[tuple[str, dict | None]]:
-  """(file:row, row) of all files; the row is None where there is no object.
+  """Yields ('file:row', row) of all files; None for a row that is no object.
 
-  A row of a text is numbered as its line; blank lines are passed over.
+  In text files the number of a row is that of its line; blank lines are
+  skipped.
 
   Raises:
-    DataError: a file is damaged or of another format.
+    DataError: a file is damaged, or of an unknown format.
   """
   for name, path in files(source):
     reader = READERS.get(_suffix(path))
     if reader is None:
       raise DataError(f"{path}: must end in {', '.join(READERS)}, or .gz")
-    with _whole(path):
+    try:
       for number, row in reader(path):
         yield f"{name}:{number}", row
+    except Exception as e:  # every library has exceptions of its own
+      raise DataError(
+          f"{path}: cannot be read to its end ({one_line(e)}); it is damaged"
+          " or cut short: fetch it again"
+      ) from None
 
 
 def examples(
     source: Source, mapping: dict[str, str], kind: str
 ) -> Iterator[Example | Malformed]:
-  """The rows of a source, in order.
+  """Yields the rows of a source as examples, in order.
 
   Args:
     source: of `parse`.
-    mapping: of `columns`, for a set that is not known.
-    kind: of such a set.
+    mapping: of `columns`; used for sets that are not known.
+    kind: of verifier, for such sets.
   """
   known = KNOWN.get(source.name)
   if known is None:
-    field = {name: _column(column) for name, column in mapping.items()}
-    gold = field["answer"]
+    answer = column(mapping["answer"])
     known = Known(
         hub=source.place,
         splits={},
         kind=kind,
-        question=field["question"],
-        answer=_math_gold(gold) if kind == "math" else gold,
-        difficulty=field["difficulty"],
+        question=column(mapping["question"]),
+        answer=known_sets.math_answer(answer) if kind == "math" else answer,
+        difficulty=column(mapping["difficulty"]),
+        response=column(mapping["response"], mapping["chosen"]),
+        rejected=column(mapping["rejected"]),
     )
-    response = _column(mapping["response"], mapping["chosen"])
-    rejected = field["rejected"]
-  else:
-    response = rejected = _column()
   for where, row in read(source):
     if row is None:
       yield Malformed(where, "no JSON object")
       continue
     try:
       example = Example(
-          question=_text(known.question(row)),
-          answer=_text(known.answer(row)),
+          question=known_sets.text(known.question(row)),
+          answer=known_sets.text(known.answer(row)),
           kind=known.kind,
-          difficulty=_level(known.difficulty(row)),
+          difficulty=known_sets.level(known.difficulty(row)),
           source=source.name or source.place,
           where=where,
-          response=_text(response(row)),
-          rejected=_text(rejected(row)),
+          response=known_sets.text(known.response(row)),
+          rejected=known_sets.text(known.rejected(row)),
           tolerance=known.tolerance(row),
-          solution=_text(known.solution(row)),
+          solution=known_sets.text(known.solution(row)),
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")

@@ -1,4 +1,4 @@
-"""grain pipelines: problems and demonstrations, resumable to the row."""
+"""grain pipelines of problems and demonstrations, resumable to the row."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ ENDLESS = 2**31 - 1  # ids are int32
 
 
 class Problems(grain.sources.RandomAccessDataSource):
-  """Training rows made from their index: no file, no memory, no order."""
+  """Training rows generated from their index: (id, row, generator) by id."""
 
   def __init__(self, task, levels, seed: int, *, evaluation: bool = False):
     self._task, self._levels, self._seed = task, tuple(levels), seed
@@ -32,9 +32,6 @@ class Problems(grain.sources.RandomAccessDataSource):
 
 class Prepared(grain.sources.RandomAccessDataSource):
   """Rows of a file that --stage=prepare has written.
-
-  Args:
-    path: of the file.
 
   Raises:
     DataError: the file is missing or damaged.
@@ -57,8 +54,8 @@ class Prepared(grain.sources.RandomAccessDataSource):
     fields = {name: record[name] for name in tasks.Row._fields}
     return tasks.Row(**fields)
 
-  def teaches(self, index: int, rejected: bool) -> bool:
-    """Whether a row has a response to learn from, and a worse one if wanted."""
+  def has_demonstration(self, index: int, rejected: bool) -> bool:
+    """Whether a row has a response to imitate, and a rejected one if asked."""
     row = self[index]
     return bool(row.response and (row.rejected or not rejected))
 
@@ -66,14 +63,14 @@ class Prepared(grain.sources.RandomAccessDataSource):
 def prepared(
     directory: pathlib.Path, use: str
 ) -> tuple[list[Prepared], list[float]]:
-  """The sources of a directory, and their weights.
+  """The sources in a directory of --stage=prepare, and their weights.
 
   Args:
-    directory: of --stage=prepare.
+    directory: that holds data.json.
     use: 'train' or 'evaluate'.
 
   Raises:
-    DataError: there is no such directory, or a file of it has changed.
+    DataError: there is no such directory, or one of its files has changed.
   """
   try:
     report = json.loads((directory / "data.json").read_text())
@@ -87,20 +84,20 @@ def prepared(
     raise datasets.DataError(
         f"{directory}: has no data.json; run --stage=prepare"
     ) from None
-  out: list[Prepared] = []
+  sources: list[Prepared] = []
   for file, kept in files:
-    out.append(Prepared(directory / file))
-    if len(out[-1]) != kept:
+    sources.append(Prepared(directory / file))
+    if len(sources[-1]) != kept:
       raise datasets.DataError(
-          f"{directory / file}: has {len(out[-1])} rows and not {kept};"
+          f"{directory / file}: has {len(sources[-1])} rows instead of {kept};"
           f" remove {directory}, run --stage=prepare again"
       )
-  return out, weights if use == "train" else [1.0] * len(out)
+  return sources, weights if use == "train" else [1.0] * len(sources)
 
 
 def _mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:
-  """Each source shuffled anew in each of its epochs, and all of them mixed."""
-  # Epoch e is shuffled with seed + e: neighbouring seeds would repeat orders.
+  """Mixes sources; each one is shuffled anew in each of its epochs."""
+  # Epoch e is shuffled with seed + e: consecutive seeds would repeat orders.
   parts = [
       grain.MapDataset.source(source)
       .shuffle(seed=zlib.crc32(f"{seed} {number}".encode()))
@@ -111,15 +108,15 @@ def _mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:
 
 
 class Mixed(grain.sources.RandomAccessDataSource):
-  """Rows of files, shuffled and mixed, without end: (id, row) by id.
+  """An endless stream of rows of files, shuffled and mixed: (id, row) by id.
 
-  An id is a place in the stream, so that a row that comes again in another
-  epoch is another prompt, with other noise.
+  An id is a position in the stream, so a row of a later epoch is a prompt of
+  its own, with other sampling noise.
 
   Args:
     sources: to mix.
-    weights: share of each in the stream; they need not sum to 1.
-    seed: decides the order.
+    weights: of the sources; they need not sum to 1.
+    seed: of the order.
   """
 
   def __init__(self, sources: list[Prepared], weights: list[float], seed: int):
@@ -135,22 +132,21 @@ class Mixed(grain.sources.RandomAccessDataSource):
 def evaluation_sets(
     directory: pathlib.Path, count: int
 ) -> dict[str, list[tasks.Row]]:
-  """Rows of the files to evaluate on, by the name of their set.
+  """Evaluation rows by the name of their set.
 
-  They come in an order that is random but always the same: the first n of them
-  are a fair sample.
+  The order is random but fixed: the first n rows are a fair sample.
 
   Args:
     directory: of --stage=prepare.
-    count: rows of a set, at most.
+    count: maximum number of rows of a set.
   """
-  out: dict[str, list[tasks.Row]] = {}
+  sets: dict[str, list[tasks.Row]] = {}
   for part in prepared(directory, "evaluate")[0]:
     order = np.random.default_rng(20261121).permutation(len(part))
     rows = [part[i] for i in order[:count]]
     name = pathlib.Path(rows[0].source).name.partition(".")[0]
-    out[name if name not in out else f"{name}-{len(out)}"] = rows
-  return out
+    sets[name if name not in sets else f"{name}-{len(sets)}"] = rows
+  return sets
 
 
 def prepared_pairs(
@@ -161,22 +157,23 @@ def prepared_pairs(
     *,
     rejected: bool = False,
 ):
-  """Endless batches of what is to be learnt from, shuffled and mixed.
+  """Endless batches of (prompt, response), or of preference pairs.
 
   Args:
     sources: to mix.
-    weights: share of each in the stream.
-    seed: decides the order.
-    batch: rows a batch.
-    rejected: (prompt, response, rejected) of preference pairs, and not
-      (prompt, response).
+    weights: of the sources.
+    seed: of the order.
+    batch: rows of a batch.
+    rejected: whether to give (prompt, response, rejected response).
 
   Raises:
     DataError: a source has no such row.
   """
   parts = []
   for number, source in enumerate(sources):
-    rows = [i for i in range(len(source)) if source.teaches(i, rejected)]
+    rows = [
+        i for i in range(len(source)) if source.has_demonstration(i, rejected)
+    ]
     if not rows:
       raise datasets.DataError(
           f"data.train: no row of source {number} has"
@@ -186,8 +183,9 @@ def prepared_pairs(
       )
     parts.append([(number, i) for i in rows])
 
-  def texts(at):
-    row = sources[at[0]][at[1]]
+  def texts(position):
+    number, index = position
+    row = sources[number][index]
     pair = row.prompt, row.response
     return (*pair, row.rejected) if rejected else pair
 
@@ -209,11 +207,11 @@ def demonstrations(task, levels, seed: int, batch: int, mixture: dict):
   """Endless batches: lists of (prompt, response) in a mixture of styles.
 
   Args:
-    task: the task's module.
-    levels: difficulties, drawn evenly.
-    seed: decides every row.
-    batch: rows a batch.
-    mixture: weight of each style of the task; they need not sum to 1.
+    task: with demonstrations.
+    levels: difficulties, drawn uniformly.
+    seed: of all rows.
+    batch: rows of a batch.
+    mixture: style of the task -> weight; they need not sum to 1.
   """
 
   def demonstrate(item):
@@ -235,50 +233,52 @@ def preferences(
     *,
     evaluation: bool = False,
 ):
-  """Endless batches: lists of (prompt, right response, wrong response).
+  """Endless batches: lists of (prompt, correct response, incorrect response).
 
   Args:
-    task: the task's module.
-    levels: difficulties, drawn evenly.
-    seed: decides every row.
-    batch: rows a batch.
-    chosen: weights of the styles of right responses; a draw that is wrong is
+    task: with demonstrations.
+    levels: difficulties, drawn uniformly.
+    seed: of all rows.
+    batch: rows of a batch.
+    chosen: style -> weight, of correct responses; an incorrect draw is
       repeated.
-    rejected: the same for wrong ones.
-    evaluation: of the held-out prompts.
+    rejected: style -> weight, of incorrect responses.
+    evaluation: whether to draw held-out prompts.
 
   Raises:
     DataError: the styles give no such response in a thousand draws.
   """
 
-  def respond(row, rng, mixture, right):
+  def respond(row, rng, mixture, correct):
     for _ in range(1000):
       text = task.demonstrate(row, _style(rng, mixture), rng)
-      if task.verify(text, row) == right:
+      if task.verify(text, row) == correct:
         return text
     raise datasets.DataError(
-        f"no {'right' if right else 'wrong'} response to {row.prompt!r} in 1000"
-        f" draws of {mixture}: choose other styles"
+        f"no {'correct' if correct else 'incorrect'} response to"
+        f" {row.prompt!r} in 1000 draws of {mixture}: choose other styles"
     )
 
   def pair(item):
     _, row, rng = item
-    good = respond(row, rng, chosen, True)
-    return row.prompt, good, respond(row, rng, rejected, False)
+    better = respond(row, rng, chosen, True)
+    return row.prompt, better, respond(row, rng, rejected, False)
 
   source = Problems(task, levels, seed, evaluation=evaluation)
   return _iterator(grain.MapDataset.source(source).map(pair), batch)
 
 
 def _style(rng: np.random.Generator, mixture: dict) -> str:
-  """One of the styles, by weight."""
+  """A random style of the mixture; '' for a task without styles."""
   styles = sorted(mixture)
+  if not styles:
+    return ""
   share = np.array([mixture[s] for s in styles], float)
   return styles[rng.choice(len(styles), p=share / share.sum())]
 
 
 def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
-  """Left-padded prompts.
+  """Prompts padded on the left.
 
   Raises:
     ValueError: a prompt is longer than `slots` tokens.
@@ -297,13 +297,13 @@ def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
 
 
 def pack_demonstrations(tok, pairs, prompt_slots: int, response_slots: int):
-  """Prompts and responses as rows to train on.
+  """Prompts, padded on the left, and responses, padded on the right.
 
   Args:
     tok: the tokenizer.
     pairs: (prompt, response) texts; EOS is added to each response.
     prompt_slots: P.
-    response_slots: T; a longer response is cut, and its EOS with it.
+    response_slots: T; a longer response is truncated, and has no EOS then.
 
   Returns:
     tokens [B, P + T] int32, start [B] int32, mask [B, T] bool.

@@ -1,23 +1,20 @@
-"""Preparation of data: examples, checked, templated, tokenised, written.
+"""Preparation of data: reads, screens, renders and writes rows.
 
-  WORKDIR/data/train-0.array_record     rows to train on, a file a source
-  WORKDIR/data/evaluate-0.array_record  rows to evaluate on
-  WORKDIR/data/data.json, data.md       what was kept, what dropped, and why
+  WORKDIR/data/train-0.array_record     training rows, one file for each source
+  WORKDIR/data/evaluate-0.array_record  evaluation rows
+  WORKDIR/data/data.json, data.md       what was kept and dropped, and why
 
-The directory gets its name when everything in it is written.
+The directory gets its name only when everything in it is written.
 """
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
 import pathlib
-import re
 import shutil
-import unicodedata
 from collections.abc import Callable, Iterator
 
 import jax
@@ -25,21 +22,21 @@ from array_record.python import array_record_module
 from jax.experimental import multihost_utils
 
 import rl_reason
-from rl_reason import config as config_lib, verifiers
-from rl_reason.data import datasets, templates, tokenizer
+from rl_reason import config as config_lib
+from rl_reason.data import datasets, screening, templates, tokenizer
 from rl_reason.data.datasets import Example
+from rl_reason.data.screening import Fault
 from rl_reason.monitoring import metrics
 from rl_reason.session import resolve, tokenizer_path
 from rl_reason.structs import Stopped
 from rl_reason.verifiers import workers
 
 SAMPLES = 3  # dropped rows of each reason that the report shows
-AHEAD = 64  # rows whose golds are tried at a time
-UNUSABLE = "gold that cannot be verified"
-CONTRADICTION = "other gold elsewhere"
+AHEAD = 64  # rows whose reference answers are verified at a time
 
-# Why a row is left out, and the text that shows it.
-Fault = tuple[str, str]
+
+def _counter():
+  return dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass
@@ -47,12 +44,14 @@ class Tally:
   """What became of the rows of one source.
 
   Attributes:
-    source, use, file: as in the config; 'train' or 'evaluate'; what is written.
+    source: as in the config.
+    use: 'train' or 'evaluate'.
+    file: that its rows are written to.
     read, kept: rows.
-    golds, usable: golds that were tried, and that verify against themselves.
+    references, verified: reference answers checked, and found usable.
     dropped: reason -> rows.
-    samples: reason -> a few of them.
-    lengths: bin -> rows; prompts of up to so many tokens, a power of two.
+    samples: reason -> a few dropped rows.
+    lengths: bin -> rows; a bin holds prompts of up to that many tokens.
     difficulties: difficulty -> rows.
   """
 
@@ -61,21 +60,16 @@ class Tally:
   file: str
   read: int = 0
   kept: int = 0
-  golds: int = 0
-  usable: int = 0
-  dropped: dict[str, int] = dataclasses.field(
-      default_factory=collections.Counter
-  )
+  references: int = 0
+  verified: int = 0
+  dropped: dict[str, int] = _counter()
   samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-  lengths: dict[int, int] = dataclasses.field(
-      default_factory=collections.Counter
-  )
-  difficulties: dict[int, int] = dataclasses.field(
-      default_factory=collections.Counter
-  )
+  lengths: dict[int, int] = _counter()
+  difficulties: dict[int, int] = _counter()
 
-  def drop(self, reason: str, where: str, text: str) -> None:
+  def drop(self, where: str, fault: Fault) -> None:
     """Counts a row that is left out."""
+    reason, text = fault
     self.dropped[reason] += 1
     samples = self.samples.setdefault(reason, [])
     if len(samples) < SAMPLES:
@@ -88,114 +82,23 @@ class Tally:
     self.difficulties[row["difficulty"]] += 1
 
 
-# --- texts that are the same -------------------------------------------------
-
-
-def _fold(text: str) -> str:
-  """The text without what copies differ in: case, blanks, forms of letters."""
-  return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _digest(*texts: str) -> str:
-  return hashlib.sha256("\0".join(map(_fold, texts)).encode()).hexdigest()[:32]
-
-
-class Leaks:
-  """Questions of evaluation sets, to be found again in training questions.
-
-  Args:
-    size: n of the n-grams of words; 0 finds equal questions only.
-  """
-
-  def __init__(self, size: int):
-    self._size = size
-    self._questions: dict[str, str] = {}
-    self._grams: dict[str, str] = {}
-
-  def _split(self, question: str) -> Iterator[str]:
-    if self._size:
-      words = re.findall(r"\w+", _fold(question))
-      for begin in range(len(words) - self._size + 1):
-        yield " ".join(words[begin : begin + self._size])
-
-  def add(self, question: str, where: str) -> None:
-    """Takes in a question of an evaluation set."""
-    self._questions.setdefault(_digest(question), where)
-    for gram in self._split(question):
-      self._grams.setdefault(gram, where)
-
-  def equal(self, question: str) -> str | None:
-    """Where the same question stands."""
-    return self._questions.get(_digest(question))
-
-  def overlap(self, question: str) -> tuple[str, str] | None:
-    """The first n words that both have, and where the other one stands."""
-    for gram in self._split(question):
-      if gram in self._grams:
-        return gram, self._grams[gram]
-    return None
-
-
-# --- golds -------------------------------------------------------------------
-
-
-class Golds:
-  """What verifiers say about golds, in processes that may hang or crash.
-
-  Args:
-    pool: of `verifiers.ask`.
-  """
-
-  def __init__(self, pool: workers.Pool):
-    self._pool = pool
-    self._pending: dict[tuple[str, str], concurrent.futures.Future] = {}
-
-  def begin(self, examples: list[Example]) -> None:
-    """Starts to try the golds of some examples, and forgets the others'."""
-    golds = dict.fromkeys((x.kind, x.answer) for x in examples if x.answer)
-    items = [(verifiers.KINDS[kind], "usable", gold) for kind, gold in golds]
-    self._pending = dict(zip(golds, self._pool.submit(items), strict=True))
-
-  def fault(self, example: Example) -> Fault | None:
-    """What is wrong with a gold that was begun; waits for it."""
-    [out] = self._pool.results([self._pending[example.kind, example.answer]])
-    if out.failure:
-      return _failed(out.failure, example.answer)
-    return None if out.value else (UNUSABLE, example.answer)
-
-  def other(self, example: Example, gold: str) -> Fault | None:
-    """What is wrong with an example's gold if its question had this one too."""
-    module, box = verifiers.KINDS[example.kind], f"\\boxed{{{example.answer}}}"
-    [out] = self._pool.results(
-        self._pool.submit([(module, "verify", box, gold)])
-    )
-    if out.failure:
-      return _failed(out.failure, f"{example.answer} beside {gold}")
-    return None if out.value else (CONTRADICTION, example.question)
-
-
-def _failed(failure: str, text: str) -> Fault:
-  kind = "takes too long" if failure == "time" else "breaks its verifier"
-  return f"gold that {kind}", f"{failure}: {text}"
-
-
 # --- rows --------------------------------------------------------------------
 
 
-class Maker:
-  """Makes rows of examples: renders, tokenises, measures.
+class RowBuilder:
+  """Builds rows from examples: renders, tokenises, measures.
 
   Args:
-    config: `data.*`, and the room for a prompt and a response.
+    config: of the run.
     tok: the tokenizer.
   """
 
   def __init__(self, config, tok):
-    self._data, self._room, self._tok = config.data, config.rollout, tok
+    self._data, self._rollout, self._tok = config.data, config.rollout, tok
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
     try:
-      self._own = self._found(self._reserved, self._render("")[1])
+      self._of_template = self._reserved_in(self._render("")[1])
     except templates.PromptError as e:
       raise config_lib.ConfigError(str(e)) from None
 
@@ -209,54 +112,55 @@ class Maker:
     )
     return text, tokenizer.encode(self._tok, [text])[0]
 
-  def _found(self, reserved: frozenset[int], ids: list[int]) -> list[int]:
-    return [i for i in ids if i in reserved]
+  def _reserved_in(self, ids: list[int]) -> list[int]:
+    return [i for i in ids if i in self._reserved]
 
-  def row(self, example: Example, ways: int) -> dict | Fault:
-    """A row to write, or why there is none.
+  def build(self, example: Example, paraphrases: int) -> dict | Fault:
+    """The row to write, or the reason why there is none.
 
     Args:
-      example: one that is right in itself.
-      ways: how many of prompts.PARAPHRASES there are to ask in.
+      example: without faults in itself.
+      paraphrases: how many of templates.PARAPHRASES to choose from.
     """
-    key = _digest(example.question, example.response, example.rejected)
-    question = templates.paraphrase(example.question, int(key, 16) % ways)
-    prompt, tokens = self._render(question)
-    if self._found(self._reserved, tokens) != self._own:
-      return "special token", example.question
-    if len(tokens) > self._room.max_prompt:
-      return "prompt too long", f"{len(tokens)} tokens: {example.question}"
+    key = screening.key(example)
+    number = int(key, 16) % paraphrases
+    question = templates.paraphrase(example.question, number)
+    prompt, ids = self._render(question)
+    if self._reserved_in(ids) != self._of_template:
+      return "the question contains a special token", example.question
+    if len(ids) > self._rollout.max_prompt:
+      reason = "the prompt is longer than rollout.max_prompt"
+      return reason, f"{len(ids)} tokens: {example.question}"
     response = example.response
     if example.solution and not response:
       response = templates.complete(
           example.solution, example.answer, self._data.template
       )
       if self._response_fault(response):
-        response = ""  # the question is good to practise on all the same
-    fault = self._response_fault(response) or self._response_fault(
-        example.rejected
-    )
-    if fault:
-      return fault
+        response = ""  # RL needs the question only
+    for text in (response, example.rejected):
+      if fault := self._response_fault(text):
+        return fault
     return example._asdict() | dict(
         response=response,
         key=key,
         prompt=prompt,
-        bin=1 << (len(tokens) - 1).bit_length(),
+        bin=1 << (len(ids) - 1).bit_length(),
     )
 
   def _response_fault(self, text: str) -> Fault | None:
     ids = tokenizer.encode(self._tok, [text])[0]
-    if self._found(self._special, ids):
-      return "special token", text
-    if len(ids) + 1 > self._room.max_tokens:  # and its EOS
-      return "response too long", f"{len(ids)} tokens: {text}"
+    if any(i in self._special for i in ids):
+      return "a response contains a special token", text
+    if len(ids) + 1 > self._rollout.max_tokens:  # with its EOS
+      reason = "a response is longer than rollout.max_tokens"
+      return reason, f"{len(ids)} tokens: {text}"
     return None
 
 
 @contextlib.contextmanager
 def _writer(path: pathlib.Path):
-  # A group of one record is read without its neighbours.
+  # Groups of one record: a row is read without its neighbours.
   writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
   try:
     yield lambda row: writer.write(json.dumps(row).encode())
@@ -265,160 +169,97 @@ def _writer(path: pathlib.Path):
 
 
 class _Preparation:
-  """Everything that the sources of one preparation share."""
+  """Writes the sources of a run, evaluation sets first."""
 
-  def __init__(self, config, out: pathlib.Path, tok, stop, golds: Golds):
-    self._config, self._out, self._stop = config, out, stop
-    self._maker, self._golds = Maker(config, tok), golds
-    self._leaks = Leaks(config.data.ngram)
-    self._seen: dict[str, str] = {}  # key -> gold
-    self._doubtful: set[str] = set()  # keys whose golds contradict each other
+  def __init__(self, config, out: pathlib.Path, tok, stop, pool):
+    self._data, self._out, self._stop = config.data, out, stop
+    self._builder = RowBuilder(config, tok)
+    self._screen = screening.Screen(config.data, pool)
 
   def _rows(
       self,
       source: datasets.Source,
       tally: Tally,
       screen: Callable[[Example], Fault | None],
-      ways: int,
+      paraphrases: int,
   ) -> Iterator[dict]:
-    d = self._config.data
-    mapping = datasets.columns(d.columns)
-    items = datasets.examples(source, mapping, d.kind)
-    while some := list(itertools.islice(items, AHEAD)):
-      self._golds.begin([x for x in some if isinstance(x, Example)])
-      for item in some:
+    """Yields the rows of a source that pass, and counts the others."""
+    mapping = datasets.columns(self._data.columns)
+    examples = datasets.examples(source, mapping, self._data.kind)
+    while batch := list(itertools.islice(examples, AHEAD)):
+      # Workers verify the reference answers of the whole batch meanwhile.
+      self._screen.submit([x for x in batch if isinstance(x, Example)])
+      for item in batch:
         if self._stop.is_set():
           raise Stopped
         tally.read += 1
         if isinstance(item, datasets.Malformed):
-          tally.drop("malformed", item.where, item.why)
+          tally.drop(item.where, ("the row is malformed", item.why))
           continue
-        fault = screen(item) or self._fault(item, tally)
-        row = fault or self._maker.row(item, ways)
+        fault = screen(item) or self._screen.fault(item, tally)
+        row = fault or self._builder.build(item, paraphrases)
         if isinstance(row, tuple):
-          tally.drop(row[0], item.where, row[1])
+          tally.drop(item.where, row)
         else:
           yield row
 
-  def _fault(self, example: Example, tally: Tally) -> Fault | None:
-    """What is wrong with an example in itself."""
-    if not example.question:
-      return "no question", example.answer
-    if not example.answer and not example.response:
-      return "no answer", example.question
-    if example.rejected and _fold(example.rejected) == _fold(example.response):
-      return "no preference", example.question
-    if not example.answer:
-      return None
-    tally.golds += 1
-    fault = self._golds.fault(example)
-    tally.usable += not fault
-    return fault
-
   def evaluation(self, source: datasets.Source, file: str) -> Tally:
-    """Writes a set to evaluate on: all of it that can be verified and fits."""
+    """Writes all rows of an evaluation set that can be verified and fit."""
     tally = Tally(source.text, "evaluate", file)
-
-    def remember(example):
-      where = f"{example.source} {example.where}"
-      self._leaks.add(example.question, where)
-
     with _writer(self._out / file) as write:
-      for row in self._rows(source, tally, remember, ways=1):
+      for row in self._rows(source, tally, self._screen.evaluation, 1):
         write(row)
         tally.keep(row)
     return tally
 
-  def _screen(self, example: Example) -> Fault | None:
-    """What is wrong with a training example beside others."""
-    d = self._config.data
-    key = _digest(example.question, example.response, example.rejected)
-    if d.deduplicate and key in self._seen:
-      gold, seen = example.answer, self._seen[key]
-      fault = None
-      # More or fewer tests of one program contradict nothing, and a gold that
-      # is none says nothing against the other one.
-      if gold not in (seen, "") and example.kind != "code":
-        if not self._golds.fault(example):
-          fault = self._golds.other(example, seen)
-      if fault and fault[0] == CONTRADICTION:
-        self._doubtful.add(key)
-      return fault or ("duplicate", example.question)
-    if d.allow_benchmarks:
-      return None
-    same = self._leaks.equal(example.question)
-    if same and not d.ngram:
-      raise datasets.DataError(
-          f"data.train: {example.source} {example.where} is {same}, which is to"
-          " be evaluated on: set data.ngram = 13 to drop such rows, or"
-          " data.allow_benchmarks = True to train on them"
-      )
-    if same:
-      return "in an evaluation set", f"{same}: {example.question}"
-    shared = self._leaks.overlap(example.question)
-    if shared:
-      return "overlaps an evaluation set", f"{shared[1]}: {shared[0]}"
-    return None
-
   def training(self, source: datasets.Source, file: str) -> Tally:
-    """Writes what passes of a training set; `settle` has the last word."""
-    d = self._config.data
+    """Writes the rows of a training set, before `drop_contradictions`."""
     tally = Tally(source.text, "train", file)
+    rows = self._rows(
+        source, tally, self._screen.training, self._data.paraphrases
+    )
     with _writer(self._out / f"{file}.all") as write:
-      rows = self._rows(source, tally, self._screen, d.paraphrases)
       for number, row in enumerate(rows, 1):
-        self._seen[row["key"]] = "" if row["kind"] == "code" else row["answer"]
+        self._screen.add(row)
         write(row)
-        if number == d.limit:
+        if number == self._data.limit:
           break
     return tally
 
-  def settle(self, tally: Tally) -> None:
-    """Leaves out questions that came up again with another gold."""
-    found = self._out / f"{tally.file}.all"
+  def drop_contradictions(self, tally: Tally) -> None:
+    """Drops rows that a later row, of any source, contradicts."""
+    path = self._out / f"{tally.file}.all"
+    reader = array_record_module.ArrayRecordReader(str(path))
     with _writer(self._out / tally.file) as write:
-      for row in _records(found):
-        if row["key"] in self._doubtful:
-          tally.drop(CONTRADICTION, row["where"], row["question"])
+      for index in range(reader.num_records()):
+        row = json.loads(reader.read(index, index + 1)[0])
+        if row["key"] in self._screen.contradicted:
+          fault = screening.CONTRADICTION, row["question"]
+          tally.drop(row["where"], fault)
         else:
           write(row)
           tally.keep(row)
-    found.unlink()
-
-
-def _records(path: pathlib.Path) -> Iterator[dict]:
-  reader = array_record_module.ArrayRecordReader(str(path))
-  try:
-    for index in range(reader.num_records()):
-      yield json.loads(reader.read(index, index + 1)[0])
-  finally:
     reader.close()
+    path.unlink()
 
 
 # --- the stage ---------------------------------------------------------------
 
 
-def _sources(config) -> dict[str, list[datasets.Part]]:
-  d = config.data
-  return dict(
-      evaluate=datasets.parse_all(d.evaluate, "test"),
-      train=datasets.parse_all(d.train, "train"),
-  )
-
-
 def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
-  """Of what a preparation depends on, files' sizes and times included."""
-  flat = config_lib.flat(config)
-  more = ["tokenizer", "rollout.max_prompt", "rollout.max_tokens"]
-  more.append("reward.seconds")  # a gold may take too long
+  """A hash of everything that a preparation depends on."""
+  names = ["tokenizer", "rollout.max_prompt", "rollout.max_tokens"]
+  names.append(
+      "reward.seconds"
+  )  # decides which reference answers take too long
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
   parts = [rl_reason.__version__]
   parts += [
       f"{name}={value}"
-      for name, value in sorted(flat.items())
-      if name.startswith("data.") or name in more
+      for name, value in sorted(config_lib.flat(config).items())
+      if name.startswith("data.") or name in names
   ]
   for path in paths:
     stat = path.stat()
@@ -427,29 +268,29 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
 
 
 def _markdown(tallies: list[Tally]) -> str:
-  """The report, to be read."""
+  """The report for people."""
   lines = ["# Prepared data", ""]
-  lines += ["| source | use | read | kept | golds that verify |"]
+  lines += ["| source | use | rows read | rows kept | verified references |"]
   lines += ["|---|---|---|---|---|"]
   for t in tallies:
-    share = f"{t.usable} of {t.golds}" if t.golds else "-"
+    share = f"{t.verified} of {t.references}" if t.references else "-"
     lines += [f"| {t.source} | {t.use} | {t.read} | {t.kept} | {share} |"]
   for t in tallies:
     lines += ["", f"## {t.source} ({t.use})", ""]
     for title, counts in (
-        ("Tokens of a prompt, up to", t.lengths),
-        ("Difficulty", t.difficulties),
+        ("Rows by tokens of the prompt, up to", t.lengths),
+        ("Rows by difficulty", t.difficulties),
     ):
       table = ", ".join(f"{k}: {n}" for k, n in sorted(counts.items()))
       lines += [f"{title}: {table or 'none'}", ""]
     for reason, count in sorted(t.dropped.items(), key=lambda x: -x[1]):
-      lines += [f"- {reason}: {count}"]
+      lines += [f"- Dropped {count} rows: {reason}."]
       lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
   return "\n".join(lines) + "\n"
 
 
-def _write(config, tok_path, sources, identity, workdir, display, stop) -> None:
-  """Writes everything beside its place, then moves it there."""
+def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
+  """Writes everything into a new directory, then renames it."""
   out, old = workdir / "data.new", workdir / "data.old"
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
@@ -457,24 +298,31 @@ def _write(config, tok_path, sources, identity, workdir, display, stop) -> None:
   tok = tokenizer.load(tok_path, "")
   r, tallies = config.reward, []
   with workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool:
-    work = _Preparation(config, out, tok, stop, Golds(pool))
-    for use, make in (("evaluate", work.evaluation), ("train", work.training)):
-      for index, (source, _) in enumerate(sources[use]):
+    work = _Preparation(config, out, tok, stop, pool)
+    # Evaluation sets first: training rows are compared with them.
+    for use, write in (("evaluate", work.evaluation), ("train", work.training)):
+      for index, (source, _) in enumerate(parts[use]):
         display.doing(f"preparing {source.text}")
-        tallies.append(make(source, f"{use}-{index}.array_record"))
+        tallies.append(write(source, f"{use}-{index}.array_record"))
   for tally in tallies:
     if tally.use == "train":
-      work.settle(tally)
+      work.drop_contradictions(tally)
     display.say(f"{tally.source}: {tally.kept} of {tally.read} rows kept")
     if not tally.kept:
-      why = ", ".join(f"{n} {reason}" for reason, n in tally.dropped.items())
+      reasons = [
+          f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
+          for reason, n in tally.dropped.items()
+      ]
       raise datasets.DataError(
           f"data.{tally.use}: no row of {tally.source} is left"
-          f" ({why or 'it is empty'}); mend it or leave it out"
+          f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
+          " out"
       )
-  given = [part.weight for part in sources["train"]]
-  kept = [tally.kept for tally in tallies if tally.use == "train"]
-  weights = [1.0 if x is None else x for x in given] if any(given) else kept
+  weights = [part.weight for part in parts["train"]]
+  if any(weights):
+    weights = [1.0 if x is None else x for x in weights]
+  else:  # every row is drawn equally often
+    weights = [tally.kept for tally in tallies if tally.use == "train"]
   report = dict(
       identity=identity,
       weights=weights,
@@ -492,34 +340,38 @@ def _write(config, tok_path, sources, identity, workdir, display, stop) -> None:
 def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
   """Prepares the sources of `data.train` and `data.evaluate`.
 
-  What is there already, of the same config and the same files, stays.
+  A preparation of the same config and the same files is reused.
 
   Args:
     config: checked.
     workdir: of the run.
-    display: where words go.
+    display: for messages.
     stop: set by SIGTERM.
 
   Returns:
-    the directory that `data.prepared` reads.
+    the directory, for `pipelines.prepared`.
 
   Raises:
-    DataError: a source cannot be read, nothing of it is left, or training rows
-      are evaluation rows and nobody said what to do about it.
-    Stopped: by SIGTERM; nothing is left behind that would be taken for whole.
+    DataError: a source cannot be read, no row of it is left, or training rows
+      are evaluation rows and the config does not say what to do about it.
+    Stopped: by SIGTERM; no directory is left that would be taken for complete.
   """
   place = workdir / "data"
   if jax.process_index() == 0:
-    sources = _sources(config)
-    parts = sources["evaluate"] + sources["train"]
+    d = config.data
+    parts = dict(
+        evaluate=datasets.parse_all(d.evaluate, "test"),
+        train=datasets.parse_all(d.train, "train"),
+    )
+    sources = [part.source for part in parts["evaluate"] + parts["train"]]
     tok_path = tokenizer_path(config, resolve(config))
-    identity = _identity(config, tok_path, [part.source for part in parts])
+    identity = _identity(config, tok_path, sources)
     report = place / "data.json"
     done = report.exists() and json.loads(report.read_text())
     if done and done["identity"] == identity:
       display.say(f"data are prepared already: {place}")
     else:
-      _write(config, tok_path, sources, identity, workdir, display, stop)
+      _write(config, tok_path, parts, identity, workdir, display, stop)
       display.say(f"data: {place / 'data.md'}")
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("prepare")

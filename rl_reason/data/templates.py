@@ -1,10 +1,10 @@
-"""Prompt templates by name: how a question is put to the model.
+"""Prompt templates by name: how a question is presented to the model.
 
-`plain` is the question alone. The others also say what a finished response
-looks like, so that its answer can be found: `dapo` a last line "Answer: ..."
-(Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and answer tags (DeepSeek-AI
-2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et al. 2024,
-arXiv:2409.12122). The formats are those of the papers, the words are not.
+`plain` is the question alone. The others also ask for a format of the response
+in which the final answer can be found: `dapo` a last line "Answer: ..." (Yu et
+al. 2025, arXiv:2503.14476), `r1_zero` think and answer tags (DeepSeek-AI 2025,
+arXiv:2501.12948), `qwen_boxed` a box (Yang et al. 2024, arXiv:2409.12122). The
+formats are those of the papers, the wording is not.
 """
 
 TEMPLATES = {
@@ -34,17 +34,18 @@ TEMPLATES = {
     ),
 }
 
-# How a response of such a form ends, or is put together.
+# The format of a response that each template asks for.
+_ANSWER_LINE = "{solution}\nAnswer: {answer}"
 RESPONSES = {
-    "plain": "{solution}\nAnswer: {answer}",
-    "dapo": "{solution}\nAnswer: {answer}",
+    "plain": _ANSWER_LINE,
+    "dapo": _ANSWER_LINE,
     "r1_zero": "<think>{solution}</think>\n<answer>{answer}</answer>",
     "qwen_boxed": "{solution}\n\\boxed{{answer}}",
     "code": "```python\n{solution}\n```",
-    "choice": "{solution}\nAnswer: {answer}",
+    "choice": _ANSWER_LINE,
 }
 
-# Ways of asking the same; the first changes nothing.
+# Wordings of the same question; the first one leaves it unchanged.
 PARAPHRASES = (
     "{question}",
     "Here is a problem.\n\n{question}",
@@ -55,19 +56,19 @@ PARAPHRASES = (
 
 
 class PromptError(ValueError):
-  """The tokenizer cannot do what is asked of it; one line with the remedy."""
+  """One line: the tokenizer cannot render the prompt, and the remedy."""
 
 
 def _fill(template: str, question: str) -> str:
-  return template.replace("{question}", question, 1)  # others' braces stay
+  return template.replace("{question}", question, 1)  # keeps other braces
 
 
 def complete(solution: str, answer: str, template: str) -> str:
-  """A response in the form that a template asks for, to learn from.
+  """A response to imitate, in the format that a template asks for.
 
   Args:
-    solution: the work.
-    answer: what it leads to.
+    solution: the reasoning.
+    answer: the final answer.
     template: a name in TEMPLATES.
   """
   before, _, after = RESPONSES[template].partition("{solution}")
@@ -75,24 +76,24 @@ def complete(solution: str, answer: str, template: str) -> str:
 
 
 def paraphrase(question: str, number: int) -> str:
-  """One of PARAPHRASES, counted around."""
+  """The question in wording `number` modulo their count."""
   return _fill(PARAPHRASES[number % len(PARAPHRASES)], question)
 
 
 def render(
     question: str, template: str, tok, *, chat: bool = False, system: str = ""
 ) -> str:
-  """The text that the model reads, to be tokenised as it is, once.
+  """The text of a prompt, with all special tokens, ready to be tokenised.
 
   Args:
     question: of a row.
     template: a name in TEMPLATES.
-    tok: the tokenizer; asked for its chat template only.
-    chat: whether to wrap it as a user's turn of the tokenizer's chat template.
-    system: the system's turn before it; '' for none.
+    tok: the tokenizer; only its chat template is used.
+    chat: whether to apply the chat template, with the text as the user's turn.
+    system: the system's turn; '' for none.
 
   Raises:
-    PromptError: the tokenizer has no chat template, or it takes no system turn.
+    PromptError: there is no chat template, or it refuses the system's turn.
   """
   text = _fill(TEMPLATES[template], question)
   if not chat:
@@ -108,7 +109,7 @@ def render(
     return tok.apply_chat_template(
         turns, tokenize=False, add_generation_prompt=True
     )
-  except Exception as e:  # a template is a program, and raises what it likes
+  except Exception as e:  # a template is a program and may raise anything
     raise PromptError(
         "the tokenizer's chat template refuses this"
         f" ({type(e).__name__}: {e}): set data.system = '', or data.chat ="
@@ -117,15 +118,14 @@ def render(
 
 
 def reserved(tok, *, special: bool = False) -> frozenset[int]:
-  """Ids that no text of a data set may turn into.
+  """Ids that no text of a data set may contain, such as the end of a turn.
 
-  Someone else's question could else end the user's turn, say. Runs of blanks
-  are added to some vocabularies as mere compression: they may occur.
+  Added tokens of whitespace only compress text and are allowed.
 
   Args:
     tok: the tokenizer.
-    special: only those marked special, so not <think>, which is an ordinary
-      part of a response to learn from.
+    special: only the tokens marked as special. <think>, for example, is not:
+      it is an ordinary part of demonstrations.
   """
   ids = set(tok.all_special_ids)
   for i, token in tok.added_tokens_decoder.items():

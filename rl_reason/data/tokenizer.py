@@ -1,13 +1,13 @@
-"""One interface to all tokenizers: that of transformers.
+"""Tokenizers, all with the interface of transformers.
 
-The built-in tasks get a character tokenizer made here; anything else is a
-directory or hub id in `config.tokenizer`.
+Tasks that generate their problems have a character tokenizer by default; any
+other one is a directory or hub id in `config.tokenizer`.
 """
 
 import os
 from collections.abc import Sequence
 
-# Only tokenizers are wanted; without this, transformers remarks on torch.
+# Only tokenizers are used; without this, transformers warns about torch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import tokenizers
@@ -35,21 +35,21 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
   """The tokenizer of a run.
 
   Args:
-    path: a local directory or hub id; empty for the task's own characters.
-    alphabet: every character the task writes.
+    path: a local directory or hub id; '' for a character tokenizer.
+    alphabet: all characters of the task.
 
   Raises:
-    ConfigError: it cannot be loaded, has no EOS, or cannot spell the alphabet.
+    ConfigError: it cannot be loaded, has no EOS, or lacks characters.
   """
   if not path:
     return characters(alphabet)
   if (os.sep in path or path[0] == ".") and not os.path.isdir(path):
-    # A hub id has one slash too, but then the hub, not the disk, is asked.
+    # A text with exactly one slash may also be a hub id.
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
   try:
     tok = transformers.AutoTokenizer.from_pretrained(path)
-  except Exception as e:  # a damaged file raises whatever its reader raises
+  except Exception as e:  # of any reader of a damaged file
     raise ConfigError(
         f"tokenizer = {path!r}: cannot be loaded ({one_line(e)});"
         " give a directory with tokenizer.json, or '' for the built-in one"
@@ -68,14 +68,14 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
 
 
 def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
-  """The tokens that end a response: EOS and some others.
+  """The ids that end a response: EOS and those of `texts`.
 
   Raises:
     ConfigError: a text is not one token.
   """
   ids = tok.convert_tokens_to_ids(list(texts))
-  for text, at in zip(texts, ids, strict=True):
-    if at is None or tok.convert_ids_to_tokens(at) != text:
+  for text, i in zip(texts, ids, strict=True):
+    if i is None or tok.convert_ids_to_tokens(i) != text:
       raise ConfigError(
           f"rollout.stop_tokens: {text!r} is no token of the tokenizer; leave"
           " it out, or add it to the tokenizer and to the model"
@@ -84,15 +84,15 @@ def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
 
 
 def encode(tok, texts: list[str]) -> list[list[int]]:
-  """Token ids of each text, nothing added."""
+  """Token ids of each text, without special tokens added."""
   return tok(texts, add_special_tokens=False)["input_ids"]
 
 
 def decode(tok, tokens_BT, lengths_B) -> list[str]:
-  """Text of each response without its EOS.
+  """The text of each response without its EOS.
 
-  Other special tokens stay visible, those of rollout.stop_tokens too: a
-  response that has one is not the same answer as one that has none.
+  Other special tokens, also those of rollout.stop_tokens, stay in the text:
+  verifiers and readers should see them.
   """
   return tok.batch_decode(
       [

@@ -1,33 +1,45 @@
-"""Tasks: where rows come from, and the verifier of each.
+"""Tasks: where problems come from, and how responses are verified.
 
-A task is a module with
+A task is a module, or an object of a module as `module:Name`, with
 
-  ALPHABET, MAX_RESPONSE               what texts are made of, in characters
-  DIFFICULTIES, STYLES                 levels; styles of demonstration
-  longest(difficulty) -> str           as long as a prompt of it can be
   problem(rng, difficulty) -> Row      a random problem
-  demonstrate(row, style, rng) -> str  a response in one style, without EOS
-  verify(text, row) -> bool            whether a finished response is right
-  answer(text, row) -> str             what the response answers, for maj@k
+  verify(text, row) -> bool            whether a response is correct
 
-`files` is the exception: its rows are not made here, its verdicts come from
-worker processes.
+and optionally
 
-Rows are held out by a hash of the prompt, here, so that no task can forget.
+  answer(text, row) -> str             the final answer, for majority voting
+  demonstrate(row, style, rng) -> str  a response to imitate, without EOS
+  longest(difficulty) -> str           a prompt of the greatest length
+  ALPHABET                             all characters of its texts
+  DIFFICULTIES, STYLES                 levels; styles of demonstrations
+
+`Task` says what takes the place of the optional ones. The task `files` reads
+its rows from files and verifies responses in worker processes.
+
+Whether a prompt is held out for evaluation is decided here, by a hash of the
+prompt, so that no task can forget the split.
 """
 
 import functools
 import hashlib
 import importlib
-import types
+import os
+import string
+import sys
+import traceback
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl_reason import config, verifiers
+
 NAMES = ("arithmetic", "countdown")
-FILES = "files"  # the task whose rows are not made here
+FILES = "files"
 HELD_OUT_SHARE = 5  # one prompt in five
+MAX_DRAWS = 10_000  # of problems, to find one of the training or held-out split
+
+Show = Callable[[str], None]
 
 
 class Row(NamedTuple):
@@ -35,17 +47,17 @@ class Row(NamedTuple):
 
   Attributes:
     prompt: as the model reads it.
-    answer: the gold.
-    difficulty: a level.
-    kind: verifier of a row that no task made: math, choice, code.
-    source: the set that it is from.
-    response, rejected: of a pair to learn from.
+    answer: the reference answer.
+    difficulty: level.
+    kind: verifier of a row of a file: math, choice, code, or module:function.
+    source: data set of a row of a file.
+    response, rejected: demonstration, or preference pair.
     tolerance: absolute error that a numeric answer may have.
   """
 
   prompt: str
   answer: str
-  difficulty: int
+  difficulty: int = 0
   kind: str = ""
   source: str = ""
   response: str = ""
@@ -53,30 +65,143 @@ class Row(NamedTuple):
   tolerance: float = 0.0
 
 
-def get(name: str) -> types.ModuleType:
-  """The task's module."""
-  return importlib.import_module(f"rl_reason.tasks.{name}")
+class Failures:
+  """Counts exceptions of a user's code, and shows the first traceback.
 
-
-def begin(
-    task, pairs: list[tuple[str, Row]]
-) -> Callable[[], list[bool | None]]:
-  """Starts to verify (response, row) pairs.
-
-  Returns:
-    a function that waits for the verdicts; None where the verifier failed.
+  Args:
+    name: of the code, as the user knows it.
+    show: writes a text to the screen; None shows nothing.
   """
-  if hasattr(task, "begin"):
-    return task.begin(pairs)
 
-  def verdict(text, row):
+  def __init__(self, name: str, show: Show | None = None):
+    self.count = 0
+    self._name, self._show = name, show
+
+  def add(self, details: str = "") -> None:
+    """Counts a failure; without details, that of the exception in flight."""
+    self.count += 1
+    if self.count == 1 and self._show:
+      self._show(
+          f"{self._name} failed; this is the first failure, further ones are"
+          f" only counted:\n{details or traceback.format_exc()}".rstrip()
+      )
+
+
+class Task:
+  """A task with defaults for everything optional.
+
+  Attributes:
+    ALPHABET: by default the printable ASCII characters and the newline.
+    DIFFICULTIES: by default (): the task takes any level.
+    STYLES: by default (): the task takes any style.
+    has_demonstrations: whether SFT on the task is possible.
+
+  Args:
+    name: as in the config.
+    source: the module or object.
+    show: writes the first traceback of the task to the screen.
+  """
+
+  def __init__(self, name: str, source: Any, show: Show | None = None):
+    default = string.ascii_letters + string.digits + string.punctuation + " \n"
+    self.ALPHABET = getattr(source, "ALPHABET", default)
+    self.DIFFICULTIES = tuple(getattr(source, "DIFFICULTIES", ()))
+    self.STYLES = tuple(getattr(source, "STYLES", ()))
+    self.has_demonstrations = hasattr(source, "demonstrate")
+    self._source, self._failures = source, Failures(f"task {name}", show)
+    for function in ("problem", "verify"):
+      if not callable(getattr(source, function, None)):
+        raise ValueError(f"has no function {function}")
+    self._answer = getattr(
+        source, "answer", lambda text, _: verifiers.last_line(text)
+    )
+
+  def problem(self, rng: np.random.Generator, difficulty: int) -> Row:
+    """A random problem."""
+    return self._source.problem(rng, difficulty)
+
+  def verify(self, text: str, row: Row) -> bool:
+    """Whether a response is correct."""
+    return self._source.verify(text, row)
+
+  def demonstrate(self, row: Row, style: str, rng: np.random.Generator) -> str:
+    """A response in one of the styles."""
+    return self._source.demonstrate(row, style, rng)
+
+  def longest(self, difficulty: int) -> str:
+    """A prompt of the greatest length; by default, the longest of 100."""
+    if hasattr(self._source, "longest"):
+      return self._source.longest(difficulty)
+    rng = np.random.default_rng(0)
+    rows = [self.problem(rng, difficulty) for _ in range(100)]
+    return max((row.prompt for row in rows), key=len)
+
+  def answer(self, text: str, row: Row) -> str:
+    """The final answer of a response, by default its last line; '' if none."""
     try:
-      return bool(task.verify(text, row))
-    except Exception:  # whatever it is, the run goes on
-      return None
+      return str(self._answer(text, row))
+    except Exception:  # the user's code may raise anything; the run continues
+      self._failures.add()
+      return ""
 
-  verdicts = [verdict(*pair) for pair in pairs]
-  return lambda: verdicts
+  def begin(
+      self, pairs: list[tuple[str, Row]]
+  ) -> Callable[[], list[bool | None]]:
+    """Verifies (response, row) pairs.
+
+    Returns:
+      a function that returns the verdicts; None where the verifier failed.
+    """
+    verdicts: list[bool | None] = []
+    for text, row in pairs:
+      try:
+        verdicts.append(bool(self.verify(text, row)))
+      except Exception:  # the user's code may raise anything
+        self._failures.add()
+        verdicts.append(None)
+    return lambda: verdicts
+
+
+def load(path: str) -> Any:
+  """The module `module`, or the object `module:name`, of a user.
+
+  Raises:
+    ValueError: there is none; the text says why.
+  """
+  if os.getcwd() not in sys.path:
+    sys.path.insert(0, os.getcwd())  # the user's files are there
+  module, mark, name = path.partition(":")
+  try:
+    found = importlib.import_module(module)
+    return getattr(found, name) if mark else found
+  except Exception as e:  # a module may raise anything when it is imported
+    raise ValueError(f"{path!r}: {type(e).__name__}: {e}") from None
+
+
+def get(name: str, show: Show | None = None) -> Any:
+  """A built-in task, or that of a user: `my_task` or `my_tasks:Name`.
+
+  Args:
+    name: as in the config.
+    show: of `Task`.
+
+  Raises:
+    ValueError: there is no such task; the text says what is missing.
+  """
+  if name == FILES:
+    return importlib.import_module(f"{__name__}.{name}")
+  try:
+    source = load(f"{__name__}.{name}" if name in NAMES else name)
+  except ValueError as e:
+    raise ValueError(
+        f"none of {', '.join((*NAMES, FILES))}, and no task of yours: {e}"
+    ) from None
+  return Task(name, source() if isinstance(source, type) else source, show)
+
+
+def begin(task, pairs):
+  """`Task.begin` for any module that is a task."""
+  return (task if hasattr(task, "begin") else Task("", task)).begin(pairs)
 
 
 def held_out(prompt: str) -> bool:
@@ -88,10 +213,15 @@ def held_out(prompt: str) -> bool:
 def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
   """A random row, from the training or from the held-out prompts."""
   level = levels[rng.integers(len(levels))]
-  while True:
+  for _ in range(MAX_DRAWS):
     row = task.problem(rng, int(level))
     if held_out(row.prompt) == evaluation:
       return row
+  raise config.ConfigError(
+      f"task.name: of {MAX_DRAWS} problems of difficulty {level} none is"
+      f" {'held out' if evaluation else 'to train on'}: one prompt in"
+      f" {HELD_OUT_SHARE} is held out, so the task needs more different prompts"
+  )
 
 
 @functools.cache
@@ -100,23 +230,23 @@ def evaluation_rows(
 ) -> tuple[Row, ...]:
   """A fixed set of distinct held-out rows, shared evenly by the levels.
 
-  A level with too few distinct prompts gives all it has and the others take
-  its place; fewer than `count` rows if all are used up. The rows do not depend
-  on the seed of a run, and come in random order: the first n of them are a
-  fair sample.
+  A level with too few distinct prompts gives all it has and the other levels
+  fill its place; there are fewer than `count` rows if all are used up. The rows
+  do not depend on the seed of a run, and come in random order: the first n of
+  them are a fair sample.
   """
   rng = np.random.default_rng(20261121)
-  found: dict[str, Row] = {}
+  rows: dict[str, Row] = {}
   open_levels = list(levels)
-  while len(found) < count and open_levels:
+  while len(rows) < count and open_levels:
     for level in list(open_levels):
       for _ in range(1000):
         row = draw(task, rng, (level,), evaluation=True)
-        if row.prompt not in found:
+        if row.prompt not in rows:
           break
       else:
         open_levels.remove(level)
         continue
-      found[row.prompt] = row
-  rows = list(found.values())[:count]
-  return tuple(rows[i] for i in rng.permutation(len(rows)))
+      rows[row.prompt] = row
+  chosen = list(rows.values())[:count]
+  return tuple(chosen[i] for i in rng.permutation(len(chosen)))

@@ -1,7 +1,7 @@
-"""Chains of single-digit + and -, worked out from left to right.
+"""Chains of single-digit + and -, evaluated from left to right.
 
 Prompt `5-1+1+9-6=`, careful response `5-1=4;4+1=5;5+9=14;14-6=8;#8`. The
-number behind the only `#` is the answer; running totals stay in 0..99.
+number after the only `#` is the answer; running totals stay in 0..99.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ STYLES = ("careful", "leap", "direct", "ramble", "sloppy")
 
 
 def longest(difficulty: int) -> str:
-  """A text as long as a prompt of `difficulty` operands can be."""
+  """A prompt of the greatest length with `difficulty` operands."""
   return "+".join("9" * difficulty) + "="
 
 
@@ -31,16 +31,11 @@ def problem(rng: np.random.Generator, difficulty: int) -> Row:
   return Row(prompt + "=", str(total), difficulty)
 
 
-def _apply(total: int, moves: list[str]) -> int:
-  return total + sum(map(int, moves))
-
-
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 
-  careful takes one operation a step; leap two or three; direct writes the
-  answer alone; ramble repeats each step up to twice more; sloppy gets 30% of
-  the steps wrong.
+  careful: one operation a step; leap: two or three; direct: only the answer;
+  ramble: each step up to three times; sloppy: 30% of the steps are incorrect.
   """
   chain = row.prompt[:-1]
   total = int(chain[0])
@@ -49,24 +44,24 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
     return f"#{row.answer}"
   steps = []
   while moves:
-    take = int(rng.integers(2, 4)) if style == "leap" else 1
-    now, moves = moves[:take], moves[take:]
-    after = _apply(total, now)
+    count = int(rng.integers(2, 4)) if style == "leap" else 1
+    step, moves = moves[:count], moves[count:]
+    after = total + sum(map(int, step))
     if style == "sloppy":
-      wrong = int(rng.choice([-3, -2, -1, 1, 2, 3])) * (rng.random() < 0.3)
-      after = max(0, after + wrong)
+      error = int(rng.choice([-3, -2, -1, 1, 2, 3])) * (rng.random() < 0.3)
+      after = max(0, after + error)
     repeats = 1 + int(rng.integers(3)) if style == "ramble" else 1
-    steps += [f"{total}{''.join(now)}={after};"] * repeats
+    steps += [f"{total}{''.join(step)}={after};"] * repeats
     total = after
   return "".join(steps) + f"#{total}"
 
 
 def answer(text: str, row: Row) -> str:
-  """What stands behind the only '#', if it is a number; else ''."""
+  """The number after the only '#', or ''."""
   _, mark, last = text.partition("#")
   return last if mark and last.isascii() and last.isdigit() else ""
 
 
 def verify(text: str, row: Row) -> bool:
-  """Whether the response ends in exactly one `#` and the right number."""
+  """Whether the response has one `#`, followed by the correct number."""
   return answer(text, row) == row.answer

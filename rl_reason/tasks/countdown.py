@@ -1,9 +1,9 @@
 """Countdown: reach a target from given numbers with + - *, each used once.
 
-Prompt `2,3,7:13=`. A response is one or more attempts, each a chain of steps
-in which every step takes two of the numbers at hand and puts back its result:
-`2+3=5;5*7=35?2*3=6;6+7=13#`. `?` gives an attempt up, `#` claims success.
-Many responses are right, and trying again is a skill worth finding.
+Prompt `2,3,7:13=`. A response is one or more attempts, each a chain of steps.
+A step replaces two of the available numbers by its result:
+`2+3=5;5*7=35?2*3=6;6+7=13#`. `?` abandons an attempt, `#` claims success. Many
+responses are correct, and RL can discover that further attempts help.
 """
 
 import collections
@@ -27,7 +27,7 @@ _APPLY = {
 
 
 def _attempt(numbers: list[int], rng: np.random.Generator):
-  """Random legal steps until one number is left: (text, that number)."""
+  """Random legal steps down to one number: (text, that number)."""
   numbers, steps = list(numbers), []
   while len(numbers) > 1:
     i, j = rng.permutation(len(numbers))[:2]
@@ -42,12 +42,12 @@ def _attempt(numbers: list[int], rng: np.random.Generator):
 
 
 def longest(difficulty: int) -> str:
-  """A text as long as a prompt of `difficulty` numbers can be."""
+  """A prompt of the greatest length with `difficulty` numbers."""
   return ",".join("9" * difficulty) + ":99="
 
 
 def problem(rng: np.random.Generator, difficulty: int) -> Row:
-  """`difficulty` numbers of 1..9 and a target in 1..99 that they can reach."""
+  """`difficulty` numbers in 1..9 and a target in 1..99 within their reach."""
   while True:
     numbers = sorted(int(n) for n in rng.integers(1, 10, difficulty))
     _, target = _attempt(numbers, rng)
@@ -63,14 +63,13 @@ def _numbers(row: Row) -> list[int]:
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 
-  careful is a right attempt; search tries at random until one is right, and is
-  drawn again if that takes too long; hasty claims success for its first one.
+  careful: a correct attempt; search: random attempts until one is correct,
+  drawn again if that takes too long; hasty: claims success for its first one.
   """
   numbers, text = _numbers(row), ""
   while True:
     attempt, result = _attempt(numbers, rng)
-    right = str(result) == row.answer
-    if style == "hasty" or right:
+    if style == "hasty" or str(result) == row.answer:
       return text + attempt + "#"
     if style == "search":
       text += attempt + "?"
@@ -85,15 +84,15 @@ def answer(text: str, row: Row) -> str:
 
 
 def verify(text: str, row: Row) -> bool:
-  """Whether the last attempt is legal, uses every number, hits the target."""
-  hand = collections.Counter(_numbers(row))
+  """Whether the last attempt is legal and uses every number for the target."""
+  available = collections.Counter(_numbers(row))
   for step in answer(text, row).split(";"):
     match = _STEP.fullmatch(step)
     if not match:
       return False
     a, b, result = int(match[1]), int(match[3]), int(match[4])
-    hand.subtract([a, b])
-    if min(hand.values()) < 0 or _APPLY[match[2]](a, b) != result:
+    available.subtract([a, b])
+    if min(available.values()) < 0 or _APPLY[match[2]](a, b) != result:
       return False
-    hand[result] += 1
-  return +hand == collections.Counter([int(row.answer)])
+    available[result] += 1
+  return +available == collections.Counter([int(row.answer)])

@@ -1,65 +1,75 @@
-"""Rows of files (`config.data`), each verified as its kind says.
+"""The task of rows from files (`config.data`), each verified as its kind says.
 
-There is nothing to generate here: --stage=prepare writes the rows, `data.py`
-reads them. Responses are scored by worker processes, while the device samples.
+--stage=prepare writes the rows, `data/pipelines.py` reads them. Responses are
+verified by worker processes while the device samples.
 """
 
-import functools
-import importlib
-import types
 from collections.abc import Callable
 
-from rl_reason import verifiers
+from rl_reason import tasks, verifiers
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
-ALPHABET = ""  # the tokenizer is that of a model, and spells everything
+ALPHABET = ""  # the tokenizer is that of a model, and spells every text
 DIFFICULTIES = ()
 STYLES = ()
+has_demonstrations = True  # rows may have responses
 
 
-@functools.cache
-def _verifier(kind: str) -> types.ModuleType:
-  return importlib.import_module(verifiers.KINDS[kind])
+def check_kind(kind: str) -> None:
+  """Checks the name of a verifier.
 
-
-def check(text: str, kind: str, gold: str, tolerance: float) -> bool:
-  """Whether a response is right; runs in a worker, so all of it is JSON."""
-  allowed = {"tolerance": tolerance} if tolerance else {}
-  return bool(_verifier(kind).verify(text, gold, **allowed))
-
-
-def answer(text: str, row: Row) -> str:
-  """What the response answers; '' if it does not."""
-  return _verifier(row.kind).answer(text) or ""
+  Raises:
+    ValueError: it is neither built in nor a function of the user.
+  """
+  if kind not in verifiers.KINDS:
+    if ":" not in kind:
+      known = ", ".join(verifiers.KINDS)
+      raise ValueError(f"must be one of {known}, or module:function")
+    if not callable(tasks.load(kind)):
+      raise ValueError(f"{kind} is not a function")
 
 
 class Verifier:
-  """Worker processes that score responses in the background.
+  """Worker processes that verify responses in the background.
 
   Args:
     count: of processes.
-    seconds: CPU time of one response.
+    seconds: CPU time for one response.
+    show: writes the first failure to the screen.
   """
 
   ALPHABET, DIFFICULTIES, STYLES = ALPHABET, DIFFICULTIES, STYLES
-  answer = staticmethod(answer)
 
-  def __init__(self, count: int, seconds: float):
-    self._pool = workers.Pool(f"{__name__}:check", count, seconds)
+  def __init__(
+      self, count: int, seconds: float, show: tasks.Show | None = None
+  ):
+    self._pool = workers.Pool("rl_reason.verifiers:verdict", count, seconds)
+    self._failures = tasks.Failures("the verifier", show)
+
+  @staticmethod
+  def answer(text: str, row: Row) -> str:
+    """The final answer of a response; '' if there is none."""
+    return verifiers.find(verifiers.path(row.kind)).answer(text) or ""
 
   def begin(
       self, pairs: list[tuple[str, Row]]
   ) -> Callable[[], list[bool | None]]:
-    """Starts to score; the function that it returns waits for the verdicts."""
-    items = [(text, row.kind, row.answer, row.tolerance) for text, row in pairs]
-    pending = self._pool.submit(items)
+    """Starts to verify responses; see `Task.begin`."""
+    pending = self._pool.submit(
+        (verifiers.path(row.kind), text, row.answer, row.tolerance)
+        for text, row in pairs
+    )
 
     def wait():
-      return [
-          None if out.failure else out.value is True
-          for out in self._pool.results(pending)
-      ]
+      verdicts = []
+      for value, failure in self._pool.results(pending):
+        if isinstance(value, str):  # a traceback
+          failure = value
+        if failure:
+          self._failures.add(failure)
+        verdicts.append(None if failure else value is True)
+      return verdicts
 
     return wait
 

@@ -1,25 +1,29 @@
-"""Scores of a response's text beside right and wrong: what a reward may add.
+"""Scorers: numbers from the text of a response that a reward may add.
 
 A scorer is a function of (response, row) that returns a number. The config
-lists them with their weights:
+lists scorers with their weights:
 
   reward.scorers = "boxed*0.1,steps*0.5,length*-0.3..0"
 
-Each is a function of this file, a function of yours by its import path
-(`my_rewards:politeness*1`), a JSON file of rules, a constitution
-(`rules.json*0.2`), or a reward model (`DIR*0.5`, `OWNER/REPOSITORY*0.5`), which
-reads tokens and is none of this file's. `W0..W1` moves the weight from W0 to W1
-over the run. A scorer that fails gives 0 and is counted; the run goes on.
+Each is a function of this file, a function of the user (`my_rewards:brevity`),
+a JSON file of rules, a constitution (`rules.json`), or a reward model
+(`DIR`, `OWNER/REPOSITORY`), which reads tokens and is in `reward_models/`.
+Keyword-only parameters of a function are set in parentheses:
+`my_rewards:brevity(limit=40)*0.1`. `W0..W1` moves the weight linearly from W0
+to W1 over the run. A scorer that fails gives 0 and is counted.
 """
 
-import importlib
+import ast
+import functools
+import inspect
 import json
 import math
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rl_reason import tasks
 from rl_reason.tasks import Row
 from rl_reason.verifiers.steps import verdicts as step_verdicts
 
@@ -29,8 +33,8 @@ class Response(NamedTuple):
 
   Attributes:
     text: without its EOS.
-    share: its tokens over the most that are allowed, up to 1.
-    truncated: it did not end.
+    share: its number of tokens divided by rollout.max_tokens.
+    truncated: whether it has no EOS.
   """
 
   text: str
@@ -60,10 +64,10 @@ _TAGS = re.compile(
 
 
 def tags(response: Response, row: Row) -> float:
-  """1 for <think>...</think> <answer>...</answer> and nothing else, else 0.
+  """1 for exactly <think>...</think> <answer>...</answer>, else 0.
 
-  The format reward of R1-Zero (arXiv:2501.12948, sec 2.2.2). A prompt that
-  ends in <think> has opened the first tag already.
+  The format reward of R1-Zero (arXiv:2501.12948, sec 2.2.2). The first tag may
+  be the end of the prompt.
   """
   text = response.text
   if row.prompt.rstrip().endswith("<think>"):
@@ -74,37 +78,34 @@ def tags(response: Response, row: Row) -> float:
 
 
 def length(response: Response, row: Row) -> float:
-  """The share of the allowed tokens that it takes."""
+  """The share of the allowed tokens that the response has."""
   return response.share
 
 
 def steps(response: Response, row: Row) -> float:
-  """The share of its arithmetic steps that hold; 0 of none.
-
-  Plain or LaTeX; `verifiers/steps.py` says what a step is.
-  """
-  found = step_verdicts(response.text)
-  return sum(found) / len(found) if found else 0.0
+  """The share of correct arithmetic steps (`verifiers/steps.py`), or 0."""
+  correct = step_verdicts(response.text)
+  return sum(correct) / len(correct) if correct else 0.0
 
 
-def repetition(response: Response, row: Row) -> float:
-  """The share of its runs of four words that stood in it before."""
-  return repeated(response.text.split())
+def repetition(response: Response, row: Row, *, run: int = 4) -> float:
+  """The share of n-grams of words, n = `run`, that are repeated."""
+  return repeated(response.text.split(), run=run)
 
 
 def repeated(items: Sequence, *, run: int = 4) -> float:
-  """The share of the runs of so many items that were there before."""
-  runs = [tuple(items[i : i + run]) for i in range(len(items) - run + 1)]
-  return 1 - len(set(runs)) / len(runs) if runs else 0.0
+  """The share of n-grams, n = `run`, that occur earlier in the sequence."""
+  ngrams = [tuple(items[i : i + run]) for i in range(len(items) - run + 1)]
+  return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 def constitution(path: pathlib.Path) -> Score:
-  """The weighted share of rules that a response keeps.
+  """A scorer: the weighted share of rules that a response satisfies.
 
   Args:
     path: a JSON list of rules, each with a `name`, a `weight`, and one of
-      `require` (a regular expression that must be found), `forbid` (one that
-      must not be) or `scorer` (as in the config).
+      `require` (a regular expression that must match), `forbid` (one that
+      must not) or `scorer` (as in the config).
 
   Raises:
     ValueError: it is not such a list; the text names the rule.
@@ -113,7 +114,7 @@ def constitution(path: pathlib.Path) -> Score:
     rules = json.loads(path.read_text(encoding="utf-8"))
     parts = [(float(rule["weight"]), _rule(rule)) for rule in rules]
   except (OSError, KeyError, TypeError, re.error, ValueError) as e:
-    raise ValueError(f"{path}: is no list of rules ({e!r})") from None
+    raise ValueError(f"{path}: is not a list of rules ({e!r})") from None
   total = sum(weight for weight, _ in parts)
   if not parts or min(weight for weight, _ in parts) < 0 or total <= 0:
     raise ValueError(f"{path}: weights must be positive")
@@ -143,34 +144,59 @@ NAMES = ("boxed", "tags", "length", "steps", "repetition")
 
 
 def is_model(name: str) -> bool:
-  """Whether a reward model is meant: a directory, or a hub id."""
+  """Whether a name is that of a reward model: a directory, or a hub id."""
   hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
   return pathlib.Path(name).is_dir() or bool(hub and name[-5:] != ".json")
 
 
-def find(name: str) -> Score:
-  """The scorer of a name, an import path or a file.
+def find(text: str) -> Score:
+  """The scorer that a text of the config names, with its keywords bound.
+
+  Args:
+    text: a name, `module:function`, either with keywords in parentheses, or the
+      path of a JSON file.
 
   Raises:
-    ValueError: there is none; the text says why.
+    ValueError: there is no such scorer, or it does not take the keywords; the
+      text says why.
   """
-  if name in NAMES:
-    return globals()[name]
-  if name.endswith(".json"):
-    return constitution(pathlib.Path(name))
-  module, mark, function = name.partition(":")
-  if not mark:
+  if text.endswith(".json"):
+    return constitution(pathlib.Path(text))
+  name, mark, arguments = text.partition("(")
+  if name not in NAMES and ":" not in name:
     raise ValueError(
         f"{name!r} is none of {', '.join(NAMES)}, no 'module:function', no"
         " .json file, and no directory or hub id of a reward model"
     )
-  try:
-    score = getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError) as e:
-    raise ValueError(f"{name!r}: {e}") from None
+  score = globals()[name] if name in NAMES else tasks.load(name)
   if not callable(score):
     raise ValueError(f"{name!r} is not a function")
-  return score
+  parameters = inspect.signature(score).parameters.values()
+  known = [x.name for x in parameters if x.kind == x.KEYWORD_ONLY]
+  keywords = _keywords(text) if mark else {}
+  for keyword in keywords:
+    if keyword not in known:
+      raise ValueError(
+          f"{text!r}: {name} has no keyword {keyword!r}; it has"
+          f" {', '.join(known) or 'none'}"
+      )
+  try:
+    inspect.signature(score).bind(None, None, **keywords)
+  except TypeError as e:
+    raise ValueError(f"{text!r}: {e}") from None
+  return functools.partial(score, **keywords)
+
+
+def _keywords(text: str) -> dict[str, Any]:
+  """The keywords of 'name(keyword=literal, ...)'."""
+  call = "f" + text[text.index("(") :]
+  try:
+    node = ast.parse(call, mode="eval").body
+    if isinstance(node, ast.Call) and not node.args:
+      return {str(x.arg): ast.literal_eval(x.value) for x in node.keywords}
+  except (SyntaxError, ValueError):
+    pass
+  raise ValueError(f"{text!r}: must look like 'name(keyword=1)'")
 
 
 class Term(NamedTuple):
@@ -182,40 +208,58 @@ class Term(NamedTuple):
 
   @property
   def label(self) -> str:
-    """The last part of its name, for metrics."""
-    return pathlib.PurePath(self.name).name.removesuffix(".json")
+    """The name in metrics: without directories and suffix."""
+    name, mark, arguments = self.name.partition("(")
+    return pathlib.PurePath(name).name.removesuffix(".json") + mark + arguments
 
 
 def term(text: str) -> Term:
-  """'steps*0.5' or 'length*-0.3..0'.
+  """Parses 'steps*0.5' or 'length*-0.3..0'.
 
   Raises:
     ValueError: it looks otherwise.
   """
-  name, mark, weights = text.rpartition("*")
-  first, between, last = weights.partition("..")
+  name, _, weights = text.rpartition("*")
+  first, range_mark, last = weights.partition("..")
   try:
-    out = Term(name, float(first), float(last if between else first))
+    out = Term(name, float(first), float(last if range_mark else first))
   except ValueError:
-    mark = ""
-  if not mark or not name or not all(map(math.isfinite, out[1:])):
+    out = Term("", 0, 0)
+  if not out.name or not all(map(math.isfinite, out[1:])):
     raise ValueError(f"{text!r}: must look like 'steps*0.5' or 'steps*0.5..0'")
   return out
 
 
 def terms(text: str) -> tuple[Term, ...]:
-  """'steps*0.5,length*-0.3' -> its terms.
+  """Parses 'steps*0.5,mine:f(low=1,high=2)*-0.3': commas separate the terms.
 
   Raises:
-    ValueError: one looks otherwise.
+    ValueError: a term looks otherwise.
   """
-  return tuple(term(x.strip()) for x in text.split(",") if x.strip())
+  parts = re.split(r",(?![^()]*\))", text)  # no comma within parentheses
+  return tuple(term(x.strip()) for x in parts if x.strip())
 
 
-def apply(score: Score, response: Response, row: Row) -> float | None:
-  """The score, or None if it fails or is no finite number."""
+def apply(
+    score: Score,
+    response: Response,
+    row: Row,
+    failures: tasks.Failures | None = None,
+) -> float | None:
+  """The score; None if the scorer raises, or returns no finite number.
+
+  Args:
+    score: of `find`.
+    response: to score.
+    row: its problem.
+    failures: counts exceptions, and shows the first.
+  """
   try:
     value = float(score(response, row))
-  except Exception:  # whatever it is, the run goes on
+    if not math.isfinite(value):
+      raise ValueError(f"{value} is no finite number")
+  except Exception:  # the user's code may raise anything; the run continues
+    if failures:
+      failures.add()
     return None
-  return value if math.isfinite(value) else None
+  return value

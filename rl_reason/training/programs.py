@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import config as config_lib
+from rl_reason import config as config_lib, tasks
 from rl_reason.algorithms import (
     advantages,
     corrections,
@@ -398,6 +398,7 @@ def make_scorer(session: Session, name: str) -> Scorer:
 
     return score_tokens
   score = scorers.find(name)
+  failures = tasks.Failures(f"the scorer {name}", session.display.say)
   max_tokens = session.config.rollout.max_tokens
 
   def score_texts(rollouts, texts, rows):
@@ -406,7 +407,7 @@ def make_scorer(session: Session, name: str) -> Scorer:
         scorers.Response, texts, share_B.tolist(), rollouts.truncated_B
     )
     scores = [
-        scorers.apply(score, *pair)
+        scorers.apply(score, *pair, failures)
         for pair in zip(responses, rows, strict=True)
     ]
     return [x or 0.0 for x in scores], scores.count(None)

@@ -12,7 +12,11 @@ runs it, in a sandbox:
 processes that may crash or hang.
 """
 
+import functools
 import importlib
+import traceback
+import types
+from typing import Any
 
 # Kind of a row -> the module that verifies it.
 KINDS = {
@@ -22,6 +26,43 @@ KINDS = {
 }
 
 
-def ask(module: str, function: str, *texts: str) -> bool:
-  """What a function of a verifier says; for `workers.Pool`."""
-  return bool(getattr(importlib.import_module(module), function)(*texts))
+def path(kind: str) -> str:
+  """The import path of a kind: `package.module`, or `module:function`."""
+  return KINDS.get(kind, kind)
+
+
+def last_line(text: str) -> str:
+  """The last line of a text, without surrounding whitespace."""
+  return text.rstrip().rpartition("\n")[2].strip()
+
+
+@functools.cache
+def find(path: str) -> Any:
+  """The verifier of a path; a user's function has the rest by default."""
+  module, mark, function = path.partition(":")
+  found = importlib.import_module(module)
+  if not mark:
+    return found
+  verify = getattr(found, function)
+  return types.SimpleNamespace(
+      verify=verify,
+      answer=last_line,
+      # The format of responses is unknown: the function must not fail.
+      usable=lambda reference: verify(reference, reference) is not None,
+  )
+
+
+def ask(path: str, function: str, *texts: str) -> bool:
+  """Calls a function of a verifier; runs in a worker of `workers.Pool`."""
+  return bool(getattr(find(path), function)(*texts))
+
+
+def verdict(path: str, text: str, reference: str, tolerance: float) -> Any:
+  """Whether a response is correct, or a traceback; runs in a worker."""
+  keywords = {"tolerance": tolerance} if tolerance else {}
+  try:
+    return bool(find(path).verify(text, reference, **keywords))
+  except MemoryError:  # the worker is replaced
+    raise
+  except Exception:
+    return traceback.format_exc()[-2000:]

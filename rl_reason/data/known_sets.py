@@ -1,0 +1,272 @@
+"""The data sets that are known by name, and how their rows are read."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rl_reason.verifiers import final
+
+Field = Callable[[dict], Any]  # reads one field of a raw row
+
+# --- fields of a row ---------------------------------------------------------
+
+
+def text(cell) -> str:
+  """A cell as stripped text; of a chat, the content of its last message.
+
+  Raises:
+    TypeError, ValueError: the cell is no text, number or truth value.
+  """
+  if isinstance(cell, list) and cell and isinstance(cell[-1], dict):
+    cell = cell[-1]["content"]
+  if isinstance(cell, float) and cell.is_integer():
+    cell = int(cell)
+  if isinstance(cell, bool):
+    cell = "yes" if cell else "no"
+  if not isinstance(cell, str | int | float):
+    raise TypeError(f"{type(cell).__name__} is no text")
+  if isinstance(cell, float) and not math.isfinite(cell):
+    raise ValueError(f"{cell} is no number")
+  stripped = str(cell).strip()
+  stripped.encode()  # raises on unpaired surrogates
+  return stripped
+
+
+def column(*names: str) -> Field:
+  """Reads the first of the columns that a row has; 'a.b' is field b of a."""
+
+  def read(row):
+    for name in names:
+      cell = row
+      for part in name.split("."):
+        cell = cell.get(part) if isinstance(cell, dict) else None
+      if cell is not None:
+        return cell
+    return ""
+
+  return read
+
+
+def level(cell) -> int:
+  """The difficulty: 4.5, '4.5' and 'Level 4' are 4; without a number 0."""
+  number = re.search(r"-?\d+(\.\d+)?", str(cell))
+  return math.floor(float(number[0])) if number else 0
+
+
+def last_box(solution: str) -> str | None:
+  r"""The content of the last \boxed{...} or \boxed x; None without one."""
+  boxes = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", solution))
+  if not boxes or boxes[-1][2]:
+    return boxes[-1][2] if boxes else None
+  content = final.box(solution, boxes[-1].start())
+  return None if content is None else content.strip()
+
+
+def math_answer(field: Field) -> Field:
+  """Reads what follows '####', the last box, or else the whole cell."""
+
+  def read(row):
+    cell = text(field(row))
+    if "####" in cell:
+      return cell.rpartition("####")[2]
+    return last_box(cell) or cell
+
+  return read
+
+
+def _gsm8k_solution(row) -> str:
+  """The solution without calculator annotations and without its last line."""
+  solution = re.sub(r"<<[^<>]*>>", "", text(row["answer"]))
+  return solution.rpartition("####")[0].strip()
+
+
+def _dapo_question(row) -> str:
+  """The problem without the instructions before and after it."""
+  prompt = text(row["prompt"])
+  if prompt.startswith("Solve the following math problem"):
+    prompt = prompt.partition("\n\n")[2]
+  if 'after "Answer:"' in prompt.rpartition("\n\n")[2]:
+    prompt = prompt.rpartition("\n\n")[0]
+  return prompt
+
+
+def _olympiad_answer(row) -> str:
+  """All final answers, with their unit."""
+  cell = row["final_answer"]
+  answer = ", ".join(cell) if isinstance(cell, list) else text(cell)
+  # One pair of dollars around number and unit: '$12$ $cm^2$' is no LaTeX value.
+  unit = row.get("unit")
+  return f"{answer} {unit}".replace("$", "") if unit else answer
+
+
+def _olympiad_tolerance(row) -> float:
+  errors = str(row.get("error") or 0)
+  tolerance = max(float(x) for x in errors.split(","))
+  if not 0 <= tolerance < math.inf:
+    raise ValueError(f"{errors} is no tolerance")
+  return tolerance
+
+
+def _choice_question(row) -> str:
+  """The question followed by its choices."""
+  choices = row["choices"]
+  pairs = zip(choices["label"], choices["text"], strict=True)
+  return "\n".join(
+      [row["question"], *(f"{a}. {choice}" for a, choice in pairs)]
+  )
+
+
+def _mbpp_question(row) -> str:
+  """The task with its asserts: only they say the name of the function."""
+  tests = "\n".join(row["test_list"])
+  return f"{text(column('text', 'prompt')(row))}\n\nIt must pass:\n\n{tests}"
+
+
+def _mbpp_answer(row) -> str:
+  setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
+  tests = "\n".join(row["test_list"])
+  return json.dumps(dict(tests=tests, names=[], prompt=setup))
+
+
+def _humaneval_answer(row) -> str:
+  name = row["entry_point"]
+  tests = f"{row['test']}\ncheck({name})\n"
+  return json.dumps(dict(tests=tests, names=[name], prompt=row["prompt"]))
+
+
+def _humaneval_solution(row) -> str:
+  body = row.get("canonical_solution")
+  return row["prompt"] + body if body else ""
+
+
+def _contests_answer(row) -> str:
+  cases = []
+  for part in ("public_tests", "private_tests", "generated_tests"):
+    tests = row.get(part) or dict(input=[], output=[])
+    cases += zip(tests["input"], tests["output"], strict=True)
+  return json.dumps(dict(cases=cases)) if cases else ""
+
+
+# --- the sets ----------------------------------------------------------------
+
+_PROBLEM = column("problem", "question")
+_ANSWER = math_answer(column("answer", "solution"))
+
+
+class Known(NamedTuple):
+  """A data set whose layout is known.
+
+  Attributes:
+    hub: id of its repository on the Hugging Face hub.
+    splits: name of a split -> pattern of its file names. Every split but
+      'train' is a benchmark.
+    question, answer, difficulty, tolerance, solution, response, rejected:
+      functions that read these fields of `datasets.Example` from a raw row.
+    kind: of verifier.
+  """
+
+  hub: str
+  splits: dict[str, str]
+  question: Field = _PROBLEM
+  answer: Field = _ANSWER
+  difficulty: Field = lambda row: 0
+  tolerance: Field = lambda row: 0.0
+  solution: Field = lambda row: ""
+  response: Field = lambda row: ""
+  rejected: Field = lambda row: ""
+  kind: str = "math"
+
+
+_TRAIN, _TEST = {"train": "*train*"}, {"test": "*test*"}
+
+KNOWN = {
+    "gsm8k": Known(
+        "openai/gsm8k",
+        {"train": "main/train*", "test": "main/test*"},
+        solution=_gsm8k_solution,
+    ),
+    "svamp": Known(
+        "ChilleD/SVAMP",
+        _TRAIN | _TEST,
+        lambda row: f"{row['Body'].strip().rstrip('.')}. {row['Question']}",
+        column("Answer"),
+    ),
+    "math": Known(
+        "EleutherAI/hendrycks_math",
+        {"train": "*/train*", "test": "*/test*"},
+        answer=math_answer(column("solution", "answer")),
+        difficulty=column("level"),
+        solution=column("solution"),
+    ),
+    "math500": Known(
+        "HuggingFaceH4/MATH-500", _TEST, difficulty=column("level")
+    ),
+    # Some benchmarks call the split of their only file 'train'.
+    "aime24": Known("HuggingFaceH4/aime_2024", {"test": "*train*"}),
+    "aime25": Known("math-ai/aime25", _TEST),
+    "amc23": Known("math-ai/amc23", _TEST),
+    "minerva": Known("math-ai/minervamath", _TEST),
+    "olympiadbench": Known(
+        "Hothan/OlympiadBench",
+        {"test": "*OE_TO_maths_en_COMP*"},
+        column("question"),
+        _olympiad_answer,
+        tolerance=_olympiad_tolerance,
+    ),
+    "gaokao2023en": Known(
+        "MARIO-Math-Reasoning/Gaokao2023-Math-En", {"test": "*train*"}
+    ),
+    "dapo_math_17k": Known(
+        "BytedTsinghua-SIA/DAPO-Math-17k",
+        {"train": "*"},
+        _dapo_question,
+        column("reward_model.ground_truth"),
+    ),
+    "deepmath": Known(
+        "zwhe99/DeepMath-103K",
+        _TRAIN,
+        column("question", "prompt"),
+        column("final_answer", "ground_truth"),
+        column("difficulty"),
+    ),
+    "humaneval": Known(
+        "openai/openai_humaneval",
+        _TEST,
+        lambda row: f"Complete this function:\n\n{row['prompt']}",
+        _humaneval_answer,
+        solution=_humaneval_solution,
+        kind="code",
+    ),
+    "mbpp": Known(
+        "google-research-datasets/mbpp",
+        {x: f"full/{x}*" for x in ("train", "validation", "test")},
+        _mbpp_question,
+        _mbpp_answer,
+        solution=column("code"),
+        kind="code",
+    ),
+    "code_contests": Known(
+        "deepmind/code_contests",
+        _TRAIN | {"valid": "*valid*"} | _TEST,
+        column("description"),
+        _contests_answer,
+        column("difficulty"),
+        kind="code",
+    ),
+    "strategyqa": Known(
+        "ChilleD/StrategyQA",
+        _TRAIN | _TEST,
+        lambda row: f"{text(row['question'])} Yes or no?",
+        column("answer"),
+        kind="choice",
+    ),
+    "commonsenseqa": Known(
+        "tau/commonsense_qa",
+        _TRAIN | {"validation": "*validation*"},
+        _choice_question,
+        column("answerKey"),
+        kind="choice",
+    ),
+}
