@@ -8,7 +8,6 @@ import sys
 import pyarrow
 import pyarrow.parquet
 import pytest
-import test_hf
 import tokenizers
 import transformers
 from conftest import ROOT, child_env
@@ -104,6 +103,8 @@ SMALL = {
 @pytest.mark.slow
 def test_dapo_on_a_checkpoint_and_files(tmp_path):
   """The command of configs/dapo_qwen.py, evaluation, and export."""
+  import test_hf  # slow to import
+
   model = test_hf.checkpoint(
       tmp_path / "model", "qwen2", vocab_size=300, max_position_embeddings=512
   )

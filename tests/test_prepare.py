@@ -25,7 +25,7 @@ from rl_reason.data import (
 )
 from rl_reason.data.datasets import DataError
 from rl_reason.monitoring import display, metrics
-from rl_reason.training.session import Stopped
+from rl_reason.structs import Stopped
 
 CHAT = (
     "{% for m in messages %}<|s|>{{ m['role'] }} {{ m['content'] }}"
