@@ -28,7 +28,7 @@ from jax.experimental import topologies
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.models import decoder, parameters
 from rl_reason.report import environment
-from rl_reason.rollout import sampler
+from rl_reason.rollout import decode_loop, sampler
 from rl_reason.scale import sharding
 from rl_reason.structs import Batch, Packed, Prompts
 from rl_reason.training import step
@@ -199,7 +199,7 @@ def table(result: dict) -> str:
       f" micro-batches of {ROWS} packed rows of {LENGTH} tokens, AdamW, fp32"
       " parameters and moments, everything recomputed, split over fsdp and"
       " tensor. offload: with `optimizer.offload`."
-      f" decode: a chunk of {sampler.CHUNK * sampler.BURST} steps of"
+      f" decode: a chunk of {decode_loop.CHUNK * decode_loop.BURST} steps of"
       f" {SLOTS} slots of {PROMPT + RESPONSE} tokens, split over data and"
       " tensor. Sizes are GiB a device; peak: arguments, temporary, and outputs"
       " that are in the place of no argument; host: arguments in the host's"

@@ -98,7 +98,7 @@ def inputs(count, dtype, slots=512, int8=False):
   k, v = (normal(*shape, dtype=dtype, seed=s) for s in (4, 5))
   if not int8:
     return q, *new, attention.Cache(k, v)
-  empty = attention.empty_cache("gpu", LAYERS, count, K, slots, C, "int8")
+  empty = attention.empty_cache("gpu", shape, "int8")
   return q, *new, attention._cache_entries(empty, k, v)
 
 
@@ -177,7 +177,7 @@ def test_an_int8_cache_by_hand():
   first = jnp.array([2.54, -1.0, 0.013, 0.03]).reshape(1, 1, 1, 4)
   second = jnp.array([-5.08, 0.0, 0.1, 2.0]).reshape(1, 1, 1, 4)
   q = jnp.zeros((1, 1, 1, 1, 4))
-  cache = attention.empty_cache("xla", 1, 1, 1, 3, 4, "int8")
+  cache = attention.empty_cache("xla", (1, 1, 1, 3, 4), "int8")
   prefill = attention.prefill(jnp.ones((1, 1), jnp.int32))
   _, cache = prefill("xla", 0, q, first, -first, cache)
   decode = attention.decode(jnp.array([1]))
@@ -266,7 +266,7 @@ def test_kernels_are_lowered_for_their_platform(platform):
   positions = jax.ShapeDtypeStruct((2,), jnp.int32)
   caches = [
       jax.eval_shape(
-          lambda x=x: attention.empty_cache(kernels, 2, 2, K, 512, C, x)
+          lambda x=x: attention.empty_cache(kernels, (2, 2, K, 512, C), x)
       )
       for x in ("bfloat16", "int8")
       if x != "int8" or pallas.KERNELS[kernels].int8

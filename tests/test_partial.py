@@ -11,7 +11,7 @@ import test_credit
 import test_value
 
 from rl_reason.monitoring import metrics
-from rl_reason.rollout import sampler
+from rl_reason.rollout import decode_loop, sampler
 from rl_reason.tasks import arithmetic
 from rl_reason.training import dynamic_sampling, experience, rl
 from rl_reason.training.session import Stopped
@@ -94,8 +94,8 @@ ACROSS = FIELDS | dict(
 @pytest.fixture
 def often(monkeypatch):
   """The host looks every two steps: what it leaves is in the middle."""
-  monkeypatch.setattr(sampler, "CHUNK", 1)
-  monkeypatch.setattr(sampler, "BURST", 2)
+  monkeypatch.setattr(decode_loop, "CHUNK", 1)
+  monkeypatch.setattr(decode_loop, "BURST", 2)
   sampler.program.cache_clear()
   yield
   sampler.program.cache_clear()

@@ -11,7 +11,7 @@ import tiny
 from scipy import stats
 
 from rl_reason.models import attention, decoder
-from rl_reason.rollout import sampler
+from rl_reason.rollout import decode_loop, sampler
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
@@ -82,7 +82,7 @@ def test_responses_that_have_begun_end_as_they_would_have(slots):
   lengths_B = rng.integers(0, T + 1, 128) * (rng.random(128) < 0.8)
   part, ended_B = stop(whole, lengths_B)
   assert ended_B.any() and ((0 < lengths_B) & ~ended_B).sum() > 20
-  got = sample(prompts, begun=(part, ended_B), slots=slots)
+  got = sample(prompts, resumed=(part, ended_B), slots=slots)
   np.testing.assert_array_equal(got.tokens_BL, whole.tokens_BL)
   np.testing.assert_array_equal(got.truncated_B, whole.truncated_B)
   np.testing.assert_allclose(got.logps_BT, whole.logps_BT, atol=1e-5)
@@ -92,7 +92,7 @@ def test_another_policy_goes_on_with_what_there_is():
   """What was sampled stays, with its log-probs; the rest is the other's."""
   prompts, other = tiny.prompts(16), tiny.params(1)
   part, ended_B = stop(sample(prompts), np.full(64, 5))
-  rows = sample(prompts, begun=(part, ended_B), params=other)
+  rows = sample(prompts, resumed=(part, ended_B), params=other)
   np.testing.assert_array_equal(
       rows.tokens_BL[:, : P + 5], part.tokens_BL[:, : P + 5]
   )
@@ -108,13 +108,13 @@ def test_a_stream_tells_when_few_groups_are_left():
   """And it may be left there: what has not ended has begun."""
   static = tiny.SAMPLER | dict(max_tokens=T, group_size=4, slots=16)
   args = tiny.params(), tiny.prompts(32), KEY
-  for held in sampler.stream(*args, **static, tell=5):
+  for held in sampler.stream(*args, **static, yield_when_unfinished_groups=5):
     left = (~np.asarray(held[1]).reshape(-1, 4).all(1)).sum()
     if left <= 5:
       break
   assert 0 < left <= 5
   held = jax.device_get(held)
-  got = sample(tiny.prompts(32), slots=16, begun=held)
+  got = sample(tiny.prompts(32), slots=16, resumed=held)
   np.testing.assert_array_equal(
       got.tokens_BL, sample(tiny.prompts(32)).tokens_BL
   )
@@ -194,7 +194,7 @@ def test_choose_draws_from_the_distribution(top_p):
   probs = np.array([0.05, 0.4, 0.25, 0.0, 0.2, 0.1])
   logits = jnp.log(jnp.array(probs, jnp.float32))
   uniform = (np.arange(20_000) + 0.5) / 20_000
-  drawn = sampler.choose(
+  drawn = decode_loop.draw(
       jnp.broadcast_to(logits, (20_000, 6)),
       jnp.array(uniform, jnp.float32),
       top_p,
@@ -216,7 +216,7 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
   logits_BV[:8] = logits_BV[:8].round()  # ties
   logits_BV[8:12, 100:] = -1e30
   probs_BV = np.asarray(jax.nn.softmax(jnp.float32(logits_BV), -1))
-  got_BV = np.asarray(sampler._nucleus(probs_BV, top_p))
+  got_BV = np.asarray(decode_loop._nucleus(probs_BV, top_p))
   for probs_V, got_V in zip(probs_BV.astype(float), got_BV, strict=True):
     likelier_V = np.array([probs_V[probs_V > p].sum() for p in probs_V])
     sure = np.abs(likelier_V - top_p) > 1e-6  # else rounding decides
@@ -229,12 +229,12 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
 def test_top_p_always_keeps_the_likeliest():
   logits = jnp.log(jnp.array([[0.2, 0.5, 0.3]]))
   for u in (0.0, 0.5, 0.999):
-    assert sampler.choose(logits, jnp.array([u]), 1e-6)[0] == 1
+    assert decode_loop.draw(logits, jnp.array([u]), 1e-6)[0] == 1
 
 
 def test_uniform_next_to_one_stays_in_the_vocabulary():
   logits = jnp.zeros((1, 7))
-  assert sampler.choose(logits, jnp.array([1 - 2**-24]), 1.0)[0] == 6
+  assert decode_loop.draw(logits, jnp.array([1 - 2**-24]), 1.0)[0] == 6
 
 
 @pytest.mark.parametrize("vocab", [700, 512, 1024, 5000])
@@ -246,7 +246,7 @@ def test_choose_inverts_the_distribution_of_a_large_vocabulary(vocab):
   logits[:, -60:] = -1e30
   uniform = rng.random(64).astype(np.float32)
   uniform[:3] = 0, 1 - 2**-24, 1 - 2**-24
-  drawn = np.asarray(sampler.choose(jnp.array(logits), uniform, 1.0))
+  drawn = np.asarray(decode_loop.draw(jnp.array(logits), uniform, 1.0))
   probs = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
   cdf = np.cumsum(probs, 1) / probs.sum(1, keepdims=True)
   each = np.arange(64)
@@ -290,8 +290,8 @@ def test_slots_change_no_token(
   """However many rows decode together, when they start, what they read."""
   monkeypatch.setattr(attention, "BLOCK", block)
   monkeypatch.setattr(attention, "BUCKETS", segments)
-  monkeypatch.setattr(sampler, "CHUNK", chunk)
-  monkeypatch.setattr(sampler, "BURST", burst)
+  monkeypatch.setattr(decode_loop, "CHUNK", chunk)
+  monkeypatch.setattr(decode_loop, "BURST", burst)
   sampler.program.cache_clear()
   assert long.lengths_B.sum() > 10_000
   got = sample(
@@ -390,18 +390,19 @@ def steps(limits, slots, halves=True):
   before = None
   while before != 0:
     now = len(queue) + sum(map(bool, left))
-    for _ in range(sampler.CHUNK):
+    for _ in range(decode_loop.CHUNK):
       for s in [s for s, x in enumerate(left) if not x][: len(queue)]:
         left[s] = queue.pop(0)
       if not any(left):
         break
-      taken, offered = taken + sampler.BURST, offered + sampler.BURST * len(
-          left
+      taken, offered = (
+          taken + decode_loop.BURST,
+          offered + decode_loop.BURST * len(left),
       )
-      left = [max(x - sampler.BURST, 0) for x in left]
+      left = [max(x - decode_loop.BURST, 0) for x in left]
     now = len(queue) + sum(map(bool, left))
     if halves and before is not None:
-      while 2 * before <= len(left) >= 2 * sampler.LEAST:
+      while 2 * before <= len(left) >= 2 * sampler.MIN_SLOTS:
         left = sorted(left, reverse=True)[: len(left) // 2]
     before = now
   return taken, sum(limits) / offered
@@ -474,7 +475,7 @@ def test_no_cache_is_copied_in_the_decode_loop(cache):
   Nor are there all the numbers that int8 stands for, not even of one layer.
   """
   how = dict(group_size=2, cache=cache)
-  decode = sampler.program(tiny.sampler(**how), "decode", None)
+  decode = sampler.program(tiny.engine(**how), "decode", None)
   queue, slots = tiny.under_way(None, 16, **how)
   compiled = decode.lower(tiny.params(), queue, slots).compile()
   text = compiled.as_text()

@@ -114,7 +114,7 @@ def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
         assert mesh.size == 1 or x.sharding.spec == sharding.spec(
             None, "batch", "kv_heads"
         )
-      compiled = sampler.program(tiny.sampler(**kind), "decode", None)
+      compiled = sampler.program(tiny.engine(**kind), "decode", None)
       memory = compiled.lower(*args).compile().memory_analysis()
     held.append(memory.temp_size_in_bytes + memory.argument_size_in_bytes)
   assert held[1] < held[0] / 4
@@ -160,11 +160,13 @@ def test_responses_go_on_on_eight_devices(meshes):
           jax.random.key(0),
       )
       if begun is None:
-        told = sampler.stream(*args, tell=12, **static)
+        told = sampler.stream(*args, yield_when_unfinished_groups=12, **static)
         begun = sharding.fetch(next(told))
         whole.append(sharding.fetch(sampler.sample(*args, **static)))
       begun = sharding.put(mesh, begun, "batch")
-      whole.append(sharding.fetch(sampler.sample(*args, begun=begun, **static)))
+      whole.append(
+          sharding.fetch(sampler.sample(*args, resumed=begun, **static))
+      )
       begun = sharding.fetch(begun)
   rollouts, ended_B = begun
   assert ((rollouts.lengths_B > 0) & ~ended_B).any() and ended_B.any()

@@ -14,7 +14,7 @@ from rl_reason import config
 from rl_reason.evaluation import evaluate
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
-from rl_reason.rollout import sampler
+from rl_reason.rollout import decode_loop, sampler
 from rl_reason.training import experience, rl, session, step
 from rl_reason.training.session import Once
 
@@ -135,7 +135,7 @@ def test_a_verdict_that_takes_long_keeps_no_token_waiting(
 
   monkeypatch.setattr(evaluate, "begin_to_judge", slow)
   monkeypatch.setattr(run, "stream", all_of)
-  monkeypatch.setattr(sampler, "CHUNK", 1)
+  monkeypatch.setattr(decode_loop, "CHUNK", 1)
   sampler.program.cache_clear()
   with jax.set_mesh(run.mesh):
     experience.Maker(run, "rollout").generate(test_config.run_params(run))
@@ -155,8 +155,8 @@ def test_verdicts_begin_while_others_are_sampled(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
       patch.setattr(evaluate, "begin_to_judge", spy)
-      patch.setattr(sampler, "SHARE", share)
-      patch.setattr(sampler, "CHUNK", chunk)
+      patch.setattr(sampler, "YIELD_SHARE", share)
+      patch.setattr(decode_loop, "CHUNK", chunk)
       sampler.program.cache_clear()
       run = test_credit.make_run(tmp_path)
       with jax.set_mesh(run.mesh):

@@ -44,7 +44,7 @@ def optimizer(**change):
   return step.make_optimizer(**usual | adam | change)
 
 
-def sampler(**change) -> sampler.Sampler:
+def engine(**change) -> sampler.Sampler:
   return sampler.Sampler(**SAMPLER | dict(max_tokens=256) | change)
 
 
@@ -54,7 +54,7 @@ def under_way(mesh, count, **change):
   if mesh is not None:
     rows = sharding.put(mesh, rows, "batch")
     weights = sharding.put(mesh, weights)
-  start = sampler.program(sampler(**change), "start", None)
+  start = sampler.program(engine(**change), "start", None)
   return start(weights, rows, jax.random.key(0), 1.0, None, None, None)
 
 

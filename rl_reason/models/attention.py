@@ -63,35 +63,23 @@ def cache_slots(length: int) -> int:
   return length if length <= BLOCK else -(-length // BLOCK) * BLOCK
 
 
-def empty_cache(
-    kernels: str,
-    layers: int,
-    rows: int,
-    heads: int,
-    slots: int,
-    dim: int,
-    dtype,
-) -> Cache:
+def empty_cache(kernels: str, shape: tuple[int, ...], dtype) -> Cache:
   """A cache of zeros: rows over the batch axes, heads over the tensor axis.
 
   Args:
     kernels: the implementation of attention.
-    layers: of the model.
-    rows: B.
-    heads: of keys and values.
-    slots: tokens of a row.
-    dim: numbers of a head.
+    shape: [layers, B, K, S, C].
     dtype: of keys and values; int8 adds scales.
   """
-  v = jnp.zeros((layers, rows, heads, slots, dim), dtype)
+  v = jnp.zeros(shape, dtype)
   scale = jnp.zeros(v.shape[:-1]) if v.dtype == jnp.int8 else None
   k = _key_layout(kernels, v)
-  return jax.tree.map(constrain_cache, Cache(k, v, scale, scale))
-
-
-def constrain_cache(x: Array, rows: str | None = "batch") -> Array:
-  """Pins an array of a cache to the mesh: its rows (or not), and its heads."""
-  return sharding.constrain(x, None, rows, "kv_heads", *(None,) * (x.ndim - 3))
+  return jax.tree.map(
+      lambda x: sharding.constrain(
+          x, None, "batch", "kv_heads", *(None,) * (x.ndim - 3)
+      ),
+      Cache(k, v, scale, scale),
+  )
 
 
 def with_row(cache: Cache, row: Cache, slot: Array) -> Cache:

@@ -153,7 +153,7 @@ def empty_cache(
   """
   shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
   dtype = cfg.dtype if cache == "same" else cache
-  return attention.empty_cache(cfg.attention, *shape, dtype)
+  return attention.empty_cache(cfg.attention, shape, dtype)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:

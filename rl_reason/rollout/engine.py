@@ -74,7 +74,7 @@ class RolloutEngine:
       sizes_N: Array | None = None,
       *,
       expected_B: Array | None = None,
-      begun: tuple[Rollouts, Array] | None = None,
+      resumed: tuple[Rollouts, Array] | None = None,
       **options,
   ) -> Iterator[tuple[Rollouts, Array]]:
     """`sampler.stream` of host arrays, which are placed on the mesh here.
@@ -86,7 +86,7 @@ class RolloutEngine:
       temperature: on the host, scalar or [G].
       sizes_N: on the host, or None.
       expected_B: on the host, expected lengths of responses, or None.
-      begun: on the host, partial rollouts to resume, or None.
+      resumed: on the host, partial rollouts to resume, or None.
       **options: further keywords of `sampler.stream`.
     """
     by_row = functools.partial(sharding.put, self._mesh)
@@ -97,7 +97,7 @@ class RolloutEngine:
         sharding.put(self._mesh, temperature),
         None if sizes_N is None else sharding.put(self._mesh, sizes_N),
         expected_B=None if expected_B is None else by_row(expected_B, "batch"),
-        begun=None if begun is None else by_row(begun, "batch"),
+        resumed=None if resumed is None else by_row(resumed, "batch"),
         program=functools.partial(self._program, _signature(params)),
         cfg=self._cfg,
         **self._static,

@@ -23,14 +23,7 @@ MASK_VALUE = -1e30  # the score of a masked key: its softmax weight is 0
 def attend(
     q_BLKQC: Array, k_BLKC: Array, v_BLKC: Array, segments_BL: Array
 ) -> Array:
-  """Causal attention within segments, softmax in fp32: [B, L, K, Q, C].
-
-  Args:
-    q_BLKQC: queries, scaled.
-    k_BLKC: keys.
-    v_BLKC: values.
-    segments_BL: int32; tokens of one sequence are adjacent and share a number.
-  """
+  """Causal attention of scaled queries within segments, softmax in fp32."""
   heads_first = (
       q_BLKQC.transpose(0, 2, 3, 1, 4),
       k_BLKC.swapaxes(1, 2),

@@ -78,15 +78,7 @@ def packed(
     v_BLKC: Array,
     segments_BL: Array,
 ) -> Array:
-  """Causal attention within segments; [B, L, K, Q, C].
-
-  Args:
-    kernels: key of KERNELS.
-    q_BLKQC: queries, scaled.
-    k_BLKC: keys.
-    v_BLKC: values.
-    segments_BL: int32; tokens of one sequence share a number.
-  """
+  """As `packed_attention.attend`, by the kernels of a key of KERNELS."""
   length = q_BLKQC.shape[1]
   block = min(KERNELS[kernels].block, -(-length // PAGE) * PAGE)
   padded = [

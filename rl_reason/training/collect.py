@@ -168,7 +168,7 @@ class RolloutCollector:
         self._temperature,
         None if self._group_sizes is None else sizes_N,
         expected_B=length_B,
-        meanwhile=on_dispatch,
+        on_dispatch=on_dispatch,
         **self._options | options,
     ):
       yield sharding.fetch(part)

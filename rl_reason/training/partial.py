@@ -191,8 +191,8 @@ class PartialRolloutCollector(RolloutCollector):
         np.full(len(ids), self._group_size),
         [rows_B[b] for b in order_B],
         on_dispatch,
-        begun=start,
-        tell=self._capacity,
+        resumed=start,
+        yield_when_unfinished_groups=self._capacity,
     ):
       yield jax.tree.map(lambda x: x[back_B], part)
 

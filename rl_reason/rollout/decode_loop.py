@@ -1,0 +1,309 @@
+"""The decode loop of the sampler, on the device: continuous batching.
+
+A fixed number of slots decode together, one token each per step. Each token is
+drawn from the last hidden state, written to its response, and read by the
+model. A slot whose response has ended admits the next row of the queue.
+
+Shapes here: N prompts; R rows of the queue, one response each; B decode slots;
+W data shards, each with a queue and slots of its own; V tokens of the
+vocabulary, in the drawing of a token N blocks of them.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from rl_reason.models import attention, decoder
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, Tree
+
+BURST = 8  # decode steps between two admissions from the queue
+CHUNK = 2  # bursts of one compiled call; the host reads counts while it runs
+VOCAB_BLOCK = 512  # tokens of a block of the vocabulary when one is drawn
+
+
+@struct.dataclass
+class Queue:
+  """R rows, one response each; rows of a prompt are adjacent.
+
+  Attributes:
+    cache: of the prompts, prefilled.
+    hidden_ND: hidden state after the last token of each prompt.
+    length_N: tokens of each prompt.
+    prompt_R: the prompt that a row answers.
+    order_R: rows in the order in which they start.
+    key_R: seeds the row's noise.
+    temperature_R: 0 is greedy.
+    limit_R: maximum tokens of the response.
+    tokens_RT, logps_RT, lengths_R, truncated_R: the responses so far, as in
+      `Rollouts`.
+    ended_R: bool, whether the response is complete.
+    end_W: number of rows to start; one number per data shard.
+    next_W: number of rows that have started.
+  """
+
+  cache: attention.Cache
+  hidden_ND: Array
+  length_N: Array
+  prompt_R: Array
+  order_R: Array
+  key_R: Array
+  temperature_R: Array
+  limit_R: Array
+  tokens_RT: Array
+  logps_RT: Array
+  lengths_R: Array
+  truncated_R: Array
+  ended_R: Array
+  end_W: Array
+  next_W: Array
+
+
+@struct.dataclass
+class Slots:
+  """B rows that are being decoded.
+
+  Attributes:
+    cache: prompt and response of each.
+    hidden_BD: hidden state from which the next token is drawn.
+    row_B: row of the queue; R if the slot is empty.
+    t_B: tokens of the response so far.
+    position_B: of the next token; -1 if the slot is empty.
+  """
+
+  cache: attention.Cache
+  hidden_BD: Array
+  row_B: Array
+  t_B: Array
+  position_B: Array
+
+
+def specs(
+    kind: type, replicated: tuple[str, ...] = (), heads: str | None = None
+) -> Any:
+  """PartitionSpecs of a Queue or Slots: split by rows, or replicated.
+
+  Args:
+    kind: Queue or Slots.
+    replicated: fields that each data shard has in full.
+    heads: logical axis of the heads of its cache.
+  """
+
+  def spec(name):
+    rows = None if name in replicated else "batch"
+    return sharding.spec(*(None, rows, heads) if name == "cache" else (rows,))
+
+  return kind(**{x.name: spec(x.name) for x in dataclasses.fields(kind)})
+
+
+def constrain(tree: Any, replicated: tuple[str, ...] = ()) -> Any:
+  """Pins a Queue or Slots to the mesh, the heads of its cache, too."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return tree
+  wanted = specs(type(tree), replicated, "kv_heads")
+  return jax.lax.with_sharding_constraint(tree, wanted)
+
+
+def decode(
+    params: Tree,
+    queue: Queue,
+    slots: Slots,
+    *,
+    cfg: decoder.ModelConfig,
+    group_size: int,
+    eos: int | tuple[int, ...],
+    top_p: float,
+) -> tuple[Queue, Slots, tuple[Array, Array]]:
+  """`Sampler.decode` of one data shard; keywords are fields of `Sampler`."""
+  rows, end = len(queue.lengths_R), queue.end_W[0]
+
+  def busy(carry):
+    bursts, queue, slots = carry
+    unfinished = jnp.any(slots.row_B < rows) | (queue.next_W[0] < end)
+    return (bursts < CHUNK) & unfinished
+
+  def burst(carry):
+    bursts, queue, slots = carry
+    # Admit rows from the queue only between bursts: an admission costs a sort
+    # and copies of caches, an empty slot at most BURST - 1 idle steps.
+    queue, slots = _admit(queue, slots)
+    # Rows of like length are read together, as many blocks as the longest has.
+    order_B = jnp.argsort(-slots.position_B)
+    step = functools.partial(_step, params, cfg, eos, top_p, order_B)
+    carry = jax.lax.fori_loop(0, BURST, step, (queue, slots))
+    return bursts + 1, *carry
+
+  _, queue, slots = jax.lax.while_loop(busy, burst, (0, queue, slots))
+  unfinished = end - queue.next_W[0] + jnp.sum(slots.row_B < rows)
+  groups = queue.ended_R.reshape(-1, group_size).all(1).sum()
+  return queue, slots, (unfinished[None], groups[None])
+
+
+def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
+  """Moves the next rows, in the order of the queue, into the empty slots."""
+  rows, first = len(queue.lengths_R), queue.next_W[0]
+  free_B = slots.row_B == rows
+  next_B = first + jnp.cumsum(free_B) - 1
+  admits_B = free_B & (next_B < queue.end_W[0])
+  row_B = jnp.where(admits_B, queue.order_R[next_B], slots.row_B)
+  prompt_B = queue.prompt_R[row_B]
+
+  # Copy the prefilled cache of the prompt, for one admitted row after the other
+  # and in place: a gather for all slots at once would copy the whole cache.
+  def copy(n, cache):
+    slot = slot_B[n]
+    prefix = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, prompt_B[slot], 1, 1),
+        queue.cache,
+    )
+    return attention.with_row(cache, prefix, slot)
+
+  slot_B = jnp.argsort(~admits_B)
+  count = admits_B.sum()
+  return queue.replace(next_W=queue.next_W + count), Slots(
+      cache=jax.lax.fori_loop(0, count, copy, slots.cache),
+      hidden_BD=jnp.where(
+          admits_B[:, None], queue.hidden_ND[prompt_B], slots.hidden_BD
+      ),
+      row_B=row_B,
+      t_B=jnp.where(admits_B, 0, slots.t_B),
+      position_B=jnp.where(
+          admits_B, queue.length_N[prompt_B], slots.position_B
+      ),
+  )
+
+
+def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
+  """One decode step: draws a token for each slot, writes it, and reads it."""
+  queue, slots = carry
+  rows = len(queue.lengths_R)
+  row_B, t_B = slots.row_B, slots.t_B
+
+  # Sample from the hidden state of the last token. The noise is that of the
+  # row's t-th token, in whatever slot it is drawn.
+  temperature_B = queue.temperature_R[row_B]
+  greedy_B = temperature_B == 0
+  scaled_BV = decoder.logits(params, cfg, slots.hidden_BD)
+  scaled_BV /= jnp.where(greedy_B, 1, temperature_B)[:, None]
+  key_B = jax.random.wrap_key_data(queue.key_R[row_B])
+  uniform_B = jax.vmap(
+      lambda key, t: jax.random.uniform(jax.random.fold_in(key, t))
+  )(key_B, t_B)
+  token_B = jnp.where(
+      greedy_B,
+      jnp.argmax(scaled_BV, -1),
+      draw(scaled_BV, uniform_B, top_p),
+  )
+  # The log-prob before top-p: the one that the trainer computes, too.
+  chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
+  logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
+  token_B = token_B.astype(jnp.int32)
+
+  # Write the token to its response. What an empty slot writes is dropped,
+  # because its row is out of bounds.
+  is_eos_B = jnp.isin(token_B, np.array(eos))
+  active_B = (row_B < rows) & ~is_eos_B & (t_B + 1 < queue.limit_R[row_B])
+  queue = queue.replace(
+      tokens_RT=queue.tokens_RT.at[row_B, t_B].set(token_B, mode="drop"),
+      logps_RT=queue.logps_RT.at[row_B, t_B].set(logp_B, mode="drop"),
+      lengths_R=queue.lengths_R.at[row_B].set(t_B + 1, mode="drop"),
+      truncated_R=queue.truncated_R.at[row_B].set(~is_eos_B, mode="drop"),
+      ended_R=queue.ended_R.at[row_B].set(~active_B, mode="drop"),
+  )
+
+  # Read the token into the cache and compute the next hidden state; position
+  # -1 keeps the slots of ended rows out of the blocks that attention reads.
+  position_B = jnp.where(active_B, slots.position_B, -1)
+  hidden_B1D, cache = decoder.forward(
+      params,
+      cfg,
+      token_B[:, None],
+      position_B[:, None],
+      attention.decode(position_B, order_B),
+      slots.cache,
+  )
+  return queue, Slots(
+      cache=cache,
+      hidden_BD=hidden_B1D[:, 0],
+      row_B=jnp.where(active_B, row_B, rows),
+      t_B=t_B + 1,
+      position_B=position_B + active_B,
+  )
+
+
+def shrink(slots: Slots) -> Slots:
+  """Half of the slots of one data shard: the occupied ones, if they fit."""
+  # Empty slots have position -1 and are sorted to the end.
+  keep_B = jnp.argsort(-slots.position_B)[: len(slots.row_B) // 2]
+  cache = jax.tree.map(lambda x: x[:, keep_B], slots.cache)
+  rest = jax.tree.map(lambda x: x[keep_B], slots.replace(cache=None))
+  return rest.replace(cache=cache)
+
+
+def draw(logits_BV: Array, uniform_B: Array, top_p: float) -> Array:
+  """Inverse-CDF sampling: one uniform number decides one token.
+
+  Args:
+    logits_BV: float32, temperature already applied.
+    uniform_B: in [0, 1).
+    top_p: > 0, keep the smallest set of likeliest tokens with this mass; the
+      likeliest token is always in it.
+
+  Returns:
+    [B] int32.
+  """
+  probs_BV = jax.nn.softmax(logits_BV, -1)
+  if top_p < 1:
+    probs_BV = _nucleus(probs_BV, top_p)
+  return _inverse_cdf(probs_BV, uniform_B)
+
+
+def _nucleus(probs_BV: Array, top_p: float) -> Array:
+  """Probabilities, with zeros for tokens outside of the nucleus; [B, V].
+
+  A token stays if all likelier ones have less mass than top_p. The threshold is
+  found by bisection over the bits of a probability, which sort as it does: sums
+  over a vocabulary are faster than a sort of it.
+  """
+  bits_BV = jax.lax.bitcast_convert_type(probs_BV, jnp.int32)
+
+  def halve(_, ends):
+    low_B, high_B = ends
+    middle_B = (low_B + high_B) // 2
+    likelier_BV = jnp.where(bits_BV > middle_B[:, None], probs_BV, 0)
+    below_B = likelier_BV.sum(-1) < top_p
+    low_B = jnp.where(below_B, low_B, middle_B)
+    return low_B, jnp.where(below_B, middle_B, high_B)
+
+  one = jnp.full(len(probs_BV), 0x3F800000, jnp.int32)  # the bits of 1.0
+  _, least_B = jax.lax.fori_loop(0, 30, halve, (jnp.full_like(one, -1), one))
+  return jnp.where(bits_BV >= least_B[:, None], probs_BV, 0)
+
+
+def _inverse_cdf(probs_BV: Array, uniform_B: Array) -> Array:
+  """The token whose part of the CDF contains a number; [B].
+
+  First a block of tokens by the sums of blocks, then a token within it: a
+  cumulative sum over a whole vocabulary takes a dozen passes over it.
+  """
+  rows, vocab = probs_BV.shape
+  width = min(VOCAB_BLOCK, vocab)
+  padded_BV = jnp.pad(probs_BV, ((0, 0), (0, -vocab % width)))
+  probs_BNV = padded_BV.reshape(rows, -1, width)
+  cdf_BN = jnp.cumsum(probs_BNV.sum(-1), -1)
+  # Scaled by the total mass, which top-p leaves below 1.
+  point_B1 = uniform_B[:, None] * cdf_BN[:, -1:]
+  block_B1 = jnp.sum(cdf_BN <= point_B1, -1, keepdims=True)
+  block_B1 = jnp.minimum(block_B1, probs_BNV.shape[1] - 1)
+  block_BV = jnp.take_along_axis(probs_BNV, block_B1[..., None], 1)[:, 0]
+  before_B1 = jnp.take_along_axis(cdf_BN, jnp.maximum(block_B1 - 1, 0), 1)
+  cdf_BV = jnp.where(block_B1 > 0, before_B1, 0) + jnp.cumsum(block_BV, -1)
+  index_B = jnp.sum(cdf_BV <= point_B1, -1)
+  # Rounding may put the point behind the last token with any mass.
+  last_B = jnp.max(jnp.where(block_BV > 0, jnp.arange(width), 0), -1)
+  return block_B1[:, 0] * width + jnp.minimum(index_B, last_B)
