@@ -259,7 +259,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       require(values[name] in known, name, f"must be one of {', '.join(known)}")
     section, chosen = name.split(".")[0], values[name] != "none"
     for keyword in config.signature(c, name).keywords if chosen else ():
-      field = f"{section}.{keyword}"
+      field = f"{section}.{config.PREFIXES.get(name, '')}{keyword}"
       require(
           field in values,
           name,

@@ -157,14 +157,22 @@ class Signature(NamedTuple):
 @functools.cache
 def signatures(module: str) -> dict[str, Signature]:
   """Public functions of a module of the pure core, read as text."""
-  path = pathlib.Path(__file__).with_name("algorithms") / f"{module}.py"
-  return {
+  files = (module, "advantage_variants")[: 1 + (module == "advantages")]
+  room = pathlib.Path(__file__).with_name("algorithms")
+  found = {
       node.name: Signature(
           tuple(arg.arg for arg in node.args.args),
           tuple(arg.arg for arg in node.args.kwonlyargs),
       )
-      for node in ast.parse(path.read_text()).body
+      for file in files
+      for node in ast.parse((room / f"{file}.py").read_text()).body
       if isinstance(node, ast.FunctionDef) and node.name[0] != "_"
+  }
+  inputs = ("mask_BT", "groups_B")  # the file has other functions, too
+  return {
+      name: one
+      for name, one in found.items()
+      if module != "reductions" or one.arrays == inputs
   }
 
 
@@ -177,6 +185,10 @@ FUNCTIONS = {
 }
 
 
+# Fields of these are named section.PREFIXkeyword.
+PREFIXES = {"loss.correction": "correction_"}
+
+
 def signature(c, field: str) -> Signature:
   """Of the function that a field names."""
   section, _, name = field.partition(".")
@@ -185,8 +197,8 @@ def signature(c, field: str) -> Signature:
 
 def keywords(c, field: str) -> dict[str, Any]:
   """The fields that the function named by a field takes as keywords."""
-  section = c[field.partition(".")[0]]
-  return {name: section[name] for name in signature(c, field).keywords}
+  section, prefix = c[field.partition(".")[0]], PREFIXES.get(field, "")
+  return {name: section[prefix + name] for name in signature(c, field).keywords}
 
 
 def unread(c) -> set[str]:
@@ -195,7 +207,8 @@ def unread(c) -> set[str]:
   for field, module in FUNCTIONS.items():
     section, _, name = field.partition(".")
     for function, one in signatures(module).items():
-      names = {f"{section}.{x}" for x in one.keywords}
+      prefix = PREFIXES.get(field, "")
+      names = {f"{section}.{prefix}{x}" for x in one.keywords}
       known |= names
       used |= names if function == c[section][name] else set()
   # The critic's targets are discounted, too.

@@ -20,6 +20,8 @@ Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
 | S      | slots of the key/value cache                |
 """
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from flax import struct
@@ -41,6 +43,17 @@ Tree = Any  # a pytree of arrays
 UnitInterval = Annotated[float, (0, 1)]
 NonNegative = Annotated[float, (0, None)]
 Positive = Annotated[float, (1e-9, None)]
+
+
+def call_by_name(function: Callable, inputs: Mapping[str, Any]) -> Any:
+  """Calls a function with the inputs that its positional parameters name.
+
+  Keyword-only parameters are the user's: bound before, or left at their
+  defaults.
+  """
+  parameters = inspect.signature(function).parameters.values()
+  positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  return function(*(inputs[p.name] for p in parameters if p.kind is positional))
 
 
 @struct.dataclass
@@ -167,7 +180,7 @@ class Batch:
 
 @struct.dataclass
 class History:
-  """Responses of recent RL steps, newest last, for `variants.temporal`.
+  """Responses of recent RL steps, newest last, for the advantage `temporal`.
 
   Attributes:
     tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.

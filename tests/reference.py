@@ -56,11 +56,15 @@ def group_min(values_B, groups_B):
   return [min(values_B[np.equal(groups_B, g)]) for g in groups_B]
 
 
+def group_constant(values_B, groups_B):
+  return [len(set(values_B[np.equal(groups_B, g)])) == 1 for g in groups_B]
+
+
 def row_mean(values_BT, mask_BT):
   return np.array([_mean(row) for row in _tokens(values_BT, mask_BT)])
 
 
-def token_mean(values_BT, mask_BT):
+def masked_mean(values_BT, mask_BT):
   return _mean(sum(_tokens(values_BT, mask_BT), []))
 
 
@@ -451,8 +455,8 @@ def top_share(values_BT, mask_BT, share):
 
 
 def covariance(logps_BT, advantages_BT, mask_BT):
-  logp = token_mean(logps_BT, mask_BT)
-  advantage = token_mean(advantages_BT, mask_BT)
+  logp = masked_mean(logps_BT, mask_BT)
+  advantage = masked_mean(advantages_BT, mask_BT)
   rows = [
       [(a - logp) * (b - advantage) for a, b in zip(*pair, strict=True)]
       for pair in zip(

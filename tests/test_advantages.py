@@ -1,192 +1,32 @@
 """Advantages: hand-worked numbers, an independent version, and invariances."""
 
-import functools
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from hypothesis import given, settings, strategies as st
-from hypothesis.extra import numpy as hnp
+from advantage_inputs import (
+    GROUPS,
+    OF_OTHERS,
+    OF_RESPONSES,
+    OF_TOKENS,
+    B,
+    H,
+    call,
+    example,
+    expect,
+    function,
+    real,
+    strategy,
+)
+from by_hand import DTYPES, NEAR, QUICK, public
+from hypothesis import given, strategies as st
 
 from rl_reason.algorithms import advantages
-from rl_reason.algorithms.groups import whiten
-
-OF_RESPONSES = [
-    "group_mean",
-    "group_norm",
-    "group_mean_batch_std",
-    "leave_one_out",
-    "max_rl",
-    "rank",
-    "length_weighted",
-    "quality_weighted",
-    "confidence_weighted",
-    "hierarchical",
-    "temporal",
-    "explore",
-]
-OF_TOKENS = [
-    "returns_to_go",
-    "gae",
-    "gae_length_adaptive",
-    "gae_exp_complexity",
-    "hybrid",
-]
-# The baseline is a mean over the OTHERS of the group.
-OF_OTHERS = [
-    "leave_one_out",
-    "length_weighted",
-    "quality_weighted",
-    "confidence_weighted",
-    "temporal",
-]
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-NEAR = {
-    "float32": dict(rtol=2e-5, atol=1e-5),
-    "float64": dict(rtol=1e-11, atol=1e-11),
-}
-QUICK = settings(max_examples=12, deadline=None, derandomize=True)
-B, T, H = 8, 6, 5
-
-
-# --- every array that an advantage may ask for -------------------------------
-
-
-def eighths(low, high, shape):
-  """Multiples of 1/8: exact in fp32, so equal means are equal to the bit."""
-  ints = hnp.arrays(np.int8, shape, elements=st.integers(8 * low, 8 * high))
-  return ints.map(lambda x: x / 8)
-
-
-def dense(low, high):
-  """The same for tokens, from a seed: quicker than number by number."""
-  return st.integers(0, 10**6).map(
-      lambda seed: np.random.default_rng(seed).integers(
-          8 * low, 8 * high + 1, (B, T)
-      )
-      / 8
-  )
-
-
-def ids(shape, *some):
-  return hnp.arrays(np.int32, shape, elements=st.sampled_from(some))
-
-
-ARRAYS = dict(
-    rewards_B=eighths(-2, 2, B),
-    # Few ids, so that groups repeat; negative and extreme ones, in any order.
-    groups_B=ids(B, 0, 5, -1, -7, 2**31 - 1, -(2**31)),
-    types_B=ids(B, 0, 1, 3),
-    problems_B=ids(B, 7, -8, 9),
-    valid_B=hnp.arrays(bool, B),
-    mask_BT=hnp.arrays(bool, (B, T)),  # with holes; may be empty
-    logps_BT=dense(-3, 0),
-    rewards_BT=dense(-1, 1),
-    values_BT=dense(-2, 2),
-    progress=st.sampled_from([0.0, 0.25, 1.0]).map(np.float64),
-    past_rewards_H=eighths(-2, 2, H),
-    past_problems_H=ids(H, 7, -8, 10),
-    past_weights_H=eighths(0, 2, H),
-)
-GROUPS = {"groups_B", "types_B", "problems_B"}
-
-
-def needs(name):
-  """Names of the arrays of an advantage, as the loop reads them."""
-  parameters = inspect.signature(getattr(advantages, name)).parameters.values()
-  return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
-@functools.cache
-def strategy(name):
-  some = needs(name)
-  rows = st.fixed_dictionaries({k: ARRAYS[k] for k in some})
-  return rows.map(functools.partial(tidy, name))
-
-
-def tidy(name, rows):
-  """Padding is a group of its own; MaxRL is for rewards of 0 and 1."""
-  if "valid_B" in rows and "groups_B" in rows:
-    rows["groups_B"] = np.where(rows["valid_B"], rows["groups_B"], 3)
-  if name == "max_rl":
-    rows["rewards_B"] = (rows["rewards_B"] > 0) * 1.0
-  return rows
-
-
-def example(name, seed=0):
-  """Seven rows of one group (and type) and one alone; nothing remembered."""
-  rng = np.random.default_rng(seed)
-  group_B = np.int32([9, 9, 9, 9, 9, 9, -2, 9])
-  some = dict(
-      rewards_B=rng.normal(size=B),
-      groups_B=group_B,
-      types_B=group_B,
-      problems_B=group_B,
-      valid_B=np.ones(B, bool),
-      mask_BT=np.arange(T) < 1 + np.arange(B)[:, None] % T,
-      logps_BT=-rng.exponential(size=(B, T)),
-      progress=np.float64(0.5),
-      past_rewards_H=np.zeros(H),
-      past_problems_H=np.full(H, -1, np.int32),
-      past_weights_H=np.zeros(H),
-  )
-  return {k: some[k] for k in needs(name)}
-
-
-def padded(key, x):
-  """[B], [B, T] or [H] from fewer rows: one shape, one program to compile."""
-  x = np.asarray(x)
-  sizes = dict(B=B, T=T, H=H)
-  shape = [sizes[letter] for letter in key.rpartition("_")[2]] if x.ndim else []
-  out = np.zeros(np.maximum(shape, x.shape).astype(int), x.dtype)
-  if x.dtype.kind == "i":  # everything else is alone
-    out += 1000 + np.arange(len(out))
-  out[tuple(map(slice, x.shape))] = x
-  return out
-
-
-@functools.cache
-def program(name):
-  return jax.jit(
-      getattr(advantages, name),
-      compiler_options={"xla_backend_optimization_level": 0},
-  )
-
-
-def call(name, rows, dtype="float32", **keywords):
-  """One advantage under jit, in one precision, on B rows of T or less."""
-  parameters = inspect.signature(getattr(advantages, name)).parameters.values()
-  keywords = {
-      p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY
-  } | keywords
-  with jax.enable_x64(dtype == "float64"):
-    arrays = [padded(k, rows[k]) for k in needs(name)]
-    out = program(name)(
-        *(jnp.array(x, dtype) if x.dtype.kind == "f" else x for x in arrays),
-        **keywords,
-    )
-  assert out.dtype == dtype
-  like = rows["mask_BT" if out.ndim == 2 else "rewards_B"]
-  return np.asarray(out)[tuple(map(slice, np.shape(like)))]
-
-
-def expect(name, rows, **keywords):
-  """The same by `reference`."""
-  arrays = [rows[k] for k in needs(name)]
-  return np.asarray(getattr(reference, name)(*arrays, **keywords))
-
-
-def real(rows):
-  """Rows whose advantage means something."""
-  return rows.get("valid_B", np.ones(B, bool))
-
 
 # --- by hand -----------------------------------------------------------------
 
-L3, HALF = np.log(3), np.sqrt(0.5)
+HALF = np.sqrt(0.5)
 DELTAS = dict(  # with gamma 1: 1/4 - 1/2 = -1/4, 3/4 - 1/4 = 1/2, 1 - 3/4 = 1/4
     rewards_BT=[[0.0, 0.0, 1.0]],
     values_BT=[[0.5, 0.25, 0.75]],
@@ -204,10 +44,8 @@ TWO = dict(
 BATCH = dict(
     rewards_B=[1.0, 0.0, 3.0, 0.0, 50.0],
     groups_B=[1, 1, 2, 2, 3],
-    types_B=[0, 0, 1, 1, 1],
     valid_B=np.array([True, True, True, True, False]),
 )
-WEIGHED = dict(rewards_B=[1.0, 0.0, 3.0], groups_B=[0, 0, 0])
 BY_HAND = [  # (name, arrays, keywords, wanted)
     ("group_mean", TWO, {}, [0.5, 1.5, -0.5, -0.5, -0.5, -0.5, 0.5, -0.5]),
     (
@@ -251,84 +89,6 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         {},
         [3, -1, -1, -1, 0, 0, 0, 0],
     ),
-    # Ranks 4, 1, 2.5, 2.5, less 5/2, over 2; ranks 1, 2, 3 less 2, over 3/2.
-    (
-        "rank",
-        dict(
-            rewards_B=[10, -3, 0.5, 0.5, -9.0, 7.0, 8.0],
-            groups_B=[0, 0, 0, 0, 1, 1, 1],
-        ),
-        {},
-        [0.75, -0.75, 0, 0, -2 / 3, 0, 2 / 3],
-    ),
-    # Lengths 1, 4, 4 weigh 1, 1/2, 1/2: 1 - (0 + 3/2) / 1 = -1/2,
-    # 0 - (1 + 3/2) / (3/2) = -5/3, 3 - (1 + 0) / (3/2) = 7/3.
-    (
-        "length_weighted",
-        WEIGHED | dict(mask_BT=np.array([[0, 1, 0, 0], [1] * 4, [1] * 4]) > 0),
-        {},
-        [-1 / 2, -5 / 3, 7 / 3],
-    ),
-    # Means of log p: 0, -ln 2 (of 0 and -2 ln 2), -ln 2: the weights as above.
-    (
-        "quality_weighted",
-        WEIGHED
-        | dict(
-            logps_BT=-np.log([[1, 5], [1, 4], [2, 2]]),
-            mask_BT=np.array([[1, 0], [1, 1], [1, 1]]) > 0,
-        ),
-        {},
-        [-1 / 2, -5 / 3, 7 / 3],
-    ),
-    # 2 sigmoid(ln 3) - 1 = 1/2, 2 sigmoid(ln 9) - 1 = 4/5. In units of ln 3:
-    # 1 - (-.5 + 1.6) / 1.3, -1 - (.5 + 1.6) / 1.3, 0 - 1.6 / 1.8, 2 - 0 / 1.
-    # Of 2, 0, 0 the others of the first are undecided: no baseline, no signal.
-    (
-        "confidence_weighted",
-        dict(
-            rewards_B=[L3, -L3, 0, 2 * L3, 2, 0, 0],
-            groups_B=[0, 0, 0, 0, 1, 1, 1],
-        ),
-        {},
-        [2 / 13 * L3, -34 / 13 * L3, -8 / 9 * L3, 2 * L3, 0, -2, -2],
-    ),
-    # By type +-1/2 over sqrt(1/2), +-3/2 over sqrt(9/2): +-sqrt(1/2). In the
-    # batch (see above) 0, -1, 2, -1 over sqrt(2).
-    (
-        "hierarchical",
-        BATCH,
-        dict(mix=0.25, eps=1e-30),
-        [0.25 * HALF, -HALF, 1.75 * HALF, -HALF, 0],
-    ),
-    # Problem 7, past rewards 1 (weight 1/2) and -1 (weight 0):
-    # 1 - (0 + 1/2) / (3/2) = 2/3, 0 - (1 + 1/2) / (3/2) = -1. Problem 8 has
-    # one response now and one of weight 2 before: 90 - 100. Problem 9: nothing.
-    (
-        "temporal",
-        dict(
-            rewards_B=[1.0, 0.0, 90.0, 4.0],
-            problems_B=[7, 7, 8, 9],
-            past_rewards_H=[1.0, 100.0, -1.0],
-            past_problems_H=[7, 8, 7],
-            past_weights_H=[0.5, 2.0, 0.0],
-        ),
-        {},
-        [2 / 3, -1, -10, 0],
-    ),
-    # Surprise 1 and 3, reward 1 and 0: both normalise to +-sqrt(1/2); the bonus
-    # is 1/2 exp(-ln 2) = 1/4. The other group has no signal, so no bonus.
-    (
-        "explore",
-        dict(
-            rewards_B=[1.0, 0.0, 1.0, 1.0],
-            groups_B=[0, 0, 1, 1],
-            logps_BT=[[-1.0, -1.0], [-2.0, -4.0], [-1.0, 9.0], [-3.0, 9.0]],
-            mask_BT=np.array([[1, 1], [1, 1], [1, 0], [1, 0]]) > 0,
-            progress=np.array(1.0),
-        ),
-        dict(bonus=0.5, decay=np.log(2), eps=1e-30),
-        [0.75 * HALF, -0.75 * HALF, 0, 0],
-    ),
     # From the end: 4; 2 + 4/2 = 4; 1 + 4/2 = 3. The hole costs no discount.
     (
         "returns_to_go",
@@ -351,30 +111,6 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         dict(alpha=0.5),
         [[-1 / 18, 7 / 12, 1 / 4]],
     ),
-    # Decay 6 ln 2 over T = 6: lam_l = .8 * 2^-l * ease. Complexity 1 of 2:
-    # ease 3/4, lam_1 = .3, lam_2 = .15; 7 counts as 2: ease 1/2, .2 and .1.
-    # A_0 = -.25 + lam_1 .5 + lam_1 lam_2 .25, A_1 = .5 + lam_1 .25, A_2 = .25
-    (
-        "gae_exp_complexity",
-        {k: x * 2 for k, x in DELTAS.items()} | dict(types_B=[1, 7]),
-        dict(lam=0.8, decay=6 * np.log(2), slope=0.5, hardest=2.0),
-        [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25]],
-    ),
-    # One token each, so VAPO's is r - V: -1 and 0; GRPO's is +-sqrt(1/2).
-    # Whitened they are opposite, and VAPO's share is 1/2 exp(-ln 2) = 1/4.
-    (
-        "hybrid",
-        dict(
-            rewards_B=[1.0, 0.0],
-            groups_B=[0, 0],
-            rewards_BT=[[1.0, 5.0], [0.0, 5.0]],
-            values_BT=[[2.0, 5.0], [0.0, 5.0]],
-            mask_BT=[[True, False], [True, False]],
-            progress=np.array(1.0),
-        ),
-        dict(decay=np.log(2)),
-        [[0.5 * HALF, 0], [-0.5 * HALF, 0]],
-    ),
 ]
 
 
@@ -390,14 +126,9 @@ def test_by_hand(name, rows, keywords, wanted, dtype):
   np.testing.assert_allclose(got, wanted, **near)
 
 
-def test_all_are_tested():
-  public = {
-      name
-      for name, x in vars(advantages).items()
-      if inspect.isfunction(x) and x.__module__ == advantages.__name__
-  }
-  wanted = {name for name in public if not name.startswith("_")}
-  assert wanted == {*OF_RESPONSES, *OF_TOKENS} == {x[0] for x in BY_HAND}
+def test_every_advantage_has_numbers_by_hand():
+  assert {x[0] for x in BY_HAND} == public(advantages)
+  assert public(advantages) <= {*OF_RESPONSES, *OF_TOKENS}
 
 
 # --- against NumPy -----------------------------------------------------------
@@ -426,11 +157,8 @@ VARIANTS = [(name, {}) for name in (*OF_RESPONSES, *OF_TOKENS)] + [
 def test_matches_numpy(name, keywords, data):
   rows = data.draw(strategy(name))
   wanted = expect(name, rows, **keywords)[real(rows)]
-  for dtype, near in NEAR.items():
-    if name == "hybrid" and dtype == "float32":
-      near = near | dict(atol=1e-3)  # whitening tokens that are nearly equal
-    got = call(name, rows, dtype, **keywords)[real(rows)]
-    np.testing.assert_allclose(got, wanted, **near, err_msg=dtype)
+  got = call(name, rows, "float64", **keywords)[real(rows)]
+  np.testing.assert_allclose(got, wanted, **NEAR["float64"])
 
 
 # --- invariances -------------------------------------------------------------
@@ -489,7 +217,7 @@ def test_rows_have_no_order_and_groups_no_names(name, data):
           for k, x in rows.items()
       },
   )
-  np.testing.assert_allclose(moved, got[order], **NEAR["float32"])
+  np.testing.assert_allclose(moved, got[order], rtol=2e-5, atol=1e-5)
 
   if name == "gae_exp_complexity":
     return  # its types are numbers, not names
@@ -499,7 +227,7 @@ def test_rows_have_no_order_and_groups_no_names(name, data):
   other = {k: np.int32([names[i] for i in rows[k]]) for k in named}
   moved = call(name, rows | other)
   np.testing.assert_allclose(
-      moved[real(rows)], got[real(rows)], **NEAR["float32"]
+      moved[real(rows)], got[real(rows)], rtol=2e-5, atol=1e-5
   )
 
 
@@ -623,70 +351,14 @@ def test_the_baseline_does_not_know_the_reward(name, data):
   assert alone or abs(after[b] - before[b] - 0.625) < 1e-9
 
 
-# --- one is another in the limit ---------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "keywords", "other", "more"),
-    [
-        ("hierarchical", dict(mix=1.0), "group_norm", "types_B"),
-        ("hierarchical", dict(mix=0.0), "group_norm", None),
-        ("explore", dict(bonus=0.0), "group_norm", "groups_B"),
-        ("temporal", {}, "leave_one_out", "problems_B"),
-    ],
-)
-@given(data=st.data())
-@QUICK
-def test_limits(name, keywords, other, more, data):
-  rows = data.draw(strategy(name))
-  if name == "temporal":
-    rows["past_weights_H"] = np.zeros(H)
-  if "valid_B" in rows:
-    rows["valid_B"] = np.ones(B, bool)
-  ids_B = rows[more] if more else np.zeros(B, np.int32)
-  np.testing.assert_allclose(
-      call(name, rows, "float64", **keywords),
-      call(other, rows | dict(groups_B=ids_B), "float64"),
-      **NEAR["float64"],
-  )
-
-
-@given(data=st.data())
-@QUICK
-def test_fresh_memories_are_like_rows_of_today(data):
-  """Weights of 1: leave-one-out over the rows of now and then."""
-  rows = data.draw(strategy("temporal")) | dict(past_weights_H=np.ones(H))
-  both = dict(
-      rewards_B=np.concatenate([rows["rewards_B"], rows["past_rewards_H"]]),
-      groups_B=np.concatenate([rows["problems_B"], rows["past_problems_H"]]),
-  )
-  wanted = call("leave_one_out", both, "float64")[:B]
-  np.testing.assert_allclose(
-      call("temporal", rows, "float64"), wanted, **NEAR["float64"]
-  )
-
-
-@given(data=st.data())
-@QUICK
-def test_weighing_alike_is_leave_one_out(data):
-  """Responses of one length, one probability."""
-  rows = data.draw(strategy("quality_weighted"))
-  rows |= dict(logps_BT=np.full((B, T), -0.5), mask_BT=np.ones((B, T), bool))
-  wanted = call("leave_one_out", rows, "float64")
-  for name in ("length_weighted", "quality_weighted"):
-    np.testing.assert_allclose(
-        call(name, rows, "float64"), wanted, **NEAR["float64"]
-    )
-
-
 @pytest.mark.parametrize("name", ["group_mean", "group_norm", "leave_one_out"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_groups_of_a_thousand_keep_their_digits(name, dtype):
   """Row by row, sums of so many are off by 1e-5; counts in bf16 end at 256."""
-  right_B = np.random.default_rng(0).random(1024) < 0.4
-  rewards_B = jnp.where(right_B, 0.3, -0.7).astype(dtype)
+  correct_B = np.random.default_rng(0).random(1024) < 0.4
+  rewards_B = jnp.where(correct_B, 0.3, -0.7).astype(dtype)
   groups_B = np.zeros(1024, np.int32)
-  got = getattr(advantages, name)(rewards_B, groups_B)
+  got = function(name)(rewards_B, groups_B)
   assert got.dtype == dtype
   rows = dict(rewards_B=np.asarray(rewards_B, float), groups_B=groups_B)
   np.testing.assert_allclose(
@@ -694,37 +366,6 @@ def test_groups_of_a_thousand_keep_their_digits(name, dtype):
       call(name, rows, "float64"),
       atol=1e-6 if dtype == "float32" else 0.02,
   )
-
-
-@pytest.mark.parametrize("others", [-8.0, -14.0, -40.0, -120.0])
-def test_a_likely_response_has_a_baseline_of_unlikely_ones(others):
-  """Its weight is a million times theirs: in a difference they would vanish."""
-  rows = dict(
-      rewards_B=np.array([1.0, 1.0, 0.0, 1.0]),
-      groups_B=np.zeros(4, np.int32),
-      logps_BT=np.array([[-0.05], [others], [others - 1], [others - 2]]),
-      mask_BT=np.ones((4, 1), bool),
-  )
-  weight = np.exp([0.0, -1, -2])  # of the three others
-  got = call("quality_weighted", rows)
-  if others > -80:  # below, e^-x is 0 beside 1 in fp32: they count as nothing
-    wanted = 1 - (weight * [1, 0, 1]).sum() / weight.sum()
-    assert got[0] == pytest.approx(wanted, abs=1e-6)
-  # Of the others one response is nearly all of the weight.
-  np.testing.assert_allclose(got[1:], [0, -1, 0], atol=1e-3)
-
-
-def test_surprise_is_preferred():
-  """Two right answers of a group: the unlikelier one gains more."""
-  rows = dict(
-      rewards_B=np.array([1.0, 1.0, 0.0]),
-      groups_B=np.zeros(3, np.int32),
-      logps_BT=np.array([[-0.1], [-3.0], [-1.0]]),
-      mask_BT=np.ones((3, 1), bool),
-      progress=np.float64(0),
-  )
-  likely, rare, _ = call("explore", rows, bonus=0.5)
-  assert rare > likely > 0
 
 
 # --- of tokens ---------------------------------------------------------------
@@ -761,7 +402,7 @@ def test_holes_are_skipped(name, data):
       for k, x in rows.items()
   }
   wanted = np.take_along_axis(call(name, rows), order_BT, 1)
-  np.testing.assert_allclose(call(name, packed), wanted, **NEAR["float32"])
+  np.testing.assert_allclose(call(name, packed), wanted, rtol=2e-5, atol=1e-5)
 
 
 @given(data=st.data())
@@ -772,25 +413,6 @@ def test_a_perfect_critic_leaves_nothing_to_learn(data):
   rows["values_BT"] = call("returns_to_go", rows, "float64", gamma=0.75)
   got = call("gae", rows, "float64", gamma=0.75, lam=0.5)
   np.testing.assert_allclose(got, 0, atol=1e-12)
-
-
-@given(data=st.data())
-@QUICK
-def test_limits_of_gae_exp_complexity(data):
-  """No decay, no slope: GAE. The hardest problems at slope 1: TD errors."""
-  rows = data.draw(strategy("gae_exp_complexity"))
-  name, near = "gae_exp_complexity", NEAR["float64"]
-  np.testing.assert_allclose(
-      call(name, rows, "float64", gamma=0.75, lam=0.5, decay=0.0, slope=0.0),
-      call("gae", rows, "float64", gamma=0.75, lam=0.5),
-      **near,
-  )
-  rows["types_B"] = np.full(B, 3, np.int32)
-  np.testing.assert_allclose(
-      call(name, rows, "float64", slope=1.0, hardest=3.0),
-      call("gae", rows, "float64", gamma=1.0, lam=0.0),
-      **near,
-  )
 
 
 def test_lam_follows_the_length():
@@ -816,22 +438,6 @@ def test_lam_follows_the_length():
   )
 
 
-@given(data=st.data())
-@QUICK
-def test_limits_of_hybrid(data):
-  """Share 1 without decay: VAPO's, whitened; share 0: GRPO's, whitened."""
-  rows = data.draw(strategy("hybrid"))
-  mask_BT = rows["mask_BT"]
-  vapo_BT = call("gae_length_adaptive", rows, "float64", alpha=0.5)
-  grpo_BT = call("group_norm", rows, "float64")[:, None] * mask_BT
-  with jax.enable_x64(True):
-    wanted = [np.asarray(whiten(x, mask_BT)) for x in (vapo_BT, grpo_BT)]
-  vapo = dict(mix=1.0, decay=0.0, alpha=0.5)
-  for keywords, want in zip((vapo, dict(mix=0.0)), wanted, strict=True):
-    got = call("hybrid", rows, "float64", **keywords)
-    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [
@@ -844,7 +450,7 @@ def test_limits_of_hybrid(data):
 )
 def test_shapes_are_checked(name, shapes):
   with pytest.raises(AssertionError):
-    getattr(advantages, name)(*map(jnp.zeros, shapes))
+    function(name)(*map(jnp.zeros, shapes))
 
 
 @pytest.mark.parametrize(

@@ -949,7 +949,7 @@ def test_loss_and_gradient_of_a_config(one):
       loss_BT += one.c.kl.coef * (logps_BT - one.ref_BT) ** 2 / 2
     out = reference.reduce(paper.reduction, loss_BT, r.mask_BT, r.ids_B)
     right_BT = r.mask_BT * (RIGHT > 0)[:, None]
-    return out - paper.nll * reference.token_mean(logps_BT, right_BT)
+    return out - paper.nll * reference.masked_mean(logps_BT, right_BT)
 
   state, metrics = one.updated[0]
   np.testing.assert_allclose(metrics["actor/loss"], loss(one.leaves), rtol=1e-9)

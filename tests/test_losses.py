@@ -1,4 +1,4 @@
-"""KL: values and gradients of its estimators, at and beyond every clamp."""
+"""KL estimators at and beyond every clamp; the loss of reward models."""
 
 import functools
 
@@ -7,26 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from hypothesis import given, settings, strategies as st
+from by_hand import DTYPES, QUICK, public, quick_jit
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason.algorithms import losses
+from rl_reason.algorithms import kl as kl_lib
+from rl_reason.reward_models import losses
 
-QUICK = settings(max_examples=15, deadline=None, derandomize=True)
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 KINDS = ["k1", "k2", "k3"]
 
 
 @functools.cache
 def program(kind, **keywords):
   def total(logps_BT, ref_BT):
-    kl_BT = losses.kl(logps_BT, ref_BT, kind=kind, **keywords)
+    kl_BT = kl_lib.ESTIMATORS[kind](logps_BT, ref_BT, **keywords)
     return kl_BT.sum(), kl_BT
 
-  return jax.jit(
-      jax.grad(total, has_aux=True),
-      compiler_options={"xla_backend_optimization_level": 0},
-  )
+  return quick_jit(jax.grad(total, has_aux=True))
 
 
 def divergence(diffs, kind, dtype="float32", ref=0.0, **keywords):
@@ -148,7 +145,7 @@ def test_what_the_gradients_are_on_policy():
     def expected(logits_V, kind):
       logp_V = jax.nn.log_softmax(logits_V)
       prob_V = jax.lax.stop_gradient(jnp.exp(logp_V))
-      return jnp.sum(prob_V * losses.kl(logp_V[None], ref_V[None], kind=kind))
+      return jnp.sum(prob_V * kl_lib.estimate(kind, logp_V[None], ref_V[None]))
 
     wanted = jax.grad(exact)(logits_V)
     grads = {k: jax.grad(expected)(logits_V, k) for k in ("k1", "k2", "k3")}
@@ -157,9 +154,12 @@ def test_what_the_gradients_are_on_policy():
   assert np.abs(grads["k3"] - wanted).max() > 0.05
 
 
-def test_unknown_kl():
-  with pytest.raises(ValueError, match="kl kind 'k4': one of 'k1', 'k2', 'k3'"):
-    losses.kl(jnp.zeros((1, 1)), jnp.zeros((1, 1)), kind="k4")
+def test_wrong_kinds_and_shapes():
+  with pytest.raises(AssertionError):
+    kl_lib.estimate("k1", jnp.zeros((2, 1)), jnp.zeros((2, 3)))
+  assert public(kl_lib) == {*KINDS, "estimate"}  # all in test_kl_by_hand
+  with pytest.raises(ValueError, match="kl kind 'k4': one of k1, k2, k3"):
+    kl_lib.estimate("k4", jnp.zeros((1, 1)), jnp.zeros((1, 1)))
 
 
 def test_bradley_terry_by_hand():

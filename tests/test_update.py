@@ -13,7 +13,7 @@ import pytest
 import reference
 import test_golden_step as golden
 
-from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms import reductions, surrogates, variants
 from rl_reason.structs import TrainState
 from rl_reason.training import step
 
@@ -264,10 +264,10 @@ def test_covariance_picks_tokens_that_lose_their_gradient():
   uniform_BT = np.asarray(jax.random.uniform(key, some.shape))
   factor_BT = reference.clip_cov(cov_BT, some, uniform_BT, share, low, high)
   assert (factor_BT[some] == 0).sum() == 3
-  options = dict(
-      cov="clip", cov_share=share, cov_low=float(low), cov_high=float(high)
+  clip = functools.partial(
+      variants.clip_cov, share=share, low=float(low), high=float(high)
   )
-  state, metrics = update(batch, [1, 2], **options)
+  state, metrics = update(batch, [1, 2], covariance=clip)
   wanted = numpy_loss(token_weights(batch) * factor_BT, batch)
   np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-4)
   plain = numpy_loss(token_weights(batch), batch)
@@ -284,7 +284,8 @@ def test_covariance_picks_tokens_that_are_held_back():
   some = batch.mask_BT
   held_BT = reference.top_share(cov_BT, some, 0.2)
   assert held_BT.sum() == np.ceil(0.2 * some.sum())
-  _, metrics = update(batch, [1, 2], cov="kl", cov_share=0.2, cov_coef=0.7)
+  penalty = functools.partial(variants.kl_cov, share=0.2, coef=0.7)
+  _, metrics = update(batch, [1, 2], covariance=penalty)
   weights_BT = token_weights(batch)
   far_BT = np.abs(logps() - old_BT)
   wanted = numpy_loss(weights_BT, batch)

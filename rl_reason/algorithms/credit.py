@@ -1,26 +1,25 @@
-"""From verdicts to advantages: rewards, values, credit, corrections.
+"""Credit assignment: from verdicts to rewards, advantages and critic targets.
 
-One pure function of arrays, jit-ed by the loop over all rows of a step. An
-advantage function is called with the arrays that its positional arguments name;
-this is what there is:
+Pure functions of arrays, jit-ed over all rows of a step. An advantage function
+is called with those of these arrays that its positional parameters name:
 
-| name             | what                                                      |
+| name             | array                                                     |
 |------------------|-----------------------------------------------------------|
-| rewards_B        | reward of each response, KL in the reward included        |
-| rewards_BT       | the same per token: the outcome on the last one           |
-| groups_B         | ids of what is compared: prompts, types, or the batch     |
-| valid_B          | bool, rows that are not padding                           |
-| types_B          | problem type (the task's difficulty)                      |
-| problems_B       | equal for equal prompts, in whatever step                 |
+| rewards_B        | reward of each response, minus a KL in the reward         |
+| rewards_BT       | the same per token: the outcome on the last token         |
+| groups_B         | ids of the groups: prompts, problem types, or the batch   |
+| valid_B          | bool, False for padding rows                              |
+| types_B          | problem type (difficulty, in the built-in tasks)          |
+| problems_B       | id of the prompt's text, the same in every step           |
 | lengths_B        | response tokens                                           |
 | mask_BT          | bool, response tokens                                     |
 | logps_BT         | log-probs of the policy that sampled, by the trainer      |
 | entropy_BT       | its entropy                                               |
-| values_BT        | V of the prefix before each token: asks for a critic      |
-| progress         | share of the training that is done, in [0, 1]             |
-| past_rewards_H   | rewards of recent responses: asks for a history           |
-| past_problems_H  | their problems                                            |
-| past_weights_H   | their importance ratios, capped                           |
+| values_BT        | V of the prefix before each token; requires a critic      |
+| progress         | fraction of the training that is done, in [0, 1]          |
+| past_rewards_H   | rewards of recent responses; requires a history           |
+| past_problems_H  | their prompts                                             |
+| past_weights_H   | their importance weights (`variants.past_weights`)        |
 """
 
 from collections.abc import Callable
@@ -30,172 +29,139 @@ import jax.numpy as jnp
 
 from rl_reason.algorithms import (
     advantages,
-    corrections,
-    losses,
+    kl as kl_lib,
+    reductions,
     rewards,
     values,
+    variants,
 )
-from rl_reason.algorithms.groups import token_mean, whiten
-from rl_reason.structs import Array
+from rl_reason.structs import Array, call_by_name
 
 
 def outcome(
-    correct_B: Array,
-    lengths_B: Array,
-    truncated_B: Array,
-    groups_B: Array,
-    extra_B: Array | float = 0.0,
+    rows: dict[str, Array],
     *,
-    right: float = 1.0,
-    wrong: float = -1.0,
-    cosine: bool = False,
-    right_long: float = 1.0,
-    wrong_long: float = -1.0,
     max_tokens: int,
+    outcome: Callable[..., Array] = rewards.correctness,
+    correct: float = 1.0,
+    incorrect: float = -1.0,
+    scorer_weights: tuple[tuple[float, float], ...] = (),
     overlong_buffer: int = 0,
     overlong_coef: float = 1.0,
-    length_coef: float = 0.0,
-    length_decay: float = 1.0,
-    length_threshold: float = 0.0,
-    truncated: str = "terminal",
+    length_penalty: Callable[..., Array] | None = None,
+    bootstrap: bool = False,
 ) -> Array:
-  """The reward of each response: verdict, scorers and length.
+  """The reward of each response, [B]: correctness, scores and length.
 
-  Args:
-    correct_B: [B] float in {0, 1}.
-    lengths_B: [B] int, response tokens.
-    truncated_B: [B] bool.
-    groups_B: [B] int, prompts.
-    extra_B: [B] float, what scorers add.
-    right: see `rewards.correctness`.
-    wrong: see `rewards.correctness`.
-    cosine: verdict and length as in `rewards.cosine`.
-    right_long: see there.
-    wrong_long: see there.
-    max_tokens: the longest response that is allowed.
-    overlong_buffer: see `rewards.soft_overlong`.
-    overlong_coef: factor of that punishment.
-    length_coef: see `rewards.logquad`.
-    length_decay: see `rewards.logquad`.
-    length_threshold: see `rewards.logquad`.
-    truncated: 'terminal', or 'bootstrap': see `rewards.bootstrap_truncated`.
-
-  Returns:
-    [B] float.
+  rows has correct_B in {0, 1}, lengths_B, truncated_B and groups_B (prompts),
+  and with scorers scores_NB and progress. outcome is `rewards.correctness` or
+  `variants.cosine`, length_penalty None or `variants.logquad`, keywords bound.
+  scorer_weights are the weights of `rewards.weighted`, overlong_buffer the
+  buffer of `rewards.soft_overlong` and overlong_coef its coefficient. With
+  bootstrap, `variants.bootstrap_truncated` estimates the reward of a truncated
+  response; otherwise its reward is terminal.
   """
-  if cosine:
-    reward_B = rewards.cosine(
-        correct_B,
-        lengths_B,
-        max_tokens=max_tokens,
-        right=right,
-        right_long=right_long,
-        wrong=wrong,
-        wrong_long=wrong_long,
-    )
-  else:
-    reward_B = rewards.correctness(correct_B, right=right, wrong=wrong)
-  reward_B += extra_B
-  length_B = overlong_coef * rewards.soft_overlong(
-      lengths_B, max_tokens=max_tokens, buffer=overlong_buffer
+  limits = dict(max_tokens=max_tokens, correct=correct, incorrect=incorrect)
+  inputs = rows | limits
+  reward_B = call_by_name(outcome, inputs)
+  if scorer_weights:
+    scores = rows["scores_NB"], scorer_weights, rows["progress"]
+    reward_B += rewards.weighted(*scores)
+  penalty_B = overlong_coef * rewards.soft_overlong(
+      rows["lengths_B"], max_tokens=max_tokens, buffer=overlong_buffer
   )
-  if length_coef:
-    length_B += rewards.logquad(
-        reward_B,
-        correct_B,
-        lengths_B,
-        max_tokens=max_tokens,
-        length_coef=length_coef,
-        length_decay=length_decay,
-        length_threshold=length_threshold,
+  if length_penalty is not None:
+    penalty_B += call_by_name(length_penalty, inputs | dict(rewards_B=reward_B))
+  # Lengths are integers, and dividing them may widen the dtype.
+  reward_B = (reward_B + penalty_B).astype(rows["correct_B"].dtype)
+  if bootstrap:
+    reward_B = variants.bootstrap_truncated(
+        reward_B, rows["truncated_B"], rows["groups_B"]
     )
-  reward_B = (reward_B + length_B).astype(correct_B.dtype)
-  if truncated == "bootstrap":
-    reward_B = rewards.bootstrap_truncated(reward_B, truncated_B, groups_B)
   return reward_B
 
 
 def targets(
-    rewards_BT: Array,
-    values_BT: Array,
-    mask_BT: Array,
-    *,
-    gamma: float,
-    lam: float,
+    rewards_BT: Array, values_BT: Array, mask_BT: Array, *, gamma, lam
 ) -> tuple[Array, dict[str, Array]]:
-  """What the critic shall learn, and how good it is so far.
+  """Regression targets of the critic, [B, T]: R_t = A_t(lam) + V_t.
 
-  Args:
-    rewards_BT: [B, T] float.
-    values_BT: [B, T] float, V of the prefix before each token.
-    mask_BT: [B, T] bool, response tokens.
-    gamma: discount.
-    lam: lambda of the targets; 1 is Monte Carlo.
-
-  Returns:
-    [B, T] returns, and metrics: the explained variance of the Monte-Carlo
-    returns, and the mean value.
+  With lam = 1 these are Monte-Carlo returns. Arguments as in `advantages.gae`;
+  also returns metrics: explained variance and mean of the values.
   """
+  # The critic is measured against what happened, whatever its targets are.
   actual_BT = advantages.returns_to_go(rewards_BT, mask_BT, gamma=gamma)
-  advantage_BT = advantages.gae(
-      rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam
-  )
   explained = values.explained_variance(values_BT, actual_BT, mask_BT)
+  arrays = rewards_BT, values_BT, mask_BT
+  advantage_BT = advantages.gae(*arrays, gamma=gamma, lam=lam)
   return values_BT + advantage_BT, {
       "critic/vf_explained_var": explained,
-      "critic/values/mean": token_mean(values_BT, mask_BT),
+      "critic/values/mean": reductions.masked_mean(values_BT, mask_BT),
   }
+
+
+def monte_carlo(rows: dict[str, Array], *, gamma: float) -> dict[str, Any]:
+  """As `assign`, for value pretraining: Monte-Carlo targets, no advantages."""
+  mask_BT, values_BT = rows["mask_BT"], rows["values_BT"]
+  zeros_BT = jnp.zeros_like(values_BT)
+  rewards_BT = rewards.per_token(rows["rewards_B"], mask_BT, zeros_BT, 0.0)
+  arrays = rewards_BT, values_BT, mask_BT
+  returns_BT, metrics = targets(*arrays, gamma=gamma, lam=1.0)
+  out = dict(advantages_BT=zeros_BT, returns_BT=returns_BT)
+  return out | dict(rewards_B=rows["rewards_B"], metrics=metrics)
 
 
 def assign(
     rows: dict[str, Array],
     *,
     advantage: Callable[..., Array],
-    needs: tuple[str, ...],
     groups: str = "prompt",
-    whitened: bool = False,
+    whiten: bool = False,
     gamma: float = 1.0,
     critic_lam: float = 1.0,
     fallback: bool = False,
-    mixture: dict[str, float] | None = None,
+    value_mixture: Callable[..., Array] | None = None,
     kl: str = "none",
     kl_in_reward: bool = False,
     top_entropy: float = 1.0,
     correction: Callable[..., Array] | None = None,
 ) -> dict[str, Any]:
-  """Advantages, and the critic's targets, of all rows of a step.
+  """Advantages and the critic's targets of all rows of a step.
 
   Args:
-    rows: arrays by the names above, and rewards_B (of `outcome`), age_B (-1 for
-      padding), ref_logps_BT, sampler_logps_BT, pretrained_BT, kl_coef.
-    advantage: a function of `advantages`, its keywords bound.
-    needs: names of its positional arguments.
-    groups: 'prompt', 'type' or 'batch'.
-    whitened: advantages get mean 0 and variance 1 over the tokens.
-    gamma: discount.
-    critic_lam: lambda of the critic's targets; 1 is Monte Carlo.
-    fallback: EVPO (arXiv:2604.19485): where the critic explains nothing
-      (explained variance <= 0), the batch mean is the baseline.
-    mixture: keywords of `values.mixture`, or None.
-    kl: estimator of the KL to the reference, or 'none'.
-    kl_in_reward: it is subtracted from the rewards, times kl_coef.
-    top_entropy: share of tokens that learn, the most undecided ones.
-    correction: a function of `corrections`, its keywords bound, or None.
+    rows: rewards_B (`outcome`), age_B (-1 for padding), the arrays above that
+      are used, ref_logps_BT, sampler_logps_BT, pretrained_BT and kl_coef.
+    advantage: a function of `advantages`, keywords bound.
+    groups: 'prompt', 'type' or 'batch': which rows share a baseline.
+    whiten: whiten the advantages over all tokens.
+    gamma: discount per token, of the critic's targets.
+    critic_lam: lambda of the critic's targets, decoupled from the policy's.
+    fallback: EVPO (arXiv:2604.19485): while the critic's explained variance is
+      not positive, the batch mean is the baseline.
+    value_mixture: None or `variants.mixture`, keywords bound.
+    kl: estimator of the KL to the reference: 'none', 'k1', 'k2' or 'k3'.
+    kl_in_reward: subtract kl_coef * KL from the rewards.
+    top_entropy: fraction of tokens to train on, those of highest entropy.
+    correction: None or a function of `corrections`, keywords bound.
 
   Returns:
-    a dict: rewards_B, advantages_BT, returns_BT (targets; zeros without a
-    critic), and metrics: scalars by name.
+    rewards_B, advantages_BT, returns_BT (0 without a critic), scalar metrics.
   """
   mask_BT, valid_B = rows["mask_BT"], rows["age_B"] >= 0
   metrics = {}
+
+  # Rewards per token, with the KL penalty where it is part of the reward.
   kl_BT = jnp.zeros_like(rows["logps_BT"])
   if kl != "none":
-    kl_BT = losses.kl(rows["logps_BT"], rows["ref_logps_BT"], kind=kl)
-    metrics["kl/reference"] = token_mean(kl_BT, mask_BT)
+    kl_BT = kl_lib.estimate(kl, rows["logps_BT"], rows["ref_logps_BT"])
+    metrics["kl/reference"] = reductions.masked_mean(kl_BT, mask_BT)
   coef = rows["kl_coef"] if kl_in_reward else 0.0
   rewards_BT = rewards.per_token(rows["rewards_B"], mask_BT, kl_BT, coef)
   rewards_B = rewards_BT.sum(1) if kl_in_reward else rows["rewards_B"]
-  ids_B = {
+
+  # Padding rows form groups of their own, so that no statistic includes them;
+  # the prompt id of a padding row is negative already.
+  groups_B = {
       "prompt": rows["groups_B"],
       "type": jnp.where(valid_B, rows["types_B"], -1),
       "batch": jnp.where(valid_B, 0, -1),
@@ -203,103 +169,43 @@ def assign(
   rows = rows | dict(
       rewards_B=rewards_B,
       rewards_BT=rewards_BT,
-      groups_B=ids_B,
+      groups_B=groups_B,
       problems_B=jnp.where(valid_B, rows["problems_B"], -1),
       valid_B=valid_B,
   )
 
-  returns_BT = jnp.zeros_like(rewards_BT)
-  explained = None
-  if "values_BT" in needs:
-    values_BT = rows["values_BT"]
-    # The critic learns towards targets of its own values; only the policy
-    # sees the mixture.
-    returns_BT, more = targets(
-        rewards_BT, values_BT, mask_BT, gamma=gamma, lam=critic_lam
+  # Targets come from the critic's own values; only the policy uses a mixture.
+  returns_BT, explained = jnp.zeros_like(rewards_BT), None
+  if "values_BT" in rows:
+    returns_BT, critic_metrics = targets(
+        rewards_BT, rows["values_BT"], mask_BT, gamma=gamma, lam=critic_lam
     )
-    metrics |= more
-    explained = more["critic/vf_explained_var"]
-    if mixture is not None:
-      values_BT = values.mixture(
-          rows["pretrained_BT"],
-          values_BT,
-          rows["progress"],
-          explained,
-          **mixture,
-      )
-    rows |= dict(values_BT=values_BT)
+    metrics |= critic_metrics
+    explained = critic_metrics["critic/vf_explained_var"]
+    if value_mixture is not None:
+      inputs = rows | dict(explained_variance=explained)
+      rows["values_BT"] = call_by_name(value_mixture, inputs)
 
-  out = advantage(*(rows[name] for name in needs))
+  # Advantages: one number of a response goes to all of its tokens.
+  out = call_by_name(advantage, rows)
   out_BT = jnp.broadcast_to(out if out.ndim == 2 else out[:, None], kl_BT.shape)
   if fallback and explained is not None:
     mean_B = advantages.group_mean(rewards_B, jnp.where(valid_B, 0, -1))
     out_BT = jnp.where(explained > 0, out_BT, mean_B[:, None])
     metrics["critic/fallback"] = explained <= 0
-  here_BT = mask_BT & valid_B[:, None]
-  out_BT = jnp.where(here_BT, out_BT, 0)
-  if whitened:
-    out_BT = whiten(out_BT, here_BT)
+  mask_BT = mask_BT & valid_B[:, None]
+  out_BT = jnp.where(mask_BT, out_BT, 0)
+
+  # Whitening comes first: masks and factors are not part of its statistics.
+  if whiten:
+    out_BT = reductions.whiten(out_BT, mask_BT)
   if top_entropy < 1:
-    learns = corrections.top_share(rows["entropy_BT"], here_BT, top_entropy)
-    out_BT = jnp.where(learns, out_BT, 0)
+    selected_BT = variants.top_share(rows["entropy_BT"], mask_BT, top_entropy)
+    out_BT = jnp.where(selected_BT, out_BT, 0)
   if correction is not None:
-    factor_BT = correction(rows["logps_BT"], rows["sampler_logps_BT"], here_BT)
+    factor_BT = correction(rows["logps_BT"], rows["sampler_logps_BT"], mask_BT)
     out_BT *= factor_BT
-    metrics["rollout/correction_mean"] = token_mean(factor_BT, here_BT)
-  return dict(
-      rewards_B=rewards_B,
-      advantages_BT=out_BT,
-      returns_BT=returns_BT,
-      metrics=metrics,
-  )
-
-
-def reward_and_assign(
-    rows: dict[str, Any],
-    *,
-    reward: Callable[..., Array],
-    score_weights: tuple[tuple[float, float], ...],
-    advantage: Callable[[dict[str, Any]], dict[str, Any]],
-) -> dict[str, Any]:
-  """Rewards of all rows of a step, then their advantages: one jit-ed program.
-
-  Args:
-    rows: the arrays that `assign` and `outcome` read; scores_NB, progress.
-    reward: `outcome`, its keywords bound.
-    score_weights: of each scorer, at the start and at the end of the run.
-    advantage: `assign`, its keywords bound; or `monte_carlo`.
-  """
-  names = ("correct_B", "lengths_B", "truncated_B", "groups_B")
-  rewards_B = reward(
-      **{name: rows[name] for name in names},
-      extra_B=rewards.weighted(
-          rows["scores_NB"], score_weights, rows["progress"]
-      ),
-  )
-  return advantage(rows | dict(rewards_B=rewards_B))
-
-
-def monte_carlo(rows: dict[str, Any], *, gamma: float) -> dict[str, Any]:
-  """Monte-Carlo returns for a critic; no advantages.
-
-  Args:
-    rows: rewards_B, mask_BT, values_BT.
-    gamma: discount.
-
-  Returns:
-    as `assign`.
-  """
-  zeros_BT = jnp.zeros_like(rows["values_BT"])
-  returns_BT, metrics = targets(
-      rewards.per_token(rows["rewards_B"], rows["mask_BT"], zeros_BT, 0.0),
-      rows["values_BT"],
-      rows["mask_BT"],
-      gamma=gamma,
-      lam=1.0,
-  )
-  return dict(
-      rewards_B=rows["rewards_B"],
-      returns_BT=returns_BT,
-      advantages_BT=zeros_BT,
-      metrics=metrics,
-  )
+    mean = reductions.masked_mean(factor_BT, mask_BT)
+    metrics["rollout/correction_mean"] = mean
+  out = dict(advantages_BT=out_BT, returns_BT=returns_BT)
+  return out | dict(rewards_B=rewards_B, metrics=metrics)

@@ -1,4 +1,4 @@
-"""Learning rates, and coefficients that follow what they control."""
+"""Learning-rate schedules."""
 
 import optax
 
@@ -8,69 +8,32 @@ def learning_rate(
 ) -> optax.Schedule:
   """Linear warm-up to `peak`, then constant, cosine or linear decay.
 
-  Step t of the warm-up has peak * (t + 1) / warmup: the first update learns.
+  Step t of the warm-up has peak * (t + 1) / warmup, so that the first update
+  has a learning rate above 0.
 
   Args:
     kind: 'constant', 'cosine' or 'linear'.
     peak: highest learning rate.
-    warmup: optimizer steps of warm-up; 0 is none.
+    warmup: optimizer steps of warm-up; 0 for none.
     total: optimizer steps of the stage; decays end there.
-    floor: learning rate at the end of a decay, as a share of the peak.
+    floor: learning rate at the end of a decay, as a fraction of the peak.
 
   Returns:
     A function from the optimizer step to the learning rate.
 
   Raises:
-    ValueError: another kind.
+    ValueError: unknown kind.
   """
-  steps = max(total - warmup, 1)
-  after = {
+  steps = max(total - warmup, 1)  # also if the warm-up outlasts the stage
+  decays = {
       "constant": lambda: optax.constant_schedule(peak),
       "cosine": lambda: optax.cosine_decay_schedule(peak, steps, floor),
       "linear": lambda: optax.linear_schedule(peak, peak * floor, steps),
   }
-  if kind not in after:
-    raise ValueError(f"schedule {kind!r}: one of {sorted(after)}")
+  if kind not in decays:
+    raise ValueError(f"schedule {kind!r}: one of {sorted(decays)}")
   if not warmup:
-    return after[kind]()
+    return decays[kind]()
+  # The warm-up reaches the peak in its last step, warmup - 1.
   warm = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
-  return optax.join_schedules([warm, after[kind]()], [warmup])
-
-
-def adaptive_kl(
-    coef: float, kl: float, *, target: float, horizon: float, rows: int
-) -> float:
-  """The next KL coefficient: proportional control (arXiv:1909.08593, eq 3).
-
-  coef (1 + clip(kl / target - 1, -.2, .2) rows / horizon).
-
-  Args:
-    coef: the one that held while `kl` was measured.
-    kl: of the responses of this step.
-    target: KL to hold; 0 keeps the coefficient.
-    horizon: responses over which an error of 20% changes the coefficient by
-      about 20%; 10,000 is usual.
-    rows: responses of this step.
-  """
-  if not target:
-    return coef
-  error = min(max(kl / target - 1, -0.2), 0.2)
-  return coef * (1 + error * rows / horizon)
-
-
-def adaptive_entropy(
-    coef: float, entropy: float, *, target: float, step: float
-) -> float:
-  """The next entropy coefficient: up below the target, down above it.
-
-  As in Skywork-OR1 (arXiv:2505.22312, sec 4.2): by a fixed step, never below 0.
-
-  Args:
-    coef: the one that held while `entropy` was measured.
-    entropy: mean over the tokens of this step, in nats.
-    target: entropy to hold; 0 keeps the coefficient.
-    step: by how much the coefficient moves.
-  """
-  if not target:
-    return coef
-  return max(0.0, coef + (step if entropy < target else -step))
+  return optax.join_schedules([warm, decays[kind]()], [warmup])

@@ -17,11 +17,11 @@ import numpy as np
 import optax
 
 from rl_reason import config as config_lib, hf
-from rl_reason.algorithms import losses
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines
 from rl_reason.evaluation import evaluate
 from rl_reason.models import critic
+from rl_reason.reward_models import losses
 from rl_reason.reward_models.scorer import scores_program
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce

@@ -1,11 +1,11 @@
-"""History: responses of recent RL steps, which `variants.temporal` compares."""
+"""History: responses of recent RL steps, for the advantage `temporal`."""
 
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
-from rl_reason.algorithms import corrections
+from rl_reason.algorithms import variants
 from rl_reason.structs import Array, Experience, History, Rollouts, Tree
 
 
@@ -75,7 +75,7 @@ def credit_inputs(
         truncated_B=zeros_B,
     )
     parts.append(logps(params, rows))
-  weights_H = corrections.past_weights(
+  weights_H = variants.past_weights(
       np.concatenate(parts),
       history.logps_HT,
       history.mask_HT,

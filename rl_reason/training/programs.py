@@ -12,13 +12,15 @@ import jax
 
 from rl_reason import config as config_lib, tasks
 from rl_reason.algorithms import (
+    advantage_variants,
     advantages,
     corrections,
     credit,
     objective,
     reductions,
-    schedules,
+    rewards,
     surrogates,
+    variants,
 )
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.models import critic, decoder, lora, parameters
@@ -195,15 +197,15 @@ def steer(c, coefs, mask_BT, entropy_BT, metrics) -> dict[str, float]:
   """
   out = dict(coefs)
   if c.kl.target:
-    out["kl"] = schedules.adaptive_kl(
+    out["kl"] = variants.adaptive_kl(
         coefs["kl"],
         float(metrics["kl/reference"]),
+        c.rollout.batch,
         target=c.kl.target,
         horizon=c.kl.horizon,
-        rows=c.rollout.batch,
     )
   if c.loss.entropy_target and mask_BT.any():
-    out["entropy"] = schedules.adaptive_entropy(
+    out["entropy"] = variants.adaptive_entropy(
         coefs["entropy"],
         float(entropy_BT[mask_BT].mean()),
         target=c.loss.entropy_target,
@@ -241,11 +243,23 @@ def make_objective(c) -> objective.Objective:
       positive_nll=c.loss.positive_nll,
       on_policy=config_lib.on_policy(c),
       length_alpha=c.loss.length_alpha,
-      cov=c.loss.cov,
-      cov_share=c.loss.cov_share,
-      cov_low=c.loss.cov_low,
-      cov_high=c.loss.cov_high,
-      cov_coef=c.loss.cov_coef,
+      covariance=_covariance(c.loss),
+  )
+
+
+def _covariance(loss) -> Callable | None:
+  """Clip-Cov or KL-Cov of the config, or None."""
+  if loss.cov == "none":
+    return None
+  if loss.cov == "kl":
+    return functools.partial(
+        variants.kl_cov, share=loss.cov_share, coef=loss.cov_coef
+    )
+  return functools.partial(
+      variants.clip_cov,
+      share=loss.cov_share,
+      low=loss.cov_low,
+      high=loss.cov_high,
   )
 
 
@@ -266,23 +280,28 @@ def credit_program(c) -> Callable:
     )
   mixture = None
   if c.critic.mix:
-    names = ("mix", "mix_decay", "mix_reliability")
-    mixture = {name: c.critic[name] for name in names}
+    mixture = functools.partial(
+        variants.mixture,
+        mix=c.critic.mix,
+        decay=c.critic.mix_decay,
+        reliability=c.critic.mix_reliability,
+    )
+  name = c.advantage.name
+  place = advantages if hasattr(advantages, name) else advantage_variants
   return _reward_and(
       c,
       functools.partial(
           credit.assign,
           advantage=functools.partial(
-              getattr(advantages, c.advantage.name),
+              getattr(place, name),
               **config_lib.keywords(c, "advantage.name"),
           ),
-          needs=config_lib.needs(c),
           groups=c.advantage.groups,
-          whitened=c.advantage.whiten,
+          whiten=c.advantage.whiten,
           gamma=c.advantage.gamma,
           critic_lam=c.critic.lam,
           fallback=c.critic.fallback,
-          mixture=mixture,
+          value_mixture=mixture,
           kl="none" if config_lib.on_policy(c) else c.kl.kind,
           kl_in_reward=c.kl.place == "reward",
           top_entropy=c.loss.top_entropy,
@@ -299,17 +318,32 @@ def returns_program(c) -> Callable:
 
 
 def _reward_and(c, advantage: Callable) -> Callable:
-  keywords = dict(c.reward, max_tokens=c.rollout.max_tokens)
-  for name in ("shuffle", "scorers", "workers", "seconds"):
-    del keywords[name]
-  return jax.jit(
-      functools.partial(
-          credit.reward_and_assign,
-          reward=functools.partial(credit.outcome, **keywords),
-          score_weights=tuple((x.first, x.last) for x in terms(c)),
-          advantage=advantage,
-      )
+  r = c.reward
+  length_penalty, outcome = None, rewards.correctness
+  if r.length_coef:
+    length_penalty = functools.partial(
+        variants.logquad,
+        coef=r.length_coef,
+        decay=r.length_decay,
+        threshold=r.length_threshold,
+    )
+  if r.cosine:
+    outcome = functools.partial(
+        variants.cosine, correct_long=r.right_long, incorrect_long=r.wrong_long
+    )
+  reward = functools.partial(
+      credit.outcome,
+      max_tokens=c.rollout.max_tokens,
+      outcome=outcome,
+      correct=r.right,
+      incorrect=r.wrong,
+      scorer_weights=tuple((x.first, x.last) for x in terms(c)),
+      overlong_buffer=r.overlong_buffer,
+      overlong_coef=r.overlong_coef,
+      length_penalty=length_penalty,
+      bootstrap=r.truncated == "bootstrap",
   )
+  return jax.jit(lambda rows: advantage(rows | dict(rewards_B=reward(rows))))
 
 
 def terms(c) -> tuple[scorers.Term, ...]:

@@ -343,7 +343,7 @@ def rl_update(
     has_tokens = jnp.any(b.mask_BT)
     ess = jnp.where(has_tokens, mean**2 / jnp.maximum(square, 1e-30), 1)
     metrics["kl_old_new_max"] = metrics["kl_old_new"]  # also if it stopped here
-    staleness = jnp.sum(w["share"] * (b.age_B + index)[:, None])
+    staleness = jnp.sum(w["mean"] * (b.age_B + index)[:, None])
     metrics |= step_metrics | dict(ess=ess, ess_min=ess, staleness=staleness)
     metrics["staleness_max"] = jnp.max(
         jnp.where(b.age_B < 0, 0, b.age_B + index)

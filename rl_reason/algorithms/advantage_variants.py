@@ -1,0 +1,226 @@
+"""Advantages that no algorithm of a paper uses; chosen like the others.
+
+See `advantages.py` for the conventions, `credit.py` for the arrays. Weighted
+baselines are leave-one-out: the reward and the weight of a response are not
+part of its own baseline, which keeps the policy gradient unbiased. Advantages
+are 0 in groups whose rewards are all equal, and outside the mask.
+"""
+
+from typing import Annotated
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from rl_reason.algorithms.advantages import (
+    gae,
+    gae_length_adaptive,
+    group_norm,
+)
+from rl_reason.algorithms.reductions import (
+    group_constant,
+    group_max,
+    group_sum,
+    row_mean,
+    whiten,
+)
+from rl_reason.structs import Array, NonNegative, Positive, UnitInterval
+
+# --- one advantage per response ----------------------------------------------
+
+
+def rank(rewards_B: Array, groups_B: Array) -> Array:
+  """(rank - (K + 1) / 2) / (K / 2) in a group of K; tied ranks are averaged."""
+  chex.assert_equal_shape([rewards_B, groups_B])
+  same_BB = groups_B[:, None] == groups_B[None]
+  # Number of lower rewards minus number of higher ones = 2 rank - (K + 1).
+  beats_BB = jnp.sign(rewards_B[:, None] - rewards_B[None])
+  return jnp.sum(same_BB * beats_BB, 1) / jnp.sum(same_BB, 1)
+
+
+def _less_weighted_mean(rewards_B, groups_B, weights_B):
+  """R - weighted mean of the other rewards; 0 where they have no weight."""
+  total_B = group_sum(weights_B, groups_B, exclude_self=True)
+  sum_B = group_sum(weights_B * rewards_B, groups_B, exclude_self=True)
+  zero_B = group_constant(rewards_B, groups_B) | (total_B <= 0)
+  mean_B = sum_B / jnp.where(zero_B, 1, total_B)
+  return jnp.where(zero_B, 0, rewards_B - mean_B)
+
+
+def length_weighted(rewards_B: Array, groups_B: Array, mask_BT: Array) -> Array:
+  """Leave-one-out baseline with weights 1 / sqrt(|o|)."""
+  length_B = jnp.maximum(mask_BT.sum(1), 1).astype(rewards_B.dtype)
+  return _less_weighted_mean(rewards_B, groups_B, length_B**-0.5)
+
+
+def quality_weighted(
+    rewards_B: Array, groups_B: Array, logps_BT: Array, mask_BT: Array
+) -> Array:
+  """Leave-one-out baseline with weights exp(mean log-prob of the response)."""
+  mean_B = row_mean(logps_BT, mask_BT)
+  # Only ratios of weights matter; with the largest at 1 none underflows alone.
+  quality_B = jnp.exp(mean_B - group_max(mean_B, groups_B))
+  return _less_weighted_mean(rewards_B, groups_B, quality_B)
+
+
+def confidence_weighted(rewards_B: Array, groups_B: Array) -> Array:
+  """Leave-one-out baseline with weights |tanh(R / 2)| = |2 sigmoid(R) - 1|.
+
+  That is the confidence of a Bradley-Terry reward. Rewards of two values of
+  equal magnitude all weigh the same: this is then `leave_one_out`.
+  """
+  confidence_B = jnp.abs(jnp.tanh(rewards_B / 2))
+  return _less_weighted_mean(rewards_B, groups_B, confidence_B)
+
+
+def hierarchical(
+    rewards_B: Array,
+    types_B: Array,
+    valid_B: Array,
+    *,
+    mix: UnitInterval = 0.5,
+    eps: NonNegative = 1e-6,
+    ddof: Annotated[int, (0, 1)] = 1,
+) -> Array:
+  """mix * group_norm in the problem type + (1 - mix) * group_norm in the batch.
+
+  Keywords: mix weighs the problem type; eps and ddof as in `group_norm`.
+  """
+  # Padding rows form a group of their own in both terms.
+  batch_B = valid_B.astype(jnp.int32)
+  local_B = jnp.where(valid_B, types_B, jnp.min(types_B) - 1)
+  return mix * group_norm(rewards_B, local_B, eps=eps, ddof=ddof) + (
+      1 - mix
+  ) * group_norm(rewards_B, batch_B, eps=eps, ddof=ddof)
+
+
+def temporal(
+    rewards_B: Array,
+    problems_B: Array,
+    past_rewards_H: Array,
+    past_problems_H: Array,
+    past_weights_H: Array,
+) -> Array:
+  """Leave-one-out over a prompt's responses in this and in recent steps.
+
+  past_weights_H are `variants.past_weights`; 0 marks an empty slot.
+  """
+  both = zip(
+      (rewards_B, problems_B, jnp.ones_like(rewards_B)),
+      (past_rewards_H, past_problems_H, past_weights_H),
+      strict=True,
+  )
+  all_rows = (jnp.concatenate(x) for x in both)
+  return _less_weighted_mean(*all_rows)[: rewards_B.shape[0]]
+
+
+def explore(
+    rewards_B: Array,
+    groups_B: Array,
+    logps_BT: Array,
+    mask_BT: Array,
+    progress: Array,
+    *,
+    bonus: NonNegative = 0.1,
+    decay: NonNegative = 1.0,
+    eps: NonNegative = 1e-6,
+    ddof: Annotated[int, (0, 1)] = 1,
+) -> Array:
+  """GRPO's advantage plus a bonus for responses of low probability.
+
+  The bonus is bonus * exp(-decay * progress) * the group-normalised mean of
+  -log p. Groups whose rewards are all equal get none.
+
+  Keywords: bonus is its scale at the start, in standard deviations; decay its
+  rate of decay; eps and ddof as in `group_norm`.
+  """
+  reward_B = group_norm(rewards_B, groups_B, eps=eps, ddof=ddof)
+  surprise_B = -row_mean(logps_BT, mask_BT)
+  novelty_B = group_norm(surprise_B, groups_B, eps=eps, ddof=ddof)
+  scale = bonus * jnp.exp(-decay * progress)
+  constant_B = group_constant(rewards_B, groups_B)
+  return reward_B + jnp.where(constant_B, 0, scale * novelty_B)
+
+
+# --- one advantage per token -------------------------------------------------
+
+
+def gae_exp_complexity(
+    rewards_BT: Array,
+    values_BT: Array,
+    mask_BT: Array,
+    types_B: Array,
+    *,
+    gamma: UnitInterval = 1.0,
+    lam: UnitInterval = 0.95,
+    decay: NonNegative = 1.0,
+    slope: UnitInterval = 0.5,
+    hardest: Positive = 1.0,
+) -> Array:
+  """GAE whose lambda decreases with the offset and the problem's complexity.
+
+  lam_l = lam exp(-decay l / T) (1 - slope complexity / hardest), and
+  delta_{t+l} enters A_t with gamma^l lam_1 ... lam_l. The cumulative product
+  keeps the properties of GAE: decay = slope = 0 is GAE, and a lambda of 0 ends
+  the sum.
+
+  types_B is the complexity of each problem; offsets count tokens of the mask.
+  Keywords: gamma as in `gae`; lam is lambda at offset 0, decay its rate of
+  decay with the offset, slope the relative decrease for the hardest problems;
+  a complexity above hardest is clipped to it.
+  """
+  rows, length = values_BT.shape
+  td_BT = gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=0.0)
+  # Move the tokens of the mask to the front, so that offsets count tokens.
+  order_BT = jnp.argsort(~(mask_BT > 0), axis=1, stable=True)
+  delta_BT = jnp.take_along_axis(td_BT, order_BT, 1)
+  ease_B1 = 1 - slope * jnp.clip(types_B[:, None] / hardest, 0, 1)
+  padded_BT = jnp.pad(delta_BT, ((0, 0), (0, length)))
+
+  def horner(sum_BT, offset):
+    """sum <- lam_offset (delta_{t + offset} + sum), from the largest offset."""
+    later_BT = jax.lax.dynamic_slice_in_dim(padded_BT, offset, length, 1)
+    lam_B1 = gamma * lam * jnp.exp(-decay * offset / length) * ease_B1
+    return (lam_B1 * (later_BT + sum_BT)).astype(sum_BT.dtype), None
+
+  offsets = jnp.arange(length - 1, 0, -1)
+  tail_BT, _ = jax.lax.scan(horner, jnp.zeros_like(delta_BT), offsets)
+  # Move the tokens back to their positions.
+  out_BT = (
+      jnp.zeros_like(delta_BT)
+      .at[jnp.arange(rows)[:, None], order_BT]
+      .set(delta_BT + tail_BT)
+  )
+  return jnp.where(mask_BT > 0, out_BT, 0)
+
+
+def hybrid(
+    rewards_B: Array,
+    groups_B: Array,
+    rewards_BT: Array,
+    values_BT: Array,
+    mask_BT: Array,
+    progress: Array,
+    *,
+    mix: UnitInterval = 0.5,
+    decay: NonNegative = 1.0,
+    gamma: UnitInterval = 1.0,
+    alpha: Positive = 0.05,
+    eps: NonNegative = 1e-6,
+    ddof: Annotated[int, (0, 1)] = 1,
+) -> Array:
+  """a(t) * VAPO's advantage + (1 - a(t)) * GRPO's, both whitened first.
+
+  a(t) = mix * exp(-decay * progress). Keywords: mix and decay; gamma and alpha
+  as in `gae_length_adaptive`, eps and ddof as in `group_norm`.
+  """
+  vapo_BT = gae_length_adaptive(
+      rewards_BT, values_BT, mask_BT, gamma=gamma, alpha=alpha
+  )
+  grpo_B = group_norm(rewards_B, groups_B, eps=eps, ddof=ddof)
+  grpo_BT = grpo_B[:, None] * (mask_BT > 0)
+  # Whitened: otherwise their scales and not `mix` would decide the weights.
+  share = mix * jnp.exp(-decay * progress)
+  return share * whiten(vapo_BT, mask_BT) + (1 - share) * whiten(
+      grpo_BT, mask_BT
+  )

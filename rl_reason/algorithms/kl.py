@@ -1,0 +1,58 @@
+"""Estimators of KL(policy || reference) from samples of the policy.
+
+With d = log p - log p_ref (Schulman, "Approximating KL divergence", 2020). As a
+LOSS on-policy, k1 has an expected gradient of zero, that of k2 is the gradient
+of the reverse KL, and that of k3 is neither. Each takes the log-probs [B, T] of
+the policy and of the reference, and returns [B, T].
+"""
+
+import chex
+import jax.numpy as jnp
+
+from rl_reason.structs import Array
+
+
+def k1(logps_BT: Array, ref_logps_BT: Array) -> Array:
+  """k1 = d: unbiased, may be negative."""
+  return logps_BT - ref_logps_BT
+
+
+def k2(logps_BT: Array, ref_logps_BT: Array) -> Array:
+  """k2 = d^2 / 2: biased, of low variance."""
+  return (logps_BT - ref_logps_BT) ** 2 / 2
+
+
+def k3(
+    logps_BT: Array,
+    ref_logps_BT: Array,
+    *,
+    log_ratio_max: float = 20.0,
+    k3_max: float = 10.0,
+) -> Array:
+  """k3 = exp(-d) - 1 + d: unbiased and never negative.
+
+  Args:
+    logps_BT: [B, T] of the policy.
+    ref_logps_BT: [B, T] of the reference; no gradient.
+    log_ratio_max: d is clamped to +- this (as in verl).
+    k3_max: upper bound of k3, with zero gradient beyond (as in verl).
+  """
+  down_BT = -(logps_BT - ref_logps_BT)
+  down_BT = jnp.clip(down_BT, -log_ratio_max, log_ratio_max)
+  # expm1: exp(x) - 1 loses all digits near x = 0, and k3 would be negative.
+  return jnp.clip(jnp.expm1(down_BT) - down_BT, -k3_max, k3_max)
+
+
+ESTIMATORS = dict(k1=k1, k2=k2, k3=k3)
+
+
+def estimate(kind: str, logps_BT: Array, ref_logps_BT: Array) -> Array:
+  """The estimator of that name: 'k1', 'k2' or 'k3'.
+
+  Raises:
+    ValueError: unknown kind.
+  """
+  if kind not in ESTIMATORS:
+    raise ValueError(f"kl kind {kind!r}: one of {', '.join(ESTIMATORS)}")
+  chex.assert_equal_shape([logps_BT, ref_logps_BT])
+  return ESTIMATORS[kind](logps_BT, ref_logps_BT)

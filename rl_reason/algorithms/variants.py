@@ -1,0 +1,284 @@
+"""Techniques beside the advantages that no named algorithm uses.
+
+Each plugs into one place: rewards and values into `credit.py`, token masks and
+weights into `objective.py`, controllers into the training loop. Their
+keyword-only parameters are the `args` of their section of the config.
+"""
+
+from typing import Annotated
+
+import jax.numpy as jnp
+
+from rl_reason.algorithms.corrections import truncate
+from rl_reason.algorithms.reductions import (
+    group_max,
+    group_sum,
+    masked_mean,
+)
+from rl_reason.structs import Array, NonNegative, Positive, UnitInterval
+
+# --- rewards -----------------------------------------------------------------
+
+
+def cosine(
+    correct_B: Array,
+    lengths_B: Array,
+    max_tokens: int,
+    correct: float,
+    incorrect: float,
+    *,
+    correct_long: float = 0.0,
+    incorrect_long: float = 0.0,
+) -> Array:
+  """Outcome reward by correctness and length (arXiv:2502.03373, sec 4.2).
+
+  Over the length l, half a cosine wave leads from `correct` at l = 0 to
+  `correct_long` at the limit L, and from `incorrect` to `incorrect_long`. An
+  incorrect response that reaches the limit gets `incorrect`.
+
+  The paper has correct 2, correct_long 1, incorrect -10, incorrect_long 0.
+  """
+  share_B = jnp.minimum(lengths_B / max_tokens, 1).astype(correct_B.dtype)
+  short_B = (1 + jnp.cos(jnp.pi * share_B)) / 2
+  yes_B = correct_long + (correct - correct_long) * short_B
+  no_B = incorrect_long + (incorrect - incorrect_long) * short_B
+  no_B = jnp.where(lengths_B >= max_tokens, incorrect, no_B)
+  return jnp.where(correct_B > 0, yes_B, no_B).astype(correct_B.dtype)
+
+
+def logquad(
+    rewards_B: Array,
+    correct_B: Array,
+    lengths_B: Array,
+    max_tokens: int,
+    *,
+    coef: NonNegative = 0.1,
+    decay: NonNegative = 1.0,
+    threshold: float = 0.0,
+) -> Array:
+  """Length penalty: logarithmic if correct, quadratic if incorrect.
+
+  -lambda log2(1 + l / L) for correct and -lambda (l / L)^2 for incorrect
+  responses: both 0 at l = 0 and -lambda at l = L, where
+  lambda = coef * exp(-decay * max(0, R - threshold)) decreases with the reward.
+
+  Keywords: coef and threshold are lambda and the reward up to which it applies;
+  decay is the rate at which lambda decreases with the reward.
+  """
+  share_B = lengths_B.astype(rewards_B.dtype) / max_tokens
+  excess_B = jnp.maximum(rewards_B - threshold, 0)
+  coef_B = coef * jnp.exp(-decay * excess_B)
+  shape_B = jnp.where(correct_B > 0, jnp.log2(1 + share_B), share_B**2)
+  return -coef_B * shape_B
+
+
+def bootstrap_truncated(
+    rewards_B: Array, truncated_B: Array, groups_B: Array
+) -> Array:
+  """Truncated responses get the mean reward of their group's finished ones.
+
+  A response cut at the length limit did not reach a terminal state: its return
+  is unknown. Without a critic, the best estimate is the mean of the finished
+  responses to the same prompt (0 if there are none).
+  """
+  finished_B = (~truncated_B).astype(rewards_B.dtype)
+  # The mean as a distance from the best reward: the mean of equal rewards is
+  # then exactly that reward, and rounding does not become a signal.
+  best_B = group_max(jnp.where(truncated_B, -jnp.inf, rewards_B), groups_B)
+  count_B = group_sum(finished_B, groups_B)
+  best_B = jnp.where(count_B > 0, best_B, 0)
+  below_B = group_sum((rewards_B - best_B) * finished_B, groups_B)
+  mean_B = best_B + below_B / jnp.maximum(count_B, 1)
+  return jnp.where(truncated_B, mean_B, rewards_B)
+
+
+# --- values ------------------------------------------------------------------
+
+
+def mixture(
+    pretrained_BT: Array,
+    values_BT: Array,
+    progress: Array,
+    explained_variance: Array,
+    *,
+    mix: UnitInterval = 0.5,
+    decay: NonNegative = 1.0,
+    reliability: NonNegative = 1.0,
+) -> Array:
+  """w V_pretrained + (1 - w) V, with w falling over training.
+
+  w = mix exp(-decay progress) / (1 + reliability * explained_variance).
+
+  pretrained_BT are the values of the critic after pretraining, values_BT those
+  of the critic in training, explained_variance is that of the latter. Keywords:
+  mix is w at the start, decay its rate of decay over training, reliability how
+  much it decreases with the explained variance.
+  """
+  share = mix * jnp.exp(-decay * progress)
+  # Clipped: a negative explained variance would raise w, or flip its sign.
+  share = share / (1 + reliability * jnp.clip(explained_variance, 0, 1))
+  return share * pretrained_BT + (1 - share) * values_BT
+
+
+def past_weights(
+    logps_HT: Array, past_logps_HT: Array, mask_HT: Array, *, limit: float = 2.0
+) -> Array:
+  """Importance weight of earlier responses: min(pi / pi_then, limit).
+
+  logps_HT are those of the current policy, past_logps_HT those of the policy
+  that sampled. Returns [H]; 0 for an empty slot, a row without a token.
+  """
+  ratio_HT = truncate(
+      logps_HT, past_logps_HT, mask_HT, high=limit, level="sequence"
+  )
+  # The ratio is the same on all tokens of the row, and 0 beside them.
+  return jnp.max(ratio_HT, 1)
+
+
+# --- masks and weights of tokens ---------------------------------------------
+
+
+def top_share(values_BT: Array, mask_BT: Array, share: float) -> Array:
+  """Selects the `share` of tokens with the largest values.
+
+  Of entropies: only forking tokens are trained on (arXiv:2506.01939, eq 5,
+  share .2). Of covariances: the tokens of KL-Cov.
+
+  Args:
+    values_BT: [B, T] float.
+    mask_BT: [B, T], tokens to select from.
+    share: in [0, 1]; at least one token, and ties with the last one included.
+
+  Returns:
+    [B, T] bool, False outside the mask.
+  """
+  mask_BT = mask_BT > 0
+  ordered = jnp.sort(jnp.where(mask_BT, values_BT, -jnp.inf).reshape(-1))
+  # Slightly less, so that .3 of 100 is not rounded up to 31.
+  count = jnp.ceil(share * mask_BT.sum() * (1 - 1e-6)).astype(jnp.int32)
+  least = ordered[jnp.clip(ordered.size - count, 0, ordered.size - 1)]
+  return mask_BT & (values_BT >= least)
+
+
+def _covariance(logps_BT, advantages_BT, mask_BT):
+  """(log p - mean) (A - mean) of each token: 2505.22617, eq 10; 0 if masked.
+
+  Entropy decreases most on the tokens where this is large.
+  """
+  product_BT = (logps_BT - masked_mean(logps_BT, mask_BT)) * (
+      advantages_BT - masked_mean(advantages_BT, mask_BT)
+  )
+  return jnp.where(mask_BT > 0, product_BT, 0)
+
+
+def clip_cov(
+    logps_BT: Array,
+    advantages_BT: Array,
+    mask_BT: Array,
+    uniform_BT: Array,
+    *,
+    share: UnitInterval = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+) -> tuple[Array, Array]:
+  """Clip-Cov: drops random tokens of high covariance (2505.22617, eq 12).
+
+  Args:
+    logps_BT: [B, T] of the policy that sampled.
+    advantages_BT: [B, T].
+    mask_BT: [B, T].
+    uniform_BT: [B, T] in [0, 1); the candidates with the smallest are dropped.
+    share: fraction of all tokens to drop, rounded down; at least one token.
+    low: covariance that candidates exceed.
+    high: covariance that candidates stay below.
+
+  Returns:
+    [B, T] factor of the surrogate's token weights, 0 for dropped tokens and 1
+    elsewhere; and [B, T] weight of |log r|, here 0.
+  """
+  cov_BT = _covariance(logps_BT, advantages_BT, mask_BT)
+  candidate_BT = (mask_BT > 0) & (cov_BT > low) & (cov_BT < high)
+  # Position of each token in the order of the uniforms, candidates first.
+  order = jnp.argsort(jnp.where(candidate_BT, uniform_BT, 2).reshape(-1))
+  place_BT = jnp.argsort(order).reshape(candidate_BT.shape)
+  count = jnp.maximum(jnp.floor(share * (mask_BT > 0).sum()), 1)
+  keep_BT = jnp.where(candidate_BT & (place_BT < count), 0, 1)
+  return keep_BT.astype(cov_BT.dtype), jnp.zeros_like(cov_BT)
+
+
+def kl_cov(
+    logps_BT: Array,
+    advantages_BT: Array,
+    mask_BT: Array,
+    *,
+    share: UnitInterval = 2e-4,
+    coef: NonNegative = 1.0,
+) -> tuple[Array, Array]:
+  """KL-Cov: penalises |log r| where covariance is highest (2505.22617, eq 13).
+
+  Keywords: share is the fraction of all tokens that is penalised, at least one
+  token; coef the coefficient of the penalty. Returns as `clip_cov`: factors of
+  1, and weights of coef on the selected tokens.
+  """
+  cov_BT = _covariance(logps_BT, advantages_BT, mask_BT)
+  selected_BT = top_share(cov_BT, mask_BT, share)
+  return jnp.ones_like(cov_BT), coef * selected_BT.astype(cov_BT.dtype)
+
+
+def length_factor(mask_BT: Array, alpha: float) -> Array:
+  """(|o| / median)^-alpha of each response, a factor on any loss aggregation.
+
+  alpha is in [0, .5], mask_BT that of one optimizer step; returns [B].
+  """
+  dtype = jnp.promote_types(mask_BT.dtype, jnp.float32)
+  length_B = (mask_BT > 0).sum(1).astype(dtype)
+  some_B = length_B > 0
+  median = jnp.nanmedian(jnp.where(some_B, length_B, jnp.nan))
+  return jnp.where(some_B, (length_B / median) ** -alpha, 1)
+
+
+# --- controllers of coefficients, on the host --------------------------------
+
+
+def adaptive_kl(
+    coef: float,
+    kl: float,
+    rows: int,
+    *,
+    target: Positive,
+    horizon: Annotated[float, (1, None)] = 10_000,
+) -> float:
+  """The next KL coefficient: proportional control (arXiv:1909.08593, eq 3).
+
+  coef * (1 + clip(kl / target - 1, -.2, .2) * rows / horizon).
+
+  Args:
+    coef: the coefficient of the step in which `kl` was measured.
+    kl: mean over the response tokens of that step, in nats.
+    rows: responses of that step.
+    target: KL to hold, in nats per token.
+    horizon: number of responses over which an error of 20% changes the
+      coefficient by about 20%.
+  """
+  error = min(max(kl / target - 1, -0.2), 0.2)
+  return coef * (1 + error * rows / horizon)
+
+
+def adaptive_entropy(
+    coef: float,
+    entropy: float,
+    *,
+    target: Positive,
+    step: Positive = 1e-3,
+) -> float:
+  """The next entropy coefficient: raised below the target, lowered above it.
+
+  By a fixed step and never below 0, as in Skywork-OR1 (2505.22312, sec 4.2).
+
+  Args:
+    coef: the coefficient of the step in which `entropy` was measured.
+    entropy: mean over the response tokens of that step, in nats.
+    target: entropy to hold, in nats.
+    step: change of the coefficient per RL step.
+  """
+  return max(0.0, coef + (step if entropy < target else -step))

@@ -1,0 +1,268 @@
+"""Variants of advantages: hand-worked numbers, and their limits."""
+
+import jax
+import numpy as np
+import pytest
+from advantage_inputs import B, H, T, call, strategy
+from by_hand import DTYPES, NEAR, QUICK, public
+from hypothesis import given, strategies as st
+
+from rl_reason.algorithms import advantage_variants
+from rl_reason.algorithms.reductions import whiten
+
+# --- by hand -----------------------------------------------------------------
+
+L3, HALF = np.log(3), np.sqrt(0.5)
+DELTAS = dict(  # with gamma 1: 1/4 - 1/2 = -1/4, 3/4 - 1/4 = 1/2, 1 - 3/4 = 1/4
+    rewards_BT=[[0.0, 0.0, 1.0]],
+    values_BT=[[0.5, 0.25, 0.75]],
+    mask_BT=[[True, True, True]],
+)
+BATCH = dict(
+    rewards_B=[1.0, 0.0, 3.0, 0.0, 50.0],
+    types_B=[0, 0, 1, 1, 1],
+    valid_B=np.array([True, True, True, True, False]),
+)
+WEIGHED = dict(rewards_B=[1.0, 0.0, 3.0], groups_B=[0, 0, 0])
+BY_HAND = [  # (name, arrays, keywords, wanted)
+    # Ranks 4, 1, 2.5, 2.5, less 5/2, over 2; ranks 1, 2, 3 less 2, over 3/2.
+    (
+        "rank",
+        dict(
+            rewards_B=[10, -3, 0.5, 0.5, -9.0, 7.0, 8.0],
+            groups_B=[0, 0, 0, 0, 1, 1, 1],
+        ),
+        {},
+        [0.75, -0.75, 0, 0, -2 / 3, 0, 2 / 3],
+    ),
+    # Lengths 1, 4, 4 weigh 1, 1/2, 1/2: 1 - (0 + 3/2) / 1 = -1/2,
+    # 0 - (1 + 3/2) / (3/2) = -5/3, 3 - (1 + 0) / (3/2) = 7/3.
+    (
+        "length_weighted",
+        WEIGHED | dict(mask_BT=np.array([[0, 1, 0, 0], [1] * 4, [1] * 4]) > 0),
+        {},
+        [-1 / 2, -5 / 3, 7 / 3],
+    ),
+    # Means of log p: 0, -ln 2 (of 0 and -2 ln 2), -ln 2: the weights as above.
+    (
+        "quality_weighted",
+        WEIGHED
+        | dict(
+            logps_BT=-np.log([[1, 5], [1, 4], [2, 2]]),
+            mask_BT=np.array([[1, 0], [1, 1], [1, 1]]) > 0,
+        ),
+        {},
+        [-1 / 2, -5 / 3, 7 / 3],
+    ),
+    # 2 sigmoid(ln 3) - 1 = 1/2, 2 sigmoid(ln 9) - 1 = 4/5. In units of ln 3:
+    # 1 - (-.5 + 1.6) / 1.3, -1 - (.5 + 1.6) / 1.3, 0 - 1.6 / 1.8, 2 - 0 / 1.
+    # Of 2, 0, 0 the others of the first are undecided: no baseline, no signal.
+    (
+        "confidence_weighted",
+        dict(
+            rewards_B=[L3, -L3, 0, 2 * L3, 2, 0, 0],
+            groups_B=[0, 0, 0, 0, 1, 1, 1],
+        ),
+        {},
+        [2 / 13 * L3, -34 / 13 * L3, -8 / 9 * L3, 2 * L3, 0, -2, -2],
+    ),
+    # By type +-1/2 over sqrt(1/2), +-3/2 over sqrt(9/2): +-sqrt(1/2). In the
+    # batch (see above) 0, -1, 2, -1 over sqrt(2).
+    (
+        "hierarchical",
+        BATCH,
+        dict(mix=0.25, eps=1e-30),
+        [0.25 * HALF, -HALF, 1.75 * HALF, -HALF, 0],
+    ),
+    # Problem 7, past rewards 1 (weight 1/2) and -1 (weight 0):
+    # 1 - (0 + 1/2) / (3/2) = 2/3, 0 - (1 + 1/2) / (3/2) = -1. Problem 8 has
+    # one response now and one of weight 2 before: 90 - 100. Problem 9: nothing.
+    (
+        "temporal",
+        dict(
+            rewards_B=[1.0, 0.0, 90.0, 4.0],
+            problems_B=[7, 7, 8, 9],
+            past_rewards_H=[1.0, 100.0, -1.0],
+            past_problems_H=[7, 8, 7],
+            past_weights_H=[0.5, 2.0, 0.0],
+        ),
+        {},
+        [2 / 3, -1, -10, 0],
+    ),
+    # Surprise 1 and 3, reward 1 and 0: both normalise to +-sqrt(1/2); the bonus
+    # is 1/2 exp(-ln 2) = 1/4. The other group has no signal, so no bonus.
+    (
+        "explore",
+        dict(
+            rewards_B=[1.0, 0.0, 1.0, 1.0],
+            groups_B=[0, 0, 1, 1],
+            logps_BT=[[-1.0, -1.0], [-2.0, -4.0], [-1.0, 9.0], [-3.0, 9.0]],
+            mask_BT=np.array([[1, 1], [1, 1], [1, 0], [1, 0]]) > 0,
+            progress=np.array(1.0),
+        ),
+        dict(bonus=0.5, decay=np.log(2), eps=1e-30),
+        [0.75 * HALF, -0.75 * HALF, 0, 0],
+    ),
+    # Decay 6 ln 2 over T = 6: lam_l = .8 * 2^-l * ease. Complexity 1 of 2:
+    # ease 3/4, lam_1 = .3, lam_2 = .15; 7 counts as 2: ease 1/2, .2 and .1.
+    # A_0 = -.25 + lam_1 .5 + lam_1 lam_2 .25, A_1 = .5 + lam_1 .25, A_2 = .25
+    (
+        "gae_exp_complexity",
+        {k: x * 2 for k, x in DELTAS.items()} | dict(types_B=[1, 7]),
+        dict(lam=0.8, decay=6 * np.log(2), slope=0.5, hardest=2.0),
+        [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25]],
+    ),
+    # One token each, so VAPO's is r - V: -1 and 0; GRPO's is +-sqrt(1/2).
+    # Whitened they are opposite, and VAPO's share is 1/2 exp(-ln 2) = 1/4.
+    (
+        "hybrid",
+        dict(
+            rewards_B=[1.0, 0.0],
+            groups_B=[0, 0],
+            rewards_BT=[[1.0, 5.0], [0.0, 5.0]],
+            values_BT=[[2.0, 5.0], [0.0, 5.0]],
+            mask_BT=[[True, False], [True, False]],
+            progress=np.array(1.0),
+        ),
+        dict(decay=np.log(2)),
+        [[0.5 * HALF, 0], [-0.5 * HALF, 0]],
+    ),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("name", "rows", "keywords", "wanted"), BY_HAND, ids=[x[0] for x in BY_HAND]
+)
+def test_by_hand(name, rows, keywords, wanted, dtype):
+  got = call(name, rows, dtype, **keywords) * rows.get("valid_B", 1)
+  near = dict(rtol=1e-7, atol=1e-7) if name == "hybrid" else NEAR["float64"]
+  if dtype == "float32":
+    near = dict(rtol=1e-6, atol=1e-6)
+  np.testing.assert_allclose(got, wanted, **near)
+
+
+def test_every_variant_has_numbers_by_hand():
+  assert {x[0] for x in BY_HAND} == public(advantage_variants)
+
+
+# --- one is another in the limit ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "other", "more"),
+    [
+        ("hierarchical", dict(mix=1.0), "group_norm", "types_B"),
+        ("hierarchical", dict(mix=0.0), "group_norm", None),
+        ("explore", dict(bonus=0.0), "group_norm", "groups_B"),
+        ("temporal", {}, "leave_one_out", "problems_B"),
+    ],
+)
+@given(data=st.data())
+@QUICK
+def test_limits(name, keywords, other, more, data):
+  rows = data.draw(strategy(name))
+  if name == "temporal":
+    rows["past_weights_H"] = np.zeros(H)
+  if "valid_B" in rows:
+    rows["valid_B"] = np.ones(B, bool)
+  ids_B = rows[more] if more else np.zeros(B, np.int32)
+  np.testing.assert_allclose(
+      call(name, rows, "float64", **keywords),
+      call(other, rows | dict(groups_B=ids_B), "float64"),
+      **NEAR["float64"],
+  )
+
+
+@given(data=st.data())
+@QUICK
+def test_fresh_memories_are_like_rows_of_today(data):
+  """Weights of 1: leave-one-out over the rows of now and then."""
+  rows = data.draw(strategy("temporal")) | dict(past_weights_H=np.ones(H))
+  both = dict(
+      rewards_B=np.concatenate([rows["rewards_B"], rows["past_rewards_H"]]),
+      groups_B=np.concatenate([rows["problems_B"], rows["past_problems_H"]]),
+  )
+  wanted = call("leave_one_out", both, "float64")[:B]
+  np.testing.assert_allclose(
+      call("temporal", rows, "float64"), wanted, **NEAR["float64"]
+  )
+
+
+@given(data=st.data())
+@QUICK
+def test_weighing_alike_is_leave_one_out(data):
+  """Responses of one length, one probability."""
+  rows = data.draw(strategy("quality_weighted"))
+  rows |= dict(logps_BT=np.full((B, T), -0.5), mask_BT=np.ones((B, T), bool))
+  wanted = call("leave_one_out", rows, "float64")
+  for name in ("length_weighted", "quality_weighted"):
+    np.testing.assert_allclose(
+        call(name, rows, "float64"), wanted, **NEAR["float64"]
+    )
+
+
+@pytest.mark.parametrize("others", [-8.0, -14.0, -40.0, -120.0])
+def test_a_likely_response_has_a_baseline_of_unlikely_ones(others):
+  """Its weight is a million times theirs: in a difference they would vanish."""
+  rows = dict(
+      rewards_B=np.array([1.0, 1.0, 0.0, 1.0]),
+      groups_B=np.zeros(4, np.int32),
+      logps_BT=np.array([[-0.05], [others], [others - 1], [others - 2]]),
+      mask_BT=np.ones((4, 1), bool),
+  )
+  weight = np.exp([0.0, -1, -2])  # of the three others
+  got = call("quality_weighted", rows)
+  if others > -80:  # below, e^-x is 0 beside 1 in fp32: they count as nothing
+    wanted = 1 - (weight * [1, 0, 1]).sum() / weight.sum()
+    assert got[0] == pytest.approx(wanted, abs=1e-6)
+  # Of the others one response is nearly all of the weight.
+  np.testing.assert_allclose(got[1:], [0, -1, 0], atol=1e-3)
+
+
+def test_surprise_is_preferred():
+  """Two right answers of a group: the unlikelier one gains more."""
+  rows = dict(
+      rewards_B=np.array([1.0, 1.0, 0.0]),
+      groups_B=np.zeros(3, np.int32),
+      logps_BT=np.array([[-0.1], [-3.0], [-1.0]]),
+      mask_BT=np.ones((3, 1), bool),
+      progress=np.float64(0),
+  )
+  likely, rare, _ = call("explore", rows, bonus=0.5)
+  assert rare > likely > 0
+
+
+@given(data=st.data())
+@QUICK
+def test_limits_of_gae_exp_complexity(data):
+  """No decay, no slope: GAE. The hardest problems at slope 1: TD errors."""
+  rows = data.draw(strategy("gae_exp_complexity"))
+  name, near = "gae_exp_complexity", NEAR["float64"]
+  np.testing.assert_allclose(
+      call(name, rows, "float64", gamma=0.75, lam=0.5, decay=0.0, slope=0.0),
+      call("gae", rows, "float64", gamma=0.75, lam=0.5),
+      **near,
+  )
+  rows["types_B"] = np.full(B, 3, np.int32)
+  np.testing.assert_allclose(
+      call(name, rows, "float64", slope=1.0, hardest=3.0),
+      call("gae", rows, "float64", gamma=1.0, lam=0.0),
+      **near,
+  )
+
+
+@given(data=st.data())
+@QUICK
+def test_limits_of_hybrid(data):
+  """Share 1 without decay: VAPO's, whitened; share 0: GRPO's, whitened."""
+  rows = data.draw(strategy("hybrid"))
+  mask_BT = rows["mask_BT"]
+  vapo_BT = call("gae_length_adaptive", rows, "float64", alpha=0.5)
+  grpo_BT = call("group_norm", rows, "float64")[:, None] * mask_BT
+  with jax.enable_x64(True):
+    wanted = [np.asarray(whiten(x, mask_BT)) for x in (vapo_BT, grpo_BT)]
+  vapo = dict(mix=1.0, decay=0.0, alpha=0.5)
+  for keywords, want in zip((vapo, dict(mix=0.0)), wanted, strict=True):
+    got = call("hybrid", rows, "float64", **keywords)
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,391 @@
+"""Variants beside the advantages: by hand, against NumPy, and invariances."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from by_hand import (
+    DTYPES,
+    NEAR,
+    QUICK,
+    bools,
+    call,
+    close,
+    floats,
+    ids,
+    public,
+    same,
+)
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rl_reason.algorithms import advantages, variants
+
+
+def variant(name, *inputs, **keywords):
+  return call(getattr(variants, name), *inputs, **keywords)
+
+
+def test_every_variant_has_numbers_by_hand():
+  tested = {x[5:-8] for x in globals() if x.endswith("_by_hand")}
+  assert public(variants) <= tested
+
+
+# --- rewards -----------------------------------------------------------------
+
+
+@DTYPES
+def test_cosine_by_hand(dtype):
+  """Of 40 tokens: at 0, a half, all, and a quarter; then incorrect ones."""
+  lengths_B = [0, 20, 40, 10, 0, 20, 39, 40, 50]
+  correct_B = [1.0, 1, 1, 1, 0, 0, 0, 0, 0]
+  paper = dict(correct_long=1.0, incorrect_long=0.0)
+  inputs = correct_B, lengths_B, 40, 2.0, -10.0
+  got = variant("cosine", *inputs, dtype=dtype, **paper)
+  quarter = (1 + np.cos(np.pi / 4)) / 2
+  last = -10 * (1 + np.cos(np.pi * 39 / 40)) / 2
+  wanted = [2, 1.5, 1, 1 + quarter, -10, -5, last, -10, -10]
+  close(got, wanted, rtol=1e-5, atol=1e-5)
+  # By default both fall to 0; with equal ends length does not count.
+  got = variant("cosine", *inputs, dtype=dtype)
+  close(got[:3], [2, 1, 0], atol=1e-6)
+  same_ends = dict(correct_long=1.0, incorrect_long=-1.0)
+  got = variant("cosine", correct_B, lengths_B, 40, 1.0, -1.0, **same_ends)
+  close(got, [1] * 4 + [-1] * 5, rtol=1e-6)
+
+
+@DTYPES
+def test_logquad_by_hand(dtype):
+  """L = 40, lambda = .1 up to a reward of 1/2, and falling by half per unit."""
+  rows = [  # reward, correct, length, penalty
+      (0.5, 1, 0, 0.0),
+      (-1.0, 0, 0, 0.0),
+      (0.5, 1, 40, -0.1),
+      (-1.0, 0, 40, -0.1),
+      (0.5, 1, 20, -0.1 * np.log2(1.5)),
+      (-1.0, 0, 20, -0.025),
+      (0.5, 1, 80, -0.1 * np.log2(3)),
+      (1.5, 1, 40, -0.05),
+      (1.5, 0, 20, -0.0125),
+  ]
+  rewards_B, correct_B, lengths_B, wanted = map(
+      np.array, zip(*rows, strict=True)
+  )
+  inputs = rewards_B, correct_B, lengths_B, 40
+  keys = dict(coef=0.1, decay=np.log(2), threshold=0.5)
+  got = variant("logquad", *inputs, dtype=dtype, **keys)
+  close(got, wanted, rtol=1e-6)
+  # Defaults: lambda .1, falling by 1 / e from a reward of 0 on.
+  got = variant("logquad", [-3.0, 1.0], [1, 1], [40, 40], 40, dtype=dtype)
+  close(got, [-0.1, -0.1 / np.e], rtol=1e-6)
+
+
+@given(
+    rewards_B=floats(6),
+    correct_B=bools(6),
+    lengths_B=hnp.arrays(np.int32, 6, elements=st.integers(0, 60)),
+)
+@QUICK
+def test_logquad_matches_numpy(rewards_B, correct_B, lengths_B):
+  keys = dict(coef=0.3, decay=1.5, threshold=-0.5)
+  got = variant("logquad", rewards_B, correct_B, lengths_B, 40, **keys)
+  wanted = [
+      reference.logquad(*row, 40, *keys.values())
+      for row in zip(rewards_B, correct_B, lengths_B, strict=True)
+  ]
+  close(got, wanted, rtol=1e-5)
+  longer = variant("logquad", rewards_B, correct_B, lengths_B + 1, 40, **keys)
+  assert (longer < got).all() and (got <= 0).all()
+
+
+@DTYPES
+def test_bootstrap_truncated_by_hand(dtype):
+  """Group 3: finished 1, -1, -1 with mean -1/3. Group -2: all truncated.
+
+  Group 8: nothing truncated. Rows of a group are apart on purpose.
+  """
+  got = variant(
+      "bootstrap_truncated",
+      [1.0, -1, -1, -1, -1, -1, 0.5, -1],
+      np.array([0, 1, 0, 0, 1, 1, 0, 0], bool),
+      [3, -2, 3, 3, -2, 3, 8, 8],
+      dtype=dtype,
+  )
+  close(got, [1, 0, -1, -1, 0, -1 / 3, 0.5, -1], rtol=2e-7)
+
+
+@DTYPES
+def test_bootstrapped_rows_have_no_advantage(dtype):
+  """A truncated row is neither encouraged nor punished, to the last bit.
+
+  The mean of seven float32 0.7 is not 0.7: rounding must not be a signal.
+  """
+  bootstrap = functools.partial(variant, "bootstrap_truncated", dtype=dtype)
+  groups_B = [0] * 8
+  got = bootstrap([0.7] * 8, np.arange(8) == 7, groups_B)
+  norm = call(advantages.group_norm, got, groups_B, dtype=dtype)
+  assert (norm == 0).all()
+  got = bootstrap([1.0, -1, -1, 1, -1, 7, 1, 1], np.arange(8) == 5, groups_B)
+  norm = call(advantages.group_norm, got, groups_B, dtype=dtype)
+  close(norm[5], 0, atol=1e-6)
+  assert np.sign(norm[[0, 1, 2, 3, 4, 6, 7]]).tolist() == [
+      1,
+      -1,
+      -1,
+      1,
+      -1,
+      1,
+      1,
+  ]
+
+
+@given(rewards_B=floats(6), truncated_B=bools(6), groups_B=ids(6))
+@QUICK
+def test_bootstrap_matches_numpy(rewards_B, truncated_B, groups_B):
+  bootstrap = functools.partial(variant, "bootstrap_truncated", dtype="float64")
+  got = bootstrap(rewards_B, truncated_B, groups_B)
+  wanted = reference.bootstrap_truncated(rewards_B, truncated_B, groups_B)
+  close(got, wanted, **NEAR["float64"])
+  # The reward of a truncated response does not count.
+  other_B = np.where(truncated_B, 77.0, rewards_B)
+  close(bootstrap(other_B, truncated_B, groups_B), wanted, **NEAR["float64"])
+
+
+# --- values ------------------------------------------------------------------
+
+
+@DTYPES
+def test_mixture_by_hand(dtype):
+  """w = .8 exp(-ln 2) / (1 + 3 * .5) = .16: .16 * 10 + .84 * 20 = 18.4.
+
+  Explained variance counts as 0 below (w = .4) and as 1 above (w = .1).
+  """
+  keys = dict(mix=0.8, decay=np.log(2), reliability=3.0)
+  for explained, wanted in [(0.5, 18.4), (-9.0, 16.0), (7.0, 19.0)]:
+    inputs = [[10.0]], [[20.0]], 1.0, explained
+    got = variant("mixture", *inputs, dtype=dtype, **keys)
+    close(got, [[wanted]], **NEAR[dtype])
+  # Defaults: 1/2 exp(-1) / (1 + 1/2).
+  got = variant("mixture", [[1.0]], [[0.0]], 1.0, 0.5, dtype=dtype)
+  close(got, [[1 / (3 * np.e)]], rtol=1e-6)
+
+
+@given(
+    old_BT=floats(3, 4),
+    values_BT=floats(3, 4),
+    progress=st.sampled_from([0.0, 0.5, 1.0]),
+    explained=st.sampled_from([-1.0, 0.0, 0.25, 1.0]),
+)
+@QUICK
+def test_mixture_matches_numpy(old_BT, values_BT, progress, explained):
+  inputs = old_BT, values_BT, progress, explained
+  mixture = functools.partial(variant, "mixture", *inputs, dtype="float64")
+  keys = dict(mix=0.75, decay=2.0, reliability=3.0)
+  wanted = reference.mixture(*inputs, *keys.values())
+  close(mixture(**keys), wanted, **NEAR["float64"])
+  # The ends: none of the pretrained critic, all of it.
+  same(mixture(mix=0.0), values_BT)
+  same(mixture(mix=1.0, decay=0.0, reliability=0.0), old_BT)
+
+
+@DTYPES
+def test_past_weights_by_hand(dtype):
+  """Whole responses: 2 * 3/4 = 3/2; 4 * 2 = 8, at most 2; an empty slot."""
+  now = np.log([[2, 0.75, 9], [4, 2, 9], [9, 9, 9]])
+  mask = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]]) > 0
+  got = variant("past_weights", now, 0 * now, mask, dtype=dtype)
+  close(got, [1.5, 2, 0], **NEAR[dtype])
+  got = variant("past_weights", now, 0 * now, mask, dtype=dtype, limit=10.0)
+  close(got, [1.5, 8, 0], **NEAR[dtype])
+
+
+# --- masks and weights of tokens ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"),
+    [
+        # Of 7 tokens: 0 is still one; 2/7 and less are two; .4 * 7 = 2.8 is
+        # three, and so is the fourth, for it ties with the third.
+        (0.0, [[9, 0, 0, 0], [0, 0, 0, 0]]),
+        (0.1, [[9, 0, 0, 0], [0, 0, 0, 0]]),
+        (0.25, [[9, 0, 0, 0], [0, 8, 0, 0]]),
+        (0.4, [[9, 0, 3, 0], [0, 8, 3, 0]]),
+        (1.0, [[9, -1, 3, 0], [-2, 8, 3, -5]]),
+    ],
+)
+def test_top_share_by_hand(share, wanted):
+  values = np.array([[9.0, -1, 3, 99], [-2, 8, 3, -5]])
+  mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]]) > 0
+  got = variant("top_share", values, mask, share)
+  assert (values * got).tolist() == wanted
+
+
+def test_top_share_of_a_hundred_is_not_rounded_up():
+  """.3 * 100 is 30.000001 in fp32."""
+  got = variant("top_share", [np.arange(100.0)], np.ones((1, 100)) > 0, 0.3)
+  assert got.sum() == 30
+
+
+@given(
+    values_BT=floats(4, 5),
+    mask_BT=bools(4, 5),
+    share=st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]),
+)
+@QUICK
+def test_top_share_matches_numpy(values_BT, mask_BT, share):
+  got = variant("top_share", values_BT, mask_BT, share)
+  same(got, reference.top_share(values_BT, mask_BT, share))
+  hidden_BT = np.where(mask_BT, values_BT, np.nan)
+  same(variant("top_share", hidden_BT, mask_BT, share), got)
+
+
+# log p -1, -2, -6 (mean -3), A 1, 0, 2 (mean 1): covariances 2 * 0, 1 * -1,
+# -3 * 1; and doubled.
+COV_LOGPS = np.array([[-1.0, 99], [-2, -6]])
+COV_ADVANTAGES = np.array([[1.0, 99], [0, 2]])
+COV_MASK = np.array([[1, 0], [1, 1]]) > 0
+
+
+@DTYPES
+def test_kl_cov_by_hand(dtype):
+  """Of 3 tokens a third is 1, and 2/3 are 2: covariance 0, then -1."""
+  inputs = COV_LOGPS, COV_ADVANTAGES, COV_MASK
+  for share, last in {1 / 3: 0, 2 / 3: 1}.items():
+    keep, penalty = variant("kl_cov", *inputs, dtype=dtype, share=share)
+    assert penalty.tolist() == [[1, 0], [last, 0]]
+    assert keep.tolist() == [[1, 1], [1, 1]]
+  _, penalty = variant("kl_cov", *inputs, dtype=dtype, coef=0.5)
+  assert penalty.tolist() == [[0.5, 0], [0, 0]], "the least is one token"
+
+
+@DTYPES
+def test_clip_cov_by_hand(dtype):
+  """A = +-1 (mean 0), log p of mean 0: covariances 2, 3, 4, 1, 5, 0, 0.
+
+  Candidates are 2, 3, 4 (1 and 5 are the bounds); .3 * 7 = 2.1. The two with
+  the smallest uniforms are dropped: 4 (.1) and 2 (.4), not 3 (.8). A share of
+  0 still drops one; a share of 1 all candidates.
+  """
+  logps = np.array([[2.0, -3, 4, 99], [-1, 5, 0, 0]])
+  logps[1, 3] = -logps[1].sum() - logps[0, :3].sum()  # -7
+  advantage = np.array([[1.0, -1, 1, 99], [-1, 1, -1, 0]])
+  mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]]) > 0
+  uniform = [[0.4, 0.8, 0.1, 0.0], [0.0, 0.0, 0.0, 0.0]]
+  for share, wanted in {
+      0.3: [0, 1, 0, 1],
+      0.0: [1, 1, 0, 1],
+      1.0: [0, 0, 0, 1],
+  }.items():
+    inputs = logps, advantage, mask, uniform
+    keep, penalty = variant("clip_cov", *inputs, dtype=dtype, share=share)
+    assert keep.tolist() == [wanted, [1, 1, 1, 1]]
+    assert not penalty.any()
+
+
+@given(
+    logps_BT=floats(4, 5),
+    advantages_BT=floats(4, 5),
+    mask_BT=bools(4, 5),
+    share=st.sampled_from([0.0, 0.1, 0.25, 1.0]),
+    seed=st.integers(0, 99),
+)
+@QUICK
+def test_covariance_terms_match_numpy(
+    logps_BT, advantages_BT, mask_BT, share, seed
+):
+  inputs = logps_BT, advantages_BT, mask_BT
+  uniform_BT = np.random.default_rng(seed).permutation(20).reshape(4, 5) / 20
+  cov_BT = reference.covariance(*inputs)
+  keys = dict(share=share, low=-0.5, high=1.25)
+  clip = functools.partial(variant, "clip_cov", dtype="float64", **keys)
+  keep, _ = clip(*inputs, uniform_BT)
+  same(keep, reference.clip_cov(cov_BT, mask_BT, uniform_BT, *keys.values()))
+  hidden = *(np.where(mask_BT, x, np.nan) for x in inputs[:2]), mask_BT
+  same(clip(*hidden, uniform_BT)[0], keep)
+  _, penalty = variant("kl_cov", *inputs, dtype="float64", share=share)
+  # Whatever ties by rounding may be selected or not.
+  order = np.sort(cov_BT[mask_BT])[::-1]
+  count = max(int(np.ceil(share * mask_BT.sum() - 1e-9)), 1)
+  if mask_BT.any():
+    least = order[count - 1]
+    assert (penalty[mask_BT & (cov_BT > least + 1e-9)] == 1).all()
+    assert (penalty[(cov_BT < least - 1e-9) | ~mask_BT] == 0).all()
+
+
+@DTYPES
+def test_length_factor_by_hand(dtype):
+  """Lengths 4, 1, 2 and an empty row: median 2, factors (l / 2)^-1/2.
+
+  Of 4 and 1 alone the median is 2.5.
+  """
+  mask = np.arange(4) < np.array([4, 1, 2, 0])[:, None]
+  got = variant("length_factor", mask * 1.0, 0.5, dtype=dtype)
+  close(got, [2**-0.5, 2**0.5, 1, 1], **NEAR[dtype])
+  got = variant("length_factor", mask[[0, 1, 3]] * 1.0, 1.0, dtype=dtype)
+  close(got, [2.5 / 4, 2.5, 1], **NEAR[dtype])
+  got = variant("length_factor", mask * 1.0, 0.0, dtype=dtype)
+  assert got.tolist() == [1, 1, 1, 1]
+
+
+@given(mask_BT=bools(4, 5))
+@QUICK
+def test_length_factor_matches_numpy(mask_BT):
+  got = variant("length_factor", mask_BT * 1.0, 0.25, dtype="float64")
+  close(got, reference.length_factor(mask_BT, 0.25), **NEAR["float64"])
+
+
+# --- controllers -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kl", "wanted"),
+    [
+        # rows / horizon = 1/4; errors 1.1 - 1 = .1, .9 - 1 = -.1, then +-.2.
+        (5.5, 2 * 1.025),
+        (4.5, 2 * 0.975),
+        (5.0, 2),
+        (500.0, 2 * 1.05),
+        (0.0, 2 * 0.95),
+        (-3.0, 2 * 0.95),  # an estimate may be negative
+    ],
+)
+def test_adaptive_kl_by_hand(kl, wanted):
+  got = variants.adaptive_kl(2.0, kl, 100, target=5.0, horizon=400)
+  assert got == pytest.approx(wanted, rel=1e-12)
+  slow = variants.adaptive_kl(2.0, 6.0, 100, target=5.0)  # horizon 10,000
+  assert slow == pytest.approx(2 * 1.002, rel=1e-12)
+
+
+@given(
+    gain=st.floats(0.5, 5), target=st.floats(0.05, 2), coef=st.floats(0.1, 10)
+)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_adaptive_kl_holds_its_target(gain, target, coef):
+  """A policy whose KL is gain / coefficient settles at the target."""
+  for _ in range(400):
+    keys = dict(target=target, horizon=1000)
+    coef = variants.adaptive_kl(coef, gain / coef, 250, **keys)
+  assert gain / coef == pytest.approx(target, rel=1e-3)
+
+
+def test_adaptive_entropy_by_hand():
+  """.5 +- .2: up below the target of 1, down at it and above, not below 0."""
+  after = [
+      variants.adaptive_entropy(coef, entropy, target=1.0, step=0.2)
+      for coef, entropy in [(0.5, 0.9), (0.5, 1.0), (0.5, 3.0), (0.1, 3.0)]
+  ]
+  assert after == pytest.approx([0.7, 0.3, 0.3, 0.0])
+  assert variants.adaptive_entropy(0.5, 0.0, target=1.0) == 0.501
+
+
+def test_shapes_of_covariance_terms():
+  """Both are called with the arrays that they name, and give factors."""
+  some = jnp.zeros((2, 3))
+  for out in (
+      variants.clip_cov(some, some, some + 1, some),
+      variants.kl_cov(some, some, some + 1),
+  ):
+    assert [x.shape for x in out] == [(2, 3), (2, 3)]
