@@ -171,8 +171,10 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
   return run
 
 
-def put(mesh: Mesh, tree: Tree, *logical: str | None) -> Tree:
-  """Host arrays, the same on every process, onto the mesh."""
+def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
+  """Host arrays, equal on every process, onto the mesh; as is without one."""
+  if mesh is None:
+    return tree
   where = sharding(mesh, *logical)
 
   def place(x):
@@ -182,7 +184,7 @@ def put(mesh: Mesh, tree: Tree, *logical: str | None) -> Tree:
   return jax.tree.map(place, tree)
 
 
-def put_packed(mesh: Mesh, packed: Packed) -> Packed:
+def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
   """`put` of a minibatch, or of several along a leading axis."""
   lead = (None,) * (packed.source_BT.ndim - 2)
 

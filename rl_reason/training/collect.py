@@ -15,6 +15,7 @@ from rl_reason.scale import sharding
 from rl_reason.structs import Array, Experience, Prompts, Rollouts, Tree
 from rl_reason.tasks import Row
 from rl_reason.training import dynamic_sampling
+from rl_reason.training.step import graded
 
 # (rollouts, texts, rows) -> scores [B] and the number of responses that failed.
 Scorer = Callable[[Rollouts, list[str], list[Row]], tuple[Any, int]]
@@ -175,14 +176,11 @@ class RolloutCollector:
 
   def _experience(self, rollouts, correct_B, rows_B) -> Experience:
     """Graded responses of this step's policy."""
-    zeros_B = np.zeros(len(rows_B), np.int32)
-    return Experience(
-        rollouts=rollouts,
-        correct_B=correct_B,
-        scores_NB=tuple(zeros_B.astype(np.float32) for _ in self._scorers),
-        old_logps_BT=rollouts.logps_BT,
-        stale_lengths_B=zeros_B,
-        age_B=zeros_B,
+    zeros_B = np.zeros(len(rows_B), np.float32)
+    return graded(
+        rollouts,
+        correct_B,
+        scores_NB=tuple(zeros_B for _ in self._scorers),
         types_B=np.array([row.difficulty for row in rows_B], np.int32),
         problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
     )

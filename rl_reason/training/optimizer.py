@@ -126,7 +126,10 @@ def state_shardings(
   return TrainState(params, opt_state, replicated, replicated)
 
 
-def _step_0(params: Tree, tx: optax.GradientTransformation) -> TrainState:
+def first_state(
+    params: Tree, tx: optax.GradientTransformation
+) -> TrainState:
+  """Step 0 of a stage, from parameters; wherever these are."""
   zero = jnp.zeros((), jnp.int32)
   return TrainState(params, tx.init(params), zero, zero)
 
@@ -135,7 +138,7 @@ def new_state(
     params: Tree, tx: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
   """Step 0 of a stage, from parameters that already lie on the mesh."""
-  make = functools.partial(_step_0, tx=tx)
+  make = functools.partial(first_state, tx=tx)
   return jax.jit(make, out_shardings=shardings)(params)
 
 
@@ -160,7 +163,7 @@ def abstract_state(
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(
-          lambda key: _step_0(parameters.init_table(table, key), tx),
+          lambda key: first_state(parameters.init_table(table, key), tx),
           jax.random.key(0),
       ),
       shardings,

@@ -23,6 +23,7 @@ from rl_reason.structs import (
     Batch,
     Experience,
     Packed,
+    Rollouts,
     TrainState,
     Tree,
 )
@@ -61,7 +62,7 @@ def logps_program(cfg: decoder.ModelConfig, temperature: float) -> Callable:
 
 
 def forward(
-    mesh: jax.sharding.Mesh,
+    mesh: jax.sharding.Mesh | None,
     program: Callable,
     params: Tree,
     plan: packing.PackingPlan,
@@ -91,6 +92,36 @@ def on_mesh(mesh: jax.sharding.Mesh, program: Callable, arrays: Tree) -> Tree:
 
 
 # --- host arrays of a step ---------------------------------------------------
+
+
+def graded(
+    rollouts: Rollouts,
+    correct_B: Array,
+    *,
+    scores_NB: tuple[Array, ...] = (),
+    types_B: Array | None = None,
+    problems_B: Array | None = None,
+) -> Experience:
+  """Graded responses that the policy of this step sampled.
+
+  Args:
+    rollouts: B responses, on the host.
+    correct_B: {0, 1}, whether each is correct.
+    scores_NB: [B] of each scorer.
+    types_B: int, problem types; zeros if None.
+    problems_B: int, equal for equal prompts; the ids of prompts if None.
+  """
+  zeros_B = np.zeros(len(correct_B), np.int32)
+  return Experience(
+      rollouts=rollouts,
+      correct_B=correct_B,
+      scores_NB=scores_NB,
+      old_logps_BT=rollouts.logps_BT,
+      stale_lengths_B=zeros_B,
+      age_B=zeros_B,
+      types_B=zeros_B if types_B is None else types_B,
+      problems_B=rollouts.ids_B if problems_B is None else problems_B,
+  )
 
 
 def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
@@ -142,8 +173,8 @@ def train_batch(
     rows: Experience,
     credit: dict[str, Array],
     *,
-    mask_truncated: bool,
-    updates: int,
+    mask_truncated: bool = False,
+    updates: int = 1,
     ref_logps_BT: Array | None = None,
     values_BT: Array | None = None,
 ) -> Batch:
@@ -151,7 +182,7 @@ def train_batch(
 
   Args:
     rows: with old log-probs.
-    credit: what `credit` returned for them.
+    credit: advantages_BT, which may be [B, 1], and returns_BT with a critic.
     mask_truncated: overlong filtering: truncated responses leave the loss and
       its denominators.
     updates: optimizer steps of an RL step.
@@ -172,12 +203,12 @@ def train_batch(
       correct_B=rows.correct_B,
       age_B=age_B.astype(np.int32),
       values_BT=zeros_BT if values_BT is None else values_BT,
-      returns_BT=credit["returns_BT"],
+      returns_BT=credit.get("returns_BT", zeros_BT),
   )
 
 
 def minibatches(
-    mesh: jax.sharding.Mesh, batch: Batch, plan: packing.PackingPlan
+    mesh: jax.sharding.Mesh | None, batch: Batch, plan: packing.PackingPlan
 ) -> tuple[Batch, Packed]:
   """The batch split into minibatches, [M, B, ...], and packed, on the mesh."""
   batch_M = jax.tree.map(lambda x: x[plan.order_MB], batch)
