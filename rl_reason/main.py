@@ -162,6 +162,7 @@ def _run(config, workdir: pathlib.Path) -> int:
         _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     )
   from rl_reason import structs, tasks
+  from rl_reason.checkpointing import rl_state
   from rl_reason.data import datasets, prepare
   from rl_reason.evaluation import command
   from rl_reason.hf import export
@@ -169,7 +170,7 @@ def _run(config, workdir: pathlib.Path) -> int:
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train
   from rl_reason.session import open_session, resolve
-  from rl_reason.training import rl, rl_state, sft, value
+  from rl_reason.training import rl, sft, value
 
   screen = display.Display(jax.process_index() == 0)
   stage, session = _STAGE.value, None

@@ -11,11 +11,12 @@ import math
 import jax
 
 from rl_reason import config as config_lib
+from rl_reason.checkpointing import rl_state
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import metrics
 from rl_reason.report import page, scores as scores_lib
 from rl_reason.session import Session
-from rl_reason.training import rl_state, sft
+from rl_reason.training import sft
 
 
 def run(session: Session, which: str) -> dict[str, float]:

@@ -7,11 +7,11 @@ import pathlib
 import jax
 
 from rl_reason import config as config_lib, hf
-from rl_reason.checkpointing import checkpoint
+from rl_reason.checkpointing import checkpoint, rl_state
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import metrics
 from rl_reason.session import Session, resolve
-from rl_reason.training import rl_state, sft
+from rl_reason.training import sft
 
 
 def run(session: Session, which: str) -> None:

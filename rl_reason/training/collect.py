@@ -10,8 +10,8 @@ from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.evaluation.grading import AsyncGrader
 from rl_reason.monitoring import metrics
-from rl_reason.rollout.engine import RolloutEngine
 from rl_reason.scale import sharding
+from rl_reason.scale.engine import RolloutEngine
 from rl_reason.structs import Array, Experience, Prompts, Rollouts, Tree
 from rl_reason.tasks import Row
 from rl_reason.training import dynamic_sampling

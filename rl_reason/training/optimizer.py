@@ -11,6 +11,7 @@ from rl_reason.algorithms import schedules
 from rl_reason.models import parameters
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, TrainState, Tree
+from rl_reason.training.step import decays, is_stacked
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
@@ -50,16 +51,11 @@ def make_optimizer(
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
 
-  def matrices(params):
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: x.ndim > 1 + _stacked(path), params
-    )
-
   if name == "sgd":
     rule = optax.sgd(rate)
   else:
     rule = optax.adamw(
-        rate, b1, b2, eps, weight_decay=weight_decay, mask=matrices
+        rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
     )
   parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
   parts += [rule]
@@ -78,14 +74,9 @@ def _offload(tx: optax.GradientTransformation) -> optax.GradientTransformation:
   return optax.GradientTransformation(init, tx.update)
 
 
-def _stacked(path) -> bool:
-  """Whether a parameter's first axis counts layers."""
-  return any(getattr(part, "key", None) == "layers" for part in path)
-
-
 def _without_first_layers(tree: Tree, share: float) -> Tree:
   def cut(path, x):
-    if not _stacked(path):
+    if not is_stacked(path):
       return x
     learns_N = jnp.arange(x.shape[0]) >= round(share * x.shape[0])
     return x * learns_N.reshape(-1, *(1,) * (x.ndim - 1))

@@ -56,7 +56,8 @@ class Programs(NamedTuple):
     update_critic: `critic_step.critic_update`, on the mesh.
     history_inputs: (history, params) -> inputs of credit; see `history`.
     step_metrics: `rl_metrics.step_metrics`.
-    steer: coefficients of the next step, from what this one measured.
+    steer: coefficients of the next step, from what this one measured; None if
+      they stay as they are.
     on_policy: the update computes the old log-probs itself.
   """
 
@@ -68,7 +69,7 @@ class Programs(NamedTuple):
   update_critic: Callable
   history_inputs: Callable[..., dict[str, Array]]
   step_metrics: Callable
-  steer: Callable[..., dict[str, float]]
+  steer: Callable[..., dict[str, float]] | None
   on_policy: bool
 
 
@@ -122,7 +123,9 @@ def build(session: Session) -> Programs:
           scorers=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
       ),
-      steer=functools.partial(steer, c),
+      steer=functools.partial(steer, c)
+      if c.kl.target or c.loss.entropy_target
+      else None,
       on_policy=on_policy,
   )
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_reason.checkpointing.rl_state import RLState, initial_state
 from rl_reason.evaluation import evaluate
 from rl_reason.models import lora
 from rl_reason.monitoring import alarms, metrics as metrics_lib, rl_metrics
@@ -31,12 +32,11 @@ from rl_reason.scale import sharding
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import dynamic_sampling, history, programs
-from rl_reason.training.rl_state import RLState, initial_state
 from rl_reason.training.step import (
-    credit_inputs,
-    minibatches,
-    train_batch,
-    with_old_logps,
+  credit_inputs,
+  minibatches,
+  train_batch,
+  with_old_logps,
 )
 
 
@@ -69,7 +69,13 @@ def train(
   reference = sft_params
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = jax.tree.map(jnp.copy, state.policy.params)
-  policy = functools.partial(lora.join, base, scale=programs.lora_scale(c))
+
+  def policy(params: Tree) -> Tree:
+    """Parameters as the model reads them: LoRA factors beside their base."""
+    if base is None:
+      return params
+    return lora.join(base, params, programs.lora_scale(c))
+
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"]  # of the collector
@@ -178,9 +184,10 @@ def train(
       state.step, state.evaluated = state.step + 1, False
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
       _log_samples(session, state, rows, credit, batch, entropy_BT)
-      state.coefs = run.steer(
-          state.coefs, rows.rollouts.mask_BT, entropy_BT, credit["metrics"]
-      )
+      if run.steer is not None:
+        state.coefs = run.steer(
+            state.coefs, rows.rollouts.mask_BT, entropy_BT, credit["metrics"]
+        )
   return policy(state.policy.params)
 
 

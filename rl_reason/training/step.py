@@ -258,6 +258,18 @@ def accumulate(
   return packing.fold(micro_batch, packed, add)
 
 
+def decays(params: Tree) -> Tree:
+  """Which parameters weight decay applies to: matrices, not norms or biases."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x.ndim > 1 + is_stacked(path), params
+  )
+
+
+def is_stacked(path) -> bool:
+  """Whether the first axis of a parameter counts layers."""
+  return any(getattr(part, "key", None) == "layers" for part in path)
+
+
 def optimize(
     state: TrainState,
     tx: optax.GradientTransformation,
