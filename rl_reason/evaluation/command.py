@@ -1,71 +1,68 @@
-"""Evaluation as a stage of its own, from a work directory.
+"""The evaluation stage: evaluates a checkpoint of a work directory.
 
-WORKDIR/evaluation-WHICH.json       every number, in rl_reason's names
-WORKDIR/results-WHICH.json          the same as lm-evaluation-harness lays out
-WORKDIR/responses-WHICH.html        every response, to be browsed
+WORKDIR/evaluation-WHICH.json       all metrics
+WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
+WORKDIR/responses-WHICH.html        all responses, for the browser
 """
 
 import functools
 import math
+from typing import Any
 
 import jax
 
 from rl_reason import config as config_lib
 from rl_reason.checkpointing import rl_state
-from rl_reason.evaluation import evaluate
+from rl_reason.evaluation.evaluate import Responses, evaluate, levels
 from rl_reason.monitoring import metrics
-from rl_reason.report import page, scores as scores_lib
+from rl_reason.report import page
+from rl_reason.report.scores import Score
 from rl_reason.session import Session
 from rl_reason.training import sft
 
 
 def run(session: Session, which: str) -> dict[str, float]:
-  """Evaluates a checkpoint and writes the files above.
+  """Evaluates a checkpoint, writes the files above, returns the metrics.
 
   Args:
     session: of the run.
     which: 'sft', 'newest', 'best', or a step of RL.
 
-  Returns:
-    the metrics.
-
   Raises:
     RunError: there is no such checkpoint.
   """
+  c, workdir, say = session.config, session.workdir, session.display.say
   if which == "sft":
-    params, at = sft.load(session), 0
+    params, step = sft.load(session), 0
   else:
     sft_params = functools.partial(sft.load, session)
-    params, _, at = rl_state.load(session, which, sft_params)
-  count = session.config.evaluate.prompts
-  values, told = evaluate.evaluate(session, params, count, "evaluating")
-  values = {k: metrics.number(v) for k, v in values.items()}
+    params, _, step = rl_state.load(session, which, sft_params)
+  found, sets = evaluate(session, params, c.evaluate.prompts, "evaluating")
+  values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():
-    session.display.say(f"{name} = {value:.4g}")
+    say(f"{name} = {value:.4g}")
   if jax.process_index() == 0:
-    path = session.workdir / f"evaluation-{which}.json"
-    metrics.write_json(path, dict(step=at) | values)
-    session.display.say(f"written to {path}")
-    fields = config_lib.flat(session.config)
-    metrics.write_json(
-        session.workdir / f"results-{which}.json", results(values, told, fields)
-    )
-    path = session.workdir / f"responses-{which}.html"
-    title = f"{session.workdir.absolute().name}, step {at}"
-    text = browse(title, values, told, session.config.evaluate.mean_of)
-    metrics.write_text(path, text)
-    session.display.say(f"responses: {path}")
+    path = workdir / f"evaluation-{which}.json"
+    metrics.write_json(path, dict(step=step) | values)
+    say(f"metrics: {path}")
+    results = harness_results(values, sets, config_lib.flat(c))
+    metrics.write_json(workdir / f"results-{which}.json", results)
+    path = workdir / f"responses-{which}.html"
+    title = f"{workdir.absolute().name}, step {step}"
+    page_text = responses_page(title, values, sets, c.evaluate.mean_of)
+    metrics.write_text(path, page_text)
+    say(f"responses: {path}")
   return values
 
 
-def results(
-    values: dict[str, float], told: list[evaluate.Responses], fields: dict
+def harness_results(
+    values: dict[str, float], sets: list[Responses], fields: dict
 ) -> dict:
-  """The numbers as lm-evaluation-harness writes them.
+  """Returns the metrics in the layout of lm-evaluation-harness.
 
   Args:
-    values: of `evaluate.evaluate`.
-    told: responses to each set.
+    values: metrics of `evaluate`.
+    sets: responses to each set.
     fields: the flat config.
 
   Returns:
@@ -78,89 +75,77 @@ def results(
       "top_p": fields["evaluate.top_p"],
       "max_gen_toks": fields["rollout.max_tokens"],
   }
-  out = {}
-  for said in told:
-    core = f"val-core/{said.name}/acc/"
-    numbers: dict[str, str | float] = {"alias": said.name}
-    for name, value in values.items():
-      metric = name.removeprefix(core)
-      if metric != name and not metric.endswith("/ci95"):
-        numbers[f"{metric},none"] = value
-        error = values[f"{name}/ci95"] / 1.96
-        numbers[f"{metric}_stderr,none"] = error if math.isfinite(error) else 0
-    out[said.name] = numbers
-  return {
-      "results": out,
-      "n-samples": {
-          x.name: {"original": len(x.rows), "effective": len(x.rows)}
-          for x in told
-      },
-      "configs": {
-          x.name: {
-              "task": x.name,
-              "repeats": fields["evaluate.samples"],
-              "generation_kwargs": sampling,
-          }
-          for x in told
-      },
-      "versions": {x.name: 1 for x in told},
-  }
+  repeats = fields["evaluate.samples"]
+  out: dict = {"results": {}, "n-samples": {}, "configs": {}, "versions": {}}
+  for responses in sets:
+    name, rows = responses.name, len(responses.rows)
+    prefix = f"val-core/{name}/acc/"
+    results: dict[str, str | float] = {"alias": name}
+    for key, value in values.items():
+      metric = key.removeprefix(prefix)
+      if metric != key and not metric.endswith("/ci95"):
+        results[f"{metric},none"] = value
+        error = values[f"{key}/ci95"] / 1.96
+        results[f"{metric}_stderr,none"] = error if math.isfinite(error) else 0
+    out["results"][name] = results
+    out["n-samples"][name] = {"original": rows, "effective": rows}
+    out["configs"][name] = {
+        "task": name,
+        "repeats": repeats,
+        "generation_kwargs": sampling,
+    }
+    out["versions"][name] = 1
+  return out
 
 
-def browse(
+def responses_page(
     title: str,
     values: dict[str, float],
-    told: list[evaluate.Responses],
+    sets: list[Responses],
     mean_of: int,
 ) -> str:
   """Returns the page of all responses with verdicts and reference answers.
 
   Args:
     title: of the page.
-    values: of `evaluate.evaluate`.
-    told: responses to each set.
-    mean_of: samples of a prompt that its accuracy is the mean of.
+    values: metrics of `evaluate`.
+    sets: responses to each set.
+    mean_of: samples of each prompt in the accuracy.
   """
-  sets = []
-  for said in told:
-    rows = []
-    for n, row in enumerate(said.rows):
-      correct_G = said.correct_NG[n]
-      rows.append(
-          dict(
-              prompt=row.prompt,
-              answer=row.answer,
-              correct=int(correct_G.sum()),
-              responses=[
-                  dict(
-                      text=text,
-                      correct=bool(correct_G[g]),
-                      truncated=bool(said.truncated_NG[n, g]),
-                      length=int(said.lengths_NG[n, g]),
-                  )
-                  for g, text in enumerate(said.texts_NG[n])
-              ],
-          )
-      )
-    sets.append(dict(name=said.name, rows=rows))
-  scores = [(name, f"{value:.4g}") for name, value in values.items()]
-  levels = by_difficulty(told, mean_of)
-  data = dict(title=title, notes=[], scores=scores, levels=levels, sets=sets)
-  return page.render("responses", data)
-
-
-def by_difficulty(told: list[evaluate.Responses], mean_of: int) -> dict:
-  """The table of the page: each difficulty of each set."""
-  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "truncated"]
-  rows = []
-  for said in told:
-    for level in evaluate.levels(said, mean_of):
-      score = scores_lib.Score(level.mean, level.half)
+  responses, by_difficulty = [], []
+  for x in sets:
+    rows = [
+        dict(
+            prompt=row.prompt,
+            answer=row.answer,
+            correct=int(x.correct_NG[n].sum()),
+            responses=[
+                dict(
+                    text=text,
+                    correct=bool(x.correct_NG[n, g]),
+                    truncated=bool(x.truncated_NG[n, g]),
+                    length=int(x.lengths_NG[n, g]),
+                )
+                for g, text in enumerate(x.texts_NG[n])
+            ],
+        )
+        for n, row in enumerate(x.rows)
+    ]
+    responses.append(dict(name=x.name, rows=rows))
+    for level in levels(x, mean_of):
       cells = [
           (str(level.difficulty), None),
           (str(level.prompts), None),
-          (score.text(" ± "), level.mean),
-          (scores_lib.Score(level.cut).text(), level.cut),
+          (Score(level.mean, level.half).text(" ± "), level.mean),
+          (Score(level.truncated).text(), level.truncated),
       ]
-      rows.append(dict(name=said.name, about="", cells=cells))
-  return dict(head=head, rows=rows)
+      by_difficulty.append(dict(name=x.name, about="", cells=cells))
+  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "truncated"]
+  data = dict(
+      title=title,
+      notes=[],
+      scores=[(name, f"{value:.4g}") for name, value in values.items()],
+      levels=dict(head=head, rows=by_difficulty),
+      sets=responses,
+  )
+  return page.render("responses", data)

@@ -257,7 +257,7 @@ def _evaluate(session: Session, params: Tree, state: RLState) -> float:
       session.log.samples(
           [
               dict(stage="evaluate", step=state.step) | line
-              for line in of_set.samples[: c.log.samples]
+              for line in of_set.lines[: c.log.samples]
           ]
       )
     name = f"val-core/{of_set.name}/acc/mean@{c.evaluate.mean_of}"

@@ -1,0 +1,77 @@
+"""Statistics of held-out accuracy: intervals, pass@k, maj@k, calibration."""
+
+import collections
+import math
+
+import numpy as np
+
+
+def mean_interval(values_N: np.ndarray) -> tuple[float, float]:
+  """Returns the mean over prompts and half of its 95% normal interval.
+
+  Args:
+    values_N: one number per prompt: samples of a prompt are averaged first, as
+      they are not independent.
+  """
+  std = values_N.std(ddof=1) if len(values_N) > 1 else 0.0
+  return float(values_N.mean()), float(1.96 * std / len(values_N) ** 0.5)
+
+
+def pass_at_k(correct_NG: np.ndarray, k: int) -> np.ndarray:
+  """Returns unbiased estimates that at least one of k samples is correct: [N].
+
+  1 - C(G - c, k) / C(G, k), c of G correct (Codex, arXiv:2107.03374, eq 1).
+
+  Args:
+    correct_NG: {0, 1}, G >= k samples of each prompt.
+    k: samples drawn without replacement.
+  """
+  samples = correct_NG.shape[1]
+  incorrect_N = samples - correct_NG.sum(1).astype(int)
+  # Exact integers: floating-point binomials overflow for many samples.
+  none_N = [math.comb(n, k) / math.comb(samples, k) for n in incorrect_N]
+  return 1 - np.array(none_N)
+
+
+def majority_vote(
+    answers_NG: list[list[str]], correct_NG: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the share of the most frequent answer, and whether it is correct.
+
+  Samples without an answer ('') do not vote; ties go to the earlier answer.
+  Answers are compared as text.
+
+  Args:
+    answers_NG: answer of each sample.
+    correct_NG: {0, 1} of each sample.
+
+  Returns:
+    share of all samples that gave the answer [N], and {0, 1} [N]; both are 0
+    where no sample votes.
+  """
+  share_N, correct_N = np.zeros((2, len(answers_NG)))
+  for n, answers in enumerate(answers_NG):
+    votes = collections.Counter(answer for answer in answers if answer)
+    if votes:
+      winner, count = votes.most_common(1)[0]
+      share_N[n] = count / len(answers)
+      correct_N[n] = correct_NG[n][answers.index(winner)]
+  return share_N, correct_N
+
+
+def calibration_error(
+    confidence_N: np.ndarray, correct_N: np.ndarray, *, bins: int = 10
+) -> float:
+  """Expected calibration error (arXiv:1706.04599, eq 3).
+
+  Args:
+    confidence_N: [N] in [0, 1], confidence of each prediction.
+    correct_N: [N] in [0, 1].
+    bins: number of bins of confidence, of equal width.
+  """
+  bin_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
+  gaps = [
+      (bin_N == i).mean() * abs((correct_N - confidence_N)[bin_N == i].mean())
+      for i in np.unique(bin_N)
+  ]
+  return float(sum(gaps))
