@@ -1,10 +1,10 @@
-"""Reward models of others: classifiers of transformers that give one number.
+"""Sequence classifiers of transformers as reward models and initial critics.
 
-`Qwen2ForSequenceClassification` and the like, with one label: a directory or a
-hub id. It may be a scorer (`reward.scorers = "DIR*0.5"`), of any size, or where
-a critic starts (`critic.init = "exported"`), if its trunk has the policy's
-shape. It reads the policy's tokens, so its tokenizer must be the same one; a
-response is scored after its last token, EOS included.
+A `Qwen2ForSequenceClassification` or the like with one label, in a directory or
+on the hub, is a scorer of any size (`reward.scorers = "DIR*0.5"`) or, if its
+trunk has the policy's shape, an initial critic (`critic.init = "exported"`). It
+reads the policy's tokens, so it needs the same tokenizer; a response is scored
+after its last token, EOS included.
 """
 
 import dataclasses
@@ -20,111 +20,110 @@ from rl_reason.structs import Tree
 from rl_reason.tasks import scorers
 
 
-def is_one(given: str) -> bool:
-  """Whether transformers' files are meant, not a checkpoint of our own."""
-  path = pathlib.Path(given)
+def is_classifier(name: str) -> bool:
+  """Whether a name is a classifier of transformers: no checkpoint of ours."""
+  path = pathlib.Path(name)
   if not path.is_dir():
-    return scorers.is_model(given)
-  own = checkpoint.Checkpoints(path).steps()
-  return (path / hf.CONFIG).is_file() and not own
+    return scorers.is_model(name)
+  has_checkpoint = bool(checkpoint.Checkpoints(path).steps())
+  return (path / hf.CONFIG).is_file() and not has_checkpoint
 
 
 def check(session: Session) -> None:
-  """Refuses what the config names and cannot be used, before any work.
+  """Refuses unusable classifiers that the config names, before any work.
 
   Raises:
     ConfigError, RunError: names the field and the remedy.
   """
   for term in scorers.terms(session.config.reward.scorers):
-    if scorers.is_model(term.name) and is_one(term.name):
+    if scorers.is_model(term.name) and is_classifier(term.name):
       find(session, term.name, "reward.scorers")
-  if session.config.critic.init == "exported" and is_one(
-      session.config.critic.path
-  ):
+  c = session.config.critic
+  if c.init == "exported" and is_classifier(c.path):
     _find_critic(session)
 
 
-def find(session: Session, given: str, field: str) -> hf.Source:
-  """Checks all of a classifier but the values of its weights.
+def find(session: Session, name: str, field: str) -> hf.Source:
+  """Validates everything about a classifier except the values of its weights.
 
   Args:
     session: of the run.
-    given: a directory or a hub id.
-    field: of the config, named in errors.
+    name: a directory or a hub id.
+    field: config field that holds the name, for error messages.
 
   Raises:
-    ConfigError: it is damaged, not supported, has more than one label, is too
-      short for the rollouts, or reads other tokens.
+    ConfigError: it is damaged or unsupported, has several labels, has too
+      little context for the rollouts, or has another tokenizer.
   """
-  source = hf.find(given, field, lambda cfg: critic.table(_shape(cfg)))
-  r = session.config.rollout
-  slots = r.max_prompt + r.max_tokens
-  if slots > source.context:
+  source = hf.find(name, field, lambda cfg: critic.table(_scalar_head(cfg)))
+  rollout, vocab = session.config.rollout, session.tok.get_vocab()
+  length = rollout.max_prompt + rollout.max_tokens
+  if length > source.context:
     raise ConfigError(
         f"{source.label}: takes {source.context} tokens, and"
-        f" rollout.max_prompt and rollout.max_tokens make {slots}"
+        f" rollout.max_prompt and rollout.max_tokens make {length}"
     )
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
     raise ConfigError(
-        f"{source.label}: has no tokenizer beside it, so nothing says that it"
-        " reads the policy's tokens; put its own there"
+        f"{source.label}: has no tokenizer beside it, which must be the"
+        " policy's; add its own"
     )
-  ours = session.tok.get_vocab()
-  theirs = tokenizer.load(str(source.path), "").get_vocab()
-  differ = sorted(ours.items() ^ theirs.items())
-  if differ:
-    token = differ[0][0]
+  other = tokenizer.load(str(source.path), "").get_vocab()
+  differences = sorted(vocab.items() ^ other.items())
+  if differences:
+    token = differences[0][0]
     raise ConfigError(
-        f"{source.label}: has another tokenizer: {token!r} is"
-        f" {theirs.get(token)} there and {ours.get(token)} here; take one that"
-        " was made from the policy's family"
+        f"{source.label}: has another tokenizer: {token!r} has id"
+        f" {other.get(token)}, and {vocab.get(token)} in the policy's; use a"
+        " model of the policy's family"
     )
-  if max(ours.values()) >= source.cfg.vocab:
+  if max(vocab.values()) >= source.cfg.vocab:
     raise ConfigError(
         f"{source.label}: has a vocab_size of {source.cfg.vocab}, and its"
-        f" tokenizer has {1 + max(ours.values())} tokens; the checkpoint is"
+        f" tokenizer has {1 + max(vocab.values())} tokens; the checkpoint is"
         " damaged"
     )
   return source
 
 
-def _shape(trunk) -> critic.CriticConfig:
-  return critic.CriticConfig(trunk)  # a scalar head
+def _scalar_head(trunk) -> critic.CriticConfig:
+  return critic.CriticConfig(trunk)
 
 
 def load(
-    session: Session, given: str, field: str
+    session: Session, name: str, field: str
 ) -> tuple[Tree, critic.CriticConfig]:
-  """The parameters and the shape of a classifier, as `find` checks it."""
-  source, m = find(session, given, field), session.cfg
+  """Loads the parameters and the shape of a classifier; see `find`."""
+  source, policy = find(session, name, field), session.cfg
   trunk = dataclasses.replace(
       source.cfg,
-      dtype=m.dtype,
-      remat=m.remat,
-      logprob_chunk=m.logprob_chunk,
-      tokens=m.tokens,
+      dtype=policy.dtype,
+      remat=policy.remat,
+      logprob_chunk=policy.logprob_chunk,
+      tokens=policy.tokens,
   )
-  cfg = _shape(trunk)
+  cfg = _scalar_head(trunk)
   return hf.load(source, critic.table(cfg), session.mesh), cfg
 
 
 def load_critic(session: Session) -> Tree:
-  """The parameters of critic.path, as those of this run's critic.
+  """Loads the classifier in critic.path as the parameters of a critic.
 
   Raises:
     RunError: its shape is not that of the policy.
   """
-  source = _find_critic(session)
-  return hf.load(source, critic.table(session.critic_cfg), session.mesh)
+  table = critic.table(session.critic_cfg)
+  return hf.load(_find_critic(session), table, session.mesh)
 
 
 def _find_critic(session: Session) -> hf.Source:
+  """Validates the classifier in critic.path against the critic's shape."""
   source = find(session, session.config.critic.path, "critic.path")
-  there, here = (
+  theirs, ours = (
       {f"model.{name}": x for name, x in hf.architecture.fields(cfg).items()}
       for cfg in (source.cfg, session.cfg)
   )
-  del here["model.tied"]  # a critic has no head of tokens
-  here["critic.head"], there["critic.head"] = session.critic_cfg.head, "scalar"
-  require_equal(source.label, here, there)
+  del ours["model.tied"]  # a critic has no LM head
+  theirs["critic.head"], ours["critic.head"] = "scalar", session.critic_cfg.head
+  require_equal(source.label, ours, theirs)
   return source

@@ -1,4 +1,4 @@
-"""A reward model as a scorer of responses, trained by us or by others."""
+"""Reward models as scorers of responses: our own, or those of transformers."""
 
 import pathlib
 
@@ -17,64 +17,55 @@ from rl_reason.structs import RunError, Tree
 from rl_reason.training.step import map_micro_batches
 
 
-def load(session: Session, given: str) -> tuple[Tree, critic.CriticConfig]:
-  """The parameters and the shape of a reward model, of ours or of others.
+def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
+  """Loads the parameters and the shape of a reward model.
 
-  Its network may be of another shape than the policy; its tokenizer may not.
+  Its shape may differ from the policy's; its tokenizer must not.
 
   Args:
     session: of the run.
-    given: the directory of an exported one, or see `classifier`.
+    name: directory of an export of ours, or a classifier; see `classifier`.
 
   Raises:
-    RunError: there is none, or it reads other tokens.
-    ConfigError: so it is, of one of others.
+    RunError: the export is missing or has another tokenizer or task.
+    ConfigError: likewise for a classifier.
   """
-  if classifier.is_one(given):
-    return classifier.load(session, given, "reward.scorers")
-  path = pathlib.Path(given)
-  checkpoints = checkpoint.Checkpoints(path)
-  at = checkpoints.newest(session.display.say)
-  if at is None:
+  if classifier.is_classifier(name):
+    return classifier.load(session, name, "reward.scorers")
+  checkpoints = checkpoint.Checkpoints(pathlib.Path(name))
+  step = checkpoints.newest(session.display.say)
+  if step is None:
     raise RunError(
-        f"reward.scorers: {path} holds no whole reward model; make one with"
-        " --stage=reward_model, it is in its export/reward_model"
+        f"reward.scorers: {name} holds no complete reward model;"
+        " --stage=reward_model writes one to export/reward_model"
     )
-  fields = checkpoints.host(at)["config"]
-  require_equal(
-      f"reward.scorers = {path}",
-      config_lib.flat(session.config),
-      fields,
-      ("tokenizer", "task.name"),
-  )
-  there = config_lib.unflat(fields)
-  trunk = model_config(
-      there, vocab=session.cfg.vocab, tokens=session.cfg.tokens
-  )
-  cfg = critic_config(there, trunk)
+  fields = checkpoints.host(step)["config"]
+  own_fields = config_lib.flat(session.config)
+  equal = ("tokenizer", "task.name")
+  require_equal(f"reward.scorers = {name}", own_fields, fields, equal)
+  config = config_lib.unflat(fields)
+  policy = session.cfg
+  trunk = model_config(config, vocab=policy.vocab, tokens=policy.tokens)
+  cfg = critic_config(config, trunk)
   table = critic.table(cfg)
   like = parameters.abstract(table, parameters.shardings(table, session.mesh))
-  return checkpoints.restore(at, like), cfg
+  return checkpoints.restore(step, like), cfg
 
 
-def scorer(session: Session, given: str):
-  """A reward model, as `load` takes it, ready to score.
+def load_scorer(session: Session, name: str) -> tuple[Tree, CompiledOnce]:
+  """Loads a reward model for scoring; see `load`.
 
   Returns:
     the parameters, and a program: (params, Packed of minibatches) -> scores
     [M, B].
-
-  Raises:
-    RunError: there is none, or it reads other tokens.
   """
-  params, cfg = load(session, given)
-  return params, CompiledOnce(
-      "scores of the reward model", scores_program(cfg), session.display
-  )
+  params, cfg = load(session, name)
+  title = "scores of the reward model"
+  return params, CompiledOnce(title, scores_program(cfg), session.display)
 
 
 def scores_program(cfg: critic.CriticConfig):
-  """jit: (params, Packed of minibatches) -> scores [M, B]."""
+  """Returns jit: (params, Packed of minibatches) -> scores [M, B]."""
   return map_micro_batches(
       lambda params, packed: critic.scores(params, cfg, packed)
   )

@@ -1,14 +1,12 @@
-"""A reward model: scores of responses, learnt from which of two is preferred.
+"""The reward model stage: learns scores of responses from preferences.
 
 Bradley-Terry (arXiv:2203.02155, eq 1): the difference of two scores is the
-log-odds of the preference. The network is that of a critic, so the same export
-is a reward (`reward.scorers = "DIR*0.5"`) or where a critic starts
-(`critic.init = "exported"`). Beside it is the same as transformers loads it.
-Those of others: `classifier`.
+log-odds of the preference. The network is a critic's, so that its export is a
+scorer (`reward.scorers = "DIR*0.5"`) or an initial critic (`critic.init =
+"exported"`). Beside it are the same weights as a classifier of transformers.
 """
 
 import functools
-import pathlib
 import shutil
 
 import jax
@@ -19,7 +17,7 @@ import optax
 from rl_reason import config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines
-from rl_reason.evaluation import evaluate
+from rl_reason.evaluation import statistics
 from rl_reason.models import critic
 from rl_reason.reward_models import losses
 from rl_reason.reward_models.scorer import scores_program
@@ -37,7 +35,7 @@ def run(session: Session, policy_params: Tree) -> Tree:
 
   Args:
     session: of the run.
-    policy_params: whose trunk it starts from.
+    policy_params: policy from whose trunk it starts.
 
   Returns:
     the parameters.
@@ -45,8 +43,7 @@ def run(session: Session, policy_params: Tree) -> Tree:
   Raises:
     Stopped: SIGTERM; everything is saved.
   """
-  c = session.config.reward_model
-  cfg = session.critic_cfg
+  c, cfg = session.config.reward_model, session.critic_cfg
 
   def first(shardings: Tree) -> Tree:
     return init_params(session, "reward model", shardings, policy_params)
@@ -61,14 +58,14 @@ def run(session: Session, policy_params: Tree) -> Tree:
       prefix="reward_model",
       table=critic.table(cfg),
       first=first,
-      stream=_pairs(session, c.batch, evaluation=False),
-      rows=functools.partial(_rows, session),
+      stream=_pairs(session, evaluation=False),
+      rows=functools.partial(_pack_pairs, session),
       update=update,
       steps=c.steps,
       lr=c.lr,
       schedule=c.schedule,
       together=2,
-      final_check=functools.partial(_finish, session, cfg),
+      final_check=functools.partial(_finish, session),
   )
 
 
@@ -95,7 +92,7 @@ def preference_update(
 
   def loss_fn(params, packed, real_B):
     head = params["value_head"]
-    if cfg.head == "scalar":  # pairs do not see its bias: 0 it stays, exactly
+    if cfg.head == "scalar":  # pairs do not depend on its bias: keep it at 0
       head = head | dict(bias=jax.lax.stop_gradient(head["bias"]))
     params = params | dict(value_head=head)
     chosen_B, rejected_B = critic.scores(params, cfg, packed).reshape(-1, 2).T
@@ -107,70 +104,63 @@ def preference_update(
 
   ones_B = jnp.ones(2 * pairs)
   grads, metrics = accumulate(loss_fn, state.params, packed, ones_B)
-  state, more = optimize(state, tx, grads)
-  return state.replace(step=state.step + 1), metrics | more
+  state, step_metrics = optimize(state, tx, grads)
+  return state.replace(step=state.step + 1), metrics | step_metrics
 
 
-def _pairs(session: Session, batch: int, *, evaluation: bool):
+def _pairs(session: Session, *, evaluation: bool):
+  """Returns an endless iterator over batches of (prompt, chosen, rejected)."""
   c = session.config.reward_model
-  styles = (
+  chosen, rejected = (
       config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
       for x in (c.chosen, c.rejected)
   )
-  return session.rows.preferences(batch, *styles, evaluation=evaluation)
+  return session.rows.preferences(
+      c.batch, chosen, rejected, evaluation=evaluation
+  )
 
 
-def _rows(
-    session: Session, pairs: list[tuple[str, str, str]]
-) -> tuple[Array, ...]:
-  """Both rows of each pair, adjacent: tokens, start, mask of 2 B rows."""
+def _pack_pairs(session: Session, pairs) -> tuple[Array, Array, Array]:
+  """Tokens, start and mask of 2 B rows; the rows of a pair are adjacent."""
   texts = [(prompt, text) for prompt, *both in pairs for text in both]
-  slots = session.config.rollout.max_prompt, session.config.rollout.max_tokens
-  return pipelines.pack_demonstrations(session.tok, texts, *slots)
+  rollout = session.config.rollout
+  return pipelines.pack_demonstrations(
+      session.tok, texts, rollout.max_prompt, rollout.max_tokens
+  )
 
 
-def _finish(session: Session, cfg: critic.CriticConfig, params: Tree) -> None:
-  """Scores held-out pairs, and exports the network."""
-  c = session.config.reward_model
+def _finish(session: Session, params: Tree) -> None:
+  """Evaluates held-out pairs and exports the network."""
+  c, cfg, say = session.config, session.critic_cfg, session.display.say
+  steps, batch, pairs = (
+      c.reward_model[x] for x in ("steps", "batch", "evaluate_pairs")
+  )
+  # Score held-out pairs.
   program = CompiledOnce(
       "scores of pairs", scores_program(cfg), session.display
   )
-  stream = _pairs(session, c.batch, evaluation=True)
+  stream = _pairs(session, evaluation=True)
   scores = []
-  for _ in range(-(-c.evaluate_pairs // c.batch)):
-    tokens_BL, start_B, mask_BT = _rows(session, next(stream))
-    packed = packing.pack(tokens_BL, start_B, mask_BT, packed_rows(session))
-    one_M = sharding.put_packed(
-        session.mesh, jax.tree.map(lambda x: x[None], packed)
+  for _ in range(-(-pairs // batch)):
+    packed = packing.pack(
+        *_pack_pairs(session, next(stream)), packed_rows(session)
     )
-    scores.append(sharding.fetch(program(params, one_M)).reshape(-1, 2))
-  score_N2 = np.concatenate(scores)[: c.evaluate_pairs]
+    packed_M = jax.tree.map(lambda x: x[None], packed)  # one minibatch
+    packed_M = sharding.put_packed(session.mesh, packed_M)
+    scores.append(sharding.fetch(program(params, packed_M)).reshape(-1, 2))
+  score_N2 = np.concatenate(scores)[:pairs]
   values = agreement(score_N2[:, 0] - score_N2[:, 1])
-  session.log.metrics(
-      "reward_model",
-      c.steps,
-      {f"val-core/preferences/{k}": x for k, x in values.items()},
-  )
-  session.display.say(
-      f"reward model: prefers the right response in {values['accuracy']:.1%}"
+  metrics = {f"val-core/preferences/{k}": x for k, x in values.items()}
+  session.log.metrics("reward_model", steps, metrics)
+  say(
+      f"reward model: prefers the chosen response in {values['accuracy']:.1%}"
       f" +- {values['accuracy/ci95']:.1%} of held-out pairs, calibration error"
       f" {values['calibration_error']:.3f}"
   )
+  # Export: a classifier of transformers, if there is one, and a checkpoint.
   path = session.workdir / "export" / "reward_model"
   if jax.process_index() == 0:
     shutil.rmtree(path, ignore_errors=True)
-  _save_classifier(session, cfg, params, path)
-  out = checkpoint.Checkpoints(path)
-  out.save(c.steps, params, dict(config=config_lib.flat(session.config)))
-  out.close()
-  session.display.say(f"reward model written to {path}")
-
-
-def _save_classifier(
-    session: Session, cfg: critic.CriticConfig, params: Tree, path: pathlib.Path
-) -> None:
-  """Writes it as a sequence classifier of transformers, where there is one."""
-  c = session.config
   source = resolve(c)
   try:
     hf.save(
@@ -184,26 +174,32 @@ def _save_classifier(
         context=c.rollout.max_prompt + c.rollout.max_tokens,
     )
   except config_lib.ConfigError as e:
-    session.display.say(f"reward model: not written for transformers: {e}")
+    say(f"reward model: not written for transformers: {e}")
+  checkpoints = checkpoint.Checkpoints(path)
+  checkpoints.save(steps, params, dict(config=config_lib.flat(c)))
+  checkpoints.close()
+  say(f"reward model written to {path}")
 
 
-def agreement(ahead_N: np.ndarray) -> dict[str, float]:
-  """How well scores predict preferences.
+def agreement(margin_N: np.ndarray) -> dict[str, float]:
+  """Returns how well scores predict preferences.
 
   Args:
-    ahead_N: [N] score of the preferred response less that of the other.
+    margin_N: score of the chosen response minus that of the rejected one.
 
   Returns:
-    accuracy (ties count half) with a 95% interval; nll, of the preferences;
-    calibration_error, of how sure it is of the one that it prefers.
+    accuracy (ties count half) with its 95% interval; nll of the preferences;
+    calibration_error of the model's confidence in the response it prefers.
   """
-  ahead_N = ahead_N.astype(np.float64)
-  right_N = (ahead_N > 0) + 0.5 * (ahead_N == 0)
-  sure_N = 1 / (1 + np.exp(-np.abs(ahead_N)))  # of the one that it prefers
-  mean, half = evaluate.mean_interval(right_N)
+  margin_N = margin_N.astype(np.float64)
+  correct_N = (margin_N > 0) + 0.5 * (margin_N == 0)
+  confidence_N = 1 / (1 + np.exp(-np.abs(margin_N)))
+  mean, half = statistics.mean_interval(correct_N)
   return {
       "accuracy": mean,
       "accuracy/ci95": half,
-      "nll": float(np.logaddexp(0, -ahead_N).mean()),
-      "calibration_error": evaluate.calibration_error(sure_N, right_N),
+      "nll": float(np.logaddexp(0, -margin_N).mean()),
+      "calibration_error": statistics.calibration_error(
+          confidence_N, correct_N
+      ),
   }

@@ -427,7 +427,7 @@ def make_planner(session: Session) -> Callable[..., packing.PackingPlan]:
 def make_scorer(session: Session, name: str) -> Scorer:
   """A scorer of text, or a reward model, as the collector calls it."""
   if scorers.is_model(name):
-    params, program = reward_model_scorer.scorer(session, name)
+    params, program = reward_model_scorer.load_scorer(session, name)
     plan = make_planner(session)
 
     def score_tokens(rollouts, texts, rows):

@@ -220,7 +220,7 @@ def init_params(
 def _first(session: Session, shardings: Tree, policy_params: Tree) -> Tree:
   """Where the critic starts: policy, scratch, or an exported network."""
   c = session.config.critic
-  if c.init == "exported" and classifier.is_one(c.path):
+  if c.init == "exported" and classifier.is_classifier(c.path):
     return classifier.load_critic(session)
   if c.init == "exported":
     table = critic.table(session.critic_cfg)
