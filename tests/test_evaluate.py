@@ -1,4 +1,4 @@
-"""Numbers of an evaluation, worked by hand; and the judge."""
+"""Metrics of an evaluation, worked by hand; grading; the page of responses."""
 
 import itertools
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from conftest import found_in_browser
 
 from rl_reason.data import tokenizer
-from rl_reason.evaluation import command, evaluate
+from rl_reason.evaluation import command, evaluate, grading, statistics
 from rl_reason.structs import Rollouts
 from rl_reason.tasks import Row, arithmetic
 
@@ -20,81 +20,75 @@ def test_mean_interval_by_hand():
   0.140625 + 0.390625 + 0.140625 + 0.015625 = 0.6875; / 3 = 0.22916667; its
   root is the std; the half-width is 1.96 * 0.47871355 / sqrt(4) = 0.46913928.
   """
-  mean, half = evaluate.mean_interval(np.array([1, 0, 1, 0.5]))
+  mean, half = statistics.mean_interval(np.array([1, 0, 1, 0.5]))
   assert mean == 0.625
   assert half == pytest.approx(0.46913928, abs=1e-8)
-
-
-def test_mean_interval_of_equal_or_single_values():
-  assert evaluate.mean_interval(np.full(5, 0.5)) == (0.5, 0)
-  assert evaluate.mean_interval(np.array([0.25])) == (0.25, 0)
+  assert statistics.mean_interval(np.full(5, 0.5)) == (0.5, 0)
+  assert statistics.mean_interval(np.array([0.25])) == (0.25, 0)
 
 
 def test_pass_at_k_by_hand():
-  """G = 4, 1 right: pass@2 = 1 - C(3,2)/C(4,2) = 1 - 3/6; pass@4 = 1.
+  """G = 4, 1 correct: pass@2 = 1 - C(3,2)/C(4,2) = 1 - 3/6; pass@4 = 1.
 
-  2 right: 1 - C(2,2)/C(4,2) = 1 - 1/6. None right: 0. All right: 1.
+  2 correct: 1 - C(2,2)/C(4,2) = 1 - 1/6. None correct: 0. All correct: 1.
   """
   correct_NG = np.array(
       [[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], np.float32
   )
-  wanted = {1: [1 / 4, 2 / 4, 0, 1], 2: [1 / 2, 5 / 6, 0, 1], 4: [1, 1, 0, 1]}
-  for k, values in wanted.items():
-    np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, k), values)
+  expected = {1: [1 / 4, 2 / 4, 0, 1], 2: [1 / 2, 5 / 6, 0, 1], 4: [1, 1, 0, 1]}
+  for k, values in expected.items():
+    np.testing.assert_allclose(statistics.pass_at_k(correct_NG, k), values)
 
 
 def test_pass_at_k_is_the_share_of_subsets():
-  rng = np.random.default_rng(0)
-  correct_NG = rng.integers(0, 2, (5, 6))
+  correct_NG = np.random.default_rng(0).integers(0, 2, (5, 6))
   for k in (1, 2, 3, 5):
-    wanted = np.mean(
-        [
-            correct_NG[:, list(some)].any(1)
-            for some in itertools.combinations(range(6), k)
-        ],
-        axis=0,
-    )
-    np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, k), wanted)
+    subsets = itertools.combinations(range(6), k)
+    expected = np.mean([correct_NG[:, list(x)].any(1) for x in subsets], axis=0)
+    np.testing.assert_allclose(statistics.pass_at_k(correct_NG, k), expected)
 
 
-def test_pass_at_k_of_very_many_samples():
-  """C(2000, 1000) is far beyond a float: the ratio must not overflow."""
+def test_pass_at_k_of_many_samples():
+  """C(2000, 1000) overflows a float."""
   correct_NG = np.zeros((1, 2000))
   correct_NG[0, 0] = 1
-  np.testing.assert_allclose(evaluate.pass_at_k(correct_NG, 1000), 0.5)
+  np.testing.assert_allclose(statistics.pass_at_k(correct_NG, 1000), 0.5)
 
 
-def test_vote_by_hand():
-  """First: 7 wins two to one. Second: a tie of 3 and 4, 3 came first.
+def test_majority_vote_by_hand():
+  """First: 7 wins two to one. Second: 3 and 4 tie, and 3 came first.
 
   Third: the two without an answer do not vote, so 9 wins with one. Fourth:
-  nobody votes.
+  no votes.
   """
   answers_NG = [["7", "5", "7"], ["3", "4", ""], ["", "", "9"], ["", "", ""]]
   correct_NG = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0]])
-  share_N, right_N = evaluate.vote(answers_NG, correct_NG)
-  assert right_N.tolist() == [1, 0, 1, 0]
+  share_N, correct_N = statistics.majority_vote(answers_NG, correct_NG)
+  assert correct_N.tolist() == [1, 0, 1, 0]
   np.testing.assert_allclose(share_N, [2 / 3, 1 / 3, 1 / 3, 0])
-  _, right_N = evaluate.vote([["4", "3", ""]], correct_NG[1:2])
-  assert right_N.tolist() == [0]
+  _, correct_N = statistics.majority_vote([["4", "3", ""]], correct_NG[1:2])
+  assert correct_N.tolist() == [0]
   late_NG = [["8", "7", "7", "8", "7"]]
-  assert evaluate.vote(late_NG, [[0, 1, 1, 0, 1]])[1].tolist() == [1]
+  vote = statistics.majority_vote(late_NG, [[0, 1, 1, 0, 1]])
+  assert vote[1].tolist() == [1]
 
 
 def test_calibration_error_by_hand():
-  """Two bins: .5 and .55, half of them right; .9 and 1, half of them too."""
-  sure_N = np.array([0.5, 0.55, 0.9, 1.0])
-  right_N = np.array([1.0, 0.0, 1.0, 0.0])
-  got = evaluate.calibration_error(sure_N, right_N)
-  assert got == pytest.approx(0.5 * 0.025 + 0.5 * 0.45)
-  assert evaluate.calibration_error(right_N, right_N) == 0
+  """Two bins: .5 and .55, half of them correct; .9 and 1, half of them too."""
+  confidence_N = np.array([0.5, 0.55, 0.9, 1.0])
+  correct_N = np.array([1.0, 0.0, 1.0, 0.0])
+  error = statistics.calibration_error(confidence_N, correct_N)
+  assert error == pytest.approx(0.5 * 0.025 + 0.5 * 0.45)
+  assert statistics.calibration_error(correct_N, correct_N) == 0
 
 
-def responses(tok, texts, truncated=None, slots=6):
+# --- grading -----------------------------------------------------------------
+
+
+def rollouts_of(tok, texts, truncated, slots=6):
   """Rollouts with prompt '1=' in three slots and these responses."""
   tokens_BT = np.full((len(texts), slots), tok.pad_token_id, np.int32)
   lengths_B = np.zeros(len(texts), np.int32)
-  truncated = truncated or [False] * len(texts)
   encoded = tokenizer.encode(tok, texts)
   for b, (ids, cut) in enumerate(zip(encoded, truncated, strict=True)):
     ids = ids + ([] if cut else [tok.eos_token_id])
@@ -118,23 +112,20 @@ def tok():
   return tokenizer.characters(arithmetic.ALPHABET)
 
 
-def test_judge_gives_each_response_its_own_row(tok):
-  """Two prompts with answers 1 and 2, three samples each; the last is cut."""
-  rollouts = responses(
-      tok,
-      ["#1", "#2", "1;#1", "#1", "#2", "#2"],
-      [False, False, False, False, False, True],
-  )
+def test_each_response_is_graded_with_its_own_row(tok):
+  """Two prompts with answers 1 and 2, three samples each."""
+  texts = ["#1", "#2", "1;#1", "#1", "#2", "#2"]
+  rollouts = rollouts_of(tok, texts, [False] * 5 + [True])
   rows = [Row("1=", "1", 2), Row("1=", "2", 2)]
-  texts, correct_B, failures = evaluate.judge(arithmetic, tok, rollouts, rows)
-  assert texts == ["#1", "#2", "1;#1", "#1", "#2", "#2"]
-  assert correct_B.tolist() == [1, 0, 1, 0, 1, 0], "cut off: wrong"
+  graded, correct_B, failures = grading.grade(arithmetic, tok, rollouts, rows)
+  assert graded == texts
+  assert correct_B.tolist() == [1, 0, 1, 0, 1, 0], "truncated: incorrect"
   assert correct_B.dtype == np.float32
   assert failures == 0
 
 
-def test_judge_survives_its_verifier(tok):
-  """Whatever a verifier raises is a wrong answer, counted, and no crash."""
+def test_grading_survives_its_verifier(tok):
+  """A response whose verifier raises is incorrect, counted, and no crash."""
   seen = []
 
   def verify(text, row):
@@ -145,42 +136,70 @@ def test_judge_survives_its_verifier(tok):
       raise ValueError("not a number")
     return True
 
-  rollouts = responses(
-      tok, ["#1", "#2", "#3", "#2"], [False, False, False, True]
+  truncated = [False, False, False, True]
+  rollouts = rollouts_of(tok, ["#1", "#2", "#3", "#2"], truncated)
+  row, task = Row("1=", "1", 2), types.SimpleNamespace(
+      problem=lambda rng, level: None, verify=verify
   )
-  row = Row("1=", "1", 2)
-  _, correct_B, failures = evaluate.judge(
-      types.SimpleNamespace(verify=verify), tok, rollouts, [row]
-  )
+  _, correct_B, failures = grading.grade(task, tok, rollouts, [row])
   assert correct_B.tolist() == [1, 0, 0, 0]
   assert failures == 2
-  assert seen == [("#1", row), ("#2", row), ("#3", row)], "not the cut one"
+  assert seen == [("#1", row), ("#2", row), ("#3", row)], "not the truncated"
+
+
+# --- metrics -----------------------------------------------------------------
+
+ROWS = [Row("2+2=", "4", 2), Row("1+2+5=", "8", 3), Row("3+4=", "7", 2)]
+
+
+def responses(correct_NG, truncated_NG, answers_NG, name="sums", **fields):
+  """Responses to ROWS; the last one of each prompt is greedy."""
+  return evaluate.Responses(
+      name=name,
+      rows=ROWS,
+      texts_NG=answers_NG,
+      correct_NG=np.array(correct_NG, float),
+      lengths_NG=np.full(np.shape(correct_NG), 4),
+      truncated_NG=np.array(truncated_NG, float),
+      **dict(lines=[], failures=0, repetition=0.0) | fields,
+  )
+
+
+def two_samples(name="sums"):
+  """Two samples and a greedy response to each of three prompts."""
+  return responses(
+      [[1, 1, 1], [0, 0, 1], [0, 1, 1]],
+      [[0, 0, 0], [1, 0, 1], [1, 1, 0]],
+      [[f"{n} {g} </td>" for g in range(3)] for n in range(3)],
+      name,
+      failures=2,
+      repetition=0.25,
+  )
 
 
 def test_summarize_by_hand():
   """Three prompts with four samples, two of which make the mean@2.
 
-  right:  1 1 0 0 | 0 1 0 0 | 0 0 0 0
-  mean@2: 1, 1/2, 0 -> 1/2; of the first two prompts 3/4
-  pass@1: 2/4, 1/4, 0 -> 1/4
-  pass@2: 1 - C(2,2)/6 = 5/6, 1 - C(3,2)/6 = 1/2, 0 -> 4/9
-  pass@4: 1, 1, 0 -> 2/3
-  maj@4: '4' wins 2:1:1 and is right; '9' wins 3:1 and is wrong; nobody votes
+  correct: 1 1 0 0 | 0 1 0 0 | 0 0 0 0
+  mean@2:  1, 1/2, 0 -> 1/2; of the first two prompts 3/4
+  pass@1:  2/4, 1/4, 0 -> 1/4
+  pass@2:  1 - C(2,2)/6 = 5/6, 1 - C(3,2)/6 = 1/2, 0 -> 4/9
+  pass@4:  1, 1, 0 -> 2/3
+  maj@4:   '4' wins 2:1:1 and is correct; '9' wins 3:1 and is not; the last
+           samples are truncated, so nobody votes
   """
-  rows = [Row("2+2=", "4", 2), Row("1+2+5=", "8", 3), Row("3+4=", "7", 2)]
-  correct_NG = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], np.float32)
-  answers_NG = [["4", "4", "5", "6"], ["9", "8", "9", "9"], ["", "", "", ""]]
-  got = evaluate.summarize(
-      "sums",
-      rows,
-      correct_NG,
-      np.array([1, 1, 0], np.float32),
-      answers_NG,
+  metrics = evaluate.summarize(
+      responses(
+          [[1, 1, 0, 0, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]],
+          [[0] * 5, [0] * 5, [1] * 4 + [0]],
+          [list("44564"), list("98998"), list("77777")],
+      ),
+      lambda text, row: text,
       mean_of=2,
       score_of=2,
   )
   half = 1.96 * np.std([1, 0.5, 0], ddof=1) / 3**0.5
-  wanted = {
+  expected = {
       "val-core/sums/acc/mean@2": 1 / 2,
       "val-core/sums/acc/mean@2/ci95": half,
       "val-core/sums/acc/greedy": 2 / 3,
@@ -188,67 +207,70 @@ def test_summarize_by_hand():
       "val-core/sums/acc/pass@1": 1 / 4,
       "val-core/sums/acc/pass@2": 4 / 9,
       "val-core/sums/acc/pass@4": 2 / 3,
-      # Votes: 1/2 sure and right, 3/4 and wrong, 0 and wrong.
+      # Confidence 1/2 and correct, 3/4 and incorrect, 0 and incorrect.
       "val-aux/sums/maj_calibration_error": (1 / 2 + 3 / 4) / 3,
       "val-aux/score": 3 / 4,
       "val-aux/sums/difficulty_2/acc/mean@2": 1 / 2,
       "val-aux/sums/difficulty_3/acc/mean@2": 1 / 2,
   }
-  assert {k: got[k] for k in wanted} == pytest.approx(wanted)
-  intervals = {k for k in got if k.endswith("/ci95")}
-  assert set(got) == set(wanted) | intervals
+  assert {k: metrics[k] for k in expected} == pytest.approx(expected)
+  intervals = {k for k in metrics if k.endswith("/ci95")}
+  assert set(metrics) == set(expected) | intervals
   assert len(intervals) == 6
-  assert all(type(v) is float for v in got.values())
+  assert all(type(v) is float for v in metrics.values())
 
 
-def told(name="sums"):
-  """Three prompts of two difficulties; two samples each, and a greedy one."""
-  rows = [Row("2+2=", "4", 2), Row("1+2+5=", "8", 3), Row("3+4=", "7", 2)]
-  correct_NG = np.array([[1, 1, 1], [0, 0, 1], [0, 1, 1]], np.float32)
-  cut_NG = np.array([[0, 0, 0], [1, 0, 1], [1, 1, 0]], np.float32)
-  return evaluate.Responses(
-      name=name,
-      rows=rows,
-      texts_NG=[[f"{n} {g} </td>" for g in range(3)] for n in range(3)],
-      correct_NG=correct_NG,
-      lengths_NG=np.full((3, 3), 4),
-      truncated_NG=cut_NG,
-      samples=[],
-      failures=0,
-      repeated=0.0,
+def test_metrics_of_all_sets_by_hand():
+  """Samples are truncated in 3 of 6; greedy responses do not count."""
+  sets = [two_samples(), two_samples("products")]
+  metrics = evaluate.summarize_sets(
+      sets, lambda text, row: text, mean_of=2, score_of=2
   )
+  assert metrics["val-aux/score"] == 0.5
+  assert metrics["val-aux/response_length/mean"] == 4
+  assert metrics["val-aux/response_length/clip_ratio"] == 0.5
+  assert metrics["val-aux/repetition/mean"] == 0.25
+  assert metrics["val-aux/verifier_failures"] == 4
+  assert metrics["val-core/products/acc/greedy"] == 1
 
 
 @pytest.mark.parametrize(
     ("mean_of", "means"), [(2, (0.75, 0.0)), (1, (0.5, 0.0))]
 )
 def test_levels_by_hand(mean_of, means):
-  """Difficulty 2: 1 and 1/2 right, or 1 and 0; its second prompt all cut."""
-  two, three = evaluate.levels(told(), mean_of)
+  """Difficulty 2: 1 and 1/2 correct, or 1 and 0; one prompt truncated."""
+  two, three = evaluate.levels(two_samples(), mean_of)
   half = 1.96 * (2 * (1 - means[0])) / 2**0.5 / 2**0.5
   assert two == (2, 2, means[0], pytest.approx(half), 0.5)
   assert three == (3, 1, means[1], 0.0, 0.5)
-  values = evaluate.summarize(
-      "sums",
-      told().rows,
-      told().correct_NG[:, :-1],
-      told().correct_NG[:, -1],
-      [["4", "4"], ["1", "1"], ["7", "7"]],
-      mean_of=mean_of,
-      score_of=3,
-  )
-  for level in (two, three):
-    key = f"val-aux/sums/difficulty_{level.difficulty}/acc/mean@{mean_of}"
-    assert values[key] == level.mean
+
+
+def test_results_in_the_layout_of_lm_evaluation_harness():
+  fields = {
+      "evaluate.temperature": 1.0,
+      "evaluate.top_p": 1.0,
+      "evaluate.samples": 2,
+      "rollout.max_tokens": 9,
+  }
+  values = {"val-core/sums/acc/mean@2": 0.5, "val-aux/score": 0.1}
+  values["val-core/sums/acc/mean@2/ci95"] = 0.196
+  results = command.harness_results(values, [two_samples()], fields)
+  assert results["results"]["sums"] == {
+      "alias": "sums",
+      "mean@2,none": 0.5,
+      "mean@2_stderr,none": pytest.approx(0.1),
+  }
+  assert results["n-samples"]["sums"]["effective"] == 3
+  assert results["configs"]["sums"]["generation_kwargs"]["max_gen_toks"] == 9
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 def test_the_page_of_responses_in_a_browser(tmp_path):
-  """Its table of difficulties is that of the numbers; names stay text."""
+  """Its table of difficulties has the metrics; names stay text."""
   name = "<img src=x onerror=alert(1)>"
-  page = tmp_path / "responses.html"
-  both = [told(), told(name)]
-  page.write_text(command.browse("a run", {"x": 0.5}, both, 2))
+  path = tmp_path / "responses.html"
+  sets = [two_samples(), two_samples(name)]
+  path.write_text(command.responses_page("a run", {"x": 0.5}, sets, 2))
   probe = """<script>
     const rows = [...document.querySelectorAll("#levels tr")];
     document.body.textContent = "FOUND" + JSON.stringify([
@@ -256,11 +278,10 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
       ...rows.map(row => [...row.children].map(cell => cell.textContent)),
     ]) + "FOUND";
   </script>"""
-  images, prompts, head, *rows = found_in_browser(page, probe)
+  images, prompts, head, *rows = found_in_browser(path, probe)
   assert not images and prompts == 3
   assert head == ["set", "difficulty", "prompts", "avg@2", "truncated"]
   # The std of 1 and 1/2 is 0.354; 1.96 * 0.354 / sqrt(2) = 0.49.
   low = ["2", "2", "75.0% ± 49.0", "50.0%"]
   high = ["3", "1", "0.0% ± 0.0", "50.0%"]
-  wanted = [[x, *row] for x in ("sums", name) for row in (low, high)]
-  assert rows == wanted
+  assert rows == [[x, *row] for x in ("sums", name) for row in (low, high)]
