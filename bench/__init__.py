@@ -1,1 +1,1 @@
-"""Measurements: one command a table, results committed as data."""
+"""Benchmarks: one command per table, results committed as data."""

@@ -1,13 +1,13 @@
-"""Does a model of size fit a TPU, without one? Compiled ahead of time.
+"""Does a large model fit a TPU? Compiled ahead of time, without a TPU.
 
   pip install 'jax[tpu]'
   python -m bench.aot --topology v5p:2x2x1
   python -m bench.aot --table                             # from JSON
 
-Compiles, for Qwen2.5-1.5B at several depths, an RL update and one chunk of
-decoding with the kernels of `attention`, and reads the compiled programs.
-Needs libtpu, but no TPU. Writes results/aot.{json,md}. A compiled program says
-what fits and what is copied; how fast it runs it does not say.
+Compiles an RL update and one chunk of decoding for Qwen2.5-1.5B at several
+depths, and analyzes the compiled programs: memory, kernels, copies of the
+cache. Needs libtpu, but no TPU. Writes results/aot.{json,md}. Nothing runs, so
+the result says nothing about speed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from rl_reason.report import environment
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.scale import sharding
 from rl_reason.structs import Batch, Packed, Prompts
-from rl_reason.training import step
+from rl_reason.training import optimizer, step
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
 CFG = decoder.ModelConfig(
@@ -49,9 +49,10 @@ CFG = decoder.ModelConfig(
     attention="tpu",
 )
 DEPTHS = (4, 14, 28)
-CUTS, ROWS, LENGTH = (2, 2), 16, 4096  # minibatches, micro-batches; of one
+SPLIT = 2, 2  # minibatches, micro-batches of each
+ROWS, LENGTH = 16, 4096  # packed rows of a micro-batch, tokens of each
 PROMPTS, GROUP, PROMPT, RESPONSE, SLOTS = 64, 16, 1024, 7168, 256
-LIBTPU = dict(  # it then asks no cloud where it is
+LIBTPU = dict(  # libtpu then does not query the metadata of a cloud VM
     TPU_SKIP_MDS_QUERY="1",
     TPU_WORKER_HOSTNAMES="localhost",
     TPU_ACCELERATOR_TYPE="",
@@ -60,7 +61,7 @@ LIBTPU = dict(  # it then asks no cloud where it is
 
 
 def struct(mesh, shape, dtype, *axes) -> jax.ShapeDtypeStruct:
-  """An array that is not there, on a mesh."""
+  """Returns an abstract array on a mesh."""
   where = sharding.sharding(mesh, *axes)
   return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
@@ -68,9 +69,9 @@ def struct(mesh, shape, dtype, *axes) -> jax.ShapeDtypeStruct:
 def train(
     cfg: decoder.ModelConfig, devices, *, offload: bool
 ) -> jax.stages.Lowered:
-  """An RL update, rows and weights split."""
+  """Lowers an RL update with sharded rows and parameters."""
   mesh = sharding.make_mesh(1, -1, cfg.kv_heads, devices)
-  tx = step.make_optimizer(
+  tx = optimizer.make_optimizer(
       lr=1e-6,
       schedule="constant",
       warmup=0,
@@ -83,14 +84,14 @@ def train(
       offload=offload,
   )
   table = decoder.table(cfg)
-  where = step.state_shardings(table, tx, mesh)
+  where = optimizer.state_shardings(table, tx, mesh)
 
   def rows(dtype, *length):
     more = (None,) * len(length)
-    shape = CUTS[0], CUTS[1] * ROWS, *length
+    shape = SPLIT[0], SPLIT[1] * ROWS, *length
     return struct(mesh, shape, dtype, None, "batch", *more)
 
-  shape = *CUTS, ROWS, LENGTH
+  shape = *SPLIT, ROWS, LENGTH
   tokens = struct(mesh, shape, jnp.int32, None, None, "batch", None)
   source = rows(jnp.int32, LENGTH - 512)
   number, numbers = rows(jnp.float32), rows(jnp.float32, LENGTH - 512)
@@ -100,7 +101,7 @@ def train(
       advantages_BT=numbers,
       old_logps_BT=numbers,
       ref_logps_BT=numbers,
-      right_B=number,
+      correct_B=number,
       age_B=rows(jnp.int32),
       values_BT=numbers,
       returns_BT=numbers,
@@ -113,7 +114,7 @@ def train(
       temperature=1.0,
       objective=objective.Objective(surrogates.ppo, reductions.token_mean),
   )
-  state = step.abstract_state(table, tx, where)
+  state = optimizer.abstract_state(table, tx, where)
   with jax.set_mesh(mesh):
     fn = jax.jit(update, donate_argnums=0, out_shardings=(where, None))
     packed = Packed(tokens, tokens, tokens, source)
@@ -123,7 +124,7 @@ def train(
 def decode(
     cfg: decoder.ModelConfig, devices
 ) -> tuple[jax.stages.Lowered, tuple]:
-  """A chunk of decode steps, and the shape of the cache on one device."""
+  """Lowers a chunk of decoding; returns the cache's shape on a device, too."""
   mesh = sharding.make_mesh(-1, 1, cfg.kv_heads, devices)
   engine = sampler.Sampler(cfg, GROUP, RESPONSE, eos=1, pad=0, slots=SLOTS)
   table = decoder.table(cfg)
@@ -152,7 +153,7 @@ def decode(
 
 
 def copies(text: str, shape: tuple[int, ...]) -> list[str]:
-  """Instructions of a program that copy a whole array of this shape."""
+  """Returns the instructions that copy an entire array of this shape."""
   kind = re.escape("bf16[" + ",".join(map(str, shape)) + "]")
   found = re.findall(rf"^.*= \(?{kind}\S* .*copy\S*\(.*$", text, re.MULTILINE)
   return [line.strip()[:200] for line in found]
@@ -161,10 +162,10 @@ def copies(text: str, shape: tuple[int, ...]) -> list[str]:
 def study(
     name: str, lowered: jax.stages.Lowered, layers: int, cache: tuple[int, ...]
 ) -> dict:
-  """What the compiler makes of a program."""
-  began, cpu = time.monotonic(), time.process_time()
+  """Compiles a program and returns its properties."""
+  start, cpu = time.monotonic(), time.process_time()
   compiled = lowered.compile()
-  seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+  seconds, cpu = time.monotonic() - start, time.process_time() - cpu
   memory = compiled.memory_analysis()
   text = compiled.as_text()
   return dict(
@@ -179,34 +180,34 @@ def study(
       outputs=memory.output_size_in_bytes,
       aliased=memory.alias_size_in_bytes,
       host=memory.host_argument_size_in_bytes,
-      cache=4 * math.prod(cache) if cache else 0,  # two arrays of two bytes
+      cache=4 * math.prod(cache) if cache else 0,  # keys and values in bfloat16
       cache_in_program=",".join(map(str, cache)) in text if cache else None,
       cache_copies=copies(text, cache) if cache else [],
   )
 
 
 def table(result: dict) -> str:
-  """Markdown."""
+  """Returns the table in Markdown."""
   out = [
       "# Compiled ahead of time for TPU",
       "",
       f"Made by `python -m bench.aot --topology {result['topology']}`:"
       f" Qwen2.5-1.5B for {result['devices']} chips of kind"
       f" {result['kind']}, jax {result['jax']}, libtpu {result['libtpu']}."
-      " No TPU was there: nothing ran, so there are no speeds.",
+      " Without a TPU: nothing ran, so there are no speeds.",
       "",
-      f"train: an RL update of {CUTS[0]} minibatches of {CUTS[1]}"
+      f"train: an RL update of {SPLIT[0]} minibatches of {SPLIT[1]}"
       f" micro-batches of {ROWS} packed rows of {LENGTH} tokens, AdamW, fp32"
-      " parameters and moments, everything recomputed, split over fsdp and"
+      " parameters and moments, full rematerialization, sharded over fsdp and"
       " tensor. offload: with `optimizer.offload`."
       f" decode: a chunk of {decode_loop.CHUNK * decode_loop.BURST} steps of"
-      f" {SLOTS} slots of {PROMPT + RESPONSE} tokens, split over data and"
-      " tensor. Sizes are GiB a device; peak: arguments, temporary, and outputs"
-      " that are in the place of no argument; host: arguments in the host's"
-      " memory, for a device. `copies`: instructions that copy a whole cache.",
+      f" {SLOTS} slots of {PROMPT + RESPONSE} tokens, sharded over data and"
+      " tensor. Sizes are GiB per device; peak: arguments, temporary buffers,"
+      " and outputs that alias no argument; host: arguments in host memory, per"
+      " device. `copies`: instructions that copy an entire cache.",
       "",
       "| program | layers | compile, CPU s | lines | kernels | arguments"
-      " | of them cache | temporary | peak | host | copies |",
+      " | cache | temporary | peak | host | copies |",
       "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
   for x in result["programs"]:
@@ -222,18 +223,18 @@ def table(result: dict) -> str:
 
 
 def main() -> None:
-  """Compiles everything, then writes the table."""
+  """Compiles all programs, then writes the table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--topology", default="v5p:2x2x1")
   parser.add_argument("--table", action="store_true")
-  given = parser.parse_args()
-  if given.table:
+  flags = parser.parse_args()
+  if flags.table:
     OUT.with_suffix(".md").write_text(table(json.loads(OUT.read_text())))
     return
   jax.config.update("jax_platforms", "cpu")
   os.environ.update(LIBTPU)
   devices = topologies.get_topology_desc(
-      platform="tpu", topology_name=given.topology
+      platform="tpu", topology_name=flags.topology
   ).devices
   programs = []
   for layers in DEPTHS:
@@ -246,7 +247,7 @@ def main() -> None:
     programs.append(study("decode", lowered, layers, cache))
     print(programs[-1], flush=True)
   result = dict(
-      topology=given.topology,
+      topology=flags.topology,
       devices=len(devices),
       kind=devices[0].device_kind,
       jax=jax.__version__,

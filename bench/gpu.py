@@ -1,12 +1,12 @@
-"""How near to the limits of one device: decoding, update, whole step.
+"""How close to the limits of one device: decoding, update, complete step.
 
   python -m bench.gpu --dims=qwen2.5-1.5b --tail --slots=256 --rows=1024
   python -m bench.gpu --dims=tiny --rows=8 --prompt=8 --response=16
 
-The limits are measured in the same run: the bandwidth of a copy of memory, the
-rate of a square matrix product in the dtype of the model. Decoding is bound by
-bytes (weights once a step, and the keys and values so far), all else by
-operations.
+The limits are measured in the same run: the bandwidth of a memory copy and the
+rate of a square matrix product in the dtype of the model. Decoding is limited
+by memory bandwidth (the weights once per step, and the keys and values of the
+context), everything else by FLOPs.
 """
 
 import argparse
@@ -18,38 +18,38 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bench import harness, ours
+from bench import harness, ours, tables
 from rl_reason.models import decoder, parameters
 
 TASKS = ("rollout", "update", "rl_step")
 
 
 def seconds(call: Callable, repeats: int, inner: int = 1) -> float:
-  """Median time of a call whose result is waited for, after two unmeasured.
+  """Returns the median seconds of a call, after two warm-up calls.
 
   Args:
-    call: dispatches the work.
-    repeats: how often the median is over.
-    inner: calls under way at once, so that dispatch does not count.
+    call: dispatches the work and returns its result.
+    repeats: number of measurements.
+    inner: calls dispatched together, to hide the cost of dispatch.
   """
   taken = []
   for i in range(repeats + 2):
-    began = time.perf_counter()
+    start = time.perf_counter()
     jax.block_until_ready([call() for _ in range(inner)])
     if i > 1:
-      taken.append((time.perf_counter() - began) / inner)
+      taken.append((time.perf_counter() - start) / inner)
   return statistics.median(taken)
 
 
 def bandwidth(mib: int, repeats: int) -> float:
-  """Bytes a second, read and written, of a copy of so many MiB."""
+  """Returns bytes per second, read and written, of a copy of `mib` MiB."""
   x = jnp.zeros(mib * 2**18, jnp.float32)
   copy = jax.jit(lambda x: x + 1)
   return 2 * x.nbytes / seconds(lambda: copy(x), repeats, inner=4)
 
 
 def matmul_rate(width: int, dtype: str, repeats: int) -> float:
-  """Operations a second of a square matrix product."""
+  """Returns FLOPs per second of a square matrix product."""
   x = jnp.ones((width, width), dtype)
   product = jax.jit(lambda x: x @ x)
   return 2 * width**3 / seconds(lambda: product(x), repeats, inner=4)
@@ -58,13 +58,13 @@ def matmul_rate(width: int, dtype: str, repeats: int) -> float:
 def work(
     cfg: decoder.ModelConfig, size: harness.Size, limits: list[int], slots: int
 ) -> dict[str, float]:
-  """Bytes and operations that a step cannot do without.
+  """Returns the bytes and FLOPs that a step requires.
 
   Args:
-    cfg: of the model.
-    size: of the step.
+    cfg: static shape of the model.
+    size: size of the step.
     limits: tokens of each response.
-    slots: responses that decode together; the weights are read once for all.
+    slots: responses that decode together and share one read of the weights.
 
   Returns:
     `decode_bytes`, `prefill_flops`, `forward_flops` (one pass over all rows).
@@ -72,10 +72,12 @@ def work(
   itemsize = jnp.dtype(cfg.dtype).itemsize
   read = decoder.table(cfg)
   if not cfg.tied:
-    del read["embed"]  # but for a row a token
+    del read["embed"]  # except one row per token
   rows = jax.tree.leaves(read, is_leaf=parameters.is_param)
   weights = sum(functools.reduce(int.__mul__, row.shape) for row in rows)
-  token = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim  # its key and value
+  token = (
+      2 * cfg.layers * cfg.kv_heads * cfg.head_dim
+  )  # values of its key and value
   steps = max(max(limits), -(-sum(limits) // slots))
   seen = sum(n * (size.prompt + n / 2) for n in limits)
 
@@ -93,62 +95,62 @@ def work(
   )
 
 
-def measure(given: argparse.Namespace) -> dict:
-  """Limits, times, and their ratios."""
+def measure(flags: argparse.Namespace) -> dict:
+  """Returns limits, times, and their ratios."""
   size = harness.Size(
-      given.rows,
-      given.prompt,
-      given.response,
-      tail=given.tail,
-      group=given.group,
+      flags.rows,
+      flags.prompt,
+      flags.response,
+      tail=flags.tail,
+      group=flags.group,
   )
-  options = dict(micro=given.micro, remat=given.remat, slots=given.slots)
+  options = dict(micro=flags.micro, remat=flags.remat, slots=flags.slots)
   before = harness.load()
   taken = {}
   for task in TASKS:
-    what = harness.job(task, size, given.dims, given.dtype, options)
-    step = ours.TASKS[task](what)
-    taken[task] = seconds(step, given.repeats)
-    del step  # its weights, before the next task loads its own
-  bytes_s = bandwidth(given.copy_mib, given.repeats)
-  flops_s = matmul_rate(given.product, given.dtype, given.repeats)
-  cfg = ours.shape(what)
-  todo = work(cfg, size, what["limits"], given.slots)
+    job = harness.job(task, size, flags.dims, flags.dtype, options)
+    step = ours.TASKS[task](job)
+    taken[task] = seconds(step, flags.repeats)
+    del step  # frees its weights before the next task loads its own
+  bytes_s = bandwidth(flags.copy_mib, flags.repeats)
+  flops_s = matmul_rate(flags.product, flags.dtype, flags.repeats)
+  cfg = ours.shape(job)
+  todo = work(cfg, size, job["limits"], flags.slots)
   decode = todo["decode_bytes"] / bytes_s
   prefill = todo["prefill_flops"] / flops_s
   forward = todo["forward_flops"] / flops_s
-  # An update is one pass forward and two back.
+  # A backward pass costs two forward passes.
   limit = dict(
       rollout=decode + prefill,
       update=3 * forward,
       rl_step=decode + prefill + 3 * forward,
   )
   return dict(
-      command=f"python -m bench.gpu --dims={given.dims} --dtype={given.dtype}"
-      f" --rows={given.rows} --prompt={given.prompt}"
-      f" --response={given.response} --group={given.group}"
-      f" --micro={given.micro} --remat={given.remat} --slots={given.slots}"
-      + (" --tail" if given.tail else ""),
+      command=f"python -m bench.gpu --dims={flags.dims} --dtype={flags.dtype}"
+      f" --rows={flags.rows} --prompt={flags.prompt}"
+      f" --response={flags.response} --group={flags.group}"
+      f" --micro={flags.micro} --remat={flags.remat} --slots={flags.slots}"
+      + (" --tail" if flags.tail else ""),
       environment=harness.environment(before),
       gb_per_s=bytes_s / 1e9,
       tflop_per_s=flops_s / 1e12,
       seconds=taken,
       limit=limit,
       share={task: limit[task] / taken[task] for task in TASKS},
-      decoded_per_s=sum(what["limits"]) / taken["rollout"],
+      decoded_per_s=sum(job["limits"]) / taken["rollout"],
   )
 
 
 def page(result: dict) -> list[str]:
-  """Lines of markdown."""
+  """Returns lines of Markdown."""
   lines = ["# One device against its limits", ""]
-  lines += harness.busy(result["environment"])
+  lines += tables.busy(result["environment"])
   lines += [
-      f"Made by `{result['command']}`. Limits measured in the same run: a copy"
-      f" of memory at {result['gb_per_s']:,.1f} GB/s, a matrix product at"
-      f" {result['tflop_per_s']:,.2f} TFLOP/s. Sampled:"
+      f"Made by `{result['command']}`. Limits measured in the same run: a"
+      f" memory copy at {result['gb_per_s']:,.1f} GB/s, a matrix product at"
+      f" {result['tflop_per_s']:,.2f} TFLOP/s. Sampling:"
       f" {result['decoded_per_s']:,.0f} tokens/s. The share of an update is"
-      " its MFU, against the measured product.",
+      " its MFU relative to the measured matrix product.",
       "",
       "| | seconds | limit | share |",
       "|---|---|---|---|",
@@ -157,11 +159,11 @@ def page(result: dict) -> list[str]:
     cells = [task, f"{result['seconds'][task]:.4f}"]
     cells += [f"{result['limit'][task]:.4f}", f"{result['share'][task]:.1%}"]
     lines.append("| " + " | ".join(cells) + " |")
-  return [*lines, "", *harness.footer(result)]
+  return [*lines, "", *tables.footer(result)]
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-  """The flags."""
+  """Returns the flags."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--dims", choices=harness.DIMS, default="qwen2.5-1.5b")
   parser.add_argument("--dtype", default="bfloat16")
@@ -170,16 +172,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument("--prompt", type=int, default=128)
   parser.add_argument("--response", type=int, default=512)
   parser.add_argument("--tail", action="store_true", help="log-normal lengths")
-  parser.add_argument("--slots", type=int, default=0, help="0: as many as rows")
+  parser.add_argument("--slots", type=int, default=0, help="0: number of rows")
   parser.add_argument("--micro", type=int, default=16)
   parser.add_argument("--remat", default="full")
   parser.add_argument("--repeats", type=int, default=5)
   parser.add_argument("--copy_mib", type=int, default=1024)
   parser.add_argument("--product", type=int, default=8192)
-  given = parser.parse_args(argv)
-  given.micro = min(given.micro, given.rows)
-  given.slots = given.slots or given.rows
-  return given
+  flags = parser.parse_args(argv)
+  flags.micro = min(flags.micro, flags.rows)
+  flags.slots = flags.slots or flags.rows
+  return flags
 
 
 def main() -> None:

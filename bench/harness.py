@@ -1,19 +1,16 @@
-"""What the tables share: jobs, workers in turns, statistics, files.
+"""Shared parts of the benchmarks: jobs, workers in turns, environments, files.
 
-A job says what every system runs: dims, weights, prompts, lengths. Systems are
-processes (`worker`), all started and warm before the first measured turn, and
-take their turns one after the other, so that a busy minute hurts all alike.
+A job describes what every system runs: dims, weights, prompts, lengths. Each
+system is a process (`worker`). All are started and warmed up before the first
+measured turn and take turns, so that a busy minute affects all of them alike.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 from typing import Any
@@ -25,7 +22,7 @@ RESULTS = ROOT / "results"
 RUNS = ROOT / "runs"
 PEERS = ("tunix", "trl")
 ENVIRONMENTS = RUNS / "peers"
-PAD, EOS, FIRST = 0, 1, 2  # ids: padding, end, the first ordinary token
+PAD, EOS, FIRST = 0, 1, 2  # token ids: padding, EOS, first ordinary token
 
 FIELDS = "vocab layers width mlp heads kv_heads head_dim rope_theta tied"
 DIMS = {
@@ -38,7 +35,7 @@ DIMS = {
 
 
 def shape(dims: str) -> dict[str, Any]:
-  """Fields of a ModelConfig: of a row of `DIMS`, or 'ROW:LAYERS' of it."""
+  """Returns ModelConfig fields of a row of `DIMS`, or of 'ROW:LAYERS'."""
   name, _, layers = dims.partition(":")
   out = dict(zip(FIELDS.split(), DIMS[name], strict=True))
   return out | (dict(layers=int(layers)) if layers else {})
@@ -46,13 +43,14 @@ def shape(dims: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How much a job has to do.
+  """Size of a job.
 
   Attributes:
-    rows: responses.
-    prompt, response: tokens of each prompt, the most of a response.
-    tail: whether lengths are drawn from a log-normal; else all are full.
-    group: responses to a prompt, where it matters.
+    rows: number of responses.
+    prompt: tokens of each prompt.
+    response: maximum tokens of a response.
+    tail: whether lengths are log-normal; otherwise all have the maximum.
+    group: responses per prompt.
   """
 
   rows: int
@@ -62,22 +60,22 @@ class Size:
   group: int = 8
 
 
-def lengths(rows: int, most: int, mean: float, seed: int = 0) -> list[int]:
-  """A trace of response lengths: log-normal with sigma 1, cut at `most`.
+def lengths(rows: int, limit: int, mean: float, seed: int = 0) -> list[int]:
+  """Returns response lengths: log-normal with sigma 1, clipped at `limit`.
 
   Args:
-    rows: how many.
-    most: the cap, in tokens.
-    mean: of the log-normal before it is cut.
-    seed: of the draw.
+    rows: number of lengths.
+    limit: maximum in tokens.
+    mean: mean of the log-normal before clipping.
+    seed: seed of the sample.
   """
   rng = np.random.default_rng(seed)
-  drawn = rng.lognormal(np.log(mean) - 0.5, 1.0, rows)
-  return np.clip(np.rint(drawn), 1, most).astype(int).tolist()
+  sample = rng.lognormal(np.log(mean) - 0.5, 1.0, rows)
+  return np.clip(np.rint(sample), 1, limit).astype(int).tolist()
 
 
 def save_weights(dims: str, directory: pathlib.Path) -> None:
-  """A random Qwen2 in the layout of transformers, and a tokenizer for it."""
+  """Saves a random Qwen2 with a tokenizer in the format of transformers."""
   import jax
   import tokenizers
   import transformers
@@ -102,9 +100,9 @@ def save_weights(dims: str, directory: pathlib.Path) -> None:
 
 
 def weights(dims: str) -> pathlib.Path:
-  """The directory of `save_weights`, made by the first who asks.
+  """Returns the directory of `save_weights`, made at the first call.
 
-  In a process of its own: the parent of all systems holds no device.
+  It is made in another process: the parent of all systems holds no device.
   """
   directory = RUNS / "bench" / dims.replace(":", "-")
   if not directory.exists():
@@ -119,21 +117,21 @@ def weights(dims: str) -> pathlib.Path:
 
 
 def job(task: str, size: Size, dims: str, dtype: str, options: dict) -> dict:
-  """What a worker is told; the same for every system but for the options.
+  """Returns the job of a worker; systems differ in the options only.
 
   Args:
     task: 'rollout', 'update' or 'rl_step'.
-    size: how much.
+    size: size of the job.
     dims: as in `shape`.
-    dtype: of weights and products; ours keeps fp32 master weights.
-    options: of that system: its batch, its micro-batch and the like.
+    dtype: dtype of weights and products; ours keeps fp32 master weights.
+    options: options of the system, such as its batch and micro-batch.
   """
   rng = np.random.default_rng(0)
   vocab = shape(dims)["vocab"]
   groups = size.rows // size.group
   prompts = rng.integers(FIRST, vocab, (groups, size.prompt))
   responses = rng.integers(FIRST, vocab, (size.rows, size.response))
-  mean = size.response * 100 / 512  # 100 tokens where 512 are the most
+  mean = size.response * 100 / 512  # 100 tokens if 512 are the maximum
   limits = (
       lengths(size.rows, size.response, mean)
       if size.tail
@@ -156,12 +154,12 @@ def job(task: str, size: Size, dims: str, dtype: str, options: dict) -> dict:
 
 
 class Worker:
-  """A system's process.
+  """The process of one system.
 
   Args:
-    name: 'ours', or of `PEERS`.
-    job: what it runs.
-    environments: where the peers' environments are.
+    name: 'ours' or one of `PEERS`.
+    job: the job that it runs.
+    environments: directory of the peers' virtual environments.
   """
 
   def __init__(self, name: str, job: dict, environments: pathlib.Path):
@@ -171,7 +169,7 @@ class Worker:
       module = f"bench.peers.{name}"
       if not pathlib.Path(python).exists():
         raise SystemExit(
-            f"--peer={name}: {python} is not there; run python -m bench.peers"
+            f"--peer={name}: {python} does not exist; run python -m bench.peers"
             f" --install {name} --venv {environments / name}"
         )
     self.name = name
@@ -185,23 +183,23 @@ class Worker:
           stderr=errors,
           text=True,
       )
-    assert self._process.stdin and self._process.stdout  # they are pipes
+    assert self._process.stdin and self._process.stdout  # for mypy
     self._in, self._out = self._process.stdin, self._process.stdout
     self._log = log
-    self._say(json.dumps(job))
+    self._send(json.dumps(job))
 
-  def _say(self, line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the answer will not come
+  def _send(self, line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # `turn` reports it
       self._in.write(line + "\n")
       self._in.flush()
 
   def turn(self) -> dict[str, Any]:
-    """Lets it run once.
+    """Runs the job once and returns the worker's answer.
 
     Raises:
-      RuntimeError: it died; names its log.
+      RuntimeError: the process died; the text names its log.
     """
-    self._say("go")
+    self._send("go")
     answer = self._out.readline()
     if not answer:
       tail = self._log.read_text().strip().splitlines()[-1:]
@@ -210,13 +208,13 @@ class Worker:
     return json.loads(answer)
 
   def close(self) -> None:
-    """Ends it."""
+    """Ends the process."""
     with contextlib.suppress(BrokenPipeError):
       self._in.close()
     self._out.close()
     try:
       self._process.wait(20)
-    except subprocess.TimeoutExpired:  # in the middle of a turn
+    except subprocess.TimeoutExpired:  # it is in the middle of a turn
       self._process.kill()
       self._process.wait()
 
@@ -227,22 +225,22 @@ def race(
     repeats: int,
     warmups: int = 2,
 ) -> dict[str, dict]:
-  """Every system's turns, interleaved.
+  """Interleaves the turns of all systems.
 
   Args:
-    jobs: by system.
-    environments: where the peers' environments are.
-    repeats: measured turns of each.
+    jobs: jobs by system.
+    environments: directory of the peers' virtual environments.
+    repeats: measured turns of each system.
     warmups: turns before them; the first compiles.
 
   Returns:
-    by system: `first` seconds of the first turn, `seconds` of the measured,
-    `peak_mib` at the end, and the facts of the last turn.
+    by system: `first`, the seconds of the first turn, `seconds` of the measured
+    turns, `peak_mib` at the end, and the answer to the last turn.
   """
   workers: dict[str, Worker] = {}
   try:
-    for name, what in jobs.items():
-      workers[name] = Worker(name, what, environments)
+    for name, one in jobs.items():
+      workers[name] = Worker(name, one, environments)
     turns: dict[str, list] = {name: [] for name in jobs}
     for name, _ in itertools.product(jobs, range(warmups)):
       turns[name].append(workers[name].turn())
@@ -250,266 +248,42 @@ def race(
       turns[name].append(workers[name].turn())
       print(f"{name}: {turns[name][-1]['seconds']:.3f} s", flush=True)
   finally:
-    for one in workers.values():
-      one.close()
+    for worker in workers.values():
+      worker.close()
   return {
-      name: done[-1]
+      name: answers[-1]
       | dict(
-          first=done[0]["seconds"],
-          seconds=[x["seconds"] for x in done[warmups:]],
+          first=answers[0]["seconds"],
+          seconds=[x["seconds"] for x in answers[warmups:]],
       )
-      for name, done in turns.items()
+      for name, answers in turns.items()
   }
 
 
-def check(what: dict, answers: dict[str, dict]) -> None:
-  """Every system must have sampled just the tokens that the job asks for.
+def check(job: dict, answers: dict[str, dict]) -> None:
+  """Checks that each system sampled exactly the tokens that the job asks for.
 
   Raises:
-    RuntimeError: one stopped early or late; its time would say nothing.
+    RuntimeError: a system stopped early or late, so its time has no meaning.
   """
-  wanted = sum(what["limits"])
+  wanted = sum(job["limits"])
   for name, answer in answers.items():
     if answer.get("tokens", wanted) != wanted:
       raise RuntimeError(f"{name}: {answer['tokens']} tokens, not {wanted}")
 
 
-def ratios(ours: list[float], peer: list[float]) -> list[float]:
-  """The ratio of medians, then the least and the most of paired ratios."""
-  pairs = [b / a for a, b in zip(ours, peer, strict=True)]
-  middle = statistics.median(peer) / statistics.median(ours)
-  return [middle, min(pairs), max(pairs)]
-
-
-# --- options: the best of a committed sweep -----------------------------------
-
-SWEEP = "bench_sweep"
-
-
-def best(key: str, options: list[dict]) -> dict:
-  """The fastest of the options by the sweep, else the first of them."""
-  seen = read(SWEEP).get(key, {}).get("runs", [])
-  known = [x for x in seen if x["options"] in options and "died" not in x]
-  if not known:
-    return options[0]
-  return min(known, key=lambda x: statistics.median(x["seconds"]))["options"]
-
-
-def sweep(table: "Table", names: list[str], given: argparse.Namespace) -> None:
-  """Times every option of every system; adds to results/bench_sweep.json."""
-  result = read(SWEEP)
-  for case, name in itertools.product(given.case, names):
-    key = table.key(case, name, given)
-    runs, before = [], load()
-    for options in table.options(case, name):
-      what = table.job(case, given, options)
-      print(key, options, flush=True)
-      try:
-        answers = race({name: what}, given.environments, 3, warmups=1)
-        check(what, answers)
-      except RuntimeError as e:  # too large a batch, an engine that cannot
-        runs.append(dict(options=options, died=str(e)))
-        continue
-      runs.append(dict(options=options, **answers[name]))
-    result[key] = dict(environment=environment(before), runs=runs)
-    lines = ["# Settings tried", ""]
-    lines += ["Made by `python -m bench.TABLE --sweep`; the fastest is taken."]
-    lines += ["", "| | options | seconds | least to most | peak MiB |"]
-    lines += ["|---|---|---|---|---|"]
-    for at, found in sorted(result.items()):
-      for x in found["runs"]:
-        lines.append(f"| {at} | {told(x['options'])} | {timing(x)} |")
-    write(SWEEP, result, lines)
-
-
-def told(options: dict) -> str:
-  """Options in a cell."""
-  return ", ".join(f"{name} {value}" for name, value in options.items())
-
-
-def timing(x: dict) -> str:
-  """Cells: median, range, memory."""
-  if "died" in x:
-    return "did not run | | "
-  low, high = min(x["seconds"]), max(x["seconds"])
-  middle = statistics.median(x["seconds"])
-  return f"{middle:.3f} | {low:.3f} to {high:.3f} | {x['peak_mib']:.0f}"
-
-
-# --- tables -------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-  """One table: a task of the workers at some sizes.
-
-  Attributes:
-    name: of the module and, after 'bench_', of the files in results/.
-    title: of the page.
-    about: what is compared, and how, for its readers.
-    task: of the workers.
-    cases: sizes by name.
-    tried: by system, the options that a sweep tries, the likely best first.
-  """
-
-  name: str
-  title: str
-  about: str
-  task: str
-  cases: dict[str, Size]
-  tried: dict[str, list[dict]]
-
-  def options(self, case: str, name: str) -> list[dict]:
-    """What to try; no batch is larger than there are rows."""
-    rows = self.cases[case].rows
-    return [
-        x
-        for x in self.tried[name]
-        if max(x.get("batch", 1), x.get("micro", 1)) <= rows
-    ]
-
-  def key(self, case: str, name: str, given: argparse.Namespace) -> str:
-    """Under which the sweep is kept."""
-    return f"{self.task}/{case}/{given.dims}/{given.dtype}/{name}"
-
-  def job(self, case: str, given: argparse.Namespace, options: dict) -> dict:
-    """What a worker is told."""
-    return job(self.task, self.cases[case], given.dims, given.dtype, options)
-
-
-def arguments(table: Table, argv: list[str] | None = None):
-  """The flags that all tables share."""
-  parser = argparse.ArgumentParser(description=table.title)
-  parser.add_argument("--peer", action="append", choices=PEERS, default=[])
-  parser.add_argument("--case", action="append", choices=table.cases)
-  parser.add_argument("--dims", choices=DIMS, default="4m")
-  parser.add_argument("--dtype", default="float32")
-  parser.add_argument("--repeats", type=int, default=5)
-  parser.add_argument("--sweep", action="store_true", help="try all options")
-  parser.add_argument(
-      "--environments",
-      type=pathlib.Path,
-      default=ENVIRONMENTS,
-      help="folder that holds the peers' environments",
-  )
-  given = parser.parse_args(argv)
-  given.case = given.case or list(table.cases)
-  return given
-
-
-def compare(table: Table, given: argparse.Namespace, warmups: int = 2) -> dict:
-  """Runs the cases; the result, as it goes to JSON."""
-  before = load()
-  names = ["ours", *dict.fromkeys(given.peer)]
-  cases = {}
-  for case in given.case:
-    jobs = {}
-    for name in names:
-      options = best(table.key(case, name, given), table.options(case, name))
-      jobs[name] = table.job(case, given, options)
-    answers = race(jobs, given.environments, given.repeats, warmups)
-    check(jobs["ours"], answers)
-    ours = answers["ours"]["seconds"]
-    cases[case] = dict(
-        size=dataclasses.asdict(table.cases[case]),
-        tokens=sum(jobs["ours"]["limits"]),
-        systems={
-            name: answers[name]
-            | dict(options=jobs[name]["options"])
-            | (
-                dict(ratio=ratios(ours, answers[name]["seconds"]))
-                if given.repeats
-                else {}
-            )
-            for name in names
-        },
-    )
-  flags = [f"--peer={name}" for name in given.peer]
-  flags += [f"--dims={given.dims}", f"--dtype={given.dtype}"]
-  return dict(
-      command=" ".join([f"python -m bench.{table.name}", *flags]),
-      date=str(datetime.date.today()),
-      environment=environment(before),
-      peers={x: peer_versions(x, given.environments) for x in names[1:]},
-      cases=cases,
-  )
-
-
-COLUMNS = {
-    "median s": lambda case, x: f"{statistics.median(x['seconds']):.3f}",
-    "least to most": lambda case, x: (
-        f"{min(x['seconds']):.3f} to {max(x['seconds']):.3f}"
-    ),
-    "tokens/s": lambda case, x: (
-        f"{case['tokens'] / statistics.median(x['seconds']):,.0f}"
-    ),
-    "ours is faster by": lambda case, x: (
-        "{:.2f} ({:.2f} to {:.2f})".format(*x["ratio"])
-    ),
-    "first s": lambda case, x: f"{x['first']:.1f}",
-    "peak MiB": lambda case, x: f"{x['peak_mib']:,.0f}",
-}
-
-
-def page(table: Table, result: dict, columns: dict = COLUMNS) -> list[str]:
-  """Lines of markdown; columns are functions of a case and a system."""
-  lines = [f"# {table.title}", "", *busy(result["environment"])]
-  lines += [f"{table.about} Made by `{result['command']}`.", ""]
-  lines += ["| case | system | options | " + " | ".join(columns) + " |"]
-  lines += ["|---" * (3 + len(columns)) + "|"]
-  for name, case in result["cases"].items():
-    for system, x in case["systems"].items():
-      cells = [name, system, told(x["options"])]
-      cells += [show(case, x) for show in columns.values()]
-      lines.append("| " + " | ".join(cells) + " |")
-  return [*lines, "", *footer(result)]
-
-
-def busy(environment: dict) -> list[str]:
-  """A warning, if the machine had other work when a measurement began."""
-  if environment["load"] < 0.5:
-    return []
-  load, cores = environment["load"], environment["cpu count"]
-  return [
-      f"**Preliminary: the machine was busy (load {load} on {cores} cores).**",
-      "",
-  ]
-
-
-def footer(result: dict) -> list[str]:
-  """Machine and versions."""
-  known = [f"{k} {v}" for k, v in result["environment"].items() if v]
-  out = ["Ours: " + ", ".join(known) + "."]
-  for name, versions in result.get("peers", {}).items():
-    said = ", ".join(f"{k} {v}" for k, v in versions.items())
-    out += ["", f"{name}: {said}."]
-  return out
-
-
-def main(table: Table) -> None:
-  """Measures what the flags say, then writes the table."""
-  given = arguments(table)
-  if given.sweep:
-    sweep(table, ["ours", *given.peer], given)
-    return
-  result = compare(table, given)
-  lines = page(table, result)
-  write(f"bench_{table.name}", result, lines)
-  print("\n".join(lines))
-
-
-# --- files --------------------------------------------------------------------
+# --- environments and files --------------------------------------------------
 
 
 def load() -> float:
-  """How many processes wanted a core in the last minute, before ours did."""
+  """Returns the load average of the last minute."""
   return round(os.getloadavg()[0], 1)
 
 
 def environment(load: float) -> dict[str, Any]:
-  """Machine, versions and commit of a measurement; the load before it.
+  """Returns machine, versions and commit of a measurement, with its load.
 
-  Takes hold of the device: call it when the workers have ended.
+  It initializes the device: call it after the workers have ended.
   """
   from rl_reason.report import environment as environment_lib
 
@@ -517,7 +291,7 @@ def environment(load: float) -> dict[str, Any]:
 
 
 def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:
-  """What a peer's environment holds."""
+  """Returns the versions in the virtual environment of a peer."""
   python = environments / name / "bin" / "python"
   out = subprocess.run(
       [python, "-m", "pip", "list", "--format=json"],
@@ -534,13 +308,13 @@ def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:
 
 
 def read(name: str) -> dict[str, Any]:
-  """results/NAME.json; empty if it is not there."""
+  """Returns results/NAME.json; {} if it does not exist."""
   path = RESULTS / f"{name}.json"
   return json.loads(path.read_text()) if path.exists() else {}
 
 
 def write(name: str, result: dict, lines: list[str]) -> None:
-  """results/NAME.json and results/NAME.md."""
+  """Writes results/NAME.json and results/NAME.md."""
   RESULTS.mkdir(exist_ok=True)
   text = json.dumps(result, indent=1)
   (RESULTS / f"{name}.json").write_text(text + "\n")

@@ -1,7 +1,7 @@
-"""rl_reason as a worker: all that bench knows of our interfaces is here.
+"""rl_reason as a worker of the benchmarks.
 
-A maker takes a job and returns a step: a call does the work once, waits for
-it, and returns facts.
+A function of `TASKS` takes a job and returns a step: each call does the work
+once, waits for it, and returns what it measured.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler as rollout_lib
 from rl_reason.scale import sharding
 from rl_reason.structs import Batch, Packed, Prompts, Rollouts, TrainState
-from rl_reason.training import packing, session, step as step_lib
+from rl_reason.training import optimizer, packing, step as step_lib
 
 Step = Callable[[], dict]
 
 
 def shape(job: dict) -> decoder.ModelConfig:
-  """The static shape of the job's model."""
+  """Returns the static shape of the job's model."""
   return dataclasses.replace(
       hf.find(job["weights"]).cfg,
       dtype=job["dtype"],
@@ -34,18 +34,18 @@ def shape(job: dict) -> decoder.ModelConfig:
 
 
 def load(job: dict):
-  """Shape and parameters of the job's directory."""
+  """Returns shape and parameters of the job's model."""
   cfg, source = shape(job), hf.find(job["weights"])
   return cfg, hf.load(source, decoder.table(cfg), mesh())
 
 
 def mesh() -> jax.sharding.Mesh:
-  """One device."""
+  """Returns a mesh of one device."""
   return sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
 
 
 def sampler(job: dict, cfg: decoder.ModelConfig) -> Callable:
-  """(params, key) -> Rollouts; a row ends at its limit, and not before."""
+  """Returns (params, key) -> Rollouts; each row ends at its length limit."""
   tokens_NP = np.array(job["prompts"], np.int32)[:: job["group"]]
   prompts = Prompts(
       tokens_NP=jnp.array(tokens_NP),
@@ -62,7 +62,7 @@ def sampler(job: dict, cfg: decoder.ModelConfig) -> Callable:
         cfg=cfg,
         group_size=job["group"],
         max_tokens=job["response"],
-        eos=-1,  # a token that never comes
+        eos=-1,  # no token has this id
         pad=harness.PAD,
         slots=job["options"].get("slots", 0),
     )
@@ -71,7 +71,7 @@ def sampler(job: dict, cfg: decoder.ModelConfig) -> Callable:
 
 
 def rollout(job: dict) -> Step:
-  """Sampling alone."""
+  """Samples all rows of the job."""
   cfg, params = load(job)
   sample = sampler(job, cfg)
 
@@ -83,8 +83,8 @@ def rollout(job: dict) -> Step:
 
 
 def trainer(job: dict, cfg: decoder.ModelConfig, params, on_policy=False):
-  """The state, and jit: (state, *batch) -> (state, metrics): GRPO."""
-  tx = step_lib.make_optimizer(
+  """Returns the state of GRPO and jit: (state, batch, packed) -> new state."""
+  tx = optimizer.make_optimizer(
       lr=job["lr"],
       schedule="constant",
       warmup=0,
@@ -95,7 +95,7 @@ def trainer(job: dict, cfg: decoder.ModelConfig, params, on_policy=False):
       weight_decay=0.0,
       clip_norm=1.0,
   )
-  where = step_lib.state_shardings(decoder.table(cfg), tx, mesh())
+  where = optimizer.state_shardings(decoder.table(cfg), tx, mesh())
   terms = objective.Objective(
       surrogate=surrogates.ppo,
       reduction=reductions.seq_mean_token_mean,
@@ -109,26 +109,19 @@ def trainer(job: dict, cfg: decoder.ModelConfig, params, on_policy=False):
       temperature=1.0,
       objective=terms,
   )
-  state = step_lib.new_state(params, tx, where)
+  state = optimizer.new_state(params, tx, where)
   return state, jax.jit(update, donate_argnums=0, out_shardings=(where, None))
 
 
-def scorer(cfg: decoder.ModelConfig) -> Callable:
-  """jit: (params, Packed of one minibatch) -> log-probs [1, B, T]."""
-  return session.over_micro_batches(
-      lambda params, packed: decoder.packed_logps(params, cfg, packed)[0]
-  )
-
-
 def pack(job: dict, tokens_BL, mask_BT) -> Packed:
-  """One minibatch, packed in micro-batches of so many rows."""
+  """Packs one minibatch into micro-batches of `options['micro']` rows."""
   start_B = np.zeros(len(tokens_BL), np.int32)
   packed = packing.pack(tokens_BL, start_B, mask_BT, job["options"]["micro"])
   return jax.tree.map(lambda x: x[None], packed)
 
 
 def batch(job: dict, mask_BT, old_logps_BT, advantages_B) -> Batch:
-  """What the update reads beside the tokens: [1, B, ...]."""
+  """Returns the inputs of the update besides the tokens: [1, B, ...]."""
   zeros_BT = np.zeros(mask_BT.shape, np.float32)
   none_B = np.zeros(len(mask_BT), np.int32)
   rows = Batch(
@@ -137,7 +130,7 @@ def batch(job: dict, mask_BT, old_logps_BT, advantages_B) -> Batch:
       advantages_BT=np.float32(np.array(advantages_B)[:, None] * mask_BT),
       old_logps_BT=old_logps_BT,
       ref_logps_BT=zeros_BT,
-      right_B=np.float32(none_B),
+      correct_B=np.float32(none_B),
       age_B=none_B,
       values_BT=zeros_BT,
       returns_BT=zeros_BT,
@@ -146,36 +139,37 @@ def batch(job: dict, mask_BT, old_logps_BT, advantages_B) -> Batch:
 
 
 def update(job: dict) -> Step:
-  """One optimizer step on given responses."""
+  """Takes one optimizer step on the responses of the job."""
   cfg, params = load(job)
   tokens = job["prompts"], job["responses"]
   tokens_BL = np.concatenate([np.array(x, np.int32) for x in tokens], 1)
   mask_BT = np.arange(job["response"]) < np.array(job["limits"])[:, None]
   packed_M = pack(job, tokens_BL, mask_BT)
-  (old_BT,) = np.array(scorer(cfg)(params, packed_M))
+  logps_MBT, _ = step_lib.logps_program(cfg, 1.0)(params, packed_M)
+  (old_BT,) = np.array(logps_MBT)
   rows = batch(job, mask_BT, old_BT, job["advantages"])
   state, learn = trainer(job, cfg, params)
-  held: list[TrainState] = [state]
+  states: list[TrainState] = [state]  # an update donates its state
   del params, state
 
   def step() -> dict:
-    new, metrics = learn(held.pop(), rows, packed_M)
-    held.append(jax.block_until_ready(new))
+    new, metrics = learn(states.pop(), rows, packed_M)
+    states.append(jax.block_until_ready(new))
     return dict(grad_norm=float(metrics["grad_norm"]))
 
   return step
 
 
 def rl_step(job: dict) -> Step:
-  """Sample, credit, update: as stages/rl.py with one update a rollout."""
+  """Samples, computes advantages, updates once: one on-policy step of RL."""
   cfg, params = load(job)
   sample = sampler(job, cfg)
   state, learn = trainer(job, cfg, params, on_policy=True)
-  held: list[TrainState] = [state]
+  states: list[TrainState] = [state]  # an update donates its state
   del params, state
 
   def step() -> dict:
-    state = held.pop()
+    state = states.pop()
     key = jax.random.fold_in(jax.random.key(0), state.step)
     r = sharding.fetch(sample(state.params, key))
     packed_M = pack(job, r.tokens_BL, r.mask_BT)
@@ -183,7 +177,7 @@ def rl_step(job: dict) -> Step:
     advantages_B = advantages.group_norm(rewards_B, r.ids_B)
     rows = batch(job, r.mask_BT, r.logps_BT, advantages_B)
     new, metrics = learn(state, rows, packed_M)
-    held.append(jax.block_until_ready(new))
+    states.append(jax.block_until_ready(new))
     tokens = int(r.lengths_B.sum())
     return dict(tokens=tokens, grad_norm=float(metrics["grad_norm"]))
 
@@ -191,7 +185,7 @@ def rl_step(job: dict) -> Step:
 
 
 def products(job: dict) -> Step:
-  """The parts of an update, one by one (see `products.PRODUCTS`)."""
+  """Times the parts of an update one by one (see `products.PRODUCTS`)."""
   rng = np.random.default_rng(0)
 
   def normal(*shape):
@@ -216,7 +210,7 @@ def products(job: dict) -> Step:
   def ours(segments, q, k, v):
     return attention.packed(segments)("xla", 0, q, k, v, None)[0]
 
-  def at_once(segments, q, k, v):
+  def softmax(segments, q, k, v):
     scores = jnp.einsum("BLKQC,BSKC->BKQLS", q * x["dim"] ** -0.5, k)
     at = jnp.arange(segments.shape[1])
     same = segments[:, :, None] == segments[:, None]
@@ -224,7 +218,7 @@ def products(job: dict) -> Step:
     scores = jnp.where(visible[:, None, None], scores, -1e30)
     return jnp.einsum("BKQLS,BSKC->BLKQC", jax.nn.softmax(scores, -1), v)
 
-  for name, fn in (("attention", ours), ("attention, rows at once", at_once)):
+  for name, fn in (("attention", ours), ("attention, full softmax", softmax)):
 
     def total(segments, q, k, v, fn=fn):
       return jnp.sum(fn(segments, q, k, v) * q)
@@ -237,7 +231,7 @@ TASKS = dict(rollout=rollout, update=update, rl_step=rl_step, products=products)
 
 
 def serve(turns: worker.Turns) -> None:
-  """Takes turns with what the job names."""
+  """Takes turns with the task of the job."""
   worker.repeat(turns, TASKS[turns.job["task"]](turns.job))
 
 

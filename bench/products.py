@@ -1,4 +1,4 @@
-"""What an update is made of, one by one: XLA's products beside torch's.
+"""The matrix products and attention of an update: XLA and torch.
 
   python -m bench.products --peer=trl   # about 1 minute
 
@@ -9,10 +9,10 @@ import argparse
 import pathlib
 import statistics
 
-from bench import harness
+from bench import harness, tables
 
 TOKENS, TURNS = 16 * 160, 6
-# a @ b, or a.T @ b if transposed: [rows of the product, shared, columns].
+# a @ b, or a.T @ b if transposed: [rows of the product, contracted, columns].
 PRODUCTS = {
     "gate, up": (False, [TOKENS, 256, 1024]),
     "down": (False, [TOKENS, 1024, 256]),
@@ -28,7 +28,7 @@ NAMES = {"ours": "XLA", "trl": "torch"}
 
 
 def measure(names: list[str], environments: pathlib.Path) -> dict:
-  """By system, seconds of each part in each turn; the systems take turns."""
+  """Returns the seconds of each part in each turn by system."""
   job = dict(task="products", products=PRODUCTS, attention=ATTENTION)
   workers = {name: harness.Worker(name, job, environments) for name in names}
   try:
@@ -46,28 +46,28 @@ def measure(names: list[str], environments: pathlib.Path) -> dict:
 
 
 def page(found: dict) -> list[str]:
-  """The lines of the page."""
+  """Returns lines of Markdown."""
   names = list(found)
   lines = [
-      "# Products of an update",
+      "# Matrix products of an update",
       "",
       "Made by `python -m bench.products`; float32, medians of"
-      f" {TURNS} turns, the systems one after the other; each turn the least of"
-      " some. GFLOP/s; of attention, forward and backward, milliseconds: `rows"
-      " at once` is a softmax over the scores of all rows, by autodiff.",
+      f" {TURNS} turns of alternating systems; a turn is the minimum of 12"
+      " calls. GFLOP/s; for attention, forward and backward, milliseconds:"
+      " `full softmax` materializes the scores of all rows and uses autodiff.",
       "",
       "| | shape | " + " | ".join(NAMES[x] for x in names) + " |",
       "|---|---|" + "---|" * len(names),
   ]
-  for part, (_, (rows, shared, columns)) in PRODUCTS.items():
-    operations = 2e-9 * rows * shared * columns
+  for part, (_, (rows, inner, columns)) in PRODUCTS.items():
+    operations = 2e-9 * rows * inner * columns
     cells = [
         f"{operations / statistics.median(found[x][part]):.0f}" for x in names
     ]
-    shape = f"{rows} x {shared} x {columns}"
+    shape = f"{rows} x {inner} x {columns}"
     lines.append(f"| {part} | {shape} | {' | '.join(cells)} |")
   shape = " x ".join(map(str, ATTENTION.values()))
-  for part in ("attention", "attention, rows at once"):
+  for part in ("attention", "attention, full softmax"):
     cells = [
         f"{1e3 * statistics.median(found[x][part]):.1f} ms"
         if part in found[x]
@@ -79,21 +79,21 @@ def page(found: dict) -> list[str]:
 
 
 def main() -> None:
-  """Measures and writes the page."""
+  """Measures, then writes the page."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--peer", action="append", choices=["trl"], default=[])
   parser.add_argument(
       "--environments", type=pathlib.Path, default=harness.ENVIRONMENTS
   )
-  given = parser.parse_args()
+  flags = parser.parse_args()
   (harness.RUNS / "bench").mkdir(parents=True, exist_ok=True)
   before = harness.load()
-  found = measure(["ours", *given.peer], given.environments)
-  peers = {x: harness.peer_versions(x, given.environments) for x in given.peer}
+  found = measure(["ours", *flags.peer], flags.environments)
+  peers = {x: harness.peer_versions(x, flags.environments) for x in flags.peer}
   result = dict(
       environment=harness.environment(before), peers=peers, seconds=found
   )
-  lines = [*page(found), "", *harness.footer(result)]
+  lines = [*page(found), "", *tables.footer(result)]
   harness.write("bench_products", result, lines)
   print("\n".join(lines))
 

@@ -1,25 +1,25 @@
-"""A whole GRPO step, sampling and update, beside the peers'.
+"""A complete GRPO step, sampling and update, with the peers.
 
 python -m bench.rl_step --peer=tunix --peer=trl           # about 4 minutes
 python -m bench.rl_step --peer=tunix --peer=trl --sweep   # about 15 minutes
 """
 
-from bench import harness
+from bench import harness, tables
 
 MICRO = [dict(micro=m) for m in (16, 32, 64)]
 TRIED = [x | dict(batch=64) for x in MICRO]
-TABLE = harness.Table(
+TABLE = tables.Table(
     name="rl_step",
-    title="A whole GRPO step",
+    title="A complete GRPO step",
     about=(
-        "Sample 8 responses to each of 8 prompts, 32 and 128 tokens, score"
-        " them by a constant, and update once. The peers run their own trainer"
-        " loops."
+        "Sample 8 responses of 128 tokens to each of 8 prompts of 32 tokens,"
+        " reward them without a verifier, and update once. The peers run their"
+        " own trainer loops."
     ),
     task="rl_step",
     cases={"even": harness.Size(64, 32, 128, tail=False)},
-    tried=dict(ours=MICRO, tunix=TRIED, trl=MICRO),
+    options=dict(ours=MICRO, tunix=TRIED, trl=MICRO),
 )
 
 if __name__ == "__main__":
-  harness.main(TABLE)
+  tables.main(TABLE)

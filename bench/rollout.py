@@ -1,28 +1,28 @@
-"""Sampling: useful tokens a second, beside the peers'.
+"""Sampling: useful tokens per second, with the peers.
 
 python -m bench.rollout --peer=tunix --peer=trl           # about 10 minutes
 python -m bench.rollout --peer=tunix --peer=trl --sweep   # about 40 minutes
 """
 
-from bench import harness
+from bench import harness, tables
 
 BATCHES = [dict(batch=b) for b in (64, 128, 256, 32)]
-TABLE = harness.Table(
+TABLE = tables.Table(
     name="rollout",
     title="Sampling",
     about=(
-        "Random weights, temperature 1. `tail`: lengths are a fixed trace,"
-        " log-normal and cut at 512; every system samples the end of a row at"
-        " its limit and not before, so all sample the same number of tokens,"
-        " and those alone count. `even`: nothing ends early. Every row has a"
-        " prompt of its own."
+        "Random weights, temperature 1. `tail`: lengths are a fixed log-normal"
+        " trace, clipped at 512; every system samples EOS exactly at the length"
+        " limit of a row, so that all sample the same number of tokens, and"
+        " only these count. `even`: no row ends early. Every row has its own"
+        " prompt."
     ),
     task="rollout",
     cases={
         "tail": harness.Size(256, 32, 512, tail=True, group=1),
         "even": harness.Size(64, 32, 128, tail=False, group=1),
     },
-    tried=dict(
+    options=dict(
         ours=[dict(slots=n) for n in (64, 32, 128, 16)],
         tunix=BATCHES,
         trl=[
@@ -35,4 +35,4 @@ TABLE = harness.Table(
 )
 
 if __name__ == "__main__":
-  harness.main(TABLE)
+  tables.main(TABLE)

@@ -1,7 +1,7 @@
-"""How time grows: an update with tokens, length, depth; compiling with depth.
+"""Scaling of an update with tokens, length and depth, and of compile time.
 
   python -m bench.scaling            # about 10 minutes on 2 cores
-  python -m bench.scaling --table    # only the figure, from JSON
+  python -m bench.scaling --table    # only table and figure, from JSON
 
 Writes results/bench_scaling.json, .md and .png (the figure needs matplotlib).
 """
@@ -10,10 +10,10 @@ import argparse
 import statistics
 import time
 
-from bench import harness, ours
+from bench import harness, ours, tables
 
 BASE = dict(layers=4, rows=16, length=160, micro=16)
-# What changes on each axis; the rest is as in BASE.
+# Changes of BASE along each axis.
 AXES = {
     "tokens": [dict(rows=n, micro=16) for n in (16, 32, 64, 128)],
     "length": [
@@ -30,29 +30,29 @@ LABELS = {
 
 
 def value(axis: str, point: dict) -> int:
-  """Where a point stands on its axis."""
+  """Returns the position of a point on its axis."""
   by = dict(tokens=point["rows"] * point["length"], depth=point["layers"])
   return by.get(axis, point["length"])
 
 
 def measure(dims: str, point: dict, repeats: int) -> dict:
-  """Seconds of updates at one point, and of the first, which compiles."""
+  """Returns the seconds of updates at one point, and of compilation."""
   size = harness.Size(
       point["rows"], 32, point["length"] - 32, tail=False, group=1
   )
-  deep, options = f"{dims}:{point['layers']}", dict(micro=point["micro"])
-  step = ours.update(harness.job("update", size, deep, "float32", options))
-  taken = []
+  dims, options = f"{dims}:{point['layers']}", dict(micro=point["micro"])
+  step = ours.update(harness.job("update", size, dims, "float32", options))
+  seconds = []
   for _ in range(repeats + 2):
-    began = time.perf_counter()
+    start = time.perf_counter()
     step()
-    taken.append(time.perf_counter() - began)
-  middle = statistics.median(taken[2:])
-  return point | dict(seconds=taken[2:], compile=taken[0] - middle)
+    seconds.append(time.perf_counter() - start)
+  median = statistics.median(seconds[2:])
+  return point | dict(seconds=seconds[2:], compile=seconds[0] - median)
 
 
 def run(dims: str = "4m", repeats: int = 3, axes: dict | None = None) -> dict:
-  """All points of all axes."""
+  """Measures all points of all axes."""
   result: dict = dict(
       command="python -m bench.scaling",
       dims=dims,
@@ -69,28 +69,26 @@ def run(dims: str = "4m", repeats: int = 3, axes: dict | None = None) -> dict:
 
 
 def page(result: dict) -> list[str]:
-  """Lines of markdown."""
-  lines = ["# How time grows", "", *harness.busy(result["environment"])]
+  """Returns lines of Markdown."""
+  lines = ["# Scaling of an update", "", *tables.busy(result["environment"])]
   lines += [
       f"Made by `{result['command']}` with the widths of `{result['dims']}`, in"
-      " fp32: one GRPO update, response and all. Compile: the first call less"
-      " the median.",
+      " fp32: one GRPO update. Compile: the first call minus the median.",
       "",
-      "| axis | at | median s | least to most | compile s |",
+      "| axis | at | median s | minimum to maximum | compile s |",
       "|---|---|---|---|---|",
   ]
   for axis, points in result["axes"].items():
     for x in points:
-      low, high = min(x["seconds"]), max(x["seconds"])
       lines.append(
           f"| {axis} | {value(axis, x)} | {statistics.median(x['seconds']):.3f}"
-          f" | {low:.3f} to {high:.3f} | {x['compile']:.1f} |"
+          f" | {tables.extremes(x)} | {x['compile']:.1f} |"
       )
-  return [*lines, "", *harness.footer(result)]
+  return [*lines, "", *tables.footer(result)]
 
 
 def figure(result: dict) -> None:
-  """One panel an axis, and one of compile time."""
+  """Draws one panel per axis, and one of compile time."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -107,11 +105,11 @@ def figure(result: dict) -> None:
         [max(p["seconds"]) - m for m, p in zip(middle, points, strict=True)],
     ]
     panel.errorbar(x, middle, spread, marker="o", color="#1f6feb", lw=1.2)
-    panel.set(xlabel=LABELS[axis], ylabel="seconds of an update")
+    panel.set(xlabel=LABELS[axis], ylabel="seconds per update")
   deep = result["axes"]["depth"]
   x, y = [p["layers"] for p in deep], [p["compile"] for p in deep]
   panels[3].plot(x, y, marker="o", color="#d97706", lw=1.2)
-  panels[3].set(xlabel="layers", ylabel="seconds to compile it")
+  panels[3].set(xlabel="layers", ylabel="seconds of compilation")
   for panel in panels:
     panel.set_xlim(0)
     panel.set_ylim(0)

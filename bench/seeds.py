@@ -1,11 +1,11 @@
-"""The main job on seeds that nobody picked, beside GRPO and two controls.
+"""The main experiment on fresh seeds: DAPO, GRPO and two controls.
 
   python -m bench.seeds            # about 20 minutes on 2 cores; resumable
-  python -m bench.seeds --table    # only the table and the figure, from JSON
+  python -m bench.seeds --table    # only table and figure, from JSON
 
 Writes results/seeds.json, results/seeds.md and results/seeds.png (the figure
 needs matplotlib). GRPO and the shuffled control start from DAPO's SFT model of
-the same seed; the SFT control trains its own, longer.
+the same seed; the SFT control trains its own model for longer.
 """
 
 import argparse
@@ -33,7 +33,7 @@ COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
 
 
 def run(name: str, seed: int) -> dict:
-  """One run; its evaluations, curve and wall-clock seconds."""
+  """Returns evaluations, learning curve and seconds of one run."""
   config, reuse = ROWS[name]
   slug = config.removeprefix("configs/").replace(".py", "").replace(":", "-")
   workdir = RUNS / f"{slug}-{seed}"
@@ -50,9 +50,9 @@ def run(name: str, seed: int) -> dict:
     if reuse:
       command.append(f"--config.sft.reuse={RUNS / f'dapo-{seed}'}")
     print(*command, flush=True)
-    began = time.monotonic()
+    start = time.monotonic()
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    done.write_text(json.dumps(time.monotonic() - began))
+    done.write_text(json.dumps(time.monotonic() - start))
   lines = [
       json.loads(line)
       for line in (workdir / "metrics.jsonl").read_text().splitlines()
@@ -82,55 +82,61 @@ def run(name: str, seed: int) -> dict:
 
 
 def environment() -> dict:
-  """Versions, from the first run's own record."""
+  """Returns the environment that the first run recorded."""
   first = RUNS / f"dapo-{SEEDS[0]}" / "environment.json"
   return json.loads(first.read_text())
 
 
 def spread(values: list[float]) -> str:
-  """mean (least-most), in percent."""
+  """Returns 'mean (minimum to maximum)' in percent."""
   mean = sum(values) / len(values)
   return f"{mean:.1%} ({min(values):.1%} to {max(values):.1%})"
 
 
 def table(result: dict) -> str:
-  """Markdown."""
+  """Returns the table in Markdown."""
   out = [
-      "# Five seeds of the main job",
+      "# Five seeds of the main experiment",
       "",
       "Made by `python -m bench.seeds`; data in `seeds.json`. Held-out accuracy"
       " on 1,000 prompts (mean of 4 samples, temperature 1, top-p 1): mean over"
-      f" seeds {', '.join(map(str, SEEDS))} (least to most).",
+      f" seeds {', '.join(map(str, SEEDS))} (minimum to maximum).",
       "",
       "| | " + " | ".join(COLUMNS) + " | length | seconds |",
       "|---" * (len(COLUMNS) + 3) + "|",
   ]
   runs = result["runs"]
 
-  def row(name, some, which, seconds):
-    cells = [spread([r[which][k] for r in some]) for k in COLUMNS]
-    lengths = [r["length"][-(which == "after")] for r in some]
-    length = f"{sum(lengths) / len(some):.1f}" if which != "skill" else ""
+  def row(name, runs, which, seconds):
+    cells = [spread([r[which][k] for r in runs]) for k in COLUMNS]
+    lengths = [r["length"][-(which == "after")] for r in runs]
+    length = f"{sum(lengths) / len(runs):.1f}" if which != "skill" else ""
     return f"| {name} | {' | '.join(cells)} | {length} | {seconds} |"
 
   for name in ROWS:
-    some = [r for r in runs if r["name"] == name]
-    if not some:
+    of_row = [r for r in runs if r["name"] == name]
+    if not of_row:
       continue
     if name == "DAPO":
-      out.append(row("the skill alone (256 prompts)", some, "skill", ""))
-      out.append(row("before RL (skill, then habits)", some, "before", ""))
-    times = [r["seconds"] for r in some]
+      out.append(
+          row("after SFT on the skill alone (256 prompts)", of_row, "skill", "")
+      )
+      out.append(
+          row("after SFT, before RL (skill, then habits)", of_row, "before", "")
+      )
+    times = [r["seconds"] for r in of_row]
     note = "" if not ROWS[name][1] else ", SFT shared"
     seconds = f"{min(times):.0f}-{max(times):.0f}{note}"
-    out.append(row(f"after: {name}", some, "after", seconds))
+    out.append(row(f"after: {name}", of_row, "after", seconds))
   gaps = [r["logp_gap_max"] for r in runs if r["logp_gap_max"] is not None]
   out += [
       "",
-      "Largest sampler/trainer log-prob difference of any token:"
+      "Largest difference of a token's log-probability between sampler and"
+      " trainer:"
       f" {max(gaps):.1e}.",
       "",
-      "Seconds: the whole command, cold; the machine did other work beside it.",
+      "Seconds: the complete command without a warm cache; the machine had"
+      " other work at the same time.",
       "",
       "Versions: "
       + ", ".join(f"{k} {v}" for k, v in flat(result["environment"])),
@@ -140,7 +146,7 @@ def table(result: dict) -> str:
 
 
 def flat(environment: dict):
-  """(name, value) of the simple fields, versions first."""
+  """Yields (name, value) of the simple fields, versions first."""
   for name, value in environment.get("versions", {}).items():
     yield name, value
   for name, value in environment.items():
@@ -149,7 +155,7 @@ def flat(environment: dict):
 
 
 def figure(result: dict) -> None:
-  """Accuracy against RL steps and against generated tokens."""
+  """Draws accuracy against RL steps and against generated tokens."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -158,10 +164,10 @@ def figure(result: dict) -> None:
   colors = ["#1f6feb", "#d97706", "#6b7280", "#16a34a"]
   fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
   for color, name in zip(colors, ROWS, strict=True):
-    some = [r for r in result["runs"] if r["name"] == name]
-    for i, r in enumerate(some):
+    of_row = [r for r in result["runs"] if r["name"] == name]
+    for i, r in enumerate(of_row):
       label = name if i == 0 else None
-      if len(r["steps"]) == 1:  # SFT only: a level, not a curve
+      if len(r["steps"]) == 1:  # without RL: a level, not a curve
         for axis in axes:
           axis.axhline(r["accuracy"][-1], color=color, lw=0.8, label=label)
           label = None
@@ -182,7 +188,7 @@ def figure(result: dict) -> None:
 
 
 def main() -> None:
-  """Runs what is missing, then writes the table and the figure."""
+  """Runs what is missing, then writes table and figure."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--table", action="store_true")
   if parser.parse_args().table:

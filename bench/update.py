@@ -1,27 +1,27 @@
-"""The GRPO update on given responses, beside the peers'.
+"""The GRPO update on fixed responses, with the peers.
 
 python -m bench.update --peer=tunix --peer=trl           # about 3 minutes
 python -m bench.update --peer=tunix --peer=trl --sweep   # about 15 minutes
 """
 
-from bench import harness
+from bench import harness, tables
 
 MICRO = [dict(micro=m) for m in (16, 8, 32, 64)]
-TABLE = harness.Table(
+TABLE = tables.Table(
     name="update",
     title="GRPO update",
     about=(
-        "One optimizer step: forward, backward, clip by norm, AdamW, no KL;"
-        " on 64 rows of 32 prompt tokens and up to 128 response tokens. `even`:"
-        " all are full. `tail`: lengths are log-normal. Tokens/s counts those"
-        " of the responses."
+        "One optimizer step: forward, backward, gradient clipping by norm,"
+        " AdamW, no KL, on 64 rows of 32 prompt tokens and at most 128 response"
+        " tokens. `even`: all responses have 128 tokens. `tail`: lengths are"
+        " log-normal. Tokens/s counts response tokens."
     ),
     task="update",
     cases={
         "even": harness.Size(64, 32, 128, tail=False),
         "tail": harness.Size(64, 32, 128, tail=True),
     },
-    tried=dict(
+    options=dict(
         ours=[
             *MICRO,
             dict(micro=16, remat="none"),
@@ -33,4 +33,4 @@ TABLE = harness.Table(
 )
 
 if __name__ == "__main__":
-  harness.main(TABLE)
+  tables.main(TABLE)

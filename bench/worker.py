@@ -1,8 +1,8 @@
-"""A system under measurement: one process that runs when it is told to.
+"""The process of a system under measurement, which runs one turn at a time.
 
-The standard library only, since a peer runs it in an environment of its own.
-A job comes as one line of JSON on stdin, then one line for each turn; for each
-turn one line of JSON goes back.
+It uses the standard library only, since peers run in their own environments. A
+job arrives as one line of JSON on stdin, followed by one line per turn; each
+turn is answered by one line of JSON.
 """
 
 import json
@@ -14,60 +14,60 @@ from collections.abc import Callable
 
 
 class Turns:
-  """The worker's end of the pipe.
+  """The worker's end of the connection.
 
   Attributes:
-    job: what to run, as `harness.job` makes it.
+    job: the job of `harness.job`.
   """
 
   def __init__(self):
     self.job = json.loads(sys.stdin.readline())
     self._out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
 
   def begin(self) -> bool:
-    """Waits for a turn, then starts the clock; False: there are no more."""
+    """Waits for a turn and starts the clock; False after the last turn."""
     if not sys.stdin.readline():
       return False
-    self._began = time.perf_counter()
+    self._start = time.perf_counter()
     return True
 
-  def end(self, **facts) -> None:
-    """Stops the clock and answers; the work must be done, not under way."""
-    seconds = time.perf_counter() - self._began
-    answer = dict(seconds=seconds, peak_mib=peak_mib(), **facts)
+  def end(self, **measured) -> None:
+    """Stops the clock and answers; the work must be complete."""
+    seconds = time.perf_counter() - self._start
+    answer = dict(seconds=seconds, peak_mib=peak_mib(), **measured)
     print(json.dumps(answer), file=self._out, flush=True)
 
 
 def peak_mib() -> float:
-  """The most memory that this process ever had resident, MiB (Linux)."""
+  """Returns the peak resident memory of this process in MiB (Linux)."""
   with open("/proc/self/status") as f:
     return int(re.findall(r"VmHWM:\s*(\d+) kB", f.read())[0]) / 1024
 
 
 def serve(tasks: dict[str, Callable[[Turns], None]]) -> None:
-  """Runs the job's task; a task takes its turns itself, trainers included."""
+  """Runs the task of the job, which takes its turns itself."""
   turns = Turns()
   tasks[turns.job["task"]](turns)
 
 
 def repeat(turns: Turns, step: Callable[[], dict]) -> None:
-  """A turn is a call of `step`, which returns facts once all is done."""
+  """Calls `step` once per turn; it returns what it measured when it is done."""
   while turns.begin():
     turns.end(**step())
 
 
 def fastest(run: Callable[[], object], times: int = 12) -> float:
-  """Seconds of the quickest of some calls, after one that does not count."""
+  """Returns the minimum seconds of several calls, after one warm-up call."""
   run()
   out = []
   for _ in range(times):
-    began = time.perf_counter()
+    start = time.perf_counter()
     run()
-    out.append(time.perf_counter() - began)
+    out.append(time.perf_counter() - start)
   return min(out)
 
 
 def batches(rows: list, size: int) -> list[list]:
-  """Rows in their order, `size` at a time."""
+  """Splits rows into batches of `size`, in order."""
   return [rows[i : i + size] for i in range(0, len(rows), size)]

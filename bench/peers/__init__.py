@@ -1,1 +1,1 @@
-"""Scripts that run inside the environments of other libraries."""
+"""Workers that run in the virtual environments of other libraries."""

@@ -1,4 +1,4 @@
-"""Makes a peer's environment: python -m bench.peers --install tunix --venv DIR.
+"""Installs a peer: python -m bench.peers --install tunix --venv DIR.
 
 Versions are those of the committed tables. Python 3.11 or 3.12, no accelerator.
 """
@@ -19,7 +19,7 @@ REQUIREMENTS = {
     ],
     "trl": [
         "trl==1.16.0",
-        "torch==2.13.0",  # its CPU build, where the index has it
+        "torch==2.13.0",  # the CPU build, if the index has it
         "transformers==5.23.0",
         "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
@@ -31,11 +31,11 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--install", choices=harness.PEERS, required=True)
   parser.add_argument("--venv", type=pathlib.Path)
-  given = parser.parse_args()
-  directory = given.venv or harness.ENVIRONMENTS / given.install
+  flags = parser.parse_args()
+  directory = flags.venv or harness.ENVIRONMENTS / flags.install
   venv.create(directory, with_pip=True)
   pip = [directory / "bin" / "python", "-m", "pip", "install"]
-  subprocess.run([*pip, *REQUIREMENTS[given.install]], check=True)
+  subprocess.run([*pip, *REQUIREMENTS[flags.install]], check=True)
 
 
 if __name__ == "__main__":

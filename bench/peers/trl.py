@@ -1,8 +1,8 @@
-"""TRL on the CPU build of torch, as its users call it; see worker.py.
+"""A worker of TRL on the CPU build of torch; see worker.py.
 
-Sampling is `generate` of transformers with the arguments that GRPOTrainer
-gives it, or its continuous batching; update and step are GRPOTrainer's own
-loop. A turn of the trainer begins and ends where its callbacks say.
+Sampling is `generate` of transformers with the arguments of GRPOTrainer, or
+its continuous batching; update and step are GRPOTrainer's own loop. Callbacks
+of the trainer begin and end a turn.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ PAGE = 64  # tokens of a block of continuous batching's cache
 
 
 def load(job: dict):
-  """Model and tokenizer of the job's directory."""
+  """Returns model and tokenizer of the job."""
   transformers.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
   logging.disable(logging.WARNING)
@@ -37,15 +37,15 @@ def load(job: dict):
   )
 
 
-class Ends(transformers.LogitsProcessor):
-  """The end of a row is sampled at its limit, and not before."""
+class EosAtLimit(transformers.LogitsProcessor):
+  """Samples EOS exactly at the length limit of each row."""
 
   def __init__(self, limits: list[int], prompt: int, eos: int):
     self.limits = torch.tensor(limits)
     self.prompt, self.eos = prompt, eos
 
   def __call__(self, input_ids, scores):
-    """The scores of the next token."""
+    """Returns the scores of the next token."""
     ends = input_ids.shape[1] - self.prompt + 1 >= self.limits
     at_end = torch.full_like(scores[0], -torch.inf)
     at_end[self.eos] = 0
@@ -54,7 +54,7 @@ class Ends(transformers.LogitsProcessor):
 
 
 def rollout(turns: worker.Turns) -> None:
-  """`generate`, rows in batches; or all of them to continuous batching."""
+  """Samples with `generate` in batches, or with continuous batching."""
   job, (model, tok) = turns.job, load(turns.job)
   model.eval()
   prompts, limits = job["prompts"], job["limits"] if job["tail"] else None
@@ -68,7 +68,7 @@ def rollout(turns: worker.Turns) -> None:
       pad_token_id=tok.pad_token_id,
       eos_token_id=tok.eos_token_id if limits else None,
       cache_implementation=options.get("cache"),
-      disable_compile=True,  # as GRPOTrainer sets it
+      disable_compile=True,  # as in GRPOTrainer
   )
   torch.manual_seed(0)
 
@@ -80,7 +80,7 @@ def rollout(turns: worker.Turns) -> None:
       more = {}
       if limits:
         few = [limits[i] for i in at]
-        ends = Ends(few, ids.shape[1], tok.eos_token_id)
+        ends = EosAtLimit(few, ids.shape[1], tok.eos_token_id)
         more["logits_processor"] = transformers.LogitsProcessorList([ends])
       out = model.generate(
           input_ids=ids,
@@ -91,12 +91,12 @@ def rollout(turns: worker.Turns) -> None:
       tokens += int(lengths(out, tok.eos_token_id if limits else -1).sum())
     return dict(tokens=tokens)
 
-  # Its requests carry their own limits; that is its way to stop at a length.
+  # Each request carries its own length limit.
   def continuous() -> dict:
     found = {}
     with model.continuous_batching_context_manager(
         generation_config=config,
-        # By itself it would take half of the machine's memory.
+        # The default takes half of the memory of the machine.
         continuous_batching_config=transformers.ContinuousBatchingConfig(
             page_size=PAGE,
             num_blocks=options["batch"] * -(-slots // PAGE),
@@ -116,7 +116,7 @@ def rollout(turns: worker.Turns) -> None:
         if result is not None and result.is_finished():
           found[result.request_id] = len(result.generated_tokens)
         elif not manager.is_running():
-          raise RuntimeError("continuous batching ended by itself")
+          raise RuntimeError("continuous batching stopped")
     return dict(tokens=sum(found.values()))
 
   engine = options.get("engine", "generate")
@@ -124,17 +124,17 @@ def rollout(turns: worker.Turns) -> None:
 
 
 def lengths(out: torch.Tensor, eos: int) -> torch.Tensor:
-  """Tokens of each row, its end included."""
+  """Returns the tokens of each row, EOS included."""
   is_end = out == eos
   return torch.where(is_end.any(1), is_end.int().argmax(1) + 1, out.shape[1])
 
 
-class Over(Exception):
-  """There are no more turns."""
+class NoMoreTurns(Exception):
+  """The measurement is complete."""
 
 
 class Clock(transformers.TrainerCallback):
-  """A turn is a step of the trainer."""
+  """Makes each step of the trainer a turn."""
 
   def __init__(self, turns: worker.Turns):
     self.turns = turns
@@ -142,15 +142,15 @@ class Clock(transformers.TrainerCallback):
   def on_step_begin(self, args, state, control, **_):
     """Waits for a turn."""
     if not self.turns.begin():
-      raise Over
+      raise NoMoreTurns
 
   def on_step_end(self, args, state, control, **_):
-    """Ends it."""
+    """Ends the turn."""
     self.turns.end()
 
 
 def train(turns: worker.Turns, kind=trl.GRPOTrainer) -> None:
-  """GRPOTrainer's loop, for as many steps as there are turns."""
+  """Runs GRPOTrainer's loop, one step per turn."""
   job, (model, tok) = turns.job, load(turns.job)
   rows, group = len(job["prompts"]), job["group"]
   micro = job["options"]["micro"]
@@ -193,12 +193,12 @@ def train(turns: worker.Turns, kind=trl.GRPOTrainer) -> None:
         callbacks=[Clock(turns)],
     )
     trainer.job = job
-    with contextlib.suppress(Over):
+    with contextlib.suppress(NoMoreTurns):
       trainer.train()
 
 
 class Fixed(trl.GRPOTrainer):
-  """Trains on given responses: nothing is sampled or scored."""
+  """Trains on the responses of the job instead of sampling."""
 
   def _generate_and_score_completions(self, inputs):
     prompt = torch.tensor(self.job["prompts"])
@@ -216,7 +216,7 @@ class Fixed(trl.GRPOTrainer):
 
 
 def products(turns: worker.Turns) -> None:
-  """The parts of an update, one by one (see `products.PRODUCTS`)."""
+  """Times the parts of an update one by one (see `products.PRODUCTS`)."""
   job, parts = turns.job, {}
   for name, (transposed, (m, k, n)) in job["products"].items():
     a = torch.randn(k, m).T if transposed else torch.randn(m, k)

@@ -1,7 +1,7 @@
-"""tunix on the CPU, as its users call it; see worker.py.
+"""A worker of tunix on the CPU; see worker.py.
 
-Sampling is its own `Sampler`, update and step are those of `GRPOLearner` on
-one device. The model is its Qwen2.
+Sampling is its `Sampler`, update and step are those of `GRPOLearner` on one
+device. The model is its Qwen2.
 """
 
 import json
@@ -26,20 +26,22 @@ from bench import worker
 
 
 def load(job: dict):
-  """Model and tokenizer of the job's directory, on a mesh of one device."""
-  said = json.loads((pathlib.Path(job["weights"]) / "config.json").read_text())
+  """Returns model, mesh of one device, and tokenizer of the job."""
+  hf_config = json.loads(
+      (pathlib.Path(job["weights"]) / "config.json").read_text()
+  )
   dtype = jnp.dtype(job["dtype"]).type
   config = qwen2.ModelConfig(
-      num_layers=said["num_hidden_layers"],
-      vocab_size=said["vocab_size"],
-      embed_dim=said["hidden_size"],
-      hidden_dim=said["intermediate_size"],
-      num_heads=said["num_attention_heads"],
-      head_dim=said["head_dim"],
-      num_kv_heads=said["num_key_value_heads"],
-      rope_theta=int(said["rope_theta"]),
-      norm_eps=said["rms_norm_eps"],
-      use_tied_embedding=said["tie_word_embeddings"],
+      num_layers=hf_config["num_hidden_layers"],
+      vocab_size=hf_config["vocab_size"],
+      embed_dim=hf_config["hidden_size"],
+      hidden_dim=hf_config["intermediate_size"],
+      num_heads=hf_config["num_attention_heads"],
+      head_dim=hf_config["head_dim"],
+      num_kv_heads=hf_config["num_key_value_heads"],
+      rope_theta=int(hf_config["rope_theta"]),
+      norm_eps=hf_config["rms_norm_eps"],
+      use_tied_embedding=hf_config["tie_word_embeddings"],
       remat_config=getattr(
           qwen2.RematConfig, job["options"].get("remat", "NONE")
       ),
@@ -65,11 +67,11 @@ ROLES = (
 )
 
 
-class Ends(nnx.Module):
-  """A model whose end is sampled at a row's limit, and not before.
+class EosAtLimit(nnx.Module):
+  """A model that samples EOS exactly at the length limit of each row.
 
-  The limits are a variable of the model, so that the sampler takes new ones
-  without compiling anew; nothing else of a sampler's path is changed.
+  The limits are a variable of the model, so that new limits need no new
+  compilation; nothing else of the sampler is changed.
   """
 
   def __init__(self, model, prompt: int, eos: int, rows: int):
@@ -78,7 +80,7 @@ class Ends(nnx.Module):
     self.limits = nnx.Variable(jnp.zeros(rows, jnp.int32))
 
   def __call__(self, tokens, positions, cache, attention_mask):
-    """Logits and cache, as the sampler asks the model for them."""
+    """Returns logits and cache."""
     logits, cache = self.model(tokens, positions, cache, attention_mask)
     at_end = positions[:, -1] - self.prompt + 2 >= self.limits[...]
     end = jnp.where(at_end, 1e9, -1e9)
@@ -86,14 +88,14 @@ class Ends(nnx.Module):
 
 
 def rollout(turns: worker.Turns) -> None:
-  """The sampler, rows in batches."""
+  """Samples in batches."""
   job = turns.job
   model, mesh, tok = load(job)
   prompts, size = job["prompts"], job["options"]["batch"]
   limits = job["limits"] if job["tail"] else None
   config, slots = model.config, len(prompts[0]) + job["response"]
   if limits:
-    model = Ends(model, len(prompts[0]), tok.eos_token_id, size)
+    model = EosAtLimit(model, len(prompts[0]), tok.eos_token_id, size)
   sample = sampler.Sampler(
       model,
       tok,
@@ -105,7 +107,7 @@ def rollout(turns: worker.Turns) -> None:
       ),
   )
   texts = [tok.decode(ids) for ids in prompts]
-  # A token that is not in the vocabulary never comes.
+  # An id outside the vocabulary is never sampled.
   ends = [tok.eos_token_id if limits else config.vocab_size]
 
   def step() -> dict:
@@ -123,7 +125,7 @@ def rollout(turns: worker.Turns) -> None:
           top_p=1.0,
           seed=0,
       )
-      # What it returns leaves out the end itself.
+      # The returned tokens leave out EOS.
       tokens += sum(len(x) + bool(limits) for x in out.tokens)
     return dict(tokens=tokens)
 
@@ -132,7 +134,7 @@ def rollout(turns: worker.Turns) -> None:
 
 
 def learner(job: dict):
-  """A GRPOLearner; its cluster and its mesh."""
+  """Returns a GRPOLearner with its cluster, mesh and tokenizer."""
   model, mesh, tok = load(job)
   rows, group = len(job["prompts"]), job["group"]
   micro = job["options"]["micro"] // group
@@ -164,18 +166,18 @@ def learner(job: dict):
           ),
       ),
   )
-  made = grpo_learner.GRPOLearner(
+  learner = grpo_learner.GRPOLearner(
       rl_cluster=cluster,
       algo_config=grpo_learner.GRPOConfig(num_generations=group, beta=0.0),
       reward_fns=lambda completions, **_: np.arange(
           len(completions), dtype=float
       ).tolist(),
   )
-  return made, cluster, mesh, tok
+  return learner, cluster, mesh, tok
 
 
 def update(turns: worker.Turns) -> None:
-  """The cluster's update on given responses."""
+  """Runs the cluster's update on the responses of the job."""
   job = turns.job
   _, cluster, mesh, _ = learner(job)
   micro = job["options"]["micro"]

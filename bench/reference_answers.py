@@ -1,0 +1,129 @@
+"""Do the verifiers accept the reference answers of data sets?
+
+  python -m bench.reference_answers gsm8k@FILE humaneval@FILE ...  # any sources
+  python -m bench.reference_answers --table                        # from JSON
+
+Math and multiple choice: the reference answer alone is the response, in a box
+and after "Answer:". Code: the reference solution, run in the sandbox. Adds to
+results/reference_answers.json, then writes results/reference_answers.md.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import importlib
+import json
+import pathlib
+import time
+
+from rl_reason import verifiers
+from rl_reason.data import datasets, templates
+from rl_reason.report import environment
+
+OUT = pathlib.Path(__file__).parents[1] / "results" / "reference_answers.json"
+FORMS = {"box": "qwen_boxed", "Answer:": "dapo"}
+SAMPLES = 5  # rejected answers of a kind in the table
+
+
+def responses(example: datasets.Example) -> dict[str, str]:
+  """Returns correct responses by their form."""
+  if example.kind == "code":
+    text = example.solution and templates.complete(example.solution, "", "code")
+    return {"solution": text} if text else {}
+  return {
+      form: templates.complete("", example.answer, template)
+      for form, template in FORMS.items()
+  }
+
+
+def grade(example: datasets.Example) -> dict[str, bool]:
+  """Returns `usable` and the verdict on each form of the answer."""
+  verifier = importlib.import_module(verifiers.KINDS[example.kind])
+  verdicts = {"usable": verifier.usable(example.answer)}
+  for form, text in responses(example).items():
+    verdicts[form] = verdicts["usable"] and verifier.verify(
+        text, example.answer
+    )
+  return verdicts
+
+
+def study(text: str) -> dict:
+  """Returns the counts of one source."""
+  source = datasets.parse(text, "test")
+  start = time.monotonic()
+  rows = list(datasets.examples(source, datasets.columns(""), "math"))
+  examples = [x for x in rows if isinstance(x, datasets.Example) and x.answer]
+  # Threads suffice: math takes no time, and code waits for its sandbox.
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    verdicts = list(pool.map(grade, examples))
+  accepted: collections.Counter = collections.Counter()
+  rejected = collections.defaultdict(list)
+  for example, by_form in zip(examples, verdicts, strict=True):
+    for form, correct in by_form.items():
+      accepted[form] += correct
+      if not correct and example.kind != "code":
+        rejected[form].append(example.answer[:80])
+  return dict(
+      set=source.name or pathlib.Path(source.place).name,
+      split=source.split,
+      kind=examples[0].kind,
+      rows=len(rows),
+      answers=len(examples),
+      accepted=dict(accepted),
+      rejected={form: found[:SAMPLES] for form, found in rejected.items()},
+      seconds=round(time.monotonic() - start, 1),
+  )
+
+
+def table(result: dict) -> str:
+  """Returns the table in Markdown."""
+  out = [
+      "# Reference answers graded by the verifiers",
+      "",
+      "Made by `python -m bench.reference_answers SET@FILE ...`. A reference"
+      " answer is usable if the verifier can parse it and finds it equal to"
+      " itself. The reference answer alone is then graded as a response, in a"
+      " box and after `Answer:`; for code, the reference solution is run"
+      " against its tests.",
+      "",
+      "| set | split | kind | rows | reference answers | usable | correct |",
+      "|---|---|---|---|---|---|---|",
+  ]
+  for x in result["sets"]:
+    correct = ", ".join(
+        f"{form} {count}"
+        for form, count in x["accepted"].items()
+        if form != "usable"
+    )
+    cells = [x["set"], x["split"], x["kind"], x["rows"], x["answers"]]
+    cells += [x["accepted"].get("usable", 0), correct]
+    out.append("| " + " | ".join(map(str, cells)) + " |")
+  out += ["", f"Rejected reference answers, at most {SAMPLES} of a kind:", ""]
+  for x in result["sets"]:
+    for form, answers in x["rejected"].items():
+      shown = ", ".join(f"`{text}`" for text in answers)
+      out.append(f"- {x['set']}, {form}: {shown}")
+  out += ["", f"Commit {result['commit']}.", ""]
+  return "\n".join(out)
+
+
+def main() -> None:
+  """Grades the sources, then writes the table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("sources", nargs="*")
+  parser.add_argument("--table", action="store_true")
+  flags = parser.parse_args()
+  result = json.loads(OUT.read_text()) if OUT.exists() else dict(sets=[])
+  for text in flags.sources:
+    new = study(text)
+    key = new["set"], new["split"]
+    rest = [x for x in result["sets"] if (x["set"], x["split"]) != key]
+    result["sets"] = sorted([*rest, new], key=lambda x: (x["kind"], x["set"]))
+    result["commit"] = environment.describe()["git commit"]
+    OUT.write_text(json.dumps(result, indent=1))
+    print(new["set"], new["split"], new["accepted"], flush=True)
+  OUT.with_suffix(".md").write_text(table(result))
+
+
+if __name__ == "__main__":
+  main()

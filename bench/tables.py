@@ -1,0 +1,241 @@
+"""Tables of the benchmarks: cases, sweeps of options, results in Markdown."""
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import pathlib
+import statistics
+
+from bench import harness
+from bench.harness import PEERS, Size
+
+SWEEP = "bench_sweep"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """One table: a task of the workers at some sizes.
+
+  Attributes:
+    name: name of the module and, after 'bench_', of the files in results/.
+    title: title of the page.
+    about: what is compared, and how.
+    task: task of the workers.
+    cases: sizes by name.
+    options: by system, the options that a sweep tries, the likely best first.
+  """
+
+  name: str
+  title: str
+  about: str
+  task: str
+  cases: dict[str, Size]
+  options: dict[str, list[dict]]
+
+  def options_of(self, case: str, name: str) -> list[dict]:
+    """Returns the options of a system whose batches do not exceed the rows."""
+    rows = self.cases[case].rows
+    return [
+        x
+        for x in self.options[name]
+        if max(x.get("batch", 1), x.get("micro", 1)) <= rows
+    ]
+
+  def key(self, case: str, name: str, flags: argparse.Namespace) -> str:
+    """Returns the key of a sweep in its file."""
+    return f"{self.task}/{case}/{flags.dims}/{flags.dtype}/{name}"
+
+  def job(self, case: str, flags: argparse.Namespace, options: dict) -> dict:
+    """Returns the job of a worker."""
+    size = self.cases[case]
+    return harness.job(self.task, size, flags.dims, flags.dtype, options)
+
+
+def arguments(table: Table, argv: list[str] | None = None):
+  """Returns the flags that all tables share."""
+  parser = argparse.ArgumentParser(description=table.title)
+  parser.add_argument("--peer", action="append", choices=PEERS, default=[])
+  parser.add_argument("--case", action="append", choices=table.cases)
+  parser.add_argument("--dims", choices=harness.DIMS, default="4m")
+  parser.add_argument("--dtype", default="float32")
+  parser.add_argument("--repeats", type=int, default=5)
+  parser.add_argument("--sweep", action="store_true", help="try all options")
+  parser.add_argument(
+      "--environments",
+      type=pathlib.Path,
+      default=harness.ENVIRONMENTS,
+      help="directory of the peers' virtual environments",
+  )
+  flags = parser.parse_args(argv)
+  flags.case = flags.case or list(table.cases)
+  return flags
+
+
+def best(key: str, options: list[dict]) -> dict:
+  """Returns the fastest options of the sweep; without one, the first."""
+  runs = harness.read(SWEEP).get(key, {}).get("runs", [])
+  known = [x for x in runs if x["options"] in options and "died" not in x]
+  if not known:
+    return options[0]
+  return min(known, key=lambda x: statistics.median(x["seconds"]))["options"]
+
+
+def sweep(table: Table, names: list[str], flags: argparse.Namespace) -> None:
+  """Times all options of each system; adds to results/bench_sweep.json."""
+  result = harness.read(SWEEP)
+  for case, name in itertools.product(flags.case, names):
+    key = table.key(case, name, flags)
+    runs, before = [], harness.load()
+    for options in table.options_of(case, name):
+      job = table.job(case, flags, options)
+      print(key, options, flush=True)
+      try:
+        answers = harness.race({name: job}, flags.environments, 3, warmups=1)
+        harness.check(job, answers)
+      except RuntimeError as e:  # out of memory, or not supported
+        runs.append(dict(options=options, died=str(e)))
+        continue
+      runs.append(dict(options=options, **answers[name]))
+    result[key] = dict(environment=harness.environment(before), runs=runs)
+    harness.write(SWEEP, result, sweep_page(result))
+
+
+def sweep_page(result: dict) -> list[str]:
+  """Returns the lines of results/bench_sweep.md."""
+  lines = ["# Options of the sweep", ""]
+  lines += [
+      "Made by `python -m bench.TABLE --sweep`; a table uses the fastest."
+  ]
+  lines += ["", "| | options | seconds | minimum to maximum | peak MiB |"]
+  lines += ["|---|---|---|---|---|"]
+  for key, entry in sorted(result.items()):
+    for x in entry["runs"]:
+      cells = "did not run | | "
+      if "died" not in x:
+        seconds = f"{statistics.median(x['seconds']):.3f} | {extremes(x)}"
+        cells = f"{seconds} | {x['peak_mib']:.0f}"
+      lines.append(f"| {key} | {options_text(x['options'])} | {cells} |")
+  return lines
+
+
+def options_text(options: dict) -> str:
+  """Returns options as the text of a cell."""
+  return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def extremes(x: dict) -> str:
+  """Returns '1.234 to 2.345' seconds."""
+  return f"{min(x['seconds']):.3f} to {max(x['seconds']):.3f}"
+
+
+def ratios(ours: list[float], peer: list[float]) -> list[float]:
+  """Returns the ratio of medians, and minimum and maximum of paired ratios."""
+  pairs = [b / a for a, b in zip(ours, peer, strict=True)]
+  middle = statistics.median(peer) / statistics.median(ours)
+  return [middle, min(pairs), max(pairs)]
+
+
+def compare(table: Table, flags: argparse.Namespace, warmups: int = 2) -> dict:
+  """Runs the cases; returns the result as it goes to JSON."""
+  before = harness.load()
+  names = ["ours", *dict.fromkeys(flags.peer)]
+  cases = {}
+  for case in flags.case:
+    jobs = {}
+    for name in names:
+      key = table.key(case, name, flags)
+      options = best(key, table.options_of(case, name))
+      jobs[name] = table.job(case, flags, options)
+    answers = harness.race(jobs, flags.environments, flags.repeats, warmups)
+    harness.check(jobs["ours"], answers)
+    systems = {}
+    for name in names:
+      systems[name] = answers[name] | dict(options=jobs[name]["options"])
+      if flags.repeats:
+        seconds = answers["ours"]["seconds"], answers[name]["seconds"]
+        systems[name]["ratio"] = ratios(*seconds)
+    cases[case] = dict(
+        size=dataclasses.asdict(table.cases[case]),
+        tokens=sum(jobs["ours"]["limits"]),
+        systems=systems,
+    )
+  command = [f"python -m bench.{table.name}"]
+  command += [f"--peer={name}" for name in flags.peer]
+  command += [f"--dims={flags.dims}", f"--dtype={flags.dtype}"]
+  return dict(
+      command=" ".join(command),
+      date=str(datetime.date.today()),
+      environment=harness.environment(before),
+      peers={
+          x: harness.peer_versions(x, flags.environments) for x in names[1:]
+      },
+      cases=cases,
+  )
+
+
+COLUMNS = {
+    "median s": lambda case, x: f"{statistics.median(x['seconds']):.3f}",
+    "minimum to maximum": lambda case, x: extremes(x),
+    "tokens/s": lambda case, x: (
+        f"{case['tokens'] / statistics.median(x['seconds']):,.0f}"
+    ),
+    "speedup of ours": lambda case, x: (
+        "{:.2f} ({:.2f} to {:.2f})".format(*x["ratio"])
+    ),
+    "first s": lambda case, x: f"{x['first']:.1f}",
+    "peak MiB": lambda case, x: f"{x['peak_mib']:,.0f}",
+}
+
+
+def page(table: Table, result: dict, columns: dict = COLUMNS) -> list[str]:
+  """Returns lines of Markdown.
+
+  Args:
+    table: the table.
+    result: result of `compare`.
+    columns: functions of a case and a system, by the column's head.
+  """
+  lines = [f"# {table.title}", "", *busy(result["environment"])]
+  lines += [f"{table.about} Made by `{result['command']}`.", ""]
+  lines += ["| case | system | options | " + " | ".join(columns) + " |"]
+  lines += ["|---" * (3 + len(columns)) + "|"]
+  for name, case in result["cases"].items():
+    for system, x in case["systems"].items():
+      cells = [name, system, options_text(x["options"])]
+      cells += [text(case, x) for text in columns.values()]
+      lines.append("| " + " | ".join(cells) + " |")
+  return [*lines, "", *footer(result)]
+
+
+def busy(environment: dict) -> list[str]:
+  """Returns a warning if the machine had other work before a measurement."""
+  if environment["load"] < 0.5:
+    return []
+  load, cores = environment["load"], environment["cpu count"]
+  return [
+      f"**Preliminary: the machine was busy (load {load} on {cores} cores).**",
+      "",
+  ]
+
+
+def footer(result: dict) -> list[str]:
+  """Returns machine and versions."""
+  known = [f"{k} {v}" for k, v in result["environment"].items() if v]
+  out = ["Ours: " + ", ".join(known) + "."]
+  for name, versions in result.get("peers", {}).items():
+    text = ", ".join(f"{k} {v}" for k, v in versions.items())
+    out += ["", f"{name}: {text}."]
+  return out
+
+
+def main(table: Table) -> None:
+  """Runs the measurement that the flags describe, then writes the table."""
+  flags = arguments(table)
+  if flags.sweep:
+    sweep(table, ["ours", *flags.peer], flags)
+    return
+  result = compare(table, flags)
+  lines = page(table, result)
+  harness.write(f"bench_{table.name}", result, lines)
+  print("\n".join(lines))
