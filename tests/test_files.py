@@ -2,17 +2,20 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tiny_session
 import tokenizers
 import transformers
 from conftest import ROOT, child_env
 
 from rl_reason import tasks, verifiers
+from rl_reason.evaluation import evaluate
 from rl_reason.tasks import files
 
 CHAT = (
@@ -225,3 +228,31 @@ def test_a_verifier_of_the_user(tmp_path, monkeypatch):
     task.close()
   [text] = shown
   assert "verifier_of_test.py" in text and "ValueError: no 4" in text
+
+
+def test_the_task_of_the_documentation(tmp_path, monkeypatch):
+  """As printed: checks, problems, demonstrations, and a sampled round."""
+  text = (ROOT / "docs" / "data.md").read_text()
+  [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  assert code.count("\n") <= 40
+  (tmp_path / "my_task.py").write_text(code)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  session = tiny_session.make_session(
+      tmp_path, task__name="my_task", evaluate__prompts=8, rollout__batch=8
+  )
+  task = session.task
+  rows = session.rows.evaluation_sets(8)["my_task"]
+  assert len(rows) == 8 and {row.difficulty for row in rows} <= {2, 3, 4, 5, 6}
+  for row in rows:
+    assert int(row.answer) == sum(map(int, row.prompt[:-1])) % 10
+    for style in ("careful", "direct"):
+      assert task.verify(task.demonstrate(row, style, None), row)
+    assert not task.verify(row.answer, row)
+  careful = task.demonstrate(tasks.Row("3142=", "0", 4), "careful", None)
+  assert careful == "3480#0" and task.answer(careful, rows[0]) == "0"
+  params = tiny_session.random_params(session)
+  numbers, [responses] = evaluate.evaluate(session, params, 8, "testing")
+  assert responses.name == "my_task" and len(responses.texts_NG) == 8
+  assert 0 <= numbers["val-core/my_task/acc/mean@1"] < 1
+  assert numbers["val-aux/verifier_failures"] == 0

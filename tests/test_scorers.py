@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from rl_reason import tasks
 from rl_reason.tasks import Row, scorers
 
 ROW = Row("5-1+1=", "5", 2)
@@ -122,19 +123,51 @@ def test_bad_rules_are_named(rules, named, tmp_path):
     scorers.find(str(path))
 
 
-def test_a_function_of_the_user(tmp_path, monkeypatch):
-  (tmp_path / "mine_of_test.py").write_text(
-      "def short(response, row):\n  return 1 - len(response.text) / 10\n"
-  )
+MINE = """
+def short(response, row, *, limit=10):
+  return 1 - len(response.text) / limit
+
+def needs(response, row, *, what):
+  return 0
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+  (tmp_path / "mine_of_test.py").write_text(MINE)
   monkeypatch.syspath_prepend(tmp_path)
-  assert score("mine_of_test:short", "12345") == 0.5
-  for name in (
-      "mine_of_test:tall",
-      "no_such_module:f",
-      "mine_of_test:__name__",
-  ):
-    with pytest.raises(ValueError, match=name.partition(":")[0]):
-      scorers.find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("mine_of_test:short", "12345", 0.5),
+        ("mine_of_test:short(limit=20)", "12345", 0.75),
+        ("mine_of_test:needs(what=(1, 'a, b'))", "", 0),
+        ("repetition(run=1)", "a a", 0.5),
+    ],
+)
+def test_a_function_of_the_user_and_its_keywords(mine, name, text, wanted):
+  assert score(name, text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mine_of_test:tall", "mine_of_test"),
+        ("no_such_module:f", "no_such_module"),
+        ("mine_of_test:__name__", "is not a function"),
+        ("mine_of_test:short(limits=20)", "no keyword 'limits'; it has limit"),
+        ("steps(run=2)", "steps has no keyword 'run'; it has none"),
+        ("mine_of_test:needs", "missing a required .*'what'"),
+        ("mine_of_test:short(20)", "must look like"),
+        ("mine_of_test:short(limit=other)", "must look like"),
+        ("mine_of_test:short(limit=20", "must look like"),
+    ],
+)
+def test_a_scorer_that_cannot_be(mine, name, words):
+  with pytest.raises(ValueError, match=words):
+    scorers.find(name)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +182,12 @@ def test_a_function_of_the_user(tmp_path, monkeypatch):
 def test_a_term_is_a_name_and_weights(text, wanted):
   found = scorers.term(text)
   assert found == wanted
-  assert scorers.terms(f" {text}, length*1") == (found, ("length", 1, 1))
+  other = "mine:f(a=1, b=(2, 3))*1"
+  assert scorers.terms(f" {text}, length*1,{other}") == (
+      found,
+      ("length", 1, 1),
+      ("mine:f(a=1, b=(2, 3))", 1, 1),
+  )
   assert "/" not in found.label and ".json" not in found.label
 
 
@@ -165,6 +203,10 @@ def test_a_term_that_looks_otherwise_is_refused(text):
     "bad", [lambda r, row: 1 / 0, lambda r, row: math.nan, lambda r, row: "x"]
 )
 def test_a_scorer_that_fails_has_no_score(bad):
-  response = scorers.Response("a", 0.0, False)
-  assert scorers.apply(bad, response, ROW) is None
+  response, shown = scorers.Response("a", 0.0, False), []
+  failures = tasks.Failures("the scorer bad", shown.append)
+  for _ in range(2):
+    assert scorers.apply(bad, response, ROW, failures) is None
+  assert failures.count == 2 and len(shown) == 1
+  assert "scorer bad failed" in shown[0] and "Traceback" in shown[0]
   assert scorers.apply(lambda r, row: True, response, ROW) == 1

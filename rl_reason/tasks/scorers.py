@@ -236,7 +236,12 @@ def terms(text: str) -> tuple[Term, ...]:
   Raises:
     ValueError: a term looks otherwise.
   """
-  parts = re.split(r",(?![^()]*\))", text)  # no comma within parentheses
+  parts = [""]
+  for piece in text.split(","):
+    if parts[-1].count("(") > parts[-1].count(")"):  # a comma of the keywords
+      parts[-1] += f",{piece}"
+    else:
+      parts.append(piece)
   return tuple(term(x.strip()) for x in parts if x.strip())
 
 
