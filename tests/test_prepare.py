@@ -263,6 +263,20 @@ def test_a_gold_that_hangs_or_crashes_costs_one_row(make, tmp_path):
   assert (place / "data.json").stat().st_ino != before
 
 
+def test_a_verifier_of_the_user(make, tmp_path):
+  """Reference answers are not checked, and are compared as text."""
+  rows_ = [("1?", "x"), ("3?", "3"), ("3?", "4"), ("1?", "X ")]
+  place = run(make(rows_, kind="numbers_only:verify"), tmp_path)
+  assert [(x.answer, x.kind) for x in rows(place)] == [
+      ("x", "numbers_only:verify")
+  ]
+  assert report(place)["dropped"] == {
+      "another row has the same question and another answer": 2,
+      "the row is a duplicate": 1,
+  }
+  assert report(place)["references"] == 0
+
+
 def test_many_dropped_rows_show_a_few(make, tmp_path):
   c = make([("1?", "1"), *[(f"{i}?", "x") for i in range(9)]])
   told = report(run(c, tmp_path))

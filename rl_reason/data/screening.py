@@ -66,6 +66,11 @@ class Contamination:
     return None
 
 
+def is_checkable(example: Example) -> bool:
+  """Whether the verifier is built in; formats of others are unknown."""
+  return bool(example.answer) and example.kind in verifiers.KINDS
+
+
 class ReferenceChecker:
   """Verifies reference answers in worker processes, which may hang or crash.
 
@@ -79,7 +84,9 @@ class ReferenceChecker:
 
   def submit(self, examples: list[Example]) -> None:
     """Starts to check the reference answers of the next examples."""
-    answers = dict.fromkeys((x.kind, x.answer) for x in examples if x.answer)
+    answers = dict.fromkeys(
+        (x.kind, x.answer) for x in examples if is_checkable(x)
+    )
     futures = self._pool.submit(
         (verifiers.path(kind), "usable", answer) for kind, answer in answers
     )
@@ -87,6 +94,8 @@ class ReferenceChecker:
 
   def fault(self, example: Example) -> Fault | None:
     """The fault of the reference answer of a submitted example, if any."""
+    if not is_checkable(example):
+      return None
     [out] = self._pool.results([self._pending[example.kind, example.answer]])
     if out.failure:
       return _failed(out.failure, example.answer)
@@ -104,7 +113,7 @@ class ReferenceChecker:
       if out.failure:
         return _failed(out.failure, f"{example.answer} beside {other}")
       equal = out.value
-    else:  # the format of responses is not known
+    else:
       equal = normalize(example.answer) == normalize(other)
     return None if equal else (CONTRADICTION, example.question)
 
@@ -142,11 +151,9 @@ class Screen:
     rejected = normalize(example.rejected)
     if rejected and rejected == normalize(example.response):
       return "both responses are the same", example.question
-    if not example.answer:
-      return None
-    tally.references += 1
     fault = self._references.fault(example)
-    tally.verified += not fault
+    tally.references += is_checkable(example)
+    tally.verified += is_checkable(example) and not fault
     return fault
 
   def evaluation(self, example: Example) -> None:
