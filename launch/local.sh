@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One machine: virtual CPU devices, or several processes, or both.
+# Runs on one machine: with virtual CPU devices, several processes, or both.
 set -euo pipefail
 
 usage() {
@@ -11,11 +11,11 @@ Usage: [NAME=value ...] launch/local.sh [flags of rl_reason.main]
   PROCESSES=2 DEVICES=2 launch/local.sh --config=configs/dapo.py:smoke
 
 Environment:
-  DEVICES    virtual CPU devices of each process; 0 (default): what there is
+  DEVICES    virtual CPU devices of each process; 0 (default): the real devices
   PROCESSES  processes on this machine, joined by jax.distributed; default 1
-  PORT       where process 0 listens; default 29400
+  PORT       port of process 0; default 29400
   PYTHON     interpreter; default python
-  DRY_RUN=1  print the commands, run nothing
+  DRY_RUN=1  print the commands without running them
 END
 }
 case "${1-}" in -h | --help) usage; exit ;; esac
@@ -43,7 +43,7 @@ if ((PROCESSES == 1)); then
 fi
 
 pids=()
-# SIGTERM reaches every process, so that all of them save the same state.
+# All processes receive SIGTERM, so that all of them save the same state.
 trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' INT TERM EXIT
 for ((i = 0; i < PROCESSES; i++)); do
   full=(
@@ -55,7 +55,7 @@ for ((i = 0; i < PROCESSES; i++)); do
   elif ((i == 0)); then
     "${full[@]}" & pids+=($!)
   else
-    "${full[@]}" >/dev/null & pids+=($!)  # it would say the same; errors show
+    "${full[@]}" >/dev/null & pids+=($!)  # the same output; errors are shown
   fi
 done
 if [[ ${DRY_RUN-} == 1 ]]; then trap - EXIT; exit; fi
@@ -63,7 +63,7 @@ if [[ ${DRY_RUN-} == 1 ]]; then trap - EXIT; exit; fi
 status=0
 for pid in "${pids[@]}"; do
   wait "$pid" || status=$?
-  while kill -0 "$pid" 2>/dev/null; do  # a signal ended `wait`, not the process
+  while kill -0 "$pid" 2>/dev/null; do  # a signal interrupted `wait` only
     wait "$pid" || status=$?
   done
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Cloud TPU VM or a pod slice of them: the same command on every worker.
+# Runs the same command on all workers of a Cloud TPU VM or a pod slice.
 set -euo pipefail
 
 usage() {
@@ -7,12 +7,13 @@ usage() {
 Usage: [NAME=value ...] launch/tpu_vm.sh STEP [flags of rl_reason.main]
 
 Steps:
-  create   the TPU; with QUEUED=1 as a queued resource (ask for its state with
+  create   creates the TPU; with QUEUED=1 as a queued resource (its state:
            `gcloud compute tpus queued-resources describe`)
-  install  the last commit of this checkout, and the package with extra [tpu]
-  run      rl_reason.main --distributed with the flags given, on all workers;
-           the same command again goes on from the last checkpoint
-  delete   the TPU and, with QUEUED=1, its queued resource
+  install  copies the last commit of this checkout to all workers and installs
+           it with the extra [tpu]
+  run      runs rl_reason.main --distributed with the flags on all workers; the
+           same command again resumes from the last checkpoint
+  delete   deletes the TPU and, with QUEUED=1, its queued resource
 
   export TPU=rl ZONE=us-east5-a TYPE=v6e-8 VERSION=v2-alpha-tpuv6e
   launch/tpu_vm.sh create
@@ -22,15 +23,15 @@ Steps:
 Environment:
   TPU        name; default rl-reason
   ZONE       required
-  TYPE       accelerator type, to create; default v6e-8
-  VERSION    software of the VMs, to create; default v2-alpha-tpuv6e
-  PROJECT    default: that of gcloud's configuration
+  TYPE       accelerator type for create; default v6e-8
+  VERSION    software of the VMs for create; default v2-alpha-tpuv6e
+  PROJECT    default: the project of gcloud's configuration
   QUEUED=1   create and delete through a queued resource of the same name
-  SPOT=1     create spot capacity: cheaper, may be taken away
-  DRY_RUN=1  print the commands, run nothing
+  SPOT=1     create spot capacity: cheaper, but preemptible
+  DRY_RUN=1  print the commands without running them
 
-With several workers --workdir must be a directory that all of them mount. The
-run ends with the connection: start it in tmux or screen.
+With several workers, --workdir must be a directory that all of them mount. The
+run ends with the SSH connection: start it in tmux or screen.
 END
 }
 case "${1-}" in -h | --help) usage; exit ;; esac
@@ -66,7 +67,7 @@ create)
   fi
   ;;
 install)
-  # uv brings a Python that is new enough; that of the VM may not be.
+  # uv installs a recent Python; the VM may have an older one.
   archive=${TMPDIR:-/tmp}/rl_reason.tar.gz
   run git archive --format=tar.gz "--output=$archive" HEAD
   tpus tpu-vm scp "$archive" "$TPU:rl_reason.tar.gz" --worker=all

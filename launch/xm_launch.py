@@ -3,13 +3,13 @@
   python launch/xm_launch.py --config=configs/dapo.py --seeds=0,1,2 \
       --set=rl.steps=100 --set=loss.clip_high=0.2 --set=loss.clip_high=0.28
 
-A field that is set several times is swept: the above are 3 x 2 runs. They go
-one after the other, through XManager if it is installed (`pip install
-xmanager`; `xmanager launch launch/xm_launch.py -- ...` works too), else by the
-few lines at the end of this file. `--dry_run` prints the commands.
+A field that is set several times is swept: the command above starts 3 x 2 runs.
+They run one after the other, with XManager if it is installed (`pip install
+xmanager`; `xmanager launch launch/xm_launch.py -- ...` works too), otherwise as
+child processes. `--dry_run` prints the commands.
 
-Every combination is checked before the first one starts. Exit codes: 0 done;
-1 a run failed; 2 a config that cannot work, nothing was started.
+All combinations are checked before the first one starts. Exit codes: 0 success;
+1 a run failed; 2 a config error, nothing was started.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-# For rl_reason and configs, installed or not.
+# Finds rl_reason and configs, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from rl_reason import checks, config as config_lib
@@ -41,21 +41,21 @@ _CONFIG = flags.DEFINE_string(
 )
 _SEEDS = flags.DEFINE_list("seeds", [], "seeds to run; default: the config's")
 _SET = flags.DEFINE_multi_string(
-    "set", [], "field=value of the config; several of one field are swept"
+    "set", [], "field=value of the config; a field that is repeated is swept"
 )
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "print the commands, run none")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "only print the commands")
 
 
 def sweep(config: str, seeds: list[str], sets: list[str]) -> list[dict]:
-  """The arguments of every run: a product over the fields that are swept.
+  """Returns the arguments of all runs: a product over the swept fields.
 
   Args:
     config: file of the config.
-    seeds: none leaves the seed to the config.
-    sets: 'field=value'.
+    seeds: seeds; [] keeps the seed of the config.
+    sets: list of 'field=value'.
 
   Raises:
-    config_lib.ConfigError: something that is not 'field=value'.
+    config_lib.ConfigError: an entry is not 'field=value'.
   """
   fields = {"seed": list(seeds)} if seeds else {}
   for text in sets:
@@ -71,15 +71,15 @@ def sweep(config: str, seeds: list[str], sets: list[str]) -> list[dict]:
 
 
 def argv(args: dict) -> list[str]:
-  """Arguments as the command line has them."""
+  """Returns the arguments as command-line flags."""
   return [f"--{name}={value}" for name, value in args.items()]
 
 
 def check(args: dict) -> None:
-  """Reads and checks the config of one run, as that run will.
+  """Checks the config of one run exactly as the run will.
 
   Raises:
-    config_lib.ConfigError: it cannot work.
+    config_lib.ConfigError: the config cannot work.
   """
   line = ["check", *argv(args)]
   values = flags.FlagValues()
@@ -91,7 +91,7 @@ def check(args: dict) -> None:
   except config_lib.ConfigError:
     raise
   except Exception as e:  # the config file may raise anything
-    # What is wrong stands last: ml_collections quotes a whole traceback.
+    # The cause is the last line: ml_collections quotes a traceback.
     raise config_lib.ConfigError(str(e).splitlines()[-1].strip()) from None
 
 
@@ -99,11 +99,11 @@ async def launch(title: str, runs: list[dict]) -> None:
   """Runs them as work units of one XManager experiment, one after the other.
 
   Args:
-    title: of the experiment.
-    runs: arguments of each.
+    title: title of the experiment.
+    runs: arguments of each run.
 
   Raises:
-    RuntimeError: after the last one, if one failed.
+    RuntimeError: a run failed; raised after the last run.
   """
   executor = xm_local.Local()
   async with xm_local.create_experiment(experiment_title=title) as experiment:
@@ -118,11 +118,11 @@ async def launch(title: str, runs: list[dict]) -> None:
       job = xm.Job(executable=executable, executor=executor, args=args)
       unit = await experiment.add(job)
       with contextlib.suppress(xm.ExperimentUnitFailedError):
-        await unit.wait_until_complete()  # the next one needs the accelerator
+        await unit.wait_until_complete()  # the next run needs the accelerator
 
 
 def run_here(commands: list[list[str]]) -> int:
-  """Runs commands one after the other; returns how many failed."""
+  """Runs commands one after the other; returns the number of failures."""
   failed = 0
   for index, command in enumerate(commands):
     print(f"run {index + 1}/{len(commands)}: {shlex.join(command)}", flush=True)
@@ -134,11 +134,11 @@ def run_here(commands: list[list[str]]) -> int:
 
 
 def main(rest: list[str]) -> int:
-  """Builds the experiment, checks it, and launches or prints it."""
-  os.chdir(ROOT)  # where configs/ is, and where runs/ should be
+  """Builds and checks the experiment, then launches or prints it."""
+  os.chdir(ROOT)  # the directory of configs/ and runs/
   try:
     if rest[1:]:
-      raise config_lib.ConfigError(f"{rest[1]!r}: not understood")
+      raise config_lib.ConfigError(f"{rest[1]!r}: unexpected argument")
     if _CONFIG.value is None:
       raise config_lib.ConfigError("--config is missing")
     runs = sweep(_CONFIG.value, _SEEDS.value, _SET.value)
