@@ -65,7 +65,7 @@ def train(name: str, seed: int) -> dict:
       "--config.evaluate.every=0",
       f"--config.rollout.weights={weights}",
       f"--config.rollout.cache={cache}",
-      f"--config.loss.correction={correction}",
+      f"--config.correction.name={correction}",
   ]
   if name != "same":
     command.append(f"--config.sft.reuse={workdir('same', seed)}")

@@ -12,8 +12,7 @@ from configs import base
 def get_config():
   """Only the upper bound binds, as in the paper."""
   c = base.get_config()
-  c.loss.surrogate = "cispo"
-  c.loss.clip_low = 1.0
-  c.loss.clip_high = 4.0
-  c.loss.reduction = "token_mean"
+  c.surrogate.name = "cispo"
+  c.surrogate.args = dict(clip_low=1.0, clip_high=4.0)
+  c.reduction.name = "token_mean"
   return c

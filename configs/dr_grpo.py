@@ -13,6 +13,6 @@ def get_config():
   """No division by the spread of a group, nor by the length of a response."""
   c = base.get_config()
   c.advantage.name = "group_mean"
-  c.loss.reduction = "constant"
-  c.reward.wrong = 0.0
+  c.reduction.name = "constant"
+  c.reward.incorrect = 0.0
   return c

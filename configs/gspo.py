@@ -12,7 +12,6 @@ from configs import base
 def get_config():
   """The paper's range, 3e-4 / 4e-4, is for a learning rate of 1e-6 or so."""
   c = base.get_config()
-  c.loss.surrogate = "gspo"
-  c.loss.clip_low = 0.03
-  c.loss.clip_high = 0.04
+  c.surrogate.name = "gspo"
+  c.surrogate.args = dict(clip_low=0.03, clip_high=0.04)
   return c

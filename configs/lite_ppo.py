@@ -13,5 +13,5 @@ def get_config():
   """Two techniques over plain PPO, and no critic."""
   c = base.get_config()
   c.advantage.name = "group_mean_batch_std"
-  c.loss.reduction = "token_mean"
+  c.reduction.name = "token_mean"
   return c

@@ -13,5 +13,5 @@ def get_config():
   """(R - mean) / mean, for rewards in {0, 1}."""
   c = base.get_config()
   c.advantage.name = "max_rl"
-  c.reward.wrong = 0.0
+  c.reward.incorrect = 0.0
   return c

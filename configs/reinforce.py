@@ -15,8 +15,8 @@ def get_config():
   c.rollout.group_size = 1
   c.advantage.name = "group_mean"
   c.advantage.groups = "batch"
-  c.loss.surrogate = "reinforce"
-  c.loss.reduction = "seq_mean_token_sum"
+  c.surrogate.name = "reinforce"
+  c.reduction.name = "seq_mean_token_sum"
   c.updates.minibatches = 1
   c.optimizer.lr = 1e-3
   return c

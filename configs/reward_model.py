@@ -16,5 +16,4 @@ def get_config():
   """The built-in task: right and wrong responses of every style."""
   c = base.get_config()
   c.reward_model.steps = 1000
-  c.critic.head = "scalar"
   return c

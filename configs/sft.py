@@ -1,7 +1,7 @@
 """Supervised fine-tuning alone: what RL starts from, and its control.
 
-  python -m rl_reason.main --config=configs/sft.py
-  python -m rl_reason.main --config=configs/sft.py:control
+python -m rl_reason.main --config=configs/sft.py
+python -m rl_reason.main --config=configs/sft.py:control
 """
 
 from configs import base

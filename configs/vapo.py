@@ -14,11 +14,11 @@ def get_config():
   c = ppo.get_config()
   c.critic.pretrain_steps = 30  # value pretraining
   c.critic.lam = 1.0  # decoupled GAE
-  c.advantage.name = "gae_length_adaptive"  # lambda by length
-  c.loss.clip_high = 0.28  # clip-higher
-  c.loss.reduction = "token_mean"  # token-level loss
+  c.advantage.name = "gae_length_adaptive"  # length-adaptive GAE
+  c.surrogate.args.clip_high = 0.28  # clip-higher
+  c.reduction.name = "token_mean"  # token-level loss
   c.loss.positive_nll = 0.1  # positive-example LM loss
   c.rollout.group_size = 8  # group sampling
   # Responses of 25 tokens, not 10,000: at the paper's .05 lambda would be 0.
-  c.advantage.alpha = 1.0
+  c.advantage.args.alpha = 1.0
   return c

@@ -1,7 +1,7 @@
 """Launches an experiment: a config, swept over seeds and overrides.
 
   python launch/xm_launch.py --config=configs/dapo.py --seeds=0,1,2 \
-      --set=rl.steps=100 --set=loss.clip_high=0.2 --set=loss.clip_high=0.28
+      --set=rl.steps=100 --set=rollout.group_size=4 --set=rollout.group_size=8
 
 A field that is set several times is swept: the command above starts 3 x 2 runs.
 They run one after the other, with XManager if it is installed (`pip install
@@ -22,7 +22,6 @@ import subprocess
 import sys
 
 from absl import app, flags
-from ml_collections import config_flags
 
 # Finds rl_reason and configs, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -81,18 +80,10 @@ def check(args: dict) -> None:
   Raises:
     config_lib.ConfigError: the config cannot work.
   """
-  line = ["check", *argv(args)]
-  values = flags.FlagValues()
-  config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=line)
-  try:
-    values(line)
-    given = config_flags.get_override_values(values["config"])
-    checks.fields(values.config, tuple(given))
-  except config_lib.ConfigError:
-    raise
-  except Exception as e:  # the config file may raise anything
-    # The cause is the last line: ml_collections quotes a traceback.
-    raise config_lib.ConfigError(str(e).splitlines()[-1].strip()) from None
+  fields = {k: v for k, v in args.items() if k.startswith("config.")}
+  checks.checked(
+      args["config"], {k.removeprefix("config."): v for k, v in fields.items()}
+  )
 
 
 async def launch(title: str, runs: list[dict]) -> None:
@@ -107,13 +98,15 @@ async def launch(title: str, runs: list[dict]) -> None:
   """
   executor = xm_local.Local()
   async with xm_local.create_experiment(experiment_title=title) as experiment:
-    [executable] = experiment.package([
-        xm.binary(
-            path=sys.executable,
-            args=["-m", "rl_reason.main"],
-            executor_spec=executor.Spec(),
-        )
-    ])
+    [executable] = experiment.package(
+        [
+            xm.binary(
+                path=sys.executable,
+                args=["-m", "rl_reason.main"],
+                executor_spec=executor.Spec(),
+            )
+        ]
+    )
     for args in runs:
       job = xm.Job(executable=executable, executor=executor, args=args)
       unit = await experiment.add(job)

@@ -1,53 +1,255 @@
-"""What a config says: its fields by name, what follows from them, comparisons.
+"""Configs: fields with their bounds, loading, comparison, what follows.
 
-Nothing here imports jax, so that a mistake is named within a second.
+Nothing here imports jax, so that an error appears within half a second.
 """
 
 import ast
-import difflib
-import functools
+import contextlib
 import json
 import pathlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import runpy
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
 
+from rl_reason import functions
+from rl_reason.functions import ConfigError, Spec, did_you_mean, one_line
 
-class ConfigError(ValueError):
-  """One line: the field, its value, and the remedy."""
+# --- fields ------------------------------------------------------------------
 
-
-def one_line(e: Exception) -> str:
-  """What an error says, or else its kind."""
-  return " ".join(str(e).split()) or type(e).__name__
-
-
-def no_such_field(name: str, value: Any, fields: Iterable[str]) -> str:
-  """Says so, with the field that was perhaps meant."""
-  near = difflib.get_close_matches(name, fields, 1)
-  hint = f"; did you mean {near[0]}?" if near else ", see configs/base.py"
-  return f"{name} = {value}: there is no such field{hint}"
+# Every field of configs/base.py by its full name; `section` fills this in.
+FIELDS: dict[str, Spec] = {}
 
 
-# A run may go on with another value of these: they change no number of a step.
-FREE = (
-    "log.",
-    "mesh.",
-    "checkpoint.",
-    "rl.steps",
-    "sft.skill.threshold",
-    "model.attention",
-    "optimizer.offload",
-)
+def number(default, low=None, high=None) -> Spec:
+  """A field with a number; an integer if the default is one."""
+  return Spec(default, type(default), low, high)
+
+
+def choice(*values) -> Spec:
+  """A field with one of a few values; the first is the default."""
+  return Spec(values[0], choices=tuple(dict.fromkeys(values)))
+
+
+def section(name: str, /, **fields) -> ml_collections.ConfigDict:
+  """A section of a config, and a record of the values that its fields may have.
+
+  Args:
+    name: full name of the section; '' for the top.
+    **fields: `number`, `choice`, a plain default, or a section.
+  """
+  c = ml_collections.ConfigDict()
+  for field, value in fields.items():
+    if not isinstance(value, ml_collections.ConfigDict):
+      spec = value if isinstance(value, Spec) else Spec(value, type(value))
+      FIELDS[f"{name}.{field}".lstrip(".")] = spec
+      value = spec.default
+    c[field] = value
+  return c
+
+
+def function(name: str) -> ml_collections.ConfigDict:
+  """A section that names a function of `functions.KINDS`; no arguments set."""
+  return ml_collections.ConfigDict(dict(name=name, args={}))
+
+
+def at(c, name: str) -> Any:
+  """The field or section of a full name such as 'rollout.batch'."""
+  for part in name.split("."):
+    c = c[part]
+  return c
+
+
+def known_fields(c) -> list[str]:
+  """Full names of all fields, arguments of the named functions included."""
+  out = list(flat(c))
+  for kind, known in functions.KINDS.items():
+    with contextlib.suppress(ConfigError, KeyError, AttributeError):
+      takes = functions.signature(kind, at(c, known.field).name).arguments
+      out += [f"{known.field}.args.{name}" for name in takes]
+  return out
+
+
+def no_such_field(c, name: str, value: Any) -> ConfigError:
+  """The error of a field that does not exist, with a similar one."""
+  known = [x for x in known_fields(c) if x != name]
+  hint = did_you_mean(name, known) or "; see configs/base.py"
+  return ConfigError(f"{name} = {value}: there is no such field{hint}")
+
+
+def override(c, values: Mapping[str, Any]) -> list[str]:
+  """Sets fields as a command line does.
+
+  A function that takes the place of another one does not get the arguments
+  that the config file sets for that one.
+
+  Args:
+    c: the config; changed.
+    values: full name of a field -> its value, or text to be read as its type.
+
+  Returns:
+    One line for each function whose arguments were left out.
+
+  Raises:
+    ConfigError: there is no such field, or the value is of another type.
+  """
+  notes = []
+  # Names of functions go first: they may reset the arguments.
+  for name in sorted(values, key=lambda x: not x.endswith(".name")):
+    path, _, last = name.rpartition(".")
+    try:
+      parent = at(c, path) if path else c
+      argument = path.rpartition(".")[2] == "args"
+      old = parent.get(last) if argument else parent[last]
+    except (KeyError, AttributeError, TypeError):
+      raise no_such_field(c, name, values[name]) from None
+    if isinstance(old, ml_collections.ConfigDict):
+      raise ConfigError(f"{name} = {values[name]}: is a section, not a field")
+    with c.unlocked():
+      if argument:
+        if last in parent:
+          del parent[last]  # the type of an argument may change
+        parent[last] = _literal(values[name])
+        continue
+      try:
+        parent[last] = _parse(values[name], old)
+      except (TypeError, ValueError, SyntaxError, KeyError):
+        kind = functions.NAMES_OF_TYPES[type(old)]
+        raise ConfigError(f"{name} = {values[name]}: must be {kind}") from None
+      if last == "name" and parent.get("args") and parent.name != old:
+        lost = ", ".join(f"{k} = {v!r}" for k, v in parent.args.items())
+        notes.append(f"{name} = {parent.name}: leaves out {lost} of {old}")
+        parent.args = {}
+  return notes
+
+
+def _literal(value: Any) -> Any:
+  """Text that is a Python literal as its value."""
+  try:
+    return ast.literal_eval(value) if isinstance(value, str) else value
+  except (ValueError, SyntaxError):
+    return value
+
+
+def _parse(value: Any, old: Any) -> Any:
+  """Text from a command line as the type of the old value."""
+  if not isinstance(value, str) or isinstance(old, str):
+    return value
+  if isinstance(old, bool):
+    return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+  if isinstance(old, tuple):
+    found = ast.literal_eval(value)
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+  return type(old)(value)
+
+
+# --- files -------------------------------------------------------------------
+
+
+def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+  """Takes the fields out of a command line.
+
+  Args:
+    argv: arguments such as '--config.seed=1', '--config.data.chat' (a bool) or
+      '--config.seed', '1'.
+
+  Returns:
+    The other arguments, and the fields as text: {'seed': '1'}.
+  """
+  rest, given = [], {}
+  words = list(argv)
+  while words:
+    word = words.pop(0)
+    name, mark, value = word.lstrip("-").partition("=")
+    if not (word.startswith("-") and name.startswith("config.")):
+      rest.append(word)
+      continue
+    if not mark:
+      flag_follows = not words or words[0].startswith("--")
+      value = "true" if flag_follows else words.pop(0)
+    given[name.removeprefix("config.")] = value
+  return rest, given
+
+
+def read(path: str) -> ml_collections.ConfigDict:
+  """The config of FILE.py, FILE.py:variant or FILE.py:smoke.
+
+  Raises:
+    ConfigError: there is no such file, or it raises an error.
+  """
+  file, _, variant = path.removesuffix(":smoke").partition(":")
+  if not pathlib.Path(file).is_file():
+    raise ConfigError(f"{file}: there is no such file")
+  if str(pathlib.Path.cwd()) not in sys.path:
+    sys.path.insert(0, str(pathlib.Path.cwd()))  # files import configs.base
+  try:
+    c = runpy.run_path(file)["get_config"](*filter(None, [variant]))
+    return smoke(c) if path.endswith(":smoke") else c
+  except Exception as e:  # the file may raise anything
+    raise ConfigError(f"{path}: {one_line(e)}") from None
+
+
+def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Every stage of a config within seconds: fewer steps, rows and tokens.
+
+  Args:
+    c: any config; changed.
+  """
+
+  def at_most(path, **limits):
+    part = at(c, path)
+    for name, limit in limits.items():
+      part[name] = min(part[name], limit)
+
+  c.sft.skill.threshold = 0.0
+  at_most("sft.skill", steps=60)
+  at_most("sft.habits", steps=10)
+  at_most("rl", steps=3)
+  at_most("reward_model", steps=20, evaluate_pairs=64)
+  at_most("critic", pretrain_steps=2, warmup_steps=max(c.rl.steps - 1, 0))
+  at_most("optimizer", warmup_steps=max(c.rl.steps - 1, 0))
+
+  at_most("model", layers=2, width=64, mlp=192)
+  at_most("model", heads=4, kv_heads=2, head_dim=16)
+  c.mesh.tensor = 1
+  at_most("rollout", max_prompt=256, max_tokens=128, slots=64)
+  c.rollout.batch = max(64, c.rollout.group_size)
+  prompts = c.rollout.batch // c.rollout.group_size
+  at_most("updates", minibatches=min(2, prompts))
+  length = c.rollout.max_prompt + c.rollout.max_tokens
+  at_most("updates", token_budget=16 * length)
+  at_most("reward", overlong_buffer=c.rollout.max_tokens // 3)
+  at_most("dynamic_sampling", max_rounds=2)
+  c.dynamic_sampling.shortfall = "pad"
+
+  at_most("evaluate", samples=8)
+  at_most("evaluate", mean_of=c.evaluate.samples)
+  c.evaluate.prompts = c.evaluate.interim_prompts = c.evaluate.batch = 16
+  c.evaluate.every = c.checkpoint.every = c.log.samples_every = 1
+  c.checkpoint.sft_every = 20
+  return c
+
+
+def with_defaults(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """A copy with all arguments of all functions, as a run records them."""
+  c = c.copy_and_resolve_references()
+  with c.unlocked():
+    for kind, known in functions.KINDS.items():
+      part = at(c, known.field)
+      part.args = functions.arguments(kind, part)
+  return c
 
 
 def flat(c) -> dict[str, Any]:
-  """{'loss.clip_high': 0.28, ...} in JSON types."""
-  out = {}
+  """{'rollout.batch': 256, ...} in JSON types; an empty section is {}."""
+  out: dict[str, Any] = {}
   for name, value in c.items():
-    if isinstance(value, ml_collections.ConfigDict):
+    if isinstance(value, ml_collections.ConfigDict) and value:
       out |= {f"{name}.{k}": v for k, v in flat(value).items()}
+    elif isinstance(value, ml_collections.ConfigDict):
+      out[name] = {}
     else:
       out[name] = list(value) if isinstance(value, tuple) else value
   return out
@@ -66,19 +268,55 @@ def unflat(fields: dict[str, Any]) -> ml_collections.ConfigDict:
   return c
 
 
+def load(path: pathlib.Path) -> dict[str, Any]:
+  """The flat config that a work directory was made with.
+
+  Raises:
+    ConfigError: the file is damaged, or was written by another version.
+  """
+  try:
+    fields = json.loads(path.read_text())
+    unflat(fields)
+  except (ValueError, AttributeError, TypeError, KeyError):
+    raise ConfigError(
+        f"{path}: cannot be read; choose another --workdir, or remove the file"
+        " to continue with the config of this command"
+    ) from None
+  if "surrogate.name" not in fields:
+    raise ConfigError(
+        f"{path}: is of another version of rl_reason, whose fields had other"
+        " names; choose another --workdir"
+    )
+  return fields
+
+
+# --- comparison --------------------------------------------------------------
+
+# A run may be resumed with other values of these: no number of a step changes.
+FREE = (
+    "log.",
+    "mesh.",
+    "checkpoint.",
+    "rl.steps",
+    "sft.skill.threshold",
+    "model.attention",
+    "optimizer.offload",
+)
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
   """Fields that would change the numbers of a run, as 'field: old -> new'.
 
   Args:
     old: `flat` config that a checkpoint was made with.
-    new: `flat` config of the run that wants to go on with it.
+    new: `flat` config of the run that is to be resumed from it.
   """
 
   def free(name):
     if name == "rl.steps":
-      return not _stretched(new)
-    if name.startswith("mesh.") and new.get("rollout.across_steps"):
-      return False  # which groups are whole in time depends on the shards
+      return not _depends_on_steps(new)
+    if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
+      return False  # the shards decide which groups are complete in time
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
     return name.startswith(FREE)
@@ -101,40 +339,28 @@ def is_shape(name: str) -> bool:
   )
 
 
-def _stretched(fields: dict[str, Any]) -> bool:
-  """Whether more RL steps would change those that are done: decays."""
+def _depends_on_steps(fields: dict[str, Any]) -> bool:
+  """Whether another rl.steps changes the steps before it: schedules, decays."""
   schedules = ("optimizer.schedule", "critic.schedule")
-  name = str(fields.get("advantage.name"))
-  known = signatures("advantages").get(name, Signature((), ()))
+  inputs: tuple[str, ...] = ()
+  with contextlib.suppress(ConfigError):
+    inputs = functions.signature("advantage", fields["advantage.name"]).inputs
   return (
       any(fields.get(x, "constant") != "constant" for x in schedules)
-      or "progress" in known.arrays
-      or bool(fields.get("critic.mix"))
+      or "progress" in inputs
+      or fields.get("critic.value_mixture.name", "none") != "none"
+      or ".." in fields.get("reward.scorers", "")
   )
 
 
-def load(path: pathlib.Path) -> dict[str, Any]:
-  """The flat config that a work directory was made with.
-
-  Raises:
-    ConfigError: the file is damaged.
-  """
-  try:
-    fields = json.loads(path.read_text())
-    unflat(fields)
-  except (ValueError, AttributeError, TypeError, KeyError):
-    raise ConfigError(
-        f"{path}: cannot be read; choose another --workdir, or remove the file"
-        " to go on with the config that you give"
-    ) from None
-  return fields
+# --- what follows from a config ----------------------------------------------
 
 
 def mixture(text: str) -> dict[str, float]:
   """'careful:1,direct:4' -> {'careful': 1.0, 'direct': 4.0}.
 
   Raises:
-    ValueError: anything else.
+    ValueError: the text has another form.
   """
   out = {}
   for part in text.split(","):
@@ -147,115 +373,54 @@ def mixture(text: str) -> dict[str, float]:
   return out
 
 
-class Signature(NamedTuple):
-  """What a function of the pure core takes, by name."""
-
-  arrays: tuple[str, ...]  # positional: `credit.py` says what there is
-  keywords: tuple[str, ...]  # fields of a section of the config
-
-
-@functools.cache
-def signatures(module: str) -> dict[str, Signature]:
-  """Public functions of a module of the pure core, read as text."""
-  files = (module, "advantage_variants")[: 1 + (module == "advantages")]
-  room = pathlib.Path(__file__).with_name("algorithms")
-  found = {
-      node.name: Signature(
-          tuple(arg.arg for arg in node.args.args),
-          tuple(arg.arg for arg in node.args.kwonlyargs),
-      )
-      for file in files
-      for node in ast.parse((room / f"{file}.py").read_text()).body
-      if isinstance(node, ast.FunctionDef) and node.name[0] != "_"
-  }
-  inputs = ("mask_BT", "groups_B")  # the file has other functions, too
-  return {
-      name: one
-      for name, one in found.items()
-      if module != "reductions" or one.arrays == inputs
-  }
-
-
-# Field that names a function -> its module; keywords are fields beside it.
-FUNCTIONS = {
-    "advantage.name": "advantages",
-    "loss.surrogate": "surrogates",
-    "loss.reduction": "reductions",
-    "loss.correction": "corrections",
-}
-
-
-# Fields of these are named section.PREFIXkeyword.
-PREFIXES = {"loss.correction": "correction_"}
-
-
-def signature(c, field: str) -> Signature:
-  """Of the function that a field names."""
-  section, _, name = field.partition(".")
-  return signatures(FUNCTIONS[field])[c[section][name]]
-
-
-def keywords(c, field: str) -> dict[str, Any]:
-  """The fields that the function named by a field takes as keywords."""
-  section, prefix = c[field.partition(".")[0]], PREFIXES.get(field, "")
-  return {name: section[prefix + name] for name in signature(c, field).keywords}
-
-
-def unread(c) -> set[str]:
-  """Keywords of functions of the pure core that none of the chosen takes."""
-  known, used = set(), set()
-  for field, module in FUNCTIONS.items():
-    section, _, name = field.partition(".")
-    for function, one in signatures(module).items():
-      prefix = PREFIXES.get(field, "")
-      names = {f"{section}.{prefix}{x}" for x in one.keywords}
-      known |= names
-      used |= names if function == c[section][name] else set()
-  # The critic's targets are discounted, too.
-  return known - used - ({"advantage.gamma"} if has_critic(c) else set())
-
-
 def needs(c) -> tuple[str, ...]:
-  """Arrays that the advantage is computed from."""
-  return signature(c, "advantage.name").arrays
-
-
-def packed_rows(c, ways: int = 1) -> int:
-  """Packed rows of a micro-batch: what each shard's budget holds, or one.
-
-  Args:
-    c: the config.
-    ways: shards that the rows of a batch are split over.
-  """
-  slots = c.rollout.max_prompt + c.rollout.max_tokens
-  return ways * max(c.updates.token_budget // slots, 1)
+  """Inputs of the advantage, by name."""
+  return functions.signature("advantage", c.advantage.name).inputs
 
 
 def has_critic(c) -> bool:
-  """Whether the advantage asks for values."""
+  """Whether the advantage is computed from values."""
   return "values_BT" in needs(c)
 
 
 def has_history(c) -> bool:
-  """Whether the advantage asks for responses of earlier steps."""
+  """Whether the advantage is computed from responses of earlier steps."""
   return "past_rewards_H" in needs(c)
 
 
-def on_policy(c) -> bool:
-  """Whether the update itself gives the old log-probs, without a pass for them.
+def discount(c) -> float:
+  """Discount of the critic's targets: that of the advantage, 1 without one."""
+  return functions.arguments("advantage", c.advantage).get("gamma", 1.0)
 
-  With one optimizer step a rollout they are those that it starts from; unless
-  something before the update reads them, or their entropy.
+
+def on_policy(c) -> bool:
+  """Whether the update itself computes the old log-probs, without a pass.
+
+  With one optimizer step a rollout the old log-probs are those that the update
+  starts from, unless something before the update reads them or their entropy.
   """
   early = {"logps_BT", "entropy_BT", "past_rewards_H"} & set(needs(c))
-  kl = c.kl.kind != "none" and (c.kl.place == "reward" or c.kl.target)
-  entropy = c.loss.top_entropy < 1 or c.loss.entropy_target
-  later = c.dynamic_sampling.surplus == "keep" or c.rollout.across_steps
-  known = c.loss.correction != "none" or c.loss.cov != "none"
+  kl = c.kl.kind != "none" and (
+      c.kl.place == "reward" or c.kl.controller.name != "fixed"
+  )
+  entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
+  stale = c.dynamic_sampling.surplus == "keep" or c.rollout.partial_across_steps
+  factors = c.correction.name != "none" or c.covariance.name != "none"
   once = c.updates.minibatches * c.updates.epochs == 1
-  return once and not (early or kl or entropy or later or known)
+  return once and not (early or kl or entropy or stale or factors)
+
+
+def packed_rows(c, num_shards: int = 1) -> int:
+  """Packed rows of a micro-batch: as many as the token budget holds, or one.
+
+  Args:
+    c: the config.
+    num_shards: shards of the rows; each has a token budget of its own.
+  """
+  length = c.rollout.max_prompt + c.rollout.max_tokens
+  return num_shards * max(c.updates.token_budget // length, 1)
 
 
 def lora_targets(c) -> tuple[str, ...]:
-  """The matrices that get factors, by name."""
+  """Names of the matrices that have LoRA factors."""
   return tuple(name.strip() for name in c.lora.targets.split(","))

@@ -9,13 +9,11 @@ cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
 """
 
 import pathlib
-import runpy
 import signal
 import sys
 import threading
 
 from absl import app, flags
-from ml_collections import config_flags
 
 from rl_reason import checks, config as config_lib
 
@@ -23,8 +21,11 @@ TRAINS = ("all", "sft", "value", "reward_model")
 STAGES = (*TRAINS, "prepare", "evaluate", "export", "report")
 
 FLAGS = flags.FLAGS
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "config file, e.g. configs/dapo.py or configs/dapo.py:smoke"
+_CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "config file, e.g. configs/dapo.py; FILE:smoke runs every stage in seconds;"
+    " --config.FIELD=VALUE sets a field",
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "where to write; default: runs/<config and overrides>"
@@ -58,19 +59,17 @@ def main() -> None:
 
 def _prepare(argv):
   """Reads and checks the command line and the config; imports no jax."""
-  sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
+  argv, given = config_lib.split_flags(argv)
   try:
     rest = FLAGS(argv)
-    if _CONFIG.value is not None:
-      _CONFIG.value.keys()  # a file that is missing is reported only here
-  except Exception as e:  # of flags, of the config file, or of a field
-    raise config_lib.ConfigError(_explain(argv, e)) from None
+  except flags.Error as e:
+    raise config_lib.ConfigError(config_lib.one_line(e)) from None
   if rest[1:]:
     raise config_lib.ConfigError(
         f"{rest[1]!r}: not understood; overrides look like --config.seed=1"
     )
-  config, workdir = _CONFIG.value, _WORKDIR.value
-  if config is None:
+  path, workdir = _CONFIG.value, _WORKDIR.value
+  if path is None:
     if workdir is None:
       raise config_lib.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
@@ -82,24 +81,18 @@ def _prepare(argv):
       )
     return config_lib.unflat(config_lib.load(saved)), pathlib.Path(workdir)
 
-  given = config_flags.get_override_values(FLAGS["config"])
-  try:
-    checks.fields(config, tuple(given))
-    if _STAGE.value != "prepare":
-      checks.files(config)
-  except (AttributeError, KeyError, TypeError) as e:
-    raise config_lib.ConfigError(
-        f"{config_lib.one_line(e)}; does the config start from configs/base.py?"
-    ) from None
-  if workdir is None:
-    workdir = _default_workdir(given)
-  workdir = pathlib.Path(workdir)
+  config, notes = checks.checked(path, given)
+  for line in notes:
+    print(line, flush=True)
+  if _STAGE.value != "prepare":
+    checks.files(config)
+  workdir = pathlib.Path(workdir or _default_workdir(path, given))
   saved = workdir / "config.json"
   if saved.exists():
     differ = config_lib.differences(
         config_lib.load(saved), config_lib.flat(config)
     )
-    if _STAGE.value == "evaluate":  # on other sets, or otherwise sampled
+    if _STAGE.value == "evaluate":  # on other sets, or with other sampling
       differ = [x for x in differ if not x.startswith(("data.", "evaluate."))]
     if differ:
       raise config_lib.ConfigError(
@@ -109,34 +102,14 @@ def _prepare(argv):
   return config, workdir
 
 
-def _default_workdir(given: dict) -> pathlib.Path:
+def _default_workdir(path: str, given: dict[str, str]) -> pathlib.Path:
   """runs/<config>[-variant][,field=value ...]: one run, one directory."""
-  file, _, variant = FLAGS["config"].config_filename.partition(":")
-  name = pathlib.Path(file).stem + (f"-{variant}" if variant else "")
+  file, *variants = path.split(":")
+  name = "-".join([pathlib.Path(file).stem, *variants])
   for field, value in sorted(given.items()):
     if not field.startswith(config_lib.FREE):
       name += f",{field}={value}".replace("/", "_")
   return pathlib.Path("runs") / name
-
-
-def _explain(argv: list[str], e: Exception) -> str:
-  """One line for what absl and config_flags say in many, or as a KeyError."""
-  given = dict(x[2:].partition("=")[::2] for x in argv if x[:2] == "--")
-  if "config" not in given:
-    return config_lib.one_line(e)
-  file, _, variant = given["config"].partition(":")
-  if not pathlib.Path(file).is_file():
-    return f"--config = {file}: there is no such file"
-  try:
-    make = runpy.run_path(file)["get_config"]
-    fields = config_lib.flat(make(*([variant] if variant else [])))
-  except Exception as inner:
-    return f"--config = {given['config']}: {config_lib.one_line(inner)}"
-  for name in given:
-    section, _, field = name.partition(".")
-    if section == "config" and field and field not in fields:
-      return config_lib.no_such_field(field, given[name], fields)
-  return config_lib.one_line(e)
 
 
 def _run(config, workdir: pathlib.Path) -> int:

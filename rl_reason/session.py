@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import config as config_lib, hf, tasks
+from rl_reason import config as config_lib, functions, hf, tasks
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
@@ -226,8 +226,7 @@ def attention_backend(config) -> tuple[str, str]:
 
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:
   """The static shape that a whole config gives a critic."""
-  v = config.critic
-  return critic.CriticConfig(trunk, v.head, v.heads, v.bins, v.low, v.high)
+  return functions.bind("critic_head", config.critic.head)(trunk)
 
 
 def require_equal(

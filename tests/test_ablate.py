@@ -103,14 +103,14 @@ def test_a_config_that_is_no_ablation_is_refused(child, capsys):
 
 def test_a_common_field_that_a_row_does_not_read_is_left_out():
   """But not one of the row's own."""
-  common = {"advantage.lam": 0.5, "rl.steps": 4}
+  common = {"advantage.args.lam": 0.5, "rl.steps": 4}
   fields, overrides = ablate.configure("configs/vapo.py", common, {"seed": 3})
   assert overrides == {"rl.steps": 4, "seed": 3} and fields["rl.steps"] == 4
-  assert fields["advantage.lam"] == 0.95, "as the run itself will have it"
+  assert "advantage.args.lam" not in fields
   _, overrides = ablate.configure("configs/ppo.py", common, {"seed": 3})
   assert overrides == common | {"seed": 3}
-  with pytest.raises(ConfigError, match="lam = 0.5: nothing takes it"):
-    ablate.configure("configs/vapo.py", {}, {"advantage.lam": 0.5})
+  with pytest.raises(ConfigError, match="lam = 0.5: gae_length_adaptive takes"):
+    ablate.configure("configs/vapo.py", {}, {"advantage.args.lam": 0.5})
 
 
 # Plans.
@@ -119,7 +119,11 @@ def test_a_common_field_that_a_row_does_not_read_is_left_out():
 FIELDS = {
     **{"seed": 0, "task.name": "toy", "tokenizer": "", "model.width": 8},
     **{"sft.reuse": "", "sft.batch": 4, "critic.reuse": "", "kl.coef": 0.0},
-    **{"critic.pretrain_steps": 0, "critic.lr": 0.1, "advantage.gamma": 1.0},
+    **{
+        "critic.pretrain_steps": 0,
+        "critic.lr": 0.1,
+        "advantage.args.gamma": 1.0,
+    },
     **{"advantage.name": "gae", "rollout.max_tokens": 4, "rollout.batch": 8},
     **{"reward.correct": 1.0, "updates.epochs": 1, "optimizer.lr": 0.1},
     **{"optimizer.b1": 0.9, "evaluate.samples": 8, "evaluate.every": 10},
@@ -159,7 +163,7 @@ CRITIC = {"critic.pretrain_steps": 5}
         ("rollout.batch", 16, True, False),
         ("critic.lr", 0.2, True, False),
         ("reward.correct", 2.0, True, False),
-        ("advantage.gamma", 0.9, True, False),
+        ("advantage.args.gamma", 0.9, True, False),
         ("task.name", "other", False, False),
         ("model.width", 16, False, False),
         ("sft.batch", 8, False, False),

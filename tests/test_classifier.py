@@ -231,12 +231,12 @@ def test_what_cannot_be_used_is_named(change, words, tmp_path):
         (dict(intermediate_size=28), "scalar", "model.mlp is 28 there and 20"),
         (dict(rope_theta=5e4), "scalar", "model.rope_theta is 50000.0 there"),
         (dict(vocab_size=41), "scalar", "model.vocab is 41 there and 40 here"),
-        ({}, "gated", "critic.head is 'scalar' there and 'gated' here"),
+        ({}, "gated", "critic.head.name is 'scalar' there and 'gated' here"),
     ],
 )
 def test_a_critic_has_the_shape_of_the_policy(change, head, words, tmp_path):
   path = make(tmp_path / "judge", **change)
   start = dict(critic__init="exported", critic__path=str(path))
-  run = make_run(tmp_path, critic__head=head, **start)
+  run = make_run(tmp_path, critic__head__name=head, **start)
   with pytest.raises(RunError, match=words):
     classifier.check(run)

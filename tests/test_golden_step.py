@@ -666,7 +666,7 @@ PAPERS = {
     "vapo": dataclasses.replace(
         PPO,
         advantage=lambda x: reference.gae_length_adaptive(
-            x.rewards_BT, x.values_BT, x.mask_BT, 1.0, x.c.advantage.alpha
+            x.rewards_BT, x.values_BT, x.mask_BT, 1.0, x.c.advantage.args.alpha
         ),
         loss=clipped(0.2, 0.28),
         reduction="token_mean",
@@ -719,7 +719,7 @@ def eight_rows(c, leaves, cfg):
   for right in (0, 1):  # every ratio with both signs of the advantage
     some = mask_BT & (right == RIGHT)[:, None]
     ratios_BT[some] = np.resize(RATIOS, some.sum())
-  if c.loss.surrogate == "gspo":
+  if c.surrogate.name == "gspo":
     means_B = reference.row_mean(ratios_BT, mask_BT)
     ratios_BT += (ROW_RATIOS - means_B)[:, None]
   group_B = np.arange(8, dtype=np.int32) // c.rollout.group_size
@@ -956,7 +956,9 @@ def test_loss_and_gradient_of_a_config(one):
   assert metrics["actor/staleness_max"] == 0
   if paper.loss is not log_likelihood:
     assert 0 < metrics["actor/pg_clipfrac"] < 1
-  assert (metrics["actor/pg_clipfrac_lower"] > 0) == (one.c.loss.dual_clip > 0)
+  assert (metrics["actor/pg_clipfrac_lower"] > 0) == (
+      one.c.surrogate.args.get("dual_clip", 0) > 0
+  )
   assert_gradient(moved(one.leaves, state), loss, one.leaves)
 
 

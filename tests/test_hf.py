@@ -726,13 +726,15 @@ print(peak() - before, sum(x.nbytes for x in jax.tree.leaves(params)))
 
 
 def tiny_config(path, **change):
-  c = importlib.import_module("test_config").tiny()
+  c = importlib.import_module("tiny_session").tiny_config()
   c.model.path = str(path)
   c.sft.skill.steps = c.sft.habits.steps = 0
   c.rl.steps = 1
   for name, x in change.items():
-    section, _, field = name.partition("__")
-    c[section][field] = x
+    section, (*path, field) = c, name.split("__")
+    for part in path:
+      section = section[part]
+    section[field] = x
   return c
 
 
@@ -804,7 +806,7 @@ def test_rows_behind_the_tokenizer_are_never_sampled():
 def test_rl_starts_from_a_checkpoint_and_goes_out_again(tmp_path):
   """The policy is the file's, and so is its export; a card; the critic."""
   path = with_tokenizer(checkpoint(tmp_path / "x", "qwen2", jnp.bfloat16))
-  c = tiny_config(path, advantage__name="gae", critic__head="gated")
+  c = tiny_config(path, advantage__name="gae", critic__head__name="gated")
   run = make_run(c, tmp_path / "run")
   with jax.set_mesh(run.mesh):
     params = sft.run(run)

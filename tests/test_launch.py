@@ -143,13 +143,17 @@ def test_xm_sweeps_seeds_and_fields_that_are_set_twice():
   lines = run(
       *[sys.executable, "launch/xm_launch.py"],
       *[DAPO, "--seeds=0,1", "--set=rl.steps=3"],
-      *["--set=loss.clip_high=0.2", "--set=loss.clip_high=0.28", "--dry_run"],
+      *[
+          "--set=surrogate.args.clip_high=0.2",
+          "--set=surrogate.args.clip_high=0.28",
+          "--dry_run",
+      ],
   )
   start = [sys.executable, "-m", "rl_reason.main", DAPO]
   assert [shlex.split(line) for line in lines] == [
       [
           *[*start, f"--config.seed={seed}", "--config.rl.steps=3"],
-          f"--config.loss.clip_high={clip}",
+          f"--config.surrogate.args.clip_high={clip}",
       ]
       for seed in (0, 1)
       for clip in (0.2, 0.28)
@@ -158,7 +162,7 @@ def test_xm_sweeps_seeds_and_fields_that_are_set_twice():
 
 # The child checks all command lines in one process: its start takes seconds.
 REFUSED = {
-    "loss.clip_low": [DAPO, "--set=loss.clip_low=2"],
+    "surrogate.args.clip_low": [DAPO, "--set=surrogate.args.clip_low=2"],
     "stepps": [DAPO, "--set=rl.stepps=2"],
     "many": [DAPO, "--set=rl.steps=many"],
     "field=value": [DAPO, "--set=seed"],
@@ -167,7 +171,11 @@ REFUSED = {
     "configs/none.py": ["--config=configs/none.py"],
     "seed=1": [DAPO, "seed=1"],
     "--config": [],
-    "= 2.0": [DAPO, "--set=loss.clip_low=0.2", "--set=loss.clip_low=2"],
+    "= 2.0": [
+        DAPO,
+        "--set=surrogate.args.clip_low=0.2",
+        "--set=surrogate.args.clip_low=2",
+    ],
 }
 
 

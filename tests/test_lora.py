@@ -191,7 +191,7 @@ def config(**change):
   c.lora.rank = 2
   c.kl.update(kind="k3", coef=0.1)
   c.rollout.weights = "int8"
-  c.loss.correction = "truncate"
+  c.correction.name = "truncate"
   c.rl.update(change)
   return c
 
@@ -231,12 +231,12 @@ def test_a_sampler_that_is_another_policy_is_named(tmp_path, monkeypatch):
       ("same", "same", "float32", "none", []),
   ):
     c.rollout.update(weights=kind, cache=held)
-    c.model.dtype, c.loss.correction = dtype, correction
+    c.model.dtype, c.correction.name = dtype, correction
     said.clear()
     rl._warn(run)
     for text, field in zip(said, warned, strict=True):
-      assert field in text and "loss.correction = 'truncate'" in text
-  c.rollout.across_steps = True
+      assert field in text and "correction.name = 'truncate'" in text
+  c.rollout.partial_across_steps = True
   said.clear()
   rl._warn(run)
   assert len(said) == 1 and "a bias to short ones" in said[0]

@@ -297,7 +297,7 @@ def test_cuts_change_no_update(rows):
 
 def test_programs_compile_once(tmp_path):
   """Forty steps of any lengths; another shape is refused."""
-  c = importlib.import_module("configs.dapo").get_config("smoke")
+  c = config.smoke(importlib.import_module("configs.dapo").get_config())
   c.log.tensorboard, c.mesh.data, c.mesh.fsdp = False, 2, 1
   c.mesh.tensor, c.updates.token_budget = 4, 60
   show = display.Display(False)

@@ -32,7 +32,8 @@ def verdicts(monkeypatch):
 
 def collected(tmp_path, stragglers):
   """A batch, and how it came about."""
-  run = test_credit.make_run(tmp_path, rollout__stragglers=stragglers, **FIELDS)
+  groups = dict(rollout__partial_groups=stragglers)
+  run = test_credit.make_run(tmp_path, **groups, **FIELDS)
   programs, left, made = [], [], run._sampler
 
   def counting(form, static, name, shape):
@@ -85,8 +86,8 @@ def test_rounds_overlap_and_the_batch_is_the_same(tmp_path):
 
 
 ACROSS = FIELDS | dict(
-    rollout__stragglers=2,
-    rollout__across_steps=True,
+    rollout__partial_groups=2,
+    rollout__partial_across_steps=True,
     dynamic_sampling__enabled=False,
 )
 

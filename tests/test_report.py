@@ -24,8 +24,8 @@ CONFIG = {
     "task.difficulties": [1, 2],
     "rl.steps": 4,
     "advantage.name": "group_norm",
-    "advantage.lam": float("inf"),
-    "loss.dual_clip": 3.0,
+    "advantage.args.lam": float("inf"),
+    "loss.positive_nll": 3.0,
     "reward.shuffle": True,
     "evaluate.interim_prompts": 5,
 }
@@ -183,8 +183,8 @@ def test_headline_table_and_pairs(tmp_path):
   assert [side["step"] for side in pair["sides"]] == [0, 4]
   assert data["notes"] == ["Control experiment: the verdicts are shuffled."]
   assert "advantage.name group_norm" in data["features"]
-  assert "loss.dual_clip 3.0" not in data["features"]
-  assert ["advantage.lam", "Infinity"] in data["config"]
+  assert "loss.positive_nll 3.0" not in data["features"]
+  assert ["advantage.args.lam", "Infinity"] in data["config"]
 
 
 def test_hostile_text_stays_text(tmp_path):

@@ -38,7 +38,7 @@ def update_args(run, rows, advantages_BT=0.0):
 
 
 def test_the_update_donates_its_state(tmp_path):
-  c = importlib.import_module("configs.dapo").get_config("smoke")
+  c = config.smoke(importlib.import_module("configs.dapo").get_config())
   c.log.tensorboard = False
   run = session.make_run(c, tmp_path, display.Display(False), threading.Event())
   with jax.set_mesh(run.mesh):
@@ -61,7 +61,7 @@ def test_the_update_donates_its_state(tmp_path):
 def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
   """Old log-probs come from the same products as the update's own."""
   monkeypatch.setattr(config, "on_policy", lambda c: False)  # or 1 is no news
-  c = importlib.import_module("configs.dapo").get_config("smoke")
+  c = config.smoke(importlib.import_module("configs.dapo").get_config())
   c.log.tensorboard = False
   c.updates.minibatches = 1
   c.updates.token_budget = 60
@@ -91,7 +91,7 @@ def test_the_first_update_starts_at_a_ratio_of_one(tmp_path, monkeypatch):
 
 def test_minibatches_deal_out_whole_groups(tmp_path):
   """Padding comes last, and every minibatch gets its share of it."""
-  c = importlib.import_module("configs.dapo").get_config("smoke")
+  c = config.smoke(importlib.import_module("configs.dapo").get_config())
   c.updates.minibatches, c.updates.epochs = 4, 2
   run = types.SimpleNamespace(config=c, seed=lambda purpose: 0, packed_rows=8)
   rows = experience.no_rows(types.SimpleNamespace(config=c)).rollouts

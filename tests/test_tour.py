@@ -11,6 +11,7 @@ import jax
 import pytest
 import tiny_session
 
+from rl_reason import config
 from rl_reason.rollout import sampler
 from rl_reason.training import rl
 
@@ -46,7 +47,7 @@ def recorded(files: set[str]):
 def executed_by_a_step(workdir, monkeypatch) -> set[str]:
   """Files of the package that one step of DAPO executes, tracing included."""
   c = tiny_session.tiny_config()
-  c.update(importlib.import_module("configs.dapo").get_config("smoke"))
+  c.update(config.smoke(importlib.import_module("configs.dapo").get_config()))
   small = tiny_session.tiny_config()
   for section in ("model", "rollout", "log"):
     c[section].update(small[section])

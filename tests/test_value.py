@@ -27,7 +27,7 @@ digest = test_config.digest
 STEPS = 16
 FIELDS = dict(
     advantage__name="gae_length_adaptive",
-    advantage__alpha=1.0,  # responses have four tokens: lambda is 3/4
+    advantage__args__alpha=1.0,  # responses have four tokens: lambda is 3/4
     critic__lr=0.01,
     critic__pretrain_steps=STEPS,
     rollout__batch=64,
@@ -230,11 +230,11 @@ def test_a_pretrained_critic_is_used_again(whole, tmp_path):
     pretrain(tmp_path / "half", stop_at=3)
   with pytest.raises(RunError, match="half: not complete; run --stage=value"):
     pretrain(tmp_path / "b", critic__reuse=str(tmp_path / "half"))
-  with pytest.raises(RunError, match="critic.heads is 4 there and 5 here"):
+  with pytest.raises(RunError, match="args.heads is 4 there and 5 here"):
     pretrain(
         tmp_path / "c",
         critic__reuse=str(whole.run.workdir),
-        critic__heads=5,
+        critic__head__args__heads=5,
     )
   with pytest.raises(RunError, match="critic.reuse = .*: holds no whole"):
     pretrain(tmp_path / "d", critic__reuse=str(tmp_path / "nowhere"))
@@ -266,8 +266,8 @@ def test_an_exported_critic_is_where_another_starts(whole, tmp_path):
   assert got.spent == dict(tokens=0, flops=0.0)
   got = pretrain(tmp_path / "b", critic__pretrain_steps=1, **start)
   assert got.lines[0]["critic/vf_explained_var"] > 0.5, "it knows already"
-  with pytest.raises(RunError, match="critic.head is 'scalar' there"):
-    pretrain(tmp_path / "c", critic__head="gated", **start)
+  with pytest.raises(RunError, match="critic.head.name is 'scalar' there"):
+    pretrain(tmp_path / "c", critic__head__name="gated", **start)
 
 
 def reinforce(workdir, **changes):
@@ -275,7 +275,7 @@ def reinforce(workdir, **changes):
   run = make_run(
       workdir,
       critic__pretrain_steps=2,
-      critic__mix=0.5,
+      critic__value_mixture__name="mixture",
       loss__positive_nll=0.1,
       rl__steps=3,
       evaluate__every=0,

@@ -1,6 +1,6 @@
 """Every algorithm on the same seeds, at equal steps and equal tokens.
 
-  python -m rl_reason.ablate --config=configs/ablations/algorithms.py
+python -m rl_reason.ablate --config=configs/ablations/algorithms.py
 """
 
 from rl_reason import ablate

@@ -1,6 +1,6 @@
 """Clip-higher (DAPO, arXiv:2503.14476, sec 3.1): how high?
 
-  python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
+python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
 """
 
 from rl_reason import ablate
@@ -37,7 +37,11 @@ def get_config():
           "evaluate.every": 6,
       },
       rows=[
-          (f"high {high}", "configs/countdown.py", {"loss.clip_high": high})
+          (
+              f"high {high}",
+              "configs/countdown.py",
+              {"surrogate.args.clip_high": high},
+          )
           for high in (0.1, 0.2, 0.28, 0.4, 0.8)
       ],
       measures=("entropy", "clipped", "training accuracy", "pass@4"),

@@ -1,6 +1,6 @@
 """From GRPO to DAPO, one technique after the other (arXiv:2503.14476, table 1).
 
-  python -m rl_reason.ablate --config=configs/ablations/dapo_ladder.py
+python -m rl_reason.ablate --config=configs/ablations/dapo_ladder.py
 """
 
 from rl_reason import ablate
@@ -16,19 +16,19 @@ def get_config():
       (
           "naive GRPO",
           {
-              "loss.clip_high": 0.2,
-              "loss.reduction": "seq_mean_token_mean",
+              "surrogate.args.clip_high": 0.2,
+              "reduction.name": "seq_mean_token_mean",
               "reward.overlong_buffer": 0,
               "dynamic_sampling.enabled": False,
           },
       ),
       ("+ overlong filtering", {"loss.mask_truncated": True}),
-      ("+ clip-higher", {"loss.clip_high": 0.28}),
+      ("+ clip-higher", {"surrogate.args.clip_high": 0.28}),
       (
           "+ soft punishment, no filtering",
           {"reward.overlong_buffer": 16, "loss.mask_truncated": False},
       ),
-      ("+ token-level loss", {"loss.reduction": "token_mean"}),
+      ("+ token-level loss", {"reduction.name": "token_mean"}),
       ("+ dynamic sampling (DAPO)", {"dynamic_sampling.enabled": True}),
   ):
     fields = fields | more

@@ -1,6 +1,6 @@
 """Few prompts and many responses, or the other way round?
 
-  python -m rl_reason.ablate --config=configs/ablations/group_size_sweep.py
+python -m rl_reason.ablate --config=configs/ablations/group_size_sweep.py
 """
 
 from rl_reason import ablate

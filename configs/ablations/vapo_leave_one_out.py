@@ -1,6 +1,6 @@
 """VAPO less one technique at a time (arXiv:2504.05118, table 1).
 
-  python -m rl_reason.ablate --config=configs/ablations/vapo_leave_one_out.py
+python -m rl_reason.ablate --config=configs/ablations/vapo_leave_one_out.py
 """
 
 from rl_reason import ablate
@@ -27,7 +27,7 @@ def get_config():
       reference="VAPO",
       common={
           "rl.steps": 25,
-          "advantage.lam": 0.5,
+          "advantage.args.lam": 0.5,
           "evaluate.samples": 4,
           "evaluate.prompts": 500,
           "evaluate.interim_prompts": 250,
@@ -50,11 +50,11 @@ def get_config():
           ("without value pretraining", vapo, {"critic.pretrain_steps": 0}),
           ("without decoupled GAE", vapo, {"critic.lam": 0.5}),
           ("without length-adaptive GAE", vapo, {"advantage.name": "gae"}),
-          ("without clip-higher", vapo, {"loss.clip_high": 0.2}),
+          ("without clip-higher", vapo, {"surrogate.args.clip_high": 0.2}),
           (
               "without token-level loss",
               vapo,
-              {"loss.reduction": "seq_mean_token_mean"},
+              {"reduction.name": "seq_mean_token_mean"},
           ),
           ("without positive-example loss", vapo, {"loss.positive_nll": 0.0}),
           ("without group sampling", vapo, {"rollout.group_size": 1}),

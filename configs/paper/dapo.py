@@ -14,8 +14,8 @@ def get_config():
   c = size.qwen_32b()
   c.rollout.batch, c.rollout.group_size = 8192, 16
   c.updates.minibatches = 16
-  c.loss.clip_high, c.loss.dual_clip = 0.28, 10.0
-  c.loss.reduction = "token_mean"
+  c.surrogate.args = dict(clip_high=0.28, dual_clip=10.0)
+  c.reduction.name = "token_mean"
   c.reward.overlong_buffer = 4096
   c.dynamic_sampling.enabled, c.dynamic_sampling.shortfall = True, "raise"
   c.dynamic_sampling.batches = 3

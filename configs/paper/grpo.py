@@ -20,6 +20,6 @@ def get_config():
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 1024
   c.updates.minibatches = 1
   c.kl.kind, c.kl.coef = "k3", 0.04
-  c.reward.wrong = 0.0
+  c.reward.incorrect = 0.0
   c.optimizer.weight_decay = 0.0
   return c

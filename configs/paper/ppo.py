@@ -14,6 +14,7 @@ def get_config():
   c = size.qwen_32b()
   c.rollout.batch, c.rollout.group_size = 8192, 1
   c.updates.minibatches = 16
-  c.advantage.name, c.advantage.lam, c.critic.lam = "gae", 0.95, 0.95
+  c.advantage.name = "gae"
+  c.advantage.args.lam = c.critic.lam = 0.95
   c.advantage.whiten = True
   return c

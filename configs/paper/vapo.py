@@ -14,9 +14,10 @@ def get_config():
   c = ppo.get_config()
   c.critic.pretrain_steps = 50
   c.critic.lam = 1.0
-  c.advantage.name, c.advantage.alpha = "gae_length_adaptive", 0.05
-  c.loss.clip_high = 0.28
-  c.loss.reduction = "token_mean"
+  c.advantage.name = "gae_length_adaptive"
+  c.advantage.args = dict(alpha=0.05)
+  c.surrogate.args.clip_high = 0.28
+  c.reduction.name = "token_mean"
   c.loss.positive_nll = 0.1
   c.rollout.group_size = 16
   return c

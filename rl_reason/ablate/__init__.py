@@ -15,7 +15,6 @@ import inspect
 import json
 import pathlib
 import re
-import runpy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -65,7 +64,7 @@ _SFT = """
     evaluate.prompts evaluate.interim_prompts evaluate.batch evaluate.samples
     evaluate.mean_of evaluate.temperature evaluate.top_p
 """.split()
-_VALUE = "critic. rollout. reward. updates. advantage.gamma kl.".split()
+_VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
 
 
 class Base(NamedTuple):
@@ -138,22 +137,6 @@ def measures(c: ml_collections.ConfigDict) -> dict[str, Measure]:
   return {name: known[name] for name in c.measures}
 
 
-def load(path: str) -> ml_collections.ConfigDict:
-  """Returns the config of FILE or FILE:variant.
-
-  Raises:
-    ConfigError: the file is missing or `get_config` fails.
-  """
-  file, _, variant = path.partition(":")
-  if not pathlib.Path(file).is_file():
-    raise ConfigError(f"{path}: there is no such file")
-  try:
-    make = runpy.run_path(file)["get_config"]
-    return make(*([variant] if variant else []))
-  except Exception as e:
-    raise ConfigError(f"{path}: {config_lib.one_line(e)}") from None
-
-
 def check(c: ml_collections.ConfigDict) -> None:
   """Checks the ablation itself; `configure` checks each row.
 
@@ -196,26 +179,16 @@ def configure(
   Raises:
     ConfigError: the file, a field or the whole cannot work.
   """
-  c = load(path)
-  fields = config_lib.flat(c)
+  c = config_lib.read(path)
   overrides = {**common, **own}
-  for name, value in overrides.items():
-    if name not in fields:
-      raise ConfigError(config_lib.no_such_field(name, repr(value), fields))
-    try:
-      c.update_from_flattened_dict({name: value})
-    except (TypeError, ValueError):
-      kind = type(fields[name]).__name__
-      raise ConfigError(f"{name} = {value!r}: must be a {kind}") from None
-  try:
-    idle = config_lib.unread(c) - own.keys()
-    overrides = {k: v for k, v in overrides.items() if k not in idle}
-    c.update_from_flattened_dict({k: fields[k] for k in idle & common.keys()})
-    checks.fields(c, tuple(overrides))
-  except (AttributeError, KeyError, TypeError) as e:
-    raise ConfigError(
-        f"{path}: {config_lib.one_line(e)}; does it start from configs/base.py?"
-    ) from None
+  names = {k: v for k, v in overrides.items() if k.endswith(".name")}
+  config_lib.override(c, names)
+  # Arguments in common that the function of this row does not take.
+  known = config_lib.known_fields(c)
+  shared = common.keys() - own.keys()
+  idle = {k for k in shared if ".args." in k and k not in known}
+  overrides = {k: v for k, v in overrides.items() if k not in idle}
+  c, _ = checks.checked(path, overrides)
   return config_lib.flat(c), overrides
 
 

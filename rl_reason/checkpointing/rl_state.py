@@ -153,7 +153,10 @@ def initial_state(
       policy=policy,
       critic=critic_state,
       collector=programs.make_collector(
-          session, "rollout", c.dynamic_sampling.batches, c.rollout.stragglers
+          session,
+          "rollout",
+          c.dynamic_sampling.batches,
+          c.rollout.partial_groups,
       ),
       kept=kept,
       history=history,
@@ -178,8 +181,8 @@ def abstract_arrays(session: Session) -> Tree:
         *programs.critic_optimizer(session, c.rl.steps),
     )
   unfinished = None
-  if c.rollout.stragglers:
-    rows = c.rollout.stragglers * c.rollout.group_size
+  if c.rollout.partial_groups:
+    rows = c.rollout.partial_groups * c.rollout.group_size
     unfinished = programs.empty_rows(c, rows)
   kept, history = _no_rows(session)
   on_host = dict(kept=kept, history=history, unfinished=unfinished)

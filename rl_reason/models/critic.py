@@ -5,7 +5,7 @@ distribution over a fixed support, whose mean is the value.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -118,3 +118,29 @@ def _head(head: Tree, cfg: CriticConfig, hidden: Array):
     points_N = support(cfg.bins, cfg.low, cfg.high)
     return jax.nn.softmax(out_N, -1) @ points_N, out_N
   return out_N[..., 0], None
+
+
+# --- heads that a config names -----------------------------------------------
+
+
+def scalar(trunk: decoder.ModelConfig) -> CriticConfig:
+  """One linear output."""
+  return CriticConfig(trunk)
+
+
+def gated(
+    trunk: decoder.ModelConfig, *, heads: Annotated[int, (1, None)] = 4
+) -> CriticConfig:
+  """Several linear outputs, mixed by learned softmax gates."""
+  return CriticConfig(trunk, "gated", heads=heads)
+
+
+def categorical(
+    trunk: decoder.ModelConfig,
+    *,
+    bins: Annotated[int, (2, None)] = 41,
+    low: float = -2.0,
+    high: float = 2.0,
+) -> CriticConfig:
+  """Probabilities of `bins` values from low to high; V is their mean."""
+  return CriticConfig(trunk, "categorical", bins=bins, low=low, high=high)

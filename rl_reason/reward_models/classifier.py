@@ -124,6 +124,7 @@ def _find_critic(session: Session) -> hf.Source:
       for cfg in (source.cfg, session.cfg)
   )
   del ours["model.tied"]  # a critic has no LM head
-  theirs["critic.head"], ours["critic.head"] = "scalar", session.critic_cfg.head
+  ours["critic.head.name"] = session.critic_cfg.head
+  theirs["critic.head.name"] = "scalar"
   require_equal(source.label, ours, theirs)
   return source

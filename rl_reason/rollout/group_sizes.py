@@ -4,11 +4,16 @@ A function takes what is expected of each prompt and shares the responses of a
 batch out; `rollout.group_sizes.name = "equal"` needs none of them.
 """
 
+from typing import Annotated
+
 import numpy as np
+
+# A group of one has no signal.
+AtLeastTwo = Annotated[int, (2, None)]
 
 
 def by_length(
-    expected_length_N: np.ndarray, num_responses: int, *, least: int = 2
+    expected_length_N: np.ndarray, num_responses: int, *, least: AtLeastTwo = 2
 ) -> np.ndarray:
   """About as many tokens for each prompt: G proportional to 1 / length.
 
@@ -24,7 +29,10 @@ def by_length(
 
 
 def by_variance(
-    expected_accuracy_N: np.ndarray, num_responses: int, *, least: int = 2
+    expected_accuracy_N: np.ndarray,
+    num_responses: int,
+    *,
+    least: AtLeastTwo = 2,
 ) -> np.ndarray:
   """G proportional to p (1 - p) at accuracy p.
 

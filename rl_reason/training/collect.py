@@ -12,7 +12,14 @@ from rl_reason.evaluation.grading import AsyncGrader
 from rl_reason.monitoring import metrics
 from rl_reason.scale import sharding
 from rl_reason.scale.engine import RolloutEngine
-from rl_reason.structs import Array, Experience, Prompts, Rollouts, Tree
+from rl_reason.structs import (
+    Array,
+    Experience,
+    Prompts,
+    Rollouts,
+    Tree,
+    call_by_name,
+)
 from rl_reason.tasks import Row
 from rl_reason.training import dynamic_sampling
 from rl_reason.training.step import graded
@@ -42,7 +49,7 @@ class RolloutCollector:
     key: of the sampling noise, together with the ids of prompts.
     num_responses: of a round.
     group_size: responses to each prompt, on average.
-    group_sizes: (expected accuracy [N], expected length [N], num_responses) ->
+    group_sizes: a function of `rollout.group_sizes`, its keywords bound, ->
       responses to each prompt [N]; None: all groups are equal.
     max_prompt: slots of a prompt, in tokens.
     temperature: of sampling.
@@ -143,7 +150,13 @@ class RolloutCollector:
     """Responses to each prompt: [N]."""
     if self._group_sizes is None:
       return np.full(len(rows), self._group_size)
-    return self._group_sizes(*self.prompts.expected(rows), self.num_responses)
+    accuracy_N, length_N = self.prompts.expected(rows)
+    inputs = dict(
+        expected_accuracy_N=accuracy_N,
+        expected_length_N=length_N,
+        num_responses=self.num_responses,
+    )
+    return call_by_name(self._group_sizes, inputs)
 
   def _sample(
       self,

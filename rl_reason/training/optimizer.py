@@ -117,9 +117,7 @@ def state_shardings(
   return TrainState(params, opt_state, replicated, replicated)
 
 
-def first_state(
-    params: Tree, tx: optax.GradientTransformation
-) -> TrainState:
+def first_state(params: Tree, tx: optax.GradientTransformation) -> TrainState:
   """Step 0 of a stage, from parameters; wherever these are."""
   zero = jnp.zeros((), jnp.int32)
   return TrainState(params, tx.init(params), zero, zero)

@@ -10,24 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import config as config_lib, tasks
-from rl_reason.algorithms import (
-    advantage_variants,
-    advantages,
-    corrections,
-    credit,
-    objective,
-    reductions,
-    rewards,
-    surrogates,
-    variants,
-)
+from rl_reason import config as config_lib, functions, tasks
+from rl_reason.algorithms import credit, objective
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.models import critic, decoder, lora, parameters
 from rl_reason.monitoring import rl_metrics
 from rl_reason.randomness import host_seed, key
 from rl_reason.reward_models import scorer as reward_model_scorer
-from rl_reason.rollout import group_sizes
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.session import Session, num_shards, packed_rows
 from rl_reason.structs import Array, Experience, Tree
@@ -91,6 +80,8 @@ def build(session: Session) -> Programs:
   def compiled(title, fn):
     return CompiledOnce(title, fn, display)
 
+  controlled = "fixed" != c.kl.controller.name
+  controlled |= "fixed" != c.loss.entropy_controller.name
   plan = make_planner(session)
   logps_program = step.logps_program(session.cfg, c.rollout.temperature)
   logps = functools.partial(
@@ -123,9 +114,7 @@ def build(session: Session) -> Programs:
           scorers=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
       ),
-      steer=functools.partial(steer, c)
-      if c.kl.target or c.loss.entropy_target
-      else None,
+      steer=functools.partial(steer, c) if controlled else None,
       on_policy=on_policy,
   )
 
@@ -176,7 +165,7 @@ def forward_passes(c) -> int:
   policy = 2 * c.updates.epochs if c.lora.rank else learning
   count = policy + (not config_lib.on_policy(c)) + (c.kl.kind != "none")
   if config_lib.has_critic(c):
-    count += 1 + learning + (c.critic.mix > 0)
+    count += 1 + learning + (c.critic.value_mixture.name != "none")
   return count + config_lib.has_history(c) * c.advantage.history
 
 
@@ -199,21 +188,16 @@ def steer(c, coefs, mask_BT, entropy_BT, metrics) -> dict[str, float]:
     metrics: of `credit.assign`.
   """
   out = dict(coefs)
-  if c.kl.target:
-    out["kl"] = variants.adaptive_kl(
-        coefs["kl"],
-        float(metrics["kl/reference"]),
-        c.rollout.batch,
-        target=c.kl.target,
-        horizon=c.kl.horizon,
-    )
-  if c.loss.entropy_target and mask_BT.any():
-    out["entropy"] = variants.adaptive_entropy(
-        coefs["entropy"],
-        float(entropy_BT[mask_BT].mean()),
-        target=c.loss.entropy_target,
-        step=c.loss.entropy_step,
-    )
+  kl_controller = functions.bind("kl_controller", c.kl.controller)
+  if kl_controller is not None:
+    kl = float(metrics["kl/reference"])
+    out["kl"] = kl_controller(coefs["kl"], kl, c.rollout.batch)
+  entropy_controller = functions.bind(
+      "entropy_controller", c.loss.entropy_controller
+  )
+  if entropy_controller is not None and mask_BT.any():
+    entropy = float(entropy_BT[mask_BT].mean())
+    out["entropy"] = entropy_controller(coefs["entropy"], entropy)
   return out
 
 
@@ -235,34 +219,16 @@ def lora_scale(c) -> float:
 
 def make_objective(c) -> objective.Objective:
   """The terms of the loss."""
+  controlled = c.loss.entropy_controller.name != "fixed"
   return objective.Objective(
-      surrogate=functools.partial(
-          getattr(surrogates, c.loss.surrogate),
-          **config_lib.keywords(c, "loss.surrogate"),
-      ),
-      reduction=getattr(reductions, c.loss.reduction),
+      surrogate=functions.bind("surrogate", c.surrogate),
+      reduction=functions.bind("reduction", c.reduction),
       kl=c.kl.kind if c.kl.place == "loss" else "none",
-      entropy=bool(c.loss.entropy_coef or c.loss.entropy_target),
+      entropy=c.loss.entropy_coef > 0 or controlled,
       positive_nll=c.loss.positive_nll,
       on_policy=config_lib.on_policy(c),
       length_alpha=c.loss.length_alpha,
-      covariance=_covariance(c.loss),
-  )
-
-
-def _covariance(loss) -> Callable | None:
-  """Clip-Cov or KL-Cov of the config, or None."""
-  if loss.cov == "none":
-    return None
-  if loss.cov == "kl":
-    return functools.partial(
-        variants.kl_cov, share=loss.cov_share, coef=loss.cov_coef
-    )
-  return functools.partial(
-      variants.clip_cov,
-      share=loss.cov_share,
-      low=loss.cov_low,
-      high=loss.cov_high,
+      covariance=functions.bind("covariance", c.covariance),
   )
 
 
@@ -275,40 +241,21 @@ def values_program(cfg: critic.CriticConfig) -> Callable:
 
 def credit_program(c) -> Callable:
   """jit: `step.credit_inputs` and more arrays -> rewards and advantages."""
-  correction = None
-  if c.loss.correction != "none":
-    correction = functools.partial(
-        getattr(corrections, c.loss.correction),
-        **config_lib.keywords(c, "loss.correction"),
-    )
-  mixture = None
-  if c.critic.mix:
-    mixture = functools.partial(
-        variants.mixture,
-        mix=c.critic.mix,
-        decay=c.critic.mix_decay,
-        reliability=c.critic.mix_reliability,
-    )
-  name = c.advantage.name
-  place = advantages if hasattr(advantages, name) else advantage_variants
   return _reward_and(
       c,
       functools.partial(
           credit.assign,
-          advantage=functools.partial(
-              getattr(place, name),
-              **config_lib.keywords(c, "advantage.name"),
-          ),
+          advantage=functions.bind("advantage", c.advantage),
           groups=c.advantage.groups,
           whiten=c.advantage.whiten,
-          gamma=c.advantage.gamma,
+          gamma=config_lib.discount(c),
           critic_lam=c.critic.lam,
           fallback=c.critic.fallback,
-          value_mixture=mixture,
+          value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
           kl="none" if config_lib.on_policy(c) else c.kl.kind,
           kl_in_reward=c.kl.place == "reward",
           top_entropy=c.loss.top_entropy,
-          correction=correction,
+          correction=functions.bind("correction", c.correction),
       ),
   )
 
@@ -316,34 +263,22 @@ def credit_program(c) -> Callable:
 def returns_program(c) -> Callable:
   """jit: the same arrays and values_BT -> rewards and Monte-Carlo returns."""
   return _reward_and(
-      c, functools.partial(credit.monte_carlo, gamma=c.advantage.gamma)
+      c, functools.partial(credit.monte_carlo, gamma=config_lib.discount(c))
   )
 
 
 def _reward_and(c, advantage: Callable) -> Callable:
   r = c.reward
-  length_penalty, outcome = None, rewards.correctness
-  if r.length_coef:
-    length_penalty = functools.partial(
-        variants.logquad,
-        coef=r.length_coef,
-        decay=r.length_decay,
-        threshold=r.length_threshold,
-    )
-  if r.cosine:
-    outcome = functools.partial(
-        variants.cosine, correct_long=r.right_long, incorrect_long=r.wrong_long
-    )
   reward = functools.partial(
       credit.outcome,
       max_tokens=c.rollout.max_tokens,
-      outcome=outcome,
-      correct=r.right,
-      incorrect=r.wrong,
+      outcome=functions.bind("outcome", r.outcome),
+      correct=r.correct,
+      incorrect=r.incorrect,
       scorer_weights=tuple((x.first, x.last) for x in terms(c)),
       overlong_buffer=r.overlong_buffer,
       overlong_coef=r.overlong_coef,
-      length_penalty=length_penalty,
+      length_penalty=functions.bind("length_penalty", r.length_penalty),
       bootstrap=r.truncated == "bootstrap",
   )
   return jax.jit(lambda rows: advantage(rows | dict(rewards_B=reward(rows))))
@@ -373,14 +308,6 @@ def make_collector(
     partial_groups: groups that a round may leave unfinished.
   """
   c, seed = session.config, session.config.seed
-  sizes = dict(
-      length=lambda _, length_N, num_responses: group_sizes.by_length(
-          length_N, num_responses, least=c.rollout.least_group
-      ),
-      variance=lambda accuracy_N, _, num_responses: group_sizes.by_variance(
-          accuracy_N, num_responses, least=c.rollout.least_group
-      ),
-  )
   prompts = PromptStream(
       *session.rows.prompts(f"{purpose} prompts"),
       retire_after=c.rollout.retire_after,
@@ -392,7 +319,7 @@ def make_collector(
       key=key(session.mesh, seed, purpose),
       num_responses=batches * c.rollout.batch,
       group_size=c.rollout.group_size,
-      group_sizes=sizes.get(c.rollout.sizes),
+      group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
       max_prompt=c.rollout.max_prompt,
       temperature=c.rollout.temperature,
       top_p=c.rollout.top_p,
@@ -406,7 +333,7 @@ def make_collector(
       session.engine,
       unfinished=empty_rows(c, partial_groups * c.rollout.group_size),
       max_tokens=c.rollout.max_tokens,
-      across_steps=c.rollout.across_steps,
+      across_steps=c.rollout.partial_across_steps,
       num_shards=num_shards(session),
       **options,
   )

@@ -33,10 +33,10 @@ from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import dynamic_sampling, history, programs
 from rl_reason.training.step import (
-  credit_inputs,
-  minibatches,
-  train_batch,
-  with_old_logps,
+    credit_inputs,
+    minibatches,
+    train_batch,
+    with_old_logps,
 )
 
 
@@ -137,7 +137,7 @@ def train(
       values_BT = pretrained_BT = None
       if state.critic is not None:
         values_BT = run.values(state.critic.params, plan)
-      if c.critic.mix:
+      if c.critic.value_mixture.name != "none":
         pretrained_BT = run.values(critic_params, plan)
       clock.lap("values")
 
@@ -222,17 +222,17 @@ def _warn_if_off_policy(session: Session) -> None:
   c, say = session.config, session.display.say
   exact = dict(weights=("same", c.model.dtype), cache=("same",))
   for name, values in exact.items():
-    if c.rollout[name] not in values and c.loss.correction == "none":
+    if c.rollout[name] not in values and c.correction.name == "none":
       say(
           f"warning: rollout.{name} = {c.rollout[name]!r} samples from another"
           " policy than the one that learns (rollout/sampler_trainer_kl);"
-          " loss.correction = 'truncate' corrects for the mismatch"
+          " correction.name = 'truncate' corrects for the mismatch"
       )
-  if c.rollout.across_steps:
+  if c.rollout.partial_across_steps:
     say(
-        "warning: rollout.across_steps fills batches with the responses that"
-        " finish first, a bias towards short responses; the tokens of long ones"
-        " come partly from an older policy"
+        "warning: rollout.partial_across_steps fills batches with the responses"
+        " that finish first, a bias towards short responses; the tokens of long"
+        " ones come partly from an older policy"
     )
 
 

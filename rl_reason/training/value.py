@@ -37,7 +37,7 @@ NETWORK = (
     "model.",
     "tokenizer",
     "task.name",
-    *(f"critic.{x}" for x in ("head", "heads", "bins", "low", "high")),
+    "critic.head.",
 )
 MEANING = (
     "seed",
@@ -46,7 +46,7 @@ MEANING = (
     "sft.skill.",
     "sft.habits.",
     "reward.",
-    "advantage.gamma",
+    "advantage.args.gamma",
     "rollout.max_tokens",
 )
 

@@ -1,0 +1,94 @@
+"""Fields that no named algorithm needs; `configs/base.py` adds them.
+
+Corrections of the mismatch of sampler and trainer, covariance regularisation,
+controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
+models: see docs/algorithms.md.
+"""
+
+from rl_reason.config import choice, function, number, section
+
+
+def add(c) -> None:
+  """Adds the fields to the sections of the base; all are off."""
+  c.rollout.update(
+      section(
+          "rollout",
+          group_sizes=function("equal"),  # by_length, by_variance
+          partial_groups=number(0, low=0),  # that a round may leave unfinished
+          partial_across_steps=False,  # they continue in the next step
+          retire_after=number(0, low=0),  # steps all correct in a row; 0: never
+          weights=choice("same", "bfloat16", "int8"),  # of the sampler
+          cache=choice("same", "int8"),  # keys and values of the sampler
+      )
+  )
+  c.dynamic_sampling.update(
+      section(
+          "dynamic_sampling",
+          surplus=choice("discard", "keep"),  # groups beyond the batch
+      )
+  )
+  c.reward.update(
+      section(
+          "reward",
+          outcome=function("correctness"),  # cosine
+          length_penalty=function("none"),  # logquad
+          scorers="",  # 'steps*0.5,length*-0.3': rl_reason/tasks/scorers.py
+          truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
+      )
+  )
+  c.reward_model = section(  # --stage=reward_model
+      "reward_model",
+      steps=number(300, low=1),
+      batch=number(64, low=1),  # pairs
+      lr=number(1e-3, low=0),
+      schedule=choice("cosine", "constant", "linear"),
+      chosen="",  # style:weight of correct responses; '' is any
+      rejected="",  # style:weight of incorrect responses
+      evaluate_pairs=number(1000, low=1),  # held out
+  )
+  c.kl.controller = function("fixed")  # adaptive: to a target KL
+  c.advantage.update(
+      section(
+          "advantage",
+          history=number(2, low=1),  # RL steps that `temporal` looks back
+          history_ratio=number(2.0, low=0),  # upper bound of their ratios
+      )
+  )
+  c.correction = function("none")  # of sampler and trainer: truncate, two_sided
+  c.covariance = function("none")  # clip_cov, kl_cov
+  c.loss.update(
+      section(
+          "loss",
+          length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
+          entropy_controller=function("fixed"),  # adaptive: to a target
+          top_entropy=number(
+              1.0, low=1e-9, high=1
+          ),  # share of tokens that learn
+      )
+  )
+  c.critic.update(
+      section(
+          "critic",
+          init=choice("policy", "scratch", "exported"),  # of the trunk
+          path="",  # of an exported critic, or a reward model
+          head=function("scalar"),  # gated, categorical
+          value_mixture=function("none"),  # mixture: with the pretrained critic
+          fallback=False,  # EVPO: batch mean while explained variance <= 0
+      )
+  )
+  c.updates.update(
+      section("updates", max_kl=number(0.0, low=0))  # ends a rollout's updates
+  )
+  c.optimizer.update(
+      section(
+          "optimizer",
+          freeze=number(0.0, low=0, high=1),  # share of the first layers, in RL
+          offload=False,  # optimizer state to host memory
+      )
+  )
+  c.lora = section(  # of RL; SFT and critics train all parameters
+      "lora",
+      rank=number(0, low=0),  # 0 is off
+      alpha=number(32.0, low=1e-9),  # factors are scaled by alpha / rank
+      targets="q,k,v,o,gate,up,down",  # matrices with factors
+  )

@@ -1,0 +1,433 @@
+"""Where a name in a config becomes a function.
+
+An algorithm is a set of functions that the config names: `advantage.name`,
+`surrogate.name`, ... Each owns its keyword arguments, which are the section's
+`args`; defaults, bounds and choices are those of its signature. A name is that
+of a function of the package, or `module:function` of the user's, found in the
+working directory or installed.
+
+Signatures are read from the source, by `ast`: nothing here imports jax, so an
+error in a config appears within half a second. `bind` imports the function.
+"""
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+PACKAGE = pathlib.Path(__file__).parent
+REQUIRED = object()  # the default of an argument that has none
+
+
+class ConfigError(ValueError):
+  """One line: the field, its value, and the remedy."""
+
+
+def one_line(e: Exception) -> str:
+  """The message of an error in one line, or else its type."""
+  return " ".join(str(e).split()) or type(e).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+  """'; did you mean X?' for the most similar name, or ''."""
+  known = list(known)
+  last = name.rpartition(".")[2]
+  same = [x for x in known if x.rpartition(".")[2] == last]
+  near = difflib.get_close_matches(name, known, 1) or same[:1]
+  return f"; did you mean {near[0]}?" if near else ""
+
+
+class Spec(NamedTuple):
+  """The values that a field or an argument may have.
+
+  Attributes:
+    default: its value if none is set.
+    kind: bool, int, float, str or tuple; None for any.
+    low: smallest value; None for no bound.
+    high: largest value.
+    choices: all values, if they are few.
+  """
+
+  default: Any = REQUIRED
+  kind: type | None = None
+  low: float | None = None
+  high: float | None = None
+  choices: tuple[Any, ...] = ()
+
+  def problem(self, value: Any) -> str:
+    """What is wrong with a value, as 'must be ...'; '' if nothing is."""
+    if self.choices:
+      known = ", ".join(map(str, self.choices))
+      return "" if value in self.choices else f"must be one of {known}"
+    if self.kind is not None and not _is_a(value, self.kind):
+      return f"must be {NAMES_OF_TYPES[self.kind]}"
+    bounds = []
+    if self.low is not None and not value >= self.low:
+      bounds.append(f"at least {self.low:g}")
+    if self.high is not None and not value <= self.high:
+      bounds.append(f"at most {self.high:g}")
+    if bounds and self.low is not None and self.high is not None:
+      bounds = [f"at least {self.low:g} and at most {self.high:g}"]
+    return f"must be {bounds[0]}" if bounds else ""
+
+
+def _is_a(value: Any, kind: type) -> bool:
+  """isinstance, but an int is a float and a bool is no number."""
+  if isinstance(value, bool):
+    return kind is bool
+  return isinstance(value, (int, float) if kind is float else kind)
+
+
+NAMES_OF_TYPES = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    tuple: "a tuple",
+}
+_TYPES = {x.__name__: x for x in NAMES_OF_TYPES}
+
+
+class Signature(NamedTuple):
+  """What a function takes.
+
+  Attributes:
+    module: full name of its module; '' if the name stands for no function.
+    function: its name there.
+    inputs: names of its positional parameters, which the run supplies.
+    arguments: its keyword-only parameters, which are the user's.
+  """
+
+  module: str = ""
+  function: str = ""
+  inputs: tuple[str, ...] = ()
+  arguments: Mapping[str, Spec] = {}
+
+
+class Kind(NamedTuple):
+  """A choice of a function.
+
+  Attributes:
+    field: the section of the config, with fields `name` and `args`.
+    modules: of the package, whose functions may be named.
+    inputs: what a run supplies, by name.
+    names: name -> function ('' for none) where not every function of the
+      modules is one of the kind.
+  """
+
+  field: str
+  modules: tuple[str, ...]
+  inputs: tuple[str, ...]
+  names: Mapping[str, str] = {}
+
+
+_REWARD_MODULES = ("algorithms.rewards", "algorithms.variants")
+_VARIANTS = ("algorithms.variants",)
+
+KINDS = {
+    "advantage": Kind(
+        "advantage",
+        ("algorithms.advantages", "algorithms.advantage_variants"),
+        tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
+            lengths_B mask_BT logps_BT entropy_BT values_BT progress
+            past_rewards_H past_problems_H past_weights_H""".split()),
+    ),
+    "surrogate": Kind(
+        "surrogate",
+        ("algorithms.surrogates",),
+        ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
+    ),
+    "reduction": Kind(
+        "reduction",
+        ("algorithms.reductions",),
+        ("mask_BT", "groups_B"),
+        {
+            name: name
+            for name in (
+                "token_mean",
+                "seq_mean_token_mean",
+                "seq_mean_token_sum",
+                "constant",
+                "prompt_token_mean",
+            )
+        },
+    ),
+    "correction": Kind(
+        "correction",
+        ("algorithms.corrections",),
+        ("old_logps_BT", "sampler_logps_BT", "mask_BT"),
+        {"none": "", "truncate": "truncate", "two_sided": "two_sided"},
+    ),
+    "covariance": Kind(
+        "covariance",
+        _VARIANTS,
+        ("logps_BT", "advantages_BT", "mask_BT", "groups_B", "uniform_BT"),
+        {"none": "", "clip_cov": "clip_cov", "kl_cov": "kl_cov"},
+    ),
+    "group_sizes": Kind(
+        "rollout.group_sizes",
+        ("rollout.group_sizes",),
+        ("expected_length_N", "expected_accuracy_N", "num_responses"),
+        {"equal": "", "by_length": "by_length", "by_variance": "by_variance"},
+    ),
+    "outcome": Kind(
+        "reward.outcome",
+        _REWARD_MODULES,
+        ("correct_B", "lengths_B", "max_tokens", "correct", "incorrect"),
+        {"correctness": "correctness", "cosine": "cosine"},
+    ),
+    "length_penalty": Kind(
+        "reward.length_penalty",
+        _REWARD_MODULES,
+        ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
+        {"none": "", "logquad": "logquad"},
+    ),
+    "kl_controller": Kind(
+        "kl.controller",
+        _VARIANTS,
+        ("coef", "kl", "rows"),
+        {"fixed": "", "adaptive": "adaptive_kl"},
+    ),
+    "entropy_controller": Kind(
+        "loss.entropy_controller",
+        _VARIANTS,
+        ("coef", "entropy"),
+        {"fixed": "", "adaptive": "adaptive_entropy"},
+    ),
+    "critic_head": Kind(
+        "critic.head",
+        ("models.critic",),
+        ("trunk",),
+        {"scalar": "scalar", "gated": "gated", "categorical": "categorical"},
+    ),
+    "value_mixture": Kind(
+        "critic.value_mixture",
+        _VARIANTS,
+        ("pretrained_BT", "values_BT", "progress", "explained_variance"),
+        {"none": "", "mixture": "mixture"},
+    ),
+}
+
+
+def names(kind: str) -> tuple[str, ...]:
+  """Names that the package has for a kind of function."""
+  known = KINDS[kind]
+  if known.names:
+    return tuple(known.names)
+  return tuple(
+      name
+      for module in known.modules
+      for name, found in _definitions(_path(module)).items()
+      if name[0] != "_" and set(found.inputs) <= set(known.inputs)
+  )
+
+
+def signature(kind: str, name: str) -> Signature:
+  """What the function of a name takes.
+
+  Args:
+    kind: a key of KINDS.
+    name: of a function of the package, or 'module:function'.
+
+  Raises:
+    ConfigError: there is no such function.
+  """
+  known = KINDS[kind]
+  if ":" in name:
+    return _of_user(name, f"{known.field}.name")
+  function = known.names.get(name, "" if known.names else name)
+  if known.names.get(name) == "":
+    return Signature()
+  for module in known.modules if function else ():
+    found = _definitions(_path(module)).get(function)
+    if found:
+      return found._replace(module=f"rl_reason.{module}")
+  raise ConfigError(
+      f"{known.field}.name = {name!r}: there is no such function"
+      f"{did_you_mean(name, names(kind))}; there are {', '.join(names(kind))},"
+      " and module:function of your own"
+  )
+
+
+def check(kind: str, section: Any) -> None:
+  """Checks the name of a function and its arguments.
+
+  Args:
+    kind: a key of KINDS.
+    section: of the config, with `name` and `args`.
+
+  Raises:
+    ConfigError: the first thing that is wrong.
+  """
+  known = KINDS[kind]
+  found = signature(kind, section.name)
+  for name in found.inputs:
+    if name not in known.inputs:
+      raise ConfigError(
+          f"{known.field}.name = {section.name!r}: takes {name}, which does not"
+          f" exist{did_you_mean(name, known.inputs)}; there are"
+          f" {', '.join(known.inputs)}; arguments of your own are keyword-only,"
+          " behind a *"
+      )
+  takes = ", ".join(found.arguments) or "no arguments"
+  for name, value in section.args.items():
+    field = f"{known.field}.args.{name} = {value!r}"
+    if name not in found.arguments:
+      hint = did_you_mean(name, found.arguments)
+      raise ConfigError(f"{field}: {section.name} takes {takes}{hint}")
+    problem = found.arguments[name].problem(value)
+    if problem:
+      raise ConfigError(f"{field}: {problem}")
+  for name, spec in found.arguments.items():
+    if spec.default is REQUIRED and name not in section.args:
+      raise ConfigError(
+          f"{known.field}.args.{name}: {section.name} needs it; it takes"
+          f" {takes}"
+      )
+
+
+def arguments(kind: str, section: Any) -> dict[str, Any]:
+  """The arguments of a function: those that are set, and the defaults."""
+  found = signature(kind, section.name).arguments
+  return {
+      name: section.args.get(name, spec.default) for name, spec in found.items()
+  } | dict(section.args)
+
+
+def bind(kind: str, section: Any) -> Any:
+  """Imports the function that a section names and binds its arguments.
+
+  Args:
+    kind: a key of KINDS.
+    section: of the config, with `name` and `args`.
+
+  Returns:
+    The function, for `structs.call_by_name`; None if the name stands for none.
+  """
+  found = signature(kind, section.name)
+  if not found.module:
+    return None
+  function = getattr(importlib.import_module(found.module), found.function)
+  return functools.partial(function, **dict(section.args))
+
+
+# --- source files ------------------------------------------------------------
+
+
+def _path(module: str) -> pathlib.Path:
+  return PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+
+
+@functools.cache
+def _definitions(path: pathlib.Path) -> dict[str, Signature]:
+  """Functions that a file defines; none if there is no such file."""
+  if not path.exists():
+    return {}
+  tree = ast.parse(path.read_text(encoding="utf-8"))
+  aliases = _aliases(tree)
+  return {
+      node.name: _signature(node, aliases)
+      for node in tree.body
+      if isinstance(node, ast.FunctionDef)
+  }
+
+
+@functools.cache
+def _shared_aliases() -> dict[str, ast.expr]:
+  return _aliases(ast.parse((PACKAGE / "structs.py").read_text()), {})
+
+
+def _aliases(tree: ast.Module, shared=None) -> dict[str, ast.expr]:
+  """Names of types: UnitInterval -> Annotated[float, (0, 1)]."""
+  found = {
+      node.targets[0].id: node.value
+      for node in tree.body
+      if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+  }
+  return (_shared_aliases() if shared is None else shared) | found
+
+
+def _signature(node: ast.FunctionDef, aliases) -> Signature:
+  """The signature of a definition."""
+  args = node.args
+  specs = {}
+  for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+    spec = _annotation(arg.annotation, aliases)
+    if default is not None:
+      spec = spec._replace(default=_value(default))
+    specs[arg.arg] = spec
+  inputs = tuple(x.arg for x in (*args.posonlyargs, *args.args))
+  return Signature("", node.name, inputs, specs)
+
+
+def _value(node: ast.expr) -> Any:
+  """A default; as its source text where it is no literal."""
+  try:
+    return ast.literal_eval(node)
+  except ValueError:
+    return ast.unparse(node)
+
+
+def _annotation(node: ast.expr | None, aliases) -> Spec:
+  """Type, bounds and choices of an annotation; those not understood are any."""
+  match node:
+    case ast.Constant(value=str(text)):
+      return _annotation(ast.parse(text, mode="eval").body, aliases)
+    case ast.Name(id=name) | ast.Attribute(attr=name):
+      if name in _TYPES:
+        return Spec(kind=_TYPES[name])
+      if name in aliases:
+        rest = {k: v for k, v in aliases.items() if k != name}
+        return _annotation(aliases[name], rest)
+    case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+      spec = _annotation(left, aliases)
+      return spec if spec.kind else _annotation(right, aliases)
+    case ast.Subscript(value=outer, slice=inner):
+      name = getattr(outer, "id", getattr(outer, "attr", ""))
+      parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+      if name == "Literal":
+        return Spec(choices=tuple(map(_value, parts)))
+      if name == "Annotated":
+        spec, bounds = _annotation(parts[0], aliases), _value(parts[1])
+        if isinstance(bounds, tuple) and len(bounds) == 2:
+          return spec._replace(low=bounds[0], high=bounds[1])
+        return spec
+      return Spec(kind=_TYPES.get(name))
+  return Spec()
+
+
+def _of_user(name: str, field: str) -> Signature:
+  """The signature of 'module:function'.
+
+  A plain `def` is read from the source. Anything else that can be called (a
+  function imported from elsewhere, a functools.partial) is imported.
+  """
+  module, _, function = name.partition(":")
+  if str(pathlib.Path.cwd()) not in sys.path:
+    sys.path.insert(0, str(pathlib.Path.cwd()))
+  try:
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+      raise ConfigError(
+          f"{field} = {name!r}: there is no module {module}, neither in the"
+          " working directory nor installed"
+      )
+    path = pathlib.Path(spec.origin or "")
+    found = _definitions(path) if path.suffix == ".py" else {}
+    if function not in found:
+      called = getattr(importlib.import_module(module), function)
+      text = f"def {function}{inspect.signature(called)}: pass"
+      (node,) = ast.parse(text).body
+      assert isinstance(node, ast.FunctionDef)
+      found = {function: _signature(node, _shared_aliases())}
+  except ConfigError:
+    raise
+  except Exception as e:  # the user's module may raise anything
+    raise ConfigError(f"{field} = {name!r}: {one_line(e)}") from None
+  return found[function]._replace(module=module)
