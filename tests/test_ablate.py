@@ -12,7 +12,7 @@ from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
 from hypothesis import given, strategies as st
 
-from rl_reason import ablate
+from rl_reason import ablate, config
 from rl_reason.ablate import __main__ as command, compare, jobs, output
 from rl_reason.config import ConfigError
 
@@ -37,7 +37,7 @@ def test_seeds_are_those_of_the_hash():
 def test_every_ladder_can_run(path, monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.syspath_prepend(str(ROOT))
-  c = ablate.load(str(path))
+  c = config.read(str(path))
   plan = ablate.plan(c, pathlib.Path("runs"), path.stem)
   assert sum(bool(x.row) for x in plan) == len(c.rows) * len(c.seeds)
   assert f"--config=configs/ablations/{path.name}" in path.read_text()
@@ -46,8 +46,8 @@ def test_every_ladder_can_run(path, monkeypatch):
 def test_a_plan_needs_no_jax():
   code = """
 import pathlib, sys
-from rl_reason import ablate
-c = ablate.load("configs/ablations/clip_sweep.py")
+from rl_reason import ablate, config
+c = config.read("configs/ablations/clip_sweep.py")
 ablate.plan(c, pathlib.Path("runs"), "clip_sweep")
 print(sorted({"jax", "flax", "matplotlib", "scipy"} & set(sys.modules)))
 """
@@ -73,7 +73,7 @@ print(sorted({"jax", "flax", "matplotlib", "scipy"} & set(sys.modules)))
         ),
         (
             dict(common={"rl.steps": "many"}),
-            "row 'low': rl.steps = 'many': must be a int",
+            "row 'low': rl.steps = many: must be an integer",
         ),
         (
             dict(rows=[("low", "configs/dpo.py", {})]),

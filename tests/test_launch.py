@@ -166,12 +166,12 @@ REFUSED = {
     "stepps": [DAPO, "--set=rl.stepps=2"],
     "many": [DAPO, "--set=rl.steps=many"],
     "field=value": [DAPO, "--set=seed"],
-    "'x'": [DAPO, "--seeds=0,x"],
+    "seed = x: must be": [DAPO, "--seeds=0,x"],
     "smoky": [DAPO + ":smoky"],
     "configs/none.py": ["--config=configs/none.py"],
     "seed=1": [DAPO, "seed=1"],
     "--config": [],
-    "= 2.0": [
+    "clip_low = 2:": [
         DAPO,
         "--set=surrogate.args.clip_low=0.2",
         "--set=surrogate.args.clip_low=2",

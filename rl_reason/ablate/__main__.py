@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rl_reason import ablate
+from rl_reason import ablate, config as config_lib
 from rl_reason.ablate import jobs
 from rl_reason.config import ConfigError
 
@@ -80,7 +80,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _run(flags, name: str, out: pathlib.Path, command: str, child):
   """Runs what is missing; returns the data and the exit code."""
   sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
-  c = ablate.load(flags.config)
+  c = config_lib.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir)
