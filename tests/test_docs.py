@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from configs import base
-from rl_reason import config
+from rl_reason import config, functions
 
 MODULES = (
     "advantages",
@@ -24,7 +24,13 @@ MODULES = (
 )
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
-FIELDS = config.flat(base.get_config())
+ARGUMENTS = {
+    f"{known.field}.args.{argument}"
+    for kind, known in functions.KINDS.items()
+    for name in functions.names(kind)
+    for argument in functions.signature(kind, name).arguments
+}
+FIELDS = config.flat(base.get_config()).keys() | ARGUMENTS
 SECTIONS = {name.partition(".")[0] for name in FIELDS}
 CODE = {p.stem: p.read_text() for p in (ROOT / "rl_reason").rglob("*.py")}
 FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()} - {"runs"}  # not ours
@@ -156,9 +162,11 @@ def test_the_guide_tells_what_configs_cost_and_reach():
 
 def test_every_function_that_a_field_names_is_explained():
   body = ALGORITHMS.partition("## Signatures")[0]
-  for module in set(config.FUNCTIONS.values()):
-    for name in config.signatures(module):
-      assert f"`{module}.{name}`" in body
+  for kind in functions.KINDS:
+    for name in functions.names(kind):
+      found = functions.signature(kind, name)
+      module = found.module.rpartition(".")[2]
+      assert not module or f"`{module}.{found.function}`" in body
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
@@ -176,9 +184,8 @@ def test_mistakes_are_seen():
   ]
   assert bad_paths("`configs/` [x](design.md) [y](a.md)") == ["a.md"]
   assert bad_paths("    main --config=configs/a.py:b") == ["configs/a.py"]
-  assert bad_names("`loss.clip_top` `loss.clip_high` `log.*`") == [
-      "loss.clip_top"
-  ]
+  names = "`surrogate.args.clip_top` `surrogate.args.clip_high` `log.*`"
+  assert bad_names(names) == ["surrogate.args.clip_top"]
   assert bad_names("`rollout.sample` `rollout.simple = 1`") == [
       "rollout.simple"
   ]
