@@ -567,7 +567,7 @@ def test_table_has_both_sides():
 
 @pytest.mark.parametrize("given, gold, same", list(rows()))
 def test_table(given, gold, same):
-  assert math.equal(given, gold) is same
+  assert math.equal(given, gold) is same, (given, gold)
   assert math.verify(f"So it is\n\\boxed{{{given}}}", gold) is same
   assert math.usable(gold) or not same
 
@@ -820,7 +820,7 @@ def test_no_parser_that_executes_is_called(monkeypatch):
     sympy.sympify("1 + x")  # the trap works
   for param in rows():
     given, gold, same = param.values
-    assert math.equal(given, gold) is same
+    assert math.equal(given, gold) is same, (given, gold)
 
 
 def test_plain_numbers_need_no_library():

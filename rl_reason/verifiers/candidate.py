@@ -1,8 +1,8 @@
 """The candidate's side of the sandbox: runs a program, or calls of it.
 
-This process may be taken over by the program it runs. Nothing here is secret
-and no verdict is made here: what is done to this process can change what its
-functions return, which is the program's own business.
+This process may be taken over by the program. Nothing in it is secret and it
+decides no verdict: an attack on it can change only what its functions return,
+which is the program's own business.
 """
 
 import builtins
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from rl_reason.verifiers import wire
 
-# How a script's process says why it ended; it can say what it likes.
+# Exit status of a script -> why it ended, which a program can fake.
 EXITS = {0: "", 101: "memory"}  # any other: 'error'
 
 
@@ -53,7 +53,7 @@ def _failure(error: BaseException) -> list[str]:
 
 
 def _raised(error: Exception) -> list:
-  """An error that tests may expect: its classes, what made it, its text."""
+  """An error that tests may expect: its classes, its arguments, its text."""
   text = _failure(error)[1]
   try:
     args = wire.encode(error.args)
@@ -62,33 +62,31 @@ def _raised(error: Exception) -> list:
   return [[kind.__name__ for kind in type(error).__mro__], args, text]
 
 
-def _answer(module: types.ModuleType, kept: list, request: dict) -> dict:
-  """What a call came to.
+def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
+  """The outcome of a call.
 
   Args:
     module: the program.
-    kept: iterators that calls returned: they stay here, and go on when asked
-      for the next item, as some have no end.
-    request: as the tests' side sends it. The name may be a place in `kept`.
+    iterators: those that calls returned. They stay in this process and advance
+      on request, as they may have no end.
+    request: from the tests' side. The name may be an index of `iterators`.
   """
   name = request["name"]
   try:
-    args = wire.decode(request["args"])
-    kwargs = wire.decode(request["kwargs"])
+    args, kwargs = wire.decode(request["args"]), wire.decode(request["kwargs"])
     if isinstance(name, int):
-      function = functools.partial(next, kept[name])
+      function = functools.partial(next, iterators[name])
     else:
       function = getattr(module, name)
     value = function(*args, **kwargs)
-  except MemoryError as e:
-    return {"failed": _failure(e)}
+    if isinstance(value, Iterator):
+      iterators.append(value)
+      return {"iterator": len(iterators) - 1}
   except Exception as e:
-    return {"raised": _raised(e)}
+    memory = isinstance(e, MemoryError)
+    return {"failed": _failure(e)} if memory else {"raised": _raised(e)}
   except BaseException as e:  # sys.exit() is no answer
     return {"failed": _failure(e)}
-  if isinstance(value, Iterator):
-    kept.append(value)
-    return {"iterator": len(kept) - 1}
   try:
     return {"value": wire.encode(value)}
   except TypeError:
@@ -101,22 +99,25 @@ def _answer(module: types.ModuleType, kept: list, request: dict) -> dict:
 def calls(job: dict) -> None:
   """Loads a program and answers calls of its functions until nobody asks.
 
-  Each request carries a number drawn at random, which the answer must repeat:
-  one written before its question, or after another answer, fits nothing.
+  Each request carries a random number, which the answer must repeat: an answer
+  written before its question, or after another answer, does not match.
   """
-  module, kept, failed = _module("solution"), [], None
+  module, iterators, failed = _module("solution"), [], None
   try:
     _load(module, job["prompt"], job["program"])
   except BaseException as e:
     failed = _failure(e)
   while True:
     request = wire.receive(job["read"])
-    answer = {"failed": failed} if failed else _answer(module, kept, request)
+    number = {"number": request["number"]}
+    answer = (
+        {"failed": failed} if failed else _answer(module, iterators, request)
+    )
     try:
-      wire.send(job["write"], answer | {"number": request["number"]})
+      wire.send(job["write"], answer | number)
     except ValueError as e:
       failed = ["refused", str(e)]
-      wire.send(job["write"], {"failed": failed, "number": request["number"]})
+      wire.send(job["write"], {"failed": failed} | number)
 
 
 def script(job: dict) -> None:

@@ -1,4 +1,4 @@
-"""Multiple choice and yes or no: the one letter or word that answers."""
+"""Multiple choice, and yes or no: the one letter or word that is chosen."""
 
 import re
 
@@ -11,7 +11,7 @@ _LETTER = re.compile(
 )
 _WORD = re.compile(r"(yes|no|true|false)\b", re.IGNORECASE)
 _SAME = {"true": "yes", "false": "no"}
-# After the choice a text may repeat what it says, but not choose another one.
+# The text of the choice may follow its letter, but no other choice.
 _OTHER = re.compile(
     r"\b(?:or|and|not|either|neither|both)\b|[,/&]\s*\(?[A-J]\b"
     r"|\([A-J]\)|\b(?:yes|no|true|false)\b",
@@ -42,22 +42,22 @@ def answer(text: str) -> str | None:
   return found and _read(found)
 
 
-def equal(given: str, gold: str) -> bool:
+def equal(found: str, reference: str) -> bool:
   """Whether two answers make the same choice; true is yes, false is no."""
-  return _read(given) is not None and _read(given) == _read(gold)
+  return _read(found) is not None and _read(found) == _read(reference)
 
 
-def verify(text: str, gold: str) -> bool:
-  """Whether the final answer of a response is the gold.
+def verify(text: str, reference: str) -> bool:
+  """Whether the final answer of a response is the reference answer.
 
   Args:
     text: a response; anything at all.
-    gold: a letter A to J in any usual form, or yes, no, true, false.
+    reference: a letter A to J in any usual form, or yes, no, true, false.
   """
-  given = answer(text)
-  return given is not None and given == _read(gold)
+  found = answer(text)
+  return found is not None and found == _read(reference)
 
 
-def usable(gold: str) -> bool:
-  """Whether a gold is a choice."""
-  return _read(gold) is not None
+def usable(reference: str) -> bool:
+  """Whether a reference answer is a choice."""
+  return _read(reference) is not None

@@ -1,12 +1,12 @@
 """Code: whether a program passes tests that it never sees.
 
-Two layers. The sandbox (sandbox.py) contains what runs. The verdict is safe
-from it because no process holds both sides: the tests run in one sandbox
-(tester.py) and the program in another (candidate.py), and arguments and values
-cross between them as plain data (wire.py). Only the tests' process and this
-one decide; what the program prints, how it ends and what it does to its own
-interpreter decide nothing. Programs that read and write are judged here, by
-their output; the expected one does not enter the sandbox.
+Two layers. The sandbox (sandbox.py) contains the processes. The verdict is safe
+from the program because no process holds both sides: the tests run in one
+sandbox (tester.py) and the program in another (candidate.py), and arguments and
+values cross between them as plain data (wire.py). Only the process of the tests
+and this one decide: the output of the program, its exit status and what it does
+to its own interpreter decide nothing. Programs that read and write are compared
+here, by their output; the expected output does not enter the sandbox.
 """
 
 import ast
@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import subprocess
 from typing import NamedTuple
 
 from rl_reason.verifiers import sandbox
@@ -24,17 +23,17 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*$", re.MULTILINE)
 
 
 class Verdict(NamedTuple):
-  """What came out.
+  """The outcome of the tests.
 
   Attributes:
-    right: whether all tests passed.
-    reason: 'right', 'wrong', 'error' (an exception), 'timeout', 'memory',
+    correct: whether all tests passed.
+    reason: 'correct', 'incorrect', 'error' (an exception), 'timeout', 'memory',
       'output' (too much of it), 'crash' (the process is gone) or 'refused' (no
-      program, or what it returns is not plain data).
+      program, or its values are not plain data).
     detail: for people; may quote the candidate.
   """
 
-  right: bool
+  correct: bool
   reason: str
   detail: str = ""
 
@@ -43,10 +42,10 @@ class Calls(NamedTuple):
   """Tests that call the program's functions.
 
   Attributes:
-    tests: source of asserts; stays away from the program.
-    names: the functions that they call there; empty: all that are not defined.
+    tests: source of asserts; the program never sees it.
+    names: the functions called by the tests; empty: all undefined names.
     prompt: source that the program continues or repeats; its other functions
-      are the tests' as well.
+      belong to the tests as well.
   """
 
   tests: str
@@ -59,8 +58,8 @@ class Streams(NamedTuple):
 
   Attributes:
     cases: pairs of input and expected output, compared token by token.
-    tolerance: relative or absolute error that a number may have; None: a token
-      is a text.
+    tolerance: relative or absolute error that a number may have; None: tokens
+      are compared as text.
   """
 
   cases: tuple[tuple[str, str], ...]
@@ -80,9 +79,9 @@ def mbpp(test_list: list[str], setup: str = "") -> Calls:
 def program(text: str) -> str | None:
   """The program of a response: its last fence of Python, or all of it.
 
-  A fence that says another language is no program, one that says nothing is if
-  none says Python. None if there are fences but no such one, or if the last
-  one is not closed.
+  A fence in another language is no program; one without a language is, if none
+  is marked as Python. None if there are fences but no program among them, or if
+  the last fence is not closed.
   """
   marks = list(_FENCE.finditer(text))
   if not marks:
@@ -98,33 +97,27 @@ def program(text: str) -> str | None:
 
 
 def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
+  """Runs the program and the tests in two processes joined by two pipes."""
   requests, asking = os.pipe()
   answers, answering = os.pipe()
   ends = [requests, asking, answers, answering]
-  test = dict(
-      tests=problem.tests,
-      names=problem.names,
-      prompt=problem.prompt,
-      read=answers,
-      write=asking,
-  )
-  job = dict(
-      program=source,
-      prompt=problem.prompt,
-      read=requests,
-      write=answering,
-  )
+  job: dict = dict(program=source, prompt=problem.prompt)
+  job |= dict(read=requests, write=answering)
+  test: dict = problem._asdict() | dict(read=answers, write=asking)
   try:
     with (
         sandbox.running(
-            "candidate.calls", job, tier, limits, fds=(requests, answering)
+            "candidate.calls",
+            job,
+            tier,
+            limits,
+            fds=(requests, answering),
         ) as candidate,
         sandbox.running(
             "tester.tests",
             test,
             tier,
             limits,
-            stdout=subprocess.PIPE,
             fds=(answers, asking),
         ) as tester,
     ):
@@ -139,49 +132,44 @@ def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
       reason, detail = json.loads(out)
       if reason == "crash" and sandbox.death(candidate, 1.0) == "timeout":
         reason = "timeout"
-      return Verdict(reason == "right", reason, detail)
+      return Verdict(reason == "correct", reason, detail)
   finally:
     for fd in ends:
       os.close(fd)
 
 
-def _equal(given: str, expected: str, tolerance: float | None) -> bool:
-  if given == expected:
-    return True
-  if tolerance is None:
-    return False
+def _equal(found: str, expected: str, tolerance: float | None) -> bool:
+  if found == expected or tolerance is None:
+    return found == expected
   try:
-    a, b = float(given), float(expected)
+    a, b = float(found), float(expected)
   except ValueError:
     return False
   return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
 
 
 def _streams(source: str, problem: Streams, tier, limits) -> Verdict:
+  """Runs the program once a case, and compares its output."""
   for index, (stdin, expected) in enumerate(problem.cases):
-    where = f"case {index}"
+    job = dict(program=source)
+    data = stdin.encode(errors="surrogatepass")
     with sandbox.running(
-        "candidate.script",
-        dict(program=source),
-        tier,
-        limits,
-        stdin=stdin.encode(errors="surrogatepass"),
-        stdout=subprocess.PIPE,
+        "candidate.script", job, tier, limits, stdin=data
     ) as process:
       out, ended = sandbox.read(process, limits)
       ended = ended or sandbox.death(process, limits.wall)
     if ended:
-      return Verdict(False, ended, where)
-    given, wanted = out.decode(errors="replace").split(), expected.split()
-    if len(given) != len(wanted) or not all(
+      return Verdict(False, ended, f"case {index}")
+    found, wanted = out.decode(errors="replace").split(), expected.split()
+    if len(found) != len(wanted) or not all(
         _equal(a, b, problem.tolerance)
-        for a, b in zip(given, wanted, strict=True)
+        for a, b in zip(found, wanted, strict=True)
     ):
-      return Verdict(False, "wrong", where)
-  return Verdict(True, "right")
+      return Verdict(False, "incorrect", f"case {index}")
+  return Verdict(True, "correct")
 
 
-def judge(
+def grade(
     text: str,
     problem: Calls | Streams,
     *,
@@ -189,13 +177,13 @@ def judge(
     allow_unsafe: bool = False,
     limits: sandbox.Limits = LIMITS,
 ) -> Verdict:
-  """Judges a finished response.
+  """Runs the program of a finished response against the tests of a problem.
 
   Args:
     text: the response.
     problem: the tests.
-    tier: of sandbox.TIERS; None: the machine's best.
-    allow_unsafe: whether limits alone will do for a sandbox.
+    tier: one of sandbox.TIERS; None: the best of this machine.
+    allow_unsafe: whether resource limits alone will do for a sandbox.
     limits: of each process: the program's, one a case, and the tests'.
 
   Raises:
@@ -203,7 +191,7 @@ def judge(
     ValueError: the problem has no tests.
   """
   if not (problem.tests if isinstance(problem, Calls) else problem.cases):
-    raise ValueError("a problem without tests: any program would be right")
+    raise ValueError("a problem without tests: any program would be correct")
   found = sandbox.tier(tier, allow_unsafe=allow_unsafe)
   source = program(text)
   if source is None:
@@ -215,47 +203,46 @@ def judge(
 
 # --- the contract of all verifiers -------------------------------------------
 
+answer = program
 
-def _problem(gold: str) -> Calls | Streams:
+
+def _problem(reference: str) -> Calls | Streams:
   """Tests from JSON: {"tests", "names", "prompt"} or {"cases", "tolerance"}.
 
   Raises:
     ValueError: it is something else, or holds no tests.
   """
   try:
-    fields = json.loads(gold)
+    fields = json.loads(reference)
     if "cases" in fields:
       cases = tuple((str(a), str(b)) for a, b in fields["cases"])
       problem: Calls | Streams = Streams(cases, fields.get("tolerance"))
     else:
       names = tuple(map(str, fields["names"]))
       problem = Calls(str(fields["tests"]), names, str(fields["prompt"]))
+    if not problem[0]:
+      raise ValueError
   except (TypeError, KeyError, ValueError):
-    raise ValueError("this gold holds no tests of a program") from None
-  if not (problem.cases if isinstance(problem, Streams) else problem.tests):
-    raise ValueError("this gold holds no tests of a program")
+    raise ValueError(
+        "the reference answer holds no tests of a program"
+    ) from None
   return problem
 
 
-def answer(text: str) -> str | None:
-  """The program of a response."""
-  return program(text)
-
-
-def verify(text: str, gold: str) -> bool:
-  """Whether the program of a response passes the tests of a gold.
+def verify(text: str, reference: str) -> bool:
+  """Whether the program of a response passes the tests of a reference answer.
 
   Raises:
     RuntimeError: nothing on this machine can contain a program.
-    ValueError: the gold holds no tests.
+    ValueError: the reference answer holds no tests.
   """
-  return judge(text, _problem(gold)).right
+  return grade(text, _problem(reference)).correct
 
 
-def usable(gold: str) -> bool:
-  """Whether a gold holds tests that Python can read."""
+def usable(reference: str) -> bool:
+  """Whether a reference answer holds tests that Python can parse."""
   try:
-    problem = _problem(gold)
+    problem = _problem(reference)
     if isinstance(problem, Calls):
       ast.parse(problem.tests)
   except (ValueError, SyntaxError, RecursionError):

@@ -1,16 +1,16 @@
-r"""The final answer of a response: what stands behind its last marker.
+r"""Extracts the final answer of a response: the text behind its last marker.
 
 Markers are a box (`\boxed{...}`), tags (`<answer>...</answer>`), "Answer:",
-"the answer is", and `####`. The last one in the text wins, whichever kind it
-is, and decides alone: an earlier answer does not count if the last one is
-empty, unfinished, or taken back ("it is not \boxed{5}"). Boxes with a comma,
-"and" or "or" between are one list. A response without markers is read as a
-whole, or by the end of its last sentence.
+"the answer is", and `####`. The last marker wins, of whatever kind, and decides
+alone: an earlier answer does not count if the last one is empty, unfinished, or
+retracted ("it is not \boxed{5}"). Boxes with a comma, "and" or "or" between
+them are one list. A response without markers is one answer as a whole, or it is
+at the end of its last sentence.
 """
 
 import re
 
-# Longer texts are cut from the left: an answer is at the end.
+# Longer texts lose their beginning: an answer is at the end.
 MAX_TEXT = 200_000
 MAX_ANSWER = 2_000
 
@@ -25,7 +25,7 @@ _MARKER = re.compile(
 )
 _SPECIAL = re.compile(r"<\|\w{1,40}\|>|</s>|<eos>")
 _SENTENCE = re.compile(r"(?<=[.?])\s+(?=[A-Z*$])")
-# What may follow an answer on its line, or end one, and is not part of it.
+# Remarks that may follow an answer on its line.
 _AFTER = re.compile(
     r"(?:[,;\u2014]|--?|(?<!\s))\s+(?:"
     r"(?:because|since|as|which|where|so|when)\b.*"
@@ -60,7 +60,7 @@ _FORMULA = re.compile(
 )
 _DENIED = re.compile(r"\bnot\b|n't\b|\b(?:never|cannot|can't)\b", re.IGNORECASE)
 
-# --- words around an answer that take it back --------------------------------
+# --- words around an answer that retract it -----------------------------------
 
 _NO = r"(?:\b(?:not|never|nobody|cannot)|n't)"
 # "It is not \boxed", "I do not think the answer is", "if the answer is", "or".
@@ -101,32 +101,24 @@ _JOINT = re.compile(
 
 
 def box(text: str, start: int = 0) -> str | None:
-  r"""The content of the box at `start`; None if it never closes.
+  r"""Returns the content of the box at `start`; None if it never closes.
 
   Args:
-    text: where the box stands.
+    text: a text with a box.
     start: the index of `\boxed` or `\fbox`.
   """
-  at = text.find("boxed" if text[start + 1] == "b" else "fbox", start)
-  at += 5 if text[start + 1] == "b" else 4
-  while at < len(text) and text[at] in " \n\t":
-    at += 1
-  if text[at : at + 1] != "{":
-    bare = re.match(r"[^\s$\\{}]+", text[at:])  # \boxed 5
+  opening = re.compile(r"\\(?:boxed|fbox)\s*(\{?)").match(text, start)
+  if not opening:
+    return None
+  if not opening[1]:
+    bare = re.compile(r"[^\s$\\{}]+").match(text, opening.end())  # \boxed 5
     return bare[0] if bare else None
-  depth, skip = 0, False
-  for index in range(at, len(text)):
-    char = text[index]
-    if skip:
-      skip = False
-    elif char == "\\":  # \{ and \} do not nest
-      skip = True
-    elif char == "{":
-      depth += 1
-    elif char == "}":
-      depth -= 1
-      if not depth:
-        return text[at + 1 : index]
+  depth = 1
+  # An escaped brace is one piece, and does not nest.
+  for piece in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opening.end()):
+    depth += (piece[0] == "{") - (piece[0] == "}")
+    if not depth:
+      return text[opening.end() : piece.start()]
   return None
 
 
@@ -141,7 +133,7 @@ def _line(text: str) -> str:
 
 
 def _tidy(text: str) -> str | None:
-  """Without Markdown, quotes and a full stop around it."""
+  """The text without Markdown, quotes and a full stop around it."""
   text = text.strip()
   if len(text) > MAX_ANSWER:  # before the loop, which is quadratic
     return None
@@ -162,21 +154,22 @@ def _phrase(text: str) -> str | None:
 
 
 def final(text: str) -> str | None:
-  """The final answer of a response, as written; None if it gives none.
+  """Returns the final answer of a response, verbatim; None if it has none.
 
-  What stands in a finished `<think>...</think>` is no answer, nor is what the
-  words around it take back.
+  The content of a finished `<think>...</think>` is no answer, nor is an answer
+  that the words around it retract.
   """
   text = text[-MAX_TEXT:].rpartition("</think>")[2]
   text = _SPECIAL.sub("\n", text).rstrip()
-  options = text.rfind("\nB:")  # behind it "A:" is an option, no answer
+  options = text.rfind("\nB:")  # before it "A:" is an option, no answer
   markers = [
-      m
-      for m in _MARKER.finditer(text)
-      if not (_aside(text, m) or m[0] == "A:" and m.start() < options)
+      marker
+      for marker in _MARKER.finditer(text)
+      if not _is_remark(text, marker)
+      and (marker[0] != "A:" or marker.start() >= options)
   ]
   if not markers:
-    found = _bare(text)
+    found = _unmarked(text)
   elif markers[-1][0][0] in "\\<":
     found = _enclosed(text, markers)
   else:
@@ -184,16 +177,15 @@ def final(text: str) -> str | None:
   return found if found and len(found) <= MAX_ANSWER else None
 
 
-def _aside(text: str, marker: re.Match) -> bool:
+def _is_remark(text: str, marker: re.Match) -> bool:
   """Whether a marker opens a remark: "The answer is not unique"."""
   behind = text[marker.end() : marker.end() + 80]
-  return bool(re.match(r"\s*(?:not|never)\b", behind, re.IGNORECASE)) and (
-      not _VALUE.match(behind)
-  )
+  denial = re.match(r"\s*(?:not|never)\b", behind, re.IGNORECASE)
+  return bool(denial) and not _VALUE.match(behind)
 
 
 def _enclosed(text: str, markers) -> str | None:
-  """What stands in the last box or tag; boxes with "or" between are a list."""
+  """The content of the last box or tag, and of those joined to it by "or"."""
   found, start, end = _content(text, markers[-1])
   if found is None:
     return None
@@ -207,12 +199,12 @@ def _enclosed(text: str, markers) -> str | None:
       return None
     found, start = f"{earlier}, {found}", begin
   if _BEHIND.match(behind) or _BEFORE.search(text[max(0, start - 80) : start]):
-    return _bare(text[end:])
+    return _unmarked(text[end:])
   return _tidy(found)
 
 
 def _content(text: str, marker) -> tuple[str | None, int, int]:
-  """What a box or tag holds, its start and its end; None if it never ends."""
+  """Content of a box or tag, its start and its end; None if it never ends."""
   start, at = marker.span()
   if marker[0][0] == "\\":
     found = box(text, start)
@@ -225,7 +217,7 @@ def _content(text: str, marker) -> tuple[str | None, int, int]:
 
 
 def _announced(text: str, marker) -> str | None:
-  """What stands behind words such as "Answer:"."""
+  """The answer behind words such as "Answer:"."""
   line = _line(text[marker.end() :])
   before = text[max(0, marker.start() - 80) : marker.start()]
   sentence = _SENTENCE.split(line, maxsplit=1)[0]
@@ -238,31 +230,30 @@ def _announced(text: str, marker) -> str | None:
     if rather:
       return None if _DENIED.search(rather[1]) else _phrase(rather[1])
     at = text.find(sentence, marker.end()) + len(sentence)
-    return _bare(text[at:])
+    return _unmarked(text[at:])
   found = _phrase(line.partition("</")[0])
-  return found and _after_verb(found)
+  if not found or _words(found) < 2:
+    return found
+  verb = re.match(r".*\b(?:is|are|equals)\s+(.+)", found, re.DOTALL)
+  if not verb:  # `x is 5` -> `5`; formulas stay whole
+    return found
+  return None if _DENIED.search(found) else _tidy(verb[1])
 
 
-def _after_verb(text: str) -> str | None:
-  """`x is 5` -> `5`; formulas stay whole."""
-  if len(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)) < 2:
-    return text
-  match = re.match(r".*\b(?:is|are|equals)\s+(.+)", text, re.DOTALL)
-  if not match:
-    return text
-  return None if _DENIED.search(text) else _tidy(match[1])
+def _words(text: str) -> int:
+  return len(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text))
 
 
-def _bare(text: str) -> str | None:
+def _unmarked(text: str) -> str | None:
   """The answer of a response without markers."""
-  lines = [line for line in text.strip().splitlines() if line.strip()]
+  lines = [line.strip() for line in text.splitlines() if line.strip()]
   if not lines:
     return None
-  words = len(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text))
+  words = _words(text)
   if not words or (words < 5 and not _VERB.fullmatch(text)):
-    so = _SO.match(lines[-1].strip())
-    return _tidy(lines[-1].strip()[so.end() if so else 0 :])
-  last = _TAIL.sub("", _SENTENCE.split(lines[-1].strip())[-1])
+    so = _SO.match(lines[-1])
+    return _tidy(lines[-1][so.end() if so else 0 :])
+  last = _TAIL.sub("", _SENTENCE.split(lines[-1])[-1])
   if len(last) > MAX_ANSWER or _DENIED.search(last):
     return None
   several = _LIST.search(last)

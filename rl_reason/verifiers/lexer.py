@@ -1,4 +1,4 @@
-r"""Cuts an answer, LaTeX or plain, into tokens; looks are dropped here.
+r"""Splits an answer, LaTeX or plain, into tokens and drops mere formatting.
 
 Spellings of one thing become one token: `\\times`, `\u00d7` and `*` are `*`,
 `\\dfrac` is `frac`, `1{,}000` is `1000`. Nothing is evaluated.
@@ -14,11 +14,11 @@ MAX_DIGITS = 4_000
 
 
 class Unreadable(Exception):
-  """The grammar does not know this; says what."""
+  """The text is outside of the grammar; the message says where."""
 
 
 class Token(NamedTuple):
-  """A piece of the text; `spaced` if white space stands before it."""
+  """A piece of the text; `spaced` if white space precedes it."""
 
   kind: str  # number, word, text, command, symbol
   text: str
@@ -31,32 +31,24 @@ def _table(text: str) -> dict[str, str]:
   return {old: new.strip() for new, olds in pairs for old in olds.split()}
 
 
+OPENING = {"(": ")", "[": "]", "\\{": "\\}", "{": "}"}
+CLOSING = frozenset(OPENING.values())
+# Characters of Unicode as ASCII or as LaTeX.
 _CHARS = str.maketrans(
     {
-        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"),
-        **dict.fromkeys("\u00d7\u22c5\u2217\u00b7\u2219", "*"),
-        **dict.fromkeys("\u00f7\u2215\u2044", "/"),
         **dict.fromkeys("\u200b\u200e\u200f\u2060\ufeff", ""),
-        **{
-            old: f"\\{new} "
-            for old, new in zip(
-                "\u221a\u03c0\u03b8\u03b1\u03b2\u03bb\u221e\u2264\u2265"
-                "\u2260\u2248"
-                "\u222a\u2208\u2205\u211d\u00b1\u2213\u00b0\u20ac\u00a3\u00a5"
-                "\u20b9\u221b",
-                "sqrt pi theta alpha beta lambda infty le ge ne approx cup in"
-                " emptyset mathbb{R} pm mp circ euro pound yen rupee"
-                " sqrt[3]".split(),
-                strict=True,
-            )
-        },
-        **{
-            char: f" {value.numerator}/{value.denominator}"
-            for char in map(chr, [*range(0xBC, 0xBF), *range(0x2153, 0x215F)])
-            for value in [
-                Fraction(unicodedata.numeric(char)).limit_denominator(10)
-            ]
-        },
+        **_table("""
+        -: \u2212 \u2010 \u2011 \u2012 \u2013 \ufe63 \uff0d;
+        *: \u00d7 \u22c5 \u2217 \u00b7 \u2219; /: \u00f7 \u2215 \u2044
+    """),
+        **{char: f"\\{name} " for char, name in _table("""
+            sqrt: \u221a; sqrt[3]: \u221b; pi: \u03c0; theta: \u03b8;
+            alpha: \u03b1; beta: \u03b2; lambda: \u03bb; infty: \u221e;
+            le: \u2264; ge: \u2265; ne: \u2260; approx: \u2248; cup: \u222a;
+            in: \u2208; emptyset: \u2205; mathbb{R}: \u211d; pm: \u00b1;
+            mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3; yen: \u00a5;
+            rupee: \u20b9
+        """).items()},
     }
 )
 _RAISED = "\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b\u207f"
@@ -71,8 +63,9 @@ _COMMANDS = _table("""
     asin: arcsin; acos: arccos; atan: arctan; infinity: infty inf oo;
     (: langle; ): rangle; phi: varphi; epsilon: varepsilon; log: ln; cup: union
 """)
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log lg".split()
+TRIGONOMETRIC = frozenset("sin cos tan cot sec csc".split())
+FUNCTIONS = TRIGONOMETRIC.union(
+    "asin acos atan sinh cosh tanh exp log lg".split()
 )
 NAMES = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi"
@@ -102,20 +95,18 @@ _COMMAS = re.compile(
     r"\\?\$?\s*[-+]?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?(?:\s*[^\d,]*)?"
 )
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
-_LOOKS = [
+_REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:display|text|script)style\b|\\(?:no)?limits\b", " "),
-        (r"\\(?:tiny|small|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", " "),
-        (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\underline(?=\s*\{)", " "),
+        (
+            r"\\(?:(?:display|text|script)style\b|(?:no)?limits\b"
+            r"|(?:tiny|small|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])"
+            r"|(?:textcolor|color)\s*\{[a-zA-Z]+\}|underline(?=\s*\{))",
+            " ",
+        ),
         (r"\\colon(?![a-zA-Z])", ":"),
-        *[
-            (
-                rf"\{{([^{{}}\\]*)\\{old}\s*([^{{}}\\]*)\}}",
-                rf"\\{new}{{\1}}{{\2}}",
-            )
-            for old, new in dict(choose="binom", over="frac").items()
-        ],
+        (r"\{([^{}\\]*)\\choose\s*([^{}\\]*)\}", r"\\binom{\1}{\2}"),
+        (r"\{([^{}\\]*)\\over\s*([^{}\\]*)\}", r"\\frac{\1}{\2}"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))", "*"),  # 1.2 x 10^5
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", ""),
         (r"(?<!\\)\\[()\[\]]|\$\$", " "),
@@ -144,7 +135,7 @@ _SPACES = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?![\d./ ])")
 
 
 def clean(text: str) -> str:
-  r"""The answer without what only changes its looks.
+  r"""Returns the answer without mere formatting.
 
   Raises:
     Unreadable: it is too long.
@@ -152,17 +143,18 @@ def clean(text: str) -> str:
   if len(text) > MAX_CHARS:
     raise Unreadable("too long")
   text = re.sub("([\u221a\u221b])\\s*(\\d+)", r"\1{\2}", text)
+  text = re.sub("([\u00bc-\u00be\u2153-\u215e])", r" \1", text)  # 1\u00bd
   text = text.translate(_CHARS)
   for mark, digits in (("^", _RAISED), ("_", _LOWERED)):
     text = re.sub(f"[{digits}]+", rf"{mark}{{\g<0>}}", text)
-  text = unicodedata.normalize("NFKC", text).replace("\u2212", "-")
-  for pattern, replacement in _LOOKS:
+  text = unicodedata.normalize("NFKC", text).translate(_CHARS)
+  for pattern, replacement in _REWRITES:
     text = pattern.sub(replacement, text)
   if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
     text = re.sub(r"(?<!\\)\$", " ", text)  # around formulas; else it is money
   text = text.strip()
-  whole = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
-  text = (whole[1] if whole else text).strip()
+  wrapped = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
+  text = (wrapped[1] if wrapped else text).strip()
   if _COMMAS.fullmatch(text) or not re.search(r"[(\[{]", text):
     text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
   spaced = _SPACES.match(text)
@@ -172,13 +164,14 @@ def clean(text: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-  """The pieces of an answer that `clean` gave, spellings unified.
+  """Returns the tokens of an answer that went through `clean`.
 
   Raises:
     Unreadable: a character that no answer needs, such as a null byte or a mark
-      that shows text in another order than it is stored.
+      that shows text in another order than the stored one.
   """
-  out, at, spaced = [], 0, False
+  out: list[Token] = []
+  at, spaced = 0, False
   while at < len(text):
     match = _TOKEN.match(text, at)
     if not match:
@@ -192,28 +185,80 @@ def tokens(text: str) -> list[Token]:
       piece = piece[piece.index("{") + 1 : -1].strip()
       if piece in ("and", "or", ", and", ", or", "and/or", ","):
         kind, piece = "symbol", ","
-    elif kind == "command":
-      piece = _COMMANDS.get(piece[1:], piece[1:])
-      if not piece.isalpha() or piece == "in":
-        kind = "symbol"
-    elif kind == "word":
-      if piece.lower() in ("and", "or"):
-        kind, piece = "symbol", ","
-      elif piece == "in" and not (out and out[-1].kind == "number"):
-        kind = "symbol"  # but 5 in: inches
-      elif piece in _PLAIN:
-        kind, piece = "command", _COMMANDS.get(piece, piece)
+    elif kind == "word" and piece.lower() in ("and", "or"):
+      kind, piece = "symbol", ","
+    elif kind == "word" and piece == "in":
+      inches = bool(out) and out[-1].kind == "number"  # 5 in
+      kind = kind if inches else "symbol"
+    elif kind == "command" or piece in _PLAIN:
+      piece = piece.removeprefix("\\")
+      piece = _COMMANDS.get(piece, piece)
+      word = piece.isalpha() and piece not in ("in", "cup")
+      kind = "command" if word else "symbol"
     elif piece == "**":
       piece = "^"
-    if piece == "," and out and out[-1].text == "," and kind == "symbol":
+    if kind == "symbol" and piece == "," and out and out[-1].text == ",":
       continue  # ", and"
     out.append(Token(kind, piece, spaced))
     spaced = False
   return out
 
 
+def split(tokens, separators) -> tuple[list[list[Token]], tuple[str, ...]]:
+  """Splits at separators outside of all brackets; returns these as well."""
+  parts, found, depth = [[]], [], 0
+  for token in tokens:
+    if token.kind == "symbol":
+      depth += (token.text in OPENING) - (token.text in CLOSING)
+      if not depth and token.text in separators:
+        found.append(token.text)
+        parts.append([])
+        continue
+    parts[-1].append(token)
+  return parts, tuple(found)
+
+
 def number(text: str) -> Fraction:
-  """Exact value of digits, perhaps with a point and an exponent."""
+  """Returns the exact value of digits, perhaps with a point and an exponent."""
   if len(text) > MAX_DIGITS:
     raise Unreadable("too many digits")
-  return Fraction(text.rstrip(".") if text[-1] == "." else text)
+  return Fraction(text.rstrip("."))
+
+
+_BASES = {
+    name: base
+    for base, name in enumerate(
+        "two three four five six seven eight nine ten eleven twelve".split(), 2
+    )
+} | {"sixteen": 16}
+
+
+def verbatim(text: str) -> Fraction | tuple | str | None:
+  """Digits in a base, times, ratios and (C), which are compared as spelled."""
+  bare = re.sub(r"\\(?:text|mbox|mathrm)(?![a-z])|[{}\s]", "", text)
+  based = re.fullmatch(
+      r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
+      re.sub(r"[()]", "", bare),
+  )
+  if based and (re.search(r"\d", based[1]) or based[0][2:].endswith("_16")):
+    base = _BASES.get(based[2]) or int("0" + re.sub(r"\D", "", based[2]))
+    digits = re.sub(r"^(-?)0+(?=\w)", r"\1", based[1].upper())
+    values = [int(digit, 16) for digit in re.sub(r"[-.]", "", digits)]
+    if 2 <= base <= 16 and max(values) < base:
+      return number(based[1]) if base == 10 else f"{digits}_{base}"
+  time = bare.replace(".", "").lower()
+  if re.fullmatch(r"\d{1,2}(?::\d\d)?[ap]m", time):
+    return time
+  ratio = re.sub(r"(\d) to (\d)", r"\1:\2", text)
+  if re.fullmatch(r"\(?\s*\d+(?:\s*:\s*\d+)+\s*\)?", ratio):
+    return re.sub(r"[\s()]", "", ratio)
+  choice = re.fullmatch(r"\(\(?([A-Z])\)?\)", bare)
+  return ("name", choice[1]) if choice else None
+
+
+def fold(text: str) -> str:
+  """Words without case, articles, punctuation and double spaces."""
+  text = re.sub(r"\\[a-zA-Z]+", " ", text).casefold()
+  words = re.findall(r"[^\W_]+", text)
+  content = [word for word in words if word not in ("the", "a", "an")]
+  return " ".join(content or words)

@@ -1,9 +1,9 @@
-"""What a sandboxed process gives up before it runs a line of anybody else's.
+"""The powers that a sandboxed process gives up before it runs a program.
 
-Runs inside the sandbox, in an interpreter that has done nothing yet. Limits
-first, then identity, files and system calls; none can be taken back. One
-process is all there is: no system call is left that starts another one, so a
-limit of the process is a limit of the whole, and to kill it is to be rid of it.
+Runs inside the sandbox, in an interpreter that has done nothing yet: first
+resource limits, then identity, files and system calls; none can be regained.
+There is only one process: no system call is left that starts another, so a
+limit of the process is a limit of the sandbox, and killing it ends everything.
 """
 
 import ctypes
@@ -13,11 +13,11 @@ import signal
 import struct
 
 # Files, memory, time, threads, and nothing that reaches another process, the
-# network or the machine. What is missing is refused with ENOSYS, as by an older
+# network or the machine. Any other call is refused with ENOSYS, as by an older
 # kernel, so that the C library falls back where it can (clone3). There is no
-# chmod, chown, utime or truncate by path: Landlock does not watch over them. Of
-# sockets there are pairs of connected streams, which asyncio cannot do without:
-# they reach nobody, and without sendmsg nothing is passed through them.
+# chmod, chown, utime or truncate by path, since Landlock does not check these.
+# The only sockets are pairs of connected streams, which asyncio needs: they
+# reach nobody, and without sendmsg they pass no descriptors.
 _ALLOWED = """
   read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9
   mprotect 10 munmap 11 brk 12 rt_sigaction 13 rt_sigprocmask 14
@@ -46,8 +46,8 @@ _CLONE, _KILL, _FCNTL, _TGKILL, _PRLIMIT = 56, 62, 72, 234, 302
 _SOCKETPAIR, _AF_UNIX, _STREAM = 53, 1, 0x80001  # closed on exec
 _CLONE_THREAD = 0x10000
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # aim a signal at a process
-# Of a terminal, of bytes that wait, of blocking, of closing on exec. Those of
-# sockets would aim signals, too, and tell of the network.
+# Of a terminal, of available bytes, of blocking, of closing on exec. Those of
+# sockets would aim signals, too, and reveal the network.
 _IOCTL, _IOCTLS = 16, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
 _X86_64 = 0xC000003E
 _ALLOW, _REFUSE, _DIE = 0x7FFF0000, 0x00050000 | 38, 0x80000000  # ENOSYS
@@ -58,7 +58,7 @@ _NR, _ARCH, _ARGS = 0, 4, 16  # offsets in struct seccomp_data
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _CAPSET, _CAPABILITY_VERSION_3 = 126, 0x20080522
-# Landlock's rights of its first version: all of them are watched.
+# The access rights of the first version of Landlock, all of them handled.
 _EVERYTHING = (1 << 13) - 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +77,7 @@ def seccomp_filter(pid: int) -> bytes:
   """The program that the kernel runs before each system call (x86-64).
 
   Args:
-    pid: of the process that it is for, the only one that it may signal.
+    pid: of the filtered process, the only one that it may signal.
   """
 
   def returns(value):
@@ -119,7 +119,7 @@ def _seccomp() -> None:
 
 
 def _landlock(paths: list[str]) -> None:
-  """Leaves `paths` readable, /dev/null writable, and all other files alone."""
+  """Leaves `paths` readable and /dev/null writable; closes all other files."""
   attributes = ctypes.create_string_buffer(struct.pack("=Q", _EVERYTHING))
   rules = _call(_LIBC.syscall, _LANDLOCK_CREATE, attributes, 8, 0)
   for path in ["/dev/null", *paths]:
@@ -137,7 +137,7 @@ def _landlock(paths: list[str]) -> None:
 
 
 def _drop_powers() -> None:
-  """Every capability: root's, or those of the root of a container."""
+  """Drops all capabilities, be they root's or those of a container's root."""
   header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
   none = ctypes.create_string_buffer(24)
   _call(_LIBC.syscall, _CAPSET, ctypes.create_string_buffer(header), none)
@@ -155,18 +155,18 @@ def apply(
     seccomp: bool,
     parent: int | None,
 ) -> None:
-  """Gives everything up, for good.
+  """Applies all limits, irrevocably.
 
   Args:
-    cpu: seconds; a second later even a process that ignores SIGXCPU dies.
+    cpu: seconds; one second later a process that ignores SIGXCPU dies, too.
     memory: bytes of address space.
-    threads: how many, counted by the kernel for the user; None: not limited.
+    threads: at once, as the kernel counts for the user; None: not limited.
     files: open files.
     file_bytes: size of a file that is written.
-    uid: a real user of its own, if this is root.
-    landlock: paths that stay readable; None: the mounts see to files.
+    uid: a real user id of its own, if the process is root.
+    landlock: paths that stay readable; None: mounts limit the files.
     seccomp: whether system calls are filtered.
-    parent: process id whose end is to be this one's; None: seen to elsewhere.
+    parent: process id; the process dies with it. None: bubblewrap does that.
 
   Raises:
     OSError: the kernel refuses.

@@ -1,19 +1,19 @@
-r"""Mathematical answers: whether a response's final answer equals the gold.
+r"""Mathematical answers: whether a response's final answer is the reference.
 
-An answer is read by a grammar of our own (`latex`) and compared exactly or, if
-irrational or with variables, by evaluation at high precision (`numeric`). What
-the grammar does not know goes to math-verify's LaTeX parser, after a whitelist;
-never to `sympify` or `parse_expr`, which execute what they read. A hard answer
-may take seconds there: score many in `workers`.
+An answer is parsed by a grammar of our own (`latex`) and compared exactly or,
+if irrational or with variables, by evaluation at high precision (`numeric`).
+Text outside of the grammar goes to math-verify's LaTeX parser, after a
+whitelist; never to `sympify` or `parse_expr`, which execute their input. A hard
+answer may take seconds there: verify many in `workers`.
 
 Conventions, where reasonable people differ:
 
 - Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5.
-- A unit may be left out, or added where the gold has none; two different
+- A unit may be left out, or added where the reference has none; two different
   physical units are different (10 cm is not 10 m); nouns do not count.
 - 50% is 1/2. As graders of "what percent" want, it is 50 as well: a bare number
-  answers a gold with a percent sign, and where the gold has none `x%` is x for
-  x > 1.
+  answers a reference with a percent sign, and where the reference has none `x%`
+  is x for x > 1.
 - Degrees are a unit: 45 degrees is 45, not pi/4; but its sine is that of pi/4.
 - A number in a base equals the same digits in the same base only.
 - `x = 5` is 5. A bare list is a set with multiplicity; it may stand for a tuple
@@ -23,28 +23,58 @@ Conventions, where reasonable people differ:
 
 import functools
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
 from rl_reason.verifiers import final, latex, lexer, numeric, units
-from rl_reason.verifiers.latex import (
-    Based,
-    Matrix,
+from rl_reason.verifiers.values import (
+    INFINITY,
+    REALS,
     Quantity,
     Relation,
     Seq,
-    Text,
-    Union,
+    is_expression,
 )
 
 answer = final.final
 
 _PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?")
-# Units that are measured: two of them are interchangeable if equal only.
-_MEASURED = frozenset(units.UNITS.values())
+# Physical units: two of them are interchangeable only if equal.
+_PHYSICAL = frozenset(units.UNITS.values())
+_UNDECIDED = (lexer.Unreadable, numeric.Hard, RecursionError)
+_read_reference = functools.lru_cache(maxsize=4096)(latex.read)
 
 
-def plain(text: str) -> Fraction | None:
+def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
+  """Whether the final answer of a response is the reference answer.
+
+  Args:
+    text: a response; anything at all.
+    reference: the correct answer, plain or LaTeX.
+    tolerance: absolute error that a rational number may have, as a few
+      reference answers of OlympiadBench say; 0 for none.
+  """
+  found = answer(text)
+  if found is None:
+    return False
+  if equal(found, reference):
+    return True
+  return bool(tolerance) and _near(found, reference, tolerance)
+
+
+def _near(found: str, reference: str, tolerance: float) -> bool:
+  """Whether two rational numbers, units aside, differ by the tolerance."""
+  try:
+    values = [latex.read(found), _read_reference(reference)]
+    values = [x.value if isinstance(x, Quantity) else x for x in values]
+    a, b = (numeric.exact(x) if is_expression(x) else None for x in values)
+  except _UNDECIDED:
+    return False
+  if a is None or b is None:
+    return False
+  return abs(a - b) <= Fraction(str(tolerance))
+
+
+def _plain(text: str) -> Fraction | None:
   """The value of a plain decimal number: most answers are one."""
   text = text.strip().strip("$").strip()
   if not _PLAIN.fullmatch(text) or not text.isascii():
@@ -52,79 +82,42 @@ def plain(text: str) -> Fraction | None:
   return Fraction(text.replace(",", "").rstrip("."))
 
 
-def verify(text: str, gold: str, *, tolerance: float = 0.0) -> bool:
-  """Whether the final answer of a response is the gold.
-
-  Args:
-    text: a response; anything at all.
-    gold: the right answer, plain or LaTeX.
-    tolerance: absolute error that a rational number may have, as a few golds
-      of OlympiadBench say; 0 for none.
-  """
-  given = answer(text)
-  if given is None:
-    return False
-  return equal(given, gold) or bool(tolerance and _near(given, gold, tolerance))
-
-
-def _near(given: str, gold: str, tolerance: float) -> bool:
-  """Whether two rational numbers, units aside, are so near."""
-  try:
-    a, b = map(_rational, (latex.read(given), _read_gold(gold)))
-  except (lexer.Unreadable, numeric.Hard, RecursionError):
-    return False
-  if a is None or b is None:
-    return False
-  return abs(a - b) <= Fraction(str(tolerance))
-
-
-def _rational(value) -> Fraction | None:
-  value = value.value if isinstance(value, Quantity) else value
-  return numeric.exact(value) if latex.is_expression(value) else None
-
-
-def equal(given: str, gold: str) -> bool:
-  """Whether two answers are the same; False if one cannot be read."""
-  fast = plain(given), plain(gold)
+def equal(found: str, reference: str) -> bool:
+  """Whether two answers are the same; False if one cannot be parsed."""
+  fast = _plain(found), _plain(reference)
   if fast[0] is not None and fast[1] is not None:
     return fast[0] == fast[1]
-  if not given.strip() or not gold.strip():
+  if not found.strip() or not reference.strip():
     return False
-  if given.strip() == gold.strip():
-    return _printable(given)
+  if found.strip() == reference.strip():
+    return all(c.isprintable() or c in "\n\t" for c in found)
   try:
-    values = latex.read(given), _read_gold(gold)
+    values = latex.read(found), _read_reference(reference)
   except (lexer.Unreadable, RecursionError):
-    return _fold(given) == _fold(gold) != "" or _math_verify(given, gold)
+    same = _fold(found) == _fold(reference) != ""
+    return same or _math_verify(found, reference)
   try:
     return _same(*values)
   except (numeric.Hard, RecursionError):
     return False
 
 
-def usable(gold: str) -> bool:
-  """Whether a gold can be checked: it is read, and equals itself.
+def usable(reference: str) -> bool:
+  """Whether a reference answer can be parsed and equals itself.
 
-  A gold that only its own text would match is not usable.
+  One that only its own text would match is not usable.
   """
-  if plain(gold) is not None:
+  if _plain(reference) is not None:
     return True
   try:
-    value = latex.read(gold)
+    value = latex.read(reference)
     return _same(value, value)
-  except (lexer.Unreadable, numeric.Hard, RecursionError):
-    return _math_verify(gold, gold)
-
-
-_read_gold = functools.lru_cache(maxsize=4096)(latex.read)
-
-
-def _printable(text: str) -> bool:
-  return all(c.isprintable() or c in "\n\t" for c in text)
+  except _UNDECIDED:
+    return _math_verify(reference, reference)
 
 
 def _fold(text: str) -> str:
-  """LaTeX without spaces and looks, for what no grammar knows."""
+  """LaTeX without spaces and formatting, where the grammar fails."""
   try:
     text = lexer.clean(text)
   except lexer.Unreadable:
@@ -136,123 +129,83 @@ def _fold(text: str) -> str:
 # --- values ------------------------------------------------------------------
 
 
-def _same(given, gold) -> bool:
-  """Whether two values are the same answer."""
-  if isinstance(given, Quantity) or isinstance(gold, Quantity):
-    return _same_quantities(given, gold)
-  if not isinstance(given, Relation) or not isinstance(gold, Relation):
-    given, gold = _as_set(given), _as_set(gold)
-  if isinstance(given, Relation) or isinstance(gold, Relation):
-    return _same_relations(given, gold)
-  alone = [_is_single(given), _is_single(gold)]
-  if alone == [True, False]:
-    return _same(given.items[0], gold)
-  if alone == [False, True]:
-    return _same(given, gold.items[0])
-  if isinstance(given, Seq) and isinstance(gold, Seq):
-    return _same_sequences(given, gold)
-  if latex.is_expression(given) and latex.is_expression(gold):
-    return numeric.equal(given, gold)
-  if type(given) is not type(gold):
-    return False
-  return _SAME[type(gold)](given, gold)
+def _same(a, b) -> bool:
+  """Whether two values, of the response and of the reference, are the same."""
+  if isinstance(a, Quantity) or isinstance(b, Quantity):
+    return _same_quantities(a, b)
+  if not isinstance(a, Relation) or not isinstance(b, Relation):
+    a, b = _as_set(a), _as_set(b)
+  if isinstance(a, Relation) or isinstance(b, Relation):
+    return _same_relations(a, b)
+  single = [_is_singleton(a), _is_singleton(b)]
+  if single[0] != single[1]:  # a set of one element may stand for it
+    return _same(a.items[0], b) if single[0] else _same(a, b.items[0])
+  if isinstance(a, Seq) and isinstance(b, Seq):
+    return _same_sequences(a, b)
+  if is_expression(a) and is_expression(b):
+    return numeric.equal(a, b)
+  return isinstance(a, str) and a == b != ""
 
 
-def _is_single(value) -> bool:
-  """Whether a set has one element, for which it may stand."""
-  return (
-      isinstance(value, Seq)
-      and value.brackets == "{}"
-      and len(_distinct(value.items)) == 1
-  )
+def _is_singleton(value) -> bool:
+  braces = isinstance(value, Seq) and value.brackets == "{}"
+  return braces and len(_distinct(value.items)) == 1
 
 
-def _same_matrices(given, gold) -> bool:
-  shapes = [[len(row) for row in m.rows] for m in (given, gold)]
-  return shapes[0] == shapes[1] and all(
-      _same(a, b)
-      for one, other in zip(given.rows, gold.rows, strict=True)
-      for a, b in zip(one, other, strict=True)
-  )
-
-
-_SAME: dict[type, Callable[..., bool]] = {
-    Text: lambda given, gold: given == gold != Text(""),
-    Based: lambda given, gold: given == gold,
-    Matrix: _same_matrices,
-    Union: lambda given, gold: _same_any_order(given.items, gold.items),
-}
-
-
-def _same_any_order(given, gold) -> bool:
+def _same_any_order(a, b) -> bool:
   """Whether the values can be paired; equality is transitive, so greedily."""
-  left = list(gold)
-  if len(given) != len(left):
-    return False
-  for one in given:
-    for index, other in enumerate(left):
-      if _same(one, other):
-        del left[index]
-        break
-    else:
+  left = list(b)
+  for item in a:
+    index = next((i for i, x in enumerate(left) if _same(item, x)), None)
+    if index is None:
       return False
-  return True
+    del left[index]
+  return not left
 
 
 def _distinct(items) -> list:
-  kept: list = []
+  out: list = []
   for item in items:
-    if not any(_same(item, other) for other in kept):
-      kept.append(item)
-  return kept
+    if not any(_same(item, other) for other in out):
+      out.append(item)
+  return out
 
 
-def _same_sequences(given, gold) -> bool:
-  kinds = {given.brackets, gold.brackets}
+def _same_sequences(a, b) -> bool:
+  kinds = {a.brackets, b.brackets}
   if kinds == {"{}"}:
-    return _same_any_order(_distinct(given.items), _distinct(gold.items))
-  if kinds <= {"", "{}"}:
-    return _same_any_order(given.items, gold.items)
-  if len(given.items) != len(gold.items):
+    return _same_any_order(_distinct(a.items), _distinct(b.items))
+  if len(a.items) != len(b.items):
     return False
-  vectors = kinds == {"()", "[]"} and len(gold.items) > 2
+  if kinds <= {"", "{}"} or kinds == {"cup"}:
+    return _same_any_order(a.items, b.items)
+  vectors = kinds == {"()", "[]"} and len(b.items) > 2  # no intervals
   if len(kinds) > 1 and not vectors and kinds != {"", "()"}:
     return False
-  return all(_same(a, b) for a, b in zip(given.items, gold.items, strict=True))
+  return all(map(_same, a.items, b.items))
 
 
-def _same_quantities(given, gold) -> bool:
-  """Values with units; see the conventions above."""
-  if any(isinstance(x, Seq) and x.brackets == "" for x in (given, gold)):
+def _same_quantities(a, b) -> bool:
+  """Values with units; the conventions are those of the module."""
+  if any(isinstance(x, Seq) and x.brackets == "" for x in (a, b)):
     return False
-  if isinstance(given, Relation) != isinstance(gold, Relation):
-    relation, other = (
-        (given, gold) if isinstance(given, Relation) else (gold, given)
-    )
-    named = _assigned(relation)
-    return named is not None and (
-        _same(named, other) if relation is given else _same(other, named)
-    )
-  a = given if isinstance(given, Quantity) else Quantity(given, "")
-  b = gold if isinstance(gold, Quantity) else Quantity(gold, "")
-  if (a.unit == "%") != (b.unit == "%"):
-    share, other = (a, b) if a.unit == "%" else (b, a)
-    if other.unit and other.unit.partition("^")[0] in _MEASURED:
-      return False
-    if not latex.is_expression(share.value):
-      return False
-    hundredth = ("/", share.value, Fraction(100))
-    if _same(hundredth, other.value):
-      return True
-    value = numeric.exact(share.value)
-    bare = share is b or (value is not None and abs(value) > 1)
-    return bare and _same(share.value, other.value)
-  physical = [
-      q.unit for q in (a, b) if re.split(r"[\^/]", q.unit)[0] in _MEASURED
-  ]
-  if len(physical) == 2 and physical[0] != physical[1]:
+  if isinstance(a, Relation) != isinstance(b, Relation):
+    first = isinstance(a, Relation)
+    value = _assigned(a if first else b)
+    return value is not None and (_same(value, b) if first else _same(a, value))
+  a, b = (x if isinstance(x, Quantity) else Quantity(x, "") for x in (a, b))
+  bases = [re.split(r"[\^/]", x.unit)[0] for x in (a, b)]
+  physical = all(base in _PHYSICAL for base in bases)
+  if (a.unit == "%") == (b.unit == "%"):
+    return not (physical and a.unit != b.unit) and _same(a.value, b.value)
+  share, other = (a, b) if a.unit == "%" else (b, a)
+  if physical or not is_expression(share.value):
     return False
-  return _same(a.value, b.value)
+  if _same(("/", share.value, Fraction(100)), other.value):
+    return True
+  value = numeric.exact(share.value)
+  bare = share is b or (value is not None and abs(value) > 1)
+  return bare and _same(share.value, other.value)
 
 
 # --- relations ---------------------------------------------------------------
@@ -262,135 +215,112 @@ _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 def _is_name(value) -> bool:
   """A variable, a function of one, a product of letters such as AB."""
-  if not isinstance(value, tuple) or isinstance(value, Quantity):
+  if type(value) is not tuple:
     return False
-  if value[:1] == ("name",):
-    return True
-  return value[:1] == ("*",) and all(
-      isinstance(x, tuple) and _is_name(x) for x in value[1:]
-  )
+  return value[0] == "name" or value[0] == "*" and all(map(_is_name, value[1:]))
 
 
 def _is_number(value) -> bool:
-  return latex.is_expression(value) and not numeric.names(value)
-
-
-def _renames(left, right) -> bool:
-  """Whether A = B, of two variables or functions, says more than B."""
-  if type(right) is not tuple or right[0] != "name" or not numeric.names(right):
-    return False
-  return "(" not in left[1] or "(" in right[1]
+  return is_expression(value) and not numeric.names(value)
 
 
 def _assigned(relation: Relation):
   """The value that `x = 5`, `f(x) = ... = 5`, `x in S` gives; else None."""
   left, right = relation.sides[0], relation.sides[-1]
-  if set(relation.ops) == {"="}:
-    numbers = [s for s in relation.sides if _is_number(s)]
-    if any(not numeric.equal(s, numbers[0]) for s in numbers):
-      return None  # x = 5 = 6
-    if _is_name(left):
-      return None if _renames(left, right) else right
-    if _is_number(left) and _is_name(right):
-      return left  # 5 = x
-    if len(numbers) == len(relation.sides) and left != right:
-      return right  # 2 + 3 = 5
-  if relation.ops == ("in",) and _is_name(left):
-    return right
+  if relation.ops == ("in",):
+    return right if _is_name(left) else None
+  if set(relation.ops) != {"="}:
+    return None
+  numbers = [side for side in relation.sides if _is_number(side)]
+  if any(not numeric.equal(side, numbers[0]) for side in numbers):
+    return None  # x = 5 = 6
+  if _is_name(left):
+    # A = B, of two variables or functions, says more than B; f(n) = n does not.
+    named = type(right) is tuple and right[0] == "name" and numeric.names(right)
+    renames = named and ("(" not in left[1] or "(" in right[1])
+    return None if renames else right
+  if _is_number(left) and _is_name(right):
+    return left  # 5 = x
+  if len(numbers) == len(relation.sides) and left != right:
+    return right  # 2 + 3 = 5
   return None
 
 
 def _as_set(value):
   """Inequalities of one variable as intervals, several as their union."""
-  if (
-      isinstance(value, Seq)
-      and value.brackets == ""
-      and all(isinstance(x, Relation) for x in value.items)
-  ):
-    parts = tuple(_as_set(item) for item in value.items)
-    if all(isinstance(part, Seq) for part in parts):
-      return Union(parts)
+  if isinstance(value, Seq) and value.brackets == "":
+    if all(isinstance(x, Relation) for x in value.items):
+      parts = tuple(map(_as_set, value.items))
+      if all(isinstance(part, Seq) for part in parts):
+        return Seq("cup", parts)
   if isinstance(value, Relation):
     return _interval(value) or value
-  if value == latex.REALS:
-    return Seq("()", (("*", Fraction(-1), latex.INFINITY), latex.INFINITY))
+  if value == REALS:
+    return Seq("()", (("*", Fraction(-1), INFINITY), INFINITY))
   return value
 
 
-def _range(relation: Relation):
-  """The set that an inequality or `x in S` gives; None if it gives none."""
-  inside = relation.ops == ("in",)
-  return _assigned(relation) if inside else _interval(relation)
-
-
 def _variables(relation: Relation) -> frozenset[str]:
-  sides = filter(latex.is_expression, relation.sides)
+  sides = filter(is_expression, relation.sides)
   return frozenset().union(*map(numeric.names, sides))
 
 
 def _interval(relation: Relation) -> Seq | None:
   """`1 < x <= 3` as (1, 3]; None if it bounds no single variable."""
   ops, sides = relation.ops, relation.sides
-  if len(ops) > 2 or not set(ops) <= set(_FLIPPED):
-    return None
   if ops[0] in (">", ">="):
-    ops, sides = tuple(_FLIPPED[op] for op in ops[::-1]), sides[::-1]
-  if not set(ops) <= {"<", "<="} or not all(map(latex.is_expression, sides)):
+    ops, sides = tuple(_FLIPPED.get(op, op) for op in ops[::-1]), sides[::-1]
+  if len(ops) > 2 or not set(ops) <= {"<", "<="}:
     return None
-  free = [_is_name(side) and bool(numeric.names(side)) for side in sides]
-  if free.count(True) != 1 or any(
-      numeric.names(s) for s, f in zip(sides, free, strict=True) if not f
-  ):
+  if not all(map(is_expression, sides)):
     return None
-  at = free.index(True)
-  low = ("*", Fraction(-1), latex.INFINITY) if at == 0 else sides[at - 1]
-  high = sides[at + 1] if at + 1 < len(sides) else latex.INFINITY
-  closed_low = at > 0 and ops[at - 1] == "<="
-  closed_high = at < len(ops) and ops[at] == "<="
-  return Seq(
-      ("[" if closed_low else "(") + ("]" if closed_high else ")"), (low, high)
-  )
+  free = [index for index, side in enumerate(sides) if numeric.names(side)]
+  if len(free) != 1 or not _is_name(sides[free[0]]):
+    return None
+  at = free[0]
+  low = sides[at - 1] if at else ("*", Fraction(-1), INFINITY)
+  high = sides[at + 1] if at + 1 < len(sides) else INFINITY
+  left = "[" if at and ops[at - 1] == "<=" else "("
+  right = "]" if at < len(ops) and ops[at] == "<=" else ")"
+  return Seq(left + right, (low, high))
 
 
-def _same_relations(given, gold) -> bool:
-  if not isinstance(gold, Relation):
-    value = _assigned(given)
-    return value is not None and _same(value, gold)
-  if not isinstance(given, Relation):
-    value = _assigned(gold)
-    return value is not None and _same(given, value)
-  a, b = _assigned(given), _assigned(gold)
-  if a is not None and b is not None and given.sides[0] == gold.sides[0]:
-    return _same(a, b)
-  a, b = _range(given), _range(gold)
-  if a and b:
-    return _variables(given) == _variables(gold) and _same(a, b)
-  if len(given.sides) == len(gold.sides) == 2:
-    sides = (*given.sides, *gold.sides)
-    if all(map(latex.is_expression, sides)):
-      return _same_zero(given, gold)
-  return given.ops == gold.ops and all(
-      _same(x, y) for x, y in zip(given.sides, gold.sides, strict=True)
-  )
+def _same_relations(a, b) -> bool:
+  if not isinstance(a, Relation) or not isinstance(b, Relation):
+    values = [_assigned(x) if isinstance(x, Relation) else x for x in (a, b)]
+    return None not in values and _same(*values)
+  values = [_assigned(a), _assigned(b)]
+  if None not in values and a.sides[0] == b.sides[0]:
+    return _same(*values)
+  ranges = [
+      value if x.ops == ("in",) else _interval(x)
+      for x, value in zip((a, b), values, strict=True)
+  ]
+  if all(ranges):
+    return _variables(a) == _variables(b) and _same(*ranges)
+  sides = (*a.sides, *b.sides)
+  if len(a.sides) == len(b.sides) == 2 and all(map(is_expression, sides)):
+    return _same_difference(a, b)
+  return a.ops == b.ops and all(map(_same, a.sides, b.sides))
 
 
-def _same_zero(given: Relation, gold: Relation) -> bool:
-  """Whether two relations of expressions say the same of left less right."""
-  op, other = given.ops[0], gold.ops[0]
+def _same_difference(a: Relation, b: Relation) -> bool:
+  """Whether two relations say the same of their left less right sides."""
+  op, other = a.ops[0], b.ops[0]
   sign = Fraction(-1) if _FLIPPED.get(op) == other else Fraction(1)
   if op != other and sign > 0:
     return False
-  a, b = (
-      ("+", r.sides[0], ("*", Fraction(-1), r.sides[1])) for r in (given, gold)
+  left, right = (
+      ("+", x.sides[0], ("*", Fraction(-1), x.sides[1])) for x in (a, b)
   )
-  ordered = op in _FLIPPED
-  return numeric.proportional(("*", sign, a), b, positive=ordered)
+  left = ("*", sign, left)
+  return numeric.proportional(left, right, positive=op in _FLIPPED)
 
 
 # --- math-verify -------------------------------------------------------------
 
-# Commands that may reach its parser: each builds an expression that it can
-# judge, and none of them can name a Python object.
+# Commands that may reach the parser of math-verify: each builds an expression
+# that it can compare, and none of them can name a Python object.
 _KNOWN = frozenset(
     "frac sqrt cdot times pi infty sum prod int lim to sin cos tan cot sec csc"
     " arcsin arccos arctan sinh cosh tanh ln log exp binom left right cup cap"
@@ -403,7 +333,7 @@ _ALLOWED = re.compile(r"[0-9a-zA-Z\\+\-*/^_=<>()\[\]{}|,;:.!&%' \n]{1,300}")
 
 
 def _admitted(text: str) -> str | None:
-  """LaTeX that may reach math-verify; None if any of it is not whitelisted."""
+  """The text as it may reach math-verify; None unless all is whitelisted."""
   try:
     text = lexer.clean(text)
   except lexer.Unreadable:
@@ -424,16 +354,16 @@ def _admitted(text: str) -> str | None:
   return text
 
 
-def _math_verify(given: str, gold: str) -> bool:
+def _math_verify(found: str, reference: str) -> bool:
   """The verdict of math-verify on two whitelisted pieces of LaTeX."""
-  one, other = _admitted(given), _admitted(gold)
-  if one is None or other is None:
+  texts = _admitted(found), _admitted(reference)
+  if None in texts:
     return False
   import math_verify
 
   try:
     # Only LaTeX: for plain expressions it would call `parse_expr`. Its time
-    # limits are signals, which only the main thread may use; ours are outside.
+    # limits are signals, which only the main thread may use: workers set ours.
     parsed = [
         math_verify.parse(
             f"${text}$",
@@ -441,10 +371,10 @@ def _math_verify(given: str, gold: str) -> bool:
             fallback_mode="no_fallback",
             parsing_timeout=None,
         )
-        for text in (one, other)
+        for text in texts
     ]
-    if not all(parsed):
-      return False
-    return bool(math_verify.verify(parsed[1], parsed[0], timeout_seconds=None))
-  except Exception:  # whatever sympy raises: the answer cannot be scored
+    return all(parsed) and bool(
+        math_verify.verify(parsed[1], parsed[0], timeout_seconds=None)
+    )
+  except Exception:  # whatever sympy raises: the answer cannot be verified
     return False

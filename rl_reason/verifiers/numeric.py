@@ -2,8 +2,8 @@
 
 Rational numbers are compared as fractions. Others are evaluated at 256 and at
 512 bits: a difference that is truly zero shrinks with the precision, any other
-stays. Formulas are compared at points drawn once and for all. No expression
-that would take long is evaluated: it is `Hard`.
+difference stays. Formulas are compared at fixed pseudo-random points. An
+expression that would take long to evaluate is `Hard`.
 """
 
 import functools
@@ -14,11 +14,12 @@ from fractions import Fraction
 
 MAX_BITS = 50_000  # of an exact power
 MAX_EXPONENT = 1e6  # of a power in floating point, in bits
-_INEXACT = frozenset(["infinity", "pi", "e", "i", "emptyset"])
+MAX_COMBINATORIAL = 3000  # of a factorial, or above in a binomial
+_CONSTANTS = frozenset(["infinity", "pi", "e", "i", "emptyset"])
 
 
 class Hard(Exception):
-  """Too large, or undefined."""
+  """An expression that is too large to evaluate, or undefined."""
 
 
 def names(node) -> frozenset[str]:
@@ -26,8 +27,8 @@ def names(node) -> frozenset[str]:
   if isinstance(node, Fraction):
     return frozenset()
   if node[0] == "name":
-    return frozenset(node[1:]) - _INEXACT
-  return frozenset().union(*(names(child) for child in node[1:]))
+    return frozenset(node[1:]) - _CONSTANTS
+  return frozenset().union(*map(names, node[1:]))
 
 
 def exact(node) -> Fraction | None:
@@ -36,10 +37,8 @@ def exact(node) -> Fraction | None:
   Raises:
     Hard: division by zero, or a number of too many digits.
   """
-  if isinstance(node, Fraction):
-    return node
-  if node[0] not in _EXACT:
-    return None
+  if isinstance(node, Fraction) or node[0] not in _EXACT:
+    return node if isinstance(node, Fraction) else None
   values = []
   for child in node[1:]:
     value = exact(child)
@@ -47,10 +46,6 @@ def exact(node) -> Fraction | None:
       return None
     values.append(value)
   return _EXACT[node[0]](*values)
-
-
-def _bits(value: Fraction) -> int:
-  return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def _divide(a, b):
@@ -64,29 +59,25 @@ def _power(base, exponent):
     return None
   if not base and exponent < 0:
     raise Hard("division by zero")
-  if _bits(base) > 1 and abs(exponent) * _bits(base) > MAX_BITS:
-    return None
-  if _bits(base) <= 1:  # -1, 0, 1
+  bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+  if bits <= 1:  # -1, 0, 1
     return base ** (abs(exponent.numerator) % 2 + 2 * bool(exponent))
+  if abs(exponent) * bits > MAX_BITS:
+    return None
   return base**exponent.numerator
 
 
-def _factorial(n):
-  if n.denominator != 1 or not 0 <= n <= 3000:
-    raise Hard("a factorial of what is no small natural number")
-  return Fraction(math.factorial(n.numerator))
+def _naturals(function):
+  """A function of small natural numbers, as one of fractions."""
 
+  def apply(*values):
+    if any(x.denominator != 1 or x < 0 for x in values):
+      raise Hard("a combinatorial function of what are no natural numbers")
+    if values[0] > MAX_COMBINATORIAL:
+      raise Hard("a combinatorial function of large numbers")
+    return Fraction(function(*(x.numerator for x in values)))
 
-def _factorial2(n):
-  if n.denominator != 1 or not 0 <= n <= 3000:
-    raise Hard("a factorial of what is no small natural number")
-  return Fraction(math.prod(range(n.numerator, 0, -2)))
-
-
-def _binomial(n, k):
-  if {n.denominator, k.denominator} != {1} or not 0 <= n <= 3000 or k < 0:
-    raise Hard("a binomial of what are no small natural numbers")
-  return Fraction(math.comb(n.numerator, k.numerator))
+  return apply
 
 
 _EXACT: dict[str, Callable[..., Fraction | None]] = {
@@ -94,13 +85,21 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
     "*": lambda a, b: a * b,
     "/": _divide,
     "^": _power,
-    "factorial": _factorial,
-    "factorial2": _factorial2,
-    "binom": _binomial,
+    "factorial": _naturals(math.factorial),
+    "factorial2": _naturals(lambda n: math.prod(range(n, 0, -2))),
+    "binom": _naturals(math.comb),
     "abs": abs,
     "floor": lambda x: Fraction(math.floor(x)),
     "ceil": lambda x: Fraction(math.ceil(x)),
 }
+# Functions whose evaluation takes long far out -> the largest argument.
+_LIMITS = {
+    **dict.fromkeys(["sin", "cos", "tan", "cot", "sec", "csc"], 1e15),
+    **dict.fromkeys(["sinh", "cosh", "tanh", "exp"], MAX_EXPONENT),
+    **dict.fromkeys(["factorial", "factorial2", "binom"], MAX_COMBINATORIAL),
+    **dict.fromkeys(["floor", "ceil"], 1e30),
+}
+_MPMATH = {"factorial2": "fac2", "binom": "binomial", "abs": "fabs"}
 
 
 @functools.cache
@@ -113,10 +112,9 @@ def _contexts():
   return low, high, other
 
 
-def _small(value, limit):
+def _require(value, limit):
   if abs(value) > limit:
     raise Hard("a number out of range")
-  return value
 
 
 def _evaluate(node, mp, at):
@@ -125,38 +123,42 @@ def _evaluate(node, mp, at):
     return mp.mpf(node.numerator) / node.denominator
   if node[0] == "name":
     if node[1] in at:
-      return mp.mpf(at[node[1]].numerator) / at[node[1]].denominator
+      return _evaluate(at[node[1]], mp, at)
     if node[1] == "emptyset":
       raise Hard("a set is no number")
     constants = dict(pi=mp.pi, e=mp.e, i=mp.mpc(0, 1), infinity=mp.inf)
     return +constants[node[1]]
   values = [_evaluate(child, mp, at) for child in node[1:]]
-  if node[0] == "^":
-    base, exponent = values
-    if base and mp.isfinite(base) and mp.isfinite(exponent):
-      _small(exponent, 1e12)
-      _small(exponent * mp.log(abs(base), 2), MAX_EXPONENT)
-    return mp.power(base, exponent)
-  if node[0] in _LIMITS:
-    for value in values:
-      if mp.isfinite(value):
-        _small(value, _LIMITS[node[0]])
-  if node[0] == "+":
-    return mp.fsum(values)
-  if node[0] in ("*", "/"):
-    return values[0] * values[1] if node[0] == "*" else values[0] / values[1]
-  if node[0] == "abs":
-    return abs(values[0])
-  name = dict(factorial2="fac2", binom="binomial").get(node[0], node[0])
-  return getattr(mp, name)(*values)
+  match node[0]:
+    case "+":
+      return mp.fsum(values)
+    case "*":
+      return values[0] * values[1]
+    case "/":
+      return values[0] / values[1]
+    case "^":
+      base, exponent = values
+      if base and mp.isfinite(base) and mp.isfinite(exponent):
+        _require(exponent, 1e12)
+        _require(exponent * mp.log(abs(base), 2), MAX_EXPONENT)
+      return mp.power(base, exponent)
+    case name:
+      for value in values if name in _LIMITS else ():
+        if mp.isfinite(value):
+          _require(value, _LIMITS[name])
+      return getattr(mp, _MPMATH.get(name, name))(*values)
 
 
-_LIMITS = {
-    **dict.fromkeys(["sin", "cos", "tan", "cot", "sec", "csc"], 1e15),
-    **dict.fromkeys(["sinh", "cosh", "tanh", "exp"], MAX_EXPONENT),
-    **dict.fromkeys(["factorial", "factorial2", "binom"], 3000),
-    **dict.fromkeys(["floor", "ceil"], 1e30),
-}
+def _values(nodes, at) -> list:
+  """Values at a point, at the lowest precision.
+
+  Raises:
+    Hard: one is undefined there.
+  """
+  try:
+    return [_evaluate(node, _contexts()[0], at) for node in nodes]
+  except (ArithmeticError, ValueError, TypeError):
+    raise Hard("undefined") from None
 
 
 def _zero(function) -> bool | None:
@@ -179,7 +181,7 @@ _RANGES.append((-3.0, -0.2))
 
 
 @functools.cache
-def _point(index: int, name: str) -> Fraction:
+def _coordinate(index: int, name: str) -> Fraction:
   """A variable's value at a point; it depends on nothing else."""
   rng = random.Random(f"{index} {name}")
   return Fraction(round(rng.uniform(*_RANGES[index]) * 10**6), 10**6)
@@ -188,8 +190,8 @@ def _point(index: int, name: str) -> Fraction:
 def equal(a, b) -> bool:
   """Whether two expressions are the same number or the same function.
 
-  A function is judged where both are defined and real, for arguments of either
-  sign; if they are nowhere real, as complex functions.
+  Functions are compared where both are defined and real, for arguments of
+  either sign; if they are nowhere real, as complex functions.
 
   Raises:
     Hard: they cannot be evaluated.
@@ -199,61 +201,54 @@ def equal(a, b) -> bool:
   exact_a, exact_b = exact(a), exact(b)
   if exact_a is not None and exact_b is not None:
     return exact_a == exact_b
+
+  def difference(mp, at):
+    return _evaluate(a, mp, at) - _evaluate(b, mp, at)
+
   variables = names(a) | names(b)
-  if not variables:
-    return _equal_numbers(a, b)
-  return _vanishes(
-      lambda mp, at: _evaluate(a, mp, at) - _evaluate(b, mp, at),
-      lambda mp, at: _evaluate(a, mp, at),
-      variables,
-  )
-
-
-def _equal_numbers(a, b) -> bool:
-  low = _contexts()[0]
-  try:
-    ends = [_evaluate(x, low, {}) for x in (a, b)]
-  except (ArithmeticError, ValueError, TypeError):
-    raise Hard("undefined") from None
-  if not all(map(low.isfinite, ends)):
+  if variables:
+    return _vanishes(difference, a, variables)
+  ends = _values([a, b], {})
+  if not all(map(_contexts()[0].isfinite, ends)):
     return ends[0] == ends[1]
-  same = _zero(lambda mp: _evaluate(a, mp, {}) - _evaluate(b, mp, {}))
-  return bool(same)
+  return bool(_zero(lambda mp: difference(mp, {})))
 
 
-def _vanishes(difference, value, variables) -> bool:
-  """Whether a function is zero at every point where it can be judged."""
+def _vanishes(difference, node, variables) -> bool:
+  """Whether a function is zero at every point where it can be compared.
+
+  Args:
+    difference: of a context of mpmath and a point.
+    node: an expression; where it is real, the difference counts first.
+    variables: names of the coordinates.
+  """
   low = _contexts()[0]
-  verdicts = {True: [], False: []}
+  zeros = {True: [], False: []}
   for index in range(len(_RANGES)):
-    at = {name: _point(index, name) for name in variables}
+    at = {name: _coordinate(index, name) for name in variables}
     zero = _zero(lambda mp, at=at: difference(mp, at))
     if zero is None:
       continue
-    with_imaginary = [value(low, at), difference(low, at)]
-    real = all(abs(low.im(x)) <= abs(x) * 2.0**-128 for x in with_imaginary)
-    verdicts[real or zero].append(zero)
-  judged = verdicts[True] if len(verdicts[True]) > 1 else verdicts[False]
-  if len(judged) < 2:
+    ends = [_evaluate(node, low, at), difference(low, at)]
+    real = all(abs(low.im(x)) <= abs(x) * 2.0**-128 for x in ends)
+    zeros[real or zero].append(zero)
+  compared = zeros[True] if len(zeros[True]) > 1 else zeros[False]
+  if len(compared) < 2:
     raise Hard("undefined where it was tried")
-  return all(judged)
+  return all(compared)
 
 
 def proportional(a, b, *, positive: bool = False) -> bool:
   """Whether a = c b for a constant c other than 0; `positive`: for c > 0.
 
-  This is how equations and inequalities are compared: by left less right side.
+  So equations and inequalities are compared, by left less right side.
   """
   variables = names(a) | names(b)
   if not variables:
     return False
-  low = _contexts()[0]
-  at = {name: _point(2, name) for name in variables}
-  try:
-    first = [_evaluate(x, low, at) for x in (a, b)]
-  except (ArithmeticError, ValueError, TypeError):
-    raise Hard("undefined") from None
-  if not all(first) or not all(map(low.isfinite, first)):
+  at = {name: _coordinate(2, name) for name in variables}
+  first = _values([a, b], at)
+  if not all(first) or not all(map(_contexts()[0].isfinite, first)):
     return False
   if positive and not (first[0] / first[1]).real > 0:
     return False
@@ -262,4 +257,4 @@ def proportional(a, b, *, positive: bool = False) -> bool:
     a0, b0 = _evaluate(a, mp, at), _evaluate(b, mp, at)
     return _evaluate(a, mp, here) * b0 - _evaluate(b, mp, here) * a0
 
-  return _vanishes(cross, lambda mp, here: _evaluate(a, mp, here), variables)
+  return _vanishes(cross, a, variables)

@@ -1,17 +1,17 @@
-"""Where other people's code runs: the best containment that this machine has.
+"""Where programs of models run: the best containment that this machine has.
 
 Tiers, best first:
 
-  bubblewrap  namespaces of its own for mounts, processes, network, IPC; only
-              the standard library and its shared libraries are there, read
-              only, and a small /tmp; gone with its parent
+  bubblewrap  namespaces of its own for mounts, processes, network, IPC; the
+              only files are the standard library and its shared libraries,
+              read-only, and a small /tmp; dies with its parent
   landlock    the same files by Linux's Landlock, none of them writable
-  rlimits     limits alone: files and, but on x86-64, processes and network are
-              open; refused without `allow_unsafe`
+  rlimits     resource limits alone: files and, except on x86-64, processes and
+              network are open; refused without `allow_unsafe`
 
 All have the limits of `Limits`, an empty environment and, on x86-64, the filter
 of system calls in lockdown.py, without which the first two are not offered. A
-tier is in use only if a probe, run in it, could not get out.
+tier is used only if a probe inside could not escape.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ from rl_reason.verifiers import candidate
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PYTHON = os.path.realpath(sys.executable)
-# As -I, but for the environment: it is ours, and fixes the seed of hashes. The
-# order of a set must not decide a verdict.
-# Large numbers may be printed: the limit of time does what Python's own would.
+# As -I, but with an environment, which fixes the seed of hashes: the order of a
+# set must not decide a verdict. Large numbers may be printed: the time limit
+# replaces Python's own limit.
 _FLAGS = ["-P", "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
-# An arena of malloc's for each thread would fill the address space.
+# An arena of malloc for each thread would fill the address space.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 _ENTER = f"""
 import importlib, json, sys
@@ -60,14 +60,14 @@ REMEDY = "install bubblewrap (apt-get install bubblewrap)"
 
 
 class Limits(NamedTuple):
-  """What one process may use.
+  """Resource limits of one process.
 
-  CPU time is what counts, so that a loaded machine changes no verdict; the
-  time on the wall only ends what sleeps.
+  Time is CPU time, so that a loaded machine changes no verdict; the wall-clock
+  limit only ends processes that sleep.
 
   Attributes:
     cpu: seconds of CPU time, of all threads; whole.
-    wall: seconds until a process that does nothing is ended.
+    wall: seconds of wall clock, for processes that sleep.
     memory: bytes of address space.
     threads: at once.
     files: open at once.
@@ -85,7 +85,7 @@ class Limits(NamedTuple):
 
 
 class Tier(NamedTuple):
-  """A containment, and why it is not a better one ('' for the best)."""
+  """A containment, and why there is no better one ('' for the best)."""
 
   name: str
   why: str = ""
@@ -96,38 +96,33 @@ TIERS = ("bubblewrap", "landlock", "rlimits")
 
 def _readable() -> list[str]:
   """Files and folders that Python needs: no program, no data, no /etc."""
-  paths = [
-      _PYTHON,
-      sysconfig.get_path("stdlib"),
-      sysconfig.get_path("platstdlib"),
-  ]
-  paths += [str(pathlib.Path(sys.base_prefix, "lib"))]
-  paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
   here = pathlib.Path(__file__).parent
-  paths += [str(here), str(here.parent / "__init__.py")]
-  return [p for p in dict.fromkeys(paths) if os.path.exists(p)]
+  paths = [_PYTHON, *map(sysconfig.get_path, ("stdlib", "platstdlib"))]
+  paths += [os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib"]
+  paths += ["/usr/lib64", "/etc/ld.so.cache", str(here)]
+  paths += [str(here.parent / "__init__.py")]
+  return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 @functools.cache
 def _is_root() -> bool:
-  """Whether this is the machine's root, not one of a user namespace."""
-  whole = f"0 0 {2**32 - 1}"
+  """Whether this user is the machine's root, not one of a user namespace."""
   uid_map = pathlib.Path("/proc/self/uid_map").read_text().split()
-  return os.geteuid() == 0 and " ".join(uid_map) == whole
+  return os.geteuid() == 0 and uid_map == ["0", "0", str(2**32 - 1)]
 
 
 _numbers = itertools.count()
 
 
 def _uid() -> int | None:
-  """A user that no other sandbox of this machine has, if this is root."""
+  """A user id that no other sandbox of this machine has, for root only."""
   if not _is_root():
     return None
   return (1 << 30) + (os.getpid() % 2**22 << 7) + next(_numbers) % 2**7
 
 
 def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
-  """The command before the command; `stdin` is a file to copy."""
+  """The prefix of the command; `stdin` is a file to copy."""
   argv = ["bwrap", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
   if _is_root():
     # A user namespace would leave root's own user, which has no thread limit.
@@ -168,7 +163,7 @@ def _lockdown(tier: str, limits: Limits) -> dict:
 
 
 def memory_file(content: bytes) -> int:
-  """A file that has no name and cannot be changed; the caller closes it."""
+  """An anonymous file that cannot be changed; the caller closes it."""
   fd = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
   with open(fd, "wb", closefd=False) as f:
     f.write(content)
@@ -186,36 +181,36 @@ def running(
     limits: Limits,
     *,
     stdin: bytes = b"",
-    stdout: int = subprocess.DEVNULL,
-    stderr: int = subprocess.DEVNULL,
+    errors: bool = False,
     fds: tuple[int, ...] = (),
 ) -> Iterator[subprocess.Popen]:
   """A process in a sandbox, which is dead when the context ends.
 
   Args:
-    role: `candidate.calls`, `candidate.script` or `tester.tests`.
-    job: what the role is to do, as JSON can say it.
+    role: `candidate.calls`, `candidate.script` or `tester.tests`; the standard
+      output of the first is discarded, that of the others is a pipe.
+    job: JSON for the function of the role.
     tier: of the sandbox.
     limits: of the process.
-    stdin: what it reads.
-    stdout: `subprocess.PIPE`, or nowhere.
-    stderr: likewise.
-    fds: file descriptors that it gets.
+    stdin: its standard input.
+    errors: whether standard error is a pipe rather than discarded.
+    fds: file descriptors that it inherits.
   """
   job = job | {"role": role, "lockdown": _lockdown(tier.name, limits)}
+  pipe, discard = subprocess.PIPE, subprocess.DEVNULL
   prefix: list[str] = []
   with contextlib.ExitStack() as stack:
     files = [memory_file(json.dumps(job).encode()), memory_file(stdin)]
     if tier.name == "bubblewrap":
-      files.append(memory_file(stdin))  # with a place to read at of its own
+      files.append(memory_file(stdin))  # with a read position of its own
       prefix = _bubblewrap(limits, files[-1])
     for fd in files:
       stack.callback(os.close, fd)
     process = subprocess.Popen(
         [*prefix, _PYTHON, *_FLAGS, "-c", _ENTER, str(files[0])],
         stdin=files[1],
-        stdout=stdout,
-        stderr=stderr,
+        stdout=discard if role == "candidate.calls" else pipe,
+        stderr=pipe if errors else discard,
         pass_fds=(files[0], *files[2:], *fds),
         env=_ENVIRONMENT,
         cwd="/",
@@ -225,45 +220,44 @@ def running(
     yield process
   finally:
     with contextlib.suppress(ProcessLookupError):
-      # The group: in the lowest tier there may be others.
+      # The group: in the lowest tier there may be other processes.
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for pipe in (process.stdout, process.stderr):
-      if pipe:
-        pipe.close()
+    for stream in (process.stdout, process.stderr):
+      if stream:
+        stream.close()
 
 
 def read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
-  """Standard output up to its end, and what ended it too early, if anything.
+  """Reads standard output up to its end.
 
   Returns:
-    The bytes, and '', 'output' (too many) or 'timeout' (on the wall).
+    The bytes, and what ended them too early: '', 'output' (too many) or
+    'timeout' (by wall clock).
   """
   assert process.stdout is not None
-  fd, parts, size = process.stdout.fileno(), [], 0
+  fd, out = process.stdout.fileno(), bytearray()
   poll = select.poll()  # select.select takes no descriptor beyond 1023
   poll.register(fd, select.POLLIN)
   deadline = time.monotonic() + limits.wall
-  while True:
+  while len(out) <= limits.output:
     left = deadline - time.monotonic()
     if left <= 0 or not poll.poll(left * 1000):
-      return b"".join(parts), "timeout"
+      return bytes(out), "timeout"
     part = os.read(fd, 1 << 16)
     if not part:
-      return b"".join(parts), ""
-    parts.append(part)
-    size += len(part)
-    if size > limits.output:
-      return b"".join(parts), "output"
+      return bytes(out), ""
+    out += part
+  return bytes(out), "output"
 
 
 def death(process: subprocess.Popen, seconds: float) -> str:
-  """Why a process ended: '' if it left by itself; it stays to be reaped.
+  """Why a process ended, '' if by itself; the process stays to be reaped.
 
-  Anything else informs, no more: a candidate can end as it likes.
+  Any other reason only informs: a candidate can end as it likes.
 
   Args:
-    process: that has hung up.
+    process: one that has closed its output.
     seconds: to wait for its end.
   """
   deadline = time.monotonic() + seconds
@@ -273,7 +267,7 @@ def death(process: subprocess.Popen, seconds: float) -> str:
       return "timeout"
     time.sleep(0.002)
   code = end.si_status
-  # bubblewrap's way to say which signal it was, and the kernel's.
+  # bubblewrap reports a signal as 128 + its number, the kernel as it is.
   number = code - 128 if end.si_code == os.CLD_EXITED else code
   if number in (signal.SIGXCPU, signal.SIGKILL):
     return "timeout"
@@ -282,7 +276,7 @@ def death(process: subprocess.Popen, seconds: float) -> str:
   return "crash"
 
 
-# What must not work in a sandbox; each line says so if it does.
+# Attempts that must fail in a sandbox; one that succeeds prints its name.
 _PROBE = """
 import os, socket
 def attempt(what, function, *args):
@@ -303,18 +297,16 @@ print("done")
 
 @functools.cache
 def probe(name: str) -> str:
-  """Why a tier cannot be used here; '' if it holds what it promises."""
+  """Why a tier cannot be used on this machine; '' if it holds its promises."""
   if not sys.platform.startswith("linux"):
     return "not Linux"
   if name != "rlimits" and platform.machine() != "x86_64":
     return f"no filter of system calls for {platform.machine()}"
   if name == "bubblewrap" and not shutil.which("bwrap"):
-    return f"bwrap is not here: {REMEDY}"
-  job = {"program": _PROBE.format(here=__file__)}
-  pipe = subprocess.PIPE
-  limits = Limits()
+    return f"bwrap is not installed: {REMEDY}"
+  job, limits = {"program": _PROBE.format(here=__file__)}, Limits()
   with running(
-      "candidate.script", job, Tier(name), limits, stdout=pipe, stderr=pipe
+      "candidate.script", job, Tier(name), limits, errors=True
   ) as process:
     out, ended = read(process, limits)
     assert process.stderr is not None
@@ -323,20 +315,20 @@ def probe(name: str) -> str:
   if last != "done":
     lines = error.decode(errors="replace").strip().splitlines()
     return (lines or [ended or "it does not start"])[-1]
-  if name == "rlimits":
+  if name == "rlimits" or not leaks:
     return ""
-  return f"leaks: {', '.join(dict.fromkeys(leaks))}" if leaks else ""
+  return f"leaks: {', '.join(dict.fromkeys(leaks))}"
 
 
 def tier(name: str | None = None, *, allow_unsafe: bool = False) -> Tier:
-  """The best tier of this machine, with the reason why it is not a better one.
+  """The best tier of this machine, and why there is no better one.
 
   Args:
-    name: of TIERS, where it must be that one.
-    allow_unsafe: whether limits alone will do.
+    name: the only one of TIERS that will do.
+    allow_unsafe: whether resource limits alone will do.
 
   Raises:
-    RuntimeError: there is no such containment here.
+    RuntimeError: this machine has no such containment.
   """
   why = []
   for each in TIERS:
@@ -348,6 +340,6 @@ def tier(name: str | None = None, *, allow_unsafe: bool = False) -> Tier:
       return Tier(each, "; ".join(why))
     why.append(f"{each}: {problem or 'not asked for'}")
   raise RuntimeError(
-      f"nothing here can contain untrusted code ({'; '.join(why)}). {REMEDY};"
-      " allow_unsafe is for machines whose files are no loss"
+      f"nothing on this machine can contain untrusted code ({'; '.join(why)})."
+      f" {REMEDY}; allow_unsafe is for machines whose files are expendable"
   )

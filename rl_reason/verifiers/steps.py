@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from rl_reason.verifiers import latex, lexer, numeric
+from rl_reason.verifiers.values import is_expression
 
 MAX_SIDE = 200  # characters; what is longer may be slow, and is no step
 NEAR = 20  # characters before and behind that are looked at
@@ -120,7 +121,7 @@ def _side(text: str) -> Side | None:
     return None
   try:
     value = latex.read(_PERCENT.sub(r"(\1/100)", text))
-    if not latex.is_expression(value):
+    if not is_expression(value):
       return None
     exact = numeric.exact(value)
   except (lexer.Unreadable, RecursionError):

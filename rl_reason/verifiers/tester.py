@@ -1,10 +1,10 @@
 """The tests' side of the sandbox: asserts that call a candidate elsewhere.
 
-Runs in a process of its own, in which no line of the candidate does. The
-candidate's functions are stand-ins here: a call sends the arguments, and what
-comes back is rebuilt of plain data, so `==` is Python's own. Arguments that the
-candidate changes stay as they were here: a test that works out what it expects
-from them cannot be led astray.
+Runs in a process of its own, which executes no line of the candidate. The
+candidate's functions are stubs: a call sends the arguments, and the reply is
+rebuilt from plain data, so `==` is Python's own. An argument changed by the
+candidate stays unchanged in this process: tests that compute the expected value
+from it cannot be misled.
 """
 
 import ast
@@ -17,7 +17,7 @@ import sys
 
 from rl_reason.verifiers import wire
 
-FAILURES = ("error", "memory", "refused")  # what a candidate may say of itself
+FAILURES = ("error", "memory", "refused")  # reasons that a candidate may give
 
 
 class Truth:
@@ -31,11 +31,11 @@ class Truth:
 
 
 def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
-  """Names of tests that `space` lacks: the candidate's functions, and modules.
+  """Undefined names of tests: the candidate's functions, and modules.
 
-  A function may be passed on and never called: `sorted(x, key=f)`. If only
-  Python's own are named, then those that are called are what is meant: one
-  problem of MBPP is about a `sum`.
+  A function may be passed on and never called: `sorted(x, key=f)`. If all
+  undefined names are Python's own, then the called ones are meant: a problem of
+  MBPP is about a `sum`.
   """
   called, used, bound = set(), set(), set(space)
   for node in ast.walk(ast.parse(tests)):
@@ -58,9 +58,9 @@ def _exception(names: list, args, text: str, space: dict) -> Exception:
   """The nearest exception that the tests know.
 
   Args:
-    names: of the candidate's exception and its bases.
-    args: what made it.
-    text: what it says, with its name.
+    names: of the class of the candidate's exception and its bases.
+    args: of its constructor.
+    text: its message, with its name.
     space: of the tests: the prompt may define exceptions.
   """
   for name in map(str, names):
@@ -68,7 +68,7 @@ def _exception(names: list, args, text: str, space: dict) -> Exception:
     if isinstance(kind, type) and issubclass(kind, Exception):
       try:
         return kind(*args)
-      except Exception:  # it asks for something else
+      except Exception:  # its constructor takes other arguments
         break
   return Exception(text)
 
@@ -88,7 +88,7 @@ class _Ended(BaseException):
 
 
 class _Tests:
-  """The tests' end of the wire; `verdict` is set once something is final."""
+  """The tests' end of the wire; `verdict` is set once it is final."""
 
   def __init__(self, read: int, write: int):
     self.read, self.write = read, write
@@ -97,12 +97,12 @@ class _Tests:
     self.space: dict = {"__name__": "tests"}
 
   def end(self, reason: str, detail: str):
-    """Makes a verdict that stays, though a test may catch what is raised."""
+    """Fixes the verdict, even if a test catches the exception."""
     self.verdict = self.verdict or [reason, detail]
     raise _Ended
 
   def items(self, number):
-    """An iterator of the candidate's, which is asked for each item."""
+    """An iterator of the candidate, which is asked for each item."""
     while True:
       try:
         item = self.call(number)
@@ -111,7 +111,7 @@ class _Tests:
       yield item
 
   def call(self, name, /, *args, **kwargs):
-    """What the candidate's function returns; raises what it raises."""
+    """Returns what the candidate's function returns; raises what it raises."""
     if self.verdict:
       raise _Ended
     self.calls += 1
@@ -131,10 +131,10 @@ class _Tests:
       if kind == "iterator":
         return self.items(content)
       if kind == "raised":
-        names, given, text = content
-        error = _exception(names, wire.decode(given), str(text), self.space)
+        names, values, text = content
+        error = _exception(names, wire.decode(values), str(text), self.space)
       else:
-        first, second = map(str, content)
+        reason, detail = map(str, content)
     except (EOFError, OSError):
       self.end("crash", "the candidate's process is gone")
     except MemoryError:
@@ -143,12 +143,12 @@ class _Tests:
       self.end("refused", f"no answer to this call: {e}")
     if kind == "raised":
       raise error
-    if kind == "failed" and first in FAILURES:
-      self.end(first, second)
+    if kind == "failed" and reason in FAILURES:
+      self.end(reason, detail)
     self.end("refused", "no answer to this call")
 
   def run(self, prompt: str, tests: str, names: list[str]) -> list[str]:
-    """Reason and detail of the verdict."""
+    """Returns reason and detail of the verdict."""
     space = self.space
     try:
       exec(compile(prompt, "prompt", "exec"), space)
@@ -162,12 +162,12 @@ class _Tests:
     except _Ended:
       pass
     except Exception as e:
-      reason = {AssertionError: "wrong", MemoryError: "memory"}.get(type(e))
+      reason = {AssertionError: "incorrect", MemoryError: "memory"}.get(type(e))
       detail = f"{type(e).__name__}: {e}: {_where(e, tests)}"[:500]
       return self.verdict or [reason or "error", detail]
     if not self.calls:
       return ["error", "the tests do not call the candidate"]
-    return self.verdict or ["right", ""]
+    return self.verdict or ["correct", ""]
 
 
 def tests(job: dict) -> None:

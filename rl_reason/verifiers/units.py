@@ -1,7 +1,11 @@
-"""Units of measurement: which words are one, and which of them are equal."""
+"""Units of measurement: which words are units, and which units are equal."""
 
-# Name under which two units are compared: its spellings, without plural s.
-# Words that are not here are nouns ("apples"); any other noun is as good.
+import re
+
+from rl_reason.verifiers.lexer import TRIGONOMETRIC
+
+# Canonical name of a unit: its spellings, without the plural s. Any other word
+# is a noun ("apples"), and all nouns are equal.
 _SPELLINGS = """
     cm: centimeter centimetre; mm: millimeter millimetre; m: meter metre;
     km: kilometer kilometre; in: inch inches; ft: foot feet; yd: yard; mi: mile;
@@ -21,8 +25,12 @@ UNITS = {
     for spelling in [name, *others.split()]
 }
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-# Words that make a phrase more than a unit.
-_HEDGES = frozenset(
+_MONEY = {
+    **{"\\$": "dollar", "$": "dollar", "USD": "dollar", "EUR": "euro"},
+    **{"euro": "euro", "pound": "gbp", "yen": "yen", "rupee": "rupee"},
+}
+# Words that change the value or hedge it: a phrase with one is no unit.
+_NO_UNITS = frozenset(
     "or and not no never but either maybe perhaps if is isn was are equals"
     " wrong incorrect than less more about approximately unless except when"
     " where for plus minus times over divided by thousand million billion"
@@ -34,11 +42,17 @@ _HEDGES = frozenset(
 
 
 def unit(words: list[str], power: str) -> str:
-  """The name of a unit, '' if the words say more than a unit."""
+  """Returns the canonical name of a unit, '' if the words are no unit.
+
+  Args:
+    words: behind a number.
+    power: the exponent behind them, '' if none.
+  """
   if not words or len(words) > 5:
     return ""
-  folded = [word.casefold() for word in words]
-  if any({word, word.removesuffix("s")} & _HEDGES for word in folded):
+  if any(
+      {w, w.removesuffix("s")} & _NO_UNITS for w in map(str.casefold, words)
+  ):
     return ""
   if words[-1].isdigit():  # s2, of s^2
     power = words.pop()
@@ -59,3 +73,74 @@ def unit(words: list[str], power: str) -> str:
     return "noun"
   names = [name for name in names if name != "degree"] or names  # of Celsius
   return "/".join(names) + (f"^{power}" if power else "")
+
+
+def split(tokens, *, nested: bool) -> tuple[list, str]:
+  """Splits an item into its expression and its unit.
+
+  Args:
+    tokens: of `lexer`; at least one.
+    nested: whether the item stands in brackets, where only money, percent and
+      degrees are units.
+
+  Returns:
+    The tokens of the expression, and the unit's canonical name; '' if none.
+  """
+  tokens, money = list(tokens), ""
+  if tokens[0].text in _MONEY and len(tokens) > 1:
+    money = _MONEY[tokens.pop(0).text]
+  elif [t.text for t in tokens[:2]] in (["-", "\\$"], ["-", "$"]):
+    money = _MONEY[tokens.pop(1).text]
+  while len(tokens) > 1 and tokens[-1].text in _MONEY:
+    money = money or _MONEY[tokens[-1].text]
+    tokens.pop()
+  start, found = (0, "") if nested else _find(tokens)
+  if found:
+    return tokens[:start], found
+  last = tokens[-1].text
+  if len(tokens) > 1 and last in ("%", "\\%", "degree"):
+    # The sine of 30 degrees is a number, not an angle.
+    if last != "degree" or not TRIGONOMETRIC & {t.text for t in tokens}:
+      return tokens[:-1], last.lstrip("\\")
+  return tokens, money
+
+
+def _find(tokens) -> tuple[int, str]:
+  """Where the unit begins that ends these tokens, and its name; '' if none."""
+  end = len(tokens)
+  power = re.search(r"\^\{?([23])\}?$", "".join(t.text for t in tokens))
+  if power and tokens[-1].kind != "text":
+    end -= 4 if tokens[-1].text == "}" else 2
+    if tokens[end - 1].kind not in ("text", "word"):
+      return 0, ""
+  else:
+    power = None
+  start = end
+  while start > 1 and _in_unit(tokens, start - 1, start == end):
+    start -= 1
+  words = [w for t in tokens[start:end] for w in re.findall(r"\w+", t.text)]
+  return start, unit(words, power[1] if power else "")
+
+
+def _in_unit(tokens, index, last) -> bool:
+  """Whether a token may belong to the unit that ends an item."""
+  token, before = tokens[index], tokens[index - 1]
+  known = token.text in UNITS
+  if token.kind == "text":
+    vector = len(token.text) == 1 and not known
+    return not vector and bool(re.fullmatch(r"\D+(?:\^-?\d)?", token.text))
+  if token.kind == "symbol":
+    return token.text == "/" and not last and index > 1
+  if token.kind != "word":
+    return False
+  if len(token.text) > (1 if known or token.text in POWERS else 2):
+    return token.spaced or before.kind == "number"
+  if not known or before.text in ("+", "-", "*", "^", "_"):
+    return False
+  if before.text == "/":
+    return index > 1 and tokens[index - 2].text in UNITS  # km/h
+  # Behind a variable a single letter is one, too.
+  return token.spaced and all(
+      t.kind in ("number", "symbol") or t.text in ("pi", "sqrt", "frac")
+      for t in tokens[:index]
+  )

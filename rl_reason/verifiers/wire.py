@@ -1,10 +1,10 @@
-"""What may cross between the tests and a candidate: plain data, in frames.
+"""The wire between tests and candidate: plain data, in frames.
 
-A frame is four bytes of length and that much JSON. None, bool, float, str,
-lists and small integers stand for themselves; all else is `{tag: content}`,
-which no JSON list or number can be mistaken for. Tags are those of two tables
-and no code of a sender runs on arrival, so a frame of an enemy is a value or an
-error.
+A frame is four bytes of length and that many bytes of JSON. None, bool, float,
+str, lists and small integers stand for themselves; all else is
+`{tag: content}`, which no JSON list or number can be mistaken for. The tags are
+those of `_DECODE` and no code of the sender runs on arrival, so a hostile frame
+is a value or an error.
 """
 
 import functools
@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 MAX_FRAME = 16 << 20  # bytes
 MAX_DEPTH = 200
@@ -23,34 +23,22 @@ _COLLECTIONS: tuple[type, ...] = (
     *(tuple, set, frozenset),
     *(type({}.keys()), type({}.values()), type({}.items())),
 )
-# Values of the standard library -> the arguments that make them anew.
-_LIBRARY: dict[str, Callable] = {
-    "collections.deque": lambda x: [list(x), x.maxlen],
-    "datetime.date": lambda x: [x.year, x.month, x.day],
-    "datetime.datetime": lambda x: [
-        *x.timetuple()[:6],
-        x.microsecond,
-        x.tzinfo,
-    ],
-    "datetime.time": lambda x: [
-        *(x.hour, x.minute, x.second),
-        *(x.microsecond, x.tzinfo),
-    ],
-    "datetime.timedelta": lambda x: [x.days, x.seconds, x.microseconds],
-    "datetime.timezone": lambda x: [x.utcoffset(None)],
-    "decimal.Decimal": lambda x: [str(x)],
-    "fractions.Fraction": lambda x: [x.numerator, x.denominator],
-}
+# Types of the standard library; they cross as the arguments of `__reduce__`.
+_LIBRARY = (
+    *("collections.deque", "decimal.Decimal", "fractions.Fraction"),
+    *("datetime.date", "datetime.datetime", "datetime.time"),
+    *("datetime.timedelta", "datetime.timezone"),
+)
 
 
 def encode(value, depth: int = 0):
-  """Plain data as what JSON can carry.
+  """Returns plain data as JSON can carry it.
 
   A value of a subclass crosses as its base: a Counter as a dict, a named tuple
-  as a tuple, an object that is equal to everything not at all.
+  as a tuple. An object that is equal to everything does not cross.
 
   Raises:
-    TypeError: something inside is not plain data.
+    TypeError: a part is not plain data.
     ValueError: it is nested deeper than MAX_DEPTH, or in itself, or an
       iterator has more than MAX_ITEMS.
   """
@@ -63,25 +51,25 @@ def encode(value, depth: int = 0):
     # JSON in decimal is quadratic, and Python refuses more than 4300 digits.
     return value if -_SMALL < value < _SMALL else {"int": hex(value)}
   if isinstance(value, dict):
-    pairs = [[key, value[key]] for key in value]
-    return {"dict": encode(pairs, depth + 1)}
+    return {"dict": encode([[key, value[key]] for key in value], depth + 1)}
   if isinstance(value, complex):
     return {"complex": [value.real, value.imag]}
   if isinstance(value, range):
     return {"range": [hex(n) for n in (value.start, value.stop, value.step)]}
-  if isinstance(value, bytes):
-    return {"bytes": bytes(value).hex()}
-  if isinstance(value, bytearray):
-    return {"bytearray": bytes(value).hex()}
+  if isinstance(value, bytes | bytearray):
+    name = "bytes" if isinstance(value, bytes) else "bytearray"
+    return {name: bytes(value).hex()}
   if isinstance(value, list):
     return [encode(item, depth + 1) for item in value]
   for kind in _COLLECTIONS:
     if isinstance(value, kind):
       return {kind.__name__: [encode(item, depth + 1) for item in value]}
-  for name, parts in _LIBRARY.items():
+  for name in _LIBRARY:
     module, _, attribute = name.partition(".")
     if type(value) is getattr(sys.modules.get(module), attribute, None):
-      return {name: encode(parts(value), depth + 1)}
+      deque = attribute == "deque"
+      args = [list(value), value.maxlen] if deque else value.__reduce__()[1]
+      return {name: encode(list(args), depth + 1)}
   if isinstance(value, Iterator):
     items = list(itertools.islice(value, MAX_ITEMS + 1))
     if len(items) > MAX_ITEMS:
@@ -100,7 +88,7 @@ def _range(content) -> range:
   return range(*(int(n, 16) for n in content))
 
 
-def _made(name: str, content):
+def _library(name: str, content):
   module, _, attribute = name.partition(".")
   return getattr(importlib.import_module(module), attribute)(*_items(content))
 
@@ -119,11 +107,11 @@ _DECODE = {
     "dict_values": lambda content: dict(enumerate(_items(content))).values(),
     "dict_items": lambda content: dict(_items(content)).items(),
     "iterator": lambda content: iter(_items(content)),
-} | {name: functools.partial(_made, name) for name in _LIBRARY}
+} | {name: functools.partial(_library, name) for name in _LIBRARY}
 
 
 def decode(content):
-  """The value of `encode`, rebuilt of Python's own types alone.
+  """Returns the value of `encode`, rebuilt from Python's own types alone.
 
   Raises:
     ArithmeticError, LookupError, RecursionError, TypeError, ValueError: it is
@@ -142,9 +130,9 @@ def send(fd: int, message) -> None:
 
   Raises:
     ValueError: the frame would be longer than MAX_FRAME.
-    OSError: nobody reads any more.
+    OSError: the other side is gone.
   """
-  # As they are: two halves of a surrogate pair would arrive as one character.
+  # ensure_ascii would make one character of two halves of a surrogate pair.
   body = json.dumps(message, ensure_ascii=False).encode(errors="surrogatepass")
   if len(body) > MAX_FRAME:
     raise ValueError(f"more than {MAX_FRAME} bytes")

@@ -1,0 +1,82 @@
+"""Values of answers: the trees that `latex` builds and `math` compares.
+
+A value is one of
+  - an expression: a Fraction, or a plain tuple ("name", x), ("+", a, b, ...),
+    ("*", a, b), ("/", a, b), ("^", a, b), or (function, a, ...);
+  - words, a str: 'east', '1011_2' for digits in a base, '2:3' for a ratio;
+  - a Quantity, a Seq or a Relation.
+"""
+
+import hashlib
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from rl_reason.verifiers.lexer import Unreadable
+
+INFINITY = ("name", "infinity")
+REALS = ("name", "mathbb R")
+DEGREE = ("/", ("name", "pi"), Fraction(180))
+
+
+class Quantity(NamedTuple):
+  """A value with a unit: `'%'`, `'degree'`, `'cm^2'`, or any noun."""
+
+  value: Any
+  unit: str
+
+
+class Seq(NamedTuple):
+  """Values together.
+
+  Attributes:
+    brackets: '()', '[)', '{}' ...; '' for a bare list, 'cup' for sets joined by
+      a cup, 'matrix' for rows, 'row' for one of them.
+    items: the values.
+  """
+
+  brackets: str
+  items: tuple
+
+
+class Relation(NamedTuple):
+  """`sides[0] ops[0] sides[1] ops[1] ...`; ops of = != < > <= >= in."""
+
+  ops: tuple
+  sides: tuple
+
+
+def is_expression(value: Any) -> bool:
+  """Whether a value is a number or a formula, not a set, words, ..."""
+  return isinstance(value, Fraction) or type(value) is tuple
+
+
+def op(name, *arguments) -> tuple:
+  """An operation on expressions; of angles their number counts."""
+  values = [
+      x.value if isinstance(x, Quantity) and x.unit == "degree" else x
+      for x in arguments
+  ]
+  if not all(map(is_expression, values)):
+    raise Unreadable("arithmetic of what is no number")
+  return (name, *values)
+
+
+def negative(value) -> tuple:
+  """The expression times -1."""
+  return op("*", Fraction(-1), value)
+
+
+def opaque(label: str, *parts) -> tuple:
+  """A name for what is not evaluated: equal if all its parts are the same.
+
+  The parts enter as a digest, since parts quoted in parts would double.
+  """
+  digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+  return ("name", f"{label} ({digest})")
+
+
+def marked(value, mark: str) -> tuple:
+  """A name, or anything else, with a prime, a star, ..."""
+  if type(value) is tuple and value[0] == "name" and "(" not in value[1]:
+    return ("name", f"{value[1]} {mark}")
+  return opaque(mark, value)
