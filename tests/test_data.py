@@ -1,18 +1,13 @@
-"""Tokenizer and data: round trips, padding, and iterators that resume."""
-
-import collections
+"""Tokenizers and batches of tokens: round trips and padding."""
 
 import numpy as np
 import pytest
 import tokenizers
 import transformers
 
-from rl_reason import tasks
 from rl_reason.config import ConfigError
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.tasks import arithmetic, countdown
-
-LEVELS = (2, 3, 4)
 
 
 @pytest.fixture(scope="module")
@@ -153,72 +148,3 @@ def test_pack_demonstrations(tok):
   ]
   prompts = pipelines.pack_prompts(tok, [p for p, _ in pairs], range(4), 5)
   np.testing.assert_array_equal(tokens_BL[:, :5], prompts.tokens_NP)
-
-
-# --- iterators ---------------------------------------------------------------
-
-
-def prompts(seed=3):
-  return pipelines.prompts(pipelines.Problems(arithmetic, LEVELS, seed), 4)
-
-
-def demonstrations(seed=3, mixture=None):
-  mixture = mixture or {"careful": 1, "sloppy": 2}
-  return pipelines.demonstrations(arithmetic, LEVELS, seed, 4, mixture)
-
-
-def some(iterator, batches):
-  return [next(iterator) for _ in range(batches)]
-
-
-@pytest.mark.parametrize("make", [prompts, demonstrations])
-def test_same_seed_same_rows(make):
-  first = some(make(), 5)
-  assert first == some(make(), 5)
-  assert first != some(make(seed=4), 5)
-  assert [len(batch) for batch in first] == [4] * 5
-
-
-@pytest.mark.parametrize("make", [prompts, demonstrations])
-def test_resumes_to_the_row(make):
-  """A state taken after three batches leads to the fourth, again and again."""
-  stream = make()
-  some(stream, 3)
-  state = stream.get_state()
-  wanted = some(stream, 4)
-  fresh = make()
-  fresh.set_state(state)
-  assert some(fresh, 4) == wanted
-  stream.set_state(state)
-  assert some(stream, 4) == wanted
-  assert wanted == some(make(), 7)[3:]
-
-
-def test_ids_are_positions_in_the_stream():
-  """A row can be made again from its id alone: samples.jsonl needs that."""
-  source = pipelines.Problems(arithmetic, LEVELS, 3)
-  rows = [item for batch in some(prompts(), 5) for item in batch]
-  assert [i for i, _ in rows] == list(range(20))
-  assert all(source[i][1] == row for i, row in rows)
-  assert len(source) == 2**31 - 1, "the last id still is an int32"
-  assert source[np.int64(2**31 - 2)][0] == 2**31 - 2
-
-
-def test_streams_are_training_rows_of_the_levels_asked_for():
-  rows = [row for batch in some(prompts(), 40) for _, row in batch]
-  assert not any(tasks.held_out(row.prompt) for row in rows)
-  assert {row.difficulty for row in rows} == set(LEVELS)
-  pairs = [pair for batch in some(demonstrations(), 20) for pair in batch]
-  assert not any(tasks.held_out(prompt) for prompt, _ in pairs)
-
-
-def test_mixture_of_styles():
-  """Weights 6 and 2 are shares of 3/4 and 1/4; 400 rows give +- 0.065 (3 s)."""
-  stream = demonstrations(mixture={"direct": 6, "careful": 2, "ramble": 0})
-  pairs = [pair for batch in some(stream, 100) for pair in batch]
-  kinds = collections.Counter(
-      "direct" if answer.startswith("#") else "careful" for _, answer in pairs
-  )
-  assert abs(kinds["direct"] / 400 - 0.75) < 0.065
-  for prompt, answer in pairs:
-    assert answer.count(";") in (0, prompt.count("+") + prompt.count("-"))

@@ -9,37 +9,13 @@ import sys
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tiny_data
 import tiny_session
-import tokenizers
-import transformers
 from conftest import ROOT, child_env
 
 from rl_reason import tasks, verifiers
 from rl_reason.evaluation import evaluate
 from rl_reason.tasks import files
-
-CHAT = (
-    "{% for turn in messages %}<|s|>{{ turn.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<|s|>{% endif %}"
-)
-
-
-def save_tokenizer(path):
-  """One token a byte, and two special ones."""
-  level = tokenizers.pre_tokenizers.ByteLevel
-  fast = tokenizers.Tokenizer(tokenizers.models.BPE())
-  fast.pre_tokenizer = level(add_prefix_space=False)
-  fast.decoder = tokenizers.decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-      special_tokens=["<|s|>", "<|e|>"],
-      initial_alphabet=sorted(level.alphabet()),
-  )
-  fast.train_from_iterator([""], trainer)
-  tok = transformers.PreTrainedTokenizerFast(
-      tokenizer_object=fast, bos_token="<|s|>", eos_token="<|e|>"
-  )
-  tok.chat_template = CHAT
-  tok.save_pretrained(path)
 
 
 def save_dapo(path, count):
@@ -111,7 +87,7 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   model = test_hf.checkpoint(
       tmp_path / "model", "qwen2", vocab_size=300, max_position_embeddings=512
   )
-  save_tokenizer(model)
+  tiny_data.byte_tokenizer().save_pretrained(model)
   save_dapo(tmp_path / "dapo-math-17k.parquet", 40)
   aime = save_lines(
       tmp_path / "aime.jsonl",
@@ -142,7 +118,7 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
     assert all(f"reward/{name}/mean" in x for x in steps)
   assert not any(x["train/verifier_failures"] for x in steps)
   sample = json.loads((run / "samples.jsonl").open().readline())
-  assert sample["prompt"].startswith("<|s|>Work out")
+  assert sample["prompt"].startswith("<|s|>user Work out")
 
   before = (run / "data" / "data.json").read_text()
   command("--stage=evaluate", workdir)

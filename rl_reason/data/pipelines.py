@@ -1,4 +1,4 @@
-"""grain pipelines of problems and demonstrations, resumable to the row."""
+"""Sources of rows for grain, mixtures of them, and batches of tokens."""
 
 import json
 import pathlib
@@ -129,59 +129,36 @@ class Mixed(grain.sources.RandomAccessDataSource):
     return int(index), self._rows[int(index)]
 
 
-def evaluation_sets(
-    directory: pathlib.Path, count: int
-) -> dict[str, list[tasks.Row]]:
-  """Evaluation rows by the name of their set.
-
-  The order is random but fixed: the first n rows are a fair sample.
-
-  Args:
-    directory: of --stage=prepare.
-    count: maximum number of rows of a set.
-  """
-  sets: dict[str, list[tasks.Row]] = {}
-  for part in prepared(directory, "evaluate")[0]:
-    order = np.random.default_rng(20261121).permutation(len(part))
-    rows = [part[i] for i in order[:count]]
-    name = pathlib.Path(rows[0].source).name.partition(".")[0]
-    sets[name if name not in sets else f"{name}-{len(sets)}"] = rows
-  return sets
-
-
-def prepared_pairs(
+def pairs(
     sources: list[Prepared],
     weights: list[float],
     seed: int,
-    batch: int,
     *,
     rejected: bool = False,
-):
-  """Endless batches of (prompt, response), or of preference pairs.
+) -> grain.MapDataset:
+  """(prompt, response) of prepared rows, or preference pairs, shuffled.
 
   Args:
     sources: to mix.
     weights: of the sources.
     seed: of the order.
-    batch: rows of a batch.
     rejected: whether to give (prompt, response, rejected response).
 
   Raises:
     DataError: a source has no such row.
   """
-  parts = []
+  positions = []
   for number, source in enumerate(sources):
-    rows = [
-        i for i in range(len(source)) if source.has_demonstration(i, rejected)
-    ]
-    if not rows:
+    rows = range(len(source))
+    found = [i for i in rows if source.has_demonstration(i, rejected)]
+    if not found:
       raise datasets.DataError(
           f"data.train: no row of source {number} has"
           f" {'a rejected response' if rejected else 'a response'} to learn"
           " from; name its columns in data.columns, or skip this stage"
           " (sft.skill.steps = 0)"
       )
-    parts.append([(number, i) for i in rows])
+    positions.append([(number, i) for i in found])
 
   def texts(position):
     number, index = position
@@ -189,92 +166,14 @@ def prepared_pairs(
     pair = row.prompt, row.response
     return (*pair, row.rejected) if rejected else pair
 
-  return _iterator(_mix(parts, weights, seed).map(texts), batch)
+  return _mix(positions, weights, seed).map(texts)
 
 
-def _iterator(dataset, batch: int):
+def iterate(dataset: grain.MapDataset, batch: int):
+  """An endless, checkpointable iterator over batches: lists of items."""
   dataset = dataset.batch(batch, batch_fn=list)
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
   return iter(dataset.to_iter_dataset(options))
-
-
-def prompts(source: Problems | Mixed, batch: int):
-  """Endless batches: lists of (id, row); a checkpointable grain iterator."""
-  return _iterator(grain.MapDataset.source(source).map(lambda x: x[:2]), batch)
-
-
-def demonstrations(task, levels, seed: int, batch: int, mixture: dict):
-  """Endless batches: lists of (prompt, response) in a mixture of styles.
-
-  Args:
-    task: with demonstrations.
-    levels: difficulties, drawn uniformly.
-    seed: of all rows.
-    batch: rows of a batch.
-    mixture: style of the task -> weight; they need not sum to 1.
-  """
-
-  def demonstrate(item):
-    _, row, rng = item
-    style = _style(rng, mixture)
-    return row.prompt, task.demonstrate(row, style, rng)
-
-  source = grain.MapDataset.source(Problems(task, levels, seed))
-  return _iterator(source.map(demonstrate), batch)
-
-
-def preferences(
-    task,
-    levels,
-    seed: int,
-    batch: int,
-    chosen: dict,
-    rejected: dict,
-    *,
-    evaluation: bool = False,
-):
-  """Endless batches: lists of (prompt, correct response, incorrect response).
-
-  Args:
-    task: with demonstrations.
-    levels: difficulties, drawn uniformly.
-    seed: of all rows.
-    batch: rows of a batch.
-    chosen: style -> weight, of correct responses; an incorrect draw is
-      repeated.
-    rejected: style -> weight, of incorrect responses.
-    evaluation: whether to draw held-out prompts.
-
-  Raises:
-    DataError: the styles give no such response in a thousand draws.
-  """
-
-  def respond(row, rng, mixture, correct):
-    for _ in range(1000):
-      text = task.demonstrate(row, _style(rng, mixture), rng)
-      if task.verify(text, row) == correct:
-        return text
-    raise datasets.DataError(
-        f"no {'correct' if correct else 'incorrect'} response to"
-        f" {row.prompt!r} in 1000 draws of {mixture}: choose other styles"
-    )
-
-  def pair(item):
-    _, row, rng = item
-    better = respond(row, rng, chosen, True)
-    return row.prompt, better, respond(row, rng, rejected, False)
-
-  source = Problems(task, levels, seed, evaluation=evaluation)
-  return _iterator(grain.MapDataset.source(source).map(pair), batch)
-
-
-def _style(rng: np.random.Generator, mixture: dict) -> str:
-  """A random style of the mixture; '' for a task without styles."""
-  styles = sorted(mixture)
-  if not styles:
-    return ""
-  share = np.array([mixture[s] for s in styles], float)
-  return styles[rng.choice(len(styles), p=share / share.sum())]
 
 
 def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:

@@ -15,7 +15,7 @@ import itertools
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 from array_record.python import array_record_module
@@ -41,31 +41,19 @@ def _counter():
 
 @dataclasses.dataclass
 class Tally:
-  """What became of the rows of one source.
+  """What became of the rows of one source."""
 
-  Attributes:
-    source: as in the config.
-    use: 'train' or 'evaluate'.
-    file: that its rows are written to.
-    read, kept: rows.
-    references, verified: reference answers checked, and found usable.
-    dropped: reason -> rows.
-    samples: reason -> a few dropped rows.
-    lengths: bin -> rows; a bin holds prompts of up to that many tokens.
-    difficulties: difficulty -> rows.
-  """
-
-  source: str
-  use: str
-  file: str
+  source: str  # as in the config
+  use: str  # 'train' or 'evaluate'
+  file: str  # that its rows are written to
   read: int = 0
   kept: int = 0
-  references: int = 0
-  verified: int = 0
-  dropped: dict[str, int] = _counter()
+  references: int = 0  # answers that were checked
+  verified: int = 0  # ... and can be verified
+  dropped: dict[str, int] = _counter()  # reason -> rows
   samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-  lengths: dict[int, int] = _counter()
-  difficulties: dict[int, int] = _counter()
+  lengths: dict[int, int] = _counter()  # tokens of a prompt, at most -> rows
+  difficulties: dict[int, int] = _counter()  # difficulty -> rows
 
   def drop(self, where: str, fault: Fault) -> None:
     """Counts a row that is left out."""
@@ -115,14 +103,10 @@ class RowBuilder:
   def _reserved_in(self, ids: list[int]) -> list[int]:
     return [i for i in ids if i in self._reserved]
 
-  def build(self, example: Example, paraphrases: int) -> dict | Fault:
-    """The row to write, or the reason why there is none.
-
-    Args:
-      example: without faults in itself.
-      paraphrases: how many of templates.PARAPHRASES to choose from.
-    """
+  def build(self, example: Example, use: str) -> dict | Fault:
+    """The row to write, for 'train' or 'evaluate', or why there is none."""
     key = screening.key(example)
+    paraphrases = self._data.paraphrases if use == "train" else 1
     number = int(key, 16) % paraphrases
     question = templates.paraphrase(example.question, number)
     prompt, ids = self._render(question)
@@ -175,20 +159,15 @@ class _Preparation:
     self._data, self._out, self._stop = config.data, out, stop
     self._builder = RowBuilder(config, tok)
     self._screen = screening.Screen(config.data, pool)
+    self._references = self._screen.references
 
-  def _rows(
-      self,
-      source: datasets.Source,
-      tally: Tally,
-      screen: Callable[[Example], Fault | None],
-      paraphrases: int,
-  ) -> Iterator[dict]:
+  def _rows(self, tally: Tally, source: datasets.Source) -> Iterator[dict]:
     """Yields the rows of a source that pass, and counts the others."""
     mapping = datasets.columns(self._data.columns)
     examples = datasets.examples(source, mapping, self._data.kind)
     while batch := list(itertools.islice(examples, AHEAD)):
       # Workers verify the reference answers of the whole batch meanwhile.
-      self._screen.submit([x for x in batch if isinstance(x, Example)])
+      self._references.submit([x for x in batch if isinstance(x, Example)])
       for item in batch:
         if self._stop.is_set():
           raise Stopped
@@ -196,44 +175,45 @@ class _Preparation:
         if isinstance(item, datasets.Malformed):
           tally.drop(item.where, ("the row is malformed", item.why))
           continue
-        fault = screen(item) or self._screen.fault(item, tally)
-        row = fault or self._builder.build(item, paraphrases)
+        row = self._fault(tally, item) or self._builder.build(item, tally.use)
         if isinstance(row, tuple):
           tally.drop(item.where, row)
         else:
           yield row
 
-  def evaluation(self, source: datasets.Source, file: str) -> Tally:
-    """Writes all rows of an evaluation set that can be verified and fit."""
-    tally = Tally(source.text, "evaluate", file)
-    with _writer(self._out / file) as write:
-      for row in self._rows(source, tally, self._screen.evaluation, 1):
-        write(row)
-        tally.keep(row)
-    return tally
+  def _fault(self, tally: Tally, example: Example) -> Fault | None:
+    """The fault of an example, if any; counts its reference answer."""
+    fault = None
+    if tally.use == "train":
+      fault = self._screen.training_fault(example)
+    else:
+      self._screen.add_evaluation(example)
+    fault = fault or self._screen.fault(example)
+    if fault or not self._references.checks(example):
+      return fault
+    tally.references += 1
+    fault = self._references.fault(example)
+    tally.verified += not fault
+    return fault
 
-  def training(self, source: datasets.Source, file: str) -> Tally:
-    """Writes the rows of a training set, before `drop_contradictions`."""
-    tally = Tally(source.text, "train", file)
-    rows = self._rows(
-        source, tally, self._screen.training, self._data.paraphrases
-    )
-    with _writer(self._out / f"{file}.all") as write:
-      for number, row in enumerate(rows, 1):
-        self._screen.add(row)
+  def write(self, tally: Tally, source: datasets.Source) -> None:
+    """Writes the rows of a source; `finish` has the last word."""
+    with _writer(self._out / f"{tally.file}.all") as write:
+      for number, row in enumerate(self._rows(tally, source), 1):
         write(row)
-        if number == self._data.limit:
-          break
-    return tally
+        if tally.use == "train":
+          self._screen.add_training(row)
+          if number == self._data.limit:
+            break
 
-  def drop_contradictions(self, tally: Tally) -> None:
+  def finish(self, tally: Tally) -> None:
     """Drops rows that a later row, of any source, contradicts."""
     path = self._out / f"{tally.file}.all"
     reader = array_record_module.ArrayRecordReader(str(path))
     with _writer(self._out / tally.file) as write:
       for index in range(reader.num_records()):
         row = json.loads(reader.read(index, index + 1)[0])
-        if row["key"] in self._screen.contradicted:
+        if tally.use == "train" and row["key"] in self._screen.contradicted:
           fault = screening.CONTRADICTION, row["question"]
           tally.drop(row["where"], fault)
         else:
@@ -300,13 +280,14 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   with workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool:
     work = _Preparation(config, out, tok, stop, pool)
     # Evaluation sets first: training rows are compared with them.
-    for use, write in (("evaluate", work.evaluation), ("train", work.training)):
+    for use in ("evaluate", "train"):
       for index, (source, _) in enumerate(parts[use]):
         display.doing(f"preparing {source.text}")
-        tallies.append(write(source, f"{use}-{index}.array_record"))
+        file = f"{use}-{index}.array_record"
+        tallies.append(Tally(source.text, use, file))
+        work.write(tallies[-1], source)
   for tally in tallies:
-    if tally.use == "train":
-      work.drop_contradictions(tally)
+    work.finish(tally)
     display.say(f"{tally.source}: {tally.kept} of {tally.read} rows kept")
     if not tally.kept:
       reasons = [

@@ -15,13 +15,13 @@ Fault = tuple[str, str]  # why a row is dropped, and the text that shows it
 CONTRADICTION = "another row has the same question and another answer"
 
 
-def normalize(text: str) -> str:
+def _normalize(text: str) -> str:
   """The text without differences in case, whitespace and Unicode forms."""
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _digest(*texts: str) -> str:
-  joined = "\0".join(map(normalize, texts))
+  joined = "\0".join(map(_normalize, texts))
   return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
 
@@ -30,49 +30,11 @@ def key(example: Example) -> str:
   return _digest(example.question, example.response, example.rejected)
 
 
-class Contamination:
-  """Finds questions of evaluation sets in training questions.
-
-  Args:
-    size: n of the n-grams of words; 0 finds equal questions only.
-  """
-
-  def __init__(self, size: int):
-    self._size = size
-    self._questions: dict[str, str] = {}
-    self._ngrams: dict[str, str] = {}
-
-  def _split(self, question: str) -> Iterator[str]:
-    if self._size:
-      words = re.findall(r"\w+", normalize(question))
-      for start in range(len(words) - self._size + 1):
-        yield " ".join(words[start : start + self._size])
-
-  def add(self, question: str, where: str) -> None:
-    """Adds a question of an evaluation set."""
-    self._questions.setdefault(_digest(question), where)
-    for ngram in self._split(question):
-      self._ngrams.setdefault(ngram, where)
-
-  def equal(self, question: str) -> str | None:
-    """The place of the same question in an evaluation set."""
-    return self._questions.get(_digest(question))
-
-  def overlap(self, question: str) -> tuple[str, str] | None:
-    """The first n-gram shared with an evaluation set, and its place there."""
-    for ngram in self._split(question):
-      if ngram in self._ngrams:
-        return ngram, self._ngrams[ngram]
-    return None
-
-
-def is_checkable(example: Example) -> bool:
-  """Whether the verifier is built in; formats of others are unknown."""
-  return bool(example.answer) and example.kind in verifiers.KINDS
-
-
 class ReferenceChecker:
   """Verifies reference answers in worker processes, which may hang or crash.
+
+  Only built-in verifiers can do that: in which format a user's function expects
+  an answer is not known.
 
   Args:
     pool: workers that run `verifiers.ask`.
@@ -84,49 +46,53 @@ class ReferenceChecker:
 
   def submit(self, examples: list[Example]) -> None:
     """Starts to check the reference answers of the next examples."""
-    answers = dict.fromkeys(
-        (x.kind, x.answer) for x in examples if is_checkable(x)
-    )
+    checked = filter(self.checks, examples)
+    answers = list(dict.fromkeys((x.kind, x.answer) for x in checked))
     futures = self._pool.submit(
         (verifiers.path(kind), "usable", answer) for kind, answer in answers
     )
     self._pending = dict(zip(answers, futures, strict=True))
 
+  def checks(self, example: Example) -> bool:
+    """Whether there is a reference answer that can be checked."""
+    return bool(example.answer) and example.kind in verifiers.KINDS
+
   def fault(self, example: Example) -> Fault | None:
     """The fault of the reference answer of a submitted example, if any."""
-    if not is_checkable(example):
+    if not self.checks(example):
       return None
-    [out] = self._pool.results([self._pending[example.kind, example.answer]])
-    if out.failure:
-      return _failed(out.failure, example.answer)
-    if out.value:
-      return None
-    return "the reference answer cannot be verified", example.answer
+    pending = self._pending[example.kind, example.answer]
+    return self._fault(
+        pending,
+        ("the reference answer cannot be verified", example.answer),
+        example.answer,
+    )
 
   def contradiction(self, example: Example, other: str) -> Fault | None:
     """The fault if the same question has another reference answer, too."""
-    path = verifiers.path(example.kind)
-    if example.kind in verifiers.KINDS:
-      box = f"\\boxed{{{example.answer}}}"
-      pending = self._pool.submit([(path, "verify", box, other)])
-      [out] = self._pool.results(pending)
-      if out.failure:
-        return _failed(out.failure, f"{example.answer} beside {other}")
-      equal = out.value
-    else:
-      equal = normalize(example.answer) == normalize(other)
-    return None if equal else (CONTRADICTION, example.question)
+    fault = CONTRADICTION, example.question
+    if not self.checks(example):
+      equal = _normalize(example.answer) == _normalize(other)
+      return None if equal else fault
+    box = f"\\boxed{{{example.answer}}}"
+    item = (verifiers.path(example.kind), "verify", box, other)
+    [pending] = self._pool.submit([item])
+    return self._fault(pending, fault, f"{example.answer} beside {other}")
 
-
-def _failed(failure: str, text: str) -> Fault:
-  verb = "takes too long" if failure == "time" else "fails"
-  return f"verifying the reference answer {verb}", f"{failure}: {text}"
+  def _fault(self, pending, fault: Fault, text: str) -> Fault | None:
+    """`fault` if the verifier says no; another one if the verifier fails."""
+    [out] = self._pool.results([pending])
+    if not out.failure:
+      return None if out.value else fault
+    verb = "takes too long" if out.failure == "time" else "fails"
+    return f"verifying the reference answer {verb}", f"{out.failure}: {text}"
 
 
 class Screen:
   """Finds the faults of examples, alone and beside those seen before.
 
   Attributes:
+    references: checks reference answers.
     contradicted: keys of rows with contradictory reference answers.
 
   Args:
@@ -135,53 +101,62 @@ class Screen:
   """
 
   def __init__(self, data, pool: workers.Pool):
-    self._data = data
-    self._references = ReferenceChecker(pool)
-    self._contamination = Contamination(data.ngram)
+    self._data, self.references = data, ReferenceChecker(pool)
     self._answers: dict[str, str] = {}  # key -> reference answer
     self.contradicted: set[str] = set()
-    self.submit = self._references.submit
+    # Of evaluation sets: digest of a question, or n-gram of words -> its place.
+    self._questions: dict[str, str] = {}
+    self._ngrams: dict[str, str] = {}
 
-  def fault(self, example: Example, tally) -> Fault | None:
-    """The fault of an example in itself; counts its reference answer."""
-    if not example.question:
-      return "the question is empty", example.answer
-    if not example.answer and not example.response:
-      return "there is neither an answer nor a response", example.question
-    rejected = normalize(example.rejected)
-    if rejected and rejected == normalize(example.response):
-      return "both responses are the same", example.question
-    fault = self._references.fault(example)
-    tally.references += is_checkable(example)
-    tally.verified += is_checkable(example) and not fault
-    return fault
+  def _ngrams_of(self, question: str) -> Iterator[str]:
+    size = self._data.ngram
+    words = re.findall(r"\w+", _normalize(question)) if size else []
+    for start in range(len(words) - size + 1 if size else 0):
+      yield " ".join(words[start : start + size])
 
-  def evaluation(self, example: Example) -> None:
+  def add_evaluation(self, example: Example) -> None:
     """Remembers an evaluation example, also one that is dropped later."""
-    where = f"{example.source} {example.where}"
-    self._contamination.add(example.question, where)
+    place = f"{example.source} {example.where}"
+    self._questions.setdefault(_digest(example.question), place)
+    for ngram in self._ngrams_of(example.question):
+      self._ngrams.setdefault(ngram, place)
 
-  def add(self, row: dict) -> None:
+  def add_training(self, row: dict) -> None:
     """Remembers a training row that is kept."""
     # Answers of code are tests: different tests contradict nothing.
     self._answers[row["key"]] = "" if row["kind"] == "code" else row["answer"]
 
-  def training(self, example: Example) -> Fault | None:
-    """The fault of a training example beside the others."""
-    d = self._data
-    name = key(example)
+  def fault(self, example: Example) -> Fault | None:
+    """The fault of an example in itself."""
+    if not example.question:
+      return "the question is empty", example.answer
+    if not example.answer and not example.response:
+      return "there is neither an answer nor a response", example.question
+    rejected = _normalize(example.rejected)
+    if rejected and rejected == _normalize(example.response):
+      return "both responses are the same", example.question
+    return None
+
+  def training_fault(self, example: Example) -> Fault | None:
+    """The fault of a training example beside the others.
+
+    Raises:
+      DataError: it is an evaluation row, and the config does not say whether to
+        drop such rows.
+    """
+    d, name = self._data, key(example)
     if d.deduplicate and name in self._answers:
       answer, other, fault = example.answer, self._answers[name], None
       # An answer that cannot be verified says nothing against the other one.
       if answer not in (other, "") and example.kind != "code":
-        if not self._references.fault(example):
-          fault = self._references.contradiction(example, other)
+        if not self.references.fault(example):
+          fault = self.references.contradiction(example, other)
       if fault and fault[0] == CONTRADICTION:
         self.contradicted.add(name)
       return fault or ("the row is a duplicate", example.question)
     if d.allow_benchmarks:
       return None
-    place = self._contamination.equal(example.question)
+    place = self._questions.get(_digest(example.question))
     if place and not d.ngram:
       raise DataError(
           f"data.train: {example.source} {example.where} is also {place}, an"
@@ -191,7 +166,8 @@ class Screen:
     if place:
       text = f"{place}: {example.question}"
       return "the question is in an evaluation set", text
-    if overlap := self._contamination.overlap(example.question):
-      reason = "the question overlaps one of an evaluation set"
-      return reason, f"{overlap[1]}: {overlap[0]}"
+    for ngram in self._ngrams_of(example.question):
+      if ngram in self._ngrams:
+        reason = "the question overlaps one of an evaluation set"
+        return reason, f"{self._ngrams[ngram]}: {ngram}"
     return None

@@ -1,0 +1,220 @@
+"""The stage that prepares data: files, reuse, interruption, configs."""
+
+# ruff: noqa: F811  (pytest finds fixtures by their names)
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+import transformers
+from conftest import ROOT, child_env
+from tiny_data import (  # noqa: F401  (fixtures)
+    FIVE,
+    check,
+    make,
+    rows,
+    run,
+    tok_dir,
+    verifier,
+    write,
+)
+
+from rl_reason.config import ConfigError
+from rl_reason.data.datasets import DataError
+from rl_reason.monitoring import metrics
+from rl_reason.structs import Stopped
+
+BOAT = "A boat sails nine miles north and four miles east."
+
+# --- the stage ---------------------------------------------------------------
+
+
+def test_the_same_again(make, tmp_path):
+  c = make(FIVE, [(BOAT, "1")], paraphrases=3)
+  first = rows(run(c, tmp_path / "1"))
+  assert first == rows(run(c, tmp_path / "2"))
+  reports = [(tmp_path / x / "data" / "data.json").read_text() for x in "12"]
+  assert reports[0] == reports[1]
+
+
+def test_done_work_is_recognised(make, tmp_path):
+  c = make(FIVE)
+  place = run(c, tmp_path)
+
+  def changed():
+    before = (place / "data.json").stat().st_ino
+    run(c, tmp_path)
+    return (place / "data.json").stat().st_ino != before
+
+  assert not changed()
+  c.seed, c.rl.steps = 7, 9  # nothing of the data depends on them
+  assert not changed()
+  os.utime(c.data.train, ns=(1, 1))
+  assert changed() and not changed()
+  write(tmp_path / "train.jsonl", FIVE[:2])
+  assert changed() and len(rows(place)) == 2
+  c.data.template = "dapo"
+  assert changed() and not changed()
+  c.rollout.max_prompt = 500
+  assert changed() and not changed()
+
+
+def test_killed_on_the_way(make, tmp_path, monkeypatch):
+  """What is there stays until the new is whole; leftovers do no harm."""
+  place = run(make(FIVE), tmp_path)
+  more = make([*FIVE, ("new?", "1")])
+
+  def killed(path, value):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+      run(more, tmp_path)
+  assert len(rows(place)) == 5 and (tmp_path / "data.new").exists()
+  stop = threading.Event()
+  stop.set()
+  with pytest.raises(Stopped):
+    run(more, tmp_path, stop)
+  assert len(rows(place)) == 5
+  run(more, tmp_path)
+  assert len(rows(place)) == 6
+  assert sorted(x.name for x in tmp_path.iterdir()) == ["data", "train.jsonl"]
+
+
+def test_one_process_writes(make, tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  run(make(FIVE), tmp_path)
+  assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "train, text",
+    [
+        (
+            [("1?", "x"), ("2?", "y")],
+            "2 rows: the reference .* verified, as in train.jsonl:1: x",
+        ),
+        (["\n"], "it is empty"),
+    ],
+)
+def test_nothing_left(make, tmp_path, train, text):
+  with pytest.raises(DataError, match=f"no row of .*train.jsonl is.*{text}"):
+    run(make(train), tmp_path)
+  assert not (tmp_path / "data").exists()
+
+
+def test_a_damaged_source(make, tmp_path):
+  path = tmp_path / "x.jsonl.gz"
+  text = "".join(json.dumps(dict(question=q, answer=a)) for q, a in FIVE)
+  path.write_bytes(gzip.compress(text.encode())[:-9])
+  c = make()
+  c.data.train = str(path)
+  with pytest.raises(DataError, match="x.jsonl.gz: cannot be read to its end"):
+    run(c, tmp_path)
+
+
+def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
+  tok = transformers.AutoTokenizer.from_pretrained(tok_dir)
+  tok.chat_template = None
+  tok.save_pretrained(tmp_path / "tok")
+  c = make(FIVE, chat=True)
+  c.tokenizer = str(tmp_path / "tok")
+  with pytest.raises(ConfigError, match="set data.chat = False"):
+    run(c, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields, text",
+    [
+        ({"train": "gsm8"}, "data.train = .* did you mean gsm8k"),
+        ({"evaluate": "/no/such"}, "data.evaluate = .*neither a known set"),
+        ({"columns": "prompt=x"}, "data.columns = .* is no column"),
+        (
+            {"kind": "poetry"},
+            "data.kind = 'poetry': must be one of math, choice",
+        ),
+        ({"template": "mine"}, "data.template = 'mine': must be one of plain"),
+        ({"train": "gsm8k*0"}, "gsm8k\\*0: a weight must be more than 0"),
+        ({"evaluate": "gsm8k*2"}, "data.evaluate = .*leave out the weights"),
+        ({"system": "Hi"}, "data.system = 'Hi': .* set data.chat = True"),
+        ({"paraphrases": 6}, "at least 1 and at most 5"),
+        ({"ngram": -1}, "data.ngram = -1"),
+    ],
+)
+def test_impossible_configs(make, fields, text):
+  with pytest.raises(ConfigError, match=text):
+    check(make(**{"ngram": 0} | fields))
+
+
+def test_real_data_need_a_tokenizer(make):
+  c = make(FIVE)
+  c.tokenizer = ""
+  with pytest.raises(ConfigError, match="tokenizer = '': .*name a tokenizer"):
+    check(c)
+
+
+CHOICES = [
+    *FIVE,
+    (FIVE[0][0], "1"),
+    {"q": "Other column?", "question": "This column?", "answer": "3"},
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({}, 6),
+        ({"deduplicate": False}, 7),
+        ({"limit": 2}, 2),
+        ({"columns": "question=q"}, 1),
+        ({"kind": "choice"}, 6),
+    ],
+)
+def test_fields_that_choose_rows(make, tmp_path, fields, kept):
+  found = rows(run(make(CHOICES, **fields), tmp_path))
+  assert len(found) == kept
+  assert found[0].kind == fields.get("kind", "math")
+  assert found[-1].prompt == {
+      1: "Other column?",
+      2: FIVE[1][0],
+  }.get(kept, "This column?")
+
+
+def command(*flags):
+  argv = [sys.executable, "-m", "rl_reason.main", "--stage=prepare", *flags]
+  return subprocess.run(
+      argv, cwd=ROOT, env=child_env(), capture_output=True, text=True
+  )
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, tok_dir):
+  """Rows without a reference answer: no verifier runs."""
+  path = write(
+      tmp_path / "pairs.jsonl", [{"question": "1+1?", "response": "It is 2."}]
+  )
+  flags = [
+      "--config=configs/base.py",
+      "--config.task.name=files",
+      f"--config.tokenizer={tok_dir}",
+      f"--config.data.train={path}",
+      f"--workdir={tmp_path / 'run'}",
+  ]
+  done = command(*flags)
+  assert done.returncode == 0, done.stderr
+  assert "1 of 1 rows kept" in done.stdout
+  assert [x.response for x in rows(tmp_path / "run" / "data")] == ["It is 2."]
+  assert "prepared already" in command(*flags).stdout
+  (tmp_path / "pairs.jsonl").write_text("nothing\n")
+  done = command(*flags)
+  assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+  assert (
+      "no row of" in done.stderr
+      and "1 rows: the row is malformed" in done.stderr
+  )
