@@ -24,20 +24,20 @@ def split(tree, minibatches):
   return jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), tree)
 
 
-def packed(rows: Rows | Rollouts, hands: int = 1) -> Packed:
-  """Minibatches of rows [M, B, ...]; B / hands packed rows a micro-batch."""
-  three = rows.tokens_BL, rows.start_B, rows.mask_BT
+def packed(rows: Rows | Rollouts, micro_batches: int = 1) -> Packed:
+  """Packs minibatches [M, B, ...] into at most so many micro-batches each."""
+  arrays = rows.tokens_BL, rows.start_B, rows.mask_BT
   each = [
-      packing.pack(*map(np.asarray, x), x[0].shape[0] // hands)
-      for x in zip(*three, strict=True)
+      packing.pack(*map(np.asarray, x), x[0].shape[0] // micro_batches)
+      for x in zip(*arrays, strict=True)
   ]
   return jax.tree.map(lambda *x: np.stack(x), *each)
 
 
-def put(mesh, rows: Rows, hands: int = 1) -> tuple[Rows, Packed]:
+def put(mesh, rows: Rows, micro_batches: int = 1) -> tuple[Rows, Packed]:
   """Minibatches of rows, and packed, on a mesh."""
   placed = sharding.put(mesh, rows, None, "batch")
-  return placed, sharding.put_packed(mesh, packed(rows, hands))
+  return placed, sharding.put_packed(mesh, packed(rows, micro_batches))
 
 
 def micro(tokens_BL, start_B, mask_BT, rows: int | None = None) -> Packed:

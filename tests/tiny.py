@@ -9,7 +9,7 @@ from rl_reason.data import pipelines, tokenizer
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
-from rl_reason.training import step
+from rl_reason.training import optimizer as optimizer_lib
 
 TASK = tasks.get("arithmetic")
 TOK = tokenizer.load("", TASK.ALPHABET)
@@ -41,7 +41,7 @@ def optimizer(**change):
   """AdamW without decay or clip, at a constant rate; or what is asked for."""
   usual = dict(lr=1e-2, schedule="constant", warmup=0, total=1)
   adam = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=0.0)
-  return step.make_optimizer(**usual | adam | change)
+  return optimizer_lib.make_optimizer(**usual | adam | change)
 
 
 def engine(**change) -> sampler.Sampler:
@@ -73,7 +73,7 @@ def batch(minibatches, rows, seed=0, group=4) -> Rows:
       advantages_BT=(rng.normal(size=(total, 1)) * mask_BT).astype(np.float32),
       old_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
       ref_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
-      right_B=rng.integers(0, 2, total).astype(np.float32),
+      correct_B=rng.integers(0, 2, total).astype(np.float32),
       age_B=np.zeros(total, np.int32),
       values_BT=rng.normal(size=(total, T)).astype(np.float32),
       returns_BT=rng.normal(size=(total, T)).astype(np.float32),
