@@ -1,6 +1,6 @@
 """The decoder: cache, chunks, remat and bfloat16 change nothing but rounding.
 
-Its numbers are compared with plain NumPy in test_golden_step.py.
+Its numbers are compared with plain NumPy in test_golden_parts.py.
 """
 
 import dataclasses
