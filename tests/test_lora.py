@@ -296,7 +296,7 @@ def test_a_run_goes_on_to_the_same_bits_and_goes_out(tmp_path, monkeypatch):
         score(loaded, *args)[0], score(got, *args)[0], atol=2e-5
     )
   card = (tmp_path / "parts/export/policy/README.md").read_text()
-  assert "2 steps of RL of low-rank factors (LoRA, rank 2)" in card
+  assert "with LoRA of rank 2 merged into the weights" in card
 
   other = jax.tree.map(lambda x: x + 1, rl.base(run, sft.load(run)))
   monkeypatch.setattr(sft, "load", lambda run: other)
