@@ -60,6 +60,7 @@ def open_session(
     display: Display,
     stop: threading.Event,
     files: pathlib.Path | None = None,
+    devices: list[jax.Device] | None = None,
 ) -> Session:
   """Opens everything that the stages share.
 
@@ -69,6 +70,7 @@ def open_session(
     display: the screen.
     stop: set by SIGTERM.
     files: what --stage=prepare wrote, if the config names data.
+    devices: of the mesh; None for all.
 
   Raises:
     ValueError: the tokenizer, the checkpoint, the mesh or the devices do not
@@ -111,7 +113,7 @@ def open_session(
     )
   display.say(f"attention: {cfg.attention} ({attention_backend(config)[1]})")
 
-  mesh = sharding.make_mesh(**config.mesh)
+  mesh = sharding.make_mesh(**config.mesh, devices=devices)
   return Session(
       config=config,
       workdir=workdir,

@@ -13,7 +13,6 @@ from rl_reason import checks
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
 from rl_reason.randomness import key
-from rl_reason.scale import sharding
 from rl_reason.session import open_session
 from rl_reason.tasks import arithmetic
 from rl_reason.training import optimizer
@@ -54,10 +53,13 @@ def make_session(workdir, c=None, **changes):
     set_field(c, name.replace("__", "."), value)
   checks.fields(c)
   workdir.mkdir(parents=True, exist_ok=True)
-  session = open_session(c, workdir, display.Display(False), threading.Event())
-  mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-  session.engine._mesh = mesh
-  return session._replace(mesh=mesh)
+  return open_session(
+      c,
+      workdir,
+      display.Display(False),
+      threading.Event(),
+      devices=jax.devices()[:1],
+  )
 
 
 def random_params(session):

@@ -1,0 +1,69 @@
+"""History of recent RL steps: what is remembered, and with which weights."""
+
+import numpy as np
+
+from rl_reason.algorithms import advantage_variants
+from rl_reason.training import batches, history
+
+B, T = 32, 6
+NO_ROWS = batches.no_rows(B, max_prompt=4, max_tokens=T, num_scorers=0)
+
+
+def rows_of(mark, problems):
+  """A batch whose every number is `mark`; the second half is padding."""
+  real_B = np.arange(B) < B // 2
+  mask_BT = np.zeros((B, T), bool)
+  mask_BT[real_B, :2] = True
+  return NO_ROWS.replace(
+      rollouts=NO_ROWS.rollouts.replace(
+          tokens_BL=np.full_like(NO_ROWS.rollouts.tokens_BL, mark),
+          mask_BT=mask_BT,
+      ),
+      old_logps_BT=np.full_like(NO_ROWS.old_logps_BT, -mark),
+      age_B=np.where(real_B, 0, -1).astype(np.int32),
+      problems_B=np.resize(problems, B).astype(np.int32),
+  )
+
+
+def test_the_newest_batches_are_remembered():
+  """Of three batches the last two, the oldest first."""
+  past = history.empty(NO_ROWS, steps=2)
+  assert past.rewards_H.shape == (2 * B,) and not past.mask_HT.any()
+  for mark in (1, 2, 3):
+    rows = rows_of(mark, problems=[5, 6])
+    past = history.append(past, rows, np.full(B, mark, np.float32))
+  half = B // 2
+  assert past.rewards_H.tolist() == [2.0] * B + [3.0] * B
+  assert past.tokens_HL[[0, -1], 0].tolist() == [2, 3]
+  assert past.logps_HT[0, :3].tolist() == [-2, -2, 0]
+  assert past.problems_H.tolist() == ([5, 6] * (half // 2) + [-1] * half) * 2
+  assert past.mask_HT.any(1).tolist() == ([True] * half + [False] * half) * 2
+
+
+def test_weights_of_old_responses():
+  """min(pi / pi_then, 2) over both tokens of a response; 0 for padding."""
+  past = history.append(
+      history.empty(NO_ROWS, steps=2), rows_of(3, [5, 6]), np.ones(B)
+  )
+  # pi_then is exp(-3) a token; pi is now exp(-3.25), then exp(-2).
+  for logp, wanted in ((-3.25, np.exp(-0.5)), (-2.0, 2.0)):
+    got = history.credit_inputs(
+        past,
+        None,
+        logps=lambda params, rollouts, logp=logp: np.full((B, T), logp),
+        batch=B,
+        ratio_limit=2.0,
+    )
+    half = B // 2
+    np.testing.assert_allclose(
+        got["past_weights_H"], [0] * B + [wanted] * half + [0] * half, 1e-5
+    )
+  # Problem 5 was correct in the past: eight responses of reward 1 and weight
+  # 2, and one other response of now. Problem 7 has no other response.
+  got = advantage_variants.temporal(
+      np.array([-1.0, 1, -1, 1]),
+      problems_B=np.array([5, 5, 6, 7]),
+      **got,
+  )
+  wanted = [-1 - (16 + 1) / 17, 1 - (16 - 1) / 17, -1 - 16 / 16, 0]
+  np.testing.assert_allclose(got, wanted, rtol=1e-5)
