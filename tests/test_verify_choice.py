@@ -1,4 +1,4 @@
-"""Multiple choice and yes or no: what chooses, and what only mentions."""
+"""Multiple choice, and yes or no: what chooses, and what only mentions."""
 
 import pytest
 
@@ -21,10 +21,10 @@ from rl_reason.verifiers import choice
         "<think>\\boxed{A}</think> C",
     ],
 )
-@pytest.mark.parametrize("gold", ["C", "(C)", "\\text{(C)}", "c", "C."])
-def test_right_choice(text, gold):
+@pytest.mark.parametrize("reference", ["C", "(C)", "\\text{(C)}", "c", "C."])
+def test_correct_choice(text, reference):
   assert choice.answer(text) == "C"
-  assert choice.verify(text, gold)
+  assert choice.verify(text, reference)
   assert not choice.verify(text, "A")
 
 
@@ -50,12 +50,12 @@ def test_right_choice(text, gold):
         "(" * 100_000 + "C",
     ],
 )
-def test_no_right_choice(text):
+def test_no_correct_choice(text):
   assert not choice.verify(text, "C")
 
 
 @pytest.mark.parametrize(
-    "text, answer",
+    ("text", "answer"),
     [
         *[("Yes", "yes"), ("yes.", "yes"), ("NO", "no"), ("\\boxed{No}", "no")],
         *[("Answer: Yes, because 2 is even.", "yes"), ("True", "yes")],
