@@ -1,15 +1,15 @@
-"""Verifiers: whether the final answer of a response is right.
+"""Verifiers: whether the final answer of a response is correct.
 
-Each has the same contract, and none ever evaluates what a model wrote; `code`
-runs it, in a sandbox:
+A verifier is a module, or a function `module:function`, that gets a response
+and the reference answer of its row. It never evaluates what a model wrote;
+`code` runs it, in a sandbox. The functions of a module:
 
-  answer(text) -> str | None     the final answer, as written; None if none
-  equal(given, gold) -> bool     whether two answers are the same
-  verify(text, gold) -> bool     whether the response's final answer is right
-  usable(gold) -> bool           whether a gold can be checked at all
+  verify(text, reference) -> bool   whether the final answer is correct
+  answer(text) -> str | None        the final answer, verbatim; None if none
+  usable(reference) -> bool         whether a reference answer can be verified
 
-`math` and `choice` judge texts, `code` programs; `workers` runs them in
-processes that may crash or hang.
+`math` and `choice` verify texts, `code` programs; `workers` runs verifiers in
+processes that may crash or hang. The package imports nothing else of rl_reason.
 """
 
 import functools

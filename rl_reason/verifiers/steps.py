@@ -1,10 +1,10 @@
-r"""Arithmetic that a response shows: which steps there are, and which hold.
+r"""Arithmetic in a response: its steps, and which of them are correct.
 
 A step is an equation of numbers with an operation in it, plain or LaTeX:
 `12+5=17`, `$\frac{1}{2} + \frac12 = 1$`, `3 \times 4 = 12`, `20% * 50 = 10`.
-In `a = b = c` there are two. Sides are read by the grammar of answers
+In `a = b = c` there are two. Sides are parsed by the grammar of answers
 (`latex`) and compared exactly: 10/3 is not 3.33, for which there is \approx.
-What has a variable or a word in it, or cannot be read, is no step.
+An equation with a variable or a word, or outside of the grammar, is no step.
 """
 
 import functools
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from rl_reason.verifiers import latex, lexer, numeric
 from rl_reason.verifiers.values import is_expression
 
-MAX_SIDE = 200  # characters; what is longer may be slow, and is no step
-NEAR = 20  # characters before and behind that are looked at
+MAX_SIDE = 200  # characters; a longer side may be slow, and is no step
+NEAR = 20  # characters of context before and behind
 
-# What stands around arithmetic, and what only changes its looks.
-_LOOKS = [
+# Markup around arithmetic, and mere formatting.
+_REWRITES = [
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
         (r"^[ \t]*(?:[-*+\u2022]|\d+[.)])[ \t]+", ""),  # of a list
@@ -38,23 +38,23 @@ _RUN = re.compile(
 )
 _PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*\\?%")
-# Commands that end one formula and begin another, or name a unit.
+# Commands between two formulas, or before a unit.
 _APART = (
     r"(?:text|mathrm|mbox|q?quad|approx|[lg]eq?|implies|to|[rR]ightarrow"
     r"|therefore)(?![a-zA-Z])"
 )
-# Beside a run these make it a part of something that has no value.
+# Beside a run these make it a part of an expression without a value.
 _BEFORE = re.compile(rf"\\(?!{_APART})[a-zA-Z]+$")
 _AFTER = re.compile(rf"!|\\(?!{_APART})")
 _SIGN = re.compile(r"[ \t]*[-+*/^\u2212\u2013\u00d7\u22c5\u00b7\u00f7]")
 
 
 class Side(NamedTuple):
-  """What a side of an equation says.
+  """A side of an equation.
 
   Attributes:
-    values: that it may mean: 25% is 1/4, or 25; none if it is undefined.
-    operates: whether something is calculated in it.
+    values: its possible values: 25% is 1/4, or 25; none if it is undefined.
+    operates: whether it has an operation.
   """
 
   values: frozenset[Fraction]
@@ -62,8 +62,8 @@ class Side(NamedTuple):
 
 
 def verdicts(text: str) -> list[bool]:
-  """Whether each step of a response holds, in their order."""
-  for pattern, replacement in _LOOKS:
+  """Whether each step of a response is correct, in order."""
+  for pattern, replacement in _REWRITES:
     text = pattern.sub(replacement, text)
   out = []
   for run in _RUN.finditer(text):
@@ -91,7 +91,7 @@ def _is_word(symbol: str) -> bool:
 
 
 def _begins_before(before: str, run: str) -> bool:
-  """Whether what stands before a run belongs to its first side."""
+  """Whether the text before a run belongs to its first side."""
   last = before.rstrip(" \t")[-1:]
   return bool(
       _is_word(before[-1:])
@@ -114,7 +114,7 @@ def _without_brackets(sides: list[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _side(text: str) -> Side | None:
-  """What a side says; None if it is no arithmetic."""
+  """The values of a side; None if it is no arithmetic."""
   if _PLAIN.fullmatch(text):
     return Side(frozenset([Fraction(text)]), False)
   if not text or len(text) > MAX_SIDE:

@@ -1,13 +1,13 @@
-"""Processes that score items one by one, and may crash, hang or explode.
+"""Processes that verify items one by one, and may crash, hang or explode.
 
-A verifier runs on text that a model wrote, so it may take for ever, eat all
-memory, or take its process down. Here that costs one item, which is reported
-as failed, and one process, which is replaced.
+A verifier runs on text that a model wrote, so it may never return, exhaust the
+memory, or crash its process. In a pool that costs one item, reported as failed,
+and one process, which is replaced.
 
 Time is CPU time, counted by the kernel, so that a loaded machine changes no
-verdict; a wall limit far behind it ends processes that sleep. Workers are fresh
-interpreters (JAX's threads forbid fork, and a script that imports jax should
-not be imported again); they speak JSON, so nothing they say is executed.
+verdict; a far larger wall-clock limit ends processes that sleep. Workers are
+fresh interpreters (JAX's threads forbid fork, and the script that imports jax
+should not be imported again); they reply in JSON, so no reply is executed.
 """
 
 import collections
@@ -27,14 +27,14 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-MAX_REPLY = 1 << 20  # bytes; a worker that says more has failed
+MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
 
 
 class Outcome(NamedTuple):
-  """What became of one item.
+  """The outcome of one item.
 
   Attributes:
-    value: what the function returned, after JSON; None if it failed.
+    value: the result of the function, after JSON; None if it failed.
     failure: None, 'time', 'memory', 'crash', or 'error: ...'.
   """
 
@@ -46,12 +46,12 @@ class Pool:
   """Worker processes that apply one function to items, in the background.
 
     with Pool("rl_reason.verifiers.math:verify", workers=4) as pool:
-      pending = pool.submit([(text, gold), ...])
+      pending = pool.submit([(text, reference), ...])
       ...  # generate the next batch
       outcomes = pool.results(pending)
 
   Attributes:
-    failures: how many items failed so far, by kind.
+    failures: number of failed items so far, by kind.
   """
 
   def __init__(
@@ -63,16 +63,14 @@ class Pool:
       wall_seconds: float | None = None,
       megabytes: int = 2048,
   ):
-    """Checks the function and starts nothing: the first items start workers.
+    """Checks the function; workers start with the first items.
 
     Args:
       function_path: 'package.module:function', applied as function(*item).
-        Arguments and results are what JSON can hold.
-      workers: processes, at most as many as there are items waiting.
-      seconds: CPU time that one item may take; imports that its function does
-        late count as well.
-      wall_seconds: after this time an item has failed even if its process used
-        no CPU time; 10 * seconds + 60 if None.
+        Arguments and results must fit into JSON.
+      workers: number of processes, at most one per item.
+      seconds: CPU time of one item, late imports of the function included.
+      wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.
       megabytes: address space of a worker.
 
     Raises:
@@ -107,7 +105,7 @@ class Pool:
     self.close()
 
   def submit(self, items: Iterable[tuple]) -> list[concurrent.futures.Future]:
-    """Begins to score items; returns at once.
+    """Starts to verify items; returns at once.
 
     Raises:
       RuntimeError: the pool is closed.
@@ -125,11 +123,11 @@ class Pool:
     return pending
 
   def results(self, pending: list[concurrent.futures.Future]) -> list[Outcome]:
-    """The outcomes of what `submit` gave, in its order; waits for them."""
+    """Waits for the outcomes of submitted items, in their order."""
     return [future.result() for future in pending]
 
   def close(self):
-    """Kills all workers; items that wait are cancelled."""
+    """Kills all workers and cancels waiting items."""
     with self._lock:
       self._closed = True
       for worker in self._live:
@@ -145,7 +143,7 @@ class Pool:
       thread.join()
 
   def _run(self):
-    """One thread, one worker at a time."""
+    """Serves waiting items in one thread, with one worker at a time."""
     worker = None
     while (task := self._waiting.get()) is not None:
       item, future = task
@@ -154,7 +152,7 @@ class Pool:
       try:
         worker = worker or self._begin()
         outcome = worker.ask(item, self._wall)
-      except Exception as e:  # no process to be had: the item fails, not we
+      except Exception as e:  # no process can start: only the item fails
         outcome = Outcome(None, f"error: {e!r}")
       if outcome.failure:
         worker = worker and self._end(worker)
@@ -165,7 +163,7 @@ class Pool:
       self._end(worker)
 
   def _begin(self) -> "_Worker":
-    with self._lock:
+    with self._lock:  # close() kills all workers that it sees
       if self._closed:
         raise RuntimeError("the pool is closed")
       worker = _Worker(self._start)
@@ -185,7 +183,7 @@ class _Worker:
 
   def __init__(self, start: str):
     self.socket, theirs = socket.socketpair()
-    # The child finds our modules where we do, whatever started us.
+    # The child searches modules where this process does.
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         f"from {__name__} import serve\n"
@@ -202,8 +200,8 @@ class _Worker:
     self.asked = 0
 
   def ask(self, item: str, wall: float) -> Outcome:
-    """One item's outcome; the worker is of no use after a failure."""
-    # The worker's own alarm should ring first; this is for one that is stopped.
+    """Returns the outcome of one item; a failure ends the worker's use."""
+    # The worker's own alarm should ring first, unless it is stopped.
     deadline, reply = time.monotonic() + wall + 5, b""
     self.asked += 1
     try:
@@ -217,7 +215,7 @@ class _Worker:
         reply += piece
     except TimeoutError:
       return Outcome(None, "time")
-    except OSError:  # it died while we wrote
+    except OSError:  # the worker died during the request
       reply = b""
     if not reply:
       self.process.kill()
@@ -227,18 +225,18 @@ class _Worker:
     try:
       number, value, failure = json.loads(reply)
     except (ValueError, TypeError, RecursionError):
-      return Outcome(None, "crash")  # what it says makes no sense
+      return Outcome(None, "crash")  # the reply is no outcome
     if number != self.asked or not isinstance(failure, str | None):
       return Outcome(None, "crash")
     return Outcome(value, failure)
 
 
 def serve(descriptor: int, parent: int, start: str) -> None:
-  """What a worker does: read an item, apply the function, write the outcome.
+  """Loop of a worker: read an item, apply the function, write the outcome.
 
   Args:
     descriptor: of the socket to the pool.
-    parent: process id of the pool; if it is gone, so is the worker.
+    parent: process id of the pool; the worker dies with it.
     start: JSON of the function's path, CPU and wall seconds, and megabytes.
   """
   if sys.platform == "linux":
@@ -254,22 +252,19 @@ def serve(descriptor: int, parent: int, start: str) -> None:
   with socket.socket(fileno=descriptor).makefile("rw") as stream:
     for line in stream:
       number, item = json.loads(line)
-      # Nobody handles these signals: the kernel ends the process, whatever
-      # code holds the interpreter. RLIMIT_CPU stands behind the timer.
+      # These signals have no handler: the kernel ends the process, whatever code
+      # holds the interpreter. RLIMIT_CPU is the fallback of the timer.
       limit = int(time.process_time() + 2 * seconds + 2)
       hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
       resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
       signal.setitimer(signal.ITIMER_PROF, seconds)
       signal.setitimer(signal.ITIMER_REAL, wall)
-      value, failure = None, None
       try:
-        value = function(*item)
-        reply = json.dumps([number, value, None])
+        reply = json.dumps([number, function(*item), None])
       except MemoryError:
-        failure = "memory"
+        reply = json.dumps([number, None, "memory"])
       except Exception as e:
         failure = f"error: {type(e).__name__}: {e}"[:200]
-      if failure:
         reply = json.dumps([number, None, failure])
       signal.setitimer(signal.ITIMER_PROF, 0)
       signal.setitimer(signal.ITIMER_REAL, 0)
