@@ -485,7 +485,7 @@ def _share_returning(c) -> float:
   Measured on prompts that are drawn as training draws them.
   """
   task, rng = tasks.get(c.task.name), np.random.default_rng(0)
-  levels = tuple(c.task.difficulties) or task.DIFFICULTIES
+  levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
   count = min(c.rollout.batch // c.rollout.group_size, 256)
   total = count * (1 + c.advantage.history)
   rows = [tasks.draw(task, rng, levels, evaluation=False) for _ in range(total)]

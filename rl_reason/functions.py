@@ -275,20 +275,36 @@ def check(kind: str, section: Any) -> None:
           f" {', '.join(known.inputs)}; arguments of your own are keyword-only,"
           " behind a *"
       )
+  check_arguments(f"{known.field}.args", section.name, found, section.args)
+
+
+def check_arguments(
+    field: str, function: str, found: Signature, args: Mapping[str, Any]
+) -> None:
+  """Checks the arguments of a function.
+
+  Args:
+    field: where they are set, for the error.
+    function: its name.
+    found: its signature.
+    args: by name.
+
+  Raises:
+    ConfigError: one is unknown, out of bounds, or missing.
+  """
   takes = ", ".join(found.arguments) or "no arguments"
-  for name, value in section.args.items():
-    field = f"{known.field}.args.{name} = {value!r}"
+  for name, value in args.items():
     if name not in found.arguments:
       hint = did_you_mean(name, found.arguments)
-      raise ConfigError(f"{field}: {section.name} takes {takes}{hint}")
-    problem = found.arguments[name].problem(value)
+      problem = f"{function} takes {takes}{hint}"
+    else:
+      problem = found.arguments[name].problem(value)
     if problem:
-      raise ConfigError(f"{field}: {problem}")
+      raise ConfigError(f"{field}.{name} = {value!r}: {problem}")
   for name, spec in found.arguments.items():
-    if spec.default is REQUIRED and name not in section.args:
+    if spec.default is REQUIRED and name not in args:
       raise ConfigError(
-          f"{known.field}.args.{name}: {section.name} needs it; it takes"
-          f" {takes}"
+          f"{field}.{name}: {function} needs it; it takes {takes}"
       )
 
 
@@ -402,6 +418,33 @@ def _annotation(node: ast.expr | None, aliases) -> Spec:
   return Spec()
 
 
+def load(path: str) -> Any:
+  """A user's module `module`, or its object `module:name`.
+
+  Raises:
+    ConfigError: there is none; the text says why.
+  """
+  _find_in_working_directory()
+  module, mark, name = path.partition(":")
+  try:
+    found = importlib.import_module(module)
+    return getattr(found, name) if mark else found
+  except Exception as e:  # the user's module may raise anything
+    raise ConfigError(f"{path!r}: {type(e).__name__}: {one_line(e)}") from None
+
+
+def signature_of(called: Any) -> Signature:
+  """The signature of anything that can be called."""
+  (node,) = ast.parse(f"def _{inspect.signature(called)}: pass").body
+  assert isinstance(node, ast.FunctionDef)
+  return _signature(node, _shared_aliases())
+
+
+def _find_in_working_directory() -> None:
+  if str(pathlib.Path.cwd()) not in sys.path:
+    sys.path.insert(0, str(pathlib.Path.cwd()))
+
+
 def _of_user(name: str, field: str) -> Signature:
   """The signature of 'module:function'.
 
@@ -409,8 +452,7 @@ def _of_user(name: str, field: str) -> Signature:
   function imported from elsewhere, a functools.partial) is imported.
   """
   module, _, function = name.partition(":")
-  if str(pathlib.Path.cwd()) not in sys.path:
-    sys.path.insert(0, str(pathlib.Path.cwd()))
+  _find_in_working_directory()
   try:
     spec = importlib.util.find_spec(module)
     if spec is None:
@@ -422,10 +464,7 @@ def _of_user(name: str, field: str) -> Signature:
     found = _definitions(path) if path.suffix == ".py" else {}
     if function not in found:
       called = getattr(importlib.import_module(module), function)
-      text = f"def {function}{inspect.signature(called)}: pass"
-      (node,) = ast.parse(text).body
-      assert isinstance(node, ast.FunctionDef)
-      found = {function: _signature(node, _shared_aliases())}
+      found = {function: signature_of(called)}
   except ConfigError:
     raise
   except Exception as e:  # the user's module may raise anything

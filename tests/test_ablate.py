@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
@@ -65,7 +64,7 @@ print(sorted({"jax", "flax", "matplotlib", "scipy"} & set(sys.modules)))
         (dict(seeds=(-1,)), "row 'low': seed = -1: must be at least 0"),
         (
             dict(rows=[("low", SMOKE, {}), ("Low ", SMOKE, {})]),
-            "rows 'low' and 'Low ': would share .*rename one",
+            "rows .*'low', 'Low .* two would share a directory; rename one",
         ),
         (
             dict(common={"rl.step": 3}),
@@ -96,7 +95,7 @@ def test_mistakes_are_refused_before_anything_runs(
 
 def test_a_config_that_is_no_ablation_is_refused(child, capsys):
   assert command.main(["--config=configs/grpo.py"], child) == 2
-  assert "title: missing" in capsys.readouterr().err
+  assert "rows: missing" in capsys.readouterr().err
   assert command.main(["--config=nowhere.py"], child) == 2
   assert "nowhere.py: there is no such file" in capsys.readouterr().err
 
@@ -240,7 +239,7 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
         cache=tmp_path / "compiled",
         main=child,
         on_finished=lambda: finished.append(
-            len(compare.collect(c, found, ablate.measures(c))["runs"])
+            len(compare.collect(c, found, ablate.measures(c), "")["runs"])
         ),
     )
 
@@ -377,14 +376,16 @@ def data_of(runs, reference="a", measures=None):
 
 def test_values_between_evaluations():
   run = one("a", 1, [0.2, 0.6, None, 0.8], steps=(0, 10, 20, 40))
-  assert compare.value_at(run, "accuracy", 5) == pytest.approx(0.4)
-  assert compare.value_at(run, "accuracy", 25) == pytest.approx(0.7)
-  assert compare.value_at(run, "accuracy", 500, "tokens") == pytest.approx(0.4)
-  assert compare.value_at(run, "accuracy", 99) == 0.8
-  assert compare.value_at(run, "accuracy", 5, "flops") is None
+
+  def at(x, axis="step"):
+    return compare.value_at(run, "accuracy", x, axis, "evaluate")
+
+  assert at(5) == pytest.approx(0.4) and at(25) == pytest.approx(0.7)
+  assert at(500, "tokens") == pytest.approx(0.4) and at(99) == 0.8
+  assert at(5, "flops") is None
   # Value pretraining costs tokens before step 0: accuracy is constant there.
   run["evaluate"]["tokens"] = [2000, 3000, 4000, 6000]
-  assert compare.value_at(run, "accuracy", 1000, "tokens") == 0.2
+  assert at(1000, "tokens") == 0.2
   data = data_of([run])
   assert not compare.started(data, "a", "tokens", 1000)
   assert compare.started(data, "a", "tokens", 2500)
@@ -392,9 +393,8 @@ def test_values_between_evaluations():
 
 def test_a_measure_is_the_mean_of_the_last_quarter():
   run = one("a", 1, [0.2] * 5, steps=(1, 10, 16, 18, 20), x=[9, 8, 3, None, 5])
-  assert compare.late_mean(run, "x", 20) == 4  # steps 16 to 20; 15 is out
-  assert compare.late_mean(run, "x", 10) == 8
-  assert compare.late_mean(run, "x", 0.5) is None
+  found = [compare.value_at(run, "x", at, "step", "rl") for at in (20, 10, 0.5)]
+  assert found == [4, 8, None]  # steps 16 to 20; 15 is not among them
 
 
 def test_ends_that_all_training_runs_reach():
@@ -422,9 +422,7 @@ def test_differences_by_hand():
   ]
   data = data_of(runs)
   assert compare.ends(data) == {"step": 20, "tokens": 2000}
-  by_step = compare.differences(
-      data, lambda run: compare.value_at(run, "accuracy", 20)
-  )
+  by_step = compare.differences(data, at=20)
   assert by_step["b"] == pytest.approx({1: 0.1, 2: 0.08})
   head, rows = compare.table(data).values()
   assert head[3:5] == [
@@ -464,16 +462,6 @@ def test_another_reference_as_of_an_earlier_step():
   )
 
 
-def test_mean_and_range_over_seeds():
-  runs = [
-      one("a", 1, [0.2, 0.5, 0.6], per_step=100),
-      one("a", 2, [0.4, 0.7], per_step=300, steps=(0, 20)),
-  ]
-  curve = output.curve(runs, "tokens")
-  wanted = [[0, 4000], [0.3, 0.65], [0.2, 0.6], [0.4, 0.7]]
-  np.testing.assert_allclose(curve, wanted)
-
-
 def test_hostile_names_stay_text(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "matplotlib", None)
   runs = [
@@ -491,7 +479,7 @@ def test_hostile_names_stay_text(tmp_path, monkeypatch):
   page = (tmp_path / "x.html").read_text()
   shown = data_of_page(page, "ablation")
   assert shown["title"] == HOSTILE and shown["x"] == ["step", "tokens"]
-  assert [row["color"] for row in shown["rows"]] == ["ref", "0"]
+  assert [row[0] for row in shown["rows"]] == ["a", HOSTILE]
   for line in (tmp_path / "x.md").read_text().splitlines():
     if line.startswith("| "):
       assert line.count("|") == 9

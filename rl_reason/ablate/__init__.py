@@ -11,7 +11,6 @@ codes are those of `rl_reason.main`.
 """
 
 import hashlib
-import inspect
 import json
 import pathlib
 import re
@@ -67,18 +66,12 @@ _SFT = """
 _VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
 
 
-class Base(NamedTuple):
-  """A stage whose result rows can share."""
-
-  stage: str
-  reuse: str  # field that takes its work directory
-  depends: tuple[str, ...]  # fields, or prefixes of fields, that change it
-
-
-BASES = (
-    Base("sft", "sft.reuse", (*_SFT,)),
-    Base("value", "critic.reuse", (*_SFT, *_VALUE)),
-)
+# Stages whose result rows can share: the field that takes their work directory,
+# and the fields, or prefixes of fields, that their result depends on.
+BASES = {
+    "sft": ("sft.reuse", (*_SFT,)),
+    "value": ("critic.reuse", (*_SFT, *_VALUE)),
+}
 
 
 def ladder(
@@ -128,13 +121,14 @@ def measures(c: ml_collections.ConfigDict) -> dict[str, Measure]:
   Raises:
     ConfigError: a name is unknown.
   """
-  votes = [x for x in c.measures if re.fullmatch(r"(pass|maj)@\d+", x)]
-  known = MEASURES | {
-      name: Measure("evaluate", name, "% of prompts", True) for name in votes
-  }
+  out = {}
   for name in c.measures:
-    require("measures", name, [*known, "pass@K", "maj@K"])
-  return {name: known[name] for name in c.measures}
+    if re.fullmatch(r"(pass|maj)@\d+", name):
+      out[name] = Measure("evaluate", name, "% of prompts", True)
+    else:
+      require("measures", name, [*MEASURES, "pass@K", "maj@K"])
+      out[name] = MEASURES[name]
+  return out
 
 
 def check(c: ml_collections.ConfigDict) -> None:
@@ -143,17 +137,11 @@ def check(c: ml_collections.ConfigDict) -> None:
   Raises:
     ConfigError: the first mistake.
   """
-  for field in inspect.signature(ladder).parameters:
-    if field not in c:
-      raise ConfigError(f"{field}: missing; get_config returns ablate.ladder()")
-  names, slugs = [row[0] for row in c.rows], [slug(row[0]) for row in c.rows]
-  for name, own in zip(names, slugs, strict=True):
-    first = names[slugs.index(own)]
-    if first is not name:
-      raise ConfigError(
-          f"rows {first!r} and {name!r}: would share the directory {own};"
-          " rename one"
-      )
+  if "rows" not in c:
+    raise ConfigError("rows: missing; get_config returns ablate.ladder()")
+  names = [row[0] for row in c.rows]
+  if len(set(map(slug, names))) < len(names):
+    raise ConfigError(f"rows {names}: two would share a directory; rename one")
   require("reference", c.reference, names)
   measures(c)
   if not c.seeds or len(set(c.seeds)) < len(c.seeds):
@@ -221,17 +209,17 @@ def plan(
         raise ConfigError(f"row {row!r}: {e}") from None
       bases: tuple[pathlib.Path, ...] = ()
       reuse = {}
-      for base in BASES:
+      for stage, (field, depends) in BASES.items():
         pretrains = fields.get("critic.pretrain_steps", 0) > 0
-        if fields.get(base.reuse) or (base.stage == "value" and not pretrains):
+        if fields.get(field) or (stage == "value" and not pretrains):
           continue
-        key = {k: v for k, v in fields.items() if k.startswith(base.depends)}
+        key = {k: v for k, v in fields.items() if k.startswith(depends)}
         text = json.dumps(key, sort_keys=True).encode()
-        workdir = folder / base.stage / hashlib.sha256(text).hexdigest()[:12]
-        args = _args(path, overrides | reuse, workdir, f"--stage={base.stage}")
-        title = f"{base.stage}, seed {seed} ({workdir.name})"
+        workdir = folder / stage / hashlib.sha256(text).hexdigest()[:12]
+        args = _args(path, overrides | reuse, workdir, f"--stage={stage}")
+        title = f"{stage}, seed {seed} ({workdir.name})"
         jobs.setdefault(workdir, Job(title, workdir, args, key | reuse, bases))
-        reuse[base.reuse] = str(workdir)
+        reuse[field] = str(workdir)
         bases += (workdir,)
       workdir = folder / name / f"{slug(row)}-{seed}"
       args, fields = _args(path, overrides | reuse, workdir), fields | reuse

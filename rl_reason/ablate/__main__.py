@@ -54,7 +54,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
         known = [x[0] for x in data["rows"]]
         ablate.require("--against, --rows", row, known)
     else:
-      data, code = _run(flags, name, out, shlex.join(argv), child)
+      data, code = _run(flags, argv, name, out, child)
   except ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
     return 2
@@ -77,7 +77,7 @@ def _seeds(text: str) -> tuple[int, ...]:
   return tuple(int(x) for x in text.split(","))
 
 
-def _run(flags, name: str, out: pathlib.Path, command: str, child):
+def _run(flags, argv, name: str, out: pathlib.Path, child):
   """Runs what is missing; returns the data and the exit code."""
   sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
   c = config_lib.read(flags.config)
@@ -90,6 +90,7 @@ def _run(flags, name: str, out: pathlib.Path, command: str, child):
     ablate.require("--rows", row, rows)
   rows = ["", *(flags.rows or rows)]
   stop = threading.Event()
+  command = f"python -m rl_reason.ablate {shlex.join(argv)}"
 
   def request_stop(number, _):
     stop.set()
@@ -101,8 +102,7 @@ def _run(flags, name: str, out: pathlib.Path, command: str, child):
   from rl_reason.ablate import compare  # it imports jax; mistakes come first
 
   def save():
-    data = compare.collect(c, plan, ablate.measures(c))
-    data["command"] = f"python -m rl_reason.ablate {command}"
+    data = compare.collect(c, plan, ablate.measures(c), command)
     if data["runs"]:
       compare.save(data, out)
     return data

@@ -5,11 +5,10 @@ are compared seed by seed. The mean of a few differences follows Student's t,
 whose interval says how far chance alone could have moved it.
 """
 
-import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,16 @@ POINTS = 50  # largest number of points of a series
 AXES = {"step": "steps", "tokens": "generated tokens", "flops": "FLOPs"}
 
 
-def collect(c, jobs: Sequence[Job], measures: dict[str, Any]) -> dict[str, Any]:
+def collect(
+    c, jobs: Sequence[Job], measures: dict[str, Any], command: str
+) -> dict[str, Any]:
   """Gathers the data of all finished runs of an ablation.
 
   Args:
     c: the ablation.
     jobs: all its jobs.
     measures: {name: ablate.Measure}.
+    command: command line that made the data.
 
   Returns:
     the ablation's fields; `environment` of the first run, and the names in it
@@ -77,6 +79,7 @@ def collect(c, jobs: Sequence[Job], measures: dict[str, Any]) -> dict[str, Any]:
       measures={name: m._asdict() for name, m in measures.items()},
       accuracy=accuracy,
       environment=common,
+      command=command,
       mixed=[k for k in common if len({x.get(k) for x in environments}) > 1],
       runs=runs,
   )
@@ -149,29 +152,28 @@ def interval(values_N: Sequence[float]) -> tuple[float, float | None]:
 
 
 def value_at(
-    run: dict[str, Any], name: str, at: float, axis: str = "step"
+    run: dict[str, Any], name: str, at: float, axis: str, stage: str
 ) -> float | None:
-  """Returns a held-out measure, linear between evaluations, constant outside.
+  """Returns a measure of a run at a position of an axis.
+
+  Held-out measures are linear between evaluations and constant outside;
+  measures of RL are means over the last quarter of the steps up to `at`.
 
   Args:
     run: one of the data.
     name: 'accuracy', or a measure.
     at: position on the axis.
-    axis: 'step', 'tokens' or 'flops'.
+    axis: 'step', 'tokens' or 'flops'; of measures of RL always 'step'.
+    stage: 'evaluate' or 'rl'.
   """
-  columns = run["evaluate"]
-  pairs = zip(columns[axis], columns[name], strict=True)
+  pairs = zip(run[stage][axis], run[stage][name], strict=True)
   known = [(x, y) for x, y in pairs if x is not None and y is not None]
+  if stage == "rl":
+    known = [(x, y) for x, y in known if 0.75 * at < x <= at]
   if not known:
     return None
-  return float(np.interp(at, [x for x, _ in known], [y for _, y in known]))
-
-
-def late_mean(run: dict[str, Any], name: str, at: float) -> float | None:
-  """Returns the mean of a measure over the last quarter of steps up to `at`."""
-  pairs = zip(run["rl"]["step"], run["rl"][name], strict=True)
-  late = [y for x, y in pairs if 0.75 * at < x <= at and y is not None]
-  return float(np.mean(late)) if late else None
+  x_S, y_S = np.array(known, float).T
+  return float(y_S.mean() if stage == "rl" else np.interp(at, x_S, y_S))
 
 
 def ends(data: dict[str, Any]) -> dict[str, float]:
@@ -185,10 +187,18 @@ def ends(data: dict[str, Any]) -> dict[str, float]:
 
 
 def differences(
-    data: dict[str, Any], read: Callable[[dict[str, Any]], float | None]
+    data: dict[str, Any],
+    name: str = "accuracy",
+    *,
+    at: float,
+    axis: str = "step",
+    stage: str = "evaluate",
 ) -> dict[str, dict[int, float]]:
-  """Returns {row: {seed: value of `read` - that of the reference}}."""
-  values = {(x["row"], x["seed"]): read(x) for x in data["runs"]}
+  """Returns {row: {seed: `value_at` of the row - that of the reference}}."""
+  values = {
+      (x["row"], x["seed"]): value_at(x, name, at, axis, stage)
+      for x in data["runs"]
+  }
   out: dict[str, dict[int, float]] = {row: {} for row, *_ in data["rows"]}
   for (row, seed), value in values.items():
     reference = values.get((data["reference"], seed))
@@ -209,13 +219,7 @@ def started(data: dict[str, Any], row: str, axis: str, end: float) -> bool:
 def table(data: dict[str, Any]) -> dict[str, Any]:
   """Returns head and rows; a cell is [text, fraction of a bar or None]."""
   where = ends(data)
-  at_end = functools.partial(value_at, name="accuracy", at=where["step"])
-  by_axis = {
-      axis: differences(
-          data, functools.partial(value_at, name="accuracy", at=end, axis=axis)
-      )
-      for axis, end in where.items()
-  }
+  by_axis = {k: differences(data, at=x, axis=k) for k, x in where.items()}
   head = ["", "seeds", f"{data['accuracy']} at step {where['step']:g}"]
   head += [f"difference at {amount(x)} {AXES[k]}" for k, x in where.items()]
   head += [f"{k}, {x['unit']}" for k, x in data["measures"].items()]
@@ -225,38 +229,33 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
     if not runs:
       rows.append(dict(name=name, about="has not run", cells=[]))
       continue
-    about = ", ".join(f"{k} {v}" for k, v in runs[0]["differs"].items())
-    known = [x for x in map(at_end, runs) if x is not None]
-    mean = float(np.mean(known))
+    mean = _mean(runs, "accuracy", where["step"], "evaluate")
     cells = [[str(len(runs)), None], [f"{mean:.1%}", mean]]
     for axis, end in where.items():
-      text = finding(
-          [*by_axis[axis][name].values()], started(data, name, axis, end)
-      )
-      is_reference = name == data["reference"]
-      cells.append(["the reference" if is_reference else text, None])
-    for measure in data["measures"]:
-      cells.append([_cell(data, name, measure, where["step"]), None])
+      text = "the reference"
+      if name != data["reference"]:
+        values = [*by_axis[axis][name].values()]
+        text = finding(values, started(data, name, axis, end))
+      cells.append([text, None])
+    for measure, m in data["measures"].items():
+      mean = _mean(runs, measure, where["step"], m["stage"])
+      text = "–" if mean is None else f"{mean:{'.1%' if m['share'] else '.3g'}}"
+      by_row = differences(data, measure, at=where["step"], stage=m["stage"])
+      if by_row[name] and name != data["reference"]:
+        text += f" ({signed([*by_row[name].values()], m['share'])})"
+      cells.append([text, None])
     seconds = [x["seconds"] for x in runs]
     cells.append([f"{min(seconds):.0f} to {max(seconds):.0f}", None])
+    about = ", ".join(f"{k} {v}" for k, v in runs[0]["differs"].items())
     rows.append(dict(name=name, about=about, cells=cells))
   return dict(head=[*head, "seconds"], rows=rows)
 
 
-def _cell(data: dict[str, Any], row: str, name: str, end: float) -> str:
-  """Returns a measure of a row, with its difference to the reference."""
-  measure = data["measures"][name]
-  function = late_mean if measure["stage"] == "rl" else value_at
-  read = functools.partial(function, name=name, at=end)
-  values = [read(x) for x in data["runs"] if x["row"] == row]
+def _mean(runs, name: str, at: float, stage: str) -> float | None:
+  """Returns the mean of a measure over the runs that have it."""
+  values = [value_at(x, name, at, "step", stage) for x in runs]
   known = [x for x in values if x is not None]
-  if not known:
-    return "–"
-  text = f"{np.mean(known):{'.1%' if measure['share'] else '.3g'}}"
-  change = [*differences(data, read)[row].values()]
-  if not change or row == data["reference"]:
-    return text
-  return f"{text} ({signed(change, measure['share'])})"
+  return float(np.mean(known)) if known else None
 
 
 def signed(values: Sequence[float], share: bool) -> str:

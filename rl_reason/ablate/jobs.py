@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from rl_reason import config as config_lib
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
-HEARTBEAT = 60.0  # seconds between two progress lines of a job
 
 
 class Job(NamedTuple):
@@ -59,11 +58,6 @@ class Job(NamedTuple):
   def _json(self, name: str) -> dict[str, Any]:
     path = self.workdir / name
     return json.loads(path.read_text()) if path.exists() else {}
-
-  def tail(self, count: int) -> list[str]:
-    """Returns the last lines of the output."""
-    text = (self.workdir / "output.txt").read_text(errors="replace")
-    return text.splitlines()[-count:]
 
 
 def run(
@@ -147,8 +141,8 @@ def _run(job: Job, stop: threading.Event, main, environment) -> bool:
   args = job.args if job.row else job.record().get("args", job.args)
   job.update_record(args=args, done=False)
   say(f"{job.name}: started")
-  start = last_line = time.monotonic()
-  with (job.workdir / "output.txt").open("a") as out:
+  start, output = time.monotonic(), job.workdir / "output.txt"
+  with output.open("a") as out:
     process = subprocess.Popen(
         [*main, *args],
         stdin=subprocess.DEVNULL,
@@ -157,25 +151,21 @@ def _run(job: Job, stop: threading.Event, main, environment) -> bool:
         env=environment,
         process_group=0,  # Ctrl-C reaches it once, through `stop`
     )
-  terminated = False
-  while (code := process.poll()) is None:
-    time.sleep(0.1)
-    if stop.is_set() and not terminated:
-      process.terminate()
-      terminated = True
-    if time.monotonic() - last_line > HEARTBEAT:
-      last_line = time.monotonic()
-      say(f"{job.name}: {''.join(job.tail(1))}")
+  while process.poll() is None and not stop.wait(0.1):
+    pass
+  if stopped := process.poll() is None:
+    process.terminate()
+  code = process.wait()
   took = time.monotonic() - start
   seconds = job.record().get("seconds", 0.0) + took  # over all its starts
   job.update_record(seconds=seconds, done=code == 0)
-  if job.finished() or terminated:
+  if job.finished() or stopped:
     say(f"{job.name}: {'stopped' if code else 'done'} after {took:.0f} s")
   elif code == 0:
     what = "; ".join(job.differences())
     say(f"{job.name}: FAILED, a file was changed meanwhile ({what})")
   else:
-    say(f"{job.name}: FAILED, exit code {code}; {job.workdir}/output.txt ends")
-    for line in job.tail(6):
+    say(f"{job.name}: FAILED, exit code {code}; {output} ends")
+    for line in output.read_text(errors="replace").splitlines()[-6:]:
       print(f"  | {line}", flush=True)
-  return code == 0 and (job.finished() or terminated)
+  return code == 0 and (job.finished() or stopped)

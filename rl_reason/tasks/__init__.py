@@ -23,16 +23,14 @@ prompt, so that no task can forget the split.
 import functools
 import hashlib
 import importlib
-import os
 import string
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason import config, verifiers
+from rl_reason import functions, verifiers
 
 NAMES = ("arithmetic", "countdown")
 FILES = "files"
@@ -162,22 +160,6 @@ class Task:
     return lambda: verdicts
 
 
-def load(path: str) -> Any:
-  """The module `module`, or the object `module:name`, of a user.
-
-  Raises:
-    ValueError: there is none; the text says why.
-  """
-  if os.getcwd() not in sys.path:
-    sys.path.insert(0, os.getcwd())  # the user's files are there
-  module, mark, name = path.partition(":")
-  try:
-    found = importlib.import_module(module)
-    return getattr(found, name) if mark else found
-  except Exception as e:  # a module may raise anything when it is imported
-    raise ValueError(f"{path!r}: {type(e).__name__}: {e}") from None
-
-
 def get(name: str, show: Show | None = None) -> Any:
   """A built-in task, or that of a user: `my_task` or `my_tasks:Name`.
 
@@ -191,7 +173,7 @@ def get(name: str, show: Show | None = None) -> Any:
   if name == FILES:
     return importlib.import_module(f"{__name__}.{name}")
   try:
-    source = load(f"{__name__}.{name}" if name in NAMES else name)
+    source = functions.load(f"{__name__}.{name}" if name in NAMES else name)
   except ValueError as e:
     raise ValueError(
         f"none of {', '.join((*NAMES, FILES))}, and no task of yours: {e}"
@@ -217,7 +199,7 @@ def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
     row = task.problem(rng, int(level))
     if held_out(row.prompt) == evaluation:
       return row
-  raise config.ConfigError(
+  raise functions.ConfigError(
       f"task.name: of {MAX_DRAWS} problems of difficulty {level} none is"
       f" {'held out' if evaluation else 'to train on'}: one prompt in"
       f" {HELD_OUT_SHARE} is held out, so the task needs more different prompts"

@@ -6,7 +6,7 @@ verified by worker processes while the device samples.
 
 from collections.abc import Callable
 
-from rl_reason import tasks, verifiers
+from rl_reason import functions, tasks, verifiers
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
@@ -26,7 +26,7 @@ def check_kind(kind: str) -> None:
     if ":" not in kind:
       known = ", ".join(verifiers.KINDS)
       raise ValueError(f"must be one of {known}, or module:function")
-    if not callable(tasks.load(kind)):
+    if not callable(functions.load(kind)):
       raise ValueError(f"{kind} is not a function")
 
 

@@ -15,7 +15,6 @@ to W1 over the run. A scorer that fails gives 0 and is counted.
 
 import ast
 import functools
-import inspect
 import json
 import math
 import pathlib
@@ -23,7 +22,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rl_reason import tasks
+from rl_reason import functions, tasks
 from rl_reason.tasks import Row
 from rl_reason.verifiers.steps import verdicts as step_verdicts
 
@@ -168,22 +167,12 @@ def find(text: str) -> Score:
         f"{name!r} is none of {', '.join(NAMES)}, no 'module:function', no"
         " .json file, and no directory or hub id of a reward model"
     )
-  score = globals()[name] if name in NAMES else tasks.load(name)
+  score = globals()[name] if name in NAMES else functions.load(name)
   if not callable(score):
     raise ValueError(f"{name!r} is not a function")
-  parameters = inspect.signature(score).parameters.values()
-  known = [x.name for x in parameters if x.kind == x.KEYWORD_ONLY]
   keywords = _keywords(text) if mark else {}
-  for keyword in keywords:
-    if keyword not in known:
-      raise ValueError(
-          f"{text!r}: {name} has no keyword {keyword!r}; it has"
-          f" {', '.join(known) or 'none'}"
-      )
-  try:
-    inspect.signature(score).bind(None, None, **keywords)
-  except TypeError as e:
-    raise ValueError(f"{text!r}: {e}") from None
+  found = functions.signature_of(score)
+  functions.check_arguments(name, name, found, keywords)
   return functools.partial(score, **keywords)
 
 
