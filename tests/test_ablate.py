@@ -4,7 +4,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 
 import pytest
 from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
@@ -12,7 +11,7 @@ from conftest import ROOT, data_of_page
 from hypothesis import given, strategies as st
 
 from rl_reason import ablate, config
-from rl_reason.ablate import __main__ as command, compare, jobs, output
+from rl_reason.ablate import __main__ as command, compare, output
 from rl_reason.config import ConfigError
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
@@ -221,42 +220,6 @@ def test_failures_are_named_and_the_other_rows_run(child, tmp_path, capsys):
   assert "Missing, seed 1: base fails, row fails, other config." in out
   data = json.loads((tmp_path / "clips.json").read_text())
   assert [x["row"] for x in data["runs"]] == ["low"]
-
-
-def test_run_resume_and_extend(child, tmp_path, capsys):
-  c = ladder()
-  found, finished = ablate.plan(c, tmp_path, "try"), []
-
-  def starts():
-    lines = (tmp_path / "starts.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-  def run(found):
-    return jobs.run(
-        found,
-        threading.Event(),
-        parallel=2,
-        cache=tmp_path / "compiled",
-        main=child,
-        on_finished=lambda: finished.append(
-            len(compare.collect(c, found, ablate.measures(c), "")["runs"])
-        ),
-    )
-
-  assert run(found) == [] and len(finished) == finished[-1] == 4
-  seen = starts()
-  end = {name: end for stage, name, _, end, _ in seen if stage == "sft"}
-  assert len(end) == 2 and len(seen) == 6
-  start = {name: start for _, name, start, _, _ in seen}
-  for job in found:
-    if job.row:  # its base had ended
-      assert start[job.workdir.name] > end[job.bases[0].name]
-  shares = [set(x) for x in {tuple(cores) for *_, cores in seen}]
-  assert len(shares) == 1 or not shares[0] & shares[1]  # its own cores each
-  assert run(found) == [] and len(starts()) == 6
-  longer = ablate.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
-  assert run(longer) == [] and len(starts()) == 10
-  assert "4 to do, with 0 base models" in capsys.readouterr().out
 
 
 def test_the_command_writes_data_and_pages(child, tmp_path, capsys):

@@ -2,10 +2,9 @@
 
 import json
 import re
-import shutil
 
 import pytest
-from conftest import data_of_page, found_in_browser
+from conftest import data_of_page
 
 from rl_reason.report import environment, page, scores
 
@@ -312,24 +311,3 @@ def test_environment(tmp_path, monkeypatch):
     assert values[name]
   assert values["device count"] >= 1 and values["process count"] == 1
   assert environment.commit(tmp_path) is None  # no repository, no failure
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_in_a_browser(tmp_path):
-  """Hovered numbers are those of the file, and hostile text does nothing."""
-  rows = [sample("rl", 1, text) for text in HOSTILE[:3]]
-  rows.insert(0, sample("evaluate", 0, HOSTILE[1]))
-  path = page.write(put(tmp_path, [rl_line(1), rl_line(3)], rows))
-  probe = """<script>
-    document.querySelectorAll(".token")[2].focus();
-    const details = [...document.querySelectorAll("#details dd")];
-    document.body.textContent = "FOUND" + JSON.stringify([document.title,
-      document.images.length, document.querySelectorAll("#charts path").length,
-      ...details.map(node => node.textContent)]) + "FOUND";
-  </script>"""
-  found = found_in_browser(path, probe)
-  title, images, paths, token, position, *numbers = found
-  assert title == f"{tmp_path.name}: RL report" and not images and paths > 5
-  assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
-  names = ("advantage", "logp", "entropy")
-  assert [float(x) for x in numbers] == [rows[1][name][2] for name in names]

@@ -1,5 +1,6 @@
-"""Ablations that are stopped by an event or a signal."""
+"""Ablations that are resumed, extended, or stopped by a signal."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from ablate_runs import SMOKE, fake_command, ladder, write_config
 from conftest import ROOT
 
 from rl_reason import ablate
-from rl_reason.ablate import jobs
+from rl_reason.ablate import compare, jobs
+from rl_reason.config import read
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +22,42 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def child(tmp_path, monkeypatch):
   return fake_command(tmp_path, monkeypatch, ROOT)
+
+
+def test_run_resume_and_extend(child, tmp_path, capsys):
+  c = ladder()
+  found, finished = ablate.plan(c, tmp_path, "try"), []
+
+  def starts():
+    lines = (tmp_path / "starts.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+  def run(found):
+    return jobs.run(
+        found,
+        threading.Event(),
+        parallel=2,
+        cache=tmp_path / "compiled",
+        main=child,
+        on_finished=lambda: finished.append(
+            len(compare.collect(c, found, ablate.measures(c), "")["runs"])
+        ),
+    )
+
+  assert run(found) == [] and len(finished) == finished[-1] == 4
+  seen = starts()
+  end = {name: end for stage, name, _, end, _ in seen if stage == "sft"}
+  assert len(end) == 2 and len(seen) == 6
+  start = {name: start for _, name, start, _, _ in seen}
+  for job in found:
+    if job.row:  # its base had ended
+      assert start[job.workdir.name] > end[job.bases[0].name]
+  shares = [set(x) for x in {tuple(cores) for *_, cores in seen}]
+  assert len(shares) == 1 or not shares[0] & shares[1]  # its own cores each
+  assert run(found) == [] and len(starts()) == 6
+  longer = ablate.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
+  assert run(longer) == [] and len(starts()) == 10
+  assert "4 to do, with 0 base models" in capsys.readouterr().out
 
 
 def test_stop_ends_the_processes_gently(child, tmp_path):
@@ -48,7 +86,7 @@ def test_a_signal_ends_the_command(child, tmp_path, number):
   rows=[("low", {SMOKE!r}, {{"log.samples_every": 888}})]""",
   )
   argv = [config, f"--out={tmp_path}", f"--workdir={tmp_path}"]
-  ablate.plan(ablate.load(config.partition("=")[2]), tmp_path, "clips")
+  ablate.plan(read(config.partition("=")[2]), tmp_path, "clips")
   code = "from rl_reason.ablate import __main__ as command\n"
   code += f"exit(command.main({argv}, {child}))"
   process = subprocess.Popen(
