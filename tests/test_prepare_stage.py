@@ -5,14 +5,11 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import jax
 import pytest
 import transformers
-from conftest import ROOT, child_env
 from tiny_data import (  # noqa: F401  (fixtures)
     FIVE,
     check,
@@ -184,37 +181,3 @@ def test_fields_that_choose_rows(make, tmp_path, fields, kept):
       1: "Other column?",
       2: FIVE[1][0],
   }.get(kept, "This column?")
-
-
-def command(*flags):
-  argv = [sys.executable, "-m", "rl_reason.main", "--stage=prepare", *flags]
-  return subprocess.run(
-      argv, cwd=ROOT, env=child_env(), capture_output=True, text=True
-  )
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path, tok_dir):
-  """Rows without a reference answer: no verifier runs."""
-  path = write(
-      tmp_path / "pairs.jsonl", [{"question": "1+1?", "response": "It is 2."}]
-  )
-  flags = [
-      "--config=configs/base.py",
-      "--config.task.name=files",
-      f"--config.tokenizer={tok_dir}",
-      f"--config.data.train={path}",
-      f"--workdir={tmp_path / 'run'}",
-  ]
-  done = command(*flags)
-  assert done.returncode == 0, done.stderr
-  assert "1 of 1 rows kept" in done.stdout
-  assert [x.response for x in rows(tmp_path / "run" / "data")] == ["It is 2."]
-  assert "prepared already" in command(*flags).stdout
-  (tmp_path / "pairs.jsonl").write_text("nothing\n")
-  done = command(*flags)
-  assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-  assert (
-      "no row of" in done.stderr
-      and "1 rows: the row is malformed" in done.stderr
-  )

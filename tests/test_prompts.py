@@ -1,8 +1,7 @@
 """Prompt templates: what is asked for, chats, and tokens nobody may write."""
 
 import pytest
-import tokenizers
-import transformers
+import tiny_data
 
 from rl_reason.data import templates, tokenizer
 
@@ -12,60 +11,44 @@ CHATML = (
 )
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}"
-    "{{ raise_exception('no system role') }}{% endif %}" + CHATML
+    "{{ raise_exception('no system role') }}{% endif %}"
 )
+# Name -> words of the prompt, and a demonstration.
+FORMATS = {
+    "plain": ([], "2+2=4\nAnswer: 4"),
+    "dapo": (["Answer: $Answer", "step"], "2+2=4\nAnswer: 4"),
+    "r1_zero": (
+        ["<think>", "</think>", "<answer>", "</answer>", "User: "],
+        "<think>2+2=4</think>\n<answer>4</answer>",
+    ),
+    "qwen_boxed": (["\\boxed{}", "step by step"], "2+2=4\n\\boxed{4}"),
+    "code": (["```python", "Python"], "```python\n2+2=4\n```"),
+    "choice": (["Answer: X", "yes or no"], "2+2=4\nAnswer: 4"),
+}
 
 
 @pytest.fixture
 def tok():
   """Bytes, two special tokens, and two that are merely added."""
-  fast = tokenizers.Tokenizer(tokenizers.models.BPE())
-  trainer = tokenizers.trainers.BpeTrainer(
-      special_tokens=["<|s|>", "<|e|>"],
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-  )
-  fast.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-      add_prefix_space=False
-  )
-  fast.decoder = tokenizers.decoders.ByteLevel()
-  fast.train_from_iterator([""], trainer)
-  tok = transformers.PreTrainedTokenizerFast(
-      tokenizer_object=fast, eos_token="<|e|>", bos_token="<|s|>"
-  )
+  tok = tiny_data.byte_tokenizer()
   tok.add_tokens(["<think>", "   "])
   tok.chat_template = CHATML
   return tok
 
 
-@pytest.mark.parametrize(
-    "name, words",
-    [
-        ("plain", []),
-        ("dapo", ["Answer: $Answer", "step"]),
-        ("r1_zero", ["<think>", "</think>", "<answer>", "</answer>", "User: "]),
-        ("qwen_boxed", ["\\boxed{}", "step by step"]),
-        ("code", ["```python", "Python"]),
-        ("choice", ["Answer: X", "yes or no"]),
-    ],
-)
-def test_templates_say_their_format(name, words, tok):
+@pytest.mark.parametrize("name", templates.TEMPLATES)
+def test_templates_say_their_format(name, tok):
+  words, demonstration = FORMATS[name]
   question = r"What is {x} + \frac{1}{2} if {question} = {0}?"
   text = templates.render(question, name, tok)
-  assert text.count(question) == 1 and "%s" not in text
-  for word in words:
-    assert word in text
+  assert text.count(question) == 1
+  assert all(word in text for word in words)
   assert "{question}" not in text.replace(question, "")
-
-
-def test_every_template_is_tested_and_asks_once():
-  assert len(templates.TEMPLATES) == 6
-  for text in (*templates.TEMPLATES.values(), *templates.PARAPHRASES):
-    assert text.count("{question}") == 1
-
-
-def test_r1_zero_ends_where_the_assistant_begins(tok):
-  text = templates.render("1+1?", "r1_zero", tok)
-  assert text.endswith("\nUser: 1+1?\nAssistant:")
+  assert templates.complete("2+2=4", "4", name) == demonstration
+  odd = templates.complete("{answer} {solution}", "4", name)
+  assert "{answer} {solution}" in odd, "the words of a set are kept"
+  if name == "r1_zero":
+    assert text.endswith("?\nAssistant:")
 
 
 def test_paraphrases_are_different_and_the_first_is_none():
@@ -90,38 +73,20 @@ def test_chat(tok):
   assert ids.count(tok.bos_token_id) == 2  # two turns
 
 
-def test_a_tokenizer_without_a_chat_template(tok):
-  tok.chat_template = None
-  assert templates.render("1+1?", "plain", tok) == "1+1?"
-  with pytest.raises(templates.PromptError, match="set data.chat = False"):
-    templates.render("1+1?", "plain", tok, chat=True)
-
-
 @pytest.mark.parametrize(
-    "template",
+    ("template", "words"),
     [
-        "{{ 1 / 0 }}",
-        "{{ 'a' + 1 }}",
-        "{% if %}",
-        "{{ x.y.z }}",
-        "{{ messages + 1 }}",
+        (None, "no chat template: set data.chat = False"),
+        ("{{ 1 / 0 }}", "refuses this.*data.chat = F"),
+        ("{% if %}", "refuses this.*data.chat = F"),
+        ("{{ x.y.z }}", "refuses this.*data.chat = F"),
+        (NO_SYSTEM, "no system role.*data.system"),
     ],
 )
-def test_a_chat_template_that_raises(tok, template):
-  """A template is a program: it raises what it likes."""
+def test_a_chat_template_that_cannot_be_used(tok, template, words):
   tok.chat_template = template
-  with pytest.raises(
-      templates.PromptError, match="refuses this.*data.chat = F"
-  ):
-    templates.render("1+1?", "plain", tok, chat=True)
-
-
-def test_a_chat_template_without_a_system_turn(tok):
-  tok.chat_template = NO_SYSTEM
-  templates.render("1+1?", "plain", tok, chat=True)
-  with pytest.raises(
-      templates.PromptError, match="no system role.*data.system"
-  ):
+  assert templates.render("1+1?", "plain", tok) == "1+1?"
+  with pytest.raises(templates.PromptError, match=words):
     templates.render("1+1?", "plain", tok, chat=True, system="Be short.")
 
 
@@ -135,33 +100,6 @@ def test_reserved_tokens(tok):
   assert not templates.reserved(tok) & set(harmless)
 
 
-def test_an_unknown_character_is_not_reserved():
-  fast = tokenizers.Tokenizer(
-      tokenizers.models.WordLevel({"?": 0, "</s>": 1, "1": 2}, unk_token="?")
-  )
-  fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-  tok = transformers.PreTrainedTokenizerFast(
-      tokenizer_object=fast, eos_token="</s>", unk_token="?"
-  )
-  assert templates.reserved(tok) == {1}
-
-
-@pytest.mark.parametrize(
-    ("template", "wanted"),
-    [
-        ("plain", "2+2=4\nAnswer: 4"),
-        ("dapo", "2+2=4\nAnswer: 4"),
-        ("r1_zero", "<think>2+2=4</think>\n<answer>4</answer>"),
-        ("qwen_boxed", "2+2=4\n\\boxed{4}"),
-        ("code", "```python\n2+2=4\n```"),
-        ("choice", "2+2=4\nAnswer: 4"),
-    ],
-)
-def test_a_solution_takes_the_form_that_the_template_asks_for(template, wanted):
-  assert templates.complete("2+2=4", "4", template) == wanted
-  odd = templates.complete("{answer} {solution}", "4", template)
-  assert "{answer} {solution}" in odd, "what a set says stays as it is"
-
-
-def test_every_template_has_a_form():
-  assert templates.RESPONSES.keys() == templates.TEMPLATES.keys()
+def test_an_unknown_character_is_not_reserved(tok):
+  tok.unk_token = "<think>"
+  assert tok.unk_token_id not in templates.reserved(tok)

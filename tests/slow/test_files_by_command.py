@@ -1,0 +1,158 @@
+"""Commands on files: --stage=prepare, and every stage from a checkpoint on."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import test_hf
+import tiny_data
+from conftest import ROOT, child_env
+
+pytestmark = pytest.mark.slow
+
+
+def save_dapo(path, count):
+  """Rows as DAPO-Math-17k has them, in its one Parquet file."""
+  rows = [
+      dict(
+          data_source="math_dapo",
+          prompt=[
+              dict(
+                  role="user",
+                  content="Solve the following math problem step by step. More."
+                  f"\n\n{i} + {i}?\n\nPut it on a line after "
+                  '"Answer:".',
+              )
+          ],
+          reward_model=dict(ground_truth=str(2 * i), style="rule"),
+      )
+      for i in range(count)
+  ]
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def save_lines(path, rows):
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return str(path)
+
+
+def command(*flags, code=0):
+  """Runs the command line; the output of standard output and error."""
+  argv = [sys.executable, "-m", "rl_reason.main", *flags]
+  env = child_env() | {"HF_HUB_OFFLINE": "1"}
+  done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True)
+  assert done.returncode == code, done.stdout + done.stderr
+  return done.stdout, done.stderr
+
+
+SMALL = {
+    "rollout.batch": 16,
+    "rollout.group_size": 4,
+    "rollout.max_prompt": 300,
+    "rollout.max_tokens": 8,
+    "reward.overlong_buffer": 2,
+    "reward.workers": 2,
+    "reward.scorers": "boxed*0.5..1,steps*0.5,length*-0.3",
+    "updates.minibatches": 2,
+    "updates.token_budget": 576,
+    "dynamic_sampling.enabled": False,
+    "model.dtype": "float32",
+    "rl.steps": 2,
+    "optimizer.warmup_steps": 1,
+    "evaluate.every": 1,
+    "evaluate.prompts": 8,
+    "evaluate.interim_prompts": 4,
+    "evaluate.samples": 2,
+    "evaluate.mean_of": 2,
+    "evaluate.batch": 4,
+    "log.tensorboard": False,
+}
+
+
+def test_dapo_on_a_checkpoint_and_files(tmp_path):
+  """The command of configs/dapo_qwen.py, evaluation, and export."""
+  model = test_hf.checkpoint(
+      tmp_path / "model", "qwen2", vocab_size=300, max_position_embeddings=512
+  )
+  tiny_data.byte_tokenizer().save_pretrained(model)
+  save_dapo(tmp_path / "dapo-math-17k.parquet", 40)
+  aime = save_lines(
+      tmp_path / "aime.jsonl",
+      [dict(problem=f"What is {i} times 7?", answer=7 * i) for i in range(9)],
+  )
+  own = save_lines(
+      tmp_path / "own.jsonl",
+      [dict(question=f"Is {i} odd?", answer=i % 2) for i in range(6)],
+  )
+  flags = [f"--config.{name}={value}" for name, value in SMALL.items()]
+  workdir = f"--workdir={tmp_path / 'run'}"
+  command(
+      "--config=configs/dapo_qwen.py",
+      f"--config.model.path={model}",
+      f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'}",
+      f"--config.data.evaluate=aime24@{aime},{own}",
+      *flags,
+      workdir,
+  )
+  run = tmp_path / "run"
+  lines = [json.loads(x) for x in (run / "metrics.jsonl").open()]
+  evaluated = [x for x in lines if x["stage"] == "evaluate"]
+  assert [x["step"] for x in evaluated] == [0, 1, 2]
+  for name in ("aime24", "own"):
+    assert 0 <= evaluated[-1][f"val-core/{name}/acc/mean@2"] <= 1
+  steps = [x for x in lines if x["stage"] == "rl"]
+  for name in ("boxed", "steps", "length"):
+    assert all(f"reward/{name}/mean" in x for x in steps)
+  assert not any(x["train/verifier_failures"] for x in steps)
+  sample = json.loads((run / "samples.jsonl").open().readline())
+  assert sample["prompt"].startswith("<|s|>user Work out")
+
+  before = (run / "data" / "data.json").read_text()
+  command("--stage=evaluate", workdir)
+  assert (run / "data" / "data.json").read_text() == before
+  results = json.loads((run / "results-newest.json").read_text())["results"]
+  assert set(results) == {"aime24", "own"}
+  assert results["own"]["mean@2,none"] >= 0
+  page = (run / "responses-newest.html").read_text()
+  assert "What is 3 times 7?" in page
+  command(  # on another set
+      "--stage=evaluate",
+      "--config=configs/dapo_qwen.py",
+      f"--config.model.path={model}",
+      f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'}",
+      f"--config.data.evaluate={own}",
+      *flags,
+      "--step=1",
+      workdir,
+  )
+  results = json.loads((run / "results-1.json").read_text())["results"]
+  assert set(results) == {"own"}
+  command("--stage=export", workdir)
+  names = os.listdir(run / "export" / "policy")
+  assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
+
+
+def test_prepare(tmp_path):
+  """Rows without a reference answer: no verifier runs."""
+  tiny_data.byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+  row = {"question": "1+1?", "response": "It is 2."}
+  path = tiny_data.write(tmp_path / "pairs.jsonl", [row])
+  flags = [
+      "--stage=prepare",
+      "--config=configs/base.py",
+      "--config.task.name=files",
+      f"--config.tokenizer={tmp_path / 'tokenizer'}",
+      f"--config.data.train={path}",
+      f"--workdir={tmp_path / 'run'}",
+  ]
+  assert "1 of 1 rows kept" in command(*flags)[0]
+  [row] = tiny_data.rows(tmp_path / "run" / "data")
+  assert row.response == "It is 2."
+  assert "prepared already" in command(*flags)[0]
+  (tmp_path / "pairs.jsonl").write_text("nothing\n")
+  _, error = command(*flags, code=1)
+  assert error.count("\n") == 1 and "1 rows: the row is malformed" in error

@@ -1,0 +1,230 @@
+"""Examples from rows: columns, pairs, answers, and the known sets."""
+
+import json
+
+import pytest
+
+from rl_reason.data import datasets, known_sets
+from rl_reason.data.datasets import DataError, Malformed
+
+
+def write(directory, *rows):
+  path = directory / "x.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return path
+
+
+def examples(text, mapping="", kind="math"):
+  source = datasets.parse(str(text))
+  return list(datasets.examples(source, datasets.columns(mapping), kind))
+
+
+# --- examples ----------------------------------------------------------------
+
+
+def test_columns_are_mapped(tmp_path):
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"q": " Two? ", "meta": {"result": 2.0}, "l": "Level 4"}')
+  [one] = examples(path, "question=q,answer=meta.result, difficulty = l")
+  assert one == datasets.Example(
+      question="Two?",
+      answer="2",
+      kind="math",
+      difficulty=4,
+      source=str(path),
+      where="x.jsonl:1",
+  )
+  for text in ("question", "question=", "prompt=x", "question=a,result=b"):
+    with pytest.raises(DataError, match="is no column; write for instance"):
+      datasets.columns(text)
+
+
+def test_demonstrations_and_preferences(tmp_path):
+  """Preferences once as texts and once as chats."""
+  user = {"role": "user", "content": "Two?"}
+  chats = [[user, {"role": "assistant", "content": x}] for x in ("2", "3")]
+  path = write(
+      tmp_path,
+      {"question": "Two?", "response": "It is 2."},
+      {"question": "Two?", "chosen": "2", "rejected": "3"},
+      {"question": [user], "chosen": chats[0], "rejected": chats[1]},
+  )
+  found = [(x.question, x.response, x.rejected) for x in examples(path)]
+  preference = "Two?", "2", "3"
+  assert found == [("Two?", "It is 2.", ""), preference, preference]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *[{"question": "\ud800"}, {"question": {"a": 1}}, {"question": ["x"]}],
+        *[{"answer": float("nan")}, {"answer": float("inf")}, {"answer": [2]}],
+        *[{"response": {}}, {"chosen": [{}]}, {"difficulty": "9" * 400}],
+    ],
+)
+def test_a_row_with_a_cell_of_no_use_is_malformed(tmp_path, cell):
+  path = write(tmp_path, {"question": "?", "answer": "2"} | cell, {"other": 1})
+  malformed, empty = examples(path)
+  assert isinstance(malformed, Malformed) and malformed.where == "x.jsonl:1"
+  assert empty.question == empty.answer == ""  # screening drops it
+
+
+@pytest.mark.parametrize("error", ["nan", "-1", "inf", "1e400", "0.1,x"])
+def test_a_tolerance_that_cannot_be(tmp_path, error):
+  row = KNOWN_ROWS["olympiadbench"][0]
+  path = write(tmp_path, row | {"error": error}, row | {"error": []})
+  malformed, without = examples(f"olympiadbench@{path}")
+  assert isinstance(malformed, Malformed) and without.tolerance == 0
+
+
+@pytest.mark.parametrize(
+    "cell, reference",
+    [
+        ("So 2 + 2 = 4.\n#### 4", "4"),
+        (r"first \boxed{1}, then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\fbox{3}", "3"),
+        (r"$\boxed 7$", "7"),
+        (r"\boxed{\left\{ 1, 2 \right\}}", r"\left\{ 1, 2 \right\}"),
+        (r"\boxed{\{1\}", r"\boxed{\{1\}"),  # no box that ends
+        ("12", "12"),
+        (12.5, "12.5"),
+        (27.0, "27"),
+        (70, "70"),
+    ],
+)
+def test_reference_answers_of_mathematics(tmp_path, cell, reference):
+  [one] = examples(write(tmp_path, {"question": "?", "answer": cell}))
+  assert one.answer == reference
+
+
+DAPO = (
+    "Solve the following math problem step by step. The last line of your"
+    " response should be of the form Answer: $Answer.\n\nFirst line.\n\nWhat is"
+    ' 1 + 1?\n\nRemember to put your answer on its own line after "Answer:".'
+)
+
+# Name -> a raw row, question, answer, difficulty.
+KNOWN_ROWS = {
+    "gsm8k": (
+        {"question": "1+1?", "answer": "1+1=<<1+1=2>>2\n#### 2"},
+        *("1+1?", "2", 0),
+    ),
+    "svamp": (
+        {"Body": "Ann has 2 cats. ", "Question": "How many?", "Answer": 2.0},
+        *("Ann has 2 cats. How many?", "2", 0),
+    ),
+    "math": (
+        {"problem": "1+1?", "solution": r"$\boxed{2}$", "level": "Level 3"},
+        *("1+1?", "2", 3),
+    ),
+    "math500": (
+        {"problem": "1+1?", "solution": "so", "answer": "2", "level": 5},
+        *("1+1?", "2", 5),
+    ),
+    "aime24": (
+        {"problem": "1+1?", "solution": r"\boxed{3}", "answer": "002"},
+        *("1+1?", "002", 0),
+    ),
+    "aime25": ({"problem": "1+1?", "answer": 2}, "1+1?", "2", 0),
+    "amc23": ({"question": "1+1?", "answer": 2.0}, "1+1?", "2", 0),
+    "minerva": (
+        {"problem": "1+1?", "solution": r"\boxed{1.6} cm"},
+        *("1+1?", "1.6", 0),
+    ),
+    "olympiadbench": (
+        {
+            "question": "Which?",
+            "final_answer": ["$69$,$84$"],
+            "unit": "$cm^2$",
+            "error": "1e-1",
+        },
+        *("Which?", "69,84 cm^2", 0),
+    ),
+    "gaokao2023en": ({"question": "1+1?", "answer": "$2$"}, "1+1?", "$2$", 0),
+    "dapo_math_17k": (
+        {
+            "prompt": [{"role": "user", "content": DAPO}],
+            "reward_model": {"ground_truth": "2", "style": "rule"},
+        },
+        *("First line.\n\nWhat is 1 + 1?", "2", 0),
+    ),
+    "deepmath": (
+        {"question": "1+1?", "final_answer": "2", "difficulty": 4.5},
+        *("1+1?", "2", 4),
+    ),
+    "humaneval": (
+        {
+            "prompt": "def f(x):\n",
+            "test": "def check(g):\n  assert g(1) == 2\n",
+            "entry_point": "f",
+        },
+        "Complete this function:\n\ndef f(x):",
+        {
+            "tests": "def check(g):\n  assert g(1) == 2\n\ncheck(f)\n",
+            "names": ["f"],
+            "prompt": "def f(x):\n",
+        },
+        0,
+    ),
+    "mbpp": (
+        {
+            "text": "Add one.",
+            "test_list": ["assert f(1) == 2", "assert f(2) == 3"],
+            "test_setup_code": "import math",
+        },
+        "Add one.\n\nIt must pass:\n\nassert f(1) == 2\nassert f(2) == 3",
+        {
+            "tests": "assert f(1) == 2\nassert f(2) == 3",
+            "names": [],
+            "prompt": "import math",
+        },
+        0,
+    ),
+    "code_contests": (
+        {
+            "description": "Add one.",
+            "public_tests": {"input": ["1\n"], "output": ["2\n"]},
+            "private_tests": {"input": [], "output": []},
+            "generated_tests": {"input": ["3\n"], "output": ["4\n"]},
+            "difficulty": 7,
+        },
+        *("Add one.", {"cases": [["1\n", "2\n"], ["3\n", "4\n"]]}, 7),
+    ),
+    "strategyqa": (
+        {"question": "Can cats fly?", "answer": False},
+        *("Can cats fly? Yes or no?", "no", 0),
+    ),
+    "commonsenseqa": (
+        {
+            "question": "Where?",
+            "choices": {"label": ["A", "B"], "text": ["here", "there"]},
+            "answerKey": "B",
+        },
+        *("Where?\nA. here\nB. there", "B", 0),
+    ),
+}
+
+
+def test_every_known_set_has_a_row_here():
+  assert KNOWN_ROWS.keys() == known_sets.KNOWN.keys()
+
+
+@pytest.mark.parametrize("name", known_sets.KNOWN)
+def test_known_sets(tmp_path, name):
+  row, question, answer, difficulty = KNOWN_ROWS[name]
+  [one] = examples(f"{name}@{write(tmp_path, row)}")
+  found = json.loads(one.answer) if isinstance(answer, dict) else one.answer
+  assert (one.question, found, one.difficulty) == (question, answer, difficulty)
+  assert one.kind == known_sets.KNOWN[name].kind and one.source == name
+  assert one.tolerance == (0.1 if name == "olympiadbench" else 0)
+
+
+def test_copies_with_other_columns(tmp_path):
+  path = write(tmp_path, {"prompt": "1+1?", "ground_truth": "2"})
+  [one] = examples(f"deepmath@{path}")
+  assert (one.question, one.answer) == ("1+1?", "2")
+  path = write(tmp_path, {"text": "?"}, {"prompt": 1, "entry_point": 2})
+  assert [x.why for x in examples(f"humaneval@{path}")] == [
+      "no field 'prompt'",
+      "no field 'test'",
+  ]
