@@ -8,13 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from by_hand import DTYPES, public, quick_jit
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_reason.algorithms import advantages, reductions, surrogates
+from rl_reason.algorithms import (
+    advantage_variants,
+    advantages,
+    reductions,
+    surrogates,
+)
 
 NAMES = ["ppo", "reinforce", "gspo", "cispo"]
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 NEAR = {
     "float32": dict(rtol=2e-6, atol=2e-6),
     "float64": dict(rtol=1e-12, atol=1e-13),
@@ -33,10 +38,7 @@ def program(name, static):
     )
     return jnp.sum(jnp.where(mask_BT, w_BT * loss_BT, 0)), (loss_BT, aux)
 
-  return jax.jit(
-      jax.grad(total, has_aux=True),
-      compiler_options={"xla_backend_optimization_level": 0},
-  )
+  return quick_jit(jax.grad(total, has_aux=True))
 
 
 def call(
@@ -97,6 +99,37 @@ def test_ppo_by_hand(dtype):
   assert aux["clipped"].tolist() == [True, False, False, True]
   assert aux["clipped_lower"].tolist() == [False] * 4
   np.testing.assert_allclose(aux["ratio"], [1.5, 0.5, 1.5, 0.5], **NEAR[dtype])
+
+
+def test_every_surrogate_has_numbers_by_hand():
+  tested = {x[5:-8] for x in globals() if x.endswith("_by_hand")}
+  assert public(surrogates) == set(NAMES) <= tested
+
+
+@DTYPES
+def test_reinforce_by_hand(dtype):
+  """-A log p with log p = -1 and -2; only the ratio reads the old log-probs."""
+  loss, grad, aux = call(
+      "reinforce", [[-1.0, -2.0]], [[-1.0, -1.0]], [[2.0, -3.0]], True, dtype
+  )
+  np.testing.assert_allclose(loss, [[2, -6]], **NEAR[dtype])
+  np.testing.assert_allclose(grad, [[-2, 3]], **NEAR[dtype])
+  np.testing.assert_allclose(aux["ratio"], [[1, np.exp(-1)]], **NEAR[dtype])
+  assert not aux["clipped"].any() and not aux["clipped_lower"].any()
+
+
+def test_defaults():
+  """PPO .2, GSPO 3e-4 / 4e-4, CISPO 0 to 5; log ratios up to 20; no dual."""
+  ratios = np.log([[1.3, 0.7, 6.0]])
+  for name, bound in [("ppo", 1.2), ("gspo", 1.0004), ("cispo", 5.0)]:
+    for ratio in ratios[0, [0, 2]]:
+      loss, _, _ = call(name, [[ratio]], 0.0, 1.0, True, "float64")
+      weight = min(np.exp(ratio), bound) * (ratio if name == "cispo" else 1)
+      np.testing.assert_allclose(loss, [[-weight]], rtol=1e-12)
+  for name, bound in [("ppo", 0.8), ("gspo", 0.9997), ("cispo", 0.7)]:
+    loss, _, _ = call(name, ratios[:, 1:2], 0.0, -1.0, True, "float64")
+    weight = bound * (ratios[0, 1] if name == "cispo" else 1)
+    np.testing.assert_allclose(loss, [[weight]], rtol=1e-12)
 
 
 @DTYPES
@@ -350,7 +383,8 @@ def test_baselines_of_others_are_unbiased(name, factor):
         "length_weighted": ["mask_BT"],
         "quality_weighted": ["logps_BT", "mask_BT"],
     }
-    baseline = getattr(advantages, name)
+    place = advantages if hasattr(advantages, name) else advantage_variants
+    baseline = getattr(place, name)
     advantage_B = baseline(
         *(arrays[k] for k in ["rewards_B", "groups_B", *needs.get(name, [])])
     )

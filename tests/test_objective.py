@@ -1,0 +1,170 @@
+"""The loss of the policy and its terms, by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_reason.algorithms import objective, reductions, surrogates, variants
+from rl_reason.structs import Batch
+
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+
+# Two rows of two and one tokens. Ratios 3/2, 1/2 and 1; A is 1, 2 and -1.
+MASK = np.array([[1, 1], [1, 0]], bool)
+OLD = np.log([[0.4, 0.5], [0.2, 1.0]])
+LOGPS = np.log([[0.6, 0.25], [0.2, 1.0]])
+ADVANTAGES = np.array([[1.0, 2], [-1, 0]])
+ENTROPY = np.array([[0.1, 0.3], [0.8, 0]])
+REF = np.log([[0.6, 0.5], [0.1, 1.0]])
+COEFS = dict(kl=jnp.float32(0.5), entropy=jnp.float32(0.25))
+
+
+def batch(**changes):
+  zeros = np.zeros((2, 2))
+  arrays = dict(
+      groups_B=np.array([3, 8]),
+      mask_BT=MASK,
+      advantages_BT=ADVANTAGES.astype(np.float32),
+      old_logps_BT=OLD,
+      ref_logps_BT=REF,
+      correct_B=np.array([1.0, 0]),
+      age_B=np.zeros(2, int),
+      values_BT=zeros,
+      returns_BT=zeros,
+  )
+  return Batch(**jax.tree.map(jnp.asarray, arrays | changes))
+
+
+def total(b=None, key=0, logps=LOGPS, reduction="token_mean", **terms):
+  """The loss, its metrics and the gradient in the log-probs."""
+  b = batch() if b is None else b
+  o = objective.Objective(
+      surrogates.ppo, getattr(reductions, reduction), **terms
+  )
+  w = objective.token_weights(o, b, jax.random.key(key))
+
+  def fn(logps_BT):
+    return objective.loss(o, logps_BT, jnp.array(ENTROPY), b, w, COEFS)
+
+  grad, metrics = jax.grad(fn, has_aux=True)(jnp.array(logps))
+  return metrics, np.asarray(grad), w
+
+
+def test_the_surrogate_and_its_metrics():
+  """Losses: -min(1.5, 1.2), -min(1, 1.6), 1: -1.2, -1 and 1, each a third."""
+  metrics, grad, w = total()
+  close(metrics["loss"], -1.2 / 3)
+  close(metrics["pg_loss"], -1.2 / 3)
+  # The first token is clipped; the others have -ratio * A / 3.
+  close(grad, [[0, -1 / 3], [1 / 3, 0]])
+  close(metrics["pg_clipfrac"], 1 / 3)
+  close(metrics["pg_clipfrac_lower"], 0)
+  close(metrics["clipped_prob_max"], 0.6)
+  close(metrics["entropy"], 1.2 / 3)
+  close(metrics["ratio_mean"], (1.5 + 0.5 + 1) / 3)
+  close(metrics["ratio_square"], (2.25 + 0.25 + 1) / 3)
+  logs = np.log([1.5, 0.5, 1])
+  close(metrics["ppo_kl"], -logs.mean())
+  close(metrics["kl_old_new"], (1 - 1 - logs).mean())
+  close(metrics["log_ratio_max"], np.log(2))
+  assert {"kl_loss", "nll_loss", "rollout/logp_gap_max"}.isdisjoint(metrics)
+  assert set(w) == {"all", "policy", "mean"}
+
+
+def test_clipped_tokens_of_negative_advantage_are_no_rare_good_ones():
+  """`clipped_prob_max` looks at the upper bound; r = 1/2, A = -2 is below."""
+  b = batch(advantages_BT=np.array([[0.0, -2], [1, 0]], np.float32))
+  metrics, _, _ = total(b)
+  close(metrics["pg_clipfrac"], 1 / 3)
+  close(metrics["clipped_prob_max"], 0)
+
+
+def test_metrics_are_token_means_whatever_the_reduction():
+  """Each response weighs a half: -(1.2 + 1) / 2 / 2 + 1 / 2."""
+  metrics, _, _ = total(reduction="seq_mean_token_mean")
+  close(metrics["loss"], -1.1 / 2 + 1 / 2)
+  close(metrics["entropy"], 1.2 / 3)
+
+
+def test_masked_positions_do_not_count():
+  metrics, grad, _ = total(logps=np.where(MASK, LOGPS, -1e4))
+  same, _, _ = total()
+  for name, value in metrics.items():
+    close(value, same[name], err_msg=name)
+  assert grad[1, 1] == 0
+
+
+def test_a_kl_in_the_loss():
+  """d = 0, -ln 2, ln 2: k1 adds up to 0, k2 to ln(2)^2."""
+  metrics, _, _ = total(kl="k2")
+  close(metrics["kl_loss"], np.log(2) ** 2 / 3)
+  close(metrics["loss"], -0.4 + 0.5 * np.log(2) ** 2 / 3)
+  assert "kl/reference" not in metrics
+  metrics, _, _ = total(kl="k1")
+  close(metrics["kl_loss"], 0)
+
+
+def test_an_entropy_bonus():
+  metrics, _, _ = total(entropy=True)
+  close(metrics["loss"], -0.4 - 0.25 * 1.2 / 3)
+
+
+def test_correct_responses_are_imitated():
+  """The mean of -log p over the two tokens of the first row."""
+  metrics, _, w = total(positive_nll=0.1)
+  nll = -np.log(0.6 * 0.25) / 2
+  close(metrics["nll_loss"], nll)
+  close(metrics["loss"], -0.4 + 0.1 * nll)
+  close(w["correct"], [[0.5, 0.5], [0, 0]])
+
+
+def test_on_policy():
+  """Ratios are 1: the loss is -(1 + 2 - 1) / 3, the old ones the sampler's."""
+  metrics, grad, _ = total(on_policy=True, kl="k1")
+  close(metrics["pg_loss"], -2 / 3)
+  close(grad, np.array([[-1, -2], [1, 0]]) / 3 + 0.5 * MASK / 3)
+  close(metrics["ratio_mean"], 1)
+  gap = np.log([0.4 / 0.6, 0.5 / 0.25, 1])
+  close(metrics["rollout/sampler_trainer_kl"], gap.mean())
+  close(metrics["rollout/logp_gap_max"], np.log(2))
+  close(metrics["kl/reference"], 0)
+  metrics, _, _ = total(on_policy=True, kl="k2")
+  close(metrics["kl/reference"], np.log(2) ** 2 / 3)
+
+
+def test_weights_by_length():
+  """Lengths 2 and 1, median 1.5: factors .75 and 1.5 with alpha 1."""
+  _, _, w = total(length_alpha=1.0)
+  close(w["all"], np.array([[0.75, 0.75], [1.5, 0]]) / 3)
+  close(w["policy"], w["all"])
+  close(w["mean"], MASK / 3)
+
+
+def test_kl_cov_penalises_the_selected_tokens():
+  """Covariances: log p is lowest at A = -1, highest at A = 2."""
+  penalty = functools.partial(variants.kl_cov, share=1 / 3, coef=0.5)
+  metrics, _, w = total(covariance=penalty)
+  close(np.asarray(w["penalty"]) > 0, [[0, 0], [1, 0]])
+  close(w["penalty"].sum(), 0.5 / 3)
+  close(metrics["loss"], -0.4)  # its log ratio is 0
+  swapped = batch(advantages_BT=np.array([[-1.0, 2], [1, 0]], np.float32))
+  metrics, _, w = total(swapped, covariance=penalty)
+  at = np.argmax(np.asarray(w["penalty"]))
+  far = np.abs(np.log([1.5, 0.5, 1, 1]))[at]
+  close(metrics["loss"] - metrics["pg_loss"], 0.5 * far / 3)
+
+
+@pytest.mark.parametrize("key", [0, 1, 2])
+def test_clip_cov_drops_random_tokens(key):
+  """Two candidates; the one of the smaller uniform loses its gradient."""
+  clip = functools.partial(variants.clip_cov, share=0.0, low=-9.0, high=9.0)
+  _, grad, w = total(key=key, covariance=clip)
+  uniform = np.asarray(jax.random.uniform(jax.random.key(key), (2, 2)))
+  first = np.argmin(np.where(MASK, uniform, 9))
+  keep = np.arange(4).reshape(2, 2) != first
+  close(w["policy"], MASK * keep / 3)
+  close(w["all"], MASK / 3)
+  close(grad, np.array([[0, -1 / 3], [1 / 3, 0]]) * keep)
