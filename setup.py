@@ -57,6 +57,7 @@ setuptools.setup(
             "pytest-xdist>=3.7",
             "ruff>=0.12",
         ],
+        "dev": ["cosmic-ray>=8.7"],  # python tests/mutation.py
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",

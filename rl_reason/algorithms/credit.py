@@ -203,7 +203,8 @@ def assign(
     selected_BT = variants.top_share(rows["entropy_BT"], mask_BT, top_entropy)
     out_BT = jnp.where(selected_BT, out_BT, 0)
   if correction is not None:
-    factor_BT = correction(rows["logps_BT"], rows["sampler_logps_BT"], mask_BT)
+    inputs = rows | dict(old_logps_BT=rows["logps_BT"], mask_BT=mask_BT)
+    factor_BT = call_by_name(correction, inputs)
     out_BT *= factor_BT
     mean = reductions.masked_mean(factor_BT, mask_BT)
     metrics["rollout/correction_mean"] = mean
