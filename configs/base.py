@@ -119,7 +119,7 @@ def get_config():
       seconds=number(10.0, low=1e-3),  # CPU time of the verifier, a response
       shuffle=False,  # control: outcomes permuted over the batch
   )
-  c.advantage = function("group_norm")
+  c.advantage = function("advantage", "group_norm")
   c.advantage.update(
       section(
           "advantage",
@@ -127,8 +127,8 @@ def get_config():
           whiten=False,  # mean 0 and variance 1 over the tokens of the batch
       )
   )
-  c.surrogate = function("ppo")
-  c.reduction = function("seq_mean_token_mean")  # of token losses
+  c.surrogate = function("surrogate", "ppo")
+  c.reduction = function("reduction", "seq_mean_token_mean")  # of token losses
   c.loss = section(
       "loss",
       mask_truncated=False,  # DAPO's overlong filtering

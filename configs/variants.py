@@ -13,7 +13,9 @@ def add(c) -> None:
   c.rollout.update(
       section(
           "rollout",
-          group_sizes=function("equal"),  # by_length, by_variance
+          group_sizes=function(
+              "group_sizes", "equal"
+          ),  # by_length, by_variance
           partial_groups=number(0, low=0),  # that a round may leave unfinished
           partial_across_steps=False,  # they continue in the next step
           retire_after=number(0, low=0),  # steps all correct in a row; 0: never
@@ -30,8 +32,8 @@ def add(c) -> None:
   c.reward.update(
       section(
           "reward",
-          outcome=function("correctness"),  # cosine
-          length_penalty=function("none"),  # logquad
+          outcome=function("outcome", "correctness"),  # cosine
+          length_penalty=function("length_penalty", "none"),  # logquad
           scorers="",  # 'steps*0.5,length*-0.3': rl_reason/tasks/scorers.py
           truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
       )
@@ -46,7 +48,9 @@ def add(c) -> None:
       rejected="",  # style:weight of incorrect responses
       evaluate_pairs=number(1000, low=1),  # held out
   )
-  c.kl.controller = function("fixed")  # adaptive: to a target KL
+  c.kl.controller = function(
+      "kl_controller", "fixed"
+  )  # adaptive: to a target KL
   c.advantage.update(
       section(
           "advantage",
@@ -54,13 +58,17 @@ def add(c) -> None:
           history_ratio=number(2.0, low=0),  # upper bound of their ratios
       )
   )
-  c.correction = function("none")  # of sampler and trainer: truncate, two_sided
-  c.covariance = function("none")  # clip_cov, kl_cov
+  c.correction = function(
+      "correction", "none"
+  )  # of sampler and trainer: truncate, two_sided
+  c.covariance = function("covariance", "none")  # clip_cov, kl_cov
   c.loss.update(
       section(
           "loss",
           length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
-          entropy_controller=function("fixed"),  # adaptive: to a target
+          entropy_controller=function(
+              "entropy_controller", "fixed"
+          ),  # adaptive: to a target
           top_entropy=number(
               1.0, low=1e-9, high=1
           ),  # share of tokens that learn
@@ -71,8 +79,10 @@ def add(c) -> None:
           "critic",
           init=choice("policy", "scratch", "exported"),  # of the trunk
           path="",  # of an exported critic, or a reward model
-          head=function("scalar"),  # gated, categorical
-          value_mixture=function("none"),  # mixture: with the pretrained critic
+          head=function("critic_head", "scalar"),  # gated, categorical
+          value_mixture=function(
+              "value_mixture", "none"
+          ),  # mixture: with the pretrained critic
           fallback=False,  # EVPO: batch mean while explained variance <= 0
       )
   )

@@ -50,9 +50,11 @@ def section(name: str, /, **fields) -> ml_collections.ConfigDict:
   return c
 
 
-def function(name: str) -> ml_collections.ConfigDict:
+def function(kind: str, name: str) -> ml_collections.ConfigDict:
   """A section that names a function of `functions.KINDS`; no arguments set."""
-  return ml_collections.ConfigDict(dict(name=name, args={}))
+  c = section(functions.KINDS[kind].field, name=name)
+  c.args = ml_collections.ConfigDict()
+  return c
 
 
 def at(c, name: str) -> Any:

@@ -115,19 +115,20 @@ class Kind(NamedTuple):
 
   Attributes:
     field: the section of the config, with fields `name` and `args`.
-    modules: of the package, whose functions may be named.
+    modules: of the package; their functions that take only `inputs` can be
+      named.
     inputs: what a run supplies, by name.
-    names: name -> function ('' for none) where not every function of the
-      modules is one of the kind.
+    off: the name that stands for no function; '' if there is none.
+    aliases: other names of functions.
   """
 
   field: str
   modules: tuple[str, ...]
   inputs: tuple[str, ...]
-  names: Mapping[str, str] = {}
+  off: str = ""
+  aliases: Mapping[str, str] = {}
 
 
-_REWARD_MODULES = ("algorithms.rewards", "algorithms.variants")
 _VARIANTS = ("algorithms.variants",)
 
 KINDS = {
@@ -144,73 +145,57 @@ KINDS = {
         ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
     ),
     "reduction": Kind(
-        "reduction",
-        ("algorithms.reductions",),
-        ("mask_BT", "groups_B"),
-        {
-            name: name
-            for name in (
-                "token_mean",
-                "seq_mean_token_mean",
-                "seq_mean_token_sum",
-                "constant",
-                "prompt_token_mean",
-            )
-        },
+        "reduction", ("algorithms.reductions",), ("mask_BT", "groups_B")
     ),
     "correction": Kind(
         "correction",
         ("algorithms.corrections",),
         ("old_logps_BT", "sampler_logps_BT", "mask_BT"),
-        {"none": "", "truncate": "truncate", "two_sided": "two_sided"},
+        off="none",
     ),
     "covariance": Kind(
         "covariance",
         _VARIANTS,
         ("logps_BT", "advantages_BT", "mask_BT", "groups_B", "uniform_BT"),
-        {"none": "", "clip_cov": "clip_cov", "kl_cov": "kl_cov"},
+        off="none",
     ),
     "group_sizes": Kind(
         "rollout.group_sizes",
         ("rollout.group_sizes",),
         ("expected_length_N", "expected_accuracy_N", "num_responses"),
-        {"equal": "", "by_length": "by_length", "by_variance": "by_variance"},
+        off="equal",
     ),
     "outcome": Kind(
         "reward.outcome",
-        _REWARD_MODULES,
-        ("correct_B", "lengths_B", "max_tokens", "correct", "incorrect"),
-        {"correctness": "correctness", "cosine": "cosine"},
+        ("algorithms.rewards", *_VARIANTS),
+        ("correct_B", "correct", "incorrect", "lengths_B", "max_tokens"),
     ),
     "length_penalty": Kind(
         "reward.length_penalty",
-        _REWARD_MODULES,
+        _VARIANTS,
         ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
-        {"none": "", "logquad": "logquad"},
+        off="none",
     ),
     "kl_controller": Kind(
         "kl.controller",
         _VARIANTS,
         ("coef", "kl", "rows"),
-        {"fixed": "", "adaptive": "adaptive_kl"},
+        off="fixed",
+        aliases={"adaptive": "adaptive_kl"},
     ),
     "entropy_controller": Kind(
         "loss.entropy_controller",
         _VARIANTS,
         ("coef", "entropy"),
-        {"fixed": "", "adaptive": "adaptive_entropy"},
+        off="fixed",
+        aliases={"adaptive": "adaptive_entropy"},
     ),
-    "critic_head": Kind(
-        "critic.head",
-        ("models.critic",),
-        ("trunk",),
-        {"scalar": "scalar", "gated": "gated", "categorical": "categorical"},
-    ),
+    "critic_head": Kind("critic.head", ("models.critic",), ("trunk",)),
     "value_mixture": Kind(
         "critic.value_mixture",
         _VARIANTS,
         ("pretrained_BT", "values_BT", "progress", "explained_variance"),
-        {"none": "", "mixture": "mixture"},
+        off="none",
     ),
 }
 
@@ -218,14 +203,17 @@ KINDS = {
 def names(kind: str) -> tuple[str, ...]:
   """Names that the package has for a kind of function."""
   known = KINDS[kind]
-  if known.names:
-    return tuple(known.names)
-  return tuple(
+  found = {
       name
       for module in known.modules
-      for name, found in _definitions(_path(module)).items()
-      if name[0] != "_" and set(found.inputs) <= set(known.inputs)
-  )
+      for name, one in _definitions(_path(module)).items()
+      if name[0] != "_"
+      # The other functions of these modules start with another input.
+      and one.inputs[:1] in (known.inputs[:1], known.inputs[1:2])
+      and set(one.inputs) <= set(known.inputs)
+  }
+  found |= {known.off, *known.aliases} - {""}
+  return tuple(sorted(found - set(known.aliases.values())))
 
 
 def signature(kind: str, name: str) -> Signature:
@@ -241,17 +229,17 @@ def signature(kind: str, name: str) -> Signature:
   known = KINDS[kind]
   if ":" in name:
     return _of_user(name, f"{known.field}.name")
-  function = known.names.get(name, "" if known.names else name)
-  if known.names.get(name) == "":
+  if name == known.off and name:
     return Signature()
-  for module in known.modules if function else ():
-    found = _definitions(_path(module)).get(function)
+  for module in known.modules:
+    found = _definitions(_path(module)).get(known.aliases.get(name, name))
     if found:
       return found._replace(module=f"rl_reason.{module}")
+  there = names(kind)
   raise ConfigError(
       f"{known.field}.name = {name!r}: there is no such function"
-      f"{did_you_mean(name, names(kind))}; there are {', '.join(names(kind))},"
-      " and module:function of your own"
+      f"{did_you_mean(name, there)}; there are {', '.join(there)}, and"
+      " module:function of your own"
   )
 
 
@@ -455,18 +443,11 @@ def _of_user(name: str, field: str) -> Signature:
   _find_in_working_directory()
   try:
     spec = importlib.util.find_spec(module)
-    if spec is None:
-      raise ConfigError(
-          f"{field} = {name!r}: there is no module {module}, neither in the"
-          " working directory nor installed"
-      )
-    path = pathlib.Path(spec.origin or "")
-    found = _definitions(path) if path.suffix == ".py" else {}
-    if function not in found:
-      called = getattr(importlib.import_module(module), function)
-      found = {function: signature_of(called)}
-  except ConfigError:
-    raise
+    path = pathlib.Path((spec and spec.origin) or "")
+    defined = _definitions(path) if path.suffix == ".py" else {}
+    found = defined.get(function) or signature_of(load(name))
+  except ConfigError as e:
+    raise ConfigError(f"{field} = {e}") from None
   except Exception as e:  # the user's module may raise anything
     raise ConfigError(f"{field} = {name!r}: {one_line(e)}") from None
-  return found[function]._replace(module=module)
+  return found._replace(module=module, function=function)

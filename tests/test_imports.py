@@ -17,6 +17,7 @@ LAYERS = [line.split() for line in """
     checkpointing report models
     tasks
     data rollout
+    combinations
     checks hf evaluation
     training.session training reward_models
     data.prepare evaluation.command hf.export

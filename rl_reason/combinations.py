@@ -1,0 +1,329 @@
+"""Combinations of fields that cannot work, or that do nothing.
+
+Each is refused by name: 'field: remedy'; `checks.py` adds the value.
+"""
+
+from typing import Any, NoReturn
+
+import ml_collections
+import numpy as np
+
+from rl_reason import config, functions, tasks
+from rl_reason.data import datasets, known_sets
+from rl_reason.tasks import scorers
+
+# A field does nothing unless another one is set, too.
+NEEDS = {
+    "critic.reuse": "critic.pretrain_steps",
+    "critic.value_mixture.name": "critic.pretrain_steps",
+    "data.system": "data.chat",
+    "dynamic_sampling.batches": "dynamic_sampling.enabled",
+    "dynamic_sampling.surplus": "dynamic_sampling.enabled",
+    "kl.coef": "kl.kind",
+    "kl.controller.name": "kl.kind",
+    "kl.kind": "kl.coef",
+    "kl.place": "kl.kind",
+    "rollout.partial_across_steps": "rollout.partial_groups",
+}
+
+# A field must not exceed another one.
+AT_MOST = {
+    "evaluate.interim_prompts": "evaluate.prompts",
+    "evaluate.mean_of": "evaluate.samples",
+    "reward.overlong_buffer": "rollout.max_tokens",
+    "rollout.group_sizes.args.least": "rollout.group_size",
+}
+
+# Fields of which only one may be set, and why.
+CONFLICTS = {
+    ("optimizer.freeze", "lora.rank"): "LoRA freezes all layers",
+    ("rollout.partial_groups", "rollout.group_sizes.name"): (
+        "groups of different sizes cannot be continued"
+    ),
+    ("rollout.partial_groups", "reward.shuffle"): (
+        "the number of rounds depends on which responses are correct"
+    ),
+}
+
+
+class Fault(Exception):
+  """A field, and the remedy."""
+
+
+def fail(text: str) -> NoReturn:
+  """Refuses a config, with 'field: remedy'."""
+  raise Fault(*text.split(": ", 1))
+
+
+def check(c, values: dict[str, Any]) -> None:
+  """Checks all combinations.
+
+  Args:
+    c: the whole config.
+    values: `config.flat` of it, with all arguments of functions.
+
+  Raises:
+    Fault: the first combination that cannot work.
+  """
+  _pairs(values)
+  for rules in (_rollouts, _rewards, _credit, _loss):
+    rules(c)
+
+
+def _pairs(values: dict[str, Any]) -> None:
+  """Fields that need, exceed or exclude each other."""
+
+  def is_set(name):
+    return values[name] != config.FIELDS[name].default
+
+  for name, other in NEEDS.items():
+    if is_set(name) and not is_set(other):
+      fail(f"{name}: does nothing without {other}: set both or neither")
+  for name, other in AT_MOST.items():
+    if values.get(name, 0) > values[other]:
+      fail(f"{name}: must not exceed {other} = {values[other]}")
+  for (name, other), reason in CONFLICTS.items():
+    if is_set(name) and is_set(other):
+      fail(f"{name}: not with {other} = {values[other]!r}: {reason}")
+
+
+def sources(c, use: str) -> list:
+  """The sources of data.train or data.evaluate, with their weights."""
+  return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
+
+
+def _rollouts(c) -> None:
+  """Generation and dynamic sampling."""
+  r, d = c.rollout, c.dynamic_sampling
+  advantage, inputs = c.advantage.name, config.needs(c)
+  prompts = r.batch // r.group_size
+  models = any(map(scorers.is_model, _scorer_names(c)))
+  if r.top_p < 1 and not r.allow_top_p:
+    fail(
+        "rollout.top_p: stored log-probs are those before top-p: training would"
+        " be off-policy; use 1.0, or set rollout.allow_top_p=True"
+    )
+  if r.batch % r.group_size:
+    fail(f"rollout.group_size: must divide rollout.batch = {r.batch}")
+  if prompts % c.updates.minibatches:
+    fail(
+        f"updates.minibatches: must divide the {prompts} prompts of a batch:"
+        " groups stay whole"
+    )
+  if (
+      r.group_size == 1
+      and c.rl.steps
+      and c.advantage.groups == "prompt"
+      and "groups_B" in inputs
+  ):
+    fail(
+        f"rollout.group_size: {advantage} compares the responses to one prompt:"
+        " use 2 or more, or advantage.groups = 'batch'"
+    )
+  if r.partial_groups:
+    slots = r.slots or r.batch
+    if not (d.enabled or r.partial_across_steps):
+      fail(
+          "rollout.partial_groups: a step has one round of generation: needs"
+          " dynamic_sampling.enabled=True, or rollout.partial_across_steps=True"
+      )
+    if r.partial_groups * r.group_size > slots:
+      fail(
+          f"rollout.partial_groups: {r.partial_groups} groups of"
+          f" {r.group_size} do not fit into {slots} slots"
+      )
+    if models:
+      fail(
+          "rollout.partial_groups: reward models score whole batches, and"
+          " rounds then have any number of rows"
+      )
+  if d.enabled and r.group_size == 1:
+    fail(
+        "dynamic_sampling.enabled: a group of one is all correct or all"
+        " incorrect: rollout.group_size must be > 1"
+    )
+  if d.batches > 1 and models:
+    fail(
+        "dynamic_sampling.batches: a round is then larger than the batch that"
+        " reward models score: leave it at 1"
+    )
+
+
+def _scorer_names(c) -> list[str]:
+  try:
+    return [x.name for x in scorers.terms(c.reward.scorers)]
+  except ValueError:
+    return []  # `_rewards` has the error
+
+
+def _rewards(c) -> None:
+  """Rewards, and the KL to the reference."""
+  r, k = c.reward, c.kl
+  try:
+    for term in scorers.terms(r.scorers):
+      if not scorers.is_model(term.name):
+        scorers.find(term.name)
+  except ValueError as e:
+    fail(f"reward.scorers: {e}")
+  if r.correct <= r.incorrect:
+    fail(f"reward.correct: must be more than reward.incorrect = {r.incorrect}")
+  if k.kind == "k1" and k.place == "loss":
+    fail(
+        "kl.kind: as a loss, on-policy, it has no expected gradient: use k2 or"
+        " k3, or kl.place = 'reward'"
+    )
+  if k.place == "reward" and config.has_history(c):
+    fail(
+        f"kl.place: {c.advantage.name} compares rewards with those of earlier"
+        " steps: use 'loss'"
+    )
+
+
+def _two_valued(c) -> bool:
+  """Whether every response has one of two rewards."""
+  r = c.reward
+  return (
+      r.outcome.name == "correctness"
+      and r.length_penalty.name == "none"
+      and r.truncated == "terminal"
+      and not (r.overlong_buffer and r.overlong_coef)
+      and not r.scorers
+      and c.kl.place == "loss"
+  )
+
+
+def _has_types(c) -> bool:
+  """Whether training rows may have a difficulty: the type of a problem."""
+  if c.task.name != tasks.FILES:
+    return True
+  no_difficulty = known_sets.Known._field_defaults["difficulty"]
+  known = [known_sets.KNOWN.get(x.name) for x, _ in sources(c, "train")]
+  return any(x is None or x.difficulty is not no_difficulty for x in known)
+
+
+def _credit(c) -> None:
+  """Advantages, and the critic."""
+  name, inputs, v = c.advantage.name, config.needs(c), c.critic
+  low, high = sorted((c.reward.correct, c.reward.incorrect))
+  if c.advantage.groups != "prompt" and "groups_B" not in inputs:
+    fail(f"advantage.groups: {name} compares no groups: leave it at 'prompt'")
+  if name == "max_rl" and (low, high) != (0, 1):
+    fail(
+        "advantage.name: divides by the mean of rewards in {0, 1}: set"
+        " reward.correct = 1 and reward.incorrect = 0"
+    )
+  if name == "max_rl" and not _two_valued(c):
+    fail(
+        "advantage.name: divides by the mean of rewards in {0, 1}: no length"
+        " penalty, cosine, scorers, bootstrap or KL in the reward"
+    )
+  if name == "confidence_weighted" and _two_valued(c):
+    fail(
+        "advantage.name: two-valued rewards have no degrees of confidence: use"
+        " leave_one_out, or a reward model in reward.scorers"
+    )
+  if not _has_types(c):
+    remedy = "the sets of data.train have no difficulty (type): choose"
+    if c.advantage.groups == "type":
+      fail(f"advantage.groups: {remedy} 'prompt' or 'batch'")
+    if "types_B" in inputs:
+      fail(f"advantage.name: {remedy} another advantage")
+    if c.rollout.group_sizes.name != "equal":
+      fail(f"rollout.group_sizes.name: {remedy} 'equal'")
+  if not config.has_critic(c):
+    remedy = f"{name} has no critic: use gae or gae_length_adaptive"
+    if v.pretrain_steps:
+      fail(f"critic.pretrain_steps: {remedy}")
+    if v.value_mixture.name != "none":
+      fail(f"critic.value_mixture.name: {remedy}")
+    if v.fallback:
+      fail(f"critic.fallback: {remedy}")
+  if v.reuse and v.init == "exported":
+    fail("critic.reuse: replaces value pretraining: not with critic.init")
+  if bool(v.path) != (v.init == "exported"):
+    fail(
+        f"critic.path: does not go with critic.init = {v.init!r}: it is for"
+        " 'exported'"
+    )
+  if v.head.name == "categorical":
+    support = functions.arguments("critic_head", v.head)
+    if support["low"] >= support["high"]:
+      fail(
+          "critic.head.args.low: must be below critic.head.args.high ="
+          f" {support['high']}"
+      )
+    if not support["low"] <= low <= high <= support["high"]:
+      fail(
+          "critic.head.name: critic.head.args.low to critic.head.args.high must"
+          f" contain the rewards, {low} to {high}"
+      )
+
+
+def _loss(c) -> None:
+  """The loss of the policy."""
+  if 0 < c.surrogate.args.get("dual_clip", 0) <= 1:
+    fail("surrogate.args.dual_clip: must be more than 1, or 0 for off")
+  if (
+      c.surrogate.name == "reinforce"
+      and c.updates.minibatches * c.updates.epochs > 1
+  ):
+    fail(
+        "surrogate.name: has no ratio, so it is correct only on-policy: set"
+        " updates.minibatches = 1 and updates.epochs = 1"
+    )
+  cov = functions.arguments("covariance", c.covariance)
+  if cov.get("low", 0) > cov.get("high", 0):
+    fail(
+        "covariance.args.low: must be below covariance.args.high ="
+        f" {cov.get('high')}"
+    )
+
+
+def check_given(c, given: tuple[str, ...]) -> None:
+  """Fields of the command line that nothing reads with this config."""
+  for name in given:
+    if c.model.path and config.is_shape(name):
+      fail(f"{name}: model.path = {c.model.path!r} decides it: leave it out")
+    if name.startswith("lora.") and name != "lora.rank" and not c.lora.rank:
+      fail(f"{name}: is for lora.rank > 0: set it, or leave this out")
+    if name.startswith("critic.") and not config.has_critic(c):
+      fail(f"{name}: {c.advantage.name} has no critic: leave this out")
+
+
+def warnings(c: ml_collections.ConfigDict) -> list[str]:
+  """One line for each combination that probably does nothing."""
+  out = []
+  if config.has_history(c):
+    alone = "prompts without earlier responses get leave_one_out's baseline"
+    if c.task.name == tasks.FILES:
+      out.append(
+          f"advantage.name = {c.advantage.name!r}: prompts of files come again"
+          f" only after a pass over data.train; {alone}"
+      )
+    elif _share_returning(c) < 0.1:
+      out.append(
+          f"advantage.name = {c.advantage.name!r}: fewer than 10% of prompts"
+          f" come again within {c.advantage.history} steps; {alone}: use fewer"
+          " task.difficulties, or raise advantage.history"
+      )
+  by_type = c.advantage.groups == "type" or "types_B" in config.needs(c)
+  if by_type and len(c.task.difficulties) == 1:
+    out.append(
+        f"task.difficulties = {c.task.difficulties}: problems of one type are"
+        " the whole batch"
+    )
+  return out
+
+
+def _share_returning(c) -> float:
+  """Share of a step's prompts that occurred within advantage.history steps.
+
+  Measured on prompts that are drawn as training draws them.
+  """
+  task, rng = tasks.get(c.task.name), np.random.default_rng(0)
+  levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
+  count = min(c.rollout.batch // c.rollout.group_size, 256)
+  total = count * (1 + c.advantage.history)
+  rows = [tasks.draw(task, rng, levels, evaluation=False) for _ in range(total)]
+  earlier = {row.prompt for row in rows[count:]}
+  return sum(row.prompt in earlier for row in rows[:count]) / count
