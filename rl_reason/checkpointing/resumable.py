@@ -136,7 +136,7 @@ class ResumableStage:
       state: of the stage, which the loop advances.
       flush: logs the step whose metrics are still on the device.
     """
-    self._log.cut()
+    self._log.truncate()
     self._flush = flush
     if state.step or self.checkpoints.saved is not None:
       self._display.say(f"{title}: resumes at step {state.step} of {total}")

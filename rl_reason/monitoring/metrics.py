@@ -133,7 +133,7 @@ class Log:
     """Remembers the sizes that a checkpoint recorded."""
     self._sizes = sizes
 
-  def cut(self) -> None:
+  def truncate(self) -> None:
     """Truncates the files to the newest checkpoint saved or restored so far."""
     if not self._active:
       return

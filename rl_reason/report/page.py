@@ -102,7 +102,9 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
   axes, charts = _charts(lines)
   pairs, pairs_note = _pairs(samples)
   viewer, viewer_note = _viewer(samples)
-  features = {k: v for k, v in config.items() if k.startswith(FEATURES)}
+  features = {
+      k: v for k, v in config.items() if k.startswith(FEATURES) and v != {}
+  }
   return dict(
       title=workdir.resolve().name,
       features=[f"{name} {value}" for name, value in as_text(features)],
