@@ -7,15 +7,15 @@ from rl_reason.structs import Experience, Rollouts
 from rl_reason.training import dynamic_sampling
 
 GROUP = 2  # samples of a prompt
-RIGHT, SIGNAL, WRONG = (1, 1), (1, 0), (0, 0)  # verdicts of a group
+CORRECT, SIGNAL, INCORRECT = (1, 1), (1, 0), (0, 0)  # grades of a group
 
 
-def rows(first_id, *verdicts) -> Experience:
+def rows(first_id, *grades) -> Experience:
   """Groups of two rows with ids first_id, first_id + 1, ...
 
   Every number of row s of prompt i contains 10 * i + s, to be known again.
   """
-  ids_B = first_id + np.arange(len(verdicts) * GROUP, dtype=np.int32) // GROUP
+  ids_B = first_id + np.arange(len(grades) * GROUP, dtype=np.int32) // GROUP
   mark_B = 10 * ids_B + np.arange(len(ids_B), dtype=np.int32) % GROUP
   return Experience(
       rollouts=Rollouts(
@@ -27,7 +27,7 @@ def rows(first_id, *verdicts) -> Experience:
           lengths_B=np.full_like(ids_B, 2),
           truncated_B=np.zeros(len(ids_B), bool),
       ),
-      correct_B=np.array(verdicts, np.float32).reshape(-1),
+      correct_B=np.array(grades, np.float32).reshape(-1),
       scores_NB=(mark_B.astype(np.float32), -mark_B.astype(np.float32)),
       old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
       stale_lengths_B=np.zeros_like(ids_B),
@@ -38,18 +38,18 @@ def rows(first_id, *verdicts) -> Experience:
 
 
 class Rounds:
-  """Hands out prepared rounds of generation, and counts them."""
+  """Returns prepared rounds of generation, and counts the calls."""
 
   def __init__(self, *rounds):
-    self.left, self.calls = list(rounds), 0
+    self.rounds, self.calls = list(rounds), 0
 
   def __call__(self, goes_on):
     self.calls += 1
-    return self.left.pop(0)
+    return self.rounds.pop(0)
 
 
 def collect(*rounds, kept=None, **keywords):
-  """`collect` of three groups, and the number of rounds that it asked for."""
+  """`fill_batch` of three groups, and the number of rounds that it sampled."""
   generate = Rounds(*rounds)
   keywords = {
       "enabled": True,
@@ -72,19 +72,19 @@ def ids(batch):
 def test_refills_in_prompt_order():
   """Groups 0, 3 and 4 have signal; 5 would too, but the batch is full.
 
-  The metrics are of all six groups that were sampled: right shares 1/2, 1, 0
-  and 1/2, 1/2, 1/2 add up to 3 of 6; one is all right, one all wrong. Twelve
-  rows of two tokens are 24 tokens.
+  The metrics are of all six groups that were sampled: accuracies 1/2, 1, 0 and
+  1/2, 1/2, 1/2 sum to 3 of 6; one group is all correct, one all incorrect.
+  Twelve rows of two tokens are 24 tokens.
   """
-  batch, left, metrics, calls = collect(
-      rows(0, SIGNAL, RIGHT, WRONG), rows(3, SIGNAL, SIGNAL, SIGNAL)
+  batch, surplus, metrics, calls = collect(
+      rows(0, SIGNAL, CORRECT, INCORRECT), rows(3, SIGNAL, SIGNAL, SIGNAL)
   )
   assert ids(batch) == [0, 3, 4]
   assert batch.rollouts.tokens_BL[:, 0].tolist() == [0, 1, 30, 31, 40, 41]
   assert batch.rollouts.logps_BT[:, 1].tolist() == [0, -1, -30, -31, -40, -41]
   assert batch.correct_B.tolist() == [1, 0] * 3
   assert batch.age_B.tolist() == [0] * 6
-  assert left is None
+  assert surplus is None
   assert calls == 2
   assert {k: float(v) for k, v in metrics.items()} == {
       "train/accuracy": 0.5,
@@ -106,21 +106,21 @@ def test_a_full_first_round_is_enough():
 
 def test_surplus_comes_first_next_time():
   """Kept rows keep the log-probs of the policy that sampled them, at age 1."""
-  _, left, _, _ = collect(
-      rows(0, SIGNAL, WRONG, SIGNAL),
+  _, surplus, _, _ = collect(
+      rows(0, SIGNAL, INCORRECT, SIGNAL),
       rows(3, SIGNAL, SIGNAL, SIGNAL),
       surplus="keep",
   )
-  assert ids(left)[:2] == [4, 5]
-  assert left.age_B.tolist() == [0, 0, 0, 0, -1, -1], "padded to 3 groups"
-  assert not left.rollouts.mask_BT[4:].any()
-  assert left.rollouts.mask_BT[:4].all()
+  assert ids(surplus)[:2] == [4, 5]
+  assert surplus.age_B.tolist() == [0, 0, 0, 0, -1, -1], "padded to 3 groups"
+  assert not surplus.rollouts.mask_BT[4:].any()
+  assert surplus.rollouts.mask_BT[:4].all()
 
-  # The loop then fills in what the behaviour policy thought of them.
+  # The loop then adds the log-probs of the policy that sampled them.
   old_BT = np.arange(12, dtype=np.float32).reshape(6, 2) - 20
-  left = left.replace(old_logps_BT=old_BT)
-  batch, left, metrics, calls = collect(
-      rows(6, WRONG, SIGNAL, SIGNAL), kept=left, surplus="keep"
+  surplus = surplus.replace(old_logps_BT=old_BT)
+  batch, surplus, metrics, calls = collect(
+      rows(6, INCORRECT, SIGNAL, SIGNAL), kept=surplus, surplus="keep"
   )
   assert calls == 1
   assert ids(batch) == [4, 5, 7]
@@ -130,16 +130,16 @@ def test_surplus_comes_first_next_time():
   assert metrics["train/groups_with_signal"] == 3
   assert metrics["train/accuracy"] == pytest.approx(1 / 3), "fresh rows only"
   assert metrics["tokens/generated"] == 12
-  assert ids(left)[0] == 8
-  assert left.age_B.tolist() == [0, 0, -1, -1, -1, -1]
+  assert ids(surplus)[0] == 8
+  assert surplus.age_B.tolist() == [0, 0, -1, -1, -1, -1]
 
 
-def test_nothing_left_over_is_all_padding():
-  _, left, _, _ = collect(rows(0, SIGNAL, SIGNAL, SIGNAL), surplus="keep")
-  assert (left.age_B == -1).all()
-  assert not left.rollouts.mask_BT.any()
+def test_no_surplus_is_all_padding():
+  _, surplus, _, _ = collect(rows(0, SIGNAL, SIGNAL, SIGNAL), surplus="keep")
+  assert (surplus.age_B == -1).all()
+  assert not surplus.rollouts.mask_BT.any()
   batch, _, metrics, calls = collect(
-      rows(3, SIGNAL, SIGNAL, SIGNAL), kept=left, surplus="keep"
+      rows(3, SIGNAL, SIGNAL, SIGNAL), kept=surplus, surplus="keep"
   )
   assert ids(batch) == [3, 4, 5]
   assert batch.age_B.tolist() == [0] * 6
@@ -150,8 +150,8 @@ def test_shortfall_raises():
   """Two rounds with one useful group of six: 1 of 3."""
   with pytest.raises(dynamic_sampling.Shortfall) as error:
     collect(
-        rows(0, WRONG, SIGNAL, WRONG),
-        rows(3, WRONG, WRONG, WRONG),
+        rows(0, INCORRECT, SIGNAL, INCORRECT),
+        rows(3, INCORRECT, INCORRECT, INCORRECT),
         max_rounds=2,
     )
   message = str(error.value)
@@ -160,9 +160,9 @@ def test_shortfall_raises():
 
 
 def test_shortfall_pads():
-  batch, left, metrics, calls = collect(
-      rows(0, WRONG, SIGNAL, WRONG),
-      rows(3, RIGHT, WRONG, WRONG),
+  batch, surplus, metrics, calls = collect(
+      rows(0, INCORRECT, SIGNAL, INCORRECT),
+      rows(3, CORRECT, INCORRECT, INCORRECT),
       max_rounds=2,
       shortfall="pad",
   )
@@ -175,14 +175,14 @@ def test_shortfall_pads():
   assert batch.rollouts.ids_B.dtype == np.int32
   assert metrics["train/groups_with_signal"] == 1
   assert metrics["train/groups_missing"] == 2
-  assert left is None
+  assert surplus is None
 
 
 @pytest.mark.parametrize("surplus", ["discard", "keep"])
 def test_no_signal_at_all(surplus):
   """A batch of padding alone: the update will do nothing, but must run."""
-  batch, left, metrics, _ = collect(
-      rows(0, WRONG, RIGHT, WRONG),
+  batch, surplus, metrics, _ = collect(
+      rows(0, INCORRECT, CORRECT, INCORRECT),
       max_rounds=1,
       shortfall="pad",
       surplus=surplus,
@@ -192,18 +192,18 @@ def test_no_signal_at_all(surplus):
   assert not batch.rollouts.mask_BT.any()
   assert metrics["train/groups_with_signal"] == 0
   assert metrics["train/groups_missing"] == 3
-  assert left is None or (left.age_B == -1).all()
+  assert surplus is None or (surplus.age_B == -1).all()
 
 
 def test_disabled_takes_one_round_as_it_is():
-  batch, left, metrics, calls = collect(
-      rows(0, WRONG, RIGHT, SIGNAL), enabled=False, surplus="keep"
+  batch, surplus, metrics, calls = collect(
+      rows(0, INCORRECT, CORRECT, SIGNAL), enabled=False, surplus="keep"
   )
   assert calls == 1
   assert ids(batch) == [0, 1, 2]
   assert batch.age_B.tolist() == [0] * 6
   assert batch.rollouts.mask_BT.all()
-  assert left is None
+  assert surplus is None
   assert metrics["train/groups_with_signal"] == 1
   assert metrics["train/groups_missing"] == 0
 
@@ -211,7 +211,7 @@ def test_disabled_takes_one_round_as_it_is():
 def test_disabled_takes_no_second_round():
   """Two groups of three: the batch is padded, however many rounds it may."""
   batch, _, metrics, calls = collect(
-      rows(0, WRONG, RIGHT), enabled=False, shortfall="pad"
+      rows(0, INCORRECT, CORRECT), enabled=False, shortfall="pad"
   )
   assert calls == 1
   assert ids(batch)[:2] == [0, 1]
@@ -220,12 +220,12 @@ def test_disabled_takes_no_second_round():
 
 
 def test_the_filter_reads_accuracy():
-  """One right of two, whatever a shaped reward would say later."""
-  some = rows(0, RIGHT, SIGNAL, WRONG)
-  np.testing.assert_array_equal(dynamic_sampling.accuracy(some), [1, 0.5, 0])
+  """One correct response of two, whatever the shaped rewards will be."""
+  batch = rows(0, CORRECT, SIGNAL, INCORRECT)
+  np.testing.assert_array_equal(dynamic_sampling.accuracy(batch), [1, 0.5, 0])
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_not_modified():
   """Ages and masks are changed on copies: a kept batch can be saved again."""
   kept = rows(0, SIGNAL, SIGNAL, SIGNAL)
   kept.age_B[2:] = -1
@@ -244,43 +244,17 @@ def test_kept_groups_may_fill_a_batch():
   assert batch.age_B.tolist() == [1] * 6
 
 
-# --- groups of unequal sizes -------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "need, batch, wanted",
-    [
-        ([1, 1, 1], 12, [4, 4, 4]),
-        ([1, 1, 2], 10, [3, 2, 5]),  # 2.5, 2.5, 5; the first gets the half
-        ([10, 1], 16, [14, 2]),  # 14.5 and 1.5: the least, and the rest
-        ([1, 10, 10, 10], 14, [2, 4, 4, 4]),  # 12 as 1 : 1 : 1
-        ([0.1, 0.1, 0.1], 6, [2, 2, 2]),  # 1.9999999999999998 is not less
-        ([1, 1, 1], 8, [3, 3, 2]),  # the first get what is left
-        ([1, 100], 8, [2, 6]),  # never below the least
-        ([5, 5], 4, [2, 2]),
-    ],
-)
-def test_group_sizes(need, batch, wanted):
-  sizes = dynamic_sampling.group_sizes(np.array(need, float), batch, 2)
-  assert sizes.tolist() == wanted and sizes.sum() == batch
-
-
-def test_too_few_rows_for_groups():
-  with pytest.raises(ValueError, match="5 rows for 3 groups of 2"):
-    dynamic_sampling.group_sizes(np.ones(3), 5, 2)
-
-
 def test_a_group_that_does_not_fit_opens_the_next_batch():
   """Of groups of 2, 3 and 2 rows, six places hold the first two and padding."""
-  some = rows(0, RIGHT, SIGNAL, SIGNAL, SIGNAL)  # 8 rows
+  batch = rows(0, CORRECT, SIGNAL, SIGNAL, SIGNAL)  # 8 rows
   ids_B = np.array([0, 0, 1, 1, 1, 2, 2, 2], np.int32)
-  some = some.replace(
-      rollouts=some.rollouts.replace(ids_B=ids_B),
+  batch = batch.replace(
+      rollouts=batch.rollouts.replace(ids_B=ids_B),
       correct_B=np.array([1, 0, 1, 0, 0, 0, 1, 1], np.float32),
   )
-  out, left, metrics, _ = collect(some, surplus="keep")
+  out, surplus, metrics, _ = collect(batch, surplus="keep")
   assert out.rollouts.ids_B.tolist() == [0, 0, 1, 1, 1, -1]
   assert out.age_B.tolist() == [0, 0, 0, 0, 0, -1]
-  assert left.rollouts.ids_B.tolist()[:3] == [2, 2, 2]
-  assert left.age_B.tolist() == [0, 0, 0, -1, -1, -1]
+  assert surplus.rollouts.ids_B.tolist()[:3] == [2, 2, 2]
+  assert surplus.age_B.tolist() == [0, 0, 0, -1, -1, -1]
   assert metrics["train/groups_missing"] == 0.5
