@@ -18,8 +18,8 @@ def host_seed(seed: int, purpose: str) -> int:
   return zlib.crc32(f"{purpose} {seed}".encode())
 
 
-def key(mesh: jax.sharding.Mesh, seed: int, purpose: str) -> Array:
-  """A JAX random key, replicated over the mesh."""
+def key(mesh: jax.sharding.Mesh | None, seed: int, purpose: str) -> Array:
+  """A JAX random key, replicated over the mesh if there is one."""
   seed_and_purpose = np.int64(seed).astype(np.int32), np.uint32(
       zlib.crc32(purpose.encode())
   )

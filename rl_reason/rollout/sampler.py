@@ -25,9 +25,7 @@ from rl_reason.rollout.decode_loop import Queue, Slots
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, Prompts, Rollouts, Tree
 
-YIELD_SHARE = (
-    1 / 8
-)  # `stream` yields when this share of all rows has ended anew
+YIELD_SHARE = 1 / 8  # of all rows; `stream` yields when so many ended anew
 MIN_SLOTS = 4  # slots of a data shard that are not halved any more
 
 
