@@ -15,23 +15,30 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.algorithms import advantages, credit, objective
-from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms import (
+  advantages,
+  credit,
+  objective,
+  reductions,
+  surrogates,
+)
 from rl_reason.data import pipelines, tokenizer
+from rl_reason.data.row_source import RowSource
 from rl_reason.evaluation import grading
 from rl_reason.models import decoder
-from rl_reason.randomness import host_seed, key
+from rl_reason.randomness import key
 from rl_reason.rollout import sampler
 from rl_reason.training import dynamic_sampling, packing, step, supervised
 from rl_reason.training.optimizer import first_state, make_optimizer
 
-SEED, DIFFICULTIES = 0, (2, 3, 4, 5, 6)
+SEED = 0
 SKILL = dict(careful=1)  # styles of demonstrations, by weight
 HABITS = dict(careful=2, leap=2, direct=3, ramble=1, sloppy=2)
 MAX_PROMPT, MAX_TOKENS = 12, 48
 PACKED_ROWS = 960 // (MAX_PROMPT + MAX_TOKENS)  # of a micro-batch
 
 task = tasks.get("arithmetic")
+row_source = RowSource(task, "arithmetic", (2, 3, 4, 5, 6), SEED)
 tok = tokenizer.load("", task.ALPHABET)
 shape = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=192)
 cfg = decoder.ModelConfig(vocab=len(tok), remat="dots", **shape)
@@ -44,9 +51,7 @@ def sft(params, purpose, styles, *, steps, lr, batch=64):
   tx = adamw(lr=lr, schedule="cosine", total=steps)
   state = first_state(params, tx)
   update = jax.jit(functools.partial(supervised.sft_update, cfg=cfg, tx=tx))
-  demonstrations = pipelines.demonstrations(
-      task, DIFFICULTIES, host_seed(SEED, purpose), batch, styles
-  )
+  demonstrations = row_source.demonstrations(purpose, batch, styles)
   for pairs in itertools.islice(demonstrations, steps):
     tokens_BL, start_B, mask_BT = pipelines.pack_demonstrations(
         tok, pairs, MAX_PROMPT, MAX_TOKENS
@@ -60,9 +65,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
   """Trains with DAPO; yields (params, metrics) of each step."""
   tx = adamw(lr=lr, schedule="constant", total=steps * minibatches)
   state = first_state(params, tx)
-  seed = host_seed(SEED, "rollout prompts")
-  source = pipelines.Problems(task, DIFFICULTIES, seed)
-  prompt_stream = pipelines.prompts(source, 1)
+  _, prompt_stream = row_source.prompts("rollout prompts")
 
   # The reward: +1 or -1, and soft overlong punishment (eq 7 and 13). The
   # advantage: relative to the group of the prompt (eq 9).

@@ -1,7 +1,5 @@
 """One GRPO step on a reward of your own: python examples/own_reward.py."""
 
-import functools
-
 import jax
 import numpy as np
 import optax
@@ -13,16 +11,16 @@ from rl_reason.rollout import sampler
 from rl_reason.training import optimizer, packing, step
 
 # A fresh policy samples eight responses of 16 tokens to each prompt.
-PROMPTS, P, GROUP = ["1+2=", "3+4=", "9-5="], 8, 8
+PROMPTS, P = ["1+2=", "3+4=", "9-5="], 8
 tok = tokenizer.characters("0123456789+-=")
 shape = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128)
 cfg, tx = decoder.ModelConfig(len(tok), **shape), optax.adamw(1e-3)
 params = decoder.init(cfg, jax.random.key(0))
 prompts = pipelines.pack_prompts(tok, PROMPTS, range(len(PROMPTS)), P)
 static = dict(cfg=cfg, eos=(tok.eos_token_id,), pad=tok.pad_token_id)
-static |= dict(group_size=GROUP, max_tokens=16)
-sampled = sampler.sample(params, prompts, jax.random.key(1), **static)
-rollouts = jax.device_get(sampled)
+static |= dict(group_size=8, max_tokens=16)
+rollouts = sampler.sample(params, prompts, jax.random.key(1), **static)
+rollouts = jax.device_get(rollouts)
 
 # Your reward: the share of digits in the text. Then GRPO's advantage.
 texts = tokenizer.decode(tok, rollouts.tokens_BL[:, P:], rollouts.lengths_B)
@@ -34,8 +32,9 @@ rows = step.graded(rollouts, correct_B=np.zeros_like(rewards_B))
 batch = step.train_batch(rows, dict(advantages_BT=advantages_B[:, None]))
 plan = packing.plan(rollouts, packed_rows=8, minibatches=1)
 grpo = objective.Objective(surrogates.ppo, reductions.seq_mean_token_mean)
-options = dict(cfg=cfg, tx=tx, temperature=1.0, objective=grpo)
-update = jax.jit(functools.partial(step.rl_update, **options))
-state, coefs = optimizer.first_state(params, tx), dict(kl=0.0, entropy=0.0)
-state, metrics = update(state, *step.minibatches(None, batch, plan), coefs)
+static = dict(cfg=cfg, tx=tx, temperature=1.0, objective=grpo)
+update = jax.jit(lambda *args: step.rl_update(*args, **static))
+state = optimizer.first_state(params, tx)
+learned, coefs = step.minibatches(None, batch, plan), dict(kl=0, entropy=0)
+state, metrics = update(state, *learned, coefs)
 print(f"reward {rewards_B.mean():.3f}, gradient {metrics['grad_norm']:.3f}")
