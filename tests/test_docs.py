@@ -1,7 +1,6 @@
 """What the documents name is there, and signatures are those of the code."""
 
 import importlib
-import inspect
 import json
 import re
 
@@ -11,17 +10,6 @@ from conftest import ROOT
 from configs import base
 from rl_reason import config, functions
 
-MODULES = (
-    "advantages",
-    "surrogates",
-    "weights",
-    "rewards",
-    "corrections",
-    "values",
-    "losses",
-    "schedules",
-    "groups",
-)
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {
@@ -32,28 +20,20 @@ ARGUMENTS = {
 }
 FIELDS = config.flat(base.get_config()).keys() | ARGUMENTS
 SECTIONS = {name.partition(".")[0] for name in FIELDS}
-CODE = {p.stem: p.read_text() for p in (ROOT / "rl_reason").rglob("*.py")}
+PACKAGE = ROOT / "rl_reason"
+CODE = {p: p.read_text() for p in sorted(PACKAGE.rglob("*.py"))}
 FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()} - {"runs"}  # not ours
 SOURCE = re.compile(r"[\w./-]+\.(py|md|png|ipynb|sh|toml)(:\w+)?")
 PREFIXES = {"actor", "critic", "timing_s", "coef"}  # of f"{prefix}/{name}"
 
 
-def signature(module: str, name: str) -> str:
-  """`module.name(...)` with defaults, without annotations."""
-  function = getattr(importlib.import_module(f"rl_reason.{module}"), name)
-  said = inspect.signature(function)
-  bare = [p.replace(annotation=p.empty) for p in said.parameters.values()]
-  out = said.replace(parameters=bare, return_annotation=said.empty)
-  return f"{module}.{name}{out}"
-
-
-def signatures() -> set[str]:
-  """Of every public function of the pure core."""
-  return {
-      signature(module, name)
-      for module in MODULES
-      for name in config.signatures(module)
-  }
+def call(field: str, name: str, arguments: dict[str, functions.Spec]) -> str:
+  """'surrogate ppo(clip_low=0.2, ...)': arguments with their defaults."""
+  texts = [
+      k if x.default is functions.REQUIRED else f"{k}={x.default!r}"
+      for k, x in arguments.items()
+  ]
+  return f"{field} {name}({', '.join(texts)})"
 
 
 def spans(text: str) -> list[str]:
@@ -83,6 +63,16 @@ def bad_paths(text: str) -> list[str]:
   ]
 
 
+def modules(name: str) -> list:
+  """The modules of a name, in whatever room, and the room of that name."""
+  found = [path.with_suffix("") for path in CODE if path.stem == name]
+  found += [PACKAGE / name] if (PACKAGE / name).is_dir() else []
+  return [
+      importlib.import_module(".".join(path.relative_to(ROOT).parts))
+      for path in found
+  ]
+
+
 def bad_names(text: str) -> list[str]:
   """Dotted names that are neither a field nor in a module of rl_reason."""
   out = []
@@ -97,11 +87,9 @@ def bad_names(text: str) -> list[str]:
         continue
       if any(field.startswith(f"{name}.") for field in FIELDS):
         continue  # a section within a section
-      module = first in CODE or (ROOT / "rl_reason" / first).is_dir()
-      if module:
-        place = importlib.import_module(f"rl_reason.{first}")
-        known = hasattr(place, rest)
-      if not known and (module or first in SECTIONS):
+      places = modules(first)
+      known = any(hasattr(place, rest) for place in places)
+      if not known and (places or first in SECTIONS):
         out.append(name)
   return out
 
@@ -123,19 +111,25 @@ def bad_metrics(text: str) -> list[str]:
   return out
 
 
-def test_signatures():
-  lines = re.findall(rf"^((?:{'|'.join(MODULES)})\.\w+\(.*)$", ALGORITHMS, re.M)
-  missing = sorted(signatures() - set(lines))
-  assert not missing, "not in docs/algorithms.md:\n" + "\n".join(missing)
-  assert sorted(lines) == sorted(signatures()), "stale or twice"
+def test_arguments():
+  block = ALGORITHMS.partition("```text\n")[2].partition("```")[0]
+  wanted = [
+      call(known.field, name, arguments)
+      for kind, known in functions.KINDS.items()
+      for name in functions.names(kind)
+      if (arguments := functions.signature(kind, name).arguments)
+  ]
+  assert block.splitlines() == wanted
+  assert (
+      "reward.length_penalty logquad(coef=0.1, decay=1.0, threshold=0.0)"
+      in (wanted)
+  )
 
 
-def test_every_config_has_a_section():
-  headings = " ".join(re.findall(r"^#+ (.*)$", ALGORITHMS, re.M))
-  for path in sorted((ROOT / "configs").glob("*.py")):
-    assert f"`configs/{path.name}`" in headings
-  for path in sorted((ROOT / "configs" / "paper").glob("*.py")):
-    assert f"`configs/paper/{path.name}`" in ALGORITHMS
+def test_every_config_is_explained():
+  for folder in ("configs", "configs/paper"):
+    for path in sorted((ROOT / folder).glob("*.py")):
+      assert f"`{folder}/{path.name}`" in ALGORITHMS
 
 
 def test_the_guide_tells_what_configs_cost_and_reach():
@@ -161,7 +155,7 @@ def test_the_guide_tells_what_configs_cost_and_reach():
 
 
 def test_every_function_that_a_field_names_is_explained():
-  body = ALGORITHMS.partition("## Signatures")[0]
+  body = ALGORITHMS.partition("```text")[0]
   for kind in functions.KINDS:
     for name in functions.names(kind):
       found = functions.signature(kind, name)
@@ -178,7 +172,7 @@ def test_what_is_named_is_there(path):
 
 
 def test_mistakes_are_seen():
-  assert bad_paths("`configs/a.py` `stages/rl.py` `rl.py`") == [
+  assert bad_paths("`configs/a.py` `training/rl.py` `rl.py`") == [
       "configs/a.py",
       "rl.py",
   ]
@@ -192,53 +186,3 @@ def test_mistakes_are_seen():
   assert bad_names("`advantages.gone` `sft.skill`") == ["advantages.gone"]
   some = "`actor/ess` `actor/gone` `kl/reference` `coef/kl` `train/gone`"
   assert bad_metrics(some) == ["actor/gone", "train/gone"]
-
-
-def test_a_signature_is_written_plainly():
-  assert (
-      signature("advantages", "group_norm")
-      == "advantages.group_norm(rewards_B, groups_B, *, eps=1e-06, ddof=1)"
-  )
-
-
-# --- code lines --------------------------------------------------------------
-
-LINES = re.compile(r"\n(\[`\w+\.\w+`\]: \S+\n)+\Z")
-
-
-def linked(text: str) -> str:
-  """Functions `module.name` as links to the line of their `def`."""
-  found = {}
-
-  def link(match):
-    module, name = match.groups()
-    path = ROOT / "rl_reason" / f"{module}.py"
-    lines = path.read_text().splitlines() if path.exists() else []
-    at = [n for n, x in enumerate(lines, 1) if x.startswith(f"def {name}(")]
-    if not at:
-      return match[0]
-    found[match[0]] = f"../rl_reason/{module}.py#L{at[0]}"
-    return f"[{match[0]}]"
-
-  text = LINES.sub("\n", text)
-  text = re.sub(r"\[(`\w+\.\w+`)\](?!\()", r"\1", text)
-  text = re.sub(r"(?<!\[)`(\w+)\.(\w+)`", link, text)
-  rows = [f"[{name}]: {where}\n" for name, where in sorted(found.items())]
-  return "\n".join([text.rstrip("\n") + "\n", "".join(rows)])
-
-
-def test_functions_are_linked_to_their_lines():
-  assert linked(ALGORITHMS) == ALGORITHMS, "mend: python tests/test_docs.py"
-  assert "advantages.py#L" in ALGORITHMS
-
-
-def test_a_line_that_moved_is_mended():
-  text = "See `losses.kl`, not `losses.nothing` or `loss.kl`.\n"
-  once = linked(text)
-  assert "See [`losses.kl`], not `losses.nothing`" in once
-  moved = re.sub(r"#L\d+", "#L1", once)
-  assert moved != once and linked(moved) == linked(once) == once
-
-
-if __name__ == "__main__":
-  (ROOT / "docs" / "algorithms.md").write_text(linked(ALGORITHMS))
