@@ -43,7 +43,7 @@ def test_pairs_by_hand():
   The second pair would fit in part beside the first: 5 + 5 do not, 4 + 4 do.
   """
   length_B = np.array([5, 5, 4, 4, 1, 0, 9, 2])
-  row_B, first_B = packing.place(length_B, 10, 2, together=2)
+  row_B, first_B = packing.place(length_B, 10, 2, unit=2)
   np.testing.assert_array_equal(row_B, [2, 2, 1, 1, 0, 0, 0, 1])
   np.testing.assert_array_equal(first_B, [0, 5, 2, 6, 9, 0, 0, 0])
 
@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_an_error():
   with pytest.raises(ValueError, match="11 tokens in packed rows of 10"):
     packing.place(np.array([3, 11]), 10, 2)
   with pytest.raises(ValueError, match="2 rows in micro-batches of 1"):
-    packing.place(np.array([3, 3]), 10, 1, together=2)
+    packing.place(np.array([3, 3]), 10, 1, unit=2)
 
 
 @settings(deadline=None)
@@ -63,7 +63,8 @@ def test_any_lengths_have_room(seed, rows, together):
   rows = max(rows, together)
   length_B = rng.integers(0, rng.integers(2, 12), 6 * together)
   row_B, first_B = packing.place(length_B, 10, rows, together)
-  assert row_B.max() < rows * packing.hands(len(length_B), rows, together)
+  most = packing.max_micro_batches(len(length_B), rows, together)
+  assert row_B.max() < rows * most
   taken_RL = np.zeros((row_B.max() + 1, 10), int)
   for r, first, n in zip(row_B, first_B, length_B, strict=True):
     taken_RL[r, first : first + n] += 1
@@ -138,8 +139,8 @@ def test_a_minibatch_is_as_many_micro_batches_as_it_fills():
   mask_BT[3], start_B[3] = True, 0
   packed = packing.pack(tokens_BL, start_B, mask_BT, 2)
   assert packed.tokens_RL.shape == (3, 2, SLOTS)
-  assert packing.used(packed) == 2 and not packed.segments_RL[2].any()
-  assert packing.fill(packed) == 7 / 8
+  assert packing.num_used(packed) == 2 and not packed.segments_RL[2].any()
+  assert packing.fill_share(packed) == 7 / 8
   found = []
   for at in range(2):
     micro, here_B = packing.micro_batch(packed, at)
@@ -157,7 +158,7 @@ def test_a_minibatch_is_as_many_micro_batches_as_it_fills():
 def test_nothing_fills_nothing():
   none_BT = np.zeros((3, T), bool)
   packed = packing.pack(np.ones((3, SLOTS), int), np.zeros(3, int), none_BT, 2)
-  assert packing.fill(packed) == 0 and packing.used(packed) == 0
+  assert packing.fill_share(packed) == 0 and packing.num_used(packed) == 0
 
 
 @pytest.mark.parametrize("rows", [16, 3])
@@ -166,7 +167,7 @@ def test_scores_of_micro_batches_are_those_of_rows(rows):
   batch = tiny.batch(2, 16)
   batch.mask_BT[1, 5] = False
   packed = padded.packed(batch, 16 // rows)
-  used = np.array(jax.vmap(packing.used)(packed))
+  used = np.array(jax.vmap(packing.num_used)(packed))
   assert (used == 1).all() if rows == 16 else (used > 2).all()
   program = session.over_micro_batches(
       lambda params, packed: decoder.packed_logps(params, tiny.CFG, packed)
@@ -182,7 +183,7 @@ def test_scores_of_micro_batches_are_those_of_rows(rows):
 
 def test_rows_that_are_elsewhere_are_zeros():
   tree = dict(a=np.full((2, 3), np.nan), b=np.array([True, True]))
-  got = packing.only(np.array([False, True]), tree)
+  got = packing.zero_others(np.array([False, True]), tree)
   np.testing.assert_array_equal(got["a"], [[0] * 3, [np.nan] * 3])
   np.testing.assert_array_equal(got["b"], [False, True])
 
@@ -311,7 +312,7 @@ def test_programs_compile_once(tmp_path):
     return sum(line.startswith("compiled") for line in said)
 
   with jax.set_mesh(run.mesh):
-    program = session.Once("count", jax.jit(jax.vmap(packing.used)), show)
+    program = session.Once("count", jax.jit(jax.vmap(packing.num_used)), show)
     for _ in range(40):
       length_B = rng.integers(0, rng.integers(2, 50), c.rollout.batch)
       mask_BT = np.arange(c.rollout.max_tokens) < length_B[:, None]

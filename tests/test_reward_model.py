@@ -122,7 +122,7 @@ def test_micro_batches_change_nothing(whole):
     found = [
         step.preference_update(
             state,
-            jax.device_put(packing.pack(*rows, count, together=2)),
+            jax.device_put(packing.pack(*rows, count, unit=2)),
             cfg=run.critic_cfg,
             tx=tx,
         )[1]

@@ -1,6 +1,6 @@
-"""The critic: a decoder of its own with a value head, V of every prefix.
+"""The critic: a decoder with a value head, which predicts V of every prefix.
 
-Heads: one number; several, mixed by learned gates; or a categorical
+Heads: a scalar; several scalars mixed by learned gates; or a categorical
 distribution over a fixed support, whose mean is the value.
 """
 
@@ -37,7 +37,7 @@ class CriticConfig:
 def table(cfg: CriticConfig) -> dict[str, Any]:
   """Every parameter of the critic: a pytree of `parameters.Param`."""
   trunk = decoder.table(cfg.trunk)
-  trunk.pop("head", None)  # nothing predicts tokens here
+  trunk.pop("head", None)  # a critic predicts no tokens
   width = cfg.trunk.width
 
   def matrix(count, init="normal"):
@@ -60,7 +60,7 @@ def table(cfg: CriticConfig) -> dict[str, Any]:
 
 
 def init(cfg: CriticConfig, key: Array, policy_params: Tree | None) -> Tree:
-  """fp32 parameters: the trunk of a policy, or a random one; a random head."""
+  """fp32 parameters: the trunk of a policy or a random one; a random head."""
   params = parameters.init_table(table(cfg), key)
   if policy_params is not None:
     params["trunk"] = {name: policy_params[name] for name in params["trunk"]}
@@ -91,7 +91,7 @@ def values(
 
 
 def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
-  """V of each whole response, after its last token: what a reward model says.
+  """V after the last token of each response: the score of a reward model.
 
   Args:
     params: as `init` makes them.
@@ -99,11 +99,11 @@ def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
     packed: prompts and responses.
 
   Returns:
-    [B] float32; a row without a response gets any score.
+    [B] float32; arbitrary for a row without a response.
   """
   hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
   values_RL, _ = _head(params["value_head"], cfg, hidden_RLD)
-  # The last response token is behind the last one that predicts.
+  # `source_BT` is the place before each token: the last token is one further.
   return values_RL.reshape(-1)[packed.source_BT.max(1) + 1]
 
 

@@ -1,8 +1,9 @@
-"""LoRA: a fixed base, and low-rank factors beside some of its matrices.
+"""LoRA: low-rank factors beside matrices of a frozen base model.
 
-Hu et al., arXiv:2106.09685. What learns is a pytree of its own, so optimizer
-state and checkpoints are small, and the base is also the reference of a KL. `a`
-starts at random and `b` at zero: the first policy is the base, to the bit.
+Hu et al., arXiv:2106.09685. The trainable factors are a pytree of their own, so
+optimizer state and checkpoints are small, and the base is also the reference
+policy of a KL. `a` starts at random and `b` at zero: the initial policy equals
+the base bit for bit.
 """
 
 import zlib
@@ -20,7 +21,7 @@ from rl_reason.structs import Array, Tree
 def table(
     cfg: decoder.ModelConfig, rank: int, targets: tuple[str, ...]
 ) -> dict[str, dict]:
-  """The factors: `parameters.Param` of a and b for each target of the layers.
+  """The table of the factors: a and b for each target matrix.
 
   Args:
     cfg: of the base.
@@ -40,52 +41,53 @@ def table(
   return dict(layers=factors)
 
 
-def join(base: Tree | None, learnt: Tree, scale: float) -> Tree:
+def join(base: Tree | None, trainable: Tree, scale: float) -> Tree:
   """Parameters as `decoder.forward` takes them; nothing is copied.
 
   Args:
-    base: of a decoder; None: there is none, all parameters learn.
-    learnt: factors as `table` lays them out, or all parameters.
+    base: of a decoder; None: no base, all parameters are trained.
+    trainable: factors, as in `table`, or all parameters.
     scale: alpha / rank.
   """
   if base is None:
-    return learnt
+    return trainable
   layers = base["layers"]
-  beside = {
+  low_rank = {
       name: LowRank(layers[name], **factors, scale=scale)
-      for name, factors in learnt["layers"].items()
+      for name, factors in trainable["layers"].items()
   }
-  return base | dict(layers=layers | beside)
+  return base | dict(layers=layers | low_rank)
 
 
 def merge(params: Tree) -> Tree:
-  """Parameters without factors: fp32 where there were some, else as they are.
+  """Adds the factors to the base; fp32 where there are factors.
 
-  One product an update instead of two a token, for rounding.
+  Sampling then takes one product per token and matrix instead of three, for
+  other rounding than the trainer's.
   """
 
   def one(w):
     if not isinstance(w, LowRank):
       return w
-    more = jnp.matmul(w.a, w.b, precision="highest")
-    return w.base.astype(jnp.float32) + w.scale * more
+    product = jnp.matmul(w.a, w.b, precision="highest")
+    return w.base.astype(jnp.float32) + w.scale * product
 
   return jax.tree.map(one, params, is_leaf=lambda x: isinstance(x, LowRank))
 
 
 def digest(base: Tree) -> int:
-  """A checksum of parameters, the same however they are split over devices."""
+  """A checksum of parameters, the same for every sharding of them."""
   return zlib.crc32(sharding.fetch(_checksums(base)).tobytes())
 
 
 @jax.jit
 def _checksums(params: Tree) -> Array:
-  """Of each leaf its bits, weighted by their places, modulo 2 ** 32."""
+  """For each leaf the sum of its bits times their places, modulo 2 ** 32."""
 
   def one(x):
     kind = jnp.uint32 if x.dtype.itemsize == 4 else jnp.uint16
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-    # Axis by axis: to flatten would gather what is split.
+    # Axis by axis: flattening would gather a sharded array.
     place, stride = jnp.zeros(x.shape, jnp.uint32), 1
     for axis in reversed(range(x.ndim)):
       at = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)

@@ -64,7 +64,7 @@ def run(session: Session, policy_params: Tree) -> Tree:
       steps=c.steps,
       lr=c.lr,
       schedule=c.schedule,
-      together=2,
+      unit=2,
       final_check=functools.partial(_finish, session),
   )
 

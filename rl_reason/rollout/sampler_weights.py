@@ -1,8 +1,8 @@
-"""The weights that rollouts are sampled with, made once an RL step.
+"""Sampler weights: the policy's, cast or quantised once per RL step.
 
-Decoding reads every weight for each token: the fewer bytes, the faster. They
-are cast or quantised where they lie, and then gathered over the fsdp axis, so
-that no token waits for weights of other devices.
+Decoding reads every weight for each token: the fewer bytes, the faster. Weights
+are cast or quantised in their shards and then gathered over the fsdp axis, so
+that no decode step waits for weights of other devices.
 """
 
 import jax
@@ -13,7 +13,7 @@ from rl_reason.structs import Tree
 
 
 def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
-  """The weights that `make` returns: a pytree of `parameters.Param`.
+  """The table of the weights that `make` returns.
 
   Args:
     cfg: of the policy.
@@ -45,22 +45,22 @@ def _gathered(row: parameters.Param) -> parameters.Param:
 def make(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
   """The weights of a policy for the sampler.
 
-  int8 is for matrices, the output head among them: it is then there beside the
-  embedding even if they are tied. Norms stay fp32, the embedding and biases are
-  of the products' dtype.
+  'int8' quantises the matrices, also the output head, which is then separate
+  from the embedding even if they are tied. Norms stay fp32; the embedding and
+  biases have the dtype of the matrix products.
 
   Args:
-    params: of the policy; factors are merged.
+    params: of the policy; low-rank factors are merged.
     cfg: of the policy.
     weights: 'same' (changes no number), 'bfloat16' or 'int8'.
   """
-  whole = lora.merge(params)
+  merged = lora.merge(params)
   if weights != "int8":
-    return linear.cast(whole, cfg.dtype if weights == "same" else weights)
-  head = whole["head"] if "head" in whole else whole["embed"].T
-  small = {
-      name: linear.quantize(whole["layers"][name]) for name in decoder.MATRICES
+    return linear.cast(merged, cfg.dtype if weights == "same" else weights)
+  head = merged["head"] if "head" in merged else merged["embed"].T
+  quantized = {
+      name: linear.quantize(merged["layers"][name]) for name in decoder.MATRICES
   }
-  out = linear.cast(whole, cfg.dtype)
-  layers = out["layers"] | small
+  out = linear.cast(merged, cfg.dtype)
+  layers = out["layers"] | quantized
   return out | dict(layers=layers, head=linear.quantize(head))

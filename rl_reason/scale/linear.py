@@ -1,8 +1,8 @@
-"""Matrix products with weights that are more, or less, than an array.
+"""Matrix products with dense, int8 and low-rank weights.
 
-A weight in a pytree of parameters is an array [in, out] (with an axis of layers
-before, if it is stacked), an `Int8`, or a `LowRank` about one of these.
-`product` multiplies by any of them: what a pytree holds decides, no config.
+A weight in a pytree of parameters is an array [in, out] (after an axis of
+layers, if it is stacked), an `Int8`, or a `LowRank` with one of these as its
+base. `product` takes any of them: the model does not know which it has.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from rl_reason.structs import Array, Tree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Int8:
-  """A weight of `values * scale`, symmetric, one scale an output channel.
+  """A weight of `values * scale`: symmetric, one scale per output channel.
 
   Attributes:
     values: int8 [..., in, out], from -127 to 127.
@@ -34,7 +34,7 @@ class LowRank:
   """A weight of `base + scale * a @ b` (LoRA, arXiv:2106.09685, eq 3).
 
   Attributes:
-    base: a weight; it does not learn.
+    base: a weight; it is frozen.
     a: [..., in, rank].
     b: [..., rank, out].
     scale: alpha / rank; static.
@@ -52,14 +52,14 @@ def product(x: Array, w: Array | Int8 | LowRank) -> Array:
     low = (x @ w.a.astype(x.dtype)) @ w.b.astype(x.dtype)
     return product(x, w.base) + w.scale * low
   if isinstance(w, Int8):
-    # Scaled behind the product, in fp32: the values are exact in any dtype.
+    # Scaled after the product, in fp32: the int8 values are exact in any dtype.
     return (x @ w.values.astype(x.dtype) * w.scale).astype(x.dtype)
   return _times(x, w.astype(x.dtype))
 
 
 @jax.custom_vjp
 def _times(x: Array, w: Array) -> Array:
-  """x @ w; has a gradient, but no forward-mode derivative."""
+  """x @ w, with a gradient that suits XLA's CPU backend."""
   return x @ w
 
 
@@ -73,7 +73,7 @@ def _times_backward(saved, grad):
   tall = w.shape[0] > w.shape[1]
   if tall and jax.default_backend() == "cpu":
     # XLA's CPU backend computes a wide gradient 1.3 times as fast as a tall one
-    # (`bench.products`); without the barrier it would turn the product back.
+    # (`bench.products`); without the barrier it would transpose it back.
     return grad @ w.T, jax.lax.optimization_barrier(grad_XO.T @ x_XI).T
   return grad @ w.T, x_XI.T @ grad_XO
 
@@ -82,23 +82,23 @@ _times.defvjp(_times_forward, _times_backward)
 
 
 def quantize(w: Array) -> Int8:
-  """The nearest `Int8` of a weight: off by half a step, at most.
+  """The nearest `Int8` of a weight: the error is at most half a step.
 
   Args:
     w: [..., in, out].
   """
   w = w.astype(jnp.float32)
-  most = jnp.max(jnp.abs(w), -2)
-  scale = jnp.where(most > 0, most, 127.0) / 127
+  absmax = jnp.max(jnp.abs(w), -2)
+  scale = jnp.where(absmax > 0, absmax, 127.0) / 127
   values = jnp.round(w / scale[..., None, :])
   return Int8(values.astype(jnp.int8), scale)
 
 
 def cast(params: Tree, dtype: str) -> Tree:
-  """Parameters of a decoder in another dtype, but for the scales of norms.
+  """Casts the parameters of a decoder, except the scales of norms.
 
-  Those are read in fp32, all others in the dtype of the products: in that one
-  they can be stored without a change to any number.
+  Norms are computed in fp32, all else in the dtype of the matrix products:
+  casting to that dtype changes no number.
   """
 
   def one(path, x):

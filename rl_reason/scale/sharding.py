@@ -1,7 +1,7 @@
 """Meshes, and the one table from logical axes to mesh axes.
 
-Everything runs under a mesh with axes (data, fsdp, tensor), also on one
-device, so the laptop and the pod run the same program.
+Everything runs under a mesh with axes (data, fsdp, tensor), also on one device,
+so that a laptop and a pod run the same program.
 """
 
 import math
@@ -22,9 +22,9 @@ from jax.sharding import (
 from rl_reason.structs import Array, Packed, Tree
 
 AXES = ("data", "fsdp", "tensor")
-PINNED = "pinned_host"  # memory of the host that devices copy from and to
+PINNED = "pinned_host"  # host memory that devices copy from and to
 
-# Logical axis of a parameter or activation -> mesh axes it is split over.
+# Logical axis of a parameter or activation -> mesh axes that shard it.
 RULES = {
     "batch": ("data", "fsdp"),
     "embed": "fsdp",
@@ -39,13 +39,13 @@ RULES = {
 def make_mesh(
     data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None
 ) -> Mesh:
-  """A mesh over all devices; one axis may be -1, "the rest".
+  """A mesh over all devices; one axis may be -1, for the remaining devices.
 
   Args:
-    data: copies of the parameters; the batch is split over them.
-    fsdp: ways that parameters AND batch are split.
-    tensor: ways that heads, feed-forward and vocabulary are split.
-    devices: to use; default all.
+    data: size of the axis that shards rows and replicates parameters.
+    fsdp: of the axis that shards rows and parameters.
+    tensor: of the axis that shards heads, feed-forward and vocabulary.
+    devices: default all.
 
   Raises:
     ValueError: the axes do not multiply to the number of devices.
@@ -64,26 +64,26 @@ def make_mesh(
 
 
 def memories() -> set[str]:
-  """The kinds of memory that a device of this process reaches."""
+  """The kinds of memory that a device of this process can address."""
   return {x.kind for x in jax.local_devices()[0].addressable_memories()}
 
 
 def spec(*logical: str | None) -> PartitionSpec:
-  """The PartitionSpec of an array whose axes have these logical names."""
+  """The PartitionSpec of an array with these logical axes."""
   return PartitionSpec(*(RULES[name] for name in logical))
 
 
 def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
-  """`spec` on a mesh; with no names, replicated."""
+  """`spec` on a mesh; without names, replicated."""
   return NamedSharding(mesh, spec(*logical))
 
 
 def fit(
     mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...]
 ) -> NamedSharding:
-  """`sharding`, but an axis that does not divide evenly stays whole.
+  """`sharding`, but an axis of a size that does not divide is not sharded.
 
-  Meant for vocabularies, which come in any size.
+  Vocabularies come in any size.
   """
   names = [
       name
@@ -100,26 +100,27 @@ def _mesh_axes(name: str | None) -> tuple[str, ...]:
 
 
 def num_shards(mesh: Mesh | AbstractMesh, name: str | None) -> int:
-  """Parts that a mesh splits a logical axis into; 1 without a mesh."""
+  """Number of shards of a logical axis on a mesh; 1 without a mesh."""
   return math.prod(mesh.shape.get(axis, 1) for axis in _mesh_axes(name))
 
 
 def constrain(x: Array, *logical: str | None) -> Array:
-  """Pins an array inside jit to its logical axes; free without a mesh."""
+  """Shards an array inside jit by its logical axes; no-op without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  # Inside `by_batch_shard` there is but one batch shard.
-  held = set(mesh.manual_axes)
-  names = (None if held & set(_mesh_axes(n)) else n for n in logical)
+  # Inside of a shard_map its axes cannot be constrained.
+  manual = set(mesh.manual_axes)
+  names = (None if manual & set(_mesh_axes(n)) else n for n in logical)
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
 def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
-  """`fn` on each part of a batch alone; what is split otherwise stays so.
+  """shard_map over the batch axes only; the tensor axis stays automatic.
 
   Args:
-    fn: of arrays of one part; it may loop as often as that part needs.
+    fn: of the arrays of one shard; its loops may differ in length from those of
+      other shards.
     in_specs: PartitionSpecs of its arguments over the batch axes.
     out_specs: of its results.
   """
@@ -135,12 +136,12 @@ def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
 
 
 def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
-  """`fn` on what each device holds: for kernels, which XLA cannot split.
+  """shard_map over all axes: for kernels, which XLA cannot partition.
 
   Args:
     fn: of arrays; rows and heads are independent of each other.
-    in_axes: the logical axes of each argument. One that does not divide evenly
-      stays whole, in all of them.
+    in_axes: the logical axes of each argument. An axis of a size that does not
+      divide is not sharded, in any of them.
     out_axes: of the result.
   """
   mesh = jax.sharding.get_abstract_mesh()
@@ -149,7 +150,7 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
     return fn
 
   def run(*args):
-    whole = {
+    unsharded = {
         name
         for x, axes in zip(args, in_axes, strict=True)
         for size, name in zip(jnp.shape(x), axes, strict=True)
@@ -158,7 +159,7 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
     }
 
     def local(axes):
-      return spec(*(None if name in whole else name for name in axes))
+      return spec(*(None if name in unsharded else name for name in axes))
 
     return jax.shard_map(
         fn,
@@ -172,7 +173,7 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
 
 
 def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
-  """Host arrays, equal on every process, onto the mesh; as is without one."""
+  """Places host arrays, equal on every process, on the mesh (None: no-op)."""
   if mesh is None:
     return tree
   where = sharding(mesh, *logical)
@@ -185,7 +186,7 @@ def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
 
 
 def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
-  """`put` of a minibatch, or of several along a leading axis."""
+  """`put` of one minibatch, or of several along a leading axis."""
   lead = (None,) * (packed.source_BT.ndim - 2)
 
   def rows(x):
@@ -200,7 +201,7 @@ def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
 
 
 def fetch(tree: Tree) -> Tree:
-  """Whole arrays on the host of every process."""
+  """Copies arrays, with all their shards, to the host of every process."""
   if jax.process_count() > 1:
     return multihost_utils.process_allgather(tree, tiled=True)
   return jax.device_get(tree)

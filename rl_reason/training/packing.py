@@ -1,10 +1,10 @@
 """Packed rows: sequences end to end, so that padding costs no forward pass.
 
-Host code on numpy rows. Sequences are placed first-fit decreasing; attention
-stays within a segment, and positions begin anew with each. A micro-batch is so
-many packed rows, and a minibatch as many micro-batches as its tokens fill: one
-shape, so one program, whatever the lengths. Only the forward pass sees this:
-log-probs and values come back as [B, T].
+Sequences are placed by first-fit decreasing, on the host. Attention stays
+within a segment, and positions start at 0 in each. A micro-batch has a fixed
+number of packed rows, and a minibatch as many micro-batches as its tokens fill:
+one shape, hence one compiled program, whatever the lengths. Only the forward
+pass sees packed rows: log-probs and values are returned as [B, T].
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from rl_reason.training.dynamic_sampling import groups as groups_of
 def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
   """Tokens of each row's prompt and response, [B] int each.
 
-  A response reaches to the last token in its mask. A row without one takes no
-  place: both are 0.
+  A response ends at the last token in its mask. A row without any is not
+  packed: both are 0.
 
   Args:
     start_B: first slot that holds a token.
@@ -36,35 +36,38 @@ def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
 
 
 def place(
-    length_B: Array, slots: int, rows: int, together: int = 1
+    length_B: Array, slots: int, rows: int, unit: int = 1
 ) -> tuple[Array, Array]:
-  """First-fit decreasing: the packed row of each sequence, and where it starts.
+  """First-fit decreasing: the packed row of each sequence, and its first slot.
 
   Args:
-    length_B: tokens of each; those of none are put at 0, 0.
+    length_B: tokens of each; sequences of none are put at 0, 0.
     slots: of a packed row.
-    rows: R, of a micro-batch; packed rows count on from one to the next.
-    together: adjacent sequences that share a micro-batch (those of no tokens
-      need none): a unit, U of X sequences.
+    rows: R, of a micro-batch; packed rows are numbered across micro-batches.
+    unit: X adjacent sequences that share a micro-batch, as the pairs of a
+      preference loss must (sequences of no tokens need none). U units.
 
   Returns:
     row and first slot, [B] int each.
 
   Raises:
-    ValueError: a sequence is longer than a row, or adjacent ones are more than
-      a micro-batch has rows.
+    ValueError: a sequence is longer than a row, or a unit has more sequences
+      than a micro-batch has rows.
   """
   if length_B.max(initial=0) > slots:
     raise ValueError(f"{length_B.max()} tokens in packed rows of {slots}")
-  free_AR = np.full((hands(len(length_B), rows, together), rows), slots)
+  free_AR = np.full((max_micro_batches(len(length_B), rows, unit), rows), slots)
   spot_B2 = np.zeros((len(length_B), 2), int)
-  length_UX = length_B.reshape(-1, together)
-  unit_UX = np.arange(len(length_B)).reshape(-1, together)
+  length_UX = length_B.reshape(-1, unit)
+  row_UX = np.arange(len(length_B)).reshape(-1, unit)
   total_U = length_UX.sum(1)
+  # The longest unit first: short ones fill the gaps that long ones leave.
   for u in np.argsort(-total_U, kind="stable")[: np.count_nonzero(total_U)]:
     for a in np.flatnonzero(free_AR.max(1) >= length_UX[u].max()):
+      # Try all sequences of the unit in a copy: they fit together, or none is
+      # placed in this micro-batch.
       free_R = free_AR[a].copy()
-      for b in unit_UX[u]:
+      for b in row_UX[u]:
         r = np.argmax(free_R >= length_B[b])
         spot_B2[b] = a * rows + r, slots - free_R[r]
         free_R[r] -= length_B[b]
@@ -76,20 +79,20 @@ def place(
   return tuple(spot_B2.T * (length_B > 0))
 
 
-def hands(rows: int, packed_rows: int, together: int = 1) -> int:
-  """Micro-batches that hold rows of any lengths: A.
+def max_micro_batches(rows: int, packed_rows: int, unit: int = 1) -> int:
+  """Upper bound A of micro-batches: enough for rows of any lengths.
 
   Args:
     rows: B.
     packed_rows: R.
-    together: adjacent rows that share a micro-batch.
+    unit: adjacent rows that share a micro-batch.
 
   Raises:
-    ValueError: it has fewer packed rows than that.
+    ValueError: a micro-batch has fewer packed rows than a unit.
   """
-  if packed_rows < together:
-    raise ValueError(f"{together} rows in micro-batches of {packed_rows}")
-  return -(-rows // together // (packed_rows // together))
+  if packed_rows < unit:
+    raise ValueError(f"{unit} rows in micro-batches of {packed_rows}")
+  return -(-rows // unit // (packed_rows // unit))
 
 
 def pack(
@@ -97,36 +100,40 @@ def pack(
     start_B: Array,
     mask_BT: Array,
     rows: int,
-    together: int = 1,
+    unit: int = 1,
 ) -> Packed:
-  """A minibatch of rows that are padded on both sides, packed.
+  """Packs a minibatch of rows that are padded on both sides.
 
   Args:
     tokens_BL: prompt and response.
     start_B: first slot that holds a token.
     mask_BT: bool, response tokens.
-    rows: R, packed rows of a micro-batch; as long as the rows given.
-    together: adjacent rows that share a micro-batch.
+    rows: R, packed rows of a micro-batch; as long as the padded rows.
+    unit: adjacent rows that share a micro-batch.
 
   Returns:
     tokens, positions, segments [A, R, L], and source [B, T]. A is what rows of
-    full length would need; micro-batches without a token come last.
+    full length would need; empty micro-batches come last.
   """
   slots, length = tokens_BL.shape[1], mask_BT.shape[1]
   prompt_B, response_B = spans(start_B, mask_BT, slots)
   length_B = prompt_B + response_B
-  row_B, first_B = place(length_B, slots, rows, together)
+  row_B, first_B = place(length_B, slots, rows, unit)
   place_B = row_B * slots + first_B
 
+  # Tokens of all sequences in order: the row that each belongs to, and its
+  # position in it. All three arrays are then written at once.
   owner_X = np.repeat(np.arange(len(length_B)), length_B)
   at_X = np.arange(len(owner_X)) - (np.cumsum(length_B) - length_B)[owner_X]
-  shape = hands(len(length_B), rows, together), rows, slots
+  shape = max_micro_batches(len(length_B), rows, unit), rows, slots
   packed = np.zeros((3, np.prod(shape)), np.int32)
   packed[:, place_B[owner_X] + at_X] = (
       tokens_BL[owner_X, start_B[owner_X] + at_X],
       at_X,
       owner_X + 1,
   )
+  # A response token is predicted at the place before it; the first one at the
+  # last place of the prompt.
   at_T = np.arange(length)
   source_BT = np.where(at_T < response_B[:, None], at_T, 0)
   source_BT += np.maximum(place_B + prompt_B - 1, 0)[:, None]
@@ -136,74 +143,68 @@ def pack(
   )
 
 
-def fill(packed: Packed) -> float:
-  """Share of the slots that hold a token, in micro-batches that hold any.
-
-  0 if there are none.
-  """
-  held = packed.segments_RL > 0
-  some = held[held.any((-2, -1))]
-  return float(some.mean()) if some.size else 0.0
-
-
-def used(packed: Packed) -> Array:
-  """Micro-batches of a minibatch that hold a token; on the device."""
+def num_used(packed: Packed) -> Array:
+  """Number of non-empty micro-batches of a minibatch; on the device."""
   return jnp.sum(jnp.any(packed.segments_RL > 0, (1, 2)))
 
 
 def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
-  """One of a minibatch; on the device.
+  """One micro-batch of a minibatch; on the device.
 
   Args:
     packed: of the minibatch.
-    at: its number.
+    at: number of the micro-batch.
 
   Returns:
-    tokens, positions, segments [R, L], and source [B, T] of all rows; and [B],
-    which of the rows it holds: what comes out for others has no meaning.
+    tokens, positions, segments [R, L], and source [B, T] of all rows; and
+    member [B], the rows that it holds: results for the others are meaningless.
   """
   places = packed.tokens_RL[0].size
+  # Places count from the first micro-batch on.
   source_BT = packed.source_BT - at * places
-  here_B = (0 <= source_BT[:, 0]) & (source_BT[:, 0] < places)
+  member_B = (0 <= source_BT[:, 0]) & (source_BT[:, 0] < places)
   micro = Packed(
       tokens_RL=packed.tokens_RL[at],
       positions_RL=packed.positions_RL[at],
       segments_RL=packed.segments_RL[at],
-      source_BT=jnp.where(here_B[:, None], source_BT, 0),
+      source_BT=jnp.where(member_B[:, None], source_BT, 0),
   )
-  return micro, here_B
+  return micro, member_B
 
 
-def _plus(total: Tree, new: Tree) -> Tree:
+def _add(total: Tree, new: Tree) -> Tree:
   return jax.tree.map(jnp.add, total, new)
 
 
 def fold(
     fn: Callable[[Packed, Array], Tree],
     packed: Packed,
-    add: Callable[[Tree, Tree], Tree] = _plus,
+    add: Callable[[Tree, Tree], Tree] = _add,
 ) -> Tree:
-  """The sum of a function of micro-batches, over those that hold a token.
+  """Sums a function of micro-batches over the non-empty ones.
+
+  A loop, not a scan: its length depends on the tokens, and memory is that of
+  one micro-batch.
 
   Args:
     fn: of what `micro_batch` returns.
     packed: of the minibatch.
-    add: (sum so far, new) -> sum; it begins with zeros.
+    add: (sum so far, new) -> sum; it starts with zeros.
   """
   zeros = jax.eval_shape(lambda: fn(*micro_batch(packed, 0)))
   return jax.lax.fori_loop(
       0,
-      used(packed),
+      num_used(packed),
       lambda at, total: add(total, fn(*micro_batch(packed, at))),
       jax.tree.map(jnp.zeros_like, zeros),
   )
 
 
-def only(here_B: Array, tree: Tree) -> Tree:
-  """Arrays [B, ...] with zeros in place of the rows that are not here."""
+def zero_others(member_B: Array, tree: Tree) -> Tree:
+  """Arrays [B, ...] with zeros in all rows but the members."""
 
   def choose(x):
-    where = here_B.reshape(-1, *[1] * (x.ndim - 1))
+    where = member_B.reshape(-1, *[1] * (x.ndim - 1))
     return jnp.where(where, x, jnp.zeros_like(x))
 
   return jax.tree.map(choose, tree)

@@ -44,8 +44,8 @@ def map_micro_batches(fn: Callable[[Tree, Packed], Tree]) -> Callable:
   """
 
   def program(params, packed_M):
-    def micro_batch(micro, here_B):
-      return packing.only(here_B, fn(params, micro))
+    def micro_batch(micro, member_B):
+      return packing.zero_others(member_B, fn(params, micro))
 
     return jax.lax.map(functools.partial(packing.fold, micro_batch), packed_M)
 
@@ -243,8 +243,8 @@ def accumulate(
   """
   grad_fn = jax.grad(loss_fn, has_aux=True)
 
-  def micro_batch(micro, here_B):
-    return grad_fn(params, micro, packing.only(here_B, rows))
+  def micro_batch(micro, member_B):
+    return grad_fn(params, micro, packing.zero_others(member_B, rows))
 
   def add(total, new):
     (grads, metrics), (new_grads, new_metrics) = total, new

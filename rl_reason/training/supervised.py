@@ -106,7 +106,7 @@ def train(
     steps: int,
     lr: float,
     schedule: str,
-    together: int = 1,
+    unit: int = 1,
     final_check: Callable[[Tree], None] | None = None,
 ) -> Tree:
   """Trains for `steps` optimizer steps, or resumes; returns the parameters.
@@ -124,7 +124,7 @@ def train(
     steps: optimizer steps.
     lr: peak learning rate.
     schedule: of the learning rate.
-    together: adjacent rows that must share a micro-batch.
+    unit: adjacent rows that must share a micro-batch.
     final_check: called once with the parameters after the last step. What it
       raises ends the run; a resumed run calls it again.
 
@@ -159,7 +159,7 @@ def train(
       ),
       session.display,
   )
-  micro_batch_rows = max(packed_rows(session), together)
+  micro_batch_rows = max(packed_rows(session), unit)
   pending = None  # step and metrics of the update that is under way
 
   def flush() -> None:
@@ -174,7 +174,7 @@ def train(
       # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
       packed = packing.pack(
-          tokens_BL, start_B, mask_BT, micro_batch_rows, together
+          tokens_BL, start_B, mask_BT, micro_batch_rows, unit
       )
       placed = sharding.put_packed(mesh, packed), sharding.put(
           mesh, mask_BT, "batch"
