@@ -1,5 +1,7 @@
 """Rows padded on both sides: what tests compare packed ones with."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,8 +76,9 @@ def hidden(params, cfg, tokens_BL, start_B):
   return decoder.forward(params, cfg, tokens_BL, positions_BL, attend)[0]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 4))
 def response_logps(params, cfg, tokens_BL, start_B, length, temperature=1.0):
-  """Log-probs and entropy [B, T] by the whole softmax of padded rows."""
+  """Log-probs and entropy [B, T] of padded rows by the softmax."""
   states = hidden(params, cfg, tokens_BL, start_B)[:, -length - 1 : -1]
   logps_BTV = jax.nn.log_softmax(
       decoder.logits(params, cfg, states) / temperature

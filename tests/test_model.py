@@ -1,9 +1,11 @@
-"""The decoder: cache, chunks, remat and bfloat16 change nothing but rounding.
+"""The decoder: cache, chunks of logits and bfloat16 change only rounding.
 
-Its numbers are compared with plain NumPy in test_golden_parts.py.
+Its numbers are compared with plain NumPy in test_golden_step.py, packed rows,
+chunks and remat with padded rows in test_packing.py.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,93 +24,86 @@ def rows(count=8, seed=0):
   return batch.tokens_BL, batch.start_B
 
 
-def whole(count=8):
+def all_rows(count=8):
   """Rows whose every response token counts, packed."""
   return padded.micro(*rows(count), np.ones((count, T), bool))
 
 
-@pytest.mark.parametrize(
-    "block", [pytest.param(128, marks=pytest.mark.slow), 8]
-)
-def test_decoding_with_a_cache_is_the_forward_pass(block, monkeypatch):
-  """A row that is not in use (-1) disturbs nobody; blocks change rounding."""
-  monkeypatch.setattr(attention, "BLOCK", block)
+def test_decoding_with_a_cache_is_the_forward_pass(monkeypatch):
+  """Blocks change rounding only; a row not in use (-1) disturbs no other."""
+  monkeypatch.setattr(attention, "BLOCK", 8)
   tokens, start = rows()
   params, cfg, count = tiny.params(), tiny.CFG, len(tokens)
-  states = padded.hidden(params, cfg, tokens, start)
+  states = jax.jit(padded.hidden, static_argnums=1)(params, cfg, tokens, start)
   rolled = np.array(
       [np.roll(row, -n) for row, n in zip(tokens, start, strict=True)]
   )
   at = np.broadcast_to(np.arange(P), (count, P))
-  cache = decoder.empty_cache(cfg, count, attention.cache_slots(P + T))
-  attend = attention.prefill((at < P - start[:, None]).astype(np.int32))
-  prompt, cache = decoder.forward(params, cfg, rolled[:, :P], at, attend, cache)
+
+  @jax.jit
+  def prefill(tokens, segments):
+    cache = decoder.empty_cache(cfg, count, attention.cache_slots(P + T))
+    attend = attention.prefill(segments)
+    return decoder.forward(params, cfg, tokens, at, attend, cache)
+
+  @jax.jit
+  def decode(tokens, position, cache):
+    attend = attention.decode(position, jnp.argsort(position))
+    return decoder.forward(
+        params, cfg, tokens, position[:, None], attend, cache
+    )
+
+  segments = (at < P - start[:, None]).astype(np.int32)
+  prompt, cache = prefill(rolled[:, :P], segments)
   for b, n in enumerate(start):
     np.testing.assert_allclose(prompt[b, : P - n], states[b, n:P], atol=2e-5)
   for t in range(P, P + T - 1):
     position = np.where(np.arange(count) == 3, -1, t - start)
-    one, cache = decoder.forward(
-        params,
-        cfg,
-        tokens[:, t : t + 1],
-        position[:, None],
-        attention.decode(jnp.array(position), jnp.argsort(position)),
-        cache,
-    )
+    one, cache = decode(tokens[:, t : t + 1], position, cache)
     used = position >= 0
     np.testing.assert_allclose(one[used, 0], states[used, t], atol=2e-5)
 
 
-def test_left_padding_is_invisible():
-  tokens, start = rows()
-  a, _ = padded.response_logps(tiny.params(), tiny.CFG, tokens, start, T)
-  wide = np.pad(tokens, ((0, 0), (9, 0)), constant_values=5)
-  b, _ = padded.response_logps(tiny.params(), tiny.CFG, wide, start + 9, T)
-  np.testing.assert_allclose(a, b, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "change",
-    [
-        pytest.param(dict(logprob_chunk=1), marks=pytest.mark.slow),
-        dict(logprob_chunk=7),
-        dict(remat="full"),
-    ],
+    [dict(), dict(tied=False, logprob_chunk=7), dict(tokens=15, vocab=20)],
 )
-def test_chunks_and_remat_change_no_value_and_no_gradient(change):
-  def total(params, cfg):
-    logps, entropy = decoder.packed_logps(params, cfg, whole(), 0.7)
-    return jnp.sum(logps) + 0.1 * jnp.sum(entropy)
-
-  other = dataclasses.replace(tiny.CFG, **change)
-  grad = jax.value_and_grad(total)
-  (a, da), (b, db) = grad(tiny.params(), tiny.CFG), grad(tiny.params(), other)
-  np.testing.assert_allclose(a, b, rtol=1e-5)
-  for x, y in zip(jax.tree.leaves(da), jax.tree.leaves(db), strict=True):
-    np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(x).max() + 1e-6)
-
-
-@pytest.mark.parametrize(
-    "change", [dict(), dict(tied=False), dict(tokens=15, vocab=20)]
-)
-def test_log_probs_and_their_gradients_are_those_of_the_softmax(change):
-  """The backward pass is written by hand; autodiff of the whole is not."""
+def test_log_probs_and_their_gradients_are_those_of_the_softmax(
+    change, monkeypatch
+):
+  """The backward pass is written by hand; autodiff of all logits is not."""
   cfg = dataclasses.replace(tiny.CFG, **change)
-  params = decoder.init(cfg, jax.random.key(0))
   tokens, start = rows()
-  tokens = np.minimum(tokens, 14)
-  packed = padded.micro(tokens, start, np.ones((8, T), bool))
-  weights = np.random.default_rng(0).normal(size=(2, 8, T))
+  packed = padded.micro(np.minimum(tokens, 14), start, np.ones((8, T), bool))
+  rng = np.random.default_rng(0)
+  states = rng.normal(size=(*packed.tokens_RL.shape, cfg.width))
+  head = rng.normal(0, cfg.width**-0.5, (cfg.vocab, cfg.width))
+  head = dict(embed=head) if cfg.tied else dict(head=head.T)
+  weights = rng.normal(size=(2, 8, T))
 
-  def total(score):
-    def fn(params):
-      scored = score(params)
-      return sum(jnp.sum(w * x) for w, x in zip(weights, scored, strict=True))
+  def by_softmax(params, states):
+    logits = decoder.logits(params, cfg, states) / 0.7
+    logps = jax.nn.log_softmax(logits).reshape(-1, cfg.vocab)
+    logps_BTV = logps[packed.source_BT]
+    targets_BT = packed.tokens_RL.reshape(-1)[packed.source_BT + 1]
+    chosen_BT1 = jnp.take_along_axis(logps_BTV, targets_BT[..., None], -1)
+    entropy_BT = -jnp.sum(jnp.exp(logps_BTV) * logps_BTV, -1)
+    return chosen_BT1[..., 0], entropy_BT
 
-    return jax.jit(jax.value_and_grad(fn))(params)
+  def in_chunks(params, states):
+    monkeypatch.setattr(decoder, "hidden", lambda *_: states)
+    return decoder.packed_logps(params, cfg, packed, 0.7)
 
-  wanted = total(lambda p: padded.response_logps(p, cfg, tokens, start, T, 0.7))
-  got = total(lambda p: decoder.packed_logps(p, cfg, packed, 0.7))
+  def total(fn):
+    def weighted(*args):
+      return sum(
+          jnp.sum(w * x) for w, x in zip(weights, fn(*args), strict=True)
+      )
+
+    args = jax.tree.map(jnp.float32, (head, states))
+    return jax.jit(jax.value_and_grad(weighted, (0, 1)))(*args)
+
+  got, wanted = total(in_chunks), total(by_softmax)
   np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
   for x, y in zip(*map(jax.tree.leaves, (got[1], wanted[1])), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
@@ -117,10 +112,14 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(change):
 def test_bfloat16_stays_near_and_keeps_fp32_gradients():
   half = dataclasses.replace(tiny.CFG, dtype="bfloat16")
 
-  def total(params, cfg):
-    return decoder.packed_logps(params, cfg, whole())[0].mean()
+  packed = all_rows()
 
-  a, b = (jax.value_and_grad(total)(tiny.params(), c) for c in (tiny.CFG, half))
+  @functools.partial(jax.jit, static_argnums=1)
+  @jax.value_and_grad
+  def total(params, cfg):
+    return decoder.packed_logps(params, cfg, packed)[0].mean()
+
+  a, b = (total(tiny.params(), c) for c in (tiny.CFG, half))
   assert abs(a[0] - b[0]) < 0.02
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(b[1]))
   flat = [
@@ -159,7 +158,7 @@ def test_depth_does_not_lengthen_the_program():
   def size(layers):
     cfg = dataclasses.replace(tiny.CFG, layers=layers)
     params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
-    fn = jax.jit(lambda p: decoder.hidden(p, cfg, whole()))
+    fn = jax.jit(lambda p: decoder.hidden(p, cfg, all_rows()))
     return len(fn.lower(params).as_text())
 
   assert size(32) < 1.02 * size(2)

@@ -15,6 +15,8 @@ from rl_reason.rollout import decode_loop, sampler
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
+STOP = tiny.TOK.convert_tokens_to_ids("-")
+draw = jax.jit(decode_loop.draw, static_argnums=2)
 
 
 def sample(prompts, group=4, params=None, **kwargs):
@@ -25,112 +27,64 @@ def sample(prompts, group=4, params=None, **kwargs):
   )
 
 
-def slice_prompts(prompts, rows):
-  return jax.tree.map(lambda x: x[rows], prompts)
+@pytest.fixture(scope="module")
+def base():
+  """32 prompts x 4, all rows at once."""
+  return sample(tiny.prompts(32))
 
 
-def test_tokens_do_not_depend_on_batching():
-  """>= 10k tokens: halves, other order, other G, more padding, longer T."""
-  prompts = tiny.prompts(128)
-  whole = sample(prompts, group=8)
-  assert whole.lengths_B.sum() >= 10_000
-  first = sample(slice_prompts(prompts, slice(0, 64)), group=8)
-  np.testing.assert_array_equal(first.tokens_BL, whole.tokens_BL[: 64 * 8])
-
-  order = np.random.default_rng(0).permutation(128)
-  mixed = sample(slice_prompts(prompts, order), group=8)
-  rows = (order[:, None] * 8 + np.arange(8)).reshape(-1)
-  np.testing.assert_array_equal(mixed.tokens_BL, whole.tokens_BL[rows])
-
-  fewer = sample(prompts, group=2)  # samples 0 and 1 of each prompt
-  rows = (np.arange(128)[:, None] * 8 + np.arange(2)).reshape(-1)
-  np.testing.assert_array_equal(fewer.tokens_BL, whole.tokens_BL[rows])
-
-  wider = prompts.replace(
-      tokens_NP=np.pad(prompts.tokens_NP, ((0, 0), (7, 0))),
-      start_N=prompts.start_N + 7,
-  )
-  padded = sample(wider, group=8, max_tokens=T + 5)
-  np.testing.assert_array_equal(
-      padded.tokens_BL[:, P + 7 : P + 7 + T], whole.tokens_BL[:, P:]
-  )
+@pytest.fixture(scope="module")
+def mixed():
+  """As `base`, with limits, and every second sample greedy."""
+  limits = tails(128, 24)
+  limits[:3] = 0, 9, 99
+  temperature_G = jnp.array([1.0, 0.0, 1.0, 0.0])
+  how = dict(temperature=temperature_G, limits_B=limits)
+  return sample(tiny.prompts(32), **how), np.clip(limits, 1, T)
 
 
-def stop(whole, lengths_B):
-  """What was there of some responses when they had so many tokens."""
-  lengths_B = np.minimum(lengths_B, whole.lengths_B)
-  so_far_BT = np.arange(T) < lengths_B[:, None]
-  ended_B = lengths_B == whole.lengths_B
-  pad = tiny.TOK.pad_token_id
-  tokens_BT = np.where(so_far_BT, whole.tokens_BL[:, P:], pad)
-  part = whole.replace(
-      tokens_BL=np.concatenate([whole.tokens_BL[:, :P], tokens_BT], 1),
-      logps_BT=np.where(so_far_BT, whole.logps_BT, 0),
-      lengths_B=lengths_B.astype(np.int32),
-      truncated_B=whole.truncated_B | ~ended_B,
-      mask_BT=so_far_BT,
-  )
-  return part, ended_B
+@pytest.fixture(scope="module")
+def filtered():
+  """As `base`, with top-p, and two tokens that end a response."""
+  return sample(tiny.prompts(32), top_p=0.5, eos=(EOS, STOP))
 
 
-@pytest.mark.parametrize("slots", [0, 128, 16])
-def test_responses_that_have_begun_end_as_they_would_have(slots):
-  """Not begun, in the middle, ended; in 16 slots most of them begin anew."""
+def trainer_logps(rows, params=None, temperature=1.0):
+  params = tiny.params() if params is None else params
+  length = rows.mask_BT.shape[1]
+  args = params, tiny.CFG, rows.tokens_BL, rows.start_B, length, temperature
+  return np.asarray(padded.response_logps(*args)[0])
+
+
+def test_tokens_do_not_depend_on_batching(base):
+  """Other order; half of the prompts, fewer samples, more padding, longer T."""
   prompts = tiny.prompts(32)
-  whole = sample(prompts)
-  rng = np.random.default_rng(0)
-  lengths_B = rng.integers(0, T + 1, 128) * (rng.random(128) < 0.8)
-  part, ended_B = stop(whole, lengths_B)
-  assert ended_B.any() and ((0 < lengths_B) & ~ended_B).sum() > 20
-  got = sample(prompts, resumed=(part, ended_B), slots=slots)
-  np.testing.assert_array_equal(got.tokens_BL, whole.tokens_BL)
-  np.testing.assert_array_equal(got.truncated_B, whole.truncated_B)
-  np.testing.assert_allclose(got.logps_BT, whole.logps_BT, atol=1e-5)
+  order = np.random.default_rng(0).permutation(32)
+  mixed = sample(jax.tree.map(lambda x: x[order], prompts))
+  rows = (order[:, None] * 4 + np.arange(4)).reshape(-1)
+  np.testing.assert_array_equal(mixed.tokens_BL, base.tokens_BL[rows])
 
-
-def test_another_policy_goes_on_with_what_there_is():
-  """What was sampled stays, with its log-probs; the rest is the other's."""
-  prompts, other = tiny.prompts(16), tiny.params(1)
-  part, ended_B = stop(sample(prompts), np.full(64, 5))
-  rows = sample(prompts, resumed=(part, ended_B), params=other)
-  np.testing.assert_array_equal(
-      rows.tokens_BL[:, : P + 5], part.tokens_BL[:, : P + 5]
+  half = jax.tree.map(lambda x: x[:16], prompts)
+  wider = half.replace(
+      tokens_NP=np.pad(half.tokens_NP, ((0, 0), (7, 0))),
+      start_N=half.start_N + 7,
   )
-  np.testing.assert_array_equal(rows.logps_BT[:, :5], part.logps_BT[:, :5])
-  logps_BT, _ = padded.response_logps(
-      other, tiny.CFG, rows.tokens_BL, rows.start_B, T
-  )
-  gap = np.abs(logps_BT - rows.logps_BT) * rows.mask_BT
-  assert gap[:, 5:].max() <= 1e-4 < 1e-2 < gap[:, :5].max()
-
-
-def test_a_stream_tells_when_few_groups_are_left():
-  """And it may be left there: what has not ended has begun."""
-  static = tiny.SAMPLER | dict(max_tokens=T, group_size=4, slots=16)
-  args = tiny.params(), tiny.prompts(32), KEY
-  for held in sampler.stream(*args, **static, yield_when_unfinished_groups=5):
-    left = (~np.asarray(held[1]).reshape(-1, 4).all(1)).sum()
-    if left <= 5:
-      break
-  assert 0 < left <= 5
-  held = jax.device_get(held)
-  got = sample(tiny.prompts(32), slots=16, resumed=held)
+  fewer = sample(wider, group=2, max_tokens=T + 5)
+  rows = (np.arange(16)[:, None] * 4 + np.arange(2)).reshape(-1)
   np.testing.assert_array_equal(
-      got.tokens_BL, sample(tiny.prompts(32)).tokens_BL
+      fewer.tokens_BL[:, P + 7 : P + 7 + T], base.tokens_BL[rows, P:]
   )
 
 
 def test_sampler_and_trainer_agree():
-  rows = sample(tiny.prompts(64), group=4, temperature=0.8)
-  logps_BT, _ = padded.response_logps(
-      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, T, 0.8
-  )
+  rows = sample(tiny.prompts(32), temperature=0.8)
+  logps_BT = trainer_logps(rows, temperature=0.8)
   gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
   assert gap.max() <= 1e-4 and np.median(gap) <= 1e-6
 
 
-def test_mask_length_eos_and_truncation():
-  rows = sample(tiny.prompts(64), group=4)
+def test_mask_length_eos_and_truncation(base):
+  rows = base
   tokens_BT = rows.tokens_BL[:, P:]
   for tokens, mask, length, cut in zip(
       tokens_BT, rows.mask_BT, rows.lengths_B, rows.truncated_B, strict=True
@@ -146,55 +100,48 @@ def test_mask_length_eos_and_truncation():
   assert (rows.logps_BT[~rows.mask_BT] == 0).all()
 
 
-def test_several_tokens_may_end_a_response():
-  """What is up to the first of them is what it was without."""
-  stop = tiny.TOK.convert_tokens_to_ids("-")
-  prompts = tiny.prompts(32)
-  rows, whole = sample(prompts, eos=(EOS, stop)), sample(prompts)
-  ended = 0
-  for tokens, length, cut, other in zip(
-      rows.tokens_BL[:, P:],
-      rows.lengths_B,
-      rows.truncated_B,
-      whole.tokens_BL[:, P:],
-      strict=True,
+def test_several_tokens_may_end_a_response(filtered):
+  """At the first of them, and nowhere else."""
+  rows, ended = filtered, 0
+  for tokens, length, cut in zip(
+      rows.tokens_BL[:, P:], rows.lengths_B, rows.truncated_B, strict=True
   ):
-    at = [t for t, x in enumerate(other) if x in (EOS, stop)]
-    assert length == (at[0] + 1 if at else T) and cut == (not at)
-    np.testing.assert_array_equal(tokens[:length], other[:length])
-    ended += bool(at) and other[at[0]] == stop
+    at = [t for t, x in enumerate(tokens[:length]) if x in (EOS, STOP)]
+    assert at == ([] if cut else [length - 1]) and (not cut or length == T)
+    ended += not cut and tokens[length - 1] == STOP
   assert ended > 10
 
 
-def test_groups_are_adjacent_and_carry_their_prompt():
-  prompts = tiny.prompts(4)
-  rows = sample(prompts, group=3)
-  np.testing.assert_array_equal(rows.ids_B, np.repeat(np.arange(4), 3))
+def test_groups_are_adjacent_and_carry_their_prompt(base):
+  prompts = tiny.prompts(32)
+  np.testing.assert_array_equal(base.ids_B, np.repeat(np.arange(32), 4))
   np.testing.assert_array_equal(
-      rows.tokens_BL[:, :P], np.repeat(prompts.tokens_NP, 3, 0)
+      base.tokens_BL[:, :P], np.repeat(prompts.tokens_NP, 4, 0)
   )
-  # Samples of a prompt have noise of their own.
-  assert (rows.logps_BT[::3, 0] != rows.logps_BT[1::3, 0]).any()
+  # Each sample of a prompt has its own noise.
+  assert (base.logps_BT[::4, 0] != base.logps_BT[1::4, 0]).any()
 
 
-def test_greedy_is_the_argmax_of_the_trainer():
-  heat = jnp.array([1.0, 0.0])  # one sampled, one greedy: a row's own choice
-  rows = sample(tiny.prompts(8), group=2, temperature=heat)
-  hidden = padded.hidden(tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B)
-  best = decoder.logits(tiny.params(), tiny.CFG, hidden[:, P - 1 : -1]).argmax(
-      -1
-  )
+def test_greedy_is_the_argmax_of_the_trainer(mixed):
+  rows, _ = mixed
+
+  @jax.jit
+  def argmax(params, tokens_BL, start_B):
+    states = padded.hidden(params, tiny.CFG, tokens_BL, start_B)
+    return decoder.logits(params, tiny.CFG, states[:, P - 1 : -1]).argmax(-1)
+
+  best = argmax(tiny.params(), rows.tokens_BL, rows.start_B)
   same_BT = np.where(rows.mask_BT, best == rows.tokens_BL[:, P:], True)
   assert same_BT[1::2].all() and not same_BT[::2].all()
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
-def test_choose_draws_from_the_distribution(top_p):
+def test_draws_come_from_the_distribution(top_p):
   """Chi-squared against the (filtered, renormalised) probabilities."""
   probs = np.array([0.05, 0.4, 0.25, 0.0, 0.2, 0.1])
   logits = jnp.log(jnp.array(probs, jnp.float32))
   uniform = (np.arange(20_000) + 0.5) / 20_000
-  drawn = decode_loop.draw(
+  drawn = draw(
       jnp.broadcast_to(logits, (20_000, 6)),
       jnp.array(uniform, jnp.float32),
       top_p,
@@ -229,16 +176,11 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
 def test_top_p_always_keeps_the_likeliest():
   logits = jnp.log(jnp.array([[0.2, 0.5, 0.3]]))
   for u in (0.0, 0.5, 0.999):
-    assert decode_loop.draw(logits, jnp.array([u]), 1e-6)[0] == 1
+    assert draw(logits, jnp.array([u]), 1e-6)[0] == 1
 
 
-def test_uniform_next_to_one_stays_in_the_vocabulary():
-  logits = jnp.zeros((1, 7))
-  assert decode_loop.draw(logits, jnp.array([1 - 2**-24]), 1.0)[0] == 6
-
-
-@pytest.mark.parametrize("vocab", [700, 512, 1024, 5000])
-def test_choose_inverts_the_distribution_of_a_large_vocabulary(vocab):
+@pytest.mark.parametrize("vocab", [700, 1024])
+def test_draws_invert_the_cdf_of_a_large_vocabulary(vocab):
   """Against float64, up to rounding; a token without mass is never drawn."""
   rng = np.random.default_rng(vocab)
   logits = rng.normal(0, 4, (64, vocab)).astype(np.float32)
@@ -246,7 +188,7 @@ def test_choose_inverts_the_distribution_of_a_large_vocabulary(vocab):
   logits[:, -60:] = -1e30
   uniform = rng.random(64).astype(np.float32)
   uniform[:3] = 0, 1 - 2**-24, 1 - 2**-24
-  drawn = np.asarray(decode_loop.draw(jnp.array(logits), uniform, 1.0))
+  drawn = np.asarray(draw(jnp.array(logits), uniform, 1.0))
   probs = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
   cdf = np.cumsum(probs, 1) / probs.sum(1, keepdims=True)
   each = np.arange(64)
@@ -255,150 +197,196 @@ def test_choose_inverts_the_distribution_of_a_large_vocabulary(vocab):
   assert (cdf[each, drawn] - probs[each, drawn] <= uniform + 1e-6).all()
 
 
-def test_stored_logps_are_those_before_top_p():
-  rows = sample(tiny.prompts(16), top_p=0.5)
-  logps_BT, _ = padded.response_logps(
-      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, T
-  )
+def test_stored_logps_are_those_before_top_p(filtered):
+  rows = filtered
   np.testing.assert_allclose(
-      rows.logps_BT[rows.mask_BT], logps_BT[rows.mask_BT], atol=1e-4
+      rows.logps_BT[rows.mask_BT],
+      trainer_logps(rows)[rows.mask_BT],
+      atol=1e-4,
   )
 
 
-@pytest.fixture(scope="module")
-def long():
-  """128 prompts x 8, a cache of three blocks, all rows at once."""
-  return sample(tiny.prompts(128), 8, max_tokens=300, limits_B=tails(), eos=-1)
+def test_limits(base, mixed):
+  """Tokens are the same up to the limit, which is clipped to 1 to T."""
+  rows, limits = mixed
+  np.testing.assert_array_equal(rows.mask_BT.sum(1), rows.lengths_B)
+  assert (rows.lengths_B <= limits).all()
+  sampled = np.arange(0, 128, 2)  # the others are greedy
+  lengths = np.minimum(base.lengths_B, limits)[sampled]
+  np.testing.assert_array_equal(rows.lengths_B[sampled], lengths)
+  tokens, mask = rows.tokens_BL[sampled, P:], rows.mask_BT[sampled]
+  np.testing.assert_array_equal(tokens[mask], base.tokens_BL[sampled, P:][mask])
+  last = tokens[np.arange(64), lengths - 1]
+  np.testing.assert_array_equal(last != EOS, rows.truncated_B[sampled])
 
 
-def tails(count=1024, most=300):
+# --- slots -------------------------------------------------------------------
+
+LONG = 200  # tokens of a response: several blocks of the cache
+
+
+def tails(count=128, most=LONG):
   """Lengths with a heavy tail: log-normal, median 20."""
   rng = np.random.default_rng(0)
   return np.clip(rng.lognormal(3, 1, count).astype(np.int32), 1, most)
 
 
-@pytest.mark.parametrize(
-    "slots, chunk, burst, block, segments",
-    [
-        pytest.param(64, 8, 8, 128, 4, marks=pytest.mark.slow),
-        (24, 1, 3, 64, 2),
-    ],
-)
-def test_slots_change_no_token(
-    long, slots, chunk, burst, block, segments, monkeypatch
-):
-  """However many rows decode together, when they start, what they read."""
-  monkeypatch.setattr(attention, "BLOCK", block)
-  monkeypatch.setattr(attention, "BUCKETS", segments)
-  monkeypatch.setattr(decode_loop, "CHUNK", chunk)
-  monkeypatch.setattr(decode_loop, "BURST", burst)
-  sampler.program.cache_clear()
-  assert long.lengths_B.sum() > 10_000
-  got = sample(
-      tiny.prompts(128),
-      8,
-      max_tokens=300,
-      limits_B=tails(),
-      eos=-1,
-      slots=slots,
-      expected_B=tails()[::-1].copy() if slots == 24 else None,
+def sample_long(**kwargs):
+  kwargs = dict(max_tokens=LONG, limits_B=tails(), eos=-1) | kwargs
+  return sample(tiny.prompts(16), 8, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def long():
+  """16 prompts x 8, all rows at once."""
+  return sample_long()
+
+
+@pytest.fixture(scope="module")
+def queued():
+  """The same in 16 slots, other blocks: in order, and the longest first.
+
+  Returns:
+    the rows of each; the decode steps of each; compiled programs by kind.
+  """
+  rows, steps, calls, programs = [], [], [], {}
+  forward = decoder.forward
+
+  def spy(*args):
+    jax.debug.callback(lambda: calls.append(1), ordered=False)
+    return forward(*args)
+
+  def program(*kind):
+    if kind not in programs:  # traced anew, with the spy
+      programs[kind] = sampler.program.__wrapped__(*kind)
+    return programs[kind]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(decoder, "forward", spy)
+    patch.setattr(attention, "BLOCK", 64)
+    patch.setattr(attention, "BUCKETS", 2)
+    for expected in np.zeros(128, np.int32), tails():
+      calls.clear()
+      how = dict(slots=16, expected_B=expected, program=program)
+      rows.append(sample_long(**how))
+      jax.effects_barrier()
+      steps.append(len(calls) - 1)  # 1: the prompts
+  return rows, steps, programs
+
+
+def test_slots_change_no_token(long, queued):
+  """Rows that decode together, their order, blocks: none of it matters."""
+  np.testing.assert_array_equal(long.lengths_B, tails())
+  assert long.truncated_B.all() and long.lengths_B.sum() > 3000
+  for rows in queued[0]:
+    np.testing.assert_array_equal(rows.tokens_BL, long.tokens_BL)
+    np.testing.assert_array_equal(rows.truncated_B, long.truncated_B)
+    np.testing.assert_allclose(rows.logps_BT, long.logps_BT, atol=1e-5)
+
+
+def test_nothing_compiles_twice(queued):
+  """Each program once, whatever the lengths; halved slots are among them."""
+  *_, programs = queued
+  sizes = {kind[2][1] for kind in programs if kind[1] == "decode"}
+  assert sizes == {16, 8, 4}
+  assert {fn._cache_size() for fn in programs.values()} == {1}
+
+
+def test_decode_steps_are_those_of_the_rule(queued):
+  """The device takes as many as `steps` counts."""
+  _, (in_order, longest_first), _ = queued
+  assert in_order == steps(tails(), 16)[0]
+  assert longest_first == steps(np.sort(tails())[::-1], 16)[0] < in_order
+
+
+def test_sampler_and_trainer_agree_over_many_blocks(long):
+  gap = np.abs(trainer_logps(long) - long.logps_BT)[long.mask_BT]
+  assert long.lengths_B.max() > 128 and gap.max() <= 1e-4
+
+
+# --- partial rollouts --------------------------------------------------------
+
+
+def stop(whole, lengths_B):
+  """Partial rollouts: responses cut off after so many tokens."""
+  lengths_B = np.minimum(lengths_B, whole.lengths_B)
+  so_far_BT = np.arange(LONG) < lengths_B[:, None]
+  ended_B = lengths_B == whole.lengths_B
+  pad = tiny.TOK.pad_token_id
+  tokens_BT = np.where(so_far_BT, whole.tokens_BL[:, P:], pad)
+  part = whole.replace(
+      tokens_BL=np.concatenate([whole.tokens_BL[:, :P], tokens_BT], 1),
+      logps_BT=np.where(so_far_BT, whole.logps_BT, 0),
+      lengths_B=lengths_B.astype(np.int32),
+      truncated_B=whole.truncated_B | ~ended_B,
+      mask_BT=so_far_BT,
   )
-  sampler.program.cache_clear()
+  return part, ended_B
+
+
+def test_resumed_rollouts_have_the_same_tokens(long, slots=0):
+  """Not begun, partial, ended."""
+  rng = np.random.default_rng(0)
+  lengths_B = rng.integers(0, 60, 128) * (rng.random(128) < 0.8)
+  part, ended_B = stop(long, lengths_B)
+  assert ended_B.any() and ((0 < lengths_B) & ~ended_B).sum() > 20
+  got = sample_long(resumed=(part, ended_B), slots=slots)
   np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
   np.testing.assert_array_equal(got.truncated_B, long.truncated_B)
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_slots_change_no_token_of_an_int8_cache():
-  """Copied prefixes, halved slots and blocks bring their scales along."""
-  limits = tails(256, 200)
-  one, *others = (
-      sample(
-          tiny.prompts(32),
-          8,
-          max_tokens=200,
-          limits_B=limits,
-          eos=-1,
-          slots=slots,
-          cache="int8",
-      )
-      for slots in (0, 24, 64)
+def test_another_policy_resumes_partial_rollouts(long):
+  """Tokens so far and their log-probs stay; the rest is the other policy's."""
+  other = tiny.params(1)
+  part, ended_B = stop(long, np.full(128, 5))
+  rows = sample_long(resumed=(part, ended_B), params=other)
+  np.testing.assert_array_equal(
+      rows.tokens_BL[:, : P + 5], part.tokens_BL[:, : P + 5]
   )
-  for other in others:
-    np.testing.assert_array_equal(one.tokens_BL, other.tokens_BL)
-    # What rounds the other way is a step of int8 away, not a rounding.
-    np.testing.assert_allclose(one.logps_BT, other.logps_BT, atol=1e-3)
+  np.testing.assert_array_equal(rows.logps_BT[:, :5], part.logps_BT[:, :5])
+  gap = np.abs(trainer_logps(rows, other) - rows.logps_BT) * rows.mask_BT
+  gap[ended_B] = 0
+  assert gap[:, 5:].max() <= 1e-4 < 1e-2 < gap[:, :5].max()
 
 
-def test_limits_beyond_what_there_is():
-  rows = sample(tiny.prompts(8), 1, limits_B=np.array([0, 1, 99, 99] * 2))
-  assert rows.lengths_B.min() == 1 and rows.lengths_B.max() <= 24
-  assert rows.mask_BT.sum() == rows.lengths_B.sum()
-
-
-def test_limits(long):
-  np.testing.assert_array_equal(long.lengths_B, tails())
-  assert long.truncated_B.all()
-  limits = tails(32, 24)
-  rows = sample(tiny.prompts(8), 4, limits_B=limits)
-  cut = rows.truncated_B
-  assert (rows.lengths_B <= limits).all() and cut.any() and not cut.all()
-  np.testing.assert_array_equal(rows.lengths_B[cut], limits[cut])
-  last = rows.tokens_BL[np.arange(32), P + rows.lengths_B - 1]
-  assert (last[~cut] == EOS).all()
-
-
-def test_sampler_and_trainer_agree_over_many_blocks(long):
-  rows = jax.tree.map(lambda x: x[:64], long)
-  logps_BT, _ = padded.response_logps(
-      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, 300
+def test_a_stream_yields_when_few_groups_are_unfinished(long):
+  """Left at that point, the partial rollouts resume to the same tokens."""
+  static = tiny.SAMPLER | dict(max_tokens=LONG, group_size=8, eos=-1)
+  parts = sampler.stream(
+      *(tiny.params(), tiny.prompts(16), KEY, 1.0),
+      limits_B=tails(),
+      yield_when_unfinished_groups=9,
+      **static,
   )
-  gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
-  assert rows.lengths_B.max() > 128 and gap.max() <= 1e-4
+  for part in parts:
+    left = (~np.asarray(part[1]).reshape(-1, 8).all(1)).sum()
+    if left <= 9:
+      break
+  assert 0 < left <= 9
+  got = sample_long(resumed=jax.device_get(part))
+  np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
 
 
-@pytest.mark.parametrize("cache", ["same", "int8"])
-def test_an_int8_cache_samples_from_a_policy_that_is_near(cache):
-  """KL of sampler to trainer, nats a token, by an estimator that is >= 0."""
-  rows = sample(tiny.prompts(32), 4, max_tokens=200, eos=-1, cache=cache)
-  logps_BT, _ = padded.response_logps(
-      tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, 200
-  )
-  gap = np.asarray(rows.logps_BT - logps_BT, np.float64)[rows.mask_BT]
-  kl = np.mean(np.expm1(-gap) + gap)
-  if cache == "same":
-    assert np.abs(gap).max() < 1e-4
-  else:
-    assert 1e-3 < np.abs(gap).max() < 0.1 and 1e-8 < kl < 1e-4
-
-
-def test_without_int8_there_are_no_scales():
-  for cache, count, kind in (("same", 2, "float32"), ("int8", 4, "int8")):
-    _, slots = tiny.under_way(None, 4, group_size=2, cache=cache)
-    assert len(jax.tree.leaves(slots.cache)) == count
-    assert slots.cache.k.dtype == slots.cache.v.dtype == kind
+# --- the rule of the queue ---------------------------------------------------
 
 
 def steps(limits, slots, halves=True):
-  """Decode steps, and the share of slots in use, of rows that end so.
+  """Decode steps, and the share of slots in use, of rows of these lengths.
 
-  The rule of `rollout.sample` a second time, without a model.
+  The rule of `sampler.stream` a second time, without a model.
   """
   queue, left = list(limits), [0] * slots
   taken = offered = 0
   before = None
   while before != 0:
-    now = len(queue) + sum(map(bool, left))
     for _ in range(decode_loop.CHUNK):
       for s in [s for s, x in enumerate(left) if not x][: len(queue)]:
         left[s] = queue.pop(0)
       if not any(left):
         break
-      taken, offered = (
-          taken + decode_loop.BURST,
-          offered + decode_loop.BURST * len(left),
-      )
+      taken += decode_loop.BURST
+      offered += decode_loop.BURST * len(left)
       left = [max(x - decode_loop.BURST, 0) for x in left]
     now = len(queue) + sum(map(bool, left))
     if halves and before is not None:
@@ -431,54 +419,23 @@ def test_longest_first_is_near_the_ideal():
     assert taken <= 1.05 * ideal and used > 0.95
 
 
-def test_decode_steps_are_those_of_the_rule(monkeypatch):
-  """What the device did is what `steps` counts, up to the end of a chunk."""
-  counted = []
-  forward = decoder.forward
-
-  def spy(*args):
-    jax.debug.callback(lambda: counted.append(1), ordered=False)
-    return forward(*args)
-
-  monkeypatch.setattr(decoder, "forward", spy)
-  limits = tails(128, 200)
-  sampler.program.cache_clear()
-  sample(
-      tiny.prompts(16),
-      8,
-      max_tokens=200,
-      limits_B=limits,
-      slots=32,
-      eos=-1,
-  )
-  jax.effects_barrier()
-  assert len(counted) - 1 == steps(limits, 32)[0]  # 1: the prompts
-  in_order = len(counted)
-  sample(
-      tiny.prompts(16),
-      8,
-      max_tokens=200,
-      limits_B=limits,
-      expected_B=limits,
-      slots=32,
-      eos=-1,
-  )
-  jax.effects_barrier()
-  wanted, _ = steps(np.sort(limits)[::-1], 32)
-  assert len(counted) - in_order - 1 == wanted < steps(limits, 32)[0]
-
-
-@pytest.mark.parametrize("cache", ["same", "int8"])
+@pytest.mark.parametrize(
+    "cache", ["same", pytest.param("int8", marks=pytest.mark.slow)]
+)
 def test_no_cache_is_copied_in_the_decode_loop(cache):
   """The cache is updated in place: the program copies no array of its shape.
 
   Nor are there all the numbers that int8 stands for, not even of one layer.
   """
-  how = dict(group_size=2, cache=cache)
-  decode = sampler.program(tiny.engine(**how), "decode", None)
-  queue, slots = tiny.under_way(None, 16, **how)
+  engine = tiny.engine(group_size=2, cache=cache)
+  args = tiny.params(), tiny.prompts(16), KEY, 1.0, None, None, None
+  queue, slots = jax.eval_shape(engine.start, *args)
+  decode = sampler.program(engine, "decode", None)
   compiled = decode.lower(tiny.params(), queue, slots).compile()
   text = compiled.as_text()
+  count, kind = dict(same=(2, "float32"), int8=(4, "int8"))[cache]
+  assert len(jax.tree.leaves(slots.cache)) == count  # with scales, or without
+  assert slots.cache.k.dtype == slots.cache.v.dtype == kind
   for x in jax.tree.leaves(slots.cache):
     sizes = ",".join(map(str, x.shape)) + "]"
     shape = {"float32": "f32[", "int8": "s8["}[str(x.dtype)] + sizes
@@ -488,29 +445,5 @@ def test_no_cache_is_copied_in_the_decode_loop(cache):
       layer = ",".join(map(str, x.shape[1:])) + "]"
       assert not re.search(rf"f32\[(\d,)?{re.escape(layer)}", text)
   # Nor does it hold a second one.
-  whole = sum(x.nbytes for x in jax.tree.leaves(slots.cache))
+  whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(slots.cache))
   assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * whole
-
-
-def test_nothing_compiles_twice():
-  """Each program once, whatever the lengths; and halving is among them."""
-  made = {}
-
-  def program(*kind):
-    return made.setdefault(kind, sampler.program(*kind))
-
-  sampler.program.cache_clear()
-  limits = tails(128, 200)
-  for some in limits, limits[::-1].copy(), np.minimum(limits, 9):
-    sample(
-        tiny.prompts(16),
-        8,
-        max_tokens=200,
-        slots=32,
-        limits_B=some,
-        eos=-1,
-        program=program,
-    )
-  sizes = {kind[2][1] for kind in made if kind[1] == "decode"}
-  assert sizes == {32, 16, 8, 4}
-  assert {fn._cache_size() for fn in made.values()} == {1}

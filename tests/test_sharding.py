@@ -109,7 +109,7 @@ def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
   for mesh in meshes:
     with jax.set_mesh(mesh):
       kind = dict(group_size=8, cache=cache)
-      args = tiny.params(), *tiny.under_way(mesh, 16, **kind)
+      args = tiny.params(), *tiny.started(mesh, 16, **kind)
       for x in jax.tree.leaves((args[1].cache, args[2].cache)):
         assert mesh.size == 1 or x.sharding.spec == sharding.spec(
             None, "batch", "kv_heads"

@@ -1,5 +1,7 @@
 """A tiny model and its arguments, shared by tests."""
 
+import functools
+
 import jax
 import numpy as np
 from padded import Rows
@@ -27,8 +29,9 @@ P, T = 12, 24
 SAMPLER = dict(cfg=CFG, eos=TOK.eos_token_id, pad=TOK.pad_token_id)
 
 
+@functools.cache
 def params(seed=0):
-  return decoder.init(CFG, jax.random.key(seed))
+  return jax.jit(decoder.init, static_argnums=0)(CFG, jax.random.key(seed))
 
 
 def prompts(count, seed=0):
@@ -38,7 +41,7 @@ def prompts(count, seed=0):
 
 
 def optimizer(**change):
-  """AdamW without decay or clip, at a constant rate; or what is asked for."""
+  """AdamW without decay or clip, at a constant rate; with changes."""
   usual = dict(lr=1e-2, schedule="constant", warmup=0, total=1)
   adam = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=0.0)
   return optimizer_lib.make_optimizer(**usual | adam | change)
@@ -48,8 +51,8 @@ def engine(**change) -> sampler.Sampler:
   return sampler.Sampler(**SAMPLER | dict(max_tokens=256) | change)
 
 
-def under_way(mesh, count, **change):
-  """Queue and slots of a rollout that has just begun."""
+def started(mesh, count, **change):
+  """Queue and slots of a rollout that has just started."""
   rows, weights = prompts(count), params()
   if mesh is not None:
     rows = sharding.put(mesh, rows, "batch")
