@@ -1,6 +1,6 @@
 """The decoder: cache, chunks of logits and bfloat16 change only rounding.
 
-Its numbers are compared with plain NumPy in test_golden_step.py, packed rows,
+Its numbers are compared with plain NumPy in test_golden_parts.py, packed rows,
 chunks and remat with padded rows in test_packing.py.
 """
 
