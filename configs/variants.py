@@ -5,38 +5,74 @@ controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
 models: see docs/algorithms.md.
 """
 
-from rl_reason.config import choice, function, number, section
+from rl_reason.config import at, choice, function, number, section
 
 
 def add(c) -> None:
   """Adds the fields to the sections of the base; all are off."""
-  c.rollout.update(
-      section(
-          "rollout",
-          group_sizes=function(
-              "group_sizes", "equal"
-          ),  # by_length, by_variance
-          partial_groups=number(0, low=0),  # that a round may leave unfinished
-          partial_across_steps=False,  # they continue in the next step
-          retire_after=number(0, low=0),  # steps all correct in a row; 0: never
-          weights=choice("same", "bfloat16", "int8"),  # of the sampler
-          cache=choice("same", "int8"),  # keys and values of the sampler
-      )
+
+  def extend(name, **fields):
+    at(c, name).update(section(name, **fields))
+
+  extend(
+      "rollout",
+      group_sizes=function("group_sizes"),  # by_length, by_variance
+      partial_groups=number(0, low=0),  # that a round may leave unfinished
+      partial_across_steps=False,  # they continue in the next step
+      retire_after=number(0, low=0),  # steps all correct in a row; 0: never
+      weights=choice("same", "bfloat16", "int8"),  # of the sampler
+      cache=choice("same", "int8"),  # keys and values of the sampler
   )
-  c.dynamic_sampling.update(
-      section(
-          "dynamic_sampling",
-          surplus=choice("discard", "keep"),  # groups beyond the batch
-      )
+  extend(
+      "dynamic_sampling",
+      surplus=choice("discard", "keep"),  # groups beyond the batch
   )
-  c.reward.update(
-      section(
-          "reward",
-          outcome=function("outcome", "correctness"),  # cosine
-          length_penalty=function("length_penalty", "none"),  # logquad
-          scorers="",  # 'steps*0.5,length*-0.3': rl_reason/tasks/scorers.py
-          truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
-      )
+  extend(
+      "reward",
+      outcome=function("outcome", "correctness"),  # or cosine
+      length_penalty=function("length_penalty"),  # logquad
+      scorers="",  # 'steps*0.5,length*-0.3': rl_reason/tasks/scorers.py
+      truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
+  )
+  extend(
+      "kl",
+      controller=function("kl_controller"),  # adaptive: to a target KL
+  )
+  extend(
+      "advantage",
+      history=number(2, low=1),  # RL steps that `temporal` looks back
+      history_ratio=number(2.0, low=0),  # upper bound of importance weights
+  )
+  c.correction = function("correction")  # of sampler/trainer mismatch: truncate
+  c.covariance = function("covariance")  # clip_cov, kl_cov
+  extend(
+      "loss",
+      length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
+      entropy_controller=function("entropy_controller"),  # adaptive
+      top_entropy=number(1.0, low=1e-9, high=1),  # share of tokens, by entropy
+  )
+  extend(
+      "critic",
+      init=choice("policy", "scratch", "exported"),  # of the trunk
+      path="",  # of an exported critic, or a reward model
+      head=function("critic_head", "scalar"),  # or gated, categorical
+      value_mixture=function("value_mixture"),  # with the pretrained critic
+      fallback=False,  # EVPO: batch mean while explained variance <= 0
+  )
+  extend(
+      "updates",
+      max_kl=number(0.0, low=0),  # ends the updates of a rollout; 0 is off
+  )
+  extend(
+      "optimizer",
+      freeze=number(0.0, low=0, high=1),  # share of the first layers, in RL
+      offload=False,  # optimizer state offload to host memory
+  )
+  c.lora = section(  # of RL; SFT and critics train all parameters
+      "lora",
+      rank=number(0, low=0),  # 0 is off
+      alpha=number(32.0, low=1e-9),  # factors are scaled by alpha / rank
+      targets="q,k,v,o,gate,up,down",  # matrices with factors
   )
   c.reward_model = section(  # --stage=reward_model
       "reward_model",
@@ -47,58 +83,4 @@ def add(c) -> None:
       chosen="",  # style:weight of correct responses; '' is any
       rejected="",  # style:weight of incorrect responses
       evaluate_pairs=number(1000, low=1),  # held out
-  )
-  c.kl.controller = function(
-      "kl_controller", "fixed"
-  )  # adaptive: to a target KL
-  c.advantage.update(
-      section(
-          "advantage",
-          history=number(2, low=1),  # RL steps that `temporal` looks back
-          history_ratio=number(2.0, low=0),  # upper bound of their ratios
-      )
-  )
-  c.correction = function(
-      "correction", "none"
-  )  # of sampler and trainer: truncate, two_sided
-  c.covariance = function("covariance", "none")  # clip_cov, kl_cov
-  c.loss.update(
-      section(
-          "loss",
-          length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
-          entropy_controller=function(
-              "entropy_controller", "fixed"
-          ),  # adaptive: to a target
-          top_entropy=number(
-              1.0, low=1e-9, high=1
-          ),  # share of tokens that learn
-      )
-  )
-  c.critic.update(
-      section(
-          "critic",
-          init=choice("policy", "scratch", "exported"),  # of the trunk
-          path="",  # of an exported critic, or a reward model
-          head=function("critic_head", "scalar"),  # gated, categorical
-          value_mixture=function(
-              "value_mixture", "none"
-          ),  # mixture: with the pretrained critic
-          fallback=False,  # EVPO: batch mean while explained variance <= 0
-      )
-  )
-  c.updates.update(
-      section("updates", max_kl=number(0.0, low=0))  # ends a rollout's updates
-  )
-  c.optimizer.update(
-      section(
-          "optimizer",
-          freeze=number(0.0, low=0, high=1),  # share of the first layers, in RL
-          offload=False,  # optimizer state to host memory
-      )
-  )
-  c.lora = section(  # of RL; SFT and critics train all parameters
-      "lora",
-      rank=number(0, low=0),  # 0 is off
-      alpha=number(32.0, low=1e-9),  # factors are scaled by alpha / rank
-      targets="q,k,v,o,gate,up,down",  # matrices with factors
   )

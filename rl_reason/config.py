@@ -50,9 +50,15 @@ def section(name: str, /, **fields) -> ml_collections.ConfigDict:
   return c
 
 
-def function(kind: str, name: str) -> ml_collections.ConfigDict:
-  """A section that names a function of `functions.KINDS`; no arguments set."""
-  c = section(functions.KINDS[kind].field, name=name)
+def function(kind: str, name: str = "") -> ml_collections.ConfigDict:
+  """A section that names a function, by default none; no arguments are set.
+
+  Args:
+    kind: see `functions.KINDS`.
+    name: of the function.
+  """
+  known = functions.KINDS[kind]
+  c = section(known.field, name=name or known.off)
   c.args = ml_collections.ConfigDict()
   return c
 
@@ -148,31 +154,6 @@ def _parse(value: Any, old: Any) -> Any:
 
 
 # --- files -------------------------------------------------------------------
-
-
-def split_flags(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-  """Takes the fields out of a command line.
-
-  Args:
-    argv: arguments such as '--config.seed=1', '--config.data.chat' (a bool) or
-      '--config.seed', '1'.
-
-  Returns:
-    The other arguments, and the fields as text: {'seed': '1'}.
-  """
-  rest, given = [], {}
-  words = list(argv)
-  while words:
-    word = words.pop(0)
-    name, mark, value = word.lstrip("-").partition("=")
-    if not (word.startswith("-") and name.startswith("config.")):
-      rest.append(word)
-      continue
-    if not mark:
-      flag_follows = not words or words[0].startswith("--")
-      value = "true" if flag_follows else words.pop(0)
-    given[name.removeprefix("config.")] = value
-  return rest, given
 
 
 def read(path: str) -> ml_collections.ConfigDict:

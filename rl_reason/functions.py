@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 PACKAGE = pathlib.Path(__file__).parent
 REQUIRED = object()  # the default of an argument that has none
+COMPUTED = object()  # a default that is no literal
 
 
 class ConfigError(ValueError):
@@ -67,14 +68,12 @@ class Spec(NamedTuple):
       return "" if value in self.choices else f"must be one of {known}"
     if self.kind is not None and not _is_a(value, self.kind):
       return f"must be {NAMES_OF_TYPES[self.kind]}"
-    bounds = []
-    if self.low is not None and not value >= self.low:
-      bounds.append(f"at least {self.low:g}")
-    if self.high is not None and not value <= self.high:
-      bounds.append(f"at most {self.high:g}")
-    if bounds and self.low is not None and self.high is not None:
-      bounds = [f"at least {self.low:g} and at most {self.high:g}"]
-    return f"must be {bounds[0]}" if bounds else ""
+    bounds = (("least", self.low), ("most", self.high))
+    inside = (self.low is None or value >= self.low) and (
+        self.high is None or value <= self.high
+    )
+    text = " and ".join(f"at {x} {y:g}" for x, y in bounds if y is not None)
+    return "" if inside else f"must be {text}"
 
 
 def _is_a(value: Any, kind: type) -> bool:
@@ -291,17 +290,15 @@ def check_arguments(
       raise ConfigError(f"{field}.{name} = {value!r}: {problem}")
   for name, spec in found.arguments.items():
     if spec.default is REQUIRED and name not in args:
-      raise ConfigError(
-          f"{field}.{name}: {function} needs it; it takes {takes}"
-      )
+      raise ConfigError(f"{field}.{name}: {function} needs it")
 
 
 def arguments(kind: str, section: Any) -> dict[str, Any]:
   """The arguments of a function: those that are set, and the defaults."""
   found = signature(kind, section.name).arguments
-  return {
-      name: section.args.get(name, spec.default) for name, spec in found.items()
-  } | dict(section.args)
+  defaults = {name: spec.default for name, spec in found.items()}
+  literal = {k: v for k, v in defaults.items() if v not in (REQUIRED, COMPUTED)}
+  return literal | dict(section.args)
 
 
 def bind(kind: str, section: Any) -> Any:
@@ -371,11 +368,11 @@ def _signature(node: ast.FunctionDef, aliases) -> Signature:
 
 
 def _value(node: ast.expr) -> Any:
-  """A default; as its source text where it is no literal."""
+  """A literal."""
   try:
     return ast.literal_eval(node)
   except ValueError:
-    return ast.unparse(node)
+    return COMPUTED
 
 
 def _annotation(node: ast.expr | None, aliases) -> Spec:

@@ -59,7 +59,7 @@ def main() -> None:
 
 def _prepare(argv):
   """Reads and checks the command line and the config; imports no jax."""
-  argv, given = config_lib.split_flags(argv)
+  argv, given = _split_fields(argv)
   try:
     rest = FLAGS(argv)
   except flags.Error as e:
@@ -70,7 +70,8 @@ def _prepare(argv):
     )
   path, workdir = _CONFIG.value, _WORKDIR.value
   if path is None:
-    if workdir is None:
+    # The config of the run that the work directory holds, as it is.
+    if workdir is None or given:
       raise config_lib.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
       )
@@ -100,6 +101,31 @@ def _prepare(argv):
           f" ({'; '.join(differ)}); choose another --workdir or remove it"
       )
   return config, workdir
+
+
+def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+  """Takes the fields out of a command line.
+
+  Args:
+    argv: arguments such as '--config.seed=1', '--config.data.chat' (a bool) or
+      '--config.seed', '1'.
+
+  Returns:
+    The other arguments, and the fields as text: {'seed': '1'}.
+  """
+  rest, given = [], {}
+  words = list(argv)
+  while words:
+    word = words.pop(0)
+    name, mark, value = word.lstrip("-").partition("=")
+    if not (word.startswith("-") and name.startswith("config.")):
+      rest.append(word)
+      continue
+    if not mark:
+      flag_follows = not words or words[0].startswith("--")
+      value = "true" if flag_follows else words.pop(0)
+    given[name.removeprefix("config.")] = value
+  return rest, given
 
 
 def _default_workdir(path: str, given: dict[str, str]) -> pathlib.Path:
