@@ -387,7 +387,7 @@ import threading, time
 threading.Thread(target=time.sleep, args=[300]).start()
 def f(x): return x
 """
-  problem = code.mbpp(["assert f(1) == 1"])
+  problem = code.Calls("assert f(1) == 1")
   before, start = children(os.getpid()), time.monotonic()
   assert code.grade(program, problem, tier=tier, limits=LIMITS).correct
   assert wait_for(lambda: children(os.getpid()) <= before)
@@ -397,7 +397,7 @@ def f(x): return x
 @every_tier
 def test_no_descriptor_is_left(tier):
   """In the parent, after all kinds of ends."""
-  problem = code.mbpp(["assert f(1) == 1"])
+  problem = code.Calls("assert f(1) == 1")
   threads = threading.active_count()
   before = sorted(os.listdir("/proc/self/fd"))
   for program in (

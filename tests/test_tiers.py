@@ -19,7 +19,7 @@ def test_the_lowest_tier_has_to_be_allowed(monkeypatch):
   with pytest.raises(RuntimeError, match="rlimits: needs allow_unsafe"):
     sandbox.tier("rlimits")
   with pytest.raises(RuntimeError, match="bubblewrap: broken"):
-    code.grade("def f(): return 1", code.mbpp(["assert f() == 1"]))
+    code.grade("def f(): return 1", code.Calls("assert f() == 1"))
   got = sandbox.tier(allow_unsafe=True)
   assert got.name == "rlimits"
   assert "bubblewrap: broken; landlock: broken" in got.why

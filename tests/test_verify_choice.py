@@ -72,11 +72,6 @@ def test_yes_and_no(text, answer):
   assert choice.verify(text, "no") is (answer == "no")
 
 
-def test_equal():
-  assert choice.equal("(B)", "B") and choice.equal("true", "Yes")
-  assert not choice.equal("B", "C") and not choice.equal("?", "?")
-
-
 def test_usable():
   assert all(map(choice.usable, ["A", "(j)", "\\text{(C)}", "Yes", "false"]))
   assert not any(map(choice.usable, ["", "K", "AB", "A or B", "42", "maybe"]))

@@ -13,9 +13,7 @@ except RuntimeError as e:
   pytestmark = pytest.mark.skip(reason=str(e))
 
 LIMITS = sandbox.Limits(cpu=2, wall=20.0)
-SQUARE = code.mbpp(
-    ["assert f(3) == 9", "assert f(-2) == 4", "assert f(0) == 0"]
-)
+SQUARE = code.Calls("assert f(3) == 9\nassert f(-2) == 4\nassert f(0) == 0")
 CORRECT = "def f(x):\n  return x * x\n"
 
 
@@ -24,7 +22,7 @@ def grade(program, problem=SQUARE, **kwargs):
 
 
 def asserts(*lines):
-  return code.mbpp([f"assert {line}" for line in lines])
+  return code.Calls("\n".join(f"assert {line}" for line in lines))
 
 
 # --- from a response to a program --------------------------------------------
@@ -196,8 +194,8 @@ def double(x):
 def f(x):
   """Undoes `double`."""
 '''
-CHECK = "def check(g):\n  for n in range(9):\n    assert g(double(n)) == n\n"
-UNDO = code.humaneval(PROMPT, CHECK, "f")
+CHECK = "def check(g):\n  for n in range(9): assert g(double(n)) == n\ncheck(f)"
+UNDO = code.Calls(CHECK, ("f",), PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ def test_prompts(text, correct):
 
 
 def test_problems_that_test_nothing():
-  for problem in (code.mbpp([]), code.Streams(())):
+  for problem in (code.Calls(""), code.Streams(())):
     with pytest.raises(ValueError, match="without tests"):
       grade(CORRECT, problem)
   assert grade(CORRECT, code.Calls("assert 1 == 1")).reason == "error"

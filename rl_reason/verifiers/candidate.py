@@ -97,7 +97,7 @@ def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
 
 
 def calls(job: dict) -> None:
-  """Loads a program and answers calls of its functions until nobody asks.
+  """Loads a program and answers calls of its functions until it is killed.
 
   Each request carries a random number, which the answer must repeat: an answer
   written before its question, or after another answer, does not match.

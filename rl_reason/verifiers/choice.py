@@ -42,11 +42,6 @@ def answer(text: str) -> str | None:
   return found and _read(found)
 
 
-def equal(found: str, reference: str) -> bool:
-  """Whether two answers make the same choice; true is yes, false is no."""
-  return _read(found) is not None and _read(found) == _read(reference)
-
-
 def verify(text: str, reference: str) -> bool:
   """Whether the final answer of a response is the reference answer.
 

@@ -4,7 +4,7 @@ Two layers. The sandbox (sandbox.py) contains the processes. The verdict is safe
 from the program because no process holds both sides: the tests run in one
 sandbox (tester.py) and the program in another (candidate.py), and arguments and
 values cross between them as plain data (wire.py). Only the process of the tests
-and this one decide: the output of the program, its exit status and what it does
+and this one decide: the output of the program, its exit status and its changes
 to its own interpreter decide nothing. Programs that read and write are compared
 here, by their output; the expected output does not enter the sandbox.
 """
@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from rl_reason.verifiers import sandbox
 
-LIMITS = sandbox.Limits()
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*$", re.MULTILINE)
 
 
@@ -66,16 +65,6 @@ class Streams(NamedTuple):
   tolerance: float | None = None
 
 
-def humaneval(prompt: str, test: str, entry_point: str) -> Calls:
-  """A problem of HumanEval (Chen et al. 2021, arXiv:2107.03374)."""
-  return Calls(f"{test}\ncheck({entry_point})\n", (entry_point,), prompt)
-
-
-def mbpp(test_list: list[str], setup: str = "") -> Calls:
-  """A problem of MBPP (Austin et al. 2021, arXiv:2108.07732)."""
-  return Calls("\n".join(test_list), prompt=setup)
-
-
 def program(text: str) -> str | None:
   """The program of a response: its last fence of Python, or all of it.
 
@@ -106,20 +95,8 @@ def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
   test: dict = problem._asdict() | dict(read=answers, write=asking)
   try:
     with (
-        sandbox.running(
-            "candidate.calls",
-            job,
-            tier,
-            limits,
-            fds=(requests, answering),
-        ) as candidate,
-        sandbox.running(
-            "tester.tests",
-            test,
-            tier,
-            limits,
-            fds=(answers, asking),
-        ) as tester,
+        sandbox.running("candidate.calls", job, tier, limits) as candidate,
+        sandbox.running("tester.tests", test, tier, limits) as tester,
     ):
       while ends:  # so that the end of one side is seen by the other
         os.close(ends.pop())
@@ -142,10 +119,10 @@ def _equal(found: str, expected: str, tolerance: float | None) -> bool:
   if found == expected or tolerance is None:
     return found == expected
   try:
-    a, b = float(found), float(expected)
+    numbers = float(found), float(expected)
   except ValueError:
     return False
-  return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+  return math.isclose(*numbers, rel_tol=tolerance, abs_tol=tolerance)
 
 
 def _streams(source: str, problem: Streams, tier, limits) -> Verdict:
@@ -175,7 +152,7 @@ def grade(
     *,
     tier: str | None = None,
     allow_unsafe: bool = False,
-    limits: sandbox.Limits = LIMITS,
+    limits: sandbox.Limits = sandbox.Limits(),  # noqa: B008  a tuple
 ) -> Verdict:
   """Runs the program of a finished response against the tests of a problem.
 

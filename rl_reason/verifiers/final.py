@@ -4,8 +4,8 @@ Markers are a box (`\boxed{...}`), tags (`<answer>...</answer>`), "Answer:",
 "the answer is", and `####`. The last marker wins, of whatever kind, and decides
 alone: an earlier answer does not count if the last one is empty, unfinished, or
 retracted ("it is not \boxed{5}"). Boxes with a comma, "and" or "or" between
-them are one list. A response without markers is one answer as a whole, or it is
-at the end of its last sentence.
+them are one list. The answer of a response without markers is all of
+it if it is short, else the end of its last sentence.
 """
 
 import re
@@ -51,7 +51,7 @@ _SO = re.compile(
     re.IGNORECASE,
 )
 _STRONG = re.compile(r"(?<![\w)])\*\*([^*\s][^*]*)\*\*(?![\w(])")
-# An equation that is the whole answer: "so the line is $x + y = 3$".
+# An equation as the answer: "so the line is $x + y = 3$".
 _FORMULA = re.compile(
     r".*\b(?:is|are|equals|get|have|obtain)\s+"
     r"((?:(?<![a-zA-Z])[a-zA-Z]{1,2}(?![a-zA-Z])"
@@ -235,7 +235,7 @@ def _announced(text: str, marker) -> str | None:
   if not found or _words(found) < 2:
     return found
   verb = re.match(r".*\b(?:is|are|equals)\s+(.+)", found, re.DOTALL)
-  if not verb:  # `x is 5` -> `5`; formulas stay whole
+  if not verb:  # `x is 5` is 5, but a formula stays
     return found
   return None if _DENIED.search(found) else _tidy(verb[1])
 

@@ -24,7 +24,7 @@ _DECORATIONS = frozenset(
     "overline bar hat vec dot ddot tilde overrightarrow widehat mathbb mathfrak"
     " mathcal".split()
 )
-# What is raised, but no exponent.
+# Superscripts that are no exponents.
 _MARKS = {"'": "prime", "prime": "prime", "*": "star", "top": "transposed"}
 _RELATIONS = ("=", "!=", "<", ">", "<=", ">=", "in")
 
@@ -83,7 +83,7 @@ def _item(tokens, depth) -> Any:
 
 
 def _name_of(tokens) -> tuple | None:
-  """A left side that only names the right one: `f(x)`, `Area`, `(a, b)`."""
+  """A left side that is a mere name: `f(x)`, `Area`, `(a, b)`."""
   text = "".join(t.text for t in tokens if t.text != "angle")
   kinds = {t.kind for t in tokens}
   if kinds and kinds <= {"text", "word"}:
@@ -174,7 +174,7 @@ class _Parser:
     return values.negative(value) if negative else value
 
   def power(self):
-    """A primary and what follows it: exponents, arguments, marks."""
+    """A primary with its exponents, arguments and marks."""
     numeral = self.next.kind == "number"
     value = self.primary()
     if numeral:
@@ -216,7 +216,7 @@ class _Parser:
     return whole
 
   def mark(self) -> str:
-    """What stands raised but is no exponent: a prime, a star, a transpose."""
+    """Takes a superscript that is no exponent: a prime, a star, a transpose."""
     end = self.at + (3 if self.peek("{") else 1)
     inside = "".join(t.text for t in self.tokens[self.at : end]).strip("{}")
     if inside not in _MARKS:
@@ -329,13 +329,13 @@ class _Parser:
     return self.named(self.tokens[self.at - 1].text)
 
   def repeating(self, token):
-    """A number; what is under a bar repeats."""
+    """A number; digits under a bar or a dot repeat."""
     value = lexer.number(token.text)
     if "." in token.text and self.peek("overline", "bar", "dot"):
       dot = self.accept("overline", "bar", "dot") == "dot"
       digits = self.raw()
       if not digits.isdigit() or dot and len(digits) > 1:
-        raise Unreadable("what repeats is no digits")
+        raise Unreadable("repeating digits without digits")
       places = len(token.text.partition(".")[2])
       value += Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
     return value

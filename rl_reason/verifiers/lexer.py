@@ -225,12 +225,10 @@ def number(text: str) -> Fraction:
   return Fraction(text.rstrip("."))
 
 
-_BASES = {
-    name: base
-    for base, name in enumerate(
-        "two three four five six seven eight nine ten eleven twelve".split(), 2
-    )
-} | {"sixteen": 16}
+_BASES = (
+    "zero one two three four five six seven eight nine ten eleven twelve - - -"
+    " sixteen".split()
+)
 
 
 def verbatim(text: str) -> Fraction | tuple | str | None:
@@ -241,7 +239,8 @@ def verbatim(text: str) -> Fraction | tuple | str | None:
       re.sub(r"[()]", "", bare),
   )
   if based and (re.search(r"\d", based[1]) or based[0][2:].endswith("_16")):
-    base = _BASES.get(based[2]) or int("0" + re.sub(r"\D", "", based[2]))
+    name = based[2] if based[2] in _BASES else "zero"
+    base = int(based[2]) if based[2].isdigit() else _BASES.index(name)
     digits = re.sub(r"^(-?)0+(?=\w)", r"\1", based[1].upper())
     values = [int(digit, 16) for digit in re.sub(r"[-.]", "", digits)]
     if 2 <= base <= 16 and max(values) < base:

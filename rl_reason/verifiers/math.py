@@ -11,7 +11,7 @@ Conventions, where reasonable people differ:
 - Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5.
 - A unit may be left out, or added where the reference has none; two different
   physical units are different (10 cm is not 10 m); nouns do not count.
-- 50% is 1/2. As graders of "what percent" want, it is 50 as well: a bare number
+- 50% is 1/2. For questions of "what percent" it is 50 as well: a bare number
   answers a reference with a percent sign, and where the reference has none `x%`
   is x for x > 1.
 - Degrees are a unit: 45 degrees is 45, not pi/4; but its sine is that of pi/4.
@@ -305,7 +305,7 @@ def _same_relations(a, b) -> bool:
 
 
 def _same_difference(a: Relation, b: Relation) -> bool:
-  """Whether two relations say the same of their left less right sides."""
+  """Whether the differences of the sides of two relations are proportional."""
   op, other = a.ops[0], b.ops[0]
   sign = Fraction(-1) if _FLIPPED.get(op) == other else Fraction(1)
   if op != other and sign > 0:

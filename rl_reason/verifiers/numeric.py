@@ -72,7 +72,7 @@ def _naturals(function):
 
   def apply(*values):
     if any(x.denominator != 1 or x < 0 for x in values):
-      raise Hard("a combinatorial function of what are no natural numbers")
+      raise Hard("a combinatorial function of other than natural numbers")
     if values[0] > MAX_COMBINATORIAL:
       raise Hard("a combinatorial function of large numbers")
     return Fraction(function(*(x.numerator for x in values)))
@@ -241,7 +241,7 @@ def _vanishes(difference, node, variables) -> bool:
 def proportional(a, b, *, positive: bool = False) -> bool:
   """Whether a = c b for a constant c other than 0; `positive`: for c > 0.
 
-  So equations and inequalities are compared, by left less right side.
+  Equations and inequalities are compared so, by the difference of their sides.
   """
   variables = names(a) | names(b)
   if not variables:

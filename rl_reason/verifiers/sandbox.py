@@ -66,7 +66,7 @@ class Limits(NamedTuple):
   limit only ends processes that sleep.
 
   Attributes:
-    cpu: seconds of CPU time, of all threads; whole.
+    cpu: seconds of CPU time, of all threads; an integer.
     wall: seconds of wall clock, for processes that sleep.
     memory: bytes of address space.
     threads: at once.
@@ -131,7 +131,7 @@ def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
     argv += ["--cap-add", "CAP_SETUID"]
   else:
     argv += ["--unshare-all"]
-  # Before all others: what must be readable may lie in /tmp.
+  # Before all other mounts: a readable folder may be in /tmp.
   argv += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
   for path in _readable():
     argv += ["--ro-bind", path, path]
@@ -182,22 +182,22 @@ def running(
     *,
     stdin: bytes = b"",
     errors: bool = False,
-    fds: tuple[int, ...] = (),
 ) -> Iterator[subprocess.Popen]:
   """A process in a sandbox, which is dead when the context ends.
 
   Args:
     role: `candidate.calls`, `candidate.script` or `tester.tests`; the standard
       output of the first is discarded, that of the others is a pipe.
-    job: JSON for the function of the role.
+    job: JSON for the function of the role; the process inherits the file
+      descriptors `read` and `write` in it.
     tier: of the sandbox.
     limits: of the process.
     stdin: its standard input.
     errors: whether standard error is a pipe rather than discarded.
-    fds: file descriptors that it inherits.
   """
   job = job | {"role": role, "lockdown": _lockdown(tier.name, limits)}
   pipe, discard = subprocess.PIPE, subprocess.DEVNULL
+  fds = [job[end] for end in ("read", "write") if end in job]
   prefix: list[str] = []
   with contextlib.ExitStack() as stack:
     files = [memory_file(json.dumps(job).encode()), memory_file(stdin)]
@@ -279,12 +279,12 @@ def death(process: subprocess.Popen, seconds: float) -> str:
 # Attempts that must fail in a sandbox; one that succeeds prints its name.
 _PROBE = """
 import os, socket
-def attempt(what, function, *args):
+def attempt(name, function, *args):
   try:
     function(*args)
   except OSError:
     return
-  print(what, flush=True)
+  print(name, flush=True)
 attempt("reads files", os.listdir, "/home")
 attempt("reads files", open, "/etc/passwd")
 attempt("writes files", open, {here!r}, "a")

@@ -11,7 +11,6 @@ import functools
 import itertools
 import re
 from fractions import Fraction
-from typing import NamedTuple
 
 from rl_reason.verifiers import latex, lexer, numeric
 from rl_reason.verifiers.values import is_expression
@@ -46,19 +45,8 @@ _APART = (
 # Beside a run these make it a part of an expression without a value.
 _BEFORE = re.compile(rf"\\(?!{_APART})[a-zA-Z]+$")
 _AFTER = re.compile(rf"!|\\(?!{_APART})")
+_WORD = re.compile(r"\w")
 _SIGN = re.compile(r"[ \t]*[-+*/^\u2212\u2013\u00d7\u22c5\u00b7\u00f7]")
-
-
-class Side(NamedTuple):
-  """A side of an equation.
-
-  Attributes:
-    values: its possible values: 25% is 1/4, or 25; none if it is undefined.
-    operates: whether it has an operation.
-  """
-
-  values: frozenset[Fraction]
-  operates: bool
 
 
 def verdicts(text: str) -> list[bool]:
@@ -74,30 +62,23 @@ def verdicts(text: str) -> list[bool]:
     equations = [x.split("=") for x in re.split(r"[.,](?=\s|$)", run[0])]
     if _begins_before(before, run[0]):
       equations[0][0] = ""
-    if _AFTER.match(after) or (run[0][-1] not in " \t" and _is_word(after[:1])):
+    if _AFTER.match(after) or run[0][-1] not in " \t" and _WORD.match(after):
       equations[-1][-1] = ""
     for equation in equations:
       sides = map(_side, _without_brackets(equation))
       out += [
-          bool(a.values & b.values)
+          bool(a[0] & b[0])
           for a, b in itertools.pairwise(sides)
-          if a and b and (a.operates or b.operates)
+          if a and b and (a[1] or b[1])
       ]
   return out
 
 
-def _is_word(symbol: str) -> bool:
-  return symbol.isalnum() or symbol == "_"
-
-
 def _begins_before(before: str, run: str) -> bool:
   """Whether the text before a run belongs to its first side."""
-  last = before.rstrip(" \t")[-1:]
   return bool(
-      _is_word(before[-1:])
-      and run[0] not in " \t"
-      or _is_word(last)
-      and _SIGN.match(run)
+      (run[0] not in " \t" and _WORD.match(before[-1:]))
+      or (_SIGN.match(run) and _WORD.match(before.rstrip(" \t")[-1:]))
       or _BEFORE.search(before)
   )
 
@@ -113,10 +94,13 @@ def _without_brackets(sides: list[str]) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _side(text: str) -> Side | None:
-  """The values of a side; None if it is no arithmetic."""
+def _side(text: str) -> tuple[frozenset[Fraction], bool] | None:
+  """The possible values of a side, and whether it has an operation.
+
+  25% is 1/4, or 25; a division by zero has no value. None if no arithmetic.
+  """
   if _PLAIN.fullmatch(text):
-    return Side(frozenset([Fraction(text)]), False)
+    return frozenset([Fraction(text)]), False
   if not text or len(text) > MAX_SIDE:
     return None
   try:
@@ -127,12 +111,12 @@ def _side(text: str) -> Side | None:
   except (lexer.Unreadable, RecursionError):
     return None
   except numeric.Hard:  # a division by zero
-    return Side(frozenset(), True)
+    return frozenset(), True
   if exact is None:
     return None
   bare = _PERCENT.fullmatch(text)
   values = {exact, Fraction(bare[1])} if bare else {exact}
-  return Side(frozenset(values), not bare and _operates(value))
+  return frozenset(values), not bare and _operates(value)
 
 
 def _operates(value) -> bool:

@@ -80,7 +80,7 @@ def split(tokens, *, nested: bool) -> tuple[list, str]:
 
   Args:
     tokens: of `lexer`; at least one.
-    nested: whether the item stands in brackets, where only money, percent and
+    nested: whether the item is in brackets, where only money, percent and
       degrees are units.
 
   Returns:

@@ -57,7 +57,7 @@ def op(name, *arguments) -> tuple:
       for x in arguments
   ]
   if not all(map(is_expression, values)):
-    raise Unreadable("arithmetic of what is no number")
+    raise Unreadable("arithmetic of other than numbers")
   return (name, *values)
 
 
@@ -67,7 +67,7 @@ def negative(value) -> tuple:
 
 
 def opaque(label: str, *parts) -> tuple:
-  """A name for what is not evaluated: equal if all its parts are the same.
+  """A name for an expression that is not evaluated: equal if its parts are.
 
   The parts enter as a digest, since parts quoted in parts would double.
   """

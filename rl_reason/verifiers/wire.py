@@ -1,8 +1,8 @@
 """The wire between tests and candidate: plain data, in frames.
 
 A frame is four bytes of length and that many bytes of JSON. None, bool, float,
-str, lists and small integers stand for themselves; all else is
-`{tag: content}`, which no JSON list or number can be mistaken for. The tags are
+str, lists and small integers cross unchanged; other values as `{tag: content}`,
+which no JSON list or number can be mistaken for. The tags are
 those of `_DECODE` and no code of the sender runs on arrival, so a hostile frame
 is a value or an error.
 """

@@ -252,7 +252,7 @@ def serve(descriptor: int, parent: int, start: str) -> None:
   with socket.socket(fileno=descriptor).makefile("rw") as stream:
     for line in stream:
       number, item = json.loads(line)
-      # These signals have no handler: the kernel ends the process, whatever code
+      # Signals without handlers: the kernel ends the process, whatever code
       # holds the interpreter. RLIMIT_CPU is the fallback of the timer.
       limit = int(time.process_time() + 2 * seconds + 2)
       hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

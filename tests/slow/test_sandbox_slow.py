@@ -178,7 +178,7 @@ from rl_reason.verifiers import code, sandbox
 sandbox.tier(sys.argv[1])  # its probe is not what is looked at
 print("ready", flush=True)
 limits = sandbox.Limits(cpu=100, wall=300.0)
-problem = code.mbpp(["assert f(1) == 1"])
+problem = code.Calls("assert f(1) == 1")
 code.grade("def f(x):\\n  while True: pass", problem, tier=sys.argv[1],
            limits=limits)
 """
