@@ -84,13 +84,6 @@ class Limits(NamedTuple):
   output: int = 16 << 20
 
 
-class Tier(NamedTuple):
-  """A containment, and why there is no better one ('' for the best)."""
-
-  name: str
-  why: str = ""
-
-
 TIERS = ("bubblewrap", "landlock", "rlimits")
 
 
@@ -177,7 +170,7 @@ def memory_file(content: bytes) -> int:
 def running(
     role: str,
     job: dict,
-    tier: Tier,
+    tier: str,
     limits: Limits,
     *,
     stdin: bytes = b"",
@@ -190,18 +183,18 @@ def running(
       output of the first is discarded, that of the others is a pipe.
     job: JSON for the function of the role; the process inherits the file
       descriptors `read` and `write` in it.
-    tier: of the sandbox.
+    tier: one of TIERS.
     limits: of the process.
     stdin: its standard input.
     errors: whether standard error is a pipe rather than discarded.
   """
-  job = job | {"role": role, "lockdown": _lockdown(tier.name, limits)}
+  job = job | {"role": role, "lockdown": _lockdown(tier, limits)}
   pipe, discard = subprocess.PIPE, subprocess.DEVNULL
   fds = [job[end] for end in ("read", "write") if end in job]
   prefix: list[str] = []
   with contextlib.ExitStack() as stack:
     files = [memory_file(json.dumps(job).encode()), memory_file(stdin)]
-    if tier.name == "bubblewrap":
+    if tier == "bubblewrap":
       files.append(memory_file(stdin))  # with a read position of its own
       prefix = _bubblewrap(limits, files[-1])
     for fd in files:
@@ -305,9 +298,7 @@ def probe(name: str) -> str:
   if name == "bubblewrap" and not shutil.which("bwrap"):
     return f"bwrap is not installed: {REMEDY}"
   job, limits = {"program": _PROBE.format(here=__file__)}, Limits()
-  with running(
-      "candidate.script", job, Tier(name), limits, errors=True
-  ) as process:
+  with running("candidate.script", job, name, limits, errors=True) as process:
     out, ended = read(process, limits)
     assert process.stderr is not None
     error = process.stderr.read(10_000) if not ended else b""
@@ -320,8 +311,8 @@ def probe(name: str) -> str:
   return f"leaks: {', '.join(dict.fromkeys(leaks))}"
 
 
-def tier(name: str | None = None, *, allow_unsafe: bool = False) -> Tier:
-  """The best tier of this machine, and why there is no better one.
+def tier(name: str | None = None, *, allow_unsafe: bool = False) -> str:
+  """The best tier of this machine.
 
   Args:
     name: the only one of TIERS that will do.
@@ -337,7 +328,7 @@ def tier(name: str | None = None, *, allow_unsafe: bool = False) -> Tier:
     else:
       problem = probe(each)
     if not problem and name in (None, each):
-      return Tier(each, "; ".join(why))
+      return each
     why.append(f"{each}: {problem or 'not asked for'}")
   raise RuntimeError(
       f"nothing on this machine can contain untrusted code ({'; '.join(why)})."
