@@ -58,10 +58,10 @@ def collect(
         )
         for stage, names in columns.items()
     }
-    differs = {
+    differs = {  # {} stands for arguments that are all defaults
         k: v
         for k, v in job.fields.items()
-        if v != reference[job.seed].get(k) and not k.endswith(".reuse")
+        if v not in (reference[job.seed].get(k), {}) and k[-6:] != ".reuse"
     }
     run = dict(row=job.row, seed=job.seed, differs=differs)
     run["seconds"] = round(job.record()["seconds"], 1)

@@ -29,8 +29,8 @@ PAIRS_BYTES = 250_000
 # Fields, or prefixes of fields, that the head of the page shows.
 FEATURES = (
     *("task.name", "task.difficulties", "seed", "rl.steps"),
-    *("rollout.batch", "rollout.group_size", "advantage.", "surrogate."),
-    *("reduction.", "correction.", "kl.kind", "dynamic_sampling.enabled"),
+    *("rollout.batch", "rollout.group_size", "advantage.name", "surrogate."),
+    *("reduction.name", "correction.name", "kl.kind", "dynamic_sampling."),
 )
 
 MEANINGS = {
