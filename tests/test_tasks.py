@@ -2,15 +2,11 @@
 
 import hashlib
 import re
-import sys
-import types
 
 import numpy as np
 import pytest
 
 from rl_reason import tasks
-from rl_reason.config import ConfigError
-from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, arithmetic, countdown
 
 TASKS = dict(arithmetic=arithmetic, countdown=countdown)
@@ -32,47 +28,31 @@ def some(task, count=200, levels=None, seed=0):
     "text",
     ["#8", "5-1=4;4+1=5;5+9=14;14-6=8;#8", "nonsense#8", "5-1=7;7+1=8;#8"],
 )
-def test_arithmetic_right(text):
-  """Only the answer is judged: the work before it may be anything."""
+def test_arithmetic_correct(text):
+  """Only the answer is verified, not the steps before it."""
   assert arithmetic.verify(text, CHAIN)
-  assert arithmetic.answer(text, CHAIN) == "8"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "answer"),
     [
-        *["", "8", "8#", "#", "##8", "#8#", "#8#8", "#7#8", "8=8"],
-        *["#9", "#88", "#18", "#-8", "#+8", "#8.0", "#8;", "#4+4", "#0x8"],
-        "#08",  # compared as text: one spelling of a number is right
-        *["# 8", "#8 ", "#8\n", "\n#8\n", "#8\0"],
-        *["#\u0668", "#\uff18", "#\u2467", "#\u2078"],  # other scripts' eights
-        "#" + "8" * 100_000,
-        "#" * 100_000,
+        *[(x, "") for x in ("", "8", "8#", "#", "##8", "#8#", "#8#8", "8=8")],
+        *[(f"#{x}", x) for x in ("9", "88", "18")],
+        ("1;#08", "08"),  # compared as text: one spelling is correct
+        *[(f"#{x}", "") for x in ("-8", "+8", "8.0", "8;", "4+4", "0x8")],
+        *[(x, "") for x in ("# 8", "#8 ", "#8\n", "\n#8\n", "#8\0")],
+        *[(f"#{x}", "") for x in "\u0668\uff18\u2467\u2078"],  # eights, too
+        ("#" + "8" * 10**6, "8" * 10**6),  # int() would raise an error
+        ("#" * 100_000, ""),
     ],
 )
-def test_arithmetic_wrong(text):
+def test_arithmetic_incorrect(text, answer):
   assert not arithmetic.verify(text, CHAIN)
-
-
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        *[("1;#08", "08"), ("#7", "7"), ("#-7", ""), ("7", ""), ("", "")],
-        *[("#", ""), ("#7#", ""), ("#\u0667", ""), ("#\u00b2", "")],
-    ],
-)
-def test_arithmetic_answer(text, answer):
-  """What votes for maj@k: '' does not."""
   assert arithmetic.answer(text, CHAIN) == answer
 
 
-def test_arithmetic_verifies_huge_texts_quickly():
-  """Neither int() of a million digits (an error) nor backtracking."""
-  assert not arithmetic.verify("9" * 10**6 + "#" + "9" * 10**6, CHAIN)
-
-
-def evaluate_chain(prompt):
-  """Running totals of a prompt, worked out here with int() and a regex."""
+def totals_of(prompt):
+  """Running totals of a prompt, by int() and a regular expression."""
   totals = [int(prompt[0])]
   for sign, digit in re.findall(r"([+-])(\d)", prompt):
     totals.append(totals[-1] + int(sign + digit))
@@ -85,7 +65,7 @@ def test_arithmetic_problems():
       assert re.fullmatch(r"[1-9]([+-][1-9])*=", row.prompt)
       assert len(row.prompt) == 2 * level == len(arithmetic.longest(level))
       assert row.difficulty == level
-      totals = evaluate_chain(row.prompt)
+      totals = totals_of(row.prompt)
       assert row.answer == str(totals[-1])
       assert min(totals) >= 0 and max(totals) <= 99
 
@@ -99,93 +79,67 @@ def steps_of(text):
   return [m.groups() for m in matches], last[1:]
 
 
-def worked(step):
-  """Whether one step is right."""
+def is_correct(step):
   total, moves, result = step
   return int(total) + sum(map(int, re.findall(r"[+-]\d", moves))) == int(result)
 
 
-def test_careful_demonstration_by_hand():
-  rng = np.random.default_rng(0)
-  got = arithmetic.demonstrate(CHAIN, "careful", rng)
-  assert got == "5-1=4;4+1=5;5+9=14;14-6=8;#8"
-  assert arithmetic.demonstrate(CHAIN, "direct", rng) == "#8"
-
-
-def test_careful_is_right_and_fits():
-  """At most 83 tokens with its EOS: ten steps of 7, then 8, then '#dd'.
-
-  Six operands take 43 at most.
-  """
-  longest = 0
-  for row, rng in some(arithmetic, 500):
-    text = arithmetic.demonstrate(row, "careful", rng)
-    assert arithmetic.verify(text, row)
+def demonstrations(style, count):
+  """(row, text, steps, number of operations of each step)."""
+  for row, rng in some(arithmetic, count):
+    text = arithmetic.demonstrate(row, style, rng)
     steps, _ = steps_of(text)
-    assert len(steps) == row.difficulty - 1
-    assert all(map(worked, steps))
-    longest = max(longest, len(text) + 1)
-  assert longest <= 83 <= arithmetic.MAX_RESPONSE
-  worst = Row("9+9+9+9+9+9=", "54", 6)
-  text = arithmetic.demonstrate(worst, "careful", rng)
+    yield row, text, steps, [len(moves) // 2 for _, moves, _ in steps]
+
+
+def test_careful_demonstrations():
+  """At most 83 tokens with EOS: ten steps of 7, then 8, then '#dd'."""
+  rng = np.random.default_rng(0)
+  text = arithmetic.demonstrate(CHAIN, "careful", rng)
+  assert text == "5-1=4;4+1=5;5+9=14;14-6=8;#8"
+  assert arithmetic.demonstrate(CHAIN, "direct", rng) == "#8"
+  text = arithmetic.demonstrate(Row("9+9+9+9+9+9=", "54", 6), "careful", rng)
   assert text == "9+9=18;18+9=27;27+9=36;36+9=45;45+9=54;#54"
-  assert len(text) + 1 == 43
+  for row, text, steps, sizes in demonstrations("careful", 500):
+    assert arithmetic.verify(text, row) and all(map(is_correct, steps))
+    assert sizes == [1] * (row.difficulty - 1)
+    assert len(text) + 1 <= 83 <= arithmetic.MAX_RESPONSE
 
 
 def test_leap_takes_two_or_three_operations_a_step():
-  sizes = set()
-  for row, rng in some(arithmetic, 300):
-    text = arithmetic.demonstrate(row, "leap", rng)
-    assert arithmetic.verify(text, row)
-    steps, _ = steps_of(text)
-    assert all(map(worked, steps))
-    counts = [len(moves) // 2 for _, moves, _ in steps]
-    assert sum(counts) == row.difficulty - 1
-    assert counts[-1] in (1, 2, 3)  # what is left
-    sizes.update(counts[:-1])
-  assert sizes == {2, 3}
+  seen = set()
+  for row, text, steps, sizes in demonstrations("leap", 300):
+    assert arithmetic.verify(text, row) and all(map(is_correct, steps))
+    assert sum(sizes) == row.difficulty - 1
+    assert sizes[-1] in (1, 2, 3)  # the rest
+    seen.update(sizes[:-1])
+  assert seen == {2, 3}
 
 
-def test_direct_and_ramble_are_right():
-  for row, rng in some(arithmetic):
-    assert arithmetic.demonstrate(row, "direct", rng) == f"#{row.answer}"
-    text = arithmetic.demonstrate(row, "ramble", rng)
+def test_ramble_repeats_each_step_up_to_twice():
+  rng = np.random.default_rng(0)
+  for row, text, steps, _ in demonstrations("ramble", 200):
     assert arithmetic.verify(text, row)
-    steps, _ = steps_of(text)
-    assert all(map(worked, steps))
-    # Each careful step is there, in order, one to three times.
     careful, _ = steps_of(arithmetic.demonstrate(row, "careful", rng))
-    at = 0
-    for step in careful:
-      repeats = 0
-      while at < len(steps) and steps[at] == step and repeats < 3:
-        at, repeats = at + 1, repeats + 1
-      assert repeats >= 1
-    assert at == len(steps)
+    assert list(dict.fromkeys(steps)) == list(dict.fromkeys(careful))
+    assert len(careful) <= len(steps) <= 3 * len(careful)
 
 
 def test_sloppy_gets_three_steps_in_ten_wrong():
-  """Its work is consistent: each step goes on from the (wrong) total."""
-  wrong, right_answers = [], []
-  for row, rng in some(arithmetic, 600):
-    text = arithmetic.demonstrate(row, "sloppy", rng)
-    steps, last = steps_of(text)
+  """Its steps are consistent: each one starts from the (wrong) total.
+
+  An error towards below 0 is held at 0 and may be none: a little under 0.3.
+  About 1800 steps: one standard error is 0.011. 0.7 ** 3 = 0.34 of 3 steps.
+  """
+  incorrect, correct_answers = [], []
+  for row, text, steps, _ in demonstrations("sloppy", 600):
     assert [s[0] for s in steps] == [row.prompt[0]] + [s[2] for s in steps[:-1]]
-    assert steps[-1][2] == last
-    wrong += [not worked(s) for s in steps]
-    right_answers.append(arithmetic.verify(text, row))
-  # A mistake towards below 0 is held at 0 and may be none: a little under 0.3.
-  # About 1800 steps: one standard error is 0.011.
-  assert 0.25 < np.mean(wrong) < 0.33
-  assert 0.2 < np.mean(right_answers) < 0.6  # 0.7 ** 3 = 0.34 of 3 steps
-
-
-def test_sloppy_totals_stay_in_range():
-  """From a total that is too low, a minus must not lead below 0."""
-  for row, rng in some(arithmetic, 600):
-    text = arithmetic.demonstrate(row, "sloppy", rng)
-    steps, _ = steps_of(text)
+    assert text.endswith(f"#{steps[-1][2]}")
     assert all(0 <= int(s[2]) <= 99 for s in steps)
+    incorrect += [not is_correct(s) for s in steps]
+    correct_answers.append(arithmetic.verify(text, row))
+  assert 0.25 < np.mean(incorrect) < 0.33
+  assert 0.2 < np.mean(correct_answers) < 0.6
 
 
 # --- countdown ---------------------------------------------------------------
@@ -203,7 +157,7 @@ HAND = Row("2,3,7:13=", "13", 3)
         "?2*3=6;6+7=13#",
     ],
 )
-def test_countdown_right(text):
+def test_countdown_correct(text):
   assert countdown.verify(text, HAND)
   assert countdown.answer(text, HAND) == text[:-1].split("?")[-1]
 
@@ -245,7 +199,7 @@ def test_countdown_right(text):
         "9" * 100_000 + "#",
     ],
 )
-def test_countdown_wrong(text):
+def test_countdown_incorrect(text):
   assert not countdown.verify(text, HAND)
 
 
@@ -369,97 +323,3 @@ def test_evaluation_rows_of_a_small_level():
   wanted = {p for p in prompts if hashed(p)}
   rows = tasks.evaluation_rows(arithmetic, (2,), len(wanted))
   assert {row.prompt for row in rows} == wanted and len(wanted) == 27
-
-
-# --- tasks of users ----------------------------------------------------------
-
-MINIMAL = """
-from rl_reason.tasks import Row
-
-def problem(rng, difficulty):
-  a = int(rng.integers(10 ** difficulty))
-  return Row(f"double {a}", str(2 * a))
-
-def verify(text, row):
-  return int(text.split()[-1]) == int(row.answer)
-
-class Object:
-  ALPHABET = "0123456789 double"
-  DIFFICULTIES = (1, 2)
-  problem, verify = staticmethod(problem), staticmethod(verify)
-  def answer(self, text, row):
-    return text.split()[0]
-
-half = Object()
-half.verify = None
-"""
-
-
-@pytest.fixture
-def outside(tmp_path, monkeypatch):
-  """A task in the working directory, which is not on the import path."""
-  (tmp_path / "task_of_test.py").write_text(MINIMAL)
-  monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(sys, "path", list(sys.path))
-  yield "task_of_test"
-  sys.modules.pop("task_of_test", None)
-
-
-def test_a_task_of_a_module_has_defaults(outside):
-  task = tasks.get(outside)
-  row = tasks.draw(task, np.random.default_rng(0), (3,), evaluation=False)
-  assert row.prompt.startswith("double ") and row.difficulty == 0
-  assert set(row.prompt) <= set(task.ALPHABET)
-  assert len(tokenizer.characters(task.ALPHABET)) == 98  # 95, \n, EOS, padding
-  assert task.DIFFICULTIES == task.STYLES == () and not task.has_demonstrations
-  assert len(task.longest(3)) == len("double 999")
-  assert task.answer("First this,\n then 4 \n", row) == "then 4"
-
-
-def test_a_task_may_be_an_object_or_a_class(outside):
-  task = tasks.get(f"{outside}:Object")
-  assert task.DIFFICULTIES == (1, 2) and len(task.ALPHABET) == 17
-  row = Row("double 2", "4")
-  assert task.begin([("4", row), ("5", row)])() == [True, False]
-  assert task.answer("4 5", row) == "4"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("chess", "none of arithmetic, countdown, files, .*No module named"),
-        ("task_of_test:Missing", "no attribute 'Missing'"),
-        ("task_of_test:half", "has no function verify"),
-        ("math", "has no function problem"),
-    ],
-)
-def test_a_task_that_cannot_be(outside, name, words):
-  with pytest.raises(ValueError, match=words):
-    tasks.get(name)
-
-
-def test_a_task_that_raises_is_incorrect_and_shown_once(outside):
-  shown = []
-  task = tasks.get(outside, shown.append)
-  row = Row("double 2", "4")
-  verdicts = task.begin([("4", row), ("four", row), ("", row)])()
-  assert verdicts == [True, None, None]
-  [text] = shown
-  assert "task task_of_test failed" in text and "Traceback" in text
-  assert "task_of_test.py" in text and "'four'" in text
-  raising = tasks.get(f"{outside}:Object", shown.append)
-  assert raising.answer("", row) == "", "no vote"
-  assert len(shown) == 2 and "IndexError" in shown[1]
-
-
-def test_a_task_with_too_few_prompts_is_named():
-  task = tasks.Task(
-      "one",
-      types.SimpleNamespace(
-          problem=lambda rng, level: Row("1+1=", "2"), verify=None.__eq__
-      ),
-  )
-  rng = np.random.default_rng(0)
-  assert tasks.draw(task, rng, (1,), evaluation=False).answer == "2"
-  with pytest.raises(ConfigError, match="difficulty 1 none is held out"):
-    tasks.draw(task, rng, (1,), evaluation=True)
