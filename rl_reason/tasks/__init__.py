@@ -7,17 +7,20 @@ A task is a module, or an object of a module as `module:Name`, with
 
 and optionally
 
-  answer(text, row) -> str             the final answer, for majority voting
-  demonstrate(row, style, rng) -> str  a response to imitate, without EOS
-  longest(difficulty) -> str           a prompt of the greatest length
-  ALPHABET                             all characters of its texts
-  DIFFICULTIES, STYLES                 levels; styles of demonstrations
+  answer(text, row) -> str             the final answer, for majority voting;
+                                       the last line of a response if missing
+  demonstrate(row, style, rng) -> str  a response to imitate, without EOS; no
+                                       SFT on the task if missing
+  longest(difficulty) -> str           a prompt of the greatest length; the
+                                       longest of a hundred if missing
+  ALPHABET                             all characters of its texts; printable
+                                       ASCII and the newline if missing
+  DIFFICULTIES, STYLES                 levels, and styles of demonstrations; any
+                                       if missing
 
-`Task` says what takes the place of the optional ones. The task `files` reads
-its rows from files and verifies responses in worker processes.
-
-Whether a prompt is held out for evaluation is decided here, by a hash of the
-prompt, so that no task can forget the split.
+The task `files` reads its rows from files and verifies responses in worker
+processes. Whether a prompt is held out for evaluation is decided here, by a
+hash of the prompt, so that no task can forget the split.
 """
 
 import functools
@@ -86,13 +89,7 @@ class Failures:
 
 
 class Task:
-  """A task with defaults for everything optional.
-
-  Attributes:
-    ALPHABET: by default the printable ASCII characters and the newline.
-    DIFFICULTIES: by default (): the task takes any level.
-    STYLES: by default (): the task takes any style.
-    has_demonstrations: whether SFT on the task is possible.
+  """A task, with the defaults for what it does not define.
 
   Args:
     name: as in the config.
@@ -110,24 +107,15 @@ class Task:
     for function in ("problem", "verify"):
       if not callable(getattr(source, function, None)):
         raise ValueError(f"has no function {function}")
-    self._answer = getattr(
-        source, "answer", lambda text, _: verifiers.last_line(text)
-    )
 
-  def problem(self, rng: np.random.Generator, difficulty: int) -> Row:
-    """A random problem."""
-    return self._source.problem(rng, difficulty)
-
-  def verify(self, text: str, row: Row) -> bool:
-    """Whether a response is correct."""
-    return self._source.verify(text, row)
-
-  def demonstrate(self, row: Row, style: str, rng: np.random.Generator) -> str:
-    """A response in one of the styles."""
-    return self._source.demonstrate(row, style, rng)
+  def __getattr__(self, name: str) -> Any:
+    """The task's own problem, verify and demonstrate."""
+    if name[0] == "_":  # copy and pickle ask before there is a source
+      raise AttributeError(name)
+    return getattr(self._source, name)
 
   def longest(self, difficulty: int) -> str:
-    """A prompt of the greatest length; by default, the longest of 100."""
+    """A prompt of the greatest length."""
     if hasattr(self._source, "longest"):
       return self._source.longest(difficulty)
     rng = np.random.default_rng(0)
@@ -135,9 +123,11 @@ class Task:
     return max((row.prompt for row in rows), key=len)
 
   def answer(self, text: str, row: Row) -> str:
-    """The final answer of a response, by default its last line; '' if none."""
+    """The final answer of a response; '' if it has none."""
+    if not hasattr(self._source, "answer"):
+      return verifiers.last_line(text)
     try:
-      return str(self._answer(text, row))
+      return str(self._source.answer(text, row))
     except Exception:  # the user's code may raise anything; the run continues
       self._failures.add()
       return ""

@@ -115,25 +115,23 @@ def constitution(path: pathlib.Path) -> Score:
   except (OSError, KeyError, TypeError, re.error, ValueError) as e:
     raise ValueError(f"{path}: is not a list of rules ({e!r})") from None
   total = sum(weight for weight, _ in parts)
-  if not parts or min(weight for weight, _ in parts) < 0 or total <= 0:
+  if total <= 0 or any(weight < 0 for weight, _ in parts):
     raise ValueError(f"{path}: weights must be positive")
-
-  def score(response: Response, row: Row) -> float:
-    return sum(w * part(response, row) for w, part in parts) / total
-
-  return score
+  return lambda response, row: (
+      sum(weight * part(response, row) for weight, part in parts) / total
+  )
 
 
 def _rule(rule: dict) -> Score:
-  kinds = [kind for kind in ("require", "forbid", "scorer") if kind in rule]
-  if len(kinds) != 1 or set(rule) != {"name", "weight", *kinds}:
+  kind = next((x for x in ("require", "forbid", "scorer") if x in rule), "")
+  if set(rule) != {"name", "weight", kind}:
     raise ValueError(
         f"rule {rule.get('name')!r}: needs name, weight, and one of require,"
         " forbid, scorer"
     )
-  if kinds == ["scorer"]:
+  if kind == "scorer":
     return find(rule["scorer"])
-  pattern, wanted = re.compile(rule[kinds[0]]), kinds == ["require"]
+  pattern, wanted = re.compile(rule[kind]), kind == "require"
   return lambda response, row: float(
       bool(pattern.search(response.text)) == wanted
   )
@@ -149,15 +147,10 @@ def is_model(name: str) -> bool:
 
 
 def find(text: str) -> Score:
-  """The scorer that a text of the config names, with its keywords bound.
-
-  Args:
-    text: a name, `module:function`, either with keywords in parentheses, or the
-      path of a JSON file.
+  """The scorer of a term of the config, with its keywords bound.
 
   Raises:
-    ValueError: there is no such scorer, or it does not take the keywords; the
-      text says why.
+    ValueError: there is no such scorer, or it does not take the keywords.
   """
   if text.endswith(".json"):
     return constitution(pathlib.Path(text))
@@ -240,14 +233,7 @@ def apply(
     row: Row,
     failures: tasks.Failures | None = None,
 ) -> float | None:
-  """The score; None if the scorer raises, or returns no finite number.
-
-  Args:
-    score: of `find`.
-    response: to score.
-    row: its problem.
-    failures: counts exceptions, and shows the first.
-  """
+  """The score; None, and a failure, if it raises or is no finite number."""
   try:
     value = float(score(response, row))
     if not math.isfinite(value):
