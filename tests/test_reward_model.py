@@ -1,5 +1,6 @@
 """The reward model: what it learns, and where it is used."""
 
+import functools
 import json
 import shutil
 import types
@@ -8,19 +9,18 @@ import jax
 import numpy as np
 import padded
 import pytest
-import test_config
-import test_credit
+import tiny_session
+from tiny_session import digest, interrupted
 
+from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.data import pipelines
 from rl_reason.models import critic
-from rl_reason.reward_models import classifier, train
+from rl_reason.reward_models import classifier, scorer, train
 from rl_reason.scale import sharding
-from rl_reason.structs import RunError
-from rl_reason.training import experience, packing, step, value
-from rl_reason.training.session import Stopped
+from rl_reason.structs import Rollouts, RunError
+from rl_reason.training import optimizer, packing, programs, value
 
-compiled = test_config.compiled  # a fixture: compiles each program once
-digest = test_config.digest
+compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 60
 FIELDS = dict(
     task__difficulties=(2,),
@@ -30,40 +30,43 @@ FIELDS = dict(
     updates__token_budget=32 * 36,
     reward_model__lr=0.01,
     reward_model__evaluate_pairs=80,
-    # What can be told apart without arithmetic: only sloppy ones show steps.
+    # Learnable without arithmetic: only sloppy responses show steps.
     reward_model__chosen="direct:1",
     reward_model__rejected="sloppy:1",
     checkpoint__sft_every=20,
 )
+scores_of = jax.jit(critic.scores, static_argnums=1)
 
 
-def make_run(workdir, stop_at=None, **changes):
-  workdir.mkdir(exist_ok=True)
-  run = test_credit.make_run(workdir, **FIELDS | changes)
-  return test_credit.interrupted(run, stop_at)
+def make_session(workdir, **changes):
+  return tiny_session.make_session(workdir, **FIELDS | changes)
 
 
-def trained(workdir, **changes):
-  run = make_run(workdir, **changes)
-  with jax.set_mesh(run.mesh):
+def train_model(workdir, stop_at=None):
+  session = make_session(workdir)
+  with jax.set_mesh(session.mesh):
+    policy = tiny_session.random_params(session)
     try:
-      params = train.run(run, test_config.run_params(run))
+      params = train.run(interrupted(session, stop_at), policy)
     finally:
-      run.log.close()
-  text = (workdir / "metrics.jsonl").read_text()
+      session.log.close()
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
   return types.SimpleNamespace(
-      run=run, params=params, lines=list(map(json.loads, text.splitlines()))
+      session=session,
+      params=params,
+      lines=list(map(json.loads, lines)),
+      path=workdir / "export" / "reward_model",
   )
 
 
 @pytest.fixture(scope="module")
-def whole(compiled, tmp_path_factory):
-  return trained(tmp_path_factory.mktemp("reward_model") / "whole")
+def trained(compiled, tmp_path_factory):
+  return train_model(tmp_path_factory.mktemp("reward_model") / "a")
 
 
-def test_it_learns_which_of_two_is_preferred(whole):
-  """On held-out prompts; before, it knew nothing."""
-  *training, last = whole.lines
+def test_it_learns_which_response_is_preferred(trained):
+  """On held-out prompts, and not before it was trained."""
+  *training, last = trained.lines
   assert training[0]["reward_model/loss"] > 0.3
   assert training[-1]["reward_model/loss"] < 0.03
   assert last["val-core/preferences/accuracy"] > 0.9
@@ -71,143 +74,138 @@ def test_it_learns_which_of_two_is_preferred(whole):
 
 
 def test_agreement_by_hand():
-  """Confidences 1/2, .731, .731, .881; a tie is half right."""
-  ahead_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-  got = train.agreement(ahead_N)
-  assert got["accuracy"] == pytest.approx(2.5 / 4)
+  """Confidences 1/2, .731, .731, .881; a tie counts as half correct."""
+  margin_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
+  values = train.agreement(margin_N)
+  assert values["accuracy"] == pytest.approx(2.5 / 4)
   one, two = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))
-  gap = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
-  assert got["calibration_error"] == pytest.approx(gap)
-  nll = np.mean(np.log1p(np.exp(-ahead_N)))
-  assert got["nll"] == pytest.approx(nll, rel=1e-6)
+  error = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
+  assert values["calibration_error"] == pytest.approx(error)
+  nll = np.mean(np.log1p(np.exp(-margin_N)))
+  assert values["nll"] == pytest.approx(nll, rel=1e-6)
 
 
-def test_a_certain_and_right_model_is_calibrated():
-  got = train.agreement(np.full(10, 40.0))
-  assert got["accuracy"] == 1 and got["calibration_error"] < 1e-9
-  got = train.agreement(np.full(10, -40.0))
-  assert got["accuracy"] == 0 and got["calibration_error"] > 0.999
+@pytest.mark.parametrize(
+    ("margin", "accuracy", "error"), [(40.0, 1, 0), (-40.0, 0, 1)]
+)
+def test_a_confident_model_is_calibrated_if_correct(margin, accuracy, error):
+  values = train.agreement(np.full(10, margin))
+  assert values["accuracy"] == accuracy
+  assert values["calibration_error"] == pytest.approx(error, abs=1e-3)
 
 
-def test_the_score_is_that_of_the_whole_response(whole):
-  """Not of its padding, nor of the row's other tokens."""
-  run = whole.run
-  with jax.set_mesh(run.mesh):
-    slots = run.config.rollout.max_prompt, run.config.rollout.max_tokens
-    pairs = [("5-1=", "5-1=4;#4"), ("5-1=", "#4")]
-    tokens_BL, start_B, mask_BT = pipelines.pack_demonstrations(
-        run.tok, pairs, *slots
-    )
-    packed = padded.micro(tokens_BL, start_B, mask_BT)
-    got = critic.scores(whole.params, run.critic_cfg, packed)
-    longer_BT = np.ones_like(mask_BT)  # the padding as a part of the response
-    packed = padded.micro(tokens_BL, start_B, longer_BT)
-    values_BT, _ = critic.values(whole.params, run.critic_cfg, packed)
-    for b, n in enumerate(mask_BT.sum(1)):  # V before the next token is it
-      np.testing.assert_allclose(got[b], values_BT[b, n], rtol=1e-5)
-    other_BL = np.where(tokens_BL == run.tok.pad_token_id, 3, tokens_BL)
-    packed = padded.micro(other_BL, start_B, mask_BT)
-    again = critic.scores(whole.params, run.critic_cfg, packed)
-    np.testing.assert_array_equal(again, got)
-
-
-def test_micro_batches_change_nothing(whole):
-  run = whole.run
-  with jax.set_mesh(run.mesh):
-    pairs = next(train._pairs(run, 8, evaluation=True))
-    rows = train._rows(run, pairs)
-    tx = run.optimizer(lr=1e-2, schedule="constant", warmup=0, total=1)
-    where = step.state_shardings(critic.table(run.critic_cfg), tx, run.mesh)
-    state = step.new_state(whole.params, tx, where)
-    found = [
-        step.preference_update(
-            state,
-            jax.device_put(packing.pack(*rows, count, unit=2)),
-            cfg=run.critic_cfg,
-            tx=tx,
-        )[1]
-        for count in (16, 3)
-    ]
-  np.testing.assert_allclose(found[0]["loss"], found[1]["loss"], rtol=1e-5)
-  np.testing.assert_allclose(
-      found[0]["grad_norm"], found[1]["grad_norm"], rtol=1e-5
+def pack_pair(session):
+  pairs = [("5-1=", "5-1=4;#4"), ("5-1=", "#4")]
+  c = session.config.rollout
+  return pipelines.pack_demonstrations(
+      session.tok, pairs, c.max_prompt, c.max_tokens
   )
 
 
-def test_stopped_it_ends_with_the_same_bits(whole, tmp_path):
+def test_the_score_depends_on_the_response_not_on_padding(trained):
+  """It is V after the last token of the response."""
+  session, cfg = trained.session, trained.session.critic_cfg
+  with jax.set_mesh(session.mesh):
+    tokens_BL, start_B, mask_BT = pack_pair(session)
+    packed = padded.micro(tokens_BL, start_B, mask_BT)
+    scores_B = scores_of(trained.params, cfg, packed)
+    longer_BT = np.ones_like(mask_BT)  # the padding as part of the response
+    packed = padded.micro(tokens_BL, start_B, longer_BT)
+    values = jax.jit(critic.values, static_argnums=1)
+    values_BT, _ = values(trained.params, cfg, packed)
+    for b, n in enumerate(mask_BT.sum(1)):  # V before the next token
+      np.testing.assert_allclose(scores_B[b], values_BT[b, n], rtol=1e-5)
+    other_BL = np.where(tokens_BL == session.tok.pad_token_id, 3, tokens_BL)
+    packed = padded.micro(other_BL, start_B, mask_BT)
+    again_B = scores_of(trained.params, cfg, packed)
+    np.testing.assert_array_equal(again_B, scores_B)
+
+
+def test_micro_batches_change_nothing(trained):
+  """Loss and gradient of 16 packed rows are those of 3 at a time."""
+  session, cfg = trained.session, trained.session.critic_cfg
+  tx = optimizer.from_config(
+      session.config.optimizer, lr=1e-2, schedule="constant", total=1
+  )
+  with jax.set_mesh(session.mesh):
+    pairs = next(train._pairs(session, evaluation=True))[:8]
+    rows = train._pack_pairs(session, pairs)
+    where = optimizer.state_shardings(critic.table(cfg), tx, session.mesh)
+    params = jax.tree.map(jax.numpy.copy, trained.params)
+    state = optimizer.new_state(params, tx, where)
+    update = jax.jit(functools.partial(train.preference_update, cfg=cfg, tx=tx))
+    a, b = (
+        update(state, packing.pack(*rows, count, together=2))[1]
+        for count in (16, 3)
+    )
+  np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-5)
+  np.testing.assert_allclose(a["grad_norm"], b["grad_norm"], rtol=1e-5)
+
+
+def test_a_stopped_stage_ends_with_the_same_bits(trained, tmp_path):
   with pytest.raises(Stopped):
-    trained(tmp_path / "a", stop_at=30)
-  assert digest(trained(tmp_path / "a").params) == digest(whole.params)
+    train_model(tmp_path / "a", stop_at=30)
+  assert digest(train_model(tmp_path / "a").params) == digest(trained.params)
 
 
-def test_it_is_a_reward(whole, tmp_path):
-  """Its score times its weight is added, and logged on its own."""
-  path = whole.run.workdir / "export" / "reward_model"
-  run = make_run(tmp_path / "a", reward__scorers=f"{path}*0.5,length*-1")
-  with jax.set_mesh(run.mesh):
-    maker = experience.Maker(run, "test")
-    policy = test_config.run_params(run)
-    rows = maker.generate(policy)
-    r = rows.rollouts
-    packed = padded.micro(r.tokens_BL, r.start_B, r.mask_BT)
-    wanted_B = critic.scores(whole.params, run.critic_cfg, packed)
-    np.testing.assert_allclose(rows.scores_NB[0], wanted_B, rtol=1e-4)
-    np.testing.assert_allclose(rows.scores_NB[1], r.lengths_B / 24)
-    zeros_BT = np.zeros_like(r.logps_BT)
-    got = sharding.fetch(maker.returns(rows, zeros_BT))["rewards_B"]
-  verdict_B = np.where(rows.correct_B > 0, 1, -1)
-  extra_B = 0.5 * rows.scores_NB[0] - rows.scores_NB[1]
-  np.testing.assert_allclose(got, verdict_B + extra_B, rtol=1e-5)
+def test_it_is_a_scorer(trained, tmp_path):
+  session = make_session(tmp_path / "a", reward__scorers=f"{trained.path}*0.5")
+  with jax.set_mesh(session.mesh):
+    tokens_BL, start_B, mask_BT = pack_pair(session)
+    rollouts = Rollouts(
+        tokens_BL=tokens_BL,
+        start_B=start_B,
+        ids_B=np.arange(2),
+        mask_BT=mask_BT,
+        logps_BT=np.zeros(mask_BT.shape, np.float32),
+        lengths_B=mask_BT.sum(1),
+        truncated_B=np.zeros(2, bool),
+    )
+    score = programs.make_scorer(session, str(trained.path))
+    scores_B, failures = score(rollouts, None, None)
+    packed = padded.micro(tokens_BL, start_B, mask_BT)
+    expected_B = scores_of(trained.params, session.critic_cfg, packed)
+  np.testing.assert_allclose(sharding.fetch(scores_B), expected_B, rtol=1e-4)
+  assert np.ptp(expected_B) > 0.1 and not failures
 
 
-def test_a_scorer_that_fails_is_counted(tmp_path, monkeypatch):
-  (tmp_path / "fails_of_test.py").write_text("def f(r, row):\n  return 1 / 0\n")
-  monkeypatch.syspath_prepend(tmp_path)
-  run = make_run(tmp_path / "a", reward__scorers="fails_of_test:f*1")
-  with jax.set_mesh(run.mesh):
-    maker = experience.Maker(run, "test")
-    rows = maker.generate(test_config.run_params(run))
-  assert maker.failures == len(rows.correct_B)
-  assert not rows.scores_NB[0].any()
+def start_critic(path, workdir):
+  init = dict(critic__init="exported", critic__path=str(path))
+  session = make_session(workdir, advantage__name="gae", **init)
+  with jax.set_mesh(session.mesh):
+    return value.run(session, policy_params=None)[0]
 
 
-def test_a_critic_starts_from_it(whole, tmp_path):
-  path = str(whole.run.workdir / "export" / "reward_model")
-  more = dict(advantage__name="gae", critic__init="exported", critic__path=path)
-  run = make_run(tmp_path / "a", **more)
-  with jax.set_mesh(run.mesh):
-    found, _ = value.run(run, test_config.run_params(run))
-  assert digest(found) == digest(whole.params)
+def test_a_critic_starts_from_it(trained, tmp_path):
+  params = start_critic(trained.path, tmp_path / "a")
+  assert digest(params) == digest(trained.params)
 
 
-def test_one_that_is_not_there_or_reads_other_tokens_is_refused(
-    whole, tmp_path
-):
-  run = make_run(tmp_path / "a")
-  with pytest.raises(RunError, match="holds no whole reward model"):
-    train.load(run, str(tmp_path))
-  run.config.task.name = "countdown"
+def test_a_missing_model_or_one_of_another_task_is_refused(trained, tmp_path):
+  session = make_session(tmp_path / "a")
+  with pytest.raises(RunError, match="holds no complete reward model"):
+    scorer.load(session, str(tmp_path))
+  session.config.task.name = "countdown"
   with pytest.raises(RunError, match="reward.*: task.name is 'arithmetic' the"):
-    train.load(run, str(whole.run.workdir / "export" / "reward_model"))
+    scorer.load(session, str(trained.path))
 
 
-def test_it_is_a_classifier_of_transformers_as_well(whole, tmp_path):
+def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
   """Its files alone, without our checkpoint, are the same network."""
-  out = whole.run.workdir / "export" / "reward_model"
-  said = json.loads((out / "config.json").read_text())
-  assert said["architectures"] == ["LlamaForSequenceClassification"]
-  assert said["id2label"] == {"0": "LABEL_0"} and said["pad_token_id"] == 0
+  config = json.loads((trained.path / "config.json").read_text())
+  assert config["architectures"] == ["LlamaForSequenceClassification"]
+  assert config["id2label"] == {"0": "LABEL_0"} and config["pad_token_id"] == 0
   alone = tmp_path / "alone"
-  shutil.copytree(out, alone, ignore=shutil.ignore_patterns(str(STEPS)))
-  assert not classifier.is_one(str(out)) and classifier.is_one(str(alone))
-  run = make_run(tmp_path / "a", reward__scorers=f"{alone}*1")
-  with jax.set_mesh(run.mesh):
-    classifier.check(run)
-    params, cfg = train.load(run, str(alone))
-  assert digest(params) == digest(whole.params)
-  assert cfg == whole.run.critic_cfg
-  start = dict(critic__init="exported", critic__path=str(alone))
-  run = make_run(tmp_path / "b", advantage__name="gae", **start)
-  with jax.set_mesh(run.mesh):
-    found, _ = value.run(run, test_config.run_params(run))
-  assert digest(found) == digest(whole.params)
+  shutil.copytree(
+      trained.path, alone, ignore=shutil.ignore_patterns(str(STEPS))
+  )
+  assert not classifier.is_classifier(str(trained.path))
+  assert classifier.is_classifier(str(alone))
+  session = make_session(tmp_path / "a", reward__scorers=f"{alone}*1")
+  with jax.set_mesh(session.mesh):
+    classifier.check(session)
+    params, cfg = scorer.load(session, str(alone))
+  assert digest(params) == digest(trained.params)
+  assert cfg == trained.session.critic_cfg
+  params = start_critic(alone, tmp_path / "b")
+  assert digest(params) == digest(trained.params)
