@@ -121,6 +121,7 @@ def test_the_score_depends_on_the_response_not_on_padding(trained):
     np.testing.assert_array_equal(again_B, scores_B)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing(trained):
   """Loss and gradient of 16 packed rows are those of 3 at a time."""
   session, cfg = trained.session, trained.session.critic_cfg

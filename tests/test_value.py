@@ -1,7 +1,7 @@
-"""The value stage: what it learns, when it ends, and how it goes on.
+"""Value pretraining: what the critic learns, when it ends, how it resumes.
 
 A tiny model and a verdict that the prompt decides: whether it subtracts. The
-policy is random and fixed, so all there is to learn is what prefixes are worth.
+policy is random and fixed, so all there is to learn is the value of prefixes.
 """
 
 import json
@@ -10,20 +10,20 @@ import types
 import jax
 import numpy as np
 import pytest
-import test_config
-import test_credit
+import tiny_session
+from tiny_session import digest, interrupted
 
 from rl_reason import hf
-from rl_reason.checkpointing import checkpoint
-from rl_reason.evaluation import evaluate
+from rl_reason.checkpointing import checkpoint, rl_state
+from rl_reason.checkpointing.resumable import Stopped
+from rl_reason.evaluation import grading
 from rl_reason.hf import export
-from rl_reason.models import critic, decoder
+from rl_reason.models import decoder
+from rl_reason.session import open_stage
 from rl_reason.structs import RunError
-from rl_reason.training import experience, rl, step, value
-from rl_reason.training.session import Stopped
+from rl_reason.training import programs, rl, step, value
 
-compiled = test_config.compiled  # a fixture: compiles each program once
-digest = test_config.digest
+compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 16
 FIELDS = dict(
     advantage__name="gae_length_adaptive",
@@ -38,8 +38,8 @@ FIELDS = dict(
 )
 
 
-def judge(task, tok, rollouts, rows):
-  """Right if the prompt has a minus, though the response was cut off."""
+def grade(task, tok, rollouts, rows):
+  """Correct if the prompt has a minus, even if the response is truncated."""
   del task, tok
   count = len(rollouts.lengths_B)
   rows_B = [row for row in rows for _ in range(count // len(rows))]
@@ -50,27 +50,30 @@ def judge(task, tok, rollouts, rows):
 @pytest.fixture(scope="module", autouse=True)
 def verdicts():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(evaluate, "begin_to_judge", lambda *a: lambda: judge(*a))
+    patch.setattr(grading, "start_grading", lambda *a: lambda: grade(*a))
     yield
 
 
-def make_run(workdir, stop_at=None, die_at=None, **changes):
-  workdir.mkdir(exist_ok=True)
-  run = test_credit.make_run(workdir, **FIELDS | changes)
-  return test_credit.interrupted(run, stop_at, die_at)
+def make_session(workdir, stop_at=None, die_at=None, **changes):
+  session = tiny_session.make_session(workdir, **FIELDS | changes)
+  return interrupted(session, stop_at, die_at)
 
 
 def pretrain(workdir, **changes):
-  """The value stage of one process: what it returns, logs and starts from."""
-  run = make_run(workdir, **changes)
-  with jax.set_mesh(run.mesh):
-    policy = test_config.run_params(run)
+  """Value pretraining in one process: its results, its log and its policy."""
+  session = make_session(workdir, **changes)
+  with jax.set_mesh(session.mesh):
+    policy = tiny_session.random_params(session)
     try:
-      params, spent = value.run(run, policy)
+      params, counters = value.run(session, policy)
     finally:
-      run.log.close()
+      session.log.close()
   return types.SimpleNamespace(
-      run=run, policy=policy, params=params, spent=spent, lines=lines(workdir)
+      session=session,
+      policy=policy,
+      params=params,
+      counters=counters,
+      lines=lines(workdir),
   )
 
 
@@ -88,127 +91,106 @@ def lines(workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(compiled, verdicts, tmp_path_factory):
+def trained(compiled, verdicts, tmp_path_factory):
   """A critic after all of its steps."""
-  return pretrain(tmp_path_factory.mktemp("value") / "whole")
+  return pretrain(tmp_path_factory.mktemp("value") / "a")
 
 
 # --- what it learns ----------------------------------------------------------
 
 
-def test_it_learns_what_prefixes_are_worth(whole):
+def test_it_learns_the_value_of_prefixes(trained):
   """Explained variance is of responses that it has not learnt from yet."""
-  explained = [x["critic/vf_explained_var"] for x in whole.lines]
+  explained = [x["critic/vf_explained_var"] for x in trained.lines]
   assert len(explained) == STEPS and explained[0] < 0.2
   assert min(explained[-3:]) > 0.5
-  loss = [x["critic/vf_loss"] for x in whole.lines]
+  loss = [x["critic/vf_loss"] for x in trained.lines]
   assert loss[-1] < loss[0] / 2
-  assert whole.lines[-1]["tokens/generated"] == whole.spent["tokens"] > 0
-  assert whole.lines[-1]["flops/total"] == pytest.approx(whole.spent["flops"])
-  assert [x["step"] for x in whole.lines] == list(range(1, STEPS + 1))
+  last, counters = trained.lines[-1], trained.counters
+  assert last["tokens/generated"] == counters["tokens"] > 0
+  assert last["flops/total"] == pytest.approx(counters["flops"])
+  assert [x["step"] for x in trained.lines] == list(range(1, STEPS + 1))
+  policy = tiny_session.random_params(trained.session)
+  assert digest(trained.policy) == digest(policy), "it stays fixed"
 
 
-def test_the_policy_stays_as_it_was(whole):
-  assert digest(whole.policy) == digest(test_config.run_params(whole.run))
+def explained_variance(session, policy, params):
+  """Of the returns of fresh prompts, by the critic's values."""
+  with jax.set_mesh(session.mesh):
+    collector = programs.make_collector(session, "fresh")
+    rows = collector.collect(session.engine.weights(policy))
+    plan = programs.make_planner(session)(rows.rollouts)
+    program = programs.values_program(session.critic_cfg)
+    values_BT = step.forward(session.mesh, program, params, plan)
+  mask_BT = rows.rollouts.mask_BT
+  returns_BT = np.where(rows.correct_B > 0, 1.0, -1.0)[:, None] + 0 * values_BT
+  error = (returns_BT - values_BT)[mask_BT]
+  return 1 - np.var(error) / np.var(returns_BT[mask_BT])
 
 
-def assert_that_the_critic_matters(run, policy, params):
-  """On prompts and noise of another stream: it explains, and GAE gains."""
-  with jax.set_mesh(run.mesh):
-    maker = experience.Maker(run, "fresh")
-    rows = maker.generate(policy)
-    values_BT = maker.values(params, maker.layout(rows.rollouts))
-    zeros_BT = np.zeros_like(values_BT)
-    assigned = maker.assign(
-        rows,
-        values_BT=values_BT,
-        pretrained_BT=zeros_BT,
-        ref_logps_BT=zeros_BT,
-        entropy_BT=zeros_BT,
-        progress=np.float32(0),
-        kl_coef=np.float32(0),
-    )
-  some = rows.rollouts.mask_BT
-  reward_BT = np.where(some, assigned["rewards_B"][:, None], 0)
-  noise = np.mean(assigned["advantages_BT"][some] ** 2)
-  assert assigned["metrics"]["critic/vf_explained_var"] > 0.5
-  assert noise < 0.25 * np.var(reward_BT[some])
+def test_the_critic_explains_fresh_prompts_only_when_trained(trained, tmp_path):
+  session, policy = trained.session, trained.policy
+  assert explained_variance(session, policy, trained.params) > 0.5
+  untrained = pretrain(tmp_path / "a", critic__pretrain_steps=0)
+  assert untrained.counters == dict(tokens=0, flops=0.0)
+  assert not untrained.lines
+  trunk = {k: untrained.policy[k] for k in untrained.params["trunk"]}
+  assert digest(untrained.params["trunk"]) == digest(trunk)
+  assert explained_variance(session, policy, untrained.params) < 0.2
 
 
-def test_the_critic_matters(whole, tmp_path, monkeypatch):
-  """And zeros in its place, or a critic that has not learnt, do not do."""
-  assert_that_the_critic_matters(whole.run, whole.policy, whole.params)
-  raw = pretrain(tmp_path / "a", critic__pretrain_steps=0).params
-  with pytest.raises(AssertionError):
-    assert_that_the_critic_matters(whole.run, whole.policy, raw)
+def test_its_targets_are_monte_carlo_returns(tmp_path, monkeypatch):
+  """Whatever lambda the targets have in RL."""
+  calls, train_batch = [], value.train_batch
 
-  def zeros(params, cfg, packed):
-    return jax.numpy.zeros(packed.source_BT.shape), None
+  def spy(rows, credit, **options):
+    calls.append((rows, credit))
+    return train_batch(rows, credit, **options)
 
-  monkeypatch.setattr(critic, "values", zeros)
-  with pytest.raises(AssertionError):
-    assert_that_the_critic_matters(whole.run, whole.policy, whole.params)
-
-
-def test_it_learns_returns_of_whole_responses(tmp_path, monkeypatch):
-  """Monte Carlo, whatever lambda the targets have in RL."""
-  seen, batch = [], experience.batch
-
-  def spy(run, rows, assigned, **more):
-    seen.append((rows, assigned))
-    return batch(run, rows, assigned, **more)
-
-  monkeypatch.setattr(experience, "batch", spy)
+  monkeypatch.setattr(value, "train_batch", spy)
   pretrain(tmp_path / "a", critic__pretrain_steps=1, critic__lam=0.5)
-  ((rows, assigned),) = seen
-  some = rows.rollouts.mask_BT
-  reward_BT = np.broadcast_to(assigned["rewards_B"][:, None], some.shape)
+  ((rows, credit),) = calls
+  mask_BT = rows.rollouts.mask_BT
+  reward_BT = np.broadcast_to(credit["rewards_B"][:, None], mask_BT.shape)
   np.testing.assert_allclose(
-      assigned["returns_BT"][some], reward_BT[some], atol=1e-5
+      credit["returns_BT"][mask_BT], reward_BT[mask_BT], atol=1e-5
   )
-
-
-def test_without_pretraining_it_starts_from_the_policy(tmp_path):
-  got = pretrain(tmp_path / "a", critic__pretrain_steps=0)
-  assert got.spent == dict(tokens=0, flops=0.0) and not got.lines
-  trunk = {k: got.policy[k] for k in got.params["trunk"]}
-  assert digest(got.params["trunk"]) == digest(trunk)
 
 
 # --- when it ends ------------------------------------------------------------
 
 
-def first(lines, found):
-  return next(x["step"] for x in lines if found(x))
+def first_step(lines, condition):
+  return next(x["step"] for x in lines if condition(x))
 
 
-def test_it_ends_when_it_explains_enough(whole, tmp_path):
-  got = pretrain(tmp_path / "a", critic__pretrain_ev=0.3)
-  wanted = first(whole.lines, lambda x: x["critic/vf_explained_var"] >= 0.3)
-  assert 1 < wanted < STEPS
-  assert got.lines == whole.lines[:wanted]
+def test_it_ends_when_it_explains_enough(trained, tmp_path):
+  result = pretrain(tmp_path / "a", critic__pretrain_ev=0.3)
+  end = first_step(trained.lines, lambda x: x["critic/vf_explained_var"] >= 0.3)
+  assert 1 < end < STEPS
+  assert result.lines == trained.lines[:end]
   again = pretrain(tmp_path / "a", critic__pretrain_ev=0.3)
-  assert digest(again.params) == digest(got.params)
-  assert again.spent == got.spent and again.lines == got.lines
+  assert digest(again.params) == digest(result.params)
+  assert again.counters == result.counters and again.lines == result.lines
 
 
 @pytest.mark.slow
-def test_it_ends_when_its_loss_is_small_enough(whole, tmp_path):
-  """And it explains enough: the later one of the two decides."""
-  losses = sorted(x["critic/vf_loss"] for x in whole.lines)
+def test_it_ends_when_its_loss_is_small_enough(trained, tmp_path):
+  """And it explains enough: the later of the two decides."""
+  losses = sorted(x["critic/vf_loss"] for x in trained.lines)
   limit = (losses[STEPS // 3] + losses[STEPS // 3 + 1]) / 2
-  both = dict(critic__pretrain_ev=-9.0, critic__pretrain_loss=limit)
-  got = pretrain(tmp_path / "a", **both)
-  wanted = first(whole.lines, lambda x: x["critic/vf_loss"] <= limit)
-  assert 1 < wanted < STEPS and len(got.lines) == wanted
-  got = pretrain(tmp_path / "b", **both | dict(critic__pretrain_ev=2.0))
-  assert len(got.lines) == STEPS, "no critic explains twice of everything"
+  limits = dict(critic__pretrain_ev=-9.0, critic__pretrain_loss=limit)
+  result = pretrain(tmp_path / "a", **limits)
+  end = first_step(trained.lines, lambda x: x["critic/vf_loss"] <= limit)
+  assert 1 < end < STEPS and len(result.lines) == end
+  limits["critic__pretrain_ev"] = 2.0  # more than everything
+  assert len(pretrain(tmp_path / "b", **limits).lines) == STEPS
 
 
-# --- how it goes on ----------------------------------------------------------
+# --- how it resumes ----------------------------------------------------------
 
 
-def test_stopped_and_killed_it_ends_with_the_same_bits(whole, tmp_path):
+def test_stopped_and_killed_it_ends_with_the_same_bits(trained, tmp_path):
   """SIGTERM at 3 saves there; SIGKILL at 3 + 2 goes back to the save at 4."""
   with pytest.raises(Stopped):
     pretrain(tmp_path / "a", stop_at=3)
@@ -216,63 +198,66 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(whole, tmp_path):
   with pytest.raises(KeyboardInterrupt):
     pretrain(tmp_path / "a", die_at=2)
   assert [x["step"] for x in lines(tmp_path / "a")] == [1, 2, 3, 4, 5]
-  got = pretrain(tmp_path / "a")
-  assert digest(got.params) == digest(whole.params)
-  assert got.spent == whole.spent and got.lines == whole.lines
+  result = pretrain(tmp_path / "a")
+  assert digest(result.params) == digest(trained.params)
+  assert result.counters == trained.counters
+  assert result.lines == trained.lines
 
 
-def test_a_pretrained_critic_is_used_again(whole, tmp_path):
-  """With what it cost there; not if it is not done, or of another shape."""
-  got = pretrain(tmp_path / "a", critic__reuse=str(whole.run.workdir))
-  assert digest(got.params) == digest(whole.params)
-  assert got.spent == whole.spent and not got.lines
+def test_a_pretrained_critic_is_reused(trained, tmp_path):
+  """With its counters; unless it is incomplete or of another shape."""
+  workdir = str(trained.session.workdir)
+  result = pretrain(tmp_path / "a", critic__reuse=workdir)
+  assert digest(result.params) == digest(trained.params)
+  assert result.counters == trained.counters and not result.lines
   with pytest.raises(Stopped):
     pretrain(tmp_path / "half", stop_at=3)
-  with pytest.raises(RunError, match="half: not complete; run --stage=value"):
-    pretrain(tmp_path / "b", critic__reuse=str(tmp_path / "half"))
-  with pytest.raises(RunError, match="args.heads is 4 there and 5 here"):
-    pretrain(
-        tmp_path / "c",
-        critic__reuse=str(whole.run.workdir),
-        critic__head__args__heads=5,
-    )
-  with pytest.raises(RunError, match="critic.reuse = .*: holds no whole"):
-    pretrain(tmp_path / "d", critic__reuse=str(tmp_path / "nowhere"))
+
+  def refused(words, **changes):
+    with pytest.raises(RunError, match=words):
+      pretrain(tmp_path / "b", **changes)
+
+  refused(
+      "half: not complete; run --stage=value",
+      critic__reuse=str(tmp_path / "half"),
+  )
+  refused(
+      "critic.head.name is 'scalar' there and 'gated' here",
+      critic__reuse=workdir,
+      critic__head__name="gated",
+  )
+  refused(
+      "critic.reuse = .*: holds no whole", critic__reuse=str(tmp_path / "no")
+  )
 
 
-def test_an_exported_critic_is_where_another_starts(whole, tmp_path):
+def test_a_critic_starts_from_an_exported_one(trained, tmp_path):
   """--stage=export, then critic.init = 'exported': the same networks."""
-  run, policy, params = whole.run, whole.policy, whole.params
-  with jax.set_mesh(run.mesh):
+  session, policy, params = trained.session, trained.policy, trained.params
+  with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="no such checkpoint of RL"):
-      export.run(run, "newest")
-    tx, where = rl._optimizer(run)
-    state = step.new_state(policy, tx, where)
-    judge_tx, judge_where = value.optimizer(run, run.config.rl.steps)
-    judge_state = step.new_state(params, judge_tx, judge_where)
-    saved = run.checkpoints("rl")
-    everything = rl._everything(run, state, judge_state, None, None, None)
-    saved.save(2, everything, {})
-    saved.close()
-    export.run(run, "newest")
-    out = run.workdir / "export"
+      export.run(session, "newest")
+    state, _ = rl_state.initial_state(session, policy, params, None)
+    checkpoints = open_stage(session, "rl").checkpoints
+    checkpoints.save(2, state.arrays(), {})
+    checkpoints.close()
+    export.run(session, "newest")
+    out = session.workdir / "export"
     source = hf.find(str(out / "policy"))
-    got = hf.load(source, decoder.table(source.cfg), run.mesh)
-    assert digest(got) == digest(policy)
+    loaded = hf.load(source, decoder.table(source.cfg), session.mesh)
+    assert digest(loaded) == digest(policy)
 
-  start = dict(critic__init="exported", critic__path=str(out / "critic"))
-  got = pretrain(tmp_path / "a", critic__pretrain_steps=0, **start)
-  assert digest(got.params) == digest(params)
-  assert got.spent == dict(tokens=0, flops=0.0)
-  got = pretrain(tmp_path / "b", critic__pretrain_steps=1, **start)
-  assert got.lines[0]["critic/vf_explained_var"] > 0.5, "it knows already"
+  init = dict(critic__init="exported", critic__path=str(out / "critic"))
+  result = pretrain(tmp_path / "a", critic__pretrain_steps=0, **init)
+  assert digest(result.params) == digest(params)
+  assert result.counters == dict(tokens=0, flops=0.0)
   with pytest.raises(RunError, match="critic.head.name is 'scalar' there"):
-    pretrain(tmp_path / "c", critic__head__name="gated", **start)
+    pretrain(tmp_path / "b", critic__head__name="gated", **init)
 
 
 def reinforce(workdir, **changes):
-  """Value stage and RL of one process: digests of policy and critic."""
-  run = make_run(
+  """Value pretraining and RL in one process: digests of policy and critic."""
+  session = make_session(
       workdir,
       critic__pretrain_steps=2,
       critic__value_mixture__name="mixture",
@@ -281,19 +266,20 @@ def reinforce(workdir, **changes):
       evaluate__every=0,
       **changes,
   )
-  with jax.set_mesh(run.mesh):
-    policy = test_config.run_params(run)
-    params, spent = value.run(run, policy)
-    rl.run(run, policy, params, spent)
-    run.log.close()
-    policy, params, at = rl.load(run, "newest")
+  with jax.set_mesh(session.mesh):
+    policy = tiny_session.random_params(session)
+    params, counters = value.run(session, policy)
+    rl.run(session, policy, params, counters)
+    session.log.close()
+    policy, params, at = rl_state.load(session, "newest", lambda: None)
   assert at == 3
   return digest(policy), digest(params), lines(workdir)
 
 
-def test_rl_goes_on_with_policy_and_critic(tmp_path):
-  """VAPO with a mixture of critics: stopped, killed, and never stopped."""
-  wanted = reinforce(tmp_path / "whole")
+@pytest.mark.slow
+def test_rl_resumes_with_policy_and_critic(tmp_path):
+  """VAPO stopped, killed, and never stopped: the same bits."""
+  expected = reinforce(tmp_path / "whole")
   saved = checkpoint.Checkpoints(tmp_path / "a" / "checkpoints" / "rl")
   with pytest.raises(Stopped):  # asked in 2 steps, an evaluation, 1 step
     reinforce(tmp_path / "a", stop_at=4)
@@ -301,10 +287,9 @@ def test_rl_goes_on_with_policy_and_critic(tmp_path):
   with pytest.raises(KeyboardInterrupt):
     reinforce(tmp_path / "a", die_at=1)
   assert saved.steps() == [0, 1, 2]
-  got = reinforce(tmp_path / "a")
-  assert got == wanted
-  steps = [x for x in wanted[2] if x["stage"] == "rl"]
-  assert len(steps) == 3 and len({wanted[0], wanted[1]}) == 2
+  assert reinforce(tmp_path / "a") == expected
+  steps = [x for x in expected[2] if x["stage"] == "rl"]
+  assert len(steps) == 3 and len({expected[0], expected[1]}) == 2
   for line in steps:
     assert line["critic/vf_explained_var"] not in (None, 0)
     assert line["critic/grad_norm"] > 0 and line["actor/nll_loss"] > 0
