@@ -5,10 +5,10 @@ import os
 import subprocess
 import sys
 
+import checkpoints
 import pyarrow
 import pyarrow.parquet
 import pytest
-import test_hf
 import tiny_data
 from conftest import ROOT, child_env
 
@@ -75,7 +75,7 @@ SMALL = {
 
 def test_dapo_on_a_checkpoint_and_files(tmp_path):
   """The command of configs/dapo_qwen.py, evaluation, and export."""
-  model = test_hf.checkpoint(
+  model = checkpoints.checkpoint(
       tmp_path / "model", "qwen2", vocab_size=300, max_position_embeddings=512
   )
   tiny_data.byte_tokenizer().save_pretrained(model)
