@@ -1,154 +1,112 @@
-"""Whatever kills a run, the same command ends with the same bits."""
+"""Runs that are interrupted end with the same bits as runs that are not.
+
+Processes are killed for real in tests/slow/test_killed.py.
+"""
 
 import json
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import jax
-import numpy as np
 import pytest
-from conftest import ROOT, child_env, restore_arrays
+import tiny_session
 
-KILLER = str(ROOT / "tests" / "killer.py")
-FLAGS = (
-    "--config=configs/dapo.py:smoke",
-    "--config.sft.skill.steps=30",
-    "--config.checkpoint.sft_every=10",
-    "--config.dynamic_sampling.surplus=keep",
-    "--config.updates.epochs=2",
+from rl_reason.structs import Stopped
+from rl_reason.training import rl, sft
+
+pytestmark = pytest.mark.usefixtures("compiled", "half_correct")
+compiled = tiny_session.compiled
+half_correct = tiny_session.half_correct
+# Everything that a run may carry from one step to the next.
+ALL_STATE = dict(
+    advantage__name="temporal",
+    dynamic_sampling__surplus="keep",
+    rollout__retire_after=1,
+    task__difficulties=(2,),
+    updates__minibatches=2,
+    updates__epochs=2,
+    kl__kind="k2",
+    kl__coef=0.1,
+    kl__controller=dict(name="adaptive", args=dict(target=1.0, horizon=100)),
+    rl__steps=3,
+)
+PARTIAL = dict(
+    rollout__slots=8,
+    rollout__partial_groups=2,
+    rollout__partial_across_steps=True,
+    dynamic_sampling__enabled=False,
+    rl__steps=3,
 )
 
 
-def start(workdir, cache, *how, more=()):
-  how = how or ("-m", "rl_reason.main")
-  return subprocess.Popen(
-      [sys.executable, *how, *FLAGS, *more, f"--workdir={workdir}"],
-      cwd=ROOT,
-      env=child_env(cache),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-  )
-
-
-def finish(process, code=0):
-  out, _ = process.communicate(timeout=300)
-  assert process.returncode == code, out
-  return out
-
-
-def lines(path):
-  """Metrics without the times."""
-  rows = [json.loads(line) for line in path.read_text().splitlines()]
-  return [
-      {k: v for k, v in r.items() if not k.startswith(("timing_s/", "perf/"))}
-      for r in rows
+def outcome(workdir, stage):
+  """All that must not depend on how often a run was interrupted."""
+  checkpoints = (workdir / "checkpoints" / stage).iterdir()
+  newest = max(checkpoints, key=lambda path: int(path.name))
+  host = json.loads((newest / "host.json").read_text())
+  host.pop("log_sizes")
+  logs = [
+      tiny_session.logged(workdir, name)
+      for name in ("metrics.jsonl", "samples.jsonl")
+      if (workdir / name).exists()
   ]
+  return host, logs
 
 
-def outcome(workdir):
-  """Everything that must not depend on how often the run was killed."""
-  checkpoints = workdir / "checkpoints" / "rl"
-  last = max(checkpoints.iterdir(), key=lambda p: int(p.name))
-  state = restore_arrays(last / "state")
-  leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
-  host = json.loads((last / "host.json").read_text())
-  return (
-      [(x.dtype.str, x.tobytes()) for x in leaves],
-      {k: v for k, v in host.items() if k != "log_sizes"},
-      lines(workdir / "metrics.jsonl"),
-      lines(workdir / "samples.jsonl"),
+def run_rl(workdir, changes, **interruption):
+  session = tiny_session.make_session(workdir, **changes)
+  session = tiny_session.interrupted(session, **interruption)
+  with jax.set_mesh(session.mesh):
+    return rl.train(session, tiny_session.random_params(session))
+
+
+def run_sft(workdir, changes, **interruption):
+  session = tiny_session.make_session(workdir, **changes)
+  session = tiny_session.interrupted(session, **interruption)
+  with jax.set_mesh(session.mesh):
+    return sft.run(session)
+
+
+def assert_same(tmp_path, run, stage, changes, interruption, error):
+  """Compares a run in one piece with one that is interrupted."""
+  whole = run(tmp_path / "whole", changes)
+  with pytest.raises(error):
+    run(tmp_path / "parts", changes, **interruption)
+  parts = run(tmp_path / "parts", changes)
+  assert tiny_session.digest(parts) == tiny_session.digest(whole)
+  got, wanted = (outcome(tmp_path / x, stage) for x in ("parts", "whole"))
+  assert got == wanted
+  # A complete run does nothing.
+  again = run(tmp_path / "parts", changes, die_at=0)
+  assert tiny_session.digest(again) == tiny_session.digest(whole)
+  return wanted
+
+
+@pytest.fixture(autouse=True)
+def no_evaluation(monkeypatch):
+  """Evaluations have no state, and take most of the time."""
+  monkeypatch.setattr(rl, "_evaluate", lambda *_: 0.0)
+  monkeypatch.setattr(sft, "_require_skill", lambda *_: None)
+
+
+def test_rl_resumes_with_all_of_its_state(tmp_path):
+  host, (metrics, _) = assert_same(
+      tmp_path, run_rl, "rl", ALL_STATE, dict(die_at=2), KeyboardInterrupt
   )
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-  return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, cache):
-  workdir = tmp_path_factory.mktemp("undisturbed")
-  finish(start(workdir, cache))
-  return workdir
-
-
-def equal(a, b):
-  for x, y in zip(outcome(a), outcome(b), strict=True):
-    assert x == y
-
-
-def test_killed_at_every_kind_of_instant(tmp_path, cache, undisturbed):
-  """Inside SFT, a save, a manifest, a line, a rollout: one run, five kills."""
-  for place, count in (
-      ("sft", 15),
-      ("manifest", 2),
-      ("jsonl", 8),
-      ("save", 2),
-      ("rollout", 3),
-  ):
-    process = start(tmp_path, cache, KILLER, place, str(count), "--")
-    finish(process, -signal.SIGKILL)
-  out = finish(start(tmp_path, cache))
-  assert "goes on at step" in out
-  equal(tmp_path, undisturbed)
-  assert "is complete" in finish(start(tmp_path, cache))
-
-
-def test_sigterm_saves_first(tmp_path, cache, undisturbed):
-  """Within 10 s, in SFT and in RL; and the run goes on from there."""
-  for marker, saved in (("skill", "skill"), ('"rl"', "rl")):
-    process = start(tmp_path, cache)
-    log = tmp_path / "metrics.jsonl"
-    while not (log.exists() and marker in log.read_text()):
-      time.sleep(0.05)
-      assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    out = finish(process, 143)
-    assert time.monotonic() - began < 10
-    assert "stopped by a signal" in out
-    newest = max(
-        (tmp_path / "checkpoints" / saved).iterdir(), key=lambda p: int(p.name)
-    )
-    assert (newest / "manifest.json").exists()
-  finish(start(tmp_path, cache))
-  equal(tmp_path, undisturbed)
+  assert host["coefs"]["kl"] != ALL_STATE["kl__coef"]
+  assert host["prompts"]["solved"] is not None
+  assert [line["step"] for line in metrics] == [1, 2, 3]
+  assert any(line["train/groups_kept"] for line in metrics)
 
 
 @pytest.mark.slow
-def test_moments_move_to_the_host_in_the_middle(tmp_path, cache, undisturbed):
-  """Killed in RL, it goes on with optimizer.offload, and ends as it would."""
-  process = start(tmp_path, cache, KILLER, "rollout", "3", "--")
-  finish(process, -signal.SIGKILL)
-  offload = "--config.optimizer.offload=True"
-  assert "goes on at step" in finish(start(tmp_path, cache, more=[offload]))
-  moved, stayed = outcome(tmp_path), outcome(undisturbed)
-  assert moved[1].pop("config") != stayed[1].pop("config")
-  assert moved == stayed
+def test_partial_rollouts_resume(tmp_path):
+  """Groups that a round left unfinished are in the checkpoint, too."""
+  _, (metrics, _) = assert_same(
+      tmp_path, run_rl, "rl", PARTIAL, dict(stop_at=1), Stopped
+  )
+  assert [line["train/age_max"] for line in metrics] == [0, 1, 1]
 
 
-@pytest.mark.slow
-def test_killed_at_twenty_random_instants(tmp_path, cache, undisturbed):
-  """As many runs as it takes to be killed twenty times; each ends the same."""
-  rng = random.Random(time.time_ns())
-  began = time.monotonic()
-  finish(start(tmp_path / "clock", cache))
-  whole = time.monotonic() - began
-  kills = runs = 0
-  while kills < 20:
-    runs += 1
-    workdir = tmp_path / str(runs)
-    while True:
-      process = start(workdir, cache)
-      time.sleep(rng.uniform(0.1, 1.0) * whole)
-      if process.poll() is not None:
-        break
-      process.kill()
-      finish(process, -signal.SIGKILL)
-      kills += 1
-    finish(start(workdir, cache))
-    equal(workdir, undisturbed)
+def test_sft_resumes(tmp_path):
+  """Stopped in the second step of the first phase."""
+  interruption = dict(stop_at=1)
+  assert_same(tmp_path, run_sft, "habits", {}, interruption, Stopped)

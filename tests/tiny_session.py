@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import json
 import threading
 import types
 
@@ -77,6 +78,18 @@ def digest(tree):
   """Equal for trees whose leaves have the same bits."""
   leaves = [np.asarray(x) for x in jax.tree.leaves(jax.device_get(tree))]
   return hashlib.sha256(b"".join(x.tobytes() for x in leaves)).hexdigest()
+
+
+def logged(workdir, name="metrics.jsonl"):
+  """The lines of a log, without times."""
+  return [
+      {
+          key: value
+          for key, value in json.loads(line).items()
+          if not key.startswith(("timing_s/", "perf/"))
+      }
+      for line in (workdir / name).read_text().splitlines()
+  ]
 
 
 def interrupted(session, stop_at=None, die_at=None):

@@ -8,8 +8,10 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from conftest import ROOT, child_env, restore_arrays
 
+pytestmark = pytest.mark.slow
 FLAGS = (
     "--config=configs/dapo.py:smoke",
     "--config.sft.skill.steps=20",
@@ -51,7 +53,7 @@ def end(process):
 def final(workdir: pathlib.Path):
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
   state = restore_arrays(workdir / "checkpoints" / "rl" / "2" / "state")
-  return [json.loads(line) for line in lines], state["train"]["params"]
+  return [json.loads(line) for line in lines], state["policy"]["params"]
 
 
 def flat(tree):

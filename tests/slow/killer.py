@@ -16,7 +16,7 @@ import sys
 
 from rl_reason import main
 from rl_reason.checkpointing import checkpoint
-from rl_reason.evaluation import evaluate
+from rl_reason.evaluation import grading
 from rl_reason.monitoring import metrics
 from rl_reason.training import supervised
 
@@ -63,8 +63,8 @@ def patch(place, count):
   elif place == "jsonl":
     metrics.Log._write = countdown(count, half_a_line, metrics.Log._write)
   elif place == "rollout":
-    judge = evaluate.begin_to_judge
-    evaluate.begin_to_judge = countdown(count, lambda *_: die(), judge)
+    start = grading.start_grading
+    grading.start_grading = countdown(count, lambda *_: die(), start)
   else:
     raise ValueError(place)
 
