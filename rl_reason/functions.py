@@ -202,7 +202,7 @@ KINDS = {
 def names(kind: str) -> tuple[str, ...]:
   """Names that the package has for a kind of function."""
   known = KINDS[kind]
-  found = {
+  found = [
       name
       for module in known.modules
       for name, one in _definitions(_path(module)).items()
@@ -210,9 +210,9 @@ def names(kind: str) -> tuple[str, ...]:
       # The other functions of these modules start with another input.
       and one.inputs[:1] in (known.inputs[:1], known.inputs[1:2])
       and set(one.inputs) <= set(known.inputs)
-  }
-  found |= {known.off, *known.aliases} - {""}
-  return tuple(sorted(found - set(known.aliases.values())))
+      and name not in known.aliases.values()
+  ]
+  return (*filter(None, [known.off]), *known.aliases, *found)
 
 
 def signature(kind: str, name: str) -> Signature:

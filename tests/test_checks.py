@@ -113,7 +113,7 @@ FILES = {
             {"surrogate.name": "reinforce", "updates.epochs": 2},
             "correct only on-policy",
         ),
-        ({"surrogate.name": "trpo"}, "there are cispo, gspo, ppo"),
+        ({"surrogate.name": "trpo"}, "there are ppo, reinforce"),
         (
             {"surrogate.args.clip_low": -0.1},
             "clip_low = -0.1: must be at least",

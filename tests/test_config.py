@@ -137,9 +137,9 @@ def test_signatures_from_the_source_are_those_of_the_functions(kind):
 def test_names_of_functions():
   advantages = set(functions.names("advantage"))
   assert {"group_norm", "gae", "temporal", "hybrid"} <= advantages
-  assert functions.names("surrogate") == ("cispo", "gspo", "ppo", "reinforce")
+  assert functions.names("surrogate") == ("ppo", "reinforce", "gspo", "cispo")
   assert functions.names("outcome") == ("correctness", "cosine")
-  assert functions.names("kl_controller") == ("adaptive", "fixed")
+  assert functions.names("kl_controller") == ("fixed", "adaptive")
 
 
 def test_bind():
