@@ -172,7 +172,7 @@ def test_viewer_holds_the_numbers_of_the_samples(tmp_path):
 def test_headline_table_and_pairs(tmp_path):
   data = data_of(finished(tmp_path))
   assert data["title"] == tmp_path.name
-  assert data["tiles"][0]["values"] == ["20.0%", "70.0%"]
+  assert data["tiles"][0]["values"] == ["20.0% ± 1.2", "70.0% ± 1.2"]
   rows = {row["name"]: row["cells"] for row in data["scores"]["rows"]}
   texts = [text for text, _ in rows["mean@4"]]
   assert texts == ["20.0% ± 1.2", "70.0% ± 1.2", "+50.0 points", "80.0% ± 1.2"]

@@ -130,22 +130,21 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
     return []
   old, new = scores(before), scores(after or {})
   mean, best = scores_lib.headline(old)
-  tiles = []
-  for name, label in {
+  labels = {
       mean: f"held-out accuracy, {mean}",
       "greedy": "held-out accuracy, greedy",
       best: f"{best}, at least one correct",
       "response length": "tokens per response",
-  }.items():
-    if name not in old:
-      continue
-    sides = [x[name] for x in (old, new) if name in x]
-    halves = [f"± {x.half * 100:.1f}" for x in sides if x.half is not None]
-    note = " → ".join(halves) + (" (95%)" if halves else "")
-    if name == best and new:
-      note = scores_lib.exploration(old[best], new.get(best))
-    values = [x._replace(half=None).text() for x in sides]
-    tiles.append(dict(label=label, values=values, note=note))
+  }
+  tiles = []
+  for name in [x for x in labels if x in old]:
+    values, note = [old[name].text(" ± ")], ""
+    if name in new:
+      values.append(new[name].text(" ± "))
+      note = scores_lib.difference(old[name], new[name])
+      if name == best:
+        note = scores_lib.exploration(old[name], new[name])
+    tiles.append(dict(label=labels[name], values=values, note=note))
   return tiles
 
 
