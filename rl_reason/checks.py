@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 
 from rl_reason import combinations, config, functions, tasks
-from rl_reason.combinations import Fault, fail
+from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets
 from rl_reason.tasks import files as task_files
@@ -83,10 +83,8 @@ def _error(values: dict[str, Any], field: str, remedy: str) -> ConfigError:
 
 def _task(c) -> None:
   """The task, its difficulties, and the styles of its demonstrations."""
-  try:
+  with faults_of("task.name"):
     task = tasks.get(c.task.name)
-  except ValueError as e:
-    fail(f"task.name: {e}")
   sft_steps = 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
   if sft_steps and not task.has_demonstrations:
     fail(
@@ -102,10 +100,8 @@ def _task(c) -> None:
   mixtures = ["sft.skill.mixture", "sft.habits.mixture"]
   pairs = ["reward_model.chosen", "reward_model.rejected"]
   for name in mixtures + [x for x in pairs if config.at(c, x)]:
-    try:
+    with faults_of(name):
       styles = config.mixture(config.at(c, name))
-    except ValueError:
-      fail(f"{name}: must look like 'careful:1,direct:4'")
     for style in styles if task.STYLES else ():
       if style not in task.STYLES:
         fail(
@@ -116,29 +112,22 @@ def _task(c) -> None:
 
 def _data(c) -> None:
   """Rows of files."""
-  d, remedy = c.data, ""
-  for use in ("train", "evaluate"):
-    try:
-      for source, weight in combinations.sources(c, use):
-        if use == "evaluate" and weight is not None:
-          remedy = "each set is evaluated on its own: leave out the weights"
-        if use == "train" and source.benchmark and not d.allow_benchmarks:
-          remedy = (
-              f"{source.name}:{source.split} is a benchmark: leave it out, or"
-              " set data.allow_benchmarks = True"
-          )
-    except datasets.DataError as e:
-      remedy = str(e)
-    if remedy:
-      fail(f"data.{use}: {remedy}")
-  try:
+  d = c.data
+  with faults_of("data.train"):
+    for source, _ in combinations.sources(c, "train"):
+      if source.benchmark and not d.allow_benchmarks:
+        fail(
+            f"data.train: {source.name}:{source.split} is a benchmark: leave it"
+            " out, or set data.allow_benchmarks = True"
+        )
+  with faults_of("data.evaluate"):
+    weights = [w for _, w in combinations.sources(c, "evaluate")]
+  if any(w is not None for w in weights):
+    fail("data.evaluate: sets are evaluated separately: leave out the weights")
+  with faults_of("data.kind"):
     task_files.check_kind(d.kind)
-  except ValueError as e:
-    fail(f"data.kind: {e}")
-  try:
+  with faults_of("data.columns"):
     datasets.columns(d.columns)
-  except datasets.DataError as e:
-    fail(f"data.columns: {e}")
   if (d.train or d.evaluate) and not (c.tokenizer or c.model.path):
     fail(
         "tokenizer: the characters of the built-in tasks cannot spell"
@@ -203,6 +192,7 @@ def devices(c: ml_collections.ConfigDict, devices: int) -> None:
   Raises:
     ConfigError: a batch or a parameter cannot be split over the mesh.
   """
+  # The axis of size -1 takes the devices that the others leave.
   sizes = dict(c.mesh)
   product = 1
   for size in sizes.values():
@@ -228,9 +218,7 @@ def devices(c: ml_collections.ConfigDict, devices: int) -> None:
       "evaluate.batch": c.evaluate.batch,
   }.items():
     if rows % shards:
-      remedy = (
-          f"{rows} rows cannot be split over data x fsdp = {shards} devices"
-      )
+      remedy = f"{rows} rows cannot be split over {shards} shards (data x fsdp)"
       raise _error(values, name, remedy)
   for name, parts in {
       "model.kv_heads": tensor,

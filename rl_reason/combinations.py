@@ -3,6 +3,8 @@
 Each is refused by name: 'field: remedy'; `checks.py` adds the value.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import ml_collections
@@ -55,6 +57,15 @@ def fail(text: str) -> NoReturn:
   raise Fault(*text.split(": ", 1))
 
 
+@contextlib.contextmanager
+def faults_of(field: str) -> Iterator[None]:
+  """Refuses a field where reading it raises a ValueError."""
+  try:
+    yield
+  except ValueError as e:
+    fail(f"{field}: {e}")
+
+
 def check(c, values: dict[str, Any]) -> None:
   """Checks all combinations.
 
@@ -66,7 +77,7 @@ def check(c, values: dict[str, Any]) -> None:
     Fault: the first combination that cannot work.
   """
   _pairs(values)
-  for rules in (_rollouts, _rewards, _credit, _loss):
+  for rules in (_rewards, _rollouts, _credit, _loss):
     rules(c)
 
 
@@ -97,7 +108,9 @@ def _rollouts(c) -> None:
   r, d = c.rollout, c.dynamic_sampling
   advantage, inputs = c.advantage.name, config.needs(c)
   prompts = r.batch // r.group_size
-  models = any(map(scorers.is_model, _scorer_names(c)))
+  models = any(
+      scorers.is_model(x.name) for x in scorers.terms(c.reward.scorers)
+  )
   if r.top_p < 1 and not r.allow_top_p:
     fail(
         "rollout.top_p: stored log-probs are those before top-p: training would"
@@ -149,22 +162,13 @@ def _rollouts(c) -> None:
     )
 
 
-def _scorer_names(c) -> list[str]:
-  try:
-    return [x.name for x in scorers.terms(c.reward.scorers)]
-  except ValueError:
-    return []  # `_rewards` has the error
-
-
 def _rewards(c) -> None:
   """Rewards, and the KL to the reference."""
   r, k = c.reward, c.kl
-  try:
+  with faults_of("reward.scorers"):
     for term in scorers.terms(r.scorers):
       if not scorers.is_model(term.name):
         scorers.find(term.name)
-  except ValueError as e:
-    fail(f"reward.scorers: {e}")
   if r.correct <= r.incorrect:
     fail(f"reward.correct: must be more than reward.incorrect = {r.incorrect}")
   if k.kind == "k1" and k.place == "loss":

@@ -8,7 +8,6 @@ import contextlib
 import json
 import pathlib
 import runpy
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,6 +109,7 @@ def override(c, values: Mapping[str, Any]) -> list[str]:
     try:
       parent = at(c, path) if path else c
       argument = path.rpartition(".")[2] == "args"
+      # Whether a function takes an argument is checked later, with its value.
       old = parent.get(last) if argument else parent[last]
     except (KeyError, AttributeError, TypeError):
       raise no_such_field(c, name, values[name]) from None
@@ -165,8 +165,7 @@ def read(path: str) -> ml_collections.ConfigDict:
   file, _, variant = path.removesuffix(":smoke").partition(":")
   if not pathlib.Path(file).is_file():
     raise ConfigError(f"{file}: there is no such file")
-  if str(pathlib.Path.cwd()) not in sys.path:
-    sys.path.insert(0, str(pathlib.Path.cwd()))  # files import configs.base
+  functions.search_working_directory()  # for `configs` and the user's modules
   try:
     c = runpy.run_path(file)["get_config"](*filter(None, [variant]))
     return smoke(c) if path.endswith(":smoke") else c
@@ -186,6 +185,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for name, limit in limits.items():
       part[name] = min(part[name], limit)
 
+  # Fewer steps of each stage.
   c.sft.skill.threshold = 0.0
   at_most("sft.skill", steps=60)
   at_most("sft.habits", steps=10)
@@ -194,9 +194,11 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   at_most("critic", pretrain_steps=2, warmup_steps=max(c.rl.steps - 1, 0))
   at_most("optimizer", warmup_steps=max(c.rl.steps - 1, 0))
 
+  # A small model on any number of devices.
   at_most("model", layers=2, width=64, mlp=192)
   at_most("model", heads=4, kv_heads=2, head_dim=16)
   c.mesh.tensor = 1
+  # Few and short responses, in whole groups.
   at_most("rollout", max_prompt=256, max_tokens=128, slots=64)
   c.rollout.batch = max(64, c.rollout.group_size)
   prompts = c.rollout.batch // c.rollout.group_size
@@ -207,6 +209,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   at_most("dynamic_sampling", max_rounds=2)
   c.dynamic_sampling.shortfall = "pad"
 
+  # Every kind of evaluation, checkpoint and log.
   at_most("evaluate", samples=8)
   at_most("evaluate", mean_of=c.evaluate.samples)
   c.evaluate.prompts = c.evaluate.interim_prompts = c.evaluate.batch = 16
@@ -345,14 +348,13 @@ def mixture(text: str) -> dict[str, float]:
   Raises:
     ValueError: the text has another form.
   """
-  out = {}
-  for part in text.split(","):
-    style, mark, weight = part.partition(":")
-    if not mark or float(weight) < 0:
-      raise ValueError(part)
-    out[style.strip()] = float(weight)
-  if not sum(out.values()) > 0:
-    raise ValueError(text)
+  try:
+    pairs = [part.split(":") for part in text.split(",")]
+    out = {style.strip(): float(weight) for style, weight in pairs}
+  except ValueError:
+    out = {}
+  if min(out.values(), default=-1) < 0 or not sum(out.values()) > 0:
+    raise ValueError("must look like 'careful:1,direct:4'")
   return out
 
 

@@ -218,12 +218,9 @@ def names(kind: str) -> tuple[str, ...]:
 def signature(kind: str, name: str) -> Signature:
   """What the function of a name takes.
 
-  Args:
-    kind: a key of KINDS.
-    name: of a function of the package, or 'module:function'.
-
   Raises:
-    ConfigError: there is no such function.
+    ConfigError: there is no function of this name in the package, and it is no
+      'module:function'.
   """
   known = KINDS[kind]
   if ":" in name:
@@ -244,10 +241,6 @@ def signature(kind: str, name: str) -> Signature:
 
 def check(kind: str, section: Any) -> None:
   """Checks the name of a function and its arguments.
-
-  Args:
-    kind: a key of KINDS.
-    section: of the config, with `name` and `args`.
 
   Raises:
     ConfigError: the first thing that is wrong.
@@ -297,16 +290,13 @@ def arguments(kind: str, section: Any) -> dict[str, Any]:
   """The arguments of a function: those that are set, and the defaults."""
   found = signature(kind, section.name).arguments
   defaults = {name: spec.default for name, spec in found.items()}
+  # The function itself has the defaults that are no literals.
   literal = {k: v for k, v in defaults.items() if v not in (REQUIRED, COMPUTED)}
   return literal | dict(section.args)
 
 
 def bind(kind: str, section: Any) -> Any:
   """Imports the function that a section names and binds its arguments.
-
-  Args:
-    kind: a key of KINDS.
-    section: of the config, with `name` and `args`.
 
   Returns:
     The function, for `structs.call_by_name`; None if the name stands for none.
@@ -409,7 +399,7 @@ def load(path: str) -> Any:
   Raises:
     ConfigError: there is none; the text says why.
   """
-  _find_in_working_directory()
+  search_working_directory()
   module, mark, name = path.partition(":")
   try:
     found = importlib.import_module(module)
@@ -425,7 +415,8 @@ def signature_of(called: Any) -> Signature:
   return _signature(node, _shared_aliases())
 
 
-def _find_in_working_directory() -> None:
+def search_working_directory() -> None:
+  """Lets modules and configs of the working directory be imported."""
   if str(pathlib.Path.cwd()) not in sys.path:
     sys.path.insert(0, str(pathlib.Path.cwd()))
 
@@ -437,7 +428,7 @@ def _of_user(name: str, field: str) -> Signature:
   function imported from elsewhere, a functools.partial) is imported.
   """
   module, _, function = name.partition(":")
-  _find_in_working_directory()
+  search_working_directory()
   try:
     spec = importlib.util.find_spec(module)
     path = pathlib.Path((spec and spec.origin) or "")
