@@ -22,10 +22,9 @@ import numpy as np
 
 from bench import harness, tables
 from rl_reason import ablate, config, session as session_lib
-from rl_reason.checkpointing import rl_state
 from rl_reason.monitoring import display, metrics
 from rl_reason.report import environment
-from rl_reason.training import programs
+from rl_reason.training import initial_state, programs
 
 RUNS = harness.RUNS / "sampler_weights"
 OUT = harness.RESULTS / "sampler_weights.json"
@@ -95,7 +94,7 @@ def measure(precision: str, seed: int) -> dict:
   silent = display.Display(False)
   session = session_lib.open_session(c, folder, silent, threading.Event())
   with jax.set_mesh(session.mesh):
-    params, _, _ = rl_state.load(session, "newest", None)
+    params, _, _ = initial_state.load(session, "newest", None)
     run = programs.build(session)
     collector = programs.make_collector(session, "another round")
     weights = session.engine.weights(params, c.rollout.weights)

@@ -161,7 +161,6 @@ def _run(config, workdir: pathlib.Path) -> int:
         _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     )
   from rl_reason import structs, tasks
-  from rl_reason.checkpointing import rl_state
   from rl_reason.data import datasets, prepare
   from rl_reason.evaluation import command
   from rl_reason.hf import export
@@ -169,7 +168,7 @@ def _run(config, workdir: pathlib.Path) -> int:
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train
   from rl_reason.session import open_session, resolve
-  from rl_reason.training import rl, sft, value
+  from rl_reason.training import initial_state, rl, sft, value
 
   screen = display.Display(jax.process_index() == 0)
   stage, session = _STAGE.value, None
@@ -214,7 +213,7 @@ def _run(config, workdir: pathlib.Path) -> int:
           critic_params, counters = value.run(session, params)
         if stage == "all":
           if config.lora.rank:  # under the same name, to free the fp32 copy
-            params = rl_state.frozen_base(session, params)
+            params = initial_state.frozen_base(session, params)
           rl.train(session, params, critic_params, counters)
     screen.end_stage()
     if jax.process_index() == 0:

@@ -17,8 +17,8 @@ from rl_reason.data.row_source import RowSource
 from rl_reason.models import critic, decoder
 from rl_reason.monitoring import metrics
 from rl_reason.monitoring.display import Display
+from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import pallas, sharding
-from rl_reason.scale.engine import RolloutEngine
 from rl_reason.structs import RunError
 
 

@@ -12,12 +12,11 @@ from checkpoints import bits, checkpoint, session_of, with_tokenizer
 from tiny_session import tiny_config
 
 from rl_reason import hf
-from rl_reason.checkpointing import rl_state
 from rl_reason.config import ConfigError
 from rl_reason.hf import architecture, export
 from rl_reason.models import critic, decoder
 from rl_reason.session import open_stage
-from rl_reason.training import sft, value
+from rl_reason.training import initial_state, sft, value
 
 
 def test_a_session_has_the_shape_of_its_checkpoint(tmp_path):
@@ -77,7 +76,7 @@ def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     jax.tree.map(np.testing.assert_array_equal, sft.load(session), expected)
     critic_params, _ = value.run(session, params)
-    state, _ = rl_state.initial_state(session, params, critic_params, None)
+    state, _ = initial_state.initial_state(session, params, critic_params, None)
     state.step = 7
     stage = open_stage(session, "rl")
     stage.save(state)

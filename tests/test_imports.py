@@ -17,18 +17,19 @@ LAYERS = [line.split() for line in """
     config monitoring algorithms scale
     randomness report models
     tasks rollout
-    data scale.engine
+    data
     combinations
     checks hf evaluation.statistics
     monitoring.rl_metrics checkpointing
     session evaluation
-    training reward_models checkpointing.rl_state
+    evaluation.interim
+    training reward_models
     data.prepare evaluation.command hf.export
     ablate
     main
     """.strip().splitlines()]
 # Rooms of one line that import each other, module by module.
-TOGETHER = [{"training", "reward_models", "checkpointing"}]
+TOGETHER = [{"training", "reward_models"}]
 
 
 def imports(path: pathlib.Path) -> set[str]:

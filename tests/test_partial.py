@@ -10,7 +10,7 @@ import pytest
 import tiny_session
 
 from rl_reason.rollout import decode_loop, sampler
-from rl_reason.scale.engine import RolloutEngine
+from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.tasks import arithmetic
 from rl_reason.training import dynamic_sampling, programs, step
 

@@ -3,15 +3,7 @@
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from rl_reason import config as config_lib
-from rl_reason.models import critic, lora
-from rl_reason.monitoring import rl_metrics
-from rl_reason.randomness import key
-from rl_reason.scale import linear, sharding
-from rl_reason.session import Session, open_stage
+from rl_reason.scale import sharding
 from rl_reason.structs import (
     Experience,
     History,
@@ -19,10 +11,6 @@ from rl_reason.structs import (
     TrainState,
     Tree,
 )
-from rl_reason.training import history as history_lib, programs
-from rl_reason.training.collect import RolloutCollector
-from rl_reason.training.optimizer import abstract_state, init_state, new_state
-from rl_reason.training.partial import PartialRolloutCollector
 
 
 @dataclasses.dataclass
@@ -32,8 +20,8 @@ class RLState:
   Attributes:
     policy: parameters (or LoRA factors) and optimizer of the policy.
     critic: of the critic; None without one.
-    collector: holds the prompt stream and, with partial rollouts, the groups
-      that are not finished.
+    collector: `collect.RolloutCollector`; holds the prompt stream and, with
+      partial rollouts, the groups that are not finished.
     kept: surplus groups with signal for the next batch; None if discarded.
     history: of recent steps; None unless the advantage asks for it.
     coefs: coefficients that controllers may move: 'kl', 'entropy'.
@@ -46,7 +34,7 @@ class RLState:
 
   policy: TrainState
   critic: TrainState | None
-  collector: RolloutCollector
+  collector: Any
   kept: Experience | None
   history: History | None
   coefs: dict[str, float]
@@ -58,16 +46,15 @@ class RLState:
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
-    unfinished = None
-    if isinstance(self.collector, PartialRolloutCollector):
-      unfinished = self.collector.unfinished
+    on_host = dict(
+        kept=self.kept,
+        history=self.history,
+        unfinished=self.collector.unfinished,
+    )
     return dict(
         policy=self.policy,
         critic=self.critic,
-        **sharding.put(
-            self.mesh,
-            dict(kept=self.kept, history=self.history, unfinished=unfinished),
-        ),
+        **sharding.put(self.mesh, on_host),
     )
 
   def host(self) -> dict[str, Any]:
@@ -90,8 +77,7 @@ class RLState:
     self.policy, self.critic = arrays["policy"], arrays["critic"]
     self.kept = sharding.fetch(arrays["kept"])
     self.history = sharding.fetch(arrays["history"])
-    if isinstance(self.collector, PartialRolloutCollector):
-      self.collector.unfinished = sharding.fetch(arrays["unfinished"])
+    self.collector.unfinished = sharding.fetch(arrays["unfinished"])
     self.collector.prompts.set_state(host["prompts"])
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
@@ -110,141 +96,3 @@ def require_base(host: dict, digest: int) -> None:
         " model that model.path or sft.reuse names has changed; choose another"
         " --workdir"
     )
-
-
-def initial_state(
-    session: Session,
-    sft_params: Tree,
-    critic_params: Tree | None,
-    counters: dict[str, float] | None,
-) -> tuple[RLState, Tree | None]:
-  """The state of step 0, and the frozen base beside LoRA factors (or None).
-
-  Args:
-    session: of the run.
-    sft_params: initial policy.
-    critic_params: initial critic, if the advantage needs values.
-    counters: what value pretraining cost.
-  """
-  c = session.config
-  tx, shardings = programs.policy_optimizer(session)
-  # Parameters are copied: updates donate their state, and the initial ones are
-  # still read, as the reference of a KL or by a mixture of values.
-  base, digest = None, 0
-  if c.lora.rank:
-    base = frozen_base(session, sft_params)
-    digest = lora.digest(base)
-    policy = init_state(
-        programs.learned_table(session),
-        tx,
-        shardings,
-        key(session.mesh, c.seed, "factors"),
-    )
-  else:
-    policy = new_state(jax.tree.map(jnp.copy, sft_params), tx, shardings)
-  critic_state = None
-  if config_lib.has_critic(c):
-    critic_state = new_state(
-        jax.tree.map(jnp.copy, critic_params),
-        *programs.critic_optimizer(session, c.rl.steps),
-    )
-  kept, history = _no_rows(session)
-  state = RLState(
-      policy=policy,
-      critic=critic_state,
-      collector=programs.make_collector(
-          session,
-          "rollout",
-          c.dynamic_sampling.batches,
-          c.rollout.partial_groups,
-      ),
-      kept=kept,
-      history=history,
-      coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),
-      counters=dict(counters or rl_metrics.no_counters()),
-      base_digest=digest,
-      mesh=session.mesh,
-  )
-  return state, base
-
-
-def abstract_arrays(session: Session) -> Tree:
-  """Shapes and shardings of all arrays in a checkpoint of RL."""
-  c = session.config
-  policy = abstract_state(
-      programs.learned_table(session), *programs.policy_optimizer(session)
-  )
-  critic_state = None
-  if config_lib.has_critic(c):
-    critic_state = abstract_state(
-        critic.table(session.critic_cfg),
-        *programs.critic_optimizer(session, c.rl.steps),
-    )
-  unfinished = None
-  if c.rollout.partial_groups:
-    rows = c.rollout.partial_groups * c.rollout.group_size
-    unfinished = programs.empty_rows(c, rows)
-  kept, history = _no_rows(session)
-  on_host = dict(kept=kept, history=history, unfinished=unfinished)
-  return dict(
-      policy=policy, critic=critic_state, **sharding.put(session.mesh, on_host)
-  )
-
-
-def frozen_base(session: Session, sft_params: Tree) -> Tree:
-  """The frozen parameters beside LoRA factors, in the dtype of the products.
-
-  Matrix products are their only readers, so the cast changes no number.
-  """
-  return linear.cast(sft_params, session.cfg.dtype)
-
-
-def load(
-    session: Session, which: str, sft_params
-) -> tuple[Tree, Tree | None, int]:
-  """Parameters of a finished checkpoint of RL.
-
-  Args:
-    session: of the run.
-    which: 'newest', 'best', or a step.
-    sft_params: () -> the parameters that SFT ended with; read with LoRA only.
-
-  Returns:
-    the parameters, those of the critic (None without one), and their step.
-    LoRA factors come joined with their base.
-
-  Raises:
-    RunError: there is no such checkpoint; lists those that there are. Or the
-      base of its LoRA factors has changed.
-  """
-  checkpoints = open_stage(session, "rl").checkpoints
-  if which == "best":
-    step = checkpoints.best()
-  elif which == "newest":
-    step = checkpoints.newest(session.display.say)
-  else:
-    step = int(which) if which.isdigit() else None
-  if step is None or checkpoints.fault(step):
-    whole = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
-    raise RunError(
-        f"--step = {which}: no such checkpoint of RL in {session.workdir}"
-        f" (there are {whole}; or 'newest', 'best', 'sft')"
-    )
-  arrays = checkpoints.restore(step, abstract_arrays(session))
-  params, critic_state = arrays["policy"].params, arrays["critic"]
-  if session.config.lora.rank:
-    base = frozen_base(session, sft_params())
-    require_base(checkpoints.host(step), lora.digest(base))
-    scale = programs.lora_scale(session.config)
-    params = lora.join(base, params, scale)
-  return params, critic_state and critic_state.params, step
-
-
-def _no_rows(session: Session) -> tuple[Experience | None, History | None]:
-  """Kept groups and history at step 0; None if the config has none."""
-  c = session.config
-  no_rows = programs.empty_rows(c, c.rollout.batch)
-  kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
-  if not config_lib.has_history(c):
-    return kept, None
-  return kept, history_lib.empty(no_rows, c.advantage.history)

@@ -12,13 +12,12 @@ from typing import Any
 import jax
 
 from rl_reason import config as config_lib
-from rl_reason.checkpointing import rl_state
 from rl_reason.evaluation.evaluate import Responses, evaluate, levels
 from rl_reason.monitoring import metrics
 from rl_reason.report import page
 from rl_reason.report.scores import Score
 from rl_reason.session import Session
-from rl_reason.training import sft
+from rl_reason.training import initial_state, sft
 
 
 def run(session: Session, which: str) -> dict[str, float]:
@@ -36,7 +35,7 @@ def run(session: Session, which: str) -> dict[str, float]:
     params, step = sft.load(session), 0
   else:
     sft_params = functools.partial(sft.load, session)
-    params, _, step = rl_state.load(session, which, sft_params)
+    params, _, step = initial_state.load(session, which, sft_params)
   found, sets = evaluate(session, params, c.evaluate.prompts, "evaluating")
   values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():

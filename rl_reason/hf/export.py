@@ -7,11 +7,11 @@ import pathlib
 import jax
 
 from rl_reason import config as config_lib, hf
-from rl_reason.checkpointing import checkpoint, rl_state
+from rl_reason.checkpointing import checkpoint
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import metrics
 from rl_reason.session import Session, resolve
-from rl_reason.training import sft
+from rl_reason.training import initial_state, sft
 
 
 def run(session: Session, which: str) -> None:
@@ -31,7 +31,7 @@ def run(session: Session, which: str) -> None:
   """
   c, workdir, display = session.config, session.workdir, session.display
   sft_params = functools.partial(sft.load, session)
-  policy, critic, step = rl_state.load(session, which, sft_params)
+  policy, critic, step = initial_state.load(session, which, sft_params)
   networks = {
       "policy": (
           jax.jit(lora.merge)(policy) if c.lora.rank else policy,

@@ -10,8 +10,8 @@ from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.evaluation.grading import AsyncGrader
 from rl_reason.monitoring import metrics
+from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import sharding
-from rl_reason.scale.engine import RolloutEngine
 from rl_reason.structs import (
     Array,
     Experience,
@@ -61,6 +61,7 @@ class RolloutCollector:
   Attributes:
     prompts: as given.
     clock: laps 'gen' and 'score' of the training loop.
+    unfinished: partial rollouts; None: a round has none.
     failures: of the verifier and the scorers, since the last `start_step`.
   """
 
@@ -86,6 +87,7 @@ class RolloutCollector:
     self.num_responses = num_responses
     self.clock = metrics.Clock()
     self.failures = 0
+    self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self._scorers, self._key = scorers, key
     self._group_size, self._group_sizes = group_size, group_sizes

@@ -47,7 +47,7 @@ class PartialRolloutCollector(RolloutCollector):
       **options,
   ):
     super().__init__(*args, **options)
-    self.unfinished = unfinished
+    self.unfinished: Experience = unfinished
     self._empty = unfinished
     self._capacity = len(unfinished.age_B) // self._group_size
     self._max_tokens, self._across_steps = max_tokens, across_steps

@@ -18,20 +18,20 @@ all of them. Where to find the techniques of DAPO and VAPO:
 """
 
 import functools
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.checkpointing.rl_state import RLState, initial_state
-from rl_reason.evaluation import evaluate
+from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.evaluation import interim
 from rl_reason.models import lora
-from rl_reason.monitoring import alarms, metrics as metrics_lib, rl_metrics
+from rl_reason.monitoring import rl_metrics
 from rl_reason.scale import sharding
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import dynamic_sampling, history, programs
+from rl_reason.training.initial_state import initial_state
 from rl_reason.training.step import (
     credit_inputs,
     minibatches,
@@ -91,9 +91,9 @@ def train(
   with stage.running("RL", c.rl.steps, state, logger.flush):
     while True:
       # Evaluate held-out prompts when due, and save the whole state.
-      if not state.evaluated and _evaluation_is_due(c, state.step):
+      if not state.evaluated and interim.is_due(c, state.step):
         logger.flush()
-        score = _evaluate(session, policy(state.policy.params), state)
+        score = interim.run(session, policy(state.policy.params), state)
         state.evaluated = True
         stage.save(state, score)
         clock.skip()
@@ -234,43 +234,6 @@ def _warn_if_off_policy(session: Session) -> None:
         " that finish first, a bias towards short responses; the tokens of long"
         " ones come partly from an older policy"
     )
-
-
-def _evaluation_is_due(c, step: int) -> bool:
-  every = c.evaluate.every
-  return step in (0, c.rl.steps) or bool(every and step % every == 0)
-
-
-def _evaluate(session: Session, params: Tree, state: RLState) -> float:
-  """Logs an evaluation; returns the score by which checkpoints compete."""
-  c, say, start = session.config, session.display.say, time.monotonic()
-  first_or_last = state.step in (0, c.rl.steps)
-  count = c.evaluate.interim_prompts
-  if first_or_last:
-    count = c.evaluate.prompts
-  values, responses = evaluate.evaluate(session, params, count, "evaluating")
-  values |= rl_metrics.totals(state.counters)
-  values["timing_s/testing"] = time.monotonic() - start
-  session.log.metrics("evaluate", state.step, values)
-  for of_set in responses:
-    if first_or_last:
-      session.log.samples(
-          [
-              dict(stage="evaluate", step=state.step) | line
-              for line in of_set.lines[: c.log.samples]
-          ]
-      )
-    name = f"val-core/{of_set.name}/acc/mean@{c.evaluate.mean_of}"
-    mean, half = values[name], values[name + "/ci95"]
-    suffix = f" of {of_set.name}" if responses[1:] else ""
-    say(
-        f"held-out accuracy{suffix} at step {state.step}: {mean:.1%} +-"
-        f" {half:.1%}"
-    )
-  lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
-  for line in alarms.alarms(lines):
-    say(f"warning: {line}")
-  return values["val-aux/score"]
 
 
 def _log_samples(

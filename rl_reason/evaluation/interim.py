@@ -1,0 +1,47 @@
+"""Evaluations during RL: before, in between, and after."""
+
+import time
+
+from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.evaluation import evaluate
+from rl_reason.monitoring import alarms, metrics as metrics_lib, rl_metrics
+from rl_reason.session import Session
+from rl_reason.structs import Tree
+
+
+def is_due(c, step: int) -> bool:
+  """Whether held-out prompts are evaluated before RL step `step` + 1."""
+  every = c.evaluate.every
+  return step in (0, c.rl.steps) or bool(every and step % every == 0)
+
+
+def run(session: Session, params: Tree, state: RLState) -> float:
+  """Logs an evaluation; returns the score by which checkpoints compete."""
+  c, say, start = session.config, session.display.say, time.monotonic()
+  first_or_last = state.step in (0, c.rl.steps)
+  count = c.evaluate.interim_prompts
+  if first_or_last:
+    count = c.evaluate.prompts
+  values, responses = evaluate.evaluate(session, params, count, "evaluating")
+  values |= rl_metrics.totals(state.counters)
+  values["timing_s/testing"] = time.monotonic() - start
+  session.log.metrics("evaluate", state.step, values)
+  for of_set in responses:
+    if first_or_last:
+      session.log.samples(
+          [
+              dict(stage="evaluate", step=state.step) | line
+              for line in of_set.lines[: c.log.samples]
+          ]
+      )
+    name = f"val-core/{of_set.name}/acc/mean@{c.evaluate.mean_of}"
+    mean, half = values[name], values[name + "/ci95"]
+    suffix = f" of {of_set.name}" if responses[1:] else ""
+    say(
+        f"held-out accuracy{suffix} at step {state.step}: {mean:.1%} +-"
+        f" {half:.1%}"
+    )
+  lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
+  for line in alarms.alarms(lines):
+    say(f"warning: {line}")
+  return values["val-aux/score"]
