@@ -118,8 +118,9 @@ def run(
         on_finished()
     return good
 
-  # First in, first out: a base has started before a thread waits for it.
-  todo = [x for x in jobs if x in rows or x in bases]
+  # Bases first, so that few threads wait. The pool is first in, first out: a
+  # base has started before a thread waits for it.
+  todo = sorted(bases, key=lambda x: len(x.bases)) + rows
   results: dict[pathlib.Path, futures.Future] = {}
   with futures.ThreadPoolExecutor(parallel, initializer=pin) as pool:
     for job in todo:

@@ -12,14 +12,8 @@ import jax
 import rl_reason
 
 PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "transformers",
-    "numpy",
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"),
+    *("transformers", "numpy"),
 )
 
 
