@@ -58,8 +58,8 @@ def read(text, split="train"):
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_gives_the_same_rows(tmp_path, name):
   WRITERS[name](tmp_path / name, ROWS)
-  wanted = [(f"{name}:{i}", row) for i, row in enumerate(ROWS, 1)]
-  assert read(tmp_path / name) == wanted
+  expected = [(f"{name}:{i}", row) for i, row in enumerate(ROWS, 1)]
+  assert read(tmp_path / name) == expected
 
 
 def test_a_directory_is_its_files_in_order(tmp_path):
@@ -208,7 +208,7 @@ def test_benchmarks_are_all_that_is_not_a_training_split():
 
 
 @pytest.mark.parametrize(
-    "names, wanted",
+    "names, expected",
     [
         (["main/train-0.parquet", "socratic/train-0.parquet"], [0]),
         (["train.jsonl", "test.jsonl", "extra.jsonl"], [0]),
@@ -218,17 +218,17 @@ def test_benchmarks_are_all_that_is_not_a_training_split():
         (["a.jsonl", "b.jsonl"], None),
     ],
 )
-def test_files_of_a_split(tmp_path, names, wanted):
+def test_files_of_a_split(tmp_path, names, expected):
   for name in names:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"")
   source = datasets.parse(f"gsm8k:train@{tmp_path}")
-  if wanted is None:
+  if expected is None:
     with pytest.raises(DataError, match="is the split 'train', it has"):
       datasets.files(source)
   else:
     found = datasets.files(source)
-    assert [name for name, _ in found] == [names[i] for i in wanted]
+    assert [name for name, _ in found] == [names[i] for i in expected]
 
 
 def test_the_hub_is_asked_for_data_of_the_split_only(tmp_path, monkeypatch):

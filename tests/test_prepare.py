@@ -33,11 +33,14 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
   assert row.prompt == templates.TEMPLATES["dapo"].replace("{question}", "1+1?")
   assert (row.answer, row.difficulty, row.kind) == ("2", 3, "math")
   assert row.source == c.data.train
-  told = report(tmp_path / "data")
-  assert told["lengths"] == {"256": 1} and told["difficulties"] == {"3": 1}
-  assert (told["read"], told["kept"], told["references"], told["verified"]) == (
-      *(1, 1, 1, 1),
-  )
+  tally = report(tmp_path / "data")
+  assert tally["lengths"] == {"256": 1} and tally["difficulties"] == {"3": 1}
+  assert (
+      tally["read"],
+      tally["kept"],
+      tally["references"],
+      tally["verified"],
+  ) == (*(1, 1, 1, 1),)
 
 
 def test_length_bins(make, tmp_path):
@@ -78,9 +81,9 @@ def test_what_is_dropped_and_why(make, tmp_path):
       "Which?",
       "x" * 400,
   ]
-  told = report(place)
-  assert told["read"] == 20 and told["kept"] == 3
-  assert told["dropped"] == {
+  tally = report(place)
+  assert tally["read"] == 20 and tally["kept"] == 3
+  assert tally["dropped"] == {
       "the row is malformed": 3,
       "the question is empty": 3,
       "there is neither an answer nor a response": 2,
@@ -90,12 +93,12 @@ def test_what_is_dropped_and_why(make, tmp_path):
       "the question contains a special token": 2,
       "the prompt is longer than rollout.max_prompt": 1,
   }
-  assert told["references"] == 9 and told["verified"] == 7
-  assert told["samples"]["the reference answer cannot be verified"] == [
+  assert tally["references"] == 9 and tally["verified"] == 7
+  assert tally["samples"]["the reference answer cannot be verified"] == [
       "train.jsonl:10: x",
       "train.jsonl:11: 1 or 2",
   ]
-  assert told["samples"][
+  assert tally["samples"][
       "another row has the same question and another answer"
   ] == [
       "train.jsonl:16: half?",
@@ -114,20 +117,20 @@ def test_a_verifier_that_hangs_or_crashes_costs_one_row(make, tmp_path):
   c = make([*hostile, *kept, ("What is 1?", "95"), ("What is 96?", "3")])
   c.reward.workers, c.reward.seconds = 2, 0.3
   place = run(c, tmp_path)
-  told = report(place)
+  tally = report(place)
   assert [row.answer for row in rows(place)] == [*map(str, range(95)), "3"]
-  assert told["dropped"] == {
+  assert tally["dropped"] == {
       "verifying the reference answer takes too long": 2,
       "verifying the reference answer fails": 3,
   }
-  assert told["references"] == 100 and told["verified"] == 96
-  assert told["samples"]["verifying the reference answer takes too long"] == [
+  assert tally["references"] == 100 and tally["verified"] == 96
+  assert tally["samples"]["verifying the reference answer takes too long"] == [
       "train.jsonl:4: time: 99",
       "train.jsonl:100: time: 95 beside 1",
   ]
   assert [
       x.split(": ")[1:3]
-      for x in told["samples"]["verifying the reference answer fails"]
+      for x in tally["samples"]["verifying the reference answer fails"]
   ] == [["memory", "96"], ["error", "ZeroDivisionError"], ["crash", "98"]]
   text = (place / "data.md").read_text()
   assert "takes too long.\n    - `train.jsonl:4: time: 99`" in text
@@ -254,8 +257,8 @@ def test_overlap_with_an_evaluation_set(make, tmp_path):
   place = run(c, tmp_path)
   [kept] = rows(place)
   assert kept.prompt == "The boat sails nine leagues."
-  told = report(place, 1)
-  assert told["dropped"] == {
+  tally = report(place, 1)
+  assert tally["dropped"] == {
       "the question is in an evaluation set": 1,
       "the question overlaps one of an evaluation set": 2,
   }
@@ -263,7 +266,7 @@ def test_overlap_with_an_evaluation_set(make, tmp_path):
       f"{c.data.evaluate} evaluate.jsonl:1: a boat sails nine",
       f"{c.data.evaluate} evaluate.jsonl:2: ann bakes two pies",
   ]  # as much of it as a report shows
-  assert told["samples"]["the question overlaps one of an evaluation set"] == [
+  assert tally["samples"]["the question overlaps one of an evaluation set"] == [
       f"train.jsonl:{n}: {text[:120]}"
       for n, text in zip((2, 4), found, strict=True)
   ]

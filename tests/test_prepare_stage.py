@@ -139,7 +139,7 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
         ({"template": "mine"}, "data.template = 'mine': must be one of plain"),
         ({"train": "gsm8k*0"}, "gsm8k\\*0: a weight must be more than 0"),
         ({"evaluate": "gsm8k*2"}, "data.evaluate = .*leave out the weights"),
-        ({"system": "Hi"}, "data.system = 'Hi': .* set data.chat = True"),
+        ({"system": "Hi"}, "data.system = 'Hi': does nothing without"),
         ({"paraphrases": 6}, "at least 1 and at most 5"),
         ({"ngram": -1}, "data.ngram = -1"),
     ],

@@ -65,11 +65,11 @@ def test_chat(tok):
       "<|s|>system\nBe short.<|e|>\n<|s|>user\n1+1?<|e|>\n<|s|>assistant\n"
   )
   turns = [dict(role="user", content="1+1?")]
-  wanted = tok.apply_chat_template(turns, add_generation_prompt=True)
+  expected = tok.apply_chat_template(turns, add_generation_prompt=True)
   [ids] = tokenizer.encode(
       tok, [templates.render("1+1?", "plain", tok, chat=True)]
   )
-  assert ids == list(wanted["input_ids"])
+  assert ids == list(expected["input_ids"])
   assert ids.count(tok.bos_token_id) == 2  # two turns
 
 

@@ -11,78 +11,65 @@ from rl_reason.tasks import Row, scorers
 ROW = Row("5-1+1=", "5", 2)
 
 
-def score(name, text, *, row=ROW, share=0.5, truncated=False):
-  return scorers.find(name)(scorers.Response(text, share, truncated), row)
+def score(name, text, row=ROW):
+  return scorers.find(name)(scorers.Response(text, 0.5, False), row)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (r"so \boxed{42}", 1),
-        (r"\boxed{\frac{1}{2}} and done", 1),
-        (r"\boxed{}", 1),
-        ("42", 0),
-        (r"\boxed{42", 0),
-        (r"\boxed{\frac{1}{2}", 0),
-        (r"\boxed{1} or \boxed{2}", 0),
-        (r"\boxed{1 \boxed{2}}", 0),
-    ],
-)
-def test_boxed(text, wanted):
-  assert score("boxed", text) == wanted
+SCORES = {
+    "boxed": {
+        r"so \boxed{42}": 1,
+        r"\boxed{\frac{1}{2}} and done": 1,
+        r"\boxed{}": 1,
+        "42": 0,
+        r"\boxed{42": 0,
+        r"\boxed{\frac{1}{2}": 0,
+        r"\boxed{1} or \boxed{2}": 0,
+        r"\boxed{1 \boxed{2}}": 0,
+    },
+    "tags": {
+        "<think>a</think><answer>b</answer>": 1,
+        " <think>a\nb</think>\n<answer>5</answer>\n": 1,
+        "<think>a</think><answer>b</answer> more": 0,
+        "so <think>a</think><answer>b</answer>": 0,
+        "<think></think><answer>b</answer>": 0,
+        "<think>a</think>": 0,
+        "<answer>b</answer><think>a</think>": 0,
+        "<think>a</think><think>b</think><answer>c</answer>": 0,
+        "<think>a</think><answer>b</answer><answer>c</answer>": 0,
+        "a</think><answer>b</answer>": 0,
+    },
+    "steps": {
+        "5-1=4;4+1=5;#5": 1,
+        "5-1=4;4+1=6;#6": 1 / 2,
+        "2 * 3 = 6 and 7 / 2 = 3.5, 1/3=0.3": 2 / 3,
+        "0.1+0.2=0.3": 1,
+        "-3+5=2": 1,
+        "8/0=1": 0,
+        "1+2+3=6": 1,
+        r"$\frac{1}{2}+\frac12=1$, 3 \times 4 = 13, x + 1 = 3": 1 / 2,
+        "3+4=7.5": 0,
+        "no steps": 0,
+    },
+    "repetition": {
+        "a b c": 0,
+        "a b c d e": 0,
+        "a b c a b c a": 1 / 4,  # abca, bcab, cabc, abca
+        "no " * 103: 99 / 100,
+    },
+    "length": {"anything": 0.5},
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("<think>a</think><answer>b</answer>", 1),
-        (" <think>a\nb</think>\n<answer>5</answer>\n", 1),
-        ("<think>a</think><answer>b</answer> more", 0),
-        ("so <think>a</think><answer>b</answer>", 0),
-        ("<think></think><answer>b</answer>", 0),
-        ("<think>a</think>", 0),
-        ("<answer>b</answer><think>a</think>", 0),
-        ("<think>a</think><think>b</think><answer>c</answer>", 0),
-        ("<think>a</think><answer>b</answer><answer>c</answer>", 0),
-        ("a</think><answer>b</answer>", 0),
-    ],
-)
-def test_tags(text, wanted):
-  assert score("tags", text) == wanted
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name):
+  for text, expected in SCORES[name].items():
+    assert score(name, text) == pytest.approx(expected), text
 
 
-def test_a_prompt_may_have_opened_the_first_tag():
+def test_the_first_tag_may_be_the_end_of_the_prompt():
   row = Row("Assistant: <think>\n", "", 0)
   assert score("tags", "a</think><answer>b</answer>", row=row) == 1
   assert score("tags", "<think>a</think><answer>b</answer>", row=row) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("5-1=4;4+1=5;#5", 1),
-        ("5-1=4;4+1=6;#6", 1 / 2),
-        ("2 * 3 = 6 and 7 / 2 = 3.5, 1/3=0.3", 2 / 3),
-        ("0.1+0.2=0.3", 1),
-        ("-3+5=2", 1),
-        ("8/0=1", 0),
-        ("1+2+3=6", 1),
-        (r"$\frac{1}{2}+\frac12=1$, 3 \times 4 = 13, x + 1 = 3", 1 / 2),
-        ("3+4=7.5", 0),
-        ("no steps", 0),
-    ],
-)
-def test_steps(text, wanted):
-  assert score("steps", text) == pytest.approx(wanted)
-
-
-def test_length_and_repetition():
-  assert score("length", "anything", share=0.25) == 0.25
-  assert score("repetition", "a b c") == 0
-  assert score("repetition", "a b c d e") == 0
-  # Seven words are four runs of four: abca, bcab, cabc, abca.
-  assert score("repetition", "a b c a b c a") == 1 / 4
-  assert score("repetition", "no " * 103) == pytest.approx(99 / 100)
 
 
 RULES = [
@@ -93,13 +80,13 @@ RULES = [
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [("1+1=2", 1.0), ("1+1=3", 3 / 4), ("sorry", 0), ("sorry 1+1=2", 3 / 4)],
 )
-def test_a_constitution_is_the_share_of_rules_kept(text, wanted, tmp_path):
+def test_a_constitution_is_the_share_of_rules_kept(text, expected, tmp_path):
   path = tmp_path / "rules.json"
   path.write_text(json.dumps(RULES))
-  assert score(str(path), text) == wanted
+  assert score(str(path), text) == expected
 
 
 @pytest.mark.parametrize(
@@ -139,7 +126,7 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "wanted"),
+    ("name", "text", "expected"),
     [
         ("mine_of_test:short", "12345", 0.5),
         ("mine_of_test:short(limit=20)", "12345", 0.75),
@@ -147,8 +134,8 @@ def mine(tmp_path, monkeypatch):
         ("repetition(run=1)", "a a", 0.5),
     ],
 )
-def test_a_function_of_the_user_and_its_keywords(mine, name, text, wanted):
-  assert score(name, text) == wanted
+def test_a_function_of_the_user_and_its_keywords(mine, name, text, expected):
+  assert score(name, text) == expected
 
 
 @pytest.mark.parametrize(
@@ -171,7 +158,7 @@ def test_a_scorer_that_cannot_be(mine, name, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("steps*0.5", ("steps", 0.5, 0.5)),
         ("length*-0.3", ("length", -0.3, -0.3)),
@@ -179,9 +166,9 @@ def test_a_scorer_that_cannot_be(mine, name, words):
         ("a/b*c.json*1e-1..2", ("a/b*c.json", 0.1, 2.0)),
     ],
 )
-def test_a_term_is_a_name_and_weights(text, wanted):
+def test_a_term_is_a_name_and_weights(text, expected):
   found = scorers.term(text)
-  assert found == wanted
+  assert found == expected
   other = "mine:f(a=1, b=(2, 3))*1"
   assert scorers.terms(f" {text}, length*1,{other}") == (
       found,

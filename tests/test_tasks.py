@@ -126,7 +126,7 @@ def test_ramble_repeats_each_step_up_to_twice():
 
 
 def test_sloppy_gets_three_steps_in_ten_wrong():
-  """Its steps are consistent: each one starts from the (wrong) total.
+  """Its steps are consistent: each one starts from the incorrect total.
 
   An error towards below 0 is held at 0 and may be none: a little under 0.3.
   About 1800 steps: one standard error is 0.011. 0.7 ** 3 = 0.34 of 3 steps.
@@ -153,7 +153,7 @@ HAND = Row("2,3,7:13=", "13", 3)
         "2*3=6;6+7=13#",
         "3*2=6;7+6=13#",  # either order
         "2+3=5;5*7=35?2*3=6;6+7=13#",  # a retry
-        "2+3=9?7?2*3=6;6+7=13#",  # an attempt given up may be anything
+        "2+3=9?7?2*3=6;6+7=13#",  # an abandoned attempt may be anything
         "?2*3=6;6+7=13#",
     ],
 )
@@ -166,8 +166,8 @@ def test_countdown_correct(text):
     "text",
     [
         *["", "#", "?#", ";#", "13#", "=13#", "2*3=6;6+7=13", "#2*3=6;6+7=13"],
-        "2*3=6;6+7=13?",  # right, and given up
-        "2*3=7;7+7=14#",  # wrong arithmetic
+        "2*3=6;6+7=13?",  # correct, but abandoned
+        "2*3=7;7+7=14#",  # incorrect arithmetic
         "2*3=5;5+7=13#",  # all numbers used, the target claimed
         "2*3=5;6+7=13#",
         "2+3=5;5*7=35#",  # claims success after failing
@@ -227,13 +227,13 @@ def test_countdown_problems_can_be_solved():
 
 
 def test_countdown_styles():
-  """search tries again until it is right; hasty claims its first attempt."""
+  """search tries again until it is correct; hasty claims its first attempt."""
   retried, hasty_right = 0, 0
   for row, rng in some(countdown, 200):
     search = countdown.demonstrate(row, "search", rng)
     assert countdown.verify(search, row)
     for failed in search[:-1].split("?")[:-1]:
-      assert not countdown.verify(failed + "#", row), "gave up a right one"
+      assert not countdown.verify(failed + "#", row), "abandoned a correct one"
     retried += "?" in search
     hasty = countdown.demonstrate(row, "hasty", rng)
     assert "?" not in hasty and hasty.endswith("#")
@@ -274,11 +274,11 @@ def hashed(prompt):
 def test_split_is_pinned():
   """These 14 of the 81 sums are held out, today and in every version."""
   sums = [f"{a}+{b}=" for a in range(1, 10) for b in range(1, 10)]
-  wanted = (
+  expected = (
       "1+2= 2+7= 3+4= 3+7= 4+5= 4+9= 5+6= 6+3= 6+7= 7+5= 7+8= 8+3= 8+6= 9+3="
   )
-  assert [s for s in sums if tasks.held_out(s)] == wanted.split()
-  assert [s for s in sums if hashed(s)] == wanted.split()
+  assert [s for s in sums if tasks.held_out(s)] == expected.split()
+  assert [s for s in sums if hashed(s)] == expected.split()
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -320,6 +320,6 @@ def test_evaluation_rows_of_a_small_level():
   """
   prompts = [f"{a}+{b}=" for a in range(1, 10) for b in range(1, 10)]
   prompts += [f"{a}-{b}=" for a in range(1, 10) for b in range(1, a + 1)]
-  wanted = {p for p in prompts if hashed(p)}
-  rows = tasks.evaluation_rows(arithmetic, (2,), len(wanted))
-  assert {row.prompt for row in rows} == wanted and len(wanted) == 27
+  expected = {p for p in prompts if hashed(p)}
+  rows = tasks.evaluation_rows(arithmetic, (2,), len(expected))
+  assert {row.prompt for row in rows} == expected and len(expected) == 27

@@ -36,7 +36,7 @@ COLUMNS = ("question", "answer", "difficulty", "response", "chosen", "rejected")
 
 
 class DataError(ValueError):
-  """One line that says which data cannot be used, and the remedy."""
+  """One line: which data cannot be used, and the remedy."""
 
 
 class Example(NamedTuple):
@@ -44,9 +44,8 @@ class Example(NamedTuple):
 
   Attributes:
     question: text before any template.
-    answer: the reference answer. For code a JSON object: {"tests", "names",
-      "prompt"} for asserts, {"cases"} for pairs of input and output. May be ''
-      only if there is a response.
+    answer: the reference answer; '' only beside a response. For code a JSON
+      object: {"tests", "names", "prompt"}, or {"cases"} of (input, output).
     kind: of verifier.
     difficulty: rounded down; 0 if the set gives none.
     source: name of the set, or the path.
@@ -105,8 +104,7 @@ def parse(text: str, default_split: str = "train") -> Source:
 
   Args:
     text: in the syntax of this module's docstring.
-    default_split: of a known set, if neither the text nor the name of the file
-      says the split, and the set has it.
+    default_split: of known sets, where neither text nor file name says one.
 
   Raises:
     DataError: it is neither a known set nor a path nor a hub id.
@@ -132,14 +130,15 @@ def parse(text: str, default_split: str = "train") -> Source:
     hint = hint or f"; there are {', '.join(KNOWN)}"
     raise DataError(f"{text}: {name!r} is no known set{hint}")
   if text and pathlib.Path(text).exists():
-    known = _named_like(pathlib.Path(text))
-    if known:
-      return parse(f"{known}@{text}", default_split)
+    stem = pathlib.Path(text).name.partition(".")[0].lower()
+    for known, (hub, *_) in KNOWN.items():
+      if hub.partition("/")[2].lower() == stem:  # named like its repository
+        return parse(f"{known}@{text}", default_split)
     return Source(text, "", "", text)
   place, _, split = text.partition(":")
-  hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place)
+  is_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place)
   is_file = _suffix(pathlib.Path(place)) in READERS
-  if (hub and not is_file) or (place and pathlib.Path(place).exists()):
+  if (is_hub and not is_file) or (place and pathlib.Path(place).exists()):
     return Source(text, "", split, place)
   raise DataError(
       f"{text}: neither a known set, nor a file or directory, nor a hub id"
@@ -147,26 +146,11 @@ def parse(text: str, default_split: str = "train") -> Source:
   )
 
 
-def _named_like(path: pathlib.Path) -> str:
-  """The known set whose repository has the name of the file, or ''."""
-  stem = path.name.partition(".")[0].lower()
-  names = {known.hub.partition("/")[2].lower(): x for x, known in KNOWN.items()}
-  return names.get(stem, "")
-
-
-class Part(NamedTuple):
-  """A source and its weight in the mixture; None without a weight."""
-
-  source: Source
-  weight: float | None
+Part = tuple[Source, float | None]  # with its weight in the mixture, if any
 
 
 def parse_all(text: str, default_split: str) -> list[Part]:
-  """Parses 'SOURCE*WEIGHT,SOURCE,...'.
-
-  Raises:
-    DataError: a source cannot be parsed, or a weight is not positive.
-  """
+  """Parses 'SOURCE*WEIGHT,SOURCE,...'; raises DataError, as `parse`."""
   parts = []
   for item in filter(None, (x.strip() for x in text.split(","))):
     place, mark, suffix = item.rpartition("*")
@@ -176,7 +160,7 @@ def parse_all(text: str, default_split: str) -> list[Part]:
       mark, weight = "", None
     if weight is not None and not 0 < weight < math.inf:
       raise DataError(f"{item}: a weight must be more than 0")
-    parts.append(Part(parse(place if mark else item, default_split), weight))
+    parts.append((parse(place if mark else item, default_split), weight))
   return parts
 
 
@@ -199,11 +183,7 @@ def columns(text: str) -> dict[str, str]:
 
 
 def files(source: Source) -> list[tuple[str, pathlib.Path]]:
-  """The files of a source: (name to show, path), sorted by name.
-
-  Raises:
-    DataError: the hub does not answer, or no file belongs to the split.
-  """
+  """The files of a source: (name to show, path), sorted by name."""
   root = pathlib.Path(source.place)
   known = KNOWN.get(source.name)
   pattern = known.splits[source.split] if known else f"*{source.split}*"
@@ -312,18 +292,16 @@ READERS = {
     ".json": _json,
     ".parquet": _parquet,
     ".array_record": _array_record,
-    ".arrayrecord": _array_record,
 }
 
 
 def read(source: Source) -> Iterator[tuple[str, dict | None]]:
   """Yields ('file:row', row) of all files; None for a row that is no object.
 
-  In text files the number of a row is that of its line; blank lines are
-  skipped.
+  In text files rows are numbered as lines; blank lines are skipped.
 
   Raises:
-    DataError: a file is damaged, or of an unknown format.
+    DataError: a file is missing, damaged, or of an unknown format.
   """
   for name, path in files(source):
     reader = READERS.get(_suffix(path))

@@ -54,16 +54,11 @@ class Prepared(grain.sources.RandomAccessDataSource):
     fields = {name: record[name] for name in tasks.Row._fields}
     return tasks.Row(**fields)
 
-  def has_demonstration(self, index: int, rejected: bool) -> bool:
-    """Whether a row has a response to imitate, and a rejected one if asked."""
-    row = self[index]
-    return bool(row.response and (row.rejected or not rejected))
-
 
 def prepared(
     directory: pathlib.Path, use: str
 ) -> tuple[list[Prepared], list[float]]:
-  """The sources in a directory of --stage=prepare, and their weights.
+  """The sources that --stage=prepare wrote, and their weights.
 
   Args:
     directory: that holds data.json.
@@ -111,12 +106,7 @@ class Mixed(grain.sources.RandomAccessDataSource):
   """An endless stream of rows of files, shuffled and mixed: (id, row) by id.
 
   An id is a position in the stream, so a row of a later epoch is a prompt of
-  its own, with other sampling noise.
-
-  Args:
-    sources: to mix.
-    weights: of the sources; they need not sum to 1.
-    seed: of the order.
+  its own, with other sampling noise. Weights need not sum to 1.
   """
 
   def __init__(self, sources: list[Prepared], weights: list[float], seed: int):
@@ -136,21 +126,20 @@ def pairs(
     *,
     rejected: bool = False,
 ) -> grain.MapDataset:
-  """(prompt, response) of prepared rows, or preference pairs, shuffled.
-
-  Args:
-    sources: to mix.
-    weights: of the sources.
-    seed: of the order.
-    rejected: whether to give (prompt, response, rejected response).
+  """(prompt, response) of a mixture, or (prompt, response, rejected).
 
   Raises:
-    DataError: a source has no such row.
+    DataError: a source has no row with these texts.
   """
+
+  def texts(row):
+    pair = row.prompt, row.response
+    return (*pair, row.rejected) if rejected else pair
+
   positions = []
   for number, source in enumerate(sources):
     rows = range(len(source))
-    found = [i for i in rows if source.has_demonstration(i, rejected)]
+    found = [(number, i) for i in rows if all(texts(source[i])[1:])]
     if not found:
       raise datasets.DataError(
           f"data.train: no row of source {number} has"
@@ -158,15 +147,9 @@ def pairs(
           " from; name its columns in data.columns, or skip this stage"
           " (sft.skill.steps = 0)"
       )
-    positions.append([(number, i) for i in found])
-
-  def texts(position):
-    number, index = position
-    row = sources[number][index]
-    pair = row.prompt, row.response
-    return (*pair, row.rejected) if rejected else pair
-
-  return _mix(positions, weights, seed).map(texts)
+    positions.append(found)
+  mixed = _mix(positions, weights, seed)
+  return mixed.map(lambda position: texts(sources[position[0]][position[1]]))
 
 
 def iterate(dataset: grain.MapDataset, batch: int):

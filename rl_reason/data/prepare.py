@@ -214,8 +214,7 @@ class _Preparation:
       for index in range(reader.num_records()):
         row = json.loads(reader.read(index, index + 1)[0])
         if tally.use == "train" and row["key"] in self._screen.contradicted:
-          fault = screening.CONTRADICTION, row["question"]
-          tally.drop(row["where"], fault)
+          tally.drop(row["where"], (screening.CONTRADICTION, row["question"]))
         else:
           write(row)
           tally.keep(row)
@@ -228,10 +227,8 @@ class _Preparation:
 
 def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   """A hash of everything that a preparation depends on."""
-  names = ["tokenizer", "rollout.max_prompt", "rollout.max_tokens"]
-  names.append(
-      "reward.seconds"
-  )  # decides which reference answers take too long
+  # reward.seconds decides which reference answers take too long to verify.
+  names = "tokenizer rollout.max_prompt rollout.max_tokens reward.seconds"
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
@@ -239,7 +236,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   parts += [
       f"{name}={value}"
       for name, value in sorted(config_lib.flat(config).items())
-      if name.startswith("data.") or name in names
+      if name.startswith("data.") or name in names.split()
   ]
   for path in paths:
     stat = path.stat()
@@ -299,7 +296,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
           f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
           " out"
       )
-  weights = [part.weight for part in parts["train"]]
+  weights = [weight for _, weight in parts["train"]]
   if any(weights):
     weights = [1.0 if x is None else x for x in weights]
   else:  # every row is drawn equally often
@@ -333,8 +330,8 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     the directory, for `pipelines.prepared`.
 
   Raises:
-    DataError: a source cannot be read, no row of it is left, or training rows
-      are evaluation rows and the config does not say what to do about it.
+    DataError: a source cannot be read, no row of it is left, or a training row
+      is an evaluation row and the config does not say what to do about it.
     Stopped: by SIGTERM; no directory is left that would be taken for complete.
   """
   place = workdir / "data"
@@ -344,7 +341,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
         evaluate=datasets.parse_all(d.evaluate, "test"),
         train=datasets.parse_all(d.train, "train"),
     )
-    sources = [part.source for part in parts["evaluate"] + parts["train"]]
+    sources = [source for source, _ in parts["evaluate"] + parts["train"]]
     tok_path = tokenizer_path(config, resolve(config))
     identity = _identity(config, tok_path, sources)
     report = place / "data.json"
