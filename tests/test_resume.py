@@ -12,8 +12,8 @@ import tiny_session
 from rl_reason.structs import Stopped
 from rl_reason.training import rl, sft
 
-pytestmark = pytest.mark.usefixtures("compiled", "half_correct")
-compiled = tiny_session.compiled
+pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
+shared_programs = tiny_session.shared_programs
 half_correct = tiny_session.half_correct
 # Everything that a run may carry from one step to the next.
 ALL_STATE = dict(
@@ -107,6 +107,5 @@ def test_partial_rollouts_resume(tmp_path):
 
 
 def test_sft_resumes(tmp_path):
-  """Stopped in the second step of the first phase."""
-  interruption = dict(stop_at=1)
-  assert_same(tmp_path, run_sft, "habits", {}, interruption, Stopped)
+  changes, interruption = dict(sft__habits__steps=0), dict(stop_at=1)
+  assert_same(tmp_path, run_sft, "skill", changes, interruption, Stopped)

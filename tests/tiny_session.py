@@ -14,6 +14,7 @@ from rl_reason import checks
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
 from rl_reason.randomness import key
+from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.session import open_session
 from rl_reason.tasks import arithmetic
 from rl_reason.training import optimizer
@@ -113,6 +114,21 @@ def compiled(tmp_path_factory):
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
   yield
   jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture
+def shared_programs(monkeypatch):
+  """Sessions of one test, whose configs are equal, share their programs."""
+  executables = {}
+
+  def call(program, *args):
+    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), args)
+    signature = program._name, str(shapes)
+    if signature not in executables:
+      executables[signature] = program._fn.lower(*args).compile()
+    return executables[signature](*args)
+
+  monkeypatch.setattr(CompiledOnce, "__call__", call)
 
 
 @pytest.fixture
