@@ -310,11 +310,32 @@ def warnings(c: ml_collections.ConfigDict) -> list[str]:
           f" come again within {c.advantage.history} steps; {alone}: use fewer"
           " task.difficulties, or raise advantage.history"
       )
+  out += _off_policy(c)
   by_type = c.advantage.groups == "type" or "types_B" in config.needs(c)
   if by_type and len(c.task.difficulties) == 1:
     out.append(
         f"task.difficulties = {c.task.difficulties}: problems of one type are"
         " the whole batch"
+    )
+  return out
+
+
+def _off_policy(c) -> list[str]:
+  """Rollouts that another policy samples, without a correction."""
+  out = []
+  exact = dict(weights=("same", c.model.dtype), cache=("same",))
+  for name, values in exact.items():
+    if c.rollout[name] not in values and c.correction.name == "none":
+      out.append(
+          f"rollout.{name} = {c.rollout[name]!r} samples from another policy"
+          " than the one that learns (rollout/sampler_trainer_kl);"
+          " correction.name = 'truncate' corrects for the mismatch"
+      )
+  if c.rollout.partial_across_steps:
+    out.append(
+        "rollout.partial_across_steps fills batches with the responses that"
+        " finish first, a bias towards short responses; the tokens of long ones"
+        " come partly from an older policy"
     )
   return out
 

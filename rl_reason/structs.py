@@ -1,4 +1,4 @@
-"""The arrays that flow from box to box, and the legend of shape letters.
+"""The arrays that flow between functions, and the legend of shape letters.
 
 Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
 
@@ -176,25 +176,6 @@ class Batch:
   age_B: Array
   values_BT: Array
   returns_BT: Array
-
-
-@struct.dataclass
-class History:
-  """Responses of recent RL steps, newest last, for the advantage `temporal`.
-
-  Attributes:
-    tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.
-    logps_HT: float32, of the policy that sampled them.
-    rewards_H: float32.
-    problems_H: int32, as in Experience.
-  """
-
-  tokens_HL: Array
-  start_H: Array
-  mask_HT: Array
-  logps_HT: Array
-  rewards_H: Array
-  problems_H: Array
 
 
 @struct.dataclass

@@ -6,7 +6,6 @@ from typing import Any
 from rl_reason.scale import sharding
 from rl_reason.structs import (
     Experience,
-    History,
     RunError,
     TrainState,
     Tree,
@@ -36,7 +35,7 @@ class RLState:
   critic: TrainState | None
   collector: Any
   kept: Experience | None
-  history: History | None
+  history: Tree | None
   coefs: dict[str, float]
   counters: dict[str, float]
   base_digest: int

@@ -4,9 +4,29 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from flax import struct
 
 from rl_reason.algorithms import variants
-from rl_reason.structs import Array, Experience, History, Rollouts, Tree
+from rl_reason.structs import Array, Experience, Rollouts, Tree
+
+
+@struct.dataclass
+class History:
+  """Responses of recent RL steps, newest last, for the advantage `temporal`.
+
+  Attributes:
+    tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.
+    logps_HT: float32, of the policy that sampled them.
+    rewards_H: float32.
+    problems_H: int32, as in Experience.
+  """
+
+  tokens_HL: Array
+  start_H: Array
+  mask_HT: Array
+  logps_HT: Array
+  rewards_H: Array
+  problems_H: Array
 
 
 def from_rows(rows: Experience, rewards_B: Array) -> History:

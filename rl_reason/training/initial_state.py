@@ -10,7 +10,7 @@ from rl_reason.monitoring import rl_metrics
 from rl_reason.randomness import key
 from rl_reason.scale import linear, sharding
 from rl_reason.session import Session, open_stage
-from rl_reason.structs import Experience, History, RunError, Tree
+from rl_reason.structs import Experience, RunError, Tree
 from rl_reason.training import history as history_lib, programs
 from rl_reason.training.optimizer import abstract_state, init_state, new_state
 
@@ -143,7 +143,9 @@ def load(
   return params, critic_state and critic_state.params, step
 
 
-def _no_rows(session: Session) -> tuple[Experience | None, History | None]:
+def _no_rows(
+    session: Session,
+) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
   c = session.config
   no_rows = programs.empty_rows(c, c.rollout.batch)

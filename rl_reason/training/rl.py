@@ -81,11 +81,13 @@ def train(
   del refill["batches"]  # of the collector
   collector, clock = state.collector, state.collector.clock
   logger = rl_metrics.StepLogger(session.log, session.display, clock)
-  stage = open_stage(session, "rl", **_kept_checkpoints(c))
+  keep = dict(
+      keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
+  )
+  stage = open_stage(session, "rl", **keep)
   if stage.restore(state) and _is_complete(session, state):
     stage.checkpoints.close()
     return policy(state.policy.params)
-  _warn_if_off_policy(session)
 
   clock.skip()
   with stage.running("RL", c.rl.steps, state, logger.flush):
@@ -191,12 +193,6 @@ def train(
   return policy(state.policy.params)
 
 
-def _kept_checkpoints(c) -> dict[str, int]:
-  return dict(
-      keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
-  )
-
-
 def _is_complete(session: Session, state: RLState) -> bool:
   """Whether a restored run has nothing left to do.
 
@@ -215,25 +211,6 @@ def _is_complete(session: Session, state: RLState) -> bool:
         f"this run is complete: {state.step} of {total} RL steps"
     )
   return complete
-
-
-def _warn_if_off_policy(session: Session) -> None:
-  """Warns of rollouts that are off-policy without a correction."""
-  c, say = session.config, session.display.say
-  exact = dict(weights=("same", c.model.dtype), cache=("same",))
-  for name, values in exact.items():
-    if c.rollout[name] not in values and c.correction.name == "none":
-      say(
-          f"warning: rollout.{name} = {c.rollout[name]!r} samples from another"
-          " policy than the one that learns (rollout/sampler_trainer_kl);"
-          " correction.name = 'truncate' corrects for the mismatch"
-      )
-  if c.rollout.partial_across_steps:
-    say(
-        "warning: rollout.partial_across_steps fills batches with the responses"
-        " that finish first, a bias towards short responses; the tokens of long"
-        " ones come partly from an older policy"
-    )
 
 
 def _log_samples(

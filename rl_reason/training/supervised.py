@@ -173,9 +173,7 @@ def train(
       stage.check_stop()
       # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
-      packed = packing.pack(
-          tokens_BL, start_B, mask_BT, micro_batch_rows, unit
-      )
+      packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)
       placed = sharding.put_packed(mesh, packed), sharding.put(
           mesh, mask_BT, "batch"
       )
