@@ -22,7 +22,7 @@ setuptools.setup(
     python_requires=">=3.11",
     # Only the package: `configs` is found in the working copy.
     packages=setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
-    package_data={"": ["*.html.in", "*.toml"]},
+    package_data={"": ["*.in", "*.toml"]},
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
     # Bounded above where a minor version may change what the code relies on:
     # meshes and shardings, the format of checkpoints, structs.

@@ -107,6 +107,10 @@ def rollouts_of(tok, texts, truncated, slots=6):
   )
 
 
+def grade(*args):
+  return grading.start_grading(*args)()
+
+
 @pytest.fixture(scope="module")
 def tok():
   return tokenizer.characters(arithmetic.ALPHABET)
@@ -117,7 +121,7 @@ def test_each_response_is_graded_with_its_own_row(tok):
   texts = ["#1", "#2", "1;#1", "#1", "#2", "#2"]
   rollouts = rollouts_of(tok, texts, [False] * 5 + [True])
   rows = [Row("1=", "1", 2), Row("1=", "2", 2)]
-  graded, correct_B, failures = grading.grade(arithmetic, tok, rollouts, rows)
+  graded, correct_B, failures = grade(arithmetic, tok, rollouts, rows)
   assert graded == texts
   assert correct_B.tolist() == [1, 0, 1, 0, 1, 0], "truncated: incorrect"
   assert correct_B.dtype == np.float32
@@ -141,7 +145,7 @@ def test_grading_survives_its_verifier(tok):
   row, task = Row("1=", "1", 2), types.SimpleNamespace(
       problem=lambda rng, level: None, verify=verify
   )
-  _, correct_B, failures = grading.grade(task, tok, rollouts, [row])
+  _, correct_B, failures = grade(task, tok, rollouts, [row])
   assert correct_B.tolist() == [1, 0, 0, 0]
   assert failures == 2
   assert seen == [("#1", row), ("#2", row), ("#3", row)], "not the truncated"

@@ -232,7 +232,6 @@ def test_llama3_frequencies_by_hand():
 
 
 WINDOW = dict(sliding_window=16, use_sliding_window=True)
-KINDS = ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize(
@@ -242,9 +241,8 @@ KINDS = ["full_attention", "sliding_attention"]
         ("mistral", dict(sliding_window=16), 16),
         ("mistral", dict(sliding_window=4096), 128),
         ("qwen2", WINDOW | dict(use_sliding_window=False), 128),
-        ("qwen2", WINDOW | dict(max_window_layers=2), 16),
-        ("qwen3", WINDOW | dict(max_window_layers=3), 128),
-        ("qwen3", WINDOW | dict(layer_types=KINDS), 16),
+        ("qwen2", WINDOW, 16),
+        ("qwen3", WINDOW | dict(max_position_embeddings=8), 8),
     ],
 )
 def test_the_context_ends_where_a_sliding_window_hides_tokens(
@@ -289,7 +287,6 @@ def intact(tmp_path_factory):
         ("llama", scaled(factor="8"), "rope_scaling.factor = '8'"),
         ("llama", scaled(low_freq_factor=4.0), "must be below high_freq_facto"),
         ("llama", scaled(mrope_section=[1]), "rope_scaling.mrope_section"),
-        ("qwen2", dict(layer_types=["linear_attention"]), "layer_types = "),
         ("mistral", dict(sliding_window=-1), "sliding_window = -1"),
         # config.json contradicts the tensors.
         ("qwen2", dict(num_hidden_layers=2**40), "only 38 tensors"),

@@ -151,7 +151,8 @@ def respond(
     real = operator.itemgetter(slice(len(part) * group_size))
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
-    texts_B, correct_B, failed = grading.grade(task, tok, rollouts, part)
+    wait = grading.start_grading(task, tok, rollouts, part)
+    texts_B, correct_B, failed = wait()
     failures += failed
     stats_B3 = np.stack(
         [correct_B, rollouts.lengths_B, rollouts.truncated_B], -1

@@ -14,34 +14,24 @@ from rl_reason import tasks
 from rl_reason.data import tokenizer
 from rl_reason.structs import Rollouts
 
-# texts [B], correct [B] float32 in {0, 1}, and how often the verifier failed.
+# texts [B], correct [B] float32 in {0, 1}, and number of verifier failures.
 Grades = tuple[list[str], np.ndarray, int]
 
 
-def grade(task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]) -> Grades:
-  """Grades responses; waits for the verifier.
+def start_grading(
+    task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
+) -> Callable[[], Grades]:
+  """Starts to verify responses; the result is a function that waits.
+
+  With several processes the first one verifies and broadcasts: a verifier that
+  times out on one machine only would otherwise give the processes different
+  rewards.
 
   Args:
     task: has the verifier.
     tok: the tokenizer.
     rollouts: B responses on the host.
     rows: the rows that they answer; B / len(rows) adjacent responses each.
-
-  Returns:
-    the texts, correct [B] float32 in {0, 1}, and the number of responses on
-    which the verifier itself failed.
-  """
-  return start_grading(task, tok, rollouts, rows)()
-
-
-def start_grading(
-    task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
-) -> Callable[[], Grades]:
-  """Starts `grade` in the background and returns the function that waits.
-
-  With several processes the first one verifies and broadcasts: a verifier that
-  times out on one machine only would otherwise give the processes different
-  rewards.
   """
   prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
   texts = tokenizer.decode(

@@ -13,6 +13,7 @@ CONFIG = "config.json"
 # Heads of a model, by the suffix of its class in transformers: ForCausalLM ...
 CAUSAL_LM, TOKEN_CLASSIFIER = "CausalLM", "TokenClassification"
 SEQUENCE_CLASSIFIER = "SequenceClassification"
+CRITICS = (TOKEN_CLASSIFIER, SEQUENCE_CLASSIFIER)
 
 
 class Family(NamedTuple):
@@ -20,8 +21,8 @@ class Family(NamedTuple):
 
   Attributes:
     name: prefix of the classes of transformers.
-    qkv_bias, o_bias, mlp_bias: the field that enables the bias, or a constant.
-    window: likewise for the sliding window.
+    qkv_bias, o_bias, mlp_bias, window: whether there are biases and a sliding
+      window: a constant, or the field that says so.
     qk_norm: whether queries and keys are normalized.
     head_dim: default; None for hidden_size / num_attention_heads.
     even: whether the heads must divide hidden_size.
@@ -37,22 +38,12 @@ class Family(NamedTuple):
   even: bool = False
 
 
+BIAS, WINDOW = "attention_bias", "use_sliding_window"
 FAMILIES = {
-    "llama": Family(
-        "Llama",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        even=True,
-    ),
-    "qwen2": Family("Qwen2", qkv_bias=True, window="use_sliding_window"),
+    "llama": Family("Llama", BIAS, BIAS, "mlp_bias", even=True),
+    "qwen2": Family("Qwen2", qkv_bias=True, window=WINDOW),
     "qwen3": Family(
-        "Qwen3",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        window="use_sliding_window",
-        qk_norm=True,
-        head_dim=128,
+        "Qwen3", BIAS, BIAS, window=WINDOW, qk_norm=True, head_dim=128
     ),
     "mistral": Family("Mistral", window=True),
 }
@@ -89,20 +80,17 @@ def class_name(config: dict[str, Any], head: str) -> str:
   return f"{_family(config).name}For{head}"
 
 
-def heads(is_critic: bool) -> tuple[str, ...]:
-  """Returns the heads of critics or of language models, the default first."""
-  if is_critic:
-    return TOKEN_CLASSIFIER, SEQUENCE_CLASSIFIER
-  return (CAUSAL_LM,)
-
-
-def check(config: dict[str, Any], is_critic: bool) -> str:
+def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
   """Refuses what the decoder would compute differently; returns the head.
+
+  Args:
+    config: a config.json.
+    heads: possible heads; the first one if the config names none.
 
   Raises:
     CheckpointError: names the field.
   """
-  classes = {class_name(config, head): head for head in heads(is_critic)}
+  classes = {class_name(config, head): head for head in heads}
   names = config.get("architectures") or list(classes)[:1]
   if names not in [[name] for name in classes]:
     wanted = " or ".join(repr([name]) for name in classes)
@@ -219,21 +207,12 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def context(config: dict[str, Any]) -> int:
-  """Returns the tokens up to which each token attends to all before it."""
-  kinds = config.get("layer_types")
-  kinds = [] if kinds is None else kinds
-  supported = {"full_attention", "sliding_attention"}
-  if not isinstance(kinds, list) or not set(map(str, kinds)) <= supported:
-    _refuse("layer_types", kinds, "is not supported")
+  """Returns the tokens up to which no position or sliding window is exceeded.
+
+  A window counts if it is enabled, even if only some layers have it.
+  """
   positions = _count(config, "max_position_embeddings", sys.maxsize)
-  window = _family(config).window
-  if not _flag(config, window):
-    return positions
-  slides = window is True or "sliding_attention" in kinds
-  if not slides and not kinds:  # by depth: the first layers attend to all
-    full_layers = _count(config, "max_window_layers", sys.maxsize)
-    slides = full_layers < config["num_hidden_layers"]
-  if not slides:
+  if not _flag(config, _family(config).window):
     return positions
   return min(positions, _count(config, "sliding_window", sys.maxsize))
 

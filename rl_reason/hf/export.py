@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import jax
+import jinja2
 
 from rl_reason import config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
@@ -60,60 +61,34 @@ def run(session: Session, which: str) -> None:
     checkpoints.close()
 
 
-CARD = """\
----
-library_name: transformers
-tags: [rl_reason, rl]
-{base}---
-
-# {name}, step {step}
-
-Trained by rl_reason on the task {task}, from {start}, with {step} steps of
-RL{lora}.
-
-## Held-out accuracy
-
-{scores}
-
-## Config
-
-{config}
-"""
-
-
 def model_card(config, workdir: pathlib.Path, step: int) -> str:
-  """Returns README.md: origin of the model, accuracy, and config.
+  """Returns README.md: origin of the model, accuracy before and after, config.
 
   Args:
     config: of the run.
-    workdir: of the run; its evaluations before RL and at `step` are shown.
+    workdir: of the run; its evaluations are read.
     step: step of RL.
   """
-  path = config.model.path
   evaluated = {
       line["step"]: line
       for line in metrics.read_jsonl(workdir / "metrics.jsonl")
       if line["stage"] == "evaluate" and line["step"] in (0, step)
   }
-  steps = sorted(evaluated)
-  scores = [
-      ["metric", *(f"step {x}" for x in steps)],
-      ["---"] * (1 + len(steps)),
-  ]
+  steps, path = sorted(evaluated), config.model.path
   names = evaluated[steps[-1]] if steps else {}
-  for name in sorted(x for x in names if x.startswith("val-core/")):
-    scores.append([name, *(json.dumps(evaluated[x].get(name)) for x in steps)])
-  lines = [f"| {' | '.join(row)} |" for row in scores]
-  rank = config.lora.rank
-  fields = config_lib.flat(config).items()
-  is_hub_id = path and not pathlib.Path(path).exists()
-  return CARD.format(
-      base=f"base_model: {path}\n" if is_hub_id else "",
+  text = (pathlib.Path(__file__).parent / "model_card.md.in").read_text()
+  return jinja2.Template(text, keep_trailing_newline=True).render(
+      base_model=path if not pathlib.Path(path).exists() else "",
       name=workdir.absolute().name,
       step=step,
       task=config.task.name,
-      start=path or "random initialization",
-      lora=f", with LoRA of rank {rank} merged into the weights" * bool(rank),
-      scores="\n".join(lines) if steps else "The run was not evaluated.",
-      config="\n".join(f"    {k} = {json.dumps(x)}" for k, x in fields),
+      start=path,
+      rank=config.lora.rank,
+      steps=steps,
+      scores={
+          name: [json.dumps(evaluated[x].get(name)) for x in steps]
+          for name in sorted(names)
+          if name.startswith("val-core/")
+      },
+      config={k: json.dumps(x) for k, x in config_lib.flat(config).items()},
   )

@@ -93,7 +93,9 @@ def find(
           f" {len(found)} tensors; is it the config of these files?"
       )
     expected = placements(table(cfg))
-    head = architecture.check(config, is_critic=SCORE in expected)
+    is_critic = SCORE in expected
+    heads = architecture.CRITICS if is_critic else (architecture.CAUSAL_LM,)
+    head = architecture.check(config, heads)
     if head == architecture.SEQUENCE_CLASSIFIER:
       del expected[SCORE_BIAS]  # transformers has none: ours stays 0
     tensors = _match(found, expected, cfg.tied)

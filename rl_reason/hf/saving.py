@@ -60,7 +60,9 @@ def save(
       finite in the dtype of the source.
   """
   places, leaves = placements(table), jax.tree.leaves(params)
-  head = head or architecture.heads(is_critic=SCORE in places)[0]
+  if not head:
+    is_critic = SCORE in places
+    head = architecture.CRITICS[0] if is_critic else architecture.CAUSAL_LM
   if head == SEQUENCE_CLASSIFIER:
     _drop_bias(leaves, places)
   tensors = source.tensors if source else {}
