@@ -2,7 +2,6 @@
 
 import collections
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,53 +10,9 @@ import pytest
 
 from rl_reason.verifiers import workers
 
-# What items do to their process, by name; run in workers only. Any of them
-# would end the process that runs the tests, too.
-
-
-def behave(how):
-  """Does `how` and returns, which most of `_TABLE` does not; echoes others."""
-  return _TABLE[how]() if how in _TABLE else how
-
-
-def _spin():
-  while True:
-    pass
-
-
-def _write_everywhere(data):
-  """Writes on every open descriptor, the socket to the pool among them."""
-  for descriptor in range(3, 20):
-    try:
-      os.write(descriptor, data)
-    except OSError:
-      pass
-
-
-def _fail():
-  raise KeyError("no such thing")
-
-
-_TABLE = {
-    "spin": _spin,
-    "spin in C": lambda: sum(range(10**12)),
-    "sleep": lambda: time.sleep(3600),
-    "nap": lambda: time.sleep(1.0),
-    "exit": lambda: os._exit(0),
-    "die": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "allocate": lambda: len(bytearray(10**10)),
-    "lie": lambda: _write_everywhere(b"[7, true, null]\n"),
-    "babble": lambda: _write_everywhere(b"all is well\n"),
-    "fail": _fail,
-    "flood": lambda: "x" * 3_000_000,
-    "print": lambda: print("[1, true, null]"),
-    "no JSON": object,
-    "pid": os.getpid,
-}
-
 
 def pool(count=1, seconds=1.0, **limits):
-  return workers.Pool("test_workers:behave", count, seconds, **limits)
+  return workers.Pool("misbehaviour:behave", count, seconds, **limits)
 
 
 def outcomes(items, *args, **limits):
@@ -203,7 +158,7 @@ def test_arguments_are_checked():
       workers.Pool(path)
   for limit in ("workers", "seconds", "megabytes"):
     with pytest.raises(ValueError, match=f"{limit} = 0"):
-      workers.Pool("test_workers:behave", **{limit: 0})
+      workers.Pool("misbehaviour:behave", **{limit: 0})
 
 
 def test_failures_are_counted_over_batches():

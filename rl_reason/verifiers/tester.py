@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 
 from rl_reason.verifiers import wire
 
@@ -71,16 +72,6 @@ def _exception(names: list, args, text: str, space: dict) -> Exception:
       except Exception:  # its constructor takes other arguments
         break
   return Exception(text)
-
-
-def _where(error: BaseException, tests: str) -> str:
-  """The line of the tests that raised."""
-  line, step = 0, error.__traceback__
-  while step:
-    if step.tb_frame.f_code.co_filename == "tests":
-      line = step.tb_lineno
-    step = step.tb_next
-  return tests.splitlines()[line - 1].strip() if line else ""
 
 
 class _Ended(BaseException):
@@ -163,7 +154,12 @@ class _Tests:
       pass
     except Exception as e:
       reason = {AssertionError: "incorrect", MemoryError: "memory"}.get(type(e))
-      detail = f"{type(e).__name__}: {e}: {_where(e, tests)}"[:500]
+      lines = [
+          tests.splitlines()[number - 1].strip()
+          for frame, number in traceback.walk_tb(e.__traceback__)
+          if frame.f_code.co_filename == "tests"
+      ]
+      detail = f"{type(e).__name__}: {e}: {''.join(lines[-1:])}"[:500]
       return self.verdict or [reason or "error", detail]
     if not self.calls:
       return ["error", "the tests do not call the candidate"]
