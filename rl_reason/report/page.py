@@ -292,7 +292,6 @@ def _pairs(rows: list[dict]) -> tuple[list[dict], str]:
     the pairs, and a remark if some do not fit.
   """
   rows = of_stage(rows, "evaluate")
-  ends = {rows[0]["step"], rows[-1]["step"]} if rows else set()
   pairs: dict[str, dict] = {}
   for row in rows:
     names = ("step", "correct", "truncated")
@@ -300,43 +299,39 @@ def _pairs(rows: list[dict]) -> tuple[list[dict], str]:
     if row["step"] == rows[0]["step"]:
       prompt, answer = _truncate(row["prompt"]), _truncate(row["answer"])
       pairs[row["prompt"]] = dict(prompt=prompt, answer=answer, sides=[side])
-    elif row["step"] in ends and row["prompt"] in pairs:
+    elif row["step"] == rows[-1]["step"] and row["prompt"] in pairs:
       pairs[row["prompt"]]["sides"][1:] = [side]
-  kept = _fit([[pair] for pair in pairs.values()], PAIRS_BYTES)
-  note = f"{len(kept)} of {len(pairs)} prompts; samples.jsonl has all."
-  return [pair for [pair] in kept], note if len(kept) < len(pairs) else ""
+  shown = _fit(list(pairs.values()), PAIRS_BYTES)
+  note = f"{len(shown)} of {len(pairs)} prompts; samples.jsonl has all."
+  return shown, note if len(shown) < len(pairs) else ""
 
 
 def _viewer(rows: list[dict]) -> tuple[list[dict], str]:
   """Returns responses token by token, and a remark if some do not fit."""
-  groups: dict[tuple[str, int], list[dict]] = {}
+  responses = []
   for row in rows:
     names = ("stage", "step", "correct", "truncated", "reward")
     one = {name: row.get(name) for name in names}
     one |= {name: _truncate(row[name]) for name in ("prompt", "answer")}
     for name in ("tokens", "logp", "advantage", "entropy"):
       one[name] = row[name][:MAX_TOKENS] if row.get(name) else None
-    one["length"] = len(row["tokens"])
-    groups.setdefault((row["stage"], row["step"]), []).append(one)
-  kept = sum(_fit(list(groups.values()), VIEWER_BYTES), [])
-  left_out = []
-  if len(kept) < len(rows):
-    left_out.append(f"{len(kept)} of {len(rows)} responses")
-  if any(row["length"] > MAX_TOKENS for row in kept):
+    responses.append(one | dict(length=len(row["tokens"])))
+  shown, left_out = _fit(responses, VIEWER_BYTES), []
+  if len(shown) < len(rows):
+    left_out.append(f"{len(shown)} of {len(rows)} responses")
+  if any(row["length"] > MAX_TOKENS for row in shown):
     left_out.append(f"at most {MAX_TOKENS} tokens of each")
   note = f"{', '.join(left_out)}; samples.jsonl has all."
-  return kept, note if left_out else ""
+  return shown, note if left_out else ""
 
 
-def _fit(groups: list[list[dict]], budget: int) -> list[list[dict]]:
-  """Drops every other group, repeatedly, until the JSON is within the budget.
+def _fit(rows: list[dict], budget: int) -> list[dict]:
+  """Drops every other row, repeatedly, until the JSON is within the budget.
 
-  The first and the last group are dropped last, and then row by row.
+  The last row is dropped last.
   """
-  sizes = {id(row): len(embed(row)) + 1 for group in groups for row in group}
-  while sum(sizes[id(row)] for group in groups for row in group) > budget:
-    if len(groups) > 2:
-      groups = [groups[0], *groups[1:-1][1::2], groups[-1]]
-    else:
-      groups = [group[1::2] for group in groups]
-  return [group for group in groups if group]
+  sizes = [len(embed(row)) + 1 for row in rows]
+  while sum(sizes) > budget:
+    half = slice(1 - len(rows) % 2, None, 2) if rows[1:] else slice(0)
+    rows, sizes = rows[half], sizes[half]
+  return rows
