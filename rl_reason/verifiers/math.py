@@ -117,7 +117,7 @@ def usable(reference: str) -> bool:
 
 
 def _fold(text: str) -> str:
-  """LaTeX without spaces and formatting, where the grammar fails."""
+  r"""Text without spaces and formatting, as in \text{\frac{1}{2}}."""
   try:
     text = lexer.clean(text)
   except lexer.Unreadable:
