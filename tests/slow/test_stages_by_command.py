@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT, child_env
@@ -13,8 +12,7 @@ DAPO = "--config=configs/dapo.py"
 
 
 def command(*flags, cwd=ROOT):
-  began = time.monotonic()
-  done = subprocess.run(
+  return subprocess.run(
       [sys.executable, "-m", "rl_reason.main", *flags],
       cwd=cwd,
       env=child_env(),
@@ -23,7 +21,6 @@ def command(*flags, cwd=ROOT):
       timeout=300,
       check=False,
   )
-  return done, time.monotonic() - began
 
 
 @pytest.mark.parametrize(
@@ -38,7 +35,7 @@ def command(*flags, cwd=ROOT):
 )
 def test_what_never_began_leaves_its_directory_free(flag, words, tmp_path):
   """Found before anything compiles; a mended command may come after it."""
-  done, _ = command(
+  done = command(
       DAPO + ":smoke",
       f"--config.{flag}",
       f"--workdir={tmp_path}",
@@ -52,9 +49,8 @@ def test_what_never_began_leaves_its_directory_free(flag, words, tmp_path):
 def test_smoke_evaluate_and_report(tmp_path):
   """The README's commands, small: every stage, then the stages on their own."""
   workdir = f"--workdir={tmp_path}"
-  done, seconds = command(DAPO + ":smoke", workdir)
+  done = command(DAPO + ":smoke", workdir)
   assert done.returncode == 0, done.stderr
-  assert seconds < 90
   last = done.stdout.splitlines()[-6:]
   assert "accuracy" in " ".join(last) and "report.html" in last[-1]
   assert (tmp_path / "report.html").stat().st_size < 2_000_000
@@ -68,16 +64,16 @@ def test_smoke_evaluate_and_report(tmp_path):
       assert m["rollout/logp_gap_max"] <= 1e-4
       assert m["actor/first_log_ratio_max"] <= 1e-5
 
-  done, _ = command("--stage=evaluate", workdir)
+  done = command("--stage=evaluate", workdir)
   assert done.returncode == 0, done.stderr
   again = json.loads((tmp_path / "evaluation-newest.json").read_text())
   final = [m for m in metrics if m["stage"] == "evaluate"][-1]
   shared = {k for k in final if k.startswith("val-core/")}
   assert shared and all(again[k] == final[k] for k in shared)
 
-  done, _ = command("--stage=evaluate", "--step=77", workdir)
+  done = command("--stage=evaluate", "--step=77", workdir)
   assert done.returncode == 1 and "--step = 77" in done.stderr
-  done, _ = command("--stage=report", workdir)
+  done = command("--stage=report", workdir)
   assert done.returncode == 0, done.stderr
-  done, _ = command(DAPO + ":smoke", workdir)
+  done = command(DAPO + ":smoke", workdir)
   assert done.returncode == 0 and "complete" in done.stdout
