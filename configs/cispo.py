@@ -1,8 +1,8 @@
-"""CISPO (arXiv:2506.13585): clips the weight, so every token goes on learning.
+"""CISPO (arXiv:2506.13585): clips the weight, so no token loses its gradient.
 
   python -m rl_reason.main --config=configs/cispo.py
 
-27% to 91% held out in 30 of its 40 steps (five seeds,
+Held-out accuracy: 27% to 91% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 2 minutes on 2 cores.
 """
 
@@ -10,7 +10,7 @@ from configs import base
 
 
 def get_config():
-  """Only the upper bound binds, as in the paper."""
+  """Only the upper bound is active, as in the paper."""
   c = base.get_config()
   c.surrogate.name = "cispo"
   c.surrogate.args = dict(clip_low=1.0, clip_high=4.0)

@@ -1,8 +1,8 @@
-"""DAPO on countdown: many responses are right, and searching is a skill.
+"""DAPO on countdown: many responses are correct, and search is a skill.
 
   python -m rl_reason.main --config=configs/countdown.py
 
-11% to 28% held out on seed 0, the one seed tried; a laptop task as well.
+Held-out accuracy: 11% to 28% (seed 0 only), on a laptop.
 """
 
 from configs import dapo

@@ -2,7 +2,8 @@
 
   python -m rl_reason.main --config=configs/dapo.py
 
-25% to 97% held out (five seeds, results/seeds.md), 2 minutes on 2 cores.
+Held-out accuracy: 25% to 97% (five seeds, results/seeds.md), 2 minutes on 2
+cores.
 """
 
 from configs import base

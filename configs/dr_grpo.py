@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/dr_grpo.py
 
-27% to 91% held out in 30 of its 40 steps (five seeds,
+Held-out accuracy: 27% to 91% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 2 minutes on 2 cores.
 """
 
@@ -10,7 +10,7 @@ from configs import base
 
 
 def get_config():
-  """No division by the spread of a group, nor by the length of a response."""
+  """No division by a group's std, nor by a response's length."""
   c = base.get_config()
   c.advantage.name = "group_mean"
   c.reduction.name = "constant"

@@ -2,13 +2,14 @@
 
   python -m rl_reason.main --config=configs/grpo.py
 
-25% to 93% held out (five seeds, results/seeds.md) in about a minute on 2 cores,
-sooner than DAPO: one round of generation a step instead of about seven.
+Held-out accuracy: 25% to 93% (five seeds, results/seeds.md) in about a minute on
+2 cores. Faster than DAPO: one round of generation per step instead of about
+seven.
 """
 
 from configs import base
 
 
 def get_config():
-  """GRPO as the base has it: symmetric clip, mean of means, no refill."""
+  """The base: symmetric clip, sample-level loss, no dynamic sampling."""
   return base.get_config()

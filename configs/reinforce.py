@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/reinforce.py
 
-27% to 85% held out in 30 of its 40 steps (five seeds,
+Held-out accuracy: 27% to 85% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 2 minutes on 2 cores.
 """
 

@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/reinforce_pp.py
 
-27% to 92% held out in 30 of its 40 steps (five seeds,
+Held-out accuracy: 27% to 92% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 2 minutes on 2 cores.
 """
 
@@ -10,7 +10,7 @@ from configs import base
 
 
 def get_config():
-  """One response a prompt; per token, what is still to come."""
+  """One response per prompt; returns-to-go per token."""
   c = base.get_config()
   c.rollout.group_size = 1
   c.advantage.name = "returns_to_go"

@@ -10,7 +10,7 @@ VARIANTS = ("", "control")
 
 
 def get_config(variant=""):
-  """variant: '', or 'control': RL's compute spent on more of the same SFT."""
+  """Variant 'control' spends RL's compute on more of the same SFT."""
   c = base.get_config()
   c.rl.steps = 0
   if variant == "control":
@@ -18,5 +18,5 @@ def get_config(variant=""):
     # generation + old log-probs + 3 for an update); an SFT step: 64 rows x 3.
     c.sft.habits.steps += 40 * 256 * (7 + 1 + 3) // (64 * 3)
   elif variant:
-    raise ValueError(f"sft.py:{variant}: there are {VARIANTS[1:]}")
+    raise ValueError("the variants are control and smoke")
   return c

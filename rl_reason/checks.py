@@ -57,6 +57,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   Raises:
     ConfigError: the first thing that is wrong.
   """
+  # Single fields first: combinations rely on types and bounds.
   values = config.flat(c)
   for name, spec in config.FIELDS.items():
     if problem := spec.problem(config.at(c, name)):
@@ -67,6 +68,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       raise config.no_such_field(c, name, value)
   for kind, known in functions.KINDS.items():
     functions.check(kind, config.at(c, known.field))
+  # Combinations are checked, and shown, with the defaults of all arguments.
   values = config.flat(config.with_defaults(c))
   try:
     for rules in (_task, _data, _model):

@@ -118,6 +118,7 @@ def _rollouts(c) -> None:
     )
   if r.batch % r.group_size:
     fail(f"rollout.group_size: must divide rollout.batch = {r.batch}")
+  # A group split over two minibatches would have two sets of token weights.
   if prompts % c.updates.minibatches:
     fail(
         f"updates.minibatches: must divide the {prompts} prompts of a batch:"
@@ -133,6 +134,7 @@ def _rollouts(c) -> None:
         f"rollout.group_size: {advantage} compares the responses to one prompt:"
         " use 2 or more, or advantage.groups = 'batch'"
     )
+  # Unfinished groups wait in slots of the sampler until the next round.
   if r.partial_groups:
     slots = r.slots or r.batch
     if not (d.enabled or r.partial_across_steps):
@@ -211,6 +213,7 @@ def _credit(c) -> None:
   low, high = sorted((c.reward.correct, c.reward.incorrect))
   if c.advantage.groups != "prompt" and "groups_B" not in inputs:
     fail(f"advantage.groups: {name} compares no groups: leave it at 'prompt'")
+  # MaxRL's objective is defined for success rates.
   if name == "max_rl" and (low, high) != (0, 1):
     fail(
         "advantage.name: divides by the mean of rewards in {0, 1}: set"
@@ -226,6 +229,7 @@ def _credit(c) -> None:
         "advantage.name: two-valued rewards have no degrees of confidence: use"
         " leave_one_out, or a reward model in reward.scorers"
     )
+  # A type is the difficulty of a problem.
   if not _has_types(c):
     remedy = "the sets of data.train have no difficulty (type): choose"
     if c.advantage.groups == "type":

@@ -39,6 +39,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
   """'; did you mean X?' for the most similar name, or ''."""
   known = list(known)
   last = name.rpartition(".")[2]
+  # A field may have moved to another section under the same last name.
   same = [x for x in known if x.rpartition(".")[2] == last]
   near = difflib.get_close_matches(name, known, 1) or same[:1]
   return f"; did you mean {near[0]}?" if near else ""
@@ -69,6 +70,7 @@ class Spec(NamedTuple):
     if self.kind is not None and not _is_a(value, self.kind):
       return f"must be {NAMES_OF_TYPES[self.kind]}"
     bounds = (("least", self.low), ("most", self.high))
+    # NaN compares as False, so it is outside of any bounds.
     inside = (self.low is None or value >= self.low) and (
         self.high is None or value <= self.high
     )
@@ -374,9 +376,11 @@ def _annotation(node: ast.expr | None, aliases) -> Spec:
       if name in _TYPES:
         return Spec(kind=_TYPES[name])
       if name in aliases:
+        # Without the alias itself, so that a circle of names ends.
         rest = {k: v for k, v in aliases.items() if k != name}
         return _annotation(aliases[name], rest)
     case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+      # `float | Array`: the config sets the part that has a plain type.
       spec = _annotation(left, aliases)
       return spec if spec.kind else _annotation(right, aliases)
     case ast.Subscript(value=outer, slice=inner):

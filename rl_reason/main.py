@@ -82,11 +82,13 @@ def _prepare(argv):
       )
     return config_lib.unflat(config_lib.load(saved)), pathlib.Path(workdir)
 
+  # Everything about the config, before the accelerator is touched.
   config, notes = checks.checked(path, given)
   for line in notes:
     print(line, flush=True)
   if _STAGE.value != "prepare":
     checks.files(config)
+  # A work directory holds one run: resume it only with the same numbers.
   workdir = pathlib.Path(workdir or _default_workdir(path, given))
   saved = workdir / "config.json"
   if saved.exists():

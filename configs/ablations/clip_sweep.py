@@ -7,11 +7,11 @@ from rl_reason import ablate
 
 
 def get_config():
-  """Countdown: many responses are right, so there is entropy to keep.
+  """Countdown: many responses are correct, so there is entropy to keep.
 
   16 minibatches and two epochs a rollout, so that the bound is reached, at half
-  the learning rate: at the whole one, and with soft punishment, five other
-  seeds learned nothing, whatever the bound.
+  the learning rate: at the full one, and with soft punishment, five other seeds
+  learned nothing, whatever the bound.
   """
   return ablate.ladder(
       title="The upper clip bound",

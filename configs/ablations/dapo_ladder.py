@@ -7,7 +7,7 @@ from rl_reason import ablate
 
 
 def get_config():
-  """Countdown, where many responses are right, with a cap that cuts searches.
+  """Countdown: many responses are correct; the length limit truncates searches.
 
   16 minibatches a rollout, so that the policy moves far enough for clips.
   """
