@@ -1,6 +1,5 @@
 """The reward model: what it learns, and where it is used."""
 
-import functools
 import json
 import shutil
 import types
@@ -18,7 +17,7 @@ from rl_reason.models import critic
 from rl_reason.reward_models import classifier, scorer, train
 from rl_reason.scale import sharding
 from rl_reason.structs import Rollouts, RunError
-from rl_reason.training import optimizer, packing, programs, value
+from rl_reason.training import programs, value
 
 compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 60
@@ -119,28 +118,6 @@ def test_the_score_depends_on_the_response_not_on_padding(trained):
     packed = padded.micro(other_BL, start_B, mask_BT)
     again_B = scores_of(trained.params, cfg, packed)
     np.testing.assert_array_equal(again_B, scores_B)
-
-
-@pytest.mark.slow
-def test_micro_batches_change_nothing(trained):
-  """Loss and gradient of 16 packed rows are those of 3 at a time."""
-  session, cfg = trained.session, trained.session.critic_cfg
-  tx = optimizer.from_config(
-      session.config.optimizer, lr=1e-2, schedule="constant", total=1
-  )
-  with jax.set_mesh(session.mesh):
-    pairs = next(train._pairs(session, evaluation=True))[:8]
-    rows = train._pack_pairs(session, pairs)
-    where = optimizer.state_shardings(critic.table(cfg), tx, session.mesh)
-    params = jax.tree.map(jax.numpy.copy, trained.params)
-    state = optimizer.new_state(params, tx, where)
-    update = jax.jit(functools.partial(train.preference_update, cfg=cfg, tx=tx))
-    a, b = (
-        update(state, packing.pack(*rows, count, together=2))[1]
-        for count in (16, 3)
-    )
-  np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-5)
-  np.testing.assert_allclose(a["grad_norm"], b["grad_norm"], rtol=1e-5)
 
 
 def test_a_stopped_stage_ends_with_the_same_bits(trained, tmp_path):

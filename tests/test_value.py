@@ -14,14 +14,14 @@ import tiny_session
 from tiny_session import digest, interrupted
 
 from rl_reason import hf
-from rl_reason.checkpointing import checkpoint, rl_state
+from rl_reason.checkpointing import rl_state
 from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.evaluation import grading
 from rl_reason.hf import export
 from rl_reason.models import decoder
 from rl_reason.session import open_stage
 from rl_reason.structs import RunError
-from rl_reason.training import programs, rl, step, value
+from rl_reason.training import programs, step, value
 
 compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 16
@@ -174,19 +174,6 @@ def test_it_ends_when_it_explains_enough(trained, tmp_path):
   assert again.counters == result.counters and again.lines == result.lines
 
 
-@pytest.mark.slow
-def test_it_ends_when_its_loss_is_small_enough(trained, tmp_path):
-  """And it explains enough: the later of the two decides."""
-  losses = sorted(x["critic/vf_loss"] for x in trained.lines)
-  limit = (losses[STEPS // 3] + losses[STEPS // 3 + 1]) / 2
-  limits = dict(critic__pretrain_ev=-9.0, critic__pretrain_loss=limit)
-  result = pretrain(tmp_path / "a", **limits)
-  end = first_step(trained.lines, lambda x: x["critic/vf_loss"] <= limit)
-  assert 1 < end < STEPS and len(result.lines) == end
-  limits["critic__pretrain_ev"] = 2.0  # more than everything
-  assert len(pretrain(tmp_path / "b", **limits).lines) == STEPS
-
-
 # --- how it resumes ----------------------------------------------------------
 
 
@@ -253,43 +240,3 @@ def test_a_critic_starts_from_an_exported_one(trained, tmp_path):
   assert result.counters == dict(tokens=0, flops=0.0)
   with pytest.raises(RunError, match="critic.head.name is 'scalar' there"):
     pretrain(tmp_path / "b", critic__head__name="gated", **init)
-
-
-def reinforce(workdir, **changes):
-  """Value pretraining and RL in one process: digests of policy and critic."""
-  session = make_session(
-      workdir,
-      critic__pretrain_steps=2,
-      critic__value_mixture__name="mixture",
-      loss__positive_nll=0.1,
-      rl__steps=3,
-      evaluate__every=0,
-      **changes,
-  )
-  with jax.set_mesh(session.mesh):
-    policy = tiny_session.random_params(session)
-    params, counters = value.run(session, policy)
-    rl.run(session, policy, params, counters)
-    session.log.close()
-    policy, params, at = rl_state.load(session, "newest", lambda: None)
-  assert at == 3
-  return digest(policy), digest(params), lines(workdir)
-
-
-@pytest.mark.slow
-def test_rl_resumes_with_policy_and_critic(tmp_path):
-  """VAPO stopped, killed, and never stopped: the same bits."""
-  expected = reinforce(tmp_path / "whole")
-  saved = checkpoint.Checkpoints(tmp_path / "a" / "checkpoints" / "rl")
-  with pytest.raises(Stopped):  # asked in 2 steps, an evaluation, 1 step
-    reinforce(tmp_path / "a", stop_at=4)
-  assert saved.steps() == [0, 1]
-  with pytest.raises(KeyboardInterrupt):
-    reinforce(tmp_path / "a", die_at=1)
-  assert saved.steps() == [0, 1, 2]
-  assert reinforce(tmp_path / "a") == expected
-  steps = [x for x in expected[2] if x["stage"] == "rl"]
-  assert len(steps) == 3 and len({expected[0], expected[1]}) == 2
-  for line in steps:
-    assert line["critic/vf_explained_var"] not in (None, 0)
-    assert line["critic/grad_norm"] > 0 and line["actor/nll_loss"] > 0
