@@ -1,15 +1,16 @@
-"""transformers (torch, CPU) computes what we compute, on random checkpoints.
+"""Parity with transformers (torch, CPU) on random checkpoints.
 
 Needs the extra `parity`; skipped without it.
 """
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
+import padded
 import pytest
 import tiny
-from padded import hidden as padded_hidden
 
 from rl_reason import hf
 from rl_reason.models import critic, decoder, parameters
@@ -17,6 +18,7 @@ from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
 from rl_reason.structs import Prompts
 
+pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -88,11 +90,11 @@ def in_jax(path, table=decoder.table):
 
 
 def logits(params, cfg, tokens, start):
-  hidden = padded_hidden(params, cfg, tokens, start)
+  hidden = padded.hidden(params, cfg, tokens, start)
   return np.asarray(decoder.logits(params, cfg, hidden))
 
 
-def padded(rows=4, length=120, left=True):
+def padded_rows(rows=4, length=120, left=True):
   """Random tokens, positions that are real, and the first of each row."""
   rng = np.random.default_rng(0)
   tokens = rng.integers(2, SIZES["vocab_size"], (rows, length)).astype(np.int32)
@@ -111,7 +113,7 @@ def test_logits(name, left, tmp_path):
   theirs = build(name)
   theirs.save_pretrained(tmp_path, max_shard_size="30KB")
   cfg, params = in_jax(tmp_path)
-  tokens, real, start = padded(left=left)
+  tokens, real, start = padded_rows(left=left)
   with torch.no_grad():
     want = theirs(
         torch.tensor(tokens, dtype=torch.long),
@@ -129,7 +131,7 @@ def test_greedy_generation(name, tmp_path):
   theirs = build(name, eos_token_id=None)  # nothing ends a response
   theirs.save_pretrained(tmp_path)
   cfg, params = in_jax(tmp_path)
-  tokens, real, start = padded(length=40)
+  tokens, real, start = padded_rows(length=40)
   length = 48
   with torch.no_grad():
     want = theirs.generate(
@@ -154,8 +156,8 @@ def test_greedy_generation(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_export_is_read_whole(name, tmp_path):
-  """No tensor is missing or left over, and every bit is the same."""
+def test_every_tensor_of_an_export_is_read(name, tmp_path):
+  """No tensor is missing or unused, and every bit is the same."""
   theirs = build(name).to(torch.bfloat16)
   theirs.save_pretrained(tmp_path / "in")
   source = hf.find(str(tmp_path / "in"))
@@ -172,8 +174,8 @@ def test_an_export_is_read_whole(name, tmp_path):
     assert torch.equal(x, again.state_dict()[key]), key
 
 
-def test_old_names_of_rotary_positions_are_enough(tmp_path):
-  """What transformers before 5 reads, and nothing that 5 brought."""
+def test_rotary_fields_of_transformers_4_suffice(tmp_path):
+  """Fields that transformers before 5 reads, without those that 5 added."""
   theirs = build("llama3-scaled")
   theirs.save_pretrained(tmp_path / "in")
   cfg, params = in_jax(tmp_path / "in")
@@ -199,9 +201,7 @@ def test_old_names_of_rotary_positions_are_enough(tmp_path):
         dict(rope_factor=4.0, rope_context=16),
     ],
 )
-def test_a_fresh_model_is_read(change, tmp_path):
-  import dataclasses
-
+def test_a_model_of_ours_is_loaded(change, tmp_path):
   cfg = dataclasses.replace(tiny.CFG, **change)
   params = decoder.init(cfg, jax.random.key(0))
   hf.save(tmp_path / "x", params, decoder.table(cfg), cfg, tokenizer=tiny.TOK)
@@ -219,8 +219,8 @@ def test_a_fresh_model_is_read(change, tmp_path):
 
 
 def test_a_critic_is_a_token_classifier(tmp_path):
-  judge = critic.CriticConfig(tiny.CFG)
-  table = critic.table(judge)
+  cfg = critic.CriticConfig(tiny.CFG)
+  table = critic.table(cfg)
   params = parameters.init_table(table, jax.random.key(0))
   params["value_head"]["bias"] += 0.3
   hf.save(tmp_path / "x", params, table, tiny.CFG)
@@ -231,14 +231,14 @@ def test_a_critic_is_a_token_classifier(tmp_path):
   with torch.no_grad():
     want = theirs(torch.tensor(tokens, dtype=torch.long)).logits[..., 0].numpy()
   packed = padded.micro(tokens, np.zeros(2, np.int32), np.ones((2, 49), bool))
-  got, _ = critic.values(params, judge, packed)
+  got, _ = critic.values(params, cfg, packed)
   # Our value before token t is theirs after token t - 1.
   np.testing.assert_allclose(got, want[:, :-1], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_classifier_scores_a_response(name, tmp_path):
-  """Theirs is read; and ours, written again, is theirs."""
+  """Theirs is loaded and scores alike; saved again, it has the same bits."""
   theirs = build(name, "ForSequenceClassification", num_labels=1)
   theirs.save_pretrained(tmp_path / "x")
 
@@ -247,11 +247,9 @@ def test_a_sequence_classifier_scores_a_response(name, tmp_path):
 
   trunk, params = in_jax(tmp_path / "x", table)
   source = hf.find(str(tmp_path / "x"), table=table)
-  more = dict(head=hf.SEQUENCE_CLASSIFIER, source=source)
-  hf.save(tmp_path / "y", params, table(trunk), trunk, **more)
-  again, info = type(theirs).from_pretrained(
-      tmp_path / "y", output_loading_info=True
-  )
+  head, out = hf.SEQUENCE_CLASSIFIER, tmp_path / "y"
+  hf.save(out, params, table(trunk), trunk, head=head, source=source)
+  again, info = type(theirs).from_pretrained(out, output_loading_info=True)
   assert not any(info.values()), info
   before = theirs.state_dict()
   assert all(torch.equal(x, before[k]) for k, x in again.state_dict().items())
