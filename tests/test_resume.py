@@ -9,6 +9,7 @@ import jax
 import pytest
 import tiny_session
 
+from rl_reason.evaluation import interim
 from rl_reason.structs import Stopped
 from rl_reason.training import rl, sft
 
@@ -83,7 +84,7 @@ def assert_same(tmp_path, run, stage, changes, interruption, error):
 @pytest.fixture(autouse=True)
 def no_evaluation(monkeypatch):
   """Evaluations have no state, and take most of the time."""
-  monkeypatch.setattr(rl, "_evaluate", lambda *_: 0.0)
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
   monkeypatch.setattr(sft, "_require_skill", lambda *_: None)
 
 

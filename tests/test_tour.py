@@ -12,6 +12,7 @@ import pytest
 import tiny_session
 
 from rl_reason import config
+from rl_reason.evaluation import interim
 from rl_reason.rollout import sampler
 from rl_reason.training import rl
 
@@ -57,7 +58,7 @@ def executed_by_a_step(workdir, monkeypatch) -> set[str]:
   session = tiny_session.make_session(workdir, c)
   jax.clear_caches()  # programs that other tests traced would not be seen
   sampler.program.cache_clear()
-  monkeypatch.setattr(rl, "_evaluate", lambda *_: 0.0)
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
   files: set[str] = set()
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
@@ -83,8 +84,10 @@ def stops(text: str) -> list[str]:
 
 
 def supporting(text: str) -> tuple[str, ...]:
-  """Rooms and files that the tour leaves out: lines like - `room/`: why."""
-  return tuple(re.findall(r"(?m)^[-*] `(rl_reason/[\w/]*(?:\.py)?)`", text))
+  """Items "- `room/`: why" of the section on supporting rooms."""
+  _, _, section = text.partition("## Supporting rooms")
+  section, _, _ = section.partition("\n## ")
+  return tuple(re.findall(r"(?m)^- `(rl_reason/[\w/]+(?:\.py)?)`:", section))
 
 
 def lines_of(*patterns: str) -> dict[str, int]:
@@ -112,6 +115,9 @@ def test_stops_and_rooms_are_read_from_the_text():
 ## Supporting rooms
 - `rl_reason/data/`: rows.
 - `rl_reason/randomness.py`: keys.
+
+## Rooms that a step never enters
+- `rl_reason/hf/`: other formats.
 """
   assert stops(text) == [
       "configs/dapo.py",

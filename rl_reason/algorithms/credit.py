@@ -210,3 +210,19 @@ def assign(
     metrics["rollout/correction_mean"] = mean
   out = dict(advantages_BT=out_BT, returns_BT=returns_BT)
   return out | dict(rewards_B=rewards_B, metrics=metrics)
+
+
+def from_reward(
+    rows: dict[str, Array],
+    *,
+    reward: Callable[[dict[str, Array]], Array],
+    assign: Callable[[dict[str, Array]], dict[str, Any]],
+) -> dict[str, Any]:
+  """Rewards the responses, and then assigns credit.
+
+  Args:
+    rows: arrays of `outcome` and of `assign`, by name.
+    reward: `outcome`, with its keywords bound.
+    assign: `assign` or `monte_carlo`, with its keywords bound.
+  """
+  return assign(rows | dict(rewards_B=reward(rows)))

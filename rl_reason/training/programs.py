@@ -281,7 +281,10 @@ def _reward_and(c, advantage: Callable) -> Callable:
       length_penalty=functions.bind("length_penalty", r.length_penalty),
       bootstrap=r.truncated == "bootstrap",
   )
-  return jax.jit(lambda rows: advantage(rows | dict(rewards_B=reward(rows))))
+  program = functools.partial(
+      credit.from_reward, reward=reward, assign=advantage
+  )
+  return jax.jit(program)
 
 
 def terms(c) -> tuple[scorers.Term, ...]:
