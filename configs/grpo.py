@@ -2,8 +2,8 @@
 
   python -m rl_reason.main --config=configs/grpo.py
 
-Held-out accuracy: 25% to 93% (five seeds, results/seeds.md), about a minute on 2
-cores. Faster than DAPO: one round of generation per step instead of about seven.
+Held-out accuracy: 25% to 93% (five seeds, results/seeds.md), about a minute on
+2 cores. Faster than DAPO: one round of generation per step, not about seven.
 """
 
 from configs import base
