@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import padded
 import pytest
-import reference
+import reference_model
 
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.models import attention, critic, decoder, parameters
@@ -104,12 +104,14 @@ def random_leaves(cfg, seed=0):
       name: rng.normal(1, 0.3, x.shape)
       if name.split("/")[-1].endswith("norm") or "norm_" in name
       else rng.normal(0, 0.5, x.shape)
-      for name, x in reference.flat(shapes).items()
+      for name, x in reference_model.flat(shapes).items()
   }
 
 
 def on_device(leaves, dtype):
-  return jax.tree.map(lambda x: jnp.array(x, dtype), reference.nested(leaves))
+  return jax.tree.map(
+      lambda x: jnp.array(x, dtype), reference_model.nested(leaves)
+  )
 
 
 def random_rows(rows, seed=1):
@@ -136,8 +138,13 @@ def random_batch(leaves, cfg, rows=8):
   """
   rng = np.random.default_rng(2)
   tokens_BL, start_B, mask_BT = random_rows(rows)
-  logps_BT = reference.response_logps(
-      reference.nested(leaves), cfg, tokens_BL, start_B, T, RL["temperature"]
+  logps_BT = reference_model.response_logps(
+      reference_model.nested(leaves),
+      cfg,
+      tokens_BL,
+      start_B,
+      T,
+      RL["temperature"],
   )
   cases = list(itertools.product([0, 0.1, -0.15, 0.5, -0.5, 1.5], [1, -1]))
   case_BT = np.cumsum(mask_BT).reshape(mask_BT.shape) % len(cases)
@@ -209,7 +216,7 @@ MATRICES = {"embed", "head"} | {
 
 def moved(leaves, state):
   """The gradient that SGD at rate 1 has applied. Flat tree."""
-  after = reference.flat(jax.device_get(state.params))
+  after = reference_model.flat(jax.device_get(state.params))
   return {k: x - after[k] for k, x in leaves.items()}
 
 
@@ -224,7 +231,7 @@ def assert_gradient(grads, loss, leaves):
     along[place] = 1
     np.testing.assert_allclose(
         grad[place],
-        reference.slope(loss, leaves, {name: along}),
+        reference_model.slope(loss, leaves, {name: along}),
         rtol=1e-6,
         atol=1e-8 * scale,
         err_msg=f"{name} {place}",
@@ -232,7 +239,7 @@ def assert_gradient(grads, loss, leaves):
   along = {k: rng.normal(size=x.shape) for k, x in leaves.items()}
   np.testing.assert_allclose(
       sum((grads[k] * along[k]).sum() for k in grads),
-      reference.slope(loss, leaves, along, h=1e-6),
+      reference_model.slope(loss, leaves, along, h=1e-6),
       rtol=1e-6,
   )
 

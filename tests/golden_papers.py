@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import padded
 import reference
+import reference_model
 from golden import OPTIONS, P, T, on_device, random_leaves, random_rows
 
 from rl_reason import checks, config
@@ -219,8 +220,8 @@ def eight_rows(group_size, loss, leaves, cfg):
   tokens_BL, start_B, _ = random_rows(8)
   mask_BT = np.arange(T) < LENGTHS[:, None]
   mask_BT[1, 2] = False
-  logps_BT = reference.response_logps(
-      reference.nested(leaves), cfg, tokens_BL, start_B, T
+  logps_BT = reference_model.response_logps(
+      reference_model.nested(leaves), cfg, tokens_BL, start_B, T
   )
   ratios_BT = np.zeros((8, T))
   for correct in (0, 1):  # every ratio with both signs of the advantage
@@ -268,12 +269,12 @@ def critic_leaves(leaves, seed):
 
 def numpy_values(leaves, cfg, rows):
   """V of the prefix before each token; heads as in `critic`."""
-  params = reference.nested(leaves)
+  params = reference_model.nested(leaves)
   trunk = params["trunk"] | dict(head=np.eye(cfg.width))  # logits: its states
   cfg = dataclasses.replace(cfg, tied=False)
   out_BT = []
   for tokens_L, start in zip(rows.tokens_BL, rows.start_B, strict=True):
-    hidden_LD = reference.row_logits(trunk, cfg, tokens_L[start:])
+    hidden_LD = reference_model.row_logits(trunk, cfg, tokens_L[start:])
     head = params["value_head"]
     out_BT.append((hidden_LD @ head["value"] + head["bias"])[-T - 1 : -1, 0])
   return np.array(out_BT)

@@ -128,22 +128,6 @@ def _less_others(rewards_B, groups_B, weights_B):
   return out_B
 
 
-def length_weighted(rewards_B, groups_B, mask_BT):
-  weights_B = [1 / max(sum(row), 1) ** 0.5 for row in mask_BT]
-  return _less_others(rewards_B, groups_B, weights_B)
-
-
-def quality_weighted(rewards_B, groups_B, logps_BT, mask_BT):
-  weights_B = [np.exp(_mean(row)) for row in _tokens(logps_BT, mask_BT)]
-  return _less_others(rewards_B, groups_B, weights_B)
-
-
-def confidence_weighted(rewards_B, groups_B):
-  """2 sigmoid(|R|) - 1: how far a preference is from a coin's."""
-  weights_B = [2 / (1 + np.exp(-abs(r))) - 1 for r in rewards_B]
-  return _less_others(rewards_B, groups_B, weights_B)
-
-
 def max_rl(rewards_B, groups_B):
   """(r - mean) / mean in groups with right and wrong answers."""
   out_B = np.zeros(len(rewards_B))
@@ -152,69 +136,6 @@ def max_rl(rewards_B, groups_B):
     if 0 < right < len(rows):
       mean = right / len(rows)
       out_B[rows] = (rewards_B[rows] - mean) / mean
-  return out_B
-
-
-def rank(rewards_B, groups_B):
-  """(rank - (K + 1) / 2) / (K / 2); ties share the mean of their ranks."""
-  out_B = np.zeros(len(rewards_B))
-  for rows in _groups(groups_B):
-    count = len(rows)
-    ordered = sorted(rewards_B[rows])
-    for b in rows:
-      places = [i + 1 for i, r in enumerate(ordered) if r == rewards_B[b]]
-      out_B[b] = (_mean(places) - (count + 1) / 2) / (count / 2)
-  return out_B
-
-
-def hierarchical(rewards_B, types_B, valid_B, mix=0.5, eps=1e-6, ddof=1):
-  """Both scales without the rows that are padding."""
-  real = np.flatnonzero(valid_B)
-  out_B = np.zeros(len(rewards_B))
-  some, types = rewards_B[real], types_B[real]
-  one = np.zeros(len(real))
-  out_B[real] = mix * group_norm(some, types, eps, ddof)
-  out_B[real] += (1 - mix) * group_norm(some, one, eps, ddof)
-  return out_B
-
-
-def temporal(
-    rewards_B, problems_B, past_rewards_H, past_problems_H, past_weights_H
-):
-  """The others are those of this step, at weight 1, and those of the past."""
-  out_B = np.zeros(len(rewards_B))
-  for b, problem in enumerate(problems_B):
-    weight = worth = 0.0
-    for i in _others(problems_B, b):
-      weight, worth = weight + 1, worth + rewards_B[i]
-    for r, p, w in zip(
-        past_rewards_H, past_problems_H, past_weights_H, strict=True
-    ):
-      if p == problem:
-        weight, worth = weight + w, worth + w * r
-    if weight > 0:
-      out_B[b] = rewards_B[b] - worth / weight
-  return out_B
-
-
-def explore(
-    rewards_B,
-    groups_B,
-    logps_BT,
-    mask_BT,
-    progress,
-    bonus=0.1,
-    decay=1.0,
-    eps=1e-6,
-    ddof=1,
-):
-  """GRPO plus bonus exp(-decay progress) x normalised surprise."""
-  out_B = group_norm(rewards_B, groups_B, eps, ddof)
-  surprise_B = -row_mean(logps_BT, mask_BT)
-  novel_B = group_norm(surprise_B, groups_B, eps, ddof)
-  for rows in _groups(groups_B):
-    if len(set(rewards_B[rows])) > 1:
-      out_B[rows] += bonus * np.exp(-decay * progress) * novel_B[rows]
   return out_B
 
 
@@ -263,53 +184,6 @@ def gae_length_adaptive(rewards_BT, values_BT, mask_BT, gamma=1.0, alpha=0.05):
   return _sum_of_deltas(
       rewards_BT, values_BT, mask_BT, gamma, lambda b, n: lams[b] ** n
   )
-
-
-def gae_exp_complexity(
-    rewards_BT,
-    values_BT,
-    mask_BT,
-    types_B,
-    gamma=1.0,
-    lam=0.95,
-    decay=1.0,
-    slope=0.5,
-    hardest=1.0,
-):
-  """The factor of delta_{t+l} is the product lam_1 ... lam_l."""
-  length = np.shape(mask_BT)[1]
-
-  def factor(b, offset):
-    ease = 1 - slope * min(types_B[b] / hardest, 1)
-    out = 1.0
-    for n in range(1, offset + 1):
-      out *= lam * np.exp(-decay * n / length) * ease
-    return out
-
-  return _sum_of_deltas(rewards_BT, values_BT, mask_BT, gamma, factor)
-
-
-def hybrid(
-    rewards_B,
-    groups_B,
-    rewards_BT,
-    values_BT,
-    mask_BT,
-    progress,
-    mix=0.5,
-    decay=1.0,
-    gamma=1.0,
-    alpha=0.05,
-    eps=1e-6,
-    ddof=1,
-):
-  """Both whitened over the tokens, then mixed."""
-  vapo_BT = gae_length_adaptive(rewards_BT, values_BT, mask_BT, gamma, alpha)
-  grpo_B = group_norm(rewards_B, groups_B, eps, ddof)
-  grpo_BT = np.repeat(grpo_B[:, None], np.shape(mask_BT)[1], 1)
-  share = mix * np.exp(-decay * progress)
-  vapo_BT, grpo_BT = whiten(vapo_BT, mask_BT), whiten(grpo_BT, mask_BT)
-  return share * vapo_BT + (1 - share) * grpo_BT
 
 
 # --- rewards ---------------------------------------------------------------
@@ -492,11 +366,6 @@ def length_factor(mask_BT, alpha):
   return np.array([(n / median) ** -alpha if n else 1.0 for n in lengths])
 
 
-def past_weights(logps_HT, past_logps_HT, mask_HT, limit):
-  ratio_HT = mismatch(logps_HT, past_logps_HT, mask_HT, "sequence")
-  return np.array([min(max(row), limit) for row in ratio_HT])
-
-
 # --- the critic ------------------------------------------------------------
 
 
@@ -517,10 +386,15 @@ def two_hot(target, bins, low, high):
   return np.array([max(0.0, 1 - abs(target - p) / width) for p in points])
 
 
+def softmax(x):
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
 def categorical_loss(logits, target, low, high):
   """Cross entropy of one token."""
   weights = two_hot(target, len(logits), low, high)
-  return -sum(weights * np.log(_softmax(np.asarray(logits, np.float64))))
+  return -sum(weights * np.log(softmax(np.asarray(logits, np.float64))))
 
 
 def explained_variance(values_BT, returns_BT, mask_BT):
@@ -538,157 +412,3 @@ def mixture(pretrained, value, progress, reliability, mix, decay, eta):
   reliability = min(max(reliability, 0), 1)
   weight = mix / np.exp(decay * progress) / (1 + eta * reliability)
   return weight * pretrained + (1 - weight) * value
-
-
-# --- the model -------------------------------------------------------------
-
-
-def _norm(x, scale, eps):
-  return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * scale
-
-
-def _rotate(x_LC, theta):
-  """Pairs (i, i + C/2) turned by position * theta ** (-2 i / C)."""
-  length, width = x_LC.shape
-  out = np.empty_like(x_LC)
-  for i in range(width // 2):
-    angle = np.arange(length) * theta ** (-2 * i / width)
-    a, b = x_LC[:, i], x_LC[:, i + width // 2]
-    out[:, i] = a * np.cos(angle) - b * np.sin(angle)
-    out[:, i + width // 2] = a * np.sin(angle) + b * np.cos(angle)
-  return out
-
-
-def _softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
-def row_logits(params, cfg, tokens_L):
-  """Logits [L, V] of one row WITHOUT padding: nothing to mask but causality."""
-  layers, length = params["layers"], len(tokens_L)
-  future_LL = np.triu(np.ones((length, length), bool), 1)
-  x_LD = params["embed"][tokens_L]
-  for n in range(cfg.layers):
-    p = {name: stacked[n] for name, stacked in layers.items()}
-    h = _norm(x_LD, p["norm_attn"], cfg.norm_eps)
-    qkv = {}
-    for name in "qkv":
-      y = h @ p[name]
-      if cfg.qkv_bias:
-        y = y + p[f"{name}_bias"]
-      heads = np.split(y, y.shape[1] // cfg.head_dim, axis=1)
-      if cfg.qk_norm and name != "v":
-        heads = [_norm(x, p[f"{name}_norm"], cfg.norm_eps) for x in heads]
-      if name != "v":
-        heads = [_rotate(x, cfg.rope_theta) for x in heads]
-      qkv[name] = heads
-    out = []
-    for i, q_LC in enumerate(qkv["q"]):
-      shared = i // (cfg.heads // cfg.kv_heads)  # the kv head of query head i
-      scores_LL = q_LC @ qkv["k"][shared].T / np.sqrt(cfg.head_dim)
-      scores_LL = np.where(future_LL, -np.inf, scores_LL)
-      out.append(_softmax(scores_LL) @ qkv["v"][shared])
-    x_LD = x_LD + np.concatenate(out, 1) @ p["o"]
-    h = _norm(x_LD, p["norm_mlp"], cfg.norm_eps)
-    gate = h @ p["gate"]
-    x_LD = x_LD + (gate / (1 + np.exp(-gate)) * (h @ p["up"])) @ p["down"]
-  x_LD = _norm(x_LD, params["norm"], cfg.norm_eps)
-  return x_LD @ (params["embed"].T if cfg.tied else params["head"])
-
-
-def response_logps(params, cfg, tokens_BL, start_B, length, temperature=1.0):
-  """Log-probability of the last `length` tokens of each row: [B, T]."""
-  out_BT = []
-  for tokens_L, start in zip(tokens_BL, start_B, strict=True):
-    logits_LV = row_logits(params, cfg, tokens_L[start:]) / temperature
-    probs_LV = _softmax(logits_LV)
-    # The token at l is predicted at l - 1.
-    chosen_L = probs_LV[np.arange(len(probs_LV) - 1), tokens_L[start + 1 :]]
-    out_BT.append(np.log(chosen_L[-length:]))
-  return np.array(out_BT)
-
-
-def rl_loss(
-    params, cfg, batch, *, temperature, reduction, beta, low, high, dual
-):
-  """Clipped objective plus beta * k3 of one minibatch, reduced to a number."""
-  mask_BT = np.asarray(batch.mask_BT)
-  logps_BT = response_logps(
-      params,
-      cfg,
-      batch.tokens_BL,
-      batch.start_B,
-      mask_BT.shape[1],
-      temperature,
-  )
-  loss_BT = np.zeros(mask_BT.shape)
-  for b, t in zip(*np.nonzero(mask_BT), strict=True):
-    logp, advantage = logps_BT[b, t], batch.advantages_BT[b, t]
-    log_ratio = logp - batch.old_logps_BT[b, t]
-    loss_BT[b, t] = policy_loss(log_ratio, advantage, low, high, dual)
-    loss_BT[b, t] += beta * k3(logp, batch.ref_logps_BT[b, t])
-  return reduce(reduction, loss_BT, mask_BT, batch.groups_B)
-
-
-# --- trees and the optimizer -----------------------------------------------
-
-
-def flat(tree, prefix=""):
-  """{'layers/q': array, ...} in float64."""
-  out = {}
-  for name, value in tree.items():
-    if isinstance(value, dict):
-      out |= flat(value, f"{prefix}{name}/")
-    else:
-      out[prefix + name] = np.array(value, np.float64)
-  return out
-
-
-def nested(leaves):
-  """The inverse of `flat`."""
-  tree = {}
-  for path, value in leaves.items():
-    *parents, name = path.split("/")
-    branch = tree
-    for parent in parents:
-      branch = branch.setdefault(parent, {})
-    branch[name] = value
-  return tree
-
-
-def slope(f, leaves, direction, h=1e-5):
-  """Central difference of f(leaves) along `direction`, both flat trees."""
-
-  def at(t):
-    return f({k: x + t * direction.get(k, 0) for k, x in leaves.items()})
-
-  return (at(h) - at(-h)) / (2 * h)
-
-
-def clip_by_norm(grads, limit):
-  """All gradients scaled so that their common norm is at most `limit`."""
-  norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
-  return {k: g * min(1, limit / norm) for k, g in grads.items()}, norm
-
-
-def adamw(params, grads, moments, t, *, lr, b1, b2, eps, decay, decayed):
-  """Step t = 1, 2, ... of AdamW with bias correction; decoupled decay.
-
-  Args:
-    params, grads: flat trees.
-    moments: (means, squares) of the step before; None at first.
-    t: number of this step, from 1.
-    lr, b1, b2, eps, decay: as usual.
-    decayed: the names that decay.
-  """
-  zeros = {k: np.zeros_like(p) for k, p in params.items()}
-  means, squares = moments or (zeros, zeros)
-  means = {k: b1 * means[k] + (1 - b1) * g for k, g in grads.items()}
-  squares = {k: b2 * squares[k] + (1 - b2) * g**2 for k, g in grads.items()}
-  new = {}
-  for k, p in params.items():
-    mean = means[k] / (1 - b1**t)
-    rms = np.sqrt(squares[k] / (1 - b2**t))
-    new[k] = p - lr * (mean / (rms + eps) + (decay * p if k in decayed else 0))
-  return new, (means, squares)

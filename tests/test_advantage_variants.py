@@ -1,13 +1,14 @@
 """Variants of advantages: hand-worked numbers, and their limits."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from advantage_inputs import B, H, T, call, strategy
+from advantage_inputs import B, H, T, call, function, strategy
 from by_hand import DTYPES, NEAR, QUICK, public
 from hypothesis import given, strategies as st
 
-from rl_reason.algorithms import advantage_variants
+from rl_reason.algorithms import advantage_variants, surrogates
 from rl_reason.algorithms.reductions import whiten
 
 # --- by hand -----------------------------------------------------------------
@@ -142,6 +143,21 @@ def test_by_hand(name, rows, keywords, wanted, dtype):
   np.testing.assert_allclose(got, wanted, **near)
 
 
+def test_defaults():
+  norm = dict(eps=1e-6, ddof=1)
+  wanted = dict(
+      hierarchical=dict(mix=0.5) | norm,
+      explore=dict(bonus=0.1, decay=1.0) | norm,
+      gae_exp_complexity=dict(
+          gamma=1.0, lam=0.95, decay=1.0, slope=0.5, hardest=1.0
+      ),
+      hybrid=dict(mix=0.5, decay=1.0, gamma=1.0, alpha=0.05) | norm,
+  )
+  for name in public(advantage_variants):
+    found = getattr(advantage_variants, name).__kwdefaults__ or {}
+    assert found == wanted.get(name, {}), name
+
+
 def test_every_variant_has_numbers_by_hand():
   assert {x[0] for x in BY_HAND} == public(advantage_variants)
 
@@ -266,3 +282,69 @@ def test_limits_of_hybrid(data):
   for keywords, want in zip((vapo, dict(mix=0.0)), wanted, strict=True):
     got = call("hybrid", rows, "float64", **keywords)
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+# --- no bias -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("leave_one_out", 1),
+        ("length_weighted", 1),
+        ("quality_weighted", 1),
+        ("confidence_weighted", 1),
+        ("group_mean", 2 / 3),
+    ],
+)
+def test_baselines_of_others_are_unbiased(name, factor):
+  """Three samples of three answers, all 27 outcomes by their probability.
+
+  The expected gradient of RLOO is minus that of E[R], exactly; with the mean of
+  all three, own reward included, it is (G - 1) / G of it.
+  """
+  logits_V, rewards_V = np.array([0.3, -0.8, 1.1]), np.array([1.0, -2.0, 0.5])
+  lengths_V = np.array([1, 4, 2])
+  drawn = np.stack(np.meshgrid(*[range(3)] * 3), -1).reshape(-1)  # [81]
+  groups_B = np.repeat(np.arange(27), 3)
+  mask_BT = np.arange(4) < lengths_V[drawn][:, None]
+
+  def expected(logits_V):
+    logp_V = jax.nn.log_softmax(logits_V)
+    # log p of an answer, in equal parts on its tokens.
+    logps_BT = (logp_V / lengths_V)[drawn][:, None] * mask_BT
+    old_BT = jax.lax.stop_gradient(logps_BT)
+    arrays = dict(
+        rewards_B=jnp.array(rewards_V)[drawn],
+        groups_B=groups_B,
+        logps_BT=old_BT,
+        mask_BT=mask_BT,
+    )
+    needs = {
+        "length_weighted": ["mask_BT"],
+        "quality_weighted": ["logps_BT", "mask_BT"],
+    }
+    baseline = function(name)
+    advantage_B = baseline(
+        *(arrays[k] for k in ["rewards_B", "groups_B", *needs.get(name, [])])
+    )
+    loss_BT, _ = surrogates.reinforce(
+        logps_BT,
+        old_BT,
+        jnp.broadcast_to(advantage_B[:, None], mask_BT.shape),
+        mask_BT,
+    )
+    chance_B = jnp.exp(
+        jax.lax.stop_gradient(logp_V)[drawn].reshape(27, 3).sum(1)
+    )[groups_B]
+    return jnp.sum(chance_B[:, None] / 3 * loss_BT * mask_BT)
+
+  with jax.enable_x64(True):
+    got = jax.jit(jax.grad(expected))(jnp.array(logits_V))
+    wanted = jax.grad(lambda x: -jnp.sum(jax.nn.softmax(x) * rewards_V))(
+        jnp.array(logits_V)
+    )
+  assert np.abs(wanted).max() > 0.1
+  np.testing.assert_allclose(
+      got, factor * np.asarray(wanted), rtol=1e-10, atol=1e-12
+  )

@@ -133,25 +133,16 @@ def test_every_advantage_has_numbers_by_hand():
 
 # --- against NumPy -----------------------------------------------------------
 
-VARIANTS = [(name, {}) for name in (*OF_RESPONSES, *OF_TOKENS)] + [
+CASES = [(name, {}) for name in sorted(public(advantages))] + [
     ("group_norm", dict(eps=1e-4, ddof=0)),
     ("group_mean_batch_std", dict(eps=1e-4, ddof=0)),
-    ("hierarchical", dict(mix=0.75, eps=1e-4, ddof=0)),
-    ("explore", dict(bonus=0.75, decay=2.0, eps=1e-4, ddof=0)),
     ("returns_to_go", dict(gamma=0.75)),
     ("gae", dict(gamma=0.75, lam=0.5)),
     ("gae_length_adaptive", dict(gamma=0.75, alpha=0.5)),
-    (
-        "gae_exp_complexity",
-        dict(gamma=0.75, lam=0.5, decay=0.5, slope=0.25, hardest=2.0),
-    ),
-    ("hybrid", dict(mix=0.75, decay=2.0, gamma=0.75, alpha=0.5, eps=1e-4)),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "keywords"), VARIANTS, ids=[x[0] for x in VARIANTS]
-)
+@pytest.mark.parametrize(("name", "keywords"), CASES, ids=[x[0] for x in CASES])
 @given(data=st.data())
 @QUICK
 def test_matches_numpy(name, keywords, data):
@@ -298,12 +289,6 @@ def test_equal_rewards_have_no_signal(name, value, dtype):
 def test_equal_rewards_have_no_signal_without_eps_either(name):
   rows = example(name) | dict(rewards_B=np.full(B, -1.0))
   assert (call(name, rows, eps=0.0) == 0).all()
-
-
-def test_equal_rewards_are_a_trap():
-  """The formula alone fails on the rewards above, so the guard is needed."""
-  rewards_B = np.full(7, 0.7, np.float32)
-  assert np.abs(rewards_B - sum(rewards_B) / np.float32(7)).max() > 0
 
 
 @DTYPES

@@ -9,6 +9,7 @@ import numpy as np
 import padded
 import pytest
 import reference
+import reference_model
 import test_golden_step as golden
 
 from rl_reason.models import critic, decoder
@@ -157,7 +158,7 @@ def test_the_policy_outlives_a_critic_that_started_from_it():
   """Updates donate the critic's state: its trunk must be a copy."""
   run = golden.one_device(golden.small("ppo"), SMALL)
   with jax.set_mesh(run.mesh):
-    policy = run.put(reference.nested(golden.random_leaves(SMALL)))
+    policy = run.put(reference_model.nested(golden.random_leaves(SMALL)))
     before = jax.device_get(policy)
     _, where = value.optimizer(run, 1)
     cfg = run.critic_cfg
@@ -209,13 +210,15 @@ def update(params, batch, cuts, cfg, tx=golden.SGD, **keywords):
 
 def numpy_loss(leaves, cfg, batch, clip):
   """Mean over the tokens, by the definition of each head."""
-  params = reference.nested(leaves)
+  params = reference_model.nested(leaves)
   head = params["value_head"]
   trunk = params["trunk"] | dict(head=np.eye(cfg.trunk.width))
   shape = dataclasses.replace(cfg.trunk, tied=False)
   losses = []
   for b, start in enumerate(batch.start_B):
-    states_LD = reference.row_logits(trunk, shape, batch.tokens_BL[b, start:])
+    states_LD = reference_model.row_logits(
+        trunk, shape, batch.tokens_BL[b, start:]
+    )
     for t in np.flatnonzero(batch.mask_BT[b]):
       state = states_LD[-T - 1 + t]
       out = [
@@ -330,7 +333,7 @@ def test_updates_bring_the_loss_down(head):
 def test_eight_devices_compute_what_one_does():
   """Trunk and head split over fsdp and tensor, rows over data and fsdp."""
   cfg, out = shape("gated"), []
-  table, params = critic.table(cfg), reference.nested(leaves_of(cfg))
+  table, params = critic.table(cfg), reference_model.nested(leaves_of(cfg))
   batch = padded.split(floats(critic_batch(8), np.float32), 1)
   for mesh in (
       sharding.make_mesh(1, 1, 1, jax.devices()[:1]),

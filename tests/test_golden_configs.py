@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import reference
+import reference_model
 from conftest import ROOT
 from golden import T
 
@@ -49,8 +50,8 @@ def test_loss_and_gradient_of_a_config(one):
   paper, r = one.paper, one.rows.rollouts
 
   def logps(leaves):
-    return reference.response_logps(
-        reference.nested(leaves), one.cfg, r.tokens_BL, r.start_B, T
+    return reference_model.response_logps(
+        reference_model.nested(leaves), one.cfg, r.tokens_BL, r.start_B, T
     )
 
   here_BT = logps(one.leaves)

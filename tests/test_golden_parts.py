@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import padded
 import pytest
-import reference
+import reference_model
 from golden import CFG, SGD, SMALL, T, update
 
 from rl_reason.models import decoder
@@ -43,11 +43,13 @@ def test_forward_matches_numpy(variant):
     return decoder.logits(params, cfg, hidden_BLD), *scored
 
   logits_BLV, logps_BT, entropy_BT = run(golden.on_device(leaves, jnp.float32))
-  params = reference.nested(leaves)
-  wanted_BT = reference.response_logps(params, cfg, tokens_BL, start_B, T, 0.8)
+  params = reference_model.nested(leaves)
+  wanted_BT = reference_model.response_logps(
+      params, cfg, tokens_BL, start_B, T, 0.8
+  )
   np.testing.assert_allclose(logps_BT, wanted_BT, rtol=1e-5, atol=1e-5)
   for b, start in enumerate(start_B):
-    wanted_LV = reference.row_logits(params, cfg, tokens_BL[b, start:])
+    wanted_LV = reference_model.row_logits(params, cfg, tokens_BL[b, start:])
     np.testing.assert_allclose(
         logits_BLV[b, start:], wanted_LV, rtol=1e-5, atol=1e-5
     )
@@ -66,8 +68,8 @@ def test_gradient_is_that_of_the_loss(wide):
   batch = golden.random_batch(leaves, wide)
 
   def loss(leaves):
-    return reference.rl_loss(
-        reference.nested(leaves),
+    return reference_model.rl_loss(
+        reference_model.nested(leaves),
         wide,
         batch,
         temperature=golden.RL["temperature"],
@@ -193,9 +195,11 @@ def test_adamw_matches_numpy():
   for t, size in enumerate([1.0, 0.01, 0.3], start=1):
     grads = {k: rng.normal(0, size, x.shape) for k, x in leaves.items()}
     state, metrics = optimize(state, golden.on_device(grads, jnp.float32))
-    clipped, norm = reference.clip_by_norm(grads, golden.ADAMW["clip_norm"])
+    clipped, norm = reference_model.clip_by_norm(
+        grads, golden.ADAMW["clip_norm"]
+    )
     assert (norm > golden.ADAMW["clip_norm"]) == (t != 2)
-    leaves, moments = reference.adamw(
+    leaves, moments = reference_model.adamw(
         leaves,
         clipped,
         moments,
@@ -209,7 +213,9 @@ def test_adamw_matches_numpy():
     )
     np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
     assert metrics["update_skipped"] == 0
-    for name, value in reference.flat(jax.device_get(state.params)).items():
+    for name, value in reference_model.flat(
+        jax.device_get(state.params)
+    ).items():
       np.testing.assert_allclose(
           value, leaves[name], rtol=1e-6, atol=1e-6, err_msg=f"{name}, step {t}"
       )

@@ -36,9 +36,7 @@ def test_the_example_is_an_advantage(directory):
   """Rewards 1, 0 | 3, 5 are 0, 1 | 2, 0 below the best; scaled by 1/2."""
   from configs import dapo
 
-  flags = dict(
-      re.findall(r"--config\.(advantage\.[\w.]+)=([\w:.]+)", README)
-  )
+  flags = dict(re.findall(r"--config\.(advantage\.[\w.]+)=([\w:.]+)", README))
   assert flags == {
       "advantage.name": "my_advantages:group_best",
       "advantage.args.scale": "0.5",

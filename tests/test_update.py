@@ -9,7 +9,7 @@ import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
-import reference
+import reference_model
 
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.structs import TrainState
@@ -32,8 +32,8 @@ def start():
 @functools.cache
 def logps():
   leaves, _, batch = start()
-  return reference.response_logps(
-      reference.nested(leaves),
+  return reference_model.response_logps(
+      reference_model.nested(leaves),
       SMALL,
       batch.tokens_BL,
       batch.start_B,
