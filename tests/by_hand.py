@@ -10,7 +10,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+# In float64 behind `-m slow`: the programs compile once more.
+DTYPES = pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)]
+)
 NEAR = {
     "float32": dict(rtol=1e-5, atol=2e-6),
     "float64": dict(rtol=1e-11, atol=1e-12),

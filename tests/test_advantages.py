@@ -148,23 +148,23 @@ CASES = [(name, {}) for name in sorted(public(advantages))] + [
 def test_matches_numpy(name, keywords, data):
   rows = data.draw(strategy(name))
   wanted = expect(name, rows, **keywords)[real(rows)]
-  got = call(name, rows, "float64", **keywords)[real(rows)]
-  np.testing.assert_allclose(got, wanted, **NEAR["float64"])
+  got = call(name, rows, **keywords)[real(rows)]
+  np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-5)
 
 
 # --- invariances -------------------------------------------------------------
 
 
 def assert_moves(name, rows, moves, **keywords):
-  """name(rows | change) == factor * name(rows), in float64."""
-  got = call(name, rows, "float64", **keywords)
+  """name(rows | change) == factor * name(rows)."""
+  got = call(name, rows, **keywords)
   for label, change, factor in moves:
-    moved = call(name, rows | change, "float64", **keywords)
+    moved = call(name, rows | change, **keywords)
     np.testing.assert_allclose(
         moved[real(rows)],
         factor * got[real(rows)],
-        rtol=1e-9,
-        atol=1e-9,
+        rtol=1e-4,
+        atol=1e-4,
         err_msg=label,
     )
 
@@ -238,9 +238,9 @@ def test_rows_have_no_order_and_groups_no_names(name, data):
 @QUICK
 def test_a_group_sums_to_zero(name, data):
   rows = data.draw(strategy(name))
-  got = call(name, rows, "float64")
+  got = call(name, rows)
   for group in set(rows["groups_B"]):
-    assert abs(got[rows["groups_B"] == group].sum()) < 1e-9
+    assert abs(got[rows["groups_B"] == group].sum()) < 1e-4
 
 
 @pytest.mark.parametrize("name", [*OF_RESPONSES, *OF_TOKENS])
@@ -330,10 +330,10 @@ def test_the_baseline_does_not_know_the_reward(name, data):
   b = data.draw(st.integers(0, B - 1))
   higher_B = rows["rewards_B"] + 0.625 * (np.arange(B) == b)
   before, after = (
-      call(name, x, "float64") for x in (rows, rows | dict(rewards_B=higher_B))
+      call(name, x) for x in (rows, rows | dict(rewards_B=higher_B))
   )
   alone = before[b] == after[b] == 0
-  assert alone or abs(after[b] - before[b] - 0.625) < 1e-9
+  assert alone or abs(after[b] - before[b] - 0.625) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["group_mean", "group_norm", "leave_one_out"])
@@ -348,7 +348,7 @@ def test_groups_of_a_thousand_keep_their_digits(name, dtype):
   rows = dict(rewards_B=np.asarray(rewards_B, float), groups_B=groups_B)
   np.testing.assert_allclose(
       np.asarray(got, float),
-      call(name, rows, "float64"),
+      call(name, rows),
       atol=1e-6 if dtype == "float32" else 0.02,
   )
 
@@ -362,17 +362,18 @@ def test_gae_between_returns_and_td_errors(data):
   """lam 1: the return less V. lam 0: r + gamma V' - V, V' of the next token."""
   rows = data.draw(strategy("gae"))
   mask_BT, value_BT = rows["mask_BT"], rows["values_BT"]
-  returns_BT = call("returns_to_go", rows, "float64", gamma=0.75)
+  returns_BT = call("returns_to_go", rows, gamma=0.75)
   np.testing.assert_allclose(
-      call("gae", rows, "float64", gamma=0.75, lam=1.0),
+      call("gae", rows, gamma=0.75, lam=1.0),
       (returns_BT - value_BT) * mask_BT,
-      **NEAR["float64"],
+      rtol=2e-5,
+      atol=1e-5,
   )
-  td_BT = call("gae", rows, "float64", gamma=0.75, lam=0.0)
+  td_BT = call("gae", rows, gamma=0.75, lam=0.0)
   for b, here_T in enumerate(mask_BT):
     value, reward = value_BT[b, here_T], rows["rewards_BT"][b, here_T]
     wanted = reward + 0.75 * np.append(value[1:], 0)[: len(value)] - value
-    np.testing.assert_allclose(td_BT[b, here_T], wanted, **NEAR["float64"])
+    np.testing.assert_allclose(td_BT[b, here_T], wanted, rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OF_TOKENS)
@@ -395,9 +396,9 @@ def test_holes_are_skipped(name, data):
 def test_a_perfect_critic_leaves_nothing_to_learn(data):
   """V = the return that follows: every TD error is 0, whatever lam is."""
   rows = data.draw(strategy("gae"))
-  rows["values_BT"] = call("returns_to_go", rows, "float64", gamma=0.75)
-  got = call("gae", rows, "float64", gamma=0.75, lam=0.5)
-  np.testing.assert_allclose(got, 0, atol=1e-12)
+  rows["values_BT"] = call("returns_to_go", rows, gamma=0.75)
+  got = call("gae", rows, gamma=0.75, lam=0.5)
+  np.testing.assert_allclose(got, 0, atol=1e-5)
 
 
 def test_lam_follows_the_length():
@@ -409,17 +410,20 @@ def test_lam_follows_the_length():
       values_BT=rng.normal(size=(5, 40)),
       mask_BT=np.arange(40) < np.array(lengths_B)[:, None],
   )
-  got = call("gae_length_adaptive", rows, "float64")
-  with jax.enable_x64(True):
-    wanted = advantages.gae(**rows, lam=np.array(lams_B)[:, None])
-  np.testing.assert_allclose(got, wanted, **NEAR["float64"])
+  got = call("gae_length_adaptive", rows)
+  wanted = advantages.gae(
+      **jax.tree.map(jnp.float32, rows | dict(mask_BT=1.0 * rows["mask_BT"])),
+      lam=jnp.array(lams_B, jnp.float32)[:, None],
+  )
+  np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-5)
   np.testing.assert_allclose(
       wanted,
       [
           reference.gae(*(x[b : b + 1] for x in rows.values()), lam=lam)[0]
           for b, lam in enumerate(lams_B)
       ],
-      **NEAR["float64"],
+      rtol=2e-5,
+      atol=1e-5,
   )
 
 

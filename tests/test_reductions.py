@@ -207,15 +207,15 @@ LOSSES_BT = np.random.default_rng(0).normal(size=(6, 4))
 @QUICK
 def test_matches_definition(name, mask_BT, prompts_B, data):
   """sum(w * loss) is the aggregation, written as nested means of lists."""
-  got = reduce(name, 1.0 * mask_BT, prompts_B, dtype="float64")
+  got = reduce(name, 1.0 * mask_BT, prompts_B)
   wanted = reference.reduce(name, LOSSES_BT, mask_BT, prompts_B)
-  close((got * LOSSES_BT).sum(), wanted, rtol=1e-12, atol=1e-13)
+  close((got * LOSSES_BT).sum(), wanted, rtol=1e-5, atol=1e-6)
   assert (got >= 0).all() and (got[~mask_BT] == 0).all()
   if name in MEANS and mask_BT.any():
-    close(got.sum(), 1, rtol=1e-12)
+    close(got.sum(), 1, rtol=1e-6)
   order = np.array(data.draw(st.permutations(range(6))))
   moved = 1.0 * mask_BT[order], prompts_B[order]
-  close(reduce(name, *moved, dtype="float64"), got[order], rtol=1e-12)
+  close(reduce(name, *moved), got[order], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
