@@ -73,9 +73,10 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
       credit.outcome, max_tokens=MAX_TOKENS, overlong_buffer=4
   )
   assign = functools.partial(credit.assign, advantage=advantages.group_norm)
-  rewards_and_advantages = jax.jit(
-      lambda rows: assign(rows | dict(rewards_B=reward(rows)))
+  credit_program = functools.partial(
+      credit.rewards_and_advantages, reward=reward, assign=assign
   )
+  credit_program = jax.jit(credit_program)
   # The loss: clip-higher, and the mean over all tokens (eq 8).
   loss = objective.Objective(
       functools.partial(surrogates.ppo, clip_high=0.28, dual_clip=10.0),
@@ -115,7 +116,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
     logps_BT, _ = step.forward(None, logps, state.params, plan)
     rows = step.with_old_logps(rows, logps_BT)
     # Credit, and one optimizer step on each minibatch.
-    credited = jax.device_get(rewards_and_advantages(step.credit_inputs(rows)))
+    credited = jax.device_get(credit_program(step.credit_inputs(rows)))
     learned = step.minibatches(None, step.train_batch(rows, credited), plan)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     state, update_metrics = update(state, *learned, coefs)

@@ -180,7 +180,7 @@ def test_mistakes_are_seen():
   assert bad_paths("    main --config=configs/a.py:b") == ["configs/a.py"]
   names = "`surrogate.args.clip_top` `surrogate.args.clip_high` `log.*`"
   assert bad_names(names) == ["surrogate.args.clip_top"]
-  assert bad_names("`rollout.sample` `rollout.simple = 1`") == [
+  assert bad_names("`sampler.sample` `rollout.simple = 1`") == [
       "rollout.simple"
   ]
   assert bad_names("`advantages.gone` `sft.skill`") == ["advantages.gone"]

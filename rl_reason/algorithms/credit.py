@@ -212,17 +212,17 @@ def assign(
   return out | dict(rewards_B=rewards_B, metrics=metrics)
 
 
-def from_reward(
+def rewards_and_advantages(
     rows: dict[str, Array],
     *,
     reward: Callable[[dict[str, Array]], Array],
     assign: Callable[[dict[str, Array]], dict[str, Any]],
 ) -> dict[str, Any]:
-  """Rewards the responses, and then assigns credit.
+  """The whole of credit: `outcome`, then `assign` (or `monte_carlo`).
 
   Args:
-    rows: arrays of `outcome` and of `assign`, by name.
-    reward: `outcome`, with its keywords bound.
-    assign: `assign` or `monte_carlo`, with its keywords bound.
+    rows: the arrays that both read.
+    reward: `outcome`, keywords bound.
+    assign: `assign` or `monte_carlo`, keywords bound.
   """
   return assign(rows | dict(rewards_B=reward(rows)))

@@ -267,7 +267,7 @@ def returns_program(c) -> Callable:
   )
 
 
-def _reward_and(c, advantage: Callable) -> Callable:
+def _reward_and(c, assign: Callable) -> Callable:
   r = c.reward
   reward = functools.partial(
       credit.outcome,
@@ -282,7 +282,7 @@ def _reward_and(c, advantage: Callable) -> Callable:
       bootstrap=r.truncated == "bootstrap",
   )
   program = functools.partial(
-      credit.from_reward, reward=reward, assign=advantage
+      credit.rewards_and_advantages, reward=reward, assign=assign
   )
   return jax.jit(program)
 
