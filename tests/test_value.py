@@ -14,14 +14,13 @@ import tiny_session
 from tiny_session import digest, interrupted
 
 from rl_reason import hf
-from rl_reason.checkpointing import rl_state
 from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.evaluation import grading
 from rl_reason.hf import export
 from rl_reason.models import decoder
 from rl_reason.session import open_stage
 from rl_reason.structs import RunError
-from rl_reason.training import programs, step, value
+from rl_reason.training import initial_state, programs, step, value
 
 compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 16
@@ -224,7 +223,7 @@ def test_a_critic_starts_from_an_exported_one(trained, tmp_path):
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="no such checkpoint of RL"):
       export.run(session, "newest")
-    state, _ = rl_state.initial_state(session, policy, params, None)
+    state, _ = initial_state.initial_state(session, policy, params, None)
     checkpoints = open_stage(session, "rl").checkpoints
     checkpoints.save(2, state.arrays(), {})
     checkpoints.close()

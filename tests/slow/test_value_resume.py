@@ -15,9 +15,9 @@ from test_value import (
 )
 from tiny_session import digest
 
-from rl_reason.checkpointing import checkpoint, rl_state
+from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.training import rl, value
+from rl_reason.training import initial_state, rl, value
 
 pytestmark = pytest.mark.slow
 __all__ = ["compiled", "trained", "verdicts"]  # fixtures
@@ -51,7 +51,7 @@ def reinforce(workdir, **changes):
     params, counters = value.run(session, policy)
     rl.train(session, policy, params, counters)
     session.log.close()
-    policy, params, at = rl_state.load(session, "newest", lambda: None)
+    policy, params, at = initial_state.load(session, "newest", lambda: None)
   assert at == 3
   return digest(policy), digest(params), lines(workdir)
 
