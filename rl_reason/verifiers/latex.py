@@ -206,7 +206,8 @@ class _Parser:
     here = self.tokens[self.at : self.at + 7]
     kinds, texts = [t.kind for t in here[:3]], [t.text for t in here]
     if kinds == ["number", "symbol", "number"] and texts[1] == "/":
-      if whole.denominator > 1 or "." in texts[0] + texts[2]:
+      before = self.tokens[self.at - 1].text
+      if "." in before + texts[0] + texts[2]:
         raise Unreadable("two numbers side by side")
       self.at += 3
       return ("+", whole, ("/", lexer.number(texts[0]), lexer.number(texts[2])))
@@ -435,7 +436,8 @@ class _Parser:
         raise Unreadable("a matrix is not closed")
       self.at += 1
     lines = lexer.split(self.tokens[start : self.at - 1], ("\\\\",))[0]
-    self.raw()
+    if self.raw() != kind:
+      raise Unreadable("a matrix is not closed")
     rows = [lexer.split(line, ("&",))[0] for line in lines if line]
     lengths = {len(row) for row in rows}
     if len(lengths) != 1 or len(rows) * max(lengths) > MAX_ITEMS:
