@@ -166,7 +166,7 @@ def resolve(config) -> hf.Source | None:
 
   Args:
     config: config.model gets the shape of the checkpoint; to resolve it twice
-      changes nothing more.
+      has no further effect.
 
   Returns:
     the checkpoint, or None if the model is a fresh one.
@@ -191,7 +191,7 @@ def resolve(config) -> hf.Source | None:
 
 
 def tokenizer_path(config, source: hf.Source | None) -> str:
-  """Where the tokenizer is: as configured, or beside the checkpoint.
+  """The path of the tokenizer: as configured, or that of the checkpoint.
 
   Raises:
     ConfigError: there is none.
@@ -208,7 +208,7 @@ def tokenizer_path(config, source: hf.Source | None) -> str:
 def model_config(
     config, *, vocab: int, tokens: int | None
 ) -> decoder.ModelConfig:
-  """The static shape that a whole config gives a model.
+  """The static shape of the model of a config.
 
   Args:
     config: of a run, this one or another.
@@ -227,7 +227,7 @@ def attention_backend(config) -> tuple[str, str]:
 
 
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:
-  """The static shape that a whole config gives a critic."""
+  """The static shape of the critic of a config."""
   return functions.bind("critic_head", config.critic.head)(trunk)
 
 

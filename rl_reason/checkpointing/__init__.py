@@ -1,1 +1,1 @@
-"""Checkpoints that are whole or absent, and stages that resume from them."""
+"""Atomic checkpoints, and training stages that resume from them."""

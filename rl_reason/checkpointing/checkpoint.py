@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there: orbax, then a manifest.
+"""Atomic checkpoints: orbax writes the arrays, a manifest completes them.
 
   DIR/STEP/state/         the pytree, by orbax, written in the background
-  DIR/STEP/host.json      what else a run needs to go on
+  DIR/STEP/host.json      all other state of the run
   DIR/STEP/manifest.json  SHA-256 of every file above; written last
 
-Orbax restores a flipped bit without a word, so every file is hashed before a
-restore. A checkpoint without a manifest is unfinished.
+Orbax does not detect a flipped bit, so a restore first verifies the hash of
+every file. A checkpoint without a manifest is unfinished.
 """
 
 import concurrent.futures
@@ -37,18 +37,18 @@ def _hashes(directory: pathlib.Path) -> dict[str, str]:
 
 
 def _fault(directory: pathlib.Path) -> str | None:
-  """What is wrong with a checkpoint, or None."""
+  """Why a checkpoint cannot be used, or None."""
   manifest = directory / MANIFEST
   if not manifest.exists():
     return "unfinished (it has no manifest)"
   try:
-    wanted = dict(json.loads(manifest.read_text())["files"])
+    expected = dict(json.loads(manifest.read_text())["files"])
   except (ValueError, KeyError, TypeError, OSError, RecursionError):
     return "damaged (its manifest cannot be read)"
-  if "host.json" not in wanted:
+  if "host.json" not in expected:
     return "damaged (its manifest lacks host.json)"
   found = _hashes(directory)
-  for name, digest in wanted.items():
+  for name, digest in expected.items():
     if name not in found:
       return f"damaged ({name} is missing)"
     if found[name] != digest:
@@ -57,7 +57,7 @@ def _fault(directory: pathlib.Path) -> str | None:
 
 
 def _score(directory: pathlib.Path) -> float | None:
-  """What a manifest says of its step; None if it says nothing."""
+  """The score in the manifest of a checkpoint, or None."""
   try:
     score = json.loads((directory / MANIFEST).read_text())["score"]
   except (ValueError, KeyError, TypeError, OSError, RecursionError):
@@ -69,9 +69,10 @@ class Checkpoints:
   """The checkpoints of one stage.
 
   Args:
-    directory: where; made at the first save.
-    keep_last: how many of the newest stay.
-    keep_best: how many with the highest `score` stay besides.
+    directory: created by the first save.
+    keep_last: number of newest checkpoints that are kept.
+    keep_best: number of checkpoints with the highest `score` that are kept in
+      addition.
   """
 
   def __init__(
@@ -87,13 +88,13 @@ class Checkpoints:
     self._first = jax.process_index() == 0
 
   def steps(self) -> list[int]:
-    """Steps that have a directory, oldest first, finished or not."""
+    """Steps that have a directory, oldest first; some may be unfinished."""
     if not self._dir.exists():
       return []
     return sorted(int(p.name) for p in self._dir.iterdir() if p.name.isdigit())
 
   def fault(self, step: int) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """Why a checkpoint cannot be used, or None."""
     return _fault(self._dir / str(step))
 
   def save(
@@ -103,7 +104,7 @@ class Checkpoints:
 
     Args:
       step: names the checkpoint.
-      state: arrays on the mesh, or numpy arrays that are equal everywhere.
+      state: arrays on the mesh, or NumPy arrays equal in all processes.
       host: JSON.
       score: higher is better; None never counts as best.
     """
@@ -114,7 +115,7 @@ class Checkpoints:
       shutil.rmtree(path, ignore_errors=True)
       path.mkdir(parents=True)
       metrics.write_json(path / "host.json", host)
-    _together("save")
+    _synchronize("save")
     self._orbax.save(path / "state", state)
     self._saving = self._pool.submit(self._finish, path, step, score)
 
@@ -136,17 +137,19 @@ class Checkpoints:
     scored = {s: x for s, x in scores.items() if x is not None}
     keep |= set(sorted(scored, key=lambda s: (-scored[s], s))[:best])
     for step in scores.keys() - keep:
-      (self._dir / str(step) / MANIFEST).unlink()  # so half of it is unfinished
+      (
+          self._dir / str(step) / MANIFEST
+      ).unlink()  # a partial deletion is unfinished
       shutil.rmtree(self._dir / str(step))
 
   def wait(self) -> None:
-    """Until the save under way is whole."""
+    """Waits until the current save is complete."""
     if self._saving is not None:
       self._saving.result()
       self._saving = None
 
   def newest(self, warn: Callable[[str], None] = print) -> int | None:
-    """The newest step that is whole; names and skips those that are not."""
+    """The newest complete step; warns of newer ones that are not usable."""
     found = -1
     if self._first:
       for step in reversed(self.steps()):
@@ -160,7 +163,7 @@ class Checkpoints:
     return None if found < 0 else found
 
   def best(self) -> int | None:
-    """The step with the highest score among those that are whole."""
+    """The complete step with the highest score."""
     scores = {
         step: _score(self._dir / str(step))
         for step in self.steps()
@@ -170,26 +173,26 @@ class Checkpoints:
     return max(scored, key=lambda s: (scores[s], -s), default=None)
 
   def host(self, step: int) -> dict:
-    """The JSON of a checkpoint."""
+    """The JSON state of a checkpoint."""
     return json.loads((self._dir / str(step) / "host.json").read_text())
 
   def restore(self, step: int, like: Tree) -> Tree:
-    """The state of a checkpoint.
+    """Restores the arrays of a checkpoint.
 
     Args:
       step: a step that `newest` returned.
-      like: arrays or ShapeDtypeStructs with the shapes and shardings wanted.
+      like: arrays or ShapeDtypeStructs with the requested shapes and shardings.
     """
     self.saved = step
     return self._orbax.restore(self._dir / str(step) / "state", like)
 
   def close(self) -> None:
-    """Waits, and ends the background thread."""
+    """Waits for the current save and ends the background thread."""
     self.wait()
     self._pool.shutdown()
     self._orbax.close()
 
 
-def _together(name: str) -> None:
+def _synchronize(name: str) -> None:
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)

@@ -1,4 +1,4 @@
-"""Resumable stages: the part of a training loop that survives being killed.
+"""Resumable stages: what each training loop needs to survive a kill.
 
 SFT, the reward model, value pretraining and RL all train in the same frame:
 
@@ -30,7 +30,7 @@ from rl_reason.structs import RunError, Stopped, Tree
 
 
 class State(Protocol):
-  """All state of a stage: saved whole, restored whole.
+  """The complete state of a stage.
 
   Attributes:
     step: training steps that are done.
@@ -45,7 +45,7 @@ class State(Protocol):
     """Everything else, as JSON."""
 
   def restore(self, arrays: Tree, host: dict[str, Any]) -> None:
-    """Takes over what `arrays` and `host` returned when it was saved."""
+    """Restores what `arrays` and `host` returned at the save."""
 
 
 def check_stop(stop: threading.Event) -> None:
@@ -63,13 +63,14 @@ class ResumableStage:
   Args:
     name: of the stage, in checkpoints.
     workdir: everything that the run writes.
-    fields: flat config; a checkpoint of a config that would change the numbers
-      is refused.
-    log: cut back to the newest checkpoint when the stage begins.
+    fields: flat config; a checkpoint is refused if a field that changes the
+      results differs.
+    log: truncated to the newest checkpoint when the stage begins.
     display: progress of the stage.
     stop: set by SIGTERM.
-    keep_last: how many of the newest checkpoints stay.
-    keep_best: how many with the highest score stay besides.
+    keep_last: number of newest checkpoints that are kept.
+    keep_best: number of checkpoints with the highest score that are kept in
+      addition.
   """
 
   def __init__(
@@ -92,7 +93,7 @@ class ResumableStage:
     self._flush: Callable[[], None] = lambda: None
 
   def restore(self, state: State) -> bool:
-    """Restores the newest whole checkpoint, if there is one.
+    """Restores the newest complete checkpoint, if there is one.
 
     Args:
       state: of step 0; its arrays have the shapes and shardings to restore.
@@ -126,9 +127,9 @@ class ResumableStage:
   ) -> Iterator[None]:
     """The context of a training loop.
 
-    On entry, cuts off what a killed process logged after the newest checkpoint.
-    A loop that is stopped, or that fails for a reason the user can mend, is
-    saved first.
+    On entry, discards what a killed process logged after the newest checkpoint.
+    If the loop is stopped, or ends with an error that the user can fix, the
+    state is saved first.
 
     Args:
       title: of the stage, on the screen.
@@ -156,11 +157,11 @@ class ResumableStage:
     check_stop(self._stop)
 
   def due(self, step: int, every: int) -> bool:
-    """Whether a periodic save is due that was not made yet."""
+    """Whether a periodic save is due and has not been made yet."""
     return step > 0 and step % every == 0 and self.checkpoints.saved != step
 
   def save(self, state: State, score: float | None = None) -> None:
-    """Saves the whole state; logs what is still on the device first."""
+    """Saves the state; first logs the step that is still on the device."""
     self._flush()
     host = dict(
         log_sizes=self._log.checkpoint_sizes(),

@@ -1,4 +1,4 @@
-"""All state of an RL run in one struct: saved whole, restored whole."""
+"""The complete state of an RL run, as one checkpoint saves it."""
 
 import dataclasses
 from typing import Any
@@ -67,7 +67,7 @@ class RLState:
     )
 
   def restore(self, arrays: Tree, host: dict[str, Any]) -> None:
-    """Takes over a saved state.
+    """Restores a saved state.
 
     Raises:
       RunError: the LoRA factors belong to another base model.

@@ -59,7 +59,7 @@ class RolloutCollector:
       None: they are not.
 
   Attributes:
-    prompts: as given.
+    prompts: the stream of prompts.
     clock: laps 'gen' and 'score' of the training loop.
     unfinished: partial rollouts; None: a round has none.
     failures: of the verifier and the scorers, since the last `start_step`.
@@ -99,7 +99,7 @@ class RolloutCollector:
     self._shuffle_seed = shuffle_seed
 
   def start_step(self) -> None:
-    """Begins the next training step: failures are counted anew."""
+    """Begins the next training step: resets the count of failures."""
     self.failures = 0
 
   def collect(

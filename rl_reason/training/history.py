@@ -54,7 +54,7 @@ def empty(no_rows: Experience, steps: int) -> History:
 
 
 def append(history: History, rows: Experience, rewards_B: Array) -> History:
-  """The history with one more batch; the oldest batch is dropped."""
+  """Appends a batch to the history and drops the oldest batch."""
   new = from_rows(rows, rewards_B)
   return jax.tree.map(
       lambda old, x: np.concatenate([old[len(x) :], x]), history, new

@@ -117,7 +117,7 @@ def load(
     LoRA factors come joined with their base.
 
   Raises:
-    RunError: there is no such checkpoint; lists those that there are. Or the
+    RunError: there is no such checkpoint; lists the available ones. Or the
       base of its LoRA factors has changed.
   """
   checkpoints = open_stage(session, "rl").checkpoints
@@ -128,10 +128,10 @@ def load(
   else:
     step = int(which) if which.isdigit() else None
   if step is None or checkpoints.fault(step):
-    whole = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
+    complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
     raise RunError(
         f"--step = {which}: no such checkpoint of RL in {session.workdir}"
-        f" (there are {whole}; or 'newest', 'best', 'sft')"
+        f" (there are {complete}; or 'newest', 'best', 'sft')"
     )
   arrays = checkpoints.restore(step, abstract_arrays(session))
   params, critic_state = arrays["policy"].params, arrays["critic"]

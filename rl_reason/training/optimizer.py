@@ -46,8 +46,8 @@ def make_optimizer(
     name: 'adamw' or 'sgd'.
     freeze: share of the layers, from the first on, that do not learn. Their
       gradients count neither for the norm nor for the moments.
-    offload: the moments lie in the host's memory, except while `optimize`
-      needs them.
+    offload: keeps the moments in host memory, except while `optimize` uses
+      them.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
 
@@ -87,12 +87,12 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
 def state_shardings(
     table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """Where each array of the state lives: Adam's moments split as their weight.
+  """The sharding of each array of the state; moments follow their parameter.
 
   Args:
-    table: of the parameters, `model.table` or `critic.table`.
+    table: of the parameters, `decoder.table` or `critic.table`.
     tx: the optimizer.
-    mesh: where.
+    mesh: of the devices.
   """
   replicated = NamedSharding(mesh, PartitionSpec())
   params = parameters.shardings(table, mesh)
@@ -102,14 +102,14 @@ def state_shardings(
   jaxpr, opt_state = jax.make_jaxpr(tx.init, return_shape=True)(shapes)
   types = jax.tree.unflatten(jax.tree.structure(opt_state), jaxpr.out_avals)
 
-  def beside(moment, where):
+  def like_parameter(moment, param_sharding):
     if moment.memory_space == DEVICE:
-      return where
-    return where.with_memory_kind(sharding.PINNED)
+      return param_sharding
+    return param_sharding.with_memory_kind(sharding.PINNED)
 
   opt_state = optax.tree.map_params(
       tx,
-      beside,
+      like_parameter,
       types,
       params,
       transform_non_params=lambda _: replicated,
@@ -118,7 +118,7 @@ def state_shardings(
 
 
 def first_state(params: Tree, tx: optax.GradientTransformation) -> TrainState:
-  """Step 0 of a stage, from parameters; wherever these are."""
+  """Step 0 of a stage, from parameters."""
   zero = jnp.zeros((), jnp.int32)
   return TrainState(params, tx.init(params), zero, zero)
 
@@ -126,7 +126,7 @@ def first_state(params: Tree, tx: optax.GradientTransformation) -> TrainState:
 def new_state(
     params: Tree, tx: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-  """Step 0 of a stage, from parameters that already lie on the mesh."""
+  """Step 0 of a stage, from parameters on the mesh."""
   make = functools.partial(first_state, tx=tx)
   return jax.jit(make, out_shardings=shardings)(params)
 

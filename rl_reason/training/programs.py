@@ -240,7 +240,7 @@ def values_program(cfg: critic.CriticConfig) -> Callable:
 
 
 def credit_program(c) -> Callable:
-  """jit: `step.credit_inputs` and more arrays -> rewards and advantages."""
+  """jit: arrays of `step.credit_inputs` -> rewards and advantages."""
   return _reward_and(
       c,
       functools.partial(

@@ -26,19 +26,18 @@ PHASES = ("skill", "habits")
 
 
 class TooWeak(RunError):
-  """The skill stage ended below its threshold: RL would have no signal."""
+  """The skill phase ended below its threshold: RL would have no signal."""
 
 
 def run(session: Session) -> Tree:
-  """Runs, resumes or skips both stages; returns the parameters.
+  """Runs, resumes or skips both phases; returns the parameters.
 
-  They start from config.model.path, if there is one, and a stage of 0 steps is
-  left out. With config.sft.reuse the parameters come from another work
-  directory.
+  SFT starts from config.model.path, if set. Phases of 0 steps are skipped.
+  With config.sft.reuse the parameters come from another work directory.
 
   Raises:
     TooWeak: the skill ended below its threshold.
-    RunError: what is to be resumed or reused does not fit.
+    RunError: a checkpoint to resume or reuse does not match the config.
     Stopped: SIGTERM; everything is saved.
   """
   if session.config.sft.reuse:
@@ -60,12 +59,12 @@ def _imported(session: Session) -> Tree:
 
 
 def load(session: Session) -> Tree:
-  """The parameters that SFT ended with, here or in config.sft.reuse.
+  """The final parameters of SFT, of this run or of config.sft.reuse.
 
   Without SFT they are those of config.model.path.
 
   Raises:
-    RunError: SFT is not complete there, or its model is another one.
+    RunError: SFT is not complete, or its model is a different one.
   """
   c = session.config.sft
   if not (c.reuse or c.skill.steps or c.habits.steps):
@@ -77,7 +76,7 @@ def load(session: Session) -> Tree:
     if step is not None:
       break
   host = {} if step is None else checkpoints.host(step)
-  # The last phase there was, or one that no other phase was to follow.
+  # The habits phase is the last one, unless it had no steps.
   last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
   if step is None or not last or step != host["config"][f"sft.{phase}.steps"]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")

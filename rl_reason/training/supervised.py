@@ -32,7 +32,7 @@ from rl_reason.training.step import accumulate, optimize
 
 @dataclasses.dataclass
 class SupervisedState:
-  """All state of a supervised stage.
+  """The complete state of a supervised stage.
 
   Attributes:
     train: parameters and optimizer, or their shapes before a restore.
@@ -55,7 +55,7 @@ class SupervisedState:
     return dict(data=self.stream.get_state(), checked=self.checked)
 
   def restore(self, arrays: Tree, host: dict) -> None:
-    """Takes over a saved state."""
+    """Restores a saved state."""
     self.train, self.checked = arrays, host["checked"]
     self.stream.set_state(host["data"])
 

@@ -53,7 +53,7 @@ MEANING = (
 
 @dataclasses.dataclass
 class ValueState:
-  """All state of value pretraining.
+  """The complete state of value pretraining.
 
   Attributes:
     critic: parameters and optimizer, or their shapes before a restore.
@@ -79,7 +79,7 @@ class ValueState:
     return dict(prompts=prompts, counters=self.counters, complete=self.complete)
 
   def restore(self, arrays: Tree, host: dict) -> None:
-    """Takes over a saved state."""
+    """Restores a saved state."""
     self.critic, self.complete = arrays, host["complete"]
     self.counters = host["counters"]
     self.collector.prompts.set_state(host["prompts"])
@@ -96,7 +96,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
     the critic's parameters, and what they cost: generated tokens and FLOPs.
 
   Raises:
-    RunError: what is to be resumed, reused or imported does not fit.
+    RunError: a checkpoint to resume, reuse or import does not match the config.
     Stopped: SIGTERM; everything is saved.
   """
   c, mesh = session.config, session.mesh
@@ -142,7 +142,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
     while not state.complete:
       stage.check_stop()
       collector.start_step()
-      # Sample and grade; there is no advantage to have signal for.
+      # Sample and grade; groups without signal train the critic as well.
       rows = collector.collect(weights)
       plan = plan_rows(rows.rollouts, state.step)
       # Monte-Carlo returns, and how well the critic explains them so far. Its
@@ -218,7 +218,7 @@ def init_params(
 
 
 def _first(session: Session, shardings: Tree, policy_params: Tree) -> Tree:
-  """Where the critic starts: policy, scratch, or an exported network."""
+  """Initial parameters: from the policy, random, or an exported network."""
   c = session.config.critic
   if c.init == "exported" and classifier.is_classifier(c.path):
     return classifier.load_critic(session)
@@ -252,15 +252,15 @@ def _restore(
     equal: tuple[str, ...],
     like: Tree,
 ):
-  """The newest checkpoint of a critic elsewhere, and its host state.
+  """The newest checkpoint of a critic in another run, and its host state.
 
-  Fields that begin with one of `equal` must be the same in both configs.
+  Fields whose names start with one of `equal` must agree in both configs.
   """
   checkpoints = checkpoint.Checkpoints(path)
   step = checkpoints.newest(session.display.say)
   if step is None:
     raise RunError(
-        f"{field} = {path}: holds no whole checkpoint of a critic; make one"
+        f"{field} = {path}: holds no complete checkpoint of a critic; make one"
         " with --stage=value or --stage=export"
     )
   host = checkpoints.host(step)
