@@ -53,11 +53,11 @@ def test_every_correction_has_numbers_by_hand():
 
 
 def test_bounds_belong_to_the_interval():
-  """Ratios 1/2, 2 and 4: the defaults are [1/2, 2], of each token."""
-  old = np.log(np.array([[0.5, 2.0, 4.0]]))
-  some = jnp.array(old), jnp.zeros((1, 3)), jnp.ones((1, 3))
-  close(corrections.two_sided(*some), [[0.5, 2, 0]], rtol=1e-6)
-  close(corrections.truncate(*some), [[0.5, 2, 2]], rtol=1e-6)
+  """The defaults are [1/2, 2], of each token."""
+  ratios = jnp.array([[0.45, 0.5, 2.0, 2.1]])
+  some = jnp.log(ratios), jnp.zeros((1, 4)), jnp.ones((1, 4))
+  close(corrections.two_sided(*some), [[0, 0.5, 2, 0]], rtol=1e-6)
+  close(corrections.truncate(*some), [[0.45, 0.5, 2, 2]], rtol=1e-6)
 
 
 @LEVEL

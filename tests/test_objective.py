@@ -97,6 +97,13 @@ def test_masked_positions_do_not_count():
   assert grad[1, 1] == 0
 
 
+def test_ratios_of_the_metrics_are_clamped():
+  """log r of 25 counts as 20."""
+  far = LOGPS + np.array([[25.0, 0], [0, 0]]) - np.log([[1.5, 1], [1, 1]])
+  metrics, _, _ = total(logps=far)
+  close(metrics["ratio_mean"], (np.exp(20) + 0.5 + 1) / 3)
+
+
 def test_a_kl_in_the_loss():
   """d = 0, -ln 2, ln 2: k1 adds up to 0, k2 to ln(2)^2."""
   metrics, _, _ = total(kl="k2")

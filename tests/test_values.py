@@ -58,6 +58,8 @@ def test_value_loss_by_hand(dtype):
   close(got, [[0.28125, 0.5, 3.125, 2, 3.125]], **NEAR[dtype])
   grad = slopes("value_loss", V, old, R, clip=0.5)
   close(grad, [[-0.75, 1, 0, -2, 0]], rtol=1e-12)
+  default = critic("value_loss", V, old, R, dtype=dtype)
+  same(default, got)
   off = critic("value_loss", V, old, R, dtype=dtype, clip=0.0)
   close(off, [[0.28125, 0.5, 0.5, 2, 0.5]], **NEAR[dtype])
 

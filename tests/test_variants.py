@@ -33,6 +33,11 @@ def test_every_variant_has_numbers_by_hand():
   assert public(variants) <= tested
 
 
+def test_defaults_of_the_covariance_terms():
+  assert variants.clip_cov.__kwdefaults__ == dict(share=2e-4, low=1.0, high=5.0)
+  assert variants.kl_cov.__kwdefaults__ == dict(share=2e-4, coef=1.0)
+
+
 # --- rewards -----------------------------------------------------------------
 
 
@@ -50,7 +55,9 @@ def test_cosine_by_hand(dtype):
   close(got, wanted, rtol=1e-5, atol=1e-5)
   # By default both fall to 0; with equal ends length does not count.
   got = variant("cosine", *inputs, dtype=dtype)
-  close(got[:3], [2, 1, 0], atol=1e-6)
+  close(got[[0, 1, 2, 5]], [2, 1, 0, -5], atol=1e-5)
+  # Beyond the limit a correct response stays at its reward of the limit.
+  assert variant("cosine", [1.0], [60], 40, 2.0, -10.0, **paper) == 1
   same_ends = dict(correct_long=1.0, incorrect_long=-1.0)
   got = variant("cosine", correct_B, lengths_B, 40, 1.0, -1.0, **same_ends)
   close(got, [1] * 4 + [-1] * 5, rtol=1e-6)
