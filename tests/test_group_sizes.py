@@ -34,14 +34,6 @@ def test_too_few_rows_for_groups():
     group_sizes.proportional(np.ones(3), 5, 2)
 
 
-def test_sizes_by_what_is_expected():
-  """Lengths 4 and 8 give 2 : 1; accuracies 1/2 and 1 need .26 and .01."""
-  sizes = group_sizes.by_length(np.array([4.0, 8.0]), 16)
-  assert sizes.tolist() == [11, 5]
-  sizes = group_sizes.by_variance(np.array([0.5, 1.0]), 16)
-  assert sizes.tolist() == [14, 2]
-
-
 def test_a_response_does_not_depend_on_the_size_of_its_group():
   """Sample s of prompt n has the same tokens among 2 responses as among 6."""
   prompts, sizes_N = tiny.prompts(4), np.array([2, 6, 3, 5])

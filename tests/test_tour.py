@@ -165,17 +165,20 @@ CORE = (
 )
 
 
-@pytest.mark.xfail(reason="the redesign is not finished")
+def test_no_file_is_long():
+  patterns = [f"{room}/**/*.py" for room in ("rl_reason", "tests", "bench")]
+  lines = lines_of(*patterns, "configs/**/*.py", "examples/**/*.py")
+  assert {x: count for x, count in lines.items() if count > MAX_FILE} == {}
+
+
+@pytest.mark.xfail(reason="the package is longer than its budget")
 def test_the_package_keeps_its_budget_of_lines():
   core = lines_of(*CORE)
   core.pop("rl_reason/tasks/scorers.py")
-  package, tests = lines_of("rl_reason/**/*.py"), lines_of("tests/*.py")
-  others = lines_of("tests/slow/*.py", "bench/**/*.py", "configs/**/*.py")
-  others |= lines_of("examples/*.py")
-  total = dict(core=core, package=package, tests=tests)
-  total = {name: sum(lines.values()) for name, lines in total.items()}
-  long = package | tests | others
-  long = {name: count for name, count in long.items() if count > MAX_FILE}
-  assert not long, total
-  assert total["core"] <= 9500 and total["package"] <= 16_000, total
-  assert total["tests"] <= 15_000, total
+  total = dict(
+      core=sum(core.values()),
+      package=sum(lines_of("rl_reason/**/*.py").values()),
+      tests=sum(lines_of("tests/*.py").values()),
+  )
+  budget = dict(core=9500, package=16_000, tests=15_000)
+  assert all(total[name] <= budget[name] for name in budget), total
