@@ -1,4 +1,4 @@
-"""JAX's kernels say what `softmax` says; they are interpreted, not compiled."""
+"""Attention by kernels and to an int8 cache; kernels are interpreted."""
 
 import dataclasses
 import functools
@@ -6,14 +6,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import padded
 import pytest
-import tiny
 from jax.experimental import pallas as pl
 
-from rl_reason.models import attention, decoder
-from rl_reason.rollout import sampler
-from rl_reason.scale import pallas, sharding
+from rl_reason.models import attention
+from rl_reason.scale import pallas
 
 K, Q, C, LAYERS = 2, 2, 128, 2
 POSITIONS = (-1, 0, 1, 127, 128, 300, 511, 17)
@@ -82,8 +79,18 @@ def assert_near(got, want, dtype):
     assert np.abs(a - b).max() <= ROUNDING[dtype] * np.abs(b).max()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kernels, dtype",
+    [
+        ("gpu", "bfloat16"),
+        ("tpu", "float32"),
+        pytest.param("gpu", "float32", marks=SLOW),
+        pytest.param("tpu", "bfloat16", marks=SLOW),
+    ],
+)
 def test_packed_rows_and_their_gradients(kernels, dtype, interpreted):
   args = rows(2, 200, dtype)
   want = gradients("xla", *args)
@@ -91,7 +98,7 @@ def test_packed_rows_and_their_gradients(kernels, dtype, interpreted):
 
 
 def inputs(count, dtype, slots=512, int8=False):
-  """Queries, keys and values of one token a row; the cache, keys not turned."""
+  """One token a row: queries, keys, values; a cache, keys laid out as v."""
   q = normal(count, 1, K, Q, C, dtype=dtype, seed=8)
   new = [normal(count, 1, K, C, dtype=dtype, seed=s) for s in (6, 7)]
   shape = LAYERS, count, K, slots, C
@@ -111,21 +118,23 @@ def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
   """One step of the last layer: outputs of rows in use, and the cache."""
   *new, cache = inputs(len(positions), dtype, slots, int8)
 
-  def turned(cache):
+  def transposed(cache):
     k = attention._key_layout(kernels, cache.k)
     return dataclasses.replace(cache, k=k)
 
   run = jax.jit(functools.partial(step, kernels))
-  out, cache = run(*new, turned(cache), jnp.asarray(positions, jnp.int32))
+  out, cache = run(*new, transposed(cache), jnp.asarray(positions, jnp.int32))
   out = np.asarray(out, np.float32)[np.asarray(positions) >= 0]
-  return out, turned(cache)
+  return out, transposed(cache)
 
 
 @pytest.mark.parametrize(
     "kernels, slots, int8",  # the TPU's pages are of one block, and of four
     [
-        *(("gpu", 384, False), ("gpu", 512, False), ("gpu", 512, True)),
-        *(("tpu", 384, False), ("tpu", 512, False)),
+        ("gpu", 512, True),
+        ("tpu", 384, False),
+        *(pytest.param("gpu", n, False, marks=SLOW) for n in (384, 512)),
+        pytest.param("tpu", 512, False, marks=SLOW),
     ],
 )
 def test_decoding_rows_of_any_length(kernels, slots, int8, interpreted):
@@ -135,38 +144,6 @@ def test_decoding_rows_of_any_length(kernels, slots, int8, interpreted):
   assert_near([got], [want], "bfloat16")
   for a, b in zip(jax.tree.leaves(cache), jax.tree.leaves(same), strict=True):
     np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
-def test_gradients_on_eight_devices(kernels, interpreted):
-  """Rows over (data, fsdp), heads over tensor."""
-  args = rows(4, 128, "bfloat16")
-  want = gradients(kernels, *args)
-  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
-    assert_near(gradients(kernels, *args), want, "bfloat16")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernels, int8", [("gpu", False), ("gpu", True), ("tpu", False)]
-)
-def test_decoding_on_eight_devices(kernels, int8, interpreted):
-  """Inside of its shard, scales beside what they scale."""
-  alone, _ = decoded(kernels, POSITIONS, int8=int8)
-  *new, cache = inputs(len(POSITIONS), "bfloat16", int8=int8)
-  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
-    batch, whole = sharding.spec("batch"), sharding.spec(None, "batch")
-    run = sharding.by_batch_shard(
-        lambda *args: step(kernels, *args)[0],
-        (batch, batch, batch, whole, batch),
-        batch,
-    )
-    where = sharding.spec(None, "batch", "kv_heads")
-    cache = jax.tree.map(lambda x: jax.device_put(x, where), cache)
-    got = jax.jit(run)(*new, cache, jnp.asarray(POSITIONS, jnp.int32))
-  got = np.asarray(got, np.float32)[np.asarray(POSITIONS) >= 0]
-  assert_near([got], [alone], "bfloat16")
 
 
 # --- a cache of int8 ---------------------------------------------------------
@@ -205,9 +182,11 @@ def exact(q, cache, positions):
   return out
 
 
-@pytest.mark.parametrize("slots", [100, 384])  # one read, and several blocks
+@pytest.mark.parametrize(  # one read, and several blocks
+    "slots", [pytest.param(100, marks=SLOW), 384]
+)
 def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
-  """As to what int8 stands for, exactly; to what it was, within a bound.
+  """Exact for the numbers that int8 stands for, and bounded for the originals.
 
   Half a step d_k of a key moves a score by e <= |q|_1 d_k / 2 / sqrt(C), so
   probabilities by factors within exp(+-2 e), and an output by no more than
@@ -216,11 +195,13 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   positions = [0, 1, 50, slots - 1]
   q, k, v, plain = inputs(4, "float32", slots)
   *_, small = inputs(4, "float32", slots, int8=True)
-  got, held = decoded("xla", positions, "float32", slots, int8=True)
+  got, cached = decoded("xla", positions, "float32", slots, int8=True)
   got = got[:, 0]
   q = np.asarray(q[:, 0], np.float64)
-  k_scale, v_scale = (x[-1][..., None] for x in (held.k_scale, held.v_scale))
-  stands_for = held.k[-1] * k_scale, held.v[-1] * v_scale
+  k_scale, v_scale = (
+      x[-1][..., None] for x in (cached.k_scale, cached.v_scale)
+  )
+  stands_for = cached.k[-1] * k_scale, cached.v[-1] * v_scale
   want = exact(q, stands_for, positions)
   assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
@@ -231,31 +212,7 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   most = np.abs(was[1]).max((2, 3))[..., None]
   bound = np.expm1(2 * moved) * most + v_scale.max(2) / 2
   assert (error <= bound).all() and 1e-3 < error.max() < 0.05
-  np.testing.assert_array_equal(held.k_scale[0], small.k_scale[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
-def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
-  """Prefill, copies of prefixes and decoding keep the cache in one layout."""
-  shape = dict(head_dim=C, dtype="bfloat16", layers=1)
-  cfg = dataclasses.replace(tiny.CFG, attention=kernels, **shape)
-  params = decoder.init(cfg, jax.random.key(0))
-  rows = sampler.sample(
-      params,
-      tiny.prompts(2),
-      jax.random.key(1),
-      group_size=2,
-      max_tokens=140,
-      limits_B=np.array([140, 9, 3, 20]),
-      slots=2,
-      **tiny.SAMPLER | dict(cfg=cfg, eos=-1),
-  )
-  logps_BT, _ = padded.response_logps(
-      params, cfg, rows.tokens_BL, rows.start_B, 140
-  )
-  gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
-  assert rows.lengths_B.max() > attention.BLOCK and gap.max() < 0.1
+  np.testing.assert_array_equal(cached.k_scale[0], small.k_scale[0])
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])

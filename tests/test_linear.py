@@ -1,4 +1,4 @@
-"""Weights that are more, or less, than an array; and what samples with them."""
+"""Int8 and low-rank weights, and the sampler weights that are made of them."""
 
 import dataclasses
 import functools
@@ -83,6 +83,7 @@ def weights(kind, cfg=tiny.CFG):
 
 
 def sample(params, prompts):
+  """On the mesh of the context, if there is one."""
   return sampler.sample(
       params,
       prompts,
@@ -105,8 +106,8 @@ def test_the_table_is_that_of_the_weights(kind, tied):
   cfg = dataclasses.replace(HALF, tied=tied, qkv_bias=True, qk_norm=True)
   params = decoder.init(cfg, jax.random.key(0))
   made = sampler_weights.make(params, cfg, kind)
-  rows = sampler_weights.table(cfg, kind)
-  shapes = jax.tree.map(lambda x: x.shape, rows, is_leaf=parameters.is_param)
+  table = sampler_weights.table(cfg, kind)
+  shapes = jax.tree.map(lambda x: x.shape, table, is_leaf=parameters.is_param)
   got = jax.tree.map(lambda x: x.shape, made)
   assert shapes == got
   layers, small = made["layers"], kind == "int8"
@@ -123,15 +124,20 @@ def test_the_table_is_that_of_the_weights(kind, tied):
 
 def test_bfloat16_weights_change_no_number_of_bfloat16_products():
   rows = jax.tree.map(lambda x: x[0], tiny.batch(1, 8))
+  hidden = jax.jit(padded.hidden, static_argnums=1)
   own, half = (
-      padded.hidden(params, HALF, rows.tokens_BL, rows.start_B)
+      hidden(params, HALF, rows.tokens_BL, rows.start_B)
       for params in (tiny.params(), weights("bfloat16"))
   )
   np.testing.assert_array_equal(own, half)
 
 
-def test_int8_samples_from_a_policy_that_is_near_and_another():
-  rows = sample(weights("int8"), tiny.prompts(8))
+@pytest.fixture(scope="module")
+def rows():
+  return sample(weights("int8"), tiny.prompts(8))
+
+
+def test_int8_samples_from_a_policy_that_is_near_and_another(rows):
   logps, _ = padded.response_logps(
       tiny.params(), tiny.CFG, rows.tokens_BL, rows.start_B, tiny.T
   )
@@ -147,8 +153,8 @@ def test_int8_samples_from_a_policy_that_is_near_and_another():
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-def test_eight_devices_sample_with_the_same_weights(kind):
-  """From parameters split over fsdp; the sampler's are whole there."""
+def test_eight_devices_sample_with_the_same_weights(kind, rows):
+  """From parameters sharded over fsdp; the sampler's are replicated there."""
   mesh = sharding.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
     where = parameters.shardings(decoder.table(tiny.CFG), mesh)
@@ -170,6 +176,5 @@ def test_eight_devices_sample_with_the_same_weights(kind):
       prompts = sharding.put(mesh, tiny.prompts(8), "batch")
       eight = sharding.fetch(sample(made, prompts))
   if kind == "int8":
-    one = sample(weights(kind), tiny.prompts(8))
-    np.testing.assert_array_equal(eight.tokens_BL, one.tokens_BL)
-    np.testing.assert_allclose(eight.logps_BT, one.logps_BT, atol=1e-5)
+    np.testing.assert_array_equal(eight.tokens_BL, rows.tokens_BL)
+    np.testing.assert_allclose(eight.logps_BT, rows.logps_BT, atol=1e-5)

@@ -1,25 +1,20 @@
-"""Low-rank factors: what learns, what does not, and what comes out."""
+"""LoRA: the factors learn, the base is frozen, and merging adds them."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import padded
 import pytest
-import test_config
 import tiny
-from conftest import restore_arrays
+from tiny_session import make_session
 
-from rl_reason import hf
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
-from rl_reason.hf import export
 from rl_reason.models import decoder, lora, parameters
 from rl_reason.scale import sharding
-from rl_reason.structs import RunError
-from rl_reason.training import rl, sft, step
+from rl_reason.training import optimizer, rl, step
 
 RANK, SCALE = 2, 1.5
 TARGETS = ("q", "o", "up", "down")
@@ -51,7 +46,7 @@ def joined(learnt):
   return lora.join(tiny.params(), learnt, SCALE)
 
 
-def test_factors_are_split_like_the_weight_that_they_stand_beside():
+def test_factors_are_sharded_like_their_weight():
   """Width 32, heads 4 x 8, feed-forward 64, two layers."""
   sizes = {"q": (32, 32), "o": (32, 32), "up": (32, 64), "down": (64, 32)}
   assert TABLE["layers"].keys() == sizes.keys()
@@ -115,11 +110,11 @@ def update(mesh, name, learnt):
       lora_scale=SCALE,
   )
   with jax.set_mesh(mesh):
-    where = step.state_shardings(TABLE, tx, mesh)
+    where = optimizer.state_shardings(TABLE, tx, mesh)
     base = jax.device_put(
         tiny.params(), parameters.shardings(decoder.table(tiny.CFG), mesh)
     )
-    state = step.new_state(jax.device_put(learnt, where.params), tx, where)
+    state = optimizer.new_state(jax.device_put(learnt, where.params), tx, where)
     cut = padded.put(mesh, tiny.batch(1, 16), 2)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     jitted = jax.jit(fn, out_shardings=(where, None))
@@ -183,126 +178,26 @@ def test_a_checksum_sees_bits_and_places_and_no_mesh(meshes):
   assert lora.digest(half) not in (want, 0)
 
 
-# --- a run -------------------------------------------------------------------
-
-
-def config(**change):
-  c = test_config.tiny()
-  c.lora.rank = 2
-  c.kl.update(kind="k3", coef=0.1)
-  c.rollout.weights = "int8"
-  c.correction.name = "truncate"
-  c.rl.update(change)
-  return c
-
-
-def train(c, workdir):
-  run = test_config.make_run(c, workdir)
-  with jax.set_mesh(run.mesh):
-    params = rl.run(run, rl.base(run, sft.run(run)))
-  run.log.close()
-  return run, params
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-  """The runs below compile the same programs."""
-  where = str(tmp_path_factory.mktemp("compiled"))
-  jax.config.update("jax_compilation_cache_dir", where)
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-  yield
-  jax.config.update("jax_compilation_cache_dir", None)
-
-
 def test_a_sampler_that_is_another_policy_is_named(tmp_path, monkeypatch):
-  c = config()
-  run = test_config.make_run(c, tmp_path)
-  said = []
-  monkeypatch.setattr(run.display, "say", said.append)
+  session = make_session(tmp_path)
+  c, lines = session.config, []
+  monkeypatch.setattr(session.display, "say", lines.append)
   weights, cache = "rollout.weights = 'int8'", "rollout.cache = 'int8'"
-  for kind, held, dtype, correction, warned in (
+  for kind, kept, dtype, correction, warned in (
       ("int8", "same", "float32", "none", [weights]),
-      ("int8", "same", "bfloat16", "none", [weights]),
       ("int8", "int8", "float32", "truncate", []),
       ("bfloat16", "same", "float32", "none", ["weights = 'bfloat16'"]),
       ("bfloat16", "same", "bfloat16", "none", []),
-      ("same", "int8", "bfloat16", "none", [cache]),
       ("int8", "int8", "float32", "none", [weights, cache]),
       ("same", "same", "float32", "none", []),
   ):
-    c.rollout.update(weights=kind, cache=held)
+    c.rollout.update(weights=kind, cache=kept)
     c.model.dtype, c.correction.name = dtype, correction
-    said.clear()
-    rl._warn(run)
-    for text, field in zip(said, warned, strict=True):
+    lines.clear()
+    rl._warn_if_off_policy(session)
+    for text, field in zip(lines, warned, strict=True):
       assert field in text and "correction.name = 'truncate'" in text
   c.rollout.partial_across_steps = True
-  said.clear()
-  rl._warn(run)
-  assert len(said) == 1 and "a bias to short ones" in said[0]
-
-
-def half_right(patch):
-  patch.setattr(
-      test_config.arithmetic, "verify", lambda text, row: len(text) % 2
-  )
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_to_the_same_bits_and_goes_out(tmp_path, monkeypatch):
-  """In two parts as in one; then what it saved, what it exports, and a base
-  that is not the same any more."""
-  half_right(monkeypatch)
-  (tmp_path / "whole").mkdir()
-  (tmp_path / "parts").mkdir()
-  _, want = train(config(), tmp_path / "whole")
-  train(config(steps=1), tmp_path / "parts")
-  run, got = train(config(), tmp_path / "parts")
-  assert test_config.digest(got) == test_config.digest(want)
-  assert np.asarray(want["layers"]["v"].b).any()
-
-  # Step 1 is not logged otherwise, and its KL to the base is that of step 0: 0.
-  lines = [
-      json.loads(x)
-      for x in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
-  ]
-  first, second = (x for x in lines if x["stage"] == "rl")
-  assert abs(first["kl/reference"]) < 1e-7 < second["kl/reference"]
-  assert first["rollout/logp_gap_max"] > 1e-5  # int8
-  assert first["actor/first_log_ratio_max"] < 1e-5
-
-  saved = restore_arrays(tmp_path / "parts/checkpoints/rl/2/state")
-  assert set(saved["train"]["params"]) == {"layers"}
-  width = run.cfg.width
-  for x in jax.tree.leaves(saved["train"]):
-    assert 2 in x.shape or not x.ndim, "no matrix of the base"
-  assert saved["train"]["params"]["layers"]["q"]["a"].shape == (1, width, 2)
-
-  with jax.set_mesh(run.mesh):
-    policy, _, at = rl.load(run, "newest")
-    assert at == 2
-    assert test_config.digest(policy) == test_config.digest(got)
-    export.run(run, "newest")
-    out = hf.find(str(tmp_path / "parts/export/policy"))
-    table = decoder.table(run.cfg)
-    loaded = hf.load(out, table, run.mesh)
-    jax.tree.map(
-        np.testing.assert_array_equal, loaded, jax.jit(lora.merge)(got)
-    )
-    b = rows()
-    args = run.cfg, b.tokens_BL % run.cfg.vocab, b.start_B, tiny.T
-    score = jax.jit(padded.response_logps, static_argnums=(1, 4))
-    np.testing.assert_allclose(
-        score(loaded, *args)[0], score(got, *args)[0], atol=2e-5
-    )
-  card = (tmp_path / "parts/export/policy/README.md").read_text()
-  assert "with LoRA of rank 2 merged into the weights" in card
-
-  other = jax.tree.map(lambda x: x + 1, rl.base(run, sft.load(run)))
-  monkeypatch.setattr(sft, "load", lambda run: other)
-  with jax.set_mesh(run.mesh):
-    with pytest.raises(RunError, match="belong to another model"):
-      rl.load(run, "newest")
-    run.config.rl.steps = 3
-    with pytest.raises(RunError, match="belong to another model"):
-      rl.run(run, other)
+  lines.clear()
+  rl._warn_if_off_policy(session)
+  assert len(lines) == 1 and "a bias towards short responses" in lines[0]

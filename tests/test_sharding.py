@@ -1,4 +1,4 @@
-"""Eight devices compute what one does, and really share the memory."""
+"""Eight devices compute what one does, and share the memory."""
 
 import functools
 
@@ -13,7 +13,7 @@ from rl_reason.algorithms.objective import Objective
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
-from rl_reason.training import step
+from rl_reason.training import optimizer, step
 
 LR = 1e-3
 
@@ -39,8 +39,8 @@ def _update(mesh, *, name, steps, lr):
   table = decoder.table(tiny.CFG)
   coefs = dict(kl=np.float32(0.1), entropy=np.float32(0))
   with jax.set_mesh(mesh):
-    where = step.state_shardings(table, tx, mesh)
-    state = step.init_state(table, tx, where, jax.random.key(0))
+    where = optimizer.state_shardings(table, tx, mesh)
+    state = optimizer.init_state(table, tx, where, jax.random.key(0))
     before = jax.device_get(state.params)
     for i in range(steps):
       cut = padded.put(mesh, tiny.batch(1, 16, seed=i), 2)
@@ -83,7 +83,10 @@ def test_adamw_on_eight_devices_stays_within_a_quarter_of_lr(meshes):
 
 def test_state_and_cache_are_split(meshes):
   """Bytes per device: matrices and their Adam moments an 1/4 (fsdp, tensor)."""
-  _, _, _, state = _update(meshes[1], name="adamw", steps=1, lr=LR)
+  table, tx = decoder.table(tiny.CFG), tiny.optimizer(name="adamw")
+  with jax.set_mesh(meshes[1]):
+    where = optimizer.state_shardings(table, tx, meshes[1])
+    state = optimizer.init_state(table, tx, where, jax.random.key(0))
 
   def local(x):
     return max(s.data.nbytes for s in x.addressable_shards)
@@ -104,20 +107,16 @@ def test_state_and_cache_are_split(meshes):
     "cache", ["same", pytest.param("int8", marks=pytest.mark.slow)]
 )
 def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
-  """The decode loop's cache is split too, not only a fresh one."""
-  held = []
-  for mesh in meshes:
-    with jax.set_mesh(mesh):
-      kind = dict(group_size=8, cache=cache)
-      args = tiny.params(), *tiny.started(mesh, 16, **kind)
-      for x in jax.tree.leaves((args[1].cache, args[2].cache)):
-        assert mesh.size == 1 or x.sharding.spec == sharding.spec(
-            None, "batch", "kv_heads"
-        )
-      compiled = sampler.program(tiny.engine(**kind), "decode", None)
-      memory = compiled.lower(*args).compile().memory_analysis()
-    held.append(memory.temp_size_in_bytes + memory.argument_size_in_bytes)
-  assert held[1] < held[0] / 4
+  """The decode loop's cache is sharded, too, not only the initial one."""
+  mesh, kind = meshes[1], dict(group_size=8, cache=cache)
+  with jax.set_mesh(mesh):
+    args = tiny.params(), *tiny.started(mesh, 16, **kind)
+    for x in jax.tree.leaves((args[1].cache, args[2].cache)):
+      assert x.sharding.spec == sharding.spec(None, "batch", "kv_heads")
+    compiled = sampler.program(tiny.engine(**kind), "decode", None)
+    memory = compiled.lower(*args).compile().memory_analysis()
+  held = memory.temp_size_in_bytes + memory.argument_size_in_bytes
+  assert held < sum(x.nbytes for x in jax.tree.leaves(args)) / 4
 
 
 @pytest.mark.parametrize(
@@ -148,30 +147,27 @@ def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
   np.testing.assert_allclose(out[0].logps_BT, out[1].logps_BT, atol=atol)
 
 
-def test_responses_go_on_on_eight_devices(meshes):
-  """Those that had begun on one: each shard reads its own again."""
+def test_partial_rollouts_resume_on_eight_devices(meshes):
+  """Those of one device: each shard prefills its own."""
   static = dict(group_size=4, max_tokens=tiny.T, slots=32, **tiny.SAMPLER)
-  whole, begun = [], None
-  for mesh in meshes:
-    with jax.set_mesh(mesh):
-      args = (
-          sharding.put(mesh, tiny.params()),
-          sharding.put(mesh, tiny.prompts(16), "batch"),
-          jax.random.key(0),
-      )
-      if begun is None:
-        told = sampler.stream(*args, yield_when_unfinished_groups=12, **static)
-        begun = sharding.fetch(next(told))
-        whole.append(sharding.fetch(sampler.sample(*args, **static)))
-      begun = sharding.put(mesh, begun, "batch")
-      whole.append(
-          sharding.fetch(sampler.sample(*args, resumed=begun, **static))
-      )
-      begun = sharding.fetch(begun)
-  rollouts, ended_B = begun
+  args = tiny.params(), tiny.prompts(16), jax.random.key(0)
+  with jax.set_mesh(meshes[0]):
+    parts = sampler.stream(*args, yield_when_unfinished_groups=12, **static)
+    part = sharding.fetch(next(parts))
+    *_, (want, _) = parts
+  rollouts, ended_B = part
   assert ((rollouts.lengths_B > 0) & ~ended_B).any() and ended_B.any()
-  for other in whole[1:]:
-    np.testing.assert_array_equal(whole[0].tokens_BL, other.tokens_BL)
+  mesh = meshes[1]
+  with jax.set_mesh(mesh):
+    got = sampler.sample(
+        sharding.put(mesh, args[0]),
+        sharding.put(mesh, args[1], "batch"),
+        args[2],
+        resumed=sharding.put(mesh, part, "batch"),
+        **static,
+    )
+    got = sharding.fetch(got)
+  np.testing.assert_array_equal(got.tokens_BL, want.tokens_BL)
 
 
 @pytest.mark.slow

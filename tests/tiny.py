@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from padded import Rows
 
@@ -30,8 +31,13 @@ SAMPLER = dict(cfg=CFG, eos=TOK.eos_token_id, pad=TOK.pad_token_id)
 
 
 @functools.cache
+def _params(seed):
+  return jax.device_get(decoder.init(CFG, jax.random.key(seed)))
+
+
 def params(seed=0):
-  return jax.jit(decoder.init, static_argnums=0)(CFG, jax.random.key(seed))
+  """Made anew each time: on the devices of the current mesh."""
+  return jax.tree.map(jnp.asarray, _params(seed))
 
 
 def prompts(count, seed=0):

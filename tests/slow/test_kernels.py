@@ -1,0 +1,71 @@
+"""Kernels on eight devices and in the sampler; interpreted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import padded
+import pytest
+import test_attention as t
+import tiny
+
+from rl_reason.models import attention, decoder
+from rl_reason.rollout import sampler
+from rl_reason.scale import pallas, sharding
+
+pytestmark = pytest.mark.slow
+interpreted = t.interpreted  # the fixture
+
+
+@pytest.mark.parametrize("kernels", pallas.KERNELS)
+def test_gradients_on_eight_devices(kernels, interpreted):
+  """Rows over (data, fsdp), heads over tensor."""
+  args = t.rows(4, 128, "bfloat16")
+  want = t.gradients(kernels, *args)
+  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
+    t.assert_near(t.gradients(kernels, *args), want, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "kernels, int8", [("gpu", False), ("gpu", True), ("tpu", False)]
+)
+def test_decoding_on_eight_devices(kernels, int8, interpreted):
+  """Inside of its shard, scales beside what they scale."""
+  alone, _ = t.decoded(kernels, t.POSITIONS, int8=int8)
+  *new, cache = t.inputs(len(t.POSITIONS), "bfloat16", int8=int8)
+  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
+    batch, whole = sharding.spec("batch"), sharding.spec(None, "batch")
+    run = sharding.by_batch_shard(
+        lambda *args: t.step(kernels, *args)[0],
+        (batch, batch, batch, whole, batch),
+        batch,
+    )
+    where = sharding.spec(None, "batch", "kv_heads")
+    cache = jax.tree.map(lambda x: jax.device_put(x, where), cache)
+    got = jax.jit(run)(*new, cache, jnp.asarray(t.POSITIONS, jnp.int32))
+  got = np.asarray(got, np.float32)[np.asarray(t.POSITIONS) >= 0]
+  t.assert_near([got], [alone], "bfloat16")
+
+
+@pytest.mark.parametrize("kernels", pallas.KERNELS)
+def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
+  """Prefill, copies of prefixes and decoding keep the cache in one layout."""
+  shape = dict(head_dim=t.C, dtype="bfloat16", layers=1)
+  cfg = dataclasses.replace(tiny.CFG, attention=kernels, **shape)
+  params = decoder.init(cfg, jax.random.key(0))
+  rows = sampler.sample(
+      params,
+      tiny.prompts(2),
+      jax.random.key(1),
+      group_size=2,
+      max_tokens=140,
+      limits_B=np.array([140, 9, 3, 20]),
+      slots=2,
+      **tiny.SAMPLER | dict(cfg=cfg, eos=-1),
+  )
+  logps_BT, _ = padded.response_logps(
+      params, cfg, rows.tokens_BL, rows.start_B, 140
+  )
+  gap = np.abs(logps_BT - rows.logps_BT)[rows.mask_BT]
+  assert rows.lengths_B.max() > attention.BLOCK and gap.max() < 0.1
