@@ -10,6 +10,7 @@ import numpy as np
 import padded
 import pytest
 import reference
+import reference_model
 from tiny_session import make_session, random_params
 
 from rl_reason.models import critic, decoder
@@ -210,13 +211,15 @@ def update(params, batch, cuts, cfg, tx=golden.SGD, **keywords):
 
 def numpy_loss(leaves, cfg, batch, clip):
   """Mean over the tokens, by the definition of each head."""
-  params = reference.nested(leaves)
+  params = reference_model.nested(leaves)
   head = params["value_head"]
   trunk = params["trunk"] | dict(head=np.eye(cfg.trunk.width))
   shape = dataclasses.replace(cfg.trunk, tied=False)
   losses = []
   for b, start in enumerate(batch.start_B):
-    states_LD = reference.row_logits(trunk, shape, batch.tokens_BL[b, start:])
+    states_LD = reference_model.row_logits(
+        trunk, shape, batch.tokens_BL[b, start:]
+    )
     for t in np.flatnonzero(batch.mask_BT[b]):
       state = states_LD[-T - 1 + t]
       out = [
@@ -329,7 +332,7 @@ def test_updates_bring_the_loss_down(head):
 def test_eight_devices_compute_what_one_does():
   """Trunk and head split over fsdp and tensor, rows over data and fsdp."""
   cfg, out = shape("gated"), []
-  table, params = critic.table(cfg), reference.nested(leaves_of(cfg))
+  table, params = critic.table(cfg), reference_model.nested(leaves_of(cfg))
   batch = padded.split(floats(critic_batch(8), np.float32), 1)
   for mesh in (
       sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
