@@ -209,6 +209,16 @@ def test_targets_have_a_lambda_of_their_own():
   close(got["returns_BT"][0], [0.25, 0.5, 1])
 
 
+def test_targets_of_value_pretraining():
+  """Monte-Carlo returns, discounted by a half per token; no advantages."""
+  rows = arrays(values_BT=np.full((4, 3), 0.5, F))
+  got = jax.device_get(credit.monte_carlo(rows, gamma=0.5))
+  close(got["returns_BT"][MASK_BT], [0.25, 0.5, 1, -0.5, -1, 0, 0.5, 1, 2])
+  assert not got["advantages_BT"].any()
+  close(got["rewards_B"], REWARDS_B)
+  close(got["metrics"]["critic/values/mean"], 0.5)
+
+
 def per_token(rewards_B):
   return np.where(MASK_BT, np.array(rewards_B, F)[:, None], 0)
 
