@@ -8,13 +8,14 @@ import numpy as np
 import padded
 import pytest
 import tiny
-from tiny_session import make_session
+from tiny_session import tiny_config
 
+from rl_reason import combinations
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.models import decoder, lora, parameters
 from rl_reason.scale import sharding
-from rl_reason.training import optimizer, rl, step
+from rl_reason.training import optimizer, step
 
 RANK, SCALE = 2, 1.5
 TARGETS = ("q", "o", "up", "down")
@@ -178,10 +179,8 @@ def test_a_checksum_sees_bits_and_places_and_no_mesh(meshes):
   assert lora.digest(half) not in (want, 0)
 
 
-def test_a_sampler_that_is_another_policy_is_named(tmp_path, monkeypatch):
-  session = make_session(tmp_path)
-  c, lines = session.config, []
-  monkeypatch.setattr(session.display, "say", lines.append)
+def test_a_sampler_that_is_another_policy_is_named():
+  c = tiny_config()
   weights, cache = "rollout.weights = 'int8'", "rollout.cache = 'int8'"
   for kind, kept, dtype, correction, warned in (
       ("int8", "same", "float32", "none", [weights]),
@@ -193,11 +192,9 @@ def test_a_sampler_that_is_another_policy_is_named(tmp_path, monkeypatch):
   ):
     c.rollout.update(weights=kind, cache=kept)
     c.model.dtype, c.correction.name = dtype, correction
-    lines.clear()
-    rl._warn_if_off_policy(session)
+    lines = combinations._off_policy(c)
     for text, field in zip(lines, warned, strict=True):
       assert field in text and "correction.name = 'truncate'" in text
   c.rollout.partial_across_steps = True
-  lines.clear()
-  rl._warn_if_off_policy(session)
+  lines = combinations._off_policy(c)
   assert len(lines) == 1 and "a bias towards short responses" in lines[0]
