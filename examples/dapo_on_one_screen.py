@@ -16,11 +16,11 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.algorithms import (
-  advantages,
-  credit,
-  objective,
-  reductions,
-  surrogates,
+    advantages,
+    credit,
+    objective,
+    reductions,
+    surrogates,
 )
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.row_source import RowSource
@@ -101,14 +101,13 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
     prompts = pipelines.pack_prompts(tok, texts, ids, MAX_PROMPT)
     sampled = sampler.sample(state.params, prompts, random_key, **sampling)
     rollouts = jax.device_get(sampled)
-    _, correct_B, _ = grading.grade(task, tok, rollouts, rows)
+    finish = grading.start_grading(task, tok, rollouts, rows)
+    _, correct_B, _ = finish()
     return step.graded(rollouts, correct_B)
 
   for _ in range(steps):
     # Dynamic sampling: refill until every group has signal (eq 11).
-    rows, _, metrics = dynamic_sampling.fill_batch(
-        sample_round, None, **refill
-    )
+    rows, _, metrics = dynamic_sampling.fill_batch(sample_round, None, **refill)
     # Old log-probs by the trainer, in the micro-batches of the update.
     plan = packing.plan(
         rows.rollouts, packed_rows=PACKED_ROWS, minibatches=minibatches
@@ -117,9 +116,9 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
     rows = step.with_old_logps(rows, logps_BT)
     # Credit, and one optimizer step on each minibatch.
     credited = jax.device_get(credit_program(step.credit_inputs(rows)))
-    learned = step.minibatches(None, step.train_batch(rows, credited), plan)
+    data = step.minibatches(None, step.train_batch(rows, credited), plan)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
-    state, update_metrics = update(state, *learned, coefs)
+    state, update_metrics = update(state, *data, coefs)
     yield state.params, metrics | jax.device_get(update_metrics)
 
 
