@@ -119,7 +119,7 @@ def get_config():
       seconds=number(10.0, low=1e-3),  # CPU time of the verifier, a response
       shuffle=False,  # control: outcomes permuted over the batch
   )
-  c.advantage = function("advantage", "group_norm")
+  c.advantage = function("advantage", "group_norm")  # see docs/algorithms.md
   c.advantage.update(
       section(
           "advantage",
@@ -127,7 +127,7 @@ def get_config():
           whiten=False,  # mean 0 and variance 1 over the tokens of the batch
       )
   )
-  c.surrogate = function("surrogate", "ppo")
+  c.surrogate = function("surrogate", "ppo")  # or reinforce, gspo, cispo
   c.reduction = function("reduction", "seq_mean_token_mean")  # of token losses
   c.loss = section(
       "loss",

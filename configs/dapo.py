@@ -12,12 +12,12 @@ VARIANTS = ("", "shuffled")
 
 
 def get_config(variant=""):
-  """The four techniques; variant 'shuffled' permutes rewards, a control."""
+  """DAPO's techniques; variant 'shuffled' permutes rewards, a control."""
   if variant not in VARIANTS:
     raise ValueError("the variants are shuffled and smoke")
   c = base.get_config()
   c.surrogate.args.clip_high = 0.28  # clip-higher
-  c.surrogate.args.dual_clip = 10.0
+  c.surrogate.args.dual_clip = 10.0  # of the released recipe, not the paper
   c.dynamic_sampling.enabled = True  # dynamic sampling
   c.reduction.name = "token_mean"  # token-level loss
   c.reward.overlong_buffer = 4  # soft overlong punishment

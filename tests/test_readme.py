@@ -1,4 +1,4 @@
-"""The example in the README works as printed."""
+"""The examples in README.md and docs/algorithms.md work as printed."""
 
 import re
 import subprocess
@@ -12,20 +12,25 @@ from conftest import ROOT
 from rl_reason import checks, config, functions
 
 README = (ROOT / "README.md").read_text()
-CODE = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+CODE, GMPO = (
+    re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    for text in (README, (ROOT / "docs" / "algorithms.md").read_text())
+)
 
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
   """A user's directory with the printed file."""
   (tmp_path / "my_advantages.py").write_text(CODE)
+  (tmp_path / "my_gmpo.py").write_text(f'"""GMPO."""\n\n{GMPO}')
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
   yield tmp_path
   sys.modules.pop("my_advantages", None)
+  sys.modules.pop("my_gmpo", None)
 
 
-def test_the_example_passes_the_linter(directory):
+def test_the_examples_pass_the_linter(directory):
   settings = f"--config={ROOT / 'pyproject.toml'}"
   command = [sys.executable, "-m", "ruff", "check", settings, "."]
   done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
@@ -48,3 +53,34 @@ def test_the_example_is_an_advantage(directory):
   function = functions.bind("advantage", c.advantage)
   rewards_B, groups_B = jnp.array([1.0, 0, 3, 5]), jnp.array([7, 7, 2, 2])
   np.testing.assert_allclose(function(rewards_B, groups_B), [0, -0.5, -1, 0])
+
+
+def test_gmpo_is_a_surrogate(directory):
+  """By hand; positive advantages clip log r above .4, negative below -.4.
+
+  A = 2: log r of .1, .5, -.9 become .1, .4, -.9. A = -1: .3, -.6 become .3,
+  -.4.
+  """
+  from configs import grpo
+
+  c = config.smoke(grpo.get_config())
+  c.surrogate.name, c.surrogate.args = "my_gmpo:gmpo", {"clip": 0.4}
+  checks.fields(c)
+  logps_BT = jnp.array([[0.1, 0.5, -0.9, 9], [0.3, -0.6, 9, 9]])
+  mask_BT = jnp.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
+  advantages_BT = jnp.array([[2.0], [-1]]) * mask_BT
+  zeros_BT = jnp.zeros_like(logps_BT)
+  surrogate = functions.bind("surrogate", c.surrogate)
+  loss_BT, aux = surrogate(logps_BT, zeros_BT, advantages_BT, mask_BT)
+  want_B1 = np.array([[-2 * np.exp(-0.4 / 3)], [np.exp(-0.1 / 2)]])
+  np.testing.assert_allclose(loss_BT, want_B1 * mask_BT, rtol=1e-6)
+  clipped_BT = [[False, True, False, False], [False, True, False, False]]
+  assert (aux["clipped"] & mask_BT).tolist() == clipped_BT
+  assert not aux["clipped_lower"].any()
+  for args, error in (
+      ({"clip": -1}, "must be at least 0"),
+      ({"clipp": 1}, "gmpo takes clip; did you mean clip?"),
+  ):
+    c.surrogate.args = args
+    with pytest.raises(config.ConfigError, match=re.escape(error)):
+      checks.fields(c)

@@ -9,9 +9,9 @@ says how the tokens are aggregated. `config.surrogate.name` names one, and
   advantages_BT: [B, T]; no gradient.
   mask_BT: [B, T], response tokens that enter the loss.
 
-and returns the loss [B, T] and a dict of [B, T]: the probability `ratio` that
-the loss uses, and the bools `clipped` and `clipped_lower`: tokens whose loss is
-decided by the clip, by the dual clip.
+and returns the loss [B, T] and a dict of [B, T]: the bools `clipped` and
+`clipped_lower`, tokens whose loss is decided by the clip, by the dual clip,
+which are logged; and the probability `ratio` that the loss uses, for tests.
 """
 
 from typing import Any
