@@ -101,8 +101,9 @@ class Rollouts:
 class Packed:
   """Rows laid end to end: what a forward pass reads.
 
-  Of a micro-batch; that of a minibatch has an axis A before R, and counts its
-  places from the first micro-batch on.
+  Shapes are those of a micro-batch. In a minibatch tokens, positions and
+  segments have an axis A before R, and source_BT counts places from its first
+  micro-batch on.
 
   Attributes:
     tokens_RL: int32, several sequences a row, then zeros.
@@ -125,7 +126,8 @@ class Experience:
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict.
-    scores_NB: float32, a tuple of [B] by the N scorers of the config.
+    scores_NB: float32, a tuple of [B] by the scorers of the config (N of them,
+      not of prompts).
     old_logps_BT: float32, the behaviour policy's log-probabilities: of the
       trainer's forward pass, or the sampler's where no pass is made for them.
     stale_lengths_B: int32, leading response tokens that an older policy sampled
@@ -160,7 +162,7 @@ class Batch:
     mask_BT: bool, tokens that enter the loss.
     advantages_BT: float32.
     old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
-    correct_B: float32 in {0, 1}, responses to imitate.
+    correct_B: float32 in {0, 1}; a positive-example LM loss reads it.
     age_B: int32, optimizer steps between the sampling of the row and this
       batch; -1 for padding.
     values_BT, returns_BT: float32, the critic's values before the update and

@@ -187,28 +187,30 @@ def assign(
       rows["values_BT"] = call_by_name(value_mixture, inputs)
 
   # Advantages: one number of a response goes to all of its tokens.
-  out = call_by_name(advantage, rows)
-  out_BT = jnp.broadcast_to(out if out.ndim == 2 else out[:, None], kl_BT.shape)
+  found = call_by_name(advantage, rows)
+  advantages_BT = jnp.broadcast_to(
+      found if found.ndim == 2 else found[:, None], kl_BT.shape
+  )
   if fallback and explained is not None:
     mean_B = advantages.group_mean(rewards_B, jnp.where(valid_B, 0, -1))
-    out_BT = jnp.where(explained > 0, out_BT, mean_B[:, None])
+    advantages_BT = jnp.where(explained > 0, advantages_BT, mean_B[:, None])
     metrics["critic/fallback"] = explained <= 0
   mask_BT = mask_BT & valid_B[:, None]
-  out_BT = jnp.where(mask_BT, out_BT, 0)
+  advantages_BT = jnp.where(mask_BT, advantages_BT, 0)
 
   # Whitening comes first: masks and factors are not part of its statistics.
   if whiten:
-    out_BT = reductions.whiten(out_BT, mask_BT)
+    advantages_BT = reductions.whiten(advantages_BT, mask_BT)
   if top_entropy < 1:
     selected_BT = variants.top_share(rows["entropy_BT"], mask_BT, top_entropy)
-    out_BT = jnp.where(selected_BT, out_BT, 0)
+    advantages_BT = jnp.where(selected_BT, advantages_BT, 0)
   if correction is not None:
     inputs = rows | dict(old_logps_BT=rows["logps_BT"], mask_BT=mask_BT)
     factor_BT = call_by_name(correction, inputs)
-    out_BT *= factor_BT
+    advantages_BT *= factor_BT
     mean = reductions.masked_mean(factor_BT, mask_BT)
     metrics["rollout/correction_mean"] = mean
-  out = dict(advantages_BT=out_BT, returns_BT=returns_BT)
+  out = dict(advantages_BT=advantages_BT, returns_BT=returns_BT)
   return out | dict(rewards_B=rewards_B, metrics=metrics)
 
 

@@ -41,7 +41,8 @@ class Sampler:
     eos: the token that ends a response, and stays in it; or several.
     pad: fills the places behind it.
     top_p: nucleus; the log-probs returned are those BEFORE this filter.
-    slots: rows that decode together; 0: all of them, to the end.
+    slots: rows that decode together (vLLM's max_num_seqs); 0: all of them, to
+      the end.
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' as the model's, or 'int8'.
   """
@@ -233,7 +234,7 @@ class Sampler:
 
 @functools.cache
 def program(sampler: Sampler, name: str, _) -> Callable:
-  """A method of a sampler, jit-ed."""
+  """A method of a sampler, jit-ed; the last argument only separates caches."""
   donated = (1, 2) if name == "decode" else ()
   return jax.jit(getattr(sampler, name), donate_argnums=donated)
 

@@ -41,11 +41,11 @@ def place(
   """First-fit decreasing: the packed row of each sequence, and its first slot.
 
   Args:
-    length_B: tokens of each; sequences of none are put at 0, 0.
+    length_B: tokens of each; a sequence without tokens gets 0, 0.
     slots: of a packed row.
     rows: R, of a micro-batch; packed rows are numbered across micro-batches.
-    unit: X adjacent sequences that share a micro-batch, as the pairs of a
-      preference loss must (sequences of no tokens need none). U units.
+    unit: adjacent sequences that share a micro-batch, as the pairs of a
+      preference loss must: 1 in RL. (Locally U units of X sequences.)
 
   Returns:
     row and first slot, [B] int each.

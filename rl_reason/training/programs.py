@@ -41,12 +41,12 @@ class Programs(NamedTuple):
     logps: (params, plan) -> log-probs and entropy, [B, T] each.
     values: (critic's params, plan) -> values [B, T].
     credit: credit_inputs -> rewards, advantages, returns, metrics.
-    update: `step.rl_update`, on the mesh.
+    update: `step.rl_update`, on the mesh, with `make_objective`'s terms.
     update_critic: `critic_step.critic_update`, on the mesh.
     history_inputs: (history, params) -> inputs of credit; see `history`.
     step_metrics: `rl_metrics.step_metrics`.
-    steer: coefficients of the next step, from what this one measured; None if
-      they stay as they are.
+    steer: adaptive KL and entropy: coefficients of the next step, from what
+      this one measured; None if they stay as they are.
     on_policy: the update computes the old log-probs itself.
   """
 

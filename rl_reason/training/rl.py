@@ -64,7 +64,7 @@ def train(
   """
   # The config is read here and split into what each part needs.
   c, mesh, engine = session.config, session.mesh, session.engine
-  run = programs.build(session)
+  run = programs.build(session)  # the functions of a step, see `Programs`
   state, base = initial_state(session, sft_params, critic_params, counters)
   reference = sft_params
   if base is not None:  # LoRA: the first factors; updates donate their state
@@ -76,9 +76,10 @@ def train(
       return params
     return lora.join(base, params, programs.lora_scale(c))
 
+  # Keywords of `fill_batch`; `batches` is read by the collector.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
-  del refill["batches"]  # of the collector
+  del refill["batches"]
   collector, clock = state.collector, state.collector.clock
   logger = rl_metrics.StepLogger(session.log, session.display, clock)
   keep = dict(
@@ -169,17 +170,20 @@ def train(
           ref_logps_BT=ref_logps_BT,
           values_BT=values_BT,
       )
-      learned = minibatches(mesh, batch, plan)
+      batch_M, packed_M = minibatches(mesh, batch, plan)
       coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
       clock.lap("host")
       state.policy, actor_metrics = run.update(
-          state.policy, *learned, coefs, base
+          state.policy, batch_M, packed_M, coefs, base
       )
       critic_metrics = {}
       if state.critic is not None:
-        state.critic, critic_metrics = run.update_critic(state.critic, *learned)
+        state.critic, critic_metrics = run.update_critic(
+            state.critic, batch_M, packed_M
+        )
 
-      # Log, while the device computes the update; then steer coefficients.
+      # Log, while the device computes the update; then adapt the coefficients
+      # of KL and entropy.
       state.counters, metrics = run.step_metrics(
           state, metrics, rows, credit, batch, plan
       )
