@@ -236,7 +236,7 @@ def signature(kind: str, name: str) -> Signature:
   there = names(kind)
   raise ConfigError(
       f"{known.field}.name = {name!r}: there is no such function"
-      f"{did_you_mean(name, there)}; there are {', '.join(there)}, and"
+      f"{did_you_mean(name, there) or ';'} there are {', '.join(there)}, and"
       " module:function of your own"
   )
 
@@ -253,7 +253,7 @@ def check(kind: str, section: Any) -> None:
     if name not in known.inputs:
       raise ConfigError(
           f"{known.field}.name = {section.name!r}: takes {name}, which does not"
-          f" exist{did_you_mean(name, known.inputs)}; there are"
+          f" exist{did_you_mean(name, known.inputs) or ';'} there are"
           f" {', '.join(known.inputs)}; arguments of your own are keyword-only,"
           " behind a *"
       )
