@@ -235,6 +235,18 @@ def test_a_likely_response_has_a_baseline_of_unlikely_ones(others):
   np.testing.assert_allclose(got[1:], [0, -1, 0], atol=1e-3)
 
 
+def test_unlikely_responses_keep_their_weights():
+  """exp(-100) is 0 in fp32; only ratios of weights count."""
+  rows = dict(
+      rewards_B=np.array([1.0, 0.0, 0.0]),
+      groups_B=np.zeros(3, np.int32),
+      logps_BT=np.full((3, 1), -100.0),
+      mask_BT=np.ones((3, 1), bool),
+  )
+  got = call("quality_weighted", rows)
+  np.testing.assert_allclose(got, [1, -0.5, -0.5], atol=1e-6)
+
+
 def test_surprise_is_preferred():
   """Two right answers of a group: the unlikelier one gains more."""
   rows = dict(

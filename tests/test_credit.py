@@ -93,8 +93,8 @@ def arrays(**changes):
       rewards_B=REWARDS_B,
       groups_B=np.array([4, 4, 6, 6]),
       age_B=np.zeros(4, np.int32),
-      types_B=np.array([2, 2, 2, 3]),
-      problems_B=np.array([9, 9, 8, 8]),
+      types_B=np.array([0, 0, 0, 1]),
+      problems_B=np.array([0, 0, 1, 1]),
       lengths_B=MASK_BT.sum(1),
       mask_BT=MASK_BT,
       logps_BT=np.where(MASK_BT, -1 + 0.3 * noise(), 0).astype(F),
@@ -106,7 +106,7 @@ def arrays(**changes):
       progress=F(0.5),
       kl_coef=F(0.1),
       past_rewards_H=np.array([1, 0, 0.5], F),
-      past_problems_H=np.array([9, 8, -1]),
+      past_problems_H=np.array([0, 1, -1]),
       past_weights_H=np.array([1, 0.5, 0], F),
   ) | {k: np.asarray(x) for k, x in changes.items()}
 
