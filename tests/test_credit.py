@@ -177,6 +177,8 @@ def test_a_kl_in_the_reward():
   got = assign(rows, kl="k2")
   close(got["rewards_B"], REWARDS_B)
   close(got["metrics"]["kl/reference"], (0.5 + 2 + 4.5 + 0.5) / 9)
+  got = assign(rows, "returns_to_go", kl="k2")
+  close(got["advantages_BT"][0], [1, 1, 1])
 
 
 def test_whitening_over_tokens():
@@ -247,6 +249,18 @@ def test_a_critic_that_explains_nothing_is_not_asked(values_B, explained):
   close(got["returns_BT"][MASK_BT], per_token(REWARDS_B)[MASK_BT])
 
 
+def test_the_fallback_leaves_padding_out():
+  """Rewards 1, -1, 0 have a mean of 0; with the padding's 2 it were 1/2."""
+  real_B = np.arange(4) < 3
+  rows = arrays(
+      values_BT=np.full((4, 3), 0.3, F),
+      age_B=np.where(real_B, 0, -1),
+      mask_BT=MASK_BT & real_B[:, None],
+  )
+  got = assign(rows, "gae", {"lam": 1.0}, fallback=True)
+  close(got["advantages_BT"][:, 0], [1, -1, 0, 0])
+
+
 def test_a_mixture_of_the_pretrained_and_the_learning_critic():
   """w = 1/2 exp(-1/2) / (1 + 2 * 3/4); only the policy sees it."""
   rows = arrays(
@@ -301,7 +315,7 @@ def test_padding_rows_change_nothing_for_the_others(name, groups):
   """Whatever the padding was copied from, and wherever it is."""
   keywords = dict(
       groups=groups,
-      whiten=True,
+      whiten=groups == "prompt",  # which would hide a shift of the batch
       top_entropy=0.7,
       kl="k1",
       kl_in_reward=True,
