@@ -171,8 +171,8 @@ def test_no_file_is_long():
   assert {x: count for x, count in lines.items() if count > MAX_FILE} == {}
 
 
-@pytest.mark.xfail(reason="the package is longer than its budget")
-def test_the_package_keeps_its_budget_of_lines():
+def test_lines_do_not_grow():
+  """Bounds of today, to be lowered; the goal is 9,500, 16,000 and 15,000."""
   core = lines_of(*CORE)
   core.pop("rl_reason/tasks/scorers.py")
   total = dict(
@@ -180,5 +180,5 @@ def test_the_package_keeps_its_budget_of_lines():
       package=sum(lines_of("rl_reason/**/*.py").values()),
       tests=sum(lines_of("tests/*.py").values()),
   )
-  budget = dict(core=9500, package=16_000, tests=15_000)
-  assert all(total[name] <= budget[name] for name in budget), total
+  bounds = dict(core=11_400, package=20_900, tests=18_300)
+  assert all(total[name] <= bounds[name] for name in bounds), total
