@@ -1,5 +1,6 @@
 """The reading path of docs/tour.md: true, complete and within its budget."""
 
+import ast
 import contextlib
 import importlib
 import pathlib
@@ -136,6 +137,13 @@ def test_the_tour_is_short(tour):
   assert max(lines.values()) <= MAX_FILE, lines
   for name in supporting(tour):
     assert (ROOT / name).exists(), name
+
+
+def test_the_loop_fits_a_screen():
+  tree = ast.parse((ROOT / "rl_reason" / "training" / "rl.py").read_text())
+  (train,) = [x for x in tree.body if getattr(x, "name", "") == "train"]
+  (loop,) = [x for x in train.body if isinstance(x, ast.With)]
+  assert loop.end_lineno - loop.lineno < 100
 
 
 def test_a_step_of_dapo_executes_only_what_the_tour_names(

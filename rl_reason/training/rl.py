@@ -170,20 +170,17 @@ def train(
           ref_logps_BT=ref_logps_BT,
           values_BT=values_BT,
       )
-      batch_M, packed_M = minibatches(mesh, batch, plan)
+      data_M = minibatches(mesh, batch, plan)
       coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
       clock.lap("host")
       state.policy, actor_metrics = run.update(
-          state.policy, batch_M, packed_M, coefs, base
+          state.policy, *data_M, coefs, base
       )
       critic_metrics = {}
       if state.critic is not None:
-        state.critic, critic_metrics = run.update_critic(
-            state.critic, batch_M, packed_M
-        )
+        state.critic, critic_metrics = run.update_critic(state.critic, *data_M)
 
-      # Log, while the device computes the update; then adapt the coefficients
-      # of KL and entropy.
+      # Log, while the device computes the update; adapt KL and entropy bonus.
       state.counters, metrics = run.step_metrics(
           state, metrics, rows, credit, batch, plan
       )
