@@ -11,7 +11,7 @@ from conftest import ROOT
 from golden import T
 
 wide = golden.wide  # a fixture
-DEFAULT = ("dapo", "vapo", "rloo", "gspo")
+DEFAULT = ("dapo", "vapo")
 near = dict(rtol=1e-9, atol=1e-9)
 
 

@@ -147,6 +147,7 @@ def test_an_empty_batch_changes_nothing(one_piece):
   assert metrics["update_skipped"] == 1 and state.step == 1
 
 
+@pytest.mark.slow
 def test_minibatches_are_consecutive_updates(one_piece):
   """The second minibatch starts from the parameters of the first update."""
   params, batch, _, _ = one_piece

@@ -34,6 +34,7 @@ def test_too_few_rows_for_groups():
     group_sizes.proportional(np.ones(3), 5, 2)
 
 
+@pytest.mark.slow
 def test_a_response_does_not_depend_on_the_size_of_its_group():
   """Sample s of prompt n has the same tokens among 2 responses as among 6."""
   prompts, sizes_N = tiny.prompts(4), np.array([2, 6, 3, 5])

@@ -117,9 +117,9 @@ def mesh_of(*sizes):
 @pytest.mark.parametrize(
     "name, sizes",
     [
-        ("RL", SMALL),
+        ("critic", (1, 1, 1)),
+        pytest.param("RL", SMALL, marks=pytest.mark.slow),
         pytest.param("RL", (2, 2, 2), marks=pytest.mark.slow),
-        pytest.param("critic", (1, 1, 1), marks=pytest.mark.slow),
         pytest.param("SFT", (1, 1, 1), marks=pytest.mark.slow),
     ],
 )

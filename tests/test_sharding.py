@@ -147,6 +147,7 @@ def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
   np.testing.assert_allclose(out[0].logps_BT, out[1].logps_BT, atol=atol)
 
 
+@pytest.mark.slow
 def test_partial_rollouts_resume_on_eight_devices(meshes):
   """Those of one device: each shard prefills its own."""
   static = dict(group_size=4, max_tokens=tiny.T, slots=32, **tiny.SAMPLER)

@@ -213,7 +213,7 @@ def test_a_pretrained_critic_is_reused(trained, tmp_path):
       critic__head__name="gated",
   )
   refused(
-      "critic.reuse = .*: holds no whole", critic__reuse=str(tmp_path / "no")
+      "critic.reuse = .*: holds no complete", critic__reuse=str(tmp_path / "no")
   )
 
 
