@@ -336,7 +336,7 @@ def test_the_baseline_does_not_know_the_reward(name, data):
   assert alone or abs(after[b] - before[b] - 0.625) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["group_mean", "group_norm", "leave_one_out"])
+@pytest.mark.parametrize("name", ["group_norm", "leave_one_out"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_groups_of_a_thousand_keep_their_digits(name, dtype):
   """Row by row, sums of so many are off by 1e-5; counts in bf16 end at 256."""
