@@ -109,6 +109,7 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(
     np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_and_keeps_fp32_gradients():
   half = dataclasses.replace(tiny.CFG, dtype="bfloat16")
 

@@ -140,7 +140,9 @@ def test_offload_changes_no_bit(name, sizes):
   assert memory.alias_size_in_bytes >= local
 
 
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize(
+    "offload", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_checkpoints_restore_to_either_memory(tmp_path, offload):
   """Saved from one memory, restored to the other, by array and by shape."""
   mesh = mesh_of(*SMALL)
