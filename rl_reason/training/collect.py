@@ -130,15 +130,8 @@ class RolloutCollector:
     ]
 
     # Sample, and grade responses as they finish while others still decode.
-    with contextlib.closing(
-        AsyncGrader(self._task, self._tok, rows_B)
-    ) as grader:
-      for rollouts, finished_B in self._sample(
-          weights, ids, rows, sizes_N, rows_B, on_dispatch
-      ):
-        grader.submit(rollouts, finished_B)
-      self.clock.lap("gen")
-      grader.wait()
+    parts = self._sample(weights, ids, rows, sizes_N, rows_B, on_dispatch)
+    rollouts, _, grader = self._grade(parts, rows_B)
 
     # Put the graded responses together, and add what the scorers say.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
@@ -147,6 +140,32 @@ class RolloutCollector:
     self._update_prompts(experience, rows)
     self.clock.lap("score")
     return experience
+
+  def _grade(
+      self,
+      parts: Iterator[tuple[Rollouts, np.ndarray]],
+      rows_B: list[Row],
+      stops: Callable[[AsyncGrader, np.ndarray], bool] = lambda *_: False,
+  ) -> tuple[Rollouts, np.ndarray, AsyncGrader]:
+    """Grades responses as they finish, while others are still being sampled.
+
+    Args:
+      parts: of `_sample`.
+      rows_B: the row that each response answers.
+      stops: whether sampling ends before all responses have finished.
+
+    Returns:
+      the responses, which of them have finished, and their grades.
+    """
+    grader = AsyncGrader(self._task, self._tok, rows_B)
+    with contextlib.closing(grader):
+      for rollouts, finished_B in parts:
+        grader.submit(rollouts, finished_B)
+        if stops(grader, finished_B):
+          break
+      self.clock.lap("gen")
+      grader.wait()
+    return rollouts, finished_B, grader
 
   def _sizes(self, rows: list[Row]) -> np.ndarray:
     """Responses to each prompt: [N]."""

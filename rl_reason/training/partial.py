@@ -7,7 +7,7 @@ from the policy of the next step, and a round ends as soon as it has enough
 finished groups, which favours short responses; the run says so.
 """
 
-import contextlib
+import functools
 
 import jax
 import numpy as np
@@ -89,25 +89,17 @@ class PartialRolloutCollector(RolloutCollector):
 
     # Sample and grade, until few enough groups are unfinished.
     start = self._resume(resumed, np.array(ids))
-    with contextlib.closing(
-        AsyncGrader(self._task, self._tok, rows_B)
-    ) as grader:
-      for rollouts, finished_B in self._sample_resumed(
-          weights, ids, rows, rows_B, start, on_dispatch
-      ):
-        grader.submit(rollouts, finished_B)
-        if self._stops(grader, finished_B, another_round_follows):
-          break
-      self.clock.lap("gen")
-      grader.wait()
+    parts = self._sample_resumed(weights, ids, rows, rows_B, start, on_dispatch)
+    stops = functools.partial(self._stops, another_round_follows)
+    rollouts, finished_B, grader = self._grade(parts, rows_B, stops)
 
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     old = len(resumed.age_B)
     experience = experience.replace(
-        stale_lengths_B=_prepend(
-            resumed.stale_lengths_B, experience.stale_lengths_B[old:]
+        stale_lengths_B=np.concatenate(
+            [resumed.stale_lengths_B, experience.stale_lengths_B[old:]]
         ),
-        age_B=_prepend(resumed.age_B, experience.age_B[old:]),
+        age_B=np.concatenate([resumed.age_B, experience.age_B[old:]]),
     )
 
     # Finished groups are returned, the others wait for the next round.
@@ -135,7 +127,7 @@ class PartialRolloutCollector(RolloutCollector):
     self.clock.lap("score")
     return out
 
-  def _stops(self, grader: AsyncGrader, finished_B, another_round_follows):
+  def _stops(self, another_round_follows, grader: AsyncGrader, finished_B):
     """Whether the unfinished groups are left to the next round.
 
     The decision depends on decode steps and never on which verdicts have
@@ -195,7 +187,3 @@ class PartialRolloutCollector(RolloutCollector):
         yield_when_unfinished_groups=self._capacity,
     ):
       yield jax.tree.map(lambda x: x[back_B], part)
-
-
-def _prepend(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-  return np.concatenate([old, new])

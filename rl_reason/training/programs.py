@@ -42,11 +42,11 @@ class Programs(NamedTuple):
     values: (critic's params, plan) -> values [B, T].
     credit: credit_inputs -> rewards, advantages, returns, metrics.
     update: `step.rl_update`, on the mesh, with `make_objective`'s terms.
-    update_critic: `critic_step.critic_update`, on the mesh.
+    update_critic: `critic_step.critic_update`, on the mesh; None without a
+      critic.
     history_inputs: (history, params) -> inputs of credit; see `history`.
     step_metrics: `rl_metrics.step_metrics`.
-    steer: adaptive KL and entropy: coefficients of the next step, from what
-      this one measured; None if they stay as they are.
+    steer: `steer`, with the adaptive controllers; None if there is none.
     on_policy: the update computes the old log-probs itself.
   """
 
@@ -55,7 +55,7 @@ class Programs(NamedTuple):
   values: Callable[..., Array]
   credit: Callable[[dict], dict]
   update: Callable
-  update_critic: Callable
+  update_critic: Callable | None
   history_inputs: Callable[..., dict[str, Array]]
   step_metrics: Callable
   steer: Callable[..., dict[str, float]] | None
@@ -80,8 +80,12 @@ def build(session: Session) -> Programs:
   def compiled(title, fn):
     return CompiledOnce(title, fn, display)
 
-  controlled = "fixed" != c.kl.controller.name
-  controlled |= "fixed" != c.loss.entropy_controller.name
+  controllers = dict(
+      kl_controller=functions.bind("kl_controller", c.kl.controller),
+      entropy_controller=functions.bind(
+          "entropy_controller", c.loss.entropy_controller
+      ),
+  )
   plan = make_planner(session)
   logps_program = step.logps_program(session.cfg, c.rollout.temperature)
   logps = functools.partial(
@@ -89,9 +93,12 @@ def build(session: Session) -> Programs:
   )
   values = compiled("values", values_program(session.critic_cfg))
   credit_step = compiled("rewards and advantages", credit_program(c))
-  update_critic = critic_update_program(
-      session, *critic_optimizer(session, c.rl.steps)
-  )
+  update_critic = None
+  if config_lib.has_critic(c):
+    update_critic = compiled(
+        "update of the critic",
+        critic_update_program(session, *critic_optimizer(session, c.rl.steps)),
+    )
   return Programs(
       plan=plan,
       logps=logps,
@@ -101,7 +108,7 @@ def build(session: Session) -> Programs:
           "update of the policy",
           jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)),
       ),
-      update_critic=compiled("update of the critic", update_critic),
+      update_critic=update_critic,
       history_inputs=functools.partial(
           history.credit_inputs,
           logps=lambda params, past: logps(params, plan(past))[0],
@@ -114,7 +121,9 @@ def build(session: Session) -> Programs:
           scorers=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
       ),
-      steer=functools.partial(steer, c) if controlled else None,
+      steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
+      if any(controllers.values())
+      else None,
       on_policy=on_policy,
   )
 
@@ -177,24 +186,31 @@ def make_counter(session: Session, passes: int) -> rl_metrics.Counter:
   return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
 
 
-def steer(c, coefs, mask_BT, entropy_BT, metrics) -> dict[str, float]:
+def steer(
+    coefs: dict[str, float],
+    mask_BT: Array,
+    entropy_BT: Array | None,
+    metrics: dict[str, Array],
+    *,
+    rows: int,
+    kl_controller: Callable[..., float] | None,
+    entropy_controller: Callable[..., float] | None,
+) -> dict[str, float]:
   """The coefficients of the next step, from what this step measured.
 
   Args:
-    c: the config.
     coefs: of this step.
     mask_BT: response tokens.
     entropy_BT: of the policy before the update, if it was computed.
     metrics: of `credit.assign`.
+    rows: responses of a step.
+    kl_controller: `variants.adaptive_kl`, its keywords bound, or None.
+    entropy_controller: `variants.adaptive_entropy`, likewise, or None.
   """
   out = dict(coefs)
-  kl_controller = functions.bind("kl_controller", c.kl.controller)
   if kl_controller is not None:
     kl = float(metrics["kl/reference"])
-    out["kl"] = kl_controller(coefs["kl"], kl, c.rollout.batch)
-  entropy_controller = functions.bind(
-      "entropy_controller", c.loss.entropy_controller
-  )
+    out["kl"] = kl_controller(coefs["kl"], kl, rows)
   if entropy_controller is not None and mask_BT.any():
     entropy = float(entropy_BT[mask_BT].mean())
     out["entropy"] = entropy_controller(coefs["entropy"], entropy)
