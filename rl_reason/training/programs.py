@@ -55,7 +55,7 @@ class Programs(NamedTuple):
   values: Callable[..., Array]
   credit: Callable[[dict], dict]
   update: Callable
-  update_critic: Callable | None
+  update_critic: Any
   history_inputs: Callable[..., dict[str, Array]]
   step_metrics: Callable
   steer: Callable[..., dict[str, float]] | None
@@ -93,7 +93,7 @@ def build(session: Session) -> Programs:
   )
   values = compiled("values", values_program(session.critic_cfg))
   credit_step = compiled("rewards and advantages", credit_program(c))
-  update_critic = None
+  update_critic: Any = None
   if config_lib.has_critic(c):
     update_critic = compiled(
         "update of the critic",
@@ -189,7 +189,7 @@ def make_counter(session: Session, passes: int) -> rl_metrics.Counter:
 def steer(
     coefs: dict[str, float],
     mask_BT: Array,
-    entropy_BT: Array | None,
+    entropy_BT: Any,
     metrics: dict[str, Array],
     *,
     rows: int,
