@@ -33,6 +33,7 @@ def test_columns_are_mapped(tmp_path):
       difficulty=4,
       source=str(path),
       where="x.jsonl:1",
+      columns={"q": " Two? ", "meta": {"result": 2.0}, "l": "Level 4"},
   )
   for text in ("question", "question=", "prompt=x", "question=a,result=b"):
     with pytest.raises(DataError, match="is no column; write for instance"):

@@ -30,11 +30,12 @@ def test_verdicts_come_from_other_processes():
               (r"\boxed{5}", row),
               (r"\boxed{4}", row._replace(kind="bad")),
               (r"so it is \boxed{2+2}", row),
+              (r"\boxed{4}", row._replace(kind="none")),  # nobody is asked
               (r"\boxed{4.1}", row),
               (r"\boxed{4.1}", row._replace(tolerance=0.1)),
           ]
       )
-      assert verdicts() == [True, False, None, True, False, True]
+      assert verdicts() == [True, False, None, True, False, False, True]
     assert task.answer(r"\boxed{4}", row) == "4"
     assert task.answer("", row) == ""
   finally:

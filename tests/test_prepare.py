@@ -3,7 +3,9 @@
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
 import collections
+import datetime
 
+import pyarrow.parquet
 import pytest
 from tiny_data import (  # noqa: F401  (fixtures)
     FIVE,
@@ -152,6 +154,33 @@ def test_a_verifier_of_the_user(make, tmp_path):
       "the row is a duplicate": 1,
   }
   assert report(place)["references"] == 0
+
+
+def test_prompts_without_reference_answers(make, tmp_path):
+  """Rewards judge them, and read the turns and all columns of the row."""
+  day = datetime.date(2026, 1, 2)
+  table = pyarrow.Table.from_pylist(
+      [
+          {"question": f"Poem {i}?", "limit": {"words": i}, "day": day}
+          for i in (3, 4)
+      ]
+  )
+  c = make(kind="none", chat=True, system="Rhyme.")
+  c.data.train = str(tmp_path / "poems.parquet")
+  pyarrow.parquet.write_table(table, c.data.train)
+  first, second = rows(run(c, tmp_path))
+  assert (first.answer, first.kind) == ("", "none")
+  assert first.messages == [
+      {"role": "system", "content": "Rhyme."},
+      {"role": "user", "content": "Poem 3?"},
+  ]
+  assert second.columns == {
+      "question": "Poem 4?",
+      "limit": {"words": 4},
+      "day": "2026-01-02",
+  }
+  assert len({first, second, first}) == 2  # rows may be keys
+  assert not report(tmp_path / "data")["dropped"]
 
 
 def test_a_question_stays_as_it_is(make, tmp_path, tok_dir):

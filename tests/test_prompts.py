@@ -27,6 +27,11 @@ FORMATS = {
 }
 
 
+def render(question, tok, template="plain", *, chat=False, system=""):
+  turns = templates.messages(question, template, system)
+  return templates.render(turns, tok, chat=chat)
+
+
 @pytest.fixture
 def tok():
   """Bytes, two special tokens, and two that are merely added."""
@@ -40,7 +45,7 @@ def tok():
 def test_templates_say_their_format(name, tok):
   words, demonstration = FORMATS[name]
   question = r"What is {x} + \frac{1}{2} if {question} = {0}?"
-  text = templates.render(question, name, tok)
+  text = render(question, tok, name)
   assert text.count(question) == 1
   assert all(word in text for word in words)
   assert "{question}" not in text.replace(question, "")
@@ -60,15 +65,13 @@ def test_paraphrases_are_different_and_the_first_is_none():
 
 def test_chat(tok):
   """By hand, and as transformers tokenises it: no token more or less."""
-  text = templates.render("1+1?", "plain", tok, chat=True, system="Be short.")
+  text = render("1+1?", tok, chat=True, system="Be short.")
   assert text == (
       "<|s|>system\nBe short.<|e|>\n<|s|>user\n1+1?<|e|>\n<|s|>assistant\n"
   )
   turns = [dict(role="user", content="1+1?")]
   expected = tok.apply_chat_template(turns, add_generation_prompt=True)
-  [ids] = tokenizer.encode(
-      tok, [templates.render("1+1?", "plain", tok, chat=True)]
-  )
+  [ids] = tokenizer.encode(tok, [render("1+1?", tok, chat=True)])
   assert ids == list(expected["input_ids"])
   assert ids.count(tok.bos_token_id) == 2  # two turns
 
@@ -85,9 +88,9 @@ def test_chat(tok):
 )
 def test_a_chat_template_that_cannot_be_used(tok, template, words):
   tok.chat_template = template
-  assert templates.render("1+1?", "plain", tok) == "1+1?"
+  assert render("1+1?", tok) == "1+1?"
   with pytest.raises(templates.PromptError, match=words):
-    templates.render("1+1?", "plain", tok, chat=True, system="Be short.")
+    render("1+1?", tok, chat=True, system="Be short.")
 
 
 def test_reserved_tokens(tok):

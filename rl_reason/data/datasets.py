@@ -25,7 +25,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.config import one_line
@@ -44,8 +44,9 @@ class Example(NamedTuple):
 
   Attributes:
     question: text before any template.
-    answer: the reference answer; '' only beside a response. For code a JSON
-      object: {"tests", "names", "prompt"}, or {"cases"} of (input, output).
+    answer: the reference answer; '' only beside a response, or where the kind
+      is `none`. For code a JSON object: {"tests", "names", "prompt"}, or
+      {"cases"} of (input, output).
     kind: of verifier.
     difficulty: rounded down; 0 if the set gives none.
     source: name of the set, or the path.
@@ -54,6 +55,7 @@ class Example(NamedTuple):
     rejected: response of a preference pair.
     tolerance: absolute error that a numeric answer may have.
     solution: reasoning that leads to the answer, without the answer itself.
+    columns: the whole row, for rewards.
   """
 
   question: str
@@ -66,6 +68,7 @@ class Example(NamedTuple):
   rejected: str = ""
   tolerance: float = 0.0
   solution: str = ""
+  columns: Mapping[str, Any] = {}
 
 
 class Malformed(NamedTuple):
@@ -356,6 +359,7 @@ def examples(
           rejected=known_sets.text(known.rejected(row)),
           tolerance=known.tolerance(row),
           solution=known_sets.text(known.solution(row)),
+          columns=row,
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")

@@ -51,8 +51,7 @@ class Prepared(grain.sources.RandomAccessDataSource):
 
   def __getitem__(self, index) -> tasks.Row:
     record = json.loads(self._records[int(index)])
-    fields = {name: record[name] for name in tasks.Row._fields}
-    return tasks.Row(**fields)
+    return tasks.Row(**{name: record[name] for name in tasks.Row._fields})
 
 
 def prepared(

@@ -32,6 +32,7 @@ from rl_reason.structs import Stopped
 from rl_reason.verifiers import workers
 
 SAMPLES = 3  # dropped rows of each reason that the report shows
+FORMAT = 2  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
 
 
@@ -86,19 +87,16 @@ class RowBuilder:
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
     try:
-      self._of_template = self._reserved_in(self._render("")[1])
+      self._of_template = self._reserved_in(self._render("")[2])
     except templates.PromptError as e:
       raise config_lib.ConfigError(str(e)) from None
 
-  def _render(self, question: str) -> tuple[str, list[int]]:
-    text = templates.render(
-        question,
-        self._data.template,
-        self._tok,
-        chat=self._data.chat,
-        system=self._data.system,
-    )
-    return text, tokenizer.encode(self._tok, [text])[0]
+  def _render(self, question: str) -> tuple[list[dict], str, list[int]]:
+    """The turns of a prompt, its text, and its tokens."""
+    d = self._data
+    turns = templates.messages(question, d.template, d.system)
+    text = templates.render(turns, self._tok, chat=d.chat)
+    return turns, text, tokenizer.encode(self._tok, [text])[0]
 
   def _reserved_in(self, ids: list[int]) -> list[int]:
     return [i for i in ids if i in self._reserved]
@@ -109,7 +107,7 @@ class RowBuilder:
     paraphrases = self._data.paraphrases if use == "train" else 1
     number = int(key, 16) % paraphrases
     question = templates.paraphrase(example.question, number)
-    prompt, ids = self._render(question)
+    turns, prompt, ids = self._render(question)
     if self._reserved_in(ids) != self._of_template:
       return "the question contains a special token", example.question
     if len(ids) > self._rollout.max_prompt:
@@ -129,6 +127,7 @@ class RowBuilder:
         response=response,
         key=key,
         prompt=prompt,
+        messages=turns if self._data.chat else [],
         bin=1 << (len(ids) - 1).bit_length(),
     )
 
@@ -147,7 +146,8 @@ def _writer(path: pathlib.Path):
   # Groups of one record: a row is read without its neighbours.
   writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
   try:
-    yield lambda row: writer.write(json.dumps(row).encode())
+    # Dates, decimals and bytes of Parquet are text for rewards.
+    yield lambda row: writer.write(json.dumps(row, default=str).encode())
   finally:
     writer.close()
 
@@ -232,7 +232,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
-  parts = [rl_reason.__version__]
+  parts = [rl_reason.__version__, f"format {FORMAT}"]
   parts += [
       f"{name}={value}"
       for name, value in sorted(config_lib.flat(config).items())

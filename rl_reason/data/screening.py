@@ -130,7 +130,8 @@ class Screen:
     """The fault of an example in itself."""
     if not example.question:
       return "the question is empty", example.answer
-    if not example.answer and not example.response:
+    needed = example.kind != verifiers.NONE
+    if needed and not example.answer and not example.response:
       return "there is neither an answer nor a response", example.question
     rejected = _normalize(example.rejected)
     if rejected and rejected == _normalize(example.response):

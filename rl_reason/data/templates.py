@@ -80,31 +80,39 @@ def paraphrase(question: str, number: int) -> str:
   return _fill(PARAPHRASES[number % len(PARAPHRASES)], question)
 
 
-def render(
-    question: str, template: str, tok, *, chat: bool = False, system: str = ""
-) -> str:
-  """The text of a prompt, with all special tokens, ready to be tokenised.
+def messages(
+    question: str, template: str, system: str = ""
+) -> list[dict[str, str]]:
+  """The turns of a prompt: {"role", "content"} each.
 
   Args:
     question: of a row.
     template: a name in TEMPLATES.
-    tok: the tokenizer; only its chat template is used.
-    chat: whether to apply the chat template, with the text as the user's turn.
     system: the system's turn; '' for none.
+  """
+  turns = [dict(role="system", content=system)] if system else []
+  content = _fill(TEMPLATES[template], question)
+  return [*turns, dict(role="user", content=content)]
+
+
+def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
+  """The text of a prompt, with all special tokens, ready to be tokenised.
+
+  Args:
+    turns: of `messages`.
+    tok: the tokenizer; only its chat template is used.
+    chat: whether to apply the chat template; else the text is the last turn.
 
   Raises:
-    PromptError: there is no chat template, or it refuses the system's turn.
+    PromptError: there is no chat template, or it refuses the turns.
   """
-  text = _fill(TEMPLATES[template], question)
   if not chat:
-    return text
+    return turns[-1]["content"]
   if not tok.chat_template:
     raise PromptError(
         "the tokenizer has no chat template: set data.chat = False, or put"
         " chat_template.jinja beside its tokenizer.json"
     )
-  turns = [dict(role="system", content=system)] if system else []
-  turns += [dict(role="user", content=text)]
   try:
     return tok.apply_chat_template(
         turns, tokenize=False, add_generation_prompt=True

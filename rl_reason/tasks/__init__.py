@@ -28,7 +28,7 @@ import hashlib
 import importlib
 import string
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,10 +50,14 @@ class Row(NamedTuple):
     prompt: as the model reads it.
     answer: the reference answer.
     difficulty: level.
-    kind: verifier of a row of a file: math, choice, code, or module:function.
+    kind: verifier of a row of a file: math, choice, code, module:function, or
+      none: the row may have no reference answer, and no response is correct.
     source: data set of a row of a file.
     response, rejected: demonstration, or preference pair.
     tolerance: absolute error that a numeric answer may have.
+    messages: the turns of the prompt, {"role", "content"} each, where the chat
+      template of the tokenizer has rendered it.
+    columns: all columns of a row of a file, for rewards: name -> JSON value.
   """
 
   prompt: str
@@ -64,6 +68,12 @@ class Row(NamedTuple):
   response: str = ""
   rejected: str = ""
   tolerance: float = 0.0
+  messages: Sequence[Mapping[str, str]] = ()
+  columns: Mapping[str, Any] = {}
+
+  def __hash__(self) -> int:
+    """Of the texts: dictionaries have no hash."""
+    return hash((self.prompt, self.answer, self.kind, self.source))
 
 
 class Failures:

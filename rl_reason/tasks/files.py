@@ -22,9 +22,9 @@ def check_kind(kind: str) -> None:
   Raises:
     ValueError: it is neither built in nor a function of the user.
   """
-  if kind not in verifiers.KINDS:
+  if kind not in (*verifiers.KINDS, verifiers.NONE):
     if ":" not in kind:
-      known = ", ".join(verifiers.KINDS)
+      known = ", ".join((*verifiers.KINDS, verifiers.NONE))
       raise ValueError(f"must be one of {known}, or module:function")
     if not callable(functions.load(kind)):
       raise ValueError(f"{kind} is not a function")
@@ -50,25 +50,32 @@ class Verifier:
   @staticmethod
   def answer(text: str, row: Row) -> str:
     """The final answer of a response; '' if there is none."""
+    if row.kind == verifiers.NONE:
+      return verifiers.last_line(text)
     return verifiers.find(verifiers.path(row.kind)).answer(text) or ""
 
   def begin(
       self, pairs: list[tuple[str, Row]]
   ) -> Callable[[], list[bool | None]]:
-    """Starts to verify responses; see `Task.begin`."""
+    """Starts to verify responses; see `Task.begin`.
+
+    Nobody verifies the rows of kind `none`: rewards of the user judge them.
+    """
+    verdicts: list[bool | None] = [False] * len(pairs)
+    asked = [n for n, x in enumerate(pairs) if x[1].kind != verifiers.NONE]
     pending = self._pool.submit(
         (verifiers.path(row.kind), text, row.answer, row.tolerance)
-        for text, row in pairs
+        for text, row in (pairs[n] for n in asked)
     )
 
     def wait():
-      verdicts = []
-      for value, failure in self._pool.results(pending):
+      results = self._pool.results(pending)
+      for n, (value, failure) in zip(asked, results, strict=True):
         if isinstance(value, str):  # a traceback
           failure = value
         if failure:
           self._failures.add(failure)
-        verdicts.append(None if failure else value is True)
+        verdicts[n] = None if failure else value is True
       return verdicts
 
     return wait

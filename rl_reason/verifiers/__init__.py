@@ -24,6 +24,7 @@ KINDS = {
     "choice": "rl_reason.verifiers.choice",
     "code": "rl_reason.verifiers.code",
 }
+NONE = "none"  # the kind of rows that only rewards judge: nothing verifies them
 
 
 def path(kind: str) -> str:
