@@ -6,6 +6,7 @@ import re
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
+PRESETS = setuptools.find_namespace_packages(HERE / "configs")
 
 
 def version() -> str:
@@ -20,8 +21,11 @@ setuptools.setup(
     description="RL of reasoning language models in JAX, as pure functions",
     license="Apache-2.0",
     python_requires=">=3.11",
-    # Only the package: `configs` is found in the working copy.
-    packages=setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
+    packages=[
+        *setuptools.find_packages(include=["rl_reason", "rl_reason.*"]),
+        *map("rl_reason.configs.{}".format, PRESETS),
+    ],
+    package_dir={"rl_reason.configs": "configs"},
     package_data={"": ["*.in", "*.toml"]},
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
     # Bounded above where a minor version may change what the code relies on:
@@ -56,6 +60,7 @@ setuptools.setup(
             "pytest>=8.3",
             "pytest-xdist>=3.7",
             "ruff>=0.12",
+            "setuptools>=77",  # builds the wheel that a test installs
         ],
         "dev": ["cosmic-ray>=8.7"],  # python tests/mutation.py
         "notebooks": [
@@ -66,7 +71,8 @@ setuptools.setup(
         ],
         # Bounded by the jax above; each pins its own jaxlib and plugin.
         "tpu": ["jax[tpu]"],
-        "cuda": ["jax[cuda13]"],  # an old driver: pip install 'jax[cuda12]'
+        "cuda13": ["jax[cuda13]"],  # driver 580 or newer
+        "cuda12": ["jax[cuda12]"],  # driver 525 or newer
         # Reference numbers only. The CPU build is enough, and 5 GB smaller:
         # --extra-index-url=https://download.pytorch.org/whl/cpu
         "parity": ["torch==2.13.0"],

@@ -7,8 +7,8 @@ keyword arguments of that function, whose signature has the defaults and bounds.
 Fields that no named algorithm needs are in configs/variants.py.
 """
 
-from configs import variants
 from rl_reason.config import choice, function, number, section
+from rl_reason.configs import variants
 from rl_reason.data import templates
 
 

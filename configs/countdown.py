@@ -5,7 +5,7 @@
 Held-out accuracy: 11% to 28% (seed 0 only), on a laptop.
 """
 
-from configs import dapo
+from rl_reason.configs import dapo
 
 
 def get_config():

@@ -6,7 +6,7 @@ Held-out accuracy: 25% to 97% (five seeds, results/seeds.md), 2 minutes on 2
 cores.
 """
 
-from configs import base
+from rl_reason.configs import base
 
 VARIANTS = ("", "shuffled")
 

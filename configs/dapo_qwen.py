@@ -6,7 +6,7 @@ r"""DAPO on a model and a data set of your own.
 Never run at this size by us. Without the overrides both come from the hub.
 """
 
-from configs import dapo
+from rl_reason.configs import dapo
 
 
 def get_config():

@@ -6,7 +6,7 @@ Held-out accuracy: 25% to 93% (five seeds, results/seeds.md), about a minute on
 2 cores. Faster than DAPO: one round of generation per step, not about seven.
 """
 
-from configs import base
+from rl_reason.configs import base
 
 
 def get_config():

@@ -9,7 +9,7 @@ then 68 tokens. 13 minutes on 2 busy cores. Of your own files:
 --config.data.train=gsm8k@train.jsonl.gz, data.evaluate and tokenizer alike.
 """
 
-from configs import dapo
+from rl_reason.configs import dapo
 
 
 def get_config():

@@ -6,7 +6,7 @@ Held-out accuracy: 27% to 85% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 2 minutes on 2 cores.
 """
 
-from configs import base
+from rl_reason.configs import base
 
 
 def get_config():

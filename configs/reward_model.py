@@ -9,7 +9,7 @@ start of a critic: critic.init = "exported". It is soon gamed: at a weight of .2
 three steps of GRPO took its score from -1.4 to 5.3, accuracy from 26% to 8%.
 """
 
-from configs import base
+from rl_reason.configs import base
 
 
 def get_config():

@@ -6,7 +6,7 @@ Held-out accuracy: 27% to 82% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 2 minutes on 2 cores.
 """
 
-from configs import reinforce
+from rl_reason.configs import reinforce
 
 
 def get_config():

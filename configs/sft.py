@@ -4,7 +4,7 @@ python -m rl_reason.main --config=configs/sft.py
 python -m rl_reason.main --config=configs/sft.py:control
 """
 
-from configs import base
+from rl_reason.configs import base
 
 VARIANTS = ("", "control")
 

@@ -6,7 +6,7 @@ Held-out accuracy: 27% to 91% after 30 of its 40 steps (five seeds,
 results/algorithms.md), about 3 minutes on 2 cores.
 """
 
-from configs import ppo
+from rl_reason.configs import ppo
 
 
 def get_config():

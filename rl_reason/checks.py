@@ -25,18 +25,19 @@ def checked(
   """Reads and checks a config with its overrides.
 
   Args:
-    path: FILE.py, or FILE.py:variant.
+    path: FILE.py, or FILE.py:variant; or the name of a preset.
     given: full name of a field -> its value, or text.
 
   Returns:
     The config with all arguments of its functions, and lines for the screen:
-    warnings, and arguments that an override has left out.
+    which preset is meant, arguments that an override has left out, warnings.
 
   Raises:
     ConfigError: the first thing that is wrong.
   """
   c = config.read(path)
-  notes = config.override(c, given)
+  _, preset = config.find(path.partition(":")[0])
+  notes = [*filter(None, [preset]), *config.override(c, given)]
   try:
     fields(c, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:

@@ -24,8 +24,8 @@ FLAGS = flags.FLAGS
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "config file, e.g. configs/dapo.py; FILE:smoke runs every stage in seconds;"
-    " --config.FIELD=VALUE sets a field",
+    "config file, or a preset such as dapo; FILE:smoke runs every stage in"
+    " seconds; --config.FIELD=VALUE sets a field",
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "where to write; default: runs/<config and overrides>"

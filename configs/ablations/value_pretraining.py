@@ -5,8 +5,8 @@
 Two rows of `vapo_leave_one_out.py` on other seeds, and more: five left it open.
 """
 
-from configs.ablations import vapo_leave_one_out
 from rl_reason import ablate
+from rl_reason.configs.ablations import vapo_leave_one_out
 
 
 def get_config():

@@ -6,7 +6,7 @@ Never run at this size by us, so without a time.
 The paper: 50 on AIME 2024, avg@32.
 """
 
-from configs.paper import size
+from rl_reason.configs.paper import size
 
 
 def get_config():

@@ -6,7 +6,7 @@ Never run at this size by us, so without a time.
 The paper: 51.7 on MATH, from 46.8 after SFT.
 """
 
-from configs.paper import size
+from rl_reason.configs.paper import size
 
 
 def get_config():

@@ -1,6 +1,6 @@
 """What the full-size presets share: shapes of models, and an optimizer."""
 
-from configs import base
+from rl_reason.configs import base
 
 
 def qwen_32b():

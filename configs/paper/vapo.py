@@ -6,7 +6,7 @@ Never run at this size by us, so without a time.
 The paper: 60.4 on AIME 2024, avg@32.
 """
 
-from configs.paper import ppo
+from rl_reason.configs.paper import ppo
 
 
 def get_config():

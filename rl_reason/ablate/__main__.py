@@ -79,7 +79,6 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def _run(flags, argv, name: str, out: pathlib.Path, child):
   """Runs what is missing; returns the data and the exit code."""
-  sys.path.insert(0, str(pathlib.Path.cwd()))  # configs import configs.base
   c = config_lib.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
