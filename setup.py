@@ -62,7 +62,7 @@ setuptools.setup(
             "ruff>=0.12",
             "setuptools>=77",  # builds the wheel that a test installs
         ],
-        "dev": ["cosmic-ray>=8.7"],  # python tests/mutation.py
+        "dev": ["cosmic-ray>=8.7"],  # python bench/mutation.py
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",

@@ -74,9 +74,10 @@ def test_the_surrogate_and_its_metrics():
   assert set(w) == {"all", "policy", "mean"}
 
 
-def test_clipped_tokens_of_negative_advantage_are_no_rare_good_ones():
-  """`clipped_prob_max` looks at the upper bound; r = 1/2, A = -2 is below."""
-  b = batch(advantages_BT=np.array([[0.0, -2], [1, 0]], np.float32))
+@pytest.mark.parametrize("advantage", [-2, -0.5])
+def test_clipped_tokens_of_negative_advantage_are_no_rare_good_ones(advantage):
+  """`clipped_prob_max` looks at the upper bound; r = 1/2, A < 0 is below."""
+  b = batch(advantages_BT=np.array([[0.0, advantage], [1, 0]], np.float32))
   metrics, _, _ = total(b)
   close(metrics["pg_clipfrac"], 1 / 3)
   close(metrics["clipped_prob_max"], 0)

@@ -1,6 +1,6 @@
 """Mutation testing of rl_reason/algorithms, with the operators of cosmic-ray.
 
-  pip install -e '.[test,dev]' && python tests/mutation.py [MODULE ...]
+  pip install -e '.[test,dev]' && python bench/mutation.py [MODULE ...]
 
 Each mutant changes one operator, number or condition of one module; it is
 killed if one of the module's tests fails. All runs in one process, where jax
@@ -80,7 +80,7 @@ killed if a test of its module fails.
 |---|---|
 {survivors}
 
-Made by `python tests/mutation.py` in {minutes} CPU-minutes, with
+Made by `python bench/mutation.py` in {minutes} CPU-minutes, with
 {versions}.
 """
 
