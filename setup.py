@@ -63,6 +63,7 @@ setuptools.setup(
             "setuptools>=77",  # builds the wheel that a test installs
         ],
         "dev": ["cosmic-ray>=8.7"],  # python bench/mutation.py
+        "loggers": ["trackio>=0.40", "wandb>=0.22"],  # see docs/monitoring.md
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",

@@ -195,7 +195,7 @@ def get_config():
       sft_every=number(10, low=1),  # SFT steps
       samples_every=number(5, low=1),  # RL steps
       samples=number(6, low=1),  # responses
-      tensorboard=True,
+      loggers="tensorboard",  # wandb, trackio, module:function; '' is none
   )
   variants.add(c)
   return c

@@ -13,6 +13,7 @@ from rl_reason import combinations, config, functions, tasks
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets
+from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files
 
 # Of `models.decoder`, which needs jax.
@@ -72,7 +73,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   # Combinations are checked, and shown, with the defaults of all arguments.
   values = config.flat(config.with_defaults(c))
   try:
-    for rules in (_task, _data, _model):
+    for rules in (_task, _data, _model, _log):
       rules(c)
     combinations.check(c, values)
     combinations.check_given(c, given)
@@ -172,6 +173,12 @@ def _model(c) -> None:
   for section in ("optimizer", "critic"):
     if c[section].warmup_steps >= max(c.rl.steps, 1):
       fail(f"{section}.warmup_steps: must be less than rl.steps = {c.rl.steps}")
+
+
+def _log(c) -> None:
+  """Loggers beside metrics.jsonl."""
+  with faults_of("log.loggers"):
+    loggers.check(c.log.loggers)
 
 
 # --- what depends on more than the config ------------------------------------

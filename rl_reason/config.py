@@ -20,6 +20,10 @@ from rl_reason.functions import ConfigError, Spec, did_you_mean, one_line
 
 # Every field of configs/base.py by its full name; `section` fills this in.
 FIELDS: dict[str, Spec] = {}
+# What has become of a field of earlier versions.
+RENAMED = {
+    "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''"
+}
 
 
 def number(default, low=None, high=None) -> Spec:
@@ -81,6 +85,8 @@ def known_fields(c) -> list[str]:
 
 def no_such_field(c, name: str, value: Any) -> ConfigError:
   """The error of a field that does not exist, with a similar one."""
+  if name in RENAMED:
+    return ConfigError(f"{name} = {value}: is now {RENAMED[name]}")
   known = [x for x in known_fields(c) if x != name]
   hint = did_you_mean(name, known) or "; see configs/base.py"
   return ConfigError(f"{name} = {value}: there is no such field{hint}")

@@ -30,7 +30,7 @@ class ConfigError(ValueError):
   """One line: the field, its value, and the remedy."""
 
 
-def one_line(e: Exception) -> str:
+def one_line(e: BaseException) -> str:
   """The message of an error in one line, or else its type."""
   return " ".join(str(e).split()) or type(e).__name__
 

@@ -15,7 +15,7 @@ from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
 from rl_reason.models import critic, decoder
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import loggers, metrics
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import pallas, sharding
@@ -61,6 +61,7 @@ def open_session(
     stop: threading.Event,
     files: pathlib.Path | None = None,
     devices: list[jax.Device] | None = None,
+    logger: Any = None,
 ) -> Session:
   """Opens everything that the stages share.
 
@@ -71,6 +72,8 @@ def open_session(
     stop: set by SIGTERM.
     files: what --stage=prepare wrote, if the config names data.
     devices: of the mesh; None for all.
+    logger: one more logger beside those of config.log.loggers; see
+      `monitoring.loggers`.
 
   Raises:
     ValueError: the tokenizer, the checkpoint, the mesh or the devices do not
@@ -114,6 +117,15 @@ def open_session(
   display.say(f"attention: {cfg.attention} ({attention_backend(config)[1]})")
 
   mesh = sharding.make_mesh(**config.mesh, devices=devices)
+  writers = []
+  if jax.process_index() == 0:
+    writers = loggers.writers(
+        config.log.loggers,
+        (logger,) if logger is not None else (),
+        workdir,
+        config_lib.flat(config),
+        display.say,
+    )
   return Session(
       config=config,
       workdir=workdir,
@@ -132,7 +144,7 @@ def open_session(
           slots=config.rollout.slots,
           display=display,
       ),
-      log=metrics.Log(workdir, config.log.tensorboard),
+      log=metrics.Log(workdir, writers),
       display=display,
       stop=stop,
   )

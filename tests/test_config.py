@@ -287,7 +287,7 @@ def test_text_is_read_as_the_type_of_the_field():
           "rollout.batch": "64",
           "optimizer.lr": "1e-3",
           "data.chat": "true",
-          "log.tensorboard": "False",
+          "data.deduplicate": "False",
           "task.difficulties": "(2, 3)",
           "sft.skill.mixture": "careful:1",
           "advantage.args.eps": "1e-4",
@@ -295,7 +295,7 @@ def test_text_is_read_as_the_type_of_the_field():
       }
   )
   assert c.rollout.batch == 64 and c.optimizer.lr == 1e-3
-  assert c.data.chat is True and c.log.tensorboard is False
+  assert c.data.chat is True and c.data.deduplicate is False
   assert c.task.difficulties == (2, 3) and c.rollout.stop_tokens == ("x",)
   assert c.sft.skill.mixture == "careful:1" and c.advantage.args.eps == 1e-4
 

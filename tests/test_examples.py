@@ -52,7 +52,7 @@ def test_dapo_on_one_screen_has_the_losses_of_the_real_loop(
   c.rollout.group_size = 4
   c.evaluate.update(prompts=8, interim_prompts=8, batch=8, samples=1)
   c.evaluate.update(mean_of=1, every=0)
-  c.log.update(sft_every=1, tensorboard=False)
+  c.log.update(sft_every=1, loggers="")
   session = tiny_session.make_session(tmp_path, c)
   with jax.set_mesh(session.mesh):
     rl.train(session, sft.run(session))

@@ -36,7 +36,7 @@ def tiny_config():
       prompts=16, interim_prompts=8, batch=16, samples=2, mean_of=1, every=1
   )
   c.checkpoint.update(every=1, sft_every=2, keep_last=9)
-  c.log.update(sft_every=1, samples_every=1, samples=2, tensorboard=False)
+  c.log.update(sft_every=1, samples_every=1, samples=2, loggers="")
   return c
 
 

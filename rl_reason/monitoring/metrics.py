@@ -1,4 +1,4 @@
-"""Logs of a run: metrics.jsonl, samples.jsonl and TensorBoard.
+"""Logs of a run: metrics.jsonl, samples.jsonl, and loggers beside them.
 
 Both JSONL files are append-only. A checkpoint records their sizes, and a
 resumed run truncates them to it: each step appears once, however a run ended.
@@ -9,10 +9,12 @@ import math
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 
 import jax
-import tensorboardX
+import numpy as np
 
+from rl_reason.monitoring.loggers import Writer
 from rl_reason.structs import RunError
 
 FILES = ("metrics.jsonl", "samples.jsonl")
@@ -89,31 +91,59 @@ class Clock:
 
 
 class Log:
-  """Appends to the logs of a work directory; only process 0 writes."""
+  """Appends to the logs of a work directory; only process 0 writes.
 
-  def __init__(self, workdir: pathlib.Path, tensorboard: bool):
+  Args:
+    workdir: of the run.
+    writers: of `loggers.writers`; they get what metrics.jsonl gets.
+  """
+
+  def __init__(self, workdir: pathlib.Path, writers: Sequence[Writer] = ()):
     self._active = jax.process_index() == 0
     self._paths = [workdir / name for name in FILES]
-    self._board = None
+    self._writers = writers
     self._sizes = [0] * len(FILES)  # at the newest checkpoint
     if self._active:
       self._files = [p.open("a") for p in self._paths]
-      if tensorboard:
-        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
 
   def metrics(self, stage: str, step: int, values: dict) -> None:
     """Appends one line: {"stage", "step", then the values}."""
     values = {k: number(v) for k, v in values.items()}
     self._write(0, dict(stage=stage, step=step) | values)
-    if self._board:
-      for name, value in values.items():
-        if value is not None:
-          self._board.add_scalar(f"{stage}/{name}", value, step)
+    finite = {
+        f"{stage}/{name}": x for name, x in values.items() if x is not None
+    }
+    for writer in self._writers:
+      writer.put("write", step, finite)
 
   def samples(self, rows: list[dict]) -> None:
     """Appends one line per response."""
     for row in rows:
       self._write(1, row)
+
+  def show(
+      self,
+      stage: str,
+      step: int,
+      texts: dict[str, str],
+      histograms: dict[str, np.ndarray],
+  ) -> None:
+    """Passes texts and distributions to the loggers that show them.
+
+    Args:
+      stage: of the step.
+      step: of the stage.
+      texts: Markdown by name.
+      histograms: values by name, of any shape; those not finite are left out.
+    """
+    finite = {k: x[np.isfinite(x)] for k, x in histograms.items()}
+    for writer in self._writers:
+      writer.put(
+          "show",
+          step,
+          {f"{stage}/{k}": x for k, x in texts.items()},
+          {f"{stage}/{k}": x for k, x in finite.items() if x.size},
+      )
 
   def _write(self, index: int, line: dict) -> None:
     if self._active:
@@ -142,9 +172,9 @@ class Log:
         os.truncate(path, size)
 
   def close(self) -> None:
-    """Flushes and closes the files."""
+    """Closes the files and the loggers."""
     if self._active:
       for f in self._files:
         f.close()
-      if self._board:
-        self._board.close()
+    for writer in self._writers:
+      writer.close()

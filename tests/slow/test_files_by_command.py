@@ -69,7 +69,7 @@ SMALL = {
     "evaluate.samples": 2,
     "evaluate.mean_of": 2,
     "evaluate.batch": 4,
-    "log.tensorboard": False,
+    "log.loggers": "",
 }
 
 

@@ -1,0 +1,357 @@
+"""Loggers beside metrics.jsonl: TensorBoard, wandb, trackio, and a user's own.
+
+A logger is an object with `write(step, metrics)` and `close()`, or a function
+of (metrics, step). Names of metrics begin with the stage: `rl/train/accuracy`.
+An object that has `show(step, texts, histograms)`, too, gets the responses and
+the distributions of a step.
+
+Each logger runs in a thread of its own behind a bounded queue. A logger that
+raises, hangs or falls behind is reported once and left out from then on:
+neither a full disk nor a lost network may stop a run.
+"""
+
+import functools
+import html
+import importlib.util
+import os
+import pathlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl_reason import functions
+
+PROJECT = "rl_reason"  # of wandb and trackio
+CAPACITY = 1000  # writes that may wait
+PATIENCE = 120.0  # seconds that a single write may take; wandb.init needs some
+CLOSING = 30.0  # seconds that a logger has to finish at the end of a run
+
+
+class Logger(Protocol):
+  """What `writers` accepts, beside plain functions of (metrics, step)."""
+
+  def write(self, step: int, metrics: dict[str, float]) -> None:
+    """Logs the finite metrics of one step of a stage."""
+
+  def close(self) -> None:
+    """Writes what is left."""
+
+
+# --- loggers by name ---------------------------------------------------------
+
+
+class TensorBoard:
+  """Event files: scalars, text, histograms, and the config as hparams.
+
+  Events are written synchronously, since the logger has a thread already: the
+  thread of tensorboardX's own SummaryWriter dies on a full disk without a word,
+  and the next write then waits for ever.
+  """
+
+  def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
+    from tensorboardX import event_file_writer, summary
+    from tensorboardX.proto import event_pb2
+
+    folder = workdir / "tensorboard"
+    folder.mkdir(parents=True, exist_ok=True)
+    self._events = event_file_writer.EventsWriter(str(folder / "events"))
+    self._summary, self._event = summary, event_pb2.Event
+    plain = {k: x if _is_scalar(x) else str(x) for k, x in fields.items()}
+    # The columns of the HPARAMS tab: what a run is compared by.
+    compared = ["evaluate/val-aux/score", "rl/train/accuracy"]
+    for part in summary.hparams(plain, dict.fromkeys(compared, 0.0)):
+      self._add(0, part)
+
+  def write(self, step: int, metrics: dict[str, float]) -> None:
+    """Writes scalars."""
+    for name, value in metrics.items():
+      self._add(step, self._summary.scalar(name, value))
+    self._events.flush()
+
+  def show(
+      self, step: int, texts: dict[str, str], histograms: dict[str, np.ndarray]
+  ) -> None:
+    """Writes texts, in Markdown, and histograms."""
+    for name, text in texts.items():
+      self._add(step, self._summary.text(name, text))
+    for name, values in histograms.items():
+      self._add(step, self._summary.histogram(name, values, bins=30))
+    self._events.flush()
+
+  def close(self) -> None:
+    """Closes the event file."""
+    self._events.close()
+
+  def _add(self, step: int, summary: Any) -> None:
+    self._events.write_event(
+        self._event(wall_time=time.time(), step=step, summary=summary)
+    )
+
+
+class WandB:
+  """A run of wandb; WANDB_MODE=offline, WANDB_PROJECT and so on apply."""
+
+  def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
+    import wandb
+
+    # A resumed run continues the one that it resumes.
+    path = workdir / "wandb.id"
+    if not path.exists():
+      path.write_text(uuid.uuid4().hex[:8])
+    self._wandb = wandb
+    self._run = wandb.init(
+        project=None if "WANDB_PROJECT" in os.environ else PROJECT,
+        name=workdir.resolve().name,
+        id=path.read_text(),
+        resume="allow",
+        dir=str(workdir),
+        config=dict(fields),
+        settings=wandb.Settings(console="off"),  # the screen is ours
+    )
+    self._stages: set[str] = set()
+
+  def write(self, step: int, metrics: dict[str, float]) -> None:
+    """Logs scalars, each stage over steps of its own."""
+    self._log(step, metrics)
+
+  def show(
+      self, step: int, texts: dict[str, str], histograms: dict[str, np.ndarray]
+  ) -> None:
+    """Logs texts and histograms."""
+    as_html = "<pre style='white-space: pre-wrap'>{}</pre>".format
+    self._log(
+        step,
+        {
+            name: self._wandb.Html(as_html(html.escape(text)), inject=False)
+            for name, text in texts.items()
+        }
+        | {name: self._wandb.Histogram(x) for name, x in histograms.items()},
+    )
+
+  def close(self) -> None:
+    """Finishes the run."""
+    self._run.finish()
+
+  def _log(self, step: int, values: dict[str, Any]) -> None:
+    stages = {name.partition("/")[0] for name in values}
+    for stage in sorted(stages - self._stages):
+      self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+    self._stages |= stages
+    self._run.log(values | {f"{stage}/step": step for stage in stages})
+
+
+class Trackio:
+  """A run of trackio, on this machine; TRACKIO_DIR and so on apply."""
+
+  def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
+    import trackio
+
+    self._trackio = trackio
+    self._run = trackio.init(
+        project=PROJECT,
+        name=workdir.resolve().name,
+        config=dict(fields),
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+
+  def write(self, step: int, metrics: dict[str, float]) -> None:
+    """Logs scalars."""
+    self._run.log(metrics, step=step)
+
+  def show(
+      self, step: int, texts: dict[str, str], histograms: dict[str, np.ndarray]
+  ) -> None:
+    """Logs texts, in Markdown, and histograms."""
+    values = {name: self._trackio.Markdown(x) for name, x in texts.items()}
+    values |= {k: self._trackio.Histogram(x) for k, x in histograms.items()}
+    self._run.log(values, step=step)
+
+  def close(self) -> None:
+    """Finishes the run."""
+    self._run.finish()
+
+
+class Function:
+  """A function of (metrics, step) as a logger."""
+
+  def __init__(self, function: Callable[[dict[str, float], int], Any]):
+    self._function = function
+
+  def write(self, step: int, metrics: dict[str, float]) -> None:
+    """Calls the function."""
+    self._function(metrics, step)
+
+  def close(self) -> None:
+    """Does nothing."""
+
+
+def _is_scalar(x: Any) -> bool:
+  return isinstance(x, bool | int | float | str)
+
+
+# Name -> the class, and the package that it needs.
+NAMED: dict[str, tuple[Callable[..., Logger], str]] = {
+    "tensorboard": (TensorBoard, "tensorboardX"),
+    "wandb": (WandB, "wandb"),
+    "trackio": (Trackio, "trackio"),
+}
+
+
+def names(text: str) -> list[str]:
+  """'tensorboard, wandb' -> ['tensorboard', 'wandb']."""
+  return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check(text: str) -> None:
+  """Checks config.log.loggers.
+
+  Args:
+    text: names of loggers, or `module:name` of the user's, with commas.
+
+  Raises:
+    ValueError: one is unknown or not installed; the text is the remedy.
+  """
+  for name in names(text):
+    if ":" in name:
+      require_logger(functions.load(name))
+    elif name not in NAMED:
+      hint = functions.did_you_mean(name, NAMED)
+      raise ValueError(
+          f"{name!r} is no logger{hint or ';'} there are {', '.join(NAMED)},"
+          " and module:function of your own"
+      )
+    elif importlib.util.find_spec(NAMED[name][1]) is None:
+      raise ValueError(
+          f"{name!r} is not installed: pip install 'rl_reason[loggers]'"
+      )
+
+
+def require_logger(found: Any) -> None:
+  """Checks that something is a logger, a class of loggers or a function.
+
+  Raises:
+    ValueError: it is none of these.
+  """
+  if not (hasattr(found, "write") or callable(found)):
+    raise ValueError(
+        f"{found!r} is no logger: it needs write(step, metrics), or to be a"
+        " function of (metrics, step)"
+    )
+
+
+def as_logger(found: Any) -> Logger:
+  """The logger: the object itself, one of a class, or around a function."""
+  if isinstance(found, type):
+    found = found()
+  return found if hasattr(found, "write") else Function(found)
+
+
+# --- writers -----------------------------------------------------------------
+
+
+class Writer:
+  """Feeds one logger from a thread of its own.
+
+  Args:
+    name: of the logger, on the screen.
+    make: makes the logger, in the thread.
+    say: prints a line.
+  """
+
+  def __init__(
+      self,
+      name: str,
+      make: Callable[[], Logger],
+      say: Callable[[str], None],
+  ):
+    self._name, self._make, self._say = name, make, say
+    self._queue: queue.Queue = queue.Queue(CAPACITY)
+    self._dropped = False
+    self._busy_since: float | None = None  # begin of the write under way
+    self._thread = threading.Thread(
+        target=self._work, name=f"logger {name}", daemon=True
+    )
+    self._thread.start()
+
+  def put(self, method: str, *args: Any) -> None:
+    """Calls a method of the logger soon; never waits."""
+    if self._dropped:
+      return
+    since = self._busy_since
+    if since is not None and time.monotonic() - since > PATIENCE:
+      self._drop(f"one write has taken more than {PATIENCE:g} s")
+      return
+    try:
+      self._queue.put_nowait((method, args))
+    except queue.Full:
+      self._drop(f"{CAPACITY} writes are waiting")
+
+  def close(self) -> None:
+    """Closes the logger, and waits for it, but not for ever."""
+    self.put("close")
+    self._thread.join(0 if self._dropped else CLOSING)
+    if self._thread.is_alive() and not self._dropped:
+      self._drop(f"it has not finished within {CLOSING:g} s")
+
+  def _drop(self, reason: str) -> None:
+    self._dropped = True
+    self._say(
+        f"warning: the logger {self._name} is left out from here on ({reason});"
+        " metrics.jsonl has everything"
+    )
+
+  def _work(self) -> None:
+    """The thread: makes the logger, then calls it until it is closed."""
+    method = ""
+    try:
+      self._busy_since = time.monotonic()
+      logger = self._make()
+      while not self._dropped and method != "close":
+        self._busy_since = None
+        method, args = self._queue.get()
+        self._busy_since = time.monotonic()
+        if function := getattr(logger, method, None):
+          function(*args)
+    except BaseException as e:  # whatever a logger raises, SystemExit included
+      if not self._dropped:
+        self._drop(f"{type(e).__name__}: {functions.one_line(e)}")
+
+
+def writers(
+    text: str,
+    more: tuple[Any, ...],
+    workdir: pathlib.Path,
+    fields: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> list[Writer]:
+  """Starts all loggers of a run.
+
+  Args:
+    text: config.log.loggers.
+    more: further loggers, as objects or functions.
+    workdir: of the run.
+    fields: the flat config.
+    say: prints a line.
+
+  Raises:
+    ValueError: one of `more` is no logger.
+  """
+  makers: list[tuple[str, Callable[[], Logger]]] = []
+  for name in names(text):
+    if ":" in name:
+      found = functools.partial(as_logger, functions.load(name))
+    else:
+      found = functools.partial(NAMED[name][0], workdir, fields)
+    makers.append((name, found))
+  for own in more:
+    require_logger(own)
+    makers.append(("of the caller", functools.partial(as_logger, own)))
+  return [Writer(name, make, say) for name, make in makers]

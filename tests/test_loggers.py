@@ -1,0 +1,154 @@
+"""Loggers get every metric, and none of them can stop or delay a run."""
+
+import errno
+import json
+import os
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rl_reason import config
+from rl_reason.monitoring import loggers, metrics
+
+FIELDS = {"rl.steps": 2, "optimizer.lr": 1e-3, "task.difficulties": [2, 3]}
+HISTOGRAMS = {"reward": np.array([-1.0, 1.0, np.nan]), "none": np.zeros(0)}
+
+
+def log_with(tmp_path, text="", more=()):
+  """A Log with loggers, and the lines that they say."""
+  said = []
+  writers = loggers.writers(text, more, tmp_path, FIELDS, said.append)
+  return metrics.Log(tmp_path, writers), said
+
+
+def fill(log, steps=2):
+  """What a run logs."""
+  for step in range(1, steps + 1):
+    log.metrics("rl", step, {"train/accuracy": step / 4, "bad": float("nan")})
+  log.show("rl", 2, {"responses": "# Hello"}, HISTOGRAMS)
+  log.close()
+
+
+def steps_of(tmp_path):
+  return [x["step"] for x in metrics.read_jsonl(tmp_path / "metrics.jsonl")]
+
+
+def events(folder):
+  """The summaries of an event file, as (step, value)."""
+  from tensorboardX.proto import event_pb2
+
+  (path,) = folder.iterdir()
+  data, at, out = path.read_bytes(), 0, []
+  while at < len(data):
+    (size,) = struct.unpack_from("<Q", data, at)
+    event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+    out += [(event.step, value) for value in event.summary.value]
+    at += size + 16
+  return out
+
+
+def test_tensorboard_holds_scalars_texts_histograms_and_the_config(tmp_path):
+  log, said = log_with(tmp_path, "tensorboard")
+  fill(log)
+  found = events(tmp_path / "tensorboard")
+  scalars = [(s, v.tag, v.simple_value) for s, v in found if v.simple_value]
+  assert scalars == [
+      (1, "rl/train/accuracy", 0.25),
+      (2, "rl/train/accuracy", 0.5),
+  ]
+  (histogram,) = [v.histo for _, v in found if v.HasField("histo")]
+  assert (histogram.num, histogram.min, histogram.max) == (2, -1, 1)
+  assert [v for _, v in found if b"# Hello" in v.tensor.SerializeToString()]
+  config_of = b"".join(v.metadata.plugin_data.content for _, v in found)
+  assert b"optimizer.lr" in config_of and b"val-aux/score" in config_of
+  assert not said
+
+
+def test_functions_and_objects_of_the_user(tmp_path, monkeypatch):
+  (tmp_path / "my_log.py").write_text(
+      "seen = []\n"
+      "def function(metrics, step):\n"
+      "  seen.append((step, metrics))\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  seen = []
+
+  class Mine:
+
+    def write(self, step, metrics):
+      seen.append((step, metrics))
+
+    def close(self):
+      seen.append("closed")
+
+  loggers.check("my_log:function, tensorboard")
+  log, said = log_with(tmp_path, "my_log:function", (Mine,))
+  fill(log)
+  import my_log
+
+  assert my_log.seen == seen[:2] and seen[2:] == ["closed"] and not said
+  assert seen[1] == (2, {"rl/train/accuracy": 0.5})
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("tensorbord", "did you mean tensorboard?"),
+        ("json:__name__", "'json' is no logger: it needs write(step, metrics)"),
+        ("no_such_module:f", "ModuleNotFoundError"),
+    ],
+)
+def test_what_is_no_logger_is_refused(name, words):
+  with pytest.raises(ValueError) as e:
+    loggers.check(f"tensorboard,{name}")
+  assert words in str(e.value)
+
+
+def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
+  monkeypatch.setitem(loggers.NAMED, "wandb", (loggers.WandB, "no_wandb_here"))
+  with pytest.raises(ValueError, match=r"pip install 'rl_reason\[loggers\]'"):
+    loggers.check("wandb")
+
+
+def test_the_old_name_of_the_field_names_the_new_one():
+  c = config.read("configs/dapo.py")
+  with pytest.raises(config.ConfigError, match="is now log.loggers"):
+    config.override(c, {"log.tensorboard": "False"})
+
+
+def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch):
+  from tensorboardX import event_file_writer
+
+  def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(event_file_writer.EventsWriter, "flush", full)
+  seen = []
+  log, said = log_with(
+      tmp_path, "tensorboard", (lambda metrics, step: seen.append(step),)
+  )
+  fill(log, steps=50)
+  assert steps_of(tmp_path) == [*range(1, 51)] == seen
+  (line,) = said
+  assert "tensorboard is left out" in line and "No space left" in line
+
+
+@pytest.mark.parametrize("limit", ["CAPACITY", "PATIENCE", "CLOSING"])
+def test_a_logger_that_hangs_delays_nothing(tmp_path, monkeypatch, limit):
+  monkeypatch.setattr(loggers, limit, 0.05 if limit != "CAPACITY" else 10)
+  release = threading.Event()
+  log, said = log_with(tmp_path, "", (lambda *_: release.wait(),))
+  start = time.monotonic()
+  for step in range(50):
+    log.metrics("rl", step, {"train/accuracy": 0.5})
+    if limit == "PATIENCE":
+      time.sleep(0.002)
+  log.close()
+  assert time.monotonic() - start < 5
+  release.set()
+  assert steps_of(tmp_path) == [*range(50)]
+  assert len(said) == 1 and "is left out" in said[0]
+  assert json.loads((tmp_path / "metrics.jsonl").open().readline())["step"] == 0
