@@ -308,7 +308,8 @@ def load(path: pathlib.Path) -> dict[str, Any]:
 
 # --- comparison --------------------------------------------------------------
 
-# A run may be resumed with other values of these: no number of a step changes.
+# A run may be resumed with other values of these: no number of a step changes,
+# but for the rounding of sums in another order.
 FREE = (
     "log.",
     "mesh.",
@@ -316,7 +317,23 @@ FREE = (
     "rl.steps",
     "sft.skill.threshold",
     "model.attention",
+    "model.remat",
+    "model.logprob_chunk",
     "optimizer.offload",
+    "reward.workers",
+    "rollout.slots",
+    "updates.token_budget",
+    "content.",  # of run_directory.record
+)
+# Paths, which may change where `run_directory.record` finds equal content.
+MOVABLE = (
+    "model.path",
+    "tokenizer",
+    "data.train",
+    "data.evaluate",
+    "critic.path",
+    "sft.reuse",
+    "critic.reuse",
 )
 
 
@@ -333,8 +350,12 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
       return not _depends_on_steps(new)
     if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
       return False  # the shards decide which groups are complete in time
+    if name == "rollout.slots" and new.get("rollout.partial_groups"):
+      return False  # and so do the slots
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
+    if name in MOVABLE and (content := new.get(f"content.{name}")):
+      return content == old.get(f"content.{name}")
     return name.startswith(FREE)
 
   return [

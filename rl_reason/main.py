@@ -15,7 +15,7 @@ import threading
 
 from absl import app, flags
 
-from rl_reason import checks, config as config_lib
+from rl_reason import checks, config as config_lib, run_directory
 
 TRAINS = ("all", "sft", "value", "reward_model")
 STAGES = (*TRAINS, "prepare", "evaluate", "export", "report")
@@ -89,19 +89,8 @@ def _prepare(argv):
   if _STAGE.value != "prepare":
     checks.files(config)
   # A work directory holds one run: resume it only with the same numbers.
-  workdir = pathlib.Path(workdir or _default_workdir(path, given))
-  saved = workdir / "config.json"
-  if saved.exists():
-    differ = config_lib.differences(
-        config_lib.load(saved), config_lib.flat(config)
-    )
-    if _STAGE.value == "evaluate":  # on other sets, or with other sampling
-      differ = [x for x in differ if not x.startswith(("data.", "evaluate."))]
-    if differ:
-      raise config_lib.ConfigError(
-          f"--workdir = {workdir}: holds a run of another config"
-          f" ({'; '.join(differ)}); choose another --workdir or remove it"
-      )
+  workdir = pathlib.Path(workdir or run_directory.default(path, config, given))
+  run_directory.check(workdir, config, evaluates=_STAGE.value == "evaluate")
   return config, workdir
 
 
@@ -128,16 +117,6 @@ def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
       value = "true" if flag_follows else words.pop(0)
     given[name.removeprefix("config.")] = value
   return rest, given
-
-
-def _default_workdir(path: str, given: dict[str, str]) -> pathlib.Path:
-  """runs/<config>[-variant][,field=value ...]: one run, one directory."""
-  file, *variants = path.split(":")
-  name = "-".join([pathlib.Path(file).stem, *variants])
-  for field, value in sorted(given.items()):
-    if not field.startswith(config_lib.FREE):
-      name += f",{field}={value}".replace("/", "_")
-  return pathlib.Path("runs") / name
 
 
 def _run(config, workdir: pathlib.Path) -> int:
@@ -173,16 +152,19 @@ def _run(config, workdir: pathlib.Path) -> int:
   from rl_reason.training import initial_state, rl, sft, value
 
   screen = display.Display(jax.process_index() == 0)
-  stage, session = _STAGE.value, None
+  stage, session, lock = _STAGE.value, None, None
   try:
     if stage == "report":
       workdir.mkdir(parents=True, exist_ok=True)
       screen.say(f"report: {page.write(workdir)}")
       return 0
     # Fill in the shape of the checkpoint, check it, and prepare data files.
-    resolve(config)
+    source = resolve(config)
     checks.devices(config, jax.device_count())
     workdir.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
+      lock = run_directory.lock(workdir, screen.say)
+    run_directory.record(config, source and source.path)
     if stage == "prepare":
       prepare.run(config, workdir, screen, stop)
       return 0
@@ -235,6 +217,8 @@ def _run(config, workdir: pathlib.Path) -> int:
   finally:
     if session is not None:
       session.log.close()
+    if lock is not None:
+      lock.close()
     screen.close()
 
 

@@ -374,10 +374,13 @@ def test_what_may_change_between_runs():
       {"reward.scorers": "length*-0.3..0"},
   ):
     assert config.differences(old | decay, new | decay) == ["rl.steps: 40 -> 9"]
-  # The shards of the mesh decide which groups finish first.
-  across = {"rollout.partial_across_steps": True}
-  (line,) = config.differences(old | across, old | across | {"mesh.fsdp": 2})
-  assert line.startswith("mesh.fsdp: ")
+  # The shards of the mesh and the slots decide which groups finish first.
+  across = {"rollout.partial_across_steps": True, "rollout.partial_groups": 2}
+  for name in ("mesh.fsdp", "rollout.slots"):
+    changed = old | across | {name: 2}
+    (line,) = config.differences(old | across, changed)
+    assert line.startswith(f"{name}: ")
+    assert not config.differences(old, old | {name: 2})
   # A checkpoint of model.path decides the shape.
   shape = old | {"model.width": 96, "model.qkv_bias": True}
   assert config.differences(old, shape)

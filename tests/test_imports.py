@@ -18,7 +18,7 @@ LAYERS = [line.split() for line in """
     randomness report models
     tasks rollout
     data
-    combinations
+    combinations run_directory
     checks hf evaluation.statistics
     monitoring.rl_metrics checkpointing
     session evaluation

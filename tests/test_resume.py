@@ -9,6 +9,7 @@ import jax
 import pytest
 import tiny_session
 
+from rl_reason import config
 from rl_reason.evaluation import interim
 from rl_reason.structs import Stopped
 from rl_reason.training import rl, sft
@@ -96,6 +97,34 @@ def test_rl_resumes_with_all_of_its_state(tmp_path):
   assert host["prompts"]["solved"] is not None
   assert [line["step"] for line in metrics] == [1, 2, 3]
   assert any(line["train/groups_kept"] for line in metrics)
+
+
+FREE = dict(
+    rollout__slots=8,
+    updates__token_budget=60,
+    model__remat="none",
+    model__logprob_chunk=16,
+    reward__workers=1,
+)
+
+
+@pytest.mark.slow
+def test_what_changes_no_number_may_change_on_resume(tmp_path):
+  """Equal but for rounding, whose sums are in another order."""
+  run_rl(tmp_path / "whole", {})
+  with pytest.raises(KeyboardInterrupt):
+    run_rl(tmp_path / "parts", {}, die_at=1)
+  run_rl(tmp_path / "parts", FREE)
+  whole, parts = (tiny_session.logged(tmp_path / x) for x in ("whole", "parts"))
+  assert [line["step"] for line in parts] == [1, 2]
+  for got, wanted in zip(parts, whole, strict=True):
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+      if not isinstance(value, str):
+        value = pytest.approx(value, rel=1e-4, abs=1e-6)
+      assert got[name] == value, name
+  fields = {name.replace("__", ".") for name in FREE}
+  assert fields <= set(config.FREE)
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_wheel_works_without_a_clone(installed, tmp_path):
       "runs/grpo-smoke 8",
       "--config = configs/paper/dapo.py: not a file here; uses"
       f" {presets}/paper/dapo.py",
-      "runs/dapo 16",
+      "runs/paper-dapo 16",
       str(presets),
       "[]",
   ], done.stderr

@@ -1,0 +1,204 @@
+"""The work directory of a run: its name, its lock, and what may move.
+
+Nothing here imports jax, so that an error appears within half a second.
+"""
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+import ml_collections
+
+from rl_reason import config as config_lib
+from rl_reason.data import datasets
+
+MAX_NAME = 80  # characters
+# Files of a model or a tokenizer that decide a number.
+MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
+# A larger file is compared by this many blocks, spread evenly over it.
+BLOCK, BLOCKS = 1 << 20, 64
+
+
+def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
+  """runs/<config>[-variant][,field=value ...]: one run, one directory.
+
+  Fields with the value that the config file sets anyway, and those that change
+  no number, are left out; of many fields, those that fit are followed by the
+  number of the others and a hash of all.
+
+  Args:
+    path: of the config, as given.
+    config: with the overrides.
+    given: full names of the overridden fields.
+  """
+  file, *variants = path.split(":")
+  found, presets = config_lib.find(file)[0].resolve(), config_lib.PRESETS
+  folder = [found.stem]
+  if found.is_relative_to(presets.resolve()):
+    folder = list(found.relative_to(presets.resolve()).with_suffix("").parts)
+  name, before = "-".join([*folder, *variants]), config_lib.read(path)
+  changed = []
+  for field in sorted(given):
+    value = config_lib.at(config, field)
+    try:
+      same = config_lib.at(before, field) == value
+    except (KeyError, AttributeError):  # an argument that the file leaves out
+      same = False
+    if not same and not field.startswith(config_lib.FREE):
+      changed.append(f",{field}={_text(value)}")
+  full = name + "".join(changed)
+  if len(full) <= MAX_NAME:
+    return pathlib.Path("runs") / full
+  digest, left = hashlib.sha256(full.encode()).hexdigest()[:8], len(changed)
+  room = MAX_NAME - len(f",+{left}-{digest}")
+  name = name[:room]
+  for part in changed:
+    if len(name) + len(part) <= room:
+      name, left = name + part, left - 1
+  return pathlib.Path("runs") / f"{name},+{left}-{digest}"
+
+
+def _text(value: Any) -> str:
+  """A value without what a shell or a file system would misread."""
+  if isinstance(value, tuple):
+    return "+".join(map(_text, value))
+  text = str(value).lower() if isinstance(value, bool) else str(value)
+  return re.sub(r"[^\w.:+*@-]+", "_", text)
+
+
+def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
+  """Checks that a work directory holds no run, or one with the same numbers.
+
+  Args:
+    workdir: as given.
+    config: of the run that is to begin, or to be resumed.
+    evaluates: the run is only evaluated, on other sets or with other sampling.
+
+  Raises:
+    ConfigError: it holds a run of another config.
+  """
+  saved = workdir / "config.json"
+  if not saved.exists():
+    return
+  old, new = config_lib.load(saved), config_lib.flat(config)
+  for name in config_lib.MOVABLE:
+    if old.get(name) != new[name] and f"content.{name}" in old:
+      new[f"content.{name}"] = content(config, name)
+  differ = config_lib.differences(old, new)
+  if evaluates:
+    differ = [x for x in differ if not x.startswith(("data.", "evaluate."))]
+  if differ:
+    raise config_lib.ConfigError(
+        f"--workdir = {workdir}: holds a run of another config"
+        f" ({'; '.join(differ)}); choose another --workdir or remove it"
+    )
+
+
+# --- what is behind a path ---------------------------------------------------
+
+
+def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
+  """Adds to the config what its paths contain, so that they may move.
+
+  Args:
+    config: gets fields such as content.model.path.
+    model: the local directory of model.path, if that is the id of a hub.
+  """
+  found = {
+      f"content.{name}": digest
+      for name in config_lib.MOVABLE
+      if (digest := content(config, name))
+  }
+  if config.model.path and model:
+    found["content.model.path"] = _digest([model], MODEL_FILES)
+  with config.unlocked():
+    config.update(config_lib.unflat(found))
+
+
+def content(config, name: str) -> str:
+  """A hash of the local files that a field names; '' if there are none."""
+  value = config_lib.at(config, name)
+  if name.startswith("data."):
+    use = dict(train="train", evaluate="test")[name.removeprefix("data.")]
+    parsed, parts = datasets.parse_all(value, use), []
+    for source, weight in parsed:
+      if not pathlib.Path(source.place).exists():
+        return ""
+      files = [path for _, path in datasets.files(source)]
+      parts.append(f"{source.name}:{source.split}*{weight} {_digest(files)}")
+    return " ".join(parts)
+  root = pathlib.Path(value)
+  if not value or not root.exists():
+    return ""
+  if name.endswith(".reuse"):  # a work directory, in which more may happen
+    stages = ("value",) if name == "critic.reuse" else ("skill", "habits")
+    return _digest([root / "checkpoints" / stage for stage in stages])
+  return _digest([root], () if name == "critic.path" else MODEL_FILES)
+
+
+def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
+  """A hash of files: of each its name, its size, and (blocks of) its bytes.
+
+  It is '' if there are none.
+
+  Args:
+    roots: files and directories, which may be missing.
+    suffixes: of the files of directories that count; () for all.
+  """
+  digest, count = hashlib.sha256(), 0
+  for root in roots:
+    inside = sorted(x for x in root.rglob("*") if x.is_file())
+    files = [x for x in inside if not suffixes or x.suffix in suffixes]
+    for path in [root] if root.is_file() else files:
+      count += 1
+      size = path.stat().st_size
+      relative = path.relative_to(root) if path != root else path.name
+      digest.update(f"{relative} {size}\n".encode())
+      step = max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
+      with path.open("rb") as f:
+        for start in range(0, size, step):
+          f.seek(start)
+          digest.update(f.read(BLOCK))
+  return digest.hexdigest()[:16] if count else ""
+
+
+# --- one run at a time -------------------------------------------------------
+
+
+def lock(workdir: pathlib.Path, say: Callable[[str], None]) -> IO[str]:
+  """Locks a work directory until the returned file is closed.
+
+  The kernel releases the lock of a process that has ended, however it ended.
+
+  Args:
+    workdir: an existing directory.
+    say: gets a line if the file system has no locks.
+
+  Raises:
+    ConfigError: another process holds the lock.
+  """
+  file = (workdir / "lock").open("a+")
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    file.seek(0)
+    owner = file.read().strip() or "unknown"
+    file.close()
+    raise config_lib.ConfigError(
+        f"--workdir = {workdir}: another run writes to it ({owner}); wait for"
+        " its end, or choose another --workdir"
+    ) from None
+  except OSError as e:  # some network file systems
+    say(f"{workdir} cannot be locked ({e}): start no second run in it")
+    return file
+  file.truncate(0)
+  stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+  file.write(f"pid {os.getpid()} on {socket.gethostname()} since {stamp}\n")
+  file.flush()
+  return file

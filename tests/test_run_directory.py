@@ -1,0 +1,180 @@
+"""Work directories: names, one run at a time, and paths that move."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, child_env
+
+from rl_reason import checks, config, run_directory
+
+DAPO = "configs/dapo.py"
+
+
+def name_of(path, **given):
+  given = {name.replace("__", "."): value for name, value in given.items()}
+  return run_directory.default(path, checks.checked(path, given)[0], given).name
+
+
+@pytest.fixture(autouse=True)
+def checkout(monkeypatch):
+  monkeypatch.chdir(ROOT)
+
+
+# --- names -------------------------------------------------------------------
+
+
+def test_names_are_those_of_the_changed_fields():
+  assert name_of("dapo") == name_of(DAPO) == "dapo"
+  assert name_of("configs/paper/dapo.py:smoke") == "paper-dapo-smoke"
+  # Neither what the file sets anyway, nor what changes no number.
+  assert name_of(DAPO, seed="0", rollout__slots="8", rl__steps="9") == "dapo"
+  small = dict(optimizer__lr="1e-3", surrogate__args__clip_low="0.10")
+  same = dict(optimizer__lr="0.001", surrogate__args__clip_low=".1")
+  want = "dapo,optimizer.lr=0.001,surrogate.args.clip_low=0.1"
+  assert name_of(DAPO, **small) == name_of(DAPO, **same) == want
+  odd = dict(task__difficulties="(2, 3)", tokenizer="a/b c'")
+  assert name_of(DAPO, **odd) == "dapo,task.difficulties=2+3,tokenizer=a_b_c_"
+
+
+def test_a_name_is_short_however_many_fields_change():
+  fields = {
+      name: str(spec.default + 1)
+      for name, spec in config.FIELDS.items()
+      if type(spec.default) is int and name.startswith(("evaluate.", "log."))
+  }
+  fields |= dict(seed="1", tokenizer="t" * 300)
+  fields["model.path"] = "x" * 90
+  c = config.read(DAPO)
+  config.override(c, fields)
+  whole = run_directory.default(DAPO, c, fields).name
+  assert whole.startswith("dapo,evaluate.") and len(whole) <= 80
+  assert whole == run_directory.default(DAPO, c, fields).name
+  c.tokenizer = "t" * 299 + "u"
+  other = run_directory.default(DAPO, c, fields).name
+  assert other != whole and other[:-8] == whole[:-8]
+
+
+# --- locks -------------------------------------------------------------------
+
+HOLD = """
+import pathlib, sys, time
+from rl_reason import run_directory
+lock = run_directory.lock(pathlib.Path(sys.argv[1]), print)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_second_run_is_refused_by_name_and_a_dead_one_is_not(tmp_path):
+  child = subprocess.Popen(
+      [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE
+  )
+  try:
+    assert child.stdout.readline() == b"locked\n"
+    words = rf"another run writes to it \(pid {child.pid} on .* since"
+    with pytest.raises(config.ConfigError, match=words):
+      run_directory.lock(tmp_path, print)
+  finally:
+    child.kill()
+    child.wait()
+    child.stdout.close()
+  run_directory.lock(tmp_path, print).close()
+  with run_directory.lock(tmp_path, print):  # a closed one is free
+    assert f"pid {os.getpid()} on" in (tmp_path / "lock").read_text()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+  def refuse(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(fcntl, "flock", refuse)
+  lines = []
+  run_directory.lock(tmp_path, lines.append).close()
+  assert "No locks available" in lines[0] and "no second run" in lines[0]
+
+
+# --- paths that move ---------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+  """A config whose paths are small files."""
+  here = tmp_path / "here"
+  model, old = here / "model", here / "old"
+  for path in (model, old / "checkpoints" / "skill" / "3"):
+    path.mkdir(parents=True)
+  (model / "model.safetensors").write_bytes(bytes(3 * run_directory.BLOCK))
+  (model / "config.json").write_text("{}")
+  (old / "checkpoints" / "skill" / "3" / "host.json").write_text("{}")
+  rows = "".join(f'{{"question": "{i}", "answer": "1"}}\n' for i in range(9))
+  (here / "train.jsonl").write_text(rows)
+  c = config.read(DAPO)
+  c.model.path = c.tokenizer = str(model)
+  c.sft.reuse = str(old)
+  c.data.train = f"gsm8k@{here}/train.jsonl*2"
+  return c
+
+
+def moved(c, old, new):
+  """The config with every path below `old` moved to `new`."""
+  shutil.copytree(old, new)
+  (new / "model" / "README.md").write_text("decides no number")
+  fields = config.flat(c)
+  return config.unflat(
+      {
+          name: x.replace(str(old), str(new)) if isinstance(x, str) else x
+          for name, x in fields.items()
+          if not name.startswith("content.")
+      }
+  )
+
+
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [
+        (None, None),
+        ("model/model.safetensors", "model.path"),
+        ("old/checkpoints/skill/3/host.json", "sft.reuse"),
+        ("train.jsonl", "data.train"),
+    ],
+)
+def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
+  run_directory.record(files)
+  workdir = tmp_path / "run"
+  workdir.mkdir()
+  (workdir / "config.json").write_text(json.dumps(config.flat(files)))
+  there = tmp_path / "there"
+  c = moved(files, tmp_path / "here", there)
+  if file is None:
+    run_directory.check(workdir, c)
+    run_directory.record(c)  # as a checkpoint compares it
+    assert not config.differences(config.flat(files), config.flat(c))
+    return
+  text = bytearray((there / file).read_bytes())
+  text[len(text) // 2] ^= 1
+  (there / file).write_bytes(text)
+  with pytest.raises(config.ConfigError, match=rf"{field}: .*there"):
+    run_directory.check(workdir, c)
+
+
+def test_a_file_that_is_gone_has_no_content(files, tmp_path):
+  assert run_directory.content(files, "critic.path") == ""
+  shutil.rmtree(tmp_path / "here" / "old" / "checkpoints")
+  assert run_directory.content(files, "sft.reuse") == ""
+
+
+@pytest.mark.slow
+def test_the_command_locks_its_directory(tmp_path):
+  argv = [sys.executable, "-m", "rl_reason.main", "--config=dapo:smoke"]
+  argv += ["--stage=sft", f"--workdir={tmp_path}"]
+  with run_directory.lock(tmp_path, print):
+    done = subprocess.run(argv, env=child_env(), capture_output=True, text=True)
+  assert done.returncode == 2 and not (tmp_path / "config.json").exists()
+  assert f"another run writes to it (pid {os.getpid()} on" in done.stderr
+  subprocess.run(argv, env=child_env(), check=True)
