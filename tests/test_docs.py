@@ -5,12 +5,17 @@ import json
 import re
 
 import pytest
+import yaml
 from conftest import ROOT
 
+import rl_reason
 from configs import base
 from rl_reason import config, functions
 
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+DOCUMENTS = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {
     f"{known.field}.args.{argument}"
@@ -171,6 +176,13 @@ def test_what_is_named_is_there(path):
   assert not bad_paths(text)
   assert not bad_names(text)
   assert not bad_metrics(text)
+
+
+def test_the_citation_is_of_this_version():
+  citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+  assert citation["version"] == rl_reason.__version__
+  setup = (ROOT / "setup.py").read_text()
+  assert f'license="{citation["license"]}"' in setup
 
 
 def test_mistakes_are_seen():

@@ -68,6 +68,7 @@ def run(
     cache: pathlib.Path,
     main: Sequence[str] = MAIN,
     on_finished: Callable[[], Any] = lambda: None,
+    devices: Sequence[str] = (),
 ) -> list[str]:
   """Runs the unfinished rows in order, and the bases that they need.
 
@@ -78,6 +79,8 @@ def run(
     cache: directory of compiled programs that all jobs share.
     main: command that takes the arguments.
     on_finished: called after each row that ended without an error.
+    devices: indices of GPUs or TPU chips, see `divide`; () shows all of them to
+      every process.
 
   Returns:
     names of the jobs that failed or whose base failed.
@@ -87,32 +90,37 @@ def run(
   bases = [x for x in jobs if x.workdir in needed and not x.finished()]
   count = sum(bool(x.row) for x in jobs)
   say(
-      f"{count} runs: {count - len(rows)} are done, {len(rows)} to do, with"
-      f" {len(bases)} base models; {parallel} at a time"
+      f"{count} runs: {count - len(rows)} are done, {len(rows)} to do"
+      + (f", with {len(bases)} base models" if bases else "")
+      + f"; {parallel} at a time"
   )
+  shared = -(-parallel // len(devices)) if devices else parallel
   environment = {
       "JAX_COMPILATION_CACHE_DIR": str(cache.absolute()),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-      "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / parallel:.2f}",  # of a GPU
+      "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / shared:.2f}",  # of a GPU
   } | os.environ
   affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
   cores = sorted(affinity(0)) if affinity else []
-  shares: queue.SimpleQueue = queue.SimpleQueue()
-  for i in range(parallel):
-    shares.put(cores[i::parallel] or cores)
+  groups = divide(devices, parallel) if devices else [()] * parallel
+  local, shares = threading.local(), queue.SimpleQueue()
+  for i, group in enumerate(groups):
+    shares.put((cores[i::parallel] or cores, visible(group, i)))
   lock = threading.Lock()
 
   def pin() -> None:
     # Affinity is a property of a thread, and its processes inherit it.
+    own, local.environment = shares.get()
     if cores:
-      os.sched_setaffinity(0, shares.get())
+      os.sched_setaffinity(0, own)
 
   def work(job: Job) -> bool:
     if not all(results[x].result() for x in job.bases if x in results):
       if not stop.is_set():
         say(f"{job.name}: not run, because its base failed")
       return False
-    good = not stop.is_set() and _run(job, stop, main, environment)
+    seen = environment | local.environment
+    good = not stop.is_set() and _run(job, stop, main, seen)
     if good and job.row:
       with lock:
         on_finished()
@@ -128,6 +136,61 @@ def run(
   if stop.is_set():
     return []
   return [x.name for x in todo if not results[x.workdir].result()]
+
+
+# Chips of a TPU process by their number, as libtpu wants them.
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
+
+
+def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
+  """Divides accelerators among processes; with too few, processes share them.
+
+  Args:
+    devices: indices of GPUs or TPU chips.
+    parallel: number of processes.
+
+  Returns:
+    the accelerators of each process, equally many and adjacent.
+
+  Raises:
+    ConfigError: they cannot be divided evenly.
+  """
+  count, rest = divmod(len(devices), parallel)
+  if not count and parallel % len(devices) == 0:
+    return [(devices[i % len(devices)],) for i in range(parallel)]
+  if rest or not count:
+    raise config_lib.ConfigError(
+        f"--devices = {','.join(devices)}: {len(devices)} devices cannot be"
+        f" divided evenly among --jobs = {parallel}"
+    )
+  return [tuple(devices[i : i + count]) for i in range(0, len(devices), count)]
+
+
+def visible(devices: Sequence[str], index: int = 0) -> dict[str, str]:
+  """Accelerators, 0,1,2,3: each run sees an equal share of them.
+
+  Args:
+    devices: indices of GPUs or TPU chips that a process may use; () for all.
+    index: of the process on this machine.
+
+  Returns:
+    its environment: that of CUDA, and that of libtpu.
+  """
+  if not devices:
+    return {}
+  names, port = ",".join(devices), str(8476 + index)
+  tpu = dict(
+      TPU_VISIBLE_CHIPS=names,
+      TPU_CHIPS_PER_PROCESS_BOUNDS=BOUNDS.get(len(devices), ""),
+      TPU_PROCESS_BOUNDS="1,1,1",
+      TPU_PROCESS_ADDRESSES=f"localhost:{port}",
+      TPU_PROCESS_PORT=port,
+      CLOUD_TPU_TASK_ID="0",
+      ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+  )
+  return dict(CUDA_VISIBLE_DEVICES=names) | (
+      tpu if len(devices) in BOUNDS else {}
+  )
 
 
 def say(text: str) -> None:

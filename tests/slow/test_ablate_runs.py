@@ -57,7 +57,7 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
   assert run(found) == [] and len(starts()) == 6
   longer = ablate.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
   assert run(longer) == [] and len(starts()) == 10
-  assert "4 to do, with 0 base models" in capsys.readouterr().out
+  assert "4 to do; 2 at a time" in capsys.readouterr().out
 
 
 def test_stop_ends_the_processes_gently(child, tmp_path):

@@ -2,13 +2,11 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 from conftest import ROOT
 
 pytestmark = pytest.mark.slow
-DAPO = "--config=configs/dapo.py"
 
 
 def run(*argv, code=0, cwd=ROOT, **env):
@@ -56,25 +54,3 @@ def test_slurm_queues_again_what_was_stopped(tmp_path, code, requeued):
   path = f"{tmp_path}:{os.environ['PATH']}"
   run("bash", "launch/slurm.sbatch", code=code, PATH=path, SLURM_JOB_ID="7")
   assert (tmp_path / "scontrol.7").exists() == bool(requeued)
-
-
-def test_xm_without_xmanager_runs_one_after_the_other(tmp_path):
-  """In a copy whose main prints its arguments and fails for seed 1."""
-  for name in ("launch", "configs", "rl_reason"):
-    (tmp_path / name).mkdir()
-    for path in (ROOT / name).rglob("*.py"):
-      copy = tmp_path / path.relative_to(ROOT)
-      copy.parent.mkdir(exist_ok=True)
-      copy.write_text(path.read_text())
-  (tmp_path / "xmanager.py").write_text("raise ImportError\n")
-  (tmp_path / "rl_reason" / "main.py").write_text(
-      "import sys\nprint(sys.argv[1:])\n"
-      "sys.exit('--config.seed=1' in sys.argv)\n"
-  )
-  launcher = str(tmp_path / "launch" / "xm_launch.py")
-  argv = [sys.executable, launcher, DAPO]
-  [error] = run(*argv, "--seeds=0,1,2", code=1)
-  assert error == "run 2 ended with exit code 1"
-  first, printed = run(*argv, "--seeds=0")
-  assert first.startswith("run 1/1: ")
-  assert printed == str([DAPO, "--config.seed=0"])

@@ -1,0 +1,168 @@
+"""Sweeps: one config with several seeds and overrides, several runs at once.
+
+  python -m rl_reason.ablate.sweep --config=configs/dapo.py --seeds=0,1,2 \
+      --set=rl.steps=100 --set=rollout.group_size=4 --set=rollout.group_size=8 \
+      --jobs=4 --devices=0,1,2,3
+
+A field that is set several times is swept: the command above makes 3 x 2 runs,
+four at a time, each on one GPU. Each run has a work directory of its own, named
+by the swept fields. All runs are checked before the first one starts; the same
+command continues a sweep that was stopped, and repeats no finished run. Exit
+codes are those of `rl_reason.main`; runs that failed are named at the end.
+"""
+
+import argparse
+import itertools
+import pathlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from rl_reason import checks, config as config_lib
+from rl_reason.ablate import jobs
+from rl_reason.config import ConfigError
+
+
+def product(
+    config: str, seeds: Sequence[str], sets: Sequence[str]
+) -> list[dict[str, str]]:
+  """Returns the arguments of all runs: a product over the swept fields.
+
+  Args:
+    config: file of the config.
+    seeds: seeds; [] keeps the seed of the config.
+    sets: list of 'field=value'.
+
+  Raises:
+    ConfigError: an entry is not 'field=value', or a value occurs twice.
+  """
+  fields = {"seed": list(seeds)} if seeds else {}
+  for text in sets:
+    field, mark, value = text.partition("=")
+    if not mark:
+      raise ConfigError(f"--set = {text!r}: must be field=value")
+    fields.setdefault(field, []).append(value)
+  for field, values in fields.items():
+    if len(set(values)) < len(values):
+      raise ConfigError(f"{field} = {', '.join(values)}: name each value once")
+  names = [f"config.{field}" for field in fields]
+  return [
+      {"config": config} | dict(zip(names, values, strict=True))
+      for values in itertools.product(*fields.values())
+  ]
+
+
+def argv(args: dict[str, str]) -> list[str]:
+  """Returns the arguments as command-line flags."""
+  return [f"--{name}={value}" for name, value in args.items()]
+
+
+def check(args: dict[str, str]) -> dict:
+  """Checks the config of one run exactly as the run will; returns it, flat.
+
+  Raises:
+    ConfigError: the config cannot work.
+  """
+  given = {k.removeprefix("config."): x for k, x in args.items()}
+  del given["config"]
+  c, _ = checks.checked(args["config"], given)
+  checks.files(c)
+  return config_lib.flat(c)
+
+
+def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
+  """Returns a job for each run, in a directory named by its swept fields.
+
+  Args:
+    runs: of `product`.
+    folder: parent of the work directories.
+
+  Raises:
+    ConfigError: a config cannot work, or two directories have the same name.
+  """
+  out = []
+  for args in runs:
+    swept = [
+        f"{name.removeprefix('config.')}={value}"
+        for name, value in args.items()
+        if any(other[name] != value for other in runs)
+    ]
+    name = ",".join(swept).replace("/", "_") or "run"
+    if len(name) > 200:  # a file name has at most 255 bytes
+      raise ConfigError(f"{name}: too long for a directory; sweep fewer fields")
+    workdir, fields = folder / name, check(args)
+    flags = argv(args | {"workdir": str(workdir)})
+    seed = fields["seed"]
+    out.append(jobs.Job(name, workdir, flags, fields, row=name, seed=seed))
+  if len({job.workdir for job in out}) < len(out):
+    raise ConfigError(f"{folder}: two runs would have the same directory")
+  return out
+
+
+def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
+  """Runs the command and returns the exit code.
+
+  Args:
+    argv: arguments without the name of the command.
+    child: command that makes a run.
+  """
+  parser = argparse.ArgumentParser(
+      prog="python -m rl_reason.ablate.sweep",
+      description=__doc__.splitlines()[0],
+      allow_abbrev=False,
+  )
+  flag = parser.add_argument
+  flag("--config", required=True, help="config file, as of rl_reason.main")
+  flag("--seeds", type=_split, default=[], help="0,1,2; default: the config's")
+  flag(
+      "--set", action="append", default=[], help="field=value; repeat to sweep"
+  )
+  flag("--jobs", type=int, default=1, help="number of runs at a time")
+  flag("--devices", type=_split, default=[], help="GPUs or TPU chips: 0,1,2,3")
+  flag("--workdir", help="parent of the work directories; default runs/sweep-X")
+  flag("--dry_run", action="store_true", help="only print the commands")
+  flags = parser.parse_args(argv)
+  if flags.jobs < 1:
+    parser.error("--jobs: at least 1")
+  stem = pathlib.Path(flags.config).name.replace(".py", "").replace(":", "-")
+  folder = pathlib.Path(flags.workdir or f"runs/sweep-{stem}")
+  try:
+    if flags.devices:
+      jobs.divide(flags.devices, flags.jobs)
+    todo = plan(product(flags.config, flags.seeds, flags.set), folder)
+  except ConfigError as e:
+    print(f"config error: {e}", file=sys.stderr)
+    return 2
+  if flags.dry_run:
+    for job in todo:
+      print(shlex.join([*child, *job.args]))
+    return 0
+  stop = threading.Event()
+
+  def request_stop(number, _):
+    stop.set()
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process
+
+  signal.signal(signal.SIGTERM, request_stop)
+  signal.signal(signal.SIGINT, request_stop)
+  failed = jobs.run(
+      todo,
+      stop,
+      parallel=flags.jobs,
+      cache=folder / "compiled",
+      main=child,
+      devices=flags.devices,
+  )
+  for name in failed:
+    jobs.say(f"FAILED: {name}")
+  return 143 if stop.is_set() else int(bool(failed))
+
+
+def _split(text: str) -> list[str]:
+  return [x for x in text.split(",") if x]
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))
