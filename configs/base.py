@@ -115,7 +115,7 @@ def get_config():
       incorrect=-1.0,
       overlong_buffer=number(0, low=0),  # tokens; DAPO eq 13; 0 is off
       overlong_coef=number(1.0, low=0),
-      workers=number(4, low=1),  # processes that verify rows of files
+      workers=number(4, low=1),  # of the verifier, and of reward functions
       seconds=number(10.0, low=1e-3),  # CPU time of the verifier, a response
       shuffle=False,  # control: outcomes permuted over the batch
   )

@@ -4,7 +4,7 @@
 
 Prefers the correct response in 83% (+- 2) of 1,000 held-out pairs, calibration
 error .035 (seed 0), 2 minutes on 2 cores, a minute of them SFT. As a reward:
---config.reward.scorers=DIR*0.05, DIR being its export/reward_model; as the
+--config.reward.functions=DIR*0.05, DIR being its export/reward_model; as the
 start of a critic: critic.init = "exported". It is soon gamed: at a weight of .2
 three steps of GRPO took its score from -1.4 to 5.3, accuracy from 26% to 8%.
 """

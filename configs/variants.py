@@ -31,7 +31,9 @@ def add(c) -> None:
       "reward",
       outcome=function("outcome", "correctness"),  # or cosine
       length_penalty=function("length_penalty"),  # logquad
-      scorers="",  # 'steps*0.5,length*-0.3': rl_reason/tasks/scorers.py
+      functions="",  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
+      executor=choice("thread", "process"),  # of functions; workers: how many
+      timeout=number(60.0, low=1e-3),  # seconds of one call of a function
       truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
   )
   extend(

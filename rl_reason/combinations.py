@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_reason import config, functions, tasks
 from rl_reason.data import datasets, known_sets
-from rl_reason.tasks import scorers
+from rl_reason.tasks import reward_terms
 
 # A field does nothing unless another one is set, too.
 NEEDS = {
@@ -25,6 +25,8 @@ NEEDS = {
     "kl.controller.name": "kl.kind",
     "kl.kind": "kl.coef",
     "kl.place": "kl.kind",
+    "reward.executor": "reward.functions",
+    "reward.timeout": "reward.functions",
     "rollout.partial_across_steps": "rollout.partial_groups",
 }
 
@@ -109,7 +111,8 @@ def _rollouts(c) -> None:
   advantage, inputs = c.advantage.name, config.needs(c)
   prompts = r.batch // r.group_size
   models = any(
-      scorers.is_model(x.name) for x in scorers.terms(c.reward.scorers)
+      reward_terms.is_model(x.name)
+      for x in reward_terms.terms(c.reward.functions)
   )
   if r.top_p < 1 and not r.allow_top_p:
     fail(
@@ -167,10 +170,15 @@ def _rollouts(c) -> None:
 def _rewards(c) -> None:
   """Rewards, and the KL to the reference."""
   r, k = c.reward, c.kl
-  with faults_of("reward.scorers"):
-    for term in scorers.terms(r.scorers):
-      if not scorers.is_model(term.name):
-        scorers.find(term.name)
+  with faults_of("reward.functions"):
+    for term in reward_terms.terms(r.functions):
+      if not reward_terms.is_model(term.name):
+        reward_terms.find(term.name)
+      if r.executor == "process" and term.name.startswith("__main__:"):
+        fail(
+            f"reward.executor: another process cannot import {term.name}: put"
+            " the function into a module of its own, or use 'thread'"
+        )
   if r.correct <= r.incorrect:
     fail(f"reward.correct: must be more than reward.incorrect = {r.incorrect}")
   if k.kind == "k1" and k.place == "loss":
@@ -193,7 +201,7 @@ def _two_valued(c) -> bool:
       and r.length_penalty.name == "none"
       and r.truncated == "terminal"
       and not (r.overlong_buffer and r.overlong_coef)
-      and not r.scorers
+      and not r.functions
       and c.kl.place == "loss"
   )
 
@@ -222,12 +230,12 @@ def _credit(c) -> None:
   if name == "max_rl" and not _two_valued(c):
     fail(
         "advantage.name: divides by the mean of rewards in {0, 1}: no length"
-        " penalty, cosine, scorers, bootstrap or KL in the reward"
+        " penalty, cosine, functions, bootstrap or KL in the reward"
     )
   if name == "confidence_weighted" and _two_valued(c):
     fail(
         "advantage.name: two-valued rewards have no degrees of confidence: use"
-        " leave_one_out, or a reward model in reward.scorers"
+        " leave_one_out, or a reward model in reward.functions"
     )
   # A type is the difficulty of a problem.
   if not _has_types(c):

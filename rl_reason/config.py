@@ -22,7 +22,8 @@ from rl_reason.functions import ConfigError, Spec, did_you_mean, one_line
 FIELDS: dict[str, Spec] = {}
 # What has become of a field of earlier versions.
 RENAMED = {
-    "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''"
+    "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
+    "reward.scorers": "reward.functions, whose text is the same",
 }
 
 
@@ -321,6 +322,8 @@ FREE = (
     "model.logprob_chunk",
     "optimizer.offload",
     "reward.workers",
+    "reward.executor",
+    "reward.timeout",
     "rollout.slots",
     "updates.token_budget",
     "content.",  # of run_directory.record
@@ -386,7 +389,7 @@ def _depends_on_steps(fields: dict[str, Any]) -> bool:
       any(fields.get(x, "constant") != "constant" for x in schedules)
       or "progress" in inputs
       or fields.get("critic.value_mixture.name", "none") != "none"
-      or ".." in fields.get("reward.scorers", "")
+      or ".." in fields.get("reward.functions", "")
   )
 
 

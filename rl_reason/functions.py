@@ -414,7 +414,18 @@ def load(path: str) -> Any:
 
 def signature_of(called: Any) -> Signature:
   """The signature of anything that can be called."""
-  (node,) = ast.parse(f"def _{inspect.signature(called)}: pass").body
+  found = inspect.signature(called)
+  try:
+    (node,) = ast.parse(f"def _{found}: pass").body
+  except SyntaxError:  # a default or an annotation whose repr is no source
+    plain = [
+        x.replace(
+            annotation=x.empty,
+            default=x.empty if x.default is x.empty else ...,
+        )
+        for x in found.parameters.values()
+    ]
+    (node,) = ast.parse(f"def _{inspect.Signature(plain)}: pass").body
   assert isinstance(node, ast.FunctionDef)
   return _signature(node, _shared_aliases())
 

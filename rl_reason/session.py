@@ -14,12 +14,14 @@ from rl_reason import config as config_lib, functions, hf, tasks
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
+from rl_reason.evaluation.reward_runner import RewardRunner
 from rl_reason.models import critic, decoder
 from rl_reason.monitoring import loggers, metrics
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.scale import pallas, sharding, unused
+from rl_reason.scale import pallas, sharding
 from rl_reason.structs import RunError
+from rl_reason.tasks import reward_terms
 
 
 class Session(NamedTuple):
@@ -35,6 +37,7 @@ class Session(NamedTuple):
     critic_cfg: static shape of a critic.
     rows: the rows of the task by purpose.
     engine: samples responses.
+    rewards: calls the reward functions.
     log: metrics and samples.
     display: the screen.
     stop: set by SIGTERM.
@@ -49,6 +52,7 @@ class Session(NamedTuple):
   critic_cfg: critic.CriticConfig
   rows: RowSource
   engine: RolloutEngine
+  rewards: RewardRunner
   log: metrics.Log
   display: Display
   stop: threading.Event
@@ -115,8 +119,6 @@ def open_session(
         f" {cfg.attention} does not read int8; use 'same'"
     )
   display.say(f"attention: {cfg.attention} ({attention_backend(config)[1]})")
-  if line := unused.unused_accelerator(jax.default_backend()):
-    display.say(f"warning: {line}")
 
   mesh = sharding.make_mesh(**config.mesh, devices=devices)
   writers = []
@@ -145,6 +147,14 @@ def open_session(
           max_tokens=config.rollout.max_tokens,
           slots=config.rollout.slots,
           display=display,
+      ),
+      rewards=RewardRunner(
+          reward_terms.terms(config.reward.functions),
+          executor=config.reward.executor,
+          workers=config.reward.workers,
+          seconds=config.reward.timeout,
+          max_tokens=config.rollout.max_tokens,
+          show=display.say,
       ),
       log=metrics.Log(workdir, writers),
       display=display,

@@ -126,8 +126,8 @@ class Experience:
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict.
-    scores_NB: float32, a tuple of [B] by the scorers of the config (N of them,
-      not of prompts).
+    scores_NB: float32, a tuple of [B] by the terms of reward.functions (N of
+      them, not of prompts).
     old_logps_BT: float32, the behaviour policy's log-probabilities: of the
       trainer's forward pass, or the sampler's where no pass is made for them.
     stale_lengths_B: int32, leading response tokens that an older policy sampled

@@ -37,7 +37,7 @@ FILES = {
         ),
         ({"reward.overlong_buffer": 99}, "must not exceed rollout.max_tokens"),
         ({"reward.correct": -1.0}, "must be more than reward.incorrect"),
-        ({"reward.scorers": "steps"}, "must look like 'steps*0.5'"),
+        ({"reward.functions": "steps"}, "must look like 'steps*0.5'"),
         ({"reward.outcome.args.correct_long": 1.0}, "correctness takes no arg"),
         ({"reward_model.chosen": "x:1"}, "'x' is none of arithmetic's styles"),
         ({"kl.kind": "k3"}, "kl.kind = 'k3': does nothing without kl.coef"),
@@ -57,8 +57,8 @@ FILES = {
         ({"advantage.name": "max_rl"}, "set reward.correct = 1"),
         (MAX_RL | {"reward.overlong_buffer": 4}, "no length penalty"),
         (
-            MAX_RL | {"reward.scorers": "length*-0.3"},
-            "scorers, bootstrap or KL",
+            MAX_RL | {"reward.functions": "length*-0.3"},
+            "functions, bootstrap or KL",
         ),
         (
             MAX_RL | {"reward.outcome.name": "cosine"},
@@ -156,7 +156,7 @@ FILES = {
         ),
         (PARTIAL | {"rollout.slots": 4}, "2 groups of 8 do not fit into 4 slo"),
         (PARTIAL | {"reward.shuffle": True}, "not with reward.shuffle = True"),
-        (PARTIAL | {"reward.scorers": "a/b*1"}, "reward models score whole"),
+        (PARTIAL | {"reward.functions": "a/b*1"}, "reward models score whole"),
         (
             {"rollout.group_sizes.name": "by_length"}
             | {"rollout.group_sizes.args.least": 9},
@@ -169,7 +169,7 @@ FILES = {
             "a group of one is all correct or all incorrect",
         ),
         (
-            {"reward.scorers": "a/b*1", "dynamic_sampling.enabled": True}
+            {"reward.functions": "a/b*1", "dynamic_sampling.enabled": True}
             | {"dynamic_sampling.batches": 2},
             "dynamic_sampling.batches = 2: a round is then larger",
         ),

@@ -21,7 +21,7 @@ from rl_reason.models import critic
 from rl_reason.reward_models import classifier, scorer
 from rl_reason.scale import sharding
 from rl_reason.structs import RunError
-from rl_reason.tasks import scorers
+from rl_reason.tasks import reward_terms
 from rl_reason.training import packing, value
 
 FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
@@ -129,9 +129,11 @@ def test_eos_is_not_the_padding_token(tmp_path):
     assert config["pad_token_id"] == expected and config["eos_token_id"] == 1
 
 
-def test_a_classifier_of_any_shape_is_a_scorer(make_session, tmp_path):
+def test_a_classifier_of_any_shape_is_a_term_of_the_reward(
+    make_session, tmp_path
+):
   path = make(tmp_path / "judge", "llama", dtype=jnp.bfloat16)
-  session = make_session(reward__scorers=f"{path}*0.5")
+  session = make_session(reward__functions=f"{path}*0.5")
   with jax.set_mesh(session.mesh):
     classifier.check(session)
     prompts = tiny.prompts(8)
@@ -168,13 +170,13 @@ def test_a_hub_id_is_a_reward_model(make_session, tmp_path, monkeypatch):
       "snapshot_download",
       lambda name, **_: calls.append(name) or str(path),
   )
-  session = make_session(reward__scorers="owner/judge-7B*0.5")
+  session = make_session(reward__functions="owner/judge-7B*0.5")
   checks.fields(session.config)
   with jax.set_mesh(session.mesh):
     scorer.load(session, "owner/judge-7B")
   assert calls == ["owner/judge-7B"]
   for name in ("steps", "my:function", "a/rules.json", "a/b/c"):
-    assert not scorers.is_model(name)
+    assert not reward_terms.is_model(name)
 
 
 def add_bias(tensors):
@@ -207,10 +209,10 @@ def drop_score(tensors):
 )
 def test_an_unusable_classifier_is_named(change, words, make_session, tmp_path):
   path = make(tmp_path / "judge", **change)
-  session = make_session(reward__scorers=f"length*-1,{path}*0.5")
+  session = make_session(reward__functions=f"length*-1,{path}*0.5")
   with pytest.raises(ConfigError) as e:
     classifier.check(session)
-  assert str(e.value).startswith(f"reward.scorers = {str(path)!r}: ")
+  assert str(e.value).startswith(f"reward.functions = {str(path)!r}: ")
   assert words in str(e.value) and "\n" not in str(e.value)
   session = make_session(critic__init="exported", critic__path=str(path))
   with pytest.raises(ConfigError, match="critic.path = "):

@@ -371,7 +371,7 @@ def test_what_may_change_between_runs():
       {"critic.schedule": "linear"},
       {"critic.value_mixture.name": "mixture"},
       {"advantage.name": "explore"},
-      {"reward.scorers": "length*-0.3..0"},
+      {"reward.functions": "length*-0.3..0"},
   ):
     assert config.differences(old | decay, new | decay) == ["rl.steps: 40 -> 9"]
   # The shards of the mesh and the slots decide which groups finish first.

@@ -31,7 +31,7 @@ def outcome(grades, lengths, cut=None, groups=None, **keywords):
 
 def test_scores_are_added_with_weights_that_move():
   """Scores 0, 1, 2 times (1 + 0) / 2 at half of the run."""
-  got = outcome([1, 0, 1], [1, 1, 1], scorer_weights=((1.0, 0.0),))
+  got = outcome([1, 0, 1], [1, 1, 1], term_weights=((1.0, 0.0),))
   close(got, [1, -0.5, 2])
 
 

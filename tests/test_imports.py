@@ -19,7 +19,7 @@ LAYERS = [line.split() for line in """
     tasks rollout
     data
     combinations run_directory
-    checks hf evaluation.statistics
+    checks hf evaluation.statistics evaluation.reward_runner
     monitoring.rl_metrics checkpointing
     session evaluation
     evaluation.interim

@@ -126,8 +126,10 @@ def test_a_stopped_stage_ends_with_the_same_bits(trained, tmp_path):
   assert digest(train_model(tmp_path / "a").params) == digest(trained.params)
 
 
-def test_it_is_a_scorer(trained, tmp_path):
-  session = make_session(tmp_path / "a", reward__scorers=f"{trained.path}*0.5")
+def test_it_is_a_term_of_the_reward(trained, tmp_path):
+  session = make_session(
+      tmp_path / "a", reward__functions=f"{trained.path}*0.5"
+  )
   with jax.set_mesh(session.mesh):
     tokens_BL, start_B, mask_BT = pack_pair(session)
     rollouts = Rollouts(
@@ -139,12 +141,11 @@ def test_it_is_a_scorer(trained, tmp_path):
         lengths_B=mask_BT.sum(1),
         truncated_B=np.zeros(2, bool),
     )
-    score = programs.make_scorer(session, str(trained.path))
-    scores_B, failures = score(rollouts, None, None)
+    scores_B = programs.make_model(session, str(trained.path))(rollouts)
     packed = padded.micro(tokens_BL, start_B, mask_BT)
     expected_B = scores_of(trained.params, session.critic_cfg, packed)
   np.testing.assert_allclose(sharding.fetch(scores_B), expected_B, rtol=1e-4)
-  assert np.ptp(expected_B) > 0.1 and not failures
+  assert np.ptp(expected_B) > 0.1
 
 
 def start_critic(path, workdir):
@@ -179,7 +180,7 @@ def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
   )
   assert not classifier.is_classifier(str(trained.path))
   assert classifier.is_classifier(str(alone))
-  session = make_session(tmp_path / "a", reward__scorers=f"{alone}*1")
+  session = make_session(tmp_path / "a", reward__functions=f"{alone}*1")
   with jax.set_mesh(session.mesh):
     classifier.check(session)
     params, cfg = scorer.load(session, str(alone))

@@ -157,7 +157,7 @@ def test_a_step_of_dapo_executes_only_what_the_tour_names(
   assert not missing
 
 
-# What a step of GRPO, DAPO, PPO or VAPO executes, without tasks/scorers.py.
+# What a step of GRPO, DAPO, PPO or VAPO executes, without the terms of rewards.
 CORE = (
     "rl_reason/*.py",
     *(
@@ -182,7 +182,8 @@ def test_no_file_is_long():
 def test_lines_do_not_grow():
   """Bounds of today, to be lowered; the goal is 9,500, 16,000 and 15,000."""
   core = lines_of(*CORE)
-  core.pop("rl_reason/tasks/scorers.py")
+  for name in ("reward_functions", "reward_terms"):
+    core.pop(f"rl_reason/tasks/{name}.py")
   total = dict(
       core=sum(core.values()),
       package=sum(lines_of("rl_reason/**/*.py").values()),

@@ -45,7 +45,7 @@ def outcome(
     outcome: Callable[..., Array] = rewards.correctness,
     correct: float = 1.0,
     incorrect: float = -1.0,
-    scorer_weights: tuple[tuple[float, float], ...] = (),
+    term_weights: tuple[tuple[float, float], ...] = (),
     overlong_buffer: int = 0,
     overlong_coef: float = 1.0,
     length_penalty: Callable[..., Array] | None = None,
@@ -54,9 +54,9 @@ def outcome(
   """The reward of each response, [B]: correctness, scores and length.
 
   rows has correct_B in {0, 1}, lengths_B, truncated_B and groups_B (prompts),
-  and with scorers scores_NB and progress. outcome is `rewards.correctness` or
+  and with terms scores_NB and progress. outcome is `rewards.correctness` or
   `variants.cosine`, length_penalty None or `variants.logquad`, keywords bound.
-  scorer_weights are the weights of `rewards.weighted`, overlong_buffer the
+  term_weights are the weights of `rewards.weighted`, overlong_buffer the
   buffer of `rewards.soft_overlong` and overlong_coef its coefficient. With
   bootstrap, `variants.bootstrap_truncated` estimates the reward of a truncated
   response; otherwise its reward is terminal.
@@ -64,8 +64,8 @@ def outcome(
   limits = dict(max_tokens=max_tokens, correct=correct, incorrect=incorrect)
   inputs = rows | limits
   reward_B = call_by_name(outcome, inputs)
-  if scorer_weights:
-    scores = rows["scores_NB"], scorer_weights, rows["progress"]
+  if term_weights:
+    scores = rows["scores_NB"], term_weights, rows["progress"]
     reward_B += rewards.weighted(*scores)
   penalty_B = overlong_coef * rewards.soft_overlong(
       rows["lengths_B"], max_tokens=max_tokens, buffer=overlong_buffer

@@ -32,12 +32,12 @@ def weighted(
   """Weighted sum of scores; weights move linearly over the run.
 
   Args:
-    scores_NB: [B] float of each of N scorers.
+    scores_NB: [B] float of each of N terms.
     weights_N: weight of each at progress 0 and at progress 1.
     progress: fraction of the run that is done, in [0, 1].
 
   Returns:
-    [B] float; 0 without scorers.
+    [B] float; 0 without terms.
   """
   return sum(
       (first + (last - first) * progress) * score_B

@@ -25,7 +25,7 @@ from rl_reason.monitoring.rl_metrics import sample_lines
 from rl_reason.randomness import key
 from rl_reason.scale import sharding
 from rl_reason.structs import Prompts, Rollouts, Tree
-from rl_reason.tasks import scorers
+from rl_reason.tasks import reward_functions
 
 
 class Responses(NamedTuple):
@@ -166,7 +166,9 @@ def respond(
     lines += sample_lines(tok, rollouts, part, texts_B, correct_B, first_N)
     tokens_BT = rollouts.tokens_BL[:, max_prompt:]
     repetition += [
-        scorers.repeated(tokens_BT[b, : rollouts.lengths_B[b]].tolist())
+        reward_functions.repeated(
+            tokens_BT[b, : rollouts.lengths_B[b]].tolist()
+        )
         for b in first_N
     ]
   correct_NG, lengths_NG, truncated_NG = np.moveaxis(

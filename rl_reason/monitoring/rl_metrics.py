@@ -146,7 +146,7 @@ def step_metrics(
     plan: Any,
     *,
     counter: Counter,
-    scorers: tuple[str, ...],
+    terms: tuple[str, ...],
     on_policy: bool,
 ) -> tuple[dict[str, float], dict[str, Any]]:
   """The counters after a step, and its metrics on the host.
@@ -159,7 +159,7 @@ def step_metrics(
     batch: what the update reads.
     plan: its PackingPlan.
     counter: of tokens and FLOPs.
-    scorers: names of the scorers.
+    terms: names of the functions and models of the reward.
     on_policy: the update reports the gap between sampler and trainer itself.
   """
   generated = int(metrics["tokens/generated"])
@@ -175,12 +175,13 @@ def step_metrics(
           rows,
           credit["rewards_B"],
           batch,
-          scorers=scorers,
+          terms=terms,
           on_policy=on_policy,
       )
       | credit["metrics"]
       | totals(counters)
       | {f"coef/{name}": value for name, value in state.coefs.items()}
+      | state.collector.rewards.runner.counts
       | {
           "tokens/step": generated,
           "tokens/trained": int(filled_MARL.sum()),
@@ -196,7 +197,7 @@ def rollout_metrics(
     rewards_B: Array,
     batch: Batch,
     *,
-    scorers: tuple[str, ...],
+    terms: tuple[str, ...],
     on_policy: bool,
 ) -> dict[str, Any]:
   """Statistics of the rows of a training batch; padding is left out.
@@ -205,7 +206,7 @@ def rollout_metrics(
     rows: of the batch.
     rewards_B: of each response.
     batch: with the advantages.
-    scorers: names of the scorers.
+    terms: names of the functions and models of the reward.
     on_policy: the update reports the gap between sampler and trainer itself.
   """
   rollouts = rows.rollouts
@@ -218,13 +219,17 @@ def rollout_metrics(
     return out | {"response_length/mean": 0.0}
   lengths, rewards = rollouts.lengths_B[real_B], rewards_B[real_B]
   advantages = batch.advantages_BT[batch.mask_BT]
-  scores = zip(scorers, rows.scores_NB, strict=True)
+  scores = zip(terms, rows.scores_NB, strict=True)
   out |= {
       "critic/score/mean": rows.correct_B[real_B].mean(),
       "critic/rewards/mean": rewards.mean(),
       "critic/rewards/max": rewards.max(),
       "critic/rewards/min": rewards.min(),
-      **{f"reward/{name}/mean": x_B[real_B].mean() for name, x_B in scores},
+      **{
+          f"reward/{name}/{part}": getattr(x_B[real_B], part)()
+          for name, x_B in scores
+          for part in ("mean", "std")
+      },
       "critic/advantages/mean": advantages.mean() if advantages.size else 0,
       "response_length/mean": lengths.mean(),
       "response_length/max": lengths.max(),

@@ -1,7 +1,7 @@
 """Sequence classifiers of transformers as reward models and initial critics.
 
 A `Qwen2ForSequenceClassification` or the like with one label, in a directory or
-on the hub, is a scorer of any size (`reward.scorers = "DIR*0.5"`) or, if its
+on the hub, is a term of the reward (`reward.functions = "DIR*0.5"`) or, if its
 trunk has the policy's shape, an initial critic (`critic.init = "exported"`). It
 reads the policy's tokens, so it needs the same tokenizer; a response is scored
 after its last token, EOS included.
@@ -17,14 +17,14 @@ from rl_reason.data import tokenizer
 from rl_reason.models import critic
 from rl_reason.session import Session, require_equal
 from rl_reason.structs import Tree
-from rl_reason.tasks import scorers
+from rl_reason.tasks import reward_terms
 
 
 def is_classifier(name: str) -> bool:
   """Whether a name is a classifier of transformers: no checkpoint of ours."""
   path = pathlib.Path(name)
   if not path.is_dir():
-    return scorers.is_model(name)
+    return reward_terms.is_model(name)
   has_checkpoint = bool(checkpoint.Checkpoints(path).steps())
   return (path / hf.CONFIG).is_file() and not has_checkpoint
 
@@ -35,9 +35,9 @@ def check(session: Session) -> None:
   Raises:
     ConfigError, RunError: names the field and the remedy.
   """
-  for term in scorers.terms(session.config.reward.scorers):
-    if scorers.is_model(term.name) and is_classifier(term.name):
-      find(session, term.name, "reward.scorers")
+  for term in reward_terms.terms(session.config.reward.functions):
+    if reward_terms.is_model(term.name) and is_classifier(term.name):
+      find(session, term.name, "reward.functions")
   c = session.config.critic
   if c.init == "exported" and is_classifier(c.path):
     _find_critic(session)

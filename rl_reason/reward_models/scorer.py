@@ -1,4 +1,4 @@
-"""Reward models as scorers of responses: our own, or those of transformers."""
+"""Reward models as terms of the reward: our own, or those of transformers."""
 
 import pathlib
 
@@ -31,18 +31,18 @@ def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
     ConfigError: likewise for a classifier.
   """
   if classifier.is_classifier(name):
-    return classifier.load(session, name, "reward.scorers")
+    return classifier.load(session, name, "reward.functions")
   checkpoints = checkpoint.Checkpoints(pathlib.Path(name))
   step = checkpoints.newest(session.display.say)
   if step is None:
     raise RunError(
-        f"reward.scorers: {name} holds no complete reward model;"
+        f"reward.functions: {name} holds no complete reward model;"
         " --stage=reward_model writes one to export/reward_model"
     )
   fields = checkpoints.host(step)["config"]
   own_fields = config_lib.flat(session.config)
   equal = ("tokenizer", "task.name")
-  require_equal(f"reward.scorers = {name}", own_fields, fields, equal)
+  require_equal(f"reward.functions = {name}", own_fields, fields, equal)
   config = config_lib.unflat(fields)
   policy = session.cfg
   trunk = model_config(config, vocab=policy.vocab, tokens=policy.tokens)

@@ -6,7 +6,7 @@ from rl_reason.structs import Experience, Rollouts
 
 
 def no_rows(
-    rows: int, max_prompt: int, max_tokens: int, num_scorers: int
+    rows: int, max_prompt: int, max_tokens: int, num_terms: int
 ) -> Experience:
   """Rows of padding, whose shapes are those of a real batch.
 
@@ -14,7 +14,7 @@ def no_rows(
     rows: B.
     max_prompt: P.
     max_tokens: T.
-    num_scorers: of the config.
+    num_terms: of reward.functions.
   """
   zeros_BT = np.zeros((rows, max_tokens), np.float32)
   zeros_B = np.zeros(rows, np.int32)
@@ -29,7 +29,7 @@ def no_rows(
           truncated_B=zeros_B > 0,
       ),
       correct_B=zeros_B.astype(np.float32),
-      scores_NB=tuple(zeros_B.astype(np.float32) for _ in range(num_scorers)),
+      scores_NB=tuple(zeros_B.astype(np.float32) for _ in range(num_terms)),
       old_logps_BT=zeros_BT,
       stale_lengths_B=zeros_B,
       age_B=zeros_B - 1,

@@ -9,6 +9,7 @@ import numpy as np
 from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.evaluation.grading import AsyncGrader
+from rl_reason.evaluation.reward_runner import RewardRound, Rewards
 from rl_reason.monitoring import metrics
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import sharding
@@ -23,9 +24,6 @@ from rl_reason.structs import (
 from rl_reason.tasks import Row
 from rl_reason.training import dynamic_sampling
 from rl_reason.training.step import graded
-
-# (rollouts, texts, rows) -> scores [B] and the number of responses that failed.
-Scorer = Callable[[Rollouts, list[str], list[Row]], tuple[Any, int]]
 
 
 def _nothing() -> None:
@@ -44,8 +42,7 @@ class RolloutCollector:
     engine: samples the responses.
     task: has the verifier.
     tok: the tokenizer.
-    scorers: further scores of each response; their weighted sum is added to the
-      reward.
+    rewards: the terms that are added to the reward of a verdict.
     key: of the sampling noise, together with the ids of prompts.
     num_responses: of a round.
     group_size: responses to each prompt, on average.
@@ -62,7 +59,8 @@ class RolloutCollector:
     prompts: the stream of prompts.
     clock: laps 'gen' and 'score' of the training loop.
     unfinished: partial rollouts; None: a round has none.
-    failures: of the verifier and the scorers, since the last `start_step`.
+    rewards: the terms of the reward.
+    failures: of verifier and reward functions, since the last `start_step`.
   """
 
   def __init__(
@@ -72,7 +70,7 @@ class RolloutCollector:
       *,
       task: Any,
       tok: Any,
-      scorers: list[Scorer],
+      rewards: Rewards,
       key: Array,
       num_responses: int,
       group_size: int,
@@ -89,7 +87,7 @@ class RolloutCollector:
     self.failures = 0
     self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
-    self._scorers, self._key = scorers, key
+    self.rewards, self._key = rewards, key
     self._group_size, self._group_sizes = group_size, group_sizes
     self._max_prompt = max_prompt
     self._temperature = np.float32(temperature)
@@ -99,8 +97,9 @@ class RolloutCollector:
     self._shuffle_seed = shuffle_seed
 
   def start_step(self) -> None:
-    """Begins the next training step: resets the count of failures."""
+    """Begins the next training step: resets the counts of failures."""
     self.failures = 0
+    self.rewards.runner.reset()
 
   def collect(
       self,
@@ -131,12 +130,11 @@ class RolloutCollector:
 
     # Sample, and grade responses as they finish while others still decode.
     parts = self._sample(weights, ids, rows, sizes_N, rows_B, on_dispatch)
-    rollouts, _, grader = self._grade(parts, rows_B)
+    rollouts, _, grader, scores = self._grade(parts, rows_B)
 
-    # Put the graded responses together, and add what the scorers say.
+    # Put the graded responses together with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
-    experience = self._score(experience, grader.texts, rows_B)
-    self.failures += grader.failures
+    experience = self._score(experience, scores.scores_FB)
     self._update_prompts(experience, rows)
     self.clock.lap("score")
     return experience
@@ -146,7 +144,7 @@ class RolloutCollector:
       parts: Iterator[tuple[Rollouts, np.ndarray]],
       rows_B: list[Row],
       stops: Callable[[AsyncGrader, np.ndarray], bool] = lambda *_: False,
-  ) -> tuple[Rollouts, np.ndarray, AsyncGrader]:
+  ) -> tuple[Rollouts, np.ndarray, AsyncGrader, RewardRound]:
     """Grades responses as they finish, while others are still being sampled.
 
     Args:
@@ -155,17 +153,21 @@ class RolloutCollector:
       stops: whether sampling ends before all responses have finished.
 
     Returns:
-      the responses, which of them have finished, and their grades.
+      the responses, which of them have finished, their grades and scores.
     """
     grader = AsyncGrader(self._task, self._tok, rows_B)
+    scores = self.rewards.begin(self._tok, rows_B)
     with contextlib.closing(grader):
       for rollouts, finished_B in parts:
         grader.submit(rollouts, finished_B)
+        scores.submit(rollouts, finished_B)
         if stops(grader, finished_B):
           break
       self.clock.lap("gen")
       grader.wait()
-    return rollouts, finished_B, grader
+      scores.wait()
+    self.failures += grader.failures + scores.failures
+    return rollouts, finished_B, grader, scores
 
   def _sizes(self, rows: list[Row]) -> np.ndarray:
     """Responses to each prompt: [N]."""
@@ -214,22 +216,19 @@ class RolloutCollector:
     return graded(
         rollouts,
         correct_B,
-        scores_NB=tuple(zeros_B for _ in self._scorers),
+        scores_NB=tuple(zeros_B for _ in self.rewards.terms),
         types_B=np.array([row.difficulty for row in rows_B], np.int32),
         problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
     )
 
-  def _score(self, rows: Experience, texts, rows_B) -> Experience:
-    """Rows with the scores of all scorers; rewards shuffled in the control."""
-    scores = [score(rows.rollouts, texts, rows_B) for score in self._scorers]
-    self.failures += sum(failures for _, failures in scores)
+  def _score(self, rows: Experience, scores_FB: Array) -> Experience:
+    """Rows with all terms of the reward; verdicts shuffled in the control."""
     if self._shuffle_seed is not None:
       seed = self._shuffle_seed, rows.rollouts.ids_B[0]
       permute = np.random.default_rng(seed).permutation
       rows = rows.replace(correct_B=permute(rows.correct_B))
-    return rows.replace(
-        scores_NB=tuple(np.asarray(x, np.float32) for x, _ in scores)
-    )
+    scores_NB = self.rewards.all_scores(scores_FB, rows.rollouts)
+    return rows.replace(scores_NB=scores_NB)
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
     """Tells the prompt stream how the round went."""

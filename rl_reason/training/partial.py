@@ -91,7 +91,7 @@ class PartialRolloutCollector(RolloutCollector):
     start = self._resume(resumed, np.array(ids))
     parts = self._sample_resumed(weights, ids, rows, rows_B, start, on_dispatch)
     stops = functools.partial(self._stops, another_round_follows)
-    rollouts, finished_B, grader = self._grade(parts, rows_B, stops)
+    rollouts, finished_B, grader, scores = self._grade(parts, rows_B, stops)
 
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     old = len(resumed.age_B)
@@ -116,13 +116,10 @@ class PartialRolloutCollector(RolloutCollector):
         group,
     )
     which = [group_rows[n] for n in finished]
-    index = np.concatenate(which)
     out = self._score(
         dynamic_sampling.take(experience, which),
-        [grader.texts[b] for b in index],
-        [rows_B[b] for b in index],
+        scores.scores_FB[:, np.concatenate(which)],
     )
-    self.failures += grader.failures
     self._update_prompts(out, [rows[n] for n in finished])
     self.clock.lap("score")
     return out

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import config as config_lib, functions, tasks
+from rl_reason import config as config_lib, functions
 from rl_reason.algorithms import credit, objective
 from rl_reason.data.prompt_stream import PromptStream
+from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
 from rl_reason.monitoring import rl_metrics
 from rl_reason.randomness import host_seed, key
@@ -20,7 +21,7 @@ from rl_reason.reward_models import scorer as reward_model_scorer
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.session import Session, num_shards, packed_rows
 from rl_reason.structs import Array, Experience, Tree
-from rl_reason.tasks import scorers
+from rl_reason.tasks import reward_terms
 from rl_reason.training import (
     critic_step,
     history,
@@ -29,7 +30,7 @@ from rl_reason.training import (
     step,
 )
 from rl_reason.training.batches import no_rows
-from rl_reason.training.collect import RolloutCollector, Scorer
+from rl_reason.training.collect import RolloutCollector
 from rl_reason.training.partial import PartialRolloutCollector
 
 
@@ -118,7 +119,7 @@ def build(session: Session) -> Programs:
       step_metrics=functools.partial(
           rl_metrics.step_metrics,
           counter=make_counter(session, passes=forward_passes(c)),
-          scorers=tuple(term.label for term in terms(c)),
+          terms=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
       ),
       steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
@@ -291,7 +292,7 @@ def _reward_and(c, assign: Callable) -> Callable:
       outcome=functions.bind("outcome", r.outcome),
       correct=r.correct,
       incorrect=r.incorrect,
-      scorer_weights=tuple((x.first, x.last) for x in terms(c)),
+      term_weights=tuple((x.first, x.last) for x in terms(c)),
       overlong_buffer=r.overlong_buffer,
       overlong_coef=r.overlong_coef,
       length_penalty=functions.bind("length_penalty", r.length_penalty),
@@ -303,9 +304,9 @@ def _reward_and(c, assign: Callable) -> Callable:
   return jax.jit(program)
 
 
-def terms(c) -> tuple[scorers.Term, ...]:
-  """The scorers of the config, with their weights."""
-  return scorers.terms(c.reward.scorers)
+def terms(c) -> tuple[reward_terms.Term, ...]:
+  """The functions and models of the reward, with their weights."""
+  return reward_terms.terms(c.reward.functions)
 
 
 def empty_rows(c, rows: int) -> Experience:
@@ -334,7 +335,7 @@ def make_collector(
   options: dict[str, Any] = dict(
       task=session.task,
       tok=session.tok,
-      scorers=[make_scorer(session, term.name) for term in terms(c)],
+      rewards=make_rewards(session),
       key=key(session.mesh, seed, purpose),
       num_responses=batches * c.rollout.batch,
       group_size=c.rollout.group_size,
@@ -370,29 +371,19 @@ def make_planner(session: Session) -> Callable[..., packing.PackingPlan]:
   )
 
 
-def make_scorer(session: Session, name: str) -> Scorer:
-  """A scorer of text, or a reward model, as the collector calls it."""
-  if scorers.is_model(name):
-    params, program = reward_model_scorer.load_scorer(session, name)
-    plan = make_planner(session)
+def make_rewards(session: Session) -> Rewards:
+  """The terms of the reward; loads the reward models among them."""
+  names = [x.name for x in terms(session.config)]
+  models = {
+      x: make_model(session, x) for x in names if reward_terms.is_model(x)
+  }
+  return Rewards(terms(session.config), session.rewards, models)
 
-    def score_tokens(rollouts, texts, rows):
-      return step.forward(session.mesh, program, params, plan(rollouts)), 0
 
-    return score_tokens
-  score = scorers.find(name)
-  failures = tasks.Failures(f"the scorer {name}", session.display.say)
-  max_tokens = session.config.rollout.max_tokens
-
-  def score_texts(rollouts, texts, rows):
-    share_B = rollouts.lengths_B / max_tokens
-    responses = map(
-        scorers.Response, texts, share_B.tolist(), rollouts.truncated_B
-    )
-    scores = [
-        scorers.apply(score, *pair, failures)
-        for pair in zip(responses, rows, strict=True)
-    ]
-    return [x or 0.0 for x in scores], scores.count(None)
-
-  return score_texts
+def make_model(session: Session, name: str) -> Model:
+  """A reward model, as a term of the reward calls it."""
+  params, program = reward_model_scorer.load_scorer(session, name)
+  plan = make_planner(session)
+  return lambda rollouts: step.forward(
+      session.mesh, program, params, plan(rollouts)
+  )

@@ -107,7 +107,7 @@ def graded(
   Args:
     rollouts: B responses, on the host.
     correct_B: {0, 1}, whether each is correct.
-    scores_NB: [B] of each scorer.
+    scores_NB: [B] of each term of reward.functions.
     types_B: int, problem types; zeros if None.
     problems_B: int, equal for equal prompts; the ids of prompts if None.
   """

@@ -56,7 +56,7 @@ SMALL = {
     "rollout.max_tokens": 8,
     "reward.overlong_buffer": 2,
     "reward.workers": 2,
-    "reward.scorers": "boxed*0.5..1,steps*0.5,length*-0.3",
+    "reward.functions": "boxed*0.5..1,steps*0.5,length*-0.3",
     "updates.minibatches": 2,
     "updates.token_budget": 576,
     "dynamic_sampling.enabled": False,

@@ -1,18 +1,17 @@
-"""Scorers of text: hand-made responses, rules of a file, functions of users."""
+"""Reward functions of text: by hand, rules of a file, functions of users."""
 
 import json
-import math
 
 import pytest
 
-from rl_reason import tasks
-from rl_reason.tasks import Row, scorers
+from rl_reason.tasks import Row, reward_terms
+from rl_reason.tasks.reward_functions import Response
 
 ROW = Row("5-1+1=", "5", 2)
 
 
 def score(name, text, row=ROW):
-  return scorers.find(name)(scorers.Response(text, 0.5, False), row)
+  return reward_terms.find(name).function(Response(text, 0.5, False), row)
 
 
 SCORES = {
@@ -75,7 +74,7 @@ def test_the_first_tag_may_be_the_end_of_the_prompt():
 RULES = [
     {"name": "shows work", "weight": 2, "require": r"\d="},
     {"name": "no excuses", "weight": 1, "forbid": "sorry"},
-    {"name": "steps", "weight": 1, "scorer": "steps"},
+    {"name": "steps", "weight": 1, "function": "steps"},
 ]
 
 
@@ -95,7 +94,11 @@ def test_a_constitution_is_the_share_of_rules_kept(text, expected, tmp_path):
         ([{"name": "a", "weight": 1}], "rule 'a': needs name"),
         ([{"name": "a", "weight": 1, "forbid": "x", "require": "y"}], "'a'"),
         ([{"name": "a", "weight": 1, "forbid": "("}], "rules.json"),
-        ([{"name": "a", "weight": 1, "scorer": "none"}], "'none' is none of"),
+        ([{"name": "a", "weight": 1, "function": "none"}], "'none' is none of"),
+        (
+            [dict(name="a", weight=1, function="mine_of_test:of_batch")],
+            "a rule needs",
+        ),
         ([{"name": "a", "weight": -1, "forbid": "x"}], "must be positive"),
         ([{"name": "a", "weight": 1, "forbid": "x", "why": ""}], "'a'"),
         ([], "must be positive"),
@@ -103,11 +106,11 @@ def test_a_constitution_is_the_share_of_rules_kept(text, expected, tmp_path):
         (3, "not a list of rules"),
     ],
 )
-def test_bad_rules_are_named(rules, named, tmp_path):
+def test_bad_rules_are_named(mine, rules, named, tmp_path):
   path = tmp_path / "rules.json"
   path.write_text(json.dumps(rules))
   with pytest.raises(ValueError, match=named):
-    scorers.find(str(path))
+    reward_terms.find(str(path))
 
 
 MINE = """
@@ -115,6 +118,15 @@ def short(response, row, *, limit=10):
   return 1 - len(response.text) / limit
 
 def needs(response, row, *, what):
+  return 0
+
+def of_batch(batch, *, scale=1):
+  return [0] * len(batch.texts)
+
+def alone(text):
+  return 0
+
+def odd(response, row, *, where=object()):
   return 0
 """
 
@@ -132,6 +144,7 @@ def mine(tmp_path, monkeypatch):
         ("mine_of_test:short(limit=20)", "12345", 0.75),
         ("mine_of_test:needs(what=(1, 'a, b'))", "", 0),
         ("repetition(run=1)", "a a", 0.5),
+        ("mine_of_test:odd", "", 0),
     ],
 )
 def test_a_function_of_the_user_and_its_keywords(mine, name, text, expected):
@@ -147,14 +160,16 @@ def test_a_function_of_the_user_and_its_keywords(mine, name, text, expected):
         ("mine_of_test:short(limits=20)", "limits = 20: .* takes limit; did"),
         ("steps(run=2)", "run = 2: steps takes no arguments"),
         ("mine_of_test:needs", "what: .* needs it"),
+        ("mine_of_test:of_batch(limit=2)", "takes scale"),
+        ("mine_of_test:alone", r"alone takes \(text\): .* \(completions"),
         ("mine_of_test:short(20)", "must look like"),
         ("mine_of_test:short(limit=other)", "must look like"),
         ("mine_of_test:short(limit=20", "must look like"),
     ],
 )
-def test_a_scorer_that_cannot_be(mine, name, words):
+def test_a_function_that_cannot_be(mine, name, words):
   with pytest.raises(ValueError, match=words):
-    scorers.find(name)
+    reward_terms.find(name)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +182,10 @@ def test_a_scorer_that_cannot_be(mine, name, words):
     ],
 )
 def test_a_term_is_a_name_and_weights(text, expected):
-  found = scorers.term(text)
+  found = reward_terms.term(text)
   assert found == expected
   other = "mine:f(a=1, b=(2, 3))*1"
-  assert scorers.terms(f" {text}, length*1,{other}") == (
+  assert reward_terms.terms(f" {text}, length*1,{other}") == (
       found,
       ("length", 1, 1),
       ("mine:f(a=1, b=(2, 3))", 1, 1),
@@ -183,17 +198,4 @@ def test_a_term_is_a_name_and_weights(text, expected):
 )
 def test_a_term_that_looks_otherwise_is_refused(text):
   with pytest.raises(ValueError, match="must look like"):
-    scorers.term(text)
-
-
-@pytest.mark.parametrize(
-    "bad", [lambda r, row: 1 / 0, lambda r, row: math.nan, lambda r, row: "x"]
-)
-def test_a_scorer_that_fails_has_no_score(bad):
-  response, shown = scorers.Response("a", 0.0, False), []
-  failures = tasks.Failures("the scorer bad", shown.append)
-  for _ in range(2):
-    assert scorers.apply(bad, response, ROW, failures) is None
-  assert failures.count == 2 and len(shown) == 1
-  assert "scorer bad failed" in shown[0] and "Traceback" in shown[0]
-  assert scorers.apply(lambda r, row: True, response, ROW) == 1
+    reward_terms.term(text)
