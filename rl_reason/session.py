@@ -19,7 +19,7 @@ from rl_reason.models import critic, decoder
 from rl_reason.monitoring import loggers, metrics
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.scale import pallas, sharding
+from rl_reason.scale import pallas, sharding, unused
 from rl_reason.structs import RunError
 from rl_reason.tasks import reward_terms
 
@@ -119,6 +119,8 @@ def open_session(
         f" {cfg.attention} does not read int8; use 'same'"
     )
   display.say(f"attention: {cfg.attention} ({attention_backend(config)[1]})")
+  if line := unused.unused_accelerator(jax.default_backend()):
+    display.say(f"warning: {line}")
 
   mesh = sharding.make_mesh(**config.mesh, devices=devices)
   writers = []
