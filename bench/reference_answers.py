@@ -28,11 +28,12 @@ SAMPLES = 5  # rejected answers of a kind in the table
 def responses(example: datasets.Example) -> dict[str, str]:
   """Returns correct responses by their form."""
   if example.kind == "code":
-    text = example.solution and templates.complete(example.solution, "", "code")
-    return {"solution": text} if text else {}
+    template = templates.choose("code", "code")
+    text = templates.complete(example.solution, "", template)
+    return {"solution": text} if example.solution else {}
   return {
-      form: templates.complete("", example.answer, template)
-      for form, template in FORMS.items()
+      form: templates.complete("", example.answer, templates.choose(x, "math"))
+      for form, x in FORMS.items()
   }
 
 

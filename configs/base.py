@@ -29,8 +29,8 @@ def get_config():
       train="",  # sources*weights, see docs/data.md
       evaluate="",  # sources; training rows similar to theirs are dropped
       columns="",  # of sources that are not built in: 'question=problem,...'
-      kind="math",  # their verifier: math, choice, code, or module:function
-      template=choice("plain", *templates.TEMPLATES),  # of the prompt
+      kind="math",  # their verifier, or 'FILE=code,math', see docs/data.md
+      template="plain",  # of prompts, or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
       system="",  # the system prompt of the chat template
       paraphrases=number(1, low=1, high=len(templates.PARAPHRASES)),  # wordings

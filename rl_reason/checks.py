@@ -12,7 +12,7 @@ import ml_collections
 from rl_reason import combinations, config, functions, tasks
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
-from rl_reason.data import datasets
+from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files
 
@@ -129,7 +129,15 @@ def _data(c) -> None:
   if any(w is not None for w in weights):
     fail("data.evaluate: sets are evaluated separately: leave out the weights")
   with faults_of("data.kind"):
-    task_files.check_kind(d.kind)
+    for kind in datasets.assignments(d.kind).values():
+      task_files.check_kind(kind)
+    parts = [
+        *combinations.sources(c, "train"),
+        *combinations.sources(c, "evaluate"),
+    ]
+    datasets.kinds(d.kind, [source for source, _ in parts])
+  with faults_of("data.template"):
+    templates.choose(d.template, "")
   with faults_of("data.columns"):
     datasets.columns(d.columns)
   if (d.train or d.evaluate) and not (c.tokenizer or c.model.path):

@@ -1,5 +1,6 @@
 """Rows of files: every format, damage, and sources."""
 
+import csv
 import gzip
 import itertools
 import json
@@ -33,6 +34,16 @@ def write_array_record(path, rows):
   writer.close()
 
 
+def write_csv(path, rows):
+  opener = gzip.open if path.suffix == ".gz" else open
+  with opener(path, "wt", newline="") as file:
+    writer = csv.DictWriter(
+        file, rows[0], delimiter="\t" if ".tsv" in path.name else ","
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+
+
 WRITERS = {
     "a.jsonl": lambda path, rows: path.write_bytes(lines(rows)),
     "a.jsonl.gz": lambda path, rows: path.write_bytes(
@@ -43,6 +54,8 @@ WRITERS = {
         gzip.compress(json.dumps(rows).encode())
     ),
     "b.json": lambda path, rows: path.write_bytes(lines(rows)),  # misnamed
+    "a.csv": write_csv,
+    "a.tsv.gz": write_csv,
     "a.parquet": write_parquet,
     "a.array_record": write_array_record,
 }
@@ -138,11 +151,27 @@ def test_files_are_streamed(tmp_path):
 
 
 def test_a_file_of_another_format(tmp_path):
-  (tmp_path / "a.csv").write_text("question,answer\n1,2\n")
-  with pytest.raises(DataError, match=r"a.csv: must end in .jsonl, .json"):
-    read(tmp_path / "a.csv")
+  (tmp_path / "a.xml").write_text("<question>1</question>")
+  with pytest.raises(
+      DataError, match=r"a.xml: must end in .jsonl, .json, .csv"
+  ):
+    read(tmp_path / "a.xml")
   with pytest.raises(DataError, match=r"no file with .jsonl"):
     read(tmp_path)
+
+
+def test_cells_of_a_table(tmp_path):
+  """Quoted cells keep newlines; rows of another length are no rows."""
+  text = '\ufeffquestion,answer\n"1,\n""one""?",2\n3?\n4?,5,6\n' + "7" * 200_000
+  path = tmp_path / "x.csv"
+  path.write_text(f"{text},8\n", encoding="utf-8")
+  first, *none, last = (row for _, row in read(path))
+  assert first == {"question": '1,\n"one"?', "answer": "2"}
+  assert none == [None, None]
+  assert last == {"question": "7" * 200_000, "answer": "8"}
+  path.write_text("a,a\n1,2\n")
+  with pytest.raises(DataError, match="x.csv: cannot .*same column twice"):
+    read(path)
 
 
 # --- sources -----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 
+import pyarrow.parquet
 import pytest
 
 from rl_reason.data import datasets, known_sets
@@ -53,6 +54,107 @@ def test_demonstrations_and_preferences(tmp_path):
   found = [(x.question, x.response, x.rejected) for x in examples(path)]
   preference = "Two?", "2", "3"
   assert found == [("Two?", "It is 2.", ""), preference, preference]
+
+
+TURN = dict(role="user", content="Two?")
+SYSTEM = dict(role="system", content="Be short.")
+FEW = [SYSTEM, TURN, dict(role="assistant", content="2"), TURN]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),  # turns before the question, answer, response
+    [
+        ({"problem": "Two?", "solution": r"So \boxed{2}."}, ([], "2", "")),
+        ({"prompt": "Two?", "ground_truth": 2}, ([], "2", "")),
+        ({"prompt": FEW, "answer": "2"}, (FEW[:3], "2", "")),  # TRL
+        (  # verl
+            {
+                "data_source": "mine",
+                "prompt": [SYSTEM | {"name": None}, TURN],
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": "2"},
+                "extra_info": {"index": 0},
+            },
+            ([SYSTEM], "2", ""),
+        ),
+        ({"messages": FEW[:3]}, ([SYSTEM], "", "2")),
+        (
+            {
+                "prompt": [TURN],
+                "completion": [FEW[2] | {"content": "It is 2."}],
+            },
+            ([], "", "It is 2."),
+        ),
+        ({"question": "", "prompt": "Two?", "answer": 2}, ([], "2", "")),
+    ],
+)
+def test_layouts_that_are_known(tmp_path, row, expected):
+  path = tmp_path / "x.parquet"
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+  [one] = examples(path)
+  assert one.question == "Two?" and one.columns.keys() == row.keys()
+  assert (list(one.turns), one.answer, one.response) == expected
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [SYSTEM],
+        FEW[:1] + FEW[2:3],
+        [TURN | {"content": [{"type": "image"}]}],
+        [{}],
+    ],
+)
+def test_a_chat_without_a_question_is_malformed(tmp_path, chat):
+  [malformed] = examples(write(tmp_path, {"prompt": chat, "answer": "2"}))
+  assert isinstance(malformed, Malformed)
+
+
+@pytest.mark.parametrize(
+    ("row", "mapping", "error"),
+    [
+        (
+            {"aufgabe": "2?", "antwort": "2"},
+            "",
+            "no row has a value of question in question, problem, prompt,"
+            " messages; its columns are aufgabe, antwort: name the right one,"
+            " as in data.columns = 'question=aufgabe'",
+        ),
+        (
+            {"question": "2?", "gold": "2"},
+            "",
+            "no row has a value of answer in .*its columns are question,"
+            " gold.*data.columns = 'answer=.*data.kind = 'none'",
+        ),
+        ({"q": "?", "answer": 2}, "question=task", "of question in task; its"),
+    ],
+)
+def test_an_unknown_layout_names_its_columns(tmp_path, row, mapping, error):
+  with pytest.raises(DataError, match=f"x.jsonl: .*{error}"):
+    examples(write(tmp_path, row, row), mapping)
+  if "gold" in row:
+    assert len(examples(write(tmp_path, row), mapping, kind="none")) == 1
+
+
+def test_kinds_of_files(tmp_path):
+  names = "a.jsonl", "b.jsonl", "c.jsonl"
+  for name in names:
+    (tmp_path / name).write_text("")
+  parts = datasets.parse_all(
+      ",".join(str(tmp_path / x) for x in names), "train"
+  )
+  sources = [x for x, _ in parts] + [datasets.parse("gsm8k")]
+  found = datasets.kinds(f"a.jsonl=code, {tmp_path}/b.jsonl=my:f,none", sources)
+  assert list(found.values()) == ["code", "my:f", "none"]
+  assert set(datasets.kinds("a.jsonl=code", sources).values()) == {
+      "code",
+      "math",
+  }
+  for wrong in ("d.jsonl=code", "gsm8k=code"):
+    with pytest.raises(
+        DataError, match="is no file of data.train or data.eval"
+    ):
+      datasets.kinds(wrong, sources)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 # ruff: noqa: F811  (pytest finds fixtures by their names)
 
 import collections
-import datetime
 
-import pyarrow.parquet
 import pytest
 from tiny_data import (  # noqa: F401  (fixtures)
     FIVE,
@@ -20,8 +18,19 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason.config import ConfigError
-from rl_reason.data import pipelines, templates, tokenizer as tokenizer_lib
+from rl_reason.data import (
+    pipelines,
+    screening,
+    templates,
+    tokenizer as tokenizer_lib,
+)
 from rl_reason.data.datasets import DataError
+
+DAPO = templates.TEMPLATES["math"]["dapo"].prompt
+LONG = "the prompt is longer than rollout.max_prompt = 400; raise it"
+OVERLAP = (
+    "the question shares data.ngram = 4 words with one of an evaluation set"
+)
 
 # --- rows --------------------------------------------------------------------
 
@@ -32,7 +41,7 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
       template="dapo",
   )
   [row] = rows(run(c, tmp_path))
-  assert row.prompt == templates.TEMPLATES["dapo"].replace("{question}", "1+1?")
+  assert row.prompt == DAPO.replace("{question}", "1+1?")
   assert (row.answer, row.difficulty, row.kind) == ("2", 3, "math")
   assert row.source == c.data.train
   tally = report(tmp_path / "data")
@@ -88,21 +97,19 @@ def test_what_is_dropped_and_why(make, tmp_path):
   assert tally["dropped"] == {
       "the row is malformed": 3,
       "the question is empty": 3,
-      "there is neither an answer nor a response": 2,
+      screening.NO_ANSWER: 2,
       "the reference answer cannot be verified": 2,
-      "the row is a duplicate": 2,
-      "another row has the same question and another answer": 2,
+      screening.DUPLICATE: 2,
+      screening.CONTRADICTION: 2,
       "the question contains a special token": 2,
-      "the prompt is longer than rollout.max_prompt": 1,
+      LONG: 1,
   }
   assert tally["references"] == 9 and tally["verified"] == 7
   assert tally["samples"]["the reference answer cannot be verified"] == [
       "train.jsonl:10: x",
       "train.jsonl:11: 1 or 2",
   ]
-  assert tally["samples"][
-      "another row has the same question and another answer"
-  ] == [
+  assert tally["samples"][screening.CONTRADICTION] == [
       "train.jsonl:16: half?",
       "train.jsonl:15: Half?",
   ]
@@ -150,37 +157,10 @@ def test_a_verifier_of_the_user(make, tmp_path):
       ("x", "numbers_only:verify")
   ]
   assert report(place)["dropped"] == {
-      "another row has the same question and another answer": 2,
-      "the row is a duplicate": 1,
+      screening.CONTRADICTION: 2,
+      screening.DUPLICATE: 1,
   }
   assert report(place)["references"] == 0
-
-
-def test_prompts_without_reference_answers(make, tmp_path):
-  """Rewards judge them, and read the turns and all columns of the row."""
-  day = datetime.date(2026, 1, 2)
-  table = pyarrow.Table.from_pylist(
-      [
-          {"question": f"Poem {i}?", "limit": {"words": i}, "day": day}
-          for i in (3, 4)
-      ]
-  )
-  c = make(kind="none", chat=True, system="Rhyme.")
-  c.data.train = str(tmp_path / "poems.parquet")
-  pyarrow.parquet.write_table(table, c.data.train)
-  first, second = rows(run(c, tmp_path))
-  assert (first.answer, first.kind) == ("", "none")
-  assert first.messages == [
-      {"role": "system", "content": "Rhyme."},
-      {"role": "user", "content": "Poem 3?"},
-  ]
-  assert second.columns == {
-      "question": "Poem 4?",
-      "limit": {"words": 4},
-      "day": "2026-01-02",
-  }
-  assert len({first, second, first}) == 2  # rows may be keys
-  assert not report(tmp_path / "data")["dropped"]
 
 
 def test_a_question_stays_as_it_is(make, tmp_path, tok_dir):
@@ -203,13 +183,13 @@ def test_duplicates_and_contradictions_between_two_sources(make, tmp_path):
   assert [len(x) for x in pipelines.prepared(place, "train")[0]] == [4, 1]
   first, second = report(place), report(place, 1)
   assert first["dropped"] == {
-      "another row has the same question and another answer": 1,
+      screening.CONTRADICTION: 1,
       "the reference answer cannot be verified": 8,
   }
   assert list(map(len, first["samples"].values())) == [3, 1]
   assert second["dropped"] == {
-      "another row has the same question and another answer": 1,
-      "the row is a duplicate": 2,
+      screening.CONTRADICTION: 1,
+      screening.DUPLICATE: 2,
   }
 
 
@@ -237,9 +217,9 @@ def test_pairs_to_learn_from(make, tmp_path):
       ("x" * 39, "", ""),
   ]
   assert report(place)["dropped"] == {
-      "the row is a duplicate": 1,
+      screening.DUPLICATE: 1,
       "both responses are the same": 1,
-      "a response is longer than rollout.max_tokens": 1,
+      "a response is longer than rollout.max_tokens = 40; raise it": 1,
       "a response contains a special token": 1,
   }
 
@@ -289,13 +269,13 @@ def test_overlap_with_an_evaluation_set(make, tmp_path):
   tally = report(place, 1)
   assert tally["dropped"] == {
       "the question is in an evaluation set": 1,
-      "the question overlaps one of an evaluation set": 2,
+      OVERLAP: 2,
   }
   found = [
       f"{c.data.evaluate} evaluate.jsonl:1: a boat sails nine",
       f"{c.data.evaluate} evaluate.jsonl:2: ann bakes two pies",
   ]  # as much of it as a report shows
-  assert tally["samples"]["the question overlaps one of an evaluation set"] == [
+  assert tally["samples"][OVERLAP] == [
       f"train.jsonl:{n}: {text[:120]}"
       for n, text in zip((2, 4), found, strict=True)
   ]
@@ -325,9 +305,7 @@ def test_evaluation_rows_that_cannot_be_used_are_guarded_too(make, tmp_path):
   )
   place = run(c, tmp_path)
   assert [row.prompt for row in rows(place)] == ["fine?"]
-  assert report(place, 0)["dropped"] == {
-      "the prompt is longer than rollout.max_prompt": 1
-  }
+  assert report(place, 0)["dropped"] == {LONG: 1}
 
 
 def test_an_evaluation_set_stays_what_it_is(make, tmp_path):

@@ -137,6 +137,12 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
             "data.kind = 'poetry': must be one of math, choice",
         ),
         ({"template": "mine"}, "data.template = 'mine': must be one of plain"),
+        ({"template": "math=code"}, "data.template = .*must be one of plain"),
+        (
+            {"kind": "x.jsonl=code"},
+            "data.kind = .*'x.jsonl' is no file of data",
+        ),
+        ({"kind": "train.jsonl=odd"}, "data.kind = .*must be one of math, ch"),
         ({"train": "gsm8k*0"}, "gsm8k\\*0: a weight must be more than 0"),
         ({"evaluate": "gsm8k*2"}, "data.evaluate = .*leave out the weights"),
         ({"system": "Hi"}, "data.system = 'Hi': does nothing without"),

@@ -1,5 +1,7 @@
 """Prompt templates: what is asked for, chats, and tokens nobody may write."""
 
+import sys
+
 import pytest
 import tiny_data
 
@@ -13,21 +15,31 @@ NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}"
     "{{ raise_exception('no system role') }}{% endif %}"
 )
-# Name -> words of the prompt, and a demonstration.
+TAGS = ["<think>", "</think>", "<answer>", "</answer>", "User: "]
+LINE, BLOCK = "2+2=4\nAnswer: 4", "```python\n2+2=4\n```"
+TAGGED = "<think>2+2=4</think>\n<answer>4</answer>"
+BOXED = ["\\boxed{}", "step by step"], "2+2=4\n\\boxed{4}"
+# Kind, style -> words of the prompt, and a demonstration.
 FORMATS = {
-    "plain": ([], "2+2=4\nAnswer: 4"),
-    "dapo": (["Answer: $Answer", "step"], "2+2=4\nAnswer: 4"),
-    "r1_zero": (
-        ["<think>", "</think>", "<answer>", "</answer>", "User: "],
-        "<think>2+2=4</think>\n<answer>4</answer>",
+    ("math", "plain"): ([], LINE),
+    ("math", "dapo"): (["Answer: $Answer", "math", "step"], LINE),
+    ("math", "r1_zero"): (TAGS, TAGGED),
+    ("math", "qwen_boxed"): BOXED,
+    ("code", "code"): (["```python", "Python"], BLOCK),
+    ("code", "plain"): ([], BLOCK),
+    ("code", "r1_zero"): (
+        [*TAGS, "```python"],
+        f"<think>\n</think>\n<answer>\n{BLOCK}\n</answer>",
     ),
-    "qwen_boxed": (["\\boxed{}", "step by step"], "2+2=4\n\\boxed{4}"),
-    "code": (["```python", "Python"], "```python\n2+2=4\n```"),
-    "choice": (["Answer: X", "yes or no"], "2+2=4\nAnswer: 4"),
+    ("choice", "choice"): (["Answer: X", "yes or no"], LINE),
+    ("choice", "plain"): ([], LINE),
+    ("choice", "r1_zero"): (TAGS, TAGGED),
+    ("choice", "qwen_boxed"): BOXED,
 }
 
 
-def render(question, tok, template="plain", *, chat=False, system=""):
+def render(question, tok, style="plain", kind="math", chat=False, system=""):
+  template = templates.choose(style, kind)
   turns = templates.messages(question, template, system)
   return templates.render(turns, tok, chat=chat)
 
@@ -41,19 +53,111 @@ def tok():
   return tok
 
 
-@pytest.mark.parametrize("name", templates.TEMPLATES)
-def test_templates_say_their_format(name, tok):
-  words, demonstration = FORMATS[name]
+@pytest.mark.parametrize(
+    ("kind", "style"),
+    [(kind, x) for kind, known in templates.TEMPLATES.items() for x in known],
+)
+def test_templates_say_their_format(kind, style, tok):
+  words, demonstration = FORMATS[kind, style]
   question = r"What is {x} + \frac{1}{2} if {question} = {0}?"
-  text = render(question, tok, name)
+  text = render(question, tok, style, kind)
   assert text.count(question) == 1
   assert all(word in text for word in words)
+  assert words or text == question
+  assert ("math" in text) == (style == "dapo")
   assert "{question}" not in text.replace(question, "")
-  assert templates.complete("2+2=4", "4", name) == demonstration
-  odd = templates.complete("{answer} {solution}", "4", name)
+  template = templates.choose(style, kind)
+  assert templates.complete("2+2=4", "4", template) == demonstration
+  odd = templates.complete("{answer} {solution}", "4", template)
   assert "{answer} {solution}" in odd, "the words of a set are kept"
-  if name == "r1_zero":
-    assert text.endswith("?\nAssistant:")
+  if style == "r1_zero":
+    assert text.endswith("?\nAssistant:") or kind == "code"
+    assert text.endswith("\nAssistant:")
+
+
+OWN = """
+def ask(question):
+  return f"Q: {question}"
+
+def turns(question):
+  return [dict(role="system", content="Two words."),
+          dict(role="user", content=question)]
+
+def broken(question):
+  return {}["no"]
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+  """A module with templates of the user."""
+  (tmp_path / "own_prompts.py").write_text(OWN)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("plain", "code", ("code", "plain")),
+        ("dapo", "code", ("code", "code")),  # code is no math problem
+        ("dapo", "choice", ("choice", "choice")),
+        ("qwen_boxed", "choice", ("choice", "qwen_boxed")),
+        ("code", "math", ("math", "plain")),
+        ("math=qwen_boxed, code=plain", "math", ("math", "qwen_boxed")),
+        ("math=qwen_boxed,code=plain", "code", ("code", "plain")),
+        ("math=qwen_boxed,code=plain", "choice", ("choice", "choice")),
+        ("math=dapo,plain", "choice", ("choice", "plain")),
+        ("dapo", "my:check", ("math", "dapo")),  # a kind of the user takes all
+        ("my:check=choice,dapo", "my:check", ("choice", "choice")),
+        ("none=code", "none", ("code", "code")),
+        ("math=dapo", "none", ("math", "plain")),
+    ],
+)
+def test_a_template_by_kind(text, kind, expected):
+  style = templates.TEMPLATES[expected[0]][expected[1]]
+  assert templates.choose(text, kind) == style
+
+
+def test_a_template_of_the_user(own, tok):
+  assert render("1+1?", tok, "math=own_prompts:ask") == "Q: 1+1?"
+  assert render("1+1?", tok, "math=own_prompts:ask", "code") != "Q: 1+1?"
+  text = render("1+1?", tok, "own_prompts:turns", chat=True, system="Unused.")
+  assert text.startswith("<|s|>system\nTwo words.<|e|>\n<|s|>user\n1+1?<|e|>")
+  template = templates.choose("own_prompts:ask", "code")
+  assert templates.complete("2+2=4", "", template) == BLOCK
+  assert [x.name for x in templates.files("own_prompts:ask,code=plain")] == [
+      "own_prompts.py"
+  ]
+  with pytest.raises(templates.PromptError, match="data.template.*KeyError"):
+    render("1+1?", tok, "own_prompts:broken")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "mine",
+            "must be one of plain, dapo,.* or pairs such as math=dapo,code",
+        ),
+        (
+            "math=code",
+            "must be one of plain, dapo, r1_zero, qwen_boxed, module",
+        ),
+        ("maht=plain", "'maht' is none of the kinds math, code, choice"),
+        ("math=dapo,math=plain", "is not of the form"),
+        ("math=", "is not of the form"),
+        ("=dapo", "is not of the form"),
+        ("", "is not of the form"),
+        ("own_prompts:number", "own_prompts:number is not a function"),
+        ("own_prompts:no", "has no attribute 'no'"),
+    ],
+)
+def test_a_template_that_is_none(own, text, error):
+  with pytest.raises(ValueError, match=error):
+    templates.choose(text, "math")
 
 
 def test_paraphrases_are_different_and_the_first_is_none():

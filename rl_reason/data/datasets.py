@@ -12,27 +12,40 @@ dapo-math-17k.parquet, is read as that set. Commas separate sources;
 `SOURCE*2` gives a source the weight 2 in the mixture. Without weights, every
 row is drawn equally often.
 
-Files are JSON lines, a JSON list, gzip of both, Parquet, or ArrayRecord with a
-JSON object in each record. All but JSON lists are streamed.
+Files are JSON lines, a JSON list, CSV or TSV with a header, gzip of these,
+Parquet, or ArrayRecord with a JSON object in each record.
 """
 
-import codecs
 import difflib
 import fnmatch
-import gzip
-import itertools
-import json
 import math
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rl_reason import verifiers
 from rl_reason.config import one_line
 from rl_reason.data import known_sets
 from rl_reason.data.known_sets import KNOWN, Known, column
+from rl_reason.data.readers import READERS, suffix
 
-COLUMNS = ("question", "answer", "difficulty", "response", "chosen", "rejected")
+# Field -> the columns that hold it where data.columns does not say; the first
+# one that a row has. verl keeps reference answers in reward_model.
+COLUMNS = {
+    "question": ("question", "problem", "prompt", "messages"),
+    "answer": (
+        "answer",
+        "reward_model.ground_truth",
+        "ground_truth",
+        "final_answer",
+        "solution",
+    ),
+    "difficulty": ("difficulty",),
+    "response": ("response", "completion"),
+    "chosen": ("chosen",),
+    "rejected": ("rejected",),
+}
 
 
 class DataError(ValueError):
@@ -43,7 +56,7 @@ class Example(NamedTuple):
   """One row of any set, in the fields that all sets share.
 
   Attributes:
-    question: text before any template.
+    question: text before any template; of a chat, its last turn.
     answer: the reference answer; '' only beside a response, or where the kind
       is `none`. For code a JSON object: {"tests", "names", "prompt"}, or
       {"cases"} of (input, output).
@@ -55,6 +68,7 @@ class Example(NamedTuple):
     rejected: response of a preference pair.
     tolerance: absolute error that a numeric answer may have.
     solution: reasoning that leads to the answer, without the answer itself.
+    turns: of a chat, {"role", "content"} each: those before the question.
     columns: the whole row, for rewards.
   """
 
@@ -68,6 +82,7 @@ class Example(NamedTuple):
   rejected: str = ""
   tolerance: float = 0.0
   solution: str = ""
+  turns: Sequence[Mapping[str, Any]] = ()
   columns: Mapping[str, Any] = {}
 
 
@@ -140,7 +155,7 @@ def parse(text: str, default_split: str = "train") -> Source:
     return Source(text, "", "", text)
   place, _, split = text.partition(":")
   is_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place)
-  is_file = _suffix(pathlib.Path(place)) in READERS
+  is_file = suffix(pathlib.Path(place)) in READERS
   if (is_hub and not is_file) or (place and pathlib.Path(place).exists()):
     return Source(text, "", split, place)
   raise DataError(
@@ -167,22 +182,64 @@ def parse_all(text: str, default_split: str) -> list[Part]:
   return parts
 
 
-def columns(text: str) -> dict[str, str]:
-  """Parses 'question=problem,answer=meta.result'; the rest map to themselves.
+def assignments(text: str) -> dict[str, str]:
+  """Parses 'math=boxed,code=plain': {'math': 'boxed', 'code': 'plain'}.
+
+  The key of an item without an equals sign is ''.
+
+  Raises:
+    DataError: a key or a value is empty, or a key occurs twice.
+  """
+  items = [x.strip() for x in text.split(",")]
+  pairs = [x.rpartition("=")[::2] if "=" in x else ("", x) for x in items]
+  out = {key.strip(): value.strip() for key, value in pairs}
+  whole = all(out.values()) and len(out) == len(items)
+  if not whole or any(x.startswith("=") for x in items):
+    raise DataError(f"{text!r} is not of the form 'math=plain,code=plain'")
+  return out
+
+
+def columns(text: str) -> dict[str, tuple[str, ...]]:
+  """The columns of each field; parses 'question=problem,answer=meta.result'.
 
   Raises:
     DataError: an item is malformed, or names no field.
   """
-  mapping = {name: name for name in COLUMNS}
-  for part in filter(None, text.split(",")):
+  mapping = dict(COLUMNS)
+  for part in filter(None, (x.strip() for x in text.split(","))):
     name, _, source = (x.strip() for x in part.partition("="))
     if name not in COLUMNS or not source:
       raise DataError(
           f"{part!r} is no column; write for instance question=problem, with"
           f" {', '.join(COLUMNS)} on the left"
       )
-    mapping[name] = source
+    mapping[name] = (source,)
   return mapping
+
+
+def kinds(text: str, sources: Sequence[Source]) -> dict[str, str]:
+  """The verifier of each source that is no known set, by the source's text.
+
+  Args:
+    text: 'math', or 'problems.jsonl=code,math' with names of files.
+    sources: of the run.
+
+  Raises:
+    DataError: a name is that of no source.
+  """
+  given, out, used = assignments(text), {}, {""}
+  for source in (x for x in sources if not x.name):
+    names = source.text, source.place, pathlib.Path(source.place).name
+    key = next((x for x in names if x in given), "")
+    used.add(key)
+    out[source.text] = given.get(key, "math")
+  for key in given:
+    if key not in used:
+      raise DataError(
+          f"{key!r} is no file of data.train or data.evaluate; known sets have"
+          " a kind of their own"
+      )
+  return out
 
 
 def files(source: Source) -> list[tuple[str, pathlib.Path]]:
@@ -197,7 +254,7 @@ def files(source: Source) -> list[tuple[str, pathlib.Path]]:
   paths = {
       str(path.relative_to(root)): path
       for path in sorted(root.rglob("*"))
-      if path.is_file() and _suffix(path) in READERS
+      if path.is_file() and suffix(path) in READERS
   }
   chosen = [x for x in paths if fnmatch.fnmatchcase(x, pattern)]
   if not chosen:  # a copy with another layout: look for the split's name
@@ -234,69 +291,6 @@ def _download(source: Source, pattern: str) -> pathlib.Path:
 
 # --- reading -----------------------------------------------------------------
 
-Numbered = Iterator[tuple[int, dict | None]]  # None: a row that is no object
-
-
-def _suffix(path: pathlib.Path) -> str:
-  return pathlib.Path(path.name.removesuffix(".gz")).suffix
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict:
-  row = dict(pairs)
-  if len(row) < len(pairs):
-    raise ValueError("an object has the same key twice")
-  return row
-
-
-def _object(data: bytes) -> dict | None:
-  try:
-    row = json.loads(data, object_pairs_hook=_unique_keys)
-  except (ValueError, RecursionError):
-    return None
-  return row if isinstance(row, dict) else None
-
-
-def _json(path) -> Numbered:
-  """One object a line or, only in a file that is named .json, one list."""
-  opener = gzip.open if path.suffix == ".gz" else open
-  with opener(path, "rb") as file:
-    first = next((x for x in file if x.strip()), b"")
-    file.seek(0)
-    start = first.removeprefix(codecs.BOM_UTF8).lstrip()
-    if _suffix(path) == ".json" and start.startswith(b"["):
-      rows = json.load(file, object_pairs_hook=_unique_keys)
-      for number, row in enumerate(rows, 1):
-        yield number, row if isinstance(row, dict) else None
-      return
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        yield number, _object(line)
-
-
-def _parquet(path) -> Numbered:
-  import pyarrow.parquet
-
-  with pyarrow.parquet.ParquetFile(path) as file:
-    batches = (batch.to_pylist() for batch in file.iter_batches(256))
-    yield from enumerate(itertools.chain.from_iterable(batches), 1)
-
-
-def _array_record(path) -> Numbered:
-  from array_record.python import array_record_module
-
-  reader = array_record_module.ArrayRecordReader(str(path))
-  for index in range(reader.num_records()):
-    yield index + 1, _object(reader.read(index, index + 1)[0])
-  reader.close()  # raises on a file that was cut short, which has no records
-
-
-READERS = {
-    ".jsonl": _json,
-    ".json": _json,
-    ".parquet": _parquet,
-    ".array_record": _array_record,
-}
-
 
 def read(source: Source) -> Iterator[tuple[str, dict | None]]:
   """Yields ('file:row', row) of all files; None for a row that is no object.
@@ -307,7 +301,7 @@ def read(source: Source) -> Iterator[tuple[str, dict | None]]:
     DataError: a file is missing, damaged, or of an unknown format.
   """
   for name, path in files(source):
-    reader = READERS.get(_suffix(path))
+    reader = READERS.get(suffix(path))
     if reader is None:
       raise DataError(f"{path}: must end in {', '.join(READERS)}, or .gz")
     try:
@@ -321,7 +315,7 @@ def read(source: Source) -> Iterator[tuple[str, dict | None]]:
 
 
 def examples(
-    source: Source, mapping: dict[str, str], kind: str
+    source: Source, mapping: dict[str, tuple[str, ...]], kind: str
 ) -> Iterator[Example | Malformed]:
   """Yields the rows of a source as examples, in order.
 
@@ -329,36 +323,38 @@ def examples(
     source: of `parse`.
     mapping: of `columns`; used for sets that are not known.
     kind: of verifier, for such sets.
+
+  Raises:
+    DataError: no row has a column that is known to hold what is needed.
   """
   known = KNOWN.get(source.name)
-  if known is None:
-    answer = column(mapping["answer"])
-    known = Known(
-        hub=source.place,
-        splits={},
-        kind=kind,
-        question=column(mapping["question"]),
-        answer=known_sets.math_answer(answer) if kind == "math" else answer,
-        difficulty=column(mapping["difficulty"]),
-        response=column(mapping["response"], mapping["chosen"]),
-        rejected=column(mapping["rejected"]),
-    )
+  needed = () if known else ("question", "answer")
+  missing = {name: column(*mapping[name]) for name in needed}
+  if kind == verifiers.NONE:
+    missing.pop("answer", None)
+  known = known or _unknown(source, mapping, kind)
+  seen: dict[str, None] = {}  # columns, in order
   for where, row in read(source):
     if row is None:
-      yield Malformed(where, "no JSON object")
+      yield Malformed(where, "no object, or not with the columns of the header")
       continue
+    if missing:
+      seen |= dict.fromkeys(row)
+      missing = {x: cell for x, cell in missing.items() if cell(row) == ""}
     try:
+      turns, question, reply = known_sets.chat(known.question(row))
       example = Example(
-          question=known_sets.text(known.question(row)),
+          question=question,
           answer=known_sets.text(known.answer(row)),
           kind=known.kind,
           difficulty=known_sets.level(known.difficulty(row)),
           source=source.name or source.place,
           where=where,
-          response=known_sets.text(known.response(row)),
+          response=known_sets.text(known.response(row)) or reply,
           rejected=known_sets.text(known.rejected(row)),
           tolerance=known.tolerance(row),
           solution=known_sets.text(known.solution(row)),
+          turns=turns,
           columns=row,
       )
     except KeyError as e:
@@ -366,4 +362,30 @@ def examples(
     except (TypeError, ValueError, AttributeError, OverflowError) as e:
       yield Malformed(where, f"a field of another type ({e})")
     else:
+      if example.response:  # to learn from, without an answer
+        missing.pop("answer", None)
       yield example
+  if missing and seen:
+    name, first = next(iter(missing)), next(iter(seen))
+    hint = ", or set data.kind = 'none' if rewards need no reference answers"
+    raise DataError(
+        f"{source.text}: no row has a value of {name} in"
+        f" {', '.join(mapping[name])}; its columns are {', '.join(seen)}: name"
+        f" the right one, as in data.columns = '{name}={first}'"
+        f"{hint if name == 'answer' else ''}"
+    )
+
+
+def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
+  """How the rows of a set that is not known are read."""
+  answer = column(*mapping["answer"])
+  return Known(
+      hub=source.place,
+      splits={},
+      kind=kind,
+      question=column(*mapping["question"]),
+      answer=known_sets.math_answer(answer) if kind == "math" else answer,
+      difficulty=column(*mapping["difficulty"]),
+      response=column(*mapping["response"], *mapping["chosen"]),
+      rejected=column(*mapping["rejected"]),
+  )

@@ -34,15 +34,45 @@ def text(cell) -> str:
   return stripped
 
 
+def chat(cell) -> tuple[tuple[dict, ...], str, str]:
+  """A prompt, and a response that may follow it.
+
+  Args:
+    cell: a text, or the turns of a chat: {"role", "content"} each.
+
+  Returns:
+    the turns before the question; the question, which is the last turn of the
+    user; the content of an assistant's turn behind the question, or ''.
+
+  Raises:
+    TypeError, ValueError: the cell is no text, and no chat with a question.
+  """
+  if not (isinstance(cell, list) and cell and isinstance(cell[0], dict)):
+    return (), text(cell), ""
+  # Parquet fills in the keys that only other turns have.
+  turns = [{k: v for k, v in x.items() if v is not None} for x in cell]
+  for turn in turns:
+    if not {"role", "content"} <= turn.keys():
+      raise ValueError("a turn of a chat has a role and a content")
+    if not isinstance(turn["content"], str):
+      raise TypeError("the content of a turn is no text")
+    turn["content"].encode()  # raises on unpaired surrogates
+  reply = turns.pop() if turns[-1]["role"] == "assistant" else None
+  if not turns or turns[-1]["role"] != "user":
+    raise ValueError("the last turn of a prompt is not the user's")
+  question = text(turns.pop()["content"])
+  return tuple(turns), question, text(reply["content"]) if reply else ""
+
+
 def column(*names: str) -> Field:
-  """Reads the first of the columns that a row has; 'a.b' is field b of a."""
+  """Reads the first of the columns that is not empty; 'a.b' is b of a."""
 
   def read(row):
     for name in names:
       cell = row
       for part in name.split("."):
         cell = cell.get(part) if isinstance(cell, dict) else None
-      if cell is not None:
+      if cell not in (None, ""):
         return cell
     return ""
 
@@ -82,14 +112,14 @@ def _gsm8k_solution(row) -> str:
   return solution.rpartition("####")[0].strip()
 
 
-def _dapo_question(row) -> str:
+def _dapo_question(row) -> str | list[dict]:
   """The problem without the instructions before and after it."""
-  prompt = text(row["prompt"])
+  turns, prompt, _ = chat(row["prompt"])
   if prompt.startswith("Solve the following math problem"):
     prompt = prompt.partition("\n\n")[2]
   if 'after "Answer:"' in prompt.rpartition("\n\n")[2]:
     prompt = prompt.rpartition("\n\n")[0]
-  return prompt
+  return [*turns, dict(role="user", content=prompt)] if turns else prompt
 
 
 def _olympiad_answer(row) -> str:

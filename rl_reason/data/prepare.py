@@ -53,20 +53,26 @@ class Tally:
   verified: int = 0  # ... and can be verified
   dropped: dict[str, int] = _counter()  # reason -> rows
   samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+  longest: dict[str, int] = _counter()  # reason -> tokens of the longest text
+  undemonstrated: dict[str, int] = _counter()  # reason -> rows kept without one
   lengths: dict[int, int] = _counter()  # tokens of a prompt, at most -> rows
   difficulties: dict[int, int] = _counter()  # difficulty -> rows
 
   def drop(self, where: str, fault: Fault) -> None:
     """Counts a row that is left out."""
-    reason, text = fault
+    reason, text, tokens = fault
     self.dropped[reason] += 1
     samples = self.samples.setdefault(reason, [])
     if len(samples) < SAMPLES:
       samples.append(f"{where}: {' '.join(text.split())[:120]}")
+    if tokens:
+      self.longest[reason] = max(self.longest.get(reason, 0), tokens)
 
   def keep(self, row: dict) -> None:
     """Counts a row that is written."""
     self.kept += 1
+    if row["no_response"]:
+      self.undemonstrated[row["no_response"]] += 1
     self.lengths[row["bin"]] += 1
     self.difficulties[row["difficulty"]] += 1
 
@@ -86,58 +92,71 @@ class RowBuilder:
     self._data, self._rollout, self._tok = config.data, config.rollout, tok
     self._reserved = templates.reserved(tok)
     self._special = templates.reserved(tok, special=True)
+    probe = [dict(role="user", content="1+1?")]
+    if self._data.system:
+      probe.insert(0, dict(role="system", content=self._data.system))
     try:
-      self._of_template = self._reserved_in(self._render("")[2])
+      templates.render(probe, tok, chat=self._data.chat)
     except templates.PromptError as e:
       raise config_lib.ConfigError(str(e)) from None
 
-  def _render(self, question: str) -> tuple[list[dict], str, list[int]]:
-    """The turns of a prompt, its text, and its tokens."""
-    d = self._data
-    turns = templates.messages(question, d.template, d.system)
-    text = templates.render(turns, self._tok, chat=d.chat)
-    return turns, text, tokenizer.encode(self._tok, [text])[0]
-
-  def _reserved_in(self, ids: list[int]) -> list[int]:
-    return [i for i in ids if i in self._reserved]
+  def _encode(self, text: str) -> list[int]:
+    return tokenizer.encode(self._tok, [text])[0]
 
   def build(self, example: Example, use: str) -> dict | Fault:
     """The row to write, for 'train' or 'evaluate', or why there is none."""
+    d, limit = self._data, self._rollout.max_prompt
+    for text in (example.question, *(x["content"] for x in example.turns)):
+      if not self._reserved.isdisjoint(self._encode(text)):
+        return Fault("the question contains a special token", text)
     key = screening.key(example)
-    paraphrases = self._data.paraphrases if use == "train" else 1
-    number = int(key, 16) % paraphrases
-    question = templates.paraphrase(example.question, number)
-    turns, prompt, ids = self._render(question)
-    if self._reserved_in(ids) != self._of_template:
-      return "the question contains a special token", example.question
-    if len(ids) > self._rollout.max_prompt:
-      reason = "the prompt is longer than rollout.max_prompt"
-      return reason, f"{len(ids)} tokens: {example.question}"
-    response = example.response
-    if example.solution and not response:
-      response = templates.complete(
-          example.solution, example.answer, self._data.template
+    paraphrases = d.paraphrases if use == "train" else 1
+    question = templates.paraphrase(
+        example.question, int(key, 16) % paraphrases
+    )
+    template = templates.choose(d.template, example.kind)
+    try:
+      turns = templates.messages(question, template, d.system, example.turns)
+      if len(turns) > 1 and not d.chat:
+        reason = "the prompt has several turns; data.chat = True keeps it"
+        return Fault(reason, example.question)
+      prompt = templates.render(turns, self._tok, chat=d.chat)
+    except templates.PromptError as e:
+      return Fault("the prompt cannot be rendered", f"{e}: {example.question}")
+    ids = self._encode(prompt)
+    if len(ids) > limit:
+      return Fault(
+          f"the prompt is longer than rollout.max_prompt = {limit}; raise it",
+          f"{len(ids)} tokens: {example.question}",
+          len(ids),
       )
-      if self._response_fault(response):
+    response, left_out = example.response, None
+    if example.solution and not response:
+      response = templates.complete(example.solution, example.answer, template)
+      if left_out := self._response_fault(response):
         response = ""  # RL needs the question only
     for text in (response, example.rejected):
       if fault := self._response_fault(text):
         return fault
     return example._asdict() | dict(
         response=response,
+        no_response=left_out.reason if left_out else "",
         key=key,
         prompt=prompt,
-        messages=turns if self._data.chat else [],
+        messages=turns if d.chat else [],
         bin=1 << (len(ids) - 1).bit_length(),
     )
 
   def _response_fault(self, text: str) -> Fault | None:
-    ids = tokenizer.encode(self._tok, [text])[0]
-    if any(i in self._special for i in ids):
-      return "a response contains a special token", text
-    if len(ids) + 1 > self._rollout.max_tokens:  # with its EOS
-      reason = "a response is longer than rollout.max_tokens"
-      return reason, f"{len(ids)} tokens: {text}"
+    ids, limit = self._encode(text), self._rollout.max_tokens
+    if not self._special.isdisjoint(ids):
+      return Fault("a response contains a special token", text)
+    if len(ids) + 1 > limit:  # with its EOS
+      return Fault(
+          f"a response is longer than rollout.max_tokens = {limit}; raise it",
+          f"{len(ids)} tokens: {text}",
+          len(ids) + 1,
+      )
     return None
 
 
@@ -155,8 +174,9 @@ def _writer(path: pathlib.Path):
 class _Preparation:
   """Writes the sources of a run, evaluation sets first."""
 
-  def __init__(self, config, out: pathlib.Path, tok, stop, pool):
+  def __init__(self, config, kinds, out: pathlib.Path, tok, stop, pool):
     self._data, self._out, self._stop = config.data, out, stop
+    self._kinds = kinds  # of `datasets.kinds`
     self._builder = RowBuilder(config, tok)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
@@ -164,7 +184,8 @@ class _Preparation:
   def _rows(self, tally: Tally, source: datasets.Source) -> Iterator[dict]:
     """Yields the rows of a source that pass, and counts the others."""
     mapping = datasets.columns(self._data.columns)
-    examples = datasets.examples(source, mapping, self._data.kind)
+    kind = self._kinds.get(source.text, "")
+    examples = datasets.examples(source, mapping, kind)
     while batch := list(itertools.islice(examples, AHEAD)):
       # Workers verify the reference answers of the whole batch meanwhile.
       self._references.submit([x for x in batch if isinstance(x, Example)])
@@ -173,10 +194,10 @@ class _Preparation:
           raise Stopped
         tally.read += 1
         if isinstance(item, datasets.Malformed):
-          tally.drop(item.where, ("the row is malformed", item.why))
+          tally.drop(item.where, Fault("the row is malformed", item.why))
           continue
         row = self._fault(tally, item) or self._builder.build(item, tally.use)
-        if isinstance(row, tuple):
+        if isinstance(row, Fault):
           tally.drop(item.where, row)
         else:
           yield row
@@ -214,7 +235,8 @@ class _Preparation:
       for index in range(reader.num_records()):
         row = json.loads(reader.read(index, index + 1)[0])
         if tally.use == "train" and row["key"] in self._screen.contradicted:
-          tally.drop(row["where"], (screening.CONTRADICTION, row["question"]))
+          fault = Fault(screening.CONTRADICTION, row["question"])
+          tally.drop(row["where"], fault)
         else:
           write(row)
           tally.keep(row)
@@ -232,6 +254,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   paths = [path for source in sources for _, path in datasets.files(source)]
   tok = pathlib.Path(tok_path)
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
+  paths += templates.files(config.data.template)
   parts = [rl_reason.__version__, f"format {FORMAT}"]
   parts += [
       f"{name}={value}"
@@ -242,6 +265,31 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
     stat = path.stat()
     parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
   return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _sources(parts) -> list[datasets.Source]:
+  return [source for source, _ in parts["evaluate"] + parts["train"]]
+
+
+def _lines(sources: list[dict], learns: bool) -> list[str]:
+  """What became of the rows, for the screen: a line for each reason.
+
+  Args:
+    sources: tallies of data.json.
+    learns: whether SFT reads demonstrations.
+  """
+  out = []
+  for t in sources:
+    rows = f"of {t['read']:,} rows of {t['source']}"
+    out.append(f"{t['kept']:,} {rows} kept")
+    for reason, count in sorted(t["dropped"].items(), key=lambda x: -x[1]):
+      longest = t["longest"].get(reason)
+      tail = f" (the longest has {longest:,} tokens)" if longest else ""
+      out.append(f"{count:,} {rows} dropped: {reason}{tail}")
+    if learns and t["use"] == "train":
+      for reason, count in t["undemonstrated"].items():
+        out.append(f"{count:,} {rows} have no demonstration: {reason}")
+  return out
 
 
 def _markdown(tallies: list[Tally]) -> str:
@@ -263,6 +311,8 @@ def _markdown(tallies: list[Tally]) -> str:
     for reason, count in sorted(t.dropped.items(), key=lambda x: -x[1]):
       lines += [f"- Dropped {count} rows: {reason}."]
       lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
+    for reason, count in t.undemonstrated.items():
+      lines += [f"- No demonstration in {count} rows that are kept: {reason}."]
   return "\n".join(lines) + "\n"
 
 
@@ -275,7 +325,8 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   tok = tokenizer.load(tok_path, "")
   r, tallies = config.reward, []
   with workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool:
-    work = _Preparation(config, out, tok, stop, pool)
+    kinds = datasets.kinds(config.data.kind, _sources(parts))
+    work = _Preparation(config, kinds, out, tok, stop, pool)
     # Evaluation sets first: training rows are compared with them.
     for use in ("evaluate", "train"):
       for index, (source, _) in enumerate(parts[use]):
@@ -285,7 +336,6 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
         work.write(tallies[-1], source)
   for tally in tallies:
     work.finish(tally)
-    display.say(f"{tally.source}: {tally.kept} of {tally.read} rows kept")
     if not tally.kept:
       reasons = [
           f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
@@ -341,16 +391,18 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
         evaluate=datasets.parse_all(d.evaluate, "test"),
         train=datasets.parse_all(d.train, "train"),
     )
-    sources = [source for source, _ in parts["evaluate"] + parts["train"]]
     tok_path = tokenizer_path(config, resolve(config))
-    identity = _identity(config, tok_path, sources)
+    identity = _identity(config, tok_path, _sources(parts))
     report = place / "data.json"
     done = report.exists() and json.loads(report.read_text())
     if done and done["identity"] == identity:
       display.say(f"data are prepared already: {place}")
     else:
       _write(config, tok_path, parts, identity, workdir, display, stop)
-      display.say(f"data: {place / 'data.md'}")
+    learns = not config.sft.reuse and config.sft.skill.steps
+    for line in _lines(json.loads(report.read_text())["sources"], learns):
+      display.say(line)
+    display.say(f"data: {place / 'data.md'} shows the rows that are left out")
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("prepare")
   return place

@@ -5,13 +5,32 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rl_reason import verifiers
 from rl_reason.data.datasets import DataError, Example
 from rl_reason.verifiers import workers
 
-Fault = tuple[str, str]  # why a row is dropped, and the text that shows it
 
+class Fault(NamedTuple):
+  """Why a row is dropped.
+
+  Attributes:
+    reason: with the field that decides and the remedy, where there is one.
+    text: of the row, that shows it.
+    tokens: length of a text that is too long; else 0.
+  """
+
+  reason: str
+  text: str
+  tokens: int = 0
+
+
+DUPLICATE = "the row is a duplicate; data.deduplicate = False keeps them"
+NO_ANSWER = (
+    "there is neither an answer nor a response; data.kind = 'none' keeps rows"
+    " that need no reference answer"
+)
 CONTRADICTION = "another row has the same question and another answer"
 
 
@@ -26,8 +45,16 @@ def _digest(*texts: str) -> str:
 
 
 def key(example: Example) -> str:
-  """Equal for duplicates: a hash of the question and of both responses."""
-  return _digest(example.question, example.response, example.rejected)
+  """Equal for duplicates: a hash of the prompt and of both responses."""
+  turns = [x["content"] for x in example.turns]
+  texts = *turns, example.question, example.response, example.rejected
+  return _digest(*texts)
+
+
+def _asked(example: Example) -> str:
+  """Hash of the prompt without its system turn, which whole sets share."""
+  turns = [x["content"] for x in example.turns if x["role"] != "system"]
+  return _digest(*turns, example.question)
 
 
 class ReferenceChecker:
@@ -64,13 +91,13 @@ class ReferenceChecker:
     pending = self._pending[example.kind, example.answer]
     return self._fault(
         pending,
-        ("the reference answer cannot be verified", example.answer),
+        Fault("the reference answer cannot be verified", example.answer),
         example.answer,
     )
 
   def contradiction(self, example: Example, other: str) -> Fault | None:
     """The fault if the same question has another reference answer, too."""
-    fault = CONTRADICTION, example.question
+    fault = Fault(CONTRADICTION, example.question)
     if not self.checks(example):
       equal = _normalize(example.answer) == _normalize(other)
       return None if equal else fault
@@ -85,7 +112,9 @@ class ReferenceChecker:
     if not out.failure:
       return None if out.value else fault
     verb = "takes too long" if out.failure == "time" else "fails"
-    return f"verifying the reference answer {verb}", f"{out.failure}: {text}"
+    return Fault(
+        f"verifying the reference answer {verb}", f"{out.failure}: {text}"
+    )
 
 
 class Screen:
@@ -117,7 +146,7 @@ class Screen:
   def add_evaluation(self, example: Example) -> None:
     """Remembers an evaluation example, also one that is dropped later."""
     place = f"{example.source} {example.where}"
-    self._questions.setdefault(_digest(example.question), place)
+    self._questions.setdefault(_asked(example), place)
     for ngram in self._ngrams_of(example.question):
       self._ngrams.setdefault(ngram, place)
 
@@ -129,13 +158,13 @@ class Screen:
   def fault(self, example: Example) -> Fault | None:
     """The fault of an example in itself."""
     if not example.question:
-      return "the question is empty", example.answer
+      return Fault("the question is empty", example.answer)
     needed = example.kind != verifiers.NONE
     if needed and not example.answer and not example.response:
-      return "there is neither an answer nor a response", example.question
+      return Fault(NO_ANSWER, example.question)
     rejected = _normalize(example.rejected)
     if rejected and rejected == _normalize(example.response):
-      return "both responses are the same", example.question
+      return Fault("both responses are the same", example.question)
     return None
 
   def training_fault(self, example: Example) -> Fault | None:
@@ -154,10 +183,10 @@ class Screen:
           fault = self.references.contradiction(example, other)
       if fault and fault[0] == CONTRADICTION:
         self.contradicted.add(name)
-      return fault or ("the row is a duplicate", example.question)
+      return fault or Fault(DUPLICATE, example.question)
     if d.allow_benchmarks:
       return None
-    place = self._questions.get(_digest(example.question))
+    place = self._questions.get(_asked(example))
     if place and not d.ngram:
       raise DataError(
           f"data.train: {example.source} {example.where} is also {place}, an"
@@ -166,9 +195,12 @@ class Screen:
       )
     if place:
       text = f"{place}: {example.question}"
-      return "the question is in an evaluation set", text
+      return Fault("the question is in an evaluation set", text)
     for ngram in self._ngrams_of(example.question):
       if ngram in self._ngrams:
-        reason = "the question overlaps one of an evaluation set"
-        return reason, f"{self._ngrams[ngram]}: {ngram}"
+        return Fault(
+            f"the question shares data.ngram = {d.ngram} words with one of an"
+            " evaluation set",
+            f"{self._ngrams[ngram]}: {ngram}",
+        )
     return None

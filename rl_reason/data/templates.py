@@ -1,49 +1,97 @@
-"""Prompt templates by name: how a question is presented to the model.
+"""Prompt templates: how a question is presented, and a response in its form.
 
-`plain` is the question alone. The others also ask for a format of the response
-in which the final answer can be found: `dapo` a last line "Answer: ..." (Yu et
-al. 2025, arXiv:2503.14476), `r1_zero` think and answer tags (DeepSeek-AI 2025,
-arXiv:2501.12948), `qwen_boxed` a box (Yang et al. 2024, arXiv:2409.12122). The
-formats are those of the papers, the wording is not.
+Each kind of row (math, code, choice) has templates of its own, by the name of
+their style. `plain` is the question alone. The others also ask for a format of
+the response in which the final answer can be found: `dapo` a last line
+"Answer: ..." (Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and answer
+tags (DeepSeek-AI 2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et al. 2024,
+arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes or no.
+The formats are those of the papers, the wording is not.
 """
 
-TEMPLATES = {
-    "plain": "{question}",
-    "dapo": (
-        "Work out the math problem below, one step after the other. End with a"
-        " line of the form Answer: $Answer, where $Answer is the result and"
-        " nothing else.\n\n{question}\n\nDo not forget the line that begins"
-        ' with "Answer:".'
-    ),
-    "r1_zero": (
-        "The user asks, the assistant answers. The assistant first reasons"
-        " between <think> and </think>, then gives the result between <answer>"
-        " and </answer>.\nUser: {question}\nAssistant:"
-    ),
-    "qwen_boxed": (
-        "{question}\n\nReason step by step and put the final answer into"
-        " \\boxed{}."
-    ),
-    "code": (
-        "Solve this task in Python.\n\n{question}\n\nGive the whole program in"
-        " one block that begins with ```python and ends with ```."
-    ),
-    "choice": (
-        "{question}\n\nThink first. End with a line of the form Answer: X,"
-        " where X is one of the choices: a letter, or yes or no."
-    ),
-}
+import inspect
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-# The format of a response that each template asks for.
+from rl_reason import functions, verifiers
+from rl_reason.data import datasets
+
+
+class Template(NamedTuple):
+  """How a question is presented, and the form of a response.
+
+  Attributes:
+    prompt: a text with {question}; or a function of the question that returns
+      a text, or the turns of a chat.
+    response: a text with {solution}, and with {answer} behind it if the
+      solution does not contain the answer.
+  """
+
+  prompt: str | Callable[[str], Any]
+  response: str
+
+
 _ANSWER_LINE = "{solution}\nAnswer: {answer}"
-RESPONSES = {
-    "plain": _ANSWER_LINE,
-    "dapo": _ANSWER_LINE,
-    "r1_zero": "<think>{solution}</think>\n<answer>{answer}</answer>",
-    "qwen_boxed": "{solution}\n\\boxed{{answer}}",
-    "code": "```python\n{solution}\n```",
-    "choice": _ANSWER_LINE,
+_PROGRAM = (
+    "Give the whole program in one block that begins with ```python and ends"
+    " with ```."
+)
+_BLOCK = "```python\n{solution}\n```"
+_R1_ZERO = (
+    "The user asks, the assistant answers. The assistant first reasons between"
+    " <think> and </think>, then gives the result between <answer> and"
+    " </answer>.\nUser: {question}\nAssistant:"
+)
+_PLAIN = Template("{question}", _ANSWER_LINE)
+_TAGS = Template(
+    _R1_ZERO, "<think>{solution}</think>\n<answer>{answer}</answer>"
+)
+_BOXED = Template(
+    "{question}\n\nReason step by step and put the final answer into"
+    " \\boxed{}.",
+    "{solution}\n\\boxed{{answer}}",
+)
+
+# Kind -> style -> template. The first style is that of a kind which has none of
+# the name that data.template gives.
+TEMPLATES = {
+    "math": {
+        "plain": _PLAIN,
+        "dapo": Template(
+            "Work out the math problem below, one step after the other. End"
+            " with a line of the form Answer: $Answer, where $Answer is the"
+            " result and nothing else.\n\n{question}\n\nDo not forget the line"
+            ' that begins with "Answer:".',
+            _ANSWER_LINE,
+        ),
+        "r1_zero": _TAGS,
+        "qwen_boxed": _BOXED,
+    },
+    "code": {
+        "code": Template(
+            f"Solve this task in Python.\n\n{{question}}\n\n{_PROGRAM}", _BLOCK
+        ),
+        "plain": Template("{question}", _BLOCK),
+        "r1_zero": Template(
+            _R1_ZERO.replace("{question}", f"{{question}}\n\n{_PROGRAM}"),
+            f"<think>\n</think>\n<answer>\n{_BLOCK}\n</answer>",
+        ),
+    },
+    "choice": {
+        "choice": Template(
+            "{question}\n\nThink first. End with a line of the form Answer: X,"
+            " where X is one of the choices: a letter, or yes or no.",
+            _ANSWER_LINE,
+        ),
+        "plain": _PLAIN,
+        "r1_zero": _TAGS,
+        "qwen_boxed": _BOXED,
+    },
 }
+# Rows of other kinds, with a verifier of the user or none, take any style.
+_MATH, _CODE, _CHOICE = TEMPLATES.values()
+_ALL = _MATH | _CODE | _CHOICE | _MATH
 
 # Wordings of the same question; the first one leaves it unchanged.
 PARAPHRASES = (
@@ -56,22 +104,68 @@ PARAPHRASES = (
 
 
 class PromptError(ValueError):
-  """One line: the tokenizer cannot render the prompt, and the remedy."""
+  """One line: a prompt cannot be rendered, and the remedy."""
 
 
 def _fill(template: str, question: str) -> str:
   return template.replace("{question}", question, 1)  # keeps other braces
 
 
-def complete(solution: str, answer: str, template: str) -> str:
+def choose(text: str, kind: str) -> Template:
+  """The template of the rows of a kind.
+
+  Args:
+    text: of the config: STYLE for all kinds that have it, or KIND=STYLE with
+      commas between; a style is a name or the user's `module:function`.
+    kind: of a row.
+
+  Raises:
+    ValueError: there is no such kind or style.
+  """
+  styles = datasets.assignments(text)
+  for name, style in styles.items():
+    _find(style, name)
+    if name not in (*verifiers.KINDS, verifiers.NONE, "") and ":" not in name:
+      raise ValueError(f"{name!r} is none of the kinds {', '.join(TEMPLATES)}")
+  style = styles.get(kind, styles.get("", ""))
+  known = TEMPLATES.get(kind, _ALL)
+  if style not in known and ":" not in style:
+    return next(iter(TEMPLATES.get(kind, TEMPLATES["math"]).values()))
+  return _find(style, kind)
+
+
+def _find(style: str, kind: str) -> Template:
+  """The template of a style."""
+  known = TEMPLATES.get(kind, _ALL)
+  if style in known:
+    return known[style]
+  if ":" not in style:
+    raise ValueError(
+        f"must be one of {', '.join(known)}, module:function, or pairs such as"
+        " math=dapo,code=plain"
+    )
+  found = functions.load(style)
+  if not callable(found):
+    raise ValueError(f"{style} is not a function")
+  return Template(found, known["plain"].response)
+
+
+def files(text: str) -> list[pathlib.Path]:
+  """The files with the user's templates of `choose`."""
+  styles = datasets.assignments(text).values()
+  found = [functions.load(x) for x in styles if ":" in x]
+  return [pathlib.Path(inspect.getfile(x)) for x in found]
+
+
+def complete(solution: str, answer: str, template: Template) -> str:
   """A response to imitate, in the format that a template asks for.
 
   Args:
-    solution: the reasoning.
+    solution: the reasoning, or the program.
     answer: the final answer.
-    template: a name in TEMPLATES.
+    template: of `choose`.
   """
-  before, _, after = RESPONSES[template].partition("{solution}")
+  before, _, after = template.response.partition("{solution}")
   return before + solution + after.replace("{answer}", answer, 1)
 
 
@@ -81,18 +175,41 @@ def paraphrase(question: str, number: int) -> str:
 
 
 def messages(
-    question: str, template: str, system: str = ""
-) -> list[dict[str, str]]:
+    question: str,
+    template: Template,
+    system: str = "",
+    earlier: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
   """The turns of a prompt: {"role", "content"} each.
 
   Args:
     question: of a row.
-    template: a name in TEMPLATES.
-    system: the system's turn; '' for none.
+    template: of `choose`.
+    system: the system's turn, unless the row has one; '' for none.
+    earlier: turns of the row before the question.
+
+  Raises:
+    PromptError: the user's function fails.
   """
-  turns = [dict(role="system", content=system)] if system else []
-  content = _fill(TEMPLATES[template], question)
-  return [*turns, dict(role="user", content=content)]
+  made: Any
+  if isinstance(template.prompt, str):
+    made = _fill(template.prompt, question)
+  else:
+    try:
+      made = template.prompt(question)
+      if not isinstance(made, str):
+        made = [dict(role=x["role"], content=x["content"]) for x in made]
+        made[-1]["content"].encode()
+    except Exception as e:  # the user's code may raise anything
+      raise PromptError(
+          f"the function of data.template fails ({type(e).__name__}: {e})"
+      ) from None
+  if isinstance(made, str):
+    made = [dict(role="user", content=made)]
+  turns = [dict(x) for x in earlier] + made
+  if system and not any(x["role"] == "system" for x in turns):
+    turns.insert(0, dict(role="system", content=system))
+  return turns
 
 
 def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:

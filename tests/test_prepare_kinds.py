@@ -1,0 +1,140 @@
+"""Preparation by kind: templates, chats, rows without answers, the screen."""
+
+# ruff: noqa: F811  (pytest finds fixtures by their names)
+
+import datetime
+import threading
+import types
+
+import pyarrow.parquet
+import pytest
+from tiny_data import (  # noqa: F401  (fixtures)
+    FIVE,
+    make,
+    report,
+    rows,
+    run,
+    tok_dir,
+    verifier,
+    write,
+)
+
+from rl_reason import verifiers
+from rl_reason.data import prepare, screening
+
+
+def test_prompts_without_reference_answers(make, tmp_path):
+  """Rewards judge them, and read the turns and all columns of the row."""
+  day = datetime.date(2026, 1, 2)
+  table = pyarrow.Table.from_pylist(
+      [
+          {"question": f"Poem {i}?", "limit": {"words": i}, "day": day}
+          for i in (3, 4)
+      ]
+  )
+  c = make(kind="none", chat=True, system="Rhyme.")
+  c.data.train = str(tmp_path / "poems.parquet")
+  pyarrow.parquet.write_table(table, c.data.train)
+  first, second = rows(run(c, tmp_path))
+  assert (first.answer, first.kind) == ("", "none")
+  assert first.messages == [
+      {"role": "system", "content": "Rhyme."},
+      {"role": "user", "content": "Poem 3?"},
+  ]
+  assert second.columns == {
+      "question": "Poem 4?",
+      "limit": {"words": 4},
+      "day": "2026-01-02",
+  }
+  assert len({first, second, first}) == 2  # rows may be keys
+  assert not report(tmp_path / "data")["dropped"]
+
+
+def test_chats_are_taken_whole(make, tmp_path):
+  """Their own system turn comes before that of the config."""
+  ask = dict(role="user", content="1+1?")
+  system = dict(role="system", content="Count.")
+  said = dict(role="assistant", content="2")
+  chats = [
+      [ask],
+      [system, ask],
+      [ask, said, ask],
+      [system | {"content": "<|e|>"}, ask],
+      [ask, said, ask],
+      [ask, said | {"content": "3"}, ask, said],
+  ]
+  c = make(
+      [dict(prompt=x, answer="2") for x in chats], chat=True, system="Be short."
+  )
+  found = rows(run(c, tmp_path / "1"))
+  assert [row.prompt for row in found] == [
+      "<|s|>system Be short.<|s|>user 1+1?<|s|>",
+      "<|s|>system Count.<|s|>user 1+1?<|s|>",
+      "<|s|>system Be short.<|s|>user 1+1?<|s|>assistant 2<|s|>user 1+1?<|s|>",
+      "<|s|>system Be short.<|s|>user 1+1?<|s|>assistant 3<|s|>user 1+1?<|s|>",
+  ]
+  assert found[1].messages == chats[1]
+  assert [row.response for row in found] == ["", "", "", "2"]
+  assert report(tmp_path / "1" / "data")["dropped"] == {
+      "the question contains a special token": 1,
+      screening.DUPLICATE: 1,
+  }
+  c.data.chat, c.data.system = False, ""
+  [row] = rows(run(c, tmp_path / "2"))
+  assert (row.prompt, row.messages) == ("1+1?", [])
+  assert (
+      "the prompt has several turns; data.chat = True keeps it"
+      in report(tmp_path / "2" / "data")["dropped"]
+  )
+
+
+def test_the_screen_says_what_is_dropped(make, tmp_path):
+  """Also where the preparation is reused; demonstrations if SFT needs them."""
+  train = [*FIVE, *[(f"{i}{'x' * 400}", "1") for i in range(3)], ("?", "x")]
+  c = make(train)
+  worked = [("2+2?", f"{'2 ' * 60}\n#### 4")]
+  c.data.train += ",gsm8k:train@" + write(tmp_path / "worked.jsonl", worked)
+  first, second = c.data.train.split(",")
+  expected = [
+      f"5 of 9 rows of {first} kept",
+      f"3 of 9 rows of {first} dropped: the prompt is longer than"
+      " rollout.max_prompt = 400; raise it (the longest has 401 tokens)",
+      f"1 of 9 rows of {first} dropped: the reference answer cannot be"
+      " verified",
+      f"1 of 1 rows of {second} kept",
+      f"1 of 1 rows of {second} have no demonstration: a response is longer"
+      " than rollout.max_tokens = 40; raise it",
+  ]
+  for steps in (1, 0):
+    c.sft.skill.steps, said = steps, []
+    screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+    place = prepare.run(c, tmp_path, screen, threading.Event())
+    lines = [line for line in said if " rows of " in line]
+    assert lines == (expected if steps else expected[:-1])
+  text = (place / "data.md").read_text()
+  assert "- No demonstration in 1 rows that are kept: a response is" in text
+
+
+def test_math_and_code_in_one_run(make, tmp_path):
+  """Each source has its kind, its template and its form of a response."""
+  task = dict(
+      text="Add one.", code="def f(x):\n  return x + 1", test_list=["1"]
+  )
+  c = make(FIVE[:1], template="math=qwen_boxed,code=code")
+  c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", [task])
+  c.data.evaluate = "humaneval@" + write(
+      tmp_path / "he.jsonl",
+      [dict(prompt="def g(x):", test="def check(f): 0", entry_point="g")],
+  )
+  # The verifier of these tests would not take tests for an answer.
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
+    c.rollout.max_tokens = 80
+    place = run(c, tmp_path)
+  math, code = rows(place)
+  [human] = rows(place, "evaluate")
+  assert math.prompt.endswith("put the final answer into \\boxed{}.")
+  assert code.prompt.startswith("Solve this task in Python.\n\nAdd one.")
+  assert code.response == "```python\ndef f(x):\n  return x + 1\n```"
+  assert human.prompt.startswith("Solve this task in Python.")
+  assert [x.kind for x in (math, code, human)] == ["math", "code", "code"]
