@@ -86,3 +86,8 @@ def add(c) -> None:
       rejected="",  # style:weight of incorrect responses
       evaluate_pairs=number(1000, low=1),  # held out
   )
+  c.export = section(  # --stage=export
+      "export",
+      push_to="",  # 'owner/name' on the Hugging Face hub; '' is nowhere
+      private=True,  # who sees a repository that is created there
+  )

@@ -4,6 +4,7 @@ An error is one line: the field, its value, and the remedy. Nothing here imports
 jax, so that an error appears within half a second.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   # Combinations are checked, and shown, with the defaults of all arguments.
   values = config.flat(config.with_defaults(c))
   try:
-    for rules in (_task, _data, _model, _log):
+    for rules in (_task, _data, _model, _log, _export):
       rules(c)
     combinations.check(c, values)
     combinations.check_given(c, given)
@@ -189,6 +190,13 @@ def _log(c) -> None:
     loggers.check(c.log.loggers)
 
 
+def _export(c) -> None:
+  """The name of a repository."""
+  name = c.export.push_to
+  if name and not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", name):
+    fail("export.push_to: must be 'owner/name' of a repository on the hub")
+
+
 # --- what depends on more than the config ------------------------------------
 
 
@@ -202,6 +210,23 @@ def files(c) -> None:
   for name, needed in (("train", trains), ("evaluate", True)):
     if c.task.name == tasks.FILES and needed and not c.data[name]:
       raise ConfigError(f"data.{name} = '': name at least one source")
+
+
+def hub(c) -> None:
+  """Checks that this machine can push to the hub: before anything is loaded.
+
+  Raises:
+    ConfigError: there is no token.
+  """
+  if c.export.push_to:
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+      raise ConfigError(
+          f"export.push_to = {c.export.push_to!r}: there is no token of the hub"
+          " on this machine: run `hf auth login`, or set HF_TOKEN to one that"
+          " may write"
+      )
 
 
 def devices(c: ml_collections.ConfigDict, devices: int) -> None:

@@ -313,6 +313,7 @@ def load(path: pathlib.Path) -> dict[str, Any]:
 # but for the rounding of sums in another order.
 FREE = (
     "log.",
+    "export.",
     "mesh.",
     "checkpoint.",
     "rl.steps",

@@ -51,6 +51,8 @@ def main() -> None:
   app.define_help_flags()
   try:
     config, workdir = _prepare(sys.argv)
+    if _STAGE.value == "export":
+      checks.hub(config)
   except config_lib.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
     sys.exit(2)
@@ -71,7 +73,7 @@ def _prepare(argv):
   path, workdir = _CONFIG.value, _WORKDIR.value
   if path is None:
     # The config of the run that the work directory holds, as it is.
-    if workdir is None or given:
+    if workdir is None or any(not x.startswith("export.") for x in given):
       raise config_lib.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
       )
@@ -80,7 +82,13 @@ def _prepare(argv):
       raise config_lib.ConfigError(
           f"--workdir = {workdir}: has no config.json; give --config too"
       )
-    return config_lib.unflat(config_lib.load(saved)), pathlib.Path(workdir)
+    from rl_reason.configs import base
+
+    base.get_config()  # fields that are newer than the run have their defaults
+    fields = {name: spec.default for name, spec in config_lib.FIELDS.items()}
+    config = config_lib.unflat(fields | config_lib.load(saved))
+    config_lib.override(config, given)
+    return config, pathlib.Path(workdir)
 
   # Everything about the config, before the accelerator is touched.
   config, notes = checks.checked(path, given)

@@ -64,10 +64,22 @@ def test_rows_beyond_the_tokenizer_have_no_probability():
   np.testing.assert_allclose(logits_BV[:, :17], expected_BV, rtol=1e-5)
 
 
-def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path):
-  """Its weights bit for bit, its tokenizer, a model card; and the critic."""
+def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path, monkeypatch):
+  """Its weights bit for bit, its tokenizer, a model card; and the critic.
+
+  The policy is pushed to the hub, which is asked before anything is written.
+  """
   path = with_tokenizer(checkpoint(tmp_path / "x", "qwen2", jnp.bfloat16))
   changes = dict(advantage__name="gae", critic__head__name="gated")
+  changes |= dict(export__push_to="me/model", export__private=False)
+  calls = []
+
+  def create(*args):
+    assert not (session.workdir / "export").exists()
+    calls.append(args)
+
+  monkeypatch.setattr(export.hub, "create", create)
+  monkeypatch.setattr(export.hub, "push", lambda *args: calls.append(args))
   session = session_of(path, tmp_path / "run", **changes)
   _, expected = checkpoints.load(path, session.mesh)
   with jax.set_mesh(session.mesh):
@@ -86,6 +98,8 @@ def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path):
     session.log.metrics("evaluate", 7, dict.fromkeys(accuracy, 0.75))
     export.run(session, "newest")
   out = session.workdir / "export"
+  push = "me/model", out / "policy", "Step 7 of RL"
+  assert calls == [("me/model", False), push]
   assert bits(out / "policy") == bits(path)
   for name in ("tokenizer.json", "tokenizer_config.json"):
     assert (out / "policy" / name).read_text() == (path / name).read_text()

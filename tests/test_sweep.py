@@ -42,6 +42,7 @@ REFUSED = {
     "field=value": ["--set=seed"],
     "seed = x: must be": ["--seeds=0,x"],
     "seed = 1, 1: name each value once": ["--seeds=1,1"],
+    "differ in no field": ["--set=log.samples=3", "--set=log.samples=4"],
     "configs/none.py": ["--config=configs/none.py"],
     "3 devices cannot be divided": ["--jobs=2", "--devices=0,1,2"],
     "clip_low = 2:": [
@@ -72,7 +73,9 @@ def test_runs_share_devices_and_a_failed_one_is_named(tmp_path, capfd):
   plan = sweep.plan(runs, out)
   names = [job.name for job in plan]
   assert names == [
-      f"seed={seed},optimizer.lr={lr}" for seed in "01" for lr in ("1e-3", "0")
+      f"dapo-smoke,optimizer.lr={lr}{seed}"
+      for seed in ("", ",seed=1")
+      for lr in ("0.001", "0.0")
   ]
   assert [job.fields["rl.steps"] for job in plan] == [3] * 4
   fields = {str(job.workdir): job.fields for job in plan}

@@ -5,8 +5,8 @@
       --jobs=4 --devices=0,1,2,3
 
 A field that is set several times is swept: the command above makes 3 x 2 runs,
-four at a time, each on one GPU. Each run has a work directory of its own, named
-by the swept fields. All runs are checked before the first one starts; the same
+four at a time, each on one GPU, and each in the work directory that its command
+alone would have. All runs are checked before the first one starts; the same
 command continues a sweep that was stopped, and repeats no finished run. Exit
 codes are those of `rl_reason.main`; runs that failed are named at the end.
 """
@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rl_reason import checks, config as config_lib
+from rl_reason import checks, config as config_lib, run_directory
 from rl_reason.ablate import jobs
 from rl_reason.config import ConfigError
 
@@ -59,45 +59,48 @@ def argv(args: dict[str, str]) -> list[str]:
   return [f"--{name}={value}" for name, value in args.items()]
 
 
-def check(args: dict[str, str]) -> dict:
-  """Checks the config of one run exactly as the run will; returns it, flat.
+def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
+  """Checks the config of one run exactly as the run will.
+
+  Returns:
+    the flat config, and the work directory that the run has by default.
 
   Raises:
     ConfigError: the config cannot work.
   """
-  given = {k.removeprefix("config."): x for k, x in args.items()}
-  del given["config"]
-  c, _ = checks.checked(args["config"], given)
+  path = args["config"]
+  given = {
+      name.removeprefix("config."): value
+      for name, value in args.items()
+      if name != "config"
+  }
+  c, _ = checks.checked(path, given)
   checks.files(c)
-  return config_lib.flat(c)
+  return config_lib.flat(c), run_directory.default(path, c, given)
 
 
 def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
-  """Returns a job for each run, in a directory named by its swept fields.
+  """Returns a job for each run, under the name that the run has by default.
 
   Args:
     runs: of `product`.
     folder: parent of the work directories.
 
   Raises:
-    ConfigError: a config cannot work, or two directories have the same name.
+    ConfigError: a config cannot work, or two runs do not differ.
   """
   out = []
   for args in runs:
-    swept = [
-        f"{name.removeprefix('config.')}={value}"
-        for name, value in args.items()
-        if any(other[name] != value for other in runs)
-    ]
-    name = ",".join(swept).replace("/", "_") or "run"
-    if len(name) > 200:  # a file name has at most 255 bytes
-      raise ConfigError(f"{name}: too long for a directory; sweep fewer fields")
-    workdir, fields = folder / name, check(args)
+    fields, workdir = check(args)
+    workdir = folder / workdir.name
+    if workdir in [job.workdir for job in out]:
+      raise ConfigError(
+          f"{workdir}: two runs would have this directory: they differ in no"
+          " field that changes a number; leave one out"
+      )
     flags = argv(args | {"workdir": str(workdir)})
-    seed = fields["seed"]
+    name, seed = workdir.name, fields["seed"]
     out.append(jobs.Job(name, workdir, flags, fields, row=name, seed=seed))
-  if len({job.workdir for job in out}) < len(out):
-    raise ConfigError(f"{folder}: two runs would have the same directory")
   return out
 
 
@@ -121,13 +124,12 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   )
   flag("--jobs", type=int, default=1, help="number of runs at a time")
   flag("--devices", type=_split, default=[], help="GPUs or TPU chips: 0,1,2,3")
-  flag("--workdir", help="parent of the work directories; default runs/sweep-X")
+  flag("--workdir", default="runs", help="parent of the work directories")
   flag("--dry_run", action="store_true", help="only print the commands")
   flags = parser.parse_args(argv)
   if flags.jobs < 1:
     parser.error("--jobs: at least 1")
-  stem = pathlib.Path(flags.config).name.replace(".py", "").replace(":", "-")
-  folder = pathlib.Path(flags.workdir or f"runs/sweep-{stem}")
+  folder = pathlib.Path(flags.workdir)
   try:
     if flags.devices:
       jobs.divide(flags.devices, flags.jobs)

@@ -9,6 +9,7 @@ import jinja2
 
 from rl_reason import config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
+from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import metrics
 from rl_reason.session import Session, resolve
@@ -22,15 +23,20 @@ def run(session: Session, which: str) -> None:
   Beside it is a checkpoint of ours, from which critic.path of another run
   starts with critic.init = 'exported'.
 
+  With export.push_to the policy is then pushed to the hub.
+
   Args:
     session: of the run.
     which: 'newest', 'best', or a step of RL.
 
   Raises:
-    RunError: there is no such checkpoint.
+    RunError: there is no such checkpoint, or the hub refuses.
     ConfigError: transformers has no architecture of that shape.
   """
   c, workdir, display = session.config, session.workdir, session.display
+  pushes = c.export.push_to and jax.process_index() == 0
+  if pushes:  # a wrong token fails before the weights are gathered
+    hub.create(c.export.push_to, c.export.private)
   sft_params = functools.partial(sft.load, session)
   policy, critic, step = initial_state.load(session, which, sft_params)
   networks = {
@@ -59,6 +65,10 @@ def run(session: Session, which: str) -> None:
     checkpoints = checkpoint.Checkpoints(workdir / "export" / "critic")
     checkpoints.save(step, critic, dict(config=config_lib.flat(c)))
     checkpoints.close()
+  if pushes:
+    policy = workdir / "export" / "policy"
+    url = hub.push(c.export.push_to, policy, f"Step {step} of RL")
+    display.say(f"policy of step {step} pushed to {url}")
 
 
 def model_card(config, workdir: pathlib.Path, step: int) -> str:
