@@ -194,7 +194,9 @@ def get_config():
       "log",
       sft_every=number(10, low=1),  # SFT steps
       samples_every=number(5, low=1),  # RL steps
-      samples=number(6, low=1),  # responses
+      groups=number(3, low=1),  # all responses to a prompt, each time
+      samples=number(6, low=1),  # responses with the numbers of each token
+      ratios=False,  # of tokens after the update, by one more forward pass
       loggers="tensorboard",  # wandb, trackio, module:function; '' is none
   )
   variants.add(c)

@@ -20,7 +20,7 @@ LAYERS = [line.split() for line in """
     data
     combinations run_directory
     checks hf evaluation.statistics evaluation.reward_runner
-    monitoring.rl_metrics checkpointing
+    monitoring.rl_metrics monitoring.samples checkpointing
     session evaluation
     evaluation.interim
     training reward_models

@@ -100,3 +100,32 @@ def decode(tok, tokens_BT, lengths_B) -> list[str]:
           for row, n in zip(tokens_BT.tolist(), lengths_B, strict=True)
       ]
   )
+
+
+def pieces(tok, ids: Sequence[int]) -> list[str]:
+  """The text that each token adds; together they are the text of all tokens.
+
+  Tokens of a byte-level vocabulary are no text of their own: a letter may be
+  spread over several tokens. It is the text of the last of them, and the others
+  have none.
+
+  Args:
+    tok: the tokenizer.
+    ids: of a response.
+  """
+  backend = getattr(tok, "backend_tokenizer", tok)  # without cleaning up
+  text = lambda part: backend.decode(part, skip_special_tokens=False)  # noqa: E731
+  out: list[str] = []
+  # Tokens from `done` on have no text yet. They are decoded behind those of the
+  # piece before, since some tokenizers drop the space at the start of a text.
+  start = done = 0
+  for end in range(1, len(ids) + 1):
+    whole = text(ids[start:end])
+    # A replacement character stands for bytes that may still be completed; no
+    # letter has more than 4 bytes.
+    if whole.endswith("\ufffd") and end - done < 4 and end < len(ids):
+      out.append("")
+      continue
+    out.append(whole[len(text(ids[start:done])) :])
+    start, done = done, end
+  return out

@@ -21,7 +21,7 @@ from rl_reason.evaluation.statistics import (
     mean_interval,
     pass_at_k,
 )
-from rl_reason.monitoring.rl_metrics import sample_lines
+from rl_reason.monitoring import samples
 from rl_reason.randomness import key
 from rl_reason.scale import sharding
 from rl_reason.structs import Prompts, Rollouts, Tree
@@ -36,9 +36,9 @@ class Responses(NamedTuple):
     rows: the N rows.
     texts_NG: the responses; the last one of each prompt is greedy.
     correct_NG, lengths_NG, truncated_NG: likewise.
-    lines: the first response to each prompt as a line of samples.jsonl.
+    lines: the first response to some prompts as a line of samples.jsonl.
     failures: number of responses on which the verifier failed.
-    repetition: mean share of repeated tokens in these first responses.
+    repetition: mean share of repeated tokens in first responses.
   """
 
   name: str
@@ -96,6 +96,7 @@ def evaluate(
           rows[:prompts],
           batch=c.evaluate.batch,
           max_prompt=c.rollout.max_prompt,
+          num_lines=c.log.samples,
           progress=progress,
       )
       for name, rows in sets.items()
@@ -120,6 +121,7 @@ def respond(
     *,
     batch: int,
     max_prompt: int,
+    num_lines: int,
     progress: Callable[[str], None],
 ) -> Responses:
   """Samples and grades responses to the prompts of one set.
@@ -132,6 +134,7 @@ def respond(
     rows: its rows.
     batch: prompts sampled at once.
     max_prompt: maximum tokens of a prompt.
+    num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
   """
   stats, texts, lines, repetition, failures = [], [], [], [], 0
@@ -161,9 +164,10 @@ def respond(
     texts += [
         texts_B[b : b + group_size] for b in range(0, len(texts_B), group_size)
     ]
-    # Keep the first response to each prompt for samples.jsonl.
+    # Keep the first response to some prompts for samples.jsonl.
     first_N = np.arange(len(part)) * group_size
-    lines += sample_lines(tok, rollouts, part, texts_B, correct_B, first_N)
+    some = first_N[: num_lines - len(lines)].tolist()
+    lines += samples.lines(tok, rollouts, part, texts_B, correct_B, some)
     tokens_BT = rollouts.tokens_BL[:, max_prompt:]
     repetition += [
         reward_functions.repeated(

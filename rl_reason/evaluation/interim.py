@@ -31,7 +31,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
       session.log.samples(
           [
               dict(stage="evaluate", step=state.step) | line
-              for line in of_set.lines[: c.log.samples]
+              for line in of_set.lines
           ]
       )
     name = f"val-core/{of_set.name}/acc/mean@{c.evaluate.mean_of}"

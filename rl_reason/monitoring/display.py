@@ -21,6 +21,22 @@ def clock(seconds: float) -> str:
   return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def excerpt(text: str, size: int = 160, lines: int = 4) -> str:
+  """The head and the tail of a long text, and how much is left out between.
+
+  Args:
+    text: of any length.
+    size: characters of the head, and of the tail.
+    lines: of the head, and of the tail.
+  """
+  rows = text.split("\n")
+  head, tail = "\n".join(rows[:lines])[:size], "\n".join(rows[-lines:])[-size:]
+  left_out = len(text) - len(head) - len(tail)
+  if left_out <= 0:
+    return text
+  return f"{head}\n[... {left_out:,} characters ...]\n{tail}"
+
+
 class Display:
   """Progress of the stages; silent if not `active` (other processes)."""
 
@@ -83,12 +99,15 @@ class Display:
     self._render()
 
   def table(self, title: str, columns: list[str], rows: list[list[str]]):
-    """Prints a small table; text of a model is not interpreted as markup."""
+    """Prints a small table: of a long text its head and its tail.
+
+    Text of a model is not interpreted as markup.
+    """
     table = rich.table.Table(title=title, title_justify="left")
     for name in columns:
       table.add_column(name, overflow="fold")
     for row in rows:
-      table.add_row(*(rich.markup.escape(cell) for cell in row))
+      table.add_row(*(rich.markup.escape(excerpt(cell)) for cell in row))
     self._last_line = time.monotonic()
     self._console.print(table)
 

@@ -20,12 +20,14 @@ from rl_reason.structs import RunError
 FILES = ("metrics.jsonl", "samples.jsonl")
 
 
-def number(x) -> float | int | None:
-  """Returns a JSON number of 9 significant digits, enough for any float32."""
+def number(x, digits: int = 9) -> float | int | None:
+  """Returns a JSON number; 9 significant digits are enough for any float32."""
   x = float(x)
   if not math.isfinite(x):
     return None
-  return int(x) if x.is_integer() and abs(x) < 1e15 else float(f"{x:.9g}")
+  return (
+      int(x) if x.is_integer() and abs(x) < 1e15 else float(f"{x:.{digits}g}")
+  )
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

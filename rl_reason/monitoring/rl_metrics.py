@@ -1,16 +1,13 @@
 """Metrics of an RL step: what is counted, logged and shown."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from rl_reason.data import tokenizer
 from rl_reason.monitoring import metrics as metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.structs import Array, Batch, Experience
-from rl_reason.tasks import Row
 
 
 class StepLogger:
@@ -242,110 +239,3 @@ def rollout_metrics(
     out["rollout/logp_gap_max"] = np.abs(gap).max(initial=0)
     out["rollout/sampler_trainer_kl"] = gap.mean() if gap.size else 0
   return out
-
-
-# --- samples -----------------------------------------------------------------
-
-
-def sample_lines(
-    tok,
-    rollouts,
-    rows: list[Row],
-    texts: list[str],
-    correct_B,
-    which,
-    **arrays: Array,
-) -> list[dict]:
-  """Responses as lines for samples.jsonl.
-
-  Args:
-    tok: the tokenizer.
-    rollouts: B rows on the host.
-    rows: the row of each group, B / len(rows) responses each.
-    texts: of the B responses.
-    correct_B: whether each is correct.
-    which: indices of the responses wanted.
-    **arrays: [B] or [B, T], logged under their names.
-  """
-  group_size = len(texts) // len(rows)
-  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
-  number = metrics_lib.number
-  out = []
-  for b in which:
-    n = int(rollouts.lengths_B[b])
-    ids = rollouts.tokens_BL[b, prompt_slots : prompt_slots + n].tolist()
-    row = rows[b // group_size]
-    line = dict(
-        prompt=row.prompt,
-        answer=row.answer,
-        response=texts[b],
-        correct=int(correct_B[b]),
-        truncated=bool(rollouts.truncated_B[b]),
-        tokens=tok.convert_ids_to_tokens(ids),
-        logp=[number(x) for x in rollouts.logps_BT[b, :n]],
-    )
-    for name, x in arrays.items():
-      line[name] = (
-          number(x[b]) if x.ndim == 1 else [number(y) for y in x[b, :n]]
-      )
-    out.append(line)
-  return out
-
-
-def log_samples(
-    log: metrics_lib.Log,
-    display: Display,
-    tok,
-    row_of: Callable[[int], Row],
-    step: int,
-    rows: Experience,
-    *,
-    count: int,
-    **arrays: Array | None,
-) -> None:
-  """Logs responses of a batch, evenly spaced, and shows three of them.
-
-  Args:
-    log: where samples go.
-    display: the screen.
-    tok: the tokenizer.
-    row_of: prompt id -> its row.
-    step: of RL.
-    rows: of the batch.
-    count: responses that are logged.
-    **arrays: [B] or [B, T], logged under their names unless None: reward,
-      advantage, entropy.
-  """
-  real = np.flatnonzero(rows.age_B >= 0)
-  if not len(real):
-    return
-  which = real[np.linspace(0, len(real) - 1, count).astype(int)]
-  chosen = jax.tree.map(lambda x: x[which], rows)
-  rollouts = chosen.rollouts
-  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
-  texts = tokenizer.decode(
-      tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
-  )
-  lines = sample_lines(
-      tok,
-      rollouts,
-      [row_of(prompt_id) for prompt_id in rollouts.ids_B],
-      texts,
-      chosen.correct_B,
-      range(len(which)),
-      **{name: x[which] for name, x in arrays.items() if x is not None},
-  )
-  log.samples([dict(stage="rl", step=step) | line for line in lines])
-  display.table(
-      f"responses at step {step}",
-      ["prompt", "response", "correct", "reward"],
-      [
-          [
-              line["prompt"],
-              line["response"],
-              "yes" if line["correct"] else "no",
-              f"{line['reward']:+.2f}",
-          ]
-          for line in lines[:3]
-      ],
-  )

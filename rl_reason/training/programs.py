@@ -285,8 +285,16 @@ def returns_program(c) -> Callable:
 
 
 def _reward_and(c, assign: Callable) -> Callable:
+  program = functools.partial(
+      credit.rewards_and_advantages, reward=make_reward(c), assign=assign
+  )
+  return jax.jit(program)
+
+
+def make_reward(c) -> Callable[[dict], Array]:
+  """`credit.outcome` with the keywords of the config bound."""
   r = c.reward
-  reward = functools.partial(
+  return functools.partial(
       credit.outcome,
       max_tokens=c.rollout.max_tokens,
       outcome=functions.bind("outcome", r.outcome),
@@ -298,10 +306,6 @@ def _reward_and(c, assign: Callable) -> Callable:
       length_penalty=functions.bind("length_penalty", r.length_penalty),
       bootstrap=r.truncated == "bootstrap",
   )
-  program = functools.partial(
-      credit.rewards_and_advantages, reward=reward, assign=assign
-  )
-  return jax.jit(program)
 
 
 def terms(c) -> tuple[reward_terms.Term, ...]:

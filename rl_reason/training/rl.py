@@ -17,8 +17,6 @@ all of them. Where to find the techniques of DAPO and VAPO:
   group sampling               rollout.group_size, in collect
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +28,12 @@ from rl_reason.monitoring import rl_metrics
 from rl_reason.scale import sharding
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
-from rl_reason.training import dynamic_sampling, history, programs
+from rl_reason.training import (
+    dynamic_sampling,
+    history,
+    programs,
+    sample_log,
+)
 from rl_reason.training.initial_state import initial_state
 from rl_reason.training.step import (
     credit_inputs,
@@ -82,6 +85,11 @@ def train(
   del refill["batches"]
   collector, clock = state.collector, state.collector.clock
   logger = rl_metrics.StepLogger(session.log, session.display, clock)
+  samples = sample_log.make(
+      session,
+      collector,
+      new_logps=lambda plan: run.logps(policy(state.policy.params), plan)[0],
+  )
   keep = dict(
       keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
   )
@@ -114,7 +122,7 @@ def train(
       params = policy(state.policy.params)
       weights = engine.weights(params, c.rollout.weights)
       rows, surplus, metrics = dynamic_sampling.fill_batch(
-          functools.partial(collector.collect, weights, logger.flush),
+          samples.watch(state.step, collector.collect, weights, logger.flush),
           state.kept,
           **refill,
       )
@@ -186,7 +194,7 @@ def train(
       )
       state.step, state.evaluated = state.step + 1, False
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
-      _log_samples(session, state, rows, credit, batch, entropy_BT)
+      samples.log(state.step, rows, credit, batch, plan, entropy_BT)
       if run.steer is not None:
         state.coefs = run.steer(
             state.coefs, rows.rollouts.mask_BT, entropy_BT, credit["metrics"]
@@ -212,23 +220,3 @@ def _is_complete(session: Session, state: RLState) -> bool:
         f"this run is complete: {state.step} of {total} RL steps"
     )
   return complete
-
-
-def _log_samples(
-    session: Session, state: RLState, rows, credit, batch, entropy_BT
-) -> None:
-  """Logs some responses of the batch, every config.log.samples_every steps."""
-  c = session.config.log
-  if state.step == 1 or state.step % c.samples_every == 0:
-    rl_metrics.log_samples(
-        session.log,
-        session.display,
-        session.tok,
-        state.collector.prompts.row,
-        state.step,
-        rows,
-        count=c.samples,
-        reward=credit["rewards_B"],
-        advantage=batch.advantages_BT,
-        entropy=entropy_BT,
-    )

@@ -1,0 +1,319 @@
+"""Responses that a run logs: whole groups of responses to one prompt."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl_reason.data import tokenizer
+from rl_reason.monitoring import metrics as metrics_lib
+from rl_reason.monitoring.display import Display
+from rl_reason.structs import Array, Batch, Experience, call_by_name
+from rl_reason.tasks import Row
+
+DIGITS = 5  # of a number of a token: a file of samples is read by eye
+
+
+def lines(
+    tok,
+    rollouts,
+    rows: list[Row],
+    texts: list[str],
+    correct_B,
+    which: Iterable[int],
+    *,
+    detailed: Iterable[int] | None = None,
+    **arrays: Array,
+) -> list[dict]:
+  """Responses as lines for samples.jsonl.
+
+  Args:
+    tok: the tokenizer.
+    rollouts: B rows on the host.
+    rows: the row of each group, B / len(rows) responses each.
+    texts: of the B responses.
+    correct_B: whether each is correct.
+    which: indices of the responses wanted.
+    detailed: indices of those with numbers of each token; None: all.
+    **arrays: [B] or [B, T], logged under their names.
+  """
+  group_size = len(texts) // len(rows)
+  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  arrays = dict(logp=rollouts.logps_BT) | arrays
+  detailed = which if detailed is None else detailed
+  out = []
+  for b in which:
+    n = int(rollouts.lengths_B[b])
+    row = rows[b // group_size]
+    line: dict[str, Any] = dict(
+        prompt=row.prompt,
+        answer=row.answer,
+        response=texts[b],
+        correct=int(correct_B[b]),
+        truncated=bool(rollouts.truncated_B[b]),
+        length=n,
+    )
+    if b in detailed:
+      ids = rollouts.tokens_BL[b, prompt_slots : prompt_slots + n].tolist()
+      line["tokens"] = tokenizer.pieces(tok, ids)
+    for name, x in arrays.items():
+      if x.ndim == 1:
+        line[name] = metrics_lib.number(x[b])
+      elif b in detailed:
+        line[name] = [metrics_lib.number(y, DIGITS) for y in x[b, :n]]
+    out.append(line)
+  return out
+
+
+class Extreme(NamedTuple):
+  """A group before dynamic sampling: its rows, and what they are rewarded."""
+
+  rows: Experience
+  rewards_B: Array
+
+
+class SampleLog:
+  """Logs groups of every few RL steps: all responses to a prompt.
+
+  Args:
+    log: where samples go.
+    display: the screen.
+    tok: the tokenizer.
+    row_of: prompt id -> its row.
+    every: RL steps; the first one is logged, too.
+    groups: logged each time. Two of them are the first group whose responses
+      are all incorrect and the first whose responses are all correct, as they
+      were before dynamic sampling discarded them; the others have both.
+    responses: of these groups that get the numbers of each token.
+    reward: `credit.outcome`, its keywords bound.
+    surrogate: of the loss; it tells which tokens are clipped.
+    estimate_kl: (log-probs, those of the reference) -> KL [B, T]; None without.
+    has_values: there is a critic.
+    new_logps: plan -> log-probs [B, T] after the update, by one more forward
+      pass; None: samples have no ratios.
+  """
+
+  def __init__(
+      self,
+      log: metrics_lib.Log,
+      display: Display,
+      tok,
+      row_of: Callable[[int], Row],
+      *,
+      every: int,
+      groups: int,
+      responses: int,
+      reward: Callable[[dict[str, Any]], Array],
+      surrogate: Callable[..., tuple[Array, dict[str, Array]]],
+      estimate_kl: Callable[[Array, Array], Array] | None,
+      has_values: bool,
+      new_logps: Callable[[Any], Array] | None,
+  ):
+    self._log, self._display, self._tok = log, display, tok
+    self._row_of, self._every = row_of, every
+    self._groups, self._responses = groups, responses
+    self._reward, self._surrogate = reward, surrogate
+    self._estimate_kl, self._has_values = estimate_kl, has_values
+    self._new_logps = new_logps
+    self._extremes: dict[float, Extreme] = {}  # by accuracy, of this step
+
+  def watch(
+      self, step: int, collect: Callable[..., Experience], *args: Any
+  ) -> Callable[..., Experience]:
+    """Rounds of `collect`, whose first extreme groups are kept for `log`.
+
+    Args:
+      step: RL steps that are done.
+      collect: `RolloutCollector.collect`.
+      *args: its first arguments.
+    """
+    self._extremes = {}
+
+    def sample_round(*more: Any) -> Experience:
+      rows = collect(*args, *more)
+      if self._is_due(step + 1):
+        for index in _groups(rows.rollouts.ids_B):
+          accuracy = float(rows.correct_B[index].mean())
+          if accuracy in (0, 1) and accuracy not in self._extremes:
+            group = jax.tree.map(lambda x, i=index: x[i], rows)
+            rewards_B = np.asarray(self._reward(_outcome_inputs(group)))
+            self._extremes[accuracy] = Extreme(group, rewards_B)
+      return rows
+
+    return sample_round
+
+  def log(
+      self,
+      step: int,
+      rows: Experience,
+      credit: dict[str, Array],
+      batch: Batch,
+      plan: Any,
+      entropy_BT: Array | None,
+  ) -> None:
+    """Logs groups of a step, if it is one of those that are logged.
+
+    Args:
+      step: RL steps that are done, this one included.
+      rows: of the batch.
+      credit: rewards_B.
+      batch: what the update reads.
+      plan: its PackingPlan.
+      entropy_BT: of the policy before the update, if it is known.
+    """
+    if not self._is_due(step):
+      return
+    arrays = dict(reward=credit["rewards_B"], advantage=batch.advantages_BT)
+    if entropy_BT is not None:
+      arrays["entropy"] = entropy_BT
+    if self._has_values:
+      arrays["value"] = batch.values_BT
+    if self._estimate_kl is not None:
+      arrays["kl"] = self._estimate_kl(batch.old_logps_BT, batch.ref_logps_BT)
+    if self._new_logps is not None:
+      arrays |= self._ratios(self._new_logps(plan), batch)
+
+    # First groups that are neither all correct nor all incorrect.
+    real = [
+        index
+        for index in _groups(rows.rollouts.ids_B)
+        if rows.age_B[index[0]] >= 0
+    ]
+    mixed = [x for x in real if 0 < rows.correct_B[x].mean() < 1]
+    wanted = max(self._groups - len(self._extremes), 1)
+    at = np.linspace(0, len(mixed) - 1, min(wanted, len(mixed)))
+    chosen = [mixed[round(i)] for i in at]
+    found = [(rows, index, arrays) for index in chosen]
+    # Then the extremes; without dynamic sampling they are in the batch.
+    for _, extreme in sorted(self._extremes.items())[: self._groups - 1]:
+      prompt_id = extreme.rows.rollouts.ids_B[0]
+      same = [x for x in real if rows.rollouts.ids_B[x[0]] == prompt_id]
+      if same:
+        found.append((rows, same[0], arrays))
+      else:
+        index = np.arange(len(extreme.rewards_B))
+        found.append((extreme.rows, index, dict(reward=extreme.rewards_B)))
+    if not found:
+      return
+    share = max(self._responses // len(found), 1)
+    logged = [self._group(step, *x, count=share) for x in found]
+    self._log.samples([line for group in logged for line in group])
+    self._show(step, [group[0] for group in logged])
+    self._log.show(
+        "rl", step, {"responses": _markdown(logged)}, _histograms(logged)
+    )
+
+  def _ratios(self, logps_BT: Array, batch: Batch) -> dict[str, Array]:
+    """The ratio of each token after the update, and whether it is clipped."""
+    mask_BT = batch.mask_BT
+    old_BT, new_BT = (
+        np.where(mask_BT, x, 0) for x in (batch.old_logps_BT, logps_BT)
+    )
+    inputs = dict(logps_BT=new_BT, old_logps_BT=old_BT, mask_BT=mask_BT)
+    inputs |= dict(advantages_BT=batch.advantages_BT)
+    _, found = call_by_name(self._surrogate, inputs)
+    ratio_BT = np.exp(np.clip(new_BT - old_BT, -20, 20))
+    return dict(ratio=ratio_BT, clipped=np.asarray(found["clipped"]))
+
+  def _is_due(self, step: int) -> bool:
+    return step == 1 or step % self._every == 0
+
+  def _group(
+      self,
+      step: int,
+      rows: Experience,
+      index: np.ndarray,
+      arrays: dict[str, Array],
+      count: int,
+  ) -> list[dict]:
+    """The lines of one group; `count` of them with numbers of each token."""
+    some = jax.tree.map(lambda x: x[index], rows)
+    values = {k: np.asarray(x)[index] for k, x in arrays.items()}
+    rollouts = some.rollouts
+    prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+    texts = tokenizer.decode(
+        self._tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
+    )
+    # Of the lowest, the highest and further rewards in between.
+    by_reward = np.argsort(values["reward"], kind="stable")
+    at = np.linspace(0, len(index) - 1, min(count, len(index)))
+    prompt_id = int(rollouts.ids_B[0])
+    head = dict(stage="rl", step=step, group=prompt_id)
+    head |= dict(discarded="advantage" not in arrays)
+    return [
+        head | line
+        for line in lines(
+            self._tok,
+            rollouts,
+            [self._row_of(prompt_id)],
+            texts,
+            some.correct_B,
+            range(len(index)),
+            detailed={int(by_reward[round(i)]) for i in at},
+            **values,
+        )
+    ]
+
+  def _show(self, step: int, some: list[dict]) -> None:
+    """Shows the first response of some groups on the screen."""
+    self._display.table(
+        f"responses at step {step}",
+        ["prompt", "response", "correct", "reward"],
+        [
+            [
+                line["prompt"],
+                line["response"],
+                "yes" if line["correct"] else "no",
+                "none" if line["reward"] is None else f"{line['reward']:+.2f}",
+            ]
+            for line in some[:3]
+        ],
+    )
+
+
+def _outcome_inputs(rows: Experience) -> dict[str, Any]:
+  """What `credit.outcome` reads of rows, before there is a batch."""
+  return dict(
+      correct_B=rows.correct_B,
+      scores_NB=rows.scores_NB,
+      lengths_B=rows.rollouts.lengths_B,
+      truncated_B=rows.rollouts.truncated_B,
+      groups_B=rows.rollouts.ids_B,
+      progress=np.float32(0),
+  )
+
+
+def _groups(ids_B: np.ndarray) -> list[np.ndarray]:
+  """Row numbers of each group: adjacent rows that share an id."""
+  ends = np.flatnonzero(np.diff(ids_B)) + 1
+  return np.split(np.arange(len(ids_B)), ends)
+
+
+def _markdown(groups: list[list[dict]]) -> str:
+  """Groups as Markdown; responses are code, so that no text is markup."""
+  out = []
+  for group in groups:
+    out.append(f"### Prompt {group[0]['group']}\n\n{_code(group[0]['prompt'])}")
+    for line in group:
+      verdict = "correct" if line["correct"] else "incorrect"
+      out.append(f"{verdict}, reward {line['reward']}, {line['length']} tokens")
+      out.append(_code(line["response"]))
+  return "\n\n".join(out)
+
+
+def _code(text: str) -> str:
+  return "\n".join(f"    {x}" for x in text.splitlines())
+
+
+def _histograms(groups: list[list[dict]]) -> dict[str, np.ndarray]:
+  """The distributions of rewards, lengths and numbers of tokens."""
+  flat: dict[str, list] = {}
+  for line in (line for group in groups for line in group):
+    for name in ("reward", "length", "advantage", "logp", "entropy", "ratio"):
+      value = line.get(name)
+      if isinstance(value, list):
+        flat.setdefault(name, []).extend(value)
+      elif value is not None:
+        flat.setdefault(name, []).append(value)
+  return {name: np.array(x, float) for name, x in flat.items()}
