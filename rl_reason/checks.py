@@ -10,7 +10,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import combinations, config, functions, tasks
+from rl_reason import combinations, config, functions, tasks, verifiers
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
@@ -119,24 +119,37 @@ def _data(c) -> None:
   """Rows of files."""
   d = c.data
   with faults_of("data.train"):
-    for source, _ in combinations.sources(c, "train"):
+    train = combinations.sources(c, "train")
+    for source, _ in train:
       if source.benchmark and not d.allow_benchmarks:
         fail(
             f"data.train: {source.name}:{source.split} is a benchmark: leave it"
             " out, or set data.allow_benchmarks = True"
         )
   with faults_of("data.evaluate"):
-    weights = [w for _, w in combinations.sources(c, "evaluate")]
-  if any(w is not None for w in weights):
+    evaluate = combinations.sources(c, "evaluate")
+  if any(weight is not None for _, weight in evaluate):
     fail("data.evaluate: sets are evaluated separately: leave out the weights")
   with faults_of("data.kind"):
-    for kind in datasets.assignments(d.kind).values():
+    kinds = datasets.assignments(d.kind)
+    for kind in kinds.values():
       task_files.check_kind(kind)
-    parts = [
-        *combinations.sources(c, "train"),
-        *combinations.sources(c, "evaluate"),
-    ]
-    datasets.kinds(d.kind, [source for source, _ in parts])
+  for name in filter(None, kinds):
+    if not any(name in source.names for source, _ in train + evaluate):
+      fail(
+          f"data.kind: {name!r} is no file of data.train or data.evaluate;"
+          " known sets have a kind of their own"
+      )
+  unverified = any(
+      not source.name and datasets.kind_of(d.kind, source) == verifiers.NONE
+      for source, _ in train
+  )
+  if unverified and c.rl.steps and not c.reward.functions:
+    fail(
+        "reward.functions: nothing verifies the rows of data.kind = 'none', so"
+        " that only functions can reward a response: name one, as in"
+        " 'my_rewards:f*1'"
+    )
   with faults_of("data.template"):
     templates.choose(d.template, "")
   with faults_of("data.columns"):

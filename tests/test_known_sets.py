@@ -140,21 +140,24 @@ def test_kinds_of_files(tmp_path):
   names = "a.jsonl", "b.jsonl", "c.jsonl"
   for name in names:
     (tmp_path / name).write_text("")
-  parts = datasets.parse_all(
-      ",".join(str(tmp_path / x) for x in names), "train"
-  )
-  sources = [x for x, _ in parts] + [datasets.parse("gsm8k")]
-  found = datasets.kinds(f"a.jsonl=code, {tmp_path}/b.jsonl=my:f,none", sources)
-  assert list(found.values()) == ["code", "my:f", "none"]
-  assert set(datasets.kinds("a.jsonl=code", sources).values()) == {
-      "code",
-      "math",
-  }
-  for wrong in ("d.jsonl=code", "gsm8k=code"):
-    with pytest.raises(
-        DataError, match="is no file of data.train or data.eval"
-    ):
-      datasets.kinds(wrong, sources)
+  sources = [datasets.parse(str(tmp_path / x)) for x in names]
+  text = f"a.jsonl=code, {tmp_path}/b.jsonl=my:f,none"
+  found = [datasets.kind_of(text, x) for x in sources]
+  assert found == ["code", "my:f", "none"]
+  assert datasets.kind_of("a.jsonl=code", sources[1]) == "math"
+  assert not datasets.parse("gsm8k").names
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [("code", '{"tests": "1"}'), ("my:f", '{"tests": "1"}'), ("none", None)],
+)
+def test_a_reference_answer_may_be_an_object(tmp_path, kind, answer):
+  row = {"question": "?", "answer": {"tests": "1"} if answer else ""}
+  [one] = examples(write(tmp_path, row), kind=kind)
+  assert one.answer == (answer or "")
+  [none] = examples(write(tmp_path, row | {"answer": [1]}))
+  assert isinstance(none, Malformed)
 
 
 @pytest.mark.parametrize(

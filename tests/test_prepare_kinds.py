@@ -33,6 +33,7 @@ def test_prompts_without_reference_answers(make, tmp_path):
       ]
   )
   c = make(kind="none", chat=True, system="Rhyme.")
+  c.reward.functions = "length*-1"
   c.data.train = str(tmp_path / "poems.parquet")
   pyarrow.parquet.write_table(table, c.data.train)
   first, second = rows(run(c, tmp_path))

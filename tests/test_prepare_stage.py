@@ -137,6 +137,10 @@ def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
             "data.kind = 'poetry': must be one of math, choice",
         ),
         ({"template": "mine"}, "data.template = 'mine': must be one of plain"),
+        (
+            {"kind": "none", "train": "owner/poems"},
+            "reward.functions = '': nothing verifies",
+        ),
         ({"template": "math=code"}, "data.template = .*must be one of plain"),
         (
             {"kind": "x.jsonl=code"},

@@ -35,6 +35,9 @@ FORMATS = {
     ("choice", "plain"): ([], LINE),
     ("choice", "r1_zero"): (TAGS, TAGGED),
     ("choice", "qwen_boxed"): BOXED,
+    ("none", "plain"): ([], LINE),
+    ("none", "r1_zero"): (TAGS, TAGGED),
+    ("none", "qwen_boxed"): BOXED,
 }
 
 
@@ -112,8 +115,9 @@ def own(tmp_path, monkeypatch):
         ("math=dapo,plain", "choice", ("choice", "plain")),
         ("dapo", "my:check", ("math", "dapo")),  # a kind of the user takes all
         ("my:check=choice,dapo", "my:check", ("choice", "choice")),
-        ("none=code", "none", ("code", "code")),
-        ("math=dapo", "none", ("math", "plain")),
+        ("math=dapo", "my:check", ("none", "plain")),
+        ("dapo", "none", ("none", "plain")),
+        ("dapo,none=r1_zero", "none", ("none", "r1_zero")),
     ],
 )
 def test_a_template_by_kind(text, kind, expected):
@@ -140,13 +144,13 @@ def test_a_template_of_the_user(own, tok):
     [
         (
             "mine",
-            "must be one of plain, dapo,.* or pairs such as math=dapo,code",
+            "must be one of plain, r1_zero.* or pairs such as math=dapo,code",
         ),
         (
             "math=code",
             "must be one of plain, dapo, r1_zero, qwen_boxed, module",
         ),
-        ("maht=plain", "'maht' is none of the kinds math, code, choice"),
+        ("maht=plain", "'maht' is none of the kinds math, code, choice, none"),
         ("math=dapo,math=plain", "is not of the form"),
         ("math=", "is not of the form"),
         ("=dapo", "is not of the form"),

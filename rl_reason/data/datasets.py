@@ -112,6 +112,12 @@ class Source(NamedTuple):
   place: str
 
   @property
+  def names(self) -> tuple[str, ...]:
+    """What `kind_of` may call it; a known set has a kind of its own."""
+    names = self.text, self.place, pathlib.Path(self.place).name
+    return () if self.name else names
+
+  @property
   def benchmark(self) -> bool:
     """Whether the source is meant for evaluation."""
     return bool(self.name) and self.split != "train"
@@ -217,29 +223,18 @@ def columns(text: str) -> dict[str, tuple[str, ...]]:
   return mapping
 
 
-def kinds(text: str, sources: Sequence[Source]) -> dict[str, str]:
-  """The verifier of each source that is no known set, by the source's text.
+def kind_of(text: str, source: Source) -> str:
+  """The verifier of a source that is no known set.
 
   Args:
-    text: 'math', or 'problems.jsonl=code,math' with names of files.
-    sources: of the run.
+    text: 'math', or 'tasks.jsonl=code,math' with names of files.
+    source: of the run.
 
   Raises:
-    DataError: a name is that of no source.
+    DataError: the text is malformed.
   """
-  given, out, used = assignments(text), {}, {""}
-  for source in (x for x in sources if not x.name):
-    names = source.text, source.place, pathlib.Path(source.place).name
-    key = next((x for x in names if x in given), "")
-    used.add(key)
-    out[source.text] = given.get(key, "math")
-  for key in given:
-    if key not in used:
-      raise DataError(
-          f"{key!r} is no file of data.train or data.evaluate; known sets have"
-          " a kind of their own"
-      )
-  return out
+  given = assignments(text)
+  return given.get(next((x for x in source.names if x in given), ""), "math")
 
 
 def files(source: Source) -> list[tuple[str, pathlib.Path]]:
@@ -378,13 +373,14 @@ def examples(
 
 def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
   """How the rows of a set that is not known are read."""
-  answer = column(*mapping["answer"])
+  cell = column(*mapping["answer"])
+  readers = {"math": known_sets.math_answer(cell), "choice": cell}
   return Known(
       hub=source.place,
       splits={},
       kind=kind,
       question=column(*mapping["question"]),
-      answer=known_sets.math_answer(answer) if kind == "math" else answer,
+      answer=readers.get(kind, known_sets.json_text(cell)),
       difficulty=column(*mapping["difficulty"]),
       response=column(*mapping["response"], *mapping["chosen"]),
       rejected=column(*mapping["rejected"]),

@@ -106,6 +106,16 @@ def math_answer(field: Field) -> Field:
   return read
 
 
+def json_text(field: Field) -> Field:
+  """Reads an object or a list as a JSON text, for code and users' verifiers."""
+
+  def read(row):
+    cell = field(row)
+    return json.dumps(cell) if isinstance(cell, dict | list) else cell
+
+  return read
+
+
 def _gsm8k_solution(row) -> str:
   """The solution without calculator annotations and without its last line."""
   solution = re.sub(r"<<[^<>]*>>", "", text(row["answer"]))

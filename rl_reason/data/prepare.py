@@ -174,9 +174,8 @@ def _writer(path: pathlib.Path):
 class _Preparation:
   """Writes the sources of a run, evaluation sets first."""
 
-  def __init__(self, config, kinds, out: pathlib.Path, tok, stop, pool):
+  def __init__(self, config, out: pathlib.Path, tok, stop, pool):
     self._data, self._out, self._stop = config.data, out, stop
-    self._kinds = kinds  # of `datasets.kinds`
     self._builder = RowBuilder(config, tok)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
@@ -184,7 +183,7 @@ class _Preparation:
   def _rows(self, tally: Tally, source: datasets.Source) -> Iterator[dict]:
     """Yields the rows of a source that pass, and counts the others."""
     mapping = datasets.columns(self._data.columns)
-    kind = self._kinds.get(source.text, "")
+    kind = datasets.kind_of(self._data.kind, source)
     examples = datasets.examples(source, mapping, kind)
     while batch := list(itertools.islice(examples, AHEAD)):
       # Workers verify the reference answers of the whole batch meanwhile.
@@ -267,10 +266,6 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _sources(parts) -> list[datasets.Source]:
-  return [source for source, _ in parts["evaluate"] + parts["train"]]
-
-
 def _lines(sources: list[dict], learns: bool) -> list[str]:
   """What became of the rows, for the screen: a line for each reason.
 
@@ -325,8 +320,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   tok = tokenizer.load(tok_path, "")
   r, tallies = config.reward, []
   with workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool:
-    kinds = datasets.kinds(config.data.kind, _sources(parts))
-    work = _Preparation(config, kinds, out, tok, stop, pool)
+    work = _Preparation(config, out, tok, stop, pool)
     # Evaluation sets first: training rows are compared with them.
     for use in ("evaluate", "train"):
       for index, (source, _) in enumerate(parts[use]):
@@ -392,7 +386,8 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
         train=datasets.parse_all(d.train, "train"),
     )
     tok_path = tokenizer_path(config, resolve(config))
-    identity = _identity(config, tok_path, _sources(parts))
+    sources = [source for source, _ in parts["evaluate"] + parts["train"]]
+    identity = _identity(config, tok_path, sources)
     report = place / "data.json"
     done = report.exists() and json.loads(report.read_text())
     if done and done["identity"] == identity:

@@ -1,12 +1,12 @@
 """Prompt templates: how a question is presented, and a response in its form.
 
-Each kind of row (math, code, choice) has templates of its own, by the name of
-their style. `plain` is the question alone. The others also ask for a format of
-the response in which the final answer can be found: `dapo` a last line
-"Answer: ..." (Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and answer
-tags (DeepSeek-AI 2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et al. 2024,
-arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes or no.
-The formats are those of the papers, the wording is not.
+Each kind of row (math, code, choice, none) has templates of its own, by the
+name of their style. `plain` is the question alone. The others also ask for a
+format of the response in which the final answer can be found: `dapo` a last
+line "Answer: ..." (Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and
+answer tags (DeepSeek-AI 2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et
+al. 2024, arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes
+or no. The formats are those of the papers, the wording is not.
 """
 
 import inspect
@@ -88,10 +88,16 @@ TEMPLATES = {
         "r1_zero": _TAGS,
         "qwen_boxed": _BOXED,
     },
+    verifiers.NONE: {
+        "plain": _PLAIN,
+        "r1_zero": _TAGS,
+        "qwen_boxed": _BOXED,
+    },
 }
-# Rows of other kinds, with a verifier of the user or none, take any style.
-_MATH, _CODE, _CHOICE = TEMPLATES.values()
-_ALL = _MATH | _CODE | _CHOICE | _MATH
+# Rows with a verifier of the user take any style.
+_ALL = {
+    x: t for known in reversed(TEMPLATES.values()) for x, t in known.items()
+}
 
 # Wordings of the same question; the first one leaves it unchanged.
 PARAPHRASES = (
@@ -125,12 +131,12 @@ def choose(text: str, kind: str) -> Template:
   styles = datasets.assignments(text)
   for name, style in styles.items():
     _find(style, name)
-    if name not in (*verifiers.KINDS, verifiers.NONE, "") and ":" not in name:
+    if name and name not in TEMPLATES and ":" not in name:
       raise ValueError(f"{name!r} is none of the kinds {', '.join(TEMPLATES)}")
   style = styles.get(kind, styles.get("", ""))
   known = TEMPLATES.get(kind, _ALL)
   if style not in known and ":" not in style:
-    return next(iter(TEMPLATES.get(kind, TEMPLATES["math"]).values()))
+    return next(iter(TEMPLATES.get(kind, TEMPLATES["none"]).values()))
   return _find(style, kind)
 
 

@@ -88,13 +88,25 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
       tmp_path / "own.jsonl",
       [dict(question=f"Is {i} odd?", answer=i % 2) for i in range(6)],
   )
+  code = save_lines(
+      tmp_path / "mbpp.jsonl",
+      [dict(text=f"Add {i}.", test_list=["assert f(1)"]) for i in range(20)],
+  )
+  human = save_lines(
+      tmp_path / "human.jsonl",
+      [dict(prompt="def f(x):", test="def check(f): f(1)", entry_point="f")],
+  )
+  poems = tmp_path / "poems.csv"
+  poems.write_text("prompt,words\n" + "".join(f"{i}?,9\n" for i in range(20)))
   flags = [f"--config.{name}={value}" for name, value in SMALL.items()]
   workdir = f"--workdir={tmp_path / 'run'}"
   command(
       "--config=configs/dapo_qwen.py",
       f"--config.model.path={model}",
-      f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'}",
-      f"--config.data.evaluate=aime24@{aime},{own}",
+      f"--config.data.train={tmp_path / 'dapo-math-17k.parquet'},"
+      f"mbpp:train@{code},{poems}",
+      "--config.data.kind=poems.csv=none,math",
+      f"--config.data.evaluate=aime24@{aime},{own},humaneval@{human}",
       *flags,
       workdir,
   )
@@ -102,20 +114,21 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
   lines = [json.loads(x) for x in (run / "metrics.jsonl").open()]
   evaluated = [x for x in lines if x["stage"] == "evaluate"]
   assert [x["step"] for x in evaluated] == [0, 1, 2]
-  for name in ("aime24", "own"):
+  for name in ("aime24", "own", "humaneval"):
     assert 0 <= evaluated[-1][f"val-core/{name}/acc/mean@2"] <= 1
   steps = [x for x in lines if x["stage"] == "rl"]
   for name in ("boxed", "steps", "length"):
     assert all(f"reward/{name}/mean" in x for x in steps)
   assert not any(x["train/verifier_failures"] for x in steps)
-  sample = json.loads((run / "samples.jsonl").open().readline())
-  assert sample["prompt"].startswith("<|s|>user Work out")
+  prompts = {json.loads(x)["prompt"] for x in (run / "samples.jsonl").open()}
+  for start in ("Work out the math problem", "Solve this task in Python"):
+    assert any(x.startswith(f"<|s|>user {start}") for x in prompts), prompts
 
   before = (run / "data" / "data.json").read_text()
   command("--stage=evaluate", workdir)
   assert (run / "data" / "data.json").read_text() == before
   results = json.loads((run / "results-newest.json").read_text())["results"]
-  assert set(results) == {"aime24", "own"}
+  assert set(results) == {"aime24", "own", "humaneval"}
   assert results["own"]["mean@2,none"] >= 0
   page = (run / "responses-newest.html").read_text()
   assert "What is 3 times 7?" in page
@@ -149,7 +162,7 @@ def test_prepare(tmp_path):
       f"--config.data.train={path}",
       f"--workdir={tmp_path / 'run'}",
   ]
-  assert "1 of 1 rows kept" in command(*flags)[0]
+  assert f"1 of 1 rows of {path} kept" in command(*flags)[0]
   [row] = tiny_data.rows(tmp_path / "run" / "data")
   assert row.response == "It is 2."
   assert "prepared already" in command(*flags)[0]
