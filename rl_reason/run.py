@@ -1,0 +1,427 @@
+"""A run in one work directory, for the command line and for Python.
+
+`stages` is what `main` runs after the command line is checked. `train` is the
+same for a notebook or a script: rows, rewards, a task and a logger may be
+objects of Python, mistakes are exceptions. Nothing here imports jax before the
+config is checked.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from rl_reason import (
+    checks,
+    config as config_lib,
+    functions,
+    given,
+    run_directory,
+    tasks,
+)
+from rl_reason.config import ConfigError
+from rl_reason.data import datasets
+
+TRAINS = ("all", "sft", "value", "reward_model")
+HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[threading.Event]:
+  """An event that SIGTERM and Ctrl-C set; the second time means it.
+
+  Signals reach the main thread only, elsewhere nothing sets the event.
+  """
+  stop, before = threading.Event(), {}
+
+  def ask(number, _):
+    stop.set()
+    signal.signal(number, signal.SIG_DFL)
+
+  if threading.current_thread() is threading.main_thread():
+    for number in (signal.SIGTERM, signal.SIGINT):
+      before[number] = signal.signal(number, ask)
+  try:
+    yield stop
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def use_compilation_cache(workdir: pathlib.Path) -> None:
+  """Caches programs in the work directory: a resumed run starts in seconds."""
+  import jax
+
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def stages(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    screen: Any,
+    stop: threading.Event,
+    *,
+    stage: str = "all",
+    step: str = "newest",
+    logger: Any = None,
+) -> tuple[Any, Any]:
+  """Runs a stage, or all of them.
+
+  Args:
+    config: checked; what a checkpoint decides is filled in.
+    workdir: everything that the run writes.
+    screen: a `Display`.
+    stop: set by SIGTERM.
+    stage: of `main.STAGES`.
+    step: which checkpoint 'evaluate' and 'export' take.
+    logger: one more logger; see `monitoring.loggers`.
+
+  Returns:
+    the session, and the parameters that training ended with; None where a
+    stage has none.
+
+  Raises:
+    ConfigError, RunError, DataError: what the user can mend, in one line.
+    Stopped: by a signal; the state is saved.
+  """
+  import jax
+
+  from rl_reason.data import prepare
+  from rl_reason.evaluation import command
+  from rl_reason.hf import export
+  from rl_reason.monitoring import metrics
+  from rl_reason.report import environment, page, scores
+  from rl_reason.reward_models import classifier, train as reward_model
+  from rl_reason.session import open_session, resolve
+  from rl_reason.training import initial_state, rl, sft, value
+
+  if stage == "report":
+    workdir.mkdir(parents=True, exist_ok=True)
+    screen.say(f"report: {page.write(workdir)}")
+    return None, None
+  with contextlib.ExitStack() as cleanup:
+    # Fill in the shape of the checkpoint, check it, and prepare data files.
+    source = resolve(config)
+    checks.devices(config, jax.device_count())
+    workdir.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
+      lock = run_directory.lock(workdir, screen.say)
+      cleanup.callback(lock.close)
+    run_directory.record(config, source and source.path)
+    if stage == "prepare":
+      prepare.run(config, workdir, screen, stop)
+      return None, None
+    files = None
+    if config.task.name == tasks.FILES:
+      directory = workdir
+      if stage == "evaluate":  # the training data of the run stay as they are
+        config.data.train, directory = "", workdir / "evaluation"
+      files = prepare.run(config, directory, screen, stop)
+    session = open_session(config, workdir, screen, stop, files, logger=logger)
+    cleanup.callback(session.log.close)
+    cleanup.callback(session.rewards.close)
+    if stage in TRAINS:
+      classifier.check(session)
+    # Written only now: a run that cannot begin leaves the directory free.
+    if jax.process_index() == 0 and stage in TRAINS:
+      metrics.write_json(workdir / "config.json", config_lib.flat(config))
+      metrics.write_json(workdir / "environment.json", environment.describe())
+
+    params = None
+    with jax.set_mesh(session.mesh):
+      if stage == "evaluate":
+        command.run(session, step)
+      elif stage == "export":
+        export.run(session, step)
+      else:
+        # SFT, then a reward model; or value pretraining, then RL.
+        params = sft.run(session)
+        critic_params = counters = None
+        if stage == "reward_model":
+          reward_model.run(session, params)
+        elif stage != "sft" and config_lib.has_critic(config):
+          critic_params, counters = value.run(session, params)
+        if stage == "all":
+          if config.lora.rank:  # under the same name, to free the fp32 copy
+            params = initial_state.frozen_base(session, params)
+          params = rl.train(session, params, critic_params, counters)
+    screen.end_stage()
+    if jax.process_index() == 0:
+      for line in scores.summary(workdir):
+        screen.say(line)
+      screen.say(f"report: {page.write(workdir)}")
+    return session, params
+
+
+# --- from Python -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What `train` returns.
+
+  Attributes:
+    workdir: everything that the run wrote, the report among it.
+    config: of the run, complete.
+    params: parameters of the policy, a pytree of arrays.
+    session: tokenizer, model shape, rollout engine and so on.
+  """
+
+  workdir: pathlib.Path
+  config: ml_collections.ConfigDict
+  params: Any
+  session: Any
+
+  @functools.cached_property
+  def history(self) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl: {"stage", "step", and metrics by name}."""
+    from rl_reason.monitoring import metrics
+
+    return metrics.read_jsonl(self.workdir / metrics.FILES[0])
+
+  @property
+  def metrics(self) -> dict[str, Any]:
+    """The last value of each metric: 'rl/critic/rewards/mean', ..."""
+    return {
+        f"{line['stage']}/{name}": value
+        for line in self.history
+        for name, value in line.items()
+        if name not in ("stage", "step")
+    }
+
+  def sample(
+      self,
+      prompts: Sequence[str],
+      *,
+      count: int = 1,
+      temperature: float = 1.0,
+      seed: int = 0,
+  ) -> list[list[str]]:
+    """Responses of the trained policy.
+
+    Args:
+      prompts: texts as the model reads them, of rollout.max_prompt tokens at
+        most; `row.prompt` of prepared rows is one.
+      count: responses to each prompt.
+      temperature: 0 is greedy.
+      seed: of the sampling noise.
+
+    Returns:
+      `count` texts for each prompt.
+    """
+    import jax
+    import numpy as np
+
+    from rl_reason.data import pipelines, tokenizer
+    from rl_reason.scale import sharding
+    from rl_reason.session import num_shards
+
+    s, slots = self.session, self.config.rollout.max_prompt
+    # Rows are split over the devices: the last ones may be repetitions.
+    filled = [*prompts, *[prompts[0]] * (-len(prompts) % num_shards(s))]
+    packed = pipelines.pack_prompts(s.tok, filled, range(len(filled)), slots)
+    with jax.set_mesh(s.mesh):
+      rollouts = sharding.fetch(
+          s.engine.sample(
+              s.engine.weights(self.params),
+              packed,
+              sharding.put(s.mesh, jax.random.key(seed)),
+              np.float32(temperature),
+              group_size=count,
+          )
+      )
+    texts = tokenizer.decode(
+        s.tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
+    )
+    return [texts[n * count : (n + 1) * count] for n in range(len(prompts))]
+
+
+Reward = str | Callable | tuple[Callable | str, float]
+
+
+def train(
+    config: str | ml_collections.ConfigDict = "dapo",
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    evaluate_rows: Iterable[Mapping[str, Any]] | None = None,
+    reward: Reward | Sequence[Reward] = (),
+    task: Any = None,
+    logger: Any = None,
+    overrides: Mapping[str, Any] | None = None,
+    workdir: str | pathlib.Path | None = None,
+    stage: str = "all",
+    show: bool = True,
+) -> Result:
+  """Trains a model: SFT if the config has it, RL, evaluation before and after.
+
+  The same run as that of the command line, in this process:
+
+    result = rl_reason.train(
+        "dapo_qwen",
+        rows=[{"question": "1+1?", "answer": "2"}, ...],
+        reward=lambda response, row: -len(response.text) / 1000,
+        overrides={"model.path": "Qwen/Qwen2.5-0.5B"},
+    )
+
+  Args:
+    config: a preset such as 'dapo', a file 'my_config.py', or a ConfigDict.
+    rows: training rows with the columns that a data file would have; any
+      iterable of dicts, such as a Dataset of Hugging Face. Rows without a
+      reference answer are judged by `reward` alone (data.kind = 'none').
+    evaluate_rows: held-out rows; if None, every fifth of `rows`.
+    reward: a function, (function, weight), or several of them, in any of the
+      forms of `tasks.reward_terms`; a text is a term of the config, such as
+      'length*-0.1'. They are added to the verdict of the verifier.
+    task: an object or a module with `problem` and `verify`; see `tasks`.
+    logger: a function of (metrics, step), an object with `write` and `close`,
+      or several; see `monitoring.loggers`. They come beside log.loggers.
+    overrides: full names of fields -> their values.
+    workdir: resumed if it holds a run of this config; if None, a new directory
+      runs/train-1, runs/train-2, ...
+    stage: 'all', or one of `TRAINS`.
+    show: whether to print progress.
+
+  Raises:
+    ConfigError: a field or an argument cannot work.
+    RunError, DataError: the run cannot go on; its state is saved.
+    Stopped: SIGTERM or Ctrl-C; the same call with this workdir resumes.
+  """
+  if stage not in TRAINS:
+    raise ConfigError(f"stage = {stage!r}: must be one of {', '.join(TRAINS)}")
+  path = _new_directory() if workdir is None else pathlib.Path(workdir)
+  fields, notes = dict(overrides or {}), []
+  if task is not None:
+    fields["task.name"] = task if isinstance(task, str) else given.name_of(task)
+  if rows is not None:
+    found, said = _row_fields(config, fields, path, rows, evaluate_rows)
+    fields, notes = fields | found, said
+  elif evaluate_rows is not None:
+    raise ConfigError("evaluate_rows: rows are missing, to train on")
+  several = isinstance(reward, Sequence) and not isinstance(reward, str)
+  if isinstance(reward, tuple) and len(reward) == 2:
+    several = not isinstance(reward[1], int | float)
+  terms = [_term(x) for x in (reward if several else [reward])]
+  if terms:
+    before = [fields.get("reward.functions", _field(config, "reward.functions"))]
+    fields["reward.functions"] = ",".join([*filter(None, before), *terms])
+  c, more = checks.checked(config, fields)
+  checks.files(c)
+  run_directory.check(path, c)
+
+  with stopping() as stop:
+    import jax
+
+    from rl_reason.monitoring import display
+
+    use_compilation_cache(path)
+    screen = display.Display(show and jax.process_index() == 0)
+    try:
+      for line in (f"rl_reason: {stage}, work directory {path}", *notes, *more):
+        screen.say(line)
+      session, params = stages(
+          c, path, screen, stop, stage=stage, logger=logger
+      )
+    finally:
+      screen.close()
+  return Result(path, c, params, session)
+
+
+def _new_directory() -> pathlib.Path:
+  """The first of runs/train-1, runs/train-2, ... that is not there."""
+  number = 1
+  while (path := pathlib.Path("runs") / f"train-{number}").exists():
+    number += 1
+  return path
+
+
+def _field(config: str | ml_collections.ConfigDict, name: str) -> Any:
+  """A field of a config before the overrides."""
+  c = config_lib.read(config) if isinstance(config, str) else config
+  return config_lib.at(c, name)
+
+
+def _term(reward: Reward) -> str:
+  """A reward as a term of reward.functions."""
+  if isinstance(reward, str):
+    return reward
+  function, weight = reward if isinstance(reward, tuple) else (reward, 1.0)
+  if isinstance(function, str):
+    return f"{function}*{weight}"
+  if not callable(function):
+    raise ConfigError(
+        f"reward = {function!r}: must be a function, (function, weight), a term"
+        " such as 'length*-0.1', or several of them"
+    )
+  return f"{given.name_of(function)}*{weight}"
+
+
+def _row_fields(
+    config: str | ml_collections.ConfigDict,
+    fields: Mapping[str, Any],
+    workdir: pathlib.Path,
+    rows: Iterable[Mapping[str, Any]],
+    evaluate_rows: Iterable[Mapping[str, Any]] | None,
+) -> tuple[dict[str, Any], list[str]]:
+  """Writes rows to files; returns the fields that name them, and remarks."""
+  train, notes, out = list(rows), [], {"task.name": tasks.FILES}
+  if evaluate_rows is None:
+    evaluate = train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE] or train[1:2]
+    del train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
+    train = train if evaluate[:1] != train[1:2] else train[:1] + train[2:]
+    notes.append(
+        f"evaluate_rows: none are given, so {len(evaluate)} rows are held out,"
+        f" and {len(train)} rows train"
+    )
+  else:
+    evaluate = list(evaluate_rows)
+  names = datasets.columns(
+      fields.get("data.columns", _field(config, "data.columns"))
+  )["answer"]
+  everything = [*train, *evaluate]
+  kind = fields.get("data.kind", _field(config, "data.kind"))
+  if kind != "none" and not any(_has(row, names) for row in everything):
+    out["data.kind"] = "none"
+    notes.append(
+        "data.kind = 'none': no row has a reference answer"
+        f" ({', '.join(names)}), so the reward is that of the functions alone"
+    )
+  out["data.train"] = _write_rows(workdir, "rows", train)
+  out["data.evaluate"] = _write_rows(workdir, "evaluate_rows", evaluate)
+  return out, notes
+
+
+def _has(row: Mapping[str, Any], names: Iterable[str]) -> bool:
+  return any(row.get(x.partition(".")[0]) not in (None, "") for x in names)
+
+
+def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
+  """Writes rows as JSON lines, in a file that is named by their content."""
+  lines = []
+  for number, row in enumerate(rows):
+    try:
+      # Arrays and scalars of NumPy, tensors: as lists and numbers.
+      lines.append(json.dumps(dict(row), default=lambda x: x.tolist()))
+    except (TypeError, ValueError, AttributeError) as e:
+      raise ConfigError(
+          f"{name}: row {number} is no dict of JSON values"
+          f" ({functions.one_line(e)}); leave out columns of other types"
+      ) from None
+  if not lines:
+    raise ConfigError(f"{name}: there is no row; at least 2 are needed")
+  text = "".join(f"{line}\n" for line in lines)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  path = workdir / "rows" / f"{name}-{digest}.jsonl"
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  return str(path)
