@@ -1,3 +1,17 @@
-"""RL of reasoning language models in JAX, as a small set of pure functions."""
+"""RL of reasoning language models in JAX, as a small set of pure functions.
+
+`train` is the entry from Python; see `rl_reason/run.py`.
+"""
+
+from typing import Any
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+  """`train`, imported when it is asked for: the package imports nothing."""
+  if name != "train":
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  from rl_reason.run import train
+
+  return train

@@ -22,12 +22,13 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def checked(
-    path: str, given: Mapping[str, Any]
+    path: str | ml_collections.ConfigDict, given: Mapping[str, Any]
 ) -> tuple[ml_collections.ConfigDict, list[str]]:
   """Reads and checks a config with its overrides.
 
   Args:
-    path: FILE.py, or FILE.py:variant; or the name of a preset.
+    path: FILE.py, or FILE.py:variant; or the name of a preset; or a config,
+      which is copied.
     given: full name of a field -> its value, or text.
 
   Returns:
@@ -37,8 +38,12 @@ def checked(
   Raises:
     ConfigError: the first thing that is wrong.
   """
-  c = config.read(path)
-  _, preset = config.find(path.partition(":")[0])
+  preset = ""
+  if isinstance(path, str):
+    c = config.read(path)
+    _, preset = config.find(path.partition(":")[0])
+  else:
+    c, path = path.copy_and_resolve_references(), "the config"
   notes = [*filter(None, [preset]), *config.override(c, given)]
   try:
     fields(c, tuple(given))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from rl_reason import config, functions, tasks
+from rl_reason import config, functions, given, tasks
 from rl_reason.data import datasets, known_sets
 from rl_reason.tasks import reward_terms
 
@@ -174,7 +174,7 @@ def _rewards(c) -> None:
     for term in reward_terms.terms(r.functions):
       if not reward_terms.is_model(term.name):
         reward_terms.find(term.name)
-      if r.executor == "process" and term.name.startswith("__main__:"):
+      if r.executor == "process" and term.name.startswith(given.LOCAL):
         fail(
             f"reward.executor: another process cannot import {term.name}: put"
             " the function into a module of its own, or use 'thread'"

@@ -9,16 +9,14 @@ cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
 """
 
 import pathlib
-import signal
 import sys
-import threading
 
 from absl import app, flags
 
-from rl_reason import checks, config as config_lib, run_directory
+from rl_reason import checks, config as config_lib, run, run_directory
+from rl_reason.data import datasets
 
-TRAINS = ("all", "sft", "value", "reward_model")
-STAGES = (*TRAINS, "prepare", "evaluate", "export", "report")
+STAGES = (*run.TRAINS, "prepare", "evaluate", "export", "report")
 
 FLAGS = flags.FLAGS
 _CONFIG = flags.DEFINE_string(
@@ -130,104 +128,33 @@ def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 def _run(config, workdir: pathlib.Path) -> int:
   """Runs the stages; returns the exit code."""
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
-  stop = threading.Event()
+  with run.stopping() as stop:
+    import jax  # after the checks: they need no accelerator
 
-  def ask(number, _):
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)  # the second time means it
+    run.use_compilation_cache(workdir)
+    if _DISTRIBUTED.value:
+      jax.distributed.initialize(
+          _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
+      )
+    from rl_reason import structs
+    from rl_reason.monitoring import display
 
-  signal.signal(signal.SIGTERM, ask)
-  signal.signal(signal.SIGINT, ask)
-
-  import jax  # after the checks: they need no accelerator
-
-  if not jax.config.jax_compilation_cache_dir:
-    # A resumed run then starts in seconds, from its own directory.
-    jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-  if _DISTRIBUTED.value:
-    jax.distributed.initialize(
-        _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
-    )
-  from rl_reason import structs, tasks
-  from rl_reason.data import datasets, prepare
-  from rl_reason.evaluation import command
-  from rl_reason.hf import export
-  from rl_reason.monitoring import display, metrics
-  from rl_reason.report import environment, page, scores
-  from rl_reason.reward_models import classifier, train
-  from rl_reason.session import open_session, resolve
-  from rl_reason.training import initial_state, rl, sft, value
-
-  screen = display.Display(jax.process_index() == 0)
-  stage, session, lock = _STAGE.value, None, None
-  try:
-    if stage == "report":
-      workdir.mkdir(parents=True, exist_ok=True)
-      screen.say(f"report: {page.write(workdir)}")
+    screen = display.Display(jax.process_index() == 0)
+    try:
+      what = dict(stage=_STAGE.value, step=_STEP.value)
+      run.stages(config, workdir, screen, stop, **what)
       return 0
-    # Fill in the shape of the checkpoint, check it, and prepare data files.
-    source = resolve(config)
-    checks.devices(config, jax.device_count())
-    workdir.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
-      lock = run_directory.lock(workdir, screen.say)
-    run_directory.record(config, source and source.path)
-    if stage == "prepare":
-      prepare.run(config, workdir, screen, stop)
-      return 0
-    files = None
-    if config.task.name == tasks.FILES:
-      directory = workdir
-      if stage == "evaluate":  # the training data of the run stay as they are
-        config.data.train, directory = "", workdir / "evaluation"
-      files = prepare.run(config, directory, screen, stop)
-    session = open_session(config, workdir, screen, stop, files)
-    if stage in TRAINS:
-      classifier.check(session)
-    # Written only now: a run that cannot begin leaves the directory free.
-    if jax.process_index() == 0 and stage in TRAINS:
-      metrics.write_json(workdir / "config.json", config_lib.flat(config))
-      metrics.write_json(workdir / "environment.json", environment.describe())
-
-    with jax.set_mesh(session.mesh):
-      if stage == "evaluate":
-        command.run(session, _STEP.value)
-      elif stage == "export":
-        export.run(session, _STEP.value)
-      else:
-        # SFT, then a reward model; or value pretraining, then RL.
-        params = sft.run(session)
-        critic_params = counters = None
-        if stage == "reward_model":
-          train.run(session, params)
-        elif stage != "sft" and config_lib.has_critic(config):
-          critic_params, counters = value.run(session, params)
-        if stage == "all":
-          if config.lora.rank:  # under the same name, to free the fp32 copy
-            params = initial_state.frozen_base(session, params)
-          rl.train(session, params, critic_params, counters)
-    screen.end_stage()
-    if jax.process_index() == 0:
-      for line in scores.summary(workdir):
-        screen.say(line)
-      screen.say(f"report: {page.write(workdir)}")
-    return 0
-  except structs.Stopped:
-    screen.say("stopped by a signal; the same command resumes the run")
-    return 143
-  except config_lib.ConfigError as e:
-    print(f"config error: {e}", file=sys.stderr)
-    return 2
-  except (structs.RunError, datasets.DataError) as e:
-    print(f"error: {e}", file=sys.stderr)
-    return 1
-  finally:
-    if session is not None:
-      session.log.close()
-    if lock is not None:
-      lock.close()
-    screen.close()
+    except structs.Stopped:
+      screen.say("stopped by a signal; the same command resumes the run")
+      return 143
+    except config_lib.ConfigError as e:
+      print(f"config error: {e}", file=sys.stderr)
+      return 2
+    except (structs.RunError, datasets.DataError) as e:
+      print(f"error: {e}", file=sys.stderr)
+      return 1
+    finally:
+      screen.close()
 
 
 if __name__ == "__main__":

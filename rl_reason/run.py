@@ -73,7 +73,8 @@ def stages(
     *,
     stage: str = "all",
     step: str = "newest",
-    logger: Any = None,
+    logger: Any = (),
+    devices: list | None = None,
 ) -> tuple[Any, Any]:
   """Runs a stage, or all of them.
 
@@ -84,7 +85,8 @@ def stages(
     stop: set by SIGTERM.
     stage: of `main.STAGES`.
     step: which checkpoint 'evaluate' and 'export' take.
-    logger: one more logger; see `monitoring.loggers`.
+    logger: one more logger, or several; see `monitoring.loggers`.
+    devices: of jax that the run uses; None for all.
 
   Returns:
     the session, and the parameters that training ended with; None where a
@@ -112,7 +114,7 @@ def stages(
   with contextlib.ExitStack() as cleanup:
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
-    checks.devices(config, jax.device_count())
+    checks.devices(config, len(devices or jax.devices()))
     workdir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
       lock = run_directory.lock(workdir, screen.say)
@@ -127,7 +129,9 @@ def stages(
       if stage == "evaluate":  # the training data of the run stay as they are
         config.data.train, directory = "", workdir / "evaluation"
       files = prepare.run(config, directory, screen, stop)
-    session = open_session(config, workdir, screen, stop, files, logger=logger)
+    session = open_session(
+        config, workdir, screen, stop, files, devices=devices, logger=logger
+    )
     cleanup.callback(session.log.close)
     cleanup.callback(session.rewards.close)
     if stage in TRAINS:
@@ -172,7 +176,7 @@ class Result:
 
   Attributes:
     workdir: everything that the run wrote, the report among it.
-    config: of the run, complete.
+    config: of the run, as checked; `session.config` has what was found, too.
     params: parameters of the policy, a pytree of arrays.
     session: tokenizer, model shape, rollout engine and so on.
   """
@@ -223,6 +227,7 @@ class Result:
     import numpy as np
 
     from rl_reason.data import pipelines, tokenizer
+    from rl_reason.randomness import key
     from rl_reason.scale import sharding
     from rl_reason.session import num_shards
 
@@ -235,7 +240,7 @@ class Result:
           s.engine.sample(
               s.engine.weights(self.params),
               packed,
-              sharding.put(s.mesh, jax.random.key(seed)),
+              key(s.mesh, seed, "sample"),
               np.float32(temperature),
               group_size=count,
           )
@@ -256,10 +261,11 @@ def train(
     evaluate_rows: Iterable[Mapping[str, Any]] | None = None,
     reward: Reward | Sequence[Reward] = (),
     task: Any = None,
-    logger: Any = None,
+    logger: Any = (),
     overrides: Mapping[str, Any] | None = None,
     workdir: str | pathlib.Path | None = None,
     stage: str = "all",
+    devices: list | None = None,
     show: bool = True,
 ) -> Result:
   """Trains a model: SFT if the config has it, RL, evaluation before and after.
@@ -289,6 +295,7 @@ def train(
     workdir: resumed if it holds a run of this config; if None, a new directory
       runs/train-1, runs/train-2, ...
     stage: 'all', or one of `TRAINS`.
+    devices: of jax that the run uses; None for all.
     show: whether to print progress.
 
   Raises:
@@ -312,7 +319,9 @@ def train(
     several = not isinstance(reward[1], int | float)
   terms = [_term(x) for x in (reward if several else [reward])]
   if terms:
-    before = [fields.get("reward.functions", _field(config, "reward.functions"))]
+    before = [
+        fields.get("reward.functions", _field(config, "reward.functions"))
+    ]
     fields["reward.functions"] = ",".join([*filter(None, before), *terms])
   c, more = checks.checked(config, fields)
   checks.files(c)
@@ -329,7 +338,13 @@ def train(
       for line in (f"rl_reason: {stage}, work directory {path}", *notes, *more):
         screen.say(line)
       session, params = stages(
-          c, path, screen, stop, stage=stage, logger=logger
+          c.copy_and_resolve_references(),
+          path,
+          screen,
+          stop,
+          stage=stage,
+          logger=logger,
+          devices=devices,
       )
     finally:
       screen.close()
@@ -375,9 +390,10 @@ def _row_fields(
   """Writes rows to files; returns the fields that name them, and remarks."""
   train, notes, out = list(rows), [], {"task.name": tasks.FILES}
   if evaluate_rows is None:
-    evaluate = train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE] or train[1:2]
+    # Every fifth row, or else the last one.
+    evaluate = train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
     del train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
-    train = train if evaluate[:1] != train[1:2] else train[:1] + train[2:]
+    evaluate = evaluate or [train.pop() for _ in train[:1]]
     notes.append(
         f"evaluate_rows: none are given, so {len(evaluate)} rows are held out,"
         f" and {len(train)} rows train"
@@ -420,7 +436,7 @@ def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
     raise ConfigError(f"{name}: there is no row; at least 2 are needed")
   text = "".join(f"{line}\n" for line in lines)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-  path = workdir / "rows" / f"{name}-{digest}.jsonl"
+  path = workdir / "rows" / digest / f"{name}.jsonl"
   if not path.exists():
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

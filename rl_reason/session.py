@@ -65,7 +65,7 @@ def open_session(
     stop: threading.Event,
     files: pathlib.Path | None = None,
     devices: list[jax.Device] | None = None,
-    logger: Any = None,
+    logger: Any = (),
 ) -> Session:
   """Opens everything that the stages share.
 
@@ -76,7 +76,7 @@ def open_session(
     stop: set by SIGTERM.
     files: what --stage=prepare wrote, if the config names data.
     devices: of the mesh; None for all.
-    logger: one more logger beside those of config.log.loggers; see
+    logger: one more logger beside those of config.log.loggers, or several; see
       `monitoring.loggers`.
 
   Raises:
@@ -127,7 +127,7 @@ def open_session(
   if jax.process_index() == 0:
     writers = loggers.writers(
         config.log.loggers,
-        (logger,) if logger is not None else (),
+        tuple(logger) if isinstance(logger, list | tuple) else (logger,),
         workdir,
         config_lib.flat(config),
         display.say,

@@ -1,0 +1,108 @@
+"""A whole run from Python: rows, rewards and loggers in hand."""
+
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+import tiny_session
+from test_train import ROWS, tiny_config, train
+from tiny_data import byte_tokenizer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tok_dir(tmp_path_factory):
+  path = tmp_path_factory.mktemp("tokenizer")
+  byte_tokenizer().save_pretrained(path)
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tok_dir, tmp_path_factory):
+  """The result of a run on rows; what its reward and loggers have seen."""
+  seen = types.SimpleNamespace(batches=[], logged=[], closed=[])
+
+  def long(batch):
+    seen.batches.append(batch)
+    return [len(x) for x in batch.token_ids]
+
+  class Logger:
+
+    def write(self, step, metrics):
+      seen.logged.append((metrics, step))
+
+    def close(self):
+      seen.closed.append(True)
+
+  seen.result = train(
+      tiny_config(tokenizer=tok_dir),
+      rows=iter(ROWS),
+      reward=[(long, 0.5), "length*-0.1"],
+      logger=[Logger(), lambda metrics, step: seen.logged.append(step)],
+      workdir=tmp_path_factory.mktemp("train") / "run",
+      show=False,
+  )
+  return seen
+
+
+def test_rows_and_rewards_train(trained):
+  result, c = trained.result, trained.result.config
+  name = "rl_reason.given:long"
+  assert c.reward.functions == f"{name}*0.5,length*-0.1"
+  mean = result.metrics[f"rl/reward/{name}/mean"]
+  lengths = [len(ids) for batch in trained.batches for ids in batch.token_ids]
+  assert len(lengths) == 32 and mean == pytest.approx(np.mean(lengths))
+  assert result.metrics[f"rl/reward/{name}/failures"] == 0
+  assert 0 <= result.metrics["evaluate/val-core/evaluate_rows/acc/mean@1"] <= 1
+  assert result.metrics["rl/reward/length/std"] >= 0
+  columns = [batch.rows[0].columns for batch in trained.batches]
+  assert all(x in ROWS for x in columns)
+  assert (result.workdir / "report.html").exists()
+  assert [x["stage"] for x in result.history][-1] == "evaluate"
+
+
+def test_every_fifth_row_is_held_out(trained):
+  files = (trained.result.workdir / "rows").glob("*/*")
+  lines = {path.name: path.read_text().count("\n") for path in files}
+  assert lines == {"rows.jsonl": 32, "evaluate_rows.jsonl": 8}
+
+
+def test_loggers_are_called_and_closed(trained):
+  metrics = [x for x in trained.logged if isinstance(x, tuple)]
+  assert len(metrics) == len(trained.logged) / 2 and trained.closed == [True]
+  [(rl, step)] = [x for x in metrics if "rl/train/accuracy" in x[0]]
+  assert step == 1 and "rl/critic/rewards/mean" in rl
+
+
+def test_the_result_samples(trained):
+  prompts = ["1+1?", "2+1?", "3+1?"]
+  texts = trained.result.sample(prompts, count=2, temperature=0.0)
+  assert [len(x) for x in texts] == [2, 2, 2]
+  assert all(a == b and isinstance(a, str) for a, b in texts)
+  shapes = [x.shape for x in jax.tree.leaves(trained.result.params)]
+  assert (len(byte_tokenizer()), 16) in shapes
+
+
+def test_a_finished_run_is_not_trained_again(trained):
+  """In another thread, where no signal arrives; the rows are the same."""
+  first, results = trained.result, []
+
+  def again():
+    results.append(
+        train(
+            first.config,
+            rows=ROWS,
+            workdir=first.workdir,
+            show=False,
+        )
+    )
+
+  thread = threading.Thread(target=again)
+  thread.start()
+  thread.join()
+  [second] = results
+  assert tiny_session.digest(second.params) == tiny_session.digest(first.params)
+  assert second.history == first.history

@@ -1,0 +1,135 @@
+"""`rl_reason.train`: objects in hand, mistakes as exceptions, names."""
+
+import signal
+import subprocess
+import sys
+
+import jax
+import pytest
+import tiny_session
+from conftest import ROOT
+
+from rl_reason import config, given, run
+from rl_reason.configs import base
+from rl_reason.tasks import Row
+
+
+def train(*args, **options):
+  return run.train(*args, devices=jax.devices()[:1], **options)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+  """Compiles in half of the time."""
+  jax.config.update("jax_disable_most_optimizations", True)
+  yield
+  jax.config.update("jax_disable_most_optimizations", False)
+
+
+def tiny_config(**fields):
+  """One RL step of one layer on one device."""
+  c = tiny_session.tiny_config()
+  c.sft.skill.steps, c.sft.habits.steps = 1, 0
+  c.rollout.update(batch=32, group_size=4, max_prompt=16, max_tokens=8)
+  c.dynamic_sampling.enabled = False
+  c.evaluate.update(prompts=8, interim_prompts=8, batch=8, samples=1)
+  c.rl.steps, c.reward.workers = 1, 1
+  for name, value in fields.items():
+    tiny_session.set_field(c, name.replace("__", "."), value)
+  return c
+
+
+ROWS = [
+    dict(question=f"{n}+1?", answer=str(n + 1), response="2", length=n)
+    for n in range(40)
+]
+
+
+class Task:
+  """Whether a response repeats the digit."""
+
+  ALPHABET = "0123456789="
+
+  def problem(self, rng, difficulty):
+    digits = "".join(map(str, rng.integers(10, size=3)))
+    return Row(f"{digits}=", digits[-1])
+
+  def verify(self, text, row):
+    return row.answer in text
+
+  def demonstrate(self, row, style, rng):
+    return row.answer
+
+
+def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
+  """A preset by name, overrides, a new directory, signals as before."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs" / "train-1").mkdir(parents=True)
+  before = signal.getsignal(signal.SIGTERM)
+  usual, tiny = config.flat(base.get_config()), config.flat(tiny_config())
+  overrides = {k: x for k, x in tiny.items() if x != usual[k]}
+  result = train(
+      "dapo",
+      task=Task(),
+      overrides=overrides | {"task.difficulties": ()},
+      stage="sft",
+  )
+  assert str(result.workdir) == "runs/train-2"
+  assert result.config.task.name == "rl_reason.given:Task"
+  assert "skill/val-core/rl_reason.given:Task/acc/mean@1" in result.metrics
+  assert signal.getsignal(signal.SIGTERM) is before
+  assert "work directory runs/train-2" in capsys.readouterr().out
+
+
+def raises(response, row):
+  raise KeyError("of the user")
+
+
+MISTAKES = [
+    (dict(config="dapoo"), "did you mean dapo"),
+    (dict(overrides={"rollout.batchs": 3}), "did you mean rollout.batch"),
+    (dict(stage="report"), "stage = 'report': must be one of all"),
+    (dict(reward=3), "reward = 3: must be a function"),
+    (dict(reward=lambda x: 0), r"takes \(x\): a reward function takes"),
+    (dict(evaluate_rows=ROWS), "rows are missing"),
+    (dict(rows=ROWS[:1]), "there is no row; at least 2"),
+    (dict(rows=[dict(question=object())] * 9), "row 0 is no dict of JSON"),
+    (
+        dict(
+            reward=lambda response, row: 0,
+            overrides={"reward.executor": "process"},
+        ),
+        "another process cannot import rl_reason.given:lambda",
+    ),
+    (dict(rows=ROWS), "name a tokenizer"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", MISTAKES)
+def test_mistakes_are_exceptions(arguments, words, tmp_path):
+  options = dict(config=tiny_config(), workdir=tmp_path / "run", show=False)
+  with pytest.raises(config.ConfigError, match=words):
+    train(**options | arguments)
+
+
+def test_names_of_objects():
+  assert given.name_of(raises) == f"{__name__}:raises"
+  assert given.name_of(signal) == "signal"
+  one, two = (lambda: 1), (lambda: 2)
+  names = [given.name_of(x) for x in (one, two, one)]
+  assert names[0] == names[2] != names[1]
+  found = config.functions.load(names[1])
+  assert found is two
+
+
+def test_the_package_imports_nothing_until_it_trains():
+  code = """
+import sys, rl_reason
+assert not any(x.startswith("rl_reason.") for x in sys.modules)
+rl_reason.train
+assert "jax" not in sys.modules
+"""
+  done = subprocess.run(
+      [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert not done.returncode, done.stderr
