@@ -141,8 +141,8 @@ def _run(config, workdir: pathlib.Path) -> int:
 
     screen = display.Display(jax.process_index() == 0)
     try:
-      what = dict(stage=_STAGE.value, step=_STEP.value)
-      run.stages(config, workdir, screen, stop, **what)
+      stage, step = _STAGE.value, _STEP.value
+      run.stages(config, workdir, screen, stop, stage=stage, step=step)
       return 0
     except structs.Stopped:
       screen.say("stopped by a signal; the same command resumes the run")

@@ -314,10 +314,7 @@ def train(
     fields, notes = fields | found, said
   elif evaluate_rows is not None:
     raise ConfigError("evaluate_rows: rows are missing, to train on")
-  several = isinstance(reward, Sequence) and not isinstance(reward, str)
-  if isinstance(reward, tuple) and len(reward) == 2:
-    several = not isinstance(reward[1], int | float)
-  terms = [_term(x) for x in (reward if several else [reward])]
+  terms = _terms(reward)
   if terms:
     before = [
         fields.get("reward.functions", _field(config, "reward.functions"))
@@ -365,8 +362,15 @@ def _field(config: str | ml_collections.ConfigDict, name: str) -> Any:
   return config_lib.at(c, name)
 
 
-def _term(reward: Reward) -> str:
-  """A reward as a term of reward.functions."""
+def _terms(reward: Any) -> list[str]:
+  """One reward, or several, as terms of reward.functions."""
+  pair = isinstance(reward, tuple) and len(reward) == 2
+  pair = pair and isinstance(reward[1], int | float)
+  one = pair or isinstance(reward, str) or not isinstance(reward, Sequence)
+  return [_term(x) for x in ([reward] if one else reward)]
+
+
+def _term(reward: Any) -> str:
   if isinstance(reward, str):
     return reward
   function, weight = reward if isinstance(reward, tuple) else (reward, 1.0)
