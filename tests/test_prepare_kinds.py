@@ -101,7 +101,7 @@ def test_the_screen_says_what_is_dropped(make, tmp_path):
       f"3 of 9 rows of {first} dropped: the prompt is longer than"
       " rollout.max_prompt = 400; raise it (the longest has 401 tokens)",
       f"1 of 9 rows of {first} dropped: the reference answer cannot be"
-      " verified",
+      " verified (as in train.jsonl:9: x)",
       f"1 of 1 rows of {second} kept",
       f"1 of 1 rows of {second} have no demonstration: a response is longer"
       " than rollout.max_tokens = 40; raise it",

@@ -278,9 +278,10 @@ def _lines(sources: list[dict], learns: bool) -> list[str]:
     rows = f"of {t['read']:,} rows of {t['source']}"
     out.append(f"{t['kept']:,} {rows} kept")
     for reason, count in sorted(t["dropped"].items(), key=lambda x: -x[1]):
-      longest = t["longest"].get(reason)
-      tail = f" (the longest has {longest:,} tokens)" if longest else ""
-      out.append(f"{count:,} {rows} dropped: {reason}{tail}")
+      example = f"as in {t['samples'][reason][0]}"
+      if longest := t["longest"].get(reason):
+        example = f"the longest has {longest:,} tokens"
+      out.append(f"{count:,} {rows} dropped: {reason} ({example})")
     if learns and t["use"] == "train":
       for reason, count in t["undemonstrated"].items():
         out.append(f"{count:,} {rows} have no demonstration: {reason}")

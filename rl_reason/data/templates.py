@@ -191,7 +191,8 @@ def messages(
   Args:
     question: of a row.
     template: of `choose`.
-    system: the system's turn, unless the row has one; '' for none.
+    system: the system's turn, '' for none. That of the user's function comes
+      before it, and that of the row before both.
     earlier: turns of the row before the question.
 
   Raises:
@@ -212,10 +213,13 @@ def messages(
       ) from None
   if isinstance(made, str):
     made = [dict(role="user", content=made)]
-  turns = [dict(x) for x in earlier] + made
-  if system and not any(x["role"] == "system" for x in turns):
-    turns.insert(0, dict(role="system", content=system))
-  return turns
+  first = [x for x in made if x["role"] == "system"]
+  if system and not first:
+    first = [dict(role="system", content=system)]
+  if any(x["role"] == "system" for x in earlier):
+    first = []
+  rest = [x for x in made if x["role"] != "system"]
+  return [*first, *(dict(x) for x in earlier), *rest]
 
 
 def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
