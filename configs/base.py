@@ -171,7 +171,12 @@ def get_config():
       weight_decay=number(0.0, low=0),
       clip_norm=number(1.0, low=0),  # 0 is off
   )
-  c.rl = section("rl", steps=number(40, low=0))  # rollouts; 0: SFT only
+  c.rl = section(
+      "rl",
+      steps=number(40, low=0),  # rollouts; 0: SFT only
+      max_steps_without_update=number(20, low=0),  # in a row, of any stage;
+      # more end the run with an error; 0: never
+  )
   c.evaluate = section(
       "evaluate",
       prompts=number(1000, low=1),  # held out; before and after RL

@@ -317,6 +317,7 @@ FREE = (
     "mesh.",
     "checkpoint.",
     "rl.steps",
+    "rl.max_steps_without_update",
     "sft.skill.threshold",
     "model.attention",
     "model.remat",

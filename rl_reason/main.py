@@ -4,8 +4,8 @@
   python -m rl_reason.main --config=configs/dapo.py --config.seed=1
   python -m rl_reason.main --stage=evaluate --workdir=runs/dapo
 
-Exit codes: 0 done; 1 an error on the way; 2 a config or command line that
-cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
+Exit codes: 0 done; 1 an error on the way, or nothing was learned; 2 a config or
+command line that cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
 """
 
 import pathlib

@@ -173,7 +173,8 @@ class Run:
     scores = self.begin()
     scores.submit(rollouts(), np.ones(6, bool))
     scores.wait()
-    return scores.scores_FB.tolist(), scores.failures
+    scores_FB = np.nan_to_num(scores.scores_FB, nan=-1)  # -1: it failed
+    return scores_FB.tolist(), scores.failures
 
 
 FORMS = ["one", "one_async", "batch", "batch_async", "trl", "trl_async"]
@@ -237,7 +238,7 @@ def test_a_call_that_takes_too_long_has_failed(mine, name, executor, seconds):
   """It costs its group, and the calls behind it go on."""
   run = Run(mine, name, executor=executor, workers=1, seconds=seconds)
   scores_FB, failures = run.scores()
-  assert scores_FB == [[1, 1, 0, 0, 1, 1]] and failures == 2
+  assert scores_FB == [[1, 1, -1, -1, 1, 1]] and failures == 2
   [said] = run.said
   assert f"function {mine.__name__}:{name} failed" in said
   assert f"took longer than reward.timeout = {seconds:g} s" in said
@@ -271,7 +272,7 @@ def test_calls_that_are_all_too_late_stop_the_first_batch(mine):
 
 @pytest.mark.parametrize(
     "name, wanted, count",
-    [("raises_later", [0] * 6, 6), ("nan_later", [0, 1] * 3, 3)],
+    [("raises_later", [-1] * 6, 6), ("nan_later", [-1, 1] * 3, 3)],
 )
 def test_later_failures_are_counted_and_said_once(mine, name, wanted, count):
   run = Run(mine, name)

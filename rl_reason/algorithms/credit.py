@@ -222,9 +222,23 @@ def rewards_and_advantages(
 ) -> dict[str, Any]:
   """The whole of credit: `outcome`, then `assign` (or `monte_carlo`).
 
+  A row whose reward is not finite is no part of any baseline, as padding is
+  none; its rewards_B is NaN, and `step.train_batch` leaves it out of the loss.
+
   Args:
     rows: the arrays that both read.
     reward: `outcome`, keywords bound.
     assign: `assign` or `monte_carlo`, keywords bound.
   """
-  return assign(rows | dict(rewards_B=reward(rows)))
+  rewards_B = reward(rows)
+  finite_B = jnp.isfinite(rewards_B)
+  out = assign(
+      rows
+      | dict(
+          rewards_B=jnp.where(finite_B, rewards_B, 0),
+          groups_B=jnp.where(finite_B, rows["groups_B"], -1),
+          age_B=jnp.where(finite_B, rows["age_B"], -1),
+          mask_BT=rows["mask_BT"] & finite_B[:, None],
+      )
+  )
+  return out | dict(rewards_B=jnp.where(finite_B, out["rewards_B"], jnp.nan))

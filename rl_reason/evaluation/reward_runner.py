@@ -2,8 +2,8 @@
 
 A call gets one whole group: all responses to one prompt, as soon as the last of
 them has finished. Which responses are together in a call then never depends on
-timing, and a call that fails takes its term from a whole group: the differences
-within the group, which make the advantage, are those of the other terms.
+timing. A response on which a function fails has no reward, and is not learned
+from; a call that fails takes a whole group out of the step.
 
 Functions run in threads, or in processes of their own, which can be ended.
 Async functions in threads share one event loop, without a limit on their
@@ -207,7 +207,7 @@ class RewardRound:
     rows_B: the row that each response answers.
 
   Attributes:
-    scores_FB: float32 by function; 0 where it failed; valid after `wait`.
+    scores_FB: float32 by function; NaN where it failed; valid after `wait`.
     failures: the number of failures, likewise.
   """
 
@@ -270,6 +270,7 @@ class RewardRound:
       for f, scores in enumerate(future.result()):
         for b, score in zip(group, scores, strict=True):
           if isinstance(score, Failed):
+            self.scores_FB[f, b] = np.nan
             states_FB[f, b] = LATE if score == runner._late else FAILED
             reasons[f] = reasons[f] or score
           elif score is None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_reason.monitoring import metrics as metrics_lib
+from rl_reason.monitoring import doctor as doctor_lib, metrics as metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.structs import Array, Batch, Experience
 
@@ -20,12 +20,18 @@ class StepLogger:
     log: where metrics go.
     display: the screen.
     clock: laps of the training loop.
+    doctor: says what is wrong with a step.
   """
 
   def __init__(
-      self, log: metrics_lib.Log, display: Display, clock: metrics_lib.Clock
+      self,
+      log: metrics_lib.Log,
+      display: Display,
+      clock: metrics_lib.Clock,
+      doctor: doctor_lib.Doctor,
   ):
     self._log, self._display, self._clock = log, display, clock
+    self._doctor = doctor
     self._pending: tuple | None = None
 
   def dispatched(
@@ -56,13 +62,22 @@ class StepLogger:
     metrics["perf/throughput"] = (
         metrics["tokens/step"] / metrics["timing_s/step"]
     )
-    self._log.metrics("rl", step, metrics)
+    logged = {
+        name: value
+        for name, value in metrics.items()
+        if not name.startswith(doctor_lib.SIGN)
+    }
+    self._log.metrics("rl", step, logged)
+    shown = {}
+    if "response_length/max" in metrics:  # there is a row to learn from
+      shown["length"] = float(metrics["response_length/mean"])
     self._display.step(
         step,
         accuracy=f"{metrics['train/accuracy']:.1%}",
-        length=float(metrics["response_length/mean"]),
+        **shown,
         tokens_s=f"{metrics['perf/throughput']:.0f}",
     )
+    self._doctor.examine(step, metrics)
 
 
 def times(seconds: dict[str, float]) -> dict[str, float]:
@@ -185,6 +200,7 @@ def step_metrics(
           "perf/pack_fill": float(used_XRL.mean()) if used_XRL.size else 0.0,
           "train/verifier_failures": state.collector.failures,
       }
+      | state.collector.seen.signs()
   )
   return counters, metrics
 
@@ -214,23 +230,23 @@ def rollout_metrics(
   }
   if not real_B.any():
     return out | {"response_length/mean": 0.0}
-  lengths, rewards = rollouts.lengths_B[real_B], rewards_B[real_B]
+  finite_B = real_B & np.isfinite(rewards_B)
+  if not finite_B[real_B].all():
+    out["train/rewards_not_finite"] = (real_B & ~finite_B).sum()
   advantages = batch.advantages_BT[batch.mask_BT]
   scores = zip(terms, rows.scores_NB, strict=True)
   out |= {
       "critic/score/mean": rows.correct_B[real_B].mean(),
-      "critic/rewards/mean": rewards.mean(),
-      "critic/rewards/max": rewards.max(),
-      "critic/rewards/min": rewards.min(),
+      **_statistics("critic/rewards", rewards_B[finite_B]),
       **{
-          f"reward/{name}/{part}": getattr(x_B[real_B], part)()
-          for name, x_B in scores
-          for part in ("mean", "std")
+          name: value
+          for term, x_B in scores
+          for name, value in _statistics(
+              f"reward/{term}", x_B[real_B & np.isfinite(x_B)], "mean", "std"
+          ).items()
       },
       "critic/advantages/mean": advantages.mean() if advantages.size else 0,
-      "response_length/mean": lengths.mean(),
-      "response_length/max": lengths.max(),
-      "response_length/min": lengths.min(),
+      **_statistics("response_length", rollouts.lengths_B[real_B]),
       "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
   }
   if not on_policy:
@@ -239,3 +255,9 @@ def rollout_metrics(
     out["rollout/logp_gap_max"] = np.abs(gap).max(initial=0)
     out["rollout/sampler_trainer_kl"] = gap.mean() if gap.size else 0
   return out
+
+
+def _statistics(name: str, x: np.ndarray, *which: str) -> dict[str, Any]:
+  """Mean, maximum and minimum, or others; {} of nothing."""
+  which = (which or ("mean", "max", "min")) if x.size else ()
+  return {f"{name}/{part}": getattr(x, part)() for part in which}

@@ -10,7 +10,7 @@ from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.evaluation.grading import AsyncGrader
 from rl_reason.evaluation.reward_runner import RewardRound, Rewards
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import doctor, metrics
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import sharding
 from rl_reason.structs import (
@@ -61,6 +61,7 @@ class RolloutCollector:
     unfinished: partial rollouts; None: a round has none.
     rewards: the terms of the reward.
     failures: of verifier and reward functions, since the last `start_step`.
+    seen: what the doctor counts of the responses since then.
   """
 
   def __init__(
@@ -85,6 +86,7 @@ class RolloutCollector:
     self.num_responses = num_responses
     self.clock = metrics.Clock()
     self.failures = 0
+    self.seen = doctor.Seen(task.answer)
     self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self.rewards, self._key = rewards, key
@@ -99,6 +101,7 @@ class RolloutCollector:
   def start_step(self) -> None:
     """Begins the next training step: resets the counts of failures."""
     self.failures = 0
+    self.seen.clear()
     self.rewards.runner.reset()
 
   def collect(
@@ -135,6 +138,7 @@ class RolloutCollector:
     # Put the graded responses together with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = self._score(experience, scores.scores_FB)
+    self.seen.responses(experience, grader.texts, rows_B)
     self._update_prompts(experience, rows)
     self.clock.lap("score")
     return experience

@@ -116,9 +116,12 @@ class PartialRolloutCollector(RolloutCollector):
         group,
     )
     which = [group_rows[n] for n in finished]
+    index = np.concatenate(which)
     out = self._score(
-        dynamic_sampling.take(experience, which),
-        scores.scores_FB[:, np.concatenate(which)],
+        dynamic_sampling.take(experience, which), scores.scores_FB[:, index]
+    )
+    self.seen.responses(
+        out, [grader.texts[b] for b in index], [rows_B[b] for b in index]
     )
     self._update_prompts(out, [rows[n] for n in finished])
     self.clock.lap("score")

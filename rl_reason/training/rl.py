@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_reason import config as config_lib
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import interim
 from rl_reason.models import lora
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import doctor, rl_metrics
 from rl_reason.scale import sharding
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
@@ -63,6 +64,7 @@ def train(
 
   Raises:
     dynamic_sampling.Shortfall: the data cannot fill a batch.
+    RunError: too many steps in a row made no update; everything is saved.
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here and split into what each part needs.
@@ -84,7 +86,9 @@ def train(
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"]
   collector, clock = state.collector, state.collector.clock
-  logger = rl_metrics.StepLogger(session.log, session.display, clock)
+  limit = c.rl.max_steps_without_update
+  health = doctor.Doctor(config_lib.flat(c), session.display.say, limit)
+  logger = rl_metrics.StepLogger(session.log, session.display, clock, health)
   samples = sample_log.make(
       session,
       collector,
@@ -112,6 +116,7 @@ def train(
         stage.save(state)
         clock.lap("host")
       stage.check_stop()
+      health.streak.check(logger.flush)
       if state.step == c.rl.steps:
         break
 

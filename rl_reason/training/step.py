@@ -182,7 +182,8 @@ def train_batch(
 
   Args:
     rows: with old log-probs.
-    credit: advantages_BT, which may be [B, 1], and returns_BT with a critic.
+    credit: advantages_BT, which may be [B, 1], and returns_BT with a critic;
+      rows whose rewards_B, if given, are not finite leave the loss.
     mask_truncated: overlong filtering: truncated responses leave the loss and
       its denominators.
     updates: optimizer steps of an RL step.
@@ -192,6 +193,8 @@ def train_batch(
   mask_BT = rows.rollouts.mask_BT
   if mask_truncated:
     mask_BT = mask_BT & ~rows.rollouts.truncated_B[:, None]
+  if "rewards_B" in credit:
+    mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
   zeros_BT = np.zeros_like(rows.old_logps_BT)
   age_B = np.where(rows.age_B < 0, -1, rows.age_B * updates)
   return Batch(

@@ -1,0 +1,500 @@
+"""The doctor: why a run learns nothing, or soon will not, and what to change.
+
+`findings` reads one RL step, `Doctor` says on the screen what is new, `Streak`
+ends a stage that makes no updates. docs/playbook.md is the table of all signs;
+those of reward hacking, which take a whole run to see, are in `alarms.py`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_reason.monitoring.metrics import number
+from rl_reason.structs import Experience, RunError
+
+SIGN = "sign/"  # names of what only the doctor reads; it is not logged
+ASKED = 64  # incorrect responses of a round that are searched for an answer
+FIRST = 3  # steps of which the vital signs are said in any case
+QUIET = 5  # steps without a finding after which it is over
+CHANGED = 0.25  # of a share, to speak of a finding again
+FAULT = 1e-9  # bound of a sign that no healthy run has
+BROKEN = "rollout/logps_not_finite"  # share of responses; not in healthy runs
+NO_UPDATE = "No update"  # what the other signs are causes of
+
+
+class Seen:
+  """Counts of the responses of an RL step that only the doctor reads.
+
+  Args:
+    answer: (text, row) -> the final answer of a response; '' if it has none.
+  """
+
+  def __init__(self, answer: Callable[[str, Any], str]):
+    self._answer = answer
+    self.clear()
+
+  def clear(self) -> None:
+    """Begins the next step."""
+    self._ids: list[int] = []
+    self._total = self._finished = self._incorrect = 0
+    self._asked = self._no_answer = self._broken = 0
+
+  def responses(self, rows: Experience, texts: list[str], rows_B: list) -> None:
+    """Counts a round of graded responses.
+
+    Args:
+      rows: of the round.
+      texts: of the responses.
+      rows_B: the row that each response answers.
+    """
+    rollouts = rows.rollouts
+    finished_B = ~rollouts.truncated_B
+    incorrect = np.flatnonzero(finished_B & (rows.correct_B == 0))
+    self._ids += [int(rollouts.ids_B[i]) for i in (0, -1)]
+    known_BT = np.isfinite(rollouts.logps_BT) | ~rollouts.mask_BT
+    self._broken += int((~known_BT.all(1)).sum())
+    self._total += len(texts)
+    self._finished += int(finished_B.sum())
+    self._incorrect += len(incorrect)
+    # Evenly spaced ones stand for all: to find an answer takes time.
+    asked = incorrect[:: max(len(incorrect) // ASKED, 1)]
+    self._asked += len(asked)
+    self._no_answer += sum(not self._answer(texts[b], rows_B[b]) for b in asked)
+
+  def signs(self) -> dict[str, float]:
+    """The counts as `findings` reads them; faults are there only if any."""
+    share = self._no_answer / max(self._asked, 1)
+    out: dict[str, float] = {
+        SIGN + "truncated": 1 - self._finished / max(self._total, 1),
+        SIGN + "no_answer": share * self._incorrect / max(self._finished, 1),
+        SIGN + "first_prompt": min(self._ids, default=-1),
+        SIGN + "last_prompt": max(self._ids, default=-1),
+    }
+    if self._broken:
+      out[BROKEN] = self._broken / self._total
+    return out
+
+
+class Updates(NamedTuple):
+  """The optimizer steps of one RL step.
+
+  Attributes:
+    made: with a gradient that is finite and not 0.
+    not_finite: skipped, because a gradient was not finite.
+    empty: skipped, because no token counted.
+    constant: with a gradient of exactly 0: there was nothing to learn.
+  """
+
+  made: int
+  not_finite: int
+  empty: int
+  constant: int
+
+
+def updates(x: dict, per_step: int, prefix: str = "actor") -> Updates:
+  """Counts the optimizer steps of a line of metrics.
+
+  Args:
+    x: a line of metrics.jsonl: None stands for a number that is not finite.
+    per_step: minibatches of all epochs.
+    prefix: 'actor' or 'critic'.
+  """
+  with_tokens = int(x[f"{prefix}/updates"] or 0)
+  skipped = int(x[f"{prefix}/update_skipped"] or 0)
+  not_finite = constant = 0
+  if x[f"{prefix}/grad_norm"] is None:  # the mean over minibatches
+    without = max(per_step - with_tokens, 0)
+    not_finite = min(max(skipped - without, 1), max(with_tokens, 1))
+  elif not x[f"{prefix}/grad_norm"]:
+    constant = with_tokens
+  made = max(with_tokens - not_finite - constant, 0)
+  return Updates(made, not_finite, max(skipped - not_finite, 0), constant)
+
+
+class Finding(NamedTuple):
+  """One sign in one step.
+
+  Attributes:
+    sign: the symptom, as docs/playbook.md calls it.
+    level: how strong, in [0, 1].
+    bound: the level from which on it is said.
+    text: what is seen, the likely cause, and the field to change.
+  """
+
+  sign: str
+  level: float
+  bound: float
+  text: str
+
+
+def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
+  """All signs in the metrics of one RL step, causes before effects.
+
+  Args:
+    x: a line of metrics.jsonl of stage 'rl', with the numbers under `SIGN` if
+      they are known.
+    fields: the flat config.
+  """
+
+  def share(name):
+    return x.get(name) or 0.0
+
+  from_files = fields["task.name"] == "files"
+  prompts = "data.train" if from_files else "task.difficulties"
+  responses = (x.get("train/generation_rounds") or 1) * (
+      fields["rollout.batch"] * fields["dynamic_sampling.batches"]
+  )
+  failed = {
+      name.removeprefix("reward/").removesuffix("/failures"): int(x[name])
+      for name in x
+      if name.startswith("reward/") and name.endswith("/failures") and x[name]
+  }
+  of_functions = sum(failed.values())
+  of_verifier = int(share("train/verifier_failures")) - of_functions
+  lost = 0 if failed else int(share("train/rewards_not_finite"))
+  half = fields["model.dtype"] == "float16"
+  done = updates(x, per_step(fields))
+  out: list[Finding] = []
+
+  def sign(name, level, bound, text):
+    out.append(Finding(name, min(level, 1.0), bound, text))
+
+  remedy = (
+      "for time-outs raise reward.seconds, else mend the function of data.kind"
+      if from_files
+      else f"mend verify of task.name = {fields['task.name']}"
+  )
+  sign(
+      "Failures of the verifier",
+      of_verifier / responses,
+      FAULT,
+      f"the verifier failed on {of_verifier:,} of {responses:,} responses,"
+      f" which count as incorrect; the first traceback is above: {remedy}",
+  )
+  sign(
+      "Failures of reward functions",
+      of_functions / responses,
+      FAULT,
+      f"{', '.join(failed)} failed {of_functions:,} times on {responses:,}"
+      " responses, which are then not learned from; the first traceback is"
+      " above: mend the function, raise reward.timeout if it was late, or leave"
+      " it out of reward.functions",
+  )
+  sign(
+      "Rewards that are not finite",
+      lost / fields["rollout.batch"],
+      FAULT,
+      f"the rewards of {lost:,} of {fields['rollout.batch']:,} responses are"
+      " NaN or infinite, and these responses are not learned from: look at"
+      " reward.outcome.name, reward.length_penalty.name and the reward models"
+      " of reward.functions",
+  )
+  sign(
+      "Broken policy",
+      share(BROKEN),
+      FAULT,
+      f"{share(BROKEN):.0%} of the responses have log-probabilities that are"
+      " not finite: the parameters of the policy are broken, and no later"
+      " update will mend them: begin again in another --workdir with a lower"
+      f" optimizer.lr (now {fields['optimizer.lr']:g})"
+      + (" and model.dtype = 'bfloat16'" if half else ""),
+  )
+  sign(
+      "NaN, skipped updates",
+      done.not_finite / per_step(fields),
+      FAULT,
+      f"{done.not_finite} of {per_step(fields)} updates skipped, gradients not"
+      f" finite: {why_not_finite(fields, x=x)}",
+  )
+  sign(
+      "No recognisable answer",
+      share(SIGN + "no_answer"),
+      0.25,
+      f"{share(SIGN + 'no_answer'):.0%} of the finished responses have no"
+      " recognisable final answer, so that they cannot be correct: read"
+      " samples.jsonl; "
+      + (
+          "choose data.template or data.system, or"
+          if from_files
+          else "raise sft.skill.steps, or"
+      )
+      + " reward the format by reward.functions",
+  )
+  sign(
+      "Truncated responses",
+      share(SIGN + "truncated"),
+      0.25,
+      f"{share(SIGN + 'truncated'):.0%} of the responses are truncated: raise"
+      f" rollout.max_tokens (now {fields['rollout.max_tokens']}), or set"
+      " reward.overlong_buffer, or loss.mask_truncated",
+  )
+  incorrect, correct = share("train/all_incorrect"), share("train/all_correct")
+  sign(
+      "Few groups with signal",
+      incorrect + correct,
+      0.9,
+      f"{incorrect:.0%} of the groups are all incorrect: prompts too hard, or a"
+      " verifier that does not accept what the model writes; read"
+      f" samples.jsonl, then choose easier {prompts}, or raise"
+      f" rollout.group_size (now {fields['rollout.group_size']})"
+      if incorrect >= correct
+      else f"{correct:.0%} of the groups are all correct: prompts too easy;"
+      f" choose harder {prompts}, or set rollout.retire_after",
+  )
+  groups = fields["rollout.batch"] / fields["rollout.group_size"]
+  missing = share("train/groups_missing")
+  sign(
+      "Incomplete batches",
+      missing / groups,
+      0.5,
+      f"{missing:g} of {groups:g} groups of the batch are missing after"
+      f" {share('train/generation_rounds'):g} rounds: raise"
+      " dynamic_sampling.max_rounds (now"
+      f" {fields['dynamic_sampling.max_rounds']}), or choose other {prompts}",
+  )
+  small = " (or below the smallest float16: set model.dtype = 'bfloat16')"
+  sign(
+      "Gradient of 0",
+      float(done.constant > 0),
+      1.0,
+      "the gradient is exactly 0: the responses of every group have the same"
+      f" reward{small if half else ''}; choose"
+      f" other {prompts}, or set dynamic_sampling.enabled",
+  )
+  limit = fields["rl.max_steps_without_update"]
+  sign(
+      NO_UPDATE,
+      float(not done.made),
+      1.0,
+      "this step made no update"
+      + (f"; {limit} in a row end the run" if limit else "")
+      + " (rl.max_steps_without_update)",
+  )
+  return out
+
+
+def why_not_finite(
+    fields: dict[str, Any], rate: str = "optimizer.lr", x: dict | None = None
+) -> str:
+  """The likely cause of a gradient that is not finite, and the remedy.
+
+  Args:
+    fields: the flat config.
+    rate: the field of the learning rate.
+    x: a line of metrics.jsonl of RL, if it is one of RL.
+  """
+  x, lr = x or {}, f"{rate} (now {fields[rate]:g})"
+  if fields["model.dtype"] == "float16":
+    return (
+        "float16 overflows beyond 65,504: set model.dtype = 'bfloat16' or"
+        f" 'float32', and if that is not the cause lower {lr}"
+    )
+  if x.get("critic/advantages/mean", 0) is None:
+    return "the advantages are not finite: look at advantage.name"
+  return (
+      f"lower {lr}, set optimizer.clip_norm = 1.0, or surrogate.args.dual_clip"
+  )
+
+
+def per_step(fields: dict[str, Any]) -> int:
+  """Optimizer steps of an RL step."""
+  return fields["updates.minibatches"] * fields["updates.epochs"]
+
+
+def causes(found: Iterable[Finding]) -> str:
+  """The findings that explain a missing update, in one line.
+
+  Where a fault touches half of a step, other signs are its effects.
+  """
+  seen = [x for x in found if x.level >= x.bound and x.sign != NO_UPDATE]
+  faults = [x for x in seen if x.bound == FAULT and x.level >= 0.5]
+  return "; ".join(x.text for x in faults or seen)
+
+
+def vital_signs(x: dict[str, Any], fields: dict[str, Any]) -> str:
+  """The state of a step in one line, whether or not something is wrong."""
+  incorrect, correct = x["train/all_incorrect"], x["train/all_correct"]
+  return (
+      f"{1 - incorrect - correct:.0%} of the groups have signal"
+      f" ({incorrect:.0%} all incorrect, {correct:.0%} all correct);"
+      f" {x[SIGN + 'truncated']:.0%} of the responses truncated,"
+      f" {x[SIGN + 'no_answer']:.0%} without an answer; verifier and rewards"
+      f" failed {x['train/verifier_failures']} times;"
+      f" {updates(x, per_step(fields)).made} of {per_step(fields)} updates made"
+  )
+
+
+class Streak:
+  """Counts steps in a row without an update; ends a stage that has too many.
+
+  Args:
+    stage: as the user knows it.
+    limit: steps in a row that are too many; 0: never.
+  """
+
+  def __init__(self, stage: str, limit: int):
+    self.count = 0
+    self._stage, self._limit = stage, limit
+    self._last = ""
+
+  def add(self, made: bool, last: str) -> None:
+    """Counts a step.
+
+    Args:
+      made: whether it made an update.
+      last: the step with its batch, and the cause, should it be the last.
+    """
+    self.count, self._last = (0 if made else self.count + 1), last
+
+  def check(self, flush: Callable[[], None]) -> None:
+    """Call it between two steps.
+
+    Args:
+      flush: adds the step whose metrics are still on the device; it is called
+        only if that step could be one too many.
+
+    Raises:
+      RunError: there were too many.
+    """
+    if self._limit and self.count + 1 >= self._limit:
+      flush()
+    if self._limit and self.count >= self._limit:
+      raise RunError(
+          f"rl.max_steps_without_update = {self._limit}: {self._stage} made no"
+          f" update in {self.count} steps in a row. {self._last}. The state is"
+          " saved: the same command resumes the run, another config needs"
+          " another --workdir"
+      )
+
+
+def require_updates(stage: str, skipped: int, total: int, why: str) -> None:
+  """Refuses what a stage of supervised training or of a critic ended with.
+
+  Args:
+    stage: as the user knows it.
+    skipped: updates, of `total`.
+    total: updates of the stage.
+    why: the likely cause, and the remedy.
+
+  Raises:
+    RunError: all were skipped.
+  """
+  if total and skipped >= total:
+    raise RunError(
+        f"{stage}: all {total:,} updates were skipped, nothing was learned:"
+        f" {why}; then choose another --workdir"
+    )
+
+
+class Doctor:
+  """Says what is wrong with the steps of RL when it begins, changes or ends.
+
+  Args:
+    fields: the flat config.
+    say: writes a line to the screen.
+    limit: steps in a row without an update that are too many; 0: never.
+
+  Attributes:
+    streak: steps in a row without an update.
+  """
+
+  def __init__(
+      self, fields: dict[str, Any], say: Callable[[str], None], limit: int
+  ):
+    self.streak = Streak("RL", limit)
+    self._fields, self._say, self._steps = fields, say, 0
+    self._said: dict[str, tuple[float, int]] = {}  # level, last step seen
+
+  def examine(self, step: int, metrics: dict[str, Any]) -> None:
+    """Looks at a step, and says what is new.
+
+    Args:
+      step: RL steps that are done.
+      metrics: of the step, those under `SIGN` included.
+    """
+    x = {name: number(value) for name, value in metrics.items()}
+    found, self._steps = findings(x, self._fields), self._steps + 1
+    if self._steps <= FIRST:
+      self._say(f"step {step}: {vital_signs(x, self._fields)}")
+    for line in self._news(step, found):
+      self._say(line)
+    made = updates(x, per_step(self._fields)).made
+    ids = [x.get(f"{SIGN}{name}_prompt") for name in ("first", "last")]
+    self.streak.add(
+        made > 0,
+        f"Step {step}, prompts {ids[0]} to {ids[1]}: {causes(found)}",
+    )
+
+  def _news(self, step: int, found: list[Finding]) -> list[str]:
+    """Findings that are new, stronger or weaker than said, or over."""
+    out = []
+    for sign, level, bound, text in found:
+      said, seen = self._said.get(sign, (None, 0))
+      if level >= bound:
+        if said is None or abs(level - said) >= CHANGED:
+          out.append(f"warning: step {step}: {text}")
+          said = level
+        self._said[sign] = said, step
+      elif said is not None and step - seen >= QUIET:
+        out.append(f"step {step}: over since step {seen + 1}: {sign.lower()}")
+        del self._said[sign]
+    return out
+
+
+# --- the run as a whole ------------------------------------------------------
+
+
+def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
+  """The updates of a whole run in one line; [] if it has no RL steps.
+
+  Args:
+    lines: of metrics.jsonl.
+    fields: the flat config; {} if it is not known.
+  """
+  done = _of_run(lines, fields)
+  if not done:
+    return []
+  made, skipped, empty, constant = map(sum, zip(*done, strict=True))
+  idle = sum(not x.made for x in done)
+  reasons = {
+      "gradient not finite": skipped,
+      "no token to learn from": empty,
+  }
+  why = ", ".join(f"{n:,} {text}" for text, n in reasons.items() if n)
+  zero = f", {constant:,} with a gradient of 0" if constant else ""
+  return [
+      f"updates of the policy: {made:,} made, {skipped + empty:,} skipped"
+      f"{f' ({why})' if why else ''}{zero}; {idle:,} of {len(done):,} steps"
+      " without an update"
+  ]
+
+
+def verdict(lines: list[dict], fields: dict[str, Any]) -> None:
+  """Refuses a run whose RL is worth nothing.
+
+  Args:
+    lines: of metrics.jsonl.
+    fields: the flat config.
+
+  Raises:
+    RunError: it made no update at all, or its policy is broken at the end.
+  """
+  done = _of_run(lines, fields)
+  if not done:
+    return
+  last = [x for x in lines if x["stage"] == "rl"][-1]
+  why = causes(findings(last, fields))
+  if not any(x.made for x in done):
+    raise RunError(
+        f"RL made no update in {len(done)} steps: the policy is the one that it"
+        f" began with. Step {last['step']}: {why}"
+    )
+  if last.get(BROKEN):
+    raise RunError(f"RL ended with a broken policy. Step {last['step']}: {why}")
+
+
+def _of_run(lines: list[dict], fields: dict[str, Any]) -> list[Updates]:
+  steps = [x for x in lines if x["stage"] == "rl" and "actor/updates" in x]
+  count = per_step(fields) if fields else 0
+  return [updates(x, count) for x in steps]

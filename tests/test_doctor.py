@@ -1,0 +1,252 @@
+"""The doctor: faults are injected, and named with the field to change."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny_session
+from conftest import ROOT
+
+from configs import base
+from rl_reason import config
+from rl_reason.evaluation import interim
+from rl_reason.monitoring import doctor
+from rl_reason.structs import RunError
+from rl_reason.tasks import arithmetic
+from rl_reason.training import rl
+
+FIELDS = config.flat(base.get_config()) | {
+    "updates.minibatches": 4,
+    "rl.max_steps_without_update": 2,
+}
+HEALTHY = {
+    "train/all_incorrect": 0.4,
+    "train/all_correct": 0.1,
+    "train/generation_rounds": 1,
+    "train/groups_missing": 0,
+    "train/verifier_failures": 0,
+    "actor/updates": 4,
+    "actor/update_skipped": 0,
+    "actor/grad_norm": 0.3,
+    "critic/advantages/mean": 0.0,
+    "sign/truncated": 0.05,
+    "sign/no_answer": 0.1,
+    "sign/first_prompt": 8,
+    "sign/last_prompt": 15,
+}
+
+
+def line(**changes):
+  names = {name.split("/")[-1]: name for name in HEALTHY}
+  changes = {names.get(k, k): v for k, v in changes.items()}
+  return HEALTHY | changes
+
+
+def seen(x, **fields):
+  """The findings that are said: sign -> text."""
+  found = doctor.findings(x, FIELDS | fields)
+  return {f.sign: f.text for f in found if f.level >= f.bound}
+
+
+IDLE = dict(updates=0, update_skipped=4, grad_norm=0.0)
+NAN = dict(update_skipped=3, grad_norm=None)
+
+
+@pytest.mark.parametrize(
+    ("x", "fields", "sign", "words"),
+    [
+        (dict(all_incorrect=0.95), {}, "Few groups with signal", "easier task"),
+        (
+            dict(all_incorrect=0.95),
+            {"task.name": "files"},
+            "Few groups with signal",
+            "easier data.train",
+        ),
+        (dict(all_correct=0.55), {}, "Few groups with signal", "retire_after"),
+        (dict(truncated=0.3), {}, "Truncated responses", "max_tokens (now 48)"),
+        (dict(no_answer=0.5), {}, "No recognisable answer", "50% of the fin"),
+        (
+            dict(verifier_failures=3),
+            {"task.name": "files"},
+            "Failures of the verifier",
+            "3 of 256 responses, which count as incorrect",
+        ),
+        (
+            dict(verifier_failures=3) | {"reward/mine:f/failures": 3},
+            {},
+            "Failures of reward functions",
+            "mine:f failed 3 times on 256 responses",
+        ),
+        (
+            {"train/rewards_not_finite": 9},
+            {},
+            "Rewards that are not finite",
+            "9 of 256",
+        ),
+        ({doctor.BROKEN: 1.0}, {}, "Broken policy", "lower optimizer.lr"),
+        (NAN, {}, "NaN, skipped updates", "3 of 4 updates skipped"),
+        (
+            NAN,
+            {"model.dtype": "float16"},
+            "NaN, skipped updates",
+            "float16 overflows",
+        ),
+        (
+            NAN | dict(mean=None),
+            {},
+            "NaN, skipped updates",
+            "advantages are not finite",
+        ),
+        (dict(groups_missing=20), {}, "Incomplete batches", "20 of 32 groups"),
+        (dict(grad_norm=0.0), {}, "Gradient of 0", "the same reward; choose"),
+        (
+            dict(grad_norm=0.0),
+            {"model.dtype": "float16"},
+            "Gradient of 0",
+            "smallest float16",
+        ),
+        (IDLE, {}, doctor.NO_UPDATE, "2 in a row end the run"),
+    ],
+)
+def test_a_fault_is_named_with_its_remedy(x, fields, sign, words):
+  assert seen(HEALTHY) == {}
+  found = seen(line(**x), **fields)
+  assert words in found[sign]
+  assert set(found) <= {sign, doctor.NO_UPDATE}
+  # The table for people has the sign, and each field that the line names.
+  rows = re.findall(
+      r"^\| ([^|]+) \| .*$", (ROOT / "docs" / "playbook.md").read_text(), re.M
+  )
+  assert f"{sign} *" in rows
+  text = (ROOT / "docs" / "playbook.md").read_text()
+  row = text.partition(f"| {sign} * |")[2].partition("\n")[0]
+  for name in re.findall(r"[a-z_]+\.[a-z_.]*[a-z_]", found[sign]):
+    assert name not in FIELDS or name in row, name
+
+
+@pytest.mark.parametrize(
+    ("x", "wanted"),
+    [
+        ({}, (4, 0, 0, 0)),
+        (IDLE, (0, 0, 4, 0)),
+        (dict(updates=3, update_skipped=1), (3, 0, 1, 0)),
+        (NAN, (1, 3, 0, 0)),
+        (dict(updates=3, update_skipped=2, grad_norm=None), (2, 1, 1, 0)),
+        (dict(grad_norm=0.0), (0, 0, 0, 4)),
+        # An early stop by updates.max_kl skips nothing.
+        (dict(updates=2), (2, 0, 0, 0)),
+    ],
+)
+def test_updates_are_counted(x, wanted):
+  assert doctor.updates(line(**x), 4) == wanted
+
+
+def test_it_speaks_of_what_is_new_changed_or_over():
+  said = []
+  one = doctor.Doctor(FIELDS, said.append, limit=0)
+  shares = [0.0, 0.3, 0.3, 0.5, 0.6, *[0.1] * 4, 0.3, *[0.0] * 6, 0.3]
+  heard = []
+  for step, share in enumerate(shares, 1):
+    one.examine(step, line(truncated=np.float32(share)))
+    heard.append([x for x in said if "signal" not in x])
+    assert len(said) - len(heard[-1]) == (step <= doctor.FIRST)
+    said.clear()
+  spoken = {step: x for step, x in enumerate(heard, 1) if x}
+  assert sorted(spoken) == [2, 5, 10, 15, 17]
+  assert "step 2: 30% of the responses are truncated" in spoken[2][0]
+  assert "60% of the responses" in spoken[5][0]
+  assert spoken[15] == ["step 15: over since step 11: truncated responses"]
+
+
+def test_the_summary_and_the_verdict_of_a_run():
+  lines = [dict(stage="rl", step=t) | line(**IDLE) for t in (1, 2, 3)]
+  with pytest.raises(RunError, match="no update in 3 steps.*Step 3: 95% of"):
+    doctor.verdict(
+        [*lines[:2], lines[2] | line(all_incorrect=0.95, **IDLE)], FIELDS
+    )
+  lines[1] |= line(**NAN)
+  doctor.verdict(lines, FIELDS)
+  assert doctor.summary(lines, FIELDS) == [
+      "updates of the policy: 1 made, 11 skipped (3 gradient not finite, 8 no"
+      " token to learn from); 2 of 3 steps without an update"
+  ]
+  assert doctor.summary([], FIELDS) == []
+  doctor.verdict([], FIELDS)
+  with pytest.raises(RunError, match="broken policy. Step 4: 100%"):
+    last = dict(stage="rl", step=4) | line() | {doctor.BROKEN: 1.0}
+    doctor.verdict([*lines, last], FIELDS)
+
+
+# --- through the loop --------------------------------------------------------
+
+
+class Fault:
+  """What is wrong at the moment."""
+
+  now = ""
+
+
+def score(response, row):
+  if Fault.now == "function raises":
+    raise RuntimeError("no score")
+  return float(not Fault.now and len(response.text) % 3)
+
+
+def verify(text, row):
+  if Fault.now == "verifier raises":
+    raise RuntimeError("no verdict")
+  return not Fault.now and len(text) % 2
+
+
+FAULTS = {
+    "all incorrect": "the gradient is exactly 0",
+    "verifier raises": "the verifier failed on",
+    "function raises": "score failed 32 times on 32 responses",
+    "broken policy": "the parameters of the policy are broken",
+    "no group with signal": "8 of 8 groups of the batch are missing",
+}
+shared_programs = tiny_session.shared_programs
+
+
+def test_a_run_that_learns_nothing_stops(
+    tmp_path, monkeypatch, shared_programs
+):
+  """It names the cause, keeps its parameters, and goes on when mended."""
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  monkeypatch.setattr(arithmetic, "verify", verify)
+
+  first: list = []  # compiled once, and the same for all
+
+  def run(name):
+    session = tiny_session.make_session(
+        tmp_path / name,
+        reward__functions=f"{__name__}:score*0.1",
+        dynamic_sampling__enabled=name == "no group with signal",
+        dynamic_sampling__max_rounds=1,
+        rl__steps=4,
+        rl__max_steps_without_update=2,
+        evaluate__every=0,
+        checkpoint__every=9,
+    )
+    session.rewards._proved = True  # it is not the first batch that fails
+    with jax.set_mesh(session.mesh):
+      if not first:
+        first.append(jax.device_get(tiny_session.random_params(session)))
+      broken = np.float32(np.nan if Fault.now == "broken policy" else 1)
+      params = jax.tree.map(lambda x: jax.numpy.asarray(x * broken), first[0])
+      return tiny_session.digest(rl.train(session, params))
+
+  for name, words in FAULTS.items():
+    Fault.now = name
+    with pytest.raises(RunError, match="max_steps_without_update = 2") as e:
+      run(name)
+    assert words in str(e.value) and "Step 2, prompts 8 to 15: " in str(e.value)
+    assert (tmp_path / name / "checkpoints" / "rl" / "2").exists(), name
+    lines = tiny_session.logged(tmp_path / name)
+    assert [x["step"] for x in lines if x["stage"] == "rl"] == [1, 2]
+  Fault.now = ""
+  after = run("function raises")
+  lines = tiny_session.logged(tmp_path / "function raises")
+  assert [x["actor/updates"] for x in lines] == [0, 0, 1, 1]
+  assert after != tiny_session.digest(first[0])
