@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rl_reason import config as config_lib, functions, hf, tasks
+from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
@@ -20,7 +21,7 @@ from rl_reason.monitoring import loggers, metrics
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import pallas, sharding, unused
-from rl_reason.structs import RunError
+from rl_reason.structs import RunError, Tree
 from rl_reason.tasks import reward_terms
 
 
@@ -255,6 +256,68 @@ def attention_backend(config) -> tuple[str, str]:
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:
   """The static shape of the critic of a config."""
   return functions.bind("critic_head", config.critic.head)(trunk)
+
+
+def other_checkpoint(
+    session: Session,
+    field: str,
+    path: str | pathlib.Path,
+    equal: tuple[str, ...],
+    maker: str,
+) -> tuple[Checkpoints, int]:
+  """The checkpoints that another run wrote, and the newest complete step.
+
+  Args:
+    session: of this run.
+    field: the config field that names the other run, for messages.
+    path: directory of the checkpoints.
+    equal: prefixes of the fields that must agree in both configs.
+    maker: the command that makes such a checkpoint.
+
+  Raises:
+    RunError: there is none, or a field differs.
+  """
+  checkpoints = Checkpoints(pathlib.Path(path))
+  step = checkpoints.newest(session.display.say)
+  if step is None:
+    raise RunError(
+        f"{field} = {path}: holds no complete checkpoint; {maker} writes one"
+    )
+  here, there = config_lib.flat(session.config), checkpoints.host(step)
+  require_equal(f"{field} = {path}", here, there["config"], equal)
+  return checkpoints, step
+
+
+def save_network(
+    session: Session,
+    path: pathlib.Path,
+    params: Tree,
+    table: Tree,
+    cfg: decoder.ModelConfig,
+    **options: Any,
+) -> None:
+  """`hf.save` with the dtypes and the tokenizer that the run started from."""
+  c = session.config
+  source = resolve(c)
+  hf.save(
+      path,
+      params,
+      table,
+      cfg,
+      source=source,
+      tokenizer=session.tok if c.tokenizer or not source else None,
+      context=c.rollout.max_prompt + c.rollout.max_tokens,
+      **options,
+  )
+
+
+def save_checkpoint(
+    session: Session, path: pathlib.Path, step: int, params: Tree
+) -> None:
+  """Writes a checkpoint of parameters from which another run can start."""
+  checkpoints = Checkpoints(path)
+  checkpoints.save(step, params, dict(config=config_lib.flat(session.config)))
+  checkpoints.close()
 
 
 def require_equal(

@@ -52,10 +52,6 @@ def group_max(values_B, groups_B):
   return [max(values_B[np.equal(groups_B, g)]) for g in groups_B]
 
 
-def group_min(values_B, groups_B):
-  return [min(values_B[np.equal(groups_B, g)]) for g in groups_B]
-
-
 def group_constant(values_B, groups_B):
   return [len(set(values_B[np.equal(groups_B, g)])) == 1 for g in groups_B]
 

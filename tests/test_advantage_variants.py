@@ -193,21 +193,6 @@ def test_limits(name, keywords, other, more, data):
 
 @given(data=st.data())
 @QUICK
-def test_fresh_memories_are_like_rows_of_today(data):
-  """Weights of 1: leave-one-out over the rows of now and then."""
-  rows = data.draw(strategy("temporal")) | dict(past_weights_H=np.ones(H))
-  both = dict(
-      rewards_B=np.concatenate([rows["rewards_B"], rows["past_rewards_H"]]),
-      groups_B=np.concatenate([rows["problems_B"], rows["past_problems_H"]]),
-  )
-  wanted = call("leave_one_out", both)[:B]
-  np.testing.assert_allclose(
-      call("temporal", rows), wanted, rtol=1e-4, atol=1e-4
-  )
-
-
-@given(data=st.data())
-@QUICK
 def test_weighing_alike_is_leave_one_out(data):
   """Responses of one length, one probability."""
   rows = data.draw(strategy("quality_weighted"))
@@ -233,31 +218,6 @@ def test_a_likely_response_has_a_baseline_of_unlikely_ones(others):
     assert got[0] == pytest.approx(wanted, abs=1e-6)
   # Of the others one response is nearly all of the weight.
   np.testing.assert_allclose(got[1:], [0, -1, 0], atol=1e-3)
-
-
-def test_unlikely_responses_keep_their_weights():
-  """exp(-100) is 0 in fp32; only ratios of weights count."""
-  rows = dict(
-      rewards_B=np.array([1.0, 0.0, 0.0]),
-      groups_B=np.zeros(3, np.int32),
-      logps_BT=np.full((3, 1), -100.0),
-      mask_BT=np.ones((3, 1), bool),
-  )
-  got = call("quality_weighted", rows)
-  np.testing.assert_allclose(got, [1, -0.5, -0.5], atol=1e-6)
-
-
-def test_surprise_is_preferred():
-  """Two right answers of a group: the unlikelier one gains more."""
-  rows = dict(
-      rewards_B=np.array([1.0, 1.0, 0.0]),
-      groups_B=np.zeros(3, np.int32),
-      logps_BT=np.array([[-0.1], [-3.0], [-1.0]]),
-      mask_BT=np.ones((3, 1), bool),
-      progress=np.float64(0),
-  )
-  likely, rare, _ = call("explore", rows, bonus=0.5)
-  assert rare > likely > 0
 
 
 @given(data=st.data())

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rl_reason.algorithms import kl as kl_lib
-from rl_reason.reward_models import losses
+from rl_reason.reward_models import train
 
 KINDS = ["k1", "k2", "k3"]
 
@@ -166,10 +166,10 @@ def test_bradley_terry_by_hand():
   """log 2 at a tie; log(1 + e^-d) else, finite however wrong."""
   chosen_B = jnp.array([1.0, 2.0, 0.0, -500.0])
   rejected_B = jnp.array([1.0, 0.0, 2.0, 500.0])
-  got = losses.bradley_terry(chosen_B, rejected_B)
+  got = train.bradley_terry(chosen_B, rejected_B)
   wanted = [np.log(2), np.log1p(np.exp(-2)), np.log1p(np.exp(2)), 1000]
   np.testing.assert_allclose(got, wanted, rtol=1e-6)
-  grad_B = jax.grad(lambda x: losses.bradley_terry(x, rejected_B).sum())(
+  grad_B = jax.grad(lambda x: train.bradley_terry(x, rejected_B).sum())(
       chosen_B
   )
   np.testing.assert_allclose(

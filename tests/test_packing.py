@@ -13,11 +13,9 @@ import tiny
 from hypothesis import given, settings, strategies as st
 
 from rl_reason import config
-from rl_reason.algorithms import reductions, surrogates
-from rl_reason.algorithms.objective import Objective
 from rl_reason.models import decoder
 from rl_reason.scale import compiled, sharding
-from rl_reason.structs import Rollouts, TrainState
+from rl_reason.structs import Rollouts
 from rl_reason.training import packing, step
 
 P, T = tiny.P, tiny.T
@@ -77,13 +75,6 @@ def reasoning(rng, rows, length):
   """Lengths as they are of long chains of thought: a heavy tail, and a cap."""
   drawn_B = rng.lognormal(np.log(length / 5), 0.8, rows)
   return np.clip(drawn_B, 1, length).astype(int)
-
-
-def test_lengths_of_reasoning_fill_the_rows():
-  """256 of them: at least 0.97."""
-  length_B = reasoning(np.random.default_rng(0), 256, 1024)
-  row_B, _ = packing.place(length_B, 1024, 1)
-  assert length_B.sum() / (1024 * (row_B.max() + 1)) >= 0.97
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -257,40 +248,6 @@ def test_eight_devices_pack_as_one_does():
     )
   near(got, wanted)
   near(grad, wanted_grad)
-
-
-@SLOW
-@pytest.mark.parametrize("rows", [13, 3])
-def test_micro_batches_change_no_update(rows):
-  """The SGD step of several micro-batches is that of one."""
-  batch = tiny.batch(1, 16)
-  tx = tiny.optimizer(name="sgd", lr=1.0)
-  policy = functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.2)
-  update = jax.jit(
-      functools.partial(
-          step.rl_update,
-          cfg=tiny.CFG,
-          tx=tx,
-          temperature=1.0,
-          objective=Objective(policy, reductions.seq_mean_token_mean, kl="k3"),
-      )
-  )
-  zero = np.zeros((), np.int32)
-  params = tiny.params()
-  state = TrainState(params, tx.init(params), zero, zero)
-  coefs = dict(kl=np.float32(0.1), entropy=np.float32(0))
-  wanted, metrics = update(state, batch, padded.packed(batch), coefs)
-  args = (x[0] for x in (batch.tokens_BL, batch.start_B, batch.mask_BT))
-  packed = jax.tree.map(lambda x: x[None], packing.pack(*args, rows))
-  got, more = update(state, batch, packed, coefs)
-  moved = (
-      jax.tree.map(np.subtract, x.params, state.params) for x in (got, wanted)
-  )
-  near(*moved)
-  for name in metrics:
-    np.testing.assert_allclose(
-        more[name], metrics[name], rtol=1e-4, atol=1e-6, err_msg=name
-    )
 
 
 def test_programs_compile_once():

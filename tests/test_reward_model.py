@@ -162,7 +162,7 @@ def test_a_critic_starts_from_it(trained, tmp_path):
 
 def test_a_missing_model_or_one_of_another_task_is_refused(trained, tmp_path):
   session = make_session(tmp_path / "a")
-  with pytest.raises(RunError, match="holds no complete reward model"):
+  with pytest.raises(RunError, match="holds no complete checkpoint; --stage"):
     scorer.load(session, str(tmp_path))
   session.config.task.name = "countdown"
   with pytest.raises(RunError, match="reward.*: task.name is 'arithmetic' the"):

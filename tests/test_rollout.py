@@ -173,12 +173,6 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
     np.testing.assert_array_equal(got_V[got_V > 0], probs_V[got_V > 0])
 
 
-def test_top_p_always_keeps_the_likeliest():
-  logits = jnp.log(jnp.array([[0.2, 0.5, 0.3]]))
-  for u in (0.0, 0.5, 0.999):
-    assert draw(logits, jnp.array([u]), 1e-6)[0] == 1
-
-
 @pytest.mark.parametrize("vocab", [700, 1024])
 def test_draws_invert_the_cdf_of_a_large_vocabulary(vocab):
   """Against float64, up to rounding; a token without mass is never drawn."""
@@ -394,29 +388,6 @@ def steps(limits, slots, halves=True):
         left = sorted(left, reverse=True)[: len(left) // 2]
     before = now
   return taken, sum(limits) / offered
-
-
-def lengths(mean, count, most, seed=0):
-  rng = np.random.default_rng(seed)
-  wanted = rng.lognormal(np.log(mean) - 0.5, 1, count)
-  return np.clip(wanted, 1, most).astype(int)
-
-
-def test_no_slot_waits_long():
-  """A heavy tail, counted; in lockstep four of five slots are idle."""
-  limits = lengths(100, 256, 512)
-  _, together = steps(limits, 256, halves=False)
-  assert together < 0.25 and steps(limits, 32)[1] > 0.85
-
-
-def test_longest_first_is_near_the_ideal():
-  """With lengths known; a run knows only what a problem's type took before."""
-  for seed, most in enumerate((2048, 4096, 8192)):
-    limits = np.sort(lengths(1600, 2048, most, seed))[::-1]
-    assert limits.mean() > 1000
-    ideal = max(limits[0], -(-limits.sum() // 256))
-    taken, used = steps(limits, 256)
-    assert taken <= 1.05 * ideal and used > 0.95
 
 
 @pytest.mark.parametrize(

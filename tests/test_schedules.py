@@ -25,28 +25,18 @@ def test_no_warmup(warmup):
 
 
 def test_linear():
-  """From the peak at step 2 (warm-up over) to the floor at step 10.
-
-  Step 6 is half-way: (0.1 + 0.02) / 2 = 0.06 with a floor of 20%.
-  """
-  got = rates(
-      "linear", [0, 1, 2, 6, 10, 50], peak=0.1, warmup=2, total=10, floor=0.2
-  )
-  wanted = [0.05, 0.1, 0.1, 0.06, 0.02, 0.02]
-  np.testing.assert_allclose(got, wanted, rtol=1e-6)
-  assert rates("linear", [10], peak=0.1, warmup=2, total=10) == [0]
+  """From the peak at step 2 (warm-up over) to 0 at step 10."""
+  got = rates("linear", [0, 1, 2, 6, 10, 50], peak=0.1, warmup=2, total=10)
+  np.testing.assert_allclose(got, [0.05, 0.1, 0.1, 0.05, 0, 0], rtol=1e-6)
 
 
 def test_cosine():
   """peak * (1 + cos(pi * x)) / 2 at x = 0, 1/4, 1/2, 1.
 
-  x = 1/4: (1 + 0.70710678) / 2 = 0.85355339. With a floor of 10% of the peak
-  half-way is (1 + 0.1) / 2 = 0.55.
+  x = 1/4: (1 + 0.70710678) / 2 = 0.85355339.
   """
   got = rates("cosine", [2, 4, 6, 10, 50], peak=1.0, warmup=2, total=10)
   np.testing.assert_allclose(got, [1, 0.85355339, 0.5, 0, 0], atol=1e-7)
-  got = rates("cosine", [0, 4, 8, 9], peak=1.0, warmup=0, total=8, floor=0.1)
-  np.testing.assert_allclose(got, [1, 0.55, 0.1, 0.1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])

@@ -89,15 +89,9 @@ def ladder(
     common: {field: value} of all rows; a row's own values take precedence.
     measures: names in MEASURES, or 'pass@8', 'maj@8', besides accuracy.
   """
-  fields = dict(
-      title=title,
-      question=question,
-      seeds=tuple(seeds),
-      reference=reference,
-      common=common or {},
-      rows=tuple(rows),
-      measures=tuple(measures),
-  )
+  fields = dict(title=title, question=question, reference=reference)
+  fields |= dict(seeds=tuple(seeds), rows=tuple(rows), common=common or {})
+  fields |= dict(measures=tuple(measures))
   return ml_collections.ConfigDict(fields, allow_dotted_keys=True)
 
 
@@ -132,11 +126,7 @@ def measures(c: ml_collections.ConfigDict) -> dict[str, Measure]:
 
 
 def check(c: ml_collections.ConfigDict) -> None:
-  """Checks the ablation itself; `configure` checks each row.
-
-  Raises:
-    ConfigError: the first mistake.
-  """
+  """Raises ConfigError for the first mistake; `configure` checks each row."""
   if "rows" not in c:
     raise ConfigError("rows: missing; get_config returns ablate.ladder()")
   names = [row[0] for row in c.rows]
@@ -190,10 +180,7 @@ def plan(
 ) -> list[Job]:
   """Returns all jobs, seed by seed, each base before the rows that need it.
 
-  Args:
-    c: the ablation.
-    folder: parent of the work directories of all ablations, which share bases.
-    name: name of this ablation.
+  The work directories of all ablations, which share bases, lie in `folder`.
 
   Raises:
     ConfigError: the first mistake, with the name of its row.

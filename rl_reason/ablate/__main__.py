@@ -15,12 +15,7 @@ from rl_reason.config import ConfigError
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command and returns the exit code.
-
-  Args:
-    argv: arguments without the name of the command.
-    child: command that runs a row.
-  """
+  """Runs the command and returns the exit code; `child` runs a row."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.ablate",
       description=ablate.__doc__.splitlines()[0],

@@ -28,12 +28,6 @@ def collect(
 ) -> dict[str, Any]:
   """Gathers the data of all finished runs of an ablation.
 
-  Args:
-    c: the ablation.
-    jobs: all its jobs.
-    measures: {name: ablate.Measure}.
-    command: command line that made the data.
-
   Returns:
     the ablation's fields; `environment` of the first run, and the names in it
     that differ in other runs (`mixed`); and `runs`: row, seed, seconds,
@@ -114,11 +108,8 @@ def select(
 ) -> dict[str, Any]:
   """Returns the data of some rows with another reference, at an earlier step.
 
-  Args:
-    data: result of `collect`.
-    rows: names of the rows besides the reference; empty selects all.
-    reference: name of the row to compare with.
-    at: last step whose evaluation counts; None for the last one.
+  No rows stand for all of them; `at` is the last step whose evaluation counts,
+  None for the last one.
   """
   names = {*(rows or [row[0] for row in data["rows"]]), reference}
 
@@ -137,13 +128,8 @@ def select(
 def interval(values_N: Sequence[float]) -> tuple[float, float | None]:
   """Returns the mean over seeds, and half the width of its 95% interval.
 
-  mean +- t(0.975, N - 1) s / sqrt(N), s with N - 1 in the denominator.
-
-  Args:
-    values_N: one value per seed.
-
-  Returns:
-    mean and half-width; None in place of the latter for a single seed.
+  mean +- t(0.975, N - 1) s / sqrt(N), s with N - 1 in the denominator. For a
+  single seed the width is None.
   """
   mean, count = float(np.mean(values_N)), len(values_N)
   if count < 2:
@@ -157,14 +143,8 @@ def value_at(
   """Returns a measure of a run at a position of an axis.
 
   Held-out measures are linear between evaluations and constant outside;
-  measures of RL are means over the last quarter of the steps up to `at`.
-
-  Args:
-    run: one of the data.
-    name: 'accuracy', or a measure.
-    at: position on the axis.
-    axis: 'step', 'tokens' or 'flops'; of measures of RL always 'step'.
-    stage: 'evaluate' or 'rl'.
+  measures of RL (stage 'rl', axis 'step') are means over the last quarter of
+  the steps up to `at`.
   """
   pairs = zip(run[stage][axis], run[stage][name], strict=True)
   known = [(x, y) for x, y in pairs if x is not None and y is not None]

@@ -72,15 +72,11 @@ def run(
 ) -> list[str]:
   """Runs the unfinished rows in order, and the bases that they need.
 
-  Args:
-    jobs: all jobs; bases precede the rows that need them.
-    stop: event that ends the processes; they save their state.
-    parallel: number of processes at a time, each on its share of the cores.
-    cache: directory of compiled programs that all jobs share.
-    main: command that takes the arguments.
-    on_finished: called after each row that ended without an error.
-    devices: indices of GPUs or TPU chips, see `divide`; () shows all of them to
-      every process.
+  Bases precede the rows that need them. So many processes are `parallel`, each
+  on its share of the cores and of the devices, indices of GPUs or TPU chips
+  (see `divide`; () shows all of them to every process); they share a cache of
+  compiled programs. `stop` ends them, and they save their state. `on_finished`
+  is called after each row that ended without an error.
 
   Returns:
     names of the jobs that failed or whose base failed.

@@ -7,6 +7,11 @@ types, or is one id for the whole batch (`config.advantage.groups`). Groups may
 be of unequal sizes, ids may be any integers, and the rows of a group need not
 be adjacent. `advantage_variants.py` holds those that no algorithm of a paper
 uses.
+
+An advantage per response takes rewards_B [B] float and groups_B [B] int, and
+returns [B] float, exactly 0 in groups whose rewards are all equal. One per
+token takes rewards_BT and values_BT [B, T] float and mask_BT [B, T], and
+returns [B, T] float, 0 outside the mask.
 """
 
 from typing import Annotated
@@ -40,15 +45,7 @@ def _group_std(rewards_B, groups_B, ddof):
 
 
 def group_mean(rewards_B: Array, groups_B: Array) -> Array:
-  """R - mean of the group: Dr.GRPO (arXiv:2503.20783, eq 3).
-
-  Args:
-    rewards_B: [B] float.
-    groups_B: [B] int, rows of one prompt share an id.
-
-  Returns:
-    [B] float, exactly 0 in groups whose rewards are all equal.
-  """
+  """R - mean of the group: Dr.GRPO (arXiv:2503.20783, eq 3)."""
   mean_B, _ = _group_mean(rewards_B, groups_B)
   # Exactly 0: the rounded mean of equal rewards differs from the reward, and
   # dividing by a tiny standard deviation would turn that into a signal.
@@ -67,15 +64,8 @@ def group_norm(
 
   With one group for the whole batch this is batch whitening of the rewards.
 
-  Args:
-    rewards_B: [B] float.
-    groups_B: [B] int, rows of one prompt share an id.
-    eps: added to the standard deviation (1e-6 in verl, 1e-4 in TRL).
-    ddof: 1 divides the squared deviations by G - 1 (as verl and TRL do), 0
-      by G.
-
-  Returns:
-    [B] float, exactly 0 in groups whose rewards are all equal.
+  Keywords: eps is added to the standard deviation (1e-6 in verl, 1e-4 in TRL);
+  ddof 1 divides the squared deviations by G - 1 (as verl and TRL do), 0 by G.
   """
   std_B = _group_std(rewards_B, groups_B, ddof)
   return group_mean(rewards_B, groups_B) / (std_B + eps)
@@ -91,15 +81,8 @@ def group_mean_batch_std(
 ) -> Array:
   """(R - mean of the group) / (std of the batch + eps): LitePPO (2508.08221).
 
-  Args:
-    rewards_B: [B] float.
-    groups_B: [B] int, rows of one prompt share an id.
-    valid_B: [B] bool, False for padding rows, which are not in the batch's std.
-    eps: added to the standard deviation.
-    ddof: as in `group_norm`.
-
-  Returns:
-    [B] float, exactly 0 in groups whose rewards are all equal.
+  valid_B is [B] bool, False for padding rows, which are not in the batch's std.
+  Keywords as in `group_norm`.
   """
   # Two groups, valid rows and padding: each valid row gets the batch's std.
   std_B = _group_std(rewards_B, valid_B.astype(jnp.int32), ddof)
@@ -109,35 +92,22 @@ def group_mean_batch_std(
 def leave_one_out(rewards_B: Array, groups_B: Array) -> Array:
   """R - mean of the other rewards of the group: RLOO (arXiv:2402.14740, eq 8).
 
-  Args:
-    rewards_B: [B] float.
-    groups_B: [B] int, rows of one prompt share an id.
-
-  Returns:
-    [B] float, equal to G / (G - 1) * (R - mean); 0 for a group of one.
+  Equal to G / (G - 1) * (R - mean); 0 for a group of one.
   """
-  mean_B, size_B = _group_mean(rewards_B, groups_B)
+  _, size_B = _group_mean(rewards_B, groups_B)
   scale_B = size_B / jnp.maximum(size_B - 1, 1)
-  constant_B = group_constant(rewards_B, groups_B)
-  return jnp.where(constant_B, 0, scale_B * (rewards_B - mean_B))
+  return scale_B * group_mean(rewards_B, groups_B)
 
 
 def max_rl(rewards_B: Array, groups_B: Array) -> Array:
   """(R - mean) / mean for rewards in {0, 1}: MaxRL (arXiv:2602.02710).
 
-  Args:
-    rewards_B: [B] float in {0, 1}. With rewards of -1 the mean may be 0 or
-      negative.
-    groups_B: [B] int, rows of one prompt share an id.
-
-  Returns:
-    [B] float, exactly 0 in groups that are all correct or all incorrect.
+  With rewards of -1 the mean may be 0 or negative.
   """
   mean_B, _ = _group_mean(rewards_B, groups_B)
+  # No 0 / 0 in groups without a correct response.
   constant_B = group_constant(rewards_B, groups_B)
-  # The inner `where` keeps 0 / 0 out of groups without a correct response.
-  scaled_B = (rewards_B - mean_B) / jnp.where(constant_B, 1, mean_B)
-  return jnp.where(constant_B, 0, scaled_B)
+  return group_mean(rewards_B, groups_B) / jnp.where(constant_B, 1, mean_B)
 
 
 # --- one advantage per token -------------------------------------------------
@@ -148,15 +118,8 @@ def returns_to_go(
 ) -> Array:
   """Discounted sum of the rewards from each token on: REINFORCE++ (2501.03262).
 
-  Args:
-    rewards_BT: [B, T] float: per-token penalties, and the outcome on the last
-      token.
-    mask_BT: [B, T], response tokens; masked positions are skipped without a
-      discount.
-    gamma: discount per token.
-
-  Returns:
-    [B, T] float, 0 outside the mask.
+  Arguments as in `gae`; the rewards are per-token penalties, and the outcome on
+  the last token.
   """
   # GAE with V = 0 and lambda 1 is the return.
   zeros_BT = jnp.zeros_like(rewards_BT)
@@ -178,15 +141,12 @@ def gae(
   the TD error.
 
   Args:
-    rewards_BT: [B, T] float.
-    values_BT: [B, T] float, V of the prefix BEFORE token t.
-    mask_BT: [B, T], response tokens; masked positions are skipped: t + 1 is the
-      next token of the mask, without a discount in between.
+    rewards_BT: reward of each token.
+    values_BT: V of the prefix BEFORE token t.
+    mask_BT: response tokens; masked positions are skipped: t + 1 is the next
+      token of the mask, without a discount in between.
     gamma: discount per token.
     lam: lambda; a scalar, or any array that broadcasts to [B, T].
-
-  Returns:
-    [B, T] float, 0 outside the mask.
   """
   chex.assert_rank([rewards_BT, values_BT, mask_BT], 2)
   chex.assert_equal_shape([rewards_BT, values_BT, mask_BT])
@@ -227,15 +187,7 @@ def gae_length_adaptive(
 ) -> Array:
   """GAE with lam = 1 - 1 / (alpha l), l tokens: VAPO (2504.05118, sec 4.2).
 
-  Args:
-    rewards_BT: as in `gae`.
-    values_BT: as in `gae`.
-    mask_BT: as in `gae`.
-    gamma: discount per token.
-    alpha: a larger alpha gives a larger lambda.
-
-  Returns:
-    [B, T] float, 0 outside the mask.
+  Arguments as in `gae`; a larger alpha gives a larger lambda.
   """
   length_B1 = mask_BT.sum(1, keepdims=True).astype(values_BT.dtype)
   # Clipped at 0: the formula is negative for l < 1 / alpha.

@@ -5,6 +5,12 @@ the policy is trained with. A correction turns the ratio pi_old / pi_sampler
 into one factor per token, which multiplies the advantages. pi_old are the
 trainer's log-probs BEFORE the update: factors are computed once over all rows
 of a step and have no gradient, so micro-batches do not change them.
+
+Each takes old_logps_BT [B, T] by the trainer before the update,
+sampler_logps_BT [B, T] by the sampler, and mask_BT [B, T]; and returns factors
+[B, T], 0 outside the mask. `level` is the ratio of each 'token', of the whole
+'sequence' (product over its tokens), or its 'geometric' mean over the tokens;
+another one is a ValueError.
 """
 
 from typing import Annotated, Literal
@@ -45,19 +51,7 @@ def truncate(
 ) -> Array:
   """Truncated importance sampling: min(pi_old / pi_sampler, high).
 
-  Args:
-    old_logps_BT: [B, T] by the trainer, before the update.
-    sampler_logps_BT: [B, T] by the sampler.
-    mask_BT: [B, T], response tokens.
-    high: upper bound of the ratio; 2 is usual.
-    level: ratio of each 'token', of the whole 'sequence' (product over its
-      tokens), or its 'geometric' mean over the tokens.
-
-  Returns:
-    [B, T] factors in [0, high], 0 outside the mask.
-
-  Raises:
-    ValueError: unknown level.
+  `high` is the upper bound of the ratio; 2 is usual.
   """
   ratio_BT = _mismatch(old_logps_BT, sampler_logps_BT, mask_BT, level)
   return jnp.minimum(ratio_BT, high)
@@ -74,19 +68,7 @@ def two_sided(
 ) -> Array:
   """IcePop: the ratio pi_old / pi_sampler inside [low, high], 0 outside.
 
-  Args:
-    old_logps_BT: [B, T] by the trainer, before the update.
-    sampler_logps_BT: [B, T] by the sampler.
-    mask_BT: [B, T], response tokens.
-    low: alpha, .5 in IcePop.
-    high: beta, 5 in IcePop.
-    level: as in `truncate`.
-
-  Returns:
-    [B, T] factors, 0 outside the mask.
-
-  Raises:
-    ValueError: unknown level.
+  `low` is alpha, .5 in IcePop; `high` is beta, 5 in IcePop.
   """
   ratio_BT = _mismatch(old_logps_BT, sampler_logps_BT, mask_BT, level)
   inside_BT = (ratio_BT >= low) & (ratio_BT <= high)

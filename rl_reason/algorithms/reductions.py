@@ -46,21 +46,9 @@ def group_sum(
 
 def group_max(values_B: Array, groups_B: Array) -> Array:
   """Largest value in each row's group: [B]."""
-  return _segment(jax.ops.segment_max, values_B, groups_B)
-
-
-def group_min(values_B: Array, groups_B: Array) -> Array:
-  """Smallest value in each row's group: [B]."""
-  return _segment(jax.ops.segment_min, values_B, groups_B)
-
-
-def _segment(reduction, values_B, groups_B):
-  rows = values_B.shape[0]
-  # Segment operations need ids in [0, rows): number the distinct group ids.
-  _, segment_B = jnp.unique(
-      groups_B, return_inverse=True, size=rows, fill_value=-1
-  )
-  return reduction(values_B, segment_B, num_segments=rows)[segment_B]
+  # In place of a row of another group stands the row's own value.
+  member_BB = groups_B[:, None] == groups_B
+  return jnp.where(member_BB, values_B, values_B[:, None]).max(1)
 
 
 def group_constant(values_B: Array, groups_B: Array) -> Array:
@@ -69,7 +57,8 @@ def group_constant(values_B: Array, groups_B: Array) -> Array:
   Compares values with each other and not with their mean, which is rounded:
   the mean of sixteen float32 0.7 is not 0.7.
   """
-  return group_max(values_B, groups_B) == group_min(values_B, groups_B)
+  other_BB = groups_B[:, None] != groups_B
+  return jnp.all(other_BB | (values_B[:, None] == values_B), 1)
 
 
 # --- statistics of tokens ----------------------------------------------------

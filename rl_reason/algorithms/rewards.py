@@ -12,13 +12,7 @@ from rl_reason.structs import Array
 def correctness(correct_B: Array, correct: float, incorrect: float) -> Array:
   """`correct` where the verifier accepts, else `incorrect`: DAPO, eq 7.
 
-  Args:
-    correct_B: [B] in {0, 1}, verdict of the verifier.
-    correct: reward of a correct response (1 in DAPO).
-    incorrect: reward of an incorrect response (-1 in DAPO).
-
-  Returns:
-    [B] float.
+  correct_B is [B] in {0, 1}; the rewards are 1 and -1 in DAPO. Returns [B].
   """
   dtype = jnp.result_type(correct_B, 1.0)
   return jnp.where(correct_B > 0, correct, incorrect).astype(dtype)
@@ -29,15 +23,12 @@ def weighted(
     weights_N: tuple[tuple[float, float], ...],
     progress: Array | float,
 ) -> Array | float:
-  """Weighted sum of scores; weights move linearly over the run.
+  """Weighted sum of scores, [B]; weights move linearly over the run.
 
   Args:
-    scores_NB: [B] float of each of N terms.
+    scores_NB: [B] float of each of N terms; without any the sum is 0.
     weights_N: weight of each at progress 0 and at progress 1.
     progress: fraction of the run that is done, in [0, 1].
-
-  Returns:
-    [B] float; 0 without terms.
   """
   return sum(
       (first + (last - first) * progress) * score_B

@@ -4,7 +4,7 @@ import optax
 
 
 def learning_rate(
-    kind: str, *, peak: float, warmup: int, total: int, floor: float = 0.0
+    kind: str, *, peak: float, warmup: int, total: int
 ) -> optax.Schedule:
   """Linear warm-up to `peak`, then constant, cosine or linear decay.
 
@@ -15,11 +15,7 @@ def learning_rate(
     kind: 'constant', 'cosine' or 'linear'.
     peak: highest learning rate.
     warmup: optimizer steps of warm-up; 0 for none.
-    total: optimizer steps of the stage; decays end there.
-    floor: learning rate at the end of a decay, as a fraction of the peak.
-
-  Returns:
-    A function from the optimizer step to the learning rate.
+    total: optimizer steps of the stage; decays end there, at 0.
 
   Raises:
     ValueError: unknown kind.
@@ -27,8 +23,8 @@ def learning_rate(
   steps = max(total - warmup, 1)  # also if the warm-up outlasts the stage
   decays = {
       "constant": lambda: optax.constant_schedule(peak),
-      "cosine": lambda: optax.cosine_decay_schedule(peak, steps, floor),
-      "linear": lambda: optax.linear_schedule(peak, peak * floor, steps),
+      "cosine": lambda: optax.cosine_decay_schedule(peak, steps),
+      "linear": lambda: optax.linear_schedule(peak, 0.0, steps),
   }
   if kind not in decays:
     raise ValueError(f"schedule {kind!r}: one of {sorted(decays)}")

@@ -15,18 +15,11 @@ def value_loss(
     *,
     clip: float = 0.5,
 ) -> Array:
-  """max((V - R)^2, (clip(V, V_old +- clip) - R)^2) / 2, per token.
+  """max((V - R)^2, (clip(V, V_old +- clip) - R)^2) / 2, per token: [B, T].
 
-  PPO's value clipping, as in the reference implementations.
-
-  Args:
-    values_BT: [B, T] of the critic that is trained.
-    old_values_BT: [B, T] before the update; no gradient.
-    returns_BT: [B, T] targets; no gradient.
-    clip: how far V may move from V_old; 0 turns the clip off.
-
-  Returns:
-    [B, T].
+  PPO's value clipping, as in the reference implementations. Neither the values
+  before the update, V_old, nor the targets R have a gradient; a clip of 0 turns
+  the clip off.
   """
   chex.assert_equal_shape([values_BT, old_values_BT, returns_BT])
   loss_BT = (values_BT - returns_BT) ** 2
@@ -44,14 +37,8 @@ def support(bins: int, low: float, high: float) -> Array:
 def two_hot(returns: Array, bins: int, low: float, high: float) -> Array:
   """Probabilities of the two nearest bins, whose mean is the return.
 
-  Args:
-    returns: [...] float; clipped to [low, high].
-    bins: number of points of the support, at least 2.
-    low: lowest point.
-    high: highest point.
-
-  Returns:
-    [..., bins], sums to 1 (arXiv:2403.03950, sec 3.1).
+  Returns [...] are clipped to the support, at least 2 bins from low to high.
+  The probabilities [..., bins] sum to 1 (arXiv:2403.03950, sec 3.1).
   """
   place = (jnp.clip(returns, low, high) - low) / (high - low) * (bins - 1)
   # The highest point itself is the right neighbour of the last pair.
@@ -65,13 +52,9 @@ def two_hot(returns: Array, bins: int, low: float, high: float) -> Array:
 def categorical_loss(
     logits_BTN: Array, returns_BT: Array, low: float, high: float
 ) -> Array:
-  """Cross entropy to the two-hot return: [B, T] (arXiv:2403.03950).
+  """Cross entropy of logits [B, T, bins] to the two-hot return: [B, T].
 
-  Args:
-    logits_BTN: [B, T, bins].
-    returns_BT: [B, T] targets; no gradient.
-    low: lowest point of the support.
-    high: highest point of the support.
+  arXiv:2403.03950. low and high are the ends of the support.
   """
   target_BTN = two_hot(returns_BT, logits_BTN.shape[-1], low, high)
   return -jnp.sum(target_BTN * jax.nn.log_softmax(logits_BTN, -1), -1)
@@ -84,11 +67,6 @@ def explained_variance(
 
   1 is perfect, 0 no better than a constant, below 0 worse than a constant; 0 if
   all returns are equal.
-
-  Args:
-    values_BT: [B, T].
-    returns_BT: [B, T].
-    mask_BT: [B, T].
   """
 
   def variance(x_BT):

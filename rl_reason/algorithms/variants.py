@@ -250,15 +250,11 @@ def adaptive_kl(
 ) -> float:
   """The next KL coefficient: proportional control (arXiv:1909.08593, eq 3).
 
-  coef * (1 + clip(kl / target - 1, -.2, .2) * rows / horizon).
+  coef * (1 + clip(kl / target - 1, -.2, .2) * rows / horizon), with coef, kl
+  (mean over the response tokens, in nats) and rows (responses) of one step.
 
-  Args:
-    coef: the coefficient of the step in which `kl` was measured.
-    kl: mean over the response tokens of that step, in nats.
-    rows: responses of that step.
-    target: KL to hold, in nats per token.
-    horizon: number of responses over which an error of 20% changes the
-      coefficient by about 20%.
+  Keywords: target is the KL to hold, in nats per token; horizon the number of
+  responses over which an error of 20% changes the coefficient by about 20%.
   """
   error = min(max(kl / target - 1, -0.2), 0.2)
   return coef * (1 + error * rows / horizon)
@@ -275,10 +271,7 @@ def adaptive_entropy(
 
   By a fixed step and never below 0, as in Skywork-OR1 (2505.22312, sec 4.2).
 
-  Args:
-    coef: the coefficient of the step in which `entropy` was measured.
-    entropy: mean over the response tokens of that step, in nats.
-    target: entropy to hold, in nats.
-    step: change of the coefficient per RL step.
+  Keywords: target is the entropy to hold, a mean over response tokens in nats;
+  step the change of the coefficient per RL step.
   """
   return max(0.0, coef + (step if entropy < target else -step))

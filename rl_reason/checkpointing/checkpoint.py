@@ -36,33 +36,13 @@ def _hashes(directory: pathlib.Path) -> dict[str, str]:
   }
 
 
-def _fault(directory: pathlib.Path) -> str | None:
-  """Why a checkpoint cannot be used, or None."""
-  manifest = directory / MANIFEST
-  if not manifest.exists():
-    return "unfinished (it has no manifest)"
+def _manifest(directory: pathlib.Path) -> tuple[dict, float | None] | None:
+  """Hashes and score in the manifest of a checkpoint; None if unreadable."""
   try:
-    expected = dict(json.loads(manifest.read_text())["files"])
-  except (ValueError, KeyError, TypeError, OSError, RecursionError):
-    return "damaged (its manifest cannot be read)"
-  if "host.json" not in expected:
-    return "damaged (its manifest lacks host.json)"
-  found = _hashes(directory)
-  for name, digest in expected.items():
-    if name not in found:
-      return f"damaged ({name} is missing)"
-    if found[name] != digest:
-      return f"damaged ({name} has changed)"
-  return None
-
-
-def _score(directory: pathlib.Path) -> float | None:
-  """The score in the manifest of a checkpoint, or None."""
-  try:
-    score = json.loads((directory / MANIFEST).read_text())["score"]
+    manifest = json.loads((directory / MANIFEST).read_text())
+    return dict(manifest["files"]), manifest.get("score")
   except (ValueError, KeyError, TypeError, OSError, RecursionError):
     return None
-  return score if isinstance(score, int | float) else None
 
 
 class Checkpoints:
@@ -95,7 +75,25 @@ class Checkpoints:
 
   def fault(self, step: int) -> str | None:
     """Why a checkpoint cannot be used, or None."""
-    return _fault(self._dir / str(step))
+    directory = self._path(step)
+    if not (directory / MANIFEST).exists():
+      return "unfinished (it has no manifest)"
+    manifest = _manifest(directory)
+    if manifest is None:
+      return "damaged (its manifest cannot be read)"
+    expected, _ = manifest
+    if "host.json" not in expected:
+      return "damaged (its manifest lacks host.json)"
+    found = _hashes(directory)
+    for name, digest in expected.items():
+      if name not in found:
+        return f"damaged ({name} is missing)"
+      if found[name] != digest:
+        return f"damaged ({name} has changed)"
+    return None
+
+  def _path(self, step: int) -> pathlib.Path:
+    return self._dir / str(step)
 
   def save(
       self, step: int, state: Tree, host: dict, score: float | None = None
@@ -110,12 +108,12 @@ class Checkpoints:
     """
     self.wait()
     self.saved = step
-    path = self._dir / str(step)
+    path = self._path(step)
     if self._first:
       shutil.rmtree(path, ignore_errors=True)
       path.mkdir(parents=True)
       metrics.write_json(path / "host.json", host)
-    _synchronize("save")
+    multihost_utils.sync_global_devices("save")
     self._orbax.save(path / "state", state)
     self._saving = self._pool.submit(self._finish, path, step, score)
 
@@ -128,19 +126,20 @@ class Checkpoints:
 
   def _prune(self) -> None:
     last, best = self._keep
-    scores = {
-        step: _score(self._dir / str(step))
-        for step in self.steps()
-        if (self._dir / str(step) / MANIFEST).exists()
-    }
-    keep = set(list(scores)[-last:])
-    scored = {s: x for s, x in scores.items() if x is not None}
-    keep |= set(sorted(scored, key=lambda s: (-scored[s], s))[:best])
-    for step in scores.keys() - keep:
-      (
-          self._dir / str(step) / MANIFEST
-      ).unlink()  # a partial deletion is unfinished
-      shutil.rmtree(self._dir / str(step))
+    finished = [s for s in self.steps() if (self._path(s) / MANIFEST).exists()]
+    keep = {*finished[-last:], *self._by_score(finished)[:best]}
+    for step in set(finished) - keep:
+      (self._path(step) / MANIFEST).unlink()  # partly deleted is unfinished
+      shutil.rmtree(self._path(step))
+
+  def _by_score(self, steps: list[int]) -> list[int]:
+    """Those of the steps that have a score, the best and earliest first."""
+    scores = {}
+    for step in steps:
+      _, score = _manifest(self._path(step)) or ({}, None)
+      if isinstance(score, int | float):
+        scores[step] = score
+    return sorted(scores, key=lambda step: (-scores[step], step))
 
   def wait(self) -> None:
     """Waits until the current save is complete."""
@@ -158,23 +157,17 @@ class Checkpoints:
           found = step
           break
         warn(f"checkpoint {self.name}/{step} is {problem}: skipped")
-    if jax.process_count() > 1:
-      found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+    found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
     return None if found < 0 else found
 
   def best(self) -> int | None:
     """The complete step with the highest score."""
-    scores = {
-        step: _score(self._dir / str(step))
-        for step in self.steps()
-        if self.fault(step) is None
-    }
-    scored = [s for s in scores if scores[s] is not None]
-    return max(scored, key=lambda s: (scores[s], -s), default=None)
+    complete = [step for step in self.steps() if not self.fault(step)]
+    return next(iter(self._by_score(complete)), None)
 
   def host(self, step: int) -> dict:
     """The JSON state of a checkpoint."""
-    return json.loads((self._dir / str(step) / "host.json").read_text())
+    return json.loads((self._path(step) / "host.json").read_text())
 
   def restore(self, step: int, like: Tree) -> Tree:
     """Restores the arrays of a checkpoint.
@@ -184,15 +177,10 @@ class Checkpoints:
       like: arrays or ShapeDtypeStructs with the requested shapes and shardings.
     """
     self.saved = step
-    return self._orbax.restore(self._dir / str(step) / "state", like)
+    return self._orbax.restore(self._path(step) / "state", like)
 
   def close(self) -> None:
     """Waits for the current save and ends the background thread."""
     self.wait()
     self._pool.shutdown()
     self._orbax.close()
-
-
-def _synchronize(name: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)

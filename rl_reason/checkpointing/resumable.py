@@ -13,12 +13,12 @@ SFT, the reward model, value pretraining and RL all train in the same frame:
 """
 
 import contextlib
+import dataclasses
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -26,7 +26,7 @@ from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.config import differences
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.metrics import Log
-from rl_reason.structs import RunError, Stopped, Tree
+from rl_reason.structs import RunError, Stopped, TrainState, Tree
 
 
 class State(Protocol):
@@ -48,12 +48,43 @@ class State(Protocol):
     """Restores what `arrays` and `host` returned at the save."""
 
 
+@dataclasses.dataclass
+class NetworkState:
+  """The complete state of a stage that trains one network, not by RL.
+
+  Attributes:
+    train: parameters and optimizer, or their shapes before a restore.
+    stream: checkpointable iterator over batches, or stream of prompts.
+    counters: generated 'tokens' and 'flops', if the stage samples.
+    complete: nothing is left to do, be it a check of the parameters.
+    step: training steps that are done.
+  """
+
+  train: TrainState
+  stream: Any
+  counters: dict[str, float] = dataclasses.field(default_factory=dict)
+  complete: bool = False
+  step: int = 0
+
+  def arrays(self) -> Tree:
+    """The pytree of arrays, on the mesh."""
+    return self.train
+
+  def host(self) -> dict[str, Any]:
+    """Everything else, as JSON."""
+    rest = dict(counters=self.counters, complete=self.complete)
+    return dict(stream=self.stream.get_state(), **rest)
+
+  def restore(self, arrays: Tree, host: dict[str, Any]) -> None:
+    """Restores a saved state."""
+    self.train, self.complete = arrays, host["complete"]
+    self.counters = host["counters"]
+    self.stream.set_state(host["stream"])
+
+
 def check_stop(stop: threading.Event) -> None:
   """Raises Stopped after SIGTERM, on all processes at the same step."""
-  stopped = stop.is_set()
-  if jax.process_count() > 1:
-    stopped = bool(np.any(multihost_utils.process_allgather(np.array(stopped))))
-  if stopped:
+  if np.any(multihost_utils.process_allgather(np.array(stop.is_set()))):
     raise Stopped
 
 
@@ -68,9 +99,7 @@ class ResumableStage:
     log: truncated to the newest checkpoint when the stage begins.
     display: progress of the stage.
     stop: set by SIGTERM.
-    keep_last: number of newest checkpoints that are kept.
-    keep_best: number of checkpoints with the highest score that are kept in
-      addition.
+    **keep: keywords of `Checkpoints`.
   """
 
   def __init__(
@@ -82,12 +111,9 @@ class ResumableStage:
       log: Log,
       display: Display,
       stop: threading.Event,
-      keep_last: int = 1,
-      keep_best: int = 0,
+      **keep: int,
   ):
-    self.checkpoints = Checkpoints(
-        workdir / "checkpoints" / name, keep_last, keep_best
-    )
+    self.checkpoints = Checkpoints(workdir / "checkpoints" / name, **keep)
     self._workdir, self._fields, self._log = workdir, fields, log
     self._display, self._stop = display, stop
     self._flush: Callable[[], None] = lambda: None
@@ -129,13 +155,8 @@ class ResumableStage:
 
     On entry, discards what a killed process logged after the newest checkpoint.
     If the loop is stopped, or ends with an error that the user can fix, the
-    state is saved first.
-
-    Args:
-      title: of the stage, on the screen.
-      total: training steps.
-      state: of the stage, which the loop advances.
-      flush: logs the step whose metrics are still on the device.
+    state is saved first. `flush` logs the step whose metrics are still on the
+    device.
     """
     self._log.truncate()
     self._flush = flush

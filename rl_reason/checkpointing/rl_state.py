@@ -4,12 +4,7 @@ import dataclasses
 from typing import Any
 
 from rl_reason.scale import sharding
-from rl_reason.structs import (
-    Experience,
-    RunError,
-    TrainState,
-    Tree,
-)
+from rl_reason.structs import Experience, RunError, TrainState, Tree
 
 
 @dataclasses.dataclass
@@ -85,9 +80,7 @@ class RLState:
 def require_base(host: dict, digest: int) -> None:
   """Refuses LoRA factors that were trained beside another base model.
 
-  Args:
-    host: of a checkpoint.
-    digest: checksum of the base of this run; 0 without LoRA.
+  `digest` is the checksum of the base of this run; 0 without LoRA.
   """
   if host["base_digest"] != digest:
     raise RunError(

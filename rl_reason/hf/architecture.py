@@ -83,9 +83,7 @@ def class_name(config: dict[str, Any], head: str) -> str:
 def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
   """Refuses what the decoder would compute differently; returns the head.
 
-  Args:
-    config: a config.json.
-    heads: possible heads; the first one if the config names none.
+  It is one of `heads`, the first one if the config names none.
 
   Raises:
     CheckpointError: names the field.
@@ -227,10 +225,6 @@ def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
 
 def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
   """Returns a config.json of the first family that can describe a shape.
-
-  Args:
-    cfg: the shape.
-    context: maximum number of tokens.
 
   Raises:
     ConfigError: there is no such family.

@@ -7,12 +7,11 @@ import pathlib
 import jax
 import jinja2
 
-from rl_reason import config as config_lib, hf
-from rl_reason.checkpointing import checkpoint
+from rl_reason import config as config_lib
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import metrics
-from rl_reason.session import Session, resolve
+from rl_reason.session import Session, save_checkpoint, save_network
 from rl_reason.training import initial_state, sft
 
 
@@ -21,13 +20,8 @@ def run(session: Session, which: str) -> None:
 
   The critic is a token classifier whose labels are the outputs of its head.
   Beside it is a checkpoint of ours, from which critic.path of another run
-  starts with critic.init = 'exported'.
-
+  starts with critic.init = 'exported'. `which` is 'newest', 'best', or a step.
   With export.push_to the policy is then pushed to the hub.
-
-  Args:
-    session: of the run.
-    which: 'newest', 'best', or a step of RL.
 
   Raises:
     RunError: there is no such checkpoint, or the hub refuses.
@@ -47,24 +41,13 @@ def run(session: Session, which: str) -> None:
   }
   if critic is not None:
     networks["critic"] = critic, critic_lib.table(session.critic_cfg)
-  source = resolve(c)
+  card = model_card(c, workdir, step)
   for name, (params, table) in networks.items():
     path = workdir / "export" / name
-    hf.save(
-        path,
-        params,
-        table,
-        session.cfg,
-        source=source,
-        tokenizer=session.tok if c.tokenizer or not source else None,
-        context=c.rollout.max_prompt + c.rollout.max_tokens,
-        card=model_card(c, workdir, step),
-    )
+    save_network(session, path, params, table, session.cfg, card=card)
     display.say(f"{name} of step {step} written to {path}")
   if critic is not None:
-    checkpoints = checkpoint.Checkpoints(workdir / "export" / "critic")
-    checkpoints.save(step, critic, dict(config=config_lib.flat(c)))
-    checkpoints.close()
+    save_checkpoint(session, workdir / "export" / "critic", step, critic)
   if pushes:
     policy = workdir / "export" / "policy"
     url = hub.push(c.export.push_to, policy, f"Step {step} of RL")
@@ -74,10 +57,7 @@ def run(session: Session, which: str) -> None:
 def model_card(config, workdir: pathlib.Path, step: int) -> str:
   """Returns README.md: origin of the model, accuracy before and after, config.
 
-  Args:
-    config: of the run.
-    workdir: of the run; its evaluations are read.
-    step: step of RL.
+  The accuracies are those that the run logged, before RL and at this step.
   """
   evaluated = {
       line["step"]: line

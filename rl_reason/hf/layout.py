@@ -53,11 +53,7 @@ class Placement(NamedTuple):
 
 
 def placements(table: Tree) -> dict[str, Placement]:
-  """Maps the tensor names of a network to its parameters, in file order.
-
-  Args:
-    table: pytree of `parameters.Param`, of a language model or a critic.
-  """
+  """Maps the tensor names of a network to its parameters, in file order."""
   rows, _ = jax.tree_util.tree_flatten_with_path(
       table, is_leaf=parameters.is_param
   )

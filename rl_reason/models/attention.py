@@ -66,10 +66,7 @@ def cache_slots(length: int) -> int:
 def empty_cache(kernels: str, shape: tuple[int, ...], dtype) -> Cache:
   """A cache of zeros: rows over the batch axes, heads over the tensor axis.
 
-  Args:
-    kernels: the implementation of attention.
-    shape: [layers, B, K, S, C].
-    dtype: of keys and values; int8 adds scales.
+  The shape is [layers, B, K, S, C]; a dtype of int8 adds scales.
   """
   v = jnp.zeros(shape, dtype)
   scale = jnp.zeros(v.shape[:-1]) if v.dtype == jnp.int8 else None

@@ -40,22 +40,14 @@ def table(cfg: CriticConfig) -> dict[str, Any]:
   trunk.pop("head", None)  # a critic predicts no tokens
   width = cfg.trunk.width
 
-  def matrix(count, init="normal"):
-    return parameters.Param((width, count), ("embed", None), init, width)
+  def matrix(count):
+    return parameters.Param((width, count), ("embed", None), "normal", width)
 
-  def bias(count):
-    return parameters.Param((count,), (None,), "zeros")
-
-  if cfg.head == "scalar":
-    head = dict(value=matrix(1), bias=bias(1))
-  elif cfg.head == "gated":
-    head = dict(
-        value=matrix(cfg.heads), bias=bias(cfg.heads), gate=matrix(cfg.heads)
-    )
-  elif cfg.head == "categorical":
-    head = dict(value=matrix(cfg.bins), bias=bias(cfg.bins))
-  else:
-    raise ValueError(f"critic.head = {cfg.head!r}: scalar, gated, categorical")
+  outputs = dict(scalar=1, gated=cfg.heads, categorical=cfg.bins)[cfg.head]
+  head = dict(value=matrix(outputs))
+  head["bias"] = parameters.Param((outputs,), (None,), "zeros")
+  if cfg.head == "gated":
+    head["gate"] = matrix(outputs)
   return dict(trunk=trunk, value_head=head)
 
 
@@ -71,11 +63,6 @@ def values(
     params: Tree, cfg: CriticConfig, packed: Packed
 ) -> tuple[Array, Array | None]:
   """V of the prefix BEFORE each response token.
-
-  Args:
-    params: as `init` makes them.
-    cfg: static.
-    packed: prompts and responses.
 
   Returns:
     [B, T] float32, and for a categorical head its logits [B, T, bins]. Behind a
@@ -93,13 +80,7 @@ def values(
 def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
   """V after the last token of each response: the score of a reward model.
 
-  Args:
-    params: as `init` makes them.
-    cfg: static.
-    packed: prompts and responses.
-
-  Returns:
-    [B] float32; arbitrary for a row without a response.
+  Returns [B] float32; arbitrary for a row without a response.
   """
   hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
   values_RL, _ = _head(params["value_head"], cfg, hidden_RLD)

@@ -106,25 +106,13 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
       up=layer((d, f), ("embed", "mlp"), "normal", d),
       down=layer((f, d), ("mlp", "embed"), "normal", f * 2 * cfg.layers),
   )
-  if cfg.qkv_bias:
-    layers |= dict(
-        q_bias=layer((q,), ("heads",), "zeros"),
-        k_bias=layer((kv,), ("kv_heads",), "zeros"),
-        v_bias=layer((kv,), ("kv_heads",), "zeros"),
-    )
-  if cfg.o_bias:
-    layers |= dict(o_bias=layer((d,), (None,), "zeros"))
-  if cfg.mlp_bias:
-    layers |= dict(
-        gate_bias=layer((f,), ("mlp",), "zeros"),
-        up_bias=layer((f,), ("mlp",), "zeros"),
-        down_bias=layer((d,), (None,), "zeros"),
-    )
-  if cfg.qk_norm:
-    layers |= dict(
-        q_norm=layer((cfg.head_dim,), (None,), "ones"),
-        k_norm=layer((cfg.head_dim,), (None,), "ones"),
-    )
+  biased = ["q", "k", "v"] * cfg.qkv_bias + ["o"] * cfg.o_bias
+  for name in biased + ["gate", "up", "down"] * cfg.mlp_bias:
+    (*_, out), (*_, axis) = layers[name].shape, layers[name].axes
+    axis = None if axis == "embed" else axis  # the residual stream is whole
+    layers[f"{name}_bias"] = layer((out,), (axis,), "zeros")
+  for name in ["q_norm", "k_norm"] * cfg.qk_norm:
+    layers[name] = layer((cfg.head_dim,), (None,), "ones")
   params = dict(
       embed=Param((v, d), ("vocab", "embed"), "normal", d),
       layers=layers,
@@ -145,11 +133,7 @@ def empty_cache(
 ) -> attention.Cache:
   """A cache of zeros for `rows` rows of `slots` tokens.
 
-  Args:
-    cfg: of the model.
-    rows: B.
-    slots: tokens of a row.
-    cache: 'same', the dtype of the matrix products; or 'int8'.
+  Its dtype is 'same', that of the matrix products, or 'int8'.
   """
   shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
   dtype = cfg.dtype if cache == "same" else cache
@@ -288,11 +272,7 @@ def packed_logps(
   time, also in the backward pass. Positions that predict a response token come
   first, and chunks without one are skipped: prompts and padding cost no logits.
 
-  Args:
-    params: of the model.
-    cfg: static.
-    packed: prompts and responses.
-    temperature: static; the logits are divided by it.
+  The config and the temperature, by which logits are divided, are static.
 
   Returns:
     logps [B, T] and entropy [B, T], float32; entropy in nats. Behind a response

@@ -21,13 +21,7 @@ from rl_reason.structs import Array, Tree
 def table(
     cfg: decoder.ModelConfig, rank: int, targets: tuple[str, ...]
 ) -> dict[str, dict]:
-  """The table of the factors: a and b for each target matrix.
-
-  Args:
-    cfg: of the base.
-    rank: columns of a, rows of b.
-    targets: names of `decoder.MATRICES`.
-  """
+  """The table of the factors: a and b for each target of `decoder.MATRICES`."""
   layers = decoder.table(cfg)["layers"]
   factors = {}
   for name in targets:
@@ -44,10 +38,7 @@ def table(
 def join(base: Tree | None, trainable: Tree, scale: float) -> Tree:
   """Parameters as `decoder.forward` takes them; nothing is copied.
 
-  Args:
-    base: of a decoder; None: no base, all parameters are trained.
-    trainable: factors, as in `table`, or all parameters.
-    scale: alpha / rank.
+  Without a base all parameters are trained; the scale is alpha / rank.
   """
   if base is None:
     return trainable

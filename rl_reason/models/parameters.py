@@ -63,11 +63,7 @@ def flops_per_token(table: Tree, context: float) -> float:
   """Floating-point operations of one token's forward pass through a decoder.
 
   Twice the weights of its matrix products (the output head included), and
-  attention to `context` tokens. A backward pass takes twice as many.
-
-  Args:
-    table: of a decoder.
-    context: tokens that it attends to, on average.
+  attention to `context` tokens on average. A backward pass takes twice as many.
   """
   layers = table["layers"]
   matrices = [x for x in layers.values() if x.init == "normal"]

@@ -46,16 +46,13 @@ def check(session: Session) -> None:
 def find(session: Session, name: str, field: str) -> hf.Source:
   """Validates everything about a classifier except the values of its weights.
 
-  Args:
-    session: of the run.
-    name: a directory or a hub id.
-    field: config field that holds the name, for error messages.
+  It is a directory or a hub id, which the config field of that name holds.
 
   Raises:
     ConfigError: it is damaged or unsupported, has several labels, has too
       little context for the rollouts, or has another tokenizer.
   """
-  source = hf.find(name, field, lambda cfg: critic.table(_scalar_head(cfg)))
+  source = hf.find(name, field, lambda cfg: critic.table(critic.scalar(cfg)))
   rollout, vocab = session.config.rollout, session.tok.get_vocab()
   length = rollout.max_prompt + rollout.max_tokens
   if length > source.context:
@@ -86,10 +83,6 @@ def find(session: Session, name: str, field: str) -> hf.Source:
   return source
 
 
-def _scalar_head(trunk) -> critic.CriticConfig:
-  return critic.CriticConfig(trunk)
-
-
 def load(
     session: Session, name: str, field: str
 ) -> tuple[Tree, critic.CriticConfig]:
@@ -102,7 +95,7 @@ def load(
       logprob_chunk=policy.logprob_chunk,
       tokens=policy.tokens,
   )
-  cfg = _scalar_head(trunk)
+  cfg = critic.scalar(trunk)
   return hf.load(source, critic.table(cfg), session.mesh), cfg
 
 

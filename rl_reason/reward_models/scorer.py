@@ -1,9 +1,6 @@
 """Reward models as terms of the reward: our own, or those of transformers."""
 
-import pathlib
-
 from rl_reason import config as config_lib
-from rl_reason.checkpointing import checkpoint
 from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
@@ -11,20 +8,17 @@ from rl_reason.session import (
     Session,
     critic_config,
     model_config,
-    require_equal,
+    other_checkpoint,
 )
-from rl_reason.structs import RunError, Tree
+from rl_reason.structs import Tree
 from rl_reason.training.step import map_micro_batches
 
 
 def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
   """Loads the parameters and the shape of a reward model.
 
-  Its shape may differ from the policy's; its tokenizer must not.
-
-  Args:
-    session: of the run.
-    name: directory of an export of ours, or a classifier; see `classifier`.
+  It is an export of ours, or a classifier (see `classifier`). Its shape may
+  differ from the policy's; its tokenizer must not.
 
   Raises:
     RunError: the export is missing or has another tokenizer or task.
@@ -32,18 +26,11 @@ def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
   """
   if classifier.is_classifier(name):
     return classifier.load(session, name, "reward.functions")
-  checkpoints = checkpoint.Checkpoints(pathlib.Path(name))
-  step = checkpoints.newest(session.display.say)
-  if step is None:
-    raise RunError(
-        f"reward.functions: {name} holds no complete reward model;"
-        " --stage=reward_model writes one to export/reward_model"
-    )
-  fields = checkpoints.host(step)["config"]
-  own_fields = config_lib.flat(session.config)
   equal = ("tokenizer", "task.name")
-  require_equal(f"reward.functions = {name}", own_fields, fields, equal)
-  config = config_lib.unflat(fields)
+  checkpoints, step = other_checkpoint(
+      session, "reward.functions", name, equal, "--stage=reward_model"
+  )
+  config = config_lib.unflat(checkpoints.host(step)["config"])
   policy = session.cfg
   trunk = model_config(config, vocab=policy.vocab, tokens=policy.tokens)
   cfg = critic_config(config, trunk)
@@ -53,12 +40,7 @@ def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
 
 
 def load_scorer(session: Session, name: str) -> tuple[Tree, CompiledOnce]:
-  """Loads a reward model for scoring; see `load`.
-
-  Returns:
-    the parameters, and a program: (params, Packed of minibatches) -> scores
-    [M, B].
-  """
+  """The parameters of a reward model (see `load`), and its `scores_program`."""
   params, cfg = load(session, name)
   title = "scores of the reward model"
   return params, CompiledOnce(title, scores_program(cfg), session.display)

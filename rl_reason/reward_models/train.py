@@ -9,21 +9,25 @@ scorer (`reward.functions = "DIR*0.5"`) or an initial critic (`critic.init =
 import functools
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from rl_reason import config as config_lib, hf
-from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines
 from rl_reason.evaluation import statistics
 from rl_reason.models import critic
-from rl_reason.reward_models import losses
 from rl_reason.reward_models.scorer import scores_program
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
-from rl_reason.session import Session, packed_rows, resolve
+from rl_reason.session import (
+    Session,
+    packed_rows,
+    save_checkpoint,
+    save_network,
+)
 from rl_reason.structs import Array, Packed, TrainState, Tree
 from rl_reason.training import packing, supervised
 from rl_reason.training.step import accumulate, optimize
@@ -33,12 +37,7 @@ from rl_reason.training.value import init_params
 def run(session: Session, policy_params: Tree) -> Tree:
   """Runs or resumes the stage; writes export/reward_model at its end.
 
-  Args:
-    session: of the run.
-    policy_params: policy from whose trunk it starts.
-
-  Returns:
-    the parameters.
+  It starts from the trunk of a policy, and returns the parameters.
 
   Raises:
     Stopped: SIGTERM; everything is saved.
@@ -69,6 +68,15 @@ def run(session: Session, policy_params: Tree) -> Tree:
   )
 
 
+def bradley_terry(chosen_B: Array, rejected_B: Array) -> Array:
+  """-log P(chosen is preferred) = -log sigmoid(chosen - rejected): [B].
+
+  Bradley and Terry (1952), as a loss of reward models: arXiv:2203.02155, eq 1.
+  """
+  chex.assert_equal_shape([chosen_B, rejected_B])
+  return -jax.nn.log_sigmoid(chosen_B - rejected_B)
+
+
 def preference_update(
     state: TrainState,
     packed: Packed,
@@ -78,15 +86,10 @@ def preference_update(
 ) -> tuple[TrainState, dict[str, Array]]:
   """One step of a reward model: mean Bradley-Terry loss of the pairs.
 
-  Args:
-    state: donated by the caller's jit.
-    packed: of the minibatch. The rows of a pair are adjacent and share a
-      micro-batch; the preferred response comes first.
-    cfg: static.
-    tx: static.
-
-  Returns:
-    the next state, and metrics: loss, accuracy, grad_norm, update_skipped.
+  The rows of a pair are adjacent and share a micro-batch; the preferred
+  response comes first. cfg and tx are static; the caller's jit donates the
+  state. Returns the next state, and metrics: loss, accuracy, grad_norm,
+  update_skipped.
   """
   pairs = len(packed.source_BT) // 2
 
@@ -97,7 +100,7 @@ def preference_update(
     params = params | dict(value_head=head)
     chosen_B, rejected_B = critic.scores(params, cfg, packed).reshape(-1, 2).T
     share_B = real_B.reshape(-1, 2).prod(1) / pairs
-    loss = jnp.sum(share_B * losses.bradley_terry(chosen_B, rejected_B))
+    loss = jnp.sum(share_B * bradley_terry(chosen_B, rejected_B))
     return loss, dict(
         loss=loss, accuracy=jnp.sum(share_B * (chosen_B > rejected_B))
     )
@@ -131,10 +134,9 @@ def _pack_pairs(session: Session, pairs) -> tuple[Array, Array, Array]:
 
 def _finish(session: Session, params: Tree) -> None:
   """Evaluates held-out pairs and exports the network."""
-  c, cfg, say = session.config, session.critic_cfg, session.display.say
-  steps, batch, pairs = (
-      c.reward_model[x] for x in ("steps", "batch", "evaluate_pairs")
-  )
+  c, cfg = session.config.reward_model, session.critic_cfg
+  steps, batch, pairs = c.steps, c.batch, c.evaluate_pairs
+  say = session.display.say
   # Score held-out pairs.
   program = CompiledOnce(
       "scores of pairs", scores_program(cfg), session.display
@@ -161,23 +163,12 @@ def _finish(session: Session, params: Tree) -> None:
   path = session.workdir / "export" / "reward_model"
   if jax.process_index() == 0:
     shutil.rmtree(path, ignore_errors=True)
-  source = resolve(c)
+  network, head = (params, critic.table(cfg), cfg.trunk), hf.SEQUENCE_CLASSIFIER
   try:
-    hf.save(
-        path,
-        params,
-        critic.table(cfg),
-        cfg.trunk,
-        head=hf.SEQUENCE_CLASSIFIER,
-        source=source,
-        tokenizer=session.tok if c.tokenizer or not source else None,
-        context=c.rollout.max_prompt + c.rollout.max_tokens,
-    )
+    save_network(session, path, *network, head=head)
   except config_lib.ConfigError as e:
     say(f"reward model: not written for transformers: {e}")
-  checkpoints = checkpoint.Checkpoints(path)
-  checkpoints.save(steps, params, dict(config=config_lib.flat(c)))
-  checkpoints.close()
+  save_checkpoint(session, path, steps, params)
   say(f"reward model written to {path}")
 
 

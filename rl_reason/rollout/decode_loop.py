@@ -88,10 +88,7 @@ def specs(
 ) -> Any:
   """PartitionSpecs of a Queue or Slots: split by rows, or replicated.
 
-  Args:
-    kind: Queue or Slots.
-    replicated: fields that each data shard has in full.
-    heads: logical axis of the heads of its cache.
+  `heads` is the logical axis of the heads of its cache.
   """
 
   def spec(name):

@@ -1,7 +1,8 @@
 """Unequal groups: how many responses each prompt of a batch gets.
 
-A function takes what is expected of each prompt and shares the responses of a
-batch out; `rollout.group_sizes.name = "equal"` needs none of them.
+A function takes what is expected of each prompt, [N] float, and shares the
+responses of a batch out: it returns [N] int that sum to `num_responses`, each
+at least `least`. `rollout.group_sizes.name = "equal"` needs none of them.
 """
 
 from typing import Annotated
@@ -15,16 +16,7 @@ AtLeastTwo = Annotated[int, (2, None)]
 def by_length(
     expected_length_N: np.ndarray, num_responses: int, *, least: AtLeastTwo = 2
 ) -> np.ndarray:
-  """About as many tokens for each prompt: G proportional to 1 / length.
-
-  Args:
-    expected_length_N: [N] float, expected response length of each prompt.
-    num_responses: to share out.
-    least: responses to any prompt; 2, since a group of one has no signal.
-
-  Returns:
-    [N] int that sum to `num_responses`.
-  """
+  """About as many tokens for each prompt: G proportional to 1 / length."""
   return proportional(1 / expected_length_N, num_responses, least)
 
 
@@ -38,14 +30,6 @@ def by_variance(
 
   The variance of a group's mean reward, p (1 - p) / G, is then about the same
   for all prompts.
-
-  Args:
-    expected_accuracy_N: [N] float in [0, 1].
-    num_responses: to share out.
-    least: responses to any prompt; 2, since a group of one has no signal.
-
-  Returns:
-    [N] int that sum to `num_responses`.
   """
   variance_N = expected_accuracy_N * (1 - expected_accuracy_N)
   return proportional(variance_N + 0.01, num_responses, least)
@@ -57,15 +41,8 @@ def proportional(
   """Shares responses out in proportion to the need of each prompt.
 
   A prompt whose share would be below `least` gets that many, and the other
-  prompts share what is left.
-
-  Args:
-    need_N: [N] float, positive.
-    num_responses: to share out.
-    least: responses to any prompt.
-
-  Returns:
-    [N] int that sum to `num_responses`; remainders go to the largest fractions.
+  prompts share what is left. Needs are positive; remainders go to the largest
+  fractions.
 
   Raises:
     ValueError: there are too few responses for N groups of `least`.

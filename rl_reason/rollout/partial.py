@@ -27,14 +27,8 @@ def resume(
 ) -> tuple[Queue, Slots]:
   """A queue and slots in which partial responses continue.
 
-  Args:
-    sampler: a `Sampler`.
-    params: of the model.
-    tokens_NP: prompts, padded on the right.
-    queue: as `Sampler.start` makes it.
-    slots: all empty.
-    resumed: the responses so far, and which of them have ended.
-    expected_R: expected length of each response.
+  `Sampler.start` calls it with prompts that are padded on the right, its queue,
+  empty slots, and the responses so far with those that have ended.
   """
   rollouts, ended_R = resumed
   shards = len(queue.next_W)

@@ -340,11 +340,8 @@ class RolloutEngine:
   Args:
     cfg: static shape of the model.
     mesh: devices that sample.
-    eos: tokens that end a response.
-    pad: token that fills unused places.
-    max_tokens: longest response, EOS included.
-    slots: rows that decode together; 0 decodes all rows at once.
     display: where compile times are reported.
+    **static: further fields of `Sampler` that all calls share.
   """
 
   def __init__(
@@ -352,25 +349,15 @@ class RolloutEngine:
       cfg: decoder.ModelConfig,
       mesh: jax.sharding.Mesh,
       *,
-      eos: tuple[int, ...],
-      pad: int,
-      max_tokens: int,
-      slots: int,
       display: Display,
+      **static: Any,
   ):
     self._cfg, self._mesh, self._display = cfg, mesh, display
-    self._static: dict[str, Any] = dict(
-        eos=eos, pad=pad, max_tokens=max_tokens, slots=slots
-    )
+    self._static = static
     self._programs: dict = {}
 
   def weights(self, params: Tree, kind: str = "same") -> Tree:
-    """The sampler weights of a policy: cast or quantised, gathered over fsdp.
-
-    Args:
-      params: of the policy.
-      kind: 'same', 'bfloat16' or 'int8'; see `sampler_weights`.
-    """
+    """The `sampler_weights` of a policy: 'same', 'bfloat16' or 'int8'."""
     if kind == "same" and self._cfg.dtype == "float32":
       if self._mesh.shape["fsdp"] == 1:
         return params  # the parameters can be sampled with as they are
@@ -398,27 +385,16 @@ class RolloutEngine:
       resumed: tuple[Rollouts, Array] | None = None,
       **options,
   ) -> Iterator[tuple[Rollouts, Array]]:
-    """`stream` of host arrays, which are placed on the mesh here.
-
-    Args:
-      params: see `stream`; the other arguments likewise.
-      prompts: on the host.
-      key: on the mesh.
-      temperature: on the host, scalar or [G].
-      sizes_N: on the host, or None.
-      expected_B: on the host, expected lengths of responses, or None.
-      resumed: on the host, partial rollouts to resume, or None.
-      **options: further keywords of `stream`.
-    """
-    by_row = functools.partial(sharding.put, self._mesh)
+    """`stream`; arrays other than parameters and key are on the host."""
+    put = functools.partial(sharding.put, self._mesh)  # None stays None
     return stream(
         params,
-        by_row(prompts, "batch"),
+        put(prompts, "batch"),
         key,
-        sharding.put(self._mesh, temperature),
-        None if sizes_N is None else sharding.put(self._mesh, sizes_N),
-        expected_B=None if expected_B is None else by_row(expected_B, "batch"),
-        resumed=None if resumed is None else by_row(resumed, "batch"),
+        put(temperature),
+        put(sizes_N),
+        expected_B=put(expected_B, "batch"),
+        resumed=put(resumed, "batch"),
         program=functools.partial(self._program, _signature(params)),
         cfg=self._cfg,
         **self._static,

@@ -13,12 +13,7 @@ from rl_reason.structs import Tree
 
 
 def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
-  """The table of the weights that `make` returns.
-
-  Args:
-    cfg: of the policy.
-    weights: 'same', 'bfloat16' or 'int8'.
-  """
+  """The table of the weights that `make` returns."""
   rows = decoder.table(cfg)
   if weights == "int8":
     embed = rows["embed"]

@@ -82,11 +82,7 @@ _times.defvjp(_times_forward, _times_backward)
 
 
 def quantize(w: Array) -> Int8:
-  """The nearest `Int8` of a weight: the error is at most half a step.
-
-  Args:
-    w: [..., in, out].
-  """
+  """The nearest `Int8` of a weight [..., in, out], up to half a step."""
   w = w.astype(jnp.float32)
   absmax = jnp.max(jnp.abs(w), -2)
   scale = jnp.where(absmax > 0, absmax, 127.0) / 127

@@ -78,7 +78,7 @@ def _tiles(length: int) -> list[slice]:
 
 
 def _visible(tile: slice, first_L):
-  """Whether each query of a tile sees each key: bool [X, S]."""
+  """Which keys the queries of a tile see: bool [X, S]."""
   at_L = jnp.arange(len(first_L))
   at_X1, at_S = at_L[tile, None], at_L[: tile.stop]
   return (first_L[tile, None] <= at_S) & (at_S <= at_X1)

@@ -45,16 +45,10 @@ KERNELS = {
 def choose(
     wanted: str, backend: str, dtype: str, head_dim: int
 ) -> tuple[str, str]:
-  """The implementation of attention for a run, and the reason for it.
+  """The implementation of attention for a run, and the reason in words.
 
-  Args:
-    wanted: 'auto', or 'xla' for no kernels.
-    backend: the platform that jax runs on.
-    dtype: of the matrix products.
-    head_dim: of the model.
-
-  Returns:
-    'xla', or the key of KERNELS; and the reason, in words.
+  `wanted` is 'auto', or 'xla' for no kernels; the result 'xla' or a key of
+  KERNELS. The dtype is that of the matrix products.
   """
   supported = KERNELS.get(backend, Kernels((), 0, int8=False))
   reasons = {

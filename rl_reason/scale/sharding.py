@@ -86,9 +86,7 @@ def fit(
   Vocabularies come in any size.
   """
   names = [
-      name
-      if size % int(np.prod([mesh.shape[a] for a in _mesh_axes(name)])) == 0
-      else None
+      None if size % num_shards(mesh, name) else name
       for size, name in zip(shape, logical, strict=True)
   ]
   return sharding(mesh, *names)
@@ -118,11 +116,7 @@ def constrain(x: Array, *logical: str | None) -> Array:
 def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
   """shard_map over the batch axes only; the tensor axis stays automatic.
 
-  Args:
-    fn: of the arrays of one shard; its loops may differ in length from those of
-      other shards.
-    in_specs: PartitionSpecs of its arguments over the batch axes.
-    out_specs: of its results.
+  The loops of `fn` may differ in length from shard to shard.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return fn
@@ -155,7 +149,7 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
         for x, axes in zip(args, in_axes, strict=True)
         for size, name in zip(jnp.shape(x), axes, strict=True)
         if not free.issuperset(_mesh_axes(name))
-        or size % int(np.prod([mesh.shape[a] for a in _mesh_axes(name)]))
+        or size % num_shards(mesh, name)
     }
 
     def local(axes):
@@ -188,16 +182,9 @@ def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
 def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
   """`put` of one minibatch, or of several along a leading axis."""
   lead = (None,) * (packed.source_BT.ndim - 2)
-
-  def rows(x):
-    return put(mesh, x, *lead, None, "batch")
-
-  return Packed(
-      tokens_RL=rows(packed.tokens_RL),
-      positions_RL=rows(packed.positions_RL),
-      segments_RL=rows(packed.segments_RL),
-      source_BT=put(mesh, packed.source_BT, *lead, "batch"),
-  )
+  source_BT = put(mesh, packed.source_BT, *lead, "batch")
+  rest = put(mesh, packed.replace(source_BT=None), *lead, None, "batch")
+  return rest.replace(source_BT=source_BT)
 
 
 def fetch(tree: Tree) -> Tree:

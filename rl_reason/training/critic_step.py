@@ -21,18 +21,10 @@ def critic_update(
 ) -> tuple[TrainState, dict[str, Array]]:
   """The critic's optimizer steps of one RL step, on the same minibatches.
 
-  Args:
-    state: of the critic; donated by the caller's jit.
-    batch_M: as in `step.rl_update`; reads values_BT (before the update) and
-      returns_BT.
-    packed_M: as in `step.rl_update`.
-    cfg: static.
-    tx: static; the critic's own optimizer.
-    clip: of `values.value_loss`; a categorical head has no clip.
-
-  Returns:
-    the next state and metrics: vf_loss (token mean), grad_norm, updates,
-    update_skipped.
+  Arguments as in `step.rl_update`, of the critic; of the batch, the values
+  before the update and the returns are read. `clip` is that of
+  `values.value_loss`; a categorical head has none. Returns the next state and
+  metrics: vf_loss (token mean), grad_norm, updates, update_skipped.
   """
 
   def loss_fn(params, packed, rows):

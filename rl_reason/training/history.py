@@ -44,12 +44,7 @@ def from_rows(rows: Experience, rewards_B: Array) -> History:
 
 
 def empty(no_rows: Experience, steps: int) -> History:
-  """A history of `steps` steps without responses.
-
-  Args:
-    no_rows: one batch of padding.
-    steps: of RL that are remembered.
-  """
+  """A history of `steps` steps without responses, from a batch of padding."""
   one = from_rows(no_rows, no_rows.correct_B)
   return jax.tree.map(lambda x: np.concatenate([x] * steps), one)
 
@@ -72,15 +67,9 @@ def credit_inputs(
 ) -> dict[str, Array]:
   """The arrays of `credit` that stand for the history.
 
-  Args:
-    history: of H responses, a multiple of `batch`.
-    params: of the current policy.
-    logps: (params, rollouts) -> log-probs [batch, T].
-    batch: responses of a training step.
-    ratio_limit: cap of the importance ratio of an old response.
-
-  Returns:
-    past_rewards_H, past_problems_H and past_weights_H.
+  H is a multiple of `batch`, the responses of a training step, for which
+  `logps` computes the log-probs [batch, T] of the current policy. Importance
+  ratios of old responses are at most `ratio_limit`.
   """
   parts = []
   for first in range(0, len(history.start_H), batch):

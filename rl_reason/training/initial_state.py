@@ -23,11 +23,7 @@ def initial_state(
 ) -> tuple[RLState, Tree | None]:
   """The state of step 0, and the frozen base beside LoRA factors (or None).
 
-  Args:
-    session: of the run.
-    sft_params: initial policy.
-    critic_params: initial critic, if the advantage needs values.
-    counters: what value pretraining cost.
+  Arguments as in `rl.train`.
   """
   c = session.config
   tx, shardings = programs.policy_optimizer(session)

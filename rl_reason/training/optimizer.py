@@ -1,6 +1,7 @@
 """The optimizer of a stage, and the sharded initial training state."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,8 @@ def make_optimizer(
     *,
     lr: float,
     schedule: str,
-    warmup: int,
     total: int,
+    warmup: int = 0,
     b1: float,
     b2: float,
     eps: float,
@@ -50,15 +51,13 @@ def make_optimizer(
       them.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
-
   if name == "sgd":
     rule = optax.sgd(rate)
   else:
     rule = optax.adamw(
         rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
     )
-  parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
-  parts += [rule]
+  parts = [optax.clip_by_global_norm(clip_norm)] * bool(clip_norm) + [rule]
   if freeze:  # before, for norm and moments; after, for the decay
     still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
     parts = [still, *parts, still]
@@ -87,13 +86,7 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
 def state_shardings(
     table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """The sharding of each array of the state; moments follow their parameter.
-
-  Args:
-    table: of the parameters, `decoder.table` or `critic.table`.
-    tx: the optimizer.
-    mesh: of the devices.
-  """
+  """The sharding of each array of the state; moments follow their parameter."""
   replicated = NamedSharding(mesh, PartitionSpec())
   params = parameters.shardings(table, mesh)
   shapes = jax.eval_shape(
@@ -159,36 +152,11 @@ def abstract_state(
   )
 
 
-def from_config(
-    o,
-    *,
-    lr: float,
-    schedule: str,
-    total: int,
-    warmup: int = 0,
-    freeze: float = 0.0,
-) -> optax.GradientTransformation:
-  """The optimizer of a stage that is `total` optimizer steps long.
+def from_config(o, **of_stage: Any) -> optax.GradientTransformation:
+  """The optimizer of a stage, from config.optimizer.
 
-  Args:
-    o: config.optimizer.
-    lr: see `make_optimizer`, as the other arguments.
-    schedule: of the learning rate.
-    total: optimizer steps.
-    warmup: optimizer steps of linear warm-up.
-    freeze: share of the layers that do not learn.
+  The keywords are those of `make_optimizer` that each stage has its own of: lr,
+  schedule, total, warmup and freeze.
   """
-  return make_optimizer(
-      name=o.name,
-      lr=lr,
-      schedule=schedule,
-      warmup=warmup,
-      total=total,
-      b1=o.b1,
-      b2=o.b2,
-      eps=o.eps,
-      weight_decay=o.weight_decay,
-      clip_norm=o.clip_norm,
-      freeze=freeze,
-      offload=o.offload,
-  )
+  shared = "name b1 b2 eps weight_decay clip_norm offload".split()
+  return make_optimizer(**{name: o[name] for name in shared}, **of_stage)

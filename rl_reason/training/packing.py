@@ -80,15 +80,10 @@ def place(
 
 
 def max_micro_batches(rows: int, packed_rows: int, unit: int = 1) -> int:
-  """Upper bound A of micro-batches: enough for rows of any lengths.
-
-  Args:
-    rows: B.
-    packed_rows: R.
-    unit: adjacent rows that share a micro-batch.
+  """Upper bound A of micro-batches: enough for B rows of any lengths.
 
   Raises:
-    ValueError: a micro-batch has fewer packed rows than a unit.
+    ValueError: a micro-batch has fewer packed rows than a unit of rows.
   """
   if packed_rows < unit:
     raise ValueError(f"{unit} rows in micro-batches of {packed_rows}")
@@ -104,12 +99,9 @@ def pack(
 ) -> Packed:
   """Packs a minibatch of rows that are padded on both sides.
 
-  Args:
-    tokens_BL: prompt and response.
-    start_B: first slot that holds a token.
-    mask_BT: bool, response tokens.
-    rows: R, packed rows of a micro-batch; as long as the padded rows.
-    unit: adjacent rows that share a micro-batch.
+  The first three arguments are as in `Rollouts`. A micro-batch has `rows`
+  packed rows, as long as the padded ones, and holds `unit` adjacent rows or
+  none of them.
 
   Returns:
     tokens, positions, segments [A, R, L], and source [B, T]. A is what rows of
@@ -144,16 +136,12 @@ def pack(
 
 
 def num_used(packed: Packed) -> Array:
-  """Number of non-empty micro-batches of a minibatch; on the device."""
+  """Number of non-empty micro-batches of a minibatch."""
   return jnp.sum(jnp.any(packed.segments_RL > 0, (1, 2)))
 
 
 def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
-  """One micro-batch of a minibatch; on the device.
-
-  Args:
-    packed: of the minibatch.
-    at: number of the micro-batch.
+  """Micro-batch number `at` of a minibatch.
 
   Returns:
     tokens, positions, segments [R, L], and source [B, T] of all rows; and
@@ -172,30 +160,25 @@ def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
   return micro, member_B
 
 
-def _add(total: Tree, new: Tree) -> Tree:
-  return jax.tree.map(jnp.add, total, new)
-
-
-def fold(
-    fn: Callable[[Packed, Array], Tree],
-    packed: Packed,
-    add: Callable[[Tree, Tree], Tree] = _add,
-) -> Tree:
+def fold(fn: Callable[[Packed, Array], Tree], packed: Packed) -> Tree:
   """Sums a function of micro-batches over the non-empty ones.
 
   A loop, not a scan: its length depends on the tokens, and memory is that of
-  one micro-batch.
-
-  Args:
-    fn: of what `micro_batch` returns.
-    packed: of the minibatch.
-    add: (sum so far, new) -> sum; it starts with zeros.
+  one micro-batch. Of entries whose names end in `_max`, which are not negative,
+  the maximum is taken in place of the sum.
   """
+
+  def add(path, total, new):
+    is_max = jax.tree_util.keystr(path, simple=True).endswith("_max")
+    return jnp.maximum(total, new) if is_max else total + new
+
   zeros = jax.eval_shape(lambda: fn(*micro_batch(packed, 0)))
   return jax.lax.fori_loop(
       0,
       num_used(packed),
-      lambda at, total: add(total, fn(*micro_batch(packed, at))),
+      lambda at, total: jax.tree_util.tree_map_with_path(
+          add, total, fn(*micro_batch(packed, at))
+      ),
       jax.tree.map(jnp.zeros_like, zeros),
   )
 
@@ -246,15 +229,8 @@ def plan(
 ) -> PackingPlan:
   """Splits rows into minibatches of whole groups, and packs each of them.
 
-  Epochs after the first one shuffle the groups.
-
-  Args:
-    rollouts: of a batch, on the host; adjacent rows with one id are a group.
-    step: of RL, which decides the shuffling with the seed.
-    packed_rows: of a micro-batch.
-    minibatches: of an epoch.
-    epochs: passes over the batch.
-    seed: of the run.
+  Adjacent rows with one id are a group. The first epoch keeps their order; the
+  others shuffle the groups, by the seed and the step of RL.
   """
   r, groups = rollouts, groups_of(rollouts.ids_B)
   orders = [round_robin(groups, minibatches)]

@@ -199,14 +199,9 @@ def steer(
 ) -> dict[str, float]:
   """The coefficients of the next step, from what this step measured.
 
-  Args:
-    coefs: of this step.
-    mask_BT: response tokens.
-    entropy_BT: of the policy before the update, if it was computed.
-    metrics: of `credit.assign`.
-    rows: responses of a step.
-    kl_controller: `variants.adaptive_kl`, its keywords bound, or None.
-    entropy_controller: `variants.adaptive_entropy`, likewise, or None.
+  Entropies are those of the policy before the update, metrics those of
+  `credit.assign`. Controllers are `variants.adaptive_kl` and
+  `variants.adaptive_entropy`, their keywords bound, or None.
   """
   out = dict(coefs)
   if kl_controller is not None:
@@ -325,11 +320,8 @@ def make_collector(
 ) -> RolloutCollector:
   """The rollout collector of a stage.
 
-  Args:
-    session: of the run.
-    purpose: names the randomness of prompts and of sampling.
-    batches: of responses in a round of generation.
-    partial_groups: groups that a round may leave unfinished.
+  Its purpose names the randomness of prompts and of sampling. A round generates
+  so many batches of responses, and may leave so many partial groups unfinished.
   """
   c, seed = session.config, session.config.seed
   prompts = PromptStream(

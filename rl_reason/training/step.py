@@ -67,16 +67,9 @@ def forward(
     params: Tree,
     plan: packing.PackingPlan,
 ) -> Tree:
-  """Runs a forward pass over one epoch; returns host arrays in row order.
+  """Runs a program of `map_micro_batches` over the first epoch of a plan.
 
-  Args:
-    mesh: devices.
-    program: of `map_micro_batches`.
-    params: of its model.
-    plan: of the rows of the step; each row is in its first epoch once.
-
-  Returns:
-    arrays [B, ...] in the order of the rows.
+  Returns host arrays [B, ...] in the order of the rows.
   """
   rows = plan.order_MB.shape[1]
   minibatches = (plan.order_MB.max() + 1) // rows  # those of one epoch
@@ -104,12 +97,8 @@ def graded(
 ) -> Experience:
   """Graded responses that the policy of this step sampled.
 
-  Args:
-    rollouts: B responses, on the host.
-    correct_B: {0, 1}, whether each is correct.
-    scores_NB: [B] of each term of reward.functions.
-    types_B: int, problem types; zeros if None.
-    problems_B: int, equal for equal prompts; the ids of prompts if None.
+  Arguments are the fields of `Experience`; types_B None stands for zeros,
+  problems_B None for the ids of the prompts.
   """
   zeros_B = np.zeros(len(correct_B), np.int32)
   return Experience(
@@ -145,12 +134,7 @@ def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
 
 
 def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
-  """The arrays of graded rows under the names that `credit` knows.
-
-  Args:
-    rows: with old log-probs.
-    **arrays: further inputs by name; None where there is none.
-  """
+  """The arrays of graded rows, and others, under the names of `credit`."""
   rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
   return dict(
       correct_B=rows.correct_B,
@@ -234,8 +218,7 @@ def accumulate(
 
   Args:
     loss_fn: (params, Packed of a micro-batch, rows) -> (its share of the loss,
-      its metrics). Metrics whose names end in `_max` are maxima of values that
-      are not negative; all other metrics are shares of a sum.
+      its metrics), which `packing.fold` adds up.
     params: of the model.
     packed: of the minibatch.
     rows: a pytree with leading axis B. Each micro-batch gets all rows, with
@@ -249,16 +232,7 @@ def accumulate(
   def micro_batch(micro, member_B):
     return grad_fn(params, micro, packing.zero_others(member_B, rows))
 
-  def add(total, new):
-    (grads, metrics), (new_grads, new_metrics) = total, new
-    return jax.tree.map(jnp.add, grads, new_grads), {
-        name: jnp.maximum(value, new_metrics[name])
-        if name.endswith("_max")
-        else value + new_metrics[name]
-        for name, value in metrics.items()
-    }
-
-  return packing.fold(micro_batch, packed, add)
+  return packing.fold(micro_batch, packed)
 
 
 def decays(params: Tree) -> Tree:
@@ -285,15 +259,9 @@ def optimize(
   A step is skipped if a gradient is not finite, or if no token of the minibatch
   counts: Adam's momentum would move the parameters without a gradient.
 
-  Args:
-    state: before the step.
-    tx: the optimizer.
-    grads: of the minibatch.
-    mask: bool; a step needs at least one True.
-    wanted: bool scalar; a step that is not wanted does not count as skipped.
-
-  Returns:
-    the next state; metrics grad_norm and update_skipped.
+  A step needs at least one True in the mask; one that is not wanted does not
+  count as skipped. Returns the next state, and metrics grad_norm and
+  update_skipped.
   """
   norm = optax.tree.norm(grads)
   good = jnp.isfinite(norm) & jnp.any(mask)

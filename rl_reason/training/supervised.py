@@ -3,7 +3,6 @@
 Metrics are read one step late, while the device works on the next step.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import decoder
 from rl_reason.randomness import key
 from rl_reason.scale import sharding
@@ -30,36 +30,6 @@ from rl_reason.training.optimizer import (
 from rl_reason.training.step import accumulate, optimize
 
 
-@dataclasses.dataclass
-class SupervisedState:
-  """The complete state of a supervised stage.
-
-  Attributes:
-    train: parameters and optimizer, or their shapes before a restore.
-    stream: checkpointable iterator over batches.
-    checked: the final check has passed, or there is none.
-    step: optimizer steps that are done.
-  """
-
-  train: TrainState
-  stream: Any
-  checked: bool
-  step: int = 0
-
-  def arrays(self) -> Tree:
-    """The pytree of arrays."""
-    return self.train
-
-  def host(self) -> dict:
-    """Everything else, as JSON."""
-    return dict(data=self.stream.get_state(), checked=self.checked)
-
-  def restore(self, arrays: Tree, host: dict) -> None:
-    """Restores a saved state."""
-    self.train, self.checked = arrays, host["checked"]
-    self.stream.set_state(host["data"])
-
-
 def sft_update(
     state: TrainState,
     packed: Packed,
@@ -70,15 +40,8 @@ def sft_update(
 ) -> tuple[TrainState, dict[str, Array]]:
   """One step of supervised fine-tuning: mean NLL of the response tokens.
 
-  Args:
-    state: donated by the caller's jit.
-    packed: of the minibatch.
-    mask_BT: bool, response tokens.
-    cfg: static.
-    tx: static.
-
-  Returns:
-    the next state, and metrics: loss, grad_norm, update_skipped.
+  cfg and tx are static; the caller's jit donates the state. Returns the next
+  state, and metrics: loss, grad_norm, update_skipped.
   """
   weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
@@ -135,13 +98,11 @@ def train(
   tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(session, name)
-  state = SupervisedState(
-      abstract_state(table, tx, shardings), stream, checked=final_check is None
-  )
+  state = NetworkState(abstract_state(table, tx, shardings), stream)
 
   # Resume from the newest checkpoint, or begin.
   if stage.restore(state):
-    if state.step == steps and state.checked:
+    if state.complete:
       stage.checkpoints.close()
       return state.train.params
   elif first is None:
@@ -182,11 +143,12 @@ def train(
       flush()
       state.step += 1
       pending = state.step, metrics
+      state.complete = state.step == steps and final_check is None
       if state.step == steps or stage.due(state.step, c.checkpoint.sft_every):
         stage.save(state)
-    if not state.checked and final_check is not None:
+    if final_check is not None:
       final_check(state.train.params)
-      state.checked = True
+      state.complete = True
       stage.save(state)
   return state.train.params
 

@@ -6,23 +6,20 @@ pretraining fits it to Monte-Carlo returns of the policy that RL starts from,
 until it explains them well enough; RL then starts with that critic.
 """
 
-import dataclasses
 import pathlib
 
 import jax
 import numpy as np
 
-from rl_reason import config as config_lib
-from rl_reason.checkpointing import checkpoint
+from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
 from rl_reason.monitoring import rl_metrics
 from rl_reason.randomness import key
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
-from rl_reason.session import Session, open_stage, require_equal
-from rl_reason.structs import RunError, TrainState, Tree
+from rl_reason.session import Session, open_stage, other_checkpoint
+from rl_reason.structs import RunError, Tree
 from rl_reason.training import programs
-from rl_reason.training.collect import RolloutCollector
 from rl_reason.training.optimizer import abstract_state, new_state
 from rl_reason.training.step import (
     credit_inputs,
@@ -51,46 +48,8 @@ MEANING = (
 )
 
 
-@dataclasses.dataclass
-class ValueState:
-  """The complete state of value pretraining.
-
-  Attributes:
-    critic: parameters and optimizer, or their shapes before a restore.
-    collector: holds the prompt stream.
-    counters: generated 'tokens' and 'flops'.
-    complete: the critic explains the returns well enough, or time is up.
-    step: rollouts that are done.
-  """
-
-  critic: TrainState
-  collector: RolloutCollector
-  counters: dict[str, float]
-  complete: bool = False
-  step: int = 0
-
-  def arrays(self) -> Tree:
-    """The pytree of arrays."""
-    return self.critic
-
-  def host(self) -> dict:
-    """Everything else, as JSON."""
-    prompts = self.collector.prompts.get_state()
-    return dict(prompts=prompts, counters=self.counters, complete=self.complete)
-
-  def restore(self, arrays: Tree, host: dict) -> None:
-    """Restores a saved state."""
-    self.critic, self.complete = arrays, host["complete"]
-    self.counters = host["counters"]
-    self.collector.prompts.set_state(host["prompts"])
-
-
 def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
-  """Runs, resumes, reuses or skips value pretraining.
-
-  Args:
-    session: of the run.
-    policy_params: that RL starts from; they stay fixed.
+  """Runs, resumes, reuses or skips value pretraining; the policy stays fixed.
 
   Returns:
     the critic's parameters, and what they cost: generated tokens and FLOPs.
@@ -109,8 +68,10 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
     return params, rl_metrics.no_counters()
   collector = programs.make_collector(session, "value")
   table = critic.table(session.critic_cfg)
-  state = ValueState(
-      abstract_state(table, tx, shardings), collector, rl_metrics.no_counters()
+  state = NetworkState(
+      abstract_state(table, tx, shardings),
+      collector.prompts,
+      rl_metrics.no_counters(),
   )
   stage = open_stage(session, "value")
 
@@ -118,10 +79,10 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   if stage.restore(state):
     if state.complete:
       stage.checkpoints.close()
-      return state.critic.params, state.counters
+      return state.train.params, state.counters
   else:
     params = _first(session, shardings.params, policy_params)
-    state.critic = new_state(params, tx, shardings)
+    state.train = new_state(params, tx, shardings)
   display = session.display
   update = CompiledOnce(
       "update of the critic",
@@ -147,7 +108,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       plan = plan_rows(rows.rollouts, state.step)
       # Monte-Carlo returns, and how well the critic explains them so far. Its
       # responses are new to the critic, so this score is held out.
-      values_BT = forward(mesh, values_program, state.critic.params, plan)
+      values_BT = forward(mesh, values_program, state.train.params, plan)
       inputs = credit_inputs(rows, values_BT=values_BT, progress=np.float32(0))
       credit = on_mesh(mesh, returns, inputs)
       # Update the critic.
@@ -158,9 +119,8 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           updates=len(plan.order_MB),
           values_BT=values_BT,
       )
-      state.critic, metrics = update(
-          state.critic, *minibatches(mesh, batch, plan)
-      )
+      data_M = minibatches(mesh, batch, plan)
+      state.train, metrics = update(state.train, *data_M)
       state.step += 1
 
       # Count, log, and end once the critic is good enough.
@@ -194,7 +154,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
     display.say(
         f"critic: explained variance {explained:.2f} at step {state.step}"
     )
-  return state.critic.params, state.counters
+  return state.train.params, state.counters
 
 
 def init_params(
@@ -202,12 +162,7 @@ def init_params(
 ) -> Tree:
   """A critic on the mesh, its trunk copied from a policy, or random.
 
-  Args:
-    session: of the run.
-    purpose: names the randomness.
-    shardings: of the parameters.
-    trunk: parameters of a policy. They are copied, because updates donate
-      their state.
+  The parameters of the policy are copied, because updates donate their state.
   """
 
   def make(random_key, trunk):
@@ -225,45 +180,24 @@ def _first(session: Session, shardings: Tree, policy_params: Tree) -> Tree:
   if c.init == "exported":
     table = critic.table(session.critic_cfg)
     like = parameters.abstract(table, shardings)
-    path = pathlib.Path(c.path)
-    return _restore(session, path, "critic.path", NETWORK, like)[0]
+    checkpoints, step = other_checkpoint(
+        session, "critic.path", c.path, NETWORK, "--stage=export"
+    )
+    return checkpoints.restore(step, like)
   trunk = policy_params if c.init == "policy" else None
   return init_params(session, "critic", shardings, trunk)
 
 
 def _reused(session: Session) -> tuple[Tree, dict[str, float]]:
   """The critic that another work directory pretrained."""
-  workdir = pathlib.Path(session.config.critic.reuse)
-  tx, shardings = programs.critic_optimizer(
-      session, session.config.critic.pretrain_steps
+  c = session.config.critic
+  path = pathlib.Path(c.reuse) / "checkpoints" / "value"
+  checkpoints, step = other_checkpoint(
+      session, "critic.reuse", path, NETWORK + MEANING, "--stage=value"
   )
-  like = abstract_state(critic.table(session.critic_cfg), tx, shardings)
-  path = workdir / "checkpoints" / "value"
-  state, host = _restore(session, path, "critic.reuse", NETWORK + MEANING, like)
-  if not host["complete"]:
-    raise RunError(f"{workdir}: not complete; run --stage=value there")
-  return state.params, host["counters"]
-
-
-def _restore(
-    session: Session,
-    path: pathlib.Path,
-    field: str,
-    equal: tuple[str, ...],
-    like: Tree,
-):
-  """The newest checkpoint of a critic in another run, and its host state.
-
-  Fields whose names start with one of `equal` must agree in both configs.
-  """
-  checkpoints = checkpoint.Checkpoints(path)
-  step = checkpoints.newest(session.display.say)
-  if step is None:
-    raise RunError(
-        f"{field} = {path}: holds no complete checkpoint of a critic; make one"
-        " with --stage=value or --stage=export"
-    )
   host = checkpoints.host(step)
-  fields = config_lib.flat(session.config)
-  require_equal(f"{field} = {path}", fields, host["config"], equal)
-  return checkpoints.restore(step, like), host
+  if not host["complete"]:
+    raise RunError(f"{c.reuse}: not complete; run --stage=value there")
+  optimizer = programs.critic_optimizer(session, c.pretrain_steps)
+  like = abstract_state(critic.table(session.critic_cfg), *optimizer)
+  return checkpoints.restore(step, like).params, host["counters"]

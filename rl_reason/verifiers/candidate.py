@@ -63,13 +63,10 @@ def _raised(error: Exception) -> list:
 
 
 def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
-  """The outcome of a call.
+  """The outcome of a call that the tests request.
 
-  Args:
-    module: the program.
-    iterators: those that calls returned. They stay in this process and advance
-      on request, as they may have no end.
-    request: from the tests' side. The name may be an index of `iterators`.
+  Iterators that calls return stay in this process, as they may have no end. A
+  request whose name is an index of `iterators` advances one.
   """
   name = request["name"]
   try:

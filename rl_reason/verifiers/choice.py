@@ -45,9 +45,7 @@ def answer(text: str) -> str | None:
 def verify(text: str, reference: str) -> bool:
   """Whether the final answer of a response is the reference answer.
 
-  Args:
-    text: a response; anything at all.
-    reference: a letter A to J in any usual form, or yes, no, true, false.
+  That is a letter A to J in any usual form, or yes, no, true, false.
   """
   found = answer(text)
   return found is not None and found == _read(reference)

@@ -156,12 +156,8 @@ def grade(
 ) -> Verdict:
   """Runs the program of a finished response against the tests of a problem.
 
-  Args:
-    text: the response.
-    problem: the tests.
-    tier: one of sandbox.TIERS; None: the best of this machine.
-    allow_unsafe: whether resource limits alone will do for a sandbox.
-    limits: of each process: the program's, one a case, and the tests'.
+  Keywords: `sandbox.tier` describes tier and allow_unsafe; limits are those of
+  each process: the program's, one a case, and the tests'.
 
   Raises:
     RuntimeError: nothing on this machine can contain a program.

@@ -101,12 +101,7 @@ _JOINT = re.compile(
 
 
 def box(text: str, start: int = 0) -> str | None:
-  r"""Returns the content of the box at `start`; None if it never closes.
-
-  Args:
-    text: a text with a box.
-    start: the index of `\boxed` or `\fbox`.
-  """
+  r"""The content of the `\boxed` at `start`; None if it never closes."""
   opening = re.compile(r"\\(?:boxed|fbox)\s*(\{?)").match(text, start)
   if not opening:
     return None

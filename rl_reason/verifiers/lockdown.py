@@ -76,8 +76,7 @@ def _call(function, *args) -> int:
 def seccomp_filter(pid: int) -> bytes:
   """The program that the kernel runs before each system call (x86-64).
 
-  Args:
-    pid: of the filtered process, the only one that it may signal.
+  The process of this id, the filtered one, is the only one that it may signal.
   """
 
   def returns(value):

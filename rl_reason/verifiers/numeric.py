@@ -217,10 +217,8 @@ def equal(a, b) -> bool:
 def _vanishes(difference, node, variables) -> bool:
   """Whether a function is zero at every point where it can be compared.
 
-  Args:
-    difference: of a context of mpmath and a point.
-    node: an expression; where it is real, the difference counts first.
-    variables: names of the coordinates.
+  The difference is a function of a context of mpmath and a point. It counts
+  first where the expression `node` is real.
   """
   low = _contexts()[0]
   zeros = {True: [], False: []}

@@ -247,11 +247,8 @@ def read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
 def death(process: subprocess.Popen, seconds: float) -> str:
   """Why a process ended, '' if by itself; the process stays to be reaped.
 
-  Any other reason only informs: a candidate can end as it likes.
-
-  Args:
-    process: one that has closed its output.
-    seconds: to wait for its end.
+  It has closed its output; its end may take so many seconds. Any other reason
+  only informs: a candidate can end as it likes.
   """
   deadline = time.monotonic() + seconds
   options = os.WEXITED | os.WNOWAIT | os.WNOHANG
@@ -312,11 +309,9 @@ def probe(name: str) -> str:
 
 
 def tier(name: str | None = None, *, allow_unsafe: bool = False) -> str:
-  """The best tier of this machine.
+  """The best tier of this machine, or the only one of TIERS that will do.
 
-  Args:
-    name: the only one of TIERS that will do.
-    allow_unsafe: whether resource limits alone will do.
+  With `allow_unsafe` resource limits alone will do.
 
   Raises:
     RuntimeError: this machine has no such containment.

@@ -56,13 +56,9 @@ def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
 
 
 def _exception(names: list, args, text: str, space: dict) -> Exception:
-  """The nearest exception that the tests know.
+  """The nearest exception that the tests know; their prompt may define some.
 
-  Args:
-    names: of the class of the candidate's exception and its bases.
-    args: of its constructor.
-    text: its message, with its name.
-    space: of the tests: the prompt may define exceptions.
+  `names` are those of the class of the candidate's exception and its bases.
   """
   for name in map(str, names):
     kind = space.get(name, getattr(builtins, name, None))

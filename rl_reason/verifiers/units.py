@@ -42,12 +42,7 @@ _NO_UNITS = frozenset(
 
 
 def unit(words: list[str], power: str) -> str:
-  """Returns the canonical name of a unit, '' if the words are no unit.
-
-  Args:
-    words: behind a number.
-    power: the exponent behind them, '' if none.
-  """
+  """Returns the canonical name of a unit, '' if the words are no unit."""
   if not words or len(words) > 5:
     return ""
   if any(
@@ -76,15 +71,10 @@ def unit(words: list[str], power: str) -> str:
 
 
 def split(tokens, *, nested: bool) -> tuple[list, str]:
-  """Splits an item into its expression and its unit.
+  """Splits the tokens of an item into its expression and its unit's name.
 
-  Args:
-    tokens: of `lexer`; at least one.
-    nested: whether the item is in brackets, where only money, percent and
-      degrees are units.
-
-  Returns:
-    The tokens of the expression, and the unit's canonical name; '' if none.
+  The name is '' if there is none. Nested, that is in brackets, only money,
+  percent and degrees are units.
   """
   tokens, money = list(tokens), ""
   if tokens[0].text in _MONEY and len(tokens) > 1:

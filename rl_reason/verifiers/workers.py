@@ -234,10 +234,8 @@ class _Worker:
 def serve(descriptor: int, parent: int, start: str) -> None:
   """Loop of a worker: read an item, apply the function, write the outcome.
 
-  Args:
-    descriptor: of the socket to the pool.
-    parent: process id of the pool; the worker dies with it.
-    start: JSON of the function's path, CPU and wall seconds, and megabytes.
+  The worker dies with its parent. `start` is JSON: the function's path, CPU and
+  wall seconds, and megabytes.
   """
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
