@@ -14,6 +14,8 @@ from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.tasks import arithmetic
 from rl_reason.training import dynamic_sampling, programs, step
 
+pytestmark = pytest.mark.slow
+
 GROUP, BATCH = 4, 32
 FIELDS = dict(rollout__slots=8, dynamic_sampling__max_rounds=9)
 ACROSS_STEPS = FIELDS | dict(

@@ -18,6 +18,8 @@ from rl_reason.models import critic, decoder
 from rl_reason.scale import sharding
 from rl_reason.training import critic_step, optimizer, step, supervised
 
+pytestmark = pytest.mark.slow
+
 CRITIC = critic.CriticConfig(tiny.CFG)
 RL = functools.partial(
     step.rl_update,
