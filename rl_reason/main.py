@@ -51,6 +51,8 @@ def main() -> None:
     config, workdir = _prepare(sys.argv)
     if _STAGE.value == "export":
       checks.hub(config)
+    if _STAGE.value == "report":
+      sys.exit(_report(run_directory.several(str(workdir))))
   except config_lib.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
     sys.exit(2)
@@ -69,6 +71,8 @@ def _prepare(argv):
         f"{rest[1]!r}: not understood; overrides look like --config.seed=1"
     )
   path, workdir = _CONFIG.value, _WORKDIR.value
+  if path is None and workdir and _STAGE.value == "report":
+    return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
     # The config of the run that the work directory holds, as it is.
     if workdir is None or any(not x.startswith("export.") for x in given):
@@ -155,6 +159,21 @@ def _run(config, workdir: pathlib.Path) -> int:
       return 1
     finally:
       screen.close()
+
+
+def _report(workdirs: list[pathlib.Path]) -> int:
+  """Writes the report of a run, or compares several; returns the exit code."""
+  from rl_reason.report import compare, page
+  from rl_reason.structs import RunError
+
+  try:
+    several = len(workdirs) > 1
+    path = compare.write(workdirs) if several else page.write(workdirs[0])
+  except RunError as e:
+    print(f"error: {e}", file=sys.stderr)
+    return 1
+  print(f"report: {path}")
+  return 0
 
 
 if __name__ == "__main__":

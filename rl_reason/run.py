@@ -107,10 +107,6 @@ def stages(
   from rl_reason.session import open_session, resolve
   from rl_reason.training import initial_state, rl, sft, value
 
-  if stage == "report":
-    workdir.mkdir(parents=True, exist_ok=True)
-    screen.say(f"report: {page.write(workdir)}")
-    return None, None
   with contextlib.ExitStack() as cleanup:
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
@@ -140,6 +136,7 @@ def stages(
     if jax.process_index() == 0 and stage in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))
       metrics.write_json(workdir / "environment.json", environment.describe())
+      environment.record_start(workdir)
 
     params = None
     with jax.set_mesh(session.mesh):

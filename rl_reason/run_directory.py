@@ -72,6 +72,25 @@ def _text(value: Any) -> str:
   return re.sub(r"[^\w.:+*@-]+", "_", text)
 
 
+def several(text: str) -> list[pathlib.Path]:
+  """The work directories of 'a,b,c'; a name may have commas of its own.
+
+  Raises:
+    ConfigError: one of them holds no run.
+  """
+  words, out = text.split(","), []
+  while words:
+    joined = [",".join(words[:n]) for n in range(len(words), 0, -1)]
+    holds = [x for x in joined if (pathlib.Path(x) / "metrics.jsonl").exists()]
+    if not holds:
+      raise config_lib.ConfigError(
+          f"--workdir = {words[0]}: holds no run (metrics.jsonl is missing)"
+      )
+    out.append(pathlib.Path(holds[0]))
+    words = words[holds[0].count(",") + 1 :]
+  return out
+
+
 def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
   """Checks that a work directory holds no run, or one with the same numbers.
 

@@ -19,6 +19,7 @@ from rl_reason.evaluation.reward_runner import RewardRunner
 from rl_reason.models import critic, decoder
 from rl_reason.monitoring import loggers, metrics
 from rl_reason.monitoring.display import Display
+from rl_reason.report import page
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import pallas, sharding, unused
 from rl_reason.structs import RunError, Tree
@@ -174,6 +175,7 @@ def open_stage(session: Session, name: str, **keep: int) -> ResumableStage:
       log=session.log,
       display=session.display,
       stop=session.stop,
+      on_save=page.refresher(session.workdir, session.display.say),
       **keep,
   )
 

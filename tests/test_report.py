@@ -1,14 +1,18 @@
 """The page of a run: complete, self-contained, small, and safe to open."""
 
+import importlib
 import json
+import pathlib
 import re
+import sys
 
 import pytest
 from conftest import data_of_page
 
-from rl_reason.report import environment, page, scores
+from rl_reason import config, run_directory
+from rl_reason.report import compare, environment, groups, page, scores
 
-LIMIT = 2_000_000
+LIMIT = 5_000_000
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
@@ -66,27 +70,30 @@ def rl_line(step):
       "timing_s/gen": 0.25,
       "timing_s/host": 0.5,
       "timing_s/step": 1.0,
+      "perf/memory_gib": 0.5,
       "tokens/generated": 1000 * step,
   }
 
 
 def sample(stage, step, text="ab", count=3, **fields):
-  out = dict(
-      stage=stage,
-      step=step,
+  out = dict(stage=stage, step=step)
+  if stage == "rl":
+    out |= dict(group=7, discarded=False)
+  out |= dict(
       prompt="1+1=",
       answer="2",
       response=text * count,
       correct=step % 2,
       truncated=False,
+      length=count,
       tokens=[text] * count,
       logp=[-1.90734863e-05 - 0.1 * i for i in range(count)],
   )
   if stage == "rl":
     out |= dict(
         reward=-1.625,
-        advantage=[-0.540061116] * count,
-        entropy=[0.883502007] * count,
+        advantage=[-0.54006] * count,
+        entropy=[0.8835 + 0.01 * i for i in range(count)],
     )
   return out | fields
 
@@ -121,6 +128,39 @@ def data_of(folder):
   return data_of_page(path.read_text(encoding="utf-8"), "report")
 
 
+def test_runs_are_compared_on_one_page(tmp_path, monkeypatch):
+  first, second = tmp_path / "a,seed=1", tmp_path / "b" / "c"
+  for i, folder in enumerate((first, second)):
+    folder.mkdir(parents=True)
+    rows = [rl_line(step) for step in range(1, 2001)]
+    put(
+        folder,
+        [evaluation(0, 0.1, 0.2), *rows, evaluation(2000, 0.5 + i / 10, 1)],
+    )
+    fields = CONFIG | {"seed": i, "rl.steps": 2000}
+    (folder / "config.json").write_text(json.dumps(fields))
+  monkeypatch.chdir(tmp_path)
+  assert run_directory.several("a,seed=1,b/c") == [
+      pathlib.Path("a,seed=1"),
+      pathlib.Path("b/c"),
+  ]
+  with pytest.raises(config.ConfigError, match="d: holds no run"):
+    run_directory.several("b/c,d")
+  path = compare.write([first, second])
+  assert path == first / "compare.html" and path.stat().st_size < LIMIT
+  data = data_of_page(path.read_text(encoding="utf-8"), "compare")
+  assert data["runs"] == ["a,seed=1", "b/c"]
+  assert data["differ"] == [["", "a,seed=1", "b/c"], ["seed", "0", "1"]]
+  rows = {row["name"]: row["cells"] for row in data["scores"]["rows"]}
+  assert rows["mean@4"][1] == ["10.0% ± 1.2 → 60.0% ± 1.2", 0.6]
+  assert rows["tokens"][0][0] == "2e+06" and rows["RL steps"][1][0] == "2000"
+  (chart,) = (x for x in data["charts"] if x["title"] == "Accuracy: training")
+  assert [one["label"] for one in chart["series"]] == data["runs"]
+  for one in chart["series"]:
+    assert len(one["y"]) == len(data["axes"][one["axis"]]["hours"]) == 800
+    assert one["low"][0] <= one["y"][0] <= one["high"][0]
+
+
 def series(data, name):
   found = [s for c in data["charts"] for s in c["series"] if s["name"] == name]
   assert len(found) == 1, name
@@ -133,13 +173,15 @@ def test_curves_hold_the_numbers_of_the_log(tmp_path):
   rl = [x for x in lines if x["stage"] == "rl"]
   for name in ("train/accuracy", "critic/rewards/mean", "actor/entropy"):
     assert series(data, name)["y"] == [x[name] for x in rl]
-  assert data["x"] == ["step", "tokens"]
-  assert data["axes"]["rl"] == dict(
+  assert data["x"] == ["step", "tokens", "hours"]
+  hours = [round(i / 3600, 8) for i in range(1, 5)]
+  rl, evaluated = data["axes"]["rl"], data["axes"]["evaluate"]
+  assert rl.pop("hours") == pytest.approx(hours, abs=1e-8)
+  assert rl == dict(
       step=[1, 2, 3, 4], tokens=[1000, 2000, 3000, 4000], flops=[None] * 4
   )
-  assert data["axes"]["evaluate"] == dict(
-      step=[0, 4], tokens=[0, 4000], flops=[None] * 2
-  )
+  assert evaluated.pop("hours") == pytest.approx([0, hours[-1]], abs=1e-8)
+  assert evaluated == dict(step=[0, 4], tokens=[0, 4000], flops=[None] * 2)
   held_out = series(data, "mean@4")
   assert held_out["y"] == [0.2, 0.7]
   assert held_out["half"] == [0.0123456789] * 2
@@ -154,19 +196,37 @@ def test_flops_are_an_axis_and_a_critic_costs_before_step_1(tmp_path):
   for step in (1, 2):
     lines.append(rl_line(step) | {"flops/total": 7e12 + 2e12 * step})
   data = data_of(put(tmp_path, lines))
-  assert data["x"] == ["step", "tokens", "flops"]
+  assert data["x"] == ["step", "tokens", "flops", "hours"]
   assert data["axes"]["rl"]["flops"] == [9e12, 11e12]
-  assert data["axes"]["evaluate"] == dict(step=[0], tokens=[600], flops=[7e12])
+  assert data["axes"]["evaluate"] == dict(
+      step=[0], tokens=[600], flops=[7e12], hours=[0]
+  )
 
 
-def test_viewer_holds_the_numbers_of_the_samples(tmp_path):
-  data = data_of(finished(tmp_path))
-  rows = [json.loads(x) for x in (tmp_path / "samples.jsonl").open()]
-  assert len(data["viewer"]) == len(rows)
-  for shown, row in zip(data["viewer"], rows, strict=True):
-    for name in ("tokens", "logp", "advantage", "entropy", "reward", "prompt"):
-      assert shown[name] == row.get(name)
-  assert data["viewer_note"] == data["pairs_note"] == ""
+def test_groups_hold_the_numbers_of_the_samples(tmp_path):
+  rows = [
+      sample("evaluate", 0),
+      sample("rl", 5, discarded=True),
+      sample("rl", 5, correct=0, reward=None),
+      {k: x for k, x in sample("rl", 5, group=8).items() if k != "tokens"},
+  ]
+  data = data_of(put(tmp_path, [], rows))
+  held, first, second = data["groups"]
+  assert (held["stage"], held["step"], len(held["responses"])) == (
+      *("evaluate", 0),
+      1,
+  )
+  assert first["discarded"] and len(first["responses"]) == 2
+  for shown, row in zip(first["responses"], rows[1:3], strict=True):
+    assert [shown[k] for k in ("correct", "reward")] == [
+        row[k] for k in ("correct", "reward")
+    ]
+    assert shown["tokens"] == row["tokens"] and shown["length"] == 3
+    for name in ("logp", "entropy"):
+      assert shown["numbers"][name] == row[name]
+    assert shown["numbers"]["advantage"] == row["advantage"][0]  # all equal
+  assert second["responses"][0]["text"] == ["ababab"]
+  assert data["groups_note"] == data["pairs_note"] == ""
 
 
 def test_headline_table_and_pairs(tmp_path):
@@ -180,7 +240,9 @@ def test_headline_table_and_pairs(tmp_path):
   assert rows["response length"][2][0] == "+4.0 tokens"
   (pair,) = data["pairs"]
   assert [side["step"] for side in pair["sides"]] == [0, 4]
-  assert data["notes"] == ["Control experiment: the verdicts are shuffled."]
+  control, mfu = data["notes"]
+  assert control == "Control experiment: the verdicts are shuffled."
+  assert "peak of this device is unknown" in mfu
   assert "advantage.name group_norm" in data["features"]
   assert "loss.positive_nll 3.0" not in data["features"]
   assert ["advantage.args.lam", "Infinity"] in data["config"]
@@ -198,8 +260,10 @@ def test_hostile_text_stays_text(tmp_path):
   text = (folder / "report.html").read_text(encoding="utf-8")
   assert "\u2028" not in text and "\u2029" not in text
   assert data["title"] == folder.name
-  assert [row["prompt"] for row in data["viewer"]] == list(HOSTILE) * 3
-  assert [row["tokens"][0] for row in data["viewer"]] == list(HOSTILE) * 3
+  shown = [g for g in data["groups"] if g["stage"] == "evaluate"]
+  assert [g["prompt"] for g in shown] == list(HOSTILE) * 2
+  (group,) = (g for g in data["groups"] if g["stage"] == "rl")
+  assert [r["tokens"][0] for r in group["responses"]] == list(HOSTILE)
 
 
 @pytest.mark.parametrize(
@@ -236,45 +300,112 @@ def test_partial_runs(tmp_path, lines, rows, note):
 
 
 def test_empty_directory(tmp_path):
-  assert data_of(tmp_path)["viewer"] == []
+  assert data_of(tmp_path)["groups"] == []
   assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
   assert "no evaluation" in " ".join(scores.summary(tmp_path))
 
 
-def test_long_run_is_thinned_and_says_so(tmp_path):
+def test_a_long_run_has_bands(tmp_path):
   lines = [evaluation(0, 0.1, 0.2)]
-  for step in range(1, 2401):
+  for step in range(1, 2001):
     lines.append(rl_line(step))
     if step % 10 == 0:
       lines.append(evaluation(step, 0.5, 0.6))
-  rows = [sample("evaluate", s, count=200) for s in (0, 2400)] * 20
-  rows += [sample("rl", step, "<&", count=400) for step in range(5, 2401, 10)]
-  rows.append(sample("rl", 2400, "<" * 50, count=4000))
-  data = data_of(put(tmp_path, lines, rows))
-  assert (tmp_path / "report.html").stat().st_size < LIMIT
-  accuracy = series(data, "train/accuracy")["y"]
-  assert len(accuracy) == len(data["axes"]["rl"]["step"]) == page.MAX_POINTS
+  data = data_of(put(tmp_path, lines))
+  one = series(data, "train/accuracy")
   step_of = data["axes"]["rl"]["step"]
-  assert step_of[0] == 1 and step_of[-1] == 2400
-  assert accuracy == [0.1 + 1 / (step + 7) for step in step_of]
-  assert any("500 of 2400 steps" in note for note in data["notes"])
-  assert re.search(rf"\d+ of {len(rows)} responses", data["viewer_note"])
-  assert len({row["step"] for row in data["viewer"]}) > 10
-  (long,) = [row for row in data["viewer"] if row["length"] == 4000]
-  assert len(long["tokens"]) == len(long["logp"]) == page.MAX_TOKENS
-  assert "at most 1000 tokens" in data["viewer_note"]
+  assert len(step_of) == page.MAX_POINTS == 400 and step_of[-1] == 2000
+  for i, step in enumerate(step_of):
+    values = [0.1 + 1 / (s + 7) for s in range(step - 4, step + 1)]
+    assert one["y"][i] == pytest.approx(sum(values) / 5, rel=1e-5)
+    assert one["low"][i] == pytest.approx(min(values), rel=1e-5)
+    assert one["high"][i] == pytest.approx(max(values), rel=1e-5)
+  assert "low" not in series(data, "mean@4")  # 201 evaluations: all of them
+  assert any("mean over 5.0 of 2000 steps" in x for x in data["notes"])
 
 
-def test_rows_too_large_even_alone(tmp_path):
+@pytest.fixture(scope="module")
+def long_responses(tmp_path_factory):
+  """2,000 steps, whose responses have 4,000 tokens."""
+  folder = tmp_path_factory.mktemp("long")
+  rows = [sample("evaluate", s, "wörd ", 4000) for s in (0, 2000)] * 3
+  for step in range(100, 2001, 100):
+    for group in range(3):
+      for i in range(4):
+        row = sample("rl", step, "token ", 4000, group=group)
+        if i:
+          del row["tokens"]
+        rows.append(row)
+  return put(folder, [rl_line(step) for step in range(1, 2001)], rows)
+
+
+def test_long_responses_have_head_and_tail_within_5_megabytes(long_responses):
+  data = data_of(long_responses)
+  assert (long_responses / "report.html").stat().st_size < LIMIT
+  assert {g["step"] for g in data["groups"]} == {0, *range(100, 2001, 100)}
+  responses = [r for g in data["groups"] for r in g["responses"]]
+  cut = [r for r in responses if "gap" in r]
+  whole = [r for r in responses if "gap" not in r]
+  assert f"of {len(cut)} responses only head and tail" in data["groups_note"]
+  assert len(whole) > 10 and {r["length"] for r in responses} == {4000}
+  assert data["groups"][-1]["responses"][0] in whole  # the newest are whole
+  for r in cut:
+    if "tokens" in r:
+      assert len(r["tokens"]) == 300 == 4000 - r["gap"]
+      assert len(r["numbers"]["logp"]) == 300
+    else:
+      assert sum(map(len, r["text"])) == 1200 == 24000 - r["gap"]
+
+
+def test_groups_too_large_even_alone(tmp_path):
   rows = [
-      sample("evaluate", step, "\u2028" * 1000, count=300, prompt=str(i))
-      for step in (0, 1)
-      for i in range(2)
+      sample("rl", 1, "\u2028" * 1000, count=300, group=i, prompt=str(i))
+      for i in range(4)
   ]
-  data = data_of(put(tmp_path, [], rows))
-  assert (tmp_path / "report.html").stat().st_size < LIMIT
-  assert data["viewer"] == [] and "0 of 4" in data["viewer_note"]
-  assert len(data["pairs"]) == 2
+  shown, note = groups.groups(
+      put(tmp_path, [], rows) / "samples.jsonl",
+      groups.index(tmp_path / "samples.jsonl"),
+      budget=10_000,
+  )
+  assert shown == [] and note == "0 of 4 groups; samples.jsonl has all."
+
+
+def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "argv", ["/x/main.py", "--config=configs/dapo.py"])
+  environment.record_start(tmp_path)
+  environment.record_start(tmp_path)
+  fields = config.flat(
+      config.with_defaults(importlib.import_module("configs.dapo").get_config())
+  )
+  put(tmp_path, [rl_line(step) for step in range(1, 91)])
+  (tmp_path / "config.json").write_text(json.dumps(fields))
+  data = data_of(tmp_path)
+  run = dict(data["run"])
+  assert run["command"] == "python -m rl_reason.main --config=configs/dapo.py"
+  assert re.match(r"\d{4}-\d\d-\d\d \d\d:", run["begun"])
+  assert run["resumed"].startswith("1 times")
+  assert run["RL steps and evaluations"] == "0:01:30"
+  changed = {name: (value, base) for name, value, base in data["changed"]}
+  assert changed == {
+      "dynamic_sampling.enabled": ("true", "false"),
+      "reduction.name": ("token_mean", "seq_mean_token_mean"),
+      "reward.overlong_buffer": ("4", "0"),
+      "surrogate.args.clip_high": ("0.28", "0.2"),
+      "surrogate.args.dual_clip": ("10.0", "0.0"),
+  }
+  # Constant here; the smoke config of a schedule is in charts by its formula.
+  assert set(series(data, "actor/lr")["y"]) == {2e-4}
+
+
+def test_a_page_that_cannot_be_written_is_said_once(tmp_path):
+  said = []
+  refresh = page.refresher(tmp_path, said.append)
+  refresh()
+  assert (tmp_path / "report.html").exists() and not said
+  (tmp_path / "metrics.jsonl").write_text("{]\n")
+  refresh()
+  refresh()
+  assert len(said) == 1 and "line 1 is damaged" in said[0]
 
 
 def test_summary_before_and_after(tmp_path):

@@ -99,6 +99,7 @@ class ResumableStage:
     log: truncated to the newest checkpoint when the stage begins.
     display: progress of the stage.
     stop: set by SIGTERM.
+    on_save: called after each save.
     **keep: keywords of `Checkpoints`.
   """
 
@@ -111,12 +112,14 @@ class ResumableStage:
       log: Log,
       display: Display,
       stop: threading.Event,
+      on_save: Callable[[], None] = lambda: None,
       **keep: int,
   ):
     self.checkpoints = Checkpoints(workdir / "checkpoints" / name, **keep)
     self._workdir, self._fields, self._log = workdir, fields, log
     self._display, self._stop = display, stop
     self._flush: Callable[[], None] = lambda: None
+    self._on_save = on_save
 
   def restore(self, state: State) -> bool:
     """Restores the newest complete checkpoint, if there is one.
@@ -190,3 +193,4 @@ class ResumableStage:
         **state.host(),
     )
     self.checkpoints.save(state.step, state.arrays(), host, score)
+    self._on_save()

@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_reason.monitoring import doctor as doctor_lib, metrics as metrics_lib
+from rl_reason.monitoring import (
+    doctor as doctor_lib,
+    machine,
+    metrics as metrics_lib,
+)
 from rl_reason.monitoring.display import Display
 from rl_reason.structs import Array, Batch, Experience
 
@@ -33,6 +37,7 @@ class StepLogger:
     self._log, self._display, self._clock = log, display, clock
     self._doctor = doctor
     self._pending: tuple | None = None
+    self._flops: float | None = None  # total at the step before
 
   def dispatched(
       self, step: int, metrics: dict, actor: dict, critic: dict
@@ -59,9 +64,13 @@ class StepLogger:
       }
     self._clock.lap("update_actor")
     metrics |= times(self._clock.take())
-    metrics["perf/throughput"] = (
-        metrics["tokens/step"] / metrics["timing_s/step"]
-    )
+    seconds = metrics["timing_s/step"]
+    metrics["perf/throughput"] = metrics["tokens/step"] / seconds
+    metrics["perf/memory_gib"] = machine.memory_gib()
+    flops, self._flops = self._flops, metrics["flops/total"]
+    if flops is not None:
+      mfu = machine.utilization(metrics["flops/total"] - flops, seconds)
+      metrics |= {} if mfu is None else {"perf/mfu": mfu}
     logged = {
         name: value
         for name, value in metrics.items()

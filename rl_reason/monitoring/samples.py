@@ -199,7 +199,8 @@ class SampleLog:
     share = max(self._responses // len(found), 1)
     logged = [self._group(step, *x, count=share) for x in found]
     self._log.samples([line for group in logged for line in group])
-    self._show(step, [group[0] for group in logged])
+    best = [max(x, key=lambda line: line["reward"] or 0) for x in logged]
+    self._show(step, best)
     self._log.show(
         "rl", step, {"responses": _markdown(logged)}, _histograms(logged)
     )
@@ -256,7 +257,7 @@ class SampleLog:
     ]
 
   def _show(self, step: int, some: list[dict]) -> None:
-    """Shows the first response of some groups on the screen."""
+    """Shows a response of some groups on the screen."""
     self._display.table(
         f"responses at step {step}",
         ["prompt", "response", "correct", "reward"],

@@ -1,15 +1,20 @@
-"""The machine and the versions of a run, for environment.json."""
+"""The machine, the versions and the commands of a run."""
 
+import datetime
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
+import shlex
 import subprocess
+import sys
 from typing import Any
 
 import jax
 
 import rl_reason
+from rl_reason.monitoring import metrics
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"),
@@ -33,6 +38,22 @@ def describe() -> dict[str, Any]:
       "rl_reason": rl_reason.__version__,
       "git commit": commit(pathlib.Path(__file__).parent),
   } | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def record_start(workdir: pathlib.Path) -> None:
+  """Appends the command and the date to WORKDIR/starts.jsonl."""
+  now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+  words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
+  if words[0] == "main.py":
+    words[:1] = ["python", "-m", "rl_reason.main"]
+  with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
+    line = dict(command=shlex.join(words), date=now)
+    file.write(json.dumps(line) + "\n")
+
+
+def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
+  """The command and the date of each start of a run, the first one first."""
+  return metrics.read_jsonl(workdir / "starts.jsonl")
 
 
 def _cpu_model() -> str:

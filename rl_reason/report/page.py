@@ -1,29 +1,34 @@
 """The self-contained HTML page of a run.
 
 Names, numbers and model text go into the page as JSON; `report.html.in` draws
-tables, curves and the token viewer from it, so that no text of a model is ever
-parsed as HTML. The page stays under 2 MB however long the run was: curves and
-samples are thinned, and the page says so.
+tables, curves and groups of responses from it, so that no text of a model is
+ever parsed as HTML. The page stays under 5 MB however long the run was: curves
+become means with bands, and of long responses there are head and tail only.
 """
 
+import datetime
 import json
 import pathlib
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from rl_reason import config as config_lib, functions
+from rl_reason.algorithms import schedules
+from rl_reason.configs import base
 from rl_reason.monitoring import metrics
-from rl_reason.report import scores as scores_lib
-from rl_reason.report.scores import COSTS, of_stage, scores, thin
+from rl_reason.report import environment, groups, scores as scores_lib
+from rl_reason.report.scores import COSTS, of_stage, scores
 
 HERE = pathlib.Path(__file__).parent
 CHARTS: list[dict[str, Any]] = tomllib.loads(
     (HERE / "charts.toml").read_text(encoding="utf-8")
 )["chart"]
 
-MAX_POINTS = 500  # of a curve
-MAX_TOKENS = 1000  # of a response in the token viewer
-MAX_CHARACTERS = 4000  # of a prompt, an answer or a response
-VIEWER_BYTES = 1_200_000
+MAX_POINTS = 400  # of a curve
+GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
 
 # Fields, or prefixes of fields, that the head of the page shows.
@@ -66,6 +71,30 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
   return path
 
 
+def refresher(
+    workdir: pathlib.Path, say: Callable[[str], None]
+) -> Callable[[], None]:
+  """A function that writes the page, and cannot stop a run.
+
+  Args:
+    workdir: of the run.
+    say: prints a line, when the page cannot be written for the first time.
+  """
+  failed = False
+
+  def refresh() -> None:
+    nonlocal failed
+    try:
+      if jax.process_index() == 0:
+        write(workdir)
+    except Exception as e:  # a full disk, or a damaged line of a log
+      if not failed:
+        say(f"warning: report.html is not written ({functions.one_line(e)})")
+      failed = True
+
+  return refresh
+
+
 def render(name: str, data: dict[str, Any]) -> str:
   """Returns the page NAME.html.in with the common head and its data."""
   page, head = (
@@ -94,33 +123,89 @@ def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
 def _data(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns everything that report.html.in shows."""
   lines = metrics.read_jsonl(workdir / "metrics.jsonl")
-  samples = metrics.read_jsonl(workdir / "samples.jsonl")
-  config, environment = (
+  samples = workdir / "samples.jsonl"
+  config, machine = (
       json.loads(path.read_text()) if path.exists() else {}
       for path in (workdir / "config.json", workdir / "environment.json")
   )
-  axes, charts = _charts(lines)
-  pairs, pairs_note = _pairs(samples)
-  viewer, viewer_note = _viewer(samples)
+  axes, charts = charts_of(lines, config)
+  found = groups.index(samples)
+  pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
+  shown, groups_note = groups.groups(samples, found, GROUPS_BYTES)
   features = {
       k: v for k, v in config.items() if k.startswith(FEATURES) and v != {}
   }
+  rl = of_stage(lines, "rl")
   return dict(
       title=workdir.resolve().name,
+      running=(rl[-1]["step"] if rl else 0) < config.get("rl.steps", 0),
       features=[f"{name} {value}" for name, value in as_text(features)],
       notes=_notes(lines, config) + scores_lib.warnings(lines),
       tiles=_tiles(lines),
       scores=_score_table(lines),
-      x=["step", *[x for x in COSTS if any(axes["rl"][x])]],
+      x=["step", *[x for x in (*COSTS, "hours") if any(axes["rl"][x])]],
       axes=axes,
       charts=charts,
       pairs=pairs,
       pairs_note=pairs_note,
-      viewer=viewer,
-      viewer_note=viewer_note,
+      groups=shown,
+      groups_note=groups_note,
+      run=_run(workdir, lines),
+      changed=changed(config),
       config=as_text(config),
-      environment=as_text(environment),
+      environment=as_text(machine),
   )
+
+
+def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
+  """Returns command, dates and duration of a run."""
+  starts = environment.starts(workdir)
+  hours = max((x or 0 for x in scores_lib.hours(lines).values()), default=0)
+  now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+  out = {"work directory": str(workdir.resolve())}
+  if starts:
+    out |= {"command": starts[-1]["command"], "begun": starts[0]["date"]}
+  if starts[1:]:
+    resumed = ", ".join(x["date"] for x in starts[1:][-3:])
+    out["resumed"] = f"{len(starts) - 1} times, last {resumed}"
+  seconds = round(hours * 3600)
+  out["RL steps and evaluations"] = str(datetime.timedelta(seconds=seconds))
+  return [*out.items(), ("this page", now)]
+
+
+def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
+  """Returns the fields in which a config differs from configs/base.py.
+
+  Args:
+    config: flat, as config.json has it.
+
+  Returns:
+    name, value, and the value of the base; '–' for an argument of a function
+    that the base does not use.
+  """
+  default = base.get_config()
+  plain = config_lib.flat(config_lib.with_defaults(default))
+  # The arguments of other functions are compared with their own defaults.
+  for known in functions.KINDS.values():
+    part = config_lib.at(default, known.field)
+    part.name = config.get(f"{known.field}.name", part.name)
+  try:
+    same = config_lib.flat(config_lib.with_defaults(default))
+  except config_lib.ConfigError:  # a function of the user that is elsewhere
+    same = plain
+  names = [
+      name
+      for name, value in config.items()
+      if value != {}
+      and value != plain.get(name)
+      and value != same.get(name)
+      or name in plain
+      and name.endswith(".name")
+      and value != plain[name]
+  ]
+  shown = dict(as_text({k: config[k] for k in names}))
+  before = dict(as_text(plain))
+  return [(name, shown[name], before.get(name, "–")) for name in names]
 
 
 def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
@@ -206,52 +291,91 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
       notes.append(f"{total:g} {words}.")
   if len(rl) > MAX_POINTS:
     notes.append(
-        f"Curves show {MAX_POINTS} of {len(rl)} steps, evenly spaced;"
-        " metrics.jsonl has all."
+        f"Each of {MAX_POINTS} points of a curve is the mean over"
+        f" {len(rl) / MAX_POINTS:.1f} of {len(rl)} steps; bands are from the"
+        " least to the greatest value."
     )
+  if rl and not any("perf/mfu" in x for x in rl):
+    notes.append("Model FLOPs utilisation: the peak of this device is unknown.")
   return notes
 
 
-def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
+def charts_of(
+    lines: list[dict], config: dict[str, Any], count: int = MAX_POINTS
+) -> tuple[dict[str, Any], list[dict]]:
   """Returns the curves as columns.
 
+  Args:
+    lines: of metrics.jsonl.
+    config: flat; {} if it is unknown.
+    count: points of a curve.
+
   Returns:
-    axes {name: {'step': [...], 'tokens': [...], 'flops': [...]}}, and those of
-    CHARTS that have numbers, each series as label, name, axis (a name), y and
-    perhaps half.
+    axes {name: {'step': [...], 'tokens': [...], 'flops': [...], 'hours':
+    [...]}}, and those of CHARTS that have numbers, each series as label, name,
+    axis (a name), y, and perhaps half, low and high.
   """
   points = {
-      stage: thin(scores_lib.points(lines, stage), MAX_POINTS)
+      stage: scores_lib.points(lines, stage)
       for stage in ("rl", "evaluate", "value")
   }
   for stage in ("skill", "habits"):
-    losses = [x for x in of_stage(lines, stage) if "sft/loss" in x]
-    points[stage] = thin(losses, MAX_POINTS)
+    points[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
+  _add_learning_rates(points["rl"], config)
+
+  # The series of all charts, in words.
+  names = dict.fromkeys(k for x in points["evaluate"] for k in scores(x))
+  mean, best = scores_lib.headline(names)
+  maj = "".join([name for name in names if name.startswith("maj@")][:1])
+  words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
+  sources = [
+      [source.format(**words) for source in chart["series"].values()]
+      for chart in CHARTS
+  ]
+
+  # Long curves become means over adjacent steps, with bands.
+  low: dict[str, dict] = {}
+  high: dict[str, dict] = {}
+  for stage, rows in points.items():
+    wanted = [
+        name
+        for source in sum(sources, [])
+        for axis, _, name in [source.partition(" ")]
+        if axis == stage
+    ]
+    wanted += [f"{name}/ci95" for name in wanted] if stage == "evaluate" else []
+    points[stage], low[stage], high[stage] = scores_lib.bands(
+        rows, wanted, count
+    )
+
   axes = {k: {"step": [x["step"] for x in v]} for k, v in points.items()}
   for kind, key in COSTS.items():
     known = scores_lib.spent(lines, kind)
     for name in ("rl", "evaluate"):
       axes[name][kind] = [known.get(x) for x in axes[name]["step"]]
     axes["value"][kind] = [x.get(key) for x in points["value"]]
+  hours = scores_lib.hours(lines)
+  for name in ("rl", "evaluate", "value"):
+    axes[name]["hours"] = [hours.get((name, x)) for x in axes[name]["step"]]
   if axes["skill"]["step"]:  # the habits follow the skill
     last = axes["skill"]["step"][-1]
     axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
 
-  names = dict.fromkeys(k for x in points["evaluate"] for k in scores(x))
-  mean, best = scores_lib.headline(names)
-  maj = "".join([name for name in names if name.startswith("maj@")][:1])
-  words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
   charts = []
-  for chart in CHARTS:
+  for chart, named in zip(CHARTS, sources, strict=True):
     series = []
-    for color, (label, source) in enumerate(chart["series"].items()):
-      axis, _, name = source.format(**words).partition(" ")
+    for color, (label, source) in enumerate(
+        zip(chart["series"], named, strict=True)
+    ):
+      axis, _, name = source.partition(" ")
       y = [x.get(name) for x in points[axis]]
       half = [x.get(f"{name}/ci95") for x in points[axis]]
       label = label.format(**words)
       one = dict(label=label, name=name, axis=axis, color=color, y=y)
       if any(x is not None for x in half):
         one["half"] = half
+      if low[axis].get(name) and not chart.get("stack"):
+        one |= dict(low=low[axis][name], high=high[axis][name])
       if any(x is not None for x in y):
         series.append(one)
     if series:
@@ -259,6 +383,24 @@ def _charts(lines: list[dict]) -> tuple[dict[str, Any], list[dict]]:
       percent = chart["unit"].startswith("%")
       charts.append(chart | dict(about=about, percent=percent, series=series))
   return axes, charts
+
+
+def _add_learning_rates(rows: list[dict], config: dict[str, Any]) -> None:
+  """Adds the scheduled learning rates of the last update of each RL step."""
+  if "optimizer.lr" not in config:
+    return
+  per_step = config["updates.minibatches"] * config["updates.epochs"]
+  for part, name in (("optimizer", "actor/lr"), ("critic", "critic/lr")):
+    rate = schedules.learning_rate(
+        config[f"{part}.schedule"],
+        peak=config[f"{part}.lr"],
+        warmup=config[f"{part}.warmup_steps"] * per_step,
+        total=config["rl.steps"] * per_step,
+    )
+    for row in rows:
+      if name == "actor/lr" or "critic/vf_loss" in row:
+        at = row["step"] * per_step - 1
+        row[name] = metrics.number(rate(at), 6)
 
 
 def _time_totals(lines: list[dict]) -> str:
@@ -279,59 +421,3 @@ def _time_totals(lines: list[dict]) -> str:
       f"In total {total:.0f} s: {shares}. The device was idle for"
       f" {idle / total:.0%}, waiting for verification and the host."
   )
-
-
-def _truncate(text: str) -> str:
-  return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " …"
-
-
-def _pairs(rows: list[dict]) -> tuple[list[dict], str]:
-  """Returns the responses to the same held-out prompts before and after RL.
-
-  Returns:
-    the pairs, and a remark if some do not fit.
-  """
-  rows = of_stage(rows, "evaluate")
-  pairs: dict[str, dict] = {}
-  for row in rows:
-    names = ("step", "correct", "truncated")
-    side = {k: row[k] for k in names} | {"response": _truncate(row["response"])}
-    if row["step"] == rows[0]["step"]:
-      prompt, answer = _truncate(row["prompt"]), _truncate(row["answer"])
-      pairs[row["prompt"]] = dict(prompt=prompt, answer=answer, sides=[side])
-    elif row["step"] == rows[-1]["step"] and row["prompt"] in pairs:
-      pairs[row["prompt"]]["sides"][1:] = [side]
-  shown = _fit(list(pairs.values()), PAIRS_BYTES)
-  note = f"{len(shown)} of {len(pairs)} prompts; samples.jsonl has all."
-  return shown, note if len(shown) < len(pairs) else ""
-
-
-def _viewer(rows: list[dict]) -> tuple[list[dict], str]:
-  """Returns responses token by token, and a remark if some do not fit."""
-  responses = []
-  for row in rows:
-    names = ("stage", "step", "correct", "truncated", "reward")
-    one = {name: row.get(name) for name in names}
-    one |= {name: _truncate(row[name]) for name in ("prompt", "answer")}
-    for name in ("tokens", "logp", "advantage", "entropy"):
-      one[name] = row[name][:MAX_TOKENS] if row.get(name) else None
-    responses.append(one | dict(length=len(row["tokens"])))
-  shown, left_out = _fit(responses, VIEWER_BYTES), []
-  if len(shown) < len(rows):
-    left_out.append(f"{len(shown)} of {len(rows)} responses")
-  if any(row["length"] > MAX_TOKENS for row in shown):
-    left_out.append(f"at most {MAX_TOKENS} tokens of each")
-  note = f"{', '.join(left_out)}; samples.jsonl has all."
-  return shown, note if left_out else ""
-
-
-def _fit(rows: list[dict], budget: int) -> list[dict]:
-  """Drops every other row, repeatedly, until the JSON is within the budget.
-
-  The last row is dropped last.
-  """
-  sizes = [len(embed(row)) + 1 for row in rows]
-  while sum(sizes) > budget:
-    half = slice(1 - len(rows) % 2, None, 2) if rows[1:] else slice(0)
-    rows, sizes = rows[half], sizes[half]
-  return rows

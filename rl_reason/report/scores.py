@@ -73,6 +73,41 @@ def points(lines: list[dict], stage: str) -> list[dict]:
   return out
 
 
+def bands(
+    points: list[dict], names: list[str], count: int
+) -> tuple[list[dict], dict[str, list], dict[str, list]]:
+  """At most `count` points: means over adjacent ones, and their ranges.
+
+  Args:
+    points: lines with numbers by name.
+    names: of the numbers.
+    count: of points that remain.
+
+  Returns:
+    the points, each with the step of its last line; the least and the greatest
+    value of each name and point; {} where no point was merged.
+  """
+  if len(points) <= count:
+    return points, {}, {}
+  ends = [round(i * len(points) / count) for i in range(count + 1)]
+  parts = [points[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+  out = [dict(step=part[-1]["step"]) for part in parts]
+  low: dict[str, list] = {}
+  high: dict[str, list] = {}
+  for name in names:
+    values = [
+        [x[name] for x in part if x.get(name) is not None] for part in parts
+    ]
+    for line, found in zip(out, values, strict=True):
+      mean = sum(found) / len(found) if found else None
+      line[name] = None if mean is None else metrics.number(mean, 6)
+    low[name], high[name] = (
+        [metrics.number(f(found), 6) if found else None for found in values]
+        for f in (min, max)
+    )
+  return out, low, high
+
+
 def thin(items: list, count: int) -> list:
   """Returns at most `count` items, evenly spaced, both ends included."""
   last = len(items) - 1
@@ -97,6 +132,15 @@ def spent(lines: list[dict], kind: str) -> dict[int, float]:
       if x.get(COSTS[kind]) is not None
   }
   return {0: 0} | known if known or not rl else {}
+
+
+def hours(lines: list[dict]) -> dict[tuple[str, int], float | None]:
+  """Hours of RL steps and evaluations up to each of them, by stage and step."""
+  total, out = 0.0, {}
+  for x in lines:
+    total += x.get("timing_s/step") or x.get("timing_s/testing") or 0
+    out[x["stage"], x["step"]] = metrics.number(total / 3600, 6)
+  return out
 
 
 def headline(names) -> tuple[str, str]:

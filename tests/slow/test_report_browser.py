@@ -16,18 +16,36 @@ pytestmark = pytest.mark.slow
 def test_in_a_browser(tmp_path):
   """Hovered numbers are those of the file, and hostile text does nothing."""
   rows = [sample("rl", 1, text) for text in HOSTILE[:3]]
-  rows.insert(0, sample("evaluate", 0, HOSTILE[1]))
+  long = sample("rl", 1, "token ", count=1000, group=8)
+  rows += [sample("evaluate", 0, HOSTILE[1]), long]
   path = page.write(put(tmp_path, [rl_line(1), rl_line(3)], rows))
   probe = """<script>
+    const groups = [...document.querySelectorAll(".group")];
+    groups.forEach(node => { node.open = true; node.ontoggle(); });
+    const tokens = groups.map(node => node.querySelectorAll(".token").length);
+    document.querySelectorAll("button").forEach(node => node.click());
+    const after = groups.map(node => node.querySelectorAll(".token").length);
     document.querySelectorAll(".token")[2].focus();
-    const details = [...document.querySelectorAll("#details dd")];
+    const details = [...document.querySelectorAll("#numbers dd")];
+    document.querySelector("#search").value = "TOKEN";
+    document.querySelector("#search").oninput();
+    const counts = [document.querySelector("#count").textContent];
+    document.querySelector("#search").value = "";
+    document.querySelector("#kind").value = "held";
+    document.querySelector("#kind").onchange();
+    counts.push(document.querySelector("#count").textContent);
+    document.querySelector("[type=checkbox]:not([disabled])").click();
     document.body.textContent = "FOUND" + JSON.stringify([document.title,
       document.images.length, document.querySelectorAll("#charts path").length,
+      tokens, after, counts,
       ...details.map(node => node.textContent)]) + "FOUND";
   </script>"""
   found = found_in_browser(path, probe)
-  title, images, paths, token, position, *numbers = found
+  title, images, paths, tokens, after, counts, token, position, *numbers = found
   assert title == f"{tmp_path.name}: RL report" and not images and paths > 5
+  # Newest first: three responses of a group, the long one, the held-out one.
+  assert tokens == [9, 300, 3] and after == [9, 1000, 3]
+  assert counts == ["1 groups", "1 groups"]
   assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
   names = ("advantage", "logp", "entropy")
-  assert [float(x) for x in numbers] == [rows[1][name][2] for name in names]
+  assert [float(x) for x in numbers] == [rows[0][name][2] for name in names]

@@ -1,0 +1,136 @@
+"""One page for several runs: their scores, curves and configs side by side."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from rl_reason.monitoring import metrics
+from rl_reason.report import environment, page, scores as scores_lib
+from rl_reason.report.scores import COSTS, scores
+
+POINTS = 1600  # of a curve, over all runs
+
+
+def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
+  """Writes compare.html into the first of some work directories.
+
+  Args:
+    workdirs: of runs, finished or not.
+
+  Returns:
+    the path of the page.
+  """
+  path = workdirs[0] / "compare.html"
+  metrics.write_text(path, page.render("compare", _data(workdirs)))
+  return path
+
+
+def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
+  """Returns everything that compare.html.in shows."""
+  names = _names(workdirs)
+  lines = [metrics.read_jsonl(x / "metrics.jsonl") for x in workdirs]
+  configs = []
+  for path in (x / "config.json" for x in workdirs):
+    configs.append(json.loads(path.read_text()) if path.exists() else {})
+  axes, charts = _charts(names, lines, configs)
+  known = [
+      x
+      for x in ("step", *COSTS, "hours")
+      if any(any(v.get(x) or ()) for k, v in axes.items() if k[:2] == "rl")
+  ]
+  warnings = [scores_lib.warnings(x) for x in lines]
+  return dict(
+      title=", ".join(names),
+      notes=[
+          f"{name}: {line}"
+          for name, found in zip(names, warnings, strict=True)
+          for line in found
+      ],
+      runs=names,
+      scores=_table(names, lines),
+      x=known or ["step"],
+      axes=axes,
+      charts=charts,
+      differ=_differences(names, configs),
+      commands=[
+          (name, *(x[-1][k] for k in ("command", "date") if x))
+          for name, x in zip(
+              names, map(environment.starts, workdirs), strict=True
+          )
+      ],
+  )
+
+
+def _names(workdirs: list[pathlib.Path]) -> list[str]:
+  """The paths without what they have in common at their beginning."""
+  paths = [x.resolve() for x in workdirs]
+  root = os.path.commonpath([x.parent for x in paths])
+  return [str(x.relative_to(root)) for x in paths]
+
+
+def _table(names: list[str], lines: list[list[dict]]) -> dict[str, Any]:
+  """Returns the held-out scores before and after RL, and what they cost."""
+  sides = [scores_lib.before_after(x) for x in lines]
+  before, after = ([scores(side[i] or {}) for side in sides] for i in (0, 1))
+  rows = []
+  for name in dict.fromkeys(k for x in (*after, *before) for k in x):
+    cells = []
+    for old, new in zip(before, after, strict=True):
+      found = [x[name] for x in (old, new) if name in x]
+      text = " → ".join(x.text(" ± ") for x in found) or "–"
+      share = found[-1].value if found and found[-1].share else None
+      cells.append((text, share))
+    rows.append(dict(name=name, about="", cells=cells))
+  costs = {"RL steps": [], "hours": [], **{kind: [] for kind in COSTS}}
+  for run in lines:
+    rl = scores_lib.of_stage(run, "rl")
+    hours = [x for x in scores_lib.hours(run).values() if x is not None]
+    costs["RL steps"].append(str(rl[-1]["step"]) if rl else "0")
+    costs["hours"].append(f"{max(hours, default=0):.2f}")
+    for kind in COSTS:
+      spent = scores_lib.spent(run, kind)
+      costs[kind].append(f"{max(spent.values()):.3g}" if spent else "–")
+  for name, texts in costs.items():
+    cells = [(text, None) for text in texts]
+    rows.append(dict(name=name, about="", cells=cells))
+  return dict(head=["", *names], rows=rows)
+
+
+def _charts(
+    names: list[str],
+    lines: list[list[dict]],
+    configs: list[dict[str, Any]],
+) -> tuple[dict[str, Any], list[dict]]:
+  """Returns one chart for each curve of a report, with a line for each run."""
+  axes: dict[str, Any] = {}
+  found: dict[tuple[str, str], dict] = {}
+  for i, (name, run, config) in enumerate(
+      zip(names, lines, configs, strict=True)
+  ):
+    of_run, charts = page.charts_of(run, config, POINTS // len(names))
+    axes |= {f"{stage} {i}": columns for stage, columns in of_run.items()}
+    for chart in charts:
+      for one in chart["series"]:
+        plain = {k: chart[k] for k in ("unit", "percent")}
+        kind = "training" if one["axis"] == "rl" else one["axis"]
+        title = f"{chart['title']}: {one['label']}"
+        about = dict(title=title, about=f"{kind}: {one['name']}", series=[])
+        place = found.setdefault((one["axis"], one["name"]), plain | about)
+        place["series"].append(
+            one
+            | dict(label=name, axis=f"{one['axis']} {i}", color=i % 6)
+            | dict(dash=("none", "7 3", "2 2")[i // 6 % 3])
+        )
+  return axes, list(found.values())
+
+
+def _differences(
+    names: list[str], configs: list[dict[str, Any]]
+) -> list[tuple[str, ...]]:
+  """Returns the fields in which the runs differ, with the value of each."""
+  fields = dict.fromkeys(k for x in configs for k in x)
+  texts = [dict(page.as_text(x)) for x in configs]
+  rows = [(k, *(x.get(k, "–") for x in texts)) for k in fields]
+  differ = [row for row in rows if len(set(row[1:])) > 1]
+  return [("", *names), *differ] if differ else []

@@ -1,0 +1,207 @@
+"""Groups of responses for the page of a run, within a number of bytes.
+
+samples.jsonl may be larger than memory. One pass over it finds where the groups
+are; only those that the page shows are read.
+"""
+
+import json
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from rl_reason.report.scores import thin
+
+# Numbers of each token that a line may have.
+NUMBERS = (
+    *("advantage", "logp", "entropy", "ratio", "clipped", "kl", "value"),
+)
+MAX_STEPS, MAX_GROUPS = 40, 120  # that are looked at
+END_TOKENS, END_CHARACTERS = 150, 600  # head, and tail, of what must be short
+MAX_PROMPT = 2000  # characters
+_HEAD = re.compile(rb'\{"stage": "(\w+)", "step": (\d+)(?:, "group": (-?\d+))?')
+
+
+class Place(NamedTuple):
+  """Where a line is in the file."""
+
+  offset: int
+  size: int
+
+
+def index(path: pathlib.Path) -> dict[tuple, list[Place]]:
+  """The lines of each group, by (stage, step, group or offset), in order."""
+  out: dict[tuple, list[Place]] = {}
+  if not path.exists():
+    return out
+  with path.open("rb") as file:
+    offset = 0
+    for line in file:
+      found = _HEAD.match(line)
+      if found and line.endswith(b"\n"):
+        stage, step = found[1].decode(), int(found[2])
+        group = offset if found[3] is None else int(found[3])
+        place = Place(offset, len(line))
+        out.setdefault((stage, step, group), []).append(place)
+      offset += len(line)
+  return out
+
+
+def read(path: pathlib.Path, places: list[Place]) -> list[dict]:
+  """Parses lines; those that are damaged are left out."""
+  out = []
+  with path.open("rb") as file:
+    for offset, size in places:
+      file.seek(offset)
+      try:
+        out.append(json.loads(file.read(size)))
+      except ValueError:
+        continue
+  return out
+
+
+def groups(
+    path: pathlib.Path, found: dict[tuple, list[Place]], budget: int
+) -> tuple[list[dict], str]:
+  """Groups that the page shows, and a remark if some are left out.
+
+  Args:
+    path: of samples.jsonl.
+    found: its `index`.
+    budget: bytes of their JSON.
+
+  Returns:
+    groups as stage, step, prompt, answer, discarded and responses. Of a
+    response that does not fit there are head and tail only, and `gap` counts
+    the tokens (or characters) between them.
+  """
+  steps = thin(list(dict.fromkeys(key[:2] for key in found)), MAX_STEPS)
+  keys = [key for key in found if key[:2] in set(steps)]
+  keys = thin(keys, MAX_GROUPS)
+  whole = [g for key in keys if (g := _group(read(path, found[key])))]
+  short = [_shortened(group) for group in whole]
+  sizes = [_size(group) for group in short]
+  # Too many even without their middles: every other one is left out.
+  kept = list(range(len(short)))
+  while sum(sizes[i] for i in kept) > budget:
+    kept = kept[1 - len(kept) % 2 :: 2] if kept[1:] else []
+  # The middles of as many as fit, the newest first.
+  room = budget - sum(sizes[i] for i in kept)
+  shown = {i: short[i] for i in kept}
+  for i in reversed(kept):
+    more = _size(whole[i]) - sizes[i]
+    if more <= room:
+      shown[i], room = whole[i], room - more
+  out = [shown[i] for i in kept]
+  notes = []
+  if len(out) < len(found):
+    notes.append(f"{len(out)} of {len(found)} groups")
+  cut = sum(1 for group in out for x in group["responses"] if x.get("gap"))
+  if cut:
+    notes.append(f"of {cut} responses only head and tail")
+  return out, f"{', '.join(notes)}; samples.jsonl has all." if notes else ""
+
+
+def _group(rows: list[dict]) -> dict[str, Any] | None:
+  """One group as the page reads it."""
+  if not rows:
+    return None
+  first = rows[0]
+  return dict(
+      stage=first["stage"],
+      step=first["step"],
+      discarded=first.get("discarded", False),
+      prompt=_ends(str(first["prompt"]), MAX_PROMPT),
+      answer=_ends(str(first["answer"]), MAX_PROMPT),
+      responses=[_response(row) for row in rows],
+  )
+
+
+def _response(row: dict) -> dict[str, Any]:
+  """One response: its tokens with their numbers, or only its text."""
+  out = {k: row.get(k) for k in ("correct", "truncated", "reward")}
+  tokens = row.get("tokens")
+  out["length"] = row.get("length", len(tokens or ""))
+  if not tokens:
+    return out | dict(text=[row["response"]])
+  numbers = {}
+  for name in NUMBERS:
+    values = row.get(name)
+    if isinstance(values, list) and values:
+      same = all(x == values[0] for x in values)
+      numbers[name] = values[0] if same else values
+  return out | dict(tokens=tokens, numbers=numbers)
+
+
+def _ends(text: str, size: int) -> str:
+  if len(text) <= 2 * size:
+    return text
+  gap = f"[... {len(text) - 2 * size:,} characters ...]"
+  return f"{text[:size]} {gap} {text[-size:]}"
+
+
+def _shortened(group: dict[str, Any]) -> dict[str, Any]:
+  """The group with head and tail of each response."""
+  responses = []
+  for response in group["responses"]:
+    response = dict(response)
+    if "tokens" in response:
+      n, end = len(response["tokens"]), END_TOKENS
+      if n > 2 * end:
+        tokens = response["tokens"]
+        response["tokens"] = [*tokens[:end], *tokens[-end:]]
+        response["numbers"] = {
+            k: [*x[:end], *x[-end:]] if isinstance(x, list) else x
+            for k, x in response["numbers"].items()
+        }
+        response["gap"] = n - 2 * end
+    else:
+      (text,) = response["text"]
+      end = END_CHARACTERS
+      if len(text) > 2 * end:
+        response["text"] = [text[:end], text[-end:]]
+        response["gap"] = len(text) - 2 * end
+    responses.append(response)
+  return group | dict(responses=responses)
+
+
+def _size(value: Any) -> int:
+  """Bytes of a value in the page, where <, > and & take six."""
+  text = json.dumps(value, separators=(",", ":"))
+  return len(text) + 5 * sum(map(text.count, "<>&")) + 1
+
+
+def pairs(
+    path: pathlib.Path, found: dict[tuple, list[Place]], budget: int
+) -> tuple[list[dict], str]:
+  """Responses to the same held-out prompts before and after RL.
+
+  Args:
+    path: of samples.jsonl.
+    found: its `index`.
+    budget: bytes of their JSON.
+
+  Returns:
+    the pairs, and a remark if some do not fit.
+  """
+  keys = [key for key in found if key[0] == "evaluate"]
+  rows = [
+      row
+      for key in keys
+      if key[1] in (keys[0][1], keys[-1][1])
+      for row in read(path, found[key])
+  ]
+  by_prompt: dict[str, dict] = {}
+  for row in rows:
+    side = {k: row[k] for k in ("step", "correct", "truncated")}
+    side["response"] = _ends(row["response"], MAX_PROMPT)
+    if row["step"] == rows[0]["step"]:
+      prompt, answer = (_ends(row[k], MAX_PROMPT) for k in ("prompt", "answer"))
+      one = dict(prompt=prompt, answer=answer, sides=[side])
+      by_prompt[row["prompt"]] = one
+    elif row["prompt"] in by_prompt:
+      by_prompt[row["prompt"]]["sides"][1:] = [side]
+  shown = list(by_prompt.values())
+  while shown and sum(map(_size, shown)) > budget:
+    shown = shown[1 - len(shown) % 2 :: 2] if shown[1:] else []
+  note = f"{len(shown)} of {len(by_prompt)} prompts; samples.jsonl has all."
+  return shown, note if len(shown) < len(by_prompt) else ""
