@@ -173,6 +173,10 @@ def test_every_function_that_a_field_names_is_explained():
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_what_is_named_is_there(path):
   text = path.read_text()
+  if path.name == "coming_from.md":  # later columns are fields of others
+    text = re.sub(r"^(\|[^|]*\|).*$", r"\1", text, flags=re.M)
+    text = text.partition("## What is")[0] + text.partition("## Fields")[2]
+    text = re.sub(r"`(reward_model.ground_truth|GRPOConfig.*?)`", "", text)
   assert not bad_paths(text)
   assert not bad_names(text)
   assert not bad_metrics(text)
