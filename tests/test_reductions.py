@@ -170,22 +170,6 @@ def test_tokens_match_numpy(values_BT, mask_BT, data):
     same(reduce(name, np.where(mask_BT, values_BT, np.nan), mask_BT), got)
 
 
-@given(values_BT=floats(4, 5), mask_BT=bools(4, 5))
-@QUICK
-def test_whitened(values_BT, mask_BT):
-  """Mean 0, variance 1 (up to eps), whatever the origin and the unit."""
-  got = reduce("whiten", values_BT, mask_BT)
-  seen = values_BT[mask_BT]
-  assert (got[~mask_BT] == 0).all()
-  if len(set(seen)) < 2:
-    assert (got == 0).all()
-    return
-  near = dict(rtol=1e-5, atol=1e-5)
-  close(got[mask_BT].mean(), 0, **near)
-  close(got[mask_BT].var(ddof=1), 1, **near)
-  close(reduce("whiten", 8 * values_BT - 3, mask_BT), got, **near)
-
-
 @DTYPES
 @pytest.mark.parametrize("value", [0.7, 0.1, -1e10])
 def test_whitening_equal_tokens_makes_no_signal(value, dtype):
@@ -225,20 +209,3 @@ def test_empty_masks(name):
   got = reduce(name, mask_BT, [*PROMPTS_B, -1, -5])
   close(got[:4], reduce(name, MASK_BT, PROMPTS_B), rtol=1e-6)
   same(got[4:], 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "ratio"),
-    [
-        ("seq_mean_token_mean", 4),  # GRPO's length bias: 1 token against 4
-        ("prompt_token_mean", 4),  # here each row is a prompt
-        ("token_mean", 1),
-        ("seq_mean_token_sum", 1),
-        ("constant", 1),
-    ],
-)
-def test_what_each_aggregation_does_to_length(name, ratio):
-  """A long response beside a short one: whose tokens weigh more."""
-  mask = np.array([[1.0, 1, 1, 1], [1, 0, 0, 0], *[[0, 0, 0, 0]] * 4])
-  long_, short = reduce(name, mask, range(6))[:2, 0]
-  close(short / long_, ratio)
