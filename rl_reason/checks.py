@@ -4,6 +4,7 @@ An error is one line: the field, its value, and the remedy. Nothing here imports
 jax, so that an error appears within half a second.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -247,23 +248,24 @@ def hub(c) -> None:
       )
 
 
+def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
+  """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
+  product = math.prod(max(size, 1) for size in c.mesh.values())
+  return {
+      name: devices // product if size == -1 else size
+      for name, size in c.mesh.items()
+  }
+
+
 def devices(c: ml_collections.ConfigDict, devices: int) -> None:
   """Checks what depends on the number of devices.
 
   Raises:
     ConfigError: a batch or a parameter cannot be split over the mesh.
   """
-  # The axis of size -1 takes the devices that the others leave.
-  sizes = dict(c.mesh)
-  product = 1
-  for size in sizes.values():
-    product *= max(size, 1)
-  for name, size in sizes.items():
-    if size == -1:
-      sizes[name] = devices // product
-      product *= sizes[name]
+  sizes = mesh_sizes(c, devices)
   shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
-  if product != devices:
+  if math.prod(sizes.values()) != devices:
     raise ConfigError(
         f"mesh = {shape}: does not cover {devices} devices; set one axis to -1"
     )

@@ -16,7 +16,7 @@ from absl import app, flags
 from rl_reason import checks, config as config_lib, run, run_directory
 from rl_reason.data import datasets
 
-STAGES = (*run.TRAINS, "prepare", "evaluate", "export", "report")
+STAGES = (*run.TRAINS, "prepare", "evaluate", "export", "report", "size")
 
 FLAGS = flags.FLAGS
 _CONFIG = flags.DEFINE_string(
@@ -33,6 +33,12 @@ _STEP = flags.DEFINE_string(
     "step",
     "newest",
     "evaluate, export: 'newest', 'best', or a step of RL; evaluate: 'sft'",
+)
+_MEMORY = flags.DEFINE_float(
+    "memory", None, "size: GiB of a device; default: of those of this machine"
+)
+_DEVICES = flags.DEFINE_integer(
+    "devices", 0, "size: devices that are not here; 0: those of this machine"
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "several processes: jax.distributed.initialize"
@@ -96,11 +102,12 @@ def _prepare(argv):
   config, notes = checks.checked(path, given)
   for line in notes:
     print(line, flush=True)
-  if _STAGE.value != "prepare":
+  if _STAGE.value not in ("prepare", "size"):
     checks.files(config)
   # A work directory holds one run: resume it only with the same numbers.
   workdir = pathlib.Path(workdir or run_directory.default(path, config, given))
-  run_directory.check(workdir, config, evaluates=_STAGE.value == "evaluate")
+  if _STAGE.value != "size":
+    run_directory.check(workdir, config, evaluates=_STAGE.value == "evaluate")
   return config, workdir
 
 
@@ -135,7 +142,8 @@ def _run(config, workdir: pathlib.Path) -> int:
   with run.stopping() as stop:
     import jax  # after the checks: they need no accelerator
 
-    run.use_compilation_cache(workdir)
+    if _STAGE.value != "size":  # which writes nothing
+      run.use_compilation_cache(workdir)
     if _DISTRIBUTED.value:
       jax.distributed.initialize(
           _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
@@ -146,7 +154,12 @@ def _run(config, workdir: pathlib.Path) -> int:
     screen = display.Display(jax.process_index() == 0)
     try:
       stage, step = _STAGE.value, _STEP.value
-      run.stages(config, workdir, screen, stop, stage=stage, step=step)
+      if stage == "size":
+        from rl_reason.size import command
+
+        command.run(config, screen, _MEMORY.value, _DEVICES.value)
+      else:
+        run.stages(config, workdir, screen, stop, stage=stage, step=step)
       return 0
     except structs.Stopped:
       screen.say("stopped by a signal; the same command resumes the run")

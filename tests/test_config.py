@@ -17,7 +17,7 @@ from rl_reason import checks, config, functions
 
 CONFIGS = [
     str(path.relative_to(ROOT))
-    for folder in ("configs", "configs/paper")
+    for folder in ("configs", "configs/paper", "configs/recipes")
     for path in sorted((ROOT / folder).glob("*.py"))
     if path.name not in ("variants.py", "size.py")
 ]

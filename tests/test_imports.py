@@ -24,7 +24,7 @@ LAYERS = [line.split() for line in """
     session evaluation
     evaluation.interim
     training reward_models
-    data.prepare evaluation.command hf.export
+    data.prepare evaluation.command hf.export size
     ablate
     run
     main

@@ -1,9 +1,11 @@
-"""DAPO (arXiv:2503.14476) with its published hyperparameters, at full size.
+"""DAPO (arXiv:2503.14476) of Qwen2.5-32B, as published.
 
   python -m rl_reason.main --config=configs/paper/dapo.py
 
-Never run at this size by us, so without a time.
-The paper: 50 on AIME 2024, avg@32.
+Never run at this size by us, so without a time or a score of ours. The paper:
+50 on AIME 2024, avg@32. The number of steps is ours: the paper states none.
+Model and data come from the hub; `model.path`, `data.train` and `data.evaluate`
+take local copies. Memory: docs/start.md.
 """
 
 from rl_reason.configs.paper import size

@@ -1,9 +1,12 @@
-"""PPO as the baseline of VAPO (arXiv:2504.05118, sec 5.1), at full size.
+"""PPO of Qwen2.5-32B as the baseline of VAPO (arXiv:2504.05118, sec 5.1).
 
   python -m rl_reason.main --config=configs/paper/ppo.py
 
-Never run at this size by us, so without a time. The paper: 5 on AIME 2024,
-avg@32.
+Never run at this size by us, so without a time or a score of ours. The paper: 5
+on AIME 2024, avg@32. Its critic starts from a reward model; here, without one,
+from the policy: `critic.init` and `critic.path` name one of your own.
+Model and data come from the hub; `model.path`, `data.train` and `data.evaluate`
+take local copies. Memory: docs/start.md.
 """
 
 from rl_reason.configs.paper import size

@@ -1,28 +1,30 @@
-"""What the full-size presets share: shapes of models, and an optimizer."""
+"""What the published recipes share: model, data, lengths and an optimizer."""
 
 from rl_reason.configs import base
 
 
 def qwen_32b():
-  """Base with the shape of Qwen2.5-32B, sharded, in bfloat16.
-
-  The prompts are still the built-in task's: with your own model and data,
-  everything below and in the preset stays.
-  """
+  """Qwen2.5-32B on DAPO-Math-17K with responses of 20,480 tokens."""
   c = base.get_config()
-  c.model.layers, c.model.width, c.model.mlp = 64, 5120, 27648
-  c.model.heads, c.model.kv_heads, c.model.head_dim = 40, 8, 128
-  c.model.rope_theta, c.model.norm_eps = 1e6, 1e-5
-  c.model.qkv_bias, c.model.tied = True, False
+  c.task.name, c.task.difficulties = "files", ()
+  c.model.path = "Qwen/Qwen2.5-32B"
   c.model.dtype, c.model.remat = "bfloat16", "full"
   c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, -1, 8
+  c.data.train, c.data.evaluate = "dapo_math_17k", "aime24"
+  c.data.template, c.data.chat = "dapo", True
+  c.sft.skill.steps = c.sft.habits.steps = 0  # from the base model
+  c.rollout.stop_tokens = ("<|im_end|>",)  # a turn's; EOS is that of the base
   c.rollout.max_prompt, c.rollout.max_tokens = 2048, 20480
   c.rollout.slots = 512  # 5.9 GB of keys and values each, over all devices
+  c.reward.workers = 64
   c.updates.token_budget = 45056  # two rows of the longest
   c.optimizer.lr = 1e-6
   c.optimizer.b2 = 0.999
   c.optimizer.weight_decay = 0.1
   c.critic.lr = 2e-6
+  c.rl.steps = 320  # of 16 updates each: VAPO's 5,000 steps are updates
+  c.evaluate.prompts = c.evaluate.interim_prompts = 30  # all of AIME 2024
   c.evaluate.samples = c.evaluate.mean_of = 32
   c.evaluate.top_p = 0.7
+  c.evaluate.batch = 64
   return c

@@ -1,9 +1,11 @@
-"""VAPO (arXiv:2504.05118) with its published hyperparameters, at full size.
+"""VAPO (arXiv:2504.05118) of Qwen2.5-32B, as published.
 
   python -m rl_reason.main --config=configs/paper/vapo.py
 
-Never run at this size by us, so without a time.
-The paper: 60.4 on AIME 2024, avg@32.
+Never run at this size by us, so without a time or a score of ours. The paper:
+60.4 on AIME 2024, avg@32, within 5,000 steps, which are read as updates here.
+Model and data come from the hub; `model.path`, `data.train` and `data.evaluate`
+take local copies. Memory: docs/start.md.
 """
 
 from rl_reason.configs.paper import ppo

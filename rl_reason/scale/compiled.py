@@ -31,12 +31,16 @@ class CompiledOnce:
     self._name, self._fn, self._display = name, fn, display
     self._compiled: Any = None
 
+  def lower(self, *args) -> Any:
+    """The function for arguments of these shapes, which may be abstract."""
+    return self._fn.lower(*args)
+
   def __call__(self, *args):
     """Calls the executable; takes and returns what the function does."""
     if self._compiled is None:
       self._display.doing(f"compiling {self._name}")
       start = time.monotonic()
-      self._compiled = self._fn.lower(*args).compile()
+      self._compiled = self.lower(*args).compile()
       seconds = time.monotonic() - start
       self._display.say(f"compiled {self._name} in {seconds:.1f} s")
     return self._compiled(*args)

@@ -1,0 +1,1 @@
+"""Does it fit? Bytes per device of a config, by formula and by compiling."""

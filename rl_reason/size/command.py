@@ -1,0 +1,146 @@
+"""--stage=size: a table of bytes per device, and what would fit."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from rl_reason import checks
+from rl_reason.models import critic
+from rl_reason.monitoring.display import Display
+from rl_reason.scale import sharding
+from rl_reason.session import Session, critic_config
+from rl_reason.size import compiled, formula, shapes
+
+GIB = 1 << 30
+
+
+def run(config, display: Display, memory: float | None, devices: int) -> None:
+  """Shows whether a run fits, and the largest token budget and slots that do.
+
+  Args:
+    config: checked.
+    display: the screen.
+    memory: GiB per device; None for that of the devices of this machine.
+    devices: number of devices that are not here, to which only the formula
+      applies; 0 for those of this machine, for which the programs compile.
+
+  Raises:
+    ConfigError: there is no such model, or the mesh does not fit.
+  """
+  cfg = shapes.shape(config)
+  value = critic_config(config, cfg)
+  checks.devices(config, devices or jax.device_count())
+  mesh = _mesh(config, devices)
+  limit = int(memory * GIB) if memory else device_bytes()
+  size = formula.estimate(config, cfg, value, mesh)
+  update, rollout, source = size.update_peak, size.rollout_peak, "formula"
+  if not devices:
+    source = f"compiled for {jax.default_backend()}"
+    session = _session(config, cfg, value, mesh, display)
+    update, rollout = measured(session, size, display)
+  _show(display, size, update, rollout, source)
+
+  # The formula, scaled to what was compiled.
+  held = sum(size.held.values())
+
+  def scaled(peak: int, whole: int, part: int) -> float:
+    return held + (peak - held) * part / whole
+
+  def budget_fits(rows: int) -> bool:
+    budget = rows * (config.rollout.max_prompt + config.rollout.max_tokens)
+    x = formula.estimate(config, cfg, value, mesh, token_budget=budget).update
+    extra = sum(size.update.values())
+    return scaled(update, extra, sum(x.values())) <= limit
+
+  shards = sharding.num_shards(mesh, "batch")
+
+  def slots_fit(rows: int) -> bool:
+    x = formula.estimate(config, cfg, value, mesh, slots=rows * shards).rollout
+    extra = sum(size.rollout.values())
+    return scaled(rollout, extra, sum(x.values())) <= limit
+
+  c = config
+  length = c.rollout.max_prompt + c.rollout.max_tokens
+  in_minibatch = c.rollout.batch // c.updates.minibatches
+  rows = largest(budget_fits, -(-in_minibatch // shards))
+  responses = c.dynamic_sampling.batches * c.rollout.batch
+  slots = largest(slots_fit, responses // shards) * shards
+  fits = max(update, rollout) <= limit
+  display.say(
+      f"{'fits' if fits else 'does not fit'} into {limit / GIB:.1f} GiB;"
+      f" the largest that do: updates.token_budget = {rows * length}"
+      f" ({rows} rows of {length}), rollout.slots = {slots}"
+      f"{' (all)' if slots == responses else ''}"
+  )
+  if not rows or not slots:
+    display.say(
+        "nothing is small enough: spread it over more devices (mesh.fsdp),"
+        " offload the optimizer state (optimizer.offload), or use LoRA"
+        " (lora.rank)"
+    )
+
+
+def measured(
+    session: Session, size: formula.Size, display: Display
+) -> tuple[int, int]:
+  """Peaks of update and rollout, with what is held beside their programs."""
+  display.doing("compiling the update")
+  program, (state, *rest) = compiled.update(session)
+  beside = sum(size.held.values()) - size.held["parameters"]
+  beside -= size.held["optimizer state"]
+  update = compiled.peak(program) + beside
+  display.doing("compiling the sampler")
+  peaks = [compiled.peak(x) for x in compiled.rollout(session)]
+  held = sum(size.held.values())
+  if not size.rollout["weights of the sampler"]:
+    held -= size.held["parameters"]  # the sampler reads them as they are
+  return update, held + max(peaks)
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+  """The largest number from 1 to `most` that fits, by bisection; or 0."""
+  low, high = 0, most
+  while low < high:
+    middle = (low + high + 1) // 2
+    low, high = (middle, high) if fits(middle) else (low, middle - 1)
+  return low
+
+
+def device_bytes() -> int:
+  """Memory that a device of this machine offers; on a CPU, all of it."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  return stats.get("bytes_limit") or physical // jax.local_device_count()
+
+
+def _mesh(config, devices: int):
+  if not devices:
+    return sharding.make_mesh(**config.mesh)
+  sizes = checks.mesh_sizes(config, devices)
+  return AbstractMesh(tuple(sizes.values()), sharding.AXES)
+
+
+def _session(config, cfg, value: critic.CriticConfig, mesh, display) -> Session:
+  """A session with all that `programs.build` reads, and nothing that runs."""
+  fields: dict[str, Any] = dict.fromkeys(Session._fields) | dict(
+      config=config, mesh=mesh, cfg=cfg, critic_cfg=value, display=display
+  )
+  return Session(**fields)
+
+
+def _show(display, size, update: int, rollout: int, source: str) -> None:
+  rows = []
+  for phase, parts in (
+      ("always", size.held),
+      ("update", size.update),
+      ("rollout", size.rollout),
+  ):
+    for name, count in parts.items():
+      if count:
+        rows.append([phase, name, f"{count / GIB:.3f}", "formula"])
+  for phase, count in ("update", update), ("rollout", rollout):
+    rows.append([phase, "peak", f"{count / GIB:.3f}", source])
+  display.table("GiB per device", ["when", "what", "GiB", "from"], rows)

@@ -1,0 +1,126 @@
+"""Bytes per device of the programs of a step, compiled but never run."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason import config as config_lib
+from rl_reason.models import decoder, parameters
+from rl_reason.rollout import sampler, sampler_weights
+from rl_reason.scale import linear, sharding
+from rl_reason.session import Session
+from rl_reason.structs import Batch, Packed, Prompts
+from rl_reason.training import optimizer, packing, programs
+
+
+def peak(compiled: jax.stages.Compiled) -> int:
+  """Arguments, temporary buffers, and outputs that alias no argument."""
+  m: Any = compiled.memory_analysis()
+  return (
+      m.argument_size_in_bytes
+      + m.temp_size_in_bytes
+      + m.output_size_in_bytes
+      - m.alias_size_in_bytes
+  )
+
+
+def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
+  """The update of the policy, and its abstract arguments."""
+  c, mesh = session.config, session.mesh
+  count = c.updates.minibatches * c.updates.epochs
+  rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
+  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "batch"))
+  micro = packing.max_micro_batches(rows, packed_rows)
+
+  def array(shape, dtype, *axes):
+    where = sharding.sharding(mesh, *axes)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+  def by_row(dtype, *more):
+    axes = (None, "batch", *(None for _ in more))
+    return array((count, rows, *more), dtype, *axes)
+
+  number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)
+  batch = Batch(
+      groups_B=by_row(jnp.int32),
+      mask_BT=by_row(bool, length),
+      advantages_BT=numbers,
+      old_logps_BT=numbers,
+      ref_logps_BT=numbers,
+      correct_B=number,
+      age_B=by_row(jnp.int32),
+      values_BT=numbers,
+      returns_BT=numbers,
+  )
+  shape = count, micro, packed_rows, c.rollout.max_prompt + length
+  tokens = array(shape, jnp.int32, None, None, "batch", None)
+  packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
+  coef = array((), jnp.float32)
+  state = optimizer.abstract_state(
+      programs.learned_table(session), *programs.policy_optimizer(session)
+  )
+  args: tuple[Any, ...] = (state, batch, packed, dict(kl=coef, entropy=coef))
+  if c.lora.rank:
+    args = (*args, _abstract(session, "same"))
+  with jax.set_mesh(mesh):
+    return programs.build(session).update.lower(*args).compile(), args
+
+
+def rollout(session: Session) -> Iterator[jax.stages.Compiled]:
+  """The prefill of all prompts, and a chunk of decode steps."""
+  c, mesh, r = session.config, session.mesh, session.config.rollout
+  count = c.dynamic_sampling.batches * r.batch // r.group_size
+  engine = sampler.Sampler(
+      session.cfg,
+      r.group_size,
+      r.max_tokens,
+      eos=(0,),
+      pad=0,
+      slots=r.slots,
+      cache=r.cache,
+  )
+  row = sharding.sharding(mesh, "batch")
+  width = sharding.sharding(mesh, "batch", None)
+  prompts = Prompts(
+      tokens_NP=jax.ShapeDtypeStruct(
+          (count, r.max_prompt), jnp.int32, sharding=width
+      ),
+      start_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
+      ids_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
+  )
+  weights = _abstract(session, r.weights)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  with jax.set_mesh(mesh):
+    start = sampler.program(engine, "start", "size").lower(
+        weights, prompts, key, 1.0, None, None, None
+    )
+    compiled = start.compile()
+    yield compiled
+    queue, slots = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        start.out_info,
+        compiled.output_shardings,
+    )
+    decode = sampler.program(engine, "decode", "size")
+    yield decode.lower(weights, queue, slots).compile()
+
+
+def _abstract(session: Session, kind: str):
+  """Weights of the sampler, or a frozen base, as shapes."""
+  cfg, mesh = session.cfg, session.mesh
+  table = decoder.table(cfg)
+  full = parameters.abstract(table, parameters.shardings(table, mesh))
+  if kind == "same":
+    made = jax.eval_shape(functools.partial(linear.cast, dtype=cfg.dtype), full)
+  else:
+    make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
+    made = jax.eval_shape(make, full)
+  gathered = sampler_weights.table(cfg, kind)
+  return jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      made,
+      parameters.shardings(gathered, mesh),
+  )

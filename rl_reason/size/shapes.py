@@ -1,0 +1,86 @@
+"""Shapes of models without their weights, also where there is no network."""
+
+import pathlib
+
+from rl_reason import config as config_lib, tasks
+from rl_reason.config import ConfigError, one_line
+from rl_reason.data import tokenizer
+from rl_reason.hf import architecture, files
+from rl_reason.models import decoder
+from rl_reason.session import model_config
+
+
+def _qwen(width: int, layers: int, heads: int, kv: int, mlp: int, vocab=151936):
+  return dict(
+      model_type="qwen2",
+      hidden_size=width,
+      num_hidden_layers=layers,
+      num_attention_heads=heads,
+      num_key_value_heads=kv,
+      intermediate_size=mlp,
+      vocab_size=vocab,
+      tie_word_embeddings=vocab == 151936,
+      rope_theta=1e6,
+  )
+
+
+# What config.json of the models of configs/ says, of all that takes memory.
+KNOWN = {
+    "Qwen/Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864),
+    "Qwen/Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960),
+    "Qwen/Qwen2.5-3B": _qwen(2048, 36, 16, 2, 11008),
+    "Qwen/Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944, 152064),
+    "Qwen/Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824, 152064),
+    "Qwen/Qwen2.5-32B": _qwen(5120, 64, 40, 8, 27648, 152064),
+    "deepseek-ai/deepseek-math-7b-instruct": dict(
+        model_type="llama",
+        hidden_size=4096,
+        num_hidden_layers=30,
+        num_attention_heads=32,
+        intermediate_size=11008,
+        vocab_size=102400,
+    ),
+}
+
+
+def shape(config) -> decoder.ModelConfig:
+  """The static shape of the model of a config; fetches config.json at most.
+
+  Args:
+    config: checked; config.model gets the shape of model.path.
+
+  Raises:
+    ConfigError: there is no such model.
+  """
+  path = config.model.path
+  if not path:
+    alphabet = tasks.get(config.task.name).ALPHABET
+    tok = tokenizer.load(config.tokenizer, alphabet)
+    vocab = 1 + max(tok.get_vocab().values())
+    return model_config(config, vocab=vocab, tokens=vocab)
+  label = f"model.path = {path!r}"
+  try:
+    if pathlib.Path(path).is_dir():
+      entries = files.read_json(pathlib.Path(path) / architecture.CONFIG)
+    else:
+      entries = KNOWN.get(path) or _fetch(path, label)
+    found = architecture.read(entries)
+  except files.CheckpointError as e:
+    raise ConfigError(f"{label}: {one_line(e)}") from None
+  fields = architecture.fields(found)
+  vocab = fields.pop("vocab")
+  config.model.update(fields)
+  return model_config(config, vocab=vocab, tokens=None)
+
+
+def _fetch(path: str, label: str):
+  import huggingface_hub  # imported late: takes seconds
+
+  try:
+    name = huggingface_hub.hf_hub_download(path, architecture.CONFIG)
+  except (OSError, ValueError, RuntimeError) as e:
+    raise config_lib.ConfigError(
+        f"{label}: there is no such directory, and fetching its"
+        f" {architecture.CONFIG} from the hub failed ({one_line(e)[:300]})"
+    ) from None
+  return files.read_json(pathlib.Path(name))

@@ -1,0 +1,205 @@
+"""--stage=size: formulas by hand, beside TPU programs, and what it says."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import pytest
+from conftest import ROOT
+from jax.sharding import AbstractMesh
+
+from bench import aot
+from rl_reason import checks, config, functions
+from rl_reason.models import decoder
+from rl_reason.monitoring.display import Display
+from rl_reason.session import critic_config
+from rl_reason.size import command, formula, shapes
+
+GIB = 1 << 30
+
+
+def mesh(data=1, fsdp=1, tensor=1):
+  return AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"))
+
+
+def sized(path, devices=1, **changes):
+  """The config, the model and the size of a run."""
+  given = {k.replace("__", "."): v for k, v in changes.items()}
+  c, _ = checks.checked(path, given)
+  cfg = shapes.shape(c)
+  checks.devices(c, devices)
+  where = command._mesh(c, devices)
+  return cfg, formula.estimate(c, cfg, critic_config(c, cfg), where)
+
+
+# --- formulas ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),  # as their model cards say
+        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-32B", 32_763_876_352),
+    ],
+)
+def test_known_shapes_have_the_parameters_of_their_models(name, count):
+  c, _ = checks.checked("dapo_qwen", {"model.path": name})
+  table = decoder.table(shapes.shape(c))
+  assert formula.bytes_of(table, mesh()) == 4 * count
+  # All but norms and biases are split over both axes.
+  eight = formula.bytes_of(table, mesh(fsdp=4, tensor=2))
+  assert 4 * count / 8 <= eight < 4 * count / 8 * 1.01
+
+
+def test_parts_by_hand():
+  """Qwen2.5-0.5B: 24 layers, 2 heads of 64 keys and as many values."""
+  path, count = "recipes/gsm8k_0_5b", 494_032_768
+  cfg, size = sized(path)
+  assert size.held["optimizer state"] == 8 * count
+  assert size.rollout["weights of the sampler"] == 2 * count
+  length = -(-(384 + 1024) // 128) * 128
+  token = 24 * 2 * 2 * 64 * 2
+  assert size.rollout["key/value cache"] == 256 * length * token
+  assert size.rollout["cache of the prompts"] == 128 * 384 * token
+  assert size.update["logits"] == 3 * 4 * 1024 * 151_936
+  int8 = sized(path, rollout__cache="int8")[1].rollout["key/value cache"]
+  assert int8 == 256 * length * token * (1 + 4 / 64) / 2
+  offload = sized(path, optimizer__offload=True)[1]
+  assert offload.held["optimizer state"] == 0
+  assert offload.update_peak < size.update_peak - 7 * count
+  factors = sized(path, lora__rank=8)[1]
+  assert factors.held["optimizer state"] < 0.02 * 8 * count
+  assert factors.held["parameters"] > 2 * count
+  critic = sized(path, advantage__name="gae")[1]
+  assert critic.held["critic, likewise"] == pytest.approx(16 * count, rel=1e-3)
+
+
+def test_formulas_are_those_of_programs_compiled_for_tpu():
+  """Within 10% of results/aot.json; caches to the byte."""
+  found = json.loads((ROOT / "results" / "aot.json").read_text())
+  assert len(found["programs"]) == 9
+  for x in found["programs"]:
+    cfg = dataclasses.replace(aot.CFG, layers=x["layers"])
+    table = decoder.table(cfg)
+    if x["program"] == "decode":
+      where, rows = mesh(data=2, tensor=2), aot.SLOTS // 2
+      length = aot.PROMPT + aot.RESPONSE
+      cache = formula.cache_bytes(cfg, where, rows, length, "same")
+      assert cache == x["cache"]
+      prompts = aot.PROMPTS // 2, aot.PROMPT, "same"
+      # The benchmark has parameters in fp32, which the program casts.
+      weights = [formula.bytes_of(table, where, size) for size in (4, 2)]
+      parts = cache, formula.cache_bytes(cfg, where, *prompts), *weights
+      estimate = sum(parts) + formula.decode_bytes(cfg, where, rows)
+    else:
+      where = mesh(fsdp=2, tensor=2)
+      fp32 = formula.bytes_of(table, where)
+      low = formula.bytes_of(table, where, 2, gathered=True)
+      tokens = aot.ROWS // 2 * aot.LENGTH
+      saved, transient = formula.activations(cfg, where, tokens)
+      held = 1 if "offload" in x["program"] else 3
+      estimate = (held + formula.GRADIENT_COPIES) * fp32 + low + saved
+      estimate += max(transient, formula.logit_bytes(cfg, where, tokens))
+    peak = x["arguments"] + x["temporary"] + x["outputs"] - x["aliased"]
+    assert estimate == pytest.approx(peak, rel=0.1), x["program"]
+
+
+# --- recipes -----------------------------------------------------------------
+
+RECIPES = [
+    (path, int(devices), float(memory), update, rollout)
+    for path, devices, memory, update, rollout in re.findall(
+        r"^\| `(\S+)` \|.*\| (\d+) x ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+        (ROOT / "docs" / "start.md").read_text(),
+        re.MULTILINE,
+    )
+]
+
+
+def test_every_recipe_is_in_the_table():
+  files = {
+      f"configs/{folder}/{path.name}"
+      for folder in ("recipes", "paper")
+      for path in (ROOT / "configs" / folder).glob("*.py")
+      if path.name != "size.py"
+  }
+  assert {path.partition(":")[0] for path, *_ in RECIPES} == files
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda x: x[0])
+def test_a_recipe_is_complete_and_fits(recipe):
+  """Model, data, evaluation; on the devices and in the memory of the table."""
+  path, devices, memory, update, rollout = recipe
+  for name in (path, f"{path}:smoke"):
+    c, notes = checks.checked(name, {})
+    checks.files(c)
+    assert not notes and c.model.path and c.data.train and c.data.evaluate
+    assert c.rl.steps and not c.sft.skill.steps
+  _, size = sized(path, devices)
+  assert f"{size.update_peak / GIB:.1f}" == update
+  assert f"{size.rollout_peak / GIB:.1f}" == rollout
+  assert max(size.update_peak, size.rollout_peak) < 0.9 * memory * GIB
+  text = (ROOT / path.partition(":")[0]).read_text()
+  assert re.search("not\nmeasured|not measured|Never run", text)
+
+
+# --- the command -------------------------------------------------------------
+
+
+def say(path, memory, devices=1, **changes):
+  lines, screen = [], Display(False)
+  screen.say = lines.append
+  given = {k.replace("__", "."): v for k, v in changes.items()}
+  command.run(checks.checked(path, given)[0], screen, memory, devices)
+  return lines
+
+
+def test_the_largest_budget_and_slots_fit_exactly():
+  path = "recipes/gsm8k_0_5b"
+  (line,) = say(path, 20.0)
+  numbers = map(int, re.findall(r"= (\d+)", line))
+  budget, slots = numbers
+  assert line.startswith("fits into 20.0 GiB")
+  row = 384 + 1024
+  for change, low, high in (
+      ("updates__token_budget", budget, budget + row),
+      ("rollout__slots", slots, slots + 1),
+  ):
+    peaks = [
+        max(size.update_peak, size.rollout_peak)
+        for value in (low, high)
+        for _, size in [sized(path, **{change: value})]
+    ]
+    assert peaks[0] <= 20 * GIB < peaks[1]
+
+
+def test_what_cannot_fit_has_remedies():
+  lines = say("recipes/math_1_5b", 24.0)
+  assert lines[0].startswith("does not fit into 24.0 GiB")
+  assert "mesh.fsdp" in lines[1] and "optimizer.offload" in lines[1]
+  with pytest.raises(functions.ConfigError, match="no such directory"):
+    say("dapo_qwen", 24.0, model__path="no/such/model/anywhere")
+
+
+def test_largest_is_a_bisection():
+  for most in (0, 1, 5, 8):
+    for limit in range(most + 1):
+      assert command.largest(lambda x, to=limit: x <= to, most) == limit
+
+
+@pytest.mark.slow
+def test_programs_of_this_machine_are_compiled():
+  lines = []
+  screen = Display(False)
+  screen.say = lines.append
+  screen.table = lambda title, columns, rows: lines.append(rows)
+  c = config.smoke(checks.checked("grpo", {})[0])
+  c.rollout.update(batch=64, slots=16)
+  config.override(c, {"mesh.data": jax.device_count()})
+  command.run(c, screen, None, 0)
+  rows, line = lines
+  assert [x[3] for x in rows if x[1] == "peak"] == ["compiled for cpu"] * 2
+  assert line.startswith("fits into")
