@@ -137,7 +137,10 @@ def log_two_rounds(tmp_path, enabled, **options):
   return lines, shown, tables
 
 
-def test_groups_are_whole_and_chosen_before_dynamic_sampling(tmp_path):
+def test_groups_are_whole_and_chosen_before_dynamic_sampling(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(samples, "FEW_TOKENS", 11)  # they have 12
   lines, shown, tables = log_two_rounds(tmp_path, enabled=True)
   found = [(x["group"], x["correct"], x["reward"]) for x in lines]
   assert found == [
@@ -156,6 +159,7 @@ def test_groups_are_whole_and_chosen_before_dynamic_sampling(tmp_path):
   assert detailed["advantage"] == [-1, -1] and detailed["value"][0] == 1.75
   assert detailed["kl"][0] == pytest.approx(np.exp(-0.5) - 0.5, rel=1e-4)
   assert "advantage" not in lines[2] and "ratio" not in detailed
+  assert [x.get("advantage_mean") for x in lines] == [1, -1] + [None] * 4
   ((stage, step, texts, histograms),) = shown
   assert (stage, step) == ("rl", 1) and "prompt 11" in texts["responses"]
   assert sorted(histograms["reward"]) == [-1] * 3 + [1] * 3
@@ -165,7 +169,7 @@ def test_groups_are_whole_and_chosen_before_dynamic_sampling(tmp_path):
 
 
 def test_without_dynamic_sampling_extreme_groups_have_advantages(tmp_path):
-  lines, _, _ = log_two_rounds(tmp_path, enabled=False, responses=99)
+  lines, _, _ = log_two_rounds(tmp_path, enabled=False)
   assert [x["group"] for x in lines[::2]] == [11, 10, 12]
   assert not any(x["discarded"] for x in lines)
   assert all(len(x["advantage"]) == 2 for x in lines)
@@ -175,7 +179,6 @@ def test_ratios_are_those_after_the_update(tmp_path):
   lines, _, _ = log_two_rounds(
       tmp_path,
       enabled=True,
-      responses=99,
       new_logps=lambda plan: np.float32([[0.25, -1.2, 0, 0]] * 4),
   )
   first, second = lines[:2]

@@ -13,6 +13,7 @@ from rl_reason.structs import Array, Batch, Experience, call_by_name
 from rl_reason.tasks import Row
 
 DIGITS = 5  # of a number of a token: a file of samples is read by eye
+FEW_TOKENS = 10_000  # of all groups of a step: each has its numbers
 
 
 def lines(
@@ -62,6 +63,8 @@ def lines(
         line[name] = metrics_lib.number(x[b])
       elif b in detailed:
         line[name] = [metrics_lib.number(y, DIGITS) for y in x[b, :n]]
+      if name == "advantage" and n:
+        line["advantage_mean"] = metrics_lib.number(x[b, :n].mean(), DIGITS)
     out.append(line)
   return out
 
@@ -85,7 +88,8 @@ class SampleLog:
     groups: logged each time. Two of them are the first group whose responses
       are all incorrect and the first whose responses are all correct, as they
       were before dynamic sampling discarded them; the others have both.
-    responses: of these groups that get the numbers of each token.
+    responses: of these groups that get the numbers of each token, if all of
+      them have more than FEW_TOKENS.
     reward: `credit.outcome`, its keywords bound.
     surrogate: of the loss; it tells which tokens are clipped.
     estimate_kl: (log-probs, those of the reference) -> KL [B, T]; None without.
@@ -196,7 +200,10 @@ class SampleLog:
         found.append((extreme.rows, index, dict(reward=extreme.rewards_B)))
     if not found:
       return
+    tokens = sum(x.rollouts.lengths_B[i].sum() for x, i, _ in found)
     share = max(self._responses // len(found), 1)
+    if tokens <= FEW_TOKENS:
+      share = max(len(i) for _, i, _ in found)
     logged = [self._group(step, *x, count=share) for x in found]
     self._log.samples([line for group in logged for line in group])
     best = [max(x, key=lambda line: line["reward"] or 0) for x in logged]

@@ -119,6 +119,7 @@ def _group(rows: list[dict]) -> dict[str, Any] | None:
 def _response(row: dict) -> dict[str, Any]:
   """One response: its tokens with their numbers, or only its text."""
   out = {k: row.get(k) for k in ("correct", "truncated", "reward")}
+  out["advantage"] = row.get("advantage_mean")
   tokens = row.get("tokens")
   out["length"] = row.get("length", len(tokens or ""))
   if not tokens:
