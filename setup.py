@@ -56,7 +56,10 @@ setuptools.setup(
     extras_require={
         "test": [
             "hypothesis>=6.100",
+            "ipykernel>=6.29",
             "mypy>=1.15",
+            "nbclient>=0.10",
+            "nbformat>=5.10",
             "pytest>=8.3",
             "pytest-xdist>=3.7",
             "ruff>=0.12",
