@@ -67,6 +67,11 @@ setuptools.setup(
         ],
         "dev": ["cosmic-ray>=8.7"],  # python bench/mutation.py
         "loggers": ["trackio>=0.40", "wandb>=0.22"],  # see docs/monitoring.md
+        "docs": [  # mkdocs serve
+            "mkdocs>=1.6,<2",
+            "mkdocs-material>=9.6,<10",
+            "mkdocstrings[python]>=1.0,<2",
+        ],
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",

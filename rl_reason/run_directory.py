@@ -26,7 +26,7 @@ BLOCK, BLOCKS = 1 << 20, 64
 
 
 def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
-  """runs/<config>[-variant][,field=value ...]: one run, one directory.
+  """`runs/<config>[-variant][,field=value ...]`: one run, one directory.
 
   Fields with the value that the config file sets anyway, and those that change
   no number, are left out; of many fields, those that fit are followed by the

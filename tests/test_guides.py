@@ -4,6 +4,7 @@ import importlib
 import re
 
 import pytest
+import yaml
 from conftest import ROOT
 
 from rl_reason import checks, config
@@ -47,6 +48,9 @@ def test_every_guide_is_on_the_map_and_in_the_site():
   index = (ROOT / "docs" / "index.md").read_text()
   mapped = set(re.findall(r"\]\((\w+\.md)", index)) | {"index.md"}
   assert mapped == {path.name for path in DOCS}
+  site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+  listed = re.findall(r"'(\w+\.md)'", str(site["nav"]))
+  assert mapped <= set(listed) and len(listed) == len(set(listed))
 
 
 TERMS = """GRPO DAPO VAPO PPO RLOO GSPO CISPO RLVR LoRA FSDP TPU CUDA;pass@k;

@@ -1,0 +1,55 @@
+"""The site of the documentation: built strictly, without raw Markdown."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.slow
+# What Markdown leaves in the text of a page where it was not understood.
+RAW = re.compile(r"\]\([^)]*\)|\|-{3}|<p>[^<]*\n(?:- |\d+\. )|```|:::|`[a-z]")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  """The articles of the built site, without code, by the path of the page."""
+  for name in ("mkdocs", "material", "mkdocstrings"):
+    pytest.importorskip(name, reason="pip install -e '.[docs]'")
+  out = tmp_path_factory.mktemp("site")
+  command = [
+      sys.executable,
+      "-m",
+      "mkdocs",
+      "build",
+      "--strict",
+      "-d",
+      str(out),
+  ]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  pages = {}
+  for path in out.rglob("index.html"):
+    article = re.search(r"<article.*?</article>", path.read_text(), re.DOTALL)
+    text = re.sub(r"<(pre|code)\b.*?</\1>", "", article[0], flags=re.DOTALL)
+    pages[str(path.parent.relative_to(out))] = text
+  return pages
+
+
+def test_no_page_shows_raw_markdown(site):
+  shown = {name: RAW.search(text) for name, text in site.items()}
+  assert not {name: found[0] for name, found in shown.items() if found}
+
+
+def test_every_guide_room_and_linked_file_has_its_page(site):
+  guides = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+  rooms = {
+      f"api/rl_reason.{path.parent.name}"
+      for path in (ROOT / "rl_reason").glob("*/__init__.py")
+      if path.parent.name != "configs"
+  }
+  linked = {"results", "results/seeds", "examples/own_loop.py", "CHANGELOG"}
+  assert guides | rooms | linked | {".", "api"} <= site.keys()
+  assert "Source code" in site["api/rl_reason.algorithms"]
+  assert len(re.findall(r"<h3", site["api/rl_reason.algorithms"])) > 40
