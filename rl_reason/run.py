@@ -101,7 +101,7 @@ def stages(
   from rl_reason.data import prepare
   from rl_reason.evaluation import command
   from rl_reason.hf import export
-  from rl_reason.monitoring import doctor, metrics
+  from rl_reason.monitoring import doctor, metrics, updates
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train as reward_model
   from rl_reason.session import open_session, resolve
@@ -160,7 +160,7 @@ def stages(
     if jax.process_index() == 0:
       lines = metrics.read_jsonl(workdir / metrics.FILES[0])
       fields = config_lib.flat(config)
-      for line in [*scores.summary(workdir), *doctor.summary(lines, fields)]:
+      for line in [*scores.summary(workdir), *updates.summary(lines, fields)]:
         screen.say(line)
       screen.say(f"report: {page.write(workdir)}")
       if stage == "all":

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from advantage_inputs import function
 
 from rl_reason.algorithms import corrections, credit, variants
+from rl_reason.training import step
 
 F = np.float32
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -141,6 +143,40 @@ def test_one_number_of_a_response_goes_to_all_of_its_tokens():
 def test_what_is_compared(groups, wanted):
   got = assign(arrays(), groups=groups)
   close(got["advantages_BT"][:, 0], wanted)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "options", [{}, dict(groups="batch"), dict(whiten=True)]
+)
+def test_a_reward_that_is_not_finite_is_in_no_baseline(bad, options):
+  """Of 1, bad | 0, 2 the first is alone in its group, and 1 is the mean."""
+  given = np.array([1, bad, 0, 2], F)
+  rows = arrays()
+  advantage = function("group_mean")
+  got = credit.rewards_and_advantages(
+      rows,
+      reward=lambda _: given,
+      assign=functools.partial(
+          credit.assign, advantage=advantage, critic_lam=1.0, **options
+      ),
+  )
+  close(got["rewards_B"], [1, np.nan, 0, 2])
+  values = np.asarray(got["advantages_BT"])
+  if not options.get("whiten"):
+    close(values, np.array([[0], [0], [-1], [1]]) * MASK_BT)
+  assert np.isfinite(values).all() and not values[1].any()
+  assert np.isfinite(np.asarray(got["returns_BT"])[[0, 2, 3]]).all()
+  assert np.isfinite(got["metrics"]["critic/vf_explained_var"])
+  # It leaves the loss, too.
+  experience = types.SimpleNamespace(
+      rollouts=types.SimpleNamespace(mask_BT=MASK_BT, ids_B=rows["groups_B"]),
+      old_logps_BT=rows["logps_BT"],
+      correct_B=given,
+      age_B=rows["age_B"],
+  )
+  batch = step.train_batch(experience, jax.device_get(got))
+  assert batch.mask_BT.tolist() == (MASK_BT * [[1], [0], [1], [1]]).tolist()
 
 
 def test_an_advantage_of_each_token():

@@ -1,6 +1,7 @@
 """The doctor: faults are injected, and named with the field to change."""
 
 import re
+import types
 
 import jax
 import numpy as np
@@ -11,10 +12,11 @@ from conftest import ROOT
 from configs import base
 from rl_reason import config
 from rl_reason.evaluation import interim
-from rl_reason.monitoring import doctor
+from rl_reason.models import parameters
+from rl_reason.monitoring import doctor, updates
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic
-from rl_reason.training import rl
+from rl_reason.training import rl, step, supervised
 
 FIELDS = config.flat(base.get_config()) | {
     "updates.minibatches": 4,
@@ -139,7 +141,7 @@ def test_a_fault_is_named_with_its_remedy(x, fields, sign, words):
     ],
 )
 def test_updates_are_counted(x, wanted):
-  assert doctor.updates(line(**x), 4) == wanted
+  assert updates.count(line(**x), 4) == wanted
 
 
 def test_it_speaks_of_what_is_new_changed_or_over():
@@ -147,12 +149,12 @@ def test_it_speaks_of_what_is_new_changed_or_over():
   one = doctor.Doctor(FIELDS, said.append, limit=0)
   shares = [0.0, 0.3, 0.3, 0.5, 0.6, *[0.1] * 4, 0.3, *[0.0] * 6, 0.3]
   heard = []
-  for step, share in enumerate(shares, 1):
-    one.examine(step, line(truncated=np.float32(share)))
+  for t, share in enumerate(shares, 1):
+    one.examine(t, line(truncated=np.float32(share)))
     heard.append([x for x in said if "signal" not in x])
-    assert len(said) - len(heard[-1]) == (step <= doctor.FIRST)
+    assert len(said) - len(heard[-1]) == (t <= doctor.FIRST)
     said.clear()
-  spoken = {step: x for step, x in enumerate(heard, 1) if x}
+  spoken = {t: x for t, x in enumerate(heard, 1) if x}
   assert sorted(spoken) == [2, 5, 10, 15, 17]
   assert "step 2: 30% of the responses are truncated" in spoken[2][0]
   assert "60% of the responses" in spoken[5][0]
@@ -167,18 +169,111 @@ def test_the_summary_and_the_verdict_of_a_run():
     )
   lines[1] |= line(**NAN)
   doctor.verdict(lines, FIELDS)
-  assert doctor.summary(lines, FIELDS) == [
+  assert updates.summary(lines, FIELDS) == [
       "updates of the policy: 1 made, 11 skipped (3 gradient not finite, 8 no"
       " token to learn from); 2 of 3 steps without an update"
   ]
-  assert doctor.summary([], FIELDS) == []
+  assert updates.summary([], FIELDS) == []
   doctor.verdict([], FIELDS)
   with pytest.raises(RunError, match="broken policy. Step 4: 100%"):
     last = dict(stage="rl", step=4) | line() | {doctor.BROKEN: 1.0}
     doctor.verdict([*lines, last], FIELDS)
 
 
-# --- through the loop --------------------------------------------------------
+def test_a_broken_policy_is_said_by_its_evaluation():
+  lines = [dict(stage="rl", step=1) | line()]
+  doctor.verdict([*lines, dict(stage="evaluate", step=1)], FIELDS)
+  last = {"stage": "evaluate", "step": 1, doctor.BROKEN_HELD_OUT: 4}
+  with pytest.raises(RunError, match="broken policy: 4 responses to held-out"):
+    doctor.verdict([*lines, last], FIELDS)
+
+
+def test_what_only_the_doctor_counts():
+  """Of three finished responses one is correct, and one has no answer."""
+  logps_BT = np.zeros((4, 2), np.float32)
+  logps_BT[3, 0] = logps_BT[0, 1] = np.nan  # the latter is padding
+  rows = types.SimpleNamespace(
+      rollouts=types.SimpleNamespace(
+          truncated_B=np.array([False, False, False, True]),
+          mask_BT=np.array([[True, False]] * 4),
+          ids_B=np.array([4, 4, 5, 5]),
+          logps_BT=logps_BT,
+      ),
+      correct_B=np.array([1, 0, 0, 0], np.float32),
+  )
+  one = doctor.Seen(lambda text, row: text if text == row else "")
+  one.responses(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
+  signs = one.signs()
+  assert signs.pop("sign/no_answer") == pytest.approx(1 / 3)
+  assert signs == {
+      "sign/truncated": 0.25,
+      "sign/first_prompt": 4,
+      "sign/last_prompt": 5,
+      doctor.BROKEN: 0.25,
+  }
+  one.clear()
+  assert one.signs()["sign/no_answer"] == 0  # a step without a round
+
+
+# --- through the loops -------------------------------------------------------
+
+
+class Stream:
+  """Batches that are all the same."""
+
+  def __next__(self):
+    return None
+
+  def get_state(self):
+    return 0
+
+  def set_state(self, state):
+    pass
+
+
+def nothing_is_learned(state, packed, mask_BT, *, tx):
+  """In place of an update of SFT: its gradient is not finite."""
+  del packed
+  grads = jax.tree.map(lambda x: x * np.nan, state.params)
+  state, metrics = step.optimize(state, tx, grads, mask_BT)
+  return state.replace(step=state.step + 1), metrics | dict(loss=0.0)
+
+
+@pytest.mark.parametrize("limit, steps", [(2, 2), (0, 3)])
+def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
+  """Too many in a row end it, or the last step; so does the same command."""
+  batch = (
+      np.ones((4, 6), np.int32),
+      np.zeros(4, np.int32),
+      np.ones((4, 3), bool),
+  )
+
+  def run():
+    session = tiny_session.make_session(
+        tmp_path, rl__max_steps_without_update=limit, model__dtype="float16"
+    )
+    with jax.set_mesh(session.mesh):
+      return supervised.train(
+          session,
+          "skill",
+          title="SFT: skill",
+          prefix="sft",
+          table=dict(w=parameters.Param((3,), (None,), "ones")),
+          first=None,
+          stream=Stream(),
+          rows=lambda _: batch,
+          update=nothing_is_learned,
+          steps=3,
+          lr=0.1,
+          schedule="constant",
+      )
+
+  for at in (steps, 3):
+    with pytest.raises(RunError, match="SFT: skill.*float16 overflows") as e:
+      run()
+    assert "sft.skill.lr" in str(e.value)
+    checkpoints = tmp_path / "checkpoints" / "skill"
+    assert max(int(x.name) for x in checkpoints.iterdir()) == at
 
 
 class Fault:

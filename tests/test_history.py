@@ -40,6 +40,17 @@ def test_the_newest_batches_are_remembered():
   assert past.mask_HT.any(1).tolist() == ([True] * half + [False] * half) * 2
 
 
+def test_a_reward_that_is_not_finite_is_an_empty_place():
+  rewards_B = np.ones(B, np.float32)
+  rewards_B[1] = np.nan
+  past = history.append(
+      history.empty(NO_ROWS, steps=1), rows_of(1, [5, 6]), rewards_B
+  )
+  assert past.rewards_H[:3].tolist() == [1, 0, 1]
+  assert past.problems_H[:3].tolist() == [5, -1, 5]
+  assert past.mask_HT[:3].any(1).tolist() == [True, False, True]
+
+
 def test_weights_of_old_responses():
   """min(pi / pi_then, 2) over both tokens of a response; 0 for padding."""
   past = history.append(

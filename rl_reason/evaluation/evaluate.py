@@ -21,7 +21,7 @@ from rl_reason.evaluation.statistics import (
     mean_interval,
     pass_at_k,
 )
-from rl_reason.monitoring import samples
+from rl_reason.monitoring import doctor, samples
 from rl_reason.randomness import key
 from rl_reason.scale import sharding
 from rl_reason.structs import Prompts, Rollouts, Tree
@@ -39,6 +39,7 @@ class Responses(NamedTuple):
     lines: the first response to some prompts as a line of samples.jsonl.
     failures: number of responses on which the verifier failed.
     repetition: mean share of repeated tokens in first responses.
+    broken: number of responses with a log-probability that is not finite.
   """
 
   name: str
@@ -50,6 +51,7 @@ class Responses(NamedTuple):
   lines: list[dict]
   failures: int
   repetition: float
+  broken: int = 0
 
 
 def evaluate(
@@ -137,7 +139,8 @@ def respond(
     num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
   """
-  stats, texts, lines, repetition, failures = [], [], [], [], 0
+  stats, texts, lines, repetition = [], [], [], []
+  failures = broken = 0
   for first in range(0, len(rows), batch):
     progress(f"{name}, prompt {first}/{len(rows)}")
     # Sample. The last batch is filled up, so that one program serves all.
@@ -157,6 +160,7 @@ def respond(
     wait = grading.start_grading(task, tok, rollouts, part)
     texts_B, correct_B, failed = wait()
     failures += failed
+    broken += doctor.broken(rollouts)
     stats_B3 = np.stack(
         [correct_B, rollouts.lengths_B, rollouts.truncated_B], -1
     )
@@ -187,6 +191,7 @@ def respond(
       truncated_NG=truncated_NG,
       lines=lines,
       failures=failures,
+      broken=broken,
       repetition=float(np.mean(repetition)),
   )
 
@@ -214,6 +219,8 @@ def summarize_sets(
   lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
   clip_ratio = float(np.concatenate(truncated).mean())
+  if broken := sum(x.broken for x in sets):
+    metrics[doctor.BROKEN_HELD_OUT] = broken
   return metrics | {
       "val-aux/score": float(np.mean(scores)),
       "val-aux/response_length/mean": float(np.concatenate(lengths).mean()),

@@ -4,7 +4,12 @@ import time
 
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import evaluate
-from rl_reason.monitoring import alarms, metrics as metrics_lib, rl_metrics
+from rl_reason.monitoring import (
+    alarms,
+    doctor,
+    metrics as metrics_lib,
+    rl_metrics,
+)
 from rl_reason.session import Session
 from rl_reason.structs import Tree
 
@@ -42,6 +47,6 @@ def run(session: Session, params: Tree, state: RLState) -> float:
         f" {half:.1%}"
     )
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
-  for line in alarms.alarms(lines):
+  for line in [*doctor.of_evaluation(values), *alarms.alarms(lines)]:
     say(f"warning: {line}")
   return values["val-aux/score"]

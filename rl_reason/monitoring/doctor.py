@@ -1,7 +1,7 @@
 """The doctor: why a run learns nothing, or soon will not, and what to change.
 
-`findings` reads one RL step, `Doctor` says on the screen what is new, `Streak`
-ends a stage that makes no updates. docs/playbook.md is the table of all signs;
+`findings` reads one RL step, `Doctor` says on the screen what is new, `verdict`
+refuses a run that learned nothing. docs/playbook.md is the table of all signs;
 those of reward hacking, which take a whole run to see, are in `alarms.py`.
 """
 
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl_reason.monitoring import updates as updates_lib
 from rl_reason.monitoring.metrics import number
-from rl_reason.structs import Experience, RunError
+from rl_reason.structs import Experience, Rollouts, RunError
 
 SIGN = "sign/"  # names of what only the doctor reads; it is not logged
 ASKED = 64  # incorrect responses of a round that are searched for an answer
@@ -20,6 +21,7 @@ QUIET = 5  # steps without a finding after which it is over
 CHANGED = 0.25  # of a share, to speak of a finding again
 FAULT = 1e-9  # bound of a sign that no healthy run has
 BROKEN = "rollout/logps_not_finite"  # share of responses; not in healthy runs
+BROKEN_HELD_OUT = "val-aux/logps_not_finite"  # responses; likewise
 NO_UPDATE = "No update"  # what the other signs are causes of
 
 
@@ -52,8 +54,7 @@ class Seen:
     finished_B = ~rollouts.truncated_B
     incorrect = np.flatnonzero(finished_B & (rows.correct_B == 0))
     self._ids += [int(rollouts.ids_B[i]) for i in (0, -1)]
-    known_BT = np.isfinite(rollouts.logps_BT) | ~rollouts.mask_BT
-    self._broken += int((~known_BT.all(1)).sum())
+    self._broken += broken(rollouts)
     self._total += len(texts)
     self._finished += int(finished_B.sum())
     self._incorrect += len(incorrect)
@@ -76,40 +77,14 @@ class Seen:
     return out
 
 
-class Updates(NamedTuple):
-  """The optimizer steps of one RL step.
-
-  Attributes:
-    made: with a gradient that is finite and not 0.
-    not_finite: skipped, because a gradient was not finite.
-    empty: skipped, because no token counted.
-    constant: with a gradient of exactly 0: there was nothing to learn.
-  """
-
-  made: int
-  not_finite: int
-  empty: int
-  constant: int
-
-
-def updates(x: dict, per_step: int, prefix: str = "actor") -> Updates:
-  """Counts the optimizer steps of a line of metrics.
+def broken(rollouts: Rollouts) -> int:
+  """Responses with a log-probability that is not finite; 0 of a sound policy.
 
   Args:
-    x: a line of metrics.jsonl: None stands for a number that is not finite.
-    per_step: minibatches of all epochs.
-    prefix: 'actor' or 'critic'.
+    rollouts: on the host.
   """
-  with_tokens = int(x[f"{prefix}/updates"] or 0)
-  skipped = int(x[f"{prefix}/update_skipped"] or 0)
-  not_finite = constant = 0
-  if x[f"{prefix}/grad_norm"] is None:  # the mean over minibatches
-    without = max(per_step - with_tokens, 0)
-    not_finite = min(max(skipped - without, 1), max(with_tokens, 1))
-  elif not x[f"{prefix}/grad_norm"]:
-    constant = with_tokens
-  made = max(with_tokens - not_finite - constant, 0)
-  return Updates(made, not_finite, max(skipped - not_finite, 0), constant)
+  bad_BT = ~np.isfinite(rollouts.logps_BT) & rollouts.mask_BT
+  return int(bad_BT.any(1).sum())
 
 
 class Finding(NamedTuple):
@@ -154,7 +129,8 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
   of_verifier = int(share("train/verifier_failures")) - of_functions
   lost = 0 if failed else int(share("train/rewards_not_finite"))
   half = fields["model.dtype"] == "float16"
-  done = updates(x, per_step(fields))
+  wanted = updates_lib.per_step(fields)
+  done = updates_lib.count(x, wanted)
   out: list[Finding] = []
 
   def sign(name, level, bound, text):
@@ -202,10 +178,10 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
   )
   sign(
       "NaN, skipped updates",
-      done.not_finite / per_step(fields),
+      done.not_finite / wanted,
       FAULT,
-      f"{done.not_finite} of {per_step(fields)} updates skipped, gradients not"
-      f" finite: {why_not_finite(fields, x=x)}",
+      f"{done.not_finite} of {wanted} updates skipped, gradients not"
+      f" finite: {updates_lib.why_not_finite(fields, x=x)}",
   )
   sign(
       "No recognisable answer",
@@ -274,34 +250,6 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
   return out
 
 
-def why_not_finite(
-    fields: dict[str, Any], rate: str = "optimizer.lr", x: dict | None = None
-) -> str:
-  """The likely cause of a gradient that is not finite, and the remedy.
-
-  Args:
-    fields: the flat config.
-    rate: the field of the learning rate.
-    x: a line of metrics.jsonl of RL, if it is one of RL.
-  """
-  x, lr = x or {}, f"{rate} (now {fields[rate]:g})"
-  if fields["model.dtype"] == "float16":
-    return (
-        "float16 overflows beyond 65,504: set model.dtype = 'bfloat16' or"
-        f" 'float32', and if that is not the cause lower {lr}"
-    )
-  if x.get("critic/advantages/mean", 0) is None:
-    return "the advantages are not finite: look at advantage.name"
-  return (
-      f"lower {lr}, set optimizer.clip_norm = 1.0, or surrogate.args.dual_clip"
-  )
-
-
-def per_step(fields: dict[str, Any]) -> int:
-  """Optimizer steps of an RL step."""
-  return fields["updates.minibatches"] * fields["updates.epochs"]
-
-
 def causes(found: Iterable[Finding]) -> str:
   """The findings that explain a missing update, in one line.
 
@@ -315,76 +263,15 @@ def causes(found: Iterable[Finding]) -> str:
 def vital_signs(x: dict[str, Any], fields: dict[str, Any]) -> str:
   """The state of a step in one line, whether or not something is wrong."""
   incorrect, correct = x["train/all_incorrect"], x["train/all_correct"]
+  wanted = updates_lib.per_step(fields)
   return (
       f"{1 - incorrect - correct:.0%} of the groups have signal"
       f" ({incorrect:.0%} all incorrect, {correct:.0%} all correct);"
       f" {x[SIGN + 'truncated']:.0%} of the responses truncated,"
       f" {x[SIGN + 'no_answer']:.0%} without an answer; verifier and rewards"
       f" failed {x['train/verifier_failures']} times;"
-      f" {updates(x, per_step(fields)).made} of {per_step(fields)} updates made"
+      f" {updates_lib.count(x, wanted).made} of {wanted} updates made"
   )
-
-
-class Streak:
-  """Counts steps in a row without an update; ends a stage that has too many.
-
-  Args:
-    stage: as the user knows it.
-    limit: steps in a row that are too many; 0: never.
-  """
-
-  def __init__(self, stage: str, limit: int):
-    self.count = 0
-    self._stage, self._limit = stage, limit
-    self._last = ""
-
-  def add(self, made: bool, last: str) -> None:
-    """Counts a step.
-
-    Args:
-      made: whether it made an update.
-      last: the step with its batch, and the cause, should it be the last.
-    """
-    self.count, self._last = (0 if made else self.count + 1), last
-
-  def check(self, flush: Callable[[], None]) -> None:
-    """Call it between two steps.
-
-    Args:
-      flush: adds the step whose metrics are still on the device; it is called
-        only if that step could be one too many.
-
-    Raises:
-      RunError: there were too many.
-    """
-    if self._limit and self.count + 1 >= self._limit:
-      flush()
-    if self._limit and self.count >= self._limit:
-      raise RunError(
-          f"rl.max_steps_without_update = {self._limit}: {self._stage} made no"
-          f" update in {self.count} steps in a row. {self._last}. The state is"
-          " saved: the same command resumes the run, another config needs"
-          " another --workdir"
-      )
-
-
-def require_updates(stage: str, skipped: int, total: int, why: str) -> None:
-  """Refuses what a stage of supervised training or of a critic ended with.
-
-  Args:
-    stage: as the user knows it.
-    skipped: updates, of `total`.
-    total: updates of the stage.
-    why: the likely cause, and the remedy.
-
-  Raises:
-    RunError: all were skipped.
-  """
-  if total and skipped >= total:
-    raise RunError(
-        f"{stage}: all {total:,} updates were skipped, nothing was learned:"
-        f" {why}; then choose another --workdir"
-    )
 
 
 class Doctor:
@@ -402,7 +289,7 @@ class Doctor:
   def __init__(
       self, fields: dict[str, Any], say: Callable[[str], None], limit: int
   ):
-    self.streak = Streak("RL", limit)
+    self.streak = updates_lib.Streak("RL", limit)
     self._fields, self._say, self._steps = fields, say, 0
     self._said: dict[str, tuple[float, int]] = {}  # level, last step seen
 
@@ -419,7 +306,7 @@ class Doctor:
       self._say(f"step {step}: {vital_signs(x, self._fields)}")
     for line in self._news(step, found):
       self._say(line)
-    made = updates(x, per_step(self._fields)).made
+    made = updates_lib.count(x, updates_lib.per_step(self._fields)).made
     ids = [x.get(f"{SIGN}{name}_prompt") for name in ("first", "last")]
     self.streak.add(
         made > 0,
@@ -442,34 +329,6 @@ class Doctor:
     return out
 
 
-# --- the run as a whole ------------------------------------------------------
-
-
-def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
-  """The updates of a whole run in one line; [] if it has no RL steps.
-
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config; {} if it is not known.
-  """
-  done = _of_run(lines, fields)
-  if not done:
-    return []
-  made, skipped, empty, constant = map(sum, zip(*done, strict=True))
-  idle = sum(not x.made for x in done)
-  reasons = {
-      "gradient not finite": skipped,
-      "no token to learn from": empty,
-  }
-  why = ", ".join(f"{n:,} {text}" for text, n in reasons.items() if n)
-  zero = f", {constant:,} with a gradient of 0" if constant else ""
-  return [
-      f"updates of the policy: {made:,} made, {skipped + empty:,} skipped"
-      f"{f' ({why})' if why else ''}{zero}; {idle:,} of {len(done):,} steps"
-      " without an update"
-  ]
-
-
 def verdict(lines: list[dict], fields: dict[str, Any]) -> None:
   """Refuses a run whose RL is worth nothing.
 
@@ -480,7 +339,7 @@ def verdict(lines: list[dict], fields: dict[str, Any]) -> None:
   Raises:
     RunError: it made no update at all, or its policy is broken at the end.
   """
-  done = _of_run(lines, fields)
+  done = updates_lib.of_run(lines, fields)
   if not done:
     return
   last = [x for x in lines if x["stage"] == "rl"][-1]
@@ -492,9 +351,18 @@ def verdict(lines: list[dict], fields: dict[str, Any]) -> None:
     )
   if last.get(BROKEN):
     raise RunError(f"RL ended with a broken policy. Step {last['step']}: {why}")
+  held_out = [x for x in lines if x["stage"] == "evaluate"][-1:]
+  for line in of_evaluation(held_out[0] if held_out else {}):
+    raise RunError(f"RL ended with a broken policy: {line}")
 
 
-def _of_run(lines: list[dict], fields: dict[str, Any]) -> list[Updates]:
-  steps = [x for x in lines if x["stage"] == "rl" and "actor/updates" in x]
-  count = per_step(fields) if fields else 0
-  return [updates(x, count) for x in steps]
+def of_evaluation(values: dict) -> list[str]:
+  """What an evaluation says of a broken policy; [] of a sound one."""
+  if not values.get(BROKEN_HELD_OUT):
+    return []
+  return [
+      f"{values[BROKEN_HELD_OUT]:,} responses to held-out prompts have"
+      " log-probabilities that are not finite: the policy is broken; go back"
+      " to an earlier checkpoint (--step), or begin again in another --workdir"
+      " with a lower optimizer.lr"
+  ]

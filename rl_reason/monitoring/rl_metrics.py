@@ -246,16 +246,16 @@ def rollout_metrics(
   scores = zip(terms, rows.scores_NB, strict=True)
   out |= {
       "critic/score/mean": rows.correct_B[real_B].mean(),
-      **_statistics("critic/rewards", rewards_B[finite_B]),
+      **statistics("critic/rewards", rewards_B[finite_B]),
       **{
           name: value
           for term, x_B in scores
-          for name, value in _statistics(
+          for name, value in statistics(
               f"reward/{term}", x_B[real_B & np.isfinite(x_B)], "mean", "std"
           ).items()
       },
       "critic/advantages/mean": advantages.mean() if advantages.size else 0,
-      **_statistics("response_length", rollouts.lengths_B[real_B]),
+      **statistics("response_length", rollouts.lengths_B[real_B]),
       "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
   }
   if not on_policy:
@@ -266,7 +266,7 @@ def rollout_metrics(
   return out
 
 
-def _statistics(name: str, x: np.ndarray, *which: str) -> dict[str, Any]:
+def statistics(name: str, x: np.ndarray, *which: str) -> dict[str, Any]:
   """Mean, maximum and minimum, or others; {} of nothing."""
   which = (which or ("mean", "max", "min")) if x.size else ()
   return {f"{name}/{part}": getattr(x, part)() for part in which}

@@ -120,9 +120,8 @@ def train(
       if state.step == c.rl.steps:
         break
 
-      # Collect: sample and grade responses, and refill until the batch is full
-      # of groups with signal (dynamic sampling). The step before is logged as
-      # soon as the device has work.
+      # Collect: sample and grade responses until the batch is full of groups
+      # with signal (dynamic sampling). Meanwhile the step before is logged.
       collector.start_step()
       params = policy(state.policy.params)
       weights = engine.weights(params, c.rollout.weights)

@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from rl_reason import config as config_lib
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import decoder
+from rl_reason.monitoring import updates
 from rl_reason.randomness import key
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
@@ -92,18 +93,26 @@ def train(
       raises ends the run; a resumed run calls it again.
 
   Raises:
+    RunError: too many updates in a row were skipped, or all; it is saved.
     Stopped: SIGTERM; everything is saved.
   """
   c, mesh = session.config, session.mesh
   tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(session, name)
+  skips = updates.Skips(
+      title,
+      config_lib.flat(c),
+      ".".join(dict.fromkeys((prefix, name, "lr"))),
+      c.rl.max_steps_without_update,
+  )
   state = NetworkState(abstract_state(table, tx, shardings), stream)
 
   # Resume from the newest checkpoint, or begin.
   if stage.restore(state):
     if state.complete:
       stage.checkpoints.close()
+      skips.require_any(int(state.train.skipped), steps)
       return state.train.params
   elif first is None:
     random_key = key(mesh, c.seed, "parameters")
@@ -126,12 +135,15 @@ def train(
   def flush() -> None:
     nonlocal pending
     if pending is not None:
-      _log(session, name, prefix, *pending)
+      step, values = pending[0], jax.device_get(pending[1])
+      _log(session, name, prefix, step, values)
+      skips.add(step, not values["update_skipped"], values["grad_norm"])
     pending = None
 
   with stage.running(title, steps, state, flush):
     while state.step < steps:
       stage.check_stop()
+      skips.check(flush)
       # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
       packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)
@@ -146,6 +158,7 @@ def train(
       state.complete = state.step == steps and final_check is None
       if state.step == steps or stage.due(state.step, c.checkpoint.sft_every):
         stage.save(state)
+    skips.require_any(int(state.train.skipped), steps)
     if final_check is not None:
       final_check(state.train.params)
       state.complete = True
@@ -153,8 +166,7 @@ def train(
   return state.train.params
 
 
-def _log(session: Session, name: str, prefix: str, step: int, metrics) -> None:
-  values = {k: np.asarray(v) for k, v in jax.device_get(metrics).items()}
+def _log(session: Session, name: str, prefix: str, step: int, values) -> None:
   session.display.step(step, loss=float(values["loss"]))
   if step % session.config.log.sft_every == 0:
     session.log.metrics(

@@ -11,9 +11,10 @@ import pathlib
 import jax
 import numpy as np
 
+from rl_reason import config as config_lib
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import rl_metrics, updates
 from rl_reason.randomness import key
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
@@ -74,11 +75,15 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       rl_metrics.no_counters(),
   )
   stage = open_stage(session, "value")
+  fields, limit = config_lib.flat(c), c.rl.max_steps_without_update
+  skips = updates.Skips("value pretraining", fields, "critic.lr", limit)
+  per_step = updates.per_step(fields)
 
   # Resume from the newest checkpoint, or begin.
   if stage.restore(state):
     if state.complete:
       stage.checkpoints.close()
+      skips.require_any(int(state.train.skipped), state.step * per_step)
       return state.train.params, state.counters
   else:
     params = _first(session, shardings.params, policy_params)
@@ -102,6 +107,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   with stage.running("critic", total, state):
     while not state.complete:
       stage.check_stop()
+      skips.check(lambda: None)
       collector.start_step()
       # Sample and grade; groups without signal train the critic as well.
       rows = collector.collect(weights)
@@ -134,14 +140,20 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           f"critic/{name}": float(x)
           for name, x in jax.device_get(metrics).items()
       }
+      skips.add(
+          state.step,
+          metrics["critic/update_skipped"] < per_step,
+          metrics["critic/grad_norm"],
+      )
       loss = metrics["critic/vf_loss"]
       explained = float(credit["metrics"]["critic/vf_explained_var"])
+      rewards_B = credit["rewards_B"][np.isfinite(credit["rewards_B"])]
       session.log.metrics(
           "value",
           state.step,
           metrics
           | credit["metrics"]
-          | {"critic/rewards/mean": credit["rewards_B"].mean()}
+          | rl_metrics.statistics("critic/rewards", rewards_B, "mean")
           | rl_metrics.totals(state.counters),
       )
       display.step(state.step, explained_variance=explained, loss=loss)
@@ -151,6 +163,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       state.complete = good or state.step == total
       if state.complete or stage.due(state.step, c.checkpoint.every):
         stage.save(state)
+    skips.require_any(int(state.train.skipped), state.step * per_step)
     display.say(
         f"critic: explained variance {explained:.2f} at step {state.step}"
     )
