@@ -4,6 +4,7 @@ Processes are killed for real in tests/slow/test_killed.py.
 """
 
 import json
+import re
 
 import jax
 import pytest
@@ -72,6 +73,11 @@ def assert_same(tmp_path, run, stage, changes, interruption, error):
   whole = run(tmp_path / "whole", changes)
   with pytest.raises(error):
     run(tmp_path / "parts", changes, **interruption)
+  if error is Stopped:  # the report is that of the moment
+    page = (tmp_path / "parts" / "report.html").read_text()
+    last = tiny_session.logged(tmp_path / "parts")[-1]["step"]
+    (axis,) = re.findall(rf'"{stage}":\{{"step":\[([^]]*)\]', page)
+    assert axis.split(",")[-1] == str(last)
   parts = run(tmp_path / "parts", changes)
   assert tiny_session.digest(parts) == tiny_session.digest(whole)
   got, wanted = (outcome(tmp_path / x, stage) for x in ("parts", "whole"))
