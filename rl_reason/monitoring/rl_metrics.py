@@ -50,6 +50,7 @@ class StepLogger:
       actor: metrics of the policy's update, on the device.
       critic: metrics of the critic's update, on the device; {} without one.
     """
+    self.flush()  # a step is never overwritten, whoever forgot to flush it
     self._pending = step, metrics, dict(actor=actor, critic=critic)
 
   def flush(self) -> None:

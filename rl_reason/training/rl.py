@@ -130,6 +130,7 @@ def train(
           state.kept,
           **refill,
       )
+      logger.flush()  # not yet, if groups that were kept fill the batch
       del weights  # freed before the update
       plan = run.plan(rows.rollouts, state.step)
       clock.lap("host")
