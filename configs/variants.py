@@ -26,6 +26,9 @@ def add(c) -> None:
   extend(
       "dynamic_sampling",
       surplus=choice("discard", "keep"),  # groups beyond the batch
+      # Of a group: some are correct, or rewards differ; auto: correctness
+      # where all rows of data.train have a verifier.
+      signal=choice("auto", "correctness", "reward"),
   )
   extend(
       "reward",

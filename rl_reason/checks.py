@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import combinations, config, functions, tasks, verifiers
+from rl_reason import combinations, config, functions, tasks
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
@@ -146,11 +146,7 @@ def _data(c) -> None:
           f"data.kind: {name!r} is no file of data.train or data.evaluate;"
           " known sets have a kind of their own"
       )
-  unverified = any(
-      not source.name and datasets.kind_of(d.kind, source) == verifiers.NONE
-      for source, _ in train
-  )
-  if unverified and c.rl.steps and not c.reward.functions:
+  if any(combinations.unverified(c)) and c.rl.steps and not c.reward.functions:
     fail(
         "reward.functions: nothing verifies the rows of data.kind = 'none', so"
         " that only functions can reward a response: name one, as in"

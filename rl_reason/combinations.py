@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from rl_reason import config, functions, given, tasks
+from rl_reason import config, functions, given, tasks, verifiers
 from rl_reason.data import datasets, known_sets
 from rl_reason.tasks import reward_terms
 
@@ -20,6 +20,7 @@ NEEDS = {
     "critic.value_mixture.name": "critic.pretrain_steps",
     "data.system": "data.chat",
     "dynamic_sampling.batches": "dynamic_sampling.enabled",
+    "dynamic_sampling.signal": "dynamic_sampling.enabled",
     "dynamic_sampling.surplus": "dynamic_sampling.enabled",
     "kl.coef": "kl.kind",
     "kl.controller.name": "kl.kind",
@@ -105,6 +106,29 @@ def sources(c, use: str) -> list:
   return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
 
 
+def unverified(c) -> list[bool]:
+  """Whether each source of training rows has no verifier."""
+  if c.task.name != tasks.FILES:
+    return [not tasks.get(c.task.name).verifies]
+  return [
+      not source.name
+      and datasets.kind_of(c.data.kind, source) == verifiers.NONE
+      for source, _ in sources(c, "train")
+  ]
+
+
+def no_verifier(c) -> bool:
+  """Whether nothing says which responses are correct."""
+  found = unverified(c)
+  return bool(found) and all(found)
+
+
+def by_reward(c) -> bool:
+  """Whether a group has signal if its rewards differ, whatever is correct."""
+  signal = c.dynamic_sampling.signal
+  return signal == "reward" or (signal == "auto" and any(unverified(c)))
+
+
 def _rollouts(c) -> None:
   """Generation and dynamic sampling."""
   r, d = c.rollout, c.dynamic_sampling
@@ -155,6 +179,19 @@ def _rollouts(c) -> None:
           "rollout.partial_groups: reward models score whole batches, and"
           " rounds then have any number of rows"
       )
+  if r.partial_groups and not r.partial_across_steps and by_reward(c):
+    fail(
+        "rollout.partial_groups: whether another round follows depends on which"
+        " responses are correct: not with dynamic_sampling.signal = 'reward',"
+        " or without a verifier"
+    )
+  if no_verifier(c):
+    remedy = "nothing says which responses are correct: there is no verifier:"
+    if d.signal == "correctness":
+      fail(f"dynamic_sampling.signal: {remedy} use 'auto'")
+    for name in ("rollout.retire_after", "loss.positive_nll"):
+      if config.at(c, name):
+        fail(f"{name}: {remedy} leave it at 0")
   if d.enabled and r.group_size == 1:
     fail(
         "dynamic_sampling.enabled: a group of one is all correct or all"

@@ -140,10 +140,10 @@ def test_a_classifier_of_any_shape_is_a_term_of_the_reward(
     response_BT = np.random.default_rng(0).integers(2, 17, (8, 24))
     tokens_BL = np.concatenate([prompts.tokens_NP, response_BT], 1)
     mask_BT = np.arange(24) < np.arange(1, 9)[:, None]
-    params, program = scorer.load_scorer(session, str(path))
+    params, cfg = scorer.load(session, str(path))
     rows = tokens_BL.astype(np.int32), prompts.start_N, mask_BT
     packed_M = jax.tree.map(lambda x: x[None], packing.pack(*rows, 8))
-    scores_B = program(params, packed_M)[0]
+    scores_B = scorer.scores_program(cfg)(params, packed_M)[0]
     source, params = checkpoints.load(path, session.mesh, table)
     cfg = critic.CriticConfig(source.cfg)
     score = jax.jit(critic.scores, static_argnums=1)

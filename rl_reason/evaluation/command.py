@@ -17,7 +17,7 @@ from rl_reason.monitoring import metrics
 from rl_reason.report import page
 from rl_reason.report.scores import Score
 from rl_reason.session import Session
-from rl_reason.training import initial_state, sft
+from rl_reason.training import initial_state, programs, sft
 
 
 def run(session: Session, which: str) -> dict[str, float]:
@@ -36,7 +36,14 @@ def run(session: Session, which: str) -> dict[str, float]:
   else:
     sft_params = functools.partial(sft.load, session)
     params, _, step = initial_state.load(session, which, sft_params)
-  found, sets = evaluate(session, params, c.evaluate.prompts, "evaluating")
+  rewards = functools.partial(programs.make_rewards, session)
+  found, sets = evaluate(
+      session,
+      params,
+      c.evaluate.prompts,
+      "evaluating",
+      functools.cache(rewards),
+  )
   values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():
     say(f"{name} = {value:.4g}")

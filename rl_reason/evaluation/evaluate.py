@@ -15,6 +15,7 @@ from rl_reason import tasks
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.data import pipelines
 from rl_reason.evaluation import grading
+from rl_reason.evaluation.reward_runner import Rewards
 from rl_reason.evaluation.statistics import (
     calibration_error,
     majority_vote,
@@ -40,6 +41,8 @@ class Responses(NamedTuple):
     failures: number of responses on which the verifier failed.
     repetition: mean share of repeated tokens in first responses.
     broken: number of responses with a log-probability that is not finite.
+    rewards_NG: where nothing verifies the rows, the weighted terms of the
+      reward, with their weights at the end of the run; else None.
   """
 
   name: str
@@ -52,10 +55,25 @@ class Responses(NamedTuple):
   failures: int
   repetition: float
   broken: int = 0
+  rewards_NG: np.ndarray | None = None
+
+  @property
+  def scores_NG(self) -> np.ndarray:
+    """What the set is measured by: rewards without a verifier, or verdicts."""
+    return self.correct_NG if self.rewards_NG is None else self.rewards_NG
+
+  @property
+  def measure(self) -> str:
+    """The name of `scores_NG` in metrics."""
+    return "acc" if self.rewards_NG is None else "reward"
 
 
 def evaluate(
-    session: Any, params: Tree, prompts: int, title: str
+    session: Any,
+    params: Tree,
+    prompts: int,
+    title: str,
+    rewards: Callable[[], Rewards] | None = None,
 ) -> tuple[dict[str, float], list[Responses]]:
   """Evaluates a policy of a session on its held-out sets.
 
@@ -64,6 +82,8 @@ def evaluate(
     params: parameters of the policy.
     prompts: maximum number of prompts of each set.
     title: shown during the evaluation.
+    rewards: gives the terms of the reward, which measure rows without a
+      verifier; None: no response to such rows is correct.
 
   Returns:
     metrics, and the responses to each set.
@@ -100,6 +120,7 @@ def evaluate(
           max_prompt=c.rollout.max_prompt,
           num_lines=c.log.samples,
           progress=progress,
+          rewards=rewards,
       )
       for name, rows in sets.items()
   ]
@@ -125,6 +146,7 @@ def respond(
     max_prompt: int,
     num_lines: int,
     progress: Callable[[str], None],
+    rewards: Callable[[], Rewards] | None = None,
 ) -> Responses:
   """Samples and grades responses to the prompts of one set.
 
@@ -138,7 +160,10 @@ def respond(
     max_prompt: maximum tokens of a prompt.
     num_lines: responses that become lines of samples.jsonl.
     progress: called with a text before each batch; may raise.
+    rewards: see `evaluate`.
   """
+  verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
+  rewards_B: list[np.ndarray] = []
   stats, texts, lines, repetition = [], [], [], []
   failures = broken = 0
   for first in range(0, len(rows), batch):
@@ -155,6 +180,10 @@ def respond(
     rollouts = sharding.fetch(sample(prompts))
     group_size = len(rollouts.lengths_B) // batch
     real = operator.itemgetter(slice(len(part) * group_size))
+    if rewards is not None and not verified:
+      rows_B = [row for row in filled for _ in range(group_size)]
+      count = len(part) * group_size
+      rewards_B.append(rewards().of_all(tok, rollouts, rows_B, count))
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
     wait = grading.start_grading(task, tok, rollouts, part)
@@ -193,6 +222,9 @@ def respond(
       failures=failures,
       broken=broken,
       repetition=float(np.mean(repetition)),
+      rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
+      if rewards_B
+      else None,
   )
 
 
@@ -246,7 +278,33 @@ def summarize(
     score_of: the first prompts, which every evaluation has; checkpoints are
       compared by their mean.
   """
-  name = responses.name
+  name, measure = responses.name, responses.measure
+  mean_N = responses.scores_NG[:, :mean_of].mean(1)
+  values = {
+      f"mean@{mean_of}": mean_N,
+      "greedy": responses.scores_NG[:, -1],
+  }
+  aux = {}
+  if measure == "acc":
+    of_verdicts, aux = _of_verdicts(responses, answer)
+    values |= of_verdicts
+  out = {}
+  for metric, values_N in values.items():
+    mean, half = mean_interval(np.asarray(values_N, float))
+    out[f"val-core/{name}/{measure}/{metric}"] = mean
+    out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
+  out |= aux
+  out["val-aux/score"] = float(mean_N[:score_of].mean())
+  for level in levels(responses, mean_of):
+    metric = f"difficulty_{level.difficulty}/{measure}/mean@{mean_of}"
+    out[f"val-aux/{name}/{metric}"] = level.mean
+  return out
+
+
+def _of_verdicts(
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+  """maj@k and pass@k of each prompt, and the error of the majority's share."""
   correct_NG = responses.correct_NG[:, :-1]  # without the greedy one
   samples = correct_NG.shape[1]
   answers_NG = [
@@ -256,27 +314,12 @@ def summarize(
       ]
       for n, row in enumerate(responses.rows)
   ]
-  mean_N = correct_NG[:, :mean_of].mean(1)
   share_N, majority_N = majority_vote(answers_NG, correct_NG)
-  values = {
-      f"mean@{mean_of}": mean_N,
-      "greedy": responses.correct_NG[:, -1],
-      f"maj@{samples}": majority_N,
-  }
+  values = {f"maj@{samples}": majority_N}
   for k in [2**i for i in range(samples.bit_length()) if 2**i <= samples]:
     values[f"pass@{k}"] = pass_at_k(correct_NG, k)
-  out = {}
-  for metric, values_N in values.items():
-    mean, half = mean_interval(np.asarray(values_N, float))
-    out[f"val-core/{name}/acc/{metric}"] = mean
-    out[f"val-core/{name}/acc/{metric}/ci95"] = half
   error = calibration_error(share_N, majority_N)
-  out[f"val-aux/{name}/maj_calibration_error"] = error
-  out["val-aux/score"] = float(mean_N[:score_of].mean())
-  for level in levels(responses, mean_of):
-    metric = f"difficulty_{level.difficulty}/acc/mean@{mean_of}"
-    out[f"val-aux/{name}/{metric}"] = level.mean
-  return out
+  return values, {f"val-aux/{responses.name}/maj_calibration_error": error}
 
 
 class Level(NamedTuple):
@@ -285,7 +328,7 @@ class Level(NamedTuple):
   Attributes:
     difficulty: of the rows.
     prompts: number of rows.
-    mean, half: accuracy of samples, and half of its 95% interval.
+    mean, half: accuracy (or reward), and half of its 95% interval.
     truncated: share of truncated samples.
   """
 
@@ -304,7 +347,7 @@ def levels(responses: Responses, mean_of: int) -> list[Level]:
     mean_of: samples of each prompt in the accuracy.
   """
   difficulty_N = np.array([row.difficulty for row in responses.rows])
-  mean_N = responses.correct_NG[:, :mean_of].mean(1)
+  mean_N = responses.scores_NG[:, :mean_of].mean(1)
   truncated_N = responses.truncated_NG[:, :-1].mean(1)
   return [
       Level(

@@ -27,7 +27,9 @@ def run(session: Session, params: Tree, state: RLState) -> float:
   count = c.evaluate.interim_prompts
   if first_or_last:
     count = c.evaluate.prompts
-  values, responses = evaluate.evaluate(session, params, count, "evaluating")
+  values, responses = evaluate.evaluate(
+      session, params, count, "evaluating", lambda: state.collector.rewards
+  )
   values |= rl_metrics.totals(state.counters)
   values["timing_s/testing"] = time.monotonic() - start
   session.log.metrics("evaluate", state.step, values)
@@ -39,13 +41,14 @@ def run(session: Session, params: Tree, state: RLState) -> float:
               for line in of_set.lines
           ]
       )
-    name = f"val-core/{of_set.name}/acc/mean@{c.evaluate.mean_of}"
+    measure = of_set.measure
+    name = f"val-core/{of_set.name}/{measure}/mean@{c.evaluate.mean_of}"
     mean, half = values[name], values[name + "/ci95"]
     suffix = f" of {of_set.name}" if responses[1:] else ""
-    say(
-        f"held-out accuracy{suffix} at step {state.step}: {mean:.1%} +-"
-        f" {half:.1%}"
-    )
+    what, text = "accuracy", f"{mean:.1%} +- {half:.1%}"
+    if measure == "reward":
+      what, text = "reward", f"{mean:.4g} +- {half:.2g}"
+    say(f"held-out {what}{suffix} at step {state.step}: {text}")
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
   for line in [*doctor.of_evaluation(values), *alarms.alarms(lines)]:
     say(f"warning: {line}")

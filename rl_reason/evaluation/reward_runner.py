@@ -306,6 +306,25 @@ class Rewards:
     """A round of responses to these rows."""
     return RewardRound(self.runner, tok, rows_B)
 
+  def of_all(
+      self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
+  ) -> Array:
+    """The rewards of complete responses, with the weights of the last step.
+
+    Args:
+      tok: the tokenizer.
+      rollouts: on the host; reward models score all of them, so that the shape
+        is always the same.
+      rows_B: the row that each response answers.
+      count: of the first responses, which are real.
+    """
+    functions = self.begin(tok, rows_B)
+    functions.submit(rollouts, np.arange(len(rows_B)) < count)
+    functions.wait()
+    scores_NB = self.all_scores(functions.scores_FB, rollouts)
+    weights_N = [term.last for term in self.terms]
+    return np.tensordot(weights_N, np.stack(scores_NB), 1)[:count]
+
   def all_scores(
       self, scores_FB: Array, rollouts: Rollouts
   ) -> tuple[Array, ...]:

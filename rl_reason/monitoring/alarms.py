@@ -67,7 +67,8 @@ def alarms(
           " for loops"
       )
   start, now = steps[:window], steps[-window:]
-  if _rose(start, now, _REWARD) and not _rose(start, now, _SCORE):
+  verified = any(_SCORE in x for x in steps)
+  if verified and _rose(start, now, _REWARD) and not _rose(start, now, _SCORE):
     names = {k for x in steps for k in x if re.fullmatch(r"reward/.+/mean", k)}
     risen = sorted(k for k in names if _rose(start, now, k))
     if risen:

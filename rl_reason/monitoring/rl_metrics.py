@@ -13,6 +13,12 @@ from rl_reason.monitoring import (
 from rl_reason.monitoring.display import Display
 from rl_reason.structs import Array, Batch, Experience
 
+# Metrics that mean nothing where nothing verifies responses.
+OF_VERIFIER = (
+    *("train/accuracy", "train/all_correct", "train/all_incorrect"),
+    "critic/score/mean",
+)
+
 
 class StepLogger:
   """Logs an RL step while the device works on it.
@@ -83,11 +89,18 @@ class StepLogger:
       shown["length"] = float(metrics["response_length/mean"])
     self._display.step(
         step,
-        accuracy=f"{metrics['train/accuracy']:.1%}",
+        **_headline(metrics),
         **shown,
         tokens_s=f"{metrics['perf/throughput']:.0f}",
     )
     self._doctor.examine(step, metrics)
+
+
+def _headline(metrics: dict[str, Any]) -> dict[str, Any]:
+  """What the screen shows first: accuracy, or the reward without a verifier."""
+  if "train/accuracy" in metrics:
+    return dict(accuracy=f"{metrics['train/accuracy']:.1%}")
+  return dict(reward=float(metrics.get("critic/rewards/mean", np.nan)))
 
 
 def times(seconds: dict[str, float]) -> dict[str, float]:
@@ -170,6 +183,7 @@ def step_metrics(
     counter: Counter,
     terms: tuple[str, ...],
     on_policy: bool,
+    verified: bool = True,
 ) -> tuple[dict[str, float], dict[str, Any]]:
   """The counters after a step, and its metrics on the host.
 
@@ -183,6 +197,7 @@ def step_metrics(
     counter: of tokens and FLOPs.
     terms: names of the functions and models of the reward.
     on_policy: the update reports the gap between sampler and trainer itself.
+    verified: whether there is a verifier; without one nothing is correct.
   """
   generated = int(metrics["tokens/generated"])
   rounds = int(metrics["train/generation_rounds"])
@@ -212,6 +227,8 @@ def step_metrics(
       }
       | state.collector.seen.signs()
   )
+  if not verified:
+    metrics = {k: x for k, x in metrics.items() if k not in OF_VERIFIER}
   return counters, metrics
 
 

@@ -215,9 +215,10 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
     return []
   old, new = scores(before), scores(after or {})
   mean, best = scores_lib.headline(old)
+  what = "reward" if old[mean].unit == "reward" else "accuracy"
   labels = {
-      mean: f"held-out accuracy, {mean}",
-      "greedy": "held-out accuracy, greedy",
+      mean: f"held-out {what}, {mean}",
+      "greedy": f"held-out {what}, greedy",
       best: f"{best}, at least one correct",
       "response length": "tokens per response",
   }

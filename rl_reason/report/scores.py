@@ -13,10 +13,14 @@ class Score(NamedTuple):
 
   value: float
   half: float | None = None  # half-width of its 95% interval
-  share: bool = True  # a fraction of 1; otherwise a number of tokens
+  share: bool = True  # a fraction of 1; otherwise a number of `unit`
+  unit: str = "tokens"
 
   def text(self, plus_minus: str = " +- ") -> str:
     """Returns '83.5% +- 1.7'."""
+    if self.unit == "reward":
+      half = "" if self.half is None else f"{plus_minus}{self.half:.2g}"
+      return f"{self.value:.4g}{half}"
     if not self.share:
       return f"{self.value:.1f}"
     if self.half is None:
@@ -43,14 +47,23 @@ def scores(line: dict) -> dict[str, Score]:
       continue
     prefix = f"{parts[1]} " if others & {*parts[1:2]} else ""
     if parts[0] == "val-core":
-      out[prefix + parts[-1]] = Score(value, line.get(f"{name}/ci95"))
+      half, measure = line.get(f"{name}/ci95"), parts[2]
+      out[prefix + parts[-1]] = _score(measure, value, half)
     elif "/difficulty_" in name:
-      out[prefix + parts[-3].replace("_", " ")] = Score(value)
+      level = parts[-3].replace("_", " ")
+      out[prefix + level] = _score(parts[-2], value)
     elif name == "val-aux/response_length/mean":
       out["response length"] = Score(value, share=False)
     elif name == "val-aux/response_length/clip_ratio":
       out["truncated"] = Score(value)
   return out
+
+
+def _score(measure: str, value: float, half: float | None = None) -> Score:
+  """A score of accuracy, or of the reward where nothing verifies."""
+  if measure == "reward":
+    return Score(value, half, share=False, unit="reward")
+  return Score(value, half)
 
 
 def points(lines: list[dict], stage: str) -> list[dict]:
@@ -162,7 +175,9 @@ def difference(old: Score, new: Score) -> str:
   change = new.value - old.value
   if old.share:
     return f"{change * 100:+.1f} points"
-  return f"{change:+.1f} tokens"
+  if old.unit == "reward":
+    return f"{change:+.4g}"
+  return f"{change:+.1f} {old.unit}"
 
 
 def exploration(old: Score | None, new: Score | None) -> str:
@@ -196,15 +211,18 @@ def summary(workdir: pathlib.Path) -> list[str]:
         x[name].text() if name in x else "unknown" for x in sides
     )
 
+  verified = old[mean].unit != "reward"
   out = [
-      f"held-out accuracy ({mean}, 95% intervals): {change(mean)}",
+      f"held-out {'accuracy' if verified else 'reward'} ({mean}, 95%"
+      f" intervals): {change(mean)}",
       f"greedy: {change('greedy')}",
-      f"{best}: {change(best)}",
+      *([f"{best}: {change(best)}"] if verified else []),
       f"response length in tokens: {change('response length')}",
   ]
   if after is None:
     out[0] += f" at step {before['step']}"
     return [*out, "only one evaluation, hence no before and after"]
   out[0] += f" after {after['step']} steps"
-  out[2] += f" ({exploration(old.get(best), new.get(best))})"
+  if verified:
+    out[2] += f" ({exploration(old.get(best), new.get(best))})"
   return out + warnings(lines)

@@ -3,7 +3,6 @@
 from rl_reason import config as config_lib
 from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
-from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.session import (
     Session,
     critic_config,
@@ -37,13 +36,6 @@ def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
   table = critic.table(cfg)
   like = parameters.abstract(table, parameters.shardings(table, session.mesh))
   return checkpoints.restore(step, like), cfg
-
-
-def load_scorer(session: Session, name: str) -> tuple[Tree, CompiledOnce]:
-  """The parameters of a reward model (see `load`), and its `scores_program`."""
-  params, cfg = load(session, name)
-  title = "scores of the reward model"
-  return params, CompiledOnce(title, scores_program(cfg), session.display)
 
 
 def scores_program(cfg: critic.CriticConfig):

@@ -3,10 +3,11 @@
 A task is a module, or an object of a module as `module:Name`, with
 
   problem(rng, difficulty) -> Row      a random problem
-  verify(text, row) -> bool            whether a response is correct
 
 and optionally
 
+  verify(text, row) -> bool            whether a response is correct; if
+                                       missing, reward.functions alone judge
   answer(text, row) -> str             the final answer, for majority voting;
                                        the last line of a response if missing
   demonstrate(row, style, rng) -> str  a response to imitate, without EOS; no
@@ -114,9 +115,9 @@ class Task:
     self.STYLES = tuple(getattr(source, "STYLES", ()))
     self.has_demonstrations = hasattr(source, "demonstrate")
     self._source, self._failures = source, Failures(f"task {name}", show)
-    for function in ("problem", "verify"):
-      if not callable(getattr(source, function, None)):
-        raise ValueError(f"has no function {function}")
+    self.verifies = callable(getattr(source, "verify", None))
+    if not callable(getattr(source, "problem", None)):
+      raise ValueError("has no function problem")
 
   def __getattr__(self, name: str) -> Any:
     """The task's own problem, verify and demonstrate."""
@@ -152,6 +153,9 @@ class Task:
     """
     verdicts: list[bool | None] = []
     for text, row in pairs:
+      if not self.verifies:
+        verdicts.append(False)
+        continue
       try:
         verdicts.append(bool(self.verify(text, row)))
       except Exception:  # the user's code may raise anything
@@ -179,6 +183,11 @@ def get(name: str, show: Show | None = None) -> Any:
         f"none of {', '.join((*NAMES, FILES))}, and no task of yours: {e}"
     ) from None
   return Task(name, source() if isinstance(source, type) else source, show)
+
+
+def has_verifier(task, row: Row) -> bool:
+  """Whether responses to a row of a task are verified."""
+  return getattr(task, "verifies", True) and row.kind != verifiers.NONE
 
 
 def begin(task, pairs):

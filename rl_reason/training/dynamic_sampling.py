@@ -70,6 +70,12 @@ def accuracy(rows: Experience) -> np.ndarray:
   return np.array([rows.correct_B[group].mean() for group in found])
 
 
+def partly_correct(rows: Experience) -> np.ndarray:
+  """Whether some but not all responses of each group are correct: [N]."""
+  accuracy_N = accuracy(rows)
+  return (accuracy_N > 0) & (accuracy_N < 1)
+
+
 def fill_batch(
     sample_round: Callable[[Callable[[int, int], bool]], Experience],
     kept: Experience | None,
@@ -80,6 +86,7 @@ def fill_batch(
     max_rounds: int,
     surplus: str,
     shortfall: str,
+    signal: Callable[[Experience], np.ndarray] = partly_correct,
 ) -> tuple[Experience, Experience | None, dict[str, float]]:
   """Samples rounds of prompts until a training batch is full.
 
@@ -96,6 +103,7 @@ def fill_batch(
     max_rounds: of generation.
     surplus: 'discard' or 'keep' the groups that do not fit.
     shortfall: 'pad' the batch with empty rows, or 'raise'.
+    signal: which groups of a round have signal: [N] bool.
 
   Returns:
     `batch` rows of whole groups, padded if no other group fits; the surplus to
@@ -118,14 +126,14 @@ def fill_batch(
     at_most = count + (known + unfinished) * group_size
     return enabled and at_most < batch and rounds + 1 < max_rounds
 
-  # Sample rounds until enough groups have signal: 0 < accuracy < 1.
+  # Sample rounds until enough groups have signal, as a rule 0 < accuracy < 1.
   while count < batch and rounds < (max_rounds if enabled else 1):
     rows = sample_round(another_round_follows)
     rounds += 1
     tokens += int(rows.rollouts.lengths_B.sum())
     accuracy_N = accuracy(rows)
     accuracies.append(accuracy_N)
-    signal_N = (accuracy_N > 0) & (accuracy_N < 1)
+    signal_N = signal(rows)
     with_signal += int(signal_N.sum())
     wanted_N = signal_N if enabled else np.ones_like(signal_N)
     found = zip(groups(rows.rollouts.ids_B), wanted_N, strict=True)

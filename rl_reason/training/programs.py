@@ -10,23 +10,25 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import config as config_lib, functions
-from rl_reason.algorithms import credit, objective
+from rl_reason import combinations, config as config_lib, functions
+from rl_reason.algorithms import credit, objective, rewards
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
 from rl_reason.monitoring import rl_metrics
 from rl_reason.randomness import host_seed, key
-from rl_reason.reward_models import scorer as reward_model_scorer
+from rl_reason.reward_models import scorer
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.session import Session, num_shards, packed_rows
-from rl_reason.structs import Array, Experience, Tree
+from rl_reason.structs import Array, Experience, Rollouts, Tree
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
     critic_step,
+    dynamic_sampling,
     history,
     optimizer,
     packing,
+    reward_spread,
     step,
 )
 from rl_reason.training.batches import no_rows
@@ -49,6 +51,7 @@ class Programs(NamedTuple):
     step_metrics: `rl_metrics.step_metrics`.
     steer: `steer`, with the adaptive controllers; None if there is none.
     on_policy: the update computes the old log-probs itself.
+    signal: RLState -> the `signal` of `dynamic_sampling.fill_batch`.
   """
 
   plan: Callable[..., packing.PackingPlan]
@@ -61,6 +64,7 @@ class Programs(NamedTuple):
   step_metrics: Callable
   steer: Callable[..., dict[str, float]] | None
   on_policy: bool
+  signal: Callable[..., Callable[[Experience], Array]]
 
 
 def build(session: Session) -> Programs:
@@ -121,11 +125,17 @@ def build(session: Session) -> Programs:
           counter=make_counter(session, passes=forward_passes(c)),
           terms=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
+          verified=not combinations.no_verifier(c),
       ),
       steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
       if any(controllers.values())
       else None,
       on_policy=on_policy,
+      signal=functools.partial(
+          reward_spread.signal, reward=make_reward(c), steps=c.rl.steps
+      )
+      if combinations.by_reward(c)
+      else lambda _: dynamic_sampling.partly_correct,
   )
 
 
@@ -287,14 +297,19 @@ def _reward_and(c, assign: Callable) -> Callable:
 
 
 def make_reward(c) -> Callable[[dict], Array]:
-  """`credit.outcome` with the keywords of the config bound."""
-  r = c.reward
+  """`credit.outcome` with the keywords of the config bound.
+
+  Without a verifier the reward is that of the functions alone.
+  """
+  r, nothing = c.reward, combinations.no_verifier(c)
   return functools.partial(
       credit.outcome,
       max_tokens=c.rollout.max_tokens,
-      outcome=functions.bind("outcome", r.outcome),
-      correct=r.correct,
-      incorrect=r.incorrect,
+      outcome=rewards.correctness
+      if nothing
+      else functions.bind("outcome", r.outcome),
+      correct=0.0 if nothing else r.correct,
+      incorrect=0.0 if nothing else r.incorrect,
       term_weights=tuple((x.first, x.last) for x in terms(c)),
       overlong_buffer=r.overlong_buffer,
       overlong_coef=r.overlong_coef,
@@ -378,8 +393,23 @@ def make_rewards(session: Session) -> Rewards:
 
 def make_model(session: Session, name: str) -> Model:
   """A reward model, as a term of the reward calls it."""
-  params, program = reward_model_scorer.load_scorer(session, name)
-  plan = make_planner(session)
-  return lambda rollouts: step.forward(
-      session.mesh, program, params, plan(rollouts)
-  )
+  params, cfg = scorer.load(session, name)
+  usual = session.config.rollout.batch
+
+  @functools.cache
+  def programs_of(rows: int):
+    """The plan and the program for so many responses."""
+    program = scorer.scores_program(cfg)
+    title = "scores of the reward model"
+    plan = make_planner(session)
+    if rows != usual:  # those of an evaluation
+      plan = functools.partial(
+          packing.plan, packed_rows=packed_rows(session), minibatches=1
+      )
+    return plan, CompiledOnce(title, program, session.display)
+
+  def scores(rollouts: Rollouts) -> Array:
+    plan, program = programs_of(len(rollouts.ids_B))
+    return step.forward(session.mesh, program, params, plan(rollouts))
+
+  return scores

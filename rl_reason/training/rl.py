@@ -83,7 +83,7 @@ def train(
 
   # Keywords of `fill_batch`; `batches` is read by the collector.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
-  refill |= dict(group_size=c.rollout.group_size)
+  refill |= dict(group_size=c.rollout.group_size, signal=run.signal(state))
   del refill["batches"]
   collector, clock = state.collector, state.collector.clock
   limit = c.rl.max_steps_without_update

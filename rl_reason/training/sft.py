@@ -8,7 +8,7 @@ which the model mostly answers incorrectly: RL has to unlearn these habits.
 import functools
 import pathlib
 
-from rl_reason import config as config_lib, hf
+from rl_reason import combinations, config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import pipelines
 from rl_reason.evaluation import evaluate
@@ -121,7 +121,7 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       schedule=phase.schedule,
       # Only the skill has a threshold.
       final_check=functools.partial(_require_skill, session)
-      if name == "skill"
+      if name == "skill" and not combinations.no_verifier(c)
       else None,
   )
 

@@ -10,6 +10,8 @@ import tiny_session
 from test_train import ROWS, tiny_config, train
 from tiny_data import byte_tokenizer
 
+from rl_reason.session import open_stage
+
 pytestmark = pytest.mark.slow
 
 
@@ -106,3 +108,35 @@ def test_a_finished_run_is_not_trained_again(trained):
   [second] = results
   assert tiny_session.digest(second.params) == tiny_session.digest(first.params)
   assert second.history == first.history
+
+
+def test_without_a_verifier_the_reward_decides(tok_dir, tmp_path):
+  """Rows without answers: signal, evaluation and `best` by the reward."""
+
+  async def early(completions, length, **columns):
+    return [
+        float(n > 20) - len(x) for n, x in zip(length, completions, strict=True)
+    ]
+
+  rows = [{k: x for k, x in row.items() if k != "answer"} for row in ROWS]
+  c = tiny_config(tokenizer=tok_dir, rl__steps=2, checkpoint__keep_last=1)
+  c.dynamic_sampling.update(enabled=True, max_rounds=2)
+  result = train(
+      c, rows=rows, reward=early, workdir=tmp_path / "run", show=False
+  )
+  assert result.config.data.kind == "none"
+  found = [
+      x["val-core/evaluate_rows/reward/mean@1"]
+      for x in result.history
+      if x["stage"] == "evaluate"
+  ]
+  assert len(found) == 3 and max(found) < 2
+  checkpoints = open_stage(result.session, "rl").checkpoints
+  assert checkpoints.best() == int(np.argmax(found))
+  steps = [x for x in result.history if x["stage"] == "rl"]
+  assert len(steps) == 2
+  for x in steps:
+    assert "train/accuracy" not in x and x["actor/grad_norm"] > 0
+    assert x["train/groups_with_signal"] > 0
+    mean = x["reward/rl_reason.given:early/mean"]
+    assert x["critic/rewards/mean"] == pytest.approx(mean, rel=1e-5)

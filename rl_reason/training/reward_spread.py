@@ -1,0 +1,34 @@
+"""Signal by the reward: which groups have responses of different rewards.
+
+Dynamic sampling asks by default which groups are partly correct (DAPO). Where
+nothing verifies responses, or with dynamic_sampling.signal = "reward", a group
+has signal if its total rewards differ, penalties of length among them.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rl_reason.structs import Array, Experience
+from rl_reason.training import dynamic_sampling
+from rl_reason.training.step import credit_inputs
+
+
+def signal(
+    state, *, reward: Callable[[dict], Array], steps: int
+) -> Callable[[Experience], np.ndarray]:
+  """The `signal` of `dynamic_sampling.fill_batch`.
+
+  Args:
+    state: the `RLState`, whose step moves the weights of the reward's terms.
+    reward: `credit.outcome`, its keywords bound.
+    steps: of the run.
+  """
+
+  def rewards_differ(rows: Experience) -> np.ndarray:
+    inputs = credit_inputs(rows, progress=np.float32(state.step / steps))
+    rewards_B = np.asarray(reward(inputs))
+    found = dynamic_sampling.groups(rows.rollouts.ids_B)
+    return np.array([np.ptp(rewards_B[group]) > 0 for group in found])
+
+  return rewards_differ

@@ -1,0 +1,176 @@
+"""Where nothing verifies responses: signal and evaluation by the reward."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+import tiny_session
+from test_reward_runner import rollouts
+
+from rl_reason import combinations, config
+from rl_reason.evaluation import evaluate
+from rl_reason.evaluation.reward_runner import RewardRunner, Rewards
+from rl_reason.monitoring import alarms, rl_metrics
+from rl_reason.report import scores
+from rl_reason.structs import Rollouts
+from rl_reason.tasks import Row, reward_terms
+from rl_reason.training import dynamic_sampling, programs, reward_spread, step
+
+TASK = """
+from rl_reason.tasks import Row
+
+ALPHABET = "0123456789="
+
+def problem(rng, difficulty):
+  return Row("".join(map(str, rng.integers(10, size=5))) + "=", "")
+
+def demonstrate(row, style, rng):
+  return row.prompt[:2]
+"""
+
+
+@pytest.fixture
+def free(tmp_path, monkeypatch):
+  """A config of a task without `verify`, rewarded for short responses."""
+  (tmp_path / "free_task.py").write_text(TASK)
+  monkeypatch.syspath_prepend(tmp_path)
+  c = tiny_session.tiny_config()
+  c.task.update(name="free_task", difficulties=())
+  c.reward.functions = "length*-0.5..-1"
+  return c
+
+
+def test_what_has_a_verifier(free, tmp_path):
+  data = tmp_path / "a.jsonl"
+  data.write_text("{}")
+  usual = tiny_session.tiny_config()
+  assert not combinations.no_verifier(usual)
+  assert not combinations.by_reward(usual)
+  usual.dynamic_sampling.signal = "reward"
+  assert combinations.by_reward(usual)
+  assert combinations.no_verifier(free) and combinations.by_reward(free)
+  mixed = tiny_session.tiny_config()
+  mixed.task.name, mixed.data.kind = "files", "none"
+  mixed.data.train = f"{data},gsm8k"
+  assert combinations.unverified(mixed) == [True, False]
+  assert combinations.by_reward(mixed) and not combinations.no_verifier(mixed)
+
+
+MISTAKES = [
+    ({"reward.functions": ""}, "reward.functions = '': nothing verifies"),
+    ({"dynamic_sampling.signal": "correctness"}, "no verifier: use 'auto'"),
+    ({"rollout.retire_after": 2}, "no verifier: leave it at 0"),
+    ({"loss.positive_nll": 0.1}, "no verifier: leave it at 0"),
+    ({"rollout.partial_groups": 2}, "not with dynamic_sampling.signal"),
+]
+
+
+@pytest.mark.parametrize("fields, words", MISTAKES)
+def test_what_needs_a_verifier_is_refused(free, fields, words, tmp_path):
+  for name, value in fields.items():
+    tiny_session.set_field(free, name, value)
+  with pytest.raises(config.ConfigError, match=words):
+    tiny_session.make_session(tmp_path / "run", free)
+
+
+def graded(responses: Rollouts, correct_B, scores_B):
+  return step.graded(
+      responses,
+      np.array(correct_B, np.float32),
+      scores_NB=(np.array(scores_B, np.float32),),
+  )
+
+
+def test_signal_is_the_spread_of_the_total_reward(free):
+  """Weights move from -1/2 to -1; verdicts count for nothing."""
+  rows = graded(rollouts(), [1, 0, 0, 0, 1, 1], [0.5, 0.5, 0.5, 1, 0, 0])
+  reward = programs.make_reward(free)
+  state = type("State", (), dict(step=1))
+  by_reward = reward_spread.signal(state, reward=reward, steps=2)
+  assert by_reward(rows).tolist() == [False, True, False]
+  inputs = step.credit_inputs(rows, progress=np.float32(0.5))
+  rewards_B = np.asarray(reward(inputs))
+  np.testing.assert_allclose(rewards_B, -0.75 * rows.scores_NB[0])
+  assert dynamic_sampling.partly_correct(rows).tolist() == [True, False, False]
+  # Two rounds give the batch of two groups; only those with signal are in it.
+  batch, _, metrics = dynamic_sampling.fill_batch(
+      lambda _: rows,
+      None,
+      batch=4,
+      group_size=2,
+      enabled=True,
+      max_rounds=3,
+      surplus="discard",
+      shortfall="pad",
+      signal=by_reward,
+  )
+  assert metrics["train/generation_rounds"] == 2
+  assert batch.scores_NB[0].tolist() == [0.5, 1, 0.5, 1]
+
+
+def responses_to(rows, functions):
+  """Of an evaluation: one sample and a greedy response to each row."""
+  terms = reward_terms.terms(functions)
+  runner = RewardRunner(terms, max_tokens=8)
+  rewards = Rewards(terms, runner, {})
+  return evaluate.respond(
+      lambda _: rollouts(),
+      tiny.TOK,
+      tiny.TASK,
+      "free",
+      rows,
+      batch=3,
+      max_prompt=3,
+      num_lines=1,
+      progress=lambda _: None,
+      rewards=lambda: rewards,
+  )
+
+
+def test_evaluation_reports_the_reward():
+  """Lengths 2, 4 | 2, 2 | 2, 2 of 8, twice the last weight, -1."""
+  rows = [Row(f"{n}+1", "", kind="none") for n in (1, 2)]
+  responses = responses_to(rows, "length*-5..-1,length*0..-1")
+  np.testing.assert_allclose(responses.rewards_NG, [[-0.5, -1], [-0.5, -0.5]])
+  values = evaluate.summarize(
+      responses, lambda text, row: "", mean_of=1, score_of=8
+  )
+  assert values["val-core/free/reward/mean@1"] == -0.5
+  assert values["val-core/free/reward/greedy"] == -0.75
+  assert values["val-aux/score"] == -0.5
+  assert values["val-aux/free/difficulty_0/reward/mean@1"] == -0.5
+  assert not any("/acc/" in name or "maj" in name for name in values)
+  found = scores.scores(values)
+  assert found["mean@1"].text() == "-0.5 +- 0"
+  assert scores.difference(found["greedy"], found["mean@1"]) == "+0.25"
+
+
+def test_rows_with_a_verifier_are_measured_by_verdicts():
+  row = Row("1+1", "2")
+  responses = responses_to([row, row, row], "length*-1")
+  assert responses.rewards_NG is None and responses.measure == "acc"
+
+
+def test_the_summary_and_the_alarms_without_a_verifier(tmp_path):
+  line = dict(stage="evaluate", step=0)
+  names = [f"val-core/free/reward/mean@1{x}" for x in ("", "/ci95")]
+  lines = [
+      line | dict(zip(names, (-0.5, 0.1), strict=True)),
+      line | dict(zip(names, (-0.25, 0.1), strict=True)) | dict(step=9),
+  ]
+  rises = [
+      {"stage": "rl", "step": n, "critic/rewards/mean": n / 2 + n % 2}
+      | {"reward/length/mean": n}
+      for n in range(20)
+  ]
+  text = "".join(json.dumps(x) + "\n" for x in [*lines, *rises])
+  (tmp_path / "metrics.jsonl").write_text(text)
+  first = scores.summary(tmp_path)[0]
+  assert first == (
+      "held-out reward (mean@1, 95% intervals): -0.5 +- 0.1 -> -0.25 +- 0.1"
+      " after 9 steps"
+  )
+  assert not alarms.alarms([*lines, *rises])
+  assert alarms.alarms([*lines, *[x | {"critic/score/mean": 0} for x in rises]])
+  assert rl_metrics._headline({"critic/rewards/mean": 1}) == dict(reward=1.0)
