@@ -93,6 +93,8 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   rewards_B = np.asarray(reward(inputs))
   np.testing.assert_allclose(rewards_B, -0.75 * rows.scores_NB[0])
   assert dynamic_sampling.partly_correct(rows).tolist() == [True, False, False]
+  unknown = graded(rollouts(), [0] * 6, [np.nan, 1, np.nan, np.nan, 0, 1])
+  assert by_reward(unknown).tolist() == [False, False, True]
   # Two rounds give the batch of two groups; only those with signal are in it.
   batch, _, metrics = dynamic_sampling.fill_batch(
       lambda _: rows,
@@ -106,6 +108,7 @@ def test_signal_is_the_spread_of_the_total_reward(free):
       signal=by_reward,
   )
   assert metrics["train/generation_rounds"] == 2
+  assert metrics["train/no_signal"] == pytest.approx(2 / 3)
   assert batch.scores_NB[0].tolist() == [0.5, 1, 0.5, 1]
 
 

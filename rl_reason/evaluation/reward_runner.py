@@ -311,6 +311,8 @@ class Rewards:
   ) -> Array:
     """The rewards of complete responses, with the weights of the last step.
 
+    A score that is missing, since its function failed, counts as 0.
+
     Args:
       tok: the tokenizer.
       rollouts: on the host; reward models score all of them, so that the shape
@@ -323,7 +325,8 @@ class Rewards:
     functions.wait()
     scores_NB = self.all_scores(functions.scores_FB, rollouts)
     weights_N = [term.last for term in self.terms]
-    return np.tensordot(weights_N, np.stack(scores_NB), 1)[:count]
+    scores_NB = np.nan_to_num(np.stack(scores_NB), posinf=0, neginf=0)
+    return np.tensordot(weights_N, scores_NB, 1)[:count]
 
   def all_scores(
       self, scores_FB: Array, rollouts: Rollouts

@@ -206,12 +206,17 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
       " reward.overlong_buffer, or loss.mask_truncated",
   )
   incorrect, correct = share("train/all_incorrect"), share("train/all_correct")
+  same = share("train/no_signal")
   sign(
       "Few groups with signal",
-      incorrect + correct,
+      same if "train/no_signal" in x else incorrect + correct,
       0.9,
-      f"{incorrect:.0%} of the groups are all incorrect: prompts too hard, or a"
-      " verifier that does not accept what the model writes; read"
+      f"{same:.0%} of the groups have responses of equal rewards: read"
+      " samples.jsonl, make reward.functions finer, or raise"
+      f" rollout.group_size (now {fields['rollout.group_size']})"
+      if "train/no_signal" in x
+      else f"{incorrect:.0%} of the groups are all incorrect: prompts too hard,"
+      " or a verifier that does not accept what the model writes; read"
       f" samples.jsonl, then choose easier {prompts}, or raise"
       f" rollout.group_size (now {fields['rollout.group_size']})"
       if incorrect >= correct
@@ -262,11 +267,17 @@ def causes(found: Iterable[Finding]) -> str:
 
 def vital_signs(x: dict[str, Any], fields: dict[str, Any]) -> str:
   """The state of a step in one line, whether or not something is wrong."""
-  incorrect, correct = x["train/all_incorrect"], x["train/all_correct"]
   wanted = updates_lib.per_step(fields)
+  if "train/no_signal" in x:
+    groups = f"{1 - x['train/no_signal']:.0%} of the groups have signal"
+  else:
+    incorrect, correct = x["train/all_incorrect"], x["train/all_correct"]
+    groups = (
+        f"{1 - incorrect - correct:.0%} of the groups have signal"
+        f" ({incorrect:.0%} all incorrect, {correct:.0%} all correct)"
+    )
   return (
-      f"{1 - incorrect - correct:.0%} of the groups have signal"
-      f" ({incorrect:.0%} all incorrect, {correct:.0%} all correct);"
+      f"{groups};"
       f" {x[SIGN + 'truncated']:.0%} of the responses truncated,"
       f" {x[SIGN + 'no_answer']:.0%} without an answer; verifier and rewards"
       f" failed {x['train/verifier_failures']} times;"

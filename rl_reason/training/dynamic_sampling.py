@@ -113,7 +113,7 @@ def fill_batch(
   Raises:
     Shortfall: 'raise', and too few groups have signal after max_rounds.
   """
-  parts, accuracies, tokens = [], [], 0
+  parts, accuracies, signals, tokens = [], [], [], 0
   count = with_signal = num_kept = rounds = 0
   # Groups that were kept from the previous step come first.
   if kept is not None:
@@ -134,6 +134,7 @@ def fill_batch(
     accuracy_N = accuracy(rows)
     accuracies.append(accuracy_N)
     signal_N = signal(rows)
+    signals.append(signal_N)
     with_signal += int(signal_N.sum())
     wanted_N = signal_N if enabled else np.ones_like(signal_N)
     found = zip(groups(rows.rollouts.ids_B), wanted_N, strict=True)
@@ -158,6 +159,8 @@ def fill_batch(
       "train/groups_missing": missing / group_size,
       "tokens/generated": tokens,
   }
+  if signal is not partly_correct and signals:
+    metrics["train/no_signal"] = 1 - np.concatenate(signals).mean()
   if count < batch and shortfall == "raise":
     raise Shortfall(
         f"dynamic sampling: {count // group_size} of {batch // group_size}"

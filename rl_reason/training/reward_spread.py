@@ -29,6 +29,8 @@ def signal(
     inputs = credit_inputs(rows, progress=np.float32(state.step / steps))
     rewards_B = np.asarray(reward(inputs))
     found = dynamic_sampling.groups(rows.rollouts.ids_B)
-    return np.array([np.ptp(rewards_B[group]) > 0 for group in found])
+    # A response whose reward is unknown (NaN) says nothing.
+    known = [rewards_B[group][np.isfinite(rewards_B[group])] for group in found]
+    return np.array([len(set(x.tolist())) > 1 for x in known])
 
   return rewards_differ
