@@ -148,9 +148,9 @@ def _data(c) -> None:
       )
   if any(combinations.unverified(c)) and c.rl.steps and not c.reward.functions:
     fail(
-        "reward.functions: nothing verifies the rows of data.kind = 'none', so"
-        " that only functions can reward a response: name one, as in"
-        " 'my_rewards:f*1'"
+        "reward.functions: nothing verifies responses (data.kind = 'none', or a"
+        " task that has no function verify), so that only functions can reward"
+        " them: name one, as in 'my_rewards:judge*1'"
     )
   with faults_of("data.template"):
     templates.choose(d.template, "")

@@ -1,5 +1,8 @@
 """`rl_reason.train`: objects in hand, mistakes as exceptions, names."""
 
+import json
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -133,3 +136,30 @@ assert "jax" not in sys.modules
       [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
   )
   assert not done.returncode, done.stderr
+
+
+def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
+  """docs/data.md, up to the stages: they say what they were asked for."""
+  text = (ROOT / "docs" / "data.md").read_text()
+  [code] = re.findall(r'```python\n("""Short answers.*?)```', text, re.DOTALL)
+  seen = {}
+
+  def stages(c, workdir, screen, stop, *, logger, **_):
+    seen.update(c=c, rows=pathlib.Path(c.data.train).read_text())
+    line = {"critic/rewards/mean": -0.5}
+    logger({f"rl/{k}": x for k, x in line.items()}, 3)
+    line = dict(stage="evaluate", step=9)
+    line["val-core/evaluate_rows/reward/greedy"] = -0.25
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return None, None
+
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(run, "stages", stages)
+  monkeypatch.setattr(run.Result, "sample", lambda self, x, count: [x * count])
+  exec(compile(code, "printed", "exec"), {"__name__": "printed"})
+  c, out = seen["c"], capsys.readouterr().out
+  terms = "rl_reason.given:short*0.5,repetition*-0.1"
+  assert c.reward.functions == terms and c.data.kind == "none"
+  assert c.rl.steps == 20 and seen["rows"].count("\n") == 160
+  assert "3 -0.5\n" in out and "-0.25\n" in out
+  assert "no row has a reference answer" in out and "40 rows are held" in out
