@@ -170,6 +170,13 @@ def _run(config, workdir: pathlib.Path) -> int:
     except (structs.RunError, datasets.DataError) as e:
       print(f"error: {e}", file=sys.stderr)
       return 1
+    except jax.errors.JaxRuntimeError as e:
+      if "RESOURCE_EXHAUSTED" in str(e):
+        e.add_note(
+            "out of memory: the same command with --stage=size says what takes"
+            " how much, and docs/start.md which field helps"
+        )
+      raise
     finally:
       screen.close()
 

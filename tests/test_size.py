@@ -10,7 +10,7 @@ from conftest import ROOT
 from jax.sharding import AbstractMesh
 
 from bench import aot
-from rl_reason import checks, config, functions
+from rl_reason import checks, config, functions, main
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
 from rl_reason.session import critic_config
@@ -190,6 +190,18 @@ def test_largest_is_a_bisection():
       assert command.largest(lambda x, to=limit: x <= to, most) == limit
 
 
+def test_a_run_that_is_out_of_memory_says_where_to_look(tmp_path, monkeypatch):
+  def stages(*_, **__):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GiB")
+
+  monkeypatch.setattr(main.run, "stages", stages)
+  monkeypatch.setattr(main.run, "use_compilation_cache", lambda _: None)
+  main.FLAGS(["main"])
+  with pytest.raises(jax.errors.JaxRuntimeError) as error:
+    main._run(None, tmp_path)
+  assert "--stage=size" in error.value.__notes__[0]
+
+
 @pytest.mark.slow
 def test_programs_of_this_machine_are_compiled():
   lines = []
@@ -200,6 +212,6 @@ def test_programs_of_this_machine_are_compiled():
   c.rollout.update(batch=64, slots=16)
   config.override(c, {"mesh.data": jax.device_count()})
   command.run(c, screen, None, 0)
-  rows, line = lines
+  (rows,) = [x for x in lines if isinstance(x, list)]
   assert [x[3] for x in rows if x[1] == "peak"] == ["compiled for cpu"] * 2
-  assert line.startswith("fits into")
+  assert lines[-1].startswith("fits into")
