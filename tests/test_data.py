@@ -1,5 +1,7 @@
 """Tokenizers and batches of tokens: round trips and padding."""
 
+import json
+
 import numpy as np
 import pytest
 import tokenizers
@@ -7,6 +9,7 @@ import transformers
 
 from rl_reason.config import ConfigError
 from rl_reason.data import pipelines, tokenizer
+from rl_reason.data.datasets import DataError
 from rl_reason.tasks import arithmetic, countdown
 
 
@@ -86,6 +89,14 @@ def test_load_wants_an_eos(tmp_path):
     tokenizer.load(path, arithmetic.ALPHABET)
 
 
+def test_load_wants_more_than_special_tokens(tmp_path):
+  """Without tokenizer.json the class of Llama has these three tokens."""
+  config = dict(tokenizer_class="LlamaTokenizer", eos_token="</s>")
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+  with pytest.raises(ConfigError, match="has 3 tokens and spells no text"):
+    tokenizer.load(str(tmp_path), "")
+
+
 def test_load_from_nowhere(tmp_path):
   """One line that says what to give instead, for a path and an empty one."""
   for path in (tmp_path, tmp_path / "nothing"):
@@ -100,7 +111,9 @@ def test_load_from_nowhere(tmp_path):
 
 
 def test_pack_prompts_pads_on_the_left(tok):
-  packed = pipelines.pack_prompts(tok, ["1+2=", "3=", ""], [7, 8, 2**31 - 2], 5)
+  packed = pipelines.pack_prompts(
+      tok, ["1+2=", "3=", "3"], [7, 8, 2**31 - 2], 5
+  )
   pad, (one, plus, two, is_, three) = (
       tok.pad_token_id,
       tokenizer.encode(tok, ["1+2=3"])[0],
@@ -108,9 +121,9 @@ def test_pack_prompts_pads_on_the_left(tok):
   assert packed.tokens_NP.tolist() == [
       [pad, one, plus, two, is_],
       [pad, pad, pad, three, is_],
-      [pad] * 5,
+      [pad, pad, pad, pad, three],
   ]
-  assert packed.start_N.tolist() == [1, 3, 5]
+  assert packed.start_N.tolist() == [1, 3, 4]
   assert packed.ids_N.tolist() == [7, 8, 2**31 - 2]
   for x in (packed.tokens_NP, packed.start_N, packed.ids_N):
     assert x.dtype == np.int32
@@ -123,6 +136,11 @@ def test_pack_prompts_that_just_fit_or_do_not(tok):
   assert str(error.value) == (
       "prompt '1+2+3=' has 6 tokens, rollout.max_prompt = 5: raise it"
   )
+
+
+def test_a_prompt_without_a_token_is_refused(tok):
+  with pytest.raises(DataError, match="prompt '' has no token"):
+    pipelines.pack_prompts(tok, ["3=", ""], [0, 1], 5)
 
 
 def test_pack_demonstrations(tok):

@@ -51,6 +51,13 @@ def test_what_does_not_fit_is_an_error():
     packing.place(np.array([3, 3]), 10, 1, unit=2)
 
 
+def test_a_response_needs_a_prompt():
+  """Else the last token of another sequence would predict its first one."""
+  tokens_BL, mask_BT = np.ones((2, 5), int), np.ones((2, 2), bool)
+  with pytest.raises(ValueError, match="without a token of its prompt"):
+    packing.pack(tokens_BL, np.array([1, 3]), mask_BT, 2)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 9), st.sampled_from([1, 2, 3]))
 def test_any_lengths_have_room(seed, rows, together):

@@ -5,6 +5,7 @@
 import collections
 
 import pytest
+import tokenizers
 from tiny_data import (  # noqa: F401  (fixtures)
     FIVE,
     check,
@@ -20,11 +21,12 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason.config import ConfigError
 from rl_reason.data import (
     pipelines,
+    prepare,
     screening,
     templates,
     tokenizer as tokenizer_lib,
 )
-from rl_reason.data.datasets import DataError
+from rl_reason.data.datasets import DataError, Example
 
 DAPO = templates.TEMPLATES["math"]["dapo"].prompt
 LONG = "the prompt is longer than rollout.max_prompt = 400; raise it"
@@ -52,6 +54,19 @@ def test_a_row_by_hand(make, tmp_path, tok_dir):
       tally["references"],
       tally["verified"],
   ) == (*(1, 1, 1, 1),)
+
+
+def test_a_prompt_without_a_token_is_dropped(make, tok_dir):
+  """A normalizer may remove everything that a question consists of."""
+  tok = tokenizer_lib.load(tok_dir, "")
+  tok.backend_tokenizer.normalizer = tokenizers.normalizers.Replace(
+      "\u200b", ""
+  )
+  builder = prepare.RowBuilder(make([]), tok)
+  example = Example("\u200b", "1", "math", 0, "x", "x:1")
+  fault = builder.build(example, "evaluate")
+  assert fault.reason == "the prompt has no token"
+  assert builder.build(example._replace(question="abc"), "evaluate")["bin"] == 4
 
 
 def test_length_bins(make, tmp_path):

@@ -162,13 +162,19 @@ def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
   """Prompts padded on the left.
 
   Raises:
-    ValueError: a prompt is longer than `slots` tokens.
+    DataError: a prompt has no token, or is longer than `slots` tokens.
   """
   tokens_NP = np.full((len(texts), slots), tok.pad_token_id, np.int32)
   start_N = np.zeros(len(texts), np.int32)
   for n, row in enumerate(tokenizer.encode(tok, texts)):
+    if not row:
+      raise datasets.DataError(
+          f"prompt {texts[n]!r} has no token, and nothing could predict the"
+          " first token of a response: leave it out, or choose a tokenizer that"
+          " can spell it"
+      )
     if len(row) > slots:
-      raise ValueError(
+      raise datasets.DataError(
           f"prompt {texts[n]!r} has {len(row)} tokens, rollout.max_prompt ="
           f" {slots}: raise it"
       )

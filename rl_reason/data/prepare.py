@@ -124,6 +124,8 @@ class RowBuilder:
     except templates.PromptError as e:
       return Fault("the prompt cannot be rendered", f"{e}: {example.question}")
     ids = self._encode(prompt)
+    if not ids:
+      return Fault("the prompt has no token", example.question)
     if len(ids) > limit:
       return Fault(
           f"the prompt is longer than rollout.max_prompt = {limit}; raise it",

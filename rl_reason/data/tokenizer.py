@@ -39,7 +39,8 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
     alphabet: all characters of the task.
 
   Raises:
-    ConfigError: it cannot be loaded, has no EOS, or lacks characters.
+    ConfigError: it cannot be loaded, has no EOS, spells no text at all, or
+      lacks characters.
   """
   if not path:
     return characters(alphabet)
@@ -58,6 +59,12 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
     raise ConfigError(f"tokenizer = {path!r}: has no EOS token; set eos_token")
   if tok.pad_token_id is None:
     tok.pad_token = tok.eos_token
+  # Where tokenizer.json is missing, some classes come with special tokens only.
+  if not encode(tok, [alphabet or "What is 1 + 1?"])[0]:
+    raise ConfigError(
+        f"tokenizer = {path!r}: has {len(tok)} tokens and spells no text with"
+        " them; give a directory with tokenizer.json"
+    )
   spelled = tok.decode(tok.encode(alphabet, add_special_tokens=False))
   if spelled != alphabet:
     raise ConfigError(

@@ -24,6 +24,10 @@ def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
   A response ends at the last token in its mask. A row without any is not
   packed: both are 0.
 
+  Raises:
+    ValueError: a row has a response and no prompt; its first token would be
+      predicted by whatever is packed before it.
+
   Args:
     start_B: first slot that holds a token.
     mask_BT: bool, response tokens.
@@ -32,6 +36,8 @@ def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
   length = mask_BT.shape[1]
   response_B = (mask_BT * np.arange(1, length + 1)).max(1)
   prompt_B = np.where(response_B > 0, slots - length - start_B, 0)
+  if (prompt_B < (response_B > 0)).any():
+    raise ValueError("a response without a token of its prompt")
   return prompt_B, response_B
 
 

@@ -135,8 +135,7 @@ def train(
       plan = run.plan(rows.rollouts, state.step)
       clock.lap("host")
 
-      # Log-probs by the trainer: of the policy before the update, and of the
-      # reference. A single on-policy update computes the former itself.
+      # Log-probs by the trainer; one on-policy update computes its own.
       logps_BT = entropy_BT = ref_logps_BT = None
       if not run.on_policy:
         logps_BT, entropy_BT = run.logps(params, plan)
