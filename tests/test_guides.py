@@ -1,13 +1,17 @@
-"""Code printed in the guides works, links lead somewhere, terms are found."""
+"""Guides: commands and code work, links lead somewhere, terms are found."""
 
 import importlib
+import json
 import re
+import shlex
+import sys
 
 import pytest
 import yaml
 from conftest import ROOT
 
-from rl_reason import checks, config
+from rl_reason import checks, config, main
+from rl_reason.ablate import sweep
 from rl_reason.tasks import Row, reward_functions, reward_terms
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -15,12 +19,6 @@ PAGES = [
     *DOCS,
     *(ROOT / f"{x}.md" for x in ("README", "CONTRIBUTING", "AGENTS")),
 ]
-
-
-def blocks(name: str) -> list[str]:
-  """The blocks of Python of a page."""
-  text = (ROOT / "docs" / name).read_text()
-  return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
@@ -64,21 +62,75 @@ def test_terms_that_people_search_for_are_on_the_first_page():
   assert not [x for x in [*first.split(), *phrases] if x not in text]
 
 
-def test_the_config_of_a_user_of_trl_is_accepted(tmp_path, monkeypatch):
-  [code] = [x for x in blocks("coming_from.md") if "GRPO as TRL" in x]
-  (tmp_path / "my_grpo.py").write_text(code)
+def commands() -> list[tuple[str, str]]:
+  """Commands of all pages and of docstrings of configs, with their place."""
+  found = []
+  for path in [*PAGES, *sorted((ROOT / "configs").rglob("*.py"))]:
+    text = re.sub(r"\\\n\s*", " ", path.read_text())
+    text = text if path.suffix == ".md" else text.partition('"""\n')[0]
+    lines = re.findall(r"^ {2,4}.*?python -m (rl_reason\..*)$", text, re.M)
+    found += [(path.name, line) for line in lines]
+  return found
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch):
+  """A user's directory: the files that the pages print, and those they name."""
+  names = []
+  for path in PAGES:
+    text = path.read_text()
+    for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
+      before = text[max(0, block.start() - 300) : block.start()]
+      head = block[1].partition('"""\n')[0]
+      if found := re.findall(r"\bmy\w*\.py", before + head):
+        (tmp_path / found[-1]).write_text(block[1])
+        names.append(found[-1].removesuffix(".py"))
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  (tmp_path / "wandb.py").touch()  # an extra that tests do not need
+  (tmp_path / "dapo-math-17k.parquet").touch()
+  for name in ("DATA", "runs/dapo"):
+    (tmp_path / name).mkdir(parents=True)
+  fields = config.flat(config.with_defaults(config.read("dapo")))
+  (tmp_path / "runs" / "dapo" / "config.json").write_text(json.dumps(fields))
   monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  importlib.invalidate_caches()
+  flags = [x.name for x in main.FLAGS.get_key_flags_for_module(main)]
+  yield flags
+  for name in flags:
+    main.FLAGS[name].unparse()
+  for name in [*names, "wandb"]:
+    sys.modules.pop(name, None)
+
+
+def test_every_printed_command_is_accepted(printed, capsys):
+  """Up to where the first device would be touched; sweeps as a dry run."""
+  assert len(commands()) > 40
+  main.FLAGS.unparse_flags()
+  for place, line in commands():
+    argv = shlex.split(line, comments=True)
+    if argv[0] == "rl_reason.ablate.sweep":
+      assert sweep.main([*argv[1:], "--dry_run"]) == 0, (place, line)
+    if argv[0] != "rl_reason.main":
+      continue
+    for name in printed:
+      main.FLAGS[name].unparse()
+    try:
+      main._prepare(argv)
+    except config.ConfigError as e:
+      raise AssertionError(f"{place}: {line}: {e}") from None
+
+
+def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):
   c = config.read("my_grpo.py")
   checks.fields(c)
   assert (c.kl.coef, c.reduction.name) == (0.001, "token_mean")
+  assert not c.dynamic_sampling.enabled and c.surrogate.args.dual_clip == 0
 
 
-def test_the_reward_of_a_user_of_verl_is_called(tmp_path, monkeypatch):
-  [code] = [x for x in blocks("coming_from.md") if "compute_score" in x]
-  (tmp_path / "my_score.py").write_text(code)
-  monkeypatch.syspath_prepend(str(tmp_path))
-  [name] = re.findall(r'reward.functions = "(.*?)"', code)
-  importlib.invalidate_caches()
+def test_the_reward_of_a_user_of_verl_is_called(printed):
+  text = (ROOT / "docs" / "coming_from.md").read_text()
+  [name] = re.findall(r'reward.functions = "(.*?)"', text)
   function = reward_terms.find(name)
   row = Row("1+1=", "2", 0)
   texts = [reward_functions.Response(x, 0.5, False) for x in ("it is 2", "3")]

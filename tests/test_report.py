@@ -5,11 +5,13 @@ import json
 import pathlib
 import re
 import sys
+import types
 
 import pytest
 from conftest import data_of_page
 
 from rl_reason import config, run_directory
+from rl_reason.monitoring import machine
 from rl_reason.report import compare, environment, groups, page, scores
 
 LIMIT = 5_000_000
@@ -240,9 +242,8 @@ def test_headline_table_and_pairs(tmp_path):
   assert rows["response length"][2][0] == "+4.0 tokens"
   (pair,) = data["pairs"]
   assert [side["step"] for side in pair["sides"]] == [0, 4]
-  control, mfu = data["notes"]
-  assert control == "Control experiment: the verdicts are shuffled."
-  assert "peak of this device is unknown" in mfu
+  assert data["notes"] == ["Control experiment: the verdicts are shuffled."]
+  assert dict(data["run"])["model FLOPs utilisation"].startswith("unknown")
   assert "advantage.name group_norm" in data["features"]
   assert "loss.positive_nll 3.0" not in data["features"]
   assert ["advantage.args.lam", "Infinity"] in data["config"]
@@ -432,6 +433,20 @@ def test_summary_of_one_evaluation(tmp_path):
   assert "20.0% +- 1.2 at step 0" in lines[0]
   assert "only one evaluation" in lines[-1]
   assert not any("->" in line for line in lines)
+
+
+def test_memory_and_utilization(monkeypatch):
+  assert 0.05 < machine.memory_gib() < 100  # of this process
+  assert machine.utilization(1e12, 1.0) is None  # of a CPU
+  device = types.SimpleNamespace(
+      device_kind="NVIDIA H100 80GB HBM3",
+      memory_stats=lambda: dict(peak_bytes_in_use=3 * 2**30),
+  )
+  monkeypatch.setattr(machine.jax, "devices", lambda: [device] * 2)
+  monkeypatch.setattr(machine.jax, "local_devices", lambda: [device])
+  monkeypatch.setattr(machine.jax, "device_count", lambda: 2)
+  assert machine.memory_gib() == 3
+  assert machine.utilization(989e12, 2.0) == 0.25
 
 
 def test_environment(tmp_path, monkeypatch):

@@ -170,6 +170,9 @@ def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
     out["resumed"] = f"{len(starts) - 1} times, last {resumed}"
   seconds = round(hours * 3600)
   out["RL steps and evaluations"] = str(datetime.timedelta(seconds=seconds))
+  rl = of_stage(lines, "rl")
+  if rl and not any("perf/mfu" in x for x in rl):
+    out["model FLOPs utilisation"] = "unknown: so is the peak of the device"
   return [*out.items(), ("this page", now)]
 
 
@@ -296,8 +299,6 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
         f" {len(rl) / MAX_POINTS:.1f} of {len(rl)} steps; bands are from the"
         " least to the greatest value."
     )
-  if rl and not any("perf/mfu" in x for x in rl):
-    notes.append("Model FLOPs utilisation: the peak of this device is unknown.")
   return notes
 
 

@@ -7,12 +7,17 @@ import pytest
 from conftest import found_in_browser
 from test_report import HOSTILE, put, rl_line, sample
 
-from rl_reason.report import page
+from rl_reason.report import compare, page
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+needs_chromium = pytest.mark.skipif(
+    not shutil.which("chromium"), reason="needs chromium"
+)
+
+
+@needs_chromium
 def test_in_a_browser(tmp_path):
   """Hovered numbers are those of the file, and hostile text does nothing."""
   rows = [sample("rl", 1, text) for text in HOSTILE[:3]]
@@ -49,3 +54,22 @@ def test_in_a_browser(tmp_path):
   assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
   names = ("advantage", "logp", "entropy")
   assert [float(x) for x in numbers] == [rows[0][name][2] for name in names]
+
+
+@needs_chromium
+def test_runs_side_by_side(tmp_path):
+  """Both runs have a line in each chart; one of them can be hidden."""
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+    put(tmp_path / name, [rl_line(1), rl_line(2)])
+  path = compare.write([tmp_path / "a", tmp_path / "b"])
+  probe = """<script>
+    const lines = () => document.querySelectorAll("#charts path").length;
+    const found = [document.title, data.charts.length, lines()];
+    document.querySelector("#runs input").click();
+    document.body.textContent =
+      "FOUND" + JSON.stringify([...found, lines()]) + "FOUND";
+  </script>"""
+  title, charts, both, one = found_in_browser(path, probe)
+  assert title == "a, b: runs" and charts > 5
+  assert (both, one) == (2 * charts, charts)

@@ -1,4 +1,4 @@
-"""The examples in README.md and docs/algorithms.md work as printed."""
+"""The examples in docs/algorithms.md work as printed."""
 
 import re
 import subprocess
@@ -11,11 +11,8 @@ from conftest import ROOT
 
 from rl_reason import checks, config, functions
 
-README = (ROOT / "README.md").read_text()
-CODE, GMPO = (
-    re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    for text in (README, (ROOT / "docs" / "algorithms.md").read_text())
-)
+ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
+CODE, GMPO = re.findall(r"```python\n(.*?)```", ALGORITHMS, re.DOTALL)
 
 
 @pytest.fixture
@@ -41,7 +38,9 @@ def test_the_example_is_an_advantage(directory):
   """Rewards 1, 0 | 3, 5 are 0, 1 | 2, 0 below the best; scaled by 1/2."""
   from configs import dapo
 
-  flags = dict(re.findall(r"--config\.(advantage\.[\w.]+)=([\w:.]+)", README))
+  flags = dict(
+      re.findall(r"--config\.(advantage\.[\w.]+)=([\w:.]+)", ALGORITHMS)
+  )
   assert flags == {
       "advantage.name": "my_advantages:group_best",
       "advantage.args.scale": "0.5",
