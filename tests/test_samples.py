@@ -87,14 +87,15 @@ def outcome(rows):
   return call_by_name(rewards.correctness, inputs)
 
 
-def log_two_rounds(tmp_path, enabled, **options):
+def log_two_rounds(tmp_path, enabled, new_logps=None, **options):
   """The lines of samples.jsonl after a step of two rounds."""
   log = metrics.Log(tmp_path)
   log.show = lambda *x: shown.append(x)  # what loggers get
   shown, tables = [], []
   screen = display.Display(False)
   screen.table = lambda *x: tables.append(x)
-  options = dict(groups=3, responses=3, every=5) | options
+  defaults = dict(groups=3, responses=3, every=5, by_reward=False, steps=4)
+  defaults |= dict(is_verified=lambda row: True)
   sample_log = samples.SampleLog(
       log,
       screen,
@@ -104,7 +105,8 @@ def log_two_rounds(tmp_path, enabled, **options):
       surrogate=surrogates.ppo,
       estimate_kl=lambda *x: np.asarray(kl.estimate("k3", *x)),
       has_values=True,
-      **dict(new_logps=None) | options,
+      new_logps=new_logps,
+      **defaults | options,
   )
   rounds = iter([rows_of([10, 11, 12]), rows_of([13, 14])])
   rows, _, _ = dynamic_sampling.fill_batch(
@@ -173,6 +175,18 @@ def test_without_dynamic_sampling_extreme_groups_have_advantages(tmp_path):
   assert [x["group"] for x in lines[::2]] == [11, 10, 12]
   assert not any(x["discarded"] for x in lines)
   assert all(len(x["advantage"]) == 2 for x in lines)
+
+
+def test_without_a_verifier_signal_is_that_of_the_rewards(tmp_path):
+  """Groups of equal rewards are extreme, and nothing is said of verdicts."""
+  lines, shown, tables = log_two_rounds(
+      tmp_path, enabled=False, by_reward=True, is_verified=lambda row: False
+  )
+  # Two groups of the batch with signal, if there are, then one of equal ones.
+  assert [x["group"] for x in lines[::2]] == [11, 10]
+  assert {x["correct"] for x in lines} == {None}
+  assert [row[2] for row in tables[0][2]] == ["not verified"] * 2
+  assert "correct: not verified" in shown[0][2]["responses"]
 
 
 def test_ratios_are_those_after_the_update(tmp_path):

@@ -13,6 +13,7 @@ from rl_reason.structs import Array, Batch, Experience, call_by_name
 from rl_reason.tasks import Row
 
 DIGITS = 5  # of a number of a token: a file of samples is read by eye
+VERDICTS = {0: "no", 1: "yes", None: "not verified"}
 FEW_TOKENS = 10_000  # of all groups of a step: each has its numbers
 
 
@@ -25,6 +26,7 @@ def lines(
     which: Iterable[int],
     *,
     detailed: Iterable[int] | None = None,
+    is_verified: Callable[[Row], bool] = lambda row: True,
     **arrays: Array,
 ) -> list[dict]:
   """Responses as lines for samples.jsonl.
@@ -37,6 +39,7 @@ def lines(
     correct_B: whether each is correct.
     which: indices of the responses wanted.
     detailed: indices of those with numbers of each token; None: all.
+    is_verified: whether responses to a row are; of others nothing is correct.
     **arrays: [B] or [B, T], logged under their names.
   """
   group_size = len(texts) // len(rows)
@@ -51,7 +54,7 @@ def lines(
         prompt=row.prompt,
         answer=row.answer,
         response=texts[b],
-        correct=int(correct_B[b]),
+        correct=int(correct_B[b]) if is_verified(row) else None,
         truncated=bool(rollouts.truncated_B[b]),
         length=n,
     )
@@ -88,6 +91,10 @@ class SampleLog:
     groups: logged each time. Two of them are the first group whose responses
       are all incorrect and the first whose responses are all correct, as they
       were before dynamic sampling discarded them; the others have both.
+    by_reward: a group has signal if its rewards differ, whatever is correct;
+      instead of those two, the first group of equal rewards is logged.
+    steps: of the run.
+    is_verified: see `lines`.
     responses: of these groups that get the numbers of each token, if all of
       them have more than FEW_TOKENS.
     reward: `credit.outcome`, its keywords bound.
@@ -108,6 +115,9 @@ class SampleLog:
       every: int,
       groups: int,
       responses: int,
+      by_reward: bool,
+      steps: int,
+      is_verified: Callable[[Row], bool],
       reward: Callable[[dict[str, Any]], Array],
       surrogate: Callable[..., tuple[Array, dict[str, Array]]],
       estimate_kl: Callable[[Array, Array], Array] | None,
@@ -117,10 +127,12 @@ class SampleLog:
     self._log, self._display, self._tok = log, display, tok
     self._row_of, self._every = row_of, every
     self._groups, self._responses = groups, responses
+    self._by_reward, self._steps = by_reward, steps
+    self._is_verified = is_verified
     self._reward, self._surrogate = reward, surrogate
     self._estimate_kl, self._has_values = estimate_kl, has_values
     self._new_logps = new_logps
-    self._extremes: dict[float, Extreme] = {}  # by accuracy, of this step
+    self._extremes: dict[str, Extreme] = {}  # of this step, by `_extreme`
 
   def watch(
       self, step: int, collect: Callable[..., Experience], *args: Any
@@ -137,12 +149,13 @@ class SampleLog:
     def sample_round(*more: Any) -> Experience:
       rows = collect(*args, *more)
       if self._is_due(step + 1):
+        inputs = _outcome_inputs(rows, np.float32(step / self._steps))
+        rewards_B = np.asarray(self._reward(inputs))
         for index in _groups(rows.rollouts.ids_B):
-          accuracy = float(rows.correct_B[index].mean())
-          if accuracy in (0, 1) and accuracy not in self._extremes:
+          name = self._extreme(rows.correct_B[index], rewards_B[index])
+          if name and name not in self._extremes:
             group = jax.tree.map(lambda x, i=index: x[i], rows)
-            rewards_B = np.asarray(self._reward(_outcome_inputs(group)))
-            self._extremes[accuracy] = Extreme(group, rewards_B)
+            self._extremes[name] = Extreme(group, rewards_B[index])
       return rows
 
     return sample_round
@@ -178,19 +191,23 @@ class SampleLog:
     if self._new_logps is not None:
       arrays |= self._ratios(self._new_logps(plan), batch)
 
-    # First groups that are neither all correct nor all incorrect.
+    # First groups with signal: neither all correct nor all incorrect.
+    rewards_B = credit["rewards_B"]
     real = [
         index
         for index in _groups(rows.rollouts.ids_B)
         if rows.age_B[index[0]] >= 0
     ]
-    mixed = [x for x in real if 0 < rows.correct_B[x].mean() < 1]
+    mixed = [
+        x for x in real if not self._extreme(rows.correct_B[x], rewards_B[x])
+    ]
     wanted = max(self._groups - len(self._extremes), 1)
     at = np.linspace(0, len(mixed) - 1, min(wanted, len(mixed)))
     chosen = [mixed[round(i)] for i in at]
     found = [(rows, index, arrays) for index in chosen]
     # Then the extremes; without dynamic sampling they are in the batch.
-    for _, extreme in sorted(self._extremes.items())[: self._groups - 1]:
+    extremes = sorted(self._extremes.items(), reverse=True)
+    for _, extreme in extremes[: self._groups - 1]:
       prompt_id = extreme.rows.rollouts.ids_B[0]
       same = [x for x in real if rows.rollouts.ids_B[x[0]] == prompt_id]
       if same:
@@ -223,6 +240,14 @@ class SampleLog:
     _, found = call_by_name(self._surrogate, inputs)
     ratio_BT = np.exp(np.clip(new_BT - old_BT, -20, 20))
     return dict(ratio=ratio_BT, clipped=np.asarray(found["clipped"]))
+
+  def _extreme(self, correct: np.ndarray, rewards: np.ndarray) -> str:
+    """Why a group has no signal; '' if it has one."""
+    if self._by_reward:
+      known = rewards[np.isfinite(rewards)]
+      return "" if len(set(known.tolist())) > 1 else "equal rewards"
+    names = {0.0: "all incorrect", 1.0: "all correct"}
+    return names.get(float(correct.mean()), "")
 
   def _is_due(self, step: int) -> bool:
     return step == 1 or step % self._every == 0
@@ -259,6 +284,7 @@ class SampleLog:
             some.correct_B,
             range(len(index)),
             detailed={int(by_reward[round(i)]) for i in at},
+            is_verified=self._is_verified,
             **values,
         )
     ]
@@ -272,7 +298,7 @@ class SampleLog:
             [
                 line["prompt"],
                 line["response"],
-                "yes" if line["correct"] else "no",
+                VERDICTS[line["correct"]],
                 "none" if line["reward"] is None else f"{line['reward']:+.2f}",
             ]
             for line in some[:3]
@@ -280,7 +306,7 @@ class SampleLog:
     )
 
 
-def _outcome_inputs(rows: Experience) -> dict[str, Any]:
+def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
   """What `credit.outcome` reads of rows, before there is a batch."""
   return dict(
       correct_B=rows.correct_B,
@@ -288,7 +314,7 @@ def _outcome_inputs(rows: Experience) -> dict[str, Any]:
       lengths_B=rows.rollouts.lengths_B,
       truncated_B=rows.rollouts.truncated_B,
       groups_B=rows.rollouts.ids_B,
-      progress=np.float32(0),
+      progress=progress,
   )
 
 
@@ -304,8 +330,10 @@ def _markdown(groups: list[list[dict]]) -> str:
   for group in groups:
     out.append(f"### Prompt {group[0]['group']}\n\n{_code(group[0]['prompt'])}")
     for line in group:
-      verdict = "correct" if line["correct"] else "incorrect"
-      out.append(f"{verdict}, reward {line['reward']}, {line['length']} tokens")
+      verdict = VERDICTS[line["correct"]]
+      out.append(
+          f"correct: {verdict}, reward {line['reward']}, {line['length']} tokens"
+      )
       out.append(_code(line["response"]))
   return "\n\n".join(out)
 
