@@ -4,6 +4,7 @@ The noise of a sample depends on the seed and the prompt only, so the models of
 one run are compared on common random numbers.
 """
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -200,7 +201,16 @@ def respond(
     # Keep the first response to some prompts for samples.jsonl.
     first_N = np.arange(len(part)) * group_size
     some = first_N[: num_lines - len(lines)].tolist()
-    lines += samples.lines(tok, rollouts, part, texts_B, correct_B, some)
+    lines += samples.lines(
+        tok,
+        rollouts,
+        part,
+        texts_B,
+        correct_B,
+        some,
+        is_verified=functools.partial(tasks.has_verifier, task),
+        **{"reward": x for x in rewards_B[-1:]},
+    )
     tokens_BT = rollouts.tokens_BL[:, max_prompt:]
     repetition += [
         reward_functions.repeated(

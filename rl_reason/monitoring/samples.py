@@ -330,10 +330,9 @@ def _markdown(groups: list[list[dict]]) -> str:
   for group in groups:
     out.append(f"### Prompt {group[0]['group']}\n\n{_code(group[0]['prompt'])}")
     for line in group:
-      verdict = VERDICTS[line["correct"]]
-      out.append(
-          f"correct: {verdict}, reward {line['reward']}, {line['length']} tokens"
-      )
+      reward, length = line["reward"], line["length"]
+      verdict = f"correct: {VERDICTS[line['correct']]}"
+      out.append(f"{verdict}, reward {reward}, {length} tokens")
       out.append(_code(line["response"]))
   return "\n\n".join(out)
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from rl_reason import config as config_lib, functions
+from rl_reason import combinations, config as config_lib, functions, tasks
 from rl_reason.algorithms import kl
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.session import Session
@@ -35,6 +35,9 @@ def make(
       every=c.log.samples_every,
       groups=c.log.groups,
       responses=c.log.samples,
+      by_reward=combinations.by_reward(c),
+      steps=c.rl.steps,
+      is_verified=functools.partial(tasks.has_verifier, session.task),
       reward=programs.make_reward(c),
       surrogate=functions.bind("surrogate", c.surrogate),
       estimate_kl=None if c.kl.kind == "none" else estimate,
