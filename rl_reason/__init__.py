@@ -1,6 +1,6 @@
 """RL of reasoning language models in JAX, as a small set of pure functions.
 
-`train` is the entry from Python; see `rl_reason/run.py`.
+`train` is the entry from Python; see `rl_reason/api.py`.
 """
 
 from typing import Any
@@ -12,6 +12,6 @@ def __getattr__(name: str) -> Any:
   """`train`, imported when it is asked for: the package imports nothing."""
   if name != "train":
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  from rl_reason.run import train
+  from rl_reason.api import train
 
   return train

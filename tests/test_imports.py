@@ -27,6 +27,7 @@ LAYERS = [line.split() for line in """
     data.prepare evaluation.command hf.export size
     ablate
     run
+    api
     main
     """.strip().splitlines()]
 # Rooms of one line that import each other, module by module.

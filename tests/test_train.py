@@ -12,13 +12,13 @@ import pytest
 import tiny_session
 from conftest import ROOT
 
-from rl_reason import config, given, run
+from rl_reason import api, config, given, run
 from rl_reason.configs import base
 from rl_reason.tasks import Row
 
 
 def train(*args, **options):
-  return run.train(*args, devices=jax.devices()[:1], **options)
+  return api.train(*args, devices=jax.devices()[:1], **options)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -155,7 +155,7 @@ def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
 
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(run, "stages", stages)
-  monkeypatch.setattr(run.Result, "sample", lambda self, x, count: [x * count])
+  monkeypatch.setattr(api.Result, "sample", lambda self, x, count: [x * count])
   exec(compile(code, "printed", "exec"), {"__name__": "printed"})
   c, out = seen["c"], capsys.readouterr().out
   terms = "rl_reason.given:short*0.5,repetition*-0.1"

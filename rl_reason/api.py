@@ -1,0 +1,309 @@
+"""A run from Python: `rl_reason.train`, for scripts and notebooks.
+
+Rows, rewards, a task and loggers may be objects; mistakes are exceptions. The
+run is that of the command line (`run.stages`). Nothing here imports jax before
+the config is checked.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from rl_reason import (
+    checks,
+    config as config_lib,
+    functions,
+    given,
+    run,
+    run_directory,
+    tasks,
+)
+from rl_reason.config import ConfigError
+from rl_reason.data import datasets
+
+HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What `train` returns.
+
+  Attributes:
+    workdir: everything that the run wrote, the report among it.
+    config: of the run, as checked; `session.config` has what was found, too.
+    params: parameters of the policy, a pytree of arrays.
+    session: tokenizer, model shape, rollout engine and so on.
+  """
+
+  workdir: pathlib.Path
+  config: ml_collections.ConfigDict
+  params: Any
+  session: Any
+
+  @functools.cached_property
+  def history(self) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl: {"stage", "step", and metrics by name}."""
+    from rl_reason.monitoring import metrics
+
+    return metrics.read_jsonl(self.workdir / metrics.FILES[0])
+
+  @property
+  def metrics(self) -> dict[str, Any]:
+    """The last value of each metric: 'rl/critic/rewards/mean', ..."""
+    return {
+        f"{line['stage']}/{name}": value
+        for line in self.history
+        for name, value in line.items()
+        if name not in ("stage", "step")
+    }
+
+  def sample(
+      self,
+      prompts: Sequence[str],
+      *,
+      count: int = 1,
+      temperature: float = 1.0,
+      seed: int = 0,
+  ) -> list[list[str]]:
+    """Responses of the trained policy.
+
+    Args:
+      prompts: texts as the model reads them, of rollout.max_prompt tokens at
+        most; `row.prompt` of prepared rows is one.
+      count: responses to each prompt.
+      temperature: 0 is greedy.
+      seed: of the sampling noise.
+
+    Returns:
+      `count` texts for each prompt.
+    """
+    import jax
+    import numpy as np
+
+    from rl_reason.data import pipelines, tokenizer
+    from rl_reason.randomness import key
+    from rl_reason.scale import sharding
+    from rl_reason.session import num_shards
+
+    s, slots = self.session, self.config.rollout.max_prompt
+    # Rows are split over the devices: the last ones may be repetitions.
+    filled = [*prompts, *[prompts[0]] * (-len(prompts) % num_shards(s))]
+    packed = pipelines.pack_prompts(s.tok, filled, range(len(filled)), slots)
+    with jax.set_mesh(s.mesh):
+      rollouts = sharding.fetch(
+          s.engine.sample(
+              s.engine.weights(self.params),
+              packed,
+              key(s.mesh, seed, "sample"),
+              np.float32(temperature),
+              group_size=count,
+          )
+      )
+    texts = tokenizer.decode(
+        s.tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
+    )
+    return [texts[n * count : (n + 1) * count] for n in range(len(prompts))]
+
+
+Reward = str | Callable | tuple[Callable | str, float]
+
+
+def train(
+    config: str | ml_collections.ConfigDict = "dapo",
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    evaluate_rows: Iterable[Mapping[str, Any]] | None = None,
+    reward: Reward | Sequence[Reward] = (),
+    task: Any = None,
+    logger: Any = (),
+    overrides: Mapping[str, Any] | None = None,
+    workdir: str | pathlib.Path | None = None,
+    stage: str = "all",
+    devices: list | None = None,
+    show: bool = True,
+) -> Result:
+  """Trains a model: SFT if the config has it, RL, evaluation before and after.
+
+  The same run as that of the command line, in this process:
+
+    result = rl_reason.train(
+        "dapo_qwen",
+        rows=[{"question": "1+1?", "answer": "2"}, ...],
+        reward=lambda response, row: -len(response.text) / 1000,
+        overrides={"model.path": "Qwen/Qwen2.5-0.5B"},
+    )
+
+  Args:
+    config: a preset such as 'dapo', a file 'my_config.py', or a ConfigDict.
+    rows: training rows with the columns that a data file would have; any
+      iterable of dicts, such as a Dataset of Hugging Face. Rows without a
+      reference answer are judged by `reward` alone (data.kind = 'none').
+    evaluate_rows: held-out rows; if None, every fifth of `rows`.
+    reward: a function, (function, weight), or several of them, in any of the
+      forms of `tasks.reward_terms`; a text is a term of the config, such as
+      'length*-0.1'. They are added to the verdict of the verifier.
+    task: an object or a module with `problem` and `verify`; see `tasks`.
+    logger: a function of (metrics, step), an object with `write` and `close`,
+      or several; see `monitoring.loggers`. They come beside log.loggers.
+    overrides: full names of fields -> their values.
+    workdir: resumed if it holds a run of this config; if None, a new directory
+      runs/train-1, runs/train-2, ...
+    stage: 'all', or one of `run.TRAINS`.
+    devices: of jax that the run uses; None for all.
+    show: whether to print progress.
+
+  Raises:
+    ConfigError: a field or an argument cannot work.
+    RunError, DataError: the run cannot go on; its state is saved.
+    Stopped: SIGTERM or Ctrl-C; the same call with this workdir resumes.
+  """
+  if stage not in run.TRAINS:
+    raise ConfigError(
+        f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
+    )
+  path = _new_directory() if workdir is None else pathlib.Path(workdir)
+  fields, notes = dict(overrides or {}), []
+  if task is not None:
+    fields["task.name"] = task if isinstance(task, str) else given.name_of(task)
+  if rows is not None:
+    found, said = _row_fields(config, fields, path, rows, evaluate_rows)
+    fields, notes = fields | found, said
+  elif evaluate_rows is not None:
+    raise ConfigError("evaluate_rows: rows are missing, to train on")
+  terms = _terms(reward)
+  if terms:
+    before = [
+        fields.get("reward.functions", _field(config, "reward.functions"))
+    ]
+    fields["reward.functions"] = ",".join([*filter(None, before), *terms])
+  c, more = checks.checked(config, fields)
+  checks.files(c)
+  run_directory.check(path, c)
+
+  with run.stopping() as stop:
+    import jax
+
+    from rl_reason.monitoring import display
+
+    run.use_compilation_cache(path)
+    screen = display.Display(show and jax.process_index() == 0)
+    try:
+      for line in (f"rl_reason: {stage}, work directory {path}", *notes, *more):
+        screen.say(line)
+      session, params = run.stages(
+          c.copy_and_resolve_references(),
+          path,
+          screen,
+          stop,
+          stage=stage,
+          logger=logger,
+          devices=devices,
+      )
+    finally:
+      screen.close()
+  return Result(path, c, params, session)
+
+
+def _new_directory() -> pathlib.Path:
+  """The first of runs/train-1, runs/train-2, ... that is not there."""
+  number = 1
+  while (path := pathlib.Path("runs") / f"train-{number}").exists():
+    number += 1
+  return path
+
+
+def _field(config: str | ml_collections.ConfigDict, name: str) -> Any:
+  """A field of a config before the overrides."""
+  c = config_lib.read(config) if isinstance(config, str) else config
+  return config_lib.at(c, name)
+
+
+def _terms(reward: Any) -> list[str]:
+  """One reward, or several, as terms of reward.functions."""
+  pair = isinstance(reward, tuple) and len(reward) == 2
+  pair = pair and isinstance(reward[1], int | float)
+  one = pair or isinstance(reward, str) or not isinstance(reward, Sequence)
+  return [_term(x) for x in ([reward] if one else reward)]
+
+
+def _term(reward: Any) -> str:
+  if isinstance(reward, str):
+    return reward
+  function, weight = reward if isinstance(reward, tuple) else (reward, 1.0)
+  if isinstance(function, str):
+    return f"{function}*{weight}"
+  if not callable(function):
+    raise ConfigError(
+        f"reward = {function!r}: must be a function, (function, weight), a term"
+        " such as 'length*-0.1', or several of them"
+    )
+  return f"{given.name_of(function)}*{weight}"
+
+
+def _row_fields(
+    config: str | ml_collections.ConfigDict,
+    fields: Mapping[str, Any],
+    workdir: pathlib.Path,
+    rows: Iterable[Mapping[str, Any]],
+    evaluate_rows: Iterable[Mapping[str, Any]] | None,
+) -> tuple[dict[str, Any], list[str]]:
+  """Writes rows to files; returns the fields that name them, and remarks."""
+  train, notes, out = list(rows), [], {"task.name": tasks.FILES}
+  if evaluate_rows is None:
+    # Every fifth row, or else the last one.
+    evaluate = train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
+    del train[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
+    evaluate = evaluate or [train.pop() for _ in train[:1]]
+    notes.append(
+        f"evaluate_rows: none are given, so {len(evaluate)} rows are held out,"
+        f" and {len(train)} rows train"
+    )
+  else:
+    evaluate = list(evaluate_rows)
+  names = datasets.columns(
+      fields.get("data.columns", _field(config, "data.columns"))
+  )["answer"]
+  everything = [*train, *evaluate]
+  kind = fields.get("data.kind", _field(config, "data.kind"))
+  if kind != "none" and not any(_has(row, names) for row in everything):
+    out["data.kind"] = "none"
+    notes.append(
+        "data.kind = 'none': no row has a reference answer"
+        f" ({', '.join(names)}), so the reward is that of the functions alone"
+    )
+  out["data.train"] = _write_rows(workdir, "rows", train)
+  out["data.evaluate"] = _write_rows(workdir, "evaluate_rows", evaluate)
+  return out, notes
+
+
+def _has(row: Mapping[str, Any], names: Iterable[str]) -> bool:
+  return any(row.get(x.partition(".")[0]) not in (None, "") for x in names)
+
+
+def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
+  """Writes rows as JSON lines, in a file that is named by their content."""
+  lines = []
+  for number, row in enumerate(rows):
+    try:
+      # Arrays and scalars of NumPy, tensors: as lists and numbers.
+      lines.append(json.dumps(dict(row), default=lambda x: x.tolist()))
+    except (TypeError, ValueError, AttributeError) as e:
+      raise ConfigError(
+          f"{name}: row {number} is no dict of JSON values"
+          f" ({functions.one_line(e)}); leave out columns of other types"
+      ) from None
+  if not lines:
+    raise ConfigError(f"{name}: there is no row; at least 2 are needed")
+  text = "".join(f"{line}\n" for line in lines)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  path = workdir / "rows" / digest / f"{name}.jsonl"
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  return str(path)
