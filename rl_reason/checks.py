@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import combinations, config, functions, tasks
+from rl_reason import combinations, config, functions, presets, tasks
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
@@ -42,7 +42,7 @@ def checked(
   preset = ""
   if isinstance(path, str):
     c = config.read(path)
-    _, preset = config.find(path.partition(":")[0])
+    _, preset = presets.find(path.partition(":")[0])
   else:
     c, path = path.copy_and_resolve_references(), "the config"
   notes = [*filter(None, [preset]), *config.override(c, given)]

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import ml_collections
 
-from rl_reason import config as config_lib
+from rl_reason import config as config_lib, presets
 from rl_reason.data import datasets
 
 MAX_NAME = 80  # characters
@@ -38,10 +38,10 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     given: full names of the overridden fields.
   """
   file, *variants = path.split(":")
-  found, presets = config_lib.find(file)[0].resolve(), config_lib.PRESETS
+  found, installed = presets.find(file)[0].resolve(), presets.FOLDER
   folder = [found.stem]
-  if found.is_relative_to(presets.resolve()):
-    folder = list(found.relative_to(presets.resolve()).with_suffix("").parts)
+  if found.is_relative_to(installed.resolve()):
+    folder = list(found.relative_to(installed.resolve()).with_suffix("").parts)
   name, before = "-".join([*folder, *variants]), config_lib.read(path)
   changed = []
   for field in sorted(given):
