@@ -14,6 +14,7 @@ import tiny_session
 
 from rl_reason import config
 from rl_reason.evaluation import interim
+from rl_reason.report import page
 from rl_reason.rollout import sampler
 from rl_reason.training import rl
 
@@ -60,6 +61,8 @@ def executed_by_a_step(workdir, monkeypatch) -> set[str]:
   jax.clear_caches()  # programs that other tests traced would not be seen
   sampler.program.cache_clear()
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  # A page is written with a checkpoint, and not by a step.
+  monkeypatch.setattr(page, "refresher", lambda *_: lambda: None)
   files: set[str] = set()
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
