@@ -23,6 +23,7 @@ from rl_reason import (
     run,
     run_directory,
     tasks,
+    verifiers,
 )
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets
@@ -271,8 +272,9 @@ def _row_fields(
   )["answer"]
   everything = [*train, *evaluate]
   kind = fields.get("data.kind", _field(config, "data.kind"))
-  if kind != "none" and not any(_has(row, names) for row in everything):
-    out["data.kind"] = "none"
+  answered = any(_has(row, names) for row in everything)
+  if kind in verifiers.KINDS and not answered:  # one's own may need no answers
+    out["data.kind"] = verifiers.NONE
     notes.append(
         "data.kind = 'none': no row has a reference answer"
         f" ({', '.join(names)}), so the reward is that of the functions alone"

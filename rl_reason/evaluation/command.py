@@ -85,7 +85,7 @@ def harness_results(
   out: dict = {"results": {}, "n-samples": {}, "configs": {}, "versions": {}}
   for responses in sets:
     name, rows = responses.name, len(responses.rows)
-    prefix = f"val-core/{name}/acc/"
+    prefix = f"val-core/{name}/{responses.measure}/"
     results: dict[str, str | float] = {"alias": name}
     for key, value in values.items():
       metric = key.removeprefix(prefix)
