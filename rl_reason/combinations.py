@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from rl_reason import config, functions, given, tasks, verifiers
+from rl_reason import config, dependencies, functions, given, tasks, verifiers
 from rl_reason.data import datasets, known_sets
 from rl_reason.tasks import reward_terms
 
@@ -335,7 +335,7 @@ def _loss(c) -> None:
 def check_given(c, given: tuple[str, ...]) -> None:
   """Fields of the command line that nothing reads with this config."""
   for name in given:
-    if c.model.path and config.is_shape(name):
+    if c.model.path and dependencies.is_shape(name):
       fail(f"{name}: model.path = {c.model.path!r} decides it: leave it out")
     if name.startswith("lora.") and name != "lora.rank" and not c.lora.rank:
       fail(f"{name}: is for lora.rank > 0: set it, or leave this out")

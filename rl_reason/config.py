@@ -13,7 +13,7 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import functions, presets
+from rl_reason import dependencies, functions, presets
 from rl_reason.functions import ConfigError, Spec, did_you_mean, one_line
 
 # --- fields ------------------------------------------------------------------
@@ -281,94 +281,6 @@ def load(path: pathlib.Path) -> dict[str, Any]:
   return fields
 
 
-# --- comparison --------------------------------------------------------------
-
-# A run may be resumed with other values of these: no number of a step changes,
-# but for the rounding of sums in another order.
-FREE = (
-    "log.",
-    "export.",
-    "mesh.",
-    "checkpoint.",
-    "rl.steps",
-    "rl.max_steps_without_update",
-    "sft.skill.threshold",
-    "model.attention",
-    "model.remat",
-    "model.logprob_chunk",
-    "optimizer.offload",
-    "reward.workers",
-    "reward.executor",
-    "reward.timeout",
-    "rollout.slots",
-    "updates.token_budget",
-    "content.",  # of run_directory.record
-)
-# Paths, which may change where `run_directory.record` finds equal content.
-MOVABLE = (
-    "model.path",
-    "tokenizer",
-    "data.train",
-    "data.evaluate",
-    "critic.path",
-    "sft.reuse",
-    "critic.reuse",
-)
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-  """Fields that would change the numbers of a run, as 'field: old -> new'.
-
-  Args:
-    old: `flat` config that a checkpoint was made with.
-    new: `flat` config of the run that is to be resumed from it.
-  """
-
-  def free(name):
-    if name == "rl.steps":
-      return not _depends_on_steps(new)
-    if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
-      return False  # the shards decide which groups are complete in time
-    if name == "rollout.slots" and new.get("rollout.partial_groups"):
-      return False  # and so do the slots
-    if is_shape(name) and new.get("model.path"):
-      return True  # the checkpoint decides
-    if name in MOVABLE and (content := new.get(f"content.{name}")):
-      return content == old.get(f"content.{name}")
-    return name.startswith(FREE)
-
-  return [
-      f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
-      for name in sorted(old.keys() | new.keys())
-      if old.get(name) != new.get(name) and not free(name)
-  ]
-
-
-def is_shape(name: str) -> bool:
-  """Whether a checkpoint of model.path decides this field."""
-  return name.startswith("model.") and name not in (
-      "model.path",
-      "model.dtype",
-      "model.remat",
-      "model.logprob_chunk",
-      "model.attention",
-  )
-
-
-def _depends_on_steps(fields: dict[str, Any]) -> bool:
-  """Whether another rl.steps changes the steps before it: schedules, decays."""
-  schedules = ("optimizer.schedule", "critic.schedule")
-  inputs: tuple[str, ...] = ()
-  with contextlib.suppress(ConfigError):
-    inputs = functions.signature("advantage", fields["advantage.name"]).inputs
-  return (
-      any(fields.get(x, "constant") != "constant" for x in schedules)
-      or "progress" in inputs
-      or fields.get("critic.value_mixture.name", "none") != "none"
-      or ".." in fields.get("reward.functions", "")
-  )
-
-
 # --- what follows from a config ----------------------------------------------
 
 
@@ -419,10 +331,9 @@ def on_policy(c) -> bool:
       c.kl.place == "reward" or c.kl.controller.name != "fixed"
   )
   entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
-  stale = c.dynamic_sampling.surplus == "keep" or c.rollout.partial_across_steps
   factors = c.correction.name != "none" or c.covariance.name != "none"
-  once = c.updates.minibatches * c.updates.epochs == 1
-  return once and not (early or kl or entropy or stale or factors)
+  late = dependencies.those(dependencies.OFF_POLICY, flat(c))
+  return not (late or early or kl or entropy or factors)
 
 
 def packed_rows(c, num_shards: int = 1) -> int:

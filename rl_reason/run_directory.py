@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import ml_collections
 
-from rl_reason import config as config_lib, presets
+from rl_reason import config as config_lib, dependencies, presets
 from rl_reason.data import datasets
 
 MAX_NAME = 80  # characters
@@ -50,7 +50,7 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
       same = config_lib.at(before, field) == value
     except (KeyError, AttributeError):  # an argument that the file leaves out
       same = False
-    if not same and not field.startswith(config_lib.FREE):
+    if not same and not field.startswith(dependencies.FREE):
       changed.append(f",{field}={_text(value)}")
   full = name + "".join(changed)
   if len(full) <= MAX_NAME:
@@ -106,10 +106,10 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
   if not saved.exists():
     return
   old, new = config_lib.load(saved), config_lib.flat(config)
-  for name in config_lib.MOVABLE:
+  for name in dependencies.MOVABLE:
     if old.get(name) != new[name] and f"content.{name}" in old:
       new[f"content.{name}"] = content(config, name)
-  differ = config_lib.differences(old, new)
+  differ = dependencies.differences(old, new)
   if evaluates:
     differ = [x for x in differ if not x.startswith(("data.", "evaluate."))]
   if differ:
@@ -131,7 +131,7 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
   """
   found = {
       f"content.{name}": digest
-      for name in config_lib.MOVABLE
+      for name in dependencies.MOVABLE
       if (digest := content(config, name))
   }
   if config.model.path and model:

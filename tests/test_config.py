@@ -356,39 +356,6 @@ def test_files_that_cannot_be_read(tmp_path):
 # --- comparison, and what follows --------------------------------------------
 
 
-def test_what_may_change_between_runs():
-  old = config.flat(config.with_defaults(base.get_config()))
-  new = old | {"rl.steps": 9, "log.samples": 3, "mesh.fsdp": 2}
-  new["optimizer.offload"] = True
-  assert not config.differences(old, new)
-  changed = old | {"surrogate.args.clip_high": 0.3}
-  assert config.differences(old, changed) == [
-      "surrogate.args.clip_high: 0.2 -> 0.3"
-  ]
-  # Another rl.steps changes what depends on the share of training that is done.
-  for decay in (
-      {"optimizer.schedule": "cosine"},
-      {"critic.schedule": "linear"},
-      {"critic.value_mixture.name": "mixture"},
-      {"advantage.name": "explore"},
-      {"reward.functions": "length*-0.3..0"},
-  ):
-    assert config.differences(old | decay, new | decay) == ["rl.steps: 40 -> 9"]
-  # The shards of the mesh and the slots decide which groups finish first.
-  across = {"rollout.partial_across_steps": True, "rollout.partial_groups": 2}
-  for name in ("mesh.fsdp", "rollout.slots"):
-    changed = old | across | {name: 2}
-    (line,) = config.differences(old | across, changed)
-    assert line.startswith(f"{name}: ")
-    assert not config.differences(old, old | {name: 2})
-  # A checkpoint of model.path decides the shape.
-  shape = old | {"model.width": 96, "model.qkv_bias": True}
-  assert config.differences(old, shape)
-  path = {"model.path": "x"}
-  assert not config.differences(old | path, shape | path)
-  assert config.differences(old | path, old | path | {"model.dtype": "float16"})
-
-
 def test_a_config_of_another_version_is_named(tmp_path):
   path = tmp_path / "config.json"
   for text, words in (

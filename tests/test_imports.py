@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # other, but not in a circle.
 LAYERS = [line.split() for line in """
     structs verifiers functions configs given
-    presets
+    dependencies presets
     config monitoring algorithms scale
     randomness report models
     tasks rollout

@@ -9,7 +9,7 @@ import jax
 import pytest
 import tiny_session
 
-from rl_reason import config
+from rl_reason import dependencies
 from rl_reason.evaluation import interim
 from rl_reason.structs import Stopped
 from rl_reason.training import rl, sft
@@ -132,7 +132,7 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
         value = pytest.approx(value, rel=1e-4, abs=1e-6)
       assert got[name] == value, name
   fields = {name.replace("__", ".") for name in FREE}
-  assert fields <= set(config.FREE)
+  assert fields <= set(dependencies.FREE)
 
 
 @pytest.mark.slow

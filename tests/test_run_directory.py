@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import checks, config, run_directory
+from rl_reason import checks, config, dependencies, run_directory
 
 DAPO = "configs/dapo.py"
 
@@ -154,7 +154,7 @@ def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
   if file is None:
     run_directory.check(workdir, c)
     run_directory.record(c)  # as a checkpoint compares it
-    assert not config.differences(config.flat(files), config.flat(c))
+    assert not dependencies.differences(config.flat(files), config.flat(c))
     return
   text = bytearray((there / file).read_bytes())
   text[len(text) // 2] ^= 1

@@ -212,6 +212,17 @@ def test_a_pretrained_critic_is_reused(trained, tmp_path):
       critic__reuse=workdir,
       critic__head__name="gated",
   )
+  # The policy, its sampling and its mask give the values their meaning.
+  for words, changes in (
+      (r"rollout.temperature: 1.0 -> 0.7", dict(rollout__temperature=0.7)),
+      (r"rollout.top_p", dict(rollout__top_p=0.9, rollout__allow_top_p=True)),
+      (r"sft.reuse: '' -> 'x'", dict(sft__reuse="x")),
+      (r"loss.mask_truncated", dict(loss__mask_truncated=True)),
+  ):
+    refused(f"of another policy.*{words}", critic__reuse=workdir, **changes)
+  # Neither does the number of workers, nor does SFT of that very run.
+  free = dict(sft__reuse=workdir, reward__workers=1)
+  pretrain(tmp_path / "c", critic__reuse=workdir, **free)
   refused(
       "critic.reuse = .*: holds no complete", critic__reuse=str(tmp_path / "no")
   )

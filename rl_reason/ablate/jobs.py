@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-from rl_reason import config as config_lib
+from rl_reason import config as config_lib, dependencies
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
 
@@ -49,7 +49,7 @@ class Job(NamedTuple):
     old = {k: v for k, v in old.items() if self.row or k in new}
     steps = [x.get("rl.steps") for x in (old, new)]
     longer = [f"rl.steps: {steps[0]} -> {steps[1]}"] * (steps[0] != steps[1])
-    return config_lib.differences(old, new) + longer
+    return dependencies.differences(old, new) + longer
 
   def finished(self) -> bool:
     """Whether the job has run to its end with this very config."""

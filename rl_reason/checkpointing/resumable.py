@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.config import differences
+from rl_reason.dependencies import differences
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.metrics import Log
 from rl_reason.structs import RunError, Stopped, TrainState, Tree

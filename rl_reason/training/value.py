@@ -11,7 +11,7 @@ import pathlib
 import jax
 import numpy as np
 
-from rl_reason import config as config_lib
+from rl_reason import config as config_lib, dependencies
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
 from rl_reason.monitoring import rl_metrics, updates
@@ -30,22 +30,12 @@ from rl_reason.training.step import (
     train_batch,
 )
 
-# Fields that give a critic its shape, and those that give its values meaning.
+# Fields that give a critic its shape; `dependencies.VALUES` give it meaning.
 NETWORK = (
     "model.",
     "tokenizer",
     "task.name",
     "critic.head.",
-)
-MEANING = (
-    "seed",
-    "task.",
-    "data.",
-    "sft.skill.",
-    "sft.habits.",
-    "reward.",
-    "advantage.args.gamma",
-    "rollout.max_tokens",
 )
 
 
@@ -206,9 +196,15 @@ def _reused(session: Session) -> tuple[Tree, dict[str, float]]:
   c = session.config.critic
   path = pathlib.Path(c.reuse) / "checkpoints" / "value"
   checkpoints, step = other_checkpoint(
-      session, "critic.reuse", path, NETWORK + MEANING, "--stage=value"
+      session, "critic.reuse", path, NETWORK, "--stage=value"
   )
-  host = checkpoints.host(step)
+  host, here = checkpoints.host(step), config_lib.flat(session.config)
+  if other := dependencies.other_values(host["config"], here, c.reuse):
+    raise RunError(
+        f"critic.reuse = {c.reuse}: its values are those of another policy, or"
+        f" of other rewards ({'; '.join(other)}); make the fields equal, or"
+        " pretrain here: critic.reuse = ''"
+    )
   if not host["complete"]:
     raise RunError(f"{c.reuse}: not complete; run --stage=value there")
   optimizer = programs.critic_optimizer(session, c.pretrain_steps)

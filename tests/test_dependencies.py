@@ -1,0 +1,71 @@
+"""What may change on resume: tables of what reads what."""
+
+import pytest
+
+from configs import base
+from rl_reason import config, dependencies
+from rl_reason.dependencies import differences
+
+OLD = config.flat(config.with_defaults(base.get_config()))
+LONGER = {"rl.steps": 9}
+
+
+def test_what_may_change_between_runs():
+  free = LONGER | {"log.samples": 3, "mesh.fsdp": 2, "optimizer.offload": True}
+  assert not differences(OLD, OLD | free)
+  changed = OLD | {"surrogate.args.clip_high": 0.3}
+  assert differences(OLD, changed) == ["surrogate.args.clip_high: 0.2 -> 0.3"]
+  # The shards of the mesh and the slots decide which groups finish first.
+  across = {"rollout.partial_across_steps": True, "rollout.partial_groups": 2}
+  for name in ("mesh.fsdp", "rollout.slots"):
+    (line,) = differences(OLD | across, OLD | across | {name: 2})
+    assert line.startswith(f"{name}: ")
+    assert not differences(OLD, OLD | {name: 2})
+  # A checkpoint of model.path decides the shape.
+  shape = OLD | {"model.width": 96, "model.qkv_bias": True}
+  assert differences(OLD, shape)
+  path = {"model.path": "x"}
+  assert not differences(OLD | path, shape | path)
+  assert differences(OLD | path, OLD | path | {"model.dtype": "float16"})
+
+
+USER = """
+def mine(values_BT, progress):
+  return values_BT * progress
+
+def constant(values_BT):
+  return values_BT
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"optimizer.schedule": "cosine"}, True),
+        ({"critic.schedule": "linear"}, True),
+        ({"critic.value_mixture.name": "mixture"}, True),
+        ({"critic.value_mixture.name": "own_mix:mine"}, True),
+        ({"critic.value_mixture.name": "own_mix:constant"}, False),
+        ({"advantage.name": "explore"}, True),
+        ({"reward.functions": "length*-0.3..0"}, True),
+        ({"reward.functions": "boxed*1, length*0..0.5"}, True),
+        ({"reward.functions": "length*0.5..0.5"}, False),
+        ({"reward.functions": "../model*0.5"}, False),
+    ],
+)
+def test_readers_of_the_progress_hold_the_number_of_steps(
+    fields, reads, tmp_path, monkeypatch
+):
+  (tmp_path / "own_mix.py").write_text(USER)
+  monkeypatch.syspath_prepend(tmp_path)
+  found = differences(OLD | fields, OLD | fields | LONGER)
+  assert found == (["rl.steps: 40 -> 9"] if reads else [])
+
+
+def test_the_tables_name_fields():
+  tables = dependencies.PROGRESS, dependencies.OFF_POLICY
+  names = [*dependencies.MOVABLE, *(name for x in tables for name in x)]
+  assert set(names) <= set(OLD)
+  prefixes = *dependencies.FREE, *dependencies.VALUES
+  unused = [x for x in prefixes if not any(y.startswith(x) for y in OLD)]
+  assert unused == ["content.", "advantage.args.gamma"]
