@@ -161,6 +161,28 @@ def test_it_speaks_of_what_is_new_changed_or_over():
   assert spoken[15] == ["step 15: over since step 11: truncated responses"]
 
 
+def test_steps_in_a_row_without_an_update_end_a_run():
+  """The step that may be one too many is waited for."""
+  one, waits = doctor.Doctor(FIELDS, lambda _: None, limit=2), []
+
+  def wait():
+    waits.append(1)
+    one.examine(4, line(all_incorrect=0.95, **IDLE))
+
+  for t, x in enumerate((IDLE, {}, IDLE), 1):
+    one.streak.check(waits.clear)
+    one.examine(t, line(**x))
+  with pytest.raises(RunError, match="no update in 2 steps in a row. Step 4,"):
+    one.streak.check(wait)
+  assert waits == [1]
+  with pytest.raises(RunError, match="prompts 8 to 15: 95% of the groups are"):
+    one.streak.check(wait)
+  never = doctor.Doctor(FIELDS, lambda _: None, limit=0)
+  for t in range(99):
+    never.examine(t, line(**IDLE))
+    never.streak.check(wait)
+
+
 def test_the_summary_and_the_verdict_of_a_run():
   lines = [dict(stage="rl", step=t) | line(**IDLE) for t in (1, 2, 3)]
   with pytest.raises(RunError, match="no update in 3 steps.*Step 3: 95% of"):
@@ -304,6 +326,7 @@ FAULTS = {
 shared_programs = tiny_session.shared_programs
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_nothing_stops(
     tmp_path, monkeypatch, shared_programs
 ):
