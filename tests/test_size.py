@@ -74,7 +74,9 @@ def test_parts_by_hand():
   assert factors.held["optimizer state"] < 0.02 * 8 * count
   assert factors.held["parameters"] > 2 * count
   critic = sized(path, advantage__name="gae")[1]
-  assert critic.held["critic, likewise"] == pytest.approx(16 * count, rel=1e-3)
+  assert critic.held["critic, with the same three"] == pytest.approx(
+      16 * count, rel=1e-3
+  )
 
 
 def test_formulas_are_those_of_programs_compiled_for_tpu():

@@ -140,7 +140,7 @@ def _show(display, size, update: int, rollout: int, source: str) -> None:
   ):
     for name, count in parts.items():
       if count:
-        rows.append([phase, name, f"{count / GIB:.3f}", "formula"])
+        rows.append([phase, name, f"{count / GIB:.3g}", "formula"])
   for phase, count in ("update", update), ("rollout", rollout):
-    rows.append([phase, "peak", f"{count / GIB:.3f}", source])
+    rows.append([phase, "peak", f"{count / GIB:.3g}", source])
   display.table("GiB per device", ["when", "what", "GiB", "from"], rows)

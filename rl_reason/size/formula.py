@@ -94,7 +94,7 @@ def estimate(
   if config_lib.has_critic(c):
     value = bytes_of(critic.table(critic_cfg), mesh)
     factor = on_device // fp32  # moments for each parameter
-    held["critic, likewise"] = (2 + factor) * value
+    held["critic, with the same three"] = (2 + factor) * value
     trained = max(fp32, value)
 
   # The update of one micro-batch.
