@@ -182,6 +182,14 @@ def test_what_is_named_is_there(path):
   assert not bad_metrics(text)
 
 
+def test_the_map_for_agents_has_every_room():
+  text = (ROOT / "AGENTS.md").read_text()
+  for path in PACKAGE.iterdir():
+    room = path.is_dir() and (path / "__init__.py").exists()
+    if room or (path.suffix == ".py" and path.stem != "__init__"):
+      assert f"`rl_reason/{path.name}{'/' * room}`" in text
+
+
 def test_the_citation_is_of_this_version():
   citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
   assert citation["version"] == rl_reason.__version__

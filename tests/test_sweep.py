@@ -91,6 +91,8 @@ def test_runs_share_devices_and_a_failed_one_is_named(tmp_path, capfd):
   assert sweep.main(argv, child) == 1
   screen = capfd.readouterr().out
   assert "boom: no such luck" in screen
+  done = ",".join(str(out / name) for name in names[:2])
+  assert f"--stage=report --workdir={done}" in screen
   failed = [x.partition("FAILED: ")[2] for x in screen.splitlines()[-2:]]
   assert failed == names[2:]
   environments, count = seen()

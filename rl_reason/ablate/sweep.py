@@ -157,6 +157,10 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       main=child,
       devices=flags.devices,
   )
+  done = [str(job.workdir) for job in todo if job.finished()]
+  if len(done) > 1:
+    page = f"--stage=report --workdir={shlex.quote(','.join(done))}"
+    jobs.say(f"to compare: python -m rl_reason.main {page}")
   for name in failed:
     jobs.say(f"FAILED: {name}")
   return 143 if stop.is_set() else int(bool(failed))

@@ -1,6 +1,7 @@
 """Launchers with processes: exit codes, signals, requeueing."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -54,3 +55,14 @@ def test_slurm_queues_again_what_was_stopped(tmp_path, code, requeued):
   path = f"{tmp_path}:{os.environ['PATH']}"
   run("bash", "launch/slurm.sbatch", code=code, PATH=path, SLURM_JOB_ID="7")
   assert (tmp_path / "scontrol.7").exists() == bool(requeued)
+
+
+def test_the_image_is_built_and_runs():
+  """For CPUs; launch/Dockerfile is the same file for CUDA and TPU."""
+  info = ["docker", "info"]
+  if not shutil.which("docker") or subprocess.call(info, stdout=-3, stderr=-3):
+    pytest.skip("there is no docker daemon")
+  build = ["docker", "build", "--quiet", "-f", "launch/Dockerfile"]
+  [image] = run(*build, "--build-arg", "DEVICE=", ".")
+  lines = run("docker", "run", "--rm", image, "--config=configs/grpo.py:smoke")
+  assert any("report.html" in line for line in lines)
