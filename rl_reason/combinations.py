@@ -316,13 +316,13 @@ def _loss(c) -> None:
   """The loss of the policy."""
   if 0 < c.surrogate.args.get("dual_clip", 0) <= 1:
     fail("surrogate.args.dual_clip: must be more than 1, or 0 for off")
-  if (
-      c.surrogate.name == "reinforce"
-      and c.updates.minibatches * c.updates.epochs > 1
-  ):
+  late = dependencies.those(dependencies.OFF_POLICY, config.flat(c))
+  if c.surrogate.name == "reinforce" and late:
     fail(
-        "surrogate.name: has no ratio, so it is correct only on-policy: set"
-        " updates.minibatches = 1 and updates.epochs = 1"
+        "surrogate.name: has no ratio, so it is correct only on-policy: leave"
+        f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
+        " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
+        " False; or use ppo, whose ratio corrects for the policy that sampled"
     )
   cov = functions.arguments("covariance", c.covariance)
   if cov.get("low", 0) > cov.get("high", 0):

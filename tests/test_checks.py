@@ -15,6 +15,19 @@ def error(changes, given=()):
 
 
 MAX_RL = {"advantage.name": "max_rl", "reward.incorrect": 0.0}
+ON_POLICY = {"surrogate.name": "reinforce", "updates.minibatches": 1}
+STALE = {
+    "updates.minibatches": {"updates.minibatches": 2},
+    "updates.epochs": {"updates.epochs": 2},
+    "dynamic_sampling.surplus": {
+        "dynamic_sampling.enabled": True,
+        "dynamic_sampling.surplus": "keep",
+    },
+    "rollout.partial_across_steps": {
+        "rollout.partial_groups": 2,
+        "rollout.partial_across_steps": True,
+    },
+}
 PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}
 FILES = {
@@ -107,9 +120,9 @@ FILES = {
             GAE | {"critic.head.name": "categorical", "reward.correct": 10.0},
             "must contain the rewards, -1.0 to 10.0",
         ),
-        (
-            {"surrogate.name": "reinforce", "updates.epochs": 2},
-            "correct only on-policy",
+        *(
+            (ON_POLICY | fields, f"correct only on-policy: leave {name} at")
+            for name, fields in STALE.items()
         ),
         ({"surrogate.name": "trpo"}, "there are ppo, reinforce"),
         (

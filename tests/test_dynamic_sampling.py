@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from configs import base
+from rl_reason.algorithms import credit as credit_lib
 from rl_reason.structs import Experience, Rollouts
-from rl_reason.training import dynamic_sampling
+from rl_reason.training import dynamic_sampling, programs
 
 GROUP = 2  # samples of a prompt
 CORRECT, SIGNAL, INCORRECT = (1, 1), (1, 0), (0, 0)  # grades of a group
@@ -193,6 +195,27 @@ def test_no_signal_at_all(surplus):
   assert metrics["train/groups_with_signal"] == 0
   assert metrics["train/groups_missing"] == 3
   assert surplus is None or (surplus.age_B == -1).all()
+
+
+def test_bootstrapped_groups_have_the_signal_of_their_finished_responses():
+  """The truncated response gets the mean of the others: here their reward."""
+  found = rows(0, CORRECT, (0, 1), *[INCORRECT] * 4)
+  groups = np.repeat(np.arange(4, dtype=np.int32), 3)
+  truncated_B = np.array([0, 0, 1, 0, 0, 1, 0, 1, 1, 1, 1, 1], bool)
+  rollouts = found.rollouts.replace(ids_B=groups, truncated_B=truncated_B)
+  found = found.replace(rollouts=rollouts)
+  credit = dict(groups_B=groups, correct_B=found.correct_B)
+  credit |= dict(lengths_B=rollouts.lengths_B, truncated_B=truncated_B)
+  rewards_B = credit_lib.outcome(credit, max_tokens=2, bootstrap=True)
+  spread_N = np.ptp(np.asarray(rewards_B).reshape(4, 3), 1) > 0
+  c = base.get_config()
+  signal = programs.make_signal(c)(None)
+  assert signal(found).tolist() == [True, True, False, False]
+  c.dynamic_sampling.enabled, c.reward.truncated = True, "bootstrap"
+  signal = programs.make_signal(c)(None)
+  assert (
+      signal(found).tolist() == spread_N.tolist() == [False, True, False, False]
+  )
 
 
 def test_disabled_takes_one_round_as_it_is():

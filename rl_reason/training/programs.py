@@ -131,12 +131,19 @@ def build(session: Session) -> Programs:
       if any(controllers.values())
       else None,
       on_policy=on_policy,
-      signal=functools.partial(
-          reward_spread.signal, reward=make_reward(c), steps=c.rl.steps
-      )
-      if combinations.by_reward(c)
-      else lambda _: dynamic_sampling.partly_correct,
+      signal=make_signal(c),
   )
+
+
+def make_signal(c) -> Callable[[Any], Callable[[Experience], Array]]:
+  """RLState -> which groups of a round have signal."""
+  if combinations.by_reward(c):
+    return functools.partial(
+        reward_spread.signal, reward=make_reward(c), steps=c.rl.steps
+    )
+  if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
+    return lambda _: reward_spread.of_finished
+  return lambda _: dynamic_sampling.partly_correct
 
 
 def policy_optimizer(session: Session):

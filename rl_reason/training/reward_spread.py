@@ -14,6 +14,19 @@ from rl_reason.training import dynamic_sampling
 from rl_reason.training.step import credit_inputs
 
 
+def of_finished(rows: Experience) -> np.ndarray:
+  """Whether the finished responses of each group are partly correct: [N].
+
+  With reward.truncated = "bootstrap" the others get the mean of those, and no
+  advantage where those are all correct or all incorrect.
+  """
+  found = []
+  for group in dynamic_sampling.groups(rows.rollouts.ids_B):
+    finished = group[~rows.rollouts.truncated_B[group]]
+    found.append(len(set(rows.correct_B[finished].tolist())) > 1)
+  return np.array(found)
+
+
 def signal(
     state, *, reward: Callable[[dict], Array], steps: int
 ) -> Callable[[Experience], np.ndarray]:
