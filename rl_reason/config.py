@@ -162,6 +162,7 @@ def _parse(value: Any, old: Any) -> Any:
 
 # --- files -------------------------------------------------------------------
 
+
 def read(path: str) -> ml_collections.ConfigDict:
   """The config of FILE.py, FILE.py:variant or FILE.py:smoke; see `presets`.
 

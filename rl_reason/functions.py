@@ -37,8 +37,7 @@ def one_line(e: BaseException) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
   """'; did you mean X?' for the most similar name, or ''."""
-  known = list(known)
-  last = name.rpartition(".")[2]
+  known, last = list(known), name.rpartition(".")[2]
   # A field may have moved to another section under the same last name.
   same = [x for x in known if x.rpartition(".")[2] == last]
   near = difflib.get_close_matches(name, known, 1) or same[:1]
@@ -414,18 +413,13 @@ def load(path: str) -> Any:
 
 def signature_of(called: Any) -> Signature:
   """The signature of anything that can be called."""
-  found = inspect.signature(called)
+  found, empty = inspect.signature(called), inspect.Parameter.empty
   try:
     (node,) = ast.parse(f"def _{found}: pass").body
   except SyntaxError:  # a default or an annotation whose repr is no source
-    plain = [
-        x.replace(
-            annotation=x.empty,
-            default=x.empty if x.default is x.empty else ...,
-        )
-        for x in found.parameters.values()
-    ]
-    (node,) = ast.parse(f"def _{inspect.Signature(plain)}: pass").body
+    bare = [x.replace(annotation=empty) for x in found.parameters.values()]
+    bare = [x if x.default is empty else x.replace(default=...) for x in bare]
+    (node,) = ast.parse(f"def _{inspect.Signature(bare)}: pass").body
   assert isinstance(node, ast.FunctionDef)
   return _signature(node, _shared_aliases())
 

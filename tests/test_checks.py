@@ -51,6 +51,8 @@ FILES = {
         ({"reward.overlong_buffer": 99}, "must not exceed rollout.max_tokens"),
         ({"reward.correct": -1.0}, "must be more than reward.incorrect"),
         ({"reward.functions": "steps"}, "must look like 'steps*0.5'"),
+        ({"reward.timeout": 1.0}, "does nothing without reward.functions"),
+        ({"reward.executor": "process"}, "does nothing without reward.func"),
         ({"reward.outcome.args.correct_long": 1.0}, "correctness takes no arg"),
         ({"reward_model.chosen": "x:1"}, "'x' is none of arithmetic's styles"),
         ({"kl.kind": "k3"}, "kl.kind = 'k3': does nothing without kl.coef"),

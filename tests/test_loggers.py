@@ -113,10 +113,17 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     loggers.check("wandb")
 
 
-def test_the_old_name_of_the_field_names_the_new_one():
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("log.tensorboard", "log.loggers"),
+        ("reward.scorers", "reward.functions"),
+    ],
+)
+def test_the_old_name_of_a_field_names_the_new_one(old, new):
   c = config.read("configs/dapo.py")
-  with pytest.raises(config.ConfigError, match="is now log.loggers"):
-    config.override(c, {"log.tensorboard": "False"})
+  with pytest.raises(config.ConfigError, match=f"is now {new}"):
+    config.override(c, {old: "x"})
 
 
 def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch):

@@ -209,7 +209,7 @@ def respond(
         correct_B,
         some,
         is_verified=functools.partial(tasks.has_verifier, task),
-        **{"reward": x for x in rewards_B[-1:]},
+        **(dict(reward=rewards_B[-1]) if rewards_B else {}),
     )
     tokens_BT = rollouts.tokens_BL[:, max_prompt:]
     repetition += [
