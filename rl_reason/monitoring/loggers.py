@@ -99,6 +99,9 @@ class WandB:
   def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
     import wandb
 
+    # wandb would ask for a key on the terminal, in the middle of a run.
+    if wandb.setup().settings.mode == "online" and not wandb.api.api_key:
+      raise RuntimeError("not logged in; `wandb login`, or WANDB_MODE=offline")
     # A resumed run continues the one that it resumes.
     path = workdir / "wandb.id"
     if not path.exists():
@@ -151,12 +154,16 @@ class Trackio:
   def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
     import trackio
 
+    # Only a resumed run continues another one, whatever else has its name.
+    path, name = workdir / "trackio.name", workdir.resolve().name
+    resume = "allow" if path.exists() else "never"
+    path.write_text(name)
     self._trackio = trackio
     self._run = trackio.init(
         project=PROJECT,
-        name=workdir.resolve().name,
+        name=name,
         config=dict(fields),
-        resume="allow",
+        resume=resume,
         embed=False,
         auto_log_gpu=False,
         auto_log_cpu=False,

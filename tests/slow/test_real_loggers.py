@@ -28,6 +28,18 @@ def test_wandb_offline(tmp_path, monkeypatch):
     time.sleep(0.1)
 
 
+def test_wandb_without_a_login_asks_nothing(tmp_path, monkeypatch):
+  wandb = pytest.importorskip("wandb")
+  monkeypatch.setenv("WANDB_MODE", "online")
+  monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+  monkeypatch.delenv("WANDB_API_KEY", raising=False)
+  wandb.teardown()  # settings are read anew
+  log, said = log_with(tmp_path, "wandb")
+  fill(log)
+  wandb.teardown()
+  assert len(said) == 1 and "`wandb login`, or WANDB_MODE=offline" in said[0]
+
+
 def test_trackio(tmp_path):
   """In a process of its own: trackio reads TRACKIO_DIR at its import."""
   pytest.importorskip("trackio")
