@@ -394,8 +394,12 @@ def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
       "surrogate.args.clip_high": ("0.28", "0.2"),
       "surrogate.args.dual_clip": ("10.0", "0.0"),
   }
-  # Constant here; the smoke config of a schedule is in charts by its formula.
   assert set(series(data, "actor/lr")["y"]) == {2e-4}
+  fields |= {"optimizer.warmup_steps": 4, "optimizer.schedule": "linear"}
+  (tmp_path / "config.json").write_text(json.dumps(fields | {"rl.steps": 14}))
+  rates = series(data_of(tmp_path), "actor/lr")["y"]
+  assert rates[:4] == pytest.approx([0.5e-4, 1e-4, 1.5e-4, 2e-4])
+  assert rates[8] == pytest.approx(1e-4, rel=0.03) and rates[13] < 1e-5
 
 
 def test_a_page_that_cannot_be_written_is_said_once(tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from rl_reason import config as config_lib, functions
 from rl_reason.algorithms import schedules
@@ -399,10 +400,11 @@ def _add_learning_rates(rows: list[dict], config: dict[str, Any]) -> None:
         warmup=config[f"{part}.warmup_steps"] * per_step,
         total=config["rl.steps"] * per_step,
     )
-    for row in rows:
+    at_N = np.array([row["step"] for row in rows]) * per_step - 1
+    rates_N = np.broadcast_to(np.asarray(rate(at_N)), at_N.shape)
+    for row, x in zip(rows, rates_N, strict=True):
       if name == "actor/lr" or "critic/vf_loss" in row:
-        at = row["step"] * per_step - 1
-        row[name] = metrics.number(rate(at), 6)
+        row[name] = metrics.number(x, 6)
 
 
 def _time_totals(lines: list[dict]) -> str:
