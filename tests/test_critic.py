@@ -251,6 +251,13 @@ def test_loss_and_gradient_of_every_head(head, clip, wide):
   state, metrics = update(params, batch, [1, 2], cfg, clip=clip)
   np.testing.assert_allclose(metrics["vf_loss"], loss(leaves), rtol=1e-10)
   golden.assert_gradient(golden.moved(leaves, state), loss, leaves)
+  # Targets beyond a categorical support are counted, and other heads clip none.
+  targets = batch.returns_BT[batch.mask_BT]
+  beyond = np.mean((targets < cfg.low) | (targets > cfg.high))
+  assert 0.1 < beyond < 0.9
+  wanted = {"vf_targets_clipped": beyond} if head == "categorical" else {}
+  found = {k: v for k, v in metrics.items() if k.endswith("clipped")}
+  assert found == pytest.approx(wanted)
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,12 @@ NAN = dict(update_skipped=3, grad_norm=None)
             "Rewards that are not finite",
             "9 of 256",
         ),
+        (
+            {doctor.CLIPPED: 0.25},
+            {"critic.head.args.low": -1.0, "critic.head.args.high": 2.0},
+            "Clipped targets of the critic",
+            "low (now -1.0) to critic.head.args.high (now 2.0)",
+        ),
         ({doctor.BROKEN: 1.0}, {}, "Broken policy", "lower optimizer.lr"),
         (NAN, {}, "NaN, skipped updates", "3 of 4 updates skipped"),
         (

@@ -1,5 +1,6 @@
 """Dynamic sampling: which groups a batch gets, on rows made by hand."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -265,6 +266,19 @@ def test_kept_groups_may_fill_a_batch():
   assert calls == metrics["train/generation_rounds"] == 0
   assert ids(batch) == [0, 1, 2]
   assert batch.age_B.tolist() == [1] * 6
+
+
+def test_a_smaller_group_takes_the_place_that_another_one_leaves():
+  """Groups of 4, 3 and 2 rows: 4 and 2 fill six places, 3 rows wait."""
+  batch = rows(0, SIGNAL, SIGNAL, SIGNAL, SIGNAL, SIGNAL)
+  batch = jax.tree.map(lambda x: x[:9], batch)
+  ids_B = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2], np.int32)
+  batch = batch.replace(rollouts=batch.rollouts.replace(ids_B=ids_B))
+  out, surplus, metrics, _ = collect(batch, surplus="keep")
+  assert out.rollouts.ids_B.tolist() == [0, 0, 0, 0, 2, 2]
+  assert surplus.rollouts.ids_B.tolist()[:3] == [1, 1, 1]
+  assert surplus.age_B.tolist() == [0, 0, 0, -1, -1, -1]
+  assert metrics["train/groups_missing"] == 0
 
 
 def test_a_group_that_does_not_fit_opens_the_next_batch():

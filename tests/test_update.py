@@ -9,11 +9,12 @@ import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference_model
 
-from rl_reason.algorithms import reductions, surrogates
+from rl_reason.algorithms import reductions, surrogates, variants
 from rl_reason.structs import TrainState
-from rl_reason.training import step
+from rl_reason.training import programs, step
 
 T, SMALL, SGD = golden.T, golden.SMALL, golden.SGD
 CLIP = functools.partial(surrogates.ppo, clip_low=0.2, clip_high=0.28)
@@ -68,6 +69,9 @@ def near(a, b, tolerance=1e-5):
   )
 
 
+HALF = functools.partial(variants.clip_cov, share=0.5, low=-1e9, high=1e9)
+
+
 def scale_of(state):
   """The largest entry of the step that SGD took."""
   moved = golden.moved(start()[0], state)
@@ -104,6 +108,16 @@ def test_rollouts_that_are_too_far_off_policy_are_not_used():
   jax.tree.map(np.testing.assert_array_equal, state.params, params)
   assert metrics["updates"] == 0 and metrics["loss"] == 0
   assert state.step == 1, "the rollout is used up"
+
+
+def test_tokens_that_clip_cov_drops_depend_on_the_seed():
+  batch = on_policy(start()[2])
+  states = (
+      update(batch, [1, 1], covariance=HALF, seed=seed)[0] for seed in (0, 0, 1)
+  )
+  one, same, other = (jax.device_get(state.params) for state in states)
+  near(one, same, 0)
+  assert np.abs(one["embed"] - other["embed"]).max() > 1e-3
 
 
 # --- metrics -----------------------------------------------------------------
@@ -212,3 +226,25 @@ def test_frozen_layers_do_not_count_for_the_norm():
       state.params["layers"]["q"].ravel(), [0, -0.4], rtol=1e-6
   )
   np.testing.assert_allclose(state.params["embed"], -0.3, rtol=1e-6)
+
+
+# --- coefficients of the next step -------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["padding", "failed", "real"])
+def test_controllers_wait_for_a_response_that_measures_something(case):
+  """Padding has a KL of 0, which says nothing: it must not lower the target."""
+  mask_BT = np.array([[case != "padding", False]] * 2)
+  rewards_B = np.full(2, np.nan if case == "failed" else 1.0)
+  credit = dict(rewards_B=rewards_B, metrics={"kl/reference": 0.0})
+  coefs = dict(kl=0.1, entropy=0.2)
+  found = programs.steer(
+      coefs,
+      mask_BT,
+      np.ones((2, 2)),
+      credit,
+      rows=2,
+      kl_controller=lambda coef, kl, rows: coef / 2,
+      entropy_controller=lambda coef, entropy: coef + entropy,
+  )
+  assert found == (dict(kl=0.05, entropy=1.2) if case == "real" else coefs)

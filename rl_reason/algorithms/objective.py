@@ -7,6 +7,7 @@ sum (`loss`).
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +43,13 @@ class Objective:
   covariance: Callable[..., tuple[Array, Array]] | None = None
 
 
-def token_weights(o: Objective, b: Batch, key: Array) -> dict[str, Array]:
+def token_weights(o: Objective, b: Batch, key: Any) -> dict[str, Array]:
   """The weight of each token of a minibatch in each term of the loss.
 
   Args:
     o: static.
     b: all rows of the minibatch.
-    key: randomness of `covariance`.
+    key: randomness of `covariance`; None without one.
 
   Returns:
     [B, T] each: `policy` (surrogate), `all` (KL and entropy), `mean` (means of

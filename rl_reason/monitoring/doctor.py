@@ -19,6 +19,7 @@ ASKED = 64  # incorrect responses of a round that are searched for an answer
 FIRST = 3  # steps of which the vital signs are said in any case
 QUIET = 5  # steps without a finding after which it is over
 CHANGED = 0.25  # of a share, to speak of a finding again
+CLIPPED = "critic/vf_targets_clipped"  # share; only of a categorical critic
 FAULT = 1e-9  # bound of a sign that no healthy run has
 BROKEN = "rollout/logps_not_finite"  # share of responses; not in healthy runs
 BROKEN_HELD_OUT = "val-aux/logps_not_finite"  # responses; likewise
@@ -103,6 +104,22 @@ class Finding(NamedTuple):
   text: str
 
 
+def clipped_targets(x: dict[str, Any], fields: dict[str, Any]) -> str:
+  """How many targets of a categorical critic its support clips.
+
+  Args:
+    x: a line of metrics.jsonl of RL or of value pretraining.
+    fields: the flat config.
+  """
+  head = "critic.head.args."
+  ends = [f"{head}{k} (now {fields.get(head + k)})" for k in ("low", "high")]
+  return (
+      f"{x.get(CLIPPED) or 0:.1%} of the critic's targets lie outside of"
+      f" {' to '.join(ends)} and are clipped: widen the support, or shrink the"
+      " rewards"
+  )
+
+
 def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
   """All signs in the metrics of one RL step, causes before effects.
 
@@ -165,6 +182,12 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
       " NaN or infinite, and these responses are not learned from: look at"
       " reward.outcome.name, reward.length_penalty.name and the reward models"
       " of reward.functions",
+  )
+  sign(
+      "Clipped targets of the critic",
+      share(CLIPPED),
+      FAULT,
+      clipped_targets(x, fields),
   )
   sign(
       "Broken policy",

@@ -24,12 +24,14 @@ def critic_update(
   Arguments as in `step.rl_update`, of the critic; of the batch, the values
   before the update and the returns are read. `clip` is that of
   `values.value_loss`; a categorical head has none. Returns the next state and
-  metrics: vf_loss (token mean), grad_norm, updates, update_skipped.
+  metrics: vf_loss (token mean), grad_norm, updates, update_skipped, and of a
+  categorical head vf_targets_clipped: the share of targets beyond its support.
   """
 
   def loss_fn(params, packed, rows):
     b, share_BT = rows
     values_BT, logits_BTN = critic.values(params, cfg, packed)
+    clipped = {}
     values_BT, old_BT, returns_BT = (
         jnp.where(b.mask_BT, x, 0)
         for x in (values_BT, b.values_BT, b.returns_BT)
@@ -38,10 +40,12 @@ def critic_update(
       loss_BT = values.categorical_loss(
           logits_BTN, returns_BT, cfg.low, cfg.high
       )
+      beyond_BT = (returns_BT < cfg.low) | (returns_BT > cfg.high)
+      clipped = dict(vf_targets_clipped=jnp.sum(share_BT * beyond_BT))
     else:
       loss_BT = values.value_loss(values_BT, old_BT, returns_BT, clip=clip)
     loss = jnp.sum(share_BT * loss_BT)
-    return loss, dict(vf_loss=loss)
+    return loss, dict(vf_loss=loss) | clipped
 
   def minibatch(state, xs):
     b, packed = xs

@@ -64,6 +64,23 @@ def without_padding(rows: Experience) -> Experience:
   return take(rows, [group for group in found if rows.age_B[group[0]] >= 0])
 
 
+def first_fit(
+    found: list[np.ndarray], room: int
+) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+  """The groups that fit into `room` rows, the others, and the rows left over.
+
+  A group that does not fit leaves its place to later and smaller ones.
+  """
+  chosen, others = [], []
+  for group in found:
+    if len(group) <= room:
+      chosen.append(group)
+      room -= len(group)
+    else:
+      others.append(group)
+  return chosen, others, room
+
+
 def accuracy(rows: Experience) -> np.ndarray:
   """Share of correct responses in each group: [N]."""
   found = groups(rows.rollouts.ids_B)
@@ -141,14 +158,12 @@ def fill_batch(
     parts.append(take(rows, [group for group, wanted in found if wanted]))
     count += len(parts[-1].age_B)
 
-  # The first groups that fit are the batch, in the order of their prompts.
+  # The groups that fit are the batch, in the order of their prompts.
   accuracy_N = np.concatenate(accuracies or [accuracy(parts[0])])
   everything = concatenate(parts)
   ids_B = everything.rollouts.ids_B
   by_prompt = sorted(groups(ids_B), key=lambda group: ids_B[group[0]])
-  ends = np.cumsum([len(group) for group in by_prompt])
-  fits = int(np.searchsorted(ends, batch, "right"))
-  missing = batch - (int(ends[fits - 1]) if fits else 0)
+  chosen, others, missing = first_fit(by_prompt, batch)
   metrics = {
       "train/accuracy": accuracy_N.mean(),
       "train/all_correct": (accuracy_N == 1).mean(),
@@ -169,13 +184,11 @@ def fill_batch(
         " data of another difficulty, or set dynamic_sampling.shortfall = 'pad'"
     )
   like = everything if count else rows
-  out = pad(take(everything, by_prompt[:fits]), batch, like, group_size)
+  out = pad(take(everything, chosen), batch, like, group_size)
 
   # Groups that did not fit may wait for the next step: one batch at most.
   surplus_rows = None
   if surplus == "keep" and enabled:
-    last = int(np.searchsorted(ends, batch - missing + batch, "right"))
-    surplus_rows = pad(
-        take(everything, by_prompt[fits:last]), batch, out, group_size
-    )
+    waiting, _, _ = first_fit(others, batch)
+    surplus_rows = pad(take(everything, waiting), batch, out, group_size)
   return out, surplus_rows, metrics

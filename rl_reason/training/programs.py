@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from rl_reason import combinations, config as config_lib, functions
 from rl_reason.algorithms import credit, objective, rewards
@@ -80,6 +81,7 @@ def build(session: Session) -> Programs:
       objective=make_objective(c),
       max_kl=c.updates.max_kl,
       lora_scale=lora_scale(c),
+      seed=host_seed(c.seed, "covariance") % 2**31,
   )
 
   def compiled(title, fn):
@@ -208,7 +210,7 @@ def steer(
     coefs: dict[str, float],
     mask_BT: Array,
     entropy_BT: Any,
-    metrics: dict[str, Array],
+    credit: dict[str, Any],
     *,
     rows: int,
     kl_controller: Callable[..., float] | None,
@@ -216,15 +218,19 @@ def steer(
 ) -> dict[str, float]:
   """The coefficients of the next step, from what this step measured.
 
-  Entropies are those of the policy before the update, metrics those of
-  `credit.assign`. Controllers are `variants.adaptive_kl` and
+  Entropies are those of the policy before the update, credit has rewards_B and
+  the metrics of `credit.assign`. A step without a response whose reward is known
+  measured nothing, and moves nothing. Controllers are `variants.adaptive_kl` and
   `variants.adaptive_entropy`, their keywords bound, or None.
   """
   out = dict(coefs)
+  mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
+  if not mask_BT.any():
+    return out
   if kl_controller is not None:
-    kl = float(metrics["kl/reference"])
+    kl = float(credit["metrics"]["kl/reference"])
     out["kl"] = kl_controller(coefs["kl"], kl, rows)
-  if entropy_controller is not None and mask_BT.any():
+  if entropy_controller is not None:
     entropy = float(entropy_BT[mask_BT].mean())
     out["entropy"] = entropy_controller(coefs["entropy"], entropy)
   return out

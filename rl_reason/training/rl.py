@@ -201,7 +201,7 @@ def train(
       samples.log(state.step, rows, credit, batch, plan, entropy_BT)
       if run.steer is not None:
         state.coefs = run.steer(
-            state.coefs, rows.rollouts.mask_BT, entropy_BT, credit["metrics"]
+            state.coefs, rows.rollouts.mask_BT, entropy_BT, credit
         )
   return policy(state.policy.params)
 

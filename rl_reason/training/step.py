@@ -305,6 +305,7 @@ def rl_update(
     objective: Objective,
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
+    seed: int = 0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over its minibatches.
 
@@ -322,6 +323,7 @@ def rl_update(
     max_kl: updates end once KL(old || new) on the next minibatch exceeds it
       (early stopping, as in PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
+    seed: static, of the random choice of tokens by `objective.covariance`.
 
   Returns:
     the next state, and metrics. Metrics are means over the minibatches that
@@ -345,7 +347,10 @@ def rl_update(
   def minibatch(carry, xs):
     (state, going, index), (b, packed) = carry, xs
     # Loss aggregation: the weight of each token in the minibatch.
-    key = jax.random.fold_in(jax.random.key(state.step), index)
+    key = None
+    if objective.covariance is not None:
+      key = jax.random.fold_in(jax.random.key(seed), state.step)
+      key = jax.random.fold_in(key, index)
     w = objective_lib.token_weights(objective, b, key)
     grads, metrics = accumulate(loss_fn, state.params, packed, (b, w))
     if max_kl:

@@ -14,7 +14,7 @@ import numpy as np
 from rl_reason import config as config_lib, dependencies
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
-from rl_reason.monitoring import rl_metrics, updates
+from rl_reason.monitoring import doctor, rl_metrics, updates
 from rl_reason.randomness import key
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
@@ -94,6 +94,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   counter = programs.make_counter(session, passes=1 + 3 * c.updates.epochs)
   weights = session.engine.weights(policy_params, c.rollout.weights)
 
+  clipped = False  # it was said that targets are clipped
   with stage.running("critic", total, state):
     while not state.complete:
       stage.check_stop()
@@ -147,6 +148,9 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           | rl_metrics.totals(state.counters),
       )
       display.step(state.step, explained_variance=explained, loss=loss)
+      if metrics.get(doctor.CLIPPED) and not clipped:
+        display.say(f"warning: {doctor.clipped_targets(metrics, fields)}")
+      clipped = clipped or bool(metrics.get(doctor.CLIPPED))
       good = explained >= c.critic.pretrain_ev and (
           not c.critic.pretrain_loss or loss <= c.critic.pretrain_loss
       )
