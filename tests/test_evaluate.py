@@ -27,6 +27,39 @@ def test_mean_interval_by_hand():
   assert statistics.mean_interval(np.array([0.25])) == (0.25, 0)
 
 
+def test_wilson_interval_by_hand():
+  """1 of 1: one trial; z^2 = 3.8415.
+
+  The centre is (1 + z^2 / 2) / (1 + z^2) = 2.9207 / 4.8415 = 0.6033, half of
+  the width z^2 / 2 / (1 + z^2) = 0.3967: the interval is 0.2066 to 1.
+  16 of 32 prompts and one more observation are 32 * 32 / 33 trials of variance
+  1/4, and their interval is symmetric.
+  """
+  one = statistics.share_interval(np.ones(1))
+  assert one == (1, pytest.approx(0.7934, abs=1e-4))
+  mean, half = statistics.share_interval(np.arange(32) % 2.0)
+  z2, trials = 1.959964**2, 32 * 32 / 33
+  wanted = (z2 * (0.25 / trials + z2 / 4 / trials**2)) ** 0.5
+  assert (mean, half) == (0.5, pytest.approx(wanted / (1 + z2 / trials)))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("prompts", [1, 2, 5, 30])
+@pytest.mark.parametrize("a, b", [(5, 5), (0.5, 0.5), (9.5, 0.5), (95, 5)])
+def test_intervals_cover_the_accuracy(a, b, prompts, samples):
+  """Of prompts that differ in difficulty; the normal interval covered 0 to .95.
+
+  At 30 prompts, one sample and an accuracy of .95 it covered .78 to .81.
+  """
+  rng = np.random.default_rng(0)
+  easy_SN = rng.beta(a, b, (1000, prompts))
+  values_SN = rng.binomial(samples, easy_SN) / samples
+  found = [statistics.share_interval(values_N) for values_N in values_SN]
+  covered = np.mean([abs(mean - a / (a + b)) <= half for mean, half in found])
+  assert covered > 0.88
+  assert np.mean([half for _, half in found]) < 2.1 / (prompts + 1.5) ** 0.5
+
+
 def test_pass_at_k_by_hand():
   """G = 4, 1 correct: pass@2 = 1 - C(3,2)/C(4,2) = 1 - 3/6; pass@4 = 1.
 
@@ -202,7 +235,7 @@ def test_summarize_by_hand():
       mean_of=2,
       score_of=2,
   )
-  half = 1.96 * np.std([1, 0.5, 0], ddof=1) / 3**0.5
+  _, half = statistics.share_interval(np.array([1, 0.5, 0]))
   expected = {
       "val-core/sums/acc/mean@2": 1 / 2,
       "val-core/sums/acc/mean@2/ci95": half,
@@ -244,9 +277,10 @@ def test_metrics_of_all_sets_by_hand():
 def test_levels_by_hand(mean_of, means):
   """Difficulty 2: 1 and 1/2 correct, or 1 and 0; one prompt truncated."""
   two, three = evaluate.levels(two_samples(), mean_of)
-  half = 1.96 * (2 * (1 - means[0])) / 2**0.5 / 2**0.5
-  assert two == (2, 2, means[0], pytest.approx(half), 0.5)
-  assert three == (3, 1, means[1], 0.0, 0.5)
+  values = [[1, 0.5] if mean_of == 2 else [1, 0], [0]]
+  halves = [statistics.share_interval(np.array(x, float))[1] for x in values]
+  assert two == (2, 2, means[0], pytest.approx(halves[0]), 0.5)
+  assert three == (3, 1, means[1], pytest.approx(halves[1]), 0.5)
 
 
 def test_results_in_the_layout_of_lm_evaluation_harness():
@@ -285,7 +319,7 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   images, prompts, head, *rows = found_in_browser(path, probe)
   assert not images and prompts == 3
   assert head == ["set", "difficulty", "prompts", "avg@2", "truncated"]
-  # The std of 1 and 1/2 is 0.354; 1.96 * 0.354 / sqrt(2) = 0.49.
-  low = ["2", "2", "75.0% ± 49.0", "50.0%"]
-  high = ["3", "1", "0.0% ± 0.0", "50.0%"]
+  # Of 1 and 1/2, and of a single 0.
+  low = ["2", "2", "75.0% ± 52.7", "50.0%"]
+  high = ["3", "1", "0.0% ± 79.3", "50.0%"]
   assert rows == [[x, *row] for x in ("sums", name) for row in (low, high)]

@@ -19,8 +19,8 @@ from rl_reason.evaluation import grading
 from rl_reason.evaluation.reward_runner import Rewards
 from rl_reason.evaluation.statistics import (
     calibration_error,
+    interval,
     majority_vote,
-    mean_interval,
     pass_at_k,
 )
 from rl_reason.monitoring import doctor, samples
@@ -300,7 +300,7 @@ def summarize(
     values |= of_verdicts
   out = {}
   for metric, values_N in values.items():
-    mean, half = mean_interval(np.asarray(values_N, float))
+    mean, half = interval(measure, np.asarray(values_N, float))
     out[f"val-core/{name}/{measure}/{metric}"] = mean
     out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
   out |= aux
@@ -363,7 +363,7 @@ def levels(responses: Responses, mean_of: int) -> list[Level]:
       Level(
           int(difficulty),
           int((difficulty_N == difficulty).sum()),
-          *mean_interval(mean_N[difficulty_N == difficulty]),
+          *interval(responses.measure, mean_N[difficulty_N == difficulty]),
           float(truncated_N[difficulty_N == difficulty].mean()),
       )
       for difficulty in np.unique(difficulty_N)

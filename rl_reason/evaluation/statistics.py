@@ -5,9 +5,37 @@ import math
 
 import numpy as np
 
+Z = 1.959964  # of a 95% interval
+
+
+def share_interval(values_N: np.ndarray) -> tuple[float, float]:
+  """Returns the mean over prompts and the half-width of its 95% interval.
+
+  Wilson's interval (1927), which holds for few prompts and for means near 0 and
+  1, where the normal one is far too narrow. A prompt counts for more than one
+  trial as far as the values of prompts vary less than single trials would;
+  their variance is shrunk towards that of trials by one observation, so that
+  few prompts are not taken for equal ones. Of the two sides of the interval the
+  longer one is returned.
+
+  Args:
+    values_N: one number in [0, 1] per prompt: samples of a prompt are averaged
+      first, as they are not independent.
+  """
+  count, mean = len(values_N), float(values_N.mean())
+  trial = mean * (1 - mean)  # variance of a single trial
+  variance = (float(((values_N - mean) ** 2).sum()) + trial) / count
+  trials = count * trial / variance if variance else count
+  scale = 1 / (1 + Z**2 / trials)
+  centre = scale * (mean + Z**2 / (2 * trials))
+  half = scale * Z * (trial / trials + (Z / (2 * trials)) ** 2) ** 0.5
+  return mean, half + abs(centre - mean)
+
 
 def mean_interval(values_N: np.ndarray) -> tuple[float, float]:
   """Returns the mean over prompts and half of its 95% normal interval.
+
+  For rewards, whose bounds are not known; shares have `share_interval`.
 
   Args:
     values_N: one number per prompt: samples of a prompt are averaged first, as
@@ -15,6 +43,11 @@ def mean_interval(values_N: np.ndarray) -> tuple[float, float]:
   """
   std = values_N.std(ddof=1) if len(values_N) > 1 else 0.0
   return float(values_N.mean()), float(1.96 * std / len(values_N) ** 0.5)
+
+
+def interval(measure: str, values_N: np.ndarray) -> tuple[float, float]:
+  """The interval of a mean: of a share if the measure is 'acc'."""
+  return (share_interval if measure == "acc" else mean_interval)(values_N)
 
 
 def pass_at_k(correct_NG: np.ndarray, k: int) -> np.ndarray:

@@ -185,7 +185,7 @@ def agreement(margin_N: np.ndarray) -> dict[str, float]:
   margin_N = margin_N.astype(np.float64)
   correct_N = (margin_N > 0) + 0.5 * (margin_N == 0)
   confidence_N = 1 / (1 + np.exp(-np.abs(margin_N)))
-  mean, half = statistics.mean_interval(correct_N)
+  mean, half = statistics.share_interval(correct_N)
   return {
       "accuracy": mean,
       "accuracy/ci95": half,

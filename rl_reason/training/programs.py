@@ -219,9 +219,10 @@ def steer(
   """The coefficients of the next step, from what this step measured.
 
   Entropies are those of the policy before the update, credit has rewards_B and
-  the metrics of `credit.assign`. A step without a response whose reward is known
-  measured nothing, and moves nothing. Controllers are `variants.adaptive_kl` and
-  `variants.adaptive_entropy`, their keywords bound, or None.
+  the metrics of `credit.assign`. A step without a response whose reward is
+  known measured nothing, and moves nothing. Controllers are
+  `variants.adaptive_kl` and `variants.adaptive_entropy`, their keywords bound,
+  or None.
   """
   out = dict(coefs)
   mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
