@@ -19,11 +19,6 @@ RUNS = {
         "error: RL made no update in 3 steps",
         "0 made, 6 skipped",
     ),
-    "broken": (
-        ["--config.optimizer.lr=1e30"],
-        "error: RL ended with a broken policy",
-        "not finite",
-    ),
 }
 
 
