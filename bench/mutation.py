@@ -142,6 +142,7 @@ class Runner:
             x.cache_clear()
 
   def survives(self, items) -> bool:
+    """Whether all tests pass; the mutant is loaded."""
     from _pytest.runner import runtestprotocol
 
     for item in items:
@@ -152,6 +153,7 @@ class Runner:
     return True
 
   def pytest_runtestloop(self, session) -> bool:
+    """Replaces the loop of pytest."""
     import by_hand
 
     assert not session.testsfailed, "tests cannot be collected"

@@ -8,15 +8,15 @@ from conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("dapo_on_one_screen", 150), ("own_loop", 40)]
+    ("name", "most"), [("dapo_on_one_screen", 150), ("own_reward", 40)]
 )
 def test_an_example_fits_its_screen(name, most):
   text = (ROOT / "examples" / f"{name}.py").read_text()
   assert len(text.splitlines()) <= most
 
 
-def test_own_loop_learns_and_is_the_one_of_its_page(capsys):
-  path = ROOT / "examples" / "own_loop.py"
+def test_own_reward_learns_and_is_the_one_of_its_page(capsys):
+  path = ROOT / "examples" / "own_reward.py"
   page = (ROOT / "docs" / "your_loop.md").read_text()
   assert f"```python\n{path.read_text()}```" in page
   runpy.run_path(str(path))

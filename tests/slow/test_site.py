@@ -49,7 +49,7 @@ def test_every_guide_room_and_linked_file_has_its_page(site):
       for path in (ROOT / "rl_reason").glob("*/__init__.py")
       if path.parent.name != "configs"
   }
-  linked = {"results", "results/seeds", "examples/own_loop.py", "CHANGELOG"}
+  linked = {"results", "results/seeds", "examples/own_reward.py", "CHANGELOG"}
   assert guides | rooms | linked | {".", "api"} <= site.keys()
   assert "Source code" in site["api/rl_reason.algorithms"]
   assert len(re.findall(r"<h3", site["api/rl_reason.algorithms"])) > 40

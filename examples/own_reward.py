@@ -1,4 +1,4 @@
-"""A training loop of your own: python examples/own_loop.py."""
+"""GRPO on a reward of your own: python examples/own_reward.py."""
 
 import jax
 import numpy as np
