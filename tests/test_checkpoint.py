@@ -120,6 +120,37 @@ def test_an_unfinished_checkpoint_is_written_again(tmp_path):
   assert c.host(2) == {"at": "again"}
 
 
+@pytest.mark.parametrize(
+    ("where", "function", "found"),
+    [
+        (checkpoint, "_hashes", "first"),  # before its manifest
+        (checkpoint, "_remove", "second"),  # complete, not renamed yet
+        (checkpoint.pathlib.Path, "rename", "second"),
+    ],
+)
+def test_a_kill_while_the_only_checkpoint_is_written_again(
+    tmp_path, monkeypatch, where, function, found
+):
+  """The one before is there until the next one is complete."""
+
+  def die(*_):
+    raise KeyboardInterrupt
+
+  c = save_some(tmp_path, [1])
+  with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+    c.save(1, state(2), {"at": "second"})
+    m.setattr(where, function, die)
+    c.close()
+  c = checkpoint.Checkpoints(tmp_path)
+  host, scale = dict(first=({"at": 1}, 1), second=({"at": "second"}, 2))[found]
+  assert c.newest() == 1 and c.host(1) == host
+  restored = c.restore(1, state(0))
+  jax.tree.map(np.testing.assert_array_equal, restored, state(scale))
+  c.save(2, state(3), {})
+  c.close()
+  assert [p.name for p in tmp_path.iterdir()] == ["2"]
+
+
 def test_the_state_may_be_donated_at_once(tmp_path):
   """A save holds its own copy: training goes on in the same buffers."""
   bump = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)

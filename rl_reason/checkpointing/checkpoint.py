@@ -4,6 +4,9 @@
   DIR/STEP/host.json      all other state of the run
   DIR/STEP/manifest.json  SHA-256 of every file above; written last
 
+A save writes DIR/STEP.new, which takes the place of DIR/STEP only when it has
+its manifest: no checkpoint is lost because another one is being written.
+
 Orbax does not detect a flipped bit, so a restore first verifies the hash of
 every file. A checkpoint without a manifest is unfinished.
 """
@@ -45,6 +48,16 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, float | None] | None:
     return None
 
 
+def _is_whole(directory: pathlib.Path) -> bool:
+  return (directory / MANIFEST).exists()
+
+
+def _remove(directory: pathlib.Path) -> None:
+  """Removes a checkpoint; one that is partly removed has no manifest."""
+  (directory / MANIFEST).unlink(missing_ok=True)
+  shutil.rmtree(directory, ignore_errors=True)
+
+
 class Checkpoints:
   """The checkpoints of one stage.
 
@@ -69,14 +82,14 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Steps that have a directory, oldest first; some may be unfinished."""
-    if not self._dir.exists():
-      return []
-    return sorted(int(p.name) for p in self._dir.iterdir() if p.name.isdigit())
+    names = [p.name for p in self._dir.glob("*") if p.name.isdigit()]
+    names += [p.stem for p in self._dir.glob("*.new") if _is_whole(p)]
+    return sorted(set(map(int, names)))
 
   def fault(self, step: int) -> str | None:
     """Why a checkpoint cannot be used, or None."""
     directory = self._path(step)
-    if not (directory / MANIFEST).exists():
+    if not _is_whole(directory):
       return "unfinished (it has no manifest)"
     manifest = _manifest(directory)
     if manifest is None:
@@ -93,7 +106,14 @@ class Checkpoints:
     return None
 
   def _path(self, step: int) -> pathlib.Path:
-    return self._dir / str(step)
+    """Where a checkpoint is, even if a kill came just before its renaming."""
+    new = self._dir / f"{step}.new"
+    return new if _is_whole(new) else self._dir / str(step)
+
+  def _rename(self, new: pathlib.Path) -> None:
+    """Gives a complete checkpoint its name, in the place of an older one."""
+    _remove(new.with_suffix(""))
+    new.rename(new.with_suffix(""))
 
   def save(
       self, step: int, state: Tree, host: dict, score: float | None = None
@@ -108,9 +128,10 @@ class Checkpoints:
     """
     self.wait()
     self.saved = step
-    path = self._path(step)
+    path = self._dir / f"{step}.new"
     if self._first:
-      shutil.rmtree(path, ignore_errors=True)
+      for left in self._dir.glob("*.new"):  # by a kill
+        self._rename(left) if _is_whole(left) else _remove(left)
       path.mkdir(parents=True)
       metrics.write_json(path / "host.json", host)
     multihost_utils.sync_global_devices("save")
@@ -122,15 +143,15 @@ class Checkpoints:
     if self._first:
       manifest = dict(step=step, score=score, files=_hashes(path))
       metrics.write_json(path / MANIFEST, manifest)
+      self._rename(path)
       self._prune()
 
   def _prune(self) -> None:
     last, best = self._keep
-    finished = [s for s in self.steps() if (self._path(s) / MANIFEST).exists()]
+    finished = [s for s in self.steps() if _is_whole(self._path(s))]
     keep = {*finished[-last:], *self._by_score(finished)[:best]}
     for step in set(finished) - keep:
-      (self._path(step) / MANIFEST).unlink()  # partly deleted is unfinished
-      shutil.rmtree(self._path(step))
+      _remove(self._path(step))
 
   def _by_score(self, steps: list[int]) -> list[int]:
     """Those of the steps that have a score, the best and earliest first."""
