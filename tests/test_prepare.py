@@ -296,6 +296,28 @@ def test_overlap_with_an_evaluation_set(make, tmp_path):
   ]
 
 
+def test_short_questions_are_compared_as_a_whole(make, tmp_path):
+  """A full stop, another fraction and dollars hide nothing; operators count."""
+  short = r"Compute $\frac{3}{4} + \left(1,000 - x\right)$"
+  asked = [
+      r"compute  \dfrac{3}{4} + (1000 - x).",
+      r"Compute: $\tfrac34 + \bigl( 1,000-x \bigr)$?",
+      r"Compute \frac{3}{4} - (1000 - x)",
+      r"Compute \frac{3}{4} + (1000 - y)",
+  ]
+  chat = [dict(role="user", content=x) for x in ("So?", short)]
+  chat.insert(1, dict(role="assistant", content="Yes."))
+  c = make(
+      [*((text, "1") for text in asked), {"prompt": chat, "answer": "1"}],
+      [(short, "1")],
+      ngram=13,
+      chat=True,
+  )
+  kept = [row.prompt for row in rows(run(c, tmp_path))]
+  assert [any(x in prompt for prompt in kept) for x in asked] == [0, 0, 1, 1]
+  assert report(tmp_path / "data", 1)["dropped"] == {screening.SAME_WORDS: 2}
+
+
 def test_rows_of_an_evaluation_set_are_refused_without_ngrams(make, tmp_path):
   c = make([*FIVE, (f" {BOAT}", "1")], [(BOAT, "1")], ngram=0)
   with pytest.raises(DataError) as error:

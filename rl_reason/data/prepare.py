@@ -32,7 +32,7 @@ from rl_reason.structs import Stopped
 from rl_reason.verifiers import workers
 
 SAMPLES = 3  # dropped rows of each reason that the report shows
-FORMAT = 2  # of the files; a preparation of another format is made anew
+FORMAT = 3  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
 
 

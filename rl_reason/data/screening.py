@@ -31,12 +31,33 @@ NO_ANSWER = (
     "there is neither an answer nor a response; data.kind = 'none' keeps rows"
     " that need no reference answer"
 )
+SAME_WORDS = "the question has the same words as one of an evaluation set"
 CONTRADICTION = "another row has the same question and another answer"
 
 
 def _normalize(text: str) -> str:
   """The text without differences in case, whitespace and Unicode forms."""
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+# LaTeX that changes the look of a formula and not the formula.
+_FRACTION = re.compile(r"\\[dtc]?frac(?![a-z])(\d?)")
+_LOOKS = re.compile(
+    r"\\(left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])"
+    r"|\\[,!;: ]"
+)
+
+
+def _plain(question: str) -> str:
+  """The normalized question in one spelling of its formulas."""
+  text = _LOOKS.sub(" ", _FRACTION.sub(r"\\frac \1 ", _normalize(question)))
+  return re.sub(r"(?<=\d),(?=\d{3})", "", text)  # 1,000
+
+
+def _sequence(example: Example) -> str:
+  """The words and operators of a prompt, without punctuation."""
+  found = re.findall(r"\w+|[^\w\s]", _plain("\0".join(_asked(example))))
+  return " ".join(x for x in found if x not in "\\{}$.,;:?'\"`")
 
 
 def _digest(*texts: str) -> str:
@@ -51,10 +72,10 @@ def key(example: Example) -> str:
   return _digest(*texts)
 
 
-def _asked(example: Example) -> str:
-  """Hash of the prompt without its system turn, which whole sets share."""
+def _asked(example: Example) -> list[str]:
+  """The texts of a prompt without its system turn, which whole sets share."""
   turns = [x["content"] for x in example.turns if x["role"] != "system"]
-  return _digest(*turns, example.question)
+  return [*turns, example.question]
 
 
 class ReferenceChecker:
@@ -133,22 +154,26 @@ class Screen:
     self._data, self.references = data, ReferenceChecker(pool)
     self._answers: dict[str, str] = {}  # key -> reference answer
     self.contradicted: set[str] = set()
-    # Of evaluation sets: digest of a question, or n-gram of words -> its place.
+    # Of evaluation sets: digest of a question, sequence of all its words, or
+    # n-gram of words -> its place.
     self._questions: dict[str, str] = {}
+    self._sequences: dict[str, str] = {}
     self._ngrams: dict[str, str] = {}
 
   def _ngrams_of(self, question: str) -> Iterator[str]:
     size = self._data.ngram
-    words = re.findall(r"\w+", _normalize(question)) if size else []
+    words = re.findall(r"\w+", _plain(question)) if size else []
     for start in range(len(words) - size + 1 if size else 0):
       yield " ".join(words[start : start + size])
 
   def add_evaluation(self, example: Example) -> None:
     """Remembers an evaluation example, also one that is dropped later."""
     place = f"{example.source} {example.where}"
-    self._questions.setdefault(_asked(example), place)
+    self._questions.setdefault(_digest(*_asked(example)), place)
     for ngram in self._ngrams_of(example.question):
       self._ngrams.setdefault(ngram, place)
+    if self._data.ngram and (words := _sequence(example)):
+      self._sequences.setdefault(words, place)
 
   def add_training(self, row: dict) -> None:
     """Remembers a training row that is kept."""
@@ -186,7 +211,7 @@ class Screen:
       return fault or Fault(DUPLICATE, example.question)
     if d.allow_benchmarks:
       return None
-    place = self._questions.get(_asked(example))
+    place = self._questions.get(_digest(*_asked(example)))
     if place and not d.ngram:
       raise DataError(
           f"data.train: {example.source} {example.where} is also {place}, an"
@@ -196,6 +221,9 @@ class Screen:
     if place:
       text = f"{place}: {example.question}"
       return Fault("the question is in an evaluation set", text)
+    # The whole, too: a short question has too few words for an n-gram.
+    if place := self._sequences.get(_sequence(example)):
+      return Fault(SAME_WORDS, f"{place}: {example.question}")
     for ngram in self._ngrams_of(example.question):
       if ngram in self._ngrams:
         return Fault(
