@@ -94,7 +94,9 @@ def _prepare(argv):
 
     base.get_config()  # fields that are newer than the run have their defaults
     fields = {name: spec.default for name, spec in config_lib.FIELDS.items()}
-    config = config_lib.unflat(fields | config_lib.load(saved))
+    fields |= config_lib.load(saved)
+    run_directory.refuse_code(str(saved), fields)
+    config = config_lib.unflat(fields)
     config_lib.override(config, given)
     return config, pathlib.Path(workdir)
 
@@ -165,10 +167,10 @@ def _run(config, workdir: pathlib.Path) -> int:
       screen.say("stopped by a signal; the same command resumes the run")
       return 143
     except config_lib.ConfigError as e:
-      print(f"config error: {e}", file=sys.stderr)
+      print(f"config error: {display.printable(str(e))}", file=sys.stderr)
       return 2
     except (structs.RunError, datasets.DataError) as e:
-      print(f"error: {e}", file=sys.stderr)
+      print(f"error: {display.printable(str(e))}", file=sys.stderr)
       return 1
     except jax.errors.JaxRuntimeError as e:
       if "RESOURCE_EXHAUSTED" in str(e):

@@ -10,12 +10,18 @@ import pathlib
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import ml_collections
 
-from rl_reason import config as config_lib, dependencies, presets
+from rl_reason import (
+    config as config_lib,
+    dependencies,
+    functions,
+    presets,
+    tasks,
+)
 from rl_reason.data import datasets
 
 MAX_NAME = 80  # characters
@@ -116,6 +122,32 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     raise config_lib.ConfigError(
         f"--workdir = {workdir}: holds a run of another config"
         f" ({'; '.join(differ)}); choose another --workdir or remove it"
+    )
+
+
+def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
+  """Refuses a config that comes with files and names code to import.
+
+  Work directories and checkpoints are passed on. What a stranger's file names
+  is not run, unless the user's own config names it, too.
+
+  Args:
+    where: the file, for the error.
+    fields: flat, as read from it.
+
+  Raises:
+    ConfigError: a field names a module.
+  """
+  names = [f"{known.field}.name" for known in functions.KINDS.values()]
+  names += ["data.kind", "data.template", "log.loggers", "reward.functions"]
+  found = [x for x in names if re.search(r"\w:\w", str(fields.get(x, "")))]
+  if fields.get("task.name", tasks.FILES) not in (*tasks.NAMES, tasks.FILES):
+    found.append("task.name")
+  if found:
+    shown = "; ".join(f"{name} = {fields[name]!r}" for name in found)
+    raise config_lib.ConfigError(
+        f"{where}: names code to import ({shown}), which only a config of your"
+        " own may do: give --config and its overrides, too"
     )
 
 

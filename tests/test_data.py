@@ -97,6 +97,23 @@ def test_load_wants_more_than_special_tokens(tmp_path):
     tokenizer.load(str(tmp_path), "")
 
 
+def test_the_code_of_a_directory_is_not_run(tmp_path, monkeypatch):
+  """Also if somebody, or a script, answers the question of transformers."""
+  ran = tmp_path / "ran"
+  (tmp_path / "own.py").write_text(
+      f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n"
+      "from transformers import PreTrainedTokenizerFast as Own\n"
+  )
+  config = dict(auto_map=dict(AutoTokenizer=["own.Own", "own.Own"]))
+  config |= dict(tokenizer_class="Own", eos_token="</s>")
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+  monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
+  monkeypatch.setattr("builtins.input", lambda *_: "y")
+  with pytest.raises(ConfigError, match="cannot be loaded"):
+    tokenizer.load(str(tmp_path), "")
+  assert not ran.exists()
+
+
 def test_load_from_nowhere(tmp_path):
   """One line that says what to give instead, for a path and an empty one."""
   for path in (tmp_path, tmp_path / "nothing"):

@@ -106,6 +106,31 @@ def test_a_config_of_a_users_own(tmp_path, monkeypatch):
   assert str(workdir) == "runs/mine-smoke,advantage.args.scale=2"
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("reward.functions", "length*-0.1,evil:reward*1"),
+        ("advantage.name", "evil:advantage"),
+        ("data.kind", "a.csv=evil:verify,math"),
+        ("log.loggers", "tensorboard,evil:logger"),
+        ("task.name", "evil"),
+    ],
+)
+def test_code_that_a_work_directory_names_is_not_run(
+    tmp_path, monkeypatch, name, value
+):
+  """A stranger's run beside a module of the name that it gives."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\n")
+  saved = config.flat(config.with_defaults(dapo.get_config()))
+  (tmp_path / "config.json").write_text(json.dumps(saved))
+  evaluate = "--stage=evaluate", f"--workdir={tmp_path}"
+  assert prepared(*evaluate)[0].rl.steps == saved["rl.steps"]
+  (tmp_path / "config.json").write_text(json.dumps(saved | {name: value}))
+  with pytest.raises(config.ConfigError, match=f"{name} = .*give --config"):
+    prepared(*evaluate)
+
+
 def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
   monkeypatch.chdir(ROOT)
   saved = config.flat(config.with_defaults(dapo.get_config()))

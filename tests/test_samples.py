@@ -202,6 +202,20 @@ def test_ratios_are_those_after_the_update(tmp_path):
   assert first["clipped"] == [1, 0] and second["clipped"] == [0, 0]
 
 
+def test_a_response_cannot_command_the_terminal(capsys):
+  """Neither the title and the cursor, nor the direction; text stays text."""
+  hostile = "\x1b]0;title\x07\x1b[2Jé\r\u202eabc\ud800\x9b"
+  screen = display.Display()
+  screen.say(hostile)
+  screen.table("t", ["response"], [[hostile]])
+  screen.stage(hostile, 2)
+  screen.say(screen._text())
+  screen.close()
+  out = capsys.readouterr().out
+  assert all(x.isprintable() for x in out.replace("\n", ""))
+  assert out.count(r"\x1b]0;title\x07\x1b[2Jé\r\u202eabc\ud800\x9b") == 3
+
+
 def test_tables_on_the_screen_are_bounded(capsys):
   screen = display.Display()
   long = "\n".join(f"line {i} " + "x" * 50 for i in range(4000))

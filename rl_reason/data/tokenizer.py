@@ -49,7 +49,10 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
   try:
-    tok = transformers.AutoTokenizer.from_pretrained(path)
+    # Else transformers asks on stdin, and runs the directory's code after a y.
+    tok = transformers.AutoTokenizer.from_pretrained(
+        path, trust_remote_code=False
+    )
   except Exception as e:  # of any reader of a damaged file
     raise ConfigError(
         f"tokenizer = {path!r}: cannot be loaded ({one_line(e)});"

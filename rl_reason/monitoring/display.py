@@ -4,6 +4,7 @@ In a terminal a progress bar, elsewhere plain lines. A thread writes a heartbeat
 while the main thread is busy (compiling, say), so that no wait is silent.
 """
 
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,20 @@ HEARTBEAT = 8.0  # seconds without output before a plain line is written
 def clock(seconds: float) -> str:
   """Returns m:ss."""
   return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+# Control characters, which could move the cursor, clear the screen or set its
+# title; marks that reverse the direction of text; halves of characters.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+  """A text with its control characters as escapes: a terminal obeys none."""
+  return _CONTROL.sub(
+      lambda found: found[0].encode("unicode_escape").decode(), text
+  )
 
 
 def excerpt(text: str, size: int = 160, lines: int = 4) -> str:
@@ -58,7 +73,7 @@ class Display:
     """Prints a line with the time since the start."""
     self._last_line = time.monotonic()
     stamp = clock(self._last_line - self._start)
-    self._console.print(f"[{stamp}] {text}", markup=False)
+    self._console.print(f"[{stamp}] {printable(text)}", markup=False)
     sys.stdout.flush()
 
   def doing(self, text: str) -> None:
@@ -107,7 +122,8 @@ class Display:
     for name in columns:
       table.add_column(name, overflow="fold")
     for row in rows:
-      table.add_row(*(rich.markup.escape(excerpt(cell)) for cell in row))
+      cells = (excerpt(printable(cell)) for cell in row)
+      table.add_row(*map(rich.markup.escape, cells))
     self._last_line = time.monotonic()
     self._console.print(table)
 
@@ -124,7 +140,8 @@ class Display:
 
   def _text(self) -> str:
     at = f"{self._stage} {self._step}/{self._total}" if self._stage else ""
-    return "  ".join(x for x in (at, self._fields, self._activity) if x)
+    parts = (at, self._fields, self._activity)
+    return printable("  ".join(x for x in parts if x))
 
   def _render(self) -> None:
     if self._bar:

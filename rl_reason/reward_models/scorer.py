@@ -1,6 +1,6 @@
 """Reward models as terms of the reward: our own, or those of transformers."""
 
-from rl_reason import config as config_lib
+from rl_reason import config as config_lib, run_directory
 from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
 from rl_reason.session import (
@@ -29,7 +29,11 @@ def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
   checkpoints, step = other_checkpoint(
       session, "reward.functions", name, equal, "--stage=reward_model"
   )
-  config = config_lib.unflat(checkpoints.host(step)["config"])
+  fields = checkpoints.host(step)["config"]
+  if fields["critic.head.name"] != session.config.critic.head.name:
+    head = {"critic.head.name": fields["critic.head.name"]}
+    run_directory.refuse_code(f"reward.functions = {name}", head)
+  config = config_lib.unflat(fields)
   policy = session.cfg
   trunk = model_config(config, vocab=policy.vocab, tokens=policy.tokens)
   cfg = critic_config(config, trunk)
