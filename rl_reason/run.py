@@ -88,7 +88,7 @@ def stages(
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train as reward_model
   from rl_reason.session import open_session, resolve
-  from rl_reason.training import initial_state, rl, sft, value
+  from rl_reason.training import function_check, initial_state, rl, sft, value
 
   with contextlib.ExitStack() as cleanup:
     # Fill in the shape of the checkpoint, check it, and prepare data files.
@@ -115,6 +115,7 @@ def stages(
     cleanup.callback(session.rewards.close)
     if stage in TRAINS:
       classifier.check(session)
+      function_check.check(config)
     # Written only now: a run that cannot begin leaves the directory free.
     if jax.process_index() == 0 and stage in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))

@@ -1,5 +1,6 @@
 """The examples in docs/algorithms.md work as printed."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from rl_reason import checks, config, functions
+from rl_reason.training import function_check
 
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 CODE, GMPO = re.findall(r"```python\n(.*?)```", ALGORITHMS, re.DOTALL)
@@ -83,3 +85,34 @@ def test_gmpo_is_a_surrogate(directory):
     c.surrogate.args = args
     with pytest.raises(config.ConfigError, match=re.escape(error)):
       checks.fields(c)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "error"),
+    [
+        ("advantage", "x[:1]", r"returns \(1,\), and must .* axes B or BT"),
+        ("advantage", "x.missing", "raises AttributeError when it is traced"),
+        ("advantage", "x", None),
+        ("surrogate", "x", "must return arrays with the axes"),
+        ("surrogate", "(x, dict(clipped=x))", "'clipped_lower': 'BT'"),
+        ("surrogate", "(x, dict(clipped=x, clipped_lower=x, more=x))", None),
+        ("reduction", "x.sum()", "axes BT, where B = 32 and T = 48"),
+        ("reduction", "x", None),
+    ],
+)
+def test_what_a_function_returns_is_known_before_sft(
+    directory, kind, result, error
+):
+  first = dict(advantage="rewards_B", surrogate="logps_BT", reduction="mask_BT")
+  code = f"def f({first[kind]}):\n  x = {first[kind]}\n  return {result}\n"
+  name = f"made_{abs(hash((kind, result)))}"
+  (directory / f"{name}.py").write_text(code)
+  c = importlib.import_module("configs.base").get_config()
+  c.rollout.batch = 32
+  c[kind].update(name=f"{name}:f", args={})
+  if error is None:
+    function_check.check(c)
+    return
+  with pytest.raises(config.ConfigError, match=error) as e:
+    function_check.check(c)
+  assert str(e.value).startswith(f"{kind}.name = '{name}:f': ")
