@@ -60,12 +60,15 @@ for ((i = 0; i < PROCESSES; i++)); do
 done
 if [[ ${DRY_RUN-} == 1 ]]; then trap - EXIT; exit; fi
 
-status=0
+status=0  # the highest, as of srun
 for pid in "${pids[@]}"; do
-  wait "$pid" || status=$?
+  code=0
+  wait "$pid" || code=$?
   while kill -0 "$pid" 2>/dev/null; do  # a signal interrupted `wait` only
-    wait "$pid" || status=$?
+    code=0
+    wait "$pid" || code=$?
   done
+  if ((code > status)); then status=$code; fi
 done
 trap - EXIT
 exit "$status"

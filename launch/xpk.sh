@@ -62,8 +62,8 @@ image)
 run)
   : "${IMAGE:?is required; see launch/xpk.sh --help}"
   printf -v command ' %q' python -m rl_reason.main --distributed "$@"
-  # A process that has saved its state after SIGTERM ends with 143, which xpk
-  # counts as a preemption. Saving takes longer than the usual 30 s.
+  # A process that has saved its state after SIGTERM ends with 143, one that
+  # lost another process with 175; xpk restarts on both. Saving takes longer than the usual 30 s.
   workload create "--tpu-type=${TYPE:-v6e-8}" "--num-slices=${SLICES:-1}" \
     "--docker-image=$IMAGE" ${STORAGE:+"--storage=$STORAGE"} \
     "--max-restarts=${RESTARTS:-10}" --termination-grace-period-seconds=300 \

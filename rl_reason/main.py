@@ -5,11 +5,13 @@
   python -m rl_reason.main --stage=evaluate --workdir=runs/dapo
 
 Exit codes: 0 done; 1 an error on the way, or nothing was learned; 2 a config or
-command line that cannot work; 143 stopped by SIGTERM or Ctrl-C, state saved.
+command line that cannot work; 143 stopped by SIGTERM, SIGHUP or Ctrl-C, state
+saved; 175 another process of the run was lost, the same command resumes.
 """
 
 import pathlib
 import sys
+import traceback
 
 from absl import app, flags
 
@@ -141,15 +143,29 @@ def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 def _run(config, workdir: pathlib.Path) -> int:
   """Runs the stages; returns the exit code."""
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
+  if not _DISTRIBUTED.value:
+    return _stages(config, workdir)
+  from rl_reason.scale import peers
+
+  # Before the signals of `run.stopping`: until all are there, they just end it.
+  others = peers.Peers(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+  try:
+    code = _stages(config, workdir)
+  except Exception:
+    traceback.print_exc()
+    others.blame()  # most exceptions of a lost process come before its verdict
+    code = 1
+  others.leave(code)
+  return code
+
+
+def _stages(config, workdir: pathlib.Path) -> int:
+  """`_run` of one process."""
   with run.stopping() as stop:
     import jax  # after the checks: they need no accelerator
 
     if _STAGE.value != "size":  # which writes nothing
       run.use_compilation_cache(workdir)
-    if _DISTRIBUTED.value:
-      jax.distributed.initialize(
-          _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
-      )
     from rl_reason import structs
     from rl_reason.monitoring import display
 

@@ -19,9 +19,10 @@ TRAINS = ("all", "sft", "value", "reward_model")
 
 @contextlib.contextmanager
 def stopping() -> Iterator[threading.Event]:
-  """An event that SIGTERM and Ctrl-C set; the second time means it.
+  """An event that SIGTERM, SIGHUP and Ctrl-C set; the second time means it.
 
-  Signals reach the main thread only, elsewhere nothing sets the event.
+  Signals reach the main thread only, elsewhere nothing sets the event. A
+  SIGHUP that is ignored already, as under nohup, stays ignored.
   """
   stop, before = threading.Event(), {}
 
@@ -30,8 +31,10 @@ def stopping() -> Iterator[threading.Event]:
     signal.signal(number, signal.SIG_DFL)
 
   if threading.current_thread() is threading.main_thread():
-    for number in (signal.SIGTERM, signal.SIGINT):
-      before[number] = signal.signal(number, ask)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+      ignored = signal.getsignal(number) is signal.SIG_IGN
+      if not (number == signal.SIGHUP and ignored):
+        before[number] = signal.signal(number, ask)
   try:
     yield stop
   finally:
@@ -88,7 +91,14 @@ def stages(
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train as reward_model
   from rl_reason.session import open_session, resolve
-  from rl_reason.training import function_check, initial_state, rl, sft, value
+  from rl_reason.training import (
+      function_check,
+      initial_state,
+      resumed,
+      rl,
+      sft,
+      value,
+  )
 
   with contextlib.ExitStack() as cleanup:
     # Fill in the shape of the checkpoint, check it, and prepare data files.
@@ -130,12 +140,14 @@ def stages(
         export.run(session, step)
       else:
         # SFT, then a reward model; or value pretraining, then RL.
-        params = sft.run(session)
-        critic_params = counters = None
-        if stage == "reward_model":
-          reward_model.run(session, params)
-        elif stage != "sft" and config_lib.has_critic(config):
-          critic_params, counters = value.run(session, params)
+        found = resumed.start(session) if stage == "all" else None
+        params, critic_params, counters = found or (None, None, None)
+        if found is None:
+          params = sft.run(session)
+          if stage == "reward_model":
+            reward_model.run(session, params)
+          elif stage != "sft" and config_lib.has_critic(config):
+            critic_params, counters = value.run(session, params)
         if stage == "all":
           if config.lora.rank:  # under the same name, to free the fp32 copy
             params = initial_state.frozen_base(session, params)

@@ -1,6 +1,8 @@
 """The command line: errors are one line; overrides and work directories."""
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 
@@ -8,7 +10,8 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import dapo
-from rl_reason import config, main
+from rl_reason import config, main, run
+from rl_reason.monitoring import display
 
 DAPO = "--config=configs/dapo.py"
 
@@ -142,3 +145,36 @@ def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
   path.write_text(json.dumps(saved | {"surrogate.args.clip_high": 0.25}))
   with pytest.raises(config.ConfigError, match="clip_high: 0.25 -> 0.28"):
     prepared(DAPO, f"--workdir={tmp_path}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_asks_the_run_to_stop(number):
+  before = signal.getsignal(number)
+  with run.stopping() as stop:
+    signal.raise_signal(number)
+    assert stop.wait(10)
+    assert signal.getsignal(number) == signal.SIG_DFL  # the second one means it
+  assert signal.getsignal(number) == before
+
+
+def test_nohup_is_respected():
+  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  try:
+    with run.stopping() as stop:
+      signal.raise_signal(signal.SIGHUP)
+      assert not stop.is_set()
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_gone_stops_no_run(monkeypatch):
+  """A closed terminal sends SIGHUP, and each write to it fails from then on."""
+  with open("/dev/full", "w") as gone:
+    monkeypatch.setattr(sys, "stdout", gone)
+    screen = display.Display()
+    screen.say("first")
+    screen.table("second", ["a"], [["b"]])
+    screen.close()
+    monkeypatch.undo()
+    with contextlib.suppress(OSError):
+      gone.close()

@@ -4,6 +4,7 @@ Processes are killed for real in tests/slow/test_killed.py.
 """
 
 import json
+import shutil
 
 import jax
 import pytest
@@ -11,8 +12,9 @@ import tiny_session
 
 from rl_reason import dependencies
 from rl_reason.evaluation import interim
-from rl_reason.structs import Stopped
-from rl_reason.training import rl, sft
+from rl_reason.session import open_stage
+from rl_reason.structs import RunError, Stopped
+from rl_reason.training import initial_state, resumed, rl, sft
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
 shared_programs = tiny_session.shared_programs
@@ -147,3 +149,53 @@ def test_partial_rollouts_resume(tmp_path):
 def test_sft_resumes(tmp_path):
   changes, interruption = dict(sft__habits__steps=0), dict(stop_at=1)
   assert_same(tmp_path, run_sft, "skill", changes, interruption, Stopped)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+  """A run whose SFT is complete, and whose RL was stopped at once."""
+  workdir = tmp_path_factory.mktemp("stopped")
+  session = tiny_session.make_session(workdir, sft__habits__steps=0)
+  session = tiny_session.interrupted(session, stop_at=3)
+  with pytest.MonkeyPatch.context() as m, jax.set_mesh(session.mesh):
+    m.setattr(sft, "_require_skill", lambda *_: None)
+    m.setattr(interim, "run", lambda *_: 0.0)
+    params = sft.run(session)
+    with pytest.raises(Stopped):
+      rl.train(session, params)
+  return workdir, tiny_session.digest(params)
+
+
+@pytest.mark.parametrize("kl", ["none", "k2"])
+def test_a_finished_stage_is_not_entered_again(
+    tmp_path, monkeypatch, stopped, kl
+):
+  """Its checkpoint is damaged after RL has one: said, and nothing is cut."""
+  workdir = tmp_path / "run"
+  shutil.copytree(stopped[0], workdir)
+  session = tiny_session.make_session(
+      workdir, sft__habits__steps=0, kl__kind=kl, kl__coef=0.1 * (kl != "none")
+  )
+  said = []
+  monkeypatch.setattr(session.display, "say", said.append)
+  with jax.set_mesh(session.mesh):
+    found = resumed.start(session)
+    assert tiny_session.digest(found[0]) == stopped[1] and not said
+    for file in (workdir / "checkpoints" / "skill").rglob("host.json"):
+      file.write_text("{}")
+    (workdir / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
+    if kl != "none":
+      with pytest.raises(RunError, match="needs it as the reference of kl"):
+        resumed.start(session)
+      return
+    params, *_ = resumed.start(session)
+  assert tiny_session.digest(params) == stopped[1]  # RL is at step 0
+  assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
+  stage = open_stage(session, "rl")
+  state, _ = initial_state.initial_state(session, params, None, None)
+  with jax.set_mesh(session.mesh):
+    stage.restore(state)
+    stage.restore(state)
+  [line] = [x for x in said if "was cut or removed" in x]
+  assert "metrics.jsonl has 16 bytes" in line
+  assert (workdir / "metrics.jsonl").read_text() == '{"step": 1}\n'

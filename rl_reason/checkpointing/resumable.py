@@ -141,7 +141,8 @@ class ResumableStage:
           f"checkpoint {checkpoints.name}/{step} of {self._workdir} was made by"
           f" another config ({'; '.join(different)}); choose another --workdir"
       )
-    self._log.remember(host["log_sizes"])
+    for line in self._log.remember(host["log_sizes"]):
+      self._display.say(line)
     state.step = step
     state.restore(checkpoints.restore(step, state.arrays()), host)
     return True

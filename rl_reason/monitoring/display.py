@@ -4,6 +4,7 @@ In a terminal a progress bar, elsewhere plain lines. A thread writes a heartbeat
 while the main thread is busy (compiling, say), so that no wait is silent.
 """
 
+import contextlib
 import re
 import sys
 import threading
@@ -73,8 +74,15 @@ class Display:
     """Prints a line with the time since the start."""
     self._last_line = time.monotonic()
     stamp = clock(self._last_line - self._start)
-    self._console.print(f"[{stamp}] {printable(text)}", markup=False)
-    sys.stdout.flush()
+    self._print(f"[{stamp}] {printable(text)}", markup=False)
+
+  def _print(self, what, **options) -> None:
+    """Prints; a terminal that is gone or a full disk stops no run."""
+    try:
+      self._console.print(what, **options)
+      sys.stdout.flush()
+    except OSError:
+      self._console.quiet = True
 
   def doing(self, text: str) -> None:
     """Shows what the main thread is about to do."""
@@ -125,12 +133,13 @@ class Display:
       cells = (excerpt(printable(cell)) for cell in row)
       table.add_row(*map(rich.markup.escape, cells))
     self._last_line = time.monotonic()
-    self._console.print(table)
+    self._print(table)
 
   def end_stage(self) -> None:
     """Removes the progress bar."""
     if self._bar:
-      self._bar.stop()
+      with contextlib.suppress(OSError):
+        self._bar.stop()
       self._bar = None
 
   def close(self) -> None:

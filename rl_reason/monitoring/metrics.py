@@ -102,6 +102,7 @@ class Log:
 
   def __init__(self, workdir: pathlib.Path, writers: Sequence[Writer] = ()):
     self._active = jax.process_index() == 0
+    self._short: set[pathlib.Path] = set()  # files of which this was said
     self._paths = [workdir / name for name in FILES]
     self._writers = writers
     self._sizes = [0] * len(FILES)  # at the newest checkpoint
@@ -161,9 +162,26 @@ class Log:
       self._sizes = [p.stat().st_size for p in self._paths]
     return self._sizes
 
-  def remember(self, sizes: list[int]) -> None:
-    """Remembers the sizes that a checkpoint recorded."""
-    self._sizes = sizes
+  def remember(self, sizes: list[int]) -> list[str]:
+    """Remembers the sizes that a checkpoint recorded.
+
+    Returns:
+      what is to be said of files that are shorter, once of each.
+    """
+    self._sizes, said = sizes, []
+    for index, path in enumerate(self._paths if self._active else []):
+      found = path.stat().st_size
+      if found < sizes[index] and path not in self._short:
+        self._short.add(path)
+        said.append(
+            f"warning: {path} has {found} bytes, and a checkpoint noted"
+            f" {sizes[index]}: it was cut or removed, and the report lacks"
+            " those steps; the run goes on"
+        )
+        # The next line must not continue half a line.
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, whole)
+    return said
 
   def truncate(self) -> None:
     """Truncates the files to the newest checkpoint saved or restored so far."""

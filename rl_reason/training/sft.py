@@ -80,12 +80,13 @@ def load(session: Session) -> Tree:
   last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
   if step is None or not last or step != host["config"][f"sft.{phase}.steps"]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
-  require_equal(
-      f"sft.reuse = {workdir}",
-      config_lib.flat(session.config),
-      host["config"],
-      ("model.", "tokenizer", "task.name"),
-  )
+  if c.reuse:  # the run's own config was compared with all that it wrote
+    require_equal(
+        f"sft.reuse = {workdir}",
+        config_lib.flat(session.config),
+        host["config"],
+        ("model.", "tokenizer", "task.name"),
+    )
   # The optimizer of the phase decides the shapes of its checkpoint.
   table, p = decoder.table(session.cfg), c[phase]
   tx = from_config(

@@ -2,14 +2,18 @@
 
 import json
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
 import pytest
 from conftest import ROOT, child_env, restore_arrays
+
+from rl_reason.scale import peers
 
 pytestmark = pytest.mark.slow
 FLAGS = (
@@ -60,22 +64,17 @@ def flat(tree):
   return np.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)])
 
 
-def test_two_processes_end_where_one_does(tmp_path):
-  end(start(tmp_path / "one", 8))
+def start_two(workdir, *flags):
   with socket.socket() as s:
     s.bind(("localhost", 0))
     port = s.getsockname()[1]
-  both = [
-      start(
-          tmp_path / "two",
-          4,
-          "--distributed",
-          f"--coordinator=localhost:{port}",
-          "--processes=2",
-          f"--process={i}",
-      )
-      for i in range(2)
-  ]
+  flags += ("--distributed", f"--coordinator=localhost:{port}", "--processes=2")
+  return [start(workdir, 4, *flags, f"--process={i}") for i in range(2)]
+
+
+def test_two_processes_end_where_one_does(tmp_path):
+  end(start(tmp_path / "one", 8))
+  both = start_two(tmp_path / "two")
   out = [end(p) for p in both]
   assert "report" in out[0]
 
@@ -87,3 +86,42 @@ def test_two_processes_end_where_one_does(tmp_path):
     for key in ("sft/loss", "train/accuracy", "tokens/generated"):
       if key in a:
         assert abs(a[key] - b[key]) <= 1e-4 * max(abs(a[key]), 1)
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "victim"),
+    [
+        ("skill", signal.SIGTERM, 0),
+        ("rl", signal.SIGTERM, 1),
+        ("skill", signal.SIGKILL, 1),
+        ("rl", signal.SIGKILL, 0),
+        ("rl", signal.SIGSTOP, 0),
+        ("rl", signal.SIGSTOP, 1),
+    ],
+)
+def test_what_ends_one_process_ends_both(tmp_path, stage, number, victim):
+  """By name and exit code, soon; and the same command resumes."""
+  both = start_two(tmp_path, "--config.rl.steps=500", "--stage=all")
+  log = tmp_path / "metrics.jsonl"
+  while not (log.exists() and f'"stage": "{stage}"' in log.read_text()):
+    time.sleep(0.1)
+    assert all(p.poll() is None for p in both)
+  both[victim].send_signal(number)
+  began = time.monotonic()
+  survivor = both[1 - victim]
+  out, _ = survivor.communicate(timeout=90)
+  seconds = time.monotonic() - began
+  if number == signal.SIGTERM:
+    # On an idle machine it takes less than 5 s.
+    assert (survivor.returncode, seconds < 15) == (143, True), out
+    assert both[victim].wait(15) == 143
+    saved = tmp_path / "checkpoints" / stage
+    assert list(saved.glob("*/manifest.json"))
+  else:
+    both[victim].kill()
+    assert (survivor.returncode, seconds < 30) == (peers.LOST, True), out
+    assert f"\nerror: process {victim} of 2 " in out
+    assert "resumes the run" in out
+  for p in both:
+    p.kill()
+    p.communicate()

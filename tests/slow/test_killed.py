@@ -95,7 +95,8 @@ def test_killed_at_every_kind_of_instant(tmp_path, cache, undisturbed):
   assert "is complete" in finish(start(tmp_path, cache))
 
 
-def test_sigterm_saves_first(tmp_path, cache, undisturbed):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_first(tmp_path, cache, undisturbed, number):
   """Within 10 s, in SFT and in RL; and the run goes on from there."""
   for marker, saved in (("skill", "skill"), ('"rl"', "rl")):
     process = start(tmp_path, cache)
@@ -103,7 +104,7 @@ def test_sigterm_saves_first(tmp_path, cache, undisturbed):
     while not (log.exists() and marker in log.read_text()):
       time.sleep(0.05)
       assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     began = time.monotonic()
     out = finish(process, 143)
     assert time.monotonic() - began < 10

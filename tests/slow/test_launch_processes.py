@@ -46,7 +46,9 @@ def test_local_hands_sigterm_to_all_processes(tmp_path):
   assert len(list(tmp_path.glob("*.saved.*"))) == 2
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (1, 0), (143, 1)])
+@pytest.mark.parametrize(
+    ("code", "requeued"), [(0, 0), (1, 0), (143, 1), (175, 1)]
+)
 def test_slurm_queues_again_what_was_stopped(tmp_path, code, requeued):
   fakes = {"srun": f"exit {code}", "scontrol": 'touch "$0.$2"'}
   for name, body in fakes.items():
