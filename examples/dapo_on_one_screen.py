@@ -26,8 +26,8 @@ from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.row_source import RowSource
 from rl_reason.evaluation import grading
 from rl_reason.models import decoder
-from rl_reason.randomness import key
 from rl_reason.rollout import sampler
+from rl_reason.scale.randomness import key
 from rl_reason.training import dynamic_sampling, packing, step, supervised
 from rl_reason.training.optimizer import first_state, make_optimizer
 

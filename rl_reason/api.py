@@ -19,7 +19,6 @@ from rl_reason import (
     checks,
     config as config_lib,
     functions,
-    given,
     run,
     run_directory,
     tasks,
@@ -27,6 +26,7 @@ from rl_reason import (
 )
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets
+from rl_reason.tasks import given
 
 HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
 
@@ -88,8 +88,8 @@ class Result:
     import numpy as np
 
     from rl_reason.data import pipelines, tokenizer
-    from rl_reason.randomness import key
     from rl_reason.scale import sharding
+    from rl_reason.scale.randomness import key
     from rl_reason.session import num_shards
 
     s, slots = self.session, self.config.rollout.max_prompt

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from rl_reason import config, dependencies, functions, given, tasks, verifiers
+from rl_reason import config, dependencies, functions, tasks, verifiers
 from rl_reason.data import datasets, known_sets
-from rl_reason.tasks import reward_terms
+from rl_reason.tasks import given, reward_terms
 
 # A field does nothing unless another one is set, too.
 NEEDS = {

@@ -12,9 +12,9 @@ import pytest
 import tiny_session
 from conftest import ROOT
 
-from rl_reason import api, config, given, run
+from rl_reason import api, config, run
 from rl_reason.configs import base
-from rl_reason.tasks import Row
+from rl_reason.tasks import Row, given
 
 
 def train(*args, **options):
@@ -78,8 +78,9 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
       stage="sft",
   )
   assert str(result.workdir) == "runs/train-2"
-  assert result.config.task.name == "rl_reason.given:Task"
-  assert "skill/val-core/rl_reason.given:Task/acc/mean@1" in result.metrics
+  assert result.config.task.name == "rl_reason.tasks.given:Task"
+  name = "skill/val-core/rl_reason.tasks.given:Task/acc/mean@1"
+  assert name in result.metrics
   assert signal.getsignal(signal.SIGTERM) is before
   assert "work directory runs/train-2" in capsys.readouterr().out
 
@@ -102,7 +103,7 @@ MISTAKES = [
             reward=lambda response, row: 0,
             overrides={"reward.executor": "process"},
         ),
-        "another process cannot import rl_reason.given:lambda",
+        "another process cannot import rl_reason.tasks.given:lambda",
     ),
     (dict(rows=ROWS), "name a tokenizer"),
 ]
@@ -158,7 +159,7 @@ def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(api.Result, "sample", lambda self, x, count: [x * count])
   exec(compile(code, "printed", "exec"), {"__name__": "printed"})
   c, out = seen["c"], capsys.readouterr().out
-  terms = "rl_reason.given:short*0.5,repetition*-0.1"
+  terms = "rl_reason.tasks.given:short*0.5,repetition*-0.1"
   assert c.reward.functions == terms and c.data.kind == "none"
   assert c.rl.steps == 20 and seen["rows"].count("\n") == 160
   assert "3 -0.5\n" in out and "-0.25\n" in out

@@ -13,8 +13,8 @@ import pytest
 from rl_reason import checks
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
-from rl_reason.randomness import key
 from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.scale.randomness import key
 from rl_reason.session import open_session
 from rl_reason.tasks import arithmetic
 from rl_reason.training import optimizer

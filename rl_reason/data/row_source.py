@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.data import datasets, pipelines
-from rl_reason.randomness import host_seed
+from rl_reason.scale.randomness import host_seed
 
 
 class RowSource:

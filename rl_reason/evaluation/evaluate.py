@@ -24,8 +24,8 @@ from rl_reason.evaluation.statistics import (
     pass_at_k,
 )
 from rl_reason.monitoring import doctor, samples
-from rl_reason.randomness import key
 from rl_reason.scale import sharding
+from rl_reason.scale.randomness import key
 from rl_reason.structs import Prompts, Rollouts, Tree
 from rl_reason.tasks import reward_functions
 

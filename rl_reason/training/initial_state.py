@@ -7,8 +7,8 @@ from rl_reason import config as config_lib
 from rl_reason.checkpointing.rl_state import RLState, require_base
 from rl_reason.models import critic, lora
 from rl_reason.monitoring import rl_metrics
-from rl_reason.randomness import key
 from rl_reason.scale import linear, sharding
+from rl_reason.scale.randomness import key
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import Experience, RunError, Tree
 from rl_reason.training import history as history_lib, programs

@@ -17,9 +17,9 @@ from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
 from rl_reason.monitoring import rl_metrics
-from rl_reason.randomness import host_seed, key
 from rl_reason.reward_models import scorer
 from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.scale.randomness import host_seed, key
 from rl_reason.session import Session, num_shards, packed_rows
 from rl_reason.structs import Array, Experience, Rollouts, Tree
 from rl_reason.tasks import reward_terms

@@ -15,9 +15,9 @@ from rl_reason import config as config_lib
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import decoder
 from rl_reason.monitoring import updates
-from rl_reason.randomness import key
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.scale.randomness import key
 from rl_reason.session import Session, open_stage, packed_rows
 from rl_reason.structs import Array, Packed, TrainState, Tree
 from rl_reason.training import packing

@@ -15,9 +15,9 @@ from rl_reason import config as config_lib, dependencies
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
 from rl_reason.monitoring import doctor, rl_metrics, updates
-from rl_reason.randomness import key
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.scale.randomness import key
 from rl_reason.session import Session, open_stage, other_checkpoint
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import programs

@@ -52,7 +52,7 @@ def trained(tok_dir, tmp_path_factory):
 
 def test_rows_and_rewards_train(trained):
   result, c = trained.result, trained.result.config
-  name = "rl_reason.given:high"
+  name = "rl_reason.tasks.given:high"
   assert c.reward.functions == f"{name}*0.5,length*-0.1"
   mean = result.metrics[f"rl/reward/{name}/mean"]
   means = [np.mean(x) for batch in trained.batches for x in batch.token_ids]
@@ -137,5 +137,5 @@ def test_without_a_verifier_the_reward_decides(tok_dir, tmp_path):
   for x in steps:
     assert "train/accuracy" not in x and x["actor/grad_norm"] > 0
     assert x["train/groups_with_signal"] > 0
-    mean = x["reward/rl_reason.given:early/mean"]
+    mean = x["reward/rl_reason.tasks.given:early/mean"]
     assert x["critic/rewards/mean"] == pytest.approx(mean, rel=1e-5)

@@ -2,7 +2,7 @@
 
 A function of a module is `module:name`. A lambda, a function within a function
 or an object has no such name, so it becomes an attribute of this module:
-`rl_reason.given:name`.
+`rl_reason.tasks.given:name`.
 """
 
 import re
