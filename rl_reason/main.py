@@ -9,6 +9,7 @@ command line that cannot work; 143 stopped by SIGTERM, SIGHUP or Ctrl-C, state
 saved; 175 another process of the run was lost, the same command resumes.
 """
 
+import os
 import pathlib
 import sys
 import traceback
@@ -188,7 +189,11 @@ def _stages(config, workdir: pathlib.Path) -> int:
     except (structs.RunError, datasets.DataError) as e:
       print(f"error: {display.printable(str(e))}", file=sys.stderr)
       return 1
-    except jax.errors.JaxRuntimeError as e:
+    except Exception as e:
+      if line := run_directory.full(e, workdir):
+        screen.close()
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        os._exit(1)  # threads that write would end in tracebacks, or never
       if "RESOURCE_EXHAUSTED" in str(e):
         e.add_note(
             "out of memory: the same command with --stage=size says what takes"

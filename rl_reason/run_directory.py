@@ -3,11 +3,13 @@
 Nothing here imports jax, so that an error appears within half a second.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import pathlib
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -217,6 +219,36 @@ def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
           f.seek(start)
           digest.update(f.read(BLOCK))
   return digest.hexdigest()[:16] if count else ""
+
+
+# --- a full disk ---
+
+# Libraries that write checkpoints raise types of their own, with these words.
+_FULL = {
+    errno.ENOSPC: "No space left on device",
+    errno.EDQUOT: "Disk quota exceeded",
+    errno.EFBIG: "File too large",
+}
+
+
+def full(error: BaseException | None, workdir: pathlib.Path) -> str | None:
+  """What to say of an exception if its cause is a full disk; otherwise None.
+
+  Args:
+    error: with its causes.
+    workdir: of the run.
+  """
+  while error is not None:
+    for number, words in _FULL.items():
+      if getattr(error, "errno", None) == number or words in str(error):
+        free = shutil.disk_usage(workdir).free / 2**20
+        return (
+            f"{workdir}: cannot be written ({words}; {free:.0f} MiB are free)."
+            " Older checkpoints are whole: free some space, and the same"
+            " command resumes the run"
+        )
+    error = error.__cause__ or error.__context__
+  return None
 
 
 # --- one run at a time -------------------------------------------------------

@@ -1,10 +1,13 @@
 """Checkpoints: whole or not there, and never silently wrong."""
 
+import resource
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_reason import run_directory
 from rl_reason.checkpointing import checkpoint
 
 
@@ -149,6 +152,25 @@ def test_a_kill_while_the_only_checkpoint_is_written_again(
   c.save(2, state(3), {})
   c.close()
   assert [p.name for p in tmp_path.iterdir()] == ["2"]
+
+
+def test_a_save_that_cannot_be_written_is_raised_once(tmp_path, capfd):
+  """Without the tracebacks of orbax's threads; the one before is whole."""
+  c = save_some(tmp_path, [1])
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  large = dict(w=jax.random.normal(jax.random.key(0), (1000, 1000)))
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+  try:
+    with pytest.raises(Exception, match="File too large") as caught:
+      c.save(2, large, {})
+      c.wait()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  line = run_directory.full(caught.value, tmp_path)
+  assert f"{tmp_path}: cannot be written (File too large; " in line
+  assert run_directory.full(ValueError("else"), tmp_path) is None
+  assert "Traceback" not in capfd.readouterr().err
+  assert checkpoint.Checkpoints(tmp_path).newest() == 1
 
 
 def test_the_state_may_be_donated_at_once(tmp_path):

@@ -1,7 +1,9 @@
 """The command line: errors are one line; overrides and work directories."""
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -178,3 +180,24 @@ def test_a_terminal_that_is_gone_stops_no_run(monkeypatch):
     monkeypatch.undo()
     with contextlib.suppress(OSError):
       gone.close()
+
+
+def test_a_full_disk_is_one_line_and_exit_code_1(monkeypatch, tmp_path, capsys):
+  def stages(*_, **__):
+    try:
+      raise OSError(errno.ENOSPC, "write")
+    except OSError as e:
+      raise ValueError("a save failed") from e
+
+  def end(code):
+    raise SystemExit(code)
+
+  monkeypatch.setattr(run, "stages", stages)
+  monkeypatch.setattr(run, "use_compilation_cache", lambda _: None)
+  monkeypatch.setattr(os, "_exit", end)
+  main.FLAGS(["main"])
+  with pytest.raises(SystemExit, match="1"):
+    main._stages(None, tmp_path)
+  [line] = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"error: {tmp_path}: cannot be written (No space left")
+  assert "MiB are free" in line and "resumes the run" in line

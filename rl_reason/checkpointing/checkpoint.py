@@ -14,6 +14,7 @@ every file. A checkpoint without a manifest is unfinished.
 import concurrent.futures
 import hashlib
 import json
+import logging
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,10 @@ from rl_reason.monitoring import metrics
 from rl_reason.structs import Tree
 
 MANIFEST = "manifest.json"
+# Of a failed save, each thread of orbax logs the traceback; `wait` raises it.
+logging.getLogger("absl").addFilter(
+    lambda record: not (record.exc_info and "orbax" in record.pathname)
+)
 
 
 def _hashes(directory: pathlib.Path) -> dict[str, str]:

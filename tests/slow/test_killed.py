@@ -5,6 +5,7 @@ test_resume.py has cheap ones.
 
 import json
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ FLAGS = (
 )
 
 
-def start(workdir, cache, *how, more=()):
+def start(workdir, cache, *how, more=(), file_bytes=None):
   how = how or ("-m", "rl_reason.main")
   return subprocess.Popen(
       [sys.executable, *how, *FLAGS, *more, f"--workdir={workdir}"],
@@ -37,6 +38,8 @@ def start(workdir, cache, *how, more=()):
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
+      preexec_fn=file_bytes
+      and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, [file_bytes] * 2)),
   )
 
 
@@ -114,6 +117,18 @@ def test_a_signal_saves_first(tmp_path, cache, undisturbed, number):
     )
     assert (newest / "manifest.json").exists()
   finish(start(tmp_path, cache))
+  equal(tmp_path, undisturbed)
+
+
+def test_a_full_disk_ends_the_run_in_one_line(tmp_path, cache, undisturbed):
+  """The checkpoint before is whole, and the end is the same without it."""
+  process = start(tmp_path, cache, KILLER, "rollout", "3", "--")
+  finish(process, -signal.SIGKILL)
+  out = finish(start(tmp_path, cache, file_bytes=100_000), 1)
+  [line] = [x for x in out.splitlines() if x.startswith("error: ")]
+  assert f"{tmp_path}: cannot be written (File too large" in line
+  assert "Traceback" not in out
+  assert "damaged" not in finish(start(tmp_path, cache))
   equal(tmp_path, undisturbed)
 
 
