@@ -125,7 +125,7 @@ class Experience:
 
   Attributes:
     rollouts: B rows.
-    correct_B: float32 in {0, 1}, the verifier's verdict.
+    correct_B: float32 in {0, 1}, the verifier's verdict; -1 where it failed.
     scores_NB: float32, a tuple of [B] by the terms of reward.functions (N of
       them, not of prompts).
     old_logps_BT: float32, the behaviour policy's log-probabilities: of the

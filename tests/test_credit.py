@@ -179,6 +179,19 @@ def test_a_reward_that_is_not_finite_is_in_no_baseline(bad, options):
   assert batch.mask_BT.tolist() == (MASK_BT * [[1], [0], [1], [1]]).tolist()
 
 
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_a_response_whose_verifier_failed_has_no_reward(bootstrap):
+  """Nor is it part of the mean that a truncated one gets: here of 1 alone."""
+  rows = dict(
+      correct_B=np.array([1, -1, 0, 0], F),
+      lengths_B=np.full(4, 2),
+      truncated_B=np.array([False, False, True, False]),
+      groups_B=np.array([5, 5, 5, 6]),
+  )
+  got = credit.outcome(rows, max_tokens=4, bootstrap=bootstrap)
+  close(got, [1, np.nan, 1 if bootstrap else -1, -1])
+
+
 def test_an_advantage_of_each_token():
   """Returns to go with a discount: 1, then 1/2, then 1/4."""
   got = assign(arrays(), "returns_to_go", {"gamma": 0.5})

@@ -72,7 +72,7 @@ NAN = dict(update_skipped=3, grad_norm=None)
             dict(verifier_failures=3),
             {"task.name": "files"},
             "Failures of the verifier",
-            "3 of 256 responses, which count as incorrect",
+            "3 of 256 responses, which are then not learned from",
         ),
         (
             dict(verifier_failures=3) | {"reward/mine:f/failures": 3},

@@ -7,7 +7,7 @@ import pytest
 from configs import base
 from rl_reason.algorithms import credit as credit_lib
 from rl_reason.structs import Experience, Rollouts
-from rl_reason.training import dynamic_sampling, programs
+from rl_reason.training import dynamic_sampling, programs, reward_spread
 
 GROUP = 2  # samples of a prompt
 CORRECT, SIGNAL, INCORRECT = (1, 1), (1, 0), (0, 0)  # grades of a group
@@ -196,6 +196,14 @@ def test_no_signal_at_all(surplus):
   assert metrics["train/groups_with_signal"] == 0
   assert metrics["train/groups_missing"] == 3
   assert surplus is None or (surplus.age_B == -1).all()
+
+
+def test_responses_whose_verifier_failed_say_nothing_of_their_group():
+  found = rows(0, (1, -1), (0, -1), (-1, -1), (1, 0))
+  assert dynamic_sampling.accuracy(found).tolist() == [1, 0, 0, 0.5]
+  signal_N = dynamic_sampling.partly_correct(found)
+  assert signal_N.tolist() == [False, False, False, True]
+  assert reward_spread.of_finished(found).tolist() == signal_N.tolist()
 
 
 def test_bootstrapped_groups_have_the_signal_of_their_finished_responses():

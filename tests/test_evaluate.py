@@ -162,7 +162,7 @@ def test_each_response_is_graded_with_its_own_row(tok):
 
 
 def test_grading_survives_its_verifier(tok):
-  """A response whose verifier raises is incorrect, counted, and no crash."""
+  """A response whose verifier raises is unknown, counted, and no crash."""
   seen = []
 
   def verify(text, row):
@@ -179,7 +179,7 @@ def test_grading_survives_its_verifier(tok):
       problem=lambda rng, level: None, verify=verify
   )
   _, correct_B, failures = grade(task, tok, rollouts, [row])
-  assert correct_B.tolist() == [1, 0, 0, 0]
+  assert correct_B.tolist() == [1, -1, -1, 0]
   assert failures == 2
   assert seen == [("#1", row), ("#2", row), ("#3", row)], "not the truncated"
 

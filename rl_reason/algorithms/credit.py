@@ -53,9 +53,10 @@ def outcome(
 ) -> Array:
   """The reward of each response, [B]: correctness, scores and length.
 
-  rows has correct_B in {0, 1}, lengths_B, truncated_B and groups_B (prompts),
-  and with terms scores_NB and progress. outcome is `rewards.correctness` or
-  `variants.cosine`, length_penalty None or `variants.logquad`, keywords bound.
+  rows has correct_B in {0, 1}, or -1 where the verifier failed: the reward is
+  NaN then; lengths_B, truncated_B and groups_B (prompts), and with terms
+  scores_NB and progress. outcome is `rewards.correctness` or `variants.cosine`,
+  length_penalty None or `variants.logquad`, keywords bound.
   term_weights are the weights of `rewards.weighted`, overlong_buffer the
   buffer of `rewards.soft_overlong` and overlong_coef its coefficient. With
   bootstrap, `variants.bootstrap_truncated` estimates the reward of a truncated
@@ -74,6 +75,7 @@ def outcome(
     penalty_B += call_by_name(length_penalty, inputs | dict(rewards_B=reward_B))
   # Lengths are integers, and dividing them may widen the dtype.
   reward_B = (reward_B + penalty_B).astype(rows["correct_B"].dtype)
+  reward_B = jnp.where(rows["correct_B"] < 0, jnp.nan, reward_B)
   if bootstrap:
     reward_B = variants.bootstrap_truncated(
         reward_B, rows["truncated_B"], rows["groups_B"]

@@ -189,6 +189,7 @@ def respond(
     # Grade.
     wait = grading.start_grading(task, tok, rollouts, part)
     texts_B, correct_B, failed = wait()
+    correct_B = np.maximum(correct_B, 0)  # as incorrect, where it failed
     failures += failed
     broken += doctor.broken(rollouts)
     stats_B3 = np.stack(

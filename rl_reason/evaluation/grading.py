@@ -1,6 +1,7 @@
 """Grading: the task's verifier says which responses are correct.
 
-A response that was truncated, or on which the verifier fails, is incorrect.
+A truncated response is incorrect. One on which the verifier fails is neither: in
+training it is not learned from, and an evaluation counts it as incorrect.
 """
 
 import concurrent.futures
@@ -14,7 +15,8 @@ from rl_reason import tasks
 from rl_reason.data import tokenizer
 from rl_reason.structs import Rollouts
 
-# texts [B], correct [B] float32 in {0, 1}, and number of verifier failures.
+# texts [B], correct [B] float32 in {0, 1}, or -1 where the verifier failed, and
+# the number of its failures.
 Grades = tuple[list[str], np.ndarray, int]
 
 
@@ -48,8 +50,7 @@ def start_grading(
       verdict_B[b] = -1 if verdict is None else verdict
     if jax.process_count() > 1:
       verdict_B = multihost_utils.broadcast_one_to_all(verdict_B)
-    correct_B = (verdict_B > 0).astype(np.float32)
-    return texts, correct_B, int((verdict_B < 0).sum())
+    return texts, verdict_B.astype(np.float32), int((verdict_B < 0).sum())
 
   return finish
 
@@ -67,7 +68,7 @@ class AsyncGrader:
 
   Attributes:
     texts: of the responses; valid after `wait`, as the other attributes.
-    correct_B: float32 in {0, 1}.
+    correct_B: float32 in {0, 1}; -1 where the verifier failed.
     failures: number of responses on which the verifier failed.
   """
 

@@ -144,7 +144,9 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
   }
   of_functions = sum(failed.values())
   of_verifier = int(share("train/verifier_failures")) - of_functions
-  lost = 0 if failed else int(share("train/rewards_not_finite"))
+  lost = 0
+  if not failed and of_verifier <= 0:
+    lost = int(share("train/rewards_not_finite"))
   half = fields["model.dtype"] == "float16"
   wanted = updates_lib.per_step(fields)
   done = updates_lib.count(x, wanted)
@@ -163,7 +165,8 @@ def findings(x: dict[str, Any], fields: dict[str, Any]) -> list[Finding]:
       of_verifier / responses,
       FAULT,
       f"the verifier failed on {of_verifier:,} of {responses:,} responses,"
-      f" which count as incorrect; the first traceback is above: {remedy}",
+      " which are then not learned from; the first traceback is above:"
+      f" {remedy}",
   )
   sign(
       "Failures of reward functions",

@@ -261,9 +261,10 @@ def rollout_metrics(
   if not finite_B[real_B].all():
     out["train/rewards_not_finite"] = (real_B & ~finite_B).sum()
   advantages = batch.advantages_BT[batch.mask_BT]
+  verified = rows.correct_B[real_B & (rows.correct_B >= 0)]
   scores = zip(terms, rows.scores_NB, strict=True)
   out |= {
-      "critic/score/mean": rows.correct_B[real_B].mean(),
+      **statistics("critic/score", verified, "mean"),
       **statistics("critic/rewards", rewards_B[finite_B]),
       **{
           name: value

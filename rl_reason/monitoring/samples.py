@@ -36,7 +36,7 @@ def lines(
     rollouts: B rows on the host.
     rows: the row of each group, B / len(rows) responses each.
     texts: of the B responses.
-    correct_B: whether each is correct.
+    correct_B: whether each is correct; -1 where the verifier failed.
     which: indices of the responses wanted.
     detailed: indices of those with numbers of each token; None: all.
     is_verified: whether responses to a row are; of others nothing is correct.
@@ -54,7 +54,9 @@ def lines(
         prompt=row.prompt,
         answer=row.answer,
         response=texts[b],
-        correct=int(correct_B[b]) if is_verified(row) else None,
+        correct=int(correct_B[b])
+        if is_verified(row) and correct_B[b] >= 0
+        else None,
         truncated=bool(rollouts.truncated_B[b]),
         length=n,
     )
@@ -247,7 +249,8 @@ class SampleLog:
       known = rewards[np.isfinite(rewards)]
       return "" if len(set(known.tolist())) > 1 else "equal rewards"
     names = {0.0: "all incorrect", 1.0: "all correct"}
-    return names.get(float(correct.mean()), "")
+    known = correct[correct >= 0]
+    return names.get(float(known.mean()), "") if known.size else "unverified"
 
   def _is_due(self, step: int) -> bool:
     return step == 1 or step % self._every == 0

@@ -240,6 +240,6 @@ class RolloutCollector:
     lengths_B = experience.rollouts.lengths_B
     self.prompts.update(
         rows,
-        [float(experience.correct_B[group].mean()) for group in found],
+        dynamic_sampling.accuracy(experience),
         [float(lengths_B[group].mean()) for group in found],
     )

@@ -82,9 +82,10 @@ def first_fit(
 
 
 def accuracy(rows: Experience) -> np.ndarray:
-  """Share of correct responses in each group: [N]."""
-  found = groups(rows.rollouts.ids_B)
-  return np.array([rows.correct_B[group].mean() for group in found])
+  """Share of correct responses among the verified ones of each group: [N]."""
+  found = [rows.correct_B[group] for group in groups(rows.rollouts.ids_B)]
+  known = [x[x >= 0] for x in found]  # -1: the verifier failed
+  return np.array([x.mean() if len(x) else 0.0 for x in known])
 
 
 def partly_correct(rows: Experience) -> np.ndarray:

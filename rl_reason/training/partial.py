@@ -140,7 +140,8 @@ class PartialRolloutCollector(RolloutCollector):
     if self._across_steps:
       return True
     grader.wait()
-    accuracy_N = grader.correct_B.reshape(finished_NG.shape).mean(1)
+    correct_B = np.maximum(grader.correct_B, 0)
+    accuracy_N = correct_B.reshape(finished_NG.shape).mean(1)
     signal_N = finished_NG.all(1) & (accuracy_N > 0) & (accuracy_N < 1)
     return another_round_follows(int(signal_N.sum()), unfinished)
 

@@ -23,7 +23,7 @@ def of_finished(rows: Experience) -> np.ndarray:
   found = []
   for group in dynamic_sampling.groups(rows.rollouts.ids_B):
     finished = group[~rows.rollouts.truncated_B[group]]
-    found.append(len(set(rows.correct_B[finished].tolist())) > 1)
+    found.append(len(set(rows.correct_B[finished].tolist()) - {-1}) > 1)
   return np.array(found)
 
 
