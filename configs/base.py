@@ -37,6 +37,7 @@ def get_config():
       deduplicate=True,  # by the text of the question
       ngram=number(13, low=0),  # words; decontamination by shared n-grams
       allow_benchmarks=False,  # to train on AIME and the like is an error
+      max_corrupt=number(0.5, low=0, high=1),  # share of a source's rows
       limit=number(0, low=0),  # rows of each training source; 0 is all
   )
   c.model = section(

@@ -83,6 +83,7 @@ FREE = (
     "rl.steps",
     "rl.max_steps_without_update",
     "sft.skill.threshold",
+    "data.max_corrupt",
     "model.attention",
     "model.remat",
     "model.logprob_chunk",

@@ -106,6 +106,20 @@ def test_nothing_left(make, tmp_path, train, text):
   assert not (tmp_path / "data").exists()
 
 
+def test_a_source_of_corrupt_rows_is_refused(make, tmp_path):
+  """95 of 100: no answers, no questions, no JSON; 5 that can be trained on."""
+  bad = [f'{{"question": "{i}?"}}' for i in range(60)] + ["{"] * 30
+  bad += [("", "1")] * 5
+  words = "95 of 100 rows .* more than data.max_corrupt = 0.5 .*60 rows: there"
+  with pytest.raises(DataError, match=words):
+    run(make([*FIVE, *bad], max_corrupt=0.5), tmp_path)
+  assert not (tmp_path / "data").exists()
+  assert len(rows(run(make([*FIVE, *bad], max_corrupt=0.95), tmp_path))) == 5
+  # Duplicates are not corrupt.
+  again = make([*FIVE, *FIVE, *FIVE], max_corrupt=0.0)
+  assert len(rows(run(again, tmp_path))) == 5
+
+
 def test_a_damaged_source(make, tmp_path):
   path = tmp_path / "x.jsonl.gz"
   text = "".join(json.dumps(dict(question=q, answer=a)) for q, a in FIVE)

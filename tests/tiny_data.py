@@ -102,7 +102,7 @@ def make_config(directory, tok_dir, train=(), evaluate=(), /, **fields):
     c.data.train = write(directory / "train.jsonl", train)
   if evaluate:
     c.data.evaluate = write(directory / "evaluate.jsonl", evaluate)
-  c.data.update(ngram=4)
+  c.data.update(ngram=4, max_corrupt=1.0)
   c.data.update(fields)
   return c
 

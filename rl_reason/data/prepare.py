@@ -68,6 +68,15 @@ class Tally:
     if tokens:
       self.longest[reason] = max(self.longest.get(reason, 0), tokens)
 
+  @property
+  def corrupt(self) -> int:
+    """Rows that were dropped because of what they are."""
+    return sum(
+        count
+        for reason, count in self.dropped.items()
+        if reason.startswith(screening.CORRUPT)
+    )
+
   def keep(self, row: dict) -> None:
     """Counts a row that is written."""
     self.kept += 1
@@ -122,10 +131,10 @@ class RowBuilder:
         return Fault(reason, example.question)
       prompt = templates.render(turns, self._tok, chat=d.chat)
     except templates.PromptError as e:
-      return Fault("the prompt cannot be rendered", f"{e}: {example.question}")
+      return Fault(screening.UNRENDERED, f"{e}: {example.question}")
     ids = self._encode(prompt)
     if not ids:
-      return Fault("the prompt has no token", example.question)
+      return Fault(screening.NO_TOKEN, example.question)
     if len(ids) > limit:
       return Fault(
           f"the prompt is longer than rollout.max_prompt = {limit}; raise it",
@@ -195,7 +204,7 @@ class _Preparation:
           raise Stopped
         tally.read += 1
         if isinstance(item, datasets.Malformed):
-          tally.drop(item.where, Fault("the row is malformed", item.why))
+          tally.drop(item.where, Fault(screening.MALFORMED, item.why))
           continue
         row = self._fault(tally, item) or self._builder.build(item, tally.use)
         if isinstance(row, Fault):
@@ -333,11 +342,18 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
         work.write(tallies[-1], source)
   for tally in tallies:
     work.finish(tally)
+    reasons = [
+        f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
+        for reason, n in tally.dropped.items()
+    ]
+    if tally.kept and tally.corrupt > config.data.max_corrupt * tally.read:
+      raise datasets.DataError(
+          f"data.{tally.use}: {tally.corrupt:,} of {tally.read:,} rows of"
+          f" {tally.source} are corrupt, more than data.max_corrupt ="
+          f" {config.data.max_corrupt:g} ({'; '.join(reasons)}); correct it,"
+          " name its columns in data.columns, or raise data.max_corrupt"
+      )
     if not tally.kept:
-      reasons = [
-          f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
-          for reason, n in tally.dropped.items()
-      ]
       raise datasets.DataError(
           f"data.{tally.use}: no row of {tally.source} is left"
           f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
@@ -377,8 +393,9 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     the directory, for `pipelines.prepared`.
 
   Raises:
-    DataError: a source cannot be read, no row of it is left, or a training row
-      is an evaluation row and the config does not say what to do about it.
+    DataError: a source cannot be read, no row of it is left, too many are
+      corrupt, or a training row is an evaluation row and the config does not
+      say what to do about it.
     Stopped: by SIGTERM; no directory is left that would be taken for complete.
   """
   place = workdir / "data"

@@ -31,6 +31,11 @@ NO_ANSWER = (
     "there is neither an answer nor a response; data.kind = 'none' keeps rows"
     " that need no reference answer"
 )
+MALFORMED = "the row is malformed"
+EMPTY = "the question is empty"
+UNVERIFIABLE = "the reference answer cannot be verified"
+NO_TOKEN = "the prompt has no token"
+UNRENDERED = "the prompt cannot be rendered"
 SAME_WORDS = "the question has the same words as one of an evaluation set"
 CONTRADICTION = "another row has the same question and another answer"
 
@@ -78,6 +83,13 @@ def _asked(example: Example) -> list[str]:
   return [*turns, example.question]
 
 
+# Reasons that lie in a row itself, and in no field that chooses rows.
+CORRUPT = (
+    *(MALFORMED, EMPTY, NO_ANSWER, UNVERIFIABLE, CONTRADICTION),
+    *(NO_TOKEN, UNRENDERED, "verifying the reference answer"),
+)
+
+
 class ReferenceChecker:
   """Verifies reference answers in worker processes, which may hang or crash.
 
@@ -112,7 +124,7 @@ class ReferenceChecker:
     pending = self._pending[example.kind, example.answer]
     return self._fault(
         pending,
-        Fault("the reference answer cannot be verified", example.answer),
+        Fault(UNVERIFIABLE, example.answer),
         example.answer,
     )
 
@@ -183,7 +195,7 @@ class Screen:
   def fault(self, example: Example) -> Fault | None:
     """The fault of an example in itself."""
     if not example.question:
-      return Fault("the question is empty", example.answer)
+      return Fault(EMPTY, example.answer)
     needed = example.kind != verifiers.NONE
     if needed and not example.answer and not example.response:
       return Fault(NO_ANSWER, example.question)

@@ -1,7 +1,7 @@
 """Grading: the task's verifier says which responses are correct.
 
-A truncated response is incorrect. One on which the verifier fails is neither: in
-training it is not learned from, and an evaluation counts it as incorrect.
+A truncated response is incorrect. One on which the verifier fails is neither:
+in training it is not learned from, and an evaluation counts it as incorrect.
 """
 
 import concurrent.futures
