@@ -64,6 +64,7 @@ def test_rows_beyond_the_tokenizer_have_no_probability():
   np.testing.assert_allclose(logits_BV[:, :17], expected_BV, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path, monkeypatch):
   """Its weights bit for bit, its tokenizer, a model card; and the critic.
 

@@ -129,6 +129,7 @@ def meshes():
   return one, sharding.make_mesh(2, 2, 2)
 
 
+@pytest.mark.slow
 def test_only_factors_learn_and_the_optimizer_is_as_small(meshes):
   """Rank 2: (32 + 32) + (32 + 32) + (32 + 64) + (64 + 32) a rank and layer."""
   before, after, base = update(meshes[0], "adamw", factors())
@@ -161,6 +162,7 @@ def test_eight_devices_move_the_factors_alike(meshes):
     assert x.addressable_shards[0].data.nbytes == x.nbytes / 2
 
 
+@pytest.mark.slow
 def test_a_checksum_sees_bits_and_places_and_no_mesh(meshes):
   params = tiny.params()
   want = lora.digest(params)

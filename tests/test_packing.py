@@ -243,6 +243,7 @@ def test_packed_rows_are_the_padded_ones(rows, change):
   near(grad, wanted_grad)
 
 
+@pytest.mark.slow
 def test_eight_devices_pack_as_one_does():
   """Each shard has packed rows of its own, some of them empty."""
   batch, wanted, wanted_grad = padded_answer()

@@ -330,6 +330,7 @@ def test_resumed_rollouts_have_the_same_tokens(long, slots=0):
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_policy_resumes_partial_rollouts(long):
   """Tokens so far and their log-probs stay; the rest is the other policy's."""
   other = tiny.params(1)
@@ -344,6 +345,7 @@ def test_another_policy_resumes_partial_rollouts(long):
   assert gap[:, 5:].max() <= 1e-4 < 1e-2 < gap[:, :5].max()
 
 
+@pytest.mark.slow
 def test_a_stream_yields_when_few_groups_are_unfinished(long):
   """Left at that point, the partial rollouts resume to the same tokens."""
   static = tiny.SAMPLER | dict(max_tokens=LONG, group_size=8, eos=-1)

@@ -119,13 +119,10 @@ def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
   assert held < sum(x.nbytes for x in jax.tree.leaves(args)) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "slots, cache, atol",
-    [
-        pytest.param(0, "same", 1e-5, marks=pytest.mark.slow),
-        (32, "same", 1e-5),
-        pytest.param(32, "int8", 1e-3, marks=pytest.mark.slow),
-    ],
+    [(0, "same", 1e-5), (32, "same", 1e-5), (32, "int8", 1e-3)],
 )
 def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
   """Noise belongs to (prompt, sample, position), not to a device."""

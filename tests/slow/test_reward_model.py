@@ -19,6 +19,7 @@ from rl_reason.scale import sharding
 from rl_reason.structs import Rollouts, RunError
 from rl_reason.training import programs, value
 
+pytestmark = pytest.mark.slow
 compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 60
 FIELDS = dict(
@@ -70,27 +71,6 @@ def test_it_learns_which_response_is_preferred(trained):
   assert training[-1]["reward_model/loss"] < 0.03
   assert last["val-core/preferences/accuracy"] > 0.9
   assert last["step"] == STEPS
-
-
-def test_agreement_by_hand():
-  """Confidences 1/2, .731, .731, .881; a tie counts as half correct."""
-  margin_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-  values = train.agreement(margin_N)
-  assert values["accuracy"] == pytest.approx(2.5 / 4)
-  one, two = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))
-  error = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
-  assert values["calibration_error"] == pytest.approx(error)
-  nll = np.mean(np.log1p(np.exp(-margin_N)))
-  assert values["nll"] == pytest.approx(nll, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("margin", "accuracy", "error"), [(40.0, 1, 0), (-40.0, 0, 1)]
-)
-def test_a_confident_model_is_calibrated_if_correct(margin, accuracy, error):
-  values = train.agreement(np.full(10, margin))
-  assert values["accuracy"] == accuracy
-  assert values["calibration_error"] == pytest.approx(error, abs=1e-3)
 
 
 def pack_pair(session):
