@@ -17,6 +17,7 @@ from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files
+from rl_reason.verifiers import sandbox
 
 # Of `models.decoder`, which needs jax.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -219,12 +220,29 @@ def files(c) -> None:
   """Checks that a task of files has all that training and evaluation need.
 
   Raises:
-    ConfigError: a source is missing; --stage=prepare does without.
+    ConfigError: a source is missing, or nothing on this machine can contain the
+      programs that it judges; --stage=prepare does without.
   """
   trains = c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
+  if c.task.name != tasks.FILES:
+    return
   for name, needed in (("train", trains), ("evaluate", True)):
-    if c.task.name == tasks.FILES and needed and not c.data[name]:
+    if needed and not c.data[name]:
       raise ConfigError(f"data.{name} = '': name at least one source")
+    use = dict(train="train", evaluate="test")[name]
+    for source, _ in datasets.parse_all(c.data[name], use):
+      known = datasets.KNOWN.get(source.name)
+      kind = known.kind if known else datasets.kind_of(c.data.kind, source)
+      if kind == "code":
+        _contained(f"data.{name} = {c.data[name]!r}")
+
+
+def _contained(field: str) -> None:
+  """Refuses programs where nothing can contain them: all would be incorrect."""
+  try:
+    sandbox.tier()
+  except RuntimeError as e:
+    raise ConfigError(f"{field}: its rows are judged by code, and {e}") from e
 
 
 def hub(c) -> None:

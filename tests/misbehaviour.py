@@ -24,12 +24,33 @@ def _write_everywhere(data):
       pass
 
 
+def _stop():
+  os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _ignore_signals():
+  for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+  _spin()
+
+
+def _fork():
+  """A child in a session of its own, which outlives its parent."""
+  if os.fork() == 0:
+    os.setsid()
+    time.sleep(3600)
+  _spin()
+
+
 def _fail():
   raise KeyError("no such thing")
 
 
 _TABLE = {
     "spin": _spin,
+    "stop": _stop,
+    "ignore signals": _ignore_signals,
+    "fork": _fork,
     "spin in C": lambda: sum(range(10**12)),
     "sleep": lambda: time.sleep(3600),
     "nap": lambda: time.sleep(1.0),

@@ -262,3 +262,21 @@ def test_batches_that_the_mesh_cannot_split():
   c.mesh.data, c.mesh.tensor = -1, 4
   with pytest.raises(config.ConfigError, match="model.kv_heads = 2: cannot be"):
     checks.devices(c, 4)
+
+
+def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
+  """Before training: every program would be incorrect otherwise."""
+
+  def none():
+    raise RuntimeError("nothing on this machine can contain untrusted code")
+
+  monkeypatch.setattr(checks.sandbox, "tier", none)
+  c = base.get_config()
+  c.task.name = "files"
+  c.data.update(train="gsm8k", evaluate="mbpp")
+  with pytest.raises(
+      config.ConfigError, match="data.evaluate = 'mbpp': .*nothing on this"
+  ):
+    checks.files(c)
+  c.data.update(evaluate="gsm8k")
+  checks.files(c)

@@ -26,7 +26,7 @@ def outcomes(items, *args, **limits):
     [
         ("spin", "time", {}),
         ("spin in C", "time", {}),  # no signal handler of Python would run
-        ("sleep", "time", {"wall_seconds": 1}),
+        ("sleep", "time", {}),
         ("exit", "crash", {}),
         ("die", "crash", {}),
         ("allocate", "memory", {"megabytes": 512}),
@@ -43,6 +43,23 @@ def test_one_bad_item_fails_alone(how, failure, limits):
   assert [x.failure for x in found[::2]] == [None] * 2
   assert found[1].failure.startswith(failure), found
   assert failures == {failure.partition(":")[0]: 1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("how", ["stop", "ignore signals", "fork", "sleep"])
+def test_a_worker_is_killed_from_outside_with_all_that_it_forked(how):
+  with pool(1, seconds=1.0) as p:
+    pid = p.results(p.submit([("pid",)]))[0].value
+    began = time.monotonic()
+    pending = p.submit([(how,)])
+    children = []
+    while not pending[0].done():
+      children += workers.sandbox.descendants(pid)
+      time.sleep(0.02)
+    assert p.results(pending)[0].failure == "time"
+    assert time.monotonic() - began < 10  # 2 s on an idle machine
+    assert bool(children) == (how == "fork")
+    assert all(map(gone, [pid, *children]))
 
 
 def test_results_are_in_the_order_of_items():

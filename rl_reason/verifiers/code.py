@@ -100,14 +100,17 @@ def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
     ):
       while ends:  # so that the end of one side is seen by the other
         os.close(ends.pop())
-      out, ended = sandbox.read(tester, limits)
+      out, ended = sandbox.read(tester, limits, (candidate,))
       if ended:
         return Verdict(False, ended, "waiting for the tests")
       if not out:
-        why = sandbox.death(tester, 1.0) or "crash"
+        why = sandbox.death(tester, limits._replace(wall=1.0)) or "crash"
         return Verdict(False, why, "in the tests")
       reason, detail = json.loads(out)
-      if reason == "crash" and sandbox.death(candidate, 1.0) == "timeout":
+      if (
+          reason == "crash"
+          and sandbox.death(candidate, limits._replace(wall=1.0)) == "timeout"
+      ):
         reason = "timeout"
       return Verdict(reason == "correct", reason, detail)
   finally:
@@ -134,7 +137,7 @@ def _streams(source: str, problem: Streams, tier, limits) -> Verdict:
         "candidate.script", job, tier, limits, stdin=data
     ) as process:
       out, ended = sandbox.read(process, limits)
-      ended = ended or sandbox.death(process, limits.wall)
+      ended = ended or sandbox.death(process, limits)
     if ended:
       return Verdict(False, ended, f"case {index}")
     found, wanted = out.decode(errors="replace").split(), expected.split()

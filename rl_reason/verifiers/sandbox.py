@@ -62,12 +62,14 @@ REMEDY = "install bubblewrap (apt-get install bubblewrap)"
 class Limits(NamedTuple):
   """Resource limits of one process.
 
-  Time is CPU time, so that a loaded machine changes no verdict; the wall-clock
-  limit only ends processes that sleep.
+  Time is CPU time, so that a loaded machine changes no verdict. Processes that
+  only wait, with every thread asleep, make no progress on any machine.
 
   Attributes:
     cpu: seconds of CPU time, of all threads; an integer.
-    wall: seconds of wall clock, for processes that sleep.
+    wall: seconds of wall clock, where the next limit cannot be observed.
+    idle: seconds without progress; after a program that reached them a
+      quarter of one, until a program makes progress.
     memory: bytes of address space.
     threads: at once.
     files: open at once.
@@ -77,6 +79,7 @@ class Limits(NamedTuple):
 
   cpu: int = 10
   wall: float = 120.0
+  idle: float = 2.0
   memory: int = 1 << 30
   threads: int = 64
   files: int = 64
@@ -221,22 +224,102 @@ def running(
         stream.close()
 
 
-def read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
+def _stats(pid: int) -> Iterator[list[str]]:
+  """The fields of /proc/PID/stat, from the state, of all threads of a tree."""
+  for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+    with contextlib.suppress(OSError):  # it has ended
+      yield (task / "stat").read_text().rpartition(")")[2].split()
+      for child in (task / "children").read_text().split():
+        yield from _stats(int(child))
+
+
+def cpu_seconds(pid: int) -> float:
+  """CPU time of one process, without its children; 0 if it cannot be read."""
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+  except OSError:
+    return 0.0
+  return sum(map(int, stat.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> list[int]:
+  """The processes that a process has started, and those of theirs."""
+  out = []
+  for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+    with contextlib.suppress(OSError):
+      for child in (task / "children").read_text().split():
+        out += [int(child), *descendants(int(child))]
+  return out
+
+
+class Progress:
+  """Watches processes that work together, such as a program and its tests.
+
+  Args:
+    pids: of the processes; their children are watched with them.
+    idle: seconds without progress after which they are late.
+    wall: seconds after which they are late in any case.
+  """
+
+  POLL = 0.05  # seconds between two looks
+
+  def __init__(self, pids: list[int], idle: float, wall: float):
+    self._pids, self._limit, self._cpu = pids, idle, -1
+    self._since = time.monotonic()
+    self._deadline = self._since + wall
+    self.idle = False
+
+  def late(self) -> bool:
+    """Whether they have made no progress for too long; is to be polled."""
+    tasks = [stat for pid in self._pids for stat in _stats(pid)]
+    now, cpu = time.monotonic(), sum(int(x[11]) + int(x[12]) for x in tasks)
+    # Who waits for a processor (R) or a disk (D) is not asleep.
+    asleep = tasks and all(stat[0] in "SZTt" for stat in tasks)
+    if cpu != self._cpu or not asleep:
+      self._cpu, self._since = cpu, now
+    self.idle = now - self._since > self._limit
+    return self.idle or now > self._deadline
+
+
+# Seconds without progress, after a program that made none. A process runs one
+# program after the other; a batch of programs that sleep would take too long.
+AFTER_IDLE = 0.25
+_last: list[Progress] = []
+
+
+def _watch(processes: list[subprocess.Popen], limits: Limits) -> Progress:
+  after = _last and _last[0].idle
+  idle = min(limits.idle, AFTER_IDLE) if after else limits.idle
+  _last[:] = [Progress([x.pid for x in processes], idle, limits.wall)]
+  return _last[0]
+
+
+def read(
+    process: subprocess.Popen,
+    limits: Limits,
+    helpers: tuple[subprocess.Popen, ...] = (),
+) -> tuple[bytes, str]:
   """Reads standard output up to its end.
+
+  Args:
+    process: whose output is read.
+    limits: of the process.
+    helpers: processes that it may wait for.
 
   Returns:
     The bytes, and what ended them too early: '', 'output' (too many) or
-    'timeout' (by wall clock).
+    'timeout' (without progress).
   """
   assert process.stdout is not None
   fd, out = process.stdout.fileno(), bytearray()
   poll = select.poll()  # select.select takes no descriptor beyond 1023
   poll.register(fd, select.POLLIN)
-  deadline = time.monotonic() + limits.wall
+  progress = _watch([process, *helpers], limits)
   while len(out) <= limits.output:
-    left = deadline - time.monotonic()
-    if left <= 0 or not poll.poll(left * 1000):
-      return bytes(out), "timeout"
+    if not poll.poll(progress.POLL * 1000):
+      if progress.late():
+        return bytes(out), "timeout"
+      continue
     part = os.read(fd, 1 << 16)
     if not part:
       return bytes(out), ""
@@ -244,16 +327,16 @@ def read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
   return bytes(out), "output"
 
 
-def death(process: subprocess.Popen, seconds: float) -> str:
+def death(process: subprocess.Popen, limits: Limits) -> str:
   """Why a process ended, '' if by itself; the process stays to be reaped.
 
-  It has closed its output; its end may take so many seconds. Any other reason
+  It has closed its output, and may compute up to its end. Any other reason
   only informs: a candidate can end as it likes.
   """
-  deadline = time.monotonic() + seconds
+  progress = Progress([process.pid], limits.idle, limits.wall)
   options = os.WEXITED | os.WNOWAIT | os.WNOHANG
   while not (end := os.waitid(os.P_PID, process.pid, options)):
-    if time.monotonic() > deadline:
+    if progress.late():
       return "timeout"
     time.sleep(0.002)
   code = end.si_status

@@ -5,13 +5,16 @@ memory, or crash its process. In a pool that costs one item, reported as failed,
 and one process, which is replaced.
 
 Time is CPU time, counted by the kernel, so that a loaded machine changes no
-verdict; a far larger wall-clock limit ends processes that sleep. Workers are
+verdict; a worker that only waits, or is stopped, may do so for as many seconds.
+Both limits are watched from here, too, where no signal handler of a verifier
+matters, and what a worker has forked dies with it. Workers are
 fresh interpreters (JAX's threads forbid fork, and the script that imports jax
 should not be imported again); they reply in JSON, so no reply is executed.
 """
 
 import collections
 import concurrent.futures
+import contextlib
 import ctypes
 import importlib
 import json
@@ -27,7 +30,10 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rl_reason.verifiers import sandbox
+
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
+NAP = 2.0  # seconds without any CPU time that each item may take
 
 
 class Outcome(NamedTuple):
@@ -69,7 +75,8 @@ class Pool:
       function_path: 'package.module:function', applied as function(*item).
         Arguments and results must fit into JSON.
       workers: number of processes, at most one per item.
-      seconds: CPU time of one item, late imports of the function included.
+      seconds: CPU time of one item, late imports of the function included; and
+        the longest wait without any CPU time, if that is more than NAP.
       wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.
       megabytes: address space of a worker.
 
@@ -93,6 +100,7 @@ class Pool:
       )
     self.failures: collections.Counter[str] = collections.Counter()
     self._wall = 10 * seconds + 60 if wall_seconds is None else wall_seconds
+    self._seconds = seconds
     self._start = json.dumps([function_path, seconds, self._wall, megabytes])
     self._workers, self._threads = workers, []
     self._waiting: queue.SimpleQueue = queue.SimpleQueue()
@@ -131,7 +139,7 @@ class Pool:
     with self._lock:
       self._closed = True
       for worker in self._live:
-        worker.process.kill()
+        worker.kill()
     while True:
       try:
         self._waiting.get_nowait()[1].cancel()
@@ -151,7 +159,7 @@ class Pool:
         continue
       try:
         worker = worker or self._begin()
-        outcome = worker.ask(item, self._wall)
+        outcome = worker.ask(item, self._seconds, self._wall)
       except Exception as e:  # no process can start: only the item fails
         outcome = Outcome(None, f"error: {e!r}")
       if outcome.failure:
@@ -173,7 +181,7 @@ class Pool:
   def _end(self, worker) -> None:
     with self._lock:
       self._live.discard(worker)
-    worker.process.kill()
+    worker.kill()
     worker.process.wait()
     worker.socket.close()
 
@@ -195,21 +203,56 @@ class _Worker:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     theirs.close()
     self.asked = 0
+    self.started: dict[int, int] = {}
 
-  def ask(self, item: str, wall: float) -> Outcome:
+  def watch(self) -> None:
+    """Notes what the process has started; a handle names no later process."""
+    for pid in sandbox.descendants(self.process.pid):
+      if pid not in self.started:
+        with contextlib.suppress(OSError):
+          self.started[pid] = os.pidfd_open(pid)
+
+  def kill(self) -> None:
+    """Kills the process and all that it has started."""
+    self.watch()
+    self.process.kill()
+    for handle in self.started.values():
+      with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    self._forget()
+    if self.process.returncode is None:  # else the number may be another's
+      with contextlib.suppress(OSError):
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+  def _forget(self) -> None:
+    for handle in self.started.values():
+      os.close(handle)
+    self.started = {}
+
+  def ask(self, item: str, seconds: float, wall: float) -> Outcome:
     """Returns the outcome of one item; a failure ends the worker's use."""
-    # The worker's own alarm should ring first, unless it is stopped.
-    deadline, reply = time.monotonic() + wall + 5, b""
+    reply = b""
     self.asked += 1
+    self._forget()
+    progress = sandbox.Progress([self.process.pid], max(seconds, NAP), wall)
+    # The kernel's limit of the process should end it first: its own kill.
+    limit = sandbox.cpu_seconds(self.process.pid) + seconds + 0.5
     try:
-      self.socket.settimeout(wall + 5)
+      self.socket.settimeout(wall)
       self.socket.sendall(f"[{self.asked}, {item}]\n".encode())
+      self.socket.settimeout(0.2)
       while not reply.endswith(b"\n") and len(reply) < MAX_REPLY:
-        self.socket.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = self.socket.recv(1 << 16)
+        try:
+          piece = self.socket.recv(1 << 16)
+        except TimeoutError:
+          self.watch()
+          if progress.late() or sandbox.cpu_seconds(self.process.pid) > limit:
+            return Outcome(None, "time")
+          continue
         if not piece:
           break
         reply += piece
@@ -218,7 +261,7 @@ class _Worker:
     except OSError:  # the worker died during the request
       reply = b""
     if not reply:
-      self.process.kill()
+      self.kill()
       code = -self.process.wait()
       late = code in (signal.SIGPROF, signal.SIGXCPU, signal.SIGALRM)
       return Outcome(None, "time" if late else "crash")
