@@ -192,7 +192,6 @@ def train(
 
     from rl_reason.monitoring import display
 
-    run.use_compilation_cache(path)
     screen = display.Display(show and jax.process_index() == 0)
     try:
       for line in (f"rl_reason: {stage}, work directory {path}", *notes, *more):

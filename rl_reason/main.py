@@ -165,8 +165,6 @@ def _stages(config, workdir: pathlib.Path) -> int:
   with run.stopping() as stop:
     import jax  # after the checks: they need no accelerator
 
-    if _STAGE.value != "size":  # which writes nothing
-      run.use_compilation_cache(workdir)
     from rl_reason import structs
     from rl_reason.monitoring import display
 

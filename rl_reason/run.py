@@ -42,13 +42,31 @@ def stopping() -> Iterator[threading.Event]:
       signal.signal(number, handler)
 
 
-def use_compilation_cache(workdir: pathlib.Path) -> None:
-  """Caches programs in the work directory: a resumed run starts in seconds."""
-  import jax
+@contextlib.contextmanager
+def compilation_cache(workdir: pathlib.Path) -> Iterator[None]:
+  """Caches programs in the work directory: a resumed run starts in seconds.
 
-  if not jax.config.jax_compilation_cache_dir:
-    jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+  A cache of the user is left alone.
+  """
+  import jax
+  from jax.experimental.compilation_cache import compilation_cache as cache
+
+  if jax.config.jax_compilation_cache_dir:
+    yield
+    return
+  fields = dict(
+      jax_compilation_cache_dir=str(workdir.resolve() / "compiled"),
+      jax_persistent_cache_min_compile_time_secs=0.2,
+  )
+  before = {name: getattr(jax.config, name) for name in fields}
+  for name, value in fields.items():
+    jax.config.update(name, value)
+  try:
+    yield
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+    cache.reset_cache()  # the next run has another directory
 
 
 def stages(
@@ -101,6 +119,7 @@ def stages(
   )
 
   with contextlib.ExitStack() as cleanup:
+    cleanup.enter_context(compilation_cache(workdir))
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     checks.devices(config, len(devices or jax.devices()))

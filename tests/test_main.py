@@ -193,7 +193,6 @@ def test_a_full_disk_is_one_line_and_exit_code_1(monkeypatch, tmp_path, capsys):
     raise SystemExit(code)
 
   monkeypatch.setattr(run, "stages", stages)
-  monkeypatch.setattr(run, "use_compilation_cache", lambda _: None)
   monkeypatch.setattr(os, "_exit", end)
   main.FLAGS(["main"])
   with pytest.raises(SystemExit, match="1"):

@@ -5,13 +5,11 @@ import json
 import pathlib
 import re
 import sys
-import types
 
 import pytest
 from conftest import data_of_page
 
 from rl_reason import config, run_directory
-from rl_reason.monitoring import machine
 from rl_reason.report import compare, environment, groups, page, scores
 
 LIMIT = 5_000_000
@@ -437,27 +435,3 @@ def test_summary_of_one_evaluation(tmp_path):
   assert "20.0% +- 1.2 at step 0" in lines[0]
   assert "only one evaluation" in lines[-1]
   assert not any("->" in line for line in lines)
-
-
-def test_memory_and_utilization(monkeypatch):
-  assert 0.05 < machine.memory_gib() < 100  # of this process
-  assert machine.utilization(1e12, 1.0) is None  # of a CPU
-  device = types.SimpleNamespace(
-      device_kind="NVIDIA H100 80GB HBM3",
-      memory_stats=lambda: dict(peak_bytes_in_use=3 * 2**30),
-  )
-  monkeypatch.setattr(machine.jax, "devices", lambda: [device] * 2)
-  monkeypatch.setattr(machine.jax, "local_devices", lambda: [device])
-  monkeypatch.setattr(machine.jax, "device_count", lambda: 2)
-  assert machine.memory_gib() == 3
-  assert machine.utilization(989e12, 2.0) == 0.25
-
-
-def test_environment(tmp_path, monkeypatch):
-  monkeypatch.setenv("XLA_FLAGS", "")
-  values = environment.describe()
-  json.dumps(values)
-  for name in (*environment.PACKAGES, "python", "platform", "device kind"):
-    assert values[name]
-  assert values["device count"] >= 1 and values["process count"] == 1
-  assert environment.commit(tmp_path) is None  # no repository, no failure

@@ -82,6 +82,7 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
   name = "skill/val-core/rl_reason.tasks.given:Task/acc/mean@1"
   assert name in result.metrics
   assert signal.getsignal(signal.SIGTERM) is before
+  assert not jax.config.jax_compilation_cache_dir
   assert "work directory runs/train-2" in capsys.readouterr().out
 
 
