@@ -199,6 +199,8 @@ def get_config():
   c.log = section(
       "log",
       sft_every=number(10, low=1),  # SFT steps
+      stall_seconds=number(300.0, low=0.0),  # then stacks of threads; 0: never
+      stall_ends=number(0.0, low=0.0),  # then the run ends, code 175; 0: never
       samples_every=number(5, low=1),  # RL steps
       groups=number(3, low=1),  # all responses to a prompt, each time
       samples=number(6, low=1),  # responses with the numbers of each token

@@ -6,7 +6,8 @@
 
 Exit codes: 0 done; 1 an error on the way, or nothing was learned; 2 a config or
 command line that cannot work; 143 stopped by SIGTERM, SIGHUP or Ctrl-C, state
-saved; 175 another process of the run was lost, the same command resumes.
+saved; 175 another process of the run was lost, or the run stood still for
+log.stall_ends seconds. After 143 and 175 the same command resumes.
 """
 
 import os

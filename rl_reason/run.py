@@ -105,7 +105,7 @@ def stages(
   from rl_reason.data import prepare
   from rl_reason.evaluation import command
   from rl_reason.hf import export
-  from rl_reason.monitoring import doctor, metrics, updates
+  from rl_reason.monitoring import doctor, metrics, updates, watchdog
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train as reward_model
   from rl_reason.session import open_session, resolve
@@ -120,6 +120,10 @@ def stages(
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache(workdir))
+    dog = watchdog.Watchdog(
+        screen, config.log.stall_seconds, config.log.stall_ends
+    )
+    cleanup.callback(dog.close)
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     checks.devices(config, len(devices or jax.devices()))

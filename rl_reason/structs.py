@@ -26,6 +26,11 @@ from typing import Annotated, Any
 
 from flax import struct
 
+# The exit code of a run that lost a process or stands still: launchers start it
+# again. It is above the codes of processes that a signal ended (129 to 159),
+# since SLURM reports the highest code of a job's processes.
+LOST = 175
+
 
 class RunError(RuntimeError):
   """What a user can mend; shown as one line, without a traceback."""

@@ -209,7 +209,7 @@ def test_a_response_cannot_command_the_terminal(capsys):
   screen.say(hostile)
   screen.table("t", ["response"], [[hostile]])
   screen.stage(hostile, 2)
-  screen.say(screen._text())
+  screen.say(screen.where())
   screen.close()
   out = capsys.readouterr().out
   assert all(x.isprintable() for x in out.replace("\n", ""))

@@ -63,6 +63,7 @@ class Display:
     self._live = active and self._console.is_terminal
     self._start = self._last_line = time.monotonic()
     self._activity, self._fields = "starting", ""
+    self.progressed = self._start  # the last time that the run went on
     self._stage, self._step, self._total = "", 0, 0
     self._stage_start, self._stage_first = self._start, 0
     self._bar: rich.progress.Progress | None = None
@@ -86,7 +87,7 @@ class Display:
 
   def doing(self, text: str) -> None:
     """Shows what the main thread is about to do."""
-    self._activity = text
+    self._activity, self.progressed = text, time.monotonic()
     self._render()
 
   def stage(self, name: str, total: int, first: int = 0) -> None:
@@ -106,11 +107,12 @@ class Display:
           expand=True,
       )
       self._bar.start()
-      self._task = self._bar.add_task(self._text(), total=total)
+      self._task = self._bar.add_task(self.where(), total=total)
 
   def step(self, step: int, **fields) -> None:
     """Shows a finished step with its fields and the remaining time."""
     self._step, self._activity = step, ""
+    self.progressed = time.monotonic()
     done = step - self._stage_first
     spent = time.monotonic() - self._stage_start
     if done > 0:
@@ -147,7 +149,8 @@ class Display:
     self.end_stage()
     self._end.set()
 
-  def _text(self) -> str:
+  def where(self) -> str:
+    """The stage, its step, and what the main thread does."""
     at = f"{self._stage} {self._step}/{self._total}" if self._stage else ""
     parts = (at, self._fields, self._activity)
     return printable("  ".join(x for x in parts if x))
@@ -155,12 +158,12 @@ class Display:
   def _render(self) -> None:
     if self._bar:
       self._bar.update(
-          self._task, completed=self._step, description=self._text()
+          self._task, completed=self._step, description=self.where()
       )
     elif time.monotonic() - self._last_line > HEARTBEAT:
-      self.say(self._text())
+      self.say(self.where())
 
   def _heartbeat(self) -> None:
     while not self._end.wait(1):
       if not self._bar and time.monotonic() - self._last_line > HEARTBEAT:
-        self.say(self._text())
+        self.say(self.where())

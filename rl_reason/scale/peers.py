@@ -17,9 +17,8 @@ from typing import Any
 
 import jax
 
-# Above the codes of processes that a signal ended (129 to 159): SLURM reports
-# the highest code of a job's processes.
-LOST = 175
+from rl_reason.structs import LOST
+
 BEAT = 1.0  # seconds from count to count
 PATIENCE = 20.0  # seconds without a count, after which a process is lost
 CLOSING = 3.0  # seconds that processes have for the mistake that ended another

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, child_env, restore_arrays
 
-from rl_reason.scale import peers
+from rl_reason import structs
 
 pytestmark = pytest.mark.slow
 FLAGS = (
@@ -119,7 +119,7 @@ def test_what_ends_one_process_ends_both(tmp_path, stage, number, victim):
     assert list(saved.glob("*/manifest.json"))
   else:
     both[victim].kill()
-    assert (survivor.returncode, seconds < 30) == (peers.LOST, True), out
+    assert (survivor.returncode, seconds < 30) == (structs.LOST, True), out
     assert f"\nerror: process {victim} of 2 " in out
     assert "resumes the run" in out
   for p in both:
