@@ -197,7 +197,6 @@ def test_a_run_that_is_out_of_memory_says_where_to_look(tmp_path, monkeypatch):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GiB")
 
   monkeypatch.setattr(main.run, "stages", stages)
-  monkeypatch.setattr(main.run, "use_compilation_cache", lambda _: None)
   main.FLAGS(["main"])
   with pytest.raises(jax.errors.JaxRuntimeError) as error:
     main._run(None, tmp_path)

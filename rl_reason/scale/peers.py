@@ -54,7 +54,9 @@ class Peers:
     self._left = threading.Event()
     if self._me:
       self._catch_abort(state.coordinator_address or "")
-    threading.Thread(target=self._watch, name="peers", daemon=True).start()
+    self._answered = time.monotonic()
+    for watch in (self._watch, self._watch_store):
+      threading.Thread(target=watch, name="peers", daemon=True).start()
 
   def leave(self, code: int) -> None:
     """Ends this process's part in the run: with an error, of all processes.
@@ -82,17 +84,15 @@ class Peers:
     others = [x for x in range(self._count) if x != self._me]
     counts: dict[int, Any] = dict.fromkeys(others)
     seen = dict.fromkeys(others, time.monotonic())
-    answered, beat = time.monotonic(), 0
+    beat = 0
     while True:
       beat += 1
       try:
         if not self._left.is_set():
           self._tell(str(beat))
         found = dict(self._store.key_value_dir_get(_KEYS))
-        answered = time.monotonic()
-      except Exception:  # the store is in process 0
-        if time.monotonic() - answered > PATIENCE:
-          self._end(0, f"does not answer for {PATIENCE:.0f} s")
+        self._answered = answered = time.monotonic()
+      except Exception:  # see `_watch_store`
         time.sleep(BEAT)
         continue
       for other in others:
@@ -107,6 +107,12 @@ class Peers:
         elif waited > PATIENCE:
           self._end(other, f"gives no sign of life for {PATIENCE:.0f} s")
       time.sleep(BEAT)
+
+  def _watch_store(self) -> None:
+    """The store is in process 0; if that is stopped, calls wait for ever."""
+    while not self._left.wait(BEAT):
+      if time.monotonic() - self._answered > PATIENCE:
+        self._end(0, f"gives no sign of life for {PATIENCE:.0f} s")
 
   def _end(self, other: int, why: str, code: int = LOST) -> None:
     text = f"error: process {other} of {self._count} {why}"

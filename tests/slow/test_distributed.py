@@ -50,7 +50,8 @@ def start(workdir, devices, *flags):
 
 def end(process):
   out, _ = process.communicate(timeout=400)
-  assert process.returncode == 0, out
+  # So short a run may end with 1, since no step of RL made an update.
+  assert process.returncode == 0 or "RL made no update" in out, out
   return out
 
 
