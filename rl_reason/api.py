@@ -20,10 +20,10 @@ from rl_reason import (
     config as config_lib,
     functions,
     run,
-    run_directory,
     tasks,
     verifiers,
 )
+from rl_reason.checkpointing import run_directory
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets
 from rl_reason.tasks import given

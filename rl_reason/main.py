@@ -17,7 +17,8 @@ import traceback
 
 from absl import app, flags
 
-from rl_reason import checks, config as config_lib, run, run_directory
+from rl_reason import checks, config as config_lib, run
+from rl_reason.checkpointing import run_directory
 from rl_reason.data import datasets
 
 STAGES = (*run.TRAINS, "prepare", "evaluate", "export", "report", "size")

@@ -12,7 +12,8 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import checks, config as config_lib, run_directory, tasks
+from rl_reason import checks, config as config_lib, tasks
+from rl_reason.checkpointing import run_directory
 
 TRAINS = ("all", "sft", "value", "reward_model")
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_reason import run_directory
-from rl_reason.checkpointing import checkpoint
+from rl_reason.checkpointing import checkpoint, run_directory
 
 
 def state(step):

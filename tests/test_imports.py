@@ -19,7 +19,7 @@ LAYERS = [line.split() for line in """
     report models
     tasks rollout
     data
-    combinations run_directory
+    combinations checkpointing.run_directory
     checks hf evaluation.statistics evaluation.reward_runner
     monitoring.rl_metrics monitoring.samples checkpointing
     session evaluation

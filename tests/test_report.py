@@ -9,7 +9,8 @@ import sys
 import pytest
 from conftest import data_of_page
 
-from rl_reason import config, run_directory
+from rl_reason import config
+from rl_reason.checkpointing import run_directory
 from rl_reason.report import compare, environment, groups, page, scores
 
 LIMIT = 5_000_000

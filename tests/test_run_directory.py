@@ -11,7 +11,8 @@ import sys
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import checks, config, dependencies, run_directory
+from rl_reason import checks, config, dependencies
+from rl_reason.checkpointing import run_directory
 
 DAPO = "configs/dapo.py"
 
@@ -64,7 +65,7 @@ def test_a_name_is_short_however_many_fields_change():
 
 HOLD = """
 import pathlib, sys, time
-from rl_reason import run_directory
+from rl_reason.checkpointing import run_directory
 lock = run_directory.lock(pathlib.Path(sys.argv[1]), print)
 print("locked", flush=True)
 time.sleep(60)

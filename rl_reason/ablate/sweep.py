@@ -20,8 +20,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rl_reason import checks, config as config_lib, run_directory
+from rl_reason import checks, config as config_lib
 from rl_reason.ablate import jobs
+from rl_reason.checkpointing import run_directory
 from rl_reason.config import ConfigError
 
 

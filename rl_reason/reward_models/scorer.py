@@ -1,6 +1,7 @@
 """Reward models as terms of the reward: our own, or those of transformers."""
 
-from rl_reason import config as config_lib, run_directory
+from rl_reason import config as config_lib
+from rl_reason.checkpointing import run_directory
 from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
 from rl_reason.session import (
