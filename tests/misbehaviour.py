@@ -17,7 +17,7 @@ def _spin():
 
 def _write_everywhere(data):
   """Writes on every open descriptor, the socket to the pool among them."""
-  for descriptor in range(3, 20):
+  for descriptor in range(3, 1024):
     try:
       os.write(descriptor, data)
     except OSError:

@@ -2,9 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -315,7 +312,7 @@ def texts():
     if isinstance(thing, (dict, list, tuple)):
       yield repr(thing)
 def everywhere(data):
-  for fd in range(64):
+  for fd in range(1024):
     try:
       os.write(fd, data)
     except OSError:
@@ -449,31 +446,3 @@ def test_reference_answers_hold_tests():
     with pytest.raises(ValueError, match="holds no tests"):
       code.verify("print(1)", reference)
   assert not code.usable(json.dumps(dict(tests="(", names=[], prompt="")))
-
-
-SLEEPER = "import time\ndef f(x):\n  time.sleep(1000)"
-WORKER = """
-import time
-def f(x):
-  while time.process_time() < 0.6:
-    pass
-  return x
-"""
-
-
-def test_programs_that_sleep_cost_little_and_load_changes_no_verdict():
-  """Eight sleepers: 2 s, then a quarter of one each, not 120 s each."""
-  problem = code.Calls("assert f(1) == 1", ("f",))
-  began = time.monotonic()
-  for _ in range(8):
-    verdict = code.grade(SLEEPER, problem)
-    assert (verdict.correct, verdict.reason) == (False, "timeout")
-  assert time.monotonic() - began < 14
-  spin = [sys.executable, "-c", "while True: pass"]
-  load = [subprocess.Popen(spin) for _ in range(4)]
-  try:
-    assert code.grade(WORKER, problem).correct
-  finally:
-    for process in load:
-      process.kill()
-      process.wait()

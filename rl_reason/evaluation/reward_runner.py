@@ -11,6 +11,7 @@ number; a semaphore of the user is a limit.
 """
 
 import asyncio
+import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -42,7 +43,12 @@ MEGABYTES = 1 << 20  # address space of a process; libraries of models need much
 def _event_loop() -> asyncio.AbstractEventLoop:
   """A running event loop, in a thread that does not delay the exit."""
   loop = asyncio.new_event_loop()
-  threading.Thread(target=loop.run_forever, daemon=True).start()
+
+  def target():
+    loop.run_forever()
+    loop.close()  # its descriptors
+
+  threading.Thread(target=target, daemon=True).start()
   return loop
 
 
@@ -56,7 +62,9 @@ def _in_thread(function: Callable, *args) -> asyncio.Future:
       future.set_result(value)
 
   def target():
-    loop.call_soon_threadsafe(settle, function(*args))
+    value = function(*args)
+    with contextlib.suppress(RuntimeError):  # the run has ended meanwhile
+      loop.call_soon_threadsafe(settle, value)
 
   threading.Thread(target=target, daemon=True).start()
   return future
