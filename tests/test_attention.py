@@ -85,9 +85,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "kernels, dtype",
     [
-        ("gpu", "bfloat16"),
         ("tpu", "float32"),
-        pytest.param("gpu", "float32", marks=SLOW),
+        *(pytest.param("gpu", x, marks=SLOW) for x in ("bfloat16", "float32")),
         pytest.param("tpu", "bfloat16", marks=SLOW),
     ],
 )
@@ -131,8 +130,8 @@ def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
 @pytest.mark.parametrize(
     "kernels, slots, int8",  # the TPU's pages are of one block, and of four
     [
-        ("gpu", 512, True),
         ("tpu", 384, False),
+        pytest.param("gpu", 512, True, marks=SLOW),
         *(pytest.param("gpu", n, False, marks=SLOW) for n in (384, 512)),
         pytest.param("tpu", 512, False, marks=SLOW),
     ],
@@ -182,9 +181,8 @@ def exact(q, cache, positions):
   return out
 
 
-@pytest.mark.parametrize(  # one read, and several blocks
-    "slots", [pytest.param(100, marks=SLOW), 384]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [100, 384])  # one read, and several blocks
 def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   """Exact for the numbers that int8 stands for, and bounded for the originals.
 

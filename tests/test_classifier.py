@@ -129,6 +129,7 @@ def test_eos_is_not_the_padding_token(tmp_path):
     assert config["pad_token_id"] == expected and config["eos_token_id"] == 1
 
 
+@pytest.mark.slow
 def test_a_classifier_of_any_shape_is_a_term_of_the_reward(
     make_session, tmp_path
 ):
@@ -152,6 +153,7 @@ def test_a_classifier_of_any_shape_is_a_term_of_the_reward(
   np.testing.assert_allclose(scores_B, expected_B, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_critic_starts_from_a_classifier(make_session, tmp_path):
   path = make(tmp_path / "judge")
   init = dict(critic__init="exported", critic__path=str(path))

@@ -118,6 +118,7 @@ def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, critic_params, again)
 
 
+@pytest.mark.slow
 def test_sft_starts_from_a_checkpoint(tmp_path):
   path = with_tokenizer(checkpoint(tmp_path / "x"))
   changes = dict(optimizer__name="sgd", sft__habits__lr=1e-6)

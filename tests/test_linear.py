@@ -110,6 +110,7 @@ def test_the_table_is_that_of_the_weights(kind, tied):
   assert ("head" in made) == (small or not tied)
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_change_no_number_of_bfloat16_products():
   rows = jax.tree.map(lambda x: x[0], tiny.batch(1, 8))
   hidden = jax.jit(padded.hidden, static_argnums=1)

@@ -83,6 +83,7 @@ def test_merged_is_the_same_but_for_rounding():
   np.testing.assert_array_equal(layers["gate"], base["gate"])
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_weight_by_the_chain_rule():
   """dA = scale dW B^T, dB = scale A^T dW."""
   learnt = factors(1)

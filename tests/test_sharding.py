@@ -103,9 +103,8 @@ def test_state_and_cache_are_split(meshes):
   assert local(cache.k) == cache.k.nbytes / 8
 
 
-@pytest.mark.parametrize(
-    "cache", ["same", pytest.param("int8", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["same", "int8"])
 def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
   """The decode loop's cache is sharded, too, not only the initial one."""
   mesh, kind = meshes[1], dict(group_size=8, cache=cache)

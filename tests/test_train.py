@@ -64,6 +64,7 @@ class Task:
     return row.answer
 
 
+@pytest.mark.slow
 def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
   """A preset by name, overrides, a new directory, signals as before."""
   monkeypatch.chdir(tmp_path)

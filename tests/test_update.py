@@ -81,6 +81,7 @@ def scale_of(state):
 # --- early stopping ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_updates_stop_once_the_kl_exceeds_its_limit():
   """Four minibatches of two rows: the first update goes beyond a KL of 1e-3.
 
@@ -110,6 +111,7 @@ def test_rollouts_that_are_too_far_off_policy_are_not_used():
   assert state.step == 1, "the rollout is used up"
 
 
+@pytest.mark.slow
 def test_tokens_that_clip_cov_drops_depend_on_the_seed():
   batch = on_policy(start()[2])
   states = (

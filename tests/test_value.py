@@ -190,6 +190,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(trained, tmp_path):
   assert result.lines == trained.lines
 
 
+@pytest.mark.slow
 def test_a_pretrained_critic_is_reused(trained, tmp_path):
   """With its counters; unless it is incomplete or of another shape."""
   workdir = str(trained.session.workdir)
