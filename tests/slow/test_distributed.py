@@ -25,6 +25,9 @@ FLAGS = (
     "--config.mesh.fsdp=2",
     "--config.mesh.tensor=2",
     "--config.optimizer.name=sgd",  # Adam amplifies rounding
+    # So short a run rarely solves anything; its lengths differ.
+    "--config.reward.functions=length*-0.5",
+    "--config.dynamic_sampling.signal=reward",
 )
 
 
@@ -50,8 +53,7 @@ def start(workdir, devices, *flags):
 
 def end(process):
   out, _ = process.communicate(timeout=400)
-  # So short a run may end with 1, since no step of RL made an update.
-  assert process.returncode == 0 or "RL made no update" in out, out
+  assert process.returncode == 0, out
   return out
 
 
