@@ -63,6 +63,7 @@ def test_factors_are_sharded_like_their_weight():
     np.testing.assert_allclose(made[name]["a"].std(), wide**-0.5, rtol=0.25)
 
 
+@pytest.mark.slow
 def test_the_first_policy_is_the_base_to_the_bit():
   np.testing.assert_array_equal(logps(joined(factors())), logps(tiny.params()))
   assert np.abs(logps(joined(factors(1))) - logps(tiny.params())).max() > 0.1

@@ -199,6 +199,7 @@ def test_imitation_has_one_denominator_over_micro_batches():
 # --- frozen layers -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_frozen_layers_keep_their_bits():
   """One of two layers: no gradient, no momentum and no weight decay."""
   _, params, batch = start()

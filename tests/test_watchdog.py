@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from conftest import child_env
 
 CODE = """
@@ -34,6 +35,7 @@ def run(end):
   return done
 
 
+@pytest.mark.slow
 def test_a_run_that_stands_still_says_where():
   assert run(end=0).returncode == 0
 
