@@ -30,7 +30,8 @@ from rl_reason.models import decoder, parameters
 from rl_reason.report import environment
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.scale import sharding
-from rl_reason.structs import Batch, Packed, Prompts
+from rl_reason.size.compiled import abstract_batch
+from rl_reason.structs import Packed, Prompts
 from rl_reason.training import optimizer, step
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
@@ -94,18 +95,7 @@ def train(
   shape = *SPLIT, ROWS, LENGTH
   tokens = struct(mesh, shape, jnp.int32, None, None, "batch", None)
   source = rows(jnp.int32, LENGTH - 512)
-  number, numbers = rows(jnp.float32), rows(jnp.float32, LENGTH - 512)
-  batch = Batch(
-      groups_B=rows(jnp.int32),
-      mask_BT=rows(bool, LENGTH - 512),
-      advantages_BT=numbers,
-      old_logps_BT=numbers,
-      ref_logps_BT=numbers,
-      correct_B=number,
-      age_B=rows(jnp.int32),
-      values_BT=numbers,
-      returns_BT=numbers,
-  )
+  batch = abstract_batch(rows, LENGTH - 512)
   coef = struct(mesh, (), jnp.float32)
   update = functools.partial(
       step.rl_update,

@@ -169,20 +169,21 @@ def train(
         f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
     )
   path = _new_directory() if workdir is None else pathlib.Path(workdir)
+  usual = config_lib.read(config) if isinstance(config, str) else config
   fields, notes = dict(overrides or {}), []
   if task is not None:
     fields["task.name"] = task if isinstance(task, str) else given.name_of(task)
   if rows is not None:
-    found, said = _row_fields(config, fields, path, rows, evaluate_rows)
+    found, said = _row_fields(usual, fields, path, rows, evaluate_rows)
     fields, notes = fields | found, said
   elif evaluate_rows is not None:
     raise ConfigError("evaluate_rows: rows are missing, to train on")
   terms = _terms(reward)
   if terms:
-    before = [
-        fields.get("reward.functions", _field(config, "reward.functions"))
-    ]
-    fields["reward.functions"] = ",".join([*filter(None, before), *terms])
+    before = fields.get(
+        "reward.functions", config_lib.at(usual, "reward.functions")
+    )
+    fields["reward.functions"] = ",".join([*filter(None, [before]), *terms])
   c, more = checks.checked(config, fields)
   checks.files(c)
   run_directory.check(path, c)
@@ -218,12 +219,6 @@ def _new_directory() -> pathlib.Path:
   return path
 
 
-def _field(config: str | ml_collections.ConfigDict, name: str) -> Any:
-  """A field of a config before the overrides."""
-  c = config_lib.read(config) if isinstance(config, str) else config
-  return config_lib.at(c, name)
-
-
 def _terms(reward: Any) -> list[str]:
   """One reward, or several, as terms of reward.functions."""
   pair = isinstance(reward, tuple) and len(reward) == 2
@@ -247,7 +242,7 @@ def _term(reward: Any) -> str:
 
 
 def _row_fields(
-    config: str | ml_collections.ConfigDict,
+    usual: ml_collections.ConfigDict,
     fields: Mapping[str, Any],
     workdir: pathlib.Path,
     rows: Iterable[Mapping[str, Any]],
@@ -266,11 +261,10 @@ def _row_fields(
     )
   else:
     evaluate = list(evaluate_rows)
-  names = datasets.columns(
-      fields.get("data.columns", _field(config, "data.columns"))
-  )["answer"]
+  columns = fields.get("data.columns", config_lib.at(usual, "data.columns"))
+  names = datasets.columns(columns)["answer"]
   everything = [*train, *evaluate]
-  kind = fields.get("data.kind", _field(config, "data.kind"))
+  kind = fields.get("data.kind", config_lib.at(usual, "data.kind"))
   answered = any(_has(row, names) for row in everything)
   if kind in verifiers.KINDS and not answered:  # one's own may need no answers
     out["data.kind"] = verifiers.NONE

@@ -8,9 +8,10 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_session
 from conftest import ROOT
 
-from rl_reason import checks, config, functions
+from rl_reason import api, checks, config, functions
 from rl_reason.training import function_check
 
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
@@ -116,3 +117,14 @@ def test_what_a_function_returns_is_known_before_sft(
   with pytest.raises(config.ConfigError, match=error) as e:
     function_check.check(c)
   assert str(e.value).startswith(f"{kind}.name = '{name}:f': ")
+
+
+def test_a_run_checks_what_functions_return_first(directory):
+  (directory / "made_scalar.py").write_text(
+      "def f(logps_BT):\n  return logps_BT.sum()\n"
+  )
+  c = tiny_session.tiny_config()
+  c.surrogate.update(name="made_scalar:f", args={})
+  with pytest.raises(config.ConfigError, match="surrogate.name .* must return"):
+    api.train(c, workdir=directory / "run", show=False)
+  assert not (directory / "run" / "checkpoints").exists()

@@ -80,10 +80,7 @@ def groups(
   whole = [g for key in keys if (g := _group(read(path, found[key])))]
   short = [_shortened(group) for group in whole]
   sizes = [_size(group) for group in short]
-  # Too many even without their middles: every other one is left out.
-  kept = list(range(len(short)))
-  while sum(sizes[i] for i in kept) > budget:
-    kept = kept[1 - len(kept) % 2 :: 2] if kept[1:] else []
+  kept = _fitting(sizes, budget)  # without their middles
   # The middles of as many as fit, the newest first.
   room = budget - sum(sizes[i] for i in kept)
   shown = {i: short[i] for i in kept}
@@ -171,6 +168,14 @@ def _size(value: Any) -> int:
   return len(text) + 5 * sum(map(text.count, "<>&")) + 1
 
 
+def _fitting(sizes: list[int], budget: int) -> list[int]:
+  """Indices of items that fit: every other one is left out until they do."""
+  kept = list(range(len(sizes)))
+  while sum(sizes[i] for i in kept) > budget:
+    kept = kept[1 - len(kept) % 2 :: 2] if kept[1:] else []
+  return kept
+
+
 def pairs(
     path: pathlib.Path, found: dict[tuple, list[Place]], budget: int
 ) -> tuple[list[dict], str]:
@@ -201,8 +206,8 @@ def pairs(
       by_prompt[row["prompt"]] = one
     elif row["prompt"] in by_prompt:
       by_prompt[row["prompt"]]["sides"][1:] = [side]
-  shown = list(by_prompt.values())
-  while shown and sum(map(_size, shown)) > budget:
-    shown = shown[1 - len(shown) % 2 :: 2] if shown[1:] else []
+  found_pairs = list(by_prompt.values())
+  kept = _fitting([_size(pair) for pair in found_pairs], budget)
+  shown = [found_pairs[i] for i in kept]
   note = f"{len(shown)} of {len(by_prompt)} prompts; samples.jsonl has all."
   return shown, note if len(shown) < len(by_prompt) else ""

@@ -1,7 +1,7 @@
 """Bytes per device of the programs of a step, compiled but never run."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,6 +27,27 @@ def peak(compiled: jax.stages.Compiled) -> int:
   )
 
 
+def abstract_batch(by_row: Callable, length: int) -> Batch:
+  """What an update reads of its rows, as shapes.
+
+  Args:
+    by_row: (dtype, *more axes) -> an array with one item for each row.
+    length: tokens of a response.
+  """
+  number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)
+  return Batch(
+      groups_B=by_row(jnp.int32),
+      mask_BT=by_row(bool, length),
+      advantages_BT=numbers,
+      old_logps_BT=numbers,
+      ref_logps_BT=numbers,
+      correct_B=number,
+      age_B=by_row(jnp.int32),
+      values_BT=numbers,
+      returns_BT=numbers,
+  )
+
+
 def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
   """The update of the policy, and its abstract arguments."""
   c, mesh = session.config, session.mesh
@@ -43,18 +64,7 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
     axes = (None, "batch", *(None for _ in more))
     return array((count, rows, *more), dtype, *axes)
 
-  number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)
-  batch = Batch(
-      groups_B=by_row(jnp.int32),
-      mask_BT=by_row(bool, length),
-      advantages_BT=numbers,
-      old_logps_BT=numbers,
-      ref_logps_BT=numbers,
-      correct_B=number,
-      age_B=by_row(jnp.int32),
-      values_BT=numbers,
-      returns_BT=numbers,
-  )
+  batch = abstract_batch(by_row, length)
   shape = count, micro, packed_rows, c.rollout.max_prompt + length
   tokens = array(shape, jnp.int32, None, None, "batch", None)
   packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))

@@ -171,10 +171,10 @@ class RewardFunction(NamedTuple):
         and x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)
     ]
     if missing:
-      there = ", ".join(x for x in inputs if x not in _OF_TRL)
+      known = ", ".join(x for x in inputs if x not in _OF_TRL)
       raise TypeError(
           f"{self.name} takes {', '.join(missing)}, which the data do not have:"
-          f" their columns are {there}"
+          f" their columns are {known}"
       )
     named = {x.name for x in parameters}
     everything = any(x.kind is x.VAR_KEYWORD for x in parameters)

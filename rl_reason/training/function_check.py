@@ -4,13 +4,12 @@ They are compiled with the first RL step. Without this check a function that
 returns another shape would be found only after SFT.
 """
 
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rl_reason import functions
+from rl_reason import config as config_lib, functions
 from rl_reason.structs import call_by_name
 
 # Further entries of a surrogate's dict are not read.
@@ -52,7 +51,7 @@ def check(c) -> None:
   sizes["H"] = r.batch * c.advantage.history
   for kind, wanted in RESULTS.items():
     known = functions.KINDS[kind]
-    section = operator.attrgetter(known.field)(c)
+    section = config_lib.at(c, known.field)
     if ":" not in section.name:
       continue
     function = functions.bind(kind, section)
