@@ -24,6 +24,7 @@ from bench import harness, tables
 from rl_reason import ablate, config, session as session_lib
 from rl_reason.monitoring import display, metrics
 from rl_reason.report import environment
+from rl_reason.scale import sharding
 from rl_reason.training import initial_state, programs
 
 RUNS = harness.RUNS / "sampler_weights"
@@ -92,7 +93,9 @@ def measure(precision: str, seed: int) -> dict:
   c = config.unflat(config.load(folder / "config.json"))
   c.rollout.weights, c.rollout.cache = PRECISIONS[precision]
   silent = display.Display(False)
-  session = session_lib.open_session(c, folder, silent, threading.Event())
+  session = session_lib.open_session(
+      c, folder, sharding.make_mesh(**c.mesh), silent, threading.Event()
+  )
   with jax.set_mesh(session.mesh):
     params, _, _ = initial_state.load(session, "newest", None)
     run = programs.build(session)

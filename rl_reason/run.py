@@ -109,6 +109,7 @@ def stages(
   from rl_reason.monitoring import doctor, metrics, updates, watchdog
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train as reward_model
+  from rl_reason.scale import layout, sharding
   from rl_reason.session import open_session, resolve
   from rl_reason.training import (
       function_check,
@@ -128,6 +129,9 @@ def stages(
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     checks.devices(config, len(devices or jax.devices()))
+    mesh = sharding.make_mesh(**config.mesh, devices=devices)
+    if mesh.size > 1:
+      screen.say(layout.describe(mesh.axis_names, mesh.devices))
     workdir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
       lock = run_directory.lock(workdir, screen.say)
@@ -142,9 +146,7 @@ def stages(
       if stage == "evaluate":  # the training data of the run stay as they are
         config.data.train, directory = "", workdir / "evaluation"
       files = prepare.run(config, directory, screen, stop)
-    session = open_session(
-        config, workdir, screen, stop, files, devices=devices, logger=logger
-    )
+    session = open_session(config, workdir, mesh, screen, stop, files, logger)
     cleanup.callback(session.log.close)
     cleanup.callback(session.rewards.close)
     if stage in TRAINS:

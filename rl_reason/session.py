@@ -63,10 +63,10 @@ class Session(NamedTuple):
 def open_session(
     config,
     workdir: pathlib.Path,
+    mesh: jax.sharding.Mesh,
     display: Display,
     stop: threading.Event,
     files: pathlib.Path | None = None,
-    devices: list[jax.Device] | None = None,
     logger: Any = (),
 ) -> Session:
   """Opens everything that the stages share.
@@ -74,16 +74,16 @@ def open_session(
   Args:
     config: checked.
     workdir: everything that the run writes.
+    mesh: the devices.
     display: the screen.
     stop: set by SIGTERM.
     files: what --stage=prepare wrote, if the config names data.
-    devices: of the mesh; None for all.
     logger: one more logger beside those of config.log.loggers, or several; see
       `monitoring.loggers`.
 
   Raises:
-    ValueError: the tokenizer, the checkpoint, the mesh or the devices do not
-      fit; the text names the field.
+    ValueError: the tokenizer, the checkpoint or the devices do not fit; the
+      text names the field.
   """
   # What this machine cannot do is refused before anything is loaded.
   if config.optimizer.offload and sharding.PINNED not in sharding.memories():
@@ -124,7 +124,6 @@ def open_session(
   if line := unused.unused_accelerator(jax.default_backend()):
     display.say(f"warning: {line}")
 
-  mesh = sharding.make_mesh(**config.mesh, devices=devices)
   writers = []
   if jax.process_index() == 0:
     writers = loggers.writers(

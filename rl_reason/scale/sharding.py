@@ -19,6 +19,7 @@ from jax.sharding import (
     PartitionSpec,
 )
 
+from rl_reason.scale import layout
 from rl_reason.structs import Array, Packed, Tree
 
 AXES = ("data", "fsdp", "tensor")
@@ -48,7 +49,8 @@ def make_mesh(
     devices: default all.
 
   Raises:
-    ValueError: the axes do not multiply to the number of devices.
+    ValueError: the axes do not multiply to the number of devices, or tensor
+      would cross hosts without need.
   """
   devices = jax.devices() if devices is None else devices
   sizes = [data, fsdp, tensor]
@@ -59,8 +61,8 @@ def make_mesh(
         f"mesh {data} x {fsdp} x {tensor} does not cover"
         f" {len(devices)} devices"
     )
-  auto = (AxisType.Auto,) * len(AXES)
-  return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
+  arranged = layout.arrange(dict(zip(AXES, sizes, strict=True)), devices)
+  return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def memories() -> set[str]:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 
 import jax
 import numpy as np
@@ -31,11 +32,18 @@ FLAGS = (
 )
 
 
-def start(workdir, devices, *flags):
+# JAX knows a host by its boot id: a process that sees another one is elsewhere.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+ELSEWHERE = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+ELSEWHERE += [f'mount --bind "$0" {BOOT_ID} && exec "$@"']
+
+
+def start(workdir, devices, *flags, prefix=()):
   env = child_env()
   env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.Popen(
       [
+          *prefix,
           sys.executable,
           "-m",
           "rl_reason.main",
@@ -52,7 +60,7 @@ def start(workdir, devices, *flags):
 
 
 def end(process):
-  out, _ = process.communicate(timeout=400)
+  out, _ = process.communicate(timeout=1800)
   assert process.returncode == 0, out
   return out
 
@@ -67,21 +75,46 @@ def flat(tree):
   return np.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)])
 
 
-def start_two(workdir, *flags):
+def start_two(workdir, *flags, second=()):
   with socket.socket() as s:
     s.bind(("localhost", 0))
     port = s.getsockname()[1]
   flags += ("--distributed", f"--coordinator=localhost:{port}", "--processes=2")
-  return [start(workdir, 4, *flags, f"--process={i}") for i in range(2)]
+  return [
+      start(workdir, 4, *flags, f"--process={i}", prefix=prefix)
+      for i, prefix in enumerate([(), second])
+  ]
 
 
-def test_two_processes_end_where_one_does(tmp_path):
-  end(start(tmp_path / "one", 8))
-  both = start_two(tmp_path / "two")
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """What one process with eight devices ends with."""
+  workdir = tmp_path_factory.mktemp("alone")
+  end(start(workdir, 8))
+  return final(workdir)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "mesh"),
+    [
+        (1, "data 2 x fsdp 2 x tensor 2 on one host"),
+        (2, "data 2 over 2 hosts, fsdp 2 x tensor 2 within each"),
+    ],
+)
+def test_two_processes_end_where_one_does(tmp_path, alone, hosts, mesh):
+  """On one host, and on two: the second process sees another boot id."""
+  boot_id = tmp_path / "boot_id"
+  boot_id.write_text(f"{uuid.uuid4()}\n")
+  elsewhere = [*ELSEWHERE, str(boot_id)]
+  if hosts == 2 and subprocess.call([*elsewhere, "true"], stderr=-3):
+    pytest.skip("this machine gives no process a mount namespace of its own")
+  workdir = tmp_path / "two"
+  both = start_two(workdir, second=elsewhere if hosts == 2 else ())
   out = [end(p) for p in both]
   assert "report" in out[0]
+  assert f"mesh: {mesh}\n" in out[0]
 
-  (one, p), (two, q) = final(tmp_path / "one"), final(tmp_path / "two")
+  (one, p), (two, q) = alone, final(workdir)
   assert np.abs(flat(p) - flat(q)).max() <= 1e-5
   assert len(one) == len(two)  # process 1 writes nothing
   for a, b in zip(one, two, strict=True):
