@@ -5,6 +5,13 @@ import re
 
 import setuptools
 
+# --stage=serve, see docs/serving.md
+SERVE = [
+    "prometheus-client>=0.21",
+    "pydantic>=2.10",
+    "starlette>=0.46",
+    "uvicorn>=0.34",
+]
 HERE = pathlib.Path(__file__).parent
 PRESETS = setuptools.find_namespace_packages(HERE / "configs")
 
@@ -55,6 +62,8 @@ setuptools.setup(
     ],
     extras_require={
         "test": [
+            *SERVE,
+            "httpx>=0.27",
             "hypothesis>=6.100",
             "ipykernel>=6.29",
             "mypy>=1.15",
@@ -65,6 +74,7 @@ setuptools.setup(
             "ruff>=0.12",
             "setuptools>=77",  # builds the wheel that a test installs
         ],
+        "serve": SERVE,
         "dev": ["cosmic-ray>=8.7"],  # python bench/mutation.py
         "loggers": ["trackio>=0.40", "wandb>=0.22"],  # see docs/monitoring.md
         "docs": [  # mkdocs serve

@@ -2,7 +2,7 @@
 
 Corrections of the mismatch of sampler and trainer, covariance regularisation,
 controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
-models: see docs/algorithms.md.
+models, serving: see docs/algorithms.md.
 """
 
 from rl_reason.config import at, choice, function, number, section
@@ -88,6 +88,19 @@ def add(c) -> None:
       chosen="",  # style:weight of correct responses; '' is any
       rejected="",  # style:weight of incorrect responses
       evaluate_pairs=number(1000, low=1),  # held out
+  )
+  c.serve = section(  # --stage=serve
+      "serve",
+      host="127.0.0.1",  # beyond this machine a key is needed: docs/serving.md
+      port=number(8000, low=0, high=65535),  # 0: any that is free
+      name="",  # of the model; '' is that of the work directory
+      slots=number(32, low=1),  # responses that decode together
+      max_prompt=number(0, low=0),  # tokens; 0: rollout.max_prompt
+      max_tokens=number(0, low=0),  # of a response; 0: rollout.max_tokens
+      queue=number(1024, low=1),  # responses that wait; more are refused
+      timeout=number(600.0, low=1e-3),  # seconds of a request
+      max_body=number(1 << 20, low=1),  # bytes of a request
+      filter="",  # 'rules.json,my_rules:unsafe' withhold responses
   )
   c.export = section(  # --stage=export
       "export",

@@ -4,7 +4,9 @@ An error is one line: the field, its value, and the remedy. Nothing here imports
 jax, so that an error appears within half a second.
 """
 
+import importlib.util
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +18,14 @@ from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
+from rl_reason.serve import filters
 from rl_reason.tasks import files as task_files
 from rl_reason.verifiers import sandbox
 
+# The environment variable with the key of --stage=serve: a config is no place
+# for secrets.
+KEY = "RL_REASON_API_KEY"
+LOCAL = ("127.0.0.1", "::1", "localhost")  # hosts that nobody else can reach
 # Of `models.decoder`, which needs jax.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -162,7 +169,10 @@ def _data(c) -> None:
         "tokenizer: the characters of the built-in tasks cannot spell"
         " data.train and data.evaluate: name a tokenizer"
     )
-  if (c.task.name == tasks.FILES) != bool(d.train or d.evaluate):
+  files, named = c.task.name == tasks.FILES, bool(d.train or d.evaluate)
+  # A model that is only served needs no rows.
+  learns = c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
+  if files != named and (named or learns):
     fail(
         "task.name: 'files' goes with data.train and data.evaluate: set both or"
         " neither"
@@ -260,6 +270,28 @@ def hub(c) -> None:
           " on this machine: run `hf auth login`, or set HF_TOKEN to one that"
           " may write"
       )
+
+
+def serving(c) -> None:
+  """Checks what a server needs: libraries, a key, rules.
+
+  Raises:
+    ConfigError: one of them is missing.
+  """
+  for name in ("starlette", "uvicorn", "pydantic", "prometheus_client"):
+    if importlib.util.find_spec(name) is None:
+      raise ConfigError(
+          f"--stage=serve needs {name}: pip install 'rl_reason[serve]'"
+      )
+  if c.serve.host not in LOCAL and not os.environ.get(KEY):
+    raise ConfigError(
+        f"serve.host = {c.serve.host!r}: others can reach it, and there is no"
+        f" key: set {KEY} in the environment, or use '127.0.0.1'"
+    )
+  try:
+    filters.load(c.serve.filter)
+  except ValueError as e:
+    raise ConfigError(f"serve.filter = {c.serve.filter!r}: {e}") from None
 
 
 def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:

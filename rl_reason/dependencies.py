@@ -78,6 +78,7 @@ VALUES = (
 FREE = (
     "log.",
     "export.",
+    "serve.",
     "mesh.",
     "checkpoint.",
     "rl.steps",

@@ -21,7 +21,15 @@ from rl_reason import checks, config as config_lib, run
 from rl_reason.checkpointing import run_directory
 from rl_reason.data import datasets
 
-STAGES = (*run.TRAINS, "prepare", "evaluate", "export", "report", "size")
+STAGES = (
+    *run.TRAINS,
+    "prepare",
+    "evaluate",
+    "export",
+    "serve",
+    "report",
+    "size",
+)
 
 FLAGS = flags.FLAGS
 _CONFIG = flags.DEFINE_string(
@@ -37,7 +45,8 @@ _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
     "step",
     "newest",
-    "evaluate, export: 'newest', 'best', or a step of RL; evaluate: 'sft'",
+    "evaluate, export, serve: 'newest', 'best', or a step of RL; evaluate and"
+    " serve also 'sft'",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: of those of this machine"
@@ -62,6 +71,8 @@ def main() -> None:
     config, workdir = _prepare(sys.argv)
     if _STAGE.value == "export":
       checks.hub(config)
+    if _STAGE.value == "serve":
+      checks.serving(config)
     if _STAGE.value == "report":
       sys.exit(_report(run_directory.several(str(workdir))))
   except config_lib.ConfigError as e:
@@ -86,7 +97,9 @@ def _prepare(argv):
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
     # The config of the run that the work directory holds, as it is.
-    if workdir is None or any(not x.startswith("export.") for x in given):
+    if workdir is None or any(
+        not x.startswith(("export.", "serve.")) for x in given
+    ):
       raise config_lib.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
       )
@@ -109,7 +122,7 @@ def _prepare(argv):
   config, notes = checks.checked(path, given)
   for line in notes:
     print(line, flush=True)
-  if _STAGE.value not in ("prepare", "size"):
+  if _STAGE.value not in ("prepare", "serve", "size"):
     checks.files(config)
   # A work directory holds one run: resume it only with the same numbers.
   workdir = pathlib.Path(workdir or run_directory.default(path, config, given))

@@ -89,7 +89,7 @@ def stages(
     screen: a `Display`.
     stop: set by SIGTERM.
     stage: of `main.STAGES`.
-    step: which checkpoint 'evaluate' and 'export' take.
+    step: which checkpoint 'evaluate', 'export' and 'serve' take.
     logger: one more logger, or several; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
 
@@ -141,11 +141,13 @@ def stages(
       prepare.run(config, workdir, screen, stop)
       return None, None
     files = None
-    if config.task.name == tasks.FILES:
+    if config.task.name == tasks.FILES and stage != "serve":
       directory = workdir
       if stage == "evaluate":  # the training data of the run stay as they are
         config.data.train, directory = "", workdir / "evaluation"
       files = prepare.run(config, directory, screen, stop)
+    if stage == "serve":
+      config.log.loggers = ""  # nothing is trained that they could show
     session = open_session(config, workdir, mesh, screen, stop, files, logger)
     cleanup.callback(session.log.close)
     cleanup.callback(session.rewards.close)
@@ -164,6 +166,11 @@ def stages(
         command.run(session, step)
       elif stage == "export":
         export.run(session, step)
+      elif stage == "serve":
+        from rl_reason.serve import command as serve  # of an extra
+
+        serve.run(session, step)
+        return session, None
       else:
         # SFT, then a reward model; or value pretraining, then RL.
         found = resumed.start(session) if stage == "all" else None

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # other, but not in a circle.
 LAYERS = [line.split() for line in """
     structs verifiers functions configs
-    dependencies presets
+    dependencies presets serve.filters
     config monitoring algorithms scale
     report models
     tasks rollout
@@ -25,7 +25,7 @@ LAYERS = [line.split() for line in """
     session evaluation
     evaluation.interim
     training reward_models
-    data.prepare evaluation.command hf.export size
+    data.prepare evaluation.command hf.export size serve
     ablate
     run
     api

@@ -112,30 +112,46 @@ def decode(tok, tokens_BT, lengths_B) -> list[str]:
   )
 
 
-def pieces(tok, ids: Sequence[int]) -> list[str]:
+class Detokenizer:
   """The text that each token adds; together they are the text of all tokens.
 
   Tokens of a byte-level vocabulary are no text of their own: a letter may be
   spread over several tokens. It is the text of the last of them, and the others
   have none.
-
-  Args:
-    tok: the tokenizer.
-    ids: of a response.
   """
-  backend = getattr(tok, "backend_tokenizer", tok)  # without cleaning up
-  text = lambda part: backend.decode(part, skip_special_tokens=False)  # noqa: E731
-  out: list[str] = []
-  # Tokens from `done` on have no text yet. They are decoded behind those of the
-  # piece before, since some tokenizers drop the space at the start of a text.
-  start = done = 0
-  for end in range(1, len(ids) + 1):
-    whole = text(ids[start:end])
+
+  def __init__(self, tok):
+    self._backend = getattr(tok, "backend_tokenizer", tok)  # no cleaning up
+    # The ids of the last piece and of tokens without text yet, which are
+    # decoded behind it: some tokenizers drop the space at the start of a text.
+    self._ids: list[int] = []
+    self._done = 0  # how many of them are that piece
+
+  def add(self, token: int, last: bool = False) -> str:
+    """The text that a token adds; of the last one, all that is left."""
+    self._ids.append(token)
+    whole = self.text(self._ids)
     # A replacement character stands for bytes that may still be completed; no
     # letter has more than 4 bytes.
-    if whole.endswith("\ufffd") and end - done < 4 and end < len(ids):
-      out.append("")
-      continue
-    out.append(whole[len(text(ids[start:done])) :])
-    start, done = done, end
-  return out
+    open_bytes = whole.endswith("\ufffd") and len(self._ids) - self._done < 4
+    return "" if open_bytes and not last else self._take(whole)
+
+  def rest(self) -> str:
+    """The text of tokens that no other token completes."""
+    return self._take(self.text(self._ids))
+
+  def _take(self, whole: str) -> str:
+    out = whole[len(self.text(self._ids[: self._done])) :]
+    self._ids = self._ids[self._done :]
+    self._done = len(self._ids)
+    return out
+
+  def text(self, ids: Sequence[int]) -> str:
+    """The text of some ids, special tokens included."""
+    return self._backend.decode(ids, skip_special_tokens=False)
+
+
+def pieces(tok, ids: Sequence[int]) -> list[str]:
+  """The text that each token of a response adds; see `Detokenizer`."""
+  detokenizer = Detokenizer(tok)
+  return [detokenizer.add(x, n == len(ids)) for n, x in enumerate(ids, 1)]

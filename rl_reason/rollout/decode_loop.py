@@ -114,18 +114,22 @@ def decode(
     cfg: decoder.ModelConfig,
     group_size: int,
     eos: int | tuple[int, ...],
-    top_p: float,
+    top_p: float | Array,
+    bursts: int = CHUNK,
 ) -> tuple[Queue, Slots, tuple[Array, Array]]:
-  """`Sampler.decode` of one data shard; keywords are fields of `Sampler`."""
+  """`Sampler.decode` of one data shard; keywords are fields of `Sampler`.
+
+  top_p may also be [R], one number a row.
+  """
   rows, end = len(queue.lengths_R), queue.end_W[0]
 
   def busy(carry):
-    bursts, queue, slots = carry
+    done, queue, slots = carry
     unfinished = jnp.any(slots.row_B < rows) | (queue.next_W[0] < end)
-    return (bursts < CHUNK) & unfinished
+    return (done < bursts) & unfinished
 
   def burst(carry):
-    bursts, queue, slots = carry
+    done, queue, slots = carry
     # Admit rows from the queue only between bursts: an admission costs a sort
     # and copies of caches, an empty slot at most BURST - 1 idle steps.
     queue, slots = _admit(queue, slots)
@@ -133,7 +137,7 @@ def decode(
     order_B = jnp.argsort(-slots.position_B)
     step = functools.partial(_step, params, cfg, eos, top_p, order_B)
     carry = jax.lax.fori_loop(0, BURST, step, (queue, slots))
-    return bursts + 1, *carry
+    return done + 1, *carry
 
   _, queue, slots = jax.lax.while_loop(busy, burst, (0, queue, slots))
   unfinished = end - queue.next_W[0] + jnp.sum(slots.row_B < rows)
@@ -194,7 +198,9 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
   token_B = jnp.where(
       greedy_B,
       jnp.argmax(scaled_BV, -1),
-      draw(scaled_BV, uniform_B, top_p),
+      draw(
+          scaled_BV, uniform_B, top_p if jnp.ndim(top_p) == 0 else top_p[row_B]
+      ),
   )
   # The log-prob before top-p: the one that the trainer computes, too.
   chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
@@ -242,25 +248,31 @@ def shrink(slots: Slots) -> Slots:
   return rest.replace(cache=cache)
 
 
-def draw(logits_BV: Array, uniform_B: Array, top_p: float) -> Array:
+def draw(logits_BV: Array, uniform_B: Array, top_p: float | Array) -> Array:
   """Inverse-CDF sampling: one uniform number decides one token.
 
   Args:
     logits_BV: float32, temperature already applied.
     uniform_B: in [0, 1).
     top_p: > 0, keep the smallest set of likeliest tokens with this mass; the
-      likeliest token is always in it.
+      likeliest token is always in it. A number, or [B]; [B] must be 2 in rows
+      that keep all tokens, since 1 drops those behind the rounding of a sum.
 
   Returns:
     [B] int32.
   """
   probs_BV = jax.nn.softmax(logits_BV, -1)
-  if top_p < 1:
+  if jnp.ndim(top_p):
+    nucleus = lambda probs_BV: _nucleus(probs_BV, top_p)  # noqa: E731
+    probs_BV = jax.lax.cond(
+        jnp.any(top_p < 1), nucleus, lambda probs_BV: probs_BV, probs_BV
+    )
+  elif top_p < 1:
     probs_BV = _nucleus(probs_BV, top_p)
   return _inverse_cdf(probs_BV, uniform_B)
 
 
-def _nucleus(probs_BV: Array, top_p: float) -> Array:
+def _nucleus(probs_BV: Array, top_p: float | Array) -> Array:
   """Probabilities, with zeros for tokens outside of the nucleus; [B, V].
 
   A token stays if all likelier ones have less mass than top_p. The threshold is

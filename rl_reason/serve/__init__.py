@@ -1,0 +1,1 @@
+"""The policy behind HTTP: continuous batching, and the routes of OpenAI."""

@@ -1,0 +1,205 @@
+"""Answers in the forms of OpenAI: completions and chats, whole or in chunks."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rl_reason.data import tokenizer
+from rl_reason.serve.engine import Scores
+from rl_reason.serve.responses import Response
+
+
+class Token(NamedTuple):
+  """A token of an answer.
+
+  Attributes:
+    text: that it adds; the name of a token that ends a response.
+    logp: its log-prob; None for the first token of a prompt.
+    top: alternatives with their log-probs, the token itself among them.
+  """
+
+  text: str
+  logp: float | None
+  top: dict[str, float | None] | None = None
+
+
+def sampled(tok: Any, response: Response, first: int = 0) -> list[Token]:
+  """The tokens of a response from number `first` on, without alternatives."""
+  text = tokenizer.Detokenizer(tok).text
+  ids, pieces = response.ids[first:], response.pieces[first:]
+  names = [p or text([i]) for i, p in zip(ids, pieces, strict=True)]
+  return list(map(Token, names, response.logps[first:]))
+
+
+def tokens(
+    tok: Any,
+    prompt: Sequence[int],
+    response: Response,
+    scores: Scores | None,
+    alternatives: int,
+    echo: bool = False,
+) -> list[Token]:
+  """The tokens of a response, and with echo those of its prompt before it.
+
+  Args:
+    tok: the tokenizer.
+    prompt: ids.
+    response: has the log-probs of the sampler.
+    scores: of prompt and response; needed for echo and alternatives.
+    alternatives: how many likeliest tokens to list.
+    echo: whether to list the prompt.
+  """
+  text = tokenizer.Detokenizer(tok).text
+  out = sampled(tok, response)
+  if echo:
+    logps = [] if scores is None else scores.logps_L.tolist()
+    known = [None, *logps[: len(prompt) - 1]]
+    out = [*map(Token, tokenizer.pieces(tok, prompt), known), *out]
+  if not alternatives:
+    return out
+  first = 0 if echo else len(prompt)
+  for number, token in enumerate(out):
+    at = first + number - 1  # the place that predicts this token
+    if scores is None or at < 0:
+      continue
+    # Texts of two ids may be equal: the likelier one comes last and stays.
+    best = range(min(alternatives, scores.top_ids_LK.shape[1]))
+    top = {
+        text([int(scores.top_ids_LK[at, k])]): float(scores.top_logps_LK[at, k])
+        for k in reversed(best)
+    }
+    out[number] = token._replace(top=top | {token.text: token.logp})
+  return out
+
+
+class Reply:
+  """An answer of one route; subclasses know its form."""
+
+  object = chunk_object = prefix = ""
+
+  def __init__(self, model: str, wants_logprobs: bool):
+    self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+    self._model, self._created = model, int(time.time())
+    self._wants_logprobs = wants_logprobs
+
+  def body(self, choices: list[dict]) -> dict[str, Any]:
+    """A whole answer."""
+    return self._with(self.object, choices)
+
+  def chunk(
+      self, index: int, text: str, listed: list[Token], finish: str | None
+  ) -> dict[str, Any]:
+    """An event of a stream: new text of one response."""
+    choice = self._part(index, text) | dict(finish_reason=finish)
+    choice["logprobs"] = self.logprobs(listed if self._wants_logprobs else None)
+    return self._with(self.chunk_object, [choice])
+
+  def opening(self, count: int) -> list[dict]:
+    """Events before the first text of so many responses."""
+    del count
+    return []
+
+  def choice(
+      self,
+      index: int,
+      text: str,
+      listed: list[Token] | None,
+      finish: str | None,
+  ) -> dict[str, Any]:
+    """One response of a whole answer."""
+    return self._whole(index, text) | dict(
+        logprobs=self.logprobs(listed), finish_reason=finish
+    )
+
+  def logprobs(self, listed: list[Token] | None) -> Any:
+    """Tokens in the form of the route."""
+    raise NotImplementedError
+
+  def _whole(self, index: int, text: str) -> dict[str, Any]:
+    raise NotImplementedError
+
+  def _part(self, index: int, text: str) -> dict[str, Any]:
+    raise NotImplementedError
+
+  def _with(self, kind: str, choices: list[dict]) -> dict[str, Any]:
+    return dict(
+        id=self.id,
+        object=kind,
+        created=self._created,
+        model=self._model,
+        choices=choices,
+    )
+
+
+class Completions(Reply):
+  """/v1/completions."""
+
+  object = chunk_object = "text_completion"
+  prefix = "cmpl"
+
+  def _whole(self, index: int, text: str) -> dict[str, Any]:
+    return dict(index=index, text=text)
+
+  _part = _whole
+
+  def logprobs(self, listed: list[Token] | None) -> Any:
+    """Lists of texts, log-probs, alternatives and places."""
+    if listed is None:
+      return None
+    offsets, at = [], 0
+    for token in listed:
+      offsets.append(at)
+      at += len(token.text)
+    return dict(
+        tokens=[x.text for x in listed],
+        token_logprobs=[x.logp for x in listed],
+        top_logprobs=[x.top for x in listed],
+        text_offset=offsets,
+    )
+
+
+class Chats(Reply):
+  """/v1/chat/completions."""
+
+  object, chunk_object = "chat.completion", "chat.completion.chunk"
+  prefix = "chatcmpl"
+
+  def _whole(self, index: int, text: str) -> dict[str, Any]:
+    return dict(index=index, message=dict(role="assistant", content=text))
+
+  def _part(self, index: int, text: str) -> dict[str, Any]:
+    return dict(index=index, delta=dict(content=text))
+
+  def opening(self, count: int) -> list[dict]:
+    """The role of each response."""
+    delta = dict(role="assistant", content="")
+    return [
+        self._with(
+            self.chunk_object, [dict(index=n, delta=delta, finish_reason=None)]
+        )
+        for n in range(count)
+    ]
+
+  def logprobs(self, listed: list[Token] | None) -> Any:
+    """One object a token."""
+    if listed is None:
+      return None
+
+    def one(text: str, logp: float | None) -> dict[str, Any]:
+      return dict(token=text, logprob=logp, bytes=list(text.encode()))
+
+    return dict(
+        content=[
+            one(x.text, x.logp)
+            | dict(
+                top_logprobs=[
+                    one(*pair)
+                    for pair in sorted(
+                        (x.top or {}).items(), key=lambda p: -p[1]
+                    )
+                ]
+            )
+            for x in listed
+        ]
+    )

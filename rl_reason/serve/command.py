@@ -1,0 +1,186 @@
+"""The serve stage: the policy of a work directory, or of model.path, by HTTP.
+
+The main thread decodes, and a thread of its own answers requests. SIGTERM ends
+it once the requests that have come are answered.
+"""
+
+import functools
+import math
+import os
+import socket
+import threading
+import time
+
+import jax
+import uvicorn
+
+from rl_reason import checks
+from rl_reason.config import ConfigError
+from rl_reason.data import tokenizer
+from rl_reason.monitoring.display import Display
+from rl_reason.serve import app as app_lib, feedback, filters
+from rl_reason.serve.engine import Engine
+from rl_reason.serve.programs import Programs
+from rl_reason.session import Session, num_shards, open_stage
+from rl_reason.structs import RunError, Tree
+from rl_reason.training import initial_state, sft
+
+
+def run(session: Session, which: str) -> None:
+  """Serves until SIGTERM.
+
+  Args:
+    session: of the run.
+    which: 'newest', 'best', a step of RL, or 'sft'; 'newest' is the policy of
+      SFT, or of model.path, where there is no RL yet.
+
+  Raises:
+    ConfigError: this machine cannot serve so.
+    RunError: there is no such checkpoint.
+  """
+  c, say = session.config, session.display.say
+  if num_shards(session) > 1 or jax.process_count() > 1:
+    raise ConfigError(
+        f"mesh.data = {c.mesh.data}: a server has one shard of the batch: set"
+        " mesh.data = 1 and mesh.fsdp = 1, with mesh.tensor devices, and start"
+        " a server for each part of the machine"
+    )
+  place = bind(c.serve.host, c.serve.port)
+  engine, name = make_engine(session, which)
+  say(f"serving {name}")
+  engine.compile()
+  server = app_lib.Server(
+      engine,
+      session.tok,
+      name=c.serve.name or session.workdir.absolute().name,
+      timeout=c.serve.timeout,
+      rules=filters.load(c.serve.filter),
+      ratings=feedback.Feedback(session.workdir),
+      say=say,
+  )
+  application = app_lib.app(
+      server, key=os.environ.get(checks.KEY, ""), max_body=c.serve.max_body
+  )
+  with place:
+    answer(application, engine, place, session.display, session.stop, c.serve)
+
+
+def make_engine(session: Session, which: str) -> tuple[Engine, str]:
+  """An engine of a policy, and what to call the policy.
+
+  Raises:
+    RunError: there is no such checkpoint.
+  """
+  c = session.config
+  params, about = _policy(session, which)
+  eos = tokenizer.ends(session.tok, c.rollout.stop_tokens)
+  programs = Programs(
+      cfg=session.cfg,
+      prompts=c.serve.slots,
+      slots=c.serve.slots,
+      max_prompt=c.serve.max_prompt or c.rollout.max_prompt,
+      max_tokens=c.serve.max_tokens or c.rollout.max_tokens,
+      eos=eos,
+      pad=session.tok.pad_token_id,
+      cache=c.rollout.cache,
+  )
+  weights = session.engine.weights(params, c.rollout.weights)
+  del params
+  engine = Engine(
+      weights, programs, session.mesh, session.display, c.serve.queue
+  )
+  return engine, about
+
+
+def _policy(session: Session, which: str) -> tuple[Tree, str]:
+  """The parameters to serve, and where they are from."""
+  sft_params = functools.partial(sft.load, session)
+  trained = open_stage(session, "rl").checkpoints.steps()
+  if which == "sft" or (which == "newest" and not trained):
+    c = session.config.sft
+    has_sft = c.reuse or c.skill.steps or c.habits.steps
+    about = "SFT" if has_sft else session.config.model.path
+    return sft_params(), f"the policy of {about}"
+  params, _, step = initial_state.load(session, which, sft_params)
+  return params, f"the policy of step {step} of RL in {session.workdir}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+  """A socket at an address, which does not listen yet.
+
+  Raises:
+    ConfigError: the address is taken, or none of this machine.
+  """
+  try:
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    place = socket.socket(family, kind, proto)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(address)
+  except OSError as e:
+    raise ConfigError(
+        f"serve.port = {port}: cannot listen at {host} ({e.strerror}): end what"
+        " does, or choose another serve.port or serve.host"
+    ) from None
+  return place
+
+
+def answer(
+    application: app_lib.Guard,
+    engine: Engine,
+    place: socket.socket,
+    display: Display,
+    stop: threading.Event,
+    config,
+) -> None:
+  """Answers requests until `stop` is set and those that came are answered.
+
+  Args:
+    application: of `app.app`.
+    engine: of the application, compiled.
+    place: of `bind`.
+    display: the screen.
+    stop: set by SIGTERM.
+    config: the section serve.
+
+  Raises:
+    RunError: the thread that answers has ended by itself.
+  """
+  server = uvicorn.Server(
+      uvicorn.Config(
+          application,
+          log_level="warning",
+          access_log=False,
+          lifespan="off",
+          timeout_graceful_shutdown=math.ceil(config.timeout),
+      )
+  )
+  thread = threading.Thread(
+      target=server.run, kwargs=dict(sockets=[place]), daemon=True
+  )
+  thread.start()
+  host, port = place.getsockname()[:2]
+  shown = f"[{host}]" if ":" in host else host
+  display.close()  # no more signs of life: a server may be idle for days
+  display.say(f"listening at http://{shown}:{port}/v1; SIGTERM or Ctrl-C ends")
+
+  def alive() -> bool:
+    if stop.is_set() and not server.should_exit:
+      server.should_exit = True
+      display.say(
+          f"stopping: {engine.running + engine.waiting} responses are finished"
+          " first; a second signal ends at once"
+      )
+    display.progressed = time.monotonic()  # an idle server does not stand still
+    if engine.running:
+      display.doing(
+          f"serving: {engine.running} responses decode, {engine.waiting} wait,"
+          f" {engine.rate():.0f} tokens a second"
+      )
+    return thread.is_alive()
+
+  engine.run(alive)
+  if not stop.is_set():
+    raise RunError("the HTTP server has ended by itself; see the lines above")
+  display.say(f"stopped; {engine.tokens:,} tokens were sampled")

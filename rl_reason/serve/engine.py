@@ -1,0 +1,387 @@
+"""Continuous batching over requests, in one thread that owns the device.
+
+Other threads submit jobs, one for each response, and get their tokens by a
+callback. The engine gives rows of the device's queue to jobs in the order in
+which they came, prefills each prompt once as long as it stays cached, and reads
+the results of a call while the next one runs.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl_reason.scale import sharding
+from rl_reason.scale.compiled import CompiledOnce, Display
+from rl_reason.serve import programs as programs_lib
+from rl_reason.serve.programs import Programs, Rows
+from rl_reason.structs import Tree
+
+PREFILLS = 8  # prompts that are prefilled between two bursts
+IDLE = 0.1  # seconds between two looks at `alive` without work
+RATE_SECONDS = 10.0  # that the rate of tokens is a mean over
+
+# Deliver(ids, logps, finish): new tokens of a response, and why it ended:
+# 'stop', 'length', 'error', or None if it goes on.
+Deliver = Callable[[list[int], list[float], str | None], None]
+
+
+class Full(Exception):
+  """More responses wait than the queue holds."""
+
+
+class Closed(Exception):
+  """The engine takes no new jobs."""
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+  """One response that is to be sampled.
+
+  Attributes:
+    prompt: its ids.
+    deliver: gets the tokens, in the thread of the engine.
+    seed: of the noise, with the prompt and the sample.
+    sample: number among the responses to the prompt.
+    temperature: 0 is greedy.
+    top_p: of the nucleus; 1 is all tokens.
+    max_tokens: of the response, EOS included.
+    cancelled: set by whoever wants no more tokens.
+    length: tokens delivered.
+  """
+
+  prompt: tuple[int, ...]
+  deliver: Deliver
+  seed: int = 0
+  sample: int = 0
+  temperature: float = 1.0
+  top_p: float = 1.0
+  max_tokens: int = 1
+  cancelled: bool = False
+  length: int = 0
+
+
+class Scores(NamedTuple):
+  """Log-probs of a text of L tokens; row l is about token l + 1.
+
+  Attributes:
+    logps_L: of the token itself.
+    top_logps_LK, top_ids_LK: of the likeliest tokens.
+  """
+
+  logps_L: np.ndarray
+  top_logps_LK: np.ndarray
+  top_ids_LK: np.ndarray
+
+
+def prompt_id(prompt: tuple[int, ...]) -> int:
+  """The id that seeds noise: of the prompt, not of when it came."""
+  return zlib.crc32(np.asarray(prompt, np.int32).tobytes()) & 0x7FFFFFFF
+
+
+class Engine:
+  """Samples responses to requests.
+
+  Attributes:
+    programs: with the limits of prompts and responses.
+    prefills, hits: prompts that were prefilled, and that were cached.
+
+  Args:
+    params: of the model, as the sampler takes them.
+    programs: of this model.
+    mesh: the devices: one shard of the batch.
+    display: where compile times are reported.
+    max_waiting: jobs that may wait; more are refused.
+  """
+
+  def __init__(
+      self,
+      params: Tree,
+      programs: Programs,
+      mesh: jax.sharding.Mesh,
+      display: Display,
+      max_waiting: int,
+  ):
+    self.programs = programs
+    self.prefills = self.hits = 0
+    self._params, self._mesh, self._display = params, mesh, display
+    self._max_waiting, self._closed = max_waiting, False
+    self._compiled: dict[Any, CompiledOnce] = {}
+    self._queue: Any = None  # of the device, as the slots
+    self._slots: Any = None
+    # Shared with other threads.
+    self._wake = threading.Condition()
+    self._waiting: collections.deque[Job] = collections.deque()
+    self._texts: collections.deque = collections.deque()  # to be scored
+    # Of the engine's thread.
+    count, rows = programs.prompts, programs.rows
+    self._jobs: dict[int, Job] = {}  # by row
+    self._free = list(range(rows))
+    self._prompts: collections.OrderedDict[tuple[int, ...], int]
+    self._prompts = collections.OrderedDict()  # -> number; the last used last
+    self._pins = [0] * count  # rows that have not copied a prompt's cache yet
+    self._rows = Rows(
+        prompt_R=np.zeros(rows, np.int32),
+        seed_R=np.zeros(rows, np.int32),
+        id_R=np.zeros(rows, np.int32),
+        sample_R=np.zeros(rows, np.int32),
+        temperature_R=np.zeros(rows, np.float32),
+        top_p_R=np.zeros(rows, np.float32),
+        limit_R=np.zeros(rows, np.int32),
+    )
+    self._tokens = 0
+    self._rates: collections.deque = collections.deque([(time.monotonic(), 0)])
+
+  # --- for other threads -----------------------------------------------------
+
+  def submit(self, jobs: list[Job]) -> None:
+    """Queues jobs: all of them, or none.
+
+    Raises:
+      Full: too many wait already.
+      Closed: the engine has ended.
+    """
+    with self._wake:
+      if self._closed:
+        raise Closed
+      if len(self._waiting) + len(jobs) > self._max_waiting:
+        raise Full
+      self._waiting.extend(jobs)
+      self._wake.notify()
+
+  def score(
+      self, ids: tuple[int, ...], temperature: float
+  ) -> concurrent.futures.Future:
+    """The `Scores` of a text, which the engine computes between two bursts.
+
+    Raises:
+      Closed: the engine has ended.
+    """
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    with self._wake:
+      if self._closed:
+        raise Closed
+      self._texts.append((ids, temperature, future))
+      self._wake.notify()
+    return future
+
+  @property
+  def waiting(self) -> int:
+    """Jobs that have no row yet."""
+    return len(self._waiting)
+
+  @property
+  def running(self) -> int:
+    """Jobs that have a row."""
+    return len(self._jobs)
+
+  @property
+  def tokens(self) -> int:
+    """Tokens sampled since the start."""
+    return self._tokens
+
+  def rate(self) -> float:
+    """Tokens a second, over the last RATE_SECONDS."""
+    then, before = self._rates[0]
+    return (self._tokens - before) / max(time.monotonic() - then, 1e-3)
+
+  # --- the engine's thread ---------------------------------------------------
+
+  def run(self, alive: Callable[[], bool]) -> None:
+    """Serves until `alive` says no; it is asked before each call.
+
+    Jobs that are left then, or when an exception ends the engine, are delivered
+    'error'.
+    """
+    try:
+      with jax.set_mesh(self._mesh):
+        self._run(alive)
+    finally:
+      with self._wake:
+        self._closed = True
+        texts, left = list(self._texts), [*self._jobs.values(), *self._waiting]
+        self._waiting.clear()
+        self._jobs.clear()
+      for *_, future in texts:
+        future.cancel()
+      for job in left:
+        self._deliver(job, [], [], "error")
+
+  def _run(self, alive: Callable[[], bool]) -> None:
+    if self._queue is None:
+      self.compile()
+    pending = None
+    while alive():
+      with self._wake:
+        if not (self._waiting or self._texts or self._jobs or pending):
+          self._wake.wait(IDLE)
+        texts = list(self._texts)
+        self._texts.clear()
+      for text in texts:
+        self._score(*text)
+      # Dispatch the next burst, then read the last one while it runs.
+      new = self._admit()
+      dispatched = self._dispatch(new) if self._jobs else None
+      if pending is not None:
+        self._read(*pending)
+      pending = dispatched
+      self._note_rate()
+
+  def compile(self) -> None:
+    """Compiles every program that a request may need, but not `score`."""
+    with jax.set_mesh(self._mesh):
+      self._queue, self._slots = self._call("empty")
+      for width in programs_lib.widths(self.programs.max_prompt):
+        self._prefill((0,) * width, 0)
+      self._prompts.clear()
+      jax.block_until_ready(self._dispatch([]))
+
+  def _call(self, name: str, *args, kind: Any = None, donated=()) -> Any:
+    """Calls a program, which is compiled at its first call of a kind."""
+    if (name, kind) not in self._compiled:
+      fn = jax.jit(getattr(self.programs, name), donate_argnums=donated)
+      label = f"server: {name}" + (f" of {kind} tokens" if kind else "")
+      self._compiled[name, kind] = CompiledOnce(label, fn, self._display)
+    return self._compiled[name, kind](*args)
+
+  def _put(self, tree: Tree) -> Tree:
+    # Copies: a device may read the host's memory in place, and later.
+    return sharding.put(self._mesh, jax.tree.map(np.array, tree))
+
+  def _admit(self) -> list[int]:
+    """Gives free rows to waiting jobs; returns the rows, in order."""
+    new: list[int] = []
+    budget = PREFILLS
+    for row, job in self._jobs.items():
+      if job.cancelled:
+        self._rows.limit_R[row] = 0
+    while self._free and self._waiting:
+      job = self._waiting[0]
+      if not job.cancelled:
+        if job.prompt in self._prompts:
+          self._prompts.move_to_end(job.prompt)
+          self.hits += 1
+        elif not budget or not self._prefill_new(job.prompt):
+          break
+        else:
+          budget -= 1
+        new.append(self._free.pop())
+        self._set_row(new[-1], job)
+      with self._wake:
+        self._waiting.popleft()
+    return new
+
+  def _set_row(self, row: int, job: Job) -> None:
+    rows = self._rows
+    rows.prompt_R[row] = self._prompts[job.prompt]
+    rows.seed_R[row] = np.int64(job.seed).astype(np.int32)
+    rows.id_R[row] = prompt_id(job.prompt)
+    rows.sample_R[row] = job.sample
+    rows.temperature_R[row] = job.temperature
+    top_p = job.top_p if job.top_p < 1 else programs_lib.ALL_TOKENS
+    rows.top_p_R[row] = top_p
+    rows.limit_R[row] = job.max_tokens
+    self._jobs[row] = job
+    self._pins[rows.prompt_R[row]] += 1
+
+  def _prefill_new(self, prompt: tuple[int, ...]) -> bool:
+    """Prefills a prompt in place of the one that was used least recently.
+
+    Returns:
+      whether there was a place: rows may still wait for all prompts.
+    """
+    if len(self._prompts) < self.programs.prompts:
+      number = len(self._prompts)
+    else:
+      free = (x for x, n in self._prompts.items() if not self._pins[n])
+      if (old := next(free, None)) is None:
+        return False
+      number = self._prompts.pop(old)
+    self._prefill(prompt, number)
+    self._prompts[prompt] = number
+    self.prefills += 1
+    return True
+
+  def _prefill(self, prompt: tuple[int, ...], number: int) -> None:
+    args = *self._padded(prompt, self.programs.max_prompt), np.int32(number)
+    self._queue = self._call(
+        "prefill",
+        self._params,
+        self._queue,
+        *self._put(args),
+        kind=len(args[0]),
+        donated=(1,),
+    )
+
+  def _padded(
+      self, ids: tuple[int, ...], limit: int
+  ) -> tuple[np.ndarray, np.int32]:
+    """The ids in the least width that holds them, and how many they are."""
+    width = min(x for x in programs_lib.widths(limit) if x >= len(ids))
+    tokens_W = np.full(width, self.programs.pad, np.int32)
+    tokens_W[: len(ids)] = ids
+    return tokens_W, np.int32(len(ids))
+
+  def _dispatch(self, new: list[int]) -> tuple[Any, dict[int, Job]]:
+    """Starts one burst; returns its `Progress` and whose rows it decodes."""
+    new_R = np.full(self.programs.rows, self.programs.rows, np.int32)
+    new_R[: len(new)] = new
+    self._queue, self._slots, progress = self._call(
+        "decode",
+        self._params,
+        self._queue,
+        self._slots,
+        *self._put((self._rows, new_R, np.int32(len(new)))),
+        donated=(1, 2),
+    )
+    return progress, dict(self._jobs)
+
+  def _read(self, progress, jobs: dict[int, Job]) -> None:
+    """Delivers the tokens of one burst, and frees the rows that ended."""
+    p = jax.device_get(progress)
+    for row, job in jobs.items():
+      if self._jobs.get(row) is not job:
+        continue  # it ended in the burst before
+      count = int(p.lengths_R[row]) - job.length
+      if count and not job.length:  # it started, and has copied its prompt
+        self._pins[self._rows.prompt_R[row]] -= 1
+      job.length += count
+      self._tokens += count
+      finish = None
+      if p.ended_R[row]:
+        finish = "length" if p.truncated_R[row] else "stop"
+        del self._jobs[row]
+        self._free.append(row)
+      if count and not job.cancelled:
+        ids = p.tokens_RK[row, :count].tolist()
+        self._deliver(job, ids, p.logps_RK[row, :count].tolist(), finish)
+
+  def _deliver(self, job: Job, ids, logps, finish) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop has ended
+      job.deliver(ids, logps, finish)
+
+  def _score(self, ids: tuple[int, ...], temperature: float, future) -> None:
+    limit = self.programs.max_prompt + self.programs.max_tokens
+    args = *self._padded(ids, limit), np.float32(temperature or 1)
+    scores = self._call(
+        "score", self._params, *self._put(args), kind=len(args[0])
+    )
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+      future.set_result(
+          Scores(*(x[: len(ids) - 1] for x in jax.device_get(scores)))
+      )
+
+  def _note_rate(self) -> None:
+    now = time.monotonic()
+    if now - self._rates[-1][0] > 1:
+      self._rates.append((now, self._tokens))
+      while now - self._rates[1][0] > RATE_SECONDS:
+        self._rates.popleft()

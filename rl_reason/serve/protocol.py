@@ -1,0 +1,199 @@
+"""Requests, as OpenAI's clients and those of vLLM send them.
+
+A field that this server does not know is refused by name, unless its value asks
+for nothing: `presence_penalty = 0` is accepted, 0.5 is not.
+"""
+
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field
+
+# Fields that change no token here.
+IGNORED = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
+    *("priority", "cache_salt", "request_id", "prompt_cache_key"),
+}
+# Fields whose value asks for nothing.
+NEUTRAL: dict[str, tuple] = dict(
+    presence_penalty=(0,),
+    frequency_penalty=(0,),
+    repetition_penalty=(1,),
+    length_penalty=(1,),
+    logit_bias=({},),
+    min_p=(0,),
+    min_tokens=(0,),
+    top_k=(-1, 0),
+    tools=([],),
+    tool_choice=("none",),
+    response_format=({"type": "text"},),
+    use_beam_search=(False,),
+    ignore_eos=(False,),
+    include_stop_str_in_output=(False,),
+    suffix=("",),
+    stream=(False,),
+    echo=(False,),
+)
+
+Ids = list[Annotated[int, Field(ge=0)]]
+
+
+class Body(pydantic.BaseModel):
+  """A JSON object whose unknown fields are errors."""
+
+  model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+
+  @pydantic.model_validator(mode="before")
+  @classmethod
+  def _asking(cls, data: Any) -> Any:
+    """Leaves out fields that ask for nothing."""
+    if not isinstance(data, dict):
+      return data
+    return {
+        name: value
+        for name, value in data.items()
+        if value is not None
+        if name in cls.model_fields
+        or not (name in IGNORED or value in NEUTRAL.get(name, ()))
+    }
+
+
+class Sampling(Body):
+  """How responses are sampled.
+
+  Attributes:
+    n: responses to each prompt.
+    max_tokens: of each; the default is that of the route.
+    temperature: 0 is greedy.
+    top_p: of the nucleus.
+    seed: of the noise; without one it is drawn anew.
+    stop: texts that end a response, and are cut off.
+    stop_token_ids: ids that end a response, besides those of the model.
+  """
+
+  n: Annotated[int, Field(ge=1, le=1024)] = 1
+  max_tokens: Annotated[int | None, Field(ge=0)] = None
+  temperature: Annotated[float, Field(ge=0)] = 1.0
+  top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+  seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+  stop: Annotated[str | list[str], Field(max_length=1024)] = []
+  stop_token_ids: Ids = []
+
+  @property
+  def stops(self) -> list[str]:
+    """`stop` as a list."""
+    return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class StreamOptions(Body):
+  """Whether a stream ends with the numbers of tokens."""
+
+  include_usage: bool = False
+
+
+class Streamed(Sampling):
+  """What both routes of OpenAI share."""
+
+  model: str | None = None
+  stream: bool = False
+  stream_options: StreamOptions = StreamOptions()
+
+
+class Completion(Streamed):
+  """/v1/completions.
+
+  Attributes:
+    prompt: a text, several, ids, or several lists of ids.
+    logprobs: how many alternatives to each token; 0 is the token alone.
+    echo: whether the text begins with the prompt.
+    best_of: only n.
+  """
+
+  prompt: str | Ids | list[str] | list[Ids]
+  logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+  echo: bool = False
+  best_of: int | None = None
+
+  @pydantic.model_validator(mode="after")
+  def _all_of_them(self):
+    if self.best_of not in (None, self.n):
+      raise ValueError("best_of is not supported: leave it out, or equal to n")
+    return self
+
+
+class Chat(Streamed):
+  """/v1/chat/completions.
+
+  Attributes:
+    messages: {"role", "content"} each; a content is a text, or texts in parts.
+    logprobs: whether to return those of the tokens.
+    top_logprobs: how many alternatives to each token.
+    max_completion_tokens: the newer name of max_tokens.
+  """
+
+  messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+  logprobs: bool = False
+  top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+  max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
+
+  @property
+  def turns(self) -> list[dict[str, str]]:
+    """The messages, the content of each as one text.
+
+    Raises:
+      ValueError: a content is no text.
+    """
+    out = []
+    for turn in self.messages:
+      content = turn.get("content")
+      if isinstance(content, list):
+        texts = [x.get("text") if isinstance(x, dict) else x for x in content]
+        parts = [x for x in texts if isinstance(x, str)]
+        content = "".join(parts) if len(parts) == len(texts) else None
+      if not isinstance(content, str) or not isinstance(turn.get("role"), str):
+        raise ValueError("messages: each needs a role, and a text as content")
+      out.append(turn | dict(content=content))
+    return out
+
+
+class TokenSampling(Sampling):
+  """`Sampling`, and whether to return log-probs: always."""
+
+  logprobs: Annotated[int | None, Field(ge=0, le=1)] = None
+
+
+class Generate(Body):
+  """/inference/v1/generate: ids in, ids and log-probs out."""
+
+  token_ids: Annotated[Ids, Field(min_length=1)]
+  sampling_params: TokenSampling = TokenSampling()
+  model: str | None = None
+
+
+class Rating(Body):
+  """/feedback.
+
+  Attributes:
+    id: of an answer of this server.
+    index: of one of its responses.
+    rating: of this response; more is better.
+    chosen, rejected: instead, two of its responses of which one is better.
+    comment: kept beside the rating.
+  """
+
+  id: str
+  index: Annotated[int, Field(ge=0)] = 0
+  rating: float | None = None
+  chosen: Annotated[int | None, Field(ge=0)] = None
+  rejected: Annotated[int | None, Field(ge=0)] = None
+  comment: str = ""
+
+  @pydantic.model_validator(mode="after")
+  def _one_kind(self):
+    pair = self.chosen is not None, self.rejected is not None
+    if (self.rating is not None) == any(pair) or any(pair) != all(pair):
+      raise ValueError("give a rating, or both chosen and rejected")
+    if self.chosen is not None and self.chosen == self.rejected:
+      raise ValueError("chosen and rejected are the same response")
+    return self

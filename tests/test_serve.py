@@ -1,0 +1,336 @@
+"""The server: the sampler's tokens, OpenAI's routes, limits and feedback."""
+
+import contextlib
+import json
+import re
+import threading
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rl_reason import checks, config as config_lib
+from rl_reason.data import datasets
+from rl_reason.monitoring import display
+from rl_reason.rollout import sampler
+from rl_reason.scale import randomness, sharding
+from rl_reason.serve import engine as engine_lib, feedback, filters
+from rl_reason.serve.programs import Programs
+
+app = pytest.importorskip("rl_reason.serve.app")
+testclient = pytest.importorskip("starlette.testclient")
+
+NAME, KEY = "tiny", "a-key"
+TEXTS = ["12+34=", "5+6+7=", "99+1=", "3+4+5+6="]
+
+
+@contextlib.contextmanager
+def running(slots=4, max_waiting=64, **change):
+  """An engine in a thread of its own."""
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  programs = Programs(
+      **tiny.SAMPLER
+      | dict(
+          eos=(tiny.TOK.eos_token_id,),
+          prompts=3,  # fewer than slots: prompts are replaced
+          slots=slots,
+          max_prompt=tiny.P,
+          max_tokens=tiny.T,
+      )
+      | change
+  )
+  params = sharding.put(mesh, tiny.params())
+  engine = engine_lib.Engine(
+      params, programs, mesh, display.Display(False), max_waiting
+  )
+  end = threading.Event()
+  thread = threading.Thread(target=engine.run, args=(lambda: not end.is_set(),))
+  thread.start()
+  try:
+    yield engine
+  finally:
+    end.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def engine():
+  with running() as engine:
+    yield engine
+
+
+@pytest.fixture
+def serve(engine, tmp_path):
+  """Makes a client of a server with this engine."""
+
+  def make(key="", max_body=10_000, rules=(), timeout=900.0):
+    server = app.Server(
+        engine,
+        tiny.TOK,
+        name=NAME,
+        timeout=timeout,
+        rules=list(rules),
+        ratings=feedback.Feedback(tmp_path),
+        say=said.append,
+    )
+    said.clear()
+    return testclient.TestClient(
+        app.app(server, key=key, max_body=max_body),
+        raise_server_exceptions=False,
+    )
+
+  said: list[str] = []
+  make.said = said
+  return make
+
+
+def post(client, path, status=200, **body):
+  answer = client.post(path, json=body)
+  assert answer.status_code == status, answer.text
+  return answer.json()
+
+
+def complete(client, prompt, **body):
+  usual = dict(model=NAME, seed=7, max_tokens=tiny.T, logprobs=0)
+  return post(client, "/v1/completions", prompt=prompt, **usual | body)
+
+
+def events(answer):
+  lines = [x[6:] for x in answer.text.splitlines() if x]
+  assert lines[-1] == "[DONE]"
+  return [json.loads(x) for x in lines[:-1]]
+
+
+def test_tokens_are_those_of_the_sampler(serve):
+  """Beside other requests, in fewer slots; of int prompts and of texts."""
+  client = serve()
+  together = complete(client, TEXTS, n=3, logprobs=0)["choices"]
+  ids = [tiny.TOK(x, add_special_tokens=False)["input_ids"] for x in TEXTS]
+  prompts = tiny.prompts(len(TEXTS)).replace(
+      tokens_NP=np.array([[0] * (tiny.P - len(x)) + x for x in ids], np.int32),
+      start_N=np.array([tiny.P - len(x) for x in ids], np.int32),
+      ids_N=np.array([engine_lib.prompt_id(tuple(x)) for x in ids], np.int32),
+  )
+  rows = jax.device_get(
+      sampler.sample(
+          tiny.params(),
+          prompts,
+          randomness.key(None, 7, "serve"),
+          1.0,
+          group_size=3,
+          max_tokens=tiny.T,
+          **tiny.SAMPLER,
+      )
+  )
+  for index, (choice, tokens, length, logps) in enumerate(
+      zip(
+          together,
+          rows.tokens_BL[:, tiny.P :],
+          rows.lengths_B,
+          rows.logps_BT,
+          strict=True,
+      )
+  ):
+    alone = post(
+        client,
+        "/inference/v1/generate",
+        token_ids=ids[index // 3],
+        sampling_params=dict(seed=7, n=index % 3 + 1, logprobs=1),
+    )["choices"][index % 3]
+    assert alone["token_ids"] == tokens[:length].tolist()
+    got = [x["logprob"] for x in alone["logprobs"]["content"]]
+    np.testing.assert_allclose(got, logps[:length], atol=1e-5)
+    np.testing.assert_allclose(
+        choice["logprobs"]["token_logprobs"], logps[:length], atol=1e-5
+    )
+    end = ["length", "stop"][not rows.truncated_B[index]]
+    assert choice["finish_reason"] == alone["finish_reason"] == end
+    text = tiny.TOK.decode(tokens[: length - (end == "stop")])
+    assert choice["text"] == text == choice["text"]
+
+
+def test_a_stream_is_the_whole_answer(serve):
+  client = serve()
+  whole = complete(client, TEXTS[0], n=2)
+  answer = client.post(
+      "/v1/completions",
+      json=dict(
+          prompt=TEXTS[0],
+          seed=7,
+          n=2,
+          max_tokens=tiny.T,
+          logprobs=0,
+          stream=True,
+          stream_options=dict(include_usage=True),
+      ),
+  )
+  *parts, last = events(answer)
+  assert last["usage"] == whole["usage"] and not last["choices"]
+  for want in whole["choices"]:
+    mine = [x["choices"][0] for x in parts]
+    mine = [x for x in mine if x["index"] == want["index"]]
+    assert "".join(x["text"] for x in mine) == want["text"]
+    assert [y for x in mine for y in x["logprobs"]["token_logprobs"]] == want[
+        "logprobs"
+    ]["token_logprobs"]
+    ends = [x["finish_reason"] for x in mine]
+    assert ends == [None] * (len(ends) - 1) + [want["finish_reason"]]
+
+
+def test_stop_texts_end_a_response_and_are_cut_off(serve):
+  client = serve()
+  (whole,) = complete(client, TEXTS[0])["choices"]
+  text, stop = whole["text"], "".join(whole["logprobs"]["tokens"][5:7])
+  end = text.find(stop) + len(stop)
+  got = complete(client, TEXTS[0], stop=["never", stop], echo=True)
+  assert got["choices"][0]["text"] == TEXTS[0] + text[: text.find(stop)]
+  assert got["choices"][0]["finish_reason"] == "stop"
+  offsets = whole["logprobs"]["text_offset"]
+  assert got["usage"]["completion_tokens"] == sum(x < end for x in offsets)
+  answer = client.post(
+      "/v1/chat/completions",
+      json=dict(
+          messages=[dict(role="user", content=TEXTS[0])],
+          seed=7,
+          stop=stop,
+          stream=True,
+      ),
+  )
+  sent = [x["choices"][0]["delta"]["content"] for x in events(answer)]
+  assert "".join(sent) == text[: text.find(stop)]
+
+
+def test_echoed_log_probs_and_alternatives_are_those_of_the_model(serve):
+  """What lm-eval reads: a greedy token is the likeliest of its place."""
+  client = serve()
+  got = complete(
+      client, TEXTS[0], echo=True, logprobs=2, temperature=0, max_tokens=6
+  )
+  (choice,) = got["choices"]
+  listed, size = choice["logprobs"], len(TEXTS[0])
+  assert listed["tokens"][:size] == list(TEXTS[0])
+  assert listed["token_logprobs"][0] is listed["top_logprobs"][0] is None
+  assert listed["text_offset"][: size + 1] == list(range(size + 1))
+  for logp, top in zip(
+      listed["token_logprobs"][1:], listed["top_logprobs"][1:], strict=True
+  ):
+    assert 2 <= len(top) <= 3 and max(top.values()) >= logp
+  for logp, top in zip(
+      listed["token_logprobs"][size:],
+      listed["top_logprobs"][size:],
+      strict=True,
+  ):
+    assert max(top.values()) == logp
+  # Scored and sampled log-probs are those of one model.
+  ids = tiny.TOK(TEXTS[0], add_special_tokens=False)["input_ids"]
+  how = dict(temperature=0, max_tokens=6)
+  sampled = post(
+      client, "/inference/v1/generate", token_ids=ids, sampling_params=how
+  )["choices"][0]["token_ids"]
+  scored = complete(client, ids + sampled, echo=True, max_tokens=0)
+  np.testing.assert_allclose(
+      scored["choices"][0]["logprobs"]["token_logprobs"][1:],
+      listed["token_logprobs"][1:],
+      atol=1e-4,
+  )
+
+
+BAD = [
+    (dict(prompt="1" * 99), 400, "serve.max_prompt"),
+    (dict(prompt=""), 400, "no token"),
+    (dict(prompt=[10**6]), 400, "no id below"),
+    (dict(max_tokens=999), 400, "serve.max_tokens"),
+    (dict(top_p=0), 400, "top_p: "),
+    (dict(presence_penalty=0.5), 400, "presence_penalty: is not supported"),
+    (dict(model="other"), 404, "only 'tiny'"),
+    (dict(stream=True, logprobs=2), 400, "leave out stream"),
+    (dict(n=100), 429, "serve.queue"),
+    (dict(prompt="1" * 20_000), 413, "serve.max_body"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "text"), BAD)
+def test_errors_say_what_is_wrong(serve, change, status, text):
+  body = dict(prompt="1+1=", presence_penalty=0, user="me") | change
+  got = post(serve(), "/v1/completions", status, **body)
+  assert text in got["error"]["message"]
+
+
+def test_a_key_and_a_time_out(serve):
+  client = serve(key=KEY, timeout=1e-9)
+  assert client.get("/health").status_code == 200
+  assert client.get("/v1/models").status_code == 401
+  client.headers["Authorization"] = f"Bearer {KEY}"
+  (card,) = client.get("/v1/models").json()["data"]
+  assert card["id"] == NAME and card["max_model_len"] == tiny.P + tiny.T
+  got = post(client, "/v1/completions", 504, prompt="1+1=")
+  assert "serve.timeout" in got["error"]["message"]
+
+
+def test_rules_withhold_responses_and_are_counted(serve, tmp_path):
+  path = tmp_path / "rules.json"
+  text = complete(serve(), TEXTS[0])["choices"][0]["text"]
+  rule = dict(name="known", forbid=re.escape(text))
+  path.write_text(json.dumps([rule]))
+  client = serve(rules=filters.load(str(path)))
+  for stream in (False, True):
+    body = dict(prompt=TEXTS[:2], seed=7, max_tokens=tiny.T, stream=stream)
+    answer = client.post("/v1/completions", json=body)
+    parts = events(answer) if stream else [answer.json()]
+    ends = {}
+    for choice in (y for x in parts for y in x["choices"]):
+      ends.setdefault(choice["index"], []).append(choice)
+    (refused,) = ends[0]
+    assert refused["finish_reason"] == "content_filter"
+    assert refused["text"] == "" != ends[1][-1]["text"]
+  page = client.get("/metrics").text
+  assert 'rl_reason_refusals_total{rule="known"} 2.0' in page
+  assert "rl_reason_response_tokens_count 4.0" in page
+  assert "rl_reason_confidence_count 4.0" in page
+  assert "rl_reason_queue 0.0" in page
+
+  def broken(prompt, text):
+    raise KeyError("no such rule")
+
+  client = serve(rules=[broken])
+  assert complete(client, TEXTS[0])["choices"][0]["text"] == ""
+  assert "no such rule" in serve.said[0]
+
+
+def test_ratings_become_preference_pairs(serve, tmp_path):
+  """Also with a rating of before a restart; `prepare` reads the pairs."""
+  client = serve()
+  first = complete(client, TEXTS[0], n=2)
+  a, b = (x["text"] for x in first["choices"])
+  other = complete(client, TEXTS[0], seed=8)
+  c = other["choices"][0]["text"]
+  assert len({a, b, c}) == 3
+  rate = "/feedback"
+  prefer = dict(id=first["id"], chosen=1, rejected=0)
+  assert post(client, rate, **prefer) == dict(pairs=1)
+  assert post(client, rate, id=first["id"], rating=1) == dict(pairs=0)
+  assert post(client, rate, 400, id=first["id"], rating=1, chosen=0)
+  assert post(client, rate, 404, id="cmpl-other", rating=1)
+  client = serve()
+  other = complete(client, TEXTS[0], seed=8)
+  assert post(client, rate, id=other["id"], rating=-1) == dict(pairs=1)
+  (source, _), *_ = datasets.parse_all(
+      str(tmp_path / "preferences.jsonl"), "train"
+  )
+  rows = datasets.examples(source, datasets.columns(""), "none")
+  got = [(x.question, x.response, x.rejected) for x in rows]
+  assert got == [(TEXTS[0], b, a), (TEXTS[0], a, c)]
+
+
+def test_a_host_that_others_reach_needs_a_key(monkeypatch):
+  monkeypatch.delenv(checks.KEY, raising=False)
+  c = config_lib.read("configs/dapo.py")
+  c.serve.host = "0.0.0.0"
+  with pytest.raises(config_lib.ConfigError, match=checks.KEY):
+    checks.serving(c)
+  monkeypatch.setenv(checks.KEY, KEY)
+  checks.serving(c)
+  c.serve.filter = "nothing.json"
+  with pytest.raises(config_lib.ConfigError, match="serve.filter"):
+    checks.serving(c)
