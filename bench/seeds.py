@@ -1,27 +1,34 @@
-"""The main experiment on fresh seeds: DAPO, GRPO and two controls.
+"""The main experiment on many seeds: DAPO, GRPO and two controls.
 
-  python -m bench.seeds            # about 20 minutes on 2 cores; resumable
+  python -m bench.seeds --jobs 2   # resumable; about two hours on 2 quiet cores
+  python -m bench.seeds --alone    # adds the seconds of the default command
   python -m bench.seeds --table    # only table and figure, from JSON
 
 Writes results/seeds.json, results/seeds.md and results/seeds.png (the figure
-needs matplotlib). GRPO and the shuffled control start from DAPO's SFT model of
-the same seed; the SFT control trains its own model for longer.
+needs matplotlib). The seeds are the default one and 15 of a hash. GRPO and the
+shuffled control start from DAPO's SFT model of the same seed; the SFT control
+trains its own model for longer.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from concurrent import futures
 
 from rl_reason import ablate
+from rl_reason.ablate import compare
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "seeds"
 OUT = ROOT / "results" / "seeds.json"
 
-SEEDS = list(ablate.fresh_seeds("rl_reason", 5))
+SEEDS = (0, *ablate.fresh_seeds("rl_reason", 15))
 
 ROWS = {
     "DAPO": ("configs/dapo.py", False),
@@ -30,50 +37,36 @@ ROWS = {
     "SFT only, equal compute": ("configs/sft.py:control", False),
 }
 COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
+CORE = "val-core/arithmetic/acc/"
 
 
 def run(name: str, seed: int) -> dict:
-  """Returns evaluations, learning curve and seconds of one run."""
+  """Returns the evaluations and the learning curve of one run."""
   config, reuse = ROWS[name]
   slug = config.removeprefix("configs/").replace(".py", "").replace(":", "-")
   workdir = RUNS / f"{slug}-{seed}"
-  done = workdir / "seconds.json"
+  done = workdir / "done"
   if not done.exists():
-    command = [
-        sys.executable,
-        "-m",
-        "rl_reason.main",
-        f"--config={config}",
-        f"--config.seed={seed}",
-        f"--workdir={workdir}",
-    ]
+    options = [f"--config.seed={seed}"]
     if reuse:
-      command.append(f"--config.sft.reuse={RUNS / f'dapo-{seed}'}")
-    print(*command, flush=True)
-    start = time.monotonic()
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    done.write_text(json.dumps(time.monotonic() - start))
-  lines = [
-      json.loads(line)
-      for line in (workdir / "metrics.jsonl").read_text().splitlines()
-  ]
+      options.append(f"--config.sft.reuse={RUNS / f'dapo-{seed}'}")
+    train(config, workdir, *options)
+    done.touch()
+  text = (workdir / "metrics.jsonl").read_text()
+  lines = [json.loads(line) for line in text.splitlines()]
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
-  core = "val-core/arithmetic/acc/"
-  skill = [m for m in lines if m["stage"] == "skill" and core + "greedy" in m]
+  skill = [m for m in lines if m["stage"] == "skill" and CORE + "greedy" in m]
+  generated = {0: 0} | {k: m["tokens/generated"] for k, m in rl.items()}
   return dict(
       name=name,
       seed=seed,
-      skill={k: m[core + k] for m in skill for k in COLUMNS},
-      seconds=json.loads(done.read_text()),
-      before={k: evaluations[0][core + k] for k in COLUMNS},
-      after={k: evaluations[-1][core + k] for k in COLUMNS},
+      skill={k: m[CORE + k] for m in skill for k in COLUMNS},
+      before={k: evaluations[0][CORE + k] for k in COLUMNS},
+      after={k: evaluations[-1][CORE + k] for k in COLUMNS},
       steps=[m["step"] for m in evaluations],
-      tokens=[
-          rl[m["step"]]["tokens/generated"] if m["step"] else 0
-          for m in evaluations
-      ],
-      accuracy=[m[core + "mean@4"] for m in evaluations],
+      tokens=[generated[m["step"]] for m in evaluations],
+      accuracy=[m[CORE + "mean@4"] for m in evaluations],
       length=[evaluations[i]["val-aux/response_length/mean"] for i in (0, -1)],
       logp_gap_max=max(
           (m["rollout/logp_gap_max"] for m in rl.values()), default=None
@@ -81,63 +74,89 @@ def run(name: str, seed: int) -> dict:
   )
 
 
-def environment() -> dict:
-  """Returns the environment that the first run recorded."""
-  first = RUNS / f"dapo-{SEEDS[0]}" / "environment.json"
-  return json.loads(first.read_text())
+def train(config: str, workdir: pathlib.Path, *options: str) -> None:
+  """Runs the command of the README with further options."""
+  command = [sys.executable, "-m", "rl_reason.main", f"--config={config}"]
+  command += [f"--workdir={workdir}", *options]
+  print(*command, flush=True)
+  subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def spread(values: list[float]) -> str:
-  """Returns 'mean (minimum to maximum)' in percent."""
-  mean = sum(values) / len(values)
-  return f"{mean:.1%} ({min(values):.1%} to {max(values):.1%})"
+def runs_of(seed: int) -> list[dict]:
+  """All runs of a seed, DAPO first, whose SFT others start from."""
+  return [run(name, seed) for name in ROWS]
+
+
+def alone() -> dict:
+  """Seconds of the README's command, and the load of the machine before it."""
+  load = os.getloadavg()[0]
+  with tempfile.TemporaryDirectory() as directory:
+    start = time.monotonic()
+    train("configs/dapo.py", pathlib.Path(directory) / "run")
+    return dict(seconds=time.monotonic() - start, load=load)
+
+
+def spread(values: Sequence[float]) -> str:
+  """Returns 'mean ± half of the 95% interval (minimum to maximum)'."""
+  mean, half = compare.interval(values)
+  low, high = min(values), max(values)
+  return f"{mean:.1%} ± {100 * half:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def table(result: dict) -> str:
   """Returns the table in Markdown."""
+  runs, seeds = result["runs"], result["seeds"]
   out = [
-      "# Five seeds of the main experiment",
+      f"# {len(seeds)} seeds of the main experiment",
       "",
       "Made by `python -m bench.seeds`; data in `seeds.json`. Held-out accuracy"
       " on 1,000 prompts (mean of 4 samples, temperature 1, top-p 1): mean over"
-      f" seeds {', '.join(map(str, SEEDS))} (minimum to maximum).",
+      " seeds ± half the width of its 95% interval (Student's t), and least to"
+      f" most. Seeds: {', '.join(map(str, seeds))}.",
       "",
-      "| | " + " | ".join(COLUMNS) + " | length | seconds |",
-      "|---" * (len(COLUMNS) + 3) + "|",
+      f"| | {' | '.join(COLUMNS)} | length |",
+      "|---" * (len(COLUMNS) + 2) + "|",
   ]
-  runs = result["runs"]
 
-  def row(name, runs, which, seconds):
-    cells = [spread([r[which][k] for r in runs]) for k in COLUMNS]
-    lengths = [r["length"][-(which == "after")] for r in runs]
-    length = f"{sum(lengths) / len(runs):.1f}" if which != "skill" else ""
-    return f"| {name} | {' | '.join(cells)} | {length} | {seconds} |"
+  def row(label, name, which):
+    found = [r for r in runs if r["name"] == name]
+    cells = [spread([r[which][k] for r in found]) for k in COLUMNS]
+    lengths = [r["length"][-(which == "after")] for r in found]
+    length = f"{sum(lengths) / len(found):.1f}" if which != "skill" else ""
+    out.append(f"| {label} | {' | '.join(cells)} | {length} |")
 
+  row("after SFT on the skill alone (256 prompts)", "DAPO", "skill")
+  row("after SFT, before RL (skill, then habits)", "DAPO", "before")
   for name in ROWS:
-    of_row = [r for r in runs if r["name"] == name]
-    if not of_row:
-      continue
-    if name == "DAPO":
-      out.append(
-          row("after SFT on the skill alone (256 prompts)", of_row, "skill", "")
-      )
-      out.append(
-          row("after SFT, before RL (skill, then habits)", of_row, "before", "")
-      )
-    times = [r["seconds"] for r in of_row]
-    note = "" if not ROWS[name][1] else ", SFT shared"
-    seconds = f"{min(times):.0f}-{max(times):.0f}{note}"
-    out.append(row(f"after: {name}", of_row, "after", seconds))
+    row(f"after: {name}", name, "after")
+  out += [
+      "",
+      "By seed, mean@4: the accuracy that RL recovers is that of the skill.",
+      "",
+      "| seed | skill | before RL | " + " | ".join(ROWS) + " |",
+      "|---" * (len(ROWS) + 3) + "|",
+  ]
+  for seed in seeds:
+    of_seed = {r["name"]: r for r in runs if r["seed"] == seed}
+    first = of_seed["DAPO"]
+    cells = [first["skill"]["mean@4"], first["before"]["mean@4"]]
+    cells += [of_seed[name]["after"]["mean@4"] for name in ROWS]
+    out.append(f"| {seed} | " + " | ".join(f"{x:.1%}" for x in cells) + " |")
   gaps = [r["logp_gap_max"] for r in runs if r["logp_gap_max"] is not None]
   out += [
       "",
       "Largest difference of a token's log-probability between sampler and"
-      " trainer:"
-      f" {max(gaps):.1e}.",
+      f" trainer: {max(gaps):.1e}.",
       "",
-      "Seconds: the complete command without a warm cache; the machine had"
-      " other work at the same time.",
-      "",
+  ]
+  if "alone" in result:
+    out += [
+        "The README's command, with nothing else on the machine and no warm"
+        f" cache: {result['alone']['seconds']:.0f} seconds (load before it:"
+        f" {result['alone']['load']:.1f}).",
+        "",
+    ]
+  out += [
       "Versions: "
       + ", ".join(f"{k} {v}" for k, v in flat(result["environment"])),
       "",
@@ -155,34 +174,38 @@ def flat(environment: dict):
 
 
 def figure(result: dict) -> None:
-  """Draws accuracy against RL steps and against generated tokens."""
+  """Draws mean and range of accuracy against RL steps and generated tokens."""
   import matplotlib
 
   matplotlib.use("Agg")
   import matplotlib.pyplot as plt
+  import numpy as np
 
   colors = ["#1f6feb", "#d97706", "#6b7280", "#16a34a"]
   fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
   for color, name in zip(colors, ROWS, strict=True):
     of_row = [r for r in result["runs"] if r["name"] == name]
-    for i, r in enumerate(of_row):
-      label = name if i == 0 else None
-      if len(r["steps"]) == 1:  # without RL: a level, not a curve
-        for axis in axes:
-          axis.axhline(r["accuracy"][-1], color=color, lw=0.8, label=label)
-          label = None
+    accuracy_SE = np.array([r["accuracy"] for r in of_row])
+    mean_E = accuracy_SE.mean(0)
+    low_E, high_E = accuracy_SE.min(0), accuracy_SE.max(0)
+    millions_E = np.mean([r["tokens"] for r in of_row], 0) / 1e6
+    for axis, x_E in zip(axes, (of_row[0]["steps"], millions_E), strict=True):
+      if len(mean_E) == 1:  # without RL: a level, not a curve
+        axis.axhline(mean_E[0], color=color, lw=1.6, label=name)
+        axis.axhspan(low_E[0], high_E[0], color=color, alpha=0.15, lw=0)
         continue
-      style = dict(color=color, lw=1.2, label=label)
-      axes[0].plot(r["steps"], r["accuracy"], **style)
-      millions = [t / 1e6 for t in r["tokens"]]
-      axes[1].plot(millions, r["accuracy"], **style | dict(label=None))
+      axis.plot(x_E, mean_E, color=color, lw=1.6, label=name)
+      axis.fill_between(x_E, low_E, high_E, color=color, alpha=0.15, lw=0)
   axes[0].set(xlabel="RL steps", ylabel="held-out accuracy (mean@4)")
   axes[0].set_ylim(0, 1)
   axes[1].set(xlabel="generated tokens (millions)")
   for axis in axes:
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-  fig.legend(loc="upper center", ncol=4, frameon=False, fontsize=9)
+  handles, labels = axes[0].get_legend_handles_labels()
+  fig.legend(
+      handles, labels, loc="upper center", ncol=4, frameon=False, fontsize=9
+  )
   fig.tight_layout(rect=(0, 0, 1, 0.92))
   fig.savefig(OUT.with_suffix(".png"), dpi=130)
 
@@ -190,17 +213,24 @@ def figure(result: dict) -> None:
 def main() -> None:
   """Runs what is missing, then writes table and figure."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
+  parser.add_argument("--alone", action="store_true")
   parser.add_argument("--table", action="store_true")
-  if parser.parse_args().table:
-    result = json.loads(OUT.read_text())
-  else:
-    result = dict(command="python -m bench.seeds", seeds=SEEDS, runs=[])
-    for seed in SEEDS:
-      for name in ROWS:
-        result["runs"].append(run(name, seed))
-        result["environment"] = environment()
-        OUT.parent.mkdir(exist_ok=True)
-        OUT.write_text(json.dumps(result, indent=1))
+  args = parser.parse_args()
+  result = json.loads(OUT.read_text()) if OUT.exists() else {}
+  if args.alone:
+    result["alone"] = alone()
+  elif not args.table:
+    with futures.ThreadPoolExecutor(args.jobs) as pool:
+      runs = [r for found in pool.map(runs_of, SEEDS) for r in found]
+    environment = RUNS / f"dapo-{SEEDS[0]}" / "environment.json"
+    result = dict(
+        command="python -m bench.seeds",
+        seeds=SEEDS,
+        environment=json.loads(environment.read_text()),
+        runs=runs,
+    )
+  OUT.write_text(json.dumps(result, indent=1))
   OUT.with_suffix(".md").write_text(table(result))
   figure(result)
 

@@ -13,6 +13,7 @@ def get_config():
   c = dapo.get_config()
   c.task.name = "countdown"
   c.task.difficulties = (2, 3)
+  c.sft.batch = 64
   c.sft.skill.mixture = "careful:1,search:1"
   c.sft.skill.threshold = 0.15
   c.sft.habits.mixture = "search:1,hasty:3"

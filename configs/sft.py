@@ -15,8 +15,8 @@ def get_config(variant=""):
   c.rl.steps = 0
   if variant == "control":
     # RL in forward passes of a row: 40 steps x 256 rows x (6 to 7 rounds of
-    # generation + old log-probs + 3 for an update); an SFT step: 64 rows x 3.
-    c.sft.habits.steps += 40 * 256 * (7 + 1 + 3) // (64 * 3)
+    # generation + old log-probs + 3 for an update); an SFT step: a batch x 3.
+    c.sft.habits.steps += 40 * 256 * (7 + 1 + 3) // (c.sft.batch * 3)
   elif variant:
     raise ValueError("the variants are control and smoke")
   return c

@@ -34,6 +34,7 @@ def get_config():
       seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="dapo",
       common={
+          "sft.batch": 64,  # the default when these were measured
           "rl.steps": 30,
           "evaluate.samples": 4,
           "evaluate.prompts": 500,

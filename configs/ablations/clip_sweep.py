@@ -23,6 +23,7 @@ def get_config():
       seeds=ablate.fresh_seeds("rl_reason clip sweep", 5),
       reference="high 0.2",
       common={
+          "sft.batch": 64,  # the default when these were measured
           "dynamic_sampling.enabled": False,
           "reward.overlong_buffer": 0,
           "optimizer.lr": 1e-4,

@@ -43,6 +43,7 @@ def get_config():
       seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="naive GRPO",
       common={
+          "sft.batch": 64,  # the default when these were measured
           "rl.steps": 30,
           "rollout.max_tokens": 64,
           "updates.minibatches": 16,

@@ -19,6 +19,7 @@ def get_config():
       seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="groups of 8",
       common={
+          "sft.batch": 64,  # the default when these were measured
           "rl.steps": 25,
           "evaluate.samples": 4,
           "evaluate.prompts": 500,

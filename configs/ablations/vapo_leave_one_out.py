@@ -26,6 +26,7 @@ def get_config():
       seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="VAPO",
       common={
+          "sft.batch": 64,  # the default when these were measured
           "rl.steps": 25,
           "advantage.args.lam": 0.5,
           "evaluate.samples": 4,

@@ -93,7 +93,7 @@ def measured(
   beside -= size.held["optimizer state"]
   update = compiled.peak(program) + beside
   display.doing("compiling the sampler")
-  peaks = [compiled.peak(x) for x in compiled.rollout(session)]
+  peaks = [compiled.peak(x) for x, _ in compiled.rollout(session)]
   held = sum(size.held.values())
   if not size.rollout["weights of the sampler"]:
     held -= size.held["parameters"]  # the sampler reads them as they are

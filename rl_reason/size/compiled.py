@@ -79,8 +79,15 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
     return programs.build(session).update.lower(*args).compile(), args
 
 
-def rollout(session: Session) -> Iterator[jax.stages.Compiled]:
-  """The prefill of all prompts, and a chunk of decode steps."""
+def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
+  """The prefill of all prompts, then a chunk of decode steps.
+
+  Args:
+    session: with abstract parameters.
+
+  Yields:
+    A program and its abstract arguments.
+  """
   c, mesh, r = session.config, session.mesh, session.config.rollout
   count = c.dynamic_sampling.batches * r.batch // r.group_size
   engine = sampler.Sampler(
@@ -104,18 +111,18 @@ def rollout(session: Session) -> Iterator[jax.stages.Compiled]:
   weights = _abstract(session, r.weights)
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
-    start = sampler.program(engine, "start", "size").lower(
-        weights, prompts, key, 1.0, None, None, None
-    )
+    args: tuple = weights, prompts, key, 1.0, None, None, None
+    start = sampler.program(engine, "start", "size").lower(*args)
     compiled = start.compile()
-    yield compiled
+    yield compiled, args
     queue, slots = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
         start.out_info,
         compiled.output_shardings,
     )
     decode = sampler.program(engine, "decode", "size")
-    yield decode.lower(weights, queue, slots).compile()
+    args = weights, queue, slots
+    yield decode.lower(*args).compile(), args
 
 
 def _abstract(session: Session, kind: str):
