@@ -175,8 +175,8 @@ def get_config():
   c.rl = section(
       "rl",
       steps=number(40, low=0),  # rollouts; 0: SFT only
-      max_steps_without_update=number(20, low=0),  # in a row, of any stage;
-      # more end the run with an error; 0: never
+      max_steps_without_update=number(20, low=0),  # of use, in a row, of
+      # any stage; more end the run with an error; 0: never
   )
   c.evaluate = section(
       "evaluate",

@@ -1,136 +1,19 @@
 """The doctor: faults are injected, and named with the field to change."""
 
-import re
 import types
 
 import jax
 import numpy as np
 import pytest
 import tiny_session
-from conftest import ROOT
+from test_signs import FIELDS, HARD, IDLE, NAN, line
 
-from configs import base
-from rl_reason import config
 from rl_reason.evaluation import interim
 from rl_reason.models import parameters
-from rl_reason.monitoring import doctor, updates
+from rl_reason.monitoring import doctor, signs, updates
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic
 from rl_reason.training import rl, step, supervised
-
-FIELDS = config.flat(base.get_config()) | {
-    "updates.minibatches": 4,
-    "rl.max_steps_without_update": 2,
-}
-HEALTHY = {
-    "train/all_incorrect": 0.4,
-    "train/all_correct": 0.1,
-    "train/generation_rounds": 1,
-    "train/groups_missing": 0,
-    "train/verifier_failures": 0,
-    "actor/updates": 4,
-    "actor/update_skipped": 0,
-    "actor/grad_norm": 0.3,
-    "critic/advantages/mean": 0.0,
-    "sign/truncated": 0.05,
-    "sign/no_answer": 0.1,
-    "sign/first_prompt": 8,
-    "sign/last_prompt": 15,
-}
-
-
-def line(**changes):
-  names = {name.split("/")[-1]: name for name in HEALTHY}
-  changes = {names.get(k, k): v for k, v in changes.items()}
-  return HEALTHY | changes
-
-
-def seen(x, **fields):
-  """The findings that are said: sign -> text."""
-  found = doctor.findings(x, FIELDS | fields)
-  return {f.sign: f.text for f in found if f.level >= f.bound}
-
-
-IDLE = dict(updates=0, update_skipped=4, grad_norm=0.0)
-NAN = dict(update_skipped=3, grad_norm=None)
-
-
-@pytest.mark.parametrize(
-    ("x", "fields", "sign", "words"),
-    [
-        (dict(all_incorrect=0.95), {}, "Few groups with signal", "easier task"),
-        (
-            dict(all_incorrect=0.95),
-            {"task.name": "files"},
-            "Few groups with signal",
-            "easier data.train",
-        ),
-        (dict(all_correct=0.55), {}, "Few groups with signal", "retire_after"),
-        (dict(truncated=0.3), {}, "Truncated responses", "max_tokens (now 48)"),
-        (dict(no_answer=0.5), {}, "No recognisable answer", "50% of the fin"),
-        (
-            dict(verifier_failures=3),
-            {"task.name": "files"},
-            "Failures of the verifier",
-            "3 of 256 responses, which are then not learned from",
-        ),
-        (
-            dict(verifier_failures=3) | {"reward/mine:f/failures": 3},
-            {},
-            "Failures of reward functions",
-            "mine:f failed 3 times on 256 responses",
-        ),
-        (
-            {"train/rewards_not_finite": 9},
-            {},
-            "Rewards that are not finite",
-            "9 of 256",
-        ),
-        (
-            {doctor.CLIPPED: 0.25},
-            {"critic.head.args.low": -1.0, "critic.head.args.high": 2.0},
-            "Clipped targets of the critic",
-            "low (now -1.0) to critic.head.args.high (now 2.0)",
-        ),
-        ({doctor.BROKEN: 1.0}, {}, "Broken policy", "lower optimizer.lr"),
-        (NAN, {}, "NaN, skipped updates", "3 of 4 updates skipped"),
-        (
-            NAN,
-            {"model.dtype": "float16"},
-            "NaN, skipped updates",
-            "float16 overflows",
-        ),
-        (
-            NAN | dict(mean=None),
-            {},
-            "NaN, skipped updates",
-            "advantages are not finite",
-        ),
-        (dict(groups_missing=20), {}, "Incomplete batches", "20 of 32 groups"),
-        (dict(grad_norm=0.0), {}, "Gradient of 0", "the same reward; choose"),
-        (
-            dict(grad_norm=0.0),
-            {"model.dtype": "float16"},
-            "Gradient of 0",
-            "smallest float16",
-        ),
-        (IDLE, {}, doctor.NO_UPDATE, "2 in a row end the run"),
-    ],
-)
-def test_a_fault_is_named_with_its_remedy(x, fields, sign, words):
-  assert seen(HEALTHY) == {}
-  found = seen(line(**x), **fields)
-  assert words in found[sign]
-  assert set(found) <= {sign, doctor.NO_UPDATE}
-  # The table for people has the sign, and each field that the line names.
-  rows = re.findall(
-      r"^\| ([^|]+) \| .*$", (ROOT / "docs" / "playbook.md").read_text(), re.M
-  )
-  assert f"{sign} *" in rows
-  text = (ROOT / "docs" / "playbook.md").read_text()
-  row = text.partition(f"| {sign} * |")[2].partition("\n")[0]
-  for name in re.findall(r"[a-z_]+\.[a-z_.]*[a-z_]", found[sign]):
-    assert name not in FIELDS or name in row, name
 
 
 @pytest.mark.parametrize(
@@ -138,33 +21,31 @@ def test_a_fault_is_named_with_its_remedy(x, fields, sign, words):
     [
         ({}, (4, 0, 0, 0)),
         (IDLE, (0, 0, 4, 0)),
-        (dict(updates=3, update_skipped=1), (3, 0, 1, 0)),
+        (dict(actor__updates=3, actor__update_skipped=1), (3, 0, 1, 0)),
         (NAN, (1, 3, 0, 0)),
-        (dict(updates=3, update_skipped=2, grad_norm=None), (2, 1, 1, 0)),
-        (dict(grad_norm=0.0), (0, 0, 0, 4)),
+        (NAN | dict(actor__updates=3, actor__update_skipped=2), (2, 1, 1, 0)),
+        (dict(actor__grad_norm=0.0), (0, 0, 0, 4)),
         # An early stop by updates.max_kl skips nothing.
-        (dict(updates=2), (2, 0, 0, 0)),
+        (dict(actor__updates=2), (2, 0, 0, 0)),
     ],
 )
 def test_updates_are_counted(x, wanted):
   assert updates.count(line(**x), 4) == wanted
 
 
-def test_it_speaks_of_what_is_new_changed_or_over():
-  said = []
+def test_it_speaks_once_when_a_sign_begins_and_ends():
+  said, spoken = [], {}
   one = doctor.Doctor(FIELDS, said.append, limit=0)
-  shares = [0.0, 0.3, 0.3, 0.5, 0.6, *[0.1] * 4, 0.3, *[0.0] * 6, 0.3]
-  heard = []
+  shares = [0.0, 0.6, 0.6, 0.9, *[0.1] * 4, 0.6, *[0.0] * 6, 0.6]
   for t, share in enumerate(shares, 1):
-    one.examine(t, line(truncated=np.float32(share)))
-    heard.append([x for x in said if "signal" not in x])
-    assert len(said) - len(heard[-1]) == (t <= doctor.FIRST)
+    alarms = one.examine(t, line(sign__truncated=np.float32(share)))
+    assert alarms == ({"alarm/truncated_responses": 1} if share > 0.5 else {})
+    spoken[t] = [x for x in said if "signal" not in x]
+    assert len(said) - len(spoken[t]) == (t <= doctor.FIRST)
     said.clear()
-  spoken = {t: x for t, x in enumerate(heard, 1) if x}
-  assert sorted(spoken) == [2, 5, 10, 15, 17]
-  assert "step 2: 30% of the responses are truncated" in spoken[2][0]
-  assert "60% of the responses" in spoken[5][0]
-  assert spoken[15] == ["step 15: over since step 11: truncated responses"]
+  assert [t for t, x in spoken.items() if x] == [2, 14, 16]
+  assert "step 2: Truncated responses: 60% of the responses" in spoken[2][0]
+  assert spoken[14] == ["step 14: over since step 10: Truncated responses"]
 
 
 def test_steps_in_a_row_without_an_update_end_a_run():
@@ -173,15 +54,15 @@ def test_steps_in_a_row_without_an_update_end_a_run():
 
   def wait():
     waits.append(1)
-    one.examine(4, line(all_incorrect=0.95, **IDLE))
+    one.examine(4, line(**HARD, **IDLE))
 
   for t, x in enumerate((IDLE, {}, IDLE), 1):
     one.streak.check(waits.clear)
     one.examine(t, line(**x))
-  with pytest.raises(RunError, match="no update in 2 steps in a row. Step 4,"):
+  with pytest.raises(RunError, match="in 2 steps in a row. Step 4,"):
     one.streak.check(wait)
   assert waits == [1]
-  with pytest.raises(RunError, match="prompts 8 to 15: 95% of the groups are"):
+  with pytest.raises(RunError, match="prompts 8 to 15: Few groups with"):
     one.streak.check(wait)
   never = doctor.Doctor(FIELDS, lambda _: None, limit=0)
   for t in range(99):
@@ -191,10 +72,8 @@ def test_steps_in_a_row_without_an_update_end_a_run():
 
 def test_the_summary_and_the_verdict_of_a_run():
   lines = [dict(stage="rl", step=t) | line(**IDLE) for t in (1, 2, 3)]
-  with pytest.raises(RunError, match="no update in 3 steps.*Step 3: 95% of"):
-    doctor.verdict(
-        [*lines[:2], lines[2] | line(all_incorrect=0.95, **IDLE)], FIELDS
-    )
+  with pytest.raises(RunError, match="no update in 3 steps.*Step 3: Few g"):
+    doctor.verdict([*lines[:2], lines[2] | line(**HARD, **IDLE)], FIELDS)
   lines[1] |= line(**NAN)
   doctor.verdict(lines, FIELDS)
   assert updates.summary(lines, FIELDS) == [
@@ -203,17 +82,45 @@ def test_the_summary_and_the_verdict_of_a_run():
   ]
   assert updates.summary([], FIELDS) == []
   doctor.verdict([], FIELDS)
-  with pytest.raises(RunError, match="broken policy. Step 4: 100%"):
-    last = dict(stage="rl", step=4) | line() | {doctor.BROKEN: 1.0}
+  with pytest.raises(RunError, match="policy. Step 4: Broken policy: 100%"):
+    last = dict(stage="rl", step=4) | line() | {signs.BROKEN: 1.0}
     doctor.verdict([*lines, last], FIELDS)
 
 
 def test_a_broken_policy_is_said_by_its_evaluation():
   lines = [dict(stage="rl", step=1) | line()]
   doctor.verdict([*lines, dict(stage="evaluate", step=1)], FIELDS)
-  last = {"stage": "evaluate", "step": 1, doctor.BROKEN_HELD_OUT: 4}
-  with pytest.raises(RunError, match="broken policy: 4 responses to held-out"):
+  last = {"stage": "evaluate", "step": 1, signs.BROKEN_HELD_OUT: 4}
+  with pytest.raises(RunError, match="Broken policy: 4 responses to held-out"):
     doctor.verdict([*lines, last], FIELDS)
+
+
+def test_updates_too_large_in_a_row_end_a_run():
+  """As steps without an update do; one good step between them, and not."""
+  one, large = doctor.Doctor(FIELDS, lambda _: None, 2), dict(actor__ppo_kl=3.0)
+  for t, x in enumerate((large, {}, large, large), 1):
+    one.streak.check(lambda: None)
+    one.examine(t, line(**x))
+  with pytest.raises(RunError, match="Step 4,.*3 nats per token.*tenth"):
+    one.streak.check(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("logps", "broken"),
+    [
+        (np.full(64, -np.log(17)), 8),  # huge weights: any token is as probable
+        (np.zeros(64), 8),  # or one of them certain
+        (np.linspace(-1, 0, 64), 0),
+        (np.zeros(8), 0),  # too few to tell
+        (np.r_[np.nan, np.linspace(-1, 0, 63)], 1),
+    ],
+)
+def test_finite_parameters_that_are_broken(logps, broken):
+  logps_BT = logps.reshape(8, -1).astype(np.float32)
+  rollouts = types.SimpleNamespace(
+      logps_BT=logps_BT, mask_BT=np.ones_like(logps_BT, bool)
+  )
+  assert doctor.broken(rollouts) == broken
 
 
 def test_what_only_the_doctor_counts():
@@ -231,13 +138,13 @@ def test_what_only_the_doctor_counts():
   )
   one = doctor.Seen(lambda text, row: text if text == row else "")
   one.responses(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
-  signs = one.signs()
-  assert signs.pop("sign/no_answer") == pytest.approx(1 / 3)
-  assert signs == {
+  counts = one.signs()
+  assert counts.pop("sign/no_answer") == pytest.approx(1 / 3)
+  assert counts == {
       "sign/truncated": 0.25,
       "sign/first_prompt": 4,
       "sign/last_prompt": 5,
-      doctor.BROKEN: 0.25,
+      signs.BROKEN: 0.25,
   }
   one.clear()
   assert one.signs()["sign/no_answer"] == 0  # a step without a round
@@ -326,7 +233,7 @@ FAULTS = {
     "all incorrect": "the gradient is exactly 0",
     "verifier raises": "the verifier failed on",
     "function raises": "score failed 32 times on 32 responses",
-    "broken policy": "the parameters of the policy are broken",
+    "broken policy": "log-probabilities that are not finite",
     "no group with signal": "8 of 8 groups of the batch are missing",
 }
 shared_programs = tiny_session.shared_programs

@@ -23,7 +23,7 @@ from rl_reason.evaluation.statistics import (
     majority_vote,
     pass_at_k,
 )
-from rl_reason.monitoring import doctor, samples
+from rl_reason.monitoring import doctor, samples, signs
 from rl_reason.scale import sharding
 from rl_reason.scale.randomness import key
 from rl_reason.structs import Prompts, Rollouts, Tree
@@ -41,7 +41,7 @@ class Responses(NamedTuple):
     lines: the first response to some prompts as a line of samples.jsonl.
     failures: number of responses on which the verifier failed.
     repetition: mean share of repeated tokens in first responses.
-    broken: number of responses with a log-probability that is not finite.
+    broken: number of responses by `doctor.broken`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
       reward, with their weights at the end of the run; else None.
   """
@@ -263,7 +263,7 @@ def summarize_sets(
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
   clip_ratio = float(np.concatenate(truncated).mean())
   if broken := sum(x.broken for x in sets):
-    metrics[doctor.BROKEN_HELD_OUT] = broken
+    metrics[signs.BROKEN_HELD_OUT] = broken
   return metrics | {
       "val-aux/score": float(np.mean(scores)),
       "val-aux/response_length/mean": float(np.concatenate(lengths).mean()),

@@ -2,6 +2,7 @@
 
 import time
 
+from rl_reason import config as config_lib
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import (
@@ -50,6 +51,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
       what, text = "reward", f"{mean:.4g} +- {half:.2g}"
     say(f"held-out {what}{suffix} at step {state.step}: {text}")
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
-  for line in [*doctor.of_evaluation(values), *alarms.alarms(lines)]:
+  broken = doctor.of_evaluation(values, config_lib.flat(c))
+  for line in [*broken, *alarms.alarms(lines)]:
     say(f"warning: {line}")
   return values["val-aux/score"]

@@ -119,6 +119,10 @@ class Log:
     for writer in self._writers:
       writer.put("write", step, finite)
 
+  def lines(self) -> list[dict]:
+    """The lines of metrics.jsonl so far."""
+    return read_jsonl(self._paths[0])
+
   def samples(self, rows: list[dict]) -> None:
     """Appends one line per response."""
     for row in rows:

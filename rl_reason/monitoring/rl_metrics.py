@@ -11,6 +11,7 @@ from rl_reason.monitoring import (
     metrics as metrics_lib,
 )
 from rl_reason.monitoring.display import Display
+from rl_reason.monitoring.signs import SIGN
 from rl_reason.structs import Array, Batch, Experience
 
 # Metrics that mean nothing where nothing verifies responses.
@@ -78,12 +79,13 @@ class StepLogger:
     if flops is not None:
       mfu = machine.utilization(metrics["flops/total"] - flops, seconds)
       metrics |= {} if mfu is None else {"perf/mfu": mfu}
+    alarms = self._doctor.examine(step, metrics)
     logged = {
         name: value
         for name, value in metrics.items()
-        if not name.startswith(doctor_lib.SIGN)
+        if not name.startswith(SIGN)
     }
-    self._log.metrics("rl", step, logged)
+    self._log.metrics("rl", step, logged | alarms)
     shown = {}
     if "response_length/max" in metrics:  # there is a row to learn from
       shown["length"] = float(metrics["response_length/mean"])
@@ -93,7 +95,6 @@ class StepLogger:
         **shown,
         tokens_s=f"{metrics['perf/throughput']:.0f}",
     )
-    self._doctor.examine(step, metrics)
 
 
 def _headline(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -86,26 +86,20 @@ def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
   ]
 
 
-def why_not_finite(
-    fields: dict[str, Any], rate: str = "optimizer.lr", x: dict | None = None
-) -> str:
+def why_not_finite(fields: dict[str, Any], rate: str) -> str:
   """The likely cause of a gradient that is not finite, and the remedy.
 
   Args:
     fields: the flat config.
     rate: the field of the learning rate.
-    x: a line of metrics.jsonl of RL, if it is one of RL.
   """
-  x, lr = x or {}, f"{rate} (now {fields[rate]:g})"
+  lr = f"{rate} (now {fields[rate]:g})"
   if fields["model.dtype"] == "float16":
     return (
         "float16 overflows beyond 65,504: set model.dtype = 'bfloat16' or"
         f" 'float32', and if that is not the cause lower {lr}"
     )
-  if x.get("critic/advantages/mean", 0) is None:
-    return "the advantages are not finite: look at advantage.name"
-  clip = ", or surrogate.args.dual_clip" if rate == "optimizer.lr" else ""
-  return f"lower {lr}, set optimizer.clip_norm = 1.0{clip}"
+  return f"lower {lr}, set optimizer.clip_norm = 1.0"
 
 
 class Streak:
@@ -125,7 +119,7 @@ class Streak:
     """Counts a step.
 
     Args:
-      made: whether it made an update.
+      made: whether it made an update, and one that leaves a policy of use.
       last: the step with its batch, and the cause, should it be the last.
     """
     self.count, self._last = (0 if made else self.count + 1), last
@@ -145,9 +139,9 @@ class Streak:
     if self._limit and self.count >= self._limit:
       raise RunError(
           f"rl.max_steps_without_update = {self._limit}: {self._stage} made no"
-          f" update in {self.count} steps in a row. {self._last}. The state is"
-          " saved: the same command resumes the run, another config needs"
-          " another --workdir"
+          f" update of worth in {self.count} steps in a row. {self._last}. The"
+          " state is saved: the same command resumes the run, another config"
+          " needs another --workdir"
       )
 
 

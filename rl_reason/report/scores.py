@@ -3,7 +3,7 @@
 import pathlib
 from typing import NamedTuple
 
-from rl_reason.monitoring import alarms, metrics
+from rl_reason.monitoring import metrics, signs
 
 COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
 
@@ -193,7 +193,7 @@ def exploration(old: Score | None, new: Score | None) -> str:
 
 def warnings(lines: list[dict]) -> list[str]:
   """Returns the alarms of a run as lines."""
-  return [f"warning: {line}" for line in alarms.alarms(lines)]
+  return [f"warning: {line}" for line in signs.of_run(lines)]
 
 
 def summary(workdir: pathlib.Path) -> list[str]:

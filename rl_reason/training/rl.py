@@ -87,7 +87,9 @@ def train(
   del refill["batches"]
   collector, clock = state.collector, state.collector.clock
   limit = c.rl.max_steps_without_update
-  health = doctor.Doctor(config_lib.flat(c), session.display.say, limit)
+  health = doctor.Doctor(
+      config_lib.flat(c), session.display.say, limit, session.log.lines
+  )
   logger = rl_metrics.StepLogger(session.log, session.display, clock, health)
   samples = sample_log.make(
       session,

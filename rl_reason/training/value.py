@@ -14,7 +14,7 @@ import numpy as np
 from rl_reason import config as config_lib, dependencies
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
-from rl_reason.monitoring import doctor, rl_metrics, updates
+from rl_reason.monitoring import rl_metrics, signs, updates
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.scale.randomness import key
@@ -148,9 +148,10 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           | rl_metrics.totals(state.counters),
       )
       display.step(state.step, explained_variance=explained, loss=loss)
-      if metrics.get(doctor.CLIPPED) and not clipped:
-        display.say(f"warning: {doctor.clipped_targets(metrics, fields)}")
-      clipped = clipped or bool(metrics.get(doctor.CLIPPED))
+      found = [] if clipped else signs.clipped_targets(metrics, fields)
+      for line in found:
+        display.say(f"warning: {line}")
+      clipped = clipped or bool(found)
       good = explained >= c.critic.pretrain_ev and (
           not c.critic.pretrain_loss or loss <= c.critic.pretrain_loss
       )
