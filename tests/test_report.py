@@ -393,12 +393,15 @@ def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
       "surrogate.args.clip_high": ("0.28", "0.2"),
       "surrogate.args.dual_clip": ("10.0", "0.0"),
   }
-  assert set(series(data, "actor/lr")["y"]) == {2e-4}
-  fields |= {"optimizer.warmup_steps": 4, "optimizer.schedule": "linear"}
-  (tmp_path / "config.json").write_text(json.dumps(fields | {"rl.steps": 14}))
-  rates = series(data_of(tmp_path), "actor/lr")["y"]
-  assert rates[:4] == pytest.approx([0.5e-4, 1e-4, 1.5e-4, 2e-4])
-  assert rates[8] == pytest.approx(1e-4, rel=0.03) and rates[13] < 1e-5
+
+
+def test_behaviours_and_alarms(tmp_path):
+  """Whatever the task calls its patterns; alarms are among the notes."""
+  extra = {"behaviour/retries": 0.5, "alarm/entropy_collapse": 1}
+  put(tmp_path, [rl_line(1), rl_line(2) | extra])
+  data = data_of(tmp_path)
+  assert series(data, "behaviour/retries")["label"] == "retries"
+  assert "Entropy collapse in 1 of 2 steps" in " ".join(data["notes"])
 
 
 def test_a_page_that_cannot_be_written_is_said_once(tmp_path):

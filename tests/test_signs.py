@@ -161,6 +161,12 @@ FAULTS = [
         "updates of the critic skipped",
     ),
     (
+        dict(critic__grad_norm=None, critic__update_skipped=4),
+        {},
+        "No update of the critic",
+        "4 of 4 updates of the critic",
+    ),
+    (
         dict(train__groups_missing=20),
         {},
         "Incomplete batches",
@@ -185,7 +191,7 @@ def test_a_fault_is_flagged_within_five_steps(change, fields, sign, words):
     if alarms:
       break
   (row,) = [x for x in signs.TABLE if x.name == sign]
-  metrics = {row.metric, "alarm/no_update"}
+  metrics = {row.metric, "alarm/no_update", "alarm/nan_skipped_updates"}
   assert row.metric in alarms and set(alarms) <= metrics
   (text,) = [x for x in said if f": {sign}: " in x]
   assert text.startswith(f"warning: step {10 + t}: ") and words in text

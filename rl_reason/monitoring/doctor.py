@@ -5,8 +5,10 @@ screen when a sign begins and ends, and ends a run that is worth nothing;
 `verdict` refuses one that was.
 """
 
+import re
+import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from rl_reason.monitoring.metrics import number
 from rl_reason.monitoring.signs import BROKEN, BROKEN_HELD_OUT, SIGN
 from rl_reason.structs import Experience, Rollouts, RunError
 
-ASKED = 64  # incorrect responses of a round that are searched for an answer
+ASKED = 64  # responses of a round that are searched, more or less
 ENOUGH = 32  # tokens, whose log-probabilities a sound policy has not all equal
 FIRST = 3  # steps of which the vital signs are said in any case
 BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # of the table
@@ -28,17 +30,24 @@ class Seen:
 
   Args:
     answer: (text, row) -> the final answer of a response; '' if it has none.
+    behaviours: patterns of the task by the name of what they show.
   """
 
-  def __init__(self, answer: Callable[[str, Any], str]):
+  def __init__(
+      self,
+      answer: Callable[[str, Any], str],
+      behaviours: Mapping[str, str] = types.MappingProxyType({}),
+  ):
     self._answer = answer
+    self._behaviours = {k: re.compile(x) for k, x in behaviours.items()}
     self.clear()
 
   def clear(self) -> None:
     """Begins the next step."""
     self._ids: list[int] = []
     self._total = self._finished = self._incorrect = 0
-    self._asked = self._no_answer = self._broken = 0
+    self._asked = self._no_answer = self._broken = self._read = 0
+    self._shown = dict.fromkeys(self._behaviours, 0)
 
   def responses(self, rows: Experience, texts: list[str], rows_B: list) -> None:
     """Counts a round of graded responses.
@@ -60,6 +69,10 @@ class Seen:
     asked = incorrect[:: max(len(incorrect) // ASKED, 1)]
     self._asked += len(asked)
     self._no_answer += sum(not self._answer(texts[b], rows_B[b]) for b in asked)
+    for text in texts[:: max(len(texts) // ASKED, 1)] if self._shown else ():
+      self._read += 1
+      for name, pattern in self._behaviours.items():
+        self._shown[name] += sum(1 for _ in pattern.finditer(text))
 
   def signs(self) -> dict[str, float]:
     """The counts as `findings` reads them; faults are there only if any."""
@@ -72,6 +85,8 @@ class Seen:
     }
     if self._broken:
       out[BROKEN] = self._broken / self._total
+    for name, count in self._shown.items() if self._read else ():
+      out[f"behaviour/{name}"] = count / self._read
     return out
 
 
@@ -175,7 +190,7 @@ class Doctor:
 def causes(found: list[tuple[signs.Sign, str]]) -> str:
   """The signs that explain why a step is worth nothing, in one line."""
   texts = [text for sign, text in found if sign.name != NO_UPDATE]
-  return "; ".join(texts[:2])  # the table has causes before effects
+  return "; ".join(texts[:3])  # the table has causes before effects
 
 
 def verdict(lines: list[dict], fields: dict[str, Any]) -> None:

@@ -1,9 +1,19 @@
-"""What a step takes of the machine: memory, and model FLOPs utilisation."""
+"""What a step takes of the machine: memory, FLOPs, energy, and useful time."""
 
+import contextlib
+import ctypes
+import datetime
+import math
+import os
+import pathlib
 import resource
 import sys
+import time
+from typing import Any
 
 import jax
+
+from rl_reason.monitoring.metrics import FILES, read_jsonl
 
 # Peak FLOP/s of dense bfloat16 products of one device, by the beginning of its
 # `device_kind`, from the data sheets; longer names first.
@@ -35,6 +45,14 @@ def memory_gib() -> float:
   return used * unit / 2**30
 
 
+def host_memory_gib() -> float | None:
+  """Memory of this process now, without its workers; None if unknown."""
+  path = pathlib.Path("/proc/self/statm")  # only Linux has it
+  if not path.exists():
+    return None
+  return int(path.read_text().split()[1]) * resource.getpagesize() / 2**30
+
+
 def utilization(flops: float, seconds: float) -> float | None:
   """Model FLOPs utilisation of all devices, of 1; None if no peak is known.
 
@@ -47,3 +65,105 @@ def utilization(flops: float, seconds: float) -> float | None:
   if not peaks or seconds <= 0:
     return None
   return flops / seconds / (peaks[0] * jax.device_count())
+
+
+def _gpus() -> tuple[Any, list[ctypes.c_void_p]]:
+  """NVML, and its handles of the GPUs of this process."""
+  ids = [
+      x.local_hardware_id for x in jax.local_devices() if x.platform == "gpu"
+  ]
+  try:
+    nvml = ctypes.CDLL("libnvidia-ml.so.1") if ids else None
+  except OSError:  # not of NVIDIA
+    nvml = None
+  if nvml is None or nvml.nvmlInit_v2():
+    return None, []
+  visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, ids))
+  names = dict(zip(sorted(ids), visible.split(","), strict=False))
+  out = []
+  for name in names.values():
+    handle = ctypes.c_void_p()
+    if name.isdecimal():
+      by_index = nvml.nvmlDeviceGetHandleByIndex_v2
+      failed = by_index(int(name), ctypes.byref(handle))
+    else:
+      by_uuid = nvml.nvmlDeviceGetHandleByUUID
+      failed = by_uuid(name.encode(), ctypes.byref(handle))
+    out += [] if failed else [handle]
+  return nvml, out
+
+
+class Energy:
+  """Energy of the CPUs of the machine, and of the GPUs of this process.
+
+  CPUs count by RAPL, whose counters cover all processes and which often only
+  root may read; GPUs by NVML (NVIDIA since Volta). What does not tell is left
+  out.
+
+  Args:
+    powercap: where Linux shows the counters of RAPL.
+  """
+
+  def __init__(self, powercap: str = "/sys/class/powercap"):
+    self._zones = sorted(pathlib.Path(powercap).glob("*-rapl:?"))
+    self._nvml, self._gpus = _gpus()
+    self._before = self._counters()
+
+  def joules(self) -> float | None:
+    """Joules since the last call, or since the start; None if nothing tells."""
+    before, self._before = self._before, self._counters()
+    changes = [
+        (now - before[name][0]) % full  # a counter that is full begins at 0
+        for name, (now, full) in self._before.items()
+        if name in before
+    ]
+    return sum(changes) if changes else None
+
+  def _counters(self) -> dict[str, tuple[float, float]]:
+    """Joules of each part so far, and where its counter is full."""
+    out = {}
+    for zone in self._zones:
+      with contextlib.suppress(OSError, ValueError):
+        if (zone / "name").read_text().startswith("package"):
+          now, full = (
+              int((zone / name).read_text()) / 1e6
+              for name in ("energy_uj", "max_energy_range_uj")
+          )
+          out[zone.name] = now, full
+    for index, gpu in enumerate(self._gpus):
+      used = ctypes.c_ulonglong()  # millijoules
+      total = self._nvml.nvmlDeviceGetTotalEnergyConsumption
+      if not total(gpu, ctypes.byref(used)):
+        out[f"gpu {index}"] = used.value / 1e3, math.inf
+    return out
+
+
+class Goodput:
+  """The share of the wall clock that became steps that count.
+
+  The wall clock runs from the first start of the run in its work directory:
+  evaluations, checkpoints, steps that a kill threw away, and the time until the
+  next start are all in it. What counts are the steps of all stages whose lines
+  are in metrics.jsonl.
+
+  Args:
+    workdir: of the run.
+  """
+
+  def __init__(self, workdir: pathlib.Path):
+    self._workdir, self._seconds, self._begin = workdir, 0.0, 0.0
+
+  def add(self, seconds: float) -> float:
+    """Counts a step that took so many seconds; returns the share."""
+    if not self._begin:  # what counted before, in whatever process and stage
+      for x in read_jsonl(self._workdir / FILES[0]):
+        self._seconds += x.get("timing_s/step") or x.get("timing_s/steps") or 0
+      starts = read_jsonl(self._workdir / "starts.jsonl")
+      date = starts[0]["date"] if starts else ""
+      self._begin = (
+          datetime.datetime.fromisoformat(date).timestamp()
+          if date
+          else time.time() - self._seconds - seconds
+      )
+    self._seconds += seconds
+    return min(self._seconds / max(time.time() - self._begin, 1e-9), 1.0)

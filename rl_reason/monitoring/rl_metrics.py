@@ -1,5 +1,6 @@
 """Metrics of an RL step: what is counted, logged and shown."""
 
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ class StepLogger:
     display: the screen.
     clock: laps of the training loop.
     doctor: says what is wrong with a step.
+    workdir: of the run.
   """
 
   def __init__(
@@ -40,9 +42,11 @@ class StepLogger:
       display: Display,
       clock: metrics_lib.Clock,
       doctor: doctor_lib.Doctor,
+      workdir: pathlib.Path,
   ):
     self._log, self._display, self._clock = log, display, clock
     self._doctor = doctor
+    self._goodput, self._energy = machine.Goodput(workdir), machine.Energy()
     self._pending: tuple | None = None
     self._flops: float | None = None  # total at the step before
 
@@ -75,10 +79,16 @@ class StepLogger:
     seconds = metrics["timing_s/step"]
     metrics["perf/throughput"] = metrics["tokens/step"] / seconds
     metrics["perf/memory_gib"] = machine.memory_gib()
+    metrics["perf/goodput"] = self._goodput.add(seconds)
     flops, self._flops = self._flops, metrics["flops/total"]
-    if flops is not None:
-      mfu = machine.utilization(metrics["flops/total"] - flops, seconds)
-      metrics |= {} if mfu is None else {"perf/mfu": mfu}
+    known = {
+        "perf/host_memory_gib": machine.host_memory_gib(),
+        "perf/energy_j": self._energy.joules(),
+        "perf/mfu": None
+        if flops is None
+        else machine.utilization(metrics["flops/total"] - flops, seconds),
+    }
+    metrics |= {name: x for name, x in known.items() if x is not None}
     alarms = self._doctor.examine(step, metrics)
     logged = {
         name: value
@@ -184,6 +194,7 @@ def step_metrics(
     counter: Counter,
     terms: tuple[str, ...],
     on_policy: bool,
+    gamma: float = 1.0,
     verified: bool = True,
 ) -> tuple[dict[str, float], dict[str, Any]]:
   """The counters after a step, and its metrics on the host.
@@ -198,6 +209,7 @@ def step_metrics(
     counter: of tokens and FLOPs.
     terms: names of the functions and models of the reward.
     on_policy: the update reports the gap between sampler and trainer itself.
+    gamma: discount per token, of returns.
     verified: whether there is a verifier; without one nothing is correct.
   """
   generated = int(metrics["tokens/generated"])
@@ -216,6 +228,7 @@ def step_metrics(
           terms=terms,
           on_policy=on_policy,
       )
+      | credit_quality(rows, credit["rewards_B"], batch, state.critic, gamma)
       | credit["metrics"]
       | totals(counters)
       | {f"coef/{name}": value for name, value in state.coefs.items()}
@@ -266,7 +279,9 @@ def rollout_metrics(
   scores = zip(terms, rows.scores_NB, strict=True)
   out |= {
       **statistics("critic/score", verified, "mean"),
-      **statistics("critic/rewards", rewards_B[finite_B]),
+      **statistics(
+          "critic/rewards", rewards_B[finite_B], "mean", "max", "min", "std"
+      ),
       **{
           name: value
           for term, x_B in scores
@@ -275,6 +290,10 @@ def rollout_metrics(
           ).items()
       },
       "critic/advantages/mean": advantages.mean() if advantages.size else 0,
+      **statistics("critic/advantages", advantages, "std"),
+      "rollout/token_prob/mean": np.exp(
+          rollouts.logps_BT[rollouts.mask_BT & real_B[:, None]]
+      ).mean(),
       **statistics("response_length", rollouts.lengths_B[real_B]),
       "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
   }
@@ -283,6 +302,45 @@ def rollout_metrics(
     gap = (rollouts.logps_BT - rows.old_logps_BT)[fresh_BT]
     out["rollout/logp_gap_max"] = np.abs(gap).max(initial=0)
     out["rollout/sampler_trainer_kl"] = gap.mean() if gap.size else 0
+  return out
+
+
+def credit_quality(
+    rows: Experience,
+    rewards_B: Array,
+    batch: Batch,
+    critic: Any,
+    gamma: float,
+) -> dict[str, float]:
+  """How well advantages and values say what the rewards then were.
+
+  The return of a token is the reward of its response, discounted by the tokens
+  behind it.
+
+  Args:
+    rows: of the batch.
+    rewards_B: of each response.
+    batch: with the advantages and values; its mask has the tokens that count.
+    critic: None: there are no values.
+    gamma: discount per token.
+
+  Returns:
+    the correlation of advantage and return over tokens, where both differ; and
+    with a critic the mean of value minus return in each quarter of a response:
+    `q1` are its first tokens.
+  """
+  row, at = np.nonzero(batch.mask_BT)  # of each token
+  length, returns = rows.rollouts.lengths_B[row], np.asarray(rewards_B)[row]
+  if gamma != 1:
+    returns = returns * gamma ** (length - 1 - at)
+  pair = np.stack([batch.advantages_BT[row, at], returns], dtype=np.float64)
+  out = {}
+  if row.size and (np.ptp(pair, axis=1) > 0).all():
+    out["critic/advantage_return_corr"] = np.corrcoef(pair)[0, 1]
+  if critic is not None:
+    bias, quarter = batch.values_BT[row, at] - returns, 4 * at // length
+    for q in np.unique(quarter):
+      out[f"critic/value_bias/q{q + 1}"] = bias[quarter == q].mean()
   return out
 
 

@@ -146,6 +146,14 @@ def _not_finite(steps, fields):
   return out + "; float16 overflows beyond 65,504" * half
 
 
+def _no_critic(steps, fields):
+  x, wanted = steps[-1], updates_lib.per_step(fields)
+  skipped = number(x, "critic/update_skipped")
+  if skipped < wanted or x.get("critic/grad_norm", 0) is not None:
+    return ""
+  return f"{skipped:.0f} of {wanted} updates of the critic skipped"
+
+
 def _too_large(steps, fields):
   del fields
   x, out = steps[-1], []

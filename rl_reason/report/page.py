@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from rl_reason import config as config_lib, functions
-from rl_reason.algorithms import schedules
 from rl_reason.configs import base
 from rl_reason.monitoring import metrics
 from rl_reason.report import environment, groups, scores as scores_lib
@@ -28,6 +26,12 @@ CHARTS: list[dict[str, Any]] = tomllib.loads(
     (HERE / "charts.toml").read_text(encoding="utf-8")
 )["chart"]
 
+BEHAVIOUR = "behaviour/"  # of names in metrics
+BEHAVIOURS: dict[str, Any] = dict(
+    title="Behaviours",
+    about="Matches of the task's patterns in sampled responses.",
+    unit="per response",
+)
 MAX_POINTS = 400  # of a curve
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
@@ -324,16 +328,21 @@ def charts_of(
   }
   for stage in ("skill", "habits"):
     points[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
-  _add_learning_rates(points["rl"], config)
 
-  # The series of all charts, in words.
+  # The series of all charts, in words; behaviours are those of the task.
+  shown = {k for x in points["rl"] for k in x if k.startswith(BEHAVIOUR)}
+  patterns = {k.removeprefix(BEHAVIOUR): f"rl {k}" for k in sorted(shown)}
+  all_charts = [
+      *CHARTS,
+      *([BEHAVIOURS | dict(series=patterns)] if shown else []),
+  ]
   names = dict.fromkeys(k for x in points["evaluate"] for k in scores(x))
   mean, best = scores_lib.headline(names)
   maj = "".join([name for name in names if name.startswith("maj@")][:1])
   words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
   sources = [
       [source.format(**words) for source in chart["series"].values()]
-      for chart in CHARTS
+      for chart in all_charts
   ]
 
   # Long curves become means over adjacent steps, with bands.
@@ -365,7 +374,7 @@ def charts_of(
     axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
 
   charts = []
-  for chart, named in zip(CHARTS, sources, strict=True):
+  for chart, named in zip(all_charts, sources, strict=True):
     series = []
     for color, (label, source) in enumerate(
         zip(chart["series"], named, strict=True)
@@ -386,25 +395,6 @@ def charts_of(
       percent = chart["unit"].startswith("%")
       charts.append(chart | dict(about=about, percent=percent, series=series))
   return axes, charts
-
-
-def _add_learning_rates(rows: list[dict], config: dict[str, Any]) -> None:
-  """Adds the scheduled learning rates of the last update of each RL step."""
-  if "optimizer.lr" not in config:
-    return
-  per_step = config["updates.minibatches"] * config["updates.epochs"]
-  for part, name in (("optimizer", "actor/lr"), ("critic", "critic/lr")):
-    rate = schedules.learning_rate(
-        config[f"{part}.schedule"],
-        peak=config[f"{part}.lr"],
-        warmup=config[f"{part}.warmup_steps"] * per_step,
-        total=config["rl.steps"] * per_step,
-    )
-    at_N = np.array([row["step"] for row in rows]) * per_step - 1
-    rates_N = np.broadcast_to(np.asarray(rate(at_N)), at_N.shape)
-    for row, x in zip(rows, rates_N, strict=True):
-      if name == "actor/lr" or "critic/vf_loss" in row:
-        row[name] = metrics.number(x, 6)
 
 
 def _time_totals(lines: list[dict]) -> str:

@@ -16,6 +16,8 @@ and optionally
                                        longest of a hundred if missing
   ALPHABET                             all characters of its texts; printable
                                        ASCII and the newline if missing
+  BEHAVIOURS                           name -> regular expression; metrics count
+                                       its matches in responses
   DIFFICULTIES, STYLES                 levels, and styles of demonstrations; any
                                        if missing
 
@@ -27,6 +29,7 @@ hash of the prompt, so that no task can forget the split.
 import functools
 import hashlib
 import importlib
+import re
 import string
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +116,12 @@ class Task:
     self.ALPHABET = getattr(source, "ALPHABET", default)
     self.DIFFICULTIES = tuple(getattr(source, "DIFFICULTIES", ()))
     self.STYLES = tuple(getattr(source, "STYLES", ()))
+    self.BEHAVIOURS = dict(getattr(source, "BEHAVIOURS", {}))
+    for name, pattern in self.BEHAVIOURS.items():
+      try:
+        re.compile(pattern)
+      except (re.error, TypeError) as e:
+        raise ValueError(f"BEHAVIOURS[{name!r}] is no pattern: {e}") from None
     self.has_demonstrations = hasattr(source, "demonstrate")
     self._source, self._failures = source, Failures(f"task {name}", show)
     self.verifies = callable(getattr(source, "verify", None))

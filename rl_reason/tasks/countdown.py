@@ -17,6 +17,7 @@ ALPHABET = "0123456789+-*=;?#,:"
 DIFFICULTIES = (2, 3)  # numbers
 MAX_RESPONSE = 96
 STYLES = ("careful", "search", "hasty")
+BEHAVIOURS = {"retries": r"\?"}  # abandoned attempts
 _NUMBER = r"(0|[1-9][0-9]{0,3})"
 _STEP = re.compile(rf"{_NUMBER}([+*-]){_NUMBER}={_NUMBER}")
 _APPLY = {

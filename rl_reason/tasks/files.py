@@ -14,6 +14,11 @@ ALPHABET = ""  # the tokenizer is that of a model, and spells every text
 DIFFICULTIES = ()
 STYLES = ()
 has_demonstrations = True  # rows may have responses
+BEHAVIOURS = {  # of reasoning in English
+    "retries": r"(?i)\b(try (again|another)|another (way|approach)|start over)",
+    "checks": r"(?i)\b(let('s| me| us) (check|verify)|double[- ]check)",
+    "backtracks": r"(?i)\b(wait\b|hold on|i made a mistake|that('s| is) wrong)",
+}
 
 
 def check_kind(kind: str) -> None:
@@ -40,6 +45,7 @@ class Verifier:
   """
 
   ALPHABET, DIFFICULTIES, STYLES = ALPHABET, DIFFICULTIES, STYLES
+  BEHAVIOURS = BEHAVIOURS
 
   def __init__(
       self, count: int, seconds: float, show: tasks.Show | None = None

@@ -86,7 +86,7 @@ class RolloutCollector:
     self.num_responses = num_responses
     self.clock = metrics.Clock()
     self.failures = 0
-    self.seen = doctor.Seen(task.answer)
+    self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
     self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self.rewards, self._key = rewards, key

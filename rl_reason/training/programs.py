@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from rl_reason import combinations, config as config_lib, functions
-from rl_reason.algorithms import credit, objective, rewards
+from rl_reason.algorithms import credit, objective, rewards, schedules
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
@@ -102,18 +104,28 @@ def build(session: Session) -> Programs:
   credit_step = compiled("rewards and advantages", credit_program(c))
   update_critic: Any = None
   if config_lib.has_critic(c):
-    update_critic = compiled(
-        "update of the critic",
-        critic_update_program(session, *critic_optimizer(session, c.rl.steps)),
+    update_critic = with_rate(
+        compiled(
+            "update of the critic",
+            critic_update_program(
+                session, *critic_optimizer(session, c.rl.steps)
+            ),
+        ),
+        learning_rate(c, c.critic, c.rl.steps),
     )
   return Programs(
       plan=plan,
       logps=logps,
       values=functools.partial(step.forward, mesh, values),
       credit=functools.partial(step.on_mesh, mesh, credit_step),
-      update=compiled(
-          "update of the policy",
-          jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)),
+      update=with_rate(
+          compiled(
+              "update of the policy",
+              jax.jit(
+                  update, donate_argnums=0, out_shardings=(shardings, None)
+              ),
+          ),
+          learning_rate(c, c.optimizer, c.rl.steps),
       ),
       update_critic=update_critic,
       history_inputs=functools.partial(
@@ -127,6 +139,7 @@ def build(session: Session) -> Programs:
           counter=make_counter(session, passes=forward_passes(c)),
           terms=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
+          gamma=config_lib.discount(c),
           verified=not combinations.no_verifier(c),
       ),
       steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
@@ -146,6 +159,39 @@ def make_signal(c) -> Callable[[Any], Callable[[Experience], Array]]:
   if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
     return lambda _: reward_spread.of_finished
   return lambda _: dynamic_sampling.partly_correct
+
+
+def learning_rate(c, part, steps: int) -> Callable[[Array], Array]:
+  """Updates that are made -> the rate of the next, over `steps` rollouts.
+
+  Args:
+    c: the config.
+    part: its section `optimizer`, or `critic`.
+    steps: of the stage.
+  """
+  per_step = c.updates.minibatches * c.updates.epochs
+  return schedules.learning_rate(
+      part.schedule,
+      peak=part.lr,
+      warmup=part.warmup_steps * per_step,
+      total=steps * per_step,
+  )
+
+
+def with_rate(update: Callable, rate: Callable[[Array], Array]) -> Callable:
+  """An update with the learning rate of its last step among its metrics.
+
+  The rate is that of the updates that the optimizer has counted, which skipped
+  ones are not; it stays on the device, as all metrics of an update.
+  """
+  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
+
+  def call(state, *args):
+    state, metrics = update(state, *args)
+    counts = optax.tree.get_all_with_path(state.opt_state, "count")
+    return state, metrics | dict(lr=last(counts[-1][1]))
+
+  return call
 
 
 def policy_optimizer(session: Session):

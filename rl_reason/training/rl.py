@@ -90,7 +90,9 @@ def train(
   health = doctor.Doctor(
       config_lib.flat(c), session.display.say, limit, session.log.lines
   )
-  logger = rl_metrics.StepLogger(session.log, session.display, clock, health)
+  logger = rl_metrics.StepLogger(
+      session.log, session.display, clock, health, session.workdir
+  )
   samples = sample_log.make(
       session,
       collector,

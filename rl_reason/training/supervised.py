@@ -14,7 +14,7 @@ import optax
 from rl_reason import config as config_lib
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import decoder
-from rl_reason.monitoring import updates
+from rl_reason.monitoring import metrics as metrics_lib, updates
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.scale.randomness import key
@@ -131,12 +131,14 @@ def train(
   )
   micro_batch_rows = max(packed_rows(session), unit)
   pending = None  # step and metrics of the update that is under way
+  clock = metrics_lib.Clock()
 
   def flush() -> None:
     nonlocal pending
     if pending is not None:
       step, values = pending[0], jax.device_get(pending[1])
-      _log(session, name, prefix, step, values)
+      clock.lap("steps")
+      _log(session, name, prefix, step, values, clock)
       skips.add(step, not values["update_skipped"], values["grad_norm"])
     pending = None
 
@@ -158,6 +160,7 @@ def train(
       state.complete = state.step == steps and final_check is None
       if state.step == steps or stage.due(state.step, c.checkpoint.sft_every):
         stage.save(state)
+        clock.skip()
     skips.require_any(int(state.train.skipped), steps)
     if final_check is not None:
       final_check(state.train.params)
@@ -166,9 +169,12 @@ def train(
   return state.train.params
 
 
-def _log(session: Session, name: str, prefix: str, step: int, values) -> None:
+def _log(
+    session: Session, name: str, prefix: str, step: int, values, clock
+) -> None:
   session.display.step(step, loss=float(values["loss"]))
   if step % session.config.log.sft_every == 0:
+    times = {f"timing_s/{k}": x for k, x in clock.take().items()}
     session.log.metrics(
-        name, step, {f"{prefix}/{k}": v for k, v in values.items()}
+        name, step, {f"{prefix}/{k}": v for k, v in values.items()} | times
     )

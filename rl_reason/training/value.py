@@ -100,6 +100,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       stage.check_stop()
       skips.check(lambda: None)
       collector.start_step()
+      collector.clock.skip()  # a save is no part of a step
       # Sample and grade; groups without signal train the critic as well.
       rows = collector.collect(weights)
       plan = plan_rows(rows.rollouts, state.step)
@@ -139,13 +140,16 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       loss = metrics["critic/vf_loss"]
       explained = float(credit["metrics"]["critic/vf_explained_var"])
       rewards_B = credit["rewards_B"][np.isfinite(credit["rewards_B"])]
+      collector.clock.lap("update_critic")
+      seconds = sum(collector.clock.take().values())
       session.log.metrics(
           "value",
           state.step,
           metrics
           | credit["metrics"]
           | rl_metrics.statistics("critic/rewards", rewards_B, "mean")
-          | rl_metrics.totals(state.counters),
+          | rl_metrics.totals(state.counters)
+          | {"timing_s/steps": seconds},
       )
       display.step(state.step, explained_variance=explained, loss=loss)
       found = [] if clipped else signs.clipped_targets(metrics, fields)

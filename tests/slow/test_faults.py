@@ -1,0 +1,152 @@
+"""Faults injected into tiny runs: named, parameters untouched, ended."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_session
+
+from rl_reason import config
+from rl_reason.evaluation import interim
+from rl_reason.monitoring import doctor
+from rl_reason.reward_models import train as reward_model
+from rl_reason.structs import RunError
+from rl_reason.tasks import arithmetic
+from rl_reason.training import programs, rl, value
+
+pytestmark = pytest.mark.slow
+STEPS = 3
+
+
+def no_number(correct_B):
+  """An outcome that is NaN."""
+  return correct_B * jnp.nan
+
+
+def raises(text, row):
+  raise RuntimeError("no verdict")
+
+
+def half(text, row):
+  return len(text) % 2
+
+
+# fault: (fields, verify, the alarm, whether no parameter may change)
+FAULTS = {
+    "learning rate": (
+        dict(optimizer__lr=1e30),
+        half,
+        "alarm/broken_policy",
+        False,
+    ),
+    "float16 overflows": (
+        dict(
+            model__dtype="float16",
+            advantage__name="group_mean",
+            reward__correct=1e8,
+        ),
+        half,
+        "alarm/nan_skipped_updates",
+        True,
+    ),
+    "NaN outcome": (
+        dict(reward__outcome__name=f"{__name__}:no_number"),
+        half,
+        "alarm/rewards_that_are_not_finite",
+        True,
+    ),
+    "verifier raises": ({}, raises, "alarm/failures_of_the_verifier", True),
+    "no signal": (
+        {},
+        lambda text, row: False,
+        "alarm/few_groups_with_signal",
+        True,
+    ),
+    "everything truncated": (
+        dict(rollout__max_tokens=2),
+        half,
+        "alarm/truncated_responses",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
+  fields, verify, alarm, untouched = FAULTS[fault]
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  monkeypatch.setattr(arithmetic, "verify", verify)
+  session = tiny_session.make_session(
+      tmp_path,
+      dynamic_sampling__enabled=False,
+      updates__minibatches=2,
+      rl__steps=STEPS,
+      rl__max_steps_without_update=0,
+      evaluate__every=0,
+      checkpoint__every=9,
+      **fields,
+  )
+  with jax.set_mesh(session.mesh):
+    params = tiny_session.random_params(session)
+    before = tiny_session.digest(params)
+    after = rl.train(session, params)
+  assert (tiny_session.digest(after) == before) == untouched
+  lines = tiny_session.logged(tmp_path)
+  assert any(alarm in x for x in lines), lines
+  fields = config.flat(session.config)
+  if untouched:
+    with pytest.raises(RunError, match=f"RL made no update in {STEPS} steps"):
+      doctor.verdict(lines, fields)
+  elif fault == "learning rate":
+    with pytest.raises(RunError, match="RL ended with a broken policy. Step 3"):
+      doctor.verdict(lines, fields)
+  else:
+    doctor.verdict(lines, fields)
+
+
+def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
+  """Returns that are not finite: the step is named, and the state is saved."""
+  session = tiny_session.make_session(
+      tmp_path,
+      advantage__name="gae",
+      critic__pretrain_steps=4,
+      rl__max_steps_without_update=2,
+  )
+  right = programs.returns_program
+
+  def broken(c):
+    program = right(c)
+
+    def call(rows):
+      out = program(rows)
+      return out | dict(returns_BT=out["returns_BT"] * jnp.nan)
+
+    return jax.jit(call)
+
+  monkeypatch.setattr(programs, "returns_program", broken)
+  with jax.set_mesh(session.mesh):
+    policy = tiny_session.random_params(session)
+    with pytest.raises(RunError, match="value pretraining.*Step 2: gradients"):
+      value.run(session, policy)
+  lines = tiny_session.logged(tmp_path)
+  assert [x["critic/update_skipped"] for x in lines] == [1, 1]
+  assert (tmp_path / "checkpoints" / "value" / "2").exists()
+
+
+def test_a_reward_model_whose_updates_are_skipped(tmp_path, monkeypatch):
+  session = tiny_session.make_session(
+      tmp_path,
+      reward_model__steps=4,
+      rl__max_steps_without_update=2,
+      log__sft_every=1,
+  )
+  monkeypatch.setattr(
+      reward_model, "bradley_terry", lambda a_B, b_B: (a_B - b_B) * np.nan
+  )
+  with jax.set_mesh(session.mesh):
+    policy = tiny_session.random_params(session)
+    with pytest.raises(RunError, match="reward model.*Step 2: gradients"):
+      reward_model.run(session, policy)
+  lines = tiny_session.logged(tmp_path)
+  assert [x["reward_model/update_skipped"] for x in lines] == [1, 1]
+  assert not (tmp_path / "export").exists()

@@ -1,0 +1,95 @@
+"""Metrics of a step: credit, values by position, behaviours, learning rate."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_reason import tasks
+from rl_reason.algorithms import schedules
+from rl_reason.monitoring import doctor, rl_metrics
+from rl_reason.training import programs
+
+
+def quality(advantages_BT, rewards_B, values_BT=None, gamma=1.0, lengths=None):
+  advantages_BT = np.asarray(advantages_BT, np.float32)
+  size, width = advantages_BT.shape
+  length_B = np.array(lengths or [width] * size)
+  batch = types.SimpleNamespace(
+      mask_BT=np.arange(width) < length_B[:, None],
+      advantages_BT=advantages_BT,
+      values_BT=values_BT,
+  )
+  rollouts = types.SimpleNamespace(lengths_B=length_B)
+  return rl_metrics.credit_quality(
+      types.SimpleNamespace(rollouts=rollouts),
+      np.asarray(rewards_B, np.float32),
+      batch,
+      None if values_BT is None else object(),
+      gamma,
+  )
+
+
+def test_correlation_of_advantage_and_return():
+  name = "critic/advantage_return_corr"
+  assert quality([[1, 1], [-1, -1]], [1, 0])[name] == pytest.approx(1)
+  assert quality([[-1, -1], [1, 1]], [1, 0])[name] == pytest.approx(-1)
+  # Tokens behind the end of a response do not count.
+  one = quality([[1, 9], [-1, -1]], [1, 0], lengths=[1, 2])[name]
+  assert one == pytest.approx(1)
+  assert quality([[1, 1], [1, 1]], [1, 0]) == {}  # nothing to correlate
+  assert quality([[1, 2], [3, 4]], [1, 1]) == {}
+
+
+def test_value_bias_by_position():
+  """Values of 8 tokens against a reward of 1, discounted by half a token."""
+  values_BT = np.array([[1, 1, 2, 2, 3, 3, 0, 0], [5, 0, 0, 0, 9, 9, 9, 9.0]])
+  out = quality(np.zeros((2, 8)), [1, 1], values_BT, lengths=[8, 4])
+  bias = [out[f"critic/value_bias/q{q}"] for q in (1, 2, 3, 4)]
+  np.testing.assert_allclose(bias, [(0 + 0 + 4) / 3, 1 / 3, 1, -1])
+  out = quality(np.zeros((1, 4)), [1], np.zeros((1, 4)), gamma=0.5)
+  bias = [out[f"critic/value_bias/q{q}"] for q in (1, 2, 3, 4)]
+  np.testing.assert_allclose(bias, [-0.125, -0.25, -0.5, -1])
+
+
+def test_behaviours_of_a_task():
+  source = types.SimpleNamespace(problem=len, BEHAVIOURS={"retries": r"\?"})
+  task = tasks.Task("mine", source)
+  seen = doctor.Seen(lambda *_: "", task.BEHAVIOURS)
+  rows = types.SimpleNamespace(
+      rollouts=types.SimpleNamespace(
+          truncated_B=np.zeros(2, bool),
+          mask_BT=np.ones((2, 1), bool),
+          ids_B=np.zeros(2, int),
+          logps_BT=np.zeros((2, 1)),
+      ),
+      correct_B=np.ones(2),
+  )
+  seen.responses(rows, ["1?2?3", "4"], ["", ""])
+  assert seen.signs()["behaviour/retries"] == 1
+  seen.clear()
+  assert "behaviour/retries" not in seen.signs()  # a step without a round
+  source.BEHAVIOURS = {"checks": "("}
+  with pytest.raises(ValueError, match="'checks'. is no pattern"):
+    tasks.Task("mine", source)
+
+
+def test_the_learning_rate_is_that_of_the_last_update():
+  """A step whose updates are skipped leaves it as it was."""
+  rate = schedules.learning_rate("linear", peak=1.0, warmup=2, total=6)
+  tx = optax.chain(optax.clip(1.0), optax.adamw(rate))
+
+  def update(state, made):
+    opt_state, params = state.opt_state, jnp.ones(2)
+    for _ in range(made):
+      _, opt_state = tx.update(params, opt_state, params)
+    return types.SimpleNamespace(opt_state=opt_state), dict(loss=0.0)
+
+  call, rates = programs.with_rate(update, rate), []
+  state = types.SimpleNamespace(opt_state=tx.init(jnp.ones(2)))
+  for made in (1, 1, 2, 0, 1):
+    state, metrics = call(state, made)
+    rates.append(float(metrics["lr"]))
+  np.testing.assert_allclose(rates, [0.5, 1, 0.75, 0.75, 0.5], rtol=1e-6)
