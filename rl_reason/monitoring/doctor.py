@@ -19,7 +19,7 @@ from rl_reason.monitoring.signs import BROKEN, BROKEN_HELD_OUT, SIGN
 from rl_reason.structs import Experience, Rollouts, RunError
 
 ASKED = 64  # responses of a round that are searched, more or less
-ENOUGH = 32  # tokens, whose log-probabilities a sound policy has not all equal
+ENOUGH = 32  # tokens that a sound policy does not find all equally probable
 FIRST = 3  # steps of which the vital signs are said in any case
 BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # of the table
 QUIET = 5  # steps without a sign after which it is over
@@ -94,15 +94,16 @@ def broken(rollouts: Rollouts) -> int:
   """Responses that only broken parameters give; 0 of a sound policy.
 
   These are responses with a log-probability that is not finite; and all, if all
-  their tokens are equally probable: parameters that are finite but huge leave
-  every token as probable as any other, or one of them certain.
+  their tokens have the same below 0: parameters that are finite but huge leave
+  every token as probable as any other. (Where all tokens are certain, a policy
+  may have learned a task with one correct response.)
 
   Args:
     rollouts: on the host.
   """
   bad_BT = ~np.isfinite(rollouts.logps_BT) & rollouts.mask_BT
   logps = rollouts.logps_BT[rollouts.mask_BT & ~bad_BT]
-  if logps.size >= ENOUGH and np.ptp(logps) < 1e-4:
+  if logps.size >= ENOUGH and logps.max() < -0.1 and np.ptp(logps) < 1e-4:
     return len(bad_BT)
   return int(bad_BT.any(1).sum())
 
