@@ -336,7 +336,7 @@ def credit_quality(
   pair = np.stack([batch.advantages_BT[row, at], returns], dtype=np.float64)
   out = {}
   if row.size and (np.ptp(pair, axis=1) > 0).all():
-    out["critic/advantage_return_corr"] = np.corrcoef(pair)[0, 1]
+    out["critic/advantage_return_corr"] = np.asarray(np.corrcoef(pair))[0, 1]
   if critic is not None:
     bias, quarter = batch.values_BT[row, at] - returns, 4 * at // length
     for q in np.unique(quarter):
