@@ -21,7 +21,8 @@ Environment:
   IMAGE      required by image and run; a registry that the cluster can read
   WORKLOAD   name; default rl-reason
   TYPE       TPU type of a slice; default v6e-8
-  SLICES     number of slices; default 1
+  SLICES     number of slices; default 1. The slow network between slices is
+             for data parallelism: --config.mesh.data=SLICES
   STORAGE    storage made by `xpk storage`, mounted on every host
   RESTARTS   restarts after a preemption; default 10
   PROJECT    default: the project of gcloud's configuration

@@ -10,9 +10,11 @@ import pytest
 from conftest import ROOT
 
 from bench import (
+    collectives,
     gpu,
     harness,
     memory,
+    pipeline,
     rl_step,
     rollout,
     sampler_weights,
@@ -128,6 +130,56 @@ def test_work_is_counted_by_hand():
   few = gpu.work(cfg, size, [10, 2, 2, 2], 2)  # 8 tokens a slot; 10 is longest
   seen = 10 * (4 + 5) + 3 * 2 * (4 + 1)
   assert few["decode_bytes"] == 2 * (10 * weights + cache // (4 + 5) * seen)
+
+
+HLO = """
+HloModule step
+
+%layer (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %p = (s32[], bf16[8,4]{1,0}) parameter(0)
+  %g = bf16[64,4]{1,0:T(8,128)} all-gather(%x), dimensions={0}
+  ROOT %s = (s32[], bf16[8,4]{1,0}) tuple(%i, %x)
+}
+
+%norm (q: f32[4]) -> f32[4] {
+  ROOT %r = f32[4]{0} all-reduce(%q), to_apply=%add
+}
+
+%layers (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  ROOT %w = (s32[], bf16[8,4]{1,0}) while(%p), condition=%c, body=%layer, \
+backend_config={"known_trip_count":{"n":"28"}}
+}
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %b = (s32[], bf16[8,4]{1,0}) while(%t), condition=%c, body=%layers
+  %n = f32[4]{0} conditional(%ok, %a, %a), branch_computations={%norm, %skip}
+  %e = (f32[16]{0}, f32[4]{0}) reduce-scatter-start(%a), dimensions={0}
+  ROOT %d = f32[4]{0} reduce-scatter-done(%e)
+}
+"""
+
+
+def test_collectives_are_counted_with_the_trips_of_their_loops():
+  """By hand; a loop of unknown length counts once."""
+  found = [
+      (x["kind"], x["bytes"], x["calls"]) for x in collectives.largest(HLO)
+  ]
+  assert found == [
+      ("all-gather", 64 * 4 * 2, 28),
+      ("reduce-scatter", 16 * 4, 1),
+      ("all-reduce", 4 * 4, 1),
+  ]
+
+
+def test_bubbles_by_hand():
+  # 100 layers of 10 parameters, 20 in each of the two matrices of tokens.
+  found = pipeline.pipeline(1040, 20, 100, devices=64, stages=4)
+  assert found["micro"] == 2**21 // (8192 * 64 // (4 * 4))
+  assert found["bubble"] == 3 / 67 and found["uneven"] == 2 / 27
+  assert found["idle"] == pytest.approx(1 - 64 / 67 * 25 / 27)
+  # 8 bytes a parameter; 8 operations for each of its tokens.
+  assert pipeline.gathering(2.0, 1.0, 100) == 0.01
 
 
 def test_the_table_of_sampler_weights():

@@ -75,8 +75,10 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
   args: tuple[Any, ...] = (state, batch, packed, dict(kl=coef, entropy=coef))
   if c.lora.rank:
     args = (*args, _abstract(session, "same"))
+  # Outside of the mesh: what it makes of numbers cannot be compiled only.
+  program = programs.build(session).update
   with jax.set_mesh(mesh):
-    return programs.build(session).update.lower(*args).compile(), args
+    return program.lower(*args).compile(), args
 
 
 def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:

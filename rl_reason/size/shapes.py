@@ -24,7 +24,8 @@ def _qwen(width: int, layers: int, heads: int, kv: int, mlp: int, vocab=151936):
   )
 
 
-# What config.json of the models of configs/ says, of all that takes memory.
+# What config.json of the models of configs/ and bench/ says, of all that takes
+# memory.
 KNOWN = {
     "Qwen/Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864),
     "Qwen/Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960),
@@ -32,6 +33,15 @@ KNOWN = {
     "Qwen/Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944, 152064),
     "Qwen/Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824, 152064),
     "Qwen/Qwen2.5-32B": _qwen(5120, 64, 40, 8, 27648, 152064),
+    "meta-llama/Llama-3.1-70B": dict(
+        model_type="llama",
+        hidden_size=8192,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        intermediate_size=28672,
+        vocab_size=128256,
+    ),
     "deepseek-ai/deepseek-math-7b-instruct": dict(
         model_type="llama",
         hidden_size=4096,

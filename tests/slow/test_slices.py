@@ -1,0 +1,66 @@
+"""Meshes and programs for topologies that libtpu knows, without a TPU.
+
+Needs `pip install 'jax[tpu]'`, and is skipped without.
+"""
+
+import dataclasses
+import os
+
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AbstractMesh
+
+from bench import aot, collectives, slices
+from rl_reason.functions import ConfigError
+from rl_reason.monitoring.display import Display
+from rl_reason.scale import layout, sharding
+from rl_reason.session import critic_config
+from rl_reason.size import command, compiled, formula
+
+pytestmark = pytest.mark.slow
+
+
+def devices_of(name, **options):
+  pytest.importorskip("libtpu")
+  os.environ.update(aot.LIBTPU)
+  return topologies.get_topology_desc(
+      platform="tpu", topology_name=name, **options
+  ).devices
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("v5p:4x4x4", 8), ("v6e:4x4", 8), ("v6e:16x16", 8), ("v6e:8x8", 2)],
+)
+def test_named_topologies_take_meshes_that_divide_their_axes(name, tensor):
+  mesh = sharding.make_mesh(1, -1, tensor, devices_of(name))
+  text = layout.describe(mesh.axis_names, mesh.devices)
+  fsdp = mesh.size // tensor
+  assert text == f"mesh: fsdp {fsdp} x tensor {tensor} on one slice"
+
+
+def test_slices_are_joined_by_data_parallelism():
+  mesh = sharding.make_mesh(2, 4, 4, devices_of("v6e:4x4", num_slices=2))
+  text = layout.describe(mesh.axis_names, mesh.devices)
+  assert text == "mesh: data 2 over 2 slices, fsdp 4 x tensor 4 within each"
+  with pytest.raises(ConfigError, match="16 devices of a slice"):
+    sharding.make_mesh(2, 1, 24, devices_of("v6e:4x4", num_slices=3))
+
+
+def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
+  """Two layers of Qwen2.5-0.5B's width; the formula is near the program."""
+  devices = devices_of("v6e:4x4")
+  c, cfg = slices.config_of("1.5B", mesh__tensor=2, model__remat="full")
+  cfg = dataclasses.replace(cfg, layers=2, attention="tpu")
+  mesh = sharding.make_mesh(1, -1, 2, devices)
+  value = critic_config(c, cfg)
+  session = command._session(c, cfg, value, mesh, Display(False))
+  program, _ = compiled.update(session)
+  abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names)
+  size = formula.estimate(c, cfg, value, abstract)
+  held = size.held["initial parameters"]
+  assert compiled.peak(program) == pytest.approx(
+      size.update_peak - held, rel=0.25
+  )
+  sent = collectives.largest(program.as_text())
+  assert any(x["kind"] == "all-gather" and x["calls"] > 1 for x in sent)
