@@ -184,7 +184,8 @@ def rollout(session, size: formula.Size) -> dict:
   held = sum(size.held.values())
   if not size.rollout["weights of the sampler"]:
     held -= size.held["parameters"]  # the sampler reads them as they are
-  return dict(peak=held + max(map(compiled.peak, compiled.rollout(session))))
+  peaks = [compiled.peak(program) for program, _ in compiled.rollout(session)]
+  return dict(peak=held + max(peaks))
 
 
 def table(result: dict) -> str:

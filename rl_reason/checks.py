@@ -100,12 +100,15 @@ def _error(values: dict[str, Any], field: str, remedy: str) -> ConfigError:
   return ConfigError(f"{field} = {values.get(field)!r}: {remedy}")
 
 
+def _sft_steps(c) -> int:
+  return 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
+
+
 def _task(c) -> None:
   """The task, its difficulties, and the styles of its demonstrations."""
   with faults_of("task.name"):
     task = tasks.get(c.task.name)
-  sft_steps = 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
-  if sft_steps and not task.has_demonstrations:
+  if _sft_steps(c) and not task.has_demonstrations:
     fail(
         f"sft.skill.steps: the task {c.task.name} has no function demonstrate:"
         " give model.path, and set sft.skill.steps = 0 and sft.habits.steps = 0"
@@ -303,8 +306,15 @@ def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
   }
 
 
-def devices(c: ml_collections.ConfigDict, devices: int) -> None:
+def devices(
+    c: ml_collections.ConfigDict, devices: int, stage: str = "all"
+) -> None:
   """Checks what depends on the number of devices.
+
+  Args:
+    c: the whole config.
+    devices: how many the run uses.
+    stage: of `main.STAGES`; batches of stages that do not run are left alone.
 
   Raises:
     ConfigError: a batch or a parameter cannot be split over the mesh.
@@ -318,8 +328,10 @@ def devices(c: ml_collections.ConfigDict, devices: int) -> None:
   shards, tensor = sizes["data"] * sizes["fsdp"], sizes["tensor"]
   r, values = c.rollout, config.flat(c)
   for name, rows in {
-      "sft.batch": c.sft.batch,
-      "reward_model.batch": 2 * c.reward_model.batch,
+      "sft.batch": c.sft.batch if _sft_steps(c) else 0,
+      "reward_model.batch": (
+          2 * c.reward_model.batch if stage == "reward_model" else 0
+      ),
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
       "rollout.partial_groups": r.partial_groups,

@@ -128,7 +128,7 @@ def stages(
     cleanup.callback(dog.close)
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
-    checks.devices(config, len(devices or jax.devices()))
+    checks.devices(config, len(devices or jax.devices()), stage)
     mesh = sharding.make_mesh(**config.mesh, devices=devices)
     if mesh.size > 1:
       screen.say(layout.describe(mesh.axis_names, mesh.devices))

@@ -264,6 +264,17 @@ def test_batches_that_the_mesh_cannot_split():
     checks.devices(c, 4)
 
 
+def test_batches_of_stages_that_do_not_run_are_not_split():
+  c = base.get_config()
+  c.sft.batch, c.reward_model.batch = 3, 5
+  with pytest.raises(config.ConfigError, match="sft.batch = 3: 3 rows"):
+    checks.devices(c, 2)
+  c.sft.skill.steps = c.sft.habits.steps = 0
+  checks.devices(c, 4)
+  with pytest.raises(config.ConfigError, match="reward_model.batch = 5: 10"):
+    checks.devices(c, 4, "reward_model")
+
+
 def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
   """Before training: every program would be incorrect otherwise."""
 
