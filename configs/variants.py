@@ -69,6 +69,11 @@ def add(c) -> None:
       max_kl=number(0.0, low=0),  # ends the updates of a rollout; 0 is off
   )
   extend(
+      "rl",
+      staleness=number(0, low=0),  # steps that sampling is ahead of learning
+      old_logps=choice("sampler", "trainer"),  # of batches sampled ahead
+  )
+  extend(
       "optimizer",
       freeze=number(0.0, low=0, high=1),  # share of the first layers, in RL
       offload=False,  # optimizer state offload to host memory

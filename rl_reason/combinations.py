@@ -28,6 +28,7 @@ NEEDS = {
     "kl.place": "kl.kind",
     "reward.executor": "reward.functions",
     "reward.timeout": "reward.functions",
+    "rl.old_logps": "rl.staleness",
     "rollout.partial_across_steps": "rollout.partial_groups",
 }
 
@@ -44,6 +45,12 @@ CONFLICTS = {
     ("optimizer.freeze", "lora.rank"): "LoRA freezes all layers",
     ("rollout.partial_groups", "rollout.group_sizes.name"): (
         "groups of different sizes cannot be continued"
+    ),
+    ("dynamic_sampling.surplus", "rl.staleness"): (
+        "the groups that a step keeps come too late for batches in flight"
+    ),
+    ("rollout.partial_across_steps", "rl.staleness"): (
+        "responses would be of more policies than the age of a row can tell"
     ),
     ("rollout.partial_groups", "reward.shuffle"): (
         "the number of rounds depends on which responses are correct"
@@ -322,8 +329,14 @@ def _loss(c) -> None:
         "surrogate.name: has no ratio, so it is correct only on-policy: leave"
         f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
         " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
-        " False; or use ppo, whose ratio corrects for the policy that sampled"
+        " False, rl.staleness = 0; or use ppo, whose ratio corrects for the policy that sampled"
     )
+  if c.rl.staleness and c.correction.name != "none":
+    if c.rl.old_logps == "sampler":
+      fail(
+          "correction.name: does nothing if the old log-probs are the sampler's:"
+          " set rl.old_logps = 'trainer', or leave it out"
+      )
   cov = functions.arguments("covariance", c.covariance)
   if cov.get("low", 0) > cov.get("high", 0):
     fail(
@@ -380,6 +393,11 @@ def _off_policy(c) -> list[str]:
           " than the one that learns (rollout/sampler_trainer_kl);"
           " correction.name = 'truncate' corrects for the mismatch"
       )
+  if c.rl.old_logps == "trainer" and c.correction.name == "none":
+    out.append(
+        "rl.old_logps = 'trainer': nothing corrects for the age of the policy"
+        " that sampled; correction.name = 'truncate' does"
+    )
   if c.rollout.partial_across_steps:
     out.append(
         "rollout.partial_across_steps fills batches with the responses that"

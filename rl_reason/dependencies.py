@@ -37,6 +37,7 @@ PROGRESS: dict[str, Predicate] = {
     "optimizer.schedule": lambda name: name != "constant",
     "critic.schedule": lambda name: name != "constant",
     "reward.functions": _moves,
+    "rl.staleness": bool,  # nothing is sampled ahead beyond the last step
 } | {
     f"{known.field}.name": functools.partial(_takes_progress, kind)
     for kind, known in functions.KINDS.items()
@@ -46,6 +47,7 @@ PROGRESS: dict[str, Predicate] = {
 STALE: dict[str, Predicate] = {
     "dynamic_sampling.surplus": lambda name: name == "keep",
     "rollout.partial_across_steps": bool,
+    "rl.staleness": bool,
 }
 # Sources of updates by rows that another policy sampled: those, and all updates
 # of a step but the first.

@@ -91,6 +91,11 @@ def open_session(
         f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
+  if config.rl.staleness and jax.process_count() > 1:
+    raise config_lib.ConfigError(
+        f"rl.staleness = {config.rl.staleness}: the threads of several processes"
+        " would start programs in different orders: use one process, or 0"
+    )
   # The task and its verifier.
   task = tasks.get(config.task.name, display.say)
   if config.task.name == tasks.FILES:

@@ -27,6 +27,7 @@ STALE = {
         "rollout.partial_groups": 2,
         "rollout.partial_across_steps": True,
     },
+    "rl.staleness": {"rl.staleness": 1},
 }
 PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}
@@ -177,6 +178,18 @@ FILES = {
             | {"rollout.group_sizes.args.least": 9},
             "must not exceed rollout.group_size = 8",
         ),
+        *[
+            ({"rl.staleness": 1} | STALE[name], f"{name} = {value!r}: ")
+            for name, value in (
+                ("dynamic_sampling.surplus", "keep"),
+                ("rollout.partial_across_steps", True),
+            )
+        ],
+        (
+            {"rl.staleness": 1, "correction.name": "truncate"},
+            "set rl.old_logps = 'trainer'",
+        ),
+        ({"rl.old_logps": "trainer"}, "does nothing without rl.staleness"),
         ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
         (

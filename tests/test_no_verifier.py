@@ -89,8 +89,7 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   """Weights move from -1/2 to -1; verdicts count for nothing."""
   rows = graded(rollouts(), [1, 0, 0, 0, 1, 1], [0.5, 0.5, 0.5, 1, 0, 0])
   reward = programs.make_reward(free)
-  state = type("State", (), dict(step=1))
-  by_reward = reward_spread.signal(state, reward=reward, steps=2)
+  by_reward = reward_spread.signal(1, reward=reward, steps=2)
   assert by_reward(rows).tolist() == [False, True, False]
   inputs = step.credit_inputs(rows, progress=np.float32(0.5))
   rewards_B = np.asarray(reward(inputs))

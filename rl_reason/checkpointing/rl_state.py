@@ -24,6 +24,7 @@ class RLState:
     mesh: where arrays are saved from and restored to.
     step: RL steps that are done.
     evaluated: the policy of this step was evaluated.
+    ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
   """
 
   policy: TrainState
@@ -37,14 +38,17 @@ class RLState:
   mesh: Any
   step: int = 0
   evaluated: bool = False
+  ahead: Any = None
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
-    on_host = dict(
+    on_host: dict[str, Tree] = dict(
         kept=self.kept,
         history=self.history,
         unfinished=self.collector.unfinished,
     )
+    if self.ahead is not None:
+      on_host["ahead"] = self.ahead.arrays()
     return dict(
         policy=self.policy,
         critic=self.critic,
@@ -53,7 +57,9 @@ class RLState:
 
   def host(self) -> dict[str, Any]:
     """Everything else, as JSON."""
-    return dict(
+    # Batches in flight first: to sample them moves the stream of prompts.
+    in_flight = {} if self.ahead is None else dict(ahead=self.ahead.host())
+    return in_flight | dict(
         prompts=self.collector.prompts.get_state(),
         coefs=self.coefs,
         counters=self.counters,
@@ -75,6 +81,18 @@ class RLState:
     self.collector.prompts.set_state(host["prompts"])
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
+    if self.ahead is not None:
+      self.ahead.restore(sharding.fetch(arrays["ahead"]), host["ahead"])
+
+  def wait(self) -> None:
+    """Waits until nothing is sampled ahead any more."""
+    if self.ahead is not None:
+      self.ahead.wait()
+
+  def close(self) -> None:
+    """Ends the thread that samples ahead, if there is one."""
+    if self.ahead is not None:
+      self.ahead.close()
 
 
 def require_base(host: dict, digest: int) -> None:

@@ -23,6 +23,7 @@ def is_due(c, step: int) -> bool:
 
 def run(session: Session, params: Tree, state: RLState) -> float:
   """Logs an evaluation; returns the score by which checkpoints compete."""
+  state.wait()  # sampler and verifiers are shared
   c, say, start = session.config, session.display.say, time.monotonic()
   first_or_last = state.step in (0, c.rl.steps)
   count = c.evaluate.interim_prompts

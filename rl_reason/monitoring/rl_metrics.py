@@ -186,6 +186,7 @@ class Counter(NamedTuple):
 def step_metrics(
     state: Any,
     metrics: dict[str, Any],
+    counts: dict[str, dict[str, float]],
     rows: Experience,
     credit: dict[str, Any],
     batch: Batch,
@@ -196,12 +197,14 @@ def step_metrics(
     on_policy: bool,
     gamma: float = 1.0,
     verified: bool = True,
+    stale: bool = False,
 ) -> tuple[dict[str, float], dict[str, Any]]:
   """The counters after a step, and its metrics on the host.
 
   Args:
     state: `rl_state.RLState` before the step.
     metrics: of `dynamic_sampling.fill_batch`.
+    counts: of `RolloutCollector.counts`.
     rows: of the batch.
     credit: of `credit.assign`.
     batch: what the update reads.
@@ -211,6 +214,7 @@ def step_metrics(
     on_policy: the update reports the gap between sampler and trainer itself.
     gamma: discount per token, of returns.
     verified: whether there is a verifier; without one nothing is correct.
+    stale: whether batches are sampled ahead, see `rollout_metrics`.
   """
   generated = int(metrics["tokens/generated"])
   rounds = int(metrics["train/generation_rounds"])
@@ -227,19 +231,20 @@ def step_metrics(
           batch,
           terms=terms,
           on_policy=on_policy,
+          stale=stale,
       )
       | credit_quality(rows, credit["rewards_B"], batch, state.critic, gamma)
       | credit["metrics"]
       | totals(counters)
       | {f"coef/{name}": value for name, value in state.coefs.items()}
-      | state.collector.rewards.runner.counts
+      | counts["functions"]
       | {
           "tokens/step": generated,
           "tokens/trained": int(filled_MARL.sum()),
           "perf/pack_fill": float(used_XRL.mean()) if used_XRL.size else 0.0,
-          "train/verifier_failures": state.collector.failures,
       }
-      | state.collector.seen.signs()
+      | counts["failures"]
+      | counts["signs"]
   )
   if not verified:
     metrics = {k: x for k, x in metrics.items() if k not in OF_VERIFIER}
@@ -253,6 +258,7 @@ def rollout_metrics(
     *,
     terms: tuple[str, ...],
     on_policy: bool,
+    stale: bool = False,
 ) -> dict[str, Any]:
   """Statistics of the rows of a training batch; padding is left out.
 
@@ -262,6 +268,8 @@ def rollout_metrics(
     batch: with the advantages.
     terms: names of the functions and models of the reward.
     on_policy: the update reports the gap between sampler and trainer itself.
+    stale: the gap is that of all rows, the age of their policy included; or
+      else of the rows that this step sampled.
   """
   rollouts = rows.rollouts
   real_B = rows.age_B >= 0
@@ -298,8 +306,9 @@ def rollout_metrics(
       "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
   }
   if not on_policy:
-    fresh_BT = rollouts.mask_BT & (rows.age_B == 0)[:, None]
-    gap = (rollouts.logps_BT - rows.old_logps_BT)[fresh_BT]
+    measured_B = real_B if stale else rows.age_B == 0
+    gap_BT = rollouts.logps_BT - rows.old_logps_BT
+    gap = gap_BT[rollouts.mask_BT & measured_B[:, None]]
     out["rollout/logp_gap_max"] = np.abs(gap).max(initial=0)
     out["rollout/sampler_trainer_kl"] = gap.mean() if gap.size else 0
   return out

@@ -13,6 +13,8 @@ from rl_reason.structs import Array, Batch, Experience, call_by_name
 from rl_reason.tasks import Row
 
 DIGITS = 5  # of a number of a token: a file of samples is read by eye
+# Mean verdict of a group without signal -> its name; -1: there is none.
+EXTREMES = {0.0: "all incorrect", 1.0: "all correct", -1.0: "unverified"}
 VERDICTS = {0: "no", 1: "yes", None: "not verified"}
 FEW_TOKENS = 10_000  # of all groups of a step: each has its numbers
 
@@ -134,7 +136,8 @@ class SampleLog:
     self._reward, self._surrogate = reward, surrogate
     self._estimate_kl, self._has_values = estimate_kl, has_values
     self._new_logps = new_logps
-    self._extremes: dict[str, Extreme] = {}  # of this step, by `_extreme`
+    # Of the steps that are not logged yet, by `_extreme`.
+    self._extremes: dict[int, dict[str, Extreme]] = {}
 
   def watch(
       self, step: int, collect: Callable[..., Experience], *args: Any
@@ -146,21 +149,33 @@ class SampleLog:
       collect: `RolloutCollector.collect`.
       *args: its first arguments.
     """
-    self._extremes = {}
+    self._extremes[step] = {}
 
     def sample_round(*more: Any) -> Experience:
       rows = collect(*args, *more)
-      if self._is_due(step + 1):
-        inputs = _outcome_inputs(rows, np.float32(step / self._steps))
-        rewards_B = np.asarray(self._reward(inputs))
-        for index in _groups(rows.rollouts.ids_B):
-          name = self._extreme(rows.correct_B[index], rewards_B[index])
-          if name and name not in self._extremes:
-            group = jax.tree.map(lambda x, i=index: x[i], rows)
-            self._extremes[name] = Extreme(group, rewards_B[index])
+      self.keep_extremes(step, rows)
       return rows
 
     return sample_round
+
+  def keep_extremes(self, step: int, rows: Experience) -> None:
+    """Keeps the first extreme groups of a round for `log`."""
+    found = self._extremes.setdefault(step, {})
+    if not self._is_due(step + 1):
+      return
+    inputs = _outcome_inputs(rows, np.float32(step / self._steps))
+    rewards_B = np.asarray(self._reward(inputs))
+    for index in _groups(rows.rollouts.ids_B):
+      if rows.age_B[index[0]] < 0:
+        continue  # padding
+      name = self._extreme(rows.correct_B[index], rewards_B[index])
+      if name and name not in found:
+        group = jax.tree.map(lambda x, i=index: x[i], rows)
+        found[name] = Extreme(group, rewards_B[index])
+
+  def extremes(self, step: int) -> list[Experience]:
+    """The groups that are kept for a step: at most one of each name."""
+    return [x.rows for x in self._extremes.get(step, {}).values()]
 
   def log(
       self,
@@ -181,6 +196,7 @@ class SampleLog:
       plan: its PackingPlan.
       entropy_BT: of the policy before the update, if it is known.
     """
+    kept = self._extremes.pop(step - 1, {})
     if not self._is_due(step):
       return
     arrays = dict(reward=credit["rewards_B"], advantage=batch.advantages_BT)
@@ -203,12 +219,12 @@ class SampleLog:
     mixed = [
         x for x in real if not self._extreme(rows.correct_B[x], rewards_B[x])
     ]
-    wanted = max(self._groups - len(self._extremes), 1)
+    wanted = max(self._groups - len(kept), 1)
     at = np.linspace(0, len(mixed) - 1, min(wanted, len(mixed)))
     chosen = [mixed[round(i)] for i in at]
     found = [(rows, index, arrays) for index in chosen]
     # Then the extremes; without dynamic sampling they are in the batch.
-    extremes = sorted(self._extremes.items(), reverse=True)
+    extremes = sorted(kept.items(), reverse=True)
     for _, extreme in extremes[: self._groups - 1]:
       prompt_id = extreme.rows.rollouts.ids_B[0]
       same = [x for x in real if rows.rollouts.ids_B[x[0]] == prompt_id]
@@ -248,9 +264,8 @@ class SampleLog:
     if self._by_reward:
       known = rewards[np.isfinite(rewards)]
       return "" if len(set(known.tolist())) > 1 else "equal rewards"
-    names = {0.0: "all incorrect", 1.0: "all correct"}
     known = correct[correct >= 0]
-    return names.get(float(known.mean()), "") if known.size else "unverified"
+    return EXTREMES.get(float(known.mean()) if known.size else -1.0, "")
 
   def _is_due(self, step: int) -> bool:
     return step == 1 or step % self._every == 0

@@ -1,7 +1,12 @@
 """Ahead-of-time compilation: each program of a run is compiled exactly once."""
 
+import threading
 import time
 from typing import Any, Protocol
+
+# Programs of two threads enter the queues of all devices one after the other:
+# collectives wait for ever for a device that was given them in another order.
+DISPATCH = threading.Lock()
 
 
 class Display(Protocol):
@@ -43,4 +48,5 @@ class CompiledOnce:
       self._compiled = self.lower(*args).compile()
       seconds = time.monotonic() - start
       self._display.say(f"compiled {self._name} in {seconds:.1f} s")
-    return self._compiled(*args)
+    with DISPATCH:
+      return self._compiled(*args)

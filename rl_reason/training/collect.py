@@ -104,6 +104,14 @@ class RolloutCollector:
     self.seen.clear()
     self.rewards.runner.reset()
 
+  def counts(self) -> dict[str, dict[str, float]]:
+    """What was counted since `start_step`: metrics, as JSON."""
+    return dict(
+        functions=dict(self.rewards.runner.counts),
+        failures={"train/verifier_failures": self.failures},
+        signs=self.seen.signs(),
+    )
+
   def collect(
       self,
       weights: Tree,

@@ -11,7 +11,7 @@ from rl_reason.scale import linear, sharding
 from rl_reason.scale.randomness import key
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import Experience, RunError, Tree
-from rl_reason.training import history as history_lib, programs
+from rl_reason.training import ahead, history as history_lib, programs
 from rl_reason.training.optimizer import abstract_state, init_state, new_state
 
 
@@ -84,7 +84,11 @@ def abstract_arrays(session: Session) -> Tree:
     rows = c.rollout.partial_groups * c.rollout.group_size
     unfinished = programs.empty_rows(c, rows)
   kept, history = _no_rows(session)
-  on_host = dict(kept=kept, history=history, unfinished=unfinished)
+  on_host: dict[str, Tree] = dict(
+      kept=kept, history=history, unfinished=unfinished
+  )
+  if c.rl.staleness:
+    on_host["ahead"] = ahead.no_batches(c)
   return dict(
       policy=policy, critic=critic_state, **sharding.put(session.mesh, on_host)
   )

@@ -54,7 +54,7 @@ class Programs(NamedTuple):
     step_metrics: `rl_metrics.step_metrics`.
     steer: `steer`, with the adaptive controllers; None if there is none.
     on_policy: the update computes the old log-probs itself.
-    signal: RLState -> the `signal` of `dynamic_sampling.fill_batch`.
+    signal: step -> the `signal` of `dynamic_sampling.fill_batch`.
   """
 
   plan: Callable[..., packing.PackingPlan]
@@ -141,6 +141,7 @@ def build(session: Session) -> Programs:
           on_policy=on_policy,
           gamma=config_lib.discount(c),
           verified=not combinations.no_verifier(c),
+          stale=c.rl.staleness > 0,
       ),
       steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
       if any(controllers.values())
@@ -150,8 +151,8 @@ def build(session: Session) -> Programs:
   )
 
 
-def make_signal(c) -> Callable[[Any], Callable[[Experience], Array]]:
-  """RLState -> which groups of a round have signal."""
+def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
+  """Step -> which groups of a round have signal."""
   if combinations.by_reward(c):
     return functools.partial(
         reward_spread.signal, reward=make_reward(c), steps=c.rl.steps

@@ -28,18 +28,18 @@ def of_finished(rows: Experience) -> np.ndarray:
 
 
 def signal(
-    state, *, reward: Callable[[dict], Array], steps: int
+    step: int, *, reward: Callable[[dict], Array], steps: int
 ) -> Callable[[Experience], np.ndarray]:
   """The `signal` of `dynamic_sampling.fill_batch`.
 
   Args:
-    state: the `RLState`, whose step moves the weights of the reward's terms.
+    step: RL steps that are done, which move the weights of the reward's terms.
     reward: `credit.outcome`, its keywords bound.
     steps: of the run.
   """
 
   def rewards_differ(rows: Experience) -> np.ndarray:
-    inputs = credit_inputs(rows, progress=np.float32(state.step / steps))
+    inputs = credit_inputs(rows, progress=np.float32(step / steps))
     rewards_B = np.asarray(reward(inputs))
     found = dynamic_sampling.groups(rows.rollouts.ids_B)
     # A response whose reward is unknown (NaN) says nothing.

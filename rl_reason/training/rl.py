@@ -17,6 +17,10 @@ all of them. Where to find the techniques of DAPO and VAPO:
   group sampling               rollout.group_size, in collect
 """
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +34,7 @@ from rl_reason.scale import sharding
 from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import (
+    ahead,
     dynamic_sampling,
     history,
     programs,
@@ -81,10 +86,10 @@ def train(
       return params
     return lora.join(base, params, programs.lora_scale(c))
 
-  # Keywords of `fill_batch`; `batches` is read by the collector.
+  # Keywords of `fill_batch`; other fields are read elsewhere.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
-  refill |= dict(group_size=c.rollout.group_size, signal=run.signal(state))
-  del refill["batches"]
+  refill |= dict(group_size=c.rollout.group_size)
+  del refill["batches"], refill["signal"]
   collector, clock = state.collector, state.collector.clock
   limit = c.rl.max_steps_without_update
   health = doctor.Doctor(
@@ -98,6 +103,21 @@ def train(
       collector,
       new_logps=lambda plan: run.logps(policy(state.policy.params), plan)[0],
   )
+
+  def sample_batch(step: int, weights: Tree, on_dispatch: Callable[[], None]):
+    """The batch of a step, surplus groups, metrics, and what was counted."""
+    collector.start_step()
+    found = dynamic_sampling.fill_batch(
+        samples.watch(step, collector.collect, weights, on_dispatch),
+        state.kept,
+        signal=run.signal(step),
+        **refill,
+    )
+    return *found, collector.counts()
+
+  collect: Callable[..., Any] = sample_batch
+  if c.rl.staleness:  # batches of later steps are sampled meanwhile
+    collect = state.ahead = ahead.make(session, state, samples, sample_batch)
   keep = dict(
       keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
   )
@@ -107,7 +127,8 @@ def train(
     return policy(state.policy.params)
 
   clock.skip()
-  with stage.running("RL", c.rl.steps, state, logger.flush):
+  running = stage.running("RL", c.rl.steps, state, logger.flush)
+  with contextlib.closing(state), running:
     while True:
       # Evaluate held-out prompts when due, and save the whole state.
       if not state.evaluated and interim.is_due(c, state.step):
@@ -126,13 +147,10 @@ def train(
 
       # Collect: sample and grade responses until the batch is full of groups
       # with signal (dynamic sampling). Meanwhile the step before is logged.
-      collector.start_step()
       params = policy(state.policy.params)
       weights = engine.weights(params, c.rollout.weights)
-      rows, surplus, metrics = dynamic_sampling.fill_batch(
-          samples.watch(state.step, collector.collect, weights, logger.flush),
-          state.kept,
-          **refill,
+      rows, surplus, metrics, counts = collect(
+          state.step, weights, on_dispatch=logger.flush
       )
       logger.flush()  # not yet, if groups that were kept fill the batch
       del weights  # freed before the update
@@ -198,7 +216,7 @@ def train(
 
       # Log, while the device computes the update; adapt KL and entropy bonus.
       state.counters, metrics = run.step_metrics(
-          state, metrics, rows, credit, batch, plan
+          state, metrics, counts, rows, credit, batch, plan
       )
       state.step, state.evaluated = state.step + 1, False
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)

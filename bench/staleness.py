@@ -1,0 +1,258 @@
+"""Simulates the time of a step against rl.staleness and the split of devices.
+
+  python -m bench.staleness            # a minute; nothing is measured
+  python -m bench.staleness --table    # only table and figure, from JSON
+
+Costs come from results/bench_rollout.json and results/bench_update.json. Each
+device decodes its part of a batch as the sampler does, with log-normal lengths;
+batches follow the schedule of `rl_reason/training/ahead.py`. Writes
+results/staleness_time.json, .md and .png (the figure needs matplotlib).
+"""
+
+import argparse
+import dataclasses
+import heapq
+import json
+import statistics
+
+import numpy as np
+
+from bench import harness
+
+DEVICES = (8, 16, 32, 64, 128, 256, 512)
+STALENESS = (0, 1, 2, 4, 8)
+SHARES = tuple(n / 8 for n in range(1, 8))  # of the devices: they sample
+ROWS, LIMIT, MEAN, PROMPT = 4096, 20480, 1000, 256  # of a step; tokens
+SLOTS = 64  # of a device
+STEPS, WARMUP = 60, 12
+FORWARD = 1 / 3  # of an update: the pass for old log-probs
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """Seconds of one device of the machine that was measured.
+
+  Attributes:
+    decode: of a decode step, whatever the number of rows.
+    update: of an update, whatever the number of tokens.
+    token: of each token of an update beside.
+  """
+
+  decode: float
+  update: float
+  token: float
+
+
+def costs() -> Costs:
+  """The costs that the committed measurements imply.
+
+  A decode step costs the same with 64 rows as with 128: with a second cost per
+  token, least squares make that cost negative. Updates are a line through their
+  two sizes.
+  """
+  steps, seconds = [], []
+  for case, median in _medians("rollout").values():
+    size = harness.Size(**case["size"])
+    mean = size.response * 100 / 512
+    lengths = [size.response] * size.rows
+    if size.tail:
+      lengths = harness.lengths(size.rows, size.response, mean)
+    slots = case["systems"]["ours"]["options"]["slots"]
+    steps.append(decode_steps(lengths, slots))
+    seconds.append(median)
+  decode = np.dot(steps, seconds) / np.dot(steps, steps)
+  (x0, y0), (x1, y1) = sorted(
+      (case["tokens"] + case["size"]["rows"] * case["size"]["prompt"], median)
+      for case, median in _medians("update").values()
+  )
+  token = (y1 - y0) / (x1 - x0)
+  return Costs(float(decode), y0 - token * x0, token)
+
+
+def _medians(name: str) -> dict[str, tuple[dict, float]]:
+  cases = harness.read(f"bench_{name}")["cases"]
+  return {
+      key: (case, statistics.median(case["systems"]["ours"]["seconds"]))
+      for key, case in cases.items()
+  }
+
+
+def decode_steps(lengths: list[int], slots: int) -> int:
+  """Decode steps until all responses have ended; the longest start first."""
+  busy: list[int] = []
+  for length in sorted(lengths, reverse=True):
+    start = heapq.heappop(busy) if len(busy) == slots else 0
+    heapq.heappush(busy, start + length)
+  return max(busy)
+
+
+def schedule(
+    sampling: list[float], learning: list[float], staleness: int
+) -> list[float]:
+  """When each step ends, in seconds.
+
+  Args:
+    sampling: seconds of each batch on the devices that sample.
+    learning: seconds of each step on the devices that learn.
+    staleness: S; 0: the devices do one after the other.
+  """
+  ends: list[float] = []
+  sampled = 0.0
+  done: list[float] = []
+  for step, seconds in enumerate(learning):
+    begins = ends[-1] if ends else 0.0
+    # Batches up to S steps later may begin: this step's weights are there.
+    while len(done) <= min(step + staleness, len(learning) - 1):
+      sampled = max(sampled, begins) + sampling[len(done)]
+      done.append(sampled)
+    ends.append(max(begins, done[step]) + seconds)
+  return ends
+
+
+def batches(devices: int, steps: int, cost: Costs) -> tuple[list, list]:
+  """Seconds of sampling each batch on so many devices, and its tokens."""
+  seconds, tokens = [], []
+  for step in range(steps):
+    lengths = harness.lengths(ROWS, LIMIT, MEAN, seed=step)
+    parts = [lengths[n::devices] for n in range(devices)]
+    slowest = max(decode_steps(x, SLOTS) for x in parts)
+    seconds.append(slowest * cost.decode)
+    tokens.append(sum(lengths) + ROWS * PROMPT)
+  return seconds, tokens
+
+
+def run() -> dict:
+  """Simulates all numbers of devices, splits and S."""
+  cost, points = costs(), []
+  for devices in DEVICES:
+    for share in (1.0, *SHARES):
+      samplers = round(devices * share)
+      learners = devices if share == 1 else devices - samplers
+      sampling, tokens = batches(samplers, STEPS, cost)
+      factor = 1 + FORWARD
+      learning = [
+          factor * (cost.update + cost.token * n / learners) for n in tokens
+      ]
+      for staleness in STALENESS:
+        if (staleness == 0) != (share == 1):
+          continue  # devices are shared, or they work at the same time
+        ends = schedule(sampling, learning, staleness)
+        step = (ends[-1] - ends[WARMUP]) / (len(ends) - 1 - WARMUP)
+        points.append(
+            dict(devices=devices, share=share, staleness=staleness, step=step)
+            | dict(
+                sampling=statistics.mean(sampling),
+                learning=statistics.mean(learning),
+            )
+        )
+    print(devices, flush=True)
+  return dict(
+      command="python -m bench.staleness",
+      costs=dataclasses.asdict(cost),
+      batch=dict(rows=ROWS, limit=LIMIT, mean=MEAN, prompt=PROMPT, slots=SLOTS),
+      points=points,
+  )
+
+
+def best(result: dict, devices: int, staleness: int) -> dict:
+  """The split with the shortest step."""
+  found = [
+      x
+      for x in result["points"]
+      if x["devices"] == devices and x["staleness"] == staleness
+  ]
+  return min(found, key=lambda x: x["step"])
+
+
+def page(result: dict) -> list[str]:
+  """Returns lines of Markdown."""
+  cost, batch = result["costs"], result["batch"]
+  head = " | ".join(f"S = {s}" for s in STALENESS[1:])
+  lines = [
+      "# Time of a step against staleness",
+      "",
+      "**A simulation.** One device is the machine of bench_rollout.md and"
+      f" bench_update.md: a decode step takes {cost['decode'] * 1e3:.1f} ms with"
+      f" any number of rows up to {batch['slots']}, an update"
+      f" {cost['update']:.2f} s and {cost['token'] * 1e3:.3f} ms for each token;"
+      " the pass for old log-probs is a third of an update. A step has"
+      f" {batch['rows']:,} responses, log-normal lengths of mean"
+      f" {batch['mean']:,} (sigma 1), at most {batch['limit']:,} tokens, split"
+      " over the devices that sample. Left out: communication, verifiers, the"
+      " hand-over of weights, dynamic sampling. S = 0: all devices sample, then"
+      " all learn. S > 0: the best of seven splits, the share of devices that"
+      " sample in parentheses. Seconds of a step, mean of"
+      f" {STEPS - WARMUP - 1}. Made by `{result['command']}`.",
+      "",
+      f"| devices | S = 0: sampling + learning | S = 0 | {head} |",
+      "|---" * (3 + len(STALENESS[1:])) + "|",
+  ]
+  for devices in DEVICES:
+    shared = best(result, devices, 0)
+    cells = [
+        str(devices),
+        f"{shared['sampling']:.0f} + {shared['learning']:.0f}",
+        f"{shared['step']:.0f}",
+    ]
+    for staleness in STALENESS[1:]:
+      found = best(result, devices, staleness)
+      cells.append(f"{found['step']:.0f} ({found['share']:.3g})")
+    lines.append(f"| {' | '.join(cells)} |")
+  return lines
+
+
+def figure(result: dict) -> None:
+  """Draws the gain over S = 0, and the cost of another split."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  import matplotlib.pyplot as plt
+
+  fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+  middle = DEVICES[len(DEVICES) // 2]
+  for staleness in STALENESS[1:]:
+    gain = [
+        best(result, n, 0)["step"] / best(result, n, staleness)["step"]
+        for n in DEVICES
+    ]
+    left.plot(DEVICES, gain, marker="o", label=f"S = {staleness}")
+    found = [
+        (x["share"], x["step"])
+        for x in result["points"]
+        if x["devices"] == middle and x["staleness"] == staleness
+    ]
+    right.plot(*zip(*found, strict=True), marker="o", label=f"S = {staleness}")
+  left.axhline(1, color="black", lw=0.8)
+  right.axhline(
+      best(result, middle, 0)["step"], color="black", lw=0.8, label="S = 0"
+  )
+  left.set(xlabel="devices", ylabel="speed relative to S = 0", xscale="log")
+  left.set_xticks(DEVICES, map(str, DEVICES))
+  left.minorticks_off()
+  right.set(
+      xlabel=f"share of {middle} devices that sample",
+      ylabel="seconds of a step",
+      ylim=0,
+  )
+  for panel in (left, right):
+    panel.legend(frameon=False, fontsize=8)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+  fig.tight_layout()
+  fig.savefig(harness.RESULTS / "staleness_time.png", dpi=130)
+
+
+def main() -> None:
+  """Simulates, then writes table and figure."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--table", action="store_true")
+  if parser.parse_args().table:
+    result = harness.read("staleness_time")
+  else:
+    result = json.loads(json.dumps(run()))
+  harness.write("staleness_time", result, page(result))
+  figure(result)
+
+
+if __name__ == "__main__":
+  main()
