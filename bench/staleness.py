@@ -172,9 +172,9 @@ def page(result: dict) -> list[str]:
       "# Time of a step against staleness",
       "",
       "**A simulation.** One device is the machine of bench_rollout.md and"
-      f" bench_update.md: a decode step takes {cost['decode'] * 1e3:.1f} ms with"
-      f" any number of rows up to {batch['slots']}, an update"
-      f" {cost['update']:.2f} s and {cost['token'] * 1e3:.3f} ms for each token;"
+      f" bench_update.md: {cost['decode'] * 1e3:.1f} ms for a decode step of up"
+      f" to {batch['slots']} rows, {cost['update']:.2f} s for an update and"
+      f" {cost['token'] * 1e3:.3f} ms for each of its tokens;"
       " the pass for old log-probs is a third of an update. A step has"
       f" {batch['rows']:,} responses, log-normal lengths of mean"
       f" {batch['mean']:,} (sigma 1), at most {batch['limit']:,} tokens, split"

@@ -329,13 +329,14 @@ def _loss(c) -> None:
         "surrogate.name: has no ratio, so it is correct only on-policy: leave"
         f" {', '.join(late)} at updates.minibatches = 1, updates.epochs = 1,"
         " dynamic_sampling.surplus = 'discard', rollout.partial_across_steps ="
-        " False, rl.staleness = 0; or use ppo, whose ratio corrects for the policy that sampled"
+        " False, rl.staleness = 0; or use ppo, whose ratio corrects for the"
+        " policy that sampled"
     )
   if c.rl.staleness and c.correction.name != "none":
     if c.rl.old_logps == "sampler":
       fail(
-          "correction.name: does nothing if the old log-probs are the sampler's:"
-          " set rl.old_logps = 'trainer', or leave it out"
+          "correction.name: does nothing where the old log-probs are the"
+          " sampler's: set rl.old_logps = 'trainer', or leave it out"
       )
   cov = functions.arguments("covariance", c.covariance)
   if cov.get("low", 0) > cov.get("high", 0):

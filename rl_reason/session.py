@@ -93,7 +93,7 @@ def open_session(
     )
   if config.rl.staleness and jax.process_count() > 1:
     raise config_lib.ConfigError(
-        f"rl.staleness = {config.rl.staleness}: the threads of several processes"
+        f"rl.staleness = {config.rl.staleness}: threads of several processes"
         " would start programs in different orders: use one process, or 0"
     )
   # The task and its verifier.
