@@ -12,6 +12,7 @@ results/staleness_time.json, .md and .png (the figure needs matplotlib).
 import argparse
 import dataclasses
 import heapq
+import itertools
 import json
 import statistics
 
@@ -25,6 +26,8 @@ SHARES = tuple(n / 8 for n in range(1, 8))  # of the devices: they sample
 ROWS, LIMIT, MEAN, PROMPT = 4096, 20480, 1000, 256  # of a step; tokens
 SLOTS = 64  # of a device
 STEPS, WARMUP = 60, 12
+# S, and a mark where batches overlap, which is not implemented.
+COLUMNS = ((1, ""), (2, ""), (8, ""), (2, "*"), (4, "*"), (8, "*"))
 FORWARD = 1 / 3  # of an update: the pass for old log-probs
 
 
@@ -87,38 +90,45 @@ def decode_steps(lengths: list[int], slots: int) -> int:
 
 
 def schedule(
-    sampling: list[float], learning: list[float], staleness: int
+    sampling: list[float],
+    occupied: list[float],
+    learning: list[float],
+    staleness: int,
 ) -> list[float]:
   """When each step ends, in seconds.
 
   Args:
-    sampling: seconds of each batch on the devices that sample.
+    sampling: seconds from the first to the last token of each batch.
+    occupied: seconds after which the next batch may begin: all of `sampling`,
+      or fewer if batches overlap.
     learning: seconds of each step on the devices that learn.
     staleness: S; 0: the devices do one after the other.
   """
   ends: list[float] = []
-  sampled = 0.0
   done: list[float] = []
+  free = 0.0
   for step, seconds in enumerate(learning):
     begins = ends[-1] if ends else 0.0
     # Batches up to S steps later may begin: this step's weights are there.
     while len(done) <= min(step + staleness, len(learning) - 1):
-      sampled = max(sampled, begins) + sampling[len(done)]
-      done.append(sampled)
+      start = max(free, begins)
+      free = start + occupied[len(done)]
+      done.append(start + sampling[len(done)])
     ends.append(max(begins, done[step]) + seconds)
   return ends
 
 
-def batches(devices: int, steps: int, cost: Costs) -> tuple[list, list]:
-  """Seconds of sampling each batch on so many devices, and its tokens."""
-  seconds, tokens = [], []
-  for step in range(steps):
+def batches(devices: int, cost: Costs) -> tuple[list, list, list]:
+  """Of each batch: its seconds, those of full slots, and its tokens."""
+  seconds, full, tokens = [], [], []
+  for step in range(STEPS):
     lengths = harness.lengths(ROWS, LIMIT, MEAN, seed=step)
     parts = [lengths[n::devices] for n in range(devices)]
     slowest = max(decode_steps(x, SLOTS) for x in parts)
     seconds.append(slowest * cost.decode)
+    full.append(max(sum(x) for x in parts) / SLOTS * cost.decode)
     tokens.append(sum(lengths) + ROWS * PROMPT)
-  return seconds, tokens
+  return seconds, full, tokens
 
 
 def run() -> dict:
@@ -128,19 +138,21 @@ def run() -> dict:
     for share in (1.0, *SHARES):
       samplers = round(devices * share)
       learners = devices if share == 1 else devices - samplers
-      sampling, tokens = batches(samplers, STEPS, cost)
+      sampling, full, tokens = batches(samplers, cost)
       factor = 1 + FORWARD
       learning = [
           factor * (cost.update + cost.token * n / learners) for n in tokens
       ]
-      for staleness in STALENESS:
-        if (staleness == 0) != (share == 1):
+      for staleness, overlap in itertools.product(STALENESS, (False, True)):
+        if (staleness == 0) != (share == 1) or overlap > (staleness > 1):
           continue  # devices are shared, or they work at the same time
-        ends = schedule(sampling, learning, staleness)
+        occupied = full if overlap else sampling
+        ends = schedule(sampling, occupied, learning, staleness)
         step = (ends[-1] - ends[WARMUP]) / (len(ends) - 1 - WARMUP)
         points.append(
             dict(devices=devices, share=share, staleness=staleness, step=step)
             | dict(
+                overlap=overlap,
                 sampling=statistics.mean(sampling),
                 learning=statistics.mean(learning),
             )
@@ -154,12 +166,15 @@ def run() -> dict:
   )
 
 
-def best(result: dict, devices: int, staleness: int) -> dict:
+def best(
+    result: dict, devices: int, staleness: int, overlap: bool = False
+) -> dict:
   """The split with the shortest step."""
   found = [
       x
       for x in result["points"]
-      if x["devices"] == devices and x["staleness"] == staleness
+      if (x["devices"], x["staleness"]) == (devices, staleness)
+      if x["overlap"] == overlap
   ]
   return min(found, key=lambda x: x["step"])
 
@@ -167,7 +182,7 @@ def best(result: dict, devices: int, staleness: int) -> dict:
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
   cost, batch = result["costs"], result["batch"]
-  head = " | ".join(f"S = {s}" for s in STALENESS[1:])
+  head = " | ".join(f"S = {s}{mark}" for s, mark in COLUMNS)
   lines = [
       "# Time of a step against staleness",
       "",
@@ -181,11 +196,14 @@ def page(result: dict) -> list[str]:
       " over the devices that sample. Left out: communication, verifiers, the"
       " hand-over of weights, dynamic sampling. S = 0: all devices sample, then"
       " all learn. S > 0: the best of seven splits, the share of devices that"
-      " sample in parentheses. Seconds of a step, mean of"
-      f" {STEPS - WARMUP - 1}. Made by `{result['command']}`.",
+      " sample in parentheses. *: what batches would gain that overlap, the"
+      " first rows of one in the slots that the last rows of another leave;"
+      " that is not implemented: a batch begins when the one before it is"
+      f" complete. Seconds of a step, mean of {STEPS - WARMUP - 1}. Made by"
+      f" `{result['command']}`.",
       "",
       f"| devices | S = 0: sampling + learning | S = 0 | {head} |",
-      "|---" * (3 + len(STALENESS[1:])) + "|",
+      "|---" * (3 + len(COLUMNS)) + "|",
   ]
   for devices in DEVICES:
     shared = best(result, devices, 0)
@@ -194,8 +212,8 @@ def page(result: dict) -> list[str]:
         f"{shared['sampling']:.0f} + {shared['learning']:.0f}",
         f"{shared['step']:.0f}",
     ]
-    for staleness in STALENESS[1:]:
-      found = best(result, devices, staleness)
+    for staleness, mark in COLUMNS:
+      found = best(result, devices, staleness, bool(mark))
       cells.append(f"{found['step']:.0f} ({found['share']:.3g})")
     lines.append(f"| {' | '.join(cells)} |")
   return lines
@@ -209,28 +227,32 @@ def figure(result: dict) -> None:
   import matplotlib.pyplot as plt
 
   fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
-  middle = DEVICES[len(DEVICES) // 2]
-  for staleness in STALENESS[1:]:
+  few = DEVICES[0]
+  for staleness, mark in COLUMNS:
+    look = dict(marker="o", ls="--" if mark else "-")
+    look |= dict(label=f"S = {staleness}{mark}")
     gain = [
-        best(result, n, 0)["step"] / best(result, n, staleness)["step"]
+        best(result, n, 0)["step"]
+        / best(result, n, staleness, bool(mark))["step"]
         for n in DEVICES
     ]
-    left.plot(DEVICES, gain, marker="o", label=f"S = {staleness}")
+    left.plot(DEVICES, gain, **look)
     found = [
         (x["share"], x["step"])
         for x in result["points"]
-        if x["devices"] == middle and x["staleness"] == staleness
+        if (x["devices"], x["staleness"]) == (few, staleness)
+        if x["overlap"] == bool(mark)
     ]
-    right.plot(*zip(*found, strict=True), marker="o", label=f"S = {staleness}")
+    right.plot(*zip(*found, strict=True), **look)
   left.axhline(1, color="black", lw=0.8)
   right.axhline(
-      best(result, middle, 0)["step"], color="black", lw=0.8, label="S = 0"
+      best(result, few, 0)["step"], color="black", lw=0.8, label="S = 0"
   )
   left.set(xlabel="devices", ylabel="speed relative to S = 0", xscale="log")
   left.set_xticks(DEVICES, map(str, DEVICES))
   left.minorticks_off()
   right.set(
-      xlabel=f"share of {middle} devices that sample",
+      xlabel=f"share of {few} devices that sample",
       ylabel="seconds of a step",
       ylim=0,
   )
