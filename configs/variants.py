@@ -2,7 +2,7 @@
 
 Corrections of the mismatch of sampler and trainer, covariance regularisation,
 controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
-models, serving: see docs/algorithms.md.
+models, serving: see docs/algorithms.md; environments: docs/environments.md.
 """
 
 from rl_reason.config import at, choice, function, number, section
@@ -47,6 +47,14 @@ def add(c) -> None:
       "advantage",
       history=number(2, low=1),  # RL steps that `temporal` looks back
       history_ratio=number(2.0, low=0),  # upper bound of importance weights
+  )
+  c.environment = section(  # of a task with several turns
+      "environment",
+      name="",  # my_module:Class; '' is the task, if it has a method step
+      max_turns=number(16, low=1),  # of a trajectory
+      stop_strings=(),  # texts that end a turn, as EOS does
+      workers=number(8, low=1),  # calls at a time
+      timeout=number(60.0, low=1e-3),  # seconds of one call
   )
   c.correction = function("correction")  # of sampler/trainer mismatch: truncate
   c.covariance = function("covariance")  # clip_cov, kl_cov

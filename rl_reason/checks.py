@@ -13,7 +13,14 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import combinations, config, functions, presets, tasks
+from rl_reason import (
+    combinations,
+    config,
+    environments,
+    functions,
+    presets,
+    tasks,
+)
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
@@ -108,6 +115,8 @@ def _task(c) -> None:
   """The task, its difficulties, and the styles of its demonstrations."""
   with faults_of("task.name"):
     task = tasks.get(c.task.name)
+  with faults_of("environment.name"):
+    environments.find(c.environment.name, task)
   if _sft_steps(c) and not task.has_demonstrations:
     fail(
         f"sft.skill.steps: the task {c.task.name} has no function demonstrate:"

@@ -10,7 +10,14 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from rl_reason import config, dependencies, functions, tasks, verifiers
+from rl_reason import (
+    config,
+    dependencies,
+    environments,
+    functions,
+    tasks,
+    verifiers,
+)
 from rl_reason.data import datasets, known_sets
 from rl_reason.tasks import given, reward_terms
 
@@ -87,7 +94,7 @@ def check(c, values: dict[str, Any]) -> None:
     Fault: the first combination that cannot work.
   """
   _pairs(values)
-  for rules in (_rewards, _rollouts, _credit, _loss):
+  for rules in (_environment, _rewards, _rollouts, _credit, _loss):
     rules(c)
 
 
@@ -113,8 +120,16 @@ def sources(c, use: str) -> list:
   return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
 
 
+def environment(c) -> Any:
+  """Makes environments; None if responses have a single turn."""
+  task = tasks.get(c.task.name)
+  return environments.find(c.environment.name, task)
+
+
 def unverified(c) -> list[bool]:
   """Whether each source of training rows has no verifier."""
+  if environment(c):
+    return [False]  # the environment judges
   if c.task.name != tasks.FILES:
     return [not tasks.get(c.task.name).verifies]
   return [
@@ -237,11 +252,18 @@ def _rewards(c) -> None:
     )
 
 
+def _environment(c) -> None:
+  """Trajectories of several turns, in an environment."""
+  for fault in environments.faults(c, environment(c), config.needs(c)):
+    fail(fault)
+
+
 def _two_valued(c) -> bool:
   """Whether every response has one of two rewards."""
   r = c.reward
   return (
-      r.outcome.name == "correctness"
+      environment(c) is None
+      and r.outcome.name == "correctness"
       and r.length_penalty.name == "none"
       and r.truncated == "terminal"
       and not (r.overlong_buffer and r.overlong_coef)
@@ -353,6 +375,10 @@ def check_given(c, given: tuple[str, ...]) -> None:
       fail(f"{name}: model.path = {c.model.path!r} decides it: leave it out")
     if name.startswith("lora.") and name != "lora.rank" and not c.lora.rank:
       fail(f"{name}: is for lora.rank > 0: set it, or leave this out")
+    if name in ("reward.correct", "reward.incorrect") and environment(c):
+      fail(f"{name}: the environment gives the rewards: leave this out")
+    if name.startswith("environment.") and not environment(c):
+      fail(f"{name}: responses have one turn: task.name has no step")
     if name.startswith("critic.") and not config.has_critic(c):
       fail(f"{name}: {c.advantage.name} has no critic: leave this out")
 

@@ -71,6 +71,7 @@ VALUES = (
     "rollout.weights",
     "rollout.cache",
     "reward.",
+    "environment.",
     "loss.mask_truncated",
     "advantage.args.gamma",
 )
@@ -94,6 +95,8 @@ FREE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
+    "environment.workers",
+    "environment.timeout",
     "rollout.slots",
     "updates.token_budget",
     "content.",  # of run_directory.record

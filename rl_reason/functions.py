@@ -129,15 +129,15 @@ class Kind(NamedTuple):
   aliases: Mapping[str, str] = {}
 
 
+_ADVANTAGES = ("advantages", "advantage_variants", "turns")
 _VARIANTS = ("algorithms.variants",)
-
 KINDS = {
     "advantage": Kind(
         "advantage",
-        ("algorithms.advantages", "algorithms.advantage_variants"),
+        tuple(f"algorithms.{x}" for x in _ADVANTAGES),
         tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
-            lengths_B mask_BT logps_BT entropy_BT values_BT progress
-            past_rewards_H past_problems_H past_weights_H""".split()),
+        lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
+        progress past_rewards_H past_problems_H past_weights_H""".split()),
     ),
     "surrogate": Kind(
         "surrogate",

@@ -151,6 +151,8 @@ def stages(
     session = open_session(config, workdir, mesh, screen, stop, files, logger)
     cleanup.callback(session.log.close)
     cleanup.callback(session.rewards.close)
+    if session.environments is not None:
+      cleanup.callback(session.environments.close)
     if stage in TRAINS:
       classifier.check(session)
       function_check.check(config)

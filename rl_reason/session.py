@@ -10,11 +10,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import config as config_lib, functions, hf, tasks
+from rl_reason import (
+    config as config_lib,
+    environments,
+    functions,
+    hf,
+    tasks,
+)
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
+from rl_reason.environments.episodes import Environments, stop_candidates
 from rl_reason.evaluation.reward_runner import RewardRunner
 from rl_reason.models import critic, decoder
 from rl_reason.monitoring import loggers, metrics
@@ -40,6 +47,7 @@ class Session(NamedTuple):
     rows: the rows of the task by purpose.
     engine: samples responses.
     rewards: calls the reward functions.
+    environments: makes and calls environments; None without.
     log: metrics and samples.
     display: the screen.
     stop: set by SIGTERM.
@@ -55,6 +63,7 @@ class Session(NamedTuple):
   rows: RowSource
   engine: RolloutEngine
   rewards: RewardRunner
+  environments: Environments | None
   log: metrics.Log
   display: Display
   stop: threading.Event
@@ -98,6 +107,12 @@ def open_session(
     )
   # The task and its verifier.
   task = tasks.get(config.task.name, display.say)
+  environment = environments.find(config.environment.name, task)
+  if environment and jax.process_count() > 1:
+    raise config_lib.ConfigError(
+        f"environment.name = {config.environment.name!r}: environments run in"
+        " one process; train on the devices of one machine"
+    )
   if config.task.name == tasks.FILES:
     r = config.reward
     task = task.Verifier(r.workers, r.seconds, display.say)
@@ -113,6 +128,7 @@ def open_session(
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
   eos = tokenizer.ends(tok, config.rollout.stop_tokens)
+  e = config.environment
   difficulties = tuple(config.task.difficulties) or task.DIFFICULTIES or (0,)
   _check_prompts(config, task, difficulties, tok)
 
@@ -150,7 +166,7 @@ def open_session(
       engine=RolloutEngine(
           cfg,
           mesh,
-          eos=eos,
+          eos=(*eos, *stop_candidates(tok, e.stop_strings)),
           pad=tok.pad_token_id,
           max_tokens=config.rollout.max_tokens,
           slots=config.rollout.slots,
@@ -164,6 +180,21 @@ def open_session(
           max_tokens=config.rollout.max_tokens,
           show=display.say,
       ),
+      environments=Environments(
+          e.name or config.task.name,
+          environment,
+          tok,
+          ends=eos,
+          stop_strings=e.stop_strings,
+          max_turns=e.max_turns,
+          slots=config.rollout.slots,
+          shards=sharding.num_shards(mesh, "batch"),
+          workers=e.workers,
+          seconds=e.timeout,
+          show=display.say,
+      )
+      if environment
+      else None,
       log=metrics.Log(workdir, writers),
       display=display,
       stop=stop,

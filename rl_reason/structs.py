@@ -86,10 +86,10 @@ class Rollouts:
     start_B: int32, first slot that holds a token.
     ids_B: int32, the prompt's id: rows of a group share it.
     mask_BT: bool, the response tokens that the policy chose, EOS included. A
-      mask, not a length, so that a tool's turn can be left out.
+      mask, not a length: observations of an environment are left out.
     logps_BT: float32, the sampler's log-probability of each token at the
       sampling temperature, before top-p.
-    lengths_B: int32, response tokens, EOS included.
+    lengths_B: int32, response tokens, EOS and observations included.
     truncated_B: bool, no EOS within T tokens.
   """
 
@@ -100,6 +100,25 @@ class Rollouts:
   logps_BT: Array
   lengths_B: Array
   truncated_B: Array
+
+  @property
+  def policy_lengths_B(self) -> Array:
+    """Tokens that the policy chose, [B]; 0 in rows of padding."""
+    return self.mask_BT.sum(1, dtype=self.lengths_B.dtype)
+
+
+@struct.dataclass
+class Turns:
+  """The turns of trajectories in an environment.
+
+  Attributes:
+    rewards_BT: float32, the reward of each turn at its last token, else 0.
+    numbers_BT: int32, the turn of each token that the policy chose, from 1 on;
+      0 elsewhere.
+  """
+
+  rewards_BT: Array
+  numbers_BT: Array
 
 
 @struct.dataclass
@@ -144,6 +163,7 @@ class Experience:
     types_B: int32, the problem type: the task's difficulty.
     problems_B: int32, a hash of the prompt: equal for equal prompts, in
       whatever step.
+    turns: of an environment; None where responses have a single turn.
   """
 
   rollouts: Rollouts
@@ -154,6 +174,7 @@ class Experience:
   age_B: Array
   types_B: Array
   problems_B: Array
+  turns: Turns | None = None
 
 
 @struct.dataclass

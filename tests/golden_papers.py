@@ -329,7 +329,8 @@ def step_of(name, cfg):
   rewards_B = np.where(CORRECT > 0, 1.0, paper.incorrect)
   if paper.overlong:
     rewards_B += [
-        reference.soft_overlong(n, T, c.reward.overlong_buffer) for n in LENGTHS
+        reference.soft_overlong(n, T, c.reward.overlong_buffer)
+        for n in mask_BT.sum(1)
     ]
   kl_BT = (rows.old_logps_BT - ref_BT) * mask_BT
   coef = c.kl.coef * (paper.kl == ("k1", "reward"))

@@ -18,7 +18,9 @@ LAYERS = [line.split() for line in """
     config monitoring algorithms scale
     report models
     tasks rollout
+    environments
     data
+    environments.episodes
     combinations checkpointing.run_directory
     checks hf evaluation.statistics evaluation.reward_runner
     monitoring.rl_metrics monitoring.samples checkpointing

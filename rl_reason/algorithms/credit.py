@@ -7,6 +7,8 @@ is called with those of these arrays that its positional parameters name:
 |------------------|-----------------------------------------------------------|
 | rewards_B        | reward of each response, minus a KL in the reward         |
 | rewards_BT       | the same per token: the outcome on the last token         |
+| turn_rewards_BT  | rewards of an environment, at the last token of each turn |
+| turns_BT         | the turn of each token, from 1 on; of an environment      |
 | groups_B         | ids of the groups: prompts, problem types, or the batch   |
 | valid_B          | bool, False for padding rows                              |
 | types_B          | problem type (difficulty, in the built-in tasks)          |
@@ -106,7 +108,9 @@ def monte_carlo(rows: dict[str, Array], *, gamma: float) -> dict[str, Any]:
   """As `assign`, for value pretraining: Monte-Carlo targets, no advantages."""
   mask_BT, values_BT = rows["mask_BT"], rows["values_BT"]
   zeros_BT = jnp.zeros_like(values_BT)
-  rewards_BT = rewards.per_token(rows["rewards_B"], mask_BT, zeros_BT, 0.0)
+  rewards_BT = rewards.per_token(
+      rows["rewards_B"], mask_BT, zeros_BT, 0.0, rows.get("turn_rewards_BT")
+  )
   arrays = rewards_BT, values_BT, mask_BT
   returns_BT, metrics = targets(*arrays, gamma=gamma, lam=1.0)
   out = dict(advantages_BT=zeros_BT, returns_BT=returns_BT)
@@ -158,7 +162,8 @@ def assign(
     kl_BT = kl_lib.estimate(kl, rows["logps_BT"], rows["ref_logps_BT"])
     metrics["kl/reference"] = reductions.masked_mean(kl_BT, mask_BT)
   coef = rows["kl_coef"] if kl_in_reward else 0.0
-  rewards_BT = rewards.per_token(rows["rewards_B"], mask_BT, kl_BT, coef)
+  outcome = rows["rewards_B"], mask_BT, kl_BT, coef
+  rewards_BT = rewards.per_token(*outcome, rows.get("turn_rewards_BT"))
   rewards_B = rewards_BT.sum(1) if kl_in_reward else rows["rewards_B"]
 
   # Padding rows form groups of their own, so that no statistic includes them;

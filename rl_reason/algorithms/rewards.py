@@ -58,7 +58,11 @@ def soft_overlong(lengths_B: Array, *, max_tokens: int, buffer: int) -> Array:
 
 
 def per_token(
-    rewards_B: Array, mask_BT: Array, kl_BT: Array, kl_coef: Array | float
+    rewards_B: Array,
+    mask_BT: Array,
+    kl_BT: Array,
+    kl_coef: Array | float,
+    turn_rewards_BT: Array | None = None,
 ) -> Array:
   """The outcome on the last token, minus kl_coef * KL on every token.
 
@@ -69,6 +73,8 @@ def per_token(
     mask_BT: [B, T], response tokens.
     kl_BT: [B, T] estimate of KL(policy || reference) of each token.
     kl_coef: beta; 0 without a KL penalty.
+    turn_rewards_BT: [B, T] float, the part of rewards_B that an environment
+      gave at the ends of turns, where it stays; None without one.
 
   Returns:
     [B, T] float, 0 outside the mask; all 0 in rows without a token.
@@ -78,5 +84,9 @@ def per_token(
   # holes (a tool's output), so that a length would not find it.
   to_come_BT = jnp.cumsum(mask_BT[:, ::-1], 1)[:, ::-1]
   last_BT = mask_BT & (to_come_BT == 1)
+  if turn_rewards_BT is not None:
+    rewards_B -= turn_rewards_BT.sum(1)
   out_BT = jnp.where(last_BT, rewards_B[:, None], 0)
+  if turn_rewards_BT is not None:
+    out_BT += turn_rewards_BT
   return out_BT - jnp.where(mask_BT, kl_coef * kl_BT, 0)

@@ -145,6 +145,8 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
   found = [x for x in names if re.search(r"\w:\w", str(fields.get(x, "")))]
   if fields.get("task.name", tasks.FILES) not in (*tasks.NAMES, tasks.FILES):
     found.append("task.name")
+  if fields.get("environment.name", "") not in ("", *tasks.NAMES):
+    found.append("environment.name")
   if found:
     shown = "; ".join(f"{name} = {fields[name]!r}" for name in found)
     raise config_lib.ConfigError(

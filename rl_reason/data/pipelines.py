@@ -188,7 +188,9 @@ def pack_demonstrations(tok, pairs, prompt_slots: int, response_slots: int):
 
   Args:
     tok: the tokenizer.
-    pairs: (prompt, response) texts; EOS is added to each response.
+    pairs: (prompt, response) texts; EOS is added to each response. A response
+      in an environment is a list of turns, with observations between: each turn
+      gets an EOS, and observations are no part of the mask.
     prompt_slots: P.
     response_slots: T; a longer response is truncated, and has no EOS then.
 
@@ -199,8 +201,13 @@ def pack_demonstrations(tok, pairs, prompt_slots: int, response_slots: int):
   p = pack_prompts(tok, list(texts), range(len(texts)), prompt_slots)
   tokens_BT = np.full((len(texts), response_slots), tok.pad_token_id, np.int32)
   mask_BT = np.zeros((len(texts), response_slots), bool)
-  for b, row in enumerate(tokenizer.encode(tok, list(responses))):
-    row = (row + [tok.eos_token_id])[:response_slots]
-    tokens_BT[b, : len(row)] = row
-    mask_BT[b, : len(row)] = True
+  parts = [[x] if isinstance(x, str) else x for x in responses]
+  encoded = iter(tokenizer.encode(tok, [text for x in parts for text in x]))
+  for b, texts_of_row in enumerate(parts):
+    row: list[int] = []
+    for number in range(len(texts_of_row)):
+      part, is_turn = next(encoded), number % 2 == 0
+      mask_BT[b, len(row) : len(row) + len(part) + 1] = is_turn
+      row += part + [tok.eos_token_id] * is_turn
+    tokens_BT[b, : len(row)] = row[:response_slots]
   return np.concatenate([p.tokens_NP, tokens_BT], 1), p.start_N, mask_BT

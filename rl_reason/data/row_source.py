@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from rl_reason import tasks
+from rl_reason import environments, tasks
 from rl_reason.data import datasets, pipelines
 from rl_reason.scale.randomness import host_seed
 
@@ -58,6 +58,8 @@ class RowSource:
   def demonstrations(self, purpose: str, batch: int, mixture: dict):
     """An iterator over batches of (prompt, response) to imitate.
 
+    A response in an environment is a list: turns, and observations between.
+
     Args:
       purpose: decides the seed.
       batch: rows of a batch.
@@ -70,8 +72,11 @@ class RowSource:
 
     def demonstrate(item):
       _, row, rng = item
-      style = _style(rng, mixture)
-      return row.prompt, self._task.demonstrate(row, style, rng)
+      response = self._task.demonstrate(row, _style(rng, mixture), rng)
+      if isinstance(response, str):
+        return row.prompt, response
+      made = self._task.environment()  # answers the turns
+      return environments.transcript(made, row, response, rng)
 
     dataset = grain.MapDataset.source(self._problems(seed)).map(demonstrate)
     return pipelines.iterate(dataset, batch)

@@ -15,6 +15,7 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.data import pipelines
+from rl_reason.environments.episodes import Episodes
 from rl_reason.evaluation import grading
 from rl_reason.evaluation.reward_runner import Rewards
 from rl_reason.evaluation.statistics import (
@@ -25,8 +26,8 @@ from rl_reason.evaluation.statistics import (
 )
 from rl_reason.monitoring import doctor, samples, signs
 from rl_reason.scale import sharding
-from rl_reason.scale.randomness import key
-from rl_reason.structs import Prompts, Rollouts, Tree
+from rl_reason.scale.randomness import host_seed, key
+from rl_reason.structs import Rollouts, Tree
 from rl_reason.tasks import reward_functions
 
 
@@ -44,6 +45,8 @@ class Responses(NamedTuple):
     broken: number of responses by `doctor.broken`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
       reward, with their weights at the end of the run; else None.
+    turns_NG, returns_NG: number of turns in an environment, and the sum of its
+      rewards; None where responses have a single turn.
   """
 
   name: str
@@ -57,6 +60,8 @@ class Responses(NamedTuple):
   repetition: float
   broken: int = 0
   rewards_NG: np.ndarray | None = None
+  turns_NG: np.ndarray | None = None
+  returns_NG: np.ndarray | None = None
 
   @property
   def scores_NG(self) -> np.ndarray:
@@ -95,15 +100,32 @@ def evaluate(
   temperatures = [c.evaluate.temperature] * c.evaluate.samples + [0.0]
   temperature_G = np.array(temperatures, np.float32)
 
-  def sample(prompts: Prompts) -> Rollouts:
-    return engine.sample(
-        weights,
-        prompts,
-        random_key,
-        temperature_G,
-        group_size=len(temperature_G),
-        top_p=c.evaluate.top_p,
+  def sample(rows, ids) -> tuple[Rollouts, Episodes | None]:
+    texts, episodes = [row.prompt for row in rows], None
+    if session.environments is not None:
+      sizes_N = [len(temperature_G)] * len(rows)
+      seed = host_seed(c.seed, "environments of evaluate")
+      episodes = Episodes(session.environments, rows, ids, sizes_N, seed)
+      texts = episodes.prompts
+    prompts = pipelines.pack_prompts(
+        session.tok, texts, ids, c.rollout.max_prompt
     )
+
+    def stream(**resumed):
+      parts = engine.stream(
+          weights,
+          prompts,
+          random_key,
+          temperature_G,
+          group_size=len(temperature_G),
+          top_p=c.evaluate.top_p,
+          **resumed,
+      )
+      return map(sharding.fetch, parts)
+
+    parts = stream() if episodes is None else episodes.stream(stream)
+    *_, (rollouts, _) = parts
+    return rollouts, episodes
 
   def progress(text: str) -> None:
     check_stop(session.stop)
@@ -137,7 +159,7 @@ def evaluate(
 
 
 def respond(
-    sample: Callable[[Prompts], Rollouts],
+    sample: Callable[..., tuple[Rollouts, Episodes | None]],
     tok: Any,
     task: Any,
     name: str,
@@ -152,7 +174,8 @@ def respond(
   """Samples and grades responses to the prompts of one set.
 
   Args:
-    sample: maps `batch` prompts to G responses each, the last one greedy.
+    sample: (`batch` rows, ids of their prompts) -> G responses to each, the
+      last one greedy, on the host; and the trajectories in an environment.
     tok: the tokenizer.
     task: has the verifier.
     name: of the set.
@@ -165,6 +188,7 @@ def respond(
   """
   verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
   rewards_B: list[np.ndarray] = []
+  played: list[np.ndarray] = []  # turns and returns
   stats, texts, lines, repetition = [], [], [], []
   failures = broken = 0
   for first in range(0, len(rows), batch):
@@ -172,13 +196,7 @@ def respond(
     # Sample. The last batch is filled up, so that one program serves all.
     part = rows[first : first + batch]
     filled = [*part, *[part[0]] * (batch - len(part))]
-    prompts = pipelines.pack_prompts(
-        tok,
-        [row.prompt for row in filled],
-        range(first, first + batch),
-        max_prompt,
-    )
-    rollouts = sharding.fetch(sample(prompts))
+    rollouts, episodes = sample(filled, range(first, first + batch))
     group_size = len(rollouts.lengths_B) // batch
     real = operator.itemgetter(slice(len(part) * group_size))
     if rewards is not None and not verified:
@@ -187,13 +205,18 @@ def respond(
       rewards_B.append(rewards().of_all(tok, rollouts, rows_B, count))
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
-    wait = grading.start_grading(task, tok, rollouts, part)
-    texts_B, correct_B, failed = wait()
+    if episodes is None:
+      wait = grading.start_grading(task, tok, rollouts, part)
+      texts_B, correct_B, failed = wait()
+    else:
+      texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)
+      failed = int((correct_B < 0).sum())
+      played.append(real(episodes.summary_B2).reshape(-1, group_size, 2))
     correct_B = np.maximum(correct_B, 0)  # as incorrect, where it failed
     failures += failed
     broken += doctor.broken(rollouts)
     stats_B3 = np.stack(
-        [correct_B, rollouts.lengths_B, rollouts.truncated_B], -1
+        [correct_B, rollouts.policy_lengths_B, rollouts.truncated_B], -1
     )
     stats.append(stats_B3.reshape(len(part), group_size, 3))
     texts += [
@@ -214,9 +237,7 @@ def respond(
     )
     tokens_BT = rollouts.tokens_BL[:, max_prompt:]
     repetition += [
-        reward_functions.repeated(
-            tokens_BT[b, : rollouts.lengths_B[b]].tolist()
-        )
+        reward_functions.repeated(tokens_BT[b, rollouts.mask_BT[b]].tolist())
         for b in first_N
     ]
   correct_NG, lengths_NG, truncated_NG = np.moveaxis(
@@ -236,6 +257,8 @@ def respond(
       rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
       if rewards_B
       else None,
+      turns_NG=np.concatenate(played)[..., 0] if played else None,
+      returns_NG=np.concatenate(played)[..., 1] if played else None,
   )
 
 
@@ -306,6 +329,11 @@ def summarize(
     out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
   out |= aux
   out["val-aux/score"] = float(mean_N[:score_of].mean())
+  for what in ("turns", "returns"):
+    value_NG = getattr(responses, f"{what}_NG")
+    if value_NG is not None:
+      out[f"val-aux/{name}/{what}/mean"] = float(value_NG[:, :mean_of].mean())
+      out[f"val-aux/{name}/{what}/greedy"] = float(value_NG[:, -1].mean())
   for level in levels(responses, mean_of):
     metric = f"difficulty_{level.difficulty}/{measure}/mean@{mean_of}"
     out[f"val-aux/{name}/{metric}"] = level.mean

@@ -11,8 +11,6 @@ number; a semaphore of the user is a limit.
 """
 
 import asyncio
-import contextlib
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +22,7 @@ from jax.experimental import multihost_utils
 from rl_reason import tasks
 from rl_reason.data import tokenizer
 from rl_reason.structs import Array, Rollouts, RunError
-from rl_reason.tasks import Row, reward_terms
+from rl_reason.tasks import Row, reward_terms, threads
 from rl_reason.tasks.reward_terms import (
     Failed,
     RewardBatch,
@@ -38,36 +36,6 @@ Model = Callable[[Rollouts], Array]  # -> scores [B]
 
 GOOD, NOT_APPLICABLE, FAILED, LATE = range(4)
 MEGABYTES = 1 << 20  # address space of a process; libraries of models need much
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-  """A running event loop, in a thread that does not delay the exit."""
-  loop = asyncio.new_event_loop()
-
-  def target():
-    loop.run_forever()
-    loop.close()  # its descriptors
-
-  threading.Thread(target=target, daemon=True).start()
-  return loop
-
-
-def _in_thread(function: Callable, *args) -> asyncio.Future:
-  """Calls a function in a thread that does not delay the exit."""
-  loop = asyncio.get_running_loop()
-  future = loop.create_future()
-
-  def settle(value):
-    if not future.done():  # it is, after the time-out
-      future.set_result(value)
-
-  def target():
-    value = function(*args)
-    with contextlib.suppress(RuntimeError):  # the run has ended meanwhile
-      loop.call_soon_threadsafe(settle, value)
-
-  threading.Thread(target=target, daemon=True).start()
-  return future
 
 
 class RewardRunner:
@@ -111,7 +79,7 @@ class RewardRunner:
       return
     # One loop starts and times calls; async functions, which may block theirs,
     # have another one.
-    self.loop, self._async_loop = _event_loop(), _event_loop()
+    self.loop, self._async_loop = threads.event_loop(), threads.event_loop()
     self._free = asyncio.Semaphore(workers)
     if executor == "process":
       self._pool = workers_lib.Pool(
@@ -156,7 +124,7 @@ class RewardRunner:
   async def _by_thread(self, function, batch) -> list[Score]:
     async with self._free:
       started = await asyncio.wait_for(
-          _in_thread(function.start, batch), self._seconds
+          threads.in_thread(function.start, batch), self._seconds
       )
     finish = function.finish(started, len(batch.rows))
     future = asyncio.run_coroutine_threadsafe(finish, self._async_loop)

@@ -302,9 +302,12 @@ def rollout_metrics(
       "rollout/token_prob/mean": np.exp(
           rollouts.logps_BT[rollouts.mask_BT & real_B[:, None]]
       ).mean(),
-      **statistics("response_length", rollouts.lengths_B[real_B]),
+      **statistics("response_length", rollouts.policy_lengths_B[real_B]),
       "response_length/clip_ratio": rollouts.truncated_B[real_B].mean(),
   }
+  if rows.turns is not None:
+    turns_B = rows.turns.numbers_BT.max(1)[real_B]
+    out |= statistics("environment/turns", turns_B)
   if not on_policy:
     measured_B = real_B if stale else rows.age_B == 0
     gap_BT = rollouts.logps_BT - rows.old_logps_BT

@@ -60,7 +60,7 @@ def lines(
         if is_verified(row) and correct_B[b] >= 0
         else None,
         truncated=bool(rollouts.truncated_B[b]),
-        length=n,
+        length=int(rollouts.policy_lengths_B[b]),
     )
     if b in detailed:
       ids = rollouts.tokens_BL[b, prompt_slots : prompt_slots + n].tolist()
@@ -71,7 +71,8 @@ def lines(
       elif b in detailed:
         line[name] = [metrics_lib.number(y, DIGITS) for y in x[b, :n]]
       if name == "advantage" and n:
-        line["advantage_mean"] = metrics_lib.number(x[b, :n].mean(), DIGITS)
+        mean = x[b, rollouts.mask_BT[b]].mean()
+        line["advantage_mean"] = metrics_lib.number(mean, DIGITS)
     out.append(line)
   return out
 
@@ -281,6 +282,9 @@ class SampleLog:
     """The lines of one group; `count` of them with numbers of each token."""
     some = jax.tree.map(lambda x: x[index], rows)
     values = {k: np.asarray(x)[index] for k, x in arrays.items()}
+    if some.turns is not None:
+      values["turn"] = some.turns.numbers_BT
+      values["turn_reward"] = some.turns.rewards_BT
     rollouts = some.rollouts
     prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
     texts = tokenizer.decode(
@@ -326,10 +330,13 @@ class SampleLog:
 
 def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
   """What `credit.outcome` reads of rows, before there is a batch."""
-  return dict(
+  turns = {}
+  if rows.turns is not None:
+    turns = dict(turn_rewards_BT=rows.turns.rewards_BT)
+  return turns | dict(
       correct_B=rows.correct_B,
       scores_NB=rows.scores_NB,
-      lengths_B=rows.rollouts.lengths_B,
+      lengths_B=rows.rollouts.policy_lengths_B,
       truncated_B=rows.rollouts.truncated_B,
       groups_B=rows.rollouts.ids_B,
       progress=progress,

@@ -14,6 +14,7 @@ from rl_reason.report.scores import thin
 # Numbers of each token that a line may have.
 NUMBERS = (
     *("advantage", "logp", "entropy", "ratio", "clipped", "kl", "value"),
+    *("turn", "turn_reward"),
 )
 MAX_STEPS, MAX_GROUPS = 40, 120  # that are looked at
 END_TOKENS, END_CHARACTERS = 150, 600  # head, and tail, of what must be short

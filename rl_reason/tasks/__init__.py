@@ -20,12 +20,15 @@ and optionally
                                        its matches in responses
   DIFFICULTIES, STYLES                 levels, and styles of demonstrations; any
                                        if missing
+  reset, step                          in place of `verify`: responses have
+                                       several turns; see `environments`
 
 The task `files` reads its rows from files and verifies responses in worker
 processes. Whether a prompt is held out for evaluation is decided here, by a
 hash of the prompt, so that no task can forget the split.
 """
 
+import copy
 import functools
 import hashlib
 import importlib
@@ -39,7 +42,12 @@ import numpy as np
 
 from rl_reason import functions, verifiers
 
-NAMES = ("arithmetic", "countdown")
+NAMES = {
+    "arithmetic": f"{__name__}.arithmetic",
+    "countdown": f"{__name__}.countdown",
+    "guess": "rl_reason.environments.guess:Guess",
+    "calculator": "rl_reason.environments.calculator:Calculator",
+}
 FILES = "files"
 HELD_OUT_SHARE = 5  # one prompt in five
 MAX_DRAWS = 10_000  # of problems, to find one of the training or held-out split
@@ -107,11 +115,17 @@ class Task:
 
   Args:
     name: as in the config.
-    source: the module or object.
+    source: the module, class or object.
     show: writes the first traceback of the task to the screen.
+
+  Attributes:
+    environment: makes an environment for each response; None: responses have a
+      single turn, which `verify` judges.
   """
 
   def __init__(self, name: str, source: Any, show: Show | None = None):
+    self.environment = maker(source)
+    source = source() if isinstance(source, type) else source
     default = string.ascii_letters + string.digits + string.punctuation + " \n"
     self.ALPHABET = getattr(source, "ALPHABET", default)
     self.DIFFICULTIES = tuple(getattr(source, "DIFFICULTIES", ()))
@@ -124,7 +138,8 @@ class Task:
         raise ValueError(f"BEHAVIOURS[{name!r}] is no pattern: {e}") from None
     self.has_demonstrations = hasattr(source, "demonstrate")
     self._source, self._failures = source, Failures(f"task {name}", show)
-    self.verifies = callable(getattr(source, "verify", None))
+    verify = self.environment or getattr(source, "verify", None)
+    self.verifies = callable(verify)
     if not callable(getattr(source, "problem", None)):
       raise ValueError("has no function problem")
 
@@ -186,12 +201,20 @@ def get(name: str, show: Show | None = None) -> Any:
   if name == FILES:
     return importlib.import_module(f"{__name__}.{name}")
   try:
-    source = functions.load(f"{__name__}.{name}" if name in NAMES else name)
+    source = functions.load(NAMES.get(name, name))
   except ValueError as e:
     raise ValueError(
         f"none of {', '.join((*NAMES, FILES))}, and no task of yours: {e}"
     ) from None
-  return Task(name, source() if isinstance(source, type) else source, show)
+  return Task(name, source, show)
+
+
+def maker(source: Any) -> Callable[[], Any] | None:
+  """Makes environments, by a class or by copies; None without `step`."""
+  if not callable(getattr(source, "step", None)):
+    return None
+  make = functools.partial(copy.deepcopy, source)
+  return source if isinstance(source, type) else make
 
 
 def has_verifier(task, row: Row) -> bool:

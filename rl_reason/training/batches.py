@@ -2,11 +2,15 @@
 
 import numpy as np
 
-from rl_reason.structs import Experience, Rollouts
+from rl_reason.structs import Experience, Rollouts, Turns
 
 
 def no_rows(
-    rows: int, max_prompt: int, max_tokens: int, num_terms: int
+    rows: int,
+    max_prompt: int,
+    max_tokens: int,
+    num_terms: int,
+    turns: bool = False,
 ) -> Experience:
   """Rows of padding, whose shapes are those of a real batch.
 
@@ -15,6 +19,7 @@ def no_rows(
     max_prompt: P.
     max_tokens: T.
     num_terms: of reward.functions.
+    turns: whether responses are trajectories in an environment.
   """
   zeros_BT = np.zeros((rows, max_tokens), np.float32)
   zeros_B = np.zeros(rows, np.int32)
@@ -35,4 +40,5 @@ def no_rows(
       age_B=zeros_B - 1,
       types_B=zeros_B,
       problems_B=zeros_B - 1,
+      turns=Turns(zeros_BT, zeros_BT.astype(np.int32)) if turns else None,
   )

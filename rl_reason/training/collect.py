@@ -155,8 +155,8 @@ class RolloutCollector:
       self,
       parts: Iterator[tuple[Rollouts, np.ndarray]],
       rows_B: list[Row],
-      stops: Callable[[AsyncGrader, np.ndarray], bool] = lambda *_: False,
-  ) -> tuple[Rollouts, np.ndarray, AsyncGrader, RewardRound]:
+      stops: Callable[[Any, np.ndarray], bool] = lambda *_: False,
+  ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
     """Grades responses as they finish, while others are still being sampled.
 
     Args:
@@ -167,7 +167,7 @@ class RolloutCollector:
     Returns:
       the responses, which of them have finished, their grades and scores.
     """
-    grader = AsyncGrader(self._task, self._tok, rows_B)
+    grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)
     with contextlib.closing(grader):
       for rollouts, finished_B in parts:
@@ -180,6 +180,10 @@ class RolloutCollector:
       scores.wait()
     self.failures += grader.failures + scores.failures
     return rollouts, finished_B, grader, scores
+
+  def _grader(self, rows_B: list[Row]) -> Any:
+    """Says which responses are correct."""
+    return AsyncGrader(self._task, self._tok, rows_B)
 
   def _sizes(self, rows: list[Row]) -> np.ndarray:
     """Responses to each prompt: [N]."""

@@ -148,7 +148,7 @@ def fill_batch(
   while count < batch and rounds < (max_rounds if enabled else 1):
     rows = sample_round(another_round_follows)
     rounds += 1
-    tokens += int(rows.rollouts.lengths_B.sum())
+    tokens += int(rows.rollouts.mask_BT.sum())
     accuracy_N = accuracy(rows)
     accuracies.append(accuracy_N)
     signal_N = signal(rows)

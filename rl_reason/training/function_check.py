@@ -32,6 +32,7 @@ _DTYPES = dict(
     types_B=int,
     problems_B=int,
     lengths_B=int,
+    turns_BT=int,
     past_problems_H=int,
 )
 

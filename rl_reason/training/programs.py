@@ -14,7 +14,13 @@ import numpy as np
 import optax
 
 from rl_reason import combinations, config as config_lib, functions
-from rl_reason.algorithms import credit, objective, rewards, schedules
+from rl_reason.algorithms import (
+    credit,
+    objective,
+    rewards,
+    schedules,
+    turns,
+)
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
@@ -37,6 +43,7 @@ from rl_reason.training import (
 from rl_reason.training.batches import no_rows
 from rl_reason.training.collect import RolloutCollector
 from rl_reason.training.partial import PartialRolloutCollector
+from rl_reason.training.turns import TurnsCollector
 
 
 class Programs(NamedTuple):
@@ -360,15 +367,19 @@ def _reward_and(c, assign: Callable) -> Callable:
 def make_reward(c) -> Callable[[dict], Array]:
   """`credit.outcome` with the keywords of the config bound.
 
-  Without a verifier the reward is that of the functions alone.
+  Without a verifier the reward is that of the functions alone; in an
+  environment it is the sum over the turns.
   """
   r, nothing = c.reward, combinations.no_verifier(c)
+  outcome = functions.bind("outcome", r.outcome)
+  if nothing:
+    outcome = rewards.correctness
+  elif combinations.environment(c):
+    outcome = turns.total
   return functools.partial(
       credit.outcome,
       max_tokens=c.rollout.max_tokens,
-      outcome=rewards.correctness
-      if nothing
-      else functions.bind("outcome", r.outcome),
+      outcome=outcome,
       correct=0.0 if nothing else r.correct,
       incorrect=0.0 if nothing else r.incorrect,
       term_weights=tuple((x.first, x.last) for x in terms(c)),
@@ -387,7 +398,11 @@ def terms(c) -> tuple[reward_terms.Term, ...]:
 def empty_rows(c, rows: int) -> Experience:
   """`no_rows` in the shapes of a config."""
   return no_rows(
-      rows, c.rollout.max_prompt, c.rollout.max_tokens, len(terms(c))
+      rows,
+      c.rollout.max_prompt,
+      c.rollout.max_tokens,
+      len(terms(c)),
+      turns=bool(combinations.environment(c)),
   )
 
 
@@ -418,6 +433,14 @@ def make_collector(
       cache=c.rollout.cache,
       shuffle_seed=host_seed(seed, "shuffle") if c.reward.shuffle else None,
   )
+  if session.environments is not None:
+    return TurnsCollector(
+        prompts,
+        session.engine,
+        environments=session.environments,
+        environment_seed=host_seed(seed, f"environments of {purpose}"),
+        **options,
+    )
   if not partial_groups:
     return RolloutCollector(prompts, session.engine, **options)
   return PartialRolloutCollector(

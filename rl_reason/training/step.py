@@ -136,10 +136,14 @@ def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
 def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
   """The arrays of graded rows, and others, under the names of `credit`."""
   rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
+  if rows.turns is not None:
+    arrays |= dict(
+        turn_rewards_BT=rows.turns.rewards_BT, turns_BT=rows.turns.numbers_BT
+    )
   return dict(
       correct_B=rows.correct_B,
       scores_NB=rows.scores_NB,
-      lengths_B=rollouts.lengths_B,
+      lengths_B=rollouts.policy_lengths_B,
       truncated_B=rollouts.truncated_B,
       groups_B=rollouts.ids_B,
       age_B=rows.age_B,

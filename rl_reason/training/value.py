@@ -125,7 +125,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       state.counters = counter.add(
           state.counters,
           rows,
-          generated=int(rows.rollouts.lengths_B.sum()),
+          generated=int(rows.rollouts.mask_BT.sum()),
           responses=collector.num_responses,
       )
       metrics = {

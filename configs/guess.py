@@ -1,0 +1,24 @@
+"""DAPO in an environment: guess a number in few turns.
+
+  python -m rl_reason.main --config=configs/guess.py
+
+SFT teaches to guess at random within the range that is still possible; RL
+shortens the games towards bisection.
+"""
+
+from rl_reason.configs import dapo
+
+
+def get_config():
+  """Games of up to 12 turns; the reward falls with their number."""
+  c = dapo.get_config()
+  c.task.name = "guess"
+  c.task.difficulties = (3, 4, 5)
+  c.sft.skill.update(mixture="random:1", threshold=0.5)
+  c.sft.habits.update(mixture="random:1", steps=0)
+  c.rollout.max_tokens = 48
+  c.reward.overlong_buffer = 0  # each turn has its price
+  # Games that are all won in the same number of turns have no signal.
+  c.dynamic_sampling.signal = "reward"
+  c.evaluate.prompts = 400
+  return c

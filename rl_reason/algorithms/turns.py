@@ -1,0 +1,113 @@
+"""Credit by turn, for trajectories in environments.
+
+A trajectory in an environment has several turns of the policy, each with a
+reward at its last token. Whole trajectories are compared by the advantages of
+`advantages.py` (rewards_B is the sum of the rewards), tokens by `gae`, which
+skips observations. The functions here give all tokens of a turn one number.
+
+Arrays: rewards_BT and values_BT [B, T] float; turns_BT [B, T] int, the number
+of the turn of each token, from 1 on, and 0 for tokens that are not the
+policy's. Advantages are 0 there.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.algorithms import advantages
+from rl_reason.structs import Array, Positive, UnitInterval
+
+
+def total(turn_rewards_BT: Array) -> Array:
+  """The reward of a trajectory: the sum of the rewards of its turns, [B]."""
+  return turn_rewards_BT.sum(1)
+
+
+def _of_turn(x_BT: Array, turns_BT: Array) -> Array:
+  """The sum over all tokens of each token's turn; 0 outside of turns."""
+  count = x_BT.shape[1] + 1
+  sums_BK = jax.vmap(
+      lambda x_T, turns_T: jax.ops.segment_sum(x_T, turns_T, count)
+  )(x_BT, turns_BT)
+  found_BT = jnp.take_along_axis(sums_BK, turns_BT, 1)
+  return jnp.where(turns_BT > 0, found_BT, 0)
+
+
+def _firsts(turns_BT: Array) -> Array:
+  """Whether a token is the first one of its turn."""
+  # Numbers only grow within a row: so does their maximum up to a token.
+  before_BT = jax.lax.cummax(turns_BT, 1)
+  before_BT = jnp.pad(before_BT[:, :-1], ((0, 0), (1, 0)))
+  return turns_BT > before_BT
+
+
+def gae_by_turn(
+    rewards_BT: Array,
+    values_BT: Array,
+    turns_BT: Array,
+    *,
+    gamma: UnitInterval = 1.0,
+    lam: UnitInterval | Array = 0.95,
+) -> Array:
+  """GAE whose steps are turns: an action is a turn, a state what is before it.
+
+  delta_k = r_k + gamma V_{k+1} - V_k with r_k the rewards of turn k and V_k the
+  value before its first token; A_k = delta_k + gamma lam A_{k+1}, for all of
+  its tokens.
+
+  Keywords: gamma is the discount per turn, lam lambda per turn.
+  """
+  # `gae` skips masked positions: only the first token of each turn is left.
+  first_BT = _firsts(turns_BT)
+  rewards_BT = _of_turn(rewards_BT, turns_BT) * first_BT
+  found_BT = advantages.gae(
+      rewards_BT, values_BT, first_BT, gamma=gamma, lam=lam
+  )
+  return _of_turn(found_BT, turns_BT)
+
+
+def gae_by_turn_length_adaptive(
+    rewards_BT: Array,
+    values_BT: Array,
+    turns_BT: Array,
+    *,
+    gamma: UnitInterval = 1.0,
+    alpha: Positive = 1.0,
+) -> Array:
+  """`gae_by_turn` with lam = 1 - 1 / (alpha k), k turns: VAPO's, by turns.
+
+  In VAPO (2504.05118, sec 4.2) the length is in tokens.
+  """
+  turns_B1 = turns_BT.max(1, keepdims=True).astype(values_BT.dtype)
+  lam_B1 = jnp.clip(1 - 1 / (alpha * jnp.maximum(turns_B1, 1)), 0, 1)
+  return gae_by_turn(rewards_BT, values_BT, turns_BT, gamma=gamma, lam=lam_B1)
+
+
+def returns_by_turn(
+    rewards_BT: Array,
+    turns_BT: Array,
+    groups_B: Array,
+    *,
+    gamma: UnitInterval = 1.0,
+) -> Array:
+  """Returns-to-go of each turn, minus their mean over the group.
+
+  The baseline of turn k is the mean over those rows of the group that have a
+  turn k; the advantage is 0 where only one has.
+
+  Keyword: gamma is the discount per turn.
+  """
+  returns_BT = gae_by_turn(
+      rewards_BT, jnp.zeros_like(rewards_BT), turns_BT, gamma=gamma, lam=1.0
+  )
+  first_BT = _firsts(turns_BT)
+  alone_B = -1 - jnp.arange(len(groups_B))  # groups of one have no advantage
+
+  def turn(k, out_BT):
+    is_first_BT = first_BT & (turns_BT == k)
+    return_B = jnp.where(is_first_BT, returns_BT, 0).sum(1)
+    ids_B = jnp.where(is_first_BT.any(1) & (groups_B >= 0), groups_B, alone_B)
+    advantage_B = advantages.group_mean(return_B, ids_B)
+    return jnp.where(turns_BT == k, advantage_B[:, None], out_BT)
+
+  zeros_BT = jnp.zeros_like(returns_BT)
+  return jax.lax.fori_loop(1, turns_BT.max() + 1, turn, zeros_BT)

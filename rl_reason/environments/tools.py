@@ -1,0 +1,128 @@
+"""Tools: methods of an environment that the policy calls by name.
+
+Every public method of a subclass of `Tools` is offered in the chat template of
+the tokenizer (the `tools=` of transformers), with its type hints and its
+docstring. A response calls them in the format of Hermes and Qwen:
+
+    <tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>
+
+The results are the next turn of the chat. A response without a call is the last
+one, and `score` is its reward. Nothing here imports jax.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_reason.tasks import Row
+
+Messages = list[dict[str, str]]
+
+# Methods of the contract, which are no tools.
+CONTRACT = (
+    *("reset", "step", "correct", "score", "problem", "verify", "answer"),
+    *("demonstrate", "longest"),
+)
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_TURN = "THE TURN OF THE ASSISTANT"  # stands for it in the template
+
+
+class Tools:
+  """An environment whose public methods are tools; `score` ends it.
+
+  Attributes:
+    row: the problem.
+  """
+
+  row: Row
+
+  def reset(self, row: Row, rng: np.random.Generator) -> Messages | str | None:
+    """Begins: the prompt of the row is a turn of the user."""
+    del rng
+    self.row = row
+    messages = [dict(message) for message in row.messages]
+    return messages or [dict(role="user", content=row.prompt)]
+
+  def score(self, response: str) -> float:
+    """The reward of the last response."""
+    raise NotImplementedError("a subclass of Tools defines score")
+
+  def step(self, response: str) -> tuple[Messages | str, float, bool]:
+    """Calls the tools of a response, or ends the trajectory."""
+    calls = _CALL.findall(response)
+    if not calls:
+      return "", self.score(response), True
+    results = [dict(role="tool", content=self._result(call)) for call in calls]
+    return results, 0.0, False
+
+  def _result(self, call: str) -> str:
+    """What a call gave, as the policy reads it; also an error."""
+    known = {tool.__name__: tool for tool in tools_of(self)}
+    try:
+      parsed = json.loads(call)
+      if parsed["name"] not in known:
+        return f"error: no tool {parsed['name']!r}: use {', '.join(known)}"
+      return str(known[parsed["name"]](**parsed.get("arguments", {})))
+    except Exception as e:  # the policy may pass anything
+      return f"error: {type(e).__name__}: {e}"
+
+
+def tools_of(environment: Any) -> list[Callable]:
+  """The tools of an environment: bound methods, in the order of their names."""
+  if not isinstance(environment, Tools):
+    return []
+  names = [x for x in dir(environment) if x[0] != "_" and x not in CONTRACT]
+  found = [getattr(environment, name) for name in names]
+  return [x for x in found if callable(x) and hasattr(x, "__self__")]
+
+
+def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
+  """A prompt as the policy reads it; messages go through the chat template."""
+  if isinstance(prompt, str):
+    return prompt
+  return _rendered(tok, prompt, tools)
+
+
+def observation_text(
+    tok: Any,
+    observation: Messages | str,
+    tools: Sequence,
+    *,
+    chat: bool,
+    has_eos: bool,
+) -> str:
+  """What follows a turn of the policy, up to the start of its next one.
+
+  Args:
+    tok: the tokenizer.
+    observation: a text, or messages.
+    tools: of the environment.
+    chat: whether the prompt came from the chat template: a text is then a turn
+      of the user.
+    has_eos: whether the policy has ended its turn with EOS.
+  """
+  if isinstance(observation, str):
+    if not chat:
+      return observation
+    observation = [dict(role="user", content=observation)]
+  before = [
+      dict(role="user", content="."),
+      dict(role="assistant", content=_TURN),
+  ]
+  text = _rendered(tok, [*before, *observation], tools)
+  _, _, text = text.rpartition(_TURN)
+  return text.removeprefix(tok.eos_token) if has_eos else text
+
+
+def _rendered(
+    tok: Any, messages: Sequence[Mapping[str, str]], tools: Sequence
+) -> str:
+  return tok.apply_chat_template(
+      list(messages),
+      tools=list(tools) or None,
+      add_generation_prompt=True,
+      tokenize=False,
+  )

@@ -1,0 +1,124 @@
+"""Trajectories of a real policy: exact ids, equal bits, and a whole run."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import test_resume
+import tiny_episodes
+import tiny_session
+from tiny_episodes import Talk, check_ids, environments, play
+
+from rl_reason.evaluation import interim
+from rl_reason.training import programs, sft, step
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("shared_programs"),
+]
+shared_programs = tiny_session.shared_programs
+FIELDS = dict(
+    task__name="tiny_episodes:Talk",
+    sft__skill__mixture="careful:1",
+    sft__habits__mixture="careful:1",
+    dynamic_sampling__signal="reward",
+)
+
+
+def test_a_million_tokens_are_those_that_were_sampled():
+  """Random trajectories, with pauses, limits and slots: 0 differences."""
+  tokens, seed = 0, 0
+  while tokens < 10**6:
+    pauses = tiny_episodes.TOK.convert_tokens_to_ids(["2", "=", "0"])
+    run = environments(tiny_episodes.Echo, slots=16 * (seed % 2))
+    found = play(run, 256, max_tokens=400, pauses=pauses, seed=seed)
+    check_ids(found)
+    tokens, seed = tokens + found.tokens, seed + 1
+
+
+def collected(tmp_path, monkeypatch, delay=0.0, **changes):
+  """One round of trajectories, and their log-probs by the trainer."""
+  monkeypatch.setattr(Talk, "delay", delay)
+  session = tiny_session.make_session(tmp_path, **FIELDS | changes)
+  with jax.set_mesh(session.mesh):
+    params = tiny_session.random_params(session)
+    collector = programs.make_collector(session, "rollout")
+    rows = collector.collect(params)
+    plan = programs.make_planner(session)(rows.rollouts)
+    program = step.logps_program(session.cfg, temperature=1.0)
+    logps = functools.partial(step.forward, session.mesh, program)
+    return rows, logps(params, plan)[0]
+
+
+def test_the_trainer_finds_the_log_probs_of_the_sampler(tmp_path, monkeypatch):
+  """As for single turns; slots, workers and delays change no bit."""
+  rows, trainer_BT = collected(tmp_path / "a", monkeypatch)
+  r = rows.rollouts
+  assert rows.turns.numbers_BT.max() > 3
+  holes_BT = ~r.mask_BT & (np.arange(48) < r.lengths_B[:, None])
+  assert holes_BT.sum() > 50
+  gap_BT = np.abs(r.logps_BT - trainer_BT)
+  assert gap_BT[r.mask_BT].max() < 2e-5
+  single = collected(tmp_path / "b", monkeypatch, task__name="arithmetic")
+  mask_BT = single[0].rollouts.mask_BT
+  usual = np.abs(single[0].rollouts.logps_BT - single[1])[mask_BT].max()
+  assert gap_BT[r.mask_BT].max() < 10 * usual
+  others = dict(delay=0.01, environment__workers=1)
+  for changes in (others, others | dict(environment__workers=8)):
+    again, _ = collected(tmp_path / "c", monkeypatch, **changes)
+    assert tiny_session.digest(again) == tiny_session.digest(rows)
+  few, _ = collected(tmp_path / "d", monkeypatch, rollout__slots=8)
+  for name in ("tokens_BL", "mask_BT", "lengths_B"):
+    got, wanted = getattr(few.rollouts, name), getattr(r, name)
+    np.testing.assert_array_equal(got, wanted, name)
+
+
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
+  """Groups that were kept bring their turns and rewards."""
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  monkeypatch.setattr(sft, "_require_skill", lambda *_: None)
+  changes = FIELDS | test_resume.RARE | dict(advantage__name="returns_by_turn")
+  _, (metrics, samples) = test_resume.assert_same(
+      tmp_path,
+      test_resume.run_rl,
+      "rl",
+      changes,
+      dict(die_at=4),
+      KeyboardInterrupt,
+  )
+  assert any(line["train/groups_kept"] for line in metrics)
+  assert metrics[0]["environment/turns/max"] > 2
+  assert {0, 1, 2} <= set(samples[0]["turn"])
+
+
+@pytest.mark.parametrize("advantage", ["gae_by_turn", "gae", "group_norm"])
+def test_observations_have_no_part_in_an_update(
+    tmp_path, monkeypatch, advantage
+):
+  """Whatever stands there: advantages, values, log-probs, even NaN."""
+  rows, _ = collected(tmp_path, monkeypatch, advantage__name=advantage)
+  mask_BT = rows.rollouts.mask_BT
+  c = tiny_session.tiny_config()
+  for name, value in (FIELDS | dict(advantage__name=advantage)).items():
+    tiny_session.set_field(c, name.replace("__", "."), value)
+  values_BT = np.random.default_rng(0).normal(size=mask_BT.shape)
+
+  def credit(fill):
+    rollouts = rows.rollouts.replace(
+        logps_BT=np.where(mask_BT, rows.rollouts.logps_BT, fill)
+    )
+    old_BT = np.where(mask_BT, rows.old_logps_BT, fill)
+    inputs = step.credit_inputs(
+        rows.replace(rollouts=rollouts, old_logps_BT=old_BT),
+        values_BT=np.where(mask_BT, values_BT, 7 * fill).astype(np.float32),
+        progress=np.float32(0),
+        kl_coef=np.float32(0),
+    )
+    return jax.device_get(programs.credit_program(c)(inputs))
+
+  one, two = credit(0.0), credit(3.0)
+  for name in ("advantages_BT", "rewards_B"):
+    np.testing.assert_array_equal(one[name], two[name])
+  assert (one["advantages_BT"][~mask_BT] == 0).all()
+  np.testing.assert_array_equal(one["rewards_B"], rows.turns.rewards_BT.sum(1))

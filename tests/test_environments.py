@@ -1,0 +1,198 @@
+"""The environments of the package, their demonstrations, and the config."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from rl_reason import checks, environments, functions, tasks
+from rl_reason.config import ConfigError
+from rl_reason.data import pipelines, tokenizer
+from rl_reason.environments import guess, tools
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("name", ["guess", "calculator"])
+def test_demonstrations_solve_the_task(name):
+  """Observations come from the environment; turns alone are learned."""
+  task, lengths = tasks.get(name), {}
+  make = environments.find("", task)
+  tok = tokenizer.load("", task.ALPHABET)
+  for style in task.STYLES[:2]:
+    for level in task.DIFFICULTIES[:5]:
+      row = task.problem(RNG, level)
+      environment = make()
+      turns = task.demonstrate(row, style, RNG)
+      prompt, texts = environments.transcript(environment, row, turns, RNG)
+      assert prompt == row.prompt and texts[::2] == turns[: len(texts)]
+      _, reward, over = environment.step(texts[-1])
+      assert over or name == "guess"
+      lengths.setdefault(style, []).append(len(turns))
+      tokens_BL, _, mask_BT = pipelines.pack_demonstrations(
+          tok, [(prompt, texts)], 12, 120
+      )
+      ids = tokens_BL[0, 12:]
+      learned = "".join(x + tok.eos_token for x in texts[::2])
+      assert tok.decode(ids[mask_BT[0]]) == learned
+      whole = (
+          learned if len(texts) == 1 else tok.decode(ids).replace("<pad>", "")
+      )
+      assert len(whole.replace(tok.eos_token, "")) == sum(map(len, texts))
+
+
+def test_bisection_turns():
+  """3 numbers: the middle at once, the others at the second turn."""
+  assert guess.bisection_turns(3) == pytest.approx(5 / 3)
+  assert guess.bisection_turns(7) == pytest.approx((1 + 4 + 12) / 7)
+  task = tasks.get("guess")
+  row = tasks.Row("10-40:", "", 5)
+  counts = [
+      len(task.demonstrate(row._replace(answer=str(n)), "bisect", RNG))
+      for n in range(10, 41)
+  ]
+  assert np.mean(counts) == pytest.approx(guess.bisection_turns(31))
+
+
+def test_guess_answers():
+  game = tasks.get("guess").environment()
+  game.reset(tasks.Row("17-48:", "30", 5), RNG)
+  assert game.step("31") == ("<", -guess.COST, False)
+  assert game.step("9") == (">", -guess.COST, False)
+  assert game.step("3+") == ("?", -guess.COST, False)
+  assert game.step("30") == ("", 1.0, True)
+
+
+def test_calculator_answers():
+  tool = tasks.get("calculator").environment()
+  tool.reset(tasks.Row("5-1+9=", "13", 3), RNG)
+  assert tool.step("5-1+9?") == ("13;", -0.1, False)
+  assert tool.step("2-9?") == ("-7;", -0.1, False)
+  assert tool.step("?")[0] == tool.step("5-?")[0] == "?"
+  assert tool.step("5-1=4;4+9=13;#13") == ("", 1.0, True)
+  assert tool.step("#12") == ("", 0.0, True)
+
+
+def test_what_is_no_environment_is_refused():
+  plain = tasks.get("arithmetic")
+  assert environments.find("", plain) is None
+  with pytest.raises(ValueError, match="has no method step"):
+    environments.find("json:JSONDecoder", plain)
+  assert environments.find("guess", plain) is guess.Guess
+
+
+class Shop(tools.Tools):
+  """Prices to add up."""
+
+  def price(self, item: str) -> float:
+    """The price of an item.
+
+    Args:
+      item: its name.
+    """
+    return dict(tea=2.5, milk=1.0)[item]
+
+  def score(self, response):
+    """Whether the sum is in the response."""
+    return float(self.row.answer in response)
+
+
+CALL = '<tool_call>{"name": "price", "arguments": {"item": "%s"}}</tool_call>'
+CHAT = (
+    "{% for t in tools or [] %}[{{ t['function']['name'] }}:"
+    "{{ t['function']['description'] }}]{% endfor %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>"
+    "{% endfor %}<assistant>"
+)
+
+
+def test_tools_are_offered_called_and_answered():
+  """By the chat template; the policy reads its own errors."""
+  tok = tokenizer.characters("")
+  tok.chat_template = CHAT
+  shop = Shop()
+  prompt = shop.reset(tasks.Row("tea?", "2.5"), RNG)
+  offered = tools.tools_of(shop)
+  assert [x.__name__ for x in offered] == ["price"]
+  assert tools.prompt_text(tok, prompt, offered) == (
+      "[price:The price of an item.]<user>tea?<eos><assistant>"
+  )
+  said, reward, over = shop.step(
+      f"hm {CALL % 'tea'} {CALL % 'ink'} <tool_call>{{</tool_call>"
+  )
+  assert (reward, over) == (0.0, False)
+  texts = [x["content"] for x in said]
+  assert texts[:2] == ["2.5", "error: KeyError: 'ink'"]
+  assert texts[2].startswith("error: JSONDecodeError")
+  after = dict(tools=offered, chat=True)
+  assert tools.observation_text(tok, said[:1], has_eos=True, **after) == (
+      "<tool>2.5<eos><assistant>"
+  )
+  assert tools.observation_text(tok, "go on", has_eos=False, **after) == (
+      "<eos><user>go on<eos><assistant>"
+  )
+  assert shop.step("2.5")[1:] == (1.0, True)
+
+
+PAGE = (ROOT / "docs" / "environments.md").read_text()
+GAME, SHOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_page_of_environments(tmp_path, monkeypatch):
+  """The example has at most 40 lines, runs as printed, and is a task."""
+  assert len(GAME.splitlines()) <= 40
+  (tmp_path / "my_game.py").write_text(GAME)
+  (tmp_path / "my_tools.py").write_text(SHOP)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  settings = f"--config={ROOT / 'pyproject.toml'}"
+  command = [sys.executable, "-m", "ruff", "check", settings, "."]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout
+  fields = re.search(r"--config\.task\.name=(\S+) --config\S+=\"(.*)\"", PAGE)
+  given = {"task.name": fields[1], "task.difficulties": fields[2]}
+  c, _ = checks.checked(str(ROOT / "configs" / "guess.py"), given)
+  task = tasks.get(c.task.name)
+  for level in c.task.difficulties:
+    row = task.problem(RNG, level)
+    assert len(row.prompt) <= c.rollout.max_prompt
+    turns = task.demonstrate(row, "random", RNG)
+    environment = environments.find("", task)()
+    _, texts = environments.transcript(environment, row, turns, RNG)
+    assert texts[-1] == row.answer
+  game = task.environment()
+  game.reset(tasks.Row("", "103"), RNG)
+  assert game.step("120") == ("12:", -0.05, False)
+  shop = functions.load("my_tools:Shop")()
+  shop.reset(tasks.Row("tea?", "2.5"), RNG)
+  assert shop.step(CALL % "tea")[0] == [dict(role="tool", content="2.5")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"environment.name": "json:JSONDecoder"}, "has no method step"),
+        ({"environment.stop_strings": ("#",)}, "one turn"),
+        ({"environment.workers": 2}, "one turn"),
+        ({"advantage.name": "returns_by_turn"}, "one turn"),
+        ({"environment.name": "guess", "reward.correct": 2.0}, "environment"),
+        (
+            {"environment.name": "guess", "reward.outcome.name": "cosine"},
+            "environment gives",
+        ),
+        (
+            {
+                "environment.name": "guess",
+                "rollout.partial_groups": 2,
+                "dynamic_sampling.signal": "reward",
+            },
+            "not in an environment",
+        ),
+    ],
+)
+def test_a_config_that_cannot_work(fields, text):
+  with pytest.raises(ConfigError, match=text):
+    checks.checked(str(ROOT / "configs" / "dapo.py"), fields)

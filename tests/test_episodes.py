@@ -1,0 +1,151 @@
+"""Trajectories in environments: exact ids, failures, independence of delays."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
+
+from rl_reason.environments import episodes
+from rl_reason.structs import RunError
+
+
+class Delayed(Echo):
+  """Answers after a random time."""
+
+  def step(self, response):
+    time.sleep(np.random.default_rng().exponential(0.002))
+    return super().step(response)
+
+
+def test_the_update_gets_the_ids_that_were_sampled():
+  found = play(environments(Echo), count=32, max_tokens=80)
+  assert found.tokens > 500
+  check_ids(found)
+
+
+@pytest.mark.parametrize("slots", [0, 4])
+def test_nothing_depends_on_the_order_of_answers(slots):
+  """The same arrays for one and eight threads, and any delays."""
+  alone, many = (
+      play(environments(kind, workers=workers, slots=slots), max_tokens=40)
+      for kind, workers in ((Echo, 1), (Delayed, 8))
+  )
+  for name in ("tokens_BL", "mask_BT", "logps_BT", "lengths_B", "truncated_B"):
+    a, b = getattr(alone.rollouts, name), getattr(many.rollouts, name)
+    np.testing.assert_array_equal(a, b, name)
+  np.testing.assert_array_equal(
+      alone.episodes.correct_B, many.episodes.correct_B
+  )
+  assert alone.episodes.texts == many.episodes.texts
+  widest = max(len(x) for x in alone.waves[1:])
+  assert widest <= slots if slots else widest > 4
+
+
+class Faulty(Echo):
+  """Fails in its own way in some trajectories."""
+
+  number = 0
+  lock = threading.Lock()
+  ways = ("raise", "hang", "nan", "shape", "fine")
+
+  def reset(self, row, rng):
+    with Faulty.lock:
+      Faulty.number += 1
+      self.way = self.ways[Faulty.number % 5]
+    return super().reset(row, rng)
+
+  def step(self, response):
+    match self.way:
+      case "raise":
+        raise ZeroDivisionError(response)
+      case "hang":
+        time.sleep(1.5)
+      case "nan":
+        return "", float("nan"), True
+      case "shape":
+        return "", 0.0
+    return super().step(response)
+
+
+def test_a_failure_costs_one_trajectory():
+  """It is counted and shown once, and the others are as they would be."""
+  shown = []
+  run = environments(Faulty, seconds=0.5, show=shown.append)
+  run._proved = True
+  found = play(run, max_tokens=40)
+  failed_B = found.episodes.correct_B < 0
+  assert found.episodes.failures == failed_B.sum() > 0
+  for b, environment in enumerate(found.made):
+    started = found.episodes._turns_B[b] > 0
+    assert failed_B[b] == (environment.way != "fine" and started), b
+  assert len(shown) == 1 and "the environment Faulty failed" in shown[0]
+  fine = play(environments(Echo), max_tokens=40).rollouts
+  for b in np.flatnonzero(~failed_B):
+    np.testing.assert_array_equal(
+        found.rollouts.tokens_BL[b], fine.tokens_BL[b]
+    )
+
+
+def test_a_first_round_that_fails_throughout_ends_the_run():
+  class Broken(Echo):
+
+    def step(self, response):
+      raise KeyError("the first traceback")
+
+  with pytest.raises(RunError, match=r"(?s)all 16 .*the first traceback"):
+    play(environments(Broken), max_tokens=200)
+
+
+def test_responses_to_a_row_share_its_prompt():
+  class Own(Echo):
+    count = 0
+
+    def reset(self, row, rng):
+      Own.count += 1
+      return super().reset(row, rng) or str(Own.count % 2)
+
+  run = environments(Own, workers=1)
+  run._proved = True
+  found = play(run, max_tokens=8)
+  assert found.episodes.failures == 8 and len(set(found.episodes.prompts)) == 1
+
+
+def test_a_stop_string_ends_a_turn_however_it_is_spelled():
+  """A token that may complete it pauses the row; the turn goes on if not."""
+  candidates = episodes.stop_candidates(TOK, ["12"])
+  assert candidates == tuple(TOK.convert_tokens_to_ids(["2"]))
+  run = environments(Echo, stop_strings=("12",))
+  found = play(run, count=64, max_tokens=60, pauses=candidates)
+  turns = [x[0] for one in found.made for x in one.history]
+  stopped = [x for x in turns if x.endswith("12")]
+  assert stopped and all("12" not in x[:-1] for x in turns)
+  assert any("2" in x[:-1] for x in turns), "a pause that was no stop"
+
+
+def test_limits_truncate():
+  """Turns end at max_turns, and before an observation that leaves no room."""
+  few = play(environments(Echo, max_turns=2), max_tokens=80)
+  last_B = few.episodes.turns().numbers_BT.max(1)
+  assert last_B.max() == 2
+  for b, environment in enumerate(few.made):
+    over = environment.history and environment.is_over
+    assert few.rollouts.truncated_B[b] != bool(over)
+    assert few.episodes.correct_B[b] <= bool(over)
+
+  class Long(Echo):
+
+    def say(self):
+      return "7" * 79
+
+  long = play(environments(Long), max_tokens=80)
+  assert long.episodes.turns().numbers_BT.max() == 1
+  assert (long.rollouts.mask_BT.sum(1) == long.rollouts.lengths_B).all()
+
+
+def test_rows_of_a_group_get_the_same_generator():
+  found = play(environments(Echo), max_tokens=8)
+  seeds = [x.seed for x in found.made]
+  assert all(len(set(seeds[n : n + 4])) == 1 for n in range(0, 16, 4))
+  assert len(set(seeds)) == len(rows(16)) // 4

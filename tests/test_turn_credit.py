@@ -1,0 +1,91 @@
+"""Credit by turn: hand-worked numbers."""
+
+import inspect
+
+import numpy as np
+import pytest
+from by_hand import public, quick_jit
+
+from rl_reason.algorithms import rewards, turns
+
+# Two rows of one group with two and three turns, and padding. Turns of row 0
+# have rewards 1 and 2 and the values 1/2 and 3/4 before them; row 1 has 1, 1, 4
+# and 0, 1, 2. 9 stands where nothing may look.
+TURNS = np.array([[1, 1, 0, 2, 2, 0], [1, 0, 0, 2, 3, 0], [1, 1, 2, 2, 2, 2]])
+ROWS = dict(
+    turns_BT=TURNS,
+    rewards_BT=np.array(
+        [[0.0, 1, 9, 0, 2, 9], [1, 9, 9, 1, 4, 9], [0, 7, 0, 0, 0, 7]]
+    ),
+    values_BT=np.array(
+        [[0.5, 9, 9, 0.75, 9, 9], [0, 9, 9, 1, 2, 9], [0, 0, 0, 0, 0, 0]]
+    ),
+    groups_B=np.array([7, 7, -1]),
+)
+
+
+def by_turn(*rows):
+  """The number of each token's turn."""
+  return [
+      [0 if n == 0 else row[n - 1] for n in turns_T]
+      for turns_T, row in zip(TURNS.tolist(), rows, strict=False)
+  ]
+
+
+BY_HAND = [
+    # gamma = lam = 1/2. Row 0: delta_2 = 2 - 3/4 = 5/4, delta_1 = 1 + 3/8 - 1/2
+    # = 7/8; A_1 = 7/8 + 5/16 = 19/16. Row 1: deltas 3/2, 1 + 1 - 1 = 1, 2;
+    # A_2 = 1 + 1/2 = 3/2, A_1 = 3/2 + 3/8 = 15/8.
+    (
+        "gae_by_turn",
+        dict(gamma=0.5, lam=0.5),
+        by_turn([19 / 16, 5 / 4], [15 / 8, 3 / 2, 2]),
+    ),
+    # Two turns: lam = 1/2, as above. Three: lam = 2/3, gamma lam = 1/3:
+    # A_2 = 1 + 2/3 = 5/3, A_1 = 3/2 + 5/9.
+    (
+        "gae_by_turn_length_adaptive",
+        dict(gamma=0.5, alpha=1.0),
+        by_turn([19 / 16, 5 / 4], [3 / 2 + 5 / 9, 5 / 3, 2]),
+    ),
+    # Returns: row 0 has 1 + 1 = 2 and 2; row 1 1 + 3/2 = 5/2, 1 + 2 = 3 and 4.
+    # Means: 9/4 and 5/2; only row 1 has a third turn.
+    (
+        "returns_by_turn",
+        dict(gamma=0.5),
+        by_turn([-1 / 4, -1 / 2], [1 / 4, 1 / 2, 0]),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "wanted"), BY_HAND, ids=[x[0] for x in BY_HAND]
+)
+def test_by_hand(name, keywords, wanted):
+  function = getattr(turns, name)
+  arrays = [
+      ROWS[x] for x in inspect.signature(function).parameters if x in ROWS
+  ]
+  got = quick_jit(function)(*arrays, **keywords)
+  np.testing.assert_allclose(got[:2], wanted, rtol=1e-6)
+  assert np.isfinite(got).all()
+
+
+def test_every_function_has_numbers_by_hand():
+  assert {x[0] for x in BY_HAND} | {"total"} == public(turns)
+  got = turns.total(np.float32([[0, 1, 0, 2]]))
+  np.testing.assert_array_equal(got, [3])
+
+
+def test_rewards_stay_at_the_ends_of_turns():
+  """A penalty of -1/2 for the whole response is at its last token."""
+  got = rewards.per_token(
+      np.float32([2.5, 1.0]),
+      TURNS[:2] > 0,
+      np.zeros((2, 6), np.float32),
+      0.0,
+      np.float32([[0, 1, 0, 0, 2, 0], [-1, 0, 0, 2, 0, 0]]),
+  )
+  np.testing.assert_array_equal(
+      got, [[0, 1, 0, 0, 1.5, 0], [-1, 0, 0, 2, 0, 0]]
+  )
