@@ -335,8 +335,12 @@ def summarize(
       out[f"val-aux/{name}/{what}/mean"] = float(value_NG[:, :mean_of].mean())
       out[f"val-aux/{name}/{what}/greedy"] = float(value_NG[:, -1].mean())
   for level in levels(responses, mean_of):
-    metric = f"difficulty_{level.difficulty}/{measure}/mean@{mean_of}"
-    out[f"val-aux/{name}/{metric}"] = level.mean
+    prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
+    out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean
+    if responses.turns_NG is not None:
+      rows = [x.difficulty == level.difficulty for x in responses.rows]
+      turns_NG = responses.turns_NG[rows, :mean_of]
+      out[f"{prefix}/turns/mean"] = float(turns_NG.mean())
   return out
 
 
