@@ -285,6 +285,11 @@ def summarize_sets(
   lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
   clip_ratio = float(np.concatenate(truncated).mean())
+  for what in ("turns", "returns"):
+    of_sets = [getattr(x, f"{what}_NG") for x in sets]
+    found = [x[:, :-1].ravel() for x in of_sets if x is not None]
+    if found:
+      metrics[f"val-aux/{what}/mean"] = float(np.concatenate(found).mean())
   if broken := sum(x.broken for x in sets):
     metrics[signs.BROKEN_HELD_OUT] = broken
   return metrics | {
@@ -329,11 +334,6 @@ def summarize(
     out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
   out |= aux
   out["val-aux/score"] = float(mean_N[:score_of].mean())
-  for what in ("turns", "returns"):
-    value_NG = getattr(responses, f"{what}_NG")
-    if value_NG is not None:
-      out[f"val-aux/{name}/{what}/mean"] = float(value_NG[:, :mean_of].mean())
-      out[f"val-aux/{name}/{what}/greedy"] = float(value_NG[:, -1].mean())
   for level in levels(responses, mean_of):
     prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
     out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean

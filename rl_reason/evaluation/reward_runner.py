@@ -220,7 +220,9 @@ class RewardRound:
     """The scores of each function for one group."""
     slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
     tokens_BT, lengths_B = rollouts.tokens_BL[:, slots:], rollouts.lengths_B
-    ids = [x[:n].tolist() for x, n in zip(tokens_BT, lengths_B, strict=True)]
+    ids = [
+        x[m].tolist() for x, m in zip(tokens_BT, rollouts.mask_BT, strict=True)
+    ]
     batch = RewardBatch(
         prompts=[row.prompt for row in rows],
         texts=tokenizer.decode(self._tok, tokens_BT, lengths_B),

@@ -46,7 +46,7 @@ class RewardBatch(NamedTuple):
   Attributes:
     prompts: as the model reads them.
     texts: the responses, without their EOS.
-    token_ids: their tokens, EOS included.
+    token_ids: their tokens, EOS included, observations left out.
     truncated: whether they have no EOS.
     rows: their rows; `row.messages` are the turns of a chat prompt, and
       `row.columns` all columns of the data.
