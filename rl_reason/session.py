@@ -195,7 +195,7 @@ def open_session(
       )
       if environment
       else None,
-      log=metrics.Log(workdir, writers),
+      log=metrics.Log(workdir, writers, display.say),
       display=display,
       stop=stop,
   )

@@ -68,6 +68,11 @@ def test_every_file_is_covered(tmp_path):
   assert c.newest() == 2
 
 
+def edit(directory, old, new):
+  path = directory / "manifest.json"
+  path.write_text(path.read_text().replace(old, new))
+
+
 @pytest.mark.parametrize(
     "harm, words",
     [
@@ -76,12 +81,14 @@ def test_every_file_is_covered(tmp_path):
         (lambda d: (d / "manifest.json").write_text("[]"), "manifest cannot"),
         (
             lambda d: (d / "manifest.json").write_text('{"files": {}}'),
-            "manifest lacks host.json",
+            "manifest cannot be read",
         ),
         (
             lambda d: (d / "manifest.json").write_text('{"files": 3}'),
             "manifest cannot be read",
         ),
+        (lambda d: edit(d, '"score": null', '"score": 2e9'), "has changed"),
+        (lambda d: edit(d, '"digest"', '"dihest"'), "has changed"),
         (lambda d: (d / "host.json").unlink(), "host.json is missing"),
         (lambda d: files(d / "state")[0].unlink(), "is missing"),
     ],

@@ -5,6 +5,7 @@ Processes are killed for real in tests/slow/test_killed.py.
 
 import json
 import shutil
+import types
 
 import jax
 import pytest
@@ -12,9 +13,10 @@ import tiny_session
 
 from rl_reason import dependencies
 from rl_reason.evaluation import interim
+from rl_reason.monitoring import metrics
 from rl_reason.session import open_stage
 from rl_reason.structs import RunError, Stopped
-from rl_reason.training import initial_state, resumed, rl, sft
+from rl_reason.training import resumed, rl, sft
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
 shared_programs = tiny_session.shared_programs
@@ -52,7 +54,7 @@ def outcome(workdir, stage):
   checkpoints = (workdir / "checkpoints" / stage).iterdir()
   newest = max(checkpoints, key=lambda path: int(path.name))
   host = json.loads((newest / "host.json").read_text())
-  host.pop("log_sizes")
+  host.pop("logs")
   logs = [
       tiny_session.logged(workdir, name)
       for name in ("metrics.jsonl", "samples.jsonl")
@@ -183,7 +185,6 @@ def test_a_finished_stage_is_not_entered_again(
     assert tiny_session.digest(found[0]) == stopped[1] and not said
     for file in (workdir / "checkpoints" / "skill").rglob("host.json"):
       file.write_text("{}")
-    (workdir / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
     if kl != "none":
       with pytest.raises(RunError, match="needs it as the reference of kl"):
         resumed.start(session)
@@ -191,11 +192,94 @@ def test_a_finished_stage_is_not_entered_again(
     params, *_ = resumed.start(session)
   assert tiny_session.digest(params) == stopped[1]  # RL is at step 0
   assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
-  stage = open_stage(session, "rl")
-  state, _ = initial_state.initial_state(session, params, None, None)
-  with jax.set_mesh(session.mesh):
-    stage.restore(state)
-    stage.restore(state)
-  [line] = [x for x in said if "was cut or removed" in x]
-  assert "metrics.jsonl has 16 bytes" in line
-  assert (workdir / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_no_stage_is_trained_again_behind_its_followers(
+    tmp_path, stopped, damaged
+):
+  """--stage=sft, its checkpoint damaged or gone, RL's there: refused."""
+  workdir = tmp_path / "run"
+  shutil.copytree(stopped[0], workdir)
+  whole = (workdir / "metrics.jsonl").read_bytes()
+  skill = workdir / "checkpoints" / "skill"
+  (skill / "3" / "host.json").write_text("{}") if damaged else shutil.rmtree(
+      skill
+  )
+  words = "checkpoints/skill is lost, and checkpoints/rl has gone on to step 0"
+  for _ in range(2):
+    with pytest.raises(RunError, match=words):
+      run_sft(workdir, dict(sft__habits__steps=0))
+    assert (workdir / "metrics.jsonl").read_bytes() == whole
+  shutil.rmtree(workdir / "checkpoints" / "rl")
+  params = run_sft(workdir, dict(sft__habits__steps=0))
+  assert tiny_session.digest(params) == stopped[1]
+
+
+def test_a_skill_that_is_lost_is_not_trained_again_for_its_habits(tmp_path):
+  whole = tiny_session.digest(run_sft(tmp_path, {}))
+  shutil.rmtree(tmp_path / "checkpoints" / "skill")
+  assert tiny_session.digest(run_sft(tmp_path, {}, die_at=0)) == whole
+
+
+LINES = b'{"stage": "rl", "step": 1}\n{"stage": "rl", "step": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("found", "said", "left"),
+    [
+        (LINES + b'{"st', [], LINES),
+        (LINES[:30], ["was cut or removed"], LINES[:27]),
+        (LINES.replace(b"1", b"7") + b'{"x": 3}\n{', ["edited"], ...),
+        (None, ["was cut or removed"], b""),
+    ],
+)
+def test_a_log_is_cut_only_where_a_checkpoint_ended(
+    tmp_path, found, said, left
+):
+  """Lines that are not those that were noted are said, and stay."""
+  path, log = tmp_path / "metrics.jsonl", metrics.Log(tmp_path)
+  log.close()
+  path.write_bytes(LINES)
+  log = metrics.Log(tmp_path)
+  noted = log.note()
+  log.close()
+  path.unlink() if found is None else path.write_bytes(found)
+  lines = []
+  log = metrics.Log(tmp_path, say=lines.append)
+  log.remember(json.loads(json.dumps(noted)))
+  log.remember(noted)  # a later stage
+  log.truncate()
+  for line, word in zip(lines, said, strict=True):
+    assert word in line and str(path) in line
+  wanted = found[:-1] if left is ... else left
+  assert path.read_bytes() == wanted
+  # The next line is one of its own, and the next note is of what is there.
+  log.metrics("rl", 3, {})
+  log.remember(log.note())
+  assert len(lines) == len(said)
+  assert path.read_bytes() == wanted + b'{"stage": "rl", "step": 3}\n'
+  path.unlink()  # while the run writes
+  log.note()
+  assert "was removed or replaced while the run" in lines[-1]
+  log.metrics("rl", 4, {})
+  assert path.read_bytes() == b'{"stage": "rl", "step": 4}\n'
+  log.close()
+
+
+def test_another_stage_cuts_no_line_of_rl(tmp_path, stopped):
+  """A reward model that is trained after RL in its directory."""
+  workdir = tmp_path / "run"
+  shutil.copytree(stopped[0], workdir)
+  whole = (workdir / "samples.jsonl").read_bytes()
+  whole += b'{"stage": "rl"}\n'
+  (workdir / "samples.jsonl").write_bytes(whole)
+  session = tiny_session.make_session(workdir, sft__habits__steps=0)
+  host = workdir / "checkpoints" / "rl" / "0" / "host.json"
+  logs = session.log.note()
+  host.write_text(json.dumps(json.loads(host.read_text()) | dict(logs=logs)))
+  session.log.metrics("reward_model", 1, {})  # before its first checkpoint
+  session.log.samples([{}])
+  stage = open_stage(session, "reward_model")
+  with stage.running("reward model", 9, types.SimpleNamespace(step=0)):
+    assert (workdir / "samples.jsonl").read_bytes() == whole

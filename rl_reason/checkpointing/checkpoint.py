@@ -2,7 +2,7 @@
 
   DIR/STEP/state/         the pytree, by orbax, written in the background
   DIR/STEP/host.json      all other state of the run
-  DIR/STEP/manifest.json  SHA-256 of every file above; written last
+  DIR/STEP/manifest.json  SHA-256 of every file above, and of itself; the last
 
 A save writes DIR/STEP.new, which takes the place of DIR/STEP only when it has
 its manifest: no checkpoint is lost because another one is being written.
@@ -44,10 +44,21 @@ def _hashes(directory: pathlib.Path) -> dict[str, str]:
   }
 
 
+def _digest(manifest: dict) -> str:
+  text = json.dumps(manifest, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _manifest(directory: pathlib.Path) -> tuple[dict, float | None] | None:
-  """Hashes and score in the manifest of a checkpoint; None if unreadable."""
+  """Hashes and score of a checkpoint; None if unreadable or changed."""
   try:
     manifest = json.loads((directory / MANIFEST).read_text())
+    # Runs of earlier versions have no digest, and nothing else, either.
+    digest = manifest.pop("digest", None)
+    if digest is None and set(manifest) == {"step", "score", "files"}:
+      digest = _digest(manifest)
+    if digest != _digest(manifest):
+      return None
     return dict(manifest["files"]), manifest.get("score")
   except (ValueError, KeyError, TypeError, OSError, RecursionError):
     return None
@@ -55,6 +66,20 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, float | None] | None:
 
 def _is_whole(directory: pathlib.Path) -> bool:
   return (directory / MANIFEST).exists()
+
+
+def newest_host(directory: pathlib.Path) -> tuple[int, dict] | None:
+  """Step and JSON of the newest finished checkpoint, hashes not verified."""
+  found = [path.parent for path in directory.glob(f"*/{MANIFEST}")]
+  if not found:
+    return None
+  newest = max(found, key=lambda path: int(path.stem))
+  try:
+    return int(newest.stem), dict(
+        json.loads((newest / "host.json").read_text())
+    )
+  except (ValueError, OSError):  # damaged; that it is there is what counts
+    return int(newest.stem), {}
 
 
 def _remove(directory: pathlib.Path) -> None:
@@ -98,10 +123,8 @@ class Checkpoints:
       return "unfinished (it has no manifest)"
     manifest = _manifest(directory)
     if manifest is None:
-      return "damaged (its manifest cannot be read)"
+      return "damaged (its manifest cannot be read, or has changed)"
     expected, _ = manifest
-    if "host.json" not in expected:
-      return "damaged (its manifest lacks host.json)"
     found = _hashes(directory)
     for name, digest in expected.items():
       if name not in found:
@@ -147,6 +170,7 @@ class Checkpoints:
     self._orbax.wait_until_finished()
     if self._first:
       manifest = dict(step=step, score=score, files=_hashes(path))
+      manifest["digest"] = _digest(manifest)
       metrics.write_json(path / MANIFEST, manifest)
       self._rename(path)
       self._prune()

@@ -22,11 +22,18 @@ from typing import Any, Protocol
 import numpy as np
 from jax.experimental import multihost_utils
 
-from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checkpointing.checkpoint import Checkpoints, newest_host
 from rl_reason.dependencies import differences
 from rl_reason.monitoring.display import Display
-from rl_reason.monitoring.metrics import Log
+from rl_reason.monitoring.metrics import FILES, Log
 from rl_reason.structs import RunError, Stopped, TrainState, Tree
+
+# Stages that begin with what a stage has made.
+FOLLOWED_BY = {
+    "skill": ("habits", "reward_model", "value", "rl"),
+    "habits": ("reward_model", "value", "rl"),
+    "value": ("rl",),
+}
 
 
 class State(Protocol):
@@ -80,6 +87,14 @@ class NetworkState:
     self.train, self.complete = arrays, host["complete"]
     self.counters = host["counters"]
     self.stream.set_state(host["stream"])
+
+
+def _noted(host: dict[str, Any]) -> dict[str, Any]:
+  """What a checkpoint noted of the logs; earlier versions noted no hashes."""
+  sizes = host.get("log_sizes", [0] * len(FILES))
+  return host.get("logs") or {
+      name: (size, "") for name, size in zip(FILES, sizes, strict=True)
+  }
 
 
 def check_stop(stop: threading.Event) -> None:
@@ -141,8 +156,7 @@ class ResumableStage:
           f"checkpoint {checkpoints.name}/{step} of {self._workdir} was made by"
           f" another config ({'; '.join(different)}); choose another --workdir"
       )
-    for line in self._log.remember(host["log_sizes"]):
-      self._display.say(line)
+    self._log.remember(_noted(host))
     state.step = step
     state.restore(checkpoints.restore(step, state.arrays()), host)
     return True
@@ -161,10 +175,15 @@ class ResumableStage:
     If the loop is stopped, or ends with an error that the user can fix, the
     state is saved first. `flush` logs the step whose metrics are still on the
     device.
+
+    Raises:
+      RunError: another stage has gone on from this one, or has logged since.
     """
+    resumed = self.checkpoints.saved is not None
+    self._keep_others(resumed)
     self._log.truncate()
     self._flush = flush
-    if state.step or self.checkpoints.saved is not None:
+    if resumed:
       self._display.say(f"{title}: resumes at step {state.step} of {total}")
     self._display.stage(title, total, state.step)
     try:
@@ -176,6 +195,37 @@ class ResumableStage:
     finally:
       self._display.end_stage()
       self.checkpoints.close()
+
+  def _keep_others(self, resumed: bool) -> None:
+    """Keeps what other stages have logged.
+
+    A stage whose checkpoint is lost would train for nothing what others have
+    begun with, and cut their lines.
+
+    Args:
+      resumed: this stage has a checkpoint; its note is remembered.
+    """
+    name, places = self.checkpoints.name, self._workdir / "checkpoints"
+    own = self.checkpoints.saved
+    noted = _noted(self.checkpoints.host(own)) if resumed else {}
+    newest: dict[str, Any] = {}
+    for path in sorted(places.iterdir() if places.exists() else ()):
+      if path.name == name or not (found := newest_host(path)):
+        continue
+      step, there = found[0], _noted(found[1])
+      after = resumed and there[FILES[0]][0] > noted[FILES[0]][0]
+      if after or path.name in FOLLOWED_BY.get(name, ()):
+        raise RunError(
+            f"{self._workdir}: checkpoints/{name} is"
+            f" {f'at step {own} only' if resumed else 'lost'}, and"
+            f" checkpoints/{path.name} has gone on to step {step} since. Put a"
+            f" whole copy of checkpoints/{name} back; or, to train it again"
+            f" and to discard what came after it, remove {path}"
+        )
+      if there[FILES[0]][0] > newest.get(FILES[0], (0,))[0]:
+        newest = there
+    if newest and not resumed:
+      self._log.remember(newest)
 
   def check_stop(self) -> None:
     """Raises Stopped after SIGTERM, on all processes at the same step."""
@@ -189,7 +239,7 @@ class ResumableStage:
     """Saves the state; first logs the step that is still on the device."""
     self._flush()
     host = dict(
-        log_sizes=self._log.checkpoint_sizes(),
+        logs=self._log.note(),
         config=self._fields,
         **state.host(),
     )

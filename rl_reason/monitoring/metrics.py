@@ -1,15 +1,17 @@
 """Logs of a run: metrics.jsonl, samples.jsonl, and loggers beside them.
 
-Both JSONL files are append-only. A checkpoint records their sizes, and a
-resumed run truncates them to it: each step appears once, however a run ended.
+Both JSONL files are append-only. A checkpoint notes their sizes and hashes, and
+a resumed run truncates them to it: each step appears once, however a run ended.
+A file that is not as it was noted is never truncated.
 """
 
+import hashlib
 import json
 import math
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ from rl_reason.monitoring.loggers import Writer
 from rl_reason.structs import RunError
 
 FILES = ("metrics.jsonl", "samples.jsonl")
+Noted = tuple[int, str]  # bytes of a file, and their SHA-256 ('': not known)
 
 
 def number(x, digits: int = 9) -> float | int | None:
@@ -92,22 +95,87 @@ class Clock:
     return out
 
 
+class _File:
+  """One file that only grows, and what a checkpoint noted of it."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path, self.noted, self.differs = path, 0, False
+    self.open()
+
+  def open(self) -> None:
+    """Opens the file, and hashes it anew at the next note."""
+    self.file = self.path.open("a")
+    self._hash, self._hashed = hashlib.sha256(), 0
+
+  def _digest(self, size: int) -> str:
+    """The hash of the first bytes; reads those that it has not read yet."""
+    if size < self._hashed:
+      self._hash, self._hashed = hashlib.sha256(), 0
+    with self.path.open("rb") as f:
+      f.seek(self._hashed)
+      while self._hashed < size and (
+          block := f.read(min(1 << 20, size - self._hashed))
+      ):
+        self._hash.update(block)
+        self._hashed += len(block)
+    return self._hash.hexdigest()
+
+  def is_gone(self) -> bool:
+    """Whether the path is that of another file by now, or of none."""
+    try:
+      return not os.path.samestat(
+          self.path.stat(), os.fstat(self.file.fileno())
+      )
+    except FileNotFoundError:
+      return True
+
+  def note(self) -> Noted:
+    """Writes the file to the disk; returns its size and its hash."""
+    self.file.flush()
+    os.fsync(self.file.fileno())
+    self.noted, self.differs = self.path.stat().st_size, False
+    return self.noted, self._digest(self.noted)
+
+  def compare(self, size: int, digest: str) -> str:
+    """Remembers what a checkpoint noted; returns how the file differs."""
+    found, self.noted = self.path.stat().st_size, size
+    self.differs, why = True, ""
+    if found < size:
+      why = f"it has {found} bytes: it was cut or removed"
+    elif digest and self._digest(size) != digest:
+      why = "its lines are other ones: it was edited"
+    else:
+      self.differs = False
+    return why
+
+  def truncate(self) -> None:
+    """Discards what follows the note; of another file, only half a line."""
+    size = self.noted
+    if self.differs:
+      size = self.path.read_bytes().rfind(b"\n") + 1
+    if self.path.stat().st_size > size:
+      os.truncate(self.path, size)
+
+
 class Log:
   """Appends to the logs of a work directory; only process 0 writes.
 
   Args:
     workdir: of the run.
     writers: of `loggers.writers`; they get what metrics.jsonl gets.
+    say: is told of files that someone else has changed.
   """
 
-  def __init__(self, workdir: pathlib.Path, writers: Sequence[Writer] = ()):
-    self._active = jax.process_index() == 0
-    self._short: set[pathlib.Path] = set()  # files of which this was said
-    self._paths = [workdir / name for name in FILES]
-    self._writers = writers
-    self._sizes = [0] * len(FILES)  # at the newest checkpoint
-    if self._active:
-      self._files = [p.open("a") for p in self._paths]
+  def __init__(
+      self,
+      workdir: pathlib.Path,
+      writers: Sequence[Writer] = (),
+      say: Callable[[str], None] = print,
+  ):
+    self._writers, self._say = writers, say
+    self._said: set[str] = set()  # files of which it was said
+    first = jax.process_index() == 0
+    self._files = [_File(workdir / name) for name in FILES if first]
 
   def metrics(self, stage: str, step: int, values: dict) -> None:
     """Appends one line: {"stage", "step", then the values}."""
@@ -153,52 +221,47 @@ class Log:
       )
 
   def _write(self, index: int, line: dict) -> None:
-    if self._active:
-      self._files[index].write(json.dumps(line) + "\n")
-      self._files[index].flush()
+    if self._files:
+      file = self._files[index].file
+      file.write(json.dumps(line) + "\n")
+      file.flush()
 
-  def checkpoint_sizes(self) -> list[int]:
-    """Flushes the files to the disk; returns and remembers their sizes."""
-    if self._active:
-      for f in self._files:
-        f.flush()
-        os.fsync(f.fileno())
-      self._sizes = [p.stat().st_size for p in self._paths]
-    return self._sizes
-
-  def remember(self, sizes: list[int]) -> list[str]:
-    """Remembers the sizes that a checkpoint recorded.
-
-    Returns:
-      what is to be said of files that are shorter, once of each.
-    """
-    self._sizes, said = sizes, []
-    for index, path in enumerate(self._paths if self._active else []):
-      found = path.stat().st_size
-      if found < sizes[index] and path not in self._short:
-        self._short.add(path)
-        said.append(
-            f"warning: {path} has {found} bytes, and a checkpoint noted"
-            f" {sizes[index]}: it was cut or removed, and the report lacks"
-            " those steps; the run goes on"
+  def note(self) -> dict[str, Noted]:
+    """Flushes the files to the disk; returns and remembers how they are."""
+    for file in self._files:
+      if file.is_gone():
+        self._say(
+            f"warning: {file.path} was removed or replaced while the run writes"
+            " it; its next lines follow what is there now"
         )
-        # The next line must not continue half a line.
-        whole = path.read_bytes().rfind(b"\n") + 1
-        os.truncate(path, whole)
-    return said
+        file.file.close()
+        file.open()
+    return {file.path.name: file.note() for file in self._files}
+
+  def remember(self, noted: Mapping[str, Sequence]) -> None:
+    """Remembers what a checkpoint noted, and says of which files it differs.
+
+    Args:
+      noted: what `note` returned.
+    """
+    for file in self._files:
+      why = file.compare(*noted[file.path.name])
+      if why and file.path.name not in self._said:
+        self._said.add(file.path.name)
+        self._say(
+            f"warning: {file.path} is not as a checkpoint noted it"
+            f" ({file.noted} bytes): {why}. Nothing is cut from it, the report"
+            " shows what is there, and the run goes on"
+        )
 
   def truncate(self) -> None:
-    """Truncates the files to the newest checkpoint saved or restored so far."""
-    if not self._active:
-      return
-    for path, size in zip(self._paths, self._sizes, strict=True):
-      if path.stat().st_size > size:
-        os.truncate(path, size)
+    """Truncates the files to the newest checkpoint noted or remembered."""
+    for file in self._files:
+      file.truncate()
 
   def close(self) -> None:
     """Closes the files and the loggers."""
-    if self._active:
-      for f in self._files:
-        f.close()
+    for file in self._files:
+      file.file.close()
     for writer in self._writers:
       writer.close()

@@ -43,9 +43,12 @@ def run(session: Session) -> Tree:
   if session.config.sft.reuse:
     return load(session)
   params = None
-  for name in PHASES:
-    if session.config.sft[name].steps:
-      params = _train_phase(session, name, params)
+  names = [name for name in PHASES if session.config.sft[name].steps]
+  if names == list(PHASES):  # habits that have begun need no skill
+    habits = checkpoint.Checkpoints(session.workdir / "checkpoints" / "habits")
+    names = names[habits.newest(session.display.say) is not None :]
+  for name in names:
+    params = _train_phase(session, name, params)
   return _imported(session) if params is None else params
 
 

@@ -62,14 +62,15 @@ REMEDY = "install bubblewrap (apt-get install bubblewrap)"
 class Limits(NamedTuple):
   """Resource limits of one process.
 
-  Time is CPU time, so that a loaded machine changes no verdict. Processes that
-  only wait, with every thread asleep, make no progress on any machine.
+  Time is CPU time, so that a loaded machine changes no verdict. Processes with
+  every thread asleep make no progress on any machine; waiting for a processor
+  or a disk is no sleep.
 
   Attributes:
     cpu: seconds of CPU time, of all threads; an integer.
     wall: seconds of wall clock, where the next limit cannot be observed.
-    idle: seconds without progress; after a program that reached them a
-      quarter of one, until a program makes progress.
+    idle: seconds of sleep beyond PAYS times the CPU time. After a program that
+      reached them a quarter of one, after more in a row down to a tenth.
     memory: bytes of address space.
     threads: at once.
     files: open at once.
@@ -87,6 +88,7 @@ class Limits(NamedTuple):
   output: int = 16 << 20
 
 
+PAYS = 4.0  # seconds of sleep that a second of CPU time makes up for
 TIERS = ("bubblewrap", "landlock", "rlimits")
 
 
@@ -224,13 +226,18 @@ def running(
         stream.close()
 
 
-def _stats(pid: int) -> Iterator[list[str]]:
-  """The fields of /proc/PID/stat, from the state, of all threads of a tree."""
+def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
+  """State, seconds computing and seconds queueing of all threads of a tree."""
   for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
     with contextlib.suppress(OSError):  # it has ended
-      yield (task / "stat").read_text().rpartition(")")[2].split()
+      stat = (task / "stat").read_text().rpartition(")")[2].split()
+      computed = sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK")
+      queued = 0.0
+      with contextlib.suppress(OSError):  # a kernel without these counts
+        queued = int((task / "schedstat").read_text().split()[1]) / 1e9
+      yield stat[0], computed, queued
       for child in (task / "children").read_text().split():
-        yield from _stats(int(child))
+        yield from _threads(int(child))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -257,41 +264,57 @@ class Progress:
 
   Args:
     pids: of the processes; their children are watched with them.
-    idle: seconds without progress after which they are late.
+    idle: seconds of sleep after which they are late.
     wall: seconds after which they are late in any case.
+    pays: seconds of earlier sleep that each second of CPU time makes up for.
+
+  Attributes:
+    idle: whether they are late because they slept.
   """
 
   POLL = 0.05  # seconds between two looks
 
-  def __init__(self, pids: list[int], idle: float, wall: float):
-    self._pids, self._limit, self._cpu = pids, idle, -1
-    self._since = time.monotonic()
-    self._deadline = self._since + wall
+  def __init__(self, pids: list[int], idle: float, wall: float, pays=PAYS):
+    self._pids, self._limit, self._pays = pids, idle, pays
+    self._computed = self._queued = self._slept = 0.0
+    self._seen = time.monotonic()
+    self._deadline = self._seen + wall
     self.idle = False
 
   def late(self) -> bool:
-    """Whether they have made no progress for too long; is to be polled."""
-    tasks = [stat for pid in self._pids for stat in _stats(pid)]
-    now, cpu = time.monotonic(), sum(int(x[11]) + int(x[12]) for x in tasks)
-    # Who waits for a processor (R) or a disk (D) is not asleep.
-    asleep = tasks and all(stat[0] in "SZTt" for stat in tasks)
-    if cpu != self._cpu or not asleep:
-      self._cpu, self._since = cpu, now
-    self.idle = now - self._since > self._limit
+    """Whether they have slept too long; is to be polled."""
+    now = time.monotonic()
+    threads = [thread for pid in self._pids for thread in _threads(pid)]
+    states = {state for state, _, _ in threads}
+    # Who waits for a processor (R) is not asleep, and the kernel says only
+    # afterwards for how long. Waits for a disk (D) are no sleep, either.
+    if "D" in states:
+      self._seen = now
+    elif threads and states.isdisjoint("R"):
+      computed = sum(seconds for _, seconds, _ in threads)
+      queued = sum(seconds for _, _, seconds in threads)
+      work = max(0.0, computed - self._computed)
+      self._slept += now - self._seen - max(0.0, queued - self._queued)
+      self._slept = max(0.0, self._slept - work * (1 + self._pays))
+      self._seen, self._computed, self._queued = now, computed, queued
+    self.idle = self._slept > self._limit
     return self.idle or now > self._deadline
 
 
-# Seconds without progress, after a program that made none. A process runs one
-# program after the other; a batch of programs that sleep would take too long.
-AFTER_IDLE = 0.25
-_last: list[Progress] = []
+# Programs that slept too long, one after the other: each process runs one
+# program at a time, and a batch of programs that sleep would take too long.
+_idle: list[Progress] = []
 
 
 def _watch(processes: list[subprocess.Popen], limits: Limits) -> Progress:
-  after = _last and _last[0].idle
-  idle = min(limits.idle, AFTER_IDLE) if after else limits.idle
-  _last[:] = [Progress([x.pid for x in processes], idle, limits.wall)]
-  return _last[0]
+  if _idle and not _idle[-1].idle:
+    _idle.clear()
+  limit = max(0.1, 0.25 / len(_idle)) if _idle else limits.idle
+  progress = Progress(
+      [x.pid for x in processes], min(limit, limits.idle), limits.wall
+  )
+  _idle.append(progress)
+  return progress
 
 
 def read(

@@ -238,7 +238,9 @@ class _Worker:
     reply = b""
     self.asked += 1
     self._forget()
-    progress = sandbox.Progress([self.process.pid], max(seconds, NAP), wall)
+    # A verifier may wait for a service: its waits count one by one.
+    pids, nap = [self.process.pid], max(seconds, NAP)
+    progress = sandbox.Progress(pids, nap, wall, pays=1e6)
     # The kernel's limit of the process should end it first: its own kill.
     limit = sandbox.cpu_seconds(self.process.pid) + seconds + 0.5
     try:

@@ -43,8 +43,8 @@ def half_a_manifest(path, value):
 
 
 def half_a_line(self, index, line):
-  self._files[index].write('{"stage": "rl", "st')
-  self._files[index].flush()
+  self._files[index].file.write('{"stage": "rl", "st')
+  self._files[index].file.flush()
   die()
 
 

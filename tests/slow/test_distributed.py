@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, child_env, restore_arrays
 
+from tiny_session import digest, logged
+
 from rl_reason import structs
 
 pytestmark = pytest.mark.slow
@@ -65,9 +67,9 @@ def end(process):
   return out
 
 
-def final(workdir: pathlib.Path):
+def final(workdir: pathlib.Path, step=2):
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  state = restore_arrays(workdir / "checkpoints" / "rl" / "2" / "state")
+  state = restore_arrays(workdir / "checkpoints" / "rl" / f"{step}" / "state")
   return [json.loads(line) for line in lines], state["policy"]["params"]
 
 
@@ -122,6 +124,29 @@ def test_two_processes_end_where_one_does(tmp_path, alone, hosts, mesh):
     for key in ("sft/loss", "train/accuracy", "tokens/generated"):
       if key in a:
         assert abs(a[key] - b[key]) <= 1e-4 * max(abs(a[key]), 1)
+
+
+def test_a_restart_after_a_lost_process_ends_with_the_same_bits(tmp_path):
+  """Process 1 is killed in RL; both are started again, and nothing differs."""
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  flags = ("--config.rl.steps=3", "--config.checkpoint.every=1")
+  for process in start_two(whole, *flags):
+    end(process)
+  survivor, victim = start_two(parts, *flags)
+  log = parts / "metrics.jsonl"
+  while not (log.exists() and '"stage": "rl"' in log.read_text()):
+    time.sleep(0.1)
+    assert survivor.poll() is None and victim.poll() is None
+  victim.kill()
+  out, _ = survivor.communicate(timeout=1500)
+  assert survivor.returncode == structs.LOST, out
+  assert "\nerror: process 1 of 2 " in out
+  assert victim.wait() == -signal.SIGKILL
+  again = start_two(parts, *flags)
+  assert "RL: resumes at step" in [end(process) for process in again][0]
+  (_, p), (_, q) = final(whole, 3), final(parts, 3)
+  assert digest(p) == digest(q)
+  assert logged(whole) == logged(parts)
 
 
 @pytest.mark.parametrize(

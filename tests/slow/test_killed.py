@@ -58,7 +58,7 @@ def outcome(workdir):
   host = json.loads((last / "host.json").read_text())
   return (
       [(x.dtype.str, x.tobytes()) for x in leaves],
-      {k: v for k, v in host.items() if k != "log_sizes"},
+      {k: v for k, v in host.items() if k != "logs"},
       logged(workdir),
       logged(workdir, "samples.jsonl"),
   )
