@@ -10,16 +10,19 @@ saved; 175 another process of the run was lost, or the run stood still for
 log.stall_ends seconds. After 143 and 175 the same command resumes.
 """
 
+import contextlib
+import functools
 import os
 import pathlib
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from absl import app, flags
 
 from rl_reason import checks, config as config_lib, run
 from rl_reason.checkpointing import run_directory
-from rl_reason.data import datasets
 
 STAGES = (
     *run.TRAINS,
@@ -67,18 +70,57 @@ _PROCESS = flags.DEFINE_integer("process", None, "index of this process")
 def main() -> None:
   """The console entry point."""
   app.define_help_flags()
+  sys.exit(_explained(lambda _: _main(), None))
+
+
+def _main() -> int:
+  config, workdir = _prepare(sys.argv)
+  if _STAGE.value == "export":
+    checks.hub(config)
+  if _STAGE.value == "serve":
+    checks.serving(config)
+  if _STAGE.value == "report":
+    return _explained(_report, workdir)
+  print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
+  stages = functools.partial(_stages, config)
+  if not _DISTRIBUTED.value:
+    return _explained(stages, workdir)
+  from rl_reason.scale import peers
+
+  # Before the signals of `run.stopping`: until all are there, they just end it.
+  others = peers.Peers(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+  code = _explained(stages, workdir, others)
+  others.leave(code)
+  return code
+
+
+def _explained(
+    function: Callable[[Any], int],
+    workdir: pathlib.Path | None,
+    others: Any = None,
+) -> int:
+  """Calls a function; what it raises becomes one line and an exit code.
+
+  Args:
+    function: of the work directory; returns an exit code.
+    workdir: of the run; None: it is not known yet.
+    others: `peers.Peers`, the other processes.
+  """
   try:
-    config, workdir = _prepare(sys.argv)
-    if _STAGE.value == "export":
-      checks.hub(config)
-    if _STAGE.value == "serve":
-      checks.serving(config)
-    if _STAGE.value == "report":
-      sys.exit(_report(run_directory.several(str(workdir))))
-  except config_lib.ConfigError as e:
-    print(f"config error: {e}", file=sys.stderr)
-    sys.exit(2)
-  sys.exit(_run(config, workdir))
+    return function(workdir)
+  except Exception as e:
+    code, line, by_itself = run_directory.ending(e, workdir)
+    if others and not by_itself:
+      others.blame()  # most exceptions of a lost process precede its verdict
+    if not line:
+      traceback.print_exc()
+      return code
+    from rl_reason.monitoring import display
+
+    print(display.printable(line), file=sys.stderr, flush=True)
+    if not by_itself and not others:
+      os._exit(code)  # threads that wait or write might never end
+    return code
 
 
 def _prepare(argv):
@@ -156,35 +198,15 @@ def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
   return rest, given
 
 
-def _run(config, workdir: pathlib.Path) -> int:
-  """Runs the stages; returns the exit code."""
-  print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
-  if not _DISTRIBUTED.value:
-    return _stages(config, workdir)
-  from rl_reason.scale import peers
-
-  # Before the signals of `run.stopping`: until all are there, they just end it.
-  others = peers.Peers(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-  try:
-    code = _stages(config, workdir)
-  except Exception:
-    traceback.print_exc()
-    others.blame()  # most exceptions of a lost process come before its verdict
-    code = 1
-  others.leave(code)
-  return code
-
-
 def _stages(config, workdir: pathlib.Path) -> int:
-  """`_run` of one process."""
+  """Runs the stages of one process."""
   with run.stopping() as stop:
     import jax  # after the checks: they need no accelerator
 
-    from rl_reason import structs
     from rl_reason.monitoring import display
 
     screen = display.Display(jax.process_index() == 0)
-    try:
+    with contextlib.closing(screen):
       stage, step = _STAGE.value, _STEP.value
       if stage == "size":
         from rl_reason.size import command
@@ -192,42 +214,16 @@ def _stages(config, workdir: pathlib.Path) -> int:
         command.run(config, screen, _MEMORY.value, _DEVICES.value)
       else:
         run.stages(config, workdir, screen, stop, stage=stage, step=step)
-      return 0
-    except structs.Stopped:
-      screen.say("stopped by a signal; the same command resumes the run")
-      return 143
-    except config_lib.ConfigError as e:
-      print(f"config error: {display.printable(str(e))}", file=sys.stderr)
-      return 2
-    except (structs.RunError, datasets.DataError) as e:
-      print(f"error: {display.printable(str(e))}", file=sys.stderr)
-      return 1
-    except Exception as e:
-      if line := run_directory.full(e, workdir):
-        screen.close()
-        print(f"error: {line}", file=sys.stderr, flush=True)
-        os._exit(1)  # threads that write would end in tracebacks, or never
-      if "RESOURCE_EXHAUSTED" in str(e):
-        e.add_note(
-            "out of memory: the same command with --stage=size says what takes"
-            " how much, and docs/start.md which field helps"
-        )
-      raise
-    finally:
-      screen.close()
+  return 0
 
 
-def _report(workdirs: list[pathlib.Path]) -> int:
-  """Writes the report of a run, or compares several; returns the exit code."""
+def _report(workdir: pathlib.Path) -> int:
+  """Writes the report of a run, or compares several."""
+  workdirs = run_directory.several(str(workdir))
   from rl_reason.report import compare, page
-  from rl_reason.structs import RunError
 
-  try:
-    several = len(workdirs) > 1
-    path = compare.write(workdirs) if several else page.write(workdirs[0])
-  except RunError as e:
-    print(f"error: {e}", file=sys.stderr)
-    return 1
+  several = len(workdirs) > 1
+  path = compare.write(workdirs) if several else page.write(workdirs[0])
   print(f"report: {path}")
   return 0
 

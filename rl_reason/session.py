@@ -5,6 +5,7 @@ room what it needs; nothing below a stage takes a session.
 """
 
 import pathlib
+import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from rl_reason.environments.episodes import Environments, stop_candidates
 from rl_reason.evaluation.reward_runner import RewardRunner
 from rl_reason.models import critic, decoder
 from rl_reason.monitoring import loggers, metrics
-from rl_reason.monitoring.display import Display
+from rl_reason.monitoring.display import Display, printable
 from rl_reason.report import page
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import pallas, sharding, unused
@@ -106,7 +107,8 @@ def open_session(
         " would start programs in different orders: use one process, or 0"
     )
   # The task and its verifier.
-  task = tasks.get(config.task.name, display.say)
+  show = _shower(display)
+  task = tasks.get(config.task.name, show)
   environment = environments.find(config.environment.name, task)
   if environment and jax.process_count() > 1:
     raise config_lib.ConfigError(
@@ -115,7 +117,7 @@ def open_session(
     )
   if config.task.name == tasks.FILES:
     r = config.reward
-    task = task.Verifier(r.workers, r.seconds, display.say)
+    task = task.Verifier(r.workers, r.seconds, show)
 
   # The tokenizer, which must be that of the checkpoint.
   source = resolve(config)
@@ -162,7 +164,14 @@ def open_session(
       tok=tok,
       cfg=cfg,
       critic_cfg=critic_config(config, cfg),
-      rows=RowSource(task, config.task.name, difficulties, config.seed, files),
+      rows=RowSource(
+          task,
+          config.task.name,
+          difficulties,
+          config.seed,
+          files,
+          config.evaluate.validation,
+      ),
       engine=RolloutEngine(
           cfg,
           mesh,
@@ -178,7 +187,7 @@ def open_session(
           workers=config.reward.workers,
           seconds=config.reward.timeout,
           max_tokens=config.rollout.max_tokens,
-          show=display.say,
+          show=show,
       ),
       environments=Environments(
           e.name or config.task.name,
@@ -198,6 +207,16 @@ def open_session(
       log=metrics.Log(workdir, writers, display.say),
       display=display,
       stop=stop,
+  )
+
+
+def _shower(display: Display) -> tasks.Show:
+  """Shows failures of verifiers and rewards, of whichever process has them."""
+  process = jax.process_index()
+  if process == 0:
+    return display.say
+  return lambda text: print(
+      f"process {process}: {printable(text)}", file=sys.stderr, flush=True
   )
 
 

@@ -172,9 +172,9 @@ def test_a_save_that_cannot_be_written_is_raised_once(tmp_path, capfd):
       c.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  line = run_directory.full(caught.value, tmp_path)
-  assert f"{tmp_path}: cannot be written (File too large; " in line
-  assert run_directory.full(ValueError("else"), tmp_path) is None
+  code, line, _ = run_directory.ending(caught.value, tmp_path)
+  assert code == 1
+  assert f"error: {tmp_path}: cannot be written (File too large; " in line
   assert "Traceback" not in capfd.readouterr().err
   assert checkpoint.Checkpoints(tmp_path).newest() == 1
 

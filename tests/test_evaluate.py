@@ -1,5 +1,6 @@
 """Metrics of an evaluation, worked by hand; grading; the page of responses."""
 
+import importlib
 import itertools
 import shutil
 import types
@@ -261,7 +262,7 @@ def test_metrics_of_all_sets_by_hand():
   """Samples are truncated in 3 of 6; greedy responses do not count."""
   sets = [two_samples(), two_samples("products")]
   metrics = evaluate.summarize_sets(
-      sets, lambda text, row: text, mean_of=2, score_of=2
+      sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
   assert metrics["val-aux/score"] == 0.5
   assert metrics["val-aux/response_length/mean"] == 4
@@ -269,6 +270,38 @@ def test_metrics_of_all_sets_by_hand():
   assert metrics["val-aux/repetition/mean"] == 0.25
   assert metrics["val-aux/verifier_failures"] == 4
   assert metrics["val-core/products/acc/greedy"] == 1
+
+
+@pytest.mark.parametrize("validation", [0, 2])
+def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
+  """Without validation prompts it reads the held-out ones, as ever."""
+  sets = dict(validation=two_samples("validation")) if validation else {}
+  rows = types.SimpleNamespace(
+      evaluation_sets=lambda count: {"sums": [0] * count},
+      validation_sets=lambda: sets,
+  )
+  c = importlib.import_module("configs.base").get_config()
+  engine = types.SimpleNamespace(weights=lambda params: None)
+  task = types.SimpleNamespace(answer=lambda text, row: text)
+  session = types.SimpleNamespace(
+      config=c, mesh=None, engine=engine, rows=rows, task=task, tok=None
+  )
+  monkeypatch.setattr(evaluate, "key", lambda *_: None)
+  monkeypatch.setattr(
+      evaluate,
+      "respond",
+      lambda s, tok, task, name, rows, **_: two_samples(name),
+  )
+  names = {
+      purpose: [
+          x.name
+          for x in evaluate.evaluate(session, None, 2, "", None, purpose)[1]
+      ]
+      for purpose in ("held out", "choose", "both")
+  }
+  chooses = ["validation"] if validation else ["sums"]
+  both = ["sums", "validation"] if validation else ["sums"]
+  assert names == {"held out": ["sums"], "choose": chooses, "both": both}
 
 
 @pytest.mark.parametrize(
@@ -292,7 +325,7 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
   }
   values = {"val-core/sums/acc/mean@2": 0.5, "val-aux/score": 0.1}
   values["val-core/sums/acc/mean@2/ci95"] = 0.196
-  results = command.harness_results(values, [two_samples()], fields)
+  results = command.harness_results(values, [two_samples()], fields, {})
   assert results["results"]["sums"] == {
       "alias": "sums",
       "mean@2,none": 0.5,

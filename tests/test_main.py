@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import dapo
-from rl_reason import config, main, run
+from rl_reason import config, main, run, structs
 from rl_reason.monitoring import display
 
 DAPO = "--config=configs/dapo.py"
@@ -182,21 +183,65 @@ def test_a_terminal_that_is_gone_stops_no_run(monkeypatch):
       gone.close()
 
 
-def test_a_full_disk_is_one_line_and_exit_code_1(monkeypatch, tmp_path, capsys):
-  def stages(*_, **__):
-    try:
-      raise OSError(errno.ENOSPC, "write")
-    except OSError as e:
-      raise ValueError("a save failed") from e
+class JaxRuntimeError(RuntimeError):
+  """As jaxlib raises it."""
+
+
+def full_disk():
+  try:
+    raise OSError(errno.ENOSPC, "write")
+  except OSError as e:
+    raise ValueError("a save failed") from e
+
+
+def raises(error):
+  raise error
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "words"),
+    [
+        (full_disk, 1, "cannot be written (No space left on device"),
+        (lambda: open("/proc/no/file"), 1, "/proc/no/file: No such file"),
+        (
+            lambda: raises(OSError(errno.EROFS, "Read-only", "/x")),
+            1,
+            "/x: Read",
+        ),
+        (
+            lambda: raises(JaxRuntimeError("RESOURCE_EXHAUSTED: 9\n...")),
+            1,
+            "out of memory: the same command with --stage=size",
+        ),
+        (lambda: raises(JaxRuntimeError("INTERNAL: x\ny")), 1, "INTERNAL: x;"),
+        (lambda: raises(structs.RunError("mend \x1b[2J")), 1, "mend \\x1b"),
+        (lambda: raises(config.ConfigError("seed")), 2, "seed"),
+        (lambda: raises(structs.Stopped()), 143, "stopped by a signal"),
+    ],
+)
+def test_one_way_out(monkeypatch, tmp_path, capsys, fails, code, words):
+  """Whatever ends a run is one line and an exit code."""
 
   def end(code):
     raise SystemExit(code)
 
-  monkeypatch.setattr(run, "stages", stages)
+  monkeypatch.setattr(run, "stages", lambda *_, **__: fails())
   monkeypatch.setattr(os, "_exit", end)
   main.FLAGS(["main"])
-  with pytest.raises(SystemExit, match="1"):
-    main._stages(None, tmp_path)
+  with pytest.raises(SystemExit) as caught:
+    sys.exit(main._explained(functools.partial(main._stages, None), tmp_path))
+  assert caught.value.code == code
   [line] = capsys.readouterr().err.splitlines()
-  assert line.startswith(f"error: {tmp_path}: cannot be written (No space left")
-  assert "MiB are free" in line and "resumes the run" in line
+  assert words in line
+  begins = {1: "error: ", 2: "config error: ", 143: "stopped"}[code]
+  assert line.startswith(begins)
+  if "traceback is in" in line:
+    assert "Error" in (tmp_path / "traceback.txt").read_text()
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch, tmp_path, capsys):
+  monkeypatch.setattr(run, "stages", lambda *_, **__: {}["a key"])
+  main.FLAGS(["main"])
+  assert main._explained(functools.partial(main._stages, None), tmp_path) == 1
+  err = capsys.readouterr().err
+  assert "Traceback" in err and "KeyError: 'a key'" in err

@@ -108,6 +108,25 @@ def test_streams_have_training_rows_of_the_levels():
   assert not any(tasks.held_out(prompt) for prompt, _ in pairs)
 
 
+def test_validation_prompts_are_not_trained_on():
+  """One training prompt in twenty, if the field is set; else all train."""
+  source = RowSource(arithmetic, "arithmetic", LEVELS, 3, validation=9)
+  [(name, rows)] = source.validation_sets().items()
+  assert (name, len(rows)) == ("validation", 9)
+  assert all(tasks.for_validation(row.prompt) for row in rows)
+  assert not any(tasks.held_out(row.prompt) for row in rows)
+  items = [row.prompt for _, row in take(source.prompts("rl", 4)[1], 40)]
+  items += [
+      prompt
+      for prompt, _ in take(source.demonstrations("a", 4, {"careful": 1}), 9)
+  ]
+  assert not any(map(tasks.for_validation, items))
+  assert not any(map(tasks.held_out, items))
+  without = [row.prompt for _, row in take(prompts(), 40)]
+  assert 1 <= sum(map(tasks.for_validation, without)) <= 20
+  assert of_task().validation_sets() == {}
+
+
 def test_mixture_of_styles():
   """Weights 6 and 2 are shares of 3/4 and 1/4; 400 rows give +- 0.065 (3 s)."""
   pairs = take(demonstrations(mixture=dict(direct=6, careful=2, ramble=0)), 100)
@@ -252,3 +271,38 @@ def test_evaluation_sets_are_fair_samples(make, tmp_path):
   assert [len(x) for x in sets.values()] == [3, 3]
   assert source.evaluation_sets(9)["evaluate"][:3] == sets["evaluate"]
   assert [x.prompt for x in sets["evaluate"]] != [q for q, _ in FIVE[:3]]
+
+
+def test_validation_rows_of_files(make, tmp_path):
+  """In a file of their own; nothing else is lost."""
+  rows = [(f"What is {n} plus {n * n}?", f"{n + n * n}") for n in range(80)]
+  c = make(rows, FIVE)
+  c.evaluate.validation = 3
+  place = run(c, tmp_path)
+  parts, _ = pipelines.prepared(place, "validation")
+  validation = [row.prompt for part in parts for row in part]
+  train = [
+      x.prompt for part in pipelines.prepared(place, "train")[0] for x in part
+  ]
+  assert all(map(tasks.for_validation, validation)) and len(validation) >= 3
+  assert not any(map(tasks.for_validation, train))
+  assert len(train) + len(validation) == 80
+  source = RowSource(None, "files", (), 3, place, 3)
+  sets = source.validation_sets()
+  assert list(sets) == ["validation"] and len(sets["validation"]) == 3
+  c = make(rows[:1], FIVE)
+  c.evaluate.validation = 3
+  with pytest.raises(DataError, match="evaluate.validation: one training row"):
+    run(c, tmp_path / "few")
+
+
+def test_rows_that_are_left_out_are_listed(make, tmp_path):
+  """Beside the prepared data, each with its reason; results list them, too."""
+  c = make(FIVE, [*FIVE, ("", "3"), ("Eight?", "")])
+  c.data.ngram = 0
+  source = of_files(run(c, tmp_path))
+  [(name, rows)] = source.dropped().items()
+  assert name == "evaluate" and len(rows) == 2
+  assert all("evaluate.jsonl" in row["where"] for row in rows)
+  assert any("answer" in row["reason"] for row in rows)
+  assert of_task().dropped() == {}

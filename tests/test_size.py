@@ -10,7 +10,7 @@ from conftest import ROOT
 from jax.sharding import AbstractMesh
 
 from bench import aot
-from rl_reason import checks, config, functions, main
+from rl_reason import checks, config, functions
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
 from rl_reason.session import critic_config
@@ -190,17 +190,6 @@ def test_largest_is_a_bisection():
   for most in (0, 1, 5, 8):
     for limit in range(most + 1):
       assert command.largest(lambda x, to=limit: x <= to, most) == limit
-
-
-def test_a_run_that_is_out_of_memory_says_where_to_look(tmp_path, monkeypatch):
-  def stages(*_, **__):
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GiB")
-
-  monkeypatch.setattr(main.run, "stages", stages)
-  main.FLAGS(["main"])
-  with pytest.raises(jax.errors.JaxRuntimeError) as error:
-    main._run(None, tmp_path)
-  assert "--stage=size" in error.value.__notes__[0]
 
 
 @pytest.mark.slow

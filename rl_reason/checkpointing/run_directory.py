@@ -3,6 +3,7 @@
 Nothing here imports jax, so that an error appears within half a second.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -12,6 +13,7 @@ import re
 import shutil
 import socket
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -223,7 +225,7 @@ def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
   return digest.hexdigest()[:16] if count else ""
 
 
-# --- a full disk ---
+# --- how a run ends ----------------------------------------------------------
 
 # Libraries that write checkpoints raise types of their own, with these words.
 _FULL = {
@@ -233,24 +235,63 @@ _FULL = {
 }
 
 
-def full(error: BaseException | None, workdir: pathlib.Path) -> str | None:
-  """What to say of an exception if its cause is a full disk; otherwise None.
+def ending(
+    error: BaseException, workdir: pathlib.Path | None
+) -> tuple[int, str, bool]:
+  """How a run ends that was ended by an exception.
 
   Args:
     error: with its causes.
-    workdir: of the run.
+    workdir: of the run; None: it is not known yet.
+
+  Returns:
+    the exit code, the line to show ('': its traceback), and whether the run
+    stopped by itself; otherwise threads may still wait for what is broken.
   """
-  while error is not None:
+  if isinstance(error, config_lib.ConfigError):
+    return 2, f"config error: {error}", True
+  from rl_reason.structs import RunError, Stopped  # with jax
+
+  if isinstance(error, Stopped):
+    return 143, "stopped by a signal; the same command resumes the run", True
+  if isinstance(error, RunError | datasets.DataError):
+    return 1, f"error: {error}", True
+  causes: list[BaseException | None] = [error]
+  while (last := causes[-1]) is not None:
+    causes.append(last.__cause__ or last.__context__)
+  for cause in causes[:-1]:
     for number, words in _FULL.items():
-      if getattr(error, "errno", None) == number or words in str(error):
-        free = shutil.disk_usage(workdir).free / 2**20
+      if getattr(cause, "errno", None) == number or words in str(cause):
+        free = shutil.disk_usage(workdir or ".").free / 2**20
         return (
-            f"{workdir}: cannot be written ({words}; {free:.0f} MiB are free)."
-            " Older checkpoints are whole: free some space, and the same"
-            " command resumes the run"
+            1,
+            f"error: {workdir}: cannot be written ({words}; {free:.0f} MiB are"
+            " free). Older checkpoints are whole: free some space, and the same"
+            " command resumes the run",
+            False,
         )
-    error = error.__cause__ or error.__context__
-  return None
+  if isinstance(error, OSError) and error.strerror:
+    what = f"{error.filename or workdir}: {error.strerror}"
+  elif "RESOURCE_EXHAUSTED" in str(error):
+    what = (
+        "out of memory: the same command with --stage=size says what takes how"
+        f" much, and docs/start.md which field helps ({_first_line(error)})"
+    )
+  elif type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
+    what = f"the device or its program failed: {_first_line(error)}"
+  else:
+    return 1, "", False
+  if workdir:
+    with contextlib.suppress(OSError):
+      path = workdir / "traceback.txt"
+      path.write_text("".join(traceback.format_exception(error)))
+      what += f"; the traceback is in {path}"
+    what += ". After a remedy the same command resumes the run"
+  return 1, f"error: {what}", False
+
+
+def _first_line(error: BaseException) -> str:
+  return str(error).strip().partition("\n")[0][:300]
 
 
 # --- one run at a time -------------------------------------------------------

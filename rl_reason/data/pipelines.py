@@ -12,21 +12,22 @@ from rl_reason.data import datasets, tokenizer
 from rl_reason.structs import Prompts
 
 ENDLESS = 2**31 - 1  # ids are int32
+QUARANTINE = "quarantine.jsonl"  # rows that --stage=prepare left out, and why
 
 
 class Problems(grain.sources.RandomAccessDataSource):
   """Training rows generated from their index: (id, row, generator) by id."""
 
-  def __init__(self, task, levels, seed: int, *, evaluation: bool = False):
+  def __init__(self, task, levels, seed: int, **split: bool | None):
     self._task, self._levels, self._seed = task, tuple(levels), seed
-    self._evaluation = evaluation
+    self._split = dict(evaluation=False) | split  # of `tasks.draw`
 
   def __len__(self):
     return ENDLESS
 
   def __getitem__(self, index) -> tuple[int, tasks.Row, np.random.Generator]:
     rng = np.random.default_rng((self._seed, int(index)))
-    row = tasks.draw(self._task, rng, self._levels, evaluation=self._evaluation)
+    row = tasks.draw(self._task, rng, self._levels, **self._split)
     return int(index), row, rng
 
 
@@ -61,7 +62,7 @@ def prepared(
 
   Args:
     directory: that holds data.json.
-    use: 'train' or 'evaluate'.
+    use: 'train', 'evaluate' or 'validation'.
 
   Raises:
     DataError: there is no such directory, or one of its files has changed.

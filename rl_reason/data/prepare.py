@@ -2,6 +2,8 @@
 
   WORKDIR/data/train-0.array_record     training rows, one file for each source
   WORKDIR/data/evaluate-0.array_record  evaluation rows
+  WORKDIR/data/validation-0.array_record  training rows for evaluate.validation
+  WORKDIR/data/quarantine.jsonl         rows that were dropped, with the reason
   WORKDIR/data/data.json, data.md       what was kept and dropped, and why
 
 The directory gets its name only when everything in it is written.
@@ -22,8 +24,14 @@ from array_record.python import array_record_module
 from jax.experimental import multihost_utils
 
 import rl_reason
-from rl_reason import config as config_lib
-from rl_reason.data import datasets, screening, templates, tokenizer
+from rl_reason import config as config_lib, tasks
+from rl_reason.data import (
+    datasets,
+    pipelines,
+    screening,
+    templates,
+    tokenizer,
+)
 from rl_reason.data.datasets import Example
 from rl_reason.data.screening import Fault
 from rl_reason.monitoring import metrics
@@ -45,7 +53,7 @@ class Tally:
   """What became of the rows of one source."""
 
   source: str  # as in the config
-  use: str  # 'train' or 'evaluate'
+  use: str  # 'train', 'evaluate' or 'validation'
   file: str  # that its rows are written to
   read: int = 0
   kept: int = 0
@@ -185,11 +193,18 @@ def _writer(path: pathlib.Path):
 class _Preparation:
   """Writes the sources of a run, evaluation sets first."""
 
-  def __init__(self, config, out: pathlib.Path, tok, stop, pool):
+  def __init__(self, config, out: pathlib.Path, tok, stop, pool, quarantine):
     self._data, self._out, self._stop = config.data, out, stop
+    self._validates, self._quarantine = config.evaluate.validation, quarantine
     self._builder = RowBuilder(config, tok)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
+
+  def _drop(self, tally: Tally, where: str, fault: Fault) -> None:
+    tally.drop(where, fault)
+    fields = dict(file=tally.file, source=tally.source, where=where)
+    fields |= dict(reason=fault.reason, text=fault.text)
+    self._quarantine.write(json.dumps(fields) + "\n")
 
   def _rows(self, tally: Tally, source: datasets.Source) -> Iterator[dict]:
     """Yields the rows of a source that pass, and counts the others."""
@@ -204,11 +219,11 @@ class _Preparation:
           raise Stopped
         tally.read += 1
         if isinstance(item, datasets.Malformed):
-          tally.drop(item.where, Fault(screening.MALFORMED, item.why))
+          self._drop(tally, item.where, Fault(screening.MALFORMED, item.why))
           continue
         row = self._fault(tally, item) or self._builder.build(item, tally.use)
         if isinstance(row, Fault):
-          tally.drop(item.where, row)
+          self._drop(tally, item.where, row)
         else:
           yield row
 
@@ -237,21 +252,35 @@ class _Preparation:
           if number == self._data.limit:
             break
 
-  def finish(self, tally: Tally) -> None:
-    """Drops rows that a later row, of any source, contradicts."""
+  def finish(self, tally: Tally) -> list[Tally]:
+    """Drops rows that a later row, of any source, contradicts.
+
+    Returns:
+      the tally of the training rows that are for validation; [] of none.
+    """
+    file = tally.file.replace("train", tasks.VALIDATION)
+    chosen = Tally(tally.source, tasks.VALIDATION, file)
     path = self._out / f"{tally.file}.all"
     reader = array_record_module.ArrayRecordReader(str(path))
-    with _writer(self._out / tally.file) as write:
+    with contextlib.ExitStack() as stack:
+      write = stack.enter_context(_writer(self._out / tally.file))
+      validate = None
+      if tally.use == "train" and self._validates:
+        validate = stack.enter_context(_writer(self._out / file))
       for index in range(reader.num_records()):
         row = json.loads(reader.read(index, index + 1)[0])
         if tally.use == "train" and row["key"] in self._screen.contradicted:
           fault = Fault(screening.CONTRADICTION, row["question"])
-          tally.drop(row["where"], fault)
+          self._drop(tally, row["where"], fault)
+        elif validate and tasks.for_validation(row["prompt"]):
+          validate(row)
+          chosen.keep(row)
         else:
           write(row)
           tally.keep(row)
     reader.close()
     path.unlink()
+    return [chosen] if chosen.kept else []
 
 
 # --- the stage ---------------------------------------------------------------
@@ -266,6 +295,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
   paths += templates.files(config.data.template)
   parts = [rl_reason.__version__, f"format {FORMAT}"]
+  parts += ["validation"] * bool(config.evaluate.validation)
   parts += [
       f"{name}={value}"
       for name, value in sorted(config_lib.flat(config).items())
@@ -287,6 +317,9 @@ def _lines(sources: list[dict], learns: bool) -> list[str]:
   out = []
   for t in sources:
     rows = f"of {t['read']:,} rows of {t['source']}"
+    if t["use"] == tasks.VALIDATION:
+      out.append(f"{t['kept']:,} rows of {t['source']} are for validation only")
+      continue
     out.append(f"{t['kept']:,} {rows} kept")
     for reason, count in sorted(t["dropped"].items(), key=lambda x: -x[1]):
       example = f"as in {t['samples'][reason][0]}"
@@ -331,8 +364,11 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   out.mkdir(parents=True)
   tok = tokenizer.load(tok_path, "")
   r, tallies = config.reward, []
-  with workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool:
-    work = _Preparation(config, out, tok, stop, pool)
+  with (
+      workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
+      (out / pipelines.QUARANTINE).open("w") as quarantine,
+  ):
+    work = _Preparation(config, out, tok, stop, pool, quarantine)
     # Evaluation sets first: training rows are compared with them.
     for use in ("evaluate", "train"):
       for index, (source, _) in enumerate(parts[use]):
@@ -340,8 +376,8 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
         file = f"{use}-{index}.array_record"
         tallies.append(Tally(source.text, use, file))
         work.write(tallies[-1], source)
+    for_validation = [chosen for x in tallies for chosen in work.finish(x)]
   for tally in tallies:
-    work.finish(tally)
     reasons = [
         f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
         for reason, n in tally.dropped.items()
@@ -359,6 +395,11 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
           f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
           " out"
       )
+  if config.evaluate.validation and not for_validation:
+    raise datasets.DataError(
+        f"evaluate.validation: one training row in {tasks.VALIDATION_SHARE} is"
+        " for validation, and data.train has too few; leave it out"
+    )
   weights = [weight for _, weight in parts["train"]]
   if any(weights):
     weights = [1.0 if x is None else x for x in weights]
@@ -367,9 +408,9 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   report = dict(
       identity=identity,
       weights=weights,
-      sources=[vars(tally) for tally in tallies],
+      sources=[vars(tally) for tally in tallies + for_validation],
   )
-  (out / "data.md").write_text(_markdown(tallies))
+  (out / "data.md").write_text(_markdown(tallies + for_validation))
   metrics.write_json(out / "data.json", report)
   place = workdir / "data"
   if place.exists():
@@ -417,7 +458,10 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     learns = not config.sft.reuse and config.sft.skill.steps
     for line in _lines(json.loads(report.read_text())["sources"], learns):
       display.say(line)
-    display.say(f"data: {place / 'data.md'} shows the rows that are left out")
+    display.say(
+        f"data: {place / 'data.md'} counts the rows that are left out,"
+        f" {pipelines.QUARANTINE} beside it has them"
+    )
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("prepare")
   return place

@@ -51,7 +51,8 @@ def run(session: Session, which: str) -> dict[str, float]:
     path = workdir / f"evaluation-{which}.json"
     metrics.write_json(path, dict(step=step) | values)
     say(f"metrics: {path}")
-    results = harness_results(values, sets, config_lib.flat(c))
+    dropped = session.rows.dropped()
+    results = harness_results(values, sets, config_lib.flat(c), dropped)
     metrics.write_json(workdir / f"results-{which}.json", results)
     path = workdir / f"responses-{which}.html"
     title = f"{workdir.absolute().name}, step {step}"
@@ -62,7 +63,10 @@ def run(session: Session, which: str) -> dict[str, float]:
 
 
 def harness_results(
-    values: dict[str, float], sets: list[Responses], fields: dict
+    values: dict[str, float],
+    sets: list[Responses],
+    fields: dict,
+    dropped: dict[str, list[dict[str, str]]],
 ) -> dict:
   """Returns the metrics in the layout of lm-evaluation-harness.
 
@@ -70,10 +74,12 @@ def harness_results(
     values: metrics of `evaluate`.
     sets: responses to each set.
     fields: the flat config.
+    dropped: set -> rows that preparation left out.
 
   Returns:
     results: set -> 'metric,filter' -> value, and its standard error; n-samples:
-    set -> prompts; configs: set -> how it was sampled.
+    set -> prompts; configs: set -> how it was sampled; dropped: set -> prompts
+    that were not evaluated, and why.
   """
   sampling = {
       "do_sample": fields["evaluate.temperature"] > 0,
@@ -82,7 +88,8 @@ def harness_results(
       "max_gen_toks": fields["rollout.max_tokens"],
   }
   repeats = fields["evaluate.samples"]
-  out: dict = {"results": {}, "n-samples": {}, "configs": {}, "versions": {}}
+  keys = ("results", "n-samples", "configs", "versions", "dropped")
+  out: dict = {key: {} for key in keys}
   for responses in sets:
     name, rows = responses.name, len(responses.rows)
     prefix = f"val-core/{name}/{responses.measure}/"
@@ -94,7 +101,12 @@ def harness_results(
         error = values[f"{key}/ci95"] / 1.96
         results[f"{metric}_stderr,none"] = error if math.isfinite(error) else 0
     out["results"][name] = results
-    out["n-samples"][name] = {"original": rows, "effective": rows}
+    left_out = dropped.get(name, [])
+    out["dropped"][name] = left_out
+    out["n-samples"][name] = {
+        "original": rows + len(left_out),
+        "effective": rows,
+    }
     out["configs"][name] = {
         "task": name,
         "repeats": repeats,

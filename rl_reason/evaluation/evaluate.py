@@ -6,7 +6,7 @@ one run are compared on common random numbers.
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -80,8 +80,12 @@ def evaluate(
     prompts: int,
     title: str,
     rewards: Callable[[], Rewards] | None = None,
+    purpose: str = "held out",
 ) -> tuple[dict[str, float], list[Responses]]:
-  """Evaluates a policy of a session on its held-out sets.
+  """Evaluates a policy of a session on its held-out sets, or to choose.
+
+  What chooses a threshold or a checkpoint reads validation prompts, if the
+  config has any: a held-out score that chose would be too high.
 
   Args:
     session: the run's Session; config.evaluate says how to sample.
@@ -90,6 +94,7 @@ def evaluate(
     title: shown during the evaluation.
     rewards: gives the terms of the reward, which measure rows without a
       verifier; None: no response to such rows is correct.
+    purpose: 'held out', 'choose', or 'both', where validation sets come last.
 
   Returns:
     metrics, and the responses to each set.
@@ -131,25 +136,30 @@ def evaluate(
     check_stop(session.stop)
     session.display.doing(f"{title}: {text}")
 
-  sets = session.rows.evaluation_sets(c.evaluate.prompts)
+  chooses = session.rows.validation_sets() if purpose != "held out" else {}
+  sets: dict[str, list[tasks.Row]] = {}
+  if not chooses or purpose == "both":
+    held_out = session.rows.evaluation_sets(c.evaluate.prompts)
+    sets = {name: rows[:prompts] for name, rows in held_out.items()}
   responses = [
       respond(
           sample,
           session.tok,
           session.task,
           name,
-          rows[:prompts],
+          rows,
           batch=c.evaluate.batch,
           max_prompt=c.rollout.max_prompt,
           num_lines=c.log.samples,
           progress=progress,
           rewards=rewards,
       )
-      for name, rows in sets.items()
+      for name, rows in (sets | chooses).items()
   ]
   return (
       summarize_sets(
           responses,
+          set(chooses) or set(sets),
           session.task.answer,
           mean_of=c.evaluate.mean_of,
           score_of=c.evaluate.interim_prompts,
@@ -264,6 +274,7 @@ def respond(
 
 def summarize_sets(
     sets: list[Responses],
+    scored: Collection[str],
     answer: Callable[[str, tasks.Row], str],
     *,
     mean_of: int,
@@ -273,6 +284,7 @@ def summarize_sets(
 
   Args:
     sets: responses to each set.
+    scored: names of the sets whose mean score chooses checkpoints.
     answer: extracts the answer of a response, for the majority vote.
     mean_of: see `summarize`.
     score_of: see `summarize`.
@@ -281,7 +293,8 @@ def summarize_sets(
   scores = []
   for responses in sets:
     metrics |= summarize(responses, answer, mean_of=mean_of, score_of=score_of)
-    scores.append(metrics["val-aux/score"])
+    if responses.name in scored:
+      scores.append(metrics["val-aux/score"])
   lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
   clip_ratio = float(np.concatenate(truncated).mean())

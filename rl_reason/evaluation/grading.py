@@ -2,6 +2,10 @@
 
 A truncated response is incorrect. One on which the verifier fails is neither:
 in training it is not learned from, and an evaluation counts it as incorrect.
+
+With several processes each one judges the responses to its own prompts, and the
+results are exchanged: a verifier that times out on one machine only would
+otherwise give the processes different rewards.
 """
 
 import concurrent.futures
@@ -20,14 +24,31 @@ from rl_reason.structs import Rollouts
 Grades = tuple[list[str], np.ndarray, int]
 
 
+def owners(ids_B: np.ndarray) -> np.ndarray:
+  """The process that judges each response: one for all of a prompt."""
+  return np.asarray(ids_B) % jax.process_count()
+
+
+def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+  """Each response's results by the process that judged it, on all processes.
+
+  Args:
+    owner_B: of `owners`.
+    *arrays: [..., B], valid for the responses of this process.
+  """
+  if jax.process_count() == 1:
+    return list(arrays)
+  everyones = [multihost_utils.process_allgather(x) for x in arrays]
+  return [
+      np.stack([x[p, ..., b] for b, p in enumerate(owner_B)], -1)
+      for x in everyones
+  ]
+
+
 def start_grading(
     task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
 ) -> Callable[[], Grades]:
   """Starts to verify responses; the result is a function that waits.
-
-  With several processes the first one verifies and broadcasts: a verifier that
-  times out on one machine only would otherwise give the processes different
-  rewards.
 
   Args:
     task: has the verifier.
@@ -40,16 +61,17 @@ def start_grading(
       tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
   )
   group_size = len(texts) // len(rows)
-  finished = np.flatnonzero(~rollouts.truncated_B).tolist()
+  owner_B = owners(rollouts.ids_B)
+  own_B = ~rollouts.truncated_B & (owner_B == jax.process_index())
+  finished = np.flatnonzero(own_B).tolist()
   pairs = [(texts[b], rows[b // group_size]) for b in finished]
-  wait = tasks.begin(task, pairs if jax.process_index() == 0 else [])
+  wait = tasks.begin(task, pairs)
 
   def finish() -> Grades:
     verdict_B = np.zeros(len(texts), np.int32)  # -1: the verifier failed
-    for b, verdict in zip(finished, wait(), strict=False):
+    for b, verdict in zip(finished, wait(), strict=True):
       verdict_B[b] = -1 if verdict is None else verdict
-    if jax.process_count() > 1:
-      verdict_B = multihost_utils.broadcast_one_to_all(verdict_B)
+    [verdict_B] = exchange(owner_B, verdict_B)
     return texts, verdict_B.astype(np.float32), int((verdict_B < 0).sum())
 
   return finish

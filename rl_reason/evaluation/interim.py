@@ -2,7 +2,7 @@
 
 import time
 
-from rl_reason import config as config_lib
+from rl_reason import config as config_lib, tasks
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import (
@@ -30,7 +30,12 @@ def run(session: Session, params: Tree, state: RLState) -> float:
   if first_or_last:
     count = c.evaluate.prompts
   values, responses = evaluate.evaluate(
-      session, params, count, "evaluating", lambda: state.collector.rewards
+      session,
+      params,
+      count,
+      "evaluating",
+      lambda: state.collector.rewards,
+      "both" if first_or_last else "choose",
   )
   values |= rl_metrics.totals(state.counters)
   values["timing_s/testing"] = time.monotonic() - start
@@ -50,7 +55,10 @@ def run(session: Session, params: Tree, state: RLState) -> float:
     what, text = "accuracy", f"{mean:.1%} +- {half:.1%}"
     if measure == "reward":
       what, text = "reward", f"{mean:.4g} +- {half:.2g}"
-    say(f"held-out {what}{suffix} at step {state.step}: {text}")
+    kind = "held-out"
+    if of_set.name.startswith(tasks.VALIDATION):
+      kind, suffix = of_set.name, ""
+    say(f"{kind} {what}{suffix} at step {state.step}: {text}")
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
   broken = doctor.of_evaluation(values, config_lib.flat(c))
   for line in [*broken, *alarms.alarms(lines)]:

@@ -17,10 +17,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from rl_reason import tasks
 from rl_reason.data import tokenizer
+from rl_reason.evaluation import grading
 from rl_reason.structs import Array, Rollouts, RunError
 from rl_reason.tasks import Row, reward_terms, threads
 from rl_reason.tasks.reward_terms import (
@@ -146,7 +146,8 @@ class RewardRunner:
     Args:
       states_FB: GOOD, NOT_APPLICABLE, FAILED or LATE by function and response
         of the round.
-      reasons: the first failure of each function; None on other processes.
+      reasons: the first failure of each function; None if it was seen by
+        another process only.
 
     Returns:
       the number of failures.
@@ -157,15 +158,16 @@ class RewardRunner:
     for f, (term, reason) in enumerate(zip(self.terms, reasons, strict=True)):
       states_B = states_FB[f]
       failed_B = states_B >= FAILED
+      why = str(reason or "another process has failed, and shows it")
       if not self._proved and (
           (states_B == FAILED).any() or (states_B == LATE).all()
       ):
         raise RunError(
             f"the reward function {term.name} failed on its first batch;"
-            f" correct it and run again:\n{reason or 'see process 0'}".rstrip()
+            f" correct it and run again:\n{why}".rstrip()
         )
       for _ in range(int(failed_B.sum())):
-        self._failures[f].add(str(reason))
+        self._failures[f].add(why)
       self.counts[f"reward/{term.label}/failures"] += int(failed_B.sum())
       none = int((states_B == NOT_APPLICABLE).sum())
       if none:
@@ -191,6 +193,7 @@ class RewardRound:
     self._runner, self._tok, self._rows_B = runner, tok, rows_B
     self._pending: list = []
     self._begun_B = np.zeros(len(rows_B), bool)
+    self._owner_B = np.zeros(len(rows_B), int)
     shape = len(runner.terms), len(rows_B)
     self.scores_FB, self.failures = np.zeros(shape, np.float32), 0
 
@@ -201,16 +204,18 @@ class RewardRound:
       rollouts: all responses so far, on the host; rows of a group are adjacent.
       finished_B: bool, which of them have finished.
     """
-    # As with verdicts, the first process decides; negative ids are padding.
-    if not self._runner.terms or jax.process_index():
+    if not self._runner.terms:
       return
-    ids_B = rollouts.ids_B
+    ids_B = rollouts.ids_B  # negative ones are padding
+    self._owner_B = grading.owners(ids_B)
     ends = np.flatnonzero(np.diff(ids_B)) + 1
     for group in np.split(np.arange(len(ids_B)), ends):
       begun = self._begun_B[group].any() or ids_B[group[0]] < 0
       if begun or not finished_B[group].all():
         continue
       self._begun_B[group] = True
+      if self._owner_B[group[0]] != jax.process_index():
+        continue
       part = jax.tree.map(lambda x, group=group: x[group], rollouts)
       scores = self._scores(part, [self._rows_B[b] for b in group])
       future = asyncio.run_coroutine_threadsafe(scores, self._runner.loop)
@@ -256,11 +261,10 @@ class RewardRound:
           else:
             self.scores_FB[f, b] = score
     self._pending = []
-    arrays = self._begun_B.astype(np.int32), states_FB, self.scores_FB
-    if jax.process_count() > 1:
-      arrays = multihost_utils.broadcast_one_to_all(arrays)
-    begun_B, states_FB, self.scores_FB = arrays
-    self.failures = runner.note(states_FB[:, begun_B > 0], reasons)
+    states_FB, self.scores_FB = grading.exchange(
+        self._owner_B, states_FB, self.scores_FB
+    )
+    self.failures = runner.note(states_FB[:, self._begun_B], reasons)
 
 
 class Rewards:

@@ -4,6 +4,7 @@ import pathlib
 from typing import NamedTuple
 
 from rl_reason.monitoring import metrics, signs
+from rl_reason.tasks import VALIDATION
 
 COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
 
@@ -36,11 +37,13 @@ def of_stage(lines: list[dict], stage: str) -> list[dict]:
 def scores(line: dict) -> dict[str, Score]:
   """Returns an evaluation by short names: 'mean@4', 'greedy', 'difficulty 2'.
 
-  The first of several data sets has these; 'aime25 mean@4' is of another one.
+  The first of several data sets has these; 'aime25 mean@4' is of another one,
+  and so is 'validation mean@4'.
   """
   out = {}
   sets = [x.split("/")[1] for x in line if x.startswith("val-core/")]
-  others = {x for x in sets if x != sets[0]}
+  held_out = [x for x in sets if not x.startswith(VALIDATION)]
+  others = {x for x in sets if x not in held_out[:1]}
   for name, value in line.items():
     parts = name.split("/")
     if value is None or parts[-1] == "ci95":

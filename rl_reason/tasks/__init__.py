@@ -50,6 +50,8 @@ NAMES = {
 }
 FILES = "files"
 HELD_OUT_SHARE = 5  # one prompt in five
+VALIDATION_SHARE = 20  # one of the others in twenty, if evaluate.validation
+VALIDATION = "validation"  # the name of their set
 MAX_DRAWS = 10_000  # of problems, to find one of the training or held-out split
 
 Show = Callable[[str], None]
@@ -227,36 +229,64 @@ def begin(task, pairs):
   return (task if hasattr(task, "begin") else Task("", task)).begin(pairs)
 
 
+def _number(prompt: str) -> int:
+  digest = hashlib.sha256(prompt.encode()).digest()
+  return int.from_bytes(digest[:8], "big")
+
+
 def held_out(prompt: str) -> bool:
   """Whether a prompt belongs to the evaluation set: stable everywhere."""
-  digest = hashlib.sha256(prompt.encode()).digest()
-  return int.from_bytes(digest[:8], "big") % HELD_OUT_SHARE == 0
+  return _number(prompt) % HELD_OUT_SHARE == 0
 
 
-def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
-  """A random row, from the training or from the held-out prompts."""
+def for_validation(prompt: str) -> bool:
+  """Whether a training prompt chooses thresholds and checkpoints instead."""
+  return _number(prompt) // HELD_OUT_SHARE % VALIDATION_SHARE == 0
+
+
+def draw(
+    task,
+    rng: np.random.Generator,
+    levels,
+    *,
+    evaluation: bool,
+    validation: bool | None = None,
+) -> Row:
+  """A random row, from the training or from the held-out prompts.
+
+  Args:
+    task: makes the problems.
+    rng: decides which.
+    levels: difficulties, drawn uniformly.
+    evaluation: whether the prompt is held out.
+    validation: whether it is for validation; None: it may be or not.
+  """
   level = levels[rng.integers(len(levels))]
   for _ in range(MAX_DRAWS):
     row = task.problem(rng, int(level))
-    if held_out(row.prompt) == evaluation:
+    if held_out(row.prompt) == evaluation and (
+        validation is None or for_validation(row.prompt) == validation
+    ):
       return row
   raise functions.ConfigError(
       f"task.name: of {MAX_DRAWS} problems of difficulty {level} none is"
       f" {'held out' if evaluation else 'to train on'}: one prompt in"
       f" {HELD_OUT_SHARE} is held out, so the task needs more different prompts"
+      + f" (or evaluate.validation = 0: it is one in {VALIDATION_SHARE})"
+      * (validation is not None)
   )
 
 
 @functools.cache
 def evaluation_rows(
-    task, levels: tuple[int, ...], count: int
+    task, levels: tuple[int, ...], count: int, validation: bool = False
 ) -> tuple[Row, ...]:
   """A fixed set of distinct held-out rows, shared evenly by the levels.
 
   A level with too few distinct prompts gives all it has and the other levels
   fill its place; there are fewer than `count` rows if all are used up. The rows
   do not depend on the seed of a run, and come in random order: the first n of
-  them are a fair sample.
+  them are a fair sample. With `validation` they are training prompts.
   """
   rng = np.random.default_rng(20261121)
   rows: dict[str, Row] = {}
@@ -264,7 +294,13 @@ def evaluation_rows(
   while len(rows) < count and open_levels:
     for level in list(open_levels):
       for _ in range(1000):
-        row = draw(task, rng, (level,), evaluation=True)
+        row = draw(
+            task,
+            rng,
+            (level,),
+            evaluation=not validation,
+            validation=validation or None,
+        )
         if row.prompt not in rows:
           break
       else:

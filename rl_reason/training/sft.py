@@ -138,12 +138,18 @@ def _require_skill(session: Session, params: Tree) -> None:
   """
   c, threshold = session.config, session.config.sft.skill.threshold
   values, responses = evaluate.evaluate(
-      session, params, c.evaluate.interim_prompts, "evaluating the skill"
+      session,
+      params,
+      c.evaluate.interim_prompts,
+      "evaluating the skill",
+      purpose="choose",
   )
   greedy = values[f"val-core/{responses[0].name}/acc/greedy"]
   session.log.metrics("skill", c.sft.skill.steps, values)
   session.display.say(
-      f"skill: {greedy:.1%} of held-out prompts correct (greedy)"
+      f"skill: {greedy:.1%} of"
+      f" {'validation' if c.evaluate.validation else 'held-out'} prompts"
+      " correct (greedy)"
   )
   if greedy < threshold:
     raise TooWeak(

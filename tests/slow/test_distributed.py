@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 from conftest import ROOT, child_env, restore_arrays
-
 from tiny_session import digest, logged
 
 from rl_reason import structs
@@ -77,15 +76,45 @@ def flat(tree):
   return np.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)])
 
 
-def start_two(workdir, *flags, second=()):
+def free_port():
   with socket.socket() as s:
     s.bind(("localhost", 0))
-    port = s.getsockname()[1]
+    return s.getsockname()[1]
+
+
+def start_two(workdir, *flags, second=()):
+  port = free_port()
   flags += ("--distributed", f"--coordinator=localhost:{port}", "--processes=2")
   return [
       start(workdir, 4, *flags, f"--process={i}", prefix=prefix)
       for i, prefix in enumerate([(), second])
   ]
+
+
+@pytest.mark.parametrize("fail", ["", "1"])
+def test_two_processes_judge_as_one_does(fail):
+  """Each the responses to its own prompts; verdicts and rewards are equal."""
+  script, port = ROOT / "tests" / "slow" / "graded.py", free_port()
+
+  def judge(index, count):
+    argv = [sys.executable, str(script), f"{index}", f"{count}", f"{port}"]
+    env = child_env() | dict(FAIL=fail)
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+
+  processes = [judge(0, 1), judge(0, 2), judge(1, 2)]
+  one, *two = (json.loads(end(x).splitlines()[-1]) for x in processes)
+  judged = one.pop("judged")
+  mine, theirs = (set(x.pop("judged")) for x in two)
+  assert mine and theirs and mine.isdisjoint(theirs)
+  assert sorted(mine | theirs) == judged
+  assert one["correct"] == [1, 0, 1, 0, 1, 1, -1, 0, 1, 0]
+  if fail:  # each process ends, and one of them says why
+    whys = [x.pop("error") for x in (one, *two)]
+    assert all("failed on its first batch" in why for why in whys)
+    assert sum("breaks the reward function" in why for why in whys) == 2
+  else:
+    assert one["scores"][0][-1] == np.float32(-0.1)
+  assert two == [one, one]
 
 
 @pytest.fixture(scope="module")

@@ -3,65 +3,28 @@
 test_resume.py has cheap ones.
 """
 
-import json
-import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 
-import jax
-import numpy as np
+import kills
 import pytest
-from conftest import ROOT, child_env, restore_arrays
-from tiny_session import logged
+from conftest import ROOT
+from kills import equal, finish, outcome
 
 pytestmark = pytest.mark.slow
 
 KILLER = str(ROOT / "tests" / "slow" / "killer.py")
-FLAGS = (
-    "--config=configs/dapo.py:smoke",
-    "--config.sft.skill.steps=30",
-    "--config.checkpoint.sft_every=10",
-    "--config.dynamic_sampling.surplus=keep",
-    "--config.updates.epochs=2",
-)
 
 
 def start(workdir, cache, *how, more=(), file_bytes=None):
+  """A run of DAPO that keeps surplus groups."""
+  limit = file_bytes and (
+      lambda: resource.setrlimit(resource.RLIMIT_FSIZE, [file_bytes] * 2)
+  )
   how = how or ("-m", "rl_reason.main")
-  return subprocess.Popen(
-      [sys.executable, *how, *FLAGS, *more, f"--workdir={workdir}"],
-      cwd=ROOT,
-      env=child_env(cache),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      preexec_fn=file_bytes
-      and (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, [file_bytes] * 2)),
-  )
-
-
-def finish(process, code=0):
-  out, _ = process.communicate(timeout=300)
-  assert process.returncode == code, out
-  return out
-
-
-def outcome(workdir):
-  """Everything that must not depend on how often the run was killed."""
-  checkpoints = workdir / "checkpoints" / "rl"
-  last = max(checkpoints.iterdir(), key=lambda p: int(p.name))
-  state = restore_arrays(last / "state")
-  leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
-  host = json.loads((last / "host.json").read_text())
-  return (
-      [(x.dtype.str, x.tobytes()) for x in leaves],
-      {k: v for k, v in host.items() if k != "logs"},
-      logged(workdir),
-      logged(workdir, "samples.jsonl"),
-  )
+  flags = (*kills.RUNS["dapo"], *more)
+  return kills.start(workdir, cache, *flags, how=how, preexec_fn=limit)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +37,6 @@ def undisturbed(tmp_path_factory, cache):
   workdir = tmp_path_factory.mktemp("undisturbed")
   finish(start(workdir, cache))
   return workdir
-
-
-def equal(a, b):
-  for x, y in zip(outcome(a), outcome(b), strict=True):
-    assert x == y
 
 
 def test_killed_at_every_kind_of_instant(tmp_path, cache, undisturbed):
@@ -143,23 +101,8 @@ def test_a_resumed_run_may_offload_its_moments(tmp_path, cache, undisturbed):
   assert got == wanted
 
 
-def test_killed_at_twenty_random_instants(tmp_path, cache, undisturbed):
-  """As many runs as it takes to be killed twenty times; each ends the same."""
-  rng = random.Random(time.time_ns())
-  began = time.monotonic()
-  finish(start(tmp_path / "clock", cache))
-  whole = time.monotonic() - began
-  kills = runs = 0
-  while kills < 20:
-    runs += 1
-    workdir = tmp_path / str(runs)
-    while True:
-      process = start(workdir, cache)
-      time.sleep(rng.uniform(0.1, 1.0) * whole)
-      if process.poll() is not None:
-        break
-      process.kill()
-      finish(process, -signal.SIGKILL)
-      kills += 1
-    finish(start(workdir, cache))
-    equal(workdir, undisturbed)
+def test_killed_at_random_instants(tmp_path):
+  """A few kills of a few algorithms; the command has 200 of all."""
+  done = kills.main(tmp_path, 6, ("dapo", "vapo", "lora"))
+  assert sum(done.values()) == 6
+  assert kills.main(tmp_path, 6) == done  # it goes on where it ended
