@@ -275,22 +275,18 @@ def test_evaluation_sets_are_fair_samples(make, tmp_path):
 
 def test_validation_rows_of_files(make, tmp_path):
   """In a file of their own; nothing else is lost."""
-  rows = [(f"What is {n} plus {n * n}?", f"{n + n * n}") for n in range(80)]
-  c = make(rows, FIVE)
+  many = [(f"What is {n} plus {n * n}?", f"{n + n * n}") for n in range(160)]
+  c = make(many, FIVE)
   c.evaluate.validation = 3
   place = run(c, tmp_path)
-  parts, _ = pipelines.prepared(place, "validation")
-  validation = [row.prompt for part in parts for row in part]
-  train = [
-      x.prompt for part in pipelines.prepared(place, "train")[0] for x in part
-  ]
+  validation = [row.prompt for row in rows(place, "validation")]
+  train = [row.prompt for row in rows(place)]
   assert all(map(tasks.for_validation, validation)) and len(validation) >= 3
   assert not any(map(tasks.for_validation, train))
-  assert len(train) + len(validation) == 80
-  source = RowSource(None, "files", (), 3, place, 3)
-  sets = source.validation_sets()
+  assert len(train) + len(validation) == 160
+  sets = RowSource(None, "files", (), 3, place, 3).validation_sets()
   assert list(sets) == ["validation"] and len(sets["validation"]) == 3
-  c = make(rows[:1], FIVE)
+  c = make([("One?", "1")], FIVE)
   c.evaluate.validation = 3
   with pytest.raises(DataError, match="evaluate.validation: one training row"):
     run(c, tmp_path / "few")
@@ -298,11 +294,13 @@ def test_validation_rows_of_files(make, tmp_path):
 
 def test_rows_that_are_left_out_are_listed(make, tmp_path):
   """Beside the prepared data, each with its reason; results list them, too."""
-  c = make(FIVE, [*FIVE, ("", "3"), ("Eight?", "")])
-  c.data.ngram = 0
+  c = make((), [*FIVE, ("", "3"), ("Eight?", "eight")])
   source = of_files(run(c, tmp_path))
-  [(name, rows)] = source.dropped().items()
-  assert name == "evaluate" and len(rows) == 2
-  assert all("evaluate.jsonl" in row["where"] for row in rows)
-  assert any("answer" in row["reason"] for row in rows)
-  assert of_task().dropped() == {}
+  [(name, left_out)] = source.dropped().items()
+  assert name == "evaluate"
+  assert [row["where"] for row in left_out] == [
+      "evaluate.jsonl:6",
+      "evaluate.jsonl:7",
+  ]
+  assert "cannot be verified" in left_out[1]["reason"]
+  assert left_out[1]["text"] and of_task().dropped() == {}

@@ -105,12 +105,15 @@ class _File:
   def open(self) -> None:
     """Opens the file, and hashes it anew at the next note."""
     self.file = self.path.open("a")
+    self._forget()
+
+  def _forget(self) -> None:
     self._hash, self._hashed = hashlib.sha256(), 0
 
   def _digest(self, size: int) -> str:
     """The hash of the first bytes; reads those that it has not read yet."""
     if size < self._hashed:
-      self._hash, self._hashed = hashlib.sha256(), 0
+      self._forget()
     with self.path.open("rb") as f:
       f.seek(self._hashed)
       while self._hashed < size and (
@@ -153,6 +156,7 @@ class _File:
     size = self.noted
     if self.differs:
       size = self.path.read_bytes().rfind(b"\n") + 1
+      self._forget()
     if self.path.stat().st_size > size:
       os.truncate(self.path, size)
 

@@ -4,8 +4,8 @@ import pathlib
 from typing import NamedTuple
 
 from rl_reason.monitoring import metrics, signs
-from rl_reason.tasks import VALIDATION
 
+VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
 COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
 
 
