@@ -9,6 +9,7 @@ import argparse
 import json
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,12 +25,11 @@ from conftest import child_env, restore_arrays  # noqa: E402
 FLAGS = (
     "--config.sft.skill.steps=30",
     "--config.checkpoint.sft_every=10",
-    "--config.updates.epochs=2",
 )
-KEEP = "--config.dynamic_sampling.surplus=keep"
+KEEP = ("--config.dynamic_sampling.surplus=keep", "--config.updates.epochs=2")
 PARTIAL = (
     "--config.rollout.slots=16",
-    "--config.rollout.partial_groups=4",
+    "--config.rollout.partial_groups=2",
     "--config.rollout.partial_across_steps=True",
 )
 # Every preset, and what carries state from one step to the next.
@@ -39,8 +39,8 @@ RUNS: dict[str, tuple[str, ...]] = {
         for name in "cispo dr_grpo grpo gspo lite_ppo max_rl ppo reinforce"
         " reinforce_pp reinforce_pp_baseline rloo vapo".split()
     },
-    "dapo": ("--config=configs/dapo.py:smoke", KEEP),
-    "lora": ("--config=configs/dapo.py:smoke", KEEP, "--config.lora.rank=4"),
+    "dapo": ("--config=configs/dapo.py:smoke", *KEEP),
+    "lora": ("--config=configs/dapo.py:smoke", *KEEP, "--config.lora.rank=4"),
     "partial": ("--config=configs/grpo.py:smoke", *PARTIAL),
 }
 
@@ -125,6 +125,7 @@ def main(folder: pathlib.Path, kills: int, names=tuple(RUNS)) -> dict[str, int]:
       found += 1
     finish(process)
     equal(victim, whole)
+    shutil.rmtree(victim)
     done[name] = done.get(name, 0) + found
     record.write_text(json.dumps(done))
     print(f"{sum(done.values())} of {kills} kills: {done}", flush=True)
