@@ -180,7 +180,7 @@ class ResumableStage:
       RunError: another stage has gone on from this one, or has logged since.
     """
     resumed = self.checkpoints.saved is not None
-    self._keep_others(resumed)
+    self._keep_others()
     self._log.truncate()
     self._flush = flush
     if resumed:
@@ -196,35 +196,32 @@ class ResumableStage:
       self._display.end_stage()
       self.checkpoints.close()
 
-  def _keep_others(self, resumed: bool) -> None:
+  def _keep_others(self) -> None:
     """Keeps what other stages have logged.
 
     A stage whose checkpoint is lost would train for nothing what others have
     begun with, and cut their lines.
-
-    Args:
-      resumed: this stage has a checkpoint; its note is remembered.
     """
     name, places = self.checkpoints.name, self._workdir / "checkpoints"
     own = self.checkpoints.saved
-    noted = _noted(self.checkpoints.host(own)) if resumed else {}
+    noted = {} if own is None else _noted(self.checkpoints.host(own))
     newest: dict[str, Any] = {}
     for path in sorted(places.iterdir() if places.exists() else ()):
       if path.name == name or not (found := newest_host(path)):
         continue
       step, there = found[0], _noted(found[1])
-      after = resumed and there[FILES[0]][0] > noted[FILES[0]][0]
+      after = noted and there[FILES[0]][0] > noted[FILES[0]][0]
       if after or path.name in FOLLOWED_BY.get(name, ()):
         raise RunError(
             f"{self._workdir}: checkpoints/{name} is"
-            f" {f'at step {own} only' if resumed else 'lost'}, and"
+            f" {f'at step {own} only' if noted else 'lost'}, and"
             f" checkpoints/{path.name} has gone on to step {step} since. Put a"
             f" whole copy of checkpoints/{name} back; or, to train it again"
             f" and to discard what came after it, remove {path}"
         )
       if there[FILES[0]][0] > newest.get(FILES[0], (0,))[0]:
         newest = there
-    if newest and not resumed:
+    if newest and not noted:
       self._log.remember(newest)
 
   def check_stop(self) -> None:

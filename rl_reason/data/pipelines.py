@@ -3,6 +3,7 @@
 import json
 import pathlib
 import zlib
+from typing import Any
 
 import grain
 import numpy as np
@@ -16,11 +17,14 @@ QUARANTINE = "quarantine.jsonl"  # rows that --stage=prepare left out, and why
 
 
 class Problems(grain.sources.RandomAccessDataSource):
-  """Training rows generated from their index: (id, row, generator) by id."""
+  """Training rows generated from their index: (id, row, generator) by id.
+
+  Keywords are those of `tasks.draw`, which choose other rows.
+  """
 
   def __init__(self, task, levels, seed: int, **split: bool | None):
     self._task, self._levels, self._seed = task, tuple(levels), seed
-    self._split = dict(evaluation=False) | split  # of `tasks.draw`
+    self._split: dict[str, Any] = {"evaluation": False, **split}
 
   def __len__(self):
     return ENDLESS
