@@ -87,7 +87,7 @@ FAULTS = [
         lambda t: dict(response_length__mean=25 * 1.5**t),
         {},
         "Length explosion",
-        "reduction.name (now 'seq_mean_token_mean')",
+        "reduction.name 'token_mean' (now 'seq_mean_token_mean')",
     ),
     (
         lambda t: dict(response_length__mean=25 * 0.6**t),
@@ -102,7 +102,7 @@ FAULTS = [
         "differ by 0.2 nats",
     ),
     (HARD, {}, "Few groups with signal", "95% of the groups are all incorrect"),
-    (EASY, {}, "Few groups with signal", "rollout.retire_after (now 0)"),
+    (EASY, {}, "Few groups with signal", "rollout.retire_after 3 (now 0)"),
     (
         dict(train__no_signal=0.9) | HARD,
         {},
@@ -195,6 +195,7 @@ def test_a_fault_is_flagged_within_five_steps(change, fields, sign, words):
   assert row.metric in alarms and set(alarms) <= metrics
   (text,) = [x for x in said if f": {sign}: " in x]
   assert text.startswith(f"warning: step {10 + t}: ") and words in text
+  assert "optimizer.clip_norm" not in text  # is 1.0 already
   # The summary and the report count it.
   lines = [dict(stage="rl", step=t) | alarms for t in (1, 2)]
   assert f"{sign} in 2 of 2 steps, 1 to 2" in "\n".join(signs.of_run(lines))

@@ -10,7 +10,6 @@ import pytest
 from rl_reason import tasks
 from rl_reason.algorithms import schedules
 from rl_reason.monitoring import doctor, rl_metrics
-from rl_reason.training import programs
 
 
 def quality(advantages_BT, rewards_B, values_BT=None, gamma=1.0, lengths=None):
@@ -87,7 +86,7 @@ def test_the_learning_rate_is_that_of_the_last_update():
       _, opt_state = tx.update(params, opt_state, params)
     return types.SimpleNamespace(opt_state=opt_state), dict(loss=0.0)
 
-  call, rates = programs.with_rate(update, rate), []
+  call, rates = rl_metrics.with_rate(update, rate), []
   state = types.SimpleNamespace(opt_state=tx.init(jnp.ones(2)))
   for made in (1, 1, 2, 0, 1):
     state, metrics = call(state, made)

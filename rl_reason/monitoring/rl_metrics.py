@@ -1,10 +1,13 @@
 """Metrics of an RL step: what is counted, logged and shown."""
 
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from rl_reason.monitoring import (
     doctor as doctor_lib,
@@ -178,6 +181,22 @@ class Counter(NamedTuple):
     return dict(
         tokens=counters["tokens"] + generated, flops=counters["flops"] + flops
     )
+
+
+def with_rate(update: Callable, rate: Callable[[Array], Array]) -> Callable:
+  """An update with the learning rate of its last step among its metrics.
+
+  The rate is that of the updates that the optimizer has counted, which skipped
+  ones are not; it stays on the device, as all metrics of an update.
+  """
+  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
+
+  def call(state, *args):
+    state, metrics = update(state, *args)
+    counts = optax.tree.get_all_with_path(state.opt_state, "count")
+    return state, metrics | dict(lr=last(counts[-1][1]))
+
+  return call
 
 
 # --- metrics of a batch ------------------------------------------------------

@@ -53,18 +53,21 @@ class Sign(NamedTuple):
     return "alarm/" + re.sub(r"\W+", "_", self.name.lower())
 
   def text(self, seen: str, fields: Fields) -> str:
-    """One line for the screen; the remedy has the present values of fields."""
+    """One line for the screen: the remedy with the present values of fields."""
 
     def value(found: re.Match) -> str:
-      now = fields.get(found[0])
+      now = fields.get(found["field"])
       known = isinstance(now, (bool, int, float, str))
       return f"{found[0]} (now {now!r})" if known else found[0]
 
-    remedy = _FIELD.sub(value, self.remedy)
+    is_so = {f"{name} {now!r}" for name, now in fields.items()}
+    parts = [x for x in self.remedy.split("; ") if x not in is_so]
+    remedy = _ADVICE.sub(value, "; ".join(parts))
     return f"{self.name}: {seen}. Likely cause: {self.cause}. Try: {remedy}"
 
 
-_FIELD = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
+_FIELD = re.compile(r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)")
+_ADVICE = re.compile(_FIELD.pattern + r"( '\w+'| True| False| \d+(\.\d+)?)?")
 
 
 # --- predicates: (steps, fields) -> what is seen, or '' ----------------------
@@ -322,7 +325,7 @@ def of_run(lines: Steps) -> list[str]:
     if at:
       out.append(
           f"{sign.name} in {len(at):,} of {len(steps):,} steps, {at[0]} to"
-          f" {at[-1]}; {sign.where}; docs/playbook.md says what to try"
+          f" {at[-1]}: {sign.cause} (docs/playbook.md)"
       )
   return out
 

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from rl_reason import combinations, config as config_lib, functions
 from rl_reason.algorithms import (
@@ -111,7 +109,7 @@ def build(session: Session) -> Programs:
   credit_step = compiled("rewards and advantages", credit_program(c))
   update_critic: Any = None
   if config_lib.has_critic(c):
-    update_critic = with_rate(
+    update_critic = rl_metrics.with_rate(
         compiled(
             "update of the critic",
             critic_update_program(
@@ -125,7 +123,7 @@ def build(session: Session) -> Programs:
       logps=logps,
       values=functools.partial(step.forward, mesh, values),
       credit=functools.partial(step.on_mesh, mesh, credit_step),
-      update=with_rate(
+      update=rl_metrics.with_rate(
           compiled(
               "update of the policy",
               jax.jit(
@@ -184,22 +182,6 @@ def learning_rate(c, part, steps: int) -> Callable[[Array], Array]:
       warmup=part.warmup_steps * per_step,
       total=steps * per_step,
   )
-
-
-def with_rate(update: Callable, rate: Callable[[Array], Array]) -> Callable:
-  """An update with the learning rate of its last step among its metrics.
-
-  The rate is that of the updates that the optimizer has counted, which skipped
-  ones are not; it stays on the device, as all metrics of an update.
-  """
-  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
-
-  def call(state, *args):
-    state, metrics = update(state, *args)
-    counts = optax.tree.get_all_with_path(state.opt_state, "count")
-    return state, metrics | dict(lr=last(counts[-1][1]))
-
-  return call
 
 
 def policy_optimizer(session: Session):

@@ -62,6 +62,18 @@ FAULTS = {
         "alarm/few_groups_with_signal",
         True,
     ),
+    "steps too large": (
+        dict(optimizer__lr=10.0, updates__minibatches=4),
+        half,
+        "alarm/updates_too_large",
+        False,
+    ),
+    "another sampler": (
+        {},
+        half,
+        "alarm/sampler_trainer_mismatch",
+        False,
+    ),
     "everything truncated": (
         dict(rollout__max_tokens=2),
         half,
@@ -78,14 +90,23 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
   monkeypatch.setattr(arithmetic, "verify", verify)
   session = tiny_session.make_session(
       tmp_path,
-      dynamic_sampling__enabled=False,
-      updates__minibatches=2,
-      rl__steps=STEPS,
-      rl__max_steps_without_update=0,
-      evaluate__every=0,
-      checkpoint__every=9,
-      **fields,
+      **dict(
+          dynamic_sampling__enabled=False,
+          updates__minibatches=2,
+          rl__steps=STEPS,
+          rl__max_steps_without_update=0,
+          evaluate__every=0,
+          checkpoint__every=9,
+      )
+      | fields,
   )
+  if fault == "another sampler":
+    right = session.engine.weights
+    monkeypatch.setattr(
+        session.engine,
+        "weights",
+        lambda params, *a: right(jax.tree.map(lambda x: 4 * x, params), *a),
+    )
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
     before = tiny_session.digest(params)
