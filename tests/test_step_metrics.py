@@ -77,6 +77,7 @@ def test_behaviours_of_a_task():
 
 def test_the_learning_rate_is_that_of_the_last_update():
   """A step whose updates are skipped leaves it as it was."""
+  keywords = dict(schedule="linear", warmup=2, total=6)
   rate = schedules.learning_rate("linear", peak=1.0, warmup=2, total=6)
   tx = optax.chain(optax.clip(1.0), optax.adamw(rate))
 
@@ -86,7 +87,7 @@ def test_the_learning_rate_is_that_of_the_last_update():
       _, opt_state = tx.update(params, opt_state, params)
     return types.SimpleNamespace(opt_state=opt_state), dict(loss=0.0)
 
-  call, rates = rl_metrics.with_rate(update, rate), []
+  call, rates = rl_metrics.with_rate(update, lr=1.0, **keywords), []
   state = types.SimpleNamespace(opt_state=tx.init(jnp.ones(2)))
   for made in (1, 1, 2, 0, 1):
     state, metrics = call(state, made)

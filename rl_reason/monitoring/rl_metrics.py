@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rl_reason.algorithms import schedules
 from rl_reason.monitoring import (
     doctor as doctor_lib,
     machine,
@@ -183,12 +184,16 @@ class Counter(NamedTuple):
     )
 
 
-def with_rate(update: Callable, rate: Callable[[Array], Array]) -> Callable:
+def with_rate(
+    update: Callable, *, lr: float, schedule: str, warmup: int, total: int
+) -> Callable:
   """An update with the learning rate of its last step among its metrics.
 
   The rate is that of the updates that the optimizer has counted, which skipped
-  ones are not; it stays on the device, as all metrics of an update.
+  ones are not; it stays on the device, as all metrics of an update. Keywords
+  are those of the optimizer.
   """
+  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
   last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
 
   def call(state, *args):

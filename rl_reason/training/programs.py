@@ -12,13 +12,7 @@ import jax
 import numpy as np
 
 from rl_reason import combinations, config as config_lib, functions
-from rl_reason.algorithms import (
-    credit,
-    objective,
-    rewards,
-    schedules,
-    turns,
-)
+from rl_reason.algorithms import credit, objective, rewards, turns
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
@@ -80,15 +74,19 @@ def build(session: Session) -> Programs:
   c, mesh, display = session.config, session.mesh, session.display
   tx, shardings = policy_optimizer(session)
   on_policy = config_lib.on_policy(c)
-  update = functools.partial(
-      step.rl_update,
-      cfg=session.cfg,
-      tx=tx,
-      temperature=c.rollout.temperature,
-      objective=make_objective(c),
-      max_kl=c.updates.max_kl,
-      lora_scale=lora_scale(c),
-      seed=host_seed(c.seed, "covariance") % 2**31,
+  update = jax.jit(
+      functools.partial(
+          step.rl_update,
+          cfg=session.cfg,
+          tx=tx,
+          temperature=c.rollout.temperature,
+          objective=make_objective(c),
+          max_kl=c.updates.max_kl,
+          lora_scale=lora_scale(c),
+          seed=host_seed(c.seed, "covariance") % 2**31,
+      ),
+      donate_argnums=0,
+      out_shardings=(shardings, None),
   )
 
   def compiled(title, fn):
@@ -109,14 +107,11 @@ def build(session: Session) -> Programs:
   credit_step = compiled("rewards and advantages", credit_program(c))
   update_critic: Any = None
   if config_lib.has_critic(c):
+    program = critic_update_program(
+        session, *critic_optimizer(session, c.rl.steps)
+    )
     update_critic = rl_metrics.with_rate(
-        compiled(
-            "update of the critic",
-            critic_update_program(
-                session, *critic_optimizer(session, c.rl.steps)
-            ),
-        ),
-        learning_rate(c, c.critic, c.rl.steps),
+        compiled("update of the critic", program), **critic_rate(c, c.rl.steps)
     )
   return Programs(
       plan=plan,
@@ -124,13 +119,7 @@ def build(session: Session) -> Programs:
       values=functools.partial(step.forward, mesh, values),
       credit=functools.partial(step.on_mesh, mesh, credit_step),
       update=rl_metrics.with_rate(
-          compiled(
-              "update of the policy",
-              jax.jit(
-                  update, donate_argnums=0, out_shardings=(shardings, None)
-              ),
-          ),
-          learning_rate(c, c.optimizer, c.rl.steps),
+          compiled("update of the policy", update), **policy_rate(c)
       ),
       update_critic=update_critic,
       history_inputs=functools.partial(
@@ -167,49 +156,34 @@ def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
   return lambda _: dynamic_sampling.partly_correct
 
 
-def learning_rate(c, part, steps: int) -> Callable[[Array], Array]:
-  """Updates that are made -> the rate of the next, over `steps` rollouts.
+def policy_rate(c) -> dict[str, Any]:
+  """The learning rate of RL: keywords of `optimizer.make_optimizer`."""
+  return _rate(c, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)
 
-  Args:
-    c: the config.
-    part: its section `optimizer`, or `critic`.
-    steps: of the stage.
-  """
+
+def critic_rate(c, steps: int) -> dict[str, Any]:
+  """The critic's learning rate over `steps` rollouts: the same keywords."""
+  warmup = min(c.critic.warmup_steps, max(steps - 1, 0))
+  return _rate(c, c.critic, warmup, steps)
+
+
+def _rate(c, part, warmup: int, steps: int) -> dict[str, Any]:
   per_step = c.updates.minibatches * c.updates.epochs
-  return schedules.learning_rate(
-      part.schedule,
-      peak=part.lr,
-      warmup=part.warmup_steps * per_step,
-      total=steps * per_step,
-  )
+  total = dict(warmup=warmup * per_step, total=steps * per_step)
+  return dict(lr=part.lr, schedule=part.schedule) | total
 
 
 def policy_optimizer(session: Session):
   """The optimizer of RL, and the shardings of the policy's training state."""
-  c = session.config
-  per_step = c.updates.minibatches * c.updates.epochs
-  tx = optimizer.from_config(
-      c.optimizer,
-      lr=c.optimizer.lr,
-      schedule=c.optimizer.schedule,
-      warmup=c.optimizer.warmup_steps * per_step,
-      total=c.rl.steps * per_step,
-      freeze=c.optimizer.freeze,
-  )
+  o, rate = session.config.optimizer, policy_rate(session.config)
+  tx = optimizer.from_config(o, freeze=o.freeze, **rate)
   return tx, optimizer.state_shardings(learned_table(session), tx, session.mesh)
 
 
 def critic_optimizer(session: Session, steps: int):
   """The critic's optimizer over `steps` rollouts, and its state's shardings."""
   c = session.config
-  per_step = c.updates.minibatches * c.updates.epochs
-  tx = optimizer.from_config(
-      c.optimizer,
-      lr=c.critic.lr,
-      schedule=c.critic.schedule,
-      warmup=min(c.critic.warmup_steps, max(steps - 1, 0)) * per_step,
-      total=steps * per_step,
-  )
+  tx = optimizer.from_config(c.optimizer, **critic_rate(c, steps))
   table = critic.table(session.critic_cfg)
   return tx, optimizer.state_shardings(table, tx, session.mesh)
 
