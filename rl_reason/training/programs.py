@@ -111,7 +111,8 @@ def build(session: Session) -> Programs:
         session, *critic_optimizer(session, c.rl.steps)
     )
     update_critic = rl_metrics.with_rate(
-        compiled("update of the critic", program), **critic_rate(c, c.rl.steps)
+        compiled("update of the critic", program),
+        **optimizer.critic_rate(c, c.rl.steps),
     )
   return Programs(
       plan=plan,
@@ -119,7 +120,7 @@ def build(session: Session) -> Programs:
       values=functools.partial(step.forward, mesh, values),
       credit=functools.partial(step.on_mesh, mesh, credit_step),
       update=rl_metrics.with_rate(
-          compiled("update of the policy", update), **policy_rate(c)
+          compiled("update of the policy", update), **optimizer.policy_rate(c)
       ),
       update_critic=update_critic,
       history_inputs=functools.partial(
@@ -156,26 +157,9 @@ def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
   return lambda _: dynamic_sampling.partly_correct
 
 
-def policy_rate(c) -> dict[str, Any]:
-  """The learning rate of RL: keywords of `optimizer.make_optimizer`."""
-  return _rate(c, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)
-
-
-def critic_rate(c, steps: int) -> dict[str, Any]:
-  """The critic's learning rate over `steps` rollouts: the same keywords."""
-  warmup = min(c.critic.warmup_steps, max(steps - 1, 0))
-  return _rate(c, c.critic, warmup, steps)
-
-
-def _rate(c, part, warmup: int, steps: int) -> dict[str, Any]:
-  per_step = c.updates.minibatches * c.updates.epochs
-  total = dict(warmup=warmup * per_step, total=steps * per_step)
-  return dict(lr=part.lr, schedule=part.schedule) | total
-
-
 def policy_optimizer(session: Session):
   """The optimizer of RL, and the shardings of the policy's training state."""
-  o, rate = session.config.optimizer, policy_rate(session.config)
+  o, rate = session.config.optimizer, optimizer.policy_rate(session.config)
   tx = optimizer.from_config(o, freeze=o.freeze, **rate)
   return tx, optimizer.state_shardings(learned_table(session), tx, session.mesh)
 
@@ -183,7 +167,7 @@ def policy_optimizer(session: Session):
 def critic_optimizer(session: Session, steps: int):
   """The critic's optimizer over `steps` rollouts, and its state's shardings."""
   c = session.config
-  tx = optimizer.from_config(c.optimizer, **critic_rate(c, steps))
+  tx = optimizer.from_config(c.optimizer, **optimizer.critic_rate(c, steps))
   table = critic.table(session.critic_cfg)
   return tx, optimizer.state_shardings(table, tx, session.mesh)
 
