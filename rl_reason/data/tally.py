@@ -1,0 +1,109 @@
+"""What became of the rows of a source: counts and examples."""
+
+import collections
+import dataclasses
+
+from rl_reason import tasks
+from rl_reason.data import screening
+from rl_reason.data.screening import Fault
+
+SAMPLES = 3  # dropped rows of each reason that the report shows
+
+
+def _counter():
+  return dataclasses.field(default_factory=collections.Counter)
+
+
+@dataclasses.dataclass
+class Tally:
+  """What became of the rows of one source."""
+
+  source: str  # as in the config
+  use: str  # 'train', 'evaluate' or 'validation'
+  file: str  # that its rows are written to
+  read: int = 0
+  kept: int = 0
+  references: int = 0  # answers that were checked
+  verified: int = 0  # ... and can be verified
+  dropped: dict[str, int] = _counter()  # reason -> rows
+  samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+  longest: dict[str, int] = _counter()  # reason -> tokens of the longest text
+  undemonstrated: dict[str, int] = _counter()  # reason -> rows kept without one
+  lengths: dict[int, int] = _counter()  # tokens of a prompt, at most -> rows
+  difficulties: dict[int, int] = _counter()  # difficulty -> rows
+
+  def drop(self, where: str, fault: Fault) -> None:
+    """Counts a row that is left out."""
+    reason, text, tokens = fault
+    self.dropped[reason] += 1
+    samples = self.samples.setdefault(reason, [])
+    if len(samples) < SAMPLES:
+      samples.append(f"{where}: {' '.join(text.split())[:120]}")
+    if tokens:
+      self.longest[reason] = max(self.longest.get(reason, 0), tokens)
+
+  @property
+  def corrupt(self) -> int:
+    """Rows that were dropped because of what they are."""
+    return sum(
+        count
+        for reason, count in self.dropped.items()
+        if reason.startswith(screening.CORRUPT)
+    )
+
+  def keep(self, row: dict) -> None:
+    """Counts a row that is written."""
+    self.kept += 1
+    if row["no_response"]:
+      self.undemonstrated[row["no_response"]] += 1
+    self.lengths[row["bin"]] += 1
+    self.difficulties[row["difficulty"]] += 1
+
+
+def lines(sources: list[dict], learns: bool) -> list[str]:
+  """What became of the rows, for the screen: a line for each reason.
+
+  Args:
+    sources: tallies of data.json.
+    learns: whether SFT reads demonstrations.
+  """
+  out = []
+  for t in sources:
+    rows = f"of {t['read']:,} rows of {t['source']}"
+    if t["use"] == tasks.VALIDATION:
+      out.append(f"{t['kept']:,} rows of {t['source']} are for validation only")
+      continue
+    out.append(f"{t['kept']:,} {rows} kept")
+    for reason, count in sorted(t["dropped"].items(), key=lambda x: -x[1]):
+      example = f"as in {t['samples'][reason][0]}"
+      if longest := t["longest"].get(reason):
+        example = f"the longest has {longest:,} tokens"
+      out.append(f"{count:,} {rows} dropped: {reason} ({example})")
+    if learns and t["use"] == "train":
+      for reason, count in t["undemonstrated"].items():
+        out.append(f"{count:,} {rows} have no demonstration: {reason}")
+  return out
+
+
+def markdown(tallies: list[Tally]) -> str:
+  """The report for people."""
+  lines = ["# Prepared data", ""]
+  lines += ["| source | use | rows read | rows kept | verified references |"]
+  lines += ["|---|---|---|---|---|"]
+  for t in tallies:
+    share = f"{t.verified} of {t.references}" if t.references else "-"
+    lines += [f"| {t.source} | {t.use} | {t.read} | {t.kept} | {share} |"]
+  for t in tallies:
+    lines += ["", f"## {t.source} ({t.use})", ""]
+    for title, counts in (
+        ("Rows by tokens of the prompt, up to", t.lengths),
+        ("Rows by difficulty", t.difficulties),
+    ):
+      table = ", ".join(f"{k}: {n}" for k, n in sorted(counts.items()))
+      lines += [f"{title}: {table or 'none'}", ""]
+    for reason, count in sorted(t.dropped.items(), key=lambda x: -x[1]):
+      lines += [f"- Dropped {count} rows: {reason}."]
+      lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
+    for reason, count in t.undemonstrated.items():
+      lines += [f"- No demonstration in {count} rows that are kept: {reason}."]
+  return "\n".join(lines) + "\n"
