@@ -178,6 +178,7 @@ class Log:
   ):
     self._writers, self._say = writers, say
     self._said: set[str] = set()  # files of which it was said
+    self._path = workdir / FILES[0]
     first = jax.process_index() == 0
     self._files = [_File(workdir / name) for name in FILES if first]
 
@@ -193,7 +194,7 @@ class Log:
 
   def lines(self) -> list[dict]:
     """The lines of metrics.jsonl so far."""
-    return read_jsonl(self._paths[0])
+    return read_jsonl(self._path)
 
   def samples(self, rows: list[dict]) -> None:
     """Appends one line per response."""
