@@ -2,7 +2,8 @@
 
 Corrections of the mismatch of sampler and trainer, covariance regularisation,
 controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
-models, serving: see docs/algorithms.md; environments: docs/environments.md.
+models, serving, generated data: see docs/algorithms.md; environments:
+docs/environments.md.
 """
 
 from rl_reason.config import at, choice, function, number, section
@@ -114,6 +115,16 @@ def add(c) -> None:
       timeout=number(600.0, low=1e-3),  # seconds of a request
       max_body=number(1 << 20, low=1),  # bytes of a request
       filter="",  # 'rules.json,my_rules:unsafe' withhold responses
+  )
+  c.generate = section(  # --stage=generate
+      "generate",
+      prompts=number(1024, low=1),  # of training
+      samples=number(8, low=1),  # responses to each
+      batch=number(64, low=1),  # prompts at a time, and of a file
+      temperature=number(1.0, low=0),
+      top_p=number(1.0, low=1e-9, high=1),
+      keep=choice("all", "correct", "best", "pairs", "majority"),
+      format=choice("jsonl", "parquet"),
   )
   c.export = section(  # --stage=export
       "export",

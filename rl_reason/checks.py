@@ -8,7 +8,7 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_collections
@@ -32,6 +32,8 @@ from rl_reason.verifiers import sandbox
 # The environment variable with the key of --stage=serve: a config is no place
 # for secrets.
 KEY = "RL_REASON_API_KEY"
+# Fields that may differ from those of the run that is served.
+SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
 LOCAL = ("127.0.0.1", "::1", "localhost")  # hosts that nobody else can reach
 # Of `models.decoder`, which needs jax.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -83,9 +85,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   """
   # Single fields first: combinations rely on types and bounds.
   values = config.flat(c)
-  for name, spec in config.FIELDS.items():
-    if problem := spec.problem(config.at(c, name)):
-      raise _error(values, name, problem)
+  bounds(c, config.FIELDS)
   arguments = tuple(f"{x.field}.args" for x in functions.KINDS.values())
   for name, value in values.items():
     if name not in config.FIELDS and not name.startswith(arguments):
@@ -101,6 +101,17 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     combinations.check_given(c, given)
   except Fault as e:
     raise _error(values, *e.args) from None
+
+
+def bounds(c: ml_collections.ConfigDict, names: Iterable[str]) -> None:
+  """Checks types and bounds of some fields.
+
+  Raises:
+    ConfigError: the first value that a field cannot have.
+  """
+  for name in names:
+    if problem := config.FIELDS[name].problem(config.at(c, name)):
+      raise _error(config.flat(c), name, problem)
 
 
 def _error(values: dict[str, Any], field: str, remedy: str) -> ConfigError:
@@ -346,6 +357,7 @@ def devices(
       "rollout.partial_groups": r.partial_groups,
       "updates.minibatches": r.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,
+      "generate.batch": c.generate.batch,
   }.items():
     if rows % shards:
       remedy = f"{rows} rows cannot be split over {shards} shards (data x fsdp)"

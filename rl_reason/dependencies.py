@@ -82,6 +82,7 @@ FREE = (
     "log.",
     "export.",
     "serve.",
+    "generate.",
     "mesh.",
     "checkpoint.",
     "rl.steps",

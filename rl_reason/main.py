@@ -26,13 +26,9 @@ from rl_reason.checkpointing import run_directory
 
 STAGES = (
     *run.TRAINS,
-    "prepare",
-    "evaluate",
-    "export",
-    "serve",
-    "report",
-    "size",
+    *("prepare", "evaluate", "export", "generate", "serve", "report", "size"),
 )
+
 
 FLAGS = flags.FLAGS
 _CONFIG = flags.DEFINE_string(
@@ -48,8 +44,8 @@ _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
     "step",
     "newest",
-    "evaluate, export, serve: 'newest', 'best', or a step of RL; evaluate and"
-    " serve also 'sft'",
+    "evaluate, export, generate, serve: 'newest', 'best', or a step of RL; all"
+    " but export also 'sft'",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: of those of this machine"
@@ -139,9 +135,9 @@ def _prepare(argv):
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
     # The config of the run that the work directory holds, as it is.
-    if workdir is None or any(
-        not x.startswith(("export.", "serve.")) for x in given
-    ):
+    own = dict(serve=checks.SERVED, generate=("generate.",))
+    allowed = "export.", *own.get(_STAGE.value, ())
+    if workdir is None or any(not x.startswith(allowed) for x in given):
       raise config_lib.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
       )
@@ -158,6 +154,7 @@ def _prepare(argv):
     run_directory.refuse_code(str(saved), fields)
     config = config_lib.unflat(fields)
     config_lib.override(config, given)
+    checks.bounds(config, given)
     return config, pathlib.Path(workdir)
 
   # Everything about the config, before the accelerator is touched.

@@ -89,7 +89,8 @@ def stages(
     screen: a `Display`.
     stop: set by SIGTERM.
     stage: of `main.STAGES`.
-    step: which checkpoint 'evaluate', 'export' and 'serve' take.
+    step: which checkpoint 'evaluate', 'export', 'generate' and
+      'serve' take.
     logger: one more logger, or several; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
 
@@ -105,6 +106,7 @@ def stages(
 
   from rl_reason.data import prepare
   from rl_reason.evaluation import command
+  from rl_reason.generate import command as generate
   from rl_reason.hf import export
   from rl_reason.monitoring import doctor, metrics, updates, watchdog
   from rl_reason.report import environment, page, scores
@@ -146,7 +148,7 @@ def stages(
       if stage == "evaluate":  # the training data of the run stay as they are
         config.data.train, directory = "", workdir / "evaluation"
       files = prepare.run(config, directory, screen, stop)
-    if stage == "serve":
+    if stage in ("generate", "serve"):
       config.log.loggers = ""  # nothing is trained that they could show
     session = open_session(config, workdir, mesh, screen, stop, files, logger)
     cleanup.callback(session.log.close)
@@ -168,6 +170,9 @@ def stages(
         command.run(session, step)
       elif stage == "export":
         export.run(session, step)
+      elif stage == "generate":
+        generate.run(session, step)
+        return session, None
       elif stage == "serve":
         from rl_reason.serve import command as serve  # of an extra
 

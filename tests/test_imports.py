@@ -27,7 +27,7 @@ LAYERS = [line.split() for line in """
     session evaluation
     evaluation.interim
     training reward_models
-    data.prepare evaluation.command hf.export size serve
+    data.prepare evaluation.command hf.export size serve generate
     ablate
     run
     api

@@ -120,7 +120,9 @@ class Server:
           " stream",
           param="stream",
       )
-    limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = body.max_tokens
+    if limit is None:
+      limit = min(DEFAULT_TOKENS, self._engine.programs.max_tokens)
     run = self._start(body, [ids for _, ids in prompts], limit)
     reply = choices.Completions(self._name, body.logprobs is not None)
     if body.stream:

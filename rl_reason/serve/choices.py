@@ -21,7 +21,7 @@ class Token(NamedTuple):
 
   text: str
   logp: float | None
-  top: dict[str, float | None] | None = None
+  top: dict[str, float] | None = None
 
 
 def sampled(tok: Any, response: Response, first: int = 0) -> list[Token]:
@@ -69,7 +69,9 @@ def tokens(
         text([int(scores.top_ids_LK[at, k])]): float(scores.top_logps_LK[at, k])
         for k in reversed(best)
     }
-    out[number] = token._replace(top=top | {token.text: token.logp})
+    if token.logp is not None:
+      top[token.text] = token.logp
+    out[number] = token._replace(top=top)
   return out
 
 

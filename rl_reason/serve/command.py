@@ -4,7 +4,6 @@ The main thread decodes, and a thread of its own answers requests. SIGTERM ends
 it once the requests that have come are answered.
 """
 
-import functools
 import math
 import os
 import socket
@@ -21,9 +20,9 @@ from rl_reason.monitoring.display import Display
 from rl_reason.serve import app as app_lib, feedback, filters
 from rl_reason.serve.engine import Engine
 from rl_reason.serve.programs import Programs
-from rl_reason.session import Session, num_shards, open_stage
-from rl_reason.structs import RunError, Tree
-from rl_reason.training import initial_state, sft
+from rl_reason.session import Session, num_shards
+from rl_reason.structs import RunError
+from rl_reason.training import policy
 
 
 def run(session: Session, which: str) -> None:
@@ -31,8 +30,7 @@ def run(session: Session, which: str) -> None:
 
   Args:
     session: of the run.
-    which: 'newest', 'best', a step of RL, or 'sft'; 'newest' is the policy of
-      SFT, or of model.path, where there is no RL yet.
+    which: as in `policy.load`.
 
   Raises:
     ConfigError: this machine cannot serve so.
@@ -72,7 +70,7 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
     RunError: there is no such checkpoint.
   """
   c = session.config
-  params, about = _policy(session, which)
+  params, _, about = policy.load(session, which)
   eos = tokenizer.ends(session.tok, c.rollout.stop_tokens)
   programs = Programs(
       cfg=session.cfg,
@@ -90,19 +88,6 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
       weights, programs, session.mesh, session.display, c.serve.queue
   )
   return engine, about
-
-
-def _policy(session: Session, which: str) -> tuple[Tree, str]:
-  """The parameters to serve, and where they are from."""
-  sft_params = functools.partial(sft.load, session)
-  trained = open_stage(session, "rl").checkpoints.steps()
-  if which == "sft" or (which == "newest" and not trained):
-    c = session.config.sft
-    has_sft = c.reuse or c.skill.steps or c.habits.steps
-    about = "SFT" if has_sft else session.config.model.path
-    return sft_params(), f"the policy of {about}"
-  params, _, step = initial_state.load(session, which, sft_params)
-  return params, f"the policy of step {step} of RL in {session.workdir}"
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rl_reason.monitoring import metrics
+
 FILES = ("ratings.jsonl", "preferences.jsonl")
 REMEMBERED = 10_000  # answers that can still be rated
 
@@ -50,10 +52,8 @@ class Feedback:
     self._answers: collections.OrderedDict[str, Answer]
     self._answers = collections.OrderedDict()
     self._rated: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    if self._ratings.exists():
-      for line in self._ratings.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        self._rated[_key(row["prompt"])][row["response"]] = row["rating"]
+    for row in metrics.read_jsonl(self._ratings):
+      self._rated[_key(row["prompt"])][row["response"]] = row["rating"]
 
   def remember(self, name: str, answer: Answer) -> None:
     """Keeps an answer, so that it can be rated by its id."""

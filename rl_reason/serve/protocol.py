@@ -7,13 +7,19 @@ for nothing: `presence_penalty = 0` is accepted, 0.5 is not.
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 # Fields that change no token here.
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
-    *("priority", "cache_salt", "request_id", "prompt_cache_key"),
+    *(
+        "routed_experts_prompt_start",
+        "priority",
+        "cache_salt",
+        "request_id",
+        "prompt_cache_key",
+    ),
 }
 # Fields whose value asks for nothing.
 NEUTRAL: dict[str, tuple] = dict(
@@ -36,7 +42,12 @@ NEUTRAL: dict[str, tuple] = dict(
     echo=(False,),
 )
 
+LEAST_TEMPERATURE = 1e-4  # logits divided by less may overflow: greedy
 Ids = list[Annotated[int, Field(ge=0)]]
+
+
+def _greedy(temperature: float) -> float:
+  return temperature if temperature >= LEAST_TEMPERATURE else 0.0
 
 
 class Body(pydantic.BaseModel):
@@ -65,7 +76,7 @@ class Sampling(Body):
   Attributes:
     n: responses to each prompt.
     max_tokens: of each; the default is that of the route.
-    temperature: 0 is greedy.
+    temperature: 0 is greedy, and so is less than LEAST_TEMPERATURE.
     top_p: of the nucleus.
     seed: of the noise; without one it is drawn anew.
     stop: texts that end a response, and are cut off.
@@ -74,7 +85,7 @@ class Sampling(Body):
 
   n: Annotated[int, Field(ge=1, le=1024)] = 1
   max_tokens: Annotated[int | None, Field(ge=0)] = None
-  temperature: Annotated[float, Field(ge=0)] = 1.0
+  temperature: Annotated[float, Field(ge=0), AfterValidator(_greedy)] = 1.0
   top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
   seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
   stop: Annotated[str | list[str], Field(max_length=1024)] = []

@@ -1,0 +1,199 @@
+"""The server beside `generate` of transformers: throughput and latency.
+
+  python -m bench.peers --install trl              # once; its torch is used
+  python -m bench.serve                            # about 3 minutes
+
+The same model, prompts and limits for all. Each system is an HTTP server; so
+many clients send one request after the other (a closed loop), and the turns of
+the systems alternate. `one by one` is what a script around `generate` does;
+`batches` generates whatever waits as one padded batch.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+import numpy as np
+
+from bench import harness
+
+DIMS, PROMPT, RESPONSE, REQUESTS = "4m", 32, 128, 96
+CLIENTS, TURNS, SLOTS = (1, 32), 3, 32
+OURS = "rl_reason"
+SYSTEMS = {
+    OURS: None,
+    "transformers, one by one": 1,
+    "transformers, batches": SLOTS,
+}
+
+
+def command(name: str, python: pathlib.Path, scratch: str) -> list[str]:
+  """Returns the command of a server, which prints where it listens."""
+  weights = str(harness.weights(DIMS))
+  batch = SYSTEMS[name]
+  if batch is not None:
+    script = str(harness.ROOT / "bench" / "peers" / "generate_server.py")
+    return [str(python), script, weights, str(batch)]
+  return [
+      *(sys.executable, "-m", "rl_reason.main", "--stage=serve"),
+      *("--config=configs/serve.py", f"--config.model.path={weights}"),
+      f"--config.rollout.max_prompt={PROMPT}",
+      f"--config.rollout.max_tokens={RESPONSE}",
+      *(f"--config.serve.slots={SLOTS}", "--config.serve.port=0"),
+      f"--workdir={scratch}",
+  ]
+
+
+class Server:
+  """A server process; `ask` sends it a request and returns tokens, seconds."""
+
+  def __init__(self, name: str, python: pathlib.Path, scratch: str):
+    log = harness.RUNS / "bench" / "serve.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as errors:
+      self._process = subprocess.Popen(
+          command(name, python, scratch),
+          cwd=harness.ROOT,
+          stdout=subprocess.PIPE,
+          stderr=errors,
+          text=True,
+      )
+    assert self._process.stdout
+    for line in self._process.stdout:
+      if "listening at " in line:
+        self._url = line.split("listening at ")[1].split("/v1")[0]
+        return
+    raise RuntimeError(f"{name} died, see {log}")
+
+  def ask(self, request: dict) -> tuple[int, float]:
+    """Sends a request; returns the tokens of the response, and seconds."""
+    start = time.monotonic()
+    call = urllib.request.Request(
+        f"{self._url}/v1/completions",
+        json.dumps(request).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(call) as answer:
+      tokens = json.load(answer)["usage"]["completion_tokens"]
+    return tokens, time.monotonic() - start
+
+  def close(self) -> None:
+    """Ends the process."""
+    self._process.terminate()
+    self._process.wait(60)
+
+
+def requests() -> list[dict]:
+  """Returns requests whose limits have a heavy tail."""
+  rng = np.random.default_rng(0)
+  vocab = harness.shape(DIMS)["vocab"]
+  limits = harness.lengths(REQUESTS, RESPONSE, RESPONSE / 5)
+  return [
+      dict(
+          prompt=rng.integers(harness.FIRST, vocab, PROMPT).tolist(),
+          max_tokens=limit,
+          temperature=1.0,
+          seed=number,
+      )
+      for number, limit in enumerate(limits)
+  ]
+
+
+def turn(server: Server, clients: int, todo: list[dict]) -> dict:
+  """Returns tokens, seconds and latencies of so many clients at once."""
+  start = time.monotonic()
+  with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+    answers = list(pool.map(server.ask, todo))
+  return dict(
+      tokens=sum(tokens for tokens, _ in answers),
+      seconds=time.monotonic() - start,
+      latencies=[seconds for _, seconds in answers],
+  )
+
+
+def measure(python: pathlib.Path) -> dict:
+  """Returns the turns of all systems by number of clients."""
+  todo = requests()
+  turns: dict[str, dict] = {
+      name: {clients: [] for clients in CLIENTS} for name in SYSTEMS
+  }
+  load = harness.load()
+  with tempfile.TemporaryDirectory() as scratch:
+    servers = {name: Server(name, python, scratch) for name in SYSTEMS}
+    try:
+      for server in servers.values():
+        turn(server, max(CLIENTS), todo)  # warm
+      for number in range(TURNS):
+        for clients in CLIENTS:
+          for name, server in servers.items():
+            turns[name][clients].append(turn(server, clients, todo))
+            last = turns[name][clients][-1]
+            print(f"{number} {name}, {clients}: {last['seconds']:.1f} s")
+    finally:
+      for server in servers.values():
+        server.close()
+  return dict(
+      turns=turns,
+      loads=[load, harness.load()],
+      environment=harness.environment(load),
+  )
+
+
+def row(name: str, clients: int, turns: list[dict]) -> str:
+  """Returns the line of a table."""
+  rates = [x["tokens"] / x["seconds"] for x in turns]
+  latencies = [1000 * y for x in turns for y in x["latencies"]]
+  p50, p99 = np.percentile(latencies, [50, 99])
+  rate = (
+      f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})"
+  )
+  return f"| {name} | {clients} | {rate} | {p50:.0f} | {p99:.0f} |"
+
+
+def main() -> None:
+  """Measures, and writes results/bench_serve.{json,md}."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  usual = harness.ENVIRONMENTS / "trl" / "bin" / "python"
+  parser.add_argument(
+      "--python", type=pathlib.Path, default=usual, help="that has torch"
+  )
+  flags = parser.parse_args()
+  result = measure(flags.python)
+  first, last = result["loads"]
+  about = ", ".join(
+      f"{k} {x}"
+      for k, x in result["environment"].items()
+      if x not in ("", None)
+  )
+  lines = [
+      "# Serving",
+      "",
+      f"Made by `python -m bench.serve`: {REQUESTS} requests of {PROMPT} tokens"
+      f" and up to {RESPONSE} (log-normal), by clients that send one after the"
+      f" other; random weights of 4M parameters, float32; {TURNS} alternating"
+      " turns. Tokens a second: median (least to most).",
+      "",
+      "| server | clients | tokens a second | p50, ms | p99, ms |",
+      "|---|---|---|---|---|",
+  ]
+  for clients in CLIENTS:
+    for name, turns in result["turns"].items():
+      lines.append(row(name, clients, turns[clients]))
+  lines += [
+      "",
+      f"The load of the machine was {first} at the beginning and {last} at the"
+      f" end; the servers themselves are part of the second. {about}.",
+  ]
+  harness.write("bench_serve", result, lines)
+  print("\n".join(lines))
+
+
+if __name__ == "__main__":
+  main()

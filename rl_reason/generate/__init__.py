@@ -1,0 +1,1 @@
+"""Data from the policy: --stage=generate writes samples that prepare reads."""

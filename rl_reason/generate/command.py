@@ -1,0 +1,235 @@
+"""The generate stage: samples of a policy, graded, as files that prepare reads.
+
+  WORKDIR/generated/STEP/part-FIRST.jsonl (or .parquet)  rows, by first prompt
+  WORKDIR/generated/STEP.json                            their hashes and counts
+
+A file gets its name when it is complete, and the manifest is written after it:
+the same command continues behind the last whole file, with the same samples.
+"""
+
+import functools
+import hashlib
+import json
+import operator
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl_reason import config as config_lib, tasks
+from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.data import pipelines
+from rl_reason.evaluation import grading
+from rl_reason.evaluation.reward_runner import Rewards
+from rl_reason.generate import keep
+from rl_reason.generate.keep import Sample
+from rl_reason.monitoring import metrics
+from rl_reason.scale import sharding
+from rl_reason.scale.randomness import key
+from rl_reason.session import Session
+from rl_reason.structs import Rollouts, RunError, Tree
+from rl_reason.training import policy, programs
+
+PURPOSE = "generate"  # of prompts and of keys
+# Fields that change which prompts or samples are written.
+FIELDS = (
+    *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
+    *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
+    *("rollout.weights", "rollout.cache", "generate."),
+)
+FREE = ("generate.prompts",)  # more of them continue
+
+
+def run(session: Session, which: str) -> pathlib.Path:
+  """Writes the samples; returns their directory.
+
+  Args:
+    session: of the run.
+    which: as in `policy.load`.
+
+  Raises:
+    RunError: there is no such checkpoint, or another config wrote there.
+    Stopped: SIGTERM; the same command continues.
+  """
+  c, g = session.config, session.config.generate
+  params, step, about = policy.load(session, which)
+  weights = session.engine.weights(params, c.rollout.weights)
+  del params
+  out = session.workdir / "generated" / str(step)
+  manifest = _opened(out, config_lib.flat(c), step)
+  session.display.say(f"generating with {about}")
+  source, _ = session.rows.prompts(PURPOSE)
+  rewards = functools.cache(functools.partial(programs.make_rewards, session))
+  totals = manifest["totals"]
+  for first in range(0, g.prompts, g.batch):
+    check_stop(session.stop)
+    name = f"part-{first:09d}.{g.format}"
+    if _is_whole(out / name, manifest["files"].get(name)):
+      continue
+    session.display.doing(f"generating: prompt {first:,} of {g.prompts:,}")
+    ids = range(first, min(first + g.batch, g.prompts))
+    rows = [source[i][1] for i in ids]
+    groups = _sample(session, weights, ids, rows, rewards)
+    lines = [
+        _prompt(row) | columns
+        for row, samples in zip(rows, groups, strict=True)
+        for columns in keep.NAMES[g.keep](samples)
+    ]
+    counts = dict(
+        prompts=len(rows),
+        responses=sum(map(len, groups)),
+        correct=sum(x.correct is True for group in groups for x in group),
+        rows=len(lines),
+    )
+    if jax.process_index() == 0:
+      digest = _write(out / name, lines)
+      manifest["files"][name] = dict(sha256=digest) | counts
+      manifest["totals"] = _totals(manifest["files"])
+      metrics.write_json(_manifest(out), manifest)
+    totals = _totals(manifest["files"])
+  session.display.say(
+      f"generated: {totals['rows']:,} rows of {totals['responses']:,} responses"
+      f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; they"
+      f" are a source of data.train: {out}"
+  )
+  return out
+
+
+def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
+  """The manifest of a directory, or a new one.
+
+  Raises:
+    RunError: its files are of another config.
+  """
+  fields = {
+      name: list(x) if isinstance(x, tuple) else x
+      for name, x in fields.items()
+      if name.startswith(FIELDS) and name not in FREE
+  }
+  path = _manifest(out)
+  if not path.exists():
+    out.mkdir(parents=True, exist_ok=True)
+    return dict(step=step, fields=fields, files={}, totals=_totals({}))
+  manifest = json.loads(path.read_text())
+  for name, value in fields.items():
+    if manifest["fields"].get(name) != value:
+      raise RunError(
+          f"{out}: was written with {name} = {manifest['fields'].get(name)!r},"
+          f" and it is {value!r} here; move the directory, or make them equal"
+      )
+  return manifest
+
+
+def _manifest(out: pathlib.Path) -> pathlib.Path:
+  return out.with_name(f"{out.name}.json")  # beside it: out holds rows only
+
+
+def _totals(files: dict[str, dict]) -> dict[str, int]:
+  names = "prompts", "responses", "correct", "rows"
+  return {name: sum(x[name] for x in files.values()) for name in names}
+
+
+def _is_whole(path: pathlib.Path, entry: dict | None) -> bool:
+  return (
+      entry is not None
+      and path.exists()
+      and hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+  )
+
+
+def _prompt(row: tasks.Row) -> dict[str, Any]:
+  """The columns of a prompt, which data.template = 'plain' leaves as it is."""
+  prompt = [dict(x) for x in row.messages] if row.messages else row.prompt
+  return dict(
+      prompt=prompt,
+      answer=row.answer,
+      difficulty=row.difficulty,
+      kind=row.kind,
+      source=row.source,
+  )
+
+
+def _sample(
+    session: Session,
+    weights: Tree,
+    ids: range,
+    rows: list[tasks.Row],
+    rewards,
+) -> list[list[Sample]]:
+  """Samples and grades the responses to some prompts, in groups."""
+  c, g, tok, task = (
+      session.config,
+      session.config.generate,
+      session.tok,
+      session.task,
+  )
+  # The last batch is filled up, so that one program serves all.
+  more = [rows[0]] * (g.batch - len(rows))
+  prompts = pipelines.pack_prompts(
+      tok,
+      [row.prompt for row in [*rows, *more]],
+      range(ids.start, ids.start + g.batch),
+      c.rollout.max_prompt,
+  )
+  rollouts = sharding.fetch(
+      session.engine.sample(
+          weights,
+          prompts,
+          key(session.mesh, c.seed, PURPOSE),
+          np.float32(g.temperature),
+          group_size=g.samples,
+          top_p=g.top_p,
+          cache=c.rollout.cache,
+      )
+  )
+  rewards_B = _function_rewards(session, rewards, rollouts, [*rows, *more])
+  real = operator.itemgetter(slice(len(rows) * g.samples))
+  rollouts = jax.tree.map(real, rollouts)
+  texts, correct_B, _ = grading.start_grading(task, tok, rollouts, rows)()
+  tokens_BT = rollouts.tokens_BL[:, c.rollout.max_prompt :]
+  groups: list[list[Sample]] = [[] for _ in rows]
+  for b, text in enumerate(texts):
+    row, length = rows[b // g.samples], int(rollouts.lengths_B[b])
+    judged = tasks.has_verifier(task, row) and correct_B[b] >= 0
+    outcome = 0.0
+    if judged:
+      outcome = c.reward.correct if correct_B[b] else c.reward.incorrect
+    groups[b // g.samples].append(
+        Sample(
+            response=text,
+            final=task.answer(text, row),
+            correct=bool(correct_B[b]) if judged else None,
+            reward=float(outcome + rewards_B[b]),
+            truncated=bool(rollouts.truncated_B[b]),
+            ids=tokens_BT[b, :length].tolist(),
+            logps=rollouts.logps_BT[b, :length].tolist(),
+        )
+    )
+  return groups
+
+
+def _function_rewards(
+    session: Session, rewards, rollouts: Rollouts, rows: list[tasks.Row]
+) -> np.ndarray:
+  """The weighted terms of reward.functions, zeros without any."""
+  size = session.config.generate.samples
+  if not session.config.reward.functions:
+    return np.zeros(len(rows) * size)
+  terms: Rewards = rewards()
+  rows_B = [row for row in rows for _ in range(size)]
+  return terms.of_all(session.tok, rollouts, rows_B, len(rows_B))
+
+
+def _write(path: pathlib.Path, rows: list[dict]) -> str:
+  """Writes a file, whole or not at all; returns its SHA-256."""
+  if path.suffix == ".jsonl":
+    metrics.write_text(path, "".join(json.dumps(x) + "\n" for x in rows))
+  else:
+    import pyarrow
+    import pyarrow.parquet
+
+    new = path.with_name(path.name + ".tmp")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), new)
+    new.replace(path)
+  return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,37 @@
+"""What the generate stage keeps of the responses to a prompt."""
+
+from rl_reason.generate import keep
+from rl_reason.generate.keep import Sample
+
+
+def sample(response, correct, reward, final="", truncated=False):
+  return Sample(response, final or response, correct, reward, truncated, [], [])
+
+
+GROUP = [
+    sample("a", False, -1.0, "7"),
+    sample("b", True, 1.0, "8"),
+    sample("c", True, 1.5, "8"),
+    sample("b", True, 1.0, "8"),
+    sample("d", None, 0.0, "9", truncated=True),
+]
+
+
+def test_what_is_kept_of_a_group():
+  texts = lambda name, group=GROUP: [  # noqa: E731
+      x["response"] for x in keep.NAMES[name](group)
+  ]
+  assert texts("all") == ["a", "b", "c", "b", "d"]
+  assert texts("correct") == ["b", "c"]
+  assert texts("best") == ["c"]
+  assert texts("best", GROUP[:1]) == []  # incorrect
+  (pair,) = keep.pairs(GROUP)
+  assert (pair["chosen"], pair["rejected"]) == ("c", "a")
+  assert keep.pairs(GROUP[1:2] * 3) == []
+  # Three of five have 8; the verdicts do not count, ends do.
+  wrong = [x._replace(correct=False) for x in GROUP]
+  assert texts("majority", wrong) == ["b", "c", "b"]
+  assert {x["answer"] for x in keep.majority(wrong)} == {"8"}
+  assert keep.majority(GROUP[:3] + GROUP[-1:]) == []  # two of four
+  nothing = [x._replace(correct=None, reward=0.0) for x in GROUP]
+  assert texts("best", nothing) == ["a"]  # no verifier: by reward alone
