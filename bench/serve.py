@@ -24,8 +24,8 @@ import numpy as np
 
 from bench import harness
 
-DIMS, PROMPT, RESPONSE, REQUESTS = "4m", 32, 128, 96
-CLIENTS, TURNS, SLOTS = (1, 32), 3, 32
+DIMS, PROMPT, RESPONSE, REQUESTS = "4m", 32, 128, 64
+CLIENTS, TURNS, SLOTS = (1, 32), 2, 32
 OURS = "rl_reason"
 SYSTEMS = {
     OURS: None,

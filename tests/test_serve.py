@@ -1,10 +1,12 @@
 """The server: the sampler's tokens, OpenAI's routes, limits and feedback."""
 
+import asyncio
 import contextlib
 import json
 import queue
 import re
 import threading
+import time
 
 import jax
 import numpy as np
@@ -20,6 +22,7 @@ from rl_reason.serve import engine as engine_lib, feedback, filters
 from rl_reason.serve.programs import Programs
 
 app = pytest.importorskip("rl_reason.serve.app")
+run = pytest.importorskip("rl_reason.serve.run")
 testclient = pytest.importorskip("starlette.testclient")
 
 NAME, KEY = "tiny", "a-key"
@@ -274,6 +277,7 @@ def test_echoed_log_probs_and_alternatives_are_those_of_the_model(serve):
 BAD = [
     (dict(prompt="1" * 99), 400, "serve.max_prompt"),
     (dict(prompt=""), 400, "no token"),
+    (dict(prompt="1+x="), 400, "cannot be tokenised"),
     (dict(prompt=[10**6]), 400, "no id below"),
     (dict(max_tokens=999), 400, "serve.max_tokens"),
     (dict(top_p=0), 400, "top_p: "),
@@ -301,6 +305,27 @@ def test_a_key_and_a_time_out(serve):
   assert card["id"] == NAME and card["max_model_len"] == tiny.P + tiny.T
   got = post(client, "/v1/completions", 504, prompt="1+1=")
   assert "serve.timeout" in got["error"]["message"]
+
+
+def test_a_client_that_is_gone_frees_its_slots(serve, engine, monkeypatch):
+  monkeypatch.setattr(run, "LOOK", 0.0)
+  body = json.dumps(dict(prompt="1+1=", n=48, max_tokens=tiny.T)).encode()
+  messages = [dict(type="http.request", body=body)]
+  sent, before = [], engine.tokens
+
+  async def receive():
+    return messages.pop() if messages else dict(type="http.disconnect")
+
+  async def send(message):
+    sent.append(message)
+
+  scope = dict(type="http", method="POST", path="/v1/completions", headers=[])
+  scope |= dict(query_string=b"", http_version="1.1", scheme="http")
+  asyncio.run(serve().app(scope, receive, send))
+  assert sent[0]["status"] == 499
+  while engine.waiting or engine.running:
+    time.sleep(0.01)
+  assert engine.tokens - before < 48 * tiny.T / 4
 
 
 def test_rules_withhold_responses_and_are_counted(serve, tmp_path):

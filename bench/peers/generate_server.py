@@ -50,6 +50,13 @@ def work(model, waiting: queue.Queue, limit: int, eos: int) -> None:
         answer.put(count)
 
 
+class Server(http.server.ThreadingHTTPServer):
+  """A server that takes many connections at once."""
+
+  daemon_threads = True
+  request_queue_size = 256
+
+
 def main() -> None:
   """Prints where it listens, and answers."""
   directory, limit = sys.argv[1], int(sys.argv[2])
@@ -81,8 +88,7 @@ def main() -> None:
     def log_message(self, *_):
       """Says nothing."""
 
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-  server.daemon_threads = True
+  server = Server(("127.0.0.1", 0), Handler)
   print(f"listening at http://127.0.0.1:{server.server_port}/v1", flush=True)
   server.serve_forever()
 

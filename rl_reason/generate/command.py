@@ -49,10 +49,16 @@ def run(session: Session, which: str) -> pathlib.Path:
     which: as in `policy.load`.
 
   Raises:
+    ConfigError: the task is an environment of several turns.
     RunError: there is no such checkpoint, or another config wrote there.
     Stopped: SIGTERM; the same command continues.
   """
   c, g = session.config, session.config.generate
+  if session.environments is not None:
+    raise config_lib.ConfigError(
+        f"environment.name = {c.environment.name!r}: --stage=generate samples"
+        " responses of a single turn; it does not play environments yet"
+    )
   params, step, about = policy.load(session, which)
   weights = session.engine.weights(params, c.rollout.weights)
   del params

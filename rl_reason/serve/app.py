@@ -211,7 +211,11 @@ class Server:
     reply = choices.Chats(self._name, True)
     out = []
     for index, response in enumerate(run.responses):
-      listed = choices.tokens(self._tok, ids, response, None, 0)
+      # Clients that train check that each log-prob is that of its id.
+      listed = [
+          choices.Token(f"token_id:{token}", logp)
+          for token, logp in zip(response.ids, response.logps, strict=True)
+      ]
       out.append(
           dict(
               index=index,
@@ -241,7 +245,12 @@ class Server:
     out = []
     for one in prompt:
       if isinstance(one, str):
-        ids = tuple(tokenizer.encode(self._tok, [one])[0])
+        try:
+          ids = tuple(tokenizer.encode(self._tok, [one])[0])
+        except Exception as e:  # of a tokenizer without an unknown token
+          raise ApiError(
+              400, f"prompt: cannot be tokenised: {e}", param="prompt"
+          ) from None
         out.append((one, self._checked(ids)))
       else:
         ids = self._checked(tuple(one))

@@ -100,24 +100,26 @@ class Run:
     Raises:
       ApiError: time is up, or the engine has stopped.
     """
-    unfinished = len(self._jobs)
+    unfinished, looked = len(self._jobs), self.started
     try:
       while unfinished:
-        left = self._end - time.monotonic()
+        now = time.monotonic()
+        if now >= self._end:
+          raise ApiError(
+              504,
+              f"not finished within {self._seconds:g} seconds"
+              " (serve.timeout): ask for fewer tokens, or try again later",
+              code="timeout",
+          )
+        if request is not None and now - looked > LOOK:
+          looked = now
+          if await request.is_disconnected():
+            raise ApiError(499, "the client has gone")
         try:
           event = await asyncio.wait_for(
-              self._events.get(), max(0, min(left, LOOK))
+              self._events.get(), min(self._end - now, LOOK)
           )
         except TimeoutError:
-          if left <= 0:
-            raise ApiError(
-                504,
-                f"not finished within {self._seconds:g} seconds"
-                " (serve.timeout): ask for fewer tokens, or try again later",
-                code="timeout",
-            ) from None
-          if request is not None and await request.is_disconnected():
-            raise ApiError(499, "the client has gone") from None
           continue
         index, *new = event
         response = self.responses[index]
