@@ -1,12 +1,13 @@
 """Credit by turn: hand-worked numbers."""
 
+import functools
 import inspect
 
 import numpy as np
 import pytest
 from by_hand import public, quick_jit
 
-from rl_reason.algorithms import rewards, turns
+from rl_reason.algorithms import credit, rewards, turns
 
 # Two rows of one group with two and three turns, and padding. Turns of row 0
 # have rewards 1 and 2 and the values 1/2 and 3/4 before them; row 1 has 1, 1, 4
@@ -89,3 +90,15 @@ def test_rewards_stay_at_the_ends_of_turns():
   np.testing.assert_array_equal(
       got, [[0, 1, 0, 0, 1.5, 0], [-1, 0, 0, 2, 0, 0]]
   )
+
+
+def test_returns_of_the_critic_count_the_turns_that_follow():
+  """Rewards 1 and 2, and nothing else: 3 in the first turn, 2 in the second."""
+  rows = dict(
+      mask_BT=TURNS[:1] > 0,
+      values_BT=np.zeros((1, 6), np.float32),
+      rewards_B=np.float32([3]),
+      turn_rewards_BT=np.float32([[0, 1, 0, 0, 2, 0]]),
+  )
+  got = quick_jit(functools.partial(credit.monte_carlo, gamma=1.0))(rows)
+  np.testing.assert_array_equal(got["returns_BT"], [[3, 3, 0, 2, 2, 0]])
