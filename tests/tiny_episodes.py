@@ -112,6 +112,7 @@ def check_ids(found):
     here = {int(t): int(ids[t]) for t in np.flatnonzero(mask_T)}
     assert here == found.drawn[b]
     np.testing.assert_array_equal(r.logps_BT[b], np.where(mask_T, -ids, 0))
+    np.testing.assert_array_equal(numbers_T > 0, mask_T)
     end = int(r.lengths_B[b])
     assert not mask_T[end:].any() and (ids[end:] == TOK.pad_token_id).all()
     # Each turn is what the environment read, each observation what it said.

@@ -309,11 +309,11 @@ class Episodes:
     start, end = self._start_B[b], rollouts.lengths_B[b]
     ids = _responses(rollouts)[b, start:end]
     rollouts.mask_BT[b, start:end] = True
+    self._numbers_BT[b, start:end] = self._turns_B[b] + 1
     (text,) = tokenizer.decode(self._run.tok, ids[None], [len(ids)])
     stops = any(stop in text for stop in self._run.stop_strings)
     if b not in self._failed and (stops or int(ids[-1]) in self._run.ends):
       self._turns_B[b] += 1
-      self._numbers_BT[b, start:end] = self._turns_B[b]
       render = functools.partial(
           tools.observation_text,
           self._run.tok,

@@ -23,6 +23,7 @@ FIELDS = dict(
     sft__skill__mixture="careful:1",
     sft__habits__mixture="careful:1",
     dynamic_sampling__signal="reward",
+    environment__stop_strings=("1", "5", "9;", "#"),  # turns are short
 )
 
 
