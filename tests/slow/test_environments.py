@@ -61,7 +61,8 @@ def test_the_trainer_finds_the_log_probs_of_the_sampler(tmp_path, monkeypatch):
   assert holes_BT.sum() > 50
   gap_BT = np.abs(r.logps_BT - trainer_BT)
   assert gap_BT[r.mask_BT].max() < 2e-5
-  single = collected(tmp_path / "b", monkeypatch, task__name="arithmetic")
+  single_turn = dict(task__name="arithmetic", environment__stop_strings=())
+  single = collected(tmp_path / "b", monkeypatch, **single_turn)
   mask_BT = single[0].rollouts.mask_BT
   usual = np.abs(single[0].rollouts.logps_BT - single[1])[mask_BT].max()
   assert gap_BT[r.mask_BT].max() < 10 * usual
