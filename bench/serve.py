@@ -1,7 +1,7 @@
 """The server beside `generate` of transformers: throughput and latency.
 
-  python -m bench.peers --install trl              # once; its torch is used
-  python -m bench.serve                            # about 3 minutes
+  python -m bench.peers --install trl    # once; its torch is used
+  python -m bench.serve
 
 The same model, prompts and limits for all. Each system is an HTTP server; so
 many clients send one request after the other (a closed loop), and the turns of
@@ -25,7 +25,7 @@ import numpy as np
 from bench import harness
 
 DIMS, PROMPT, RESPONSE, REQUESTS = "4m", 32, 128, 64
-CLIENTS, TURNS, SLOTS = (1, 32), 2, 32
+CLIENTS, TURNS, SLOTS = (1, 32), 3, 32
 OURS = "rl_reason"
 SYSTEMS = {
     OURS: None,
