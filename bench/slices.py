@@ -236,10 +236,13 @@ def table(result: dict) -> str:
     cells += [row["token_budget"], row["slots"], *peaks]
     cells += [sent or "-", seconds or "-"]
     out.append("| " + " | ".join(map(str, cells)) + " |")
+  tpus = [x for name, x in result["rows"].items() if x and "H" not in name]
+  done = sum("update" in row for row in tpus)
   made = [
       f"{x} {result[x]}" for x in ("jax", "libtpu", "commit") if x in result
   ]
-  return "\n".join([*out, "", f"{', '.join(made)}.", ""])
+  count = f"Of the {len(tpus)} rows of TPUs {done} were compiled so far"
+  return "\n".join([*out, "", f"{'; '.join([count, *made])}.", ""])
 
 
 def peak_of(found: dict) -> str:
@@ -271,6 +274,7 @@ def main() -> None:
   names = [f"{model} {kind}" for model in MODELS for kind in KINDS]
   for name in names:  # all formulas first: they take seconds
     if name not in rows:
+      result["commit"] = environment.describe()["git commit"]
       model, kind = name.split(" ")
       rows[name] = choose(model, kind)
       if row := rows[name]:
