@@ -94,6 +94,11 @@ def partly_correct(rows: Experience) -> np.ndarray:
   return (accuracy_N > 0) & (accuracy_N < 1)
 
 
+def in_every_step(signal: Callable[[Experience], np.ndarray]):
+  """Step -> its signal, where it does not depend on the step."""
+  return lambda step: signal
+
+
 def fill_batch(
     sample_round: Callable[[Callable[[int, int], bool]], Experience],
     kept: Experience | None,

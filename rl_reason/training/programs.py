@@ -153,8 +153,8 @@ def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
         reward_spread.signal, reward=make_reward(c), steps=c.rl.steps
     )
   if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
-    return lambda _: reward_spread.of_finished
-  return lambda _: dynamic_sampling.partly_correct
+    return dynamic_sampling.in_every_step(reward_spread.of_finished)
+  return dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
 
 
 def policy_optimizer(session: Session):
