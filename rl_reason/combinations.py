@@ -254,8 +254,11 @@ def _rewards(c) -> None:
 
 def _environment(c) -> None:
   """Trajectories of several turns, in an environment."""
-  for fault in environments.faults(c, environment(c), config.needs(c)):
+  found = environment(c)
+  for fault in environments.faults(c, found, config.needs(c)):
     fail(fault)
+  if found and c.rl.staleness:
+    fail("rl.staleness: trajectories of several turns are not sampled ahead")
 
 
 def _two_valued(c) -> bool:
@@ -354,12 +357,12 @@ def _loss(c) -> None:
         " False, rl.staleness = 0; or use ppo, whose ratio corrects for the"
         " policy that sampled"
     )
-  if c.rl.staleness and c.correction.name != "none":
-    if c.rl.old_logps == "sampler":
-      fail(
-          "correction.name: does nothing where the old log-probs are the"
-          " sampler's: set rl.old_logps = 'trainer', or leave it out"
-      )
+  corrected = c.rl.staleness and c.correction.name != "none"
+  if corrected and c.rl.old_logps == "sampler":
+    fail(
+        "correction.name: does nothing where the old log-probs are the"
+        " sampler's: set rl.old_logps = 'trainer', or leave it out"
+    )
   cov = functions.arguments("covariance", c.covariance)
   if cov.get("low", 0) > cov.get("high", 0):
     fail(

@@ -222,6 +222,13 @@ def test_impossible_configs_are_named(changes, words):
   assert words in error(changes)
 
 
+def test_trajectories_are_not_sampled_ahead():
+  c = config.read("configs/guess.py")
+  c.rl.staleness = 1
+  with pytest.raises(config.ConfigError, match="rl.staleness = 1: trajectorie"):
+    checks.fields(c)
+
+
 def test_a_source_with_difficulties_has_types():
   fields = FILES | {"data.train": "math", "advantage.groups": "type"}
   checks.fields(with_fields(fields))
