@@ -359,10 +359,7 @@ def _loss(c) -> None:
     )
   corrected = c.rl.staleness and c.correction.name != "none"
   if corrected and c.rl.old_logps == "sampler":
-    fail(
-        "correction.name: does nothing where the old log-probs are the"
-        " sampler's: set rl.old_logps = 'trainer', or leave it out"
-    )
+    fail("correction.name: does nothing here: set rl.old_logps = 'trainer'")
   cov = functions.arguments("covariance", c.covariance)
   if cov.get("low", 0) > cov.get("high", 0):
     fail(
