@@ -2,6 +2,7 @@
 
   python -m bench.seeds --jobs 2   # resumable; about two hours on 2 quiet cores
   python -m bench.seeds --alone    # adds the seconds of the default command
+  python -m bench.seeds --collect  # table and figure of the runs made so far
   python -m bench.seeds --table    # only table and figure, from JSON
 
 Writes results/seeds.json, results/seeds.md and results/seeds.png (the figure
@@ -11,6 +12,7 @@ trains its own model for longer.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -37,22 +39,33 @@ ROWS = {
     "SFT only, equal compute": ("configs/sft.py:control", False),
 }
 COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
+CONTROL = "SFT only, equal compute"  # runs last, since it differs least
 CORE = "val-core/arithmetic/acc/"
 
 
-def run(name: str, seed: int) -> dict:
-  """Returns the evaluations and the learning curve of one run."""
-  config, reuse = ROWS[name]
+def directory(name: str, seed: int) -> pathlib.Path:
+  """The work directory of a run; it has a file `done` once it has finished."""
+  config, _ = ROWS[name]
   slug = config.removeprefix("configs/").replace(".py", "").replace(":", "-")
-  workdir = RUNS / f"{slug}-{seed}"
-  done = workdir / "done"
-  if not done.exists():
-    options = [f"--config.seed={seed}"]
-    if reuse:
-      options.append(f"--config.sft.reuse={RUNS / f'dapo-{seed}'}")
-    train(config, workdir, *options)
-    done.touch()
-  text = (workdir / "metrics.jsonl").read_text()
+  return RUNS / f"{slug}-{seed}"
+
+
+def run(name: str, seed: int) -> None:
+  """Makes a run, or the rest of it."""
+  config, reuse = ROWS[name]
+  workdir = directory(name, seed)
+  if (workdir / "done").exists():
+    return
+  options = [f"--config.seed={seed}"]
+  if reuse:
+    options.append(f"--config.sft.reuse={directory('DAPO', seed)}")
+  train(config, workdir, *options)
+  (workdir / "done").touch()
+
+
+def read(name: str, seed: int) -> dict:
+  """The evaluations and the learning curve of a run."""
+  text = (directory(name, seed) / "metrics.jsonl").read_text()
   lines = [json.loads(line) for line in text.splitlines()]
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
@@ -82,9 +95,11 @@ def train(config: str, workdir: pathlib.Path, *options: str) -> None:
   subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def runs_of(seed: int) -> list[dict]:
-  """All runs of a seed, DAPO first, whose SFT others start from."""
-  return [run(name, seed) for name in ROWS]
+def runs_of(seed: int) -> None:
+  """The runs of a seed that share one SFT, DAPO's."""
+  for name in ROWS:
+    if name != CONTROL:
+      run(name, seed)
 
 
 def alone() -> dict:
@@ -114,8 +129,8 @@ def table(result: dict) -> str:
       " seeds ± half the width of its 95% interval (Student's t), and least to"
       f" most. Seeds: {', '.join(map(str, seeds))}.",
       "",
-      f"| | {' | '.join(COLUMNS)} | length |",
-      "|---" * (len(COLUMNS) + 2) + "|",
+      f"| | {' | '.join(COLUMNS)} | length | seeds |",
+      "|---" * (len(COLUMNS) + 3) + "|",
   ]
 
   def row(label, name, which):
@@ -123,7 +138,8 @@ def table(result: dict) -> str:
     cells = [spread([r[which][k] for r in found]) for k in COLUMNS]
     lengths = [r["length"][-(which == "after")] for r in found]
     length = f"{sum(lengths) / len(found):.1f}" if which != "skill" else ""
-    out.append(f"| {label} | {' | '.join(cells)} | {length} |")
+    cells += [length, str(len(found))]
+    out.append(f"| {label} | {' | '.join(cells)} |")
 
   row("after SFT on the skill alone (256 prompts)", "DAPO", "skill")
   row("after SFT, before RL (skill, then habits)", "DAPO", "before")
@@ -140,8 +156,11 @@ def table(result: dict) -> str:
     of_seed = {r["name"]: r for r in runs if r["seed"] == seed}
     first = of_seed["DAPO"]
     cells = [first["skill"]["mean@4"], first["before"]["mean@4"]]
-    cells += [of_seed[name]["after"]["mean@4"] for name in ROWS]
-    out.append(f"| {seed} | " + " | ".join(f"{x:.1%}" for x in cells) + " |")
+    cells += [of_seed[x]["after"]["mean@4"] for x in ROWS if x in of_seed]
+    texts = [f"{x:.1%}" for x in cells] + ["not run"] * (
+        len(ROWS) - len(of_seed)
+    )
+    out.append(f"| {seed} | {' | '.join(texts)} |")
   gaps = [r["logp_gap_max"] for r in runs if r["logp_gap_max"] is not None]
   out += [
       "",
@@ -215,20 +234,29 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
   parser.add_argument("--alone", action="store_true")
+  parser.add_argument("--collect", action="store_true")
   parser.add_argument("--table", action="store_true")
   args = parser.parse_args()
   result = json.loads(OUT.read_text()) if OUT.exists() else {}
   if args.alone:
     result["alone"] = alone()
   elif not args.table:
-    with futures.ThreadPoolExecutor(args.jobs) as pool:
-      runs = [r for found in pool.map(runs_of, SEEDS) for r in found]
-    environment = RUNS / f"dapo-{SEEDS[0]}" / "environment.json"
-    result = dict(
+    if not args.collect:
+      with futures.ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(runs_of, SEEDS))
+        list(pool.map(functools.partial(run, CONTROL), SEEDS))
+    seeds = [x for x in SEEDS if (directory("DAPO", x) / "done").exists()]
+    environment = directory("DAPO", SEEDS[0]) / "environment.json"
+    result |= dict(
         command="python -m bench.seeds",
-        seeds=SEEDS,
+        seeds=seeds,
         environment=json.loads(environment.read_text()),
-        runs=runs,
+        runs=[
+            read(name, seed)
+            for seed in seeds
+            for name in ROWS
+            if (directory(name, seed) / "done").exists()
+        ],
     )
   OUT.write_text(json.dumps(result, indent=1))
   OUT.with_suffix(".md").write_text(table(result))
