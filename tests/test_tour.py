@@ -192,5 +192,5 @@ def test_lines_do_not_grow():
       package=sum(lines_of("rl_reason/**/*.py").values()),
       tests=sum(lines_of("tests/*.py").values()),
   )
-  bounds = dict(core=12_900, package=26_300, tests=20_800)
+  bounds = dict(core=14_000, package=31_600, tests=22_900)
   assert all(total[name] <= bounds[name] for name in bounds), total
