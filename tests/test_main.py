@@ -152,12 +152,16 @@ def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_asks_the_run_to_stop(number):
-  before = signal.getsignal(number)
-  with run.stopping() as stop:
-    signal.raise_signal(number)
-    assert stop.wait(10)
-    assert signal.getsignal(number) == signal.SIG_DFL  # the second one means it
-  assert signal.getsignal(number) == before
+  before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP
+  try:
+    with run.stopping() as stop:
+      signal.raise_signal(number)
+      assert stop.wait(10)
+      # The second signal means it.
+      assert signal.getsignal(number) == signal.SIG_DFL
+    assert signal.getsignal(number) == signal.SIG_DFL
+  finally:
+    signal.signal(number, before)
 
 
 def test_nohup_is_respected():

@@ -120,7 +120,7 @@ def responses_to(rows, functions):
   runner = RewardRunner(terms, max_tokens=8)
   rewards = Rewards(terms, runner, {})
   return evaluate.respond(
-      lambda _: rollouts(),
+      lambda *_: (rollouts(), None),
       tiny.TOK,
       tiny.TASK,
       "free",
