@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/grpo.py
 
-Held-out accuracy: 25% to 93% (five seeds, results/seeds.md), about a minute on
+Held-out accuracy: 23% to 94% (16 seeds, results/seeds.md), about a minute on
 2 cores. Faster than DAPO: one round of generation per step, not about seven.
 """
 
