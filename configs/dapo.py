@@ -2,7 +2,7 @@
 
   python -m rl_reason.main --config=configs/dapo.py
 
-Held-out accuracy: 23% to 98% (16 seeds, results/seeds.md), about 3 minutes on 2
+Held-out accuracy: 23% to 98% (16 seeds, results/seeds.md), 4 minutes on 2
 cores.
 """
 
