@@ -194,6 +194,7 @@ def test_a_finished_stage_is_not_entered_again(
   assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [True, False])
 def test_no_stage_is_trained_again_behind_its_followers(
     tmp_path, stopped, damaged
@@ -216,6 +217,7 @@ def test_no_stage_is_trained_again_behind_its_followers(
   assert tiny_session.digest(params) == stopped[1]
 
 
+@pytest.mark.slow
 def test_a_skill_that_is_lost_is_not_trained_again_for_its_habits(tmp_path):
   whole = tiny_session.digest(run_sft(tmp_path, {}))
   shutil.rmtree(tmp_path / "checkpoints" / "skill")
