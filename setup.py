@@ -82,6 +82,7 @@ setuptools.setup(
             "mkdocs-material>=9.6,<10",
             "mkdocstrings[python]>=1.0,<2",
         ],
+        "reasoning_gym": ["reasoning-gym>=0.1.25,<0.2"],  # see docs/data.md
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",

@@ -5,6 +5,7 @@ system is a process (`worker`). All are started and warmed up before the first
 measured turn and take turns, so that a busy minute affects all of them alike.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -13,6 +14,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -313,9 +315,34 @@ def read(name: str) -> dict[str, Any]:
   return json.loads(path.read_text()) if path.exists() else {}
 
 
-def write(name: str, result: dict, lines: list[str]) -> None:
-  """Writes results/NAME.json and results/NAME.md."""
+def write_data(name: str, result: dict) -> None:
+  """Writes results/NAME.json."""
   RESULTS.mkdir(exist_ok=True)
   text = json.dumps(result, indent=1)
   (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def write(name: str, result: dict, lines: list[str]) -> None:
+  """Writes results/NAME.json and results/NAME.md."""
+  write_data(name, result)
   (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def main(
+    about: str,
+    name: str,
+    run: Callable[[], dict],
+    page: Callable[[dict], list[str]],
+    figure: Callable[[dict], None],
+) -> None:
+  """The command of a study: runs it, then writes data, table and figure.
+
+  With --table nothing runs, and the data are those of results/NAME.json.
+  """
+  parser = argparse.ArgumentParser(description=about.splitlines()[0])
+  parser.add_argument("--table", action="store_true")
+  if not parser.parse_args().table:
+    write_data(name, run())
+  result = read(name)
+  write(name, result, page(result))
+  figure(result)

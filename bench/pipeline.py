@@ -13,8 +13,6 @@ scattered in fp32.
 
 import json
 
-from jax.sharding import AbstractMesh
-
 from bench import aot, slices
 from rl_reason.models import decoder
 from rl_reason.report import environment
@@ -78,7 +76,7 @@ def memory(c, cfg, devices: int, stages: int) -> float:
   as there are stages, each of layers / stages: the same as without.
   """
   shards = devices // TENSOR
-  mesh = AbstractMesh((1, shards, TENSOR), sharding.AXES)
+  mesh = sharding.abstract_mesh(fsdp=shards, tensor=TENSOR)
   size = formula.estimate(
       c, cfg, critic_config(c, cfg), mesh, token_budget=MICRO
   )
@@ -93,7 +91,7 @@ def rows() -> list[dict]:
   out = []
   for model in ("32B", "70B"):
     c, cfg = slices.config_of(model, model__remat="full")
-    one = AbstractMesh((1, 1, 1), sharding.AXES)
+    one = sharding.abstract_mesh()
     params = formula.bytes_of(decoder.table(cfg), one, 1)
     for devices in (64, 128, 256):
       for stages in (1, 4, 8):

@@ -94,7 +94,7 @@ def measure(precision: str, seed: int) -> dict:
   c.rollout.weights, c.rollout.cache = PRECISIONS[precision]
   silent = display.Display(False)
   session = session_lib.open_session(
-      c, folder, sharding.make_mesh(**c.mesh), silent, threading.Event()
+      c, folder, sharding.make_meshes(**c.mesh)[0], silent, threading.Event()
   )
   with jax.set_mesh(session.mesh):
     params, _, _ = initial_state.load(session, "newest", None)

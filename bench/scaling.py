@@ -6,7 +6,6 @@
 Writes results/bench_scaling.json, .md and .png (the figure needs matplotlib).
 """
 
-import argparse
 import statistics
 import time
 
@@ -119,16 +118,5 @@ def figure(result: dict) -> None:
   fig.savefig(harness.RESULTS / "bench_scaling.png", dpi=130)
 
 
-def main() -> None:
-  """Measures, then writes table and figure."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  result = harness.read("bench_scaling")
-  if not parser.parse_args().table:
-    result = run()
-  harness.write("bench_scaling", result, page(result))
-  figure(result)
-
-
 if __name__ == "__main__":
-  main()
+  harness.main(__doc__, "bench_scaling", run, page, figure)

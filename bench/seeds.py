@@ -6,13 +6,15 @@
   python -m bench.seeds --table    # only table and figure, from JSON
 
 Writes results/seeds.json, results/seeds.md and results/seeds.png (the figure
-needs matplotlib). The seeds are the default one and 15 of a hash. GRPO and the
+needs matplotlib). Runs that results/seeds.json has are not made again: without
+that file all are. The seeds are the default one and 15 of a hash. GRPO and the
 shuffled control start from DAPO's SFT model of the same seed; the SFT control
 trains its own model for longer.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -23,6 +25,7 @@ import time
 from collections.abc import Sequence
 from concurrent import futures
 
+from bench import tables
 from rl_reason import ablate
 from rl_reason.ablate import compare
 
@@ -50,17 +53,29 @@ def directory(name: str, seed: int) -> pathlib.Path:
   return RUNS / f"{slug}-{seed}"
 
 
+def recorded() -> dict[tuple[str, int], dict]:
+  """The runs of results/seeds.json by name and seed."""
+  result = json.loads(OUT.read_text()) if OUT.exists() else {}
+  return {(x["name"], x["seed"]): x for x in result.get("runs", [])}
+
+
 def run(name: str, seed: int) -> None:
-  """Makes a run, or the rest of it."""
+  """Makes a run, or the rest of it, unless its figures are recorded."""
+  if (name, seed) not in recorded():
+    make(name, seed)
+
+
+def make(name: str, seed: int) -> pathlib.Path:
+  """Returns the directory of a run, which is made if it is missing."""
   config, reuse = ROWS[name]
   workdir = directory(name, seed)
-  if (workdir / "done").exists():
-    return
-  options = [f"--config.seed={seed}"]
-  if reuse:
-    options.append(f"--config.sft.reuse={directory('DAPO', seed)}")
-  train(config, workdir, *options)
-  (workdir / "done").touch()
+  if not (workdir / "done").exists():
+    options = [f"--config.seed={seed}"]
+    if reuse:
+      options.append(f"--config.sft.reuse={make('DAPO', seed)}")
+    train(config, workdir, *options)
+    (workdir / "done").touch()
+  return workdir
 
 
 def read(name: str, seed: int) -> dict:
@@ -111,11 +126,15 @@ def alone() -> dict:
     return dict(seconds=time.monotonic() - start, load=load)
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], share: bool = True) -> str:
   """Returns 'mean ± half of the 95% interval (minimum to maximum)'."""
   mean, half = compare.interval(values)
-  low, high = min(values), max(values)
-  return f"{mean:.1%} ± {100 * half:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+  scale, sign, digits = (100, "%", 1) if share else (1, "", 2)
+  if half is None:
+    return f"{scale * mean:.{digits}f}{sign}"
+  numbers = (mean, half, min(values), max(values))
+  middle, width, low, high = (f"{scale * x:.{digits}f}" for x in numbers)
+  return f"{middle}{sign} ± {width} ({low} to {high})"
 
 
 def table(result: dict) -> str:
@@ -170,26 +189,12 @@ def table(result: dict) -> str:
   ]
   if "alone" in result:
     out += [
-        "The README's command, with nothing else on the machine and no warm"
-        f" cache: {result['alone']['seconds']:.0f} seconds (load before it:"
-        f" {result['alone']['load']:.1f}).",
+        "The README's command, without a warm cache:"
+        f" {result['alone']['seconds']:.0f} seconds (load average of the"
+        f" machine in the minute before: {result['alone']['load']:.1f}).",
         "",
     ]
-  out += [
-      "Versions: "
-      + ", ".join(f"{k} {v}" for k, v in flat(result["environment"])),
-      "",
-  ]
-  return "\n".join(out)
-
-
-def flat(environment: dict):
-  """Yields (name, value) of the simple fields, versions first."""
-  for name, value in environment.get("versions", {}).items():
-    yield name, value
-  for name, value in environment.items():
-    if isinstance(value, (str, int, float)):
-      yield name, value
+  return "\n".join([*out, *tables.footer(result), ""])
 
 
 def figure(result: dict) -> None:
@@ -245,17 +250,19 @@ def main() -> None:
       with futures.ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(runs_of, SEEDS))
         list(pool.map(functools.partial(run, CONTROL), SEEDS))
-    seeds = [x for x in SEEDS if (directory("DAPO", x) / "done").exists()]
-    environment = directory("DAPO", SEEDS[0]) / "environment.json"
+    runs = recorded()
+    for seed, name in itertools.product(SEEDS, ROWS):
+      if (directory(name, seed) / "done").exists():
+        runs[name, seed] = read(name, seed)
+        environment = directory(name, seed) / "environment.json"
+        result["environment"] = json.loads(environment.read_text())
     result |= dict(
         command="python -m bench.seeds",
-        seeds=seeds,
-        environment=json.loads(environment.read_text()),
+        seeds=[x for x in SEEDS if ("DAPO", x) in runs],
         runs=[
-            read(name, seed)
-            for seed in seeds
-            for name in ROWS
-            if (directory(name, seed) / "done").exists()
+            runs[name, seed]
+            for seed, name in itertools.product(SEEDS, ROWS)
+            if (name, seed) in runs
         ],
     )
   OUT.write_text(json.dumps(result, indent=1))

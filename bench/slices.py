@@ -23,15 +23,14 @@ from importlib import metadata
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import AbstractMesh
 
 from bench import aot, collectives
 from rl_reason import checks
 from rl_reason.monitoring.display import Display
 from rl_reason.report import environment
-from rl_reason.scale import pallas, sharding
-from rl_reason.session import critic_config
-from rl_reason.size import command, compiled, formula, shapes
+from rl_reason.scale import sharding
+from rl_reason.session import attention_backend, critic_config
+from rl_reason.size import automatic, command, compiled, formula, shapes
 
 OUT = aot.OUT.with_name("slices.json")
 GIB = 1 << 30
@@ -106,7 +105,7 @@ def choose(model: str, kind: str) -> dict | None:
           checks.devices(c, count)
         except checks.ConfigError:
           continue
-        mesh = AbstractMesh((1, count // tensor, tensor), sharding.AXES)
+        mesh = sharding.abstract_mesh(fsdp=count // tensor, tensor=tensor)
         value = critic_config(c, cfg)
 
         def budget_fits(rows, args=(c, cfg, value, mesh)):
@@ -121,8 +120,8 @@ def choose(model: str, kind: str) -> dict | None:
 
         shards = count // tensor
         most = GIVEN["rollout.batch"] // GIVEN["updates.minibatches"] // shards
-        rows = command.largest(budget_fits, min(ROWS, most))
-        slots = command.largest(slots_fit, SLOTS) * shards
+        rows = automatic.largest(budget_fits, min(ROWS, most))
+        slots = automatic.largest(slots_fit, SLOTS) * shards
         if rows and slots:
           slots = min(slots, GIVEN["rollout.batch"])
           return dict(
@@ -135,7 +134,7 @@ def choose(model: str, kind: str) -> dict | None:
   return None
 
 
-def opened(model: str, kind: str, row: dict, compiles: bool):
+def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
   """A session of the row, with abstract devices or those of the topology."""
   c, cfg = config_of(
       model,
@@ -143,15 +142,16 @@ def opened(model: str, kind: str, row: dict, compiles: bool):
       updates__token_budget=row["token_budget"],
       rollout__slots=row["slots"],
       **{f"mesh__{name}": size for name, size in row["mesh"].items()},
+      **fields,
   )
-  mesh = AbstractMesh(tuple(row["mesh"].values()), sharding.AXES)
+  mesh = sharding.abstract_mesh(**row["mesh"])
   if compiles:
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=f"{kind}:{row['place']}"
     ).devices
-    mesh = sharding.make_mesh(**c.mesh, devices=devices)
+    mesh, _ = sharding.make_meshes(**c.mesh, devices=devices)
     # On this machine, the attention of TPUs instead of that of its CPU.
-    backend, _ = pallas.choose("auto", "tpu", c.model.dtype, cfg.head_dim)
+    backend, _ = attention_backend(c, "tpu")
     cfg = dataclasses.replace(cfg, attention=backend)
   value = critic_config(c, cfg)
   size = formula.estimate(c, cfg, value, mesh)

@@ -9,11 +9,9 @@ batches follow the schedule of `rl_reason/training/ahead.py`. Writes
 results/staleness_time.json, .md and .png (the figure needs matplotlib).
 """
 
-import argparse
 import dataclasses
 import heapq
 import itertools
-import json
 import statistics
 
 import numpy as np
@@ -264,17 +262,5 @@ def figure(result: dict) -> None:
   fig.savefig(harness.RESULTS / "staleness_time.png", dpi=130)
 
 
-def main() -> None:
-  """Simulates, then writes table and figure."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  if parser.parse_args().table:
-    result = harness.read("staleness_time")
-  else:
-    result = json.loads(json.dumps(run()))
-  harness.write("staleness_time", result, page(result))
-  figure(result)
-
-
 if __name__ == "__main__":
-  main()
+  harness.main(__doc__, "staleness_time", run, page, figure)

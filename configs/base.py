@@ -61,14 +61,16 @@ def get_config():
       qk_norm=False,
       tied=True,  # embedding and output matrix
       dtype=choice("float32", "bfloat16", "float16"),  # of matrix products
-      remat=choice("dots", "none", "full"),  # recomputed in the backward pass
+      # Recomputed in the backward pass; auto: as much as the memory needs.
+      remat=choice("dots", "none", "full", "sqrt", "auto"),
       logprob_chunk=number(1024, low=1),  # tokens whose logits exist at a time
       attention=choice("auto", "xla"),  # auto: JAX's kernels where they fit
   )
-  c.mesh = section(  # devices = data x fsdp x tensor
+  c.mesh = section(  # devices = data x fsdp x sequence x tensor
       "mesh",
       data=-1,  # -1: the remaining devices
       fsdp=1,
+      sequence=number(1, low=1),  # splits packed rows: long responses
       tensor=1,
   )
   c.sft = section(  # two stages: a skill, then habits
@@ -157,7 +159,7 @@ def get_config():
   c.updates = section(
       "updates",
       minibatches=number(8, low=1),  # optimizer steps a rollout and epoch
-      token_budget=number(960, low=1),  # of a micro-batch, for each shard
+      token_budget=number(960, low=1),  # of a micro-batch, data x fsdp
       epochs=number(1, low=1),
   )
   c.optimizer = section(

@@ -17,8 +17,9 @@ def get_config():
   c.sft.skill.update(mixture="random:1", threshold=0.5)
   c.sft.habits.update(mixture="random:1", steps=0)
   c.rollout.max_tokens = 48
+  c.rl.steps = 80
   c.reward.overlong_buffer = 0  # each turn has its price
   # Games that are all won in the same number of turns have no signal.
   c.dynamic_sampling.signal = "reward"
-  c.evaluate.prompts = 400
+  c.evaluate.update(prompts=400, every=20)
   return c

@@ -23,6 +23,7 @@ def add(c) -> None:
       retire_after=number(0, low=0),  # steps all correct in a row; 0: never
       weights=choice("same", "bfloat16", "int8"),  # of the sampler
       cache=choice("same", "int8"),  # keys and values of the sampler
+      engine=function("engine", "own"),  # that samples in RL: vllm
   )
   extend(
       "dynamic_sampling",
@@ -76,6 +77,10 @@ def add(c) -> None:
   extend(
       "updates",
       max_kl=number(0.0, low=0),  # ends the updates of a rollout; 0 is off
+  )
+  extend(
+      "mesh",
+      rollout=number(0, low=0),  # of the devices, which only sample; 0: all do
   )
   extend(
       "rl",

@@ -22,7 +22,7 @@ from rl_reason.algorithms import (
     reductions,
     surrogates,
 )
-from rl_reason.data import pipelines, tokenizer
+from rl_reason.data import demonstrations, pipelines, tokenizer
 from rl_reason.data.row_source import RowSource
 from rl_reason.evaluation import grading
 from rl_reason.models import decoder
@@ -51,9 +51,9 @@ def sft(params, purpose, styles, *, steps, lr, batch=64):
   tx = adamw(lr=lr, schedule="cosine", total=steps)
   state = first_state(params, tx)
   update = jax.jit(functools.partial(supervised.sft_update, cfg=cfg, tx=tx))
-  demonstrations = row_source.demonstrations(purpose, batch, styles)
-  for pairs in itertools.islice(demonstrations, steps):
-    tokens_BL, start_B, mask_BT = pipelines.pack_demonstrations(
+  batches = demonstrations.batches(row_source, purpose, batch, styles)
+  for pairs in itertools.islice(batches, steps):
+    tokens_BL, start_B, mask_BT = demonstrations.pack(
         tok, pairs, MAX_PROMPT, MAX_TOKENS
     )
     packed = packing.pack(tokens_BL, start_B, mask_BT, PACKED_ROWS)

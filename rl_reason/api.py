@@ -150,8 +150,9 @@ def train(
       forms of `tasks.reward_terms`; a text is a term of the config, such as
       'length*-0.1'. They are added to the verdict of the verifier.
     task: an object or a module with `problem` and `verify`; see `tasks`.
-    logger: a function of (metrics, step), an object with `write` and `close`,
-      or several; see `monitoring.loggers`. They come beside log.loggers.
+    logger: a function of (metrics, step), an object with `write` and `close`, a
+      name such as 'wandb', or several; see `monitoring.loggers`. They come
+      beside log.loggers.
     overrides: full names of fields -> their values.
     workdir: resumed if it holds a run of this config; if None, a new directory
       runs/train-1, runs/train-2, ...
@@ -179,12 +180,13 @@ def train(
   elif evaluate_rows is not None:
     raise ConfigError("evaluate_rows: rows are missing, to train on")
   terms = _terms(reward)
-  if terms:
-    before = fields.get(
-        "reward.functions", config_lib.at(usual, "reward.functions")
-    )
-    fields["reward.functions"] = ",".join([*filter(None, [before]), *terms])
-  c, more = checks.checked(config, fields)
+  many = logger if isinstance(logger, list | tuple) else (logger,)
+  named = [x for x in many if isinstance(x, str)]
+  for name, more in {"reward.functions": terms, "log.loggers": named}.items():
+    if more:
+      before = fields.get(name, config_lib.at(usual, name))
+      fields[name] = ",".join([*filter(None, [before]), *more])
+  c, remarks = checks.checked(config, fields)
   checks.files(c)
   run_directory.check(path, c)
 
@@ -195,7 +197,11 @@ def train(
 
     screen = display.Display(show and jax.process_index() == 0)
     try:
-      for line in (f"rl_reason: {stage}, work directory {path}", *notes, *more):
+      for line in (
+          f"rl_reason: {stage}, work directory {path}",
+          *notes,
+          *remarks,
+      ):
         screen.say(line)
       session, params = run.stages(
           c.copy_and_resolve_references(),
@@ -203,7 +209,7 @@ def train(
           screen,
           stop,
           stage=stage,
-          logger=logger,
+          logger=[x for x in many if not isinstance(x, str)],
           devices=devices,
       )
     finally:
@@ -249,6 +255,13 @@ def _row_fields(
     evaluate_rows: Iterable[Mapping[str, Any]] | None,
 ) -> tuple[dict[str, Any], list[str]]:
   """Writes rows to files; returns the fields that name them, and remarks."""
+  for name in ("task.name", "data.train", "data.evaluate"):
+    if fields.get(name, tasks.FILES) != tasks.FILES:
+      raise ConfigError(
+          f"rows: {name} = {fields[name]!r} is given, too; leave one of them"
+          " out (data.kind = 'module:function' is a verifier of your own for"
+          " rows)"
+      )
   train, notes, out = list(rows), [], {"task.name": tasks.FILES}
   if evaluate_rows is None:
     # Every fifth row, or else the last one.

@@ -216,11 +216,17 @@ def _model(c) -> None:
         "sft.skill.steps: an untrained model solves nothing: train it, or give"
         " model.path or sft.reuse"
     )
-  for axis, size in c.mesh.items():
+  for axis, size in config.mesh_axes(c).items():
     if size != -1 and size < 1:
       fail(f"mesh.{axis}: must be positive, or -1")
-  if list(c.mesh.values()).count(-1) > 1:
+  if list(config.mesh_axes(c).values()).count(-1) > 1:
     fail("mesh.data: only one axis of the mesh may be -1")
+  length = c.rollout.max_prompt + c.rollout.max_tokens
+  if length % c.mesh.sequence:
+    fail(
+        "mesh.sequence: must divide the length of packed rows,"
+        f" rollout.max_prompt + rollout.max_tokens = {length}"
+    )
   for name in config.lora_targets(c):
     if name not in MATRICES:
       fail(f"lora.targets: {name!r} is none of {', '.join(MATRICES)}")
@@ -319,17 +325,16 @@ def serving(c) -> None:
 
 def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
   """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
-  product = math.prod(max(size, 1) for size in c.mesh.values())
-  return {
-      name: devices // product if size == -1 else size
-      for name, size in c.mesh.items()
-  }
+  axes = config.mesh_axes(c)
+  product = math.prod(max(size, 1) for size in axes.values())
+  left = (devices - c.mesh.rollout) // product
+  return {name: left if size == -1 else size for name, size in axes.items()}
 
 
 def devices(
     c: ml_collections.ConfigDict, devices: int, stage: str = "all"
 ) -> None:
-  """Checks what depends on the number of devices.
+  """Checks what depends on the devices and on the shape of a checkpoint.
 
   Args:
     c: the whole config.
@@ -337,35 +342,56 @@ def devices(
     stage: of `main.STAGES`; batches of stages that do not run are left alone.
 
   Raises:
-    ConfigError: a batch or a parameter cannot be split over the mesh.
+    ConfigError: a batch or a parameter cannot be split over the mesh, or the
+      layers into groups.
   """
   sizes = mesh_sizes(c, devices)
   shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
-  if math.prod(sizes.values()) != devices:
+  r, values, samplers = c.rollout, config.flat(c), c.mesh.rollout
+  if samplers >= devices:
+    remedy = f"of {devices} devices, some must learn"
+    raise _error(values, "mesh.rollout", remedy)
+  if math.prod(sizes.values()) != devices - samplers:
+    beside = f" beside the {samplers} of mesh.rollout" if samplers else ""
     raise ConfigError(
-        f"mesh = {shape}: does not cover {devices} devices; set one axis to -1"
+        f"mesh = {shape}: does not cover {devices - samplers} devices{beside};"
+        " set one axis to -1"
     )
-  shards, tensor = sizes["data"] * sizes["fsdp"], sizes["tensor"]
-  r, values = c.rollout, config.flat(c)
-  for name, rows in {
+  tensor, widths = sizes["tensor"], sizes["fsdp"] * sizes["sequence"]
+  shards = sizes["data"] * widths
+  if samplers % tensor:
+    raise _error(values, "mesh.rollout", f"must be a multiple of {tensor=}")
+  sampled = {
+      "rollout.batch": r.batch // r.group_size,
+      "rollout.slots": r.slots,
+      "rollout.partial_groups": r.partial_groups,
+  }
+  learned = {
       "sft.batch": c.sft.batch if _sft_steps(c) else 0,
       "reward_model.batch": (
           2 * c.reward_model.batch if stage == "reward_model" else 0
       ),
-      "rollout.batch": r.batch // r.group_size,
-      "rollout.slots": r.slots,
-      "rollout.partial_groups": r.partial_groups,
       "updates.minibatches": r.batch // c.updates.minibatches,
       "evaluate.batch": c.evaluate.batch,
       "generate.batch": c.generate.batch,
-  }.items():
-    if rows % shards:
-      remedy = f"{rows} rows cannot be split over {shards} shards (data x fsdp)"
-      raise _error(values, name, remedy)
+  }
+  # Value pretraining and evaluations sample with the devices that learn.
+  axes = "data x fsdp x sequence" if c.mesh.sequence > 1 else "data x fsdp"
+  by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
+  for count, batches in by_count:
+    for name, rows in batches.items():
+      if rows % count:
+        remedy = f"{rows} rows cannot be split over {count} shards"
+        raise _error(values, name, f"{remedy} ({axes})")
+  m = c.model
+  prime = m.layers > 3 and all(m.layers % n for n in range(2, m.layers))
+  if m.remat == "sqrt" and prime:
+    remedy = f"{m.layers} layers cannot be split into groups; use 'full'"
+    raise _error(values, "model.remat", remedy)
   for name, parts in {
       "model.kv_heads": tensor,
       "model.mlp": tensor,
-      "model.width": sizes["fsdp"],
+      "model.width": widths,
   }.items():
     if config.at(c, name) % parts:
       remedy = f"cannot be split over {parts} devices of the mesh ({shape})"

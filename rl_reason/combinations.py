@@ -35,6 +35,7 @@ NEEDS = {
     "kl.place": "kl.kind",
     "reward.executor": "reward.functions",
     "reward.timeout": "reward.functions",
+    "mesh.rollout": "rl.staleness",
     "rl.old_logps": "rl.staleness",
     "rollout.partial_across_steps": "rollout.partial_groups",
 }
@@ -219,6 +220,20 @@ def _rollouts(c) -> None:
         "dynamic_sampling.enabled: a group of one is all correct or all"
         " incorrect: rollout.group_size must be > 1"
     )
+  if r.engine.name != "own":
+    for name in ("weights", "cache", "partial_groups"):
+      if (value := r[name]) not in ("same", 0):
+        fail(
+            f"rollout.{name}: {value!r} is for our own sampler: leave it, or"
+            " set rollout.engine.name = 'own'"
+        )
+    if c.mesh.rollout:
+      fail("mesh.rollout: the engine has devices of its own: leave it at 0")
+  if c.mesh.rollout and models:
+    fail(
+        "mesh.rollout: reward models score evaluations, too, which only the"
+        " devices that learn sample: leave it at 0"
+    )
   if d.batches > 1 and models:
     fail(
         "dynamic_sampling.batches: a round is then larger than the batch that"
@@ -257,8 +272,9 @@ def _environment(c) -> None:
   found = environment(c)
   for fault in environments.faults(c, found, config.needs(c)):
     fail(fault)
-  if found and c.rl.staleness:
-    fail("rl.staleness: trajectories of several turns are not sampled ahead")
+  if found and (c.rl.staleness or c.rollout.engine.name != "own"):
+    name = "rl.staleness" if c.rl.staleness else "rollout.engine.name"
+    fail(f"{name}: trajectories of several turns are not sampled ahead")
 
 
 def _two_valued(c) -> bool:
@@ -399,37 +415,12 @@ def warnings(c: ml_collections.ConfigDict) -> list[str]:
           f" come again within {c.advantage.history} steps; {alone}: use fewer"
           " task.difficulties, or raise advantage.history"
       )
-  out += _off_policy(c)
+  out += dependencies.off_policy(c)
   by_type = c.advantage.groups == "type" or "types_B" in config.needs(c)
   if by_type and len(c.task.difficulties) == 1:
     out.append(
         f"task.difficulties = {c.task.difficulties}: problems of one type are"
         " the whole batch"
-    )
-  return out
-
-
-def _off_policy(c) -> list[str]:
-  """Rollouts that another policy samples, without a correction."""
-  out = []
-  exact = dict(weights=("same", c.model.dtype), cache=("same",))
-  for name, values in exact.items():
-    if c.rollout[name] not in values and c.correction.name == "none":
-      out.append(
-          f"rollout.{name} = {c.rollout[name]!r} samples from another policy"
-          " than the one that learns (rollout/sampler_trainer_kl);"
-          " correction.name = 'truncate' corrects for the mismatch"
-      )
-  if c.rl.old_logps == "trainer" and c.correction.name == "none":
-    out.append(
-        "rl.old_logps = 'trainer': nothing corrects for the age of the policy"
-        " that sampled; correction.name = 'truncate' does"
-    )
-  if c.rollout.partial_across_steps:
-    out.append(
-        "rollout.partial_across_steps fills batches with the responses that"
-        " finish first, a bias towards short responses; the tokens of long ones"
-        " come partly from an older policy"
     )
   return out
 

@@ -203,7 +203,8 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # A small model on any number of devices.
   at_most("model", layers=2, width=64, mlp=192)
   at_most("model", heads=4, kv_heads=2, head_dim=16)
-  c.mesh.tensor = 1
+  c.mesh.sequence = c.mesh.tensor = 1
+  c.mesh.rollout = 0
   # Few and short responses, in whole groups.
   at_most("rollout", max_prompt=256, max_tokens=128, slots=64)
   c.rollout.batch = max(64, c.rollout.group_size)
@@ -335,6 +336,11 @@ def on_policy(c) -> bool:
   factors = c.correction.name != "none" or c.covariance.name != "none"
   late = dependencies.those(dependencies.OFF_POLICY, flat(c))
   return not (late or early or kl or entropy or factors)
+
+
+def mesh_axes(c) -> dict[str, int]:
+  """Axes of the mesh that learns, as they are configured."""
+  return {name: size for name, size in c.mesh.items() if name != "rollout"}
 
 
 def packed_rows(c, num_shards: int = 1) -> int:

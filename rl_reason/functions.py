@@ -3,8 +3,7 @@
 An algorithm is a set of functions that the config names: `advantage.name`,
 `surrogate.name`, ... Each owns its keyword arguments, which are the section's
 `args`; defaults, bounds and choices are those of its signature. A name is that
-of a function of the package, or `module:function` of the user's, found in the
-working directory or installed.
+of a function of the package, or a `module:function` that can be imported.
 
 Signatures are read from the source, by `ast`: nothing here imports jax, so an
 error in a config appears within half a second. `bind` imports the function.
@@ -165,6 +164,7 @@ KINDS = {
         ("expected_length_N", "expected_accuracy_N", "num_responses"),
         off="equal",
     ),
+    "engine": Kind("rollout.engine", ("engines.vllm",), (), off="own"),
     "outcome": Kind(
         "reward.outcome",
         ("algorithms.rewards", *_VARIANTS),

@@ -7,7 +7,7 @@ import contextlib
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -78,7 +78,7 @@ def stages(
     *,
     stage: str = "all",
     step: str = "newest",
-    logger: Any = (),
+    logger: Sequence[Any] = (),
     devices: list | None = None,
 ) -> tuple[Any, Any]:
   """Runs a stage, or all of them.
@@ -91,7 +91,7 @@ def stages(
     stage: of `main.STAGES`.
     step: which checkpoint 'evaluate', 'export', 'generate' and
       'serve' take.
-    logger: one more logger, or several; see `monitoring.loggers`.
+    logger: further loggers; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
 
   Returns:
@@ -113,6 +113,7 @@ def stages(
   from rl_reason.reward_models import classifier, train as reward_model
   from rl_reason.scale import layout, sharding
   from rl_reason.session import open_session, resolve
+  from rl_reason.size import automatic
   from rl_reason.training import (
       function_check,
       initial_state,
@@ -131,9 +132,14 @@ def stages(
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     checks.devices(config, len(devices or jax.devices()), stage)
-    mesh = sharding.make_mesh(**config.mesh, devices=devices)
+    mesh, sampling = sharding.make_meshes(**config.mesh, devices=devices)
     if mesh.size > 1:
       screen.say(layout.describe(mesh.axis_names, mesh.devices))
+    if sampling != mesh:
+      what = layout.describe(sampling.axis_names, sampling.devices)
+      screen.say(f"rollout {what}")
+    if config.model.remat == "auto":
+      automatic.fill_in(config, workdir, mesh, screen.say)
     workdir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
       lock = run_directory.lock(workdir, screen.say)
@@ -150,7 +156,9 @@ def stages(
       files = prepare.run(config, directory, screen, stop)
     if stage in ("generate", "serve"):
       config.log.loggers = ""  # nothing is trained that they could show
-    session = open_session(config, workdir, mesh, screen, stop, files, logger)
+    session = open_session(
+        config, workdir, mesh, screen, stop, files, logger, sampling
+    )
     cleanup.callback(session.log.close)
     cleanup.callback(session.rewards.close)
     if session.environments is not None:

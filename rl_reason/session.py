@@ -7,11 +7,13 @@ room what it needs; nothing below a stage takes a session.
 import pathlib
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from rl_reason import (
+    checks,
     config as config_lib,
     environments,
     functions,
@@ -22,6 +24,7 @@ from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
+from rl_reason.engines.external import ExternalEngine
 from rl_reason.environments.episodes import Environments, stop_candidates
 from rl_reason.evaluation.reward_runner import RewardRunner
 from rl_reason.models import critic, decoder
@@ -30,7 +33,7 @@ from rl_reason.monitoring.display import Display, printable
 from rl_reason.report import page
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import pallas, sharding, unused
-from rl_reason.structs import RunError, Tree
+from rl_reason.structs import Tree
 from rl_reason.tasks import reward_terms
 
 
@@ -47,6 +50,8 @@ class Session(NamedTuple):
     critic_cfg: static shape of a critic.
     rows: the rows of the task by purpose.
     engine: samples responses.
+    rollout_engine: samples those of RL: `engine`, or one on devices of its
+      own, or one of others.
     rewards: calls the reward functions.
     environments: makes and calls environments; None without.
     log: metrics and samples.
@@ -63,6 +68,7 @@ class Session(NamedTuple):
   critic_cfg: critic.CriticConfig
   rows: RowSource
   engine: RolloutEngine
+  rollout_engine: Any  # RolloutEngine or ExternalEngine
   rewards: RewardRunner
   environments: Environments | None
   log: metrics.Log
@@ -77,7 +83,8 @@ def open_session(
     display: Display,
     stop: threading.Event,
     files: pathlib.Path | None = None,
-    logger: Any = (),
+    logger: Sequence[Any] = (),
+    rollout_mesh: jax.sharding.Mesh | None = None,
 ) -> Session:
   """Opens everything that the stages share.
 
@@ -88,8 +95,9 @@ def open_session(
     display: the screen.
     stop: set by SIGTERM.
     files: what --stage=prepare wrote, if the config names data.
-    logger: one more logger beside those of config.log.loggers, or several; see
+    logger: loggers beside those of config.log.loggers; see
       `monitoring.loggers`.
+    rollout_mesh: the devices that sample in RL; None: those of the mesh.
 
   Raises:
     ValueError: the tokenizer, the checkpoint or the devices do not fit; the
@@ -101,11 +109,15 @@ def open_session(
         f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
-  if config.rl.staleness and jax.process_count() > 1:
-    raise config_lib.ConfigError(
-        f"rl.staleness = {config.rl.staleness}: threads of several processes"
-        " would start programs in different orders: use one process, or 0"
-    )
+  if jax.process_count() > 1:
+    for name, off, reason in (
+        ("rl.staleness", 0, "threads would start programs in different orders"),
+        ("rollout.engine.name", "own", "each of them would send all requests"),
+    ):
+      if (value := config_lib.at(config, name)) != off:
+        raise config_lib.ConfigError(
+            f"{name} = {value!r}: not with several processes: {reason}"
+        )
   # The task and its verifier.
   show = _shower(display)
   task = tasks.get(config.task.name, show)
@@ -115,9 +127,8 @@ def open_session(
         f"environment.name = {config.environment.name!r}: environments run in"
         " one process; train on the devices of one machine"
     )
-  if config.task.name == tasks.FILES:
-    r = config.reward
-    task = task.Verifier(r.workers, r.seconds, show)
+  r = config.reward
+  task = task.in_workers(r.workers, r.seconds, show)
 
   # The tokenizer, which must be that of the checkpoint.
   source = resolve(config)
@@ -151,10 +162,34 @@ def open_session(
   if jax.process_index() == 0:
     writers = loggers.writers(
         config.log.loggers,
-        tuple(logger) if isinstance(logger, list | tuple) else (logger,),
+        tuple(logger),
         workdir,
         config_lib.flat(config),
         display.say,
+    )
+
+  def make_engine(mesh):
+    return RolloutEngine(
+        cfg,
+        mesh,
+        eos=(*eos, *stop_candidates(tok, e.stop_strings)),
+        pad=tok.pad_token_id,
+        max_tokens=config.rollout.max_tokens,
+        slots=config.rollout.slots,
+        display=display,
+    )
+
+  engine = rollout_engine = make_engine(mesh)
+  if rollout_mesh not in (None, mesh):
+    rollout_engine = make_engine(rollout_mesh)
+  if factory := functions.bind("engine", config.rollout.engine):
+    rollout_engine = ExternalEngine(
+        factory(),
+        cfg,
+        mesh,
+        eos=eos,
+        pad=tok.pad_token_id,
+        max_tokens=config.rollout.max_tokens,
     )
   return Session(
       config=config,
@@ -172,15 +207,8 @@ def open_session(
           files,
           config.evaluate.validation,
       ),
-      engine=RolloutEngine(
-          cfg,
-          mesh,
-          eos=(*eos, *stop_candidates(tok, e.stop_strings)),
-          pad=tok.pad_token_id,
-          max_tokens=config.rollout.max_tokens,
-          slots=config.rollout.slots,
-          display=display,
-      ),
+      engine=engine,
+      rollout_engine=rollout_engine,
       rewards=RewardRunner(
           reward_terms.terms(config.reward.functions),
           executor=config.reward.executor,
@@ -235,13 +263,15 @@ def open_stage(session: Session, name: str, **keep: int) -> ResumableStage:
 
 
 def num_shards(session: Session) -> int:
-  """Shards that the rows of a batch are split over: data x fsdp."""
+  """Shards that the rows of a batch are split over: data x fsdp x sequence."""
   return sharding.num_shards(session.mesh, "batch")
 
 
 def packed_rows(session: Session) -> int:
-  """Packed rows of a micro-batch, over all shards."""
-  return config_lib.packed_rows(session.config, num_shards(session))
+  """Packed rows of a micro-batch, over all their shards: data x fsdp."""
+  return config_lib.packed_rows(
+      session.config, sharding.num_shards(session.mesh, "rows")
+  )
 
 
 def resolve(config) -> hf.Source | None:
@@ -303,45 +333,17 @@ def model_config(
   return decoder.ModelConfig(vocab=vocab, tokens=tokens, **shape)
 
 
-def attention_backend(config) -> tuple[str, str]:
-  """Who computes attention on this machine, and why."""
-  m = config.model
-  return pallas.choose(m.attention, jax.default_backend(), m.dtype, m.head_dim)
+def attention_backend(config, backend: str = "") -> tuple[str, str]:
+  """Who computes attention on a backend, by default this one, and why."""
+  m, sizes = config.model, checks.mesh_sizes(config, jax.device_count())
+  parts = sizes["sequence"] * sizes["tensor"] if sizes["sequence"] > 1 else 1
+  args = m.attention, backend or jax.default_backend(), m.dtype, m.head_dim
+  return pallas.choose(*args, whole_rows=m.kv_heads % parts == 0)
 
 
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:
   """The static shape of the critic of a config."""
   return functions.bind("critic_head", config.critic.head)(trunk)
-
-
-def other_checkpoint(
-    session: Session,
-    field: str,
-    path: str | pathlib.Path,
-    equal: tuple[str, ...],
-    maker: str,
-) -> tuple[Checkpoints, int]:
-  """The checkpoints that another run wrote, and the newest complete step.
-
-  Args:
-    session: of this run.
-    field: the config field that names the other run, for messages.
-    path: directory of the checkpoints.
-    equal: prefixes of the fields that must agree in both configs.
-    maker: the command that makes such a checkpoint.
-
-  Raises:
-    RunError: there is none, or a field differs.
-  """
-  checkpoints = Checkpoints(pathlib.Path(path))
-  step = checkpoints.newest(session.display.say)
-  if step is None:
-    raise RunError(
-        f"{field} = {path}: holds no complete checkpoint; {maker} writes one"
-    )
-  here, there = config_lib.flat(session.config), checkpoints.host(step)
-  require_equal(f"{field} = {path}", here, there["config"], equal)
-  return checkpoints, step
 
 
 def save_network(
@@ -376,37 +378,18 @@ def save_checkpoint(
   checkpoints.close()
 
 
-def require_equal(
-    where: str,
-    here: dict[str, Any],
-    there: dict[str, Any],
-    prefixes: tuple[str, ...] = ("",),
-) -> None:
-  """Refuses what another config made, if fields that matter differ.
-
-  Args:
-    where: the field that names it, and its value.
-    here: fields of this run.
-    there: fields of the run that made it.
-    prefixes: of the fields that matter; by default all do.
-
-  Raises:
-    RunError: names the first field that differs, and both values.
-  """
-  for name, value in here.items():
-    if name.startswith(prefixes) and there.get(name) != value:
-      raise RunError(
-          f"{where}: {name} is {there.get(name)!r} there and {value!r} here;"
-          " make them equal"
-      )
-
-
 def _check_prompts(config, task, difficulties: tuple[int, ...], tok) -> None:
-  """Refuses difficulties whose prompts are too long."""
+  """Refuses difficulties whose prompts are too long, or cannot be spelled."""
   if config.task.name == tasks.FILES:
     return
   slots = config.rollout.max_prompt
   texts = [task.longest(difficulty) for difficulty in difficulties]
+  lacking = sorted(set("".join(texts)) - set(task.ALPHABET))
+  if lacking and not (config.tokenizer or config.model.path):
+    raise config_lib.ConfigError(
+        f"tokenizer = '': the ALPHABET of {config.task.name} lacks the"
+        f" characters {''.join(lacking)!r} of its prompts: name a tokenizer"
+    )
   sizes = list(map(len, tokenizer.encode(tok, texts)))
   if max(sizes) > slots:
     longest = texts[sizes.index(max(sizes))]

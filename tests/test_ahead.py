@@ -41,12 +41,17 @@ def batch_of(step):
 
 
 class Run:
-  """A run of `Ahead` without a model: weights are the number of the step."""
+  """A run of `Ahead` without a model: weights are the number of the step.
+
+  One device learns, another one samples.
+  """
 
   def __init__(self, staleness, fails_at=None, sampler_logps=True):
     self.sampled, self.fails_at = [], fails_at
-    mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    where = sharding.sharding(mesh)
+    learners, self.mesh = sharding.make_meshes(
+        1, devices=jax.devices()[:2], data=1, fsdp=1, tensor=1
+    )
+    where = sharding.sharding(learners)
     self.weights = lambda step: jax.device_put(jnp.float32(step), where)
     self.samples = SampleLog.__new__(SampleLog)
     self.samples._extremes, self.samples._every = {}, 2
@@ -60,13 +65,14 @@ class Run:
         staleness=staleness,
         steps=STEPS,
         sampler_logps=sampler_logps,
-        mesh=mesh,
+        mesh=self.mesh,
         empty=(empty,) * staleness,
     )
 
   def collect(self, step, weights, on_dispatch):
     if step == self.fails_at:
       raise RunError("no prompts")
+    assert weights.devices() == set(self.mesh.devices.flat)
     self.sampled.append((step, int(weights)))
     rows = batch_of(step)
     self.samples.keep_extremes(step, rows)

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from rl_reason.models import attention
-from rl_reason.scale import pallas
+from rl_reason.scale import pallas, sequence
 
 K, Q, C, LAYERS = 2, 2, 128, 2
 POSITIONS = (-1, 0, 1, 127, 128, 300, 511, 17)
@@ -58,10 +58,15 @@ def rows(count, length, dtype):
 
 
 def gradients(kernels, q, k, v, segments):
-  """The outputs, and gradients of a random function of them."""
+  """The outputs, and gradients of a random function of them.
+
+  On a mesh with an axis `sequence` from chunks of the rows.
+  """
 
   def total(q, k, v):
-    out, _ = attention.packed(segments)(kernels, 0, q, k, v, None)
+    *qkv, ids = map(sequence.split, (q, k, v, segments))
+    out, _ = attention.packed(ids, chunks=True)(kernels, 0, *qkv, None)
+    out = sequence.join(out)
     real = (segments > 0)[:, :, None, None, None]
     weights = normal(*out.shape, seed=3)
     return jnp.sum(jnp.where(real, out * weights, 0)), out

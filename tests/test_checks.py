@@ -1,5 +1,7 @@
 """Configs that cannot work are refused by name, with the remedy."""
 
+import contextlib
+
 import pytest
 from test_config import with_fields
 
@@ -31,6 +33,11 @@ STALE = {
 }
 PARTIAL = {"rollout.partial_groups": 2, "dynamic_sampling.enabled": True}
 GAE = {"advantage.name": "gae"}
+VLLM = {
+    "rollout.engine.name": "vllm",
+    "rollout.engine.args.transfer": "my_transfer:send",
+    "rollout.engine.args.model": "policy",
+}
 FILES = {
     "task.name": "files",
     "task.difficulties": (),
@@ -189,6 +196,23 @@ FILES = {
             {"rl.staleness": 1, "correction.name": "truncate"},
             "set rl.old_logps = 'trainer'",
         ),
+        (
+            {"rollout.engine.name": "vllm"},
+            "rollout.engine.args.transfer: vllm needs it",
+        ),
+        (
+            VLLM | {"rollout.weights": "int8"},
+            "rollout.weights = 'int8': 'int8' is for our own sampler",
+        ),
+        (
+            VLLM | {"mesh.rollout": 1, "rl.staleness": 1},
+            "mesh.rollout = 1: the engine has devices of its own",
+        ),
+        ({"mesh.rollout": 1}, "does nothing without rl.staleness"),
+        (
+            {"mesh.rollout": 1, "rl.staleness": 1, "reward.functions": "a/b*1"},
+            "mesh.rollout = 1: reward models score evaluations",
+        ),
         ({"rl.old_logps": "trainer"}, "does nothing without rl.staleness"),
         ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
@@ -216,6 +240,7 @@ FILES = {
         ({"evaluate.interim_prompts": 9999}, "exceed evaluate.prompts"),
         ({"mesh.fsdp": 0}, "must be positive, or -1"),
         ({"mesh.fsdp": -1}, "only one axis"),
+        ({"mesh.sequence": 7}, "must divide the length of packed rows"),
     ],
 )
 def test_impossible_configs_are_named(changes, words):
@@ -282,6 +307,32 @@ def test_batches_that_the_mesh_cannot_split():
   c.mesh.data, c.mesh.tensor = -1, 4
   with pytest.raises(config.ConfigError, match="model.kv_heads = 2: cannot be"):
     checks.devices(c, 4)
+  c.mesh.tensor = 1
+  c.model.update(remat="sqrt", layers=13)
+  with pytest.raises(config.ConfigError, match="remat = 'sqrt': 13 layers can"):
+    checks.devices(c, 1)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "axes", "words"),
+    [
+        (9, {}, "mesh.rollout = 9: of 8 devices, some must learn"),
+        (3, {"tensor": 2, "data": 2}, "not cover 5 devices beside the 3 of"),
+        (3, {"tensor": 1}, "rollout.batch = 256: 32 rows cannot be split over"),
+        (1, {"fsdp": 7}, "rollout.batch = 256: 32 rows cannot be split over 7"),
+        (4, {}, ""),
+    ],
+)
+def test_devices_that_only_sample(rollout, axes, words):
+  c = base.get_config()
+  c.updates.minibatches, c.sft.batch, c.evaluate.batch = 1, 840, 840
+  c.mesh.update(rollout=rollout, **axes)
+  with (
+      pytest.raises(config.ConfigError, match=words)
+      if words
+      else contextlib.nullcontext()
+  ):
+    checks.devices(c, 8)
 
 
 def test_batches_of_stages_that_do_not_run_are_not_split():

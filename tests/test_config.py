@@ -67,6 +67,8 @@ def test_every_function_section_is_bound():
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_every_config_is_valid(path):
+  if path.endswith("reasoning_gym.py"):
+    pytest.importorskip("reasoning_gym")
   module = importlib.import_module(path[:-3].replace("/", "."))
   for variant in getattr(module, "VARIANTS", ("",)):
     for suffix in ("", ":smoke"):

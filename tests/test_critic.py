@@ -311,6 +311,7 @@ def test_minibatches_are_updates_one_after_the_other(whole):
   assert state.step == 1
 
 
+@pytest.mark.slow
 def test_eight_devices_compute_what_one_does():
   """Trunk and head split over fsdp and tensor, rows over data and fsdp."""
   cfg, out = shape("gated"), []

@@ -8,7 +8,7 @@ import tokenizers
 import transformers
 
 from rl_reason.config import ConfigError
-from rl_reason.data import pipelines, tokenizer
+from rl_reason.data import demonstrations, pipelines, tokenizer
 from rl_reason.data.datasets import DataError
 from rl_reason.tasks import arithmetic, countdown
 
@@ -163,7 +163,7 @@ def test_a_prompt_without_a_token_is_refused(tok):
 def test_pack_demonstrations(tok):
   """Four response slots: '#3' has room for its EOS, '1;#3' has not."""
   pairs = [("1+2=", "#3"), ("3=", "1;#3"), ("3=", "1;1;#3"), ("3=", "")]
-  tokens_BL, start_B, mask_BT = pipelines.pack_demonstrations(tok, pairs, 5, 4)
+  tokens_BL, start_B, mask_BT = demonstrations.pack(tok, pairs, 5, 4)
   assert tokens_BL.shape == (4, 9) and tokens_BL.dtype == np.int32
   assert start_B.tolist() == [1, 3, 3, 3]
   assert mask_BT.dtype == bool

@@ -1,6 +1,7 @@
 """What may change on resume: tables of what reads what."""
 
 import pytest
+from conftest import ROOT
 
 from configs import base
 from rl_reason import config, dependencies
@@ -27,6 +28,13 @@ def test_what_may_change_between_runs():
   path = {"model.path": "x"}
   assert not differences(OLD | path, shape | path)
   assert differences(OLD | path, OLD | path | {"model.dtype": "float16"})
+
+
+def test_the_guide_lists_what_may_change():
+  guide = (ROOT / "docs" / "start.md").read_text()
+  names = [x + "*" * x.endswith(".") for x in dependencies.FREE]
+  names.remove("content.*")  # a record of the run
+  assert not [x for x in names if f"`{x}`" not in guide]
 
 
 USER = """

@@ -48,6 +48,19 @@ def test_it_speaks_once_when_a_sign_begins_and_ends():
   assert spoken[14] == ["step 14: over since step 10: Truncated responses"]
 
 
+def test_a_group_of_one_response_has_no_share_of_groups_with_signal():
+  """Neither in the first lines nor as a sign, with a verifier or without."""
+  said, fields = [], FIELDS | {"rollout.group_size": 1}
+  one = doctor.Doctor(fields, said.append, limit=0)
+  x = line(train__all_correct=0.3, train__all_incorrect=0.7)
+  assert one.examine(1, x) == {}
+  x = line(train__no_signal=1.0, train__groups_with_signal=0)
+  del x["train/all_correct"], x["train/all_incorrect"]
+  assert one.examine(2, x) == {}
+  assert "groups of one response, 30% correct; " in said[0]
+  assert "groups of one response; " in said[1]
+
+
 def test_steps_in_a_row_without_an_update_end_a_run():
   """The step that may be one too many is waited for."""
   one, waits = doctor.Doctor(FIELDS, lambda _: None, limit=2), []
@@ -209,6 +222,7 @@ def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
     assert "sft.skill.lr" in str(e.value)
     checkpoints = tmp_path / "checkpoints" / "skill"
     assert max(int(x.name) for x in checkpoints.iterdir()) == at
+    assert (tmp_path / "report.html").exists()  # written with the state
 
 
 class Fault:

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from rl_reason import checks, environments, functions, tasks
 from rl_reason.config import ConfigError
-from rl_reason.data import pipelines, tokenizer
+from rl_reason.data import demonstrations, tokenizer
 from rl_reason.environments import guess, tools
 
 RNG = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def test_demonstrations_solve_the_task(name):
       _, reward, over = environment.step(texts[-1])
       assert over or name == "guess"
       lengths.setdefault(style, []).append(len(turns))
-      tokens_BL, _, mask_BT = pipelines.pack_demonstrations(
+      tokens_BL, _, mask_BT = demonstrations.pack(
           tok, [(prompt, texts)], 12, 120
       )
       ids = tokens_BL[0, 12:]
@@ -44,26 +44,30 @@ def test_demonstrations_solve_the_task(name):
       assert len(whole.replace(tok.eos_token, "")) == sum(map(len, texts))
 
 
-def test_bisection_turns():
-  """3 numbers: the middle at once, the others at the second turn."""
-  assert guess.bisection_turns(3) == pytest.approx(5 / 3)
-  assert guess.bisection_turns(7) == pytest.approx((1 + 4 + 12) / 7)
+def test_no_play_takes_fewer_turns_than_bisection():
+  """3 numbers: the middle, then the one that is left."""
   task = tasks.get("guess")
-  row = tasks.Row("10-40:", "", 5)
-  counts = [
-      len(task.demonstrate(row._replace(answer=str(n)), "bisect", RNG))
-      for n in range(10, 41)
-  ]
-  assert np.mean(counts) == pytest.approx(guess.bisection_turns(31))
+  for size, least in [(1, 1), (3, 2), (7, 3), (8, 4), (31, 5)]:
+    row = tasks.Row(f"10-{9 + size}:", "", 5)
+    assert guess.bisection_turns(size) == least
+    assert len(task.demonstrate(row, "bisect", RNG)) == least
+    plays = [len(task.demonstrate(row, "random", RNG)) for _ in range(50)]
+    assert min(plays) >= least and (size < 31 or np.mean(plays) > least + 1)
 
 
 def test_guess_answers():
+  """Whatever leaves more numbers; what is impossible changes nothing."""
   game = tasks.get("guess").environment()
-  game.reset(tasks.Row("17-48:", "30", 5), RNG)
-  assert game.step("31") == ("<", -guess.COST, False)
-  assert game.step("9") == (">", -guess.COST, False)
-  assert game.step("3+") == ("?", -guess.COST, False)
-  assert game.step("30") == ("", 1.0, True)
+  game.reset(tasks.Row("17-48:", "6", 5), RNG)
+  for turn, said in [("40", "<"), ("9", ">"), ("3+", "?"), ("60", "<")]:
+    assert game.step(turn) == (said, -guess.COST, False)
+  assert (game.low, game.high) == (17, 39)
+  for turn, said in [("18", ">"), ("38", "<"), ("29", "<"), ("20", ">")]:
+    assert game.step(turn) == (said, -guess.COST, False)
+  assert (game.low, game.high) == (21, 28)
+  game.low = 28
+  assert game.step("28") == ("", 1.0, True)
+  assert guess.Guess.answer("40<9>3+?18", tasks.Row("", "", 1)) == "4"
 
 
 def test_calculator_answers():
@@ -138,7 +142,7 @@ def test_tools_are_offered_called_and_answered():
 
 
 PAGE = (ROOT / "docs" / "environments.md").read_text()
-GAME, SHOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+GAME, SHOP, REMOTE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_page_of_environments(tmp_path, monkeypatch):
@@ -146,6 +150,7 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
   assert len(GAME.splitlines()) <= 40
   (tmp_path / "my_game.py").write_text(GAME)
   (tmp_path / "my_tools.py").write_text(SHOP)
+  (tmp_path / "my_openenv.py").write_text(REMOTE)
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
   settings = f"--config={ROOT / 'pyproject.toml'}"

@@ -10,7 +10,13 @@ import pytest
 from conftest import found_in_browser
 
 from rl_reason.data import tokenizer
-from rl_reason.evaluation import command, evaluate, grading, statistics
+from rl_reason.evaluation import (
+    command,
+    evaluate,
+    grading,
+    interim,
+    statistics,
+)
 from rl_reason.structs import Rollouts
 from rl_reason.tasks import Row, arithmetic
 
@@ -272,19 +278,46 @@ def test_metrics_of_all_sets_by_hand():
   assert metrics["val-core/products/acc/greedy"] == 1
 
 
+def test_an_evaluation_says_its_failures(monkeypatch, tmp_path):
+  sets, said = [two_samples()], []
+  found = evaluate.summarize_sets(
+      sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
+  )
+  monkeypatch.setattr(evaluate, "evaluate", lambda *_: (found, sets))
+  c = importlib.import_module("configs.base").get_config()
+  c.evaluate.mean_of = 2
+  do_nothing = lambda *_: None  # noqa: E731
+  session = types.SimpleNamespace(
+      config=c,
+      workdir=tmp_path,
+      display=types.SimpleNamespace(say=said.append),
+      log=types.SimpleNamespace(metrics=do_nothing, samples=do_nothing),
+  )
+  state = types.SimpleNamespace(
+      step=0,
+      wait=lambda: None,
+      collector=types.SimpleNamespace(rewards=None),
+      counters=dict(tokens=0, flops=0.0),
+  )
+  assert interim.run(session, None, state) == 0.5
+  assert said[0].startswith("held-out accuracy at step 0: 50.0%")
+  assert "failed 2 times in this evaluation" in said[1]
+
+
 @pytest.mark.parametrize("validation", [0, 2])
 def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
   """Without validation prompts it reads the held-out ones, as ever."""
   sets = dict(validation=two_samples("validation")) if validation else {}
-  rows = types.SimpleNamespace(
-      evaluation_sets=lambda count: {"sums": [0] * count},
-      validation_sets=lambda: sets,
-  )
+  for name, value in [
+      ("evaluation_sets", lambda rows, count: {"sums": [0] * count}),
+      ("validation_sets", lambda rows: sets),
+  ]:
+    monkeypatch.setattr(evaluate.held_out, name, value)
   c = importlib.import_module("configs.base").get_config()
   engine = types.SimpleNamespace(weights=lambda params: None)
   task = types.SimpleNamespace(answer=lambda text, row: text)
   session = types.SimpleNamespace(
-      config=c, mesh=None, engine=engine, rows=rows, task=task, tok=None
+      config=c, mesh=None, engine=engine, rows=None, task=task, tok=None
   )
   monkeypatch.setattr(evaluate, "key", lambda *_: None)
   monkeypatch.setattr(

@@ -1,6 +1,6 @@
 """Guides: commands and code work, links lead somewhere, terms are found."""
 
-import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -12,6 +12,7 @@ from conftest import ROOT
 
 from rl_reason import checks, config, main
 from rl_reason.ablate import sweep
+from rl_reason.data import templates
 from rl_reason.tasks import Row, reward_functions, reward_terms
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -109,6 +110,10 @@ def test_every_printed_command_is_accepted(printed, capsys):
   main.FLAGS.unparse_flags()
   for place, line in commands():
     argv = shlex.split(line, comments=True)
+    if "reasoning_gym" in line and not importlib.util.find_spec(
+        "reasoning_gym"
+    ):
+      continue
     if argv[0] == "rl_reason.ablate.sweep":
       assert sweep.main([*argv[1:], "--dry_run"]) == 0, (place, line)
     if argv[0] != "rl_reason.main":
@@ -119,6 +124,12 @@ def test_every_printed_command_is_accepted(printed, capsys):
       main._prepare(argv)
     except config.ConfigError as e:
       raise AssertionError(f"{place}: {line}: {e}") from None
+
+
+def test_the_template_of_the_user_is_called(printed):
+  template = templates.choose("math=my_prompts:ask", "math")
+  [turn] = templates.messages("1+1?", template)
+  assert turn["content"] == "Think, then answer after 'Answer:'.\n\n1+1?"
 
 
 def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):

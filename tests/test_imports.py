@@ -23,7 +23,7 @@ LAYERS = [line.split() for line in """
     environments.episodes
     combinations checkpointing.run_directory
     checks hf evaluation.statistics evaluation.reward_runner
-    monitoring.rl_metrics monitoring.samples checkpointing
+    monitoring.rl_metrics monitoring.samples checkpointing engines
     session evaluation
     evaluation.interim
     training reward_models
@@ -105,7 +105,10 @@ def test_algorithms_know_arrays_only():
   for path in (ROOT / "rl_reason" / "algorithms").glob("*.py"):
     for name in imports(path):
       room = ".".join(name.split(".")[:2])
-      known = "chex collections dataclasses flax jax optax typing rl_reason"
+      known = (
+          "chex collections dataclasses flax functools jax optax typing"
+          " rl_reason"
+      )
       assert name.partition(".")[0] in known.split(), f"{path}: {name}"
       if room.startswith("rl_reason"):
         assert room in ("rl_reason.algorithms", "rl_reason.structs"), path

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from tiny_session import tiny_config
 
-from rl_reason import combinations
+from rl_reason import dependencies
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.models import decoder, lora, parameters
@@ -196,9 +196,9 @@ def test_a_sampler_that_is_another_policy_is_named():
   ):
     c.rollout.update(weights=kind, cache=kept)
     c.model.dtype, c.correction.name = dtype, correction
-    lines = combinations._off_policy(c)
+    lines = dependencies.off_policy(c)
     for text, field in zip(lines, warned, strict=True):
       assert field in text and "correction.name = 'truncate'" in text
   c.rollout.partial_across_steps = True
-  lines = combinations._off_policy(c)
+  lines = dependencies.off_policy(c)
   assert len(lines) == 1 and "a bias towards short responses" in lines[0]

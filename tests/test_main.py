@@ -120,6 +120,7 @@ def test_a_config_of_a_users_own(tmp_path, monkeypatch):
         ("data.kind", "a.csv=evil:verify,math"),
         ("log.loggers", "tensorboard,evil:logger"),
         ("task.name", "evil"),
+        ("rollout.engine.args.transfer", "evil:send"),
     ],
 )
 def test_code_that_a_work_directory_names_is_not_run(

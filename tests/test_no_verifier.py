@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tiny
 import tiny_session
+from conftest import data_of_page
 from test_reward_runner import rollouts
 
 from rl_reason import combinations, config
-from rl_reason.evaluation import evaluate
+from rl_reason.evaluation import command, evaluate
 from rl_reason.evaluation.reward_runner import RewardRunner, Rewards
 from rl_reason.monitoring import alarms, rl_metrics
 from rl_reason.report import scores
@@ -114,10 +115,11 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   assert batch.scores_NB[0].tolist() == [0.5, 1, 0.5, 1]
 
 
-def responses_to(rows, functions):
+def responses_to(rows, functions, *, proved=False):
   """Of an evaluation: one sample and a greedy response to each row."""
   terms = reward_terms.terms(functions)
   runner = RewardRunner(terms, max_tokens=8)
+  runner._proved = proved
   rewards = Rewards(terms, runner, {})
   return evaluate.respond(
       lambda *_: (rollouts(), None),
@@ -149,6 +151,25 @@ def test_evaluation_reports_the_reward():
   found = scores.scores(values)
   assert found["mean@1"].text() == "-0.5 +- 0"
   assert scores.difference(found["greedy"], found["mean@1"]) == "+0.25"
+  page = command.responses_page("a run", {}, [responses], 1)
+  data = data_of_page(page, "responses")
+  [[_, prompts, mean, _]] = [x["cells"] for x in data["levels"]["rows"]]
+  assert prompts[0] == "2" and mean[0].startswith("-0.5") and mean[1] is None
+  [first, _] = data["sets"][0]["rows"]
+  assert (first["correct"], first["score"]) == (None, -0.75)
+  assert [x["score"] for x in first["responses"]] == [-0.5, -1]
+
+
+def no_sums(response, row):
+  return 1 / ("+" not in response.text)
+
+
+def test_failures_in_an_evaluation_count_as_0_and_are_counted():
+  """One response of four is a sum."""
+  rows = [Row(f"{n}+1", "", kind="none") for n in (1, 2)]
+  responses = responses_to(rows, f"{__name__}:no_sums*1", proved=True)
+  assert responses.rewards_NG.tolist() == [[1, 0], [1, 1]]
+  assert responses.failures == 1
 
 
 def test_rows_with_a_verifier_are_measured_by_verdicts():

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from rl_reason import tasks, verifiers
 from rl_reason.config import ConfigError
-from rl_reason.data import tokenizer
+from rl_reason.data import held_out, tokenizer
 from rl_reason.evaluation import evaluate
 from rl_reason.tasks import Row, files
 
@@ -90,7 +90,7 @@ def test_the_task_of_the_documentation(tmp_path, monkeypatch):
       tmp_path, task__name="my_task", evaluate__prompts=8, rollout__batch=8
   )
   task = session.task
-  rows = session.rows.evaluation_sets(8)["my_task"]
+  rows = held_out.evaluation_sets(session.rows, 8)["my_task"]
   assert len(rows) == 8 and {row.difficulty for row in rows} <= {2, 3, 4, 5, 6}
   for row in rows:
     assert int(row.answer) == sum(map(int, row.prompt[:-1])) % 10

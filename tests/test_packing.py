@@ -156,6 +156,7 @@ def test_no_token_fills_no_micro_batch():
   assert packing.num_used(packed) == 0
 
 
+@pytest.mark.slow
 def test_scores_of_micro_batches_are_those_of_padded_rows():
   """Spread over several micro-batches; a row without tokens is in any."""
   batch = tiny.batch(2, 16)
@@ -223,8 +224,8 @@ def near(got, wanted, relative=1e-5):
 @pytest.mark.parametrize(
     "rows, change",
     [
-        (None, dict(logprob_chunk=50, remat="full")),
-        pytest.param(14, dict(logprob_chunk=10_000), marks=SLOW),
+        (None, dict(logprob_chunk=50, remat="sqrt")),
+        pytest.param(14, dict(logprob_chunk=10_000, remat="full"), marks=SLOW),
         pytest.param(16, dict(logprob_chunk=1, remat="dots"), marks=SLOW),
     ],
 )
@@ -241,6 +242,22 @@ def test_packed_rows_are_the_padded_ones(rows, change):
   )
   near(got, wanted)
   near(grad, wanted_grad)
+
+
+@pytest.mark.slow
+def test_groups_of_layers_change_no_gradient():
+  """model.remat = "sqrt": two groups of three layers, each recomputed."""
+  cfg = dataclasses.replace(tiny.CFG, layers=6)
+  batch, params = padded_answer()[0], decoder.init(cfg, jax.random.key(0))
+  packed, found = pack(batch), []
+  for remat in ("none", "sqrt"):
+    one = dataclasses.replace(cfg, remat=remat)
+
+    def total(params, cfg=one):
+      return decoder.packed_logps(params, cfg, packed)[0].sum()
+
+    found.append(jax.device_get(jax.jit(jax.grad(total))(params)))
+  near(found[1], found[0])
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def evaluation(step, accuracy, best, stage="evaluate"):
     out[f"val-core/toy/acc/{name}"] = value
     out[f"val-core/toy/acc/{name}/ci95"] = 0.0123456789
   out["val-aux/toy/difficulty_2/acc/mean@4"] = accuracy
+  out["val-aux/toy/difficulty_2/turns/mean"] = out["val-aux/turns/mean"] = 3.5
   out["val-aux/response_length/mean"] = 10.0 + step
   out["val-aux/response_length/clip_ratio"] = 0.0
   return out
@@ -238,6 +239,8 @@ def test_headline_table_and_pairs(tmp_path):
   texts = [text for text, _ in rows["mean@4"]]
   assert texts == ["20.0% ± 1.2", "70.0% ± 1.2", "+50.0 points", "80.0% ± 1.2"]
   assert rows["difficulty 2"][1] == ["70.0%", 0.7]
+  assert rows["difficulty 2, turns"][1][0] == "3.5"
+  assert rows["turns"][2][0] == "+0.0 turns"
   assert rows["response length"][2][0] == "+4.0 tokens"
   (pair,) = data["pairs"]
   assert [side["step"] for side in pair["sides"]] == [0, 4]
@@ -416,13 +419,14 @@ def test_a_page_that_cannot_be_written_is_said_once(tmp_path):
 
 
 def test_summary_before_and_after(tmp_path):
-  accuracy, greedy, best, length = scores.summary(finished(tmp_path))
+  accuracy, greedy, best, length, turns = scores.summary(finished(tmp_path))
   assert "mean@4" in accuracy and "after 4 steps" in accuracy
   assert "20.0% +- 1.2 -> 70.0% +- 1.2" in accuracy
   assert "30.0% +- 1.2 -> 80.0% +- 1.2" in greedy
   assert "60.0% +- 1.2 -> 50.0% +- 1.2" in best
   assert "-10.0 points: exploration shrank" in best
   assert "10.0 -> 14.0" in length
+  assert turns == "turns: 3.5 -> 3.5"
 
 
 @pytest.mark.parametrize(

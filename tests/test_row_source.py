@@ -17,7 +17,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import tasks
-from rl_reason.data import pipelines
+from rl_reason.data import demonstrations, held_out, pipelines
 from rl_reason.data.datasets import DataError
 from rl_reason.data.row_source import RowSource
 from rl_reason.tasks import arithmetic
@@ -62,12 +62,12 @@ def prompts(seed=3):
   return of_task(seed).prompts("rl", 4)[1]
 
 
-def demonstrations(seed=3, mixture=None):
+def solutions(seed=3, mixture=None):
   mixture = mixture or {"careful": 1, "sloppy": 2}
-  return of_task(seed).demonstrations("sft", 4, mixture)
+  return demonstrations.batches(of_task(seed), "sft", 4, mixture)
 
 
-@pytest.mark.parametrize("make_iterator", [prompts, demonstrations])
+@pytest.mark.parametrize("make_iterator", [prompts, solutions])
 def test_same_seed_same_rows(make_iterator):
   first = take(make_iterator(), 5)
   assert first == take(make_iterator(), 5)
@@ -75,7 +75,7 @@ def test_same_seed_same_rows(make_iterator):
   assert len(first) == 20
 
 
-@pytest.mark.parametrize("make_iterator", [prompts, demonstrations])
+@pytest.mark.parametrize("make_iterator", [prompts, solutions])
 def test_resumes_to_the_row(make_iterator):
   """A state taken after three batches leads to the fourth, again and again."""
   stream = make_iterator()
@@ -104,32 +104,34 @@ def test_streams_have_training_rows_of_the_levels():
   items = [row for _, row in take(prompts(), 40)]
   assert not any(tasks.held_out(row.prompt) for row in items)
   assert {row.difficulty for row in items} == set(LEVELS)
-  pairs = take(demonstrations(), 20)
+  pairs = take(solutions(), 20)
   assert not any(tasks.held_out(prompt) for prompt, _ in pairs)
 
 
 def test_validation_prompts_are_not_trained_on():
   """One training prompt in twenty, if the field is set; else all train."""
   source = RowSource(arithmetic, "arithmetic", LEVELS, 3, validation=9)
-  [(name, rows)] = source.validation_sets().items()
+  [(name, rows)] = held_out.validation_sets(source).items()
   assert (name, len(rows)) == ("validation", 9)
   assert all(tasks.for_validation(row.prompt) for row in rows)
   assert not any(tasks.held_out(row.prompt) for row in rows)
   items = [row.prompt for _, row in take(source.prompts("rl", 4)[1], 40)]
   items += [
       prompt
-      for prompt, _ in take(source.demonstrations("a", 4, {"careful": 1}), 9)
+      for prompt, _ in take(
+          demonstrations.batches(source, "a", 4, {"careful": 1}), 9
+      )
   ]
   assert not any(map(tasks.for_validation, items))
   assert not any(map(tasks.held_out, items))
   without = [row.prompt for _, row in take(prompts(), 40)]
   assert 1 <= sum(map(tasks.for_validation, without)) <= 20
-  assert of_task().validation_sets() == {}
+  assert held_out.validation_sets(of_task()) == {}
 
 
 def test_mixture_of_styles():
   """Weights 6 and 2 are shares of 3/4 and 1/4; 400 rows give +- 0.065 (3 s)."""
-  pairs = take(demonstrations(mixture=dict(direct=6, careful=2, ramble=0)), 100)
+  pairs = take(solutions(mixture=dict(direct=6, careful=2, ramble=0)), 100)
   styles = collections.Counter(
       "direct" if answer.startswith("#") else "careful" for _, answer in pairs
   )
@@ -142,7 +144,9 @@ def test_preferences_have_one_prompt_and_different_verdicts():
   styles = dict.fromkeys(arithmetic.STYLES, 1.0)
   for evaluation in (False, True):
     source = of_task()
-    pairs = source.preferences(16, styles, styles, evaluation=evaluation)
+    pairs = demonstrations.preferences(
+        source, 16, styles, styles, evaluation=evaluation
+    )
     for prompt, better, worse in next(pairs):
       row = tasks.Row(prompt, str(eval(prompt[:-1])))  # the test's arithmetic
       assert arithmetic.verify(better, row)
@@ -152,7 +156,9 @@ def test_preferences_have_one_prompt_and_different_verdicts():
 
 def test_styles_that_are_never_incorrect_are_named():
   careful = {"careful": 1}
-  pairs = of_task().preferences(4, careful, careful, evaluation=False)
+  pairs = demonstrations.preferences(
+      of_task(), 4, careful, careful, evaluation=False
+  )
   with pytest.raises(DataError, match="no incorrect response to .* 1000 draws"):
     next(pairs)
 
@@ -243,20 +249,22 @@ def test_solutions_become_demonstrations(make, tmp_path):
   assert [row.answer for row in found] == ["2", "4", "4"]
   response = "1+1=2\n\\boxed{2}"
   assert [row.response for row in found] == [response, "", ""]
-  batch = next(of_files(place).demonstrations("sft", 3, {}))
+  batch = next(demonstrations.batches(of_files(place), "sft", 3, {}))
   assert batch == [(found[0].prompt, response)] * 3
 
 
 def test_preference_pairs(make, tmp_path):
   pair = dict(question="Which?", chosen="this", rejected="that")
   place = run(make([pair, dict(question="What?", answer="1")]), tmp_path)
-  batch = next(of_files(place).preferences(2, {}, {}, evaluation=False))
+  batch = next(
+      demonstrations.preferences(of_files(place), 2, {}, {}, evaluation=False)
+  )
   assert batch == [("Which?", "this", "that")] * 2
 
 
 def test_nothing_to_imitate(place):
   with pytest.raises(DataError, match="no row of source 0 has a response"):
-    of_files(place).demonstrations("sft", 2, {})
+    demonstrations.batches(of_files(place), "sft", 2, {})
 
 
 def test_evaluation_sets_are_fair_samples(make, tmp_path):
@@ -266,10 +274,10 @@ def test_evaluation_sets_are_fair_samples(make, tmp_path):
   c = make((), FIVE)
   c.data.evaluate += f",{other}"
   source = of_files(run(c, tmp_path))
-  sets = source.evaluation_sets(3)
+  sets = held_out.evaluation_sets(source, 3)
   assert list(sets) == ["evaluate", "evaluate-1"]
   assert [len(x) for x in sets.values()] == [3, 3]
-  assert source.evaluation_sets(9)["evaluate"][:3] == sets["evaluate"]
+  assert held_out.evaluation_sets(source, 9)["evaluate"][:3] == sets["evaluate"]
   assert [x.prompt for x in sets["evaluate"]] != [q for q, _ in FIVE[:3]]
 
 
@@ -284,7 +292,7 @@ def test_validation_rows_of_files(make, tmp_path):
   assert all(map(tasks.for_validation, validation)) and len(validation) >= 3
   assert not any(map(tasks.for_validation, train))
   assert len(train) + len(validation) == 160
-  sets = RowSource(None, "files", (), 3, place, 3).validation_sets()
+  sets = held_out.validation_sets(RowSource(None, "files", (), 3, place, 3))
   assert list(sets) == ["validation"] and len(sets["validation"]) == 3
   c = make([("One?", "1")], FIVE)
   c.evaluate.validation = 3
@@ -296,11 +304,11 @@ def test_rows_that_are_left_out_are_listed(make, tmp_path):
   """Beside the prepared data, each with its reason; results list them, too."""
   c = make((), [*FIVE, ("", "3"), ("Eight?", "eight")])
   source = of_files(run(c, tmp_path))
-  [(name, left_out)] = source.dropped().items()
+  [(name, left_out)] = held_out.dropped(source).items()
   assert name == "evaluate"
   assert [row["where"] for row in left_out] == [
       "evaluate.jsonl:6",
       "evaluate.jsonl:7",
   ]
   assert "cannot be verified" in left_out[1]["reason"]
-  assert left_out[1]["text"] and of_task().dropped() == {}
+  assert left_out[1]["text"] and held_out.dropped(of_task()) == {}

@@ -13,6 +13,8 @@ from conftest import ROOT, child_env
 
 from rl_reason import checks, config, dependencies
 from rl_reason.checkpointing import run_directory
+from rl_reason.structs import RunError
+from rl_reason.training import other_runs
 
 DAPO = "configs/dapo.py"
 
@@ -66,6 +68,8 @@ def test_a_name_is_short_however_many_fields_change():
 HOLD = """
 import pathlib, sys, time
 from rl_reason.checkpointing import run_directory
+from rl_reason.structs import RunError
+from rl_reason.training import other_runs
 lock = run_directory.lock(pathlib.Path(sys.argv[1]), print)
 print("locked", flush=True)
 time.sleep(60)
@@ -98,6 +102,16 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
   lines = []
   run_directory.lock(tmp_path, lines.append).close()
   assert "No locks available" in lines[0] and "no second run" in lines[0]
+
+
+def test_what_changes_no_number_may_differ_in_a_run_that_is_reused():
+  here = {"model.remat": "none", "model.layers": 2}
+  there = {"model.remat": "sqrt", "model.layers": 2}
+  other_runs.require_equal("sft.reuse = a", here, there, ("model.",))
+  with pytest.raises(RunError, match="a: model.layers is 4 there and 2 here"):
+    other_runs.require_equal(
+        "a", here, there | {"model.layers": 4}, ("model.",)
+    )
 
 
 # --- paths that move ---------------------------------------------------------

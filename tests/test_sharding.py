@@ -125,20 +125,10 @@ def test_compiled_rollout_holds_only_its_share_of_the_cache(meshes, cache):
 )
 def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
   """Noise belongs to (prompt, sample, position), not to a device."""
-  out = []
-  for mesh in meshes:
-    with jax.set_mesh(mesh):
-      rows = sampler.sample(
-          sharding.put(mesh, tiny.params()),
-          sharding.put(mesh, tiny.prompts(16), "batch"),
-          jax.random.key(0),
-          group_size=4,
-          max_tokens=tiny.T,
-          slots=slots,
-          cache=cache,
-          **tiny.SAMPLER,
-      )
-      out.append(sharding.fetch(rows))
+  out = [
+      sharding.fetch(tiny.sampled(mesh, slots=slots, cache=cache))
+      for mesh in meshes
+  ]
   np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)
   np.testing.assert_allclose(out[0].logps_BT, out[1].logps_BT, atol=atol)
 
@@ -146,4 +136,4 @@ def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
 def test_mesh_that_does_not_fit():
   with pytest.raises(ValueError, match="does not cover 8 devices"):
     sharding.make_mesh(3, 1, 1)
-  assert sharding.make_mesh(-1, 2, 2).devices.shape == (2, 2, 2)
+  assert sharding.make_mesh(-1, 2, 2).devices.shape == (2, 2, 1, 2)

@@ -142,7 +142,7 @@ FAULTS = [
     (
         {"critic/vf_targets_clipped": 0.25},
         SUPPORT,
-        signs.CLIPPED,
+        "Clipped targets of the critic",
         "25.0% of the targets",
     ),
     ({signs.BROKEN: 1.0}, {}, "Broken policy", "100% of the responses"),
@@ -249,6 +249,15 @@ def test_healthy_runs_have_no_alarms():
       assert signs.found(steps[max(0, t - signs.WINDOW) : t], FIELDS) == []
     total += len(steps)
   assert total > 4000
+
+
+def test_signs_of_value_pretraining():
+  """It has fewer metrics than a step of RL."""
+  assert signs.of_pretraining({"critic/vf_loss": 0.1}, FIELDS) == {}
+  x = {"train/verifier_failures": 5} | FAILED
+  found = signs.of_pretraining(x | {"critic/vf_targets_clipped": 0.5}, FIELDS)
+  assert tuple(found) == signs.OF_PRETRAINING
+  assert "the verifier failed on 2 of" in found["Failures of the verifier"]
 
 
 def test_the_playbook_is_rendered_from_the_table():

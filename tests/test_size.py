@@ -7,20 +7,16 @@ import re
 import jax
 import pytest
 from conftest import ROOT
-from jax.sharding import AbstractMesh
 
 from bench import aot
 from rl_reason import checks, config, functions
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
+from rl_reason.scale import sharding
 from rl_reason.session import critic_config
-from rl_reason.size import command, formula, shapes
+from rl_reason.size import automatic, command, formula, shapes
 
 GIB = 1 << 30
-
-
-def mesh(data=1, fsdp=1, tensor=1):
-  return AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"))
 
 
 def sized(path, devices=1, **changes):
@@ -48,9 +44,9 @@ def sized(path, devices=1, **changes):
 def test_known_shapes_have_the_parameters_of_their_models(name, count):
   c, _ = checks.checked("dapo_qwen", {"model.path": name})
   table = decoder.table(shapes.shape(c))
-  assert formula.bytes_of(table, mesh()) == 4 * count
+  assert formula.bytes_of(table, sharding.abstract_mesh()) == 4 * count
   # All but norms and biases are split over both axes.
-  eight = formula.bytes_of(table, mesh(fsdp=4, tensor=2))
+  eight = formula.bytes_of(table, sharding.abstract_mesh(fsdp=4, tensor=2))
   assert 4 * count / 8 <= eight < 4 * count / 8 * 1.01
 
 
@@ -70,6 +66,8 @@ def test_parts_by_hand():
   offload = sized(path, optimizer__offload=True)[1]
   assert offload.held["optimizer state"] == 0
   assert offload.update_peak < size.update_peak - 7 * count
+  ahead = sized(path, rl__staleness=3)[1]
+  assert ahead.rollout_peak == size.rollout_peak + 3 * 2 * count
   factors = sized(path, lora__rank=8)[1]
   assert factors.held["optimizer state"] < 0.02 * 8 * count
   assert factors.held["parameters"] > 2 * count
@@ -87,7 +85,7 @@ def test_formulas_are_those_of_programs_compiled_for_tpu():
     cfg = dataclasses.replace(aot.CFG, layers=x["layers"])
     table = decoder.table(cfg)
     if x["program"] == "decode":
-      where, rows = mesh(data=2, tensor=2), aot.SLOTS // 2
+      where, rows = sharding.abstract_mesh(data=2, tensor=2), aot.SLOTS // 2
       length = aot.PROMPT + aot.RESPONSE
       cache = formula.cache_bytes(cfg, where, rows, length, "same")
       assert cache == x["cache"]
@@ -97,7 +95,7 @@ def test_formulas_are_those_of_programs_compiled_for_tpu():
       parts = cache, formula.cache_bytes(cfg, where, *prompts), *weights
       estimate = sum(parts) + formula.decode_bytes(cfg, where, rows)
     else:
-      where = mesh(fsdp=2, tensor=2)
+      where = sharding.abstract_mesh(fsdp=2, tensor=2)
       fp32 = formula.bytes_of(table, where)
       low = formula.bytes_of(table, where, 2, gathered=True)
       tokens = aot.ROWS // 2 * aot.LENGTH
@@ -178,10 +176,56 @@ def test_the_largest_budget_and_slots_fit_exactly():
     assert peaks[0] <= 20 * GIB < peaks[1]
 
 
+def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
+  """Then fewer tokens at a time; a run that resumes does not choose again."""
+  path, memory = "recipes/gsm8k_0_5b", 0
+  monkeypatch.setattr(automatic, "device_bytes", lambda: memory)
+
+  def chosen():
+    lines = []
+    c, _ = checks.checked(path, {"model.remat": "auto"})
+    automatic.fill_in(c, tmp_path, sharding.abstract_mesh(), lines.append)
+    (line,) = lines
+    assert f"{c.model.remat!r}, updates.token_budget = {budget_of(c)}" in line
+    return c
+
+  def budget_of(c):
+    return c.updates.token_budget
+
+  def peak(remat, budget):
+    change = dict(model__remat=remat, updates__token_budget=budget)
+    return sized(path, **change)[1].update_peak
+
+  full = budget_of(checks.checked(path, {})[0])
+  for remat in automatic.REMAT:
+    memory = int(peak(remat, full) / automatic.MARGIN) + (1 << 20)
+    c = chosen()
+    assert (c.model.remat, budget_of(c)) == (remat, full)
+  row = 384 + 1024
+  some = (peak("sqrt", row) + peak("sqrt", full)) / 2
+  memory = int(some / automatic.MARGIN)
+  c = chosen()
+  least, limit = budget_of(c), automatic.MARGIN * memory
+  assert c.model.remat == "sqrt" and row <= least < full
+  assert peak("sqrt", least) <= limit < peak("sqrt", least + row)
+  # The same command on a larger machine.
+  (tmp_path / "config.json").write_text(json.dumps(config.flat(c)))
+  memory *= 2
+  again = chosen()
+  assert (again.model.remat, budget_of(again)) == ("sqrt", least)
+  (tmp_path / "config.json").unlink()
+  memory = GIB
+  with pytest.raises(functions.ConfigError, match="one row .* raise mesh.fsdp"):
+    chosen()
+
+
 def test_what_cannot_fit_has_remedies():
   lines = say("recipes/math_1_5b", 24.0)
   assert lines[0].startswith("does not fit into 24.0 GiB")
   assert "mesh.fsdp" in lines[1] and "optimizer.offload" in lines[1]
+  auto = say("recipes/math_1_5b", 24.0, model__remat="auto")
+  assert auto[0].startswith("model.remat = 'auto': by formula one row")
+  assert auto[1].startswith("does not fit") and auto[2:] == lines[1:]
   with pytest.raises(functions.ConfigError, match="no such directory"):
     say("dapo_qwen", 24.0, model__path="no/such/model/anywhere")
 
@@ -189,7 +233,7 @@ def test_what_cannot_fit_has_remedies():
 def test_largest_is_a_bisection():
   for most in (0, 1, 5, 8):
     for limit in range(most + 1):
-      assert command.largest(lambda x, to=limit: x <= to, most) == limit
+      assert automatic.largest(lambda x, to=limit: x <= to, most) == limit
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_reason import tasks
+from rl_reason.data import held_out
 from rl_reason.tasks import Row, arithmetic, countdown
 
 TASKS = dict(arithmetic=arithmetic, countdown=countdown)
@@ -292,18 +293,18 @@ def test_training_never_sees_a_held_out_prompt(name):
 def test_evaluation_rows(name):
   """Distinct, held out, a mix of levels from the start, always the same."""
   task = TASKS[name]
-  rows = tasks.evaluation_rows(task, task.DIFFICULTIES, 150)
+  rows = held_out.rows_of_task(task, task.DIFFICULTIES, 150)
   assert len({row.prompt for row in rows}) == len(rows) == 150
   assert all(hashed(row.prompt) for row in rows)
   assert {row.difficulty for row in rows[:80]} == set(task.DIFFICULTIES)
   np.random.seed(7)  # whoever seeds the global generator changes nothing
-  tasks.evaluation_rows.cache_clear()
-  assert tasks.evaluation_rows(task, task.DIFFICULTIES, 150) == rows
+  held_out.rows_of_task.cache_clear()
+  assert held_out.rows_of_task(task, task.DIFFICULTIES, 150) == rows
 
 
 def test_evaluation_rows_are_pinned():
   """Results of different versions are on the same prompts."""
-  rows = tasks.evaluation_rows(arithmetic, tuple(range(2, 7)), 1000)
+  rows = held_out.rows_of_task(arithmetic, tuple(range(2, 7)), 1000)
   assert rows[:3] == (
       Row("5+9+7-7+3=", "17", 5),
       Row("4-1-3=", "0", 3),
@@ -321,5 +322,5 @@ def test_evaluation_rows_of_a_small_level():
   prompts = [f"{a}+{b}=" for a in range(1, 10) for b in range(1, 10)]
   prompts += [f"{a}-{b}=" for a in range(1, 10) for b in range(1, a + 1)]
   expected = {p for p in prompts if hashed(p)}
-  rows = tasks.evaluation_rows(arithmetic, (2,), len(expected))
+  rows = held_out.rows_of_task(arithmetic, (2,), len(expected))
   assert {row.prompt for row in rows} == expected and len(expected) == 27

@@ -98,6 +98,8 @@ MISTAKES = [
     (dict(reward=3), "reward = 3: must be a function"),
     (dict(reward=lambda x: 0), r"takes \(x\): a reward function takes"),
     (dict(evaluate_rows=ROWS), "rows are missing"),
+    (dict(logger=[print, "wandbb"]), "log.loggers = .*did you mean wandb"),
+    (dict(rows=ROWS, task=Task()), "rows: task.name = .*Task' is given, too"),
     (dict(rows=ROWS[:1]), "there is no row; at least 2"),
     (dict(rows=[dict(question=object())] * 9), "row 0 is no dict of JSON"),
     (
@@ -150,7 +152,8 @@ def test_the_printed_run_begins(tmp_path, monkeypatch, capsys):
   def stages(c, workdir, screen, stop, *, logger, **_):
     seen.update(c=c, rows=pathlib.Path(c.data.train).read_text())
     line = {"critic/rewards/mean": -0.5}
-    logger({f"rl/{k}": x for k, x in line.items()}, 3)
+    [own] = logger
+    own({f"rl/{k}": x for k, x in line.items()}, 3)
     line = dict(stage="evaluate", step=9)
     line["val-core/evaluate_rows/reward/greedy"] = -0.25
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")

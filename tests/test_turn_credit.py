@@ -59,17 +59,63 @@ BY_HAND = [
 ]
 
 
+def called(name, arrays, **keywords):
+  function = getattr(turns, name)
+  named = inspect.signature(function).parameters
+  return quick_jit(function)(
+      *(arrays[x] for x in named if x in arrays), **keywords
+  )
+
+
 @pytest.mark.parametrize(
     ("name", "keywords", "wanted"), BY_HAND, ids=[x[0] for x in BY_HAND]
 )
 def test_by_hand(name, keywords, wanted):
-  function = getattr(turns, name)
-  arrays = [
-      ROWS[x] for x in inspect.signature(function).parameters if x in ROWS
-  ]
-  got = quick_jit(function)(*arrays, **keywords)
+  got = called(name, ROWS, **keywords)
   np.testing.assert_allclose(got[:2], wanted, rtol=1e-6)
   assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("gae_by_turn", dict(gamma=1.0, lam=0.95)),
+        ("gae_by_turn_length_adaptive", dict(gamma=1.0, alpha=1.0)),
+        ("returns_by_turn", dict(gamma=1.0)),
+    ],
+)
+def test_defaults(name, defaults):
+  wanted = called(name, ROWS, **defaults)
+  np.testing.assert_array_equal(called(name, ROWS), wanted)
+
+
+def test_each_token_may_be_a_turn():
+  """Returns are 7, 6, 4; 8, 2; 2, 2, 2 in group 0, and of two rows of padding.
+
+  Means of the turns of group 0: 17/3, 10/3, and 3 of the two rows with a third.
+  """
+  rows = dict(
+      turns_BT=np.array(
+          [[1, 2, 3], [1, 1, 2], [1, 2, 3], [1, 0, 0], [1, 0, 0]]
+      ),
+      rewards_BT=np.array(
+          [[1.0, 2, 4], [0, 6, 2], [0, 0, 2], [5, 9, 9], [3, 9, 9]]
+      ),
+      values_BT=np.zeros((5, 3)),
+      groups_B=np.array([0, 0, 0, -1, -1]),
+  )
+  got = called("gae_by_turn", rows, gamma=1.0, lam=1.0)
+  wanted = [[7, 6, 4], [8, 8, 2], [2, 2, 2], [5, 0, 0], [3, 0, 0]]
+  np.testing.assert_allclose(got, wanted, rtol=1e-6)
+  first = {name: x[:1] for name, x in rows.items()}
+  got = called("gae_by_turn", first, gamma=1.0, lam=1.0)
+  np.testing.assert_allclose(got, wanted[:1], rtol=1e-6)
+  wanted = (
+      np.array([[4, 8, 3], [7, 7, -4], [-11, -4, -3], [0] * 3, [0] * 3]) / 3
+  )
+  for order in ([0, 1, 2, 3, 4], [1, 0, 2, 4, 3]):
+    got = called("returns_by_turn", {k: x[order] for k, x in rows.items()})
+    np.testing.assert_allclose(got, wanted[order], atol=1e-6)
 
 
 def test_every_function_has_numbers_by_hand():

@@ -163,6 +163,7 @@ def first_step(lines, condition):
   return next(x["step"] for x in lines if condition(x))
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_explains_enough(trained, tmp_path):
   result = pretrain(tmp_path / "a", critic__pretrain_ev=0.3)
   end = first_step(trained.lines, lambda x: x["critic/vf_explained_var"] >= 0.3)
@@ -176,6 +177,7 @@ def test_it_ends_when_it_explains_enough(trained, tmp_path):
 # --- how it resumes ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_it_ends_with_the_same_bits(trained, tmp_path):
   """SIGTERM at 3 saves there; SIGKILL at 3 + 2 goes back to the save at 4."""
   with pytest.raises(Stopped):

@@ -90,3 +90,17 @@ def batch(minibatches, rows, seed=0, group=4) -> Rows:
   return jax.tree.map(
       lambda x: x.reshape(minibatches, rows, *x.shape[1:]), flat
   )
+
+
+def sampled(mesh, **options):
+  """Responses to 16 prompts, four each, on a mesh."""
+  with jax.set_mesh(mesh):
+    return sampler.sample(
+        sharding.put(mesh, params()),
+        sharding.put(mesh, prompts(16), "batch"),
+        jax.random.key(0),
+        group_size=4,
+        max_tokens=T,
+        **options,
+        **SAMPLER,
+    )

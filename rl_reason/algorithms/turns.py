@@ -10,6 +10,9 @@ of the turn of each token, from 1 on, and 0 for tokens that are not the
 policy's. Advantages are 0 there.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -40,6 +43,19 @@ def _firsts(turns_BT: Array) -> Array:
   return turns_BT > before_BT
 
 
+def _by_turn(
+    estimate: Callable[[Array, Array, Array], Array],
+    rewards_BT: Array,
+    values_BT: Array,
+    turns_BT: Array,
+) -> Array:
+  """Applies an estimator of tokens, (rewards, values, mask), to whole turns."""
+  # Estimators skip masked positions: only the first token of a turn is left.
+  first_BT = _firsts(turns_BT)
+  rewards_BT = _of_turn(rewards_BT, turns_BT) * first_BT
+  return _of_turn(estimate(rewards_BT, values_BT, first_BT), turns_BT)
+
+
 def gae_by_turn(
     rewards_BT: Array,
     values_BT: Array,
@@ -56,13 +72,12 @@ def gae_by_turn(
 
   Keywords: gamma is the discount per turn, lam lambda per turn.
   """
-  # `gae` skips masked positions: only the first token of each turn is left.
-  first_BT = _firsts(turns_BT)
-  rewards_BT = _of_turn(rewards_BT, turns_BT) * first_BT
-  found_BT = advantages.gae(
-      rewards_BT, values_BT, first_BT, gamma=gamma, lam=lam
+  return _by_turn(
+      functools.partial(advantages.gae, gamma=gamma, lam=lam),
+      rewards_BT,
+      values_BT,
+      turns_BT,
   )
-  return _of_turn(found_BT, turns_BT)
 
 
 def gae_by_turn_length_adaptive(
@@ -77,9 +92,15 @@ def gae_by_turn_length_adaptive(
 
   In VAPO (2504.05118, sec 4.2) the length is in tokens.
   """
-  turns_B1 = turns_BT.max(1, keepdims=True).astype(values_BT.dtype)
-  lam_B1 = jnp.clip(1 - 1 / (alpha * jnp.maximum(turns_B1, 1)), 0, 1)
-  return gae_by_turn(rewards_BT, values_BT, turns_BT, gamma=gamma, lam=lam_B1)
+  # The mask that `_by_turn` passes has one token for each turn.
+  return _by_turn(
+      functools.partial(
+          advantages.gae_length_adaptive, gamma=gamma, alpha=alpha
+      ),
+      rewards_BT,
+      values_BT,
+      turns_BT,
+  )
 
 
 def returns_by_turn(

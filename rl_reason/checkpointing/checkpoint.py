@@ -34,11 +34,15 @@ logging.getLogger("absl").addFilter(
 )
 
 
+def sha256(path: pathlib.Path) -> str:
+  """The hash of a file, which need not fit into memory."""
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _hashes(directory: pathlib.Path) -> dict[str, str]:
   return {
-      str(path.relative_to(directory)): hashlib.sha256(
-          path.read_bytes()
-      ).hexdigest()
+      str(path.relative_to(directory)): sha256(path)
       for path in sorted(directory.rglob("*"))
       if path.is_file() and path.name != MANIFEST
   }

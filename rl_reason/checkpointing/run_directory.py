@@ -144,7 +144,7 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
   """
   names = [f"{known.field}.name" for known in functions.KINDS.values()]
   names += ["data.kind", "data.template", "log.loggers", "reward.functions"]
-  names += ["serve.filter"]
+  names += ["serve.filter", "rollout.engine.args.transfer"]
   found = [x for x in names if re.search(r"\w:\w", str(fields.get(x, "")))]
   if fields.get("task.name", tasks.FILES) not in (*tasks.NAMES, tasks.FILES):
     found.append("task.name")

@@ -94,7 +94,7 @@ def prepared(
   return sources, weights if use == "train" else [1.0] * len(sources)
 
 
-def _mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:
+def mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:
   """Mixes sources; each one is shuffled anew in each of its epochs."""
   # Epoch e is shuffled with seed + e: consecutive seeds would repeat orders.
   parts = [
@@ -114,46 +114,13 @@ class Mixed(grain.sources.RandomAccessDataSource):
   """
 
   def __init__(self, sources: list[Prepared], weights: list[float], seed: int):
-    self._rows = _mix(sources, weights, seed)
+    self._rows = mix(sources, weights, seed)
 
   def __len__(self):
     return ENDLESS
 
   def __getitem__(self, index) -> tuple[int, tasks.Row]:
     return int(index), self._rows[int(index)]
-
-
-def pairs(
-    sources: list[Prepared],
-    weights: list[float],
-    seed: int,
-    *,
-    rejected: bool = False,
-) -> grain.MapDataset:
-  """(prompt, response) of a mixture, or (prompt, response, rejected).
-
-  Raises:
-    DataError: a source has no row with these texts.
-  """
-
-  def texts(row):
-    pair = row.prompt, row.response
-    return (*pair, row.rejected) if rejected else pair
-
-  positions = []
-  for number, source in enumerate(sources):
-    rows = range(len(source))
-    found = [(number, i) for i in rows if all(texts(source[i])[1:])]
-    if not found:
-      raise datasets.DataError(
-          f"data.train: no row of source {number} has"
-          f" {'a rejected response' if rejected else 'a response'} to learn"
-          " from; name its columns in data.columns, or skip this stage"
-          " (sft.skill.steps = 0)"
-      )
-    positions.append(found)
-  mixed = _mix(positions, weights, seed)
-  return mixed.map(lambda position: texts(sources[position[0]][position[1]]))
 
 
 def iterate(dataset: grain.MapDataset, batch: int):
@@ -186,33 +153,3 @@ def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
     start_N[n] = slots - len(row)
     tokens_NP[n, start_N[n] :] = row
   return Prompts(tokens_NP, start_N, np.asarray(ids, np.int32))
-
-
-def pack_demonstrations(tok, pairs, prompt_slots: int, response_slots: int):
-  """Prompts, padded on the left, and responses, padded on the right.
-
-  Args:
-    tok: the tokenizer.
-    pairs: (prompt, response) texts; EOS is added to each response. A response
-      in an environment is a list of turns, with observations between: each turn
-      gets an EOS, and observations are no part of the mask.
-    prompt_slots: P.
-    response_slots: T; a longer response is truncated, and has no EOS then.
-
-  Returns:
-    tokens [B, P + T] int32, start [B] int32, mask [B, T] bool.
-  """
-  texts, responses = zip(*pairs, strict=True)
-  p = pack_prompts(tok, list(texts), range(len(texts)), prompt_slots)
-  tokens_BT = np.full((len(texts), response_slots), tok.pad_token_id, np.int32)
-  mask_BT = np.zeros((len(texts), response_slots), bool)
-  parts = [[x] if isinstance(x, str) else x for x in responses]
-  encoded = iter(tokenizer.encode(tok, [text for x in parts for text in x]))
-  for b, texts_of_row in enumerate(parts):
-    row: list[int] = []
-    for number in range(len(texts_of_row)):
-      part, is_turn = next(encoded), number % 2 == 0
-      mask_BT[b, len(row) : len(row) + len(part) + 1] = is_turn
-      row += part + [tok.eos_token_id] * is_turn
-    tokens_BT[b, : len(row)] = row[:response_slots]
-  return np.concatenate([p.tokens_NP, tokens_BT], 1), p.start_N, mask_BT

@@ -1,9 +1,12 @@
 """Guess a number in as few turns as possible; the best strategy is bisection.
 
 Prompt `17-48:`. A turn is a number in this range, and its answer `<` (the
-number is lower) or `>` (it is higher). The game ends when the number is found,
-or after `LIMIT` turns. The reward is 1 for the number and -COST for each other
-guess.
+number is lower) or `>` (it is higher). The opponent has not chosen a number
+beforehand: of those that are still possible, its answer leaves as many as it
+can. The number of turns is that of the worst case, so it depends on the guesses
+and not on luck. The game ends when the only number left is
+guessed, or after `LIMIT` turns. The reward is 1 for the number and -COST for
+each other guess.
 """
 
 import numpy as np
@@ -14,14 +17,9 @@ LIMIT = 12  # turns of a game
 COST = 0.1  # of a turn that does not find the number
 
 
-def bisection_turns(size: int) -> float:
-  """Turns that bisection needs on average for a range of `size` numbers."""
-  left, turns, depth = size, 0, 1
-  while left > 0:  # 2 ** (depth - 1) numbers are found at this depth
-    found = min(left, 2 ** (depth - 1))
-    turns += depth * found
-    left, depth = left - found, depth + 1
-  return turns / size
+def bisection_turns(size: int) -> int:
+  """Turns of bisection for `size` numbers, floor(log2(size)) + 1: the least."""
+  return size.bit_length()
 
 
 class Guess:
@@ -39,11 +37,11 @@ class Guess:
 
   @staticmethod
   def problem(rng: np.random.Generator, difficulty: int) -> Row:
-    """A range of two-digit numbers, and the number to be found."""
+    """A range of two-digit numbers; the answer is the least number of turns."""
     size = int(rng.integers(2 ** (difficulty - 1) + 1, 2**difficulty + 1))
     low = int(rng.integers(10, 101 - size))
-    answer = int(rng.integers(low, low + size))
-    return Row(f"{low}-{low + size - 1}:", str(answer), difficulty)
+    turns = str(bisection_turns(size))
+    return Row(f"{low}-{low + size - 1}:", turns, difficulty)
 
   @staticmethod
   def demonstrate(row: Row, style: str, rng: np.random.Generator) -> list[str]:
@@ -51,35 +49,40 @@ class Guess:
 
     random: any number that is still possible; bisect: the one in the middle.
     """
-    low, high = map(int, row.prompt[:-1].split("-"))
-    turns: list[str] = []
-    while not turns or turns[-1] != row.answer:
-      guess = (low + high) // 2
+    game, turns = Guess(), []
+    game.reset(row, rng)
+    while game.low <= game.high:
+      guess = (game.low + game.high) // 2
       if style == "random":
-        guess = int(rng.integers(low, high + 1))
+        guess = int(rng.integers(game.low, game.high + 1))
       turns.append(str(guess))
-      low, high = (
-          (low, guess - 1) if int(row.answer) < guess else (guess + 1, high)
-      )
+      game.step(turns[-1])
     return turns
 
   @staticmethod
   def answer(text: str, row: Row) -> str:
-    """The last guess."""
+    """The number of turns: one for each answer, and the last one."""
     del row
-    return text.replace(">", "<").rpartition("<")[2]
+    return str(1 + sum(text.count(x) for x in "<>?"))
 
   def reset(self, row: Row, rng: np.random.Generator) -> None:
     """Begins a game; the prompt is the row's."""
     del rng
-    self._number, self._turns = row.answer, 0
+    self.low, self.high = map(int, row.prompt[:-1].split("-"))
+    self._turns = 0
 
   def step(self, response: str) -> tuple[str, float, bool]:
     """Answers a guess; `?` if it is no number."""
     self._turns += 1
-    if response == self._number:
+    over = self._turns == LIMIT
+    if not (response.isascii() and response.isdigit()):
+      return "?", -COST, over
+    number = int(response)
+    if number == self.low == self.high:
+      self.low += 1  # no number is left
       return "", 1.0, True
-    observation = "?"
-    if response.isascii() and response.isdigit():
-      observation = "<" if int(self._number) < int(response) else ">"
-    return observation, -COST, self._turns == LIMIT
+    if number - self.low >= self.high - number:
+      self.high = min(self.high, number - 1)
+      return "<", -COST, over
+    self.low = max(self.low, number + 1)
+    return ">", -COST, over

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from rl_reason import config as config_lib
+from rl_reason.data import held_out
 from rl_reason.evaluation.evaluate import Responses, evaluate, levels
 from rl_reason.monitoring import metrics
 from rl_reason.report import page
@@ -51,7 +52,7 @@ def run(session: Session, which: str) -> dict[str, float]:
     path = workdir / f"evaluation-{which}.json"
     metrics.write_json(path, dict(step=step) | values)
     say(f"metrics: {path}")
-    dropped = session.rows.dropped()
+    dropped = held_out.dropped(session.rows)
     results = harness_results(values, sets, config_lib.flat(c), dropped)
     metrics.write_json(workdir / f"results-{which}.json", results)
     path = workdir / f"responses-{which}.html"
@@ -132,15 +133,18 @@ def responses_page(
   """
   responses, by_difficulty = [], []
   for x in sets:
+    verified = x.measure == "acc"
     rows = [
         dict(
             prompt=row.prompt,
             answer=row.answer,
-            correct=int(x.correct_NG[n].sum()),
+            correct=int(x.correct_NG[n].sum()) if verified else None,
+            score=metrics.number(x.scores_NG[n].mean(), 4),
             responses=[
                 dict(
                     text=text,
-                    correct=bool(x.correct_NG[n, g]),
+                    correct=bool(x.correct_NG[n, g]) if verified else None,
+                    score=metrics.number(x.scores_NG[n, g], 4),
                     truncated=bool(x.truncated_NG[n, g]),
                     length=int(x.lengths_NG[n, g]),
                 )
@@ -151,10 +155,12 @@ def responses_page(
     ]
     responses.append(dict(name=x.name, rows=rows))
     for level in levels(x, mean_of):
+      unit = "tokens" if verified else "reward"
+      score = Score(level.mean, level.half, share=verified, unit=unit)
       cells = [
           (str(level.difficulty), None),
           (str(level.prompts), None),
-          (Score(level.mean, level.half).text(" ± "), level.mean),
+          (score.text(" ± "), level.mean if verified else None),
           (Score(level.truncated).text(), level.truncated),
       ]
       by_difficulty.append(dict(name=x.name, about="", cells=cells))

@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.checkpointing.resumable import check_stop
-from rl_reason.data import pipelines
+from rl_reason.data import held_out, pipelines
 from rl_reason.environments.episodes import Episodes
 from rl_reason.evaluation import grading
 from rl_reason.evaluation.reward_runner import Rewards
@@ -40,7 +40,8 @@ class Responses(NamedTuple):
     texts_NG: the responses; the last one of each prompt is greedy.
     correct_NG, lengths_NG, truncated_NG: likewise.
     lines: the first response to some prompts as a line of samples.jsonl.
-    failures: number of responses on which the verifier failed.
+    failures: of the verifier; without one, of reward functions, whose scores
+      then count as 0.
     repetition: mean share of repeated tokens in first responses.
     broken: number of responses by `doctor.broken`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
@@ -136,11 +137,13 @@ def evaluate(
     check_stop(session.stop)
     session.display.doing(f"{title}: {text}")
 
-  chooses = session.rows.validation_sets() if purpose != "held out" else {}
+  chooses = (
+      held_out.validation_sets(session.rows) if purpose != "held out" else {}
+  )
   sets: dict[str, list[tasks.Row]] = {}
   if not chooses or purpose == "both":
-    held_out = session.rows.evaluation_sets(c.evaluate.prompts)
-    sets = {name: rows[:prompts] for name, rows in held_out.items()}
+    found = held_out.evaluation_sets(session.rows, c.evaluate.prompts)
+    sets = {name: rows[:prompts] for name, rows in found.items()}
   responses = [
       respond(
           sample,
@@ -212,7 +215,9 @@ def respond(
     if rewards is not None and not verified:
       rows_B = [row for row in filled for _ in range(group_size)]
       count = len(part) * group_size
-      rewards_B.append(rewards().of_all(tok, rollouts, rows_B, count))
+      found_B, failed = rewards().of_all(tok, rollouts, rows_B, count)
+      rewards_B.append(found_B)
+      failures += failed
     rollouts = jax.tree.map(real, rollouts)
     # Grade.
     if episodes is None:

@@ -61,6 +61,12 @@ def run(session: Session, params: Tree, state: RLState) -> float:
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
   broken = doctor.of_evaluation(values, config_lib.flat(c))
+  failed = values["val-aux/verifier_failures"]
+  if failed:
+    broken.append(
+        f"verifier or reward functions failed {failed:,} times in this"
+        " evaluation: such responses count as incorrect, or with 0"
+    )
   for line in [*broken, *alarms.alarms(lines)]:
     say(f"warning: {line}")
   return values["val-aux/score"]

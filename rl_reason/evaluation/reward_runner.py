@@ -290,7 +290,7 @@ class Rewards:
 
   def of_all(
       self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
-  ) -> Array:
+  ) -> tuple[Array, int]:
     """The rewards of complete responses, with the weights of the last step.
 
     A score that is missing, since its function failed, counts as 0.
@@ -301,6 +301,9 @@ class Rewards:
         is always the same.
       rows_B: the row that each response answers.
       count: of the first responses, which are real.
+
+    Returns:
+      the rewards [count], and the number of failures.
     """
     functions = self.begin(tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
@@ -308,7 +311,8 @@ class Rewards:
     scores_NB = self.all_scores(functions.scores_FB, rollouts)
     weights_N = [term.last for term in self.terms]
     scores_NB = np.nan_to_num(np.stack(scores_NB), posinf=0, neginf=0)
-    return np.tensordot(weights_N, scores_NB, 1)[:count]
+    rewards_B = np.tensordot(weights_N, scores_NB, 1)[:count]
+    return rewards_B, functions.failures
 
   def all_scores(
       self, scores_FB: Array, rollouts: Rollouts

@@ -8,7 +8,6 @@ the same command continues behind the last whole file, with the same samples.
 """
 
 import functools
-import hashlib
 import json
 import operator
 import pathlib
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 
 from rl_reason import config as config_lib, tasks
+from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.data import pipelines
 from rl_reason.evaluation import grading
@@ -140,7 +140,7 @@ def _is_whole(path: pathlib.Path, entry: dict | None) -> bool:
   return (
       entry is not None
       and path.exists()
-      and hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+      and checkpoint.sha256(path) == entry["sha256"]
   )
 
 
@@ -189,10 +189,21 @@ def _sample(
           cache=c.rollout.cache,
       )
   )
-  rewards_B = _function_rewards(session, rewards, rollouts, [*rows, *more])
-  real = operator.itemgetter(slice(len(rows) * g.samples))
+  all_rows, count = [*rows, *more], len(rows) * g.samples
+  rewards_B, unrewarded = _function_rewards(
+      session, rewards, rollouts, all_rows, count
+  )
+  real = operator.itemgetter(slice(count))
   rollouts = jax.tree.map(real, rollouts)
-  texts, correct_B, _ = grading.start_grading(task, tok, rollouts, rows)()
+  texts, correct_B, unverified = grading.start_grading(
+      task, tok, rollouts, rows
+  )()
+  if unverified or unrewarded:
+    session.display.say(
+        f"warning: prompts {ids[0]} to {ids[-1]}: the verifier failed on"
+        f" {unverified:,} of {count:,} responses, which have no verdict, and"
+        f" reward functions {unrewarded:,} times, which counts as 0"
+    )
   tokens_BT = rollouts.tokens_BL[:, c.rollout.max_prompt :]
   groups: list[list[Sample]] = [[] for _ in rows]
   for b, text in enumerate(texts):
@@ -216,15 +227,22 @@ def _sample(
 
 
 def _function_rewards(
-    session: Session, rewards, rollouts: Rollouts, rows: list[tasks.Row]
-) -> np.ndarray:
-  """The weighted terms of reward.functions, zeros without any."""
+    session: Session,
+    rewards,
+    rollouts: Rollouts,
+    rows: list[tasks.Row],
+    count: int,
+) -> tuple[np.ndarray, int]:
+  """The weighted terms of reward.functions, zeros without any; failures.
+
+  The first `count` responses are real.
+  """
   size = session.config.generate.samples
   if not session.config.reward.functions:
-    return np.zeros(len(rows) * size)
+    return np.zeros(count), 0
   terms: Rewards = rewards()
   rows_B = [row for row in rows for _ in range(size)]
-  return terms.of_all(session.tok, rollouts, rows_B, len(rows_B))
+  return terms.of_all(session.tok, rollouts, rows_B, count)
 
 
 def _write(path: pathlib.Path, rows: list[dict]) -> str:
@@ -238,4 +256,4 @@ def _write(path: pathlib.Path, rows: list[dict]) -> str:
     new = path.with_name(path.name + ".tmp")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), new)
     new.replace(path)
-  return hashlib.sha256(path.read_bytes()).hexdigest()
+  return checkpoint.sha256(path)

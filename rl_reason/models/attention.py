@@ -25,6 +25,7 @@ from rl_reason.scale import (
     linear,
     packed_attention,
     pallas,
+    sequence,
     sharding,
 )
 from rl_reason.scale.packed_attention import MASK_VALUE, einsum32
@@ -107,18 +108,21 @@ def _cache_entries(cache: Cache, k: Array, v: Array) -> Cache:
   )
 
 
-def packed(segments_BL: Array) -> Attend:
+def packed(segments_BL: Array, *, chunks: bool = False) -> Attend:
   """Causal attention within segments: each token sees its own up to itself.
 
   Args:
     segments_BL: int32, tokens of one sequence are adjacent and share a number;
       0 is padding, which sees only padding.
+    chunks: whether rows are the chunks of `sequence.split`.
   """
 
   def attend(kernels, layer, q_BLKQC, k_BLKC, v_BLKC, cache):
     fn = packed_attention.attend
     if kernels != "xla":
       fn = functools.partial(pallas.packed, kernels)
+    if chunks:
+      fn = sequence.whole_rows(fn)
     # Rows and heads are independent: each device computes those that it has.
     keys = "batch", None, "kv_heads", None
     queries = *keys, None

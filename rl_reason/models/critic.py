@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rl_reason.algorithms.values import support
 from rl_reason.models import decoder, parameters
+from rl_reason.scale import sequence
 from rl_reason.structs import Array, Packed, Tree
 
 
@@ -70,10 +71,10 @@ def values(
   """
   hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
   values_RL, logits_RLN = _head(params["value_head"], cfg, hidden_RLD)
-  source_BT = packed.source_BT
+  values_RL, source_BT = sequence.join(values_RL), packed.source_BT
   if logits_RLN is None:
     return values_RL.reshape(-1)[source_BT], None
-  flat_XN = logits_RLN.reshape(-1, logits_RLN.shape[-1])
+  flat_XN = sequence.join(logits_RLN).reshape(-1, logits_RLN.shape[-1])
   return values_RL.reshape(-1)[source_BT], flat_XN[source_BT]
 
 
@@ -85,7 +86,7 @@ def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
   hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
   values_RL, _ = _head(params["value_head"], cfg, hidden_RLD)
   # `source_BT` is the place before each token: the last token is one further.
-  return values_RL.reshape(-1)[packed.source_BT.max(1) + 1]
+  return sequence.join(values_RL).reshape(-1)[packed.source_BT.max(1) + 1]
 
 
 def _head(head: Tree, cfg: CriticConfig, hidden: Array):

@@ -7,6 +7,7 @@ compile time does not grow with depth. `table` describes each parameter once.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 
 from rl_reason.models import attention, parameters
 from rl_reason.models.parameters import Param
-from rl_reason.scale import linear, packed_attention, sharding
+from rl_reason.scale import linear, packed_attention, sequence, sharding
 from rl_reason.structs import Array, Packed, Tree
 
 
@@ -40,7 +41,8 @@ class ModelConfig:
     tied: the embedding is also the output head.
     dtype: of the matrix products; parameters and log-probs stay fp32.
     remat: 'none', 'dots' (the backward pass recomputes all but products with
-      weights and the outputs of attention), 'full'.
+      weights and the outputs of attention), 'full', or 'sqrt' (inputs of groups
+      of layers are saved, those of single layers for one group at a time).
     logprob_chunk: positions per shard of the rows whose logits exist at a time.
     attention: 'xla', or a key of `pallas.KERNELS`.
     tokens: size of the tokenizer; None: as many as the embedding has rows. Rows
@@ -84,6 +86,7 @@ REMAT = {
         _POLICIES.save_only_these_names(packed_attention.SAVED),
     ),
     "full": _POLICIES.nothing_saveable,
+    "sqrt": _POLICIES.nothing_saveable,
 }
 
 
@@ -121,6 +124,11 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
   if not cfg.tied:
     params["head"] = Param((d, v), ("embed", "vocab"), "normal", d)
   return params
+
+
+def layer_groups(layers: int) -> int:
+  """Groups of equally many layers; the divisor next to the root, or below."""
+  return max(n for n in range(1, math.isqrt(layers) + 1) if layers % n == 0)
 
 
 def init(cfg: ModelConfig, key: Array) -> Tree:
@@ -212,7 +220,7 @@ def forward(
 
     # Attention. Norms are before each sublayer, so that the residual stream is
     # a plain sum of their outputs.
-    h = rms_norm(x_XD, p["norm_attn"], cfg.norm_eps)
+    h = sequence.gathered(rms_norm(x_XD, p["norm_attn"], cfg.norm_eps))
     q, k, v = (
         project(h, x).reshape(rows, length, -1, cfg.head_dim) for x in "qkv"
     )
@@ -223,30 +231,42 @@ def forward(
     k = rope(k, positions_BL, freq_C)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
     a, cache = attend(cfg.attention, index, q, k, v, cache)
-    x_XD = x_XD + project(a.reshape(rows * length, -1), "o")
+    a = a.reshape(rows * length, -1)
+    x_XD = x_XD + sequence.gathered(project(a, "o"))
     # Feed-forward (SwiGLU).
-    h = rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps)
+    h = sequence.gathered(rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps))
     h = jax.nn.silu(project(h, "gate")) * project(h, "up")
-    x_XD = x_XD + project(h, "down")
-    return (sharding.constrain(x_XD, "batch", None), cache), None
+    x_XD = x_XD + sequence.gathered(project(h, "down"))
+    return (sequence.stream(x_XD), cache), None
 
   # Only training takes gradients, and it has no cache. `prevent_cse` is for
   # code outside of a scan.
+  layers = jnp.arange(cfg.layers), params["layers"]
   if cache is None and cfg.remat != "none":
-    block = jax.checkpoint(block, policy=REMAT[cfg.remat], prevent_cse=False)
-  x_XD = params["embed"].astype(cfg.dtype)[tokens_BL.reshape(-1)]
-  x_XD = sharding.constrain(x_XD, "batch", None)
-  (x_XD, cache), _ = jax.lax.scan(
-      block, (x_XD, cache), (jnp.arange(cfg.layers), params["layers"])
-  )
+    remat = functools.partial(
+        jax.checkpoint, policy=REMAT[cfg.remat], prevent_cse=False
+    )
+    block = remat(block)
+    if cfg.remat == "sqrt":  # a scan over groups of layers, each one a scan
+      groups = layer_groups(cfg.layers)
+      layers = jax.tree.map(
+          lambda x: x.reshape(groups, -1, *x.shape[1:]), layers
+      )
+      block = remat(functools.partial(jax.lax.scan, block))
+  embed_VD = sequence.full_width(params["embed"].astype(cfg.dtype))
+  x_XD = sequence.stream(embed_VD[tokens_BL.reshape(-1)])
+  (x_XD, cache), _ = jax.lax.scan(block, (x_XD, cache), layers)
   x_XD = rms_norm(x_XD, params["norm"], cfg.norm_eps)
   return x_XD.reshape(rows, length, -1), cache
 
 
 def hidden(params: Tree, cfg: ModelConfig, packed: Packed) -> Array:
-  """`forward` of packed rows: [R, L, D]."""
-  attend = attention.packed(packed.segments_RL)
-  tokens_RL, positions_RL = packed.tokens_RL, packed.positions_RL
+  """`forward` of packed rows, in the chunks of `sequence.split`: [R, L, D]."""
+  tokens_RL, positions_RL, segments_RL = map(
+      sequence.split,
+      (packed.tokens_RL, packed.positions_RL, packed.segments_RL),
+  )
+  attend = attention.packed(segments_RL, chunks=True)
   return forward(params, cfg, tokens_RL, positions_RL, attend)[0]
 
 
@@ -284,7 +304,8 @@ def packed_logps(
   # In each shard, positions that predict a response token come first.
   predicts_X = jnp.zeros(packed.tokens_RL.size, bool)
   predicts_X = predicts_X.at[packed.source_BT].set(True)
-  predicts_WX = predicts_X.reshape(shards, -1)
+  predicts_RL = sequence.split(predicts_X.reshape(packed.tokens_RL.shape))
+  predicts_WX = predicts_RL.reshape(shards, -1)
   order_WX = jnp.argsort(~predicts_WX, axis=1, stable=True)
   positions = order_WX.shape[1]
   pad = -positions % min(cfg.logprob_chunk, positions)
@@ -305,15 +326,18 @@ def packed_logps(
       temperature,
       {name: params[name]},
       take(hidden_RLD),
-      take(jnp.roll(packed.tokens_RL, -1, 1)),
+      take(sequence.split(jnp.roll(packed.tokens_RL, -1, 1))),
       predicts_WX.sum(1).max(),
   )
 
   # Undo the order, then look up each response token.
   rank_WX = jnp.argsort(order_WX, axis=1)
+  in_order = (jnp.take_along_axis(x_WX, rank_WX, 1) for x_WX in chunked)
   logps_BT, entropy_BT = (
-      jnp.take_along_axis(x_WX, rank_WX, 1).reshape(-1)[packed.source_BT]
-      for x_WX in chunked
+      sequence.join(x_WX.reshape(predicts_RL.shape)).reshape(-1)[
+          packed.source_BT
+      ]
+      for x_WX in in_order
   )
   return logps_BT, entropy_BT
 

@@ -111,7 +111,11 @@ def broken(rollouts: Rollouts) -> int:
 def vital_signs(x: dict[str, Any], fields: dict[str, Any]) -> str:
   """The state of a step in one line, whether or not something is wrong."""
   wanted = updates_lib.per_step(fields)
-  if "train/no_signal" in x:
+  if fields["rollout.group_size"] == 1:
+    groups = "groups of one response"
+    if "train/all_correct" in x:
+      groups += f", {x['train/all_correct']:.0%} correct"
+  elif "train/no_signal" in x:
     groups = f"{1 - x['train/no_signal']:.0%} of the groups have signal"
   else:
     incorrect, correct = x["train/all_incorrect"], x["train/all_correct"]

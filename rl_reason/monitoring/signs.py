@@ -18,7 +18,11 @@ from rl_reason.monitoring import alarms, updates as updates_lib
 
 SIGN = "sign/"  # names of what only the doctor reads; it is not logged
 WINDOW = 10  # steps that predicates see
-CLIPPED = "Clipped targets of the critic"  # of the table
+OF_PRETRAINING = (  # signs that value pretraining can have, too
+    "Failures of the verifier",
+    "Failures of reward functions",
+    "Clipped targets of the critic",
+)
 BROKEN = "rollout/broken_responses"  # share; only where there are any
 BROKEN_HELD_OUT = "val-aux/broken_responses"  # responses; likewise
 
@@ -231,7 +235,8 @@ def _no_signal(steps, fields):
     return ""  # dynamic sampling has filled the batch
   same = number(x, "train/no_signal")
   if "train/no_signal" in x:
-    return f"{same:.0%} of the groups have equal rewards" * (same >= 0.9)
+    few = same >= 0.9 and size > 1  # a group of one has no spread
+    return f"{same:.0%} of the groups have equal rewards" * few
   wrong, right = (number(x, f"train/all_{y}") for y in ("incorrect", "correct"))
   # The responses of a group of one are always all correct or all incorrect.
   if wrong + right < 0.9 or (size == 1 and max(wrong, right) < 0.98):
@@ -306,10 +311,11 @@ def found(steps: Steps, fields: Fields) -> list[tuple[Sign, str]]:
   return [(sign, sign.text(seen, fields)) for sign, seen in known if seen]
 
 
-def clipped_targets(x: dict[str, Any], fields: Fields) -> list[str]:
-  """What a step of value pretraining says of clipped targets; [] of none."""
-  rows = [sign for sign in TABLE if sign.name == CLIPPED]
-  return [y.text(seen, fields) for y in rows if (seen := y.seen([x], fields))]
+def of_pretraining(x: dict[str, Any], fields: Fields) -> dict[str, str]:
+  """The signs of a step of value pretraining: name -> line for the screen."""
+  rows = [sign for sign in TABLE if sign.name in OF_PRETRAINING]
+  seen = {y.name: (y, y.seen([x], fields)) for y in rows}
+  return {k: y.text(what, fields) for k, (y, what) in seen.items() if what}
 
 
 def of_run(lines: Steps) -> list[str]:

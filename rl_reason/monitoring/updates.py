@@ -1,14 +1,12 @@
-"""Updates of a stage: counted, and required.
+"""Updates of RL: counted, and required.
 
 A step without an update leaves the parameters as they were. `Streak` ends a
-stage with too many such steps in a row; a stage, and a run, that made no update
-at all is an error. Why there was none is what `doctor.py` says.
+stage with too many such steps in a row. Why there was no update is what
+`doctor.py` says; those of other stages are in `skips.py`.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from rl_reason.structs import RunError
 
@@ -86,22 +84,6 @@ def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
   ]
 
 
-def why_not_finite(fields: dict[str, Any], rate: str) -> str:
-  """The likely cause of a gradient that is not finite, and the remedy.
-
-  Args:
-    fields: the flat config.
-    rate: the field of the learning rate.
-  """
-  lr = f"{rate} (now {fields[rate]:g})"
-  if fields["model.dtype"] == "float16":
-    return (
-        "float16 overflows beyond 65,504: set model.dtype = 'bfloat16' or"
-        f" 'float32', and if that is not the cause lower {lr}"
-    )
-  return f"lower {lr}, set optimizer.clip_norm = 1.0"
-
-
 class Streak:
   """Counts steps in a row without an update; ends a stage that has too many.
 
@@ -142,48 +124,4 @@ class Streak:
           f" update of worth in {self.count} steps in a row. {self._last}. The"
           " state is saved: the same command resumes the run, another config"
           " needs another --workdir"
-      )
-
-
-class Skips:
-  """Ends a supervised stage, or that of a critic, whose updates are skipped.
-
-  Args:
-    stage: as the user knows it.
-    fields: the flat config.
-    rate: the field of its learning rate.
-    limit: steps in a row without an update that are too many; 0: never.
-  """
-
-  def __init__(self, stage: str, fields: dict, rate: str, limit: int):
-    self._stage, self._fields, self._rate = stage, fields, rate
-    self._streak, self._why = Streak(stage, limit), ""
-    self.check = self._streak.check
-
-  def add(self, step: int, made: bool, grad_norm: float) -> None:
-    """Counts a step, by whether it made an update, and its gradient."""
-    self._why = (
-        "no token counts in any response: see loss.mask_truncated, and whether"
-        " the rewards are finite"
-        if np.isfinite(grad_norm)
-        else "gradients are not finite: "
-        + why_not_finite(self._fields, self._rate)
-    )
-    self._streak.add(made, f"Step {step}: {self._why}")
-
-  def require_any(self, skipped: int, updates: int) -> None:
-    """Refuses a stage that ended without an update.
-
-    Args:
-      skipped: how many updates were skipped.
-      updates: of the stage so far.
-
-    Raises:
-      RunError: all of them.
-    """
-    if updates and skipped >= updates:
-      why = self._why or why_not_finite(self._fields, self._rate)
-      raise RunError(
-          f"{self._stage}: all {updates:,} updates were skipped, nothing was"
-          f" learned: {why}; then choose another --workdir"
       )

@@ -50,6 +50,8 @@ MEANINGS = {
     "pass": "at least one of k responses is correct",
     "truncated": "responses that reached the maximum length",
     "response length": "tokens, mean",
+    "turns": "of a trajectory in an environment, mean",
+    "sum of rewards": "over the turns of a trajectory, mean",
 }
 
 # Metrics of RL steps whose sum a reader should know.

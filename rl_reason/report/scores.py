@@ -54,7 +54,14 @@ def scores(line: dict) -> dict[str, Score]:
       out[prefix + parts[-1]] = _score(measure, value, half)
     elif "/difficulty_" in name:
       level = parts[-3].replace("_", " ")
-      out[prefix + level] = _score(parts[-2], value)
+      if parts[-2] == "turns":
+        out[f"{prefix}{level}, turns"] = Score(value, None, False, "turns")
+      else:
+        out[prefix + level] = _score(parts[-2], value)
+    elif name == "val-aux/turns/mean":
+      out["turns"] = Score(value, None, False, "turns")
+    elif name == "val-aux/returns/mean":
+      out["sum of rewards"] = Score(value, share=False, unit="reward")
     elif name == "val-aux/response_length/mean":
       out["response length"] = Score(value, share=False)
     elif name == "val-aux/response_length/clip_ratio":
@@ -221,6 +228,7 @@ def summary(workdir: pathlib.Path) -> list[str]:
       f"greedy: {change('greedy')}",
       *([f"{best}: {change(best)}"] if verified else []),
       f"response length in tokens: {change('response length')}",
+      *([f"turns: {change('turns')}"] if "turns" in old else []),
   ]
   if after is None:
     out[0] += f" at step {before['step']}"

@@ -15,9 +15,10 @@ from rl_reason.checkpointing import checkpoint
 from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
-from rl_reason.session import Session, require_equal
+from rl_reason.session import Session
 from rl_reason.structs import Tree
 from rl_reason.tasks import reward_terms
+from rl_reason.training.other_runs import require_equal
 
 
 def is_classifier(name: str) -> bool:

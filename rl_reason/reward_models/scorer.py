@@ -4,13 +4,9 @@ from rl_reason import config as config_lib
 from rl_reason.checkpointing import run_directory
 from rl_reason.models import critic, parameters
 from rl_reason.reward_models import classifier
-from rl_reason.session import (
-    Session,
-    critic_config,
-    model_config,
-    other_checkpoint,
-)
+from rl_reason.session import Session, critic_config, model_config
 from rl_reason.structs import Tree
+from rl_reason.training.other_runs import other_checkpoint
 from rl_reason.training.step import map_micro_batches
 
 
@@ -35,6 +31,7 @@ def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
     head = {"critic.head.name": fields["critic.head.name"]}
     run_directory.refuse_code(f"reward.functions = {name}", head)
   config = config_lib.unflat(fields)
+  config.mesh = session.config.mesh  # that of the devices which score
   policy = session.cfg
   trunk = model_config(config, vocab=policy.vocab, tokens=policy.tokens)
   cfg = critic_config(config, trunk)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from rl_reason import config as config_lib, hf
-from rl_reason.data import pipelines
+from rl_reason.data import demonstrations
 from rl_reason.evaluation import statistics
 from rl_reason.models import critic
 from rl_reason.reward_models.scorer import scores_program
@@ -118,8 +118,8 @@ def _pairs(session: Session, *, evaluation: bool):
       config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
       for x in (c.chosen, c.rejected)
   )
-  return session.rows.preferences(
-      c.batch, chosen, rejected, evaluation=evaluation
+  return demonstrations.preferences(
+      session.rows, c.batch, chosen, rejected, evaluation=evaluation
   )
 
 
@@ -127,7 +127,7 @@ def _pack_pairs(session: Session, pairs) -> tuple[Array, Array, Array]:
   """Tokens, start and mask of 2 B rows; the rows of a pair are adjacent."""
   texts = [(prompt, text) for prompt, *both in pairs for text in both]
   rollout = session.config.rollout
-  return pipelines.pack_demonstrations(
+  return demonstrations.pack(
       session.tok, texts, rollout.max_prompt, rollout.max_tokens
   )
 

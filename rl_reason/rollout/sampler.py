@@ -342,6 +342,9 @@ class RolloutEngine:
     mesh: devices that sample.
     display: where compile times are reported.
     **static: further fields of `Sampler` that all calls share.
+
+  Attributes:
+    mesh: the devices.
   """
 
   def __init__(
@@ -352,14 +355,14 @@ class RolloutEngine:
       display: Display,
       **static: Any,
   ):
-    self._cfg, self._mesh, self._display = cfg, mesh, display
+    self._cfg, self.mesh, self._display = cfg, mesh, display
     self._static = static
     self._programs: dict = {}
 
   def weights(self, params: Tree, kind: str = "same") -> Tree:
     """The `sampler_weights` of a policy: 'same', 'bfloat16' or 'int8'."""
     if kind == "same" and self._cfg.dtype == "float32":
-      if self._mesh.shape["fsdp"] == 1:
+      if sharding.num_shards(self.mesh, "embed") == 1:
         return params  # the parameters can be sampled with as they are
     signature = kind, _signature(params)
     if signature not in self._programs:
@@ -367,7 +370,7 @@ class RolloutEngine:
           sampler_weights.make, cfg=self._cfg, weights=kind
       )
       table = sampler_weights.table(self._cfg, kind)
-      fn = jax.jit(make, out_shardings=parameters.shardings(table, self._mesh))
+      fn = jax.jit(make, out_shardings=parameters.shardings(table, self.mesh))
       self._programs[signature] = CompiledOnce(
           "sampler weights", fn, self._display
       )
@@ -386,7 +389,7 @@ class RolloutEngine:
       **options,
   ) -> Iterator[tuple[Rollouts, Array]]:
     """`stream`; arrays other than parameters and key are on the host."""
-    put = functools.partial(sharding.put, self._mesh)  # None stays None
+    put = functools.partial(sharding.put, self.mesh)  # None stays None
     return stream(
         params,
         put(prompts, "batch"),

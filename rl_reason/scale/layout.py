@@ -3,8 +3,8 @@
 Devices with the same `slice_index` are joined by a fast network: the GPUs of a
 host, or of several hosts that NVLink connects, and the chips of a TPU slice.
 Between slices the network is slow. Data parallelism, which communicates once an
-optimizer step, goes between slices first, then fsdp; tensor parallelism, which
-communicates several times a layer, stays inside a slice.
+optimizer step, goes between slices first, then fsdp, then sequence; tensor
+parallelism, which communicates several times a layer, stays inside a slice.
 """
 
 import math

@@ -5,6 +5,7 @@ FlashAttention does (arXiv:2307.08691): no array is length x length for all
 rows.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -21,9 +22,22 @@ MASK_VALUE = -1e30  # the score of a masked key: its softmax weight is 0
 
 
 def attend(
-    q_BLKQC: Array, k_BLKC: Array, v_BLKC: Array, segments_BL: Array
+    q_BLKQC: Array,
+    k_BLKC: Array,
+    v_BLKC: Array,
+    segments_BL: Array,
+    first_query: Array | None = None,
 ) -> Array:
-  """Causal attention of scaled queries within segments, softmax in fp32."""
+  """Causal attention of scaled queries within segments, softmax in fp32.
+
+  Args:
+    q_BLKQC: of whole rows, or of a part of each.
+    k_BLKC: of whole rows, as the rest.
+    v_BLKC: values.
+    segments_BL: as in `models.attention.packed`.
+    first_query: the place of the first query in its row, int32; None: queries
+      are those of whole rows.
+  """
   heads_first = (
       q_BLKQC.transpose(0, 2, 3, 1, 4),
       k_BLKC.swapaxes(1, 2),
@@ -34,7 +48,12 @@ def attend(
   at_L = jnp.arange(segments_BL.shape[1])
   starts_BL = segments_BL != jnp.roll(segments_BL, 1, 1)
   first_BL = jax.lax.cummax(jnp.where(starts_BL, at_L, 0), 1)
-  return _attend_rows(*heads_first, first_BL).transpose(0, 3, 1, 2, 4)
+  if first_query is not None:
+    first_BL = jax.lax.dynamic_slice_in_dim(
+        first_BL, first_query, q_BLKQC.shape[1], 1
+    )
+  out_BKQLC = _attend_rows(*heads_first, first_BL, first_query)
+  return out_BKQLC.transpose(0, 3, 1, 2, 4)
 
 
 def einsum32(axes: str, *args: Array) -> Array:
@@ -43,19 +62,23 @@ def einsum32(axes: str, *args: Array) -> Array:
 
 
 @jax.custom_vjp
-def _attend_rows(q_BKQLC, k_BKLC, v_BKLC, first_BL):
-  return _rows_forward(q_BKQLC, k_BKLC, v_BKLC, first_BL)[0]
+def _attend_rows(q_BKQLC, k_BKLC, v_BKLC, first_BL, first_query):
+  return _rows_forward(q_BKQLC, k_BKLC, v_BKLC, first_BL, first_query)[0]
 
 
-def _rows_forward(*rows):
-  out_BKQLC, logsumexp_BKQL = _map_rows(_row_forward, rows)
+def _rows_forward(*args):
+  *rows, first_query = args
+  fn = functools.partial(_row_forward, first_query)
+  out_BKQLC, logsumexp_BKQL = _map_rows(fn, tuple(rows))
   out_BKQLC = checkpoint_name(out_BKQLC, SAVED)
   logsumexp_BKQL = checkpoint_name(logsumexp_BKQL, SAVED)
-  return out_BKQLC, (*rows, out_BKQLC, logsumexp_BKQL)
+  return out_BKQLC, (first_query, *rows, out_BKQLC, logsumexp_BKQL)
 
 
 def _rows_backward(saved, grad_BKQLC):
-  return *_map_rows(_row_backward, (*saved, grad_BKQLC)), None
+  first_query, *rows = saved
+  fn = functools.partial(_row_backward, first_query)
+  return *_map_rows(fn, (*rows, grad_BKQLC)), None, None
 
 
 _attend_rows.defvjp(_rows_forward, _rows_backward)
@@ -70,27 +93,35 @@ def _map_rows(fn: Callable, rows: tuple[Array, ...]):
   return jax.vmap(fn)(*rows)
 
 
-def _tiles(length: int) -> list[slice]:
-  """Tiles of the queries of a row. A tile skips the keys behind it."""
+def _tiles(length: int, keys: int | None) -> list[tuple[slice, int]]:
+  """Tiles of the queries of a row, and how many of its keys each reads.
+
+  A tile skips the keys behind it. If the place of the queries is known only on
+  the device, it reads as many as are given.
+  """
   count = min(-(-length // TILE), MAX_TILES)
   ends = [length * n // count for n in range(count + 1)]
-  return [slice(*pair) for pair in itertools.pairwise(ends)]
+  tiles = [slice(*pair) for pair in itertools.pairwise(ends)]
+  return [(tile, keys or tile.stop) for tile in tiles]
 
 
-def _visible(tile: slice, first_L):
-  """Which keys the queries of a tile see: bool [X, S]."""
-  at_L = jnp.arange(len(first_L))
-  at_X1, at_S = at_L[tile, None], at_L[: tile.stop]
+def _visible(tile: slice, keys: int, first_L, first_query):
+  """Which of the first keys the queries of a tile see: bool [X, S]."""
+  at_S, at_X1 = jnp.arange(keys), jnp.arange(len(first_L))[tile, None]
+  if first_query is not None:
+    at_X1 += first_query
   return (first_L[tile, None] <= at_S) & (at_S <= at_X1)
 
 
-def _row_forward(q_KQLC, k_KLC, v_KLC, first_L):
+def _row_forward(first_query, q_KQLC, k_KLC, v_KLC, first_L):
   """Attention of one row [K, Q, L, C], and the logsumexp of its scores."""
   outs, logsumexps = [], []
-  for tile in _tiles(len(first_L)):
-    k_KSC, v_KSC = k_KLC[:, : tile.stop], v_KLC[:, : tile.stop]
+  all_keys = None if first_query is None else k_KLC.shape[1]
+  for tile, keys in _tiles(len(first_L), all_keys):
+    k_KSC, v_KSC = k_KLC[:, :keys], v_KLC[:, :keys]
     scores = einsum32("KQXC,KSC->KQXS", q_KQLC[:, :, tile], k_KSC)
-    scores = jnp.where(_visible(tile, first_L), scores, MASK_VALUE)
+    visible = _visible(tile, keys, first_L, first_query)
+    scores = jnp.where(visible, scores, MASK_VALUE)
     row_max = scores.max(-1, keepdims=True)
     probs = jnp.exp(scores - row_max)
     total = probs.sum(-1, keepdims=True)
@@ -101,7 +132,14 @@ def _row_forward(q_KQLC, k_KLC, v_KLC, first_L):
 
 
 def _row_backward(
-    q_KQLC, k_KLC, v_KLC, first_L, out_KQLC, logsumexp_KQL, grad_KQLC
+    first_query,
+    q_KQLC,
+    k_KLC,
+    v_KLC,
+    first_L,
+    out_KQLC,
+    logsumexp_KQL,
+    grad_KQLC,
 ):
   """Gradients of a row's queries, keys and values.
 
@@ -112,8 +150,9 @@ def _row_backward(
   mean_KQL = product.sum(-1)
   kv, group, _, dim = q_KQLC.shape
   grad_q, grad_k, grad_v = [], jnp.zeros_like(k_KLC), jnp.zeros_like(v_KLC)
-  for tile in _tiles(len(first_L)):
-    k_KSC, v_KSC = k_KLC[:, : tile.stop], v_KLC[:, : tile.stop]
+  all_keys = None if first_query is None else k_KLC.shape[1]
+  for tile, keys in _tiles(len(first_L), all_keys):
+    k_KSC, v_KSC = k_KLC[:, :keys], v_KLC[:, :keys]
     # The queries of all heads of a key, end to end: Z = Q * X.
     q_KZC, grad_KZC = (
         x[:, :, tile].reshape(kv, -1, dim) for x in (q_KQLC, grad_KQLC)
@@ -124,8 +163,8 @@ def _row_backward(
 
     # Probabilities again, from the saved logsumexp.
     scores = by_head(einsum32("KSC,KZC->KSZ", k_KSC, q_KZC))
-    visible_S1X = _visible(tile, first_L).T[:, None]
-    scores = jnp.where(visible_S1X, scores, MASK_VALUE)
+    visible_XS = _visible(tile, keys, first_L, first_query)
+    scores = jnp.where(visible_XS.T[:, None], scores, MASK_VALUE)
     probs = jnp.exp(scores - logsumexp_KQL[:, None, :, tile])
     # The gradient of the scores: p (dp - sum(p dp)).
     grad = by_head(einsum32("KSC,KZC->KSZ", v_KSC, grad_KZC))
@@ -136,7 +175,7 @@ def _row_backward(
     grad_KCZ = jnp.einsum("KSC,KSZ->KCZ", k_KSC, scores_grad_KSZ)
     grad_q.append(grad_KCZ.reshape(kv, dim, group, -1))
     # Padded, not added in place: on a mesh jaxlib 0.11.2 would crash compiling.
-    rest = (0, 0), (0, k_KLC.shape[1] - tile.stop), (0, 0)
+    rest = (0, 0), (0, k_KLC.shape[1] - keys), (0, 0)
     grad_k += jnp.pad(jnp.einsum("KSZ,KZC->KSC", scores_grad_KSZ, q_KZC), rest)
     grad_v += jnp.pad(jnp.einsum("KSZ,KZC->KSC", probs_KSZ, grad_KZC), rest)
   grad_KCQL = jnp.concatenate(grad_q, 3)

@@ -43,12 +43,18 @@ KERNELS = {
 
 
 def choose(
-    wanted: str, backend: str, dtype: str, head_dim: int
+    wanted: str,
+    backend: str,
+    dtype: str,
+    head_dim: int,
+    *,
+    whole_rows: bool = True,
 ) -> tuple[str, str]:
   """The implementation of attention for a run, and the reason in words.
 
   `wanted` is 'auto', or 'xla' for no kernels; the result 'xla' or a key of
-  KERNELS. The dtype is that of the matrix products.
+  KERNELS. The dtype is that of the matrix products. Kernels need whole rows:
+  mesh.sequence must leave each device some heads of its own.
   """
   supported = KERNELS.get(backend, Kernels((), 0, int8=False))
   reasons = {
@@ -57,6 +63,9 @@ def choose(
       f"the kernels take bfloat16, not {dtype}": dtype != "bfloat16",
       f"the kernels take heads of {supported.head_dims}, not {head_dim}": (
           head_dim not in supported.head_dims
+      ),
+      "mesh.sequence x mesh.tensor must divide model.kv_heads for kernels": (
+          not whole_rows
       ),
   }
   for reason, holds in reasons.items():

@@ -1,7 +1,7 @@
 """Meshes, and the one table from logical axes to mesh axes.
 
-Everything runs under a mesh with axes (data, fsdp, tensor), also on one device,
-so that a laptop and a pod run the same program.
+Everything runs under a mesh with axes (data, fsdp, sequence, tensor), also on
+one device, so that a laptop and a pod run the same program.
 """
 
 import math
@@ -22,13 +22,16 @@ from jax.sharding import (
 from rl_reason.scale import layout
 from rl_reason.structs import Array, Packed, Tree
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "sequence", "tensor")
 PINNED = "pinned_host"  # host memory that devices copy from and to
 
 # Logical axis of a parameter or activation -> mesh axes that shard it.
 RULES = {
-    "batch": ("data", "fsdp"),
-    "embed": "fsdp",
+    "batch": ("data", "fsdp", "sequence"),
+    "rows": ("data", "fsdp"),  # packed; `scale.sequence` splits their tokens
+    "sequence": "sequence",
+    "stream": ("data", "fsdp", "sequence", "tensor"),
+    "embed": ("fsdp", "sequence"),
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -38,7 +41,12 @@ RULES = {
 
 
 def make_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    devices=None,
+    *,
+    sequence: int = 1,
 ) -> Mesh:
   """A mesh over all devices; one axis may be -1, for the remaining devices.
 
@@ -47,22 +55,49 @@ def make_mesh(
     fsdp: of the axis that shards rows and parameters.
     tensor: of the axis that shards heads, feed-forward and vocabulary.
     devices: default all.
+    sequence: of the axis that shards the tokens of packed rows, and all that
+      fsdp shards beside them.
 
   Raises:
     ValueError: the axes do not multiply to the number of devices, or tensor
       would cross hosts without need.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = [data, fsdp, tensor]
+  sizes = [data, fsdp, sequence, tensor]
   if sizes.count(-1) == 1:
     sizes[sizes.index(-1)] = len(devices) // -int(np.prod(sizes))
   if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
     raise ValueError(
-        f"mesh {data} x {fsdp} x {tensor} does not cover"
+        f"mesh {' x '.join(map(str, sizes))} does not cover"
         f" {len(devices)} devices"
     )
   arranged = layout.arrange(dict(zip(AXES, sizes, strict=True)), devices)
   return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def make_meshes(
+    rollout: int = 0, *, devices=None, **axes: int
+) -> tuple[Mesh, Mesh]:
+  """The mesh that learns and the mesh that samples.
+
+  Args:
+    rollout: devices that only sample, the last ones, with the same tensor axis;
+      0: both meshes are one.
+    devices: default all.
+    **axes: of `make_mesh`, of the devices that learn.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  count = len(devices) - rollout
+  mesh = make_mesh(**axes, devices=devices[:count])
+  if not rollout:
+    return mesh, mesh
+  tensor = mesh.shape["tensor"]
+  return mesh, make_mesh(tensor=tensor, devices=devices[count:])
+
+
+def abstract_mesh(**sizes: int) -> AbstractMesh:
+  """A mesh without devices; sizes by axis, 1 where none is given."""
+  return AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
 
 
 def memories() -> set[str]:
@@ -185,7 +220,7 @@ def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
   """`put` of one minibatch, or of several along a leading axis."""
   lead = (None,) * (packed.source_BT.ndim - 2)
   source_BT = put(mesh, packed.source_BT, *lead, "batch")
-  rest = put(mesh, packed.replace(source_BT=None), *lead, None, "batch")
+  rest = put(mesh, packed.replace(source_BT=None), *lead, None, "rows")
   return rest.replace(source_BT=source_BT)
 
 

@@ -1,5 +1,6 @@
 """Answers in the forms of OpenAI: completions and chats, whole or in chunks."""
 
+import abc
 import secrets
 import time
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def tokens(
   return out
 
 
-class Reply:
+class Reply(abc.ABC):
   """An answer of one route; subclasses know its form."""
 
   object = chunk_object = prefix = ""
@@ -114,15 +115,17 @@ class Reply:
         logprobs=self.logprobs(listed), finish_reason=finish
     )
 
+  @abc.abstractmethod
   def logprobs(self, listed: list[Token] | None) -> Any:
     """Tokens in the form of the route."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def _whole(self, index: int, text: str) -> dict[str, Any]:
-    raise NotImplementedError
+    """A response of a whole answer, without log-probs and its end."""
 
+  @abc.abstractmethod
   def _part(self, index: int, text: str) -> dict[str, Any]:
-    raise NotImplementedError
+    """New text of a stream, likewise."""
 
   def _with(self, kind: str, choices: list[dict]) -> dict[str, Any]:
     return dict(

@@ -40,8 +40,8 @@ def run(session: Session, which: str) -> None:
   if num_shards(session) > 1 or jax.process_count() > 1:
     raise ConfigError(
         f"mesh.data = {c.mesh.data}: a server has one shard of the batch: set"
-        " mesh.data = 1 and mesh.fsdp = 1, with mesh.tensor devices, and start"
-        " a server for each part of the machine"
+        " mesh.data, mesh.fsdp and mesh.sequence to 1, with mesh.tensor"
+        " devices, and start a server for each part of the machine"
     )
   place = bind(c.serve.host, c.serve.port)
   engine, name = make_engine(session, which)

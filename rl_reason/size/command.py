@@ -1,18 +1,17 @@
 """--stage=size: a table of bytes per device, and what would fit."""
 
-import os
-from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
 from rl_reason import checks
+from rl_reason.config import ConfigError
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
 from rl_reason.scale import sharding
 from rl_reason.session import Session, critic_config
-from rl_reason.size import compiled, formula, shapes
+from rl_reason.size import automatic, compiled, formula, shapes
+from rl_reason.size.automatic import device_bytes, largest
 
 GIB = 1 << 30
 
@@ -35,6 +34,13 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   checks.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
   limit = int(memory * GIB) if memory else device_bytes()
+  if config.model.remat == "auto":
+    try:
+      display.say(automatic.choose(config, cfg, value, mesh, limit))
+    except ConfigError as e:  # the table then shows why
+      display.say(str(e))
+    cfg = shapes.shape(config)
+    value = critic_config(config, cfg)
   size = formula.estimate(config, cfg, value, mesh)
   update, rollout, source = size.update_peak, size.rollout_peak, "formula"
   if not devices:
@@ -56,6 +62,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     return scaled(update, extra, sum(x.values())) <= limit
 
   shards = sharding.num_shards(mesh, "batch")
+  row_shards = sharding.num_shards(mesh, "rows")
 
   def slots_fit(rows: int) -> bool:
     x = formula.estimate(config, cfg, value, mesh, slots=rows * shards).rollout
@@ -65,7 +72,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   c = config
   length = c.rollout.max_prompt + c.rollout.max_tokens
   in_minibatch = c.rollout.batch // c.updates.minibatches
-  rows = largest(budget_fits, -(-in_minibatch // shards))
+  rows = largest(budget_fits, -(-in_minibatch // row_shards))
   responses = c.dynamic_sampling.batches * c.rollout.batch
   slots = largest(slots_fit, responses // shards) * shards
   fits = max(update, rollout) <= limit
@@ -75,9 +82,15 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
       f" ({rows} rows of {length}), rollout.slots = {slots}"
       f"{' (all)' if slots == responses else ''}"
   )
+  if config.mesh.rollout:
+    display.say(
+        f"mesh.rollout = {config.mesh.rollout}: these are the devices that"
+        " learn, as if they sampled, too; the others are not counted"
+    )
   if not rows or not slots:
     display.say(
-        "nothing is small enough: spread it over more devices (mesh.fsdp),"
+        "nothing is small enough: spread it over more devices (mesh.fsdp; long"
+        " rows: mesh.sequence),"
         " offload the optimizer state (optimizer.offload), or use LoRA"
         " (lora.rank)"
     )
@@ -100,27 +113,10 @@ def measured(
   return update, held + max(peaks)
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
-  """The largest number from 1 to `most` that fits, by bisection; or 0."""
-  low, high = 0, most
-  while low < high:
-    middle = (low + high + 1) // 2
-    low, high = (middle, high) if fits(middle) else (low, middle - 1)
-  return low
-
-
-def device_bytes() -> int:
-  """Memory that a device of this machine offers; on a CPU, all of it."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  return stats.get("bytes_limit") or physical // jax.local_device_count()
-
-
 def _mesh(config, devices: int):
   if not devices:
-    return sharding.make_mesh(**config.mesh)
-  sizes = checks.mesh_sizes(config, devices)
-  return AbstractMesh(tuple(sizes.values()), sharding.AXES)
+    return sharding.make_meshes(**config.mesh)[0]
+  return sharding.abstract_mesh(**checks.mesh_sizes(config, devices))
 
 
 def _session(config, cfg, value: critic.CriticConfig, mesh, display) -> Session:

@@ -53,7 +53,7 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
   c, mesh = session.config, session.mesh
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
-  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "batch"))
+  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
   micro = packing.max_micro_batches(rows, packed_rows)
 
   def array(shape, dtype, *axes):
@@ -66,7 +66,7 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
 
   batch = abstract_batch(by_row, length)
   shape = count, micro, packed_rows, c.rollout.max_prompt + length
-  tokens = array(shape, jnp.int32, None, None, "batch", None)
+  tokens = array(shape, jnp.int32, None, None, "rows", None)
   packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
   coef = array((), jnp.float32)
   state = optimizer.abstract_state(

@@ -100,10 +100,11 @@ def estimate(
   # The update of one micro-batch.
   length = r.max_prompt + r.max_tokens
   budget = token_budget or c.updates.token_budget
-  tokens = max(budget // length, 1) * length
+  tokens = max(budget // length, 1) * length // mesh.shape["sequence"]
   low = 0
   cast = itemsize(cfg) < 4 and not c.lora.rank  # a frozen base is cast already
-  if cast or mesh.shape["fsdp"] > 1:
+  gathered = sharding.num_shards(mesh, "embed") > 1
+  if cast or gathered:
     low = bytes_of(table, mesh, itemsize(cfg), gathered=True)
   saved, transient = activations(cfg, mesh, tokens)
   logits = logit_bytes(cfg, mesh, tokens)
@@ -113,13 +114,14 @@ def estimate(
       "logits": logits,
   }
 
-  # Sampling, from weights gathered over fsdp.
-  weights = 0
-  table_of_sampler = sampler_weights.table(cfg, r.weights)
+  # Sampling, from weights gathered over fsdp and sequence.
+  size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[r.weights]
+  weights = bytes_of(sampler_weights.table(cfg, r.weights), mesh, size)
+  if c.rl.staleness and not c.mesh.rollout:
+    held["copies for batches ahead"] = c.rl.staleness * weights
   same = r.weights == "same" and cfg.dtype == "float32"
-  if not same or mesh.shape["fsdp"] > 1:
-    size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[r.weights]
-    weights = bytes_of(table_of_sampler, mesh, size)
+  if same and not gathered:
+    weights = 0
   responses = c.dynamic_sampling.batches * r.batch
   rows = slots or r.slots or responses
   rows = min(rows, responses)
@@ -150,7 +152,7 @@ def bytes_of(
     table: of `parameters.Param`.
     mesh: of the devices.
     size: bytes of a number.
-    gathered: whether every fsdp shard has all of it.
+    gathered: whether every shard of the width has all of it.
   """
   total = 0
   for entry in jax.tree.leaves(table, is_leaf=parameters.is_param):
@@ -174,18 +176,23 @@ def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts
   queries, mlp = cfg.heads * cfg.head_dim // parts, cfg.mlp // parts
   stream, norms = cfg.width * size, cfg.width * 4
+  chunks = mesh.shape["sequence"]
+  # Between layers the stream of chunks is split over tensor, too; keys and
+  # values of whole rows are those of all chunks.
+  kept = stream // parts if chunks > 1 else stream
+  whole = 2 * cfg.kv_heads * cfg.head_dim // parts * chunks if chunks > 1 else 0
   dots = (heads + queries + 2 * mlp + 2 * cfg.width) * size
-  saved = (
-      stream
-      + {
-          "full": 0,
-          "dots": dots,
-          "none": dots + (heads + queries + 2 * mlp) * size + 2 * norms,
-      }[cfg.remat]
-  )
-  transient = (4 * mlp + 4 * queries) * size + 4 * stream + 2 * norms
+  beside = {
+      "dots": dots,
+      "none": dots + (heads + queries + 2 * mlp) * size + 2 * norms,
+  }
+  saved, layers = kept + beside.get(cfg.remat, 0), cfg.layers
+  if cfg.remat == "sqrt":  # of all groups, and of the layers of one
+    groups = decoder.layer_groups(layers)
+    layers = groups + layers // groups
+  transient = (4 * mlp + 4 * queries + whole) * size + 4 * stream + 2 * norms
   hidden = 3 * stream  # of the last layer, in the order of the chunks
-  return tokens * (cfg.layers * saved + hidden), tokens * transient
+  return tokens * (layers * saved + hidden), tokens * transient
 
 
 def logit_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:

@@ -23,9 +23,10 @@ and optionally
   reset, step                          in place of `verify`: responses have
                                        several turns; see `environments`
 
-The task `files` reads its rows from files and verifies responses in worker
-processes. Whether a prompt is held out for evaluation is decided here, by a
-hash of the prompt, so that no task can forget the split.
+The task `files` reads its rows from files, `reasoning_gym:SETS` has those of
+that package (`gym.py`); both verify responses in worker processes. Whether a
+prompt is held out for evaluation is decided here, by a hash of the prompt, so
+that no task can forget the split.
 """
 
 import copy
@@ -47,8 +48,10 @@ NAMES = {
     "countdown": f"{__name__}.countdown",
     "guess": "rl_reason.environments.guess:Guess",
     "calculator": "rl_reason.environments.calculator:Calculator",
+    "python": "rl_reason.environments.python:Python",
 }
 FILES = "files"
+GYM = "reasoning_gym"
 HELD_OUT_SHARE = 5  # one prompt in five
 VALIDATION_SHARE = 20  # one of the others in twenty, if evaluate.validation
 VALIDATION = "validation"  # the name of their set
@@ -169,6 +172,11 @@ class Task:
       self._failures.add()
       return ""
 
+  def in_workers(self, count: int, seconds: float, show: Show | None) -> "Task":
+    """The task with a verifier in processes; this one verifies in place."""
+    del count, seconds, show
+    return self
+
   def begin(
       self, pairs: list[tuple[str, Row]]
   ) -> Callable[[], list[bool | None]]:
@@ -202,11 +210,21 @@ def get(name: str, show: Show | None = None) -> Any:
   """
   if name == FILES:
     return importlib.import_module(f"{__name__}.{name}")
+  first, _, rest = name.partition(":")
+  if first == GYM:
+    try:
+      gym = importlib.import_module(f"{__name__}.gym")
+    except ModuleNotFoundError as e:
+      raise ValueError(
+          f"{e.name} is not installed: pip install 'rl_reason[{GYM}]'"
+      ) from None
+    return gym.Gym(rest, show)
   try:
     source = functions.load(NAMES.get(name, name))
   except ValueError as e:
     raise ValueError(
-        f"none of {', '.join((*NAMES, FILES))}, and no task of yours: {e}"
+        f"none of {', '.join((*NAMES, FILES))}, {GYM}:SETS, and no task of"
+        f" yours: {e}"
     ) from None
   return Task(name, source, show)
 
@@ -275,37 +293,3 @@ def draw(
       + f" (or evaluate.validation = 0: it is one in {VALIDATION_SHARE})"
       * (validation is not None)
   )
-
-
-@functools.cache
-def evaluation_rows(
-    task, levels: tuple[int, ...], count: int, validation: bool = False
-) -> tuple[Row, ...]:
-  """A fixed set of distinct held-out rows, shared evenly by the levels.
-
-  A level with too few distinct prompts gives all it has and the other levels
-  fill its place; there are fewer than `count` rows if all are used up. The rows
-  do not depend on the seed of a run, and come in random order: the first n of
-  them are a fair sample. With `validation` they are training prompts.
-  """
-  rng = np.random.default_rng(20261121)
-  rows: dict[str, Row] = {}
-  open_levels = list(levels)
-  while len(rows) < count and open_levels:
-    for level in list(open_levels):
-      for _ in range(1000):
-        row = draw(
-            task,
-            rng,
-            (level,),
-            evaluation=not validation,
-            validation=validation or None,
-        )
-        if row.prompt not in rows:
-          break
-      else:
-        open_levels.remove(level)
-        continue
-      rows[row.prompt] = row
-  chosen = list(rows.values())[:count]
-  return tuple(chosen[i] for i in rng.permutation(len(chosen)))

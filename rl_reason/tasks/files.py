@@ -35,6 +35,10 @@ def check_kind(kind: str) -> None:
       raise ValueError(f"{kind} is not a function")
 
 
+def _item(text: str, row: Row) -> tuple:
+  return verifiers.path(row.kind), text, row.answer, row.tolerance
+
+
 class Verifier:
   """Worker processes that verify responses in the background.
 
@@ -42,15 +46,23 @@ class Verifier:
     count: of processes.
     seconds: CPU time for one response.
     show: writes the first failure to the screen.
+    function: path of what verifies an item; it may return a traceback.
+    item: (response, row) -> the arguments of the function, which fit into JSON.
   """
 
   ALPHABET, DIFFICULTIES, STYLES = ALPHABET, DIFFICULTIES, STYLES
   BEHAVIOURS = BEHAVIOURS
 
   def __init__(
-      self, count: int, seconds: float, show: tasks.Show | None = None
+      self,
+      count: int,
+      seconds: float,
+      show: tasks.Show | None = None,
+      function: str = "rl_reason.verifiers:verdict",
+      item: Callable[[str, Row], tuple] = _item,
   ):
-    self._pool = workers.Pool("rl_reason.verifiers:verdict", count, seconds)
+    self._pool = workers.Pool(function, count, seconds)
+    self._item = item
     self._failures = tasks.Failures("the verifier", show)
 
   @staticmethod
@@ -69,10 +81,7 @@ class Verifier:
     """
     verdicts: list[bool | None] = [False] * len(pairs)
     asked = [n for n, x in enumerate(pairs) if x[1].kind != verifiers.NONE]
-    pending = self._pool.submit(
-        (verifiers.path(row.kind), text, row.answer, row.tolerance)
-        for text, row in (pairs[n] for n in asked)
-    )
+    pending = self._pool.submit(self._item(*pairs[n]) for n in asked)
 
     def wait():
       results = self._pool.results(pending)
@@ -89,3 +98,6 @@ class Verifier:
   def close(self) -> None:
     """Ends the processes."""
     self._pool.close()
+
+
+in_workers = Verifier  # as the method of `tasks.Task`

@@ -264,15 +264,15 @@ def find(text: str) -> RewardFunction:
   )
   if not callable(function):
     raise ValueError(f"{name!r} is not a function")
-  form, keywords = _form(name, function), _keywords(text) if mark else {}
+  form, given = _form(name, function), keywords(text) if mark else {}
   found = functions.signature_of(function)
   if form == "completions":  # its columns look like keywords
     takes = dict.fromkeys(
         (*found.inputs, *found.arguments), functions.Spec(None)
     )
     found = found._replace(arguments=takes)
-  functions.check_arguments(name, name, found, keywords)
-  bound = functools.partial(function, **keywords) if keywords else function
+  functions.check_arguments(name, name, found, given)
+  bound = functools.partial(function, **given) if given else function
   return RewardFunction(text, bound, form)
 
 
@@ -318,7 +318,7 @@ def _rule(rule: dict) -> Callable:
   )
 
 
-def _keywords(text: str) -> dict[str, Any]:
+def keywords(text: str) -> dict[str, Any]:
   """The keywords of 'name(keyword=literal, ...)'."""
   call = "f" + text[text.index("(") :]
   try:
@@ -361,16 +361,21 @@ def term(text: str) -> Term:
   return out
 
 
+def parts(text: str) -> list[str]:
+  """Splits a text at commas outside of parentheses, without empty parts."""
+  out = [""]
+  for piece in text.split(","):
+    if out[-1].count("(") > out[-1].count(")"):  # a comma of the keywords
+      out[-1] += f",{piece}"
+    else:
+      out.append(piece)
+  return [x.strip() for x in out if x.strip()]
+
+
 def terms(text: str) -> tuple[Term, ...]:
   """Parses 'steps*0.5,mine:f(low=1,high=2)*-0.3': commas separate the terms.
 
   Raises:
     ValueError: a term looks otherwise.
   """
-  parts = [""]
-  for piece in text.split(","):
-    if parts[-1].count("(") > parts[-1].count(")"):  # a comma of the keywords
-      parts[-1] += f",{piece}"
-    else:
-      parts.append(piece)
-  return tuple(term(x.strip()) for x in parts if x.strip())
+  return tuple(map(term, parts(text)))

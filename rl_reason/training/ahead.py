@@ -187,7 +187,7 @@ def make(
       staleness=c.rl.staleness,
       steps=c.rl.steps,
       sampler_logps=c.rl.old_logps == "sampler",
-      mesh=session.mesh,
+      mesh=session.rollout_engine.mesh,
       empty=no_batches(c),
   )
 

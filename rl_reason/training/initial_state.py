@@ -47,16 +47,20 @@ def initial_state(
         jax.tree.map(jnp.copy, critic_params),
         *programs.critic_optimizer(session, c.rl.steps),
     )
+  # The collector lives on the devices that sample.
+  engine = session.rollout_engine
+  with jax.set_mesh(engine.mesh):
+    collector = programs.make_collector(
+        session._replace(mesh=engine.mesh, engine=engine),
+        "rollout",
+        c.dynamic_sampling.batches,
+        c.rollout.partial_groups,
+    )
   kept, history = _no_rows(session)
   state = RLState(
       policy=policy,
       critic=critic_state,
-      collector=programs.make_collector(
-          session,
-          "rollout",
-          c.dynamic_sampling.batches,
-          c.rollout.partial_groups,
-      ),
+      collector=collector,
       kept=kept,
       history=history,
       coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),

@@ -10,10 +10,10 @@ import pathlib
 
 from rl_reason import combinations, config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
-from rl_reason.data import pipelines
+from rl_reason.data import demonstrations
 from rl_reason.evaluation import evaluate
 from rl_reason.models import decoder
-from rl_reason.session import Session, require_equal
+from rl_reason.session import Session
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import supervised
 from rl_reason.training.optimizer import (
@@ -21,6 +21,7 @@ from rl_reason.training.optimizer import (
     from_config,
     state_shardings,
 )
+from rl_reason.training.other_runs import require_equal
 
 PHASES = ("skill", "habits")
 
@@ -113,12 +114,10 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       prefix="sft",
       table=decoder.table(session.cfg),
       first=first,
-      stream=session.rows.demonstrations(
-          name, c.sft.batch, config_lib.mixture(phase.mixture)
+      stream=demonstrations.batches(
+          session.rows, name, c.sft.batch, config_lib.mixture(phase.mixture)
       ),
-      rows=lambda pairs: pipelines.pack_demonstrations(
-          session.tok, pairs, *slots
-      ),
+      rows=lambda pairs: demonstrations.pack(session.tok, pairs, *slots),
       update=functools.partial(supervised.sft_update, cfg=session.cfg),
       steps=phase.steps,
       lr=phase.lr,

@@ -14,7 +14,7 @@ import optax
 from rl_reason import config as config_lib
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import decoder
-from rl_reason.monitoring import metrics as metrics_lib, updates
+from rl_reason.monitoring import metrics as metrics_lib, skips as skips_lib
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.scale.randomness import key
@@ -100,7 +100,7 @@ def train(
   tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(session, name)
-  skips = updates.Skips(
+  skips = skips_lib.Skips(
       title,
       config_lib.flat(c),
       ".".join(dict.fromkeys((prefix, name, "lr"))),

@@ -14,14 +14,15 @@ import numpy as np
 from rl_reason import config as config_lib, dependencies
 from rl_reason.checkpointing.resumable import NetworkState
 from rl_reason.models import critic, parameters
-from rl_reason.monitoring import rl_metrics, signs, updates
+from rl_reason.monitoring import rl_metrics, signs, skips as skips_lib, updates
 from rl_reason.reward_models import classifier
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.scale.randomness import key
-from rl_reason.session import Session, open_stage, other_checkpoint
+from rl_reason.session import Session, open_stage
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import programs
 from rl_reason.training.optimizer import abstract_state, new_state
+from rl_reason.training.other_runs import other_checkpoint
 from rl_reason.training.step import (
     credit_inputs,
     forward,
@@ -66,7 +67,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   )
   stage = open_stage(session, "value")
   fields, limit = config_lib.flat(c), c.rl.max_steps_without_update
-  skips = updates.Skips("value pretraining", fields, "critic.lr", limit)
+  skips = skips_lib.Skips("value pretraining", fields, "critic.lr", limit)
   per_step = updates.per_step(fields)
 
   # Resume from the newest checkpoint, or begin.
@@ -94,7 +95,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   counter = programs.make_counter(session, passes=1 + 3 * c.updates.epochs)
   weights = session.engine.weights(policy_params, c.rollout.weights)
 
-  clipped = False  # it was said that targets are clipped
+  said: set[str] = set()  # signs
   with stage.running("critic", total, state):
     while not state.complete:
       stage.check_stop()
@@ -132,6 +133,9 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           f"critic/{name}": float(x)
           for name, x in jax.device_get(metrics).items()
       }
+      counts = collector.counts()
+      failures = counts["failures"] | counts["functions"]
+      metrics |= {name: n for name, n in failures.items() if n}
       skips.add(
           state.step,
           metrics["critic/update_skipped"] < per_step,
@@ -152,10 +156,10 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           | {"timing_s/steps": seconds},
       )
       display.step(state.step, explained_variance=explained, loss=loss)
-      found = [] if clipped else signs.clipped_targets(metrics, fields)
-      for line in found:
-        display.say(f"warning: {line}")
-      clipped = clipped or bool(found)
+      found = signs.of_pretraining(metrics, fields)
+      for name in found.keys() - said:
+        display.say(f"warning: step {state.step}: {found[name]}")
+      said |= found.keys()
       good = explained >= c.critic.pretrain_ev and (
           not c.critic.pretrain_loss or loss <= c.critic.pretrain_loss
       )

@@ -120,7 +120,7 @@ def calls(job: dict) -> None:
 def script(job: dict) -> None:
   """Runs a program as a script on the standard input and output."""
   try:
-    _load(_module("__main__"), "", job["program"])
+    _load(_module("__main__"), job.get("prompt", ""), job["program"])
   except SystemExit:
     raise
   except MemoryError:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import subprocess
 from typing import NamedTuple
 
 from rl_reason.verifiers import sandbox
@@ -128,16 +129,20 @@ def _equal(found: str, expected: str, tolerance: float | None) -> bool:
   return math.isclose(*numbers, rel_tol=tolerance, abs_tol=tolerance)
 
 
+def _script(job: dict, stdin: str, tier, limits, **errors) -> tuple[bytes, str]:
+  """Runs a program as a script -> its output, and why it ended early."""
+  data = stdin.encode(errors="surrogatepass")
+  with sandbox.running(
+      "candidate.script", job, tier, limits, stdin=data, **errors
+  ) as process:
+    out, ended = sandbox.read(process, limits)
+    return out, ended or sandbox.death(process, limits)
+
+
 def _streams(source: str, problem: Streams, tier, limits) -> Verdict:
   """Runs the program once a case, and compares its output."""
   for index, (stdin, expected) in enumerate(problem.cases):
-    job = dict(program=source)
-    data = stdin.encode(errors="surrogatepass")
-    with sandbox.running(
-        "candidate.script", job, tier, limits, stdin=data
-    ) as process:
-      out, ended = sandbox.read(process, limits)
-      ended = ended or sandbox.death(process, limits)
+    out, ended = _script(dict(program=source), stdin, tier, limits)
     if ended:
       return Verdict(False, ended, f"case {index}")
     found, wanted = out.decode(errors="replace").split(), expected.split()
@@ -175,6 +180,78 @@ def grade(
   if isinstance(problem, Calls):
     return _calls(source, problem, found, limits)
   return _streams(source, problem, found, limits)
+
+
+class Trial(NamedTuple):
+  """What happened when a program ran, and then its tests.
+
+  Attributes:
+    output: what the program prints, errors included.
+    reason: why it ended early, as of `Verdict`; '' if by itself.
+    passed: number of tests that passed.
+    tests: number of tests.
+  """
+
+  output: str
+  reason: str
+  passed: int
+  tests: int
+
+
+def _single(problem: Calls | Streams) -> list[Calls | Streams]:
+  """The tests of a problem one by one: its cases, or its asserts.
+
+  What is no assert on the top level belongs to each of them.
+  """
+  if isinstance(problem, Streams):
+    return [problem._replace(cases=(case,)) for case in problem.cases]
+  module = ast.parse(problem.tests)
+  asserts = [x for x in module.body if isinstance(x, ast.Assert)]
+  out: list[Calls | Streams] = []
+  for one in asserts:
+    body = [x for x in module.body if x is one or x not in asserts]
+    tests = ast.unparse(ast.Module(body, module.type_ignores))
+    out.append(problem._replace(tests=tests))
+  return out or [problem]
+
+
+def trial(
+    text: str,
+    reference: str,
+    limits: sandbox.Limits = sandbox.Limits(),  # noqa: B008  a tuple
+) -> Trial:
+  """Runs the program of a response as a script, then against each test.
+
+  A program that reads gets the input of the first case. Tests behind one that
+  does not end, or of a program that does not end, count as not passed.
+
+  Args:
+    text: the response.
+    reference: the reference answer.
+    limits: of each process.
+
+  Raises:
+    RuntimeError: nothing on this machine can contain a program.
+    ValueError: the reference answer holds no tests.
+  """
+  problem, tier = _problem(reference), sandbox.tier()
+  tests = _single(problem)
+  source = program(text)
+  if source is None:
+    return Trial("", "refused", 0, len(tests))
+  job, stdin = dict(program=source), ""
+  if isinstance(problem, Calls):
+    job["prompt"] = problem.prompt
+  else:
+    stdin = problem.cases[0][0]
+  out, ended = _script(job, stdin, tier, limits, errors=subprocess.STDOUT)
+  passed, reason = 0, ended
+  for test in tests:
+    if reason == "timeout":
+      break
+    reason = grade(text, test, limits=limits).reason
+    passed += reason == "correct"
+  return Trial(out.decode(errors="replace"), ended, passed, len(tests))
 
 
 # --- the contract of all verifiers -------------------------------------------

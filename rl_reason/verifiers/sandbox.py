@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -179,7 +180,7 @@ def running(
     limits: Limits,
     *,
     stdin: bytes = b"",
-    errors: bool = False,
+    errors: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen]:
   """A process in a sandbox, which is dead when the context ends.
 
@@ -191,7 +192,7 @@ def running(
     tier: one of TIERS.
     limits: of the process.
     stdin: its standard input.
-    errors: whether standard error is a pipe rather than discarded.
+    errors: where standard error goes: DEVNULL, PIPE or STDOUT of subprocess.
   """
   job = job | {"role": role, "lockdown": _lockdown(tier, limits)}
   pipe, discard = subprocess.PIPE, subprocess.DEVNULL
@@ -208,7 +209,7 @@ def running(
         [*prefix, _PYTHON, *_FLAGS, "-c", _ENTER, str(files[0])],
         stdin=files[1],
         stdout=discard if role == "candidate.calls" else pipe,
-        stderr=pipe if errors else discard,
+        stderr=errors,
         pass_fds=(files[0], *files[2:], *fds),
         env=_ENVIRONMENT,
         cwd="/",
@@ -301,19 +302,29 @@ class Progress:
     return self.idle or now > self._deadline
 
 
-# Programs that slept too long, one after the other: each process runs one
-# program at a time, and a batch of programs that sleep would take too long.
-_idle: list[Progress] = []
+class _Idle(threading.local):
+  """Programs that slept too long, one after the other.
+
+  Each thread runs one program at a time, and a batch of programs that sleep
+  would take too long.
+  """
+
+  def __init__(self):
+    self.programs = []
+
+
+_idle = _Idle()
 
 
 def _watch(processes: list[subprocess.Popen], limits: Limits) -> Progress:
-  if _idle and not _idle[-1].idle:
-    _idle.clear()
-  limit = max(0.1, 0.25 / len(_idle)) if _idle else limits.idle
+  earlier = _idle.programs
+  if earlier and not earlier[-1].idle:
+    earlier.clear()
+  limit = max(0.1, 0.25 / len(earlier)) if earlier else limits.idle
   progress = Progress(
       [x.pid for x in processes], min(limit, limits.idle), limits.wall
   )
-  _idle.append(progress)
+  earlier.append(progress)
   return progress
 
 
@@ -401,7 +412,8 @@ def probe(name: str) -> str:
   if name == "bubblewrap" and not shutil.which("bwrap"):
     return f"bwrap is not installed: {REMEDY}"
   job, limits = {"program": _PROBE.format(here=__file__)}, Limits()
-  with running("candidate.script", job, name, limits, errors=True) as process:
+  pipe = subprocess.PIPE
+  with running("candidate.script", job, name, limits, errors=pipe) as process:
     out, ended = read(process, limits)
     assert process.stderr is not None
     error = process.stderr.read(10_000) if not ended else b""

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bench import gpu, harness, ours, rollout, scaling, tables
+from bench import gpu, harness, ours, remat, rollout, scaling, tables
 
 pytestmark = pytest.mark.slow
 TAIL = harness.Size(16, 6, 12, tail=True, group=4)
@@ -77,6 +77,17 @@ def test_one_device_against_its_limits():
   result = gpu.measure(gpu.arguments(flags.split()))
   assert all(0 < result["share"][task] < 1.5 for task in gpu.TASKS)
   assert "| update |" in "\n".join(gpu.page(result))
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [("full", 32), ("sqrt", 8)])
+def test_memory_grows_with_the_layers_or_their_root(kind, inputs):
+  """From 2 groups of 2 layers to 6 of 6; sqrt has weights of a group, too."""
+  few, many = (
+      remat.temporary(dataclasses.replace(remat.CFG, layers=layers, remat=kind))
+      for layers in (4, 36)
+  )
+  size = 4 * remat.ROWS * remat.LENGTH * remat.CFG.width
+  assert inputs <= (many - few) / size < inputs + 2.5
 
 
 def test_scaling_is_measured_and_drawn():

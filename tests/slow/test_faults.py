@@ -154,6 +154,26 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
   assert (tmp_path / "checkpoints" / "value" / "2").exists()
 
 
+def test_value_pretraining_whose_verifier_raises(tmp_path, monkeypatch):
+  """It is said once, and counted in each step."""
+  said = []
+  session = tiny_session.make_session(
+      tmp_path,
+      advantage__name="gae",
+      critic__pretrain_steps=2,
+      rl__max_steps_without_update=0,
+  )
+  monkeypatch.setattr(type(session.display), "say", lambda _, x: said.append(x))
+  turns = iter(range(10**6))
+  monkeypatch.setattr(arithmetic, "verify", lambda *_: 1 // (next(turns) % 2))
+  with jax.set_mesh(session.mesh):
+    value.run(session, tiny_session.random_params(session))
+  lines = tiny_session.logged(tmp_path)
+  assert all(x["train/verifier_failures"] > 0 for x in lines)
+  warnings = [x for x in said if "Failures of the verifier: " in x]
+  assert len(warnings) == 1 and warnings[0].startswith("warning: step 1: ")
+
+
 def test_a_reward_model_whose_updates_are_skipped(tmp_path, monkeypatch):
   session = tiny_session.make_session(
       tmp_path,

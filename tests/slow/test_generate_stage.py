@@ -10,7 +10,9 @@ from tiny_session import half_correct, shared_programs  # noqa: F401, fixtures
 
 from rl_reason.data import datasets, readers
 from rl_reason.generate import command
+from rl_reason.monitoring import display
 from rl_reason.structs import RunError, Stopped
+from rl_reason.tasks import arithmetic
 from rl_reason.training import policy
 
 pytestmark = pytest.mark.slow
@@ -95,3 +97,17 @@ def test_prepare_reads_what_was_kept(run):
     assert correct[row.response] and not correct[row.rejected]
   path, *_ = sorted(pairs.iterdir())
   assert next(readers.READERS[".parquet"](path))[1]["chosen_reward"] == 1
+
+
+def test_failures_are_said(run, monkeypatch):
+  """A response without a verdict has none in the file, either."""
+  said = []
+  monkeypatch.setattr(display.Display, "say", lambda _, x: said.append(x))
+  monkeypatch.setattr(
+      arithmetic, "verify", lambda text, _: 1 // (len(text) % 2)
+  )
+  [path] = run(prompts=4).iterdir()
+  lines = [json.loads(x) for x in path.read_text().splitlines()]
+  failed = sum(x["correct"] is None and not x["truncated"] for x in lines)
+  words = f"prompts 0 to 3: the verifier failed on {failed} of 16 responses"
+  assert failed and any(words in x for x in said)

@@ -74,6 +74,8 @@ def test_a_signal_saves_first(tmp_path, cache, undisturbed, number):
         (tmp_path / "checkpoints" / saved).iterdir(), key=lambda p: int(p.name)
     )
     assert (newest / "manifest.json").exists()
+    page = (tmp_path / "report.html").read_text()
+    assert ": stopped or still running." in page
   finish(start(tmp_path, cache))
   equal(tmp_path, undisturbed)
 

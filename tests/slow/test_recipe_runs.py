@@ -23,8 +23,7 @@ def test_gsm8k_on_local_copies(tmp_path):
         dict(question=f"Is it {i}?", answer=f"It is {i}.\n#### {i}")
         for i in numbers
     ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / f"{split}.jsonl").write_text(text)
+    tiny_data.write(tmp_path / f"{split}.jsonl", rows)
   subprocess.run(
       [sys.executable, "-m", "rl_reason.main"]
       + ["--config=recipes/gsm8k_0_5b:smoke", "--workdir=run"]

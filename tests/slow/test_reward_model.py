@@ -12,7 +12,7 @@ import tiny_session
 from tiny_session import digest, interrupted
 
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.data import pipelines
+from rl_reason.data import demonstrations
 from rl_reason.models import critic
 from rl_reason.reward_models import classifier, scorer, train
 from rl_reason.scale import sharding
@@ -76,9 +76,7 @@ def test_it_learns_which_response_is_preferred(trained):
 def pack_pair(session):
   pairs = [("5-1=", "5-1=4;#4"), ("5-1=", "#4")]
   c = session.config.rollout
-  return pipelines.pack_demonstrations(
-      session.tok, pairs, c.max_prompt, c.max_tokens
-  )
+  return demonstrations.pack(session.tok, pairs, c.max_prompt, c.max_tokens)
 
 
 def test_the_score_depends_on_the_response_not_on_padding(trained):

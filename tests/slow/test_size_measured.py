@@ -33,7 +33,7 @@ else:  # long rows, so that the cache is most of the memory
 checks.fields(c)
 cfg = shapes.shape(c)
 value = critic_config(c, cfg)
-mesh = sharding.make_mesh(**c.mesh)
+mesh = sharding.make_meshes(**c.mesh)[0]
 size = formula.estimate(c, cfg, value, mesh)
 session = command._session(c, cfg, value, mesh, Display(False))
 
@@ -86,6 +86,8 @@ print(json.dumps(dict(
     [
         ("update", "full"),
         ("update", "dots"),
+        ("update", "none"),
+        ("update", "sqrt"),
         ("rollout", "same"),
         ("rollout", "int8"),
     ],

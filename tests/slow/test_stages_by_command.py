@@ -1,6 +1,7 @@
 """Every stage by its command, as the README has them, at smoke size."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -44,6 +45,18 @@ def test_what_never_began_leaves_its_directory_free(flag, words, tmp_path):
   assert words in done.stderr and done.stderr.count("\n") == 1
   assert "compiled" not in done.stdout
   assert not (tmp_path / "config.json").exists()
+
+
+def test_automatic_rematerialization_is_kept(tmp_path):
+  """One line at the start; the choice is in config.json."""
+  auto = DAPO + ":smoke", "--config.model.remat=auto", "--stage=sft"
+  for words in ("by formula an update needs", "as this run began"):
+    done = command(*auto, f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (line,) = re.findall("model.remat = 'none', .*", done.stdout)
+    assert words in line
+  saved = json.loads((tmp_path / "config.json").read_text())
+  assert saved["model.remat"] == "none"
 
 
 def test_smoke_evaluate_and_report(tmp_path):

@@ -1,0 +1,93 @@
+"""Temporary memory of a gradient against depth, for each model.remat.
+
+  python -m bench.remat        # two minutes, on a CPU
+
+Compiles the gradient of log-probs of a narrow model, and runs nothing: writes
+results/remat.{json,md}.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+
+from bench import aot
+from rl_reason.models import decoder
+from rl_reason.report import environment
+from rl_reason.size.automatic import REMAT
+from rl_reason.structs import Packed, Tree
+
+OUT = aot.OUT.with_name("remat.json")
+DEPTHS = (4, 16, 64)
+ROWS, LENGTH = 8, 512  # packed rows, tokens of each
+CFG = decoder.ModelConfig(
+    vocab=64,
+    layers=1,
+    width=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    mlp=192,
+    logprob_chunk=256,
+)
+
+
+def temporary(cfg: decoder.ModelConfig) -> int:
+  """Bytes of temporary buffers of a gradient; gradients are outputs."""
+  params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
+  tokens = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
+
+  def total(params: Tree, packed: Packed) -> jax.Array:
+    return decoder.packed_logps(params, cfg, packed)[0].sum()
+
+  args = params, Packed(*[tokens] * 4)
+  compiled = jax.jit(jax.grad(total)).lower(*args).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def table(result: dict) -> str:
+  """Returns the table in Markdown."""
+  head = [f"{depth} layers" for depth in DEPTHS]
+  out = [
+      "# Temporary memory against depth",
+      "",
+      "Made by `python -m bench.remat`: the gradient of log-probs of"
+      f" {ROWS} packed rows of {LENGTH} tokens, width {CFG.width}, fp32,"
+      f" compiled for one device of kind {result['device']}, jax"
+      f" {result['jax']}; nothing ran. MiB of temporary buffers, without"
+      " parameters and gradients.",
+      "",
+      "| `model.remat` | " + " | ".join(head) + " |",
+      "|---" * (1 + len(DEPTHS)) + "|",
+  ]
+  for remat in REMAT:
+    sizes = (result["bytes"][remat][str(depth)] for depth in DEPTHS)
+    cells = [remat, *(f"{size / 2**20:.1f}" for size in sizes)]
+    out.append("| " + " | ".join(cells) + " |")
+  return "\n".join([*out, "", f"Commit {result['commit']}.", ""])
+
+
+def main() -> None:
+  """Compiles all programs, then writes the table."""
+  found: dict = {}
+  for remat in REMAT:
+    found[remat] = {
+        str(depth): temporary(
+            dataclasses.replace(CFG, layers=depth, remat=remat)
+        )
+        for depth in DEPTHS
+    }
+  result = dict(
+      device=jax.devices()[0].device_kind,
+      jax=jax.__version__,
+      commit=environment.describe()["git commit"],
+      bytes=found,
+  )
+  OUT.write_text(json.dumps(result, indent=1))
+  OUT.with_suffix(".md").write_text(table(result))
+  print(table(result))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,115 @@
+"""What context parallelism saves: responses of 20k tokens, a 32B model.
+
+  pip install 'jax[tpu]'       # libtpu; no TPU
+  python -m bench.sequence     # continues: rows that are missing
+  python -m bench.sequence --table
+
+Compiles the update of DAPO ahead of time for 64 chips of v5p, without and with
+`mesh.sequence`; the parameters are split over all chips in each mesh. Weights
+are shapes only, and nothing runs. Writes results/sequence.{json,md} after each
+row.
+"""
+
+import argparse
+import functools
+import json
+import os
+from importlib import metadata
+
+import jax
+
+from bench import aot, slices
+from rl_reason.report import environment
+
+OUT = aot.OUT.with_name("sequence.json")
+KIND, PLACE = "v5p", "4x4x4"
+PROMPT, LENGTH = 1024, 20480
+MESHES = [
+    dict(fsdp=32, sequence=1, tensor=2),
+    dict(fsdp=8, sequence=4, tensor=2),
+]
+
+
+def study(mesh: dict[str, int]) -> dict:
+  """Compiles the update on a mesh; bytes per device."""
+  row = dict(
+      place=PLACE,
+      mesh=dict(data=1, **mesh),
+      remat="full",
+      token_budget=LENGTH,
+      slots=0,
+  )
+  session, size = slices.opened(
+      "32B",
+      KIND,
+      row,
+      compiles=True,
+      rollout__max_prompt=PROMPT,
+      rollout__max_tokens=LENGTH - PROMPT,
+  )
+  found = slices.timed(functools.partial(slices.update, session, size))
+  return dict(
+      mesh=mesh,
+      attention=session.cfg.attention,
+      formula=size.update_peak,
+      held=sum(size.held.values()),
+      **found,
+  )
+
+
+def table(result: dict) -> str:
+  """Returns the table in Markdown."""
+  out = [
+      "# Context parallelism: 20k tokens of a 32B model",
+      "",
+      "Made by `python -m bench.sequence`: an update of Qwen2.5-32B in packed"
+      f" rows of {PROMPT} + {LENGTH - PROMPT} tokens, one for each data x fsdp,"
+      f" compiled ahead of time for {KIND} {PLACE}; nothing was run. AdamW with"
+      " fp32 parameters and moments, bfloat16 products, full"
+      " rematerialization. GiB per device: peak of the update with all that the"
+      " run holds beside, by formula / compiled; of it what is not parameters"
+      " and moments, compiled. Collectives as in [slices.md](slices.md).",
+      "",
+      "| fsdp x sequence x tensor | attention | peak | of it activations,"
+      " gradients | collectives | compile, CPU s |",
+      "|---|---|---|---|---|---|",
+  ]
+  for x in result["rows"]:
+    rest = (x["peak"] - x["held"]) / slices.GIB if "peak" in x else None
+    sent = ", ".join(
+        f"{y['kind']} {y['calls']} x {y['bytes'] / 2**20:.0f} MiB"
+        for y in x.get("collectives", ())
+    )
+    cells = [" x ".join(map(str, x["mesh"].values())), x["attention"]]
+    cells += [f"{x['formula'] / slices.GIB:.1f} / {slices.peak_of(x)}"]
+    cells += [f"{rest:.1f}" if rest else "-", sent or "-", x["cpu_seconds"]]
+    out.append("| " + " | ".join(map(str, cells)) + " |")
+  made = [f"{x} {result[x]}" for x in ("jax", "libtpu", "commit")]
+  made += filter(None, [result.get("note")])
+  return "\n".join([*out, "", f"{'; '.join(made)}.", ""])
+
+
+def main() -> None:
+  """Compiles the rows that are missing, then writes the table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--table", action="store_true", help="from JSON")
+  flags = parser.parse_args()
+  result = json.loads(OUT.read_text()) if OUT.exists() else dict(rows=[])
+  jax.config.update("jax_platforms", "cpu")
+  os.environ.update(aot.LIBTPU)
+  done = [x["mesh"] for x in result["rows"]]
+  for mesh in () if flags.table else MESHES:
+    if mesh not in done:
+      result["rows"].append(study(mesh))
+      print(result["rows"][-1], flush=True)
+      result |= dict(
+          jax=jax.__version__,
+          libtpu=metadata.version("libtpu"),
+          commit=environment.describe()["git commit"],
+      )
+      OUT.write_text(json.dumps(result, indent=1))
+  OUT.with_suffix(".md").write_text(table(result))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,23 @@
+"""DAPO on a data set of the package reasoning_gym: words, spelled backward.
+
+  pip install 'rl_reason[reasoning_gym]'
+  python -m rl_reason.main --config=configs/reasoning_gym.py
+
+SFT on answers gives a part of the skill, RL the rest. Another set or a mixture:
+--config.task.name='reasoning_gym:gcd(max_value=100)*2,chain_sum'.
+"""
+
+from rl_reason.configs import dapo
+
+
+def get_config():
+  """Words of 3 to 6 letters; the model reads the question as it is."""
+  c = dapo.get_config()
+  c.task.name = "reasoning_gym:spell_backward(max_word_len=6)"
+  c.task.difficulties = (0,)  # n > 0: the n-th level of the set's curriculum
+  c.sft.skill.update(steps=300, threshold=0.0)
+  c.sft.habits.steps = 0
+  c.rollout.max_prompt, c.rollout.max_tokens = 64, 12
+  c.reward.overlong_buffer = 0
+  c.evaluate.prompts = 400
+  return c

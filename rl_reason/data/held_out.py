@@ -1,0 +1,102 @@
+"""Rows that are not trained on: evaluation sets, and validation sets."""
+
+import functools
+import json
+import pathlib
+
+import numpy as np
+
+from rl_reason import tasks
+from rl_reason.data import pipelines
+from rl_reason.data.row_source import RowSource
+from rl_reason.monitoring import metrics
+
+
+def evaluation_sets(rows: RowSource, count: int) -> dict[str, list[tasks.Row]]:
+  """Held-out rows by the name of their set; the first set is the headline.
+
+  The order is random but fixed: the first n rows are a fair sample.
+
+  Args:
+    rows: of the run.
+    count: maximum number of rows of a set.
+  """
+  if rows.files is None:
+    sets: dict[str, list[tasks.Row]] = {}
+    for row in rows_of_task(rows.task, rows.difficulties, count):
+      sets.setdefault(row.source or rows.name, []).append(row)
+    return dict(sorted(sets.items()))
+  return _sets(rows, "evaluate", count)
+
+
+def validation_sets(rows: RowSource) -> dict[str, list[tasks.Row]]:
+  """Training rows that choose thresholds and checkpoints; {} without any."""
+  if not rows.validation:
+    return {}
+  name, levels = tasks.VALIDATION, rows.difficulties
+  if rows.files is None:
+    args = rows.task, levels, rows.validation, True
+    return {name: list(rows_of_task(*args))}
+  sets = _sets(rows, name, rows.validation)
+  if len(sets) == 1:
+    return {name: next(iter(sets.values()))}
+  return {f"{name}-{other}": rows for other, rows in sets.items()}
+
+
+def _sets(rows: RowSource, use: str, count: int) -> dict[str, list[tasks.Row]]:
+  sets: dict[str, list[tasks.Row]] = {}
+  assert rows.files is not None
+  for part in pipelines.prepared(rows.files, use)[0]:
+    order = np.random.default_rng(20261121).permutation(len(part))
+    chosen = [part[i] for i in order[:count]]
+    name = pathlib.Path(chosen[0].source).name.partition(".")[0]
+    sets[name if name not in sets else f"{name}-{len(sets)}"] = chosen
+  return sets
+
+
+def dropped(rows: RowSource) -> dict[str, list[dict[str, str]]]:
+  """Rows of each evaluation set that preparation left out, and why."""
+  if rows.files is None:
+    return {}
+  names = _sets(rows, "evaluate", 1)
+  report = json.loads((rows.files / "data.json").read_text())["sources"]
+  files = [x["file"] for x in report if x["use"] == "evaluate"]
+  left_out = metrics.read_jsonl(rows.files / pipelines.QUARANTINE)
+  return {
+      name: [row for row in left_out if row["file"] == file]
+      for name, file in zip(names, files, strict=True)
+  }
+
+
+@functools.cache
+def rows_of_task(
+    task, levels: tuple[int, ...], count: int, validation: bool = False
+) -> tuple[tasks.Row, ...]:
+  """A fixed set of distinct held-out rows, shared evenly by the levels.
+
+  A level with too few distinct prompts gives all it has and the other levels
+  fill its place; there are fewer than `count` rows if all are used up. The rows
+  do not depend on the seed of a run, and come in random order: the first n of
+  them are a fair sample. With `validation` they are training prompts.
+  """
+  rng = np.random.default_rng(20261121)
+  rows: dict[str, tasks.Row] = {}
+  open_levels = list(levels)
+  while len(rows) < count and open_levels:
+    for level in list(open_levels):
+      for _ in range(1000):
+        row = tasks.draw(
+            task,
+            rng,
+            (level,),
+            evaluation=not validation,
+            validation=validation or None,
+        )
+        if row.prompt not in rows:
+          break
+      else:
+        open_levels.remove(level)
+        continue
+      rows[row.prompt] = row
+  chosen = list(rows.values())[:count]
+  return tuple(chosen[i] for i in rng.permutation(len(chosen)))

@@ -1,0 +1,1 @@
+"""Inference engines of others, which sample with the weights of a run."""

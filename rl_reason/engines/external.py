@@ -1,0 +1,224 @@
+"""Responses of an inference engine of others, sampled with this run's weights.
+
+Before an engine samples with new weights it gets them, in the three calls that
+vLLM and tpu-inference have agreed on: start, update, finish. Tensors have the
+names and shapes of transformers. It returns token ids and the log-probs of the
+tokens that it sampled. Its kernels are others than the trainer's, so the ratio
+of both, which `correction.name` reads, is not 1.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_reason.hf import layout
+from rl_reason.models import decoder, lora
+from rl_reason.rollout.sampler import YIELD_SHARE
+from rl_reason.scale import sharding
+from rl_reason.structs import Array, Prompts, Rollouts, RunError, Tree
+
+
+class Request(NamedTuple):
+  """One response that is wanted.
+
+  Attributes:
+    prompt: token ids.
+    seed: of the noise, below 2^31; the same in every run.
+    max_tokens: of the response, the one that ends it included.
+    temperature: of sampling.
+    top_p: of sampling; 1 is off.
+    stop: token ids that end a response.
+  """
+
+  prompt: list[int]
+  seed: int
+  max_tokens: int
+  temperature: float
+  top_p: float
+  stop: tuple[int, ...]
+
+
+class Completion(NamedTuple):
+  """A response.
+
+  Attributes:
+    tokens: ids, the one that ended it included.
+    logps: of these tokens at the temperature of the request, before top-p.
+    stopped: whether one of Request.stop ended it; else it is truncated.
+  """
+
+  tokens: list[int]
+  logps: list[float]
+  stopped: bool
+
+
+class Engine(Protocol):
+  """What an engine of others has to offer."""
+
+  def start_weight_update(self) -> None:
+    """Begins an update; nothing is being sampled."""
+
+  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Takes all tensors of the model, by the names of transformers."""
+
+  def finish_weight_update(self) -> None:
+    """Ends the update; caches of older weights are gone when it returns."""
+
+  def generate(
+      self, requests: list[Request]
+  ) -> Iterable[tuple[int, Completion]]:
+    """Yields (index of a request, its response) as the responses end."""
+
+
+class ExternalEngine:
+  """An `Engine` in the place of `sampler.RolloutEngine`.
+
+  Args:
+    engine: of others.
+    cfg: shape of the model.
+    mesh: the devices that learn.
+    eos: tokens that end a response.
+    pad: fills the places behind it.
+    max_tokens: of a response.
+
+  Attributes:
+    mesh: the devices that learn.
+  """
+
+  def __init__(
+      self,
+      engine: Engine,
+      cfg: decoder.ModelConfig,
+      mesh: jax.sharding.Mesh,
+      *,
+      eos: int | tuple[int, ...],
+      pad: int,
+      max_tokens: int,
+  ):
+    self._engine, self._cfg, self.mesh = engine, cfg, mesh
+    self._stop = (eos,) if isinstance(eos, int) else tuple(eos)
+    self._pad, self._max_tokens = pad, max_tokens
+    self._sent: list[weakref.ref] = []
+
+  def stream(
+      self,
+      params: Tree,
+      prompts: Prompts,
+      key: Array,
+      temperature: Array | float,
+      sizes_N: Array | None = None,
+      *,
+      group_size: int,
+      top_p: float = 1.0,
+      on_dispatch: Callable[[], None] = lambda: None,
+      **_,
+  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
+    """As `sampler.stream`, on host arrays.
+
+    Raises:
+      RunError: a response is missing, too long, or lacks log-probs.
+    """
+    self._send(params)
+    requests, prompt_B = self._requests(
+        prompts, key, float(temperature), sizes_N, group_size, top_p
+    )
+    rows, width = len(requests), self._max_tokens
+    tokens_BT = np.full((rows, width), self._pad, np.int32)
+    logps_BT = np.zeros((rows, width), np.float32)
+    lengths_B = np.zeros(rows, np.int32)
+    truncated_B, ended_B = np.ones(rows, bool), np.zeros(rows, bool)
+
+    def responses() -> tuple[Rollouts, np.ndarray]:
+      rollouts = Rollouts(
+          tokens_BL=np.concatenate(
+              [np.asarray(prompts.tokens_NP)[prompt_B], tokens_BT], 1
+          ),
+          start_B=np.asarray(prompts.start_N)[prompt_B],
+          ids_B=np.asarray(prompts.ids_N)[prompt_B],
+          mask_BT=np.arange(width) < lengths_B[:, None],
+          logps_BT=logps_BT.copy(),
+          lengths_B=lengths_B.copy(),
+          truncated_B=truncated_B.copy(),
+      )
+      return rollouts, ended_B.copy()
+
+    on_dispatch()
+    yielded = 0
+    for b, completion in self._engine.generate(requests):
+      length = len(completion.tokens)
+      if not 0 < length <= width or len(completion.logps) != length:
+        raise RunError(
+            f"rollout.engine.name: a response has {length} tokens and"
+            f" {len(completion.logps)} log-probs; it needs as many of both,"
+            f" from 1 to rollout.max_tokens = {width}"
+        )
+      tokens_BT[b, :length] = completion.tokens
+      logps_BT[b, :length] = completion.logps
+      lengths_B[b], truncated_B[b] = length, not completion.stopped
+      ended_B[b] = True
+      if ended_B.sum() - yielded >= YIELD_SHARE * rows and not ended_B.all():
+        yielded = ended_B.sum()
+        yield responses()
+    if not ended_B.all():
+      raise RunError(
+          f"rollout.engine.name: {rows - ended_B.sum()} of {rows} responses are"
+          " missing: look at the log of the engine"
+      )
+    yield responses()
+
+  def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
+    """A request for each response, and the prompt that it belongs to."""
+    count = len(prompts.start_N)
+    if sizes_N is None:
+      sizes_N = np.full(count, group_size)
+    prompt_B = np.repeat(np.arange(count), sizes_N)
+    sample_B = np.concatenate([np.arange(n) for n in sizes_N])
+    # Noise belongs to (key, prompt id, number of the sample), as in `sampler`.
+    fold = jax.vmap(jax.random.fold_in, (0, 0))
+    keys = jnp.repeat(key[None], len(prompt_B))
+    keys = fold(fold(keys, np.asarray(prompts.ids_N)[prompt_B]), sample_B)
+    seeds_B = np.asarray(jax.vmap(jax.random.bits)(keys)) >> 1
+    texts = [
+        row[start:].tolist()
+        for row, start in zip(
+            np.asarray(prompts.tokens_NP), prompts.start_N, strict=True
+        )
+    ]
+    rest = self._max_tokens, temperature, top_p, self._stop
+    requests = [
+        Request(texts[n], int(seed), *rest)
+        for n, seed in zip(prompt_B, seeds_B, strict=True)
+    ]
+    return requests, prompt_B
+
+  def _send(self, params: Tree) -> None:
+    """Updates the weights of the engine, unless it has these already."""
+    # All arrays count: with LoRA those of the base are the same in each step.
+    leaves = jax.tree.leaves(params)
+    sent = [x() for x in self._sent]
+    if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):
+      return
+    self._engine.start_weight_update()
+    self._engine.update_weights(tensors(params, self._cfg))
+    self._engine.finish_weight_update()
+    self._sent = [weakref.ref(x) for x in leaves]
+
+
+def tensors(
+    params: Tree, cfg: decoder.ModelConfig
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Parameters of the policy by the names of transformers, one at a time.
+
+  Args:
+    params: of the policy; low-rank factors are merged.
+    cfg: of the policy.
+  """
+  leaves = jax.tree.leaves(lora.merge(params))
+  for name, place in layout.placements(decoder.table(cfg)).items():
+    x = leaves[place.param]
+    x = sharding.fetch(x if place.layer is None else x[place.layer])
+    yield name, np.ascontiguousarray(x.T if place.transposed else x)

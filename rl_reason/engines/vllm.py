@@ -1,0 +1,129 @@
+"""A vLLM server as the engine. Its wire format is tested, vLLM itself is not.
+
+vLLM (0.32) and its TPU backend tpu-inference have the control of an update in
+common, the routes /start_weight_update, /update_weights, /finish_weight_update
+(VLLM_SERVER_DEV_MODE=1), and leave the bytes to a backend: NCCL or CUDA IPC on
+GPUs; on TPUs the trainer writes into the sampler's buffers itself, and
+/update_weights does nothing. No backend of vLLM sends from JAX on a CPU or GPU,
+so the bytes are the user's function.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import urllib.request
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+
+from rl_reason import functions
+from rl_reason.engines.external import Completion, Request
+from rl_reason.structs import RunError
+
+Seconds = Annotated[float, (1e-3, None)]
+
+
+class VLLM:
+  """Talks to one vLLM server; arguments as of `vllm`."""
+
+  def __init__(
+      self, url: str, model: str, transfer: str, parallel: int, seconds: float
+  ):
+    self._url, self._model = url.rstrip("/"), model
+    self._transfer = functions.load(transfer)
+    self._parallel, self._seconds = parallel, seconds
+
+  def start_weight_update(self) -> None:
+    """Begins an update."""
+    self._post("reset_prefix_cache", {})
+    self._post("start_weight_update", {})
+
+  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Lets the user's function send the tensors, then tells the server."""
+    for info in self._transfer(tensors):
+      self._post("update_weights", dict(update_info=info))
+
+  def finish_weight_update(self) -> None:
+    """Ends the update."""
+    self._post("finish_weight_update", {})
+
+  def generate(
+      self, requests: list[Request]
+  ) -> Iterator[tuple[int, Completion]]:
+    """Yields responses as the server returns them."""
+    pool = concurrent.futures.ThreadPoolExecutor(self._parallel)
+    try:
+      index = {
+          pool.submit(self._complete, request): n
+          for n, request in enumerate(requests)
+      }
+      for future in concurrent.futures.as_completed(index):
+        yield index[future], future.result()
+    finally:  # where one request fails, those that wait are not sent
+      pool.shutdown(cancel_futures=True)
+
+  def _complete(self, request: Request) -> Completion:
+    answer = self._post(
+        "v1/completions",
+        dict(
+            model=self._model,
+            prompt=request.prompt,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop_token_ids=list(request.stop),
+            logprobs=1,
+            return_token_ids=True,
+        ),
+    )
+    (choice,) = answer["choices"]
+    return Completion(
+        choice["token_ids"],
+        choice["logprobs"]["token_logprobs"],
+        choice["finish_reason"] == "stop",
+    )
+
+  def _post(self, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"{self._url}/{path}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+      with urllib.request.urlopen(request, timeout=self._seconds) as answer:
+        text = answer.read()
+    except (OSError, http.client.HTTPException) as e:
+      raise RunError(
+          f"rollout.engine: {request.full_url}: {functions.one_line(e)}; does"
+          " vLLM run there, with VLLM_SERVER_DEV_MODE=1? The same command"
+          " resumes the run"
+      ) from None
+    return json.loads(text) if text else None
+
+
+def vllm(
+    *,
+    transfer: str,
+    model: str,
+    url: str = "http://127.0.0.1:8000",
+    parallel: Annotated[int, (1, None)] = 256,
+    seconds: Seconds = 3600.0,
+) -> VLLM:
+  """A vLLM server.
+
+  It must run with `--logprobs-mode processed_logprobs`, unless the temperature
+  is 1: log-probs are otherwise those before the temperature.
+
+  Args:
+    transfer: 'module:function', which gets an iterator of (name in
+      transformers, array), sends the tensors, and yields the update_info of
+      each /update_weights; where the server needs no such call it yields
+      nothing.
+    model: name under which the server serves the model.
+    url: of the server.
+    parallel: requests at a time.
+    seconds: after which a request has failed.
+  """
+  return VLLM(url, model, transfer, parallel, seconds)

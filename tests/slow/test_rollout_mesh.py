@@ -1,0 +1,59 @@
+"""Devices that only sample: the batches of a mesh that does both."""
+
+import threading
+
+import jax
+import pytest
+import tiny_session
+
+from rl_reason.evaluation import interim
+from rl_reason.monitoring import display
+from rl_reason.scale import sharding
+from rl_reason.session import open_session
+from rl_reason.structs import Stopped
+from rl_reason.training import rl
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("half_correct")]
+half_correct = tiny_session.half_correct
+
+
+def run(workdir, meshes, stop_at=None):
+  c = tiny_session.tiny_config()
+  c.rl.update(steps=4, staleness=2)
+  workdir.mkdir(exist_ok=True)
+  screen, stop = display.Display(False), threading.Event()
+  session = open_session(
+      c, workdir, meshes[0], screen, stop, rollout_mesh=meshes[1]
+  )
+  if stop_at is not None:
+    session = tiny_session.interrupted(session, stop_at=stop_at)
+  with jax.set_mesh(session.mesh):
+    rl.train(session, tiny_session.random_params(session))
+  return tiny_session.logged(workdir)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [dict(rollout=4, data=2, fsdp=2), dict(data=4, fsdp=2)],
+    ids=["4 + 4", "8 shared"],
+)
+def test_devices_that_only_sample_change_no_number(
+    tmp_path, monkeypatch, split
+):
+  """Up to the rounding of sums in another order."""
+  monkeypatch.setattr(interim, "run", lambda *_: 0.0)
+  one = sharding.make_mesh(devices=jax.devices()[:1])
+  wanted = run(tmp_path / "one", (one, one))
+  meshes = sharding.make_meshes(**split)
+  assert (meshes[0] == meshes[1]) == ("rollout" not in split)
+  got = run(tmp_path / "split", meshes)
+  assert [line["train/age_max"] for line in got] == [0, 1, 2, 2]
+  for line, like in zip(got, wanted, strict=True):
+    for name, value in like.items():
+      if not isinstance(value, str):
+        value = pytest.approx(value, rel=1e-3, abs=1e-5)
+      assert line[name] == value, name
+  if "rollout" in split:  # another run, which resumes, is equal to the bit
+    with pytest.raises(Stopped):
+      run(tmp_path / "again", meshes, stop_at=2)
+    assert run(tmp_path / "again", meshes) == got

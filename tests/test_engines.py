@@ -1,0 +1,238 @@
+"""Engines of others: weights by name, responses, vLLM's wire format."""
+
+import http.server
+import json
+import threading
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rl_reason.engines import vllm
+from rl_reason.engines.external import Completion, ExternalEngine
+from rl_reason.hf import layout
+from rl_reason.models import decoder
+from rl_reason.rollout import sampler
+from rl_reason.structs import Prompts, RunError
+
+T = 12
+
+
+class StandIn:
+  """Our sampler behind the interface, which gets its weights by name."""
+
+  def __init__(self, cfg):
+    self.cfg, self.calls, self.received = cfg, [], {}
+
+  def start_weight_update(self):
+    self.calls.append("start")
+
+  def update_weights(self, tensors):
+    self.received = dict(tensors)
+    self.calls.append("update")
+
+  def finish_weight_update(self):
+    """Puts the tensors back into the parameters of our model."""
+    self.calls.append("finish")
+    table = decoder.table(self.cfg)
+    leaves, tree = jax.tree.flatten(jax.tree.map(np.zeros_like, self.like))
+    for name, place in layout.placements(table).items():
+      x = self.received[name]
+      x = x.T if place.transposed else x
+      if place.layer is None:
+        leaves[place.param] = x
+      else:
+        leaves[place.param][place.layer] = x
+    self.params = jax.tree.unflatten(tree, leaves)
+
+  def generate(self, requests):
+    """The last one first: responses come in any order."""
+    self.calls.append(len(requests))
+    self.seeds = [x.seed for x in requests]
+    width = max(len(x.prompt) for x in requests)
+    rows = [[0] * (width - len(x.prompt)) + x.prompt for x in requests]
+    prompts = Prompts(
+        tokens_NP=np.array(rows, np.int32),
+        start_N=np.array([width - len(x.prompt) for x in requests], np.int32),
+        ids_N=np.arange(len(requests), dtype=np.int32),
+    )
+    out = jax.device_get(
+        sampler.sample(
+            self.params,
+            prompts,
+            jax.random.key(0),
+            requests[0].temperature,
+            group_size=1,
+            max_tokens=requests[0].max_tokens,
+            cfg=self.cfg,
+            eos=requests[0].stop,
+            pad=0,
+        )
+    )
+    for n in reversed(range(len(requests))):
+      k = out.lengths_B[n]
+      tokens, logps = out.tokens_BL[n, width : width + k], out.logps_BT[n, :k]
+      yield (
+          n,
+          Completion(tokens.tolist(), logps.tolist(), not out.truncated_B[n]),
+      )
+
+
+def external(engine):
+  """Without a mesh: an engine of others has devices of its own."""
+  static = dict(eos=tiny.TOK.eos_token_id, pad=tiny.TOK.pad_token_id)
+  return ExternalEngine(engine, tiny.CFG, None, max_tokens=T, **static)
+
+
+def sampled(engine, params):
+  *_, (rollouts, ended_B) = engine.stream(
+      params, tiny.prompts(3), jax.random.key(1), 0.0, group_size=2
+  )
+  assert ended_B.all()
+  return rollouts
+
+
+@pytest.mark.slow
+def test_responses_are_those_of_our_sampler():
+  """Greedy: weights by name, prompts without padding, rows in their order."""
+  stand_in = StandIn(tiny.CFG)
+  stand_in.like = tiny.params()
+  engine = external(stand_in)
+  for seed in (0, 1):
+    params = tiny.params(seed)
+    got = sampled(engine, params)
+    again = sampled(engine, params)  # no second update
+    jax.tree.map(np.testing.assert_array_equal, got, again)
+    static = dict(group_size=2, max_tokens=T, **tiny.SAMPLER)
+    args = tiny.prompts(3), jax.random.key(1), 0.0
+    want = jax.device_get(sampler.sample(params, *args, **static))
+    np.testing.assert_allclose(got.logps_BT, want.logps_BT, atol=1e-5)
+    for name in ("tokens_BL", "start_B", "ids_B", "mask_BT", "truncated_B"):
+      wanted = getattr(want, name)
+      np.testing.assert_array_equal(getattr(got, name), wanted, name)
+  assert stand_in.calls == ["start", "update", "finish", 6, 6] * 2
+  assert len(set(stand_in.seeds)) == 6
+
+
+class Canned:
+  """Returns the same response to some of the requests."""
+
+  def __init__(self, completion, answered=6):
+    self.completion, self.answered, self.updates = completion, answered, 0
+
+  def start_weight_update(self):
+    self.updates += 1
+
+  def update_weights(self, tensors):
+    pass
+
+  def finish_weight_update(self):
+    pass
+
+  def generate(self, requests):
+    self.requests = requests
+    for n in range(self.answered):
+      yield n, self.completion
+
+
+def test_rows_of_responses():
+  """Three prompts, two responses each; tokens of others are padding."""
+  canned = Canned(Completion([5, 6], [-0.5, -1.5], True))
+  engine, params = external(canned), tiny.params()
+  rollouts = sampled(engine, params)
+  # New weights are sent once, also if only the last array is another one.
+  for norm, updates in ((params["norm"], 1), (params["norm"] + 1, 2)):
+    sampled(engine, params | dict(norm=norm))
+    assert canned.updates == updates
+  prompts = tiny.prompts(3)
+  texts = [
+      row[start:].tolist()
+      for row, start in zip(prompts.tokens_NP, prompts.start_N, strict=True)
+  ]
+  assert [x.prompt for x in canned.requests] == [x for x in texts for _ in "ab"]
+  assert len({x.seed for x in canned.requests}) == 6
+  assert rollouts.ids_B.tolist() == [0, 0, 1, 1, 2, 2]
+  assert (
+      rollouts.tokens_BL[:, tiny.P :].tolist()
+      == [[5, 6] + [tiny.TOK.pad_token_id] * (T - 2)] * 6
+  )
+  assert rollouts.mask_BT.sum(1).tolist() == [2] * 6
+  assert not rollouts.truncated_B.any()
+
+
+@pytest.mark.parametrize(
+    ("canned", "words"),
+    [
+        (Canned(Completion([5, 6], [-0.5], True)), "needs as many of both"),
+        (Canned(Completion([], [], True)), "has 0 tokens"),
+        (Canned(Completion([5] * 13, [-0.5] * 13, True)), "has 13 tokens"),
+        (Canned(Completion([5], [-0.5], True), 4), "2 of 6 responses are miss"),
+    ],
+)
+def test_what_an_engine_gets_wrong_is_named(canned, words):
+  with pytest.raises(RunError, match=words):
+    sampled(external(canned), tiny.params())
+
+
+def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
+  """An update, then two requests; the server is a stand-in."""
+  seen = []
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+
+    def do_POST(self):
+      body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+      seen.append((self.path, body))
+      answer = b""
+      if self.path == "/v1/completions":
+        tokens = [*body["prompt"], 7]
+        choice = dict(
+            token_ids=tokens,
+            logprobs=dict(token_logprobs=[-0.5] * len(tokens)),
+            finish_reason="stop" if body["seed"] else "length",
+        )
+        answer = json.dumps(dict(choices=[choice])).encode()
+      self.send_response(200)
+      self.send_header("Content-Length", str(len(answer)))
+      self.end_headers()
+      self.wfile.write(answer)
+
+    def log_message(self, *args):
+      pass
+
+  (tmp_path / "my_transfer.py").write_text(
+      "def send(tensors):\n"
+      "  yield dict(names=[name for name, _ in tensors])\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  try:
+    client = vllm.vllm(
+        transfer="my_transfer:send",
+        model="policy",
+        url=f"http://127.0.0.1:{server.server_port}/",
+    )
+    client.start_weight_update()
+    client.update_weights([("norm", np.ones(2))])
+    client.finish_weight_update()
+    request = vllm.Request([5, 6], 0, 9, 0.5, 1.0, (1, 2))
+    found = dict(client.generate([request, request._replace(seed=3)]))
+  finally:
+    server.shutdown()
+    server.server_close()
+  with pytest.raises(RunError, match="v1/completions: .* does vLLM run there"):
+    dict(client.generate([request]))
+  want = Completion([5, 6, 7], [-0.5] * 3, False)
+  assert found == {0: want, 1: want._replace(stopped=True)}
+  assert [path for path, _ in seen[:4]] == [
+      "/reset_prefix_cache",
+      "/start_weight_update",
+      "/update_weights",
+      "/finish_weight_update",
+  ]
+  assert seen[2][1] == dict(update_info=dict(names=["norm"]))
+  sent = seen[4][1]
+  assert sent["stop_token_ids"] == [1, 2] and sent["return_token_ids"]
+  assert sent["temperature"] == 0.5 and sent["max_tokens"] == 9
