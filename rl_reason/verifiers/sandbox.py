@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rl_reason.verifiers import candidate
+from rl_reason.verifiers import candidate, processes
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PYTHON = os.path.realpath(sys.executable)
@@ -70,8 +70,9 @@ class Limits(NamedTuple):
   Attributes:
     cpu: seconds of CPU time, of all threads; an integer.
     wall: seconds of wall clock, where the next limit cannot be observed.
-    idle: seconds of sleep beyond PAYS times the CPU time. After a program that
-      reached them a quarter of one, after more in a row down to a tenth.
+    idle: seconds of sleep beyond `processes.PAYS` times the CPU time. After a
+      program that reached them a quarter of one, after more in a row down to a
+      tenth.
     memory: bytes of address space.
     threads: at once.
     files: open at once.
@@ -89,7 +90,6 @@ class Limits(NamedTuple):
   output: int = 16 << 20
 
 
-PAYS = 4.0  # seconds of sleep that a second of CPU time makes up for
 TIERS = ("bubblewrap", "landlock", "rlimits")
 
 
@@ -227,81 +227,6 @@ def running(
         stream.close()
 
 
-def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
-  """State, seconds computing and seconds queueing of all threads of a tree."""
-  for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
-    with contextlib.suppress(OSError):  # it has ended
-      stat = (task / "stat").read_text().rpartition(")")[2].split()
-      computed = sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK")
-      queued = 0.0
-      with contextlib.suppress(OSError):  # a kernel without these counts
-        queued = int((task / "schedstat").read_text().split()[1]) / 1e9
-      yield stat[0], computed, queued
-      for child in (task / "children").read_text().split():
-        yield from _threads(int(child))
-
-
-def cpu_seconds(pid: int) -> float:
-  """CPU time of one process, without its children; 0 if it cannot be read."""
-  try:
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-  except OSError:
-    return 0.0
-  return sum(map(int, stat.split()[11:13])) / os.sysconf("SC_CLK_TCK")
-
-
-def descendants(pid: int) -> list[int]:
-  """The processes that a process has started, and those of theirs."""
-  out = []
-  for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
-    with contextlib.suppress(OSError):
-      for child in (task / "children").read_text().split():
-        out += [int(child), *descendants(int(child))]
-  return out
-
-
-class Progress:
-  """Watches processes that work together, such as a program and its tests.
-
-  Args:
-    pids: of the processes; their children are watched with them.
-    idle: seconds of sleep after which they are late.
-    wall: seconds after which they are late in any case.
-    pays: seconds of earlier sleep that each second of CPU time makes up for.
-
-  Attributes:
-    idle: whether they are late because they slept.
-  """
-
-  POLL = 0.05  # seconds between two looks
-
-  def __init__(self, pids: list[int], idle: float, wall: float, pays=PAYS):
-    self._pids, self._limit, self._pays = pids, idle, pays
-    self._computed = self._queued = self._slept = 0.0
-    self._seen = time.monotonic()
-    self._deadline = self._seen + wall
-    self.idle = False
-
-  def late(self) -> bool:
-    """Whether they have slept too long; is to be polled."""
-    now = time.monotonic()
-    threads = [thread for pid in self._pids for thread in _threads(pid)]
-    states = {state for state, _, _ in threads}
-    # Who waits for a processor (R) is not asleep, and the kernel says only
-    # afterwards for how long. Waits for a disk (D) are no sleep, either.
-    if "D" in states:
-      self._seen = now
-    elif threads and states.isdisjoint("R"):
-      computed = sum(seconds for _, seconds, _ in threads)
-      queued = sum(seconds for _, _, seconds in threads)
-      work = max(0.0, computed - self._computed)
-      self._slept += now - self._seen - max(0.0, queued - self._queued)
-      self._slept = max(0.0, self._slept - work * (1 + self._pays))
-      self._seen, self._computed, self._queued = now, computed, queued
-    self.idle = self._slept > self._limit
-    return self.idle or now > self._deadline
-
-
 class _Idle(threading.local):
   """Programs that slept too long, one after the other.
 
@@ -316,13 +241,15 @@ class _Idle(threading.local):
 _idle = _Idle()
 
 
-def _watch(processes: list[subprocess.Popen], limits: Limits) -> Progress:
+def _watch(
+    programs: list[subprocess.Popen], limits: Limits
+) -> processes.Progress:
   earlier = _idle.programs
   if earlier and not earlier[-1].idle:
     earlier.clear()
   limit = max(0.1, 0.25 / len(earlier)) if earlier else limits.idle
-  progress = Progress(
-      [x.pid for x in processes], min(limit, limits.idle), limits.wall
+  progress = processes.Progress(
+      [x.pid for x in programs], min(limit, limits.idle), limits.wall
   )
   earlier.append(progress)
   return progress
@@ -367,7 +294,7 @@ def death(process: subprocess.Popen, limits: Limits) -> str:
   It has closed its output, and may compute up to its end. Any other reason
   only informs: a candidate can end as it likes.
   """
-  progress = Progress([process.pid], limits.idle, limits.wall)
+  progress = processes.Progress([process.pid], limits.idle, limits.wall)
   options = os.WEXITED | os.WNOWAIT | os.WNOHANG
   while not (end := os.waitid(os.P_PID, process.pid, options)):
     if progress.late():

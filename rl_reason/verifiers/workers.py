@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rl_reason.verifiers import sandbox
+from rl_reason.verifiers import processes
 
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
 NAP = 2.0  # seconds without any CPU time that each item may take
@@ -211,7 +211,7 @@ class _Worker:
 
   def watch(self) -> None:
     """Notes what the process has started; a handle names no later process."""
-    for pid in sandbox.descendants(self.process.pid):
+    for pid in processes.descendants(self.process.pid):
       if pid not in self.started:
         with contextlib.suppress(OSError):
           self.started[pid] = os.pidfd_open(pid)
@@ -240,9 +240,9 @@ class _Worker:
     self._forget()
     # A verifier may wait for a service: its waits count one by one.
     pids, nap = [self.process.pid], max(seconds, NAP)
-    progress = sandbox.Progress(pids, nap, wall, pays=1e6)
+    progress = processes.Progress(pids, nap, wall, pays=1e6)
     # The kernel's limit of the process should end it first: its own kill.
-    limit = sandbox.cpu_seconds(self.process.pid) + seconds + 0.5
+    limit = processes.cpu_seconds(self.process.pid) + seconds + 0.5
     try:
       self.socket.settimeout(wall)
       self.socket.sendall(f"[{self.asked}, {item}]\n".encode())
@@ -252,7 +252,7 @@ class _Worker:
           piece = self.socket.recv(1 << 16)
         except TimeoutError:
           self.watch()
-          if progress.late() or sandbox.cpu_seconds(self.process.pid) > limit:
+          if progress.late() or processes.cpu_seconds(self.process.pid) > limit:
             return Outcome(None, "time")
           continue
         if not piece:
