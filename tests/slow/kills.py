@@ -23,8 +23,8 @@ import numpy as np  # noqa: E402
 from conftest import child_env, restore_arrays  # noqa: E402
 
 FLAGS = (
-    "--config.sft.skill.steps=30",
-    "--config.checkpoint.sft_every=10",
+    "--config.sft.skill.steps=60",
+    "--config.checkpoint.sft_every=20",
 )
 KEEP = ("--config.dynamic_sampling.surplus=keep", "--config.updates.epochs=2")
 PARTIAL = (
