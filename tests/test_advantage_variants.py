@@ -91,7 +91,7 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         [2 / 3, -1, -10, 0],
     ),
     # Surprise 1 and 3, reward 1 and 0: both normalise to +-sqrt(1/2); the bonus
-    # is 1/2 exp(-ln 2) = 1/4. The other group has no signal, so no bonus.
+    # is 1/2 exp(-2 ln 2 / 2) = 1/4. The other group has no signal, so no bonus.
     (
         "explore",
         dict(
@@ -99,9 +99,9 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
             groups_B=[0, 0, 1, 1],
             logps_BT=[[-1.0, -1.0], [-2.0, -4.0], [-1.0, 9.0], [-3.0, 9.0]],
             mask_BT=np.array([[1, 1], [1, 1], [1, 0], [1, 0]]) > 0,
-            progress=np.array(1.0),
+            progress=np.array(0.5),
         ),
-        dict(bonus=0.5, decay=np.log(2), eps=1e-30),
+        dict(bonus=0.5, decay=2 * np.log(2), eps=1e-30),
         [0.75 * HALF, -0.75 * HALF, 0, 0],
     ),
     # Decay 6 ln 2 over T = 6: lam_l = .8 * 2^-l * ease. Complexity 1 of 2:
@@ -114,7 +114,7 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25]],
     ),
     # One token each, so VAPO's is r - V: -1 and 0; GRPO's is +-sqrt(1/2).
-    # Whitened they are opposite, and VAPO's share is 1/2 exp(-ln 2) = 1/4.
+    # Whitened they are opposite, and VAPO's share is 1/2 exp(-2 ln 2 / 2) = 1/4.
     (
         "hybrid",
         dict(
@@ -123,9 +123,9 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
             rewards_BT=[[1.0, 5.0], [0.0, 5.0]],
             values_BT=[[2.0, 5.0], [0.0, 5.0]],
             mask_BT=[[True, False], [True, False]],
-            progress=np.array(1.0),
+            progress=np.array(0.5),
         ),
-        dict(decay=np.log(2)),
+        dict(decay=2 * np.log(2)),
         [[0.5 * HALF, 0], [-0.5 * HALF, 0]],
     ),
 ]
@@ -218,6 +218,21 @@ def test_a_likely_response_has_a_baseline_of_unlikely_ones(others):
     assert got[0] == pytest.approx(wanted, abs=1e-6)
   # Of the others one response is nearly all of the weight.
   np.testing.assert_allclose(got[1:], [0, -1, 0], atol=1e-3)
+
+
+def test_weights_by_quality_do_not_change_with_the_scale_of_probabilities():
+  """Only their ratios matter, where exp underflows in float32, too."""
+  logps_BT = np.array([[-1.0], [-2.0], [-1.5], [-3.0]])
+  rows = dict(
+      rewards_B=np.array([1.0, 1.0, 0.0, 0.5]),
+      groups_B=np.zeros(4, np.int32),
+      mask_BT=np.ones((4, 1), bool),
+  )
+  near, far = (
+      call("quality_weighted", rows | dict(logps_BT=logps_BT - shift))
+      for shift in (0, 100)
+  )
+  np.testing.assert_allclose(far, near, rtol=1e-4)
 
 
 @given(data=st.data())
