@@ -105,13 +105,14 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         [0.75 * HALF, -0.75 * HALF, 0, 0],
     ),
     # Decay 6 ln 2 over T = 6: lam_l = .8 * 2^-l * ease. Complexity 1 of 2:
-    # ease 3/4, lam_1 = .3, lam_2 = .15; 7 counts as 2: ease 1/2, .2 and .1.
+    # ease 3/4, lam_1 = .3, lam_2 = .15; 7 counts as 2: ease 1/2, .2 and .1;
+    # -1 counts as 0: ease 1, .4 and .2.
     # A_0 = -.25 + lam_1 .5 + lam_1 lam_2 .25, A_1 = .5 + lam_1 .25, A_2 = .25
     (
         "gae_exp_complexity",
-        {k: x * 2 for k, x in DELTAS.items()} | dict(types_B=[1, 7]),
+        {k: x * 3 for k, x in DELTAS.items()} | dict(types_B=[1, 7, -1]),
         dict(lam=0.8, decay=6 * np.log(2), slope=0.5, hardest=2.0),
-        [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25]],
+        [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25], [-0.03, 0.6, 0.25]],
     ),
     # One token each, so VAPO's is r - V: -1 and 0; GRPO's is +-sqrt(1/2).
     # Whitened they are opposite, and VAPO's share is 1/2 exp(-2 ln 2 / 2) = 1/4.
