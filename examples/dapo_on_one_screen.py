@@ -46,7 +46,7 @@ adam = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
 adamw = functools.partial(make_optimizer, warmup=0, **adam)
 
 
-def sft(params, purpose, styles, *, steps, lr, batch=64):
+def sft(params, purpose, styles, *, steps, lr, batch=96):
   """Imitates demonstrations in these styles; yields (params, loss)."""
   tx = adamw(lr=lr, schedule="cosine", total=steps)
   state = first_state(params, tx)

@@ -25,6 +25,10 @@ from conftest import child_env, restore_arrays  # noqa: E402
 FLAGS = (
     "--config.sft.skill.steps=60",
     "--config.checkpoint.sft_every=20",
+    # Kills between two checkpoints: steps are lost, and are repeated.
+    "--config.rl.steps=7",
+    "--config.checkpoint.every=3",
+    "--config.evaluate.every=0",
 )
 KEEP = ("--config.dynamic_sampling.surplus=keep", "--config.updates.epochs=2")
 PARTIAL = (
