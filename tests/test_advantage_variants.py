@@ -115,7 +115,7 @@ BY_HAND = [  # (name, arrays, keywords, wanted)
         [[-0.08875, 0.575, 0.25], [-0.145, 0.55, 0.25], [-0.03, 0.6, 0.25]],
     ),
     # One token each, so VAPO's is r - V: -1 and 0; GRPO's is +-sqrt(1/2).
-    # Whitened they are opposite, and VAPO's share is 1/2 exp(-2 ln 2 / 2) = 1/4.
+    # Whitened they are opposite; VAPO's share is 1/2 exp(-2 ln 2 / 2) = 1/4.
     (
         "hybrid",
         dict(

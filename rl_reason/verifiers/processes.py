@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterator
 
 PAYS = 4.0  # seconds of sleep that a second of CPU time makes up for
+# Sleep in all, whatever makes up for it: so many times the limit, and so many
+# seconds for each second of CPU time.
+IN_ALL, IN_ALL_PER_SECOND = 3.0, 0.25
 
 
 def _tasks(pid: int) -> Iterator[pathlib.Path]:
@@ -54,6 +57,7 @@ class Progress:
     idle: seconds of sleep after which they are late.
     wall: seconds after which they are late in any case.
     pays: seconds of earlier sleep that each second of CPU time makes up for.
+    in_all: whether sleep that was made up for is limited, too.
 
   Attributes:
     idle: whether they are late because they slept.
@@ -61,9 +65,12 @@ class Progress:
 
   POLL = 0.05  # seconds between two looks
 
-  def __init__(self, pids: list[int], idle: float, wall: float, pays=PAYS):
+  def __init__(
+      self, pids: list[int], idle: float, wall: float, *, pays=PAYS, in_all=True
+  ):
     self._pids, self._limit, self._pays = pids, idle, pays
-    self._computed = self._queued = self._slept = 0.0
+    self._in_all = in_all
+    self._computed = self._queued = self._slept = self._slept_in_all = 0.0
     self._seen = time.monotonic()
     self._deadline = self._seen + wall
     self.idle = False
@@ -81,8 +88,13 @@ class Progress:
       computed = sum(seconds for _, seconds, _ in threads)
       queued = sum(seconds for _, _, seconds in threads)
       work = max(0.0, computed - self._computed)
-      self._slept += now - self._seen - max(0.0, queued - self._queued)
-      self._slept = max(0.0, self._slept - work * (1 + self._pays))
+      waited = max(0.0, queued - self._queued)
+      asleep = now - self._seen - waited - work
+      self._slept = max(0.0, self._slept + asleep - work * self._pays)
+      self._slept_in_all += max(0.0, asleep)
       self._seen, self._computed, self._queued = now, computed, queued
     self.idle = self._slept > self._limit
+    if self._in_all:
+      most = IN_ALL * self._limit + IN_ALL_PER_SECOND * self._computed
+      self.idle |= self._slept_in_all > most
     return self.idle or now > self._deadline

@@ -14,6 +14,7 @@ of system calls in lockdown.py, without which the first two are not offered. A
 tier is used only if a probe inside could not escape.
 """
 
+import collections
 import contextlib
 import fcntl
 import functools
@@ -70,8 +71,9 @@ class Limits(NamedTuple):
   Attributes:
     cpu: seconds of CPU time, of all threads; an integer.
     wall: seconds of wall clock, where the next limit cannot be observed.
-    idle: seconds of sleep beyond `processes.PAYS` times the CPU time. After a
-      program that reached them a quarter of one, after more in a row down to a
+    idle: seconds of sleep beyond `processes.PAYS` times the CPU time; in all
+      `processes.IN_ALL` times as many. After a program that reached them the
+      next `BATCH` ones have a quarter of one, after more in a row down to a
       tenth.
     memory: bytes of address space.
     threads: at once.
@@ -227,27 +229,29 @@ def running(
         stream.close()
 
 
-class _Idle(threading.local):
-  """Programs that slept too long, one after the other.
+BATCH = 64  # programs of a thread that share a budget of sleep
 
-  Each thread runs one program at a time, and a batch of programs that sleep
-  would take too long.
+
+class _Recent(threading.local):
+  """The last programs of a thread, which runs one at a time.
+
+  A batch of programs that sleep would take too long: after the first one the
+  next have less time to sleep, also if others are between them.
   """
 
   def __init__(self):
-    self.programs = []
+    self.programs = collections.deque(maxlen=BATCH)
 
 
-_idle = _Idle()
+_recent = _Recent()
 
 
 def _watch(
     programs: list[subprocess.Popen], limits: Limits
 ) -> processes.Progress:
-  earlier = _idle.programs
-  if earlier and not earlier[-1].idle:
-    earlier.clear()
-  limit = max(0.1, 0.25 / len(earlier)) if earlier else limits.idle
+  earlier, limit = _recent.programs, limits.idle
+  if slept := sum(x.idle for x in earlier):
+    limit = max(0.1, 0.25 / slept) if earlier[-1].idle else 0.25
   progress = processes.Progress(
       [x.pid for x in programs], min(limit, limits.idle), limits.wall
   )

@@ -240,7 +240,7 @@ class _Worker:
     self._forget()
     # A verifier may wait for a service: its waits count one by one.
     pids, nap = [self.process.pid], max(seconds, NAP)
-    progress = processes.Progress(pids, nap, wall, pays=1e6)
+    progress = processes.Progress(pids, nap, wall, pays=1e6, in_all=False)
     # The kernel's limit of the process should end it first: its own kill.
     limit = processes.cpu_seconds(self.process.pid) + seconds + 0.5
     try:
