@@ -202,7 +202,7 @@ def get_config():
   c.log = section(
       "log",
       sft_every=number(10, low=1),  # SFT steps
-      stall_seconds=number(300.0, low=0.0),  # then stacks of threads; 0: never
+      stall_seconds=number(60.0, low=0.0),  # then stacks of threads; 0: never
       stall_ends=number(0.0, low=0.0),  # then the run ends, code 175; 0: never
       samples_every=number(5, low=1),  # RL steps
       groups=number(3, low=1),  # all responses to a prompt, each time

@@ -83,6 +83,24 @@ def test_steps_in_a_row_without_an_update_end_a_run():
     never.streak.check(wait)
 
 
+def test_a_resumed_run_counts_the_steps_before():
+  """Else one that is preempted every other step would never end."""
+  said = []
+  first = doctor.Doctor(FIELDS, said.append, limit=3)
+  lines = [
+      dict(stage="rl", step=t) | line(**x) | first.examine(t, line(**x))
+      for t, x in ((1, IDLE), (2, {}), (3, IDLE), (4, IDLE))
+  ]
+  resumed = doctor.Doctor(FIELDS, said.append, limit=3, before=lambda: lines)
+  resumed.examine(5, line(**IDLE))
+  with pytest.raises(RunError, match="in 3 steps in a row. Step 5,"):
+    resumed.streak.check(lambda: None)
+  lines.append(dict(stage="rl", step=5) | line())
+  resumed = doctor.Doctor(FIELDS, said.append, limit=3, before=lambda: lines)
+  resumed.examine(6, line(**IDLE))
+  assert resumed.streak.count == 1
+
+
 def test_the_summary_and_the_verdict_of_a_run():
   lines = [dict(stage="rl", step=t) | line(**IDLE) for t in (1, 2, 3)]
   with pytest.raises(RunError, match="no update in 3 steps.*Step 3: Few g"):

@@ -10,6 +10,7 @@ import types
 import jax
 import pytest
 import tiny_session
+from test_signs import HEALTHY
 
 from rl_reason import dependencies
 from rl_reason.evaluation import interim
@@ -103,6 +104,10 @@ def test_rl_resumes_with_all_of_its_state(tmp_path):
   host, (metrics, _) = assert_same(
       tmp_path, run_rl, "rl", ALL_STATE, dict(die_at=4), KeyboardInterrupt
   )
+  # Signs read these: a metric of another name would silence them.
+  of_critic = {"critic/vf_explained_var", "critic/grad_norm"}
+  missing = HEALTHY.keys() - metrics[0].keys() - of_critic
+  assert all(name.startswith("sign/") for name in missing)  # not written
   assert host["coefs"]["kl"] != ALL_STATE["kl__coef"]
   assert host["prompts"]["solved"] is not None
   assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]

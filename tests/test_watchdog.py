@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import child_env
+
+from rl_reason.configs import base
+from rl_reason.monitoring import display, watchdog
 
 CODE = """
 import threading, time
@@ -33,6 +37,22 @@ def run(end):
   assert "RL 3/10  waiting for the device" in after.replace("\n", " ")
   assert "in hang" in done.stderr  # the stack of the main thread
   return done
+
+
+def test_compilations_may_take_longer():
+  """Within a minute by default, which a compiler may need."""
+  assert 0 < base.get_config().log.stall_seconds <= 60
+  said, screen = [], display.Display(active=False)
+  screen.say = said.append
+  dog = watchdog.Watchdog(screen, 0.1, 0.0)
+  screen.doing("compiling the update")
+  time.sleep(0.5)
+  assert not said
+  screen.doing("waiting for the device")
+  time.sleep(0.5)
+  dog.close()
+  (line,) = said
+  assert "at: waiting for the device" in line
 
 
 @pytest.mark.slow

@@ -169,8 +169,12 @@ class Doctor:
     Returns:
       the signs of the step as metrics; {} of a healthy one.
     """
-    if not self._steps and step > 1:
-      self._steps.extend(x for x in self._before() if x["stage"] == "rl")
+    if not self._steps and step > 1:  # of a resumed run
+      ending = {sign.metric for sign in signs.TABLE if sign.ends}
+      for line in self._before():
+        if line["stage"] == "rl":
+          self._steps.append(line)
+          self.streak.add(ending.isdisjoint(line), "")
     self._steps.append({k: number(value) for k, value in metrics.items()})
     found = signs.found(list(self._steps), self._fields)
     self._examined += 1

@@ -13,13 +13,16 @@ import time
 from rl_reason.monitoring.display import Display
 from rl_reason.structs import LOST
 
+COMPILING = 10  # times as long before stacks are written: compilers are slow
+
 
 class Watchdog:
   """Watches the progress that a display shows, from a thread.
 
   Args:
     display: of the run.
-    seconds: without progress before stacks are written; 0: never.
+    seconds: without progress before stacks are written, in compilations
+      COMPILING times as many; 0: never.
     end: without progress before the run ends with exit code LOST; 0: never.
   """
 
@@ -40,7 +43,8 @@ class Watchdog:
       since = max(begin, self._display.progressed)
       waited = time.monotonic() - since
       where = self._display.where() or "outside of all stages"
-      if self._seconds and waited > self._seconds and said != since:
+      limit = self._seconds * (COMPILING if "compiling" in where else 1)
+      if self._seconds and waited > limit and said != since:
         said = since
         self._display.say(
             f"warning: no progress for {waited:.0f} s (log.stall_seconds), at:"

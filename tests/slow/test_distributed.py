@@ -1,6 +1,7 @@
 """Two processes with four devices each end where one with eight does."""
 
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -202,8 +203,9 @@ def test_what_ends_one_process_ends_both(tmp_path, stage, number, victim):
   out, _ = survivor.communicate(timeout=90)
   seconds = time.monotonic() - began
   if number == signal.SIGTERM:
-    # On an idle machine it takes less than 5 s.
-    assert (survivor.returncode, seconds < 15) == (143, True), out
+    # Within 5 s, unless other processes wait for the same processors.
+    limit = 15 if os.getloadavg()[0] > 3 * os.cpu_count() else 5
+    assert (survivor.returncode, seconds < limit) == (143, True), out
     assert both[victim].wait(15) == 143
     saved = tmp_path / "checkpoints" / stage
     assert list(saved.glob("*/manifest.json"))
