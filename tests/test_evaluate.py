@@ -304,6 +304,11 @@ def test_an_evaluation_says_its_failures(monkeypatch, tmp_path):
   assert "failed 2 times in this evaluation" in said[1]
 
 
+def test_a_score_on_prompts_that_chose_is_said():
+  cases = [("best", 0), ("best", 256), ("newest", 0), ("40", 0)]
+  assert [command.chose(*case) for case in cases] == [True] + [False] * 3
+
+
 @pytest.mark.parametrize("validation", [0, 2])
 def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
   """Without validation prompts it reads the held-out ones, as ever."""

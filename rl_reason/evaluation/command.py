@@ -48,6 +48,11 @@ def run(session: Session, which: str) -> dict[str, float]:
   values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():
     say(f"{name} = {value:.4g}")
+  if chose(which, c.evaluate.validation):
+    say(
+        "warning: held-out prompts chose this checkpoint, so its score on them is"
+        " too high: report the last one, or train with evaluate.validation = 256"
+    )
   if jax.process_index() == 0:
     path = workdir / f"evaluation-{which}.json"
     metrics.write_json(path, dict(step=step) | values)
@@ -61,6 +66,16 @@ def run(session: Session, which: str) -> dict[str, float]:
     metrics.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def chose(which: str, validation: int) -> bool:
+  """Whether held-out prompts chose the checkpoint that they score.
+
+  Args:
+    which: as of `run`.
+    validation: number of validation prompts, which choose if there are any.
+  """
+  return which == "best" and not validation
 
 
 def harness_results(
