@@ -26,6 +26,10 @@ def add(c) -> None:
       engine=function("engine", "own"),  # that samples in RL: vllm
   )
   extend(
+      "sft",
+      samples="",  # of --stage=generate, to imitate: sources as in data.train
+  )
+  extend(
       "dynamic_sampling",
       surplus=choice("discard", "keep"),  # groups beyond the batch
       # Of a group: some are correct, or rewards differ; auto: correctness
@@ -107,6 +111,8 @@ def add(c) -> None:
       chosen="",  # style:weight of correct responses; '' is any
       rejected="",  # style:weight of incorrect responses
       evaluate_pairs=number(1000, low=1),  # held out
+      samples="",  # sources of pairs: of --stage=generate, or ratings
+      init="",  # a reward model that goes on learning; '' is the policy
   )
   c.serve = section(  # --stage=serve
       "serve",
@@ -130,6 +136,16 @@ def add(c) -> None:
       top_p=number(1.0, low=1e-9, high=1),
       keep=choice("all", "correct", "best", "pairs", "majority"),
       format=choice("jsonl", "parquet"),
+  )
+  c.rounds = section(  # generate, learn from what is kept, and again
+      "rounds",
+      count=number(0, low=0),  # 0 is off
+      steps=number(200, low=1),  # of SFT on the samples of a round
+      lr=number(1e-3, low=0),  # of that SFT
+      replay=number(0.0, low=0, high=1),  # share of samples of earlier rounds
+      # With generate.keep = "pairs", which a reward model learns from:
+      weight=number(1.0),  # of its score in the reward
+      verdict=False,  # beside the verdict and reward.functions, or alone
   )
   c.export = section(  # --stage=export
       "export",

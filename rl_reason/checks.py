@@ -128,7 +128,9 @@ def _task(c) -> None:
     task = tasks.get(c.task.name)
   with faults_of("environment.name"):
     environments.find(c.environment.name, task)
-  if _sft_steps(c) and not task.has_demonstrations:
+  if c.sft.samples and not _sft_steps(c):
+    fail("sft.samples: no step of SFT learns from them: set sft.skill.steps")
+  if _sft_steps(c) and not (task.has_demonstrations or c.sft.samples):
     fail(
         f"sft.skill.steps: the task {c.task.name} has no function demonstrate:"
         " give model.path, and set sft.skill.steps = 0 and sft.habits.steps = 0"
@@ -167,6 +169,9 @@ def _data(c) -> None:
     evaluate = combinations.sources(c, "evaluate")
   if any(weight is not None for _, weight in evaluate):
     fail("data.evaluate: sets are evaluated separately: leave out the weights")
+  for name in ("sft.samples", "reward_model.samples"):
+    with faults_of(name):
+      datasets.parse_all(config.at(c, name), "train")
   with faults_of("data.kind"):
     kinds = datasets.assignments(d.kind)
     for kind in kinds.values():

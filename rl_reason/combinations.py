@@ -37,6 +37,11 @@ NEEDS = {
     "reward.timeout": "reward.functions",
     "mesh.rollout": "rl.staleness",
     "rl.old_logps": "rl.staleness",
+    "rounds.steps": "rounds.count",
+    "rounds.lr": "rounds.count",
+    "rounds.replay": "rounds.count",
+    "rounds.weight": "rounds.count",
+    "rounds.verdict": "rounds.count",
     "rollout.partial_across_steps": "rollout.partial_groups",
 }
 
@@ -95,7 +100,7 @@ def check(c, values: dict[str, Any]) -> None:
     Fault: the first combination that cannot work.
   """
   _pairs(values)
-  for rules in (_environment, _rewards, _rollouts, _credit, _loss):
+  for rules in (_environment, _rewards, _rollouts, _credit, _loss, _rounds):
     rules(c)
 
 
@@ -253,8 +258,12 @@ def _rewards(c) -> None:
             f"reward.executor: another process cannot import {term.name}: put"
             " the function into a module of its own, or use 'thread'"
         )
-  if r.correct <= r.incorrect:
-    fail(f"reward.correct: must be more than reward.incorrect = {r.incorrect}")
+  alone = r.functions and r.correct == r.incorrect == 0
+  if r.correct <= r.incorrect and not alone:
+    fail(
+        f"reward.correct: must be more than reward.incorrect = {r.incorrect};"
+        " both may be 0 beside reward.functions, which then reward alone"
+    )
   if k.kind == "k1" and k.place == "loss":
     fail(
         "kl.kind: as a loss, on-policy, it has no expected gradient: use k2 or"
@@ -382,6 +391,30 @@ def _loss(c) -> None:
         "covariance.args.low: must be below covariance.args.high ="
         f" {cov.get('high')}"
     )
+
+
+def _rounds(c) -> None:
+  """Rounds of samples of the policy and what is learned from them."""
+  r, keep = c.rounds, c.generate.keep
+  if not r.count:
+    return
+  pairs = keep == "pairs"
+  if environment(c):
+    fail("rounds.count: --stage=generate plays no environments: leave it at 0")
+  if keep == "all":
+    fail(
+        "generate.keep: would imitate incorrect responses, too: use 'correct',"
+        " 'best', 'majority', or 'pairs' for a reward model"
+    )
+  if keep == "correct" and no_verifier(c):
+    fail("generate.keep: nothing says which are correct: use 'best'")
+  if pairs and not c.rl.steps:
+    fail("rl.steps: nothing would learn from the reward model of a round")
+  unread = ("steps", "lr") if pairs else ("weight", "verdict")
+  for name in (f"rounds.{x}" for x in unread):
+    if config.at(c, name) != config.FIELDS[name].default:
+      kind = "a reward model" if pairs else "SFT"
+      fail(f"{name}: a round trains {kind} with generate.keep = {keep!r}")
 
 
 def check_given(c, given: tuple[str, ...]) -> None:

@@ -86,6 +86,7 @@ FREE = (
     "mesh.",
     "checkpoint.",
     "rl.steps",
+    "rounds.count",
     "rl.max_steps_without_update",
     "sft.skill.threshold",
     "data.max_corrupt",
@@ -110,6 +111,8 @@ MOVABLE = (
     "data.evaluate",
     "critic.path",
     "sft.reuse",
+    "sft.samples",
+    "reward_model.samples",
     "critic.reuse",
 )
 
@@ -145,13 +148,15 @@ def differences(old: Fields, new: Fields) -> list[str]:
 
   def free(name):
     if name == "rl.steps":
-      return not those(PROGRESS, new)
+      return not (those(PROGRESS, new) or new.get("rounds.count"))
     if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
       return False  # the shards decide which groups are complete in time
     if name == "rollout.slots" and new.get("rollout.partial_groups"):
       return False  # and so do the slots
     if is_shape(name) and new.get("model.path"):
       return True  # the checkpoint decides
+    if name.startswith("generate.") and new.get("rounds.count"):
+      return False  # the rounds learn from what it writes
     if name in MOVABLE and (content := new.get(f"content.{name}")):
       return content == old.get(f"content.{name}")
     return name.startswith(FREE)

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import pathlib
 import signal
 import threading
@@ -103,6 +104,13 @@ def stages(
     Stopped: by a signal; the state is saved.
   """
   import jax
+
+  if config.rounds.count:
+    from rl_reason.rounds import loop
+
+    each = functools.partial(stages, logger=logger, devices=devices)
+    with compilation_cache(workdir):
+      return loop.run(config, workdir, screen, stop, each, stage)
 
   from rl_reason.data import prepare
   from rl_reason.evaluation import command

@@ -28,6 +28,7 @@ LAYERS = [line.split() for line in """
     evaluation.interim
     training reward_models
     data.prepare evaluation.command hf.export size serve generate
+    rounds
     ablate
     run
     api

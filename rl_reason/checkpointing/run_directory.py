@@ -182,8 +182,8 @@ def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
 def content(config, name: str) -> str:
   """A hash of the local files that a field names; '' if there are none."""
   value = config_lib.at(config, name)
-  if name.startswith("data."):
-    use = dict(train="train", evaluate="test")[name.removeprefix("data.")]
+  if name.startswith("data.") or name.endswith(".samples"):
+    use = "test" if name == "data.evaluate" else "train"
     parsed, parts = datasets.parse_all(value, use), []
     for source, weight in parsed:
       if not pathlib.Path(source.place).exists():

@@ -10,26 +10,29 @@ from rl_reason.training.other_runs import other_checkpoint
 from rl_reason.training.step import map_micro_batches
 
 
-def load(session: Session, name: str) -> tuple[Tree, critic.CriticConfig]:
+def load(
+    session: Session, name: str, field: str = "reward.functions"
+) -> tuple[Tree, critic.CriticConfig]:
   """Loads the parameters and the shape of a reward model.
 
-  It is an export of ours, or a classifier (see `classifier`). Its shape may
-  differ from the policy's; its tokenizer must not.
+  It is an export of ours, or a classifier (see `classifier`), which the config
+  field of that name holds. Its shape may differ from the policy's; its
+  tokenizer must not.
 
   Raises:
     RunError: the export is missing or has another tokenizer or task.
     ConfigError: likewise for a classifier.
   """
   if classifier.is_classifier(name):
-    return classifier.load(session, name, "reward.functions")
+    return classifier.load(session, name, field)
   equal = ("tokenizer", "task.name")
   checkpoints, step = other_checkpoint(
-      session, "reward.functions", name, equal, "--stage=reward_model"
+      session, field, name, equal, "--stage=reward_model"
   )
   fields = checkpoints.host(step)["config"]
   if fields["critic.head.name"] != session.config.critic.head.name:
     head = {"critic.head.name": fields["critic.head.name"]}
-    run_directory.refuse_code(f"reward.functions = {name}", head)
+    run_directory.refuse_code(f"{field} = {name}", head)
   config = config_lib.unflat(fields)
   config.mesh = session.config.mesh  # that of the devices which score
   policy = session.cfg

@@ -7,6 +7,7 @@ scorer (`reward.functions = "DIR*0.5"`) or an initial critic (`critic.init =
 """
 
 import functools
+import math
 import shutil
 
 import chex
@@ -16,19 +17,20 @@ import numpy as np
 import optax
 
 from rl_reason import config as config_lib, hf
-from rl_reason.data import demonstrations
+from rl_reason.data import demonstrations, samples
 from rl_reason.evaluation import statistics
 from rl_reason.models import critic
-from rl_reason.reward_models.scorer import scores_program
+from rl_reason.reward_models import scorer
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.scale.randomness import host_seed
 from rl_reason.session import (
     Session,
     packed_rows,
     save_checkpoint,
     save_network,
 )
-from rl_reason.structs import Array, Packed, TrainState, Tree
+from rl_reason.structs import Array, Packed, RunError, TrainState, Tree
 from rl_reason.training import packing, supervised
 from rl_reason.training.step import accumulate, optimize
 from rl_reason.training.value import init_params
@@ -37,14 +39,25 @@ from rl_reason.training.value import init_params
 def run(session: Session, policy_params: Tree) -> Tree:
   """Runs or resumes the stage; writes export/reward_model at its end.
 
-  It starts from the trunk of a policy, and returns the parameters.
+  It starts from reward_model.init, or from the trunk of a policy, and returns
+  the parameters.
 
   Raises:
+    RunError: reward_model.init has another shape.
+    DataError: reward_model.samples have no pairs to learn from.
     Stopped: SIGTERM; everything is saved.
   """
   c, cfg = session.config.reward_model, session.critic_cfg
 
   def first(shardings: Tree) -> Tree:
+    if c.init:
+      params, other = scorer.load(session, c.init, "reward_model.init")
+      if critic.table(other) != critic.table(cfg):
+        raise RunError(
+            f"reward_model.init = {c.init}: has another shape than model.* and"
+            " critic.head.* say; leave it out to start from the policy"
+        )
+      return jax.jit(lambda x: x, out_shardings=shardings)(params)
     return init_params(session, "reward model", shardings, policy_params)
 
   def update(state, packed, _, tx):
@@ -57,7 +70,7 @@ def run(session: Session, policy_params: Tree) -> Tree:
       prefix="reward_model",
       table=critic.table(cfg),
       first=first,
-      stream=_pairs(session, evaluation=False),
+      stream=_pairs(session, evaluation=False)[0],
       rows=functools.partial(_pack_pairs, session),
       update=update,
       steps=c.steps,
@@ -112,15 +125,34 @@ def preference_update(
 
 
 def _pairs(session: Session, *, evaluation: bool):
-  """Returns an endless iterator over batches of (prompt, chosen, rejected)."""
-  c = session.config.reward_model
-  chosen, rejected = (
-      config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
-      for x in (c.chosen, c.rejected)
+  """An endless iterator over batches of (prompt, chosen, rejected).
+
+  With it comes how many pairs differ; of generated ones there is no end.
+  """
+  c, rollout = session.config.reward_model, session.config.rollout
+  if not c.samples:
+    chosen, rejected = (
+        config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
+        for x in (c.chosen, c.rejected)
+    )
+    stream = demonstrations.preferences(
+        session.rows, c.batch, chosen, rejected, evaluation=evaluation
+    )
+    return stream, math.inf
+  parts, weights = samples.read(
+      "reward_model.samples",
+      c.samples,
+      session.tok,
+      (rollout.max_prompt, rollout.max_tokens),
+      (lambda _: None) if evaluation else session.display.say,
+      pairs=True,
   )
-  return demonstrations.preferences(
-      session.rows, c.batch, chosen, rejected, evaluation=evaluation
-  )
+  parts, held_out = samples.split(parts)
+  if evaluation:
+    parts, weights = [[x for part in held_out for x in part]], [1.0]
+  seed = host_seed(session.config.seed, f"samples of pairs {evaluation}")
+  stream = samples.iterate(parts, weights, seed, c.batch)
+  return stream, sum(map(len, parts))
 
 
 def _pack_pairs(session: Session, pairs) -> tuple[Array, Array, Array]:
@@ -135,14 +167,14 @@ def _pack_pairs(session: Session, pairs) -> tuple[Array, Array, Array]:
 def _finish(session: Session, params: Tree) -> None:
   """Evaluates held-out pairs and exports the network."""
   c, cfg = session.config.reward_model, session.critic_cfg
-  steps, batch, pairs = c.steps, c.batch, c.evaluate_pairs
+  steps, batch = c.steps, c.batch
   say = session.display.say
   # Score held-out pairs.
   program = CompiledOnce(
-      "scores of pairs", scores_program(cfg), session.display
+      "scores of pairs", scorer.scores_program(cfg), session.display
   )
-  stream = _pairs(session, evaluation=True)
-  scores = []
+  stream, available = _pairs(session, evaluation=True)
+  pairs, scores = int(min(c.evaluate_pairs, available)), []
   for _ in range(-(-pairs // batch)):
     packed = packing.pack(
         *_pack_pairs(session, next(stream)), packed_rows(session)

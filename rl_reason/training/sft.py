@@ -10,9 +10,10 @@ import pathlib
 
 from rl_reason import combinations, config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
-from rl_reason.data import demonstrations
+from rl_reason.data import demonstrations, samples
 from rl_reason.evaluation import evaluate
 from rl_reason.models import decoder
+from rl_reason.scale.randomness import host_seed
 from rl_reason.session import Session
 from rl_reason.structs import RunError, Tree
 from rl_reason.training import supervised
@@ -114,9 +115,7 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       prefix="sft",
       table=decoder.table(session.cfg),
       first=first,
-      stream=demonstrations.batches(
-          session.rows, name, c.sft.batch, config_lib.mixture(phase.mixture)
-      ),
+      stream=_stream(session, name),
       rows=lambda pairs: demonstrations.pack(session.tok, pairs, *slots),
       update=functools.partial(supervised.sft_update, cfg=session.cfg),
       steps=phase.steps,
@@ -127,6 +126,20 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       if name == "skill" and not combinations.no_verifier(c)
       else None,
   )
+
+
+def _stream(session: Session, name: str):
+  """Batches of (prompt, response): of the task, or of sft.samples."""
+  c = session.config
+  if not c.sft.samples:
+    mixture = config_lib.mixture(c.sft[name].mixture)
+    return demonstrations.batches(session.rows, name, c.sft.batch, mixture)
+  slots = c.rollout.max_prompt, c.rollout.max_tokens
+  parts, weights = samples.read(
+      "sft.samples", c.sft.samples, session.tok, slots, session.display.say
+  )
+  seed = host_seed(c.seed, f"samples of {name}")
+  return samples.iterate(parts, weights, seed, c.sft.batch)
 
 
 def _require_skill(session: Session, params: Tree) -> None:

@@ -1,0 +1,18 @@
+"""Rejection-sampled SFT in rounds: STaR, RAFT, expert iteration.
+
+  python -m rl_reason.main --config=configs/rejection_sampling.py
+
+A round samples 8 responses to each of 1,024 prompts, keeps the correct ones,
+each text once, and imitates them, starting from the policy of the round before.
+"""
+
+from rl_reason.configs import base
+
+
+def get_config():
+  """The base's task and SFT; four rounds, no RL."""
+  c = base.get_config()
+  c.rounds.count = 4
+  c.generate.keep = "correct"  # best: one a prompt; majority: no verifier
+  c.rl.steps = 0
+  return c

@@ -1,0 +1,118 @@
+"""Samples to learn from as they are: rows of --stage=generate, and ratings.
+
+`sft.samples` and `reward_model.samples` list sources as `data.train` does. They
+go with any task: a prompt is the text that the model has read, or the turns of
+a chat, and nothing else is done to it.
+"""
+
+import collections
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import grain
+
+from rl_reason.data import datasets, pipelines, templates, tokenizer
+
+Texts = tuple[str, ...]  # a prompt, its response, and a rejected response
+HELD_OUT = 10  # one prompt in so many, of pairs
+
+
+def read(
+    field: str,
+    sources: str,
+    tok,
+    slots: tuple[int, int],
+    say: Callable[[str], None],
+    *,
+    pairs: bool = False,
+) -> tuple[list[list[Texts]], list[float]]:
+  """The different rows of each source, and its weight in the mixture.
+
+  Args:
+    field: of the config, for messages.
+    sources: as in data.train.
+    tok: the tokenizer.
+    slots: tokens of prompts and of responses, EOS included.
+    say: shows what was read.
+    pairs: whether rows have `chosen` and `rejected`, and not a `response`.
+
+  Raises:
+    DataError: nothing of a source can be learned from.
+  """
+  names = ("chosen", "rejected") if pairs else ("response",)
+  parts, weights = [], []
+  for source, weight in datasets.parse_all(sources, "train"):
+    rows = [_texts(row, names, tok) for _, row in datasets.read(source)]
+    good = list(dict.fromkeys(x for x in rows if isinstance(x, tuple)))
+    ids = iter(tokenizer.encode(tok, [x for row in good for x in row]))
+    limits = slots[0], *(slots[1] - (name != "rejected") for name in names)
+    fits = [[len(next(ids)) <= limit for limit in limits] for _ in good]
+    kept = [row for row, fit in zip(good, fits, strict=True) if all(fit)]
+    left_out = collections.Counter(x for x in rows if isinstance(x, str))
+    left_out["are repeated"] = len(rows) - left_out.total() - len(good)
+    left_out["are longer than rollout.max_prompt or rollout.max_tokens"] = len(
+        good
+    ) - len(kept)
+    why = [f"{count:,} {reason}" for reason, count in left_out.items() if count]
+    text = f"{len(kept):,} of {len(rows):,} rows of {source.text}"
+    text += f" ({', '.join(why)})" * bool(why)
+    if not kept:
+      raise datasets.DataError(
+          f"{field}: {text}: none is left; raise generate.prompts or"
+          " generate.samples, or choose another source"
+      )
+    say(f"{field}: {text}")
+    parts.append(kept)
+    weights.append(weight)
+  if any(weights):
+    return parts, [1.0 if x is None else x for x in weights]
+  return parts, [float(len(x)) for x in parts]  # rows equally often
+
+
+def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
+  """The texts of a row, or why it is left out."""
+  texts = [(row or {}).get(name) for name in names]
+  prompt = (row or {}).get("prompt")
+  if row is None or not prompt or not all(isinstance(x, str) for x in texts):
+    return f"lack prompt, {', '.join(names)}"
+  if row.get("truncated"):
+    return "have no end"
+  if not isinstance(prompt, str):
+    try:
+      prompt = templates.render([dict(x) for x in prompt], tok, chat=True)
+    except (templates.PromptError, TypeError, ValueError) as e:
+      return f"have a prompt that cannot be rendered: {e}"
+  return (prompt, *texts)
+
+
+def split(
+    parts: list[list[Texts]],
+) -> tuple[list[list[Texts]], list[list[Texts]]]:
+  """The rows to learn from, and those of one prompt in ten, by its hash.
+
+  Raises:
+    DataError: a source has too few prompts.
+  """
+  prompts = sorted(
+      {row[0] for part in parts for row in part},
+      key=lambda text: (zlib.crc32(text.encode()), text),
+  )
+  held_out = set(prompts[: -(-len(prompts) // HELD_OUT)])
+  learned, held = (
+      [[x for x in part if (x[0] in held_out) == out] for part in parts]
+      for out in (False, True)
+  )
+  if not all(learned):
+    raise datasets.DataError(
+        "reward_model.samples: a source has pairs of too few prompts, of which"
+        " one in ten is held out; raise generate.prompts"
+    )
+  return learned, held
+
+
+def iterate(
+    parts: list[list[Texts]], weights: list[float], seed: int, batch: int
+) -> grain.DatasetIterator:
+  """An endless, checkpointable iterator over batches of the mixture."""
+  return pipelines.iterate(pipelines.mix(parts, weights, seed), batch)

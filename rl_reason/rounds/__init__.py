@@ -1,0 +1,1 @@
+"""Rounds: a policy writes samples, learns from what is kept, and again."""
