@@ -29,6 +29,7 @@ from rl_reason import (
 from rl_reason.data import datasets
 
 MAX_NAME = 80  # characters
+NO_SOURCE = ",*(@"  # not in paths that are a source of rows, or a reward
 # Files of a model or a tokenizer that decide a number.
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 # A larger file is compared by this many blocks, spread evenly over it.
@@ -63,9 +64,13 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     if not same and not field.startswith(dependencies.FREE):
       changed.append(f",{field}={_text(value)}")
   full = name + "".join(changed)
+  if config.rounds.count:  # names of their files stand in data.train and such
+    full = full.translate(dict.fromkeys(map(ord, NO_SOURCE), "+"))
   if len(full) <= MAX_NAME:
     return pathlib.Path("runs") / full
   digest, left = hashlib.sha256(full.encode()).hexdigest()[:8], len(changed)
+  if config.rounds.count:
+    return pathlib.Path("runs") / f"{name}+{digest}"
   room = MAX_NAME - len(f",+{left}-{digest}")
   name = name[:room]
   for part in changed:

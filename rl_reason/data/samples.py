@@ -6,6 +6,9 @@ a chat, and nothing else is done to it.
 """
 
 import collections
+import hashlib
+import json
+import pathlib
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -43,9 +46,11 @@ def read(
   names = ("chosen", "rejected") if pairs else ("response",)
   parts, weights = [], []
   for source, weight in datasets.parse_all(sources, "train"):
+    _verify(pathlib.Path(source.place))
     rows = [_texts(row, names, tok) for _, row in datasets.read(source)]
     good = list(dict.fromkeys(x for x in rows if isinstance(x, tuple)))
-    ids = iter(tokenizer.encode(tok, [x for row in good for x in row]))
+    texts = [x for row in good for x in row]
+    ids = iter(tokenizer.encode(tok, texts) if texts else ())
     limits = slots[0], *(slots[1] - (name != "rejected") for name in names)
     fits = [[len(next(ids)) <= limit for limit in limits] for _ in good]
     kept = [row for row, fit in zip(good, fits, strict=True) if all(fit)]
@@ -68,6 +73,25 @@ def read(
   if any(weights):
     return parts, [1.0 if x is None else x for x in weights]
   return parts, [float(len(x)) for x in parts]  # rows equally often
+
+
+def _verify(directory: pathlib.Path) -> None:
+  """Compares what --stage=generate wrote with its manifest, if there is one.
+
+  Raises:
+    DataError: a file is missing, or has changed.
+  """
+  manifest = directory.with_name(f"{directory.name}.json")
+  if not (directory.is_dir() and manifest.exists()):
+    return
+  for name, entry in json.loads(manifest.read_text())["files"].items():
+    path = directory / name
+    data = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+      raise datasets.DataError(
+          f"{path}: is missing or damaged, says {manifest.name}; the command of"
+          " --stage=generate that made it writes it again"
+      )
 
 
 def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:

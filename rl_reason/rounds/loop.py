@@ -67,10 +67,10 @@ def run(
         f"--stage={stage}: rounds.count = {count}, and a stage is that of one"
         f" round: give its --workdir, such as {last}, without --config"
     )
-  if set(",*") & set(str(workdir)):
+  if set(run_directory.NO_SOURCE) & set(str(workdir)):
     raise config_lib.ConfigError(
-        f"--workdir = {workdir}: data sources and rewards below it could not be"
-        " named: choose one without commas and asterisks"
+        f"--workdir = {workdir}: samples and reward models below it could not"
+        f" be named: choose one without {' '.join(run_directory.NO_SOURCE)}"
     )
   checks.fields(of_round(config, 1, workdir, ".", "rounds/model"))
   workdir.mkdir(parents=True, exist_ok=True)
