@@ -26,6 +26,7 @@ def test_every_config_has_a_golden_step():
   others = {"__init__", "base", "variants", "sft", "reward_model"}
   others |= {"dapo_qwen", "gsm8k_scratch", "guess", "calculator", "serve"}
   others |= {"python", "reasoning_gym"}
+  others |= {"rejection_sampling", "iterative_grpo"}
   assert names - others == golden_papers.PAPERS.keys()
 
 

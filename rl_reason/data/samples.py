@@ -96,9 +96,10 @@ def _verify(directory: pathlib.Path) -> None:
 
 def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
   """The texts of a row, or why it is left out."""
-  texts = [(row or {}).get(name) for name in names]
-  prompt = (row or {}).get("prompt")
-  if row is None or not prompt or not all(isinstance(x, str) for x in texts):
+  row = row or {}
+  prompt = row.get("prompt")
+  texts = [x for x in map(row.get, names) if isinstance(x, str)]
+  if not prompt or len(texts) < len(names):
     return f"lack prompt, {', '.join(names)}"
   if row.get("truncated"):
     return "have no end"

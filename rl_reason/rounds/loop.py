@@ -30,12 +30,11 @@ from rl_reason.monitoring import metrics
 from rl_reason.report import compare, page, scores
 from rl_reason.scale.randomness import host_seed
 
-Config = ml_collections.ConfigDict
 Stages = Callable[..., tuple[Any, Any]]
 
 
 def run(
-    config: Config,
+    config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     screen: Any,
     stop: threading.Event,
@@ -125,12 +124,12 @@ def directory(workdir: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def of_round(
-    config: Config,
+    config: ml_collections.ConfigDict,
     number: int,
     workdir: pathlib.Path,
     samples: str = "",
     model: str = "",
-) -> Config:
+) -> ml_collections.ConfigDict:
   """The config of the run of a round.
 
   Args:
@@ -165,7 +164,9 @@ def of_round(
   return c
 
 
-def mixture(config: Config, number: int, workdir: pathlib.Path) -> str:
+def mixture(
+    config: ml_collections.ConfigDict, number: int, workdir: pathlib.Path
+) -> str:
   """The samples that a round learns from: new ones, and a share of older ones.
 
   They are sources with weights; '' for round 0.
@@ -182,8 +183,8 @@ def mixture(config: Config, number: int, workdir: pathlib.Path) -> str:
 
 
 def _of_reward_model(
-    config: Config, number: int, workdir: pathlib.Path
-) -> Config:
+    config: ml_collections.ConfigDict, number: int, workdir: pathlib.Path
+) -> ml_collections.ConfigDict:
   """The config of the reward model of a round: it goes on learning."""
   c = of_round(config, number, workdir)
   c.reward = config.reward.copy_and_resolve_references()
@@ -196,7 +197,12 @@ def _of_reward_model(
 
 
 def _samples(
-    config: Config, number: int, workdir: pathlib.Path, screen, stop, stages
+    config: ml_collections.ConfigDict,
+    number: int,
+    workdir: pathlib.Path,
+    screen,
+    stop,
+    stages,
 ) -> dict[str, Any]:
   """Writes the policy of a round and its graded samples; returns counts."""
   c = of_round(config, number, workdir)
