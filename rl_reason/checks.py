@@ -25,6 +25,7 @@ from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
+from rl_reason.rounds import rules as rounds
 from rl_reason.serve import filters
 from rl_reason.tasks import files as task_files
 from rl_reason.verifiers import sandbox
@@ -95,7 +96,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   # Combinations are checked, and shown, with the defaults of all arguments.
   values = config.flat(config.with_defaults(c))
   try:
-    for rules in (_task, _data, _model, _log, _export):
+    for rules in (_task, _data, _model, _log, _export, rounds.check):
       rules(c)
     combinations.check(c, values)
     combinations.check_given(c, given)

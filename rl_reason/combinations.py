@@ -37,11 +37,6 @@ NEEDS = {
     "reward.timeout": "reward.functions",
     "mesh.rollout": "rl.staleness",
     "rl.old_logps": "rl.staleness",
-    "rounds.steps": "rounds.count",
-    "rounds.lr": "rounds.count",
-    "rounds.replay": "rounds.count",
-    "rounds.weight": "rounds.count",
-    "rounds.verdict": "rounds.count",
     "rollout.partial_across_steps": "rollout.partial_groups",
 }
 
@@ -100,7 +95,7 @@ def check(c, values: dict[str, Any]) -> None:
     Fault: the first combination that cannot work.
   """
   _pairs(values)
-  for rules in (_environment, _rewards, _rollouts, _credit, _loss, _rounds):
+  for rules in (_environment, _rewards, _rollouts, _credit, _loss):
     rules(c)
 
 
@@ -391,30 +386,6 @@ def _loss(c) -> None:
         "covariance.args.low: must be below covariance.args.high ="
         f" {cov.get('high')}"
     )
-
-
-def _rounds(c) -> None:
-  """Rounds of samples of the policy and what is learned from them."""
-  r, keep = c.rounds, c.generate.keep
-  if not r.count:
-    return
-  pairs = keep == "pairs"
-  if environment(c):
-    fail("rounds.count: --stage=generate plays no environments: leave it at 0")
-  if keep == "all":
-    fail(
-        "generate.keep: would imitate incorrect responses, too: use 'correct',"
-        " 'best', 'majority', or 'pairs' for a reward model"
-    )
-  if keep == "correct" and no_verifier(c):
-    fail("generate.keep: nothing says which are correct: use 'best'")
-  if pairs and not c.rl.steps:
-    fail("rl.steps: nothing would learn from the reward model of a round")
-  unread = ("steps", "lr") if pairs else ("weight", "verdict")
-  for name in (f"rounds.{x}" for x in unread):
-    if config.at(c, name) != config.FIELDS[name].default:
-      kind = "a reward model" if pairs else "SFT"
-      fail(f"{name}: a round trains {kind} with generate.keep = {keep!r}")
 
 
 def check_given(c, given: tuple[str, ...]) -> None:
