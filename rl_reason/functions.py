@@ -404,6 +404,8 @@ def load(path: str) -> Any:
   """
   search_working_directory()
   module, mark, name = path.partition(":")
+  if not module or mark and not name:
+    raise ConfigError(f"{path!r}: must look like module:function")
   try:
     found = importlib.import_module(module)
     return getattr(found, name) if mark else found

@@ -5,10 +5,12 @@
 
 import contextlib
 import functools
+import os
 import pathlib
 import signal
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -45,10 +47,11 @@ def stopping() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def compilation_cache(workdir: pathlib.Path) -> Iterator[None]:
-  """Caches programs in the work directory: a resumed run starts in seconds.
+def compilation_cache(say: Callable[[str], None]) -> Iterator[None]:
+  """Caches programs beside those of the user: another run starts in seconds.
 
-  A cache of the user is left alone.
+  They are native code, so that none is taken from a work directory, which may
+  be a stranger's. A cache that the user names to JAX is left alone.
   """
   import jax
   from jax.experimental.compilation_cache import compilation_cache as cache
@@ -56,8 +59,23 @@ def compilation_cache(workdir: pathlib.Path) -> Iterator[None]:
   if jax.config.jax_compilation_cache_dir:
     yield
     return
+  try:
+    place = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    place = place if place.is_absolute() else pathlib.Path.home() / ".cache"
+    place = place / "rl_reason" / "compiled"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=place).close()
+    if place.stat().st_uid != os.geteuid():
+      raise OSError(f"{place} is another user's")
+  except (OSError, RuntimeError) as e:
+    say(
+        f"compiled programs are not kept ({e}): every start compiles them; set"
+        " JAX_COMPILATION_CACHE_DIR to a directory of your own"
+    )
+    yield
+    return
   fields = dict(
-      jax_compilation_cache_dir=str(workdir.resolve() / "compiled"),
+      jax_compilation_cache_dir=str(place),
       jax_persistent_cache_min_compile_time_secs=0.2,
   )
   before = {name: getattr(jax.config, name) for name in fields}
@@ -68,7 +86,7 @@ def compilation_cache(workdir: pathlib.Path) -> Iterator[None]:
   finally:
     for name, value in before.items():
       jax.config.update(name, value)
-    cache.reset_cache()  # the next run has another directory
+    cache.reset_cache()
 
 
 def stages(
@@ -132,7 +150,7 @@ def stages(
   )
 
   with contextlib.ExitStack() as cleanup:
-    cleanup.enter_context(compilation_cache(workdir))
+    cleanup.enter_context(compilation_cache(screen.say))
     dog = watchdog.Watchdog(
         screen, config.log.stall_seconds, config.log.stall_ends
     )

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling with less optimization takes a fifth less time. Level 0 makes
@@ -13,6 +14,10 @@ os.environ["XLA_FLAGS"] = (
     " --xla_backend_optimization_level=1"
 )
 QUICK = "--xla_backend_optimization_level=0"
+# Runs keep compiled programs in the user's cache, where tests write nothing.
+os.environ.setdefault("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+CACHE = tempfile.TemporaryDirectory(prefix="rl_reason-")
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # configs/, tests' helpers
 

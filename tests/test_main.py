@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import dapo
-from rl_reason import config, main, run, structs
+from rl_reason import config, functions, main, run, structs
 from rl_reason.monitoring import display
 
 DAPO = "--config=configs/dapo.py"
@@ -121,6 +121,14 @@ def test_a_config_of_a_users_own(tmp_path, monkeypatch):
         ("log.loggers", "tensorboard,evil:logger"),
         ("task.name", "evil"),
         ("rollout.engine.args.transfer", "evil:send"),
+        ("rollout.engine.args.transfer", "evil"),
+        ("reward.functions", "evil:*1"),
+        ("reward.functions", "rules.json*1"),
+        ("advantage.name", "evil:"),
+        ("data.kind", "evil: f"),
+        ("data.template", "math=evil:"),
+        ("log.loggers", "evil:"),
+        ("serve.filter", "evil:"),
     ],
 )
 def test_code_that_a_work_directory_names_is_not_run(
@@ -129,6 +137,10 @@ def test_code_that_a_work_directory_names_is_not_run(
   """A stranger's run beside a module of the name that it gives."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\n")
+  rule = dict(name="a", weight=1, function="evil:reward")
+  (tmp_path / "rules.json").write_text(json.dumps([rule]))
+  with pytest.raises(config.ConfigError, match="like module:function"):
+    functions.load("evil:")
   saved = config.flat(config.with_defaults(dapo.get_config()))
   (tmp_path / "config.json").write_text(json.dumps(saved))
   evaluate = "--stage=evaluate", f"--workdir={tmp_path}"
@@ -250,3 +262,20 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch, tmp_path, capsys):
   assert main._explained(functools.partial(main._stages, None), tmp_path) == 1
   err = capsys.readouterr().err
   assert "Traceback" in err and "KeyError: 'a key'" in err
+
+
+def test_compiled_programs_are_beside_those_of_the_user(tmp_path, monkeypatch):
+  """Never in a work directory, and nowhere where nothing can be written."""
+  import jax
+
+  name, said = "jax_compilation_cache_dir", []
+  for home, place, lines in (
+      (tmp_path, str(tmp_path / "rl_reason" / "compiled"), 0),
+      ("/sys/nowhere", None, 1),
+  ):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    with run.compilation_cache(said.append):
+      assert getattr(jax.config, name) == place
+    assert getattr(jax.config, name) is None and len(said) == lines
+  assert "JAX_COMPILATION_CACHE_DIR" in said[0]
+  assert (tmp_path / "rl_reason" / "compiled").stat().st_mode & 0o77 == 0

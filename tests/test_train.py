@@ -84,6 +84,7 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
   assert name in result.metrics
   assert signal.getsignal(signal.SIGTERM) is before
   assert not jax.config.jax_compilation_cache_dir
+  assert not (result.workdir / "compiled").exists()
   assert "work directory runs/train-2" in capsys.readouterr().out
 
 

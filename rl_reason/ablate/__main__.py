@@ -105,7 +105,6 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
       [job for job in plan if job.row in rows],
       stop,
       parallel=flags.jobs,
-      cache=folder / "compiled",
       main=child,
       on_finished=save,
   )

@@ -65,7 +65,6 @@ def run(
     stop: threading.Event,
     *,
     parallel: int,
-    cache: pathlib.Path,
     main: Sequence[str] = MAIN,
     on_finished: Callable[[], Any] = lambda: None,
     devices: Sequence[str] = (),
@@ -74,9 +73,9 @@ def run(
 
   Bases precede the rows that need them. So many processes are `parallel`, each
   on its share of the cores and of the devices, indices of GPUs or TPU chips
-  (see `divide`; () shows all of them to every process); they share a cache of
-  compiled programs. `stop` ends them, and they save their state. `on_finished`
-  is called after each row that ended without an error.
+  (see `divide`; () shows all of them to every process). `stop` ends them, and
+  they save their state. `on_finished` is called after each row that ended
+  without an error.
 
   Returns:
     names of the jobs that failed or whose base failed.
@@ -92,8 +91,6 @@ def run(
   )
   shared = -(-parallel // len(devices)) if devices else parallel
   environment = {
-      "JAX_COMPILATION_CACHE_DIR": str(cache.absolute()),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
       "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / shared:.2f}",  # of a GPU
   } | os.environ
   affinity = getattr(os, "sched_getaffinity", None)  # Linux has it

@@ -154,7 +154,6 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       todo,
       stop,
       parallel=flags.jobs,
-      cache=folder / "compiled",
       main=child,
       devices=flags.devices,
   )

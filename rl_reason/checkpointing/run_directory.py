@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -148,9 +149,19 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
     ConfigError: a field names a module.
   """
   names = [f"{known.field}.name" for known in functions.KINDS.values()]
-  names += ["data.kind", "data.template", "log.loggers", "reward.functions"]
-  names += ["serve.filter", "rollout.engine.args.transfer"]
-  found = [x for x in names if re.search(r"\w:\w", str(fields.get(x, "")))]
+  names += ["log.loggers", "reward.functions", "serve.filter"]
+  found = [x for x in names if ":" in str(fields.get(x, ""))]
+  for name in (
+      "data.kind",
+      "data.template",
+  ):  # keys are files, and may have one
+    values = [x.rpartition("=")[2] for x in str(fields.get(name)).split(",")]
+    found += [name] * any(":" in x for x in values)
+  if fields.get("rollout.engine.args.transfer"):  # a module, or a part of it
+    found.append("rollout.engine.args.transfer")
+  rules = re.findall(r"[^,]*\.json", str(fields.get("reward.functions", "")))
+  if any(_names_functions(pathlib.Path(x.strip())) for x in rules):
+    found.append("reward.functions")
   if fields.get("task.name", tasks.FILES) not in (*tasks.NAMES, tasks.FILES):
     found.append("task.name")
   if fields.get("environment.name", "") not in ("", *tasks.NAMES):
@@ -161,6 +172,15 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
         f"{where}: names code to import ({shown}), which only a config of your"
         " own may do: give --config and its overrides, too"
     )
+
+
+def _names_functions(path: pathlib.Path) -> bool:
+  """Whether a constitution has rules that are functions."""
+  try:
+    rules = json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError):  # refused where it is read
+    return False
+  return '"function":' in json.dumps(rules)
 
 
 # --- what is behind a path ---------------------------------------------------

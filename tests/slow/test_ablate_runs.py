@@ -37,7 +37,6 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
         found,
         threading.Event(),
         parallel=2,
-        cache=tmp_path / "compiled",
         main=child,
         on_finished=lambda: finished.append(
             len(compare.collect(c, found, ablate.measures(c), "")["runs"])
@@ -71,7 +70,7 @@ def test_stop_ends_the_processes_gently(child, tmp_path):
     stop.set()
 
   threading.Thread(target=watch, daemon=True).start()
-  flags = dict(parallel=2, cache=tmp_path / "compiled", main=child)
+  flags = dict(parallel=2, main=child)
   assert jobs.run(found, stop, **flags) == []  # stopped is not failed
   assert time.monotonic() - start < 30
   assert [x.finished() for x in found] == [True, False, False]
