@@ -18,6 +18,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
     write,
 )
 
+from rl_reason import verifiers
 from rl_reason.config import ConfigError
 from rl_reason.data import (
     pipelines,
@@ -164,7 +165,7 @@ def test_a_verifier_that_hangs_or_crashes_costs_one_row(make, tmp_path):
   assert (place / "data.json").stat().st_ino != before
 
 
-def test_a_verifier_of_the_user(make, tmp_path):
+def test_a_verifier_of_the_user(make, tmp_path, monkeypatch):
   """Reference answers are not checked, and are compared as text."""
   rows_ = [("1?", "x"), ("3?", "3"), ("3?", "4"), ("1?", "X ")]
   place = run(make(rows_, kind="numbers_only:verify"), tmp_path)
@@ -176,6 +177,9 @@ def test_a_verifier_of_the_user(make, tmp_path):
       screening.DUPLICATE: 1,
   }
   assert report(place)["references"] == 0
+  monkeypatch.setattr(verifiers, "OWN", set())  # rows of a stranger
+  with pytest.raises(DataError, match="numbers_only:verify.*name"):
+    rows(place)
 
 
 def test_a_question_stays_as_it_is(make, tmp_path, tok_dir):

@@ -8,7 +8,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from rl_reason import tasks
+from rl_reason import tasks, verifiers
 from rl_reason.data import datasets, tokenizer
 from rl_reason.structs import Prompts
 
@@ -44,6 +44,7 @@ class Prepared(grain.sources.RandomAccessDataSource):
 
   def __init__(self, path: pathlib.Path):
     try:
+      self._path = path
       self._records = grain.sources.ArrayRecordDataSource([str(path)])
     except (OSError, RuntimeError, ValueError):
       raise datasets.DataError(
@@ -56,6 +57,13 @@ class Prepared(grain.sources.RandomAccessDataSource):
 
   def __getitem__(self, index) -> tasks.Row:
     record = json.loads(self._records[int(index)])
+    # Prepared rows are passed on with a run, and a kind may be code to import.
+    kind = record["kind"]
+    if kind not in (*verifiers.KINDS, verifiers.NONE, *verifiers.OWN):
+      raise datasets.DataError(
+          f"{self._path}: a row is of the kind {kind!r}, which data.kind does"
+          f" not name; remove {self._path.parent}"
+      )
     return tasks.Row(**{name: record[name] for name in tasks.Row._fields})
 
 

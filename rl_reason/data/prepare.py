@@ -22,7 +22,7 @@ from array_record.python import array_record_module
 from jax.experimental import multihost_utils
 
 import rl_reason
-from rl_reason import config as config_lib, tasks
+from rl_reason import config as config_lib, tasks, verifiers
 from rl_reason.data import (
     datasets,
     pipelines,
@@ -340,6 +340,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     Stopped: by SIGTERM; no directory is left that would be taken for complete.
   """
   place = workdir / "data"
+  verifiers.OWN.update(datasets.assignments(config.data.kind).values())
   if jax.process_index() == 0:
     d = config.data
     parts = dict(

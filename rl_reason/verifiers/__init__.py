@@ -25,6 +25,7 @@ KINDS = {
     "code": "rl_reason.verifiers.code",
 }
 NONE = "none"  # the kind of rows that only rewards judge: nothing verifies them
+OWN: set[str] = set()  # kinds of this process' config: functions of the user
 
 
 def path(kind: str) -> str:
