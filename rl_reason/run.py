@@ -127,7 +127,7 @@ def stages(
     from rl_reason.rounds import loop
 
     each = functools.partial(stages, logger=logger, devices=devices)
-    with compilation_cache(workdir):
+    with compilation_cache(screen.say):
       return loop.run(config, workdir, screen, stop, each, stage)
 
   from rl_reason.data import prepare
