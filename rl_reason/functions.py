@@ -220,8 +220,7 @@ def signature(kind: str, name: str) -> Signature:
   """What the function of a name takes.
 
   Raises:
-    ConfigError: there is no function of this name in the package, and it is no
-      'module:function'.
+    ConfigError: the package has no such function; it is no 'module:function'.
   """
   known = KINDS[kind]
   if ":" in name:
@@ -246,8 +245,7 @@ def check(kind: str, section: Any) -> None:
   Raises:
     ConfigError: the first thing that is wrong.
   """
-  known = KINDS[kind]
-  found = signature(kind, section.name)
+  known, found = KINDS[kind], signature(kind, section.name)
   for name in found.inputs:
     if name not in known.inputs:
       raise ConfigError(
