@@ -131,7 +131,7 @@ def batch(job: dict, mask_BT, old_logps_BT, advantages_B) -> Batch:
       old_logps_BT=old_logps_BT,
       ref_logps_BT=zeros_BT,
       correct_B=np.float32(none_B),
-      age_B=none_B,
+      staleness_B=none_B,
       values_BT=zeros_BT,
       returns_BT=zeros_BT,
   )

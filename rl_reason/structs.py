@@ -1,6 +1,7 @@
 """The arrays that flow between functions, and the legend of shape letters.
 
-Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
+Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`. A file
+in which one means something else says so in its docstring ("Shapes here: ...").
 
 | letter | axis                                        |
 |--------|---------------------------------------------|
@@ -13,10 +14,12 @@ Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`.
 | L      | P + T                                       |
 | M, A   | minibatches, micro-batches of a minibatch   |
 | H      | remembered responses of earlier steps       |
+| E, U   | terms of the reward, functions among them   |
 | V, D   | vocabulary, width of the residual stream    |
 | W, X   | shards of the rows, places of a shard       |
 | K, Q   | key/value heads, query heads per kv head    |
 | C, F   | width of a head, of the feed-forward layer  |
+| J      | outputs of a value head (bins)              |
 | S      | slots of the key/value cache                |
 """
 
@@ -150,8 +153,7 @@ class Experience:
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict; -1 where it failed.
-    scores_NB: float32, a tuple of [B] by the terms of reward.functions (N of
-      them, not of prompts).
+    scores_EB: float32, a tuple of [B] by the terms of reward.functions.
     old_logps_BT: float32, the behaviour policy's log-probabilities: of the
       trainer's forward pass, or the sampler's where no pass is made for them.
     stale_lengths_B: int32, leading response tokens that an older policy sampled
@@ -168,7 +170,7 @@ class Experience:
 
   rollouts: Rollouts
   correct_B: Array
-  scores_NB: tuple[Array, ...]
+  scores_EB: tuple[Array, ...]
   old_logps_BT: Array
   stale_lengths_B: Array
   age_B: Array
@@ -189,8 +191,8 @@ class Batch:
     advantages_BT: float32.
     old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
     correct_B: float32 in {0, 1}; a positive-example LM loss reads it.
-    age_B: int32, optimizer steps between the sampling of the row and this
-      batch; -1 for padding.
+    staleness_B: int32, optimizer steps between the sampling of the row and
+      this batch; -1 for padding.
     values_BT, returns_BT: float32, the critic's values before the update and
       its targets; zeros without a critic.
   """
@@ -201,7 +203,7 @@ class Batch:
   old_logps_BT: Array
   ref_logps_BT: Array
   correct_B: Array
-  age_B: Array
+  staleness_B: Array
   values_BT: Array
   returns_BT: Array
 

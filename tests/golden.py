@@ -160,7 +160,7 @@ def random_batch(leaves, cfg, rows=8):
       old_logps_BT=np.where(mask_BT, logps_BT - log_ratio_BT, -np.inf),
       ref_logps_BT=logps_BT - to_ref_BT,
       correct_B=np.array([1, 0, 1, 0, 0, 1, 0, 1], np.float32)[:rows],
-      age_B=np.zeros(rows, np.int32),
+      staleness_B=np.zeros(rows, np.int32),
       values_BT=np.zeros((rows, T)),
       returns_BT=np.zeros((rows, T)),
   )

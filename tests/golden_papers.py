@@ -242,7 +242,7 @@ def eight_rows(group_size, loss, leaves, cfg):
           truncated_B=TRUNCATED,
       ),
       correct_B=CORRECT,
-      scores_NB=(),
+      scores_EB=(),
       old_logps_BT=logps_BT - ratios_BT,
       stale_lengths_B=np.zeros(8, np.int32),
       age_B=np.zeros(8, np.int32),

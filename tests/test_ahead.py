@@ -164,4 +164,4 @@ def test_the_ratio_of_a_stale_batch(sampler_logps):
   for x_BT, value in zip((ratio_BT, factor_BT), wanted, strict=True):
     np.testing.assert_allclose(np.asarray(x_BT)[mask_BT], value, rtol=1e-5)
   credit = dict(advantages_BT=np.ones_like(trainer_BT))
-  assert (train_batch(rows, credit, updates=4).age_B == 8).all()
+  assert (train_batch(rows, credit, updates=4).staleness_B == 8).all()

@@ -25,7 +25,7 @@ def outcome(grades, lengths, cut=None, groups=None, **keywords):
       lengths_B=np.array(lengths),
       truncated_B=np.zeros(count, bool) if cut is None else np.array(cut),
       groups_B=np.zeros(count, int) if groups is None else np.array(groups),
-      scores_NB=(np.arange(count, dtype=F),),
+      scores_EB=(np.arange(count, dtype=F),),
       progress=F(0.5),
   )
   return credit.outcome(rows, max_tokens=10, **keywords)

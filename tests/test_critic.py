@@ -68,9 +68,9 @@ def test_heads_by_hand(monkeypatch, head, params, wanted):
   head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
   params = dict(trunk={}, value_head=head_params)
-  got_BT, logits_BTN = critic.values(params, cfg, packed)
+  got_BT, logits_BTJ = critic.values(params, cfg, packed)
   np.testing.assert_allclose(got_BT, [wanted], rtol=1e-6)
-  assert (logits_BTN is None) == (head["head"] != "categorical")
+  assert (logits_BTJ is None) == (head["head"] != "categorical")
 
 
 @functools.cache
@@ -273,7 +273,7 @@ def test_padding_rows_and_micro_batches_change_nothing(whole):
   params, batch, _, _ = whole
   some = jax.tree.map(lambda x: x[:4], batch)
   empty = jax.tree.map(lambda x: x[4:], batch).replace(
-      mask_BT=np.zeros((4, T), bool), age_B=np.full(4, -1, np.int32)
+      mask_BT=np.zeros((4, T), bool), staleness_B=np.full(4, -1, np.int32)
   )
   longer = jax.tree.map(lambda *x: np.concatenate(x), some, empty)
   state, metrics = update(params, some, [1, 1], shape("gated"))

@@ -31,7 +31,7 @@ def rows(first_id, *grades) -> Experience:
           truncated_B=np.zeros(len(ids_B), bool),
       ),
       correct_B=np.array(grades, np.float32).reshape(-1),
-      scores_NB=(mark_B.astype(np.float32), -mark_B.astype(np.float32)),
+      scores_EB=(mark_B.astype(np.float32), -mark_B.astype(np.float32)),
       old_logps_BT=np.zeros((len(ids_B), 2), np.float32),
       stale_lengths_B=np.zeros_like(ids_B),
       age_B=np.zeros_like(ids_B),

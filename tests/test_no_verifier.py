@@ -82,7 +82,7 @@ def graded(responses: Rollouts, correct_B, scores_B):
   return step.graded(
       responses,
       np.array(correct_B, np.float32),
-      scores_NB=(np.array(scores_B, np.float32),),
+      scores_EB=(np.array(scores_B, np.float32),),
   )
 
 
@@ -94,7 +94,7 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   assert by_reward(rows).tolist() == [False, True, False]
   inputs = step.credit_inputs(rows, progress=np.float32(0.5))
   rewards_B = np.asarray(reward(inputs))
-  np.testing.assert_allclose(rewards_B, -0.75 * rows.scores_NB[0])
+  np.testing.assert_allclose(rewards_B, -0.75 * rows.scores_EB[0])
   assert dynamic_sampling.partly_correct(rows).tolist() == [True, False, False]
   unknown = graded(rollouts(), [0] * 6, [np.nan, 1, np.nan, np.nan, 0, 1])
   assert by_reward(unknown).tolist() == [False, False, True]
@@ -112,7 +112,7 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   )
   assert metrics["train/generation_rounds"] == 2
   assert metrics["train/no_signal"] == pytest.approx(2 / 3)
-  assert batch.scores_NB[0].tolist() == [0.5, 1, 0.5, 1]
+  assert batch.scores_EB[0].tolist() == [0.5, 1, 0.5, 1]
 
 
 def responses_to(rows, functions, *, proved=False):

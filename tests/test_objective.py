@@ -31,7 +31,7 @@ def batch(**changes):
       old_logps_BT=OLD,
       ref_logps_BT=REF,
       correct_B=np.array([1.0, 0]),
-      age_B=np.zeros(2, int),
+      staleness_B=np.zeros(2, int),
       values_BT=zeros,
       returns_BT=zeros,
   )

@@ -173,8 +173,8 @@ class Run:
     scores = self.begin()
     scores.submit(rollouts(), np.ones(6, bool))
     scores.wait()
-    scores_FB = np.nan_to_num(scores.scores_FB, nan=-1)  # -1: it failed
-    return scores_FB.tolist(), scores.failures
+    scores_UB = np.nan_to_num(scores.scores_UB, nan=-1)  # -1: it failed
+    return scores_UB.tolist(), scores.failures
 
 
 FORMS = ["one", "one_async", "batch", "batch_async", "trl", "trl_async"]
@@ -184,17 +184,17 @@ WANTED = [1.2, 0.4, 0.2, 1.2, 1.2, 1.2]
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_the_forms_give_equal_rewards(mine, executor):
   run = Run(mine, *FORMS, executor=executor, workers=2)
-  scores_FB, failures = run.scores()
-  np.testing.assert_allclose(scores_FB, [WANTED] * 6, rtol=1e-6)
+  scores_UB, failures = run.scores()
+  np.testing.assert_allclose(scores_UB, [WANTED] * 6, rtol=1e-6)
   assert not failures and not run.said
   run.runner.close()
 
 
 def test_keywords_are_bound(mine):
   run = Run(mine, "one(most=16)", "few_columns", "few_columns(scale=3)")
-  scores_FB, _ = run.scores()
-  np.testing.assert_allclose(scores_FB[0], [1.4, 0.8, 0.4, 1.4, 1.4, 1.4])
-  assert scores_FB[1:] == [[1.0] * 6, [3.0] * 6]
+  scores_UB, _ = run.scores()
+  np.testing.assert_allclose(scores_UB[0], [1.4, 0.8, 0.4, 1.4, 1.4, 1.4])
+  assert scores_UB[1:] == [[1.0] * 6, [3.0] * 6]
 
 
 def test_a_group_is_scored_when_it_has_finished(mine):
@@ -208,7 +208,7 @@ def test_a_group_is_scored_when_it_has_finished(mine):
   mine.GO.set()
   scores.submit(rollouts(), np.ones(6, bool))
   scores.wait()
-  assert len(mine.CALLS) == 3 and scores.scores_FB.tolist() == [[1.0] * 6]
+  assert len(mine.CALLS) == 3 and scores.scores_UB.tolist() == [[1.0] * 6]
   assert threading.get_ident() not in mine.CALLS
 
 
@@ -222,8 +222,8 @@ def test_async_functions_run_at_the_same_time(mine):
     return 1.0
 
   mine.meet = meet
-  scores_FB, failures = Run(mine, "meet", workers=1, seconds=20).scores()
-  assert scores_FB == [[1.0] * 6] and not failures
+  scores_UB, failures = Run(mine, "meet", workers=1, seconds=20).scores()
+  assert scores_UB == [[1.0] * 6] and not failures
 
 
 LATE = [
@@ -237,8 +237,8 @@ LATE = [
 def test_a_call_that_takes_too_long_has_failed(mine, name, executor, seconds):
   """It costs its group, and the calls behind it go on."""
   run = Run(mine, name, executor=executor, workers=1, seconds=seconds)
-  scores_FB, failures = run.scores()
-  assert scores_FB == [[1, 1, -1, -1, 1, 1]] and failures == 2
+  scores_UB, failures = run.scores()
+  assert scores_UB == [[1, 1, -1, -1, 1, 1]] and failures == 2
   [said] = run.said
   assert f"function {mine.__name__}:{name} failed" in said
   assert f"took longer than reward.timeout = {seconds:g} s" in said
@@ -311,5 +311,5 @@ def test_the_printed_rewards_work(tmp_path, monkeypatch):
   scores.submit(rollouts(["2", "1+1"] * 3), np.ones(6, bool))
   scores.wait()
   correct = [1, 0, 0, 0, 0, 0]
-  assert scores.scores_FB.tolist() == [[1.0] * 6, correct, correct]
+  assert scores.scores_UB.tolist() == [[1.0] * 6, correct, correct]
   monkeypatch.delitem(sys.modules, "my_rewards")

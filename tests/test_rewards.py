@@ -81,11 +81,11 @@ def test_per_token_adds_up(rewards_B, mask_BT, kl_BT):
 @DTYPES
 def test_weighted_by_hand(dtype):
   """Weights 1 to 0 and -1 to -1, at the start, half-way, and at the end."""
-  weights_N = (1.0, 0.0), (-1.0, -1.0)
+  weights_E = (1.0, 0.0), (-1.0, -1.0)
   with jax.enable_x64(dtype == "float64"):
-    scores_NB = jnp.array([1, 0], dtype), jnp.array([0.5, 2], dtype)
+    scores_EB = jnp.array([1, 0], dtype), jnp.array([0.5, 2], dtype)
     for progress, wanted in ((0, [0.5, -2]), (0.5, [0, -2]), (1, [-0.5, -2])):
-      got = rewards.weighted(scores_NB, weights_N, progress)
+      got = rewards.weighted(scores_EB, weights_E, progress)
       close(got, wanted, atol=1e-6)
       assert got.dtype == dtype
   assert rewards.weighted((), (), 0.5) == 0

@@ -171,8 +171,8 @@ def test_staleness_counts_minibatches_and_age():
   their number. The second is empty and does not count.
   """
   _, _, batch = start()
-  age_B = np.array([0, 4, -1, -1, 0, 0, 0, 0], np.int32)
-  batch = hide(batch.replace(age_B=age_B), 2, 3)
+  staleness_B = np.array([0, 4, -1, -1, 0, 0, 0, 0], np.int32)
+  batch = hide(batch.replace(staleness_B=staleness_B), 2, 3)
   _, metrics = update(on_policy(batch), [4, 1], max_kl=1e3)
   np.testing.assert_allclose(
       metrics["staleness"], (4 * 4 / 9 + 2 + 3) / 3, rtol=1e-5

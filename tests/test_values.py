@@ -145,15 +145,15 @@ def test_categorical_loss_by_hand(dtype):
 @given(returns_BT=floats(3, 4), seed=st.integers(0, 99))
 @QUICK
 def test_categorical_loss_matches_numpy(dtype, returns_BT, seed):
-  logits_BTN = np.random.default_rng(seed).normal(0, 2, (3, 4, 5))
+  logits_BTJ = np.random.default_rng(seed).normal(0, 2, (3, 4, 5))
   some = dict(low=-2.0, high=2.5)
-  got = critic("categorical_loss", logits_BTN, returns_BT, dtype=dtype, **some)
+  got = critic("categorical_loss", logits_BTJ, returns_BT, dtype=dtype, **some)
   wanted = [
       [
           reference.categorical_loss(*token, -2.0, 2.5)
           for token in zip(*row, strict=True)
       ]
-      for row in zip(logits_BTN, returns_BT, strict=True)
+      for row in zip(logits_BTJ, returns_BT, strict=True)
   ]
   close(got, wanted, **NEAR[dtype])
 

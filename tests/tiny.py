@@ -83,7 +83,7 @@ def batch(minibatches, rows, seed=0, group=4) -> Rows:
       old_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
       ref_logps_BT=rng.normal(-2.9, 0.2, (total, T)).astype(np.float32),
       correct_B=rng.integers(0, 2, total).astype(np.float32),
-      age_B=np.zeros(total, np.int32),
+      staleness_B=np.zeros(total, np.int32),
       values_BT=rng.normal(size=(total, T)).astype(np.float32),
       returns_BT=rng.normal(size=(total, T)).astype(np.float32),
   )

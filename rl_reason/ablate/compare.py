@@ -3,6 +3,8 @@
 A seed fixes the problems, the noise and the model that RL starts from, so rows
 are compared seed by seed. The mean of a few differences follows Student's t,
 whose interval says how far chance alone could have moved it.
+
+Shapes here: N seeds; S evaluations of a run.
 """
 
 import json

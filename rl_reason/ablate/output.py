@@ -1,4 +1,7 @@
-"""Output files of an ablation: Markdown, figure and interactive page."""
+"""Output files of an ablation: Markdown, figure and interactive page.
+
+Shapes here: N seeds; S evaluations of a run.
+"""
 
 import itertools
 import pathlib

@@ -57,7 +57,7 @@ def outcome(
 
   rows has correct_B in {0, 1}, or -1 where the verifier failed: the reward is
   NaN then; lengths_B, truncated_B and groups_B (prompts), and with terms
-  scores_NB and progress. outcome is `rewards.correctness` or `variants.cosine`,
+  scores_EB and progress. outcome is `rewards.correctness` or `variants.cosine`,
   length_penalty None or `variants.logquad`, keywords bound.
   term_weights are the weights of `rewards.weighted`, overlong_buffer the
   buffer of `rewards.soft_overlong` and overlong_coef its coefficient. With
@@ -68,7 +68,7 @@ def outcome(
   inputs = rows | limits
   reward_B = call_by_name(outcome, inputs)
   if term_weights:
-    scores = rows["scores_NB"], term_weights, rows["progress"]
+    scores = rows["scores_EB"], term_weights, rows["progress"]
     reward_B += rewards.weighted(*scores)
   penalty_B = overlong_coef * rewards.soft_overlong(
       rows["lengths_B"], max_tokens=max_tokens, buffer=overlong_buffer

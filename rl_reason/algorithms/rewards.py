@@ -19,20 +19,20 @@ def correctness(correct_B: Array, correct: float, incorrect: float) -> Array:
 
 
 def weighted(
-    scores_NB: tuple[Array, ...],
-    weights_N: tuple[tuple[float, float], ...],
+    scores_EB: tuple[Array, ...],
+    weights_E: tuple[tuple[float, float], ...],
     progress: Array | float,
 ) -> Array | float:
   """Weighted sum of scores, [B]; weights move linearly over the run.
 
   Args:
-    scores_NB: [B] float of each of N terms; without any the sum is 0.
-    weights_N: weight of each at progress 0 and at progress 1.
+    scores_EB: [B] float of each of E terms; without any the sum is 0.
+    weights_E: weight of each at progress 0 and at progress 1.
     progress: fraction of the run that is done, in [0, 1].
   """
   return sum(
       (first + (last - first) * progress) * score_B
-      for score_B, (first, last) in zip(scores_NB, weights_N, strict=True)
+      for score_B, (first, last) in zip(scores_EB, weights_E, strict=True)
   )
 
 

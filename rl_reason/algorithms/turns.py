@@ -8,6 +8,8 @@ skips observations. The functions here give all tokens of a turn one number.
 Arrays: rewards_BT and values_BT [B, T] float; turns_BT [B, T] int, the number
 of the turn of each token, from 1 on, and 0 for tokens that are not the
 policy's. Advantages are 0 there.
+
+Shapes here: Y turns of a trajectory.
 """
 
 import functools
@@ -28,10 +30,10 @@ def total(turn_rewards_BT: Array) -> Array:
 def _of_turn(x_BT: Array, turns_BT: Array) -> Array:
   """The sum over all tokens of each token's turn; 0 outside of turns."""
   count = x_BT.shape[1] + 1
-  sums_BK = jax.vmap(
+  sums_BY = jax.vmap(
       lambda x_T, turns_T: jax.ops.segment_sum(x_T, turns_T, count)
   )(x_BT, turns_BT)
-  found_BT = jnp.take_along_axis(sums_BK, turns_BT, 1)
+  found_BT = jnp.take_along_axis(sums_BY, turns_BT, 1)
   return jnp.where(turns_BT > 0, found_BT, 0)
 
 

@@ -50,14 +50,14 @@ def two_hot(returns: Array, bins: int, low: float, high: float) -> Array:
 
 
 def categorical_loss(
-    logits_BTN: Array, returns_BT: Array, low: float, high: float
+    logits_BTJ: Array, returns_BT: Array, low: float, high: float
 ) -> Array:
   """Cross entropy of logits [B, T, bins] to the two-hot return: [B, T].
 
   arXiv:2403.03950. low and high are the ends of the support.
   """
-  target_BTN = two_hot(returns_BT, logits_BTN.shape[-1], low, high)
-  return -jnp.sum(target_BTN * jax.nn.log_softmax(logits_BTN, -1), -1)
+  target_BTJ = two_hot(returns_BT, logits_BTJ.shape[-1], low, high)
+  return -jnp.sum(target_BTJ * jax.nn.log_softmax(logits_BTJ, -1), -1)
 
 
 def explained_variance(

@@ -140,11 +140,11 @@ class RewardRunner:
       return [Failed(f"its process failed: {failure}")] * len(batch.rows)
     return [Failed(x) if isinstance(x, str) else x for x in value]
 
-  def note(self, states_FB: Array, reasons: list[Failed | None]) -> int:
+  def note(self, states_UB: Array, reasons: list[Failed | None]) -> int:
     """Counts the failures of a round, on all processes alike.
 
     Args:
-      states_FB: GOOD, NOT_APPLICABLE, FAILED or LATE by function and response
+      states_UB: GOOD, NOT_APPLICABLE, FAILED or LATE by function and response
         of the round.
       reasons: the first failure of each function; None if it was seen by
         another process only.
@@ -156,7 +156,7 @@ class RewardRunner:
       RunError: a function failed on its first batch.
     """
     for f, (term, reason) in enumerate(zip(self.terms, reasons, strict=True)):
-      states_B = states_FB[f]
+      states_B = states_UB[f]
       failed_B = states_B >= FAILED
       why = str(reason or "another process has failed, and shows it")
       if not self._proved and (
@@ -173,7 +173,7 @@ class RewardRunner:
       if none:
         self.counts[f"reward/{term.label}/not_applicable"] += none
     self._proved = True
-    return int((states_FB >= FAILED).sum())
+    return int((states_UB >= FAILED).sum())
 
 
 class RewardRound:
@@ -185,7 +185,7 @@ class RewardRound:
     rows_B: the row that each response answers.
 
   Attributes:
-    scores_FB: float32 by function; NaN where it failed; valid after `wait`.
+    scores_UB: float32 by function; NaN where it failed; valid after `wait`.
     failures: the number of failures, likewise.
   """
 
@@ -195,7 +195,7 @@ class RewardRound:
     self._begun_B = np.zeros(len(rows_B), bool)
     self._owner_B = np.zeros(len(rows_B), int)
     shape = len(runner.terms), len(rows_B)
-    self.scores_FB, self.failures = np.zeros(shape, np.float32), 0
+    self.scores_UB, self.failures = np.zeros(shape, np.float32), 0
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
     """Starts the functions on the groups that have finished since the last one.
@@ -247,24 +247,24 @@ class RewardRound:
     runner = self._runner
     if not runner.terms:
       return
-    states_FB = np.zeros(self.scores_FB.shape, np.int32)
+    states_UB = np.zeros(self.scores_UB.shape, np.int32)
     reasons: list[Failed | None] = [None] * len(runner.terms)
     for group, future in self._pending:
       for f, scores in enumerate(future.result()):
         for b, score in zip(group, scores, strict=True):
           if isinstance(score, Failed):
-            self.scores_FB[f, b] = np.nan
-            states_FB[f, b] = LATE if score == runner._late else FAILED
+            self.scores_UB[f, b] = np.nan
+            states_UB[f, b] = LATE if score == runner._late else FAILED
             reasons[f] = reasons[f] or score
           elif score is None:
-            states_FB[f, b] = NOT_APPLICABLE
+            states_UB[f, b] = NOT_APPLICABLE
           else:
-            self.scores_FB[f, b] = score
+            self.scores_UB[f, b] = score
     self._pending = []
-    states_FB, self.scores_FB = grading.exchange(
-        self._owner_B, states_FB, self.scores_FB
+    states_UB, self.scores_UB = grading.exchange(
+        self._owner_B, states_UB, self.scores_UB
     )
-    self.failures = runner.note(states_FB[:, self._begun_B], reasons)
+    self.failures = runner.note(states_UB[:, self._begun_B], reasons)
 
 
 class Rewards:
@@ -308,17 +308,17 @@ class Rewards:
     functions = self.begin(tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
     functions.wait()
-    scores_NB = self.all_scores(functions.scores_FB, rollouts)
-    weights_N = [term.last for term in self.terms]
-    scores_NB = np.nan_to_num(np.stack(scores_NB), posinf=0, neginf=0)
-    rewards_B = np.tensordot(weights_N, scores_NB, 1)[:count]
+    scores_EB = self.all_scores(functions.scores_UB, rollouts)
+    weights_E = [term.last for term in self.terms]
+    scores_EB = np.nan_to_num(np.stack(scores_EB), posinf=0, neginf=0)
+    rewards_B = np.tensordot(weights_E, scores_EB, 1)[:count]
     return rewards_B, functions.failures
 
   def all_scores(
-      self, scores_FB: Array, rollouts: Rollouts
+      self, scores_UB: Array, rollouts: Rollouts
   ) -> tuple[Array, ...]:
     """The scores of all terms, [B] each: of `RewardRound`, and of models."""
-    of_functions = iter(scores_FB)
+    of_functions = iter(scores_UB)
     return tuple(
         np.asarray(self._models[x.name](rollouts), np.float32)
         if x.name in self._models

@@ -70,12 +70,12 @@ def values(
     response they are those of its first token.
   """
   hidden_RLD = decoder.hidden(params["trunk"], cfg.trunk, packed)
-  values_RL, logits_RLN = _head(params["value_head"], cfg, hidden_RLD)
+  values_RL, logits_RLJ = _head(params["value_head"], cfg, hidden_RLD)
   values_RL, source_BT = sequence.join(values_RL), packed.source_BT
-  if logits_RLN is None:
+  if logits_RLJ is None:
     return values_RL.reshape(-1)[source_BT], None
-  flat_XN = sequence.join(logits_RLN).reshape(-1, logits_RLN.shape[-1])
-  return values_RL.reshape(-1)[source_BT], flat_XN[source_BT]
+  flat_XJ = sequence.join(logits_RLJ).reshape(-1, logits_RLJ.shape[-1])
+  return values_RL.reshape(-1)[source_BT], flat_XJ[source_BT]
 
 
 def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
@@ -92,14 +92,14 @@ def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
 def _head(head: Tree, cfg: CriticConfig, hidden: Array):
   """Values of hidden states [..., D], and the logits of a categorical head."""
   hidden = hidden.astype(jnp.float32)
-  out_N = hidden @ head["value"] + head["bias"]
+  out_J = hidden @ head["value"] + head["bias"]
   if cfg.head == "gated":
-    gate_N = jax.nn.softmax(hidden @ head["gate"], -1)
-    return jnp.sum(gate_N * out_N, -1), None
+    gate_J = jax.nn.softmax(hidden @ head["gate"], -1)
+    return jnp.sum(gate_J * out_J, -1), None
   if cfg.head == "categorical":
-    points_N = support(cfg.bins, cfg.low, cfg.high)
-    return jax.nn.softmax(out_N, -1) @ points_N, out_N
-  return out_N[..., 0], None
+    points_J = support(cfg.bins, cfg.low, cfg.high)
+    return jax.nn.softmax(out_J, -1) @ points_J, out_J
+  return out_J[..., 0], None
 
 
 # --- heads that a config names -----------------------------------------------

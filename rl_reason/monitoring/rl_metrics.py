@@ -247,7 +247,7 @@ def step_metrics(
       state.counters, rows, generated, rounds * state.collector.num_responses
   )
   filled_MARL = plan.packed_M.segments_RL > 0
-  used_XRL = filled_MARL[filled_MARL.any((-2, -1))]
+  used_ARL = filled_MARL[filled_MARL.any((-2, -1))]
   metrics = (
       metrics
       | rollout_metrics(
@@ -266,7 +266,7 @@ def step_metrics(
       | {
           "tokens/step": generated,
           "tokens/trained": int(filled_MARL.sum()),
-          "perf/pack_fill": float(used_XRL.mean()) if used_XRL.size else 0.0,
+          "perf/pack_fill": float(used_ARL.mean()) if used_ARL.size else 0.0,
       }
       | counts["failures"]
       | counts["signs"]
@@ -309,7 +309,7 @@ def rollout_metrics(
     out["train/rewards_not_finite"] = (real_B & ~finite_B).sum()
   advantages = batch.advantages_BT[batch.mask_BT]
   verified = rows.correct_B[real_B & (rows.correct_B >= 0)]
-  scores = zip(terms, rows.scores_NB, strict=True)
+  scores = zip(terms, rows.scores_EB, strict=True)
   out |= {
       **statistics("critic/score", verified, "mean"),
       **statistics(

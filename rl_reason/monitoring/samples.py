@@ -335,7 +335,7 @@ def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
     turns = dict(turn_rewards_BT=rows.turns.rewards_BT)
   return turns | dict(
       correct_B=rows.correct_B,
-      scores_NB=rows.scores_NB,
+      scores_EB=rows.scores_EB,
       lengths_B=rows.rollouts.policy_lengths_B,
       truncated_B=rows.rollouts.truncated_B,
       groups_B=rows.rollouts.ids_B,

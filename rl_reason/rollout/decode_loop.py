@@ -6,7 +6,7 @@ model. A slot whose response has ended admits the next row of the queue.
 
 Shapes here: N prompts; R rows of the queue, one response each; B decode slots;
 W data shards, each with a queue and slots of its own; V tokens of the
-vocabulary, in the drawing of a token N blocks of them.
+vocabulary; Z blocks of them, in the drawing of a token.
 """
 
 import dataclasses
@@ -303,14 +303,14 @@ def _inverse_cdf(probs_BV: Array, uniform_B: Array) -> Array:
   rows, vocab = probs_BV.shape
   width = min(VOCAB_BLOCK, vocab)
   padded_BV = jnp.pad(probs_BV, ((0, 0), (0, -vocab % width)))
-  probs_BNV = padded_BV.reshape(rows, -1, width)
-  cdf_BN = jnp.cumsum(probs_BNV.sum(-1), -1)
+  probs_BZV = padded_BV.reshape(rows, -1, width)
+  cdf_BZ = jnp.cumsum(probs_BZV.sum(-1), -1)
   # Scaled by the total mass, which top-p leaves below 1.
-  point_B1 = uniform_B[:, None] * cdf_BN[:, -1:]
-  block_B1 = jnp.sum(cdf_BN <= point_B1, -1, keepdims=True)
-  block_B1 = jnp.minimum(block_B1, probs_BNV.shape[1] - 1)
-  block_BV = jnp.take_along_axis(probs_BNV, block_B1[..., None], 1)[:, 0]
-  before_B1 = jnp.take_along_axis(cdf_BN, jnp.maximum(block_B1 - 1, 0), 1)
+  point_B1 = uniform_B[:, None] * cdf_BZ[:, -1:]
+  block_B1 = jnp.sum(cdf_BZ <= point_B1, -1, keepdims=True)
+  block_B1 = jnp.minimum(block_B1, probs_BZV.shape[1] - 1)
+  block_BV = jnp.take_along_axis(probs_BZV, block_B1[..., None], 1)[:, 0]
+  before_B1 = jnp.take_along_axis(cdf_BZ, jnp.maximum(block_B1 - 1, 0), 1)
   cdf_BV = jnp.where(block_B1 > 0, before_B1, 0) + jnp.cumsum(block_BV, -1)
   index_B = jnp.sum(cdf_BV <= point_B1, -1)
   # Rounding may put the point behind the last token with any mass.

@@ -2,6 +2,8 @@
 
 Kimi k1.5 (arXiv:2501.12599, section 2.6.2). `sampler.stream` calls `resume` if
 it is passed partial rollouts; no other rollout executes this module.
+
+Shapes here: as in `sampler`, R rows of the queue; B decode slots.
 """
 
 import functools

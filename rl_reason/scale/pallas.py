@@ -3,6 +3,9 @@
 `models.attention` calls `packed` and `paged` only if a run has chosen kernels:
 `choose` names those that fit, or "xla", for which `models.attention` needs
 nothing of this module.
+
+Shapes here: H query heads; X rows of all key/value heads; P pages of one of
+them, N of all; S slots of a page.
 """
 
 import importlib

@@ -5,6 +5,8 @@ would have without. Each has one chunk of every row: [R, L] becomes
 [R * S, L / S], and the chunks of a device are adjacent. Its first axis is
 sharded over all batch axes, so that what works token by token is local. Only
 attention sees whole rows. Everything here does nothing for S = 1.
+
+Shapes here: L tokens of a chunk; Z of its whole row; X of all rows; S devices.
 """
 
 import functools
@@ -92,16 +94,16 @@ def whole_rows(attend: Callable[..., Array]) -> Callable[..., Array]:
   exchange = functools.partial(jax.lax.all_to_all, axis_name=AXIS, tiled=True)
 
   def run(q_BLKQC, k_BLKC, v_BLKC, segments_BL):
-    segments_BS = gather(segments_BL)
+    segments_BZ = gather(segments_BL)
     if k_BLKC.shape[2] % parts == 0:
-      q_BSKQC, k_BSKC, v_BSKC = (
+      q_BZKQC, k_BZKC, v_BZKC = (
           exchange(x, split_axis=2, concat_axis=1)
           for x in (q_BLKQC, k_BLKC, v_BLKC)
       )
-      out_BSKQC = attend(q_BSKQC, k_BSKC, v_BSKC, segments_BS)
-      return exchange(out_BSKQC, split_axis=1, concat_axis=2)
+      out_BZKQC = attend(q_BZKQC, k_BZKC, v_BZKC, segments_BZ)
+      return exchange(out_BZKQC, split_axis=1, concat_axis=2)
     first = jax.lax.axis_index(AXIS) * q_BLKQC.shape[1]
-    keys = gather(k_BLKC), gather(v_BLKC), segments_BS
+    keys = gather(k_BLKC), gather(v_BLKC), segments_BZ
     return packed_attention.attend(q_BLKQC, *keys, first)
 
   return run

@@ -4,6 +4,9 @@ Other threads submit jobs, one for each response, and get their tokens by a
 callback. The engine gives rows of the device's queue to jobs in the order in
 which they came, prefills each prompt once as long as it stays cached, and reads
 the results of a call while the next one runs.
+
+Shapes here: R rows; U decode steps of one call; P tokens of a prefill; L tokens
+of a text; K likeliest tokens of a place.
 """
 
 import collections
@@ -326,9 +329,9 @@ class Engine:
   ) -> tuple[np.ndarray, np.int32]:
     """The ids in the least width that holds them, and how many they are."""
     width = min(x for x in programs_lib.widths(limit) if x >= len(ids))
-    tokens_W = np.full(width, self.programs.pad, np.int32)
-    tokens_W[: len(ids)] = ids
-    return tokens_W, np.int32(len(ids))
+    tokens_P = np.full(width, self.programs.pad, np.int32)
+    tokens_P[: len(ids)] = ids
+    return tokens_P, np.int32(len(ids))
 
   def _dispatch(self, new: list[int]) -> tuple[Any, dict[int, Job]]:
     """Starts one burst; returns its `Progress` and whose rows it decodes."""
@@ -361,8 +364,8 @@ class Engine:
         del self._jobs[row]
         self._free.append(row)
       if count and not job.cancelled:
-        ids = p.tokens_RK[row, :count].tolist()
-        self._deliver(job, ids, p.logps_RK[row, :count].tolist(), finish)
+        ids = p.tokens_RU[row, :count].tolist()
+        self._deliver(job, ids, p.logps_RU[row, :count].tolist(), finish)
 
   def _deliver(self, job: Job, ids, logps, finish) -> None:
     with contextlib.suppress(RuntimeError):  # the event loop has ended

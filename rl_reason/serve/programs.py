@@ -5,8 +5,8 @@ takes the first free slot between two bursts, on the device, as in training.
 Each program has one shape, whatever is asked: nothing compiles twice, and what
 is served beside a row changes none of its tokens.
 
-Shapes here: N prompts, prefilled; R rows; B decode slots; K decode steps of one
-call; W tokens of a prefill.
+Shapes here: N prompts, prefilled; R rows; B decode slots; U decode steps of one
+call; P tokens of a text, padded on the right.
 """
 
 import dataclasses
@@ -56,13 +56,13 @@ class Progress:
   """What a call of `decode` has done, for the host.
 
   Attributes:
-    tokens_RK, logps_RK: new tokens of each row, from the left.
+    tokens_RU, logps_RU: new tokens of each row, from the left.
     lengths_R: tokens of each row so far.
     truncated_R, ended_R: as in `Queue`.
   """
 
-  tokens_RK: Array
-  logps_RK: Array
+  tokens_RU: Array
+  logps_RU: Array
   lengths_R: Array
   truncated_R: Array
   ended_R: Array
@@ -135,24 +135,24 @@ class Programs:
     return decode_loop.constrain(queue), decode_loop.constrain(slots)
 
   def prefill(
-      self, params: Tree, queue: Queue, tokens_W: Array, length: Array, n: Array
+      self, params: Tree, queue: Queue, tokens_P: Array, length: Array, n: Array
   ) -> Queue:
     """Prefills one prompt, padded on the right, as number n of the queue.
 
     One prompt a call, so that its numbers depend on no other one.
     """
-    at_1W = jnp.arange(len(tokens_W))[None]
-    hidden_1WD, filled = decoder.forward(
+    at_1P = jnp.arange(len(tokens_P))[None]
+    hidden_1PD, filled = decoder.forward(
         params,
         self.cfg,
-        tokens_W[None],
-        at_1W,
-        attention.prefill((at_1W < length).astype(jnp.int32)),
-        decoder.empty_cache(self.cfg, 1, len(tokens_W), self.cache),
+        tokens_P[None],
+        at_1P,
+        attention.prefill((at_1P < length).astype(jnp.int32)),
+        decoder.empty_cache(self.cfg, 1, len(tokens_P), self.cache),
     )
     queue = queue.replace(
         cache=attention.with_row(queue.cache, filled, n),
-        hidden_ND=queue.hidden_ND.at[n].set(hidden_1WD[0, length - 1]),
+        hidden_ND=queue.hidden_ND.at[n].set(hidden_1PD[0, length - 1]),
         length_N=queue.length_N.at[n].set(length),
     )
     return decode_loop.constrain(queue)
@@ -211,10 +211,10 @@ class Programs:
         top_p=rows.top_p_R,
         bursts=1,
     )
-    at_RK = before_R[:, None] + jnp.arange(STEPS)
+    at_RU = before_R[:, None] + jnp.arange(STEPS)
     progress = Progress(
-        tokens_RK=jnp.take_along_axis(queue.tokens_RT, at_RK, 1, mode="clip"),
-        logps_RK=jnp.take_along_axis(queue.logps_RT, at_RK, 1, mode="clip"),
+        tokens_RU=jnp.take_along_axis(queue.tokens_RT, at_RU, 1, mode="clip"),
+        logps_RU=jnp.take_along_axis(queue.logps_RT, at_RU, 1, mode="clip"),
         lengths_R=queue.lengths_R,
         truncated_R=queue.truncated_R,
         ended_R=queue.ended_R,
@@ -223,7 +223,7 @@ class Programs:
     return queue, slots, progress
 
   def score(
-      self, params: Tree, tokens_W: Array, length: Array, temperature: Array
+      self, params: Tree, tokens_P: Array, length: Array, temperature: Array
   ) -> tuple[Array, Array, Array]:
     """Log-probs of the tokens of one text, padded on the right.
 
@@ -231,14 +231,14 @@ class Programs:
       of each place: the log-prob of the NEXT token, and the TOP likeliest ones,
       log-probs and ids.
     """
-    at_1W = jnp.arange(len(tokens_W))[None]
-    segments_1W = (at_1W < length).astype(jnp.int32)
-    hidden_1WD, _ = decoder.forward(
+    at_1P = jnp.arange(len(tokens_P))[None]
+    segments_1P = (at_1P < length).astype(jnp.int32)
+    hidden_1PD, _ = decoder.forward(
         params,
         self.cfg,
-        tokens_W[None],
-        at_1W,
-        attention.packed(segments_1W),
+        tokens_P[None],
+        at_1P,
+        attention.packed(segments_1P),
     )
 
     def one(args):
@@ -248,8 +248,8 @@ class Programs:
       best, ids = jax.lax.top_k(logps_V, min(TOP, self.cfg.vocab))
       return logps_V[token], best, ids
 
-    next_W = jnp.roll(tokens_W, -1)
-    return jax.lax.map(one, (hidden_1WD[0], next_W), batch_size=CHUNK)
+    next_P = jnp.roll(tokens_P, -1)
+    return jax.lax.map(one, (hidden_1PD[0], next_P), batch_size=CHUNK)
 
 
 def widths(limit: int) -> list[int]:

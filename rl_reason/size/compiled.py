@@ -42,7 +42,7 @@ def abstract_batch(by_row: Callable, length: int) -> Batch:
       old_logps_BT=numbers,
       ref_logps_BT=numbers,
       correct_B=number,
-      age_B=by_row(jnp.int32),
+      staleness_B=by_row(jnp.int32),
       values_BT=numbers,
       returns_BT=numbers,
   )

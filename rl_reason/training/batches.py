@@ -34,7 +34,7 @@ def no_rows(
           truncated_B=zeros_B > 0,
       ),
       correct_B=zeros_B.astype(np.float32),
-      scores_NB=tuple(zeros_B.astype(np.float32) for _ in range(num_terms)),
+      scores_EB=tuple(zeros_B.astype(np.float32) for _ in range(num_terms)),
       old_logps_BT=zeros_BT,
       stale_lengths_B=zeros_B,
       age_B=zeros_B - 1,

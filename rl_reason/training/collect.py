@@ -145,7 +145,7 @@ class RolloutCollector:
 
     # Put the graded responses together with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
-    experience = self._score(experience, scores.scores_FB)
+    experience = self._score(experience, scores.scores_UB)
     self.seen.responses(experience, grader.texts, rows_B)
     self._update_prompts(experience, rows)
     self.clock.lap("score")
@@ -232,19 +232,19 @@ class RolloutCollector:
     return graded(
         rollouts,
         correct_B,
-        scores_NB=tuple(zeros_B for _ in self.rewards.terms),
+        scores_EB=tuple(zeros_B for _ in self.rewards.terms),
         types_B=np.array([row.difficulty for row in rows_B], np.int32),
         problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
     )
 
-  def _score(self, rows: Experience, scores_FB: Array) -> Experience:
+  def _score(self, rows: Experience, scores_UB: Array) -> Experience:
     """Rows with all terms of the reward; verdicts shuffled in the control."""
     if self._shuffle_seed is not None:
       seed = self._shuffle_seed, rows.rollouts.ids_B[0]
       permute = np.random.default_rng(seed).permutation
       rows = rows.replace(correct_B=permute(rows.correct_B))
-    scores_NB = self.rewards.all_scores(scores_FB, rows.rollouts)
-    return rows.replace(scores_NB=scores_NB)
+    scores_EB = self.rewards.all_scores(scores_UB, rows.rollouts)
+    return rows.replace(scores_EB=scores_EB)
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
     """Tells the prompt stream how the round went."""

@@ -30,7 +30,7 @@ def critic_update(
 
   def loss_fn(params, packed, rows):
     b, share_BT = rows
-    values_BT, logits_BTN = critic.values(params, cfg, packed)
+    values_BT, logits_BTJ = critic.values(params, cfg, packed)
     clipped = {}
     values_BT, old_BT, returns_BT = (
         jnp.where(b.mask_BT, x, 0)
@@ -38,7 +38,7 @@ def critic_update(
     )
     if cfg.head == "categorical":
       loss_BT = values.categorical_loss(
-          logits_BTN, returns_BT, cfg.low, cfg.high
+          logits_BTJ, returns_BT, cfg.low, cfg.high
       )
       beyond_BT = (returns_BT < cfg.low) | (returns_BT > cfg.high)
       clipped = dict(vf_targets_clipped=jnp.sum(share_BT * beyond_BT))

@@ -77,8 +77,8 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
   def cut(path, x):
     if not is_stacked(path):
       return x
-    learns_N = jnp.arange(x.shape[0]) >= round(share * x.shape[0])
-    return x * learns_N.reshape(-1, *(1,) * (x.ndim - 1))
+    learns = jnp.arange(x.shape[0]) >= round(share * x.shape[0])
+    return x * learns.reshape(-1, *(1,) * (x.ndim - 1))
 
   return jax.tree_util.tree_map_with_path(cut, tree)
 

@@ -5,6 +5,8 @@ within a segment, and positions start at 0 in each. A micro-batch has a fixed
 number of packed rows, and a minibatch as many micro-batches as its tokens fill:
 one shape, hence one compiled program, whatever the lengths. Only the forward
 pass sees packed rows: log-probs and values are returned as [B, T].
+
+Shapes here: U units; Y sequences of a unit; X tokens of all sequences.
 """
 
 from collections.abc import Callable
@@ -51,7 +53,7 @@ def place(
     slots: of a packed row.
     rows: R, of a micro-batch; packed rows are numbered across micro-batches.
     unit: adjacent sequences that share a micro-batch, as the pairs of a
-      preference loss must: 1 in RL. (Locally U units of X sequences.)
+      preference loss must: 1 in RL.
 
   Returns:
     row and first slot, [B] int each.
@@ -64,16 +66,16 @@ def place(
     raise ValueError(f"{length_B.max()} tokens in packed rows of {slots}")
   free_AR = np.full((max_micro_batches(len(length_B), rows, unit), rows), slots)
   spot_B2 = np.zeros((len(length_B), 2), int)
-  length_UX = length_B.reshape(-1, unit)
-  row_UX = np.arange(len(length_B)).reshape(-1, unit)
-  total_U = length_UX.sum(1)
+  length_UY = length_B.reshape(-1, unit)
+  row_UY = np.arange(len(length_B)).reshape(-1, unit)
+  total_U = length_UY.sum(1)
   # The longest unit first: short ones fill the gaps that long ones leave.
   for u in np.argsort(-total_U, kind="stable")[: np.count_nonzero(total_U)]:
-    for a in np.flatnonzero(free_AR.max(1) >= length_UX[u].max()):
+    for a in np.flatnonzero(free_AR.max(1) >= length_UY[u].max()):
       # Try all sequences of the unit in a copy: they fit together, or none is
       # placed in this micro-batch.
       free_R = free_AR[a].copy()
-      for b in row_UX[u]:
+      for b in row_UY[u]:
         r = np.argmax(free_R >= length_B[b])
         spot_B2[b] = a * rows + r, slots - free_R[r]
         free_R[r] -= length_B[b]

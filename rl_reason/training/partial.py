@@ -118,7 +118,7 @@ class PartialRolloutCollector(RolloutCollector):
     which = [group_rows[n] for n in finished]
     index = np.concatenate(which)
     out = self._score(
-        dynamic_sampling.take(experience, which), scores.scores_FB[:, index]
+        dynamic_sampling.take(experience, which), scores.scores_UB[:, index]
     )
     self.seen.responses(
         out, [grader.texts[b] for b in index], [rows_B[b] for b in index]

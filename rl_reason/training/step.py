@@ -91,7 +91,7 @@ def graded(
     rollouts: Rollouts,
     correct_B: Array,
     *,
-    scores_NB: tuple[Array, ...] = (),
+    scores_EB: tuple[Array, ...] = (),
     types_B: Array | None = None,
     problems_B: Array | None = None,
 ) -> Experience:
@@ -104,7 +104,7 @@ def graded(
   return Experience(
       rollouts=rollouts,
       correct_B=correct_B,
-      scores_NB=scores_NB,
+      scores_EB=scores_EB,
       old_logps_BT=rollouts.logps_BT,
       stale_lengths_B=zeros_B,
       age_B=zeros_B,
@@ -142,7 +142,7 @@ def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
     )
   return dict(
       correct_B=rows.correct_B,
-      scores_NB=rows.scores_NB,
+      scores_EB=rows.scores_EB,
       lengths_B=rollouts.policy_lengths_B,
       truncated_B=rollouts.truncated_B,
       groups_B=rollouts.ids_B,
@@ -184,7 +184,7 @@ def train_batch(
   if "rewards_B" in credit:
     mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
   zeros_BT = np.zeros_like(rows.old_logps_BT)
-  age_B = np.where(rows.age_B < 0, -1, rows.age_B * updates)
+  staleness_B = np.where(rows.age_B < 0, -1, rows.age_B * updates)
   return Batch(
       groups_B=rows.rollouts.ids_B,
       mask_BT=mask_BT,
@@ -192,7 +192,7 @@ def train_batch(
       old_logps_BT=rows.old_logps_BT,
       ref_logps_BT=zeros_BT if ref_logps_BT is None else ref_logps_BT,
       correct_B=rows.correct_B,
-      age_B=age_B.astype(np.int32),
+      staleness_B=staleness_B.astype(np.int32),
       values_BT=zeros_BT if values_BT is None else values_BT,
       returns_BT=credit.get("returns_BT", zeros_BT),
   )
@@ -366,10 +366,10 @@ def rl_update(
     has_tokens = jnp.any(b.mask_BT)
     ess = jnp.where(has_tokens, mean**2 / jnp.maximum(square, 1e-30), 1)
     metrics["kl_old_new_max"] = metrics["kl_old_new"]  # also if it stopped here
-    staleness = jnp.sum(w["mean"] * (b.age_B + index)[:, None])
+    staleness = jnp.sum(w["mean"] * (b.staleness_B + index)[:, None])
     metrics |= step_metrics | dict(ess=ess, ess_min=ess, staleness=staleness)
     metrics["staleness_max"] = jnp.max(
-        jnp.where(b.age_B < 0, 0, b.age_B + index)
+        jnp.where(b.staleness_B < 0, 0, b.staleness_B + index)
     )
     metrics["updates"] = going & has_tokens
     return (new, going, index + 1), metrics

@@ -61,7 +61,7 @@ def main(index, count, port):
   found = dict(correct=grader.correct_B.tolist(), failures=grader.failures)
   try:
     scores.wait()
-    found |= dict(scores=scores.scores_FB.tolist(), counts=runner.counts)
+    found |= dict(scores=scores.scores_UB.tolist(), counts=runner.counts)
   except structs.RunError as e:
     found["error"] = str(e)
   import graded  # the module that the runner has imported
