@@ -128,7 +128,7 @@ def log_two_rounds(tmp_path, enabled, new_logps=None, **options):
       old_logps_BT=old_BT,
       ref_logps_BT=old_BT - 0.5,
       correct_B=rows.correct_B,
-      age_B=rows.age_B,
+      staleness_B=rows.age_B,
       values_BT=old_BT + 2,
       returns_BT=old_BT,
   )
