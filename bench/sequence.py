@@ -52,7 +52,7 @@ def study(mesh: dict[str, int]) -> dict:
       mesh=mesh,
       attention=session.cfg.attention,
       formula=size.update_peak,
-      held=sum(size.held.values()),
+      held=sum(size.resident.values()),
       **found,
   )
 

@@ -171,21 +171,23 @@ def timed(compile_it: Callable[[], dict]) -> dict:
 
 
 def update(session, size: formula.Size) -> dict:
-  """Compiles an update; its peak beside what else is held."""
+  """Compiles an update; its peak beside what else is resident."""
   program, _ = compiled.update(session)
   return dict(
-      peak=compiled.peak(program) + size.held["initial parameters"],
+      peak=compiled.peak(program) + size.resident["initial parameters"],
       collectives=collectives.largest(program.as_text()),
   )
 
 
 def rollout(session, size: formula.Size) -> dict:
-  """Compiles the sampler; its peak beside what else is held."""
-  held = sum(size.held.values())
+  """Compiles the sampler; its peak beside what else is resident."""
+  resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
-    held -= size.held["parameters"]  # the sampler reads them as they are
+    resident -= size.resident[
+        "parameters"
+    ]  # the sampler reads them as they are
   peaks = [compiled.peak(program) for program, _ in compiled.rollout(session)]
-  return dict(peak=held + max(peaks))
+  return dict(peak=resident + max(peaks))
 
 
 def table(result: dict) -> str:

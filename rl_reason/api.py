@@ -182,10 +182,10 @@ def train(
   terms = _terms(reward)
   many = logger if isinstance(logger, list | tuple) else (logger,)
   named = [x for x in many if isinstance(x, str)]
-  for name, more in {"reward.functions": terms, "log.loggers": named}.items():
-    if more:
+  for name, added in {"reward.functions": terms, "log.loggers": named}.items():
+    if added:
       before = fields.get(name, config_lib.at(usual, name))
-      fields[name] = ",".join([*filter(None, [before]), *more])
+      fields[name] = ",".join([*filter(None, [before]), *added])
   c, remarks = checks.checked(config, fields)
   checks.files(c)
   run_directory.check(path, c)

@@ -75,8 +75,8 @@ def test_matches_numpy(level, old_BT, sampler_BT, mask_BT):
   # Masked positions may hold anything, and rows do not mix.
   hidden = *(np.where(mask_BT, x, np.nan) for x in inputs[:2]), mask_BT
   same(call(corrections.truncate, *hidden, high=1.7, **same_as), truncated)
-  turned = (x[::-1] for x in inputs)
-  back = call(corrections.two_sided, *turned, **bounds, **same_as)
+  reversed_inputs = (x[::-1] for x in inputs)
+  back = call(corrections.two_sided, *reversed_inputs, **bounds, **same_as)
   same(back[::-1], inside)
   agreed = call(corrections.truncate, old_BT, old_BT, mask_BT, **same_as)
   same(agreed, mask_BT)

@@ -48,16 +48,16 @@ class Faulty(Echo):
 
   number = 0
   lock = threading.Lock()
-  ways = ("raise", "hang", "nan", "shape", "fine")
+  faults = ("raise", "hang", "nan", "shape", "fine")
 
   def reset(self, row, rng):
     with Faulty.lock:
       Faulty.number += 1
-      self.way = self.ways[Faulty.number % 5]
+      self.fault = self.faults[Faulty.number % 5]
     return super().reset(row, rng)
 
   def step(self, response):
-    match self.way:
+    match self.fault:
       case "raise":
         raise ZeroDivisionError(response)
       case "hang":
@@ -79,7 +79,7 @@ def test_a_failure_costs_one_trajectory():
   assert found.episodes.failures == failed_B.sum() > 0
   for b, environment in enumerate(found.made):
     started = found.episodes._turns_B[b] > 0
-    assert failed_B[b] == (environment.way != "fine" and started), b
+    assert failed_B[b] == (environment.fault != "fine" and started), b
   assert len(shown) == 1 and "the environment Faulty failed" in shown[0]
   fine = play(environments(Echo), max_tokens=40).rollouts
   for b in np.flatnonzero(~failed_B):

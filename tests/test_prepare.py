@@ -252,7 +252,7 @@ def test_ways_of_asking(make, tmp_path):
     for row in rows(run(c, tmp_path)):
       asked.setdefault(row.answer, set()).add(row.prompt)
   assert all(len(x) == 1 for x in asked.values())
-  ways = collections.Counter(
+  counts = collections.Counter(
       templates.PARAPHRASES.index(
           x.pop().replace(
               f"What is {int(answer) - 1} and one more?", "{question}"
@@ -260,7 +260,7 @@ def test_ways_of_asking(make, tmp_path):
       )
       for answer, x in asked.items()
   )
-  assert ways.keys() == {0, 1, 2} and min(ways.values()) >= 10
+  assert counts.keys() == {0, 1, 2} and min(counts.values()) >= 10
 
 
 # --- contamination -----------------------------------------------------------

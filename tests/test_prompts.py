@@ -131,14 +131,14 @@ def test_a_template_of_the_user(own, tok):
   text = render("1+1?", tok, "own_prompts:turns", chat=True, system="Unused.")
   assert text.startswith("<|s|>system\nTwo words.<|e|>\n<|s|>user\n1+1?<|e|>")
   template = templates.choose("own_prompts:turns", "math")
-  told = dict(role="system", content="Be terse.")
+  instruction = dict(role="system", content="Be terse.")
   before = [
       dict(role="user", content="0?"),
       dict(role="assistant", content="0"),
   ]
   for earlier, system in (
       (before, "Two words."),
-      ([told, *before], "Be terse."),
+      ([instruction, *before], "Be terse."),
   ):
     turns = templates.messages("1+1?", template, "Unused.", earlier)
     assert [x["role"] for x in turns] == ["system", "user", "assistant", "user"]

@@ -54,7 +54,7 @@ def test_parts_by_hand():
   """Qwen2.5-0.5B: 24 layers, 2 heads of 64 keys and as many values."""
   path, count = "recipes/gsm8k_0_5b", 494_032_768
   cfg, size = sized(path)
-  assert size.held["optimizer state"] == 8 * count
+  assert size.resident["optimizer state"] == 8 * count
   assert size.rollout["weights of the sampler"] == 2 * count
   length = -(-(384 + 1024) // 128) * 128
   token = 24 * 2 * 2 * 64 * 2
@@ -64,15 +64,15 @@ def test_parts_by_hand():
   int8 = sized(path, rollout__cache="int8")[1].rollout["key/value cache"]
   assert int8 == 256 * length * token * (1 + 4 / 64) / 2
   offload = sized(path, optimizer__offload=True)[1]
-  assert offload.held["optimizer state"] == 0
+  assert offload.resident["optimizer state"] == 0
   assert offload.update_peak < size.update_peak - 7 * count
   ahead = sized(path, rl__staleness=3)[1]
   assert ahead.rollout_peak == size.rollout_peak + 3 * 2 * count
   factors = sized(path, lora__rank=8)[1]
-  assert factors.held["optimizer state"] < 0.02 * 8 * count
-  assert factors.held["parameters"] > 2 * count
+  assert factors.resident["optimizer state"] < 0.02 * 8 * count
+  assert factors.resident["parameters"] > 2 * count
   critic = sized(path, advantage__name="gae")[1]
-  assert critic.held["critic, with the same three"] == pytest.approx(
+  assert critic.resident["critic, with the same three"] == pytest.approx(
       16 * count, rel=1e-3
   )
 
@@ -100,8 +100,8 @@ def test_formulas_are_those_of_programs_compiled_for_tpu():
       low = formula.bytes_of(table, where, 2, gathered=True)
       tokens = aot.ROWS // 2 * aot.LENGTH
       saved, transient = formula.activations(cfg, where, tokens)
-      held = 1 if "offload" in x["program"] else 3
-      estimate = (held + formula.GRADIENT_COPIES) * fp32 + low + saved
+      copies = 1 if "offload" in x["program"] else 3
+      estimate = (copies + formula.GRADIENT_COPIES) * fp32 + low + saved
       estimate += max(transient, formula.logit_bytes(cfg, where, tokens))
     peak = x["arguments"] + x["temporary"] + x["outputs"] - x["aliased"]
     assert estimate == pytest.approx(peak, rel=0.1), x["program"]

@@ -81,14 +81,14 @@ def bootstrap_truncated(
   is unknown. Without a critic, the best estimate is the mean of the finished
   responses to the same prompt (0 if there are none).
   """
-  # Rewards that are not known are no part of the mean.
-  known_B = ~truncated_B & jnp.isfinite(rewards_B)
+  # Unfinished responses and failed rewards are no part of the mean.
+  finished_B = ~truncated_B & jnp.isfinite(rewards_B)
   # The mean as a distance from the best reward: the mean of equal rewards is
   # then exactly that reward, and rounding does not become a signal.
-  best_B = group_max(jnp.where(known_B, rewards_B, -jnp.inf), groups_B)
-  count_B = group_sum(known_B.astype(rewards_B.dtype), groups_B)
+  best_B = group_max(jnp.where(finished_B, rewards_B, -jnp.inf), groups_B)
+  count_B = group_sum(finished_B.astype(rewards_B.dtype), groups_B)
   best_B = jnp.where(count_B > 0, best_B, 0)
-  below_B = group_sum(jnp.where(known_B, rewards_B - best_B, 0), groups_B)
+  below_B = group_sum(jnp.where(finished_B, rewards_B - best_B, 0), groups_B)
   mean_B = best_B + below_B / jnp.maximum(count_B, 1)
   return jnp.where(truncated_B, mean_B, rewards_B)
 

@@ -199,8 +199,8 @@ def assignments(text: str) -> dict[str, str]:
   items = [x.strip() for x in text.split(",")]
   pairs = [x.rpartition("=")[::2] if "=" in x else ("", x) for x in items]
   out = {key.strip(): value.strip() for key, value in pairs}
-  whole = all(out.values()) and len(out) == len(items)
-  if not whole or any(x.startswith("=") for x in items):
+  complete = all(out.values()) and len(out) == len(items)
+  if not complete or any(x.startswith("=") for x in items):
     raise DataError(f"{text!r} is not of the form 'math=plain,code=plain'")
   return out
 

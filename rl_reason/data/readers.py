@@ -66,8 +66,8 @@ def _csv(path) -> Numbered:
     if len(set(header)) < len(header):
       raise ValueError("the header has the same column twice")
     for number, row in enumerate(rows, 1):
-      whole = None not in row and None not in row.values()
-      yield number, row if whole else None  # other cells than the header
+      fits = None not in row and None not in row.values()
+      yield number, row if fits else None  # other cells than the header
 
 
 def _parquet(path) -> Numbered:

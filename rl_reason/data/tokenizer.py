@@ -130,18 +130,18 @@ class Detokenizer:
   def add(self, token: int, last: bool = False) -> str:
     """The text that a token adds; of the last one, all that is left."""
     self._ids.append(token)
-    whole = self.text(self._ids)
+    decoded = self.text(self._ids)
     # A replacement character stands for bytes that may still be completed; no
     # letter has more than 4 bytes.
-    open_bytes = whole.endswith("\ufffd") and len(self._ids) - self._done < 4
-    return "" if open_bytes and not last else self._take(whole)
+    open_bytes = decoded.endswith("\ufffd") and len(self._ids) - self._done < 4
+    return "" if open_bytes and not last else self._take(decoded)
 
   def rest(self) -> str:
     """The text of tokens that no other token completes."""
     return self._take(self.text(self._ids))
 
-  def _take(self, whole: str) -> str:
-    out = whole[len(self.text(self._ids[: self._done])) :]
+  def _take(self, decoded: str) -> str:
+    out = decoded[len(self.text(self._ids[: self._done])) :]
     self._ids = self._ids[self._done :]
     self._done = len(self._ids)
     return out

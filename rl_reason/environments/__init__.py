@@ -49,7 +49,7 @@ def find(name: str, task: Any) -> Callable[[], Environment] | None:
   """
   if name:
     source = functions.load(tasks.NAMES.get(name, name))
-    make = tasks.maker(source)
+    make = tasks.environment_factory(source)
     if make is None:
       raise ValueError("has no method step")
   else:

@@ -239,14 +239,14 @@ def respond(
     ]
     # Keep the first response to some prompts for samples.jsonl.
     first_N = np.arange(len(part)) * group_size
-    some = first_N[: num_lines - len(lines)].tolist()
+    shown = first_N[: num_lines - len(lines)].tolist()
     lines += samples.lines(
         tok,
         rollouts,
         part,
         texts_B,
         correct_B,
-        some,
+        shown,
         is_verified=functools.partial(tasks.has_verifier, task),
         **(dict(reward=rewards_B[-1]) if rewards_B else {}),
     )

@@ -171,10 +171,10 @@ def _sample(
       session.task,
   )
   # The last batch is filled up, so that one program serves all.
-  more = [rows[0]] * (g.batch - len(rows))
+  padding = [rows[0]] * (g.batch - len(rows))
   prompts = pipelines.pack_prompts(
       tok,
-      [row.prompt for row in [*rows, *more]],
+      [row.prompt for row in [*rows, *padding]],
       range(ids.start, ids.start + g.batch),
       c.rollout.max_prompt,
   )
@@ -189,7 +189,7 @@ def _sample(
           cache=c.rollout.cache,
       )
   )
-  all_rows, count = [*rows, *more], len(rows) * g.samples
+  all_rows, count = [*rows, *padding], len(rows) * g.samples
   rewards_B, unrewarded = _function_rewards(
       session, rewards, rollouts, all_rows, count
   )

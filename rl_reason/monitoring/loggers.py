@@ -334,7 +334,7 @@ class Writer:
 
 def writers(
     text: str,
-    more: tuple[Any, ...],
+    objects: tuple[Any, ...],
     workdir: pathlib.Path,
     fields: Mapping[str, Any],
     say: Callable[[str], None],
@@ -343,22 +343,22 @@ def writers(
 
   Args:
     text: config.log.loggers.
-    more: further loggers, as objects or functions.
+    objects: further loggers, as objects or functions.
     workdir: of the run.
     fields: the flat config.
     say: prints a line.
 
   Raises:
-    ValueError: one of `more` is no logger.
+    ValueError: one of `objects` is no logger.
   """
-  makers: list[tuple[str, Callable[[], Logger]]] = []
+  factories: list[tuple[str, Callable[[], Logger]]] = []
   for name in names(text):
     if ":" in name:
       found = functools.partial(as_logger, functions.load(name))
     else:
       found = functools.partial(NAMED[name][0], workdir, fields)
-    makers.append((name, found))
-  for own in more:
+    factories.append((name, found))
+  for own in objects:
     require_logger(own)
-    makers.append(("of the caller", functools.partial(as_logger, own)))
-  return [Writer(name, make, say) for name, make in makers]
+    factories.append(("of the caller", functools.partial(as_logger, own)))
+  return [Writer(name, make, say) for name, make in factories]

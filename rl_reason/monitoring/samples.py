@@ -152,8 +152,8 @@ class SampleLog:
     """
     self._extremes[step] = {}
 
-    def sample_round(*more: Any) -> Experience:
-      rows = collect(*args, *more)
+    def sample_round(*round_args: Any) -> Experience:
+      rows = collect(*args, *round_args)
       self.keep_extremes(step, rows)
       return rows
 
@@ -280,12 +280,12 @@ class SampleLog:
       count: int,
   ) -> list[dict]:
     """The lines of one group; `count` of them with numbers of each token."""
-    some = jax.tree.map(lambda x: x[index], rows)
+    group = jax.tree.map(lambda x: x[index], rows)
     values = {k: np.asarray(x)[index] for k, x in arrays.items()}
-    if some.turns is not None:
-      values["turn"] = some.turns.numbers_BT
-      values["turn_reward"] = some.turns.rewards_BT
-    rollouts = some.rollouts
+    if group.turns is not None:
+      values["turn"] = group.turns.numbers_BT
+      values["turn_reward"] = group.turns.rewards_BT
+    rollouts = group.rollouts
     prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
     texts = tokenizer.decode(
         self._tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
@@ -303,7 +303,7 @@ class SampleLog:
             rollouts,
             [self._row_of(prompt_id)],
             texts,
-            some.correct_B,
+            group.correct_B,
             range(len(index)),
             detailed={int(by_reward[round(i)]) for i in at},
             is_verified=self._is_verified,
@@ -311,7 +311,7 @@ class SampleLog:
         )
     ]
 
-  def _show(self, step: int, some: list[dict]) -> None:
+  def _show(self, step: int, groups: list[dict]) -> None:
     """Shows a response of some groups on the screen."""
     self._display.table(
         f"responses at step {step}",
@@ -323,7 +323,7 @@ class SampleLog:
                 VERDICTS[line["correct"]],
                 "none" if line["reward"] is None else f"{line['reward']:+.2f}",
             ]
-            for line in some[:3]
+            for line in groups[:3]
         ],
     )
 

@@ -40,7 +40,7 @@ class Sign(NamedTuple):
     cause: the likely one.
     remedy: with the fields to change.
     ends: steps in a row with this sign end the run, as steps without an update.
-    whole: `seen` takes all lines of a run; asked after an evaluation.
+    all_lines: `seen` takes all lines of a run; asked after an evaluation.
   """
 
   name: str
@@ -49,7 +49,7 @@ class Sign(NamedTuple):
   cause: str
   remedy: str
   ends: bool = False
-  whole: bool = False
+  all_lines: bool = False
 
   @property
   def metric(self) -> str:
@@ -237,11 +237,18 @@ def _no_signal(steps, fields):
   if "train/no_signal" in x:
     few = same >= 0.9 and size > 1  # a group of one has no spread
     return f"{same:.0%} of the groups have equal rewards" * few
-  wrong, right = (number(x, f"train/all_{y}") for y in ("incorrect", "correct"))
+  incorrect, correct = (
+      number(x, f"train/all_{y}") for y in ("incorrect", "correct")
+  )
   # The responses of a group of one are always all correct or all incorrect.
-  if wrong + right < 0.9 or (size == 1 and max(wrong, right) < 0.98):
+  if incorrect + correct < 0.9 or (
+      size == 1 and max(incorrect, correct) < 0.98
+  ):
     return ""
-  return f"{wrong:.0%} of the groups are all incorrect, {right:.0%} all correct"
+  return (
+      f"{incorrect:.0%} of the groups are all incorrect, {correct:.0%} all"
+      " correct"
+  )
 
 
 def _incomplete(steps, fields):
@@ -307,7 +314,7 @@ def found(steps: Steps, fields: Fields) -> list[tuple[Sign, str]]:
       newest with the numbers under `SIGN`, if they are known.
     fields: the flat config.
   """
-  known = [(x, x.seen(steps, fields)) for x in TABLE if not x.whole]
+  known = [(x, x.seen(steps, fields)) for x in TABLE if not x.all_lines]
   return [(sign, sign.text(seen, fields)) for sign, seen in known if seen]
 
 

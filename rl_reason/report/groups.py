@@ -78,17 +78,17 @@ def groups(
   steps = thin(list(dict.fromkeys(key[:2] for key in found)), MAX_STEPS)
   keys = [key for key in found if key[:2] in set(steps)]
   keys = thin(keys, MAX_GROUPS)
-  whole = [g for key in keys if (g := _group(read(path, found[key])))]
-  short = [_shortened(group) for group in whole]
+  full = [g for key in keys if (g := _group(read(path, found[key])))]
+  short = [_shortened(group) for group in full]
   sizes = [_size(group) for group in short]
   kept = _fitting(sizes, budget)  # without their middles
   # The middles of as many as fit, the newest first.
   room = budget - sum(sizes[i] for i in kept)
   shown = {i: short[i] for i in kept}
   for i in reversed(kept):
-    more = _size(whole[i]) - sizes[i]
-    if more <= room:
-      shown[i], room = whole[i], room - more
+    middle = _size(full[i]) - sizes[i]
+    if middle <= room:
+      shown[i], room = full[i], room - middle
   out = [shown[i] for i in kept]
   notes = []
   if len(out) < len(found):

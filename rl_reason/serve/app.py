@@ -132,10 +132,10 @@ class Server:
     for index, response in enumerate(run.responses):
       text, ids = prompts[index // body.n]
       echoed, scores = (ids if body.echo else ()), None
-      whole = (*ids, *response.ids)
+      all_ids = (*ids, *response.ids)
       if body.logprobs is not None and (body.echo or alternatives):
-        if len(whole) > 1:
-          future = self._engine.score(whole, body.temperature)
+        if len(all_ids) > 1:
+          future = self._engine.score(all_ids, body.temperature)
           scores = await asyncio.wrap_future(future)
       listed = None
       if body.logprobs is not None:

@@ -66,9 +66,9 @@ class Response:
 
   def take(self) -> str:
     """Text that was not taken before, and cannot be part of a stop string."""
-    held = 0
+    pending = 0
     if not self.finish:
       ends = (x[:n] for x in self._stop for n in range(1, len(x)))
-      held = max((len(x) for x in ends if self.text.endswith(x)), default=0)
-    first, self._sent = self._sent, max(self._sent, len(self.text) - held)
+      pending = max((len(x) for x in ends if self.text.endswith(x)), default=0)
+    first, self._sent = self._sent, max(self._sent, len(self.text) - pending)
     return self.text[first : self._sent]

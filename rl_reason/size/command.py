@@ -50,10 +50,10 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   _show(display, size, update, rollout, source)
 
   # The formula, scaled to what was compiled.
-  held = sum(size.held.values())
+  resident = sum(size.resident.values())
 
-  def scaled(peak: int, whole: int, part: int) -> float:
-    return held + (peak - held) * part / whole
+  def scaled(peak: int, total: int, part: int) -> float:
+    return resident + (peak - resident) * part / total
 
   def budget_fits(rows: int) -> bool:
     budget = rows * (config.rollout.max_prompt + config.rollout.max_tokens)
@@ -99,18 +99,20 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
 def measured(
     session: Session, size: formula.Size, display: Display
 ) -> tuple[int, int]:
-  """Peaks of update and rollout, with what is held beside their programs."""
+  """Peaks of update and rollout, with what is resident beside them."""
   display.doing("compiling the update")
   program, (state, *rest) = compiled.update(session)
-  beside = sum(size.held.values()) - size.held["parameters"]
-  beside -= size.held["optimizer state"]
+  beside = sum(size.resident.values()) - size.resident["parameters"]
+  beside -= size.resident["optimizer state"]
   update = compiled.peak(program) + beside
   display.doing("compiling the sampler")
   peaks = [compiled.peak(x) for x, _ in compiled.rollout(session)]
-  held = sum(size.held.values())
+  resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
-    held -= size.held["parameters"]  # the sampler reads them as they are
-  return update, held + max(peaks)
+    resident -= size.resident[
+        "parameters"
+    ]  # the sampler reads them as they are
+  return update, resident + max(peaks)
 
 
 def _mesh(config, devices: int):
@@ -130,7 +132,7 @@ def _session(config, cfg, value: critic.CriticConfig, mesh, display) -> Session:
 def _show(display, size, update: int, rollout: int, source: str) -> None:
   rows = []
   for phase, parts in (
-      ("always", size.held),
+      ("always", size.resident),
       ("update", size.update),
       ("rollout", size.rollout),
   ):

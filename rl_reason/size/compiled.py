@@ -60,9 +60,9 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
     where = sharding.sharding(mesh, *axes)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-  def by_row(dtype, *more):
-    axes = (None, "batch", *(None for _ in more))
-    return array((count, rows, *more), dtype, *axes)
+  def by_row(dtype, *sizes):
+    axes = (None, "batch", *(None for _ in sizes))
+    return array((count, rows, *sizes), dtype, *axes)
 
   batch = abstract_batch(by_row, length)
   shape = count, micro, packed_rows, c.rollout.max_prompt + length

@@ -32,24 +32,24 @@ class Size(NamedTuple):
   """Bytes per device.
 
   Attributes:
-    held: what is there in every phase of a step, by name.
+    resident: what is in memory in every phase of a step, by name.
     update: what the update adds, by name.
     rollout: what sampling adds, by name.
   """
 
-  held: Mapping[str, int]
+  resident: Mapping[str, int]
   update: Mapping[str, int]
   rollout: Mapping[str, int]
 
   @property
   def update_peak(self) -> int:
     """Bytes while the policy is updated."""
-    return sum(self.held.values()) + sum(self.update.values())
+    return sum(self.resident.values()) + sum(self.update.values())
 
   @property
   def rollout_peak(self) -> int:
     """Bytes while responses are sampled."""
-    return sum(self.held.values()) + sum(self.rollout.values())
+    return sum(self.resident.values()) + sum(self.rollout.values())
 
 
 def estimate(
@@ -85,7 +85,7 @@ def estimate(
   # the place of the activations and of copies of the gradients.
   moments = 2 * fp32 if c.optimizer.name == "adamw" else 0
   on_device = 0 if c.optimizer.offload else moments
-  held = {
+  resident = {
       "parameters": fp32 + base,
       "initial parameters": fp32,
       "optimizer state": on_device,
@@ -94,7 +94,7 @@ def estimate(
   if config_lib.has_critic(c):
     value = bytes_of(critic.table(critic_cfg), mesh)
     factor = on_device // fp32  # moments for each parameter
-    held["critic, with the same three"] = (2 + factor) * value
+    resident["critic, with the same three"] = (2 + factor) * value
     trained = max(fp32, value)
 
   # The update of one micro-batch.
@@ -118,7 +118,7 @@ def estimate(
   size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[r.weights]
   weights = bytes_of(sampler_weights.table(cfg, r.weights), mesh, size)
   if c.rl.staleness and not c.mesh.rollout:
-    held["copies for batches ahead"] = c.rl.staleness * weights
+    resident["copies for batches ahead"] = c.rl.staleness * weights
   same = r.weights == "same" and cfg.dtype == "float32"
   if same and not gathered:
     weights = 0
@@ -135,7 +135,7 @@ def estimate(
       ),
       "sampler, temporary": decode_bytes(cfg, mesh, rows // shards),
   }
-  return Size(held, update, rollout)
+  return Size(resident, update, rollout)
 
 
 def itemsize(cfg: decoder.ModelConfig) -> int:
@@ -180,7 +180,9 @@ def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   # Between layers the stream of chunks is split over tensor, too; keys and
   # values of whole rows are those of all chunks.
   kept = stream // parts if chunks > 1 else stream
-  whole = 2 * cfg.kv_heads * cfg.head_dim // parts * chunks if chunks > 1 else 0
+  gathered = (
+      2 * cfg.kv_heads * cfg.head_dim // parts * chunks if chunks > 1 else 0
+  )
   dots = (heads + queries + 2 * mlp + 2 * cfg.width) * size
   beside = {
       "dots": dots,
@@ -190,7 +192,7 @@ def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   if cfg.remat == "sqrt":  # of all groups, and of the layers of one
     groups = decoder.layer_groups(layers)
     layers = groups + layers // groups
-  transient = (4 * mlp + 4 * queries + whole) * size + 4 * stream + 2 * norms
+  transient = (4 * mlp + 4 * queries + gathered) * size + 4 * stream + 2 * norms
   hidden = 3 * stream  # of the last layer, in the order of the chunks
   return tokens * (layers * saved + hidden), tokens * transient
 

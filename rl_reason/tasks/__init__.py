@@ -129,7 +129,7 @@ class Task:
   """
 
   def __init__(self, name: str, source: Any, show: Show | None = None):
-    self.environment = maker(source)
+    self.environment = environment_factory(source)
     source = source() if isinstance(source, type) else source
     default = string.ascii_letters + string.digits + string.punctuation + " \n"
     self.ALPHABET = getattr(source, "ALPHABET", default)
@@ -229,7 +229,7 @@ def get(name: str, show: Show | None = None) -> Any:
   return Task(name, source, show)
 
 
-def maker(source: Any) -> Callable[[], Any] | None:
+def environment_factory(source: Any) -> Callable[[], Any] | None:
   """Makes environments, by a class or by copies; None without `step`."""
   if not callable(getattr(source, "step", None)):
     return None

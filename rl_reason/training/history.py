@@ -31,15 +31,15 @@ class History:
 
 def from_rows(rows: Experience, rewards_B: Array) -> History:
   """A batch as history; padding and failed rewards are empty places."""
-  rollouts, known_B = rows.rollouts, np.isfinite(rewards_B)
-  mask_BT = rollouts.mask_BT & known_B[:, None]
+  rollouts, graded_B = rows.rollouts, np.isfinite(rewards_B)
+  mask_BT = rollouts.mask_BT & graded_B[:, None]
   return History(
       tokens_HL=rollouts.tokens_BL,
       start_H=rollouts.start_B,
       mask_HT=mask_BT,
       logps_HT=np.where(mask_BT, rows.old_logps_BT, 0),
-      rewards_H=np.where(known_B, rewards_B, 0),
-      problems_H=np.where((rows.age_B >= 0) & known_B, rows.problems_B, -1),
+      rewards_H=np.where(graded_B, rewards_B, 0),
+      problems_H=np.where((rows.age_B >= 0) & graded_B, rows.problems_B, -1),
   )
 
 

@@ -14,7 +14,7 @@ def other_checkpoint(
     field: str,
     path: str | pathlib.Path,
     equal: tuple[str, ...],
-    maker: str,
+    command: str,
 ) -> tuple[Checkpoints, int]:
   """The checkpoints that another run wrote, and the newest complete step.
 
@@ -23,7 +23,7 @@ def other_checkpoint(
     field: the config field that names the other run, for messages.
     path: directory of the checkpoints.
     equal: prefixes of the fields that must agree in both configs.
-    maker: the command that makes such a checkpoint.
+    command: the one that makes such a checkpoint.
 
   Raises:
     RunError: there is none, or a field differs.
@@ -32,7 +32,7 @@ def other_checkpoint(
   step = checkpoints.newest(session.display.say)
   if step is None:
     raise RunError(
-        f"{field} = {path}: holds no complete checkpoint; {maker} writes one"
+        f"{field} = {path}: holds no complete checkpoint; {command} writes one"
     )
   here, there = config_lib.flat(session.config), checkpoints.host(step)
   require_equal(f"{field} = {path}", here, there["config"], equal)

@@ -59,13 +59,13 @@ def fresh():
   ctypes.CDLL("libc.so.6").malloc_trim(0)
   return status("VmRSS")
 
-held = size.held["initial parameters"]
+resident = size.resident["initial parameters"]
 if part == "update":
   program, args = compiled.update(session)
   before = fresh()
   args = made(args)
   jax.block_until_ready(program(*args))
-  estimate = size.update_peak - held
+  estimate = size.update_peak - resident
   peak = compiled.peak(program)
 else:
   start, decode = compiled.rollout(session)
@@ -73,7 +73,7 @@ else:
   args = made(start[1])
   queue, slots = jax.block_until_ready(start[0](*args))
   jax.block_until_ready(decode[0](args[0], queue, slots))
-  estimate = size.rollout_peak - held - size.held["optimizer state"]
+  estimate = size.rollout_peak - resident - size.resident["optimizer state"]
   peak = max(compiled.peak(x) for x, _ in (start, decode))
 print(json.dumps(dict(
     measured=status("VmHWM") - before, compiled=peak, formula=estimate,

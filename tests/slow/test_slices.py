@@ -58,9 +58,9 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   program, _ = compiled.update(session)
   abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names)
   size = formula.estimate(c, cfg, value, abstract)
-  held = size.held["initial parameters"]
+  resident = size.resident["initial parameters"]
   assert compiled.peak(program) == pytest.approx(
-      size.update_peak - held, rel=0.25
+      size.update_peak - resident, rel=0.25
   )
   sent = collectives.largest(program.as_text())
   assert any(x["kind"] == "all-gather" and x["calls"] > 1 for x in sent)
