@@ -1,0 +1,113 @@
+"""Do sampling and learning overlap? Time of a step on two virtual devices.
+
+  python -m bench.overlap            # 10 minutes on 2 quiet cores
+  python -m bench.overlap --table    # only the table, from JSON
+
+Runs of GRPO on the built-in task, from one SFT for each seed: one after the
+other, batches ahead on the same devices, and one device that samples while the
+other one learns. The rows alternate within a seed. Writes
+results/overlap.{json,md}.
+"""
+
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from bench import harness, tables
+from rl_reason.ablate import fresh_seeds
+from rl_reason.monitoring import metrics
+
+SEEDS = fresh_seeds("rl_reason overlap", 3)
+STEPS, WARMUP = 16, 4  # programs are compiled in the first steps
+ROWS = {
+    "S = 0: sampling, then learning": {},
+    "S = 1, the same two devices": {"rl.staleness": 1},
+    "S = 1, one samples, one learns": {"rl.staleness": 1, "mesh.rollout": 1},
+}
+COMMON = {
+    "rl.steps": STEPS,
+    "rl.old_logps": "sampler",  # no forward pass of the policy that sampled
+    "evaluate.every": 0,
+    "evaluate.prompts": 8,
+    "evaluate.samples": 1,
+    "checkpoint.every": STEPS,
+    "log.loggers": "",
+}
+
+
+def train(workdir: pathlib.Path, fields: dict) -> list[dict]:
+  """Runs GRPO with two devices of one core each; its steps."""
+  flags = [f"--config.{name}={value}" for name, value in fields.items()]
+  command = [sys.executable, "-m", "rl_reason.main", "--config=configs/grpo.py"]
+  subprocess.run(
+      [*command, *flags, f"--workdir={workdir}"],
+      cwd=harness.ROOT,
+      env=os.environ | dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2"),
+      stdout=subprocess.DEVNULL,
+      check=True,
+  )
+  lines = metrics.read_jsonl(workdir / metrics.FILES[0])
+  return [x for x in lines if x["stage"] == "rl"][WARMUP:]
+
+
+def run() -> dict:
+  """Measures all rows with all seeds."""
+  load, rows = harness.load(), {name: [] for name in ROWS}
+  with tempfile.TemporaryDirectory() as scratch:
+    for seed in SEEDS:
+      sft = pathlib.Path(scratch, f"sft-{seed}")
+      common = COMMON | {"seed": seed}
+      train(sft, common | {"rl.steps": 0})
+      for i, (name, fields) in enumerate(ROWS.items()):
+        fields = common | fields | {"sft.reuse": sft}
+        found = train(pathlib.Path(scratch, f"{seed}-{i}"), fields)
+        keys = ("timing_s/step", "timing_s/wait", "perf/overlap")
+        rows[name].append(
+            {k: [x[k] for x in found if x.get(k) is not None] for k in keys}
+            | dict(seed=seed)
+        )
+        print(f"{seed}: {name}", flush=True)
+  return dict(rows=rows, environment=harness.environment(load))
+
+
+def page(result: dict) -> list[str]:
+  """Returns the table in Markdown."""
+  rows = result["rows"]
+  first = _medians(next(iter(rows.values())), "timing_s/step")
+  out = [
+      "# Sampling beside learning, on two virtual devices",
+      "",
+      *tables.busy(result["environment"]),
+      f"Made by `python -m bench.overlap`: GRPO on the built-in task, {STEPS}"
+      f" steps, the first {WARMUP} left out; medians over steps, then mean"
+      " (least to most) over seeds"
+      f" {', '.join(str(x['seed']) for x in next(iter(rows.values())))}. Two"
+      " virtual devices share the cores of one machine, which both phases fill:"
+      " little is to be gained but the work of the host.",
+      "",
+      "| | seconds of a step | speed | both work |",
+      "|---|---|---|---|",
+  ]
+  for name, seeds in rows.items():
+    seconds = _medians(seeds, "timing_s/step")
+    speed = [a / b for a, b in zip(first, seconds, strict=True)]
+    both = _medians(seeds, "perf/overlap")
+    cells = _spread(seconds, ".2f"), _spread(speed, ".2f"), _spread(both, ".0%")
+    out.append(f"| {name} | {' | '.join(cells)} |")
+  return [*out, "", *tables.footer(result)]
+
+
+def _medians(seeds: list[dict], name: str) -> list[float]:
+  return [statistics.median(x[name] or [0.0]) for x in seeds]
+
+
+def _spread(values: list[float], form: str) -> str:
+  mean = statistics.mean(values)
+  return f"{mean:{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+if __name__ == "__main__":
+  harness.main(__doc__, "overlap", run, page, lambda result: None)
