@@ -11,8 +11,9 @@ Steps:
            `gcloud compute tpus queued-resources describe`)
   install  copies the last commit of this checkout to all workers and installs
            it with the extra [tpu]
-  run      runs rl_reason.main --distributed with the flags on all workers; the
-           same command again resumes from the last checkpoint
+  run      runs rl_reason.main --distributed with the flags on all workers, and
+           again where a worker was stopped or lost (launch/resume.sh); the same
+           command again resumes from the last checkpoint
   delete   deletes the TPU and, with QUEUED=1, its queued resource
 
   export TPU=rl ZONE=us-east5-a TYPE=v6e-8 VERSION=v2-alpha-tpuv6e
@@ -28,6 +29,7 @@ Environment:
   PROJECT    default: the project of gcloud's configuration
   QUEUED=1   create and delete through a queued resource of the same name
   SPOT=1     create spot capacity: cheaper, but preemptible
+  RESTARTS   of run, at most; default 10
   DRY_RUN=1  print the commands without running them
 
 With several workers, --workdir must be a directory that all of them mount. The
@@ -79,7 +81,8 @@ python3 -m uv pip install --quiet -e ".[tpu]"'
   ;;
 run)
   printf -v flags ' %q' --distributed "$@"
-  on_workers "cd rl_reason && .venv/bin/python -m rl_reason.main$flags"
+  again="RESTARTS=${RESTARTS:-10} launch/resume.sh"
+  on_workers "cd rl_reason && $again .venv/bin/python -m rl_reason.main$flags"
   ;;
 delete)
   if [[ ${QUEUED-} == 1 ]]; then

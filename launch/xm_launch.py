@@ -33,6 +33,9 @@ except ImportError:
   xm = None
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Of a run, which starts again where it was stopped or lost.
+COMMAND = [str(ROOT / "launch" / "resume.sh"), sys.executable]
+COMMAND += ["-m", "rl_reason.main"]
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "config file, e.g. configs/dapo.py or configs/dapo.py:smoke"
@@ -59,8 +62,8 @@ async def launch(title: str, runs: list[dict]) -> None:
     [executable] = experiment.package(
         [
             xm.binary(
-                path=sys.executable,
-                args=["-m", "rl_reason.main"],
+                path=COMMAND[0],
+                args=COMMAND[1:],
                 executor_spec=executor.Spec(),
             )
         ]
@@ -92,8 +95,7 @@ def main(rest: list[str]) -> int:
     print(f"config error: {e}", file=sys.stderr)
     return 2
   if _DRY_RUN.value:
-    command = [sys.executable, "-m", "rl_reason.main"]
-    print("\n".join(shlex.join(command + sweep.argv(args)) for args in runs))
+    print("\n".join(shlex.join(COMMAND + sweep.argv(args)) for args in runs))
     return 0
   try:
     asyncio.run(launch(f"rl_reason {_CONFIG.value}", runs))

@@ -166,9 +166,11 @@ def stages(
       screen.say(f"rollout {what}")
     if config.model.remat == "auto":
       automatic.fill_in(config, workdir, mesh, screen.say)
-    workdir.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0 and stage in (*TRAINS, "prepare"):
-      lock = run_directory.lock(workdir, screen.say)
+    # A run may be trained while samples of its checkpoints are written.
+    written = workdir / "generated" if stage == "generate" else workdir
+    written.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
+      lock = run_directory.lock(written, screen.say)
       cleanup.callback(lock.close)
     run_directory.record(config, source and source.path)
     if stage == "prepare":

@@ -1,10 +1,12 @@
 """Launchers: the commands that they would run, and the mistakes they name."""
 
+import contextlib
 import os
 import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -17,7 +19,7 @@ from rl_reason import config, main
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = [
     *["launch/local.sh", "launch/tpu_vm.sh", "launch/xpk.sh"],
-    "launch/slurm.sbatch",
+    *["launch/slurm.sbatch", "launch/resume.sh"],
 ]
 DAPO = "--config=configs/dapo.py"
 FLAGS = [DAPO + ":smoke", "--config.task.difficulties=(2, 3)"]
@@ -115,10 +117,45 @@ def test_tpu_runs_the_flags_on_all_workers(accepts):
   assert command[-1] == "--zone=z"
   remote = shlex.split(command[7].removeprefix("--command="))
   assert remote[3:] == [
+      *["RESTARTS=10", "launch/resume.sh"],
       *[".venv/bin/python", "-m", "rl_reason.main", "--distributed"],
       *FLAGS,
   ]
   accepts(remote)
+
+
+@pytest.mark.parametrize(
+    ("codes", "starts", "code"),
+    [
+        ("143 175 0 0", 3, 0),
+        ("175 1 0 0", 2, 1),
+        ("175 175 143 0", 3, 143),  # two restarts at most
+    ],
+)
+def test_a_run_that_can_resume_starts_again(tmp_path, codes, starts, code):
+  (tmp_path / "codes").write_text(codes.replace(" ", "\n") + "\n")
+  once = "n=$(wc -l < seen); echo >> seen; exit $(sed -n $((n + 1))p codes)"
+  (tmp_path / "seen").touch()
+  again = str(ROOT / "launch" / "resume.sh")
+  flags = dict(code=code, cwd=tmp_path, RESTARTS="2", PAUSE="0")
+  run(again, "bash", "-c", once, **flags)
+  assert (tmp_path / "seen").read_text().count("\n") == starts
+
+
+def test_a_signal_to_the_script_stops_the_run_for_good(tmp_path):
+  once = "trap 'echo saved; exit 143' TERM; echo runs; sleep 60 & wait"
+  process = subprocess.Popen(
+      [ROOT / "launch" / "resume.sh", "bash", "-c", once],
+      stdout=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+  )
+  assert process.stdout.readline() == "runs\n"
+  process.terminate()
+  assert process.stdout.readline() == "saved\n" and process.wait(30) == 143
+  with contextlib.suppress(ProcessLookupError):  # the sleep, if it had begun
+    os.killpg(process.pid, signal.SIGKILL)
+  process.stdout.close()
 
 
 def test_tpu_creates_installs_and_deletes():
@@ -267,7 +304,8 @@ def test_xm_sweeps_seeds_and_fields_that_are_set_twice():
       *[sys.executable, "launch/xm_launch.py"],
       *[DAPO, "--seeds=0,1", "--set=rl.steps=3", "--dry_run"],
   )
-  start = [sys.executable, "-m", "rl_reason.main", DAPO]
+  start = [str(ROOT / "launch" / "resume.sh"), sys.executable]
+  start += ["-m", "rl_reason.main", DAPO]
   assert [shlex.split(line) for line in lines] == [
       [*start, f"--config.seed={seed}", "--config.rl.steps=3"]
       for seed in (0, 1)

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import checks, config, dependencies
+from rl_reason import checks, config, dependencies, run
 from rl_reason.checkpointing import run_directory
+from rl_reason.monitoring import display
 from rl_reason.structs import RunError
 from rl_reason.training import other_runs
 
@@ -182,6 +184,19 @@ def test_a_file_that_is_gone_has_no_content(files, tmp_path):
   assert run_directory.content(files, "critic.path") == ""
   shutil.rmtree(tmp_path / "here" / "old" / "checkpoints")
   assert run_directory.content(files, "sft.reuse") == ""
+
+
+def test_samples_are_written_by_one_run(tmp_path):
+  """Beside one that trains, but not beside another one that samples."""
+  c, place = checks.checked("dapo:smoke", {})[0], tmp_path / "generated"
+  place.mkdir()
+  flags = display.Display(False), threading.Event()
+  with (
+      run_directory.lock(tmp_path, print),
+      run_directory.lock(place, print),
+      pytest.raises(config.ConfigError, match="generated: another run writes"),
+  ):
+    run.stages(c, tmp_path, *flags, stage="generate")
 
 
 @pytest.mark.slow

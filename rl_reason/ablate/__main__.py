@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from rl_reason import ablate, config as config_lib
 from rl_reason.ablate import jobs
+from rl_reason.checkpointing import run_directory
 from rl_reason.config import ConfigError
 
 
@@ -101,12 +102,15 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
       compare.save(data, out)
     return data
 
+  own = folder / name
+  own.mkdir(parents=True, exist_ok=True)
   failed = jobs.run(
       [job for job in plan if job.row in rows],
       stop,
       parallel=flags.jobs,
       main=child,
       on_finished=save,
+      held=run_directory.lock(own, jobs.say),
   )
   for job in failed:
     jobs.say(f"FAILED: {job}")

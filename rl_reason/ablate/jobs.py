@@ -14,11 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rl_reason import config as config_lib, dependencies
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
+# Becomes a command that is asked to end when the process of this id, which
+# starts it, is killed. PR_SET_PDEATHSIG outlives exec.
+WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+  os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Job(NamedTuple):
@@ -68,6 +76,7 @@ def run(
     main: Sequence[str] = MAIN,
     on_finished: Callable[[], Any] = lambda: None,
     devices: Sequence[str] = (),
+    held: IO[str] | None = None,
 ) -> list[str]:
   """Runs the unfinished rows in order, and the bases that they need.
 
@@ -75,7 +84,8 @@ def run(
   on its share of the cores and of the devices, indices of GPUs or TPU chips
   (see `divide`; () shows all of them to every process). `stop` ends them, and
   they save their state. `on_finished` is called after each row that ended
-  without an error.
+  without an error. `held` is a lock that the runs hold, too: it is free when
+  the last one has ended, and they are asked to end when this process is killed.
 
   Returns:
     names of the jobs that failed or whose base failed.
@@ -113,7 +123,7 @@ def run(
         say(f"{job.name}: not run, because its base failed")
       return False
     seen = environment | local.environment
-    good = not stop.is_set() and _run(job, stop, main, seen)
+    good = not stop.is_set() and _run(job, stop, main, seen, held)
     if good and job.row:
       with lock:
         on_finished()
@@ -191,21 +201,23 @@ def say(text: str) -> None:
   print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-def _run(job: Job, stop: threading.Event, main, environment) -> bool:
+def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
   """Runs one job to its end; returns whether it succeeded."""
   job.workdir.mkdir(parents=True, exist_ok=True)
   # A base that another row has started resumes with the config of that row.
   args = job.args if job.row else job.record().get("args", job.args)
   job.update_record(args=args, done=False)
   say(f"{job.name}: started")
+  guard = [sys.executable, "-IS", "-c", WITH_PARENT, str(os.getpid())]
   start, output = time.monotonic(), job.workdir / "output.txt"
   with output.open("a") as out:
     process = subprocess.Popen(
-        [*main, *args],
+        [*(guard if sys.platform == "linux" else []), *main, *args],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
         env=environment,
+        pass_fds=[held.fileno()] if held else [],
         process_group=0,  # Ctrl-C reaches it once, through `stop`
     )
   while process.poll() is None and not stop.wait(0.1):

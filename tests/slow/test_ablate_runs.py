@@ -13,7 +13,7 @@ from ablate_runs import SMOKE, fake_command, ladder, write_config
 from conftest import ROOT
 
 from rl_reason import ablate
-from rl_reason.ablate import compare, jobs
+from rl_reason.ablate import __main__ as command, compare, jobs
 from rl_reason.config import read
 
 pytestmark = pytest.mark.slow
@@ -77,8 +77,9 @@ def test_stop_ends_the_processes_gently(child, tmp_path):
   assert found[1].record()["seconds"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_command(child, tmp_path, number):
+@pytest.fixture
+def started(child, tmp_path):
+  """The arguments and the process of a command whose run waits."""
   config = write_config(
       tmp_path,
       f"""title="Clips", question="?", seeds=(1,), reference="low",
@@ -98,8 +99,29 @@ def test_a_signal_ends_the_command(child, tmp_path, number):
     if list(tmp_path.glob("clips/*/waits")):
       break
     time.sleep(0.05)
+  return argv, process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command(started, tmp_path, number):
+  _, process = started
   os.killpg(process.pid, number)  # as Ctrl-C does: all in the group
   out, _ = process.communicate(timeout=30)
   assert process.returncode == 143 and "low, seed 1: stopped" in out
   assert list(tmp_path.glob("clips/*/saved"))
   assert not (tmp_path / "clips.json").exists()  # no run has finished
+
+
+def test_a_killed_command_ends_its_runs(started, child, tmp_path, capsys):
+  argv, process = started
+  assert command.main(argv, child) == 2
+  assert "clips: another run writes to it (pid" in capsys.readouterr().err
+  process.kill()
+  process.wait()
+  for _ in range(600):
+    if list(tmp_path.glob("clips/*/saved")):
+      break
+    time.sleep(0.05)
+  else:
+    raise AssertionError("the run goes on")
+  process.communicate(timeout=30)  # the run held the pipe, or has ended

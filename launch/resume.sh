@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs a command again while it ends in a way from which it resumes.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: [NAME=value ...] launch/resume.sh COMMAND [argument ...]
+
+  launch/resume.sh python -m rl_reason.main --config=configs/dapo.py
+
+Exit codes 143 (stopped by a signal) and 175 (another process was lost) start it
+again, any other one ends it. A signal to this script stops the command for good.
+
+Environment:
+  RESTARTS  how many times; default 10
+  PAUSE     seconds before each, in which lost processes end; default 35
+END
+}
+case "${1-}" in -h | --help) usage; exit ;; esac
+if [[ $# == 0 ]]; then usage >&2; exit 2; fi
+
+stopped='' child=''
+trap 'stopped=1; kill -TERM $child 2>/dev/null || true' HUP INT TERM
+for ((left = ${RESTARTS:-10}; ; left--)); do
+  "$@" & child=$!
+  while true; do
+    status=0
+    wait "$child" || status=$?
+    # A signal interrupts `wait` only.
+    kill -0 "$child" 2>/dev/null || break
+  done
+  if [[ $stopped || $left -le 0 || ! $status =~ ^(143|175)$ ]]; then break; fi
+  echo "exit code $status: starts again, $left restarts are left" >&2
+  sleep "${PAUSE:-35}"
+done
+exit "$status"
