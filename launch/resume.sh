@@ -19,18 +19,19 @@ END
 case "${1-}" in -h | --help) usage; exit ;; esac
 if [[ $# == 0 ]]; then usage >&2; exit 2; fi
 
-stopped='' child=''
-trap 'stopped=1; kill -TERM $child 2>/dev/null || true' HUP INT TERM
+stopped=''
+trap 'stopped=1; kill -TERM "${!-}" 2>/dev/null || true' HUP INT TERM
 for ((left = ${RESTARTS:-10}; ; left--)); do
-  "$@" & child=$!
+  "$@" &
   while true; do
     status=0
-    wait "$child" || status=$?
+    wait "$!" || status=$?
     # A signal interrupts `wait` only.
-    kill -0 "$child" 2>/dev/null || break
+    kill -0 "$!" 2>/dev/null || break
   done
   if [[ $stopped || $left -le 0 || ! $status =~ ^(143|175)$ ]]; then break; fi
   echo "exit code $status: starts again, $left restarts are left" >&2
   sleep "${PAUSE:-35}"
+  if [[ $stopped ]]; then break; fi
 done
 exit "$status"
