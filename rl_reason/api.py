@@ -90,11 +90,13 @@ class Result:
     from rl_reason.data import pipelines, tokenizer
     from rl_reason.scale import sharding
     from rl_reason.scale.randomness import key
-    from rl_reason.session import num_shards
 
     s, slots = self.session, self.config.rollout.max_prompt
     # Rows are split over the devices: the last ones may be repetitions.
-    filled = [*prompts, *[prompts[0]] * (-len(prompts) % num_shards(s))]
+    filled = [
+        *prompts,
+        *[prompts[0]] * (-len(prompts) % sharding.num_shards(s.mesh, "batch")),
+    ]
     packed = pipelines.pack_prompts(s.tok, filled, range(len(filled)), slots)
     with jax.set_mesh(s.mesh):
       rollouts = sharding.fetch(

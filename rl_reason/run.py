@@ -226,7 +226,7 @@ def stages(
             critic_params, counters = value.run(session, params)
         if stage == "all":
           if config.lora.rank:  # under the same name, to free the fp32 copy
-            params = initial_state.frozen_base(session, params)
+            params = initial_state.frozen_base(params, session.cfg.dtype)
           params = rl.train(session, params, critic_params, counters)
     screen.end_stage()
     if jax.process_index() == 0:

@@ -1,7 +1,9 @@
 """The session of a run: what `main` opens once and every stage unpacks.
 
-A stage reads the config and the session in its first lines, and passes each
-room what it needs; nothing below a stage takes a session.
+A stage reads the config and the session before its loop. What builds the parts
+of a stage takes a session, too: programs, state, reward models, evaluation. The
+rooms that compute never do (algorithms, models, rollout, scale, data, tasks,
+checkpointing, monitoring): imports point the other way.
 """
 
 import pathlib
@@ -262,16 +264,9 @@ def open_stage(session: Session, name: str, **keep: int) -> ResumableStage:
   )
 
 
-def num_shards(session: Session) -> int:
-  """Shards that the rows of a batch are split over: data x fsdp x sequence."""
-  return sharding.num_shards(session.mesh, "batch")
-
-
-def packed_rows(session: Session) -> int:
+def packed_rows(config, mesh: jax.sharding.Mesh) -> int:
   """Packed rows of a micro-batch, over all their shards: data x fsdp."""
-  return config_lib.packed_rows(
-      session.config, sharding.num_shards(session.mesh, "rows")
-  )
+  return config_lib.packed_rows(config, sharding.num_shards(mesh, "rows"))
 
 
 def resolve(config) -> hf.Source | None:

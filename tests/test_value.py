@@ -118,7 +118,7 @@ def explained_variance(session, policy, params):
   with jax.set_mesh(session.mesh):
     collector = programs.make_collector(session, "fresh")
     rows = collector.collect(session.engine.weights(policy))
-    plan = programs.make_planner(session)(rows.rollouts)
+    plan = programs.make_planner(session.config, session.mesh)(rows.rollouts)
     program = programs.values_program(session.critic_cfg)
     values_BT = step.forward(session.mesh, program, params, plan)
   mask_BT = rows.rollouts.mask_BT

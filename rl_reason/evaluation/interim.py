@@ -15,10 +15,9 @@ from rl_reason.session import Session
 from rl_reason.structs import Tree
 
 
-def is_due(c, step: int) -> bool:
+def is_due(step: int, total: int, every: int) -> bool:
   """Whether held-out prompts are evaluated before RL step `step` + 1."""
-  every = c.evaluate.every
-  return step in (0, c.rl.steps) or bool(every and step % every == 0)
+  return step in (0, total) or bool(every and step % every == 0)
 
 
 def run(session: Session, params: Tree, state: RLState) -> float:

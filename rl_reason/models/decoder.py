@@ -3,7 +3,6 @@
 RMSNorm, rotary positions, grouped-query attention, SwiGLU; biases, q/k norm
 and tied embeddings by config. Layers are stacked and run under `lax.scan`, so
 compile time does not grow with depth. `table` describes each parameter once.
-
 Shapes here: H heads, of queries or of keys.
 """
 

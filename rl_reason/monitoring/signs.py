@@ -237,18 +237,12 @@ def _no_signal(steps, fields):
   if "train/no_signal" in x:
     few = same >= 0.9 and size > 1  # a group of one has no spread
     return f"{same:.0%} of the groups have equal rewards" * few
-  incorrect, correct = (
-      number(x, f"train/all_{y}") for y in ("incorrect", "correct")
-  )
+  shares = [number(x, f"train/all_{y}") for y in ("incorrect", "correct")]
   # The responses of a group of one are always all correct or all incorrect.
-  if incorrect + correct < 0.9 or (
-      size == 1 and max(incorrect, correct) < 0.98
-  ):
+  if sum(shares) < 0.9 or (size == 1 and max(shares) < 0.98):
     return ""
-  return (
-      f"{incorrect:.0%} of the groups are all incorrect, {correct:.0%} all"
-      " correct"
-  )
+  text = "{:.0%} of the groups are all incorrect, {:.0%} all correct"
+  return text.format(*shares)
 
 
 def _incomplete(steps, fields):

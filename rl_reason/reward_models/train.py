@@ -179,7 +179,8 @@ def _finish(session: Session, params: Tree) -> None:
   pairs, scores = int(min(c.evaluate_pairs, available)), []
   for _ in range(-(-pairs // batch)):
     packed = packing.pack(
-        *_pack_pairs(session, next(stream)), packed_rows(session)
+        *_pack_pairs(session, next(stream)),
+        packed_rows(session.config, session.mesh),
     )
     packed_M = jax.tree.map(lambda x: x[None], packed)  # one minibatch
     packed_M = sharding.put_packed(session.mesh, packed_M)

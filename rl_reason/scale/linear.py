@@ -3,7 +3,6 @@
 A weight in a pytree of parameters is an array [in, out] (after an axis of
 layers, if it is stacked), an `Int8`, or a `LowRank` with one of these as its
 base. `product` takes any of them: the model does not know which it has.
-
 Shapes here: X all leading axes; I inputs; O outputs of a product.
 """
 

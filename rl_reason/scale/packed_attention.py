@@ -3,7 +3,6 @@
 The backward pass computes the scores again instead of keeping them, as
 FlashAttention does (arXiv:2307.08691): no array is length x length for all
 rows.
-
 Shapes here: X queries of a tile; S keys that they may see; Z = Q * X.
 """
 

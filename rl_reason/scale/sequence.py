@@ -5,7 +5,6 @@ would have without. Each has one chunk of every row: [R, L] becomes
 [R * S, L / S], and the chunks of a device are adjacent. Its first axis is
 sharded over all batch axes, so that what works token by token is local. Only
 attention sees whole rows. Everything here does nothing for S = 1.
-
 Shapes here: L tokens of a chunk; Z of its whole row; X of all rows; S devices.
 """
 

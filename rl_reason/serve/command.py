@@ -17,10 +17,11 @@ from rl_reason import checks
 from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.monitoring.display import Display
+from rl_reason.scale import sharding
 from rl_reason.serve import app as app_lib, feedback, filters
 from rl_reason.serve.engine import Engine
 from rl_reason.serve.programs import Programs
-from rl_reason.session import Session, num_shards
+from rl_reason.session import Session
 from rl_reason.structs import RunError
 from rl_reason.training import policy
 
@@ -37,7 +38,7 @@ def run(session: Session, which: str) -> None:
     RunError: there is no such checkpoint.
   """
   c, say = session.config, session.display.say
-  if num_shards(session) > 1 or jax.process_count() > 1:
+  if sharding.num_shards(session.mesh, "batch") > 1 or jax.process_count() > 1:
     raise ConfigError(
         f"mesh.data = {c.mesh.data}: a server has one shard of the batch: set"
         " mesh.data, mesh.fsdp and mesh.sequence to 1, with mesh.tensor"

@@ -70,7 +70,8 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
   packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
   coef = array((), jnp.float32)
   state = optimizer.abstract_state(
-      programs.learned_table(session), *programs.policy_optimizer(session)
+      programs.learned_table(c, session.cfg),
+      *programs.policy_optimizer(session),
   )
   args: tuple[Any, ...] = (state, batch, packed, dict(kl=coef, entropy=coef))
   if c.lora.rank:

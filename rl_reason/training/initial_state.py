@@ -31,10 +31,10 @@ def initial_state(
   # still read, as the reference of a KL or by a mixture of values.
   base, digest = None, 0
   if c.lora.rank:
-    base = frozen_base(session, sft_params)
+    base = frozen_base(sft_params, session.cfg.dtype)
     digest = lora.digest(base)
     policy = init_state(
-        programs.learned_table(session),
+        programs.learned_table(c, session.cfg),
         tx,
         shardings,
         key(session.mesh, c.seed, "factors"),
@@ -56,7 +56,7 @@ def initial_state(
         c.dynamic_sampling.batches,
         c.rollout.partial_groups,
     )
-  kept, history = _no_rows(session)
+  kept, history = _no_rows(c)
   state = RLState(
       policy=policy,
       critic=critic_state,
@@ -75,7 +75,8 @@ def abstract_arrays(session: Session) -> Tree:
   """Shapes and shardings of all arrays in a checkpoint of RL."""
   c = session.config
   policy = abstract_state(
-      programs.learned_table(session), *programs.policy_optimizer(session)
+      programs.learned_table(c, session.cfg),
+      *programs.policy_optimizer(session),
   )
   critic_state = None
   if config_lib.has_critic(c):
@@ -87,7 +88,7 @@ def abstract_arrays(session: Session) -> Tree:
   if c.rollout.partial_groups:
     rows = c.rollout.partial_groups * c.rollout.group_size
     unfinished = programs.empty_rows(c, rows)
-  kept, history = _no_rows(session)
+  kept, history = _no_rows(c)
   on_host: dict[str, Tree] = dict(
       kept=kept, history=history, unfinished=unfinished
   )
@@ -98,12 +99,12 @@ def abstract_arrays(session: Session) -> Tree:
   )
 
 
-def frozen_base(session: Session, sft_params: Tree) -> Tree:
+def frozen_base(sft_params: Tree, dtype: str) -> Tree:
   """The frozen parameters beside LoRA factors, in the dtype of the products.
 
   Matrix products are their only readers, so the cast changes no number.
   """
-  return linear.cast(sft_params, session.cfg.dtype)
+  return linear.cast(sft_params, dtype)
 
 
 def load(
@@ -140,18 +141,15 @@ def load(
   arrays = checkpoints.restore(step, abstract_arrays(session))
   params, critic_state = arrays["policy"].params, arrays["critic"]
   if session.config.lora.rank:
-    base = frozen_base(session, sft_params())
+    base = frozen_base(sft_params(), session.cfg.dtype)
     require_base(checkpoints.host(step), lora.digest(base))
     scale = programs.lora_scale(session.config)
     params = lora.join(base, params, scale)
   return params, critic_state and critic_state.params, step
 
 
-def _no_rows(
-    session: Session,
-) -> tuple[Experience | None, history_lib.History | None]:
+def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
-  c = session.config
   no_rows = programs.empty_rows(c, c.rollout.batch)
   kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
   if not config_lib.has_history(c):

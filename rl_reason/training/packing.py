@@ -5,7 +5,6 @@ within a segment, and positions start at 0 in each. A micro-batch has a fixed
 number of packed rows, and a minibatch as many micro-batches as its tokens fill:
 one shape, hence one compiled program, whatever the lengths. Only the forward
 pass sees packed rows: log-probs and values are returned as [B, T].
-
 Shapes here: U units; Y sequences of a unit; X tokens of all sequences.
 """
 

@@ -18,9 +18,10 @@ from rl_reason.evaluation.reward_runner import Model, Rewards
 from rl_reason.models import critic, decoder, lora, parameters
 from rl_reason.monitoring import rl_metrics
 from rl_reason.reward_models import scorer
+from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.scale.randomness import host_seed, key
-from rl_reason.session import Session, num_shards, packed_rows
+from rl_reason.session import Session, packed_rows
 from rl_reason.structs import Array, Experience, Rollouts, Tree
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
@@ -98,7 +99,7 @@ def build(session: Session) -> Programs:
           "entropy_controller", c.loss.entropy_controller
       ),
   )
-  plan = make_planner(session)
+  plan = make_planner(c, mesh)
   logps_program = step.logps_program(session.cfg, c.rollout.temperature)
   logps = functools.partial(
       step.forward, mesh, compiled("log-probabilities", logps_program)
@@ -108,7 +109,9 @@ def build(session: Session) -> Programs:
   update_critic: Any = None
   if config_lib.has_critic(c):
     program = critic_update_program(
-        session, *critic_optimizer(session, c.rl.steps)
+        session.critic_cfg,
+        *critic_optimizer(session, c.rl.steps),
+        clip=c.critic.clip,
     )
     update_critic = rl_metrics.with_rate(
         compiled("update of the critic", program),
@@ -131,7 +134,7 @@ def build(session: Session) -> Programs:
       ),
       step_metrics=functools.partial(
           rl_metrics.step_metrics,
-          counter=make_counter(session, passes=forward_passes(c)),
+          counter=make_counter(c, session.cfg, passes=forward_passes(c)),
           terms=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
           gamma=config_lib.discount(c),
@@ -159,9 +162,11 @@ def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
 
 def policy_optimizer(session: Session):
   """The optimizer of RL, and the shardings of the policy's training state."""
-  o, rate = session.config.optimizer, optimizer.policy_rate(session.config)
+  c = session.config
+  o, rate = c.optimizer, optimizer.policy_rate(c)
   tx = optimizer.from_config(o, freeze=o.freeze, **rate)
-  return tx, optimizer.state_shardings(learned_table(session), tx, session.mesh)
+  table = learned_table(c, session.cfg)
+  return tx, optimizer.state_shardings(table, tx, session.mesh)
 
 
 def critic_optimizer(session: Session, steps: int):
@@ -172,13 +177,11 @@ def critic_optimizer(session: Session, steps: int):
   return tx, optimizer.state_shardings(table, tx, session.mesh)
 
 
-def learned_table(session: Session) -> Tree:
+def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
   """What RL learns: all parameters, or LoRA factors."""
-  c = session.config
   if not c.lora.rank:
-    return decoder.table(session.cfg)
-  targets = config_lib.lora_targets(c)
-  return lora.table(session.cfg, c.lora.rank, targets)
+    return decoder.table(cfg)
+  return lora.table(cfg, c.lora.rank, config_lib.lora_targets(c))
 
 
 def forward_passes(c) -> int:
@@ -192,11 +195,13 @@ def forward_passes(c) -> int:
   return count + config_lib.has_history(c) * c.advantage.history
 
 
-def make_counter(session: Session, passes: int) -> rl_metrics.Counter:
+def make_counter(
+    c, cfg: decoder.ModelConfig, passes: int
+) -> rl_metrics.Counter:
   """The counter of tokens and FLOPs."""
-  r = session.config.rollout
+  r = c.rollout
   context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
-  flops = parameters.flops_per_token(decoder.table(session.cfg), context)
+  flops = parameters.flops_per_token(decoder.table(cfg), context)
   return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
 
 
@@ -231,13 +236,12 @@ def steer(
   return out
 
 
-def critic_update_program(session: Session, tx, shardings) -> Callable:
+def critic_update_program(
+    cfg: critic.CriticConfig, tx, shardings, *, clip: float
+) -> Callable:
   """jit: `critic_step.critic_update`."""
   update = functools.partial(
-      critic_step.critic_update,
-      cfg=session.critic_cfg,
-      tx=tx,
-      clip=session.config.critic.clip,
+      critic_step.critic_update, cfg=cfg, tx=tx, clip=clip
   )
   return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
 
@@ -389,20 +393,19 @@ def make_collector(
       unfinished=empty_rows(c, partial_groups * c.rollout.group_size),
       max_tokens=c.rollout.max_tokens,
       across_steps=c.rollout.partial_across_steps,
-      num_shards=num_shards(session),
+      num_shards=sharding.num_shards(session.mesh, "batch"),
       **options,
   )
 
 
-def make_planner(session: Session) -> Callable[..., packing.PackingPlan]:
+def make_planner(c, mesh) -> Callable[..., packing.PackingPlan]:
   """`packing.plan` with the keywords of the config bound."""
-  u = session.config.updates
   return functools.partial(
       packing.plan,
-      packed_rows=packed_rows(session),
-      minibatches=u.minibatches,
-      epochs=u.epochs,
-      seed=host_seed(session.config.seed, "epochs"),
+      packed_rows=packed_rows(c, mesh),
+      minibatches=c.updates.minibatches,
+      epochs=c.updates.epochs,
+      seed=host_seed(c.seed, "epochs"),
   )
 
 
@@ -418,22 +421,22 @@ def make_rewards(session: Session) -> Rewards:
 def make_model(session: Session, name: str) -> Model:
   """A reward model, as a term of the reward calls it."""
   params, cfg = scorer.load(session, name)
-  usual = session.config.rollout.batch
+  c, mesh = session.config, session.mesh
 
   @functools.cache
   def programs_of(rows: int):
     """The plan and the program for so many responses."""
     program = scorer.scores_program(cfg)
     title = "scores of the reward model"
-    plan = make_planner(session)
-    if rows != usual:  # those of an evaluation
+    plan = make_planner(c, mesh)
+    if rows != c.rollout.batch:  # those of an evaluation
       plan = functools.partial(
-          packing.plan, packed_rows=packed_rows(session), minibatches=1
+          packing.plan, packed_rows=packed_rows(c, mesh), minibatches=1
       )
     return plan, CompiledOnce(title, program, session.display)
 
   def scores(rollouts: Rollouts) -> Array:
     plan, program = programs_of(len(rollouts.ids_B))
-    return step.forward(session.mesh, program, params, plan(rollouts))
+    return step.forward(mesh, program, params, plan(rollouts))
 
   return scores

@@ -86,6 +86,10 @@ def train(
       return params
     return lora.join(base, params, programs.lora_scale(c))
 
+  total, every, save_every = c.rl.steps, c.evaluate.every, c.checkpoint.every
+  has_reference = c.kl.kind != "none"
+  mixes_values = c.critic.value_mixture.name != "none"
+  mask_truncated, sampler_dtype = c.loss.mask_truncated, c.rollout.weights
   # Keywords of `fill_batch`; other fields are read elsewhere.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
@@ -122,33 +126,33 @@ def train(
       keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
   )
   stage = open_stage(session, "rl", **keep)
-  if stage.restore(state) and _is_complete(session, state):
+  if stage.restore(state) and _is_complete(state, total, session.display):
     stage.checkpoints.close()
     return policy(state.policy.params)
 
   clock.skip()
-  running = stage.running("RL", c.rl.steps, state, logger.flush)
+  running = stage.running("RL", total, state, logger.flush)
   with contextlib.closing(state), running:
     while True:
       # Evaluate held-out prompts when due, and save the whole state.
-      if not state.evaluated and interim.is_due(c, state.step):
+      if not state.evaluated and interim.is_due(state.step, total, every):
         logger.flush()
         score = interim.run(session, policy(state.policy.params), state)
         state.evaluated = True
         stage.save(state, score)
         clock.skip()
-      elif stage.due(state.step, c.checkpoint.every):
+      elif stage.due(state.step, save_every):
         stage.save(state)
         clock.lap("host")
       stage.check_stop()
       health.streak.check(logger.flush)
-      if state.step == c.rl.steps:
+      if state.step == total:
         break
 
       # Collect: sample and grade responses until the batch is full of groups
       # with signal (dynamic sampling). Meanwhile the step before is logged.
       params = policy(state.policy.params)
-      weights = engine.weights(params, c.rollout.weights)
+      weights = engine.weights(params, sampler_dtype)
       rows, surplus, metrics, counts = collect(
           state.step, weights, on_dispatch=logger.flush
       )
@@ -166,7 +170,7 @@ def train(
       if surplus is not None:
         logps_BT, _ = run.logps(params, run.plan(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
-      if c.kl.kind != "none":
+      if has_reference:
         ref_logps_BT, _ = run.logps(policy(reference), plan)
       clock.lap("old_log_prob")
 
@@ -174,7 +178,7 @@ def train(
       values_BT = pretrained_BT = None
       if state.critic is not None:
         values_BT = run.values(state.critic.params, plan)
-      if c.critic.value_mixture.name != "none":
+      if mixes_values:
         pretrained_BT = run.values(critic_params, plan)
       clock.lap("values")
 
@@ -185,7 +189,7 @@ def train(
           values_BT=values_BT,
           pretrained_BT=pretrained_BT,
           entropy_BT=entropy_BT,
-          progress=np.float32(state.step / c.rl.steps),
+          progress=np.float32(state.step / total),
           kl_coef=np.float32(state.coefs["kl"]),
       )
       if state.history is not None:
@@ -199,7 +203,7 @@ def train(
       batch = train_batch(
           rows,
           credit,
-          mask_truncated=c.loss.mask_truncated,
+          mask_truncated=mask_truncated,
           updates=len(plan.order_MB),
           ref_logps_BT=ref_logps_BT,
           values_BT=values_BT,
@@ -228,13 +232,12 @@ def train(
   return policy(state.policy.params)
 
 
-def _is_complete(session: Session, state: RLState) -> bool:
+def _is_complete(state: RLState, total: int, display: Any) -> bool:
   """Whether a restored run has nothing left to do.
 
   Raises:
     RunError: it is already beyond config.rl.steps.
   """
-  total = session.config.rl.steps
   if state.step > total:
     raise RunError(
         f"rl.steps = {total}: this run is at step {state.step} already; ask for"
@@ -242,7 +245,5 @@ def _is_complete(session: Session, state: RLState) -> bool:
     )
   complete = state.step == total and state.evaluated
   if complete:
-    session.display.say(
-        f"this run is complete: {state.step} of {total} RL steps"
-    )
+    display.say(f"this run is complete: {state.step} of {total} RL steps")
   return complete

@@ -96,7 +96,9 @@ def train(
     RunError: too many updates in a row were skipped, or all; it is saved.
     Stopped: SIGTERM; everything is saved.
   """
+  # The config is read here.
   c, mesh = session.config, session.mesh
+  save_every = c.checkpoint.sft_every
   tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(session, name)
@@ -129,16 +131,26 @@ def train(
       ),
       session.display,
   )
-  micro_batch_rows = max(packed_rows(session), unit)
+  micro_batch_rows = max(packed_rows(c, mesh), unit)
   pending = None  # step and metrics of the update that is under way
   clock = metrics_lib.Clock()
+
+  log = functools.partial(
+      _log,
+      log=session.log,
+      display=session.display,
+      every=c.log.sft_every,
+      name=name,
+      prefix=prefix,
+      clock=clock,
+  )
 
   def flush() -> None:
     nonlocal pending
     if pending is not None:
       step, values = pending[0], jax.device_get(pending[1])
       clock.lap("steps")
-      _log(session, name, prefix, step, values, clock)
+      log(step, values)
       skips.add(step, not values["update_skipped"], values["grad_norm"])
     pending = None
 
@@ -158,7 +170,7 @@ def train(
       state.step += 1
       pending = state.step, metrics
       state.complete = state.step == steps and final_check is None
-      if state.step == steps or stage.due(state.step, c.checkpoint.sft_every):
+      if state.step == steps or stage.due(state.step, save_every):
         stage.save(state)
         clock.skip()
     skips.require_any(int(state.train.skipped), steps)
@@ -169,12 +181,10 @@ def train(
   return state.train.params
 
 
-def _log(
-    session: Session, name: str, prefix: str, step: int, values, clock
-) -> None:
-  session.display.step(step, loss=float(values["loss"]))
-  if step % session.config.log.sft_every == 0:
+def _log(step, values, *, log, display, every, name, prefix, clock) -> None:
+  display.step(step, loss=float(values["loss"]))
+  if step % every == 0:
     times = {f"timing_s/{k}": x for k, x in clock.take().items()}
-    session.log.metrics(
+    log.metrics(
         name, step, {f"{prefix}/{k}": v for k, v in values.items()} | times
     )

@@ -82,7 +82,9 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   display = session.display
   update = CompiledOnce(
       "update of the critic",
-      programs.critic_update_program(session, tx, shardings),
+      programs.critic_update_program(
+          session.critic_cfg, tx, shardings, clip=c.critic.clip
+      ),
       display,
   )
   values_program = CompiledOnce(
@@ -91,8 +93,9 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   returns = CompiledOnce(
       "rewards and returns", programs.returns_program(c), display
   )
-  plan_rows = programs.make_planner(session)
-  counter = programs.make_counter(session, passes=1 + 3 * c.updates.epochs)
+  plan_rows = programs.make_planner(c, mesh)
+  passes = 1 + 3 * c.updates.epochs
+  counter = programs.make_counter(c, session.cfg, passes=passes)
   weights = session.engine.weights(policy_params, c.rollout.weights)
 
   said: set[str] = set()  # signs

@@ -201,7 +201,7 @@ class _Parser:
       else:
         return value
 
-  def mixed(self, integer):
+  def mixed(self, whole):
     r"""A whole number and the fraction beside it: `1 1/2`, `1\frac12`."""
     here = self.tokens[self.at : self.at + 7]
     kinds, texts = [t.kind for t in here[:3]], [t.text for t in here]
@@ -210,15 +210,11 @@ class _Parser:
       if "." in before + texts[0] + texts[2]:
         raise Unreadable("two numbers side by side")
       self.at += 3
-      return (
-          "+",
-          integer,
-          ("/", lexer.number(texts[0]), lexer.number(texts[2])),
-      )
+      return ("+", whole, ("/", lexer.number(texts[0]), lexer.number(texts[2])))
     numerals = re.match(r"frac(\d\d|(\d|\{\d+\})(\d|\{\d+\}))", "".join(texts))
-    if self.peek("frac") and integer.denominator == 1 and numerals:
-      return op("+", integer, self.power())
-    return integer
+    if self.peek("frac") and whole.denominator == 1 and numerals:
+      return op("+", whole, self.power())
+    return whole
 
   def mark(self) -> str:
     """Takes a superscript that is no exponent: a prime, a star, a transpose."""

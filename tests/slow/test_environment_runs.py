@@ -46,7 +46,7 @@ def collected(tmp_path, monkeypatch, delay=0.0, **changes):
     params = tiny_session.random_params(session)
     collector = programs.make_collector(session, "rollout")
     rows = collector.collect(params)
-    plan = programs.make_planner(session)(rows.rollouts)
+    plan = programs.make_planner(session.config, session.mesh)(rows.rollouts)
     program = step.logps_program(session.cfg, temperature=1.0)
     logps = functools.partial(step.forward, session.mesh, program)
     return rows, logps(params, plan)[0]

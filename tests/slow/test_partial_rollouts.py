@@ -134,7 +134,7 @@ def test_responses_continue_with_the_policy_of_the_next_step(
     assert len(first.age_B) == BATCH and num_unfinished(collector) == 2
     collector.start_step()
     second = collector.collect(next_params)
-    plan = programs.make_planner(session)(second.rollouts)
+    plan = programs.make_planner(session.config, session.mesh)(second.rollouts)
     logps_program = step.logps_program(session.cfg, temperature=1.0)
     logps = functools.partial(step.forward, session.mesh, logps_program)
     trainer_BT, _ = logps(next_params, plan)
