@@ -194,6 +194,8 @@ def plan(
         fields, overrides = configure(path, common, {**own, "seed": seed})
       except ConfigError as e:
         raise ConfigError(f"row {row!r}: {e}") from None
+      # Stages before RL that equal those of another row run once: the hash of
+      # the fields that they depend on names their directory.
       bases: tuple[pathlib.Path, ...] = ()
       reuse = {}
       for stage, (field, depends) in BASES.items():
@@ -208,6 +210,7 @@ def plan(
         jobs.setdefault(workdir, Job(title, workdir, args, key | reuse, bases))
         reuse[field] = str(workdir)
         bases += (workdir,)
+      # RL is the row's own: it reuses those stages, and waits for their jobs.
       workdir = folder / name / f"{slug(row)}-{seed}"
       args, fields = _args(path, overrides | reuse, workdir), fields | reuse
       title = f"{row}, seed {seed}"

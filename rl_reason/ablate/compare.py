@@ -208,17 +208,20 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
   rows = []
   for name, *_ in data["rows"]:
     runs = [x for x in data["runs"] if x["row"] == name]
+    # A ladder may be shown while rows are still to run.
     if not runs:
       rows.append(dict(name=name, about="has not run", cells=[]))
       continue
     mean = _mean(runs, "accuracy", where["step"], "evaluate")
     cells = [[str(len(runs)), None], [f"{mean:.1%}", mean]]
+    # Paired by seed, which removes what a seed gives to all rows.
     for axis, end in where.items():
       text = "the reference"
       if name != data["reference"]:
         values = [*by_axis[axis][name].values()]
         text = finding(values, started(data, name, axis, end))
       cells.append([text, None])
+    # Other measures need not have been logged by every run.
     for measure, m in data["measures"].items():
       mean = _mean(runs, measure, where["step"], m["stage"])
       text = "–" if mean is None else f"{mean:{'.1%' if m['share'] else '.3g'}}"

@@ -83,6 +83,7 @@ def rows_of_task(
   rows: dict[str, tasks.Row] = {}
   open_levels = list(levels)
   while len(rows) < count and open_levels:
+    # One row of each level in turn, so that the levels have equal shares.
     for level in list(open_levels):
       for _ in range(1000):
         row = tasks.draw(
@@ -92,6 +93,7 @@ def rows_of_task(
             evaluation=not validation,
             validation=validation or None,
         )
+        # A level without a new prompt in 1000 draws is used up.
         if row.prompt not in rows:
           break
       else:

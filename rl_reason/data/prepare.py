@@ -278,6 +278,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
         work.write(tallies[-1], source)
     for_validation = [chosen for x in tallies for chosen in work.finish(x)]
   for tally in tallies:
+    # What was dropped tells a wrong format from damage: both errors show it.
     reasons = [
         f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
         for reason, n in tally.dropped.items()
@@ -289,6 +290,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
           f" {config.data.max_corrupt:g} ({'; '.join(reasons)}); correct it,"
           " name its columns in data.columns, or raise data.max_corrupt"
       )
+    # An empty source would shift the shares of the mixture unnoticed.
     if not tally.kept:
       raise datasets.DataError(
           f"data.{tally.use}: no row of {tally.source} is left"

@@ -46,14 +46,18 @@ def read(
   names = ("chosen", "rejected") if pairs else ("response",)
   parts, weights = [], []
   for source, weight in datasets.parse_all(sources, "train"):
+    # Without a damaged part the mixture would be another one, unnoticed.
     _verify(pathlib.Path(source.place))
     rows = [_texts(row, names, tok) for _, row in datasets.read(source)]
     good = list(dict.fromkeys(x for x in rows if isinstance(x, tuple)))
+    # All texts in one call: tokenizers encode a list in parallel. A rejected
+    # response needs no room for EOS.
     texts = [x for row in good for x in row]
     ids = iter(tokenizer.encode(tok, texts) if texts else ())
     limits = slots[0], *(slots[1] - (name != "rejected") for name in names)
     fits = [[len(next(ids)) <= limit for limit in limits] for _ in good]
     kept = [row for row, fit in zip(good, fits, strict=True) if all(fit)]
+    # What is left out is counted by reason: it changes what is learned.
     left_out = collections.Counter(x for x in rows if isinstance(x, str))
     left_out["are repeated"] = len(rows) - left_out.total() - len(good)
     left_out["are longer than rollout.max_prompt or rollout.max_tokens"] = len(

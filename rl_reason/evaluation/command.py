@@ -110,6 +110,8 @@ def harness_results(
     name, rows = responses.name, len(responses.rows)
     prefix = f"val-core/{name}/{responses.measure}/"
     results: dict[str, str | float] = {"alias": name}
+    # Names and standard errors as lm-evaluation-harness writes them: a 95%
+    # interval is 1.96 of them wide to each side.
     for key, value in values.items():
       metric = key.removeprefix(prefix)
       if metric != key and not metric.endswith("/ci95"):
@@ -117,6 +119,8 @@ def harness_results(
         error = values[f"{key}/ci95"] / 1.96
         results[f"{metric}_stderr,none"] = error if math.isfinite(error) else 0
     out["results"][name] = results
+    # Prompts that were dropped are part of the original size, so that nobody
+    # takes the rest for the complete set.
     left_out = dropped.get(name, [])
     out["dropped"][name] = left_out
     out["n-samples"][name] = {
@@ -149,6 +153,7 @@ def responses_page(
   responses, by_difficulty = [], []
   for x in sets:
     verified = x.measure == "acc"
+    # Without a verifier nothing is correct or incorrect: there is a score only.
     rows = [
         dict(
             prompt=row.prompt,
@@ -169,6 +174,7 @@ def responses_page(
         for n, row in enumerate(x.rows)
     ]
     responses.append(dict(name=x.name, rows=rows))
+    # Difficulties of their own: an average hides which of them improve.
     for level in levels(x, mean_of):
       unit = "tokens" if verified else "reward"
       score = Score(level.mean, level.half, share=verified, unit=unit)

@@ -40,6 +40,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
   values["timing_s/testing"] = time.monotonic() - start
   session.log.metrics("evaluate", state.step, values)
   for of_set in responses:
+    # The report compares responses before and after RL, none in between.
     if first_or_last:
       session.log.samples(
           [
@@ -54,6 +55,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
     what, text = "accuracy", f"{mean:.1%} +- {half:.1%}"
     if measure == "reward":
       what, text = "reward", f"{mean:.4g} +- {half:.2g}"
+    # A validation set chose the checkpoint: its score is no held-out one.
     kind = "held-out"
     if of_set.name.startswith(tasks.VALIDATION):
       kind, suffix = of_set.name, ""

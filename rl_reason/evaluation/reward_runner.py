@@ -159,6 +159,7 @@ class RewardRunner:
       states_B = states_UB[f]
       failed_B = states_B >= FAILED
       why = str(reason or "another process has failed, and shows it")
+      # A function that has never worked is wrong, not unlucky: the run ends.
       if not self._proved and (
           (states_B == FAILED).any() or (states_B == LATE).all()
       ):
@@ -166,6 +167,7 @@ class RewardRunner:
             f"the reward function {term.name} failed on its first batch;"
             f" correct it and run again:\n{why}".rstrip()
         )
+      # Later failures only cost responses: they are counted, and shown.
       for _ in range(int(failed_B.sum())):
         self._failures[f].add(why)
       self.counts[f"reward/{term.label}/failures"] += int(failed_B.sum())

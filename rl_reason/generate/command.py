@@ -71,6 +71,7 @@ def run(session: Session, which: str) -> pathlib.Path:
   for first in range(0, g.prompts, g.batch):
     check_stop(session.stop)
     name = f"part-{first:09d}.{g.format}"
+    # A part that is complete, by its hash, was written before the run stopped.
     if _is_whole(out / name, manifest["files"].get(name)):
       continue
     session.display.doing(f"generating: prompt {first:,} of {g.prompts:,}")
@@ -88,6 +89,8 @@ def run(session: Session, which: str) -> pathlib.Path:
         correct=sum(x.correct is True for group in groups for x in group),
         rows=len(lines),
     )
+    # The part first, then its entry: a kill in between leaves a part that is
+    # sampled again, to the same bytes.
     if jax.process_index() == 0:
       digest = _write(out / name, lines)
       manifest["files"][name] = dict(sha256=digest) | counts
@@ -208,6 +211,7 @@ def _sample(
   groups: list[list[Sample]] = [[] for _ in rows]
   for b, text in enumerate(texts):
     row, length = rows[b // g.samples], int(rollouts.lengths_B[b])
+    # A verifier that failed says nothing: neither correct nor incorrect.
     judged = tasks.has_verifier(task, row) and correct_B[b] >= 0
     outcome = 0.0
     if judged:

@@ -62,6 +62,7 @@ def placements(table: Tree) -> dict[str, Placement]:
     name = ".".join(k.key for k in path).removeprefix("trunk.")
     stacked = name.startswith("layers.")
     shape, axes = row.shape[stacked:], row.axes[stacked:]
+    # PyTorch's linear layers are [out, in]; an embedding is a table in both.
     transposed = len(shape) == 2 and name != "embed"
     if transposed:
       shape, axes = shape[::-1], axes[::-1]
@@ -69,6 +70,7 @@ def placements(table: Tree) -> dict[str, Placement]:
       name = name.removeprefix("layers.")
       module = MODULES[name.removesuffix("_bias")]
       suffix = f"{module}.{'bias' if name.endswith('_bias') else 'weight'}"
+      # Layers are stacked here, and tensors of their own there.
       for layer in range(row.shape[0]):
         place = Placement(i, layer, shape, axes, transposed)
         layers[layer, suffix] = place

@@ -62,6 +62,7 @@ def lines(
         truncated=bool(rollouts.truncated_B[b]),
         length=int(rollouts.policy_lengths_B[b]),
     )
+    # Numbers of each token are most of the file: few responses have them.
     if b in detailed:
       ids = rollouts.tokens_BL[b, prompt_slots : prompt_slots + n].tolist()
       line["tokens"] = tokenizer.pieces(tok, ids)

@@ -40,10 +40,12 @@ class Watchdog:
     begin, said = time.monotonic(), 0.0
     smallest = min(x for x in (self._seconds, self._limit) if x)
     while not self._closed.wait(min(1.0, smallest / 4)):
+      # Waits on an event, not by sleeping: the end of a run ends it at once.
       since = max(begin, self._display.progressed)
       waited = time.monotonic() - since
       where = self._display.where() or "outside of all stages"
       limit = self._seconds * (COMPILING if "compiling" in where else 1)
+      # One warning for each standstill; compilation may take long.
       if self._seconds and waited > limit and said != since:
         said = since
         self._display.say(
@@ -51,6 +53,7 @@ class Watchdog:
             f" {where}; the stacks of all threads are on standard error"
         )
         faulthandler.dump_traceback(file=2, all_threads=True)
+      # The main thread may hang in a call that no exception interrupts.
       if self._limit and waited > self._limit:
         text = f"error: no progress for {waited:.0f} s (log.stall_ends), at:"
         text += f" {where}; the same command resumes the run\n"

@@ -108,11 +108,13 @@ def _charts(
   for i, (name, run, config) in enumerate(
       zip(names, lines, configs, strict=True)
   ):
+    # Runs share the points that a page of one run would have.
     of_run, charts = page.charts_of(run, config, POINTS // len(names))
     axes |= {f"{stage} {i}": columns for stage, columns in of_run.items()}
     for chart in charts:
       for one in chart["series"]:
         plain = {k: chart[k] for k in ("unit", "percent")}
+        # By curve, since configs differ in the curves of a chart.
         kind = "training" if one["axis"] == "rl" else one["axis"]
         title = f"{chart['title']}: {one['label']}"
         about = dict(title=title, about=f"{kind}: {one['name']}", series=[])

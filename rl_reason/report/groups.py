@@ -144,6 +144,7 @@ def _shortened(group: dict[str, Any]) -> dict[str, Any]:
   for response in group["responses"]:
     response = dict(response)
     if "tokens" in response:
+      # Numbers belong to tokens: both lose the same middle.
       n, end = len(response["tokens"]), END_TOKENS
       if n > 2 * end:
         tokens = response["tokens"]
@@ -154,6 +155,7 @@ def _shortened(group: dict[str, Any]) -> dict[str, Any]:
         }
         response["gap"] = n - 2 * end
     else:
+      # Most responses are logged without tokens.
       (text,) = response["text"]
       end = END_CHARACTERS
       if len(text) > 2 * end:

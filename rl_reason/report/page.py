@@ -377,6 +377,8 @@ def charts_of(
 
   charts = []
   for chart, named in zip(all_charts, sources, strict=True):
+    # A curve that was not logged is left out and keeps its color: pages of two
+    # runs stay comparable.
     series = []
     for color, (label, source) in enumerate(
         zip(chart["series"], named, strict=True)

@@ -46,12 +46,14 @@ def scores(line: dict) -> dict[str, Score]:
   others = {x for x in sets if x not in held_out[:1]}
   for name, value in line.items():
     parts = name.split("/")
+    # Intervals are read together with their mean.
     if value is None or parts[-1] == "ci95":
       continue
     prefix = f"{parts[1]} " if others & {*parts[1:2]} else ""
     if parts[0] == "val-core":
       half, measure = line.get(f"{name}/ci95"), parts[2]
       out[prefix + parts[-1]] = _score(measure, value, half)
+    # Difficulties of games are measured in turns, too.
     elif "/difficulty_" in name:
       level = parts[-3].replace("_", " ")
       if parts[-2] == "turns":

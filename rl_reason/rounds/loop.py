@@ -81,6 +81,7 @@ def run(
   try:
     # Of finished rounds only the last one is opened, for what it returns.
     for number in range(min(len(lines), count), count + 1):
+      # A round is new until its line is written, which is its last act.
       new = number == len(lines)
       screen.say(f"round {number} of {count}: {directory(workdir, number)}")
       made, about = number and new, {}

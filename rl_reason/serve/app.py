@@ -132,6 +132,8 @@ class Server:
     for index, response in enumerate(run.responses):
       text, ids = prompts[index // body.n]
       echoed, scores = (ids if body.echo else ()), None
+      # The decode loop keeps log-probs of the sampled tokens only: those of a
+      # prompt, and alternatives, take a forward pass.
       all_ids = (*ids, *response.ids)
       if body.logprobs is not None and (body.echo or alternatives):
         if len(all_ids) > 1:

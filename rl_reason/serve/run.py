@@ -103,6 +103,7 @@ class Run:
     unfinished, looked = len(self._jobs), self.started
     try:
       while unfinished:
+        # The limit holds for the request, however often it yields.
         now = time.monotonic()
         if now >= self._end:
           raise ApiError(
@@ -111,16 +112,20 @@ class Run:
               " (serve.timeout): ask for fewer tokens, or try again later",
               code="timeout",
           )
+        # A client that has left frees its slots: looked up now and then, since
+        # tokens come often.
         if request is not None and now - looked > LOOK:
           looked = now
           if await request.is_disconnected():
             raise ApiError(499, "the client has gone")
+        # Waits no longer than to the next look.
         try:
           event = await asyncio.wait_for(
               self._events.get(), min(self._end - now, LOOK)
           )
         except TimeoutError:
           continue
+        # Tokens behind a stop string were under way when it was found.
         index, *new = event
         response = self.responses[index]
         if response.finish:
@@ -130,6 +135,7 @@ class Run:
         response.add(*new)
         if response.finish == "error":
           raise ApiError(503, "the server is stopping", code="stopping")
+        # The device would decode a stopped response to its length limit.
         if response.finish:
           unfinished -= 1
           self._jobs[index].cancelled = True

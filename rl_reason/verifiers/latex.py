@@ -180,6 +180,7 @@ class _Parser:
     if numeral:
       value = self.mixed(value)
     while True:
+      # In the order in which they stand: each applies to all that is before it.
       if self.accept("^"):
         mark = self.mark()
         if mark:

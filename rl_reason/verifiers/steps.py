@@ -57,13 +57,16 @@ def verdicts(text: str) -> list[bool]:
   for run in _RUN.finditer(text):
     if "=" not in run[0]:
       continue
+    # Only what is near decides: a search of the whole text would be quadratic.
     before = text[max(0, run.start() - NEAR) : run.start()]
     after = text[run.end() : run.end() + NEAR]
     equations = [x.split("=") for x in re.split(r"[.,](?=\s|$)", run[0])]
+    # A side that goes on beyond the run has no value: it is not compared.
     if _begins_before(before, run[0]):
       equations[0][0] = ""
     if _AFTER.match(after) or run[0][-1] not in " \t" and _WORD.match(after):
       equations[-1][-1] = ""
+    # Without an operation on either side nothing was computed: no step.
     for equation in equations:
       sides = map(_side, _without_brackets(equation))
       out += [

@@ -1,8 +1,10 @@
-"""Suffixes of shapes (`tokens_BL`): every letter is in a legend."""
+"""For readers: letters of shapes are in a legend, and long loops say why."""
 
 import ast
+import io
 import pathlib
 import re
+import tokenize
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "rl_reason"
 
@@ -52,3 +54,18 @@ def test_every_letter_is_in_a_legend():
     if left := letters_of(tree) - known - local_legend(tree):
       unknown[str(path.relative_to(PACKAGE))] = left
   assert not unknown
+
+
+def test_long_loops_say_why():
+  """Every loop of 16 or more lines has a comment."""
+  silent = []
+  for path in PACKAGE.rglob("*.py"):
+    text = path.read_text()
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {x.start[0] for x in tokens if x.type == tokenize.COMMENT}
+    for node in ast.walk(ast.parse(text)):
+      if isinstance(node, ast.For | ast.While | ast.AsyncFor):
+        lines = range(node.lineno, node.end_lineno + 1)
+        if len(lines) >= 16 and not comments.intersection(lines):
+          silent.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+  assert not silent
