@@ -50,8 +50,9 @@ def run(session: Session, which: str) -> dict[str, float]:
     say(f"{name} = {value:.4g}")
   if chose(which, c.evaluate.validation):
     say(
-        "warning: held-out prompts chose this checkpoint, so its score on them is"
-        " too high: report the last one, or train with evaluate.validation = 256"
+        "warning: held-out prompts chose this checkpoint, so its score on them"
+        " is too high: report the last one, or train with evaluate.validation"
+        " = 256"
     )
   if jax.process_index() == 0:
     path = workdir / f"evaluation-{which}.json"
