@@ -20,6 +20,7 @@ from rl_reason import (
     functions,
     presets,
     tasks,
+    unread,
 )
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
@@ -70,7 +71,8 @@ def checked(
     raise ConfigError(
         f"{path}: {config.one_line(e)}; does it start from configs/base.py?"
     ) from None
-  notes += [f"warning: {line}" for line in combinations.warnings(c)]
+  said = [*combinations.warnings(c), *unread.warnings(c)]
+  notes += [f"warning: {line}" for line in said]
   return config.with_defaults(c), notes
 
 
@@ -99,7 +101,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     for rules in (_task, _data, _model, _log, _export, rounds.check):
       rules(c)
     combinations.check(c, values)
-    combinations.check_given(c, given)
+    unread.refuse(c, given)
   except Fault as e:
     raise _error(values, *e.args) from None
 

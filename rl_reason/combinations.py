@@ -326,15 +326,12 @@ def _credit(c) -> None:
         "advantage.name: two-valued rewards have no degrees of confidence: use"
         " leave_one_out, or a reward model in reward.functions"
     )
-  # A type is the difficulty of a problem.
-  if not _has_types(c):
-    remedy = "the sets of data.train have no difficulty (type): choose"
-    if c.advantage.groups == "type":
-      fail(f"advantage.groups: {remedy} 'prompt' or 'batch'")
-    if "types_B" in inputs:
-      fail(f"advantage.name: {remedy} another advantage")
-    if c.rollout.group_sizes.name != "equal":
-      fail(f"rollout.group_sizes.name: {remedy} 'equal'")
+  if (field := config.type_field(c)) and not _has_types(c):
+    other = "'prompt' or 'batch'" if field == "advantage.groups" else "another"
+    fail(
+        f"{field}: the sets of data.train have no difficulty (type): choose"
+        f" {other}"
+    )
   if not config.has_critic(c):
     remedy = f"{name} has no critic: use gae or gae_length_adaptive"
     if v.pretrain_steps:
@@ -388,21 +385,6 @@ def _loss(c) -> None:
     )
 
 
-def check_given(c, given: tuple[str, ...]) -> None:
-  """Fields of the command line that nothing reads with this config."""
-  for name in given:
-    if c.model.path and dependencies.is_shape(name):
-      fail(f"{name}: model.path = {c.model.path!r} decides it: leave it out")
-    if name.startswith("lora.") and name != "lora.rank" and not c.lora.rank:
-      fail(f"{name}: is for lora.rank > 0: set it, or leave this out")
-    if name in ("reward.correct", "reward.incorrect") and environment(c):
-      fail(f"{name}: the environment gives the rewards: leave this out")
-    if name.startswith("environment.") and not environment(c):
-      fail(f"{name}: responses have one turn: task.name has no step")
-    if name.startswith("critic.") and not config.has_critic(c):
-      fail(f"{name}: {c.advantage.name} has no critic: leave this out")
-
-
 def warnings(c: ml_collections.ConfigDict) -> list[str]:
   """One line for each combination that probably does nothing."""
   out = []
@@ -420,24 +402,26 @@ def warnings(c: ml_collections.ConfigDict) -> list[str]:
           " task.difficulties, or raise advantage.history"
       )
   out += dependencies.off_policy(c)
-  by_type = c.advantage.groups == "type" or "types_B" in config.needs(c)
-  if by_type and len(c.task.difficulties) == 1:
-    out.append(
-        f"task.difficulties = {c.task.difficulties}: problems of one type are"
-        " the whole batch"
-    )
+  if (field := config.type_field(c)) and c.task.name != tasks.FILES:
+    if len({row.difficulty for row in _draws(c, 64)}) == 1:
+      out.append(
+          f"{field} = {config.at(c, field)!r}: goes by the difficulty (type) of"
+          " problems, and all have the same one (task.difficulties ="
+          f" {c.task.difficulties})"
+      )
   return out
 
 
 def _share_returning(c) -> float:
-  """Share of a step's prompts that occurred within advantage.history steps.
-
-  Measured on prompts that are drawn as training draws them.
-  """
-  task, rng = tasks.get(c.task.name), np.random.default_rng(0)
-  levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
+  """Share of a step's prompts that occurred within advantage.history steps."""
   count = min(c.rollout.batch // c.rollout.group_size, 256)
-  total = count * (1 + c.advantage.history)
-  rows = [tasks.draw(task, rng, levels, evaluation=False) for _ in range(total)]
+  rows = _draws(c, count * (1 + c.advantage.history))
   earlier = {row.prompt for row in rows[count:]}
   return sum(row.prompt in earlier for row in rows[:count]) / count
+
+
+def _draws(c, count: int) -> list[tasks.Row]:
+  """Rows of a task that generates them, drawn as training draws them."""
+  task, rng = tasks.get(c.task.name), np.random.default_rng(0)
+  levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
+  return [tasks.draw(task, rng, levels, evaluation=False) for _ in range(count)]

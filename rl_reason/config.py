@@ -218,7 +218,8 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   length = c.rollout.max_prompt + c.rollout.max_tokens
   at_most("updates", token_budget=16 * length)
   at_most("reward", overlong_buffer=c.rollout.max_tokens // 3)
-  at_most("dynamic_sampling", max_rounds=2)
+  if c.dynamic_sampling.enabled:
+    at_most("dynamic_sampling", max_rounds=2)
   c.dynamic_sampling.shortfall = "pad"
 
   # Every kind of evaluation, checkpoint and log.
@@ -320,6 +321,16 @@ def has_critic(c) -> bool:
 def has_history(c) -> bool:
   """Whether the advantage is computed from responses of earlier steps."""
   return "past_rewards_H" in needs(c)
+
+
+def type_field(c) -> str:
+  """The field that goes by the type (difficulty) of problems; '' if none."""
+  if c.advantage.groups == "type":
+    return "advantage.groups"
+  if "types_B" in needs(c):
+    return "advantage.name"
+  equal = c.rollout.group_sizes.name == "equal"
+  return "" if equal else "rollout.group_sizes.name"
 
 
 def discount(c) -> float:

@@ -6,7 +6,24 @@ import pytest
 from test_config import with_fields
 
 from configs import base
-from rl_reason import checks, combinations, config
+from rl_reason import checks, combinations, config, tasks, unread
+
+
+class Others:
+  """A task without difficulties."""
+
+  def problem(self, rng, difficulty):
+    return tasks.Row(str(rng.random()), "1", difficulty)
+
+
+OF_OTHERS = {
+    "task.name": "test_checks:Others",
+    "task.difficulties": (),
+    "sft.skill.steps": 0,
+    "sft.habits.steps": 0,
+    "model.path": "x",
+    "reward.functions": "length*1",
+}
 
 
 def error(changes, given=()):
@@ -96,7 +113,7 @@ FILES = {
             FILES | {"advantage.groups": "type"},
             "advantage.groups = 'type': the",
         ),
-        (FILES | {"advantage.name": "hierarchical"}, "another advantage"),
+        (FILES | {"advantage.name": "hierarchical"}, "(type): choose another"),
         (
             FILES | {"advantage.name": "gae_exp_complexity"},
             "have no difficulty",
@@ -269,9 +286,21 @@ def test_a_source_with_difficulties_has_types():
         (FILES | {"advantage.name": "temporal"}, "only after a pass over data"),
         (
             {"advantage.groups": "type", "task.difficulties": (2,)},
-            "are the whole batch",
+            "problems, and all have the same one",
         ),
         ({"advantage.groups": "type"}, ""),
+        (
+            {
+                "rollout.group_sizes.name": "by_length",
+                "task.difficulties": (2,),
+            },
+            "rollout.group_sizes.name = 'by_length': goes by the difficulty",
+        ),
+        (
+            OF_OTHERS | {"advantage.name": "hierarchical"},
+            "have the same one (ta",
+        ),
+        (OF_OTHERS | {"advantage.name": "gae_exp_complexity"}, "the same one"),
     ],
 )
 def test_combinations_without_effect_are_warned_of(changes, words):
@@ -279,6 +308,40 @@ def test_combinations_without_effect_are_warned_of(changes, words):
   checks.fields(c)
   lines = combinations.warnings(c)
   assert len(lines) == bool(words) and all(words in x for x in lines)
+
+
+@pytest.mark.parametrize(
+    "changes, rest",
+    [
+        ({"critic.lr": 0.5}, {}),
+        ({"critic.head.name": "gated"}, {}),
+        ({"lora.alpha": 1.0}, {}),
+        ({"environment.max_turns": 2}, {}),
+        ({"advantage.history": 3}, {"advantage.name": "gae"}),
+        ({"reward.overlong_coef": 0.5}, {}),
+        ({"dynamic_sampling.max_rounds": 3}, {}),
+        ({"dynamic_sampling.shortfall": "raise"}, {}),
+        ({"critic.pretrain_ev": 0.5}, {"advantage.name": "gae"}),
+    ],
+)
+def test_fields_that_nothing_reads(changes, rest):
+  """A file may leave them for another algorithm; a command line may not."""
+  [name], c = changes, with_fields(changes | rest)
+  [line] = unread.warnings(c)
+  assert line.startswith(f"{name} = {changes[name]!r}: nothing reads it: ")
+  assert "nothing reads it" in error(changes | rest, given=(name,))
+  assert f"warning: {line}" in checks.checked(c, {})[1]
+
+
+def test_fields_that_something_reads():
+  changes = {"critic.lr": 0.5, "critic.pretrain_ev": 0.5} | GAE
+  changes |= {"critic.pretrain_steps": 2}
+  assert unread.warnings(with_fields(changes)) == []
+  changes = {"advantage.name": "temporal", "advantage.history": 3}
+  changes |= {"lora.rank": 2, "lora.alpha": 3.0, "reward.overlong_buffer": 4}
+  changes |= {"reward.overlong_coef": 0.5, "dynamic_sampling.enabled": True}
+  changes |= {"dynamic_sampling.shortfall": "raise"}
+  assert unread.warnings(with_fields(changes)) == []
 
 
 def test_fields_of_the_command_line_that_nothing_reads():

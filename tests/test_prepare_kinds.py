@@ -108,9 +108,12 @@ def test_the_screen_says_what_is_dropped(make, tmp_path):
   ]
   for steps in (1, 0):
     c.sft.skill.steps, said = steps, []
+    c.advantage.groups = "prompt" if steps else "type"
     screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
     place = prepare.run(c, tmp_path, screen, threading.Event())
     lines = [line for line in said if " rows of " in line]
+    if not steps:
+      assert "all rows of data.train have the same one" in lines.pop()
     assert lines == (expected if steps else expected[:-1])
   text = (place / "data.md").read_text()
   assert "- No demonstration in 1 rows that are kept: a response is" in text

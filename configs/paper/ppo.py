@@ -18,6 +18,7 @@ def get_config():
   c.rollout.batch, c.rollout.group_size = 8192, 1
   c.updates.minibatches = 16
   c.advantage.name = "gae"
+  c.critic.lr = 2e-6
   c.advantage.args.lam = c.critic.lam = 0.95
   c.advantage.whiten = True
   return c

@@ -21,7 +21,6 @@ def qwen_32b():
   c.optimizer.lr = 1e-6
   c.optimizer.b2 = 0.999
   c.optimizer.weight_decay = 0.1
-  c.critic.lr = 2e-6
   c.rl.steps = 320  # of 16 updates each: VAPO's 5,000 steps are updates
   c.evaluate.prompts = c.evaluate.interim_prompts = 30  # all of AIME 2024
   c.evaluate.samples = c.evaluate.mean_of = 32

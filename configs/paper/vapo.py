@@ -15,7 +15,7 @@ def get_config():
   """PPO and the seven techniques; 512 prompts x 16, minibatches of 512."""
   c = ppo.get_config()
   c.critic.pretrain_steps = 50
-  c.critic.lam = 1.0
+  c.critic.lam, c.critic.lr = 1.0, 2e-6
   c.advantage.name = "gae_length_adaptive"
   c.advantage.args = dict(alpha=0.05)
   c.surrogate.args.clip_high = 0.28

@@ -359,10 +359,18 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     else:
       _write(config, tok_path, parts, identity, workdir, display, stop)
     learns = not config.sft.reuse and config.sft.skill.steps
-    for line in tally_lib.lines(
-        json.loads(report.read_text())["sources"], learns
-    ):
+    tallies = json.loads(report.read_text())["sources"]
+    for line in tally_lib.lines(tallies, learns):
       display.say(line)
+    levels = {
+        x for t in tallies if t["use"] == "train" for x in t["difficulties"]
+    }
+    if (field := config_lib.type_field(config)) and len(levels) == 1:
+      display.say(
+          f"warning: {field} = {config_lib.at(config, field)!r}: goes by the"
+          " difficulty (type) of problems, and all rows of data.train have the"
+          " same one; data.columns names its column"
+      )
     display.say(
         f"data: {place / 'data.md'} counts the rows that are left out,"
         f" {pipelines.QUARANTINE} beside it has them"
