@@ -1,6 +1,7 @@
 """Rounds on five seeds: rejection-sampled SFT, and GRPO with a reward model.
 
-  python -m bench.rounds            # resumable; about an hour on 2 quiet cores
+  python -m bench.rounds            # resumable; CPU-minutes: 3 a run of SFT
+  python -m bench.rounds --count 2  # fewer rounds; a larger count continues
   python -m bench.rounds --collect  # of the runs made so far
   python -m bench.rounds --table    # only the tables, from JSON
 
@@ -12,6 +13,7 @@ import argparse
 import functools
 import itertools
 import json
+import os
 import pathlib
 
 from bench import harness, seeds, tables
@@ -27,19 +29,26 @@ COLUMNS = ("mean@4", "greedy", "pass@8")
 
 
 def directory(name: str, seed: int) -> pathlib.Path:
-  """The work directory of all rounds; with a file `done` at their end."""
+  """The work directory of all rounds."""
   return harness.RUNS / NAME / f"{name}-{seed}"
 
 
-def run(name: str, seed: int) -> None:
-  """Makes a run, or the rest of it."""
-  workdir, options = directory(name, seed), [f"--config.seed={seed}"]
+def finished(name: str, seed: int) -> int:
+  """The rounds of a run that have ended, round 0 among them."""
+  path = directory(name, seed) / "metrics.jsonl"
+  return path.read_text().count("\n") if path.exists() else 0
+
+
+def run(name: str, seed: int, count: int) -> None:
+  """Makes a run of so many rounds, or the rest of it."""
+  workdir = directory(name, seed)
+  options = [f"--config.seed={seed}", f"--config.rounds.count={count}"]
   if name != ROWS[0]:
     base = loop.directory(directory(ROWS[0], seed), 0)
+    base = base.relative_to(harness.ROOT)
     options.append(f"--config.sft.reuse={base}")
-  if not (workdir / "done").exists():
+  if finished(name, seed) <= count:
     seeds.train(f"configs/{name}.py", workdir, *options)
-    (workdir / "done").touch()
 
 
 def read(name: str, seed: int) -> dict:
@@ -91,12 +100,14 @@ def page(result: dict) -> list[str]:
         "",
         f"## `configs/{name}.py`, seeds {made}",
         "",
-        f"| round | {' | '.join(COLUMNS)} | length | rows | {more} |",
-        "|---" * (len(COLUMNS) + 4) + "|",
+        f"| round | seeds | {' | '.join(COLUMNS)} | length | rows | {more} |",
+        "|---" * (len(COLUMNS) + 5) + "|",
     ]
-    for i in range(len(runs[0]["rows"])):
+    every = runs
+    for i in range(max(len(x["rows"]) for x in every)):
+      runs = [x for x in every if len(x["rows"]) > i]
       cells = [seeds.spread([x[k][i] for x in runs]) for k in COLUMNS]
-      cells.append(numbers([x["length"][i] for x in runs]))
+      cells = [str(len(runs)), *cells, numbers([x["length"][i] for x in runs])]
       if i:
         cells.append(f"{sum(x['rows'][i] for x in runs) / len(runs):,.0f}")
         share = [
@@ -118,15 +129,18 @@ def main() -> None:
   parser.add_argument("--collect", action="store_true")
   parser.add_argument("--table", action="store_true")
   parser.add_argument("--seeds", type=int, default=len(SEEDS))
+  parser.add_argument("--count", type=int, default=4)
   parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
   args = parser.parse_args()
   jobs = list(itertools.product(ROWS, SEEDS))
+  cache = harness.RUNS / NAME / "compiled"  # shared by the seeds
+  os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
   if not args.table:
     for name, seed in jobs:
       wanted = name in args.rows and seed in SEEDS[: args.seeds]
       if wanted and not args.collect:
-        run(name, seed)
-    made = [x for x in jobs if (directory(*x) / "done").exists()]
+        run(name, seed, args.count)
+    made = [x for x in jobs if finished(*x)]
     place = loop.directory(directory(*made[0]), 0) / "environment.json"
     harness.write_data(
         NAME,

@@ -5,7 +5,9 @@
 A round writes samples of the policy, of which the verifier makes pairs, lets
 the reward model go on learning from them and from 10% of earlier pairs, and
 takes 10 steps of GRPO with its scores alone as the reward and the policy of the
-round before as the reference of the KL.
+round before as the reference of the KL. Held-out accuracy: 21% to 54% in the
+first round (seed 0, results/rounds.md), whose reward model prefers the correct
+response in 81% (+- 8) of held-out pairs.
 """
 
 from rl_reason.configs import base
@@ -17,6 +19,9 @@ def get_config():
   c.rounds.count = 4
   c.rounds.replay = 0.1
   c.generate.keep = "pairs"
+  c.generate.prompts = 2048
+  c.reward_model.steps = 150  # of a round
   c.rl.steps = 10  # of a round
+  c.evaluate.every = 5
   c.kl.kind, c.kl.coef = "k3", 0.04
   return c

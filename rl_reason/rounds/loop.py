@@ -76,7 +76,9 @@ def run(
   is_first = jax.process_index() == 0
   lock = run_directory.lock(workdir, screen.say) if is_first else None
   if is_first:
-    metrics.write_json(workdir / "config.json", config_lib.flat(config))
+    shown = config.copy_and_resolve_references()
+    run_directory.record(shown)  # so that its paths may move
+    metrics.write_json(workdir / "config.json", config_lib.flat(shown))
   found: tuple[Any, Any] = (None, None)
   try:
     # Of finished rounds only the last one is opened, for what it returns.
