@@ -1,6 +1,7 @@
 """Fields that no named algorithm needs; `configs/base.py` adds them.
 
-Corrections of the mismatch of sampler and trainer, covariance regularisation,
+Mixture of experts, corrections of the mismatch of sampler and trainer,
+covariance regularisation,
 controllers, shaped rewards, other critics, partial rollouts, LoRA, reward
 models, serving, generated data: see docs/algorithms.md; environments:
 docs/environments.md.
@@ -16,6 +17,12 @@ def add(c) -> None:
     at(c, name).update(section(name, **fields))
 
   extend(
+      "model",
+      experts=number(0, low=0),  # feed-forward layers to choose from; 0: one
+      experts_per_token=number(8, low=1),
+      norm_topk=True,  # weights of a token's experts sum to 1
+  )
+  extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
       partial_groups=number(0, low=0),  # that a round may leave unfinished
@@ -24,6 +31,7 @@ def add(c) -> None:
       weights=choice("same", "bfloat16", "int8"),  # of the sampler
       cache=choice("same", "int8"),  # keys and values of the sampler
       engine=function("engine", "own"),  # that samples in RL: vllm
+      replay_routing=False,  # train with the experts that the sampler chose
   )
   extend(
       "sft",
@@ -69,6 +77,7 @@ def add(c) -> None:
       length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
       entropy_controller=function("entropy_controller"),  # adaptive
       top_entropy=number(1.0, low=1e-9, high=1),  # share of tokens, by entropy
+      router_aux=number(0.0, low=0),  # load balance of experts, also of SFT
   )
   extend(
       "critic",
@@ -85,6 +94,7 @@ def add(c) -> None:
   extend(
       "mesh",
       rollout=number(0, low=0),  # of the devices, which only sample; 0: all do
+      expert=number(1, low=1),  # splits experts, and rows as data does
   )
   extend(
       "rl",

@@ -18,6 +18,7 @@ from rl_reason import (
     config,
     environments,
     functions,
+    mixtures,
     presets,
     tasks,
     unread,
@@ -101,6 +102,8 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
     for rules in (_task, _data, _model, _log, _export, rounds.check):
       rules(c)
     combinations.check(c, values)
+    if not c.model.path:  # or else `devices` knows the shape
+      mixtures.check(c)
     unread.refuse(c, given)
   except Fault as e:
     raise _error(values, *e.args) from None
@@ -353,6 +356,10 @@ def devices(
     ConfigError: a batch or a parameter cannot be split over the mesh, or the
       layers into groups.
   """
+  try:
+    mixtures.check(c)
+  except Fault as e:
+    raise _error(config.flat(c), *e.args) from None
   sizes = mesh_sizes(c, devices)
   shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
   r, values, samplers = c.rollout, config.flat(c), c.mesh.rollout
@@ -366,7 +373,7 @@ def devices(
         " set one axis to -1"
     )
   tensor, widths = sizes["tensor"], sizes["fsdp"] * sizes["sequence"]
-  shards = sizes["data"] * widths
+  shards = sizes["data"] * sizes["expert"] * widths
   if samplers % tensor:
     raise _error(values, "mesh.rollout", f"must be a multiple of {tensor=}")
   sampled = {
@@ -384,7 +391,8 @@ def devices(
       "generate.batch": c.generate.batch,
   }
   # Value pretraining and evaluations sample with the devices that learn.
-  axes = "data x fsdp x sequence" if c.mesh.sequence > 1 else "data x fsdp"
+  extra = [f" x {x}" for x in ("expert", "sequence") if sizes[x] > 1]
+  axes = "".join(["data x fsdp", *extra])
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
   for count, batches in by_count:
     for name, rows in batches.items():

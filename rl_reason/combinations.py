@@ -38,6 +38,8 @@ NEEDS = {
     "mesh.rollout": "rl.staleness",
     "rl.old_logps": "rl.staleness",
     "rollout.partial_across_steps": "rollout.partial_groups",
+    "model.experts_per_token": "model.experts",
+    "model.norm_topk": "model.experts",
 }
 
 # A field must not exceed another one.

@@ -42,6 +42,14 @@ CONFIGS = {
         model_type="llama", rope_parameters=LLAMA3 | dict(rope_theta=5e5)
     ),
     "mistral": dict(head_dim=8, sliding_window=None, num_key_value_heads=None),
+    "qwen3_moe": dict(
+        head_dim=10,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=6,
+        norm_topk_prob=True,
+        mlp_only_layers=[],
+    ),
 }
 
 
@@ -77,6 +85,12 @@ def weights_of(config, seed=0, dtype=np.float32):
         "mlp.up_proj.weight": (f, d),
         "mlp.down_proj.weight": (d, f),
     }
+    for x in ("gate", "up", "down") * ("num_experts" in config):
+      shape = layer.pop(f"mlp.{x}_proj.weight")
+      narrow = [config["moe_intermediate_size"] if n == f else n for n in shape]
+      for e in range(config["num_experts"]):
+        layer[f"mlp.experts.{e}.{x}_proj.weight"] = tuple(narrow)
+      layer["mlp.gate.weight"] = config["num_experts"], d
     for x in "qkv" if biased else "":
       size = layer[f"self_attn.{x}_proj.weight"][0]
       layer[f"self_attn.{x}_proj.bias"] = (size,)
@@ -85,7 +99,7 @@ def weights_of(config, seed=0, dtype=np.float32):
     if config.get("mlp_bias"):
       layer |= {f"mlp.{x}_proj.bias": (f,) for x in ("gate", "up")}
       layer["mlp.down_proj.bias"] = (d,)
-    if kind == "qwen3":
+    if kind.startswith("qwen3"):
       layer |= {f"self_attn.{x}_norm.weight": (c,) for x in "qk"}
     shapes |= {f"model.layers.{i}.{name}": x for name, x in layer.items()}
   return {

@@ -6,9 +6,17 @@ from conftest import ROOT
 from configs import base
 from rl_reason import config, dependencies
 from rl_reason.dependencies import differences
+from rl_reason.structs import RunError
+from rl_reason.training import other_runs
 
 OLD = config.flat(config.with_defaults(base.get_config()))
 LONGER = {"rl.steps": 9}
+
+
+def test_fields_that_an_older_run_lacks_have_their_defaults():
+  other_runs.require_equal("x", {"model.experts": 0}, {})
+  with pytest.raises(RunError, match="model.experts is 0 there and 4 here"):
+    other_runs.require_equal("x", {"model.experts": 4}, {})
 
 
 def test_what_may_change_between_runs():

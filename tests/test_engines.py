@@ -40,10 +40,7 @@ class StandIn:
     for name, place in layout.placements(table).items():
       x = self.received[name]
       x = x.T if place.transposed else x
-      if place.layer is None:
-        leaves[place.param] = x
-      else:
-        leaves[place.param][place.layer] = x
+      leaves[place.param][place.at] = x
     self.params = jax.tree.unflatten(tree, leaves)
 
   def generate(self, requests):

@@ -41,6 +41,7 @@ def read_json(path):
         ("llama", np.float16, 1),
         ("llama-5", jnp.bfloat16, 1),
         ("mistral", np.float32, 1),
+        ("qwen3_moe", jnp.bfloat16, 2),
     ],
 )
 def test_the_round_trip_is_bit_exact(kind, dtype, shards, tmp_path, mesh):
@@ -288,6 +289,21 @@ def intact(tmp_path_factory):
         ("llama", scaled(low_freq_factor=4.0), "must be below high_freq_facto"),
         ("llama", scaled(mrope_section=[1]), "rope_scaling.mrope_section"),
         ("mistral", dict(sliding_window=-1), "sliding_window = -1"),
+        (
+            "qwen3_moe",
+            dict(num_experts_per_tok=5),
+            "not exceed num_experts = 4",
+        ),
+        (
+            "qwen3_moe",
+            dict(mlp_only_layers=[0]),
+            "mlp_only_layers = [0]: is no",
+        ),
+        (
+            "qwen3_moe",
+            dict(num_experts=2**40),
+            "num_hidden_layers x num_expert",
+        ),
         # config.json contradicts the tensors.
         ("qwen2", dict(num_hidden_layers=2**40), "only 38 tensors"),
         ("llama", dict(attention_bias=False), "bias is a tensor that nothing"),

@@ -22,7 +22,7 @@ LAYERS = [line.split() for line in """
     data
     environments.episodes
     combinations checkpointing.run_directory
-    rounds.rules unread
+    mixtures rounds.rules unread
     checks hf evaluation.statistics evaluation.reward_runner
     monitoring.rl_metrics monitoring.samples checkpointing engines
     session evaluation

@@ -44,14 +44,14 @@ def test_decoding_with_a_cache_is_the_forward_pass(monkeypatch):
   def prefill(tokens, segments):
     cache = decoder.empty_cache(cfg, count, attention.cache_slots(P + T))
     attend = attention.prefill(segments)
-    return decoder.forward(params, cfg, tokens, at, attend, cache)
+    return decoder.forward(params, cfg, tokens, at, attend, cache)[:2]
 
   @jax.jit
   def decode(tokens, position, cache):
     attend = attention.decode(position, jnp.argsort(position))
     return decoder.forward(
         params, cfg, tokens, position[:, None], attend, cache
-    )
+    )[:2]
 
   segments = (at < P - start[:, None]).astype(np.int32)
   prompt, cache = prefill(rolled[:, :P], segments)
@@ -91,7 +91,7 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(
     return chosen_BT1[..., 0], entropy_BT
 
   def in_chunks(params, states):
-    monkeypatch.setattr(decoder, "hidden", lambda *_: states)
+    monkeypatch.setattr(decoder, "routed", lambda *_: (states, None))
     return decoder.packed_logps(params, cfg, packed, 0.7)
 
   def total(fn):
@@ -143,7 +143,7 @@ def test_one_chunk_of_logits_exists_at_a_time(tied):
 
   def total(params, states):
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(decoder, "hidden", lambda *_: states)
+      patch.setattr(decoder, "routed", lambda *_: (states, None))
       logps, entropy = decoder.packed_logps(params, cfg, packed)
     return jnp.sum(logps**2) + jnp.sum(entropy**2)
 

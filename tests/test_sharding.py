@@ -136,4 +136,4 @@ def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
 def test_mesh_that_does_not_fit():
   with pytest.raises(ValueError, match="does not cover 8 devices"):
     sharding.make_mesh(3, 1, 1)
-  assert sharding.make_mesh(-1, 2, 2).devices.shape == (2, 2, 1, 2)
+  assert sharding.make_mesh(-1, 2, 2).devices.shape == (2, 2, 1, 1, 2)

@@ -220,5 +220,5 @@ def tensors(
   leaves = jax.tree.leaves(lora.merge(params))
   for name, place in layout.placements(decoder.table(cfg)).items():
     x = leaves[place.param]
-    x = sharding.fetch(x if place.layer is None else x[place.layer])
+    x = sharding.fetch(x[place.at])
     yield name, np.ascontiguousarray(x.T if place.transposed else x)

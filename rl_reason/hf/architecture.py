@@ -26,6 +26,7 @@ class Family(NamedTuple):
     qk_norm: whether queries and keys are normalized.
     head_dim: default; None for hidden_size / num_attention_heads.
     even: whether the heads must divide hidden_size.
+    experts: whether feed-forward layers are mixtures of experts.
   """
 
   name: str
@@ -36,8 +37,11 @@ class Family(NamedTuple):
   qk_norm: bool = False
   head_dim: int | None = None
   even: bool = False
+  experts: bool = False
 
 
+# The number of experts in transformers 4 and 5.
+NUM = "num_experts", "num_local_experts"
 BIAS, WINDOW = "attention_bias", "use_sliding_window"
 FAMILIES = {
     "llama": Family("Llama", BIAS, BIAS, "mlp_bias", even=True),
@@ -46,6 +50,9 @@ FAMILIES = {
         "Qwen3", BIAS, BIAS, window=WINDOW, qk_norm=True, head_dim=128
     ),
     "mistral": Family("Mistral", window=True),
+    "qwen3_moe": Family(
+        "Qwen3Moe", BIAS, BIAS, window=WINDOW, qk_norm=True, experts=True
+    ),
 }
 # Fields that change what these families compute -> values that are supported.
 SUPPORTED = {
@@ -53,6 +60,8 @@ SUPPORTED = {
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
     "auto_map": (None, {}),  # code that comes with the model
+    "decoder_sparse_step": (None, 1),  # layers without experts
+    "mlp_only_layers": (None, []),
 }
 # Fields of rope scaling 'llama3' -> fields of ModelConfig.
 LLAMA3 = {
@@ -142,6 +151,17 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
     _refuse("head_dim", head_dim, "must be even, for rotary positions")
   if not _is_number(eps) or eps < 0:
     _refuse("rms_norm_eps", eps, "must be a number, 0 or more")
+  mlp, mixture = "intermediate_size", dict[str, Any]()
+  if family.experts:
+    mlp = "moe_intermediate_size"
+    mixture = dict(
+        experts=_count(config, NUM[NUM[0] not in config]),
+        experts_per_token=_count(config, "num_experts_per_tok"),
+        norm_topk=_flag(config, "norm_topk_prob"),
+    )
+    if mixture["experts_per_token"] > mixture["experts"]:
+      remedy = f"must not exceed num_experts = {mixture['experts']}"
+      _refuse("num_experts_per_tok", mixture["experts_per_token"], remedy)
   return decoder.ModelConfig(
       vocab=_count(config, "vocab_size"),
       layers=_count(config, "num_hidden_layers"),
@@ -149,13 +169,14 @@ def read(config: dict[str, Any]) -> decoder.ModelConfig:
       heads=num_heads,
       kv_heads=kv_heads,
       head_dim=head_dim,
-      mlp=_count(config, "intermediate_size"),
+      mlp=_count(config, mlp),
       norm_eps=float(eps),
       qkv_bias=_flag(config, family.qkv_bias),
       o_bias=_flag(config, family.o_bias),
       mlp_bias=_flag(config, family.mlp_bias),
       qk_norm=family.qk_norm,
       tied=_flag(config, "tie_word_embeddings"),
+      **mixture,
       **_rope(config),
   )
 
@@ -250,6 +271,13 @@ def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
       field = getattr(family, name)
       if isinstance(field, str):
         config[field] = getattr(cfg, name)
+    if family.experts:
+      config |= dict(
+          num_experts=cfg.experts,
+          num_experts_per_tok=cfg.experts_per_token,
+          moe_intermediate_size=cfg.mlp,
+          norm_topk_prob=cfg.norm_topk,
+      )
     with contextlib.suppress(CheckpointError):
       if fields(read(config)) == fields(cfg):  # the family can describe it
         return config

@@ -7,8 +7,10 @@ matrices are [in, out] here and [out, in] in the files.
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from rl_reason.models import parameters
+from rl_reason.models.experts import AXIS
 from rl_reason.structs import Tree
 
 # Parameter of a layer -> its module in transformers; the tensor is the weight
@@ -19,6 +21,7 @@ MODULES = {
     **{name: f"self_attn.{name}_proj" for name in "qkvo"},
     **{name: f"self_attn.{name}" for name in ("q_norm", "k_norm")},
     **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "router": "mlp.gate",
 }
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCORE, SCORE_BIAS = "score.weight", "score.bias"
@@ -40,13 +43,14 @@ class Placement(NamedTuple):
 
   Attributes:
     param: index of the parameter in the flattened table.
-    layer: index into a stacked parameter; None for the others.
+    at: layer of a stacked parameter, and expert of one of experts; () of
+      the others.
     shape, axes: shape and logical axes of the tensor in the files.
     transposed: whether the parameter is the transpose of the tensor.
   """
 
   param: int
-  layer: int | None
+  at: tuple[int, ...]
   shape: tuple[int, ...]
   axes: tuple[str | None, ...]
   transposed: bool
@@ -61,7 +65,8 @@ def placements(table: Tree) -> dict[str, Placement]:
   for i, (path, row) in enumerate(rows):
     name = ".".join(k.key for k in path).removeprefix("trunk.")
     stacked = name.startswith("layers.")
-    shape, axes = row.shape[stacked:], row.axes[stacked:]
+    outer = stacked + (AXIS in row.axes)
+    shape, axes = row.shape[outer:], row.axes[outer:]
     # PyTorch's linear layers are [out, in]; an embedding is a table in both.
     transposed = len(shape) == 2 and name != "embed"
     if transposed:
@@ -70,13 +75,15 @@ def placements(table: Tree) -> dict[str, Placement]:
       name = name.removeprefix("layers.")
       module = MODULES[name.removesuffix("_bias")]
       suffix = f"{module}.{'bias' if name.endswith('_bias') else 'weight'}"
-      # Layers are stacked here, and tensors of their own there.
-      for layer in range(row.shape[0]):
-        place = Placement(i, layer, shape, axes, transposed)
-        layers[layer, suffix] = place
+      # Layers and experts are stacked here, and tensors of their own there.
+      for at in np.ndindex(row.shape[:outer]):
+        layer, *expert = at
+        of = "".join(f"mlp.experts.{x}." for x in expert) or "mlp."
+        place = Placement(i, at, shape, axes, transposed)
+        layers[layer, suffix.replace("mlp.", of)] = place
     else:
       part = first if name == "embed" else last
-      part[REST[name]] = Placement(i, None, shape, axes, transposed)
+      part[REST[name]] = Placement(i, (), shape, axes, transposed)
   in_order = sorted(layers, key=lambda key: key[0])
   middle = {f"model.layers.{i}.{x}": layers[i, x] for i, x in in_order}
   return first | middle | last

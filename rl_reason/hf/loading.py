@@ -87,9 +87,11 @@ def find(
     config = files.read_json(path / CONFIG)
     cfg, context = architecture.read(config), architecture.context(config)
     found = files.headers(path)
-    if cfg.layers > len(found):  # `table` has an entry for each layer
+    least = cfg.layers * max(cfg.experts, 1)  # `table` has entries for all
+    if least > len(found):
+      counted = "num_hidden_layers" + " x num_experts" * bool(cfg.experts)
       raise CheckpointError(
-          f"{CONFIG}: num_hidden_layers = {cfg.layers}: the files have only"
+          f"{CONFIG}: {counted} = {least}: the files have only"
           f" {len(found)} tensors; is it the config of these files?"
       )
     expected = placements(table(cfg))
@@ -182,23 +184,23 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   for name, place in placements(table).items():
     if name not in source.tensors:
       continue  # the bias of a sequence classifier
-    i, layer = place.param, np.int32(place.layer or 0)
+    i, index = place.param, tuple(map(np.int32, place.at))
     # The tensor gets no name here: that would keep it alive during the next.
     params[i] = inserts[i](
         params[i],
         _read(source, name, place, mesh),
-        layer,
+        index,
         transposed=place.transposed,
     )
     params[i].block_until_ready()  # else the host reads far ahead
   return treedef.unflatten(params)
 
 
-def _insert(param: Array, x: Array, layer: Array, transposed: bool) -> Array:
+def _insert(param: Array, x: Array, index: tuple, transposed: bool) -> Array:
   """Writes one tensor of the files into its parameter."""
   x = x.T if transposed else x
   x = x.reshape((1,) * (param.ndim - x.ndim) + x.shape)
-  start = (layer,) + (0,) * (param.ndim - 1)
+  start = index + (0,) * (param.ndim - len(index))
   return jax.lax.dynamic_update_slice(param, x, start)
 
 

@@ -133,7 +133,7 @@ def _drop_bias(leaves: list[Array], places: dict[str, Placement]) -> None:
 def _fetch(leaves: list[Array], name: str, place: Placement, dtype: np.dtype):
   """Gathers one tensor on every process, in the dtype of the file."""
   x = leaves[place.param]
-  x = sharding.fetch(x if place.layer is None else x[place.layer])
+  x = sharding.fetch(x[place.at])
   with np.errstate(over="ignore"):  # reported below, with the tensor's name
     x = np.ascontiguousarray(x.T if place.transposed else x, dtype)
   if not np.isfinite(x).all():

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl_reason.scale import (
     linear,
@@ -33,6 +34,16 @@ from rl_reason.structs import Array
 
 BLOCK = 128  # cache slots that `decode` reads at a time
 BUCKETS = 4  # parts of a batch, by length, that read as many blocks each
+
+
+def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
+  """Rotary position embedding of halves (the convention of Llama and Qwen)."""
+  freq32_C = jnp.asarray(freq_C, jnp.float32)
+  angle_BL1C = positions_BL[:, :, None, None] * freq32_C
+  cos, sin = jnp.cos(angle_BL1C), jnp.sin(angle_BL1C)
+  a, b = jnp.split(x_BLHC.astype(jnp.float32), 2, -1)
+  rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+  return rotated.astype(x_BLHC.dtype)
 
 
 @jax.tree_util.register_dataclass

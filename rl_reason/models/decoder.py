@@ -1,8 +1,10 @@
 """A decoder of the Llama/Qwen family as a pure function of a pytree.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU; biases, q/k norm
-and tied embeddings by config. Layers are stacked and run under `lax.scan`, so
-compile time does not grow with depth. `table` describes each parameter once.
+RMSNorm, rotary positions, grouped-query attention, SwiGLU; biases, q/k norm,
+tied embeddings and experts by config. Layers are stacked and run under
+`lax.scan`, so compile time does not grow with depth. `table` describes each
+parameter once.
+
 Shapes here: H heads, of queries or of keys.
 """
 
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import attention, parameters
+from rl_reason.models import attention, experts, parameters
 from rl_reason.models.parameters import Param
 from rl_reason.scale import linear, packed_attention, sequence, sharding
 from rl_reason.structs import Array, Packed, Tree
@@ -29,7 +31,7 @@ class ModelConfig:
     vocab: rows of the embedding.
     layers, width: depth and width of the residual stream.
     heads, kv_heads, head_dim: `heads` must be a multiple of `kv_heads`.
-    mlp: width of the feed-forward layer.
+    mlp: width of the feed-forward layer, or of each expert.
     rope_theta: base of the rotary frequencies.
     rope_factor: the lowest frequencies are divided by it (Llama 3.1).
     rope_low, rope_high: rotations within `rope_context` tokens; frequencies of
@@ -48,6 +50,9 @@ class ModelConfig:
     attention: 'xla', or a key of `pallas.KERNELS`.
     tokens: size of the tokenizer; None: as many as the embedding has rows. Rows
       behind it are padding, and never sampled.
+    experts: feed-forward layers to choose from, see `experts`; 0: one for all.
+    experts_per_token: that are chosen.
+    norm_topk: whether their weights sum to 1.
   """
 
   vocab: int
@@ -73,6 +78,9 @@ class ModelConfig:
   logprob_chunk: int = 1024
   attention: str = "xla"
   tokens: int | None = None
+  experts: int = 0
+  experts_per_token: int = 8
+  norm_topk: bool = True
 
 
 # The weights of a layer that `linear.product` multiplies with.
@@ -110,6 +118,8 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
       up=layer((d, f), ("embed", "mlp"), "normal", d),
       down=layer((f, d), ("mlp", "embed"), "normal", f * 2 * cfg.layers),
   )
+  if cfg.experts:
+    layers |= experts.table(cfg, layer)
   biased = ["q", "k", "v"] * cfg.qkv_bias + ["o"] * cfg.o_bias
   for name in biased + ["gate", "up", "down"] * cfg.mlp_bias:
     (*_, out), (*_, axis) = layers[name].shape, layers[name].axes
@@ -172,16 +182,6 @@ def frequencies(cfg: ModelConfig) -> np.ndarray:
   return freq_C * (share_C + (1 - share_C) / cfg.rope_factor)
 
 
-def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
-  """Rotary position embedding of halves (the convention of Llama and Qwen)."""
-  freq32_C = jnp.asarray(freq_C, jnp.float32)
-  angle_BL1C = positions_BL[:, :, None, None] * freq32_C
-  cos, sin = jnp.cos(angle_BL1C), jnp.sin(angle_BL1C)
-  a, b = jnp.split(x_BLHC.astype(jnp.float32), 2, -1)
-  rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-  return rotated.astype(x_BLHC.dtype)
-
-
 def forward(
     params: Tree,
     cfg: ModelConfig,
@@ -189,7 +189,8 @@ def forward(
     positions_BL: Array,
     attend: attention.Attend,
     cache: Any = None,
-) -> tuple[Array, Any]:
+    routes: Array | None = None,
+) -> tuple[Array, Any, experts.Routing | None]:
   """The residual stream after the last norm.
 
   Args:
@@ -199,9 +200,11 @@ def forward(
     positions_BL: int32, of each token in its sequence; any for padding.
     attend: `attention.packed`, `prefill` or `decode`: what each token sees.
     cache: an `attention.Cache`, if `attend` reads or writes one.
+    routes: int [B, L, layers * K], experts to use; -1 or None: the router's.
 
   Returns:
-    hidden [B, L, D] in cfg.dtype, and the new cache (None without one).
+    hidden [B, L, D] in cfg.dtype, the new cache (None without one), and what
+    the routers say of each layer, or group and layer (None without experts).
   """
   rows, length = tokens_BL.shape
   kv, group = cfg.kv_heads, cfg.heads // cfg.kv_heads
@@ -212,7 +215,7 @@ def forward(
   # the contraction over two axes that [B, L, D] gives it.
   def block(carry, layer):
     x_XD, cache = carry
-    index, p = layer
+    index, p, given = layer
 
     def project(x, name):
       out = linear.product(x, p[name])
@@ -228,21 +231,27 @@ def forward(
     if cfg.qk_norm:
       q = rms_norm(q, p["q_norm"], cfg.norm_eps)
       k = rms_norm(k, p["k_norm"], cfg.norm_eps)
-    q = rope(q, positions_BL, freq_C)
-    k = rope(k, positions_BL, freq_C)
+    q = attention.rope(q, positions_BL, freq_C)
+    k = attention.rope(k, positions_BL, freq_C)
     q = q.reshape(rows, length, kv, group, cfg.head_dim)
     a, cache = attend(cfg.attention, index, q, k, v, cache)
     a = a.reshape(rows * length, -1)
     x_XD = x_XD + sequence.gathered(project(a, "o"))
     # Feed-forward (SwiGLU).
     h = sequence.gathered(rms_norm(x_XD, p["norm_mlp"], cfg.norm_eps))
-    h = jax.nn.silu(project(h, "gate")) * project(h, "up")
-    x_XD = x_XD + sequence.gathered(project(h, "down"))
-    return (sequence.stream(x_XD), cache), None
+    routing = None
+    if cfg.experts:
+      h, routing = experts.feed_forward(h, p, cfg, given)
+    else:
+      h = jax.nn.silu(project(h, "gate")) * project(h, "up")
+      h = project(h, "down")
+    x_XD = x_XD + sequence.gathered(h)
+    return (sequence.stream(x_XD), cache), routing
 
   # Only training takes gradients, and it has no cache. `prevent_cse` is for
   # code outside of a scan.
-  layers = jnp.arange(cfg.layers), params["layers"]
+  given = None if routes is None else experts.by_layer(routes, cfg)
+  layers = jnp.arange(cfg.layers), params["layers"], given
   if cache is None and cfg.remat != "none":
     remat = functools.partial(
         jax.checkpoint, policy=REMAT[cfg.remat], prevent_cse=False
@@ -256,19 +265,26 @@ def forward(
       block = remat(functools.partial(jax.lax.scan, block))
   embed_VD = sequence.full_width(params["embed"].astype(cfg.dtype))
   x_XD = sequence.stream(embed_VD[tokens_BL.reshape(-1)])
-  (x_XD, cache), _ = jax.lax.scan(block, (x_XD, cache), layers)
+  (x_XD, cache), routing = jax.lax.scan(block, (x_XD, cache), layers)
   x_XD = rms_norm(x_XD, params["norm"], cfg.norm_eps)
-  return x_XD.reshape(rows, length, -1), cache
+  return x_XD.reshape(rows, length, -1), cache, routing
 
 
 def hidden(params: Tree, cfg: ModelConfig, packed: Packed) -> Array:
-  """`forward` of packed rows, in the chunks of `sequence.split`: [R, L, D]."""
-  tokens_RL, positions_RL, segments_RL = map(
-      sequence.split,
-      (packed.tokens_RL, packed.positions_RL, packed.segments_RL),
-  )
-  attend = attention.packed(segments_RL, chunks=True)
-  return forward(params, cfg, tokens_RL, positions_RL, attend)[0]
+  """`forward` of packed rows, in the chunks of `sequence.split`: [R, L, D].
+
+  Experts are those of the routers, whatever was recorded.
+  """
+  return routed(params, cfg, packed.replace(routes_RLZ=None))[0]
+
+
+def routed(params: Tree, cfg: ModelConfig, packed: Packed):
+  """`forward` of packed rows in chunks: hidden states and the routing."""
+  p = jax.tree.map(sequence.split, packed.replace(source_BT=None))
+  attend = attention.packed(p.segments_RL, chunks=True)
+  rows = p.tokens_RL, p.positions_RL, attend
+  hidden_RLD, _, routing = forward(params, cfg, *rows, routes=p.routes_RLZ)
+  return hidden_RLD, routing
 
 
 def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
@@ -299,7 +315,14 @@ def packed_logps(
     logps [B, T] and entropy [B, T], float32; entropy in nats. Behind a response
     they are those of its first token.
   """
-  hidden_RLD = hidden(params, cfg, packed)
+  return routed_logps(params, cfg, packed, temperature)[:2]
+
+
+def routed_logps(
+    params: Tree, cfg: ModelConfig, packed: Packed, temperature: float = 1.0
+) -> tuple[Array, Array, experts.Routing | None]:
+  """`packed_logps`, and what the routers say of the places of the rows."""
+  hidden_RLD, routing = routed(params, cfg, packed)
   shards = sharding.num_shards(jax.sharding.get_abstract_mesh(), "batch")
 
   # In each shard, positions that predict a response token come first.
@@ -340,7 +363,7 @@ def packed_logps(
       ]
       for x_WX in in_order
   )
-  return logps_BT, entropy_BT
+  return logps_BT, entropy_BT, routing
 
 
 def _chunk(x_WX: Array, at: Array, size: int) -> Array:

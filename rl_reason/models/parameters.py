@@ -59,14 +59,18 @@ def abstract(table: Tree, shardings: Tree) -> Tree:
   )
 
 
-def flops_per_token(table: Tree, context: float) -> float:
+def flops_per_token(table: Tree, context: float, share: float = 1.0) -> float:
   """Floating-point operations of one token's forward pass through a decoder.
 
   Twice the weights of its matrix products (the output head included), and
   attention to `context` tokens on average. A backward pass takes twice as many.
+  `share` is that of the experts which a token uses.
   """
   layers = table["layers"]
   matrices = [x for x in layers.values() if x.init == "normal"]
-  weights = sum(math.prod(x.shape) for x in [*matrices, table["embed"]])
+  weights = sum(
+      math.prod(x.shape) * (share if "expert" in x.axes else 1)
+      for x in [*matrices, table["embed"]]
+  )
   count, _, queries = layers["q"].shape
   return 2.0 * (weights + count * 2 * queries * context)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from rl_reason.models import attention, decoder
+from rl_reason.models import attention, decoder, experts
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, Tree
 
@@ -45,6 +45,8 @@ class Queue:
     ended_R: bool, whether the response is complete.
     end_W: number of rows to start; one number per data shard.
     next_W: number of rows that have started.
+    routes_NPZ, routes_RTZ: experts of each token of prompts, padded on the
+      right, and responses; None: not recorded.
   """
 
   cache: attention.Cache
@@ -62,6 +64,8 @@ class Queue:
   ended_R: Array
   end_W: Array
   next_W: Array
+  routes_NPZ: Array | None = None
+  routes_RTZ: Array | None = None
 
 
 @struct.dataclass
@@ -222,7 +226,7 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
   # Read the token into the cache and compute the next hidden state; position
   # -1 keeps the slots of ended rows out of the blocks that attention reads.
   position_B = jnp.where(active_B, slots.position_B, -1)
-  hidden_B1D, cache = decoder.forward(
+  hidden_B1D, cache, routing = decoder.forward(
       params,
       cfg,
       token_B[:, None],
@@ -230,6 +234,11 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
       attention.decode(position_B, order_B),
       slots.cache,
   )
+  if routing is not None and queue.routes_RTZ is not None:
+    at = jnp.where(active_B, row_B, rows), t_B
+    routes_BZ = experts.by_token(routing, cfg, t_B.shape)
+    routes_RTZ = queue.routes_RTZ.at[at].set(routes_BZ, mode="drop")
+    queue = queue.replace(routes_RTZ=routes_RTZ)
   return queue, Slots(
       cache=cache,
       hidden_BD=hidden_B1D[:, 0],

@@ -79,7 +79,7 @@ def _prefill(sampler: Any, params: Tree, tokens_NP, queue, slots):
         tokens_L, queue.tokens_RT[row], (length,)
     )
     at_1L = jnp.arange(len(tokens_L))[None]
-    hidden_1LD, filled = decoder.forward(
+    hidden_1LD, filled, _ = decoder.forward(
         params,
         sampler.cfg,
         tokens_L[None],

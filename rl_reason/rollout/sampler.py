@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import attention, decoder, parameters
+from rl_reason.models import attention, decoder, experts, parameters
 from rl_reason.rollout import decode_loop, partial, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
 from rl_reason.scale import sharding
@@ -45,6 +45,7 @@ class Sampler:
       the end.
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' as the model's, or 'int8'.
+    record: whether the experts of each token are recorded.
   """
 
   cfg: decoder.ModelConfig
@@ -56,6 +57,7 @@ class Sampler:
   slots: int = 0
   equal_groups: bool = True
   cache: str = "same"
+  record: bool = False
 
   def start(
       self,
@@ -82,7 +84,7 @@ class Sampler:
     length_N = width - prompts.start_N
     at_NP = jnp.broadcast_to(jnp.arange(width), tokens_NP.shape)
     segments_NP = (at_NP < length_N[:, None]).astype(jnp.int32)
-    hidden_NPD, filled = decoder.forward(
+    hidden_NPD, filled, routing = decoder.forward(
         params,
         cfg,
         tokens_NP,
@@ -143,6 +145,13 @@ class Sampler:
         end_W=integers(shards, rows // shards),
         next_W=integers(shards, 0),
     )
+    if self.record and routing is not None:
+      routes_NPZ = experts.by_token(routing, cfg, tokens_NP.shape)
+      shape = rows, self.max_tokens, routes_NPZ.shape[-1]
+      queue = queue.replace(
+          routes_NPZ=jnp.where(segments_NP[..., None] > 0, routes_NPZ, -1),
+          routes_RTZ=jnp.full(shape, -1, routes_NPZ.dtype),
+      )
     length = attention.cache_slots(width + self.max_tokens)
     empty = Slots(
         cache=decoder.empty_cache(cfg, slots, length, self.cache),
@@ -169,7 +178,8 @@ class Sampler:
 
   def _replicated(self) -> tuple[str, ...]:
     """Fields of a queue that each data shard has in full: all prompts."""
-    return () if self.equal_groups else ("cache", "hidden_ND", "length_N")
+    prompts = "cache", "hidden_ND", "length_N", "routes_NPZ"
+    return () if self.equal_groups else prompts
 
   def decode(
       self, params: Tree, queue: Queue, slots: Slots
@@ -214,6 +224,13 @@ class Sampler:
     def per_row(x_N):
       return jnp.repeat(x_N, sizes, 0, total_repeat_length=rows)
 
+    routes_BLZ, routes_NPZ = None, queue.routes_NPZ
+    if routes_NPZ is not None:  # padding moves back to the left
+      width = prompts.tokens_NP.shape[1]
+      index_NP = (jnp.arange(width) - prompts.start_N[:, None]) % width
+      routes_NPZ = jnp.take_along_axis(routes_NPZ, index_NP[..., None], 1)
+      parts: list[Any] = [per_row(routes_NPZ), queue.routes_RTZ]
+      routes_BLZ = jnp.concatenate(parts, 1)
     length_R1 = queue.lengths_R[:, None]
     rollouts = Rollouts(
         tokens_BL=jnp.concatenate(
@@ -225,6 +242,7 @@ class Sampler:
         logps_BT=queue.logps_RT,
         lengths_B=queue.lengths_R,
         truncated_B=queue.truncated_R,
+        routes_BLZ=routes_BLZ,
     )
     return jax.tree.map(
         lambda x: sharding.constrain(x, "batch", *(None,) * (x.ndim - 1)),
@@ -362,7 +380,8 @@ class RolloutEngine:
   def weights(self, params: Tree, kind: str = "same") -> Tree:
     """The `sampler_weights` of a policy: 'same', 'bfloat16' or 'int8'."""
     if kind == "same" and self._cfg.dtype == "float32":
-      if sharding.num_shards(self.mesh, "embed") == 1:
+      axes = "embed", experts.AXIS
+      if all(sharding.num_shards(self.mesh, axis) == 1 for axis in axes):
         return params  # the parameters can be sampled with as they are
     signature = kind, _signature(params)
     if signature not in self._programs:

@@ -1,13 +1,13 @@
 """Sampler weights: the policy's, cast or quantised once per RL step.
 
 Decoding reads every weight for each token: the fewer bytes, the faster. Weights
-are cast or quantised in their shards and then gathered over the fsdp axis, so
-that no decode step waits for weights of other devices.
+are cast or quantised in their shards and then gathered over the fsdp and expert
+axes, so that no decode step waits for weights of other devices.
 """
 
 import jax
 
-from rl_reason.models import decoder, lora, parameters
+from rl_reason.models import decoder, experts, lora, parameters
 from rl_reason.scale import linear
 from rl_reason.structs import Tree
 
@@ -33,7 +33,8 @@ def _quantized(row: parameters.Param) -> linear.Int8:
 
 
 def _gathered(row: parameters.Param) -> parameters.Param:
-  axes = tuple(None if axis == "embed" else axis for axis in row.axes)
+  gathered = "embed", experts.AXIS
+  axes = tuple(None if axis in gathered else axis for axis in row.axes)
   return row._replace(axes=axes)
 
 

@@ -1,7 +1,7 @@
 """Meshes, and the one table from logical axes to mesh axes.
 
-Everything runs under a mesh with axes (data, fsdp, sequence, tensor), also on
-one device, so that a laptop and a pod run the same program.
+Everything runs under a mesh with axes (data, fsdp, expert, sequence, tensor),
+also on one device, so that a laptop and a pod run the same program.
 """
 
 import math
@@ -22,16 +22,21 @@ from jax.sharding import (
 from rl_reason.scale import layout
 from rl_reason.structs import Array, Packed, Tree
 
-AXES = ("data", "fsdp", "sequence", "tensor")
+AXES = ("data", "fsdp", "expert", "sequence", "tensor")
 PINNED = "pinned_host"  # host memory that devices copy from and to
 
 # Logical axis of a parameter or activation -> mesh axes that shard it.
 RULES = {
-    "batch": ("data", "fsdp", "sequence"),
-    "rows": ("data", "fsdp"),  # packed; `scale.sequence` splits their tokens
+    "batch": ("data", "fsdp", "expert", "sequence"),
+    "rows": (
+        "data",
+        "fsdp",
+        "expert",
+    ),  # packed; `scale.sequence` splits their tokens
     "sequence": "sequence",
-    "stream": ("data", "fsdp", "sequence", "tensor"),
+    "stream": ("data", "fsdp", "expert", "sequence", "tensor"),
     "embed": ("fsdp", "sequence"),
+    "expert": "expert",
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -47,6 +52,7 @@ def make_mesh(
     devices=None,
     *,
     sequence: int = 1,
+    expert: int = 1,
 ) -> Mesh:
   """A mesh over all devices; one axis may be -1, for the remaining devices.
 
@@ -57,13 +63,14 @@ def make_mesh(
     devices: default all.
     sequence: of the axis that shards the tokens of packed rows, and all that
       fsdp shards beside them.
+    expert: of the axis that shards rows and experts.
 
   Raises:
     ValueError: the axes do not multiply to the number of devices, or tensor
       would cross hosts without need.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = [data, fsdp, sequence, tensor]
+  sizes = [data, fsdp, expert, sequence, tensor]
   if sizes.count(-1) == 1:
     sizes[sizes.index(-1)] = len(devices) // -int(np.prod(sizes))
   if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:

@@ -142,7 +142,7 @@ class Programs:
     One prompt a call, so that its numbers depend on no other one.
     """
     at_1P = jnp.arange(len(tokens_P))[None]
-    hidden_1PD, filled = decoder.forward(
+    hidden_1PD, filled, _ = decoder.forward(
         params,
         self.cfg,
         tokens_P[None],
@@ -233,7 +233,7 @@ class Programs:
     """
     at_1P = jnp.arange(len(tokens_P))[None]
     segments_1P = (at_1P < length).astype(jnp.int32)
-    hidden_1PD, _ = decoder.forward(
+    hidden_1PD, *_ = decoder.forward(
         params,
         self.cfg,
         tokens_P[None],

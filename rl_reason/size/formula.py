@@ -70,7 +70,15 @@ def estimate(
     mesh: of the devices, which may be abstract.
     token_budget: instead of updates.token_budget.
     slots: instead of rollout.slots, over all devices.
+
+  Raises:
+    ConfigError: the model has experts.
   """
+  if cfg.experts:
+    raise config_lib.ConfigError(
+        f"model.experts = {cfg.experts}: no formula counts the memory of"
+        " experts; --stage=size is for dense models"
+    )
   c, r = config, config.rollout
   shards = sharding.num_shards(mesh, "batch")
   table = decoder.table(cfg)

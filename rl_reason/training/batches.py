@@ -11,6 +11,7 @@ def no_rows(
     max_tokens: int,
     num_terms: int,
     turns: bool = False,
+    routes: tuple[int, str] | None = None,
 ) -> Experience:
   """Rows of padding, whose shapes are those of a real batch.
 
@@ -20,9 +21,14 @@ def no_rows(
     max_tokens: T.
     num_terms: of reward.functions.
     turns: whether responses are trajectories in an environment.
+    routes: experts of a token and their dtype, if they are recorded.
   """
   zeros_BT = np.zeros((rows, max_tokens), np.float32)
   zeros_B = np.zeros(rows, np.int32)
+  routes_BLZ = None
+  if routes:
+    size, dtype = routes
+    routes_BLZ = np.full((rows, max_prompt + max_tokens, size), -1, dtype)
   return Experience(
       rollouts=Rollouts(
           tokens_BL=np.zeros((rows, max_prompt + max_tokens), np.int32),
@@ -32,6 +38,7 @@ def no_rows(
           logps_BT=zeros_BT,
           lengths_B=zeros_B,
           truncated_B=zeros_B > 0,
+          routes_BLZ=routes_BLZ,
       ),
       correct_B=zeros_B.astype(np.float32),
       scores_EB=tuple(zeros_B.astype(np.float32) for _ in range(num_terms)),

@@ -52,6 +52,7 @@ class RolloutCollector:
     temperature: of sampling.
     top_p: of sampling; 1 is off.
     cache: precision of keys and values: 'same' or 'int8'.
+    record: whether the experts of each token are recorded.
     shuffle_seed: of the control in which rewards are permuted over the round;
       None: they are not.
 
@@ -80,6 +81,7 @@ class RolloutCollector:
       temperature: float,
       top_p: float,
       cache: str,
+      record: bool = False,
       shuffle_seed: int | None = None,
   ):
     self.prompts = prompts
@@ -94,7 +96,7 @@ class RolloutCollector:
     self._max_prompt = max_prompt
     self._temperature = np.float32(temperature)
     self._options: dict[str, Any] = dict(
-        group_size=group_size, top_p=top_p, cache=cache
+        group_size=group_size, top_p=top_p, cache=cache, record=record
     )
     self._shuffle_seed = shuffle_seed
 

@@ -58,8 +58,10 @@ def require_equal(
   """
   for name, value in here.items():
     matters = name.startswith(prefixes) and name not in dependencies.FREE
-    if matters and there.get(name) != value:
+    newer = config_lib.FIELDS.get(name)  # than the other run, perhaps
+    other = there.get(name, newer and newer.default)
+    if matters and other != value:
       raise RunError(
-          f"{where}: {name} is {there.get(name)!r} there and {value!r} here;"
-          " make them equal"
+          f"{where}: {name} is {other!r} there and {value!r} here; make them"
+          " equal"
       )

@@ -103,10 +103,11 @@ def pack(
     mask_BT: Array,
     rows: int,
     unit: int = 1,
+    routes_BLZ: Array | None = None,
 ) -> Packed:
   """Packs a minibatch of rows that are padded on both sides.
 
-  The first three arguments are as in `Rollouts`. A micro-batch has `rows`
+  Arrays are as in `Rollouts`. A micro-batch has `rows`
   packed rows, as long as the padded ones, and holds `unit` adjacent rows or
   none of them.
 
@@ -137,8 +138,19 @@ def pack(
   source_BT = np.where(at_T < response_B[:, None], at_T, 0)
   source_BT += np.maximum(place_B + prompt_B - 1, 0)[:, None]
   tokens_RL, positions_RL, segments_RL = packed.reshape(3, *shape)
+  routes_RLZ = None
+  if routes_BLZ is not None:
+    size = routes_BLZ.shape[-1]
+    routes = np.full((np.prod(shape), size), -1, routes_BLZ.dtype)
+    from_X = owner_X, start_B[owner_X] + at_X
+    routes[place_B[owner_X] + at_X] = routes_BLZ[from_X]
+    routes_RLZ = routes.reshape(*shape, size)
   return Packed(
-      tokens_RL, positions_RL, segments_RL, source_BT.astype(np.int32)
+      tokens_RL,
+      positions_RL,
+      segments_RL,
+      source_BT.astype(np.int32),
+      routes_RLZ,
   )
 
 
@@ -163,6 +175,7 @@ def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
       positions_RL=packed.positions_RL[at],
       segments_RL=packed.segments_RL[at],
       source_BT=jnp.where(member_B[:, None], source_BT, 0),
+      routes_RLZ=None if packed.routes_RLZ is None else packed.routes_RLZ[at],
   )
   return micro, member_B
 
@@ -246,8 +259,9 @@ def plan(
     shuffled = [groups[i] for i in rng.permutation(len(groups))]
     orders.append(round_robin(shuffled, minibatches))
   order_MB = np.concatenate(orders).reshape(minibatches * epochs, -1)
-  packed = [
-      pack(r.tokens_BL[b], r.start_B[b], r.mask_BT[b], packed_rows)
-      for b in order_MB
-  ]
+  packed = []
+  for b in order_MB:
+    routes = None if r.routes_BLZ is None else r.routes_BLZ[b]
+    rows = r.tokens_BL[b], r.start_B[b], r.mask_BT[b]
+    packed.append(pack(*rows, packed_rows, routes_BLZ=routes))
   return PackingPlan(order_MB, jax.tree.map(lambda *x: np.stack(x), *packed))

@@ -15,7 +15,7 @@ from rl_reason import combinations, config as config_lib, functions
 from rl_reason.algorithms import credit, objective, rewards, turns
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.evaluation.reward_runner import Model, Rewards
-from rl_reason.models import critic, decoder, lora, parameters
+from rl_reason.models import critic, decoder, experts, lora, parameters
 from rl_reason.monitoring import rl_metrics
 from rl_reason.reward_models import scorer
 from rl_reason.scale import sharding
@@ -85,6 +85,7 @@ def build(session: Session) -> Programs:
           max_kl=c.updates.max_kl,
           lora_scale=lora_scale(c),
           seed=host_seed(c.seed, "covariance") % 2**31,
+          router_aux=c.loss.router_aux,
       ),
       donate_argnums=0,
       out_shardings=(shardings, None),
@@ -201,7 +202,8 @@ def make_counter(
   """The counter of tokens and FLOPs."""
   r = c.rollout
   context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
-  flops = parameters.flops_per_token(decoder.table(cfg), context)
+  share = cfg.experts_per_token / max(cfg.experts, 1)
+  flops = parameters.flops_per_token(decoder.table(cfg), context, share)
   return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
 
 
@@ -341,12 +343,16 @@ def terms(c) -> tuple[reward_terms.Term, ...]:
 
 def empty_rows(c, rows: int) -> Experience:
   """`no_rows` in the shapes of a config."""
+  m, routes = c.model, None
+  if c.rollout.replay_routing:
+    routes = m.layers * m.experts_per_token, experts.dtype(m.experts)
   return no_rows(
       rows,
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(terms(c)),
       turns=bool(combinations.environment(c)),
+      routes=routes,
   )
 
 
@@ -375,6 +381,7 @@ def make_collector(
       temperature=c.rollout.temperature,
       top_p=c.rollout.top_p,
       cache=c.rollout.cache,
+      record=c.rollout.replay_routing,
       shuffle_seed=host_seed(seed, "shuffle") if c.reward.shuffle else None,
   )
   if session.environments is not None:

@@ -117,7 +117,9 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       first=first,
       stream=_stream(session, name),
       rows=lambda pairs: demonstrations.pack(session.tok, pairs, *slots),
-      update=functools.partial(supervised.sft_update, cfg=session.cfg),
+      update=functools.partial(
+          supervised.sft_update, cfg=session.cfg, router_aux=c.loss.router_aux
+      ),
       steps=phase.steps,
       lr=phase.lr,
       schedule=phase.schedule,

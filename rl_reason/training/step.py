@@ -16,7 +16,7 @@ import optax
 
 from rl_reason.algorithms import objective as objective_lib
 from rl_reason.algorithms.objective import Objective
-from rl_reason.models import decoder, lora
+from rl_reason.models import decoder, experts, lora
 from rl_reason.scale import sharding
 from rl_reason.structs import (
     Array,
@@ -310,6 +310,7 @@ def rl_update(
     max_kl: float = 0.0,
     lora_scale: float = 1.0,
     seed: int = 0,
+    router_aux: float = 0.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """All optimizer steps of one RL step: a scan over its minibatches.
 
@@ -328,6 +329,7 @@ def rl_update(
       (early stopping, as in PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
     seed: static, of the random choice of tokens by `objective.covariance`.
+    router_aux: static, coefficient of `experts.loss`.
 
   Returns:
     the next state, and metrics. Metrics are means over the minibatches that
@@ -341,12 +343,17 @@ def rl_update(
     b, token_weights = rows
     if base is not None:
       params = lora.join(base, params, lora_scale)
-    logps_BT, entropy_BT = decoder.packed_logps(
+    logps_BT, entropy_BT, routing = decoder.routed_logps(
         params, cfg, packed, temperature
     )
-    return objective_lib.loss(
+    loss, metrics = objective_lib.loss(
         objective, logps_BT, entropy_BT, b, token_weights, coefs
     )
+    if routing is None:
+      return loss, metrics
+    mean_BT = token_weights["mean"]
+    aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
+    return loss + aux, metrics | more
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed) = carry, xs

@@ -13,7 +13,7 @@ import optax
 
 from rl_reason import config as config_lib
 from rl_reason.checkpointing.resumable import NetworkState
-from rl_reason.models import decoder
+from rl_reason.models import decoder, experts
 from rl_reason.monitoring import metrics as metrics_lib, skips as skips_lib
 from rl_reason.scale import sharding
 from rl_reason.scale.compiled import CompiledOnce
@@ -38,17 +38,22 @@ def sft_update(
     *,
     cfg: decoder.ModelConfig,
     tx: optax.GradientTransformation,
+    router_aux: float = 0.0,
 ) -> tuple[TrainState, dict[str, Array]]:
   """One step of supervised fine-tuning: mean NLL of the response tokens.
 
-  cfg and tx are static; the caller's jit donates the state. Returns the next
-  state, and metrics: loss, grad_norm, update_skipped.
+  cfg, tx and router_aux, the coefficient of `experts.loss`, are static; the
+  caller's jit donates the state. Returns the next state, and metrics: loss,
+  grad_norm, update_skipped.
   """
   weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
   def loss_fn(params, packed, weights_BT):
-    logps_BT, _ = decoder.packed_logps(params, cfg, packed)
-    loss = -jnp.sum(weights_BT * logps_BT)
+    logps_BT, _, routing = decoder.routed_logps(params, cfg, packed)
+    loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
+    if routing is not None:
+      aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)
+      return loss + aux, dict(loss=loss) | metrics
     return loss, dict(loss=loss)
 
   grads, metrics = accumulate(loss_fn, state.params, packed, weights_BT)

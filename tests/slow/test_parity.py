@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from rl_reason import hf
-from rl_reason.models import critic, decoder, parameters
+from rl_reason.models import critic, decoder, experts, parameters
 from rl_reason.rollout import sampler
 from rl_reason.scale import sharding
 from rl_reason.structs import Prompts
@@ -41,6 +41,9 @@ LLAMA3 = dict(
     original_max_position_embeddings=32,
 )
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+EXPERTS = HEADS | dict(
+    head_dim=12, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20
+)
 MODELS = {
     "qwen2-tied": ("Qwen2", HEADS | dict(tie_word_embeddings=True)),
     "qwen2-untied": ("Qwen2", dict(num_attention_heads=5)),
@@ -67,6 +70,8 @@ MODELS = {
         ),
     ),
     "mistral": ("Mistral", HEADS | dict(head_dim=14, sliding_window=200)),
+    "qwen3-moe": ("Qwen3Moe", EXPERTS | dict(norm_topk_prob=True)),
+    "qwen3-moe-not-normalized": ("Qwen3Moe", EXPERTS | dict(num_experts=7)),
 }
 
 
@@ -174,6 +179,27 @@ def test_every_tensor_of_an_export_is_read(name, tmp_path):
     assert torch.equal(x, again.state_dict()[key]), key
 
 
+def test_the_balance_of_experts():
+  """`experts.balance` is the auxiliary loss of transformers."""
+  from transformers.models.qwen3_moe import modeling_qwen3_moe as theirs
+
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(3, 2 * 9, 6)).astype(np.float32)
+  real = np.arange(9) < np.array([[9], [5]])
+  probs = np.asarray(jax.nn.softmax(logits, -1))
+  routes = np.argsort(-probs, -1)[..., :2]
+  for mask in (None, real):
+    want = theirs.load_balancing_loss_func(
+        tuple(map(torch.tensor, logits)),
+        6,
+        2,
+        None if mask is None else torch.tensor(mask),
+    )
+    mask_X = np.ones(18, bool) if mask is None else mask.reshape(-1)
+    got = experts.balance(routes, probs, mask_X)
+    np.testing.assert_allclose(got, want.item(), rtol=1e-5)
+
+
 def test_rotary_fields_of_transformers_4_suffice(tmp_path):
   """Fields that transformers before 5 reads, without those that 5 added."""
   theirs = build("llama3-scaled")
@@ -199,6 +225,7 @@ def test_rotary_fields_of_transformers_4_suffice(tmp_path):
         dict(qkv_bias=True, tied=False),
         dict(qk_norm=True, head_dim=10),
         dict(rope_factor=4.0, rope_context=16),
+        dict(qk_norm=True, experts=4, experts_per_token=3, mlp=20),
     ],
 )
 def test_a_model_of_ours_is_loaded(change, tmp_path):

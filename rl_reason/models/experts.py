@@ -1,0 +1,247 @@
+"""Mixture of experts in the place of the feed-forward layer (Qwen3-MoE).
+
+A router chooses K of E feed-forward layers for each token and weights their
+outputs. No token is dropped: tokens are sorted by expert, and
+`jax.lax.ragged_dot` multiplies those of each expert with its weights.
+
+The choice is discrete, so that a sampler of other rounding may choose other
+experts than the trainer. `feed_forward` therefore takes choices that were made
+before (routing replay, arXiv:2510.11370): the experts are then given, and only
+their weights are computed anew.
+
+With `mesh.expert` > 1 each device has some of the experts. The tokens of the
+devices along this axis are gathered, each device adds up what its experts say
+of all of them, and each gets the sums of its own tokens back.
+
+Shapes here: X tokens; E experts of a layer; K experts of a token; N = X * K
+pairs of both.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.scale import linear, sequence, sharding
+from rl_reason.structs import Array, Packed, Tree
+
+AXIS = "expert"
+
+
+class Routing(NamedTuple):
+  """What a router says of its tokens; of a model [layers, X, ...] each.
+
+  Attributes:
+    routes_XK: int32, the experts that a router itself would choose.
+    probs_XE: float32, the softmax of its logits.
+  """
+
+  routes_XK: Array
+  probs_XE: Array
+
+
+def table(cfg: Any, layer: Callable) -> dict[str, Any]:
+  """The parameters of a layer; `layer` as in `decoder.table`."""
+  d, f, e = cfg.width, cfg.mlp, cfg.experts
+  wide = (e, d, f), (AXIS, "embed", "mlp"), "normal", d
+  return dict(
+      router=layer((d, e), ("embed", None), "normal", d),
+      gate=layer(*wide),
+      up=layer(*wide),
+      down=layer(
+          (e, f, d), (AXIS, "mlp", "embed"), "normal", f * 2 * cfg.layers
+      ),
+  )
+
+
+def feed_forward(
+    x_XD: Array, p: Tree, cfg: Any, given_XK: Array | None
+) -> tuple[Array, Routing]:
+  """The sum of the experts of each token, and the routing.
+
+  Args:
+    x_XD: of the residual stream, normalized.
+    p: parameters of one layer.
+    cfg: `decoder.ModelConfig`, static.
+    given_XK: the experts of each token; -1 where the router chooses. None: it
+      chooses all.
+  """
+  logits_XE = linear.product(x_XD, p["router"]).astype(jnp.float32)
+  probs_XE = jax.nn.softmax(logits_XE, -1)
+  _, routes_XK = jax.lax.top_k(probs_XE, cfg.experts_per_token)
+  used_XK = _used(routes_XK, given_XK)
+  share_XK = jnp.take_along_axis(probs_XE, used_XK, 1)
+  if cfg.norm_topk:
+    share_XK /= share_XK.sum(1, keepdims=True)
+
+  # Each device computes the experts that it has, of the tokens around it.
+  weights = [p[name] for name in ("gate", "up", "down")]
+  weights = [
+      w if isinstance(w, linear.Int8) else w.astype(x_XD.dtype) for w in weights
+  ]
+  leaves, treedef = jax.tree.flatten(weights)
+  names = dict(gate=(AXIS, None, "mlp"), down=(AXIS, "mlp", None))
+  axes = []
+  for w, name in zip(weights, ("gate", "gate", "down"), strict=True):
+    first, *_, last = names[name]
+    scale = [(first, last)] * isinstance(w, linear.Int8)
+    axes += [names[name], *scale]
+  tokens = "batch", None
+  run = sharding.by_device(
+      functools.partial(_local, treedef, cfg, len(x_XD)),
+      (tokens, tokens, tokens, *axes),
+      tokens,
+  )
+  out_XD = run(x_XD, used_XK, share_XK.astype(x_XD.dtype), *leaves)
+  return out_XD, Routing(routes_XK, probs_XE)
+
+
+def _used(routes_XK: Array, given_XK: Array | None) -> Array:
+  if given_XK is None:
+    return routes_XK
+  return jnp.where(given_XK < 0, routes_XK, given_XK.astype(jnp.int32))
+
+
+def _local(treedef, cfg, total, x_XD, used_XK, share_XK, *leaves):
+  """`feed_forward` of one device; the arrays are those that it has.
+
+  `total` tokens are those of all devices.
+  """
+  gate, up, down = treedef.unflatten(leaves)
+  count = len(leaves[0])
+  first, sums = 0, []
+  spread = count < cfg.experts and len(x_XD) < total
+  if count < cfg.experts:
+    first = jax.lax.axis_index(AXIS) * count
+    sums = [] if spread else [AXIS]
+  if spread:
+    x_XD, used_XK, share_XK = (
+        jax.lax.all_gather(y, AXIS, tiled=True)
+        for y in (x_XD, used_XK, share_XK)
+    )
+  if leaves[0].shape[2] < cfg.mlp:
+    sums.append("tensor")
+
+  # Pairs in the order of their experts, those of this device first. Copies of
+  # tokens are permuted, and permuted back, instead of gathered and scattered:
+  # the sum over K has the same order everywhere.
+  expert_N = (used_XK.reshape(-1) - first) % cfg.experts
+  order_N = jnp.argsort(expert_N, stable=True)
+  sorted_N = expert_N[order_N]
+  sizes_E = jnp.bincount(expert_N, length=count)
+  rows_ND = jnp.repeat(x_XD, used_XK.shape[1], 0)
+  rows_ND = rows_ND.at[order_N].get(unique_indices=True)
+
+  def product(x, w):
+    if not isinstance(w, linear.Int8):
+      return jax.lax.ragged_dot(x, w, sizes_E)
+    # As in `linear.product`: scaled after it, in fp32.
+    out = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes_E)
+    return (out * w.scale.at[sorted_N].get(mode="clip")).astype(x.dtype)
+
+  out_ND = product(
+      jax.nn.silu(product(rows_ND, gate)) * product(rows_ND, up), down
+  )
+  # Pairs of experts elsewhere are behind those of here, in no group.
+  out_ND = jnp.where((sorted_N < count)[:, None], out_ND, 0)
+  back_N = jnp.argsort(order_N)
+  out_ND = out_ND.at[back_N].get(unique_indices=True)
+  out_XKD = out_ND.reshape(*used_XK.shape, -1) * share_XK[..., None]
+  out_XD = out_XKD.sum(1)
+  if sums:
+    out_XD = jax.lax.psum(out_XD, tuple(sums))
+  if spread:
+    out_XD = jax.lax.psum_scatter(out_XD, AXIS, tiled=True)
+  return out_XD
+
+
+# --- routes of whole responses -----------------------------------------------
+
+
+def dtype(experts: int) -> str:
+  """The dtype of recorded routes."""
+  return "int8" if experts <= 128 else "int16"
+
+
+def by_token(routing: Routing, cfg: Any, shape: tuple[int, ...]) -> Array:
+  """The routers' choices as [*shape, layers * K], to be recorded."""
+  routes = jnp.moveaxis(routing.routes_XK, 0, 1)
+  return routes.reshape(*shape, -1).astype(dtype(cfg.experts))
+
+
+def by_layer(routes: Array, cfg: Any) -> Array:
+  """The inverse of `by_token`: [layers, X, K]."""
+  routes = routes.reshape(-1, cfg.layers, cfg.experts_per_token)
+  return jnp.moveaxis(routes, 1, 0)
+
+
+# --- what training reads -----------------------------------------------------
+
+
+def loss(
+    cfg: Any, routing: Routing, packed: Packed, mean_BT: Array, aux: float
+) -> tuple[Array, dict[str, Array]]:
+  """The load-balancing loss of a micro-batch, and metrics of its routing.
+
+  Both are parts of a sum over micro-batches.
+
+  Args:
+    cfg: of the model.
+    routing: of the forward pass.
+    packed: its tokens.
+    mean_BT: weight of each response token in a mean over the minibatch; zeros
+      in the rows of other micro-batches.
+    aux: coefficient of the loss, router_aux_loss_coef in transformers; 0: none.
+
+  Returns:
+    coefficient times loss, and metrics: router_aux_loss with aux; with replay
+    router_agreement: the share of recorded experts that the router of this pass
+    would have chosen, too, a mean over layers and response tokens.
+  """
+  metrics, total = {}, jnp.zeros(())
+  # With model.remat = "sqrt" the layers are in groups.
+  routing = jax.tree.map(
+      lambda x: x.reshape(cfg.layers, *x.shape[-2:]), routing
+  )
+  segments_RL = sequence.split(packed.segments_RL)
+  given: Any = None
+  if packed.routes_RLZ is not None:
+    given = by_layer(sequence.split(packed.routes_RLZ), cfg)
+    agree_X = agreement(routing, given)
+    agree_RL = sequence.join(agree_X.reshape(segments_RL.shape))
+    agree_BT = agree_RL.reshape(-1)[packed.source_BT]
+    metrics["router_agreement"] = jnp.sum(mean_BT * agree_BT)
+  if aux:
+    used = _used(routing.routes_XK, given)
+    value = balance(used, routing.probs_XE, segments_RL.reshape(-1) > 0)
+    # A micro-batch counts by its response tokens.
+    metrics["router_aux_loss"] = value = value * mean_BT.sum()
+    total = aux * value
+  return total, metrics
+
+
+def agreement(routing: Routing, given_XK: Array) -> Array:
+  """Share of the given experts that routers would choose, too: [X]."""
+  same = routing.routes_XK[..., None] == given_XK[..., None, :]
+  return same.any(-1).mean((0, 2))
+
+
+def balance(routes_XK: Array, probs_XE: Array, mask_X: Array) -> Array:
+  """E times the sum over experts of their share of tokens and probability.
+
+  As transformers computes it: over the tokens of all layers; K if all experts
+  are chosen equally often (arXiv:2101.03961, eq 4 to 6, which has K = 1).
+
+  Args:
+    routes_XK: [layers, X, K].
+    probs_XE: [layers, X, E].
+    mask_X: tokens that count.
+  """
+  count = jnp.maximum(mask_X.sum() * len(routes_XK), 1)
+  experts = probs_XE.shape[-1]
+  chosen_XE = (routes_XK[..., None] == jnp.arange(experts)).sum(-2)
+  share_E = jnp.sum(chosen_XE * mask_X[:, None], (0, 1)) / count
+  prob_E = jnp.sum(probs_XE * mask_X[:, None], (0, 1)) / count
+  return experts * jnp.sum(share_E * prob_E)
