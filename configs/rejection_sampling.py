@@ -4,7 +4,7 @@
 
 A round samples 8 responses to each of 1,024 prompts, keeps the correct ones,
 each text once, and imitates them, starting from the policy of the round before.
-Held-out accuracy: 23% to 58% and 79% in two rounds (5 seeds, results/rounds.md),
+Held-out accuracy: 23% to 58%, 79% in two rounds (5 seeds, results/rounds.md),
 91% in four (seed 0), 3 minutes of CPU time.
 """
 
