@@ -19,7 +19,8 @@ def test_a_device_has_one_chunk_of_each_of_its_rows():
     chunks = jax.jit(sequence.split)(sharding.put(mesh, rows_RL, "rows"))
     np.testing.assert_array_equal(jax.jit(sequence.join)(chunks), rows_RL)
   for shard in chunks.addressable_shards:
-    (data,), (_,), (part,), (_,) = np.nonzero(mesh.devices == shard.device)
+    place = np.argwhere(mesh.devices == shard.device)[0]
+    data, part = (place[mesh.axis_names.index(x)] for x in ("data", "sequence"))
     chunk = rows_RL.reshape(2, 2, 4, 6)[data, :, part]
     np.testing.assert_array_equal(shard.data, chunk)
 
