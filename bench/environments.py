@@ -1,4 +1,4 @@
-"""Environments on five seeds: `guess` against bisection, `calculator`'s calls.
+"""Environments on five seeds: games, questions, programs, reasoning_gym.
 
   python -m bench.environments --jobs 2   # resumable; an hour on 2 quiet cores
   python -m bench.environments --collect  # of the runs made so far
@@ -6,8 +6,9 @@
 
 The control of `calculator` has a single turn, environment.max_turns = 1: the
 policy can ask, and gets no answer. Writes results/environments.json, .md and
-.png (the figure needs matplotlib). The seeds are the default one and 4 of a
-hash.
+.png (the figure needs matplotlib). Runs that results/environments.json has are
+not made again: without that file all are. The seeds are the default one and 4
+of a hash. The row reasoning_gym needs the extra of that name.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import functools
 import itertools
 import json
 import pathlib
+import re
 from concurrent import futures
 
 import numpy as np
@@ -22,6 +24,7 @@ import numpy as np
 from bench import harness, seeds, tables
 from rl_reason import ablate, config, tasks
 from rl_reason.data import held_out
+from rl_reason.environments import lines
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
 ALONE = "--config.environment.max_turns=1"
@@ -29,6 +32,8 @@ ROWS = {
     "calculator": ("configs/calculator.py",),
     "guess": ("configs/guess.py",),
     "calculator, no answers": ("configs/calculator.py", ALONE),
+    "lines": ("configs/lines.py",),
+    "reasoning_gym": ("configs/reasoning_gym.py",),
 }
 NAME = "environments"
 
@@ -39,35 +44,58 @@ def directory(name: str, seed: int) -> pathlib.Path:
   return harness.RUNS / NAME / f"{slug}-{seed}"
 
 
+def recorded() -> dict[tuple[str, int], dict]:
+  """The runs of results/environments.json by name and seed."""
+  runs = harness.read(NAME).get("runs", [])
+  return {(x["name"], x["seed"]): x for x in runs}
+
+
 def run(job: tuple[str, int]) -> None:
-  """Makes a run, or the rest of it."""
+  """Makes a run, or the rest of it, unless its figures are recorded."""
   name, seed = job
   workdir, (config, *options) = directory(name, seed), ROWS[name]
-  if not (workdir / "done").exists():
+  if job not in recorded() and not (workdir / "done").exists():
     seeds.train(config, workdir, f"--config.seed={seed}", *options)
     (workdir / "done").touch()
 
 
+def environment(name: str, seed: int) -> dict:
+  """Machine and versions of a run."""
+  return json.loads((directory(name, seed) / "environment.json").read_text())
+
+
 def read(name: str, seed: int) -> dict:
-  """The evaluations of a run: accuracy, turns and tokens, by difficulty too."""
-  task = name.partition(",")[0]
+  """The evaluations of a run: accuracy, turns and tokens, by difficulty too.
+
+  Responses of one turn have no `turns` and `returns`.
+  """
   text = (directory(name, seed) / "metrics.jsonl").read_text()
-  lines = [json.loads(line) for line in text.splitlines()]
-  found = [x for x in lines if x["stage"] == "evaluate"]
+  logged = [json.loads(line) for line in text.splitlines()]
+  found = [x for x in logged if x["stage"] == "evaluate"]
+  headline = re.compile(r"val-core/(.*)/(acc/mean@\d+)")
+  task, accuracy = next(
+      filter(None, map(headline.fullmatch, found[0]))
+  ).groups()
   prefix = f"val-aux/{task}/difficulty_"
   levels = sorted(
       int(key.removeprefix(prefix).partition("/")[0])
       for key in found[0]
       if key.startswith(prefix) and key.endswith("/turns/mean")
   )
-  by_level = {"accuracy": "acc/mean@4", "turns": "turns/mean"}
+  by_level = {"accuracy": accuracy, "turns": "turns/mean"}
+  of_turns = {
+      label: [x[f"val-aux/{label}/mean"] for x in found]
+      for label in ("turns", "returns")
+      if f"val-aux/{label}/mean" in found[0]
+  }
   return dict(
       name=name,
       seed=seed,
+      commit=environment(name, seed)["git commit"],
       steps=[x["step"] for x in found],
-      accuracy=[x[f"val-core/{task}/acc/mean@4"] for x in found],
-      turns=[x["val-aux/turns/mean"] for x in found],
-      returns=[x["val-aux/returns/mean"] for x in found],
+      accuracy=[x[f"val-core/{task}/{accuracy}"] for x in found],
+      greedy=[x[f"val-core/{task}/acc/greedy"] for x in found],
+      **of_turns,
       tokens=[x["val-aux/response_length/mean"] for x in found],
       by_difficulty={
           str(level): {
@@ -104,22 +132,23 @@ def page(result: dict) -> list[str]:
     return [
         seeds.spread([x["accuracy"][at] for x in rows]),
         *(
-            numbers([x[key][at] for x in rows])
+            numbers([x[key][at] for x in rows]) if key in rows[0] else ""
             for key in ("turns", "returns", "tokens")
         ),
+        str(len(rows)),
     ]
 
   out = [
-      "# Environments: guess and calculator",
+      "# Environments",
       "",
       "Made by `python -m bench.environments`; data in `environments.json`."
-      " Held-out prompts, 4 samples each at temperature 1: mean over seeds ±"
-      " half the width of its 95% interval, and least to most. Seeds:"
-      f" {', '.join(str(x['seed']) for x in of['guess'])}. Tokens are the"
-      " policy's own.",
+      " Held-out prompts, 4 samples each (`lines`: 16) at temperature 1: mean"
+      " over seeds ± half the width of its 95% interval, and least to most."
+      f" Seeds: {', '.join(map(str, SEEDS))}. Tokens are the policy's own."
+      " `reasoning_gym` has one turn: words, spelled backward.",
       "",
-      "| | accuracy | turns | sum of rewards | tokens |",
-      "|---|---|---|---|---|",
+      "| | accuracy | turns | sum of rewards | tokens | seeds |",
+      "|---|---|---|---|---|---|",
   ]
   for name, (label, at) in itertools.product(
       ROWS, (("before RL", 0), ("after RL", -1))
@@ -162,7 +191,23 @@ def page(result: dict) -> list[str]:
         for name in ("calculator", "calculator, no answers")
     )
     out.append(f"| {level} | " + " | ".join([*asked, *right]) + " |")
+  if of["lines"]:
+    out += ["", programs(of["lines"])]
+  commits = sorted({x["commit"] for x in runs if "commit" in x})
+  out += ["", f"Commits of runs recorded with theirs: {', '.join(commits)}."]
   return [*out, "", *tables.footer(result)]
+
+
+def programs(runs: list[dict]) -> str:
+  """What the two policies that need no learning reach on `lines`."""
+  count = len(lines.SLOPES)
+  guesses = [1 - ((count - 1) / count) ** n for n in range(count + 1)]
+  return (
+      f"`lines`, up to {count} programs: a policy that guesses slopes passes in"
+      f" {guesses[-1]:.1%} of the rows after"
+      f" {sum(1 - x for x in guesses[:-1]):.2f} programs, one that repeats none"
+      f" in 100% after {(count + 1) / 2:.2f}. {len(runs)} seeds."
+  )
 
 
 def figure(result: dict) -> None:
@@ -180,7 +225,7 @@ def figure(result: dict) -> None:
       mean = np.mean([values(x) for x in rows], 0)
       axis.plot(rows[0]["steps"], mean, color=color, lw=2, label=label)
 
-  fig, axes = plt.subplots(1, 3, figsize=(11, 3.4))
+  fig, axes = plt.subplots(1, 4, figsize=(14, 3.4))
   turns, blue, gray = (lambda x: x["turns"]), "#1f6feb", "#6b7280"
   draw(axes[0], "guess", turns, blue, "DAPO")
   axes[0].axhline(optimum()[""], color="#16a34a", ls="--", label="bisection")
@@ -191,6 +236,9 @@ def figure(result: dict) -> None:
     draw(axes[2], name, asked, color, name)
   axes[1].set(title="calculator", ylabel="held-out accuracy")
   axes[2].set(title="calculator", ylabel="questions per response")
+  for name, color in (("lines", blue), ("reasoning_gym", gray)):
+    draw(axes[3], name, lambda x: x["accuracy"], color, name)
+  axes[3].set(title="lines, reasoning_gym", ylabel="held-out accuracy")
   for axis in axes:
     axis.set(xlabel="RL step")
     axis.grid(alpha=0.3)
@@ -211,12 +259,14 @@ def main() -> None:
     if not args.collect:
       with futures.ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(run, jobs))
-    made = [x for x in jobs if (directory(*x) / "done").exists()]
-    environment = directory(*made[0]) / "environment.json"
-    result = dict(
+    result, runs = harness.read(NAME), recorded()
+    for job in jobs:
+      if (directory(*job) / "done").exists():
+        runs[job] = read(*job)
+        result["environment"] = environment(*job)
+    result |= dict(
         command="python -m bench.environments",
-        environment=json.loads(environment.read_text()),
-        runs=[read(*x) for x in made],
+        runs=[runs[x] for x in jobs if x in runs],
     )
     harness.write_data(NAME, result)
   result = harness.read(NAME)

@@ -3,8 +3,9 @@ r"""DAPO in an environment: programs that are run and repaired, on MBPP.
   python -m rl_reason.main --config=configs/python.py \
       --config.model.path=DIR --config.data.train=mbpp:train@DATA
 
-Never run at this size by us. Without the overrides both come from the hub. What
-a trajectory reads and what it is worth: rl_reason/environments/python.py.
+Never run at this size by us; configs/lines.py is for a laptop. Without the
+overrides both come from the hub. What a trajectory reads and what it is worth:
+rl_reason/environments/python.py.
 """
 
 from rl_reason.configs import dapo_qwen

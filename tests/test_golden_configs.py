@@ -25,7 +25,7 @@ def test_every_config_has_a_golden_step():
   names = {path.stem for path in ROOT.glob("configs/*.py")}
   others = {"__init__", "base", "variants", "sft", "reward_model"}
   others |= {"dapo_qwen", "gsm8k_scratch", "guess", "calculator", "serve"}
-  others |= {"python", "reasoning_gym"}
+  others |= {"lines", "python", "reasoning_gym"}
   others |= {"rejection_sampling", "iterative_grpo"}
   assert names - others == golden_papers.PAPERS.keys()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl_reason import environments, tasks
-from rl_reason.environments import python
+from rl_reason.environments import lines, python
 from rl_reason.verifiers import code
 
 RNG = np.random.default_rng(0)
@@ -64,3 +64,35 @@ def test_programs_that_read(fast):
   found = code.trial("print(3)  # " + adds, row.answer, python.LIMITS)
   assert found == ("3\n", "", 1, 2)
   assert play(adds, row=row)[1][0][1:] == (1.0, True)
+
+
+def test_demonstrations_of_lines_read_what_the_sandbox_says():
+  """For each slope; the same program runs once."""
+  task, made = tasks.get("lines"), python.Python()
+  row = task.problem(np.random.default_rng(3), 0)
+  y = row.prompt.partition(":")[2]
+  programs, outcomes = {}, []
+  while len(programs) < len(lines.SLOPES):
+    for text in task.demonstrate(row, "random", RNG):
+      programs[text] = text.removeprefix(f"print({y}+")[0]
+  for text in sorted(programs):
+    simulated = task.environment()
+    for one in (simulated, made):
+      one.reset(row, RNG)
+    outcome = simulated.step(text)
+    assert outcome == made.step(text)
+    outcomes.append(outcome[1])
+  assert sorted(outcomes) == [0, 0, 1]
+  assert sorted(programs.values()) == [str(x) for x in lines.SLOPES]
+
+
+def test_a_program_runs_once(monkeypatch):
+  """Against the same tests; against others again."""
+  calls = []
+  monkeypatch.setattr(
+      code, "trial", lambda *x: calls.append(x) or code.Trial("", "", 1, 2)
+  )
+  rows = [tasks.Row("", f'{{"cases": [["{n}", "4"]]}}') for n in (1, 1, 2)]
+  for row in rows:
+    assert play("print(4)", row=row)[1][0][1] == 0.5
+  assert [x[1] for x in calls] == [rows[0].answer, rows[2].answer]

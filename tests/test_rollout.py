@@ -330,6 +330,29 @@ def test_resumed_rollouts_have_the_same_tokens(long, slots=0):
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
 
 
+def test_kept_rows_read_only_what_is_new(long):
+  """As if all were read again; observations of 0 to 99 tokens."""
+  rng, kept = np.random.default_rng(0), []
+  lengths_B = np.minimum(rng.integers(1, 60, 128), long.lengths_B)
+  sample_long(limits_B=lengths_B, kept=kept)
+  part, _ = stop(long, lengths_B)
+  ended_B = rng.random(128) < 0.3
+  for b, size in enumerate(rng.integers(0, 100, 128)):
+    end = P + lengths_B[b] + size
+    part.tokens_BL[b, end - size : end] = rng.integers(2, 15, size)
+    part.lengths_B[b] += size
+  how = dict(limits_B=np.full(128, 180), resumed=(part, ended_B))
+  again = sample_long(**how)
+  cache, *rest = jax.device_get(kept[0])
+  spoiled = [(jax.tree.map(np.zeros_like, cache), *rest)]
+  for caches, same in (kept, True), (spoiled, False):
+    got = sample_long(**how, kept=caches)
+    assert (got.tokens_BL == again.tokens_BL).all() == same
+    gap_BT = np.abs(got.logps_BT - again.logps_BT)
+    assert (gap_BT.max() < 1e-5) == same
+    assert len(caches) == 1  # for the next call
+
+
 @pytest.mark.slow
 def test_another_policy_resumes_partial_rollouts(long):
   """Tokens so far and their log-probs stay; the rest is the other policy's."""

@@ -53,7 +53,7 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0):
   prompts = np.tile(TOK("1+1")["input_ids"], (count, 1)).astype(np.int32)
   ends = [EOS, *pauses]
 
-  def sample(resumed=None):
+  def sample(resumed=None, kept=None):
     blank = Rollouts(
         tokens_BL=np.concatenate(
             [prompts, np.zeros((count, max_tokens), np.int32)], 1

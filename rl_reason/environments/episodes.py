@@ -27,8 +27,8 @@ from rl_reason.environments import Environment, tools
 from rl_reason.structs import Rollouts, RunError, Turns
 from rl_reason.tasks import Row, threads
 
-# (resumed=) -> all responses so far and which have ended, as of `stream` in
-# rollout/sampler.py, on the host.
+# (resumed=, kept=) -> all responses so far and which have ended, as of `stream`
+# in rollout/sampler.py, on the host.
 Sample = Callable[..., Iterable[tuple[Rollouts, np.ndarray]]]
 
 
@@ -264,13 +264,15 @@ class Episodes:
       all trajectories so far, and which have ended: after each wave of turns.
     """
     live_B = np.ones(len(self.texts), bool)
+    kept: list = []  # the cache of the policy, between turns
     while live_B.any():
       # Sample the next turns. Environments answer while others still decode.
       if self._rollouts is None:
-        self._wave(sample(), live_B)
+        self._wave(sample(kept=kept), live_B)
       else:
         for wave_B in self._fitting(live_B):
-          self._wave(sample(resumed=(self._rollouts, ~wave_B)), wave_B)
+          resumed = self._rollouts, ~wave_B
+          self._wave(sample(resumed=resumed, kept=kept), wave_B)
       # Append the answers; trajectories that are not over continue.
       assert self._rollouts is not None
       live_B = self._answered(self._rollouts, live_B)

@@ -8,6 +8,8 @@ turn is by how much the share of passed tests rises or falls: their sum is the
 share that the last program passes.
 """
 
+import functools
+
 import numpy as np
 
 from rl_reason.tasks import Row
@@ -16,6 +18,7 @@ from rl_reason.verifiers import code, sandbox
 ATTEMPTS = 4  # programs of a trajectory
 SHOWN = 400  # characters of what a program prints
 LIMITS = sandbox.Limits(cpu=4, output=1 << 20)
+KEPT = 4096  # results of programs; small policies write the same ones
 
 
 class Python:
@@ -33,10 +36,18 @@ class Python:
   def step(self, response: str) -> tuple[str, float, bool]:
     """Runs the program of a turn, and its tests."""
     self._programs += 1
-    found = code.trial(response, self._tests, LIMITS)
-    share = found.passed / found.tests
+    said, share = _run(response, self._tests, LIMITS)
     reward, self._share = share - self._share, share
-    return observation(found), reward, share == 1 or self._programs == ATTEMPTS
+    return said, reward, share == 1 or self._programs == ATTEMPTS
+
+
+@functools.lru_cache(KEPT)
+def _run(
+    response: str, tests: str, limits: sandbox.Limits
+) -> tuple[str, float]:
+  """The observation, and the share of passed tests."""
+  found = code.trial(response, tests, limits)
+  return observation(found), found.passed / found.tests
 
 
 def observation(found: code.Trial) -> str:

@@ -46,6 +46,7 @@ class Sampler:
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' as the model's, or 'int8'.
     record: whether the experts of each token are recorded.
+    spare: more places of a row's cache; > 0: a later call may continue in it.
   """
 
   cfg: decoder.ModelConfig
@@ -58,6 +59,7 @@ class Sampler:
   equal_groups: bool = True
   cache: str = "same"
   record: bool = False
+  spare: int = 0
 
   def start(
       self,
@@ -69,6 +71,7 @@ class Sampler:
       limits_R: Array | None,
       expected_R: Array | None,
       resumed: tuple[Rollouts, Array] | None = None,
+      kept: Tree | None = None,
   ) -> tuple[Queue, Slots]:
     """Prefills the prompts; all rows wait in the queue, except resumed ones."""
     cfg = self.cfg
@@ -92,8 +95,7 @@ class Sampler:
         attention.prefill(segments_NP),
         decoder.empty_cache(cfg, count, width, self.cache),
     )
-    last_N11 = (length_N - 1)[:, None, None]
-    hidden_ND = jnp.take_along_axis(hidden_NPD, last_N11, 1)[:, 0]
+    hidden_ND = hidden_NPD[jnp.arange(count), length_N - 1]
 
     # Prompts are numbered within their data shard if groups are equal. If not,
     # a shard may need any prompt, and has all of them.
@@ -121,9 +123,7 @@ class Sampler:
       expected_R = jnp.zeros(rows)
     order_WR = jnp.argsort(-expected_R.reshape(shards, -1), stable=True)
 
-    def integers(shape, fill):
-      return jnp.full(shape, fill, jnp.int32)
-
+    integers = functools.partial(jnp.full, dtype=jnp.int32)
     queue = Queue(
         cache=filled,
         hidden_ND=hidden_ND,
@@ -131,11 +131,7 @@ class Sampler:
         prompt_R=prompt_R - first_R,
         order_R=order_WR.reshape(-1),
         key_R=jax.random.key_data(key_R),
-        temperature_R=(
-            temperature[sample_R]
-            if temperature.ndim
-            else jnp.full(rows, temperature)
-        ),
+        temperature_R=jnp.resize(temperature, (self.group_size,))[sample_R],
         limit_R=limits_R,
         tokens_RT=integers((rows, self.max_tokens), self.pad),
         logps_RT=jnp.zeros((rows, self.max_tokens)),
@@ -152,7 +148,7 @@ class Sampler:
           routes_NPZ=jnp.where(segments_NP[..., None] > 0, routes_NPZ, -1),
           routes_RTZ=jnp.full(shape, -1, routes_NPZ.dtype),
       )
-    length = attention.cache_slots(width + self.max_tokens)
+    length = attention.cache_slots(width + self.max_tokens + self.spare)
     empty = Slots(
         cache=decoder.empty_cache(cfg, slots, length, self.cache),
         hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
@@ -163,7 +159,7 @@ class Sampler:
     if resumed is None:
       return self.constrain(queue, empty)
     return partial.resume(
-        self, params, tokens_NP, queue, empty, resumed, expected_R
+        self, params, tokens_NP, queue, empty, resumed, expected_R, kept
     )
 
   def specs(self) -> tuple[Queue, Slots]:
@@ -231,14 +227,13 @@ class Sampler:
       routes_NPZ = jnp.take_along_axis(routes_NPZ, index_NP[..., None], 1)
       parts: list[Any] = [per_row(routes_NPZ), queue.routes_RTZ]
       routes_BLZ = jnp.concatenate(parts, 1)
-    length_R1 = queue.lengths_R[:, None]
     rollouts = Rollouts(
         tokens_BL=jnp.concatenate(
             [per_row(prompts.tokens_NP), queue.tokens_RT], 1
         ),
         start_B=per_row(prompts.start_N),
         ids_B=per_row(prompts.ids_N),
-        mask_BT=jnp.arange(self.max_tokens) < length_R1,
+        mask_BT=jnp.arange(self.max_tokens) < queue.lengths_R[:, None],
         logps_BT=queue.logps_RT,
         lengths_B=queue.lengths_R,
         truncated_B=queue.truncated_R,
@@ -253,7 +248,7 @@ class Sampler:
 @functools.cache
 def program(sampler: Sampler, name: str, _) -> Callable:
   """A method of a sampler, jit-ed; the last argument only separates caches."""
-  donated = (1, 2) if name == "decode" else ()
+  donated = {"decode": (1, 2), "start": (8,)}.get(name, ())
   return jax.jit(getattr(sampler, name), donate_argnums=donated)
 
 
@@ -267,6 +262,7 @@ def stream(
     expected_B: Array | None = None,
     resumed: tuple[Rollouts, Array] | None = None,
     *,
+    kept: list[Tree] | None = None,
     yield_when_unfinished_groups: int = 0,
     program: Callable[[Sampler, str, Any], Callable] = program,
     on_dispatch: Callable[[], None] = lambda: None,
@@ -293,6 +289,8 @@ def stream(
       no token. None: in order.
     resumed: partial rollouts, as yielded by an earlier call, perhaps of another
       policy, to continue: N * G responses so far, and which have ended.
+    kept: an empty list, which gets the cache if slots and record are not set;
+      then, with rows of that call resumed, the same list.
     yield_when_unfinished_groups: also yields once as soon as at most so many
       groups are unfinished; 0: never. Not with sizes.
     program: (sampler, name of its method, what its shapes depend on) -> that
@@ -305,15 +303,17 @@ def stream(
     ended, bool [N * G]: whenever about another `YIELD_SHARE` of them has, while
     the device continues with the others; at last all of them.
   """
-  sampler = Sampler(**static, equal_groups=sizes_N is None)
+  keeps = kept is not None and not (static.get("slots") or static.get("record"))
+  spare = partial.CHUNK if keeps else 0
+  sampler = Sampler(**static, equal_groups=sizes_N is None, spare=spare)
   count = len(prompts.start_N)
   rows = count * sampler.group_size
-  shape = count, jnp.ndim(temperature), resumed is None
+  previous = kept.pop() if kept else None
+  shape = count, jnp.ndim(temperature), resumed is None, previous is None
   start = program(sampler, "start", shape)
   finish = program(sampler, "finish", count)
-  queue, slots = start(
-      params, prompts, key, temperature, sizes_N, limits_B, expected_B, resumed
-  )
+  rest = sizes_N, limits_B, expected_B, resumed, previous
+  queue, slots = start(params, prompts, key, temperature, *rest)
   shards, size = len(queue.next_W), len(slots.row_B)
   counts = last_counts = part = None
   yielded, wait_for_groups = 0, yield_when_unfinished_groups > 0
@@ -343,6 +343,8 @@ def stream(
     if part is not None:
       yield part
     counts, last_counts, part = last_counts, new_counts, None
+  if kept is not None and keeps:
+    kept.append((slots.cache, queue.order_R, queue.lengths_R))
   yield finish(prompts, sizes_N, queue)
 
 

@@ -48,6 +48,7 @@ NAMES = {
     "countdown": f"{__name__}.countdown",
     "guess": "rl_reason.environments.guess:Guess",
     "calculator": "rl_reason.environments.calculator:Calculator",
+    "lines": "rl_reason.environments.lines:Lines",
     "python": "rl_reason.environments.python:Python",
 }
 FILES = "files"

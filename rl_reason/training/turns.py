@@ -44,9 +44,10 @@ class TurnsCollector(RolloutCollector):
         super()._sample, weights, ids, prompted, sizes_N, rows_B
     )
 
-    def sample(**resumed):
+    def sample(**wave):
       # The device has work from the first turns on.
-      return turns(_nothing if resumed else on_dispatch, **options | resumed)
+      begins = on_dispatch if "resumed" not in wave else _nothing
+      return turns(begins, **options | wave)
 
     return self._episodes.stream(sample)
 

@@ -38,6 +38,68 @@ def test_a_million_tokens_are_those_that_were_sampled():
     tokens, seed = tokens + found.tokens, seed + 1
 
 
+class Chat(Talk):
+  """Answers of several tokens; one turn in ten is the last."""
+
+  def step(self, response):
+    said = "=" * int(self.rng.integers(1, 6))
+    return said, 1.0, self.rng.random() < 0.1
+
+
+def test_a_million_tokens_of_a_policy_are_those_of_the_update(
+    tmp_path, monkeypatch
+):
+  """Packed ids against those that left the sampler; gap of log-probs."""
+  session = tiny_session.make_session(
+      tmp_path,
+      task__name=f"{__name__}:Chat",
+      sft__skill__mixture="careful:1",
+      sft__habits__mixture="careful:1",
+      rollout__batch=512,
+      rollout__max_tokens=192,
+      environment__max_turns=64,
+  )
+  stream, sampled_BT = session.engine.stream, np.empty((512, 192), int)
+
+  def spy(*args, resumed=None, **options):
+    if resumed is None:
+      sampled_BT[:] = -1
+    for part in stream(*args, resumed=resumed, **options):
+      rollouts, ended_B = jax.device_get(part)
+      for b in np.flatnonzero(ended_B):
+        if resumed is None or not resumed[1][b]:
+          start = 0 if resumed is None else resumed[0].lengths_B[b]
+          end = rollouts.lengths_B[b]
+          sampled_BT[b, start:end] = rollouts.tokens_BL[b, -192:][start:end]
+      yield part
+
+  monkeypatch.setattr(session.engine, "stream", spy)
+  tokens = differences = turns = 0
+  gap = 0.0
+  with jax.set_mesh(session.mesh):
+    params = tiny_session.random_params(session)
+    collector = programs.make_collector(session, "rollout")
+    planner = programs.make_planner(session)
+    program = step.logps_program(session.cfg, temperature=1.0)
+    while tokens < 10**6:
+      rows = collector.collect(params)
+      r, plan = rows.rollouts, planner(rows.rollouts)
+      flat_M = plan.packed_M.tokens_RL.reshape(len(plan.order_MB), -1)
+      differences += ((sampled_BT >= 0) != r.mask_BT).sum()
+      for m, order_B in enumerate(plan.order_MB):
+        mask_BT = r.mask_BT[order_B]
+        packed_BT = flat_M[m][plan.packed_M.source_BT[m] * mask_BT + 1]
+        wrong_BT = packed_BT != sampled_BT[order_B]
+        differences += wrong_BT[mask_BT].sum()
+      trainer_BT, _ = step.forward(session.mesh, program, params, plan)
+      gap = max(gap, np.abs(r.logps_BT - trainer_BT)[r.mask_BT].max())
+      tokens += r.mask_BT.sum()
+      turns += rows.turns.numbers_BT.max(1).sum()
+  print(f"{tokens:,} tokens, {turns:,} turns: {differences} differences;")
+  print(f"largest gap of log-probs {gap:.1e}")
+  assert turns > 10**4 and differences == 0 and gap < 2e-5
+
+
 def collected(tmp_path, monkeypatch, delay=0.0, **changes):
   """One round of trajectories, and their log-probs by the trainer."""
   monkeypatch.setattr(Talk, "delay", delay)
