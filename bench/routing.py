@@ -161,7 +161,8 @@ def trained(seed: int, rows: RowSource, params, kind, replay, steps):
   tx, update = rl_program()
   state = first_state(params, tx)
   _, prompt_stream = rows.prompts("rollout prompts")
-  make = jax.jit(functools.partial(sampler_weights.make, cfg=CFG, weights=kind))
+  make = functools.partial(sampler_weights.make, cfg=CFG, weights=kind)
+  make = jax.jit(make)
   out = []
   for _ in range(steps):
     drawn = [next(prompt_stream)[0] for _ in range(BATCH // GROUP)]
@@ -214,11 +215,13 @@ def gap(rollouts, logps_BT, agree_BT) -> dict[str, float]:
   )
 
 
-def seed_runs(seed: int) -> dict[str, list[dict[str, float]]]:
-  """All runs of a seed."""
-  rows = RowSource(TASK, "arithmetic", (2, 3, 4, 5, 6), seed)
-  params, out = learned(), {}
+def seed_runs(seed: int, out: dict[str, list[dict[str, float]]]) -> None:
+  """Adds the runs of a seed that are missing."""
   for name, how in RUNS.items():
+    if name in out:
+      continue
+    rows = RowSource(TASK, "arithmetic", (2, 3, 4, 5, 6), seed)
+    params = learned()
     start = time.monotonic()
     out[name] = trained(seed, rows, params, *how)
     accuracy = [x["accuracy"] for x in out[name]]
@@ -228,7 +231,6 @@ def seed_runs(seed: int) -> dict[str, list[dict[str, float]]]:
         f" {time.monotonic() - start:.0f} s",
         flush=True,
     )
-  return out
 
 
 def spread(values: list[float], form: str) -> str:
@@ -293,8 +295,8 @@ def page(result: dict) -> list[str]:
       "|---|---|---|---|---|",
   ]
   last = slice(-LAST, None)
-  for name, (*_, steps) in RUNS.items():
-    if steps < STEPS:
+  for name in RUNS:
+    if RUNS[name][-1] < STEPS:
       continue
     cells = [
         spread(of_steps(name, "accuracy", steps=slice(1)), ".1%"),
@@ -313,10 +315,9 @@ def main() -> None:
   only_table = parser.parse_args().table
   result = harness.read("routing") or dict(runs={})
   for seed in () if only_table else SEEDS:
-    if str(seed) not in result["runs"]:
-      result["runs"][str(seed)] = seed_runs(seed)
-      result["environment"] = environment.describe()
-      harness.write_data("routing", result)
+    seed_runs(seed, result["runs"].setdefault(str(seed), {}))
+    result["environment"] = environment.describe()
+    harness.write_data("routing", result)
   if result["runs"]:
     harness.write("routing", result, page(result))
 
