@@ -206,7 +206,7 @@ def programs(runs: list[dict]) -> str:
       f"`lines`, up to {count} programs: a policy that guesses slopes passes in"
       f" {guesses[-1]:.1%} of the rows after"
       f" {sum(1 - x for x in guesses[:-1]):.2f} programs, one that repeats none"
-      f" in 100% after {(count + 1) / 2:.2f}. {len(runs)} seeds."
+      f" in 100% after {(count + 1) / 2:.2f}. Seeds: {len(runs)}."
   )
 
 

@@ -2,7 +2,8 @@
 
   python -m rl_reason.main --config=configs/lines.py
 
-SFT teaches to try slopes at random; RL teaches to remember those that failed.
+SFT teaches to try slopes at random. RL has to teach a memory of those that
+failed, and does not within these steps (results/environments.md).
 """
 
 from rl_reason.configs import dapo
