@@ -46,5 +46,6 @@ def test_recorded_routes_are_part_of_the_state(tmp_path, changes):
   lines = [line for line in lines if line["stage"] == "rl"]
   assert len(lines) == 4
   # A step without a group with signal has no metrics of an update.
-  assert 0.9 < max(x["actor/router_agreement"] for x in lines) <= 1
+  agreement = max(x["actor/router_agreement"] for x in lines)
+  assert 0.9 < agreement < 1 + 1e-5  # weights sum to 1 up to rounding
   assert max(x["actor/router_aux_loss"] for x in lines) > 1
