@@ -29,7 +29,7 @@ from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.models import decoder, parameters
 from rl_reason.report import environment
 from rl_reason.rollout import decode_loop, sampler
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.size.compiled import abstract_batch
 from rl_reason.structs import Packed, Prompts
 from rl_reason.training import optimizer, step
@@ -71,7 +71,7 @@ def train(
     cfg: decoder.ModelConfig, devices, *, offload: bool
 ) -> jax.stages.Lowered:
   """Lowers an RL update with sharded rows and parameters."""
-  mesh = sharding.make_mesh(1, -1, cfg.kv_heads, devices)
+  mesh = device_mesh.make_mesh(1, -1, cfg.kv_heads, devices)
   tx = optimizer.make_optimizer(
       lr=1e-6,
       schedule="constant",
@@ -115,7 +115,7 @@ def decode(
     cfg: decoder.ModelConfig, devices
 ) -> tuple[jax.stages.Lowered, tuple]:
   """Lowers a chunk of decoding; returns the cache's shape on a device, too."""
-  mesh = sharding.make_mesh(-1, 1, cfg.kv_heads, devices)
+  mesh = device_mesh.make_mesh(-1, 1, cfg.kv_heads, devices)
   engine = sampler.Sampler(cfg, GROUP, RESPONSE, eos=1, pad=0, slots=SLOTS)
   table = decoder.table(cfg)
   params = parameters.abstract(table, parameters.shardings(table, mesh))

@@ -17,7 +17,7 @@ from rl_reason import hf
 from rl_reason.algorithms import advantages, objective, reductions, surrogates
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler as rollout_lib
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.structs import Batch, Packed, Prompts, Rollouts, TrainState
 from rl_reason.training import optimizer, packing, step as step_lib
 
@@ -41,7 +41,9 @@ def load(job: dict):
 
 def mesh() -> jax.sharding.Mesh:
   """Returns a mesh of one device."""
-  return sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+  return device_mesh.make_mesh(
+      data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]
+  )
 
 
 def sampler(job: dict, cfg: decoder.ModelConfig) -> Callable:

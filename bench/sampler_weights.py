@@ -24,7 +24,7 @@ from bench import harness, tables
 from rl_reason import ablate, config, session as session_lib
 from rl_reason.monitoring import display, metrics
 from rl_reason.report import environment
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.training import initial_state, programs
 
 RUNS = harness.RUNS / "sampler_weights"
@@ -94,7 +94,7 @@ def measure(precision: str, seed: int) -> dict:
   c.rollout.weights, c.rollout.cache = PRECISIONS[precision]
   silent = display.Display(False)
   session = session_lib.open_session(
-      c, folder, sharding.make_meshes(**c.mesh)[0], silent, threading.Event()
+      c, folder, device_mesh.make_meshes(**c.mesh)[0], silent, threading.Event()
   )
   with jax.set_mesh(session.mesh):
     params, _, _ = initial_state.load(session, "newest", None)

@@ -28,7 +28,7 @@ from bench import aot, collectives
 from rl_reason import checks
 from rl_reason.monitoring.display import Display
 from rl_reason.report import environment
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.session import attention_backend, critic_config
 from rl_reason.size import automatic, command, compiled, formula, shapes
 
@@ -149,7 +149,7 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=f"{kind}:{row['place']}"
     ).devices
-    mesh, _ = sharding.make_meshes(**c.mesh, devices=devices)
+    mesh, _ = device_mesh.make_meshes(**c.mesh, devices=devices)
     # On this machine, the attention of TPUs instead of that of its CPU.
     backend, _ = attention_backend(c, "tpu")
     cfg = dataclasses.replace(cfg, attention=backend)

@@ -134,10 +134,10 @@ def stages(
   from rl_reason.evaluation import command
   from rl_reason.generate import command as generate
   from rl_reason.hf import export
-  from rl_reason.monitoring import doctor, metrics, updates, watchdog
+  from rl_reason.monitoring import metrics, verdict, watchdog
   from rl_reason.report import environment, page, scores
   from rl_reason.reward_models import classifier, train as reward_model
-  from rl_reason.scale import layout, sharding
+  from rl_reason.scale import device_mesh, layout
   from rl_reason.session import open_session, resolve
   from rl_reason.size import automatic
   from rl_reason.training import (
@@ -158,7 +158,7 @@ def stages(
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     checks.devices(config, len(devices or jax.devices()), stage)
-    mesh, sampling = sharding.make_meshes(**config.mesh, devices=devices)
+    mesh, sampling = device_mesh.make_meshes(**config.mesh, devices=devices)
     if mesh.size > 1:
       screen.say(layout.describe(mesh.axis_names, mesh.devices))
     if sampling != mesh:
@@ -232,9 +232,9 @@ def stages(
     if jax.process_index() == 0:
       lines = metrics.read_jsonl(workdir / metrics.FILES[0])
       fields = config_lib.flat(config)
-      for line in [*scores.summary(workdir), *updates.summary(lines, fields)]:
+      for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
         screen.say(line)
       screen.say(f"report: {page.write(workdir)}")
       if stage == "all":
-        doctor.verdict(lines, fields)
+        verdict.of_run(lines, fields)
     return session, params

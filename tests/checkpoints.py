@@ -13,7 +13,7 @@ from rl_reason import hf
 from rl_reason.data import tokenizer
 from rl_reason.hf import files
 from rl_reason.models import decoder
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 
 LLAMA3 = dict(
     rope_type="llama3",
@@ -144,7 +144,7 @@ def bits(directory):
 
 def load(directory, mesh=None, table=decoder.table):
   source = hf.find(str(directory), table=table)
-  mesh = mesh or sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+  mesh = mesh or device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   return source, hf.load(source, table(source.cfg), mesh)
 
 

@@ -20,7 +20,7 @@ import reference_model
 from golden import OPTIONS, P, T, on_device, random_leaves, random_rows
 
 from rl_reason import checks, config
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.session import Session, critic_config
 from rl_reason.structs import Experience, Rollouts
 from rl_reason.training import (
@@ -284,7 +284,7 @@ def session_of(c, cfg) -> Session:
   """The part of a session that the programs of a step read; one device."""
   fields = dict.fromkeys(Session._fields) | dict(
       config=c,
-      mesh=sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
+      mesh=device_mesh.make_mesh(1, 1, 1, jax.devices()[:1]),
       cfg=cfg,
       critic_cfg=critic_config(c, cfg),
   )

@@ -14,7 +14,7 @@ import pytest
 from rl_reason.algorithms import corrections
 from rl_reason.monitoring import metrics
 from rl_reason.monitoring.samples import SampleLog
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.structs import RunError
 from rl_reason.training import ahead, dynamic_sampling
 from rl_reason.training.batches import no_rows
@@ -48,7 +48,7 @@ class Run:
 
   def __init__(self, staleness, fails_at=None, sampler_logps=True):
     self.sampled, self.fails_at = [], fails_at
-    learners, self.mesh = sharding.make_meshes(
+    learners, self.mesh = device_mesh.make_meshes(
         1, devices=jax.devices()[:2], data=1, fsdp=1, tensor=1
     )
     where = sharding.sharding(learners)

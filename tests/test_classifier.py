@@ -19,7 +19,7 @@ from rl_reason.data import tokenizer
 from rl_reason.hf import SEQUENCE_CLASSIFIER
 from rl_reason.models import critic
 from rl_reason.reward_models import classifier, scorer
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.structs import RunError
 from rl_reason.tasks import reward_terms
 from rl_reason.training import packing, value
@@ -82,7 +82,7 @@ def table(cfg):
 )
 def test_the_round_trip_is_bit_exact(kind, dtype, tmp_path):
   path, out = make(tmp_path / "x", kind, dtype=dtype), tmp_path / "y"
-  mesh = sharding.make_mesh(1, 2, 1, jax.devices()[:2])
+  mesh = device_mesh.make_mesh(1, 2, 1, jax.devices()[:2])
   source, params = checkpoints.load(path, mesh, table)
   head = params["value_head"]
   assert not np.any(head["bias"])

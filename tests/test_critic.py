@@ -14,7 +14,7 @@ import reference_model
 from tiny_session import make_session, random_params
 
 from rl_reason.models import critic, decoder
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.structs import TrainState
 from rl_reason.training import critic_step, optimizer, programs, value
 
@@ -318,8 +318,8 @@ def test_eight_devices_compute_what_one_does():
   table, params = critic.table(cfg), reference_model.nested(leaves_of(cfg))
   batch = padded.split(floats(critic_batch(8), np.float32), 1)
   for mesh in (
-      sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
-      sharding.make_mesh(2, 2, 2),
+      device_mesh.make_mesh(1, 1, 1, jax.devices()[:1]),
+      device_mesh.make_mesh(2, 2, 2),
   ):
     with jax.set_mesh(mesh):
       where = optimizer.state_shardings(table, golden.SGD, mesh)

@@ -10,7 +10,7 @@ from test_signs import FIELDS, HARD, IDLE, NAN, line
 
 from rl_reason.evaluation import interim
 from rl_reason.models import parameters
-from rl_reason.monitoring import doctor, signs, updates
+from rl_reason.monitoring import doctor, signs, updates, verdict
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic
 from rl_reason.training import rl, step, supervised
@@ -104,26 +104,26 @@ def test_a_resumed_run_counts_the_steps_before():
 def test_the_summary_and_the_verdict_of_a_run():
   lines = [dict(stage="rl", step=t) | line(**IDLE) for t in (1, 2, 3)]
   with pytest.raises(RunError, match="no update in 3 steps.*Step 3: Few g"):
-    doctor.verdict([*lines[:2], lines[2] | line(**HARD, **IDLE)], FIELDS)
+    verdict.of_run([*lines[:2], lines[2] | line(**HARD, **IDLE)], FIELDS)
   lines[1] |= line(**NAN)
-  doctor.verdict(lines, FIELDS)
-  assert updates.summary(lines, FIELDS) == [
+  verdict.of_run(lines, FIELDS)
+  assert verdict.summary(lines, FIELDS) == [
       "updates of the policy: 1 made, 11 skipped (3 gradient not finite, 8 no"
       " token to learn from); 2 of 3 steps without an update"
   ]
-  assert updates.summary([], FIELDS) == []
-  doctor.verdict([], FIELDS)
+  assert verdict.summary([], FIELDS) == []
+  verdict.of_run([], FIELDS)
   with pytest.raises(RunError, match="policy. Step 4: Broken policy: 100%"):
     last = dict(stage="rl", step=4) | line() | {signs.BROKEN: 1.0}
-    doctor.verdict([*lines, last], FIELDS)
+    verdict.of_run([*lines, last], FIELDS)
 
 
 def test_a_broken_policy_is_said_by_its_evaluation():
   lines = [dict(stage="rl", step=1) | line()]
-  doctor.verdict([*lines, dict(stage="evaluate", step=1)], FIELDS)
+  verdict.of_run([*lines, dict(stage="evaluate", step=1)], FIELDS)
   last = {"stage": "evaluate", "step": 1, signs.BROKEN_HELD_OUT: 4}
   with pytest.raises(RunError, match="Broken policy: 4 responses to held-out"):
-    doctor.verdict([*lines, last], FIELDS)
+    verdict.of_run([*lines, last], FIELDS)
 
 
 def test_updates_too_large_in_a_row_end_a_run():

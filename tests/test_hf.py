@@ -18,12 +18,12 @@ from rl_reason.data import tokenizer
 from rl_reason.hf import architecture, files
 from rl_reason.models import critic, decoder
 from rl_reason.models.parameters import shardings
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 
 
 @pytest.fixture(scope="module")
 def mesh():
-  return sharding.make_mesh(2, 2, 2)
+  return device_mesh.make_mesh(2, 2, 2)
 
 
 def read_json(path):

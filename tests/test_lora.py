@@ -14,7 +14,7 @@ from rl_reason import dependencies
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.models import decoder, lora, parameters
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.training import optimizer, step
 
 RANK, SCALE = 2, 1.5
@@ -127,8 +127,8 @@ def update(mesh, name, learnt):
 
 @pytest.fixture(scope="module")
 def meshes():
-  one = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-  return one, sharding.make_mesh(2, 2, 2)
+  one = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  return one, device_mesh.make_mesh(2, 2, 2)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from rl_reason import config
 from rl_reason.models import decoder
-from rl_reason.scale import compiled, sharding
+from rl_reason.scale import compiled, device_mesh, sharding
 from rl_reason.structs import Rollouts
 from rl_reason.training import packing, step
 
@@ -264,7 +264,7 @@ def test_groups_of_layers_change_no_gradient():
 def test_eight_devices_pack_as_one_does():
   """Each shard has packed rows of its own, some of them empty."""
   batch, wanted, wanted_grad = padded_answer()
-  mesh = sharding.make_mesh(2, 2, 2)
+  mesh = device_mesh.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
     got, grad = graded(
         lambda params, packed: decoder.packed_logps(params, tiny.CFG, packed),

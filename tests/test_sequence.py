@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import test_attention as t
 
-from rl_reason.scale import pallas, sequence, sharding
+from rl_reason.scale import device_mesh, pallas, sequence, sharding
 
 LENGTH = 24
 
 
 def test_a_device_has_one_chunk_of_each_of_its_rows():
   rows_RL = np.arange(4 * LENGTH).reshape(4, LENGTH)
-  mesh = sharding.make_mesh(2, 1, 1, sequence=4)
+  mesh = device_mesh.make_mesh(2, 1, 1, sequence=4)
   with jax.set_mesh(mesh):
     chunks = jax.jit(sequence.split)(sharding.put(mesh, rows_RL, "rows"))
     np.testing.assert_array_equal(jax.jit(sequence.join)(chunks), rows_RL)
@@ -35,7 +35,7 @@ def whole():
 def test_attention_of_chunks_is_that_of_whole_rows(parts):
   """Two heads: exchanged between two devices, gathered by four."""
   args, want = whole()
-  mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:parts], sequence=parts)
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:parts], sequence=parts)
   with jax.set_mesh(mesh):
     t.assert_near(t.gradients("xla", *args), want, "float32")
 

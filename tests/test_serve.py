@@ -17,7 +17,7 @@ from rl_reason import checks, config as config_lib
 from rl_reason.data import datasets
 from rl_reason.monitoring import display
 from rl_reason.rollout import sampler
-from rl_reason.scale import randomness, sharding
+from rl_reason.scale import device_mesh, randomness, sharding
 from rl_reason.serve import engine as engine_lib, feedback, filters
 from rl_reason.serve.programs import Programs
 
@@ -32,7 +32,7 @@ TEXTS = ["12+34=", "5+6+7=", "99+1=", "3+4+5+6="]
 @contextlib.contextmanager
 def running(slots=4, max_waiting=64, **change):
   """An engine in a thread of its own."""
-  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  mesh = device_mesh.make_mesh(devices=jax.devices()[:1])
   programs = Programs(
       **tiny.SAMPLER
       | dict(

@@ -12,7 +12,7 @@ from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.training import optimizer, step
 
 LR = 1e-3
@@ -50,8 +50,8 @@ def _update(mesh, *, name, steps, lr):
 
 @pytest.fixture(scope="module")
 def meshes():
-  one = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-  return one, sharding.make_mesh(2, 2, 2)
+  one = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  return one, device_mesh.make_mesh(2, 2, 2)
 
 
 def _largest(tree):
@@ -135,5 +135,5 @@ def test_same_tokens_on_eight_devices(meshes, slots, cache, atol):
 
 def test_mesh_that_does_not_fit():
   with pytest.raises(ValueError, match="does not cover 8 devices"):
-    sharding.make_mesh(3, 1, 1)
-  assert sharding.make_mesh(-1, 2, 2).devices.shape == (2, 2, 1, 1, 2)
+    device_mesh.make_mesh(3, 1, 1)
+  assert device_mesh.make_mesh(-1, 2, 2).devices.shape == (2, 2, 1, 1, 2)

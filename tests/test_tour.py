@@ -24,7 +24,7 @@ TOUR = ROOT / "docs" / "tour.md"
 MAX_FILES, MAX_LINES, MAX_FILE = 16, 4000, 450
 # The core is what a step of GRPO, DAPO, PPO or VAPO executes: the files that a
 # step of DAPO executes, and those that only a step with a critic executes.
-MAX_CORE = 9617
+MAX_CORE = 9500
 WITH_A_CRITIC = tuple(
     f"rl_reason/{name}.py"
     for name in (
@@ -188,5 +188,5 @@ def test_lines_do_not_grow():
       package=sum(lines_of("rl_reason/**/*.py").values()),
       tests=sum(lines_of("tests/*.py").values()),
   )
-  bounds = dict(package=34_362, tests=24_458)
+  bounds = dict(package=34_379, tests=24_458)
   assert all(total[name] <= bounds[name] for name in bounds), total

@@ -13,7 +13,7 @@ import pytest
 from rl_reason import checks
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.scale.compiled import CompiledOnce
 from rl_reason.scale.randomness import key
 from rl_reason.session import open_session
@@ -59,7 +59,7 @@ def make_session(workdir, c=None, **changes):
   return open_session(
       c,
       workdir,
-      sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
+      device_mesh.make_mesh(1, 1, 1, jax.devices()[:1]),
       display.Display(False),
       threading.Event(),
   )

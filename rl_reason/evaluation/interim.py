@@ -7,9 +7,9 @@ from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import (
     alarms,
-    doctor,
     metrics as metrics_lib,
     rl_metrics,
+    verdict,
 )
 from rl_reason.session import Session
 from rl_reason.structs import Tree
@@ -61,7 +61,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
       kind, suffix = of_set.name, ""
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
-  broken = doctor.of_evaluation(values, config_lib.flat(c))
+  broken = verdict.of_evaluation(values, config_lib.flat(c))
   failed = values["val-aux/verifier_failures"]
   if failed:
     broken.append(

@@ -2,7 +2,7 @@
 
 `Doctor` asks the table of signs (`signs.toml`) at every step of RL, says on the
 screen when a sign begins and ends, and ends a run that is worth nothing;
-`verdict` refuses one that was.
+`verdict.py` refuses one that was.
 """
 
 import re
@@ -15,8 +15,8 @@ import numpy as np
 
 from rl_reason.monitoring import signs, updates as updates_lib
 from rl_reason.monitoring.metrics import number
-from rl_reason.monitoring.signs import BROKEN, BROKEN_HELD_OUT, SIGN
-from rl_reason.structs import Experience, Rollouts, RunError
+from rl_reason.monitoring.signs import BROKEN, SIGN
+from rl_reason.structs import Experience, Rollouts
 
 ASKED = 64  # responses of a round that are searched, more or less
 ENOUGH = 32  # tokens that a sound policy does not find all equally probable
@@ -200,41 +200,3 @@ def causes(found: list[tuple[signs.Sign, str]]) -> str:
   """The signs that explain why a step is worth nothing, in one line."""
   texts = [text for sign, text in found if sign.name != NO_UPDATE]
   return "; ".join(texts[:3])  # the table has causes before effects
-
-
-def verdict(lines: list[dict], fields: dict[str, Any]) -> None:
-  """Refuses a run whose RL is worth nothing.
-
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config.
-
-  Raises:
-    RunError: it made no update at all, or its policy is broken at the end.
-  """
-  done = updates_lib.of_run(lines, fields)
-  if not done:
-    return
-  steps = [x for x in lines if x["stage"] == "rl"][-signs.WINDOW :]
-  found, at = signs.found(steps, fields), f"Step {steps[-1]['step']}: "
-  if not any(x.made for x in done):
-    raise RunError(
-        f"RL made no update in {len(done)} steps: the policy is the one that it"
-        f" began with. {at}{causes(found)}"
-    )
-  held_out = [x for x in lines if x["stage"] == "evaluate"][-1:]
-  broken_now = [at + text for x, text in found if x.name == BROKEN_POLICY]
-  said = [y for x in held_out for y in of_evaluation(x, fields)]
-  for text in [*broken_now, *said]:
-    raise RunError(f"RL ended with a broken policy. {text}")
-
-
-def of_evaluation(values: dict, fields: dict[str, Any]) -> list[str]:
-  """What an evaluation says of a broken policy; [] of a sound one."""
-  if BROKEN_HELD_OUT not in values:
-    return []
-  return [
-      x.text(seen, fields)
-      for x in signs.TABLE
-      if x.name == BROKEN_POLICY and (seen := x.seen([values], fields))
-  ]

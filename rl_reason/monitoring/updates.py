@@ -48,7 +48,7 @@ def count(x: dict, per_step: int) -> Updates:
 
 
 def of_run(lines: list[dict], fields: dict[str, Any]) -> list[Updates]:
-  """The updates of each RL step; arguments as of `summary`."""
+  """The updates of each RL step; {} if the fields are not known."""
   steps = [x for x in lines if x["stage"] == "rl" and "actor/updates" in x]
   wanted = per_step(fields) if fields else 0
   return [count(x, wanted) for x in steps]
@@ -57,31 +57,6 @@ def of_run(lines: list[dict], fields: dict[str, Any]) -> list[Updates]:
 def per_step(fields: dict[str, Any]) -> int:
   """Optimizer steps of an RL step."""
   return fields["updates.minibatches"] * fields["updates.epochs"]
-
-
-def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
-  """The updates of a whole run in one line; [] if it has no RL steps.
-
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config; {} if it is not known.
-  """
-  done = of_run(lines, fields)
-  if not done:
-    return []
-  made, skipped, empty, constant = map(sum, zip(*done, strict=True))
-  idle = sum(not x.made for x in done)
-  reasons = {
-      "gradient not finite": skipped,
-      "no token to learn from": empty,
-  }
-  why = ", ".join(f"{n:,} {text}" for text, n in reasons.items() if n)
-  zero = f", {constant:,} with a gradient of 0" if constant else ""
-  return [
-      f"updates of the policy: {made:,} made, {skipped + empty:,} skipped"
-      f"{f' ({why})' if why else ''}{zero}; {idle:,} of {len(done):,} steps"
-      " without an update"
-  ]
 
 
 class Streak:

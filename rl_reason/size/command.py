@@ -8,7 +8,7 @@ from rl_reason import checks
 from rl_reason.config import ConfigError
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.session import Session, critic_config
 from rl_reason.size import automatic, compiled, formula, shapes
 from rl_reason.size.automatic import device_bytes, largest
@@ -117,7 +117,7 @@ def measured(
 
 def _mesh(config, devices: int):
   if not devices:
-    return sharding.make_meshes(**config.mesh)[0]
+    return device_mesh.make_meshes(**config.mesh)[0]
   return sharding.abstract_mesh(**checks.mesh_sizes(config, devices))
 
 

@@ -13,7 +13,7 @@ import tiny
 
 from rl_reason.models import decoder, experts, parameters
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.training import packing, step
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ MESHES = [
 
 def make_mesh(sizes):
   devices = jax.devices()[: math.prod(sizes.values())]
-  return sharding.make_mesh(**dict(data=1) | sizes, devices=devices)
+  return device_mesh.make_mesh(**dict(data=1) | sizes, devices=devices)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import tiny_session
 
 from rl_reason import config
 from rl_reason.evaluation import interim
-from rl_reason.monitoring import doctor
+from rl_reason.monitoring import verdict
 from rl_reason.reward_models import train as reward_model
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic
@@ -117,12 +117,12 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
   fields = config.flat(session.config)
   if untouched:
     with pytest.raises(RunError, match=f"RL made no update in {STEPS} steps"):
-      doctor.verdict(lines, fields)
+      verdict.of_run(lines, fields)
   elif fault == "learning rate":
     with pytest.raises(RunError, match="RL ended with a broken policy. Step 3"):
-      doctor.verdict(lines, fields)
+      verdict.of_run(lines, fields)
   else:
-    doctor.verdict(lines, fields)
+    verdict.of_run(lines, fields)
 
 
 def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import tiny
 
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import pallas, sharding
+from rl_reason.scale import device_mesh, pallas, sharding
 
 pytestmark = pytest.mark.slow
 interpreted = t.interpreted  # the fixture
@@ -23,7 +23,7 @@ def test_gradients_on_eight_devices(kernels, interpreted):
   """Rows over (data, fsdp), heads over tensor."""
   args = t.rows(4, 128, "bfloat16")
   want = t.gradients(kernels, *args)
-  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
+  with jax.set_mesh(device_mesh.make_mesh(2, 2, 2)):
     t.assert_near(t.gradients(kernels, *args), want, "bfloat16")
 
 
@@ -34,7 +34,7 @@ def test_decoding_on_eight_devices(kernels, int8, interpreted):
   """Inside of its shard, scales beside what they scale."""
   alone, _ = t.decoded(kernels, t.POSITIONS, int8=int8)
   *new, cache = t.inputs(len(t.POSITIONS), "bfloat16", int8=int8)
-  with jax.set_mesh(sharding.make_mesh(2, 2, 2)):
+  with jax.set_mesh(device_mesh.make_mesh(2, 2, 2)):
     batch, whole = sharding.spec("batch"), sharding.spec(None, "batch")
     run = sharding.by_batch_shard(
         lambda *args: t.step(kernels, *args)[0],

@@ -15,7 +15,7 @@ from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
 from rl_reason.checkpointing import checkpoint
 from rl_reason.models import critic, decoder
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 from rl_reason.training import critic_step, optimizer, step, supervised
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ SMALL = 1, 2, 1
 @functools.cache
 def mesh_of(*sizes):
   devices = jax.devices()[: math.prod(sizes)]
-  return sharding.make_mesh(*sizes, devices=devices)
+  return device_mesh.make_mesh(*sizes, devices=devices)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import tiny
 from rl_reason import hf
 from rl_reason.models import critic, decoder, experts, parameters
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.structs import Prompts
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def build(name, kind="ForCausalLM", **change):
 
 def in_jax(path, table=decoder.table):
   source = hf.find(str(path), table=table)
-  mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   return source.cfg, hf.load(source, table(source.cfg), mesh)
 
 

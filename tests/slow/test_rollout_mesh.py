@@ -8,7 +8,7 @@ import tiny_session
 
 from rl_reason.evaluation import interim
 from rl_reason.monitoring import display
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.session import open_session
 from rl_reason.structs import Stopped
 from rl_reason.training import rl
@@ -42,9 +42,9 @@ def test_devices_that_only_sample_change_no_number(
 ):
   """Up to the rounding of sums in another order."""
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
-  one = sharding.make_mesh(devices=jax.devices()[:1])
+  one = device_mesh.make_mesh(devices=jax.devices()[:1])
   wanted = run(tmp_path / "one", (one, one))
-  meshes = sharding.make_meshes(**split)
+  meshes = device_mesh.make_meshes(**split)
   assert (meshes[0] == meshes[1]) == ("rollout" not in split)
   got = run(tmp_path / "split", meshes)
   assert [line["train/age_max"] for line in got] == [0, 1, 2, 2]

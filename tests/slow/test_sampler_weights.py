@@ -11,7 +11,7 @@ from test_linear import weights
 
 from rl_reason.models import decoder, parameters
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh, sharding
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_int8_samples_from_a_policy_that_is_near_and_another(rows):
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 def test_eight_devices_sample_with_the_same_weights(kind, rows):
   """From parameters sharded over fsdp; the sampler's are replicated there."""
-  mesh = sharding.make_mesh(2, 2, 2)
+  mesh = device_mesh.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
     where = parameters.shardings(decoder.table(tiny.CFG), mesh)
     params = jax.device_put(tiny.params(), where)

@@ -14,7 +14,7 @@ import test_sharding
 import tiny
 
 from rl_reason.models import critic, decoder, parameters
-from rl_reason.scale import pallas, sharding
+from rl_reason.scale import device_mesh, pallas, sharding
 from rl_reason.structs import Packed
 from rl_reason.training import step
 
@@ -30,7 +30,7 @@ MESHES = [
 
 def make_mesh(sizes):
   devices = jax.devices()[: math.prod(sizes.values())]
-  return sharding.make_mesh(**dict(data=1) | sizes, devices=devices)
+  return device_mesh.make_mesh(**dict(data=1) | sizes, devices=devices)
 
 
 @functools.cache

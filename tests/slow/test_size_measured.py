@@ -16,7 +16,7 @@ import jax, jax.numpy as jnp
 from rl_reason import checks
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
-from rl_reason.scale import sharding
+from rl_reason.scale import device_mesh
 from rl_reason.session import critic_config
 from rl_reason.size import command, compiled, formula, shapes
 
@@ -33,7 +33,7 @@ else:  # long rows, so that the cache is most of the memory
 checks.fields(c)
 cfg = shapes.shape(c)
 value = critic_config(c, cfg)
-mesh = sharding.make_meshes(**c.mesh)[0]
+mesh = device_mesh.make_meshes(**c.mesh)[0]
 size = formula.estimate(c, cfg, value, mesh)
 session = command._session(c, cfg, value, mesh, Display(False))
 

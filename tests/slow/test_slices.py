@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from bench import aot, collectives, slices
 from rl_reason.functions import ConfigError
 from rl_reason.monitoring.display import Display
-from rl_reason.scale import layout, sharding
+from rl_reason.scale import device_mesh, layout
 from rl_reason.session import critic_config
 from rl_reason.size import command, compiled, formula
 
@@ -33,18 +33,18 @@ def devices_of(name, **options):
     [("v5p:4x4x4", 8), ("v6e:4x4", 8), ("v6e:16x16", 8), ("v6e:8x8", 2)],
 )
 def test_named_topologies_take_meshes_that_divide_their_axes(name, tensor):
-  mesh = sharding.make_mesh(1, -1, tensor, devices_of(name))
+  mesh = device_mesh.make_mesh(1, -1, tensor, devices_of(name))
   text = layout.describe(mesh.axis_names, mesh.devices)
   fsdp = mesh.size // tensor
   assert text == f"mesh: fsdp {fsdp} x tensor {tensor} on one slice"
 
 
 def test_slices_are_joined_by_data_parallelism():
-  mesh = sharding.make_mesh(2, 4, 4, devices_of("v6e:4x4", num_slices=2))
+  mesh = device_mesh.make_mesh(2, 4, 4, devices_of("v6e:4x4", num_slices=2))
   text = layout.describe(mesh.axis_names, mesh.devices)
   assert text == "mesh: data 2 over 2 slices, fsdp 4 x tensor 4 within each"
   with pytest.raises(ConfigError, match="16 devices of a slice"):
-    sharding.make_mesh(2, 1, 24, devices_of("v6e:4x4", num_slices=3))
+    device_mesh.make_mesh(2, 1, 24, devices_of("v6e:4x4", num_slices=3))
 
 
 def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
@@ -52,7 +52,7 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   devices = devices_of("v6e:4x4")
   c, cfg = slices.config_of("1.5B", mesh__tensor=2, model__remat="full")
   cfg = dataclasses.replace(cfg, layers=2, attention="tpu")
-  mesh = sharding.make_mesh(1, -1, 2, devices)
+  mesh = device_mesh.make_mesh(1, -1, 2, devices)
   value = critic_config(c, cfg)
   session = command._session(c, cfg, value, mesh, Display(False))
   program, _ = compiled.update(session)
