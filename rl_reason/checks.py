@@ -18,14 +18,13 @@ from rl_reason import (
     config,
     environments,
     functions,
-    mixtures,
-    presets,
     tasks,
     unread,
 )
 from rl_reason.combinations import Fault, fail, faults_of
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets, templates
+from rl_reason.models import rules as experts
 from rl_reason.monitoring import loggers
 from rl_reason.rounds import rules as rounds
 from rl_reason.serve import filters
@@ -62,7 +61,7 @@ def checked(
   preset = ""
   if isinstance(path, str):
     c = config.read(path)
-    _, preset = presets.find(path.partition(":")[0])
+    _, preset = config.find_file(path.partition(":")[0])
   else:
     c, path = path.copy_and_resolve_references(), "the config"
   notes = [*filter(None, [preset]), *config.override(c, given)]
@@ -103,7 +102,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
       rules(c)
     combinations.check(c, values)
     if not c.model.path:  # or else `devices` knows the shape
-      mixtures.check(c)
+      experts.check(c)
     unread.refuse(c, given)
   except Fault as e:
     raise _error(values, *e.args) from None
@@ -357,7 +356,7 @@ def devices(
       layers into groups.
   """
   try:
-    mixtures.check(c)
+    experts.check(c)
   except Fault as e:
     raise _error(config.flat(c), *e.args) from None
   sizes = mesh_sizes(c, devices)

@@ -13,11 +13,13 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import dependencies, functions, presets
+from rl_reason import configs, dependencies, functions
 from rl_reason.functions import ConfigError, Spec, did_you_mean, one_line
 
 # --- fields ------------------------------------------------------------------
 
+# The folder of the presets, in a clone or installed.
+PRESETS = pathlib.Path(next(iter(configs.__path__)))
 # Every field of configs/base.py by its full name; `section` fills this in.
 FIELDS: dict[str, Spec] = {}
 # What has become of a field of earlier versions.
@@ -163,14 +165,37 @@ def _parse(value: Any, old: Any) -> Any:
 # --- files -------------------------------------------------------------------
 
 
+def find_file(path: str) -> tuple[pathlib.Path, str]:
+  """The file of a config, and a line for the screen if a preset is meant.
+
+  Args:
+    path: a file; or the name of a preset, such as 'dapo' or 'paper/dapo'; or
+      its path in a clone, 'configs/dapo.py', where there is no clone.
+
+  Raises:
+    ConfigError: there is no such file, and no preset of this name.
+  """
+  file = pathlib.Path(path)
+  if file.is_file():
+    return file, ""
+  name = path.removeprefix("configs/").removesuffix(".py")
+  preset = PRESETS / f"{name}.py"
+  if preset.is_file() and not file.is_absolute() and ".." not in file.parts:
+    return preset, f"--config = {path}: not a file here; uses {preset}"
+  known = [
+      str(x.relative_to(PRESETS).with_suffix("")) for x in PRESETS.rglob("*.py")
+  ]
+  raise ConfigError(f"{path}: there is no such file{did_you_mean(name, known)}")
+
+
 def read(path: str) -> ml_collections.ConfigDict:
-  """The config of FILE.py, FILE.py:variant or FILE.py:smoke; see `presets`.
+  """The config of FILE.py, FILE.py:variant or FILE.py:smoke; see `find_file`.
 
   Raises:
     ConfigError: there is no such file, or it raises an error.
   """
   name, _, variant = path.removesuffix(":smoke").partition(":")
-  file, _ = presets.find(name)
+  file, _ = find_file(name)
   functions.search_working_directory()  # for the user's modules
   try:
     c = runpy.run_path(str(file))["get_config"](*filter(None, [variant]))

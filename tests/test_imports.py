@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # other, but not in a circle.
 LAYERS = [line.split() for line in """
     structs verifiers functions configs
-    dependencies presets serve.filters
+    dependencies serve.filters
     config monitoring algorithms scale
     report models
     tasks rollout
@@ -22,7 +22,7 @@ LAYERS = [line.split() for line in """
     data
     environments.episodes
     combinations checkpointing.run_directory
-    mixtures rounds.rules unread
+    models.rules rounds.rules unread
     checks hf evaluation.statistics evaluation.reward_runner
     monitoring.rl_metrics monitoring.samples checkpointing engines
     session evaluation

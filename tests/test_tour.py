@@ -188,5 +188,6 @@ def test_lines_do_not_grow():
       package=sum(lines_of("rl_reason/**/*.py").values()),
       tests=sum(lines_of("tests/*.py").values()),
   )
-  bounds = dict(package=34_379, tests=24_458)
+  assert len(lines_of("rl_reason/*.py")) <= 12  # rooms are folders
+  bounds = dict(package=34_368, tests=24_459)
   assert all(total[name] <= bounds[name] for name in bounds), total

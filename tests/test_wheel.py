@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import config, presets
+from rl_reason import config
 
 MY_CONFIG = """
 from rl_reason.configs import dapo
@@ -42,7 +42,7 @@ def installed(tmp_path_factory):
 
 
 def test_a_wheel_has_every_preset(installed):
-  here = {x.relative_to(ROOT / "configs") for x in presets.FOLDER.rglob("*.py")}
+  here = {x.relative_to(ROOT / "configs") for x in config.PRESETS.rglob("*.py")}
   place = installed / "rl_reason" / "configs"
   assert {x.relative_to(place) for x in place.rglob("*.py")} == here
   assert list((installed / "rl_reason" / "report").glob("*.in"))
@@ -50,12 +50,12 @@ def test_a_wheel_has_every_preset(installed):
 
 CHILD = """
 import sys
-from rl_reason import main, presets
+from rl_reason import config, main
 for path in ("my.py", "grpo:smoke", "configs/paper/dapo.py"):
   main.FLAGS.unparse_flags()
   c, workdir = main._prepare(["main", f"--config={path}"])
   print(workdir, c.rollout.group_size)
-print(presets.FOLDER)
+print(config.PRESETS)
 print(sorted({"jax", "configs"} & set(sys.modules)))
 """
 
@@ -99,13 +99,13 @@ def test_an_installed_wheel_trains(installed, tmp_path):
 def test_a_preset_is_found_by_its_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ("dapo", "dapo.py", "configs/dapo.py"):
-    file, line = presets.find(name)
+    file, line = config.find_file(name)
     assert file == ROOT / "configs" / "dapo.py" and str(file) in line
   (tmp_path / "dapo").write_text("")  # a file of the user comes first
-  assert presets.find("dapo")[1] == ""
+  assert config.find_file("dapo")[1] == ""
   for name in ("../dapo", f"{tmp_path}/dapo.py"):
     with pytest.raises(config.ConfigError, match="no such file"):
-      presets.find(name)
+      config.find_file(name)
   with pytest.raises(config.ConfigError, match="did you mean dapo"):
     config.read("dappo")
 

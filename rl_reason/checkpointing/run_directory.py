@@ -24,7 +24,6 @@ from rl_reason import (
     config as config_lib,
     dependencies,
     functions,
-    presets,
     tasks,
 )
 from rl_reason.data import datasets
@@ -50,7 +49,7 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     given: full names of the overridden fields.
   """
   file, *variants = path.split(":")
-  found, installed = presets.find(file)[0].resolve(), presets.FOLDER
+  found, installed = config_lib.find_file(file)[0].resolve(), config_lib.PRESETS
   folder = [found.stem]
   if found.is_relative_to(installed.resolve()):
     folder = list(found.relative_to(installed.resolve()).with_suffix("").parts)
