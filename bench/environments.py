@@ -253,12 +253,13 @@ def main() -> None:
   parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
   parser.add_argument("--collect", action="store_true")
   parser.add_argument("--table", action="store_true")
+  parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
   args = parser.parse_args()
   jobs = [(name, seed) for name in ROWS for seed in SEEDS]
   if not args.table:
     if not args.collect:
       with futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(run, jobs))
+        list(pool.map(run, [job for job in jobs if job[0] in args.rows]))
     result, runs = harness.read(NAME), recorded()
     for job in jobs:
       if (directory(*job) / "done").exists():
