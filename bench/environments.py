@@ -55,7 +55,8 @@ def run(job: tuple[str, int]) -> None:
   name, seed = job
   workdir, (config, *options) = directory(name, seed), ROWS[name]
   if job not in recorded() and not (workdir / "done").exists():
-    seeds.train(config, workdir, f"--config.seed={seed}", *options)
+    options += [f"--config.seed={seed}", seeds.HELD_OUT]
+    seeds.train(config, workdir, *options)
     (workdir / "done").touch()
 
 

@@ -9,14 +9,11 @@ other one learns. The rows alternate within a seed. Writes
 results/overlap.{json,md}.
 """
 
-import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 
-from bench import harness, tables
+from bench import harness, seeds, tables
 from rl_reason.ablate import fresh_seeds
 from rl_reason.monitoring import metrics
 
@@ -32,7 +29,9 @@ COMMON = {
     "rl.old_logps": "sampler",  # no forward pass of the policy that sampled
     "evaluate.every": 0,
     "evaluate.prompts": 8,
+    "evaluate.interim_prompts": 8,
     "evaluate.samples": 1,
+    "evaluate.mean_of": 1,
     "checkpoint.every": STEPS,
     "log.loggers": "",
 }
@@ -41,13 +40,12 @@ COMMON = {
 def train(workdir: pathlib.Path, fields: dict) -> list[dict]:
   """Runs GRPO with two devices of one core each; its steps."""
   flags = [f"--config.{name}={value}" for name, value in fields.items()]
-  command = [sys.executable, "-m", "rl_reason.main", "--config=configs/grpo.py"]
-  subprocess.run(
-      [*command, *flags, f"--workdir={workdir}"],
-      cwd=harness.ROOT,
-      env=os.environ | dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2"),
-      stdout=subprocess.DEVNULL,
-      check=True,
+  seeds.train(
+      "configs/grpo.py",
+      workdir,
+      *flags,
+      JAX_PLATFORMS="cpu",
+      JAX_NUM_CPU_DEVICES="2",
   )
   lines = metrics.read_jsonl(workdir / metrics.FILES[0])
   return [x for x in lines if x["stage"] == "rl"][WARMUP:]
@@ -91,17 +89,17 @@ def page(result: dict) -> list[str]:
       "| | seconds of a step | speed | both work |",
       "|---|---|---|---|",
   ]
-  for name, seeds in rows.items():
-    seconds = _medians(seeds, "timing_s/step")
+  for name, of_seeds in rows.items():
+    seconds = _medians(of_seeds, "timing_s/step")
     speed = [a / b for a, b in zip(first, seconds, strict=True)]
-    both = _medians(seeds, "perf/overlap")
+    both = _medians(of_seeds, "perf/overlap")
     cells = _spread(seconds, ".2f"), _spread(speed, ".2f"), _spread(both, ".0%")
     out.append(f"| {name} | {' | '.join(cells)} |")
   return [*out, "", *tables.footer(result)]
 
 
-def _medians(seeds: list[dict], name: str) -> list[float]:
-  return [statistics.median(x[name] or [0.0]) for x in seeds]
+def _medians(of_seeds: list[dict], name: str) -> list[float]:
+  return [statistics.median(x[name] or [0.0]) for x in of_seeds]
 
 
 def _spread(values: list[float], form: str) -> str:

@@ -1,6 +1,6 @@
 """Scaling of an update with tokens, length and depth, and of compile time.
 
-  python -m bench.scaling            # about 10 minutes on 2 cores
+  python -m bench.scaling            # about 4 minutes on 2 cores
   python -m bench.scaling --table    # only table and figure, from JSON
 
 Writes results/bench_scaling.json, .md and .png (the figure needs matplotlib).

@@ -44,6 +44,7 @@ ROWS = {
 COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
 CONTROL = "SFT only, equal compute"  # runs last, since it differs least
 CORE = "val-core/arithmetic/acc/"
+HELD_OUT = "--config.evaluate.validation=False"  # in curves; it chooses nothing
 
 
 def directory(name: str, seed: int) -> pathlib.Path:
@@ -70,7 +71,7 @@ def make(name: str, seed: int) -> pathlib.Path:
   config, reuse = ROWS[name]
   workdir = directory(name, seed)
   if not (workdir / "done").exists():
-    options = [f"--config.seed={seed}"]
+    options = [f"--config.seed={seed}", HELD_OUT]
     if reuse:
       options.append(f"--config.sft.reuse={make('DAPO', seed)}")
     train(config, workdir, *options)
@@ -102,12 +103,17 @@ def read(name: str, seed: int) -> dict:
   )
 
 
-def train(config: str, workdir: pathlib.Path, *options: str) -> None:
-  """Runs the command of the README with further options."""
+def train(
+    config: str, workdir: pathlib.Path, *options: str, **variables: str
+) -> None:
+  """Runs the command of the README with further options and variables."""
   command = [sys.executable, "-m", "rl_reason.main", f"--config={config}"]
   command += [f"--workdir={workdir}", *options]
   print(*command, flush=True)
-  subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+  env = os.environ | variables
+  subprocess.run(
+      command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL
+  )
 
 
 def runs_of(seed: int) -> None:

@@ -190,7 +190,7 @@ def get_config():
       batch=number(256, low=1),  # prompts at a time
       every=number(10, low=0),  # RL steps; 0: no interim evaluation
       interim_prompts=number(256, low=1),
-      validation=number(0, low=0),  # training prompts that choose; 0: held out
+      validation=True,  # prompts of their own choose; False: held-out ones do
   )
   c.checkpoint = section(
       "checkpoint",

@@ -2,8 +2,8 @@
 
   python -m rl_reason.main --config=configs/lines.py
 
-SFT teaches to try slopes at random. RL has to teach a memory of those that
-failed, and does not within these steps (results/environments.md).
+SFT teaches to repeat no slope that failed, then a habit of drawing slopes at
+random. RL has to tell the two apart by what the programs earn.
 """
 
 from rl_reason.configs import dapo
@@ -15,11 +15,11 @@ def get_config():
   c.task.name, c.task.difficulties = "lines", ()
   c.environment.name, c.environment.max_turns = "python", 3
   c.sft.batch = 48
-  c.sft.skill.update(mixture="random:1", steps=200, threshold=0.0)
-  c.sft.habits.update(mixture="random:1", steps=0)
+  c.sft.skill.update(mixture="careful:1", steps=300, threshold=0.0)
+  c.sft.habits.update(mixture="careful:1,random:3", steps=50)
   c.rollout.batch, c.rollout.max_tokens = 128, 224
   c.reward.overlong_buffer = 0
   c.rl.steps = 30
-  # All held-out prompts that there are.
-  c.evaluate.update(prompts=16, interim_prompts=16, samples=16, mean_of=16)
+  # Few prompts are held out, of 240.
+  c.evaluate.update(prompts=24, interim_prompts=16, samples=16, mean_of=16)
   return c

@@ -201,14 +201,7 @@ def open_session(
       tok=tok,
       cfg=cfg,
       critic_cfg=critic_config(config, cfg),
-      rows=RowSource(
-          task,
-          config.task.name,
-          difficulties,
-          config.seed,
-          files,
-          config.evaluate.validation,
-      ),
+      rows=RowSource(task, config.task.name, difficulties, config.seed, files),
       engine=engine,
       rollout_engine=rollout_engine,
       rewards=RewardRunner(

@@ -301,11 +301,12 @@ def test_an_evaluation_says_its_failures(monkeypatch, tmp_path):
   )
   assert interim.run(session, None, state) == 0.5
   assert said[0].startswith("held-out accuracy at step 0: 50.0%")
-  assert "failed 2 times in this evaluation" in said[1]
+  assert "held-out prompts choose the best checkpoint" in said[1]
+  assert "failed 2 times in this evaluation" in said[2]
 
 
 def test_a_score_on_prompts_that_chose_is_said():
-  cases = [("best", 0), ("best", 256), ("newest", 0), ("40", 0)]
+  cases = [("best", False), ("best", True), ("newest", False), ("40", False)]
   assert [command.chose(*case) for case in cases] == [True] + [False] * 3
 
 
@@ -315,7 +316,7 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
   sets = dict(validation=two_samples("validation")) if validation else {}
   for name, value in [
       ("evaluation_sets", lambda rows, count: {"sums": [0] * count}),
-      ("validation_sets", lambda rows: sets),
+      ("validation_sets", lambda rows, count, evaluated: sets),
   ]:
     monkeypatch.setattr(evaluate.held_out, name, value)
   c = importlib.import_module("configs.base").get_config()

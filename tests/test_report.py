@@ -275,7 +275,7 @@ def test_hostile_text_stays_text(tmp_path):
         ([], [], "RL is at step 0 of 4"),
         ([sft_line("skill", 1), sft_line("habits", 1)], [], "no evaluation"),
         ([evaluation(5, 0.8, 0.9, "skill")], [], "no evaluation"),
-        ([evaluation(0, 0.2, 0.6)], [sample("evaluate", 0)], "only one"),
+        ([evaluation(0, 0.2, 0.6)], [sample("evaluate", 0)], "once"),
         ([evaluation(0, 0.2, 0.6), rl_line(1)], [], "RL is at step 1 of 4"),
         (
             [evaluation(0, 0.2, 0.6), rl_line(1), evaluation(1, 0.3, 0.6)],
@@ -441,5 +441,5 @@ def test_summary_of_exploration(tmp_path, best, verdict):
 def test_summary_of_one_evaluation(tmp_path):
   lines = scores.summary(put(tmp_path, [evaluation(0, 0.2, 0.6)]))
   assert "20.0% +- 1.2 at step 0" in lines[0]
-  assert "only one evaluation" in lines[-1]
+  assert "evaluated once" in lines[-1]
   assert not any("->" in line for line in lines)

@@ -109,24 +109,21 @@ def test_streams_have_training_rows_of_the_levels():
 
 
 def test_validation_prompts_are_not_trained_on():
-  """One training prompt in twenty, if the field is set; else all train."""
-  source = RowSource(arithmetic, "arithmetic", LEVELS, 3, validation=9)
-  [(name, rows)] = held_out.validation_sets(source).items()
-  assert (name, len(rows)) == ("validation", 9)
-  assert all(tasks.for_validation(row.prompt) for row in rows)
-  assert not any(tasks.held_out(row.prompt) for row in rows)
-  items = [row.prompt for _, row in take(source.prompts("rl", 4)[1], 40)]
-  items += [
-      prompt
-      for prompt, _ in take(
-          demonstrations.batches(source, "a", 4, {"careful": 1}), 9
-      )
-  ]
-  assert not any(map(tasks.for_validation, items))
-  assert not any(map(tasks.held_out, items))
-  without = [row.prompt for _, row in take(prompts(), 40)]
-  assert 1 <= sum(map(tasks.for_validation, without)) <= 20
-  assert held_out.validation_sets(of_task()) == {}
+  """Held out, and others than those of the evaluation sets."""
+  source = of_task()
+  rows = held_out.validation_sets(source, 9, 40)["validation"]
+  assert len(rows) == 9 and all(tasks.held_out(row.prompt) for row in rows)
+  [evaluated] = held_out.evaluation_sets(source, 40).values()
+  assert not {x.prompt for x in rows} & {x.prompt for x in evaluated}
+
+
+def test_a_task_without_further_prompts_has_no_validation():
+  few = lambda rng, level: tasks.Row(f"{rng.integers(99)}?", "1", level)  # noqa: E731
+  task = type("Few", (), dict(problem=staticmethod(few)))
+  source = RowSource(task, "few", (1,), 3)
+  [rows] = held_out.evaluation_sets(source, 99).values()
+  assert 0 < len(rows) < 99 and not held_out.validation_sets(source, 9, 99)
+  assert len(held_out.rows_of_task(task, (1,), 9, len(rows) - 1)) == 1
 
 
 def test_mixture_of_styles():
@@ -283,21 +280,22 @@ def test_evaluation_sets_are_fair_samples(make, tmp_path):
 
 def test_validation_rows_of_files(make, tmp_path):
   """In a file of their own; nothing else is lost."""
-  many = [(f"What is {n} plus {n * n}?", f"{n + n * n}") for n in range(160)]
+  many = [(f"What is {n} plus {n * n}?", f"{n + n * n}") for n in range(420)]
   c = make(many, FIVE)
-  c.evaluate.validation = 3
+  c.evaluate.validation = True
   place = run(c, tmp_path)
   validation = [row.prompt for row in rows(place, "validation")]
   train = [row.prompt for row in rows(place)]
-  assert all(map(tasks.for_validation, validation)) and len(validation) >= 3
+  assert all(map(tasks.for_validation, validation)) and len(validation) > 9
   assert not any(map(tasks.for_validation, train))
-  assert len(train) + len(validation) == 160
-  sets = held_out.validation_sets(RowSource(None, "files", (), 3, place, 3))
+  assert len(train) + len(validation) == 420
+  sets = held_out.validation_sets(of_files(place), 3, 3)
   assert list(sets) == ["validation"] and len(sets["validation"]) == 3
-  c = make([("One?", "1")], FIVE)
-  c.evaluate.validation = 3
-  with pytest.raises(DataError, match="evaluate.validation: one training row"):
-    run(c, tmp_path / "few")
+  # A small file keeps all of its rows: held-out ones choose.
+  c = make(many[:99], FIVE)
+  c.evaluate.validation = True
+  few = of_files(run(c, tmp_path / "few"))
+  assert held_out.validation_sets(few, 3, 3) == {}
 
 
 def test_rows_that_are_left_out_are_listed(make, tmp_path):

@@ -36,6 +36,7 @@ def tiny_config():
   c.evaluate.update(
       prompts=16, interim_prompts=8, batch=16, samples=2, mean_of=1, every=1
   )
+  c.evaluate.validation = False
   c.checkpoint.update(every=1, sft_every=2, keep_last=9)
   c.log.update(sft_every=1, samples_every=1, samples=2, loggers="")
   return c

@@ -21,5 +21,5 @@ def get_config():
   c.reward.overlong_buffer = 2048
   c.reward.workers = 32
   c.updates.minibatches, c.updates.token_budget = 4, 18432  # 2 rows a device
-  c.evaluate.batch, c.evaluate.validation = 32, 256
+  c.evaluate.batch = 32
   return c

@@ -31,7 +31,6 @@ def get_config(variant=""):
   c.updates.minibatches, c.updates.token_budget = 4, 16896  # 12 rows
   c.rl.steps = 200
   c.evaluate.prompts, c.evaluate.interim_prompts = 1319, 256
-  c.evaluate.validation = 256  # of some 370 that are not trained on
   c.evaluate.samples = c.evaluate.mean_of = 4
   c.evaluate.top_p = 1.0
   c.evaluate.batch = 64

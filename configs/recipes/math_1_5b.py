@@ -24,9 +24,6 @@ def get_config():
   c.updates.minibatches, c.updates.token_budget = 8, 16384  # 4 rows
   c.rl.steps = 300
   c.evaluate.prompts, c.evaluate.interim_prompts = 500, 128
-  c.evaluate.validation = (
-      128  # training questions: the test sets choose nothing
-  )
   c.evaluate.samples = c.evaluate.mean_of = 4
   c.evaluate.top_p = 1.0
   c.evaluate.batch = 64

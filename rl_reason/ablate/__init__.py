@@ -61,7 +61,7 @@ _SFT = """
     optimizer.name optimizer.b1 optimizer.b2 optimizer.eps
     optimizer.weight_decay optimizer.clip_norm
     evaluate.prompts evaluate.interim_prompts evaluate.batch evaluate.samples
-    evaluate.mean_of evaluate.temperature evaluate.top_p
+    evaluate.mean_of evaluate.temperature evaluate.top_p evaluate.validation
 """.split()
 _VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
 
@@ -79,6 +79,8 @@ def ladder(
 ) -> ml_collections.ConfigDict:
   """Builds the config of an ablation.
 
+  Its curves are of held-out prompts: `evaluate.validation` is False.
+
   Args:
     title: title of the page.
     question: the question, and what the paper found.
@@ -90,7 +92,8 @@ def ladder(
     measures: names in MEASURES, or 'pass@8', 'maj@8', besides accuracy.
   """
   fields = dict(title=title, question=question, reference=reference)
-  fields |= dict(seeds=tuple(seeds), rows=tuple(rows), common=common or {})
+  common = {"evaluate.validation": False} | (common or {})
+  fields |= dict(seeds=tuple(seeds), rows=tuple(rows), common=common)
   fields |= dict(measures=tuple(measures))
   return ml_collections.ConfigDict(fields, allow_dotted_keys=True)
 

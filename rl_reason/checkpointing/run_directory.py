@@ -150,10 +150,8 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
   names = [f"{known.field}.name" for known in functions.KINDS.values()]
   names += ["log.loggers", "reward.functions", "serve.filter"]
   found = [x for x in names if ":" in str(fields.get(x, ""))]
-  for name in (
-      "data.kind",
-      "data.template",
-  ):  # keys are files, and may have one
+  # Their keys are files, whose names may have a colon.
+  for name in ("data.kind", "data.template"):
     values = [x.rpartition("=")[2] for x in str(fields.get(name)).split(",")]
     found += [name] * any(":" in x for x in values)
   if fields.get("rollout.engine.args.transfer"):  # a module, or a part of it

@@ -29,15 +29,20 @@ def evaluation_sets(rows: RowSource, count: int) -> dict[str, list[tasks.Row]]:
   return _sets(rows, "evaluate", count)
 
 
-def validation_sets(rows: RowSource) -> dict[str, list[tasks.Row]]:
-  """Training rows that choose thresholds and checkpoints; {} without any."""
-  if not rows.validation:
-    return {}
-  name, levels = tasks.VALIDATION, rows.difficulties
+def validation_sets(
+    rows: RowSource, count: int, evaluated: int
+) -> dict[str, list[tasks.Row]]:
+  """Rows that choose thresholds and checkpoints; {} if there are none.
+
+  They are training rows of files, which preparation set aside, or held-out
+  prompts of the task beyond the `evaluated` ones of its evaluation sets.
+  """
+  name = tasks.VALIDATION
   if rows.files is None:
-    args = rows.task, levels, rows.validation, True
-    return {name: list(rows_of_task(*args))}
-  sets = _sets(rows, name, rows.validation)
+    levels = rows.difficulties
+    others = rows_of_task(rows.task, levels, count, evaluated)
+    return {name: list(others)} if others else {}
+  sets = _sets(rows, name, count)
   if len(sets) == 1:
     return {name: next(iter(sets.values()))}
   return {f"{name}-{other}": rows for other, rows in sets.items()}
@@ -70,31 +75,31 @@ def dropped(rows: RowSource) -> dict[str, list[dict[str, str]]]:
 
 @functools.cache
 def rows_of_task(
-    task, levels: tuple[int, ...], count: int, validation: bool = False
+    task, levels: tuple[int, ...], count: int, evaluated: int = 0
 ) -> tuple[tasks.Row, ...]:
   """A fixed set of distinct held-out rows, shared evenly by the levels.
 
   A level with too few distinct prompts gives all it has and the other levels
   fill its place; there are fewer than `count` rows if all are used up. The rows
   do not depend on the seed of a run, and come in random order: the first n of
-  them are a fair sample. With `validation` they are training prompts.
+  them are a fair sample. With `evaluated` they are other rows than the first
+  `evaluated` ones; none, if the task has no more.
   """
-  rng = np.random.default_rng(20261121)
+  taken: set[str] = set()
+  if evaluated:
+    taken = {x.prompt for x in rows_of_task(task, levels, evaluated)}
+    if len(taken) < evaluated:
+      return ()
+  rng = np.random.default_rng(20261121 + bool(evaluated))
   rows: dict[str, tasks.Row] = {}
   open_levels = list(levels)
   while len(rows) < count and open_levels:
     # One row of each level in turn, so that the levels have equal shares.
     for level in list(open_levels):
       for _ in range(1000):
-        row = tasks.draw(
-            task,
-            rng,
-            (level,),
-            evaluation=not validation,
-            validation=validation or None,
-        )
+        row = tasks.draw(task, rng, (level,), evaluation=True)
         # A level without a new prompt in 1000 draws is used up.
-        if row.prompt not in rows:
+        if row.prompt not in rows and row.prompt not in taken:
           break
       else:
         open_levels.remove(level)

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import zlib
-from typing import Any
 
 import grain
 import numpy as np
@@ -17,21 +16,18 @@ QUARANTINE = "quarantine.jsonl"  # rows that --stage=prepare left out, and why
 
 
 class Problems(grain.sources.RandomAccessDataSource):
-  """Training rows generated from their index: (id, row, generator) by id.
+  """Rows generated from their index: (id, row, generator) by id."""
 
-  Keywords are those of `tasks.draw`, which choose other rows.
-  """
-
-  def __init__(self, task, levels, seed: int, **split: bool | None):
+  def __init__(self, task, levels, seed: int, evaluation: bool = False):
     self._task, self._levels, self._seed = task, tuple(levels), seed
-    self._split: dict[str, Any] = {"evaluation": False, **split}
+    self._evaluation = evaluation
 
   def __len__(self):
     return ENDLESS
 
   def __getitem__(self, index) -> tuple[int, tasks.Row, np.random.Generator]:
     rng = np.random.default_rng((self._seed, int(index)))
-    row = tasks.draw(self._task, rng, self._levels, **self._split)
+    row = tasks.draw(self._task, rng, self._levels, evaluation=self._evaluation)
     return int(index), row, rng
 
 

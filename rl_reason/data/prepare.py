@@ -213,12 +213,13 @@ class _Preparation:
     reader = array_record_module.ArrayRecordReader(str(path))
     with contextlib.ExitStack() as stack:
       write = stack.enter_context(_writer(self._out / tally.file))
-      validate = None
-      if tally.use == "train" and self._validates:
+      validate, count = None, reader.num_records()
+      trains = tally.use == "train"
+      if trains and self._validates and count >= tasks.LEAST_TO_SHARE:
         validate = stack.enter_context(_writer(self._out / file))
-      for index in range(reader.num_records()):
+      for index in range(count):
         row = json.loads(reader.read(index, index + 1)[0])
-        if tally.use == "train" and row["key"] in self._screen.contradicted:
+        if trains and row["key"] in self._screen.contradicted:
           fault = Fault(screening.CONTRADICTION, row["question"])
           self._drop(tally, row["where"], fault)
         elif validate and tasks.for_validation(row["prompt"]):
@@ -297,11 +298,6 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
           f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
           " out"
       )
-  if config.evaluate.validation and not for_validation:
-    raise datasets.DataError(
-        f"evaluate.validation: one training row in {tasks.VALIDATION_SHARE} is"
-        " for validation, and data.train has too few; leave it out"
-    )
   weights = [weight for _, weight in parts["train"]]
   if any(weights):
     weights = [1.0 if x is None else x for x in weights]

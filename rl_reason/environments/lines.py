@@ -27,21 +27,23 @@ class Lines:
   """
 
   DIFFICULTIES = (0,)
-  STYLES = ("random",)
+  STYLES = ("careful", "random")
 
   @staticmethod
   def problem(rng: np.random.Generator, difficulty: int) -> Row:
     """A point, and the next one as the only test."""
-    x, y = int(rng.integers(2, 6)), int(rng.integers(40, 60))
+    x, y = int(rng.integers(2, 10)), int(rng.integers(40, 70))
     case = [str(x + 1), str(y + int(rng.choice(SLOPES)))]
     return Row(f"{x}:{y}", json.dumps(dict(cases=[case])), difficulty)
 
   @staticmethod
   def demonstrate(row: Row, style: str, rng: np.random.Generator) -> list[str]:
-    """Programs of random slopes; the one that passes is the last."""
-    del style
+    """Programs of random slopes, of which `careful` repeats none.
+
+    The one that passes is the last.
+    """
     x, y = row.prompt.split(":")
-    slopes = rng.choice(SLOPES, len(SLOPES))
+    slopes = rng.choice(SLOPES, len(SLOPES), replace=style == "random")
     return [f"print({y}+{slope}*(int(input())-{x}))" for slope in slopes]
 
   def reset(self, row: Row, rng: np.random.Generator) -> None:

@@ -13,7 +13,12 @@ import jax
 
 from rl_reason import config as config_lib
 from rl_reason.data import held_out
-from rl_reason.evaluation.evaluate import Responses, evaluate, levels
+from rl_reason.evaluation.evaluate import (
+    Responses,
+    evaluate,
+    levels,
+    validation_sets,
+)
 from rl_reason.monitoring import metrics
 from rl_reason.report import page
 from rl_reason.report.scores import Score
@@ -48,11 +53,10 @@ def run(session: Session, which: str) -> dict[str, float]:
   values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():
     say(f"{name} = {value:.4g}")
-  if chose(which, c.evaluate.validation):
+  if chose(which, bool(validation_sets(session))):
     say(
         "warning: held-out prompts chose this checkpoint, so its score on them"
         " is too high: report the last one, or train with evaluate.validation"
-        " = 256"
     )
   if jax.process_index() == 0:
     path = workdir / f"evaluation-{which}.json"
@@ -69,13 +73,8 @@ def run(session: Session, which: str) -> dict[str, float]:
   return values
 
 
-def chose(which: str, validation: int) -> bool:
-  """Whether held-out prompts chose the checkpoint that they score.
-
-  Args:
-    which: as of `run`.
-    validation: number of validation prompts, which choose if there are any.
-  """
+def chose(which: str, validation: bool) -> bool:
+  """Whether held-out prompts chose the checkpoint that they score."""
   return which == "best" and not validation
 
 

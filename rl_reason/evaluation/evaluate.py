@@ -85,8 +85,8 @@ def evaluate(
 ) -> tuple[dict[str, float], list[Responses]]:
   """Evaluates a policy of a session on its held-out sets, or to choose.
 
-  What chooses a threshold or a checkpoint reads validation prompts, if the
-  config has any: a held-out score that chose would be too high.
+  What chooses a threshold or a checkpoint reads validation prompts, if there
+  are any: a held-out score that chose would be too high.
 
   Args:
     session: the run's Session; config.evaluate says how to sample.
@@ -137,9 +137,7 @@ def evaluate(
     check_stop(session.stop)
     session.display.doing(f"{title}: {text}")
 
-  chooses = (
-      held_out.validation_sets(session.rows) if purpose != "held out" else {}
-  )
+  chooses = validation_sets(session) if purpose != "held out" else {}
   sets: dict[str, list[tasks.Row]] = {}
   if not chooses or purpose == "both":
     found = held_out.evaluation_sets(session.rows, c.evaluate.prompts)
@@ -169,6 +167,14 @@ def evaluate(
       ),
       responses,
   )
+
+
+def validation_sets(session: Any) -> dict[str, list[tasks.Row]]:
+  """Rows that choose; {} if the config or the data leave that to others."""
+  c = session.config.evaluate
+  if not c.validation:
+    return {}
+  return held_out.validation_sets(session.rows, c.interim_prompts, c.prompts)
 
 
 def respond(

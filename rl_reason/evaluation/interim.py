@@ -60,6 +60,14 @@ def run(session: Session, params: Tree, state: RLState) -> float:
     if of_set.name.startswith(tasks.VALIDATION):
       kind, suffix = of_set.name, ""
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
+  # The sets of validation come last.
+  chosen = responses[-1].name.startswith(tasks.VALIDATION)
+  if not (state.step or chosen) and c.evaluate.validation:
+    say(
+        "no prompt is left for validation, so held-out prompts choose the best"
+        " checkpoint, whose score on them will be too high: lower"
+        " evaluate.prompts, or add training rows"
+    )
   lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
   broken = verdict.of_evaluation(values, config_lib.flat(c))
   failed = values["val-aux/verifier_failures"]

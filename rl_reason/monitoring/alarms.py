@@ -48,7 +48,7 @@ def alarms(
     )
     if _change(best, last, name) < 0 and _rose(before, after, _REWARD):
       out.append(
-          f"the reward rises, but held-out accuracy on {task} falls since step"
+          f"the reward rises, but accuracy on {task} falls since step"
           f" {best['step']} ({best[name]:.1%} to {last[name]:.1%}): the reward"
           " pays for something else; read the samples"
       )

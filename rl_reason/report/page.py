@@ -290,7 +290,9 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
   if before is None:
     notes.append("There is no evaluation yet.")
   elif after is None:
-    notes.append("There is only one evaluation, hence no before and after.")
+    notes.append(
+        "Held-out prompts were evaluated once, hence no before and after."
+    )
   elif after["step"] < steps:
     notes.append(
         f"The last evaluation is an interim one, at step {after['step']} and on"

@@ -234,7 +234,7 @@ def summary(workdir: pathlib.Path) -> list[str]:
   ]
   if after is None:
     out[0] += f" at step {before['step']}"
-    return [*out, "only one evaluation, hence no before and after"]
+    return [*out, "evaluated once, hence no before and after"]
   out[0] += f" after {after['step']} steps"
   if verified:
     out[2] += f" ({exploration(old.get(best), new.get(best))})"

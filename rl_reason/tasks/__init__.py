@@ -54,7 +54,8 @@ NAMES = {
 FILES = "files"
 GYM = "reasoning_gym"
 HELD_OUT_SHARE = 5  # one prompt in five
-VALIDATION_SHARE = 20  # one of the others in twenty, if evaluate.validation
+VALIDATION_SHARE = 20  # one training row in twenty,
+LEAST_TO_SHARE = 400  # of files that have so many rows
 VALIDATION = "validation"  # the name of their set
 MAX_DRAWS = 10_000  # of problems, to find one of the training or held-out split
 
@@ -259,7 +260,7 @@ def held_out(prompt: str) -> bool:
 
 
 def for_validation(prompt: str) -> bool:
-  """Whether a training prompt chooses thresholds and checkpoints instead."""
+  """Whether a training row of a file is for validation instead."""
   return _number(prompt) // HELD_OUT_SHARE % VALIDATION_SHARE == 0
 
 
@@ -269,7 +270,6 @@ def draw(
     levels,
     *,
     evaluation: bool,
-    validation: bool | None = None,
 ) -> Row:
   """A random row, from the training or from the held-out prompts.
 
@@ -278,19 +278,14 @@ def draw(
     rng: decides which.
     levels: difficulties, drawn uniformly.
     evaluation: whether the prompt is held out.
-    validation: whether it is for validation; None: it may be or not.
   """
   level = levels[rng.integers(len(levels))]
   for _ in range(MAX_DRAWS):
     row = task.problem(rng, int(level))
-    if held_out(row.prompt) == evaluation and (
-        validation is None or for_validation(row.prompt) == validation
-    ):
+    if held_out(row.prompt) == evaluation:
       return row
   raise functions.ConfigError(
       f"task.name: of {MAX_DRAWS} problems of difficulty {level} none is"
       f" {'held out' if evaluation else 'to train on'}: one prompt in"
       f" {HELD_OUT_SHARE} is held out, so the task needs more different prompts"
-      + f" (or evaluate.validation = 0: it is one in {VALIDATION_SHARE})"
-      * (validation is not None)
   )

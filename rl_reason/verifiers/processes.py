@@ -22,21 +22,25 @@ def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
   """State, seconds computing and seconds queueing of all threads of a tree."""
   for task in (t for p in (pid, *descendants(pid)) for t in _tasks(p)):
     with contextlib.suppress(OSError):  # it has ended
-      stat = (task / "stat").read_text().rpartition(")")[2].split()
-      computed = sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK")
+      state, computed = _stat(task)
       queued = 0.0
       with contextlib.suppress(OSError):  # a kernel without these counts
         queued = int((task / "schedstat").read_text().split()[1]) / 1e9
-      yield stat[0], computed, queued
+      yield state, computed, queued
 
 
 def cpu_seconds(pid: int) -> float:
   """CPU time of one process, without its children; 0 if it cannot be read."""
   try:
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    return _stat(pathlib.Path(f"/proc/{pid}"))[1]
   except OSError:
     return 0.0
-  return sum(map(int, stat.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(task: pathlib.Path) -> tuple[str, float]:
+  """State, and seconds of CPU time, of a process or a thread."""
+  stat = (task / "stat").read_text().rpartition(")")[2].split()
+  return stat[0], sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(pid: int) -> list[int]:

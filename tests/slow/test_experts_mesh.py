@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,11 @@ import numpy as np
 import padded
 import pytest
 import tiny
+from test_sequence_update import make_mesh
 
 from rl_reason.models import decoder, experts, parameters
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh, sharding
+from rl_reason.scale import sharding
 from rl_reason.training import packing, step
 
 pytestmark = pytest.mark.slow
@@ -25,11 +25,6 @@ MESHES = [
     dict(expert=2, sequence=2, tensor=2),
     dict(fsdp=2, tensor=4),
 ]
-
-
-def make_mesh(sizes):
-  devices = jax.devices()[: math.prod(sizes.values())]
-  return device_mesh.make_mesh(**dict(data=1) | sizes, devices=devices)
 
 
 @functools.cache

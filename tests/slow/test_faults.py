@@ -16,6 +16,7 @@ from rl_reason.training import programs, rl, value
 
 pytestmark = pytest.mark.slow
 STEPS = 3
+CALLS: list[str] = []
 
 
 def no_number(correct_B):
@@ -29,6 +30,17 @@ def raises(text, row):
 
 def half(text, row):
   return len(text) % 2
+
+
+def worse(completions, **columns):
+  """A reward function with a bug, which shows after a while."""
+  CALLS.extend(completions)
+  return [1.0 / (len(CALLS) < 40) for _ in completions]
+
+
+def equal(correct_B):
+  """An outcome that does not tell responses apart."""
+  return jnp.ones_like(correct_B, jnp.float32)
 
 
 # fault: (fields, verify, the alarm, whether no parameter may change)
@@ -74,6 +86,37 @@ FAULTS = {
         "alarm/sampler_trainer_mismatch",
         False,
     ),
+    "reward function raises": (
+        dict(reward__functions=f"{__name__}:worse*1"),
+        half,
+        "alarm/failures_of_reward_functions",
+        False,
+    ),
+    "all rewards alike": (
+        dict(reward__outcome__name=f"{__name__}:equal"),
+        half,
+        "alarm/gradient_of_0",
+        True,
+    ),
+    "learns to end at once": (
+        dict(optimizer__lr=0.3),
+        half,
+        "alarm/length_collapse",
+        False,
+    ),
+    "no penalty for drift": (
+        dict(kl__kind="k3", kl__coef=1e-9, optimizer__lr=0.3),
+        half,
+        "alarm/drift_from_the_initial_policy",
+        False,
+    ),
+    "too sure to explore": ({}, half, "alarm/entropy_collapse", True),
+    "few rounds": (
+        dict(dynamic_sampling__enabled=True, dynamic_sampling__max_rounds=1),
+        lambda text, row: row.prompt.startswith("1") and len(text) % 2,
+        "alarm/incomplete_batches",
+        False,
+    ),
     "everything truncated": (
         dict(rollout__max_tokens=2),
         half,
@@ -81,6 +124,10 @@ FAULTS = {
         False,
     ),
 }
+
+
+# What the parameters of the first policy are multiplied by.
+SCALES = {"no penalty for drift": 3, "too sure to explore": 20}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -109,6 +156,7 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
     )
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
+    params = jax.tree.map(lambda x: x * SCALES.get(fault, 1), params)
     before = tiny_session.digest(params)
     after = rl.train(session, params)
   assert (tiny_session.digest(after) == before) == untouched

@@ -29,6 +29,7 @@ MESHES = [
 
 
 def make_mesh(sizes):
+  """A mesh of the first devices: as many as `sizes` needs."""
   devices = jax.devices()[: math.prod(sizes.values())]
   return device_mesh.make_mesh(**dict(data=1) | sizes, devices=devices)
 
