@@ -39,8 +39,7 @@ def validation_sets(
   """
   name = tasks.VALIDATION
   if rows.files is None:
-    levels = rows.difficulties
-    others = rows_of_task(rows.task, levels, count, evaluated)
+    others = rows_of_task(rows.task, rows.difficulties, count, evaluated)
     return {name: list(others)} if others else {}
   sets = _sets(rows, name, count)
   if len(sets) == 1:

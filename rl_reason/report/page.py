@@ -19,7 +19,7 @@ from rl_reason import config as config_lib, functions
 from rl_reason.configs import base
 from rl_reason.monitoring import metrics
 from rl_reason.report import environment, groups, scores as scores_lib
-from rl_reason.report.scores import COSTS, of_stage, scores
+from rl_reason.report.scores import COSTS, VALIDATION, of_stage, scores
 
 HERE = pathlib.Path(__file__).parent
 CHARTS: list[dict[str, Any]] = tomllib.loads(
@@ -245,7 +245,7 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
 
 
 def _score_table(lines: list[dict]) -> dict[str, Any]:
-  """Returns all held-out numbers before RL, after it, and after the skill."""
+  """Returns the scores before RL, after it, and after the skill."""
   before, after = scores_lib.before_after(lines)
   skill = [x for x in of_stage(lines, "skill") if scores(x)]
   old, new = scores(before or {}), scores(after or {})
@@ -273,6 +273,8 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
           cells=[cell(head, name) for head in columns],
       )
       for name in dict.fromkeys(name for x in columns.values() for name in x)
+      if not name.startswith(VALIDATION)
+      or name.split()[1].startswith(("mean@", "greedy"))
   ]
   return dict(head=["", *columns], rows=rows)
 
@@ -344,6 +346,7 @@ def charts_of(
   mean, best = scores_lib.headline(names)
   maj = "".join([name for name in names if name.startswith("maj@")][:1])
   words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
+  words["of"] = f"{VALIDATION} " * (f"{VALIDATION} {mean}" in names)
   sources = [
       [source.format(**words) for source in chart["series"].values()]
       for chart in all_charts
