@@ -201,27 +201,23 @@ def test_a_fault_is_flagged_within_five_steps(change, fields, sign, words):
   assert f"{sign} in 2 of 2 steps, 1 to 2" in "\n".join(signs.of_run(lines))
 
 
+WITHOUT = ("without value pretraining", "without decoupled GAE")
+STALE = ("S = 1", "S = 2", "S = 4", "S = 8")
+ABLATED = ("PPO", "groups of 2", "groups of 4", *WITHOUT, *STALE)
+
+
 def healthy_runs():
   """Committed runs of presets, with what was kept of the metrics of a step.
 
   Left out are ablations without value pretraining or decoupled GAE, whose
-  critics the table rightly names, and groups of 2 or 4 responses, which have
-  no signal once nearly all prompts are solved.
+  critics the table rightly names, groups of 2 or 4 responses, which have no
+  signal once nearly all prompts are solved, and batches of older policies.
   """
   for path in sorted((ROOT / "results").glob("*.json")):
     results = json.loads(path.read_text())
     for run in results["runs"] if "measures" in results else ():
       row = run["row"]
-      ablated = row.startswith(("PPO", "groups of 2", "groups of 4"))
-      if (
-          ablated
-          and row != "PPO + both"
-          or row
-          in (
-              "without value pretraining",
-              "without decoupled GAE",
-          )
-      ):
+      if row.startswith(ABLATED) and row != "PPO + both":
         continue
       names = {
           label: measure["key"]
