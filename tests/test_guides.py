@@ -110,9 +110,8 @@ def test_every_printed_command_is_accepted(printed, capsys):
   main.FLAGS.unparse_flags()
   for place, line in commands():
     argv = shlex.split(line, comments=True)
-    if "reasoning_gym" in line and not importlib.util.find_spec(
-        "reasoning_gym"
-    ):
+    needs = [x for x in ("reasoning_gym", "my_verifiers") if x in line]
+    if not all(map(importlib.util.find_spec, needs)):  # not installed here
       continue
     if argv[0] == "rl_reason.ablate.sweep":
       assert sweep.main([*argv[1:], "--dry_run"]) == 0, (place, line)
