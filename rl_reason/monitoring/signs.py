@@ -228,18 +228,17 @@ def _critic(steps, fields):
 
 def _no_signal(steps, fields):
   x, size = steps[-1], fields["rollout.group_size"]
-  if (
-      number(x, "train/groups_with_signal") * size
-      >= fields["rollout.batch"] / 2
-  ):
+  filled = number(x, "train/groups_with_signal") * size
+  if filled >= fields["rollout.batch"] / 2:
     return ""  # dynamic sampling has filled the batch
+  # A critic learns from groups of equal rewards; a group of one has no others.
+  alone = size == 1 or "critic/vf_loss" in x
   same = number(x, "train/no_signal")
   if "train/no_signal" in x:
-    few = same >= 0.9 and size > 1  # a group of one has no spread
+    few = same >= 0.9 and not alone
     return f"{same:.0%} of the groups have equal rewards" * few
   shares = [number(x, f"train/all_{y}") for y in ("incorrect", "correct")]
-  # The responses of a group of one are always all correct or all incorrect.
-  if sum(shares) < 0.9 or (size == 1 and max(shares) < 0.98):
+  if sum(shares) < 0.9 or (alone and max(shares) < 0.98):
     return ""
   text = "{:.0%} of the groups are all incorrect, {:.0%} all correct"
   return text.format(*shares)
