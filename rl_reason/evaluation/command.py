@@ -43,13 +43,8 @@ def run(session: Session, which: str) -> dict[str, float]:
     sft_params = functools.partial(sft.load, session)
     params, _, step = initial_state.load(session, which, sft_params)
   rewards = functools.partial(programs.make_rewards, session)
-  found, sets = evaluate(
-      session,
-      params,
-      c.evaluate.prompts,
-      "evaluating",
-      functools.cache(rewards),
-  )
+  args = session, params, c.evaluate.prompts, "evaluating"
+  found, sets = evaluate(*args, functools.cache(rewards))
   values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():
     say(f"{name} = {value:.4g}")

@@ -188,10 +188,14 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
     # which the next prefix overwrites.
     new = _cache_entries(cache, k_B1KC[:, 0], v_B1KC[:, 0])
     at = layer, jnp.arange(rows), slice(None)
-    k_at = (*at, slice(None), write_B) if kernels == "xla" else (*at, write_B)
+    k_at, v_at = (*at, slice(None), write_B), (*at, write_B)
+    if kernels != "xla":
+      # A window of heads would make XLA copy the cache into another layout.
+      heads = jnp.arange(new.k.shape[1])
+      k_at = v_at = layer, at[1][:, None], heads, write_B[:, None]
     k = cache.k.at[k_at].set(new.k)
     rest = jax.tree.map(
-        lambda x, new: x.at[(*at, write_B)].set(new),
+        lambda x, new: x.at[v_at].set(new),
         (cache.v, cache.k_scale, cache.v_scale),
         (new.v, new.k_scale, new.v_scale),
     )

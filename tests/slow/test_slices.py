@@ -64,3 +64,16 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   )
   sent = collectives.largest(program.as_text())
   assert any(x["kind"] == "all-gather" and x["calls"] > 1 for x in sent)
+
+
+def test_a_token_is_written_into_the_cache_in_place():
+  """With two heads of keys on a device: no copy in another layout."""
+  devices = devices_of("v5p:2x2x1")
+  c, cfg = slices.config_of("1.5B", rollout__slots=64)
+  cfg = dataclasses.replace(cfg, layers=2, attention="tpu")
+  mesh = device_mesh.make_mesh(1, -1, 1, devices)
+  value = critic_config(c, cfg)
+  session = command._session(c, cfg, value, mesh, Display(False))
+  _, (decode, (_, _, slots)) = compiled.rollout(session)
+  cache = slots.cache.v.sharding.shard_shape(slots.cache.v.shape)
+  assert cache[2] == 2 and not aot.copies(decode.as_text(), cache)
