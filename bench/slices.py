@@ -164,7 +164,7 @@ def timed(compile_it: Callable[[], dict]) -> dict:
   try:
     out = compile_it()
   except jax.errors.JaxRuntimeError as e:  # more than the device has
-    found = re.search(r"Used \S+ of \S+ hbm", str(e))
+    found = re.search(r"Used \S+ of \S+ hbm|temporaries .*\)", str(e))
     out = dict(error=found[0] if found else str(e)[:300])
   seconds, cpu = time.monotonic() - start, time.process_time() - cpu
   return out | dict(seconds=round(seconds), cpu_seconds=round(cpu))
