@@ -79,7 +79,7 @@ def test_a_million_tokens_of_a_policy_are_those_of_the_update(
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
     collector = programs.make_collector(session, "rollout")
-    planner = programs.make_planner(session)
+    planner = programs.make_planner(session.config, session.mesh)
     program = step.logps_program(session.cfg, temperature=1.0)
     while tokens < 10**6:
       rows = collector.collect(params)
