@@ -1,6 +1,6 @@
 """Do sampling and learning overlap? Time of a step on two virtual devices.
 
-  python -m bench.overlap            # 10 minutes on 2 quiet cores
+  python -m bench.overlap            # 5 minutes on 2 quiet cores
   python -m bench.overlap --table    # only the table, from JSON
 
 Runs of GRPO on the built-in task, from one SFT for each seed: one after the
