@@ -11,16 +11,13 @@ results/sampler_weights.{json,md}.
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import threading
 
 import jax
 import numpy as np
 
-from bench import harness, tables
+from bench import harness, seeds, tables
 from rl_reason import ablate, config, session as session_lib
 from rl_reason.monitoring import display, metrics
 from rl_reason.report import environment
@@ -57,9 +54,7 @@ def train(name: str, seed: int) -> dict:
   """Trains a row; returns accuracies and the mismatch during training."""
   precision, correction = ROWS[name]
   weights, cache = PRECISIONS[precision]
-  command = [
-      *(sys.executable, "-m", "rl_reason.main", "--config=configs/grpo.py"),
-      f"--workdir={workdir(name, seed)}",
+  options = [
       f"--config.seed={seed}",
       f"--config.rl.steps={STEPS}",
       "--config.evaluate.every=0",
@@ -68,11 +63,12 @@ def train(name: str, seed: int) -> dict:
       f"--config.correction.name={correction}",
   ]
   if name != "same":
-    command.append(f"--config.sft.reuse={workdir('same', seed)}")
-  print(*command, flush=True)
-  env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(RUNS / "compiled")}
-  subprocess.run(
-      command, cwd=harness.ROOT, env=env, check=True, stdout=subprocess.DEVNULL
+    options.append(f"--config.sft.reuse={workdir('same', seed)}")
+  seeds.train(
+      "configs/grpo.py",
+      workdir(name, seed),
+      *options,
+      JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"),
   )
   lines = metrics.read_jsonl(workdir(name, seed) / "metrics.jsonl")
   steps = [x for x in lines if x["stage"] == "rl"]
@@ -132,12 +128,12 @@ def over_seeds(runs: list[dict], name: str, form: str) -> str:
 
 def table(result: dict) -> str:
   """Returns the tables in Markdown."""
-  seeds = ", ".join(map(str, result["seeds"]))
+  numbers = ", ".join(map(str, result["seeds"]))
   out = [
       "# Rollouts with rounded weights, keys and values",
       "",
       "Made by `python -m bench.sampler_weights`; data in"
-      f" `sampler_weights.json`. Seeds {seeds}: mean (minimum to maximum).",
+      f" `sampler_weights.json`. Seeds {numbers}: mean (minimum to maximum).",
       "",
       f"## GRPO, {STEPS} steps, rollouts in each precision",
       "",

@@ -7,6 +7,7 @@ WORKDIR/responses-WHICH.html        all responses, for the browser
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ def run(session: Session, which: str) -> dict[str, float]:
   values: dict[str, Any] = {k: metrics.number(x) for k, x in found.items()}
   for name, value in values.items():
     say(f"{name} = {value:.4g}")
-  if chose(which, bool(validation_sets(session))):
+  if chose(which, lambda: validation_sets(session)):
     say(
         "warning: held-out prompts chose this checkpoint, so its score on them"
         " is too high: report the last one, or train with evaluate.validation"
@@ -68,9 +69,9 @@ def run(session: Session, which: str) -> dict[str, float]:
   return values
 
 
-def chose(which: str, validation: bool) -> bool:
+def chose(which: str, validation: Callable[[], object]) -> bool:
   """Whether held-out prompts chose the checkpoint that they score."""
-  return which == "best" and not validation
+  return which == "best" and not validation()
 
 
 def harness_results(

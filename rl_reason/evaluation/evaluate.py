@@ -70,6 +70,11 @@ class Responses(NamedTuple):
     return self.correct_NG if self.rewards_NG is None else self.rewards_NG
 
   @property
+  def chooses(self) -> bool:
+    """Whether thresholds and checkpoints are chosen by the set."""
+    return self.name.startswith(tasks.VALIDATION)
+
+  @property
   def measure(self) -> str:
     """The name of `scores_NG` in metrics."""
     return "acc" if self.rewards_NG is None else "reward"

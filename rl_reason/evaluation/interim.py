@@ -2,7 +2,7 @@
 
 import time
 
-from rl_reason import config as config_lib, tasks
+from rl_reason import config as config_lib
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import evaluate
 from rl_reason.monitoring import (
@@ -57,11 +57,10 @@ def run(session: Session, params: Tree, state: RLState) -> float:
       what, text = "reward", f"{mean:.4g} +- {half:.2g}"
     # A validation set chose the checkpoint: its score is no held-out one.
     kind = "held-out"
-    if of_set.name.startswith(tasks.VALIDATION):
+    if of_set.chooses:
       kind, suffix = of_set.name, ""
     say(f"{kind} {what}{suffix} at step {state.step}: {text}")
-  # The sets of validation come last.
-  chosen = responses[-1].name.startswith(tasks.VALIDATION)
+  chosen = any(of_set.chooses for of_set in responses)
   if not (state.step or chosen) and c.evaluate.validation:
     say(
         "no prompt is left for validation, so held-out prompts choose the best"

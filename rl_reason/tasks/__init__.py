@@ -264,13 +264,7 @@ def for_validation(prompt: str) -> bool:
   return _number(prompt) // HELD_OUT_SHARE % VALIDATION_SHARE == 0
 
 
-def draw(
-    task,
-    rng: np.random.Generator,
-    levels,
-    *,
-    evaluation: bool,
-) -> Row:
+def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
   """A random row, from the training or from the held-out prompts.
 
   Args:

@@ -8,7 +8,7 @@ which the model mostly answers incorrectly: RL has to unlearn these habits.
 import functools
 import pathlib
 
-from rl_reason import combinations, config as config_lib, hf, tasks
+from rl_reason import combinations, config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.data import demonstrations, samples
 from rl_reason.evaluation import evaluate
@@ -158,12 +158,12 @@ def _require_skill(session: Session, params: Tree) -> None:
       "evaluating the skill",
       purpose="choose",
   )
-  chosen = responses[0].name.startswith(tasks.VALIDATION)
   greedy = values[f"val-core/{responses[0].name}/acc/greedy"]
   session.log.metrics("skill", c.sft.skill.steps, values)
   session.display.say(
       f"skill: {greedy:.1%} of"
-      f" {'validation' if chosen else 'held-out'} prompts correct (greedy)"
+      f" {'validation' if responses[0].chooses else 'held-out'} prompts"
+      " correct (greedy)"
   )
   if greedy < threshold:
     raise TooWeak(

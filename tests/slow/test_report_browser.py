@@ -1,11 +1,12 @@
 """The report of a run in a browser."""
 
 import json
+import operator
 import shutil
 
 import pytest
 from conftest import found_in_browser
-from test_report import HOSTILE, put, rl_line, sample
+from test_report import HOSTILE, data_of, evaluation, put, rl_line, sample
 
 from rl_reason.report import compare, page
 
@@ -73,3 +74,17 @@ def test_runs_side_by_side(tmp_path):
   title, charts, both, one = found_in_browser(path, probe)
   assert title == "a, b: runs" and charts > 5
   assert (both, one) == (2 * charts, charts)
+
+
+def test_a_report_shows_the_scores_of_validation(tmp_path):
+  """In the table those that decide; as curves what is evaluated in between."""
+  held = [evaluation(0, 0.2, 0.6), evaluation(4, 0.7, 0.5)]
+  chosen = json.loads(json.dumps(held).replace("/toy/", "/validation/"))
+  data = data_of(put(tmp_path, list(map(operator.or_, held, chosen))))
+  names = [row["name"] for row in data["scores"]["rows"]]
+  assert [x for x in names if x.startswith("validation")] == [
+      "validation mean@4",
+      "validation greedy",
+  ]
+  shown = {x["label"] for chart in data["charts"] for x in chart["series"]}
+  assert shown >= {"held out, mean@4", "validation, mean@4", "validation maj@8"}
