@@ -61,6 +61,7 @@ def get_config():
       qk_norm=False,
       tied=True,  # embedding and output matrix
       dtype=choice("float32", "bfloat16", "float16"),  # of matrix products
+      logits_dtype=choice("float32", "same"),  # same: rounded to model.dtype
       # Recomputed in the backward pass; auto: as much as the memory needs.
       remat=choice("dots", "none", "full", "sqrt", "auto"),
       logprob_chunk=number(1024, low=1),  # tokens whose logits exist at a time

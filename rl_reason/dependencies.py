@@ -132,6 +132,7 @@ def is_shape(name: str) -> bool:
   return name.startswith("model.") and name not in (
       "model.path",
       "model.dtype",
+      "model.logits_dtype",
       "model.remat",
       "model.logprob_chunk",
       "model.attention",

@@ -239,7 +239,8 @@ def context(config: dict[str, Any]) -> int:
 def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
   """Returns the fields of a ModelConfig that a checkpoint determines."""
   out = dataclasses.asdict(cfg)
-  for name in ("dtype", "remat", "logprob_chunk", "attention", "tokens"):
+  ours = "dtype", "logits_dtype", "remat", "logprob_chunk", "attention"
+  for name in (*ours, "tokens"):
     del out[name]
   return out
 

@@ -29,7 +29,13 @@ from rl_reason.scale import (
     sequence,
     sharding,
 )
-from rl_reason.scale.packed_attention import MASK_VALUE, einsum32
+from rl_reason.scale.packed_attention import (
+    LOG2,
+    MASK_VALUE,
+    einsum32,
+    softmax_shift,
+    softmax_terms,
+)
 from rl_reason.structs import Array
 
 BLOCK = 128  # cache slots that `decode` reads at a time
@@ -230,7 +236,7 @@ def _scaled(x_BKQS, scale_BKS):
 
 
 def _scores(q_BKQC, slots: Cache, first, position_B):
-  """fp32 scores of cache slots from `first` on, and which a row sees.
+  """fp32 scores of cache slots from `first` on; MASK_VALUE if out of sight.
 
   int8 is exact in the dtype of the queries: the scales multiply scores, not
   keys, and probabilities, not values.
@@ -240,17 +246,30 @@ def _scores(q_BKQC, slots: Cache, first, position_B):
   scores = _scaled(scores, slots.k_scale)
   slot_S = first + jnp.arange(k_BKCS.shape[-1])
   visible = (slot_S <= position_B[:, None])[:, None, None]
-  return jnp.where(visible, scores, MASK_VALUE), visible
+  return jnp.where(visible, scores, MASK_VALUE)
 
 
 def _attend_at_once(q_BKQC, slots: Cache, position_B):
   """Attention to all slots of one layer of a short cache."""
-  scores, _ = _scores(q_BKQC, slots, 0, position_B)
-  probs = _scaled(jax.nn.softmax(scores, -1), slots.v_scale)
-  dtype = q_BKQC.dtype
-  return jnp.einsum(
-      "BKQS,BKSC->BKQC", probs.astype(dtype), slots.v.astype(dtype)
+  scores = _scores(q_BKQC, slots, 0, position_B)
+  shift = softmax_shift(scores.max(-1))
+  return _normalized(*_weighted(scores, shift, q_BKQC.dtype, slots))
+
+
+def _normalized(total, out):
+  """Weighted values by their total weight; 0 where a row sees no slot."""
+  return out / jnp.maximum(total, 1e-30)[..., None]
+
+
+def _weighted(scores, shift, dtype, slots: Cache):
+  """The sum of the softmax terms of some slots, and their weighted values."""
+  terms = softmax_terms(scores, shift[..., None], dtype)
+  out = einsum32(
+      "BKQS,BKSC->BKQC",
+      _scaled(terms, slots.v_scale).astype(dtype),
+      slots.v.astype(dtype),
   )
+  return terms.sum(-1), out
 
 
 def _attend_in_blocks(q_BKQC, cache: Cache, layer, rows_B, position_B):
@@ -273,25 +292,20 @@ def _attend_in_blocks(q_BKQC, cache: Cache, layer, rows_B, position_B):
     )
 
   def add(block, carry):
-    running_max, total, out = carry
+    shift, total, out = carry
     first = block * BLOCK
     rest = cache.v, cache.k_scale, cache.v_scale
     rest = jax.tree.map(lambda x: read(x, 3, first), rest)
     slots = Cache(read(cache.k, 4, first), *rest)
-    scores, visible = _scores(q_BKQC, slots, first, position_B)
-    new_max = jnp.maximum(running_max, scores.max(-1))
-    # Masked again: where a row sees no slot yet, exp(score - max) would be 1.
-    probs = jnp.where(visible, jnp.exp(scores - new_max[..., None]), 0)
-    rescale = jnp.exp(running_max - new_max)
-    block_out = einsum32(
-        "BKQS,BKSC->BKQC",
-        _scaled(probs, slots.v_scale).astype(q_BKQC.dtype),
-        slots.v.astype(q_BKQC.dtype),
-    )
+    scores = _scores(q_BKQC, slots, first, position_B)
+    new = jnp.maximum(shift, softmax_shift(scores.max(-1)))
+    block_total, block_out = _weighted(scores, new, q_BKQC.dtype, slots)
+    rescale = jnp.exp2(jnp.round((shift - new) / LOG2))  # a power of two
     out = out * rescale[..., None] + block_out
-    return new_max, total * rescale + probs.sum(-1), out
+    return new, total * rescale + block_total, out
 
   zeros = jnp.zeros(q_BKQC.shape, jnp.float32)
-  carry = zeros[..., 0] + MASK_VALUE, zeros[..., 0], zeros
+  none = softmax_shift(zeros[..., 0] + MASK_VALUE)
+  carry = none, zeros[..., 0], zeros
   _, total, out = jax.lax.fori_loop(0, blocks, add, carry)
-  return out / jnp.maximum(total, 1e-30)[..., None]
+  return _normalized(total, out)

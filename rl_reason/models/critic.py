@@ -5,6 +5,7 @@ distribution over a fixed support, whose mean is the value.
 """
 
 import dataclasses
+import functools
 from typing import Annotated, Any
 
 import jax
@@ -91,10 +92,13 @@ def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
 
 def _head(head: Tree, cfg: CriticConfig, hidden: Array):
   """Values of hidden states [..., D], and the logits of a categorical head."""
-  hidden = hidden.astype(jnp.float32)
-  out_J = hidden @ head["value"] + head["bias"]
+  # In fp32: by default a TPU would round both factors to bfloat16.
+  product = functools.partial(
+      jnp.matmul, hidden.astype(jnp.float32), precision="highest"
+  )
+  out_J = product(head["value"]) + head["bias"]
   if cfg.head == "gated":
-    gate_J = jax.nn.softmax(hidden @ head["gate"], -1)
+    gate_J = jax.nn.softmax(product(head["gate"]), -1)
     return jnp.sum(gate_J * out_J, -1), None
   if cfg.head == "categorical":
     points_J = support(cfg.bins, cfg.low, cfg.high)

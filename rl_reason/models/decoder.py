@@ -43,6 +43,8 @@ class ModelConfig:
     qk_norm: RMS norm on each q and k head (Qwen3).
     tied: the embedding is also the output head.
     dtype: of the matrix products; parameters and log-probs stay fp32.
+    logits_dtype: 'float32', in which the head's products are added up and
+      returned, or 'same': rounded to dtype, as models whose code does so.
     remat: 'none', 'dots' (the backward pass recomputes all but products with
       weights and the outputs of attention), 'full', or 'sqrt' (inputs of groups
       of layers are saved, those of single layers for one group at a time).
@@ -74,6 +76,7 @@ class ModelConfig:
   qk_norm: bool = False
   tied: bool = True
   dtype: str = "float32"
+  logits_dtype: str = "float32"
   remat: str = "none"
   logprob_chunk: int = 1024
   attention: str = "xla"
@@ -292,7 +295,9 @@ def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
   # `product` casts the head to the dtype of the states here, at the use: cast
   # before a loop over chunks, its gradient would accumulate in that dtype.
   head = params["head"] if "head" in params else params["embed"].T
-  out = linear.product(hidden, head).astype(jnp.float32)
+  out = linear.product32(hidden, head)
+  if cfg.logits_dtype == "same":
+    out = linear.rounded(out, cfg.dtype)
   if cfg.tokens is None or cfg.tokens == cfg.vocab:
     return out
   return jnp.where(

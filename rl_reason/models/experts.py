@@ -68,7 +68,7 @@ def feed_forward(
     given_XK: the experts of each token; -1 where the router chooses. None: it
       chooses all.
   """
-  logits_XE = linear.product(x_XD, p["router"]).astype(jnp.float32)
+  logits_XE = linear.product32(x_XD, p["router"])
   probs_XE = jax.nn.softmax(logits_XE, -1)
   _, routes_XK = jax.lax.top_k(probs_XE, cfg.experts_per_token)
   used_XK = _used(routes_XK, given_XK)

@@ -35,6 +35,17 @@ def table(
   return dict(layers=factors)
 
 
+def table_of(params: Tree, cfg: decoder.ModelConfig) -> tuple[Tree, float]:
+  """The table of the factors in joined parameters, and their scale."""
+  found = {
+      name: w for name, w in params["layers"].items() if isinstance(w, LowRank)
+  }
+  if not found:
+    return dict(layers={}), 1.0
+  first = next(iter(found.values()))
+  return table(cfg, first.a.shape[-1], tuple(found)), first.scale
+
+
 def join(base: Tree | None, trainable: Tree, scale: float) -> Tree:
   """Parameters as `decoder.forward` takes them; nothing is copied.
 
@@ -53,8 +64,8 @@ def join(base: Tree | None, trainable: Tree, scale: float) -> Tree:
 def merge(params: Tree) -> Tree:
   """Adds the factors to the base; fp32 where there are factors.
 
-  Sampling then takes one product per token and matrix instead of three, for
-  other rounding than the trainer's.
+  For exports and engines that know no factors. A sum which is then rounded to
+  bfloat16 loses most of a small adapter: `sampler_weights` keeps them apart.
   """
 
   def one(w):

@@ -92,6 +92,7 @@ def load(
   trunk = dataclasses.replace(
       source.cfg,
       dtype=policy.dtype,
+      logits_dtype=policy.logits_dtype,
       remat=policy.remat,
       logprob_chunk=policy.logprob_chunk,
       tokens=policy.tokens,

@@ -390,7 +390,7 @@ class RolloutEngine:
       make = functools.partial(
           sampler_weights.make, cfg=self._cfg, weights=kind
       )
-      table = sampler_weights.table(self._cfg, kind)
+      table = sampler_weights.table(self._cfg, kind, params)
       fn = jax.jit(make, out_shardings=parameters.shardings(table, self.mesh))
       self._programs[signature] = CompiledOnce(
           "sampler weights", fn, self._display

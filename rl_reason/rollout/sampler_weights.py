@@ -3,17 +3,32 @@
 Decoding reads every weight for each token: the fewer bytes, the faster. Weights
 are cast or quantised in their shards and then gathered over the fsdp and expert
 axes, so that no decode step waits for weights of other devices.
+
+LoRA factors stay apart from their matrix, as in the trainer. Merged, W + sAB
+rounded to bfloat16 loses most of an adapter: at |sAB| / |W| = 1e-3 most sums
+round to W, and the error is larger than the effect of the adapter.
 """
+
+import dataclasses
 
 import jax
 
 from rl_reason.models import decoder, experts, lora, parameters
 from rl_reason.scale import linear
+from rl_reason.scale.linear import LowRank
 from rl_reason.structs import Tree
 
 
-def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
-  """The table of the weights that `make` returns."""
+def table(
+    cfg: decoder.ModelConfig, weights: str, params: Tree | None = None
+) -> Tree:
+  """The table of the weights that `make` returns.
+
+  Args:
+    cfg: of the policy.
+    weights: as in `make`.
+    params: of the policy, if some of its matrices may have LoRA factors.
+  """
   rows = decoder.table(cfg)
   if weights == "int8":
     embed = rows["embed"]
@@ -21,6 +36,8 @@ def table(cfg: decoder.ModelConfig, weights: str) -> Tree:
     rows["head"] = _quantized(rows.get("head", head))
     for name in decoder.MATRICES:
       rows["layers"][name] = _quantized(rows["layers"][name])
+  if params is not None:
+    rows = lora.join(rows, *lora.table_of(params, cfg))
   return jax.tree.map(_gathered, rows, is_leaf=parameters.is_param)
 
 
@@ -42,21 +59,25 @@ def make(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
   """The weights of a policy for the sampler.
 
   'int8' quantises the matrices, also the output head, which is then separate
-  from the embedding even if they are tied. Norms stay fp32; the embedding and
-  biases have the dtype of the matrix products.
+  from the embedding even if they are tied. Norms stay fp32; the embedding,
+  biases and LoRA factors have the dtype of the matrix products.
 
   Args:
-    params: of the policy; low-rank factors are merged.
+    params: of the policy.
     cfg: of the policy.
     weights: 'same' (changes no number), 'bfloat16' or 'int8'.
   """
-  merged = lora.merge(params)
+  out = linear.cast(params, weights if weights == "bfloat16" else cfg.dtype)
   if weights != "int8":
-    return linear.cast(merged, cfg.dtype if weights == "same" else weights)
-  head = merged["head"] if "head" in merged else merged["embed"].T
-  quantized = {
-      name: linear.quantize(merged["layers"][name]) for name in decoder.MATRICES
-  }
-  out = linear.cast(merged, cfg.dtype)
-  layers = out["layers"] | quantized
+    return out
+
+  layers = dict(out["layers"])
+  for name in decoder.MATRICES:
+    w = params["layers"][name]
+    if isinstance(w, LowRank):
+      small = linear.quantize(w.base)
+      layers[name] = dataclasses.replace(layers[name], base=small)
+    else:
+      layers[name] = linear.quantize(w)
+  head = params["head"] if "head" in params else params["embed"].T
   return out | dict(layers=layers, head=linear.quantize(head))

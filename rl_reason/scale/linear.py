@@ -47,6 +47,22 @@ class LowRank:
   scale: float = dataclasses.field(metadata=dict(static=True))
 
 
+def product32(x: Array, w: Array | Int8) -> Array:
+  """x [..., in] times a weight [in, out], summed and returned in float32.
+
+  The factors have the dtype of x; the sums are not rounded to it.
+  """
+  if isinstance(w, Int8):
+    return product32(x, w.values) * w.scale
+  return jnp.matmul(x, w.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def rounded(x: Array, dtype: str) -> Array:
+  """float32 numbers rounded to a dtype; a cast XLA may leave out, to and fro."""
+  kind = jnp.finfo(dtype)
+  return jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
+
+
 def product(x: Array, w: Array | Int8 | LowRank) -> Array:
   """x [..., in] times a weight [in, out], in the dtype of x."""
   if isinstance(w, LowRank):
@@ -99,7 +115,7 @@ def cast(params: Tree, dtype: str) -> Tree:
   """
 
   def one(path, x):
-    name = path[-1].key
-    return x if "norm" in name else x.astype(dtype)
+    is_norm = "norm" in jax.tree_util.keystr(path)
+    return x if is_norm else x.astype(dtype)
 
   return jax.tree_util.tree_map_with_path(one, params)

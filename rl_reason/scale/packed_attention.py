@@ -12,13 +12,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from rl_reason.scale import linear
 from rl_reason.structs import Array
 
 TILE = 64  # queries of a tile: no tile computes scores of keys behind it
 MAX_TILES = 8  # of a row; the tiles of a long row have more queries
 SAVED = "attention"  # checkpoint name of what remat need not compute again
+LOG2 = np.float32(np.log(2))
 MASK_VALUE = -1e30  # the score of a masked key: its softmax weight is 0
 
 
@@ -60,6 +63,29 @@ def attend(
 def einsum32(axes: str, *args: Array) -> Array:
   """A product summed in fp32, whatever the dtype of its arguments."""
   return jnp.einsum(axes, *args, preferred_element_type=jnp.float32)
+
+
+def softmax_terms(scores: Array, shift: Array, dtype) -> Array:
+  """exp(scores - shift) as the product with values reads them, in fp32.
+
+  The terms are rounded to the dtype of the product before they are added up,
+  so that the sum is that of the numbers which multiply the values, and hardly
+  depends on the order of the keys: terms of few bits add up exactly.
+
+  """
+  return linear.rounded(jnp.exp(scores - shift), dtype)
+
+
+def softmax_shift(row_max: Array) -> Array:
+  """What `softmax_terms` subtracts: row_max, up to the next multiple of log 2.
+
+  Terms of two shifts differ by a power of two, so that rounding them gives the
+  same bits: a sampler which reads keys in blocks, with a running maximum, and a
+  trainer which has all of them at once agree. Far above MASK_VALUE, so that
+  masked keys have terms of 0, also where all keys are masked.
+  """
+  row_max = jnp.maximum(row_max, MASK_VALUE / 2)
+  return jnp.ceil(row_max / LOG2) * LOG2
 
 
 @jax.custom_vjp
@@ -123,12 +149,12 @@ def _row_forward(first_query, q_KQLC, k_KLC, v_KLC, first_L):
     scores = einsum32("KQXC,KSC->KQXS", q_KQLC[:, :, tile], k_KSC)
     visible = _visible(tile, keys, first_L, first_query)
     scores = jnp.where(visible, scores, MASK_VALUE)
-    row_max = scores.max(-1, keepdims=True)
-    probs = jnp.exp(scores - row_max)
-    total = probs.sum(-1, keepdims=True)
-    out = jnp.einsum("KQXS,KSC->KQXC", probs.astype(v_KSC.dtype), v_KSC)
+    shift = softmax_shift(scores.max(-1, keepdims=True))
+    terms = softmax_terms(scores, shift, v_KSC.dtype)
+    total = terms.sum(-1, keepdims=True)
+    out = einsum32("KQXS,KSC->KQXC", terms.astype(v_KSC.dtype), v_KSC)
     outs.append((out / total).astype(v_KSC.dtype))
-    logsumexps.append((row_max + jnp.log(total))[..., 0])
+    logsumexps.append((shift + jnp.log(total))[..., 0])
   return jnp.concatenate(outs, 2), jnp.concatenate(logsumexps, 2)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason import config as config_lib
-from rl_reason.models import decoder, parameters
+from rl_reason.models import decoder, lora, parameters
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.scale import linear, sharding
 from rl_reason.session import Session
@@ -111,7 +111,7 @@ def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
       start_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
       ids_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
   )
-  weights = _abstract(session, r.weights)
+  weights = _abstract(session, r.weights, factors=c.lora.rank > 0)
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
     args: tuple = weights, prompts, key, 1.0, None, None, None
@@ -128,17 +128,21 @@ def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
     yield decode.lower(*args).compile(), args
 
 
-def _abstract(session: Session, kind: str):
+def _abstract(session: Session, kind: str, *, factors: bool = False):
   """Weights of the sampler, or a frozen base, as shapes."""
-  cfg, mesh = session.cfg, session.mesh
+  cfg, mesh, c = session.cfg, session.mesh, session.config
   table = decoder.table(cfg)
+  if factors:
+    learned = programs.learned_table(c, cfg)
+    table = lora.join(table, learned, programs.lora_scale(c))
   full = parameters.abstract(table, parameters.shardings(table, mesh))
   if kind == "same":
-    made = jax.eval_shape(functools.partial(linear.cast, dtype=cfg.dtype), full)
+    cast = functools.partial(linear.cast, dtype=cfg.dtype)
+    made = jax.eval_shape(cast, full)
   else:
     make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
     made = jax.eval_shape(make, full)
-  gathered = sampler_weights.table(cfg, kind)
+  gathered = sampler_weights.table(cfg, kind, full)
   return jax.tree.map(
       lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
       made,

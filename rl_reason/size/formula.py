@@ -125,6 +125,8 @@ def estimate(
   # Sampling, from weights gathered over fsdp and sequence.
   size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[r.weights]
   weights = bytes_of(sampler_weights.table(cfg, r.weights), mesh, size)
+  if c.lora.rank:
+    weights += bytes_of(learned, mesh, itemsize(cfg))
   if c.rl.staleness and not c.mesh.rollout:
     resident["copies for batches ahead"] = c.rl.staleness * weights
   same = r.weights == "same" and cfg.dtype == "float32"
