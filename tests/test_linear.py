@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from rl_reason import checks
-from rl_reason.models import decoder, parameters
+from rl_reason.models import decoder, lora, parameters
 from rl_reason.rollout import sampler_weights
 from rl_reason.scale import linear
 from rl_reason.scale.linear import Int8, LowRank
@@ -108,6 +108,25 @@ def test_the_table_is_that_of_the_weights(kind, tied):
     step = np.asarray(made["head"].scale)
     assert (np.abs(dense(made["head"]) - whole) <= 0.501 * step).all()
   assert ("head" in made) == (small or not tied)
+
+
+@pytest.mark.parametrize("kind", ["same", "int8"])
+def test_low_rank_factors_stay_apart(kind):
+  """Their table has the structure of the weights, for shardings."""
+  factors = parameters.init_table(
+      lora.table(tiny.CFG, 2, ("q", "up")), jax.random.key(1)
+  )
+  params = lora.join(tiny.params(), factors, 1.5)
+  made = sampler_weights.make(params, HALF, kind)
+  table = sampler_weights.table(HALF, kind, params)
+  shapes = jax.tree.map(lambda x: x.shape, table, is_leaf=parameters.is_param)
+  assert shapes == jax.tree.map(lambda x: x.shape, made)
+  q = made["layers"]["q"]
+  assert isinstance(q, LowRank) and q.scale == 1.5
+  assert isinstance(q.base, Int8) == (kind == "int8")
+  np.testing.assert_array_equal(
+      q.a, factors["layers"]["q"]["a"].astype(jnp.bfloat16)
+  )
 
 
 @pytest.mark.slow
