@@ -141,7 +141,9 @@ def measure(dtype: str, weights: str, cache: str, seed: int, longest: int):
   return row | dict(seed=seed) | summary(found)
 
 
-def adapters(ratio: float, kind: str, seed: int, size: int = 512, rank: int = 8):
+def adapters(
+    ratio: float, kind: str, seed: int, size: int = 512, rank: int = 8
+) -> dict[str, float | str]:
   """What a sampler makes of the effect of an adapter on 64 states.
 
   The effect is what the factors add to x W, computed in float32; the error is
@@ -336,9 +338,9 @@ def page(result: dict) -> str:
       "",
       "The head's products are added up and returned in float32"
       ' (`model.logits_dtype = "float32"`). Rounded to bfloat16 ("same"), the'
-      f" log-probs of the same tokens differ by up to {off['largest']:.2g} nats,"
-      f" by {off['mean']:.2g} on average. The gradient of the log-probs of 3,968"
-      " tokens with a vocabulary of 32,768, width 512, takes"
+      f" log-probs of the same tokens differ by up to {off['largest']:.2g}"
+      f" nats, by {off['mean']:.2g} on average. The gradient of the log-probs"
+      " of 3,968 tokens with a vocabulary of 32,768, width 512, takes"
       f" {memory['float32']:.0f} MiB of temporary memory ({memory['same']:.0f}"
       ' with "same"), and'
       f" {logits['float32']['seconds'] / logits['same']['seconds']:.2f} times"

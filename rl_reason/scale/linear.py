@@ -58,7 +58,7 @@ def product32(x: Array, w: Array | Int8) -> Array:
 
 
 def rounded(x: Array, dtype: str) -> Array:
-  """float32 numbers rounded to a dtype; a cast XLA may leave out, to and fro."""
+  """float32 numbers rounded to a dtype; XLA may leave out a cast and back."""
   kind = jnp.finfo(dtype)
   return jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
 
