@@ -206,6 +206,12 @@ def off_policy(c: Any) -> list[str]:
         " kernels than those that learn (rollout/sampler_trainer_kl);"
         " correction.name = 'truncate' corrects for the mismatch"
     )
+  if c.rollout.engine.name != "own" and c.lora.rank:
+    out.append(
+        f"rollout.engine.name = {c.rollout.engine.name!r} gets LoRA factors"
+        " merged with their matrix; an engine in bfloat16 rounds most of a"
+        " small adapter away: run the engine in float32"
+    )
   if c.rl.old_logps == "trainer" and c.correction.name == "none":
     out.append(
         "rl.old_logps = 'trainer': nothing corrects for the age of the policy"

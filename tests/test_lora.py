@@ -199,6 +199,11 @@ def test_a_sampler_that_is_another_policy_is_named():
     lines = dependencies.off_policy(c)
     for text, field in zip(lines, warned, strict=True):
       assert field in text and "correction.name = 'truncate'" in text
+  c.rollout.engine.name, c.lora.rank = "vllm", 8
+  c.correction.name = "truncate"
+  (line,) = dependencies.off_policy(c)
+  assert "an engine in bfloat16 rounds most" in line
+  c.rollout.engine.name, c.lora.rank = "own", 0
   c.rollout.partial_across_steps = True
   lines = dependencies.off_policy(c)
   assert len(lines) == 1 and "a bias towards short responses" in lines[0]
