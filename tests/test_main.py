@@ -1,6 +1,5 @@
 """The command line: errors are one line; overrides and work directories."""
 
-import contextlib
 import errno
 import functools
 import json
@@ -14,7 +13,6 @@ from conftest import ROOT, child_env
 
 from configs import dapo
 from rl_reason import config, functions, main, run, structs
-from rl_reason.monitoring import display
 
 DAPO = "--config=configs/dapo.py"
 
@@ -185,19 +183,6 @@ def test_nohup_is_respected():
       assert not stop.is_set()
   finally:
     signal.signal(signal.SIGHUP, before)
-
-
-def test_a_terminal_that_is_gone_stops_no_run(monkeypatch):
-  """A closed terminal sends SIGHUP, and each write to it fails from then on."""
-  with open("/dev/full", "w") as gone:
-    monkeypatch.setattr(sys, "stdout", gone)
-    screen = display.Display()
-    screen.say("first")
-    screen.table("second", ["a"], [["b"]])
-    screen.close()
-    monkeypatch.undo()
-    with contextlib.suppress(OSError):
-      gone.close()
 
 
 class JaxRuntimeError(RuntimeError):
