@@ -1,13 +1,18 @@
 """Checkpoints: whole or not there, and never silently wrong."""
 
 import resource
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_reason.checkpointing import checkpoint, run_directory
+from configs import base
+from rl_reason import checks, config
+from rl_reason.checkpointing import checkpoint, resumable, run_directory
+from rl_reason.monitoring import display, metrics
+from rl_reason.structs import Stopped, TrainState
 
 
 def state(step):
@@ -190,3 +195,73 @@ def test_the_state_may_be_donated_at_once(tmp_path):
   c.close()
   found = checkpoint.Checkpoints(tmp_path).restore(1, state(0))
   np.testing.assert_array_equal(found["w"], state(1)["w"])
+
+
+# --- parameters that are not finite ------------------------------------------
+
+
+def network(x):
+  step = jnp.zeros((), jnp.int32)
+  return TrainState({"a": jnp.ones(2), "b": [jnp.array(x)]}, (), step, step)
+
+
+class State:
+  """Of RL with a critic, whose last step broke one of the networks."""
+
+  step = 0
+  rows, critic = np.float32(np.nan), 3e38  # padding may hold anything
+
+  def arrays(self):
+    policy = network(1.0)
+    return dict(kept=self.rows, policy=policy, critic=network(self.critic))
+
+  def host(self):
+    return {}
+
+
+def test_parameters_that_are_not_finite_are_named():
+  state = State()
+  assert resumable.not_finite(state.arrays()) == []
+  assert resumable.not_finite(network(np.inf)) == ["b.0"]
+  state.critic = np.nan
+  assert resumable.not_finite(state.arrays()) == ["critic.b.0"]
+
+
+@pytest.mark.parametrize("ends", ["by a save", "by a signal"])
+def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
+  fields = config.flat(base.get_config())
+  stage = resumable.ResumableStage(
+      "rl",
+      tmp_path,
+      fields=fields,
+      log=metrics.Log(tmp_path),
+      display=display.Display(False),
+      stop=threading.Event(),
+      keep_last=1,
+  )
+  state, logged = State(), []
+  with (
+      pytest.raises(resumable.NotFinite) as error,
+      stage.running("RL", 9, state, lambda: logged.append(state.step)),
+  ):
+    stage.save(state)
+    state.step, state.critic = 1, np.inf
+    if ends == "by a signal":
+      raise Stopped
+    stage.save(state)
+  assert logged == [0, 1]
+  assert str(error.value) == (
+      "checkpoints/rl: parameters are not finite at step 1 (critic.b.0),"
+      " nothing of it is saved, and step 0 stays the newest. An update was too"
+      " large, although its gradient was finite: lower critic.lr (now 0.001), set"
+      " optimizer.clip_norm = 1.0, in another --workdir"
+  )
+  assert stage.checkpoints.steps() == [0] and not list(tmp_path.rglob("*.new"))
+  assert stage.checkpoints.fault(0) is None
+
+
+@pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.skill.lr"])
+def test_learning_rates_are_bounded(field):
+  checks.checked("ppo", {field: "1.0"})  # of SGD
+  with pytest.raises(config.ConfigError, match=f"{field} = 1e.39: .*1$"):
+    checks.checked("ppo", {field: "1e39"})
