@@ -53,7 +53,7 @@ class Result:
     """The lines of metrics.jsonl: {"stage", "step", and metrics by name}."""
     from rl_reason.monitoring import metrics
 
-    return metrics.read_jsonl(self.workdir / metrics.FILES[0])
+    return metrics.read_metrics(self.workdir)
 
   @property
   def metrics(self) -> dict[str, Any]:

@@ -157,6 +157,10 @@ def _prepare(argv):
     fields |= config_lib.load(saved)
     run_directory.refuse_code(str(saved), fields)
     config = config_lib.unflat(fields)
+    try:  # somebody may have edited it
+      checks.bounds(config, config_lib.FIELDS)
+    except config_lib.ConfigError as e:
+      raise config_lib.ConfigError(f"{saved}: {e}") from None
     config_lib.override(config, given)
     checks.bounds(config, given)
     return config, pathlib.Path(workdir)

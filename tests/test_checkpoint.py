@@ -1,6 +1,7 @@
 """Checkpoints: whole or not there, and never silently wrong."""
 
 import resource
+import shutil
 import threading
 
 import jax
@@ -44,6 +45,40 @@ def test_keeps_the_last_and_the_best(tmp_path):
   )
   assert c.steps() == [2, 5, 6]  # of equal scores the earlier
   assert c.best() == 2
+
+
+@pytest.mark.parametrize("name", ["_remove", "shutil.rmtree"])
+def test_a_kill_while_old_ones_are_removed_leaves_none_for_ever(
+    tmp_path, monkeypatch, name
+):
+  """Neither a whole one nor a part, whether the run is complete or goes on."""
+
+  def die(*_, **__):
+    raise KeyboardInterrupt
+
+  first, on = tmp_path / "first", tmp_path / "on"
+  c = save_some(first, [1, 2], keep_last=2)
+  with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+    c.save(3, state(3), {})
+    m.setattr(c, "_rename", lambda new: new.rename(first / "3"))
+    m.setattr(f"{checkpoint.__name__}.{name}", die)
+    c.close()
+  assert len(list(first.iterdir())) == 3
+  shutil.copytree(first, on)
+  checkpoint.Checkpoints(first, keep_last=2).prune(3)
+  assert sorted(p.name for p in first.iterdir()) == ["2", "3"]
+  c = save_some(on, [4], keep_last=2)
+  assert sorted(p.name for p in on.iterdir()) == ["3", "4"] and c.newest() == 4
+
+
+def test_what_is_newer_than_the_restored_one_is_not_counted(tmp_path):
+  """It is damaged: the whole one before it must not make room for it."""
+  c = save_some(tmp_path, [1, 2], keep_last=2)
+  files(tmp_path / "2")[0].write_text("")
+  c = checkpoint.Checkpoints(tmp_path, keep_last=1)
+  assert c.newest(lambda _: None) == 1
+  c.prune(1)
+  assert c.steps() == [1, 2] and c.fault(1) is None
 
 
 def files(directory):
@@ -253,8 +288,8 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
   assert str(error.value) == (
       "checkpoints/rl: parameters are not finite at step 1 (critic.b.0),"
       " nothing of it is saved, and step 0 stays the newest. An update was too"
-      " large, although its gradient was finite: lower critic.lr (now 0.001), set"
-      " optimizer.clip_norm = 1.0, in another --workdir"
+      " large, although its gradient was finite: lower critic.lr (now 0.001),"
+      " set optimizer.clip_norm = 1.0, in another --workdir"
   )
   assert stage.checkpoints.steps() == [0] and not list(tmp_path.rglob("*.new"))
   assert stage.checkpoints.fault(0) is None

@@ -148,6 +148,19 @@ def test_code_that_a_work_directory_names_is_not_run(
     prepared(*evaluate)
 
 
+@pytest.mark.parametrize("value", [None, "x", -1, [1], 10**30, {"a": 1}])
+def test_a_config_that_was_edited_by_hand_is_refused(
+    tmp_path, monkeypatch, value
+):
+  """Its fields are checked as those of a command line are."""
+  monkeypatch.chdir(ROOT)
+  saved = config.flat(config.with_defaults(dapo.get_config()))
+  saved["sft.skill.threshold"] = value
+  (tmp_path / "config.json").write_text(json.dumps(saved))
+  with pytest.raises(config.ConfigError, match="json: sft.skill.threshold = "):
+    prepared("--stage=evaluate", f"--workdir={tmp_path}")
+
+
 def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
   monkeypatch.chdir(ROOT)
   saved = config.flat(config.with_defaults(dapo.get_config()))

@@ -202,6 +202,7 @@ class ResumableStage:
     self._log.remember(_noted(host))
     state.step = step
     state.restore(checkpoints.restore(step, state.arrays()), host)
+    checkpoints.prune(step)
     return True
 
   @contextlib.contextmanager
