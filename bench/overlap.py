@@ -47,7 +47,7 @@ def train(workdir: pathlib.Path, fields: dict) -> list[dict]:
       JAX_PLATFORMS="cpu",
       JAX_NUM_CPU_DEVICES="2",
   )
-  lines = metrics.read_jsonl(workdir / metrics.FILES[0])
+  lines = metrics.read_metrics(workdir)
   return [x for x in lines if x["stage"] == "rl"][WARMUP:]
 
 

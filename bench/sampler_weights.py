@@ -70,7 +70,7 @@ def train(name: str, seed: int) -> dict:
       *options,
       JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"),
   )
-  lines = metrics.read_jsonl(workdir(name, seed) / "metrics.jsonl")
+  lines = metrics.read_metrics(workdir(name, seed))
   steps = [x for x in lines if x["stage"] == "rl"]
   before, *_, after = (x[ACCURACY] for x in lines if x["stage"] == "evaluate")
   return dict(

@@ -81,7 +81,7 @@ def get_config():
       skill=section(
           "sft.skill",
           steps=number(1000, low=0),  # 0: RL starts from model.path
-          lr=number(4e-3, low=0),
+          lr=number(4e-3, low=0, high=1),
           schedule=choice("cosine", "constant", "linear"),
           mixture="careful:1",  # style:weight of demonstrations
           threshold=number(0.95, low=0, high=1),  # greedy held-out accuracy
@@ -89,7 +89,7 @@ def get_config():
       habits=section(
           "sft.habits",
           steps=number(80, low=0),
-          lr=number(3e-4, low=0),
+          lr=number(3e-4, low=0, high=1),
           schedule=choice("cosine", "constant", "linear"),
           mixture="careful:2,leap:2,direct:3,ramble:1,sloppy:2",
       ),
@@ -149,7 +149,7 @@ def get_config():
       "critic",
       lam=number(0.95, low=0, high=1),  # of the targets; 1 is Monte Carlo
       clip=number(0.5, low=0),  # of the change of a value; 0 is off
-      lr=number(1e-3, low=0),
+      lr=number(1e-3, low=0, high=1),
       schedule=choice("constant", "cosine", "linear"),
       warmup_steps=number(0, low=0),  # RL steps of linear warm-up
       reuse="",  # work directory whose pretrained critic to start from
@@ -166,7 +166,7 @@ def get_config():
   c.optimizer = section(
       "optimizer",
       name=choice("adamw", "sgd"),
-      lr=number(2e-4, low=0),  # of RL; SFT has its own
+      lr=number(2e-4, low=0, high=1),  # of RL; SFT has its own
       schedule=choice("constant", "cosine", "linear"),
       warmup_steps=number(0, low=0),  # RL steps of linear warm-up
       b1=number(0.9, low=0, high=1),

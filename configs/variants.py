@@ -116,7 +116,7 @@ def add(c) -> None:
       "reward_model",
       steps=number(300, low=1),
       batch=number(64, low=1),  # pairs
-      lr=number(1e-3, low=0),
+      lr=number(1e-3, low=0, high=1),
       schedule=choice("cosine", "constant", "linear"),
       chosen="",  # style:weight of correct responses; '' is any
       rejected="",  # style:weight of incorrect responses
@@ -151,7 +151,7 @@ def add(c) -> None:
       "rounds",
       count=number(0, low=0),  # 0 is off
       steps=number(200, low=1),  # of SFT on the samples of a round
-      lr=number(1e-3, low=0),  # of that SFT
+      lr=number(1e-3, low=0, high=1),  # of that SFT
       replay=number(0.0, low=0, high=1),  # share of samples of earlier rounds
       # With generate.keep = "pairs", which a reward model learns from:
       weight=number(1.0),  # of its score in the reward

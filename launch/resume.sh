@@ -19,6 +19,7 @@ END
 case "${1-}" in -h | --help) usage; exit ;; esac
 if [[ $# == 0 ]]; then usage >&2; exit 2; fi
 
+trap : PIPE  # nobody may read what is said here; commands get the default
 stopped=''
 trap 'stopped=1; kill -TERM "${!-}" 2>/dev/null || true' HUP INT TERM
 for ((left = ${RESTARTS:-10}; ; left--)); do
@@ -30,7 +31,7 @@ for ((left = ${RESTARTS:-10}; ; left--)); do
     kill -0 "$!" 2>/dev/null || break
   done
   if [[ $stopped || $left -le 0 || ! $status =~ ^(143|175)$ ]]; then break; fi
-  echo "exit code $status: starts again, $left restarts are left" >&2
+  echo "exit code $status: starts again, $left restarts are left" >&2 || true
   sleep "${PAUSE:-35}"
   if [[ $stopped ]]; then break; fi
 done

@@ -26,6 +26,7 @@ from rl_reason import (
 from rl_reason.checkpointing import run_directory
 from rl_reason.config import ConfigError
 from rl_reason.data import datasets
+from rl_reason.monitoring import screen as screen_lib
 from rl_reason.tasks import given
 
 HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
@@ -52,7 +53,7 @@ class Result:
     """The lines of metrics.jsonl: {"stage", "step", and metrics by name}."""
     from rl_reason.monitoring import metrics
 
-    return metrics.read_jsonl(self.workdir / metrics.FILES[0])
+    return metrics.read_metrics(self.workdir)
 
   @property
   def metrics(self) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def train(
   checks.files(c)
   run_directory.check(path, c)
 
-  with run.stopping() as stop:
+  with screen_lib.guarded(path), run.stopping() as stop:
     import jax
 
     from rl_reason.monitoring import display

@@ -300,8 +300,8 @@ def load(path: pathlib.Path) -> dict[str, Any]:
   """
   try:
     fields = json.loads(path.read_text())
-    unflat(fields)
-  except (ValueError, AttributeError, TypeError, KeyError):
+    unflat({name: spec.default for name, spec in FIELDS.items()} | fields)
+  except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
     raise ConfigError(
         f"{path}: cannot be read; choose another --workdir, or remove the file"
         " to continue with the config of this command"

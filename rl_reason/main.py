@@ -23,6 +23,7 @@ from absl import app, flags
 
 from rl_reason import checks, config as config_lib, run
 from rl_reason.checkpointing import run_directory
+from rl_reason.monitoring import screen as screen_lib
 
 STAGES = (
     *run.TRAINS,
@@ -66,11 +67,14 @@ _PROCESS = flags.DEFINE_integer("process", None, "index of this process")
 def main() -> None:
   """The console entry point."""
   app.define_help_flags()
-  sys.exit(_explained(lambda _: _main(), None))
+  with screen_lib.guarded() as lost:
+    code = _explained(lambda _: _main(lost), None)
+  sys.exit(code)
 
 
-def _main() -> int:
+def _main(lost: screen_lib.Lost) -> int:
   config, workdir = _prepare(sys.argv)
+  lost.directory = workdir
   if _STAGE.value == "export":
     checks.hub(config)
   if _STAGE.value == "serve":
@@ -153,6 +157,10 @@ def _prepare(argv):
     fields |= config_lib.load(saved)
     run_directory.refuse_code(str(saved), fields)
     config = config_lib.unflat(fields)
+    try:  # somebody may have edited it
+      checks.bounds(config, config_lib.FIELDS)
+    except config_lib.ConfigError as e:
+      raise config_lib.ConfigError(f"{saved}: {e}") from None
     config_lib.override(config, given)
     checks.bounds(config, given)
     return config, pathlib.Path(workdir)

@@ -224,13 +224,13 @@ def stages(
             reward_model.run(session, params)
           elif stage != "sft" and config_lib.has_critic(config):
             critic_params, counters = value.run(session, params)
-        if stage == "all":
+        if stage == "all" and params is not None:
           if config.lora.rank:  # under the same name, to free the fp32 copy
             params = initial_state.frozen_base(params, session.cfg.dtype)
           params = rl.train(session, params, critic_params, counters)
     screen.end_stage()
     if jax.process_index() == 0:
-      lines = metrics.read_jsonl(workdir / metrics.FILES[0])
+      lines = metrics.read_metrics(workdir)
       fields = config_lib.flat(config)
       for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
         screen.say(line)

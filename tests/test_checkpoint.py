@@ -1,13 +1,19 @@
 """Checkpoints: whole or not there, and never silently wrong."""
 
 import resource
+import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_reason.checkpointing import checkpoint, run_directory
+from configs import base
+from rl_reason import checks, config
+from rl_reason.checkpointing import checkpoint, resumable, run_directory
+from rl_reason.monitoring import display, metrics
+from rl_reason.structs import Stopped, TrainState
 
 
 def state(step):
@@ -39,6 +45,40 @@ def test_keeps_the_last_and_the_best(tmp_path):
   )
   assert c.steps() == [2, 5, 6]  # of equal scores the earlier
   assert c.best() == 2
+
+
+@pytest.mark.parametrize("name", ["_remove", "shutil.rmtree"])
+def test_a_kill_while_old_ones_are_removed_leaves_none_for_ever(
+    tmp_path, monkeypatch, name
+):
+  """Neither a whole one nor a part, whether the run is complete or goes on."""
+
+  def die(*_, **__):
+    raise KeyboardInterrupt
+
+  first, on = tmp_path / "first", tmp_path / "on"
+  c = save_some(first, [1, 2], keep_last=2)
+  with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+    c.save(3, state(3), {})
+    m.setattr(c, "_rename", lambda new: new.rename(first / "3"))
+    m.setattr(f"{checkpoint.__name__}.{name}", die)
+    c.close()
+  assert len(list(first.iterdir())) == 3
+  shutil.copytree(first, on)
+  checkpoint.Checkpoints(first, keep_last=2).prune(3)
+  assert sorted(p.name for p in first.iterdir()) == ["2", "3"]
+  c = save_some(on, [4], keep_last=2)
+  assert sorted(p.name for p in on.iterdir()) == ["3", "4"] and c.newest() == 4
+
+
+def test_what_is_newer_than_the_restored_one_is_not_counted(tmp_path):
+  """It is damaged: the whole one before it must not make room for it."""
+  c = save_some(tmp_path, [1, 2], keep_last=2)
+  files(tmp_path / "2")[0].write_text("")
+  c = checkpoint.Checkpoints(tmp_path, keep_last=1)
+  assert c.newest(lambda _: None) == 1
+  c.prune(1)
+  assert c.steps() == [1, 2] and c.fault(1) is None
 
 
 def files(directory):
@@ -190,3 +230,73 @@ def test_the_state_may_be_donated_at_once(tmp_path):
   c.close()
   found = checkpoint.Checkpoints(tmp_path).restore(1, state(0))
   np.testing.assert_array_equal(found["w"], state(1)["w"])
+
+
+# --- parameters that are not finite ------------------------------------------
+
+
+def network(x):
+  step = jnp.zeros((), jnp.int32)
+  return TrainState({"a": jnp.ones(2), "b": [jnp.array(x)]}, (), step, step)
+
+
+class State:
+  """Of RL with a critic, whose last step broke one of the networks."""
+
+  step = 0
+  rows, critic = np.float32(np.nan), 3e38  # padding may hold anything
+
+  def arrays(self):
+    policy = network(1.0)
+    return dict(kept=self.rows, policy=policy, critic=network(self.critic))
+
+  def host(self):
+    return {}
+
+
+def test_parameters_that_are_not_finite_are_named():
+  state = State()
+  assert resumable.not_finite(state.arrays()) == []
+  assert resumable.not_finite(network(np.inf)) == ["b.0"]
+  state.critic = np.nan
+  assert resumable.not_finite(state.arrays()) == ["critic.b.0"]
+
+
+@pytest.mark.parametrize("ends", ["by a save", "by a signal"])
+def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
+  fields = config.flat(base.get_config())
+  stage = resumable.ResumableStage(
+      "rl",
+      tmp_path,
+      fields=fields,
+      log=metrics.Log(tmp_path),
+      display=display.Display(False),
+      stop=threading.Event(),
+      keep_last=1,
+  )
+  state, logged = State(), []
+  with (
+      pytest.raises(resumable.NotFinite) as error,
+      stage.running("RL", 9, state, lambda: logged.append(state.step)),
+  ):
+    stage.save(state)
+    state.step, state.critic = 1, np.inf
+    if ends == "by a signal":
+      raise Stopped
+    stage.save(state)
+  assert logged == [0, 1]
+  assert str(error.value) == (
+      "checkpoints/rl: parameters are not finite at step 1 (critic.b.0),"
+      " nothing of it is saved, and step 0 stays the newest. An update was too"
+      " large, although its gradient was finite: lower critic.lr (now 0.001),"
+      " set optimizer.clip_norm = 1.0, in another --workdir"
+  )
+  assert stage.checkpoints.steps() == [0] and not list(tmp_path.rglob("*.new"))
+  assert stage.checkpoints.fault(0) is None
+
+
+@pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.skill.lr"])
+def test_learning_rates_are_bounded(field):
+  checks.checked("ppo", {field: "1.0"})  # of SGD
+  with pytest.raises(config.ConfigError, match=f"{field} = 1e.39: .*1$"):
+    checks.checked("ppo", {field: "1e39"})

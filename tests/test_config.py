@@ -364,6 +364,9 @@ def test_a_config_of_another_version_is_named(tmp_path):
       ('{"loss.surrogate": "ppo"}', "another version of rl_reason"),
       ("{", "cannot be read"),
       ('{"a": 1, "a.b": 2}', "cannot be read"),
+      ('{"seed.x": 1}', "cannot be read"),
+      ('{"model": 3}', "cannot be read"),
+      ("[" * 100_000, "cannot be read"),
   ):
     path.write_text(text)
     with pytest.raises(config.ConfigError, match=words):

@@ -90,7 +90,7 @@ def bad_names(text: str) -> list[str]:
       name = name.removeprefix("config.")
       first, _, rest = name.partition(".")
       known = name in FIELDS or name == f"{first}.*"
-      if known or re.search(r"\.(jsonl?|html)$", name):  # of a run
+      if known or re.search(r"\.(jsonl?|html|txt)$", name):  # of a run
         continue
       if any(field.startswith(f"{name}.") for field in FIELDS):
         continue  # a section within a section

@@ -101,6 +101,22 @@ def test_refills_in_prompt_order():
   }
 
 
+@pytest.mark.parametrize("surplus", ["discard", "keep"])
+def test_groups_go_by_prompt_whatever_order_they_are_completed_in(surplus):
+  """Of four groups with signal the last prompt's waits, or is discarded.
+
+  Prompts 0 and 1 were begun in the first round and completed in the second, as
+  their responses are long; those of prompts 2 and 3 are short, and were first.
+  """
+  short, long = rows(2, SIGNAL, SIGNAL), rows(0, SIGNAL, SIGNAL)
+  batch, left, _, calls = collect(short, long, surplus=surplus)
+  assert calls == 2
+  assert ids(batch) == [0, 1, 2]
+  assert batch.rollouts.tokens_BL[:, 0].tolist() == [0, 1, 10, 11, 20, 21]
+  if surplus == "keep":
+    assert ids(left)[0] == 3
+
+
 def test_a_full_first_round_is_enough():
   batch, _, metrics, calls = collect(rows(7, SIGNAL, SIGNAL, SIGNAL))
   assert ids(batch) == [7, 8, 9]

@@ -142,6 +142,19 @@ def test_a_run_that_can_resume_starts_again(tmp_path, codes, starts, code):
   assert (tmp_path / "seen").read_text().count("\n") == starts
 
 
+@pytest.mark.parametrize("error", ["2>&-", "2>/dev/full", "2> >(:)"])
+def test_nobody_need_read_that_a_run_starts_again(tmp_path, error):
+  (tmp_path / "seen").touch()
+  again = str(ROOT / "launch" / "resume.sh")
+  once = f"sleep .1; echo >> {tmp_path}/seen; exit 143"
+  done = subprocess.run(
+      ["bash", "-c", f'"$@" {error}', "bash", again, "bash", "-c", once],
+      env=os.environ | dict(RESTARTS="2", PAUSE="0"),
+  )
+  assert done.returncode == 143
+  assert (tmp_path / "seen").read_text().count("\n") == 3
+
+
 def test_a_signal_to_the_script_stops_the_run_for_good(tmp_path):
   once = "trap 'echo saved; exit 143' TERM; echo runs; sleep 60 & wait"
   process = subprocess.Popen(

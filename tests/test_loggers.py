@@ -159,3 +159,24 @@ def test_a_logger_that_hangs_delays_nothing(tmp_path, monkeypatch, limit):
   assert steps_of(tmp_path) == [*range(50)]
   assert len(said) == 1 and "is left out" in said[0]
   assert json.loads((tmp_path / "metrics.jsonl").open().readline())["step"] == 0
+
+
+def test_of_a_step_that_is_there_twice_the_newest_line_counts(tmp_path):
+  """As after a log that was edited, which a resumed run does not cut."""
+  lines = [
+      dict(stage="skill", step=9, loss=2.0),
+      dict(stage="skill", step=9, accuracy=0.5),  # another line of that step
+      dict(stage="rl", step=1, reward=0.1),
+      dict(stage="rl", step=2, reward=0.2),
+      dict(stage="evaluate", step=2, accuracy=0.3),
+      dict(stage="rl", step=2, reward=0.4, alarm=1),
+      dict(stage="evaluate", step=2, accuracy=0.6),
+      dict(stage="rl", step=3),
+  ]
+  text = "".join(json.dumps(x) + "\n" for x in lines)
+  (tmp_path / "metrics.jsonl").write_text(text)
+  kept = [x for i, x in enumerate(lines) if i not in (3, 4)]
+  assert metrics.read_metrics(tmp_path) == kept
+  log = metrics.Log(tmp_path)
+  assert log.lines() == kept
+  log.close()

@@ -1,6 +1,5 @@
 """The command line: errors are one line; overrides and work directories."""
 
-import contextlib
 import errno
 import functools
 import json
@@ -14,7 +13,6 @@ from conftest import ROOT, child_env
 
 from configs import dapo
 from rl_reason import config, functions, main, run, structs
-from rl_reason.monitoring import display
 
 DAPO = "--config=configs/dapo.py"
 
@@ -150,6 +148,19 @@ def test_code_that_a_work_directory_names_is_not_run(
     prepared(*evaluate)
 
 
+@pytest.mark.parametrize("value", [None, "x", -1, [1], 10**30, {"a": 1}])
+def test_a_config_that_was_edited_by_hand_is_refused(
+    tmp_path, monkeypatch, value
+):
+  """Its fields are checked as those of a command line are."""
+  monkeypatch.chdir(ROOT)
+  saved = config.flat(config.with_defaults(dapo.get_config()))
+  saved["sft.skill.threshold"] = value
+  (tmp_path / "config.json").write_text(json.dumps(saved))
+  with pytest.raises(config.ConfigError, match="json: sft.skill.threshold = "):
+    prepared("--stage=evaluate", f"--workdir={tmp_path}")
+
+
 def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
   monkeypatch.chdir(ROOT)
   saved = config.flat(config.with_defaults(dapo.get_config()))
@@ -185,19 +196,6 @@ def test_nohup_is_respected():
       assert not stop.is_set()
   finally:
     signal.signal(signal.SIGHUP, before)
-
-
-def test_a_terminal_that_is_gone_stops_no_run(monkeypatch):
-  """A closed terminal sends SIGHUP, and each write to it fails from then on."""
-  with open("/dev/full", "w") as gone:
-    monkeypatch.setattr(sys, "stdout", gone)
-    screen = display.Display()
-    screen.say("first")
-    screen.table("second", ["a"], [["b"]])
-    screen.close()
-    monkeypatch.undo()
-    with contextlib.suppress(OSError):
-      gone.close()
 
 
 class JaxRuntimeError(RuntimeError):

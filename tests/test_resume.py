@@ -13,6 +13,7 @@ import tiny_session
 from test_signs import HEALTHY
 
 from rl_reason import dependencies
+from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.evaluation import interim
 from rl_reason.monitoring import metrics
 from rl_reason.session import open_stage
@@ -193,6 +194,17 @@ def test_a_finished_stage_is_not_entered_again(
     if kl != "none":
       with pytest.raises(RunError, match="needs it as the reference of kl"):
         resumed.start(session)
+      # Nothing needs it any more once RL is complete.
+      host = Checkpoints.host
+      monkeypatch.setattr(
+          Checkpoints, "host", lambda *x: host(*x) | dict(evaluated=True)
+      )
+      tiny_session.set_field(session.config, "rl.steps", 0)
+      params, *_ = resumed.start(session)
+      assert tiny_session.digest(params) == stopped[1]
+      assert "RL at step 0 is complete" in said[-1]
+      tiny_session.set_field(session.config, "lora.rank", 4)
+      assert resumed.start(session) == (None, None, None)
       return
     params, *_ = resumed.start(session)
   assert tiny_session.digest(params) == stopped[1]  # RL is at step 0

@@ -12,16 +12,30 @@ from rl_reason.algorithms import schedules
 from rl_reason.monitoring import doctor, rl_metrics
 
 
-def quality(advantages_BT, rewards_B, values_BT=None, gamma=1.0, lengths=None):
+def quality(
+    advantages_BT,
+    rewards_B,
+    values_BT=None,
+    gamma=1.0,
+    lengths=None,
+    observed=None,
+    counts_BT=True,
+):
+  """Of responses without padding, but for the slots that were observed."""
   advantages_BT = np.asarray(advantages_BT, np.float32)
   size, width = advantages_BT.shape
   length_B = np.array(lengths or [width] * size)
+  mask_BT = np.arange(width) < length_B[:, None]
+  if observed is not None:
+    mask_BT &= ~np.array(observed)
   batch = types.SimpleNamespace(
-      mask_BT=np.arange(width) < length_B[:, None],
+      mask_BT=mask_BT & counts_BT,
       advantages_BT=advantages_BT,
       values_BT=values_BT,
   )
-  rollouts = types.SimpleNamespace(lengths_B=length_B)
+  rollouts = types.SimpleNamespace(
+      lengths_B=length_B, mask_BT=mask_BT, policy_lengths_B=mask_BT.sum(1)
+  )
   return rl_metrics.credit_quality(
       types.SimpleNamespace(rollouts=rollouts),
       np.asarray(rewards_B, np.float32),
@@ -51,6 +65,29 @@ def test_value_bias_by_position():
   out = quality(np.zeros((1, 4)), [1], np.zeros((1, 4)), gamma=0.5)
   bias = [out[f"critic/value_bias/q{q}"] for q in (1, 2, 3, 4)]
   np.testing.assert_allclose(bias, [-0.125, -0.25, -0.5, -1])
+
+
+def test_observations_neither_discount_nor_move_a_token():
+  """Two tokens, three of an observation, two tokens: returns 1/8 to 1.
+
+  A response of four tokens without an observation has the same numbers.
+  """
+  observed = [[0, 0, 1, 1, 1, 0, 0]]
+  values_BT = np.array([[1, 2, 9, 9, 9, 3, 4.0]])
+  with_turns = quality(
+      [[1, 2, 0, 0, 0, 4, 8]], [1], values_BT, 0.5, observed=np.bool_(observed)
+  )
+  wanted = [1 - 0.125, 2 - 0.25, 3 - 0.5, 4 - 1]
+  bias = [with_turns[f"critic/value_bias/q{q}"] for q in (1, 2, 3, 4)]
+  np.testing.assert_allclose(bias, wanted)
+  assert with_turns["critic/advantage_return_corr"] == pytest.approx(1)
+  one_turn = quality([[1, 2, 4, 8]], [1], np.array([[1, 2, 3, 4.0]]), 0.5)
+  assert one_turn == with_turns
+  # A token that the loss leaves out is one of the response nevertheless.
+  left_out = quality(
+      [[1, 2, 4, 8]], [1], np.ones((1, 4)), 0.5, counts_BT=[0, 1, 1, 1]
+  )
+  assert left_out["critic/value_bias/q2"] == 1 - 0.25
 
 
 def test_behaviours_of_a_task():

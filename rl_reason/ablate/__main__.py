@@ -13,6 +13,7 @@ from rl_reason import ablate, config as config_lib
 from rl_reason.ablate import jobs
 from rl_reason.checkpointing import run_directory
 from rl_reason.config import ConfigError
+from rl_reason.monitoring import screen
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
@@ -118,4 +119,6 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  with screen.guarded():
+    status = main(sys.argv[1:])
+  sys.exit(status)

@@ -41,7 +41,7 @@ def collect(
   for job in jobs:
     if not job.row or not job.finished():
       continue
-    lines = metrics.read_jsonl(job.workdir / "metrics.jsonl")
+    lines = metrics.read_metrics(job.workdir)
     first, *_ = scores.of_stage(lines, "evaluate")
     accuracy, _ = scores.headline(scores.scores(first))
     columns: dict[str, dict] = {"evaluate": {"accuracy": accuracy}, "rl": {}}

@@ -24,6 +24,7 @@ from rl_reason import checks, config as config_lib
 from rl_reason.ablate import jobs
 from rl_reason.checkpointing import run_directory
 from rl_reason.config import ConfigError
+from rl_reason.monitoring import screen
 
 
 def product(
@@ -171,4 +172,6 @@ def _split(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  with screen.guarded():
+    status = main(sys.argv[1:])
+  sys.exit(status)

@@ -177,13 +177,23 @@ class Checkpoints:
       manifest["digest"] = _digest(manifest)
       metrics.write_json(path / MANIFEST, manifest)
       self._rename(path)
-      self._prune()
+      self.prune(step)
 
-  def _prune(self) -> None:
+  def prune(self, newest: int) -> None:
+    """Removes what is older than a whole checkpoint, but for those to keep.
+
+    A kill may have left one too many, or a part of one.
+
+    Args:
+      newest: the step of the whole checkpoint; newer ones stay as they are.
+    """
+    if not self._first:
+      return
     last, best = self._keep
-    finished = [s for s in self.steps() if _is_whole(self._path(s))]
+    older = [s for s in self.steps() if s <= newest]
+    finished = [s for s in older if _is_whole(self._path(s))]
     keep = {*finished[-last:], *self._by_score(finished)[:best]}
-    for step in set(finished) - keep:
+    for step in set(older) - keep:
       _remove(self._path(step))
 
   def _by_score(self, steps: list[int]) -> list[int]:

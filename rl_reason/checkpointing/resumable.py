@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -26,6 +28,8 @@ from rl_reason.checkpointing.checkpoint import Checkpoints, newest_host
 from rl_reason.dependencies import differences
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.metrics import FILES, Log
+from rl_reason.monitoring.skips import why_not_finite
+from rl_reason.scale import sharding
 from rl_reason.structs import RunError, Stopped, TrainState, Tree
 
 # Stages that begin with what a stage has made.
@@ -33,6 +37,15 @@ FOLLOWED_BY = {
     "skill": ("habits", "reward_model", "value", "rl"),
     "habits": ("reward_model", "value", "rl"),
     "value": ("rl",),
+}
+
+
+# Learning rates of stages and of networks; SFT has one for each phase.
+RATES = {
+    "policy": "optimizer.lr",
+    "critic": "critic.lr",
+    "value": "critic.lr",
+    "reward_model": "reward_model.lr",
 }
 
 
@@ -97,6 +110,36 @@ def _noted(host: dict[str, Any]) -> dict[str, Any]:
   }
 
 
+class NotFinite(RunError):
+  """Parameters are not finite: nothing would come of a checkpoint of them."""
+
+
+@jax.jit
+def _are_finite(params: list[Tree]) -> list[Tree]:
+  """Whether all numbers of each array are finite."""
+  return jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), params)
+
+
+def not_finite(arrays: Tree) -> list[str]:
+  """Names of the parameters in a state that are not finite, one each network.
+
+  Args:
+    arrays: of a `State`; its networks are the `TrainState`s in it.
+  """
+  is_network = lambda x: isinstance(x, TrainState)  # noqa: E731
+  leaves = jax.tree.leaves_with_path(arrays, is_leaf=is_network)
+  networks = [(path, x.params) for path, x in leaves if is_network(x)]
+  finite = sharding.fetch(_are_finite([params for _, params in networks]))
+  out = []
+  for (path, _), tree in zip(networks, finite, strict=True):
+    found = jax.tree.leaves_with_path(tree)
+    bad = [path + inside for inside, is_finite in found if not is_finite]
+    out += [
+        jax.tree_util.keystr(x, simple=True, separator=".") for x in bad[:1]
+    ]
+  return out
+
+
 def check_stop(stop: threading.Event) -> None:
   """Raises Stopped after SIGTERM, on all processes at the same step."""
   if np.any(multihost_utils.process_allgather(np.array(stop.is_set()))):
@@ -159,6 +202,7 @@ class ResumableStage:
     self._log.remember(_noted(host))
     state.step = step
     state.restore(checkpoints.restore(step, state.arrays()), host)
+    checkpoints.prune(step)
     return True
 
   @contextlib.contextmanager
@@ -173,8 +217,8 @@ class ResumableStage:
 
     On entry, discards what a killed process logged after the newest checkpoint.
     If the loop is stopped, or ends with an error that the user can fix, the
-    state is saved first. `flush` logs the step whose metrics are still on the
-    device.
+    state is saved first, unless its parameters are not finite. `flush` logs the
+    step whose metrics are still on the device.
 
     Raises:
       RunError: another stage has gone on from this one, or has logged since.
@@ -188,6 +232,8 @@ class ResumableStage:
     self._display.stage(title, total, state.step)
     try:
       yield
+    except NotFinite:
+      raise
     except (Stopped, RunError):
       if self.checkpoints.saved != state.step:
         self.save(state)
@@ -233,12 +279,34 @@ class ResumableStage:
     return step > 0 and step % every == 0 and self.checkpoints.saved != step
 
   def save(self, state: State, score: float | None = None) -> None:
-    """Saves the state; first logs the step that is still on the device."""
+    """Saves the state; first logs the step that is still on the device.
+
+    Raises:
+      NotFinite: parameters are; checkpoints stay as they are.
+    """
     self._flush()
+    arrays = state.arrays()
+    self._require_finite(state.step, arrays)
     host = dict(
         logs=self._log.note(),
         config=self._fields,
         **state.host(),
     )
-    self.checkpoints.save(state.step, state.arrays(), host, score)
+    self.checkpoints.save(state.step, arrays, host, score)
     self._on_save()
+
+  def _require_finite(self, step: int, arrays: Tree) -> None:
+    broken, name = not_finite(arrays), self.checkpoints.name
+    if not broken:
+      return
+    network = broken[0].partition(".")[0] if name == "rl" else name
+    rate = RATES.get(network, f"sft.{name}.lr")
+    self.checkpoints.wait()
+    whole = self.checkpoints.steps()
+    raise NotFinite(
+        f"checkpoints/{name}: parameters are not finite at step {step}"
+        f" ({', '.join(broken)}), nothing of it is saved"
+        f"{f', and step {whole[-1]} stays the newest' if whole else ''}. An"
+        " update was too large, although its gradient was finite:"
+        f" {why_not_finite(self._fields, rate)}, in another --workdir"
+    )

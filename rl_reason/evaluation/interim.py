@@ -67,7 +67,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
         " checkpoint, whose score on them will be too high: lower"
         " evaluate.prompts, or add training rows"
     )
-  lines = metrics_lib.read_jsonl(session.workdir / metrics_lib.FILES[0])
+  lines = metrics_lib.read_metrics(session.workdir)
   broken = verdict.of_evaluation(values, config_lib.flat(c))
   failed = values["val-aux/verifier_failures"]
   if failed:

@@ -61,7 +61,7 @@ def model_card(config, workdir: pathlib.Path, step: int) -> str:
   """
   evaluated = {
       line["step"]: line
-      for line in metrics.read_jsonl(workdir / "metrics.jsonl")
+      for line in metrics.read_metrics(workdir)
       if line["stage"] == "evaluate" and line["step"] in (0, step)
   }
   steps, path = sorted(evaluated), config.model.path

@@ -1,12 +1,11 @@
 """Progress on the screen.
 
 In a terminal a progress bar, elsewhere plain lines. A thread writes a heartbeat
-while the main thread is busy (compiling, say), so that no wait is silent.
+while the main thread is busy (compiling, say), so that no wait is silent. That
+the screen stops no run is what `screen.guarded` sees to.
 """
 
-import contextlib
 import re
-import sys
 import threading
 import time
 
@@ -60,7 +59,7 @@ class Display:
     self._console = rich.console.Console(
         quiet=not active, highlight=False, soft_wrap=True
     )
-    self._live = active and self._console.is_terminal
+    self._active = active
     self._start = self._last_line = time.monotonic()
     self._activity, self._fields = "starting", ""
     self.progressed = self._start  # the last time that the run went on
@@ -75,15 +74,7 @@ class Display:
     """Prints a line with the time since the start."""
     self._last_line = time.monotonic()
     stamp = clock(self._last_line - self._start)
-    self._print(f"[{stamp}] {printable(text)}", markup=False)
-
-  def _print(self, what, **options) -> None:
-    """Prints; a terminal that is gone or a full disk stops no run."""
-    try:
-      self._console.print(what, **options)
-      sys.stdout.flush()
-    except OSError:
-      self._console.quiet = True
+    self._console.print(f"[{stamp}] {printable(text)}", markup=False)
 
   def doing(self, text: str) -> None:
     """Shows what the main thread is about to do."""
@@ -96,7 +87,7 @@ class Display:
     self._stage, self._step, self._total = name, first, total
     self._stage_start, self._stage_first = time.monotonic(), first
     self._fields = ""
-    if self._live:
+    if self._active and self._console.is_terminal:
       rest = rich.table.Column(no_wrap=True, overflow="ellipsis", ratio=1)
       self._bar = rich.progress.Progress(
           rich.progress.BarColumn(12),
@@ -135,14 +126,13 @@ class Display:
       cells = (excerpt(printable(cell)) for cell in row)
       table.add_row(*map(rich.markup.escape, cells))
     self._last_line = time.monotonic()
-    self._print(table)
+    self._console.print(table)
 
   def end_stage(self) -> None:
     """Removes the progress bar."""
-    if self._bar:
-      with contextlib.suppress(OSError):
-        self._bar.stop()
-      self._bar = None
+    bar, self._bar = self._bar, None
+    if bar:
+      bar.stop()
 
   def close(self) -> None:
     """Ends the heartbeat."""
@@ -156,14 +146,14 @@ class Display:
     return printable("  ".join(x for x in parts if x))
 
   def _render(self) -> None:
-    if self._bar:
-      self._bar.update(
-          self._task, completed=self._step, description=self.where()
-      )
+    if bar := self._bar:
+      bar.update(self._task, completed=self._step, description=self.where())
     elif time.monotonic() - self._last_line > HEARTBEAT:
       self.say(self.where())
 
   def _heartbeat(self) -> None:
     while not self._end.wait(1):
+      if not self._console.is_terminal:  # any more
+        self.end_stage()
       if not self._bar and time.monotonic() - self._last_line > HEARTBEAT:
         self.say(self.where())

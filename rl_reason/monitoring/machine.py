@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from rl_reason.monitoring.metrics import FILES, read_jsonl
+from rl_reason.monitoring.metrics import read_jsonl, read_metrics
 
 # Peak FLOP/s of dense bfloat16 products of one device, by the beginning of its
 # `device_kind`, from the data sheets; longer names first.
@@ -156,7 +156,7 @@ class Goodput:
   def add(self, seconds: float) -> float:
     """Counts a step that took so many seconds; returns the share."""
     if not self._begin:  # what counted before, in whatever process and stage
-      for x in read_jsonl(self._workdir / FILES[0]):
+      for x in read_metrics(self._workdir):
         self._seconds += x.get("timing_s/step") or x.get("timing_s/steps") or 0
       starts = read_jsonl(self._workdir / "starts.jsonl")
       date = starts[0]["date"] if starts else ""

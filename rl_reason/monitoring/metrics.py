@@ -68,6 +68,30 @@ def read_jsonl(path: pathlib.Path) -> list[dict]:
   return rows
 
 
+def read_metrics(workdir: pathlib.Path) -> list[dict]:
+  """The lines of metrics.jsonl, of each step of a stage the newest.
+
+  A step is there twice if somebody changed the file, so that a resumed run cut
+  nothing from it. Lines of one step that have no metric in common are all of
+  it, such as the loss and then the accuracy after the last step of SFT.
+
+  Args:
+    workdir: of the run.
+
+  Raises:
+    RunError: a line is not JSON.
+  """
+  names: dict[tuple, set[str]] = {}  # in later lines of a stage and a step
+  out = []
+  for line in reversed(read_jsonl(workdir / FILES[0])):
+    own = line.keys() - {"stage", "step"}
+    later = names.setdefault((line.get("stage"), line.get("step")), set())
+    if later.isdisjoint(own):
+      out.append(line)
+    later |= own
+  return out[::-1]
+
+
 class Clock:
   """Splits time into laps: every moment counts for exactly one name.
 
@@ -178,7 +202,7 @@ class Log:
   ):
     self._writers, self._say = writers, say
     self._said: set[str] = set()  # files of which it was said
-    self._path = workdir / FILES[0]
+    self._workdir = workdir
     first = jax.process_index() == 0
     self._files = [_File(workdir / name) for name in FILES if first]
 
@@ -194,7 +218,7 @@ class Log:
 
   def lines(self) -> list[dict]:
     """The lines of metrics.jsonl so far."""
-    return read_jsonl(self._path)
+    return read_metrics(self._workdir)
 
   def samples(self, rows: list[dict]) -> None:
     """Appends one line per response."""
@@ -256,7 +280,8 @@ class Log:
         self._say(
             f"warning: {file.path} is not as a checkpoint noted it"
             f" ({file.noted} bytes): {why}. Nothing is cut from it, the report"
-            " shows what is there, and the run goes on"
+            " shows what is there (of a step that is there twice the newest"
+            " line), and the run goes on"
         )
 
   def truncate(self) -> None:

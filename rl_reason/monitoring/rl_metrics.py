@@ -352,7 +352,7 @@ def credit_quality(
   """How well advantages and values say what the rewards then were.
 
   The return of a token is the reward of its response, discounted by the tokens
-  behind it.
+  of the policy that follow it: observations of an environment do not count.
 
   Args:
     rows: of the batch.
@@ -366,16 +366,18 @@ def credit_quality(
     with a critic the mean of value minus return in each quarter of a response:
     `q1` are its first tokens.
   """
-  row, at = np.nonzero(batch.mask_BT)  # of each token
-  length, returns = rows.rollouts.lengths_B[row], np.asarray(rewards_B)[row]
+  row, slot = np.nonzero(batch.mask_BT)  # of each token
+  at = rows.rollouts.mask_BT.cumsum(1)[row, slot] - 1  # among the policy's
+  length = rows.rollouts.policy_lengths_B[row]
+  returns = np.asarray(rewards_B)[row]
   if gamma != 1:
     returns = returns * gamma ** (length - 1 - at)
-  pair = np.stack([batch.advantages_BT[row, at], returns], dtype=np.float64)
+  pair = np.stack([batch.advantages_BT[row, slot], returns], dtype=np.float64)
   out = {}
   if row.size and (np.ptp(pair, axis=1) > 0).all():
     out["critic/advantage_return_corr"] = np.asarray(np.corrcoef(pair))[0, 1]
   if critic is not None:
-    bias, quarter = batch.values_BT[row, at] - returns, 4 * at // length
+    bias, quarter = batch.values_BT[row, slot] - returns, 4 * at // length
     for q in np.unique(quarter):
       out[f"critic/value_bias/q{q + 1}"] = bias[quarter == q].mean()
   return out

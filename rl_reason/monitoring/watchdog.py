@@ -5,6 +5,7 @@ run that looks alive. After some seconds without progress the watchdog writes
 the stacks of all threads; after some more it ends the run, if it may.
 """
 
+import contextlib
 import faulthandler
 import os
 import threading
@@ -57,5 +58,6 @@ class Watchdog:
       if self._limit and waited > self._limit:
         text = f"error: no progress for {waited:.0f} s (log.stall_ends), at:"
         text += f" {where}; the same command resumes the run\n"
-        os.write(2, text.encode())
+        with contextlib.suppress(OSError):  # nobody may read it
+          os.write(2, text.encode())
         os._exit(LOST)

@@ -29,7 +29,7 @@ def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
 def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
   """Returns everything that compare.html.in shows."""
   names = _names(workdirs)
-  lines = [metrics.read_jsonl(x / "metrics.jsonl") for x in workdirs]
+  lines = [metrics.read_metrics(x) for x in workdirs]
   configs = []
   for path in (x / "config.json" for x in workdirs):
     configs.append(json.loads(path.read_text()) if path.exists() else {})

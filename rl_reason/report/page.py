@@ -129,7 +129,7 @@ def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _data(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns everything that report.html.in shows."""
-  lines = metrics.read_jsonl(workdir / "metrics.jsonl")
+  lines = metrics.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
   config, machine = (
       json.loads(path.read_text()) if path.exists() else {}

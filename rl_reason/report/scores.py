@@ -210,7 +210,7 @@ def warnings(lines: list[dict]) -> list[str]:
 
 def summary(workdir: pathlib.Path) -> list[str]:
   """Returns the result of a run in a few lines of plain text."""
-  lines = metrics.read_jsonl(workdir / "metrics.jsonl")
+  lines = metrics.read_metrics(workdir)
   before, after = before_after(lines)
   if before is None:
     return ["held-out accuracy: no evaluation yet, nothing to report"]

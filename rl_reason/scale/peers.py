@@ -7,6 +7,7 @@ command again. Without this, JAX aborts them with a traceback: those that lost
 process 0 at once, the others after one to two minutes.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -118,7 +119,8 @@ class Peers:
     text = f"error: process {other} of {self._count} {why}"
     if code == LOST:
       text += "; the same command resumes the run from its last checkpoint"
-    os.write(2, f"{text}\n".encode())
+    with contextlib.suppress(OSError):  # nobody may read it
+      os.write(2, f"{text}\n".encode())
     os._exit(code)
 
   def _catch_abort(self, coordinator: str) -> None:

@@ -14,8 +14,11 @@ from rl_reason.training import initial_state, sft, value
 
 def start(
     session: Session,
-) -> tuple[Tree, Tree | None, dict[str, float] | None] | None:
+) -> tuple[Tree | None, Tree | None, dict[str, float] | None] | None:
   """The arguments of `rl.train`, or None if RL has no checkpoint yet.
+
+  The policy is None if RL is complete, and the base of its LoRA factors lost:
+  nothing is left to do.
 
   Raises:
     RunError: RL needs parameters of a finished stage that are lost.
@@ -46,14 +49,21 @@ def start(
   if step is None:
     session.display.say(f"{lost}, and no checkpoint of RL is: trained again")
     return None
-  if needed:
+  host = rl.host(step)
+  complete = host["evaluated"] and step == c.rl.steps
+  if needed and not complete:
     raise RunError(
         f"{lost}, and RL at step {step} needs it {needed}: put a copy of that"
         f" checkpoint back, or remove {session.workdir}/checkpoints/rl to train"
         " again"
     )
-  session.display.say(f"{lost}; RL at step {step} goes on without it")
-  found, critic_params, _ = initial_state.load(session, "newest", None)
+  ends = "is complete" if complete else "goes on without it"
+  session.display.say(f"{lost}; RL at step {step} {ends}")
+  if c.lora.rank and params is None:
+    return None, None, None
+  found, critic_params, _ = initial_state.load(
+      session, "newest", lambda: params
+  )
   return found if params is None else params, critic_params, counters
 
 

@@ -7,12 +7,14 @@ import pytest
 import tiny_session
 
 from rl_reason import config
+from rl_reason.checkpointing import resumable
+from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.evaluation import interim
 from rl_reason.monitoring import verdict
 from rl_reason.reward_models import train as reward_model
 from rl_reason.structs import RunError
 from rl_reason.tasks import arithmetic
-from rl_reason.training import programs, rl, value
+from rl_reason.training import programs, rl, sft, value
 
 pytestmark = pytest.mark.slow
 STEPS = 3
@@ -46,7 +48,7 @@ def equal(correct_B):
 # fault: (fields, verify, the alarm, whether no parameter may change)
 FAULTS = {
     "learning rate": (
-        dict(optimizer__lr=1e30),
+        {},
         half,
         "alarm/broken_policy",
         False,
@@ -75,7 +77,7 @@ FAULTS = {
         True,
     ),
     "steps too large": (
-        dict(optimizer__lr=10.0, updates__minibatches=4),
+        dict(optimizer__lr=1.0, updates__minibatches=4),
         half,
         "alarm/updates_too_large",
         False,
@@ -147,6 +149,8 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
       )
       | fields,
   )
+  if fault == "learning rate":  # the config's check refuses it
+    session.config.optimizer.lr = 1e30
   if fault == "another sampler":
     right = session.engine.weights
     monkeypatch.setattr(
@@ -171,6 +175,26 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
       verdict.of_run(lines, fields)
   else:
     verdict.of_run(lines, fields)
+
+
+@pytest.mark.parametrize("stage", ["skill", "rl"])
+def test_parameters_that_overflow_are_not_saved(stage, tmp_path, monkeypatch):
+  """Their gradient is finite; the checkpoint before them stays the newest."""
+  monkeypatch.setattr(arithmetic, "verify", half)
+  session = tiny_session.make_session(tmp_path, checkpoint__keep_last=1)
+  rate = "sft.skill.lr" if stage == "skill" else "optimizer.lr"
+  with jax.set_mesh(session.mesh):
+    params = tiny_session.random_params(session)
+    tiny_session.set_field(session.config, rate, 1e39)
+    with pytest.raises(resumable.NotFinite, match=f"lower {rate} .now 1e.39"):
+      sft.run(session) if stage == "skill" else rl.train(session, params)
+  checkpoints = Checkpoints(tmp_path / "checkpoints" / stage)
+  lines = [x for x in tiny_session.logged(tmp_path) if x["stage"] == stage]
+  if stage == "skill":
+    assert not checkpoints.steps() and lines[0]["sft/grad_norm"] > 0
+  else:
+    assert checkpoints.steps() == [0] and checkpoints.fault(0) is None
+    assert lines[0]["actor/grad_norm"] > 0
 
 
 def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
