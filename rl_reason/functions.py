@@ -15,6 +15,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping
@@ -400,13 +401,16 @@ def load(path: str) -> Any:
   Raises:
     ConfigError: there is none; the text says why.
   """
-  search_working_directory()
   module, mark, name = path.partition(":")
   if not module or mark and not name:
     raise ConfigError(f"{path!r}: must look like module:function")
+  search_working_directory()
   try:
     found = importlib.import_module(module)
+    _refuse_hidden(module, getattr(found, "__file__", None))
     return getattr(found, name) if mark else found
+  except ConfigError as e:
+    raise ConfigError(f"{path!r}: {e}") from None
   except Exception as e:  # the user's module may raise anything
     raise ConfigError(f"{path!r}: {type(e).__name__}: {one_line(e)}") from None
 
@@ -425,9 +429,28 @@ def signature_of(called: Any) -> Signature:
 
 
 def search_working_directory() -> None:
-  """Lets modules and configs of the working directory be imported."""
+  """Lets modules and configs of the working directory be imported.
+
+  It is searched last: its files replace no module of Python or of a library.
+  """
   if str(pathlib.Path.cwd()) not in sys.path:
-    sys.path.insert(0, str(pathlib.Path.cwd()))
+    sys.path.append(str(pathlib.Path.cwd()))
+
+
+def _refuse_hidden(module: str, origin: str | None) -> None:
+  """Refuses a module that is not the file of that name in the directory.
+
+  Raises:
+    ConfigError: a module of Python or of a library is found before that file.
+  """
+  own = pathlib.Path.cwd() / f"{module}.py"
+  if own.is_file() and not (
+      origin and os.path.exists(origin) and own.samefile(origin)
+  ):
+    raise ConfigError(
+        f"{own} is hidden by {origin or 'a module of Python'}: give the file"
+        " another name"
+    )
 
 
 def _of_user(name: str, field: str) -> Signature:
@@ -440,6 +463,7 @@ def _of_user(name: str, field: str) -> Signature:
   search_working_directory()
   try:
     spec = importlib.util.find_spec(module)
+    _refuse_hidden(module, spec and spec.origin)
     path = pathlib.Path((spec and spec.origin) or "")
     defined = _definitions(path) if path.suffix == ".py" else {}
     found = defined.get(function) or signature_of(load(name))
