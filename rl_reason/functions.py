@@ -15,7 +15,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import os
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping
@@ -438,15 +437,19 @@ def search_working_directory() -> None:
 
 
 def _refuse_hidden(module: str, origin: str | None) -> None:
-  """Refuses a module that is not the file of that name in the directory.
+  """Refuses a module of Python or of a library that hides the user's file.
+
+  Args:
+    module: the name that the user gave.
+    origin: the file that is imported by this name; None: it has none.
 
   Raises:
-    ConfigError: a module of Python or of a library is found before that file.
+    ConfigError: the working directory has a file of that name, too.
   """
   own = pathlib.Path.cwd() / f"{module}.py"
-  if own.is_file() and not (
-      origin and os.path.exists(origin) and own.samefile(origin)
-  ):
+  libraries = {"site-packages", "dist-packages"}
+  hides = libraries & set(pathlib.Path(origin or "").parts)
+  if own.is_file() and (hides or module in sys.stdlib_module_names):
     raise ConfigError(
         f"{own} is hidden by {origin or 'a module of Python'}: give the file"
         " another name"
@@ -463,7 +466,7 @@ def _of_user(name: str, field: str) -> Signature:
   search_working_directory()
   try:
     spec = importlib.util.find_spec(module)
-    _refuse_hidden(module, spec and spec.origin)
+    _refuse_hidden(module, spec.origin if spec else None)
     path = pathlib.Path((spec and spec.origin) or "")
     defined = _definitions(path) if path.suffix == ".py" else {}
     found = defined.get(function) or signature_of(load(name))
