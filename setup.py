@@ -75,14 +75,21 @@ setuptools.setup(
             "setuptools>=77",  # builds the wheel that a test installs
         ],
         "serve": SERVE,
-        "dev": ["cosmic-ray>=8.7"],  # python bench/mutation.py
+        "dev": ["cosmic-ray>=8.7", "uv>=0.9"],  # bench/mutation.py, .ci/lock
         "loggers": ["trackio>=0.40", "wandb>=0.22"],  # see docs/monitoring.md
         "docs": [  # mkdocs serve
             "mkdocs>=1.6,<2",
             "mkdocs-material>=9.6,<10",
             "mkdocstrings[python]>=1.0,<2",
         ],
-        "reasoning_gym": ["reasoning-gym>=0.1.25,<0.2"],  # see docs/data.md
+        # A hyphen: pip before 23.3 finds no extra with an underscore.
+        "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],  # see docs/data.md
+        "interop": [  # what tests/slow lets talk to this package
+            "lm-eval>=0.4.13",
+            "openai>=2.54",
+            "openenv-core>=0.3",
+            "verifiers>=0.4",
+        ],
         "notebooks": [
             "ipykernel>=6.29",
             "matplotlib>=3.9",

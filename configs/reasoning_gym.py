@@ -1,6 +1,6 @@
 """DAPO on a data set of the package reasoning_gym: words, spelled backward.
 
-  pip install 'rl_reason[reasoning_gym]'
+  pip install 'rl_reason[reasoning-gym]'
   python -m rl_reason.main --config=configs/reasoning_gym.py
 
 SFT on answers gives a part of the skill, RL the rest. Another set or a mixture:

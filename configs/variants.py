@@ -147,6 +147,12 @@ def add(c) -> None:
       keep=choice("all", "correct", "best", "pairs", "majority"),
       format=choice("jsonl", "parquet"),
   )
+  c.hub = section(  # the Hugging Face hub
+      "hub",
+      # 'OWNER/REPOSITORY=REVISION,...': a commit, tag or branch of a model, a
+      # tokenizer or data; of what has none, the newest version is fetched.
+      revisions="",
+  )
   c.rounds = section(  # generate, learn from what is kept, and again
       "rounds",
       count=number(0, low=0),  # 0 is off

@@ -57,7 +57,9 @@ workload() {
 case $step in
 image)
   : "${IMAGE:?is required; see launch/xpk.sh --help}"
-  run docker build -f launch/Dockerfile -t "$IMAGE" --build-arg DEVICE=tpu .
+  # root: a pod raises its limit of locked memory before it opens a TPU.
+  run docker build -f launch/Dockerfile -t "$IMAGE" --build-arg DEVICE=tpu \
+    --build-arg RUN_AS=root .
   run docker push "$IMAGE"
   ;;
 run)

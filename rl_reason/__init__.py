@@ -3,6 +3,13 @@
 `train` is the entry from Python; see `rl_reason/api.py`.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+  # `python -m rl_reason.main` searches the working directory first, where a
+  # file of the user may have the name of a module of Python or of a library.
+  sys.path.append(sys.path.pop(0))
+
 from typing import Any
 
 __version__ = "0.1.0"

@@ -7,6 +7,7 @@ jax, so that an error appears within half a second.
 import importlib.util
 import math
 import os
+import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ from rl_reason.models import rules as experts
 from rl_reason.monitoring import loggers
 from rl_reason.rounds import rules as rounds
 from rl_reason.serve import filters
-from rl_reason.tasks import files as task_files
+from rl_reason.tasks import files as task_files, reward_terms
 from rl_reason.verifiers import sandbox
 
 # The environment variable with the key of --stage=serve: a config is no place
@@ -98,7 +99,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   # Combinations are checked, and shown, with the defaults of all arguments.
   values = config.flat(config.with_defaults(c))
   try:
-    for rules in (_task, _data, _model, _log, _export, rounds.check):
+    for rules in (_task, _data, _model, _log, _export, _hub, rounds.check):
       rules(c)
     combinations.check(c, values)
     if not c.model.path:  # or else `devices` knows the shape
@@ -253,6 +254,27 @@ def _log(c) -> None:
   """Loggers beside metrics.jsonl."""
   with faults_of("log.loggers"):
     loggers.check(c.log.loggers)
+
+
+def _hub(c) -> None:
+  """Revisions: of repositories that something is fetched from."""
+  with faults_of("hub.revisions"):
+    given = config.revisions(c)
+  if not given:
+    return
+  fetched = {c.model.path, c.tokenizer, c.critic.path}
+  texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
+  for text in texts:
+    fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
+  with faults_of("reward.functions"):
+    fetched |= {x.name for x in reward_terms.terms(c.reward.functions)}
+  for name in given:
+    if name not in fetched or pathlib.Path(name).exists():
+      hint = functions.did_you_mean(name, filter(None, fetched))
+      fail(
+          f"hub.revisions: {name!r} is no repository that this config"
+          f" fetches{hint}"
+      )
 
 
 def _export(c) -> None:

@@ -333,6 +333,27 @@ def mixture(text: str) -> dict[str, float]:
   return out
 
 
+def revisions(c) -> dict[str, str]:
+  """Revisions of repositories on the hub, by their ids.
+
+  Raises:
+    ValueError: the text of hub.revisions has another form.
+  """
+  items = [x.strip() for x in c.hub.revisions.split(",") if x.strip()]
+  pairs = [[y.strip() for y in x.split("=")] for x in items]
+  if any(len(pair) != 2 or not all(pair) for pair in pairs):
+    raise ValueError("must look like 'OWNER/REPOSITORY=REVISION,...'")
+  out = dict(pairs)
+  if len(out) < len(pairs):
+    raise ValueError("names a repository twice")
+  return out
+
+
+def revision(c, repository: str) -> str | None:
+  """The revision of a repository on the hub; None is the newest."""
+  return revisions(c).get(repository)
+
+
 def needs(c) -> tuple[str, ...]:
   """Inputs of the advantage, by name."""
   return functions.signature("advantage", c.advantage.name).inputs

@@ -61,6 +61,7 @@ VALUES = (
     "seed",
     "model.",
     "tokenizer",
+    "hub.",
     "task.",
     "data.",
     "sft.",

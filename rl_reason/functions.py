@@ -400,13 +400,16 @@ def load(path: str) -> Any:
   Raises:
     ConfigError: there is none; the text says why.
   """
-  search_working_directory()
   module, mark, name = path.partition(":")
   if not module or mark and not name:
     raise ConfigError(f"{path!r}: must look like module:function")
+  search_working_directory()
   try:
     found = importlib.import_module(module)
+    _refuse_hidden(module, getattr(found, "__file__", None))
     return getattr(found, name) if mark else found
+  except ConfigError as e:
+    raise ConfigError(f"{path!r}: {e}") from None
   except Exception as e:  # the user's module may raise anything
     raise ConfigError(f"{path!r}: {type(e).__name__}: {one_line(e)}") from None
 
@@ -425,9 +428,32 @@ def signature_of(called: Any) -> Signature:
 
 
 def search_working_directory() -> None:
-  """Lets modules and configs of the working directory be imported."""
+  """Lets modules and configs of the working directory be imported.
+
+  It is searched last: its files replace no module of Python or of a library.
+  """
   if str(pathlib.Path.cwd()) not in sys.path:
-    sys.path.insert(0, str(pathlib.Path.cwd()))
+    sys.path.append(str(pathlib.Path.cwd()))
+
+
+def _refuse_hidden(module: str, origin: str | None) -> None:
+  """Refuses a module of Python or of a library that hides the user's file.
+
+  Args:
+    module: the name that the user gave.
+    origin: the file that is imported by this name; None: it has none.
+
+  Raises:
+    ConfigError: the working directory has a file of that name, too.
+  """
+  own = pathlib.Path.cwd() / f"{module}.py"
+  libraries = {"site-packages", "dist-packages"}
+  hides = libraries & set(pathlib.Path(origin or "").parts)
+  if own.is_file() and (hides or module in sys.stdlib_module_names):
+    raise ConfigError(
+        f"{own} is hidden by {origin or 'a module of Python'}: give the file"
+        " another name"
+    )
 
 
 def _of_user(name: str, field: str) -> Signature:
@@ -440,6 +466,7 @@ def _of_user(name: str, field: str) -> Signature:
   search_working_directory()
   try:
     spec = importlib.util.find_spec(module)
+    _refuse_hidden(module, spec.origin if spec else None)
     path = pathlib.Path((spec and spec.origin) or "")
     defined = _definitions(path) if path.suffix == ".py" else {}
     found = defined.get(function) or signature_of(load(name))

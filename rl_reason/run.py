@@ -157,6 +157,13 @@ def stages(
     cleanup.callback(dog.close)
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
+    name, place = config.model.path, source.path if source else None
+    commit = environment.hub_commit(place)
+    if commit and not config_lib.revision(config, name):
+      screen.say(
+          f"model.path = {name!r}: the newest version on the hub;"
+          f" hub.revisions = '{name}={commit}' keeps it"
+      )
     checks.devices(config, len(devices or jax.devices()), stage)
     mesh, sampling = device_mesh.make_meshes(**config.mesh, devices=devices)
     if mesh.size > 1:
@@ -172,7 +179,7 @@ def stages(
     if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
       lock = run_directory.lock(written, screen.say)
       cleanup.callback(lock.close)
-    run_directory.record(config, source and source.path)
+    run_directory.record(config, place)
     if stage == "prepare":
       prepare.run(config, workdir, screen, stop)
       return None, None
@@ -197,7 +204,8 @@ def stages(
     # Written only now: a run that cannot begin leaves the directory free.
     if jax.process_index() == 0 and stage in TRAINS:
       metrics.write_json(workdir / "config.json", config_lib.flat(config))
-      metrics.write_json(workdir / "environment.json", environment.describe())
+      about = environment.describe(place)
+      metrics.write_json(workdir / "environment.json", about)
       environment.record_start(workdir)
 
     params = None

@@ -135,7 +135,8 @@ def open_session(
   # The tokenizer, which must be that of the checkpoint.
   source = resolve(config)
   path = tokenizer_path(config, source)
-  tok = tokenizer.load(path, task.ALPHABET)
+  revision = config_lib.revision(config, path)
+  tok = tokenizer.load(path, task.ALPHABET, revision)
   tokens = 1 + max(tok.get_vocab().values())
   if source and tokens > source.cfg.vocab:
     raise config_lib.ConfigError(
@@ -277,7 +278,8 @@ def resolve(config) -> hf.Source | None:
   """
   if not config.model.path:
     return None
-  source = hf.find(config.model.path)
+  name = config.model.path
+  source = hf.find(name, revision=config_lib.revision(config, name))
   shape = hf.architecture.fields(source.cfg)
   del shape["vocab"]  # no field: it follows from the tokenizer
   config.model.update(shape)

@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test, before jax is imported."""
 
+import collections
 import os
 import pathlib
 import re
@@ -20,6 +21,23 @@ CACHE = tempfile.TemporaryDirectory(prefix="rl_reason-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # configs/, tests' helpers
+
+
+def pytest_terminal_summary(terminalreporter):
+  """Counts what was skipped and why, in the line before the last one."""
+  reports = terminalreporter.stats.get("skipped", [])
+  reasons = collections.Counter(map(_reason, reports))
+  if reasons:
+    shown = "; ".join(f"{n} {why}" for why, n in reasons.most_common())
+    terminalreporter.write_line(f"{len(reports)} skipped: {shown}")
+
+
+def _reason(report) -> str:
+  """Why a test was skipped, or a whole file; a package by its name."""
+  why = report.longrepr[2].removeprefix("Skipped: ")
+  missing = re.match(r"could not import '(\w+)", why)
+  why = f"without {missing[1]}" if missing else why
+  return why if "::" in report.nodeid else f"file {why}"
 
 
 def child_env(cache=None) -> dict[str, str]:

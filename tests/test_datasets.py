@@ -261,9 +261,10 @@ def test_files_of_a_split(tmp_path, names, expected):
 
 
 def test_the_hub_is_asked_for_data_of_the_split_only(tmp_path, monkeypatch):
-  asked = []
+  asked, revisions = [], []
 
-  def snapshot(repo, repo_type, allow_patterns):
+  def snapshot(repo, repo_type, revision, allow_patterns):
+    revisions.append(revision)
     asked.append((repo, repo_type, allow_patterns))
     return str(tmp_path)
 
@@ -281,6 +282,12 @@ def test_the_hub_is_asked_for_data_of_the_split_only(tmp_path, monkeypatch):
   assert "main/train*.parquet" in asked[0][2]
   assert "*test*.jsonl.gz" in asked[2][2]
   assert not any("train" in pattern for pattern in asked[1][2])
+  assert revisions == [None] * 3
+  given = {"openai/gsm8k": "e53f048", "an/other": "v1"}
+  parts = datasets.parse_all("gsm8k*2,owner/set:test", "train", given)
+  for source, _ in parts:
+    datasets.files(source)
+  assert revisions[3:] == ["e53f048", None]
 
 
 def test_a_hub_that_does_not_answer(monkeypatch):

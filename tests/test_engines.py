@@ -11,6 +11,7 @@ import tiny
 
 from rl_reason.engines import vllm
 from rl_reason.engines.external import Completion, ExternalEngine
+from rl_reason.functions import ConfigError
 from rl_reason.hf import layout
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
@@ -174,13 +175,15 @@ def test_what_an_engine_gets_wrong_is_named(canned, words):
 
 def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
   """An update, then two requests; the server is a stand-in."""
-  seen = []
+  seen, keys = [], set()
+  monkeypatch.setenv("KEY_OF_TEST", "secret-of-test\n")
 
   class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
       body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
       seen.append((self.path, body))
+      keys.add(self.headers["Authorization"])
       answer = b""
       if self.path == "/v1/completions":
         tokens = [*body["prompt"], 7]
@@ -210,6 +213,7 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
         transfer="my_transfer:send",
         model="policy",
         url=f"http://127.0.0.1:{server.server_port}/",
+        key_env="KEY_OF_TEST",
     )
     client.start_weight_update()
     client.update_weights([("norm", np.ones(2))])
@@ -219,8 +223,9 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
   finally:
     server.shutdown()
     server.server_close()
-  with pytest.raises(RunError, match="v1/completions: .* does vLLM run there"):
+  with pytest.raises(RunError, match="v1/completions: .* does vLLM run") as e:
     dict(client.generate([request]))
+  assert keys == {"Bearer secret-of-test"} and "secret" not in str(e.value)
   want = Completion([5, 6, 7], [-0.5] * 3, False)
   assert found == {0: want, 1: want._replace(stopped=True)}
   assert [path for path, _ in seen[:4]] == [
@@ -231,5 +236,15 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
   ]
   assert seen[2][1] == dict(update_info=dict(names=["norm"]))
   sent = seen[4][1]
+  assert "secret" not in json.dumps(seen)
   assert sent["stop_token_ids"] == [1, 2] and sent["return_token_ids"]
   assert sent["temperature"] == 0.5 and sent["max_tokens"] == 9
+
+
+@pytest.mark.parametrize("value", [None, " "])
+def test_a_key_that_is_not_there_is_named(monkeypatch, value):
+  monkeypatch.delenv("KEY_OF_TEST", raising=False)
+  if value is not None:
+    monkeypatch.setenv("KEY_OF_TEST", value)
+  with pytest.raises(ConfigError, match="key_env = 'KEY_OF_TEST': .* not set"):
+    vllm.vllm(transfer="json:dumps", model="x", key_env="KEY_OF_TEST")

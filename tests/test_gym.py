@@ -30,7 +30,7 @@ def test_a_missing_package_is_named():
   done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
   assert done.stdout == (
       "task.name = 'reasoning_gym:gcd': reasoning_gym is not installed: pip"
-      " install 'rl_reason[reasoning_gym]'\n"
+      " install 'rl_reason[reasoning-gym]'\n"
   ), done.stderr
 
 

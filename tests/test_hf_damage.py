@@ -183,14 +183,16 @@ def test_a_path_that_does_not_exist(tmp_path):
 def test_a_hub_id_is_fetched_without_code_or_pickles(tmp_path, monkeypatch):
   path, calls = checkpoint(tmp_path / "x"), []
 
-  def fetch(name, *, allow_patterns):
-    calls.append((name, allow_patterns))
+  def fetch(name, *, revision, allow_patterns):
+    calls.append((name, revision, allow_patterns))
     return str(path)
 
   monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
   assert hf.find("some-one/a.model").path == path
-  ((name, patterns),) = calls
-  assert name == "some-one/a.model"
+  ((name, revision, patterns),) = calls
+  assert name == "some-one/a.model" and revision is None
+  hf.find("some-one/a.model", revision="v2")
+  assert calls[1][1] == "v2"
 
   def is_fetched(file):
     return any(fnmatch.fnmatch(file, p) for p in patterns)

@@ -1,4 +1,4 @@
-"""Pushing an export to a server that stands in for the Hugging Face hub."""
+"""Pushing to a stand-in for the Hugging Face hub; revisions fetched from it."""
 
 import base64
 import http.server
@@ -7,11 +7,14 @@ import threading
 
 import huggingface_hub
 import pytest
+import transformers
 from huggingface_hub import constants
 
-from rl_reason import checks, config, main
+from rl_reason import checks, config, main, session
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
+from rl_reason.report import environment
+from rl_reason.size import shapes
 from rl_reason.structs import RunError
 
 REPOSITORY = "me/model"
@@ -143,3 +146,54 @@ def test_a_token_and_a_name_are_asked_for_before_anything(
         config.ConfigError, match="export.push_to.*'owner/name'"
     ):
       checks.fields(c)
+
+
+def test_revisions_reach_what_is_fetched(monkeypatch):
+  """The model for a run and for its size, and the tokenizer."""
+  asked = []
+
+  def refuse(name, *_, revision, **__):
+    asked.append((name, revision))
+    raise OSError("no network")
+
+  for name in ("snapshot_download", "hf_hub_download"):
+    monkeypatch.setattr(huggingface_hub, name, refuse)
+  auto = transformers.AutoTokenizer
+  monkeypatch.setattr(auto, "from_pretrained", refuse)
+  c = dapo.get_config()
+  c.tokenizer, c.model.path = "me/words", REPOSITORY
+  c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
+  checks.fields(c)
+  for fetch in (session.resolve, shapes.shape):
+    with pytest.raises(config.ConfigError, match="no network"):
+      fetch(c)
+  c.model.path = ""
+  with pytest.raises(config.ConfigError, match="no network"):
+    shapes.shape(c)
+  assert asked == [(REPOSITORY, "v1.5")] * 2 + [("me/words", "0123abc")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("me/modle=v1", "'me/modle' is no repository .* mean me/model?"),
+        (f"{REPOSITORY}", "must look like 'OWNER/REPOSITORY=REVISION,...'"),
+        (f"{REPOSITORY}=", "must look like"),
+        (f"{REPOSITORY}=a,{REPOSITORY}=b", "names a repository twice"),
+    ],
+)
+def test_revisions_that_fetch_nothing_are_refused(text, words):
+  c = dapo.get_config()
+  c.model.path, c.hub.revisions = REPOSITORY, text
+  with pytest.raises(config.ConfigError, match=f"hub.revisions = .*{words}"):
+    checks.fields(c)
+  c.model.path, c.hub.revisions = "", "openai/gsm8k=e53f048,you/judge=v2"
+  c.task.name, c.data.train, c.tokenizer = "files", "gsm8k*2", "me/words"
+  c.data.evaluate, c.reward.functions = "gsm8k:test", "you/judge*0.5"
+  checks.fields(c)
+
+
+def test_the_commit_of_a_model_is_recorded(tmp_path):
+  cached = tmp_path / "models--me--model" / "snapshots" / "0123abc"
+  assert environment.describe(cached)["model commit"] == "0123abc"
+  assert environment.describe(tmp_path)["model commit"] is None

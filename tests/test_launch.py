@@ -299,15 +299,20 @@ def test_the_image_has_what_it_copies_and_an_extra_that_exists():
   text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.M)
   lines = text.replace("\\\n", " ").splitlines()
   steps = [line.split(maxsplit=1) for line in lines if line]
-  known = {"FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "ENTRYPOINT"}
+  known = {"FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT"}
   assert {name for name, _ in steps} <= known and steps[0][0] == "FROM"
   by_name = {name: [x for n, x in steps if n == name] for name in known}
   for copy in by_name["COPY"]:
     for source in copy.split()[:-1]:
       assert (ROOT / source).exists()
-  [arg], [entry] = by_name["ARG"], by_name["ENTRYPOINT"]
-  assert arg.removeprefix("DEVICE=") in extras()
+  [device, user], [entry] = by_name["ARG"], by_name["ENTRYPOINT"]
+  assert device.removeprefix("DEVICE=") in extras()
   assert entry == '["python", "-m", "rl_reason.main"]'
+  # One base for ever, and a user of its own in the end.
+  [base] = by_name["FROM"]
+  assert re.fullmatch(r"python:3\.11\S*@sha256:[0-9a-f]{64}", base)
+  assert user == "RUN_AS=rl" and by_name["USER"] == ["$RUN_AS"]
+  assert [name for name, _ in steps[-2:]] == ["USER", "ENTRYPOINT"]
   if lint := shutil.which("hadolint"):
     run(lint, str(path))
 

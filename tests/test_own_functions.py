@@ -1,6 +1,7 @@
 """The examples in docs/algorithms.md work as printed."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -128,3 +129,47 @@ def test_a_run_checks_what_functions_return_first(directory):
   with pytest.raises(config.ConfigError, match="surrogate.name .* must return"):
     api.train(c, workdir=directory / "run", show=False)
   assert not (directory / "run" / "checkpoints").exists()
+
+
+OWN = """
+import functools, json, random
+
+import jax
+
+def half(rewards_B, groups_B, *, scale=0.5):
+  return jax.numpy.asarray(rewards_B) * scale
+
+mine = functools.partial(half, scale=random.random())
+"""
+
+
+def test_files_of_the_directory_replace_no_module(tmp_path):
+  """Also in a checkout that is not installed, where the package is found."""
+  for name in ("rl_reason", "configs"):
+    (tmp_path / name).symlink_to(ROOT / name)
+  (tmp_path / "own_functions.py").write_text(OWN)
+  for name in ("json", "random", "typing", "numpy", "yaml", "jax"):
+    (tmp_path / f"{name}.py").write_text(f"raise SystemExit({name!r})")
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason.main", "--config=dapo"]
+      + ["--config.advantage.name=own_functions:mine"]  # imports the file
+      + ["--config.advantage.args.scales=2"],
+      cwd=tmp_path,
+      env={k: x for k, x in os.environ.items() if k != "PYTHONPATH"},
+      capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 2, done.stdout + done.stderr
+  assert "scales" in done.stderr and "did you mean scale?" in done.stderr
+
+
+def test_a_file_that_is_hidden_by_a_module_is_named(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  for name in ("random", "math", "yaml"):  # math has no file
+    (tmp_path / f"{name}.py").write_text("def best(rewards_B): return 0")
+    named = rf"{name}.py is hidden by .*: give the file another name"
+    with pytest.raises(config.ConfigError, match=named):
+      functions.load(f"{name}:best")
+    with pytest.raises(config.ConfigError, match=named):
+      functions.signature("advantage", f"{name}:best")

@@ -104,12 +104,14 @@ class Source(NamedTuple):
     name: of a known set, or ''.
     split: '' for all files.
     place: a path, or the id of a repository on the hub.
+    revision: of that repository; '': the newest.
   """
 
   text: str
   name: str
   split: str
   place: str
+  revision: str = ""
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -171,10 +173,19 @@ def parse(text: str, default_split: str = "train") -> Source:
 
 
 Part = tuple[Source, float | None]  # with its weight in the mixture, if any
+EMPTY: Mapping[str, str] = {}
 
 
-def parse_all(text: str, default_split: str) -> list[Part]:
-  """Parses 'SOURCE*WEIGHT,SOURCE,...'; raises DataError, as `parse`."""
+def parse_all(
+    text: str, default_split: str, revisions: Mapping[str, str] = EMPTY
+) -> list[Part]:
+  """Parses 'SOURCE*WEIGHT,SOURCE,...'; raises DataError, as `parse`.
+
+  Args:
+    text: of the config.
+    default_split: as for `parse`.
+    revisions: of repositories on the hub, by their ids.
+  """
   parts = []
   for item in filter(None, (x.strip() for x in text.split(","))):
     place, mark, suffix = item.rpartition("*")
@@ -184,7 +195,9 @@ def parse_all(text: str, default_split: str) -> list[Part]:
       mark, weight = "", None
     if weight is not None and not 0 < weight < math.inf:
       raise DataError(f"{item}: a weight must be more than 0")
-    parts.append((parse(place if mark else item, default_split), weight))
+    source = parse(place if mark else item, default_split)
+    revision = revisions.get(source.place, "")
+    parts.append((source._replace(revision=revision), weight))
   return parts
 
 
@@ -273,13 +286,17 @@ def _download(source: Source, pattern: str) -> pathlib.Path:
   try:
     return pathlib.Path(
         huggingface_hub.snapshot_download(
-            source.place, repo_type="dataset", allow_patterns=patterns
+            source.place,
+            repo_type="dataset",
+            revision=source.revision or None,
+            allow_patterns=patterns,
         )
     )
   except Exception as e:  # of the network, the hub or the disk
     hint = f"{source.name}@PATH" if source.name else "PATH"
+    place = source.place + f" at {source.revision}" * bool(source.revision)
     raise DataError(
-        f"{source.text}: the hub does not give {source.place}"
+        f"{source.text}: the hub does not give {place}"
         f" ({one_line(e)}); download the files yourself and write {hint}"
     ) from None
 

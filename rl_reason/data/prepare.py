@@ -245,6 +245,8 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
   paths += templates.files(config.data.template)
   parts = [rl_reason.__version__, f"format {FORMAT}"]
+  if revision := config_lib.revision(config, tok_path):
+    parts.append(f"revision {revision}")
   parts += ["validation"] * bool(config.evaluate.validation)
   parts += [
       f"{name}={value}"
@@ -263,7 +265,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
-  tok = tokenizer.load(tok_path, "")
+  tok = tokenizer.load(tok_path, "", config_lib.revision(config, tok_path))
   r, tallies = config.reward, []
   with (
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
@@ -341,9 +343,10 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
   verifiers.OWN.update(datasets.assignments(config.data.kind).values())
   if jax.process_index() == 0:
     d = config.data
+    revisions = config_lib.revisions(config)
     parts = dict(
-        evaluate=datasets.parse_all(d.evaluate, "test"),
-        train=datasets.parse_all(d.train, "train"),
+        evaluate=datasets.parse_all(d.evaluate, "test", revisions),
+        train=datasets.parse_all(d.train, "train", revisions),
     )
     tok_path = tokenizer_path(config, resolve(config))
     sources = [source for source, _ in parts["evaluate"] + parts["train"]]

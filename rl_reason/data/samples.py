@@ -10,7 +10,7 @@ import hashlib
 import json
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
@@ -29,6 +29,7 @@ def read(
     say: Callable[[str], None],
     *,
     pairs: bool = False,
+    revisions: Mapping[str, str] = datasets.EMPTY,
 ) -> tuple[list[list[Texts]], list[float]]:
   """The different rows of each source, and its weight in the mixture.
 
@@ -39,13 +40,14 @@ def read(
     slots: tokens of prompts and of responses, EOS included.
     say: shows what was read.
     pairs: whether rows have `chosen` and `rejected`, and not a `response`.
+    revisions: of repositories on the hub, by their ids.
 
   Raises:
     DataError: nothing of a source can be learned from.
   """
   names = ("chosen", "rejected") if pairs else ("response",)
   parts, weights = [], []
-  for source, weight in datasets.parse_all(sources, "train"):
+  for source, weight in datasets.parse_all(sources, "train", revisions):
     # Without a damaged part the mixture would be another one, unnoticed.
     _verify(pathlib.Path(source.place))
     rows = [_texts(row, names, tok) for _, row in datasets.read(source)]

@@ -31,12 +31,15 @@ def characters(alphabet: str) -> transformers.PreTrainedTokenizerFast:
   )
 
 
-def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
+def load(
+    path: str, alphabet: str, revision: str | None = None
+) -> transformers.PreTrainedTokenizerBase:
   """The tokenizer of a run.
 
   Args:
     path: a local directory or hub id; '' for a character tokenizer.
     alphabet: all characters of the task.
+    revision: commit, tag or branch of a hub id; None: the newest.
 
   Raises:
     ConfigError: it cannot be loaded, has no EOS, spells no text at all, or
@@ -51,7 +54,7 @@ def load(path: str, alphabet: str) -> transformers.PreTrainedTokenizerBase:
   try:
     # Else transformers asks on stdin, and runs the directory's code after a y.
     tok = transformers.AutoTokenizer.from_pretrained(
-        path, trust_remote_code=False
+        path, trust_remote_code=False, revision=revision or "main"
     )
   except Exception as e:  # of any reader of a damaged file
     raise ConfigError(

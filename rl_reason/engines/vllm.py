@@ -11,6 +11,7 @@ so the bytes are the user's function.
 import concurrent.futures
 import http.client
 import json
+import os
 import urllib.request
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
@@ -28,10 +29,19 @@ class VLLM:
   """Talks to one vLLM server; arguments as of `vllm`."""
 
   def __init__(
-      self, url: str, model: str, transfer: str, parallel: int, seconds: float
+      self,
+      url: str,
+      model: str,
+      transfer: str,
+      parallel: int,
+      seconds: float,
+      key: str,
   ):
     self._url, self._model = url.rstrip("/"), model
     self._transfer = functions.load(transfer)
+    self._headers = {"Content-Type": "application/json"}
+    if key:
+      self._headers["Authorization"] = f"Bearer {key}"
     self._parallel, self._seconds = parallel, seconds
 
   def start_weight_update(self) -> None:
@@ -89,7 +99,7 @@ class VLLM:
     request = urllib.request.Request(
         f"{self._url}/{path}",
         json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        self._headers,
     )
     try:
       with urllib.request.urlopen(request, timeout=self._seconds) as answer:
@@ -97,8 +107,8 @@ class VLLM:
     except (OSError, http.client.HTTPException) as e:
       raise RunError(
           f"rollout.engine: {request.full_url}: {functions.one_line(e)}; does"
-          " vLLM run there, with VLLM_SERVER_DEV_MODE=1? The same command"
-          " resumes the run"
+          " vLLM run there, with VLLM_SERVER_DEV_MODE=1, and with the key of"
+          " rollout.engine.args.key_env? The same command resumes the run"
       ) from None
     return json.loads(text) if text else None
 
@@ -110,6 +120,7 @@ def vllm(
     url: str = "http://127.0.0.1:8000",
     parallel: Annotated[int, (1, None)] = 256,
     seconds: Seconds = 3600.0,
+    key_env: str = "",
 ) -> VLLM:
   """A vLLM server.
 
@@ -125,5 +136,17 @@ def vllm(
     url: of the server.
     parallel: requests at a time.
     seconds: after which a request has failed.
+    key_env: name of the environment variable that holds the key of the server
+      (`--api-key`); the key itself stands in no config and no log. '': no key.
+
+  Raises:
+    ConfigError: the variable is not set.
   """
-  return VLLM(url, model, transfer, parallel, seconds)
+  key = os.environ.get(key_env, "").strip()
+  if key_env and not key:
+    raise functions.ConfigError(
+        f"rollout.engine.args.key_env = {key_env!r}: this environment variable"
+        " is not set; export it with the key of the server, or leave the field"
+        " empty"
+    )
+  return VLLM(url, model, transfer, parallel, seconds, key)

@@ -69,6 +69,7 @@ def find(
     name: str,
     field: str = "model.path",
     table: Callable[[decoder.ModelConfig], Tree] = decoder.table,
+    revision: str | None = None,
 ) -> Source:
   """Validates everything about a checkpoint except the values of its weights.
 
@@ -77,12 +78,13 @@ def find(
       safetensors files are fetched.
     field: config field that holds the name, for error messages.
     table: maps a model shape to its parameters: `decoder.table`, or a critic's.
+    revision: commit, tag or branch of a hub id; None: the newest.
 
   Raises:
     ConfigError: names the damaged file, field or tensor, and the remedy.
   """
   label = f"{field} = {name!r}"
-  path = _directory(name, label)
+  path = _directory(name, label, revision)
   try:
     config = files.read_json(path / CONFIG)
     cfg, context = architecture.read(config), architecture.context(config)
@@ -106,7 +108,7 @@ def find(
   return Source(label, path, config, cfg, context, tensors, head)
 
 
-def _directory(name: str, label: str) -> pathlib.Path:
+def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
   """Returns the local directory, after fetching it if it is a hub id."""
   path = pathlib.Path(name)
   if path.is_dir():
@@ -117,7 +119,9 @@ def _directory(name: str, label: str) -> pathlib.Path:
 
   patterns = ["*.safetensors", files.INDEX, CONFIG, *COMPANIONS]
   try:
-    fetched = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+    fetched = huggingface_hub.snapshot_download(
+        name, revision=revision, allow_patterns=patterns
+    )
   except (OSError, ValueError, RuntimeError) as e:
     raise ConfigError(
         f"{label}: there is no such directory, and fetching it from the hub"

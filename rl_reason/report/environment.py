@@ -22,8 +22,12 @@ PACKAGES = (
 )
 
 
-def describe() -> dict[str, Any]:
-  """Returns machine, devices, versions and git commit by name."""
+def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
+  """Returns machine, devices, versions and git commit by name.
+
+  Args:
+    model: the local directory of model.path; its commit, if the hub gave it.
+  """
   devices = jax.devices()
   return {
       "python": platform.python_version(),
@@ -37,7 +41,15 @@ def describe() -> dict[str, Any]:
       "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
       "rl_reason": rl_reason.__version__,
       "git commit": commit(pathlib.Path(__file__).parent),
+      "model commit": hub_commit(model),
   } | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def hub_commit(directory: pathlib.Path | None) -> str | None:
+  """The commit of a directory in the cache of the hub; None of another one."""
+  if directory is None or directory.parent.name != "snapshots":
+    return None
+  return directory.name
 
 
 def record_start(workdir: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ after its last token, EOS included.
 import dataclasses
 import pathlib
 
-from rl_reason import hf
+from rl_reason import config as config_lib, hf
 from rl_reason.checkpointing import checkpoint
 from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
@@ -53,7 +53,12 @@ def find(session: Session, name: str, field: str) -> hf.Source:
     ConfigError: it is damaged or unsupported, has several labels, has too
       little context for the rollouts, or has another tokenizer.
   """
-  source = hf.find(name, field, lambda cfg: critic.table(critic.scalar(cfg)))
+  source = hf.find(
+      name,
+      field,
+      lambda cfg: critic.table(critic.scalar(cfg)),
+      config_lib.revision(session.config, name),
+  )
   rollout, vocab = session.config.rollout, session.tok.get_vocab()
   length = rollout.max_prompt + rollout.max_tokens
   if length > source.context:

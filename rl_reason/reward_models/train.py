@@ -148,6 +148,7 @@ def _pairs(session: Session, *, evaluation: bool):
       (rollout.max_prompt, rollout.max_tokens),
       (lambda _: None) if evaluation else session.display.say,
       pairs=True,
+      revisions=config_lib.revisions(session.config),
   )
   parts, held_out = samples.split(parts)
   if evaluation:

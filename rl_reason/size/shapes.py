@@ -65,7 +65,8 @@ def shape(config) -> decoder.ModelConfig:
   path = config.model.path
   if not path:
     alphabet = tasks.get(config.task.name).ALPHABET
-    tok = tokenizer.load(config.tokenizer, alphabet)
+    revision = config_lib.revision(config, config.tokenizer)
+    tok = tokenizer.load(config.tokenizer, alphabet, revision)
     vocab = 1 + max(tok.get_vocab().values())
     return model_config(config, vocab=vocab, tokens=vocab)
   label = f"model.path = {path!r}"
@@ -73,7 +74,9 @@ def shape(config) -> decoder.ModelConfig:
     if pathlib.Path(path).is_dir():
       entries = files.read_json(pathlib.Path(path) / architecture.CONFIG)
     else:
-      entries = KNOWN.get(path) or _fetch(path, label)
+      entries = KNOWN.get(path) or _fetch(
+          path, label, config_lib.revision(config, path)
+      )
     found = architecture.read(entries)
   except files.CheckpointError as e:
     raise ConfigError(f"{label}: {one_line(e)}") from None
@@ -83,11 +86,13 @@ def shape(config) -> decoder.ModelConfig:
   return model_config(config, vocab=vocab, tokens=None)
 
 
-def _fetch(path: str, label: str):
+def _fetch(path: str, label: str, revision: str | None):
   import huggingface_hub  # imported late: takes seconds
 
   try:
-    name = huggingface_hub.hf_hub_download(path, architecture.CONFIG)
+    name = huggingface_hub.hf_hub_download(
+        path, architecture.CONFIG, revision=revision
+    )
   except (OSError, ValueError, RuntimeError) as e:
     raise config_lib.ConfigError(
         f"{label}: there is no such directory, and fetching its"

@@ -218,7 +218,7 @@ def get(name: str, show: Show | None = None) -> Any:
       gym = importlib.import_module(f"{__name__}.gym")
     except ModuleNotFoundError as e:
       raise ValueError(
-          f"{e.name} is not installed: pip install 'rl_reason[{GYM}]'"
+          f"{e.name} is not installed: pip install 'rl_reason[reasoning-gym]'"
       ) from None
     return gym.Gym(rest, show)
   try:

@@ -56,7 +56,9 @@ def run(session: Session) -> Tree:
 
 def _imported(session: Session) -> Tree:
   """The parameters of config.model.path."""
-  source = hf.find(session.config.model.path)
+  name = session.config.model.path
+  revision = config_lib.revision(session.config, name)
+  source = hf.find(name, revision=revision)
   session.display.doing(f"reading {source.path}")
   params = hf.load(source, decoder.table(session.cfg), session.mesh)
   session.display.say(f"read {len(source.tensors)} tensors of {source.path}")
@@ -138,7 +140,12 @@ def _stream(session: Session, name: str):
     return demonstrations.batches(session.rows, name, c.sft.batch, mixture)
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = samples.read(
-      "sft.samples", c.sft.samples, session.tok, slots, session.display.say
+      "sft.samples",
+      c.sft.samples,
+      session.tok,
+      slots,
+      session.display.say,
+      revisions=config_lib.revisions(c),
   )
   seed = host_seed(c.seed, f"samples of {name}")
   return samples.iterate(parts, weights, seed, c.sft.batch)
