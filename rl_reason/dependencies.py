@@ -97,6 +97,7 @@ FREE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
+    "environment.executor",
     "environment.workers",
     "environment.timeout",
     "rollout.slots",

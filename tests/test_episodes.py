@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
 
+from rl_reason.data import tokenizer
 from rl_reason.environments import episodes
 from rl_reason.structs import RunError
+from rl_reason.tasks import threads
 
 
 class Delayed(Echo):
@@ -149,3 +151,83 @@ def test_rows_of_a_group_get_the_same_generator():
   seeds = [x.seed for x in found.made]
   assert all(len(set(seeds[n : n + 4])) == 1 for n in range(0, 16, 4))
   assert len(set(seeds)) == len(rows(16)) // 4
+
+
+class Foreign(Echo):
+  """Says what its tokenizer cannot spell."""
+
+  def say(self):
+    return "é" if self.seed % 2 else super().say()
+
+
+def test_text_that_cannot_be_encoded_costs_its_trajectory():
+  """Said with the character and the remedy; the others are as they would be."""
+  shown = []
+  run = environments(Foreign, show=shown.append)
+  run._proved = True
+  found = play(run, max_tokens=40)
+  failed_B = found.episodes.correct_B < 0
+  assert 0 < failed_B.sum() == found.episodes.failures < 16
+  (text,) = shown
+  assert "cannot encode 'é' in 'é': leave it out" in text
+  fine = play(environments(Echo), max_tokens=40).rollouts.tokens_BL
+  odd_B = np.array([x.seed % 2 for x in found.made], bool)
+  assert (failed_B <= odd_B).all()
+  np.testing.assert_array_equal(found.rollouts.tokens_BL[~odd_B], fine[~odd_B])
+
+
+def test_a_prompt_that_cannot_be_encoded_costs_its_group():
+  """Its place is taken by any prompt, so that the round goes on."""
+
+  class Odd(Echo):
+
+    def reset(self, row, rng):
+      super().reset(row, rng)
+      return "é" if row.prompt == "1" else None
+
+  shown = []
+  run = environments(Odd, show=shown.append)
+  run._proved = True
+  found = play(run, max_tokens=8)
+  assert found.episodes.failures == 4 and "cannot encode 'é'" in shown[0]
+  assert found.episodes.prompts == ["0", TOK.eos_token, "2", "3"]
+  assert tokenizer.encode(TOK, found.episodes.prompts)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_of_an_environment_is_a_failure_at_once(error):
+
+  class Leaves(Echo):
+
+    def step(self, response):
+      raise error("left")
+
+  began = time.monotonic()
+  with pytest.raises(RunError, match=f"(?s)all 16 .*{error.__name__}: left"):
+    play(environments(Leaves, seconds=60.0), max_tokens=200)
+  assert time.monotonic() - began < 30
+
+
+def test_calls_that_hang_are_bounded(monkeypatch):
+  """Threads that cannot be ended are counted; the run ends with a remedy."""
+  monkeypatch.setattr(threads, "MOST_HANGING", 5)
+  release = threading.Event()
+
+  class Hangs(Echo):
+
+    def step(self, response):
+      release.wait()
+      return super().step(response)
+
+  shown = []
+  run = environments(Hangs, seconds=0.05, workers=4, show=shown.append)
+  run._proved = True
+  before = threading.active_count()
+  with pytest.raises(RunError, match="set environment.executor = 'process'"):
+    play(run, count=32, max_tokens=40)
+  assert threading.active_count() - before <= 4 + 5
+  release.set()
+  while run._threads.hanging:  # one that ends is no longer counted
+    time.sleep(0.01)
+  calls = [run.call(lambda: 7) for _ in range(3)]
+  assert [x.result() for x in calls] == [7, 7, 7]

@@ -186,24 +186,32 @@ class Pool:
     worker.socket.close()
 
 
+def interpreter(code: str, descriptor: int) -> subprocess.Popen:
+  """A fresh interpreter, which runs code and searches modules where we do.
+
+  Args:
+    code: Python.
+    descriptor: of a file or socket that the process inherits.
+  """
+  return subprocess.Popen(
+      [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+      pass_fds=[descriptor],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      start_new_session=True,
+  )
+
+
 class _Worker:
   """A process and the socket to it."""
 
   def __init__(self, start: str):
     self.socket, theirs = socket.socketpair()
-    # The child searches modules where this process does.
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}\n"
+    self.process = interpreter(
         f"from {__name__} import serve\n"
-        f"serve({theirs.fileno()}, {os.getpid()}, {start!r})"
-    )
-    self.process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        f"serve({theirs.fileno()}, {os.getpid()}, {start!r})",
+        theirs.fileno(),
     )
     theirs.close()
     self.asked = 0
