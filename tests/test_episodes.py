@@ -1,8 +1,11 @@
 """Trajectories in environments: exact ids, failures, independence of delays."""
 
+import concurrent.futures
+import json
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
@@ -231,3 +234,67 @@ def test_calls_that_hang_are_bounded(monkeypatch):
     time.sleep(0.01)
   calls = [run.call(lambda: 7) for _ in range(3)]
   assert [x.result() for x in calls] == [7, 7, 7]
+
+
+class Hosts:
+  """Stands for `scale.hosts`: each thread is a process of a run."""
+
+  def __init__(self, count):
+    self.index, self._values = threading.local(), [None] * count
+    self._count, self._barrier = count, threading.Barrier(count, timeout=60)
+
+  def own(self, ids):
+    return np.asarray(ids) % self._count == self.index.value
+
+  def everyones(self, value):
+    self._values[self.index.value] = json.dumps(value)
+    self._barrier.wait()
+    found = [json.loads(x) for x in self._values]
+    self._barrier.wait()  # before the next values
+    return found
+
+
+def test_hosts_play_their_own_rows_and_end_where_one_does(monkeypatch):
+  """Each asks the environments of its prompts; all have all trajectories."""
+
+  class Mixed(Echo):
+    """Fails in the rows of one prompt, and of another in reset."""
+
+    def reset(self, row, rng):
+      super().reset(row, rng)
+      if row.prompt == "2":
+        raise KeyError("no game 2")
+
+    def step(self, response):
+      if self.row.prompt == "1":
+        raise KeyError("no turn of 1")
+      return super().step(response)
+
+  def played(index):
+    hosts.index.value = index
+    run = environments(Mixed, show=lambda _: None, slots=8)
+    run._proved = True
+    return play(run, max_tokens=80)
+
+  found = []
+  for count in (1, 2, 3):
+    hosts = Hosts(count)
+    monkeypatch.setattr(episodes, "hosts", hosts)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+      found.append(list(pool.map(played, range(count))))
+  (alone,) = found[0]
+  for each in found[1:]:
+    made = [{int(x.row.prompt) for x in one.made} for one in each]
+    assert sorted(x for one in made for x in one) == [0, 1, 2, 3]
+    assert all(n % len(each) == i for i, one in enumerate(made) for n in one)
+    for one in each:
+      parts = [
+          (x.rollouts, x.episodes.turns(), x.episodes.correct_B)
+          for x in (one, alone)
+      ]
+      jax.tree.map(np.testing.assert_array_equal, *parts)
+      assert one.episodes.prompts == alone.episodes.prompts
+      assert one.episodes.texts == alone.episodes.texts
+      failed = {b: x.reason for b, x in alone.episodes._failed.items()}
+      assert {b: x.reason for b, x in one.episodes._failed.items()} == failed
+  assert alone.episodes.failures >= 5 and alone.episodes.summary_B2[:, 1].any()

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rl_reason.verifiers import processes, workers
+
 MOST_HANGING = 100  # calls that were late and have not ended since
 
 
@@ -30,16 +32,16 @@ class Threads:
   """Calls functions in threads, some at a time, each for a limited time.
 
   Args:
-    workers: calls at a time.
+    at_a_time: calls; besides some whose programs sleep in a sandbox.
     seconds: time-out of a call.
 
   Attributes:
     hanging: number of calls that were late and have not ended since.
   """
 
-  def __init__(self, workers: int, seconds: float):
-    self._free, self._seconds = asyncio.Semaphore(workers), seconds
-    self.hanging = 0
+  def __init__(self, at_a_time: int, seconds: float):
+    self._free, self._seconds = asyncio.Semaphore(at_a_time), seconds
+    self.hanging = self._asleep = 0
 
   @property
   def full(self) -> bool:
@@ -52,15 +54,31 @@ class Threads:
     Raises:
       TimeoutError: it took too long, or is not called at all (see `full`).
     """
-    async with self._free:
+    await self._free.acquire()
+    lent: bool | None = False  # to another call; None: this one is over
+
+    def lend():
+      nonlocal lent
+      if lent is False and self._asleep < workers.ASLEEP:
+        lent = True
+        self._asleep += 1
+        self._free.release()
+
+    try:
       if self.full:
         raise TimeoutError
-      future = _in_thread(function, *args)
+      future = _in_thread(lend, function, *args)
       await asyncio.wait([future], timeout=self._seconds)
       if not future.done():
         self.hanging += 1
         future.add_done_callback(self._ended)
         raise TimeoutError
+    finally:
+      if lent:
+        self._asleep -= 1
+      else:
+        self._free.release()
+      lent = None
     value, error = future.result()
     if error is None:
       return value
@@ -73,13 +91,16 @@ class Threads:
     self.hanging -= 1
 
 
-def _in_thread(function: Callable, *args) -> asyncio.Future:
+def _in_thread(
+    on_sleep: Callable[[], None], function: Callable, *args
+) -> asyncio.Future:
   """(value, error) of a function, in a thread that does not delay the exit."""
   loop = asyncio.get_running_loop()
   future = loop.create_future()
 
   def target():
     value = error = None
+    processes.on_sleep.set(lambda: loop.call_soon_threadsafe(on_sleep))
     try:
       value = function(*args)
     except BaseException as e:
