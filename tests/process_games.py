@@ -8,6 +8,8 @@ import time
 
 import numpy as np
 
+from rl_reason.environments import tools
+
 
 class Counts:
   """Ends after some turns of its own; says how long the response was."""
@@ -58,3 +60,20 @@ class Faulty(Counts):
       case "recurses":
         self.step(response)
     return super().step(response)
+
+
+class Shop(tools.Tools):
+  """Tools that answer, raise and exit."""
+
+  def price(self, item: str) -> float:
+    """The price of an item.
+
+    Args:
+      item: its name.
+    """
+    if item == "exit":
+      sys.exit(f"no {item}")
+    return dict(tea=2.5)[item]
+
+  def score(self, response):
+    return float(self.row.answer in response)

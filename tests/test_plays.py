@@ -14,8 +14,10 @@ from tiny_episodes import TOK, environments, play
 
 from rl_reason import checks
 from rl_reason.config import ConfigError
+from rl_reason.environments import plays
 from rl_reason.environments.episodes import Environments
 from rl_reason.structs import RunError
+from rl_reason.tasks import Row
 
 
 def in_processes(make, **options):
@@ -35,6 +37,33 @@ def test_processes_play_as_threads_do(make):
   np.testing.assert_array_equal(one.correct_B, two.correct_B)
   np.testing.assert_array_equal(one.summary_B2, two.summary_B2)
   assert one.failures == two.failures == 0
+
+
+CALL = '<tool_call>{"name": "price", "arguments": {"item": "%s"}}</tool_call>'
+
+
+def test_tools_in_a_process_and_in_a_thread():
+  """The same messages; a tool that exits is an error that the policy reads."""
+  parent = plays.Parent("process_games:Shop", process_games.Shop, 20.0)
+  both = plays.Play(process_games.Shop), plays.PlayInProcess(parent)
+  row = Row("tea?", "2.5", columns=dict(a=[1]))
+  found = [
+      (
+          [tool.__name__ for tool in x.offered],
+          x.reset(row, (0, 1)),
+          *(x.step(CALL % item) for item in ("tea", "ink", "exit")),
+          x.step("2.5"),
+      )
+      for x in both
+  ]
+  assert found[0] == found[1]
+  names, prompt, tea, ink, exits, last = found[0]
+  assert names == ["price"] and prompt == [dict(role="user", content="tea?")]
+  assert tea.observation == [dict(role="tool", content="2.5")]
+  assert "error: KeyError: 'ink'" in ink.observation[0]["content"]
+  assert "error: SystemExit: no exit" in exits.observation[0]["content"]
+  assert last == ("", 1.0, True, True)
+  parent.close()
 
 
 def ended(pid: int) -> bool:
