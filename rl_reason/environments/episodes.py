@@ -61,7 +61,7 @@ class Environments:
   """Makes the environments of a run, and calls them.
 
   Args:
-    name: of the environment, for messages.
+    name: of the environment, as in the config.
     make: -> a new environment.
     tok: the tokenizer.
     ends: ids of tokens that end a turn.
@@ -417,7 +417,7 @@ class Episodes:
     self.texts = tokenizer.decode(
         self._run.tok, _responses(rollouts), rollouts.lengths_B
     )
-    for play in self._plays.values():
+    for play in list(self._plays.values()):  # one may be late in its thread
       play.close()
     self._note()
 
