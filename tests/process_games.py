@@ -25,7 +25,7 @@ class Counts:
 
 
 class Messages(Counts):
-  """Its values are not those of Python's own types."""
+  """Its values have the types of NumPy."""
 
   def step(self, response):
     said, reward, over = super().step(response)

@@ -46,7 +46,7 @@ def rendered(observation, ended=END, **options):
 
 
 def test_a_text_from_outside_has_no_special_tokens():
-  """Whatever it contains; the text itself stays as it was."""
+  """The text itself stays as it was."""
   observer = observations.Observer(TOK)
   ids = observer.answer(ATTACK, [], chat=False, ended="")
   assert not MARKS.intersection(ids) and TOK.decode(ids) == ATTACK
@@ -74,7 +74,7 @@ def test_a_tool_cannot_close_its_turn():
 
 
 def test_demonstrations_read_what_trajectories_do():
-  """SFT's observations are encoded as those of RL."""
+  """SFT encodes observations as RL does."""
   pairs = [("1", ["a", ATTACK, "b"])]
   observe = observations.Observer(TOK).text
   tokens_BL, start_B, mask_BT = demonstrations.pack(TOK, pairs, 4, 400, observe)

@@ -54,7 +54,7 @@ HONEST = "import time\ndef f(x):\n  time.sleep({})\n  return x"
 
 
 def test_a_verdict_depends_on_no_other_program():
-  """Whatever the order, and as for the program alone."""
+  """In any order, and as for the program alone."""
   programs = [SLEEPER, *map(HONEST.format, (0.6, 1.4))]
   wanted = [False, True, True]
   items = [("rl_reason.verifiers.code", x, ASKED, 0.0) for x in programs]

@@ -23,7 +23,7 @@ class Observer:
   Args:
     tok: the tokenizer.
     special_tokens: whether the text of an observation may become special
-      tokens, as that of the chat template does.
+      tokens, as the text of the chat template does.
   """
 
   def __init__(self, tok: Any, *, special_tokens: bool = False):

@@ -223,7 +223,7 @@ class Parent:
 
 
 def _die_with(parent: int) -> None:
-  """Ties the life of this process to that of its parent."""
+  """Ends this process when its parent ends."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
   if os.getppid() != parent:

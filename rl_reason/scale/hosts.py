@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other besides arrays of the device."""
+"""What the processes of a run tell each other, apart from arrays of devices."""
 
 import json
 from collections.abc import Sequence

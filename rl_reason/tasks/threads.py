@@ -32,7 +32,7 @@ class Threads:
   """Calls functions in threads, some at a time, each for a limited time.
 
   Args:
-    at_a_time: calls; besides some whose programs sleep in a sandbox.
+    at_a_time: calls; calls whose programs sleep in a sandbox do not count.
     seconds: time-out of a call.
 
   Attributes:
@@ -45,7 +45,7 @@ class Threads:
 
   @property
   def full(self) -> bool:
-    """Whether so many calls hang that nothing more is called."""
+    """Whether MOST_HANGING calls hang, and nothing more is called."""
     return self.hanging >= MOST_HANGING
 
   async def call(self, function: Callable, *args) -> Any:
@@ -84,7 +84,7 @@ class Threads:
       return value
     if isinstance(error, Exception):
       raise error
-    # An exit of the user's code is not that of the run.
+    # An exit of the user's code does not end the run.
     raise RuntimeError(f"raised {type(error).__name__}") from error
 
   def _ended(self, _) -> None:

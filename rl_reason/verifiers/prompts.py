@@ -39,7 +39,7 @@ def module(prompt: str) -> str:
 
 
 def continued(prompt: str, program: str) -> str:
-  """The prompt with a program behind it; as it is where nothing compiles."""
+  """The prompt and then a program, joined so that they compile if they can."""
   sources = [
       start + between + program
       for start in _starts(prompt)

@@ -70,9 +70,9 @@ class Limits(NamedTuple):
     cpu: seconds of CPU time, of all threads; an integer.
     wall: seconds of wall clock, where the next limit cannot be observed.
     idle: seconds of sleep beyond `processes.PAYS` times the CPU time; in all
-      `processes.IN_ALL` times as many. The limit is that of each program alone:
-      a batch of programs that sleep takes little time because many of them
-      sleep at a time (`processes.on_sleep`).
+      `processes.IN_ALL` times as many. Each program has the limit for itself: a
+      batch of programs that sleep takes little time because many of them sleep
+      at a time (`processes.on_sleep`).
     memory: bytes of address space.
     threads: at once.
     files: open at once.

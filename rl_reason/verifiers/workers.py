@@ -35,8 +35,8 @@ from rl_reason.verifiers import processes
 
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
 NAP = 2.0  # seconds without any CPU time that each item may take
-# Items whose programs may sleep at a time, beside those of the workers: they
-# take no processor, and else a batch of them would take as long as their sum.
+# Items whose programs may sleep at a time, in addition to `workers`: they take
+# no processor, and a batch of them would else take as long as their sum.
 ASLEEP = 32
 
 
@@ -78,8 +78,8 @@ class Pool:
     Args:
       function_path: 'package.module:function', applied as function(*item).
         Arguments and results must fit into JSON.
-      workers: items at a time, each in a process; besides up to ASLEEP whose
-        programs sleep (`processes.on_sleep`).
+      workers: items at a time, each in a process; in addition up to ASLEEP
+        whose programs sleep (`processes.on_sleep`).
       seconds: CPU time of one item, late imports of the function included; and
         the longest wait without any CPU time, if that is more than NAP.
       wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.

@@ -83,11 +83,11 @@ def free_port():
     return s.getsockname()[1]
 
 
-def start_two(workdir, *flags, second=(), **options):
+def start_two(workdir, *flags, second=()):
   port = free_port()
   flags += ("--distributed", f"--coordinator=localhost:{port}", "--processes=2")
   return [
-      start(workdir, 4, *flags, f"--process={i}", prefix=prefix, **options)
+      start(workdir, 4, *flags, f"--process={i}", prefix=prefix)
       for i, prefix in enumerate([(), second])
   ]
 
@@ -177,7 +177,8 @@ def test_two_processes_play_as_one_does(tmp_path, executor, monkeypatch):
       f"--config={ROOT}/configs/guess.py:smoke",
       "--config.environment.name=my_game:Game",  # the task demonstrates
       f"--config.environment.executor={executor}",
-      *(x for x in FLAGS[1:] if "functions" not in x),
+      *(x for x in FLAGS[1:] if "functions" not in x and "mesh" not in x),
+      "--config.mesh.data=2",  # a device in each process
   )
   asked = {}
 
@@ -189,7 +190,7 @@ def test_two_processes_play_as_one_does(tmp_path, executor, monkeypatch):
     for i in range(count):
       monkeypatch.setenv("PLAYER", f"{tmp_path}/asked-{count}-{i}")
       flags = (*several, f"--process={i}") if count > 1 else ()
-      out.append(start(workdir, 8 // count, *flags, usual=usual))
+      out.append(start(workdir, 2 // count, *flags, usual=usual))
     for process in out:
       end(process)
     for i in range(count):

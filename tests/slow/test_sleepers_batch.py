@@ -64,7 +64,7 @@ def test_a_batch_of_programs_that_sleep():
 
 
 def test_a_batch_of_programs_that_work_and_sleep():
-  """Beside programs that need as much CPU time as one of them gets."""
+  """The control needs as much CPU time as one of them gets."""
   control = seconds(COMPUTES.format(2.0), BATCH // 4)
   found = seconds(WORKS_AND_SLEEPS, BATCH // 4)
   print(f"\n{BATCH // 4} programs: {found:.1f} s, control {control:.1f} s")
@@ -72,7 +72,7 @@ def test_a_batch_of_programs_that_work_and_sleep():
 
 
 def test_verdicts_of_a_batch_are_those_of_each_program_alone():
-  """Honest programs that sleep up to 1.5 s among those that do for ever."""
+  """Honest programs sleep up to 1.5 s, others for ever."""
   programs = [
       f"import time\ndef f(x):\n  time.sleep({sleep})\n  return x"
       for sleep in (0.0, 0.3, 0.6, 0.9, 1.2, 1.5, 1000, 2000)
