@@ -247,15 +247,16 @@ def serve(descriptor: int, parent: int, name: str) -> None:
     control.sendall(json.dumps(functions.one_line(e)).encode() + b"\n")
     return
   living: dict[int, int] = {}  # number -> process id
+  numbers: dict[int, int] = {}  # process id -> number
   me = os.getpid()
   while True:
     message, received, *_ = socket.recv_fds(control, 1 + _NUMBER, 1)
     if not message:
       return
     # Only what has not been waited for is signalled: its id is no other's.
-    for number, pid in list(living.items()):
-      if os.waitpid(pid, os.WNOHANG)[0]:
-        del living[number]
+    with contextlib.suppress(ChildProcessError):  # there are none
+      while pid := os.waitpid(-1, os.WNOHANG)[0]:
+        del living[numbers.pop(pid)]
     number = int.from_bytes(message[1:], "big")
     if message[:1] == _END and number in living:
       for kill in (os.killpg, os.kill):
@@ -267,7 +268,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
         if not pid:
           control.close()
           _play(fd, me, make)
-        living[number] = pid
+        living[number], numbers[pid] = pid, number
       os.close(fd)
 
 

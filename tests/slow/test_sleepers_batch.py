@@ -60,7 +60,8 @@ def test_a_batch_of_programs_that_sleep():
   for name, program in SLEEPERS.items():
     found = seconds(program)
     print(f"\n{BATCH} programs: {name}: {found:.1f} s, control {control:.1f} s")
-    assert found < max(30, control + 15), name
+    # One after the other, four at a time, they would sleep for 128 s.
+    assert found < control + 45, name
 
 
 def test_a_batch_of_programs_that_work_and_sleep():
