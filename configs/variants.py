@@ -67,6 +67,8 @@ def add(c) -> None:
       name="",  # my_module:Class; '' is the task, if it has a method step
       max_turns=number(16, low=1),  # of a trajectory
       stop_strings=(),  # texts that end a turn, as EOS does
+      special_tokens=False,  # whether observations may contain them
+      executor=choice("thread", "process"),  # process: one a trajectory
       workers=number(8, low=1),  # calls at a time
       timeout=number(60.0, low=1e-3),  # seconds of one call
   )

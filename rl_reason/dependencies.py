@@ -98,6 +98,7 @@ FREE = (
     "reward.workers",
     "reward.executor",
     "reward.timeout",
+    "environment.executor",
     "environment.workers",
     "environment.timeout",
     "rollout.slots",

@@ -124,11 +124,6 @@ def open_session(
   show = _shower(display)
   task = tasks.get(config.task.name, show)
   environment = environments.find(config.environment.name, task)
-  if environment and jax.process_count() > 1:
-    raise config_lib.ConfigError(
-        f"environment.name = {config.environment.name!r}: environments run in"
-        " one process; train on the devices of one machine"
-    )
   r = config.reward
   task = task.in_workers(r.workers, r.seconds, show)
 
@@ -222,8 +217,10 @@ def open_session(
           max_turns=e.max_turns,
           slots=config.rollout.slots,
           shards=sharding.num_shards(mesh, "batch"),
+          executor=e.executor,
           workers=e.workers,
           seconds=e.timeout,
+          special_tokens=e.special_tokens,
           show=display.say,
       )
       if environment

@@ -1,5 +1,6 @@
 """The environments of the package, their demonstrations, and the config."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -131,13 +132,9 @@ def test_tools_are_offered_called_and_answered():
   texts = [x["content"] for x in said]
   assert texts[:2] == ["2.5", "error: KeyError: 'ink'"]
   assert texts[2].startswith("error: JSONDecodeError")
-  after = dict(tools=offered, chat=True)
-  assert tools.observation_text(tok, said[:1], has_eos=True, **after) == (
-      "<tool>2.5<eos><assistant>"
-  )
-  assert tools.observation_text(tok, "go on", has_eos=False, **after) == (
-      "<eos><user>go on<eos><assistant>"
-  )
+  after = functools.partial(tools.observation_text, tok, tools=offered)
+  assert after(said[:1], ended="<eos>") == "<tool>2.5<eos><assistant>"
+  assert after("go on", ended="") == "<eos><user>go on<eos><assistant>"
   assert shop.step("2.5")[1:] == (1.0, True)
 
 

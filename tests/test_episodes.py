@@ -1,14 +1,19 @@
 """Trajectories in environments: exact ids, failures, independence of delays."""
 
+import concurrent.futures
+import json
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
 
+from rl_reason.data import tokenizer
 from rl_reason.environments import episodes
 from rl_reason.structs import RunError
+from rl_reason.tasks import threads
 
 
 class Delayed(Echo):
@@ -149,3 +154,147 @@ def test_rows_of_a_group_get_the_same_generator():
   seeds = [x.seed for x in found.made]
   assert all(len(set(seeds[n : n + 4])) == 1 for n in range(0, 16, 4))
   assert len(set(seeds)) == len(rows(16)) // 4
+
+
+class Foreign(Echo):
+  """Says what its tokenizer cannot spell."""
+
+  def say(self):
+    return "é" if self.seed % 2 else super().say()
+
+
+def test_text_that_cannot_be_encoded_costs_its_trajectory():
+  """Said with the character and the remedy; the others are as they would be."""
+  shown = []
+  run = environments(Foreign, show=shown.append)
+  run._proved = True
+  found = play(run, max_tokens=40)
+  failed_B = found.episodes.correct_B < 0
+  assert 0 < failed_B.sum() == found.episodes.failures < 16
+  (text,) = shown
+  assert "cannot encode 'é' in 'é': leave it out" in text
+  fine = play(environments(Echo), max_tokens=40).rollouts.tokens_BL
+  odd_B = np.array([x.seed % 2 for x in found.made], bool)
+  assert (failed_B <= odd_B).all()
+  np.testing.assert_array_equal(found.rollouts.tokens_BL[~odd_B], fine[~odd_B])
+
+
+def test_a_prompt_that_cannot_be_encoded_costs_its_group():
+  """Its place is taken by any prompt, so that the round goes on."""
+
+  class Odd(Echo):
+
+    def reset(self, row, rng):
+      super().reset(row, rng)
+      return "é" if row.prompt == "1" else None
+
+  shown = []
+  run = environments(Odd, show=shown.append)
+  run._proved = True
+  found = play(run, max_tokens=8)
+  assert found.episodes.failures == 4 and "cannot encode 'é'" in shown[0]
+  assert found.episodes.prompts == ["0", TOK.eos_token, "2", "3"]
+  assert tokenizer.encode(TOK, found.episodes.prompts)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_of_an_environment_is_a_failure_at_once(error):
+
+  class Leaves(Echo):
+
+    def step(self, response):
+      raise error("left")
+
+  began = time.monotonic()
+  with pytest.raises(RunError, match=f"(?s)all 16 .*{error.__name__}: left"):
+    play(environments(Leaves, seconds=60.0), max_tokens=200)
+  assert time.monotonic() - began < 30
+
+
+def test_calls_that_hang_are_bounded(monkeypatch):
+  """Threads that cannot be ended are counted; the run ends with a remedy."""
+  monkeypatch.setattr(threads, "MOST_HANGING", 5)
+  release = threading.Event()
+
+  class Hangs(Echo):
+
+    def step(self, response):
+      release.wait()
+      return super().step(response)
+
+  shown = []
+  run = environments(Hangs, seconds=0.05, workers=4, show=shown.append)
+  run._proved = True
+  before = threading.active_count()
+  with pytest.raises(RunError, match="set environment.executor = 'process'"):
+    play(run, count=32, max_tokens=40)
+  assert threading.active_count() - before <= 4 + 5
+  release.set()
+  while run._threads.hanging:  # one that ends is no longer counted
+    time.sleep(0.01)
+  calls = [run.call(lambda: 7) for _ in range(3)]
+  assert [x.result() for x in calls] == [7, 7, 7]
+
+
+class Hosts:
+  """Stands for `scale.hosts`: each thread is a process of a run."""
+
+  def __init__(self, count):
+    self.index, self._values = threading.local(), [None] * count
+    self._count, self._barrier = count, threading.Barrier(count, timeout=60)
+
+  def own(self, ids):
+    return np.asarray(ids) % self._count == self.index.value
+
+  def everyones(self, value):
+    self._values[self.index.value] = json.dumps(value)
+    self._barrier.wait()
+    found = [json.loads(x) for x in self._values]
+    self._barrier.wait()  # before the next values
+    return found
+
+
+def test_hosts_play_their_own_rows_and_end_where_one_does(monkeypatch):
+  """Each asks the environments of its prompts; all have all trajectories."""
+
+  class Mixed(Echo):
+    """Fails in the rows of one prompt, and of another in reset."""
+
+    def reset(self, row, rng):
+      super().reset(row, rng)
+      if row.prompt == "2":
+        raise KeyError("no game 2")
+
+    def step(self, response):
+      if self.row.prompt == "1":
+        raise KeyError("no turn of 1")
+      return super().step(response)
+
+  def played(index):
+    hosts.index.value = index
+    run = environments(Mixed, show=lambda _: None, slots=8)
+    run._proved = True
+    return play(run, max_tokens=80)
+
+  found = []
+  for count in (1, 2, 3):
+    hosts = Hosts(count)
+    monkeypatch.setattr(episodes, "hosts", hosts)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+      found.append(list(pool.map(played, range(count))))
+  (alone,) = found[0]
+  for each in found[1:]:
+    made = [{int(x.row.prompt) for x in one.made} for one in each]
+    assert sorted(x for one in made for x in one) == [0, 1, 2, 3]
+    assert all(n % len(each) == i for i, one in enumerate(made) for n in one)
+    for one in each:
+      parts = [
+          (x.rollouts, x.episodes.turns(), x.episodes.correct_B)
+          for x in (one, alone)
+      ]
+      jax.tree.map(np.testing.assert_array_equal, *parts)
+      assert one.episodes.prompts == alone.episodes.prompts
+      assert one.episodes.texts == alone.episodes.texts
+      failed = {b: x.reason for b, x in alone.episodes._failed.items()}
+      assert {b: x.reason for b, x in one.episodes._failed.items()} == failed
+  assert alone.episodes.failures >= 5 and alone.episodes.summary_B2[:, 1].any()

@@ -20,7 +20,7 @@ LAYERS = [line.split() for line in """
     tasks rollout
     environments
     data
-    environments.episodes
+    environments.episodes environments.observations
     combinations checkpointing.run_directory
     models.rules rounds.rules unread
     checks hf evaluation.statistics evaluation.reward_runner

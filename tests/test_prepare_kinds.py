@@ -21,6 +21,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 
 from rl_reason import verifiers
 from rl_reason.data import prepare, screening
+from rl_reason.verifiers import sandbox
 
 
 def test_prompts_without_reference_answers(make, tmp_path):
@@ -142,3 +143,28 @@ def test_math_and_code_in_one_run(make, tmp_path):
   assert code.response == "```python\ndef f(x):\n  return x + 1\n```"
   assert human.prompt.startswith("Solve this task in Python.")
   assert [x.kind for x in (math, code, human)] == ["math", "code", "code"]
+
+
+def test_solutions_that_fail_their_own_tests_are_said(make, tmp_path):
+  """They stay: the tests may be right, and the solution wrong."""
+  try:
+    sandbox.tier()
+  except RuntimeError as e:
+    pytest.skip(str(e))
+  problems = [
+      dict(text=f"Add {n}.", code=f"def f(x): return x + {n}", test_list=[test])
+      for n, test in enumerate(["assert f(1) == 1", "assert f(1) == 3"])
+  ]
+  c = make(FIVE[:1], template="math=qwen_boxed,code=code")
+  c.data.train += ",mbpp:train@" + write(tmp_path / "mbpp.jsonl", problems)
+  said = []
+  screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
+    c.rollout.max_tokens = 80
+    place = prepare.run(c, tmp_path, screen, threading.Event())
+  (warning,) = [x for x in said if "do not pass their own tests" in x]
+  assert warning.startswith("warning: 1 of the first 2 solutions of mbpp:train")
+  assert "as in mbpp.jsonl:2: no response may; correct these rows" in warning
+  assert len(rows(place)) == 3
+  assert "mbpp.jsonl:2 does not pass" in (place / "data.md").read_text()

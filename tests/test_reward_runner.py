@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from rl_reason.evaluation.reward_runner import RewardRound, RewardRunner
 from rl_reason.structs import Rollouts, RunError
-from rl_reason.tasks import Row, reward_terms
+from rl_reason.tasks import Row, reward_terms, threads
 
 LENGTH = 8
 TURNS = [{"role": "user", "content": "1+1"}]
@@ -95,6 +95,12 @@ def no_list(batch):
 
 async def late(batch):
   raise ValueError("asynchronous")
+
+def exits(batch):
+  raise SystemExit("left")
+
+async def interrupts(response, row):
+  raise KeyboardInterrupt("left")
 
 def waits(batch):
   CALLS.append(threading.get_ident())
@@ -254,7 +260,10 @@ FIRST = [
     ("none", "None, which is no finite number"),
     ("short", r"\[1.0\] for 2 responses"),
     ("no_list", "1.0 for 2 responses"),
+    ("exits", "SystemExit: left"),
+    ("interrupts", "KeyboardInterrupt: left"),
 ]
+TRACED = "raises", "late", "missing", "exits", "interrupts"
 
 
 @pytest.mark.parametrize("name, words", FIRST)
@@ -262,12 +271,26 @@ def test_a_failure_in_the_first_batch_stops(mine, name, words):
   start = f"(?s)^the reward function {mine.__name__}:{name} failed on its first"
   with pytest.raises(RunError, match=f"{start} batch.*{words}") as e:
     Run(mine, name).scores()
-  assert ("line" in str(e.value)) == (name in ("raises", "late", "missing"))
+  assert ("line" in str(e.value)) == (name in TRACED)
 
 
 def test_calls_that_are_all_too_late_stop_the_first_batch(mine):
   with pytest.raises(RunError, match="took longer than reward.timeout = 0.1"):
     Run(mine, "waits", seconds=0.1).scores()
+
+
+def test_calls_that_hang_in_threads_end_the_run(mine, monkeypatch):
+  """Counted until they end; the error names the remedy."""
+  monkeypatch.setattr(threads, "MOST_HANGING", 5)
+  run = Run(mine, "hangs_on_fours", seconds=0.1)
+  for _ in range(4):
+    assert run.scores()[1] == 2
+  with pytest.raises(RunError, match="5 calls .* reward.executor = 'process'"):
+    run.scores()
+  mine.GO.set()
+  while run.runner._threads.hanging:
+    time.sleep(0.01)
+  assert run.scores()[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from rl_reason.verifiers import code, sandbox
 
 ROOT = pathlib.Path(__file__).parents[1]
 LIMITS = sandbox.Limits(cpu=2, wall=20.0)
+BWRAP = shutil.which("bwrap")
 PROBLEMS = {name: sandbox.probe(name) for name in sandbox.TIERS}
 CONTAINED = [
     pytest.param(
@@ -409,3 +411,22 @@ def test_no_descriptor_is_left(tier):
   code.grade("print(1)", code.Streams((("", "1"),)), tier=tier)
   assert sorted(os.listdir("/proc/self/fd")) == before
   assert threading.active_count() == threads
+
+
+def test_bubblewrap_is_found_where_path_says(tmp_path, monkeypatch):
+  """The process has no PATH; what cannot be started is no tier."""
+  wrap = tmp_path / "bwrap"
+  wrap.write_text(f"#!/bin/sh\necho here > {tmp_path}/asked\nexit 1\n")
+  wrap.chmod(0o755)
+  monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+  assert sandbox.probe.__wrapped__("bubblewrap")  # it does not contain
+  assert (tmp_path / "asked").read_text() == "here\n"
+  wrap.write_text("no program")
+  assert "bwrap" in sandbox.probe.__wrapped__("bubblewrap")
+
+
+@pytest.mark.skipif(not BWRAP, reason="bwrap is not installed")
+def test_bubblewrap_works_from_another_folder(tmp_path, monkeypatch):
+  shutil.copy(BWRAP, tmp_path)
+  monkeypatch.setenv("PATH", str(tmp_path))
+  assert sandbox.probe.__wrapped__("bubblewrap") == PROBLEMS["bubblewrap"]

@@ -218,6 +218,47 @@ def test_prompts(text, correct):
   assert grade(text, UNDO).correct is correct
 
 
+BODY = "    y = x * x\n    return y\n"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *["def f(x):", "def f(x):\n", "def f(x: int) -> int:  # squares\n"],
+        *["def f(x)", "import math\ndef f(x):\n    # a comment\n"],
+    ],
+)
+def test_a_prompt_may_be_a_bare_signature(prompt):
+  """A body, or the whole function; with the names of the tests or without."""
+  for names in (["f"], []):
+    tests = "assert f(3) == 9 and f(-2) == 4"
+    reference = json.dumps(dict(tests=tests, names=names, prompt=prompt))
+    assert code.usable(reference)
+    whole = f"def f(x):\n{BODY}"
+    fenced = [f"```python\n{text}```" for text in (BODY, whole)]
+    for text in (BODY, whole, *fenced):
+      assert code.verify(text, reference), (text, names)
+    assert not code.verify(BODY.replace("*", "+"), reference)
+    assert not code.verify("", reference)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (dict(prompt="def f(x:\n"), "the prompt of the reference answer is no"),
+        (dict(tests="assert f("), "the tests of the reference answer: "),
+        (dict(tests=""), "holds no tests"),
+    ],
+)
+def test_a_reference_that_no_program_passes_is_said(fields, why):
+  """A failure of the verifier, which a run shows; preparation drops it."""
+  usual = dict(tests="assert f(1) == 1", names=["f"], prompt="")
+  reference = json.dumps(usual | fields)
+  assert not code.usable(reference)
+  with pytest.raises(ValueError, match=why):
+    code.verify("def f(x): return x", reference)
+
+
 def test_problems_that_test_nothing():
   for problem in (code.Calls(""), code.Streams(())):
     with pytest.raises(ValueError, match="without tests"):

@@ -44,7 +44,7 @@ def environments(make, **options):
   return Environments(make.__name__, make, TOK, **usual | options)
 
 
-def play(run, count=16, max_tokens=80, pauses=(), seed=0):
+def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
   """Plays `count` trajectories of random tokens.
 
   A token and its log-prob depend on row and position only, as in the sampler.
@@ -94,7 +94,7 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0):
   return types.SimpleNamespace(
       rollouts=rollouts,
       episodes=episodes,
-      made=episodes._environments,
+      made=made and [x.environment for x in episodes._plays.values()],
       drawn=drawn,
       waves=waves,
       tokens=sum(map(len, drawn.values())),

@@ -1,5 +1,7 @@
 """Responses to imitate (SFT), and pairs of them to compare (reward models)."""
 
+from collections.abc import Callable
+
 import grain
 import numpy as np
 
@@ -121,7 +123,13 @@ def _pairs(
   return mixed.map(lambda position: texts(sources[position[0]][position[1]]))
 
 
-def pack(tok, pairs, prompt_slots: int, response_slots: int):
+def pack(
+    tok,
+    pairs,
+    prompt_slots: int,
+    response_slots: int,
+    observe: Callable[[str], list[int]] | None = None,
+):
   """Prompts, padded on the left, and responses, padded on the right.
 
   Args:
@@ -131,6 +139,7 @@ def pack(tok, pairs, prompt_slots: int, response_slots: int):
       gets an EOS, and observations are no part of the mask.
     prompt_slots: P.
     response_slots: T; a longer response is truncated, and has no EOS then.
+    observe: encodes an observation; None: as turns are.
 
   Returns:
     tokens [B, P + T] int32, start [B] int32, mask [B, T] bool.
@@ -144,8 +153,10 @@ def pack(tok, pairs, prompt_slots: int, response_slots: int):
   encoded = iter(tokenizer.encode(tok, [text for x in parts for text in x]))
   for b, texts_of_row in enumerate(parts):
     row: list[int] = []
-    for number in range(len(texts_of_row)):
+    for number, text in enumerate(texts_of_row):
       part, is_turn = next(encoded), number % 2 == 0
+      if observe and not is_turn:
+        part = observe(text)
       mask_BT[b, len(row) : len(row) + len(part) + 1] = is_turn
       row += part + [tok.eos_token_id] * is_turn
     tokens_BT[b, : len(row)] = row[:response_slots]

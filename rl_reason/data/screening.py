@@ -128,6 +128,13 @@ class ReferenceChecker:
         example.answer,
     )
 
+  def run(self, example: Example) -> concurrent.futures.Future:
+    """Starts to run the solution of a problem of code against its tests."""
+    program = example.response or example.solution
+    item = (verifiers.path(example.kind), "verify", program, example.answer)
+    [pending] = self._pool.submit([item])
+    return pending
+
   def contradiction(self, example: Example, other: str) -> Fault | None:
     """The fault if the same question has another reference answer, too."""
     fault = Fault(CONTRADICTION, example.question)

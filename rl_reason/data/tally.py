@@ -25,6 +25,8 @@ class Tally:
   kept: int = 0
   references: int = 0  # answers that were checked
   verified: int = 0  # ... and can be verified
+  solutions: int = 0  # programs that were run against their own tests
+  failing: list[str] = dataclasses.field(default_factory=list)  # their places
   dropped: dict[str, int] = _counter()  # reason -> rows
   samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
   longest: dict[str, int] = _counter()  # reason -> tokens of the longest text
@@ -79,6 +81,12 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       if longest := t["longest"].get(reason):
         example = f"the longest has {longest:,} tokens"
       out.append(f"{count:,} {rows} dropped: {reason} ({example})")
+    if failing := t.get("failing"):
+      out.append(
+          f"warning: {len(failing)} of the first {t['solutions']} solutions of"
+          f" {t['source']} do not pass their own tests, as in {failing[0]}: no"
+          " response may; correct these rows, or leave them out"
+      )
     if learns and t["use"] == "train":
       for reason, count in t["undemonstrated"].items():
         out.append(f"{count:,} {rows} have no demonstration: {reason}")
@@ -104,6 +112,10 @@ def markdown(tallies: list[Tally]) -> str:
     for reason, count in sorted(t.dropped.items(), key=lambda x: -x[1]):
       lines += [f"- Dropped {count} rows: {reason}."]
       lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
+    lines += [
+        f"- The solution of {place} does not pass its own tests."
+        for place in t.failing
+    ]
     for reason, count in t.undemonstrated.items():
       lines += [f"- No demonstration in {count} rows that are kept: {reason}."]
   return "\n".join(lines) + "\n"

@@ -4,8 +4,10 @@ Tasks that generate their problems have a character tokenizer by default; any
 other one is a directory or hub id in `config.tokenizer`.
 """
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 # Only tokenizers are used; without this, transformers warns about torch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -97,8 +99,71 @@ def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
 
 
 def encode(tok, texts: list[str]) -> list[list[int]]:
-  """Token ids of each text, without special tokens added."""
-  return tok(texts, add_special_tokens=False)["input_ids"]
+  """Token ids of each text, without special tokens added.
+
+  Raises:
+    ConfigError: the tokenizer cannot spell one of them.
+  """
+  try:
+    return tok(texts, add_special_tokens=False)["input_ids"]
+  except Exception:  # of a tokenizer without an unknown token, a surrogate
+    for text in texts:
+      spell(lambda x: tok(x, add_special_tokens=False), text)
+    raise
+
+
+def plain(tok, markup: Iterable[str]) -> Callable[[str], list[int]]:
+  """Encodes a text in which no markup becomes a token of its own.
+
+  Args:
+    tok: the tokenizer.
+    markup: texts of added tokens, which are spelled as any other text is.
+
+  Returns:
+    a function of a text; it raises ConfigError as `encode` does.
+  """
+  backend = getattr(tok, "backend_tokenizer", None)
+  if backend is None:  # a tokenizer that is written in Python
+
+    def encoded(text):
+      options = dict(add_special_tokens=False, split_special_tokens=True)
+      return tok(text, **options)["input_ids"]
+
+  else:
+    backend = copy.deepcopy(backend)
+    backend.add_special_tokens(list(markup))
+    backend.encode_special_tokens = True
+
+    def encoded(text):
+      return backend.encode(text, add_special_tokens=False).ids
+
+  return lambda text: spell(encoded, text)
+
+
+def spell(encoded: Callable[[str], Any], text: str) -> Any:
+  """The value of `encoded(text)`, where `encoded` is one of a tokenizer.
+
+  Raises:
+    ConfigError: it fails; the error names the first character that it lacks.
+  """
+
+  def lacks(text: str) -> bool:
+    try:
+      encoded(text)
+    except Exception:  # tokenizers raise plain exceptions
+      return True
+    return False
+
+  try:
+    return encoded(text)
+  except Exception as e:
+    found = next(filter(lacks, text), "")
+    raise ConfigError(
+        f"tokenizer: cannot encode {found!r} in {text[:80]!r}: leave it out, or"
+        " choose a tokenizer that has a token for it"
+        if found
+        else f"tokenizer: cannot encode {text[:80]!r}: {one_line(e)}"
+    ) from None
 
 
 def decode(tok, tokens_BT, lengths_B) -> list[str]:

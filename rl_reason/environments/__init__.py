@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from rl_reason import functions, tasks
+from rl_reason.tasks import given
 
 Environment = Any  # an object with `reset` and `step`
 
@@ -75,6 +76,14 @@ def faults(c, environment: Any, inputs: Sequence[str]) -> Iterator[str]:
     if by_turn:
       yield f"advantage.name: {remedy}"
     return
+  if e.executor == "process" and (e.name or c.task.name).startswith(
+      given.LOCAL
+  ):
+    yield (
+        "environment.executor: another process cannot import"
+        f" {e.name or c.task.name}: put it into a module of its own, or set"
+        " 'thread'"
+    )
   if not all(isinstance(x, str) and x for x in e.stop_strings):
     yield "environment.stop_strings: must be texts, none of them empty"
   if c.rollout.partial_groups:

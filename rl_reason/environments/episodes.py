@@ -23,9 +23,12 @@ import numpy as np
 
 from rl_reason import tasks
 from rl_reason.data import tokenizer
-from rl_reason.environments import Environment, tools
+from rl_reason.environments import Environment, observations, plays, tools
+from rl_reason.scale import hosts
 from rl_reason.structs import Rollouts, RunError, Turns
 from rl_reason.tasks import Row, threads
+
+ENDS = 5.0  # seconds that the end of a process may take
 
 # (resumed=, kept=) -> all responses so far and which have ended, as of `stream`
 # in rollout/sampler.py, on the host.
@@ -36,13 +39,13 @@ class Answer(NamedTuple):
   """What an environment said to a turn.
 
   Attributes:
-    observation: what the policy reads next, rendered.
+    ids: of what the policy reads next.
     reward: of the turn.
     over: whether the trajectory ends.
     correct: whether it counts as correct, if it ends.
   """
 
-  observation: str
+  ids: list[int]
   reward: float
   over: bool
   correct: bool
@@ -55,10 +58,10 @@ class Failure(NamedTuple):
 
 
 class Environments:
-  """Makes the environments of a run, and calls them in threads.
+  """Makes the environments of a run, and calls them.
 
   Args:
-    name: of the environment, for messages.
+    name: of the environment, as in the config.
     make: -> a new environment.
     tok: the tokenizer.
     ends: ids of tokens that end a turn.
@@ -66,9 +69,16 @@ class Environments:
     max_turns: of a trajectory.
     slots: rows that decode at a time; 0: all.
     shards: of the rows.
+    executor: where they are called: 'thread', of this process, or 'process',
+      one for each trajectory.
     workers: calls at a time.
     seconds: time-out of a call.
+    special_tokens: whether the text of an observation may become special
+      tokens.
     show: writes the first failure to the screen.
+
+  Raises:
+    RunError: the environment cannot be imported in another process.
   """
 
   def __init__(
@@ -82,22 +92,37 @@ class Environments:
       max_turns: int,
       slots: int = 0,
       shards: int = 1,
+      executor: str = "thread",
       workers: int = 8,
       seconds: float = 60.0,
+      special_tokens: bool = False,
       show: tasks.Show | None = None,
   ):
-    self.name, self.make, self.tok = name, make, tok
+    self.name, self.tok = name, tok
     self.ends, self.stop_strings = frozenset(ends), tuple(stop_strings)
     self.max_turns, self.slots, self.shards = max_turns, slots, shards
+    self.observer = observations.Observer(tok, special_tokens=special_tokens)
+    self._parent: plays.Parent | None = None
+    self.begin: Callable[[], Any] = functools.partial(plays.Play, make)
+    if executor == "process":
+      try:
+        self._parent = plays.Parent(name, make, seconds)
+      except RuntimeError as e:
+        raise RunError(str(e)) from None
+      self.begin = functools.partial(plays.PlayInProcess, self._parent)
     self._seconds = seconds
     self._failures = tasks.Failures(f"the environment {name}", show)
     self._proved = False  # a first round went well
     self._loop = threads.event_loop()
-    self._free = asyncio.Semaphore(workers)
+    # A process that is late is ended within its call.
+    spare = ENDS if self._parent else 0.0
+    self._threads = threads.Threads(workers, seconds + spare)
 
   def close(self) -> None:
-    """Ends the thread that starts and times calls."""
+    """Ends the thread that starts and times calls, and the processes."""
     self._loop.call_soon_threadsafe(self._loop.stop)
+    if self._parent:
+      self._parent.close()
 
   def call(self, function: Callable, *args) -> concurrent.futures.Future:
     """Calls a function in a thread -> its value, or a `Failure`."""
@@ -105,27 +130,43 @@ class Environments:
     def guarded():
       try:
         return function(*args)
-      except Exception:  # the user's code may raise anything
+      except plays.Late:
+        raise TimeoutError from None
+      except BaseException:  # the user's code may raise anything
         return Failure(traceback.format_exc())
 
     async def timed():
-      async with self._free:
-        try:
-          return await asyncio.wait_for(
-              threads.in_thread(guarded), self._seconds
-          )
-        except TimeoutError:
-          limit = f"environment.timeout = {self._seconds:g} s"
-          return Failure(f"took longer than {limit}")
+      try:
+        return await self._threads.call(guarded)
+      except TimeoutError:
+        limit = f"environment.timeout = {self._seconds:g} s"
+        return Failure(f"took longer than {limit}{self._remedy}")
 
     return asyncio.run_coroutine_threadsafe(timed(), self._loop)
+
+  @property
+  def _remedy(self) -> str:
+    """What ends calls that hang, where nothing has ended them."""
+    return (
+        ""
+        if self._parent
+        else "; its thread cannot be ended: environment.executor = 'process'"
+        " runs environments in processes, which can"
+    )
 
   def note(self, failures: Sequence[Failure], responses: int) -> None:
     """Counts the failures of a round, and shows the first one.
 
     Raises:
-      RunError: all trajectories of the first round failed.
+      RunError: all trajectories of the first round failed, or too many calls
+        hang in threads.
     """
+    if self._threads.full:
+      raise RunError(
+          f"environment.executor = 'thread': {self._threads.hanging} calls of"
+          f" the environment {self.name} have not ended, and threads cannot be"
+          " ended: correct it, or set environment.executor = 'process'"
+      )
     if failures and len(failures) == responses and not self._proved:
       raise RunError(
           f"the environment {self.name} failed in all {responses} trajectories"
@@ -191,35 +232,32 @@ class Episodes:
   ):
     self._run = environments
     count = int(np.sum(sizes_N))
+    group_B = np.repeat(np.arange(len(rows)), sizes_N)
+    self._own_B = hosts.own(ids)[group_B]  # played by this process
     self.correct_B = np.zeros(count, np.float32)
     self.texts = [""] * count
     self._failed: dict[int, Failure] = {}  # by row
-    self._environments: list[Environment] = [None] * count
+    self._plays: dict[int, Any] = {}  # by row
     self._pending: dict[int, concurrent.futures.Future] = {}  # by row
     self._rollouts: Rollouts | None = None
     self._start_B = np.zeros(count, int)  # of the turn that is sampled
     self._turns_B = np.zeros(count, int)  # that have ended
+    self._asked_B = np.zeros(count, bool)  # the environment has the turn
     self._chat_B = np.zeros(count, bool)  # the prompt is a turn of a chat
 
-    def begin(n: int):
-      environment = environments.make()
-      rng = np.random.default_rng((seed, int(ids[n])))
-      prompt = environment.reset(rows[n], rng)
-      prompt = rows[n].prompt if prompt is None else prompt
+    def begin(b: int, n: int):
+      self._plays[b] = play = environments.begin()
+      prompt = play.reset(rows[n], (seed, int(ids[n])))
       is_chat = bool(rows[n].messages) or not isinstance(prompt, str)
-      offered = tools.tools_of(environment)
-      text = tools.prompt_text(environments.tok, prompt, offered)
-      return environment, text, is_chat
+      text = tools.prompt_text(environments.tok, prompt, play.offered)
+      tokenizer.encode(environments.tok, [text])  # fails here, not in a batch
+      return text, is_chat
 
-    group_B = np.repeat(np.arange(len(rows)), sizes_N).tolist()
-    started = [environments.call(begin, n) for n in group_B]
+    for b in np.flatnonzero(self._own_B).tolist():
+      self._pending[b] = environments.call(begin, b, int(group_B[b]))
     prompts: dict[int, str] = {}
-    for b, (n, future) in enumerate(zip(group_B, started, strict=True)):
-      found = future.result()
-      if isinstance(found, Failure):
-        self._failed[b] = found
-        continue
-      self._environments[b], prompt, self._chat_B[b] = found
+    for b, (prompt, is_chat) in self._received(tuple).items():
+      n, self._chat_B[b] = int(group_B[b]), is_chat
       if prompts.setdefault(n, prompt) != prompt:
         self._failed[b] = Failure(
             f"reset gave the prompts {prompts[n]!r} and {prompt!r} to one row;"
@@ -227,7 +265,31 @@ class Episodes:
         )
     if len(self._failed) == count:
       self._note()
-    self.prompts = [prompts.get(n, row.prompt) for n, row in enumerate(rows)]
+    # Where all have failed, any prompt will do: nothing is learned from it.
+    anything = environments.tok.eos_token
+    self.prompts = [prompts.get(n, anything) for n in range(len(rows))]
+
+  def _received(self, kind: Callable[[Any], Any]) -> dict[int, Any]:
+    """What the pending calls gave, of all processes; failures are noted.
+
+    Args:
+      kind: -> what was given, of its fields.
+
+    Returns:
+      by row, in their order; without the rows that failed.
+    """
+    found = {b: x.result() for b, x in self._pending.items()}
+    self._pending = {}
+    parts = hosts.everyones(
+        [[b, isinstance(x, Failure), list(x)] for b, x in found.items()]
+    )
+    out = {}
+    for b, failed, fields in sorted(x for part in parts for x in part):
+      if failed:
+        self._failed[b] = Failure(*fields)
+      else:
+        out[b] = kind(fields)
+    return out
 
   @property
   def failures(self) -> int:
@@ -242,7 +304,7 @@ class Episodes:
 
   def close(self) -> None:
     """Drops the environments."""
-    self._environments = []
+    self._plays = {}
 
   @property
   def summary_B2(self) -> np.ndarray:
@@ -314,45 +376,40 @@ class Episodes:
     self._numbers_BT[b, start:end] = self._turns_B[b] + 1
     (text,) = tokenizer.decode(self._run.tok, ids[None], [len(ids)])
     stops = any(stop in text for stop in self._run.stop_strings)
-    if b not in self._failed and (stops or int(ids[-1]) in self._run.ends):
+    ended = next((x for x in self._run.stop_strings if text.endswith(x)), "")
+    if is_end := int(ids[-1]) in self._run.ends:
+      ended = self._run.tok.convert_ids_to_tokens(int(ids[-1]))
+    if b not in self._failed and (stops or is_end):
       self._turns_B[b] += 1
-      render = functools.partial(
-          tools.observation_text,
-          self._run.tok,
-          chat=self._chat_B[b],
-          has_eos=int(ids[-1]) == self._run.tok.eos_token_id,
-      )
-      made = self._environments[b]
-      self._pending[b] = self._run.call(_answer, made, text, render)
+      self._asked_B[b] = True
+      if self._own_B[b]:
+        encode = functools.partial(
+            self._run.observer.answer, chat=self._chat_B[b], ended=ended
+        )
+        play = self._plays[b]
+        self._pending[b] = self._run.call(_answer, play, text, encode)
 
   def _answered(self, rollouts: Rollouts, live_B: np.ndarray) -> np.ndarray:
     """Appends what environments answered -> the trajectories that go on."""
-    live_B = live_B.copy()
     tokens_BT, lengths_B = _responses(rollouts), rollouts.lengths_B
-    observed: dict[int, str] = {}  # by row
-    for b in np.flatnonzero(live_B).tolist():
-      pauses = b not in self._pending  # or fails, or is at its limit
-      answer = None if pauses else self._pending.pop(b).result()
-      if isinstance(answer, Failure):
-        self._failed[b] = answer
-      elif answer is not None:
-        self._rewards_BT[b, lengths_B[b] - 1] = answer.reward
-        if answer.over:
-          self.correct_B[b] = answer.correct
-          rollouts.truncated_B[b] = False
-        elif self._turns_B[b] < self._run.max_turns:
-          observed[b] = answer.observation
-      # A turn whose last token completed no stop string goes on.
-      pauses &= lengths_B[b] < tokens_BT.shape[1] and b not in self._failed
-      live_B[b] = pauses or b in observed
-    # An observation that leaves no room for a turn ends the trajectory.
-    for b, text in observed.items():
-      (ids,) = tokenizer.encode(self._run.tok, [text])
-      start, end = lengths_B[b], lengths_B[b] + len(ids)
-      live_B[b] = end < tokens_BT.shape[1]
-      if live_B[b]:
-        tokens_BT[b, start:end] = ids
+    asked_B, self._asked_B = self._asked_B, np.zeros(len(live_B), bool)
+    answers = self._received(lambda fields: Answer(*fields))
+    # A turn whose last token completed no stop string goes on.
+    room_B = lengths_B < tokens_BT.shape[1]
+    failed_B = np.isin(np.arange(len(live_B)), list(self._failed))
+    live_B = live_B & ~asked_B & room_B & ~failed_B
+    for b, answer in answers.items():
+      self._rewards_BT[b, lengths_B[b] - 1] = answer.reward
+      if answer.over:
+        self.correct_B[b] = answer.correct
+        rollouts.truncated_B[b] = False
+        continue
+      # An observation that leaves no room for a turn ends the trajectory.
+      start, end = lengths_B[b], lengths_B[b] + len(answer.ids)
+      if self._turns_B[b] < self._run.max_turns and end < tokens_BT.shape[1]:
+        tokens_BT[b, start:end] = answer.ids
         lengths_B[b] = self._start_B[b] = end
+        live_B[b] = True
     return live_B
 
   def _finish(self, rollouts: Rollouts) -> None:
@@ -360,6 +417,8 @@ class Episodes:
     self.texts = tokenizer.decode(
         self._run.tok, _responses(rollouts), rollouts.lengths_B
     )
+    for play in list(self._plays.values()):  # one may be late in its thread
+      play.close()
     self._note()
 
   def _note(self) -> None:
@@ -367,21 +426,11 @@ class Episodes:
     self._run.note(list(self._failed.values()), len(self.texts))
 
 
-def _answer(
-    environment: Environment, text: str, render: Callable[..., str]
-) -> Answer:
-  """Asks an environment; what it returns is checked here, in its thread."""
-  observation, reward, over = environment.step(text)
-  if not (over or isinstance(observation, str | list)):
-    raise TypeError(f"step gave the observation {observation!r}, not a text")
-  if not np.isfinite(float(reward)):
-    raise ValueError(f"step gave the reward {reward!r}")
-  correct = reward > 0
-  if over and hasattr(environment, "correct"):
-    correct = environment.correct()
-  if not over:
-    observation = render(observation, tools.tools_of(environment))
-  return Answer(observation, float(reward), bool(over), bool(correct))
+def _answer(play: Any, text: str, encode: Callable[..., list[int]]) -> Answer:
+  """Asks an environment, and encodes what it says."""
+  said = play.step(text)
+  ids = [] if said.over else encode(said.observation, play.offered)
+  return Answer(ids, said.reward, said.over, said.correct)
 
 
 def _responses(rollouts: Rollouts) -> np.ndarray:

@@ -66,7 +66,7 @@ class Tools:
       if parsed["name"] not in known:
         return f"error: no tool {parsed['name']!r}: use {', '.join(known)}"
       return str(known[parsed["name"]](**parsed.get("arguments", {})))
-    except Exception as e:  # the policy may pass anything
+    except BaseException as e:  # the policy may pass anything; also an exit
       return f"error: {type(e).__name__}: {e}"
 
 
@@ -87,34 +87,27 @@ def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
 
 
 def observation_text(
-    tok: Any,
-    observation: Messages | str,
-    tools: Sequence,
-    *,
-    chat: bool,
-    has_eos: bool,
+    tok: Any, observation: Messages | str, tools: Sequence, ended: str
 ) -> str:
-  """What follows a turn of the policy, up to the start of its next one.
+  """What follows a turn in a chat, up to the start of the policy's next one.
 
   Args:
     tok: the tokenizer.
-    observation: a text, or messages.
+    observation: messages, or the text of a turn of the user.
     tools: of the environment.
-    chat: whether the prompt came from the chat template: a text is then a turn
-      of the user.
-    has_eos: whether the policy has ended its turn with EOS.
+    ended: what the policy has ended its turn with; what the template writes
+      there is not repeated.
   """
   if isinstance(observation, str):
-    if not chat:
-      return observation
     observation = [dict(role="user", content=observation)]
   before = [
       dict(role="user", content="."),
       dict(role="assistant", content=_TURN),
   ]
   text = _rendered(tok, [*before, *observation], tools)
-  _, _, text = text.rpartition(_TURN)
-  return text.removeprefix(tok.eos_token) if has_eos else text
+  _, _, text = text.partition(_TURN)  # an observation may repeat it
+  both = range(min(len(ended), len(text)), 0, -1)
+  return text[next((n for n in both if ended.endswith(text[:n])), 0) :]
 
 
 def _rendered(

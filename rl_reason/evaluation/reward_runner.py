@@ -80,7 +80,7 @@ class RewardRunner:
     # One loop starts and times calls; async functions, which may block theirs,
     # have another one.
     self.loop, self._async_loop = threads.event_loop(), threads.event_loop()
-    self._free = asyncio.Semaphore(workers)
+    self._threads = threads.Threads(workers, seconds)
     if executor == "process":
       self._pool = workers_lib.Pool(
           "rl_reason.tasks.reward_terms:scores_in_worker",
@@ -122,10 +122,7 @@ class RewardRunner:
       return [Failed(traceback.format_exc())] * len(batch.rows)
 
   async def _by_thread(self, function, batch) -> list[Score]:
-    async with self._free:
-      started = await asyncio.wait_for(
-          threads.in_thread(function.start, batch), self._seconds
-      )
+    started = await self._threads.call(function.start, batch)
     finish = function.finish(started, len(batch.rows))
     future = asyncio.run_coroutine_threadsafe(finish, self._async_loop)
     return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
@@ -153,8 +150,15 @@ class RewardRunner:
       the number of failures.
 
     Raises:
-      RunError: a function failed on its first batch.
+      RunError: a function failed on its first batch, or too many calls hang in
+        threads.
     """
+    if self._threads.full:
+      raise RunError(
+          f"reward.executor = 'thread': {self._threads.hanging} calls have not"
+          " ended, and threads cannot be ended: correct the functions, or set"
+          " reward.executor = 'process'"
+      )
     for f, (term, reason) in enumerate(zip(self.terms, reasons, strict=True)):
       states_B = states_UB[f]
       failed_B = states_B >= FAILED

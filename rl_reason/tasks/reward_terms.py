@@ -74,7 +74,7 @@ _OF_TRL = ("prompts", "completions", "completion_ids")
 def _attempt(function: Callable, *args, **keywords) -> Any:
   try:
     return function(*args, **keywords)
-  except Exception:  # the user's code may raise anything
+  except BaseException:  # the user's code may raise anything, and may exit
     return Failed(traceback.format_exc())
 
 
@@ -82,7 +82,9 @@ async def _awaited(value: Any) -> Any:
   """What a function returned; the exception of an async one as `Failed`."""
   try:
     return await value if inspect.isawaitable(value) else value
-  except Exception:  # the user's code may raise anything
+  except asyncio.CancelledError:  # it took too long
+    raise
+  except BaseException:  # the user's code may raise anything, and may exit
     return Failed(traceback.format_exc())
 
 

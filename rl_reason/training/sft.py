@@ -107,7 +107,8 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
   """Runs or resumes one phase, from `params`, the checkpoint, or at random."""
   c = session.config
   phase, slots = c.sft[name], (c.rollout.max_prompt, c.rollout.max_tokens)
-  first = None
+  first, played = None, session.environments
+  observe = played.observer.text if played else None
   if params is not None or c.model.path:
     first = lambda _: _imported(session) if params is None else params  # noqa: E731
   return supervised.train(
@@ -118,7 +119,9 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       table=decoder.table(session.cfg),
       first=first,
       stream=_stream(session, name),
-      rows=lambda pairs: demonstrations.pack(session.tok, pairs, *slots),
+      rows=lambda pairs: demonstrations.pack(
+          session.tok, pairs, *slots, observe
+      ),
       update=functools.partial(
           supervised.sft_update, cfg=session.cfg, router_aux=c.loss.router_aux
       ),

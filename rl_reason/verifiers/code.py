@@ -17,7 +17,7 @@ import re
 import subprocess
 from typing import NamedTuple
 
-from rl_reason.verifiers import sandbox
+from rl_reason.verifiers import prompts, sandbox
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*$", re.MULTILINE)
 
@@ -44,8 +44,8 @@ class Calls(NamedTuple):
   Attributes:
     tests: source of asserts; the program never sees it.
     names: the functions called by the tests; empty: all undefined names.
-    prompt: source that the program continues or repeats; its other functions
-      belong to the tests as well.
+    prompt: source that the program continues or repeats, perhaps a signature
+      alone; its other functions belong to the tests as well.
   """
 
   tests: str
@@ -263,7 +263,7 @@ def _problem(reference: str) -> Calls | Streams:
   """Tests from JSON: {"tests", "names", "prompt"} or {"cases", "tolerance"}.
 
   Raises:
-    ValueError: it is something else, or holds no tests.
+    ValueError: it is something else, holds no tests, or is no Python.
   """
   try:
     fields = json.loads(reference)
@@ -279,6 +279,13 @@ def _problem(reference: str) -> Calls | Streams:
     raise ValueError(
         "the reference answer holds no tests of a program"
     ) from None
+  # Else every program would be wrong, and nobody would hear of the reason.
+  if isinstance(problem, Calls):
+    prompts.module(problem.prompt)
+    try:
+      ast.parse(problem.tests)
+    except (SyntaxError, RecursionError) as e:
+      raise ValueError(f"the tests of the reference answer: {e}") from None
   return problem
 
 
@@ -287,17 +294,15 @@ def verify(text: str, reference: str) -> bool:
 
   Raises:
     RuntimeError: nothing on this machine can contain a program.
-    ValueError: the reference answer holds no tests.
+    ValueError: the reference answer holds no tests, or is no Python.
   """
   return grade(text, _problem(reference)).correct
 
 
 def usable(reference: str) -> bool:
-  """Whether a reference answer holds tests that Python can parse."""
+  """Whether a reference answer holds a prompt and tests that are Python."""
   try:
-    problem = _problem(reference)
-    if isinstance(problem, Calls):
-      ast.parse(problem.tests)
-  except (ValueError, SyntaxError, RecursionError):
+    _problem(reference)
+  except ValueError:
     return False
   return True

@@ -1,15 +1,23 @@
 """What processes of others do, read in /proc: CPU time, sleep, children."""
 
 import contextlib
+import contextvars
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PAYS = 4.0  # seconds of sleep that a second of CPU time makes up for
 # Sleep in all, whatever makes up for it: so many times the limit, and so many
 # seconds for each second of CPU time.
 IN_ALL, IN_ALL_PER_SECOND = 3.0, 0.25
+SAID = 0.2  # seconds of sleep after which `on_sleep` is called
+
+# Called once for each program that sleeps: a processor is free meanwhile, and
+# whoever waits for this program may begin with another one.
+on_sleep: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
+    "on_sleep", default=lambda: None
+)
 
 
 def _tasks(pid: int) -> Iterator[pathlib.Path]:
@@ -77,7 +85,7 @@ class Progress:
     self._computed = self._queued = self._slept = self._slept_in_all = 0.0
     self._seen = time.monotonic()
     self._deadline = self._seen + wall
-    self.idle = False
+    self._said = self.idle = False
 
   def late(self) -> bool:
     """Whether they have slept too long; is to be polled."""
@@ -97,6 +105,9 @@ class Progress:
       self._slept = max(0.0, self._slept + asleep - work * self._pays)
       self._slept_in_all += max(0.0, asleep)
       self._seen, self._computed, self._queued = now, computed, queued
+    if self._slept > SAID and not self._said:
+      self._said = True
+      on_sleep.get()()
     self.idle = self._slept > self._limit
     if self._in_all:
       most = IN_ALL * self._limit + IN_ALL_PER_SECOND * self._computed

@@ -14,7 +14,6 @@ of system calls in lockdown.py, without which the first two are not offered. A
 tier is used only if a probe inside could not escape.
 """
 
-import collections
 import contextlib
 import fcntl
 import functools
@@ -30,7 +29,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -72,9 +70,9 @@ class Limits(NamedTuple):
     cpu: seconds of CPU time, of all threads; an integer.
     wall: seconds of wall clock, where the next limit cannot be observed.
     idle: seconds of sleep beyond `processes.PAYS` times the CPU time; in all
-      `processes.IN_ALL` times as many. After a program that reached them the
-      next `BATCH` ones have a quarter of one, after more in a row down to a
-      tenth.
+      `processes.IN_ALL` times as many. Each program has the limit for itself: a
+      batch of programs that sleep takes little time because many of them sleep
+      at a time (`processes.on_sleep`).
     memory: bytes of address space.
     threads: at once.
     files: open at once.
@@ -124,7 +122,9 @@ def _uid() -> int | None:
 
 def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
   """The prefix of the command; `stdin` is a file to copy."""
-  argv = ["bwrap", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+  # The environment of the process has no PATH.
+  program = shutil.which("bwrap") or "bwrap"
+  argv = [program, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
   if _is_root():
     # A user namespace would leave root's own user, which has no thread limit.
     argv += ["--unshare-ipc", "--unshare-pid", "--unshare-net"]
@@ -229,36 +229,6 @@ def running(
         stream.close()
 
 
-BATCH = 64  # programs of a thread that share a budget of sleep
-
-
-class _Recent(threading.local):
-  """The last programs of a thread, which runs one at a time.
-
-  A batch of programs that sleep would take too long: after the first one the
-  next have less time to sleep, also if others are between them.
-  """
-
-  def __init__(self):
-    self.programs = collections.deque(maxlen=BATCH)
-
-
-_recent = _Recent()
-
-
-def _watch(
-    programs: list[subprocess.Popen], limits: Limits
-) -> processes.Progress:
-  earlier, limit = _recent.programs, limits.idle
-  if slept := sum(x.idle for x in earlier):
-    limit = max(0.1, 0.25 / slept) if earlier[-1].idle else 0.25
-  progress = processes.Progress(
-      [x.pid for x in programs], min(limit, limits.idle), limits.wall
-  )
-  earlier.append(progress)
-  return progress
-
-
 def read(
     process: subprocess.Popen,
     limits: Limits,
@@ -279,7 +249,8 @@ def read(
   fd, out = process.stdout.fileno(), bytearray()
   poll = select.poll()  # select.select takes no descriptor beyond 1023
   poll.register(fd, select.POLLIN)
-  progress = _watch([process, *helpers], limits)
+  pids = [x.pid for x in (process, *helpers)]
+  progress = processes.Progress(pids, limits.idle, limits.wall)
   while len(out) <= limits.output:
     if not poll.poll(progress.POLL * 1000):
       if progress.late():
@@ -344,10 +315,13 @@ def probe(name: str) -> str:
     return f"bwrap is not installed: {REMEDY}"
   job, limits = {"program": _PROBE.format(here=__file__)}, Limits()
   pipe = subprocess.PIPE
-  with running("candidate.script", job, name, limits, errors=pipe) as process:
-    out, ended = read(process, limits)
-    assert process.stderr is not None
-    error = process.stderr.read(10_000) if not ended else b""
+  try:
+    with running("candidate.script", job, name, limits, errors=pipe) as process:
+      out, ended = read(process, limits)
+      assert process.stderr is not None
+      error = process.stderr.read(10_000) if not ended else b""
+  except OSError as e:  # it cannot be started at all
+    return str(e)
   *leaks, last = out.decode().split("\n")[:-1] or [""]
   if last != "done":
     lines = error.decode(errors="replace").strip().splitlines()

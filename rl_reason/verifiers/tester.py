@@ -16,7 +16,7 @@ import os
 import sys
 import traceback
 
-from rl_reason.verifiers import wire
+from rl_reason.verifiers import prompts, wire
 
 FAILURES = ("error", "memory", "refused")  # reasons that a candidate may give
 
@@ -138,7 +138,9 @@ class _Tests:
     """Returns reason and detail of the verdict."""
     space = self.space
     try:
-      exec(compile(prompt, "prompt", "exec"), space)
+      exec(compile(prompts.module(prompt), "prompt", "exec"), space)
+      for name in () if names else prompts.unwritten(prompt):
+        del space[name]  # the program writes it
       functions, modules = _free(tests, space)
       for name in names or functions:
         space[name] = functools.partial(self.call, name)

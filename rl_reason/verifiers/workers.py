@@ -16,6 +16,7 @@ import collections
 import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -27,13 +28,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rl_reason.verifiers import processes
 
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
 NAP = 2.0  # seconds without any CPU time that each item may take
+# Items whose programs may sleep at a time, in addition to `workers`: they take
+# no processor, and a batch of them would else take as long as their sum.
+ASLEEP = 32
 
 
 class Outcome(NamedTuple):
@@ -74,7 +78,8 @@ class Pool:
     Args:
       function_path: 'package.module:function', applied as function(*item).
         Arguments and results must fit into JSON.
-      workers: number of processes, at most one per item.
+      workers: items at a time, each in a process; in addition up to ASLEEP
+        whose programs sleep (`processes.on_sleep`).
       seconds: CPU time of one item, late imports of the function included; and
         the longest wait without any CPU time, if that is more than NAP.
       wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.
@@ -103,6 +108,7 @@ class Pool:
     self._seconds = seconds
     self._start = json.dumps([function_path, seconds, self._wall, megabytes])
     self._workers, self._threads = workers, []
+    self._free, self._asleep = threading.Semaphore(workers), 0
     self._waiting: queue.SimpleQueue = queue.SimpleQueue()
     self._lock, self._live, self._closed = threading.Lock(), set(), False
 
@@ -126,9 +132,12 @@ class Pool:
       pending.append(future)
       self._waiting.put((json.dumps(item), future))
     for _ in range(min(self._workers, len(pending)) - len(self._threads)):
-      self._threads.append(threading.Thread(target=self._run, daemon=True))
-      self._threads[-1].start()
+      self._start_thread()
     return pending
+
+  def _start_thread(self) -> None:
+    self._threads.append(threading.Thread(target=self._run, daemon=True))
+    self._threads[-1].start()
 
   def results(self, pending: list[concurrent.futures.Future]) -> list[Outcome]:
     """Waits for the outcomes of submitted items, in their order."""
@@ -153,22 +162,44 @@ class Pool:
   def _run(self):
     """Serves waiting items in one thread, with one worker at a time."""
     worker = None
-    while (task := self._waiting.get()) is not None:
+    while True:
+      self._free.acquire()
+      task = self._waiting.get()
+      if task is None:
+        self._free.release()
+        break
       item, future = task
-      if not future.set_running_or_notify_cancel():
-        continue
-      try:
-        worker = worker or self._begin()
-        outcome = worker.ask(item, self._seconds, self._wall)
-      except Exception as e:  # no process can start: only the item fails
-        outcome = Outcome(None, f"error: {e!r}")
-      if outcome.failure:
-        worker = worker and self._end(worker)
+      lent: list[bool] = []  # whether another item has the place of this one
+      if future.set_running_or_notify_cancel():
+        try:
+          worker = worker or self._begin()
+          lend = functools.partial(self._lend, lent)
+          outcome = worker.ask(item, self._seconds, self._wall, lend)
+        except Exception as e:  # no process can start: only the item fails
+          outcome = Outcome(None, f"error: {e!r}")
+        if outcome.failure:
+          worker = worker and self._end(worker)
+          with self._lock:
+            self.failures[outcome.failure.partition(":")[0]] += 1
+        future.set_result(outcome)
+      if lent:
         with self._lock:
-          self.failures[outcome.failure.partition(":")[0]] += 1
-      future.set_result(outcome)
+          self._asleep -= 1
+      else:
+        self._free.release()
     if worker:
       self._end(worker)
+
+  def _lend(self, lent: list[bool]) -> None:
+    """Another item begins while the program of this one sleeps."""
+    with self._lock:
+      if lent or self._asleep == ASLEEP or self._closed:
+        return
+      self._asleep += 1
+      lent.append(True)
+      if len(self._threads) < self._workers + self._asleep:
+        self._start_thread()
+    self._free.release()
 
   def _begin(self) -> "_Worker":
     with self._lock:  # close() kills all workers that it sees
@@ -186,24 +217,35 @@ class Pool:
     worker.socket.close()
 
 
+def interpreter(code: str, descriptor: int) -> subprocess.Popen:
+  """A fresh interpreter, which runs code and searches modules where we do.
+
+  Args:
+    code: Python.
+    descriptor: of a file or socket that the process inherits.
+  """
+  return subprocess.Popen(
+      [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+      pass_fds=[descriptor],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      start_new_session=True,
+  )
+
+
+_SLEEPS = b"[%d]\n"  # a worker's word that the program of an item sleeps
+
+
 class _Worker:
   """A process and the socket to it."""
 
   def __init__(self, start: str):
     self.socket, theirs = socket.socketpair()
-    # The child searches modules where this process does.
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}\n"
+    self.process = interpreter(
         f"from {__name__} import serve\n"
-        f"serve({theirs.fileno()}, {os.getpid()}, {start!r})"
-    )
-    self.process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        f"serve({theirs.fileno()}, {os.getpid()}, {start!r})",
+        theirs.fileno(),
     )
     theirs.close()
     self.asked = 0
@@ -233,10 +275,17 @@ class _Worker:
       os.close(handle)
     self.started = {}
 
-  def ask(self, item: str, seconds: float, wall: float) -> Outcome:
+  def ask(
+      self,
+      item: str,
+      seconds: float,
+      wall: float,
+      on_sleep: Callable[[], None] = lambda: None,
+  ) -> Outcome:
     """Returns the outcome of one item; a failure ends the worker's use."""
     reply = b""
     self.asked += 1
+    sleeps = _SLEEPS % self.asked
     self._forget()
     # A verifier may wait for a service: its waits count one by one.
     pids, nap = [self.process.pid], max(seconds, NAP)
@@ -258,6 +307,9 @@ class _Worker:
         if not piece:
           break
         reply += piece
+        while reply.startswith(sleeps):
+          reply = reply.removeprefix(sleeps)
+          on_sleep()
     except TimeoutError:
       return Outcome(None, "time")
     except OSError:  # the worker died during the request
@@ -293,6 +345,12 @@ def serve(descriptor: int, parent: int, start: str) -> None:
   resource.setrlimit(resource.RLIMIT_AS, (size, size))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   with socket.socket(fileno=descriptor).makefile("rw") as stream:
+
+    def say_asleep():
+      stream.write((_SLEEPS % number).decode())
+      stream.flush()
+
+    processes.on_sleep.set(say_asleep)
     for line in stream:
       number, item = json.loads(line)
       # Signals without handlers: the kernel ends the process, whatever code

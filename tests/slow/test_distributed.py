@@ -40,7 +40,7 @@ ELSEWHERE = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 ELSEWHERE += [f'mount --bind "$0" {BOOT_ID} && exec "$@"']
 
 
-def start(workdir, devices, *flags, prefix=()):
+def start(workdir, devices, *flags, prefix=(), usual=FLAGS):
   env = child_env()
   env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.Popen(
@@ -49,7 +49,7 @@ def start(workdir, devices, *flags, prefix=()):
           sys.executable,
           "-m",
           "rl_reason.main",
-          *FLAGS,
+          *usual,
           f"--workdir={workdir}",
           *flags,
       ],
@@ -152,6 +152,60 @@ def test_two_processes_end_where_one_does(tmp_path, alone, hosts, mesh):
   for a, b in zip(one, two, strict=True):
     assert (a["stage"], a["step"]) == (b["stage"], b["step"])
     for key in ("sft/loss", "train/accuracy", "tokens/generated"):
+      if key in a:
+        assert abs(a[key] - b[key]) <= 1e-4 * max(abs(a[key]), 1)
+
+
+GAME = """
+import os
+from rl_reason.environments import guess
+
+class Game(guess.Guess):
+  def reset(self, row, rng):
+    with open(os.environ["PLAYER"], "a") as f:
+      f.write(row.prompt + "\\n")
+    return super().reset(row, rng)
+"""
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_two_processes_play_as_one_does(tmp_path, executor, monkeypatch):
+  """Each the trajectories of its own prompts; both update on all of them."""
+  (tmp_path / "my_game.py").write_text(GAME)
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+  usual = (
+      f"--config={ROOT}/configs/guess.py:smoke",
+      "--config.environment.name=my_game:Game",  # the task demonstrates
+      f"--config.environment.executor={executor}",
+      *(x for x in FLAGS[1:] if "functions" not in x and "mesh" not in x),
+      "--config.mesh.data=2",  # a device in each process
+  )
+  asked = {}
+
+  def started(count):
+    workdir, port = tmp_path / f"{count}", free_port()
+    several = ("--distributed", f"--coordinator=localhost:{port}")
+    several += (f"--processes={count}",)
+    out = []
+    for i in range(count):
+      monkeypatch.setenv("PLAYER", f"{tmp_path}/asked-{count}-{i}")
+      flags = (*several, f"--process={i}") if count > 1 else ()
+      out.append(start(workdir, 2 // count, *flags, usual=usual))
+    for process in out:
+      end(process)
+    for i in range(count):
+      path = tmp_path / f"asked-{count}-{i}"
+      asked[count, i] = sorted(path.read_text().split())
+    return final(workdir)
+
+  (one, p), (two, q) = started(1), started(2)
+  assert np.abs(flat(p) - flat(q)).max() <= 1e-5
+  assert asked[2, 0] and asked[2, 1]
+  assert sorted(asked[2, 0] + asked[2, 1]) == asked[1, 0]
+  assert len(one) == len(two)
+  for a, b in zip(one, two, strict=True):
+    assert (a["stage"], a["step"]) == (b["stage"], b["step"])
+    for key in ("sft/loss", "tokens/generated", "environment/turns/mean"):
       if key in a:
         assert abs(a[key] - b[key]) <= 1e-4 * max(abs(a[key]), 1)
 

@@ -1,0 +1,295 @@
+"""The environment of one trajectory, in this process or in one of its own.
+
+A process can be ended where a call hangs, exits, or crashes; a thread cannot.
+The processes are forks of one that has imported the environment and nothing of
+JAX, so that one more costs milliseconds. What crosses is JSON.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_reason import environments, functions
+from rl_reason.environments import tools
+from rl_reason.tasks import Row
+from rl_reason.verifiers import workers
+
+MAX_REPLY = 64 << 20  # bytes
+STARTS = 120.0  # seconds in which the environment must be imported
+_FORK, _END = b"f", b"e"
+_NUMBER = 8  # bytes of the number of a process
+
+
+class Reply(NamedTuple):
+  """What an environment said to a turn.
+
+  Attributes:
+    observation: what the policy reads next: a text or messages.
+    reward: of the turn.
+    over: whether the trajectory ends.
+    correct: whether it counts as correct, if it ends.
+  """
+
+  observation: tools.Messages | str
+  reward: float
+  over: bool
+  correct: bool
+
+
+class Play:
+  """An environment in this process.
+
+  Args:
+    make: -> a new environment.
+
+  Attributes:
+    environment: the new one.
+  """
+
+  def __init__(self, make: Callable[[], Any]):
+    self.environment = make()
+
+  @property
+  def offered(self) -> Sequence:
+    """The tools of the environment."""
+    return tools.tools_of(self.environment)
+
+  def reset(self, row: Row, seed: Sequence[int]) -> tools.Messages | str:
+    """Begins -> the prompt.
+
+    Args:
+      row: the problem.
+      seed: of the generator that the environment gets.
+    """
+    prompt = self.environment.reset(row, np.random.default_rng(seed))
+    if not isinstance(prompt, str | list | None):
+      raise TypeError(f"reset gave the prompt {prompt!r}, not a text")
+    return row.prompt if prompt is None else prompt
+
+  def step(self, text: str) -> Reply:
+    """Answers a turn; what the environment returns is checked here."""
+    observation, reward, over = self.environment.step(text)
+    if not (over or isinstance(observation, str | list)):
+      raise TypeError(f"step gave the observation {observation!r}, not a text")
+    if not np.isfinite(float(reward)):
+      raise ValueError(f"step gave the reward {reward!r}")
+    correct = reward > 0
+    if over and hasattr(self.environment, "correct"):
+      correct = self.environment.correct()
+    said = "" if over else observation
+    return Reply(said, float(reward), bool(over), bool(correct))
+
+  def close(self) -> None:
+    """Nothing: the environment ends with its last reference."""
+
+
+class Late(Exception):
+  """A call took too long; its process is ended."""
+
+
+class Failed(Exception):
+  """An environment in another process failed; the text is its traceback."""
+
+
+class PlayInProcess:
+  """An environment in a process of its own.
+
+  Args:
+    parent: starts and ends the process.
+  """
+
+  def __init__(self, parent: "Parent"):
+    self._parent, self.offered = parent, parent.offered
+    self._socket, theirs = socket.socketpair()
+    with theirs:
+      self._number = parent.fork(theirs)
+
+  def reset(self, row: Row, seed: Sequence[int]) -> tools.Messages | str:
+    """As of `Play`."""
+    return self._ask("reset", row, list(seed))
+
+  def step(self, text: str) -> Reply:
+    """As of `Play`."""
+    return Reply(*self._ask("step", text))
+
+  def _ask(self, *request) -> Any:
+    """The value of a call.
+
+    Raises:
+      Late: the call took too long.
+      Failed: it raised, or its process has ended.
+    """
+    deadline, reply = time.monotonic() + self._parent.seconds, b""
+    try:
+      self._socket.settimeout(self._parent.seconds)
+      self._socket.sendall(json.dumps(request).encode() + b"\n")
+      while not reply.endswith(b"\n") and len(reply) < MAX_REPLY:
+        self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+        if not (part := self._socket.recv(1 << 16)):
+          break
+        reply += part
+    except TimeoutError:
+      self._parent.end(self._number)
+      raise Late from None
+    except OSError:  # the process has ended
+      reply = b""
+    try:
+      value, error = json.loads(reply)
+    except ValueError:
+      self._parent.end(self._number)
+      raise Failed("the process of the environment has ended") from None
+    if error:
+      raise Failed(error)
+    return value
+
+  def close(self) -> None:
+    """Lets the process end: the environment is dropped there."""
+    self._socket.close()
+
+
+class Parent:
+  """The process whose forks are the environments of a run.
+
+  Args:
+    name: of the environment, as in the config.
+    make: -> a new environment; only its tools are looked at.
+    seconds: time-out of a call.
+
+  Attributes:
+    seconds: likewise.
+    offered: the tools of the environment.
+
+  Raises:
+    RuntimeError: the environment cannot be imported there.
+  """
+
+  def __init__(self, name: str, make: Callable[[], Any], seconds: float):
+    self.seconds, self.offered = seconds, tools.tools_of(make())
+    # Each trajectory has a socket.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    self._lock, self._count = threading.Lock(), 0
+    self._control, theirs = socket.socketpair()
+    with theirs:
+      self._process = workers.interpreter(
+          f"from {__name__} import serve\n"
+          f"serve({theirs.fileno()}, {os.getpid()}, {name!r})",
+          theirs.fileno(),
+      )
+    self._control.settimeout(STARTS)
+    why = "it takes too long"
+    with contextlib.suppress(TimeoutError):
+      why = self._control.makefile().readline()
+    self._control.settimeout(None)
+    if why != "\n":
+      self.close()
+      why = json.loads(why) if why.endswith("\n") else why
+      raise RuntimeError(
+          f"the environment {name} does not start in a process of its own"
+          f" ({why or 'which has ended'}): set environment.executor = 'thread'"
+      )
+
+  def fork(self, theirs: socket.socket) -> int:
+    """Starts a process that answers on a socket -> its number."""
+    with self._lock:
+      self._count += 1
+      number = self._count
+      message = _FORK + number.to_bytes(_NUMBER, "big")
+      socket.send_fds(self._control, [message], [theirs.fileno()])
+    return number
+
+  def end(self, number: int) -> None:
+    """Kills a process, and what it has started in its group."""
+    with self._lock, contextlib.suppress(OSError):
+      self._control.sendall(_END + number.to_bytes(_NUMBER, "big"))
+
+  def close(self) -> None:
+    """Ends all processes."""
+    self._process.kill()  # the others die with it
+    self._process.wait()
+    self._control.close()
+
+
+def _die_with(parent: int) -> None:
+  """Ends this process when its parent ends."""
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+  if os.getppid() != parent:
+    os._exit(1)
+
+
+def serve(descriptor: int, parent: int, name: str) -> None:
+  """Loop of the parent process; forks never return from here.
+
+  Args:
+    descriptor: of the socket to the run.
+    parent: process id of the run.
+    name: of the environment.
+  """
+  _die_with(parent)
+  control = socket.socket(fileno=descriptor)
+  try:
+    make = environments.find(name, None)
+    control.sendall(b"\n")
+  except BaseException as e:
+    control.sendall(json.dumps(functions.one_line(e)).encode() + b"\n")
+    return
+  living: dict[int, int] = {}  # number -> process id
+  numbers: dict[int, int] = {}  # process id -> number
+  me = os.getpid()
+  while True:
+    message, received, *_ = socket.recv_fds(control, 1 + _NUMBER, 1)
+    if not message:
+      return
+    # Only what has not been waited for is signalled: its id is no other's.
+    with contextlib.suppress(ChildProcessError):  # there are none
+      while pid := os.waitpid(-1, os.WNOHANG)[0]:
+        del living[numbers.pop(pid)]
+    number = int.from_bytes(message[1:], "big")
+    if message[:1] == _END and number in living:
+      for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+          kill(living[number], signal.SIGKILL)
+    for fd in received:
+      with contextlib.suppress(OSError):  # no more processes: the socket ends
+        pid = os.fork()
+        if not pid:
+          control.close()
+          _play(fd, me, make)
+        living[number], numbers[pid] = pid, number
+      os.close(fd)
+
+
+def _play(descriptor: int, parent: int, make: Any) -> None:
+  """Answers the calls of one trajectory, and ends the process."""
+  try:
+    os.setsid()
+    _die_with(parent)
+    play = None
+    with socket.socket(fileno=descriptor).makefile("rw") as stream:
+      for line in stream:
+        name, *args = json.loads(line)
+        try:
+          play = play or Play(make)
+          if name == "reset":
+            args[0] = Row(*args[0])
+          reply = json.dumps([getattr(play, name)(*args), None])
+        except BaseException:  # the user's code may raise anything
+          reply = json.dumps([None, traceback.format_exc()])
+        stream.write(reply + "\n")
+        stream.flush()
+    play = None  # the environment may have an end of its own
+  finally:
+    os._exit(0)

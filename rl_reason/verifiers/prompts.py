@@ -1,0 +1,62 @@
+"""Prompts of code: source that a program continues, or repeats with its body.
+
+A prompt may end with a signature alone, `def f(x):`, and leave out its body.
+"""
+
+import ast
+from collections.abc import Iterator
+
+
+def _compiles(source: str) -> bool:
+  try:
+    compile(source, "prompt", "exec")
+  except (SyntaxError, ValueError):
+    return False
+  return True
+
+
+def _starts(prompt: str) -> Iterator[str]:
+  """The prompt, and the prompt with the colon that its signature lacks."""
+  yield prompt
+  yield prompt.rstrip() + ":"
+
+
+def module(prompt: str) -> str:
+  """The prompt as a module; a signature without a body gets an empty one.
+
+  Raises:
+    ValueError: it is no Python.
+  """
+  if _compiles(prompt):
+    return prompt
+  line = prompt.rstrip().rpartition("\n")[2]
+  indent = line[: len(line) - len(line.lstrip())] + "    "
+  for start in _starts(prompt):
+    whole = f"{start.rstrip()}\n{indent}...\n"
+    if _compiles(whole):
+      return whole
+  raise ValueError("the prompt of the reference answer is no Python")
+
+
+def continued(prompt: str, program: str) -> str:
+  """The prompt and then a program, joined so that they compile if they can."""
+  sources = [
+      start + between + program
+      for start in _starts(prompt)
+      for between in ("", "\n")
+  ]
+  return next(filter(_compiles, sources), sources[0])
+
+
+def unwritten(prompt: str) -> set[str]:
+  """Functions of a module whose body is empty but for a docstring."""
+  return {
+      node.name
+      for node in ast.parse(module(prompt)).body
+      if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+      and all(
+          isinstance(x, ast.Pass)
+          or (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))
+          for x in node.body
+      )
+  }
