@@ -12,13 +12,14 @@ import tiny
 
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh, pallas, sharding
+from rl_reason.scale import device_mesh, sharding
+from rl_reason.scale.kernels import KERNELS
 
 pytestmark = pytest.mark.slow
 interpreted = t.interpreted  # the fixture
 
 
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_gradients_on_eight_devices(kernels, interpreted):
   """Rows over (data, fsdp), heads over tensor."""
   args = t.rows(4, 128, "bfloat16")
@@ -28,7 +29,7 @@ def test_gradients_on_eight_devices(kernels, interpreted):
 
 
 @pytest.mark.parametrize(
-    "kernels, int8", [("gpu", False), ("gpu", True), ("tpu", False)]
+    "kernels, int8", [("triton", False), ("triton", True), ("tpu", False)]
 )
 def test_decoding_on_eight_devices(kernels, int8, interpreted):
   """Inside of its shard, scales beside what they scale."""
@@ -48,10 +49,11 @@ def test_decoding_on_eight_devices(kernels, int8, interpreted):
   t.assert_near([got], [alone], "bfloat16")
 
 
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
-def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_sampler_and_trainer_agree_with_kernels(kernels, dim, interpreted):
   """Prefill, copies of prefixes and decoding keep the cache in one layout."""
-  shape = dict(head_dim=t.C, dtype="bfloat16", layers=1)
+  shape = dict(head_dim=dim, dtype="bfloat16", layers=1)
   cfg = dataclasses.replace(tiny.CFG, attention=kernels, **shape)
   params = decoder.init(cfg, jax.random.key(0))
   rows = sampler.sample(
