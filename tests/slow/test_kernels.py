@@ -1,6 +1,7 @@
 """Kernels on eight devices and in the sampler; interpreted."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,32 @@ def test_gradients_on_eight_devices(kernels, interpreted):
   want = t.gradients(kernels, *args)
   with jax.set_mesh(device_mesh.make_mesh(2, 2, 2)):
     t.assert_near(t.gradients(kernels, *args), want, "bfloat16")
+
+
+@pytest.mark.parametrize("remat, passes", [("dots", 2), ("full", 3)])
+def test_cudnn_is_lowered_in_a_model_on_eight_devices(
+    remat, passes, monkeypatch
+):
+  """A backward pass computes tiles again; "dots" has saved what they gave."""
+  t.without_cudnn(monkeypatch)
+  cfg = dataclasses.replace(
+      tiny.CFG, attention="cudnn", dtype="bfloat16", remat=remat
+  )
+  params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
+  rows = jax.ShapeDtypeStruct((4, 256), jnp.int32)
+
+  def total(params, tokens, segments):
+    places = jnp.broadcast_to(jnp.arange(256), tokens.shape)
+    attend = attention.packed(segments)
+    return decoder.forward(params, cfg, tokens, places, attend)[0].sum()
+
+  with jax.set_mesh(device_mesh.make_mesh(2, 2, 2)):
+    traced = jax.jit(jax.grad(total)).trace(params, rows, rows)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  calls = re.findall(r"__cudnn\$fmhaScaleBiasSoftmax(\w*)", text)
+  tiles = 2
+  assert calls.count("") == passes * tiles
+  assert calls.count("Backward") == tiles
 
 
 @pytest.mark.parametrize(
