@@ -6,11 +6,13 @@
 The limits are measured in the same run: the bandwidth of a memory copy and the
 rate of a square matrix product in the dtype of the model. Decoding is limited
 by memory bandwidth (the weights once per step, and the keys and values of the
-context), everything else by FLOPs.
+context), everything else by FLOPs. Every implementation of attention that this
+machine has is measured (`rl_reason.scale.kernels`).
 """
 
 import argparse
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +22,8 @@ import jax.numpy as jnp
 
 from bench import harness, ours, tables
 from rl_reason.models import decoder, parameters
+from rl_reason.scale import kernels
+from rl_reason.session import TRIED
 
 TASKS = ("rollout", "update", "rl_step")
 
@@ -95,8 +99,26 @@ def work(
   )
 
 
+def implementations(dtype: str, head_dim: int) -> tuple[list[str], list[str]]:
+  """Returns what computes attention on this machine, and why others do not."""
+  found, refused = ["xla"], []
+  for name in kernels.KERNELS:
+    chosen, reason = kernels.choose(
+        name, jax.default_backend(), dtype, head_dim
+    )
+    if chosen == name and name in TRIED:
+      reason = TRIED[name](head_dim)
+    elif chosen == name:
+      reason = ""
+    if reason:
+      refused.append(f"{name}: {reason}")
+    else:
+      found.append(name)
+  return found, refused
+
+
 def measure(flags: argparse.Namespace) -> dict:
-  """Returns limits, times, and their ratios."""
+  """Returns limits, times of each implementation, and their ratios."""
   size = harness.Size(
       flags.rows,
       flags.prompt,
@@ -105,12 +127,16 @@ def measure(flags: argparse.Namespace) -> dict:
       group=flags.group,
   )
   options = dict(micro=flags.micro, remat=flags.remat, slots=flags.slots)
+  head_dim = harness.shape(flags.dims)["head_dim"]
+  names, refused = implementations(flags.dtype, head_dim)
   before = harness.load()
   taken = {}
-  for task in TASKS:
-    job = harness.job(task, size, flags.dims, flags.dtype, options)
+  for name, task in itertools.product(names, TASKS):
+    job = harness.job(
+        task, size, flags.dims, flags.dtype, options | dict(attention=name)
+    )
     step = ours.TASKS[task](job)
-    taken[task] = seconds(step, flags.repeats)
+    taken.setdefault(name, {})[task] = seconds(step, flags.repeats)
     del step  # frees its weights before the next task loads its own
   bytes_s = bandwidth(flags.copy_mib, flags.repeats)
   flops_s = matmul_rate(flags.product, flags.dtype, flags.repeats)
@@ -134,10 +160,12 @@ def measure(flags: argparse.Namespace) -> dict:
       environment=harness.environment(before),
       gb_per_s=bytes_s / 1e9,
       tflop_per_s=flops_s / 1e12,
+      refused=refused,
       seconds=taken,
       limit=limit,
-      share={task: limit[task] / taken[task] for task in TASKS},
-      decoded_per_s=sum(job["limits"]) / taken["rollout"],
+      decoded_per_s={
+          name: sum(job["limits"]) / taken[name]["rollout"] for name in names
+      },
   )
 
 
@@ -148,17 +176,19 @@ def page(result: dict) -> list[str]:
   lines += [
       f"Made by `{result['command']}`. Limits measured in the same run: a"
       f" memory copy at {result['gb_per_s']:,.1f} GB/s, a matrix product at"
-      f" {result['tflop_per_s']:,.2f} TFLOP/s. Sampling:"
-      f" {result['decoded_per_s']:,.0f} tokens/s. The share of an update is"
-      " its MFU relative to the measured matrix product.",
+      f" {result['tflop_per_s']:,.2f} TFLOP/s. The share of an update is its"
+      " MFU relative to the measured matrix product.",
       "",
-      "| | seconds | limit | share |",
-      "|---|---|---|---|",
+      "| attention | | seconds | limit | share | tokens/s |",
+      "|---|---|---|---|---|---|",
   ]
-  for task in TASKS:
-    cells = [task, f"{result['seconds'][task]:.4f}"]
-    cells += [f"{result['limit'][task]:.4f}", f"{result['share'][task]:.1%}"]
+  for name, task in itertools.product(result["seconds"], TASKS):
+    taken, limit = result["seconds"][name][task], result["limit"][task]
+    cells = [name, task, f"{taken:.4f}", f"{limit:.4f}", f"{limit / taken:.1%}"]
+    rate = result["decoded_per_s"][name]
+    cells.append(f"{rate:,.0f}" if task == "rollout" else "")
     lines.append("| " + " | ".join(cells) + " |")
+  lines += ["", *(f"Not measured: {x}." for x in result["refused"])]
   return [*lines, "", *tables.footer(result)]
 
 

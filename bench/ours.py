@@ -30,6 +30,7 @@ def shape(job: dict) -> decoder.ModelConfig:
       hf.find(job["weights"]).cfg,
       dtype=job["dtype"],
       remat=job["options"].get("remat", "dots"),
+      attention=job["options"].get("attention", "xla"),
   )
 
 

@@ -90,7 +90,7 @@ def rows() -> list[dict]:
   """One row for each model, number of devices and number of stages."""
   out = []
   for model in ("32B", "70B"):
-    c, cfg = slices.config_of(model, model__remat="full")
+    c, cfg = slices.config_of(model, "v5p", model__remat="full")
     one = sharding.abstract_mesh()
     params = formula.bytes_of(decoder.table(cfg), one, 1)
     for devices in (64, 128, 256):

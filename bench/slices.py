@@ -2,7 +2,8 @@
 
   pip install 'jax[tpu]'       # libtpu; no TPU
   python -m bench.slices       # continues: rows that are missing
-  python -m bench.slices --only=32B,v5p
+  python -m bench.slices --only=32B,v5p   # rows with these words
+  python -m bench.slices --only=32B --again
   python -m bench.slices --table
 
 For each model and each kind of accelerator, the smallest slice, mesh and
@@ -78,12 +79,13 @@ def devices_of(place: str) -> int:
   return count
 
 
-def config_of(model: str, **fields):
-  """The config of a run and the shape of its model."""
+def config_of(model: str, kind: str, **fields):
+  """The config of a run and the shape of its model, with kernels of a kind."""
   given = GIVEN | {"model.path": MODELS[model]}
   given |= {name.replace("__", "."): value for name, value in fields.items()}
   c, _ = checks.checked("dapo_qwen", given)
-  return c, shapes.shape(c)
+  backend, _ = attention_backend(c, "gpu" if kind in GPUS else "tpu")
+  return c, dataclasses.replace(shapes.shape(c), attention=backend)
 
 
 def choose(model: str, kind: str) -> dict | None:
@@ -99,7 +101,7 @@ def choose(model: str, kind: str) -> dict | None:
     for tensor in (1, 2, 4, 8):
       for remat in ("dots", "full"):
         c, cfg = config_of(
-            model, model__remat=remat, mesh__tensor=tensor, mesh__data=1
+            model, kind, model__remat=remat, mesh__tensor=tensor, mesh__data=1
         )
         try:
           checks.devices(c, count)
@@ -138,6 +140,7 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
   """A session of the row, with abstract devices or those of the topology."""
   c, cfg = config_of(
       model,
+      kind,
       model__remat=row["remat"],
       updates__token_budget=row["token_budget"],
       rollout__slots=row["slots"],
@@ -150,9 +153,6 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
         platform="tpu", topology_name=f"{kind}:{row['place']}"
     ).devices
     mesh, _ = device_mesh.make_meshes(**c.mesh, devices=devices)
-    # On this machine, the attention of TPUs instead of that of its CPU.
-    backend, _ = attention_backend(c, "tpu")
-    cfg = dataclasses.replace(cfg, attention=backend)
   value = critic_config(c, cfg)
   size = formula.estimate(c, cfg, value, mesh)
   return command._session(c, cfg, value, mesh, Display(False)), size
@@ -240,11 +240,17 @@ def table(result: dict) -> str:
     out.append("| " + " | ".join(map(str, cells)) + " |")
   tpus = [x for name, x in result["rows"].items() if x and "H" not in name]
   done = sum("update" in row for row in tpus)
-  made = [
-      f"{x} {result[x]}" for x in ("jax", "libtpu", "commit") if x in result
-  ]
+  made = [f"{x} {result[x]}" for x in ("jax", "libtpu") if x in result]
   count = f"Of the {len(tpus)} rows of TPUs {done} were compiled so far"
-  return "\n".join([*out, "", f"{'; '.join([count, *made])}.", ""])
+  out += ["", f"{'; '.join([count, *made])}.", ""]
+  commits: dict[str, list[str]] = {}
+  for name, row in result["rows"].items():
+    for phase in "update", "rollout":
+      if commit := (row or {}).get(phase, {}).get("commit"):
+        commits.setdefault(commit, []).append(f"{name} {phase}")
+  for commit, programs in commits.items():
+    out.append(f"- Commit {commit}: {', '.join(programs)}.")
+  return "\n".join([*out, ""])
 
 
 def peak_of(found: dict) -> str:
@@ -258,6 +264,7 @@ def main() -> None:
   """Makes the rows that are missing, then the table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--only", default="", help="words of a row: 32B,v5p")
+  parser.add_argument("--again", action="store_true", help="rows of --only")
   parser.add_argument("--formula", action="store_true", help="compile nothing")
   parser.add_argument("--table", action="store_true", help="from JSON")
   flags = parser.parse_args()
@@ -272,11 +279,12 @@ def main() -> None:
     return
   jax.config.update("jax_platforms", "cpu")
   os.environ.update(aot.LIBTPU)
+  commit = environment.describe()["git commit"]  # before results change
   rows = result["rows"]
   names = [f"{model} {kind}" for model in MODELS for kind in KINDS]
+  only = [x for x in names if all(word in x for word in flags.only.split(","))]
   for name in names:  # all formulas first: they take seconds
-    if name not in rows:
-      result["commit"] = environment.describe()["git commit"]
+    if name not in rows or (flags.again and name in only):
       model, kind = name.split(" ")
       rows[name] = choose(model, kind)
       if row := rows[name]:
@@ -284,21 +292,20 @@ def main() -> None:
         row["update_formula"] = size.update_peak
         row["rollout_formula"] = size.rollout_peak
   save()
-  for name in names:
+  for name in only:
     model, kind = name.split(" ")
-    wanted = all(word in name for word in filter(None, flags.only.split(",")))
-    if flags.formula or not wanted or kind in GPUS or not rows[name]:
+    if flags.formula or kind in GPUS or not rows[name]:
       continue
     for phase in (update, rollout):
       if phase.__name__ not in rows[name]:
         session, size = opened(model, kind, rows[name], compiles=True)
         found = timed(functools.partial(phase, session, size))
+        found["commit"] = commit
         rows[name][phase.__name__] = found
         print(name, phase.__name__, found, flush=True)
         result |= dict(
             jax=jax.__version__,
             libtpu=metadata.version("libtpu"),
-            commit=environment.describe()["git commit"],
         )
         save()
 

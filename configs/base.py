@@ -65,7 +65,8 @@ def get_config():
       # Recomputed in the backward pass; auto: as much as the memory needs.
       remat=choice("dots", "none", "full", "sqrt", "auto"),
       logprob_chunk=number(1024, low=1),  # tokens whose logits exist at a time
-      attention=choice("auto", "xla"),  # auto: JAX's kernels where they fit
+      # auto: kernels of TPUs, or cuDNN, where they fit, and else XLA.
+      attention=choice("auto", "xla", "cudnn", "triton"),
   )
   c.mesh = section(  # devices = data x fsdp x sequence x tensor
       "mesh",

@@ -9,7 +9,7 @@ checkpointing, monitoring): imports point the other way.
 import pathlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,9 +34,15 @@ from rl_reason.monitoring import loggers, metrics
 from rl_reason.monitoring.display import Display, printable
 from rl_reason.report import page
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.scale import pallas, sharding, unused
+from rl_reason.scale import cudnn, kernels, pallas, sharding, unused
 from rl_reason.structs import Tree
 from rl_reason.tasks import reward_terms
+
+# Kernels that are tried before a run chooses them: head_dim -> why they fail.
+TRIED: dict[str, Callable[[int], str]] = {
+    "cudnn": cudnn.failure,
+    "triton": pallas.failure,
+}
 
 
 class Session(NamedTuple):
@@ -146,8 +152,8 @@ def open_session(
   # The static shape of the model, and who computes its attention.
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(config, vocab=vocab, tokens=tokens)
-  kernels = pallas.KERNELS.get(cfg.attention)
-  if config.rollout.cache == "int8" and kernels and not kernels.int8:
+  chosen = kernels.KERNELS.get(cfg.attention)
+  if config.rollout.cache == "int8" and chosen and not chosen.int8:
     raise config_lib.ConfigError(
         "rollout.cache = 'int8': the paged attention of"
         f" {cfg.attention} does not read int8; use 'same'"
@@ -325,7 +331,10 @@ def attention_backend(config, backend: str = "") -> tuple[str, str]:
   m, sizes = config.model, checks.mesh_sizes(config, jax.device_count())
   parts = sizes["sequence"] * sizes["tensor"] if sizes["sequence"] > 1 else 1
   args = m.attention, backend or jax.default_backend(), m.dtype, m.head_dim
-  return pallas.choose(*args, whole_rows=m.kv_heads % parts == 0)
+  name, reason = kernels.choose(*args, whole_rows=m.kv_heads % parts == 0)
+  if name in TRIED and not backend and (failure := TRIED[name](m.head_dim)):
+    return "xla", f"{name}: {failure}"
+  return name, reason
 
 
 def critic_config(config, trunk: decoder.ModelConfig) -> critic.CriticConfig:

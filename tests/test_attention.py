@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +11,24 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from configs import base
+from rl_reason import session
 from rl_reason.models import attention
-from rl_reason.scale import pallas, sequence
+from rl_reason.scale import cudnn, packed_attention, pallas, sequence
+from rl_reason.scale.kernels import KERNELS, cached, choose, padded
 
 K, Q, C, LAYERS = 2, 2, 128, 2
+DIMS = 64, 80, 96, 112, 128  # sizes of a head
 POSITIONS = (-1, 0, 1, 127, 128, 300, 511, 17)
-CALLS = {"cuda": "triton", "tpu": "tpu_custom_call"}
+CALLS = {"cudnn": "__cudnn$fmha", "triton": "triton", "tpu": "tpu_custom_call"}
 ROUNDING = {"float32": 2e-6, "bfloat16": 1e-2}  # of the largest number
 
 
 @pytest.fixture
 def interpreted(monkeypatch):
-  """Kernels run on a CPU, block by block."""
+  """Kernels run on a CPU, block by block; what asks for cuDNN, asks XLA."""
+  plain = functools.partial(cudnn.attend, implementation="xla")
+  monkeypatch.setattr(cudnn, "attend", plain)
   for name, fn in (
       ("gpu.attention", "mha"),
       ("gpu.paged_attention", "paged_attention"),
@@ -48,11 +55,11 @@ def normal(*shape, dtype="float32", seed=0):
   return jnp.asarray(rng.normal(size=shape), dtype)
 
 
-def rows(count, length, dtype):
+def rows(count, length, dtype, dim=C):
   """Queries, keys, values; several segments, padding on either side."""
   shape = count, length, K
-  q = normal(*shape, Q, C, dtype=dtype)
-  k, v = (normal(*shape, C, dtype=dtype, seed=s) for s in (1, 2))
+  q = normal(*shape, Q, dim, dtype=dtype)
+  k, v = (normal(*shape, dim, dtype=dtype, seed=s) for s in (1, 2))
   parts = np.array([[1, 1, 2, 3, 0], [0, 1, 1, 1, 2]] * (count // 2))
   segments = np.repeat(parts, -(-length // 5), 1)[:, :length]
   return q, k, v, jnp.asarray(segments, jnp.int32)
@@ -89,28 +96,42 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "kernels, dtype",
+    "kernels, dtype, dim",
     [
-        ("tpu", "float32"),
-        *(pytest.param("gpu", x, marks=SLOW) for x in ("bfloat16", "float32")),
-        pytest.param("tpu", "bfloat16", marks=SLOW),
+        ("tpu", "float32", 64),
+        ("cudnn", "float32", 44),
+        *(
+            pytest.param(*x, marks=SLOW)
+            for x in itertools.product(
+                ("tpu", "triton", "cudnn"), ("bfloat16", "float32"), DIMS
+            )
+        ),
     ],
 )
-def test_packed_rows_and_their_gradients(kernels, dtype, interpreted):
-  args = rows(2, 200, dtype)
+def test_packed_rows_and_their_gradients(kernels, dtype, dim, interpreted):
+  """Heads of any size: the kernels' own, or padded."""
+  args = rows(2, 200, dtype, dim)
   want = gradients("xla", *args)
   assert_near(gradients(kernels, *args), want, dtype)
 
 
-def inputs(count, dtype, slots=512, int8=False):
+@pytest.mark.parametrize("length", [5, pytest.param(2500, marks=SLOW)])
+def test_tiles_of_queries_see_what_whole_rows_see(length, interpreted):
+  """One tile, and seven of several blocks."""
+  args = rows(2, length, "float32", 8)
+  want = gradients("xla", *args)
+  assert_near(gradients("cudnn", *args), want, "float32")
+
+
+def inputs(count, dtype, slots=512, int8=False, dim=C):
   """One token a row: queries, keys, values; a cache, keys laid out as v."""
-  q = normal(count, 1, K, Q, C, dtype=dtype, seed=8)
-  new = [normal(count, 1, K, C, dtype=dtype, seed=s) for s in (6, 7)]
-  shape = LAYERS, count, K, slots, C
+  q = normal(count, 1, K, Q, dim, dtype=dtype, seed=8)
+  new = [normal(count, 1, K, dim, dtype=dtype, seed=s) for s in (6, 7)]
+  shape = LAYERS, count, K, slots, dim
   k, v = (normal(*shape, dtype=dtype, seed=s) for s in (4, 5))
   if not int8:
     return q, *new, attention.Cache(k, v)
-  empty = attention.empty_cache("gpu", shape, "int8")
+  empty = attention.empty_cache("xla", shape, "int8")
   return q, *new, attention._cache_entries(empty, k, v)
 
 
@@ -119,33 +140,41 @@ def step(kernels, q, k, v, cache, positions):
   return attend(kernels, jnp.int32(LAYERS - 1), q, k, v, cache)
 
 
-def decoded(kernels, positions, dtype="bfloat16", slots=512, int8=False):
+def decoded(kernels, positions, dtype="bfloat16", slots=512, **options):
   """One step of the last layer: outputs of rows in use, and the cache."""
-  *new, cache = inputs(len(positions), dtype, slots, int8)
-
-  def transposed(cache):
-    k = attention._key_layout(kernels, cache.k)
-    return dataclasses.replace(cache, k=k)
-
+  *new, cache = inputs(len(positions), dtype, slots, **options)
+  dim = cache.v.shape[-1]
+  more = (0, 0), (0, 0), (0, 0), (0, 0), (0, cached(kernels, dim) - dim)
+  k, v = (jnp.pad(x, more) for x in (cache.k, cache.v))
+  k = attention._key_layout(kernels, k)
+  cache = dataclasses.replace(cache, k=k, v=v)
   run = jax.jit(functools.partial(step, kernels))
-  out, cache = run(*new, transposed(cache), jnp.asarray(positions, jnp.int32))
-  out = np.asarray(out, np.float32)[np.asarray(positions) >= 0]
-  return out, transposed(cache)
+  out, cache = run(*new, cache, jnp.asarray(positions, jnp.int32))
+  k = attention._key_layout(kernels, cache.k)
+  assert not np.any(k[..., dim:]) and not np.any(cache.v[..., dim:])
+  cache = dataclasses.replace(cache, k=k[..., :dim], v=cache.v[..., :dim])
+  return np.asarray(out, np.float32)[np.asarray(positions) >= 0], cache
 
 
 @pytest.mark.parametrize(
-    "kernels, slots, int8",  # the TPU's pages are of one block, and of four
-    [
-        ("tpu", 384, False),
-        pytest.param("gpu", 512, True, marks=SLOW),
-        *(pytest.param("gpu", n, False, marks=SLOW) for n in (384, 512)),
-        pytest.param("tpu", 512, False, marks=SLOW),
+    "kernels, slots, int8, dim",
+    [  # the TPU's pages are of one block, and of four; 100 slots are no page
+        ("tpu", 384, False, 64),
+        ("tpu", 100, False, 80),
+        *(
+            pytest.param(*x, marks=SLOW)
+            for x in (
+                *(("triton", n, False, 128) for n in (384, 512)),
+                *(("triton", 512, True, n) for n in (96, 128)),
+                *(("tpu", 512, False, n) for n in (*DIMS, 192)),
+            )
+        ),
     ],
 )
-def test_decoding_rows_of_any_length(kernels, slots, int8, interpreted):
+def test_decoding_rows_of_any_length(kernels, slots, int8, dim, interpreted):
   positions = [min(x, slots - 1) for x in POSITIONS]
-  want, cache = decoded("xla", positions, slots=slots, int8=int8)
-  got, same = decoded(kernels, positions, slots=slots, int8=int8)
+  want, cache = decoded("xla", positions, slots=slots, int8=int8, dim=dim)
+  got, same = decoded(kernels, positions, slots=slots, int8=int8, dim=dim)
   assert_near([got], [want], "bfloat16")
   for a, b in zip(jax.tree.leaves(cache), jax.tree.leaves(same), strict=True):
     np.testing.assert_array_equal(a, b)
@@ -219,18 +248,25 @@ def test_attention_to_int8_is_off_by_its_rounding_at_most(slots):
   np.testing.assert_array_equal(cached.k_scale[0], small.k_scale[0])
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_kernels_are_lowered_for_their_platform(platform):
+def without_cudnn(monkeypatch):
+  """JAX, which lowers for the version that is installed, finds 9.10."""
+  target = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
+  monkeypatch.setattr(target, lambda: 91000)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dim", [64, pytest.param(112, marks=SLOW)])
+def test_kernels_are_lowered_for_their_platform(kernels, dim, monkeypatch):
   """Without the device: as far as a compiler for it would be asked."""
-  kernels = "gpu" if platform == "cuda" else "tpu"
-  q, k, v, segments = jax.eval_shape(lambda: rows(2, 1024, "bfloat16"))
+  platform = "cuda" if KERNELS[kernels].backend == "gpu" else "tpu"
+  q, k, v, segments = jax.eval_shape(lambda: rows(2, 1024, "bfloat16", dim))
   positions = jax.ShapeDtypeStruct((2,), jnp.int32)
   caches = [
       jax.eval_shape(
-          lambda x=x: attention.empty_cache(kernels, (2, 2, K, 512, C), x)
+          lambda x=x: attention.empty_cache(kernels, (2, 2, K, 512, dim), x)
       )
       for x in ("bfloat16", "int8")
-      if x != "int8" or pallas.KERNELS[kernels].int8
+      if x != "int8" or KERNELS[kernels].int8
   ]
 
   def train(q, k, v, segments):
@@ -242,7 +278,8 @@ def test_kernels_are_lowered_for_their_platform(platform):
   calls = [(jax.grad(train, (0, 1, 2)), (q, k, v, segments))]
   calls += [(one, (q, k, v, cache, positions)) for cache in caches]
   mesh = contextlib.nullcontext()
-  if platform == "cuda" and jax.__version_info__ >= (0, 11):
+  without_cudnn(monkeypatch)
+  if kernels == "triton" and jax.__version_info__ >= (0, 11):
     # Triton's lowering asks for the model of the GPU.
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
     mesh = jax.sharding.use_abstract_mesh(
@@ -252,18 +289,62 @@ def test_kernels_are_lowered_for_their_platform(platform):
     for fn, args in calls:
       traced = jax.jit(fn).trace(*args)
       text = traced.lower(lowering_platforms=(platform,)).as_text()
-      assert CALLS[platform] in text
+      # Without paged kernels, XLA decodes.
+      decodes = fn is one and not KERNELS[kernels].paged
+      assert (CALLS[kernels] in text) != decodes
+
+
+def test_a_cache_has_the_heads_that_kernels_read():
+  """Padded to the lanes of a TPU; what XLA reads is as the model has it."""
+  assert [padded("tpu", x) for x in (8, 64, 112, 128, 129)] == [128] * 4 + [256]
+  assert [cached(x, 64) for x in ("xla", "cudnn", "tpu")] == [64, 64, 128]
+  for kernels, shape in ("tpu", (5, 128)), ("cudnn", (80, 5)):
+    cache = attention.empty_cache(kernels, (1, 1, 1, 5, 80), "bfloat16")
+    assert cache.k.shape[3:] == shape
 
 
 def test_choice_of_kernels():
-  choose = pallas.choose
   assert choose("auto", "tpu", "bfloat16", 128)[0] == "tpu"
-  assert choose("auto", "gpu", "bfloat16", 64)[0] == "gpu"
+  name, reason = choose("auto", "tpu", "bfloat16", 64)
+  assert name == "tpu" and "64 are padded to 128" in reason
+  # Nothing by default depends on Pallas on Triton.
+  assert choose("auto", "gpu", "bfloat16", 64)[0] == "cudnn"
+  assert choose("triton", "gpu", "bfloat16", 64)[0] == "triton"
   for wanted, backend, dtype, dim, word in (
       ("xla", "tpu", "bfloat16", 128, "model.attention"),
       ("auto", "cpu", "bfloat16", 128, "cpu"),
+      ("triton", "tpu", "bfloat16", 128, "no triton kernels for tpu"),
       ("auto", "gpu", "float32", 128, "float32"),
-      ("auto", "tpu", "bfloat16", 64, "64"),
+      ("auto", "tpu", "bfloat16", 264, "at most 256, not 264"),
   ):
     kernels, reason = choose(wanted, backend, dtype, dim)
     assert kernels == "xla" and word in reason
+
+
+def test_kernels_of_gpus_are_tried_before_they_are_chosen(monkeypatch):
+  """Where they fail, or differ from XLA, a run has XLA and the reason."""
+  c = base.get_config()
+  c.model.dtype = "bfloat16"
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  name, reason = session.attention_backend(c)
+  assert name == "xla" and reason.startswith("cudnn: cuDNN")
+
+  def plain(q_BLKQC, k_BLKC, v_BLKC, _):
+    return q_BLKQC + (k_BLKC * v_BLKC)[:, :, :, None]
+
+  monkeypatch.setattr(packed_attention, "attend", plain)
+  monkeypatch.setattr(cudnn, "attend", plain)
+  assert not cudnn.failure.__wrapped__(8)
+  monkeypatch.setattr(cudnn, "attend", lambda *args: 1.05 * plain(*args))
+  assert "differs from XLA by 0.0" in cudnn.failure.__wrapped__(8)
+  c.model.attention = "triton"
+  assert session.attention_backend(c)[0] == "triton"
+
+  def gone(name):
+    raise ModuleNotFoundError(f"No module named {name!r}")
+
+  monkeypatch.setattr(pallas, "_import", gone)
+  assert session.attention_backend(c) == (
+      "xla",
+      "triton: No module named 'gpu.attention'",
+  )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import test_attention as t
 
-from rl_reason.scale import device_mesh, pallas, sequence, sharding
+from rl_reason.scale import device_mesh, kernels, sequence, sharding
 
 LENGTH = 24
 
@@ -42,6 +42,6 @@ def test_attention_of_chunks_is_that_of_whole_rows(parts):
 
 def test_kernels_need_whole_rows():
   args = "auto", "gpu", "bfloat16", 128
-  assert pallas.choose(*args)[0] == "gpu"
-  got, reason = pallas.choose(*args, whole_rows=False)
+  assert kernels.choose(*args)[0] == "cudnn"
+  got, reason = kernels.choose(*args, whole_rows=False)
   assert got == "xla" and "model.kv_heads" in reason

@@ -9,8 +9,7 @@ and knows nothing of masks or caches. `packed` makes this function for training,
 token of each row.
 
 `kernels` is "xla", which runs everywhere (this file, and for packed rows
-`scale.packed_attention`); or "gpu" or "tpu", the Pallas kernels of
-`scale.pallas`.
+`scale.packed_attention`), or a key of `scale.kernels.KERNELS`.
 """
 
 import dataclasses
@@ -23,12 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_reason.scale import (
+    cudnn,
     linear,
     packed_attention,
     pallas,
     sequence,
     sharding,
 )
+from rl_reason.scale.kernels import cached, paged
 from rl_reason.scale.packed_attention import (
     LOG2,
     MASK_VALUE,
@@ -58,10 +59,11 @@ class Cache:
   """Keys and values of every layer; slot s holds the token of position s.
 
   Attributes:
-    k: [layers, B, K, C, S] for "xla". Slots are last, because scores are then
-      sums of rows, which XLA's CPU backend computes three times as fast as
-      products of columns. The Pallas kernels take the layout of v.
-    v: [layers, B, K, S, C].
+    k: [layers, B, K, C, S]. Slots are last, because scores are then sums of
+      rows, which XLA's CPU backend computes three times as fast as products of
+      columns. Kernels that read pages take the layout of v.
+    v: [layers, B, K, S, C]. Kernels that read pages may take larger heads than
+      the model has; the rest is zeros.
     k_scale, v_scale: float32 [layers, B, K, S] if k and v are int8, which these
       scales multiply. Else None.
   """
@@ -86,7 +88,7 @@ def empty_cache(kernels: str, shape: tuple[int, ...], dtype) -> Cache:
 
   The shape is [layers, B, K, S, C]; a dtype of int8 adds scales.
   """
-  v = jnp.zeros(shape, dtype)
+  v = jnp.zeros((*shape[:-1], cached(kernels, shape[-1])), dtype)
   scale = jnp.zeros(v.shape[:-1]) if v.dtype == jnp.int8 else None
   k = _key_layout(kernels, v)
   return jax.tree.map(
@@ -108,14 +110,16 @@ def with_row(cache: Cache, row: Cache, slot: Array) -> Cache:
 
 def _key_layout(kernels: str, k: Array) -> Array:
   """Transposes keys [..., S, C] to the layout of the cache, or back."""
-  return k.swapaxes(-1, -2) if kernels == "xla" else k
+  return k if paged(kernels) else k.swapaxes(-1, -2)
 
 
 def _cache_entries(cache: Cache, k: Array, v: Array) -> Cache:
-  """New keys and values [..., C] in the dtype of a cache; k as v is laid out.
+  """New keys and values [..., C] as a cache has them; k as v is laid out.
 
   int8 is symmetric, with one scale per token and head: absmax / 127.
   """
+  if (more := cache.v.shape[-1] - v.shape[-1]) > 0:
+    k, v = (jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, more),)) for x in (k, v))
   if cache.k_scale is None:
     return Cache(k, v)
   # A vector is a matrix of one column.
@@ -135,9 +139,8 @@ def packed(segments_BL: Array, *, chunks: bool = False) -> Attend:
   """
 
   def attend(kernels, layer, q_BLKQC, k_BLKC, v_BLKC, cache):
-    fn = packed_attention.attend
-    if kernels != "xla":
-      fn = functools.partial(pallas.packed, kernels)
+    others = dict(xla=packed_attention.attend, cudnn=cudnn.attend)
+    fn = others.get(kernels, functools.partial(pallas.packed, kernels))
     if chunks:
       fn = sequence.whole_rows(fn)
     # Rows and heads are independent: each device computes those that it has.
@@ -195,7 +198,7 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
     new = _cache_entries(cache, k_B1KC[:, 0], v_B1KC[:, 0])
     at = layer, jnp.arange(rows), slice(None)
     k_at, v_at = (*at, slice(None), write_B), (*at, write_B)
-    if kernels != "xla":
+    if paged(kernels):
       # A window of heads would make XLA copy the cache into another layout.
       heads = jnp.arange(new.k.shape[1])
       k_at = v_at = layer, at[1][:, None], heads, write_B[:, None]
@@ -211,10 +214,10 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
     q_BKQC = q_B1KQC[:, 0] * q_B1KQC.shape[-1] ** -0.5
     if cache.v.shape[3] <= BLOCK:
       short = jax.tree.map(lambda x: x[layer], cache)
-      k_BKCS = short.k if kernels == "xla" else short.k.swapaxes(-1, -2)
+      k_BKCS = short.k.swapaxes(-1, -2) if paged(kernels) else short.k
       short = dataclasses.replace(short, k=k_BKCS)
       out_BKQC = _attend_at_once(q_BKQC, short, position_B)
-    elif kernels != "xla":
+    elif paged(kernels):
       pools = jax.tree.leaves(cache)
       out_BKQC = pallas.paged(kernels, q_BKQC, pools, layer, position_B)
     else:
@@ -251,6 +254,10 @@ def _scores(q_BKQC, slots: Cache, first, position_B):
 
 def _attend_at_once(q_BKQC, slots: Cache, position_B):
   """Attention to all slots of one layer of a short cache."""
+  dim = q_BKQC.shape[-1]  # the cache may have more, which are zeros
+  slots = dataclasses.replace(
+      slots, k=slots.k[:, :, :dim], v=slots.v[..., :dim]
+  )
   scores = _scores(q_BKQC, slots, 0, position_B)
   shift = softmax_shift(scores.max(-1))
   return _normalized(*_weighted(scores, shift, q_BKQC.dtype, slots))

@@ -49,7 +49,7 @@ class ModelConfig:
       weights and the outputs of attention), 'full', or 'sqrt' (inputs of groups
       of layers are saved, those of single layers for one group at a time).
     logprob_chunk: positions per shard of the rows whose logits exist at a time.
-    attention: 'xla', or a key of `pallas.KERNELS`.
+    attention: 'xla', or a key of `kernels.KERNELS`.
     tokens: size of the tokenizer; None: as many as the embedding has rows. Rows
       behind it are padding, and never sampled.
     experts: feed-forward layers to choose from, see `experts`; 0: one for all.

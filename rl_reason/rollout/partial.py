@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from rl_reason.models import attention, decoder
 from rl_reason.rollout.decode_loop import Queue, Slots
 from rl_reason.scale import sharding
+from rl_reason.scale.kernels import paged
 from rl_reason.structs import Array, Rollouts, Tree
 
 CHUNK = 16  # tokens that are read at a time behind a cache,
@@ -165,7 +166,7 @@ def _row(cache: attention.Cache, slot: Array) -> attention.Cache:
 def _first_slot(kernels: str, cache: attention.Cache) -> attention.Cache:
   """The keys and values of position 0."""
   k, rest = cache.k, dataclasses.replace(cache, k=None)
-  k = k[..., :1] if kernels == "xla" else k[..., :1, :]
+  k = k[..., :1, :] if paged(kernels) else k[..., :1]
   return dataclasses.replace(jax.tree.map(lambda x: x[:, :, :, :1], rest), k=k)
 
 
@@ -188,7 +189,7 @@ def _extend(first: Array, length: int) -> attention.Attend:
       at[slots] = first
       return jax.lax.dynamic_update_slice(x, new[None], at)
 
-    k_slots = 4 if kernels == "xla" else 3
+    k_slots = 3 if paged(kernels) else 4
     k = write(cache.k, attention._key_layout(kernels, new.k), k_slots)
     rest = jax.tree.map(
         lambda x, new: write(x, new, 3),
@@ -197,7 +198,7 @@ def _extend(first: Array, length: int) -> attention.Attend:
     )
     cache = attention.Cache(k, *rest)
     short = jax.tree.map(lambda x: x[layer], cache)
-    if kernels != "xla":
+    if paged(kernels):
       short = dataclasses.replace(short, k=short.k.swapaxes(-1, -2))
     q_1LKQC = q_1LKQC * q_1LKQC.shape[-1] ** -0.5
     each = jax.vmap(attention._attend_at_once, (1, None, 0), 1)

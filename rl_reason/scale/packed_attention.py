@@ -47,17 +47,24 @@ def attend(
       k_BLKC.swapaxes(1, 2),
       v_BLKC.swapaxes(1, 2),
   )
-  # A token sees keys from the first of its segment to itself. Comparing segment
-  # numbers would take XLA's CPU backend as long as all the rest of attention.
-  at_L = jnp.arange(segments_BL.shape[1])
-  starts_BL = segments_BL != jnp.roll(segments_BL, 1, 1)
-  first_BL = jax.lax.cummax(jnp.where(starts_BL, at_L, 0), 1)
+  first_BL = first_keys(segments_BL)
   if first_query is not None:
     first_BL = jax.lax.dynamic_slice_in_dim(
         first_BL, first_query, q_BLKQC.shape[1], 1
     )
   out_BKQLC = _attend_rows(*heads_first, first_BL, first_query)
   return out_BKQLC.transpose(0, 3, 1, 2, 4)
+
+
+def first_keys(segments_BL: Array) -> Array:
+  """The place of the first key that each token sees: of its segment; int32.
+
+  Comparing segment numbers instead would take XLA's CPU backend as long as all
+  the rest of attention.
+  """
+  at_L = jnp.arange(segments_BL.shape[1])
+  starts_BL = segments_BL != jnp.roll(segments_BL, 1, 1)
+  return jax.lax.cummax(jnp.where(starts_BL, at_L, 0), 1)
 
 
 def einsum32(axes: str, *args: Array) -> Array:

@@ -1,8 +1,8 @@
 """Attention by the Pallas kernels that JAX ships, for GPUs and TPUs.
 
-`models.attention` calls `packed` and `paged` only if a run has chosen kernels:
-`choose` names those that fit, or "xla", for which `models.attention` needs
-nothing of this module.
+`models.attention` calls `packed` and `paged` only if a run has chosen kernels
+of this module (`scale.kernels`). Heads of other sizes than the kernels' are
+padded with zeros.
 
 Shapes here: H query heads; X rows of all key/value heads; P pages of one of
 them, N of all; S slots of a page.
@@ -11,70 +11,17 @@ them, N of all; S slots of a page.
 import importlib
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from rl_reason.functions import one_line
 from rl_reason.scale import sharding
+from rl_reason.scale.kernels import KERNELS, padded
 from rl_reason.structs import Array
 
 PAGE = 128  # tokens of the smallest page of a cache, and of a block of queries
-
-
-class Kernels(NamedTuple):
-  """What the kernels of a platform support.
-
-  Attributes:
-    head_dims: sizes of a head.
-    block: most tokens that a kernel processes together; packed rows are padded
-      to a multiple of it.
-    int8: whether they read an int8 cache. The TPU's kernel would broadcast each
-      scale over the numbers that it scales: for each layer of each step an
-      array of four times the bytes of the cache.
-  """
-
-  head_dims: tuple[int, ...]
-  block: int
-  int8: bool
-
-
-KERNELS = {
-    "gpu": Kernels((64, 128), 128, int8=True),
-    "tpu": Kernels((128, 256), 512, int8=False),
-}
-
-
-def choose(
-    wanted: str,
-    backend: str,
-    dtype: str,
-    head_dim: int,
-    *,
-    whole_rows: bool = True,
-) -> tuple[str, str]:
-  """The implementation of attention for a run, and the reason in words.
-
-  `wanted` is 'auto', or 'xla' for no kernels; the result 'xla' or a key of
-  KERNELS. The dtype is that of the matrix products. Kernels need whole rows:
-  mesh.sequence must leave each device some heads of its own.
-  """
-  supported = KERNELS.get(backend, Kernels((), 0, int8=False))
-  reasons = {
-      "model.attention": wanted == "xla",
-      f"no kernels for {backend}": backend not in KERNELS,
-      f"the kernels take bfloat16, not {dtype}": dtype != "bfloat16",
-      f"the kernels take heads of {supported.head_dims}, not {head_dim}": (
-          head_dim not in supported.head_dims
-      ),
-      "mesh.sequence x mesh.tensor must divide model.kv_heads for kernels": (
-          not whole_rows
-      ),
-  }
-  for reason, holds in reasons.items():
-    if holds:
-      return "xla", reason
-  return backend, f"kernels for {backend}"
 
 
 def packed(
@@ -85,16 +32,22 @@ def packed(
     segments_BL: Array,
 ) -> Array:
   """As `packed_attention.attend`, by the kernels of a key of KERNELS."""
-  length = q_BLKQC.shape[1]
+  length, dim = q_BLKQC.shape[1], q_BLKQC.shape[-1]
   block = min(KERNELS[kernels].block, -(-length // PAGE) * PAGE)
-  padded = [
+  qkv = (_widened(x, padded(kernels, dim)) for x in (q_BLKQC, k_BLKC, v_BLKC))
+  whole = [
       jnp.pad(x, ((0, 0), (0, -length % block)) + ((0, 0),) * (x.ndim - 2))
-      for x in (q_BLKQC, k_BLKC, v_BLKC, segments_BL)
+      for x in (*qkv, segments_BL)
   ]
-  return _PACKED[kernels](block, *padded)[:, :length]
+  return _PACKED[kernels](block, *whole)[:, :length, ..., :dim]
 
 
-def _packed_gpu(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
+def _widened(x: Array, dim: int) -> Array:
+  """Heads [..., C] with zeros up to a size of `dim`."""
+  return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, dim - x.shape[-1]),))
+
+
+def _packed_triton(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
   """FlashAttention-2 (arXiv:2307.08691); it wants a key for each query head."""
   ops = _import("gpu.attention")
   q_BLHC = q_BLKQC.reshape(*q_BLKQC.shape[:2], -1, q_BLKQC.shape[-1])
@@ -141,8 +94,8 @@ def paged(
   Args:
     kernels: key of KERNELS.
     q_BKQC: queries, scaled.
-    pools: keys and values [layers, B, K, S, C], and for int8 their scales
-      [layers, B, K, S].
+    pools: keys and values [layers, B, K, S, C], where heads may be padded; for
+      int8 their scales [layers, B, K, S].
     layer: int32.
     position_B: int32, the last slot that each row sees; -1 for none.
   """
@@ -153,13 +106,14 @@ def paged(
     pages = slots // page
     first_X1 = (layer * rows * heads + jnp.arange(rows * heads))[:, None]
     out_XQC = _PAGED[kernels](
-        q_BKQC.reshape(rows * heads, -1, dim),
+        _widened(q_BKQC, dim).reshape(rows * heads, -1, dim),
         *(x.reshape(1, -1, page, dim) for x in (k, v)),
         jnp.repeat(position_B + 1, heads),
         first_X1 * pages + jnp.arange(pages),
         *(x.reshape(1, -1, page) for x in scales),
     )
-    return out_XQC.reshape(q_BKQC.shape)
+    out_BKQC = out_XQC.reshape(*q_BKQC.shape[:3], dim)
+    return out_BKQC[..., : q_BKQC.shape[3]]
 
   rows = "batch", "kv_heads", None, None
   axes = [(None, *rows)[: x.ndim] for x in pools]
@@ -167,7 +121,7 @@ def paged(
   return run(q_BKQC, layer, position_B, *pools)
 
 
-def _paged_gpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, *scales_1NS):
+def _paged_triton(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, *scales_1NS):
   """Splits of a row run side by side; a last softmax joins them."""
   ops = _import("gpu.paged_attention")
   return ops.paged_attention(
@@ -190,16 +144,26 @@ def _paged_tpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
   )
 
 
+def failure(head_dim: int) -> str:
+  """Why JAX has no kernels for GPUs any more; '' while it has them."""
+  del head_dim
+  try:
+    for name in "gpu.attention", "gpu.paged_attention":
+      _import(name)
+  except ImportError as e:
+    return one_line(e)
+  return ""
+
+
 def _import(name: str) -> Any:
   """A module of JAX's kernels, imported only where it is used.
 
-  From jax 0.11 on those for the GPU warn that they are deprecated; setup.py
-  bounds jax to versions that have them.
+  From jax 0.11 on those for the GPU warn that they are deprecated.
   """
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     return importlib.import_module(f"jax.experimental.pallas.ops.{name}")
 
 
-_PACKED = {"gpu": _packed_gpu, "tpu": _packed_tpu}
-_PAGED = {"gpu": _paged_gpu, "tpu": _paged_tpu}
+_PACKED = {"triton": _packed_triton, "tpu": _packed_tpu}
+_PAGED = {"triton": _paged_triton, "tpu": _paged_tpu}

@@ -1,5 +1,6 @@
 """--stage=size: a table of bytes per device, and what would fit."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ from rl_reason import checks
 from rl_reason.config import ConfigError
 from rl_reason.models import critic
 from rl_reason.monitoring.display import Display
-from rl_reason.scale import device_mesh, sharding
+from rl_reason.scale import device_mesh, kernels, sharding
 from rl_reason.session import Session, critic_config
 from rl_reason.size import automatic, compiled, formula, shapes
 from rl_reason.size.automatic import device_bytes, largest
@@ -43,6 +44,15 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     value = critic_config(config, cfg)
   size = formula.estimate(config, cfg, value, mesh)
   update, rollout, source = size.update_peak, size.rollout_peak, "formula"
+  padded = kernels.cached("tpu", cfg.head_dim)
+  if devices and padded != kernels.cached(cfg.attention, cfg.head_dim):
+    on_tpu = dataclasses.replace(cfg, attention="tpu")
+    peak = formula.estimate(config, on_tpu, value, mesh).rollout_peak
+    display.say(
+        f"on TPUs the key/value cache has heads of {padded} instead of"
+        f" {cfg.head_dim}: rollout {peak / GIB:.3g} GiB instead of"
+        f" {rollout / GIB:.3g}"
+    )
   if not devices:
     source = f"compiled for {jax.default_backend()}"
     session = _session(config, cfg, value, mesh, display)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rl_reason import config as config_lib
 from rl_reason.models import attention, critic, decoder, lora, parameters
 from rl_reason.rollout import sampler_weights
-from rl_reason.scale import sharding
+from rl_reason.scale import kernels, sharding
 from rl_reason.structs import Tree
 
 # Copies of the trained parameters in fp32 beside the state: the gradients that
@@ -221,8 +221,9 @@ def cache_bytes(
   if heads % mesh.shape["tensor"] == 0:
     heads //= mesh.shape["tensor"]
   slots = attention.cache_slots(length)
-  number = itemsize(cfg) if kind == "same" else 1 + 4 / cfg.head_dim
-  return int(2 * cfg.layers * rows * heads * slots * cfg.head_dim * number)
+  dim = kernels.cached(cfg.attention, cfg.head_dim)
+  head = dim * itemsize(cfg) if kind == "same" else dim + 4
+  return 2 * cfg.layers * rows * heads * slots * head
 
 
 def decode_bytes(cfg: decoder.ModelConfig, mesh, rows: int) -> int:

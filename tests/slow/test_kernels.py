@@ -1,6 +1,7 @@
 """Kernels on eight devices and in the sampler; interpreted."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,14 @@ import tiny
 
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh, pallas, sharding
+from rl_reason.scale import device_mesh, sharding
+from rl_reason.scale.kernels import KERNELS
 
 pytestmark = pytest.mark.slow
 interpreted = t.interpreted  # the fixture
 
 
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_gradients_on_eight_devices(kernels, interpreted):
   """Rows over (data, fsdp), heads over tensor."""
   args = t.rows(4, 128, "bfloat16")
@@ -27,8 +29,34 @@ def test_gradients_on_eight_devices(kernels, interpreted):
     t.assert_near(t.gradients(kernels, *args), want, "bfloat16")
 
 
+@pytest.mark.parametrize("remat, passes", [("dots", 2), ("full", 3)])
+def test_cudnn_is_lowered_in_a_model_on_eight_devices(
+    remat, passes, monkeypatch
+):
+  """A backward pass computes tiles again; "dots" has saved what they gave."""
+  t.without_cudnn(monkeypatch)
+  cfg = dataclasses.replace(
+      tiny.CFG, attention="cudnn", dtype="bfloat16", remat=remat
+  )
+  params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
+  rows = jax.ShapeDtypeStruct((4, 256), jnp.int32)
+
+  def total(params, tokens, segments):
+    places = jnp.broadcast_to(jnp.arange(256), tokens.shape)
+    attend = attention.packed(segments)
+    return decoder.forward(params, cfg, tokens, places, attend)[0].sum()
+
+  with jax.set_mesh(device_mesh.make_mesh(2, 2, 2)):
+    traced = jax.jit(jax.grad(total)).trace(params, rows, rows)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  calls = re.findall(r"__cudnn\$fmhaScaleBiasSoftmax(\w*)", text)
+  tiles = 2
+  assert calls.count("") == passes * tiles
+  assert calls.count("Backward") == tiles
+
+
 @pytest.mark.parametrize(
-    "kernels, int8", [("gpu", False), ("gpu", True), ("tpu", False)]
+    "kernels, int8", [("triton", False), ("triton", True), ("tpu", False)]
 )
 def test_decoding_on_eight_devices(kernels, int8, interpreted):
   """Inside of its shard, scales beside what they scale."""
@@ -48,10 +76,11 @@ def test_decoding_on_eight_devices(kernels, int8, interpreted):
   t.assert_near([got], [alone], "bfloat16")
 
 
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
-def test_sampler_and_trainer_agree_with_kernels(kernels, interpreted):
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_sampler_and_trainer_agree_with_kernels(kernels, dim, interpreted):
   """Prefill, copies of prefixes and decoding keep the cache in one layout."""
-  shape = dict(head_dim=t.C, dtype="bfloat16", layers=1)
+  shape = dict(head_dim=dim, dtype="bfloat16", layers=1)
   cfg = dataclasses.replace(tiny.CFG, attention=kernels, **shape)
   params = decoder.init(cfg, jax.random.key(0))
   rows = sampler.sample(

@@ -14,7 +14,8 @@ import test_sharding
 import tiny
 
 from rl_reason.models import critic, decoder, parameters
-from rl_reason.scale import device_mesh, pallas, sharding
+from rl_reason.scale import device_mesh, sharding
+from rl_reason.scale.kernels import KERNELS
 from rl_reason.structs import Packed
 from rl_reason.training import step
 
@@ -78,7 +79,7 @@ def test_an_update_is_that_of_one_device(sizes):
   )
 
 
-@pytest.mark.parametrize("kernels", pallas.KERNELS)
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_kernels_compute_whole_rows(kernels, interpreted):
   args = t.rows(4, 128, "bfloat16")
   want = t.gradients(kernels, *args)

@@ -50,8 +50,8 @@ def test_slices_are_joined_by_data_parallelism():
 def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   """Two layers of Qwen2.5-0.5B's width; the formula is near the program."""
   devices = devices_of("v6e:4x4")
-  c, cfg = slices.config_of("1.5B", mesh__tensor=2, model__remat="full")
-  cfg = dataclasses.replace(cfg, layers=2, attention="tpu")
+  c, cfg = slices.config_of("1.5B", "v6e", mesh__tensor=2, model__remat="full")
+  cfg = dataclasses.replace(cfg, layers=2)
   mesh = device_mesh.make_mesh(1, -1, 2, devices)
   value = critic_config(c, cfg)
   session = command._session(c, cfg, value, mesh, Display(False))
@@ -66,14 +66,19 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   assert any(x["kind"] == "all-gather" and x["calls"] > 1 for x in sent)
 
 
-def test_a_token_is_written_into_the_cache_in_place():
-  """With two heads of keys on a device: no copy in another layout."""
+@pytest.mark.parametrize("model", ["0.5B", "1.5B"])
+def test_a_token_is_written_into_the_cache_in_place(model):
+  """With two heads of keys on a device: no copy in another layout.
+
+  Heads of 64 are those of 128 in the cache.
+  """
   devices = devices_of("v5p:2x2x1")
-  c, cfg = slices.config_of("1.5B", rollout__slots=64)
-  cfg = dataclasses.replace(cfg, layers=2, attention="tpu")
+  c, cfg = slices.config_of(model, "v5p", rollout__slots=64)
+  cfg = dataclasses.replace(cfg, layers=2)
   mesh = device_mesh.make_mesh(1, -1, 1, devices)
   value = critic_config(c, cfg)
   session = command._session(c, cfg, value, mesh, Display(False))
   _, (decode, (_, _, slots)) = compiled.rollout(session)
   cache = slots.cache.v.sharding.shard_shape(slots.cache.v.shape)
-  assert cache[2] == 2 and not aot.copies(decode.as_text(), cache)
+  assert cache[2] == 2 and cache[4] == 128
+  assert not aot.copies(decode.as_text(), cache)
