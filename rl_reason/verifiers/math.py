@@ -25,23 +25,34 @@ import functools
 import re
 from fractions import Fraction
 
-from rl_reason.verifiers import final, latex, lexer, numeric, units
+from rl_reason.verifiers import (
+    bound,
+    final,
+    latex,
+    lexer,
+    numeric,
+    sets,
+    units,
+)
 from rl_reason.verifiers.values import (
     INFINITY,
     REALS,
     Quantity,
     Relation,
+    Rounded,
     Seq,
     is_expression,
+    is_vector,
 )
 
 answer = final.final
 
 _PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?")
 # Physical units: two of them are interchangeable only if equal.
-_PHYSICAL = frozenset(units.UNITS.values())
+_PHYSICAL = frozenset(units.UNITS.values()) | {"ordinal"}
 _UNDECIDED = (lexer.Unreadable, numeric.Hard, RecursionError)
 _read_reference = functools.lru_cache(maxsize=4096)(latex.read)
+_reference = functools.lru_cache(maxsize=4096)(final.reference)
 
 
 def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
@@ -64,7 +75,7 @@ def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
 def _near(found: str, reference: str, tolerance: float) -> bool:
   """Whether two rational numbers, units aside, differ by the tolerance."""
   try:
-    values = [latex.read(found), _read_reference(reference)]
+    values = [latex.read(found), _read_reference(_reference(reference))]
     values = [x.value if isinstance(x, Quantity) else x for x in values]
     a, b = (numeric.exact(x) if is_expression(x) else None for x in values)
   except _UNDECIDED:
@@ -84,6 +95,7 @@ def _plain(text: str) -> Fraction | None:
 
 def equal(found: str, reference: str) -> bool:
   """Whether two answers are the same; False if one cannot be parsed."""
+  reference = _reference(reference)
   fast = _plain(found), _plain(reference)
   if fast[0] is not None and fast[1] is not None:
     return fast[0] == fast[1]
@@ -107,6 +119,7 @@ def usable(reference: str) -> bool:
 
   One that only its own text would match is not usable.
   """
+  reference = _reference(reference)
   if _plain(reference) is not None:
     return True
   try:
@@ -131,8 +144,27 @@ def _fold(text: str) -> str:
 
 def _same(a, b) -> bool:
   """Whether two values, of the response and of the reference, are the same."""
+  a, b = map(_settled, (a, b))
+  if a is None or b is None:
+    return False
+  families = bound.same_families(a, b)
+  if families is not None:
+    return families
   if isinstance(a, Quantity) or isinstance(b, Quantity):
     return _same_quantities(a, b)
+  named = _assignments(a), _assignments(b)
+  if any(named):
+    return _same_named(a, b, *named)
+  if any(isinstance(x, Seq) and x.brackets in _RATIOS for x in (a, b)):
+    return _same_ratios(a, b)
+  if _is_condition(a) or _is_condition(b):
+    found = _same_real_sets(a, b)
+    if found is not None:
+      return found
+    a, b = (
+        x.items[0] if isinstance(x, Seq) and x.brackets == "set" else x
+        for x in (a, b)
+    )
   if not isinstance(a, Relation) or not isinstance(b, Relation):
     a, b = _as_set(a), _as_set(b)
   if isinstance(a, Relation) or isinstance(b, Relation):
@@ -142,9 +174,171 @@ def _same(a, b) -> bool:
     return _same(a.items[0], b) if single[0] else _same(a, b.items[0])
   if isinstance(a, Seq) and isinstance(b, Seq):
     return _same_sequences(a, b)
+  if is_vector(a) != is_vector(b):  # (2, 3) as 2 i + 3 j
+    a, b = (_by_units(x) if is_vector(x) else x for x in (a, b))
   if is_expression(a) and is_expression(b):
-    return numeric.equal(a, b)
+    return numeric.equal(bound.with_constant(a, b), b)
   return isinstance(a, str) and a == b != ""
+
+
+def _settled(value):
+  """The value of one that is given twice; None if the two disagree.
+
+  That is "1/4 or 25%", and `x = 1/3 \\approx 0.333`, which is 1/3.
+  """
+  if isinstance(value, Seq) and value.brackets == "or":
+    first, *rest = value.items
+    if all(_same(x, first) for x in rest):
+      return first
+    return Seq("", value.items)
+  if isinstance(value, Relation) and "approx" in value.ops:
+    ops, sides = value.ops, value.sides
+    at = ops.index("approx")
+    if set(ops[at:]) != {"approx"}:
+      return None
+    exact, rest = sides[at], sides[at + 1 :]
+    if _is_name(exact) and not _is_number(exact):  # x is all but 3.17
+      return Relation(("=",), (exact, rest[0].value)) if at == 0 else None
+    if not all(_rounds(exact, x) for x in rest):
+      return None
+    return Relation(ops[:at], sides[: at + 1]) if at else exact
+  return value
+
+
+def _rounds(exact, rounded: Rounded) -> bool:
+  """Whether the digits are those of a number, rounded or cut."""
+  values, units_ = [], []
+  for x in (exact, rounded.value):
+    values.append(x.value if isinstance(x, Quantity) else x)
+    units_.append(x.unit if isinstance(x, Quantity) else "")
+  if not all(map(_is_number, values)):
+    return False
+  share = Fraction(100) if units_ == ["", "%"] else Fraction(1)
+  a, b = ("*", share, values[0]), values[1]
+  error = ("abs", _minus(a, b))
+  if numeric.sign(_minus(error, rounded.half)) <= 0:
+    return True
+  cut = _minus(("abs", a), ("abs", b))
+  within = numeric.sign(_minus(cut, 2 * rounded.half)) < 0
+  return within and numeric.sign(cut) >= 0
+
+
+def _minus(a, b) -> tuple:
+  return ("+", a, ("*", Fraction(-1), b))
+
+
+_RATIOS = ("ratio", "clock")
+
+
+def _same_ratios(a, b) -> bool:
+  """Ratios by their proportions; of two numbers also as their quotient."""
+  if isinstance(b, Seq) and b.brackets == "clock":
+    return a == b
+  parts = [
+      x.items if isinstance(x, Seq) and x.brackets in _RATIOS else (x,)
+      for x in (a, b)
+  ]
+  if not all(map(is_expression, (*parts[0], *parts[1]))):
+    return False
+  lengths = [len(x) for x in parts]
+  if 1 in lengths and sum(lengths) == 3:
+    parts = [x if len(x) == 2 else (*x, Fraction(1)) for x in parts]
+  if len(parts[0]) != len(parts[1]):
+    return False
+  return all(
+      numeric.equal(("/", x, parts[0][-1]), ("/", y, parts[1][-1]))
+      for x, y in zip(*parts, strict=True)
+  )
+
+
+def _is_condition(value) -> bool:
+  """Whether a value may describe a set of real numbers by conditions."""
+  if isinstance(value, Relation):
+    return value.ops == ("in",) or not {"=", "in"} & set(value.ops)
+  if isinstance(value, Seq):
+    listed = value.brackets == "" and any(map(_is_condition, value.items))
+    return listed or value.brackets in ("cup", "cap", "minus", "set")
+  return value == REALS
+
+
+def _same_real_sets(a, b) -> bool | None:
+  """Whether two sets of real numbers are equal; None if one is none."""
+  try:
+    found = sets.read(a), sets.read(b)
+  except numeric.Hard:
+    return None
+  if None in found or all(map(sets.is_finite, found)):
+    return None
+  free = sets.variables(a), sets.variables(b)
+  return (not all(free) or free[0] == free[1]) and sets.same(*found)
+
+
+def _assignments(value) -> dict:
+  """`x = 2, y = 3` and `(x, y) = (2, 3)` by names, if they differ."""
+  if isinstance(value, Relation) and value.ops == ("=",):
+    left, right = value.sides
+    if not (_is_name(left) and left[0] == "name" and isinstance(right, Seq)):
+      return {}
+    tuple_ = re.fullmatch(r"\((\w+(?:,\w+)+)\)", left[1])
+    names = tuple_[1].split(",") if tuple_ else []
+    if len(names) != len(right.items) or right.brackets not in ("()", ""):
+      return {}
+    return dict(zip(names, right.items, strict=True))
+  if not isinstance(value, Seq) or value.brackets != "":
+    return {}
+  out: dict = {}
+  for item in value.items:
+    if not isinstance(item, Relation) or item.ops != ("=",):
+      return {}
+    left, right = item.sides
+    if not (type(left) is tuple and left[0] == "name" and "(" not in left[1]):
+      return {}
+    if left[1] in out or not is_expression(right) or numeric.names(right):
+      return {}
+    out[left[1]] = right
+  # x_1 and x_2 are values of one variable.
+  letters = {name.partition("_")[0] for name in out}
+  return out if len(letters) == len(out) > 1 else {}
+
+
+def _same_named(a, b, theirs: dict, ours: dict) -> bool:
+  """Values by their names; without names in the order of these."""
+  if theirs and ours:
+    same_names = theirs.keys() == ours.keys()
+    return same_names and all(_same(theirs[x], ours[x]) for x in ours)
+  other, names = (b, theirs) if theirs else (a, ours)
+  if isinstance(other, Relation) and _assigned(other) is not None:
+    other = _assigned(other)
+  if not isinstance(other, Seq) or other.brackets not in ("", "()", "{}"):
+    return False
+  values = list(names.values())
+  if other.brackets == "{}":
+    return _same_any_order(values, other.items)
+  if len(names) != len(other.items):
+    return False
+  if theirs and all(len(x) == 1 for x in names):
+    values = [names[x] for x in sorted(names)]  # (x, y) of y = 3, x = 2
+  pairs = zip(values, other.items, strict=True)
+  return all(_same(x, y) if theirs else _same(y, x) for x, y in pairs)
+
+
+def _by_units(vector: Seq):
+  """A tuple or a column as the sum of its components times unit vectors."""
+  items = _components(vector)
+  if items is None or len(items) > 3 or not all(map(is_expression, items)):
+    return vector
+  names = (("name", f"hat {x}") for x in "ijk")
+  return ("+", *(("*", x, y) for x, y in zip(items, names)))
+
+
+def _components(vector: Seq) -> tuple | None:
+  """The items of a tuple, of a row or of a column; None of other matrices."""
+  if vector.brackets != "matrix":
+    return vector.items
+  rows = [row.items for row in vector.items]
+  if len(rows) == 1:
+    return rows[0]
+  return tuple(x[0] for x in rows) if len(rows[0]) == 1 else None
 
 
 def _is_singleton(value) -> bool:
@@ -175,6 +369,11 @@ def _same_sequences(a, b) -> bool:
   kinds = {a.brackets, b.brackets}
   if kinds == {"{}"}:
     return _same_any_order(_distinct(a.items), _distinct(b.items))
+  if is_vector(a) and is_vector(b) and "matrix" in kinds and len(kinds) == 2:
+    items = _components(a), _components(b)
+    if None in items or len(items[0]) != len(items[1]):
+      return False
+    return all(map(_same, *items))
   if len(a.items) != len(b.items):
     return False
   if kinds <= {"", "{}"} or kinds == {"cup"}:
@@ -248,7 +447,7 @@ def _assigned(relation: Relation):
 
 def _as_set(value):
   """Inequalities of one variable as intervals, several as their union."""
-  if isinstance(value, Seq) and value.brackets == "":
+  if isinstance(value, Seq) and value.brackets in ("", "cup"):
     if all(isinstance(x, Relation) for x in value.items):
       parts = tuple(map(_as_set, value.items))
       if all(isinstance(part, Seq) for part in parts):
@@ -289,6 +488,7 @@ def _same_relations(a, b) -> bool:
   if not isinstance(a, Relation) or not isinstance(b, Relation):
     values = [_assigned(x) if isinstance(x, Relation) else x for x in (a, b)]
     return None not in values and _same(*values)
+  a = bound.renamed(a, b)
   values = [_assigned(a), _assigned(b)]
   if None not in values and a.sides[0] == b.sides[0]:
     return _same(*values)

@@ -1,0 +1,162 @@
+r"""Sums and products that are written with dots: `1+2+\cdots+100`.
+
+They are closed at once, so that their length costs nothing: the first terms
+have to decide the rule alone, and the last one has to obey it.
+"""
+
+import math
+from fractions import Fraction
+
+from rl_reason.verifiers import numeric
+from rl_reason.verifiers.lexer import Unreadable
+
+MAX_GEOMETRIC = 4_000  # terms of a geometric series
+MAX_TERMS = 200  # of a series of formulas, such as 1^2+2^2+...+10^2
+MAX_BITS = 2_000  # of each of its terms
+
+
+def _minus(a, b):
+  if isinstance(a, Fraction) and isinstance(b, Fraction):
+    return a - b
+  return ("+", a, ("*", Fraction(-1), b))
+
+
+def total(first: list, last):
+  """Returns the sum of a series as an expression.
+
+  Args:
+    first: the terms before the dots, at least two.
+    last: the term behind them.
+
+  Raises:
+    Unreadable: the terms have no rule that is known here, or more than one.
+  """
+  values = [_exact(x) for x in (*first, last)]
+  if None in values[:2] or values[-1] is None:
+    return _arithmetic(first, last)
+  if None not in values:
+    rules = [f(values[:-1], values[-1]) for f in (_linear, _geometric)]
+    known = [x for x in rules if x is not None]
+    # 1 + 2 + ... + 64 has steps of 1, whatever else it may be.
+    if rules[0] is not None and values[1] - values[0] == 1:
+      known = rules[:1]
+    if len(known) == 1:
+      return known[0]
+    if known:
+      raise Unreadable("a sum of two readings")
+  terms = [_exact(x) for x in _formulas(first, last)]
+  if any(x is None or x.denominator.bit_length() > MAX_BITS for x in terms):
+    raise Unreadable("a sum of such terms")
+  return sum(terms, Fraction(0))
+
+
+def product(first: list, last):
+  """Returns the product of numbers in steps of one, as `total` does."""
+  values = [_exact(x) for x in (*first, last)]
+  steps = {b - a for a, b in zip(values, values[1:-1]) if None not in (a, b)}
+  if None in values[:-1] or len(steps) != 1:
+    raise Unreadable("a product with dots")
+  (step,) = steps
+  if values[-1] is None and values[:2] == [1, 2]:
+    return ("factorial", last)
+  if values[-1] is None or step not in (1, -1):
+    raise Unreadable("a product with dots")
+  low, high = sorted([values[0], values[-1]])
+  count = (values[-1] - values[0]) * step
+  if low.denominator != 1 or count.denominator != 1 or count < len(first):
+    raise Unreadable("a product with dots")
+  if max(-low, high) > numeric.MAX_COMBINATORIAL:
+    raise Unreadable("a product of large numbers")
+  return Fraction(math.prod(range(int(low), int(high) + 1)))
+
+
+def _exact(node) -> Fraction | None:
+  """The value of a number that is rational and not large."""
+  try:
+    value = numeric.exact(node)
+  except numeric.Hard as e:
+    raise Unreadable(str(e)) from None
+  large = value is not None and value.numerator.bit_length() > MAX_BITS
+  return None if large else value
+
+
+def _arithmetic(first, last):
+  """The sum of an arithmetic series whose ends may be formulas."""
+  step = _minus(first[1], first[0])
+  steps = [_minus(b, a) for a, b in zip(first[1:], first[2:])]
+  try:
+    constants = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2))
+    if not isinstance(step, Fraction):
+      found = (x for x in constants if numeric.equal(step, x))
+      step = next(found, None)
+    else:
+      step = step or None
+    if step is None or not all(numeric.equal(x, step) for x in steps):
+      raise Unreadable("a sum without a rule")
+  except numeric.Hard as e:
+    raise Unreadable(str(e)) from None
+  count = ("+", ("/", _minus(last, first[0]), step), Fraction(1))
+  return ("*", count, ("/", ("+", first[0], last), Fraction(2)))
+
+
+def _linear(first, last) -> Fraction | None:
+  """The sum of an arithmetic series of numbers; None if it is none."""
+  step = first[1] - first[0]
+  if not step or any(b - a != step for a, b in zip(first, first[1:])):
+    return None
+  count = (last - first[0]) / step + 1
+  if count.denominator != 1 or count <= len(first):
+    return None
+  return count * (first[0] + last) / 2
+
+
+def _geometric(first, last) -> Fraction | None:
+  """The sum of a geometric series of numbers; None if it is none."""
+  if not first[0] or first[1] in (first[0], -first[0], 0):
+    return None
+  ratio = first[1] / first[0]
+  if any(b != a * ratio for a, b in zip(first, first[1:])):
+    return None
+  term, grows = first[-1], abs(ratio) > 1
+  for _ in range(MAX_GEOMETRIC):
+    term *= ratio
+    if term == last:
+      return (last * ratio - first[0]) / (ratio - 1)
+    if (abs(term) > abs(last)) == grows:
+      return None
+  return None
+
+
+def _formulas(first, last) -> list:
+  """All terms, if each is the first one with other numbers in steps."""
+  for count in range(len(first) + 1, MAX_TERMS + 1):
+    if first[0] == last or _between(first, last, 0, count) is None:
+      continue
+    terms = [_between(first, last, index, count) for index in range(count)]
+    if terms[: len(first)] == list(first):
+      return terms
+    break
+  raise Unreadable("a sum without a rule")
+
+
+def _between(first, last, index: int, count: int):
+  """The term of an index: its numbers lie between the first and the last."""
+  a, b = first[0], last
+  if isinstance(a, Fraction) and isinstance(b, Fraction):
+    step = first[1] - a if isinstance(first[1], Fraction) else None
+    if step is None or b - a != step * (count - 1):
+      return None
+    return a + index * step
+  if type(a) is not tuple or type(b) is not tuple or a[0] != b[0]:
+    return None
+  if a[0] == "name":
+    return a if a == b else None
+  if any(type(x) is not tuple or len(x) != len(a) for x in (*first, b)):
+    return None
+  parts = []
+  for place in range(1, len(a)):
+    part = _between([x[place] for x in first], b[place], index, count)
+    if part is None:
+      return None
+    parts.append(part)
+  return (a[0], *parts)
