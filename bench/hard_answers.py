@@ -116,7 +116,11 @@ def table(result: dict) -> str:
   ]
   for half in HALVES:
     out.append(f"## The half {half}")
-    out += ["", f"| class | {' | '.join(names)} |", "|---|" * 1 + "---|" * len(names)]
+    out += [
+        "",
+        f"| class | {' | '.join(names)} |",
+        "|---|" * 1 + "---|" * len(names),
+    ]
     first = result[names[0]]["counts"]
     kinds = [x for x in first if x.startswith(f"{half}: ")]
     for key in [*kinds, half]:

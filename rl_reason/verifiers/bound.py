@@ -20,7 +20,7 @@ from rl_reason.verifiers.values import (
 )
 
 MAX_CLASSES = 240  # residue classes of a family
-_CALL = re.compile(r"([A-Za-z]+(?:\^\{-1\})?)\(([A-Za-z](?:,[A-Za-z])*)\)")
+_CALL = re.compile(r"([A-Za-z]+(?:\^\{-1\})?)\(([a-z](?:,[a-z])*)\)")
 _INDEXED = re.compile(r"([A-Za-z]+)_([a-z])")
 _INTEGER_NAMES = frozenset("jklmn")
 _CONSTANTS = re.compile(r"[CcKk](?:_[01])?")
@@ -53,7 +53,7 @@ def renamed(found: Relation, reference: Relation) -> Relation:
     return found
   if theirs == ours or len(set(theirs)) < len(theirs):
     return found
-  if not is_expression(right):
+  if not is_expression(right) or not numeric.names(right) & set(theirs):
     return found
   # A name that the response leaves free is not the reference's argument.
   names = {x: ("name", f"{x} free") for x in ours}
@@ -69,7 +69,7 @@ def renamed(found: Relation, reference: Relation) -> Relation:
 def with_constant(found, reference):
   """The expression with the reference's name of an added constant."""
   names, theirs = numeric.names(reference), numeric.names(found)
-  ours = _added(reference)
+  ours = {x for x in _added(reference) if x[0] == "C"}
   other = _added(found)
   if not ours or not other or ours == other or len(names) < 2:
     return found
@@ -100,8 +100,13 @@ def _items(value: Any) -> list | None:
   if isinstance(value, Family | Seq):
     if isinstance(value, Seq) and value.brackets not in ("", "or", "{}", "cup"):
       return None
-    parts = [_items(x) for x in value.items]
-    return None if None in parts else [x for part in parts for x in part]
+    out: list = []
+    for item in value.items:
+      part = _items(item)
+      if part is None:
+        return None
+      out += part
+    return out
   if isinstance(value, Relation) and value.ops in (("=",), ("in",)):
     left, right = value.sides
     named = type(left) is tuple and left[0] == "name" and "(" not in left[1]
@@ -178,8 +183,8 @@ def _same_items(a: list, b: list) -> bool:
 
 def _same_classes(a: list, b: list) -> bool:
   """Whether two unions of arithmetic progressions are the same set."""
-  progressions = [_progression(x) for x in (*a, *b)]
-  if None in progressions:
+  progressions = [x for x in map(_progression, (*a, *b)) if x is not None]
+  if len(progressions) < len(a) + len(b):
     return False
   unit = progressions[-1][1]
   ratios = []

@@ -174,18 +174,21 @@ def final(text: str) -> str | None:
 
 
 _HEDGED = re.compile(
-    r"(?:\b(?:all|every|each|any|such|if|when|unless|not|no|never|or|than|except"
-    r"|least|most|only|about|approximately|where|for)|n't)\b",
+    r"(?:\b(?:all|every|each|any|such|if|when|unless|not|no|never|and|or|but|than"
+    r"|except|least|most|only|about|approximately|where|with|for)|n't)\b"
+    r"|[.;:?]\s",
     re.IGNORECASE,
 )
 
 
 def reference(text: str) -> str:
-  """Returns the answer that a reference gives: without its box, or its prose.
+  """Returns the answer that a reference gives, without its box or its prose.
 
   "The answer is 5 apples" is "5 apples"; what is no such sentence stays.
   """
-  if _MARKER.search(text):
+  if re.search(
+      r"\\boxed|\\fbox|<answer>|^####|answers?(?: is\b|:)", text, re.I
+  ):
     return final(text) or text
   words = re.match(r"(?:[A-Za-z']+,?\s+){2,}", text)
   if not words or _HEDGED.search(text):

@@ -228,8 +228,10 @@ class _Parser:
     value = self.factor()
     factors = [value]  # of which dots may continue the product
     while True:
-      if self.peek("dots") or self.peek("*") and (
-          self.tokens[self.at + 1][:2] == ("command", "dots")
+      if (
+          self.peek("dots")
+          or self.peek("*")
+          and (self.tokens[self.at + 1][:2] == ("command", "dots"))
       ):
         self.accept("*")
         self.accept("dots")
@@ -360,9 +362,8 @@ class _Parser:
 
   def bracket(self):
     """Any bracket and its content."""
-    opening, start, end = self.next.text, self.at + 1, self.closing()
-    closing, inner = self.tokens[end].text, self.tokens[start:end]
-    self.at = end + 1
+    opening, inner = self.next.text, self.bracket_tokens()
+    closing = self.tokens[self.at - 1].text
     matched = OPENING[opening] == closing
     if not matched and {opening, closing} - set("([)]"):
       raise Unreadable(f"{opening} closed by {closing}")
@@ -504,6 +505,8 @@ class _Parser:
       return op(name, self.group())
     if name == "begin":
       return self.matrix()
+    if name in ("sum", "prod"):
+      return self.repeated("+" if name == "sum" else "*")
     if name in _CHOSEN and self.peek("(", "\\{", "{"):
       found = self.bracket()
       items = found.items if isinstance(found, Seq) else (found,)
@@ -520,6 +523,25 @@ class _Parser:
     if name in lexer.NAMES or len(name) == 1:
       return self.named(name)
     raise Unreadable(f"the command {name!r}")
+
+  def repeated(self, sign):
+    r"""The terms of `\sum_{k=1}^{10}`, or the factors of a product."""
+    if not self.accept("_") or not self.peek("{"):
+      raise Unreadable("a sum without bounds")
+    start = self.bracket_tokens()
+    sides, signs = lexer.split(start, ("=",))
+    if signs != ("=",) or len(sides[0]) != 1 or not self.accept("^"):
+      raise Unreadable("a sum without bounds")
+    bounds = _expression(sides[1], self.depth + 1), self.group()
+    if any(t.text in ("sum", "prod") for t in self.tokens[self.at :]):
+      raise Unreadable("a sum of sums")
+    return series.repeated(sign, sides[0][0].text, *bounds, self.term())
+
+  def bracket_tokens(self) -> list[Token]:
+    """Takes a group that begins here, and returns what is in it."""
+    start, end = self.at + 1, self.closing()
+    self.at = end + 1
+    return self.tokens[start:end]
 
   def call(self, name):
     """A function of the bracket or of the factors behind it."""

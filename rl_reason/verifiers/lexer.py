@@ -49,8 +49,8 @@ _CHARS = str.maketrans(
             sqrt: \u221a; sqrt[3]: \u221b; pi: \u03c0; theta: \u03b8;
             alpha: \u03b1; beta: \u03b2; lambda: \u03bb; infty: \u221e;
             le: \u2264; ge: \u2265; ne: \u2260; approx: \u2248; cup: \u222a;
-            in: \u2208; dots: \u2026; emptyset: \u2205; mathbb{R}: \u211d; pm: \u00b1;
-            mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3; yen: \u00a5;
+            in: \u2208; dots: \u2026; emptyset: \u2205; mathbb{R}: \u211d;
+            pm: \u00b1; mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3; yen: \u00a5;
             rupee: \u20b9
         """).items()},
     }
@@ -148,6 +148,19 @@ _REWRITES = [
 _SPACES = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?![\d./ ])")
 
 
+# Half-open intervals by brackets that face outwards: ]0, 1].
+_REVERSED = re.compile(
+    r"(?<![\w)}\]])([\[\]])([^\[\]();]*,[^\[\]();]*)([\[\]])(?![\w({\[])"
+)
+
+
+def _interval(match: re.Match) -> str:
+  """The interval with round brackets where its end is open."""
+  opening = "[" if match[1] == "[" else "("
+  closing = "]" if match[3] == "]" else ")"
+  return f"{opening}{match[2]}{closing}"
+
+
 def clean(text: str) -> str:
   r"""Returns the answer without mere formatting.
 
@@ -167,6 +180,7 @@ def clean(text: str) -> str:
   if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
     text = re.sub(r"(?<!\\)\$", " ", text)  # around formulas; else it is money
   text = text.strip()
+  text = _REVERSED.sub(_interval, text)
   wrapped = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
   text = (wrapped[1] if wrapped else text).strip()
   if _COMMAS.fullmatch(text) or not re.search(r"[(\[{]", text):
@@ -215,8 +229,11 @@ def tokens(text: str) -> list[Token]:
       kind = "command" if word else "symbol"
     elif piece == "**":
       piece = "^"
-    if kind == "symbol" and piece in SEPARATORS and out and (
-        out[-1].kind == "symbol" and out[-1].text == ","
+    if (
+        kind == "symbol"
+        and piece in SEPARATORS
+        and out
+        and (out[-1].kind == "symbol" and out[-1].text == ",")
     ):
       out.pop()  # ", and"
     out.append(Token(kind, piece, spaced))

@@ -14,11 +14,13 @@ from rl_reason.verifiers.values import Quantity, Seq
 
 _TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
 _EMPTY = re.compile(
-    r"(?:there (?:is|are|exists?) )?no (?:(?:(?:real|integer|such|valid|possible"
-    r"|rational|positive) )*(?:solutions?|roots?)|such \w+)(?: exists?)?"
+    r"(?:there (?:is|are|exists?) )?no (?:(?:(?:real|integer|such|valid"
+    r"|possible|rational) )*(?:solutions?|roots?)|such \w+)(?: exists?)?"
     r"|none|(?:empty|null) set"
 )
-_ABSENT = re.compile(r"(?:(?:this )?limit )?(?:do(?:es)?(?: not|nt|n t) exist|dne)")
+_ABSENT = re.compile(
+    r"(?:(?:this )?limit )?(?:do(?:es)?(?: not|nt|n t) exist|dne)"
+)
 _INFINITE = re.compile(r"infinitely many(?: solutions?)?")
 _REALS = re.compile(r"(?:x is )?(?:all|any) real(?: numbers?|s)?(?: x)?")
 _ONES = (
@@ -46,8 +48,10 @@ def value(text: str) -> Any:
   clock = re.fullmatch(r"(\d|[01]\d|2[0-4]) ?: ?([0-5]\d)", text)
   if clock:
     hours, minutes = int(clock[1]), int(clock[2])
+    if clock[2][0] == "0":
+      return f"{hours}:{clock[2]}"
     # 10:30 is no third, as a time; 3:10 may well be a ratio.
-    if clock[2][0] == "0" or math.gcd(hours, minutes) > 1:
+    if math.gcd(hours, minutes) > 1:
       return Seq("clock", (Fraction(hours), Fraction(minutes)))
   numbered = _NUMBERED.fullmatch(text)
   if numbered:
@@ -86,7 +90,7 @@ _REWRITES = [
         # The same once more.
         (
             r"^(.*[\d})].*?) ?[,(]? ?(?:(?:or )?equivalently|i\. ?e\.|that is)"
-            r" ?,? (.+?) ?\)?$",
+            r"(?: ?,)? (.+?)(?: ?\))?$",
             r"\1 or \2",
         ),
         (r"^(.*\d.*?) ?\( ?or (.+?) ?\)$", r"\1 or \2"),
@@ -116,25 +120,28 @@ _REWRITES = [
         ),
         # What may precede a value, or follow it, and says nothing.
         (
-            rf"^(?:only|exactly|precisely|a total of|(?:the |[A-Z]?[a-z]* ){{0,3}}"
-            rf"[a-zA-Z]+ (?:is|are|equals) ?(?:equal to)?) {_START}",
+            r"^(?:only|exactly|precisely|a total of|(?:[Tt]he )?[a-zA-Z]+(?: of"
+            rf" [a-zA-Z]+)? (?:is|are|equals)(?: equal to)?) {_START}",
             "",
         ),
         (
-            r"^(?:the )?(?:point|set|solution set|vector|interval|ordered pair)s?"
-            rf" {_START}",
+            r"^(?:the )?(?:point|set|solution set|vector|interval|ordered pair)"
+            rf"s? {_START}",
             "",
         ),
         (r"^(.*[\d})].*) (?:only|in total|in all|altogether)$", r"\1"),
-        (r"^(.*[\d})].*?) ?\( ?(?:the )?(?:only )(?:real )?\w+ ?\)$", r"\1"),
-        (r"^(.*[\d})].*?) \( ?[a-z]{3,}(?:[ -][a-z]{3,})? ?\)$", r"\1"),
+        (
+            r"^(.*[\d})].*?) ?\( ?(?:the )?only (?:real )?(?:solution|root"
+            r"|value|answer|one|possibility) ?\)$",
+            r"\1",
+        ),
         (
             r"^(.+?) ?,? ?(?:where|for|with|,) [a-z] ?\\in ?\\mathbb\{R\}$",
             r"\1",
         ),
         (
-            r"^(.+?) ?,? for (?:all|any|every)(?: real)?(?: numbers?| values of)?"
-            r" [a-z]$",
+            r"^(.+?) ?,? for (?:all|any|every)(?: real)?(?: numbers?"
+            r"| values of)? [a-z]$",
             r"\1",
         ),
     )
@@ -162,8 +169,8 @@ _DOMAIN = re.compile(
     r"|integers?(?: values of)? (?P<c>[a-z])) ?\)?"
 )
 _CONGRUENCE = re.compile(
-    r"(?:(?P<name>[a-z]) ?(?:\\equiv|=) ?)?(?P<rest>-?\d+(?: ?, ?-?\d+)*) ?\(? ?"
-    r"(?:\\[pb]?mod|mod) ?\{? ?(?P<modulus>\d+) ?\}? ?\)?"
+    r"(?:(?P<name>[a-z]) ?(?:\\equiv|=) ?)?(?P<rest>-?\d+(?: ?, ?-?\d+)*) ?\(?"
+    r" ?(?:\\[pb]?mod|mod) ?\{? ?(?P<modulus>\d+) ?\}? ?\)?"
 )
 INTEGERS = ("name", "mathbb Z")
 

@@ -4,11 +4,14 @@ They are closed at once, so that their length costs nothing: the first terms
 have to decide the rule alone, and the last one has to obey it.
 """
 
+import functools
+import itertools
 import math
 from fractions import Fraction
 
 from rl_reason.verifiers import numeric
 from rl_reason.verifiers.lexer import Unreadable
+from rl_reason.verifiers.values import is_expression
 
 MAX_GEOMETRIC = 4_000  # terms of a geometric series
 MAX_TERMS = 200  # of a series of formulas, such as 1^2+2^2+...+10^2
@@ -31,43 +34,59 @@ def total(first: list, last):
   Raises:
     Unreadable: the terms have no rule that is known here, or more than one.
   """
-  values = [_exact(x) for x in (*first, last)]
-  if None in values[:2] or values[-1] is None:
+  if None in map(_exact, (*first[:2], last)):
     return _arithmetic(first, last)
-  if None not in values:
+  values = [x for x in map(_exact, (*first, last)) if x is not None]
+  if len(values) > len(first):
     rules = [f(values[:-1], values[-1]) for f in (_linear, _geometric)]
     known = [x for x in rules if x is not None]
-    # 1 + 2 + ... + 64 has steps of 1, whatever else it may be.
+    # 1 + 2 + ... + 64 has steps of 1, though 64 is a power of 2 as well.
     if rules[0] is not None and values[1] - values[0] == 1:
-      known = rules[:1]
+      known = known[:1]
     if len(known) == 1:
       return known[0]
     if known:
       raise Unreadable("a sum of two readings")
-  terms = [_exact(x) for x in _formulas(first, last)]
-  if any(x is None or x.denominator.bit_length() > MAX_BITS for x in terms):
-    raise Unreadable("a sum of such terms")
-  return sum(terms, Fraction(0))
+  total_ = Fraction(0)
+  for term in map(_exact, _formulas(first, last)):
+    if term is None or term.denominator.bit_length() > MAX_BITS:
+      raise Unreadable("a sum of such terms")
+    total_ += term
+  return total_
 
 
 def product(first: list, last):
   """Returns the product of numbers in steps of one, as `total` does."""
-  values = [_exact(x) for x in (*first, last)]
-  steps = {b - a for a, b in zip(values, values[1:-1]) if None not in (a, b)}
-  if None in values[:-1] or len(steps) != 1:
+  values, end = [x for x in map(_exact, first) if x is not None], _exact(last)
+  steps = {b - a for a, b in itertools.pairwise(values)}
+  if len(values) < len(first) or steps not in ({1}, {-1}):
     raise Unreadable("a product with dots")
-  (step,) = steps
-  if values[-1] is None and values[:2] == [1, 2]:
-    return ("factorial", last)
-  if values[-1] is None or step not in (1, -1):
+  if end is None:
+    if values[:2] == [1, 2]:
+      return ("factorial", last)
     raise Unreadable("a product with dots")
-  low, high = sorted([values[0], values[-1]])
-  count = (values[-1] - values[0]) * step
+  low, high = sorted([values[0], end])
+  count = (end - values[0]) * (values[1] - values[0])
   if low.denominator != 1 or count.denominator != 1 or count < len(first):
     raise Unreadable("a product with dots")
   if max(-low, high) > numeric.MAX_COMBINATORIAL:
     raise Unreadable("a product of large numbers")
   return Fraction(math.prod(range(int(low), int(high) + 1)))
+
+
+def repeated(sign: str, name: str, low, high, term):
+  """Returns the sum or product of a term for each number of a short range."""
+  start, end = _exact(low), _exact(high)
+  if start is None or end is None or {start % 1, end % 1} != {0}:
+    raise Unreadable("a sum with other bounds than integers")
+  first, last = int(start), int(end)
+  if not 0 <= last - first < MAX_TERMS or not is_expression(term):
+    raise Unreadable("an empty or a long sum")
+  terms = [
+      numeric.substitute(term, {name: Fraction(n)})
+      for n in range(first, last + 1)
+  ]
+  return functools.reduce(lambda a, b: (sign, a, b), terms)
 
 
 def _exact(node) -> Fraction | None:
@@ -83,7 +102,7 @@ def _exact(node) -> Fraction | None:
 def _arithmetic(first, last):
   """The sum of an arithmetic series whose ends may be formulas."""
   step = _minus(first[1], first[0])
-  steps = [_minus(b, a) for a, b in zip(first[1:], first[2:])]
+  steps = [_minus(b, a) for a, b in itertools.pairwise(first[1:])]
   try:
     constants = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2))
     if not isinstance(step, Fraction):
@@ -102,7 +121,7 @@ def _arithmetic(first, last):
 def _linear(first, last) -> Fraction | None:
   """The sum of an arithmetic series of numbers; None if it is none."""
   step = first[1] - first[0]
-  if not step or any(b - a != step for a, b in zip(first, first[1:])):
+  if not step or any(b - a != step for a, b in itertools.pairwise(first)):
     return None
   count = (last - first[0]) / step + 1
   if count.denominator != 1 or count <= len(first):
@@ -115,7 +134,7 @@ def _geometric(first, last) -> Fraction | None:
   if not first[0] or first[1] in (first[0], -first[0], 0):
     return None
   ratio = first[1] / first[0]
-  if any(b != a * ratio for a, b in zip(first, first[1:])):
+  if any(b != a * ratio for a, b in itertools.pairwise(first)):
     return None
   term, grows = first[-1], abs(ratio) > 1
   for _ in range(MAX_GEOMETRIC):

@@ -1,8 +1,8 @@
 r"""Sets of real numbers: unions of intervals and points, and inequalities.
 
 A set is its boundary, sorted, and whether each point of it and each gap between
-belongs to it. Union, intersection and difference are then those of truth values,
-and two sets are equal if all of it is. Ends are compared exactly, as numbers.
+belongs to it. Union, intersection and difference act on these truth values,
+piece by piece. Ends are compared exactly, as numbers.
 """
 
 from collections.abc import Callable
@@ -152,9 +152,7 @@ def _fold(parts: list, test: Callable) -> RealSet | None:
     columns.append(column)
   members = [bool(test(list(row))) for row in zip(*columns, strict=True)]
   kept = [
-      i
-      for i in range(len(points))
-      if len(set(members[2 * i : 2 * i + 3])) > 1
+      i for i in range(len(points)) if len(set(members[2 * i : 2 * i + 3])) > 1
   ]
   pieces = [members[0]]
   for i in kept:
@@ -205,7 +203,7 @@ def _solution(relation: Relation) -> RealSet | None:
     return None
   (name,) = names
   parts = []
-  for op, left, right in zip(ops, sides, sides[1:]):
+  for op, left, right in zip(ops, sides[:-1], sides[1:], strict=True):
     part = _pair(left, op, right, name)
     if part is None:
       return None
@@ -233,6 +231,7 @@ def _pair(left, op, right, name) -> RealSet | None:
     root = ("/", negative(coefficients[0]), coefficients[1])
     return RealSet((root,), tuple(map(_TESTS[op], (-sign, 0, sign))))
   c, b, a = coefficients
+  signs: tuple[int, ...]
   square = ("+", ("*", b, b), ("*", Fraction(-4), ("*", a, c)))
   kind, double = numeric.sign(square), ("*", Fraction(2), a)
   if kind < 0:
@@ -241,8 +240,8 @@ def _pair(left, op, right, name) -> RealSet | None:
     signs, roots = (sign, 0, sign), [("/", negative(b), double)]
   else:
     signs = (sign, 0, -sign, 0, sign)
-    root = ("sqrt", square)
-    order = (negative(root), root) if sign > 0 else (root, negative(root))
+    far = ("sqrt", square)
+    order = (negative(far), far) if sign > 0 else (far, negative(far))
     roots = [("/", ("+", negative(b), x), double) for x in order]
   found = RealSet(tuple(roots), tuple(map(_TESTS[op], signs)))
   return _fold([found], all)
@@ -275,9 +274,12 @@ def _polynomial(node, name) -> list | None:
     return _polynomial(("*", node[1], node[1]), name) if node[2] == 2 else None
   if node[0] not in ("+", "*", "/"):
     return None
-  parts = [_polynomial(x, name) for x in node[1:]]
-  if None in parts:
-    return None
+  parts = []
+  for child in node[1:]:
+    part = _polynomial(child, name)
+    if part is None:
+      return None
+    parts.append(part)
   if node[0] == "/":
     return [("/", x, node[2]) for x in parts[0]]
   out = parts[0]

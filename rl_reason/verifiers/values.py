@@ -74,8 +74,10 @@ def op(name, *arguments) -> tuple:
       for x in arguments
   ]
   vectors = [x for x in values if is_vector(x)]
-  if name in ("*", "/") and len(vectors) == 1 and is_vector(values[-1]) <= (
-      name == "*"
+  if (
+      name in ("*", "/")
+      and len(vectors) == 1
+      and is_vector(values[-1]) <= (name == "*")
   ):
     return _scaled(name, *values)
   if not all(map(is_expression, values)):
