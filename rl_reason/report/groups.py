@@ -9,6 +9,7 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
+from rl_reason.monitoring.metrics import DOUBTFUL
 from rl_reason.report.scores import thin
 
 # Numbers of each token that a line may have.
@@ -29,8 +30,28 @@ class Place(NamedTuple):
   size: int
 
 
-def index(path: pathlib.Path) -> dict[tuple, list[Place]]:
-  """The lines of each group, by (stage, step, group or offset), in order."""
+def doubtful(path: pathlib.Path, most: int) -> tuple[list[dict], int]:
+  """The newest rejected responses that may be right, and how many there are.
+
+  Args:
+    path: of samples.jsonl.
+    most: that are returned, one of each response.
+  """
+  places = [x for group in index(path, doubtful=True).values() for x in group]
+  newest = read(path, places[::-1][:most])
+  rows = {(x["answer"], x["response"]): x for x in newest}
+  return list(rows.values()), len(places)
+
+
+def index(
+    path: pathlib.Path, *, doubtful: bool = False
+) -> dict[tuple, list[Place]]:
+  """The lines of each group, by (stage, step, group or offset), in order.
+
+  Args:
+    path: of samples.jsonl.
+    doubtful: whether those of doubtful responses are wanted, or all others.
+  """
   out: dict[tuple, list[Place]] = {}
   if not path.exists():
     return out
@@ -38,8 +59,10 @@ def index(path: pathlib.Path) -> dict[tuple, list[Place]]:
     offset = 0
     for line in file:
       found = _HEAD.match(line)
-      if found and line.endswith(b"\n"):
-        stage, step = found[1].decode(), int(found[2])
+      stage = found[1].decode() if found else ""
+      wanted = (stage == DOUBTFUL) == doubtful
+      if found and wanted and line.endswith(b"\n"):
+        step = int(found[2])
         group = offset if found[3] is None else int(found[3])
         place = Place(offset, len(line))
         out.setdefault((stage, step, group), []).append(place)

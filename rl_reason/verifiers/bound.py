@@ -19,7 +19,7 @@ from rl_reason.verifiers.values import (
     negative,
 )
 
-MAX_CLASSES = 240  # residue classes of a family
+MAX_CLASSES = 40  # residue classes of a family
 _CALL = re.compile(r"([A-Za-z]+(?:\^\{-1\})?)\(([a-z](?:,[a-z])*)\)")
 _INDEXED = re.compile(r"([A-Za-z]+)_([a-z])")
 _INTEGER_NAMES = frozenset("jklmn")
@@ -208,7 +208,7 @@ def _same_classes(a: list, b: list) -> bool:
   whole = ("*", common, unit)
   ours = [x for part in classes[: len(a)] for x in part]
   theirs = [x for part in classes[len(a) :] for x in part]
-  if len(ours) * len(theirs) > MAX_CLASSES**2 // 4:
+  if len(ours) * len(theirs) > MAX_CLASSES**2:
     raise numeric.Hard("a family of many classes")
   return all(
       any(_congruent(x, y, whole) for y in others)

@@ -154,7 +154,10 @@ def _name_of(tokens) -> tuple | None:
   text = "".join(t.text for t in tokens if t.text != "angle")
   kinds = {t.kind for t in tokens}
   if kinds and kinds <= {"text", "word"}:
-    return ("name", " ".join(t.text for t in tokens))
+    name = " ".join(t.text for t in tokens)
+    if set(name.split()) & {"and", "or", "not", "is", "are", "if"}:
+      raise Unreadable("a sentence before a sign")
+    return ("name", name)
   call = re.fullmatch(r"[A-Za-z]+(?:\^\{-1\})?\([^()]*\)", text)
   names = re.fullmatch(r"\([A-Za-z](?:_?\w)?(?:,[A-Za-z](?:_?\w)?)+\)", text)
   return ("name", text) if names or call and "command" not in kinds else None

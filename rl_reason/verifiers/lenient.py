@@ -41,12 +41,16 @@ def reading(text: str, reference: str) -> str:
   if why:
     return why
   numbers = _NUMBER.findall(text[-2000:])
-  if numbers and _compare(numbers[-1].rstrip(",."), reference) == SAME:
+  if numbers and _compare(numbers[-1].rstrip(",."), reference) in (
+      SAME,
+      SPELLED,
+  ):
     return "the last number of the response"
   return ""
 
 
-SAME = "the same value"
+SAME = "the same but for units or brackets"
+SPELLED = "the same but for case, spaces and punctuation"
 
 
 def _compare(found: str, reference: str) -> str:
@@ -54,7 +58,7 @@ def _compare(found: str, reference: str) -> str:
   folded = [re.sub(r"[\W_]+", "", x).casefold() for x in (found, reference)]
   signs = [x.count("-") for x in (found, reference)]
   if folded[0] and folded[0] == folded[1] and signs[0] == signs[1]:
-    return "the same but for case, spaces and punctuation"
+    return SPELLED
   try:
     values = [_parts(latex.read(x)) for x in (found, reference)]
     return _compare_parts(*values)
@@ -82,7 +86,7 @@ def _compare_parts(a: list, b: list) -> str:
   if not all(map(is_expression, (*a, *b))):
     return ""
   if all(map(numeric.equal, a, b)):
-    return SAME if len(a) == 1 else "other brackets, signs or units"
+    return SAME
   left = list(b)
   for x in a:
     at = next((i for i, y in enumerate(left) if numeric.equal(x, y)), None)

@@ -50,8 +50,8 @@ _CHARS = str.maketrans(
             alpha: \u03b1; beta: \u03b2; lambda: \u03bb; infty: \u221e;
             le: \u2264; ge: \u2265; ne: \u2260; approx: \u2248; cup: \u222a;
             in: \u2208; dots: \u2026; emptyset: \u2205; mathbb{R}: \u211d;
-            pm: \u00b1; mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3; yen: \u00a5;
-            rupee: \u20b9
+            pm: \u00b1; mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3;
+            yen: \u00a5; rupee: \u20b9
         """).items()},
     }
 )

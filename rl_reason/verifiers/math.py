@@ -30,6 +30,7 @@ from rl_reason.verifiers import (
     bound,
     final,
     latex,
+    lenient as readings,
     lexer,
     numeric,
     sets,
@@ -47,6 +48,7 @@ from rl_reason.verifiers.values import (
 )
 
 answer = final.final
+lenient = readings.reading
 
 _PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?")
 # Physical units: two of them are interchangeable only if equal.
@@ -454,7 +456,8 @@ def _assigned(relation: Relation):
 def _as_set(value):
   """Inequalities of one variable as intervals, several as their union."""
   if isinstance(value, Seq) and value.brackets in ("", "cup"):
-    if all(isinstance(x, Relation) for x in value.items):
+    one = len(sets.variables(value)) == 1
+    if one and all(isinstance(x, Relation) for x in value.items):
       parts = tuple(map(_as_set, value.items))
       if all(isinstance(part, Seq) for part in parts):
         return Seq("cup", parts)

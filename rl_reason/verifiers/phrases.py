@@ -12,6 +12,7 @@ from typing import Any
 from rl_reason.verifiers import lexer
 from rl_reason.verifiers.values import Quantity, Seq
 
+MAX_WORDS = 120  # characters of a text whose words are read
 _TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
 _EMPTY = re.compile(
     r"(?:there (?:is|are|exists?) )?no (?:(?:(?:real|integer|such|valid"
@@ -120,8 +121,8 @@ _REWRITES = [
         ),
         # What may precede a value, or follow it, and says nothing.
         (
-            r"^(?:only|exactly|precisely|a total of|(?:[Tt]he )?[a-zA-Z]+(?: of"
-            rf" [a-zA-Z]+)? (?:is|are|equals)(?: equal to)?) {_START}",
+            r"^(?:only|exactly|precisely|a total of|(?:[a-zA-Z]|[Tt]he [a-z]+)"
+            rf" (?:is|are|equals)(?: equal to)?) {_START}",
             "",
         ),
         (
@@ -153,7 +154,9 @@ def mathematics(text: str) -> str:
   """The text with the words of `_REWRITES` as formulas; else unchanged."""
   text = re.sub(r"^\\approx\s*", "", text)
   words = plain(text)
-  if not re.search(r"[a-zA-Z]{2}", words) or _HEDGE.search(words):
+  if len(words) > MAX_WORDS or _HEDGE.search(words):
+    return text
+  if not re.search(r"[a-zA-Z]{2}", words):
     return text
   out = words
   for pattern, replacement in _REWRITES * 2:  # one may uncover another

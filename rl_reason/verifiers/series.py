@@ -16,6 +16,7 @@ from rl_reason.verifiers.values import is_expression
 MAX_GEOMETRIC = 4_000  # terms of a geometric series
 MAX_TERMS = 200  # of a series of formulas, such as 1^2+2^2+...+10^2
 MAX_BITS = 2_000  # of each of its terms
+MAX_NODES = 1_000  # of the terms of a sum between bounds, together
 
 
 def _minus(a, b):
@@ -82,11 +83,19 @@ def repeated(sign: str, name: str, low, high, term):
   first, last = int(start), int(end)
   if not 0 <= last - first < MAX_TERMS or not is_expression(term):
     raise Unreadable("an empty or a long sum")
+  if (last - first + 1) * _size(term) > MAX_NODES:
+    raise Unreadable("a sum of many long terms")
   terms = [
       numeric.substitute(term, {name: Fraction(n)})
       for n in range(first, last + 1)
   ]
   return functools.reduce(lambda a, b: (sign, a, b), terms)
+
+
+def _size(node) -> int:
+  """The number of nodes of an expression."""
+  leaf = isinstance(node, Fraction) or node[0] == "name"
+  return 1 if leaf else 1 + sum(map(_size, node[1:]))
 
 
 def _exact(node) -> Fraction | None:

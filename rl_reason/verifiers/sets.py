@@ -19,7 +19,7 @@ from rl_reason.verifiers.values import (
     negative,
 )
 
-MAX_POINTS = 64
+MAX_POINTS = 32
 _TESTS: dict[str, Callable[[int], bool]] = {
     "<": lambda sign: sign < 0,
     "<=": lambda sign: sign <= 0,
