@@ -1,4 +1,4 @@
-"""Right answers in other forms, wrong ones that look like them, and readings."""
+"""Right answers in other forms, wrong ones like them, and lenient readings."""
 
 import functools
 import logging

@@ -20,6 +20,7 @@ NUMBERS = (
 MAX_STEPS, MAX_GROUPS = 40, 120  # that are looked at
 END_TOKENS, END_CHARACTERS = 150, 600  # head, and tail, of what must be short
 MAX_PROMPT = 2000  # characters
+MAX_DOUBTFUL = 200  # lines that are read
 _HEAD = re.compile(rb'\{"stage": "(\w+)", "step": (\d+)(?:, "group": (-?\d+))?')
 
 
@@ -30,17 +31,22 @@ class Place(NamedTuple):
   size: int
 
 
-def doubtful(path: pathlib.Path, most: int) -> tuple[list[dict], int]:
+def doubtful(path: pathlib.Path, budget: int) -> tuple[list[dict], int]:
   """The newest rejected responses that may be right, and how many there are.
 
   Args:
     path: of samples.jsonl.
-    most: that are returned, one of each response.
+    budget: bytes of their JSON; a response that came again is there once.
   """
   places = [x for group in index(path, doubtful=True).values() for x in group]
-  newest = read(path, places[::-1][:most])
-  rows = {(x["answer"], x["response"]): x for x in newest}
-  return list(rows.values()), len(places)
+  rows: dict[tuple, dict] = {}
+  newest = places[: -MAX_DOUBTFUL - 1 : -1] if budget else []
+  for row in read(path, newest) if newest else []:
+    rows.setdefault((row["answer"], row["response"]), row)
+  out = list(rows.values())
+  while sum(map(_size, out)) > budget:
+    out.pop()
+  return out, len(places)
 
 
 def index(

@@ -35,7 +35,7 @@ BEHAVIOURS: dict[str, Any] = dict(
 MAX_POINTS = 400  # of a curve
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
-MAX_DOUBTFUL = 200  # of about 1 kB each
+DOUBTFUL_BYTES = 200_000
 
 # Fields, or prefixes of fields, that the head of the page shows.
 FEATURES = (
@@ -139,7 +139,7 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
   axes, charts = charts_of(lines, config)
   found = groups.index(samples)
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
-  rejected, all_rejected = groups.doubtful(samples, MAX_DOUBTFUL)
+  rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
   shown, groups_note = groups.groups(samples, found, GROUPS_BYTES)
   features = {
       k: v for k, v in config.items() if k.startswith(FEATURES) and v != {}

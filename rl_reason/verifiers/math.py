@@ -8,7 +8,8 @@ answer may take seconds there: verify many in `workers`.
 
 Conventions, where reasonable people differ:
 
-- Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5.
+- Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5. An exact
+  value may be followed by its digits, if they are right: 1/3, about 0.333.
 - A unit may be left out, or added where the reference has none; two different
   physical units are different (10 cm is not 10 m); nouns do not count.
 - 50% is 1/2. For questions of "what percent" it is 50 as well: a bare number
@@ -17,7 +18,13 @@ Conventions, where reasonable people differ:
 - Degrees are a unit: 45 degrees is 45, not pi/4; but its sine is that of pi/4.
 - A number in a base equals the same digits in the same base only.
 - `x = 5` is 5. A bare list is a set with multiplicity; it may stand for a tuple
-  of the same order. Tuples, intervals and sets keep their brackets.
+  of the same order. Tuples, intervals and sets keep their brackets. `x = 2,
+  y = 3` may be answered by the values in this order.
+- A condition on one variable is the set that it leaves. "and" is an intersection,
+  "or" a union; a comma is "and", or where that leaves nothing "or".
+- 3:4 is 3/4, 10:30 a time. 5th is 5. "no solution" is the empty set, none is not 0.
+- `2k pi` with k in Z is a set; without a domain a formula in a given k, which may
+  have another name, but no other description.
 - `log` without a base is natural; `i` is imaginary; `1\frac12` is 3/2.
 """
 
