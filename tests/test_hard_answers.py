@@ -108,6 +108,13 @@ def test_references_in_boxes_and_in_prose():
     assert math.verify("Answer: 5.05", reference, tolerance=0.1), reference
 
 
+def test_an_approximation_alone_is_a_value():
+  """As it was: only beside an exact value do its digits have to be right."""
+  for answer in ("N \\approx 1.2 \\times 10^5", "\\approx 120000", "≈ 1.2e5"):
+    assert math.equal(answer, "1.2 \\times 10^{5}"), answer
+  assert not math.equal("121000 \\approx 1.2 \\times 10^5", "120000")
+
+
 def test_math_verify_does_not_say_that_it_has_no_time_limit():
   """Nothing else of that logger is lost."""
   code = r"""

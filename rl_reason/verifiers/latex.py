@@ -136,13 +136,13 @@ def _item(tokens, depth) -> Any:
 
 
 def _rounded(tokens, depth) -> Rounded:
-  """What follows a sign of approximation: one number, perhaps with a unit."""
+  """What follows a sign of approximation, and how exact its digits are."""
+  value = _item(tokens, depth)
   digits = [t.text for t in tokens if t.kind == "number"]
   if len(digits) != 1 or re.search("[eE]", digits[0]):
-    raise Unreadable("an approximation by other than digits")
+    return Rounded(value, None)
   places = len(digits[0].partition(".")[2])
-  half = Fraction(1, 2 * 10**places)
-  return Rounded(_item(tokens, depth), half)
+  return Rounded(value, Fraction(1, 2 * 10**places))
 
 
 def _is_letter(value) -> bool:

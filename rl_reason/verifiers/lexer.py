@@ -188,7 +188,7 @@ def clean(text: str) -> str:
   spaced = _SPACES.match(text)
   if spaced:
     text = spaced[0].replace(" ", "") + text[spaced.end() :]
-  return text if text.endswith("..") else text.rstrip(".,; \\")
+  return text if text.endswith("..") else text.rstrip(".,;: \\")
 
 
 def tokens(text: str) -> list[Token]:

@@ -20,11 +20,11 @@ Conventions, where reasonable people differ:
 - `x = 5` is 5. A bare list is a set with multiplicity; it may stand for a tuple
   of the same order. Tuples, intervals and sets keep their brackets. `x = 2,
   y = 3` may be answered by the values in this order.
-- A condition on one variable is the set that it leaves. "and" is an intersection,
-  "or" a union; a comma is "and", or where that leaves nothing "or".
-- 3:4 is 3/4, 10:30 a time. 5th is 5. "no solution" is the empty set, none is not 0.
-- `2k pi` with k in Z is a set; without a domain a formula in a given k, which may
-  have another name, but no other description.
+- A condition on one variable is the set that it leaves. "and" is an
+  intersection, "or" a union; a comma is "and", or where nothing is left, "or".
+- 3:4 is 3/4, 10:30 a time. 5th is 5. "no solution" is the empty set, and not 0.
+- `2k pi` with k in Z is a set; without a domain a formula in a given k, which
+  may have another name, but no other description.
 - `log` without a base is natural; `i` is imaginary; `1\frac12` is 3/2.
 """
 
@@ -219,6 +219,8 @@ def _settled(value):
 
 def _rounds(exact, rounded: Rounded) -> bool:
   """Whether the digits are those of a number, rounded or cut."""
+  if rounded.half is None:
+    return False
   values, units_ = [], []
   for x in (exact, rounded.value):
     values.append(x.value if isinstance(x, Quantity) else x)

@@ -77,6 +77,7 @@ def value(text: str) -> Any:
 # --- words among formulas ----------------------------------------------------
 
 _ABOUT = r"(?<![\\a-zA-Z])(?:approximately|about|roughly|approx\.?)"
+_SAME = r"(?:(?:or )?equivalently|i\. ?e\.|that is)(?: ?,)?"
 _START = r"(?=[-\d\\({\[$.])"  # of a formula, not of a further word
 _REWRITES = [
     (re.compile(pattern), replacement)
@@ -90,9 +91,8 @@ _REWRITES = [
         ),
         # The same once more.
         (
-            r"^(.*[\d})].*?) ?[,(]? ?(?:(?:or )?equivalently|i\. ?e\.|that is)"
-            r"(?: ?,)? (.+?)(?: ?\))?$",
-            r"\1 or \2",
+            rf"^(.*[\d}})].*?) ?(?:\( ?{_SAME} (.+?) ?\)|,? ?{_SAME} (.+))$",
+            r"\1 or \2\3",
         ),
         (r"^(.*\d.*?) ?\( ?or (.+?) ?\)$", r"\1 or \2"),
         # Sets of real numbers.
@@ -156,7 +156,7 @@ def mathematics(text: str) -> str:
   words = plain(text)
   if len(words) > MAX_WORDS or _HEDGE.search(words):
     return text
-  if not re.search(r"[a-zA-Z]{2}", words):
+  if not re.search(r"[a-zA-Z]{2}|i\.", words):
     return text
   out = words
   for pattern, replacement in _REWRITES * 2:  # one may uncover another

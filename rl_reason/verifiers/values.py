@@ -48,10 +48,13 @@ class Relation(NamedTuple):
 
 
 class Rounded(NamedTuple):
-  """What follows a sign of approximation, and half a unit of its last digit."""
+  """What follows a sign of approximation, and half a unit of its last digit.
+
+  `half` is None where the value is not given by digits alone: 1.2 * 10^5.
+  """
 
   value: Any
-  half: Fraction
+  half: Fraction | None
 
 
 class Family(NamedTuple):
