@@ -25,6 +25,7 @@ x>1, y<2 != x>1  (1,2)  x<2, y>1    n\pi != 2n\pi, n\in\mathbb{Z}
 \text{at most 5 apples} != 5    \text{all integers n such that n is } 5 != 5
 \{t\mid t>3\} != \{x \mid t>3\}  t<3    \max\{a,b\} != \max\{a,b,b+1\}
 1+2+\cdots+64 != 127    2+4+\cdots+64 != 126    63 != 1+2+4+\cdots+2
+1+2+\cdots+100+1 != 5151    5050 != 1+2+\cdots+99+1  1+2+\cdots+10+20+\cdots+100
 2+2+\cdots+2 != 6  4    6 != 2+2+\cdots+2  1+2+2+\cdots+3
 8 != 2^3 \text{ or } 9  8 \text{ or } -8    4 != 4 \text{ or about } 5
 5 \text{ seconds} != \text{fifth}    \frac15 != \text{fifth}  5th
@@ -76,6 +77,7 @@ def test_traps_are_refused(answer, reference):
 def test_long_series_and_large_sets_cost_nothing():
   """In CPU seconds of this thread, and ten times what a quiet machine needs."""
   assert math.equal("1+2+\\cdots+10^{300}", "10^{300}(10^{300}+1)/2")
+  assert math.equal("1+2+\\cdots+100+1", "5051")
   assert math.equal("1\\cdot2\\cdots20", "20!")
   start = time.thread_time()
   for text in (

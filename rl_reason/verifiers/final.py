@@ -189,6 +189,7 @@ def reference(text: str) -> str:
   if re.search(
       r"\\boxed|\\fbox|<answer>|^####|answers?(?: is\b|:)", text, re.I
   ):
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     return final(text) or text
   words = re.match(r"(?:[A-Za-z']+,?\s+){2,}", text)
   if not words or _HEDGED.search(text):

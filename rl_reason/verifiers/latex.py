@@ -99,14 +99,20 @@ def _list(tokens, depth) -> Any:
 def _elements(tokens, depth) -> tuple:
   """Values of a list; one with a plus-minus sign counts as two."""
   out = []
+  dots = 0  # the place of dots: 1, 2, ..., 9
   for part in lexer.split(tokens, SEPARATORS)[0]:
     if not part:
       raise Unreadable("an empty place in a list")
+    if [t.text for t in part] == ["dots"] and not dots and out:
+      dots = len(out)
+      continue
     double = any(t.text in ("pm", "mp") for t in part)
     for texts in ("+-", "-+") if double else ("+-",):
       plus, minus = (Token("symbol", text, False) for text in texts)
       signs = dict(pm=plus, mp=minus)
       out.append(_item([signs.get(t.text, t) for t in part], depth))
+  if dots:
+    out = series.filled(out[:dots], out[dots:], MAX_ITEMS)
   if len(out) > MAX_ITEMS:
     raise Unreadable("too many values")
   return tuple(out)
@@ -216,12 +222,16 @@ class _Parser:
 
   def sum(self):
     """Terms with signs between them; dots stand for those in between."""
-    terms = [self.term()]
+    terms, closed = [self.term()], False
     while sign := self.accept("+", "-"):
       if sign == "+" and self.accept("dots"):
-        if len(terms) < 2 or not self.accept("+"):
+        if closed or len(terms) < 2 or not self.accept("+"):
           raise Unreadable("dots here")
-        return series.total(terms, self.sum())
+        last, closed = self.term(), True
+        terms = [series.total(terms, last)]
+        if numeric.names(last) and self.peek("+", "-"):
+          raise Unreadable("a last term that may go on")  # ... + n + 1
+        continue
       term = self.term()
       terms.append(values.negative(term) if sign == "-" else term)
     return terms[0] if len(terms) == 1 else op("+", *terms)
@@ -407,13 +417,14 @@ class _Parser:
       raise Unreadable("a domain of other than a variable")
     if len(domains) == 1 and not _is_letter(first) and not rest:
       name, domain = domains[0].sides
-      return Family(name[1], domain, (first,))
+      return Family(name[1], phrases.number_set(domain), (first,))
     if not _is_letter(first):
       raise Unreadable("a set of formulas")
     equal = [x for x in rest if isinstance(x, Relation) and x.ops == ("=",)]
     if len(domains) == len(rest) == len(equal) == 1:
       name, domain = domains[0].sides
       if equal[0].sides[0] == first != name:  # {x | x = 2k pi, k in Z}
+        domain = phrases.number_set(domain)
         return Family(name[1], domain, (equal[0].sides[1],))
     domains = [x for x in domains if x.sides != (first, values.REALS)]
     found = _list(conditions, depth)

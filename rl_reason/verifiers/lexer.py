@@ -139,6 +139,7 @@ _REWRITES = [
             r"\\hat{\1\2}",
         ),
         (r"\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (r"(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r" \\cup "),
         (r"(?<=\\mathbb\{R\})\s*-\s*(?=\\\{)", r"\\setminus "),
         (r"\.\.\.+(?!\s*$)", r"\\dots "),
         (r"\\mathrm\s*\{\s*([ei])\s*\}", r" \1 "),  # constants, no text

@@ -167,7 +167,9 @@ def _same(a, b) -> bool:
   bare = isinstance(b, Seq) and b.brackets == ""
   if named[1] or (named[0] and not bare):
     return _same_named(a, b, *named)
-  if any(isinstance(x, Seq) and x.brackets in _RATIOS for x in (a, b)):
+  related = isinstance(a, Relation) or isinstance(b, Relation)
+  ratios = [isinstance(x, Seq) and x.brackets in _RATIOS for x in (a, b)]
+  if any(ratios) and not related:
     return _same_ratios(a, b)
   if _is_condition(a) or _is_condition(b):
     found = _same_real_sets(a, b)
@@ -436,6 +438,14 @@ def _is_name(value) -> bool:
   return value[0] == "name" or value[0] == "*" and all(map(_is_name, value[1:]))
 
 
+def _is_quotient(value) -> bool:
+  """A ratio or a fraction of two names."""
+  if isinstance(value, Seq):
+    return value.brackets == "ratio" and all(map(_is_name, value.items))
+  fraction = type(value) is tuple and value[0] == "/"
+  return fraction and all(_is_name(x) and numeric.names(x) for x in value[1:])
+
+
 def _is_number(value) -> bool:
   return is_expression(value) and not numeric.names(value)
 
@@ -450,6 +460,8 @@ def _assigned(relation: Relation):
   numbers = [side for side in relation.sides if _is_number(side)]
   if any(not numeric.equal(side, numbers[0]) for side in numbers):
     return None  # x = 5 = 6
+  if _is_quotient(left) and (_is_number(right) or isinstance(right, Seq)):
+    return right  # a : b = 3 : 4
   if _is_name(left):
     # A = B, of two variables or functions, says more than B; f(n) = n does not.
     named = type(right) is tuple and right[0] == "name" and numeric.names(right)

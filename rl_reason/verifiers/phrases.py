@@ -80,7 +80,7 @@ _ABOUT = r"(?<![\\a-zA-Z])(?:approximately|about|roughly|approx\.?)"
 _SAME = r"(?:(?:or )?equivalently|i\. ?e\.|that is)(?: ?,)?"
 _START = r"(?=[-\d\\({\[$.])"  # of a formula, not of a further word
 _REWRITES = [
-    (re.compile(pattern), replacement)
+    (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
         # A sign before or around an approximation.
         (r"^(.+?) ?\( ?\\approx (.+?) ?\)$", r"\1 \\approx \2"),
@@ -176,6 +176,12 @@ _CONGRUENCE = re.compile(
     r" ?(?:\\[pb]?mod|mod) ?\{? ?(?P<modulus>\d+) ?\}? ?\)?"
 )
 INTEGERS = ("name", "mathbb Z")
+
+
+def number_set(value: Any) -> Any:
+  r"""A letter as the set that it stands for behind `\in`: Z is the integers."""
+  letter = isinstance(value, tuple) and value[1:] in (("Z",), ("N",))
+  return ("name", f"mathbb {value[1]}") if letter else value
 
 
 def domain(text: str) -> tuple[str, str, Any]:

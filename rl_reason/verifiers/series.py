@@ -4,10 +4,10 @@ They are closed at once, so that their length costs nothing: the first terms
 have to decide the rule alone, and the last one has to obey it.
 """
 
-import functools
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 from rl_reason.verifiers import numeric
 from rl_reason.verifiers.lexer import Unreadable
@@ -16,7 +16,8 @@ from rl_reason.verifiers.values import is_expression
 MAX_GEOMETRIC = 4_000  # terms of a geometric series
 MAX_TERMS = 200  # of a series of formulas, such as 1^2+2^2+...+10^2
 MAX_BITS = 2_000  # of each of its terms
-MAX_NODES = 1_000  # of the terms of a sum between bounds, together
+MAX_EXACT = 10_000  # nodes of the terms of a sum between bounds, if rational
+MAX_NODES = 1_000  # of them, if not
 
 
 def _minus(a, b):
@@ -75,21 +76,56 @@ def product(first: list, last):
   return Fraction(math.prod(range(int(low), int(high) + 1)))
 
 
+def filled(before: list, after: list, most: int) -> list:
+  """Returns a list of numbers in equal steps with what dots stand for.
+
+  Args:
+    before: the values before the dots.
+    after: those behind them.
+    most: values of the list.
+
+  Raises:
+    Unreadable: the values have no such rule.
+  """
+  if not after or not all(map(is_expression, (*before, after[0]))):
+    raise Unreadable("dots here")
+  values, end = [x for x in map(_exact, before) if x is not None], _exact(
+      after[0]
+  )
+  steps = {b - a for a, b in itertools.pairwise(values)} or {Fraction(1)}
+  step = steps.pop()
+  if end is None or len(values) < len(before) or steps or not step:
+    raise Unreadable("dots here")
+  count = (end - values[-1]) / step
+  if count.denominator != 1 or not 0 < count <= most:
+    raise Unreadable("dots here")
+  between = [values[-1] + n * step for n in range(1, int(count))]
+  return [*before, *between, *after]
+
+
 def repeated(sign: str, name: str, low, high, term):
   """Returns the sum or product of a term for each number of a short range."""
   start, end = _exact(low), _exact(high)
   if start is None or end is None or {start % 1, end % 1} != {0}:
     raise Unreadable("a sum with other bounds than integers")
   first, last = int(start), int(end)
-  if not 0 <= last - first < MAX_TERMS or not is_expression(term):
-    raise Unreadable("an empty or a long sum")
-  if (last - first + 1) * _size(term) > MAX_NODES:
-    raise Unreadable("a sum of many long terms")
+  if last < first or not is_expression(term):
+    raise Unreadable("an empty sum")
+  size = (last - first + 1) * _size(term)
+  if size > MAX_EXACT:
+    raise Unreadable("a sum of many or long terms")
   terms = [
       numeric.substitute(term, {name: Fraction(n)})
       for n in range(first, last + 1)
   ]
-  return functools.reduce(lambda a, b: (sign, a, b), terms)
+  total_: Any = terms[0]
+  for term in terms[1:]:
+    total_ = (sign, total_, term)
+    value = _exact(total_)
+    total_ = total_ if value is None else value
+    if value is None and size > MAX_NODES:
+      raise Unreadable("a sum of many or long terms")
+  return total_
 
 
 def _size(node) -> int:

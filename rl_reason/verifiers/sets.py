@@ -61,7 +61,8 @@ def is_finite(a: RealSet) -> bool:
 def variables(value: Any) -> frozenset[str]:
   """The names that conditions leave free; a set-builder binds its own."""
   if isinstance(value, Relation):
-    sides = filter(is_expression, value.sides)
+    only = value.sides[:1] if value.ops == ("in",) else value.sides
+    sides = filter(is_expression, only)
     return frozenset().union(*map(numeric.names, sides))
   if isinstance(value, Seq) and value.brackets in ("", "cup", "cap"):
     return frozenset().union(*map(variables, value.items))
