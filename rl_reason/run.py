@@ -242,6 +242,8 @@ def stages(
       fields = config_lib.flat(config)
       for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
         screen.say(line)
+      for line in page.doubtful_summary(workdir):
+        screen.say(line)
       screen.say(f"report: {page.write(workdir)}")
       if stage == "all":
         verdict.of_run(lines, fields)

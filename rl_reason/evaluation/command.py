@@ -147,6 +147,7 @@ def responses_page(
     mean_of: samples of each prompt in the accuracy.
   """
   responses, by_difficulty = [], []
+  doubtful: list[dict] = []
   for x in sets:
     verified = x.measure == "acc"
     # Without a verifier nothing is correct or incorrect: there is a score only.
@@ -170,6 +171,7 @@ def responses_page(
         for n, row in enumerate(x.rows)
     ]
     responses.append(dict(name=x.name, rows=rows))
+    doubtful += x.doubtful or []
     # Difficulties of their own: an average hides which of them improve.
     for level in levels(x, mean_of):
       unit = "tokens" if verified else "reward"
@@ -187,6 +189,8 @@ def responses_page(
       notes=[],
       scores=[(name, f"{value:.4g}") for name, value in values.items()],
       levels=dict(head=head, rows=by_difficulty),
+      doubtful=doubtful,
+      doubtful_note="" if doubtful else "None were found.",
       sets=responses,
   )
   return page.render("responses", data)

@@ -16,7 +16,7 @@ from rl_reason import tasks
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.data import held_out, pipelines
 from rl_reason.environments.episodes import Episodes
-from rl_reason.evaluation import grading
+from rl_reason.evaluation import doubtful as doubtful_lib, grading
 from rl_reason.evaluation.reward_runner import Rewards
 from rl_reason.evaluation.statistics import (
     calibration_error,
@@ -46,6 +46,8 @@ class Responses(NamedTuple):
     broken: number of responses by `doctor.broken`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
       reward, with their weights at the end of the run; else None.
+    doubtful: rejected ones that may be right, see `evaluation.doubtful`; None
+      where the task cannot read leniently.
     turns_NG, returns_NG: number of turns in an environment, and the sum of its
       rewards; None where responses have a single turn.
   """
@@ -60,6 +62,7 @@ class Responses(NamedTuple):
   failures: int
   repetition: float
   broken: int = 0
+  doubtful: list[dict] | None = None
   rewards_NG: np.ndarray | None = None
   turns_NG: np.ndarray | None = None
   returns_NG: np.ndarray | None = None
@@ -215,6 +218,8 @@ def respond(
   played: list[np.ndarray] = []  # turns and returns
   stats, texts, lines, repetition = [], [], [], []
   failures = broken = 0
+  doubtful: list[dict] = []
+  unread = doubtful_lib.MOST
   for first in range(0, len(rows), batch):
     progress(f"{name}, prompt {first}/{len(rows)}")
     # Sample. The last batch is filled up, so that one program serves all.
@@ -238,6 +243,11 @@ def respond(
       texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)
       failed = int((correct_B < 0).sum())
       played.append(real(episodes.summary_B2).reshape(-1, group_size, 2))
+    if verified and unread:
+      rows_B = [row for row in part for _ in range(group_size)]
+      rejected = np.flatnonzero((correct_B == 0) & ~rollouts.truncated_B)
+      doubtful += doubtful_lib.find(task, texts_B, rows_B, rejected, unread)
+      unread -= min(unread, len(rejected))
     correct_B = np.maximum(correct_B, 0)  # as incorrect, where it failed
     failures += failed
     broken += doctor.broken(rollouts)
@@ -279,6 +289,7 @@ def respond(
       lines=lines,
       failures=failures,
       broken=broken,
+      doubtful=doubtful if hasattr(task, "read_leniently") else None,
       repetition=float(np.mean(repetition)),
       rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
       if rewards_B
@@ -319,6 +330,9 @@ def summarize_sets(
     found = [x[:, :-1].ravel() for x in of_sets if x is not None]
     if found:
       metrics[f"val-aux/{what}/mean"] = float(np.concatenate(found).mean())
+  read = [x.doubtful for x in sets if x.doubtful is not None]
+  if read:
+    metrics["val-aux/perhaps_right"] = sum(map(len, read))
   if broken := sum(x.broken for x in sets):
     metrics[signs.BROKEN_HELD_OUT] = broken
   return metrics | {

@@ -40,6 +40,8 @@ def run(session: Session, params: Tree, state: RLState) -> float:
   values["timing_s/testing"] = time.monotonic() - start
   session.log.metrics("evaluate", state.step, values)
   for of_set in responses:
+    head = dict(stage=metrics_lib.DOUBTFUL, step=state.step)
+    session.log.samples([head | line for line in of_set.doubtful or ()])
     # The report compares responses before and after RL, none in between.
     if first_or_last:
       session.log.samples(

@@ -20,6 +20,7 @@ from rl_reason.monitoring.loggers import Writer
 from rl_reason.structs import RunError
 
 FILES = ("metrics.jsonl", "samples.jsonl")
+DOUBTFUL = "doubtful"  # "stage" of rejected responses that may be right
 Noted = tuple[int, str]  # bytes of a file, and their SHA-256 ('': not known)
 
 

@@ -211,7 +211,7 @@ def with_rate(
 def step_metrics(
     state: Any,
     metrics: dict[str, Any],
-    counts: dict[str, dict[str, float]],
+    counts: dict[str, Any],
     rows: Experience,
     credit: dict[str, Any],
     batch: Batch,

@@ -249,6 +249,12 @@ class SampleLog:
         "rl", step, {"responses": _markdown(logged)}, _histograms(logged)
     )
 
+  def doubtful(self, step: int, found: list[dict]) -> None:
+    """Logs rejected responses that may be right, see `evaluation.doubtful`."""
+    if found:
+      head = dict(stage=metrics_lib.DOUBTFUL, step=step)
+      self._log.samples([head | x for x in found])
+
   def _ratios(self, logps_BT: Array, batch: Batch) -> dict[str, Array]:
     """The ratio of each token after the update, and whether it is clipped."""
     mask_BT = batch.mask_BT

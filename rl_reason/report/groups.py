@@ -9,6 +9,7 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
+from rl_reason.monitoring.metrics import DOUBTFUL
 from rl_reason.report.scores import thin
 
 # Numbers of each token that a line may have.
@@ -19,6 +20,7 @@ NUMBERS = (
 MAX_STEPS, MAX_GROUPS = 40, 120  # that are looked at
 END_TOKENS, END_CHARACTERS = 150, 600  # head, and tail, of what must be short
 MAX_PROMPT = 2000  # characters
+MAX_DOUBTFUL = 200  # lines that are read
 _HEAD = re.compile(rb'\{"stage": "(\w+)", "step": (\d+)(?:, "group": (-?\d+))?')
 
 
@@ -29,8 +31,33 @@ class Place(NamedTuple):
   size: int
 
 
-def index(path: pathlib.Path) -> dict[tuple, list[Place]]:
-  """The lines of each group, by (stage, step, group or offset), in order."""
+def doubtful(path: pathlib.Path, budget: int) -> tuple[list[dict], int]:
+  """The newest rejected responses that may be right, and how many there are.
+
+  Args:
+    path: of samples.jsonl.
+    budget: bytes of their JSON; a response that came again is there once.
+  """
+  places = [x for group in index(path, doubtful=True).values() for x in group]
+  rows: dict[tuple, dict] = {}
+  newest = places[: -MAX_DOUBTFUL - 1 : -1] if budget else []
+  for row in read(path, newest) if newest else []:
+    rows.setdefault((row["answer"], row["response"]), row)
+  out = list(rows.values())
+  while sum(map(_size, out)) > budget:
+    out.pop()
+  return out, len(places)
+
+
+def index(
+    path: pathlib.Path, *, doubtful: bool = False
+) -> dict[tuple, list[Place]]:
+  """The lines of each group, by (stage, step, group or offset), in order.
+
+  Args:
+    path: of samples.jsonl.
+    doubtful: whether those of doubtful responses are wanted, or all others.
+  """
   out: dict[tuple, list[Place]] = {}
   if not path.exists():
     return out
@@ -38,8 +65,10 @@ def index(path: pathlib.Path) -> dict[tuple, list[Place]]:
     offset = 0
     for line in file:
       found = _HEAD.match(line)
-      if found and line.endswith(b"\n"):
-        stage, step = found[1].decode(), int(found[2])
+      stage = found[1].decode() if found else ""
+      wanted = (stage == DOUBTFUL) == doubtful
+      if found and wanted and line.endswith(b"\n"):
+        step = int(found[2])
         group = offset if found[3] is None else int(found[3])
         place = Place(offset, len(line))
         out.setdefault((stage, step, group), []).append(place)

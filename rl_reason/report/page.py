@@ -35,6 +35,7 @@ BEHAVIOURS: dict[str, Any] = dict(
 MAX_POINTS = 400  # of a curve
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
+DOUBTFUL_BYTES = 200_000
 
 # Fields, or prefixes of fields, that the head of the page shows.
 FEATURES = (
@@ -138,6 +139,7 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
   axes, charts = charts_of(lines, config)
   found = groups.index(samples)
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
+  rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
   shown, groups_note = groups.groups(samples, found, GROUPS_BYTES)
   features = {
       k: v for k, v in config.items() if k.startswith(FEATURES) and v != {}
@@ -155,6 +157,8 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
       charts=charts,
       pairs=pairs,
       pairs_note=pairs_note,
+      doubtful=rejected,
+      doubtful_note=_doubtful_note(len(rejected), all_rejected),
       groups=shown,
       groups_note=groups_note,
       run=_run(workdir, lines),
@@ -162,6 +166,24 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
       config=as_text(config),
       environment=as_text(machine),
   )
+
+
+def _doubtful_note(shown: int, total: int) -> str:
+  """How many of the doubtful responses the page shows."""
+  if shown == total:
+    return f"{total} responses." if total else "None were found."
+  return f"The newest {shown} of {total}; samples.jsonl has all."
+
+
+def doubtful_summary(workdir: pathlib.Path) -> list[str]:
+  """One line on rejected responses that may be right; none without any."""
+  _, total = groups.doubtful(workdir / "samples.jsonl", 0)
+  if not total:
+    return []
+  return [
+      f"rejected, perhaps right: {total} responses equal their reference answer"
+      " if it is read leniently; look at them in report.html"
+  ]
 
 
 def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from rl_reason import functions, tasks, verifiers
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
+VERDICT = "rl_reason.verifiers:verdict"
 ALPHABET = ""  # the tokenizer is that of a model, and spells every text
 DIFFICULTIES = ()
 STYLES = ()
@@ -58,11 +59,11 @@ class Verifier:
       count: int,
       seconds: float,
       show: tasks.Show | None = None,
-      function: str = "rl_reason.verifiers:verdict",
+      function: str = VERDICT,
       item: Callable[[str, Row], tuple] = _item,
   ):
     self._pool = workers.Pool(function, count, seconds)
-    self._item = item
+    self._item, self._function = item, function
     self._failures = tasks.Failures("the verifier", show)
 
   @staticmethod
@@ -94,6 +95,26 @@ class Verifier:
       return verdicts
 
     return wait
+
+  def read_leniently(self, pairs: list[tuple[str, Row]]) -> list[str]:
+    """Why each (response, row) may be right though it is rejected; '' if not.
+
+    Only a verifier that has `lenient` is asked, in its processes and within its
+    time.
+    """
+    out = [""] * len(pairs)
+    if self._function != VERDICT:
+      return out
+    asked = [
+        n
+        for n, (_, row) in enumerate(pairs)
+        if row.kind != verifiers.NONE
+        and hasattr(verifiers.find(verifiers.path(row.kind)), "lenient")
+    ]
+    pending = self._pool.submit((*self._item(*pairs[n]), True) for n in asked)
+    for n, (value, _) in zip(asked, self._pool.results(pending), strict=True):
+      out[n] = value[0] if isinstance(value, list) and value else ""
+    return out
 
   def close(self) -> None:
     """Ends the processes."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
+from rl_reason.evaluation.doubtful import Doubtful
 from rl_reason.evaluation.grading import AsyncGrader
 from rl_reason.evaluation.reward_runner import RewardRound, Rewards
 from rl_reason.monitoring import doctor, metrics
@@ -63,6 +64,7 @@ class RolloutCollector:
     rewards: the terms of the reward.
     failures: of verifier and reward functions, since the last `start_step`.
     seen: what the doctor counts of the responses since then.
+    doubtful: rejected responses since then that may be right.
   """
 
   def __init__(
@@ -89,6 +91,7 @@ class RolloutCollector:
     self.clock = metrics.Clock()
     self.failures = 0
     self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
+    self.doubtful = Doubtful(task)
     self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self.rewards, self._key = rewards, key
@@ -104,14 +107,19 @@ class RolloutCollector:
     """Begins the next training step: resets the counts of failures."""
     self.failures = 0
     self.seen.clear()
+    self.doubtful.clear()
     self.rewards.runner.reset()
 
-  def counts(self) -> dict[str, dict[str, float]]:
-    """What was counted since `start_step`: metrics, as JSON."""
+  def counts(self) -> dict[str, Any]:
+    """What was counted since `start_step`: metrics, as JSON.
+
+    Under 'doubtful' are responses as `evaluation.doubtful` lists them.
+    """
     return dict(
         functions=dict(self.rewards.runner.counts),
         failures={"train/verifier_failures": self.failures},
-        signs=self.seen.signs(),
+        signs=self.seen.signs() | self.doubtful.counts(),
+        doubtful=self.doubtful.found(),
     )
 
   def collect(
@@ -149,6 +157,9 @@ class RolloutCollector:
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = self._score(experience, scores.scores_UB)
     self.seen.responses(experience, grader.texts, rows_B)
+    self.doubtful.responses(
+        grader.texts, rows_B, grader.correct_B, rollouts.truncated_B
+    )
     self._update_prompts(experience, rows)
     self.clock.lap("score")
     return experience

@@ -120,8 +120,12 @@ class PartialRolloutCollector(RolloutCollector):
     out = self._score(
         dynamic_sampling.take(experience, which), scores.scores_UB[:, index]
     )
-    self.seen.responses(
-        out, [grader.texts[b] for b in index], [rows_B[b] for b in index]
+    texts, rows_of = [grader.texts[b] for b in index], [
+        rows_B[b] for b in index
+    ]
+    self.seen.responses(out, texts, rows_of)
+    self.doubtful.responses(
+        texts, rows_of, grader.correct_B[index], rollouts.truncated_B[index]
     )
     self._update_prompts(out, [rows[n] for n in finished])
     self.clock.lap("score")

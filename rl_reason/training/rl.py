@@ -225,6 +225,7 @@ def train(
       state.step, state.evaluated = state.step + 1, False
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
       samples.log(state.step, rows, credit, batch, plan, entropy_BT)
+      samples.doubtful(state.step, counts.get("doubtful", []))
       if run.steer is not None:
         state.coefs = run.steer(
             state.coefs, rows.rollouts.mask_BT, entropy_BT, credit

@@ -7,6 +7,8 @@ and the reference answer of its row. It never evaluates what a model wrote;
   verify(text, reference) -> bool   whether the final answer is correct
   answer(text) -> str | None        the final answer, verbatim; None if none
   usable(reference) -> bool         whether a reference answer can be verified
+  lenient(text, reference) -> str   why a rejected response may be right all the
+                                    same, '' if not; only math has it
 
 `math` and `choice` verify texts, `code` programs; `workers` runs verifiers in
 processes that may crash or hang. The package imports nothing else of rl_reason.
@@ -50,13 +52,30 @@ def find(path: str) -> Any:
   )
 
 
+def reading(path: str, text: str, reference: str) -> list[str]:
+  """Why a rejected response may be right, in a list; runs in a worker."""
+  read = getattr(find(path), "lenient", None)
+  return [read(text, reference)] if read else []
+
+
 def ask(path: str, function: str, *texts: str) -> bool:
   """Calls a function of a verifier; runs in a worker of `workers.Pool`."""
   return bool(getattr(find(path), function)(*texts))
 
 
-def verdict(path: str, text: str, reference: str, tolerance: float) -> Any:
-  """Whether a response is correct, or a traceback; runs in a worker."""
+def verdict(
+    path: str,
+    text: str,
+    reference: str,
+    tolerance: float,
+    lenient: bool = False,
+) -> Any:
+  """Whether a response is correct, or a traceback; runs in a worker.
+
+  Where it is asked leniently, what `reading` returns.
+  """
+  if lenient:
+    return reading(path, text, reference)
   keywords = {"tolerance": tolerance} if tolerance else {}
   try:
     return bool(find(path).verify(text, reference, **keywords))

@@ -94,7 +94,8 @@ _LIST = re.compile(
     r"\$?[a-z]\w{0,3}\s*=[^=]+\b(?:or|and)\s+\$?[a-z]\w{0,3}\s*=[^=]+$"
 )
 _JOINT = re.compile(
-    r"[\s$\\)\]]*(?:,|,?\s*(?:\\text\s*\{)?\s*(?:and|or)\b\s*\}?)[\s$\\(\[]*"
+    r"(?:[\s$\\)\]]|\\q?quad)*(?:[,;]|,?\s*(?:\\text\s*\{)?\s*(?:and|or"
+    r"|as\s+well\s+as)\b\s*\}?)(?:[\s$\\(\[]|\\q?quad)*"
     r"(?:(?:maybe|perhaps|possibly)\s+)?[\s$\\(\[]*(?:[a-zA-Z]\w{0,3}\s*=)?\s*",
     re.IGNORECASE,
 )
@@ -170,6 +171,31 @@ def final(text: str) -> str | None:
   else:
     found = _announced(text, markers[-1])
   return found if found and len(found) <= MAX_ANSWER else None
+
+
+_HEDGED = re.compile(
+    r"(?:\b(?:all|every|each|any|such|if|when|unless|not|no|never|and|or|but|than"
+    r"|except|least|most|only|about|approximately|where|with|for)|n't)\b"
+    r"|[.;:?]\s",
+    re.IGNORECASE,
+)
+
+
+def reference(text: str) -> str:
+  """Returns the answer that a reference gives, without its box or its prose.
+
+  "The answer is 5 apples" is "5 apples"; what is no such sentence stays.
+  """
+  if re.search(
+      r"\\boxed|\\fbox|<answer>|^####|answers?(?: is\b|:)", text, re.I
+  ):
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
+    return final(text) or text
+  words = re.match(r"(?:[A-Za-z']+,?\s+){2,}", text)
+  if not words or _HEDGED.search(text):
+    return text
+  found = _unmarked(text) or ""
+  return found if re.search(r"\d", found) else text
 
 
 def _is_remark(text: str, marker: re.Match) -> bool:

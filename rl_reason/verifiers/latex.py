@@ -2,15 +2,37 @@ r"""Parses an answer, LaTeX or plain, into a value by a grammar of our own.
 
 Nothing here evaluates text: the result is a tree of `values`, and numbers are
 exact fractions. Text outside of the grammar is `Unreadable`, never guessed.
+Words around an answer, or in its place, are those of `phrases`.
 """
 
 import re
 from fractions import Fraction
 from typing import Any
 
-from rl_reason.verifiers import lexer, units, values
-from rl_reason.verifiers.lexer import FUNCTIONS, OPENING, Token, Unreadable
-from rl_reason.verifiers.values import Quantity, Relation, Seq, op
+from rl_reason.verifiers import (
+    lexer,
+    numeric,
+    phrases,
+    series,
+    sets,
+    units,
+    values,
+)
+from rl_reason.verifiers.lexer import (
+    FUNCTIONS,
+    OPENING,
+    SEPARATORS,
+    Token,
+    Unreadable,
+)
+from rl_reason.verifiers.values import (
+    Family,
+    Quantity,
+    Relation,
+    Rounded,
+    Seq,
+    op,
+)
 
 MAX_TOKENS = 600
 MAX_DEPTH = 40
@@ -26,7 +48,9 @@ _DECORATIONS = frozenset(
 )
 # Superscripts that are no exponents.
 _MARKS = {"'": "prime", "prime": "prime", "*": "star", "top": "transposed"}
-_RELATIONS = ("=", "!=", "<", ">", "<=", ">=", "in")
+_RELATIONS = ("=", "!=", "<", ">", "<=", ">=", "in", "approx")
+_INEQUALITIES = frozenset(("!=", "<", ">", "<=", ">="))
+_CHOSEN = ("max", "min", "gcd", "lcm")
 
 
 def read(text: str) -> Any:
@@ -37,8 +61,18 @@ def read(text: str) -> Any:
   """
   text = lexer.clean(text)
   value = lexer.verbatim(text)
+  if value is None:
+    value = phrases.value(text)
   if value is not None:
     return value
+  text = phrases.mathematics(text)
+  rest, variable, domain = phrases.domain(text)
+  if variable:
+    found = _list(lexer.tokens(rest), 0)
+    if type(found) is Family:
+      raise Unreadable("two domains")
+    items = found.items if isinstance(found, Seq) else (found,)
+    return Family(variable, domain, tuple(items))
   tokens = lexer.tokens(text)
   if not 0 < len(tokens) <= MAX_TOKENS:
     raise Unreadable("nothing, or too much")
@@ -48,21 +82,37 @@ def read(text: str) -> Any:
       words = lexer.fold(text if len(tokens) > 1 else tokens[0].text)
       reals = words in ("all real numbers", "all reals", "all real")
       return values.REALS if reals else words
-  items = _elements(tokens, 0)
-  return items[0] if len(items) == 1 else Seq("", items)
+  return _list(tokens, 0)
+
+
+def _list(tokens, depth) -> Any:
+  """A value, or a list of values; of inequalities the set that they leave."""
+  items = _elements(tokens, depth)
+  if len(items) == 1:
+    return items[0]
+  kinds = set(lexer.split(tokens, SEPARATORS)[1])
+  if any(isinstance(x, Relation) and set(x.ops) & _INEQUALITIES for x in items):
+    return Seq({"or": "cup", "and": "cap"}.get("".join(kinds), ""), items)
+  return Seq("or" if kinds == {"or"} else "", items)
 
 
 def _elements(tokens, depth) -> tuple:
   """Values of a list; one with a plus-minus sign counts as two."""
   out = []
-  for part in lexer.split(tokens, (",", ";"))[0]:
+  dots = 0  # the place of dots: 1, 2, ..., 9
+  for part in lexer.split(tokens, SEPARATORS)[0]:
     if not part:
       raise Unreadable("an empty place in a list")
+    if [t.text for t in part] == ["dots"] and not dots and out:
+      dots = len(out)
+      continue
     double = any(t.text in ("pm", "mp") for t in part)
     for texts in ("+-", "-+") if double else ("+-",):
       plus, minus = (Token("symbol", text, False) for text in texts)
       signs = dict(pm=plus, mp=minus)
       out.append(_item([signs.get(t.text, t) for t in part], depth))
+  if dots:
+    out = series.filled(out[:dots], out[dots:], MAX_ITEMS)
   if len(out) > MAX_ITEMS:
     raise Unreadable("too many values")
   return tuple(out)
@@ -72,14 +122,37 @@ def _item(tokens, depth) -> Any:
   """A relation, a union, or an expression, perhaps with a unit."""
   if depth > MAX_DEPTH:
     raise Unreadable("too deep")
+  for name in ("cup", "cap"):
+    sets, joints = lexer.split(tokens, (name,))
+    if joints:
+      return Seq(name, tuple(_item(each, depth + 1) for each in sets))
   sides, ops = lexer.split(tokens, _RELATIONS)
   if ops:
     first = _name_of(sides[0]) or _item(sides[0], depth)
-    return Relation(ops, (first, *(_item(side, depth) for side in sides[1:])))
-  sets, cups = lexer.split(tokens, ("cup",))
-  if cups:
-    return Seq("cup", tuple(_item(each, depth + 1) for each in sets))
+    rest = (
+        _rounded(side, depth) if sign == "approx" else _item(side, depth)
+        for sign, side in zip(ops, sides[1:], strict=True)
+    )
+    return Relation(ops, (first, *rest))
+  for name, sign in (("minus", "setminus"), ("ratio", ":")):
+    parts, signs = lexer.split(tokens, (sign,))
+    if signs:
+      return Seq(name, tuple(_item(each, depth + 1) for each in parts))
   return _quantity(tokens, depth)
+
+
+def _rounded(tokens, depth) -> Rounded:
+  """What follows a sign of approximation, and how exact its digits are."""
+  value = _item(tokens, depth)
+  digits = [t.text for t in tokens if t.kind == "number"]
+  if len(digits) != 1 or re.search("[eE]", digits[0]):
+    return Rounded(value, None)
+  places = len(digits[0].partition(".")[2])
+  return Rounded(value, Fraction(1, 2 * 10**places))
+
+
+def _is_letter(value) -> bool:
+  return type(value) is tuple and value[0] == "name"
 
 
 def _name_of(tokens) -> tuple | None:
@@ -87,7 +160,10 @@ def _name_of(tokens) -> tuple | None:
   text = "".join(t.text for t in tokens if t.text != "angle")
   kinds = {t.kind for t in tokens}
   if kinds and kinds <= {"text", "word"}:
-    return ("name", " ".join(t.text for t in tokens))
+    name = " ".join(t.text for t in tokens)
+    if set(name.split()) & {"and", "or", "not", "is", "are", "if"}:
+      raise Unreadable("a sentence before a sign")
+    return ("name", name)
   call = re.fullmatch(r"[A-Za-z]+(?:\^\{-1\})?\([^()]*\)", text)
   names = re.fullmatch(r"\([A-Za-z](?:_?\w)?(?:,[A-Za-z](?:_?\w)?)+\)", text)
   return ("name", text) if names or call and "command" not in kinds else None
@@ -142,12 +218,20 @@ class _Parser:
     if kind == "symbol":
       return text in OPENING or text == "|"
     words = kind == "text" and len(text) != 1
-    return kind != "end" and not words and text not in ("to", "mod")
+    return kind != "end" and not words and text not in ("to", "mod", "dots")
 
   def sum(self):
-    """Terms with signs between them."""
-    terms = [self.term()]
+    """Terms with signs between them; dots stand for those in between."""
+    terms, closed = [self.term()], False
     while sign := self.accept("+", "-"):
+      if sign == "+" and self.accept("dots"):
+        if closed or len(terms) < 2 or not self.accept("+"):
+          raise Unreadable("dots here")
+        last, closed = self.term(), True
+        terms = [series.total(terms, last)]
+        if numeric.names(last) and self.peek("+", "-"):
+          raise Unreadable("a last term that may go on")  # ... + n + 1
+        continue
       term = self.term()
       terms.append(values.negative(term) if sign == "-" else term)
     return terms[0] if len(terms) == 1 else op("+", *terms)
@@ -155,13 +239,27 @@ class _Parser:
   def term(self):
     """Factors, from left to right; between them `*`, `/` or nothing."""
     value = self.factor()
+    factors = [value]  # of which dots may continue the product
     while True:
+      if (
+          self.peek("dots")
+          or self.peek("*")
+          and (self.tokens[self.at + 1][:2] == ("command", "dots"))
+      ):
+        self.accept("*")
+        self.accept("dots")
+        self.accept("*")
+        if len(factors) < 2:
+          raise Unreadable("dots here")
+        return series.product(factors, self.factor())
       if sign := self.accept("*", "/"):
-        value = op(sign, value, self.factor())
+        factor = self.factor()
+        factors = [*factors, factor] if sign == "*" and factors else []
+        value = op(sign, value, factor)
       elif self.starts():
         if self.tokens[self.at - 1].kind == self.next.kind == "number":
           raise Unreadable("two numbers side by side")
-        value = op("*", value, self.power())
+        value, factors = op("*", value, self.power()), []
       else:
         return value
 
@@ -246,7 +344,7 @@ class _Parser:
     end = self.closing()
     inner = self.tokens[self.at + 1 : end]
     return self.tokens[end].text == ")" and (
-        bool(lexer.split(inner, (",", ";"))[1])
+        bool(lexer.split(inner, SEPARATORS)[1])
         or all(t.kind in ("number", "symbol") for t in inner)
         or re.split(r"[ _]", value[1])[0] in _FUNCTION_NAMES
     )
@@ -277,9 +375,8 @@ class _Parser:
 
   def bracket(self):
     """Any bracket and its content."""
-    opening, start, end = self.next.text, self.at + 1, self.closing()
-    closing, inner = self.tokens[end].text, self.tokens[start:end]
-    self.at = end + 1
+    opening, inner = self.next.text, self.bracket_tokens()
+    closing = self.tokens[self.at - 1].text
     matched = OPENING[opening] == closing
     if not matched and {opening, closing} - set("([)]"):
       raise Unreadable(f"{opening} closed by {closing}")
@@ -287,14 +384,12 @@ class _Parser:
       if not inner:
         return ("name", "emptyset")
       such_that = lexer.split(inner, ("|", ":"))[0]  # {x | x > 3}
-      if (
-          len(such_that) == 2
-          and any(t.text in _RELATIONS for t in such_that[1])
-          and such_that[0][0].kind == "word"
+      if len(such_that) == 2 and any(
+          t.text in _RELATIONS for t in such_that[1]
       ):
-        return _item(such_that[1], self.depth + 1)
+        return self.builder(*such_that)
     items = _elements(inner, self.depth + 1)
-    if opening == "\\{" or opening == "{" and lexer.split(inner, (",", ";"))[1]:
+    if opening == "\\{" or opening == "{" and lexer.split(inner, SEPARATORS)[1]:
       return Seq("{}", items)
     rows = [x for x in items if isinstance(x, Seq) and x.brackets == "[]"]
     if opening + closing == "[]" and len(rows) == len(items) > 1:
@@ -308,9 +403,50 @@ class _Parser:
       raise Unreadable("a relation in brackets")
     return value
 
+  def builder(self, member, conditions) -> Any:
+    """A set by what its members are and by conditions."""
+    depth = self.depth + 1
+    within = lexer.split(member, ("in",))[0]
+    first = _item(within[0], depth)
+    parts = _elements(conditions, depth)
+    domains = [x for x in parts if isinstance(x, Relation) and x.ops == ("in",)]
+    rest = tuple(x for x in parts if x not in domains)
+    if len(within) == 2:  # {x in R : ...}
+      domains.append(Relation(("in",), (first, _item(within[1], depth))))
+    if any(not _is_letter(x.sides[0]) for x in domains):
+      raise Unreadable("a domain of other than a variable")
+    if len(domains) == 1 and not _is_letter(first) and not rest:
+      name, domain = domains[0].sides
+      return Family(name[1], phrases.number_set(domain), (first,))
+    if not _is_letter(first):
+      raise Unreadable("a set of formulas")
+    equal = [x for x in rest if isinstance(x, Relation) and x.ops == ("=",)]
+    if len(domains) == len(rest) == len(equal) == 1:
+      name, domain = domains[0].sides
+      if equal[0].sides[0] == first != name:  # {x | x = 2k pi, k in Z}
+        domain = phrases.number_set(domain)
+        return Family(name[1], domain, (equal[0].sides[1],))
+    domains = [x for x in domains if x.sides != (first, values.REALS)]
+    found = _list(conditions, depth)
+    if domains and not rest and len(domains) == 1:
+      return domains[0].sides[1] if domains[0].sides[0] == first else found
+    if domains or not rest:
+      raise Unreadable("a set of several conditions")
+    if len(rest) < len(parts):
+      found = rest[0] if len(rest) == 1 else Seq("", rest)
+    names = sets.variables(found)
+    if names and names != {first[1]}:
+      raise Unreadable("a condition of another variable")
+    return Seq("set", (found,))
+
   def primary(self):
     """A number, a name, a call, or a bracket."""
     token = self.next
+    if token.kind in ("word", "text") and token.text in _CHOSEN:
+      self.at += 1
+      if self.peek("(", "\\{", "{"):
+        return self.command(token.text)
+      self.at -= 1
     if token.kind == "word" and len(token.text) > 1:
       # Letters side by side are a product; the last may have a subscript.
       letters = [Token("word", letter, False) for letter in token.text]
@@ -383,9 +519,15 @@ class _Parser:
       return op(name, self.group())
     if name == "begin":
       return self.matrix()
-    if name in ("max", "min", "gcd", "lcm") and self.peek("(", "\\{"):
-      items = getattr(self.bracket(), "items", ())
-      return values.opaque(name, *sorted(items, key=repr))
+    if name in ("sum", "prod"):
+      return self.repeated("+" if name == "sum" else "*")
+    if name in _CHOSEN and self.peek("(", "\\{", "{"):
+      found = self.bracket()
+      items = found.items if isinstance(found, Seq) else (found,)
+      op(name, *items)  # of numbers and formulas alone
+      if any(map(numeric.names, items)):
+        return values.opaque(name, *sorted(items, key=repr))
+      return op(name, *items)
     if name in ("angle", "triangle", "measuredangle"):
       return ("name", f"angle {self.raw()}")
     if name in _DECORATIONS:
@@ -395,6 +537,25 @@ class _Parser:
     if name in lexer.NAMES or len(name) == 1:
       return self.named(name)
     raise Unreadable(f"the command {name!r}")
+
+  def repeated(self, sign):
+    r"""The terms of `\sum_{k=1}^{10}`, or the factors of a product."""
+    if not self.accept("_") or not self.peek("{"):
+      raise Unreadable("a sum without bounds")
+    start = self.bracket_tokens()
+    sides, signs = lexer.split(start, ("=",))
+    if signs != ("=",) or len(sides[0]) != 1 or not self.accept("^"):
+      raise Unreadable("a sum without bounds")
+    bounds = _expression(sides[1], self.depth + 1), self.group()
+    if any(t.text in ("sum", "prod") for t in self.tokens[self.at :]):
+      raise Unreadable("a sum of sums")
+    return series.repeated(sign, sides[0][0].text, *bounds, self.term())
+
+  def bracket_tokens(self) -> list[Token]:
+    """Takes a group that begins here, and returns what is in it."""
+    start, end = self.at + 1, self.closing()
+    self.at = end + 1
+    return self.tokens[start:end]
 
   def call(self, name):
     """A function of the bracket or of the factors behind it."""

@@ -33,6 +33,10 @@ def _table(text: str) -> dict[str, str]:
 
 OPENING = {"(": ")", "[": "]", "\\{": "\\}", "{": "}"}
 CLOSING = frozenset(OPENING.values())
+# What parts the items of a list.
+SEPARATORS = (",", ";", "and", "or")
+# Commands that are operators, not names or functions.
+_OPERATORS = frozenset("in cup cap setminus approx and or".split())
 # Characters of Unicode as ASCII or as LaTeX.
 _CHARS = str.maketrans(
     {
@@ -45,9 +49,9 @@ _CHARS = str.maketrans(
             sqrt: \u221a; sqrt[3]: \u221b; pi: \u03c0; theta: \u03b8;
             alpha: \u03b1; beta: \u03b2; lambda: \u03bb; infty: \u221e;
             le: \u2264; ge: \u2265; ne: \u2260; approx: \u2248; cup: \u222a;
-            in: \u2208; emptyset: \u2205; mathbb{R}: \u211d; pm: \u00b1;
-            mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3; yen: \u00a5;
-            rupee: \u20b9
+            in: \u2208; dots: \u2026; emptyset: \u2205; mathbb{R}: \u211d;
+            pm: \u00b1; mp: \u2213; circ: \u00b0; euro: \u20ac; pound: \u00a3;
+            yen: \u00a5; rupee: \u20b9
         """).items()},
     }
 )
@@ -58,9 +62,10 @@ _LOWERED = "\u2080-\u2089"
 _COMMANDS = _table("""
     frac: dfrac tfrac cfrac; binom: dbinom tbinom; *: cdot times ast; /: div;
     <=: le leq leqslant; >=: ge geq geqslant; !=: ne neq; <: lt; >: gt;
-    =: approx equiv; \\{: lbrace; \\}: rbrace; [: lbrack; ]: rbrack;
-    |: lvert rvert vert mid; emptyset: varnothing; degree: circ; ,: land lor;
-    asin: arcsin; acos: arccos; atan: arctan; infinity: infty inf oo;
+    =: equiv; \\{: lbrace; \\}: rbrace; [: lbrack; ]: rbrack;
+    |: lvert rvert vert mid; emptyset: varnothing; degree: circ;
+    asin: arcsin; acos: arccos; atan: arctan; infinity: infty inf oo; and: land;
+    or: lor; setminus: backslash; dots: ldots cdots dotsb dotsc dotsm dotso;
     (: langle; ): rangle; phi: varphi; epsilon: varepsilon; log: ln; cup: union
 """)
 TRIGONOMETRIC = frozenset("sin cos tan cot sec csc".split())
@@ -127,11 +132,34 @@ _REWRITES = [
         ],
         (r"\{\s*\\(?:rm|bf|it)\s+", r"\\mathrm{"),
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
+        # Unit vectors; a bold i is not the imaginary one.
+        (
+            r"\\(?:mathbf|boldsymbol|bm|hat|vec|overrightarrow)\s*\{?\s*"
+            r"(?:\\([ij])math|([ijk]))(?![a-zA-Z])\s*\}?",
+            r"\\hat{\1\2}",
+        ),
+        (r"\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (r"(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r" \\cup "),
+        (r"(?<=\\mathbb\{R\})\s*-\s*(?=\\\{)", r"\\setminus "),
+        (r"\.\.\.+(?!\s*$)", r"\\dots "),
         (r"\\mathrm\s*\{\s*([ei])\s*\}", r" \1 "),  # constants, no text
     )
 ]
 # Digits in groups of three: 1,234 or 1 234, and nothing else in the answer.
 _SPACES = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?![\d./ ])")
+
+
+# Half-open intervals by brackets that face outwards: ]0, 1].
+_REVERSED = re.compile(
+    r"(?<![\w)}\]])([\[\]])([^\[\]();]*,[^\[\]();]*)([\[\]])(?![\w({\[])"
+)
+
+
+def _interval(match: re.Match) -> str:
+  """The interval with round brackets where its end is open."""
+  opening = "[" if match[1] == "[" else "("
+  closing = "]" if match[3] == "]" else ")"
+  return f"{opening}{match[2]}{closing}"
 
 
 def clean(text: str) -> str:
@@ -153,6 +181,7 @@ def clean(text: str) -> str:
   if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
     text = re.sub(r"(?<!\\)\$", " ", text)  # around formulas; else it is money
   text = text.strip()
+  text = _REVERSED.sub(_interval, text)
   wrapped = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
   text = (wrapped[1] if wrapped else text).strip()
   if _COMMAS.fullmatch(text) or not re.search(r"[(\[{]", text):
@@ -160,7 +189,7 @@ def clean(text: str) -> str:
   spaced = _SPACES.match(text)
   if spaced:
     text = spaced[0].replace(" ", "") + text[spaced.end() :]
-  return text if text.endswith("..") else text.rstrip(".,; \\")
+  return text if text.endswith("..") else text.rstrip(".,;: \\")
 
 
 def tokens(text: str) -> list[Token]:
@@ -183,22 +212,31 @@ def tokens(text: str) -> list[Token]:
       continue
     if kind == "text":
       piece = piece[piece.index("{") + 1 : -1].strip()
-      if piece in ("and", "or", ", and", ", or", "and/or", ","):
-        kind, piece = "symbol", ","
+      if piece.strip(", ") in ("and", "or", "and/or", ""):
+        kind, piece = "symbol", piece.strip(", ")[:3].rstrip("/") or ","
+      elif piece == "to":
+        kind, piece = "symbol", ":"
     elif kind == "word" and piece.lower() in ("and", "or"):
-      kind, piece = "symbol", ","
+      kind, piece = "symbol", piece.lower()
+    elif piece == "to" and out and out[-1].kind == "number":
+      kind, piece = "symbol", ":"
     elif kind == "word" and piece == "in":
       inches = bool(out) and out[-1].kind == "number"  # 5 in
       kind = kind if inches else "symbol"
     elif kind == "command" or piece in _PLAIN:
       piece = piece.removeprefix("\\")
       piece = _COMMANDS.get(piece, piece)
-      word = piece.isalpha() and piece not in ("in", "cup")
+      word = piece.isalpha() and piece not in _OPERATORS
       kind = "command" if word else "symbol"
     elif piece == "**":
       piece = "^"
-    if kind == "symbol" and piece == "," and out and out[-1].text == ",":
-      continue  # ", and"
+    if (
+        kind == "symbol"
+        and piece in SEPARATORS
+        and out
+        and (out[-1].kind == "symbol" and out[-1].text == ",")
+    ):
+      out.pop()  # ", and"
     out.append(Token(kind, piece, spaced))
     spaced = False
   return out
@@ -232,7 +270,7 @@ _BASES = (
 
 
 def verbatim(text: str) -> Fraction | tuple | str | None:
-  """Digits in a base, times, ratios and (C), which are compared as spelled."""
+  """Digits in a base, times and (C), which are compared as spelled."""
   bare = re.sub(r"\\(?:text|mbox|mathrm)(?![a-z])|[{}\s]", "", text)
   based = re.fullmatch(
       r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
@@ -248,9 +286,6 @@ def verbatim(text: str) -> Fraction | tuple | str | None:
   time = bare.replace(".", "").lower()
   if re.fullmatch(r"\d{1,2}(?::\d\d)?[ap]m", time):
     return time
-  ratio = re.sub(r"(\d) to (\d)", r"\1:\2", text)
-  if re.fullmatch(r"\(?\s*\d+(?:\s*:\s*\d+)+\s*\)?", ratio):
-    return re.sub(r"[\s()]", "", ratio)
   choice = re.fullmatch(r"\(\(?([A-Z])\)?\)", bare)
   return ("name", choice[1]) if choice else None
 

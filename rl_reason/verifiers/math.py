@@ -8,7 +8,8 @@ answer may take seconds there: verify many in `workers`.
 
 Conventions, where reasonable people differ:
 
-- Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5.
+- Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5. An exact
+  value may be followed by its digits, if they are right: 1/3, about 0.333.
 - A unit may be left out, or added where the reference has none; two different
   physical units are different (10 cm is not 10 m); nouns do not count.
 - 50% is 1/2. For questions of "what percent" it is 50 as well: a bare number
@@ -17,31 +18,51 @@ Conventions, where reasonable people differ:
 - Degrees are a unit: 45 degrees is 45, not pi/4; but its sine is that of pi/4.
 - A number in a base equals the same digits in the same base only.
 - `x = 5` is 5. A bare list is a set with multiplicity; it may stand for a tuple
-  of the same order. Tuples, intervals and sets keep their brackets.
+  of the same order. Tuples, intervals and sets keep their brackets. `x = 2,
+  y = 3` may be answered by the values in this order.
+- A condition on one variable is the set that it leaves. "and" is an
+  intersection, "or" a union; a comma is "and", or where nothing is left, "or".
+- 3:4 is 3/4, 10:30 a time. 5th is 5. "no solution" is the empty set, and not 0.
+- `2k pi` with k in Z is a set; without a domain a formula in a given k, which
+  may have another name, but no other description.
 - `log` without a base is natural; `i` is imaginary; `1\frac12` is 3/2.
 """
 
 import functools
+import logging
 import re
 from fractions import Fraction
 
-from rl_reason.verifiers import final, latex, lexer, numeric, units
+from rl_reason.verifiers import (
+    bound,
+    final,
+    latex,
+    lenient as readings,
+    lexer,
+    numeric,
+    sets,
+    units,
+)
 from rl_reason.verifiers.values import (
     INFINITY,
     REALS,
     Quantity,
     Relation,
+    Rounded,
     Seq,
     is_expression,
+    is_vector,
 )
 
 answer = final.final
+lenient = readings.reading
 
 _PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?")
 # Physical units: two of them are interchangeable only if equal.
-_PHYSICAL = frozenset(units.UNITS.values())
+_PHYSICAL = frozenset(units.UNITS.values()) | {"ordinal"}
 _UNDECIDED = (lexer.Unreadable, numeric.Hard, RecursionError)
 _read_reference = functools.lru_cache(maxsize=4096)(latex.read)
+_reference = functools.lru_cache(maxsize=4096)(final.reference)
 
 
 def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
@@ -64,7 +85,7 @@ def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
 def _near(found: str, reference: str, tolerance: float) -> bool:
   """Whether two rational numbers, units aside, differ by the tolerance."""
   try:
-    values = [latex.read(found), _read_reference(reference)]
+    values = [latex.read(found), _read_reference(_reference(reference))]
     values = [x.value if isinstance(x, Quantity) else x for x in values]
     a, b = (numeric.exact(x) if is_expression(x) else None for x in values)
   except _UNDECIDED:
@@ -84,6 +105,7 @@ def _plain(text: str) -> Fraction | None:
 
 def equal(found: str, reference: str) -> bool:
   """Whether two answers are the same; False if one cannot be parsed."""
+  reference = _reference(reference)
   fast = _plain(found), _plain(reference)
   if fast[0] is not None and fast[1] is not None:
     return fast[0] == fast[1]
@@ -107,6 +129,7 @@ def usable(reference: str) -> bool:
 
   One that only its own text would match is not usable.
   """
+  reference = _reference(reference)
   if _plain(reference) is not None:
     return True
   try:
@@ -131,8 +154,31 @@ def _fold(text: str) -> str:
 
 def _same(a, b) -> bool:
   """Whether two values, of the response and of the reference, are the same."""
+  a, b = map(_settled, (a, b))
+  if a is None or b is None:
+    return False
+  families = bound.same_families(a, b)
+  if families is not None:
+    return families
   if isinstance(a, Quantity) or isinstance(b, Quantity):
     return _same_quantities(a, b)
+  named = _assignments(a), _assignments(b)
+  # A bare list of values has no order that a response could miss.
+  bare = isinstance(b, Seq) and b.brackets == ""
+  if named[1] or (named[0] and not bare):
+    return _same_named(a, b, *named)
+  related = isinstance(a, Relation) or isinstance(b, Relation)
+  ratios = [isinstance(x, Seq) and x.brackets in _RATIOS for x in (a, b)]
+  if any(ratios) and not related:
+    return _same_ratios(a, b)
+  if _is_condition(a) or _is_condition(b):
+    found = _same_real_sets(a, b)
+    if found is not None:
+      return found
+    a, b = (
+        x.items[0] if isinstance(x, Seq) and x.brackets == "set" else x
+        for x in (a, b)
+    )
   if not isinstance(a, Relation) or not isinstance(b, Relation):
     a, b = _as_set(a), _as_set(b)
   if isinstance(a, Relation) or isinstance(b, Relation):
@@ -142,13 +188,180 @@ def _same(a, b) -> bool:
     return _same(a.items[0], b) if single[0] else _same(a, b.items[0])
   if isinstance(a, Seq) and isinstance(b, Seq):
     return _same_sequences(a, b)
+  if is_vector(a) != is_vector(b):  # (2, 3) as 2 i + 3 j
+    a, b = (_by_units(x) if is_vector(x) else x for x in (a, b))
   if is_expression(a) and is_expression(b):
-    return numeric.equal(a, b)
+    return numeric.equal(bound.with_constant(a, b), b)
   return isinstance(a, str) and a == b != ""
+
+
+def _settled(value):
+  """The value of one that is given twice; None if the two disagree.
+
+  That is "1/4 or 25%", and `x = 1/3` with 0.333 after a sign of approximation.
+  """
+  if isinstance(value, Seq) and value.brackets == "or":
+    first, *rest = value.items
+    if all(_same(x, first) for x in rest):
+      return first
+    return Seq("", value.items)
+  if isinstance(value, Relation) and "approx" in value.ops:
+    ops, sides = value.ops, value.sides
+    at = ops.index("approx")
+    if set(ops[at:]) != {"approx"}:
+      return None
+    exact, rest = sides[at], sides[at + 1 :]
+    if _is_name(exact) and not _is_number(exact):  # x is all but 3.17
+      return Relation(("=",), (exact, rest[0].value)) if at == 0 else None
+    if not all(_rounds(exact, x) for x in rest):
+      return None
+    return Relation(ops[:at], sides[: at + 1]) if at else exact
+  return value
+
+
+def _rounds(exact, rounded: Rounded) -> bool:
+  """Whether the digits are those of a number, rounded or cut."""
+  if rounded.half is None:
+    return False
+  values, units_ = [], []
+  for x in (exact, rounded.value):
+    values.append(x.value if isinstance(x, Quantity) else x)
+    units_.append(x.unit if isinstance(x, Quantity) else "")
+  if not all(map(_is_number, values)):
+    return False
+  share = Fraction(100) if units_ == ["", "%"] else Fraction(1)
+  a, b = ("*", share, values[0]), values[1]
+  error = ("abs", _minus(a, b))
+  if numeric.sign(_minus(error, rounded.half)) <= 0:
+    return True
+  cut = _minus(("abs", a), ("abs", b))
+  within = numeric.sign(_minus(cut, 2 * rounded.half)) < 0
+  return within and numeric.sign(cut) >= 0
+
+
+def _minus(a, b) -> tuple:
+  return ("+", a, ("*", Fraction(-1), b))
+
+
+EMPTY = ("name", "emptyset")
+_RATIOS = ("ratio", "clock")
+
+
+def _same_ratios(a, b) -> bool:
+  """Ratios by their proportions; of two numbers also as their quotient."""
+  if isinstance(b, Seq) and b.brackets == "clock":
+    return a == b
+  parts = [
+      x.items if isinstance(x, Seq) and x.brackets in _RATIOS else (x,)
+      for x in (a, b)
+  ]
+  if not all(map(is_expression, (*parts[0], *parts[1]))):
+    return False
+  lengths = [len(x) for x in parts]
+  if 1 in lengths and sum(lengths) == 3:
+    parts = [x if len(x) == 2 else (*x, Fraction(1)) for x in parts]
+  if len(parts[0]) != len(parts[1]):
+    return False
+  return all(
+      numeric.equal(("/", x, parts[0][-1]), ("/", y, parts[1][-1]))
+      for x, y in zip(*parts, strict=True)
+  )
+
+
+def _is_condition(value) -> bool:
+  """Whether a value may describe a set of real numbers by conditions."""
+  if isinstance(value, Relation):
+    return value.ops == ("in",) or not {"=", "in"} & set(value.ops)
+  if isinstance(value, Seq):
+    listed = value.brackets == "" and any(map(_is_condition, value.items))
+    return listed or value.brackets in ("cup", "cap", "minus", "set")
+  return value == REALS
+
+
+def _same_real_sets(a, b) -> bool | None:
+  """Whether two sets of real numbers are equal; None if one is none."""
+  try:
+    theirs, ours = sets.read(a), sets.read(b)
+  except numeric.Hard:
+    return None
+  if theirs is None or ours is None:
+    return None
+  if sets.is_finite(theirs) and sets.is_finite(ours):
+    return None
+  free = sets.variables(a), sets.variables(b)
+  return (not all(free) or free[0] == free[1]) and sets.same(theirs, ours)
+
+
+def _assignments(value) -> dict:
+  """`x = 2, y = 3` and `(x, y) = (2, 3)` by names, if they differ."""
+  if isinstance(value, Relation) and value.ops == ("=",):
+    left, right = value.sides
+    if not (_is_name(left) and left[0] == "name" and isinstance(right, Seq)):
+      return {}
+    tuple_ = re.fullmatch(r"\((\w+(?:,\w+)+)\)", left[1])
+    names = tuple_[1].split(",") if tuple_ else []
+    if len(names) != len(right.items) or right.brackets not in ("()", ""):
+      return {}
+    return dict(zip(names, right.items, strict=True))
+  if not isinstance(value, Seq) or value.brackets != "":
+    return {}
+  out: dict = {}
+  for item in value.items:
+    if not isinstance(item, Relation) or item.ops != ("=",):
+      return {}
+    left, right = item.sides
+    if not (type(left) is tuple and left[0] == "name" and "(" not in left[1]):
+      return {}
+    if left[1] in out or not is_expression(right) or numeric.names(right):
+      return {}
+    out[left[1]] = right
+  # x_1 and x_2 are values of one variable.
+  letters = {name.partition("_")[0] for name in out}
+  return out if len(letters) == len(out) > 1 else {}
+
+
+def _same_named(a, b, theirs: dict, ours: dict) -> bool:
+  """Values by their names; without names in the order of these."""
+  if theirs and ours:
+    same_names = theirs.keys() == ours.keys()
+    return same_names and all(_same(theirs[x], ours[x]) for x in ours)
+  other, names = (b, theirs) if theirs else (a, ours)
+  if isinstance(other, Relation) and _assigned(other) is not None:
+    other = _assigned(other)
+  if not isinstance(other, Seq) or other.brackets not in ("", "()"):
+    return False
+  values = list(names.values())
+  if len(names) != len(other.items):
+    return False
+  if theirs and all(len(x) == 1 for x in names):
+    values = [names[x] for x in sorted(names)]  # (x, y) of y = 3, x = 2
+  pairs = zip(values, other.items, strict=True)
+  return all(_same(x, y) if theirs else _same(y, x) for x, y in pairs)
+
+
+def _by_units(vector: Seq):
+  """A tuple or a column as the sum of its components times unit vectors."""
+  items = _components(vector)
+  if items is None or len(items) > 3 or not all(map(is_expression, items)):
+    return vector
+  names = (("name", f"hat {x}") for x in "ijk")
+  return ("+", *(("*", x, y) for x, y in zip(items, names, strict=False)))
+
+
+def _components(vector: Seq) -> tuple | None:
+  """The items of a tuple, of a row or of a column; None of other matrices."""
+  if vector.brackets != "matrix":
+    return vector.items
+  rows = [row.items for row in vector.items]
+  if len(rows) == 1:
+    return rows[0]
+  return tuple(x[0] for x in rows) if len(rows[0]) == 1 else None
 
 
 def _is_singleton(value) -> bool:
   braces = isinstance(value, Seq) and value.brackets == "{}"
+  if braces and value.items[0] in (EMPTY, Seq("{}", ())):
+    return False  # the set of the empty set has an element
   return braces and len(_distinct(value.items)) == 1
 
 
@@ -175,6 +388,11 @@ def _same_sequences(a, b) -> bool:
   kinds = {a.brackets, b.brackets}
   if kinds == {"{}"}:
     return _same_any_order(_distinct(a.items), _distinct(b.items))
+  if is_vector(a) and is_vector(b) and "matrix" in kinds and len(kinds) == 2:
+    left, right = _components(a), _components(b)
+    if left is None or right is None or len(left) != len(right):
+      return False
+    return all(map(_same, left, right))
   if len(a.items) != len(b.items):
     return False
   if kinds <= {"", "{}"} or kinds == {"cup"}:
@@ -220,6 +438,14 @@ def _is_name(value) -> bool:
   return value[0] == "name" or value[0] == "*" and all(map(_is_name, value[1:]))
 
 
+def _is_quotient(value) -> bool:
+  """A ratio or a fraction of two names."""
+  if isinstance(value, Seq):
+    return value.brackets == "ratio" and all(map(_is_name, value.items))
+  fraction = type(value) is tuple and value[0] == "/"
+  return fraction and all(_is_name(x) and numeric.names(x) for x in value[1:])
+
+
 def _is_number(value) -> bool:
   return is_expression(value) and not numeric.names(value)
 
@@ -234,6 +460,8 @@ def _assigned(relation: Relation):
   numbers = [side for side in relation.sides if _is_number(side)]
   if any(not numeric.equal(side, numbers[0]) for side in numbers):
     return None  # x = 5 = 6
+  if _is_quotient(left) and (_is_number(right) or isinstance(right, Seq)):
+    return right  # a : b = 3 : 4
   if _is_name(left):
     # A = B, of two variables or functions, says more than B; f(n) = n does not.
     named = type(right) is tuple and right[0] == "name" and numeric.names(right)
@@ -248,8 +476,9 @@ def _assigned(relation: Relation):
 
 def _as_set(value):
   """Inequalities of one variable as intervals, several as their union."""
-  if isinstance(value, Seq) and value.brackets == "":
-    if all(isinstance(x, Relation) for x in value.items):
+  if isinstance(value, Seq) and value.brackets in ("", "cup"):
+    one = len(sets.variables(value)) == 1
+    if one and all(isinstance(x, Relation) for x in value.items):
       parts = tuple(map(_as_set, value.items))
       if all(isinstance(part, Seq) for part in parts):
         return Seq("cup", parts)
@@ -287,8 +516,13 @@ def _interval(relation: Relation) -> Seq | None:
 
 def _same_relations(a, b) -> bool:
   if not isinstance(a, Relation) or not isinstance(b, Relation):
+    sides = a.sides if isinstance(a, Relation) else ()
+    if sides and is_expression(b) and numeric.names(b) and set(a.ops) == {"="}:
+      if all(is_expression(x) and numeric.equal(x, b) for x in sides):
+        return True  # (x - 1) (x + 1) = x^2 - 1
     values = [_assigned(x) if isinstance(x, Relation) else x for x in (a, b)]
     return None not in values and _same(*values)
+  a = bound.renamed(a, b)
   values = [_assigned(a), _assigned(b)]
   if None not in values and a.sides[0] == b.sides[0]:
     return _same(*values)
@@ -354,13 +588,25 @@ def _admitted(text: str) -> str | None:
   return text
 
 
+@functools.cache
+def _library():
+  """math-verify, without its remark that our calls set it no time limit."""
+  import math_verify
+
+  def keep(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Timeout is disabled")
+
+  for name in ("parser", "grader"):
+    logging.getLogger(f"math_verify.{name}").addFilter(keep)
+  return math_verify
+
+
 def _math_verify(found: str, reference: str) -> bool:
   """The verdict of math-verify on two whitelisted pieces of LaTeX."""
   texts = _admitted(found), _admitted(reference)
   if None in texts:
     return False
-  import math_verify
-
+  math_verify = _library()
   try:
     # Only LaTeX: for plain expressions it would call `parse_expr`. Its time
     # limits are signals, which only the main thread may use: workers set ours.

@@ -80,6 +80,17 @@ def _naturals(function):
   return apply
 
 
+def _integers(function):
+  """A function of integers, as one of fractions."""
+
+  def apply(*values):
+    if any(x.denominator != 1 for x in values):
+      raise Hard("a divisor or multiple of other than integers")
+    return Fraction(function(*(x.numerator for x in values)))
+
+  return apply
+
+
 _EXACT: dict[str, Callable[..., Fraction | None]] = {
     "+": lambda *terms: sum(terms, Fraction(0)),
     "*": lambda a, b: a * b,
@@ -91,6 +102,10 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
     "abs": abs,
     "floor": lambda x: Fraction(math.floor(x)),
     "ceil": lambda x: Fraction(math.ceil(x)),
+    "max": lambda *values: max(values),
+    "min": lambda *values: min(values),
+    "gcd": _integers(math.gcd),
+    "lcm": _integers(math.lcm),
 }
 # Functions whose evaluation takes long far out -> the largest argument.
 _LIMITS = {
@@ -142,6 +157,12 @@ def _evaluate(node, mp, at):
         _require(exponent, 1e12)
         _require(exponent * mp.log(abs(base), 2), MAX_EXPONENT)
       return mp.power(base, exponent)
+    case "max" | "min":
+      if not all(mp.isfinite(x) and mp.im(x) == 0 for x in values):
+        raise Hard("the largest of other than real numbers")
+      return (max if node[0] == "max" else min)(map(mp.re, values))
+    case "gcd" | "lcm":
+      raise Hard("a divisor or multiple of other than integers")
     case name:
       for value in values if name in _LIMITS else ():
         if mp.isfinite(value):
@@ -212,6 +233,48 @@ def equal(a, b) -> bool:
   if not all(map(_contexts()[0].isfinite, ends)):
     return ends[0] == ends[1]
   return bool(_zero(lambda mp: difference(mp, {})))
+
+
+def sign(node) -> int:
+  """The sign of a real number: -1, 0 or 1.
+
+  Raises:
+    Hard: it is not real, or cannot be evaluated.
+  """
+  value = exact(node)
+  if value is not None:
+    return (value > 0) - (value < 0)
+  if names(node):
+    raise Hard("a formula has no sign")
+  if _zero(lambda mp: _evaluate(node, mp, {})):
+    return 0
+  (found,) = _values([node], {})
+  low = _contexts()[0]
+  if not low.isfinite(found) or abs(low.im(found)) > abs(found) * 2.0**-128:
+    raise Hard("not a real number")
+  return 1 if low.re(found) > 0 else -1
+
+
+def nearest(node) -> int:
+  """The integer nearest to a real number.
+
+  Raises:
+    Hard: it cannot be evaluated, or is large.
+  """
+  (found,) = _values([node], {})
+  low = _contexts()[0]
+  if not low.isfinite(found) or abs(found) > 1e9:
+    raise Hard("a number out of range")
+  return int(low.nint(low.re(found)))
+
+
+def substitute(node, names_to: dict):
+  """The expression with other expressions in place of some names."""
+  if isinstance(node, Fraction):
+    return node
+  if node[0] == "name":
+    return names_to.get(node[1], node)
+  return (node[0], *(substitute(child, names_to) for child in node[1:]))
 
 
 def _vanishes(difference, node, variables) -> bool:

@@ -35,7 +35,8 @@ _NO_UNITS = frozenset(
     " wrong incorrect than less more about approximately unless except when"
     " where for plus minus times over divided by thousand million billion"
     " trillion hundred dozen half third fourth fifth sixth seventh eighth ninth"
-    " tenth hundredth thousandth factorial inverse below above under negative"
+    " tenth hundredth thousandth base binary octal hexadecimal factorial"
+    " inverse below above under negative"
     " the january february march april may june july august september october"
     " november december".split()
 )

@@ -4,7 +4,7 @@ A value is one of
   - an expression: a Fraction, or a plain tuple ("name", x), ("+", a, b, ...),
     ("*", a, b), ("/", a, b), ("^", a, b), or (function, a, ...);
   - words, a str: 'east', '1011_2' for digits in a base, '2:3' for a ratio;
-  - a Quantity, a Seq or a Relation.
+  - a Quantity, a Seq, a Relation or a Family.
 """
 
 import hashlib
@@ -29,8 +29,10 @@ class Seq(NamedTuple):
   """Values together.
 
   Attributes:
-    brackets: '()', '[)', '{}' ...; '' for a bare list, 'cup' for sets joined by
-      a cup, 'matrix' for rows, 'row' for one of them.
+    brackets: '()', '[)', '{}' ...; '' for a bare list, 'or' for one of values
+      with "or" between; 'cup', 'cap' and 'minus' for sets joined so, or by
+      "or" and "and" of inequalities; 'set' for the condition of a set-builder;
+      'ratio', 'clock' for 10:30; 'matrix' for rows, 'row' for one of them.
     items: the values.
   """
 
@@ -39,10 +41,28 @@ class Seq(NamedTuple):
 
 
 class Relation(NamedTuple):
-  """`sides[0] ops[0] sides[1] ops[1] ...`; ops of = != < > <= >= in."""
+  """`sides[0] ops[0] sides[1] ops[1] ...`; ops of = != < > <= >= in approx."""
 
   ops: tuple
   sides: tuple
+
+
+class Rounded(NamedTuple):
+  """What follows a sign of approximation, and half a unit of its last digit.
+
+  `half` is None where the value is not given by digits alone: 1.2 * 10^5.
+  """
+
+  value: Any
+  half: Fraction | None
+
+
+class Family(NamedTuple):
+  """Values for each number of a domain: `2k pi` for k in Z."""
+
+  variable: str
+  domain: Any
+  items: tuple
 
 
 def is_expression(value: Any) -> bool:
@@ -56,12 +76,40 @@ def op(name, *arguments) -> tuple:
       x.value if isinstance(x, Quantity) and x.unit == "degree" else x
       for x in arguments
   ]
+  vectors = [x for x in values if is_vector(x)]
+  if (
+      name in ("*", "/")
+      and len(vectors) == 1
+      and is_vector(values[-1]) <= (name == "*")
+  ):
+    return _scaled(name, *values)
   if not all(map(is_expression, values)):
     raise Unreadable("arithmetic of other than numbers")
   return (name, *values)
 
 
-def negative(value) -> tuple:
+def is_vector(value: Any) -> bool:
+  """Whether a value is a tuple, a row, a column or another matrix."""
+  if not isinstance(value, Seq):
+    return False
+  return value.brackets in ("()", "matrix") or (
+      value.brackets == "[]" and len(value.items) > 2
+  )
+
+
+def _scaled(name, a, b):
+  """A vector times a number, or divided by it."""
+  seq = a if is_vector(a) else b
+
+  def scale(item):
+    if isinstance(item, Seq):
+      return Seq(item.brackets, tuple(map(scale, item.items)))
+    return op(name, item, b) if seq is a else op(name, a, item)
+
+  return scale(seq)
+
+
+def negative(value) -> Any:
   """The expression times -1."""
   return op("*", Fraction(-1), value)
 

@@ -1,0 +1,204 @@
+r"""Words around an answer, or in its place, as the mathematics that they mean.
+
+"no solution" is the empty set, "5th" is 5, "k is an integer" a domain. What is
+not listed here stays as it is: a word that may change an answer is not dropped.
+"""
+
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+from rl_reason.verifiers import lexer
+from rl_reason.verifiers.values import Quantity, Seq
+
+MAX_WORDS = 120  # characters of a text whose words are read
+_TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
+_EMPTY = re.compile(
+    r"(?:there (?:is|are|exists?) )?no (?:(?:(?:real|integer|such|valid"
+    r"|possible|rational) )*(?:solutions?|roots?)|such \w+)(?: exists?)?"
+    r"|none|(?:empty|null) set"
+)
+_ABSENT = re.compile(
+    r"(?:(?:this )?limit )?(?:do(?:es)?(?: not|nt|n t) exist|dne)"
+)
+_INFINITE = re.compile(r"infinitely many(?: solutions?)?")
+_REALS = re.compile(r"(?:x is )?(?:all|any) real(?: numbers?|s)?(?: x)?")
+_ONES = (
+    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth"
+    " eleventh twelfth thirteenth fourteenth fifteenth sixteenth seventeenth"
+    " eighteenth nineteenth twentieth"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ORDINALS = {word: n for n, word in enumerate(_ONES)} | {
+    f"{ten} {one}": 10 * n + m
+    for n, ten in enumerate(_TENS, 2)
+    for m, one in enumerate(_ONES[1:10], 1)
+}
+_NUMBERED = re.compile(r"(?:the )?(\d{1,9}) ?\^? ?\{? ?(st|nd|rd|th) ?\}?")
+
+
+def plain(text: str) -> str:
+  """The text with the content of text commands as it stands."""
+  return " ".join(_TEXT.sub(r" \1 ", text).split())
+
+
+def value(text: str) -> Any:
+  """The value of words that stand for one; None if they do not."""
+  text = plain(text)
+  clock = re.fullmatch(r"(\d|[01]\d|2[0-4]) ?: ?([0-5]\d)", text)
+  if clock:
+    hours, minutes = int(clock[1]), int(clock[2])
+    if clock[2][0] == "0":
+      return f"{hours}:{clock[2]}"
+    # 10:30 is no third, as a time; 3:10 may well be a ratio.
+    if math.gcd(hours, minutes) > 1:
+      return Seq("clock", (Fraction(hours), Fraction(minutes)))
+  numbered = _NUMBERED.fullmatch(text)
+  if numbered:
+    tail = int(numbered[1]) % 100
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(tail % 10, "th")
+    if numbered[2] == ("th" if 10 < tail < 20 else suffix):
+      return Quantity(lexer.number(numbered[1]), "ordinal")
+  if not re.fullmatch(r"[a-zA-Z ,.'-]+", text):
+    return None
+  words = lexer.fold(text.replace("'", " "))
+  if words in _ORDINALS and not re.match(r"an? ", text):
+    return Quantity(Fraction(_ORDINALS[words]), "ordinal")
+  if _EMPTY.fullmatch(words):
+    return ("name", "emptyset")
+  if _ABSENT.fullmatch(words):
+    return "does not exist"
+  if _INFINITE.fullmatch(words):
+    return "infinitely many"
+  return None
+
+
+# --- words among formulas ----------------------------------------------------
+
+_ABOUT = r"(?<![\\a-zA-Z])(?:approximately|about|roughly|approx\.?)"
+_SAME = r"(?:(?:or )?equivalently|i\. ?e\.|that is)(?: ?,)?"
+_START = r"(?=[-\d\\({\[$.])"  # of a formula, not of a further word
+_REWRITES = [
+    (re.compile(pattern, re.IGNORECASE), replacement)
+    for pattern, replacement in (
+        # A sign before or around an approximation.
+        (r"^(.+?) ?\( ?\\approx (.+?) ?\)$", r"\1 \\approx \2"),
+        (
+            rf"^(.*[\d}})].*?) ?[,(]? ?(?:or |which is )?{_ABOUT} ({_START}.+?)"
+            r" ?\)?$",
+            r"\1 \\approx \2",
+        ),
+        # The same once more.
+        (
+            rf"^(.*[\d}})].*?) ?(?:\( ?{_SAME} (.+?) ?\)|,? ?{_SAME} (.+))$",
+            r"\1 or \2\3",
+        ),
+        (r"^(.*\d.*?) ?\( ?or (.+?) ?\)$", r"\1 or \2"),
+        # Sets of real numbers.
+        (
+            r"^(?:x is )?(?:all|any) real(?: numbers?|s)?(?: x)? ?,? ?"
+            r"(?:except|other than|but|excluding)(?: for)?"
+            r"(?: x ?=| zero$)? ?(.*)$",
+            r"\\mathbb{R} \\setminus \\{ \1 \\}",
+        ),
+        (
+            r"^(?:(?:all|any) )?positive real(?: number)?s?$",
+            r"( 0 , \\infty )",
+        ),
+        (
+            r"^(?:(?:all|any) )?negative real(?: number)?s?$",
+            r"( -\\infty , 0 )",
+        ),
+        (
+            r"^(?:(?:all|any) )?non-?negative real(?: number)?s?$",
+            r"[ 0 , \\infty )",
+        ),
+        (
+            r"^(?:all|any) real(?: numbers?|s)?(?: such that)?"
+            r" (?=[a-z] ?(?:[<>]|\\[gl]e|\\n?eq))",
+            "",
+        ),
+        # What may precede a value, or follow it, and says nothing.
+        (
+            r"^(?:only|exactly|precisely|a total of|(?:[a-zA-Z]|[Tt]he [a-z]+)"
+            rf" (?:is|are|equals)(?: equal to)?) {_START}",
+            "",
+        ),
+        (
+            r"^(?:the )?(?:point|set|solution set|vector|interval|ordered pair)"
+            rf"s? {_START}",
+            "",
+        ),
+        (r"^(.*[\d})].*) (?:only|in total|in all|altogether)$", r"\1"),
+        (
+            r"^(.*[\d})].*?) ?\( ?(?:the )?only (?:real )?(?:solution|root"
+            r"|value|answer|one|possibility) ?\)$",
+            r"\1",
+        ),
+        (
+            r"^(.+?) ?,? ?(?:where|for|with|,) [a-z] ?\\in ?\\mathbb\{R\}$",
+            r"\1",
+        ),
+        (
+            r"^(.+?) ?,? for (?:all|any|every)(?: real)?(?: numbers?"
+            r"| values of)? [a-z]$",
+            r"\1",
+        ),
+    )
+]
+_HEDGE = re.compile(r"\b(?:not|never|no|n't|least|most|than|less|more)\b")
+
+
+def mathematics(text: str) -> str:
+  """The text with the words of `_REWRITES` as formulas; else unchanged."""
+  text = re.sub(r"^\\approx\s*", "", text)
+  words = plain(text)
+  if len(words) > MAX_WORDS or _HEDGE.search(words):
+    return text
+  if not re.search(r"[a-zA-Z]{2}|i\.", words):
+    return text
+  out = words
+  for pattern, replacement in _REWRITES * 2:  # one may uncover another
+    out = pattern.sub(replacement, out).strip(" ,;")
+  return text if out == words else out.replace(r"\{  \}", r"\{ 0 \}")
+
+
+_DOMAIN = re.compile(
+    r"(.+?) ?(?:[,;:]|[,;(]? ?(?:where|for|with|and|\())"
+    r" ?(?:where |for |with )?(?:(?:all|any|every|each|some) )?"
+    r"(?:(?P<a>[a-z]) ?\\in ?(?P<domain>\\math(?:bb|bf) ?\{?[NZ]\}?|[NZ])"
+    r"|(?P<b>[a-z]) (?:is|be) (?:an?y?|an arbitrary) integer"
+    r"|integers?(?: values of)? (?P<c>[a-z])) ?\)?"
+)
+_CONGRUENCE = re.compile(
+    r"(?:(?P<name>[a-z]) ?(?:\\equiv|=) ?)?(?P<rest>-?\d+(?: ?, ?-?\d+)*) ?\(?"
+    r" ?(?:\\[pb]?mod|mod) ?\{? ?(?P<modulus>\d+) ?\}? ?\)?"
+)
+INTEGERS = ("name", "mathbb Z")
+
+
+def number_set(value: Any) -> Any:
+  r"""A letter as the set that it stands for behind `\in`: Z is the integers."""
+  letter = isinstance(value, tuple) and value[1:] in (("Z",), ("N",))
+  return ("name", f"mathbb {value[1]}") if letter else value
+
+
+def domain(text: str) -> tuple[str, str, Any]:
+  r"""Splits `2k\pi, k \in \mathbb{Z}` into formula, variable and domain.
+
+  A congruence is such a family, too. The variable is '' if there is none.
+  """
+  words = plain(text)
+  found = _DOMAIN.fullmatch(words)
+  if found and "\\{" not in found[1]:
+    name = found["a"] or found["b"] or found["c"]
+    letter = re.sub(r"[^NZ]", "", found["domain"] or "Z")
+    return found[1], name, ("name", f"mathbb {letter}")
+  congruent = _CONGRUENCE.fullmatch(words)
+  if congruent:
+    modulus = congruent["modulus"]
+    rest = congruent["rest"].split(",")
+    items = ", ".join(f"{x.strip()} + {modulus} k" for x in rest)
+    return items, "k", INTEGERS
+  return text, "", None
