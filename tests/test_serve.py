@@ -75,12 +75,14 @@ def serve(engine, tmp_path):
         name=NAME,
         timeout=timeout,
         rules=list(rules),
-        ratings=feedback.Feedback(tmp_path),
+        ratings=feedback.Feedback(tmp_path, said.append),
+        silent=lambda: 0,
         say=said.append,
     )
     said.clear()
     return testclient.TestClient(
-        app.app(server, key=key, max_body=max_body),
+        app.app(server, key=key, hosts=checks.LOCAL, max_body=max_body),
+        base_url="http://127.0.0.1:8000",
         raise_server_exceptions=False,
     )
 
@@ -284,7 +286,7 @@ BAD = [
     (dict(presence_penalty=0.5), 400, "presence_penalty: is not supported"),
     (dict(model="other"), 404, "only 'tiny'"),
     (dict(stream=True, logprobs=2), 400, "leave out stream"),
-    (dict(n=100), 429, "serve.queue"),
+    (dict(n=100), 400, "serve.queue"),
     (dict(prompt="1" * 20_000), 413, "serve.max_body"),
 ]
 
@@ -319,7 +321,9 @@ def test_a_client_that_is_gone_frees_its_slots(serve, engine, monkeypatch):
   async def send(message):
     sent.append(message)
 
-  scope = dict(type="http", method="POST", path="/v1/completions", headers=[])
+  heads = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+  scope = dict(type="http", method="POST", path="/v1/completions")
+  scope |= dict(headers=heads)
   scope |= dict(query_string=b"", http_version="1.1", scheme="http")
   asyncio.run(serve().app(scope, receive, send))
   assert sent[0]["status"] == 499

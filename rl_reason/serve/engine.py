@@ -95,7 +95,9 @@ class Engine:
 
   Attributes:
     programs: with the limits of prompts and responses.
+    max_waiting: jobs that may wait; more are refused.
     prefills, hits: prompts that were prefilled, and that were cached.
+    progressed: when the device last returned tokens, of `time.monotonic`.
 
   Args:
     params: of the model, as the sampler takes them.
@@ -116,7 +118,7 @@ class Engine:
     self.programs = programs
     self.prefills = self.hits = 0
     self._params, self._mesh, self._display = params, mesh, display
-    self._max_waiting, self._closed = max_waiting, False
+    self.max_waiting, self._closed = max_waiting, False
     self._compiled: dict[Any, CompiledOnce] = {}
     self._queue: Any = None  # of the device, as the slots
     self._slots: Any = None
@@ -141,6 +143,7 @@ class Engine:
         limit_R=np.zeros(rows, np.int32),
     )
     self._tokens = 0
+    self.progressed = time.monotonic()
     self._rates: collections.deque = collections.deque([(time.monotonic(), 0)])
 
   # --- for other threads -----------------------------------------------------
@@ -155,7 +158,7 @@ class Engine:
     with self._wake:
       if self._closed:
         raise Closed
-      if len(self._waiting) + len(jobs) > self._max_waiting:
+      if len(self._waiting) + len(jobs) > self.max_waiting:
         raise Full
       self._waiting.extend(jobs)
       self._wake.notify()
@@ -214,7 +217,8 @@ class Engine:
         self._waiting.clear()
         self._jobs.clear()
       for *_, future in texts:
-        future.cancel()
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+          future.set_exception(Closed())
       for job in left:
         self._deliver(job, [], [], "error")
 
@@ -350,6 +354,7 @@ class Engine:
   def _read(self, progress, jobs: dict[int, Job]) -> None:
     """Delivers the tokens of one burst, and frees the rows that ended."""
     p = jax.device_get(progress)
+    self.progressed = time.monotonic()
     for row, job in jobs.items():
       if self._jobs.get(row) is not job:
         continue  # it ended in the burst before
@@ -372,6 +377,8 @@ class Engine:
       job.deliver(ids, logps, finish)
 
   def _score(self, ids: tuple[int, ...], temperature: float, future) -> None:
+    if future.cancelled():
+      return
     limit = self.programs.max_prompt + self.programs.max_tokens
     args = *self._padded(ids, limit), np.float32(temperature or 1)
     scores = self._call(
