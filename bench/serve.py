@@ -36,30 +36,44 @@ SYSTEMS = {
 
 def command(name: str, python: pathlib.Path, scratch: str) -> list[str]:
   """Returns the command of a server, which prints where it listens."""
-  weights = str(harness.weights(DIMS))
-  batch = SYSTEMS[name]
+  weights, batch = harness.weights(DIMS), SYSTEMS[name]
   if batch is not None:
     script = str(harness.ROOT / "bench" / "peers" / "generate_server.py")
-    return [str(python), script, weights, str(batch)]
+    return [str(python), script, str(weights), str(batch)]
+  return ours(weights, scratch, PROMPT, RESPONSE)
+
+
+def ours(
+    weights: pathlib.Path, scratch: str, prompt: int, response: int
+) -> list[str]:
+  """Returns the command of our server, with limits in tokens."""
   return [
       *(sys.executable, "-m", "rl_reason.main", "--stage=serve"),
       *("--config=configs/serve.py", f"--config.model.path={weights}"),
-      f"--config.rollout.max_prompt={PROMPT}",
-      f"--config.rollout.max_tokens={RESPONSE}",
+      f"--config.rollout.max_prompt={prompt}",
+      f"--config.rollout.max_tokens={response}",
       *(f"--config.serve.slots={SLOTS}", "--config.serve.port=0"),
       f"--workdir={scratch}",
   ]
 
 
 class Server:
-  """A server process; `ask` sends it a request and returns tokens, seconds."""
+  """A server process; `ask` sends it a request and returns tokens, seconds.
 
-  def __init__(self, name: str, python: pathlib.Path, scratch: str):
+  Attributes:
+    address: host and port.
+    pid: of the process.
+
+  Args:
+    command: starts it, and prints where it listens.
+  """
+
+  def __init__(self, command: list[str]):
     log = harness.RUNS / "bench" / "serve.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as errors:
       self._process = subprocess.Popen(
-          command(name, python, scratch),
+          command,
           cwd=harness.ROOT,
           stdout=subprocess.PIPE,
           stderr=errors,
@@ -69,8 +83,10 @@ class Server:
     for line in self._process.stdout:
       if "listening at " in line:
         self._url = line.split("listening at ")[1].split("/v1")[0]
+        host, _, port = self._url.rpartition("//")[2].rpartition(":")
+        self.address, self.pid = (host, int(port)), self._process.pid
         return
-    raise RuntimeError(f"{name} died, see {log}")
+    raise RuntimeError(f"{command[0]} died, see {log}")
 
   def ask(self, request: dict) -> tuple[int, float]:
     """Sends a request; returns the tokens of the response, and seconds."""
@@ -126,7 +142,7 @@ def measure(python: pathlib.Path) -> dict:
   }
   load = harness.load()
   with tempfile.TemporaryDirectory() as scratch:
-    servers = {name: Server(name, python, scratch) for name in SYSTEMS}
+    servers = {x: Server(command(x, python, scratch)) for x in SYSTEMS}
     try:
       for server in servers.values():
         turn(server, max(CLIENTS), todo)  # warm

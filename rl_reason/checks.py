@@ -331,8 +331,8 @@ def serving(c) -> None:
   key = os.environ.get(KEY, "")
   if not key.isascii() or len(key.split()) > 1 or key != key.strip():
     raise ConfigError(
-        f"{KEY}: has blanks or characters that no header has: set it to a random"
-        " text of letters and digits, as of `openssl rand -hex 32`"
+        f"{KEY}: has blanks or characters that no header has: set it to a"
+        " random text of letters and digits, as of `openssl rand -hex 32`"
     )
   if c.serve.certificate or c.serve.private_key:
     try:

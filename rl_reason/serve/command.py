@@ -58,8 +58,8 @@ def run(session: Session, which: str) -> None:
   engine, name = make_engine(session, which)
   say(f"serving {name}")
   engine.compile()
-  # What lives as long as the server is no garbage: a search for some would visit
-  # all of it again, and stop all threads meanwhile.
+  # What lives as long as the server is no garbage: a search for some would
+  # visit all of it again, and stop all threads meanwhile.
   gc.collect()
   gc.freeze()
   watchdog = health.Watchdog(engine, c.serve.stall, say)
@@ -189,8 +189,8 @@ def answer(
       server.should_exit, end = True, now + config.grace
       display.say(
           f"stopping: {engine.running + engine.waiting} responses have"
-          f" {config.grace:g} seconds (serve.grace) to end; a second signal ends"
-          " at once"
+          f" {config.grace:g} seconds (serve.grace) to end; a second signal"
+          " ends at once"
       )
     display.progressed = now  # an idle server does not stand still
     if engine.running:

@@ -34,9 +34,7 @@ def most() -> int:
   if limit == resource.RLIM_INFINITY:
     return sys.maxsize
   with contextlib.suppress(OSError):  # not on every system
-    return max(
-        LEAST, limit - len(os.listdir("/dev/fd")) - BACKLOG - RESERVED
-    )
+    return max(LEAST, limit - len(os.listdir("/dev/fd")) - BACKLOG - RESERVED)
   return max(LEAST, limit // 2)
 
 

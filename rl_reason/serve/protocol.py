@@ -6,7 +6,6 @@ maximum length, and the first wrong entry ends the check of a list, so that the
 work of a refusal is bounded by the bytes of the body.
 """
 
-import re
 from typing import Annotated, Any
 
 import pydantic
@@ -264,11 +263,15 @@ class Rating(Body):
     return self
 
 
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-
-
 def _opens(body: bytes) -> int:
   return body.count(b"[") + body.count(b"{")
+
+
+def _without_texts(body: bytes) -> bytes:
+  """JSON without what is between quotation marks."""
+  for escaped in (b"\\\\", b'\\"'):
+    body = body.replace(escaped, b"")
+  return b"".join(body.split(b'"')[::2])
 
 
 def read(kind: type[Body], body: bytes) -> Any:
@@ -277,7 +280,7 @@ def read(kind: type[Body], body: bytes) -> Any:
   Raises:
     ApiError: the body is no JSON, or a field is wrong; says which.
   """
-  if _opens(body) > CONTAINERS and _opens(_TEXT.sub(b"", body)) > CONTAINERS:
+  if _opens(body) > CONTAINERS < _opens(_without_texts(body)):
     raise ApiError(
         400, f"the body has more than {CONTAINERS:,} lists and objects"
     )
