@@ -445,10 +445,10 @@ def write(rows: list[dict], load: float) -> None:
   lines = [
       "# The server under attack",
       "",
-      f"Made by `python -m bench.attacks`: each attack for {SECONDS:g} seconds at"
-      " most, while another connection asks /health; a server of 4M parameters"
-      f" with 32 slots, prompts and responses of {LIMIT:,} tokens. Milliseconds"
-      " until the slowest answer of /health, and"
+      f"Made by `python -m bench.attacks`: each attack for {SECONDS:g} seconds"
+      " at most, while another connection asks /health; a server of 4M parameters"
+      f" with 32 slots, prompts and responses of {LIMIT:,} tokens."
+      " Milliseconds until the slowest answer of /health, and"
       " megabytes by which the memory of the server grew.",
       "",
       "| attack | bytes | answer | longest silence, ms | memory, MB |",
@@ -456,9 +456,9 @@ def write(rows: list[dict], load: float) -> None:
       *map(line, rows),
       "",
       f"Longest silence: {1000 * worst['longest']:.0f} ms ({worst['attack']});"
-      f" most memory: {largest['grown'] / 1e6:.0f} MB ({largest['attack']}). The"
-      f" load of the machine was {load} at the beginning and {harness.load()} at"
-      " the end; attacks and server share its processors.",
+      f" most memory: {largest['grown'] / 1e6:.0f} MB ({largest['attack']})."
+      f" The load of the machine was {load} at the beginning and"
+      f" {harness.load()} at the end; attacks and server share its processors.",
   ]
   harness.write(
       "bench_attacks",

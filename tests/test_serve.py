@@ -119,6 +119,43 @@ def test_a_response_does_not_depend_on_what_is_beside_it(serve):
     np.testing.assert_allclose(logps_of(alone), logps, atol=1e-5)
 
 
+def test_few_responses_decode_in_few_slots(engine):
+  """Alone in one, beside others in more; the tokens are those of all slots."""
+  ids = [tuple(encoded(x)) for x in TEXTS]
+
+  def sample(engine, together):
+    events, got = queue.Queue(), [([], []) for _ in range(12)]
+    jobs = [
+        engine_lib.Job(
+            prompt=ids[index % 4],
+            sample=index,
+            seed=7,
+            max_tokens=3 + 2 * index % tiny.T,
+            deliver=lambda *x, index=index: events.put((index, *x)),
+        )
+        for index in range(12)
+    ]
+    for some in [jobs] if together else [[job] for job in jobs]:
+      engine.submit(some)
+      ended = 0
+      while ended < len(some):
+        index, tokens, _, finish = events.get(timeout=60)
+        got[index][0].extend(tokens)
+        got[index][1].extend([finish] if finish else [])
+        ended += bool(finish)
+    return got
+
+  want = sample(engine, True)
+  with running(widths=(1, 2)) as other:
+    used, decode = [], other._decode
+    other._decode = lambda new, width: used.append(width) or decode(new, width)
+    assert sample(other, True) == want
+    assert used.count(4) and used.count(1)  # many first, and at last one
+    used.clear()
+    assert sample(other, False) == want
+    assert set(used) == {1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["same", "int8"])
 def test_tokens_are_those_of_the_sampler(cache):

@@ -33,6 +33,7 @@ from rl_reason.session import Session
 from rl_reason.structs import RunError
 from rl_reason.training import policy
 
+FEW = (1, 8)  # slots of a server that is not busy
 LAST_WORDS = 1.0  # seconds to tell clients that the server has ended
 
 
@@ -101,6 +102,7 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
       eos=eos,
       pad=session.tok.pad_token_id,
       cache=c.rollout.cache,
+      widths=widths(c.serve.slots),
   )
   weights = session.engine.weights(params, c.rollout.weights)
   del params
@@ -108,6 +110,15 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
       weights, programs, session.mesh, session.display, c.serve.queue
   )
   return engine, about
+
+
+def widths(slots: int) -> tuple[int, ...]:
+  """Fewer slots for which to compile: of a CPU; see `Programs`.
+
+  Elsewhere a step of one response takes as long as that of all slots.
+  """
+  few = FEW if jax.default_backend() == "cpu" else ()
+  return tuple(x for x in few if x < slots)
 
 
 def bind(host: str, port: int) -> socket.socket:

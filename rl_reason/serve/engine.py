@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 import zlib
@@ -129,6 +130,7 @@ class Engine:
     # Of the engine's thread.
     count, rows = programs.prompts, programs.rows
     self._jobs: dict[int, Job] = {}  # by row
+    self._reach = 0  # slots from the first to the last that may be occupied
     self._free = list(range(rows))
     self._prompts: collections.OrderedDict[tuple[int, ...], int]
     self._prompts = collections.OrderedDict()  # -> number; the last used last
@@ -249,13 +251,15 @@ class Engine:
       for width in programs_lib.widths(self.programs.max_prompt):
         self._prefill((0,) * width, 0)
       self._prompts.clear()
-      jax.block_until_ready(self._dispatch([]))
+      for width in (*self.programs.widths, self.programs.slots):
+        jax.block_until_ready(self._decode([], width))
 
-  def _call(self, name: str, *args, kind: Any = None, donated=()) -> Any:
+  def _call(self, name: str, *args, kind: Any = None, donated=(), **static):
     """Calls a program, which is compiled at its first call of a kind."""
     if (name, kind) not in self._compiled:
-      fn = jax.jit(getattr(self.programs, name), donate_argnums=donated)
-      label = f"server: {name}" + (f" of {kind} tokens" if kind else "")
+      program = functools.partial(getattr(self.programs, name), **static)
+      fn = jax.jit(program, donate_argnums=donated)
+      label = f"server: {name}" + (f" of {kind}" if kind else "")
       self._compiled[name, kind] = CompiledOnce(label, fn, self._display)
     return self._compiled[name, kind](*args)
 
@@ -324,7 +328,7 @@ class Engine:
         self._params,
         self._queue,
         *self._put(args),
-        kind=len(args[0]),
+        kind=f"{len(args[0])} tokens",
         donated=(1,),
     )
 
@@ -339,6 +343,15 @@ class Engine:
 
   def _dispatch(self, new: list[int]) -> tuple[Any, dict[int, Job]]:
     """Starts one burst; returns its `Progress` and whose rows it decodes."""
+    # Rows take the first free slots: as long as no more than W of them run,
+    # none comes into a slot behind the first W.
+    self._reach = max(self._reach, len(self._jobs))
+    widths = (*self.programs.widths, self.programs.slots)
+    width = next((x for x in widths if x >= self._reach), widths[-1])
+    progress = self._decode(new, width)
+    return progress, dict(self._jobs)
+
+  def _decode(self, new: list[int], width: int) -> Any:
     new_R = np.full(self.programs.rows, self.programs.rows, np.int32)
     new_R[: len(new)] = new
     self._queue, self._slots, progress = self._call(
@@ -347,14 +360,18 @@ class Engine:
         self._queue,
         self._slots,
         *self._put((self._rows, new_R, np.int32(len(new)))),
+        kind=f"{width} slots",
         donated=(1, 2),
+        width=width,
     )
-    return progress, dict(self._jobs)
+    return progress
 
   def _read(self, progress, jobs: dict[int, Job]) -> None:
     """Delivers the tokens of one burst, and frees the rows that ended."""
     p = jax.device_get(progress)
     self.progressed = time.monotonic()
+    # The burst that runs already has started the rows of now.
+    self._reach = max(int(p.occupied), len(self._jobs))
     for row, job in jobs.items():
       if self._jobs.get(row) is not job:
         continue  # it ended in the burst before
@@ -382,7 +399,10 @@ class Engine:
     limit = self.programs.max_prompt + self.programs.max_tokens
     args = *self._padded(ids, limit), np.float32(temperature or 1)
     scores = self._call(
-        "score", self._params, *self._put(args), kind=len(args[0])
+        "score",
+        self._params,
+        *self._put(args),
+        kind=f"{len(args[0])} tokens",
     )
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       future.set_result(
