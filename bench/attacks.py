@@ -124,7 +124,7 @@ def attacks(
       post(
           "one stop text, in a stream",
           "completions",
-          stop | dict(stop="1" * (size - 99)),
+          stop | dict(stop=["1" * (size - 99)]),
       ),
       post(
           "stop texts",
@@ -374,7 +374,8 @@ def main() -> None:
   rows = []
   with tempfile.TemporaryDirectory() as scratch:
     weights = with_words(pathlib.Path(scratch) / "model")
-    server = serve.Server(serve.ours(weights, scratch, LIMIT, LIMIT))
+    limit = "prlimit", f"--nofile={OPEN}:{OPEN}"  # fewer than are opened
+    server = serve.Server([*limit, *serve.ours(weights, scratch, LIMIT, LIMIT)])
     try:
       warm(server)
       found = [x for x in attacks() if flags.only in x.name]
@@ -446,10 +447,11 @@ def write(rows: list[dict], load: float) -> None:
       "# The server under attack",
       "",
       f"Made by `python -m bench.attacks`: each attack for {SECONDS:g} seconds"
-      " at most, while another connection asks /health; a server of 4M parameters"
-      f" with 32 slots, prompts and responses of {LIMIT:,} tokens."
-      " Milliseconds until the slowest answer of /health, and"
-      " megabytes by which the memory of the server grew.",
+      " at most, while another connection asks /health; a server of 4M"
+      f" parameters with {serve.SLOTS} slots, prompts and responses of"
+      f" {LIMIT:,} tokens, and {OPEN:,} open files. Milliseconds until the"
+      " slowest answer of /health, and megabytes by which the memory of the"
+      " server grew.",
       "",
       "| attack | bytes | answer | longest silence, ms | memory, MB |",
       "|---|---|---|---|---|",

@@ -78,7 +78,8 @@ def post(client, path, status=200, **body):
 
 
 def complete(client, prompt, **body):
-  usual = dict(model=NAME, seed=7, max_tokens=tiny.T, logprobs=0)
+  usual = dict(model=NAME, seed=7, max_tokens=tiny.T, logprobs=0, tools=[])
+  usual |= dict(response_format=dict(type="text"))
   return post(client, "/v1/completions", prompt=prompt, **usual | body)
 
 
@@ -302,6 +303,9 @@ BAD = [
     (dict(top_p=0), 400, "top_p: "),
     (dict(presence_penalty=0.5), 400, "presence_penalty: is not supported"),
     (dict(model="other"), 404, "only 'tiny'"),
+    (dict(model="m" * 4000), 404, "characters ...]"),
+    (dict(tools=[dict(type="function")]), 400, "tools: is not supported"),
+    (dict(response_format=dict(type="json_object")), 400, "response_format: "),
     (dict(stream=True, logprobs=2), 400, "leave out stream"),
     (dict(n=100), 400, "serve.queue"),
     (dict(prompt="1" * 20_000), 413, "serve.max_body"),
