@@ -68,7 +68,9 @@ def listening(tmp_path, see=lambda line: None, change=None, engine=None):
     screen.stop = stop
     screen.thread.start()
     try:
+      end = time.monotonic() + 60
       while not screen.lines and screen.thread.is_alive():
+        assert time.monotonic() < end
         time.sleep(0.01)
       yield screen
     finally:

@@ -58,6 +58,7 @@ class Job:
     temperature: 0 is greedy.
     top_p: of the nucleus; 1 is all tokens.
     max_tokens: of the response, EOS included.
+    own: asked by the server itself, and not counted.
     cancelled: set by whoever wants no more tokens.
     length: tokens delivered.
   """
@@ -69,6 +70,7 @@ class Job:
   temperature: float = 1.0
   top_p: float = 1.0
   max_tokens: int = 1
+  own: bool = False
   cancelled: bool = False
   length: int = 0
 
@@ -189,7 +191,7 @@ class Engine:
   @property
   def running(self) -> int:
     """Jobs that have a row."""
-    return len(self._jobs)
+    return sum(not job.own for job in list(self._jobs.values()))
 
   @property
   def tokens(self) -> int:
@@ -279,11 +281,12 @@ class Engine:
       if not job.cancelled:
         if job.prompt in self._prompts:
           self._prompts.move_to_end(job.prompt)
-          self.hits += 1
+          self.hits += not job.own
         elif not budget or not self._prefill_new(job.prompt):
           break
         else:
           budget -= 1
+          self.prefills += not job.own
         new.append(self._free.pop())
         self._set_row(new[-1], job)
       with self._wake:
@@ -318,7 +321,6 @@ class Engine:
       number = self._prompts.pop(old)
     self._prefill(prompt, number)
     self._prompts[prompt] = number
-    self.prefills += 1
     return True
 
   def _prefill(self, prompt: tuple[int, ...], number: int) -> None:
@@ -379,7 +381,7 @@ class Engine:
       if count and not job.length:  # it started, and has copied its prompt
         self._pins[self._rows.prompt_R[row]] -= 1
       job.length += count
-      self._tokens += count
+      self._tokens += 0 if job.own else count
       finish = None
       if p.ended_R[row]:
         finish = "length" if p.truncated_R[row] else "stop"

@@ -69,6 +69,6 @@ class Watchdog:
 
   def _ask(self) -> None:
     prompt = self._engine.programs.eos[:1]
-    job = Job(prompt, lambda *_: None)
+    job = Job(prompt, lambda *_: None, own=True)
     with contextlib.suppress(Full, Closed):  # then others wait for results
       self._engine.submit([job])
