@@ -118,7 +118,7 @@ def attacks(
       post(
           "as many prompts as fit",
           "completions",
-          repeated(part=f'"{"1+" * (size // most // 2 - 4)}"', **lists),
+          repeated(part=f'"{"1+" * (size // most // 2)}"', **lists),
           status=0,
       ),
       post(

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -134,20 +135,20 @@ def turn(server: Server, clients: int, todo: list[dict]) -> dict:
   )
 
 
-def measure(python: pathlib.Path) -> dict:
+def measure(python: pathlib.Path, numbers: Sequence[int] = CLIENTS) -> dict:
   """Returns the turns of all systems by number of clients."""
   todo = requests()
   turns: dict[str, dict] = {
-      name: {clients: [] for clients in CLIENTS} for name in SYSTEMS
+      name: {clients: [] for clients in numbers} for name in SYSTEMS
   }
   load = harness.load()
   with tempfile.TemporaryDirectory() as scratch:
     servers = {x: Server(command(x, python, scratch)) for x in SYSTEMS}
     try:
       for server in servers.values():
-        turn(server, max(CLIENTS), todo)  # warm
+        turn(server, max(numbers), todo)  # warm
       for number in range(TURNS):
-        for clients in CLIENTS:
+        for clients in numbers:
           for name, server in servers.items():
             turns[name][clients].append(turn(server, clients, todo))
             last = turns[name][clients][-1]
@@ -180,8 +181,14 @@ def main() -> None:
   parser.add_argument(
       "--python", type=pathlib.Path, default=usual, help="that has torch"
   )
+  parser.add_argument(
+      "--clients",
+      type=int,
+      help="only this number of clients; nothing is written",
+  )
   flags = parser.parse_args()
-  result = measure(flags.python)
+  numbers = (flags.clients,) if flags.clients else CLIENTS
+  result = measure(flags.python, numbers)
   first, last = result["loads"]
   about = ", ".join(
       f"{k} {x}"
@@ -199,7 +206,7 @@ def main() -> None:
       "| server | clients | tokens a second | p50, ms | p99, ms |",
       "|---|---|---|---|---|",
   ]
-  for clients in CLIENTS:
+  for clients in numbers:
     for name, turns in result["turns"].items():
       lines.append(row(name, clients, turns[clients]))
   lines += [
@@ -207,7 +214,8 @@ def main() -> None:
       f"The load of the machine was {first} at the beginning and {last} at the"
       f" end; the servers themselves are part of the second. {about}.",
   ]
-  harness.write("bench_serve", result, lines)
+  if not flags.clients:
+    harness.write("bench_serve", result, lines)
   print("\n".join(lines))
 
 

@@ -88,7 +88,7 @@ class Connection(H11Protocol):
     super().connection_made(transport)
     self._watch()
     if len(self.connections) > self._listener.most:
-      next(iter(self._listener.waiting)).refuse(
+      next(iter(self._listener.waiting), self).refuse(
           503, "too many connections: try again later"
       )
 
