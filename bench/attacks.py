@@ -329,20 +329,20 @@ class Watch:
     return int(fields[1]) * 4096
 
   def _look(self) -> None:
-    connection = None
-    while not self._end.wait(0.002):
-      start = time.monotonic()
-      while True:  # a connection may be closed; that costs time, too
-        connection = connection or http.client.HTTPConnection(*self._address)
-        try:
-          connection.request("GET", "/health")
-          answer = connection.getresponse()
-          answer.read()
-          break
-        except (OSError, http.client.HTTPException):
-          connection.close()
-          connection = None
-          time.sleep(0.005)
+    while not self._end.wait(0.005):
+      start, answer = time.monotonic(), None
+      while answer is None:  # a connection may be closed; that costs time, too
+        # Each time a new connection: those that are open have their places.
+        connection = http.client.HTTPConnection(*self._address)
+        with contextlib.closing(connection):
+          try:
+            connection.request(
+                "GET", "/health", headers=dict(Connection="close")
+            )
+            answer = connection.getresponse()
+            answer.read()
+          except (OSError, http.client.HTTPException):
+            time.sleep(0.005)
       self.answers += answer.status == 200
       self.longest = max(self.longest, time.monotonic() - start)
       self.grown = max(self.grown, self._memory() - self._first)
