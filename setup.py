@@ -7,6 +7,7 @@ import setuptools
 
 # --stage=serve, see docs/serving.md
 SERVE = [
+    "h11>=0.14",
     "prometheus-client>=0.21",
     "pydantic>=2.10",
     "starlette>=0.46",

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,30 +37,44 @@ SYSTEMS = {
 
 def command(name: str, python: pathlib.Path, scratch: str) -> list[str]:
   """Returns the command of a server, which prints where it listens."""
-  weights = str(harness.weights(DIMS))
-  batch = SYSTEMS[name]
+  weights, batch = harness.weights(DIMS), SYSTEMS[name]
   if batch is not None:
     script = str(harness.ROOT / "bench" / "peers" / "generate_server.py")
-    return [str(python), script, weights, str(batch)]
+    return [str(python), script, str(weights), str(batch)]
+  return ours(weights, scratch, PROMPT, RESPONSE)
+
+
+def ours(
+    weights: pathlib.Path, scratch: str, prompt: int, response: int
+) -> list[str]:
+  """Returns the command of our server, with limits in tokens."""
   return [
       *(sys.executable, "-m", "rl_reason.main", "--stage=serve"),
       *("--config=configs/serve.py", f"--config.model.path={weights}"),
-      f"--config.rollout.max_prompt={PROMPT}",
-      f"--config.rollout.max_tokens={RESPONSE}",
+      f"--config.rollout.max_prompt={prompt}",
+      f"--config.rollout.max_tokens={response}",
       *(f"--config.serve.slots={SLOTS}", "--config.serve.port=0"),
       f"--workdir={scratch}",
   ]
 
 
 class Server:
-  """A server process; `ask` sends it a request and returns tokens, seconds."""
+  """A server process; `ask` sends it a request and returns tokens, seconds.
 
-  def __init__(self, name: str, python: pathlib.Path, scratch: str):
+  Attributes:
+    address: host and port.
+    pid: of the process.
+
+  Args:
+    command: starts it, and prints where it listens.
+  """
+
+  def __init__(self, command: list[str]):
     log = harness.RUNS / "bench" / "serve.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as errors:
       self._process = subprocess.Popen(
-          command(name, python, scratch),
+          command,
           cwd=harness.ROOT,
           stdout=subprocess.PIPE,
           stderr=errors,
@@ -69,8 +84,10 @@ class Server:
     for line in self._process.stdout:
       if "listening at " in line:
         self._url = line.split("listening at ")[1].split("/v1")[0]
+        host, _, port = self._url.rpartition("//")[2].rpartition(":")
+        self.address, self.pid = (host, int(port)), self._process.pid
         return
-    raise RuntimeError(f"{name} died, see {log}")
+    raise RuntimeError(f"{command[0]} died, see {log}")
 
   def ask(self, request: dict) -> tuple[int, float]:
     """Sends a request; returns the tokens of the response, and seconds."""
@@ -118,20 +135,20 @@ def turn(server: Server, clients: int, todo: list[dict]) -> dict:
   )
 
 
-def measure(python: pathlib.Path) -> dict:
+def measure(python: pathlib.Path, numbers: Sequence[int] = CLIENTS) -> dict:
   """Returns the turns of all systems by number of clients."""
   todo = requests()
   turns: dict[str, dict] = {
-      name: {clients: [] for clients in CLIENTS} for name in SYSTEMS
+      name: {clients: [] for clients in numbers} for name in SYSTEMS
   }
   load = harness.load()
   with tempfile.TemporaryDirectory() as scratch:
-    servers = {name: Server(name, python, scratch) for name in SYSTEMS}
+    servers = {x: Server(command(x, python, scratch)) for x in SYSTEMS}
     try:
       for server in servers.values():
-        turn(server, max(CLIENTS), todo)  # warm
+        turn(server, max(numbers), todo)  # warm
       for number in range(TURNS):
-        for clients in CLIENTS:
+        for clients in numbers:
           for name, server in servers.items():
             turns[name][clients].append(turn(server, clients, todo))
             last = turns[name][clients][-1]
@@ -164,8 +181,14 @@ def main() -> None:
   parser.add_argument(
       "--python", type=pathlib.Path, default=usual, help="that has torch"
   )
+  parser.add_argument(
+      "--clients",
+      type=int,
+      help="only this number of clients; nothing is written",
+  )
   flags = parser.parse_args()
-  result = measure(flags.python)
+  numbers = (flags.clients,) if flags.clients else CLIENTS
+  result = measure(flags.python, numbers)
   first, last = result["loads"]
   about = ", ".join(
       f"{k} {x}"
@@ -183,7 +206,7 @@ def main() -> None:
       "| server | clients | tokens a second | p50, ms | p99, ms |",
       "|---|---|---|---|---|",
   ]
-  for clients in CLIENTS:
+  for clients in numbers:
     for name, turns in result["turns"].items():
       lines.append(row(name, clients, turns[clients]))
   lines += [
@@ -191,7 +214,8 @@ def main() -> None:
       f"The load of the machine was {first} at the beginning and {last} at the"
       f" end; the servers themselves are part of the second. {about}.",
   ]
-  harness.write("bench_serve", result, lines)
+  if not flags.clients:
+    harness.write("bench_serve", result, lines)
   print("\n".join(lines))
 
 

@@ -136,6 +136,11 @@ def add(c) -> None:
       max_tokens=number(0, low=0),  # of a response; 0: rollout.max_tokens
       queue=number(1024, low=1),  # responses that wait; more are refused
       timeout=number(600.0, low=1e-3),  # seconds of a request
+      receive=number(10.0, low=1e-3),  # to send a request, or to read a part
+      grace=number(5.0, low=0),  # seconds that responses have after SIGTERM
+      stall=number(30.0, low=1e-3),  # without a token: /health answers 503
+      certificate="",  # a file of PEM, and
+      private_key="",  # another one: TLS
       max_body=number(1 << 20, low=1),  # bytes of a request
       filter="",  # 'rules.json,my_rules:unsafe' withhold responses
   )

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import re
+import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -349,6 +350,22 @@ def serving(c) -> None:
         f"serve.host = {c.serve.host!r}: others can reach it, and there is no"
         f" key: set {KEY} in the environment, or use '127.0.0.1'"
     )
+  key = os.environ.get(KEY, "")
+  if not key.isascii() or len(key.split()) > 1 or key != key.strip():
+    raise ConfigError(
+        f"{KEY}: has blanks or characters that no header has: set it to a"
+        " random text of letters and digits, as of `openssl rand -hex 32`"
+    )
+  if c.serve.certificate or c.serve.private_key:
+    try:
+      context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+      context.load_cert_chain(c.serve.certificate, c.serve.private_key)
+    except OSError as e:  # of ssl, too
+      raise ConfigError(
+          f"serve.certificate = {c.serve.certificate!r}, serve.private_key ="
+          f" {c.serve.private_key!r}: are no certificate and its key ({e}):"
+          " give two files of PEM, or leave both out"
+      ) from None
   try:
     filters.load(c.serve.filter)
   except ValueError as e:

@@ -5,21 +5,30 @@ import contextlib
 import json
 import queue
 import re
+import resource
+import signal
 import threading
 import time
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
 import tiny
+from tiny_serve import running
 
 from rl_reason import checks, config as config_lib
-from rl_reason.data import datasets
-from rl_reason.monitoring import display
+from rl_reason.data import datasets, tokenizer
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh, randomness, sharding
-from rl_reason.serve import engine as engine_lib, feedback, filters
-from rl_reason.serve.programs import Programs
+from rl_reason.scale import randomness
+from rl_reason.serve import (
+    engine as engine_lib,
+    feedback,
+    filters,
+    health,
+    responses,
+)
 
 app = pytest.importorskip("rl_reason.serve.app")
 run = pytest.importorskip("rl_reason.serve.run")
@@ -27,35 +36,6 @@ testclient = pytest.importorskip("starlette.testclient")
 
 NAME, KEY = "tiny", "a-key"
 TEXTS = ["12+34=", "5+6+7=", "99+1=", "3+4+5+6="]
-
-
-@contextlib.contextmanager
-def running(slots=4, max_waiting=64, **change):
-  """An engine in a thread of its own."""
-  mesh = device_mesh.make_mesh(devices=jax.devices()[:1])
-  programs = Programs(
-      **tiny.SAMPLER
-      | dict(
-          eos=(tiny.TOK.eos_token_id,),
-          prompts=3,  # fewer than slots: prompts are replaced
-          slots=slots,
-          max_prompt=tiny.P,
-          max_tokens=tiny.T,
-      )
-      | change
-  )
-  params = sharding.put(mesh, tiny.params())
-  engine = engine_lib.Engine(
-      params, programs, mesh, display.Display(False), max_waiting
-  )
-  end = threading.Event()
-  thread = threading.Thread(target=engine.run, args=(lambda: not end.is_set(),))
-  thread.start()
-  try:
-    yield engine
-  finally:
-    end.set()
-    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +48,21 @@ def engine():
 def serve(engine, tmp_path):
   """Makes a client of a server with this engine."""
 
-  def make(key="", max_body=10_000, rules=(), timeout=900.0):
+  def make(key="", max_body=10_000, rules=(), timeout=900.0, silent=lambda: 0):
     server = app.Server(
         engine,
         tiny.TOK,
         name=NAME,
         timeout=timeout,
         rules=list(rules),
-        ratings=feedback.Feedback(tmp_path),
+        ratings=feedback.Feedback(tmp_path, said.append),
+        silent=silent,
         say=said.append,
     )
     said.clear()
     return testclient.TestClient(
-        app.app(server, key=key, max_body=max_body),
+        app.app(server, key=key, hosts=checks.LOCAL, max_body=max_body),
+        base_url="http://127.0.0.1:8000",
         raise_server_exceptions=False,
     )
 
@@ -96,7 +78,8 @@ def post(client, path, status=200, **body):
 
 
 def complete(client, prompt, **body):
-  usual = dict(model=NAME, seed=7, max_tokens=tiny.T, logprobs=0)
+  usual = dict(model=NAME, seed=7, max_tokens=tiny.T, logprobs=0, tools=[])
+  usual |= dict(response_format=dict(type="text"))
   return post(client, "/v1/completions", prompt=prompt, **usual | body)
 
 
@@ -135,6 +118,43 @@ def test_a_response_does_not_depend_on_what_is_beside_it(serve):
     assert choice["finish_reason"] == alone["finish_reason"]
     logps = choice["logprobs"]["token_logprobs"]
     np.testing.assert_allclose(logps_of(alone), logps, atol=1e-5)
+
+
+def test_few_responses_decode_in_few_slots(engine):
+  """Alone in one, beside others in more; the tokens are those of all slots."""
+  ids = [tuple(encoded(x)) for x in TEXTS]
+
+  def sample(engine, together):
+    events, got = queue.Queue(), [([], []) for _ in range(12)]
+    jobs = [
+        engine_lib.Job(
+            prompt=ids[index % 4],
+            sample=index,
+            seed=7,
+            max_tokens=3 + 2 * index % tiny.T,
+            deliver=lambda *x, index=index: events.put((index, *x)),
+        )
+        for index in range(12)
+    ]
+    for some in [jobs] if together else [[job] for job in jobs]:
+      engine.submit(some)
+      ended = 0
+      while ended < len(some):
+        index, tokens, _, finish = events.get(timeout=60)
+        got[index][0].extend(tokens)
+        got[index][1].extend([finish] if finish else [])
+        ended += bool(finish)
+    return got
+
+  want = sample(engine, True)
+  with running(widths=(1, 2)) as other:
+    used, decode = [], other._decode
+    other._decode = lambda new, width: used.append(width) or decode(new, width)
+    assert sample(other, True) == want
+    assert used.count(4) and used.count(1)  # many first, and at last one
+    used.clear()
+    assert sample(other, False) == want
+    assert set(used) == {1}
 
 
 @pytest.mark.slow
@@ -283,8 +303,11 @@ BAD = [
     (dict(top_p=0), 400, "top_p: "),
     (dict(presence_penalty=0.5), 400, "presence_penalty: is not supported"),
     (dict(model="other"), 404, "only 'tiny'"),
+    (dict(model="m" * 4000), 404, "characters ...]"),
+    (dict(tools=[dict(type="function")]), 400, "tools: is not supported"),
+    (dict(response_format=dict(type="json_object")), 400, "response_format: "),
     (dict(stream=True, logprobs=2), 400, "leave out stream"),
-    (dict(n=100), 429, "serve.queue"),
+    (dict(n=100), 400, "serve.queue"),
     (dict(prompt="1" * 20_000), 413, "serve.max_body"),
 ]
 
@@ -294,6 +317,93 @@ def test_errors_say_what_is_wrong(serve, change, status, text):
   body = dict(prompt="1+1=", presence_penalty=0, user="me") | change
   got = post(serve(), "/v1/completions", status, **body)
   assert text in got["error"]["message"]
+
+
+ASKING = [
+    ({}, 200),
+    (dict(host="localhost:9"), 200),
+    (dict(host="[::1]:8000"), 200),
+    (dict(host="evil.example"), 403),  # a name that leads to this machine
+    (dict(host="localhost.evil.example"), 403),
+    (dict(origin="http://127.0.0.1:3000"), 200),
+    (dict(origin="https://evil.example"), 403),
+    (dict(origin="null"), 403),
+    ({"content-type": "application/json; charset=utf-8"}, 200),
+    ({"content-type": "text/plain"}, 415),  # a page needs not ask for it
+    ({"content-type": "application/x-www-form-urlencoded"}, 415),
+]
+
+
+@pytest.mark.parametrize(("heads", "status"), ASKING)
+def test_no_page_of_the_web_can_ask_a_server_without_a_key(
+    serve, heads, status
+):
+  """Other names and origins are refused; with a key any name will do."""
+  body = json.dumps(dict(prompt="1+1=", max_tokens=1))
+  heads = {"content-type": "application/json"} | heads
+  ask = dict(content=body, headers=heads)
+  assert serve().post("/v1/completions", **ask).status_code == status
+  heads["authorization"] = f"Bearer {KEY}"
+  status = status if status == 415 else 200
+  assert serve(key=KEY).post("/v1/completions", **ask).status_code == status
+
+
+def test_a_request_is_bounded_before_it_is_tokenised(serve, monkeypatch):
+  """Nor is a response made; what is at the bound is answered."""
+  client, seen = serve(), []
+  encode, make = tokenizer.encode, run.Run
+
+  def watched(tok, texts):
+    seen.extend(texts)
+    return encode(tok, texts)
+
+  monkeypatch.setattr(tokenizer, "encode", watched)
+  monkeypatch.setattr(app, "Run", lambda *x: seen.append(x))
+  longest = tiny.P * len(tokenizer.PAD)
+  chat = "/v1/chat/completions"
+  user = dict(role="user", content="1" * (longest + 1))
+  for path, body in (
+      ("/v1/completions", dict(prompt=["1"] * 65)),
+      ("/v1/completions", dict(prompt=["1", "2"], n=33, max_tokens=0)),
+      ("/v1/completions", dict(prompt="1" * (longest + 1))),
+      ("/v1/completions", dict(prompt="1", stop="1" * 257)),
+      ("/v1/completions", dict(prompt="1", stop=["1"] * 17)),
+      ("/v1/completions", dict(prompt="1", stop_token_ids=[1] * 65)),
+      (chat, dict(messages=[user])),
+      (chat, dict(messages=[dict(role="user", content="1")], n=65)),
+  ):
+    post(client, path, 400, **body)
+  assert not seen
+  monkeypatch.setattr(app, "Run", make)
+  body = dict(prompt=["1", "2"], n=32, max_tokens=0, stop=["1" * 256] * 16)
+  assert len(post(client, "/v1/completions", **body)["choices"]) == 64
+  assert seen == ["1", "2"]
+
+
+def test_a_long_answer_comes_in_parts_that_are_the_whole(serve, monkeypatch):
+  client = serve()
+  how = dict(n=4, logprobs=2, max_tokens=4)
+  whole = complete(client, TEXTS[:2], **how)
+  monkeypatch.setattr(app, "WHOLE", 500)
+  answer = client.post(
+      "/v1/completions",
+      json=dict(prompt=TEXTS[:2], model=NAME, seed=7) | how,
+  )
+  assert "content-length" not in answer.headers
+  parts = answer.json()
+  for answer in (whole, parts):
+    del answer["id"], answer["created"]
+  assert parts == whole and len(whole["choices"]) == 8
+
+
+@hypothesis.given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", max_size=5), max_size=4),
+)
+def test_pending_text_is_the_longest_start_of_a_stop(text, texts):
+  starts = [x[:n] for x in texts for n in range(1, len(x))]
+  want = max((len(x) for x in starts if text.endswith(x)), default=0)
+  assert responses.Stops((), texts).pending(text) == want
 
 
 def test_a_key_and_a_time_out(serve):
@@ -319,7 +429,9 @@ def test_a_client_that_is_gone_frees_its_slots(serve, engine, monkeypatch):
   async def send(message):
     sent.append(message)
 
-  scope = dict(type="http", method="POST", path="/v1/completions", headers=[])
+  heads = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+  scope = dict(type="http", method="POST", path="/v1/completions")
+  scope |= dict(headers=heads)
   scope |= dict(query_string=b"", http_version="1.1", scheme="http")
   asyncio.run(serve().app(scope, receive, send))
   assert sent[0]["status"] == 499
@@ -383,6 +495,101 @@ def test_ratings_become_preference_pairs(serve, tmp_path):
   assert got == [(TEXTS[0], b, a), (TEXTS[0], a, c)]
 
 
+@pytest.mark.parametrize("name", feedback.FILES)
+@pytest.mark.parametrize("size", [1, 30, 1000])
+def test_a_half_written_line_loses_no_other(tmp_path, name, size):
+  """Neither the rows before it, nor the next one, nor the next start."""
+  said = []
+
+  def rate(number):
+    ratings = feedback.Feedback(tmp_path, said.append)
+    for index in range(2):
+      answer = feedback.Answer(["1+1="], [f"{number} {index}"])
+      ratings.remember("a", answer, 8)
+      ratings.rate("a", 0, index + number, "")
+
+  def rows(name):
+    lines = (tmp_path / name).read_bytes().splitlines()
+    return [json.loads(line) for line in lines]
+
+  rate(0)
+  path = tmp_path / name
+  whole = path.read_bytes()
+  last = whole.splitlines(keepends=True)[-1]
+  path.write_bytes(whole + last[: min(size, len(last) - 1)])
+  rate(2)
+  if size < len(last) - 1:
+    assert len(said) == 1 and str(path) in said[0]
+  else:  # only the end of the line is missing
+    assert not said
+  want = [0, 1, *([1] if size > 999 and "rat" in name else []), 2, 3]
+  assert [x["rating"] for x in rows("ratings.jsonl")] == want
+  assert len(rows("preferences.jsonl")) >= 6
+  (tmp_path / "ratings.jsonl").write_text("half\n")
+  said.clear()
+  feedback.Feedback(tmp_path, said.append)
+  assert "line 1 is no rating" in said[0]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
+  ratings = feedback.Feedback(tmp_path, print)
+  answer = feedback.Answer(["1+1="], ["2", "3"])
+  ratings.remember("a", answer, 6)
+  ratings.rate("a", 0, 1, "")
+  before = (tmp_path / "ratings.jsonl").read_bytes()
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+  handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  try:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limit[1]))
+    with pytest.raises(OSError):
+      ratings.rate("a", 1, 2, "")
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    signal.signal(signal.SIGXFSZ, handler)
+  assert (tmp_path / "ratings.jsonl").read_bytes() == before
+  assert ratings.rate("a", 1, 2, "") == 1
+
+
+def test_remembered_answers_have_a_bound_of_text(tmp_path, monkeypatch):
+  monkeypatch.setattr(feedback, "CHARACTERS", 25)
+  ratings = feedback.Feedback(tmp_path, print)
+  for number in range(4):
+    ratings.remember(str(number), feedback.Answer(["1"], ["2" * 9]), 10)
+  with pytest.raises(feedback.Unknown):
+    ratings.rate("1", 0, 1, "")
+  assert ratings.rate("2", 0, 1, "") == 0
+
+
+def test_health_tells_an_engine_that_hangs(serve, engine):
+  """The watchdog asks an idle engine for a token, and says what it sees."""
+  said, before, tokens = [], engine.progressed, engine.tokens
+  dog = health.Watchdog(engine, 0.3, said.append, every=0.1)
+  client, read = serve(silent=lambda: dog.silent), engine._read
+  look = lambda: client.get("/health").status_code  # noqa: E731
+  free = threading.Event()
+  with contextlib.closing(dog):
+    time.sleep(0.5)
+    assert engine.progressed > before + 0.1  # nobody else has asked
+    assert engine.tokens == tokens  # nor counts what the server asks
+    assert look() == 200 and not said
+    try:
+      engine._read = lambda *x: (free.wait(60), read(*x))
+      wait_for(lambda: look() == 503)
+      assert "serve.stall" in said[0]
+    finally:
+      free.set()
+      engine._read = read
+    wait_for(lambda: look() == 200)
+    assert "samples again" in said[1]
+
+
+def wait_for(done):
+  end = time.monotonic() + 60
+  while not done():
+    assert time.monotonic() < end
+    time.sleep(0.02)
+
+
 def test_a_host_that_others_reach_needs_a_key(monkeypatch):
   monkeypatch.delenv(checks.KEY, raising=False)
   c = config_lib.read("configs/dapo.py")
@@ -391,6 +598,12 @@ def test_a_host_that_others_reach_needs_a_key(monkeypatch):
     checks.serving(c)
   monkeypatch.setenv(checks.KEY, KEY)
   checks.serving(c)
+  for key in (" ", "a key", f"{KEY} ", "schlüssel"):
+    monkeypatch.setenv(checks.KEY, key)
+    for c.serve.host in ("127.0.0.1", "0.0.0.0"):
+      with pytest.raises(config_lib.ConfigError, match=f"{checks.KEY}: has"):
+        checks.serving(c)
+  monkeypatch.setenv(checks.KEY, KEY)
   c.serve.filter = "nothing.json"
   with pytest.raises(config_lib.ConfigError, match="serve.filter"):
     checks.serving(c)

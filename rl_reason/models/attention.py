@@ -180,7 +180,8 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   as outputs of a scan they would cost a second copy of the cache. A long cache
   is read in blocks, as many as the longest row of a bucket needs, with a
   running softmax (arXiv:2205.14135, algorithm 1): blocks behind a row's end add
-  exactly nothing. Kernels read as many as each row needs.
+  exactly nothing. Kernels read as many as each row needs. XLA also takes a
+  cache of more rows, of which the first B are read and written.
 
   Args:
     position_B: int32, of each row's token; -1 for a row that is not in use.
@@ -213,7 +214,7 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
     # Read: a short cache at once, a long one in blocks or pages.
     q_BKQC = q_B1KQC[:, 0] * q_B1KQC.shape[-1] ** -0.5
     if cache.v.shape[3] <= BLOCK:
-      short = jax.tree.map(lambda x: x[layer], cache)
+      short = jax.tree.map(lambda x: x[layer, :rows], cache)
       k_BKCS = short.k.swapaxes(-1, -2) if paged(kernels) else short.k
       short = dataclasses.replace(short, k=k_BKCS)
       out_BKQC = _attend_at_once(q_BKQC, short, position_B)

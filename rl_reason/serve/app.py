@@ -9,15 +9,16 @@ Errors are those of OpenAI: {"error": {"message", "type", "param", "code"}}.
 """
 
 import asyncio
+import concurrent.futures
+import contextlib
 import json
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
-import pydantic
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     JSONResponse,
     Response as Reply,
@@ -25,16 +26,18 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from rl_reason.data import templates, tokenizer
 from rl_reason.serve import choices, feedback, filters, protocol
-from rl_reason.serve.engine import Closed, Engine
+from rl_reason.serve.engine import Closed, Engine, Scores
 from rl_reason.serve.errors import ApiError
 from rl_reason.serve.guard import ROUTES, Guard
 from rl_reason.serve.metrics import Metrics
-from rl_reason.serve.responses import Response
+from rl_reason.serve.prompts import Prompt, Prompts
+from rl_reason.serve.responses import Response, Stops
 from rl_reason.serve.run import Run
 
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
+THREADS = 2  # that read requests and write answers
+WHOLE = 1 << 20  # characters of an answer that is sent at once
 
 
 class Server:
@@ -47,6 +50,7 @@ class Server:
     timeout: seconds of a request.
     rules: of `filters.load`.
     ratings: keeps what clients say of responses.
+    silent: seconds since the engine has answered, if it hangs; else 0.
     say: shows a line.
   """
 
@@ -59,18 +63,26 @@ class Server:
       timeout: float,
       rules: list[filters.Rule],
       ratings: feedback.Feedback,
+      silent: Callable[[], float],
       say: Callable[[str], None],
   ):
     self.metrics = Metrics(engine)
     self._engine, self._tok, self._name = engine, tok, name
     self._timeout, self._rules, self._say = timeout, rules, say
     self._ratings, self._created = ratings, int(time.time())
+    self._silent = silent
     self._said: set[str] = set()  # faults of rules
+    self._prompts = Prompts(tok, engine.programs, engine.max_waiting)
+    self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "requests")
 
   # --- routes without sampling ------------------------------------------------
 
   async def health(self, _) -> Reply:
-    """Whether requests are taken."""
+    """Whether requests are taken, and the engine samples."""
+    if seconds := self._silent():
+      raise ApiError(
+          503, f"the engine has not sampled for {seconds:.0f} seconds"
+      )
     return JSONResponse(dict(status="ok"))
 
   async def show_metrics(self, _) -> Reply:
@@ -93,25 +105,29 @@ class Server:
 
   async def feedback(self, request: Request) -> Reply:
     """Appends a rating."""
-    body = await _parse(request, protocol.Rating)
-    try:
+    text = await request.body()
+
+    def note() -> int:
+      body = protocol.read(protocol.Rating, text)
       if body.rating is None:
-        pairs = self._ratings.prefer(body.id, body.chosen, body.rejected)
-      else:
-        pairs = self._ratings.rate(
-            body.id, body.index, body.rating, body.comment
-        )
+        return self._ratings.prefer(body.id, body.chosen, body.rejected)
+      return self._ratings.rate(body.id, body.index, body.rating, body.comment)
+
+    try:
+      pairs = await self._apart(note)
     except feedback.Unknown as e:
       raise ApiError(404, str(e), code="not_found") from None
+    except OSError as e:
+      raise ApiError(503, f"the rating cannot be written: {e}") from None
     return JSONResponse(dict(pairs=pairs))
 
   # --- text -------------------------------------------------------------------
 
   async def completions(self, request: Request) -> Reply:
     """/v1/completions."""
-    body = await _parse(request, protocol.Completion)
-    prompts = self._prompts(body.prompt)
-    texts = [text for text, _ in prompts]
+    body, prompts = await self._read(
+        request, protocol.Completion, self._prompts.of_completion
+    )
     alternatives = body.logprobs or 0
     if body.stream and (body.echo or alternatives):
       raise ApiError(
@@ -123,115 +139,122 @@ class Server:
     limit = body.max_tokens
     if limit is None:
       limit = min(DEFAULT_TOKENS, self._engine.programs.max_tokens)
-    run = self._start(body, [ids for _, ids in prompts], limit)
+    run = self._start(body, prompts, limit, body.model)
     reply = choices.Completions(self._name, body.logprobs is not None)
     if body.stream:
-      return self._stream(run, reply, body, texts, texts)
-    await self._finish(run, request, texts)
-    out = []
-    for index, response in enumerate(run.responses):
-      text, ids = prompts[index // body.n]
-      echoed, scores = (ids if body.echo else ()), None
-      # The decode loop keeps log-probs of the sampled tokens only: those of a
-      # prompt, and alternatives, take a forward pass.
-      all_ids = (*ids, *response.ids)
-      if body.logprobs is not None and (body.echo or alternatives):
-        if len(all_ids) > 1:
-          future = self._engine.score(all_ids, body.temperature)
-          scores = await asyncio.wrap_future(future)
+      return self._stream(run, reply, body)
+    await self._finish(run, request)
+    # The decode loop keeps log-probs of the sampled tokens only: those of a
+    # prompt, and alternatives, take a forward pass.
+    scored = body.logprobs is not None and (body.echo or bool(alternatives))
+
+    def choice(index: int, scores: Scores | None) -> dict[str, Any]:
+      response, prompt = run.responses[index], run.prompt(index)
       listed = None
       if body.logprobs is not None:
         listed = choices.tokens(
-            self._tok, ids, response, scores, alternatives, bool(echoed)
+            self._tok, prompt.ids, response, scores, alternatives, body.echo
         )
-      out.append(
-          reply.choice(
-              index,
-              text * body.echo + response.text,
-              listed,
-              response.finish,
-          )
-      )
-    self._remember(reply.id, texts, run)
-    return JSONResponse(reply.body(out) | dict(usage=run.usage))
+      text = prompt.text * body.echo + response.text
+      return reply.choice(index, text, listed, response.finish)
+
+    self._remember(reply.id, run)
+    frame = dict(usage=run.usage) | reply.body([])
+    return await self._whole(run, frame, choice, scored, body.temperature)
 
   async def chat(self, request: Request) -> Reply:
     """/v1/chat/completions."""
-    body = await _parse(request, protocol.Chat)
-    try:
-      turns = body.turns
-      has_template = bool(self._tok.chat_template)
-      if len(turns) > 1 and not has_template:
-        raise ValueError(
-            "messages: the tokenizer has no chat template, so that one message"
-            " of the user is all that a prompt can be"
-        )
-      text = templates.render(turns, self._tok, chat=has_template)
-    except (ValueError, templates.PromptError) as e:
-      raise ApiError(400, str(e), param="messages") from None
+    body, prompts = await self._read(
+        request, protocol.Chat, self._prompts.of_chat
+    )
     alternatives = body.top_logprobs if body.logprobs else 0
     if body.stream and alternatives:
       raise ApiError(
           400, "a stream has no alternatives: leave out stream", param="stream"
       )
-    [(_, ids)] = self._prompts(text)
     limits = body.max_completion_tokens, body.max_tokens
     limit = next(
         (x for x in limits if x is not None), self._engine.programs.max_tokens
     )
-    run = self._start(body, [ids], limit)
+    run = self._start(body, prompts, limit, body.model)
     reply = choices.Chats(self._name, body.logprobs)
-    # A rating keeps the turns, which a chat template can render again.
-    prompts: list[Any] = [turns if has_template else text]
     if body.stream:
-      return self._stream(run, reply, body, [text], prompts)
-    await self._finish(run, request, [text])
-    out = []
-    for index, response in enumerate(run.responses):
-      scores = None
-      if alternatives and response.ids:
-        future = self._engine.score((*ids, *response.ids), body.temperature)
-        scores = await asyncio.wrap_future(future)
-      listed = None
+      return self._stream(run, reply, body)
+    await self._finish(run, request)
+
+    def choice(index: int, scores: Scores | None) -> dict[str, Any]:
+      response, listed = run.responses[index], None
       if body.logprobs:
-        listed = choices.tokens(self._tok, ids, response, scores, alternatives)
-      out.append(reply.choice(index, response.text, listed, response.finish))
-    self._remember(reply.id, prompts, run)
-    return JSONResponse(reply.body(out) | dict(usage=run.usage))
+        listed = choices.tokens(
+            self._tok, run.prompt(index).ids, response, scores, alternatives
+        )
+      return reply.choice(index, response.text, listed, response.finish)
+
+    self._remember(reply.id, run)
+    frame = dict(usage=run.usage) | reply.body([])
+    scored = bool(alternatives)
+    return await self._whole(run, frame, choice, scored, body.temperature)
 
   async def generate(self, request: Request) -> Reply:
     """/inference/v1/generate."""
-    body = await _parse(request, protocol.Generate)
+    body, prompts = await self._read(
+        request, protocol.Generate, self._prompts.of_tokens
+    )
     how = body.sampling_params
-    self._check_model(body.model)
-    ids = self._checked(tuple(body.token_ids))
     limit = how.max_tokens
     limit = self._engine.programs.max_tokens if limit is None else limit
-    run = self._start(how, [ids], limit)
-    text = tokenizer.Detokenizer(self._tok).text(ids)
-    await self._finish(run, request, [text])
+    run = self._start(how, prompts, limit, body.model)
+    await self._finish(run, request)
     reply = choices.Chats(self._name, True)
-    out = []
-    for index, response in enumerate(run.responses):
+
+    def choice(index: int, _: Scores | None) -> dict[str, Any]:
+      response = run.responses[index]
       # Clients that train check that each log-prob is that of its id.
       listed = [
           choices.Token(f"token_id:{token}", logp)
           for token, logp in zip(response.ids, response.logps, strict=True)
       ]
-      out.append(
-          dict(
-              index=index,
-              token_ids=response.ids,
-              logprobs=reply.logprobs(listed),
-              finish_reason=response.finish,
-          )
+      return dict(
+          index=index,
+          token_ids=list(response.ids),
+          logprobs=reply.logprobs(listed),
+          finish_reason=response.finish,
       )
-    self._remember(reply.id, [text], run)
-    return JSONResponse(dict(request_id=reply.id, choices=out, usage=run.usage))
+
+    self._remember(reply.id, run)
+    frame = dict(request_id=reply.id, usage=run.usage, choices=[])
+    return await self._whole(run, frame, choice, False, how.temperature)
 
   # --- parts of a route -------------------------------------------------------
 
-  def _check_model(self, model: str | None) -> None:
+  async def _apart(self, function: Callable[..., Any], *args) -> Any:
+    """Calls a function in a thread: what takes long must not stop the loop."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(self._threads, function, *args)
+
+  async def _read(
+      self,
+      request: Request,
+      kind: type[protocol.Body],
+      prompts: Callable[[Any], list[Prompt]],
+  ) -> tuple[Any, list[Prompt]]:
+    """The body of a request, and its prompts."""
+    text = await request.body()
+
+    def read():
+      body = protocol.read(kind, text)
+      return body, prompts(body)
+
+    return await self._apart(read)
+
+  def _start(
+      self,
+      how: protocol.Sampling,
+      prompts: list[Prompt],
+      limit: int,
+      model: str | None,
+  ) -> Run:
+    """Submits the responses of a request."""
     if model not in (None, self._name):
       raise ApiError(
           404,
@@ -239,55 +262,6 @@ class Server:
           param="model",
           code="model_not_found",
       )
-
-  def _prompts(self, prompt: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """The text and the ids of each prompt of a request."""
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-      prompt = [prompt]
-    out = []
-    for one in prompt:
-      if isinstance(one, str):
-        try:
-          ids = tuple(tokenizer.encode(self._tok, [one])[0])
-        except Exception as e:  # of a tokenizer without an unknown token
-          raise ApiError(
-              400, f"prompt: cannot be tokenised: {e}", param="prompt"
-          ) from None
-        out.append((one, self._checked(ids)))
-      else:
-        ids = self._checked(tuple(one))
-        out.append((tokenizer.Detokenizer(self._tok).text(ids), ids))
-    if not out:
-      raise ApiError(400, "prompt: is empty", param="prompt")
-    return out
-
-  def _checked(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-    p = self._engine.programs
-    if not ids:
-      raise ApiError(400, "prompt: has no token", param="prompt")
-    if len(ids) > p.max_prompt:
-      raise ApiError(
-          400,
-          f"the prompt has {len(ids)} tokens, and this server takes"
-          f" {p.max_prompt} (serve.max_prompt)",
-          param="prompt",
-          code="context_length_exceeded",
-      )
-    known = p.cfg.tokens or p.cfg.vocab
-    if max(ids) >= known:
-      raise ApiError(
-          400, f"prompt: {max(ids)} is no id below {known}", param="prompt"
-      )
-    return ids
-
-  def _start(
-      self,
-      how: protocol.Sampling,
-      prompts: list[tuple[int, ...]],
-      limit: int,
-  ) -> Run:
-    """Submits the responses of a request."""
-    self._check_model(getattr(how, "model", None))
     p = self._engine.programs
     if limit > p.max_tokens:
       raise ApiError(
@@ -297,19 +271,67 @@ class Server:
           param="max_tokens",
           code="context_length_exceeded",
       )
-    for ids in prompts:
-      self.metrics.prompt(len(ids))
-    ends = (*p.eos, *how.stop_token_ids)
-    make = lambda: Response(self._tok, ends, how.stops)  # noqa: E731
+    for prompt in prompts:
+      self.metrics.prompt(len(prompt.ids))
+    stops = Stops((*p.eos, *how.stop_token_ids), how.stops)
+    make = lambda: Response(self._tok, stops)  # noqa: E731
     return Run(self._engine, prompts, how, limit, make, self._timeout)
 
-  async def _finish(self, run: Run, request: Request, texts: list[str]) -> None:
+  async def _finish(self, run: Run, request: Request) -> None:
     """Waits for all responses, and withholds those that a rule refuses."""
     async for _ in run.changes(request):
       pass
     for index, response in enumerate(run.responses):
-      await self._screen(texts[index // run.n], response)
+      await self._screen(run.prompt(index).text, response)
     self._time(run)
+
+  async def _whole(
+      self,
+      run: Run,
+      frame: dict[str, Any],
+      choice: Callable[[int, Scores | None], dict[str, Any]],
+      scored: bool,
+      temperature: float,
+  ) -> Reply:
+    """An answer: at once, or in parts where it is long.
+
+    Alternatives to each token of a thousand responses are gigabytes of JSON, of
+    which one choice exists at a time.
+
+    Args:
+      run: has ended.
+      frame: all of the answer but its choices, which come last.
+      choice: makes one of them.
+      scored: whether it needs the scores of the response.
+      temperature: of the scores.
+    """
+
+    async def parts() -> AsyncIterator[str]:
+      yield json.dumps(frame).removesuffix("]}")
+      for index in range(len(run.responses)):
+        scores = await run.scores(index, temperature) if scored else None
+        make = lambda: json.dumps(choice(index, scores))  # noqa: E731, B023
+        yield "," * bool(index) + await self._apart(make)
+      yield "]}"
+
+    media_type, begun, size, left = "application/json", [], 0, parts()
+    async for part in left:
+      begun.append(part)
+      size += len(part)
+      if size > WHOLE:
+        break
+    else:
+      return Reply("".join(begun), media_type=media_type)
+
+    async def all_parts() -> AsyncIterator[str]:
+      yield "".join(begun)
+      begun.clear()
+      # JSON that ends in the middle is no answer to any client.
+      with contextlib.suppress(ApiError, Closed):
+        async for part in left:
+          yield part
+
+    return StreamingResponse(all_parts(), media_type=media_type)
 
   def _time(self, run: Run) -> None:
     self.metrics.seconds.observe(time.monotonic() - run.started)
@@ -335,23 +357,19 @@ class Server:
       self.metrics.refusals.labels(rule).inc()
       response.refuse()
 
-  def _remember(self, name: str, prompts: Sequence[Any], run: Run) -> None:
-    texts = [x.text for x in run.responses]
-    self._ratings.remember(name, feedback.Answer(prompts, texts))
+  def _remember(self, name: str, run: Run) -> None:
+    prompts, texts = run.prompts, [x.text for x in run.responses]
+    size = sum(map(len, texts)) + sum(len(x.text) for x in prompts)
+    kept = feedback.Answer([x.kept for x in prompts], texts)
+    self._ratings.remember(name, kept, size)
 
   def _stream(
-      self,
-      run: Run,
-      reply: choices.Reply,
-      body: protocol.Streamed,
-      texts: list[str],
-      prompts: Sequence[Any],
+      self, run: Run, reply: choices.Reply, body: protocol.Streamed
   ) -> Reply:
     """Server-sent events: text as it comes; with rules, at its end."""
 
     async def events() -> AsyncIterator[str]:
-      for opening in reply.opening(len(run.responses)):
-        yield _event(opening)
+      yield "".join(map(_event, reply.opening(len(run.responses))))
       sent = [0] * len(run.responses)  # tokens
       try:
         async for index in run.changes(None):
@@ -359,7 +377,7 @@ class Server:
           if self._rules and not response.finish:
             continue
           if response.finish:
-            await self._screen(texts[index // run.n], response)
+            await self._screen(run.prompt(index).text, response)
           text, first = response.take(), sent[index]
           if not (text or response.finish):
             continue
@@ -371,7 +389,7 @@ class Server:
         return
       if not run.responses or all(x.finish for x in run.responses):
         self._time(run)
-        self._remember(reply.id, prompts, run)
+        self._remember(reply.id, run)
       if body.stream_options.include_usage:
         yield _event(reply.body([]) | dict(usage=run.usage))
       yield "data: [DONE]\n\n"
@@ -379,12 +397,15 @@ class Server:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-def app(server: Server, *, key: str, max_body: int) -> Guard:
+def app(
+    server: Server, *, key: str, hosts: Collection[str], max_body: int
+) -> Guard:
   """The ASGI application.
 
   Args:
     server: answers.
     key: that clients have to give; '' for none.
+    hosts: names of this server, where there is no key.
     max_body: bytes of a request.
   """
   s = server
@@ -399,31 +420,15 @@ def app(server: Server, *, key: str, max_body: int) -> Guard:
   handlers: dict[Any, Any] = {
       ApiError: lambda _, e: e.reply(),
       Closed: lambda *_: ApiError(503, "the server is stopping").reply(),
+      ClientDisconnect: lambda *_: ApiError(499, "the client has gone").reply(),
       404: lambda r, _: ApiError(404, f"no route {r.url.path}").reply(),
       405: lambda r, _: ApiError(405, f"not with {r.method}").reply(),
       500: lambda *_: ApiError(500, "an error of the server").reply(),
   }
   inner = Starlette(routes=routes, exception_handlers=handlers)
-  return Guard(inner, key=key, max_body=max_body, metrics=server.metrics)
-
-
-async def _parse(request: Request, kind: type[protocol.Body]) -> Any:
-  """The body of a request.
-
-  Raises:
-    ApiError: it is no JSON, or a field is wrong; says which.
-  """
-  try:
-    return kind.model_validate_json(await request.body())
-  except pydantic.ValidationError as e:
-    first = e.errors(include_url=False, include_input=False)[0]
-    param = ".".join(map(str, first["loc"]))
-    message = first["msg"]
-    if first["type"] == "extra_forbidden":
-      message = "is not supported by this server"
-    raise ApiError(
-        400, f"{param}: {message}" if param else message, param=param or None
-    ) from None
+  return Guard(
+      inner, key=key, hosts=hosts, max_body=max_body, metrics=server.metrics
+  )
 
 
 def _event(body: dict) -> str:

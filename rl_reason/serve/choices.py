@@ -1,6 +1,7 @@
 """Answers in the forms of OpenAI: completions and chats, whole or in chunks."""
 
 import abc
+import functools
 import secrets
 import time
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ def tokens(
     out = [*map(Token, tokenizer.pieces(tok, prompt), known), *out]
   if not alternatives:
     return out
+  names = functools.cache(lambda token: text([token]))
   first = 0 if echo else len(prompt)
   for number, token in enumerate(out):
     at = first + number - 1  # the place that predicts this token
@@ -67,7 +69,7 @@ def tokens(
     # Texts of two ids may be equal: the likelier one comes last and stays.
     best = range(min(alternatives, scores.top_ids_LK.shape[1]))
     top = {
-        text([int(scores.top_ids_LK[at, k])]): float(scores.top_logps_LK[at, k])
+        names(int(scores.top_ids_LK[at, k])): float(scores.top_logps_LK[at, k])
         for k in reversed(best)
     }
     if token.logp is not None:

@@ -1,9 +1,11 @@
 """The serve stage: the policy of a work directory, or of model.path, by HTTP.
 
 The main thread decodes, and a thread of its own answers requests. SIGTERM ends
-it once the requests that have come are answered.
+it once the requests that have come are answered, or their grace is over.
 """
 
+import contextlib
+import gc
 import math
 import os
 import socket
@@ -18,12 +20,21 @@ from rl_reason.config import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.monitoring.display import Display
 from rl_reason.scale import sharding
-from rl_reason.serve import app as app_lib, feedback, filters
+from rl_reason.serve import (
+    app as app_lib,
+    connections,
+    feedback,
+    filters,
+    health,
+)
 from rl_reason.serve.engine import Engine
 from rl_reason.serve.programs import Programs
 from rl_reason.session import Session
 from rl_reason.structs import RunError
 from rl_reason.training import policy
+
+FEW = (1, 8)  # slots of a server that is not busy
+LAST_WORDS = 1.0  # seconds to tell clients that the server has ended
 
 
 def run(session: Session, which: str) -> None:
@@ -48,19 +59,28 @@ def run(session: Session, which: str) -> None:
   engine, name = make_engine(session, which)
   say(f"serving {name}")
   engine.compile()
+  # What lives as long as the server is no garbage: a search for some would
+  # visit all of it again, and stop all threads meanwhile.
+  gc.collect()
+  gc.freeze()
+  watchdog = health.Watchdog(engine, c.serve.stall, say)
   server = app_lib.Server(
       engine,
       session.tok,
       name=c.serve.name or session.workdir.absolute().name,
       timeout=c.serve.timeout,
       rules=filters.load(c.serve.filter),
-      ratings=feedback.Feedback(session.workdir),
+      ratings=feedback.Feedback(session.workdir, say),
+      silent=lambda: watchdog.silent,
       say=say,
   )
   application = app_lib.app(
-      server, key=os.environ.get(checks.KEY, ""), max_body=c.serve.max_body
+      server,
+      key=os.environ.get(checks.KEY, ""),
+      hosts={*checks.LOCAL, c.serve.host},
+      max_body=c.serve.max_body,
   )
-  with place:
+  with place, contextlib.closing(watchdog):
     answer(application, engine, place, session.display, session.stop, c.serve)
 
 
@@ -82,6 +102,7 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
       eos=eos,
       pad=session.tok.pad_token_id,
       cache=c.rollout.cache,
+      widths=widths(c.serve.slots),
   )
   weights = session.engine.weights(params, c.rollout.weights)
   del params
@@ -89,6 +110,15 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
       weights, programs, session.mesh, session.display, c.serve.queue
   )
   return engine, about
+
+
+def widths(slots: int) -> tuple[int, ...]:
+  """Fewer slots for which to compile: of a CPU; see `Programs`.
+
+  Elsewhere a step of one response takes as long as that of all slots.
+  """
+  few = FEW if jax.default_backend() == "cpu" else ()
+  return tuple(x for x in few if x < slots)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -120,7 +150,7 @@ def answer(
     stop: threading.Event,
     config,
 ) -> None:
-  """Answers requests until `stop` is set and those that came are answered.
+  """Answers requests until `stop` is set, and for the grace behind it.
 
   Args:
     application: of `app.app`.
@@ -133,40 +163,56 @@ def answer(
   Raises:
     RunError: the thread that answers has ended by itself.
   """
-  server = uvicorn.Server(
+  server = connections.Listener(
       uvicorn.Config(
           application,
-          log_level="warning",
+          log_level="error",
           access_log=False,
           lifespan="off",
-          timeout_graceful_shutdown=math.ceil(config.timeout),
-      )
+          ws="none",
+          timeout_graceful_shutdown=math.ceil(config.grace) + 1,
+          ssl_certfile=config.certificate or None,
+          ssl_keyfile=config.private_key or None,
+      ),
+      connections.most(),
+      config.receive,
   )
   thread = threading.Thread(
       target=server.run, kwargs=dict(sockets=[place]), daemon=True
   )
-  thread.start()
   host, port = place.getsockname()[:2]
   shown = f"[{host}]" if ":" in host else host
+  scheme = "https" if config.certificate else "http"
+  thread.start()
+  while thread.is_alive() and not server.started:
+    time.sleep(0.01)
   display.close()  # no more signs of life: a server may be idle for days
-  display.say(f"listening at http://{shown}:{port}/v1; SIGTERM or Ctrl-C ends")
+  if server.started:
+    display.say(
+        f"listening at {scheme}://{shown}:{port}/v1; SIGTERM or Ctrl-C ends"
+    )
+  end = math.inf
 
   def alive() -> bool:
+    nonlocal end
+    now = time.monotonic()
     if stop.is_set() and not server.should_exit:
-      server.should_exit = True
+      server.should_exit, end = True, now + config.grace
       display.say(
-          f"stopping: {engine.running + engine.waiting} responses are finished"
-          " first; a second signal ends at once"
+          f"stopping: {engine.running + engine.waiting} responses have"
+          f" {config.grace:g} seconds (serve.grace) to end; a second signal"
+          " ends at once"
       )
-    display.progressed = time.monotonic()  # an idle server does not stand still
+    display.progressed = now  # an idle server does not stand still
     if engine.running:
       display.doing(
           f"serving: {engine.running} responses decode, {engine.waiting} wait,"
           f" {engine.rate():.0f} tokens a second"
       )
-    return thread.is_alive()
+    return thread.is_alive() and now < end
 
   engine.run(alive)
   if not stop.is_set():
     raise RunError("the HTTP server has ended by itself; see the lines above")
+  thread.join(LAST_WORDS)
   display.say(f"stopped; {engine.tokens:,} tokens were sampled")

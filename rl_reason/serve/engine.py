@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 import zlib
@@ -57,6 +58,7 @@ class Job:
     temperature: 0 is greedy.
     top_p: of the nucleus; 1 is all tokens.
     max_tokens: of the response, EOS included.
+    own: asked by the server itself, and not counted.
     cancelled: set by whoever wants no more tokens.
     length: tokens delivered.
   """
@@ -68,6 +70,7 @@ class Job:
   temperature: float = 1.0
   top_p: float = 1.0
   max_tokens: int = 1
+  own: bool = False
   cancelled: bool = False
   length: int = 0
 
@@ -95,7 +98,9 @@ class Engine:
 
   Attributes:
     programs: with the limits of prompts and responses.
+    max_waiting: jobs that may wait; more are refused.
     prefills, hits: prompts that were prefilled, and that were cached.
+    progressed: when the device last returned tokens, of `time.monotonic`.
 
   Args:
     params: of the model, as the sampler takes them.
@@ -116,7 +121,7 @@ class Engine:
     self.programs = programs
     self.prefills = self.hits = 0
     self._params, self._mesh, self._display = params, mesh, display
-    self._max_waiting, self._closed = max_waiting, False
+    self.max_waiting, self._closed = max_waiting, False
     self._compiled: dict[Any, CompiledOnce] = {}
     self._queue: Any = None  # of the device, as the slots
     self._slots: Any = None
@@ -127,6 +132,7 @@ class Engine:
     # Of the engine's thread.
     count, rows = programs.prompts, programs.rows
     self._jobs: dict[int, Job] = {}  # by row
+    self._reach = 0  # slots from the first to the last that may be occupied
     self._free = list(range(rows))
     self._prompts: collections.OrderedDict[tuple[int, ...], int]
     self._prompts = collections.OrderedDict()  # -> number; the last used last
@@ -141,6 +147,7 @@ class Engine:
         limit_R=np.zeros(rows, np.int32),
     )
     self._tokens = 0
+    self.progressed = time.monotonic()
     self._rates: collections.deque = collections.deque([(time.monotonic(), 0)])
 
   # --- for other threads -----------------------------------------------------
@@ -155,7 +162,7 @@ class Engine:
     with self._wake:
       if self._closed:
         raise Closed
-      if len(self._waiting) + len(jobs) > self._max_waiting:
+      if len(self._waiting) + len(jobs) > self.max_waiting:
         raise Full
       self._waiting.extend(jobs)
       self._wake.notify()
@@ -184,7 +191,7 @@ class Engine:
   @property
   def running(self) -> int:
     """Jobs that have a row."""
-    return len(self._jobs)
+    return sum(not job.own for job in list(self._jobs.values()))
 
   @property
   def tokens(self) -> int:
@@ -214,7 +221,8 @@ class Engine:
         self._waiting.clear()
         self._jobs.clear()
       for *_, future in texts:
-        future.cancel()
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+          future.set_exception(Closed())
       for job in left:
         self._deliver(job, [], [], "error")
 
@@ -245,13 +253,15 @@ class Engine:
       for width in programs_lib.widths(self.programs.max_prompt):
         self._prefill((0,) * width, 0)
       self._prompts.clear()
-      jax.block_until_ready(self._dispatch([]))
+      for width in (*self.programs.widths, self.programs.slots):
+        jax.block_until_ready(self._decode([], width))
 
-  def _call(self, name: str, *args, kind: Any = None, donated=()) -> Any:
+  def _call(self, name: str, *args, kind: Any = None, donated=(), **static):
     """Calls a program, which is compiled at its first call of a kind."""
     if (name, kind) not in self._compiled:
-      fn = jax.jit(getattr(self.programs, name), donate_argnums=donated)
-      label = f"server: {name}" + (f" of {kind} tokens" if kind else "")
+      program = functools.partial(getattr(self.programs, name), **static)
+      fn = jax.jit(program, donate_argnums=donated)
+      label = f"server: {name}" + (f" of {kind}" if kind else "")
       self._compiled[name, kind] = CompiledOnce(label, fn, self._display)
     return self._compiled[name, kind](*args)
 
@@ -271,11 +281,12 @@ class Engine:
       if not job.cancelled:
         if job.prompt in self._prompts:
           self._prompts.move_to_end(job.prompt)
-          self.hits += 1
+          self.hits += not job.own
         elif not budget or not self._prefill_new(job.prompt):
           break
         else:
           budget -= 1
+          self.prefills += not job.own
         new.append(self._free.pop())
         self._set_row(new[-1], job)
       with self._wake:
@@ -310,7 +321,6 @@ class Engine:
       number = self._prompts.pop(old)
     self._prefill(prompt, number)
     self._prompts[prompt] = number
-    self.prefills += 1
     return True
 
   def _prefill(self, prompt: tuple[int, ...], number: int) -> None:
@@ -320,7 +330,7 @@ class Engine:
         self._params,
         self._queue,
         *self._put(args),
-        kind=len(args[0]),
+        kind=f"{len(args[0])} tokens",
         donated=(1,),
     )
 
@@ -335,6 +345,15 @@ class Engine:
 
   def _dispatch(self, new: list[int]) -> tuple[Any, dict[int, Job]]:
     """Starts one burst; returns its `Progress` and whose rows it decodes."""
+    # Rows take the first free slots: as long as no more than W of them run,
+    # none comes into a slot behind the first W.
+    self._reach = max(self._reach, len(self._jobs))
+    widths = (*self.programs.widths, self.programs.slots)
+    width = next((x for x in widths if x >= self._reach), widths[-1])
+    progress = self._decode(new, width)
+    return progress, dict(self._jobs)
+
+  def _decode(self, new: list[int], width: int) -> Any:
     new_R = np.full(self.programs.rows, self.programs.rows, np.int32)
     new_R[: len(new)] = new
     self._queue, self._slots, progress = self._call(
@@ -343,13 +362,18 @@ class Engine:
         self._queue,
         self._slots,
         *self._put((self._rows, new_R, np.int32(len(new)))),
+        kind=f"{width} slots",
         donated=(1, 2),
+        width=width,
     )
-    return progress, dict(self._jobs)
+    return progress
 
   def _read(self, progress, jobs: dict[int, Job]) -> None:
     """Delivers the tokens of one burst, and frees the rows that ended."""
     p = jax.device_get(progress)
+    self.progressed = time.monotonic()
+    # The burst that runs already has started the rows of now.
+    self._reach = max(int(p.occupied), len(self._jobs))
     for row, job in jobs.items():
       if self._jobs.get(row) is not job:
         continue  # it ended in the burst before
@@ -357,7 +381,7 @@ class Engine:
       if count and not job.length:  # it started, and has copied its prompt
         self._pins[self._rows.prompt_R[row]] -= 1
       job.length += count
-      self._tokens += count
+      self._tokens += 0 if job.own else count
       finish = None
       if p.ended_R[row]:
         finish = "length" if p.truncated_R[row] else "stop"
@@ -372,10 +396,15 @@ class Engine:
       job.deliver(ids, logps, finish)
 
   def _score(self, ids: tuple[int, ...], temperature: float, future) -> None:
+    if future.cancelled():
+      return
     limit = self.programs.max_prompt + self.programs.max_tokens
     args = *self._padded(ids, limit), np.float32(temperature or 1)
     scores = self._call(
-        "score", self._params, *self._put(args), kind=len(args[0])
+        "score",
+        self._params,
+        *self._put(args),
+        kind=f"{len(args[0])} tokens",
     )
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       future.set_result(

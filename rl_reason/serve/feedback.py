@@ -8,14 +8,14 @@ WORKDIR/preferences.jsonl  {"prompt", "chosen", "rejected"}: a source of
 import collections
 import json
 import pathlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-from rl_reason.monitoring import metrics
 
 FILES = ("ratings.jsonl", "preferences.jsonl")
 REMEMBERED = 10_000  # answers that can still be rated
+CHARACTERS = 1 << 25  # of all of them
 
 Prompt = str | list[dict[str, Any]]  # a text, or the turns of a chat
 
@@ -44,22 +44,34 @@ class Feedback:
   """Appends ratings and pairs to the files of a work directory.
 
   A rated response makes a pair with each earlier one to the same prompt that
-  was rated differently, before a restart of the server, too.
+  was rated differently, before a restart of the server, too. Threads may share
+  it.
+
+  Args:
+    workdir: of the run.
+    say: shows a line.
   """
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: pathlib.Path, say: Callable[[str], None]):
     self._ratings, self._pairs = (workdir / name for name in FILES)
-    self._answers: collections.OrderedDict[str, Answer]
+    self._lock = threading.Lock()
+    self._answers: collections.OrderedDict[str, tuple[Answer, int]]
     self._answers = collections.OrderedDict()
+    self._size = 0  # characters of all answers
     self._rated: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    for row in metrics.read_jsonl(self._ratings):
+    for path in (self._ratings, self._pairs):
+      _mend(path, say)
+    for row in _rows(self._ratings, say):
       self._rated[_key(row["prompt"])][row["response"]] = row["rating"]
 
-  def remember(self, name: str, answer: Answer) -> None:
-    """Keeps an answer, so that it can be rated by its id."""
-    self._answers[name] = answer
-    while len(self._answers) > REMEMBERED:
-      self._answers.popitem(last=False)
+  def remember(self, name: str, answer: Answer, size: int) -> None:
+    """Keeps an answer of some characters, so that it can be rated by its id."""
+    with self._lock:
+      self._answers[name] = answer, size
+      self._size += size
+      while len(self._answers) > REMEMBERED or self._size > CHARACTERS:
+        _, (_, size) = self._answers.popitem(last=False)
+        self._size -= size
 
   def rate(self, name: str, index: int, rating: float, comment: str) -> int:
     """Appends a rating; returns how many pairs follow from it.
@@ -67,17 +79,19 @@ class Feedback:
     Raises:
       Unknown: there is no such response.
     """
-    prompt, text = self._find(name, index)
-    rated = self._rated[_key(prompt)]
-    pairs = [
-        (text, other) if rating > value else (other, text)
-        for other, value in rated.items()
-        if value != rating and other != text
-    ]
-    rated[text] = rating
-    row = dict(prompt=prompt, response=text, rating=rating, comment=comment)
-    _append(self._ratings, [dict(time=time.time(), id=name, index=index) | row])
-    self._append_pairs(prompt, pairs)
+    with self._lock:
+      prompt, text = self._find(name, index)
+      rated = self._rated[_key(prompt)]
+      pairs = [
+          (text, other) if rating > value else (other, text)
+          for other, value in rated.items()
+          if value != rating and other != text
+      ]
+      row = dict(prompt=prompt, response=text, rating=rating, comment=comment)
+      about = dict(time=time.time(), id=name, index=index)
+      _append(self._ratings, [about | row])
+      rated[text] = rating
+      self._append_pairs(prompt, pairs)
     return len(pairs)
 
   def prefer(self, name: str, chosen: int, rejected: int) -> int:
@@ -86,16 +100,17 @@ class Feedback:
     Raises:
       Unknown: there are no such responses to one prompt.
     """
-    (prompt, better), (other, worse) = (
-        self._find(name, index) for index in (chosen, rejected)
-    )
-    if prompt != other:
-      raise Unknown(f"{chosen} and {rejected} answer different prompts")
-    self._append_pairs(prompt, [(better, worse)])
+    with self._lock:
+      (prompt, better), (other, worse) = (
+          self._find(name, index) for index in (chosen, rejected)
+      )
+      if prompt != other:
+        raise Unknown(f"{chosen} and {rejected} answer different prompts")
+      self._append_pairs(prompt, [(better, worse)])
     return 1
 
   def _find(self, name: str, index: int) -> tuple[Prompt, str]:
-    answer = self._answers.get(name)
+    answer, _ = self._answers.get(name, (None, 0))
     if answer is None:
       raise Unknown(
           f"no answer {name!r}: only the last {REMEMBERED:,} can be rated"
@@ -119,5 +134,56 @@ def _key(prompt: Prompt) -> str:
 
 
 def _append(path: pathlib.Path, rows: list[dict]) -> None:
-  with path.open("a", encoding="utf-8") as file:
-    file.writelines(json.dumps(row) + "\n" for row in rows)
+  """Appends all rows, or none if the disk is full."""
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  with path.open("ab", buffering=0) as file:
+    before = file.tell()
+    try:
+      left = lines.encode()
+      while left:
+        left = left[file.write(left) :]
+    except OSError:
+      file.truncate(before)
+      raise
+
+
+def _mend(path: pathlib.Path, say: Callable[[str], None]) -> None:
+  """Ends the last line of a file, or removes it if it is half written.
+
+  Otherwise the next row would become a part of it.
+  """
+  if not path.exists() or not (data := path.read_bytes()):
+    return
+  _, _, last = data.rpartition(b"\n")
+  if not last:
+    return
+  with path.open("r+b") as file:
+    if _is_row(last):
+      file.seek(0, 2)
+      file.write(b"\n")
+      return
+    file.truncate(len(data) - len(last))
+  say(
+      f"{path}: the last line is half written, as after a crash or on a full"
+      f" disk; its {len(last):,} bytes are removed"
+  )
+
+
+def _is_row(line: bytes) -> bool:
+  try:
+    return isinstance(json.loads(line), dict)
+  except ValueError:
+    return False
+
+
+def _rows(path: pathlib.Path, say: Callable[[str], None]) -> Iterator[dict]:
+  """The ratings of a file; says which lines are none."""
+  if not path.exists():
+    return
+  with path.open("rb") as file:
+    for number, line in enumerate(file, 1):
+      row = json.loads(line) if _is_row(line) else {}
+      if {"prompt", "response", "rating"} <= row.keys():
+        yield row
+      else:
+        say(f"{path}: line {number} is no rating and is left out; remove it")

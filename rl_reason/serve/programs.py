@@ -59,6 +59,7 @@ class Progress:
     tokens_RU, logps_RU: new tokens of each row, from the left.
     lengths_R: tokens of each row so far.
     truncated_R, ended_R: as in `Queue`.
+    occupied: slots up to the last one that is occupied.
   """
 
   tokens_RU: Array
@@ -66,6 +67,7 @@ class Progress:
   lengths_R: Array
   truncated_R: Array
   ended_R: Array
+  occupied: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Programs:
     cfg: of the model.
     prompts: N, prompts that stay prefilled.
     slots: B, responses that decode together.
+    widths: fewer slots, ascending, with which programs of their own decode
+      where no more are occupied: a CPU computes one row after the other.
     max_prompt: longest prompt, in tokens.
     max_tokens: longest response, EOS included.
     eos: ids that end a response.
@@ -91,6 +95,7 @@ class Programs:
   eos: tuple[int, ...]
   pad: int
   cache: str = "same"
+  widths: tuple[int, ...] = ()
 
   @property
   def rows(self) -> int:
@@ -165,6 +170,8 @@ class Programs:
       rows: Rows,
       new_R: Array,
       count: Array,
+      *,
+      width: int,
   ) -> tuple[Queue, Slots, Progress]:
     """Queues new rows, then decodes one burst.
 
@@ -175,6 +182,7 @@ class Programs:
       rows: of all rows, old and new.
       new_R: rows that begin to wait, in order; R behind them.
       count: how many they are.
+      width: decodes with this many slots, the first ones; others are empty.
     """
     # Rows that wait already come first in the order.
     waiting = queue.end_W[0] - queue.next_W[0]
@@ -201,16 +209,22 @@ class Programs:
         next_W=jnp.zeros(1, jnp.int32),
     )
     before_R = queue.lengths_R
-    queue, slots, _ = decode_loop.decode(
+    # The cache is passed whole: a part of it would be copied.
+    cache, rest = slots.cache, slots.replace(cache=None)
+    first = jax.tree.map(lambda x: x[:width], rest).replace(cache=cache)
+    queue, first, _ = decode_loop.decode(
         params,
         queue,
-        slots,
+        first,
         cfg=self.cfg,
         group_size=1,
         eos=self.eos,
         top_p=rows.top_p_R,
         bursts=1,
     )
+    slots = jax.tree.map(
+        lambda x, new: x.at[:width].set(new), rest, first.replace(cache=None)
+    ).replace(cache=first.cache)
     at_RU = before_R[:, None] + jnp.arange(STEPS)
     progress = Progress(
         tokens_RU=jnp.take_along_axis(queue.tokens_RT, at_RU, 1, mode="clip"),
@@ -218,6 +232,9 @@ class Programs:
         lengths_R=queue.lengths_R,
         truncated_R=queue.truncated_R,
         ended_R=queue.ended_R,
+        occupied=jnp.max(
+            jnp.where(slots.row_B < self.rows, jnp.arange(self.slots) + 1, 0)
+        ),
     )
     queue, slots = decode_loop.constrain(queue), decode_loop.constrain(slots)
     return queue, slots, progress

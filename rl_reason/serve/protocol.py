@@ -1,13 +1,28 @@
 """Requests, as OpenAI's clients and those of vLLM send them.
 
 A field that this server does not know is refused by name, unless its value asks
-for nothing: `presence_penalty = 0` is accepted, 0.5 is not.
+for nothing: `presence_penalty = 0` is accepted, 0.5 is not. Every list has a
+maximum length, and the first wrong entry ends the check of a list, so that the
+work of a refusal is bounded by the bytes of the body.
 """
 
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import AfterValidator, Field
+import pydantic_core
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from rl_reason.serve.errors import ApiError
+
+FIELDS = 64  # of one object
+# Lists and objects of a body: Python's collector of garbage visits each of them
+# again and again while the next ones are made.
+CONTAINERS = 1 << 14
+PROMPTS = 4096  # of one request; serve.queue bounds their responses
+MESSAGES = 4096  # of one chat
+STOPS, STOP_LENGTH = 16, 256  # stop texts, and characters of each
+STOP_IDS = 64
+NOTE = 4096  # characters of a comment, an id or a name
 
 # Fields that change no token here.
 IGNORED = {
@@ -43,7 +58,40 @@ NEUTRAL: dict[str, tuple] = dict(
 )
 
 LEAST_TEMPERATURE = 1e-4  # logits divided by less may overflow: greedy
-Ids = list[Annotated[int, Field(ge=0)]]
+INT32 = 2**31
+Count = Annotated[int, Field(ge=0, lt=INT32)]  # also an index, and an id
+Ids = Annotated[list[Count], Field(fail_fast=True)]
+Note = Annotated[str, Field(max_length=NOTE)]
+Stop = Annotated[str, Field(max_length=STOP_LENGTH)]
+
+
+def _form(value: Any) -> str:
+  """The form of a prompt or of stop texts; names it in errors, too."""
+  if not isinstance(value, list):
+    return "text"
+  first = value[0] if value else ""
+  forms = {int: "ids", list: "lists"}
+  return forms.get(type(first), "texts")
+
+
+Stops = Annotated[
+    Annotated[Stop, Tag("text")]
+    | Annotated[
+        list[Stop], Field(max_length=STOPS, fail_fast=True), Tag("texts")
+    ],
+    Discriminator(_form),
+]
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[
+        list[str], Field(max_length=PROMPTS, fail_fast=True), Tag("texts")
+    ]
+    | Annotated[
+        list[Ids], Field(max_length=PROMPTS, fail_fast=True), Tag("lists")
+    ],
+    Discriminator(_form),
+]
 
 
 def _greedy(temperature: float) -> float:
@@ -61,6 +109,8 @@ class Body(pydantic.BaseModel):
     """Leaves out fields that ask for nothing."""
     if not isinstance(data, dict):
       return data
+    if len(data) > FIELDS:
+      raise ValueError(f"has {len(data)} fields, more than {FIELDS}")
     return {
         name: value
         for name, value in data.items()
@@ -84,12 +134,12 @@ class Sampling(Body):
   """
 
   n: Annotated[int, Field(ge=1, le=1024)] = 1
-  max_tokens: Annotated[int | None, Field(ge=0)] = None
+  max_tokens: Count | None = None
   temperature: Annotated[float, Field(ge=0), AfterValidator(_greedy)] = 1.0
   top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
   seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-  stop: Annotated[str | list[str], Field(max_length=1024)] = []
-  stop_token_ids: Ids = []
+  stop: Stops = []
+  stop_token_ids: Annotated[Ids, Field(max_length=STOP_IDS)] = []
 
   @property
   def stops(self) -> list[str]:
@@ -106,7 +156,7 @@ class StreamOptions(Body):
 class Streamed(Sampling):
   """What both routes of OpenAI share."""
 
-  model: str | None = None
+  model: Note | None = None
   stream: bool = False
   stream_options: StreamOptions = StreamOptions()
 
@@ -121,10 +171,10 @@ class Completion(Streamed):
     best_of: only n.
   """
 
-  prompt: str | Ids | list[str] | list[Ids]
+  prompt: Prompts
   logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
   echo: bool = False
-  best_of: int | None = None
+  best_of: Count | None = None
 
   @pydantic.model_validator(mode="after")
   def _all_of_them(self):
@@ -143,10 +193,13 @@ class Chat(Streamed):
     max_completion_tokens: the newer name of max_tokens.
   """
 
-  messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+  messages: Annotated[
+      list[dict[str, Any]],
+      Field(min_length=1, max_length=MESSAGES, fail_fast=True),
+  ]
   logprobs: bool = False
   top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-  max_completion_tokens: Annotated[int | None, Field(ge=0)] = None
+  max_completion_tokens: Count | None = None
 
   @property
   def turns(self) -> list[dict[str, str]]:
@@ -179,7 +232,7 @@ class Generate(Body):
 
   token_ids: Annotated[Ids, Field(min_length=1)]
   sampling_params: TokenSampling = TokenSampling()
-  model: str | None = None
+  model: Note | None = None
 
 
 class Rating(Body):
@@ -193,12 +246,12 @@ class Rating(Body):
     comment: kept beside the rating.
   """
 
-  id: str
-  index: Annotated[int, Field(ge=0)] = 0
+  id: Note
+  index: Count = 0
   rating: float | None = None
-  chosen: Annotated[int | None, Field(ge=0)] = None
-  rejected: Annotated[int | None, Field(ge=0)] = None
-  comment: str = ""
+  chosen: Count | None = None
+  rejected: Count | None = None
+  comment: Note = ""
 
   @pydantic.model_validator(mode="after")
   def _one_kind(self):
@@ -208,3 +261,39 @@ class Rating(Body):
     if self.chosen is not None and self.chosen == self.rejected:
       raise ValueError("chosen and rejected are the same response")
     return self
+
+
+def _opens(body: bytes) -> int:
+  return body.count(b"[") + body.count(b"{")
+
+
+def _without_texts(body: bytes) -> bytes:
+  """JSON without what is between quotation marks."""
+  for escaped in (b"\\\\", b'\\"'):
+    body = body.replace(escaped, b"")
+  return b"".join(body.split(b'"')[::2])
+
+
+def read(kind: type[Body], body: bytes) -> Any:
+  """A request of this kind.
+
+  Raises:
+    ApiError: the body is no JSON, or a field is wrong; says which.
+  """
+  if _opens(body) > CONTAINERS < _opens(_without_texts(body)):
+    raise ApiError(
+        400, f"the body has more than {CONTAINERS:,} lists and objects"
+    )
+  try:
+    return kind.model_validate(pydantic_core.from_json(body))
+  except pydantic.ValidationError as e:
+    first = e.errors(include_url=False, include_input=False)[0]
+  except ValueError as e:  # no JSON, nested too deeply, an endless number
+    raise ApiError(400, f"the body is no JSON that can be read: {e}") from None
+  param = ".".join(map(str, first["loc"]))
+  message = first["msg"]
+  if first["type"] == "extra_forbidden":
+    message = "is not supported by this server"
+  raise ApiError(
+      400, f"{param}: {message}" if param else message, param=param or None
+  )

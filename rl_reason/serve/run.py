@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from starlette.requests import Request
 
 from rl_reason.serve import protocol
-from rl_reason.serve.engine import Closed, Engine, Full, Job
+from rl_reason.serve.engine import Closed, Engine, Full, Job, Scores
 from rl_reason.serve.errors import ApiError
+from rl_reason.serve.prompts import Prompt
 from rl_reason.serve.responses import Response
 
 LOOK = 1.0  # seconds between two looks whether the client is gone
@@ -20,7 +21,7 @@ class Run:
 
   Args:
     engine: samples them.
-    prompts: ids of each prompt.
+    prompts: of the request.
     how: of the request.
     limit: tokens of each response; 0 samples nothing.
     make: makes an empty response.
@@ -33,7 +34,7 @@ class Run:
   def __init__(
       self,
       engine: Engine,
-      prompts: Sequence[tuple[int, ...]],
+      prompts: Sequence[Prompt],
       how: protocol.Sampling,
       limit: int,
       make: Callable[[], Response],
@@ -48,7 +49,7 @@ class Run:
         loop.call_soon_threadsafe(events.put_nowait, (index, *event))
 
       return Job(
-          prompt=prompts[index // how.n],
+          prompt=prompts[index // how.n].ids,
           deliver=deliver,
           seed=seed,
           sample=index % how.n,
@@ -57,7 +58,7 @@ class Run:
           max_tokens=limit,
       )
 
-    self.prompts, self.n = prompts, how.n
+    self.prompts, self.n, self._engine = prompts, how.n, engine
     self.responses = [make() for _ in range(len(prompts) * how.n)]
     self.first_token: float | None = None
     self.started = time.monotonic()
@@ -83,12 +84,40 @@ class Run:
   @property
   def usage(self) -> dict[str, int]:
     """Numbers of tokens, as OpenAI counts them."""
-    prompt = sum(map(len, self.prompts))
+    prompt = sum(len(x.ids) for x in self.prompts)
     sampled = sum(len(x.ids) for x in self.responses)
     return dict(
         prompt_tokens=prompt,
         completion_tokens=sampled,
         total_tokens=prompt + sampled,
+    )
+
+  def prompt(self, index: int) -> Prompt:
+    """The prompt of a response."""
+    return self.prompts[index // self.n]
+
+  async def scores(self, index: int, temperature: float) -> Scores | None:
+    """The scores of a response and its prompt; None for a single token.
+
+    Raises:
+      ApiError: time is up, or the engine has stopped.
+    """
+    ids = (*self.prompt(index).ids, *self.responses[index].ids)
+    if len(ids) < 2:
+      return None
+    future = asyncio.wrap_future(self._engine.score(ids, temperature))
+    try:
+      left = self._end - time.monotonic()
+      return await asyncio.wait_for(future, max(left, 0))
+    except TimeoutError:
+      raise self._late() from None
+
+  def _late(self) -> ApiError:
+    return ApiError(
+        504,
+        f"not finished within {self._seconds:g} seconds (serve.timeout): ask"
+        " for fewer tokens, or try again later",
+        code="timeout",
     )
 
   async def changes(self, request: Request | None) -> AsyncIterator[int]:
@@ -106,12 +135,7 @@ class Run:
         # The limit holds for the request, however often it yields.
         now = time.monotonic()
         if now >= self._end:
-          raise ApiError(
-              504,
-              f"not finished within {self._seconds:g} seconds"
-              " (serve.timeout): ask for fewer tokens, or try again later",
-              code="timeout",
-          )
+          raise self._late()
         # A client that has left frees its slots: looked up now and then, since
         # tokens come often.
         if request is not None and now - looked > LOOK:

@@ -2,12 +2,15 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import jax
 import pytest
@@ -29,9 +32,11 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}="
 class Server:
   """A server process; `url` is where it listens."""
 
-  def __init__(self, model, workdir, *flags):
+  def __init__(self, model, workdir, *flags, files=""):
+    limits = ("prlimit", f"--nofile={files}") if files else ()
     self.process = subprocess.Popen(
         [
+            *limits,
             *(sys.executable, "-m", "rl_reason.main", "--stage=serve"),
             *("--config=configs/serve.py", f"--config.model.path={model}"),
             *(
@@ -261,7 +266,8 @@ def test_the_token_route_by_the_training_client_of_verifiers(server, model):
 
 def test_sigterm_ends_after_what_was_begun(model, tmp_path):
   """A stream that has begun comes whole, and the program ends with code 0."""
-  server = Server(model, tmp_path, "--config.serve.slots=2")
+  grace = "--config.serve.grace=600"
+  server = Server(model, tmp_path, "--config.serve.slots=2", grace)
   client = server.client(max_retries=0)
   how = dict(model=NAME, prompt="9+9=", n=8, seed=1, max_tokens=LIMIT)
   whole = client.completions.create(**how).choices
@@ -278,3 +284,26 @@ def test_sigterm_ends_after_what_was_begun(model, tmp_path):
   assert "stopping: " in lines and "stopped; " in lines
   with pytest.raises(openai.APIConnectionError):
     client.models.list()
+
+
+def test_a_few_files_and_many_connections_that_never_end(model, tmp_path):
+  """Others are served, and SIGTERM ends the program within its grace."""
+  server = Server(model, tmp_path, "--config.serve.slots=2", files="320:320")
+  address = server.url.rpartition("//")[2].split(":")
+  head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+  half = b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+  with contextlib.ExitStack() as stack:
+    for number in range(600):
+      place = stack.enter_context(socket.create_connection(address, 60))
+      with contextlib.suppress(OSError):
+        place.sendall(head + half * (number % 2))
+    begun = time.monotonic()
+    how = dict(model=NAME, prompt="1+2=", max_tokens=8)
+    client = server.client(max_retries=0)
+    assert client.completions.create(**how).usage.completion_tokens
+    assert time.monotonic() - begun < 8  # others wait 10 seconds
+    begun = time.monotonic()
+    assert server.end() == 0
+    assert time.monotonic() - begun < 20
+  assert "stopped; " in server.lines[-1] and "Traceback" not in server.lines
+

@@ -1,0 +1,74 @@
+"""Whether the engine samples: asked every few seconds, whoever asks or not."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from rl_reason.serve.engine import Closed, Engine, Full, Job
+
+EVERY = 5.0  # seconds without a token after which one is asked for
+
+
+class Watchdog:
+  """A thread that samples a token where nothing else does, and tells.
+
+  An engine that reads results of the device is well, so that a busy one is
+  never asked.
+
+  Args:
+    engine: runs in another thread.
+    seconds: without any result of the device before the engine counts as hung.
+    say: shows a line.
+    every: see EVERY.
+  """
+
+  def __init__(
+      self,
+      engine: Engine,
+      seconds: float,
+      say: Callable[[str], None],
+      every: float = EVERY,
+  ):
+    self._engine, self._seconds, self._say = engine, seconds, say
+    self._every, self._asked, self._hangs = every, 0.0, False
+    self._end = threading.Event()
+    self._thread = threading.Thread(target=self._watch, daemon=True)
+    self._thread.start()
+
+  @property
+  def silent(self) -> float:
+    """Seconds since the engine last answered, if it hangs; else 0."""
+    return self._silence() if self._hangs else 0.0
+
+  def close(self) -> None:
+    """Ends the thread."""
+    self._end.set()
+    self._thread.join()
+
+  def _silence(self) -> float:
+    return time.monotonic() - self._engine.progressed
+
+  def _watch(self) -> None:
+    while not self._end.wait(min(self._every, self._seconds) / 4):
+      silence = self._silence()
+      if silence > self._every and self._asked <= self._engine.progressed:
+        self._asked = time.monotonic()
+        self._ask()
+      waits = self._asked > self._engine.progressed
+      hangs = waits and time.monotonic() - self._asked > self._seconds
+      if hangs != self._hangs:
+        self._hangs = hangs
+        self._say(
+            f"the engine has not sampled for {silence:.0f} seconds"
+            " (serve.stall): /health answers 503 until it does; if it stays so,"
+            " start the server again"
+            if hangs
+            else "the engine samples again: /health answers 200"
+        )
+
+  def _ask(self) -> None:
+    prompt = self._engine.programs.eos[:1]
+    job = Job(prompt, lambda *_: None, own=True)
+    with contextlib.suppress(Full, Closed):  # then others wait for results
+      self._engine.submit([job])
