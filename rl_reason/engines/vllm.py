@@ -28,11 +28,19 @@ class VLLM:
   """Talks to one vLLM server; arguments as of `vllm`."""
 
   def __init__(
-      self, url: str, model: str, transfer: str, parallel: int, seconds: float
+      self,
+      url: str,
+      model: str,
+      transfer: str,
+      held: str,
+      parallel: int,
+      seconds: float,
   ):
     self._url, self._model = url.rstrip("/"), model
     self._transfer = functions.load(transfer)
     self._parallel, self._seconds = parallel, seconds
+    if held:
+      self.held = functions.load(held)
 
   def start_weight_update(self) -> None:
     """Begins an update."""
@@ -107,6 +115,7 @@ def vllm(
     *,
     transfer: str,
     model: str,
+    held: str = "",
     url: str = "http://127.0.0.1:8000",
     parallel: Annotated[int, (1, None)] = 256,
     seconds: Seconds = 3600.0,
@@ -122,8 +131,11 @@ def vllm(
       each /update_weights; where the server needs no such call it yields
       nothing.
     model: name under which the server serves the model.
+    held: 'module:function', which asks the server, for instance by its route
+      /collective_rpc, and returns `external.Held`; '': the server does not say
+      which weights it samples with.
     url: of the server.
     parallel: requests at a time.
     seconds: after which a request has failed.
   """
-  return VLLM(url, model, transfer, parallel, seconds)
+  return VLLM(url, model, transfer, held, parallel, seconds)
