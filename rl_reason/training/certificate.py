@@ -171,27 +171,22 @@ class Certificate:
     for name, sums in known.items():
       if held == sums:
         return f"all weights are {name}, in place of RL step {version}"
+    # Only the policy of this step is there to be compared with.
+    here = _flat(weights) if version == max(self._meant) else {}
     found: dict[str, list[tuple[str, int]]] = {}
-    for path, mine in meant.items():
+    for path, wanted in meant.items():
       theirs = held.get(path, [])
-      if theirs == mine:
+      if theirs == wanted:
         continue
-      names = _relations(params, _flat(weights).get(path), path, self._make)
-      if not theirs:
-        merged = path.rpartition("/")[0] in held
-        names = ["merged into one matrix" if merged else "missing"]
-      for n, one in enumerate(mine):
-        if theirs[n : n + 1] != [one]:
-          here = slice(n, n + 1)
-          of = (
-              k
-              for k, x in known.items()
-              if x.get(path, [])[here] == theirs[here]
-          )
-          cause = names[n % len(names)]
-          if theirs:
-            cause = next(of, cause)
-          found.setdefault(cause, []).append((path, n))
+      merged = path.rpartition("/")[0] in held
+      names = ["merged into one matrix" if merged else "missing"] * len(wanted)
+      if theirs:
+        names = self._causes(
+            path, wanted, theirs, known, params, here.get(path)
+        )
+      for n, name in enumerate(names):
+        if theirs[n : n + 1] != [wanted[n]]:
+          found.setdefault(name, []).append((path, n))
     parts = [f"{_places(x, meant)} {cause}" for cause, x in found.items()]
     if added := sorted(held.keys() - meant.keys()):
       parts.append(f"{', '.join(added[:PLACES])} added")
@@ -200,6 +195,40 @@ class Certificate:
         f"{count} of {total} arrays are not those of RL step {version}:"
         f" {'; '.join(parts)}"
     )
+
+  def _causes(
+      self,
+      path: str,
+      wanted: list[int],
+      theirs: list[int],
+      known: dict[str, Sums],
+      params: Tree,
+      got: Array | None,
+  ) -> list[str]:
+    """What each layer of an array is in place of what the policy's is.
+
+    Args:
+      path: of the array.
+      wanted: checksums of its layers.
+      theirs: checksums of what sampled.
+      known: checksums of other policies.
+      params: of the policy.
+      got: the array of what sampled; None: it is gone.
+    """
+    found: dict[str, Array] = {}
+    if got is not None:
+      found = sharding.fetch(_compare(params, got, path, self._make))
+    names = []
+    for n in range(len(wanted)):
+      theirs_n = theirs[n : n + 1]
+      of = [
+          k for k, x in known.items() if x.get(path, [])[n : n + 1] == theirs_n
+      ]
+      is_ = [
+          text for name, text in RELATIONS if name in found and found[name][n]
+      ]
+      names.append((of + is_ + ["other numbers"])[0])
+    return names
 
 
 def replayer(session: Any) -> Callable[[Experience, Tree], dict[str, float]]:
@@ -290,24 +319,6 @@ def _places(found: list[tuple[str, int]], meant: Sums) -> str:
   return ", ".join(names)
 
 
-def _relations(
-    params: Tree, got: Array | None, path: str, make: Callable[[Tree], Tree]
-) -> list[str]:
-  """What each layer of an array is in place of what the policy's is."""
-  if got is None:
-    return ["other numbers"]
-  found = jax.device_get(_compare(params, got, path, make))
-  if not found:
-    return ["of another shape"]
-  layers = range(len(found["same"]))
-  return [
-      next(
-          (text for name, text in RELATIONS if found[name][n]), "other numbers"
-      )
-      for n in layers
-  ]
-
-
 RELATIONS = (  # the first that holds
     ("same", "right as they left the trainer"),
     ("zeros", "all zeros"),
@@ -321,7 +332,7 @@ RELATIONS = (  # the first that holds
 def _compare(
     params: Tree, got: Array, path: str, make: Callable[[Tree], Tree]
 ) -> dict[str, Array]:
-  """Whether each of `RELATIONS` holds, by layer."""
+  """Whether each of `RELATIONS` holds, by layer; {} of other shapes."""
   want = _flat(make(params))[path]
   if want.shape != got.shape:
     return {}
