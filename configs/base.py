@@ -181,6 +181,8 @@ def get_config():
       steps=number(40, low=0),  # rollouts; 0: SFT only
       max_steps_without_update=number(20, low=0),  # of use, in a row, of
       # any stage; more end the run with an error; 0: never
+      # In a row whose sampler was not the policy that learns; 0: never.
+      max_steps_uncertified=number(3, low=0),
   )
   c.evaluate = section(
       "evaluate",

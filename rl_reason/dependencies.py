@@ -88,6 +88,7 @@ FREE = (
     "checkpoint.",
     "rl.steps",
     "rounds.count",
+    "rl.max_steps_uncertified",
     "rl.max_steps_without_update",
     "sft.skill.threshold",
     "data.max_corrupt",

@@ -1,8 +1,12 @@
 """Engines of others: weights by name, responses, vLLM's wire format."""
 
 import http.server
+import itertools
 import json
+import re
 import threading
+import types
+import zlib
 
 import jax
 import numpy as np
@@ -10,10 +14,10 @@ import pytest
 import tiny
 
 from rl_reason.engines import vllm
-from rl_reason.engines.external import Completion, ExternalEngine
+from rl_reason.engines.external import Completion, ExternalEngine, Held
 from rl_reason.functions import ConfigError
 from rl_reason.hf import layout
-from rl_reason.models import decoder
+from rl_reason.models import checksums, decoder
 from rl_reason.rollout import sampler
 from rl_reason.structs import Prompts, RunError
 
@@ -204,6 +208,8 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
   (tmp_path / "my_transfer.py").write_text(
       "def send(tensors):\n"
       "  yield dict(names=[name for name, _ in tensors])\n"
+      "\n\ndef held():\n"
+      "  return 'asked'\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -212,9 +218,11 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
     client = vllm.vllm(
         transfer="my_transfer:send",
         model="policy",
+        held="my_transfer:held",
         url=f"http://127.0.0.1:{server.server_port}/",
         key_env="KEY_OF_TEST",
     )
+    assert client.held() == "asked"
     client.start_weight_update()
     client.update_weights([("norm", np.ones(2))])
     client.finish_weight_update()
@@ -248,3 +256,82 @@ def test_a_key_that_is_not_there_is_named(monkeypatch, value):
     monkeypatch.setenv("KEY_OF_TEST", value)
   with pytest.raises(ConfigError, match="key_env = 'KEY_OF_TEST': .* not set"):
     vllm.vllm(transfer="json:dumps", model="x", key_env="KEY_OF_TEST")
+
+
+class Answering(Canned):
+  """Says which weights it holds: those that it kept of what it was sent."""
+
+  def __init__(self):
+    super().__init__(Completion([5, 6], [-0.5, -1.5], True))
+    self.crcs, self.count = {}, 3  # it has served another run
+
+  def update_weights(self, tensors):
+    self.crcs = {name: zlib.crc32(x.tobytes()) for name, x in tensors}
+
+  def finish_weight_update(self):
+    self.count += 1
+
+  def held(self):
+    return Held(self.count, self.crcs)
+
+
+class Lazy(Answering):
+  """Takes two tensors of each update."""
+
+  held = None
+
+  def update_weights(self, tensors):
+    super().update_weights(itertools.islice(tensors, 2))
+
+
+def restarted(engine):
+  engine.count = 0
+
+
+def one_tensor(engine):
+  engine.crcs |= {"model.layers.1.self_attn.q_proj.weight": 7}
+
+
+def nothing(engine):
+  pass
+
+
+@pytest.mark.parametrize(
+    ("engine", "fault", "words"),
+    [
+        (Answering(), nothing, ""),
+        (Answering(), restarted, "counts 0 updates of its weights in place of"),
+        (
+            Answering(),
+            one_tensor,
+            r"other numbers in 1 of 20 tensors \(model.layers.1.self_attn.q_pr",
+        ),
+        (Lazy(), nothing, "the engine did not take 18 of 20 tensors"),
+    ],
+)
+def test_an_engine_says_which_weights_it_holds(engine, fault, words):
+  """The answer of each round is compared with what was sent."""
+  one = external(engine)
+  assert one.answers == isinstance(engine.held, types.MethodType)
+  for seed in (0, 1):  # two updates
+    held = []
+    params = tiny.params(seed)
+    *_, _ = one.stream(
+        params,
+        tiny.prompts(3),
+        jax.random.key(1),
+        0.0,
+        group_size=2,
+        held=held,
+    )
+    assert bool(held[-1].fault) == isinstance(engine, Lazy)
+  fault(engine)
+  sampled_again = one.stream(
+      params, tiny.prompts(3), jax.random.key(1), 0.0, group_size=2, held=held
+  )
+  *_, _ = sampled_again
+  assert re.search(words, held[-1].fault) and bool(words) == bool(
+      held[-1].fault
+  )
+  want = checksums.on_device(params)
+  jax.tree.map(np.testing.assert_array_equal, held[-1].checksums, want)

@@ -13,7 +13,7 @@ from tiny_session import tiny_config
 from rl_reason import dependencies
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
-from rl_reason.models import decoder, lora, parameters
+from rl_reason.models import checksums, decoder, lora, parameters
 from rl_reason.scale import device_mesh
 from rl_reason.training import optimizer, step
 
@@ -167,20 +167,20 @@ def test_eight_devices_move_the_factors_alike(meshes):
 @pytest.mark.slow
 def test_a_checksum_sees_bits_and_places_and_no_mesh(meshes):
   params = tiny.params()
-  want = lora.digest(params)
+  want = checksums.digest(params)
   split = jax.device_put(
       params, parameters.shardings(decoder.table(tiny.CFG), meshes[1])
   )
-  assert lora.digest(split) == want
+  assert checksums.digest(split) == want
   q = np.array(params["layers"]["q"])
   swapped, nudged = q.copy(), q.copy()
   swapped[0, 0, :2] = q[0, 0, 1::-1]
   nudged[1, 3, 5] = np.nextafter(q[1, 3, 5], 9)
   for other in (swapped, nudged):
     layers = params["layers"] | dict(q=jnp.asarray(other))
-    assert lora.digest(params | dict(layers=layers)) != want
+    assert checksums.digest(params | dict(layers=layers)) != want
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-  assert lora.digest(half) not in (want, 0)
+  assert checksums.digest(half) not in (want, 0)
 
 
 def test_a_sampler_that_is_another_policy_is_named():

@@ -53,6 +53,8 @@ HARD = dict(train__all_incorrect=0.95, train__groups_with_signal=2)
 EASY = dict(train__all_correct=0.55, train__groups_with_signal=1)
 HALF = {"model.dtype": "float16"}
 FAILED = {"reward/mine:f/failures": 3}
+OTHER_WEIGHTS = {"sign/other_weights": "q of layer 1 transposed"}
+OTHER_LOGPS = {signs.GAP: 0.3, "sign/gap_bound": 0.1}
 SUPPORT = {"critic.head.args.low": -1.0}
 
 # (changes of a step, or a function of the steps since the fault; fields of the
@@ -145,6 +147,8 @@ FAULTS = [
         "Clipped targets of the critic",
         "25.0% of the targets",
     ),
+    (OTHER_WEIGHTS, {}, "Weights of another policy", "q of layer 1 transpos"),
+    (OTHER_LOGPS, {}, "Log-probs of another policy", "by 0.3 nats a token"),
     ({signs.BROKEN: 1.0}, {}, "Broken policy", "100% of the responses"),
     (NAN, {}, "NaN, skipped updates", "3 of 4 updates skipped"),
     (NAN, HALF, "NaN, skipped updates", "float16 overflows"),

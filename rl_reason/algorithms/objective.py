@@ -141,6 +141,7 @@ def loss(
     gap_BT = (b.old_logps_BT - old_BT) * mask_BT
     metrics["rollout/sampler_trainer_kl"] = jnp.sum(mean_BT * gap_BT)
     metrics["rollout/logp_gap_max"] = jnp.max(jnp.abs(gap_BT))
+    metrics["rollout/logp_gap_mean"] = jnp.sum(mean_BT * jnp.abs(gap_BT))
   ratio_BT = jnp.exp(jnp.clip(log_ratio_BT, -20, 20))
   high_BT = aux["clipped"] & (b.advantages_BT > 0) & mask_BT
   return total, metrics | dict(

@@ -25,6 +25,7 @@ class RLState:
     step: RL steps that are done.
     evaluated: the policy of this step was evaluated.
     ahead: `ahead.Ahead`, batches that were sampled ahead; None without.
+    certificate: `certificate.Certificate`, checksums of recent policies.
   """
 
   policy: TrainState
@@ -39,6 +40,7 @@ class RLState:
   step: int = 0
   evaluated: bool = False
   ahead: Any = None
+  certificate: Any = None
 
   def arrays(self) -> Tree:
     """The pytree of arrays, on the mesh."""
@@ -65,6 +67,7 @@ class RLState:
         counters=self.counters,
         base_digest=self.base_digest,
         evaluated=self.evaluated,
+        certificate=self.certificate.host(),
     )
 
   def restore(self, arrays: Tree, host: dict[str, Any]) -> None:
@@ -81,6 +84,7 @@ class RLState:
     self.collector.prompts.set_state(host["prompts"])
     self.coefs, self.counters = host["coefs"], host["counters"]
     self.evaluated = host["evaluated"]
+    self.certificate.restore(host.get("certificate", {}))
     if self.ahead is not None:
       self.ahead.restore(sharding.fetch(arrays["ahead"]), host["ahead"])
 

@@ -7,16 +7,18 @@ tokens that it sampled. Its kernels are others than the trainer's, so the ratio
 of both, which `correction.name` reads, is not 1.
 """
 
+import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rl_reason.hf import layout
-from rl_reason.models import decoder, lora
+from rl_reason.models import checksums, decoder, lora
 from rl_reason.rollout.sampler import YIELD_SHARE
 from rl_reason.scale import sharding
 from rl_reason.structs import Array, Prompts, Rollouts, RunError, Tree
@@ -56,8 +58,27 @@ class Completion(NamedTuple):
   stopped: bool
 
 
+class Held(NamedTuple):
+  """What an engine says of the weights that it samples with.
+
+  Attributes:
+    updates: of its weights that it has finished since it was started; None: it
+      does not count them.
+    crcs: CRC-32 of each tensor, of the bytes that it would be sent, by the
+      names of transformers; {}: it does not tell.
+  """
+
+  updates: int | None = None
+  crcs: Mapping[str, int] = types.MappingProxyType({})
+
+
 class Engine(Protocol):
-  """What an engine of others has to offer."""
+  """What an engine of others has to offer.
+
+  One that also has a method `held`, without arguments, -> `Held`, says which
+  weights it samples with; it is asked before an update and after each round
+  of responses.
+  """
 
   def start_weight_update(self) -> None:
     """Begins an update; nothing is being sampled."""
@@ -87,6 +108,7 @@ class ExternalEngine:
 
   Attributes:
     mesh: the devices that learn.
+    answers: whether the engine says which weights it holds.
   """
 
   def __init__(
@@ -103,6 +125,9 @@ class ExternalEngine:
     self._stop = (eos,) if isinstance(eos, int) else tuple(eos)
     self._pad, self._max_tokens = pad, max_tokens
     self._sent: list[weakref.ref] = []
+    self.answers = callable(getattr(engine, "held", None))
+    self._crcs: dict[str, int | None] = {}  # of what was sent
+    self._updates: int | None = None  # that the engine should count
 
   def stream(
       self,
@@ -115,9 +140,10 @@ class ExternalEngine:
       group_size: int,
       top_p: float = 1.0,
       on_dispatch: Callable[[], None] = lambda: None,
+      held: list[checksums.Held] | None = None,
       **_,
   ) -> Iterator[tuple[Rollouts, np.ndarray]]:
-    """As `sampler.stream`, on host arrays.
+    """As `RolloutEngine.stream`, on host arrays.
 
     Raises:
       RunError: a response is missing, too long, or lacks log-probs.
@@ -168,6 +194,8 @@ class ExternalEngine:
           f"rollout.engine.name: {rows - ended_B.sum()} of {rows} responses are"
           " missing: look at the log of the engine"
       )
+    if held is not None:
+      held.append(checksums.Held(checksums.on_device(params), self._fault()))
     yield responses()
 
   def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
@@ -202,10 +230,46 @@ class ExternalEngine:
     sent = [x() for x in self._sent]
     if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):
       return
+    before = self._engine.held().updates if self.answers else None
+    self._updates = None if before is None else before + 1
+    self._crcs = dict.fromkeys(names(self._cfg))
     self._engine.start_weight_update()
-    self._engine.update_weights(tensors(params, self._cfg))
+    self._engine.update_weights(self._noted(tensors(params, self._cfg)))
     self._engine.finish_weight_update()
     self._sent = [weakref.ref(x) for x in leaves]
+
+  def _noted(self, tensors) -> Iterator[tuple[str, np.ndarray]]:
+    """Passes tensors on, and keeps the CRC-32 of those that are taken."""
+    for name, x in tensors:
+      self._crcs[name] = zlib.crc32(x.view(np.uint8)) if self.answers else 0
+      yield name, x
+
+  def _fault(self) -> str:
+    """What the engine holds in place of what it was sent; '' if it is right."""
+    left = [name for name, x in self._crcs.items() if x is None]
+    if left:
+      return f"the engine did not take {_some(left, self._crcs)}"
+    if not self.answers:
+      return ""
+    held = self._engine.held()
+    if self._updates not in (None, held.updates):
+      return (
+          f"the engine counts {held.updates} updates of its weights in place of"
+          f" {self._updates}: it was started anew, or missed one"
+      )
+    other = [k for k, x in self._crcs.items() if held.crcs.get(k) != x]
+    if held.crcs and other:
+      return f"the engine holds other numbers in {_some(other, self._crcs)}"
+    return ""
+
+
+def _some(found: list[str], of: Mapping[str, Any]) -> str:
+  return f"{len(found)} of {len(of)} tensors ({', '.join(found[:3])})"
+
+
+def names(cfg: decoder.ModelConfig) -> list[str]:
+  """The names of all tensors in transformers."""
+  return list(layout.placements(decoder.table(cfg)))
 
 
 def tensors(

@@ -33,6 +33,7 @@ class VLLM:
       url: str,
       model: str,
       transfer: str,
+      held: str,
       parallel: int,
       seconds: float,
       key: str,
@@ -43,6 +44,8 @@ class VLLM:
     if key:
       self._headers["Authorization"] = f"Bearer {key}"
     self._parallel, self._seconds = parallel, seconds
+    if held:
+      self.held = functions.load(held)
 
   def start_weight_update(self) -> None:
     """Begins an update."""
@@ -117,6 +120,7 @@ def vllm(
     *,
     transfer: str,
     model: str,
+    held: str = "",
     url: str = "http://127.0.0.1:8000",
     parallel: Annotated[int, (1, None)] = 256,
     seconds: Seconds = 3600.0,
@@ -133,6 +137,9 @@ def vllm(
       each /update_weights; where the server needs no such call it yields
       nothing.
     model: name under which the server serves the model.
+    held: 'module:function', which asks the server, for instance by its route
+      /collective_rpc, and returns `external.Held`; '': the server does not say
+      which weights it samples with.
     url: of the server.
     parallel: requests at a time.
     seconds: after which a request has failed.
@@ -149,4 +156,4 @@ def vllm(
         " is not set; export it with the key of the server, or leave the field"
         " empty"
     )
-  return VLLM(url, model, transfer, parallel, seconds, key)
+  return VLLM(url, model, transfer, held, parallel, seconds, key)

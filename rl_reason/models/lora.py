@@ -6,16 +6,12 @@ policy of a KL. `a` starts at random and `b` at zero: the initial policy equals
 the base bit for bit.
 """
 
-import zlib
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl_reason.models import decoder, parameters
-from rl_reason.scale import sharding
 from rl_reason.scale.linear import LowRank
-from rl_reason.structs import Array, Tree
+from rl_reason.structs import Tree
 
 
 def table(
@@ -75,26 +71,3 @@ def merge(params: Tree) -> Tree:
     return w.base.astype(jnp.float32) + w.scale * product
 
   return jax.tree.map(one, params, is_leaf=lambda x: isinstance(x, LowRank))
-
-
-def digest(base: Tree) -> int:
-  """A checksum of parameters, the same for every sharding of them."""
-  return zlib.crc32(sharding.fetch(_checksums(base)).tobytes())
-
-
-@jax.jit
-def _checksums(params: Tree) -> Array:
-  """For each leaf the sum of its bits times their places, modulo 2 ** 32."""
-
-  def one(x):
-    kind = jnp.uint32 if x.dtype.itemsize == 4 else jnp.uint16
-    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-    # Axis by axis: flattening would gather a sharded array.
-    place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-      at = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-      place += np.uint32(stride % 2**32) * at
-      stride *= x.shape[axis]
-    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
-
-  return jnp.stack([one(x) for x in jax.tree.leaves(params)])

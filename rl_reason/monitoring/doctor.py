@@ -22,6 +22,7 @@ ASKED = 64  # responses of a round that are searched, more or less
 ENOUGH = 32  # tokens that a sound policy does not find all equally probable
 FIRST = 3  # steps of which the vital signs are said in any case
 BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # of the table
+ENDS = "rl.max_steps_without_update", "rl.max_steps_uncertified"
 QUIET = 5  # steps without a sign after which it is over
 
 
@@ -141,9 +142,11 @@ class Doctor:
     limit: steps in a row without an update, or with another sign that ends
       runs, that are too many; 0: never.
     before: the lines of metrics.jsonl of the steps before a resumed one.
+    uncertified: steps in a row that another policy sampled, as `limit`.
 
   Attributes:
-    streak: counts these steps.
+    streak: counts steps without an update.
+    uncertified: counts those that another policy sampled.
   """
 
   def __init__(
@@ -152,8 +155,12 @@ class Doctor:
       say: Callable[[str], None],
       limit: int,
       before: Callable[[], list[dict]] = list,
+      uncertified: int = 0,
   ):
     self.streak = updates_lib.Streak("RL", limit)
+    self.uncertified = updates_lib.Streak(
+        "RL", uncertified, ENDS[1], "learned from another policy"
+    )
     self._fields, self._say, self._before = fields, say, before
     self._steps: deque[dict] = deque(maxlen=signs.WINDOW)
     self._said: dict[str, int] = {}  # last step of each sign that is not over
@@ -170,12 +177,13 @@ class Doctor:
       the signs of the step as metrics; {} of a healthy one.
     """
     if not self._steps and step > 1:  # of a resumed run
-      ending = {sign.metric for sign in signs.TABLE if sign.ends}
       for line in self._before():
         if line["stage"] == "rl":
           self._steps.append(line)
-          self.streak.add(ending.isdisjoint(line), "")
-    self._steps.append({k: number(value) for k, value in metrics.items()})
+          self._count([x for x in signs.TABLE if x.metric in line], "")
+    self._steps.append(
+        {k: x if isinstance(x, str) else number(x) for k, x in metrics.items()}
+    )
     found = signs.found(list(self._steps), self._fields)
     self._examined += 1
     if self._examined <= FIRST:
@@ -189,11 +197,23 @@ class Doctor:
         self._say(f"step {step}: over since step {last + 1}: {name}")
         del self._said[name]
     ids = [metrics.get(f"{SIGN}{name}_prompt") for name in ("first", "last")]
-    self.streak.add(
-        not any(sign.ends for sign, _ in found),
+    self._count(
+        [sign for sign, _ in found],
         f"Step {step}, prompts {ids[0]} to {ids[1]}: {causes(found)}",
     )
     return {sign.metric: 1 for sign, _ in found}
+
+  def _count(self, found: list[signs.Sign], last: str) -> None:
+    ends = {sign.ends for sign in found}
+    for field, streak in zip(
+        ENDS, (self.streak, self.uncertified), strict=True
+    ):
+      streak.add(field not in ends, last)
+
+  def check(self, flush: Callable[[], None]) -> None:
+    """`Streak.check`, of all that ends a run."""
+    self.streak.check(flush)
+    self.uncertified.check(flush)
 
 
 def causes(found: list[tuple[signs.Sign, str]]) -> str:

@@ -23,6 +23,7 @@ OF_PRETRAINING = (  # signs that value pretraining can have, too
     "Failures of reward functions",
     "Clipped targets of the critic",
 )
+GAP = "rollout/logp_gap_mean"
 BROKEN = "rollout/broken_responses"  # share; only where there are any
 BROKEN_HELD_OUT = "val-aux/broken_responses"  # responses; likewise
 
@@ -39,7 +40,8 @@ class Sign(NamedTuple):
     seen: (steps, fields) -> what is seen, in numbers; '' without the sign.
     cause: the likely one.
     remedy: with the fields to change.
-    ends: steps in a row with this sign end the run, as steps without an update.
+    ends: the field that says how many steps in a row with this sign end a run;
+      '': they never do.
     all_lines: `seen` takes all lines of a run; asked after an evaluation.
   """
 
@@ -48,7 +50,7 @@ class Sign(NamedTuple):
   seen: Callable[[Steps, Fields], str]
   cause: str
   remedy: str
-  ends: bool = False
+  ends: str = ""
   all_lines: bool = False
 
   @property
@@ -91,6 +93,20 @@ def _beyond(name: str, bound: float, words: str) -> Callable:
     return words.format(value) if value > bound else ""
 
   return seen
+
+
+def _other_weights(steps, fields):
+  del fields
+  return steps[-1].get(SIGN + "other_weights", "")
+
+
+def _other_logps(steps, fields):
+  del fields
+  x = steps[-1]
+  gap, bound = number(x, GAP), number(x, SIGN + "gap_bound")
+  if not 0 < bound < gap:
+    return ""
+  return f"they differ by {gap:.3g} nats a token, and precision by {bound:.1g}"
 
 
 def _responses(x: dict[str, Any], fields: Fields) -> str:

@@ -65,11 +65,20 @@ class Streak:
   Args:
     stage: as the user knows it.
     limit: steps in a row that are too many; 0: never.
+    field: of the config, which has the limit.
+    did: what the stage did in these steps.
   """
 
-  def __init__(self, stage: str, limit: int):
+  def __init__(
+      self,
+      stage: str,
+      limit: int,
+      field: str = "rl.max_steps_without_update",
+      did: str = "made no update of worth",
+  ):
     self.count = 0
     self._stage, self._limit = stage, limit
+    self._field, self._did = field, did
     self._last = ""
 
   def add(self, made: bool, last: str) -> None:
@@ -95,8 +104,8 @@ class Streak:
       flush()
     if self._limit and self.count >= self._limit:
       raise RunError(
-          f"rl.max_steps_without_update = {self._limit}: {self._stage} made no"
-          f" update of worth in {self.count} steps in a row. {self._last}. The"
-          " state is saved: the same command resumes the run, another config"
-          " needs another --workdir"
+          f"{self._field} = {self._limit}: {self._stage} {self._did} in"
+          f" {self.count} steps in a row. {self._last}. The state is saved: the"
+          " same command resumes the run, another config needs another"
+          " --workdir"
       )

@@ -19,7 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import attention, decoder, experts, parameters
+from rl_reason.models import (
+    attention,
+    checksums,
+    decoder,
+    experts,
+    parameters,
+)
 from rl_reason.rollout import decode_loop, partial, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
 from rl_reason.scale import sharding
@@ -379,12 +385,16 @@ class RolloutEngine:
     self._static = static
     self._programs: dict = {}
 
+  def takes_parameters(self, kind: str) -> bool:
+    """Whether parameters can be sampled with as they are."""
+    axes = "embed", experts.AXIS
+    whole = all(sharding.num_shards(self.mesh, axis) == 1 for axis in axes)
+    return whole and kind == "same" and self._cfg.dtype == "float32"
+
   def weights(self, params: Tree, kind: str = "same") -> Tree:
     """The `sampler_weights` of a policy: 'same', 'bfloat16' or 'int8'."""
-    if kind == "same" and self._cfg.dtype == "float32":
-      axes = "embed", experts.AXIS
-      if all(sharding.num_shards(self.mesh, axis) == 1 for axis in axes):
-        return params  # the parameters can be sampled with as they are
+    if self.takes_parameters(kind):
+      return params
     signature = kind, _signature(params)
     if signature not in self._programs:
       make = functools.partial(
@@ -407,9 +417,15 @@ class RolloutEngine:
       *,
       expected_B: Array | None = None,
       resumed: tuple[Rollouts, Array] | None = None,
+      held: list[checksums.Held] | None = None,
       **options,
   ) -> Iterator[tuple[Rollouts, Array]]:
-    """`stream`; arrays other than parameters and key are on the host."""
+    """`stream`; arrays other than parameters and key are on the host.
+
+    A list `held` gets the checksums of the parameters that sample.
+    """
+    if held is not None:
+      held.append(checksums.Held(checksums.on_device(params)))
     put = functools.partial(sharding.put, self.mesh)  # None stays None
     return stream(
         params,

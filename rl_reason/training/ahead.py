@@ -23,7 +23,7 @@ from rl_reason.monitoring import metrics
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
 from rl_reason.session import Session
 from rl_reason.structs import Experience, Tree
-from rl_reason.training import dynamic_sampling, programs
+from rl_reason.training import certificate, dynamic_sampling, programs
 from rl_reason.training.collect import RolloutCollector
 
 
@@ -53,6 +53,7 @@ class Ahead:
       that an older policy sampled.
     mesh: the devices that sample.
     empty: padding in the shapes of the batches in flight, see `no_batches`.
+    replay: (rows, weights that sampled them) -> metrics.
   """
 
   def __init__(
@@ -66,7 +67,9 @@ class Ahead:
       sampler_logps: bool,
       mesh: jax.sharding.Mesh,
       empty: tuple[tuple[Experience, Experience], ...],
+      replay: Callable[[Experience, Tree], dict[str, float]] = lambda *_: {},
   ):
+    self._replay = replay
     self._collect, self._samples = collect, samples
     self._staleness, self._steps = staleness, steps
     self._sampler_logps, self._mesh, self._empty = sampler_logps, mesh, empty
@@ -118,6 +121,8 @@ class Ahead:
       rows, _, found, counts = self._collect(
           step, weights, on_dispatch=lambda: None
       )
+      found |= self._replay(rows, weights)
+    counts["version"] = policy_step
     age = step - policy_step
     age_B = np.where(rows.age_B < 0, -1, age).astype(np.int32)
     rows = rows.replace(age_B=age_B)
@@ -189,6 +194,7 @@ def make(
       sampler_logps=c.rl.old_logps == "sampler",
       mesh=session.rollout_engine.mesh,
       empty=no_batches(c),
+      replay=certificate.replayer(session),
   )
 
 

@@ -11,6 +11,7 @@ from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.evaluation.doubtful import Doubtful
 from rl_reason.evaluation.grading import AsyncGrader
 from rl_reason.evaluation.reward_runner import RewardRound, Rewards
+from rl_reason.models import checksums
 from rl_reason.monitoring import doctor, metrics
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.scale import sharding
@@ -23,7 +24,7 @@ from rl_reason.structs import (
     call_by_name,
 )
 from rl_reason.tasks import Row
-from rl_reason.training import dynamic_sampling
+from rl_reason.training import certificate, dynamic_sampling
 from rl_reason.training.step import graded
 
 
@@ -65,6 +66,7 @@ class RolloutCollector:
     failures: of verifier and reward functions, since the last `start_step`.
     seen: what the doctor counts of the responses since then.
     doubtful: rejected responses since then that may be right.
+    held: of each call of the engine since then, what it sampled with.
   """
 
   def __init__(
@@ -92,6 +94,7 @@ class RolloutCollector:
     self.failures = 0
     self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
     self.doubtful = Doubtful(task)
+    self.held: list[checksums.Held] = []
     self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self.rewards, self._key = rewards, key
@@ -106,6 +109,7 @@ class RolloutCollector:
   def start_step(self) -> None:
     """Begins the next training step: resets the counts of failures."""
     self.failures = 0
+    self.held = []
     self.seen.clear()
     self.doubtful.clear()
     self.rewards.runner.reset()
@@ -116,6 +120,7 @@ class RolloutCollector:
     Under 'doubtful' are responses as `evaluation.doubtful` lists them.
     """
     return dict(
+        held=certificate.answers(self.held),
         functions=dict(self.rewards.runner.counts),
         failures={"train/verifier_failures": self.failures},
         signs=self.seen.signs() | self.doubtful.counts(),
@@ -235,6 +240,7 @@ class RolloutCollector:
         None if self._group_sizes is None else sizes_N,
         expected_B=length_B,
         on_dispatch=on_dispatch,
+        held=self.held,
         **self._options | options,
     ):
       yield sharding.fetch(part)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from rl_reason import config as config_lib
 from rl_reason.checkpointing.rl_state import RLState, require_base
-from rl_reason.models import critic, lora
+from rl_reason.models import checksums, critic, lora
 from rl_reason.monitoring import rl_metrics
 from rl_reason.scale import linear, sharding
 from rl_reason.scale.randomness import key
@@ -32,7 +32,7 @@ def initial_state(
   base, digest = None, 0
   if c.lora.rank:
     base = frozen_base(sft_params, session.cfg.dtype)
-    digest = lora.digest(base)
+    digest = checksums.digest(base)
     policy = init_state(
         programs.learned_table(c, session.cfg),
         tx,
@@ -142,7 +142,7 @@ def load(
   params, critic_state = arrays["policy"].params, arrays["critic"]
   if session.config.lora.rank:
     base = frozen_base(sft_params(), session.cfg.dtype)
-    require_base(checkpoints.host(step), lora.digest(base))
+    require_base(checkpoints.host(step), checksums.digest(base))
     scale = programs.lora_scale(session.config)
     params = lora.join(base, params, scale)
   return params, critic_state and critic_state.params, step

@@ -40,6 +40,7 @@ from rl_reason.training import (
     programs,
     sample_log,
 )
+from rl_reason.training.certificate import Certificate
 from rl_reason.training.initial_state import initial_state
 from rl_reason.training.step import (
     credit_inputs,
@@ -73,9 +74,10 @@ def train(
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here and split into what each part needs.
-  c, mesh, engine = session.config, session.mesh, session.engine
+  c, mesh = session.config, session.mesh
   run = programs.build(session)  # the functions of a step, see `Programs`
   state, base = initial_state(session, sft_params, critic_params, counters)
+  certificate = state.certificate = Certificate(session, base)
   reference = sft_params
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = jax.tree.map(jnp.copy, state.policy.params)
@@ -89,15 +91,18 @@ def train(
   total, every, save_every = c.rl.steps, c.evaluate.every, c.checkpoint.every
   has_reference = c.kl.kind != "none"
   mixes_values = c.critic.value_mixture.name != "none"
-  mask_truncated, sampler_dtype = c.loss.mask_truncated, c.rollout.weights
+  mask_truncated = c.loss.mask_truncated
   # Keywords of `fill_batch`; other fields are read elsewhere.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"], refill["signal"]
   collector, clock = state.collector, state.collector.clock
-  limit = c.rl.max_steps_without_update
   health = doctor.Doctor(
-      config_lib.flat(c), session.display.say, limit, session.log.lines
+      config_lib.flat(c),
+      session.display.say,
+      c.rl.max_steps_without_update,
+      session.log.lines,
+      c.rl.max_steps_uncertified,
   )
   logger = rl_metrics.StepLogger(
       session.log, session.display, clock, health, session.workdir
@@ -117,7 +122,7 @@ def train(
         signal=run.signal(step),
         **refill,
     )
-    return *found, collector.counts()
+    return *found, collector.counts() | dict(version=step)
 
   collect: Callable[..., Any] = sample_batch
   if c.rl.staleness:  # batches of later steps are sampled meanwhile
@@ -145,18 +150,19 @@ def train(
         stage.save(state)
         clock.lap("host")
       stage.check_stop()
-      health.streak.check(logger.flush)
+      health.check(logger.flush)
       if state.step == total:
         break
 
       # Collect: sample and grade responses until the batch is full of groups
       # with signal (dynamic sampling). Meanwhile the step before is logged.
       params = policy(state.policy.params)
-      weights = engine.weights(params, sampler_dtype)
+      weights = certificate.weights(state.step, params)
       rows, surplus, metrics, counts = collect(
           state.step, weights, on_dispatch=logger.flush
       )
       logger.flush()  # not yet, if groups that were kept fill the batch
+      metrics |= certificate.of_weights(rows, counts, params, weights)
       del weights  # freed before the update
       plan = run.plan(rows.rollouts, state.step)
       clock.lap("host")
@@ -165,6 +171,7 @@ def train(
       logps_BT = entropy_BT = ref_logps_BT = None
       if not run.on_policy:
         logps_BT, entropy_BT = run.logps(params, plan)
+      metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
       state.kept = None
       if surplus is not None:

@@ -144,6 +144,7 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
           updates__minibatches=2,
           rl__steps=STEPS,
           rl__max_steps_without_update=0,
+          rl__max_steps_uncertified=0,
           evaluate__every=0,
           checkpoint__every=9,
       )

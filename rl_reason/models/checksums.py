@@ -1,0 +1,91 @@
+"""Checksums of parameters, on the devices that hold them.
+
+A checksum is the sum of the bits of an array times their places, modulo 2^32:
+any change of a single number changes it, and every sharding has the same.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_reason.scale import sharding
+from rl_reason.scale.compiled import DISPATCH
+from rl_reason.structs import Array, Tree
+
+Checksums = dict[str, Array]  # by path: uint32 [layers], or [] without layers
+
+
+class Held(NamedTuple):
+  """What an engine says of the weights that it samples with.
+
+  Attributes:
+    checksums: of the parameters that it was given.
+    fault: what an engine of others holds in their place; '': the same, or it
+      does not say.
+  """
+
+  checksums: Checksums
+  fault: str = ""
+
+
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of a number
+
+
+def by_layer(params: Tree) -> Checksums:
+  """The checksums of all arrays; of stacked ones those of each layer.
+
+  Layers of an array add up to its checksum.
+  """
+  leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+  return {
+      name(path): _one(x, stacked=name(path).startswith("layers/"))
+      for path, x in leaves
+  }
+
+
+def name(path: tuple) -> str:
+  """The path of an array in a pytree of parameters, as layers/q."""
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _one(x: Array, stacked: bool) -> Array:
+  bits = jax.lax.bitcast_convert_type(x, _BITS[x.dtype.itemsize])
+  bits = bits.astype(jnp.uint32)
+  # Axis by axis: flattening would gather a sharded array.
+  place, stride = jnp.zeros(x.shape, jnp.uint32), 1
+  for axis in reversed(range(x.ndim)):
+    at = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    place += np.uint32(stride % 2**32) * at
+    stride *= x.shape[axis]
+  axes = tuple(range(stacked, x.ndim))
+  return jnp.sum(bits * (2 * place + 1), axes, dtype=jnp.uint32)
+
+
+def as_they_are(params: Tree) -> Tree:
+  """The parameters."""
+  return params
+
+
+@functools.partial(jax.jit, static_argnames="make")
+def _program(params: Tree, make: Callable[[Tree], Tree]) -> Checksums:
+  return by_layer(make(params))
+
+
+def on_device(
+    params: Tree, make: Callable[[Tree], Tree] = as_they_are
+) -> Checksums:
+  """`by_layer` of what `make` makes of parameters; nobody waits for it."""
+  with DISPATCH:
+    return _program(params, make)
+
+
+def digest(params: Tree) -> int:
+  """One number for all parameters."""
+  found = sharding.fetch(on_device(params)).values()
+  sums = [np.sum(x, dtype=np.uint32) for x in found]
+  return zlib.crc32(np.array(sums, np.uint32).tobytes())

@@ -1,0 +1,385 @@
+"""The certificate of a step: what sampled is the policy that learns.
+
+Two proofs, in each RL step. Checksums: those of the weights that the engine
+sampled with equal those of the policy's parameters, cast or quantised as the
+config asks for it, of each layer of each array. Log-probs: the trainer gives
+the sampled tokens those of the sampler, up to the precision of the run. The
+first sees any change of a weight, the second what an engine does with them. A
+fault is a sign of `monitoring/signs.toml`.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_reason.models import checksums, decoder
+from rl_reason.monitoring.signs import SIGN
+from rl_reason.rollout import sampler_weights
+from rl_reason.scale import linear, sharding
+from rl_reason.scale.compiled import CompiledOnce
+from rl_reason.structs import Array, Experience, Tree
+from rl_reason.training import packing, step
+
+KEPT = 4  # RL steps whose checksums are known, beyond those in flight
+PLACES = 3  # that a line names
+REPLAYED = 4  # rows of a batch that was sampled ahead
+ROUNDED = 2**-7  # relative; bfloat16 rounds by half of it
+LAYERS = "layers/"  # paths of stacked arrays
+
+Sums = dict[str, list[int]]  # checksums on the host; one number without layers
+
+
+def answers(held: list[checksums.Held]) -> list[dict[str, Any]]:
+  """What an engine said of its weights, as JSON; equal answers once."""
+  out: list[dict[str, Any]] = []
+  for x in held:
+    one = dict(sums=_host(x.checksums), fault=x.fault)
+    if one not in out:
+      out.append(one)
+  return out
+
+
+def _host(found: checksums.Checksums) -> Sums:
+  fetched = sharding.fetch(found)
+  return {name: np.atleast_1d(x).tolist() for name, x in fetched.items()}
+
+
+class Certificate:
+  """Certifies each step of a run.
+
+  Args:
+    session: of the run.
+    base: frozen parameters beside LoRA factors; None without.
+  """
+
+  def __init__(self, session: Any, base: Tree | None):
+    c = session.config
+    self._engine, self._base = session.engine, base
+    self._kind = c.rollout.weights
+    self._make: Callable[[Tree], Tree] = functools.partial(
+        sampler_weights.make, cfg=session.cfg, weights=self._kind
+    )
+    if self._engine.takes_parameters(self._kind):
+      self._make = checksums.as_they_are
+    self._ahead, self._routes = c.rl.staleness, c.rollout.replay_routing
+    self._bound = bound(c, jax.default_backend())
+    self._meant: dict[int, Any] = {}  # checksums by RL step, device or host
+    if not getattr(session.rollout_engine, "answers", True):
+      session.display.say(
+          f"rollout.engine.name = {c.rollout.engine.name!r}: this engine does"
+          " not say which weights it holds; certified are what it is sent, and"
+          " the log-probs of its tokens; a method `held` of it would tell"
+      )
+
+  def weights(self, step: int, params: Tree) -> Tree:
+    """The sampler weights of a step, of which the certificate takes note."""
+    self._meant[step] = checksums.on_device(params, self._make)
+    for old in sorted(self._meant)[1 : -KEPT - self._ahead]:
+      del self._meant[old]  # the first and the newest ones stay
+    return self._engine.weights(params, self._kind)
+
+  def of_weights(
+      self,
+      rows: Experience,
+      counts: dict[str, Any],
+      params: Tree,
+      weights: Tree,
+  ) -> dict[str, Any]:
+    """Compares the weights that sampled a batch with the policy.
+
+    Args:
+      rows: of the batch.
+      counts: of `RolloutCollector.counts`, and `version`: the RL step whose
+        policy was to sample. A batch that groups of earlier steps have filled
+        was sampled, and certified, then.
+      params: of the policy of this step.
+      weights: that `weights` returned in this step.
+
+    Returns:
+      metrics; what is wrong, in words, for the sign of it.
+    """
+    out: dict[str, Any] = {SIGN + "gap_bound": self._bound}
+    version, held, faults = counts.get("version"), counts.get("held"), []
+    if held and version in self._meant:  # else saved before there were any
+      out["rollout/policy_version"] = version
+      out["rollout/policy_digest"] = _digest(held[-1]["sums"])
+      for x in held:
+        fault = self._fault(x["sums"], version, params, weights)
+        faults += [y for y in (fault, x["fault"]) if y]
+    if self._routes and (lost := lost_routes(rows)):
+      faults.append(f"{lost:.0%} of the tokens have lost their experts")
+    if faults:
+      out[SIGN + "other_weights"] = "; ".join(faults)
+    return out
+
+  def of_logps(
+      self, rows: Experience, logps_BT: Array | None
+  ) -> dict[str, float]:
+    """Compares the log-probs of the sampler with those of the trainer.
+
+    Compared are the tokens of this step's policy, and tokens of an older one
+    where the trainer's log-probs by that older one are known, which they are of
+    groups that were kept.
+
+    Args:
+      rows: of the batch, before `step.with_old_logps`.
+      logps_BT: by the trainer; None: the update compares them itself.
+    """
+    if logps_BT is None:
+      return {}
+    sampler_BT, mask_BT = rows.rollouts.logps_BT, rows.rollouts.mask_BT
+    stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
+    known_BT = ~stale_BT | (rows.old_logps_BT != sampler_BT)
+    real_B = rows.age_B == 0 if self._ahead else rows.age_B >= 0
+    trainer_BT = np.where(stale_BT, rows.old_logps_BT, logps_BT)
+    gap = np.abs(sampler_BT - trainer_BT)[mask_BT & known_BT & real_B[:, None]]
+    return {"rollout/logp_gap_mean": gap.mean()} if gap.size else {}
+
+  def host(self) -> dict[str, Sums]:
+    """The checksums that are known, as JSON."""
+    return {str(step): self._sums(step) for step in self._meant}
+
+  def restore(self, host: dict[str, Sums]) -> None:
+    """Restores what `host` returned at the save."""
+    self._meant = {int(step): sums for step, sums in host.items()}
+
+  def _sums(self, step: int) -> Sums:
+    """The checksums of a step, on the host."""
+    found = self._meant[step]
+    if not isinstance(next(iter(found.values())), list):
+      found = self._meant[step] = _host(found)
+    return found
+
+  def _fault(
+      self, held: Sums, version: int, params: Tree, weights: Tree
+  ) -> str:
+    """How weights differ from those of a step; '' if they do not."""
+    meant = self._sums(version)
+    if held == meant:
+      return ""
+    # Weights of another policy, all of them or some?
+    steps = [x for x in sorted(self._meant, reverse=True) if x != version]
+    known = {f"of RL step {x}": self._sums(x) for x in steps}
+    if self._base is not None:
+      base = _host(checksums.on_device(self._base, self._make))
+      known["of the base, without the adapter"] = base
+    for name, sums in known.items():
+      if held == sums:
+        return f"all weights are {name}, in place of RL step {version}"
+    # Only the policy of this step is there to be compared with.
+    here = _flat(weights) if version == max(self._meant) else {}
+    found: dict[str, list[tuple[str, int]]] = {}
+    for path, wanted in meant.items():
+      theirs = held.get(path, [])
+      if theirs == wanted:
+        continue
+      merged = path.rpartition("/")[0] in held
+      names = ["merged into one matrix" if merged else "missing"] * len(wanted)
+      if theirs:
+        names = self._causes(
+            path, wanted, theirs, known, params, here.get(path)
+        )
+      for n, name in enumerate(names):
+        if theirs[n : n + 1] != [wanted[n]]:
+          found.setdefault(name, []).append((path, n))
+    parts = [f"{_places(x, meant)} {cause}" for cause, x in found.items()]
+    if added := sorted(held.keys() - meant.keys()):
+      parts.append(f"{', '.join(added[:PLACES])} added")
+    count, total = sum(map(len, found.values())), sum(map(len, meant.values()))
+    return (
+        f"{count} of {total} arrays are not those of RL step {version}:"
+        f" {'; '.join(parts)}"
+    )
+
+  def _causes(
+      self,
+      path: str,
+      wanted: list[int],
+      theirs: list[int],
+      known: dict[str, Sums],
+      params: Tree,
+      got: Array | None,
+  ) -> list[str]:
+    """What each layer of an array is in place of what the policy's is.
+
+    Args:
+      path: of the array.
+      wanted: checksums of its layers.
+      theirs: checksums of what sampled.
+      known: checksums of other policies.
+      params: of the policy.
+      got: the array of what sampled; None: it is gone.
+    """
+    found: dict[str, Array] = {}
+    if got is not None:
+      found = sharding.fetch(_compare(params, got, path, self._make))
+    names = []
+    for n in range(len(wanted)):
+      theirs_n = theirs[n : n + 1]
+      of = [
+          k for k, x in known.items() if x.get(path, [])[n : n + 1] == theirs_n
+      ]
+      is_ = [
+          text for name, text in RELATIONS if name in found and found[name][n]
+      ]
+      names.append((of + is_ + ["other numbers"])[0])
+    return names
+
+
+def replayer(session: Any) -> Callable[[Experience, Tree], dict[str, float]]:
+  """Compares log-probs where the policy is gone when a batch is learned.
+
+  Batches that are sampled ahead are of an older policy, whose log-probs the
+  trainer does not compute. A few of their rows are replayed with the weights
+  that sampled them, which the checksums certify, by the trainer's forward pass.
+
+  Args:
+    session: of the run.
+
+  Returns:
+    (rows of a batch, weights that sampled it) -> metrics, as `of_logps`.
+  """
+  mesh, cfg = session.rollout_engine.mesh, session.cfg
+  shards = sharding.num_shards(mesh, "batch")
+  count = shards * max(REPLAYED // shards, 1)
+  program = CompiledOnce(
+      "log-probabilities of a few rows",
+      step.map_micro_batches(
+          lambda weights, packed: decoder.packed_logps(
+              _for_training(weights),
+              cfg,
+              packed,
+              session.config.rollout.temperature,
+          )[0]
+      ),
+      session.display,
+  )
+
+  def replay(rows: Experience, weights: Tree) -> dict[str, float]:
+    real = np.flatnonzero(rows.age_B >= 0)
+    if not real.size:
+      return {}
+    index = real[np.linspace(0, real.size - 1, count).astype(int)]
+    rollouts = jax.tree.map(lambda x: x[index], rows.rollouts)
+    plan = packing.plan(
+        rollouts,
+        packed_rows=sharding.num_shards(mesh, "rows"),
+        minibatches=1,
+    )
+    logps_BT = step.forward(mesh, program, weights, plan)
+    gap = np.abs(rollouts.logps_BT - logps_BT)[rollouts.mask_BT]
+    return {"rollout/logp_gap_mean": gap.mean()}
+
+  return replay
+
+
+def _for_training(weights: Tree) -> Tree:
+  """Sampler weights with the head as an array, which `packed_logps` reads."""
+  head = weights.get("head")
+  if not isinstance(head, linear.Int8):
+    return weights
+  return weights | dict(head=head.values * head.scale)
+
+
+def _digest(sums: Sums) -> int:
+  """One number for all weights."""
+  every = [x for _, layers in sorted(sums.items()) for x in layers]
+  return zlib.crc32(np.array(every, np.uint32).tobytes())
+
+
+def _flat(tree: Tree) -> dict[str, Array]:
+  """Arrays by the paths of `checksums`."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+  return {checksums.name(path): x for path, x in leaves}
+
+
+def _places(found: list[tuple[str, int]], meant: Sums) -> str:
+  """Arrays by their layers: 'q, k of layers 0, 3', 'all of layer 1'."""
+  of_layer: dict[int, list[str]] = {}
+  names = []
+  for path, n in found:
+    if path.startswith(LAYERS):
+      of_layer.setdefault(n, []).append(path.removeprefix(LAYERS))
+    else:
+      names.append(path)
+  with_names: dict[str, list[str]] = {}
+  every = sum(path.startswith(LAYERS) for path in meant)
+  for n, inside in sorted(of_layer.items()):
+    text = "all" if len(inside) == every else ", ".join(inside)
+    with_names.setdefault(text, []).append(str(n))
+  for text, layers in with_names.items():
+    shown = ", ".join(layers[:PLACES])
+    more = f" and {len(layers) - PLACES} more" * (len(layers) > PLACES)
+    names.append(f"{text} of layer{'s' * (len(layers) > 1)} {shown}{more}")
+  return ", ".join(names)
+
+
+RELATIONS = (  # the first that holds
+    ("same", "right as they left the trainer"),
+    ("zeros", "all zeros"),
+    ("transposed", "transposed"),
+    ("rounded", "rounded"),
+    ("unrelated", "unrelated numbers"),
+)
+
+
+@functools.partial(jax.jit, static_argnames=("path", "make"))
+def _compare(
+    params: Tree, got: Array, path: str, make: Callable[[Tree], Tree]
+) -> dict[str, Array]:
+  """Whether each of `RELATIONS` holds, by layer; {} of other shapes."""
+  want = _flat(make(params))[path]
+  if want.shape != got.shape:
+    return {}
+  if not path.startswith(LAYERS):
+    want, got = want[None], got[None]
+  want, got = want.astype(jnp.float32), got.astype(jnp.float32)
+  axes = tuple(range(1, want.ndim))
+  gap = jnp.abs(got - want)
+  turned = jnp.zeros(len(want), bool)
+  if want.ndim == 3 and want.shape[1] == want.shape[2]:
+    turned = jnp.all(got == want.swapaxes(1, 2), axes)
+  return dict(
+      same=jnp.all(gap == 0, axes),
+      zeros=jnp.all(got == 0, axes),
+      transposed=turned,
+      rounded=jnp.all(gap <= ROUNDED * jnp.abs(want), axes),
+      unrelated=jnp.sum(gap**2, axes) >= jnp.sum(want**2, axes),
+  )
+
+
+def lost_routes(rows: Experience) -> float:
+  """Share of the tokens that the sampler read, and whose experts it lost.
+
+  The last token of a response is not read any more.
+  """
+  rollouts = rows.rollouts
+  width = rollouts.tokens_BL.shape[1]
+  end_B = width - rollouts.mask_BT.shape[1] + rollouts.lengths_B - 1
+  at_L = np.arange(width)
+  read_BL = (at_L >= rollouts.start_B[:, None]) & (at_L < end_B[:, None])
+  read_BL &= rows.age_B[:, None] >= 0
+  if rollouts.routes_BLZ is None:
+    return 1.0
+  lost_BL = (rollouts.routes_BLZ < 0).any(-1) & read_BL
+  return lost_BL.sum() / max(read_BL.sum(), 1)
+
+
+def bound(c: Any, backend: str) -> float:
+  """What |log p sampler - log p trainer| may be on average, in nats.
+
+  The measurements that it stands on are in docs/monitoring.md.
+  """
+  own, r = c.rollout.engine.name == "own", c.rollout
+  if "int8" in (r.weights, r.cache) or not own or c.model.experts:
+    rounded = 0.2
+  else:
+    rounded = 0.1
+  same = c.model.dtype == "float32" and r.weights == r.cache == "same" and own
+  # Other backends than a CPU compute products of float32 in less.
+  return 1e-4 if same and backend == "cpu" else rounded

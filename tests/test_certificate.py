@@ -1,0 +1,277 @@
+"""The certificate of a step: what samples is the policy, or what it is."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from tiny_session import tiny_config
+
+from rl_reason.models import checksums, lora
+from rl_reason.monitoring import doctor, signs
+from rl_reason.monitoring.signs import SIGN
+from rl_reason.rollout import sampler, sampler_weights
+from rl_reason.scale import device_mesh
+from rl_reason.structs import RunError
+from rl_reason.training import certificate
+from rl_reason.training.certificate import Certificate
+
+OTHER = SIGN + "other_weights"
+
+
+def make(base=None, kind="same", **options):
+  """A certificate of `tiny.CFG`."""
+  c = tiny_config()
+  c.rollout.weights = kind
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  engine = sampler.RolloutEngine(tiny.CFG, mesh, display=None)
+  session = types.SimpleNamespace(
+      config=c,
+      cfg=tiny.CFG,
+      engine=types.SimpleNamespace(
+          takes_parameters=engine.takes_parameters,
+          weights=lambda params, kind: params,
+      ),
+      rollout_engine=engine,
+      display=types.SimpleNamespace(say=lambda text: None),
+  )
+  return Certificate(session, base, **options)
+
+
+def said(one, version, params, weights):
+  """What is wrong with weights that sample, in words."""
+  one.weights(version, params)
+  held = certificate.answers([checksums.Held(checksums.on_device(weights))])
+  counts = dict(version=version, held=held)
+  return one.of_weights(None, counts, params, weights)
+
+
+def with_layers(params, **arrays):
+  return params | dict(layers=params["layers"] | arrays)
+
+
+def stale(new, old, layer):
+  """New weights but for one layer."""
+  layers = jax.tree.map(
+      lambda x, y: x.at[layer].set(y[layer]), new["layers"], old["layers"]
+  )
+  return new | dict(layers=layers)
+
+
+def transposed(params):
+  q = params["layers"]["q"]
+  return with_layers(params, q=q.at[1].set(q[1].T))
+
+
+def rounded(params):
+  return jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), params)
+
+
+def partial_update(new, old):
+  layers = dict(new["layers"], up=old["layers"]["up"])
+  return new | dict(layers=layers, embed=old["embed"])
+
+
+WRONG = {  # what samples, of the weights of the steps 0, 1 and 2 -> in words
+    "base served": (
+        lambda w: w[0],
+        "all weights are of RL step 0, in place of RL step 2",
+    ),
+    "one step stale": (
+        lambda w: w[1],
+        "all weights are of RL step 1, in place of RL step 2",
+    ),
+    "one layer stale": (
+        lambda w: stale(w[2], w[1], 1),
+        "7 of 20 arrays are not those of RL step 2: down, gate, k, o, q, up, v"
+        " of layer 1 of RL step 1",
+    ),
+    "random": (
+        lambda w: tiny.params(9),
+        "15 of 20 arrays are not those of RL step 2: embed, down, gate, k, o,"
+        " q, up, v of layers 0, 1 unrelated numbers",
+    ),
+    "rounding": (
+        lambda w: rounded(w[2]),
+        "15 of 20 arrays are not those of RL step 2: embed, down, gate, k, o,"
+        " q, up, v of layers 0, 1 rounded",
+    ),
+    "transposed": (
+        lambda w: transposed(w[2]),
+        "1 of 20 arrays are not those of RL step 2: q of layer 1 transposed",
+    ),
+    "wrong head": (
+        lambda w: w[2] | dict(embed=jnp.roll(w[2]["embed"], 1, 0)),
+        "1 of 20 arrays are not those of RL step 2: embed unrelated numbers",
+    ),
+    "partial update": (
+        lambda w: partial_update(w[2], w[1]),
+        "3 of 20 arrays are not those of RL step 2: embed, up of layers 0, 1 of"
+        " RL step 1",
+    ),
+    "one number": (
+        lambda w: w[2] | dict(norm=w[2]["norm"].at[3].add(1e-7)),
+        "1 of 20 arrays are not those of RL step 2: norm rounded",
+    ),
+    "zeros": (
+        lambda w: with_layers(w[2], o=0 * w[2]["layers"]["o"]),
+        "2 of 20 arrays are not those of RL step 2: o of layers 0, 1 all zeros",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_other_weights_are_named(fault):
+  wrong, words = WRONG[fault]
+  policies, one = [tiny.params(n) for n in range(3)], make()
+  for n in (0, 1):
+    assert OTHER not in said(one, n, policies[n], policies[n])
+  out = said(one, 2, policies[2], wrong(policies))
+  assert out[OTHER].startswith(words), out[OTHER]
+  # The right weights have nothing to be named, and another digest.
+  right = said(one, 2, policies[2], policies[2])
+  assert OTHER not in right and right["rollout/policy_version"] == 2
+  assert right["rollout/policy_digest"] != out["rollout/policy_digest"]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_rounded_weights_are_those_that_were_meant(kind):
+  """Another program casts or quantises them; the numbers are the same."""
+  one, params = make(kind=kind), tiny.params()
+  weights = jax.jit(
+      lambda x: sampler_weights.make(x, tiny.CFG, kind), inline=True
+  )(params)
+  assert OTHER not in said(one, 0, params, weights)
+  assert "20" in said(one, 0, params, params)[OTHER] or kind == "int8"
+
+
+def factors(seed):
+  table = lora.table(tiny.CFG, 2, ("q", "v"))
+  shapes = jax.tree.map(
+      lambda x: x.shape, table, is_leaf=lambda x: hasattr(x, "init")
+  )
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+      lambda x: jnp.asarray(rng.normal(size=x) / 10, jnp.float32),
+      shapes,
+      is_leaf=lambda x: isinstance(x, tuple),
+  )
+
+
+def test_an_adapter_that_is_missing_or_merged():
+  base = tiny.params()
+  one, params = make(base), lora.join(base, factors(0), 2.0)
+  assert OTHER not in said(one, 1, params, params)
+  out = said(one, 1, params, base)[OTHER]
+  assert out.startswith("all weights are of the base, without the adapter, in")
+  out = said(one, 1, params, rounded(lora.merge(params)))[OTHER]
+  assert "q/a, q/b, q/base, v/a" in out and "merged into one matrix" in out
+  none = lora.join(base, jax.tree.map(jnp.zeros_like, factors(0)), 2.0)
+  assert "all zeros" in said(one, 1, params, none)[OTHER]
+
+
+def test_what_is_known_outlives_a_restart():
+  policies, one = [tiny.params(n) for n in range(3)], make()
+  for n in (0, 1):
+    said(one, n, policies[n], policies[n])
+  again = make()
+  again.restore(one.host())
+  out = said(again, 2, policies[2], policies[1])
+  assert out[OTHER].startswith("all weights are of RL step 1, in place of RL")
+  # Batches that were sampled ahead are of an older policy, and say so.
+  held = certificate.answers([checksums.Held(checksums.on_device(policies[1]))])
+  counts = dict(version=1, held=held)
+  assert OTHER not in again.of_weights(None, counts, policies[2], policies[2])
+  # A checkpoint without checksums proves nothing, and accuses nobody.
+  assert OTHER not in make().of_weights(None, counts, policies[2], policies[2])
+  for n in range(3, 20):
+    one.weights(n, policies[0])
+  assert sorted(one.host(), key=int) == ["0", "16", "17", "18", "19"]
+
+
+def rows(length=4):
+  """Three rows: of this step; kept; carried over, half of it older."""
+  shape = 3, length
+  logps_BT = np.full(shape, -1.0, np.float32)
+  rollouts = types.SimpleNamespace(
+      mask_BT=np.ones(shape, bool), logps_BT=logps_BT
+  )
+  old_BT = logps_BT.copy()
+  old_BT[1] += 1e-6  # the trainer's of then
+  return types.SimpleNamespace(
+      rollouts=rollouts,
+      old_logps_BT=old_BT,
+      stale_lengths_B=np.array([0, length, length // 2]),
+      age_B=np.array([0, 1, 1]),
+  )
+
+
+def test_log_probs_are_compared_with_the_policy_that_sampled():
+  """Not with the policy of this step where that is another one."""
+  name = "rollout/logp_gap_mean"
+  one, x = make(), rows()
+  trainer_BT = np.full((3, 4), -1.0, np.float32)
+  trainer_BT[1] = -3.0  # this step's policy of the group that was kept
+  trainer_BT[2, :2] = -3.0  # and of the first half of what was carried over
+  assert one.of_logps(x, trainer_BT)[name] == pytest.approx(4e-6 / 10, rel=0.1)
+  trainer_BT[2, 3] -= 0.5
+  assert one.of_logps(x, trainer_BT)[name] == pytest.approx(0.05, rel=0.01)
+  assert one.of_logps(x, None) == {}
+  x.age_B[:] = -1
+  assert one.of_logps(x, trainer_BT) == {}
+
+
+def test_experts_that_were_lost_are_counted():
+  routes_BLZ = np.zeros((2, 6, 1), np.int8)
+  routes_BLZ[:, 5] = routes_BLZ[:, 0] = -1  # not read; padding
+  x = types.SimpleNamespace(
+      age_B=np.array([0, 0]),
+      rollouts=types.SimpleNamespace(
+          tokens_BL=np.zeros((2, 6)),
+          mask_BT=np.ones((2, 3), bool),
+          start_B=np.array([1, 1]),
+          lengths_B=np.array([3, 3]),
+          routes_BLZ=routes_BLZ,
+      ),
+  )
+  assert certificate.lost_routes(x) == 0
+  routes_BLZ[1, 2] = -1
+  assert certificate.lost_routes(x) == 1 / 8
+  x.rollouts.routes_BLZ = None
+  assert certificate.lost_routes(x) == 1
+
+
+def test_steps_in_a_row_of_another_policy_end_a_run():
+  from test_signs import FIELDS, line
+
+  lines, wrong = [], {OTHER: "all weights are of RL step 0"}
+  one = doctor.Doctor(FIELDS, lines.append, limit=1, uncertified=2)
+  for n, x in enumerate((wrong, {}, wrong, wrong), 1):
+    one.check(lambda: None)
+    alarms = one.examine(n, line() | x)
+    assert ("alarm/weights_of_another_policy" in alarms) == bool(x)
+  with pytest.raises(
+      RunError, match="uncertified = 2: RL learned from another"
+  ):
+    one.check(lambda: None)
+  assert any("step 0. Likely cause: the sampler did not" in x for x in lines)
+
+
+def test_the_bound_of_a_gap_is_that_of_the_precision():
+  from test_signs import FIELDS, line
+
+  c = tiny_config()
+  exact = certificate.bound(c, "cpu")
+  c.model.dtype = "bfloat16"
+  for limit, gap, seen in (
+      (exact, 1e-6, False),
+      (exact, 1e-3, True),
+      (certificate.bound(c, "cpu"), 0.05, False),
+      (certificate.bound(c, "cpu"), 0.5, True),
+      (certificate.bound(tiny_config(), "tpu"), 0.05, False),
+  ):
+    x = line() | {SIGN + "gap_bound": limit, signs.GAP: gap}
+    names = [sign.name for sign, _ in signs.found([x], FIELDS)]
+    assert names == ["Log-probs of another policy"] * seen
