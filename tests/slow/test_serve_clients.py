@@ -101,7 +101,7 @@ def test_the_package_of_openai(server):
   client = server.client()
   (card,) = client.models.list().data
   assert card.id == NAME
-  usual = dict(model=NAME, seed=3, max_tokens=24, n=4)
+  usual = dict(model=NAME, seed=6, max_tokens=24, n=4)
   text = client.completions.create(prompt="1+2+3=", logprobs=2, **usual)
   assert text.usage.completion_tokens > 20
   ask = [dict(role="user", content="1+2+3")]
