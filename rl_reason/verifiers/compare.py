@@ -93,7 +93,7 @@ def _settled(value):
       return None
     exact, rest = sides[at], sides[at + 1 :]
     if _is_name(exact) and not _is_number(exact):
-      exact, *rest = (x.value if x is rest[0] else x for x in rest)
+      exact, rest = rest[0].value, rest[1:]
       if at or not all(_rounds(exact, x) for x in rest):
         return None
       return Relation(("=",), (sides[0], exact))  # x, about 3.17
