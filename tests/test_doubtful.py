@@ -1,12 +1,15 @@
 """Rejected responses that may be right are listed, and only listed."""
 
+import functools
 import types
 
 import numpy as np
 import pytest
 import test_collect
 import test_evaluate
+import test_no_verifier
 import test_report
+import tiny
 
 from rl_reason import tasks
 from rl_reason.evaluation import doubtful, evaluate
@@ -127,6 +130,34 @@ def test_the_report_lists_each_once_and_the_screen_counts(tmp_path):
   assert after["pairs"] == before["pairs"]
   (line,) = page.doubtful_summary(folder)
   assert line.startswith("rejected, perhaps right: 3 responses")
+
+
+def test_an_evaluation_reads_rejected_responses():
+  """Those of a set, and the prompts that fill up a batch are none of it."""
+  task = Reader()
+  task.verify = lambda text, row: row.prompt == "1+1"
+  task.answer = lambda text, row: text
+  task.begin = lambda pairs: lambda: [task.verify(*pair) for pair in pairs]
+  rows = [tasks.Row(f"{n}+1", "a", kind="math") for n in (1, 2)]
+  respond = functools.partial(
+      evaluate.respond,
+      lambda *_: (test_no_verifier.rollouts(), None),
+      tiny.TOK,
+      task,
+      "sums",
+      rows,
+      batch=3,
+      max_prompt=3,
+      num_lines=1,
+      progress=lambda _: None,
+  )
+  found = respond()
+  assert found.correct_NG.tolist() == [[1, 1], [0, 0]]
+  assert len(task.read) == 2 and found.doubtful == []
+  task.read_leniently = lambda pairs: ["why"] * len(pairs)
+  found = respond()
+  assert [x["prompt"] for x in found.doubtful] == ["2+1", "2+1"]
+  assert found.correct_NG.tolist() == [[1, 1], [0, 0]]
 
 
 def test_an_evaluation_counts_them():
