@@ -113,8 +113,8 @@ def table(result: dict) -> str:
       " no reader would. A hash of the reference answer puts half of the pairs"
       " aside; the verifier was written with the other half in view. One author"
       " wrote the pairs, before the verifier was changed, and the verifier. The"
-      " column `first attempt` is from before anything of the half held out was"
-      " looked at; the three wrong answers that were accepted there, sets of the"
+      " column `first attempt` is from before anything of the half held out"
+      " was looked at; the three wrong answers accepted there, sets of the"
       " empty set, have been mended since.",
       "",
   ]
