@@ -148,7 +148,7 @@ def main() -> None:
 
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--by", choices=SYSTEMS, default="rl_reason")
-  parser.add_argument("--name", help="of the column; that of the system")
+  parser.add_argument("--name", help="of the column; the name of the system")
   parser.add_argument("--show", action="store_true")
   flags = parser.parse_args()
   result = json.loads(OUT.read_text()) if OUT.exists() else {}

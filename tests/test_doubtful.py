@@ -70,7 +70,7 @@ def test_few_responses_are_read_evenly_spaced():
 
 
 def test_a_step_reads_its_first_rounds_only():
-  """Neither truncated responses, nor those that nothing could judge."""
+  """Neither truncated responses, nor any that nothing could judge."""
   task = Reader()
   step = doubtful.Doubtful(task)
   texts = [f"{n}!" for n in range(6)]
@@ -133,7 +133,7 @@ def test_the_report_lists_each_once_and_the_screen_counts(tmp_path):
 
 
 def test_an_evaluation_reads_rejected_responses():
-  """Those of a set, and the prompts that fill up a batch are none of it."""
+  """Only of its own prompts, not of the ones that fill up a batch."""
   task = Reader()
   task.verify = lambda text, row: row.prompt == "1+1"
   task.answer = lambda text, row: text

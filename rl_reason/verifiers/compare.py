@@ -1,7 +1,7 @@
 """Whether two answers, as `latex` reads them, are the same value.
 
-The first is that of the response and the second the reference; the conventions
-are those of `math`. Sets of real numbers are compared by `sets`, what binds a
+The first value is the response's and the second the reference; `math` lists the
+conventions. Sets of real numbers are compared by `sets`, what binds a
 name of its own by `bound`, and expressions by `numeric`.
 """
 
@@ -104,7 +104,7 @@ def _settled(value):
 
 
 def _rounds(exact, rounded: Rounded) -> bool:
-  """Whether the digits are those of a number, rounded or cut."""
+  """Whether digits are a number's own, rounded or cut."""
   if rounded.half is None:
     return False
   values, units_ = [], []
