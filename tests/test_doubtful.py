@@ -1,12 +1,15 @@
 """Rejected responses that may be right are listed, and only listed."""
 
+import functools
 import types
 
 import numpy as np
 import pytest
 import test_collect
 import test_evaluate
+import test_no_verifier
 import test_report
+import tiny
 
 from rl_reason import tasks
 from rl_reason.evaluation import doubtful, evaluate
@@ -67,7 +70,7 @@ def test_few_responses_are_read_evenly_spaced():
 
 
 def test_a_step_reads_its_first_rounds_only():
-  """Neither truncated responses, nor those that nothing could judge."""
+  """Neither truncated responses, nor any that nothing could judge."""
   task = Reader()
   step = doubtful.Doubtful(task)
   texts = [f"{n}!" for n in range(6)]
@@ -127,6 +130,34 @@ def test_the_report_lists_each_once_and_the_screen_counts(tmp_path):
   assert after["pairs"] == before["pairs"]
   (line,) = page.doubtful_summary(folder)
   assert line.startswith("rejected, perhaps right: 3 responses")
+
+
+def test_an_evaluation_reads_rejected_responses():
+  """Only of its own prompts, not of the ones that fill up a batch."""
+  task = Reader()
+  task.verify = lambda text, row: row.prompt == "1+1"
+  task.answer = lambda text, row: text
+  task.begin = lambda pairs: lambda: [task.verify(*pair) for pair in pairs]
+  rows = [tasks.Row(f"{n}+1", "a", kind="math") for n in (1, 2)]
+  respond = functools.partial(
+      evaluate.respond,
+      lambda *_: (test_no_verifier.rollouts(), None),
+      tiny.TOK,
+      task,
+      "sums",
+      rows,
+      batch=3,
+      max_prompt=3,
+      num_lines=1,
+      progress=lambda _: None,
+  )
+  found = respond()
+  assert found.correct_NG.tolist() == [[1, 1], [0, 0]]
+  assert len(task.read) == 2 and found.doubtful == []
+  task.read_leniently = lambda pairs: ["why"] * len(pairs)
+  found = respond()
+  assert [x["prompt"] for x in found.doubtful] == ["2+1", "2+1"]
+  assert found.correct_NG.tolist() == [[1, 1], [0, 0]]
 
 
 def test_an_evaluation_counts_them():

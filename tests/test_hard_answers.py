@@ -111,9 +111,11 @@ def test_references_in_boxes_and_in_prose():
 
 
 def test_an_approximation_alone_is_a_value():
-  """As it was: only beside an exact value do its digits have to be right."""
+  """As it was: only next to an exact value do its digits have to be right."""
   for answer in ("N \\approx 1.2 \\times 10^5", "\\approx 120000", "≈ 1.2e5"):
     assert math.equal(answer, "1.2 \\times 10^{5}"), answer
+  assert math.equal("x \\approx 0.333 \\approx 0.3", "0.333")
+  assert not math.equal("x \\approx 5 \\approx 6", "5")
   assert not math.equal("121000 \\approx 1.2 \\times 10^5", "120000")
 
 

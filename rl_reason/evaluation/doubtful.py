@@ -1,7 +1,7 @@
 """Rejected responses that may be right: a few of each step, for a person.
 
-A task that can read leniently has `read_leniently`, as that of files does. What
-it finds is listed, and no reward reads it.
+A task that can read leniently has `read_leniently`, as the task of files has.
+What it finds is listed, and no reward reads it.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def find(
     task: has the verifier.
     texts: of all responses.
     rows: the row that each answers.
-    rejected: indices of those that are finished and incorrect.
+    rejected: indices of the finished and incorrect ones.
     most: responses that are read; evenly spaced ones stand for all.
 
   Returns:

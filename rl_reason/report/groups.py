@@ -56,7 +56,7 @@ def index(
 
   Args:
     path: of samples.jsonl.
-    doubtful: whether those of doubtful responses are wanted, or all others.
+    doubtful: whether lines of doubtful responses are wanted, or all others.
   """
   out: dict[tuple, list[Place]] = {}
   if not path.exists():

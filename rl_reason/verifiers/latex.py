@@ -2,7 +2,7 @@ r"""Parses an answer, LaTeX or plain, into a value by a grammar of our own.
 
 Nothing here evaluates text: the result is a tree of `values`, and numbers are
 exact fractions. Text outside of the grammar is `Unreadable`, never guessed.
-Words around an answer, or in its place, are those of `phrases`.
+`phrases` knows words around an answer, or in its place.
 """
 
 import re

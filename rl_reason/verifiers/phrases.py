@@ -179,7 +179,7 @@ INTEGERS = ("name", "mathbb Z")
 
 
 def number_set(value: Any) -> Any:
-  r"""A letter as the set that it stands for behind `\in`: Z is the integers."""
+  r"""A letter as the set that it names after `\in`: Z is the integers."""
   letter = isinstance(value, tuple) and value[1:] in (("Z",), ("N",))
   return ("name", f"mathbb {value[1]}") if letter else value
 

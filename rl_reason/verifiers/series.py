@@ -31,7 +31,7 @@ def total(first: list, last):
 
   Args:
     first: the terms before the dots, at least two.
-    last: the term behind them.
+    last: the term after them.
 
   Raises:
     Unreadable: the terms have no rule that is known here, or more than one.
@@ -81,7 +81,7 @@ def filled(before: list, after: list, most: int) -> list:
 
   Args:
     before: the values before the dots.
-    after: those behind them.
+    after: the values after them.
     most: values of the list.
 
   Raises:
