@@ -57,9 +57,15 @@ def rising(t):
             ["falls"],
         ),
         (run(reward=rising, correct=rising, accuracy=(0.9, 0.5)), ["falls"]),
+        (run(reward=rising, correct=rising, accuracy=(0.9, 0.1)), ["falls"]),
         # Within the intervals of 2 + 2 points; or the reward fell as well.
         (run(reward=rising, correct=rising, accuracy=(0.5, 0.9, 0.87)), []),
         (run(accuracy=(0.5, 0.9, 0.8)), []),
+        (run(accuracy=(0.5, 0.9, 0.46)), []),
+        (
+            run(accuracy=(0.5, 0.9, 0.44), reward=lambda t: -rising(t)),
+            ["fallen to half of step 10's or less (90.0% to 44.0%)"],
+        ),
         (run(length=(20, 39)), []),
         (run(length=(20, 60)), ["3.0 times as long"]),
         (run(length=(20, 60), accuracy=(0.5, 0.6)), []),

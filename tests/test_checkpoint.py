@@ -3,6 +3,7 @@
 import resource
 import shutil
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -217,6 +218,17 @@ def test_a_save_that_cannot_be_written_is_raised_once(tmp_path, capfd):
   assert f"error: {tmp_path}: cannot be written (File too large; " in line
   assert "Traceback" not in capfd.readouterr().err
   assert checkpoint.Checkpoints(tmp_path).newest() == 1
+
+
+def test_a_failed_save_is_told_once(monkeypatch):
+  """Not by each of the writes that were under way; other errors are told."""
+  told = []
+  monkeypatch.setattr(checkpoint, "_report", lambda x: told.append(x.exc_value))
+  for text in ("Event loop is closed", "another"):
+    # As threads of tensorstore report it, which no object owns.
+    error = types.SimpleNamespace(exc_value=RuntimeError(text), object=None)
+    checkpoint._report_others(error)
+  assert [str(x) for x in told] == ["another"]
 
 
 def test_the_state_may_be_donated_at_once(tmp_path):

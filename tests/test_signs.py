@@ -8,7 +8,7 @@ from conftest import ROOT
 
 from configs import base
 from rl_reason import config
-from rl_reason.monitoring import doctor, signs
+from rl_reason.monitoring import alarms, doctor, signs
 
 FIELDS = config.flat(base.get_config()) | {
     "updates.minibatches": 4,
@@ -21,6 +21,11 @@ HEALTHY = {
     "train/generation_rounds": 1,
     "train/groups_missing": 0,
     "train/verifier_failures": 0,
+    "train/accuracy": 0.4,
+    "critic/rewards/mean": 0.4,
+    "critic/rewards/std": 0.9,
+    "actor/pg_loss": 0.02,
+    "actor/log_ratio_max": 2.0,
     "actor/updates": 4,
     "actor/update_skipped": 0,
     "actor/grad_norm": 0.3,
@@ -77,6 +82,38 @@ FAULTS = [
         "actor/grad_norm grew from 0.3 to 1.52 in 4 steps",
     ),
     (lambda t: dict(critic__grad_norm=2.0**t), {}, "Growing gradient", "lam"),
+    (
+        dict(actor__grad_norm=3e3),
+        {},
+        "Jump of the gradient",
+        "actor/grad_norm is 3e+03, 1e+04 times the usual",
+    ),
+    (dict(critic__grad_norm=40.0), {}, "Jump of the gradient", "2e+02 times"),
+    (
+        dict(actor__log_ratio_max=80.0),
+        {},
+        "Ratio out of bounds",
+        "the logarithm of a ratio is 80",
+    ),
+    (dict(actor__pg_loss=None), {}, "Loss that is not finite", "actor/pg_loss"),
+    (
+        {"critic/vf_loss": None},
+        {},
+        "Loss that is not finite",
+        "critic/vf_loss is not finite",
+    ),
+    (
+        lambda t: dict(train__accuracy=0.4 * 0.3**t),
+        {},
+        "Fall of the reward",
+        "accuracy in training fell from 40.0% to ",
+    ),
+    (
+        {"critic/rewards/mean": -1.5, "train/accuracy": None},
+        {},
+        "Fall of the reward",
+        "the mean reward fell from 0.4 to -1.5",
+    ),
     (dict(actor__pg_clipfrac=0.97), {}, "Updates too large", "97% of the tok"),
     (dict(actor__ess=0.01), {}, "Updates too large", "sample size 0.01 of 1"),
     (
@@ -226,7 +263,7 @@ def healthy_runs():
       names = {
           label: measure["key"]
           for label, measure in results["measures"].items()
-          if label in run["rl"]
+          if any(x is not None for x in run["rl"].get(label, ()))
       }
       yield [
           {names[k]: run["rl"][k][t] for k in names}
@@ -249,6 +286,24 @@ def test_healthy_runs_have_no_alarms():
       assert signs.found(steps[max(0, t - signs.WINDOW) : t], FIELDS) == []
     total += len(steps)
   assert total > 4000
+
+
+def test_held_out_accuracy_of_healthy_runs_never_falls_by_half():
+  """That of PPO without value pretraining or decoupled GAE does: it is said."""
+  falls = {True: 0, False: 0}
+  for path in sorted((ROOT / "results").glob("*.json")):
+    results = json.loads(path.read_text())
+    for run in results["runs"] if "measures" in results else ():
+      e, name = run["evaluate"], "val-core/arithmetic/acc/mean@4"
+      half = e.get("ci95", [0.03] * len(e["step"]))
+      lines = [
+          {"stage": "evaluate", "step": x, name: y, f"{name}/ci95": z}
+          for x, y, z in zip(e["step"], e["accuracy"], half, strict=True)
+      ]
+      found = any(alarms.alarms(lines[:t]) for t in range(1, len(lines) + 1))
+      row = run["row"]
+      falls[row.startswith(ABLATED) and row != "PPO + both"] += found
+  assert falls[False] == 0 and falls[True] >= 5, falls
 
 
 def test_signs_of_value_pretraining():

@@ -17,6 +17,7 @@ import json
 import logging
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable
 
 import jax
@@ -32,6 +33,19 @@ MANIFEST = "manifest.json"
 logging.getLogger("absl").addFilter(
     lambda record: not (record.exc_info and "orbax" in record.pathname)
 )
+_report = sys.unraisablehook
+
+
+def _report_others(error) -> None:
+  """Reports what cannot be raised, but for the writes after a failed one.
+
+  Threads of tensorstore, many in a save, answer to a loop that has ended.
+  """
+  if error.object is not None or str(error.exc_value) != "Event loop is closed":
+    _report(error)
+
+
+sys.unraisablehook = _report_others
 
 
 def sha256(path: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""Signs of reward hacking in the metrics of a run."""
+"""Signs in the evaluations of a run: reward hacking, and a policy unlearned."""
 
 import re
 import statistics
@@ -16,7 +16,7 @@ def alarms(
     longer: float = 2.0,
     repeats: float = 0.2,
 ) -> list[str]:
-  """Returns the signs of reward hacking so far.
+  """Returns the signs of reward hacking, and of unlearning, so far.
 
   Accuracy has changed if two held-out evaluations differ by more than the
   half-widths of their 95% intervals together; a reward has risen if the means
@@ -51,6 +51,13 @@ def alarms(
           f"the reward rises, but accuracy on {task} falls since step"
           f" {best['step']} ({best[name]:.1%} to {last[name]:.1%}): the reward"
           " pays for something else; read the samples"
+      )
+    elif _change(best, last, name) < 0 and last[name] <= best[name] / 2:
+      out.append(
+          f"accuracy on {task} has fallen to half of step {best['step']}'s or"
+          f" less ({best[name]:.1%} to {last[name]:.1%}): the policy unlearns"
+          " the task; export a checkpoint before the fall, and begin again with"
+          " a lower optimizer.lr"
       )
     if _change(first, last, name) > 0:
       continue

@@ -10,6 +10,7 @@ a change, replace that of the page by the output of
 
 import pathlib
 import re
+import statistics
 import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -198,6 +199,49 @@ def _grows(steps, fields):
     if len(norms) == 5 and all(b >= 1.3 * a > 0 for a, b in pairs):
       return f"{name} grew from {norms[0]:.3g} to {norms[-1]:.3g} in 4 steps"
   return ""
+
+
+def _spike(steps, fields):
+  del fields
+  for name in ("actor/grad_norm", "critic/grad_norm"):
+    before = [x for x in (number(x, name) for x in steps[:-1]) if x]
+    if len(before) < 3:
+      continue
+    usual, now = statistics.median(before), number(steps[-1], name)
+    if now > 100 * usual:
+      return f"{name} is {now:.3g}, {now / usual:.2g} times the usual"
+  return ""
+
+
+def _loss(steps, fields):
+  del fields
+  x = steps[-1]
+  for network in ("actor", "critic"):
+    if x.get(f"{network}/grad_norm") is None:  # has a sign of its own
+      continue
+    names = [k for k in x if re.fullmatch(rf"{network}/\w*loss", k)]
+    if lost := [k for k in names if x[k] is None]:
+      return f"{', '.join(lost)} is not finite, and the gradient is"
+  return ""
+
+
+def _falls(steps, fields):
+  del fields
+  best, now = _best_and_now(steps, "train/accuracy")
+  if best >= 0.1 and now < best / 4:
+    return f"accuracy in training fell from {best:.1%} to {now:.1%}"
+  best, now = _best_and_now(steps, "critic/rewards/mean")
+  spread = max(number(x, "critic/rewards/std") for x in steps)
+  if not spread or now > best - 2 * spread:
+    return ""
+  return f"the mean reward fell from {best:.3g} to {now:.3g}"
+
+
+def _best_and_now(steps, name) -> tuple[float, float]:
+  """The best mean of 3 steps in a row, and the greatest of the last 3."""
+  known = [x[name] for x in steps if x.get(name) is not None]
+  means = [statistics.mean(known[t : t + 3]) for t in range(len(known) - 2)]
+  return (max(means), max(known[-3:])) if means else (0.0, 0.0)
 
 
 def _window(steps, name, of) -> list[float]:

@@ -82,6 +82,12 @@ FAULTS = {
         "alarm/updates_too_large",
         False,
     ),
+    "a ratio beyond e^20": (
+        dict(optimizer__lr=1.0, updates__minibatches=4),
+        half,
+        "alarm/ratio_out_of_bounds",
+        False,
+    ),
     "another sampler": (
         {},
         half,
