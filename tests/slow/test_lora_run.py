@@ -13,11 +13,10 @@ from conftest import restore_arrays
 from tiny_session import compiled, half_correct  # noqa: F401, fixtures
 
 from rl_reason import hf
-from rl_reason.checkpointing import rl_state
 from rl_reason.hf import export
 from rl_reason.models import decoder, lora
 from rl_reason.structs import RunError
-from rl_reason.training import rl, sft
+from rl_reason.training import initial_state, rl, sft
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +64,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   assert saved["params"]["layers"]["q"]["a"].shape == (1, width, 2)
 
   with jax.set_mesh(session.mesh):
-    policy, _, at = rl_state.load(session, "newest", lambda: sft_params)
+    policy, _, at = initial_state.load(session, "newest", lambda: sft_params)
     assert at == 2 and tiny_session.digest(policy) == tiny_session.digest(got)
     export.run(session, "newest")
     out = hf.find(str(tmp_path / "parts/export/policy"))
@@ -86,7 +85,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   other = jax.tree.map(lambda x: x + 1, sft_params)
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="belong to another model"):
-      rl_state.load(session, "newest", lambda: other)
+      initial_state.load(session, "newest", lambda: other)
     session.config.rl.steps = 3
     with pytest.raises(RunError, match="belong to another model"):
       rl.train(session, other)
