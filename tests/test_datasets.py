@@ -196,7 +196,8 @@ def test_cells_of_a_table(tmp_path):
 def test_sources(tmp_path, text, split, parsed):
   (tmp_path / "test.jsonl").write_bytes(b"")
   source = datasets.parse(text.replace("DIR", str(tmp_path)), split)
-  assert source[1:] == tuple(x.replace("DIR", str(tmp_path)) for x in parsed)
+  wanted = tuple(x.replace("DIR", str(tmp_path)) for x in parsed)
+  assert source[1:-1] == wanted and source.revision == ""
 
 
 @pytest.mark.parametrize(
