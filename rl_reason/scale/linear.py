@@ -54,7 +54,8 @@ def product32(x: Array, w: Array | Int8) -> Array:
   """
   if isinstance(w, Int8):
     return product32(x, w.values) * w.scale
-  return jnp.matmul(x, w.astype(x.dtype), preferred_element_type=jnp.float32)
+  kind = jnp.promote_types(x.dtype, jnp.float32)  # float64 in some tests
+  return jnp.matmul(x, w.astype(x.dtype), preferred_element_type=kind)
 
 
 def rounded(x: Array, dtype: str) -> Array:
