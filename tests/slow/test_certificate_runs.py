@@ -143,28 +143,28 @@ WEIGHTS = {
     "one layer stale": (
         {},
         one_layer,
-        "9 of 21 arrays are not those of RL step 1: all of layer 1 of RL step"
+        "9 of 21 arrays differ from RL step 1: all of layer 1 of RL step"
         " 0",
     ),
     "step 0 random": (
         {},
         random,
-        "arrays are not those of RL step 1: .* all of layers 0, 1 unrelated",
+        "arrays differ from RL step 1: .* all of layers 0, 1 unrelated",
     ),
     "transposed matrix": (
         {},
         transposed,
-        "1 of 21 arrays are not those of RL step 1: q of layer 1 transposed",
+        "1 of 21 arrays differ from RL step 1: q of layer 1 transposed",
     ),
     "wrong head": (
         {},
         wrong_head,
-        "1 of 21 arrays are not those of RL step 1: head unrelated numbers",
+        "1 of 21 arrays differ from RL step 1: head unrelated numbers",
     ),
     "partial update": (
         {},
         partial_update,
-        "7 of 21 arrays are not those of RL step 1: embed, k, q, v of layers 0,"
+        "7 of 21 arrays differ from RL step 1: embed, k, q, v of layers 0,"
         " 1 of RL step 0",
     ),
     "adapter missing": (
