@@ -301,8 +301,8 @@ def page(result: dict) -> str:
       f" {attention.BLOCK} tokens is read in blocks, whose sums are added up in"
       " another order: a sum that differs in its last bit of float32 is"
       " sometimes rounded to another bfloat16, and everything after it differs"
-      " by as much as bfloat16 does. Kernels of accelerators add up in orders of their"
-      " own; this page was not measured there.",
+      " by as much as bfloat16 does. Kernels of accelerators add up in orders"
+      " of their own; this page was not measured there.",
       "",
       "**float32 products, same weights.** The two programs add up in different"
       " orders (the mean of squares in a norm, and attention), and nothing is"
