@@ -128,7 +128,7 @@ def merged(weights):
   )
 
 
-# fault: (fields, what samples, what is said of it)
+# fault: (fields, what samples, the words that name it)
 WEIGHTS = {
     "base served": (
         {},
@@ -247,7 +247,7 @@ def test_old_weights_after_a_resume(tmp_path, monkeypatch, shared_programs):
 
 
 def test_a_cache_of_another_policy(tmp_path, monkeypatch, shared_programs):
-  """The weights are right; the prompts were read with those of step 0."""
+  """The weights are right; the prompts were read with weights of step 0."""
   session, said = started(tmp_path, monkeypatch)
   right, old, calls = session.rollout_engine._program, [], []
 
