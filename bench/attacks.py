@@ -332,7 +332,7 @@ class Watch:
     while not self._end.wait(0.005):
       start, answer = time.monotonic(), None
       while answer is None:  # a connection may be closed; that costs time, too
-        # Each time a new connection: those that are open have their places.
+        # Each time a new connection: an open one has its place already.
         connection = http.client.HTTPConnection(*self._address)
         with contextlib.closing(connection):
           try:

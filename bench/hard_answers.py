@@ -123,7 +123,7 @@ def table(result: dict) -> str:
     out += [
         "",
         f"| class | {' | '.join(names)} |",
-        "|---|" * 1 + "---|" * len(names),
+        "|---|" + "---|" * len(names),
     ]
     first = result[names[0]]["counts"]
     kinds = [x for x in first if x.startswith(f"{half}: ")]

@@ -4,7 +4,7 @@
   python -m bench.precision --table    # only the page, from JSON
 
 Random weights whose logits have a standard deviation of 8, far sharper than
-those of a trained model: what rounding does to log-probs grows with it. Then:
+in a trained model: what rounding does to log-probs grows with it. Then:
 what merging does to a LoRA adapter, what rounded logits do to log-probs, and
 what logits in float32 cost. Writes results/precision.{json,md}.
 """
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import harness, tables
-from rl_reason.models import decoder, lora
+from rl_reason.models import attention, decoder, lora
 from rl_reason.report import environment
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.scale import linear
@@ -298,11 +298,11 @@ def page(result: dict) -> str:
       " output of attention once, the residual stream after each sublayer. Both"
       " add up in float32, and where XLA's CPU backend adds up in the same"
       " order, all log-probs are the same bits. A cache of more than"
-      f" {128} tokens is read in blocks, whose sums are added up in another"
-      " order: a sum that differs in its last bit of float32 is sometimes"
-      " rounded to another bfloat16, and everything after it differs by as much"
-      " as bfloat16 does. Kernels of accelerators add up in orders of their"
-      " own; this page was not measured there.",
+      f" {attention.BLOCK} tokens is read in blocks, whose sums are added up in"
+      " another order: a sum that differs in its last bit of float32 is"
+      " sometimes rounded to another bfloat16, and everything after it differs"
+      " by as much as bfloat16 does. Kernels of accelerators add up in orders"
+      " of their own; this page was not measured there.",
       "",
       "**float32 products, same weights.** The two programs add up in different"
       " orders (the mean of squares in a norm, and attention), and nothing is"
@@ -310,14 +310,14 @@ def page(result: dict) -> str:
       " scored responses with the sampler's program, which takes"
       f" {cost['decode'] / cost['packed']:.1f} times as long as the packed"
       f" forward pass here ({cost['decode']:.2f} s and {cost['packed']:.2f} s"
-      " for the same responses). The project does not do that: the gap is"
-      " 1e-5 of what a clip range of 0.2 admits.",
+      " for the same responses). The project does not do that: the mean gap"
+      " is 1e-5 of a clip range of 0.2.",
       "",
       "## LoRA adapters",
       "",
       "Error of the effect of an adapter of rank 8 on a bfloat16 matrix of 512"
       " x 512, relative to the effect; unchanged: entries of the merged matrix"
-      " that are those of the base. Merged: W + sAB, rounded to bfloat16, as"
+      " that equal the base. Merged: W + sAB, rounded to bfloat16, as"
       " the sampler had it before; same and int8: what the sampler gets now,"
       " the factors apart.",
       "",

@@ -19,7 +19,7 @@ END
 case "${1-}" in -h | --help) usage; exit ;; esac
 if [[ $# == 0 ]]; then usage >&2; exit 2; fi
 
-trap : PIPE  # nobody may read what is said here; commands get the default
+trap : PIPE  # a reader may have ended; commands get the default
 stopped=''
 trap 'stopped=1; kill -TERM "${!-}" 2>/dev/null || true' HUP INT TERM
 for ((left = ${RESTARTS:-10}; ; left--)); do

@@ -43,7 +43,7 @@ def make(base=None, kind="same", **options):
 def said(one, version, params, weights):
   """What is wrong with weights that sample, in words."""
   one.weights(version, params)
-  held = certificate.answers([checksums.Held(checksums.on_device(weights))])
+  held = certificate.answers([checksums.Answer(checksums.on_device(weights))])
   counts = dict(version=version, held=held)
   return one.of_weights(None, counts, params, weights)
 
@@ -85,39 +85,39 @@ WRONG = {  # what samples, of the weights of the steps 0, 1 and 2 -> in words
     ),
     "one layer stale": (
         lambda w: stale(w[2], w[1], 1),
-        "7 of 20 arrays are not those of RL step 2: down, gate, k, o, q, up, v"
+        "7 of 20 arrays differ from RL step 2: down, gate, k, o, q, up, v"
         " of layer 1 of RL step 1",
     ),
     "random": (
         lambda w: tiny.params(9),
-        "15 of 20 arrays are not those of RL step 2: embed, down, gate, k, o,"
+        "15 of 20 arrays differ from RL step 2: embed, down, gate, k, o,"
         " q, up, v of layers 0, 1 unrelated numbers",
     ),
     "rounding": (
         lambda w: rounded(w[2]),
-        "15 of 20 arrays are not those of RL step 2: embed, down, gate, k, o,"
+        "15 of 20 arrays differ from RL step 2: embed, down, gate, k, o,"
         " q, up, v of layers 0, 1 rounded",
     ),
     "transposed": (
         lambda w: transposed(w[2]),
-        "1 of 20 arrays are not those of RL step 2: q of layer 1 transposed",
+        "1 of 20 arrays differ from RL step 2: q of layer 1 transposed",
     ),
     "wrong head": (
         lambda w: w[2] | dict(embed=jnp.roll(w[2]["embed"], 1, 0)),
-        "1 of 20 arrays are not those of RL step 2: embed unrelated numbers",
+        "1 of 20 arrays differ from RL step 2: embed unrelated numbers",
     ),
     "partial update": (
         lambda w: partial_update(w[2], w[1]),
-        "3 of 20 arrays are not those of RL step 2: embed, up of layers 0, 1 of"
+        "3 of 20 arrays differ from RL step 2: embed, up of layers 0, 1 of"
         " RL step 1",
     ),
     "one number": (
         lambda w: w[2] | dict(norm=w[2]["norm"].at[3].add(1e-7)),
-        "1 of 20 arrays are not those of RL step 2: norm rounded",
+        "1 of 20 arrays differ from RL step 2: norm rounded",
     ),
     "zeros": (
         lambda w: with_layers(w[2], o=0 * w[2]["layers"]["o"]),
-        "2 of 20 arrays are not those of RL step 2: o of layers 0, 1 all zeros",
+        "2 of 20 arrays differ from RL step 2: o of layers 0, 1 all zeros",
     ),
 }
 
@@ -181,7 +181,8 @@ def test_what_is_known_outlives_a_restart():
   out = said(again, 2, policies[2], policies[1])
   assert out[OTHER].startswith("all weights are of RL step 1, in place of RL")
   # Batches that were sampled ahead are of an older policy, and say so.
-  held = certificate.answers([checksums.Held(checksums.on_device(policies[1]))])
+  sums = checksums.on_device(policies[1])
+  held = certificate.answers([checksums.Answer(sums)])
   counts = dict(version=1, held=held)
   assert OTHER not in again.of_weights(None, counts, policies[2], policies[2])
   # A checkpoint without checksums proves nothing, and accuses nobody.

@@ -106,7 +106,7 @@ def test_groups_go_by_prompt_whatever_order_they_are_completed_in(surplus):
   """Of four groups with signal the last prompt's waits, or is discarded.
 
   Prompts 0 and 1 were begun in the first round and completed in the second, as
-  their responses are long; those of prompts 2 and 3 are short, and were first.
+  their responses are long; prompts 2 and 3 have short ones, which were first.
   """
   short, long = rows(2, SIGNAL, SIGNAL), rows(0, SIGNAL, SIGNAL)
   batch, left, _, calls = collect(short, long, surplus=surplus)

@@ -259,7 +259,7 @@ def test_a_key_that_is_not_there_is_named(monkeypatch, value):
 
 
 class Answering(Canned):
-  """Says which weights it holds: those that it kept of what it was sent."""
+  """Says which weights it holds: it keeps a part of what it was sent."""
 
   def __init__(self):
     super().__init__(Completion([5, 6], [-0.5, -1.5], True))

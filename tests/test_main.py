@@ -152,7 +152,7 @@ def test_code_that_a_work_directory_names_is_not_run(
 def test_a_config_that_was_edited_by_hand_is_refused(
     tmp_path, monkeypatch, value
 ):
-  """Its fields are checked as those of a command line are."""
+  """Its fields are checked as a command line is."""
   monkeypatch.chdir(ROOT)
   saved = config.flat(config.with_defaults(dapo.get_config()))
   saved["sft.skill.threshold"] = value

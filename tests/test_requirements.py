@@ -1,4 +1,4 @@
-"""The hashed requirements that .ci/run installs, against those of setup.py."""
+"""The hashed requirements that .ci/run installs, against setup.py."""
 
 import re
 import runpy

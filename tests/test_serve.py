@@ -121,7 +121,7 @@ def test_a_response_does_not_depend_on_what_is_beside_it(serve):
 
 
 def test_few_responses_decode_in_few_slots(engine):
-  """Alone in one, beside others in more; the tokens are those of all slots."""
+  """Alone in one, with others in more; the tokens are the same as in all."""
   ids = [tuple(encoded(x)) for x in TEXTS]
 
   def sample(engine, together):

@@ -132,6 +132,7 @@ def test_the_tour_is_short(tour):
       name: len((ROOT / name).read_bytes().splitlines()) for name in stops(tour)
   }
   assert 0 < len(lines) <= MAX_FILES
+  assert f"A step executes {len(supporting(tour))} more files." in tour
   assert sum(lines.values()) < MAX_LINES, lines
 
 

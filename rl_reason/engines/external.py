@@ -140,7 +140,7 @@ class ExternalEngine:
       group_size: int,
       top_p: float = 1.0,
       on_dispatch: Callable[[], None] = lambda: None,
-      held: list[checksums.Held] | None = None,
+      held: list[checksums.Answer] | None = None,
       **_,
   ) -> Iterator[tuple[Rollouts, np.ndarray]]:
     """As `RolloutEngine.stream`, on host arrays.
@@ -195,7 +195,7 @@ class ExternalEngine:
           " missing: look at the log of the engine"
       )
     if held is not None:
-      held.append(checksums.Held(checksums.on_device(params), self._fault()))
+      held.append(checksums.Answer(checksums.on_device(params), self._fault()))
     yield responses()
 
   def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
@@ -239,7 +239,7 @@ class ExternalEngine:
     self._sent = [weakref.ref(x) for x in leaves]
 
   def _noted(self, tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Passes tensors on, and keeps the CRC-32 of those that are taken."""
+    """Passes tensors on, and keeps the CRC-32 of each one that is taken."""
     for name, x in tensors:
       self._crcs[name] = zlib.crc32(x.view(np.uint8)) if self.answers else 0
       yield name, x

@@ -6,13 +6,11 @@ JAX, so that one more costs milliseconds. What crosses is JSON.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -222,14 +220,6 @@ class Parent:
     self._control.close()
 
 
-def _die_with(parent: int) -> None:
-  """Ends this process when its parent ends."""
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-  if os.getppid() != parent:
-    os._exit(1)
-
-
 def serve(descriptor: int, parent: int, name: str) -> None:
   """Loop of the parent process; forks never return from here.
 
@@ -238,7 +228,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
     parent: process id of the run.
     name: of the environment.
   """
-  _die_with(parent)
+  workers.die_with(parent)
   control = socket.socket(fileno=descriptor)
   try:
     make = environments.find(name, None)
@@ -254,7 +244,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
     if not message:
       return
     # Only what has not been waited for is signalled: its id is no other's.
-    with contextlib.suppress(ChildProcessError):  # there are none
+    with contextlib.suppress(ChildProcessError):  # it has no children
       while pid := os.waitpid(-1, os.WNOHANG)[0]:
         del living[numbers.pop(pid)]
     number = int.from_bytes(message[1:], "big")
@@ -276,7 +266,7 @@ def _play(descriptor: int, parent: int, make: Any) -> None:
   """Answers the calls of one trajectory, and ends the process."""
   try:
     os.setsid()
-    _die_with(parent)
+    workers.die_with(parent)
     play = None
     with socket.socket(fileno=descriptor).makefile("rw") as stream:
       for line in stream:

@@ -20,7 +20,7 @@ from rl_reason.structs import Array, Tree
 Checksums = dict[str, Array]  # by path: uint32 [layers], or [] without layers
 
 
-class Held(NamedTuple):
+class Answer(NamedTuple):
   """What an engine says of the weights that it samples with.
 
   Attributes:
@@ -37,7 +37,7 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of a number
 
 
 def by_layer(params: Tree) -> Checksums:
-  """The checksums of all arrays; of stacked ones those of each layer.
+  """The checksums of all arrays, and of stacked arrays one for each layer.
 
   Layers of an array add up to its checksum.
   """

@@ -1,8 +1,8 @@
 """Progress on the screen.
 
 In a terminal a progress bar, elsewhere plain lines. A thread writes a heartbeat
-while the main thread is busy (compiling, say), so that no wait is silent. That
-the screen stops no run is what `screen.guarded` sees to.
+while the main thread is busy (compiling, say), so that no wait is silent.
+`screen.guarded` keeps a lost screen from stopping the run.
 """
 
 import re

@@ -146,7 +146,7 @@ class Doctor:
 
   Attributes:
     streak: counts steps without an update.
-    uncertified: counts those that another policy sampled.
+    uncertified: counts steps that another policy sampled.
   """
 
   def __init__(

@@ -71,7 +71,7 @@ class _Stream(io.RawIOBase):
     )
 
   def write(self, data) -> int:
-    # So few bytes fit into a pipe that is ready: the write does not wait.
+    # A pipe that is ready has space for this many bytes: no write waits.
     part = bytes(data[: select.PIPE_BUF])
     written, why = self._write(part)
     if why:

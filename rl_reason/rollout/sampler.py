@@ -417,7 +417,7 @@ class RolloutEngine:
       *,
       expected_B: Array | None = None,
       resumed: tuple[Rollouts, Array] | None = None,
-      held: list[checksums.Held] | None = None,
+      held: list[checksums.Answer] | None = None,
       **options,
   ) -> Iterator[tuple[Rollouts, Array]]:
     """`stream`; arrays other than parameters and key are on the host.
@@ -425,7 +425,7 @@ class RolloutEngine:
     A list `held` gets the checksums of the parameters that sample.
     """
     if held is not None:
-      held.append(checksums.Held(checksums.on_device(params)))
+      held.append(checksums.Answer(checksums.on_device(params)))
     put = functools.partial(sharding.put, self.mesh)  # None stays None
     return stream(
         params,

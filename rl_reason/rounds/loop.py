@@ -102,7 +102,7 @@ def run(
       )
       found = stages(c, directory(workdir, number), screen, stop)
       if new:
-        after = metrics.read_jsonl(directory(workdir, number) / line_file.name)
+        after = metrics.read_metrics(directory(workdir, number))
         lines.append(
             _line(number, scores.of_stage(after, "evaluate")[-1], about)
         )
@@ -221,7 +221,7 @@ def _samples(
 
 def _preferences(workdir: pathlib.Path) -> dict[str, Any]:
   """How well the reward model of a round predicts held-out pairs."""
-  lines = metrics.read_jsonl(workdir / metrics.FILES[0])
+  lines = metrics.read_metrics(workdir)
   return {
       name: value
       for name, value in scores.of_stage(lines, "reward_model")[-1].items()

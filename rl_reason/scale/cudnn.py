@@ -27,7 +27,7 @@ def attend(
     segments_BL: Array,
     implementation: str = "cudnn",
 ) -> Array:
-  """As `packed_attention.attend`; `implementation` is that of `jax.nn`."""
+  """As `packed_attention.attend`; `implementation` as in `jax.nn`."""
   rows, length, kv, group, dim = q_BLKQC.shape
   block = kernels.KERNELS["cudnn"].block
   tile = -(-length // (packed_attention.MAX_TILES * block)) * block

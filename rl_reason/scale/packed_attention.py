@@ -76,9 +76,8 @@ def softmax_terms(scores: Array, shift: Array, dtype) -> Array:
   """exp(scores - shift) as the product with values reads them, in fp32.
 
   The terms are rounded to the dtype of the product before they are added up,
-  so that the sum is that of the numbers which multiply the values, and hardly
-  depends on the order of the keys: terms of few bits add up exactly.
-
+  so that the numbers in the sum are the ones that multiply the values, and the
+  sum hardly depends on the order of the keys: terms of few bits add up exactly.
   """
   return linear.rounded(jnp.exp(scores - shift), dtype)
 

@@ -144,8 +144,8 @@ class Server:
     if body.stream:
       return self._stream(run, reply, body)
     await self._finish(run, request)
-    # The decode loop keeps log-probs of the sampled tokens only: those of a
-    # prompt, and alternatives, take a forward pass.
+    # The decode loop keeps log-probs of the sampled tokens only: the
+    # prompt's, and alternatives, take a forward pass.
     scored = body.logprobs is not None and (body.echo or bool(alternatives))
 
     def choice(index: int, scores: Scores | None) -> dict[str, Any]:

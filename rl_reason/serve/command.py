@@ -59,8 +59,8 @@ def run(session: Session, which: str) -> None:
   engine, name = make_engine(session, which)
   say(f"serving {name}")
   engine.compile()
-  # What lives as long as the server is no garbage: a search for some would
-  # visit all of it again, and stop all threads meanwhile.
+  # All objects so far live as long as the server: a collection of garbage
+  # would visit each of them again, and stop all threads meanwhile.
   gc.collect()
   gc.freeze()
   watchdog = health.Watchdog(engine, c.serve.stall, say)
@@ -115,7 +115,7 @@ def make_engine(session: Session, which: str) -> tuple[Engine, str]:
 def widths(slots: int) -> tuple[int, ...]:
   """Fewer slots for which to compile: of a CPU; see `Programs`.
 
-  Elsewhere a step of one response takes as long as that of all slots.
+  Elsewhere a step of one response takes as long as a step of all slots.
   """
   few = FEW if jax.default_backend() == "cpu" else ()
   return tuple(x for x in few if x < slots)
@@ -150,7 +150,7 @@ def answer(
     stop: threading.Event,
     config,
 ) -> None:
-  """Answers requests until `stop` is set, and for the grace behind it.
+  """Answers requests until `stop` is set, and for `serve.grace` after it.
 
   Args:
     application: of `app.app`.

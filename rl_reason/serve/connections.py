@@ -84,7 +84,7 @@ class Connection(H11Protocol):
     self._idle = False  # between two requests
 
   def connection_made(self, transport) -> None:
-    """Takes a place, if need be that of whoever has waited longest."""
+    """Takes a place, if need be from the connection that waits longest."""
     super().connection_made(transport)
     self._watch()
     if len(self.connections) > self._listener.most:

@@ -346,7 +346,7 @@ class Engine:
   def _dispatch(self, new: list[int]) -> tuple[Any, dict[int, Job]]:
     """Starts one burst; returns its `Progress` and whose rows it decodes."""
     # Rows take the first free slots: as long as no more than W of them run,
-    # none comes into a slot behind the first W.
+    # none comes into a slot after the first W.
     self._reach = max(self._reach, len(self._jobs))
     widths = (*self.programs.widths, self.programs.slots)
     width = next((x for x in widths if x >= self._reach), widths[-1])

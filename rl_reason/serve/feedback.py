@@ -177,7 +177,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def _rows(path: pathlib.Path, say: Callable[[str], None]) -> Iterator[dict]:
-  """The ratings of a file; says which lines are none."""
+  """The ratings of a file; other lines are named on the screen."""
   if not path.exists():
     return
   with path.open("rb") as file:

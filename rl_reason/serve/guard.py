@@ -1,4 +1,4 @@
-"""What stands before all routes: who asks, the size of a request, counts.
+"""Checks before all routes: who asks, the size of a request, counts.
 
 Without a key the server answers whoever reaches it, and a browser reaches it
 for every page that it shows. A page can send a request to any name that leads
@@ -87,9 +87,10 @@ class Guard:
         if _host(asked) not in self._hosts:
           return ApiError(
               403,
-              f"{name}: {asked.decode(errors='replace').lstrip('/')} is none of"
-              f" {', '.join(sorted(self._hosts))}: a server without a key is"
-              " for this machine alone; set a key, or use one of these names",
+              f"{name}: {asked.decode(errors='replace').lstrip('/')} is not"
+              f" one of {', '.join(sorted(self._hosts))}: a server without a"
+              " key is for this machine alone; set a key, or use one of these"
+              " names",
               code="forbidden",
           )
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

@@ -1,11 +1,11 @@
 """The certificate of a step: what sampled is the policy that learns.
 
-Two proofs, in each RL step. Checksums: those of the weights that the engine
-sampled with equal those of the policy's parameters, cast or quantised as the
-config asks for it, of each layer of each array. Log-probs: the trainer gives
-the sampled tokens those of the sampler, up to the precision of the run. The
-first sees any change of a weight, the second what an engine does with them. A
-fault is a sign of `monitoring/signs.toml`.
+Each RL step has two proofs. Checksums: the weights that the engine sampled with
+have the same ones as the policy's parameters, cast or quantised as the config
+asks for it, in each layer of each array. Log-probs: trainer and sampler give
+the sampled tokens the same ones, up to the precision of the run. Checksums show
+any change of a weight, log-probs what an engine does with the weights. A fault
+is a sign of `monitoring/signs.toml`.
 """
 
 import functools
@@ -34,7 +34,7 @@ LAYERS = "layers/"  # paths of stacked arrays
 Sums = dict[str, list[int]]  # checksums on the host; one number without layers
 
 
-def answers(held: list[checksums.Held]) -> list[dict[str, Any]]:
+def answers(held: list[checksums.Answer]) -> list[dict[str, Any]]:
   """What an engine said of its weights, as JSON; equal answers once."""
   out: list[dict[str, Any]] = []
   for x in held:
@@ -54,7 +54,7 @@ class Certificate:
 
   Args:
     session: of the run.
-    base: frozen parameters beside LoRA factors; None without.
+    base: frozen parameters of a run with LoRA factors; else None.
   """
 
   def __init__(self, session: Any, base: Tree | None):
@@ -120,7 +120,7 @@ class Certificate:
   def of_logps(
       self, rows: Experience, logps_BT: Array | None
   ) -> dict[str, float]:
-    """Compares the log-probs of the sampler with those of the trainer.
+    """Compares the log-probs of sampler and trainer.
 
     Compared are the tokens of this step's policy, and tokens of an older one
     where the trainer's log-probs by that older one are known, which they are of
@@ -158,7 +158,7 @@ class Certificate:
   def _fault(
       self, held: Sums, version: int, params: Tree, weights: Tree
   ) -> str:
-    """How weights differ from those of a step; '' if they do not."""
+    """How weights differ from a step's policy; '' if they do not."""
     meant = self._sums(version)
     if held == meant:
       return ""
@@ -192,7 +192,7 @@ class Certificate:
       parts.append(f"{', '.join(added[:PLACES])} added")
     count, total = sum(map(len, found.values())), sum(map(len, meant.values()))
     return (
-        f"{count} of {total} arrays are not those of RL step {version}:"
+        f"{count} of {total} arrays differ from RL step {version}:"
         f" {'; '.join(parts)}"
     )
 
@@ -205,7 +205,7 @@ class Certificate:
       params: Tree,
       got: Array | None,
   ) -> list[str]:
-    """What each layer of an array is in place of what the policy's is.
+    """What each layer of an array is in place of the policy's.
 
     Args:
       path: of the array.

@@ -94,7 +94,7 @@ class RolloutCollector:
     self.failures = 0
     self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
     self.doubtful = Doubtful(task)
-    self.held: list[checksums.Held] = []
+    self.held: list[checksums.Answer] = []
     self.unfinished: Experience | None = None
     self._engine, self._task, self._tok = engine, task, tok
     self.rewards, self._key = rewards, key

@@ -120,9 +120,8 @@ class PartialRolloutCollector(RolloutCollector):
     out = self._score(
         dynamic_sampling.take(experience, which), scores.scores_UB[:, index]
     )
-    texts, rows_of = [grader.texts[b] for b in index], [
-        rows_B[b] for b in index
-    ]
+    texts = [grader.texts[b] for b in index]
+    rows_of = [rows_B[b] for b in index]
     self.seen.responses(out, texts, rows_of)
     self.doubtful.responses(
         texts, rows_of, grader.correct_B[index], rollouts.truncated_B[index]

@@ -16,7 +16,8 @@ from rl_reason.verifiers.values import (
     Relation,
     Seq,
     is_expression,
-    negative,
+    minus,
+    same_any_order,
 )
 
 MAX_CLASSES = 40  # residue classes of a family
@@ -24,10 +25,6 @@ _CALL = re.compile(r"([A-Za-z]+(?:\^\{-1\})?)\(([a-z](?:,[a-z])*)\)")
 _INDEXED = re.compile(r"([A-Za-z]+)_([a-z])")
 _INTEGER_NAMES = frozenset("jklmn")
 _CONSTANTS = re.compile(r"[CcKk](?:_[01])?")
-
-
-def _minus(a, b):
-  return ("+", a, negative(b))
 
 
 # --- functions and sequences -------------------------------------------------
@@ -162,23 +159,13 @@ def same_families(found: Any, reference: Any) -> bool | None:
     return False
   if declared == [True, False] and not periodic:
     return False
-  if _same_items(a, b):
+  if same_any_order(a, b, numeric.equal):
     return True
   if not declared[1] or domains != {INTEGERS}:
     return False
   if not declared[0] and not periodic:
     return False
   return _same_classes(a, b)
-
-
-def _same_items(a: list, b: list) -> bool:
-  left = list(b)
-  for item in a:
-    index = next((i for i, x in enumerate(left) if numeric.equal(item, x)), -1)
-    if index < 0:
-      return False
-    del left[index]
-  return not left
 
 
 def _same_classes(a: list, b: list) -> bool:
@@ -220,7 +207,7 @@ def _same_classes(a: list, b: list) -> bool:
 def _progression(node) -> tuple | None:
   """Start and period of a formula that is linear in k; else None."""
   at = [numeric.substitute(node, {"k": Fraction(n)}) for n in (0, 1)]
-  period = _minus(at[1], at[0])
+  period = minus(at[1], at[0])
   if numeric.names(period) or numeric.sign(period) == 0:
     return None
   line = ("+", at[0], ("*", period, ("name", "k")))
@@ -235,5 +222,5 @@ def _ratio(a, b) -> Fraction | None:
 
 
 def _congruent(a, b, modulus) -> bool:
-  times = ("/", _minus(a, b), modulus)
+  times = ("/", minus(a, b), modulus)
   return numeric.equal(times, Fraction(numeric.nearest(times)))

@@ -18,6 +18,8 @@ from rl_reason.verifiers.values import (
     Seq,
     is_expression,
     is_vector,
+    minus,
+    same_any_order,
 )
 
 EMPTY = ("name", "emptyset")
@@ -115,16 +117,12 @@ def _rounds(exact, rounded: Rounded) -> bool:
     return False
   share = Fraction(100) if units_ == ["", "%"] else Fraction(1)
   a, b = ("*", share, values[0]), values[1]
-  error = ("abs", _minus(a, b))
-  if numeric.sign(_minus(error, rounded.half)) <= 0:
+  error = ("abs", minus(a, b))
+  if numeric.sign(minus(error, rounded.half)) <= 0:
     return True
-  cut = _minus(("abs", a), ("abs", b))
-  within = numeric.sign(_minus(cut, 2 * rounded.half)) < 0
+  cut = minus(("abs", a), ("abs", b))
+  within = numeric.sign(minus(cut, 2 * rounded.half)) < 0
   return within and numeric.sign(cut) >= 0
-
-
-def _minus(a, b) -> tuple:
-  return ("+", a, ("*", Fraction(-1), b))
 
 
 _RATIOS = ("ratio", "clock")
@@ -162,7 +160,7 @@ def _is_condition(value) -> bool:
 
 
 def _same_real_sets(a, b) -> bool | None:
-  """Whether two sets of real numbers are equal; None if one is none."""
+  """Whether two sets of real numbers are equal; None if one is no such set."""
   try:
     theirs, ours = sets.read(a), sets.read(b)
   except numeric.Hard:
@@ -248,17 +246,6 @@ def _is_singleton(value) -> bool:
   return braces and len(_distinct(value.items)) == 1
 
 
-def _same_any_order(a, b) -> bool:
-  """Whether the values can be paired; equality is transitive, so greedily."""
-  left = list(b)
-  for item in a:
-    index = next((i for i, x in enumerate(left) if same(item, x)), None)
-    if index is None:
-      return False
-    del left[index]
-  return not left
-
-
 def _distinct(items) -> list:
   out: list = []
   for item in items:
@@ -270,7 +257,7 @@ def _distinct(items) -> list:
 def _same_sequences(a, b) -> bool:
   kinds = {a.brackets, b.brackets}
   if kinds == {"{}"}:
-    return _same_any_order(_distinct(a.items), _distinct(b.items))
+    return same_any_order(_distinct(a.items), _distinct(b.items), same)
   if is_vector(a) and is_vector(b) and "matrix" in kinds and len(kinds) == 2:
     left, right = _components(a), _components(b)
     if left is None or right is None or len(left) != len(right):
@@ -279,7 +266,7 @@ def _same_sequences(a, b) -> bool:
   if len(a.items) != len(b.items):
     return False
   if kinds <= {"", "{}"} or kinds == {"cup"}:
-    return _same_any_order(a.items, b.items)
+    return same_any_order(a.items, b.items, same)
   vectors = kinds == {"()", "[]"} and len(b.items) > 2  # no intervals
   if len(kinds) > 1 and not vectors and kinds != {"", "()"}:
     return False
@@ -287,7 +274,7 @@ def _same_sequences(a, b) -> bool:
 
 
 def _same_quantities(a, b) -> bool:
-  """Values with units; the conventions are those of the module."""
+  """Values with units, by the conventions of `math`."""
   if any(isinstance(x, Seq) and x.brackets == "" for x in (a, b)):
     return False
   if isinstance(a, Relation) != isinstance(b, Relation):
@@ -427,8 +414,6 @@ def _same_difference(a: Relation, b: Relation) -> bool:
   sign = Fraction(-1) if _FLIPPED.get(op) == other else Fraction(1)
   if op != other and sign > 0:
     return False
-  left, right = (
-      ("+", x.sides[0], ("*", Fraction(-1), x.sides[1])) for x in (a, b)
-  )
+  left, right = (minus(*x.sides) for x in (a, b))
   left = ("*", sign, left)
   return numeric.proportional(left, right, positive=op in _FLIPPED)

@@ -1,8 +1,8 @@
 """Why an answer that is not the reference may be right all the same.
 
 A person should look at such a response: the reference may be rounded, the unit
-not asked for, the order of no account. No reward ever reads this, and nothing
-here is evaluated that the verifier would not evaluate.
+not asked for, or the order free. No reward ever reads this, and nothing is
+evaluated here that the verifier would not evaluate.
 """
 
 import itertools
@@ -18,6 +18,8 @@ from rl_reason.verifiers.values import (
     Rounded,
     Seq,
     is_expression,
+    minus,
+    same_any_order,
 )
 
 CLOSE = Fraction(1, 100)  # relative difference of a number that may be rounded
@@ -87,13 +89,7 @@ def _compare_parts(a: list, b: list) -> str:
     return ""
   if all(map(numeric.equal, a, b)):
     return SAME
-  left = list(b)
-  for x in a:
-    at = next((i for i, y in enumerate(left) if numeric.equal(x, y)), None)
-    if at is None:
-      break
-    del left[at]
-  if not left:
+  if same_any_order(a, b, numeric.equal):
     return "another order"
   if all(itertools.starmap(_close, zip(a, b, strict=True))):
     return "equal up to rounding"
@@ -104,6 +100,6 @@ def _close(a, b) -> bool:
   """Whether two numbers differ by a hundredth of themselves at most."""
   if numeric.names(a) or numeric.names(b):
     return numeric.equal(a, b)
-  error = ("abs", ("+", a, ("*", Fraction(-1), b)))
+  error = ("abs", minus(a, b))
   allowed = ("*", -CLOSE, ("abs", b))
   return numeric.sign(("+", error, allowed)) <= 0

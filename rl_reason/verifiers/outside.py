@@ -1,7 +1,6 @@
 """What our grammar does not read: the LaTeX parser of math-verify.
 
-Only whitelisted text reaches it, and never an entry of it that would execute a
-text.
+Only whitelisted text reaches it, and only by an entry that executes no text.
 """
 
 import functools
@@ -79,5 +78,5 @@ def equal(found: str, reference: str) -> bool:
     return all(parsed) and bool(
         math_verify.verify(parsed[1], parsed[0], timeout_seconds=None)
     )
-  except Exception:  # whatever sympy raises: the answer cannot be verified
+  except Exception:  # sympy may raise anything: the answer cannot be verified
     return False

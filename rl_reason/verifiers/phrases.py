@@ -23,7 +23,6 @@ _ABSENT = re.compile(
     r"(?:(?:this )?limit )?(?:do(?:es)?(?: not|nt|n t) exist|dne)"
 )
 _INFINITE = re.compile(r"infinitely many(?: solutions?)?")
-_REALS = re.compile(r"(?:x is )?(?:all|any) real(?: numbers?|s)?(?: x)?")
 _ONES = (
     "zeroth first second third fourth fifth sixth seventh eighth ninth tenth"
     " eleventh twelfth thirteenth fourteenth fifteenth sixteenth seventeenth"

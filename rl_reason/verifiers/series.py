@@ -89,9 +89,8 @@ def filled(before: list, after: list, most: int) -> list:
   """
   if not after or not all(map(is_expression, (*before, after[0]))):
     raise Unreadable("dots here")
-  values, end = [x for x in map(_exact, before) if x is not None], _exact(
-      after[0]
-  )
+  values = [x for x in map(_exact, before) if x is not None]
+  end = _exact(after[0])
   steps = {b - a for a, b in itertools.pairwise(values)} or {Fraction(1)}
   step = steps.pop()
   if end is None or len(values) < len(before) or steps or not step:

@@ -16,6 +16,7 @@ from rl_reason.verifiers.values import (
     Relation,
     Seq,
     is_expression,
+    minus,
     negative,
 )
 
@@ -70,7 +71,7 @@ def variables(value: Any) -> frozenset[str]:
 
 
 def read(value: Any) -> RealSet | None:
-  """The set of real numbers that a value is; None if it is none.
+  """The set of real numbers that a value is; None if it is no such set.
 
   Raises:
     Hard: an end cannot be compared.
@@ -135,7 +136,7 @@ def _fold(parts: list, test: Callable) -> RealSet | None:
   for part in parts:
     for point in part.points:
       at = 0
-      while at < len(points) and numeric.sign(_minus(points[at], point)) < 0:
+      while at < len(points) and numeric.sign(minus(points[at], point)) < 0:
         at += 1
       if at == len(points) or not numeric.equal(points[at], point):
         points.insert(at, point)
@@ -161,10 +162,6 @@ def _fold(parts: list, test: Callable) -> RealSet | None:
   return RealSet(tuple(points[i] for i in kept), tuple(pieces))
 
 
-def _minus(a, b):
-  return ("+", a, negative(b))
-
-
 def _is_infinite(value) -> bool:
   return value == INFINITY or value == negative(INFINITY)
 
@@ -182,7 +179,7 @@ def _interval(value: Seq) -> RealSet | None:
   if high == negative(INFINITY) or low == INFINITY:
     return None
   finite = [x for x in (low, high) if not _is_infinite(x)]
-  if len(finite) == 2 and numeric.sign(_minus(low, high)) >= 0:
+  if len(finite) == 2 and numeric.sign(minus(low, high)) >= 0:
     return None
   parts = [RealSet((), (True,))]
   if not _is_infinite(low):
@@ -222,7 +219,7 @@ def _pair(left, op, right, name) -> RealSet | None:
     left, op, right = right, FLIPPED[op], left
   if type(left) is tuple and left[0] == "abs" and _is_real(right):
     return _absolute(left[1], op, right, name)
-  coefficients = _polynomial(_minus(left, right), name)
+  coefficients = _polynomial(minus(left, right), name)
   while coefficients and numeric.sign(coefficients[-1]) == 0:
     coefficients.pop()
   if not coefficients or not 2 <= len(coefficients) <= 3:

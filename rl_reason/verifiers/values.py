@@ -3,11 +3,12 @@
 A value is one of
   - an expression: a Fraction, or a plain tuple ("name", x), ("+", a, b, ...),
     ("*", a, b), ("/", a, b), ("^", a, b), or (function, a, ...);
-  - words, a str: 'east', '1011_2' for digits in a base, '2:3' for a ratio;
+  - words, a str: 'east', '1011_2' for digits in a base, '10:05' for a time;
   - a Quantity, a Seq, a Relation or a Family.
 """
 
 import hashlib
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -112,6 +113,22 @@ def _scaled(name, a, b):
 def negative(value) -> Any:
   """The expression times -1."""
   return op("*", Fraction(-1), value)
+
+
+def minus(a, b) -> tuple:
+  """The difference of two expressions."""
+  return ("+", a, negative(b))
+
+
+def same_any_order(a, b, same: Callable[[Any, Any], bool]) -> bool:
+  """Whether the values can be paired; equality is transitive, so greedily."""
+  left = list(b)
+  for item in a:
+    index = next((i for i, x in enumerate(left) if same(item, x)), None)
+    if index is None:
+      return False
+    del left[index]
+  return not left
 
 
 def opaque(label: str, *parts) -> tuple:

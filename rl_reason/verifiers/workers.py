@@ -234,6 +234,14 @@ def interpreter(code: str, descriptor: int) -> subprocess.Popen:
   )
 
 
+def die_with(parent: int) -> None:
+  """Ends this process when its parent ends, or now if it has ended already."""
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+  if os.getppid() != parent:
+    os._exit(1)
+
+
 _SLEEPS = b"[%d]\n"  # a worker's word that the program of an item sleeps
 
 
@@ -334,10 +342,7 @@ def serve(descriptor: int, parent: int, start: str) -> None:
   The worker dies with its parent. `start` is JSON: the function's path, CPU and
   wall seconds, and megabytes.
   """
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-  if os.getppid() != parent:
-    return
+  die_with(parent)
   path, seconds, wall, megabytes = json.loads(start)
   module, _, name = path.partition(":")
   function = getattr(importlib.import_module(module), name)

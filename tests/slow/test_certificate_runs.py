@@ -128,7 +128,7 @@ def merged(weights):
   )
 
 
-# fault: (fields, what samples, what is said of it)
+# fault: (fields, what samples, the words that name it)
 WEIGHTS = {
     "base served": (
         {},
@@ -143,28 +143,28 @@ WEIGHTS = {
     "one layer stale": (
         {},
         one_layer,
-        "9 of 21 arrays are not those of RL step 1: all of layer 1 of RL step"
+        "9 of 21 arrays differ from RL step 1: all of layer 1 of RL step"
         " 0",
     ),
     "step 0 random": (
         {},
         random,
-        "arrays are not those of RL step 1: .* all of layers 0, 1 unrelated",
+        "arrays differ from RL step 1: .* all of layers 0, 1 unrelated",
     ),
     "transposed matrix": (
         {},
         transposed,
-        "1 of 21 arrays are not those of RL step 1: q of layer 1 transposed",
+        "1 of 21 arrays differ from RL step 1: q of layer 1 transposed",
     ),
     "wrong head": (
         {},
         wrong_head,
-        "1 of 21 arrays are not those of RL step 1: head unrelated numbers",
+        "1 of 21 arrays differ from RL step 1: head unrelated numbers",
     ),
     "partial update": (
         {},
         partial_update,
-        "7 of 21 arrays are not those of RL step 1: embed, k, q, v of layers 0,"
+        "7 of 21 arrays differ from RL step 1: embed, k, q, v of layers 0,"
         " 1 of RL step 0",
     ),
     "adapter missing": (
@@ -247,7 +247,7 @@ def test_old_weights_after_a_resume(tmp_path, monkeypatch, shared_programs):
 
 
 def test_a_cache_of_another_policy(tmp_path, monkeypatch, shared_programs):
-  """The weights are right; the prompts were read with those of step 0."""
+  """The weights are right; the prompts were read with weights of step 0."""
   session, said = started(tmp_path, monkeypatch)
   right, old, calls = session.rollout_engine._program, [], []
 

@@ -70,7 +70,7 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
 def test_a_token_is_written_into_the_cache_in_place(model):
   """With two heads of keys on a device: no copy in another layout.
 
-  Heads of 64 are those of 128 in the cache.
+  In the cache, heads of 64 have the size of 128.
   """
   devices = devices_of("v5p:2x2x1")
   c, cfg = slices.config_of(model, "v5p", rollout__slots=64)
