@@ -94,10 +94,11 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, cache, undisturbed):
 
 def test_a_resumed_run_may_offload_its_moments(tmp_path, cache, undisturbed):
   """Killed in RL, it goes on with optimizer.offload, and ends as it would."""
-  process = start(tmp_path, cache, KILLER, "rollout", "3", "--")
+  # Five manifests of SFT, and that of RL at steps 0, 3 and 6.
+  process = start(tmp_path, cache, KILLER, "manifest", "8", "--")
   finish(process, -signal.SIGKILL)
-  offload = "--config.optimizer.offload=True"
-  assert "resumes at step" in finish(start(tmp_path, cache, more=[offload]))
+  out = finish(start(tmp_path, cache, more=["--config.optimizer.offload=True"]))
+  assert "RL: resumes at step 3 of 7" in out
   got, wanted = outcome(tmp_path), outcome(undisturbed)
   assert got[1].pop("config") != wanted[1].pop("config")
   assert got == wanted

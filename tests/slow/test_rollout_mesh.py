@@ -48,8 +48,15 @@ def test_devices_that_only_sample_change_no_number(
   assert (meshes[0] == meshes[1]) == ("rollout" not in split)
   got = run(tmp_path / "split", meshes)
   assert [line["train/age_max"] for line in got] == [0, 1, 2, 2]
+  # The bits of the weights are equal until they are those of an update.
+  digest, version = "rollout/policy_digest", "rollout/policy_version"
+  assert [line[version] for line in got] == [0, 0, 0, 1]
+  for line, like in zip(got[:3], wanted[:3], strict=True):
+    assert line[digest] == like[digest]
   for line, like in zip(got, wanted, strict=True):
     for name, value in like.items():
+      if name == digest:
+        continue
       if not isinstance(value, str):
         value = pytest.approx(value, rel=1e-3, abs=1e-5)
       assert line[name] == value, name
