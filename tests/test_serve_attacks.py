@@ -1,5 +1,6 @@
 """Requests that try to stop the server, sent to one that listens."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -9,6 +10,7 @@ import subprocess
 import threading
 import time
 
+import jax
 import pytest
 import tiny
 from tiny_serve import make_engine
@@ -210,3 +212,22 @@ def test_tls_by_two_files(tmp_path):
     assert ask(server.address, dict(prompt="1+1="), **how)[0] == 200
     with pytest.raises((OSError, http.client.HTTPException)):
       ask(server.address, dict(prompt="1+1="))
+
+
+@pytest.mark.parametrize("name", ["prefill", "score"])
+def test_a_long_prompt_takes_little_memory(name):
+  """The scores of one tile of attention at a time, not of all of them."""
+  engine = make_engine(max_prompt=1024)
+  with jax.set_mesh(engine._mesh):
+    engine._queue, engine._slots = engine._call("empty")
+    tokens = (2,) * 1024
+    if name == "prefill":
+      engine._prefill(tokens, 0)
+    else:
+      engine._score(tokens, 1.0, concurrent.futures.Future())
+  (program,) = [
+      x for (x_name, _), x in engine._compiled.items() if x_name == name
+  ]
+  memory = program._compiled.memory_analysis().temp_size_in_bytes
+  tile = 4 * tiny.CFG.heads * 1024 * 128  # bytes of its scores
+  assert memory < 6 * tile  # more than 10 with all tiles at a time

@@ -31,6 +31,11 @@ from rl_reason.structs import Tree
 
 PREFILLS = 8  # prompts that are prefilled between two bursts
 IDLE = 0.1  # seconds between two looks at `alive` without work
+# Programs whose memory grows with the square of a prompt. By default XLA computes
+# all tiles of attention on a CPU at a time, and keeps the scores of all of them:
+# 160 MB for 2,048 tokens of 8 heads, and 33 MB one tile after the other.
+LONG = ("prefill", "score")
+FRUGAL = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 RATE_SECONDS = 10.0  # that the rate of tokens is a mean over
 
 # Deliver(ids, logps, finish): new tokens of a response, and why it ended:
@@ -260,7 +265,12 @@ class Engine:
     """Calls a program, which is compiled at its first call of a kind."""
     if (name, kind) not in self._compiled:
       program = functools.partial(getattr(self.programs, name), **static)
-      fn = jax.jit(program, donate_argnums=donated)
+      frugal = name in LONG and jax.default_backend() == "cpu"
+      fn = jax.jit(
+          program,
+          donate_argnums=donated,
+          compiler_options=FRUGAL if frugal else None,
+      )
       label = f"server: {name}" + (f" of {kind}" if kind else "")
       self._compiled[name, kind] = CompiledOnce(label, fn, self._display)
     return self._compiled[name, kind](*args)
