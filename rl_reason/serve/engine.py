@@ -31,8 +31,8 @@ from rl_reason.structs import Tree
 
 PREFILLS = 8  # prompts that are prefilled between two bursts
 IDLE = 0.1  # seconds between two looks at `alive` without work
-# Programs whose memory grows with the square of a prompt. On a CPU XLA otherwise
-# computes all tiles of attention at a time, and keeps the scores of each tile:
+# Programs whose memory grows with the square of a prompt. On a CPU XLA would
+# compute all tiles of attention at a time, and keep the scores of each tile:
 # 181 MB to prefill 2,048 tokens of 8 heads, and 56 MB one tile after the other.
 LONG = ("prefill", "score")
 FRUGAL = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
