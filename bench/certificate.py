@@ -9,9 +9,7 @@ step is the time from one call of the certificate to the same call of the next
 step. Writes results/certificate.{json,md}.
 """
 
-import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -24,7 +22,6 @@ import jax
 import rl_reason
 from bench import harness, tables
 from rl_reason.models import checksums
-from rl_reason.report import environment
 from rl_reason.training.certificate import Certificate
 
 OUT = harness.RESULTS / "certificate.json"
@@ -97,21 +94,5 @@ def page(result: dict) -> str:
   return "\n".join([*lines, "", *tables.footer(result), ""])
 
 
-def main() -> None:
-  """Measures, then writes the page."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  if parser.parse_args().table:
-    result = json.loads(OUT.read_text())
-  else:
-    result = dict(
-        command="python -m bench.certificate",
-        environment=environment.describe(),
-        **measure(),
-    )
-    OUT.write_text(json.dumps(result, indent=1) + "\n")
-  OUT.with_suffix(".md").write_text(page(result))
-
-
 if __name__ == "__main__":
-  main()
+  tables.make(OUT, __doc__, measure, page)

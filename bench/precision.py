@@ -9,10 +9,8 @@ what merging does to a LoRA adapter, what rounded logits do to log-probs, and
 what logits in float32 cost. Writes results/precision.{json,md}.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable
 
@@ -22,7 +20,6 @@ import numpy as np
 
 from bench import harness, tables
 from rl_reason.models import attention, decoder, lora
-from rl_reason.report import environment
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.scale import linear
 from rl_reason.structs import Prompts, Rollouts, Tree
@@ -349,36 +346,27 @@ def page(result: dict) -> str:
   return "\n".join([*lines, "", *tables.footer(result), ""])
 
 
-def main() -> None:
-  """Measures everything, then writes the page."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  if parser.parse_args().table:
-    result = json.loads(OUT.read_text())
-  else:
-    found = []
-    for row in ROWS:
-      for seed in range(SEEDS):
-        found.append(measure(*row, seed, SHORT))
-        print(found[-1], flush=True)
-    for dtype in ("float32", "bfloat16"):
-      found.append(measure(dtype, "same", "same", 0, LONG))
-    result = dict(
-        command="python -m bench.precision",
-        environment=environment.describe(),
-        gaps=found,
-        adapters=[
-            adapters(ratio, kind, 0)
-            for ratio in RATIOS
-            for kind in ("merged", "same", "int8")
-        ],
-        rounded=rounded_logits(0),
-        logits=cost_of_logits(),
-        equality=cost_of_equality(),
-    )
-    OUT.write_text(json.dumps(result, indent=1) + "\n")
-  OUT.with_suffix(".md").write_text(page(result))
+def measure_all() -> dict:
+  """All numbers of the page."""
+  found = []
+  for row in ROWS:
+    for seed in range(SEEDS):
+      found.append(measure(*row, seed, SHORT))
+      print(found[-1], flush=True)
+  for dtype in ("float32", "bfloat16"):
+    found.append(measure(dtype, "same", "same", 0, LONG))
+  return dict(
+      gaps=found,
+      adapters=[
+          adapters(ratio, kind, 0)
+          for ratio in RATIOS
+          for kind in ("merged", "same", "int8")
+      ],
+      rounded=rounded_logits(0),
+      logits=cost_of_logits(),
+      equality=cost_of_equality(),
+  )
 
 
 if __name__ == "__main__":
-  main()
+  tables.make(OUT, __doc__, measure_all, page)

@@ -9,8 +9,6 @@ trained policy of the unrounded run is sampled in each precision. Writes
 results/sampler_weights.{json,md}.
 """
 
-import argparse
-import json
 import pathlib
 import threading
 
@@ -20,7 +18,6 @@ import numpy as np
 from bench import harness, seeds, tables
 from rl_reason import ablate, config, session as session_lib
 from rl_reason.monitoring import display, metrics
-from rl_reason.report import environment
 from rl_reason.scale import device_mesh
 from rl_reason.training import initial_state, programs
 
@@ -176,23 +173,14 @@ def table(result: dict) -> str:
   return "\n".join([*out, "", *tables.footer(result), ""])
 
 
-def main() -> None:
-  """Runs what is missing, then writes the table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  if parser.parse_args().table:
-    result = json.loads(OUT.read_text())
-  else:
-    result = dict(
-        command="python -m bench.sampler_weights",
-        seeds=SEEDS,
-        environment=environment.describe(),
-        runs=[train(name, seed) for seed in SEEDS for name in ROWS],
-        policies=[measure(name, seed) for seed in SEEDS for name in PRECISIONS],
-    )
-    OUT.write_text(json.dumps(result, indent=1) + "\n")
-  OUT.with_suffix(".md").write_text(table(result))
+def measure_all() -> dict:
+  """Runs what is missing, and returns all numbers of the page."""
+  return dict(
+      seeds=SEEDS,
+      runs=[train(name, seed) for seed in SEEDS for name in ROWS],
+      policies=[measure(name, seed) for seed in SEEDS for name in PRECISIONS],
+  )
 
 
 if __name__ == "__main__":
-  main()
+  tables.make(OUT, __doc__, measure_all, table)

@@ -4,11 +4,14 @@ import argparse
 import dataclasses
 import datetime
 import itertools
+import json
 import pathlib
 import statistics
+from collections.abc import Callable
 
 from bench import harness
 from bench.harness import PEERS, Size
+from rl_reason.report import environment
 
 SWEEP = "bench_sweep"
 
@@ -227,6 +230,32 @@ def footer(result: dict) -> list[str]:
     text = ", ".join(f"{k} {v}" for k, v in versions.items())
     out += ["", f"{name}: {text}."]
   return out
+
+
+def make(
+    out: pathlib.Path,
+    about: str,
+    measure: Callable[[], dict],
+    page: Callable[[dict], str],
+) -> None:
+  """Measures and writes data and page; with --table the page only.
+
+  Args:
+    out: the file of data; the page lies in the same folder.
+    about: the docstring of the benchmark.
+    measure: returns the data.
+    page: data -> Markdown.
+  """
+  parser = argparse.ArgumentParser(description=about.splitlines()[0])
+  parser.add_argument("--table", action="store_true")
+  if parser.parse_args().table:
+    result = json.loads(out.read_text())
+  else:
+    command = f"python -m bench.{out.stem}"
+    result = dict(command=command, environment=environment.describe())
+    result |= measure()
+    out.write_text(json.dumps(result, indent=1) + "\n")
+  out.with_suffix(".md").write_text(page(result))
 
 
 def main(table: Table) -> None:
