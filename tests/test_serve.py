@@ -13,6 +13,7 @@ import time
 import hypothesis
 import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -20,6 +21,7 @@ from tiny_serve import running
 
 from rl_reason import checks, config as config_lib
 from rl_reason.data import datasets, tokenizer
+from rl_reason.models import attention
 from rl_reason.rollout import sampler
 from rl_reason.scale import randomness
 from rl_reason.serve import (
@@ -27,6 +29,7 @@ from rl_reason.serve import (
     feedback,
     filters,
     health,
+    programs,
     responses,
 )
 
@@ -607,3 +610,19 @@ def test_a_host_that_others_reach_needs_a_key(monkeypatch):
   c.serve.filter = "nothing.json"
   with pytest.raises(config_lib.ConfigError, match="serve.filter"):
     checks.serving(c)
+
+
+def test_attention_in_parts_is_that_of_the_whole_text():
+  """300 tokens are two parts and a half; the last 20 are padding."""
+  rng = np.random.default_rng(0)
+  q, k, v = (
+      jnp.asarray(rng.normal(size=(1, 300, 2, *n, 8)), jnp.float32)
+      for n in ((3,), (), ())
+  )
+  segments_1P = (jnp.arange(300) < 280).astype(jnp.int32)[None]
+  whole, parts = (
+      make(segments_1P)("xla", 0, q, k, v, None)[0]
+      for make in (attention.packed, programs.packed_in_parts)
+  )
+  assert parts.shape == whole.shape
+  np.testing.assert_allclose(parts[:, :280], whole[:, :280], atol=1e-5)

@@ -20,11 +20,13 @@ from flax import struct
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import decode_loop
 from rl_reason.rollout.decode_loop import Queue, Slots
+from rl_reason.scale import packed_attention
 from rl_reason.structs import Array, Tree
 
 STEPS = decode_loop.BURST  # K: one burst a call, so that text streams evenly
 PURPOSE = "serve"  # of keys, as in `randomness.key`
 TOP = 20  # alternatives to a token whose log-probs are computed
+PART = 128  # queries of a text whose scores exist at a time
 CHUNK = 64  # places whose logits exist at a time when a text is scored
 ALL_TOKENS = 2.0  # top-p of rows without a nucleus; see `decode_loop.draw`
 
@@ -250,12 +252,10 @@ class Programs:
     """
     at_1P = jnp.arange(len(tokens_P))[None]
     segments_1P = (at_1P < length).astype(jnp.int32)
+    kernels = self.cfg.attention != "xla"
+    attend = attention.packed if kernels else packed_in_parts
     hidden_1PD, *_ = decoder.forward(
-        params,
-        self.cfg,
-        tokens_P[None],
-        at_1P,
-        attention.packed(segments_1P),
+        params, self.cfg, tokens_P[None], at_1P, attend(segments_1P)
     )
 
     def one(args):
@@ -267,6 +267,32 @@ class Programs:
 
     next_P = jnp.roll(tokens_P, -1)
     return jax.lax.map(one, (hidden_1PD[0], next_P), batch_size=CHUNK)
+
+
+def packed_in_parts(segments_1P: Array) -> attention.Attend:
+  """`attention.packed` in XLA, PART queries at a time.
+
+  The memory is that of the scores of one part, and not of a whole text.
+  """
+  length = segments_1P.shape[1]
+  starts = jnp.arange(0, length, PART)
+
+  def attend(kernels, layer, q_1PKQC, k_1PKC, v_1PKC, cache):
+    pad = -length % PART
+    q, k, v, segments = (
+        jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
+        for x in (q_1PKQC, k_1PKC, v_1PKC, segments_1P)
+    )
+    q *= q.shape[-1] ** -0.5
+
+    def part(start):
+      own = jax.lax.dynamic_slice_in_dim(q, start, PART, 1)
+      return packed_attention.attend(own, k, v, segments, start)[0]
+
+    out = jax.lax.map(part, starts).reshape(q.shape)
+    return out[:, :length], cache
+
+  return attend
 
 
 def widths(limit: int) -> list[int]:
