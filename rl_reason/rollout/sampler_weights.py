@@ -6,7 +6,7 @@ axes, so that no decode step waits for weights of other devices.
 
 LoRA factors stay apart from their matrix, as in the trainer. Merged, W + sAB
 rounded to bfloat16 loses most of an adapter: at |sAB| / |W| = 1e-3 most sums
-round to W, and the error is larger than the effect of the adapter.
+round to W, and the error is 0.79 of the effect (results/precision.md).
 """
 
 import dataclasses
