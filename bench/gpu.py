@@ -7,7 +7,7 @@ The limits are measured in the same run: the bandwidth of a memory copy and the
 rate of a square matrix product in the dtype of the model. Decoding is limited
 by memory bandwidth (the weights once per step, and the keys and values of the
 context), everything else by FLOPs. Every implementation of attention that this
-machine has is measured (`rl_reason.scale.kernels`).
+machine has is measured (`rl_reason.models.kernels`).
 """
 
 import argparse
@@ -21,9 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from bench import harness, ours, tables
-from rl_reason.models import decoder, parameters
-from rl_reason.scale import kernels
-from rl_reason.session import TRIED
+from rl_reason.models import decoder, kernels, parameters
+from rl_reason.stages.session import TRIED
 
 TASKS = ("rollout", "update", "rl_step")
 

@@ -15,10 +15,10 @@ import numpy as np
 from bench import harness, worker
 from rl_reason import hf
 from rl_reason.algorithms import advantages, objective, reductions, surrogates
+from rl_reason.base.structs import Batch, Packed, Prompts, Rollouts, TrainState
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import sampler as rollout_lib
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.structs import Batch, Packed, Prompts, Rollouts, TrainState
 from rl_reason.training import optimizer, packing, step as step_lib
 
 Step = Callable[[], dict]

@@ -14,11 +14,11 @@ scattered in fp32.
 import json
 
 from bench import aot, slices
+from rl_reason.devices import sharding
+from rl_reason.lab import memory_formula
 from rl_reason.models import decoder
-from rl_reason.report import environment
-from rl_reason.scale import sharding
-from rl_reason.session import critic_config
-from rl_reason.size import formula
+from rl_reason.report import machine_record
+from rl_reason.stages.session import critic_config
 
 OUT = aot.OUT.with_name("pipeline.json")
 TOKENS = 512 * 4096  # of a minibatch: DAPO's 512 responses
@@ -77,11 +77,11 @@ def memory(c, cfg, devices: int, stages: int) -> float:
   """
   shards = devices // TENSOR
   mesh = sharding.abstract_mesh(fsdp=shards, tensor=TENSOR)
-  size = formula.estimate(
+  size = memory_formula.estimate(
       c, cfg, critic_config(c, cfg), mesh, token_budget=MICRO
   )
-  gathered = formula.bytes_of(
-      decoder.table(cfg), mesh, formula.itemsize(cfg), gathered=True
+  gathered = memory_formula.bytes_of(
+      decoder.table(cfg), mesh, memory_formula.itemsize(cfg), gathered=True
   )
   return (size.update_peak - gathered * (1 - 1 / stages)) / 2**30
 
@@ -92,7 +92,7 @@ def rows() -> list[dict]:
   for model in ("32B", "70B"):
     c, cfg = slices.config_of(model, "v5p", model__remat="full")
     one = sharding.abstract_mesh()
-    params = formula.bytes_of(decoder.table(cfg), one, 1)
+    params = memory_formula.bytes_of(decoder.table(cfg), one, 1)
     for devices in (64, 128, 256):
       for stages in (1, 4, 8):
         found = pipeline(
@@ -144,7 +144,7 @@ def table(result: dict) -> str:
 
 def main() -> None:
   """Computes the rows and writes the tables."""
-  commit = environment.describe()["git commit"]
+  commit = machine_record.describe()["git commit"]
   result = dict(commit=commit, rows=rows())
   OUT.write_text(json.dumps(result, indent=1))
   OUT.with_suffix(".md").write_text(table(result))

@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import harness, tables
-from rl_reason.models import attention, decoder, lora
+from rl_reason.base.structs import Prompts, Rollouts, Tree
+from rl_reason.models import attention, decoder, linear, lora
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.scale import linear
-from rl_reason.structs import Prompts, Rollouts, Tree
 from rl_reason.training import packing, step
 
 OUT = harness.RESULTS / "precision.json"

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from bench import aot
+from rl_reason.base.structs import Packed, Tree
+from rl_reason.lab.automatic_remat import REMAT
 from rl_reason.models import decoder
-from rl_reason.report import environment
-from rl_reason.size.automatic import REMAT
-from rl_reason.structs import Packed, Tree
+from rl_reason.report import machine_record
 
 OUT = aot.OUT.with_name("remat.json")
 DEPTHS = (4, 16, 64)
@@ -81,7 +81,7 @@ def main() -> None:
   result = dict(
       device=jax.devices()[0].device_kind,
       jax=jax.__version__,
-      commit=environment.describe()["git commit"],
+      commit=machine_record.describe()["git commit"],
       bytes=found,
   )
   OUT.write_text(json.dumps(result, indent=1))

@@ -17,11 +17,10 @@ import os
 import pathlib
 
 from bench import harness, seeds, tables
-from rl_reason import ablate
+from rl_reason.lab import rounds, study
 from rl_reason.report import scores
-from rl_reason.rounds import loop
 
-SEEDS = (0, *ablate.fresh_seeds("rl_reason rounds", 4))
+SEEDS = (0, *study.fresh_seeds("rl_reason rounds", 4))
 ROWS = ("rejection_sampling", "iterative_grpo")
 NAME = "rounds"
 CORE = "val-core/arithmetic/acc/"
@@ -44,7 +43,7 @@ def run(name: str, seed: int, count: int) -> None:
   workdir = directory(name, seed)
   options = [f"--config.seed={seed}", f"--config.rounds.count={count}"]
   if name != ROWS[0]:
-    base = loop.directory(directory(ROWS[0], seed), 0)
+    base = rounds.directory(directory(ROWS[0], seed), 0)
     base = base.relative_to(harness.ROOT)
     options.append(f"--config.sft.reuse={base}")
   if finished(name, seed) <= count:
@@ -65,7 +64,7 @@ def read(name: str, seed: int) -> dict:
   # The score of the reward model and the verdicts, by step of RL.
   steps = []
   for number in range(len(lines)):
-    path = loop.directory(directory(name, seed), number) / "metrics.jsonl"
+    path = rounds.directory(directory(name, seed), number) / "metrics.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()]
     steps += [
         dict(
@@ -141,7 +140,7 @@ def main() -> None:
       if wanted and not args.collect:
         run(name, seed, args.count)
     made = [x for x in jobs if finished(*x)]
-    place = loop.directory(directory(*made[0]), 0) / "environment.json"
+    place = rounds.directory(directory(*made[0]), 0) / "environment.json"
     harness.write_data(
         NAME,
         dict(

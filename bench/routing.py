@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from bench import harness, tables
-from rl_reason import ablate, tasks
+from rl_reason import tasks
 from rl_reason.algorithms import (
     advantages,
     credit,
@@ -29,17 +29,19 @@ from rl_reason.algorithms import (
     reductions,
     surrogates,
 )
-from rl_reason.data import demonstrations, pipelines, tokenizer
+from rl_reason.collect import experience, grading
+from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.row_source import RowSource
-from rl_reason.evaluation import grading
+from rl_reason.devices.randomness import key
+from rl_reason.lab import study
 from rl_reason.models import decoder, experts
-from rl_reason.report import environment
+from rl_reason.report import machine_record
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.scale.randomness import key
-from rl_reason.training import packing, step, supervised
+from rl_reason.stages import demonstrations, supervised
+from rl_reason.training import packing, step
 from rl_reason.training.optimizer import first_state, make_optimizer
 
-SEEDS = ablate.fresh_seeds("rl_reason routing replay", 5)
+SEEDS = study.fresh_seeds("rl_reason routing replay", 5)
 SKILL, HABITS = 900, 60  # steps of SFT
 STEPS, BATCH, GROUP, MINIBATCHES = 16, 128, 8, 4
 LAST = 4  # steps whose accuracy is the final one
@@ -185,10 +187,10 @@ def trained(seed: int, rows: RowSource, params, kind, replay, steps):
       found |= {
           f"{name}_{x}": v for x, v in gap(rollouts, logps_BT, agree_BT).items()
       }
-    graded = step.graded(rollouts, correct_B)
-    graded = step.with_old_logps(graded, compared[replay][0])
+    graded = experience.graded(rollouts, correct_B)
+    graded = experience.with_old_logps(graded, compared[replay][0])
     batch = step.train_batch(
-        graded, jax.device_get(credited(step.credit_inputs(graded)))
+        graded, jax.device_get(credited(experience.credit_inputs(graded)))
     )
     if not replay:
       packed_M = plan.packed_M.replace(routes_RLZ=None)
@@ -316,7 +318,7 @@ def main() -> None:
   result = harness.read("routing") or dict(runs={})
   for seed in () if only_table else SEEDS:
     seed_runs(seed, result["runs"].setdefault(str(seed), {}))
-    result["environment"] = environment.describe()
+    result["environment"] = machine_record.describe()
     harness.write_data("routing", result)
   if result["runs"]:
     harness.write("routing", result, page(result))

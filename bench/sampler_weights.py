@@ -16,15 +16,16 @@ import jax
 import numpy as np
 
 from bench import harness, seeds, tables
-from rl_reason import ablate, config, session as session_lib
+from rl_reason.base import config
+from rl_reason.devices import device_mesh
+from rl_reason.lab import study
 from rl_reason.monitoring import display, metrics
-from rl_reason.scale import device_mesh
-from rl_reason.training import initial_state, programs
+from rl_reason.stages import build_step, initial_state, session as session_lib
 
 RUNS = harness.RUNS / "sampler_weights"
 OUT = harness.RESULTS / "sampler_weights.json"
 
-SEEDS = ablate.fresh_seeds("rl_reason", 3)
+SEEDS = study.fresh_seeds("rl_reason", 3)
 STEPS = 20
 ROUNDS = 10  # rounds of generation that measure the trained policy
 PRECISIONS = {  # rollout.weights, rollout.cache
@@ -91,8 +92,8 @@ def measure(precision: str, seed: int) -> dict:
   )
   with jax.set_mesh(session.mesh):
     params, _, _ = initial_state.load(session, "newest", None)
-    run = programs.build(session)
-    collector = programs.make_collector(session, "another round")
+    run = build_step.build(session)
+    collector = build_step.make_collector(session, "another round")
     weights = session.engine.weights(params, c.rollout.weights)
     gaps = []
     for _ in range(ROUNDS):

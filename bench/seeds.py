@@ -26,14 +26,13 @@ from collections.abc import Sequence
 from concurrent import futures
 
 from bench import tables
-from rl_reason import ablate
-from rl_reason.ablate import compare
+from rl_reason.lab import comparison, study
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "seeds"
 OUT = ROOT / "results" / "seeds.json"
 
-SEEDS = (0, *ablate.fresh_seeds("rl_reason", 15))
+SEEDS = (0, *study.fresh_seeds("rl_reason", 15))
 
 ROWS = {
     "DAPO": ("configs/dapo.py", False),
@@ -134,7 +133,7 @@ def alone() -> dict:
 
 def spread(values: Sequence[float], share: bool = True) -> str:
   """Returns 'mean ± half of the 95% interval (minimum to maximum)'."""
-  mean, half = compare.interval(values)
+  mean, half = comparison.interval(values)
   scale, sign, digits = (100, "%", 1) if share else (1, "", 2)
   if half is None:
     return f"{scale * mean:.{digits}f}{sign}"

@@ -26,12 +26,18 @@ import jax
 from jax.experimental import topologies
 
 from bench import aot, collectives
-from rl_reason import checks
+from rl_reason.checks import checked
+from rl_reason.devices import device_mesh, sharding
+from rl_reason.lab import (
+  automatic_remat,
+  compiled_memory,
+  memory_formula,
+  memory_shapes,
+  memory_size,
+)
 from rl_reason.monitoring.display import Display
-from rl_reason.report import environment
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.session import attention_backend, critic_config
-from rl_reason.size import automatic, command, compiled, formula, shapes
+from rl_reason.report import machine_record
+from rl_reason.stages.session import attention_backend, critic_config
 
 OUT = aot.OUT.with_name("slices.json")
 GIB = 1 << 30
@@ -83,9 +89,9 @@ def config_of(model: str, kind: str, **fields):
   """The config of a run and the shape of its model, with kernels of a kind."""
   given = GIVEN | {"model.path": MODELS[model]}
   given |= {name.replace("__", "."): value for name, value in fields.items()}
-  c, _ = checks.checked("dapo_qwen", given)
+  c, _ = checked.checked("dapo_qwen", given)
   backend, _ = attention_backend(c, "gpu" if kind in GPUS else "tpu")
-  return c, dataclasses.replace(shapes.shape(c), attention=backend)
+  return c, dataclasses.replace(memory_shapes.shape(c), attention=backend)
 
 
 def choose(model: str, kind: str) -> dict | None:
@@ -104,26 +110,26 @@ def choose(model: str, kind: str) -> dict | None:
             model, kind, model__remat=remat, mesh__tensor=tensor, mesh__data=1
         )
         try:
-          checks.devices(c, count)
-        except checks.ConfigError:
+          checked.devices(c, count)
+        except checked.ConfigError:
           continue
         mesh = sharding.abstract_mesh(fsdp=count // tensor, tensor=tensor)
         value = critic_config(c, cfg)
 
         def budget_fits(rows, args=(c, cfg, value, mesh)):
-          size = formula.estimate(*args, token_budget=rows * LENGTH)
+          size = memory_formula.estimate(*args, token_budget=rows * LENGTH)
           return size.update_peak <= limit
 
         def slots_fit(
             slots, args=(c, cfg, value, mesh), shards=count // tensor
         ):
-          size = formula.estimate(*args, slots=slots * shards)
+          size = memory_formula.estimate(*args, slots=slots * shards)
           return size.rollout_peak <= limit
 
         shards = count // tensor
         most = GIVEN["rollout.batch"] // GIVEN["updates.minibatches"] // shards
-        rows = automatic.largest(budget_fits, min(ROWS, most))
-        slots = automatic.largest(slots_fit, SLOTS) * shards
+        rows = automatic_remat.largest(budget_fits, min(ROWS, most))
+        slots = automatic_remat.largest(slots_fit, SLOTS) * shards
         if rows and slots:
           slots = min(slots, GIVEN["rollout.batch"])
           return dict(
@@ -154,8 +160,8 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
     ).devices
     mesh, _ = device_mesh.make_meshes(**c.mesh, devices=devices)
   value = critic_config(c, cfg)
-  size = formula.estimate(c, cfg, value, mesh)
-  return command._session(c, cfg, value, mesh, Display(False)), size
+  size = memory_formula.estimate(c, cfg, value, mesh)
+  return memory_size._session(c, cfg, value, mesh, Display(False)), size
 
 
 def timed(compile_it: Callable[[], dict]) -> dict:
@@ -170,23 +176,26 @@ def timed(compile_it: Callable[[], dict]) -> dict:
   return out | dict(seconds=round(seconds), cpu_seconds=round(cpu))
 
 
-def update(session, size: formula.Size) -> dict:
+def update(session, size: memory_formula.Size) -> dict:
   """Compiles an update; its peak beside what else is resident."""
-  program, _ = compiled.update(session)
+  program, _ = compiled_memory.update(session)
   return dict(
-      peak=compiled.peak(program) + size.resident["initial parameters"],
+      peak=compiled_memory.peak(program) + size.resident["initial parameters"],
       collectives=collectives.largest(program.as_text()),
   )
 
 
-def rollout(session, size: formula.Size) -> dict:
+def rollout(session, size: memory_formula.Size) -> dict:
   """Compiles the sampler; its peak beside what else is resident."""
   resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
     resident -= size.resident[
         "parameters"
     ]  # the sampler reads them as they are
-  peaks = [compiled.peak(program) for program, _ in compiled.rollout(session)]
+  peaks = [
+      compiled_memory.peak(program)
+      for program, _ in compiled_memory.rollout(session)
+  ]
   return dict(peak=resident + max(peaks))
 
 
@@ -279,7 +288,7 @@ def main() -> None:
     return
   jax.config.update("jax_platforms", "cpu")
   os.environ.update(aot.LIBTPU)
-  commit = environment.describe()["git commit"]  # before results change
+  commit = machine_record.describe()["git commit"]  # before results change
   rows = result["rows"]
   names = [f"{model} {kind}" for model in MODELS for kind in KINDS]
   only = [x for x in names if all(word in x for word in flags.only.split(","))]

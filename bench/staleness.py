@@ -5,7 +5,7 @@
 
 Costs come from results/bench_rollout.json and results/bench_update.json. Each
 device decodes its part of a batch as the sampler does, with log-normal lengths;
-batches follow the schedule of `rl_reason/training/ahead.py`. Writes
+batches follow the schedule of `rl_reason/collect/ahead.py`. Writes
 results/staleness_time.json, .md and .png (the figure needs matplotlib).
 """
 

@@ -2,12 +2,13 @@
 
 The other configs change a few of these fields. On the command line:
 `--config.rollout.batch=128 --config.surrogate.args.clip_high=0.28`. A section
-with `name` and `args` chooses a function (`rl_reason/functions.py`); `args` are
-keyword arguments of that function, whose signature has the defaults and bounds.
+with `name` and `args` chooses a function (`rl_reason/base/functions.py`);
+`args` are keyword arguments of that function, whose signature has the defaults
+and bounds.
 Fields that no named algorithm needs are in configs/variants.py.
 """
 
-from rl_reason.config import choice, function, number, section
+from rl_reason.base.config import choice, function, number, section
 from rl_reason.configs import variants
 from rl_reason.data import templates
 

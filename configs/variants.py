@@ -7,7 +7,7 @@ models, serving, generated data: see docs/algorithms.md; environments:
 docs/environments.md.
 """
 
-from rl_reason.config import at, choice, function, number, section
+from rl_reason.base.config import at, choice, function, number, section
 
 
 def add(c) -> None:

@@ -22,13 +22,14 @@ from rl_reason.algorithms import (
     reductions,
     surrogates,
 )
-from rl_reason.data import demonstrations, pipelines, tokenizer
+from rl_reason.collect import dynamic_sampling, experience, grading
+from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.row_source import RowSource
-from rl_reason.evaluation import grading
+from rl_reason.devices.randomness import key
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale.randomness import key
-from rl_reason.training import dynamic_sampling, packing, step, supervised
+from rl_reason.stages import demonstrations, supervised
+from rl_reason.training import packing, step
 from rl_reason.training.optimizer import first_state, make_optimizer
 
 SEED = 0
@@ -103,7 +104,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
     rollouts = jax.device_get(sampled)
     finish = grading.start_grading(task, tok, rollouts, rows)
     _, correct_B, _ = finish()
-    return step.graded(rollouts, correct_B)
+    return experience.graded(rollouts, correct_B)
 
   for _ in range(steps):
     # Dynamic sampling: refill until every group has signal (eq 11).
@@ -113,9 +114,9 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
         rows.rollouts, packed_rows=PACKED_ROWS, minibatches=minibatches
     )
     logps_BT, _ = step.forward(None, logps, state.params, plan)
-    rows = step.with_old_logps(rows, logps_BT)
+    rows = experience.with_old_logps(rows, logps_BT)
     # Credit, and one optimizer step on each minibatch.
-    credited = jax.device_get(credit_program(step.credit_inputs(rows)))
+    credited = jax.device_get(credit_program(experience.credit_inputs(rows)))
     data = step.minibatches(None, step.train_batch(rows, credited), plan)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     state, update_metrics = update(state, *data, coefs)

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 
 from rl_reason.algorithms import advantages, objective, reductions, surrogates
+from rl_reason.collect import experience
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
@@ -32,7 +33,7 @@ for n, key in enumerate(jax.random.split(jax.random.key(1), 10)):
   rewards_B = np.float32(rewards)
   # GRPO's advantage, and one optimizer step in micro-batches of packed rows.
   advantages_B = group_norm(rewards_B, out.ids_B)
-  rows = step.graded(out, correct_B=rewards_B == 1)
+  rows = experience.graded(out, correct_B=rewards_B == 1)
   batch = step.train_batch(rows, dict(advantages_BT=advantages_B[:, None]))
   plan = packing.plan(out, packed_rows=8, minibatches=1)
   data = step.minibatches(None, batch, plan)

@@ -5,7 +5,7 @@
 
 A field that is set several times is swept: the command above starts 3 x 2 runs,
 one after the other. It needs XManager (`pip install xmanager`; `xmanager launch
-launch/xm_launch.py -- ...` works too); `python -m rl_reason.ablate.sweep` does
+launch/xm_launch.py -- ...` works too); `python -m rl_reason.lab.sweep` does
 without, and makes several runs at once. `--dry_run` prints the commands.
 
 All combinations are checked before the first one starts. Exit codes: 0 success;
@@ -24,8 +24,8 @@ from absl import app, flags
 # Finds rl_reason and configs, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from rl_reason import config as config_lib
-from rl_reason.ablate import sweep
+from rl_reason.base import config as config_lib
+from rl_reason.lab import sweep
 
 try:
   from xmanager import xm, xm_local
@@ -89,7 +89,7 @@ def main(rest: list[str]) -> int:
     if xm is None and not _DRY_RUN.value:
       raise config_lib.ConfigError(
           "XManager is not installed: `pip install xmanager`, or use `python -m"
-          " rl_reason.ablate.sweep` with the same flags"
+          " rl_reason.lab.sweep` with the same flags"
       )
   except config_lib.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)

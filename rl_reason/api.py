@@ -15,16 +15,10 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import (
-    checks,
-    config as config_lib,
-    functions,
-    run,
-    tasks,
-    verifiers,
-)
-from rl_reason.checkpointing import run_directory
-from rl_reason.config import ConfigError
+from rl_reason import run, tasks, verifiers
+from rl_reason.base import config as config_lib, errors
+from rl_reason.base.config import ConfigError
+from rl_reason.checks import checked, run_directory
 from rl_reason.data import datasets
 from rl_reason.monitoring import screen as screen_lib
 from rl_reason.tasks import given
@@ -89,8 +83,8 @@ class Result:
     import numpy as np
 
     from rl_reason.data import pipelines, tokenizer
-    from rl_reason.scale import sharding
-    from rl_reason.scale.randomness import key
+    from rl_reason.devices import sharding
+    from rl_reason.devices.randomness import key
 
     s, slots = self.session, self.config.rollout.max_prompt
     # Rows are split over the devices: the last ones may be repetitions.
@@ -189,8 +183,8 @@ def train(
     if added:
       before = fields.get(name, config_lib.at(usual, name))
       fields[name] = ",".join([*filter(None, [before]), *added])
-  c, remarks = checks.checked(config, fields)
-  checks.files(c)
+  c, remarks = checked.checked(config, fields)
+  checked.files(c)
   run_directory.check(path, c)
 
   with screen_lib.guarded(path), run.stopping() as stop:
@@ -307,7 +301,7 @@ def _write_rows(workdir: pathlib.Path, name: str, rows: list) -> str:
     except (TypeError, ValueError, AttributeError) as e:
       raise ConfigError(
           f"{name}: row {number} is no dict of JSON values"
-          f" ({functions.one_line(e)}); leave out columns of other types"
+          f" ({errors.one_line(e)}); leave out columns of other types"
       ) from None
   if not lines:
     raise ConfigError(f"{name}: there is no row; at least 2 are needed")

@@ -21,8 +21,9 @@ from typing import Any
 
 from absl import app, flags
 
-from rl_reason import checks, config as config_lib, run
-from rl_reason.checkpointing import run_directory
+from rl_reason import run
+from rl_reason.base import config as config_lib
+from rl_reason.checks import checked, run_directory
 from rl_reason.monitoring import screen as screen_lib
 
 STAGES = (
@@ -76,16 +77,18 @@ def _main(lost: screen_lib.Lost) -> int:
   config, workdir = _prepare(sys.argv)
   lost.directory = workdir
   if _STAGE.value == "export":
-    checks.hub(config)
+    checked.hub(config)
   if _STAGE.value == "serve":
-    checks.serving(config)
+    from rl_reason.serve import requirements
+
+    requirements.check(config)
   if _STAGE.value == "report":
     return _explained(_report, workdir)
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
   stages = functools.partial(_stages, config)
   if not _DISTRIBUTED.value:
     return _explained(stages, workdir)
-  from rl_reason.scale import peers
+  from rl_reason.devices import peers
 
   # Before the signals of `run.stopping`: until all are there, they just end it.
   others = peers.Peers(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
@@ -139,7 +142,7 @@ def _prepare(argv):
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
     # The config of the run that the work directory holds, as it is.
-    own = dict(serve=checks.SERVED, generate=("generate.",))
+    own = dict(serve=checked.SERVED, generate=("generate.",))
     allowed = "export.", *own.get(_STAGE.value, ())
     if workdir is None or any(not x.startswith(allowed) for x in given):
       raise config_lib.ConfigError(
@@ -158,19 +161,19 @@ def _prepare(argv):
     run_directory.refuse_code(str(saved), fields)
     config = config_lib.unflat(fields)
     try:  # somebody may have edited it
-      checks.bounds(config, config_lib.FIELDS)
+      checked.bounds(config, config_lib.FIELDS)
     except config_lib.ConfigError as e:
       raise config_lib.ConfigError(f"{saved}: {e}") from None
     config_lib.override(config, given)
-    checks.bounds(config, given)
+    checked.bounds(config, given)
     return config, pathlib.Path(workdir)
 
   # Everything about the config, before the accelerator is touched.
-  config, notes = checks.checked(path, given)
+  config, notes = checked.checked(path, given)
   for line in notes:
     print(line, flush=True)
   if _STAGE.value not in ("prepare", "serve", "size"):
-    checks.files(config)
+    checked.files(config)
   # A work directory holds one run: resume it only with the same numbers.
   workdir = pathlib.Path(workdir or run_directory.default(path, config, given))
   if _STAGE.value != "size":
@@ -214,9 +217,9 @@ def _stages(config, workdir: pathlib.Path) -> int:
     with contextlib.closing(screen):
       stage, step = _STAGE.value, _STEP.value
       if stage == "size":
-        from rl_reason.size import command
+        from rl_reason.lab import memory_size
 
-        command.run(config, screen, _MEMORY.value, _DEVICES.value)
+        memory_size.run(config, screen, _MEMORY.value, _DEVICES.value)
       else:
         run.stages(config, workdir, screen, stop, stage=stage, step=step)
   return 0

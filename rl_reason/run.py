@@ -15,8 +15,9 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason import checks, config as config_lib, tasks
-from rl_reason.checkpointing import run_directory
+from rl_reason import tasks
+from rl_reason.base import config as config_lib
+from rl_reason.checks import checked, run_directory
 
 TRAINS = ("all", "sft", "value", "reward_model")
 
@@ -124,30 +125,31 @@ def stages(
   import jax
 
   if config.rounds.count:
-    from rl_reason.rounds import loop
+    from rl_reason.lab import rounds
 
     each = functools.partial(stages, logger=logger, devices=devices)
     with compilation_cache(screen.say):
-      return loop.run(config, workdir, screen, stop, each, stage)
+      return rounds.run(config, workdir, screen, stop, each, stage)
 
-  from rl_reason.data import prepare
-  from rl_reason.evaluation import command
-  from rl_reason.generate import command as generate
-  from rl_reason.hf import export
+  from rl_reason.base import json_files
+  from rl_reason.checks import traced_functions
+  from rl_reason.devices import device_mesh, topology
+  from rl_reason.lab import automatic_remat, generate
   from rl_reason.monitoring import metrics, verdict, watchdog
-  from rl_reason.report import environment, page, scores
-  from rl_reason.reward_models import classifier, train as reward_model
-  from rl_reason.scale import device_mesh, layout
-  from rl_reason.session import open_session, resolve
-  from rl_reason.size import automatic
-  from rl_reason.training import (
-      function_check,
+  from rl_reason.report import machine_record, page, scores
+  from rl_reason.stages import (
+      classifier,
+      evaluate,
+      export,
       initial_state,
+      prepare,
       resumed,
+      reward_model,
       rl,
       sft,
       value,
   )
+  from rl_reason.stages.session import open_session, resolve
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache(screen.say))
@@ -158,21 +160,21 @@ def stages(
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     name, place = config.model.path, source.path if source else None
-    commit = environment.hub_commit(place)
+    commit = machine_record.hub_commit(place)
     if commit and not config_lib.revision(config, name):
       screen.say(
           f"model.path = {name!r}: the newest version on the hub;"
           f" hub.revisions = '{name}={commit}' keeps it"
       )
-    checks.devices(config, len(devices or jax.devices()), stage)
+    checked.devices(config, len(devices or jax.devices()), stage)
     mesh, sampling = device_mesh.make_meshes(**config.mesh, devices=devices)
     if mesh.size > 1:
-      screen.say(layout.describe(mesh.axis_names, mesh.devices))
+      screen.say(topology.describe(mesh.axis_names, mesh.devices))
     if sampling != mesh:
-      what = layout.describe(sampling.axis_names, sampling.devices)
+      what = topology.describe(sampling.axis_names, sampling.devices)
       screen.say(f"rollout {what}")
     if config.model.remat == "auto":
-      automatic.fill_in(config, workdir, mesh, screen.say)
+      automatic_remat.fill_in(config, workdir, mesh, screen.say)
     # A run may be trained while samples of its checkpoints are written.
     written = workdir / "generated" if stage == "generate" else workdir
     written.mkdir(parents=True, exist_ok=True)
@@ -200,25 +202,25 @@ def stages(
       cleanup.callback(session.environments.close)
     if stage in TRAINS:
       classifier.check(session)
-      function_check.check(config)
+      traced_functions.check(config)
     # Written only now: a run that cannot begin leaves the directory free.
     if jax.process_index() == 0 and stage in TRAINS:
-      metrics.write_json(workdir / "config.json", config_lib.flat(config))
-      about = environment.describe(place)
-      metrics.write_json(workdir / "environment.json", about)
-      environment.record_start(workdir)
+      json_files.write_json(workdir / "config.json", config_lib.flat(config))
+      about = machine_record.describe(place)
+      json_files.write_json(workdir / "environment.json", about)
+      machine_record.record_start(workdir)
 
     params = None
     with jax.set_mesh(session.mesh):
       if stage == "evaluate":
-        command.run(session, step)
+        evaluate.run(session, step)
       elif stage == "export":
         export.run(session, step)
       elif stage == "generate":
         generate.run(session, step)
         return session, None
       elif stage == "serve":
-        from rl_reason.serve import command as serve  # of an extra
+        from rl_reason.serve import server as serve  # of an extra
 
         serve.run(session, step)
         return session, None

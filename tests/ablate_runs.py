@@ -3,7 +3,7 @@
 import json
 import sys
 
-from rl_reason import ablate
+from rl_reason.lab import study
 
 SMOKE = "configs/dapo.py:smoke"
 HOSTILE = "</script><script>document.title='owned'</script>|<b>"
@@ -57,7 +57,7 @@ def fake_command(folder, monkeypatch, root) -> list[str]:
   monkeypatch.chdir(root)
   monkeypatch.syspath_prepend(str(root))
   (folder / "fake.py").write_text(FAKE)
-  plan = ablate.plan
+  plan = study.plan
 
   def noted(*args):
     found = plan(*args)
@@ -65,7 +65,7 @@ def fake_command(folder, monkeypatch, root) -> list[str]:
     (folder / "fields.json").write_text(json.dumps(fields))
     return found
 
-  monkeypatch.setattr(ablate, "plan", noted)
+  monkeypatch.setattr(study, "plan", noted)
   return [sys.executable, str(folder / "fake.py")]
 
 
@@ -78,7 +78,7 @@ def ladder(**changes):
   fields = dict(title="A try", question="Does it?", seeds=(1, 2), rows=rows)
   fields |= dict(reference="low", measures=("entropy", "pass@8"))
   fields |= dict(common={"rl.steps": 4})
-  return ablate.ladder(**fields | changes)
+  return study.ladder(**fields | changes)
 
 
 def write_config(folder, body):

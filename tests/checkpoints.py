@@ -11,9 +11,9 @@ import tiny_session
 
 from rl_reason import hf
 from rl_reason.data import tokenizer
-from rl_reason.hf import files
+from rl_reason.devices import device_mesh
+from rl_reason.hf import model_files
 from rl_reason.models import decoder
-from rl_reason.scale import device_mesh
 
 LLAMA3 = dict(
     rope_type="llama3",
@@ -117,7 +117,7 @@ def write(directory, config, weights, shards=1):
     parts = {f"part-{i}.safetensors": names[i::shards] for i in range(shards)}
     weight_map = {name: file for file, part in parts.items() for name in part}
     index = json.dumps(dict(weight_map=weight_map))
-    (directory / files.INDEX).write_text(index)
+    (directory / model_files.INDEX).write_text(index)
   for file, part in parts.items():
     tensors = {name: weights[name] for name in part}
     safetensors.numpy.save_file(tensors, directory / file, {"format": "pt"})
@@ -138,7 +138,7 @@ def bits(directory):
   """{name: dtype, shape and bytes} of every tensor of a directory."""
   return {
       name: (x.dtype, x.shape, x.read().tobytes())
-      for name, x in files.headers(directory).items()
+      for name, x in model_files.headers(directory).items()
   }
 
 

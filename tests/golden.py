@@ -16,9 +16,14 @@ import pytest
 import reference_model
 
 from rl_reason.algorithms import objective, reductions, surrogates
-from rl_reason.models import attention, critic, decoder, parameters
-from rl_reason.scale import packed_attention
-from rl_reason.structs import TrainState
+from rl_reason.base.structs import TrainState
+from rl_reason.models import (
+    attention,
+    critic,
+    decoder,
+    packed_attention,
+    parameters,
+)
 from rl_reason.training import optimizer as optimizer_lib, step
 
 CFG = decoder.ModelConfig(

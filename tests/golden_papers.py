@@ -19,17 +19,14 @@ import reference
 import reference_model
 from golden import OPTIONS, P, T, on_device, random_leaves, random_rows
 
-from rl_reason import checks, config
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.session import Session, critic_config
-from rl_reason.structs import Experience, Rollouts
-from rl_reason.training import (
-    dynamic_sampling,
-    optimizer,
-    packing,
-    programs,
-    step,
-)
+from rl_reason.base import config
+from rl_reason.base.structs import Experience, Rollouts
+from rl_reason.checks import checked
+from rl_reason.collect import experience
+from rl_reason.devices import device_mesh, sharding
+from rl_reason.stages import build_step
+from rl_reason.stages.session import Session, critic_config
+from rl_reason.training import optimizer, packing, step
 
 # Eight responses: two groups of four, or eight prompts with one response each.
 LENGTHS = np.array([5, 5, 2, 3, 1, 4, 2, 5])
@@ -197,7 +194,7 @@ PAPERS = {
 def small(name):
   """A config cut down to these rows; its algorithm stays."""
   c = importlib.import_module(f"configs.{name}").get_config()
-  checks.fields(c)
+  checked.fields(c)
   fields = config.flat(c)
   for field, wanted in PAPERS[name].fields.items():
     assert fields[field] == wanted, field
@@ -210,7 +207,7 @@ def small(name):
   c.optimizer.update(name="sgd", lr=1.0, clip_norm=0.0)
   c.critic.lr = 1.0
   c.reward.overlong_buffer = min(c.reward.overlong_buffer, 3)
-  checks.fields(c)
+  checked.fields(c)
   return c
 
 
@@ -348,7 +345,7 @@ def step_of(name, cfg):
     advantages_BT = reference.whiten(advantages_BT, mask_BT)
 
   # The package. One update is cut out of many: it stays off-policy.
-  padded_rows = dynamic_sampling.pad(rows, 16, rows, c.rollout.group_size)
+  padded_rows = experience.pad(rows, 16, rows, c.rollout.group_size)
   padded_ref_BT = np.concatenate([ref_BT, np.full((8, T), np.nan)])
   orders = np.arange(16), np.random.default_rng(6).permutation(16)
   plans = [plan_of(padded_rows, order_B) for order_B in orders]
@@ -358,14 +355,14 @@ def step_of(name, cfg):
   with (
       jax.set_mesh(session.mesh),
       mock.patch.object(config, "on_policy", on_policy),
-      mock.patch.object(programs, "CompiledOnce", Quick),
+      mock.patch.object(build_step, "CompiledOnce", Quick),
   ):
-    run = programs.build(session)
+    run = build_step.build(session)
     values_BT = None
     if config.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
-    inputs = step.credit_inputs(
+    inputs = experience.credit_inputs(
         padded_rows,
         ref_logps_BT=padded_ref_BT,
         values_BT=values_BT,
@@ -388,11 +385,11 @@ def step_of(name, cfg):
     for plan in plans:
       minibatches = step.minibatches(session.mesh, batch, plan)
       params = on_device(leaves, jnp.float64)
-      state = optimizer.new_state(params, *programs.policy_optimizer(session))
+      state = optimizer.new_state(params, *build_step.policy_optimizer(session))
       updated.append(jax.device_get(run.update(state, *minibatches, coefs)))
       if config.has_critic(c):
         params = on_device(critics[1], jnp.float64)
-        shardings = programs.critic_optimizer(session, c.rl.steps)
+        shardings = build_step.critic_optimizer(session, c.rl.steps)
         state = optimizer.new_state(params, *shardings)
         done = run.update_critic(state, *minibatches)
         critic_updated.append(jax.device_get(done))

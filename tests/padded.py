@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from rl_reason.base.structs import Array, Batch, Packed, Rollouts
+from rl_reason.devices import sharding
 from rl_reason.models import attention, decoder
-from rl_reason.scale import sharding
-from rl_reason.structs import Array, Batch, Packed, Rollouts
 from rl_reason.training import packing
 
 

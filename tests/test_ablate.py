@@ -9,9 +9,9 @@ import pytest
 from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
 
-from rl_reason import ablate, config
-from rl_reason.ablate import __main__ as command, compare, output
-from rl_reason.config import ConfigError
+from rl_reason.base import config
+from rl_reason.base.config import ConfigError
+from rl_reason.lab import ablate as command, comparison, study, study_pages
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
 
@@ -23,11 +23,11 @@ def child(tmp_path, monkeypatch):
 
 def test_seeds_are_those_of_the_hash():
   # sha256("rl_reason") begins 6652 c755 bd84 0092 a1d5.
-  assert ablate.fresh_seeds("rl_reason", 5) == (26194, 51029, 48516, 146, 41429)
-  seeds = ablate.fresh_seeds("vapo", 8)
-  assert len(set(seeds)) == 8 and seeds[:3] == ablate.fresh_seeds("vapo", 3)
+  assert study.fresh_seeds("rl_reason", 5) == (26194, 51029, 48516, 146, 41429)
+  seeds = study.fresh_seeds("vapo", 8)
+  assert len(set(seeds)) == 8 and seeds[:3] == study.fresh_seeds("vapo", 3)
   with pytest.raises(ValueError, match="99 seeds of 'x'"):
-    ablate.fresh_seeds("x", 99)
+    study.fresh_seeds("x", 99)
 
 
 @pytest.mark.parametrize("path", LADDERS, ids=lambda path: path.stem)
@@ -35,7 +35,7 @@ def test_every_ladder_can_run(path, monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.syspath_prepend(str(ROOT))
   c = config.read(str(path))
-  plan = ablate.plan(c, pathlib.Path("runs"), path.stem)
+  plan = study.plan(c, pathlib.Path("runs"), path.stem)
   assert sum(bool(x.row) for x in plan) == len(c.rows) * len(c.seeds)
   assert f"--config=configs/ablations/{path.name}" in path.read_text()
 
@@ -86,7 +86,7 @@ def test_mistakes_are_refused_before_anything_runs(
     child, tmp_path, changes, message
 ):
   with pytest.raises(ConfigError, match=message) as e:
-    ablate.plan(ladder(**changes), tmp_path, "try")
+    study.plan(ladder(**changes), tmp_path, "try")
   assert "\n" not in str(e.value)
   assert [path.name for path in tmp_path.iterdir()] == ["fake.py"]  # nothing
 
@@ -101,13 +101,13 @@ def test_a_config_that_is_no_ablation_is_refused(child, capsys):
 def test_a_common_field_that_a_row_does_not_read_is_left_out():
   """But not one of the row's own."""
   common = {"advantage.args.lam": 0.5, "rl.steps": 4}
-  fields, overrides = ablate.configure("configs/vapo.py", common, {"seed": 3})
+  fields, overrides = study.configure("configs/vapo.py", common, {"seed": 3})
   assert overrides == {"rl.steps": 4, "seed": 3} and fields["rl.steps"] == 4
   assert "advantage.args.lam" not in fields
-  _, overrides = ablate.configure("configs/ppo.py", common, {"seed": 3})
+  _, overrides = study.configure("configs/ppo.py", common, {"seed": 3})
   assert overrides == common | {"seed": 3}
   with pytest.raises(ConfigError, match="lam = 0.5: gae_length_adaptive takes"):
-    ablate.configure("configs/vapo.py", {}, {"advantage.args.lam": 0.5})
+    study.configure("configs/vapo.py", {}, {"advantage.args.lam": 0.5})
 
 
 # Plans.
@@ -135,12 +135,12 @@ def plan(monkeypatch):
   def configure(_, common, own):
     return FIELDS | common | own, common | own
 
-  monkeypatch.setattr(ablate, "configure", configure)
+  monkeypatch.setattr(study, "configure", configure)
 
   def make(common, own, folder="runs", name="try"):
     rows = [("a", "x.py", {}), ("b", "x.py", own)]
     c = ladder(rows=rows, reference="a", common=common, seeds=(1,))
-    found = ablate.plan(c, pathlib.Path(folder), name)
+    found = study.plan(c, pathlib.Path(folder), name)
     of_row = {job.row: job for job in found}
     return [list(map(str, of_row[x].bases)) for x in "ab"], found
 
@@ -268,20 +268,22 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
 
 def test_interval_by_hand():
   # s = 1, t(0.975, 2) = 4.30265: 4.30265 / sqrt(3).
-  mean, half = compare.interval([1.0, 2.0, 3.0])
+  mean, half = comparison.interval([1.0, 2.0, 3.0])
   assert mean == 2 and half == pytest.approx(2.48414, abs=1e-5)
   # s = sqrt(2) / 2, t(0.975, 1) = 12.7062.
-  assert compare.interval([0.0, 1.0])[1] == pytest.approx(6.3531, abs=1e-4)
-  assert compare.interval([0.7]) == (0.7, None)
-  assert compare.interval([0.5] * 4) == (0.5, 0.0)
+  assert comparison.interval([0.0, 1.0])[1] == pytest.approx(6.3531, abs=1e-4)
+  assert comparison.interval([0.7]) == (0.7, None)
+  assert comparison.interval([0.5] * 4) == (0.5, 0.0)
 
 
 def test_numbers_as_text():
-  assert compare.signed([0.01, 0.02, 0.03], True) == "+2.0\xa0±\xa02.5"
-  assert compare.signed([-0.01], True) == "-1.0"
-  assert compare.signed([10.0, 12.0], False) == "+11\xa0±\xa013"
-  assert compare.signed([1e-4, 2e-4, 3e-4], False) == "+0.00020\xa0±\xa00.00025"
-  texts = [compare.amount(x) for x in (40, 1234, 1.26e6, 3.1e14)]
+  assert comparison.signed([0.01, 0.02, 0.03], True) == "+2.0\xa0±\xa02.5"
+  assert comparison.signed([-0.01], True) == "-1.0"
+  assert comparison.signed([10.0, 12.0], False) == "+11\xa0±\xa013"
+  assert (
+      comparison.signed([1e-4, 2e-4, 3e-4], False) == "+0.00020\xa0±\xa00.00025"
+  )
+  texts = [comparison.amount(x) for x in (40, 1234, 1.26e6, 3.1e14)]
   assert texts == ["40", "1,234", "1.26 M", "310 T"]
   for values, verdict in (
       ([0.3, 0.31], "higher"),
@@ -289,8 +291,8 @@ def test_numbers_as_text():
       ([0.0, 0.0], "no significant difference"),
       ([0.3], "one seed"),
   ):
-    assert compare.finding(values, True).endswith(f", {verdict}")
-  assert compare.finding([0.0], False) == "neither has started RL"
+    assert comparison.finding(values, True).endswith(f", {verdict}")
+  assert comparison.finding([0.0], False) == "neither has started RL"
 
 
 def one(row, seed, accuracy, per_step=100, steps=(0, 10, 20), flops=None, **rl):
@@ -332,7 +334,7 @@ def test_values_between_evaluations():
   run = one("a", 1, [0.2, 0.6, None, 0.8], steps=(0, 10, 20, 40))
 
   def at(x, axis="step"):
-    return compare.value_at(run, "accuracy", x, axis, "evaluate")
+    return comparison.value_at(run, "accuracy", x, axis, "evaluate")
 
   assert at(5) == pytest.approx(0.4) and at(25) == pytest.approx(0.7)
   assert at(500, "tokens") == pytest.approx(0.4) and at(99) == 0.8
@@ -341,13 +343,15 @@ def test_values_between_evaluations():
   run["evaluate"]["tokens"] = [2000, 3000, 4000, 6000]
   assert at(1000, "tokens") == 0.2
   data = data_of([run])
-  assert not compare.started(data, "a", "tokens", 1000)
-  assert compare.started(data, "a", "tokens", 2500)
+  assert not comparison.started(data, "a", "tokens", 1000)
+  assert comparison.started(data, "a", "tokens", 2500)
 
 
 def test_a_measure_is_the_mean_of_the_last_quarter():
   run = one("a", 1, [0.2] * 5, steps=(1, 10, 16, 18, 20), x=[9, 8, 3, None, 5])
-  found = [compare.value_at(run, "x", at, "step", "rl") for at in (20, 10, 0.5)]
+  found = [
+      comparison.value_at(run, "x", at, "step", "rl") for at in (20, 10, 0.5)
+  ]
   assert found == [4, 8, None]  # steps 16 to 20; 15 is not among them
 
 
@@ -358,11 +362,11 @@ def test_ends_that_all_training_runs_reach():
       one("c", 1, [0.2, 0.4], steps=(0, 12)),
       one("SFT", 1, [0.1], steps=(0,)),  # without RL it limits no axis
   ]
-  assert compare.ends(data_of(runs)) == {"step": 12, "tokens": 1000}
+  assert comparison.ends(data_of(runs)) == {"step": 12, "tokens": 1000}
   for run in runs:
     run["evaluate"]["flops"] = [7.0 * x for x in run["evaluate"]["step"]]
-  assert compare.ends(data_of(runs))["flops"] == 84
-  assert compare.ends(data_of(runs[3:]))["step"] == 0
+  assert comparison.ends(data_of(runs))["flops"] == 84
+  assert comparison.ends(data_of(runs[3:]))["step"] == 0
 
 
 def test_differences_by_hand():
@@ -375,10 +379,10 @@ def test_differences_by_hand():
       one("b", 3, [0.9, 0.9, 0.9]),  # has no partner
   ]
   data = data_of(runs)
-  assert compare.ends(data) == {"step": 20, "tokens": 2000}
-  by_step = compare.differences(data, at=20)
+  assert comparison.ends(data) == {"step": 20, "tokens": 2000}
+  by_step = comparison.differences(data, at=20)
   assert by_step["b"] == pytest.approx({1: 0.1, 2: 0.08})
-  head, rows = compare.table(data).values()
+  head, rows = comparison.table(data).values()
   assert head[3:5] == [
       "difference at 20 steps",
       "difference at 2,000 generated tokens",
@@ -389,15 +393,15 @@ def test_differences_by_hand():
   assert cells[2] == "+9.0\xa0±\xa012.7, no significant difference"
   assert cells[3] == "-2.0\xa0±\xa025.4, no significant difference"
   assert [text for text, _ in rows[0]["cells"]][2:4] == ["the reference"] * 2
-  assert compare.notes(data) == ["Missing, seed 3: a."]
+  assert comparison.notes(data) == ["Missing, seed 3: a."]
 
   data = data_of(runs[1:2])  # without the reference
   data["rows"].insert(0, ["a", "x.py", {}])
-  rows = compare.table(data)["rows"]
+  rows = comparison.table(data)["rows"]
   assert rows[0] == dict(name="a", about="has not run", cells=[])
   cells = [text for text, _ in rows[1]["cells"]]
   assert cells == ["1", "70.0%", "–", "–", "60 to 60"]
-  assert "One seed: differences have no interval." in compare.notes(data)
+  assert "One seed: differences have no interval." in comparison.notes(data)
 
 
 def test_another_reference_as_of_an_earlier_step():
@@ -406,13 +410,13 @@ def test_another_reference_as_of_an_earlier_step():
       one("b", 1, [0, 0.3, 0.4]),
       one("c", 1, [0, 1, 1]),
   ]
-  data = compare.select(data_of(runs), ["b"], "a", 10)
+  data = comparison.select(data_of(runs), ["b"], "a", 10)
   assert [row for row, *_ in data["rows"]] == ["a", "b"]
-  assert compare.ends(data) == {"step": 10, "tokens": 1000}
-  assert "| +20.0, one seed | " in output.markdown_table(data)
-  other = compare.select(data_of(runs), [], "c", None)
+  assert comparison.ends(data) == {"step": 10, "tokens": 1000}
+  assert "| +20.0, one seed | " in study_pages.markdown_table(data)
+  other = comparison.select(data_of(runs), [], "c", None)
   assert "| a | optimizer.lr 0.4 | 1 | 90.0% | -10.0" in (
-      output.markdown_table(other)
+      study_pages.markdown_table(other)
   )
 
 
@@ -425,9 +429,9 @@ def test_hostile_names_stay_text(tmp_path, monkeypatch):
   ]
   measures = {"x": dict(stage="rl", key="", unit=HOSTILE, share=False)}
   data = data_of(runs, "a", measures) | dict(title=HOSTILE, question=HOSTILE)
-  compare.save(data, tmp_path / "x.json")
+  comparison.save(data, tmp_path / "x.json")
   assert json.loads((tmp_path / "x.json").read_text()) == data
-  found = output.write(data, tmp_path / "x.json")
+  found = study_pages.write(data, tmp_path / "x.json")
   assert [x.name for x in found[:2]] == ["x.md", "x.html"]
   assert "matplotlib is not installed" in str(found[2])
   page = (tmp_path / "x.html").read_text()

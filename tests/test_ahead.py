@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from rl_reason.algorithms import corrections
+from rl_reason.base.errors import RunError
+from rl_reason.collect import ahead, experience
+from rl_reason.collect.experience import no_rows, with_old_logps
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.monitoring import metrics
 from rl_reason.monitoring.samples import SampleLog
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.structs import RunError
-from rl_reason.training import ahead, dynamic_sampling
-from rl_reason.training.batches import no_rows
-from rl_reason.training.step import train_batch, with_old_logps
+from rl_reason.training.step import train_batch
 
 ROWS, T, STEPS = 4, 3, 6
 
@@ -134,8 +134,8 @@ def test_a_batch_that_fails_is_an_error_of_its_own_step():
   run.steps(0, 1)
   assert [x["step"] for x in run.ahead.host()] == [1]
   rows, extremes = run.ahead.arrays()[1]
-  assert not len(dynamic_sampling.without_padding(rows).age_B)
-  assert not len(dynamic_sampling.without_padding(extremes).age_B)
+  assert not len(experience.without_padding(rows).age_B)
+  assert not len(experience.without_padding(extremes).age_B)
   run.steps(1, 2)
   with pytest.raises(RunError, match="no prompts"):
     run.steps(2, 3)

@@ -12,10 +12,15 @@ import pytest
 from jax.experimental import pallas as pl
 
 from configs import base
-from rl_reason import session
-from rl_reason.models import attention
-from rl_reason.scale import cudnn, packed_attention, pallas, sequence
-from rl_reason.scale.kernels import KERNELS, cached, choose, padded
+from rl_reason.models import (
+    attention,
+    cudnn,
+    packed_attention,
+    pallas,
+    sequence,
+)
+from rl_reason.models.kernels import KERNELS, cached, choose, padded
+from rl_reason.stages import session
 
 K, Q, C, LAYERS = 2, 2, 128, 2
 DIMS = 64, 80, 96, 112, 128  # sizes of a head

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from configs import base
-from rl_reason import checks, config
-from rl_reason.checkpointing import checkpoint, resumable, run_directory
+from rl_reason.base import config
+from rl_reason.base.errors import Stopped
+from rl_reason.base.structs import TrainState
+from rl_reason.checkpointing import checkpoint, resumable
+from rl_reason.checks import checked, run_directory
 from rl_reason.monitoring import display, metrics
-from rl_reason.structs import Stopped, TrainState
 
 
 def state(step):
@@ -309,6 +311,6 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
 
 @pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.skill.lr"])
 def test_learning_rates_are_bounded(field):
-  checks.checked("ppo", {field: "1.0"})  # of SGD
+  checked.checked("ppo", {field: "1.0"})  # of SGD
   with pytest.raises(config.ConfigError, match=f"{field} = 1e.39: .*1$"):
-    checks.checked("ppo", {field: "1e39"})
+    checked.checked("ppo", {field: "1e39"})

@@ -6,7 +6,9 @@ import pytest
 from test_config import with_fields
 
 from configs import base
-from rl_reason import checks, combinations, config, tasks, unread
+from rl_reason import tasks
+from rl_reason.base import config
+from rl_reason.checks import checked, combinations, unread
 
 
 class Others:
@@ -28,7 +30,7 @@ OF_OTHERS = {
 
 def error(changes, given=()):
   with pytest.raises(config.ConfigError) as e:
-    checks.fields(with_fields(changes), given)
+    checked.fields(with_fields(changes), given)
   assert "\n" not in str(e.value)
   return str(e.value)
 
@@ -268,14 +270,14 @@ def test_trajectories_are_not_sampled_ahead():
   c = config.read("configs/guess.py")
   c.rl.staleness = 1
   with pytest.raises(config.ConfigError, match="rl.staleness = 1: trajectorie"):
-    checks.fields(c)
+    checked.fields(c)
 
 
 def test_a_source_with_difficulties_has_types():
   fields = FILES | {"data.train": "math", "advantage.groups": "type"}
-  checks.fields(with_fields(fields))
+  checked.fields(with_fields(fields))
   fields["data.train"] = "somebody/rows"  # may have a column for it
-  checks.fields(with_fields(fields))
+  checked.fields(with_fields(fields))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ def test_a_source_with_difficulties_has_types():
 )
 def test_combinations_without_effect_are_warned_of(changes, words):
   c = with_fields(changes)
-  checks.fields(c)
+  checked.fields(c)
   lines = combinations.warnings(c)
   assert len(lines) == bool(words) and all(words in x for x in lines)
 
@@ -330,7 +332,7 @@ def test_fields_that_nothing_reads(changes, rest):
   [line] = unread.warnings(c)
   assert line.startswith(f"{name} = {changes[name]!r}: nothing reads it: ")
   assert "nothing reads it" in error(changes | rest, given=(name,))
-  assert f"warning: {line}" in checks.checked(c, {})[1]
+  assert f"warning: {line}" in checked.checked(c, {})[1]
 
 
 def test_fields_that_something_reads():
@@ -346,34 +348,34 @@ def test_fields_that_something_reads():
 
 def test_fields_of_the_command_line_that_nothing_reads():
   c = base.get_config()
-  checks.fields(c, given=("lora.rank",))
+  checked.fields(c, given=("lora.rank",))
   for name in ("lora.alpha", "critic.lr"):
     with pytest.raises(config.ConfigError, match=f"{name} = .* this out"):
-      checks.fields(c, given=(name,))
+      checked.fields(c, given=(name,))
   c.model.path = "x"
-  checks.fields(c, given=("model.path", "model.dtype"))
+  checked.fields(c, given=("model.path", "model.dtype"))
   with pytest.raises(
       config.ConfigError, match="model.width = 64: model.path = 'x'"
   ):
-    checks.fields(c, given=("model.width",))
+    checked.fields(c, given=("model.width",))
 
 
 def test_batches_that_the_mesh_cannot_split():
   c = base.get_config()
-  checks.devices(c, 2)
+  checked.devices(c, 2)
   c.rollout.batch = 24
   with pytest.raises(config.ConfigError, match="rollout.batch = 24: 3 rows"):
-    checks.devices(c, 2)
+    checked.devices(c, 2)
   c.rollout.batch, c.mesh.data = 32, 3
   with pytest.raises(config.ConfigError, match="does not cover 8 devices"):
-    checks.devices(c, 8)
+    checked.devices(c, 8)
   c.mesh.data, c.mesh.tensor = -1, 4
   with pytest.raises(config.ConfigError, match="model.kv_heads = 2: cannot be"):
-    checks.devices(c, 4)
+    checked.devices(c, 4)
   c.mesh.tensor = 1
   c.model.update(remat="sqrt", layers=13)
   with pytest.raises(config.ConfigError, match="remat = 'sqrt': 13 layers can"):
-    checks.devices(c, 1)
+    checked.devices(c, 1)
 
 
 @pytest.mark.parametrize(
@@ -395,18 +397,18 @@ def test_devices_that_only_sample(rollout, axes, words):
       if words
       else contextlib.nullcontext()
   ):
-    checks.devices(c, 8)
+    checked.devices(c, 8)
 
 
 def test_batches_of_stages_that_do_not_run_are_not_split():
   c = base.get_config()
   c.sft.batch, c.reward_model.batch = 3, 5
   with pytest.raises(config.ConfigError, match="sft.batch = 3: 3 rows"):
-    checks.devices(c, 2)
+    checked.devices(c, 2)
   c.sft.skill.steps = c.sft.habits.steps = 0
-  checks.devices(c, 4)
+  checked.devices(c, 4)
   with pytest.raises(config.ConfigError, match="reward_model.batch = 5: 10"):
-    checks.devices(c, 4, "reward_model")
+    checked.devices(c, 4, "reward_model")
 
 
 def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
@@ -415,13 +417,13 @@ def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
   def none():
     raise RuntimeError("nothing on this machine can contain untrusted code")
 
-  monkeypatch.setattr(checks.sandbox, "tier", none)
+  monkeypatch.setattr(checked.sandbox, "tier", none)
   c = base.get_config()
   c.task.name = "files"
   c.data.update(train="gsm8k", evaluate="mbpp")
   with pytest.raises(
       config.ConfigError, match="data.evaluate = 'mbpp': .*nothing on this"
   ):
-    checks.files(c)
+    checked.files(c)
   c.data.update(evaluate="gsm8k")
-  checks.files(c)
+  checked.files(c)

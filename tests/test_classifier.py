@@ -13,16 +13,17 @@ import tiny
 from checkpoints import bits, random_params, with_tokenizer
 from tiny_session import digest
 
-from rl_reason import checks, hf
-from rl_reason.config import ConfigError
+from rl_reason import hf
+from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import RunError
+from rl_reason.checks import checked
 from rl_reason.data import tokenizer
+from rl_reason.devices import device_mesh
 from rl_reason.hf import SEQUENCE_CLASSIFIER
 from rl_reason.models import critic
-from rl_reason.reward_models import classifier, scorer
-from rl_reason.scale import device_mesh
-from rl_reason.structs import RunError
+from rl_reason.stages import classifier, scorer, value
 from rl_reason.tasks import reward_terms
-from rl_reason.training import packing, value
+from rl_reason.training import packing
 
 FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 FAMILIES["mistral"] = "Mistral"
@@ -173,7 +174,7 @@ def test_a_hub_id_is_a_reward_model(make_session, tmp_path, monkeypatch):
       lambda name, **_: calls.append(name) or str(path),
   )
   session = make_session(reward__functions="owner/judge-7B*0.5")
-  checks.fields(session.config)
+  checked.fields(session.config)
   with jax.set_mesh(session.mesh):
     scorer.load(session, "owner/judge-7B")
   assert calls == ["owner/judge-7B"]

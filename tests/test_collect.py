@@ -9,12 +9,13 @@ import pytest
 import tiny_session
 
 from rl_reason import tasks
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Rollouts
+from rl_reason.collect import experience, grading
 from rl_reason.data import prompt_stream
-from rl_reason.evaluation import grading
 from rl_reason.rollout import decode_loop, sampler
-from rl_reason.structs import Rollouts, RunError
+from rl_reason.stages import build_step
 from rl_reason.tasks import arithmetic
-from rl_reason.training import dynamic_sampling, programs
 
 # --- the stream of prompts ---------------------------------------------------
 
@@ -117,7 +118,7 @@ def instant(tmp_path, **changes):
   session = session._replace(engine=InstantEngine(session))
 
   def make():
-    return programs.make_collector(session, "test")
+    return build_step.make_collector(session, "test")
 
   return make
 
@@ -148,7 +149,7 @@ def test_a_collector_resumes_at_the_next_row(tmp_path, monkeypatch, changes):
   assert state["solved"]
   assert set(fresh.rollouts.ids_B) != set(got[0].rollouts.ids_B)
   assert [len(rows.age_B) for rows in wanted] == [32, 32]
-  groups = dynamic_sampling.groups(wanted[-1].rollouts.ids_B)
+  groups = experience.groups(wanted[-1].rollouts.ids_B)
   assert (len({len(g) for g in groups}) > 1) == (changes is SIZES)
 
 
@@ -215,7 +216,7 @@ def test_a_slow_verifier_does_not_delay_sampling(sampling, monkeypatch):
 
   monkeypatch.setattr(grading, "start_grading", slow)
   monkeypatch.setattr(session.engine, "stream", to_the_end)
-  programs.make_collector(session, "rollout").collect(params)
+  build_step.make_collector(session, "rollout").collect(params)
   assert len(waited) > 1 and all(waited)
 
 
@@ -232,7 +233,7 @@ def test_responses_do_not_depend_on_when_they_are_graded(sampling, monkeypatch):
 
     monkeypatch.setattr(grading, "start_grading", spy)
     monkeypatch.setattr(sampler, "YIELD_SHARE", share)
-    collector = programs.make_collector(session, "rollout")
+    collector = build_step.make_collector(session, "rollout")
     found.append(collector.collect(params))
     assert sum(sizes) == session.config.rollout.batch
     assert (len(sizes) > 1) == (share < 1)

@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import base, dapo, vapo
-from rl_reason import checks, config, functions
+from rl_reason.base import config, functions
+from rl_reason.checks import checked
 
 CONFIGS = [
     str(path.relative_to(ROOT))
@@ -73,7 +74,7 @@ def test_every_config_is_valid(path):
   for variant in getattr(module, "VARIANTS", ("",)):
     for suffix in ("", ":smoke"):
       full = path + (f":{variant}" if variant else "") + suffix
-      c, notes = checks.checked(full, {})
+      c, notes = checked.checked(full, {})
       assert not notes
       assert config.flat(config.unflat(config.flat(c))) == config.flat(c)
       if suffix:
@@ -158,7 +159,7 @@ OWN = """
     import functools
     from typing import Annotated, Literal
 
-    from rl_reason.structs import Array, UnitInterval
+    from rl_reason.base.structs import Array, UnitInterval
 
     raise_if_imported
 
@@ -211,9 +212,9 @@ def test_a_function_of_the_users(own, name, args, words):
   c.advantage.name = f"own_functions:{name}"
   c.advantage.args = args
   if not words:
-    return checks.fields(c)
+    return checked.fields(c)
   with pytest.raises(config.ConfigError) as e:
-    checks.fields(c)
+    checked.fields(c)
   assert words in str(e.value) and "\n" not in str(e.value)
   if name == "wrong_input":
     assert "rewards_B, rewards_BT, groups_B" in str(e.value)
@@ -223,7 +224,7 @@ def test_a_function_of_the_users(own, name, args, words):
 def test_what_is_no_plain_def_is_imported(own):
   c = base.get_config()
   c.advantage.name = "own_partials:halved"
-  checks.fields(c)
+  checked.fields(c)
   assert functions.bind("advantage", c.advantage)(4.0) == 2.0
   found = functions.signature("advantage", c.advantage.name)
   assert found.inputs == ("rewards_B",)
@@ -236,7 +237,7 @@ def test_what_is_no_plain_def_is_imported(own):
   ):
     c.advantage.name = name
     with pytest.raises(config.ConfigError, match=words):
-      checks.fields(c)
+      checked.fields(c)
 
 
 def test_mistakes_take_half_a_second_and_no_jax():
@@ -335,7 +336,7 @@ def test_fields_that_a_file_invents_are_refused():
   c = base.get_config()
   c.updates.max_kI = 0.1
   with pytest.raises(config.ConfigError, match="did you mean updates.max_kl"):
-    checks.fields(c)
+    checked.fields(c)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -352,7 +353,7 @@ def test_files_that_cannot_be_read(tmp_path):
       ("configs/nothing.py", "configs/nothing.py: there is no such file"),
   ):
     with pytest.raises(config.ConfigError, match=words):
-      checks.checked(path, {})
+      checked.checked(path, {})
 
 
 # --- comparison, and what follows --------------------------------------------

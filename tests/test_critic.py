@@ -13,10 +13,11 @@ import reference
 import reference_model
 from tiny_session import make_session, random_params
 
+from rl_reason.base.structs import TrainState
+from rl_reason.devices import device_mesh
 from rl_reason.models import critic, decoder
-from rl_reason.scale import device_mesh
-from rl_reason.structs import TrainState
-from rl_reason.training import critic_step, optimizer, programs, value
+from rl_reason.stages import build_step, value
+from rl_reason.training import critic_step, optimizer
 
 HEADS = ("scalar", "gated", "categorical")
 SLOW = pytest.mark.slow
@@ -157,7 +158,7 @@ def test_the_policy_outlives_a_critic_that_started_from_it(tmp_path):
   with jax.set_mesh(session.mesh):
     policy = random_params(session)
     before = jax.device_get(policy)
-    _, where = programs.critic_optimizer(session, 1)
+    _, where = build_step.critic_optimizer(session, 1)
     params = value.init_params(session, "critic", where.params, policy)
     jax.tree.map(np.testing.assert_array_equal, params["trunk"], before)
     jax.tree.map(lambda x: x.delete(), params)  # as donation does

@@ -7,9 +7,10 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason.config import ConfigError
-from rl_reason.data import demonstrations, pipelines, tokenizer
+from rl_reason.base.config import ConfigError
+from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.datasets import DataError
+from rl_reason.stages import demonstrations
 from rl_reason.tasks import arithmetic, countdown
 
 

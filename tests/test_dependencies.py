@@ -4,10 +4,10 @@ import pytest
 from conftest import ROOT
 
 from configs import base
-from rl_reason import config, dependencies
-from rl_reason.dependencies import differences
-from rl_reason.structs import RunError
-from rl_reason.training import other_runs
+from rl_reason.base import config, dependencies
+from rl_reason.base.dependencies import differences
+from rl_reason.base.errors import RunError
+from rl_reason.stages import other_runs
 
 OLD = config.flat(config.with_defaults(base.get_config()))
 LONGER = {"rl.steps": 9}

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 import rl_reason
 from configs import base
-from rl_reason import config, functions
+from rl_reason.base import config, functions
 
 DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
@@ -196,7 +196,7 @@ def test_the_citation_is_of_this_version():
 
 
 def test_mistakes_are_seen():
-  paths = "`configs/a.py` `training/rl.py` `rl.py` `training/credit.py` `b.py`"
+  paths = "`configs/a.py` `stages/rl.py` `rl.py` `training/credit.py` `b.py`"
   assert bad_paths(paths) == ["configs/a.py", "training/credit.py", "b.py"]
   assert bad_paths("`configs/` [x](design.md) [y](a.md)") == ["a.md"]
   assert bad_paths("    main --config=configs/a.py:b") == ["configs/a.py"]

@@ -8,12 +8,12 @@ import pytest
 import tiny_session
 from test_signs import FIELDS, HARD, IDLE, NAN, line
 
-from rl_reason.evaluation import interim
+from rl_reason.base.errors import RunError
 from rl_reason.models import parameters
 from rl_reason.monitoring import doctor, signs, updates, verdict
-from rl_reason.structs import RunError
+from rl_reason.stages import interim, rl, supervised
 from rl_reason.tasks import arithmetic
-from rl_reason.training import rl, step, supervised
+from rl_reason.training import step
 
 
 @pytest.mark.parametrize(

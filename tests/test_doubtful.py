@@ -12,7 +12,9 @@ import test_report
 import tiny
 
 from rl_reason import tasks
-from rl_reason.evaluation import doubtful, evaluate
+from rl_reason.base import json_files
+from rl_reason.collect import doubtful
+from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import metrics, samples
 from rl_reason.report import page
 from rl_reason.tasks import files
@@ -108,7 +110,7 @@ def test_their_lines_are_of_a_stage_of_their_own(tmp_path):
   log = metrics.Log(tmp_path)
   samples.SampleLog.doubtful(types.SimpleNamespace(_log=log), 3, [FOUND])
   samples.SampleLog.doubtful(types.SimpleNamespace(_log=log), 4, [])
-  lines = metrics.read_jsonl(tmp_path / "samples.jsonl")
+  lines = json_files.read_jsonl(tmp_path / "samples.jsonl")
   assert lines == [dict(stage="doubtful", step=3) | FOUND]
 
 
@@ -140,7 +142,7 @@ def test_an_evaluation_reads_rejected_responses():
   task.begin = lambda pairs: lambda: [task.verify(*pair) for pair in pairs]
   rows = [tasks.Row(f"{n}+1", "a", kind="math") for n in (1, 2)]
   respond = functools.partial(
-      evaluate.respond,
+      accuracy.respond,
       lambda *_: (test_no_verifier.rollouts(), None),
       tiny.TOK,
       task,
@@ -163,7 +165,7 @@ def test_an_evaluation_reads_rejected_responses():
 def test_an_evaluation_counts_them():
   """Only where the task can read leniently, so that no metric is new."""
   sets = [test_evaluate.two_samples()]
-  summarize = lambda sets: evaluate.summarize_sets(  # noqa: E731
+  summarize = lambda sets: accuracy.summarize_sets(  # noqa: E731
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
   assert "val-aux/perhaps_right" not in summarize(sets)

@@ -6,8 +6,9 @@ import pytest
 
 from configs import base
 from rl_reason.algorithms import credit as credit_lib
-from rl_reason.structs import Experience, Rollouts
-from rl_reason.training import dynamic_sampling, programs, reward_spread
+from rl_reason.base.structs import Experience, Rollouts
+from rl_reason.collect import dynamic_sampling, reward_spread
+from rl_reason.stages import build_step
 
 GROUP = 2  # samples of a prompt
 CORRECT, SIGNAL, INCORRECT = (1, 1), (1, 0), (0, 0)  # grades of a group
@@ -234,10 +235,10 @@ def test_bootstrapped_groups_have_the_signal_of_their_finished_responses():
   rewards_B = credit_lib.outcome(credit, max_tokens=2, bootstrap=True)
   spread_N = np.ptp(np.asarray(rewards_B).reshape(4, 3), 1) > 0
   c = base.get_config()
-  signal = programs.make_signal(c)(None)
+  signal = build_step.make_signal(c)(None)
   assert signal(found).tolist() == [True, True, False, False]
   c.dynamic_sampling.enabled, c.reward.truncated = True, "bootstrap"
-  signal = programs.make_signal(c)(None)
+  signal = build_step.make_signal(c)(None)
   assert (
       signal(found).tolist() == spread_N.tolist() == [False, True, False, False]
   )

@@ -1,5 +1,6 @@
 """Engines of others: weights by name, responses, vLLM's wire format."""
 
+import functools
 import http.server
 import itertools
 import json
@@ -13,13 +14,12 @@ import numpy as np
 import pytest
 import tiny
 
-from rl_reason.engines import vllm
-from rl_reason.engines.external import Completion, ExternalEngine, Held
-from rl_reason.functions import ConfigError
-from rl_reason.hf import layout
+from rl_reason.base.errors import ConfigError, RunError
+from rl_reason.base.structs import Prompts
+from rl_reason.hf import tensor_names
 from rl_reason.models import checksums, decoder
-from rl_reason.rollout import sampler
-from rl_reason.structs import Prompts, RunError
+from rl_reason.rollout import sampler, vllm
+from rl_reason.rollout.external import Completion, ExternalEngine, Held
 
 T = 12
 
@@ -42,7 +42,7 @@ class StandIn:
     self.calls.append("finish")
     table = decoder.table(self.cfg)
     leaves, tree = jax.tree.flatten(jax.tree.map(np.zeros_like, self.like))
-    for name, place in layout.placements(table).items():
+    for name, place in tensor_names.placements(table).items():
       x = self.received[name]
       x = x.T if place.transposed else x
       leaves[place.param][place.at] = x
@@ -84,7 +84,11 @@ class StandIn:
 def external(engine):
   """Without a mesh: an engine of others has devices of its own."""
   static = dict(eos=tiny.TOK.eos_token_id, pad=tiny.TOK.pad_token_id)
-  return ExternalEngine(engine, tiny.CFG, None, max_tokens=T, **static)
+  named = dict(
+      names=tensor_names.names(tiny.CFG),
+      tensors=functools.partial(tensor_names.named_tensors, cfg=tiny.CFG),
+  )
+  return ExternalEngine(engine, None, max_tokens=T, **named, **static)
 
 
 def sampled(engine, params):

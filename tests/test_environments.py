@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from rl_reason import checks, environments, functions, tasks
-from rl_reason.config import ConfigError
-from rl_reason.data import demonstrations, tokenizer
+from rl_reason import environments, tasks
+from rl_reason.base import functions
+from rl_reason.base.config import ConfigError
+from rl_reason.checks import checked
+from rl_reason.data import tokenizer
 from rl_reason.environments import guess, tools
+from rl_reason.stages import demonstrations
 
 RNG = np.random.default_rng(0)
 
@@ -156,7 +159,7 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
   assert done.returncode == 0, done.stdout
   fields = re.search(r"--config\.task\.name=(\S+) --config\S+=\"(.*)\"", PAGE)
   given = {"task.name": fields[1], "task.difficulties": fields[2]}
-  c, _ = checks.checked(str(ROOT / "configs" / "guess.py"), given)
+  c, _ = checked.checked(str(ROOT / "configs" / "guess.py"), given)
   task = tasks.get(c.task.name)
   for level in c.task.difficulties:
     row = task.problem(RNG, level)
@@ -197,4 +200,4 @@ def test_the_page_of_environments(tmp_path, monkeypatch):
 )
 def test_a_config_that_cannot_work(fields, text):
   with pytest.raises(ConfigError, match=text):
-    checks.checked(str(ROOT / "configs" / "dapo.py"), fields)
+    checked.checked(str(ROOT / "configs" / "dapo.py"), fields)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
 
+from rl_reason.base.errors import RunError
+from rl_reason.collect import episodes
 from rl_reason.data import tokenizer
-from rl_reason.environments import episodes
-from rl_reason.structs import RunError
 from rl_reason.tasks import threads
 
 
@@ -237,7 +237,7 @@ def test_calls_that_hang_are_bounded(monkeypatch):
 
 
 class Hosts:
-  """Stands for `scale.hosts`: each thread is a process of a run."""
+  """Stands for `devices.hosts`: each thread is a process of a run."""
 
   def __init__(self, count):
     self.index, self._values = threading.local(), [None] * count

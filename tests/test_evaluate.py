@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from conftest import found_in_browser
 
+from rl_reason.base.structs import Rollouts
+from rl_reason.collect import grading
 from rl_reason.data import tokenizer
-from rl_reason.evaluation import (
-    command,
-    evaluate,
-    grading,
-    interim,
-    statistics,
-)
-from rl_reason.structs import Rollouts
+from rl_reason.evaluation import accuracy, statistics
+from rl_reason.stages import evaluate, interim
 from rl_reason.tasks import Row, arithmetic
 
 
@@ -198,7 +194,7 @@ ROWS = [Row("2+2=", "4", 2), Row("1+2+5=", "8", 3), Row("3+4=", "7", 2)]
 
 def responses(correct_NG, truncated_NG, answers_NG, name="sums", **fields):
   """Responses to ROWS; the last one of each prompt is greedy."""
-  return evaluate.Responses(
+  return accuracy.Responses(
       name=name,
       rows=ROWS,
       texts_NG=answers_NG,
@@ -232,7 +228,7 @@ def test_summarize_by_hand():
   maj@4:   '4' wins 2:1:1 and is correct; '9' wins 3:1 and is not; the last
            samples are truncated, so nobody votes
   """
-  metrics = evaluate.summarize(
+  metrics = accuracy.summarize(
       responses(
           [[1, 1, 0, 0, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]],
           [[0] * 5, [0] * 5, [1] * 4 + [0]],
@@ -267,7 +263,7 @@ def test_summarize_by_hand():
 def test_metrics_of_all_sets_by_hand():
   """Samples are truncated in 3 of 6; greedy responses do not count."""
   sets = [two_samples(), two_samples("products")]
-  metrics = evaluate.summarize_sets(
+  metrics = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
   assert metrics["val-aux/score"] == 0.5
@@ -280,10 +276,10 @@ def test_metrics_of_all_sets_by_hand():
 
 def test_an_evaluation_says_its_failures(monkeypatch, tmp_path):
   sets, said = [two_samples()], []
-  found = evaluate.summarize_sets(
+  found = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
-  monkeypatch.setattr(evaluate, "evaluate", lambda *_: (found, sets))
+  monkeypatch.setattr(accuracy, "evaluate", lambda *_: (found, sets))
   c = importlib.import_module("configs.base").get_config()
   c.evaluate.mean_of = 2
   do_nothing = lambda *_: None  # noqa: E731
@@ -307,7 +303,7 @@ def test_an_evaluation_says_its_failures(monkeypatch, tmp_path):
 
 def test_a_score_on_prompts_that_chose_is_said():
   cases = [("best", False), ("best", True), ("newest", False), ("40", False)]
-  found = [command.chose(which, lambda x=x: x) for which, x in cases]
+  found = [evaluate.chose(which, lambda x=x: x) for which, x in cases]
   assert found == [True] + [False] * 3
 
 
@@ -319,23 +315,23 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
       ("evaluation_sets", lambda rows, count: {"sums": [0] * count}),
       ("validation_sets", lambda rows, count, evaluated: sets),
   ]:
-    monkeypatch.setattr(evaluate.held_out, name, value)
+    monkeypatch.setattr(accuracy.held_out, name, value)
   c = importlib.import_module("configs.base").get_config()
   engine = types.SimpleNamespace(weights=lambda params: None)
   task = types.SimpleNamespace(answer=lambda text, row: text)
   session = types.SimpleNamespace(
       config=c, mesh=None, engine=engine, rows=None, task=task, tok=None
   )
-  monkeypatch.setattr(evaluate, "key", lambda *_: None)
+  monkeypatch.setattr(accuracy, "key", lambda *_: None)
   monkeypatch.setattr(
-      evaluate,
+      accuracy,
       "respond",
       lambda s, tok, task, name, rows, **_: two_samples(name),
   )
   names = {
       purpose: [
           x.name
-          for x in evaluate.evaluate(session, None, 2, "", None, purpose)[1]
+          for x in accuracy.evaluate(session, None, 2, "", None, purpose)[1]
       ]
       for purpose in ("held out", "choose", "both")
   }
@@ -349,7 +345,7 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
 )
 def test_levels_by_hand(mean_of, means):
   """Difficulty 2: 1 and 1/2 correct, or 1 and 0; one prompt truncated."""
-  two, three = evaluate.levels(two_samples(), mean_of)
+  two, three = accuracy.levels(two_samples(), mean_of)
   values = [[1, 0.5] if mean_of == 2 else [1, 0], [0]]
   halves = [statistics.share_interval(np.array(x, float))[1] for x in values]
   assert two == (2, 2, means[0], pytest.approx(halves[0]), 0.5)
@@ -365,7 +361,7 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
   }
   values = {"val-core/sums/acc/mean@2": 0.5, "val-aux/score": 0.1}
   values["val-core/sums/acc/mean@2/ci95"] = 0.196
-  results = command.harness_results(values, [two_samples()], fields, {})
+  results = evaluate.harness_results(values, [two_samples()], fields, {})
   assert results["results"]["sums"] == {
       "alias": "sums",
       "mean@2,none": 0.5,
@@ -381,7 +377,7 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   name = "<img src=x onerror=alert(1)>"
   path = tmp_path / "responses.html"
   sets = [two_samples(), two_samples(name)]
-  path.write_text(command.responses_page("a run", {"x": 0.5}, sets, 2))
+  path.write_text(evaluate.responses_page("a run", {"x": 0.5}, sets, 2))
   probe = """<script>
     const rows = [...document.querySelectorAll("#levels tr")];
     document.body.textContent = "FOUND" + JSON.stringify([

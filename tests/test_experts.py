@@ -10,11 +10,10 @@ import pytest
 import tiny
 import tiny_session
 
-from rl_reason import checks
-from rl_reason.config import ConfigError
-from rl_reason.models import decoder, experts
+from rl_reason.base.config import ConfigError
+from rl_reason.checks import checked
+from rl_reason.models import decoder, experts, linear
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.scale import linear
 from rl_reason.training import packing, step
 
 CFG = dataclasses.replace(
@@ -171,10 +170,10 @@ def test_refused_combinations(changes, text):
   c = tiny_session.tiny_config()
   c.model.update(experts=8, experts_per_token=2)
   c.rollout.replay_routing = True
-  checks.fields(c)
+  checked.fields(c)
   for name, value in changes.items():
     tiny_session.set_field(c, name, value)
   if "model.experts" in changes:
     c.model.experts_per_token = 8
   with pytest.raises(ConfigError, match=text):
-    checks.fields(c)
+    checked.fields(c)

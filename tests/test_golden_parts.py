@@ -11,8 +11,8 @@ import pytest
 import reference_model
 from golden import CFG, SGD, SMALL, T, update
 
+from rl_reason.base.structs import TrainState
 from rl_reason.models import decoder
-from rl_reason.structs import TrainState
 from rl_reason.training import step
 
 wide = golden.wide  # a fixture

@@ -10,9 +10,11 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from rl_reason import checks, config, main
-from rl_reason.ablate import sweep
+from rl_reason import main
+from rl_reason.base import config
+from rl_reason.checks import checked
 from rl_reason.data import templates
+from rl_reason.lab import sweep
 from rl_reason.tasks import Row, reward_functions, reward_terms
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -113,7 +115,7 @@ def test_every_printed_command_is_accepted(printed, capsys):
     there = importlib.util.find_spec("reasoning_gym")
     if "my_verifiers" in line or (not there and "reasoning_gym" in line):
       continue  # not copied, or not installed, here
-    if argv[0] == "rl_reason.ablate.sweep":
+    if argv[0] == "rl_reason.lab.sweep":
       assert sweep.main([*argv[1:], "--dry_run"]) == 0, (place, line)
     if argv[0] != "rl_reason.main":
       continue
@@ -133,7 +135,7 @@ def test_the_template_of_the_user_is_called(printed):
 
 def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):
   c = config.read("my_grpo.py")
-  checks.fields(c)
+  checked.fields(c)
   assert (c.kl.coef, c.reduction.name) == (0.001, "token_mean")
   assert not c.dynamic_sampling.enabled and c.surrogate.args.dual_clip == 0
 

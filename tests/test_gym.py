@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from rl_reason import checks, tasks
-from rl_reason.config import ConfigError
+from rl_reason import tasks
+from rl_reason.base.config import ConfigError
+from rl_reason.checks import checked
 from rl_reason.data import held_out
 from rl_reason.data.row_source import RowSource
 from rl_reason.tasks.reward_functions import Response
@@ -55,7 +56,7 @@ def gym():
 )
 def test_what_is_no_set_is_refused(gym, name, error):
   with pytest.raises(ConfigError, match=f"task.name = .*{error}"):
-    checks.checked("dapo", {"task.name": f"reasoning_gym:{name}"})
+    checked.checked("dapo", {"task.name": f"reasoning_gym:{name}"})
 
 
 def test_a_mixture_with_weights_fields_and_levels(gym):
@@ -97,7 +98,7 @@ def test_points_between_0_and_1_are_a_reward_and_no_verdict(gym):
       len(row.answer) / len(text)
   )
   assert not gym.verdict(*gym.item(text, row))
-  checks.checked(
+  checked.checked(
       "dapo",
       {
           "task.name": MIXTURE,

@@ -13,12 +13,12 @@ import tiny
 from checkpoints import LLAMA3, bits, checkpoint, config_of, load, weights_of
 
 from rl_reason import hf
-from rl_reason.config import ConfigError
+from rl_reason.base.config import ConfigError
 from rl_reason.data import tokenizer
-from rl_reason.hf import architecture, files
+from rl_reason.devices import device_mesh
+from rl_reason.hf import architecture, model_files
 from rl_reason.models import critic, decoder
 from rl_reason.models.parameters import shardings
-from rl_reason.scale import device_mesh
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_round_trip_is_bit_exact(kind, dtype, shards, tmp_path, mesh):
   )
   assert bits(out) == bits(path)
   written = sorted(out.glob("*.safetensors"))
-  index = read_json(out / files.INDEX)
+  index = read_json(out / model_files.INDEX)
   weight_map = index["weight_map"]
   assert len(written) > 1
   for file in written:
@@ -317,7 +317,7 @@ def intact(tmp_path_factory):
 def test_unsupported_fields_are_named(kind, change, words, tmp_path, intact):
   path = tmp_path / "x"
   path.mkdir()
-  (path / files.SINGLE).symlink_to(intact[kind] / files.SINGLE)
+  (path / model_files.SINGLE).symlink_to(intact[kind] / model_files.SINGLE)
   fields = config_of(kind, **dict(model_type=kind.split("-")[0]) | change)
   (path / "config.json").write_text(json.dumps(fields))
   with pytest.raises(ConfigError) as e:

@@ -10,8 +10,8 @@ import pytest
 from checkpoints import checkpoint
 
 from rl_reason import hf
-from rl_reason.config import ConfigError
-from rl_reason.hf import files
+from rl_reason.base.config import ConfigError
+from rl_reason.hf import model_files
 
 NORM = "model.norm.weight"
 
@@ -20,13 +20,13 @@ def edit_header(change):
   """Damage: edits the header of the file; the tensors stay."""
 
   def damage(path):
-    data = (path / files.SINGLE).read_bytes()
+    data = (path / model_files.SINGLE).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     change(header[NORM])
     text = json.dumps(header).encode()
     length = len(text).to_bytes(8, "little")
-    (path / files.SINGLE).write_bytes(length + text + data[8 + size :])
+    (path / model_files.SINGLE).write_bytes(length + text + data[8 + size :])
 
   return damage
 
@@ -44,7 +44,7 @@ def shift(by):
 
 def cut(size):
   def damage(path):
-    file = path / files.SINGLE
+    file = path / model_files.SINGLE
     file.write_bytes(file.read_bytes()[:size])
 
   return damage
@@ -52,9 +52,9 @@ def cut(size):
 
 def overwrite(start, data):
   def damage(path):
-    file = bytearray((path / files.SINGLE).read_bytes())
+    file = bytearray((path / model_files.SINGLE).read_bytes())
     file[start : start + len(data)] = data
-    (path / files.SINGLE).write_bytes(file)
+    (path / model_files.SINGLE).write_bytes(file)
 
   return damage
 
@@ -64,7 +64,7 @@ def config_bytes(data):
 
 
 def to_pickle(path):
-  (path / files.SINGLE).rename(path / "pytorch_model.bin")
+  (path / model_files.SINGLE).rename(path / "pytorch_model.bin")
 
 
 def remove_all(path):
@@ -118,9 +118,9 @@ def test_a_damaged_file_is_named(damage, words, tmp_path, weights):
 
 def edit_index(change):
   def damage(path):
-    index = json.loads((path / files.INDEX).read_text())
+    index = json.loads((path / model_files.INDEX).read_text())
     change(index, index["weight_map"])
-    (path / files.INDEX).write_text(json.dumps(index))
+    (path / model_files.INDEX).write_text(json.dumps(index))
 
   return damage
 
@@ -133,7 +133,7 @@ def edit_index(change):
             "part-1.safetensors is missing",
         ),
         (
-            lambda path: (path / files.INDEX).write_text("weights"),
+            lambda path: (path / model_files.INDEX).write_text("weights"),
             "model.safetensors.index.json: is no JSON: ",
         ),
         (edit_index(lambda x, _: x.pop("weight_map")), "weight_map must map"),

@@ -12,11 +12,11 @@ from checkpoints import bits, checkpoint, session_of, with_tokenizer
 from tiny_session import tiny_config
 
 from rl_reason import hf
-from rl_reason.config import ConfigError
-from rl_reason.hf import architecture, export
+from rl_reason.base.config import ConfigError
+from rl_reason.hf import architecture
 from rl_reason.models import critic, decoder
-from rl_reason.session import open_stage
-from rl_reason.training import initial_state, sft, value
+from rl_reason.stages import export, initial_state, sft, value
+from rl_reason.stages.session import open_stage
 
 
 def test_a_session_has_the_shape_of_its_checkpoint(tmp_path):

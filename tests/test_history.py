@@ -3,10 +3,10 @@
 import numpy as np
 
 from rl_reason.algorithms import advantage_variants
-from rl_reason.training import batches, history
+from rl_reason.collect import experience, history
 
 B, T = 32, 6
-NO_ROWS = batches.no_rows(B, max_prompt=4, max_tokens=T, num_terms=0)
+NO_ROWS = experience.no_rows(B, max_prompt=4, max_tokens=T, num_terms=0)
 
 
 def rows_of(mark, problems):

@@ -10,12 +10,15 @@ import pytest
 import transformers
 from huggingface_hub import constants
 
-from rl_reason import checks, config, main, session
+from rl_reason import main
+from rl_reason.base import config
+from rl_reason.base.errors import RunError
+from rl_reason.checks import checked
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
-from rl_reason.report import environment
-from rl_reason.size import shapes
-from rl_reason.structs import RunError
+from rl_reason.lab import memory_shapes
+from rl_reason.report import machine_record
+from rl_reason.stages import session
 
 REPOSITORY = "me/model"
 TOKEN = "hf_of_me"
@@ -145,7 +148,7 @@ def test_a_token_and_a_name_are_asked_for_before_anything(
     with pytest.raises(
         config.ConfigError, match="export.push_to.*'owner/name'"
     ):
-      checks.fields(c)
+      checked.fields(c)
 
 
 def test_revisions_reach_what_is_fetched(monkeypatch):
@@ -163,13 +166,13 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
   c = dapo.get_config()
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
-  checks.fields(c)
-  for fetch in (session.resolve, shapes.shape):
+  checked.fields(c)
+  for fetch in (session.resolve, memory_shapes.shape):
     with pytest.raises(config.ConfigError, match="no network"):
       fetch(c)
   c.model.path = ""
   with pytest.raises(config.ConfigError, match="no network"):
-    shapes.shape(c)
+    memory_shapes.shape(c)
   assert asked == [(REPOSITORY, "v1.5")] * 2 + [("me/words", "0123abc")]
 
 
@@ -186,14 +189,14 @@ def test_revisions_that_fetch_nothing_are_refused(text, words):
   c = dapo.get_config()
   c.model.path, c.hub.revisions = REPOSITORY, text
   with pytest.raises(config.ConfigError, match=f"hub.revisions = .*{words}"):
-    checks.fields(c)
+    checked.fields(c)
   c.model.path, c.hub.revisions = "", "openai/gsm8k=e53f048,you/judge=v2"
   c.task.name, c.data.train, c.tokenizer = "files", "gsm8k*2", "me/words"
   c.data.evaluate, c.reward.functions = "gsm8k:test", "you/judge*0.5"
-  checks.fields(c)
+  checked.fields(c)
 
 
 def test_the_commit_of_a_model_is_recorded(tmp_path):
   cached = tmp_path / "models--me--model" / "snapshots" / "0123abc"
-  assert environment.describe(cached)["model commit"] == "0123abc"
-  assert environment.describe(tmp_path)["model commit"] is None
+  assert machine_record.describe(cached)["model commit"] == "0123abc"
+  assert machine_record.describe(tmp_path)["model commit"] is None

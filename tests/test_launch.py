@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from configs import base
-from rl_reason import config, main
+from rl_reason import main
+from rl_reason.base import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = [

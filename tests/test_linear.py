@@ -10,11 +10,10 @@ import padded
 import pytest
 import tiny
 
-from rl_reason import checks
-from rl_reason.models import decoder, lora, parameters
+from rl_reason.checks import checked
+from rl_reason.models import decoder, linear, lora, parameters
+from rl_reason.models.linear import Int8, LowRank
 from rl_reason.rollout import sampler_weights
-from rl_reason.scale import linear
-from rl_reason.scale.linear import Int8, LowRank
 
 HALF = dataclasses.replace(tiny.CFG, dtype="bfloat16")
 
@@ -83,7 +82,7 @@ def weights(kind, cfg=tiny.CFG):
 
 
 def test_the_matrices_are_those_of_the_tables():
-  assert checks.MATRICES == decoder.MATRICES
+  assert checked.MATRICES == decoder.MATRICES
   layers = decoder.table(tiny.CFG)["layers"]
   assert {n for n in layers if "norm" not in n} == set(decoder.MATRICES)
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from rl_reason import config
+from rl_reason.base import config, json_files
 from rl_reason.monitoring import loggers, metrics
 
 FIELDS = {"rl.steps": 2, "optimizer.lr": 1e-3, "task.difficulties": [2, 3]}
@@ -33,7 +33,7 @@ def fill(log, steps=2):
 
 
 def steps_of(tmp_path):
-  return [x["step"] for x in metrics.read_jsonl(tmp_path / "metrics.jsonl")]
+  return [x["step"] for x in json_files.read_jsonl(tmp_path / "metrics.jsonl")]
 
 
 def events(folder):

@@ -10,11 +10,11 @@ import pytest
 import tiny
 from tiny_session import tiny_config
 
-from rl_reason import dependencies
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
+from rl_reason.base import dependencies
+from rl_reason.devices import device_mesh
 from rl_reason.models import checksums, decoder, lora, parameters
-from rl_reason.scale import device_mesh
 from rl_reason.training import optimizer, step
 
 RANK, SCALE = 2, 1.5

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rl_reason.algorithms import kl as kl_lib
-from rl_reason.reward_models import train
+from rl_reason.stages import reward_model
 
 KINDS = ["k1", "k2", "k3"]
 
@@ -156,10 +156,10 @@ def test_bradley_terry_by_hand():
   """log 2 at a tie; log(1 + e^-d) else, finite however wrong."""
   chosen_B = jnp.array([1.0, 2.0, 0.0, -500.0])
   rejected_B = jnp.array([1.0, 0.0, 2.0, 500.0])
-  got = train.bradley_terry(chosen_B, rejected_B)
+  got = reward_model.bradley_terry(chosen_B, rejected_B)
   wanted = [np.log(2), np.log1p(np.exp(-2)), np.log1p(np.exp(2)), 1000]
   np.testing.assert_allclose(got, wanted, rtol=1e-6)
-  grad_B = jax.grad(lambda x: train.bradley_terry(x, rejected_B).sum())(
+  grad_B = jax.grad(lambda x: reward_model.bradley_terry(x, rejected_B).sum())(
       chosen_B
   )
   np.testing.assert_allclose(
@@ -170,7 +170,7 @@ def test_bradley_terry_by_hand():
 def test_agreement_by_hand():
   """Confidences 1/2, .731, .731, .881; a tie counts as half correct."""
   margin_N = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-  values = train.agreement(margin_N)
+  values = reward_model.agreement(margin_N)
   assert values["accuracy"] == pytest.approx(2.5 / 4)
   one, two = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))
   error = (0 + 2 * abs(0.5 - one) + abs(1 - two)) / 4
@@ -183,6 +183,6 @@ def test_agreement_by_hand():
     ("margin", "accuracy", "error"), [(40.0, 1, 0), (-40.0, 0, 1)]
 )
 def test_a_confident_model_is_calibrated_if_correct(margin, accuracy, error):
-  values = train.agreement(np.full(10, margin))
+  values = reward_model.agreement(np.full(10, margin))
   assert values["accuracy"] == accuracy
   assert values["calibration_error"] == pytest.approx(error, abs=1e-3)

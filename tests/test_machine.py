@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_reason.monitoring import machine
-from rl_reason.report import environment
+from rl_reason.report import machine_record
 
 
 def test_memory_and_utilization(monkeypatch):
@@ -27,12 +27,12 @@ def test_memory_and_utilization(monkeypatch):
 
 def test_environment(tmp_path, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "")
-  values = environment.describe()
+  values = machine_record.describe()
   json.dumps(values)
-  for name in (*environment.PACKAGES, "python", "platform", "device kind"):
+  for name in (*machine_record.PACKAGES, "python", "platform", "device kind"):
     assert values[name]
   assert values["device count"] >= 1 and values["process count"] == 1
-  assert environment.commit(tmp_path) is None  # no repository, no failure
+  assert machine_record.commit(tmp_path) is None  # no repository, no failure
 
 
 def test_host_memory_is_that_of_now():

@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import dapo
-from rl_reason import config, functions, main, run, structs
+from rl_reason import main, run
+from rl_reason.base import config, errors, functions
 
 DAPO = "--config=configs/dapo.py"
 
@@ -229,9 +230,9 @@ def raises(error):
             "out of memory: the same command with --stage=size",
         ),
         (lambda: raises(JaxRuntimeError("INTERNAL: x\ny")), 1, "INTERNAL: x;"),
-        (lambda: raises(structs.RunError("mend \x1b[2J")), 1, "mend \\x1b"),
+        (lambda: raises(errors.RunError("mend \x1b[2J")), 1, "mend \\x1b"),
         (lambda: raises(config.ConfigError("seed")), 2, "seed"),
-        (lambda: raises(structs.Stopped()), 143, "stopped by a signal"),
+        (lambda: raises(errors.Stopped()), 143, "stopped by a signal"),
     ],
 )
 def test_one_way_out(monkeypatch, tmp_path, capsys, fails, code, words):

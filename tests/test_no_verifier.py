@@ -9,14 +9,16 @@ import tiny_session
 from conftest import data_of_page
 from test_reward_runner import rollouts
 
-from rl_reason import combinations, config
-from rl_reason.evaluation import command, evaluate
-from rl_reason.evaluation.reward_runner import RewardRunner, Rewards
+from rl_reason.base import config
+from rl_reason.base.structs import Rollouts
+from rl_reason.checks import combinations
+from rl_reason.collect import dynamic_sampling, experience, reward_spread
+from rl_reason.collect.reward_runner import RewardRunner, Rewards
+from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alarms, rl_metrics
 from rl_reason.report import scores
-from rl_reason.structs import Rollouts
+from rl_reason.stages import build_step, evaluate
 from rl_reason.tasks import Row, reward_terms
-from rl_reason.training import dynamic_sampling, programs, reward_spread, step
 
 TASK = """
 from rl_reason.tasks import Row
@@ -79,7 +81,7 @@ def test_what_needs_a_verifier_is_refused(free, fields, words, tmp_path):
 
 
 def graded(responses: Rollouts, correct_B, scores_B):
-  return step.graded(
+  return experience.graded(
       responses,
       np.array(correct_B, np.float32),
       scores_EB=(np.array(scores_B, np.float32),),
@@ -89,10 +91,10 @@ def graded(responses: Rollouts, correct_B, scores_B):
 def test_signal_is_the_spread_of_the_total_reward(free):
   """Weights move from -1/2 to -1; verdicts count for nothing."""
   rows = graded(rollouts(), [1, 0, 0, 0, 1, 1], [0.5, 0.5, 0.5, 1, 0, 0])
-  reward = programs.make_reward(free)
+  reward = build_step.make_reward(free)
   by_reward = reward_spread.signal(1, reward=reward, steps=2)
   assert by_reward(rows).tolist() == [False, True, False]
-  inputs = step.credit_inputs(rows, progress=np.float32(0.5))
+  inputs = experience.credit_inputs(rows, progress=np.float32(0.5))
   rewards_B = np.asarray(reward(inputs))
   np.testing.assert_allclose(rewards_B, -0.75 * rows.scores_EB[0])
   assert dynamic_sampling.partly_correct(rows).tolist() == [True, False, False]
@@ -121,7 +123,7 @@ def responses_to(rows, functions, *, proved=False):
   runner = RewardRunner(terms, max_tokens=8)
   runner._proved = proved
   rewards = Rewards(terms, runner, {})
-  return evaluate.respond(
+  return accuracy.respond(
       lambda *_: (rollouts(), None),
       tiny.TOK,
       tiny.TASK,
@@ -140,7 +142,7 @@ def test_evaluation_reports_the_reward():
   rows = [Row(f"{n}+1", "", kind="none") for n in (1, 2)]
   responses = responses_to(rows, "length*-5..-1,length*0..-1")
   np.testing.assert_allclose(responses.rewards_NG, [[-0.5, -1], [-0.5, -0.5]])
-  values = evaluate.summarize(
+  values = accuracy.summarize(
       responses, lambda text, row: "", mean_of=1, score_of=8
   )
   assert values["val-core/free/reward/mean@1"] == -0.5
@@ -151,7 +153,7 @@ def test_evaluation_reports_the_reward():
   found = scores.scores(values)
   assert found["mean@1"].text() == "-0.5 +- 0"
   assert scores.difference(found["greedy"], found["mean@1"]) == "+0.25"
-  page = command.responses_page("a run", {}, [responses], 1)
+  page = evaluate.responses_page("a run", {}, [responses], 1)
   data = data_of_page(page, "responses")
   [[_, prompts, mean, _]] = [x["cells"] for x in data["levels"]["rows"]]
   assert prompts[0] == "2" and mean[0].startswith("-0.5") and mean[1] is None

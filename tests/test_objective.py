@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_reason.algorithms import objective, reductions, surrogates, variants
-from rl_reason.structs import Batch
+from rl_reason.base.structs import Batch
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 

@@ -5,9 +5,10 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason.config import ConfigError
-from rl_reason.data import demonstrations, tokenizer
+from rl_reason.base.config import ConfigError
+from rl_reason.data import tokenizer
 from rl_reason.environments import observations, tools
+from rl_reason.stages import demonstrations
 
 START, END, EOS, CALL = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<call>"
 TEMPLATE = (

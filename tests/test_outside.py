@@ -10,9 +10,9 @@ import tiny_session
 from conftest import ROOT
 
 from rl_reason import tasks, verifiers
-from rl_reason.config import ConfigError
+from rl_reason.base.config import ConfigError
 from rl_reason.data import held_out, tokenizer
-from rl_reason.evaluation import evaluate
+from rl_reason.evaluation import accuracy
 from rl_reason.tasks import Row, files
 
 
@@ -100,7 +100,7 @@ def test_the_task_of_the_documentation(tmp_path, monkeypatch):
   careful = task.demonstrate(Row("3142=", "0", 4), "careful", None)
   assert careful == "3480#0" and task.answer(careful, rows[0]) == "0"
   params = tiny_session.random_params(session)
-  numbers, [responses] = evaluate.evaluate(session, params, 8, "testing")
+  numbers, [responses] = accuracy.evaluate(session, params, 8, "testing")
   assert responses.name == "my_task" and len(responses.texts_NG) == 8
   assert 0 <= numbers["val-core/my_task/acc/mean@1"] < 1
   assert numbers["val-aux/verifier_failures"] == 0

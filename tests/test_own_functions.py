@@ -12,8 +12,9 @@ import pytest
 import tiny_session
 from conftest import ROOT
 
-from rl_reason import api, checks, config, functions
-from rl_reason.training import function_check
+from rl_reason import api
+from rl_reason.base import config, functions
+from rl_reason.checks import checked, traced_functions
 
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 CODE, GMPO = re.findall(r"```python\n(.*?)```", ALGORITHMS, re.DOTALL)
@@ -52,7 +53,7 @@ def test_the_example_is_an_advantage(directory):
   c = config.smoke(dapo.get_config())
   c.advantage.name = flags["advantage.name"]
   c.advantage.args = {"scale": 0.5}
-  checks.fields(c)
+  checked.fields(c)
   function = functions.bind("advantage", c.advantage)
   rewards_B, groups_B = jnp.array([1.0, 0, 3, 5]), jnp.array([7, 7, 2, 2])
   np.testing.assert_allclose(function(rewards_B, groups_B), [0, -0.5, -1, 0])
@@ -68,7 +69,7 @@ def test_gmpo_is_a_surrogate(directory):
 
   c = config.smoke(grpo.get_config())
   c.surrogate.name, c.surrogate.args = "my_gmpo:gmpo", {"clip": 0.4}
-  checks.fields(c)
+  checked.fields(c)
   logps_BT = jnp.array([[0.1, 0.5, -0.9, 9], [0.3, -0.6, 9, 9]])
   mask_BT = jnp.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
   advantages_BT = jnp.array([[2.0], [-1]]) * mask_BT
@@ -86,7 +87,7 @@ def test_gmpo_is_a_surrogate(directory):
   ):
     c.surrogate.args = args
     with pytest.raises(config.ConfigError, match=re.escape(error)):
-      checks.fields(c)
+      checked.fields(c)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,10 @@ def test_what_a_function_returns_is_known_before_sft(
   c.rollout.batch = 32
   c[kind].update(name=f"{name}:f", args={})
   if error is None:
-    function_check.check(c)
+    traced_functions.check(c)
     return
   with pytest.raises(config.ConfigError, match=error) as e:
-    function_check.check(c)
+    traced_functions.check(c)
   assert str(e.value).startswith(f"{kind}.name = '{name}:f': ")
 
 

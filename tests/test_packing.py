@@ -12,10 +12,10 @@ import pytest
 import tiny
 from hypothesis import given, settings, strategies as st
 
-from rl_reason import config
+from rl_reason.base import config
+from rl_reason.base.structs import Rollouts
+from rl_reason.devices import compiled, device_mesh, sharding
 from rl_reason.models import decoder
-from rl_reason.scale import compiled, device_mesh, sharding
-from rl_reason.structs import Rollouts
 from rl_reason.training import packing, step
 
 P, T = tiny.P, tiny.T

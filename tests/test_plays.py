@@ -12,11 +12,11 @@ import pytest
 from conftest import ROOT
 from tiny_episodes import TOK, environments, play
 
-from rl_reason import checks
-from rl_reason.config import ConfigError
+from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import RunError
+from rl_reason.checks import checked
+from rl_reason.collect.episodes import Environments
 from rl_reason.environments import plays
-from rl_reason.environments.episodes import Environments
-from rl_reason.structs import RunError
 from rl_reason.tasks import Row
 
 
@@ -128,7 +128,7 @@ def test_an_environment_that_another_process_cannot_import():
   }
   sys.modules["__main__"].Game = process_games.Counts
   with pytest.raises(ConfigError, match="another process cannot import"):
-    checks.checked(str(ROOT / "configs" / "dapo.py"), fields)
+    checked.checked(str(ROOT / "configs" / "dapo.py"), fields)
 
 
 def test_processes_of_environments_do_not_import_jax():

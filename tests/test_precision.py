@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from bench import precision
-from rl_reason.models import attention, decoder
-from rl_reason.scale import linear, packed_attention
+from rl_reason.models import attention, decoder, linear, packed_attention
 
 SMALL = dataclasses.replace(precision.CFG, layers=2, vocab=64, logprob_chunk=64)
 HALF = dataclasses.replace(SMALL, dtype="bfloat16")

@@ -19,15 +19,15 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import verifiers
-from rl_reason.config import ConfigError
+from rl_reason.base.config import ConfigError
 from rl_reason.data import (
     pipelines,
-    prepare,
     screening,
     templates,
     tokenizer as tokenizer_lib,
 )
 from rl_reason.data.datasets import DataError, Example
+from rl_reason.stages import prepare
 
 DAPO = templates.TEMPLATES["math"]["dapo"].prompt
 LONG = "the prompt is longer than rollout.max_prompt = 400; raise it"

@@ -20,7 +20,8 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import verifiers
-from rl_reason.data import prepare, screening
+from rl_reason.data import screening
+from rl_reason.stages import prepare
 from rl_reason.verifiers import sandbox
 
 

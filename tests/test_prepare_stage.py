@@ -21,10 +21,10 @@ from tiny_data import (  # noqa: F401  (fixtures)
     write,
 )
 
-from rl_reason.config import ConfigError
+from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import Stopped
 from rl_reason.data.datasets import DataError
 from rl_reason.monitoring import metrics
-from rl_reason.structs import Stopped
 
 BOAT = "A boat sails nine miles north and four miles east."
 

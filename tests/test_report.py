@@ -9,9 +9,9 @@ import sys
 import pytest
 from conftest import data_of_page
 
-from rl_reason import config
-from rl_reason.checkpointing import run_directory
-from rl_reason.report import compare, environment, groups, page, scores
+from rl_reason.base import config
+from rl_reason.checks import run_directory
+from rl_reason.report import compare, groups, machine_record, page, scores
 
 LIMIT = 5_000_000
 HOSTILE = (
@@ -375,8 +375,8 @@ def test_groups_too_large_even_alone(tmp_path):
 
 def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "argv", ["/x/main.py", "--config=configs/dapo.py"])
-  environment.record_start(tmp_path)
-  environment.record_start(tmp_path)
+  machine_record.record_start(tmp_path)
+  machine_record.record_start(tmp_path)
   fields = config.flat(
       config.with_defaults(importlib.import_module("configs.dapo").get_config())
   )

@@ -12,13 +12,12 @@ import pytest
 import tiny_session
 from test_signs import HEALTHY
 
-from rl_reason import dependencies
+from rl_reason.base import dependencies
+from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.evaluation import interim
 from rl_reason.monitoring import metrics
-from rl_reason.session import open_stage
-from rl_reason.structs import RunError, Stopped
-from rl_reason.training import resumed, rl, sft
+from rl_reason.stages import interim, resumed, rl, sft
+from rl_reason.stages.session import open_stage
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
 shared_programs = tiny_session.shared_programs

@@ -11,8 +11,9 @@ import pytest
 import tiny
 from conftest import ROOT
 
-from rl_reason.evaluation.reward_runner import RewardRound, RewardRunner
-from rl_reason.structs import Rollouts, RunError
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Rollouts
+from rl_reason.collect.reward_runner import RewardRound, RewardRunner
 from rl_reason.tasks import Row, reward_terms, threads
 
 LENGTH = 8

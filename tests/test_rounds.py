@@ -8,12 +8,12 @@ import types
 import pytest
 from tiny_session import tiny_config
 
-from rl_reason import checks, config
-from rl_reason.checkpointing import run_directory
-from rl_reason.data import samples, tokenizer
+from rl_reason.base import config
+from rl_reason.base.errors import Stopped
+from rl_reason.checks import checked, run_directory
+from rl_reason.data import sample_files, tokenizer
 from rl_reason.data.datasets import DataError
-from rl_reason.rounds import loop
-from rl_reason.structs import Stopped
+from rl_reason.lab import rounds
 from rl_reason.tasks import arithmetic
 
 TOK = tokenizer.characters(arithmetic.ALPHABET + " ")
@@ -33,7 +33,7 @@ def rounds_config(**changes):
 
 def test_a_round_of_sft_starts_from_the_policy_before_it(tmp_path):
   c = rounds_config(**{"rounds.steps": 7, "rounds.lr": 0.5})
-  first, one, two = (loop.of_round(c, i, tmp_path, "S") for i in range(3))
+  first, one, two = (rounds.of_round(c, i, tmp_path, "S") for i in range(3))
   for made in (first, one, two):
     assert made.rounds.count == 0  # a run of its own
   assert (first.seed, first.model.path) == (c.seed, "")
@@ -48,12 +48,12 @@ def test_a_round_of_sft_starts_from_the_policy_before_it(tmp_path):
 def test_the_reward_of_a_round_is_that_of_its_model(tmp_path):
   pairs = {"generate.keep": "pairs", "rounds.weight": 0.5}
   c = rounds_config(**pairs, **{"reward.functions": "length*-0.1"})
-  one = loop.of_round(c, 1, tmp_path, model="D")
+  one = rounds.of_round(c, 1, tmp_path, model="D")
   assert one.reward.functions == "D*0.5"
   assert one.reward.correct == one.reward.incorrect == 0
   assert one.rl.steps == 3 and one.sft.skill.steps == 0 == one.sft.habits.steps
   c.rounds.verdict = True
-  one = loop.of_round(c, 1, tmp_path, model="D")
+  one = rounds.of_round(c, 1, tmp_path, model="D")
   assert one.reward.functions == "length*-0.1,D*0.5"
   assert (one.reward.correct, one.reward.incorrect) == (1, -1)
 
@@ -61,11 +61,11 @@ def test_the_reward_of_a_round_is_that_of_its_model(tmp_path):
 def test_replay_is_a_share_of_earlier_rounds(tmp_path):
   c = rounds_config(**{"generate.keep": "pairs"})
   place = lambda i, step: f"{tmp_path}/round-{i}/generated/{step}"  # noqa: E731
-  assert loop.mixture(c, 0, tmp_path) == ""
-  assert loop.mixture(c, 2, tmp_path) == f"{place(1, 3)}*1"
+  assert rounds.mixture(c, 0, tmp_path) == ""
+  assert rounds.mixture(c, 2, tmp_path) == f"{place(1, 3)}*1"
   c.rounds.replay = 0.1
-  assert loop.mixture(c, 1, tmp_path) == f"{place(0, 0)}*1"
-  assert loop.mixture(c, 3, tmp_path) == (
+  assert rounds.mixture(c, 1, tmp_path) == f"{place(0, 0)}*1"
+  assert rounds.mixture(c, 3, tmp_path) == (
       f"{place(0, 0)}*0.05,{place(1, 3)}*0.05,{place(2, 3)}*0.9"
   )
 
@@ -104,7 +104,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
 )
 def test_rounds_that_cannot_work_are_refused(fields, words):
   with pytest.raises(config.ConfigError) as refused:
-    checks.fields(rounds_config(**fields))
+    checked.fields(rounds_config(**fields))
   assert words in str(refused.value)
 
 
@@ -153,7 +153,7 @@ class Run:
   def __call__(self, **options):
     screen = types.SimpleNamespace(say=self.said.append)
     stop = threading.Event()
-    return loop.run(
+    return rounds.run(
         self.config, self.workdir, screen, stop, self.stages, **options
     )
 
@@ -251,7 +251,7 @@ def test_samples_are_read_as_they_are_and_counted(tmp_path):
   said = []
   path = written(tmp_path, good + bad)
   args = "sft.samples", path, TOK, (4, 9), said.append
-  parts, weights = samples.read(*args)
+  parts, weights = sample_files.read(*args)
   assert parts == [[("1+2=", " 3"), ("1+2=", "#3")]] and weights == [2]
   (line,) = said
   assert line.startswith(f"sft.samples: 2 of 9 rows of {path} (1 have no end, ")
@@ -263,7 +263,7 @@ def test_samples_are_read_as_they_are_and_counted(tmp_path):
   ):
     assert words in line
   with pytest.raises(DataError, match="none is left; raise generate.prompts"):
-    samples.read(*args, pairs=True)
+    sample_files.read(*args, pairs=True)
 
 
 def test_generated_files_are_those_of_their_manifest(tmp_path):
@@ -275,11 +275,11 @@ def test_generated_files_are_those_of_their_manifest(tmp_path):
   manifest = dict(files={part.name: dict(sha256=digest)})
   out.with_name("3.json").write_text(json.dumps(manifest))
   args = "f", str(out), TOK, (4, 9), lambda _: None
-  assert samples.read(*args) == ([[("1+2=", "#3")]], [1])
+  assert sample_files.read(*args) == ([[("1+2=", "#3")]], [1])
   part.write_text('{"prompt": "1+2=", "response": "#4"}\n')
   for _ in range(2):
     with pytest.raises(DataError, match="is missing or damaged, says 3.json"):
-      samples.read(*args)
+      sample_files.read(*args)
     part.unlink(missing_ok=True)
     (out / "part-1.jsonl").write_text("{}\n")
 
@@ -290,7 +290,7 @@ def test_pairs_may_be_rejected_for_having_no_end(tmp_path):
       for i, size in enumerate((8, 9, 10))
   ]
   text = f"{written(tmp_path, rows)}*0.5"
-  parts, weights = samples.read(
+  parts, weights = sample_files.read(
       "f", text, TOK, (4, 9), lambda _: None, pairs=True
   )
   assert [x[2] for x in parts[0]] == ["1" * 8, "1" * 9] and weights == [0.5]
@@ -298,17 +298,17 @@ def test_pairs_may_be_rejected_for_having_no_end(tmp_path):
 
 def test_pairs_of_a_prompt_are_learned_or_held_out():
   rows = [(f"{i % 25}=", "a", str(i)) for i in range(50)]
-  (learned,), (held,) = samples.split([rows])
+  (learned,), (held,) = sample_files.split([rows])
   assert sorted(learned + held) == sorted(rows)
   assert not {x[0] for x in learned} & {x[0] for x in held}
   assert len({x[0] for x in held}) == 3
   with pytest.raises(DataError, match="too few prompts"):
-    samples.split([rows[:1]])
+    sample_files.split([rows[:1]])
 
 
 def test_batches_have_the_shares_of_the_weights():
   parts = [[(f"a{i}", "x") for i in range(30)], [("b", "y")]]
-  stream = samples.iterate(parts, [0.75, 0.25], 0, 40)
+  stream = sample_files.iterate(parts, [0.75, 0.25], 0, 40)
   first = next(stream)
   assert [x[0] for x in first].count("b") == 10
   assert len({x for x in first if x[0] != "b"}) == 30

@@ -17,9 +17,10 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import tasks
-from rl_reason.data import demonstrations, held_out, pipelines
+from rl_reason.data import held_out, pipelines
 from rl_reason.data.datasets import DataError
 from rl_reason.data.row_source import RowSource
+from rl_reason.stages import demonstrations
 from rl_reason.tasks import arithmetic
 
 LEVELS = (2, 3, 4)

@@ -12,18 +12,21 @@ import threading
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import checks, config, dependencies, run
-from rl_reason.checkpointing import run_directory
+from rl_reason import run
+from rl_reason.base import config, dependencies
+from rl_reason.base.errors import RunError
+from rl_reason.checks import checked, run_directory
 from rl_reason.monitoring import display
-from rl_reason.structs import RunError
-from rl_reason.training import other_runs
+from rl_reason.stages import other_runs
 
 DAPO = "configs/dapo.py"
 
 
 def name_of(path, **given):
   given = {name.replace("__", "."): value for name, value in given.items()}
-  return run_directory.default(path, checks.checked(path, given)[0], given).name
+  return run_directory.default(
+      path, checked.checked(path, given)[0], given
+  ).name
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +73,7 @@ def test_a_name_is_short_however_many_fields_change():
 HOLD = """
 import pathlib, sys, time
 from rl_reason.checkpointing import run_directory
-from rl_reason.structs import RunError
+from rl_reason.base.structs import RunError
 from rl_reason.training import other_runs
 lock = run_directory.lock(pathlib.Path(sys.argv[1]), print)
 print("locked", flush=True)
@@ -188,7 +191,7 @@ def test_a_file_that_is_gone_has_no_content(files, tmp_path):
 
 def test_samples_are_written_by_one_run(tmp_path):
   """Beside one that trains, but not beside another one that samples."""
-  c, place = checks.checked("dapo:smoke", {})[0], tmp_path / "generated"
+  c, place = checked.checked("dapo:smoke", {})[0], tmp_path / "generated"
   place.mkdir()
   flags = display.Display(False), threading.Event()
   with (

@@ -11,11 +11,12 @@ import transformers
 
 from rl_reason import tasks
 from rl_reason.algorithms import kl, rewards, surrogates
+from rl_reason.base import json_files
+from rl_reason.base.structs import Batch, Rollouts, call_by_name
+from rl_reason.collect import dynamic_sampling
+from rl_reason.collect.experience import graded
 from rl_reason.data import tokenizer
 from rl_reason.monitoring import display, metrics, samples
-from rl_reason.structs import Batch, Rollouts, call_by_name
-from rl_reason.training import dynamic_sampling
-from rl_reason.training.step import graded
 
 TEXT = "héllo 日本語 🎉, the\n\n  end"
 # By group: none, some and all of the responses are correct.
@@ -135,7 +136,7 @@ def log_two_rounds(tmp_path, enabled, new_logps=None, **options):
   credit = dict(rewards_B=2 * rows.correct_B - 1)
   sample_log.log(1, rows, credit, batch, "plan", None)
   sample_log.log(2, rows, credit, batch, "plan", None)  # not due
-  lines = metrics.read_jsonl(tmp_path / "samples.jsonl")
+  lines = json_files.read_jsonl(tmp_path / "samples.jsonl")
   return lines, shown, tables
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import test_attention as t
 
-from rl_reason.scale import device_mesh, kernels, sequence, sharding
+from rl_reason.devices import device_mesh, sharding
+from rl_reason.models import kernels, sequence
 
 LENGTH = 24
 

@@ -19,22 +19,23 @@ import pytest
 import tiny
 from tiny_serve import running
 
-from rl_reason import checks, config as config_lib
+from rl_reason.base import config as config_lib
 from rl_reason.data import datasets, tokenizer
+from rl_reason.devices import randomness
 from rl_reason.models import attention
 from rl_reason.rollout import sampler
-from rl_reason.scale import randomness
 from rl_reason.serve import (
+    device_programs,
     engine as engine_lib,
     feedback,
     filters,
-    health,
-    programs,
+    liveness,
+    requirements,
     responses,
 )
 
 app = pytest.importorskip("rl_reason.serve.app")
-run = pytest.importorskip("rl_reason.serve.run")
+run = pytest.importorskip("rl_reason.serve.request_run")
 testclient = pytest.importorskip("starlette.testclient")
 
 NAME, KEY = "tiny", "a-key"
@@ -64,7 +65,7 @@ def serve(engine, tmp_path):
     )
     said.clear()
     return testclient.TestClient(
-        app.app(server, key=key, hosts=checks.LOCAL, max_body=max_body),
+        app.app(server, key=key, hosts=requirements.LOCAL, max_body=max_body),
         base_url="http://127.0.0.1:8000",
         raise_server_exceptions=False,
     )
@@ -566,7 +567,7 @@ def test_remembered_answers_have_a_bound_of_text(tmp_path, monkeypatch):
 def test_health_tells_an_engine_that_hangs(serve, engine):
   """The watchdog asks an idle engine for a token, and says what it sees."""
   said, before, tokens = [], engine.progressed, engine.tokens
-  dog = health.Watchdog(engine, 0.3, said.append, every=0.1)
+  dog = liveness.Watchdog(engine, 0.3, said.append, every=0.1)
   client, read = serve(silent=lambda: dog.silent), engine._read
   look = lambda: client.get("/health").status_code  # noqa: E731
   free = threading.Event()
@@ -594,22 +595,24 @@ def wait_for(done):
 
 
 def test_a_host_that_others_reach_needs_a_key(monkeypatch):
-  monkeypatch.delenv(checks.KEY, raising=False)
+  monkeypatch.delenv(requirements.KEY, raising=False)
   c = config_lib.read("configs/dapo.py")
   c.serve.host = "0.0.0.0"
-  with pytest.raises(config_lib.ConfigError, match=checks.KEY):
-    checks.serving(c)
-  monkeypatch.setenv(checks.KEY, KEY)
-  checks.serving(c)
+  with pytest.raises(config_lib.ConfigError, match=requirements.KEY):
+    requirements.check(c)
+  monkeypatch.setenv(requirements.KEY, KEY)
+  requirements.check(c)
   for key in (" ", "a key", f"{KEY} ", "schlüssel"):
-    monkeypatch.setenv(checks.KEY, key)
+    monkeypatch.setenv(requirements.KEY, key)
     for c.serve.host in ("127.0.0.1", "0.0.0.0"):
-      with pytest.raises(config_lib.ConfigError, match=f"{checks.KEY}: has"):
-        checks.serving(c)
-  monkeypatch.setenv(checks.KEY, KEY)
+      with pytest.raises(
+          config_lib.ConfigError, match=f"{requirements.KEY}: has"
+      ):
+        requirements.check(c)
+  monkeypatch.setenv(requirements.KEY, KEY)
   c.serve.filter = "nothing.json"
   with pytest.raises(config_lib.ConfigError, match="serve.filter"):
-    checks.serving(c)
+    requirements.check(c)
 
 
 def test_attention_in_parts_is_that_of_the_whole_text():
@@ -622,7 +625,7 @@ def test_attention_in_parts_is_that_of_the_whole_text():
   segments_1P = (jnp.arange(300) < 280).astype(jnp.int32)[None]
   whole, parts = (
       make(segments_1P)("xla", 0, q, k, v, None)[0]
-      for make in (attention.packed, programs.packed_in_parts)
+      for make in (attention.packed, device_programs.packed_in_parts)
   )
   assert parts.shape == whole.shape
   np.testing.assert_allclose(parts[:, :280], whole[:, :280], atol=1e-5)

@@ -16,12 +16,12 @@ import tiny
 from tiny_serve import make_engine
 
 from bench import attacks
-from rl_reason import checks, config as config_lib
+from rl_reason.base import config as config_lib
 from rl_reason.monitoring.display import Display
-from rl_reason.serve import feedback
+from rl_reason.serve import feedback, requirements
 
 app = pytest.importorskip("rl_reason.serve.app")
-command = pytest.importorskip("rl_reason.serve.command")
+command = pytest.importorskip("rl_reason.serve.server")
 connections = pytest.importorskip("rl_reason.serve.connections")
 
 MOST = 64  # responses
@@ -62,7 +62,9 @@ def listening(tmp_path, see=lambda line: None, change=None, engine=None):
       silent=lambda: 0,
       say=screen.say,
   )
-  guarded = app.app(server, key="", hosts=checks.LOCAL, max_body=c.max_body)
+  guarded = app.app(
+      server, key="", hosts=requirements.LOCAL, max_body=c.max_body
+  )
   with command.bind("127.0.0.1", 0) as place:
     screen.address = place.getsockname()
     args = guarded, engine, place, screen, stop, c
@@ -201,9 +203,9 @@ def test_tls_by_two_files(tmp_path):
   c = config_lib.read("configs/serve.py")
   c.serve.certificate = paths[0]
   with pytest.raises(config_lib.ConfigError, match="serve.private_key = ''"):
-    checks.serving(c)
+    requirements.check(c)
   c.serve.private_key = paths[1]
-  checks.serving(c)
+  requirements.check(c)
   fields = dict(certificate=paths[0], private_key=paths[1])
   trusted = ssl.create_default_context(cafile=paths[0])
   with listening(tmp_path, change=fields) as server:

@@ -10,9 +10,9 @@ import tiny
 
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh, sharding
 from rl_reason.training import optimizer, step
 
 LR = 1e-3

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 from configs import base
-from rl_reason import config
+from rl_reason.base import config
 from rl_reason.monitoring import alarms, doctor, signs
 
 FIELDS = config.flat(base.get_config()) | {

@@ -9,12 +9,18 @@ import pytest
 from conftest import ROOT
 
 from bench import aot, slices
-from rl_reason import checks, config, functions
+from rl_reason.base import config, errors
+from rl_reason.checks import checked
+from rl_reason.devices import sharding
+from rl_reason.lab import (
+    automatic_remat,
+    memory_formula,
+    memory_shapes,
+    memory_size,
+)
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
-from rl_reason.scale import sharding
-from rl_reason.session import critic_config
-from rl_reason.size import automatic, command, formula, shapes
+from rl_reason.stages.session import critic_config
 
 GIB = 1 << 30
 
@@ -22,11 +28,11 @@ GIB = 1 << 30
 def sized(path, devices=1, attention="xla", **changes):
   """The config, the model and the size of a run."""
   given = {k.replace("__", "."): v for k, v in changes.items()}
-  c, _ = checks.checked(path, given)
-  cfg = dataclasses.replace(shapes.shape(c), attention=attention)
-  checks.devices(c, devices)
-  where = command._mesh(c, devices)
-  return cfg, formula.estimate(c, cfg, critic_config(c, cfg), where)
+  c, _ = checked.checked(path, given)
+  cfg = dataclasses.replace(memory_shapes.shape(c), attention=attention)
+  checked.devices(c, devices)
+  where = memory_size._mesh(c, devices)
+  return cfg, memory_formula.estimate(c, cfg, critic_config(c, cfg), where)
 
 
 # --- formulas ----------------------------------------------------------------
@@ -42,11 +48,13 @@ def sized(path, devices=1, attention="xla", **changes):
     ],
 )
 def test_known_shapes_have_the_parameters_of_their_models(name, count):
-  c, _ = checks.checked("dapo_qwen", {"model.path": name})
-  table = decoder.table(shapes.shape(c))
-  assert formula.bytes_of(table, sharding.abstract_mesh()) == 4 * count
+  c, _ = checked.checked("dapo_qwen", {"model.path": name})
+  table = decoder.table(memory_shapes.shape(c))
+  assert memory_formula.bytes_of(table, sharding.abstract_mesh()) == 4 * count
   # All but norms and biases are split over both axes.
-  eight = formula.bytes_of(table, sharding.abstract_mesh(fsdp=4, tensor=2))
+  eight = memory_formula.bytes_of(
+      table, sharding.abstract_mesh(fsdp=4, tensor=2)
+  )
   assert 4 * count / 8 <= eight < 4 * count / 8 * 1.01
 
 
@@ -90,22 +98,22 @@ def test_formulas_are_those_of_programs_compiled_for_tpu():
     if x["program"] == "decode":
       where, rows = sharding.abstract_mesh(data=2, tensor=2), aot.SLOTS // 2
       length = aot.PROMPT + aot.RESPONSE
-      cache = formula.cache_bytes(cfg, where, rows, length, "same")
+      cache = memory_formula.cache_bytes(cfg, where, rows, length, "same")
       assert cache == x["cache"]
       prompts = aot.PROMPTS // 2, aot.PROMPT, "same"
       # The benchmark has parameters in fp32, which the program casts.
-      weights = [formula.bytes_of(table, where, size) for size in (4, 2)]
-      parts = cache, formula.cache_bytes(cfg, where, *prompts), *weights
-      estimate = sum(parts) + formula.decode_bytes(cfg, where, rows)
+      weights = [memory_formula.bytes_of(table, where, size) for size in (4, 2)]
+      parts = cache, memory_formula.cache_bytes(cfg, where, *prompts), *weights
+      estimate = sum(parts) + memory_formula.decode_bytes(cfg, where, rows)
     else:
       where = sharding.abstract_mesh(fsdp=2, tensor=2)
-      fp32 = formula.bytes_of(table, where)
-      low = formula.bytes_of(table, where, 2, gathered=True)
+      fp32 = memory_formula.bytes_of(table, where)
+      low = memory_formula.bytes_of(table, where, 2, gathered=True)
       tokens = aot.ROWS // 2 * aot.LENGTH
-      saved, transient = formula.activations(cfg, where, tokens)
+      saved, transient = memory_formula.activations(cfg, where, tokens)
       copies = 1 if "offload" in x["program"] else 3
-      estimate = (copies + formula.GRADIENT_COPIES) * fp32 + low + saved
-      estimate += max(transient, formula.logit_bytes(cfg, where, tokens))
+      estimate = (copies + memory_formula.GRADIENT_COPIES) * fp32 + low + saved
+      estimate += max(transient, memory_formula.logit_bytes(cfg, where, tokens))
     peak = x["arguments"] + x["temporary"] + x["outputs"] - x["aliased"]
     assert estimate == pytest.approx(peak, rel=0.1), x["program"]
 
@@ -148,8 +156,8 @@ def test_a_recipe_is_complete_and_fits(recipe):
   """Model, data, evaluation; on the devices and in the memory of the table."""
   path, devices, memory, update, rollout = recipe
   for name in (path, f"{path}:smoke"):
-    c, notes = checks.checked(name, {})
-    checks.files(c)
+    c, notes = checked.checked(name, {})
+    checked.files(c)
     assert not notes and c.model.path and c.data.train and c.data.evaluate
     assert c.rl.steps and not c.sft.skill.steps
   _, size = sized(path, devices, "tpu" if "v5e" in path else "xla")
@@ -167,7 +175,7 @@ def say(path, memory, devices=1, **changes):
   lines, screen = [], Display(False)
   screen.say = lines.append
   given = {k.replace("__", "."): v for k, v in changes.items()}
-  command.run(checks.checked(path, given)[0], screen, memory, devices)
+  memory_size.run(checked.checked(path, given)[0], screen, memory, devices)
   return lines
 
 
@@ -197,12 +205,12 @@ def test_the_largest_budget_and_slots_fit_exactly():
 def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
   """Then fewer tokens at a time; a run that resumes does not choose again."""
   path, memory = "recipes/gsm8k_0_5b", 0
-  monkeypatch.setattr(automatic, "device_bytes", lambda: memory)
+  monkeypatch.setattr(automatic_remat, "device_bytes", lambda: memory)
 
   def chosen():
     lines = []
-    c, _ = checks.checked(path, {"model.remat": "auto"})
-    automatic.fill_in(c, tmp_path, sharding.abstract_mesh(), lines.append)
+    c, _ = checked.checked(path, {"model.remat": "auto"})
+    automatic_remat.fill_in(c, tmp_path, sharding.abstract_mesh(), lines.append)
     (line,) = lines
     assert f"{c.model.remat!r}, updates.token_budget = {budget_of(c)}" in line
     return c
@@ -214,16 +222,16 @@ def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
     change = dict(model__remat=remat, updates__token_budget=budget)
     return sized(path, **change)[1].update_peak
 
-  full = budget_of(checks.checked(path, {})[0])
-  for remat in automatic.REMAT:
-    memory = int(peak(remat, full) / automatic.MARGIN) + (1 << 20)
+  full = budget_of(checked.checked(path, {})[0])
+  for remat in automatic_remat.REMAT:
+    memory = int(peak(remat, full) / automatic_remat.MARGIN) + (1 << 20)
     c = chosen()
     assert (c.model.remat, budget_of(c)) == (remat, full)
   row = 384 + 1024
   some = (peak("sqrt", row) + peak("sqrt", full)) / 2
-  memory = int(some / automatic.MARGIN)
+  memory = int(some / automatic_remat.MARGIN)
   c = chosen()
-  least, limit = budget_of(c), automatic.MARGIN * memory
+  least, limit = budget_of(c), automatic_remat.MARGIN * memory
   assert c.model.remat == "sqrt" and row <= least < full
   assert peak("sqrt", least) <= limit < peak("sqrt", least + row)
   # The same command on a larger machine.
@@ -233,7 +241,7 @@ def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
   assert (again.model.remat, budget_of(again)) == ("sqrt", least)
   (tmp_path / "config.json").unlink()
   memory = GIB
-  with pytest.raises(functions.ConfigError, match="one row .* raise mesh.fsdp"):
+  with pytest.raises(errors.ConfigError, match="one row .* raise mesh.fsdp"):
     chosen()
 
 
@@ -244,14 +252,14 @@ def test_what_cannot_fit_has_remedies():
   auto = say("recipes/math_1_5b", 24.0, model__remat="auto")
   assert auto[0].startswith("model.remat = 'auto': by formula one row")
   assert auto[1].startswith("does not fit") and auto[2:] == lines[1:]
-  with pytest.raises(functions.ConfigError, match="no such directory"):
+  with pytest.raises(errors.ConfigError, match="no such directory"):
     say("dapo_qwen", 24.0, model__path="no/such/model/anywhere")
 
 
 def test_largest_is_a_bisection():
   for most in (0, 1, 5, 8):
     for limit in range(most + 1):
-      assert automatic.largest(lambda x, to=limit: x <= to, most) == limit
+      assert automatic_remat.largest(lambda x, to=limit: x <= to, most) == limit
 
 
 @pytest.mark.slow
@@ -260,10 +268,10 @@ def test_programs_of_this_machine_are_compiled():
   screen = Display(False)
   screen.say = lines.append
   screen.table = lambda title, columns, rows: lines.append(rows)
-  c = config.smoke(checks.checked("grpo", {})[0])
+  c = config.smoke(checked.checked("grpo", {})[0])
   c.rollout.update(batch=64, slots=16)
   config.override(c, {"mesh.data": jax.device_count()})
-  command.run(c, screen, None, 0)
+  memory_size.run(c, screen, None, 0)
   (rows,) = [x for x in lines if isinstance(x, list)]
   assert [x[3] for x in rows if x[1] == "peak"] == ["compiled for cpu"] * 2
   assert lines[-1].startswith("fits into")

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tiny_session
 
-from rl_reason import config
+from rl_reason.base import config
+from rl_reason.collect import experience
+from rl_reason.devices import sharding
+from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.monitoring import display
-from rl_reason.scale import sharding
-from rl_reason.scale.compiled import CompiledOnce
-from rl_reason.training import optimizer, packing, programs, step
+from rl_reason.stages import build_step
+from rl_reason.training import optimizer, packing, step
 
 
 def test_another_shape_is_an_error_not_a_recompilation():
@@ -28,15 +30,15 @@ def dapo(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     # Off-policy: on-policy the ratio of the only update is 1 by definition.
     patch.setattr(config, "on_policy", lambda c: False)
-    patch.setattr(programs, "CompiledOnce", lambda name, fn, display: fn)
+    patch.setattr(build_step, "CompiledOnce", lambda name, fn, display: fn)
     session = tiny_session.make_session(
         tmp_path_factory.mktemp("dapo"),
         reduction__name="token_mean",
         updates__token_budget=60,
     )
     with jax.set_mesh(session.mesh):
-      run = programs.build(session)
-      no_rows = programs.empty_rows(
+      run = build_step.build(session)
+      no_rows = build_step.empty_rows(
           session.config, session.config.rollout.batch
       )
       args = new_state(session), *update_args(session, run, no_rows)
@@ -48,7 +50,7 @@ def dapo(tmp_path_factory):
 
 def new_state(session):
   params = tiny_session.random_params(session)
-  return optimizer.new_state(params, *programs.policy_optimizer(session))
+  return optimizer.new_state(params, *build_step.policy_optimizer(session))
 
 
 def update_args(session, run, rows, advantages_BT=0.0):
@@ -85,7 +87,9 @@ def test_the_first_update_starts_at_a_ratio_of_one(dapo):
   plan = dapo.run.plan(rollouts)
   assert plan.packed_M.segments_RL.any((-2, -1)).sum() > 2
   logps_BT, _ = dapo.run.logps(state.params, plan)
-  rows = step.with_old_logps(dapo.no_rows.replace(rollouts=rollouts), logps_BT)
+  rows = experience.with_old_logps(
+      dapo.no_rows.replace(rollouts=rollouts), logps_BT
+  )
   advantages_BT = rng.normal(size=logps_BT.shape).astype(np.float32)
   args = update_args(dapo.session, dapo.run, rows, advantages_BT)
   _, metrics = dapo.update(state, *args)
@@ -114,5 +118,5 @@ def test_minibatches_are_made_of_whole_groups(dapo):
 
 def test_round_robin_of_unequal_groups():
   groups = [np.arange(0, 3), np.arange(3, 4), np.arange(4, 9)]
-  order = packing.round_robin(groups, 2)
+  order = experience.round_robin(groups, 2)
   np.testing.assert_array_equal(order, [0, 1, 2, 4, 5, 6, 7, 8, 3])

@@ -6,8 +6,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-from rl_reason.ablate import jobs, sweep
-from rl_reason.config import ConfigError
+from rl_reason.base.config import ConfigError
+from rl_reason.lab import jobs, sweep
 
 SMOKE = "configs/dapo.py:smoke"
 # Stands in for rl_reason.main: writes its config and what it sees.

@@ -12,12 +12,11 @@ import jax
 import pytest
 import tiny_session
 
-from rl_reason import config
-from rl_reason.evaluation import interim
+from rl_reason.base import config
 from rl_reason.models import critic
 from rl_reason.report import page
 from rl_reason.rollout import sampler
-from rl_reason.training import rl
+from rl_reason.stages import interim, rl
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOUR = ROOT / "docs" / "tour.md"
@@ -110,7 +109,7 @@ def test_stops_and_supporting_files_are_read_from_the_text():
   text = """
 1. `configs/dapo.py` changes `configs/base.py`.
 2. **[`rl_reason/main.py`](../rl_reason/main.py)**, then
-**`rl_reason/training/rl.py`**: the loop; see `rl_reason/structs.py`.
+**`rl_reason/stages/rl.py`**: the loop; see `rl_reason/base/structs.py`.
 
 ## Supporting rooms
 - `rl_reason/data/`: a room is no file.
@@ -122,7 +121,7 @@ def test_stops_and_supporting_files_are_read_from_the_text():
   assert stops(text) == [
       "configs/dapo.py",
       "rl_reason/main.py",
-      "rl_reason/training/rl.py",
+      "rl_reason/stages/rl.py",
   ]
   assert supporting(text) == {"rl_reason/randomness.py"}
 
@@ -148,6 +147,6 @@ def test_a_step_of_dapo_executes_only_what_the_tour_names(
 ):
   """Each file is a stop, or named as supporting; all of these are executed."""
   executed = executed_by_a_step("dapo", tmp_path, monkeypatch)
-  assert "rl_reason/training/rl.py" in executed
+  assert "rl_reason/stages/rl.py" in executed
   assert "rl_reason/models/critic.py" not in executed
   assert executed.difference(stops(tour)) == supporting(tour)

@@ -12,7 +12,8 @@ import pytest
 import tiny_session
 from conftest import ROOT
 
-from rl_reason import api, config, run
+from rl_reason import api, run
+from rl_reason.base import config
 from rl_reason.configs import base
 from rl_reason.tasks import Row, given
 

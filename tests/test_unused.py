@@ -5,8 +5,8 @@ import re
 import pytest
 import tiny_session
 
-from rl_reason import session
-from rl_reason.scale import unused
+from rl_reason.devices import unused_accelerators
+from rl_reason.stages import session
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.15  Tue Mar\n"
 
@@ -36,7 +36,9 @@ def test_an_unused_accelerator_is_named(tmp_path, files, found, words):
   how = dict(which=found.__contains__, installed=found.__contains__)
 
   def line(backend, **environ):
-    return unused.unused_accelerator(backend, tmp_path, environ=environ, **how)
+    return unused_accelerators.unused_accelerator(
+        backend, tmp_path, environ=environ, **how
+    )
 
   assert line("gpu") == line("tpu") == ""
   if not words:

@@ -14,13 +14,13 @@ import tiny_session
 from tiny_session import digest, interrupted
 
 from rl_reason import hf
+from rl_reason.base.errors import RunError
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.evaluation import grading
-from rl_reason.hf import export
+from rl_reason.collect import grading
 from rl_reason.models import decoder
-from rl_reason.session import open_stage
-from rl_reason.structs import RunError
-from rl_reason.training import initial_state, programs, step, value
+from rl_reason.stages import build_step, export, initial_state, value
+from rl_reason.stages.session import open_stage
+from rl_reason.training import step
 
 compiled = tiny_session.compiled  # a fixture: each program compiles once
 STEPS = 16
@@ -116,10 +116,10 @@ def test_it_learns_the_value_of_prefixes(trained):
 def explained_variance(session, policy, params):
   """Of the returns of fresh prompts, by the critic's values."""
   with jax.set_mesh(session.mesh):
-    collector = programs.make_collector(session, "fresh")
+    collector = build_step.make_collector(session, "fresh")
     rows = collector.collect(session.engine.weights(policy))
-    plan = programs.make_planner(session.config, session.mesh)(rows.rollouts)
-    program = programs.values_program(session.critic_cfg)
+    plan = build_step.make_planner(session.config, session.mesh)(rows.rollouts)
+    program = build_step.values_program(session.critic_cfg)
     values_BT = step.forward(session.mesh, program, params, plan)
   mask_BT = rows.rollouts.mask_BT
   returns_BT = np.where(rows.correct_B > 0, 1.0, -1.0)[:, None] + 0 * values_BT

@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason import config
+from rl_reason.base import config
 
 MY_CONFIG = """
 from rl_reason.configs import dapo

@@ -9,9 +9,9 @@ from padded import Rows
 
 from rl_reason import tasks
 from rl_reason.data import pipelines, tokenizer
+from rl_reason.devices import sharding
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
 from rl_reason.training import optimizer as optimizer_lib
 
 TASK = tasks.get("arithmetic")

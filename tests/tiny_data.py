@@ -8,9 +8,11 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason import checks, verifiers
-from rl_reason.data import pipelines, prepare
+from rl_reason import verifiers
+from rl_reason.checks import checked
+from rl_reason.data import pipelines
 from rl_reason.monitoring import display
+from rl_reason.stages import prepare
 
 CHAT = (
     "{% for m in messages %}<|s|>{{ m['role'] }} {{ m['content'] }}"
@@ -116,7 +118,7 @@ def make(tmp_path, tok_dir):
 def check(c):
   if c.data.train or c.data.evaluate:
     c.task.name = "files"
-  checks.fields(c)
+  checked.fields(c)
 
 
 def run(c, workdir, stop=None):

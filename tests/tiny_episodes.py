@@ -9,9 +9,9 @@ import numpy as np
 from tiny import TOK
 
 from rl_reason import tasks
+from rl_reason.base.structs import Rollouts
+from rl_reason.collect.episodes import Environments, Episodes
 from rl_reason.data import tokenizer
-from rl_reason.environments.episodes import Environments, Episodes
-from rl_reason.structs import Rollouts
 from rl_reason.tasks import arithmetic
 
 EOS, P, GROUP = TOK.eos_token_id, 3, 4

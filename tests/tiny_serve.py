@@ -6,10 +6,10 @@ import threading
 import jax
 import tiny
 
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.monitoring import display
-from rl_reason.scale import device_mesh, sharding
 from rl_reason.serve import engine as engine_lib
-from rl_reason.serve.programs import Programs
+from rl_reason.serve.device_programs import Programs
 
 _COMPILED: dict = {}  # of each kind of engine: tests share the programs
 

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from rl_reason import checks
+from rl_reason.checks import checked
+from rl_reason.devices import device_mesh
+from rl_reason.devices.compiled import CompiledOnce
+from rl_reason.devices.randomness import key
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
-from rl_reason.scale import device_mesh
-from rl_reason.scale.compiled import CompiledOnce
-from rl_reason.scale.randomness import key
-from rl_reason.session import open_session
+from rl_reason.stages.session import open_session
 from rl_reason.tasks import arithmetic
 from rl_reason.training import optimizer
 
@@ -55,7 +55,7 @@ def make_session(workdir, c=None, **changes):
   c = tiny_config() if c is None else c
   for name, value in changes.items():
     set_field(c, name.replace("__", "."), value)
-  checks.fields(c)
+  checked.fields(c)
   workdir.mkdir(parents=True, exist_ok=True)
   return open_session(
       c,

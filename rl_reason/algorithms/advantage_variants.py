@@ -24,7 +24,7 @@ from rl_reason.algorithms.reductions import (
     row_mean,
     whiten,
 )
-from rl_reason.structs import Array, NonNegative, Positive, UnitInterval
+from rl_reason.base.structs import Array, NonNegative, Positive, UnitInterval
 
 # --- one advantage per response ----------------------------------------------
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.reductions import group_constant, group_sum
-from rl_reason.structs import Array, NonNegative, Positive, UnitInterval
+from rl_reason.base.structs import Array, NonNegative, Positive, UnitInterval
 
 
 def _group_mean(rewards_B, groups_B):

@@ -19,7 +19,7 @@ import chex
 import jax.numpy as jnp
 
 from rl_reason.algorithms.reductions import row_mean
-from rl_reason.structs import Array, UnitInterval
+from rl_reason.base.structs import Array, UnitInterval
 
 Level = Literal["token", "sequence", "geometric"]
 AtLeastOne = Annotated[float, (1, None)]

@@ -37,7 +37,7 @@ from rl_reason.algorithms import (
     values,
     variants,
 )
-from rl_reason.structs import Array, call_by_name
+from rl_reason.base.structs import Array, call_by_name
 
 
 def outcome(

@@ -9,7 +9,7 @@ the policy and of the reference, and returns [B, T].
 import chex
 import jax.numpy as jnp
 
-from rl_reason.structs import Array
+from rl_reason.base.structs import Array
 
 
 def k1(logps_BT: Array, ref_logps_BT: Array) -> Array:

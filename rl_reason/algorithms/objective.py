@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms import kl as kl_lib, reductions, variants
-from rl_reason.structs import Array, Batch, call_by_name
+from rl_reason.base.structs import Array, Batch, call_by_name
 
 
 @dataclasses.dataclass(frozen=True)

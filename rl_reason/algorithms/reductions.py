@@ -15,7 +15,7 @@ Rows with an empty mask are left out of every count.
 import jax
 import jax.numpy as jnp
 
-from rl_reason.structs import Array
+from rl_reason.base.structs import Array
 
 # --- statistics of groups ----------------------------------------------------
 

@@ -6,7 +6,7 @@ that no named algorithm uses.
 
 import jax.numpy as jnp
 
-from rl_reason.structs import Array
+from rl_reason.base.structs import Array
 
 
 def correctness(correct_B: Array, correct: float, incorrect: float) -> Array:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.reductions import row_mean
-from rl_reason.structs import Array, NonNegative, UnitInterval
+from rl_reason.base.structs import Array, NonNegative, UnitInterval
 
 
 def _log_ratio(logps_BT, old_logps_BT, advantages_BT, mask_BT):

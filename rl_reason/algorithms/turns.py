@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms import advantages
-from rl_reason.structs import Array, Positive, UnitInterval
+from rl_reason.base.structs import Array, Positive, UnitInterval
 
 
 def total(turn_rewards_BT: Array) -> Array:

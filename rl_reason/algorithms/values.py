@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.reductions import masked_mean, varies
-from rl_reason.structs import Array
+from rl_reason.base.structs import Array
 
 
 def value_loss(

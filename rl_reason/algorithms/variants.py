@@ -15,7 +15,7 @@ from rl_reason.algorithms.reductions import (
     group_sum,
     masked_mean,
 )
-from rl_reason.structs import Array, NonNegative, Positive, UnitInterval
+from rl_reason.base.structs import Array, NonNegative, Positive, UnitInterval
 
 # --- rewards -----------------------------------------------------------------
 

@@ -25,8 +25,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from rl_reason.monitoring import metrics
-from rl_reason.structs import Tree
+from rl_reason.base import json_files
+from rl_reason.base.structs import Tree
 
 MANIFEST = "manifest.json"
 # Of a failed save, each thread of orbax logs the traceback; `wait` raises it.
@@ -179,7 +179,7 @@ class Checkpoints:
       for left in self._dir.glob("*.new"):  # by a kill
         self._rename(left) if _is_whole(left) else _remove(left)
       path.mkdir(parents=True)
-      metrics.write_json(path / "host.json", host)
+      json_files.write_json(path / "host.json", host)
     multihost_utils.sync_global_devices("save")
     self._orbax.save(path / "state", state)
     self._saving = self._pool.submit(self._finish, path, step, score)
@@ -189,7 +189,7 @@ class Checkpoints:
     if self._first:
       manifest = dict(step=step, score=score, files=_hashes(path))
       manifest["digest"] = _digest(manifest)
-      metrics.write_json(path / MANIFEST, manifest)
+      json_files.write_json(path / MANIFEST, manifest)
       self._rename(path)
       self.prune(step)
 

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from rl_reason.scale import sharding
-from rl_reason.structs import Experience, RunError, TrainState, Tree
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Experience, TrainState, Tree
+from rl_reason.devices import sharding
 
 
 @dataclasses.dataclass

@@ -8,8 +8,8 @@ import grain
 import numpy as np
 
 from rl_reason import tasks, verifiers
+from rl_reason.base.structs import Prompts
 from rl_reason.data import datasets, tokenizer
-from rl_reason.structs import Prompts
 
 ENDLESS = 2**31 - 1  # ids are int32
 QUARANTINE = "quarantine.jsonl"  # rows that --stage=prepare left out, and why

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from rl_reason.structs import RunError
+from rl_reason.base.errors import RunError
 from rl_reason.tasks import Row
 
 MAX_RETIRED_IN_A_ROW = 100_000  # draws before the run gives up

@@ -13,7 +13,7 @@ from typing import Any
 import grain
 
 from rl_reason.data import pipelines
-from rl_reason.scale.randomness import host_seed
+from rl_reason.devices.randomness import host_seed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_reason import functions, verifiers
+from rl_reason import verifiers
+from rl_reason.base import functions
 from rl_reason.data import datasets
 
 

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_reason import functions, tasks
+from rl_reason import tasks
+from rl_reason.base import errors, functions
 from rl_reason.tasks import given
 
 Environment = Any  # an object with `reset` and `step`
@@ -118,7 +119,7 @@ def transcript(
   """
   prompt = environment.reset(row, rng)
   if not isinstance(prompt, str | None):
-    raise functions.ConfigError(
+    raise errors.ConfigError(
         "sft.skill.steps: the environment gives messages of a chat, which SFT"
         " does not render: start from a model, and set both numbers of steps"
         " to 0"

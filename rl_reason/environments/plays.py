@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason import environments, functions
+from rl_reason import environments
+from rl_reason.base import errors
 from rl_reason.environments import tools
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
@@ -234,7 +235,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
     make = environments.find(name, None)
     control.sendall(b"\n")
   except BaseException as e:
-    control.sendall(json.dumps(functions.one_line(e)).encode() + b"\n")
+    control.sendall(json.dumps(errors.one_line(e)).encode() + b"\n")
     return
   living: dict[int, int] = {}  # number -> process id
   numbers: dict[int, int] = {}  # process id -> number

@@ -5,8 +5,8 @@ import dataclasses
 import sys
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from rl_reason.config import ConfigError
-from rl_reason.hf.files import CheckpointError
+from rl_reason.base.config import ConfigError
+from rl_reason.hf.model_files import CheckpointError
 from rl_reason.models import decoder
 
 CONFIG = "config.json"

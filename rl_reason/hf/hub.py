@@ -4,7 +4,7 @@ import pathlib
 
 import huggingface_hub
 
-from rl_reason.structs import RunError
+from rl_reason.base.errors import RunError
 
 
 def create(repository: str, private: bool) -> None:

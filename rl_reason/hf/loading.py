@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.config import ConfigError, one_line
-from rl_reason.hf import architecture, files
+from rl_reason.base.config import ConfigError, one_line
+from rl_reason.base.structs import Array, Tree
+from rl_reason.devices import sharding
+from rl_reason.hf import architecture, model_files
 from rl_reason.hf.architecture import CONFIG
-from rl_reason.hf.files import CheckpointError, Tensor
-from rl_reason.hf.layout import (
+from rl_reason.hf.model_files import CheckpointError, Tensor
+from rl_reason.hf.tensor_names import (
     EMBED,
     LM_HEAD,
     SCORE,
@@ -23,8 +25,6 @@ from rl_reason.hf.layout import (
     placements,
 )
 from rl_reason.models import decoder, parameters
-from rl_reason.scale import sharding
-from rl_reason.structs import Array, Tree
 
 MAX_MESSAGE = 1000  # characters of an error, which may quote a damaged file
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -86,9 +86,9 @@ def find(
   label = f"{field} = {name!r}"
   path = _directory(name, label, revision)
   try:
-    config = files.read_json(path / CONFIG)
+    config = model_files.read_json(path / CONFIG)
     cfg, context = architecture.read(config), architecture.context(config)
-    found = files.headers(path)
+    found = model_files.headers(path)
     least = cfg.layers * max(cfg.experts, 1)  # `table` has entries for all
     if least > len(found):
       counted = "num_hidden_layers" + " x num_experts" * bool(cfg.experts)
@@ -117,7 +117,7 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
     raise ConfigError(f"{label}: is a file; give its directory")
   import huggingface_hub  # imported late: takes seconds
 
-  patterns = ["*.safetensors", files.INDEX, CONFIG, *COMPANIONS]
+  patterns = ["*.safetensors", model_files.INDEX, CONFIG, *COMPANIONS]
   try:
     fetched = huggingface_hub.snapshot_download(
         name, revision=revision, allow_patterns=patterns

@@ -8,10 +8,12 @@ import shutil
 import jax
 import numpy as np
 
-from rl_reason.config import ConfigError
-from rl_reason.hf import architecture, files, loading
+from rl_reason.base.config import ConfigError
+from rl_reason.base.structs import Array, Tree
+from rl_reason.devices import sharding
+from rl_reason.hf import architecture, loading, model_files
 from rl_reason.hf.architecture import SEQUENCE_CLASSIFIER
-from rl_reason.hf.layout import (
+from rl_reason.hf.tensor_names import (
     EMBED,
     LM_HEAD,
     SCORE,
@@ -20,8 +22,6 @@ from rl_reason.hf.layout import (
     placements,
 )
 from rl_reason.models import decoder
-from rl_reason.scale import sharding
-from rl_reason.structs import Array, Tree
 
 
 def save(
@@ -70,7 +70,7 @@ def save(
     places[LM_HEAD] = places[EMBED]  # the source has two copies, too
   dtypes = dict.fromkeys(places, np.dtype("float32"))
   for name in places.keys() & tensors.keys():
-    dtypes[name] = np.dtype(files.DTYPES[tensors[name].dtype])
+    dtypes[name] = np.dtype(model_files.DTYPES[tensors[name].dtype])
   sizes = {
       name: math.prod(place.shape) * dtypes[name].itemsize
       for name, place in places.items()
@@ -104,9 +104,9 @@ def save(
   def fetch(name: str) -> np.ndarray:
     return _fetch(leaves, name, places[name], dtypes[name])
 
-  files.write(work, sizes, fetch, shard_bytes)
+  model_files.write(work, sizes, fetch, shard_bytes)
   if is_writer:
-    files.write_json(work / architecture.CONFIG, config)
+    model_files.write_json(work / architecture.CONFIG, config)
     if tokenizer is not None:
       _save_tokenizer(work, tokenizer)
     elif source:
@@ -159,6 +159,6 @@ def _save_tokenizer(directory: pathlib.Path, tokenizer) -> None:
   # For a qwen2 model transformers 5 uses its own tokenizer class, which would
   # add an unknown token if there were none.
   fields["unk_token"] = fields.get("unk_token") or tokenizer.pad_token
-  files.write_json(path, fields)
+  model_files.write_json(path, fields)
   generation = dict(do_sample=True) | _token_ids(tokenizer)
-  files.write_json(directory / "generation_config.json", generation)
+  model_files.write_json(directory / "generation_config.json", generation)

@@ -9,7 +9,7 @@ and knows nothing of masks or caches. `packed` makes this function for training,
 token of each row.
 
 `kernels` is "xla", which runs everywhere (this file, and for packed rows
-`scale.packed_attention`), or a key of `scale.kernels.KERNELS`.
+`models.packed_attention`), or a key of `models.kernels.KERNELS`.
 """
 
 import dataclasses
@@ -21,23 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.scale import (
-    cudnn,
-    linear,
-    packed_attention,
-    pallas,
-    sequence,
-    sharding,
-)
-from rl_reason.scale.kernels import cached, paged
-from rl_reason.scale.packed_attention import (
+from rl_reason.base.structs import Array
+from rl_reason.devices import sharding
+from rl_reason.models import cudnn, linear, packed_attention, pallas, sequence
+from rl_reason.models.kernels import cached, paged
+from rl_reason.models.packed_attention import (
     LOG2,
     MASK_VALUE,
     einsum32,
     softmax_shift,
     softmax_terms,
 )
-from rl_reason.structs import Array
 
 BLOCK = 128  # cache slots that `decode` reads at a time
 BUCKETS = 4  # parts of a batch, by length, that read as many blocks each

@@ -7,17 +7,18 @@ any change of a single number changes it, and every sharding has the same.
 import functools
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.scale import sharding
-from rl_reason.scale.compiled import DISPATCH
-from rl_reason.structs import Array, Tree
+from rl_reason.base.structs import Array, Tree
+from rl_reason.devices import sharding
+from rl_reason.devices.compiled import DISPATCH
 
 Checksums = dict[str, Array]  # by path: uint32 [layers], or [] without layers
+Sums = dict[str, list[int]]  # the same on the host; one number without layers
 
 
 class Answer(NamedTuple):
@@ -89,3 +90,19 @@ def digest(params: Tree) -> int:
   found = sharding.fetch(on_device(params)).values()
   sums = [np.sum(x, dtype=np.uint32) for x in found]
   return zlib.crc32(np.array(sums, np.uint32).tobytes())
+
+
+def answers(held: list[Answer]) -> list[dict[str, Any]]:
+  """What an engine said of its weights, as JSON; equal answers once."""
+  out: list[dict[str, Any]] = []
+  for x in held:
+    one = dict(sums=host_sums(x.checksums), fault=x.fault)
+    if one not in out:
+      out.append(one)
+  return out
+
+
+def host_sums(found: Checksums) -> Sums:
+  """Fetches checksums to the host."""
+  fetched = sharding.fetch(found)
+  return {name: np.atleast_1d(x).tolist() for name, x in fetched.items()}

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from rl_reason.algorithms.values import support
-from rl_reason.models import decoder, parameters
-from rl_reason.scale import sequence
-from rl_reason.structs import Array, Packed, Tree
+from rl_reason.base.structs import Array, Packed, Tree
+from rl_reason.models import decoder, parameters, sequence
 
 
 @dataclasses.dataclass(frozen=True)

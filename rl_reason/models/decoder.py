@@ -17,10 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import attention, experts, parameters
+from rl_reason.base.structs import Array, Packed, Tree
+from rl_reason.devices import sharding
+from rl_reason.models import (
+    attention,
+    experts,
+    linear,
+    packed_attention,
+    parameters,
+    sequence,
+)
 from rl_reason.models.parameters import Param
-from rl_reason.scale import linear, packed_attention, sequence, sharding
-from rl_reason.structs import Array, Packed, Tree
 
 
 @dataclasses.dataclass(frozen=True)

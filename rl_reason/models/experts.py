@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl_reason.scale import linear, sequence, sharding
-from rl_reason.structs import Array, Packed, Tree
+from rl_reason.base.structs import Array, Packed, Tree
+from rl_reason.devices import sharding
+from rl_reason.models import linear, sequence
 
 AXIS = "expert"
 

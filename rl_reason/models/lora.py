@@ -9,9 +9,9 @@ the base bit for bit.
 import jax
 import jax.numpy as jnp
 
+from rl_reason.base.structs import Tree
 from rl_reason.models import decoder, parameters
-from rl_reason.scale.linear import LowRank
-from rl_reason.structs import Tree
+from rl_reason.models.linear import LowRank
 
 
 def table(

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl_reason.scale import sharding
-from rl_reason.structs import Array, Tree
+from rl_reason.base.structs import Array, Tree
+from rl_reason.devices import sharding
 
 
 class Param(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from rl_reason.base.json_files import number
+from rl_reason.base.structs import Experience, Rollouts
 from rl_reason.monitoring import signs, updates as updates_lib
-from rl_reason.monitoring.metrics import number
 from rl_reason.monitoring.signs import BROKEN, SIGN
-from rl_reason.structs import Experience, Rollouts
 
 ASKED = 64  # responses of a round that are searched, more or less
 ENOUGH = 32  # tokens that a sound policy does not find all equally probable

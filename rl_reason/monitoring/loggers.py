@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rl_reason import functions
+from rl_reason.base import errors, functions
 
 PROJECT = "rl_reason"  # of wandb and trackio
 CAPACITY = 1000  # writes that may wait
@@ -230,7 +230,7 @@ def check(text: str) -> None:
     if ":" in name:
       require_logger(functions.load(name))
     elif name not in NAMED:
-      hint = functions.did_you_mean(name, NAMED)
+      hint = errors.did_you_mean(name, NAMED)
       raise ValueError(
           f"{name!r} is no logger{hint or ';'} there are {', '.join(NAMED)},"
           " and module:function of your own"
@@ -329,7 +329,7 @@ class Writer:
           function(*args)
     except BaseException as e:  # whatever a logger raises, SystemExit included
       if not self._dropped:
-        self._drop(f"{type(e).__name__}: {functions.one_line(e)}")
+        self._drop(f"{type(e).__name__}: {errors.one_line(e)}")
 
 
 def writers(

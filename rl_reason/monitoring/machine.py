@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from rl_reason.monitoring.metrics import read_jsonl, read_metrics
+from rl_reason.base.json_files import read_jsonl
+from rl_reason.monitoring.metrics import read_metrics
 
 # Peak FLOP/s of dense bfloat16 products of one device, by the beginning of its
 # `device_kind`, from the data sheets; longer names first.

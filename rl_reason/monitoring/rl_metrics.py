@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from rl_reason.algorithms import schedules
+from rl_reason.base.structs import Array, Batch, Experience
 from rl_reason.monitoring import (
     doctor as doctor_lib,
     machine,
@@ -17,7 +18,6 @@ from rl_reason.monitoring import (
 )
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.signs import SIGN
-from rl_reason.structs import Array, Batch, Experience
 
 # Metrics that mean nothing where nothing verifies responses.
 OF_VERIFIER = (

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rl_reason.base import json_files
+from rl_reason.base.structs import Array, Batch, Experience, call_by_name
 from rl_reason.data import tokenizer
 from rl_reason.monitoring import metrics as metrics_lib
 from rl_reason.monitoring.display import Display
-from rl_reason.structs import Array, Batch, Experience, call_by_name
 from rl_reason.tasks import Row
 
 DIGITS = 5  # of a number of a token: a file of samples is read by eye
@@ -68,12 +69,12 @@ def lines(
       line["tokens"] = tokenizer.pieces(tok, ids)
     for name, x in arrays.items():
       if x.ndim == 1:
-        line[name] = metrics_lib.number(x[b])
+        line[name] = json_files.number(x[b])
       elif b in detailed:
-        line[name] = [metrics_lib.number(y, DIGITS) for y in x[b, :n]]
+        line[name] = [json_files.number(y, DIGITS) for y in x[b, :n]]
       if name == "advantage" and n:
         mean = x[b, rollouts.mask_BT[b]].mean()
-        line["advantage_mean"] = metrics_lib.number(mean, DIGITS)
+        line["advantage_mean"] = json_files.number(mean, DIGITS)
     out.append(line)
   return out
 
@@ -250,7 +251,7 @@ class SampleLog:
     )
 
   def doubtful(self, step: int, found: list[dict]) -> None:
-    """Logs rejected responses that may be right, see `evaluation.doubtful`."""
+    """Logs rejected responses that may be right, see `collect.doubtful`."""
     if found:
       head = dict(stage=metrics_lib.DOUBTFUL, step=step)
       self._log.samples([head | x for x in found])

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rl_reason.base.errors import RunError
 from rl_reason.monitoring.updates import Streak
-from rl_reason.structs import RunError
 
 
 class Skips:

@@ -8,7 +8,7 @@ stage with too many such steps in a row. Why there was no update is what
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rl_reason.structs import RunError
+from rl_reason.base.errors import RunError
 
 
 class Updates(NamedTuple):

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from rl_reason.base.errors import RunError
 from rl_reason.monitoring import doctor, signs, updates
 from rl_reason.monitoring.doctor import BROKEN_POLICY
 from rl_reason.monitoring.signs import BROKEN_HELD_OUT
-from rl_reason.structs import RunError
 
 
 def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:

@@ -11,8 +11,8 @@ import os
 import threading
 import time
 
+from rl_reason.base.errors import LOST
 from rl_reason.monitoring.display import Display
-from rl_reason.structs import LOST
 
 COMPILING = 10  # times as long before stacks are written: compilers are slow
 

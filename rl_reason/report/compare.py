@@ -5,8 +5,9 @@ import os
 import pathlib
 from typing import Any
 
+from rl_reason.base import json_files
 from rl_reason.monitoring import metrics
-from rl_reason.report import environment, page, scores as scores_lib
+from rl_reason.report import machine_record, page, scores as scores_lib
 from rl_reason.report.scores import COSTS, scores
 
 POINTS = 1600  # of a curve, over all runs
@@ -22,7 +23,7 @@ def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
     the path of the page.
   """
   path = workdirs[0] / "compare.html"
-  metrics.write_text(path, page.render("compare", _data(workdirs)))
+  json_files.write_text(path, page.render("compare", _data(workdirs)))
   return path
 
 
@@ -56,7 +57,7 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       commands=[
           (name, *(x[-1][k] for k in ("command", "date") if x))
           for name, x in zip(
-              names, map(environment.starts, workdirs), strict=True
+              names, map(machine_record.starts, workdirs), strict=True
           )
       ],
   )

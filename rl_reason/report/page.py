@@ -15,10 +15,15 @@ from typing import Any
 
 import jax
 
-from rl_reason import config as config_lib, functions
+from rl_reason.base import (
+    config as config_lib,
+    errors,
+    functions,
+    json_files,
+)
 from rl_reason.configs import base
 from rl_reason.monitoring import metrics
-from rl_reason.report import environment, groups, scores as scores_lib
+from rl_reason.report import groups, machine_record, scores as scores_lib
 from rl_reason.report.scores import COSTS, VALIDATION, of_stage, scores
 
 HERE = pathlib.Path(__file__).parent
@@ -75,7 +80,7 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
     the path of the page.
   """
   path = workdir / "report.html"
-  metrics.write_text(path, render("report", _data(workdir)))
+  json_files.write_text(path, render("report", _data(workdir)))
   return path
 
 
@@ -97,7 +102,7 @@ def refresher(
         write(workdir)
     except Exception as e:  # a full disk, or a damaged line of a log
       if not failed:
-        say(f"warning: report.html is not written ({functions.one_line(e)})")
+        say(f"warning: report.html is not written ({errors.one_line(e)})")
       failed = True
 
   return refresh
@@ -188,7 +193,7 @@ def doubtful_summary(workdir: pathlib.Path) -> list[str]:
 
 def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
   """Returns command, dates and duration of a run."""
-  starts = environment.starts(workdir)
+  starts = machine_record.starts(workdir)
   hours = max((x or 0 for x in scores_lib.hours(lines).values()), default=0)
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
   out = {"work directory": str(workdir.resolve())}

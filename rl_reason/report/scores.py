@@ -3,6 +3,7 @@
 import pathlib
 from typing import NamedTuple
 
+from rl_reason.base import json_files
 from rl_reason.monitoring import metrics, signs
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
@@ -93,7 +94,7 @@ def points(lines: list[dict], stage: str) -> list[dict]:
         line.get(f"train/all_{x}") for x in ("correct", "incorrect")
     )
     if stage == "rl" and correct is not None and incorrect is not None:
-      line["train/mixed"] = metrics.number(1 - correct - incorrect)
+      line["train/mixed"] = json_files.number(1 - correct - incorrect)
     out.append(line)
   return out
 
@@ -125,9 +126,9 @@ def bands(
     ]
     for line, found in zip(out, values, strict=True):
       mean = sum(found) / len(found) if found else None
-      line[name] = None if mean is None else metrics.number(mean, 6)
+      line[name] = None if mean is None else json_files.number(mean, 6)
     low[name], high[name] = (
-        [metrics.number(f(found), 6) if found else None for found in values]
+        [json_files.number(f(found), 6) if found else None for found in values]
         for f in (min, max)
     )
   return out, low, high
@@ -164,7 +165,7 @@ def hours(lines: list[dict]) -> dict[tuple[str, int], float | None]:
   total, out = 0.0, {}
   for x in lines:
     total += x.get("timing_s/step") or x.get("timing_s/testing") or 0
-    out[x["stage"], x["step"]] = metrics.number(total / 3600, 6)
+    out[x["stage"], x["step"]] = json_files.number(total / 3600, 6)
   return out
 
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from rl_reason.base.structs import Array, Tree
+from rl_reason.devices import sharding
 from rl_reason.models import attention, decoder, experts
-from rl_reason.scale import sharding
-from rl_reason.structs import Array, Tree
 
 BURST = 8  # decode steps between two admissions from the queue
 CHUNK = 2  # bursts of one compiled call; the host reads counts while it runs

@@ -19,6 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_reason.base.structs import Array, Prompts, Rollouts, Tree
+from rl_reason.devices import sharding
+from rl_reason.devices.compiled import CompiledOnce, Display
 from rl_reason.models import (
     attention,
     checksums,
@@ -26,11 +29,8 @@ from rl_reason.models import (
     experts,
     parameters,
 )
-from rl_reason.rollout import decode_loop, partial, sampler_weights
+from rl_reason.rollout import decode_loop, resume, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
-from rl_reason.scale import sharding
-from rl_reason.scale.compiled import CompiledOnce, Display
-from rl_reason.structs import Array, Prompts, Rollouts, Tree
 
 YIELD_SHARE = 1 / 8  # of all rows; `stream` yields when so many ended anew
 MIN_SLOTS = 4  # slots of a data shard that are not halved any more
@@ -164,7 +164,7 @@ class Sampler:
     )
     if resumed is None:
       return self.constrain(queue, empty)
-    return partial.resume(
+    return resume.resume(
         self, params, tokens_NP, queue, empty, resumed, expected_R, kept
     )
 
@@ -310,7 +310,7 @@ def stream(
     the device continues with the others; at last all of them.
   """
   keeps = kept is not None and not (static.get("slots") or static.get("record"))
-  spare = partial.CHUNK if keeps else 0
+  spare = resume.CHUNK if keeps else 0
   sampler = Sampler(**static, equal_groups=sizes_N is None, spare=spare)
   count = len(prompts.start_N)
   rows = count * sampler.group_size

@@ -13,10 +13,9 @@ import dataclasses
 
 import jax
 
-from rl_reason.models import decoder, experts, lora, parameters
-from rl_reason.scale import linear
-from rl_reason.scale.linear import LowRank
-from rl_reason.structs import Tree
+from rl_reason.base.structs import Tree
+from rl_reason.models import decoder, experts, linear, lora, parameters
+from rl_reason.models.linear import LowRank
 
 
 def table(

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_reason.scale import sharding
-from rl_reason.scale.compiled import CompiledOnce, Display
-from rl_reason.serve import programs as programs_lib
-from rl_reason.serve.programs import Programs, Rows
-from rl_reason.structs import Tree
+from rl_reason.base.structs import Tree
+from rl_reason.devices import sharding
+from rl_reason.devices.compiled import CompiledOnce, Display
+from rl_reason.serve import device_programs as programs_lib
+from rl_reason.serve.device_programs import Programs, Rows
 
 PREFILLS = 8  # prompts that are prefilled between two bursts
 IDLE = 0.1  # seconds between two looks at `alive` without work

@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from rl_reason import functions
+from rl_reason.base import errors, functions
 
 # Rule(prompt, text) -> the name under which a refusal is counted, or ''.
 Rule = Callable[[str, str], str]
@@ -53,7 +53,7 @@ def _of_file(path: pathlib.Path) -> list[Rule]:
   except (OSError, TypeError, re.error, ValueError) as e:
     raise ValueError(
         f"{path}: is not a list of rules, each with a name, and forbid or"
-        f" require ({functions.one_line(e)})"
+        f" require ({errors.one_line(e)})"
     ) from None
 
 

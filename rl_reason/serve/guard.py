@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Collection
 
 from rl_reason.serve.errors import ApiError
-from rl_reason.serve.metrics import Metrics
+from rl_reason.serve.prometheus import Metrics
 
 OPEN = ("/health",)  # routes without a key
 ROUTES = (

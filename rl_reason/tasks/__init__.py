@@ -41,7 +41,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason import functions, verifiers
+from rl_reason import verifiers
+from rl_reason.base import errors, functions
 
 NAMES = {
     "arithmetic": f"{__name__}.arithmetic",
@@ -278,7 +279,7 @@ def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
     row = task.problem(rng, int(level))
     if held_out(row.prompt) == evaluation:
       return row
-  raise functions.ConfigError(
+  raise errors.ConfigError(
       f"task.name: of {MAX_DRAWS} problems of difficulty {level} none is"
       f" {'held out' if evaluation else 'to train on'}: one prompt in"
       f" {HELD_OUT_SHARE} is held out, so the task needs more different prompts"

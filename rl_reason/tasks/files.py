@@ -6,7 +6,8 @@ verified by worker processes while the device samples.
 
 from collections.abc import Callable
 
-from rl_reason import functions, tasks, verifiers
+from rl_reason import tasks, verifiers
+from rl_reason.base import functions
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 

@@ -23,7 +23,8 @@ import reasoning_gym
 from reasoning_gym import factory
 from reasoning_gym.coaching import base_curriculum
 
-from rl_reason import functions, tasks
+from rl_reason import tasks
+from rl_reason.base import errors
 from rl_reason.tasks import Row, files, reward_terms
 from rl_reason.tasks.reward_functions import Response
 
@@ -72,7 +73,7 @@ def _config(source: str, level: int, seed: int) -> Any:
   """
   name, mark, _ = source.partition("(")
   if name not in factory.DATASETS:
-    near = functions.did_you_mean(name, sorted(factory.DATASETS))
+    near = errors.did_you_mean(name, sorted(factory.DATASETS))
     raise ValueError(f"{name!r} is no data set of reasoning_gym{near}")
   if (
       name in _BY_HASH
@@ -214,9 +215,9 @@ class _Sets:
         _, entry = problem(**columns)
         break
       except Exception as e:  # a set may fail, above all at high levels
-        reason = functions.one_line(e)
+        reason = errors.one_line(e)
     else:
-      raise functions.ConfigError(
+      raise errors.ConfigError(
           f"task.difficulties: {source} has no problem of difficulty"
           f" {difficulty}: {reason}"
       )

@@ -15,7 +15,7 @@ The signature of a function says which form it has; each may be `async def`:
   f(completions, prompts, **columns) -> floats the one of TRL, as it is
 
 Keyword-only parameters of the first two are set in parentheses, as literals.
-`evaluation/reward_runner.py` calls the functions; nothing here imports jax, so
+`collect/reward_runner.py` calls the functions; nothing here imports jax, so
 that worker processes start quickly.
 """
 
@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rl_reason import functions
+from rl_reason.base import functions
 from rl_reason.tasks import Row, reward_functions
 from rl_reason.tasks.reward_functions import NAMES, Response
 

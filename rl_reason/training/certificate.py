@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.models import checksums, decoder
+from rl_reason.base.structs import Array, Experience, Tree
+from rl_reason.devices import sharding
+from rl_reason.devices.compiled import CompiledOnce
+from rl_reason.models import checksums, decoder, linear
 from rl_reason.monitoring.signs import SIGN
 from rl_reason.rollout import sampler_weights
-from rl_reason.scale import linear, sharding
-from rl_reason.scale.compiled import CompiledOnce
-from rl_reason.structs import Array, Experience, Tree
 from rl_reason.training import packing, step
 
 KEPT = 4  # RL steps whose checksums are known, beyond those in flight
@@ -30,23 +30,6 @@ PLACES = 3  # that a line names
 REPLAYED = 4  # rows of a batch that was sampled ahead
 ROUNDED = 2**-7  # relative; bfloat16 rounds by half of it
 LAYERS = "layers/"  # paths of stacked arrays
-
-Sums = dict[str, list[int]]  # checksums on the host; one number without layers
-
-
-def answers(held: list[checksums.Answer]) -> list[dict[str, Any]]:
-  """What an engine said of its weights, as JSON; equal answers once."""
-  out: list[dict[str, Any]] = []
-  for x in held:
-    one = dict(sums=_host(x.checksums), fault=x.fault)
-    if one not in out:
-      out.append(one)
-  return out
-
-
-def _host(found: checksums.Checksums) -> Sums:
-  fetched = sharding.fetch(found)
-  return {name: np.atleast_1d(x).tolist() for name, x in fetched.items()}
 
 
 class Certificate:
@@ -140,23 +123,23 @@ class Certificate:
     gap = np.abs(sampler_BT - trainer_BT)[mask_BT & known_BT & real_B[:, None]]
     return {"rollout/logp_gap_mean": gap.mean()} if gap.size else {}
 
-  def host(self) -> dict[str, Sums]:
+  def host(self) -> dict[str, checksums.Sums]:
     """The checksums that are known, as JSON."""
     return {str(step): self._sums(step) for step in self._meant}
 
-  def restore(self, host: dict[str, Sums]) -> None:
+  def restore(self, host: dict[str, checksums.Sums]) -> None:
     """Restores what `host` returned at the save."""
     self._meant = {int(step): sums for step, sums in host.items()}
 
-  def _sums(self, step: int) -> Sums:
+  def _sums(self, step: int) -> checksums.Sums:
     """The checksums of a step, on the host."""
     found = self._meant[step]
     if not isinstance(next(iter(found.values())), list):
-      found = self._meant[step] = _host(found)
+      found = self._meant[step] = checksums.host_sums(found)
     return found
 
   def _fault(
-      self, held: Sums, version: int, params: Tree, weights: Tree
+      self, held: checksums.Sums, version: int, params: Tree, weights: Tree
   ) -> str:
     """How weights differ from a step's policy; '' if they do not."""
     meant = self._sums(version)
@@ -166,7 +149,7 @@ class Certificate:
     steps = [x for x in sorted(self._meant, reverse=True) if x != version]
     known = {f"of RL step {x}": self._sums(x) for x in steps}
     if self._base is not None:
-      base = _host(checksums.on_device(self._base, self._make))
+      base = checksums.host_sums(checksums.on_device(self._base, self._make))
       known["of the base, without the adapter"] = base
     for name, sums in known.items():
       if held == sums:
@@ -201,7 +184,7 @@ class Certificate:
       path: str,
       wanted: list[int],
       theirs: list[int],
-      known: dict[str, Sums],
+      known: dict[str, checksums.Sums],
       params: Tree,
       got: Array | None,
   ) -> list[str]:
@@ -286,7 +269,7 @@ def _for_training(weights: Tree) -> Tree:
   return weights | dict(head=head.values * head.scale)
 
 
-def _digest(sums: Sums) -> int:
+def _digest(sums: checksums.Sums) -> int:
   """One number for all weights."""
   every = [x for _, layers in sorted(sums.items()) for x in layers]
   return zlib.crc32(np.array(every, np.uint32).tobytes())
@@ -298,7 +281,7 @@ def _flat(tree: Tree) -> dict[str, Array]:
   return {checksums.name(path): x for path, x in leaves}
 
 
-def _places(found: list[tuple[str, int]], meant: Sums) -> str:
+def _places(found: list[tuple[str, int]], meant: checksums.Sums) -> str:
   """Arrays by their layers: 'q, k of layers 0, 3', 'all of layer 1'."""
   of_layer: dict[int, list[str]] = {}
   names = []

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from rl_reason.algorithms import reductions, values
+from rl_reason.base.structs import Array, Batch, Packed, TrainState
 from rl_reason.models import critic
-from rl_reason.structs import Array, Batch, Packed, TrainState
 from rl_reason.training.step import accumulate, optimize, summarize
 
 

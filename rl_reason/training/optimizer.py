@@ -9,9 +9,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_reason.algorithms import schedules
+from rl_reason.base.structs import Array, TrainState, Tree
+from rl_reason.devices import sharding
 from rl_reason.models import parameters
-from rl_reason.scale import sharding
-from rl_reason.structs import Array, TrainState, Tree
 from rl_reason.training.step import decays, is_stacked
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.structs import Array, Packed, Rollouts, Tree
-from rl_reason.training.dynamic_sampling import groups as groups_of
+from rl_reason.base.structs import Array, Packed, Rollouts, Tree
+from rl_reason.collect.experience import groups as groups_of, round_robin
 
 
 def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
@@ -227,15 +227,6 @@ class PackingPlan(NamedTuple):
 
   order_MB: Array
   packed_M: Packed
-
-
-def round_robin(groups: list[np.ndarray], parts: int) -> np.ndarray:
-  """Row numbers of all groups; group n belongs to part n modulo `parts`.
-
-  Padding comes last in a batch: assigned round-robin, all minibatches get an
-  even share of it.
-  """
-  return np.concatenate([g for p in range(parts) for g in groups[p::parts]])
 
 
 def plan(

@@ -16,17 +16,16 @@ import optax
 
 from rl_reason.algorithms import objective as objective_lib
 from rl_reason.algorithms.objective import Objective
-from rl_reason.models import decoder, experts, lora
-from rl_reason.scale import sharding
-from rl_reason.structs import (
+from rl_reason.base.structs import (
     Array,
     Batch,
     Experience,
     Packed,
-    Rollouts,
     TrainState,
     Tree,
 )
+from rl_reason.devices import sharding
+from rl_reason.models import decoder, experts, lora
 from rl_reason.training import packing
 
 # --- forward passes over the rows of a step ----------------------------------
@@ -85,76 +84,6 @@ def on_mesh(mesh: jax.sharding.Mesh, program: Callable, arrays: Tree) -> Tree:
 
 
 # --- host arrays of a step ---------------------------------------------------
-
-
-def graded(
-    rollouts: Rollouts,
-    correct_B: Array,
-    *,
-    scores_EB: tuple[Array, ...] = (),
-    types_B: Array | None = None,
-    problems_B: Array | None = None,
-) -> Experience:
-  """Graded responses that the policy of this step sampled.
-
-  Arguments are the fields of `Experience`; types_B None stands for zeros,
-  problems_B None for the ids of the prompts.
-  """
-  zeros_B = np.zeros(len(correct_B), np.int32)
-  return Experience(
-      rollouts=rollouts,
-      correct_B=correct_B,
-      scores_EB=scores_EB,
-      old_logps_BT=rollouts.logps_BT,
-      stale_lengths_B=zeros_B,
-      age_B=zeros_B,
-      types_B=zeros_B if types_B is None else types_B,
-      problems_B=rollouts.ids_B if problems_B is None else problems_B,
-  )
-
-
-def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
-  """Rows with the log-probs of the behaviour policy.
-
-  Tokens of an older policy keep theirs: of groups that were kept the trainer's,
-  of partial rollouts the sampler's.
-
-  Args:
-    rows: graded.
-    logps_BT: by the trainer; None: with one on-policy update the update itself
-      computes them, and the sampler's stand in until then.
-  """
-  if logps_BT is None:
-    return rows.replace(old_logps_BT=rows.rollouts.logps_BT)
-  stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
-  return rows.replace(
-      old_logps_BT=np.where(stale_BT, rows.old_logps_BT, logps_BT),
-      stale_lengths_B=np.where(rows.age_B >= 0, rows.rollouts.lengths_B, 0),
-  )
-
-
-def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
-  """The arrays of graded rows, and others, under the names of `credit`."""
-  rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
-  if rows.turns is not None:
-    arrays |= dict(
-        turn_rewards_BT=rows.turns.rewards_BT, turns_BT=rows.turns.numbers_BT
-    )
-  return dict(
-      correct_B=rows.correct_B,
-      scores_EB=rows.scores_EB,
-      lengths_B=rollouts.policy_lengths_B,
-      truncated_B=rollouts.truncated_B,
-      groups_B=rollouts.ids_B,
-      age_B=rows.age_B,
-      types_B=rows.types_B,
-      problems_B=rows.problems_B,
-      mask_BT=mask_BT,
-      # Padding may hold anything.
-      logps_BT=np.where(mask_BT, rows.old_logps_BT, 0),
-      sampler_logps_BT=np.where(mask_BT, rollouts.logps_BT, 0),
-      **{name: x for name, x in arrays.items() if x is not None},
-  )
 
 
 def train_batch(

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_reason.verifiers import numeric
 from rl_reason.verifiers.phrases import INTEGERS
-from rl_reason.verifiers.values import (
+from rl_reason.verifiers.value_types import (
     Family,
     Relation,
     Seq,

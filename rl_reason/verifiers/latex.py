@@ -16,7 +16,7 @@ from rl_reason.verifiers import (
     series,
     sets,
     units,
-    values,
+    value_types,
 )
 from rl_reason.verifiers.lexer import (
     FUNCTIONS,
@@ -25,7 +25,7 @@ from rl_reason.verifiers.lexer import (
     Token,
     Unreadable,
 )
-from rl_reason.verifiers.values import (
+from rl_reason.verifiers.value_types import (
     Family,
     Quantity,
     Relation,
@@ -81,7 +81,7 @@ def read(text: str) -> Any:
     if max(lengths) > 2 or len(tokens) > 3 or lengths == [2]:
       words = lexer.fold(text if len(tokens) > 1 else tokens[0].text)
       reals = words in ("all real numbers", "all reals", "all real")
-      return values.REALS if reals else words
+      return value_types.REALS if reals else words
   return _list(tokens, 0)
 
 
@@ -233,7 +233,7 @@ class _Parser:
           raise Unreadable("a last term that may go on")  # ... + n + 1
         continue
       term = self.term()
-      terms.append(values.negative(term) if sign == "-" else term)
+      terms.append(value_types.negative(term) if sign == "-" else term)
     return terms[0] if len(terms) == 1 else op("+", *terms)
 
   def term(self):
@@ -269,7 +269,7 @@ class _Parser:
     while sign := self.accept("+", "-"):
       negative ^= sign == "-"
     value = self.power()
-    return values.negative(value) if negative else value
+    return value_types.negative(value) if negative else value
 
   def power(self):
     """A primary with its exponents, arguments and marks."""
@@ -282,21 +282,21 @@ class _Parser:
       if self.accept("^"):
         mark = self.mark()
         if mark:
-          value = values.marked(value, mark)
+          value = value_types.marked(value, mark)
         else:
           value = op("^", value, self.exponent())
       elif self.accept("!"):
         value = op("factorial2" if self.accept("!") else "factorial", value)
       elif self.accept("'"):
-        value = values.marked(value, "prime")
+        value = value_types.marked(value, "prime")
       elif self.accept("degree"):
         value = Quantity(value, "degree")
       elif self.accept("radians"):
-        value = op("*", value, values.DEGREE)
+        value = op("*", value, value_types.DEGREE)
       elif self.accept("%", "\\%"):
         value = op("/", value, Fraction(100))
       elif self.is_call(value):
-        value = values.opaque(value[1], self.bracket())
+        value = value_types.opaque(value[1], self.bracket())
       else:
         return value
 
@@ -330,7 +330,7 @@ class _Parser:
     value = self.primary()
     if self.accept("^"):
       value = op("^", value, self.exponent())
-    return values.negative(value) if negative else value
+    return value_types.negative(value) if negative else value
 
   def is_call(self, value) -> bool:
     """Whether `f(x)` is meant, not a product as in `n(n + 1)`.
@@ -426,7 +426,7 @@ class _Parser:
       if equal[0].sides[0] == first != name:  # {x | x = 2k pi, k in Z}
         domain = phrases.number_set(domain)
         return Family(name[1], domain, (equal[0].sides[1],))
-    domains = [x for x in domains if x.sides != (first, values.REALS)]
+    domains = [x for x in domains if x.sides != (first, value_types.REALS)]
     found = _list(conditions, depth)
     if domains and not rest and len(domains) == 1:
       return domains[0].sides[1] if domains[0].sides[0] == first else found
@@ -526,7 +526,7 @@ class _Parser:
       items = found.items if isinstance(found, Seq) else (found,)
       op(name, *items)  # of numbers and formulas alone
       if any(map(numeric.names, items)):
-        return values.opaque(name, *sorted(items, key=repr))
+        return value_types.opaque(name, *sorted(items, key=repr))
       return op(name, *items)
     if name in ("angle", "triangle", "measuredangle"):
       return ("name", f"angle {self.raw()}")
@@ -561,7 +561,7 @@ class _Parser:
     """A function of the bracket or of the factors behind it."""
     base = self.group() if self.accept("_") else None
     power = self.group() if self.accept("^") else None
-    if power == values.negative(Fraction(1)) and name in _INVERSE:
+    if power == value_types.negative(Fraction(1)) and name in _INVERSE:
       name, power = _INVERSE[name], None
     angle = name in lexer.TRIGONOMETRIC
     if self.peek("(", "{", "["):
@@ -573,7 +573,7 @@ class _Parser:
       # Of `sin 2x`: the factors up to a sign or a function.
       argument = self.factor()
       if angle and isinstance(argument, Quantity):
-        argument = op("*", argument, values.DEGREE)
+        argument = op("*", argument, value_types.DEGREE)
       while self.starts() and not self.peek("(", "[", *FUNCTIONS):
         argument = op("*", argument, self.power())
     if name == "lg":

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from rl_reason.verifiers import final, latex, lexer, numeric
-from rl_reason.verifiers.values import (
+from rl_reason.verifiers.value_types import (
     Family,
     Quantity,
     Relation,

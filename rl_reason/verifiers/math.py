@@ -33,7 +33,7 @@ import re
 from fractions import Fraction
 
 from rl_reason.verifiers import (
-    compare,
+    equality,
     final,
     latex,
     lenient as readings,
@@ -41,7 +41,7 @@ from rl_reason.verifiers import (
     numeric,
     outside,
 )
-from rl_reason.verifiers.values import Quantity, is_expression
+from rl_reason.verifiers.value_types import Quantity, is_expression
 
 answer = final.final
 lenient = readings.reading
@@ -106,7 +106,7 @@ def equal(found: str, reference: str) -> bool:
     same = _fold(found) == _fold(reference) != ""
     return same or outside.equal(found, reference)
   try:
-    return compare.same(*values)
+    return equality.same(*values)
   except (numeric.Hard, RecursionError):
     return False
 
@@ -121,7 +121,7 @@ def usable(reference: str) -> bool:
     return True
   try:
     value = latex.read(reference)
-    return compare.same(value, value)
+    return equality.same(value, value)
   except _UNDECIDED:
     return outside.equal(reference, reference)
 

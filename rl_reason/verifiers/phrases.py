@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rl_reason.verifiers import lexer
-from rl_reason.verifiers.values import Quantity, Seq
+from rl_reason.verifiers.value_types import Quantity, Seq
 
 MAX_WORDS = 120  # characters of a text whose words are read
 _TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|hbox|mathrm)\s*\{([^{}]*)\}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_reason.verifiers import numeric
 from rl_reason.verifiers.lexer import Unreadable
-from rl_reason.verifiers.values import is_expression
+from rl_reason.verifiers.value_types import is_expression
 
 MAX_GEOMETRIC = 4_000  # terms of a geometric series
 MAX_TERMS = 200  # of a series of formulas, such as 1^2+2^2+...+10^2

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rl_reason.verifiers import numeric
-from rl_reason.verifiers.values import (
+from rl_reason.verifiers.value_types import (
     INFINITY,
     REALS,
     Relation,

@@ -13,7 +13,7 @@ import re
 from fractions import Fraction
 
 from rl_reason.verifiers import latex, lexer, numeric
-from rl_reason.verifiers.values import is_expression
+from rl_reason.verifiers.value_types import is_expression
 
 MAX_SIDE = 200  # characters; a longer side may be slow, and is no step
 NEAR = 20  # characters of context before and behind

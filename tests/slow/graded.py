@@ -11,6 +11,8 @@ import pathlib
 import sys
 import types
 
+from rl_reason.base import errors
+
 sys.path[:0] = [str(pathlib.Path(__file__).parents[1])]  # tests' helpers
 CALLS = set()
 
@@ -38,8 +40,8 @@ def main(index, count, port):
   import numpy as np
   from test_reward_runner import rollouts, tiny
 
-  from rl_reason import structs, tasks
-  from rl_reason.evaluation import grading, reward_runner
+  from rl_reason import tasks
+  from rl_reason.collect import grading, reward_runner
   from rl_reason.tasks import Row, reward_terms
 
   rows = [Row(f"{n}+{n}=", f"{2 * n}") for n in range(1, 6)]
@@ -62,7 +64,7 @@ def main(index, count, port):
   try:
     scores.wait()
     found |= dict(scores=scores.scores_UB.tolist(), counts=runner.counts)
-  except structs.RunError as e:
+  except errors.RunError as e:
     found["error"] = str(e)
   import graded  # the module that the runner has imported
 

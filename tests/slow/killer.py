@@ -15,10 +15,11 @@ import signal
 import sys
 
 from rl_reason import main
+from rl_reason.base import json_files
 from rl_reason.checkpointing import checkpoint
-from rl_reason.evaluation import grading
+from rl_reason.collect import grading
 from rl_reason.monitoring import metrics
-from rl_reason.training import supervised
+from rl_reason.stages import supervised
 
 
 def die():
@@ -55,7 +56,7 @@ def patch(place, count):
     checks = checkpoint.Checkpoints
     checks._finish = countdown(count, lambda *_: die(), checks._finish)
   elif place == "manifest":
-    written = metrics.write_json
+    written = json_files.write_json
     half = countdown(count, half_a_manifest, written)
     checkpoint.metrics.write_json = lambda path, value: (
         half if path.name == checkpoint.MANIFEST else written

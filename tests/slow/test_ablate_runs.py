@@ -12,9 +12,8 @@ import pytest
 from ablate_runs import SMOKE, fake_command, ladder, write_config
 from conftest import ROOT
 
-from rl_reason import ablate
-from rl_reason.ablate import __main__ as command, compare, jobs
-from rl_reason.config import read
+from rl_reason.base.config import read
+from rl_reason.lab import ablate as command, comparison, jobs, study
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ def child(tmp_path, monkeypatch):
 
 def test_run_resume_and_extend(child, tmp_path, capsys):
   c = ladder()
-  found, finished = ablate.plan(c, tmp_path, "try"), []
+  found, finished = study.plan(c, tmp_path, "try"), []
 
   def starts():
     lines = (tmp_path / "starts.jsonl").read_text().splitlines()
@@ -39,7 +38,7 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
         parallel=2,
         main=child,
         on_finished=lambda: finished.append(
-            len(compare.collect(c, found, ablate.measures(c), "")["runs"])
+            len(comparison.collect(c, found, study.measures(c), "")["runs"])
         ),
     )
 
@@ -54,14 +53,14 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
   shares = [set(x) for x in {tuple(cores) for *_, cores in seen}]
   assert len(shares) == 1 or not shares[0] & shares[1]  # its own cores each
   assert run(found) == [] and len(starts()) == 6
-  longer = ablate.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
+  longer = study.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
   assert run(longer) == [] and len(starts()) == 10
   assert "4 to do; 2 at a time" in capsys.readouterr().out
 
 
 def test_stop_ends_the_processes_gently(child, tmp_path):
   c = ladder(common={"log.samples_every": 888}, seeds=(1,))
-  found = ablate.plan(c, tmp_path, "try")
+  found = study.plan(c, tmp_path, "try")
   stop, start = threading.Event(), time.monotonic()
 
   def watch():
@@ -86,8 +85,8 @@ def started(child, tmp_path):
   rows=[("low", {SMOKE!r}, {{"log.samples_every": 888}})]""",
   )
   argv = [config, f"--out={tmp_path}", f"--workdir={tmp_path}"]
-  ablate.plan(read(config.partition("=")[2]), tmp_path, "clips")
-  code = "from rl_reason.ablate import __main__ as command\n"
+  study.plan(read(config.partition("=")[2]), tmp_path, "clips")
+  code = "from rl_reason.lab import ablate as command\n"
   code += f"exit(command.main({argv}, {child}))"
   process = subprocess.Popen(
       [sys.executable, "-c", code],

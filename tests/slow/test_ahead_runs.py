@@ -5,8 +5,8 @@ import pytest
 import test_resume
 import tiny_session
 
-from rl_reason.evaluation import interim
-from rl_reason.structs import Stopped
+from rl_reason.base.errors import Stopped
+from rl_reason.stages import interim
 
 pytestmark = [
     pytest.mark.slow,

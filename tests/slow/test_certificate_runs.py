@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import tiny_session
 
-from rl_reason import config
-from rl_reason.evaluation import interim
-from rl_reason.models import critic, lora
-from rl_reason.scale import linear
-from rl_reason.structs import RunError, Stopped
+from rl_reason.base import config
+from rl_reason.base.errors import RunError, Stopped
+from rl_reason.models import critic, linear, lora
+from rl_reason.stages import interim, rl
 from rl_reason.tasks import arithmetic
-from rl_reason.training import rl
 
 pytestmark = pytest.mark.slow
 shared_programs = tiny_session.shared_programs
@@ -143,8 +141,7 @@ WEIGHTS = {
     "one layer stale": (
         {},
         one_layer,
-        "9 of 21 arrays differ from RL step 1: all of layer 1 of RL step"
-        " 0",
+        "9 of 21 arrays differ from RL step 1: all of layer 1 of RL step" " 0",
     ),
     "step 0 random": (
         {},

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, child_env, restore_arrays
 from tiny_session import digest, logged
 
-from rl_reason import structs
+from rl_reason.base import errors
 
 pytestmark = pytest.mark.slow
 FLAGS = (
@@ -223,7 +223,7 @@ def test_a_restart_after_a_lost_process_ends_with_the_same_bits(tmp_path):
     assert survivor.poll() is None and victim.poll() is None
   victim.kill()
   out, _ = survivor.communicate(timeout=1500)
-  assert survivor.returncode == structs.LOST, out
+  assert survivor.returncode == errors.LOST, out
   assert "\nerror: process 1 of 2 " in out
   assert victim.wait() == -signal.SIGKILL
   again = start_two(parts, *flags)
@@ -265,7 +265,7 @@ def test_what_ends_one_process_ends_both(tmp_path, stage, number, victim):
     assert list(saved.glob("*/manifest.json"))
   else:
     both[victim].kill()
-    assert (survivor.returncode, seconds < 30) == (structs.LOST, True), out
+    assert (survivor.returncode, seconds < 30) == (errors.LOST, True), out
     assert f"\nerror: process {victim} of 2 " in out
     assert "resumes the run" in out
   for p in both:

@@ -10,8 +10,9 @@ import tiny_episodes
 import tiny_session
 from tiny_episodes import Talk, check_ids, environments, play
 
-from rl_reason.evaluation import interim
-from rl_reason.training import programs, sft, step
+from rl_reason.collect import experience
+from rl_reason.stages import build_step, interim, sft
+from rl_reason.training import step
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,8 +79,8 @@ def test_a_million_tokens_of_a_policy_are_those_of_the_update(
   gap = 0.0
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
-    collector = programs.make_collector(session, "rollout")
-    planner = programs.make_planner(session.config, session.mesh)
+    collector = build_step.make_collector(session, "rollout")
+    planner = build_step.make_planner(session.config, session.mesh)
     program = step.logps_program(session.cfg, temperature=1.0)
     while tokens < 10**6:
       rows = collector.collect(params)
@@ -106,9 +107,9 @@ def collected(tmp_path, monkeypatch, delay=0.0, **changes):
   session = tiny_session.make_session(tmp_path, **FIELDS | changes)
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
-    collector = programs.make_collector(session, "rollout")
+    collector = build_step.make_collector(session, "rollout")
     rows = collector.collect(params)
-    plan = programs.make_planner(session.config, session.mesh)(rows.rollouts)
+    plan = build_step.make_planner(session.config, session.mesh)(rows.rollouts)
     program = step.logps_program(session.cfg, temperature=1.0)
     logps = functools.partial(step.forward, session.mesh, program)
     return rows, logps(params, plan)[0]
@@ -173,13 +174,13 @@ def test_observations_have_no_part_in_an_update(
         logps_BT=np.where(mask_BT, rows.rollouts.logps_BT, fill)
     )
     old_BT = np.where(mask_BT, rows.old_logps_BT, fill)
-    inputs = step.credit_inputs(
+    inputs = experience.credit_inputs(
         rows.replace(rollouts=rollouts, old_logps_BT=old_BT),
         values_BT=np.where(mask_BT, values_BT, 7 * fill).astype(np.float32),
         progress=np.float32(0),
         kl_coef=np.float32(0),
     )
-    return jax.device_get(programs.credit_program(c)(inputs))
+    return jax.device_get(build_step.credit_program(c)(inputs))
 
   one, two = credit(0.0), credit(3.0)
   for name in ("advantages_BT", "rewards_B"):

@@ -10,8 +10,8 @@ import tiny_session
 from conftest import ROOT
 from tiny_session import half_correct  # noqa: F401, a fixture
 
-from rl_reason.monitoring import metrics
-from rl_reason.training import rl, sft
+from rl_reason.base import json_files
+from rl_reason.stages import rl, sft
 
 pytestmark = pytest.mark.slow
 sys.path.append(str(ROOT / "examples"))
@@ -44,7 +44,7 @@ def test_dapo_on_one_screen_has_the_losses_of_the_real_loop(
   with jax.set_mesh(session.mesh):
     rl.train(session, sft.run(session))
   session.log.close()
-  lines = metrics.read_jsonl(tmp_path / "metrics.jsonl")
+  lines = json_files.read_jsonl(tmp_path / "metrics.jsonl")
 
   params = screen.decoder.init(
       screen.cfg, screen.key(None, screen.SEED, "parameters")

@@ -11,9 +11,9 @@ import pytest
 import tiny
 from test_sequence_update import make_mesh
 
+from rl_reason.devices import sharding
 from rl_reason.models import decoder, experts, parameters
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
 from rl_reason.training import packing, step
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import test_resume
 import tiny_session
 
-from rl_reason.structs import Stopped
+from rl_reason.base.errors import Stopped
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import tiny_session
 
-from rl_reason import config
+from rl_reason.base import config
+from rl_reason.base.errors import RunError
 from rl_reason.checkpointing import resumable
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.evaluation import interim
 from rl_reason.monitoring import verdict
-from rl_reason.reward_models import train as reward_model
-from rl_reason.structs import RunError
+from rl_reason.stages import build_step, interim, reward_model, rl, sft, value
 from rl_reason.tasks import arithmetic
-from rl_reason.training import programs, rl, sft, value
 
 pytestmark = pytest.mark.slow
 STEPS = 3
@@ -212,7 +210,7 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
       critic__pretrain_steps=4,
       rl__max_steps_without_update=2,
   )
-  right = programs.returns_program
+  right = build_step.returns_program
 
   def broken(c):
     program = right(c)
@@ -223,7 +221,7 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
 
     return jax.jit(call)
 
-  monkeypatch.setattr(programs, "returns_program", broken)
+  monkeypatch.setattr(build_step, "returns_program", broken)
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="value pretraining.*Step 2: gradients"):

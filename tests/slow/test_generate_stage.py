@@ -8,12 +8,12 @@ import pytest
 import tiny_session
 from tiny_session import half_correct, shared_programs  # noqa: F401, fixtures
 
+from rl_reason.base.errors import RunError, Stopped
 from rl_reason.data import datasets, readers
-from rl_reason.generate import command
+from rl_reason.lab import generate
 from rl_reason.monitoring import display
-from rl_reason.structs import RunError, Stopped
+from rl_reason.stages import policy
 from rl_reason.tasks import arithmetic
-from rl_reason.training import policy
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def run(tmp_path, monkeypatch, request):
     if stop_at is not None:
       session = tiny_session.interrupted(session, stop_at=stop_at)
     with jax.set_mesh(session.mesh):
-      return command.run(session, "newest")
+      return generate.run(session, "newest")
 
   return make
 

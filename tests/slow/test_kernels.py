@@ -11,10 +11,10 @@ import pytest
 import test_attention as t
 import tiny
 
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import attention, decoder
+from rl_reason.models.kernels import KERNELS
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.scale.kernels import KERNELS
 
 pytestmark = pytest.mark.slow
 interpreted = t.interpreted  # the fixture

@@ -13,10 +13,9 @@ from conftest import restore_arrays
 from tiny_session import compiled, half_correct  # noqa: F401, fixtures
 
 from rl_reason import hf
-from rl_reason.hf import export
+from rl_reason.base.errors import RunError
 from rl_reason.models import decoder, lora
-from rl_reason.structs import RunError
-from rl_reason.training import initial_state, rl, sft
+from rl_reason.stages import export, initial_state, rl, sft
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,13 +10,14 @@ import pytest
 import tiny
 from tiny_session import make_session
 
-from rl_reason import config
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
+from rl_reason.base import config
 from rl_reason.checkpointing import checkpoint
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import critic, decoder
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.training import critic_step, optimizer, step, supervised
+from rl_reason.stages import supervised
+from rl_reason.training import critic_step, optimizer, step
 
 pytestmark = pytest.mark.slow
 

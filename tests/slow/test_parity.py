@@ -13,10 +13,10 @@ import pytest
 import tiny
 
 from rl_reason import hf
+from rl_reason.base.structs import Prompts
+from rl_reason.devices import device_mesh
 from rl_reason.models import critic, decoder, experts, parameters
 from rl_reason.rollout import sampler
-from rl_reason.scale import device_mesh
-from rl_reason.structs import Prompts
 
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import tiny_session
 
+from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import build_step
 from rl_reason.tasks import arithmetic
-from rl_reason.training import dynamic_sampling, programs, step
+from rl_reason.training import step
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +38,7 @@ def one_third_has_signal(monkeypatch):
 
 
 def num_unfinished(collector):
-  rows = dynamic_sampling.without_padding(collector.unfinished)
+  rows = experience.without_padding(collector.unfinished)
   return len(rows.age_B) // GROUP
 
 
@@ -54,7 +56,7 @@ def filled(tmp_path, monkeypatch, partial_groups):
   monkeypatch.setattr(RolloutEngine, "_program", counting)
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
-    collector = programs.make_collector(
+    collector = build_step.make_collector(
         session, "rollout", partial_groups=partial_groups
     )
 
@@ -127,18 +129,20 @@ def test_responses_continue_with_the_policy_of_the_next_step(
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
     next_params = jax.tree.map(lambda x: x * 1.1, params)
-    collector = programs.make_collector(session, "rollout", partial_groups=2)
+    collector = build_step.make_collector(session, "rollout", partial_groups=2)
     collector.start_step()
     first = collector.collect(params)
     old = collector.unfinished
     assert len(first.age_B) == BATCH and num_unfinished(collector) == 2
     collector.start_step()
     second = collector.collect(next_params)
-    plan = programs.make_planner(session.config, session.mesh)(second.rollouts)
+    plan = build_step.make_planner(session.config, session.mesh)(
+        second.rollouts
+    )
     logps_program = step.logps_program(session.cfg, temperature=1.0)
     logps = functools.partial(step.forward, session.mesh, logps_program)
     trainer_BT, _ = logps(next_params, plan)
-  scored = step.with_old_logps(second, trainer_BT)
+  scored = experience.with_old_logps(second, trainer_BT)
   assert len(second.age_B) == BATCH
 
   group_of = {int(i): n for n, i in enumerate(second.rollouts.ids_B[::GROUP])}

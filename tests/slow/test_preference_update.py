@@ -8,7 +8,7 @@ import pytest
 from test_reward_model import compiled, trained
 
 from rl_reason.models import critic
-from rl_reason.reward_models import train
+from rl_reason.stages import reward_model
 from rl_reason.training import optimizer, packing
 
 pytestmark = pytest.mark.slow
@@ -22,12 +22,14 @@ def test_micro_batches_change_nothing(trained):
       session.config.optimizer, lr=1e-2, schedule="constant", total=1
   )
   with jax.set_mesh(session.mesh):
-    pairs = next(train._pairs(session, evaluation=True))[:8]
-    rows = train._pack_pairs(session, pairs)
+    pairs = next(reward_model._pairs(session, evaluation=True))[:8]
+    rows = reward_model._pack_pairs(session, pairs)
     where = optimizer.state_shardings(critic.table(cfg), tx, session.mesh)
     params = jax.tree.map(jax.numpy.copy, trained.params)
     state = optimizer.new_state(params, tx, where)
-    update = jax.jit(functools.partial(train.preference_update, cfg=cfg, tx=tx))
+    update = jax.jit(
+        functools.partial(reward_model.preference_update, cfg=cfg, tx=tx)
+    )
     a, b = (
         update(state, packing.pack(*rows, count, unit=2))[1]
         for count in (16, 3)

@@ -11,13 +11,19 @@ import pytest
 import tiny_session
 from tiny_session import digest, interrupted
 
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Rollouts
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.data import demonstrations
+from rl_reason.devices import sharding
 from rl_reason.models import critic
-from rl_reason.reward_models import classifier, scorer, train
-from rl_reason.scale import sharding
-from rl_reason.structs import Rollouts, RunError
-from rl_reason.training import programs, value
+from rl_reason.stages import (
+    build_step,
+    classifier,
+    demonstrations,
+    reward_model,
+    scorer,
+    value,
+)
 
 pytestmark = pytest.mark.slow
 compiled = tiny_session.compiled  # a fixture: each program compiles once
@@ -47,7 +53,7 @@ def train_model(workdir, stop_at=None):
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     try:
-      params = train.run(interrupted(session, stop_at), policy)
+      params = reward_model.run(interrupted(session, stop_at), policy)
     finally:
       session.log.close()
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
@@ -119,7 +125,7 @@ def test_it_is_a_term_of_the_reward(trained, tmp_path):
         lengths_B=mask_BT.sum(1),
         truncated_B=np.zeros(2, bool),
     )
-    scores_B = programs.make_model(session, str(trained.path))(rollouts)
+    scores_B = build_step.make_model(session, str(trained.path))(rollouts)
     packed = padded.micro(tokens_BL, start_B, mask_BT)
     expected_B = scores_of(trained.params, session.critic_cfg, packed)
   np.testing.assert_allclose(sharding.fetch(scores_B), expected_B, rtol=1e-4)

@@ -6,12 +6,11 @@ import jax
 import pytest
 import tiny_session
 
-from rl_reason.evaluation import interim
+from rl_reason.base.errors import Stopped
+from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
-from rl_reason.scale import device_mesh
-from rl_reason.session import open_session
-from rl_reason.structs import Stopped
-from rl_reason.training import rl
+from rl_reason.stages import interim, rl
+from rl_reason.stages.session import open_session
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("half_correct")]
 half_correct = tiny_session.half_correct

@@ -8,11 +8,12 @@ import pytest
 import tiny_session
 from tiny_session import compiled, half_correct  # noqa: F401, fixtures
 
-from rl_reason import checks, config as config_lib, run
-from rl_reason.data import demonstrations
+from rl_reason import run
+from rl_reason.base import config as config_lib
+from rl_reason.base.errors import Stopped
+from rl_reason.checks import checked
 from rl_reason.monitoring import display
-from rl_reason.structs import Stopped
-from rl_reason.training import supervised
+from rl_reason.stages import demonstrations, supervised
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +44,7 @@ def make(workdir, stop, **changes):
   c.rounds.steps = 3 if changes.get("generate.keep") != "pairs" else 200
   c.rl.steps = 0
   config_lib.override(c, changes)
-  checks.fields(c)
+  checked.fields(c)
   _, params = run.stages(
       config_lib.with_defaults(c),
       workdir,

@@ -9,9 +9,9 @@ import pytest
 import tiny
 from test_linear import weights
 
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import decoder, lora, parameters
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.scale import device_mesh, sharding
 
 pytestmark = pytest.mark.slow
 

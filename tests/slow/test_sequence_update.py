@@ -13,10 +13,10 @@ import test_attention as t
 import test_sharding
 import tiny
 
+from rl_reason.base.structs import Packed
+from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import critic, decoder, parameters
-from rl_reason.scale import device_mesh, sharding
-from rl_reason.scale.kernels import KERNELS
-from rl_reason.structs import Packed
+from rl_reason.models.kernels import KERNELS
 from rl_reason.training import step
 
 pytestmark = pytest.mark.slow

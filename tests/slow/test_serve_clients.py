@@ -306,4 +306,3 @@ def test_a_few_files_and_many_connections_that_never_end(model, tmp_path):
     assert server.end() == 0
     assert time.monotonic() - begun < 20
   assert "stopped; " in server.lines[-1] and "Traceback" not in server.lines
-

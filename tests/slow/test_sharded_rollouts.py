@@ -6,8 +6,8 @@ import pytest
 import test_sharding
 import tiny
 
+from rl_reason.devices import sharding
 from rl_reason.rollout import sampler
-from rl_reason.scale import sharding
 
 pytestmark = pytest.mark.slow
 meshes = test_sharding.meshes  # the fixture

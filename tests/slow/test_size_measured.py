@@ -17,7 +17,7 @@ from rl_reason import checks
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
 from rl_reason.scale import device_mesh
-from rl_reason.session import critic_config
+from rl_reason.stages.session import critic_config
 from rl_reason.size import command, compiled, formula, shapes
 
 part, option = sys.argv[1:]

@@ -10,7 +10,7 @@ import tiny_session
 from test_train import ROWS, tiny_config, train
 from tiny_data import byte_tokenizer
 
-from rl_reason.session import open_stage
+from rl_reason.stages.session import open_stage
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from tiny_session import digest
 
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.training import initial_state, rl, value
+from rl_reason.stages import initial_state, rl, value
 
 pytestmark = pytest.mark.slow
 __all__ = ["compiled", "trained", "verdicts"]  # fixtures

@@ -1,0 +1,1 @@
+"""Arrays, errors, named functions, fields, files: what every room may use."""

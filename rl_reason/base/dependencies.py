@@ -1,0 +1,229 @@
+"""What a run depends on: its progress, the age of its rows, its first policy.
+
+A resumed run, the checks of a config and `critic.reuse` ask these tables, and
+have no lists of their own. Fields are those of a flat config, by full name.
+Nothing here imports jax.
+"""
+
+import contextlib
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_reason.base import errors, functions
+
+Fields = Mapping[str, Any]
+Predicate = Callable[[Any], bool]
+
+
+def _takes_progress(kind: str, name: str) -> bool:
+  """Whether the function of a name takes the progress of the run."""
+  with contextlib.suppress(errors.ConfigError):
+    return "progress" in functions.signature(kind, name).inputs
+  return False
+
+
+def _moves(terms: str) -> bool:
+  """Whether reward.functions has a weight that moves, as in 'f*0.3..0'."""
+  found = re.findall(r"\*\s*([^,*]+?)\.\.([^,*]+)", terms)
+  return any(first.strip() != last.strip() for first, last in found)
+
+
+# Readers of the progress, RL steps done / rl.steps: field -> whether its value
+# is one. Functions are readers if their signature asks for it.
+PROGRESS: dict[str, Predicate] = {
+    "optimizer.schedule": lambda name: name != "constant",
+    "critic.schedule": lambda name: name != "constant",
+    "reward.functions": _moves,
+    "rl.staleness": bool,  # nothing is sampled ahead beyond the last step
+} | {
+    f"{known.field}.name": functools.partial(_takes_progress, kind)
+    for kind, known in functions.KINDS.items()
+    if "progress" in known.inputs
+}
+# Sources of rows that the policy of an earlier step sampled.
+STALE: dict[str, Predicate] = {
+    "dynamic_sampling.surplus": lambda name: name == "keep",
+    "rollout.partial_across_steps": bool,
+    "rl.staleness": bool,
+}
+# Sources of updates by rows that another policy sampled: those, and all updates
+# of a step but the first.
+OFF_POLICY: dict[str, Predicate] = STALE | {
+    "updates.minibatches": lambda count: count > 1,
+    "updates.epochs": lambda count: count > 1,
+}
+# What the values of a pretrained critic mean: the first policy, how its
+# responses are sampled, what they are worth, and which of them are masked.
+VALUES = (
+    "seed",
+    "model.",
+    "tokenizer",
+    "hub.",
+    "task.",
+    "data.",
+    "sft.",
+    "rollout.max_tokens",
+    "rollout.stop_tokens",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.weights",
+    "rollout.cache",
+    "reward.",
+    "environment.",
+    "loss.mask_truncated",
+    "advantage.args.gamma",
+)
+
+# A run may be resumed with other values of these: no number of a step changes,
+# but for the rounding of sums in another order.
+FREE = (
+    "log.",
+    "export.",
+    "serve.",
+    "generate.",
+    "mesh.",
+    "checkpoint.",
+    "rl.steps",
+    "rounds.count",
+    "rl.max_steps_uncertified",
+    "rl.max_steps_without_update",
+    "sft.skill.threshold",
+    "data.max_corrupt",
+    "model.attention",
+    "model.remat",
+    "model.logprob_chunk",
+    "optimizer.offload",
+    "reward.workers",
+    "reward.executor",
+    "reward.timeout",
+    "environment.executor",
+    "environment.workers",
+    "environment.timeout",
+    "rollout.slots",
+    "updates.token_budget",
+    "content.",  # of run_directory.record
+)
+# Paths, which may change where `run_directory.record` finds equal content.
+MOVABLE = (
+    "model.path",
+    "tokenizer",
+    "data.train",
+    "data.evaluate",
+    "critic.path",
+    "sft.reuse",
+    "sft.samples",
+    "reward_model.samples",
+    "critic.reuse",
+)
+
+
+def those(table: Mapping[str, Predicate], fields: Fields) -> list[str]:
+  """The fields of a table whose values are what the table lists."""
+  return [
+      name
+      for name, is_one in table.items()
+      if name in fields
+      if is_one(fields[name])
+  ]
+
+
+def is_shape(name: str) -> bool:
+  """Whether a checkpoint of model.path decides this field."""
+  return name.startswith("model.") and name not in (
+      "model.path",
+      "model.dtype",
+      "model.logits_dtype",
+      "model.remat",
+      "model.logprob_chunk",
+      "model.attention",
+  )
+
+
+def differences(old: Fields, new: Fields) -> list[str]:
+  """Fields that would change the numbers of a run, as 'field: old -> new'.
+
+  Args:
+    old: fields that a checkpoint was made with.
+    new: fields of the run that is to be resumed from it.
+  """
+
+  def free(name):
+    if name == "rl.steps":
+      return not (those(PROGRESS, new) or new.get("rounds.count"))
+    if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
+      return False  # the shards decide which groups are complete in time
+    if name == "rollout.slots" and new.get("rollout.partial_groups"):
+      return False  # and so do the slots
+    if is_shape(name) and new.get("model.path"):
+      return True  # the checkpoint decides
+    if name.startswith("generate.") and new.get("rounds.count"):
+      return False  # the rounds learn from what it writes
+    if name in MOVABLE and (content := new.get(f"content.{name}")):
+      return content == old.get(f"content.{name}")
+    return name.startswith(FREE)
+
+  return [
+      f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+      for name in sorted(old.keys() | new.keys())
+      if old.get(name) != new.get(name) and not free(name)
+  ]
+
+
+def other_values(there: Fields, here: Fields, workdir: str) -> list[str]:
+  """Fields that give the values of a critic another meaning here.
+
+  Args:
+    there: fields of the run that pretrained the critic.
+    here: fields of the run that is to start with it.
+    workdir: of the run that pretrained it.
+  """
+  reuse = str(here.get("sft.reuse", ""))
+  if reuse and not there.get("sft.reuse"):
+    # The policy of that very run, which made it by SFT.
+    if pathlib.Path(reuse).resolve() == pathlib.Path(workdir).resolve():
+      there = {**there, "sft.reuse": reuse}
+  there, here = (
+      {k: x for k, x in one.items() if k in other}
+      for one, other in ((there, here), (here, there))
+  )
+  return [x for x in differences(there, here) if x.startswith(VALUES)]
+
+
+def off_policy(c: Any) -> list[str]:
+  """Rollouts that another policy samples, without a correction."""
+  out = []
+  exact = dict(weights=("same", c.model.dtype), cache=("same",))
+  for name, values in exact.items():
+    if c.rollout[name] not in values and c.correction.name == "none":
+      out.append(
+          f"rollout.{name} = {c.rollout[name]!r} samples from another policy"
+          " than the one that learns (rollout/sampler_trainer_kl);"
+          " correction.name = 'truncate' corrects for the mismatch"
+      )
+  if c.rollout.engine.name != "own" and c.correction.name == "none":
+    out.append(
+        f"rollout.engine.name = {c.rollout.engine.name!r} samples with other"
+        " kernels than those that learn (rollout/sampler_trainer_kl);"
+        " correction.name = 'truncate' corrects for the mismatch"
+    )
+  if c.rollout.engine.name != "own" and c.lora.rank:
+    out.append(
+        f"rollout.engine.name = {c.rollout.engine.name!r} gets LoRA factors"
+        " merged with their matrix; an engine in bfloat16 rounds most of a"
+        " small adapter away: run the engine in float32"
+    )
+  if c.rl.old_logps == "trainer" and c.correction.name == "none":
+    out.append(
+        "rl.old_logps = 'trainer': nothing corrects for the age of the policy"
+        " that sampled; correction.name = 'truncate' does"
+    )
+  if c.rollout.partial_across_steps:
+    out.append(
+        "rollout.partial_across_steps fills batches with the responses that"
+        " finish first, a bias towards short responses; the tokens of long ones"
+        " come partly from an older policy"
+    )
+  return out

@@ -1,0 +1,219 @@
+"""The arrays that flow between functions, and the legend of shape letters.
+
+Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`. A file
+in which one means something else says so in its docstring ("Shapes here: ...").
+
+| letter | axis                                        |
+|--------|---------------------------------------------|
+| N      | prompts                                     |
+| G      | samples of one prompt (a group)             |
+| B      | rows: one response each, B = N * G          |
+| R      | packed rows: several sequences each         |
+| P      | prompt tokens, padded on the LEFT           |
+| T      | response tokens, padded on the right        |
+| L      | P + T                                       |
+| M, A   | minibatches, micro-batches of a minibatch   |
+| H      | remembered responses of earlier steps       |
+| E, U   | terms of the reward, functions among them   |
+| V, D   | vocabulary, width of the residual stream    |
+| W, X   | shards of the rows, places of a shard       |
+| K, Q   | key/value heads, query heads per kv head    |
+| C, F   | width of a head, of the feed-forward layer  |
+| J      | outputs of a value head (bins)              |
+| S      | slots of the key/value cache                |
+| Z      | experts of a token: some in each layer      |
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from flax import struct
+
+Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
+Tree = Any  # a pytree of arrays
+
+# Closed ranges (low, high) of keyword arguments; None is no bound. Annotations
+# of functions that a config names: the config's check reads them.
+UnitInterval = Annotated[float, (0, 1)]
+NonNegative = Annotated[float, (0, None)]
+Positive = Annotated[float, (1e-9, None)]
+
+
+def call_by_name(function: Callable, inputs: Mapping[str, Any]) -> Any:
+  """Calls a function with the inputs that its positional parameters name.
+
+  Keyword-only parameters are the user's: bound before, or left at their
+  defaults.
+  """
+  parameters = inspect.signature(function).parameters.values()
+  positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  return function(*(inputs[p.name] for p in parameters if p.kind is positional))
+
+
+@struct.dataclass
+class Prompts:
+  """A batch of prompts.
+
+  Attributes:
+    tokens_NP: int32, padded on the left.
+    start_N: int32, the first slot that holds a token (= number of pads).
+    ids_N: int32, the position of each prompt in the data stream. It seeds the
+      noise of its samples, so it must be unique among prompts that share a key.
+  """
+
+  tokens_NP: Array
+  start_N: Array
+  ids_N: Array
+
+
+@struct.dataclass
+class Rollouts:
+  """Sampled responses, one row each; rows of a group are adjacent.
+
+  Attributes:
+    tokens_BL: int32, the prompt (left-padded) and then the response.
+    start_B: int32, first slot that holds a token.
+    ids_B: int32, the prompt's id: rows of a group share it.
+    mask_BT: bool, the response tokens that the policy chose, EOS included. A
+      mask, not a length: observations of an environment are left out.
+    logps_BT: float32, the sampler's log-probability of each token at the
+      sampling temperature, before top-p.
+    lengths_B: int32, response tokens, EOS and observations included.
+    truncated_B: bool, no EOS within T tokens.
+    routes_BLZ: int8 or int16, experts of each token as `experts.by_token`
+      records them, -1 where none are known; None: not recorded.
+  """
+
+  tokens_BL: Array
+  start_B: Array
+  ids_B: Array
+  mask_BT: Array
+  logps_BT: Array
+  lengths_B: Array
+  truncated_B: Array
+  routes_BLZ: Array | None = None
+
+  @property
+  def policy_lengths_B(self) -> Array:
+    """Tokens that the policy chose, [B]; 0 in rows of padding."""
+    return self.mask_BT.sum(1, dtype=self.lengths_B.dtype)
+
+
+@struct.dataclass
+class Turns:
+  """The turns of trajectories in an environment.
+
+  Attributes:
+    rewards_BT: float32, the reward of each turn at its last token, else 0.
+    numbers_BT: int32, the turn of each token that the policy chose, from 1 on;
+      0 elsewhere.
+  """
+
+  rewards_BT: Array
+  numbers_BT: Array
+
+
+@struct.dataclass
+class Packed:
+  """Rows laid end to end: what a forward pass reads.
+
+  Shapes are those of a micro-batch. In a minibatch tokens, positions and
+  segments have an axis A before R, and source_BT counts places from its first
+  micro-batch on.
+
+  Attributes:
+    tokens_RL: int32, several sequences a row, then zeros.
+    positions_RL: int32, of each token in its sequence.
+    segments_RL: int32, tokens of one sequence share a number; 0 is padding.
+    source_BT: int32, place (r * L + l) of the token BEFORE each response token,
+      which predicts it; behind the response that of its first token.
+    routes_RLZ: of `Rollouts`, of each token; None: the trainer's own choices.
+  """
+
+  tokens_RL: Array
+  positions_RL: Array
+  segments_RL: Array
+  source_BT: Array
+  routes_RLZ: Array | None = None
+
+
+@struct.dataclass
+class Experience:
+  """Rollouts with what the verifier and the behaviour policy said of them.
+
+  Attributes:
+    rollouts: B rows.
+    correct_B: float32 in {0, 1}, the verifier's verdict; -1 where it failed.
+    scores_EB: float32, a tuple of [B] by the terms of reward.functions.
+    old_logps_BT: float32, the behaviour policy's log-probabilities: of the
+      trainer's forward pass, or the sampler's where no pass is made for them.
+    stale_lengths_B: int32, leading response tokens that an older policy sampled
+      and whose old_logps_BT are known: all tokens of a group that was kept, and
+      of a partial rollout what was sampled before this step (those log-probs
+      are the sampler's).
+    age_B: int32, RL steps since the row was begun: 0, or more for a group that
+      was kept or carried over; -1 marks a row that is only padding.
+    types_B: int32, the problem type: the task's difficulty.
+    problems_B: int32, a hash of the prompt: equal for equal prompts, in
+      whatever step.
+    turns: of an environment; None where responses have a single turn.
+  """
+
+  rollouts: Rollouts
+  correct_B: Array
+  scores_EB: tuple[Array, ...]
+  old_logps_BT: Array
+  stale_lengths_B: Array
+  age_B: Array
+  types_B: Array
+  problems_B: Array
+  turns: Turns | None = None
+
+
+@struct.dataclass
+class Batch:
+  """What one RL step trains on; a leading axis M once it is split.
+
+  The tokens themselves are `Packed`.
+
+  Attributes:
+    groups_B: int32, rows of one prompt share an id.
+    mask_BT: bool, tokens that enter the loss.
+    advantages_BT: float32.
+    old_logps_BT, ref_logps_BT: float32; the reference is zeros if unused.
+    correct_B: float32 in {0, 1}; a positive-example LM loss reads it.
+    staleness_B: int32, optimizer steps between the sampling of the row and
+      this batch; -1 for padding.
+    values_BT, returns_BT: float32, the critic's values before the update and
+      its targets; zeros without a critic.
+  """
+
+  groups_B: Array
+  mask_BT: Array
+  advantages_BT: Array
+  old_logps_BT: Array
+  ref_logps_BT: Array
+  correct_B: Array
+  staleness_B: Array
+  values_BT: Array
+  returns_BT: Array
+
+
+@struct.dataclass
+class TrainState:
+  """All that an update reads and writes.
+
+  Attributes:
+    params: what learns, in fp32: all parameters (see `decoder.table`), or the
+      factors beside a base (see `lora.table`).
+    opt_state: of the optax optimizer.
+    step: int32 scalar, steps of the stage that are done.
+    skipped: int32 scalar, updates skipped: gradient not finite, or no
+      token that counts.
+  """
+
+  params: Tree
+  opt_state: Tree
+  step: Array
+  skipped: Array

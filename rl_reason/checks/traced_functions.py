@@ -1,0 +1,99 @@
+"""Traces the user's functions before anything is trained.
+
+They are compiled with the first RL step. Without this check a function that
+returns another shape would be found only after SFT.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.base import config as config_lib, errors, functions
+from rl_reason.base.structs import call_by_name
+
+# Further entries of a surrogate's dict are not read.
+_SURROGATE = ("BT", dict(clipped="BT", clipped_lower="BT"))
+# What a function of a kind returns: the axes of each array, or alternatives.
+RESULTS: dict[str, tuple[Any, ...]] = {
+    "advantage": ("B", "BT", "B1"),
+    "surrogate": (_SURROGATE,),
+    "reduction": ("BT",),
+    "correction": ("BT", "B1"),
+    "covariance": (("BT", "BT"),),
+    "outcome": ("B",),
+    "length_penalty": ("B",),
+    "value_mixture": ("BT",),
+}
+_DTYPES = dict(
+    mask_BT=bool,
+    valid_B=bool,
+    groups_B=int,
+    types_B=int,
+    problems_B=int,
+    lengths_B=int,
+    turns_BT=int,
+    past_problems_H=int,
+)
+
+
+def check(c) -> None:
+  """Traces each function that the config names as `module:function`.
+
+  Args:
+    c: the checked config.
+
+  Raises:
+    ConfigError: a function raises, or returns arrays of other shapes; the text
+      names the field and what the function has to return.
+  """
+  r = c.rollout
+  sizes = {"B": r.batch, "T": r.max_tokens, "1": 1}
+  sizes["H"] = r.batch * c.advantage.history
+  for kind, wanted in RESULTS.items():
+    known = functions.KINDS[kind]
+    section = config_lib.at(c, known.field)
+    if ":" not in section.name:
+      continue
+    function = functions.bind(kind, section)
+    static = dict(correct=1.0, incorrect=-1.0, max_tokens=r.max_tokens)
+    arrays = {
+        name: _abstract(name, sizes)
+        for name in known.inputs
+        if name not in static
+    }
+
+    def call(arrays, function=function, static=static):
+      return call_by_name(function, arrays | static)
+
+    text = f"{known.field}.name = {section.name!r}:"
+    wants = " or ".join(map(str, wanted))
+    try:
+      found = jax.eval_shape(call, arrays)
+    except Exception as e:  # the user's code may raise anything
+      raise errors.ConfigError(
+          f"{text} raises {type(e).__name__} when it is traced:"
+          f" {errors.one_line(e)}"
+      ) from e
+    if kind == "surrogate" and isinstance(found, tuple) and len(found) == 2:
+      read = _SURROGATE[1].keys() & set(found[1])
+      found = found[0], {name: found[1][name] for name in read}
+    shapes = jax.tree.map(lambda x: x.shape, found)
+    possible = [
+        jax.tree.map(lambda axes: tuple(sizes[x] for x in axes), one)
+        for one in wanted
+    ]
+    if shapes not in possible:
+      raise errors.ConfigError(
+          f"{text} returns {shapes}, and must return arrays with the axes"
+          f" {wants}, where B = {sizes['B']} and T = {sizes['T']}"
+          " (docs/algorithms.md)"
+      )
+
+
+def _abstract(name: str, sizes: dict[str, int]) -> jax.ShapeDtypeStruct:
+  """An input of a function; its suffix has its axes."""
+  _, mark, axes = name.rpartition("_")
+  known = bool(mark) and set(axes) <= set(sizes)
+  shape = tuple(sizes[x] for x in axes) if known else ()
+  return jax.ShapeDtypeStruct(shape, jnp.dtype(_DTYPES.get(name, "float32")))

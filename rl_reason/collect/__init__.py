@@ -1,0 +1,1 @@
+"""Collection: from prompts to graded groups of responses with signal."""

@@ -1,0 +1,183 @@
+"""Generation beside learning: batches of later steps are sampled meanwhile.
+
+With rl.staleness = S a thread samples the batch of step t + S, with the weights
+of step t, while the steps from t on are learned. The schedule counts steps and
+never seconds: every batch from the S-th on is S steps old, whoever is faster,
+and no group is dropped for being slow. What is sampled depends on weights,
+prompts and keys alone, so two runs are equal bit by bit.
+
+A save waits for the batches in flight, and they are part of the state. At a
+resume the weights that they were sampled with are needed no more.
+"""
+
+import concurrent.futures
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl_reason.base.structs import Experience, Tree
+from rl_reason.collect import experience
+from rl_reason.collect.collector import RolloutCollector
+from rl_reason.monitoring import metrics
+from rl_reason.monitoring.samples import SampleLog
+
+
+class Batch(NamedTuple):
+  """A batch that was sampled ahead.
+
+  Attributes:
+    rows: as the step that learns it gets them, with their age.
+    host: its step, metrics and counts, as JSON.
+  """
+
+  rows: Experience
+  host: dict[str, Any]
+
+
+class Ahead:
+  """Samples batches ahead of learning; called as the function that it wraps.
+
+  Args:
+    collect: (step, weights, on_dispatch) -> rows, surplus, metrics, counts.
+    collector: what `collect` samples with; gets a clock of its own, which
+      nothing reads.
+    samples: the log of samples, which keeps groups of each step.
+    staleness: S.
+    steps: of the run; nothing is sampled beyond.
+    sampler_logps: whether log-probs of the sampler are the old ones of rows
+      that an older policy sampled.
+    mesh: the devices that sample.
+    empty: padding in the shapes of the batches in flight, see `no_batches`.
+    replay: (rows, weights that sampled them) -> metrics.
+  """
+
+  def __init__(
+      self,
+      collect: Callable[..., tuple],
+      collector: RolloutCollector,
+      samples: SampleLog,
+      *,
+      staleness: int,
+      steps: int,
+      sampler_logps: bool,
+      mesh: jax.sharding.Mesh,
+      empty: tuple[tuple[Experience, Experience], ...],
+      replay: Callable[[Experience, Tree], dict[str, float]] = lambda *_: {},
+  ):
+    self._replay = replay
+    self._collect, self._samples = collect, samples
+    self._staleness, self._steps = staleness, steps
+    self._sampler_logps, self._mesh, self._empty = sampler_logps, mesh, empty
+    self._clock, collector.clock = collector.clock, metrics.Clock()
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "sampling")
+    self._batches: dict[int, concurrent.futures.Future[Batch]] = {}
+    self._work: list[list[float]] = []  # [start, end] of recent batches
+    self._learning_since: float | None = None
+
+  def __call__(
+      self, step: int, weights: Tree, on_dispatch: Callable[[], None]
+  ) -> tuple[Experience, None, dict[str, Any], dict[str, dict[str, float]]]:
+    """The batch of a step; begins the batches of up to S steps later.
+
+    Args:
+      step: RL steps that are done.
+      weights: sampler weights of this step.
+      on_dispatch: called once those batches have begun.
+    """
+    learned = time.monotonic()
+    # Begin what is not in flight: one batch, S + 1 in the first step.
+    last = min(step + self._staleness, self._steps - 1)
+    wanted = [x for x in range(step, last + 1) if x not in self._batches]
+    if wanted:
+      weights = _handed_over(weights, self._mesh)
+    for later in wanted:
+      self._batches[later] = self._thread.submit(
+          self._sample, later, step, weights
+      )
+    on_dispatch()
+
+    # Wait for the batch of this step, which may have been there for long.
+    self._clock.lap("host")
+    batch = self._batches.pop(step).result()
+    self._clock.lap("wait")
+    since, self._learning_since = self._learning_since, time.monotonic()
+    measured = {}
+    if since is not None:
+      seconds = self._learning_since - since
+      measured["perf/overlap"] = self._worked(since, learned) / seconds
+    host = batch.host
+    return batch.rows, None, host["metrics"] | measured, host["counts"]
+
+  def _sample(self, step: int, policy_step: int, weights: Tree) -> Batch:
+    """Samples the batch of a step with the weights of an earlier one."""
+    span = [time.monotonic(), np.inf]
+    self._work = [*self._work[-self._staleness :], span]
+    with jax.set_mesh(self._mesh):
+      rows, _, found, counts = self._collect(
+          step, weights, on_dispatch=lambda: None
+      )
+      found |= self._replay(rows, weights)
+    counts["version"] = policy_step
+    age = step - policy_step
+    age_B = np.where(rows.age_B < 0, -1, age).astype(np.int32)
+    rows = rows.replace(age_B=age_B)
+    if age and self._sampler_logps:
+      rows = rows.replace(stale_lengths_B=rows.rollouts.lengths_B)
+    span[1] = time.monotonic()
+    found["perf/sampling_seconds"] = span[1] - span[0]
+    host = dict(step=step, metrics=found, counts=counts)
+    return Batch(rows, jax.tree.map(lambda x: np.asarray(x).item(), host))
+
+  def _worked(self, start: float, end: float) -> float:
+    """Seconds within an interval of the past in which a batch was sampled."""
+    spans = [min(end, b) - max(start, a) for a, b in self._work]
+    return sum(max(x, 0.0) for x in spans)
+
+  def wait(self) -> list[Batch]:
+    """The batches in flight, complete; those before one that failed."""
+    found = []
+    for _, batch in sorted(self._batches.items()):
+      if batch.exception() is not None:
+        break  # the step that asks for it raises the exception
+      found.append(batch.result())
+    return found
+
+  def arrays(self) -> tuple[tuple[Experience, Experience], ...]:
+    """Rows and extreme groups of the batches in flight, S of them; padded."""
+    out = list(self._empty)
+    for n, batch in enumerate(self.wait()):
+      _, places = out[n]
+      groups = self._samples.extremes(batch.host["step"])
+      parts = [experience.take(places, []), *groups]
+      extremes = experience.pad(
+          experience.concatenate(parts), len(places.age_B), places, 1
+      )
+      out[n] = batch.rows, extremes
+    return tuple(out)
+
+  def host(self) -> list[dict[str, Any]]:
+    """Everything else of them, as JSON."""
+    return [batch.host for batch in self.wait()]
+
+  def restore(self, arrays: Tree, host: list[dict[str, Any]]) -> None:
+    """Restores what `arrays` and `host` returned at the save."""
+    for (rows, extremes), found in zip(arrays, host, strict=False):
+      done: concurrent.futures.Future[Batch] = concurrent.futures.Future()
+      done.set_result(Batch(rows, found))
+      self._batches[found["step"]] = done
+      self._samples.keep_extremes(found["step"], extremes)
+
+  def close(self) -> None:
+    """Ends the thread, once the batch that it is at is complete."""
+    self._thread.shutdown(cancel_futures=True)
+
+
+def _handed_over(weights: Tree, mesh: jax.sharding.Mesh) -> Tree:
+  """Copies of weights on the devices that sample: updates donate the others."""
+  where = jax.tree.map(
+      lambda x: jax.sharding.NamedSharding(mesh, x.sharding.spec), weights
+  )
+  return jax.device_put(weights, where, may_alias=False)

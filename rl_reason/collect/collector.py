@@ -1,0 +1,276 @@
+"""Rollout collection: draw prompts, sample responses, grade and score them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rl_reason.base.structs import (
+    Array,
+    Experience,
+    Prompts,
+    Rollouts,
+    Tree,
+    call_by_name,
+)
+from rl_reason.collect import dynamic_sampling
+from rl_reason.collect.doubtful import Doubtful
+from rl_reason.collect.experience import graded
+from rl_reason.collect.grading import AsyncGrader
+from rl_reason.collect.reward_runner import RewardRound, Rewards
+from rl_reason.data import pipelines
+from rl_reason.data.prompt_stream import PromptStream, prompt_hash
+from rl_reason.devices import sharding
+from rl_reason.models import checksums
+from rl_reason.monitoring import doctor, metrics
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.tasks import Row
+
+
+def _nothing() -> None:
+  pass
+
+
+def _last_round(known: int, unfinished: int) -> bool:
+  return False
+
+
+class RolloutCollector:
+  """Samples and grades rounds of prompts with one policy after the other.
+
+  Args:
+    prompts: where prompts are drawn from.
+    engine: samples the responses.
+    task: has the verifier.
+    tok: the tokenizer.
+    rewards: the terms that are added to the reward of a verdict.
+    key: of the sampling noise, together with the ids of prompts.
+    num_responses: of a round.
+    group_size: responses to each prompt, on average.
+    group_sizes: a function of `rollout.group_sizes`, its keywords bound, ->
+      responses to each prompt [N]; None: all groups are equal.
+    max_prompt: slots of a prompt, in tokens.
+    temperature: of sampling.
+    top_p: of sampling; 1 is off.
+    cache: precision of keys and values: 'same' or 'int8'.
+    record: whether the experts of each token are recorded.
+    shuffle_seed: of the control in which rewards are permuted over the round;
+      None: they are not.
+
+  Attributes:
+    prompts: the stream of prompts.
+    clock: laps 'gen' and 'score' of the training loop.
+    unfinished: partial rollouts; None: a round has none.
+    rewards: the terms of the reward.
+    failures: of verifier and reward functions, since the last `start_step`.
+    seen: what the doctor counts of the responses since then.
+    doubtful: rejected responses since then that may be right.
+    held: of each call of the engine since then, what it sampled with.
+  """
+
+  def __init__(
+      self,
+      prompts: PromptStream,
+      engine: RolloutEngine,
+      *,
+      task: Any,
+      tok: Any,
+      rewards: Rewards,
+      key: Array,
+      num_responses: int,
+      group_size: int,
+      group_sizes: Callable[..., np.ndarray] | None,
+      max_prompt: int,
+      temperature: float,
+      top_p: float,
+      cache: str,
+      record: bool = False,
+      shuffle_seed: int | None = None,
+  ):
+    self.prompts = prompts
+    self.num_responses = num_responses
+    self.clock = metrics.Clock()
+    self.failures = 0
+    self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
+    self.doubtful = Doubtful(task)
+    self.held: list[checksums.Answer] = []
+    self.unfinished: Experience | None = None
+    self._engine, self._task, self._tok = engine, task, tok
+    self.rewards, self._key = rewards, key
+    self._group_size, self._group_sizes = group_size, group_sizes
+    self._max_prompt = max_prompt
+    self._temperature = np.float32(temperature)
+    self._options: dict[str, Any] = dict(
+        group_size=group_size, top_p=top_p, cache=cache, record=record
+    )
+    self._shuffle_seed = shuffle_seed
+
+  def start_step(self) -> None:
+    """Begins the next training step: resets the counts of failures."""
+    self.failures = 0
+    self.held = []
+    self.seen.clear()
+    self.doubtful.clear()
+    self.rewards.runner.reset()
+
+  def counts(self) -> dict[str, Any]:
+    """What was counted since `start_step`: metrics, as JSON.
+
+    Under 'doubtful' are responses as `collect.doubtful` lists them.
+    """
+    return dict(
+        held=checksums.answers(self.held),
+        functions=dict(self.rewards.runner.counts),
+        failures={"train/verifier_failures": self.failures},
+        signs=self.seen.signs() | self.doubtful.counts(),
+        doubtful=self.doubtful.found(),
+    )
+
+  def collect(
+      self,
+      weights: Tree,
+      on_dispatch: Callable[[], None] = _nothing,
+      another_round_follows: Callable[[int, int], bool] = _last_round,
+  ) -> Experience:
+    """Samples, grades and scores one round of prompts.
+
+    Args:
+      weights: sampler weights, of `RolloutEngine.weights`.
+      on_dispatch: called as soon as the device has work, to use the time.
+      another_round_follows: see `dynamic_sampling.fill_batch`; only partial
+        rollouts read it.
+
+    Returns:
+      the groups of the round in the order of their prompts.
+
+    Raises:
+      RunError: all prompts are retired.
+    """
+    # Draw prompts; each gets a group of responses.
+    ids, rows = self.prompts.draw(self.num_responses // self._group_size)
+    sizes_N = self._sizes(rows)
+    rows_B = [
+        row for row, n in zip(rows, sizes_N, strict=True) for _ in range(n)
+    ]
+
+    # Sample, and grade responses as they finish while others still decode.
+    parts = self._sample(weights, ids, rows, sizes_N, rows_B, on_dispatch)
+    rollouts, _, grader, scores = self._grade(parts, rows_B)
+
+    # Put the graded responses together with the terms of their reward.
+    experience = self._experience(rollouts, grader.correct_B, rows_B)
+    experience = self._score(experience, scores.scores_UB)
+    self.seen.responses(experience, grader.texts, rows_B)
+    self.doubtful.responses(
+        grader.texts, rows_B, grader.correct_B, rollouts.truncated_B
+    )
+    self._update_prompts(experience, rows)
+    self.clock.lap("score")
+    return experience
+
+  def _grade(
+      self,
+      parts: Iterator[tuple[Rollouts, np.ndarray]],
+      rows_B: list[Row],
+      stops: Callable[[Any, np.ndarray], bool] = lambda *_: False,
+  ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
+    """Grades responses as they finish, while others are still being sampled.
+
+    Args:
+      parts: of `_sample`.
+      rows_B: the row that each response answers.
+      stops: whether sampling ends before all responses have finished.
+
+    Returns:
+      the responses, which of them have finished, their grades and scores.
+    """
+    grader = self._grader(rows_B)
+    scores = self.rewards.begin(self._tok, rows_B)
+    with contextlib.closing(grader):
+      for rollouts, finished_B in parts:
+        grader.submit(rollouts, finished_B)
+        scores.submit(rollouts, finished_B)
+        if stops(grader, finished_B):
+          break
+      self.clock.lap("gen")
+      grader.wait()
+      scores.wait()
+    self.failures += grader.failures + scores.failures
+    return rollouts, finished_B, grader, scores
+
+  def _grader(self, rows_B: list[Row]) -> Any:
+    """Says which responses are correct."""
+    return AsyncGrader(self._task, self._tok, rows_B)
+
+  def _sizes(self, rows: list[Row]) -> np.ndarray:
+    """Responses to each prompt: [N]."""
+    if self._group_sizes is None:
+      return np.full(len(rows), self._group_size)
+    accuracy_N, length_N = self.prompts.expected(rows)
+    inputs = dict(
+        expected_accuracy_N=accuracy_N,
+        expected_length_N=length_N,
+        num_responses=self.num_responses,
+    )
+    return call_by_name(self._group_sizes, inputs)
+
+  def _sample(
+      self,
+      weights: Tree,
+      ids: list[int],
+      rows: list[Row],
+      sizes_N: np.ndarray,
+      rows_B: list[Row],
+      on_dispatch: Callable[[], None],
+      **options: Any,
+  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
+    """Yields all responses so far and which have finished, on the host."""
+    prompts: Prompts = pipelines.pack_prompts(
+        self._tok, [row.prompt for row in rows], ids, self._max_prompt
+    )
+    # Responses that are expected to be long start first, so that no long one
+    # is left to decode alone at the end. This changes no token.
+    _, length_B = self.prompts.expected(rows_B)
+    for part in self._engine.stream(
+        weights,
+        prompts,
+        self._key,
+        self._temperature,
+        None if self._group_sizes is None else sizes_N,
+        expected_B=length_B,
+        on_dispatch=on_dispatch,
+        held=self.held,
+        **self._options | options,
+    ):
+      yield sharding.fetch(part)
+
+  def _experience(self, rollouts, correct_B, rows_B) -> Experience:
+    """Graded responses of this step's policy."""
+    zeros_B = np.zeros(len(rows_B), np.float32)
+    return graded(
+        rollouts,
+        correct_B,
+        scores_EB=tuple(zeros_B for _ in self.rewards.terms),
+        types_B=np.array([row.difficulty for row in rows_B], np.int32),
+        problems_B=np.array([prompt_hash(row) for row in rows_B], np.int32),
+    )
+
+  def _score(self, rows: Experience, scores_UB: Array) -> Experience:
+    """Rows with all terms of the reward; verdicts shuffled in the control."""
+    if self._shuffle_seed is not None:
+      seed = self._shuffle_seed, rows.rollouts.ids_B[0]
+      permute = np.random.default_rng(seed).permutation
+      rows = rows.replace(correct_B=permute(rows.correct_B))
+    scores_EB = self.rewards.all_scores(scores_UB, rows.rollouts)
+    return rows.replace(scores_EB=scores_EB)
+
+  def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
+    """Tells the prompt stream how the round went."""
+    found = experience.groups(experience.rollouts.ids_B)
+    lengths_B = experience.rollouts.lengths_B
+    self.prompts.update(
+        rows,
+        dynamic_sampling.accuracy(experience),
+        [float(lengths_B[group].mean()) for group in found],
+    )

@@ -1,0 +1,162 @@
+"""Dynamic sampling: draw prompts until the batch is full of groups with signal.
+
+DAPO (arXiv:2503.14476, sec 3.2): the responses of a group that are all correct
+or all incorrect have no advantage. Such groups are discarded, and further
+prompts are sampled in their place. Host code on NumPy rows. Groups are taken in
+the order of their prompts and never in the order of completion, which would
+favour short responses.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Experience
+from rl_reason.collect.experience import (
+    concatenate,
+    groups,
+    pad,
+    take,
+    without_padding,
+)
+
+
+class Shortfall(RunError):
+  """The data could not fill a batch within the allowed rounds."""
+
+
+def first_fit(
+    found: list[np.ndarray], room: int
+) -> tuple[list[np.ndarray], list[np.ndarray], int]:
+  """The groups that fit into `room` rows, the others, and the rows left over.
+
+  A group that does not fit leaves its place to later and smaller ones.
+  """
+  chosen, others = [], []
+  for group in found:
+    if len(group) <= room:
+      chosen.append(group)
+      room -= len(group)
+    else:
+      others.append(group)
+  return chosen, others, room
+
+
+def accuracy(rows: Experience) -> np.ndarray:
+  """Share of correct responses among the verified ones of each group: [N]."""
+  found = [rows.correct_B[group] for group in groups(rows.rollouts.ids_B)]
+  known = [x[x >= 0] for x in found]  # -1: the verifier failed
+  return np.array([x.mean() if len(x) else 0.0 for x in known])
+
+
+def partly_correct(rows: Experience) -> np.ndarray:
+  """Whether some but not all responses of each group are correct: [N]."""
+  accuracy_N = accuracy(rows)
+  return (accuracy_N > 0) & (accuracy_N < 1)
+
+
+def in_every_step(signal: Callable[[Experience], np.ndarray]):
+  """Step -> its signal, where it does not depend on the step."""
+  return lambda step: signal
+
+
+def fill_batch(
+    sample_round: Callable[[Callable[[int, int], bool]], Experience],
+    kept: Experience | None,
+    *,
+    batch: int,
+    group_size: int,
+    enabled: bool,
+    max_rounds: int,
+    surplus: str,
+    shortfall: str,
+    signal: Callable[[Experience], np.ndarray] = partly_correct,
+) -> tuple[Experience, Experience | None, dict[str, float]]:
+  """Samples rounds of prompts until a training batch is full.
+
+  Args:
+    sample_round: samples and grades the next round of prompts. Its argument
+      says, from (groups with signal, unfinished groups) of the round, whether
+      another round follows for certain: the round may then leave its unfinished
+      groups to that one (see `partial`).
+    kept: groups with signal that did not fit into the previous batch (padding
+      allowed), or None.
+    batch: rows of the batch.
+    group_size: of padding, and of groups that are equal.
+    enabled: if False, one round is the batch, with or without signal.
+    max_rounds: of generation.
+    surplus: 'discard' or 'keep' the groups that do not fit.
+    shortfall: 'pad' the batch with empty rows, or 'raise'.
+    signal: which groups of a round have signal: [N] bool.
+
+  Returns:
+    `batch` rows of whole groups, padded if no other group fits; the surplus to
+    pass as `kept` next time, padded to `batch` rows (None if discarded);
+    metrics.
+
+  Raises:
+    Shortfall: 'raise', and too few groups have signal after max_rounds.
+  """
+  parts, accuracies, signals, tokens = [], [], [], 0
+  count = with_signal = num_kept = rounds = 0
+  # Groups that were kept from the previous step come first.
+  if kept is not None:
+    old = without_padding(kept)
+    parts.append(old.replace(age_B=old.age_B + 1))
+    count = len(old.age_B)
+    with_signal = num_kept = len(groups(old.rollouts.ids_B))
+
+  def another_round_follows(known: int, unfinished: int) -> bool:
+    at_most = count + (known + unfinished) * group_size
+    return enabled and at_most < batch and rounds + 1 < max_rounds
+
+  # Sample rounds until enough groups have signal, as a rule 0 < accuracy < 1.
+  while count < batch and rounds < (max_rounds if enabled else 1):
+    rows = sample_round(another_round_follows)
+    rounds += 1
+    tokens += int(rows.rollouts.mask_BT.sum())
+    accuracy_N = accuracy(rows)
+    accuracies.append(accuracy_N)
+    signal_N = signal(rows)
+    signals.append(signal_N)
+    with_signal += int(signal_N.sum())
+    wanted_N = signal_N if enabled else np.ones_like(signal_N)
+    found = zip(groups(rows.rollouts.ids_B), wanted_N, strict=True)
+    parts.append(take(rows, [group for group, wanted in found if wanted]))
+    count += len(parts[-1].age_B)
+
+  # The groups that fit are the batch, in the order of their prompts.
+  accuracy_N = np.concatenate(accuracies or [accuracy(parts[0])])
+  everything = concatenate(parts)
+  ids_B = everything.rollouts.ids_B
+  by_prompt = sorted(groups(ids_B), key=lambda group: ids_B[group[0]])
+  chosen, others, missing = first_fit(by_prompt, batch)
+  metrics = {
+      "train/accuracy": accuracy_N.mean(),
+      "train/all_correct": (accuracy_N == 1).mean(),
+      "train/all_incorrect": (accuracy_N == 0).mean(),
+      "train/generation_rounds": rounds,
+      "train/groups_with_signal": min(with_signal, batch // group_size),
+      "train/groups_kept": num_kept,
+      "train/groups_missing": missing / group_size,
+      "tokens/generated": tokens,
+  }
+  if signal is not partly_correct and signals:
+    metrics["train/no_signal"] = 1 - np.concatenate(signals).mean()
+  if count < batch and shortfall == "raise":
+    raise Shortfall(
+        f"dynamic sampling: {count // group_size} of {batch // group_size}"
+        f" groups have signal after {rounds} rounds (accuracy"
+        f" {accuracy_N.mean():.1%}). Raise dynamic_sampling.max_rounds, choose"
+        " data of another difficulty, or set dynamic_sampling.shortfall = 'pad'"
+    )
+  like = everything if count else rows
+  out = pad(take(everything, chosen), batch, like, group_size)
+
+  # Groups that did not fit may wait for the next step: one batch at most.
+  surplus_rows = None
+  if surplus == "keep" and enabled:
+    waiting, _, _ = first_fit(others, batch)
+    surplus_rows = pad(take(everything, waiting), batch, out, group_size)
+  return out, surplus_rows, metrics

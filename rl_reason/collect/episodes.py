@@ -1,0 +1,453 @@
+"""Trajectories: turns of the policy, and what environments answer to them.
+
+All responses are sampled to the end of a turn; their environments are asked
+while others still decode; the answers are appended as token ids, and the next
+wave continues those responses. Tokens are never decoded and encoded again: an
+environment gets the text of a turn, and the update gets the ids that were
+sampled.
+
+Nothing depends on when an environment answers. The noise of a token is that of
+(seed, prompt id, sample, position), and a wave begins once all answers to the
+one before are there, so that its rows, and with them all bits, are the same for
+any number of threads and any delays.
+"""
+
+import asyncio
+import concurrent.futures
+import functools
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_reason import tasks
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Rollouts, Turns
+from rl_reason.data import tokenizer
+from rl_reason.devices import hosts
+from rl_reason.environments import Environment, observations, plays, tools
+from rl_reason.tasks import Row, threads
+
+ENDS = 5.0  # seconds that the end of a process may take
+
+# (resumed=, kept=) -> all responses so far and which have ended, as of `stream`
+# in rollout/sampler.py, on the host.
+Sample = Callable[..., Iterable[tuple[Rollouts, np.ndarray]]]
+
+
+class Answer(NamedTuple):
+  """What an environment said to a turn.
+
+  Attributes:
+    ids: of what the policy reads next.
+    reward: of the turn.
+    over: whether the trajectory ends.
+    correct: whether it counts as correct, if it ends.
+  """
+
+  ids: list[int]
+  reward: float
+  over: bool
+  correct: bool
+
+
+class Failure(NamedTuple):
+  """A call of an environment that raised, or took too long."""
+
+  reason: str
+
+
+class Environments:
+  """Makes the environments of a run, and calls them.
+
+  Args:
+    name: of the environment, as in the config.
+    make: -> a new environment.
+    tok: the tokenizer.
+    ends: ids of tokens that end a turn.
+    stop_strings: texts that end a turn.
+    max_turns: of a trajectory.
+    slots: rows that decode at a time; 0: all.
+    shards: of the rows.
+    executor: where they are called: 'thread', of this process, or 'process',
+      one for each trajectory.
+    workers: calls at a time.
+    seconds: time-out of a call.
+    special_tokens: whether the text of an observation may become special
+      tokens.
+    show: writes the first failure to the screen.
+
+  Raises:
+    RunError: the environment cannot be imported in another process.
+  """
+
+  def __init__(
+      self,
+      name: str,
+      make: Callable[[], Environment],
+      tok: Any,
+      *,
+      ends: Sequence[int],
+      stop_strings: Sequence[str] = (),
+      max_turns: int,
+      slots: int = 0,
+      shards: int = 1,
+      executor: str = "thread",
+      workers: int = 8,
+      seconds: float = 60.0,
+      special_tokens: bool = False,
+      show: tasks.Show | None = None,
+  ):
+    self.name, self.tok = name, tok
+    self.ends, self.stop_strings = frozenset(ends), tuple(stop_strings)
+    self.max_turns, self.slots, self.shards = max_turns, slots, shards
+    self.observer = observations.Observer(tok, special_tokens=special_tokens)
+    self._parent: plays.Parent | None = None
+    self.begin: Callable[[], Any] = functools.partial(plays.Play, make)
+    if executor == "process":
+      try:
+        self._parent = plays.Parent(name, make, seconds)
+      except RuntimeError as e:
+        raise RunError(str(e)) from None
+      self.begin = functools.partial(plays.PlayInProcess, self._parent)
+    self._seconds = seconds
+    self._failures = tasks.Failures(f"the environment {name}", show)
+    self._proved = False  # a first round went well
+    self._loop = threads.event_loop()
+    # A process that is late is ended within its call.
+    spare = ENDS if self._parent else 0.0
+    self._threads = threads.Threads(workers, seconds + spare)
+
+  def close(self) -> None:
+    """Ends the thread that starts and times calls, and the processes."""
+    self._loop.call_soon_threadsafe(self._loop.stop)
+    if self._parent:
+      self._parent.close()
+
+  def call(self, function: Callable, *args) -> concurrent.futures.Future:
+    """Calls a function in a thread -> its value, or a `Failure`."""
+
+    def guarded():
+      try:
+        return function(*args)
+      except plays.Late:
+        raise TimeoutError from None
+      except BaseException:  # the user's code may raise anything
+        return Failure(traceback.format_exc())
+
+    async def timed():
+      try:
+        return await self._threads.call(guarded)
+      except TimeoutError:
+        limit = f"environment.timeout = {self._seconds:g} s"
+        return Failure(f"took longer than {limit}{self._remedy}")
+
+    return asyncio.run_coroutine_threadsafe(timed(), self._loop)
+
+  @property
+  def _remedy(self) -> str:
+    """What ends calls that hang, where nothing has ended them."""
+    return (
+        ""
+        if self._parent
+        else "; its thread cannot be ended: environment.executor = 'process'"
+        " runs environments in processes, which can"
+    )
+
+  def note(self, failures: Sequence[Failure], responses: int) -> None:
+    """Counts the failures of a round, and shows the first one.
+
+    Raises:
+      RunError: all trajectories of the first round failed, or too many calls
+        hang in threads.
+    """
+    if self._threads.full:
+      raise RunError(
+          f"environment.executor = 'thread': {self._threads.hanging} calls of"
+          f" the environment {self.name} have not ended, and threads cannot be"
+          " ended: correct it, or set environment.executor = 'process'"
+      )
+    if failures and len(failures) == responses and not self._proved:
+      raise RunError(
+          f"the environment {self.name} failed in all {responses} trajectories"
+          " of the first round; correct it and run again:\n"
+          f"{failures[0].reason}".rstrip()
+      )
+    self._proved = True
+    for failure in failures:
+      self._failures.add(failure.reason)
+
+
+def stop_candidates(tok, stop_strings: Sequence[str]) -> tuple[int, ...]:
+  """Tokens with which a text may end in one of the strings, or contain it.
+
+  The sampler pauses at each of them, and the host reads the text: whether a
+  string is there, however it is spelled in tokens.
+  """
+
+  def completes(text: str, stop: str) -> bool:
+    starts = range(1, min(len(text), len(stop)) + 1)
+    return stop in text or any(stop.endswith(text[:n]) for n in starts)
+
+  if not stop_strings:
+    return ()
+  texts = tok.batch_decode([[i] for i in range(len(tok))])
+  return tuple(
+      i
+      for i, text in enumerate(texts)
+      if any(completes(text, stop) for stop in stop_strings)
+  )
+
+
+class Episodes:
+  """The trajectories of one round of prompts.
+
+  Also the grader of the round (see `collect.grading.AsyncGrader`), since an
+  environment says itself whether a trajectory is correct.
+
+  Args:
+    environments: of the run.
+    rows: the problems, [N].
+    ids: of the prompts, not negative.
+    sizes_N: responses to each.
+    seed: of the generators that `reset` gets.
+
+  Attributes:
+    prompts: texts [N], of `reset`.
+    texts: transcripts [B]; valid once `stream` has ended, as all below.
+    correct_B: float32 in {0, 1}; -1 where the environment failed.
+    failures: number of trajectories in which it failed.
+
+  Raises:
+    RunError: all trajectories of the run's first round failed.
+  """
+
+  def __init__(
+      self,
+      environments: Environments,
+      rows: Sequence[Row],
+      ids: Sequence[int],
+      sizes_N: Sequence[int],
+      seed: int,
+  ):
+    self._run = environments
+    count = int(np.sum(sizes_N))
+    group_B = np.repeat(np.arange(len(rows)), sizes_N)
+    self._own_B = hosts.own(ids)[group_B]  # played by this process
+    self.correct_B = np.zeros(count, np.float32)
+    self.texts = [""] * count
+    self._failed: dict[int, Failure] = {}  # by row
+    self._plays: dict[int, Any] = {}  # by row
+    self._pending: dict[int, concurrent.futures.Future] = {}  # by row
+    self._rollouts: Rollouts | None = None
+    self._start_B = np.zeros(count, int)  # of the turn that is sampled
+    self._turns_B = np.zeros(count, int)  # that have ended
+    self._asked_B = np.zeros(count, bool)  # the environment has the turn
+    self._chat_B = np.zeros(count, bool)  # the prompt is a turn of a chat
+
+    def begin(b: int, n: int):
+      self._plays[b] = play = environments.begin()
+      prompt = play.reset(rows[n], (seed, int(ids[n])))
+      is_chat = bool(rows[n].messages) or not isinstance(prompt, str)
+      text = tools.prompt_text(environments.tok, prompt, play.offered)
+      tokenizer.encode(environments.tok, [text])  # fails here, not in a batch
+      return text, is_chat
+
+    for b in np.flatnonzero(self._own_B).tolist():
+      self._pending[b] = environments.call(begin, b, int(group_B[b]))
+    prompts: dict[int, str] = {}
+    for b, (prompt, is_chat) in self._received(tuple).items():
+      n, self._chat_B[b] = int(group_B[b]), is_chat
+      if prompts.setdefault(n, prompt) != prompt:
+        self._failed[b] = Failure(
+            f"reset gave the prompts {prompts[n]!r} and {prompt!r} to one row;"
+            " responses to a row share its prompt: draw it with rng alone"
+        )
+    if len(self._failed) == count:
+      self._note()
+    # Where all have failed, any prompt will do: nothing is learned from it.
+    anything = environments.tok.eos_token
+    self.prompts = [prompts.get(n, anything) for n in range(len(rows))]
+
+  def _received(self, kind: Callable[[Any], Any]) -> dict[int, Any]:
+    """What the pending calls gave, of all processes; failures are noted.
+
+    Args:
+      kind: -> what was given, of its fields.
+
+    Returns:
+      by row, in their order; without the rows that failed.
+    """
+    found = {b: x.result() for b, x in self._pending.items()}
+    self._pending = {}
+    parts = hosts.everyones(
+        [[b, isinstance(x, Failure), list(x)] for b, x in found.items()]
+    )
+    out = {}
+    for b, failed, fields in sorted(x for part in parts for x in part):
+      if failed:
+        self._failed[b] = Failure(*fields)
+      else:
+        out[b] = kind(fields)
+    return out
+
+  @property
+  def failures(self) -> int:
+    """Trajectories in which the environment failed."""
+    return len(self._failed)
+
+  def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
+    """Nothing: `stream` asks the environments itself."""
+
+  def wait(self) -> None:
+    """Nothing: `stream` has waited."""
+
+  def close(self) -> None:
+    """Drops the environments."""
+    self._plays = {}
+
+  @property
+  def summary_B2(self) -> np.ndarray:
+    """Number of turns of each trajectory, and the sum of its rewards."""
+    return np.stack([self._turns_B, self._rewards_BT.sum(1)], -1)
+
+  def turns(self) -> Turns:
+    """The turns of all trajectories."""
+    return Turns(rewards_BT=self._rewards_BT, numbers_BT=self._numbers_BT)
+
+  def stream(self, sample: Sample) -> Iterator[tuple[Rollouts, np.ndarray]]:
+    """Plays all trajectories to their ends.
+
+    Args:
+      sample: samples turns; called once for the first turns, then with
+        `resumed` for those that continue.
+
+    Yields:
+      all trajectories so far, and which have ended: after each wave of turns.
+    """
+    live_B = np.ones(len(self.texts), bool)
+    kept: list = []  # the cache of the policy, between turns
+    while live_B.any():
+      # Sample the next turns. Environments answer while others still decode.
+      if self._rollouts is None:
+        self._wave(sample(kept=kept), live_B)
+      else:
+        for wave_B in self._fitting(live_B):
+          resumed = self._rollouts, ~wave_B
+          self._wave(sample(resumed=resumed, kept=kept), wave_B)
+      # Append the answers; trajectories that are not over continue.
+      assert self._rollouts is not None
+      live_B = self._answered(self._rollouts, live_B)
+      if not live_B.any():
+        self._finish(self._rollouts)
+      yield self._rollouts, ~live_B
+
+  def _fitting(self, live_B: np.ndarray) -> Iterator[np.ndarray]:
+    """Splits rows into waves that have a slot for each row."""
+    shards = self._run.shards
+    slots = (self._run.slots or len(live_B)) // shards
+    rank_WX = live_B.reshape(shards, -1).cumsum(1) - 1
+    wave_B = rank_WX.reshape(-1) // slots
+    for wave in range(wave_B[live_B].max() + 1):
+      yield live_B & (wave_B == wave)
+
+  def _wave(
+      self, parts: Iterable[tuple[Rollouts, np.ndarray]], wave_B: np.ndarray
+  ) -> None:
+    """Takes over turns as they end, and asks their environments."""
+    waiting_B = wave_B.copy()
+    for part, ended_B in parts:
+      if self._rollouts is None:
+        self._rollouts = _empty(part, self._run.tok.pad_token_id)
+        self._numbers_BT = np.zeros(part.mask_BT.shape, np.int32)
+        self._rewards_BT = np.zeros(part.mask_BT.shape, np.float32)
+      rows = np.flatnonzero(ended_B & waiting_B)
+      waiting_B[rows] = False
+      for name in ("tokens_BL", "logps_BT", "lengths_B"):
+        getattr(self._rollouts, name)[rows] = getattr(part, name)[rows]
+      for b in rows.tolist():
+        self._ask(b, self._rollouts)
+
+  def _ask(self, b: int, rollouts: Rollouts) -> None:
+    """Asks the environment of a row, if its turn is over."""
+    start, end = self._start_B[b], rollouts.lengths_B[b]
+    ids = _responses(rollouts)[b, start:end]
+    rollouts.mask_BT[b, start:end] = True
+    self._numbers_BT[b, start:end] = self._turns_B[b] + 1
+    (text,) = tokenizer.decode(self._run.tok, ids[None], [len(ids)])
+    stops = any(stop in text for stop in self._run.stop_strings)
+    ended = next((x for x in self._run.stop_strings if text.endswith(x)), "")
+    if is_end := int(ids[-1]) in self._run.ends:
+      ended = self._run.tok.convert_ids_to_tokens(int(ids[-1]))
+    if b not in self._failed and (stops or is_end):
+      self._turns_B[b] += 1
+      self._asked_B[b] = True
+      if self._own_B[b]:
+        encode = functools.partial(
+            self._run.observer.answer, chat=self._chat_B[b], ended=ended
+        )
+        play = self._plays[b]
+        self._pending[b] = self._run.call(_answer, play, text, encode)
+
+  def _answered(self, rollouts: Rollouts, live_B: np.ndarray) -> np.ndarray:
+    """Appends what environments answered -> the trajectories that go on."""
+    tokens_BT, lengths_B = _responses(rollouts), rollouts.lengths_B
+    asked_B, self._asked_B = self._asked_B, np.zeros(len(live_B), bool)
+    answers = self._received(lambda fields: Answer(*fields))
+    # A turn whose last token completed no stop string goes on.
+    room_B = lengths_B < tokens_BT.shape[1]
+    failed_B = np.isin(np.arange(len(live_B)), list(self._failed))
+    live_B = live_B & ~asked_B & room_B & ~failed_B
+    for b, answer in answers.items():
+      self._rewards_BT[b, lengths_B[b] - 1] = answer.reward
+      if answer.over:
+        self.correct_B[b] = answer.correct
+        rollouts.truncated_B[b] = False
+        continue
+      # An observation that leaves no room for a turn ends the trajectory.
+      start, end = lengths_B[b], lengths_B[b] + len(answer.ids)
+      if self._turns_B[b] < self._run.max_turns and end < tokens_BT.shape[1]:
+        tokens_BT[b, start:end] = answer.ids
+        lengths_B[b] = self._start_B[b] = end
+        live_B[b] = True
+    return live_B
+
+  def _finish(self, rollouts: Rollouts) -> None:
+    """Transcripts and failures of trajectories that have all ended."""
+    self.texts = tokenizer.decode(
+        self._run.tok, _responses(rollouts), rollouts.lengths_B
+    )
+    for play in list(self._plays.values()):  # one may be late in its thread
+      play.close()
+    self._note()
+
+  def _note(self) -> None:
+    self.correct_B[list(self._failed)] = -1
+    self._run.note(list(self._failed.values()), len(self.texts))
+
+
+def _answer(play: Any, text: str, encode: Callable[..., list[int]]) -> Answer:
+  """Asks an environment, and encodes what it says."""
+  said = play.step(text)
+  ids = [] if said.over else encode(said.observation, play.offered)
+  return Answer(ids, said.reward, said.over, said.correct)
+
+
+def _responses(rollouts: Rollouts) -> np.ndarray:
+  """Response tokens, a view: [B, T]."""
+  slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  return rollouts.tokens_BL[:, slots:]
+
+
+def _empty(rollouts: Rollouts, pad: int) -> Rollouts:
+  """Trajectories before their first turn, on arrays that can be written to."""
+  tokens_BL = np.array(rollouts.tokens_BL)
+  tokens_BL[:, -rollouts.mask_BT.shape[1] :] = pad
+  return rollouts.replace(
+      tokens_BL=tokens_BL,
+      mask_BT=np.zeros_like(rollouts.mask_BT),
+      logps_BT=np.zeros_like(rollouts.logps_BT),
+      lengths_B=np.zeros_like(rollouts.lengths_B),
+      truncated_B=np.ones_like(rollouts.truncated_B),
+  )

@@ -1,0 +1,184 @@
+"""Batches of padding, in the shapes of a real one."""
+
+
+import jax
+import numpy as np
+
+from rl_reason.base.structs import (
+    Array,
+    Experience,
+    Rollouts,
+    Turns,
+)
+
+pass
+
+
+def no_rows(
+    rows: int,
+    max_prompt: int,
+    max_tokens: int,
+    num_terms: int,
+    turns: bool = False,
+    routes: tuple[int, str] | None = None,
+) -> Experience:
+  """Rows of padding, whose shapes are those of a real batch.
+
+  Args:
+    rows: B.
+    max_prompt: P.
+    max_tokens: T.
+    num_terms: of reward.functions.
+    turns: whether responses are trajectories in an environment.
+    routes: experts of a token and their dtype, if they are recorded.
+  """
+  zeros_BT = np.zeros((rows, max_tokens), np.float32)
+  zeros_B = np.zeros(rows, np.int32)
+  routes_BLZ = None
+  if routes:
+    size, dtype = routes
+    routes_BLZ = np.full((rows, max_prompt + max_tokens, size), -1, dtype)
+  return Experience(
+      rollouts=Rollouts(
+          tokens_BL=np.zeros((rows, max_prompt + max_tokens), np.int32),
+          start_B=zeros_B,
+          ids_B=zeros_B - 1,
+          mask_BT=zeros_BT > 0,
+          logps_BT=zeros_BT,
+          lengths_B=zeros_B,
+          truncated_B=zeros_B > 0,
+          routes_BLZ=routes_BLZ,
+      ),
+      correct_B=zeros_B.astype(np.float32),
+      scores_EB=tuple(zeros_B.astype(np.float32) for _ in range(num_terms)),
+      old_logps_BT=zeros_BT,
+      stale_lengths_B=zeros_B,
+      age_B=zeros_B - 1,
+      types_B=zeros_B,
+      problems_B=zeros_B - 1,
+      turns=Turns(zeros_BT, zeros_BT.astype(np.int32)) if turns else None,
+  )
+
+
+def graded(
+    rollouts: Rollouts,
+    correct_B: Array,
+    *,
+    scores_EB: tuple[Array, ...] = (),
+    types_B: Array | None = None,
+    problems_B: Array | None = None,
+) -> Experience:
+  """Graded responses that the policy of this step sampled.
+
+  Arguments are the fields of `Experience`; types_B None stands for zeros,
+  problems_B None for the ids of the prompts.
+  """
+  zeros_B = np.zeros(len(correct_B), np.int32)
+  return Experience(
+      rollouts=rollouts,
+      correct_B=correct_B,
+      scores_EB=scores_EB,
+      old_logps_BT=rollouts.logps_BT,
+      stale_lengths_B=zeros_B,
+      age_B=zeros_B,
+      types_B=zeros_B if types_B is None else types_B,
+      problems_B=rollouts.ids_B if problems_B is None else problems_B,
+  )
+
+
+def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
+  """Rows with the log-probs of the behaviour policy.
+
+  Tokens of an older policy keep theirs: of groups that were kept the trainer's,
+  of partial rollouts the sampler's.
+
+  Args:
+    rows: graded.
+    logps_BT: by the trainer; None: with one on-policy update the update itself
+      computes them, and the sampler's stand in until then.
+  """
+  if logps_BT is None:
+    return rows.replace(old_logps_BT=rows.rollouts.logps_BT)
+  stale_BT = np.arange(logps_BT.shape[1]) < rows.stale_lengths_B[:, None]
+  return rows.replace(
+      old_logps_BT=np.where(stale_BT, rows.old_logps_BT, logps_BT),
+      stale_lengths_B=np.where(rows.age_B >= 0, rows.rollouts.lengths_B, 0),
+  )
+
+
+def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
+  """The arrays of graded rows, and others, under the names of `credit`."""
+  rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
+  if rows.turns is not None:
+    arrays |= dict(
+        turn_rewards_BT=rows.turns.rewards_BT, turns_BT=rows.turns.numbers_BT
+    )
+  return dict(
+      correct_B=rows.correct_B,
+      scores_EB=rows.scores_EB,
+      lengths_B=rollouts.policy_lengths_B,
+      truncated_B=rollouts.truncated_B,
+      groups_B=rollouts.ids_B,
+      age_B=rows.age_B,
+      types_B=rows.types_B,
+      problems_B=rows.problems_B,
+      mask_BT=mask_BT,
+      # Padding may hold anything.
+      logps_BT=np.where(mask_BT, rows.old_logps_BT, 0),
+      sampler_logps_BT=np.where(mask_BT, rollouts.logps_BT, 0),
+      **{name: x for name, x in arrays.items() if x is not None},
+  )
+
+
+def groups(ids_B: np.ndarray) -> list[np.ndarray]:
+  """Row numbers of each group: adjacent rows that share an id."""
+  if not len(ids_B):
+    return []
+  return np.split(np.arange(len(ids_B)), np.flatnonzero(np.diff(ids_B)) + 1)
+
+
+def take(rows: Experience, which: list[np.ndarray]) -> Experience:
+  """The rows of the given groups, in the given order."""
+  index = np.concatenate([np.zeros(0, int), *which])
+  return jax.tree.map(lambda x: x[index], rows)
+
+
+def concatenate(parts: list[Experience]) -> Experience:
+  """Rows of all parts, in order."""
+  return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def pad(rows: Experience, count: int, like: Experience, group_size: int):
+  """Appends groups of padding up to `count` rows.
+
+  Padding has an empty mask, age -1 and negative ids: it has no weight anywhere.
+
+  Args:
+    rows: at most `count`.
+    count: rows of the result.
+    like: at least one row, copied for its shapes.
+    group_size: rows of a group of padding.
+  """
+  missing = count - len(rows.age_B)
+  padding = take(like, [np.zeros(missing, int)])
+  rollouts = padding.rollouts.replace(
+      mask_BT=np.zeros_like(padding.rollouts.mask_BT),
+      ids_B=-1 - np.arange(missing, dtype=np.int32) // group_size,
+  )
+  age_B = np.full_like(padding.age_B, -1)
+  return concatenate([rows, padding.replace(rollouts=rollouts, age_B=age_B)])
+
+
+def without_padding(rows: Experience) -> Experience:
+  """The groups that are no padding."""
+  found = groups(rows.rollouts.ids_B)
+  return take(rows, [group for group in found if rows.age_B[group[0]] >= 0])
+
+
+def round_robin(groups: list[np.ndarray], parts: int) -> np.ndarray:
+  """Row numbers of all groups; group n belongs to part n modulo `parts`.
+
+  Padding comes last in a batch: assigned round-robin, all minibatches get an
+  even share of it.
+  """
+  return np.concatenate([g for p in range(parts) for g in groups[p::parts]])

@@ -1,0 +1,133 @@
+"""Grading: the task's verifier says which responses are correct.
+
+A truncated response is incorrect. One on which the verifier fails is neither:
+in training it is not learned from, and an evaluation counts it as incorrect.
+
+With several processes each one judges the responses to its own prompts, and the
+results are exchanged: a verifier that times out on one machine only would
+otherwise give the processes different rewards.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from rl_reason import tasks
+from rl_reason.base.structs import Rollouts
+from rl_reason.data import tokenizer
+
+# texts [B], correct [B] float32 in {0, 1}, or -1 where the verifier failed, and
+# the number of its failures.
+Grades = tuple[list[str], np.ndarray, int]
+
+
+def owners(ids_B: np.ndarray) -> np.ndarray:
+  """The process that judges each response: one for all of a prompt."""
+  return np.asarray(ids_B) % jax.process_count()
+
+
+def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+  """Each response's results by the process that judged it, on all processes.
+
+  Args:
+    owner_B: of `owners`.
+    *arrays: [..., B], valid for the responses of this process.
+  """
+  if jax.process_count() == 1:
+    return list(arrays)
+  everyones = [multihost_utils.process_allgather(x) for x in arrays]
+  return [
+      np.stack([x[p, ..., b] for b, p in enumerate(owner_B)], -1)
+      for x in everyones
+  ]
+
+
+def start_grading(
+    task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
+) -> Callable[[], Grades]:
+  """Starts to verify responses; the result is a function that waits.
+
+  Args:
+    task: has the verifier.
+    tok: the tokenizer.
+    rollouts: B responses on the host.
+    rows: the rows that they answer; B / len(rows) adjacent responses each.
+  """
+  prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+  texts = tokenizer.decode(
+      tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
+  )
+  group_size = len(texts) // len(rows)
+  owner_B = owners(rollouts.ids_B)
+  own_B = ~rollouts.truncated_B & (owner_B == jax.process_index())
+  finished = np.flatnonzero(own_B).tolist()
+  pairs = [(texts[b], rows[b // group_size]) for b in finished]
+  wait = tasks.begin(task, pairs)
+
+  def finish() -> Grades:
+    verdict_B = np.zeros(len(texts), np.int32)  # -1: the verifier failed
+    for b, verdict in zip(finished, wait(), strict=True):
+      verdict_B[b] = -1 if verdict is None else verdict
+    [verdict_B] = exchange(owner_B, verdict_B)
+    return texts, verdict_B.astype(np.float32), int((verdict_B < 0).sum())
+
+  return finish
+
+
+class AsyncGrader:
+  """Grades responses as they finish, while others are still being sampled.
+
+  Decoding texts and submitting them to the verifier runs on a thread of its
+  own, so that sampling never waits for a verifier.
+
+  Args:
+    task: has the verifier.
+    tok: the tokenizer.
+    rows_B: the row that each response answers.
+
+  Attributes:
+    texts: of the responses; valid after `wait`, as the other attributes.
+    correct_B: float32 in {0, 1}; -1 where the verifier failed.
+    failures: number of responses on which the verifier failed.
+  """
+
+  def __init__(self, task, tok, rows_B: list[tasks.Row]):
+    self._task, self._tok, self._rows_B = task, tok, rows_B
+    self._submitted_B = np.zeros(len(rows_B), bool)
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "grading")
+    self._pending: list = []
+    self.texts = [""] * len(rows_B)
+    self.correct_B = np.zeros(len(rows_B), np.float32)
+    self.failures = 0
+
+  def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
+    """Submits newly finished responses for grading.
+
+    Args:
+      rollouts: all responses so far, on the host.
+      finished_B: bool, which responses have finished.
+    """
+    new = np.flatnonzero(finished_B & ~self._submitted_B)
+    self._submitted_B |= finished_B
+    if len(new):
+      finished = jax.tree.map(lambda x: x[new], rollouts)
+      rows = [self._rows_B[b] for b in new]
+      args = self._task, self._tok, finished, rows
+      self._pending.append((new, self._thread.submit(start_grading, *args)))
+
+  def wait(self) -> None:
+    """Waits until all submitted responses are graded."""
+    for rows, future in self._pending:
+      finish = future.result()
+      texts, self.correct_B[rows], failures = finish()
+      self.failures += failures
+      for b, text in zip(rows, texts, strict=True):
+        self.texts[b] = text
+    self._pending = []
+
+  def close(self) -> None:
+    """Ends the thread; responses still in its queue are not graded."""
+    self._thread.shutdown(wait=False, cancel_futures=True)

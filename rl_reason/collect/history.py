@@ -1,0 +1,98 @@
+"""History: responses of recent RL steps, for the advantage `temporal`."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from flax import struct
+
+from rl_reason.algorithms import variants
+from rl_reason.base.structs import Array, Experience, Rollouts, Tree
+
+
+@struct.dataclass
+class History:
+  """Responses of recent RL steps, newest last, for the advantage `temporal`.
+
+  Attributes:
+    tokens_HL, start_H, mask_HT: as in Rollouts; an empty place has no mask.
+    logps_HT: float32, of the policy that sampled them.
+    rewards_H: float32.
+    problems_H: int32, as in Experience.
+  """
+
+  tokens_HL: Array
+  start_H: Array
+  mask_HT: Array
+  logps_HT: Array
+  rewards_H: Array
+  problems_H: Array
+
+
+def from_rows(rows: Experience, rewards_B: Array) -> History:
+  """A batch as history; padding and failed rewards are empty places."""
+  rollouts, graded_B = rows.rollouts, np.isfinite(rewards_B)
+  mask_BT = rollouts.mask_BT & graded_B[:, None]
+  return History(
+      tokens_HL=rollouts.tokens_BL,
+      start_H=rollouts.start_B,
+      mask_HT=mask_BT,
+      logps_HT=np.where(mask_BT, rows.old_logps_BT, 0),
+      rewards_H=np.where(graded_B, rewards_B, 0),
+      problems_H=np.where((rows.age_B >= 0) & graded_B, rows.problems_B, -1),
+  )
+
+
+def empty(no_rows: Experience, steps: int) -> History:
+  """A history of `steps` steps without responses, from a batch of padding."""
+  one = from_rows(no_rows, no_rows.correct_B)
+  return jax.tree.map(lambda x: np.concatenate([x] * steps), one)
+
+
+def append(history: History, rows: Experience, rewards_B: Array) -> History:
+  """Appends a batch to the history and drops the oldest batch."""
+  new = from_rows(rows, rewards_B)
+  return jax.tree.map(
+      lambda old, x: np.concatenate([old[len(x) :], x]), history, new
+  )
+
+
+def credit_inputs(
+    history: History,
+    params: Tree,
+    *,
+    logps: Callable[[Tree, Rollouts], Array],
+    batch: int,
+    ratio_limit: float,
+) -> dict[str, Array]:
+  """The arrays of `credit` that stand for the history.
+
+  H is a multiple of `batch`, the responses of a training step, for which
+  `logps` computes the log-probs [batch, T] of the current policy. Importance
+  ratios of old responses are at most `ratio_limit`.
+  """
+  parts = []
+  for first in range(0, len(history.start_H), batch):
+    part = slice(first, first + batch)
+    zeros_B = np.zeros(batch, np.int32)
+    rows = Rollouts(
+        tokens_BL=history.tokens_HL[part],
+        start_B=history.start_H[part],
+        ids_B=zeros_B,
+        mask_BT=history.mask_HT[part],
+        logps_BT=history.logps_HT[part],
+        lengths_B=zeros_B,
+        truncated_B=zeros_B,
+    )
+    parts.append(logps(params, rows))
+  weights_H = variants.past_weights(
+      np.concatenate(parts),
+      history.logps_HT,
+      history.mask_HT,
+      limit=ratio_limit,
+  )
+  return dict(
+      past_rewards_H=history.rewards_H,
+      past_problems_H=history.problems_H,
+      past_weights_H=np.asarray(weights_H),
+  )

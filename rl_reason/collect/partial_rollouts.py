@@ -1,0 +1,192 @@
+"""Partial rollouts: a round may leave its last groups unfinished to the next.
+
+Within one training step this changes nothing but the order of the work: the
+next round samples new prompts while the last responses of the round before
+finish. Across steps (`rollout.partial_across_steps`) the remaining tokens come
+from the policy of the next step, and a round ends as soon as it has enough
+finished groups, which favours short responses; the run says so.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from rl_reason.base.structs import Experience, Rollouts
+from rl_reason.collect.collector import RolloutCollector, _last_round, _nothing
+from rl_reason.collect.experience import (
+    groups,
+    pad,
+    round_robin,
+    take,
+    without_padding,
+)
+from rl_reason.collect.grading import AsyncGrader
+
+
+class PartialRolloutCollector(RolloutCollector):
+  """A collector whose rounds may leave groups unfinished.
+
+  Args:
+    unfinished: padding, as many rows as may be left unfinished.
+    max_tokens: longest response.
+    across_steps: unfinished groups may go on in the next training step.
+    num_shards: shards of the rows; each resumes its part of the groups.
+    **options: of `RolloutCollector`.
+
+  Attributes:
+    unfinished: groups left to the next round, then padding.
+  """
+
+  def __init__(
+      self,
+      *args,
+      unfinished: Experience,
+      max_tokens: int,
+      across_steps: bool,
+      num_shards: int,
+      **options,
+  ):
+    super().__init__(*args, **options)
+    self.unfinished: Experience = unfinished
+    self._empty = unfinished
+    self._capacity = len(unfinished.age_B) // self._group_size
+    self._max_tokens, self._across_steps = max_tokens, across_steps
+    self._num_shards = num_shards
+
+  def start_step(self) -> None:
+    """Begins a step: what was sampled before it is of an older policy."""
+    super().start_step()
+    old = self.unfinished
+    self.unfinished = old.replace(
+        stale_lengths_B=old.rollouts.lengths_B,
+        age_B=old.age_B + (old.age_B >= 0),
+    )
+
+  def collect(
+      self,
+      weights,
+      on_dispatch=_nothing,
+      another_round_follows=_last_round,
+  ) -> Experience:
+    """As `RolloutCollector.collect`; returns the groups that have finished.
+
+    With partial rollouts across steps these are at most as many as a round has.
+    """
+    group, count = self._group_size, self.num_responses // self._group_size
+    resumed = without_padding(self.unfinished)
+    capacity = count + self._capacity
+
+    # Unfinished groups come first, then new prompts, then empty places.
+    ids = resumed.rollouts.ids_B[::group].tolist()
+    rows = [self.prompts.row(prompt_id) for prompt_id in ids]
+    new = capacity - len(ids) if self._across_steps else count
+    new_ids, new_rows = self.prompts.draw(new)
+    ids, rows = ids + new_ids, rows + new_rows
+    num_real, num_empty = len(ids), capacity - len(ids)
+    ids += [-1 - n for n in range(num_empty)]
+    rows += rows[:1] * num_empty
+    rows_B = [row for row in rows for _ in range(group)]
+
+    # Sample and grade, until few enough groups are unfinished.
+    start = self._resume(resumed, np.array(ids))
+    parts = self._sample_resumed(weights, ids, rows, rows_B, start, on_dispatch)
+    stops = functools.partial(self._stops, another_round_follows)
+    rollouts, finished_B, grader, scores = self._grade(parts, rows_B, stops)
+
+    experience = self._experience(rollouts, grader.correct_B, rows_B)
+    old = len(resumed.age_B)
+    experience = experience.replace(
+        stale_lengths_B=np.concatenate(
+            [resumed.stale_lengths_B, experience.stale_lengths_B[old:]]
+        ),
+        age_B=np.concatenate([resumed.age_B, experience.age_B[old:]]),
+    )
+
+    # Finished groups are returned, the others wait for the next round.
+    group_rows = groups(rollouts.ids_B)
+    finished = [n for n in range(num_real) if finished_B[group_rows[n]].all()]
+    finished = sorted(finished, key=ids.__getitem__)
+    if self._across_steps:
+      finished = finished[:count]
+    waiting = [group_rows[n] for n in range(num_real) if n not in set(finished)]
+    self.unfinished = pad(
+        take(experience, waiting),
+        self._capacity * group,
+        self._empty,
+        group,
+    )
+    which = [group_rows[n] for n in finished]
+    index = np.concatenate(which)
+    out = self._score(take(experience, which), scores.scores_UB[:, index])
+    texts = [grader.texts[b] for b in index]
+    rows_of = [rows_B[b] for b in index]
+    self.seen.responses(out, texts, rows_of)
+    self.doubtful.responses(
+        texts, rows_of, grader.correct_B[index], rollouts.truncated_B[index]
+    )
+    self._update_prompts(out, [rows[n] for n in finished])
+    self.clock.lap("score")
+    return out
+
+  def _stops(self, another_round_follows, grader: AsyncGrader, finished_B):
+    """Whether the unfinished groups are left to the next round.
+
+    The decision depends on decode steps and never on which verdicts have
+    arrived by now: a run makes it at the same place each time.
+    """
+    finished_NG = finished_B.reshape(-1, self._group_size)
+    unfinished = int((~finished_NG.all(1)).sum())
+    if not 0 < unfinished <= self._capacity:
+      return False
+    if self._across_steps:
+      return True
+    grader.wait()
+    correct_B = np.maximum(grader.correct_B, 0)
+    accuracy_N = correct_B.reshape(finished_NG.shape).mean(1)
+    signal_N = finished_NG.all(1) & (accuracy_N > 0) & (accuracy_N < 1)
+    return another_round_follows(int(signal_N.sum()), unfinished)
+
+  def _resume(self, resumed: Experience, ids_N: np.ndarray):
+    """Responses at the start of a round, and which have finished.
+
+    Empty places count as finished.
+    """
+    group = self._group_size
+    empty = jax.tree.map(
+        lambda x: np.repeat(np.zeros_like(x[:1]), len(ids_N) * group, 0),
+        self._empty.rollouts,
+    )
+    started: Rollouts = jax.tree.map(
+        lambda old, new: np.concatenate([old, new[len(old) :]]),
+        resumed.rollouts,
+        empty,
+    )
+    started = started.replace(
+        ids_B=np.repeat(ids_N, group).astype(np.int32),
+        truncated_B=np.where(started.lengths_B > 0, started.truncated_B, True),
+    )
+    at_limit_B = started.lengths_B == self._max_tokens
+    return started, ~started.truncated_B | at_limit_B | (started.ids_B < 0)
+
+  def _sample_resumed(self, weights, ids, rows, rows_B, start, on_dispatch):
+    """`_sample`, with the groups assigned round-robin to the data shards.
+
+    Each data shard then resumes its part of the unfinished groups.
+    """
+    order_N = round_robin(list(np.arange(len(ids))[:, None]), self._num_shards)
+    groups = np.split(np.arange(len(rows_B)), len(ids))
+    order_B = round_robin(groups, self._num_shards)
+    back_B = np.argsort(order_B)
+    start = jax.tree.map(lambda x: x[order_B], start)
+    for part in self._sample(
+        weights,
+        [ids[n] for n in order_N],
+        [rows[n] for n in order_N],
+        np.full(len(ids), self._group_size),
+        [rows_B[b] for b in order_B],
+        on_dispatch,
+        resumed=start,
+        yield_when_unfinished_groups=self._capacity,
+    ):
+      yield jax.tree.map(lambda x: x[back_B], part)

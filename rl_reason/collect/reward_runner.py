@@ -1,0 +1,334 @@
+"""Calls reward functions on groups of responses, while others are sampled.
+
+A call gets one whole group: all responses to one prompt, as soon as the last of
+them has finished. Which responses are together in a call then never depends on
+timing. A response on which a function fails has no reward, and is not learned
+from; a call that fails takes a whole group out of the step.
+
+Functions run in threads, or in processes of their own, which can be ended.
+Async functions in threads share one event loop, without a limit on their
+number; a semaphore of the user is a limit.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl_reason import tasks
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Array, Rollouts
+from rl_reason.collect import grading
+from rl_reason.data import tokenizer
+from rl_reason.tasks import Row, reward_terms, threads
+from rl_reason.tasks.reward_terms import (
+    Failed,
+    RewardBatch,
+    RewardFunction,
+    Score,
+    Term,
+)
+from rl_reason.verifiers import workers as workers_lib
+
+Model = Callable[[Rollouts], Array]  # -> scores [B]
+
+GOOD, NOT_APPLICABLE, FAILED, LATE = range(4)
+MEGABYTES = 1 << 20  # address space of a process; libraries of models need much
+
+
+class RewardRunner:
+  """Calls the reward functions of a run.
+
+  Args:
+    terms: of the reward; those that are reward models are left out.
+    executor: 'thread' or 'process'.
+    workers: calls at a time.
+    seconds: time-out of a call.
+    max_tokens: of a response.
+    show: writes the first failure of each function to the screen.
+
+  Attributes:
+    counts: metrics of the failures since `reset`.
+  """
+
+  def __init__(
+      self,
+      terms: Sequence[Term],
+      *,
+      executor: str = "thread",
+      workers: int = 4,
+      seconds: float = 60.0,
+      max_tokens: int,
+      show: tasks.Show | None = None,
+  ):
+    self.terms = [x for x in terms if not reward_terms.is_model(x.name)]
+    self.max_tokens = max_tokens
+    self._functions = [reward_terms.find(x.name) for x in self.terms]
+    self._failures = [
+        tasks.Failures(f"the reward function {x.name}", show)
+        for x in self.terms
+    ]
+    self._seconds = seconds
+    self._late = Failed(f"took longer than reward.timeout = {seconds:g} s")
+    self._proved = False  # a first batch went well
+    self._pool: workers_lib.Pool | None = None
+    self.reset()
+    if not self.terms:
+      return
+    # One loop starts and times calls; async functions, which may block theirs,
+    # have another one.
+    self.loop, self._async_loop = threads.event_loop(), threads.event_loop()
+    self._threads = threads.Threads(workers, seconds)
+    if executor == "process":
+      self._pool = workers_lib.Pool(
+          "rl_reason.tasks.reward_terms:scores_in_worker",
+          workers,
+          seconds=1e6,  # of CPU time
+          wall_seconds=seconds,
+          megabytes=MEGABYTES,
+      )
+
+  def reset(self) -> None:
+    """Begins to count anew."""
+    self.counts: dict[str, int] = {}
+    for term, function in zip(self.terms, self._functions, strict=True):
+      self.counts[f"reward/{term.label}/failures"] = 0
+      if function.form == "completions":
+        self.counts[f"reward/{term.label}/not_applicable"] = 0
+
+  def close(self) -> None:
+    """Ends the threads and the processes."""
+    if self._pool is not None:
+      self._pool.close()
+    for loop in (self.loop, self._async_loop) if self.terms else ():
+      loop.call_soon_threadsafe(loop.stop)
+
+  async def scores(self, batch: RewardBatch) -> list[list[Score]]:
+    """The scores of each function for a group; runs in `loop`."""
+    calls = [self._scores(function, batch) for function in self._functions]
+    return await asyncio.gather(*calls)
+
+  async def _scores(
+      self, function: RewardFunction, batch: RewardBatch
+  ) -> list[Score]:
+    call = self._by_thread if self._pool is None else self._by_process
+    try:
+      return await call(function, batch)
+    except TimeoutError:
+      return [self._late] * len(batch.rows)
+    except Exception:  # columns that are no JSON, or no thread can start
+      return [Failed(traceback.format_exc())] * len(batch.rows)
+
+  async def _by_thread(self, function, batch) -> list[Score]:
+    started = await self._threads.call(function.start, batch)
+    finish = function.finish(started, len(batch.rows))
+    future = asyncio.run_coroutine_threadsafe(finish, self._async_loop)
+    return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
+
+  async def _by_process(self, function, batch) -> list[Score]:
+    assert self._pool is not None
+    [pending] = self._pool.submit([(function.name, batch)])
+    value, failure = await asyncio.wrap_future(pending)
+    if failure == "time":
+      raise TimeoutError
+    if failure:
+      return [Failed(f"its process failed: {failure}")] * len(batch.rows)
+    return [Failed(x) if isinstance(x, str) else x for x in value]
+
+  def note(self, states_UB: Array, reasons: list[Failed | None]) -> int:
+    """Counts the failures of a round, on all processes alike.
+
+    Args:
+      states_UB: GOOD, NOT_APPLICABLE, FAILED or LATE by function and response
+        of the round.
+      reasons: the first failure of each function; None if it was seen by
+        another process only.
+
+    Returns:
+      the number of failures.
+
+    Raises:
+      RunError: a function failed on its first batch, or too many calls hang in
+        threads.
+    """
+    if self._threads.full:
+      raise RunError(
+          f"reward.executor = 'thread': {self._threads.hanging} calls have not"
+          " ended, and threads cannot be ended: correct the functions, or set"
+          " reward.executor = 'process'"
+      )
+    for f, (term, reason) in enumerate(zip(self.terms, reasons, strict=True)):
+      states_B = states_UB[f]
+      failed_B = states_B >= FAILED
+      why = str(reason or "another process has failed, and shows it")
+      # A function that has never worked is wrong, not unlucky: the run ends.
+      if not self._proved and (
+          (states_B == FAILED).any() or (states_B == LATE).all()
+      ):
+        raise RunError(
+            f"the reward function {term.name} failed on its first batch;"
+            f" correct it and run again:\n{why}".rstrip()
+        )
+      # Later failures only cost responses: they are counted, and shown.
+      for _ in range(int(failed_B.sum())):
+        self._failures[f].add(why)
+      self.counts[f"reward/{term.label}/failures"] += int(failed_B.sum())
+      none = int((states_B == NOT_APPLICABLE).sum())
+      if none:
+        self.counts[f"reward/{term.label}/not_applicable"] += none
+    self._proved = True
+    return int((states_UB >= FAILED).sum())
+
+
+class RewardRound:
+  """The reward functions' scores of one round of responses.
+
+  Args:
+    runner: calls the functions.
+    tok: the tokenizer.
+    rows_B: the row that each response answers.
+
+  Attributes:
+    scores_UB: float32 by function; NaN where it failed; valid after `wait`.
+    failures: the number of failures, likewise.
+  """
+
+  def __init__(self, runner: RewardRunner, tok: Any, rows_B: Sequence[Row]):
+    self._runner, self._tok, self._rows_B = runner, tok, rows_B
+    self._pending: list = []
+    self._begun_B = np.zeros(len(rows_B), bool)
+    self._owner_B = np.zeros(len(rows_B), int)
+    shape = len(runner.terms), len(rows_B)
+    self.scores_UB, self.failures = np.zeros(shape, np.float32), 0
+
+  def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
+    """Starts the functions on the groups that have finished since the last one.
+
+    Args:
+      rollouts: all responses so far, on the host; rows of a group are adjacent.
+      finished_B: bool, which of them have finished.
+    """
+    if not self._runner.terms:
+      return
+    ids_B = rollouts.ids_B  # negative ones are padding
+    self._owner_B = grading.owners(ids_B)
+    ends = np.flatnonzero(np.diff(ids_B)) + 1
+    for group in np.split(np.arange(len(ids_B)), ends):
+      begun = self._begun_B[group].any() or ids_B[group[0]] < 0
+      if begun or not finished_B[group].all():
+        continue
+      self._begun_B[group] = True
+      if self._owner_B[group[0]] != jax.process_index():
+        continue
+      part = jax.tree.map(lambda x, group=group: x[group], rollouts)
+      scores = self._scores(part, [self._rows_B[b] for b in group])
+      future = asyncio.run_coroutine_threadsafe(scores, self._runner.loop)
+      self._pending.append((group, future))
+
+  async def _scores(self, rollouts: Rollouts, rows) -> list[list[Score]]:
+    """The scores of each function for one group."""
+    slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
+    tokens_BT, lengths_B = rollouts.tokens_BL[:, slots:], rollouts.lengths_B
+    ids = [
+        x[m].tolist() for x, m in zip(tokens_BT, rollouts.mask_BT, strict=True)
+    ]
+    batch = RewardBatch(
+        prompts=[row.prompt for row in rows],
+        texts=tokenizer.decode(self._tok, tokens_BT, lengths_B),
+        token_ids=ids,
+        truncated=rollouts.truncated_B.tolist(),
+        rows=rows,
+        max_tokens=self._runner.max_tokens,
+    )
+    return await self._runner.scores(batch)
+
+  def wait(self) -> None:
+    """Waits for the scores of all submitted groups.
+
+    Raises:
+      RunError: a function failed on its first batch.
+    """
+    runner = self._runner
+    if not runner.terms:
+      return
+    states_UB = np.zeros(self.scores_UB.shape, np.int32)
+    reasons: list[Failed | None] = [None] * len(runner.terms)
+    for group, future in self._pending:
+      for f, scores in enumerate(future.result()):
+        for b, score in zip(group, scores, strict=True):
+          if isinstance(score, Failed):
+            self.scores_UB[f, b] = np.nan
+            states_UB[f, b] = LATE if score == runner._late else FAILED
+            reasons[f] = reasons[f] or score
+          elif score is None:
+            states_UB[f, b] = NOT_APPLICABLE
+          else:
+            self.scores_UB[f, b] = score
+    self._pending = []
+    states_UB, self.scores_UB = grading.exchange(
+        self._owner_B, states_UB, self.scores_UB
+    )
+    self.failures = runner.note(states_UB[:, self._begun_B], reasons)
+
+
+class Rewards:
+  """All terms of the reward: functions, and reward models.
+
+  Args:
+    terms: in the order of the config.
+    runner: of the functions among them.
+    models: the reward models among them, by name.
+  """
+
+  def __init__(
+      self,
+      terms: Sequence[Term],
+      runner: RewardRunner,
+      models: dict[str, Model],
+  ):
+    self.terms, self.runner, self._models = tuple(terms), runner, models
+
+  def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
+    """A round of responses to these rows."""
+    return RewardRound(self.runner, tok, rows_B)
+
+  def of_all(
+      self, tok: Any, rollouts: Rollouts, rows_B: Sequence[Row], count: int
+  ) -> tuple[Array, int]:
+    """The rewards of complete responses, with the weights of the last step.
+
+    A score that is missing, since its function failed, counts as 0.
+
+    Args:
+      tok: the tokenizer.
+      rollouts: on the host; reward models score all of them, so that the shape
+        is always the same.
+      rows_B: the row that each response answers.
+      count: of the first responses, which are real.
+
+    Returns:
+      the rewards [count], and the number of failures.
+    """
+    functions = self.begin(tok, rows_B)
+    functions.submit(rollouts, np.arange(len(rows_B)) < count)
+    functions.wait()
+    scores_EB = self.all_scores(functions.scores_UB, rollouts)
+    weights_E = [term.last for term in self.terms]
+    scores_EB = np.nan_to_num(np.stack(scores_EB), posinf=0, neginf=0)
+    rewards_B = np.tensordot(weights_E, scores_EB, 1)[:count]
+    return rewards_B, functions.failures
+
+  def all_scores(
+      self, scores_UB: Array, rollouts: Rollouts
+  ) -> tuple[Array, ...]:
+    """The scores of all terms, [B] each: of `RewardRound`, and of models."""
+    of_functions = iter(scores_UB)
+    return tuple(
+        np.asarray(self._models[x.name](rollouts), np.float32)
+        if x.name in self._models
+        else next(of_functions)
+        for x in self.terms
+    )

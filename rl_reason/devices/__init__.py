@@ -1,0 +1,1 @@
+"""Meshes, shardings, randomness and programs that compile once."""

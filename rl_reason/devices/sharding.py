@@ -1,0 +1,179 @@
+"""Meshes, and the one table from logical axes to mesh axes.
+
+Everything runs under a mesh with axes (data, fsdp, expert, sequence, tensor),
+also on one device, so that a laptop and a pod run the same program.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
+
+from rl_reason.base.structs import Array, Packed, Tree
+
+AXES = ("data", "fsdp", "expert", "sequence", "tensor")
+PINNED = "pinned_host"  # host memory that devices copy from and to
+
+# Logical axis of a parameter or activation -> mesh axes that shard it.
+RULES = {
+    "batch": ("data", "fsdp", "expert", "sequence"),
+    "rows": (
+        "data",
+        "fsdp",
+        "expert",
+    ),  # packed; `models.sequence` splits their tokens
+    "sequence": "sequence",
+    "stream": ("data", "fsdp", "expert", "sequence", "tensor"),
+    "embed": ("fsdp", "sequence"),
+    "expert": "expert",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    None: None,
+}
+
+
+def abstract_mesh(**sizes: int) -> AbstractMesh:
+  """A mesh without devices; sizes by axis, 1 where none is given."""
+  return AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
+
+
+def memories() -> set[str]:
+  """The kinds of memory that a device of this process can address."""
+  return {x.kind for x in jax.local_devices()[0].addressable_memories()}
+
+
+def spec(*logical: str | None) -> PartitionSpec:
+  """The PartitionSpec of an array with these logical axes."""
+  return PartitionSpec(*(RULES[name] for name in logical))
+
+
+def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
+  """`spec` on a mesh; without names, replicated."""
+  return NamedSharding(mesh, spec(*logical))
+
+
+def fit(
+    mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...]
+) -> NamedSharding:
+  """`sharding`, but an axis of a size that does not divide is not sharded.
+
+  Vocabularies come in any size.
+  """
+  names = [
+      None if size % num_shards(mesh, name) else name
+      for size, name in zip(shape, logical, strict=True)
+  ]
+  return sharding(mesh, *names)
+
+
+def _mesh_axes(name: str | None) -> tuple[str, ...]:
+  axes = RULES[name]
+  return () if axes is None else (axes,) if isinstance(axes, str) else axes
+
+
+def num_shards(mesh: Mesh | AbstractMesh, name: str | None) -> int:
+  """Number of shards of a logical axis on a mesh; 1 without a mesh."""
+  return math.prod(mesh.shape.get(axis, 1) for axis in _mesh_axes(name))
+
+
+def constrain(x: Array, *logical: str | None) -> Array:
+  """Shards an array inside jit by its logical axes; no-op without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  # Inside of a shard_map its axes cannot be constrained.
+  manual = set(mesh.manual_axes)
+  names = (None if manual & set(_mesh_axes(n)) else n for n in logical)
+  return jax.lax.with_sharding_constraint(x, spec(*names))
+
+
+def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
+  """shard_map over the batch axes only; the tensor axis stays automatic.
+
+  The loops of `fn` may differ in length from shard to shard.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return fn
+  return jax.shard_map(
+      fn,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=set(_mesh_axes("batch")),
+      check_vma=False,
+  )
+
+
+def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
+  """shard_map over all axes: for kernels, which XLA cannot partition.
+
+  Args:
+    fn: of arrays; rows and heads are independent of each other.
+    in_axes: the logical axes of each argument. An axis of a size that does not
+      divide is not sharded, in any of them.
+    out_axes: of the result.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  free = set(mesh.axis_names) - set(mesh.manual_axes)
+  if not free:
+    return fn
+
+  def run(*args):
+    unsharded = {
+        name
+        for x, axes in zip(args, in_axes, strict=True)
+        for size, name in zip(jnp.shape(x), axes, strict=True)
+        if not free.issuperset(_mesh_axes(name))
+        or size % num_shards(mesh, name)
+    }
+
+    def local(axes):
+      return spec(*(None if name in unsharded else name for name in axes))
+
+    return jax.shard_map(
+        fn,
+        in_specs=tuple(map(local, in_axes)),
+        out_specs=local(out_axes),
+        axis_names=free,
+        check_vma=False,
+    )(*args)
+
+  return run
+
+
+def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
+  """Places host arrays, equal on every process, on the mesh (None: no-op)."""
+  if mesh is None:
+    return tree
+  where = sharding(mesh, *logical)
+
+  def place(x):
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, where, lambda i: x[i])
+
+  return jax.tree.map(place, tree)
+
+
+def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
+  """`put` of one minibatch, or of several along a leading axis."""
+  lead = (None,) * (packed.source_BT.ndim - 2)
+  source_BT = put(mesh, packed.source_BT, *lead, "batch")
+  rest = put(mesh, packed.replace(source_BT=None), *lead, None, "rows")
+  return rest.replace(source_BT=source_BT)
+
+
+def fetch(tree: Tree) -> Tree:
+  """Copies arrays, with all their shards, to the host of every process."""
+  if jax.process_count() > 1:
+    return multihost_utils.process_allgather(tree, tiled=True)
+  return jax.device_get(tree)

@@ -1,1 +1,0 @@
-"""Inference engines of others, which sample with the weights of a run."""

@@ -1,0 +1,446 @@
+"""Held-out accuracy: mean@k, pass@k, maj@k with intervals, and greedy.
+
+The noise of a sample depends on the seed and the prompt only, so the models of
+one run are compared on common random numbers.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl_reason import tasks
+from rl_reason.base.structs import Rollouts, Tree
+from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.collect import doubtful as doubtful_lib, grading
+from rl_reason.collect.episodes import Episodes
+from rl_reason.collect.reward_runner import Rewards
+from rl_reason.data import held_out, pipelines
+from rl_reason.devices import sharding
+from rl_reason.devices.randomness import host_seed, key
+from rl_reason.evaluation.statistics import (
+    calibration_error,
+    interval,
+    majority_vote,
+    pass_at_k,
+)
+from rl_reason.monitoring import doctor, samples, signs
+from rl_reason.tasks import reward_functions
+
+
+class Responses(NamedTuple):
+  """Responses to one set: N prompts, G - 1 samples and a greedy one of each.
+
+  Attributes:
+    name: of the set.
+    rows: the N rows.
+    texts_NG: the responses; the last one of each prompt is greedy.
+    correct_NG, lengths_NG, truncated_NG: likewise.
+    lines: the first response to some prompts as a line of samples.jsonl.
+    failures: of the verifier; without one, of reward functions, whose scores
+      then count as 0.
+    repetition: mean share of repeated tokens in first responses.
+    broken: number of responses by `doctor.broken`.
+    rewards_NG: where nothing verifies the rows, the weighted terms of the
+      reward, with their weights at the end of the run; else None.
+    doubtful: rejected ones that may be right, see `collect.doubtful`; None
+      where the task cannot read leniently.
+    turns_NG, returns_NG: number of turns in an environment, and the sum of its
+      rewards; None where responses have a single turn.
+  """
+
+  name: str
+  rows: list[tasks.Row]
+  texts_NG: list[list[str]]
+  correct_NG: np.ndarray
+  lengths_NG: np.ndarray
+  truncated_NG: np.ndarray
+  lines: list[dict]
+  failures: int
+  repetition: float
+  broken: int = 0
+  doubtful: list[dict] | None = None
+  rewards_NG: np.ndarray | None = None
+  turns_NG: np.ndarray | None = None
+  returns_NG: np.ndarray | None = None
+
+  @property
+  def scores_NG(self) -> np.ndarray:
+    """What the set is measured by: rewards without a verifier, or verdicts."""
+    return self.correct_NG if self.rewards_NG is None else self.rewards_NG
+
+  @property
+  def chooses(self) -> bool:
+    """Whether thresholds and checkpoints are chosen by the set."""
+    return self.name.startswith(tasks.VALIDATION)
+
+  @property
+  def measure(self) -> str:
+    """The name of `scores_NG` in metrics."""
+    return "acc" if self.rewards_NG is None else "reward"
+
+
+def evaluate(
+    session: Any,
+    params: Tree,
+    prompts: int,
+    title: str,
+    rewards: Callable[[], Rewards] | None = None,
+    purpose: str = "held out",
+) -> tuple[dict[str, float], list[Responses]]:
+  """Evaluates a policy of a session on its held-out sets, or to choose.
+
+  What chooses a threshold or a checkpoint reads validation prompts, if there
+  are any: a held-out score that chose would be too high.
+
+  Args:
+    session: the run's Session; config.evaluate says how to sample.
+    params: parameters of the policy.
+    prompts: maximum number of prompts of each set.
+    title: shown during the evaluation.
+    rewards: gives the terms of the reward, which measure rows without a
+      verifier; None: no response to such rows is correct.
+    purpose: 'held out', 'choose', or 'both', where validation sets come last.
+
+  Returns:
+    metrics, and the responses to each set.
+  """
+  c, mesh, engine = session.config, session.mesh, session.engine
+  weights = engine.weights(params)
+  random_key = key(mesh, c.seed, "evaluate")
+  temperatures = [c.evaluate.temperature] * c.evaluate.samples + [0.0]
+  temperature_G = np.array(temperatures, np.float32)
+
+  def sample(rows, ids) -> tuple[Rollouts, Episodes | None]:
+    texts, episodes = [row.prompt for row in rows], None
+    if session.environments is not None:
+      sizes_N = [len(temperature_G)] * len(rows)
+      seed = host_seed(c.seed, "environments of evaluate")
+      episodes = Episodes(session.environments, rows, ids, sizes_N, seed)
+      texts = episodes.prompts
+    prompts = pipelines.pack_prompts(
+        session.tok, texts, ids, c.rollout.max_prompt
+    )
+
+    def stream(**resumed):
+      parts = engine.stream(
+          weights,
+          prompts,
+          random_key,
+          temperature_G,
+          group_size=len(temperature_G),
+          top_p=c.evaluate.top_p,
+          **resumed,
+      )
+      return map(sharding.fetch, parts)
+
+    parts = stream() if episodes is None else episodes.stream(stream)
+    *_, (rollouts, _) = parts
+    return rollouts, episodes
+
+  def progress(text: str) -> None:
+    check_stop(session.stop)
+    session.display.doing(f"{title}: {text}")
+
+  chooses = validation_sets(session) if purpose != "held out" else {}
+  sets: dict[str, list[tasks.Row]] = {}
+  if not chooses or purpose == "both":
+    found = held_out.evaluation_sets(session.rows, c.evaluate.prompts)
+    sets = {name: rows[:prompts] for name, rows in found.items()}
+  responses = [
+      respond(
+          sample,
+          session.tok,
+          session.task,
+          name,
+          rows,
+          batch=c.evaluate.batch,
+          max_prompt=c.rollout.max_prompt,
+          num_lines=c.log.samples,
+          progress=progress,
+          rewards=rewards,
+      )
+      for name, rows in (sets | chooses).items()
+  ]
+  return (
+      summarize_sets(
+          responses,
+          set(chooses) or set(sets),
+          session.task.answer,
+          mean_of=c.evaluate.mean_of,
+          score_of=c.evaluate.interim_prompts,
+      ),
+      responses,
+  )
+
+
+def validation_sets(session: Any) -> dict[str, list[tasks.Row]]:
+  """Rows that choose; {} if the config or the data leave that to others."""
+  c = session.config.evaluate
+  if not c.validation:
+    return {}
+  return held_out.validation_sets(session.rows, c.interim_prompts, c.prompts)
+
+
+def respond(
+    sample: Callable[..., tuple[Rollouts, Episodes | None]],
+    tok: Any,
+    task: Any,
+    name: str,
+    rows: list[tasks.Row],
+    *,
+    batch: int,
+    max_prompt: int,
+    num_lines: int,
+    progress: Callable[[str], None],
+    rewards: Callable[[], Rewards] | None = None,
+) -> Responses:
+  """Samples and grades responses to the prompts of one set.
+
+  Args:
+    sample: (`batch` rows, ids of their prompts) -> G responses to each, the
+      last one greedy, on the host; and the trajectories in an environment.
+    tok: the tokenizer.
+    task: has the verifier.
+    name: of the set.
+    rows: its rows.
+    batch: prompts sampled at once.
+    max_prompt: maximum tokens of a prompt.
+    num_lines: responses that become lines of samples.jsonl.
+    progress: called with a text before each batch; may raise.
+    rewards: see `evaluate`.
+  """
+  verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
+  rewards_B: list[np.ndarray] = []
+  played: list[np.ndarray] = []  # turns and returns
+  stats, texts, lines, repetition = [], [], [], []
+  failures = broken = 0
+  doubtful: list[dict] = []
+  unread = doubtful_lib.MOST
+  for first in range(0, len(rows), batch):
+    progress(f"{name}, prompt {first}/{len(rows)}")
+    # Sample. The last batch is filled up, so that one program serves all.
+    part = rows[first : first + batch]
+    filled = [*part, *[part[0]] * (batch - len(part))]
+    rollouts, episodes = sample(filled, range(first, first + batch))
+    group_size = len(rollouts.lengths_B) // batch
+    real = operator.itemgetter(slice(len(part) * group_size))
+    if rewards is not None and not verified:
+      rows_B = [row for row in filled for _ in range(group_size)]
+      count = len(part) * group_size
+      found_B, failed = rewards().of_all(tok, rollouts, rows_B, count)
+      rewards_B.append(found_B)
+      failures += failed
+    rollouts = jax.tree.map(real, rollouts)
+    # Grade.
+    if episodes is None:
+      wait = grading.start_grading(task, tok, rollouts, part)
+      texts_B, correct_B, failed = wait()
+    else:
+      texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)
+      failed = int((correct_B < 0).sum())
+      played.append(real(episodes.summary_B2).reshape(-1, group_size, 2))
+    if verified and unread:
+      rows_B = [row for row in part for _ in range(group_size)]
+      rejected = np.flatnonzero((correct_B == 0) & ~rollouts.truncated_B)
+      doubtful += doubtful_lib.find(task, texts_B, rows_B, rejected, unread)
+      unread -= min(unread, len(rejected))
+    correct_B = np.maximum(correct_B, 0)  # as incorrect, where it failed
+    failures += failed
+    broken += doctor.broken(rollouts)
+    stats_B3 = np.stack(
+        [correct_B, rollouts.policy_lengths_B, rollouts.truncated_B], -1
+    )
+    stats.append(stats_B3.reshape(len(part), group_size, 3))
+    texts += [
+        texts_B[b : b + group_size] for b in range(0, len(texts_B), group_size)
+    ]
+    # Keep the first response to some prompts for samples.jsonl.
+    first_N = np.arange(len(part)) * group_size
+    shown = first_N[: num_lines - len(lines)].tolist()
+    lines += samples.lines(
+        tok,
+        rollouts,
+        part,
+        texts_B,
+        correct_B,
+        shown,
+        is_verified=functools.partial(tasks.has_verifier, task),
+        **(dict(reward=rewards_B[-1]) if rewards_B else {}),
+    )
+    tokens_BT = rollouts.tokens_BL[:, max_prompt:]
+    repetition += [
+        reward_functions.repeated(tokens_BT[b, rollouts.mask_BT[b]].tolist())
+        for b in first_N
+    ]
+  correct_NG, lengths_NG, truncated_NG = np.moveaxis(
+      np.concatenate(stats), -1, 0
+  )
+  return Responses(
+      name=name,
+      rows=rows,
+      texts_NG=texts,
+      correct_NG=correct_NG,
+      lengths_NG=lengths_NG,
+      truncated_NG=truncated_NG,
+      lines=lines,
+      failures=failures,
+      broken=broken,
+      doubtful=doubtful if hasattr(task, "read_leniently") else None,
+      repetition=float(np.mean(repetition)),
+      rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
+      if rewards_B
+      else None,
+      turns_NG=np.concatenate(played)[..., 0] if played else None,
+      returns_NG=np.concatenate(played)[..., 1] if played else None,
+  )
+
+
+def summarize_sets(
+    sets: list[Responses],
+    scored: Collection[str],
+    answer: Callable[[str, tasks.Row], str],
+    *,
+    mean_of: int,
+    score_of: int,
+) -> dict[str, float]:
+  """Returns the metrics of all sets and their means.
+
+  Args:
+    sets: responses to each set.
+    scored: names of the sets whose mean score chooses checkpoints.
+    answer: extracts the answer of a response, for the majority vote.
+    mean_of: see `summarize`.
+    score_of: see `summarize`.
+  """
+  metrics: dict[str, float] = {}
+  scores = []
+  for responses in sets:
+    metrics |= summarize(responses, answer, mean_of=mean_of, score_of=score_of)
+    if responses.name in scored:
+      scores.append(metrics["val-aux/score"])
+  lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
+  truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
+  clip_ratio = float(np.concatenate(truncated).mean())
+  for what in ("turns", "returns"):
+    of_sets = [getattr(x, f"{what}_NG") for x in sets]
+    found = [x[:, :-1].ravel() for x in of_sets if x is not None]
+    if found:
+      metrics[f"val-aux/{what}/mean"] = float(np.concatenate(found).mean())
+  read = [x.doubtful for x in sets if x.doubtful is not None]
+  if read:
+    metrics["val-aux/perhaps_right"] = sum(map(len, read))
+  if broken := sum(x.broken for x in sets):
+    metrics[signs.BROKEN_HELD_OUT] = broken
+  return metrics | {
+      "val-aux/score": float(np.mean(scores)),
+      "val-aux/response_length/mean": float(np.concatenate(lengths).mean()),
+      "val-aux/response_length/clip_ratio": clip_ratio,
+      "val-aux/repetition/mean": float(np.mean([x.repetition for x in sets])),
+      "val-aux/verifier_failures": sum(x.failures for x in sets),
+  }
+
+
+def summarize(
+    responses: Responses,
+    answer: Callable[[str, tasks.Row], str],
+    *,
+    mean_of: int,
+    score_of: int,
+) -> dict[str, float]:
+  """Returns the metrics of one set, under the names of verl.
+
+  Args:
+    responses: N prompts.
+    answer: extracts the answer of a response, for the majority vote.
+    mean_of: samples of each prompt in mean@k.
+    score_of: the first prompts, which every evaluation has; checkpoints are
+      compared by their mean.
+  """
+  name, measure = responses.name, responses.measure
+  mean_N = responses.scores_NG[:, :mean_of].mean(1)
+  values = {
+      f"mean@{mean_of}": mean_N,
+      "greedy": responses.scores_NG[:, -1],
+  }
+  aux = {}
+  if measure == "acc":
+    of_verdicts, aux = _of_verdicts(responses, answer)
+    values |= of_verdicts
+  out = {}
+  for metric, values_N in values.items():
+    mean, half = interval(measure, np.asarray(values_N, float))
+    out[f"val-core/{name}/{measure}/{metric}"] = mean
+    out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
+  out |= aux
+  out["val-aux/score"] = float(mean_N[:score_of].mean())
+  for level in levels(responses, mean_of):
+    prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
+    out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean
+    if responses.turns_NG is not None:
+      rows = [x.difficulty == level.difficulty for x in responses.rows]
+      turns_NG = responses.turns_NG[rows, :mean_of]
+      out[f"{prefix}/turns/mean"] = float(turns_NG.mean())
+  return out
+
+
+def _of_verdicts(
+    responses: Responses, answer: Callable[[str, tasks.Row], str]
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+  """maj@k and pass@k of each prompt, and the error of the majority's share."""
+  correct_NG = responses.correct_NG[:, :-1]  # without the greedy one
+  samples = correct_NG.shape[1]
+  answers_NG = [
+      [
+          "" if responses.truncated_NG[n, g] else answer(text, row)
+          for g, text in enumerate(responses.texts_NG[n][:-1])
+      ]
+      for n, row in enumerate(responses.rows)
+  ]
+  share_N, majority_N = majority_vote(answers_NG, correct_NG)
+  values = {f"maj@{samples}": majority_N}
+  for k in [2**i for i in range(samples.bit_length()) if 2**i <= samples]:
+    values[f"pass@{k}"] = pass_at_k(correct_NG, k)
+  error = calibration_error(share_N, majority_N)
+  return values, {f"val-aux/{responses.name}/maj_calibration_error": error}
+
+
+class Level(NamedTuple):
+  """Results on the prompts of one difficulty.
+
+  Attributes:
+    difficulty: of the rows.
+    prompts: number of rows.
+    mean, half: accuracy (or reward), and half of its 95% interval.
+    truncated: share of truncated samples.
+  """
+
+  difficulty: int
+  prompts: int
+  mean: float
+  half: float
+  truncated: float
+
+
+def levels(responses: Responses, mean_of: int) -> list[Level]:
+  """Returns the results by difficulty, the lowest first.
+
+  Args:
+    responses: greedy ones do not count.
+    mean_of: samples of each prompt in the accuracy.
+  """
+  difficulty_N = np.array([row.difficulty for row in responses.rows])
+  mean_N = responses.scores_NG[:, :mean_of].mean(1)
+  truncated_N = responses.truncated_NG[:, :-1].mean(1)
+  return [
+      Level(
+          int(difficulty),
+          int((difficulty_N == difficulty).sum()),
+          *interval(responses.measure, mean_N[difficulty_N == difficulty]),
+          float(truncated_N[difficulty_N == difficulty].mean()),
+      )
+      for difficulty in np.unique(difficulty_N)
+  ]

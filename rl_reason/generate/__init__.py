@@ -1,1 +1,0 @@
-"""Data from the policy: --stage=generate writes samples that prepare reads."""

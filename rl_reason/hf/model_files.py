@@ -1,0 +1,160 @@
+"""Safetensors and JSON files of a checkpoint directory.
+
+The safetensors library validates a file's header against its size when it opens
+the file, maps the file into memory, and copies only the slices asked for.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from rl_reason.base.config import one_line
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Supported dtypes: name in the file -> name in NumPy, torch and config.json.
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class CheckpointError(Exception):
+  """What is wrong with a checkpoint; whoever catches it adds the path."""
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object; raises CheckpointError if the file holds none."""
+  if not path.is_file():
+    names = sorted(p.name for p in path.parent.iterdir())[:5]
+    raise CheckpointError(
+        f"has no {path.name} (it has {', '.join(names) or 'nothing'}); give"
+        " the directory of a model, as save_pretrained writes it"
+    )
+  try:
+    value = json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as e:  # includes UnicodeDecodeError
+    raise CheckpointError(f"{path.name}: is no JSON: {one_line(e)}") from None
+  if not isinstance(value, dict):
+    raise CheckpointError(f"{path.name}: is no JSON object")
+  return value
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+  """Writes indented JSON, as transformers does."""
+  path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+class Tensor(NamedTuple):
+  """Header entry of a tensor: its file, name, dtype (see DTYPES) and shape."""
+
+  file: pathlib.Path
+  name: str
+  dtype: str
+  shape: tuple[int, ...]
+
+  def read(self, index: Any = ...) -> np.ndarray:
+    """Reads a slice, or everything, in the dtype of the file."""
+    with safetensors.safe_open(self.file, framework="numpy") as f:
+      return f.get_slice(self.name)[index]
+
+
+def headers(path: pathlib.Path) -> dict[str, Tensor]:
+  """Reads the headers of all safetensors files of a directory.
+
+  Raises:
+    CheckpointError: a file is missing or damaged, or contradicts the index.
+  """
+  if (path / SINGLE).is_file():
+    return _header(path / SINGLE)
+  if not (path / INDEX).is_file():
+    raise CheckpointError(
+        f"has neither {SINGLE} nor {INDEX}; pickles (*.bin, *.pt) can run code"
+        " and are not read: convert them with save_pretrained of transformers"
+    )
+  weight_map = read_json(path / INDEX).get("weight_map")
+  if not isinstance(weight_map, dict) or not all(
+      isinstance(x, str) and x == pathlib.PurePath(x).name
+      for x in weight_map.values()
+  ):
+    raise CheckpointError(f"{INDEX}: weight_map must map tensors to file names")
+  tensors: dict[str, Tensor] = {}
+  for file in sorted(set(weight_map.values())):
+    if not (path / file).is_file():
+      raise CheckpointError(f"{INDEX}: {file} is missing; fetch it again")
+    for name, tensor in _header(path / file).items():
+      if weight_map.get(name) != file:
+        raise CheckpointError(
+            f"{INDEX}: {name} is in {file}; the index differs"
+        )
+      tensors[name] = tensor
+  absent = sorted(weight_map.keys() - tensors.keys())
+  if absent:
+    raise CheckpointError(f"{INDEX}: {absent[0]} is in none of the files")
+  return tensors
+
+
+def _header(file: pathlib.Path) -> dict[str, Tensor]:
+  """Reads the header of one file."""
+  tensors = {}
+  try:
+    with safetensors.safe_open(file, framework="numpy") as f:
+      for name in f.keys():
+        x = f.get_slice(name)
+        tensors[name] = Tensor(file, name, x.get_dtype(), tuple(x.get_shape()))
+  except safetensors.SafetensorError as e:
+    raise CheckpointError(
+        f"{file.name}: {one_line(e)}: cut off or damaged; fetch it again"
+    ) from None
+  for name, tensor in tensors.items():
+    if tensor.dtype not in DTYPES:
+      raise CheckpointError(
+          f"{file.name}: {name} is {tensor.dtype}: must be one of"
+          f" {', '.join(DTYPES)}; give the checkpoint before quantization"
+      )
+  return tensors
+
+
+def write(
+    directory: pathlib.Path,
+    sizes: dict[str, int],
+    fetch: Callable[[str], np.ndarray],
+    shard_bytes: int,
+) -> None:
+  """Writes tensors file by file, and an index if there are several files.
+
+  Args:
+    directory: an existing directory.
+    sizes: bytes of each tensor, in the order of writing.
+    fetch: returns the tensor of a name. Every process calls it, as gathering a
+      sharded array is a collective; process 0 writes.
+    shard_bytes: maximum size of a file, unless one tensor is larger. Process 0
+      holds the tensors of one file in host memory.
+  """
+  import huggingface_hub  # imported late: takes seconds
+
+  split = huggingface_hub.split_state_dict_into_shards_factory(
+      sizes,
+      get_storage_size=lambda size: size,
+      filename_pattern="model{suffix}.safetensors",
+      max_shard_size=shard_bytes,
+  )
+  is_writer = jax.process_index() == 0
+  for file, names in split.filename_to_tensors.items():
+    tensors = {}
+    for name in names:
+      tensor = fetch(name)
+      if is_writer:
+        tensors[name] = tensor
+    if is_writer:
+      path = directory / file
+      safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+      with path.open("rb") as f:  # on disk before the directory is renamed
+        os.fsync(f.fileno())
+  if is_writer and split.is_sharded:
+    weight_map = split.tensor_to_filename
+    index = dict(metadata=split.metadata, weight_map=weight_map)
+    write_json(directory / INDEX, index)

@@ -1,0 +1,112 @@
+"""Which tensors of transformers hold which of our parameters.
+
+Parameters of the layers are stacked here and separate tensors in the files;
+matrices are [in, out] here and [out, in] in the files.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rl_reason.base.structs import Tree
+from rl_reason.devices import sharding
+from rl_reason.models import decoder, lora, parameters
+from rl_reason.models.experts import AXIS
+
+# Parameter of a layer -> its module in transformers; the tensor is the weight
+# of the module, or for a parameter `*_bias` its bias.
+MODULES = {
+    "norm_attn": "input_layernorm",
+    "norm_mlp": "post_attention_layernorm",
+    **{name: f"self_attn.{name}_proj" for name in "qkvo"},
+    **{name: f"self_attn.{name}" for name in ("q_norm", "k_norm")},
+    **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "router": "mlp.gate",
+}
+EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SCORE, SCORE_BIAS = "score.weight", "score.bias"
+# Parameter outside the layers -> tensor. A value head is the head of a token
+# classifier with one label per output; the gates of a gated value head have no
+# counterpart in transformers.
+REST = {
+    "embed": EMBED,
+    "norm": "model.norm.weight",
+    "head": LM_HEAD,
+    "value_head.value": SCORE,
+    "value_head.bias": SCORE_BIAS,
+    "value_head.gate": "score_gate.weight",
+}
+
+
+class Placement(NamedTuple):
+  """The part of a parameter that one tensor of the files holds.
+
+  Attributes:
+    param: index of the parameter in the flattened table.
+    at: layer of a stacked parameter, and expert of one of experts; () of
+      the others.
+    shape, axes: shape and logical axes of the tensor in the files.
+    transposed: whether the parameter is the transpose of the tensor.
+  """
+
+  param: int
+  at: tuple[int, ...]
+  shape: tuple[int, ...]
+  axes: tuple[str | None, ...]
+  transposed: bool
+
+
+def placements(table: Tree) -> dict[str, Placement]:
+  """Maps the tensor names of a network to its parameters, in file order."""
+  rows, _ = jax.tree_util.tree_flatten_with_path(
+      table, is_leaf=parameters.is_param
+  )
+  first, layers, last = {}, {}, {}
+  for i, (path, row) in enumerate(rows):
+    name = ".".join(k.key for k in path).removeprefix("trunk.")
+    stacked = name.startswith("layers.")
+    outer = stacked + (AXIS in row.axes)
+    shape, axes = row.shape[outer:], row.axes[outer:]
+    # PyTorch's linear layers are [out, in]; an embedding is a table in both.
+    transposed = len(shape) == 2 and name != "embed"
+    if transposed:
+      shape, axes = shape[::-1], axes[::-1]
+    if stacked:
+      name = name.removeprefix("layers.")
+      module = MODULES[name.removesuffix("_bias")]
+      suffix = f"{module}.{'bias' if name.endswith('_bias') else 'weight'}"
+      # Layers and experts are stacked here, and tensors of their own there.
+      for at in np.ndindex(row.shape[:outer]):
+        layer, *expert = at
+        of = "".join(f"mlp.experts.{x}." for x in expert) or "mlp."
+        place = Placement(i, at, shape, axes, transposed)
+        layers[layer, suffix.replace("mlp.", of)] = place
+    else:
+      part = first if name == "embed" else last
+      part[REST[name]] = Placement(i, (), shape, axes, transposed)
+  in_order = sorted(layers, key=lambda key: key[0])
+  middle = {f"model.layers.{i}.{x}": layers[i, x] for i, x in in_order}
+  return first | middle | last
+
+
+def names(cfg: decoder.ModelConfig) -> list[str]:
+  """The names of all tensors in transformers."""
+  return list(placements(decoder.table(cfg)))
+
+
+def named_tensors(
+    params: Tree, cfg: decoder.ModelConfig
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Parameters of the policy by the names of transformers, one at a time.
+
+  Args:
+    params: of the policy; low-rank factors are merged.
+    cfg: of the policy.
+  """
+  leaves = jax.tree.leaves(lora.merge(params))
+  for name, place in placements(decoder.table(cfg)).items():
+    x = leaves[place.param]
+    x = sharding.fetch(x[place.at])
+    yield name, np.ascontiguousarray(x.T if place.transposed else x)

@@ -1,0 +1,1 @@
+"""What uses whole runs: ablations, sweeps, rounds, samples, sizes."""

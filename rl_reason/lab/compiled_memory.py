@@ -1,0 +1,151 @@
+"""Bytes per device of the programs of a step, compiled but never run."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.base import config as config_lib
+from rl_reason.base.structs import Batch, Packed, Prompts
+from rl_reason.devices import sharding
+from rl_reason.models import decoder, linear, lora, parameters
+from rl_reason.rollout import sampler, sampler_weights
+from rl_reason.stages import build_step
+from rl_reason.stages.session import Session
+from rl_reason.training import optimizer, packing
+
+
+def peak(compiled: jax.stages.Compiled) -> int:
+  """Arguments, temporary buffers, and outputs that alias no argument."""
+  m: Any = compiled.memory_analysis()
+  return (
+      m.argument_size_in_bytes
+      + m.temp_size_in_bytes
+      + m.output_size_in_bytes
+      - m.alias_size_in_bytes
+  )
+
+
+def abstract_batch(by_row: Callable, length: int) -> Batch:
+  """What an update reads of its rows, as shapes.
+
+  Args:
+    by_row: (dtype, *more axes) -> an array with one item for each row.
+    length: tokens of a response.
+  """
+  number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)
+  return Batch(
+      groups_B=by_row(jnp.int32),
+      mask_BT=by_row(bool, length),
+      advantages_BT=numbers,
+      old_logps_BT=numbers,
+      ref_logps_BT=numbers,
+      correct_B=number,
+      staleness_B=by_row(jnp.int32),
+      values_BT=numbers,
+      returns_BT=numbers,
+  )
+
+
+def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
+  """The update of the policy, and its abstract arguments."""
+  c, mesh = session.config, session.mesh
+  count = c.updates.minibatches * c.updates.epochs
+  rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
+  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  micro = packing.max_micro_batches(rows, packed_rows)
+
+  def array(shape, dtype, *axes):
+    where = sharding.sharding(mesh, *axes)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+  def by_row(dtype, *sizes):
+    axes = (None, "batch", *(None for _ in sizes))
+    return array((count, rows, *sizes), dtype, *axes)
+
+  batch = abstract_batch(by_row, length)
+  shape = count, micro, packed_rows, c.rollout.max_prompt + length
+  tokens = array(shape, jnp.int32, None, None, "rows", None)
+  packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
+  coef = array((), jnp.float32)
+  state = optimizer.abstract_state(
+      build_step.learned_table(c, session.cfg),
+      *build_step.policy_optimizer(session),
+  )
+  args: tuple[Any, ...] = (state, batch, packed, dict(kl=coef, entropy=coef))
+  if c.lora.rank:
+    args = (*args, _abstract(session, "same"))
+  # Outside of the mesh: what it makes of numbers cannot be compiled only.
+  program = build_step.build(session).update
+  with jax.set_mesh(mesh):
+    return program.lower(*args).compile(), args
+
+
+def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
+  """The prefill of all prompts, then a chunk of decode steps.
+
+  Args:
+    session: with abstract parameters.
+
+  Yields:
+    A program and its abstract arguments.
+  """
+  c, mesh, r = session.config, session.mesh, session.config.rollout
+  count = c.dynamic_sampling.batches * r.batch // r.group_size
+  engine = sampler.Sampler(
+      session.cfg,
+      r.group_size,
+      r.max_tokens,
+      eos=(0,),
+      pad=0,
+      slots=r.slots,
+      cache=r.cache,
+  )
+  row = sharding.sharding(mesh, "batch")
+  width = sharding.sharding(mesh, "batch", None)
+  prompts = Prompts(
+      tokens_NP=jax.ShapeDtypeStruct(
+          (count, r.max_prompt), jnp.int32, sharding=width
+      ),
+      start_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
+      ids_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
+  )
+  weights = _abstract(session, r.weights, factors=c.lora.rank > 0)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  with jax.set_mesh(mesh):
+    args: tuple = weights, prompts, key, 1.0, None, None, None
+    start = sampler.program(engine, "start", "size").lower(*args)
+    compiled = start.compile()
+    yield compiled, args
+    queue, slots = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        start.out_info,
+        compiled.output_shardings,
+    )
+    decode = sampler.program(engine, "decode", "size")
+    args = weights, queue, slots
+    yield decode.lower(*args).compile(), args
+
+
+def _abstract(session: Session, kind: str, *, factors: bool = False):
+  """Weights of the sampler, or a frozen base, as shapes."""
+  cfg, mesh, c = session.cfg, session.mesh, session.config
+  table = decoder.table(cfg)
+  if factors:
+    learned = build_step.learned_table(c, cfg)
+    table = lora.join(table, learned, build_step.lora_scale(c))
+  full = parameters.abstract(table, parameters.shardings(table, mesh))
+  if kind == "same":
+    cast = functools.partial(linear.cast, dtype=cfg.dtype)
+    made = jax.eval_shape(cast, full)
+  else:
+    make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
+    made = jax.eval_shape(make, full)
+  gathered = sampler_weights.table(cfg, kind, full)
+  return jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      made,
+      parameters.shardings(gathered, mesh),
+  )

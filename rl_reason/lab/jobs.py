@@ -1,0 +1,240 @@
+"""Runs training commands in processes: several at a time, resumable, pinned.
+
+`job.json` in a work directory records the progress of its job, and
+`config.json`, which `rl_reason.main` writes, the config that the job ran with.
+"""
+
+import json
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import IO, Any, NamedTuple
+
+from rl_reason.base import config as config_lib, dependencies
+
+MAIN = (sys.executable, "-m", "rl_reason.main")
+# Becomes a command that is asked to end when the process of this id, which
+# starts it, is killed. PR_SET_PDEATHSIG outlives exec.
+WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+  os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Job(NamedTuple):
+  """One run: a row of the ablation on one seed, or a base that rows share."""
+
+  name: str
+  workdir: pathlib.Path
+  args: list[str]
+  fields: dict[str, Any]  # flat config; of a base, the fields it depends on
+  bases: tuple[pathlib.Path, ...] = ()  # work directories of its bases
+  row: str = ""  # empty for a base
+  seed: int = 0
+
+  def record(self) -> dict[str, Any]:
+    """Returns args, seconds and done; {} before the first start."""
+    return self._json("job.json")
+
+  def update_record(self, **changes) -> None:
+    """Changes entries of the record atomically."""
+    temporary = self.workdir / "job.json.tmp"
+    temporary.write_text(json.dumps(self.record() | changes, indent=1))
+    temporary.replace(self.workdir / "job.json")
+
+  def differences(self) -> list[str]:
+    """Fields that differ from the config that ran, as 'field: old -> new'."""
+    new = json.loads(json.dumps(self.fields))
+    old = self._json("config.json")
+    old = {k: v for k, v in old.items() if self.row or k in new}
+    steps = [x.get("rl.steps") for x in (old, new)]
+    longer = [f"rl.steps: {steps[0]} -> {steps[1]}"] * (steps[0] != steps[1])
+    return dependencies.differences(old, new) + longer
+
+  def finished(self) -> bool:
+    """Whether the job has run to its end with this very config."""
+    return self.record().get("done", False) and not self.differences()
+
+  def _json(self, name: str) -> dict[str, Any]:
+    path = self.workdir / name
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def run(
+    jobs: list[Job],
+    stop: threading.Event,
+    *,
+    parallel: int,
+    main: Sequence[str] = MAIN,
+    on_finished: Callable[[], Any] = lambda: None,
+    devices: Sequence[str] = (),
+    held: IO[str] | None = None,
+) -> list[str]:
+  """Runs the unfinished rows in order, and the bases that they need.
+
+  Bases precede the rows that need them. So many processes are `parallel`, each
+  on its share of the cores and of the devices, indices of GPUs or TPU chips
+  (see `divide`; () shows all of them to every process). `stop` ends them, and
+  they save their state. `on_finished` is called after each row that ended
+  without an error. `held` is a lock that the runs hold, too: it is free when
+  the last one has ended, and they are asked to end when this process is killed.
+
+  Returns:
+    names of the jobs that failed or whose base failed.
+  """
+  rows = [x for x in jobs if x.row and not x.finished()]
+  needed = {base for row in rows for base in row.bases}
+  bases = [x for x in jobs if x.workdir in needed and not x.finished()]
+  count = sum(bool(x.row) for x in jobs)
+  say(
+      f"{count} runs: {count - len(rows)} are done, {len(rows)} to do"
+      + (f", with {len(bases)} base models" if bases else "")
+      + f"; {parallel} at a time"
+  )
+  shared = -(-parallel // len(devices)) if devices else parallel
+  environment = {
+      "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / shared:.2f}",  # of a GPU
+  } | os.environ
+  affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+  cores = sorted(affinity(0)) if affinity else []
+  groups = divide(devices, parallel) if devices else [()] * parallel
+  local, shares = threading.local(), queue.SimpleQueue()
+  for i, group in enumerate(groups):
+    shares.put((cores[i::parallel] or cores, visible(group, i)))
+  lock = threading.Lock()
+
+  def pin() -> None:
+    # Affinity is a property of a thread, and its processes inherit it.
+    own, local.environment = shares.get()
+    if cores:
+      os.sched_setaffinity(0, own)
+
+  def work(job: Job) -> bool:
+    if not all(results[x].result() for x in job.bases if x in results):
+      if not stop.is_set():
+        say(f"{job.name}: not run, because its base failed")
+      return False
+    seen = environment | local.environment
+    good = not stop.is_set() and _run(job, stop, main, seen, held)
+    if good and job.row:
+      with lock:
+        on_finished()
+    return good
+
+  # Bases first, so that few threads wait. The pool is first in, first out: a
+  # base has started before a thread waits for it.
+  todo = sorted(bases, key=lambda x: len(x.bases)) + rows
+  results: dict[pathlib.Path, futures.Future] = {}
+  with futures.ThreadPoolExecutor(parallel, initializer=pin) as pool:
+    for job in todo:
+      results[job.workdir] = pool.submit(work, job)
+  if stop.is_set():
+    return []
+  return [x.name for x in todo if not results[x.workdir].result()]
+
+
+# Chips of a TPU process by their number, as libtpu wants them.
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
+
+
+def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
+  """Divides accelerators among processes; with too few, processes share them.
+
+  Args:
+    devices: indices of GPUs or TPU chips.
+    parallel: number of processes.
+
+  Returns:
+    the accelerators of each process, equally many and adjacent.
+
+  Raises:
+    ConfigError: they cannot be divided evenly.
+  """
+  count, rest = divmod(len(devices), parallel)
+  if not count and parallel % len(devices) == 0:
+    return [(devices[i % len(devices)],) for i in range(parallel)]
+  if rest or not count:
+    raise config_lib.ConfigError(
+        f"--devices = {','.join(devices)}: {len(devices)} devices cannot be"
+        f" divided evenly among --jobs = {parallel}"
+    )
+  return [tuple(devices[i : i + count]) for i in range(0, len(devices), count)]
+
+
+def visible(devices: Sequence[str], index: int = 0) -> dict[str, str]:
+  """Accelerators, 0,1,2,3: each run sees an equal share of them.
+
+  Args:
+    devices: indices of GPUs or TPU chips that a process may use; () for all.
+    index: of the process on this machine.
+
+  Returns:
+    its environment: that of CUDA, and that of libtpu.
+  """
+  if not devices:
+    return {}
+  names, port = ",".join(devices), str(8476 + index)
+  tpu = dict(
+      TPU_VISIBLE_CHIPS=names,
+      TPU_CHIPS_PER_PROCESS_BOUNDS=BOUNDS.get(len(devices), ""),
+      TPU_PROCESS_BOUNDS="1,1,1",
+      TPU_PROCESS_ADDRESSES=f"localhost:{port}",
+      TPU_PROCESS_PORT=port,
+      CLOUD_TPU_TASK_ID="0",
+      ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+  )
+  return dict(CUDA_VISIBLE_DEVICES=names) | (
+      tpu if len(devices) in BOUNDS else {}
+  )
+
+
+def say(text: str) -> None:
+  """Prints a line with the time of day."""
+  print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
+  """Runs one job to its end; returns whether it succeeded."""
+  job.workdir.mkdir(parents=True, exist_ok=True)
+  # A base that another row has started resumes with the config of that row.
+  args = job.args if job.row else job.record().get("args", job.args)
+  job.update_record(args=args, done=False)
+  say(f"{job.name}: started")
+  guard = [sys.executable, "-IS", "-c", WITH_PARENT, str(os.getpid())]
+  start, output = time.monotonic(), job.workdir / "output.txt"
+  with output.open("a") as out:
+    process = subprocess.Popen(
+        [*(guard if sys.platform == "linux" else []), *main, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        pass_fds=[held.fileno()] if held else [],
+        process_group=0,  # Ctrl-C reaches it once, through `stop`
+    )
+  while process.poll() is None and not stop.wait(0.1):
+    pass
+  if stopped := process.poll() is None:
+    process.terminate()
+  code = process.wait()
+  took = time.monotonic() - start
+  seconds = job.record().get("seconds", 0.0) + took  # over all its starts
+  job.update_record(seconds=seconds, done=code == 0)
+  if job.finished() or stopped:
+    say(f"{job.name}: {'stopped' if code else 'done'} after {took:.0f} s")
+  elif code == 0:
+    what = "; ".join(job.differences())
+    say(f"{job.name}: FAILED, a file was changed meanwhile ({what})")
+  else:
+    say(f"{job.name}: FAILED, exit code {code}; {output} ends")
+    for line in output.read_text(errors="replace").splitlines()[-6:]:
+      print(f"  | {line}", flush=True)
+  return code == 0 and (job.finished() or stopped)

@@ -1,0 +1,249 @@
+"""The outer loop: each round is a run that starts from the policy before it.
+
+  WORKDIR/round-0               SFT or model.path, the start of all rounds
+  WORKDIR/round-0/generated     samples of its policy, what round 1 learns from
+  WORKDIR/round-1               SFT on samples, or RL with a reward model
+  WORKDIR/round-1/reward_model  the run of that reward model, learned from pairs
+  WORKDIR/metrics.jsonl         the evaluation after each round
+
+Rejection-sampled SFT (STaR, RAFT, expert iteration) keeps the correct responses
+and imitates them. With generate.keep = "pairs" a reward model learns from them,
+and RL from its scores: the outer loop of GRPO (arXiv:2402.03300, algorithm 1),
+in which reference policy and reward model are renewed every rl.steps steps.
+
+Every part is a stage that resumes, so the loop keeps no state but the lines of
+finished rounds: the same command continues, with the same bits.
+"""
+
+import json
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import ml_collections
+
+from rl_reason.base import config as config_lib, json_files
+from rl_reason.checks import checked, run_directory
+from rl_reason.devices.randomness import host_seed
+from rl_reason.monitoring import metrics
+from rl_reason.report import compare, page, scores
+
+Stages = Callable[..., tuple[Any, Any]]
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    screen: Any,
+    stop: threading.Event,
+    stages: Stages,
+    stage: str = "all",
+) -> tuple[Any, Any]:
+  """Runs or resumes all rounds.
+
+  Args:
+    config: checked.
+    workdir: everything that the rounds write.
+    screen: a `Display`.
+    stop: set by SIGTERM.
+    stages: `run.stages`, for a round.
+    stage: only 'all' has rounds.
+
+  Returns:
+    the session of the last round, and its policy.
+
+  Raises:
+    ConfigError: of a round; before anything is trained, where possible.
+    RunError, DataError, Stopped: of a stage; the same command resumes.
+  """
+  count, line_file = config.rounds.count, workdir / metrics.FILES[0]
+  lines = json_files.read_jsonl(line_file)
+  if stage != "all":
+    last = directory(workdir, max(len(lines) - 1, 0))
+    raise config_lib.ConfigError(
+        f"--stage={stage}: rounds.count = {count}, and a stage is that of one"
+        f" round: give its --workdir, such as {last}, without --config"
+    )
+  if set(run_directory.NO_SOURCE) & set(str(workdir)):
+    raise config_lib.ConfigError(
+        f"--workdir = {workdir}: samples and reward models below it could not"
+        f" be named: choose one without {' '.join(run_directory.NO_SOURCE)}"
+    )
+  checked.fields(of_round(config, 1, workdir, ".", "rounds/model"))
+  workdir.mkdir(parents=True, exist_ok=True)
+  is_first = jax.process_index() == 0
+  lock = run_directory.lock(workdir, screen.say) if is_first else None
+  if is_first:
+    shown = config.copy_and_resolve_references()
+    run_directory.record(shown)  # so that its paths may move
+    json_files.write_json(workdir / "config.json", config_lib.flat(shown))
+  found: tuple[Any, Any] = (None, None)
+  try:
+    # Of finished rounds only the last one is opened, for what it returns.
+    for number in range(min(len(lines), count), count + 1):
+      # A round is new until its line is written, which is its last act.
+      new = number == len(lines)
+      screen.say(f"round {number} of {count}: {directory(workdir, number)}")
+      made, about = number and new, {}
+      if made:
+        about = _samples(config, number - 1, workdir, screen, stop, stages)
+      model = ""
+      if number and config.generate.keep == "pairs":
+        where = directory(workdir, number) / "reward_model"
+        model = str(where / "export" / "reward_model")
+        if made:
+          learner = _of_reward_model(config, number, workdir)
+          stages(learner, where, screen, stop, stage="reward_model")
+          about |= _preferences(where)
+      c = of_round(
+          config, number, workdir, mixture(config, number, workdir), model
+      )
+      found = stages(c, directory(workdir, number), screen, stop)
+      if new:
+        after = metrics.read_metrics(directory(workdir, number))
+        lines.append(
+            _line(number, scores.of_stage(after, "evaluate")[-1], about)
+        )
+        if is_first:
+          text = "".join(json.dumps(line) + "\n" for line in lines)
+          json_files.write_text(line_file, text)
+    if is_first:
+      for text in summary(lines):
+        screen.say(text)
+      rounds = [directory(workdir, i) for i in range(len(lines))]
+      screen.say(f"all rounds side by side: {compare.write(rounds)}")
+      screen.say(f"report: {page.write(workdir)}")
+  finally:
+    if lock:
+      lock.close()
+  return found
+
+
+def directory(workdir: pathlib.Path, number: int) -> pathlib.Path:
+  """The work directory of a round."""
+  return workdir / f"round-{number}"
+
+
+def of_round(
+    config: ml_collections.ConfigDict,
+    number: int,
+    workdir: pathlib.Path,
+    samples: str = "",
+    model: str = "",
+) -> ml_collections.ConfigDict:
+  """The config of the run of a round.
+
+  Args:
+    config: of all rounds.
+    number: 0 is what they start from, without RL.
+    workdir: of all rounds.
+    samples: sources to imitate, where no reward model learns from them.
+    model: export of the reward model of the round.
+  """
+  c = config.copy_and_resolve_references()
+  r = config.rounds
+  for name in r:
+    c.rounds[name] = config_lib.FIELDS[f"rounds.{name}"].default
+  if not number:
+    c.rl.steps = 0
+    c.optimizer.warmup_steps = c.critic.warmup_steps = 0
+    return c
+  before = directory(workdir, number - 1)
+  c.seed = host_seed(config.seed, f"round {number}")  # other prompts and noise
+  c.model.path, c.sft.reuse = str(before / "export" / "policy"), ""
+  c.sft.skill.steps = c.sft.habits.steps = 0
+  if config.generate.keep != "pairs":
+    c.sft.samples = samples
+    c.sft.skill.update(steps=r.steps, lr=r.lr, threshold=0.0)
+  else:
+    term = f"{model}*{r.weight}"
+    if r.verdict:
+      term = ",".join(filter(None, [c.reward.functions, term]))
+    else:
+      c.reward.correct = c.reward.incorrect = 0.0
+    c.reward.functions = term
+  return c
+
+
+def mixture(
+    config: ml_collections.ConfigDict, number: int, workdir: pathlib.Path
+) -> str:
+  """The samples that a round learns from: new ones, and a share of older ones.
+
+  They are sources with weights; '' for round 0.
+  """
+  r, shown = config.rounds, []
+  for i in range(number):
+    steps = config.rl.steps if i else 0
+    path = directory(workdir, i) / "generated" / str(steps)
+    old = r.replay / (number - 1) if number > 1 else 0.0
+    weight = old if i < number - 1 else 1 - old * (number - 1)
+    if weight:
+      shown.append(f"{path}*{weight:.6g}")
+  return ",".join(shown)
+
+
+def _of_reward_model(
+    config: ml_collections.ConfigDict, number: int, workdir: pathlib.Path
+) -> ml_collections.ConfigDict:
+  """The config of the reward model of a round: it goes on learning."""
+  c = of_round(config, number, workdir)
+  c.reward = config.reward.copy_and_resolve_references()
+  parts = [mixture(config, number, workdir), config.reward_model.samples]
+  c.reward_model.samples = ",".join(filter(None, parts))
+  if number > 1:
+    before = directory(workdir, number - 1) / "reward_model"
+    c.reward_model.init = str(before / "export" / "reward_model")
+  return c
+
+
+def _samples(
+    config: ml_collections.ConfigDict,
+    number: int,
+    workdir: pathlib.Path,
+    screen,
+    stop,
+    stages,
+) -> dict[str, Any]:
+  """Writes the policy of a round and its graded samples; returns counts."""
+  c = of_round(config, number, workdir)
+  c.rl.steps = config.rl.steps if number else 0
+  c.reward = config.reward.copy_and_resolve_references()  # grades the pairs
+  place = directory(workdir, number)
+  stages(c.copy_and_resolve_references(), place, screen, stop, stage="export")
+  stages(c.copy_and_resolve_references(), place, screen, stop, stage="generate")
+  manifest = place / "generated" / f"{c.rl.steps}.json"
+  totals = json.loads(manifest.read_text())["totals"]
+  return {f"rounds/{name}": value for name, value in totals.items()}
+
+
+def _preferences(workdir: pathlib.Path) -> dict[str, Any]:
+  """How well the reward model of a round predicts held-out pairs."""
+  lines = metrics.read_metrics(workdir)
+  return {
+      name: value
+      for name, value in scores.of_stage(lines, "reward_model")[-1].items()
+      if name.startswith("val-core/preferences/")
+  }
+
+
+def _line(number: int, evaluation: dict, about: dict) -> dict[str, Any]:
+  """A line of metrics.jsonl, whose step is the round."""
+  values = {k: x for k, x in evaluation.items() if k.startswith("val-")}
+  about = {k.replace("val-core/", "rounds/"): x for k, x in about.items()}
+  return dict(stage="evaluate", step=number) | values | about
+
+
+def summary(lines: list[dict]) -> list[str]:
+  """The headline score after each round, as text."""
+  out = []
+  for line in lines:
+    found = scores.scores(line)
+    name, _ = scores.headline(found)
+    text = f"round {line['step']}: {name} {found[name].text()}"
+    if "rounds/rows" in line:
+      text += f", from {line['rounds/rows']:,} rows of the policy before"
+    out.append(text)
+  return out

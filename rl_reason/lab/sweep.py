@@ -1,0 +1,177 @@
+"""Sweeps: one config with several seeds and overrides, several runs at once.
+
+  python -m rl_reason.lab.sweep --config=configs/dapo.py --seeds=0,1,2 \
+      --set=rl.steps=100 --set=rollout.group_size=4 --set=rollout.group_size=8 \
+      --jobs=4 --devices=0,1,2,3
+
+A field that is set several times is swept: the command above makes 3 x 2 runs,
+four at a time, each on one GPU, and each in the work directory that its command
+alone would have. All runs are checked before the first one starts; the same
+command continues a sweep that was stopped, and repeats no finished run. Exit
+codes are those of `rl_reason.main`; runs that failed are named at the end.
+"""
+
+import argparse
+import itertools
+import pathlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from rl_reason.base import config as config_lib
+from rl_reason.base.config import ConfigError
+from rl_reason.checks import checked, run_directory
+from rl_reason.lab import jobs
+from rl_reason.monitoring import screen
+
+
+def product(
+    config: str, seeds: Sequence[str], sets: Sequence[str]
+) -> list[dict[str, str]]:
+  """Returns the arguments of all runs: a product over the swept fields.
+
+  Args:
+    config: file of the config.
+    seeds: seeds; [] keeps the seed of the config.
+    sets: list of 'field=value'.
+
+  Raises:
+    ConfigError: an entry is not 'field=value', or a value occurs twice.
+  """
+  fields = {"seed": list(seeds)} if seeds else {}
+  for text in sets:
+    field, mark, value = text.partition("=")
+    if not mark:
+      raise ConfigError(f"--set = {text!r}: must be field=value")
+    fields.setdefault(field, []).append(value)
+  for field, values in fields.items():
+    if len(set(values)) < len(values):
+      raise ConfigError(f"{field} = {', '.join(values)}: name each value once")
+  names = [f"config.{field}" for field in fields]
+  return [
+      {"config": config} | dict(zip(names, values, strict=True))
+      for values in itertools.product(*fields.values())
+  ]
+
+
+def argv(args: dict[str, str]) -> list[str]:
+  """Returns the arguments as command-line flags."""
+  return [f"--{name}={value}" for name, value in args.items()]
+
+
+def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
+  """Checks the config of one run exactly as the run will.
+
+  Returns:
+    the flat config, and the work directory that the run has by default.
+
+  Raises:
+    ConfigError: the config cannot work.
+  """
+  path = args["config"]
+  given = {
+      name.removeprefix("config."): value
+      for name, value in args.items()
+      if name != "config"
+  }
+  c, _ = checked.checked(path, given)
+  checked.files(c)
+  return config_lib.flat(c), run_directory.default(path, c, given)
+
+
+def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
+  """Returns a job for each run, under the name that the run has by default.
+
+  Args:
+    runs: of `product`.
+    folder: parent of the work directories.
+
+  Raises:
+    ConfigError: a config cannot work, or two runs do not differ.
+  """
+  out = []
+  for args in runs:
+    fields, workdir = check(args)
+    workdir = folder / workdir.name
+    if workdir in [job.workdir for job in out]:
+      raise ConfigError(
+          f"{workdir}: two runs would have this directory: they differ in no"
+          " field that changes a number; leave one out"
+      )
+    flags = argv(args | {"workdir": str(workdir)})
+    name, seed = workdir.name, fields["seed"]
+    out.append(jobs.Job(name, workdir, flags, fields, row=name, seed=seed))
+  return out
+
+
+def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
+  """Runs the command and returns the exit code.
+
+  Args:
+    argv: arguments without the name of the command.
+    child: command that makes a run.
+  """
+  parser = argparse.ArgumentParser(
+      prog="python -m rl_reason.lab.sweep",
+      description=__doc__.splitlines()[0],
+      allow_abbrev=False,
+  )
+  flag = parser.add_argument
+  flag("--config", required=True, help="config file, as of rl_reason.main")
+  flag("--seeds", type=_split, default=[], help="0,1,2; default: the config's")
+  flag(
+      "--set", action="append", default=[], help="field=value; repeat to sweep"
+  )
+  flag("--jobs", type=int, default=1, help="number of runs at a time")
+  flag("--devices", type=_split, default=[], help="GPUs or TPU chips: 0,1,2,3")
+  flag("--workdir", default="runs", help="parent of the work directories")
+  flag("--dry_run", action="store_true", help="only print the commands")
+  flags = parser.parse_args(argv)
+  if flags.jobs < 1:
+    parser.error("--jobs: at least 1")
+  folder = pathlib.Path(flags.workdir)
+  try:
+    if flags.devices:
+      jobs.divide(flags.devices, flags.jobs)
+    todo = plan(product(flags.config, flags.seeds, flags.set), folder)
+  except ConfigError as e:
+    print(f"config error: {e}", file=sys.stderr)
+    return 2
+  if flags.dry_run:
+    for job in todo:
+      print(shlex.join([*child, *job.args]))
+    return 0
+  stop = threading.Event()
+
+  def request_stop(number, _):
+    stop.set()
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process
+
+  signal.signal(signal.SIGTERM, request_stop)
+  signal.signal(signal.SIGINT, request_stop)
+  failed = jobs.run(
+      todo,
+      stop,
+      parallel=flags.jobs,
+      main=child,
+      devices=flags.devices,
+  )
+  done = [str(job.workdir) for job in todo if job.finished()]
+  if len(done) > 1:
+    page = f"--stage=report --workdir={shlex.quote(','.join(done))}"
+    jobs.say(f"to compare: python -m rl_reason.main {page}")
+  for name in failed:
+    jobs.say(f"FAILED: {name}")
+  return 143 if stop.is_set() else int(bool(failed))
+
+
+def _split(text: str) -> list[str]:
+  return [x for x in text.split(",") if x]
+
+
+if __name__ == "__main__":
+  with screen.guarded():
+    status = main(sys.argv[1:])
+  sys.exit(status)

@@ -1,0 +1,107 @@
+"""Attention of packed rows by cuDNN, through `jax.nn.dot_product_attention`.
+
+cuDNN knows causal masks and lengths of rows, but no segments; JAX's public
+function takes a mask instead, as many numbers as a row has pairs of tokens. So
+the queries of a row are split into tiles, one after another, and only the mask
+of one tile exists at a time, without an axis of heads.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from rl_reason.base.errors import one_line
+from rl_reason.base.structs import Array
+from rl_reason.models import kernels, packed_attention
+
+NEAR = 0.02  # of the largest number: twice the rounding of bfloat16
+
+
+def attend(
+    q_BLKQC: Array,
+    k_BLKC: Array,
+    v_BLKC: Array,
+    segments_BL: Array,
+    implementation: str = "cudnn",
+) -> Array:
+  """As `packed_attention.attend`; `implementation` as in `jax.nn`."""
+  rows, length, kv, group, dim = q_BLKQC.shape
+  block = kernels.KERNELS["cudnn"].block
+  tile = -(-length // (packed_attention.MAX_TILES * block)) * block
+  more = kernels.padded("cudnn", dim) - dim
+
+  def pad(x):
+    heads = ((0, 0),) * (x.ndim - 3) + ((0, more),) if x.ndim > 2 else ()
+    return jnp.pad(x, ((0, 0), (0, -length % tile), *heads))
+
+  q_BLHC = pad(q_BLKQC.reshape(rows, length, kv * group, dim))
+  k_BLKC, v_BLKC, segments_BL = map(pad, (k_BLKC, v_BLKC, segments_BL))
+  first_BL = packed_attention.first_keys(segments_BL)
+  outs = [
+      _tile(implementation, start, tile, q_BLHC, k_BLKC, v_BLKC, first_BL)
+      for start in range(0, q_BLHC.shape[1], tile)
+  ]
+  out_BLHC = jnp.concatenate(outs, 1)[:, :length, :, :dim]
+  out_BLHC = checkpoint_name(out_BLHC, packed_attention.SAVED)
+  return out_BLHC.reshape(q_BLKQC.shape)
+
+
+# The backward pass makes the slices and the mask of a tile again.
+@functools.partial(jax.checkpoint, static_argnums=(0, 1, 2))
+def _tile(implementation, start, tile, q_BLHC, k_BLKC, v_BLKC, first_BL):
+  """The outputs of the queries of a tile [B, X, H, C]."""
+  stop = start + tile
+  at_S = jnp.arange(stop)
+  visible_BXS = (first_BL[:, start:stop, None] <= at_S) & (
+      at_S <= at_S[start:, None]
+  )
+  return jax.nn.dot_product_attention(
+      q_BLHC[:, start:stop],
+      k_BLKC[:, :stop],
+      v_BLKC[:, :stop],
+      mask=visible_BXS[:, None],
+      scale=1.0,
+      implementation=implementation,
+  )
+
+
+@functools.cache
+def failure(head_dim: int) -> str:
+  """Why this machine does not attend by cuDNN; '' if it does.
+
+  Tried once, forward and backward, and compared with XLA's attention: which
+  masks and sizes cuDNN takes depends on its version and on the GPU.
+  """
+
+  def total(attend, q, k, v):
+    out = attend(q, k, v, segments)
+    return jnp.sum(out.astype(jnp.float32) * weights), out
+
+  def run(attend):
+    fn = functools.partial(total, attend)
+    fn = jax.value_and_grad(fn, (0, 1, 2), has_aux=True)
+    (_, out), grads = jax.jit(fn)(*qkv)
+    return [np.asarray(x, np.float32) for x in (out, *grads)]
+
+  rng = np.random.default_rng(0)
+  shape = 2, 3 * kernels.KERNELS["cudnn"].block, 2  # three tiles
+  qkv = [
+      jnp.asarray(rng.normal(size=(*shape, *more)), jnp.bfloat16)
+      for more in ((2, head_dim), (head_dim,), (head_dim,))
+  ]
+  qkv[0] *= head_dim**-0.5
+  weights = rng.normal(size=qkv[0].shape).astype(np.float32)
+  places = np.arange(shape[1]) // np.array([[50], [250]])
+  segments = jnp.asarray(1 + places, jnp.int32)
+  try:
+    got = run(attend)
+  except (RuntimeError, ValueError) as e:  # of JAX, XLA or cuDNN
+    return one_line(e)[:300]
+  for a, b in zip(got, run(packed_attention.attend), strict=True):
+    gap = np.abs(a - b).max() / np.abs(b).max()
+    if not gap <= NEAR:
+      return f"differs from XLA by {gap:.2g} of the largest number"
+  return ""

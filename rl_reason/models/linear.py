@@ -1,0 +1,122 @@
+"""Matrix products with dense, int8 and low-rank weights.
+
+A weight in a pytree of parameters is an array [in, out] (after an axis of
+layers, if it is stacked), an `Int8`, or a `LowRank` with one of these as its
+base. `product` takes any of them: the model does not know which it has.
+Shapes here: X all leading axes; I inputs; O outputs of a product.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.base.structs import Array, Tree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Int8:
+  """A weight of `values * scale`: symmetric, one scale per output channel.
+
+  Attributes:
+    values: int8 [..., in, out], from -127 to 127.
+    scale: float32 [..., out].
+  """
+
+  values: Any
+  scale: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class LowRank:
+  """A weight of `base + scale * a @ b` (LoRA, arXiv:2106.09685, eq 3).
+
+  Attributes:
+    base: a weight; it is frozen.
+    a: [..., in, rank].
+    b: [..., rank, out].
+    scale: alpha / rank; static.
+  """
+
+  base: Any
+  a: Any
+  b: Any
+  scale: float = dataclasses.field(metadata=dict(static=True))
+
+
+def product32(x: Array, w: Array | Int8) -> Array:
+  """x [..., in] times a weight [in, out], summed and returned in float32.
+
+  The factors have the dtype of x; the sums are not rounded to it.
+  """
+  if isinstance(w, Int8):
+    return product32(x, w.values) * w.scale
+  kind = jnp.promote_types(x.dtype, jnp.float32)  # float64 in some tests
+  return jnp.matmul(x, w.astype(x.dtype), preferred_element_type=kind)
+
+
+def rounded(x: Array, dtype: str) -> Array:
+  """float32 numbers rounded to a dtype; XLA may leave out a cast and back."""
+  kind = jnp.finfo(dtype)
+  return jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
+
+
+def product(x: Array, w: Array | Int8 | LowRank) -> Array:
+  """x [..., in] times a weight [in, out], in the dtype of x."""
+  if isinstance(w, LowRank):
+    low = (x @ w.a.astype(x.dtype)) @ w.b.astype(x.dtype)
+    return product(x, w.base) + w.scale * low
+  if isinstance(w, Int8):
+    # Scaled after the product, in fp32: the int8 values are exact in any dtype.
+    return (x @ w.values.astype(x.dtype) * w.scale).astype(x.dtype)
+  return _times(x, w.astype(x.dtype))
+
+
+@jax.custom_vjp
+def _times(x: Array, w: Array) -> Array:
+  """x @ w, with a gradient that suits XLA's CPU backend."""
+  return x @ w
+
+
+def _times_forward(x, w):
+  return x @ w, (x, w)
+
+
+def _times_backward(saved, grad):
+  x, w = saved
+  x_XI, grad_XO = (y.reshape(-1, y.shape[-1]) for y in (x, grad))
+  tall = w.shape[0] > w.shape[1]
+  if tall and jax.default_backend() == "cpu":
+    # XLA's CPU backend computes a wide gradient 1.3 times as fast as a tall one
+    # (`bench.products`); without the barrier it would transpose it back.
+    return grad @ w.T, jax.lax.optimization_barrier(grad_XO.T @ x_XI).T
+  return grad @ w.T, x_XI.T @ grad_XO
+
+
+_times.defvjp(_times_forward, _times_backward)
+
+
+def quantize(w: Array) -> Int8:
+  """The nearest `Int8` of a weight [..., in, out], up to half a step."""
+  w = w.astype(jnp.float32)
+  absmax = jnp.max(jnp.abs(w), -2)
+  scale = jnp.where(absmax > 0, absmax, 127.0) / 127
+  values = jnp.round(w / scale[..., None, :])
+  return Int8(values.astype(jnp.int8), scale)
+
+
+def cast(params: Tree, dtype: str) -> Tree:
+  """Casts the parameters of a decoder, except the scales of norms.
+
+  Norms are computed in fp32, all else in the dtype of the matrix products:
+  casting to that dtype changes no number.
+  """
+
+  def one(path, x):
+    is_norm = "norm" in jax.tree_util.keystr(path)
+    return x if is_norm else x.astype(dtype)
+
+  return jax.tree_util.tree_map_with_path(one, params)

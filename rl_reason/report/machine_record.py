@@ -1,0 +1,95 @@
+"""The machine, the versions and the commands of a run."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import jax
+
+import rl_reason
+from rl_reason.base import json_files
+
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"),
+    *("transformers", "numpy"),
+)
+
+
+def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
+  """Returns machine, devices, versions and git commit by name.
+
+  Args:
+    model: the local directory of model.path; its commit, if the hub gave it.
+  """
+  devices = jax.devices()
+  return {
+      "python": platform.python_version(),
+      "platform": platform.platform(),
+      "cpu model": _cpu_model(),
+      "cpu count": os.cpu_count(),
+      "backend": jax.default_backend(),
+      "device kind": devices[0].device_kind,
+      "device count": len(devices),
+      "process count": jax.process_count(),
+      "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+      "rl_reason": rl_reason.__version__,
+      "git commit": commit(pathlib.Path(__file__).parent),
+      "model commit": hub_commit(model),
+  } | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def hub_commit(directory: pathlib.Path | None) -> str | None:
+  """The commit of a directory in the cache of the hub; None of another one."""
+  if directory is None or directory.parent.name != "snapshots":
+    return None
+  return directory.name
+
+
+def record_start(workdir: pathlib.Path) -> None:
+  """Appends the command and the date to WORKDIR/starts.jsonl."""
+  now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+  words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
+  if words[0] == "main.py":
+    words[:1] = ["python", "-m", "rl_reason.main"]
+  with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
+    line = dict(command=shlex.join(words), date=now)
+    file.write(json.dumps(line) + "\n")
+
+
+def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
+  """The command and the date of each start of a run, the first one first."""
+  return json_files.read_jsonl(workdir / "starts.jsonl")
+
+
+def _cpu_model() -> str:
+  cpuinfo = pathlib.Path("/proc/cpuinfo")  # only Linux has it
+  lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+  names = [x.partition(":")[2] for x in lines if x.startswith("model name")]
+  return names[0].strip() if names else platform.machine()
+
+
+def commit(folder: pathlib.Path) -> str | None:
+  """Returns the git commit of a package, '-dirty' if it was edited since."""
+  git = ["git", "--no-optional-locks", "-C", str(folder)]
+  describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+  out = None
+  # The first command fails in a repository that only surrounds the package.
+  for command in (["rev-parse", "HEAD:./__init__.py"], describe):
+    try:
+      out = subprocess.run(
+          [*git, *command],
+          capture_output=True,
+          check=True,
+          text=True,
+          timeout=5,
+      ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+      return None
+  return out

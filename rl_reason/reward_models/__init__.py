@@ -1,1 +1,0 @@
-"""Reward models: training one, and using those of others."""

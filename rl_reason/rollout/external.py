@@ -1,0 +1,269 @@
+"""Responses of an inference engine of others, sampled with this run's weights.
+
+Before an engine samples with new weights it gets them, in the three calls that
+vLLM and tpu-inference have agreed on: start, update, finish. Tensors have the
+names and shapes of transformers. It returns token ids and the log-probs of the
+tokens that it sampled. Its kernels are others than the trainer's, so the ratio
+of both, which `correction.name` reads, is not 1.
+"""
+
+import types
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Array, Prompts, Rollouts, Tree
+from rl_reason.models import checksums
+from rl_reason.rollout.sampler import YIELD_SHARE
+
+
+class Request(NamedTuple):
+  """One response that is wanted.
+
+  Attributes:
+    prompt: token ids.
+    seed: of the noise, below 2^31; the same in every run.
+    max_tokens: of the response, the one that ends it included.
+    temperature: of sampling.
+    top_p: of sampling; 1 is off.
+    stop: token ids that end a response.
+  """
+
+  prompt: list[int]
+  seed: int
+  max_tokens: int
+  temperature: float
+  top_p: float
+  stop: tuple[int, ...]
+
+
+class Completion(NamedTuple):
+  """A response.
+
+  Attributes:
+    tokens: ids, the one that ended it included.
+    logps: of these tokens at the temperature of the request, before top-p.
+    stopped: whether one of Request.stop ended it; else it is truncated.
+  """
+
+  tokens: list[int]
+  logps: list[float]
+  stopped: bool
+
+
+class Held(NamedTuple):
+  """What an engine says of the weights that it samples with.
+
+  Attributes:
+    updates: of its weights that it has finished since it was started; None: it
+      does not count them.
+    crcs: CRC-32 of each tensor, of the bytes that it would be sent, by the
+      names of transformers; {}: it does not tell.
+  """
+
+  updates: int | None = None
+  crcs: Mapping[str, int] = types.MappingProxyType({})
+
+
+class Engine(Protocol):
+  """What an engine of others has to offer.
+
+  One that also has a method `held`, without arguments, -> `Held`, says which
+  weights it samples with; it is asked before an update and after each round
+  of responses.
+  """
+
+  def start_weight_update(self) -> None:
+    """Begins an update; nothing is being sampled."""
+
+  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Takes all tensors of the model, by the names of transformers."""
+
+  def finish_weight_update(self) -> None:
+    """Ends the update; caches of older weights are gone when it returns."""
+
+  def generate(
+      self, requests: list[Request]
+  ) -> Iterable[tuple[int, Completion]]:
+    """Yields (index of a request, its response) as the responses end."""
+
+
+class ExternalEngine:
+  """An `Engine` in the place of `sampler.RolloutEngine`.
+
+  Args:
+    engine: of others.
+    mesh: the devices that learn.
+    names: of all tensors of the model, as the engine knows them.
+    tensors: parameters -> (name, array) of all tensors, one at a time.
+    eos: tokens that end a response.
+    pad: fills the places behind it.
+    max_tokens: of a response.
+
+  Attributes:
+    mesh: the devices that learn.
+    answers: whether the engine says which weights it holds.
+  """
+
+  def __init__(
+      self,
+      engine: Engine,
+      mesh: jax.sharding.Mesh,
+      *,
+      names: Sequence[str],
+      tensors: Callable[[Tree], Iterator[tuple[str, np.ndarray]]],
+      eos: int | tuple[int, ...],
+      pad: int,
+      max_tokens: int,
+  ):
+    self._engine, self.mesh = engine, mesh
+    self._names, self._tensors = names, tensors
+    self._stop = (eos,) if isinstance(eos, int) else tuple(eos)
+    self._pad, self._max_tokens = pad, max_tokens
+    self._sent: list[weakref.ref] = []
+    self.answers = callable(getattr(engine, "held", None))
+    self._crcs: dict[str, int | None] = {}  # of what was sent
+    self._updates: int | None = None  # that the engine should count
+
+  def stream(
+      self,
+      params: Tree,
+      prompts: Prompts,
+      key: Array,
+      temperature: Array | float,
+      sizes_N: Array | None = None,
+      *,
+      group_size: int,
+      top_p: float = 1.0,
+      on_dispatch: Callable[[], None] = lambda: None,
+      held: list[checksums.Answer] | None = None,
+      **_,
+  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
+    """As `RolloutEngine.stream`, on host arrays.
+
+    Raises:
+      RunError: a response is missing, too long, or lacks log-probs.
+    """
+    self._send(params)
+    requests, prompt_B = self._requests(
+        prompts, key, float(temperature), sizes_N, group_size, top_p
+    )
+    rows, width = len(requests), self._max_tokens
+    tokens_BT = np.full((rows, width), self._pad, np.int32)
+    logps_BT = np.zeros((rows, width), np.float32)
+    lengths_B = np.zeros(rows, np.int32)
+    truncated_B, ended_B = np.ones(rows, bool), np.zeros(rows, bool)
+
+    def responses() -> tuple[Rollouts, np.ndarray]:
+      rollouts = Rollouts(
+          tokens_BL=np.concatenate(
+              [np.asarray(prompts.tokens_NP)[prompt_B], tokens_BT], 1
+          ),
+          start_B=np.asarray(prompts.start_N)[prompt_B],
+          ids_B=np.asarray(prompts.ids_N)[prompt_B],
+          mask_BT=np.arange(width) < lengths_B[:, None],
+          logps_BT=logps_BT.copy(),
+          lengths_B=lengths_B.copy(),
+          truncated_B=truncated_B.copy(),
+      )
+      return rollouts, ended_B.copy()
+
+    on_dispatch()
+    yielded = 0
+    for b, completion in self._engine.generate(requests):
+      length = len(completion.tokens)
+      if not 0 < length <= width or len(completion.logps) != length:
+        raise RunError(
+            f"rollout.engine.name: a response has {length} tokens and"
+            f" {len(completion.logps)} log-probs; it needs as many of both,"
+            f" from 1 to rollout.max_tokens = {width}"
+        )
+      tokens_BT[b, :length] = completion.tokens
+      logps_BT[b, :length] = completion.logps
+      lengths_B[b], truncated_B[b] = length, not completion.stopped
+      ended_B[b] = True
+      if ended_B.sum() - yielded >= YIELD_SHARE * rows and not ended_B.all():
+        yielded = ended_B.sum()
+        yield responses()
+    if not ended_B.all():
+      raise RunError(
+          f"rollout.engine.name: {rows - ended_B.sum()} of {rows} responses are"
+          " missing: look at the log of the engine"
+      )
+    if held is not None:
+      held.append(checksums.Answer(checksums.on_device(params), self._fault()))
+    yield responses()
+
+  def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
+    """A request for each response, and the prompt that it belongs to."""
+    count = len(prompts.start_N)
+    if sizes_N is None:
+      sizes_N = np.full(count, group_size)
+    prompt_B = np.repeat(np.arange(count), sizes_N)
+    sample_B = np.concatenate([np.arange(n) for n in sizes_N])
+    # Noise belongs to (key, prompt id, number of the sample), as in `sampler`.
+    fold = jax.vmap(jax.random.fold_in, (0, 0))
+    keys = jnp.repeat(key[None], len(prompt_B))
+    keys = fold(fold(keys, np.asarray(prompts.ids_N)[prompt_B]), sample_B)
+    seeds_B = np.asarray(jax.vmap(jax.random.bits)(keys)) >> 1
+    texts = [
+        row[start:].tolist()
+        for row, start in zip(
+            np.asarray(prompts.tokens_NP), prompts.start_N, strict=True
+        )
+    ]
+    rest = self._max_tokens, temperature, top_p, self._stop
+    requests = [
+        Request(texts[n], int(seed), *rest)
+        for n, seed in zip(prompt_B, seeds_B, strict=True)
+    ]
+    return requests, prompt_B
+
+  def _send(self, params: Tree) -> None:
+    """Updates the weights of the engine, unless it has these already."""
+    # All arrays count: with LoRA those of the base are the same in each step.
+    leaves = jax.tree.leaves(params)
+    sent = [x() for x in self._sent]
+    if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):
+      return
+    before = self._engine.held().updates if self.answers else None
+    self._updates = None if before is None else before + 1
+    self._crcs = dict.fromkeys(self._names)
+    self._engine.start_weight_update()
+    self._engine.update_weights(self._noted(self._tensors(params)))
+    self._engine.finish_weight_update()
+    self._sent = [weakref.ref(x) for x in leaves]
+
+  def _noted(self, tensors) -> Iterator[tuple[str, np.ndarray]]:
+    """Passes tensors on, and keeps the CRC-32 of each one that is taken."""
+    for name, x in tensors:
+      self._crcs[name] = zlib.crc32(x.view(np.uint8)) if self.answers else 0
+      yield name, x
+
+  def _fault(self) -> str:
+    """What the engine holds in place of what it was sent; '' if it is right."""
+    left = [name for name, x in self._crcs.items() if x is None]
+    if left:
+      return f"the engine did not take {_some(left, self._crcs)}"
+    if not self.answers:
+      return ""
+    held = self._engine.held()
+    if self._updates not in (None, held.updates):
+      return (
+          f"the engine counts {held.updates} updates of its weights in place of"
+          f" {self._updates}: it was started anew, or missed one"
+      )
+    other = [k for k, x in self._crcs.items() if held.crcs.get(k) != x]
+    if held.crcs and other:
+      return f"the engine holds other numbers in {_some(other, self._crcs)}"
+    return ""
+
+
+def _some(found: list[str], of: Mapping[str, Any]) -> str:
+  return f"{len(found)} of {len(of)} tensors ({', '.join(found[:3])})"

@@ -1,0 +1,247 @@
+"""Partial rollouts: responses that an earlier call began are continued.
+
+Kimi k1.5 (arXiv:2501.12599, section 2.6.2). `sampler.stream` calls `resume` if
+it is passed partial rollouts, perhaps with their cache; no other rollout
+executes this module.
+
+Shapes here: as in `sampler`, R rows of the queue; B decode slots.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.base.structs import Array, Rollouts, Tree
+from rl_reason.devices import sharding
+from rl_reason.models import attention, decoder
+from rl_reason.models.kernels import paged
+from rl_reason.rollout.decode_loop import Queue, Slots
+
+CHUNK = 16  # tokens that are read at a time behind a cache,
+CHUNKS = 4  # or so many chunks as one
+
+
+def resume(
+    sampler: Any,
+    params: Tree,
+    tokens_NP: Array,
+    queue: Queue,
+    slots: Slots,
+    resumed: tuple[Rollouts, Array],
+    expected_R: Array,
+    kept: tuple[attention.Cache, Array, Array] | None,
+) -> tuple[Queue, Slots]:
+  """A queue and slots in which partial responses continue.
+
+  `Sampler.start` calls it with prompts that are padded on the right, its queue,
+  empty slots, and the responses so far with those that have ended. `kept`, of a
+  call in which each row had a slot: their cache, the row of each, and the
+  lengths of the responses in it.
+  """
+  if kept is not None:
+    return _go_on(sampler, params, tokens_NP, queue, slots, resumed, kept)
+  rollouts, ended_R = resumed
+  shards = len(queue.next_W)
+  # Partial responses start first, complete ones never; between the two those
+  # that were not begun, the longest first.
+  rank_R = jnp.where(ended_R, 2, jnp.where(rollouts.lengths_B > 0, 0, 1))
+  order_WR = jnp.lexsort(
+      (-expected_R.reshape(shards, -1), rank_R.reshape(shards, -1)), -1
+  )
+  queue = _with(queue, resumed).replace(
+      order_R=order_WR.reshape(-1),
+      end_W=jnp.sum(~ended_R.reshape(shards, -1), 1),
+  )
+  queue, slots = sampler.constrain(queue, slots)
+  specs = sampler.specs()
+  prefill = sharding.by_batch_shard(
+      functools.partial(_prefill, sampler),
+      (sharding.spec(), specs[0].length_N, *specs),
+      specs,
+  )
+  return prefill(params, tokens_NP, queue, slots)
+
+
+def _with(queue: Queue, resumed: tuple[Rollouts, Array]) -> Queue:
+  """A queue with the responses so far, and those that have ended."""
+  rollouts, ended_R = resumed
+  return queue.replace(
+      tokens_RT=rollouts.tokens_BL[:, -queue.tokens_RT.shape[1] :],
+      logps_RT=rollouts.logps_BT,
+      lengths_R=rollouts.lengths_B,
+      truncated_R=rollouts.truncated_B,
+      ended_R=ended_R,
+  )
+
+
+def _go_on(
+    sampler: Any, params: Tree, tokens_NP, queue, slots, resumed, kept
+) -> tuple[Queue, Slots]:
+  """Responses continue in the slots in which the call before left them."""
+  cache, order_R, before_R = kept
+  all_W = jnp.full_like(queue.next_W, len(order_R) // len(queue.next_W))
+  queue = _with(queue, resumed).replace(
+      order_R=order_R, end_W=all_W, next_W=all_W
+  )
+  queue, slots = sampler.constrain(queue, slots.replace(cache=cache))
+  specs = sampler.specs()
+  read = sharding.by_batch_shard(
+      functools.partial(_read_new, sampler),
+      (sharding.spec(), specs[0].length_N, sharding.spec("batch"), *specs),
+      specs,
+  )
+  return read(params, tokens_NP, before_R, queue, slots)
+
+
+def _read_new(
+    sampler: Any, params: Tree, tokens_NP, before_R, queue, slots
+) -> tuple[Queue, Slots]:
+  """Reads what the cache of one data shard lacks, one row at a time."""
+  order_B, max_tokens = queue.order_R, queue.tokens_RT.shape[1]
+  live_B = ~queue.ended_R[order_B]
+  end_B = queue.length_N[queue.prompt_R[order_B]] + queue.lengths_R[order_B]
+  slots = slots.replace(
+      row_B=jnp.where(live_B, order_B, len(order_B)),
+      t_B=queue.lengths_R[order_B],
+      position_B=jnp.where(live_B, end_B, -1),
+  )
+  first_B = jnp.argsort(~live_B)
+
+  def one(n, slots):
+    slot = first_B[n]
+    row = order_B[slot]
+    prompt = queue.prompt_R[row]
+    length = queue.length_N[prompt]
+    tokens_L = jnp.pad(tokens_NP[prompt], (0, max_tokens + CHUNK))
+    tokens_L = jax.lax.dynamic_update_slice(
+        tokens_L, queue.tokens_RT[row], (length,)
+    )
+    # The last token of a turn was drawn, not read; and what decoded on beside
+    # it has written to position 0.
+    start, end = length + before_R[row] - 1, end_B[slot]
+    kernels = sampler.cfg.attention
+    cache = _row(slots.cache, slot)
+    prefix = _first_slot(kernels, _row(queue.cache, prompt))
+    cache = attention.with_row(cache, prefix, 0)
+
+    def read_chunk(start, size, chunk, carry):
+      at = start + chunk * size
+      hidden_1LD, cache, _ = decoder.forward(
+          params,
+          sampler.cfg,
+          jax.lax.dynamic_slice(tokens_L, (at,), (size,))[None],
+          at + jnp.arange(size)[None],
+          _extend(at, size),
+          carry[1],
+      )
+      return hidden_1LD[0, -CHUNK:], cache
+
+    hidden_LD = jnp.zeros((CHUNK, sampler.cfg.width), slots.hidden_BD.dtype)
+    carry, before_last = (hidden_LD, cache), end - start - 1
+    large = before_last // (CHUNKS * CHUNK)
+    read = functools.partial(read_chunk, start, CHUNKS * CHUNK)
+    carry = jax.lax.fori_loop(0, large, read, carry)
+    start += large * CHUNKS * CHUNK
+    read = functools.partial(read_chunk, start, CHUNK)
+    chunks = before_last // CHUNK - large * CHUNKS + 1
+    hidden_LD, cache = jax.lax.fori_loop(0, chunks, read, carry)
+    hidden_D = hidden_LD[before_last % CHUNK]
+    return slots.replace(
+        cache=attention.with_row(slots.cache, cache, slot),
+        hidden_BD=slots.hidden_BD.at[slot].set(hidden_D),
+    )
+
+  return queue, jax.lax.fori_loop(0, live_B.sum(), one, slots)
+
+
+def _row(cache: attention.Cache, slot: Array) -> attention.Cache:
+  return jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1, 1), cache
+  )
+
+
+def _first_slot(kernels: str, cache: attention.Cache) -> attention.Cache:
+  """The keys and values of position 0."""
+  k, rest = cache.k, dataclasses.replace(cache, k=None)
+  k = k[..., :1, :] if paged(kernels) else k[..., :1]
+  return dataclasses.replace(jax.tree.map(lambda x: x[:, :, :, :1], rest), k=k)
+
+
+def _extend(first: Array, length: int) -> attention.Attend:
+  """Adjacent tokens of a single row, each of which sees the row up to itself.
+
+  Args:
+    first: position of the first one; the cache has slots for all of them.
+    length: their number.
+  """
+  position_L1 = first + jnp.arange(length)[:, None]
+
+  def attend(kernels, layer, q_1LKQC, k_1LKC, v_1LKC, cache):
+    new = attention._cache_entries(
+        cache, k_1LKC.swapaxes(1, 2), v_1LKC.swapaxes(1, 2)
+    )
+
+    def write(x, new, slots):
+      at = [layer, *[0] * new.ndim]
+      at[slots] = first
+      return jax.lax.dynamic_update_slice(x, new[None], at)
+
+    k_slots = 3 if paged(kernels) else 4
+    k = write(cache.k, attention._key_layout(kernels, new.k), k_slots)
+    rest = jax.tree.map(
+        lambda x, new: write(x, new, 3),
+        (cache.v, cache.k_scale, cache.v_scale),
+        (new.v, new.k_scale, new.v_scale),
+    )
+    cache = attention.Cache(k, *rest)
+    short = jax.tree.map(lambda x: x[layer], cache)
+    if paged(kernels):
+      short = dataclasses.replace(short, k=short.k.swapaxes(-1, -2))
+    q_1LKQC = q_1LKQC * q_1LKQC.shape[-1] ** -0.5
+    each = jax.vmap(attention._attend_at_once, (1, None, 0), 1)
+    return each(q_1LKQC, short, position_L1).astype(v_1LKC.dtype), cache
+
+  return attend
+
+
+def _prefill(sampler: Any, params: Tree, tokens_NP, queue, slots):
+  """Fills the first slots of one data shard with its partial responses.
+
+  Prompt and response are prefilled anew, because the policy may be another one;
+  one row at a time, because few are resumed. Responses that find no free slot
+  are sampled again from their start.
+  """
+  max_tokens = queue.tokens_RT.shape[1]
+  partial_R = (queue.lengths_R > 0) & ~queue.ended_R
+  count = jnp.minimum(partial_R.sum(), len(slots.row_B))
+
+  def one(n, slots):
+    row = queue.order_R[n]
+    prompt, t = queue.prompt_R[row], queue.lengths_R[row]
+    length = queue.length_N[prompt]
+    tokens_L = jnp.pad(tokens_NP[prompt], (0, max_tokens))
+    tokens_L = jax.lax.dynamic_update_slice(
+        tokens_L, queue.tokens_RT[row], (length,)
+    )
+    at_1L = jnp.arange(len(tokens_L))[None]
+    hidden_1LD, filled, _ = decoder.forward(
+        params,
+        sampler.cfg,
+        tokens_L[None],
+        at_1L,
+        attention.prefill((at_1L < length + t).astype(jnp.int32)),
+        decoder.empty_cache(sampler.cfg, 1, len(tokens_L), sampler.cache),
+    )
+    return Slots(
+        cache=attention.with_row(slots.cache, filled, n),
+        hidden_BD=slots.hidden_BD.at[n].set(hidden_1LD[0, length + t - 1]),
+        row_B=slots.row_B.at[n].set(row),
+        t_B=slots.t_B.at[n].set(t),
+        position_B=slots.position_B.at[n].set(length + t),
+    )
+
+  slots = jax.lax.fori_loop(0, count, one, slots)
+  return queue.replace(next_W=queue.next_W + count), slots

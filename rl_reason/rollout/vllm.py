@@ -1,0 +1,159 @@
+"""A vLLM server as the engine. Its wire format is tested, vLLM itself is not.
+
+vLLM (0.32) and its TPU backend tpu-inference have the control of an update in
+common, the routes /start_weight_update, /update_weights, /finish_weight_update
+(VLLM_SERVER_DEV_MODE=1), and leave the bytes to a backend: NCCL or CUDA IPC on
+GPUs; on TPUs the trainer writes into the sampler's buffers itself, and
+/update_weights does nothing. No backend of vLLM sends from JAX on a CPU or GPU,
+so the bytes are the user's function.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import urllib.request
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+
+from rl_reason.base import errors, functions
+from rl_reason.base.errors import RunError
+from rl_reason.rollout.external import Completion, Request
+
+Seconds = Annotated[float, (1e-3, None)]
+
+
+class VLLM:
+  """Talks to one vLLM server; arguments as of `vllm`."""
+
+  def __init__(
+      self,
+      url: str,
+      model: str,
+      transfer: str,
+      held: str,
+      parallel: int,
+      seconds: float,
+      key: str,
+  ):
+    self._url, self._model = url.rstrip("/"), model
+    self._transfer = functions.load(transfer)
+    self._headers = {"Content-Type": "application/json"}
+    if key:
+      self._headers["Authorization"] = f"Bearer {key}"
+    self._parallel, self._seconds = parallel, seconds
+    if held:
+      self.held = functions.load(held)
+
+  def start_weight_update(self) -> None:
+    """Begins an update."""
+    self._post("reset_prefix_cache", {})
+    self._post("start_weight_update", {})
+
+  def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Lets the user's function send the tensors, then tells the server."""
+    for info in self._transfer(tensors):
+      self._post("update_weights", dict(update_info=info))
+
+  def finish_weight_update(self) -> None:
+    """Ends the update."""
+    self._post("finish_weight_update", {})
+
+  def generate(
+      self, requests: list[Request]
+  ) -> Iterator[tuple[int, Completion]]:
+    """Yields responses as the server returns them."""
+    pool = concurrent.futures.ThreadPoolExecutor(self._parallel)
+    try:
+      index = {
+          pool.submit(self._complete, request): n
+          for n, request in enumerate(requests)
+      }
+      for future in concurrent.futures.as_completed(index):
+        yield index[future], future.result()
+    finally:  # where one request fails, those that wait are not sent
+      pool.shutdown(cancel_futures=True)
+
+  def _complete(self, request: Request) -> Completion:
+    answer = self._post(
+        "v1/completions",
+        dict(
+            model=self._model,
+            prompt=request.prompt,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop_token_ids=list(request.stop),
+            logprobs=1,
+            return_token_ids=True,
+        ),
+    )
+    (choice,) = answer["choices"]
+    return Completion(
+        choice["token_ids"],
+        choice["logprobs"]["token_logprobs"],
+        choice["finish_reason"] == "stop",
+    )
+
+  def _post(self, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"{self._url}/{path}",
+        json.dumps(body).encode(),
+        self._headers,
+    )
+    try:
+      with urllib.request.urlopen(request, timeout=self._seconds) as answer:
+        text = answer.read()
+    except (OSError, http.client.HTTPException) as e:
+      raise RunError(
+          f"rollout.engine: {request.full_url}: {errors.one_line(e)}; does"
+          " vLLM run there, with VLLM_SERVER_DEV_MODE=1, and with the key of"
+          " rollout.engine.args.key_env? The same command resumes the run"
+      ) from None
+    return json.loads(text) if text else None
+
+
+def vllm(
+    *,
+    transfer: str,
+    model: str,
+    held: str = "",
+    url: str = "http://127.0.0.1:8000",
+    parallel: Annotated[int, (1, None)] = 256,
+    seconds: Seconds = 3600.0,
+    key_env: str = "",
+) -> VLLM:
+  """A vLLM server.
+
+  It must run with `--logprobs-mode processed_logprobs`, unless the temperature
+  is 1: log-probs are otherwise those before the temperature.
+
+  Args:
+    transfer: 'module:function', which gets an iterator of (name in
+      transformers, array), sends the tensors, and yields the update_info of
+      each /update_weights; where the server needs no such call it yields
+      nothing.
+    model: name under which the server serves the model.
+    held: 'module:function', which asks the server, for instance by its route
+      /collective_rpc, and returns `external.Held`; '': the server does not say
+      which weights it samples with.
+    url: of the server.
+    parallel: requests at a time.
+    seconds: after which a request has failed.
+    key_env: name of the environment variable that holds the key of the server
+      (`--api-key`); the key itself stands in no config and no log. '': no key.
+
+  Raises:
+    ConfigError: the variable is not set.
+  """
+  key = os.environ.get(key_env, "").strip()
+  if key_env and not key:
+    raise errors.ConfigError(
+        f"rollout.engine.args.key_env = {key_env!r}: this environment variable"
+        " is not set; export it with the key of the server, or leave the field"
+        " empty"
+    )
+  return VLLM(url, model, transfer, held, parallel, seconds, key)

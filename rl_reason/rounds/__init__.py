@@ -1,1 +1,0 @@
-"""Rounds: a policy writes samples, learns from what is kept, and again."""

@@ -1,1 +1,0 @@
-"""Many devices and less memory: meshes, LoRA, int8; no algorithm."""

@@ -1,0 +1,148 @@
+"""The prompts of a request as texts and ids; what is too long is refused first.
+
+Tokenising a text takes seconds a megabyte, so that its characters are counted
+before it is tokenised, and all of it happens apart from the event loop.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rl_reason.data import templates, tokenizer
+from rl_reason.serve import protocol
+from rl_reason.serve.device_programs import Programs
+from rl_reason.serve.errors import ApiError
+
+CHARACTERS = 32  # a token of a prompt, at most, where it has such tokens
+
+
+class Prompt(NamedTuple):
+  """One prompt.
+
+  Attributes:
+    text: of the ids.
+    ids: at least one.
+    kept: what a rating keeps: the text, or the turns of a chat.
+  """
+
+  text: str
+  ids: tuple[int, ...]
+  kept: Any
+
+
+class Prompts:
+  """Reads prompts.
+
+  Args:
+    tok: the tokenizer.
+    programs: with the limits of a prompt.
+    most: responses to all prompts of a request.
+  """
+
+  def __init__(self, tok: Any, programs: Programs, most: int):
+    self._tok, self._programs, self._most = tok, programs, most
+    longest = max(map(len, tok.get_vocab()))
+    self._characters = programs.max_prompt * min(longest, CHARACTERS)
+
+  def of_completion(self, body: protocol.Completion) -> list[Prompt]:
+    """The prompts of a completion.
+
+    Raises:
+      ApiError: they are too many or too long, or no text of this tokenizer.
+    """
+    prompts: Sequence[Any] = body.prompt
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+      prompts = [prompts]
+    if not prompts:
+      raise ApiError(400, "prompt: is empty", param="prompt")
+    self._check_count(len(prompts), body.n)
+    return [
+        self._of_text(x) if isinstance(x, str) else self.of_ids(x)
+        for x in prompts
+    ]
+
+  def of_chat(self, body: protocol.Chat) -> list[Prompt]:
+    """The one prompt of a chat, rendered by the tokenizer's template.
+
+    Raises:
+      ApiError: the messages are too long, or the template refuses them.
+    """
+    self._check_count(1, body.n)
+    has_template = bool(self._tok.chat_template)
+    try:
+      turns = body.turns
+      if len(turns) > 1 and not has_template:
+        raise ValueError(
+            "messages: the tokenizer has no chat template, so that one message"
+            " of the user is all that a prompt can be"
+        )
+      self._check_size(sum(len(x["content"]) for x in turns), "messages")
+      text = templates.render(turns, self._tok, chat=has_template)
+    except (ValueError, templates.PromptError) as e:
+      raise ApiError(400, str(e), param="messages") from None
+    prompt = self._of_text(text)
+    # A rating keeps the turns, which a chat template can render again.
+    return [prompt._replace(kept=turns) if has_template else prompt]
+
+  def of_tokens(self, body: protocol.Generate) -> list[Prompt]:
+    """The one prompt of a request of ids.
+
+    Raises:
+      ApiError: it is too long, or an id is not of this model.
+    """
+    self._check_count(1, body.sampling_params.n)
+    return [self.of_ids(body.token_ids)]
+
+  def of_ids(self, ids: Sequence[int]) -> Prompt:
+    """A prompt of ids.
+
+    Raises:
+      ApiError: it is too long, or an id is not of this model.
+    """
+    p = self._programs
+    if not ids:
+      raise ApiError(400, "prompt: has no token", param="prompt")
+    if len(ids) > p.max_prompt:
+      raise _too_long(f"the prompt has {len(ids)} tokens", p.max_prompt)
+    known = p.cfg.tokens or p.cfg.vocab
+    if max(ids) >= known:
+      raise ApiError(
+          400, f"prompt: {max(ids)} is no id below {known}", param="prompt"
+      )
+    text = tokenizer.Detokenizer(self._tok).text(ids)
+    return Prompt(text, tuple(ids), text)
+
+  def _of_text(self, text: str) -> Prompt:
+    self._check_size(len(text), "the prompt")
+    try:
+      [ids] = tokenizer.encode(self._tok, [text])
+    except Exception as e:  # of a tokenizer without an unknown token
+      raise ApiError(
+          400, f"prompt: cannot be tokenised: {e}", param="prompt"
+      ) from None
+    return self.of_ids(ids)._replace(text=text, kept=text)
+
+  def _check_count(self, prompts: int, n: int) -> None:
+    if prompts * n > self._most:
+      raise ApiError(
+          400,
+          f"{prompts} prompts x n = {n} are {prompts * n:,} responses, and this"
+          f" server takes {self._most:,} at a time (serve.queue): send several"
+          " requests",
+          param="n",
+      )
+
+  def _check_size(self, characters: int, what: str) -> None:
+    if characters > self._characters:
+      raise _too_long(
+          f"{what}: {characters:,} characters, more than {self._characters:,}",
+          self._programs.max_prompt,
+      )
+
+
+def _too_long(what: str, most: int) -> ApiError:
+  return ApiError(
+      400,
+      f"{what}, and this server takes {most} tokens (serve.max_prompt)",
+      param="prompt",
+      code="context_length_exceeded",
+  )

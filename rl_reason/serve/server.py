@@ -1,0 +1,218 @@
+"""The serve stage: the policy of a work directory, or of model.path, by HTTP.
+
+The main thread decodes, and a thread of its own answers requests. SIGTERM ends
+it once the requests that have come are answered, or their grace is over.
+"""
+
+import contextlib
+import gc
+import math
+import os
+import socket
+import threading
+import time
+
+import jax
+import uvicorn
+
+from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import RunError
+from rl_reason.data import tokenizer
+from rl_reason.devices import sharding
+from rl_reason.monitoring.display import Display
+from rl_reason.serve import (
+    app as app_lib,
+    connections,
+    feedback,
+    filters,
+    liveness,
+    requirements,
+)
+from rl_reason.serve.device_programs import Programs
+from rl_reason.serve.engine import Engine
+from rl_reason.stages import policy
+from rl_reason.stages.session import Session
+
+FEW = (1, 8)  # slots of a server that is not busy
+LAST_WORDS = 1.0  # seconds to tell clients that the server has ended
+
+
+def run(session: Session, which: str) -> None:
+  """Serves until SIGTERM.
+
+  Args:
+    session: of the run.
+    which: as in `policy.load`.
+
+  Raises:
+    ConfigError: this machine cannot serve so.
+    RunError: there is no such checkpoint.
+  """
+  c, say = session.config, session.display.say
+  if sharding.num_shards(session.mesh, "batch") > 1 or jax.process_count() > 1:
+    raise ConfigError(
+        f"mesh.data = {c.mesh.data}: a server has one shard of the batch: set"
+        " mesh.data, mesh.fsdp and mesh.sequence to 1, with mesh.tensor"
+        " devices, and start a server for each part of the machine"
+    )
+  place = bind(c.serve.host, c.serve.port)
+  engine, name = make_engine(session, which)
+  say(f"serving {name}")
+  engine.compile()
+  # All objects so far live as long as the server: a collection of garbage
+  # would visit each of them again, and stop all threads meanwhile.
+  gc.collect()
+  gc.freeze()
+  watchdog = liveness.Watchdog(engine, c.serve.stall, say)
+  server = app_lib.Server(
+      engine,
+      session.tok,
+      name=c.serve.name or session.workdir.absolute().name,
+      timeout=c.serve.timeout,
+      rules=filters.load(c.serve.filter),
+      ratings=feedback.Feedback(session.workdir, say),
+      silent=lambda: watchdog.silent,
+      say=say,
+  )
+  application = app_lib.app(
+      server,
+      key=os.environ.get(requirements.KEY, ""),
+      hosts={*requirements.LOCAL, c.serve.host},
+      max_body=c.serve.max_body,
+  )
+  with place, contextlib.closing(watchdog):
+    answer(application, engine, place, session.display, session.stop, c.serve)
+
+
+def make_engine(session: Session, which: str) -> tuple[Engine, str]:
+  """An engine of a policy, and what to call the policy.
+
+  Raises:
+    RunError: there is no such checkpoint.
+  """
+  c = session.config
+  params, _, about = policy.load(session, which)
+  eos = tokenizer.ends(session.tok, c.rollout.stop_tokens)
+  programs = Programs(
+      cfg=session.cfg,
+      prompts=c.serve.slots,
+      slots=c.serve.slots,
+      max_prompt=c.serve.max_prompt or c.rollout.max_prompt,
+      max_tokens=c.serve.max_tokens or c.rollout.max_tokens,
+      eos=eos,
+      pad=session.tok.pad_token_id,
+      cache=c.rollout.cache,
+      widths=widths(c.serve.slots),
+  )
+  weights = session.engine.weights(params, c.rollout.weights)
+  del params
+  engine = Engine(
+      weights, programs, session.mesh, session.display, c.serve.queue
+  )
+  return engine, about
+
+
+def widths(slots: int) -> tuple[int, ...]:
+  """Fewer slots for which to compile: of a CPU; see `Programs`.
+
+  Elsewhere a step of one response takes as long as a step of all slots.
+  """
+  few = FEW if jax.default_backend() == "cpu" else ()
+  return tuple(x for x in few if x < slots)
+
+
+def bind(host: str, port: int) -> socket.socket:
+  """A socket at an address, which does not listen yet.
+
+  Raises:
+    ConfigError: the address is taken, or none of this machine.
+  """
+  try:
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    place = socket.socket(family, kind, proto)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(address)
+  except OSError as e:
+    raise ConfigError(
+        f"serve.port = {port}: cannot listen at {host} ({e.strerror}): end what"
+        " does, or choose another serve.port or serve.host"
+    ) from None
+  return place
+
+
+def answer(
+    application: app_lib.Guard,
+    engine: Engine,
+    place: socket.socket,
+    display: Display,
+    stop: threading.Event,
+    config,
+) -> None:
+  """Answers requests until `stop` is set, and for `serve.grace` after it.
+
+  Args:
+    application: of `app.app`.
+    engine: of the application, compiled.
+    place: of `bind`.
+    display: the screen.
+    stop: set by SIGTERM.
+    config: the section serve.
+
+  Raises:
+    RunError: the thread that answers has ended by itself.
+  """
+  server = connections.Listener(
+      uvicorn.Config(
+          application,
+          log_level="error",
+          access_log=False,
+          lifespan="off",
+          ws="none",
+          timeout_graceful_shutdown=math.ceil(config.grace) + 1,
+          ssl_certfile=config.certificate or None,
+          ssl_keyfile=config.private_key or None,
+      ),
+      connections.most(),
+      config.receive,
+  )
+  thread = threading.Thread(
+      target=server.run, kwargs=dict(sockets=[place]), daemon=True
+  )
+  host, port = place.getsockname()[:2]
+  shown = f"[{host}]" if ":" in host else host
+  scheme = "https" if config.certificate else "http"
+  thread.start()
+  while thread.is_alive() and not server.started:
+    time.sleep(0.01)
+  display.close()  # no more signs of life: a server may be idle for days
+  if server.started:
+    display.say(
+        f"listening at {scheme}://{shown}:{port}/v1; SIGTERM or Ctrl-C ends"
+    )
+  end = math.inf
+
+  def alive() -> bool:
+    nonlocal end
+    now = time.monotonic()
+    if stop.is_set() and not server.should_exit:
+      server.should_exit, end = True, now + config.grace
+      display.say(
+          f"stopping: {engine.running + engine.waiting} responses have"
+          f" {config.grace:g} seconds (serve.grace) to end; a second signal"
+          " ends at once"
+      )
+    display.progressed = now  # an idle server does not stand still
+    if engine.running:
+      display.doing(
+          f"serving: {engine.running} responses decode, {engine.waiting} wait,"
+          f" {engine.rate():.0f} tokens a second"
+      )
+    return thread.is_alive() and now < end
+
+  engine.run(alive)
+  if not stop.is_set():
+    raise RunError("the HTTP server has ended by itself; see the lines above")
+  thread.join(LAST_WORDS)
+  display.say(f"stopped; {engine.tokens:,} tokens were sampled")

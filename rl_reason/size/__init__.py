@@ -1,1 +1,0 @@
-"""Does it fit? Bytes per device of a config, by formula and by compiling."""

@@ -1,0 +1,163 @@
+"""Responses to imitate (SFT), and pairs of them to compare (reward models)."""
+
+from collections.abc import Callable
+
+import grain
+import numpy as np
+
+from rl_reason import environments
+from rl_reason.data import datasets, pipelines, tokenizer
+from rl_reason.data.row_source import RowSource
+from rl_reason.devices.randomness import host_seed
+
+
+def batches(rows: RowSource, purpose: str, batch: int, mixture: dict):
+  """An iterator over batches of (prompt, response) to imitate.
+
+  A response in an environment is a list: turns, and observations between.
+
+  Args:
+    rows: of the run.
+    purpose: decides the seed.
+    batch: rows of a batch.
+    mixture: style of the task -> weight; they need not sum to 1.
+  """
+  seed = host_seed(rows.seed, purpose)
+  if rows.files is not None:
+    parts, weights = pipelines.prepared(rows.files, "train")
+    return pipelines.iterate(_pairs(parts, weights, seed), batch)
+
+  def demonstrate(item):
+    _, row, rng = item
+    response = rows.task.demonstrate(row, _style(rng, mixture), rng)
+    if isinstance(response, str):
+      return row.prompt, response
+    made = rows.task.environment()  # answers the turns
+    return environments.transcript(made, row, response, rng)
+
+  dataset = grain.MapDataset.source(rows.problems(seed)).map(demonstrate)
+  return pipelines.iterate(dataset, batch)
+
+
+def preferences(
+    rows: RowSource, batch: int, chosen, rejected, *, evaluation: bool
+):
+  """An iterator over batches of (prompt, chosen, rejected response).
+
+  Args:
+    rows: of the run.
+    batch: rows of a batch.
+    chosen: style -> weight, of correct responses of the task; an incorrect
+      draw is repeated.
+    rejected: style -> weight, of incorrect responses.
+    evaluation: whether to take held-out prompts.
+
+  Raises:
+    DataError: the styles give no such response in a thousand draws.
+  """
+  seed = host_seed(rows.seed, f"preferences {evaluation}")
+  if rows.files is not None:
+    use = "evaluate" if evaluation else "train"
+    parts, weights = pipelines.prepared(rows.files, use)
+    dataset = _pairs(parts, weights, seed, rejected=True)
+    return pipelines.iterate(dataset, batch)
+
+  def respond(row, rng, mixture, correct):
+    for _ in range(1000):
+      text = rows.task.demonstrate(row, _style(rng, mixture), rng)
+      if rows.task.verify(text, row) == correct:
+        return text
+    raise datasets.DataError(
+        f"no {'correct' if correct else 'incorrect'} response to"
+        f" {row.prompt!r} in 1000 draws of {mixture}: choose other styles"
+    )
+
+  def pair(item):
+    _, row, rng = item
+    better = respond(row, rng, chosen, True)
+    return row.prompt, better, respond(row, rng, rejected, False)
+
+  source = rows.problems(seed, evaluation=evaluation)
+  return pipelines.iterate(grain.MapDataset.source(source).map(pair), batch)
+
+
+def _style(rng: np.random.Generator, mixture: dict) -> str:
+  """A random style of the mixture; '' for a task without styles."""
+  styles = sorted(mixture)
+  if not styles:
+    return ""
+  share = np.array([mixture[s] for s in styles], float)
+  return styles[rng.choice(len(styles), p=share / share.sum())]
+
+
+def _pairs(
+    sources: list[pipelines.Prepared],
+    weights: list[float],
+    seed: int,
+    *,
+    rejected: bool = False,
+) -> grain.MapDataset:
+  """(prompt, response) of a mixture, or (prompt, response, rejected).
+
+  Raises:
+    DataError: a source has no row with these texts.
+  """
+
+  def texts(row):
+    pair = row.prompt, row.response
+    return (*pair, row.rejected) if rejected else pair
+
+  positions = []
+  for number, source in enumerate(sources):
+    rows = range(len(source))
+    found = [(number, i) for i in rows if all(texts(source[i])[1:])]
+    if not found:
+      raise datasets.DataError(
+          f"data.train: no row of source {number} has"
+          f" {'a rejected response' if rejected else 'a response'} to learn"
+          " from; name its columns in data.columns, or skip this stage"
+          " (sft.skill.steps = 0)"
+      )
+    positions.append(found)
+  mixed = pipelines.mix(positions, weights, seed)
+  return mixed.map(lambda position: texts(sources[position[0]][position[1]]))
+
+
+def pack(
+    tok,
+    pairs,
+    prompt_slots: int,
+    response_slots: int,
+    observe: Callable[[str], list[int]] | None = None,
+):
+  """Prompts, padded on the left, and responses, padded on the right.
+
+  Args:
+    tok: the tokenizer.
+    pairs: (prompt, response) texts; EOS is added to each response. A response
+      in an environment is a list of turns, with observations between: each turn
+      gets an EOS, and observations are no part of the mask.
+    prompt_slots: P.
+    response_slots: T; a longer response is truncated, and has no EOS then.
+    observe: encodes an observation; None: as turns are.
+
+  Returns:
+    tokens [B, P + T] int32, start [B] int32, mask [B, T] bool.
+  """
+  texts, responses = zip(*pairs, strict=True)
+  ids = range(len(texts))
+  p = pipelines.pack_prompts(tok, list(texts), ids, prompt_slots)
+  tokens_BT = np.full((len(texts), response_slots), tok.pad_token_id, np.int32)
+  mask_BT = np.zeros((len(texts), response_slots), bool)
+  parts = [[x] if isinstance(x, str) else x for x in responses]
+  encoded = iter(tokenizer.encode(tok, [text for x in parts for text in x]))
+  for b, texts_of_row in enumerate(parts):
+    row: list[int] = []
+    for number, text in enumerate(texts_of_row):
+      part, is_turn = next(encoded), number % 2 == 0
+      if observe and not is_turn:
+        part = observe(text)
+      mask_BT[b, len(row) : len(row) + len(part) + 1] = is_turn
+      row += part + [tok.eos_token_id] * is_turn
+    tokens_BT[b, : len(row)] = row[:response_slots]
+  return np.concatenate([p.tokens_NP, tokens_BT], 1), p.start_N, mask_BT

@@ -1,0 +1,82 @@
+"""Evaluations during RL: before, in between, and after."""
+
+import time
+
+from rl_reason.base import config as config_lib
+from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.evaluation import accuracy
+from rl_reason.monitoring import (
+    alarms,
+    metrics as metrics_lib,
+    rl_metrics,
+    verdict,
+)
+from rl_reason.stages.session import Session
+
+
+def is_due(step: int, total: int, every: int) -> bool:
+  """Whether held-out prompts are evaluated before RL step `step` + 1."""
+  return step in (0, total) or bool(every and step % every == 0)
+
+
+def run(session: Session, params: Tree, state: RLState) -> float:
+  """Logs an evaluation; returns the score by which checkpoints compete."""
+  state.wait()  # sampler and verifiers are shared
+  c, say, start = session.config, session.display.say, time.monotonic()
+  first_or_last = state.step in (0, c.rl.steps)
+  count = c.evaluate.interim_prompts
+  if first_or_last:
+    count = c.evaluate.prompts
+  values, responses = accuracy.evaluate(
+      session,
+      params,
+      count,
+      "evaluating",
+      lambda: state.collector.rewards,
+      "both" if first_or_last else "choose",
+  )
+  values |= rl_metrics.totals(state.counters)
+  values["timing_s/testing"] = time.monotonic() - start
+  session.log.metrics("evaluate", state.step, values)
+  for of_set in responses:
+    head = dict(stage=metrics_lib.DOUBTFUL, step=state.step)
+    session.log.samples([head | line for line in of_set.doubtful or ()])
+    # The report compares responses before and after RL, none in between.
+    if first_or_last:
+      session.log.samples(
+          [
+              dict(stage="evaluate", step=state.step) | line
+              for line in of_set.lines
+          ]
+      )
+    measure = of_set.measure
+    name = f"val-core/{of_set.name}/{measure}/mean@{c.evaluate.mean_of}"
+    mean, half = values[name], values[name + "/ci95"]
+    suffix = f" of {of_set.name}" if responses[1:] else ""
+    what, text = "accuracy", f"{mean:.1%} +- {half:.1%}"
+    if measure == "reward":
+      what, text = "reward", f"{mean:.4g} +- {half:.2g}"
+    # A validation set chose the checkpoint: its score is no held-out one.
+    kind = "held-out"
+    if of_set.chooses:
+      kind, suffix = of_set.name, ""
+    say(f"{kind} {what}{suffix} at step {state.step}: {text}")
+  chosen = any(of_set.chooses for of_set in responses)
+  if not (state.step or chosen) and c.evaluate.validation:
+    say(
+        "no prompt is left for validation, so held-out prompts choose the best"
+        " checkpoint, whose score on them will be too high: lower"
+        " evaluate.prompts, or add training rows"
+    )
+  lines = metrics_lib.read_metrics(session.workdir)
+  broken = verdict.of_evaluation(values, config_lib.flat(c))
+  failed = values["val-aux/verifier_failures"]
+  if failed:
+    broken.append(
+        f"verifier or reward functions failed {failed:,} times in this"
+        " evaluation: such responses count as incorrect, or with 0"
+    )
+  for line in [*broken, *alarms.alarms(lines)]:
+    say(f"warning: {line}")
+  return values["val-aux/score"]

@@ -1,0 +1,395 @@
+"""Preparation of data: reads, screens, renders and writes rows.
+
+  WORKDIR/data/train-0.array_record     training rows, one file for each source
+  WORKDIR/data/evaluate-0.array_record  evaluation rows
+  WORKDIR/data/validation-0.array_record  rows that choose, if there are any
+  WORKDIR/data/quarantine.jsonl         rows that were dropped, with the reason
+  WORKDIR/data/data.json, data.md       what was kept and dropped, and why
+
+The directory gets its name only when everything in it is written.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import itertools
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import jax
+from array_record.python import array_record_module
+from jax.experimental import multihost_utils
+
+import rl_reason
+from rl_reason import tasks, verifiers
+from rl_reason.base import config as config_lib, json_files
+from rl_reason.base.errors import Stopped
+from rl_reason.data import (
+    datasets,
+    pipelines,
+    screening,
+    tally as tally_lib,
+    templates,
+    tokenizer,
+)
+from rl_reason.data.datasets import Example
+from rl_reason.data.screening import Fault
+from rl_reason.data.tally import Tally
+from rl_reason.stages.session import resolve, tokenizer_path
+from rl_reason.verifiers import workers
+
+FORMAT = 3  # of the files; a preparation of another format is made anew
+AHEAD = 64  # rows whose reference answers are verified at a time
+PROGRAMS = 32  # solutions of a source that are run against their own tests
+
+
+# --- rows --------------------------------------------------------------------
+
+
+class RowBuilder:
+  """Builds rows from examples: renders, tokenises, measures.
+
+  Args:
+    config: of the run.
+    tok: the tokenizer.
+  """
+
+  def __init__(self, config, tok):
+    self._data, self._rollout, self._tok = config.data, config.rollout, tok
+    self._reserved = templates.reserved(tok)
+    self._special = templates.reserved(tok, special=True)
+    probe = [dict(role="user", content="1+1?")]
+    if self._data.system:
+      probe.insert(0, dict(role="system", content=self._data.system))
+    try:
+      templates.render(probe, tok, chat=self._data.chat)
+    except templates.PromptError as e:
+      raise config_lib.ConfigError(str(e)) from None
+
+  def _encode(self, text: str) -> list[int]:
+    return tokenizer.encode(self._tok, [text])[0]
+
+  def build(self, example: Example, use: str) -> dict | Fault:
+    """The row to write, for 'train' or 'evaluate', or why there is none."""
+    d, limit = self._data, self._rollout.max_prompt
+    for text in (example.question, *(x["content"] for x in example.turns)):
+      if not self._reserved.isdisjoint(self._encode(text)):
+        return Fault("the question contains a special token", text)
+    key = screening.key(example)
+    paraphrases = d.paraphrases if use == "train" else 1
+    question = templates.paraphrase(
+        example.question, int(key, 16) % paraphrases
+    )
+    template = templates.choose(d.template, example.kind)
+    try:
+      turns = templates.messages(question, template, d.system, example.turns)
+      if len(turns) > 1 and not d.chat:
+        reason = "the prompt has several turns; data.chat = True keeps it"
+        return Fault(reason, example.question)
+      prompt = templates.render(turns, self._tok, chat=d.chat)
+    except templates.PromptError as e:
+      return Fault(screening.UNRENDERED, f"{e}: {example.question}")
+    ids = self._encode(prompt)
+    if not ids:
+      return Fault(screening.NO_TOKEN, example.question)
+    if len(ids) > limit:
+      return Fault(
+          f"the prompt is longer than rollout.max_prompt = {limit}; raise it",
+          f"{len(ids)} tokens: {example.question}",
+          len(ids),
+      )
+    response, left_out = example.response, None
+    if example.solution and not response:
+      response = templates.complete(example.solution, example.answer, template)
+      if left_out := self._response_fault(response):
+        response = ""  # RL needs the question only
+    for text in (response, example.rejected):
+      if fault := self._response_fault(text):
+        return fault
+    return example._asdict() | dict(
+        response=response,
+        no_response=left_out.reason if left_out else "",
+        key=key,
+        prompt=prompt,
+        messages=turns if d.chat else [],
+        bin=1 << (len(ids) - 1).bit_length(),
+    )
+
+  def _response_fault(self, text: str) -> Fault | None:
+    ids, limit = self._encode(text), self._rollout.max_tokens
+    if not self._special.isdisjoint(ids):
+      return Fault("a response contains a special token", text)
+    if len(ids) + 1 > limit:  # with its EOS
+      return Fault(
+          f"a response is longer than rollout.max_tokens = {limit}; raise it",
+          f"{len(ids)} tokens: {text}",
+          len(ids) + 1,
+      )
+    return None
+
+
+@contextlib.contextmanager
+def _writer(path: pathlib.Path):
+  # Groups of one record: a row is read without its neighbours.
+  writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+  try:
+    # Dates, decimals and bytes of Parquet are text for rewards.
+    yield lambda row: writer.write(json.dumps(row, default=str).encode())
+  finally:
+    writer.close()
+
+
+class _Preparation:
+  """Writes the sources of a run, evaluation sets first."""
+
+  def __init__(self, config, out: pathlib.Path, tok, stop, pool, quarantine):
+    self._data, self._out, self._stop = config.data, out, stop
+    self._validates, self._quarantine = config.evaluate.validation, quarantine
+    self._builder = RowBuilder(config, tok)
+    self._screen = screening.Screen(config.data, pool)
+    self._references = self._screen.references
+    # Place of a row -> whether its solution passes its tests.
+    self._programs: dict[str, concurrent.futures.Future] = {}
+
+  def _drop(self, tally: Tally, where: str, fault: Fault) -> None:
+    tally.drop(where, fault)
+    fields = dict(file=tally.file, source=tally.source, where=where)
+    fields |= dict(reason=fault.reason, text=fault.text)
+    self._quarantine.write(json.dumps(fields) + "\n")
+
+  def _rows(self, tally: Tally, source: datasets.Source) -> Iterator[dict]:
+    """Yields the rows of a source that pass, and counts the others."""
+    mapping = datasets.columns(self._data.columns)
+    kind = datasets.kind_of(self._data.kind, source)
+    examples = datasets.examples(source, mapping, kind)
+    while batch := list(itertools.islice(examples, AHEAD)):
+      # Workers verify the reference answers of the whole batch meanwhile.
+      self._references.submit([x for x in batch if isinstance(x, Example)])
+      for item in batch:
+        if self._stop.is_set():
+          raise Stopped
+        tally.read += 1
+        if isinstance(item, datasets.Malformed):
+          self._drop(tally, item.where, Fault(screening.MALFORMED, item.why))
+          continue
+        row = self._fault(tally, item) or self._builder.build(item, tally.use)
+        if isinstance(row, Fault):
+          self._drop(tally, item.where, row)
+        else:
+          yield row
+
+  def _fault(self, tally: Tally, example: Example) -> Fault | None:
+    """The fault of an example, if any; counts its reference answer."""
+    fault = None
+    if tally.use == "train":
+      fault = self._screen.training_fault(example)
+    else:
+      self._screen.add_evaluation(example)
+    fault = fault or self._screen.fault(example)
+    if fault or not self._references.checks(example):
+      return fault
+    tally.references += 1
+    fault = self._references.fault(example)
+    tally.verified += not fault
+    has_program = example.kind == "code" and (
+        example.response or example.solution
+    )
+    if has_program and not fault and len(self._programs) < PROGRAMS:
+      self._programs[example.where] = self._references.run(example)
+    return fault
+
+  def write(self, tally: Tally, source: datasets.Source) -> None:
+    """Writes the rows of a source; `finish` has the last word."""
+    self._programs = {}
+    with _writer(self._out / f"{tally.file}.all") as write:
+      for number, row in enumerate(self._rows(tally, source), 1):
+        write(row)
+        if tally.use == "train":
+          self._screen.add_training(row)
+          if number == self._data.limit:
+            break
+    # A reference that its own solution fails would fail every response, too.
+    for where, pending in self._programs.items():
+      out = pending.result()
+      tally.solutions += not out.failure
+      if not out.failure and not out.value:
+        tally.failing.append(where)
+
+  def finish(self, tally: Tally) -> list[Tally]:
+    """Drops rows that a later row, of any source, contradicts.
+
+    Returns:
+      the tally of the training rows that are for validation; [] of none.
+    """
+    file = tally.file.replace("train", tasks.VALIDATION)
+    chosen = Tally(tally.source, tasks.VALIDATION, file)
+    path = self._out / f"{tally.file}.all"
+    reader = array_record_module.ArrayRecordReader(str(path))
+    with contextlib.ExitStack() as stack:
+      write = stack.enter_context(_writer(self._out / tally.file))
+      validate, count = None, reader.num_records()
+      trains = tally.use == "train"
+      if trains and self._validates and count >= tasks.LEAST_TO_SHARE:
+        validate = stack.enter_context(_writer(self._out / file))
+      for index in range(count):
+        row = json.loads(reader.read(index, index + 1)[0])
+        if trains and row["key"] in self._screen.contradicted:
+          fault = Fault(screening.CONTRADICTION, row["question"])
+          self._drop(tally, row["where"], fault)
+        elif validate and tasks.for_validation(row["prompt"]):
+          validate(row)
+          chosen.keep(row)
+        else:
+          write(row)
+          tally.keep(row)
+    reader.close()
+    path.unlink()
+    return [chosen] if chosen.kept else []
+
+
+# --- the stage ---------------------------------------------------------------
+
+
+def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
+  """A hash of everything that a preparation depends on."""
+  # reward.seconds decides which reference answers take too long to verify.
+  names = "tokenizer rollout.max_prompt rollout.max_tokens reward.seconds"
+  paths = [path for source in sources for _, path in datasets.files(source)]
+  tok = pathlib.Path(tok_path)
+  paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
+  paths += templates.files(config.data.template)
+  parts = [rl_reason.__version__, f"format {FORMAT}"]
+  if revision := config_lib.revision(config, tok_path):
+    parts.append(f"revision {revision}")
+  parts += ["validation"] * bool(config.evaluate.validation)
+  parts += [
+      f"{name}={value}"
+      for name, value in sorted(config_lib.flat(config).items())
+      if name.startswith("data.") or name in names.split()
+  ]
+  for path in paths:
+    stat = path.stat()
+    parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+  return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
+  """Writes everything into a new directory, then renames it."""
+  out, old = workdir / "data.new", workdir / "data.old"
+  for path in (out, old):
+    shutil.rmtree(path, ignore_errors=True)
+  out.mkdir(parents=True)
+  tok = tokenizer.load(tok_path, "", config_lib.revision(config, tok_path))
+  r, tallies = config.reward, []
+  with (
+      workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
+      (out / pipelines.QUARANTINE).open("w") as quarantine,
+  ):
+    work = _Preparation(config, out, tok, stop, pool, quarantine)
+    # Evaluation sets first: training rows are compared with them.
+    for use in ("evaluate", "train"):
+      for index, (source, _) in enumerate(parts[use]):
+        display.doing(f"preparing {source.text}")
+        file = f"{use}-{index}.array_record"
+        tallies.append(Tally(source.text, use, file))
+        work.write(tallies[-1], source)
+    for_validation = [chosen for x in tallies for chosen in work.finish(x)]
+  for tally in tallies:
+    # What was dropped tells a wrong format from damage: both errors show it.
+    reasons = [
+        f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
+        for reason, n in tally.dropped.items()
+    ]
+    if tally.kept and tally.corrupt > config.data.max_corrupt * tally.read:
+      raise datasets.DataError(
+          f"data.{tally.use}: {tally.corrupt:,} of {tally.read:,} rows of"
+          f" {tally.source} are corrupt, more than data.max_corrupt ="
+          f" {config.data.max_corrupt:g} ({'; '.join(reasons)}); correct it,"
+          " name its columns in data.columns, or raise data.max_corrupt"
+      )
+    # An empty source would shift the shares of the mixture unnoticed.
+    if not tally.kept:
+      raise datasets.DataError(
+          f"data.{tally.use}: no row of {tally.source} is left"
+          f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
+          " out"
+      )
+  weights = [weight for _, weight in parts["train"]]
+  if any(weights):
+    weights = [1.0 if x is None else x for x in weights]
+  else:  # every row is drawn equally often
+    weights = [tally.kept for tally in tallies if tally.use == "train"]
+  report = dict(
+      identity=identity,
+      weights=weights,
+      sources=[vars(tally) for tally in tallies + for_validation],
+  )
+  (out / "data.md").write_text(tally_lib.markdown(tallies + for_validation))
+  json_files.write_json(out / "data.json", report)
+  place = workdir / "data"
+  if place.exists():
+    place.rename(old)
+  out.rename(place)
+  shutil.rmtree(old, ignore_errors=True)
+
+
+def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
+  """Prepares the sources of `data.train` and `data.evaluate`.
+
+  A preparation of the same config and the same files is reused.
+
+  Args:
+    config: checked.
+    workdir: of the run.
+    display: for messages.
+    stop: set by SIGTERM.
+
+  Returns:
+    the directory, for `pipelines.prepared`.
+
+  Raises:
+    DataError: a source cannot be read, no row of it is left, too many are
+      corrupt, or a training row is an evaluation row and the config does not
+      say what to do about it.
+    Stopped: by SIGTERM; no directory is left that would be taken for complete.
+  """
+  place = workdir / "data"
+  verifiers.OWN.update(datasets.assignments(config.data.kind).values())
+  if jax.process_index() == 0:
+    d = config.data
+    revisions = config_lib.revisions(config)
+    parts = dict(
+        evaluate=datasets.parse_all(d.evaluate, "test", revisions),
+        train=datasets.parse_all(d.train, "train", revisions),
+    )
+    tok_path = tokenizer_path(config, resolve(config))
+    sources = [source for source, _ in parts["evaluate"] + parts["train"]]
+    identity = _identity(config, tok_path, sources)
+    report = place / "data.json"
+    done = report.exists() and json.loads(report.read_text())
+    if done and done["identity"] == identity:
+      display.say(f"data are prepared already: {place}")
+    else:
+      _write(config, tok_path, parts, identity, workdir, display, stop)
+    learns = not config.sft.reuse and config.sft.skill.steps
+    tallies = json.loads(report.read_text())["sources"]
+    for line in tally_lib.lines(tallies, learns):
+      display.say(line)
+    levels = {
+        x for t in tallies if t["use"] == "train" for x in t["difficulties"]
+    }
+    if (field := config_lib.type_field(config)) and len(levels) == 1:
+      display.say(
+          f"warning: {field} = {config_lib.at(config, field)!r}: goes by the"
+          " difficulty (type) of problems, and all rows of data.train have the"
+          " same one; data.columns names its column"
+      )
+    display.say(
+        f"data: {place / 'data.md'} counts the rows that are left out,"
+        f" {pipelines.QUARANTINE} beside it has them"
+    )
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices("prepare")
+  return place

@@ -1,0 +1,250 @@
+"""Reinforcement learning: collect, log-probs, credit, update, log, evaluate.
+
+The algorithm is the config: which advantage, surrogate and reduction, whether
+batches are refilled, whether there is a critic. `train` is the same loop for
+all of them. Where to find the techniques of DAPO and VAPO:
+
+  dynamic sampling             dynamic_sampling.fill_batch
+  overlong punishment          rewards.soft_overlong, in credit.outcome
+  group-relative advantage     advantages.group_norm, in credit.assign
+  clip-higher, dual clip       surrogates.ppo, in objective.loss
+  token-level loss             reductions.token_mean, in objective.token_weights
+  overlong filtering           step.train_batch
+  value pretraining            value.run, before this loop
+  decoupled GAE                credit.targets: the critic's lambda is its own
+  length-adaptive GAE          advantages.gae_length_adaptive, in credit.assign
+  positive-example LM loss     objective.loss
+  group sampling               rollout.group_size, in collect
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_reason.base import config as config_lib
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.collect import dynamic_sampling, history
+from rl_reason.collect.experience import credit_inputs, with_old_logps
+from rl_reason.devices import sharding
+from rl_reason.models import lora
+from rl_reason.monitoring import doctor, rl_metrics
+from rl_reason.stages import build_step, interim, sample_log
+from rl_reason.stages.initial_state import initial_state
+from rl_reason.stages.session import Session, open_stage
+from rl_reason.training.certificate import Certificate
+from rl_reason.training.step import minibatches, train_batch
+
+
+def train(
+    session: Session,
+    sft_params: Tree,
+    critic_params: Tree | None = None,
+    counters: dict[str, float] | None = None,
+) -> Tree:
+  """Runs or resumes RL.
+
+  Args:
+    session: of the run.
+    sft_params: initial policy, and the reference policy of a KL; with LoRA the
+      frozen base.
+    critic_params: initial critic, if the advantage needs values.
+    counters: what value pretraining cost.
+
+  Returns:
+    the parameters after config.rl.steps steps.
+
+  Raises:
+    dynamic_sampling.Shortfall: the data cannot fill a batch.
+    RunError: too many steps in a row made no update; everything is saved.
+    Stopped: SIGTERM; everything is saved.
+  """
+  # The config is read here and split into what each part needs.
+  c, mesh = session.config, session.mesh
+  run = build_step.build(session)  # the functions of a step, see `Programs`
+  state, base = initial_state(session, sft_params, critic_params, counters)
+  certificate = state.certificate = Certificate(session, base)
+  reference = sft_params
+  if base is not None:  # LoRA: the first factors; updates donate their state
+    reference = jax.tree.map(jnp.copy, state.policy.params)
+
+  def policy(params: Tree) -> Tree:
+    """Parameters as the model reads them: LoRA factors beside their base."""
+    if base is None:
+      return params
+    return lora.join(base, params, build_step.lora_scale(c))
+
+  total, every, save_every = c.rl.steps, c.evaluate.every, c.checkpoint.every
+  has_reference = c.kl.kind != "none"
+  mixes_values = c.critic.value_mixture.name != "none"
+  mask_truncated = c.loss.mask_truncated
+  # Keywords of `fill_batch`; other fields are read elsewhere.
+  refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
+  refill |= dict(group_size=c.rollout.group_size)
+  del refill["batches"], refill["signal"]
+  collector, clock = state.collector, state.collector.clock
+  health = doctor.Doctor(
+      config_lib.flat(c),
+      session.display.say,
+      c.rl.max_steps_without_update,
+      session.log.lines,
+      c.rl.max_steps_uncertified,
+  )
+  logger = rl_metrics.StepLogger(
+      session.log, session.display, clock, health, session.workdir
+  )
+  samples = sample_log.make(
+      session,
+      collector,
+      new_logps=lambda plan: run.logps(policy(state.policy.params), plan)[0],
+  )
+
+  def sample_batch(step: int, weights: Tree, on_dispatch: Callable[[], None]):
+    """The batch of a step, surplus groups, metrics, and what was counted."""
+    collector.start_step()
+    found = dynamic_sampling.fill_batch(
+        samples.watch(step, collector.collect, weights, on_dispatch),
+        state.kept,
+        signal=run.signal(step),
+        **refill,
+    )
+    return *found, collector.counts() | dict(version=step)
+
+  collect: Callable[..., Any] = sample_batch
+  if c.rl.staleness:  # batches of later steps are sampled meanwhile
+    collect = state.ahead = build_step.sample_ahead(
+        session, state, samples, sample_batch
+    )
+  keep = dict(
+      keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
+  )
+  stage = open_stage(session, "rl", **keep)
+  if stage.restore(state) and _is_complete(state, total, session.display):
+    stage.checkpoints.close()
+    return policy(state.policy.params)
+
+  clock.skip()
+  running = stage.running("RL", total, state, logger.flush)
+  with contextlib.closing(state), running:
+    while True:
+      # Evaluate held-out prompts when due, and save the whole state.
+      if not state.evaluated and interim.is_due(state.step, total, every):
+        logger.flush()
+        score = interim.run(session, policy(state.policy.params), state)
+        state.evaluated = True
+        stage.save(state, score)
+        clock.skip()
+      elif stage.due(state.step, save_every):
+        stage.save(state)
+        clock.lap("host")
+      stage.check_stop()
+      health.check(logger.flush)
+      if state.step == total:
+        break
+
+      # Collect: sample and grade responses until the batch is full of groups
+      # with signal (dynamic sampling). Meanwhile the step before is logged.
+      params = policy(state.policy.params)
+      weights = certificate.weights(state.step, params)
+      rows, surplus, metrics, counts = collect(
+          state.step, weights, on_dispatch=logger.flush
+      )
+      logger.flush()  # not yet, if groups that were kept fill the batch
+      metrics |= certificate.of_weights(rows, counts, params, weights)
+      del weights  # freed before the update
+      plan = run.plan(rows.rollouts, state.step)
+      clock.lap("host")
+
+      # Log-probs by the trainer; one on-policy update computes its own.
+      logps_BT = entropy_BT = ref_logps_BT = None
+      if not run.on_policy:
+        logps_BT, entropy_BT = run.logps(params, plan)
+      metrics |= certificate.of_logps(rows, logps_BT)
+      rows = with_old_logps(rows, logps_BT)
+      state.kept = None
+      if surplus is not None:
+        logps_BT, _ = run.logps(params, run.plan(surplus.rollouts))
+        state.kept = with_old_logps(surplus, logps_BT)
+      if has_reference:
+        ref_logps_BT, _ = run.logps(policy(reference), plan)
+      clock.lap("old_log_prob")
+
+      # Values of each prefix, if the advantage asks for them.
+      values_BT = pretrained_BT = None
+      if state.critic is not None:
+        values_BT = run.values(state.critic.params, plan)
+      if mixes_values:
+        pretrained_BT = run.values(critic_params, plan)
+      clock.lap("values")
+
+      # Credit: rewards, then advantages and the critic's targets.
+      inputs = credit_inputs(
+          rows,
+          ref_logps_BT=ref_logps_BT,
+          values_BT=values_BT,
+          pretrained_BT=pretrained_BT,
+          entropy_BT=entropy_BT,
+          progress=np.float32(state.step / total),
+          kl_coef=np.float32(state.coefs["kl"]),
+      )
+      if state.history is not None:
+        inputs |= run.history_inputs(state.history, params)
+      credit = run.credit(inputs)
+      if state.history is not None:
+        state.history = history.append(state.history, rows, credit["rewards_B"])
+      clock.lap("adv")
+
+      # Update the policy, and the critic on the same minibatches.
+      batch = train_batch(
+          rows,
+          credit,
+          mask_truncated=mask_truncated,
+          updates=len(plan.order_MB),
+          ref_logps_BT=ref_logps_BT,
+          values_BT=values_BT,
+      )
+      data_M = minibatches(mesh, batch, plan)
+      coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
+      clock.lap("host")
+      state.policy, actor_metrics = run.update(
+          state.policy, *data_M, coefs, base
+      )
+      critic_metrics = {}
+      if state.critic is not None:
+        state.critic, critic_metrics = run.update_critic(state.critic, *data_M)
+
+      # Log, while the device computes the update; adapt KL and entropy bonus.
+      state.counters, metrics = run.step_metrics(
+          state, metrics, counts, rows, credit, batch, plan
+      )
+      state.step, state.evaluated = state.step + 1, False
+      logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
+      samples.log(state.step, rows, credit, batch, plan, entropy_BT)
+      samples.doubtful(state.step, counts.get("doubtful", []))
+      if run.steer is not None:
+        state.coefs = run.steer(
+            state.coefs, rows.rollouts.mask_BT, entropy_BT, credit
+        )
+  return policy(state.policy.params)
+
+
+def _is_complete(state: RLState, total: int, display: Any) -> bool:
+  """Whether a restored run has nothing left to do.
+
+  Raises:
+    RunError: it is already beyond config.rl.steps.
+  """
+  if state.step > total:
+    raise RunError(
+        f"rl.steps = {total}: this run is at step {state.step} already; ask for"
+        " more steps, or choose another --workdir"
+    )
+  complete = state.step == total and state.evaluated
+  if complete:
+    display.say(f"this run is complete: {state.step} of {total} RL steps")
+  return complete

@@ -1,0 +1,195 @@
+"""Supervised training on an endless stream: SFT and reward models.
+
+Metrics are read one step late, while the device works on the next step.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl_reason.base import config as config_lib
+from rl_reason.base.structs import Array, Packed, TrainState, Tree
+from rl_reason.checkpointing.resumable import NetworkState
+from rl_reason.devices import sharding
+from rl_reason.devices.compiled import CompiledOnce
+from rl_reason.devices.randomness import key
+from rl_reason.models import decoder, experts
+from rl_reason.monitoring import metrics as metrics_lib, skips as skips_lib
+from rl_reason.stages.session import Session, open_stage, packed_rows
+from rl_reason.training import packing
+from rl_reason.training.optimizer import (
+    abstract_state,
+    from_config,
+    init_state,
+    new_state,
+    state_shardings,
+)
+from rl_reason.training.step import accumulate, optimize
+
+
+def sft_update(
+    state: TrainState,
+    packed: Packed,
+    mask_BT: Array,
+    *,
+    cfg: decoder.ModelConfig,
+    tx: optax.GradientTransformation,
+    router_aux: float = 0.0,
+) -> tuple[TrainState, dict[str, Array]]:
+  """One step of supervised fine-tuning: mean NLL of the response tokens.
+
+  cfg, tx and router_aux, the coefficient of `experts.loss`, are static; the
+  caller's jit donates the state. Returns the next state, and metrics: loss,
+  grad_norm, update_skipped.
+  """
+  weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
+
+  def loss_fn(params, packed, weights_BT):
+    logps_BT, _, routing = decoder.routed_logps(params, cfg, packed)
+    loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
+    if routing is not None:
+      aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)
+      return loss + aux, dict(loss=loss) | metrics
+    return loss, dict(loss=loss)
+
+  grads, metrics = accumulate(loss_fn, state.params, packed, weights_BT)
+  state, step_metrics = optimize(state, tx, grads, mask_BT)
+  return state.replace(step=state.step + 1), metrics | step_metrics
+
+
+def train(
+    session: Session,
+    name: str,
+    *,
+    title: str,
+    prefix: str,
+    table: Tree,
+    first: Callable[[Tree], Tree] | None,
+    stream: Any,
+    rows: Callable[[Any], tuple[Array, Array, Array]],
+    update: Callable,
+    steps: int,
+    lr: float,
+    schedule: str,
+    unit: int = 1,
+    final_check: Callable[[Tree], None] | None = None,
+) -> Tree:
+  """Trains for `steps` optimizer steps, or resumes; returns the parameters.
+
+  Args:
+    session: of the run.
+    name: of the stage in checkpoints and metrics.
+    title: of the stage on the screen.
+    prefix: of its metrics.
+    table: of the network's parameters.
+    first: shardings of the parameters -> initial parameters; None: random.
+    stream: a checkpointable iterator over batches.
+    rows: a batch -> tokens [B, L], start [B], mask [B, T].
+    update: (state, Packed, mask [B, T], tx=) -> state and metrics.
+    steps: optimizer steps.
+    lr: peak learning rate.
+    schedule: of the learning rate.
+    unit: adjacent rows that must share a micro-batch.
+    final_check: called once with the parameters after the last step. What it
+      raises ends the run; a resumed run calls it again.
+
+  Raises:
+    RunError: too many updates in a row were skipped, or all; it is saved.
+    Stopped: SIGTERM; everything is saved.
+  """
+  # The config is read here.
+  c, mesh = session.config, session.mesh
+  save_every = c.checkpoint.sft_every
+  tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
+  shardings = state_shardings(table, tx, mesh)
+  stage = open_stage(session, name)
+  skips = skips_lib.Skips(
+      title,
+      config_lib.flat(c),
+      ".".join(dict.fromkeys((prefix, name, "lr"))),
+      c.rl.max_steps_without_update,
+  )
+  state = NetworkState(abstract_state(table, tx, shardings), stream)
+
+  # Resume from the newest checkpoint, or begin.
+  if stage.restore(state):
+    if state.complete:
+      stage.checkpoints.close()
+      skips.require_any(int(state.train.skipped), steps)
+      return state.train.params
+  elif first is None:
+    random_key = key(mesh, c.seed, "parameters")
+    state.train = init_state(table, tx, shardings, random_key)
+  else:
+    state.train = new_state(first(shardings.params), tx, shardings)
+
+  program = CompiledOnce(
+      f"update of {title}",
+      jax.jit(
+          functools.partial(update, tx=tx),
+          donate_argnums=0,
+          out_shardings=(shardings, None),
+      ),
+      session.display,
+  )
+  micro_batch_rows = max(packed_rows(c, mesh), unit)
+  pending = None  # step and metrics of the update that is under way
+  clock = metrics_lib.Clock()
+
+  log = functools.partial(
+      _log,
+      log=session.log,
+      display=session.display,
+      every=c.log.sft_every,
+      name=name,
+      prefix=prefix,
+      clock=clock,
+  )
+
+  def flush() -> None:
+    nonlocal pending
+    if pending is not None:
+      step, values = pending[0], jax.device_get(pending[1])
+      clock.lap("steps")
+      log(step, values)
+      skips.add(step, not values["update_skipped"], values["grad_norm"])
+    pending = None
+
+  with stage.running(title, steps, state, flush):
+    while state.step < steps:
+      stage.check_stop()
+      skips.check(flush)
+      # Pack the next batch and dispatch its update.
+      tokens_BL, start_B, mask_BT = rows(next(stream))
+      packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)
+      placed = sharding.put_packed(mesh, packed), sharding.put(
+          mesh, mask_BT, "batch"
+      )
+      state.train, metrics = program(state.train, *placed)
+      # Log the step before, while the device works.
+      flush()
+      state.step += 1
+      pending = state.step, metrics
+      state.complete = state.step == steps and final_check is None
+      if state.step == steps or stage.due(state.step, save_every):
+        stage.save(state)
+        clock.skip()
+    skips.require_any(int(state.train.skipped), steps)
+    if final_check is not None:
+      final_check(state.train.params)
+      state.complete = True
+      stage.save(state)
+  return state.train.params
+
+
+def _log(step, values, *, log, display, every, name, prefix, clock) -> None:
+  display.step(step, loss=float(values["loss"]))
+  if step % every == 0:
+    times = {f"timing_s/{k}": x for k, x in clock.take().items()}
+    log.metrics(
+        name, step, {f"{prefix}/{k}": v for k, v in values.items()} | times
+    )
