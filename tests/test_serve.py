@@ -572,8 +572,8 @@ def test_health_tells_an_engine_that_hangs(serve, engine):
   look = lambda: client.get("/health").status_code  # noqa: E731
   free = threading.Event()
   with contextlib.closing(dog):
-    time.sleep(0.5)
-    assert engine.progressed > before + 0.1  # nobody else has asked
+    # Nobody else has asked for a token.
+    wait_for(lambda: engine.progressed > before + 0.1)
     assert engine.tokens == tokens  # nor counts what the server asks
     assert look() == 200 and not said
     try:
