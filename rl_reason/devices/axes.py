@@ -46,8 +46,8 @@ AXES = (
 )
 NAMES = tuple(axis.name for axis in AXES)
 
-# Logical axis -> the axes of the mesh that shard it.
-RULES: dict[str, tuple[str, ...]] = {
+# Logical axis -> the axes of the mesh that shard it; None is not sharded.
+RULES: dict[str | None, tuple[str, ...]] = {None: ()} | {
     logical: tuple(axis.name for axis in AXES if logical in axis.splits)
     for logical in dict.fromkeys(x for axis in AXES for x in axis.splits)
 }
@@ -76,8 +76,7 @@ def fill(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 def num_shards(sizes: Mapping[str, int], logical: str | None) -> int:
   """Number of shards of a logical axis on a mesh of some sizes."""
-  names = RULES[logical] if logical else ()
-  return math.prod(sizes.get(name, 1) for name in names)
+  return math.prod(sizes.get(name, 1) for name in RULES[logical])
 
 
 def text(sizes: Mapping[str, int]) -> str:

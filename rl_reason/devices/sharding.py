@@ -37,8 +37,7 @@ def memories() -> set[str]:
 
 def spec(*logical: str | None) -> PartitionSpec:
   """The PartitionSpec of an array with these logical axes."""
-  parts = ((axes.RULES[name] if name else None) for name in logical)
-  return PartitionSpec(*parts)
+  return PartitionSpec(*(axes.RULES[name] or None for name in logical))
 
 
 def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
@@ -72,7 +71,7 @@ def constrain(x: Array, *logical: str | None) -> Array:
     return x
   # Inside of a shard_map its axes cannot be constrained.
   manual = set(mesh.manual_axes)
-  names = (None if manual & set(axes.RULES.get(n, ())) else n for n in logical)
+  names = (None if manual & set(axes.RULES[n]) else n for n in logical)
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
@@ -111,7 +110,7 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
         name
         for x, logical in zip(args, in_axes, strict=True)
         for size, name in zip(jnp.shape(x), logical, strict=True)
-        if not free.issuperset(axes.RULES.get(name, ()))
+        if not free.issuperset(axes.RULES[name])
         or size % num_shards(mesh, name)
     }
 
