@@ -32,7 +32,7 @@ from rl_reason.algorithms import (
 from rl_reason.collect import experience, grading
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.devices.randomness import key
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 from rl_reason.models import decoder, experts
 from rl_reason.report import machine_record
 from rl_reason.rollout import sampler, sampler_weights
@@ -40,7 +40,7 @@ from rl_reason.stages import demonstrations, supervised
 from rl_reason.training import packing, step
 from rl_reason.training.optimizer import first_state, make_optimizer
 
-SEEDS = study.fresh_seeds("rl_reason routing replay", 5)
+SEEDS = ablate.fresh_seeds("rl_reason routing replay", 5)
 SKILL, HABITS = 900, 60  # steps of SFT
 STEPS, BATCH, GROUP, MINIBATCHES = 16, 128, 8, 4
 LAST = 4  # steps whose accuracy is the final one
