@@ -24,16 +24,16 @@ from rl_reason.base import config as config_lib, functions
 from rl_reason.base.structs import Array, Experience, Tree
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import combinations
-from rl_reason.collect import dynamic_sampling, history, reward_spread
+from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.collect.episodes import Environments
+from rl_reason.collect.environment_runner import Environments
+from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
 from rl_reason.collect.partial_rollouts import PartialRolloutCollector
 from rl_reason.collect.reward_runner import Rewards
-from rl_reason.collect.trajectories import TurnsCollector
+from rl_reason.data.pipelines import RowSource
 from rl_reason.data.prompt_stream import PromptStream
-from rl_reason.data.row_source import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed, key
@@ -45,7 +45,7 @@ from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms
-from rl_reason.training import certificate, critic_step, packing, step
+from rl_reason.training import certificate, packing, step
 
 
 def policy_update(
@@ -79,11 +79,11 @@ def policy_update(
 def critic_update(
     c, cfg: critic.CriticConfig, optimizer: Optimizer, display: Display
 ) -> CompiledOnce:
-  """`critic_step.critic_update` on the mesh; the critic's state is donated."""
+  """`step.critic_update` on the mesh; the critic's state is donated."""
   tx, shardings = optimizer
   update = jax.jit(
       functools.partial(
-          critic_step.critic_update, cfg=cfg, tx=tx, clip=c.critic.clip
+          step.critic_update, cfg=cfg, tx=tx, clip=c.critic.clip
       ),
       donate_argnums=0,
       out_shardings=(shardings, None),
@@ -231,10 +231,12 @@ def signal(
   """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
   if combinations.by_reward(c):
     return functools.partial(
-        reward_spread.signal, reward=reward, steps=c.rl.steps
+        dynamic_sampling.rewards_differ, reward=reward, steps=c.rl.steps
     )
   if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
-    return dynamic_sampling.in_every_step(reward_spread.of_finished)
+    return dynamic_sampling.in_every_step(
+        dynamic_sampling.finished_partly_correct
+    )
   return dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
 
 

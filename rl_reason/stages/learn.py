@@ -11,9 +11,9 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.collect.episodes import Environments
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import initial_state, reward_model, rl, sft, trained, value
 from rl_reason.stages.model import Model

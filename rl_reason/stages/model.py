@@ -74,13 +74,7 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
   Raises:
     ConfigError: there is none, or it does not fit the checkpoint.
   """
-  path = c.tokenizer
-  if source and not path:
-    if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
-      raise config_lib.ConfigError(
-          f"tokenizer = '': {source.label} has no tokenizer; name one"
-      )
-    path = str(source.path)
+  path = tokenizer_path(c, source)
   tok = tokenizer.load(path, alphabet, config_lib.revision(c, path))
   if source and (tokens := _size(tok)) > source.cfg.vocab:
     raise config_lib.ConfigError(
@@ -88,6 +82,21 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
   return tok
+
+
+def tokenizer_path(c, source: hf.Source | None) -> str:
+  """The path of the tokenizer: as configured, or of the checkpoint.
+
+  Raises:
+    ConfigError: there is none.
+  """
+  if c.tokenizer or not source:
+    return c.tokenizer
+  if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
+    raise config_lib.ConfigError(
+        f"tokenizer = '': {source.label} has no tokenizer; name one"
+    )
+  return str(source.path)
 
 
 def _size(tok: Any) -> int:

@@ -15,10 +15,10 @@ import jax
 
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, functions
-from rl_reason.collect.episodes import Environments, stop_candidates
+from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import tokenizer
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.hf import tensor_names
 from rl_reason.models import decoder

@@ -25,7 +25,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
 from rl_reason.data import sample_files
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed

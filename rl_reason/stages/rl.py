@@ -30,10 +30,10 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.collect import dynamic_sampling, history
-from rl_reason.collect.episodes import Environments
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
 from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.models import lora
 from rl_reason.monitoring import doctor, rl_metrics

@@ -14,9 +14,9 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checks import combinations
-from rl_reason.collect.episodes import Environments
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.data import sample_files
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices.randomness import host_seed
 from rl_reason.models import decoder
 from rl_reason.rollout.sampler import RolloutEngine

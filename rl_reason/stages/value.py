@@ -15,10 +15,10 @@ import numpy as np
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.resumable import NetworkState
-from rl_reason.collect.episodes import Environments
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs
 from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.models import critic
 from rl_reason.monitoring import rl_metrics, signs, skips as skips_lib, updates
 from rl_reason.rollout.sampler import RolloutEngine
