@@ -82,9 +82,7 @@ def critic_update(
   """`step.critic_update` on the mesh; the critic's state is donated."""
   tx, shardings = optimizer
   update = jax.jit(
-      functools.partial(
-          step.critic_update, cfg=cfg, tx=tx, clip=c.critic.clip
-      ),
+      functools.partial(step.critic_update, cfg=cfg, tx=tx, clip=c.critic.clip),
       donate_argnums=0,
       out_shardings=(shardings, None),
   )
@@ -184,13 +182,13 @@ def returns(
   return _reward_and(assign, reward, mesh, "rewards and returns", display)
 
 
-def _reward_and(assign: Callable, reward, mesh, title: str, display) -> Callable:
-  program = jax.jit(
-      functools.partial(
-          credit_lib.rewards_and_advantages, reward=reward, assign=assign
-      )
+def _reward_and(
+    assign: Callable, reward: Callable, mesh, title: str, display: Display
+) -> Callable[[dict], dict]:
+  fn = functools.partial(
+      credit_lib.rewards_and_advantages, reward=reward, assign=assign
   )
-  program = CompiledOnce(title, program, display)
+  program = CompiledOnce(title, jax.jit(fn), display)
   return functools.partial(step.on_mesh, mesh, program)
 
 
@@ -467,7 +465,7 @@ def certify(
     display: Display,
 ) -> certificate.Certificate:
   """The certificate of each step; `base` is frozen beside LoRA factors."""
-  r, backend = c.rollout, jax.default_backend()
+  r = c.rollout
   if not getattr(rollout_engine, "answers", True):
     display.say(
         f"rollout.engine.name = {r.engine.name!r}: this engine does"
@@ -478,7 +476,7 @@ def certify(
       engine,
       base,
       cfg=cfg,
-      weights=r.weights,
+      kind=r.weights,
       staleness=c.rl.staleness,
       routes=r.replay_routing,
       gap_bound=certificate.bound(
@@ -486,7 +484,7 @@ def certify(
           c.model.dtype,
           own_engine=r.engine.name == "own",
           has_experts=c.model.experts > 0,
-          backend=backend,
+          backend=jax.default_backend(),
       ),
   )
 

@@ -5,6 +5,8 @@ checkpoints is damaged or gone by then, they must not start again: that would
 cost hours, and cut the lines that RL has logged since.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from rl_reason.base import config as config_lib
@@ -15,7 +17,14 @@ from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import initial_state, reward_model, rl, sft, trained, value
+from rl_reason.stages import (
+    initial_state,
+    reward_model,
+    rl,
+    sft,
+    trained,
+    value,
+)
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
 
@@ -52,17 +61,26 @@ def run(
     environments: makes and calls environments; None without.
   """
   samples = dict(
-      model=model, output=output, row_source=row_source, tok=tok, environments=environments
+      model=model,
+      output=output,
+      row_source=row_source,
+      tok=tok,
+      environments=environments,
   )
   pretrains = dict(samples, engine=engine, reward_runner=reward_runner)
-  found = resumed(c, **pretrains) if stage == "all" else None
+  pretrain = functools.partial(value.run, c, **pretrains)
+  found = None
+  if stage == "all":
+    found = resumed(c, pretrain, model=model, output=output)
   params, critic_params, counters = found or (None, None, None)
   if found is None:
     params = sft.run(c, engine=engine, **samples)
     if stage == "reward_model":
-      reward_model.run(c, params, model=model, output=output, row_source=row_source, tok=tok)
+      reward_model.run(
+          c, params, model=model, output=output, row_source=row_source, tok=tok
+      )
     elif stage != "sft" and config_lib.has_critic(c):
-      critic_params, counters = value.run(c, params, **pretrains)
+      critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:
     if c.lora.rank:  # under the same name, to free the fp32 copy
       params = initial_state.frozen_base(params, model.cfg.dtype)
@@ -77,7 +95,13 @@ def run(
   return params
 
 
-def resumed(c, *, model: Model, output: Output, **parts: Any) -> Start | None:
+def resumed(
+    c,
+    pretrain: Callable[[Tree], tuple[Tree, dict[str, float]]],
+    *,
+    model: Model,
+    output: Output,
+) -> Start | None:
   """The arguments of `rl.train`, or None if RL has no checkpoint yet.
 
   The policy is None if RL is complete, and the base of its LoRA factors lost:
@@ -85,9 +109,9 @@ def resumed(c, *, model: Model, output: Output, **parts: Any) -> Start | None:
 
   Args:
     c: the config.
+    pretrain: `value.run` of the policy, which here reads its result.
     model: shapes and devices.
     output: work directory and screen.
-    **parts: further keywords of `value.run`.
 
   Raises:
     RunError: RL needs parameters of a finished stage that are lost.
@@ -111,9 +135,7 @@ def resumed(c, *, model: Model, output: Output, **parts: Any) -> Start | None:
       if c.critic.value_mixture.name != "none":
         needed = "for critic.value_mixture"
     else:
-      critic_params, counters = value.run(
-          c, params, model=model, output=output, **parts
-      )
+      critic_params, counters = pretrain(params)
   if not lost:
     return params, critic_params, counters
   step = checkpoints.newest(say)

@@ -1,4 +1,4 @@
-"""The model of a config: its checkpoint, tokenizer, static shape and kernels."""
+"""The model of a config: checkpoint, tokenizer, static shape and kernels."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -103,7 +103,9 @@ def _size(tok: Any) -> int:
   return 1 + max(tok.get_vocab().values())
 
 
-def check_prompts(c, task: Any, difficulties: tuple[int, ...], tok: Any) -> None:
+def check_prompts(
+    c, task: Any, difficulties: tuple[int, ...], tok: Any
+) -> None:
   """Refuses difficulties whose prompts are too long, or cannot be spelled.
 
   Raises:
@@ -156,9 +158,7 @@ def policy_shape(
   return cfg
 
 
-def model_config(
-    c, *, vocab: int, tokens: int | None
-) -> decoder.ModelConfig:
+def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:
   """The static shape of the model of a config.
 
   Args:

@@ -71,7 +71,7 @@ def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
   return found.in_workers(r.workers, r.seconds, show), make
 
 
-def rows(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
+def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   """The rows of the task by purpose.
 
   Args:

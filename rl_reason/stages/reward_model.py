@@ -107,8 +107,9 @@ def run(
     output.log.metrics("reward_model", r.steps, metrics)
     say(
         "reward model: prefers the chosen response in"
-        f" {values['accuracy']:.1%} +- {values['accuracy/ci95']:.1%} of held-out"
-        f" pairs, calibration error {values['calibration_error']:.3f}"
+        f" {values['accuracy']:.1%} +- {values['accuracy/ci95']:.1%} of"
+        " held-out pairs, calibration error"
+        f" {values['calibration_error']:.3f}"
     )
     _export(c, params, model, tok, output)
 
@@ -193,7 +194,9 @@ def pairs(
   r, rollout = c.reward_model, c.rollout
   if not r.samples:
     chosen, rejected = (
-        config_lib.mixture(x) if x else dict.fromkeys(row_source.task.STYLES, 1.0)
+        config_lib.mixture(x)
+        if x
+        else dict.fromkeys(row_source.task.STYLES, 1.0)
         for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
@@ -220,9 +223,7 @@ def pairs(
 def _pack_pairs(rollout, tok: Any, pairs) -> tuple[Array, Array, Array]:
   """Tokens, start and mask of 2 B rows; the rows of a pair are adjacent."""
   texts = [(prompt, text) for prompt, *both in pairs for text in both]
-  return demonstrations.pack(
-      tok, texts, rollout.max_prompt, rollout.max_tokens
-  )
+  return demonstrations.pack(tok, texts, rollout.max_prompt, rollout.max_tokens)
 
 
 def _scores(

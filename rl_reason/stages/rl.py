@@ -309,9 +309,7 @@ def train(
       data_M = minibatches(mesh, batch, plan)
       coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
       clock.lap("host")
-      state.policy, actor_metrics = update(
-          state.policy, *data_M, coefs, base
-      )
+      state.policy, actor_metrics = update(state.policy, *data_M, coefs, base)
       critic_metrics = {}
       if state.critic is not None:
         state.critic, critic_metrics = update_critic(state.critic, *data_M)

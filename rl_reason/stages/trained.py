@@ -1,11 +1,11 @@
 """Trained parameters: of a stage of this run, of another run, or exported.
 
-  sft           the policy that SFT, or model.path, gives RL
-  policy        the policy of a work directory, by step
-  rl            policy and critic of a checkpoint of RL
-  critic        the critic that value pretraining starts from
-  reused_critic the critic that another run has pretrained
-  reward_model  a reward model of this package, or of transformers
+sft           the policy that SFT, or model.path, gives RL
+policy        the policy of a work directory, by step
+rl            policy and critic of a checkpoint of RL
+critic        the critic that value pretraining starts from
+reused_critic the critic that another run has pretrained
+reward_model  a reward model of this package, or of transformers
 """
 
 import pathlib
@@ -22,7 +22,13 @@ from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.rl_state import require_base
 from rl_reason.checks import run_directory
 from rl_reason.devices.randomness import key
-from rl_reason.models import checksums, critic as critic_lib, decoder, lora, parameters
+from rl_reason.models import (
+    checksums,
+    critic as critic_lib,
+    decoder,
+    lora,
+    parameters,
+)
 from rl_reason.monitoring.display import Display
 from rl_reason.stages import classifier, initial_state, optimizers
 from rl_reason.stages.model import Model, critic_config, model_config

@@ -182,9 +182,7 @@ def run(
       for name in found.keys() - said:
         display.say(f"warning: step {state.step}: {found[name]}")
       said |= found.keys()
-      good = explained >= min_explained and (
-          not max_loss or loss <= max_loss
-      )
+      good = explained >= min_explained and (not max_loss or loss <= max_loss)
       state.complete = good or state.step == total
       if state.complete or stage.due(state.step, save_every):
         stage.save(state)
