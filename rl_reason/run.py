@@ -20,7 +20,6 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.checks import checked, run_directory
-from rl_reason.devices import device_mesh
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
 # parameters name the parts of a run that it uses; see `open_parts`.
@@ -269,6 +268,8 @@ def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
 def _meshes(c, say: Callable[[str], None], stage: str, devices: list | None):
   """The devices that learn, and the devices that sample in RL."""
   import jax
+
+  from rl_reason.devices import device_mesh
 
   checked.devices(c, len(devices or jax.devices()), stage)
   mesh, sampling = device_mesh.make_meshes(**c.mesh, devices=devices)
