@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Experience, Tree
-from rl_reason.checkpointing.rl_state import RLState, require_base
+from rl_reason.checkpointing.rl_state import RLState, named, require_base
 from rl_reason.collect import history as history_lib
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
@@ -97,7 +97,9 @@ def abstract_arrays(session: Session) -> Tree:
   if c.rl.staleness:
     on_host["ahead"] = build_step.no_batches(c)
   return dict(
-      policy=policy, critic=critic_state, **sharding.put(session.mesh, on_host)
+      policy=policy,
+      critic=critic_state,
+      **sharding.put(session.mesh, named(on_host)),
   )
 
 
