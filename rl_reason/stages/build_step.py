@@ -401,16 +401,17 @@ def collector(
 
 def empty_rows(c, rows: int) -> Experience:
   """`no_rows` in the shapes of a config."""
-  m, routes = c.model, None
+  record = None
   if c.rollout.replay_routing:
-    routes = m.layers * m.experts_per_token, experts.dtype(m.experts)
+    shape = rows, c.rollout.max_prompt + c.rollout.max_tokens
+    record = experts.no_record(c.model, shape)
   return no_rows(
       rows,
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(terms(c)),
       turns=bool(combinations.environment(c)),
-      routes=routes,
+      record=record,
   )
 
 

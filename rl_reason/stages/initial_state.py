@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Experience, Tree
-from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.checkpointing.rl_state import RLState, named
 from rl_reason.collect import history as history_lib
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
@@ -95,7 +95,11 @@ def abstract_arrays(c, model: Model) -> Tree:
   )
   if c.rl.staleness:
     on_host["ahead"] = build_step.no_batches(c)
-  return dict(policy=policy, critic=critic_state, **sharding.put(mesh, on_host))
+  return dict(
+      policy=policy,
+      critic=critic_state,
+      **sharding.put(mesh, named(on_host)),
+  )
 
 
 def frozen_base(sft_params: Tree, dtype: str) -> Tree:

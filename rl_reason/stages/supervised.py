@@ -50,7 +50,7 @@ def sft_update(
   weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
   def loss_fn(params, packed, weights_BT):
-    logps_BT, _, routing = decoder.routed_logps(params, cfg, packed)
+    logps_BT, _, routing = decoder.packed_logps(params, cfg, packed)
     loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
     if routing is not None:
       aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)

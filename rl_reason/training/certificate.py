@@ -358,9 +358,9 @@ def lost_routes(rows: Experience) -> float:
   at_L = np.arange(width)
   read_BL = (at_L >= rollouts.start_B[:, None]) & (at_L < end_B[:, None])
   read_BL &= rows.age_B[:, None] >= 0
-  if rollouts.routes_BLZ is None:
+  if rollouts.record is None:
     return 1.0
-  lost_BL = (rollouts.routes_BLZ < 0).any(-1) & read_BL
+  lost_BL = (rollouts.record < 0).any(-1) & read_BL
   return lost_BL.sum() / max(read_BL.sum(), 1)
 
 
