@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.base.errors import RunError, Stopped
@@ -63,7 +64,7 @@ def train(session, params=None):
     values = None
     if session.config.advantage.name.startswith("gae"):
       values = critic.init(session.critic_cfg, jax.random.key(1), params)
-    return rl.train(session, params, values)
+    return call(rl.train, session, params, values)
 
 
 def alarms(workdir):
