@@ -15,7 +15,7 @@ from tiny_episodes import TOK, environments, play
 from rl_reason.base.config import ConfigError
 from rl_reason.base.errors import RunError
 from rl_reason.checks import checked
-from rl_reason.collect.episodes import Environments
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.environments import plays
 from rl_reason.tasks import Row
 

@@ -16,7 +16,7 @@ from rl_reason.base.structs import (
 )
 from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.doubtful import Doubtful
-from rl_reason.collect.experience import graded
+from rl_reason.collect.experience import graded, groups
 from rl_reason.collect.grading import AsyncGrader
 from rl_reason.collect.reward_runner import RewardRound, Rewards
 from rl_reason.data import pipelines
@@ -26,14 +26,6 @@ from rl_reason.models import checksums
 from rl_reason.monitoring import doctor, metrics
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.tasks import Row
-
-
-def _nothing() -> None:
-  pass
-
-
-def _last_round(known: int, unfinished: int) -> bool:
-  return False
 
 
 class RolloutCollector:
@@ -130,8 +122,8 @@ class RolloutCollector:
   def collect(
       self,
       weights: Tree,
-      on_dispatch: Callable[[], None] = _nothing,
-      another_round_follows: Callable[[int, int], bool] = _last_round,
+      on_dispatch: Callable[[], None] = lambda: None,
+      another_round_follows: Callable[[int, int], bool] = lambda *_: False,
   ) -> Experience:
     """Samples, grades and scores one round of prompts.
 
@@ -267,7 +259,7 @@ class RolloutCollector:
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
     """Tells the prompt stream how the round went."""
-    found = experience.groups(experience.rollouts.ids_B)
+    found = groups(experience.rollouts.ids_B)
     lengths_B = experience.rollouts.lengths_B
     self.prompts.update(
         rows,

@@ -21,7 +21,7 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.checks import checked
-from rl_reason.collect.episodes import Environments, stop_candidates
+from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import tokenizer
 from rl_reason.data.row_source import RowSource
