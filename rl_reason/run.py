@@ -18,7 +18,6 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.checks import checked, run_directory
-from rl_reason.devices import device_mesh
 
 TRAINS = ("all", "sft", "value", "reward_model")
 
