@@ -133,6 +133,7 @@ def stages(
 
   from rl_reason.base import json_files
   from rl_reason.checks import traced_functions
+  from rl_reason.devices import device_mesh
   from rl_reason.lab import automatic_remat, generate
   from rl_reason.monitoring import metrics, verdict, watchdog
   from rl_reason.report import machine_record, page, scores
