@@ -35,7 +35,7 @@ from rl_reason.data.row_source import RowSource
 from rl_reason.devices.randomness import key
 from rl_reason.lab import study
 from rl_reason.models import decoder, experts
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.stages import demonstrations, supervised
 from rl_reason.training import packing, step
@@ -318,7 +318,7 @@ def main() -> None:
   result = harness.read("routing") or dict(runs={})
   for seed in () if only_table else SEEDS:
     seed_runs(seed, result["runs"].setdefault(str(seed), {}))
-    result["environment"] = machine_record.describe()
+    result["environment"] = machine.describe()
     harness.write_data("routing", result)
   if result["runs"]:
     harness.write("routing", result, page(result))

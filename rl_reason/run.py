@@ -135,8 +135,8 @@ def stages(
   from rl_reason.checks import traced_functions
   from rl_reason.devices import device_mesh, topology
   from rl_reason.lab import automatic_remat, generate
-  from rl_reason.monitoring import metrics, verdict, watchdog
-  from rl_reason.report import machine_record, page, scores
+  from rl_reason.monitoring import health, run_log, watchdog
+  from rl_reason.report import machine, page, scores
   from rl_reason.stages import (
       classifier,
       evaluate,
@@ -160,7 +160,7 @@ def stages(
     # Fill in the shape of the checkpoint, check it, and prepare data files.
     source = resolve(config)
     name, place = config.model.path, source.path if source else None
-    commit = machine_record.hub_commit(place)
+    commit = machine.hub_commit(place)
     if commit and not config_lib.revision(config, name):
       screen.say(
           f"model.path = {name!r}: the newest version on the hub;"
@@ -206,9 +206,9 @@ def stages(
     # Written only now: a run that cannot begin leaves the directory free.
     if jax.process_index() == 0 and stage in TRAINS:
       json_files.write_json(workdir / "config.json", config_lib.flat(config))
-      about = machine_record.describe(place)
-      json_files.write_json(workdir / "environment.json", about)
-      machine_record.record_start(workdir)
+      about = machine.describe(place)
+      json_files.write_json(workdir / machine.FILE, about)
+      run_log.record_start(workdir)
 
     params = None
     with jax.set_mesh(session.mesh):
@@ -240,13 +240,13 @@ def stages(
           params = rl.train(session, params, critic_params, counters)
     screen.end_stage()
     if jax.process_index() == 0:
-      lines = metrics.read_metrics(workdir)
+      lines = run_log.read_metrics(workdir)
       fields = config_lib.flat(config)
-      for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
+      for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
         screen.say(line)
       for line in page.doubtful_summary(workdir):
         screen.say(line)
       screen.say(f"report: {page.write(workdir)}")
       if stage == "all":
-        verdict.of_run(lines, fields)
+        health.check_run(lines, fields)
     return session, params

@@ -16,7 +16,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.collect import ahead, experience
 from rl_reason.collect.experience import no_rows, with_old_logps
 from rl_reason.devices import device_mesh, sharding
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import resources
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.training.step import train_batch
 
@@ -60,7 +60,7 @@ class Run:
     empty = no_rows(ROWS, 2, T, 0), no_rows(6, 2, T, 0)
     self.ahead = ahead.Ahead(
         self.collect,
-        types.SimpleNamespace(clock=metrics.Clock()),
+        types.SimpleNamespace(clock=resources.Clock()),
         self.samples,
         staleness=staleness,
         steps=STEPS,

@@ -24,7 +24,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason.base.config import ConfigError
 from rl_reason.base.errors import Stopped
 from rl_reason.data.datasets import DataError
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 
 BOAT = "A boat sails nine miles north and four miles east."
 
@@ -70,7 +70,7 @@ def test_killed_on_the_way(make, tmp_path, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(metrics, "write_json", killed)
+    patch.setattr(run_log, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
       run(more, tmp_path)
   assert len(rows(place)) == 5 and (tmp_path / "data.new").exists()

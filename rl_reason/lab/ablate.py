@@ -13,7 +13,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.config import ConfigError
 from rl_reason.checks import run_directory
 from rl_reason.lab import jobs, study
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
@@ -120,6 +120,6 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
 
 def command() -> None:
   """Runs the command line."""
-  with screen.guarded():
+  with output_guard.guarded():
     status = main(sys.argv[1:])
   sys.exit(status)

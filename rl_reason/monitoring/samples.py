@@ -9,7 +9,7 @@ import numpy as np
 from rl_reason.base import json_files
 from rl_reason.base.structs import Array, Batch, Experience, call_by_name
 from rl_reason.data import tokenizer
-from rl_reason.monitoring import metrics as metrics_lib
+from rl_reason.monitoring import run_log as metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.tasks import Row
 

@@ -6,8 +6,8 @@ import pathlib
 from typing import Any
 
 from rl_reason.base import json_files
-from rl_reason.monitoring import metrics
-from rl_reason.report import machine_record, page, scores as scores_lib
+from rl_reason.monitoring import run_log
+from rl_reason.report import page, scores as scores_lib
 from rl_reason.report.scores import COSTS, scores
 
 POINTS = 1600  # of a curve, over all runs
@@ -30,7 +30,7 @@ def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
 def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
   """Returns everything that compare.html.in shows."""
   names = _names(workdirs)
-  lines = [metrics.read_metrics(x) for x in workdirs]
+  lines = [run_log.read_metrics(x) for x in workdirs]
   configs = []
   for path in (x / "config.json" for x in workdirs):
     configs.append(json.loads(path.read_text()) if path.exists() else {})
@@ -56,9 +56,7 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       differ=_differences(names, configs),
       commands=[
           (name, *(x[-1][k] for k in ("command", "date") if x))
-          for name, x in zip(
-              names, map(machine_record.starts, workdirs), strict=True
-          )
+          for name, x in zip(names, map(run_log.starts, workdirs), strict=True)
       ],
   )
 

@@ -22,8 +22,8 @@ from rl_reason.base import (
     json_files,
 )
 from rl_reason.configs import base
-from rl_reason.monitoring import metrics
-from rl_reason.report import groups, machine_record, scores as scores_lib
+from rl_reason.monitoring import run_log
+from rl_reason.report import groups, machine, scores as scores_lib
 from rl_reason.report.scores import COSTS, VALIDATION, of_stage, scores
 
 HERE = pathlib.Path(__file__).parent
@@ -135,12 +135,10 @@ def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _data(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns everything that report.html.in shows."""
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
-  config, machine = (
-      json.loads(path.read_text()) if path.exists() else {}
-      for path in (workdir / "config.json", workdir / "environment.json")
-  )
+  path = workdir / "config.json"
+  config = json.loads(path.read_text()) if path.exists() else {}
   axes, charts = charts_of(lines, config)
   found = groups.index(samples)
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
@@ -169,7 +167,7 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
       run=_run(workdir, lines),
       changed=changed(config),
       config=as_text(config),
-      environment=as_text(machine),
+      machine=as_text(machine.read(workdir)),
   )
 
 
@@ -193,7 +191,7 @@ def doubtful_summary(workdir: pathlib.Path) -> list[str]:
 
 def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
   """Returns command, dates and duration of a run."""
-  starts = machine_record.starts(workdir)
+  starts = run_log.starts(workdir)
   hours = max((x or 0 for x in scores_lib.hours(lines).values()), default=0)
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
   out = {"work directory": str(workdir.resolve())}

@@ -4,7 +4,7 @@ import pathlib
 from typing import NamedTuple
 
 from rl_reason.base import json_files
-from rl_reason.monitoring import metrics, signs
+from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
 COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
@@ -205,13 +205,13 @@ def exploration(old: Score | None, new: Score | None) -> str:
 
 
 def warnings(lines: list[dict]) -> list[str]:
-  """Returns the alarms of a run as lines."""
-  return [f"warning: {line}" for line in signs.of_run(lines)]
+  """Returns the alerts of a run as lines."""
+  return [f"warning: {line}" for line in alerts.of_run(lines)]
 
 
 def summary(workdir: pathlib.Path) -> list[str]:
   """Returns the result of a run in a few lines of plain text."""
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   before, after = before_after(lines)
   if before is None:
     return ["held-out accuracy: no evaluation yet, nothing to report"]

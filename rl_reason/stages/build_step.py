@@ -28,7 +28,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.models import critic, decoder, experts, lora, parameters
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import resources, step_metrics
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
 from rl_reason.stages import build_step, scorer
 from rl_reason.stages.session import Session, packed_rows
@@ -54,7 +54,7 @@ class Programs(NamedTuple):
     update_critic: `critic_step.critic_update`, on the mesh; None without a
       critic.
     history_inputs: (history, params) -> inputs of credit; see `history`.
-    step_metrics: `rl_metrics.step_metrics`.
+    step_metrics: `step_metrics.step_metrics`.
     steer: `steer`, with the adaptive controllers; None if there is none.
     on_policy: the update computes the old log-probs itself.
     signal: step -> the `signal` of `dynamic_sampling.fill_batch`.
@@ -117,7 +117,7 @@ def build(session: Session) -> Programs:
         *critic_optimizer(session, c.rl.steps),
         clip=c.critic.clip,
     )
-    update_critic = rl_metrics.with_rate(
+    update_critic = optimizer.with_rate(
         compiled("update of the critic", program),
         **optimizer.critic_rate(c, c.rl.steps),
     )
@@ -126,7 +126,7 @@ def build(session: Session) -> Programs:
       logps=logps,
       values=functools.partial(step.forward, mesh, values),
       credit=functools.partial(step.on_mesh, mesh, credit_step),
-      update=rl_metrics.with_rate(
+      update=optimizer.with_rate(
           compiled("update of the policy", update), **optimizer.policy_rate(c)
       ),
       update_critic=update_critic,
@@ -137,7 +137,7 @@ def build(session: Session) -> Programs:
           ratio_limit=c.advantage.history_ratio,
       ),
       step_metrics=functools.partial(
-          rl_metrics.step_metrics,
+          step_metrics.step_metrics,
           counter=make_counter(c, session.cfg, passes=forward_passes(c)),
           terms=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
@@ -199,15 +199,13 @@ def forward_passes(c) -> int:
   return count + config_lib.has_history(c) * c.advantage.history
 
 
-def make_counter(
-    c, cfg: decoder.ModelConfig, passes: int
-) -> rl_metrics.Counter:
+def make_counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
   """The counter of tokens and FLOPs."""
   r = c.rollout
   context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
   share = cfg.experts_per_token / max(cfg.experts, 1)
   flops = parameters.flops_per_token(decoder.table(cfg), context, share)
-  return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
+  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
 
 
 def steer(

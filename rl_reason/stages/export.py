@@ -10,7 +10,7 @@ import jinja2
 from rl_reason.base import config as config_lib
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.stages import initial_state, sft
 from rl_reason.stages.session import Session, save_checkpoint, save_network
 
@@ -61,7 +61,7 @@ def model_card(config, workdir: pathlib.Path, step: int) -> str:
   """
   evaluated = {
       line["step"]: line
-      for line in metrics.read_metrics(workdir)
+      for line in run_log.read_metrics(workdir)
       if line["stage"] == "evaluate" and line["step"] in (0, step)
   }
   steps, path = sorted(evaluated), config.model.path

@@ -7,10 +7,9 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import (
-    alarms,
-    metrics as metrics_lib,
-    rl_metrics,
-    verdict,
+    alerts,
+    resources,
+    run_log as metrics_lib,
 )
 from rl_reason.stages.session import Session
 
@@ -36,7 +35,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
       lambda: state.collector.rewards,
       "both" if first_or_last else "choose",
   )
-  values |= rl_metrics.totals(state.counters)
+  values |= resources.totals(state.counters)
   values["timing_s/testing"] = time.monotonic() - start
   session.log.metrics("evaluate", state.step, values)
   for of_set in responses:
@@ -70,13 +69,14 @@ def run(session: Session, params: Tree, state: RLState) -> float:
         " evaluate.prompts, or add training rows"
     )
   lines = metrics_lib.read_metrics(session.workdir)
-  broken = verdict.of_evaluation(values, config_lib.flat(c))
+  found = alerts.of_evaluation(values, config_lib.flat(c))
+  broken = [alert.message for alert in found]
   failed = values["val-aux/verifier_failures"]
   if failed:
     broken.append(
         f"verifier or reward functions failed {failed:,} times in this"
         " evaluation: such responses count as incorrect, or with 0"
     )
-  for line in [*broken, *alarms.alarms(lines)]:
+  for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
   return values["val-aux/score"]

@@ -33,7 +33,8 @@ from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.experience import credit_inputs, with_old_logps
 from rl_reason.devices import sharding
 from rl_reason.models import lora
-from rl_reason.monitoring import doctor, rl_metrics
+from rl_reason.monitoring.health import HealthMonitor
+from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.stages import build_step, interim, sample_log
 from rl_reason.stages.initial_state import initial_state
 from rl_reason.stages.session import Session, open_stage
@@ -88,14 +89,10 @@ def train(
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"], refill["signal"]
   collector, clock = state.collector, state.collector.clock
-  health = doctor.Doctor(
-      config_lib.flat(c),
-      session.display.say,
-      c.rl.max_steps_without_update,
-      session.log.lines,
-      c.rl.max_steps_uncertified,
+  health = HealthMonitor(
+      config_lib.flat(c), session.display.say, session.log.lines
   )
-  logger = rl_metrics.StepLogger(
+  logger = StepLogger(
       session.log, session.display, clock, health, session.workdir
   )
   samples = sample_log.make(
@@ -143,7 +140,7 @@ def train(
         stage.save(state)
         clock.lap("host")
       stage.check_stop()
-      health.check(logger.flush)
+      health.enforce(logger.flush)
       if state.step == total:
         break
 

@@ -28,7 +28,7 @@ from rl_reason.data.row_source import RowSource
 from rl_reason.devices import sharding, unused_accelerators
 from rl_reason.hf import tensor_names
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
-from rl_reason.monitoring import loggers, metrics
+from rl_reason.monitoring import loggers, run_log
 from rl_reason.monitoring.display import Display, printable
 from rl_reason.report import page
 from rl_reason.rollout.external import ExternalEngine
@@ -76,7 +76,7 @@ class Session(NamedTuple):
   rollout_engine: Any  # RolloutEngine or ExternalEngine
   rewards: RewardRunner
   environments: Environments | None
-  log: metrics.Log
+  log: run_log.Log
   display: Display
   stop: threading.Event
 
@@ -229,7 +229,7 @@ def open_session(
       )
       if environment
       else None,
-      log=metrics.Log(workdir, writers, display.say),
+      log=run_log.Log(workdir, writers, display.say),
       display=display,
       stop=stop,
   )

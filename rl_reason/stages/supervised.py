@@ -18,7 +18,10 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder, experts
-from rl_reason.monitoring import metrics as metrics_lib, skips as skips_lib
+from rl_reason.monitoring import (
+    health,
+    resources,
+)
 from rl_reason.stages.session import Session, open_stage, packed_rows
 from rl_reason.training import packing
 from rl_reason.training.optimizer import (
@@ -107,7 +110,7 @@ def train(
   tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(session, name)
-  skips = skips_lib.Skips(
+  skips = health.SkippedUpdates(
       title,
       config_lib.flat(c),
       ".".join(dict.fromkeys((prefix, name, "lr"))),
@@ -138,7 +141,7 @@ def train(
   )
   micro_batch_rows = max(packed_rows(c, mesh), unit)
   pending = None  # step and metrics of the update that is under way
-  clock = metrics_lib.Clock()
+  clock = resources.Clock()
 
   log = functools.partial(
       _log,
@@ -162,7 +165,7 @@ def train(
   with stage.running(title, steps, state, flush):
     while state.step < steps:
       stage.check_stop()
-      skips.check(flush)
+      skips.enforce(flush)
       # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
       packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)

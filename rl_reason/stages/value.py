@@ -19,7 +19,13 @@ from rl_reason.collect.experience import credit_inputs
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import critic, parameters
-from rl_reason.monitoring import rl_metrics, signs, skips as skips_lib, updates
+from rl_reason.monitoring import (
+    alerts,
+    health,
+    resources,
+    step_metrics,
+    updates,
+)
 from rl_reason.stages import build_step, classifier
 from rl_reason.stages.other_runs import other_checkpoint
 from rl_reason.stages.session import Session, open_stage
@@ -52,17 +58,17 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   tx, shardings = build_step.critic_optimizer(session, total)
   if not total:
     params = _first(session, shardings.params, policy_params)
-    return params, rl_metrics.no_counters()
+    return params, resources.no_counters()
   collector = build_step.make_collector(session, "value")
   table = critic.table(session.critic_cfg)
   state = NetworkState(
       abstract_state(table, tx, shardings),
       collector.prompts,
-      rl_metrics.no_counters(),
+      resources.no_counters(),
   )
   stage = open_stage(session, "value")
   fields, limit = config_lib.flat(c), c.rl.max_steps_without_update
-  skips = skips_lib.Skips("value pretraining", fields, "critic.lr", limit)
+  skips = health.SkippedUpdates("value pretraining", fields, "critic.lr", limit)
   per_step = updates.per_step(fields)
 
   # Resume from the newest checkpoint, or begin.
@@ -93,11 +99,11 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
   counter = build_step.make_counter(c, session.cfg, passes=passes)
   weights = session.engine.weights(policy_params, c.rollout.weights)
 
-  said: set[str] = set()  # signs
+  said: set[str] = set()  # alerts
   with stage.running("critic", total, state):
     while not state.complete:
       stage.check_stop()
-      skips.check(lambda: None)
+      skips.enforce(lambda: None)
       collector.start_step()
       collector.clock.skip()  # a save is no part of a step
       # Sample and grade; groups without signal train the critic as well.
@@ -149,15 +155,15 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
           state.step,
           metrics
           | credit["metrics"]
-          | rl_metrics.statistics("critic/rewards", rewards_B, "mean")
-          | rl_metrics.totals(state.counters)
+          | step_metrics.statistics("critic/rewards", rewards_B, "mean")
+          | resources.totals(state.counters)
           | {"timing_s/steps": seconds},
       )
       display.step(state.step, explained_variance=explained, loss=loss)
-      found = signs.of_pretraining(metrics, fields)
-      for name in found.keys() - said:
-        display.say(f"warning: step {state.step}: {found[name]}")
-      said |= found.keys()
+      for rule, message in alerts.of_pretraining(metrics, fields):
+        if rule.name not in said:
+          display.say(f"warning: step {state.step}: {message}")
+        said.add(rule.name)
       good = explained >= c.critic.pretrain_ev and (
           not c.critic.pretrain_loss or loss <= c.critic.pretrain_loss
       )

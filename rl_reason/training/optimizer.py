@@ -1,6 +1,7 @@
 """The optimizer of a stage, and the sharded initial training state."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -177,3 +178,24 @@ def _rate(c, part, warmup: int, steps: int) -> dict[str, Any]:
   per_step = c.updates.minibatches * c.updates.epochs
   total = dict(warmup=warmup * per_step, total=steps * per_step)
   return dict(lr=part.lr, schedule=part.schedule) | total
+
+
+def with_rate(
+    update: Callable, *, lr: float, schedule: str, warmup: int, total: int
+) -> Callable:
+  """An update with the learning rate of its last step among its metrics.
+
+  The rate is that of the updates that the optimizer has counted, which skipped
+  ones are not; it stays on the device, as all metrics of an update. Keywords
+  are those of the optimizer.
+  """
+  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
+  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
+
+  def call(state, *args):
+    state, metrics = update(state, *args)
+    counts = optax.tree.get_all_with_path(state.opt_state, "count")
+    return state, metrics | dict(lr=last(counts[-1][1]))
+
+  call.lower = lambda *args: update.lower(*args)  # for --stage=size
+  return call

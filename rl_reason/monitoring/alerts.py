@@ -1,11 +1,11 @@
-"""The table of signs: what shows that RL goes wrong, and what to change.
+"""Alerts: what shows that RL goes wrong, the likely cause, and the remedy.
 
-`signs.toml` is the table, with a predicate on the metrics of the last steps in
-each row; the predicates that are more than a bound are here. `doctor.py` asks
-for the signs at every step. docs/playbook.md is rendered from the table: after
-a change, replace that of the page by the output of
+`alerts.toml` has one rule for each alert: a bound of a metric, or the name of a
+predicate of this module. `health.py` checks the rules at every step.
+docs/playbook.md is rendered from the rules. After a change, replace its table
+by the output of
 
-  python -m rl_reason.monitoring.signs
+  python -m rl_reason.monitoring.alerts
 """
 
 import pathlib
@@ -15,52 +15,55 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rl_reason.monitoring import alarms, updates as updates_lib
+from rl_reason.monitoring import updates as updates_lib
 
-SIGN = "sign/"  # names of what only the doctor reads; it is not logged
+ALERT = "alert/"  # prefix of the metrics of alerts
+HEALTH = "health/"  # prefix of metrics that only rules read; never logged
 WINDOW = 10  # steps that predicates see
-OF_PRETRAINING = (  # signs that value pretraining can have, too
+BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # names of alerts
+OF_PRETRAINING = (  # alerts that value pretraining can have, too
     "Failures of the verifier",
     "Failures of reward functions",
     "Clipped targets of the critic",
 )
 GAP = "rollout/logp_gap_mean"
 BROKEN = "rollout/broken_responses"  # share; only where there are any
-BROKEN_HELD_OUT = "val-aux/broken_responses"  # responses; likewise
+BROKEN_HELD_OUT = "val-aux/broken_responses"  # number; only where there are any
 
 Steps = Sequence[dict[str, Any]]  # lines of metrics.jsonl, the newest last
 Fields = dict[str, Any]  # the flat config
 
 
-class Sign(NamedTuple):
-  """A row of the table.
+class Rule(NamedTuple):
+  """A rule of alerts.toml.
 
   Attributes:
-    name: of the symptom.
+    name: of the alert.
     where: the metric and its bound, in Markdown.
-    seen: (steps, fields) -> what is seen, in numbers; '' without the sign.
-    cause: the likely one.
+    check: (steps, fields) -> the evidence, in numbers; '' without an alert.
+      With `whole_run`: lines of metrics.jsonl -> messages.
+    cause: the likely cause.
     remedy: with the fields to change.
-    ends: the field that says how many steps in a row with this sign end a run;
-      '': they never do.
-    all_lines: `seen` takes all lines of a run; asked after an evaluation.
+    limit: the field with the number of consecutive steps with this alert that
+      ends a run; '': the alert never ends a run.
+    whole_run: `check` reads all lines of a run, after an evaluation.
   """
 
   name: str
   where: str
-  seen: Callable[[Steps, Fields], str]
+  check: Callable[..., Any]
   cause: str
   remedy: str
-  ends: str = ""
-  all_lines: bool = False
+  limit: str = ""
+  whole_run: bool = False
 
   @property
   def metric(self) -> str:
-    """The name in metrics.jsonl: 1 in a step that has the sign, or missing."""
-    return "alarm/" + re.sub(r"\W+", "_", self.name.lower())
+    """The name in metrics.jsonl: 1 in a step with the alert, else missing."""
+    return ALERT + re.sub(r"\W+", "_", self.name.lower())
 
-  def text(self, seen: str, fields: Fields) -> str:
-    """One line for the screen: the remedy with the present values of fields."""
+  def message(self, evidence: str, fields: Fields) -> str:
+    """One line for the screen; the remedy has the present values of fields."""
 
     def value(found: re.Match) -> str:
       now = fields.get(found["field"])
@@ -70,14 +73,21 @@ class Sign(NamedTuple):
     is_so = {f"{name} {now!r}" for name, now in fields.items()}
     parts = [x for x in self.remedy.split("; ") if x not in is_so]
     remedy = _ADVICE.sub(value, "; ".join(parts))
-    return f"{self.name}: {seen}. Likely cause: {self.cause}. Try: {remedy}"
+    return f"{self.name}: {evidence}. Likely cause: {self.cause}. Try: {remedy}"
+
+
+class Alert(NamedTuple):
+  """An alert of a step: its rule, and one line for the screen."""
+
+  rule: Rule
+  message: str
 
 
 _FIELD = re.compile(r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)")
 _ADVICE = re.compile(_FIELD.pattern + r"( '\w+'| True| False| \d+(\.\d+)?)?")
 
 
-# --- predicates: (steps, fields) -> what is seen, or '' ----------------------
+# --- predicates: (steps, fields) -> the evidence, or '' -----------------------
 
 
 def number(x: dict[str, Any], name: str) -> float:
@@ -85,26 +95,26 @@ def number(x: dict[str, Any], name: str) -> float:
   return x.get(name) or 0.0
 
 
-def _beyond(name: str, bound: float, words: str) -> Callable:
+def _beyond(name: str, bound: float, evidence: str) -> Callable:
   """Whether |metric| of the newest step > bound."""
 
-  def seen(steps, fields):
+  def check(steps, fields):
     del fields
     value = abs(number(steps[-1], name))
-    return words.format(value) if value > bound else ""
+    return evidence.format(value) if value > bound else ""
 
-  return seen
+  return check
 
 
 def _other_weights(steps, fields):
   del fields
-  return steps[-1].get(SIGN + "other_weights", "")
+  return steps[-1].get(HEALTH + "other_weights", "")
 
 
 def _other_logps(steps, fields):
   del fields
   x = steps[-1]
-  gap, bound = number(x, GAP), number(x, SIGN + "gap_bound")
+  gap, bound = number(x, GAP), number(x, HEALTH + "gap_bound")
   if not 0 < bound < gap:
     return ""
   return f"they differ by {gap:.3g} nats a token, and precision by {bound:.1g}"
@@ -217,7 +227,7 @@ def _loss(steps, fields):
   del fields
   x = steps[-1]
   for network in ("actor", "critic"):
-    if x.get(f"{network}/grad_norm") is None:  # has a sign of its own
+    if x.get(f"{network}/grad_norm") is None:  # has an alert of its own
       continue
     names = [k for k in x if re.fullmatch(rf"{network}/\w*loss", k)]
     if lost := [k for k in names if x[k] is None]:
@@ -238,7 +248,7 @@ def _falls(steps, fields):
 
 
 def _best_and_now(steps, name) -> tuple[float, float]:
-  """The best mean of 3 steps in a row, and the greatest of the last 3."""
+  """The best mean of 3 consecutive steps, and the greatest of the last 3."""
   known = [x[name] for x in steps if x.get(name) is not None]
   means = [statistics.mean(known[t : t + 3]) for t in range(len(known) - 2)]
   return (max(means), max(known[-3:])) if means else (0.0, 0.0)
@@ -283,7 +293,7 @@ def _critic(steps, fields):
   found = [number(x, "critic/vf_explained_var") for x in steps[-5:]]
   if len(found) < 5 or max(found) >= 0:
     return ""
-  return f"explained variance {found[-1]:.2g}, negative in 5 steps in a row"
+  return f"explained variance {found[-1]:.2g}, negative in 5 consecutive steps"
 
 
 def _no_signal(steps, fields):
@@ -334,72 +344,190 @@ def _shorter(steps, fields):
   return _length(steps, 1 / 3)
 
 
-def _hacking(lines, fields):
-  del fields
-  return "; ".join(alarms.alarms(list(lines)))
+# --- a predicate on a whole run: lines -> messages ---------------------------
+
+_MEAN = re.compile(r"val-core/[^/]+/acc/mean@\d+")
+_REWARD, _SCORE = "critic/rewards/mean", "critic/score/mean"
+_LENGTH = "val-aux/response_length/mean"
+_REPETITION = "val-aux/repetition/mean"
 
 
-# --- the table ---------------------------------------------------------------
+def _reward_hacking(
+    lines: list[dict],
+    *,
+    window: int = 5,
+    longer: float = 2.0,
+    repeats: float = 0.2,
+) -> list[str]:
+  """Reward hacking, and unlearning of the task, in a run so far.
+
+  Accuracy has changed if two held-out evaluations differ by more than the
+  half-widths of their 95% intervals together; a reward has risen if the means
+  of `window` steps differ by more than two standard errors of the difference.
+
+  Args:
+    lines: lines of metrics.jsonl.
+    window: number of RL steps in a mean.
+    longer: factor of the length before RL from which responses are too long.
+    repeats: increase of the fraction of repetitive responses that is too much.
+
+  Returns:
+    one line for each finding; [] if there is none.
+  """
+  evaluations = [x for x in lines if x["stage"] == "evaluate"]
+  steps = [x for x in lines if x["stage"] == "rl"]
+  out = []
+  for name in sorted({k for x in evaluations for k in x if _MEAN.fullmatch(k)}):
+    known = [x for x in evaluations if name in x]
+    if len(known) < 2:
+      continue
+    first, last = known[0], known[-1]
+    best = max(known, key=lambda x: x[name])
+    task = name.split("/")[1]
+    before, after = (
+        [x for x in steps if x["step"] <= at["step"]][-window:]
+        or steps[:window]  # it was best before RL
+        for at in (best, last)
+    )
+    if _change(best, last, name) < 0 and _rose(before, after, _REWARD):
+      out.append(
+          f"the reward rises, but accuracy on {task} falls since step"
+          f" {best['step']} ({best[name]:.1%} to {last[name]:.1%}): the reward"
+          " pays for something else; read the samples"
+      )
+    elif _change(best, last, name) < 0 and last[name] <= best[name] / 2:
+      out.append(
+          f"accuracy on {task} has fallen to half of step {best['step']}'s or"
+          f" less ({best[name]:.1%} to {last[name]:.1%}): the policy unlearns"
+          " the task; export a checkpoint before the fall, and begin again with"
+          " a lower optimizer.lr"
+      )
+    if _change(first, last, name) > 0:
+      continue
+    if last.get(_LENGTH, 0) > longer * first.get(_LENGTH, float("inf")):
+      out.append(
+          f"responses are {last[_LENGTH] / first[_LENGTH]:.1f} times as long as"
+          f" before RL without higher accuracy on {task}: penalize length, or"
+          " mask truncated responses"
+      )
+    if last.get(_REPETITION, 0) > first.get(_REPETITION, 1) + repeats:
+      out.append(
+          f"{last[_REPETITION]:.0%} of the responses are repetitive, before RL"
+          f" {first[_REPETITION]:.0%}, without higher accuracy on {task}: look"
+          " for loops"
+      )
+  start, now = steps[:window], steps[-window:]
+  verified = any(_SCORE in x for x in steps)
+  if verified and _rose(start, now, _REWARD) and not _rose(start, now, _SCORE):
+    names = {k for x in steps for k in x if re.fullmatch(r"reward/.+/mean", k)}
+    risen = sorted(k for k in names if _rose(start, now, k))
+    if risen:
+      sources = (x.removeprefix("reward/").removesuffix("/mean") for x in risen)
+      out.append(
+          f"the whole gain of the reward comes from {', '.join(sources)}, while"
+          " responses are not more often correct; lower its weight"
+      )
+  return out
 
 
-def _sign(row: dict[str, Any]) -> Sign:
-  """A row of signs.toml; its predicate is a bound, or a function above."""
-  bound = [row.pop(k) for k in ("metric", "above", "words") if k in row]
-  seen = _beyond(*bound) if bound else globals()[f"_{row.pop('seen')}"]
-  return Sign(seen=seen, **row)
+def _change(old: dict, new: dict, name: str) -> float:
+  """Returns the change of a score; 0 if it is within the intervals."""
+  change = new[name] - old[name]
+  both = old.get(f"{name}/ci95", 0) + new.get(f"{name}/ci95", 0)
+  return change if abs(change) > both else 0.0
 
 
-TABLE = tuple(
+def _rose(old: list[dict], new: list[dict], name: str) -> bool:
+  """Whether a mean over steps rose by more than two standard errors."""
+  a, b = (
+      [x[name] for x in rows if x.get(name) is not None] for rows in (old, new)
+  )
+  if min(len(a), len(b)) < 2:
+    return False
+  error = statistics.variance(a) / len(a) + statistics.variance(b) / len(b)
+  return statistics.mean(b) - statistics.mean(a) > 2 * error**0.5
+
+
+# --- the rules ---------------------------------------------------------------
+
+
+def _rule(row: dict[str, Any]) -> Rule:
+  """A row of alerts.toml, whose check is a bound or a predicate above."""
+  bound = [row.pop(k) for k in ("metric", "above", "evidence") if k in row]
+  check = _beyond(*bound) if bound else globals()[f"_{row.pop('check')}"]
+  return Rule(check=check, **row)
+
+
+RULES = tuple(
     map(
-        _sign,
+        _rule,
         tomllib.loads(
             pathlib.Path(__file__).with_suffix(".toml").read_text("utf-8")
-        )["sign"],
+        )["rule"],
     )
 )
 
 
-def found(steps: Steps, fields: Fields) -> list[tuple[Sign, str]]:
-  """The signs of a step with their lines for the screen, causes first.
+def of_step(
+    steps: Steps, fields: Fields, names: Sequence[str] = ()
+) -> list[Alert]:
+  """The alerts of a step, causes first.
 
   Args:
     steps: the last lines of metrics.jsonl of stage 'rl', at most `WINDOW`; the
-      newest with the numbers under `SIGN`, if they are known.
+      newest with the numbers under `HEALTH`, if they are known.
     fields: the flat config.
+    names: of the alerts that are looked for; (): all of them.
   """
-  known = [(x, x.seen(steps, fields)) for x in TABLE if not x.all_lines]
-  return [(sign, sign.text(seen, fields)) for sign, seen in known if seen]
+  return [
+      Alert(rule, rule.message(evidence, fields))
+      for rule in RULES
+      if not rule.whole_run
+      and (not names or rule.name in names)
+      and (evidence := rule.check(steps, fields))
+  ]
 
 
-def of_pretraining(x: dict[str, Any], fields: Fields) -> dict[str, str]:
-  """The signs of a step of value pretraining: name -> line for the screen."""
-  rows = [sign for sign in TABLE if sign.name in OF_PRETRAINING]
-  seen = {y.name: (y, y.seen([x], fields)) for y in rows}
-  return {k: y.text(what, fields) for k, (y, what) in seen.items() if what}
+def of_pretraining(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
+  """The alerts of a step of value pretraining."""
+  return of_step([metrics], fields, OF_PRETRAINING)
+
+
+def of_evaluation(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
+  """The alert of an evaluation: its policy is broken; [] if it is sound."""
+  if BROKEN_HELD_OUT not in metrics:
+    return []
+  return of_step([metrics], fields, [BROKEN_POLICY])
+
+
+def of_evaluations(lines: Steps) -> list[str]:
+  """What all evaluations and steps of a run show together, one line each."""
+  found = (rule.check(lines) for rule in RULES if rule.whole_run)
+  return [text for texts in found for text in texts]
 
 
 def of_run(lines: Steps) -> list[str]:
-  """The alarms of a whole run, one line each; [] of a healthy one.
+  """The alerts of a whole run, one line each; [] of a healthy run.
 
   Args:
     lines: of metrics.jsonl.
   """
   steps = [x for x in lines if x["stage"] == "rl"]
-  out = alarms.alarms(list(lines))
-  for sign in TABLE:
-    at = [x["step"] for x in steps if x.get(sign.metric)]
+  out = of_evaluations(lines)
+  for rule in RULES:
+    at = [x["step"] for x in steps if x.get(rule.metric)]
     if at:
       out.append(
-          f"{sign.name} in {len(at):,} of {len(steps):,} steps, {at[0]} to"
-          f" {at[-1]}: {sign.cause} (docs/playbook.md)"
+          f"{rule.name} in {len(at):,} of {len(steps):,} steps, {at[0]} to"
+          f" {at[-1]}: {rule.cause} (docs/playbook.md)"
       )
   return out
 
 
 def table() -> str:
-  """The table as Markdown, for docs/playbook.md."""
-  rows = ["| symptom | metric | likely cause | try |", "|---|---|---|---|"]
-  for x in TABLE:
+  """The rules as a table in Markdown, for docs/playbook.md."""
+  rows = ["| alert | metric | likely cause | try |", "|---|---|---|---|"]
+  for x in RULES:
     remedy = _FIELD.sub(r"`\g<0>`", x.remedy)
     rows.append(f"| {x.name} | {x.where} | {x.cause} | {remedy} |")
   return "\n".join(rows) + "\n"
