@@ -85,7 +85,7 @@ def write_config(folder, body):
   """Writes an ablation; returns the flag that names it."""
   path = folder / "clips.py"
   path.write_text(
-      "from rl_reason import ablate\n\n\ndef get_config():\n"
-      f"  return ablate.ladder({body})\n"
+      "from rl_reason.lab import study\n\n\ndef get_config():\n"
+      f"  return study.ladder({body})\n"
   )
   return f"--config={path}"

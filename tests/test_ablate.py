@@ -43,9 +43,10 @@ def test_every_ladder_can_run(path, monkeypatch):
 def test_a_plan_needs_no_jax():
   code = """
 import pathlib, sys
-from rl_reason import ablate, config
+from rl_reason.base import config
+from rl_reason.lab import study
 c = config.read("configs/ablations/clip_sweep.py")
-ablate.plan(c, pathlib.Path("runs"), "clip_sweep")
+study.plan(c, pathlib.Path("runs"), "clip_sweep")
 print(sorted({"jax", "flax", "matplotlib", "scipy"} & set(sys.modules)))
 """
   argv = [sys.executable, "-c", code]

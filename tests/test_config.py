@@ -243,7 +243,7 @@ def test_what_is_no_plain_def_is_imported(own):
 def test_mistakes_take_half_a_second_and_no_jax():
   code = """
       import sys, time
-      from rl_reason import checks
+      from rl_reason.checks import checked
       for given in (
           {"advantage.args.epss": "1"},
           {"advantage.args.eps": "-1"},
@@ -252,9 +252,9 @@ def test_mistakes_take_half_a_second_and_no_jax():
           {"rollout.batch": "0"},
       ):
         try:
-          checks.checked("configs/dapo.py", given)
+          checked.checked("configs/dapo.py", given)
           print("no error")
-        except checks.ConfigError as e:
+        except checked.ConfigError as e:
           print(e)
       loaded = sorted({"jax", "flax", "transformers"} & set(sys.modules))
       print(loaded, time.process_time() < 0.7, time.process_time())

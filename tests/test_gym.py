@@ -22,8 +22,8 @@ def test_a_missing_package_is_named():
   """In one line, with the extra that installs it; without jax."""
   code = (
       "import sys; sys.modules['reasoning_gym'] = None\n"
-      "from rl_reason import checks\n"
-      "try: checks.checked('dapo', {'task.name': 'reasoning_gym:gcd'})\n"
+      "from rl_reason.checks import checked\n"
+      "try: checked.checked('dapo', {'task.name': 'reasoning_gym:gcd'})\n"
       "except ValueError as e: print(e)\n"
       "assert 'jax' not in sys.modules"
   )

@@ -11,20 +11,20 @@ import jax
 import pytest
 import transformers
 from tiny_data import (  # noqa: F401  (fixtures)
-    FIVE,
-    check,
-    make,
-    rows,
-    run,
-    tok_dir,
-    verifier,
-    write,
+  FIVE,
+  check,
+  make,
+  rows,
+  run,
+  tok_dir,
+  verifier,
+  write,
 )
 
+from rl_reason.base import json_files
 from rl_reason.base.config import ConfigError
 from rl_reason.base.errors import Stopped
 from rl_reason.data.datasets import DataError
-from rl_reason.monitoring import run_log
 
 BOAT = "A boat sails nine miles north and four miles east."
 
@@ -70,7 +70,7 @@ def test_killed_on_the_way(make, tmp_path, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(run_log, "write_json", killed)
+    patch.setattr(json_files, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
       run(more, tmp_path)
   assert len(rows(place)) == 5 and (tmp_path / "data.new").exists()

@@ -567,13 +567,13 @@ def test_remembered_answers_have_a_bound_of_text(tmp_path, monkeypatch):
 def test_health_tells_an_engine_that_hangs(serve, engine):
   """The watchdog asks an idle engine for a token, and says what it sees."""
   said, before, tokens = [], engine.progressed, engine.tokens
-  dog = liveness.Watchdog(engine, 0.3, said.append, every=0.1)
+  dog = liveness.Watchdog(engine, 2.0, said.append, every=0.1)
   client, read = serve(silent=lambda: dog.silent), engine._read
   look = lambda: client.get("/health").status_code  # noqa: E731
   free = threading.Event()
   with contextlib.closing(dog):
-    time.sleep(0.5)
-    assert engine.progressed > before + 0.1  # nobody else has asked
+    # Nobody else has asked for a token.
+    wait_for(lambda: engine.progressed > before + 0.1)
     assert engine.tokens == tokens  # nor counts what the server asks
     assert look() == 200 and not said
     try:

@@ -71,13 +71,13 @@ def executed_by_a_step(name: str, workdir, monkeypatch) -> set[str]:
     if session.config.advantage.name.startswith("gae"):
       values = critic.init(session.critic_cfg, jax.random.key(1), params)
     step = recorded(files)
-    start_step = rl.programs.RolloutCollector.start_step
+    start_step = rl.build_step.RolloutCollector.start_step
 
     def start(collector):
       step.__enter__()
       start_step(collector)
 
-    monkeypatch.setattr(rl.programs.RolloutCollector, "start_step", start)
+    monkeypatch.setattr(rl.build_step.RolloutCollector, "start_step", start)
     try:
       rl.train(session, params, values)
     finally:
@@ -136,7 +136,7 @@ def test_the_tour_is_short(tour):
 
 
 def test_the_loop_fits_a_screen():
-  tree = ast.parse((ROOT / "rl_reason" / "training" / "rl.py").read_text())
+  tree = ast.parse((ROOT / "rl_reason" / "stages" / "rl.py").read_text())
   (train,) = [x for x in tree.body if getattr(x, "name", "") == "train"]
   (loop,) = [x for x in train.body if isinstance(x, ast.With)]
   assert loop.end_lineno - loop.lineno < 100

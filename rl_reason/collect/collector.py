@@ -16,7 +16,7 @@ from rl_reason.base.structs import (
 )
 from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.doubtful import Doubtful
-from rl_reason.collect.experience import graded
+from rl_reason.collect.experience import graded, groups
 from rl_reason.collect.grading import AsyncGrader
 from rl_reason.collect.reward_runner import RewardRound, Rewards
 from rl_reason.data import pipelines
@@ -269,7 +269,7 @@ class RolloutCollector:
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
     """Tells the prompt stream how the round went."""
-    found = experience.groups(experience.rollouts.ids_B)
+    found = groups(experience.rollouts.ids_B)
     lengths_B = experience.rollouts.lengths_B
     self.prompts.update(
         rows,

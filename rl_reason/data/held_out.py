@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from rl_reason import tasks
+from rl_reason.base import json_files
 from rl_reason.data import pipelines
 from rl_reason.data.row_source import RowSource
 
@@ -64,7 +65,7 @@ def dropped(rows: RowSource) -> dict[str, list[dict[str, str]]]:
   names = _sets(rows, "evaluate", 1)
   report = json.loads((rows.files / "data.json").read_text())["sources"]
   files = [x["file"] for x in report if x["use"] == "evaluate"]
-  left_out = files.read_jsonl(rows.files / pipelines.QUARANTINE)
+  left_out = json_files.read_jsonl(rows.files / pipelines.QUARANTINE)
   return {
       name: [row for row in left_out if row["file"] == file]
       for name, file in zip(names, files, strict=True)

@@ -9,7 +9,7 @@ import hmac
 import urllib.parse
 from collections.abc import Collection
 
-from rl_reason.serve.errors import ApiError
+from rl_reason.serve.http_errors import ApiError
 from rl_reason.serve.prometheus import Metrics
 
 OPEN = ("/health",)  # routes without a key

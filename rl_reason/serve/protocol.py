@@ -12,7 +12,7 @@ import pydantic
 import pydantic_core
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from rl_reason.serve.errors import ApiError
+from rl_reason.serve.http_errors import ApiError
 
 FIELDS = 64  # of one object
 # Lists and objects of a body: Python's collector of garbage visits each of them

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from rl_reason.serve import protocol
 from rl_reason.serve.engine import Closed, Engine, Full, Job, Scores
-from rl_reason.serve.errors import ApiError
+from rl_reason.serve.http_errors import ApiError
 from rl_reason.serve.prompt_tokens import Prompt
 from rl_reason.serve.responses import Response
 
