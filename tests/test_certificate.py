@@ -13,12 +13,12 @@ from rl_reason.base.errors import RunError
 from rl_reason.devices import device_mesh
 from rl_reason.models import checksums, lora
 from rl_reason.monitoring import alerts, health
-from rl_reason.monitoring.alerts import SIGN
+from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.training import certificate
 from rl_reason.training.certificate import Certificate
 
-OTHER = SIGN + "other_weights"
+OTHER = HEALTH + "other_weights"
 
 
 def make(base=None, kind="same", **options):
@@ -275,6 +275,6 @@ def test_the_bound_of_a_gap_is_that_of_the_precision():
       (certificate.bound(c, "cpu"), 0.5, True),
       (certificate.bound(tiny_config(), "tpu"), 0.05, False),
   ):
-    x = line() | {SIGN + "gap_bound": limit, alerts.GAP: gap}
+    x = line() | {HEALTH + "gap_bound": limit, alerts.GAP: gap}
     names = [rule.name for rule, _ in alerts.of_step([x], FIELDS)]
     assert names == ["Log-probs of another policy"] * seen
