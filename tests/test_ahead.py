@@ -21,6 +21,7 @@ from rl_reason.monitoring.samples import SampleLog
 from rl_reason.training.step import train_batch
 
 ROWS, T, STEPS = 4, 3, 6
+FIRST = "health/first_prompt"
 
 
 def batch_of(step):
@@ -77,7 +78,7 @@ class Run:
     rows = batch_of(step)
     self.samples.keep_extremes(step, rows)
     found = {"train/accuracy": np.float32(0.1), "tokens/generated": 9}
-    return rows, None, found, dict(signs=dict(first_prompt=np.int32(step)))
+    return rows, None, found, dict(responses={FIRST: np.int32(step)})
 
   def steps(self, first, last):
     """Learns some steps; the update donates the weights."""
@@ -126,6 +127,21 @@ def test_the_state_holds_the_batches_in_flight():
     jax.tree.map(np.testing.assert_array_equal, rows, like)
     assert counts == like_counts
   for run in (whole, killed, resumed):
+    run.ahead.close()
+
+
+def test_batches_in_flight_that_an_earlier_version_saved():
+  """Their statistics of responses have other names in host.json."""
+  killed, resumed = Run(2), Run(2)
+  killed.steps(0, 1)
+  arrays, host = killed.ahead.arrays(), killed.ahead.host()
+  for batch in host:
+    found = batch["counts"].pop("responses")
+    batch["counts"]["signs"] = {"sign/first_prompt": found[FIRST]}
+  resumed.ahead.restore(arrays, host)
+  for run in (killed, resumed):
+    (_, _, _, counts), *_ = run.steps(1, 2)
+    assert counts["responses"] == {FIRST: 1}
     run.ahead.close()
 
 

@@ -79,7 +79,7 @@ def test_functions_and_objects_of_the_user(tmp_path, monkeypatch):
   class Mine:
 
     def write(self, step, metrics):
-      seen.append((step, run_log))
+      seen.append((step, metrics))
 
     def close(self):
       seen.append("closed")

@@ -101,18 +101,18 @@ def no_evaluation(monkeypatch):
 
 
 def test_rl_resumes_with_all_of_its_state(tmp_path):
-  host, (run_log, _) = assert_same(
+  host, (metrics, _) = assert_same(
       tmp_path, run_rl, "rl", ALL_STATE, dict(die_at=4), KeyboardInterrupt
   )
   # Alert rules read these: a metric of another name would silence them.
   of_critic = {"critic/vf_explained_var", "critic/grad_norm"}
-  missing = HEALTHY.keys() - run_log[0].keys() - of_critic
+  missing = HEALTHY.keys() - metrics[0].keys() - of_critic
   assert all(name.startswith("health/") for name in missing)  # not written
   assert host["coefs"]["kl"] != ALL_STATE["kl__coef"]
   assert host["prompts"]["solved"] is not None
-  assert [line["step"] for line in run_log] == [1, 2, 3, 4, 5]
-  kept = [line["train/groups_kept"] for line in run_log]
-  rounds = [line["train/generation_rounds"] for line in run_log]
+  assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
+  kept = [line["train/groups_kept"] for line in metrics]
+  rounds = [line["train/generation_rounds"] for line in metrics]
   assert any(kept) and not all(rounds), "a batch of kept groups alone"
 
 
@@ -147,10 +147,10 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
 @pytest.mark.slow
 def test_partial_rollouts_resume(tmp_path):
   """Groups that a round left unfinished are in the checkpoint, too."""
-  _, (run_log, _) = assert_same(
+  _, (metrics, _) = assert_same(
       tmp_path, run_rl, "rl", PARTIAL, dict(stop_at=1), Stopped
   )
-  assert [line["train/age_max"] for line in run_log] == [0, 1, 1]
+  assert [line["train/age_max"] for line in metrics] == [0, 1, 1]
 
 
 def test_sft_resumes(tmp_path):

@@ -165,9 +165,10 @@ class Ahead:
   def restore(self, arrays: Tree, host: list[dict[str, Any]]) -> None:
     """Restores what `arrays` and `host` returned at the save."""
     for (rows, extremes), found in zip(arrays, host, strict=False):
-      counts = found["counts"]
+      counts = dict(found["counts"])
       if "signs" in counts:  # saved by an earlier version
         counts["responses"] = run_log.current_names(counts.pop("signs"))
+      found = found | dict(counts=counts)
       done: concurrent.futures.Future[Batch] = concurrent.futures.Future()
       done.set_result(Batch(rows, found))
       self._batches[found["step"]] = done
