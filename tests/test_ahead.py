@@ -134,7 +134,8 @@ def test_batches_in_flight_that_an_earlier_version_saved():
   """Their statistics of responses have other names in host.json."""
   killed, resumed = Run(2), Run(2)
   killed.steps(0, 1)
-  arrays, host = killed.ahead.arrays(), killed.ahead.host()
+  arrays = killed.ahead.arrays()
+  host = json.loads(json.dumps(killed.ahead.host()))
   for batch in host:
     found = batch["counts"].pop("responses")
     batch["counts"]["signs"] = {"sign/first_prompt": found[FIRST]}
