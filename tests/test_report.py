@@ -12,7 +12,7 @@ from conftest import data_of_page
 from rl_reason.base import config
 from rl_reason.checks import run_directory
 from rl_reason.monitoring import run_log
-from rl_reason.report import compare, groups, page, scores
+from rl_reason.report import charts, compare, groups, page, scores
 
 LIMIT = 5_000_000
 HOSTILE = (
@@ -318,7 +318,7 @@ def test_a_long_run_has_bands(tmp_path):
   data = data_of(put(tmp_path, lines))
   one = series(data, "train/accuracy")
   step_of = data["axes"]["rl"]["step"]
-  assert len(step_of) == page.MAX_POINTS == 400 and step_of[-1] == 2000
+  assert len(step_of) == charts.MAX_POINTS == 400 and step_of[-1] == 2000
   for i, step in enumerate(step_of):
     values = [0.1 + 1 / (s + 7) for s in range(step - 4, step + 1)]
     assert one["y"][i] == pytest.approx(sum(values) / 5, rel=1e-5)

@@ -19,7 +19,7 @@ from scipy import stats
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import run_log
-from rl_reason.report import machine, scores
+from rl_reason.report import charts, machine, scores
 
 POINTS = 50  # largest number of points of a series
 AXES = {"step": "steps", "tokens": "generated tokens", "flops": "FLOPs"}
@@ -47,10 +47,10 @@ def collect(
     columns: dict[str, dict] = {"evaluate": {"accuracy": accuracy}, "rl": {}}
     for name, measure in measures.items():
       columns[measure.stage][name] = measure.key
-    spent = {kind: scores.spent(lines, kind) for kind in scores.COSTS}
+    spent = {kind: charts.spent(lines, kind) for kind in charts.COSTS}
     series = {
         stage: _columns(
-            scores.thin(scores.points(lines, stage), POINTS), spent, names
+            charts.thin(charts.points(lines, stage), POINTS), spent, names
         )
         for stage, names in columns.items()
     }
