@@ -86,7 +86,7 @@ FAULTS = [
         dict(actor__grad_norm=3e3),
         {},
         "Jump of the gradient",
-        "actor/grad_norm is 3e+03, 1e+04 times the usual",
+        "actor/grad_norm is 3e+03, 1e+04 times its median",
     ),
     (dict(critic__grad_norm=40.0), {}, "Jump of the gradient", "2e+02 times"),
     (
@@ -185,7 +185,12 @@ FAULTS = [
         "25.0% of the targets",
     ),
     (OTHER_WEIGHTS, {}, "Weights of another policy", "q of layer 1 transpos"),
-    (OTHER_LOGPS, {}, "Log-probs of another policy", "by 0.3 nats a token"),
+    (
+        OTHER_LOGPS,
+        {},
+        "Log-probs of another policy",
+        "differ by 0.3 nats per token",
+    ),
     ({alerts.BROKEN: 1.0}, {}, "Broken policy", "100% of the responses"),
     (NAN, {}, "NaN, skipped updates", "3 of 4 updates skipped"),
     (NAN, HALF, "NaN, skipped updates", "float16 overflows"),

@@ -276,7 +276,7 @@ FAULTS = {
     "all incorrect": "the gradient is exactly 0",
     "verifier raises": "the verifier failed on",
     "function raises": "score failed 32 times on 32 responses",
-    "broken policy": "log-probabilities that are not finite",
+    "broken policy": "log-probs that are not finite",
     "no group with signal": "8 of 8 groups of the batch are missing",
 }
 shared_programs = tiny_session.shared_programs

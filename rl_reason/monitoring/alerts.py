@@ -15,7 +15,8 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rl_reason.monitoring import updates as updates_lib
+from rl_reason.base.structs import call_by_name
+from rl_reason.monitoring import updates
 
 ALERT = "alert/"  # prefix of the metrics of alerts
 HEALTH = "health/"  # prefix of metrics that only rules read; never logged
@@ -40,18 +41,19 @@ class Rule(NamedTuple):
   Attributes:
     name: of the alert.
     where: the metric and its bound, in Markdown.
-    check: (steps, fields) -> the evidence, in numbers; '' without an alert.
-      With `whole_run`: lines of metrics.jsonl -> messages.
+    predicate: of `step`, `steps` and `fields` (see `of_step`) what its parameters
+      name -> the evidence, in numbers; '' without an alert. With `whole_run`:
+      lines of metrics.jsonl -> messages.
     cause: the likely cause.
     remedy: with the fields to change.
     limit: the field with the number of consecutive steps with this alert that
       ends a run; '': the alert never ends a run.
-    whole_run: `check` reads all lines of a run, after an evaluation.
+    whole_run: the predicate reads all lines of a run, after an evaluation.
   """
 
   name: str
   where: str
-  check: Callable[..., Any]
+  predicate: Callable[..., Any]
   cause: str
   remedy: str
   limit: str = ""
@@ -60,7 +62,7 @@ class Rule(NamedTuple):
   @property
   def metric(self) -> str:
     """The name in metrics.jsonl: 1 in a step with the alert, else missing."""
-    return ALERT + re.sub(r"\W+", "_", self.name.lower())
+    return ALERT + _identifier(self.name)
 
   def message(self, evidence: str, fields: Fields) -> str:
     """One line for the screen; the remedy has the present values of fields."""
@@ -87,122 +89,116 @@ _FIELD = re.compile(r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)")
 _ADVICE = re.compile(_FIELD.pattern + r"( '\w+'| True| False| \d+(\.\d+)?)?")
 
 
-# --- predicates: (steps, fields) -> the evidence, or '' -----------------------
+# --- predicates: of (step, steps, fields) what a predicate names -> evidence ---
 
 
 def number(x: dict[str, Any], name: str) -> float:
-  """A metric of a step; 0 where it is missing or not finite."""
+  """A metric of a step; 0 if it is missing or not finite."""
   return x.get(name) or 0.0
 
 
-def _beyond(name: str, bound: float, evidence: str) -> Callable:
-  """Whether |metric| of the newest step > bound."""
+def _above(name: str, bound: float, evidence: str) -> Callable[..., str]:
+  """Whether |metric| of the step > bound."""
 
-  def check(steps, fields):
-    del fields
-    value = abs(number(steps[-1], name))
+  def check(step):
+    value = abs(number(step, name))
     return evidence.format(value) if value > bound else ""
 
   return check
 
 
-def _other_weights(steps, fields):
-  del fields
-  return steps[-1].get(HEALTH + "other_weights", "")
+def _weights_of_another_policy(step):
+  return step.get(HEALTH + "other_weights", "")
 
 
-def _other_logps(steps, fields):
-  del fields
-  x = steps[-1]
-  gap, bound = number(x, GAP), number(x, HEALTH + "gap_bound")
+def _log_probs_of_another_policy(step):
+  gap, bound = number(step, GAP), number(step, HEALTH + "gap_bound")
   if not 0 < bound < gap:
     return ""
-  return f"they differ by {gap:.3g} nats a token, and precision by {bound:.1g}"
+  return (
+      f"sampler and trainer differ by {gap:.3g} nats per token, and rounding"
+      f" explains {bound:.1g}"
+  )
 
 
-def _responses(x: dict[str, Any], fields: Fields) -> str:
-  rounds = x.get("train/generation_rounds") or 1
+def _responses(step, fields) -> str:
+  rounds = step.get("train/generation_rounds") or 1
   batches = fields["dynamic_sampling.batches"]
   return f"{rounds * batches * fields['rollout.batch']:,.0f} responses"
 
 
-def _failed(x: dict[str, Any]) -> dict[str, int]:
+def _failed(step) -> dict[str, int]:
   """Failures of each reward function that had any."""
-  names = [k for k in x if re.fullmatch("reward/.+/failures", k) and x[k]]
-  return {k[len("reward/") : -len("/failures")]: int(x[k]) for k in names}
+  names = [k for k in step if re.fullmatch("reward/.+/failures", k) and step[k]]
+  return {k[len("reward/") : -len("/failures")]: int(step[k]) for k in names}
 
 
-def _verifier(steps, fields):
-  x = steps[-1]
-  failures = number(x, "train/verifier_failures") - sum(_failed(x).values())
+def _failures_of_the_verifier(step, fields):
+  failures = number(step, "train/verifier_failures")
+  failures -= sum(_failed(step).values())
   if failures <= 0:
     return ""
-  return f"the verifier failed on {failures:,.0f} of {_responses(x, fields)}"
+  return f"the verifier failed on {failures:,.0f} of {_responses(step, fields)}"
 
 
-def _functions(steps, fields):
-  x = steps[-1]
-  if not (failed := _failed(x)):
+def _failures_of_reward_functions(step, fields):
+  if not (failed := _failed(step)):
     return ""
   times = f"{', '.join(failed)} failed {sum(failed.values()):,} times"
-  return f"{times} on {_responses(x, fields)}"
+  return f"{times} on {_responses(step, fields)}"
 
 
-def _rewards(steps, fields):
-  x = steps[-1]
-  lost = number(x, "train/rewards_not_finite")
+def _rewards_that_are_not_finite(step, fields):
+  lost = number(step, "train/rewards_not_finite")
   # Where the verifier or a function failed, the reward is NaN by design.
-  if not lost or number(x, "train/verifier_failures"):
+  if not lost or number(step, "train/verifier_failures"):
     return ""
   of = f"{lost:,.0f} of {fields['rollout.batch']:,} responses"
   return f"the rewards of {of} are NaN or infinite"
 
 
-def _broken(steps, fields):
-  del fields
-  x, why = steps[-1], "log-probabilities that are not finite, or all the same"
-  if BROKEN_HELD_OUT in x:
-    return f"{x[BROKEN_HELD_OUT]:,} responses to held-out prompts have {why}"
-  share = number(x, BROKEN)
+def _broken_policy(step):
+  why = "log-probs that are not finite, or all the same"
+  if BROKEN_HELD_OUT in step:
+    return f"{step[BROKEN_HELD_OUT]:,} responses to held-out prompts have {why}"
+  share = number(step, BROKEN)
   return f"{share:.0%} of the responses have {why}" if share else ""
 
 
-def _not_finite(steps, fields):
-  x, wanted = steps[-1], updates_lib.per_step(fields)
-  count = updates_lib.count(x, wanted).not_finite
-  if not count and x.get("critic/grad_norm", 0) is not None:
+def _nan_skipped_updates(step, fields):
+  wanted = updates.per_step(fields)
+  count = updates.count(step, wanted).not_finite
+  if not count and step.get("critic/grad_norm", 0) is not None:
     return ""
   what = f"{count} of {wanted} updates" if count else "updates of the critic"
   out = f"{what} skipped, gradients not finite"
-  if x.get("critic/advantages/mean", 0) is None:
+  if step.get("critic/advantages/mean", 0) is None:
     return out + "; the advantages are not finite"
   half = fields["model.dtype"] == "float16"
   return out + "; float16 overflows beyond 65,504" * half
 
 
-def _no_critic(steps, fields):
-  x, wanted = steps[-1], updates_lib.per_step(fields)
-  skipped = number(x, "critic/update_skipped")
-  if skipped < wanted or x.get("critic/grad_norm", 0) is not None:
+def _no_update_of_the_critic(step, fields):
+  wanted = updates.per_step(fields)
+  skipped = number(step, "critic/update_skipped")
+  if skipped < wanted or step.get("critic/grad_norm", 0) is not None:
     return ""
   return f"{skipped:.0f} of {wanted} updates of the critic skipped"
 
 
-def _too_large(steps, fields):
-  del fields
-  x, out = steps[-1], []
-  kl, clipped = number(x, "actor/ppo_kl"), number(x, "actor/pg_clipfrac")
+def _updates_too_large(step):
+  out = []
+  kl, clipped = number(step, "actor/ppo_kl"), number(step, "actor/pg_clipfrac")
   if kl > 0.5:
     out.append(f"KL to the policy that sampled {kl:.3g} nats per token")
   if clipped > 0.9:
     out.append(f"{clipped:.0%} of the tokens clipped")
-  if number(x, "actor/updates") and number(x, "actor/ess") < 0.05:
-    out.append(f"effective sample size {number(x, 'actor/ess'):.2g} of 1")
+  if number(step, "actor/updates") and number(step, "actor/ess") < 0.05:
+    out.append(f"effective sample size {number(step, 'actor/ess'):.2g} of 1")
   return ", ".join(out)
 
 
-def _grows(steps, fields):
-  del fields
+def _growing_gradient(steps):
   for name in ("actor/grad_norm", "critic/grad_norm"):
     norms = [number(x, name) for x in steps[-5:]]
     pairs = zip(norms, norms[1:], strict=False)
@@ -211,32 +207,28 @@ def _grows(steps, fields):
   return ""
 
 
-def _spike(steps, fields):
-  del fields
+def _jump_of_the_gradient(steps):
   for name in ("actor/grad_norm", "critic/grad_norm"):
     before = [x for x in (number(x, name) for x in steps[:-1]) if x]
     if len(before) < 3:
       continue
-    usual, now = statistics.median(before), number(steps[-1], name)
-    if now > 100 * usual:
-      return f"{name} is {now:.3g}, {now / usual:.2g} times the usual"
+    median, now = statistics.median(before), number(steps[-1], name)
+    if now > 100 * median:
+      return f"{name} is {now:.3g}, {now / median:.2g} times its median"
   return ""
 
 
-def _loss(steps, fields):
-  del fields
-  x = steps[-1]
+def _loss_that_is_not_finite(step):
   for network in ("actor", "critic"):
-    if x.get(f"{network}/grad_norm") is None:  # has an alert of its own
+    if step.get(f"{network}/grad_norm") is None:  # has an alert of its own
       continue
-    names = [k for k in x if re.fullmatch(rf"{network}/\w*loss", k)]
-    if lost := [k for k in names if x[k] is None]:
+    names = [k for k in step if re.fullmatch(rf"{network}/\w*loss", k)]
+    if lost := [k for k in names if step[k] is None]:
       return f"{', '.join(lost)} is not finite, and the gradient is"
   return ""
 
 
-def _falls(steps, fields):
-  del fields
+def _fall_of_the_reward(steps):
   best, now = _best_and_now(steps, "train/accuracy")
   if best >= 0.1 and now < best / 4:
     return f"accuracy in training fell from {best:.1%} to {now:.1%}"
@@ -248,100 +240,89 @@ def _falls(steps, fields):
 
 
 def _best_and_now(steps, name) -> tuple[float, float]:
-  """The best mean of 3 consecutive steps, and the greatest of the last 3."""
+  """The best mean of 3 consecutive steps, and the maximum of the last 3."""
   known = [x[name] for x in steps if x.get(name) is not None]
   means = [statistics.mean(known[t : t + 3]) for t in range(len(known) - 2)]
   return (max(means), max(known[-3:])) if means else (0.0, 0.0)
 
 
 def _window(steps, name, of) -> list[float]:
-  """A metric in the steps that have rows; [] if the newest one has none."""
+  """A metric in the steps that have rows; [] if the newest step has none."""
   known = [number(x, name) for x in steps if number(x, of) > 0]
   return known if number(steps[-1], of) > 0 else []
 
 
-def _collapse(steps, fields):
-  del fields
+def _entropy_collapse(steps):
   found = _window(steps[-1:], "actor/entropy", "actor/updates")
   if not found or found[-1] >= 1e-3:
     return ""
   return f"the entropy is {found[-1]:.2g} nats per token"
 
 
-def _explosion(steps, fields):
-  del fields
+def _entropy_explosion(steps):
   found = _window(steps, "actor/entropy", "actor/updates")
   if not found or found[-1] <= min(3.5, min(found) + 1.5):
     return ""
   return f"the entropy is {found[-1]:.3g} nats per token, from {min(found):.3g}"
 
 
-def _length(steps, factor):
-  """Whether the mean length grew (factor > 1) or fell by a factor."""
+def _length_explosion(steps):
   known = _window(steps, "response_length/mean", "response_length/max")
-  if not known:
+  if not known or known[-1] < 3 * max(min(known), 1e-9):
     return ""
-  before = min(known) if factor > 1 else max(known)
-  ratio = known[-1] / max(before, 1e-9)
-  if ratio < factor if factor > 1 else ratio > factor:
-    return ""
-  return f"responses have {known[-1]:.4g} tokens, from {before:.4g}"
+  return f"responses have {known[-1]:.4g} tokens, from {min(known):.4g}"
 
 
-def _critic(steps, fields):
-  del fields
+def _length_collapse(steps):
+  known = _window(steps, "response_length/mean", "response_length/max")
+  if not known or known[-1] > max(known) / 3:
+    return ""
+  return f"responses have {known[-1]:.4g} tokens, from {max(known):.4g}"
+
+
+def _critic_without_predictive_power(steps):
   found = [number(x, "critic/vf_explained_var") for x in steps[-5:]]
   if len(found) < 5 or max(found) >= 0:
     return ""
   return f"explained variance {found[-1]:.2g}, negative in 5 consecutive steps"
 
 
-def _no_signal(steps, fields):
-  x, size = steps[-1], fields["rollout.group_size"]
-  filled = number(x, "train/groups_with_signal") * size
+def _few_groups_with_signal(step, fields):
+  size = fields["rollout.group_size"]
+  filled = number(step, "train/groups_with_signal") * size
   if filled >= fields["rollout.batch"] / 2:
     return ""  # dynamic sampling has filled the batch
   # A critic learns from groups of equal rewards; a group of one has no others.
-  alone = size == 1 or "critic/vf_loss" in x
-  same = number(x, "train/no_signal")
-  if "train/no_signal" in x:
+  alone = size == 1 or "critic/vf_loss" in step
+  same = number(step, "train/no_signal")
+  if "train/no_signal" in step:
     few = same >= 0.9 and not alone
     return f"{same:.0%} of the groups have equal rewards" * few
-  shares = [number(x, f"train/all_{y}") for y in ("incorrect", "correct")]
+  shares = [number(step, f"train/all_{y}") for y in ("incorrect", "correct")]
   if sum(shares) < 0.9 or (alone and max(shares) < 0.98):
     return ""
   text = "{:.0%} of the groups are all incorrect, {:.0%} all correct"
   return text.format(*shares)
 
 
-def _incomplete(steps, fields):
-  missing = number(steps[-1], "train/groups_missing")
+def _incomplete_batches(step, fields):
+  missing = number(step, "train/groups_missing")
   groups = fields["rollout.batch"] / fields["rollout.group_size"]
   if missing < groups / 2:
     return ""
-  rounds = number(steps[-1], "train/generation_rounds")
+  rounds = number(step, "train/generation_rounds")
   of = f"{missing:g} of {groups:g} groups of the batch"
   return f"{of} are missing after {rounds:g} rounds"
 
 
-def _constant(steps, fields):
-  count = updates_lib.count(steps[-1], updates_lib.per_step(fields))
+def _gradient_of_0(step, fields):
+  count = updates.count(step, updates.per_step(fields))
   return "the gradient is exactly 0" if count.constant else ""
 
 
-def _no_update(steps, fields):
-  count = updates_lib.count(steps[-1], updates_lib.per_step(fields))
+def _no_update(step, fields):
+  count = updates.count(step, updates.per_step(fields))
   return "" if count.made else "this step made no update"
-
-
-def _longer(steps, fields):
-  del fields
-  return _length(steps, 3)
-
-
-def _shorter(steps, fields):
-  del fields
-  return _length(steps, 1 / 3)
 
 
 # --- a predicate on a whole run: lines -> messages ---------------------------
@@ -452,10 +433,15 @@ def _rose(old: list[dict], new: list[dict], name: str) -> bool:
 
 
 def _rule(row: dict[str, Any]) -> Rule:
-  """A row of alerts.toml, whose check is a bound or a predicate above."""
+  """A row of alerts.toml: with a bound, or a predicate above of its name."""
   bound = [row.pop(k) for k in ("metric", "above", "evidence") if k in row]
-  check = _beyond(*bound) if bound else globals()[f"_{row.pop('check')}"]
-  return Rule(check=check, **row)
+  own = "_" + _identifier(row["name"])
+  return Rule(predicate=_above(*bound) if bound else globals()[own], **row)
+
+
+def _identifier(name: str) -> str:
+  """'Entropy collapse' -> 'entropy_collapse'."""
+  return re.sub(r"\W+", "_", name.lower())
 
 
 RULES = tuple(
@@ -479,12 +465,13 @@ def of_step(
     fields: the flat config.
     names: of the alerts that are looked for; (): all of them.
   """
+  inputs = dict(step=steps[-1], steps=steps, fields=fields)
   return [
       Alert(rule, rule.message(evidence, fields))
       for rule in RULES
       if not rule.whole_run
       and (not names or rule.name in names)
-      and (evidence := rule.check(steps, fields))
+      and (evidence := call_by_name(rule.predicate, inputs))
   ]
 
 
@@ -502,7 +489,7 @@ def of_evaluation(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
 
 def of_evaluations(lines: Steps) -> list[str]:
   """What all evaluations and steps of a run show together, one line each."""
-  found = (rule.check(lines) for rule in RULES if rule.whole_run)
+  found = (rule.predicate(lines) for rule in RULES if rule.whole_run)
   return [text for texts in found for text in texts]
 
 
