@@ -3,7 +3,7 @@
   python -m bench.turns     # minutes, on a CPU; writes results/turns.{json,md}
 
 Times the program of the sampler that all rows of a wave wait for, with the
-cache of the wave before and without it (`rollout/resume.py`).
+cache of the wave before and without it (`rollout/continuation.py`).
 """
 
 import itertools
@@ -17,7 +17,7 @@ import numpy as np
 from bench import harness, tables
 from rl_reason.base.structs import Prompts
 from rl_reason.models import decoder
-from rl_reason.rollout import resume, sampler
+from rl_reason.rollout import continuation, sampler
 
 NAME = "turns"
 TINY = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=192)
@@ -55,7 +55,7 @@ def measure(name: str, width: int, new: int, rows: int) -> dict:
   ways: dict[str, list[float]] = {"again": [], "kept": []}
   for turn, way in itertools.product(range(REPEATS + 1), ways):
     keeps = way == "kept"
-    one = sampler.Sampler(**static, spare=resume.CHUNK if keeps else 0)
+    one = sampler.Sampler(**static, spare=continuation.CHUNK if keeps else 0)
     start = sampler.program(one, "start", keeps)
     cache = jax.tree.map(jnp.array, kept[0]) if keeps else None  # is donated
     args = params, prompts, jax.random.key(1), 1.0, None, None, None, resumed

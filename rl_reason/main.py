@@ -217,9 +217,9 @@ def _stages(config, workdir: pathlib.Path) -> int:
     with contextlib.closing(screen):
       stage, step = _STAGE.value, _STEP.value
       if stage == "size":
-        from rl_reason.lab import memory_size
+        from rl_reason.lab import size
 
-        memory_size.run(config, screen, _MEMORY.value, _DEVICES.value)
+        size.run(config, screen, _MEMORY.value, _DEVICES.value)
       else:
         run.stages(config, workdir, screen, stop, stage=stage, step=step)
   return 0

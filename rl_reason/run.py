@@ -133,7 +133,7 @@ def stages(
 
   from rl_reason.base import json_files
   from rl_reason.checks import traced_functions
-  from rl_reason.devices import device_mesh, topology
+  from rl_reason.devices import device_mesh
   from rl_reason.lab import automatic_remat, generate
   from rl_reason.monitoring import health, run_log, watchdog
   from rl_reason.report import machine, page, scores
@@ -169,9 +169,9 @@ def stages(
     checked.devices(config, len(devices or jax.devices()), stage)
     mesh, sampling = device_mesh.make_meshes(**config.mesh, devices=devices)
     if mesh.size > 1:
-      screen.say(topology.describe(mesh.axis_names, mesh.devices))
+      screen.say(device_mesh.describe(mesh.axis_names, mesh.devices))
     if sampling != mesh:
-      what = topology.describe(sampling.axis_names, sampling.devices)
+      what = device_mesh.describe(sampling.axis_names, sampling.devices)
       screen.say(f"rollout {what}")
     if config.model.remat == "auto":
       automatic_remat.fill_in(config, workdir, mesh, screen.say)

@@ -17,7 +17,7 @@ from rl_reason.base.structs import TrainState
 from rl_reason.devices import device_mesh
 from rl_reason.models import critic, decoder
 from rl_reason.stages import build_step, value
-from rl_reason.training import critic_step, optimizer
+from rl_reason.training import optimizer, step
 
 HEADS = ("scalar", "gated", "categorical")
 SLOW = pytest.mark.slow
@@ -191,7 +191,7 @@ def floats(tree, dtype):
 def updates(cfg, tx, clip=0.5):
   """jit: one step of the critic."""
   return golden.quick_jit(
-      functools.partial(critic_step.critic_update, cfg=cfg, tx=tx, clip=clip)
+      functools.partial(step.critic_update, cfg=cfg, tx=tx, clip=clip)
   )
 
 

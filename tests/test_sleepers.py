@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rl_reason.tasks import threads as pool_of_threads
-from rl_reason.verifiers import code, processes, workers
+from rl_reason.verifiers import code, progress, workers
 
 SLEEPER = "import time\ndef f(x):\n  time.sleep(1000)"
 POLLER = "import time\ndef f(x):\n  while True: time.sleep(0.001)"
@@ -39,12 +39,12 @@ def test_computing_pays_for_little_sleep():
   duty += "  while time.process_time() < t: pass\n  time.sleep(0.06)"
   with subprocess.Popen([sys.executable, "-c", f"import time\n{duty}"]) as p:
     try:
-      progress = processes.Progress([p.pid], idle=0.2, wall=1000)
+      tracker = progress.Progress([p.pid], idle=0.2, wall=1000)
       began = time.monotonic()
-      while not progress.late():
+      while not tracker.late():
         assert time.monotonic() - began < 60  # 1 s on an idle machine
         time.sleep(0.02)
-      assert progress.idle
+      assert tracker.idle
     finally:
       p.kill()
 

@@ -10,7 +10,8 @@ from tiny import TOK
 
 from rl_reason import tasks
 from rl_reason.base.structs import Rollouts
-from rl_reason.collect.episodes import Environments, Episodes
+from rl_reason.collect.environment_runner import Environments
+from rl_reason.collect.episodes import Episodes
 from rl_reason.data import tokenizer
 from rl_reason.tasks import arithmetic
 

@@ -237,7 +237,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # A small model on any number of devices.
   at_most("model", layers=2, width=64, mlp=192)
   at_most("model", heads=4, kv_heads=2, head_dim=16)
-  c.mesh.sequence = c.mesh.tensor = c.mesh.expert = 1
+  c.mesh.update({x: 1 for x in mesh_axes(c) if x not in ("data", "fsdp")})
   c.mesh.rollout = 0
   # Few and short responses, in whole groups.
   at_most("rollout", max_prompt=256, max_tokens=128, slots=64)

@@ -23,6 +23,7 @@ from rl_reason.checks import (
 )
 from rl_reason.checks.combinations import Fault, fail, faults_of
 from rl_reason.data import datasets, templates
+from rl_reason.devices import axes
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files, reward_terms
 from rl_reason.verifiers import sandbox
@@ -326,10 +327,7 @@ def hub(c) -> None:
 
 def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
   """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
-  axes = config.mesh_axes(c)
-  product = math.prod(max(size, 1) for size in axes.values())
-  left = (devices - c.mesh.rollout) // product
-  return {name: left if size == -1 else size for name, size in axes.items()}
+  return axes.fill(config.mesh_axes(c), devices - c.mesh.rollout)
 
 
 def devices(
@@ -351,7 +349,7 @@ def devices(
   except Fault as e:
     raise _error(config.flat(c), *e.args) from None
   sizes = mesh_sizes(c, devices)
-  shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
+  shape = axes.text(sizes)
   r, values, samplers = c.rollout, config.flat(c), c.mesh.rollout
   if samplers >= devices:
     remedy = f"of {devices} devices, some must learn"
@@ -362,8 +360,7 @@ def devices(
         f"mesh = {shape}: does not cover {devices - samplers} devices{beside};"
         " set one axis to -1"
     )
-  tensor, widths = sizes["tensor"], sizes["fsdp"] * sizes["sequence"]
-  shards = sizes["data"] * sizes["expert"] * widths
+  tensor, shards = sizes["tensor"], axes.num_shards(sizes, "batch")
   if samplers % tensor:
     raise _error(values, "mesh.rollout", f"must be a multiple of {tensor=}")
   sampled = {
@@ -381,24 +378,19 @@ def devices(
       "generate.batch": c.generate.batch,
   }
   # Value pretraining and evaluations sample with the devices that learn.
-  extra = [f" x {x}" for x in ("expert", "sequence") if sizes[x] > 1]
-  axes = "".join(["data x fsdp", *extra])
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
   for count, batches in by_count:
     for name, rows in batches.items():
       if rows % count:
         remedy = f"{rows} rows cannot be split over {count} shards"
-        raise _error(values, name, f"{remedy} ({axes})")
+        raise _error(values, name, f"{remedy} ({axes.of_batch(sizes)})")
   m = c.model
   prime = m.layers > 3 and all(m.layers % n for n in range(2, m.layers))
   if m.remat == "sqrt" and prime:
     remedy = f"{m.layers} layers cannot be split into groups; use 'full'"
     raise _error(values, "model.remat", remedy)
-  for name, parts in {
-      "model.kv_heads": tensor,
-      "model.mlp": tensor,
-      "model.width": widths,
-  }.items():
+  for logical, name in axes.SIZES.items():
+    parts = axes.num_shards(sizes, logical)
     if config.at(c, name) % parts:
       remedy = f"cannot be split over {parts} devices of the mesh ({shape})"
       raise _error(values, name, remedy)

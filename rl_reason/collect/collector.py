@@ -28,14 +28,6 @@ from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.tasks import Row
 
 
-def _nothing() -> None:
-  pass
-
-
-def _last_round(known: int, unfinished: int) -> bool:
-  return False
-
-
 class RolloutCollector:
   """Samples and grades rounds of prompts with one policy after the other.
 
@@ -132,8 +124,8 @@ class RolloutCollector:
   def collect(
       self,
       weights: Tree,
-      on_dispatch: Callable[[], None] = _nothing,
-      another_round_follows: Callable[[int, int], bool] = _last_round,
+      on_dispatch: Callable[[], None] = lambda: None,
+      another_round_follows: Callable[[int, int], bool] = lambda *_: False,
   ) -> Experience:
     """Samples, grades and scores one round of prompts.
 

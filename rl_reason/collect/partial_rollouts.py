@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.collect.collector import RolloutCollector, _last_round, _nothing
+from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.experience import (
     groups,
     pad,
@@ -66,8 +66,8 @@ class PartialRolloutCollector(RolloutCollector):
   def collect(
       self,
       weights,
-      on_dispatch=_nothing,
-      another_round_follows=_last_round,
+      on_dispatch=lambda: None,
+      another_round_follows=lambda *_: False,
   ) -> Experience:
     """As `RolloutCollector.collect`; returns the groups that have finished.
 

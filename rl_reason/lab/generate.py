@@ -27,8 +27,8 @@ from rl_reason.collect.reward_runner import Rewards
 from rl_reason.data import pipelines
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
-from rl_reason.lab import kept_samples
-from rl_reason.lab.kept_samples import Sample
+from rl_reason.lab import sample_selection
+from rl_reason.lab.sample_selection import Sample
 from rl_reason.stages import build_step, policy
 from rl_reason.stages.session import Session
 
@@ -82,7 +82,7 @@ def run(session: Session, which: str) -> pathlib.Path:
     lines = [
         _prompt(row) | columns
         for row, samples in zip(rows, groups, strict=True)
-        for columns in kept_samples.NAMES[g.keep](samples)
+        for columns in sample_selection.NAMES[g.keep](samples)
     ]
     counts = dict(
         prompts=len(rows),

@@ -41,9 +41,9 @@ class Rule(NamedTuple):
   Attributes:
     name: of the alert.
     where: the metric and its bound, in Markdown.
-    predicate: of `step`, `steps` and `fields` (see `of_step`) what its parameters
-      name -> the evidence, in numbers; '' without an alert. With `whole_run`:
-      lines of metrics.jsonl -> messages.
+    predicate: gets the inputs that its parameters name, of `step`, `steps` and
+      `fields` (see `of_step`), and returns the evidence, in numbers; '' without
+      an alert. With `whole_run`: lines of metrics.jsonl -> messages.
     cause: the likely cause.
     remedy: with the fields to change.
     limit: the field with the number of consecutive steps with this alert that
@@ -89,7 +89,7 @@ _FIELD = re.compile(r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)")
 _ADVICE = re.compile(_FIELD.pattern + r"( '\w+'| True| False| \d+(\.\d+)?)?")
 
 
-# --- predicates: of (step, steps, fields) what a predicate names -> evidence ---
+# --- predicates: any of (step, steps, fields) -> the evidence, or '' -----------
 
 
 def number(x: dict[str, Any], name: str) -> float:

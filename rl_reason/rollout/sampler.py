@@ -29,7 +29,7 @@ from rl_reason.models import (
     experts,
     parameters,
 )
-from rl_reason.rollout import decode_loop, resume, sampler_weights
+from rl_reason.rollout import continuation, decode_loop, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
 
 YIELD_SHARE = 1 / 8  # of all rows; `stream` yields when so many ended anew
@@ -164,7 +164,7 @@ class Sampler:
     )
     if resumed is None:
       return self.constrain(queue, empty)
-    return resume.resume(
+    return continuation.resume(
         self, params, tokens_NP, queue, empty, resumed, expected_R, kept
     )
 
@@ -310,7 +310,7 @@ def stream(
     the device continues with the others; at last all of them.
   """
   keeps = kept is not None and not (static.get("slots") or static.get("record"))
-  spare = resume.CHUNK if keeps else 0
+  spare = continuation.CHUNK if keeps else 0
   sampler = Sampler(**static, equal_groups=sizes_N is None, spare=spare)
   count = len(prompts.start_N)
   rows = count * sampler.group_size

@@ -20,20 +20,19 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
-  JSONResponse,
-  Response as Reply,
-  StreamingResponse,
+    JSONResponse,
+    Response as Reply,
+    StreamingResponse,
 )
 from starlette.routing import Route
 
 from rl_reason.serve import choices, feedback, filters, protocol
 from rl_reason.serve.engine import Closed, Engine, Scores
-from rl_reason.serve.guard import ROUTES, Guard
-from rl_reason.serve.http_errors import ApiError
+from rl_reason.serve.middleware import ROUTES, Guard
 from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.prompt_tokens import Prompt, Prompts
-from rl_reason.serve.request_run import Run
-from rl_reason.serve.responses import Response, Stops
+from rl_reason.serve.protocol import ApiError
+from rl_reason.serve.responses import Response, Run, Stops
 
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 THREADS = 2  # that read requests and write answers

@@ -16,13 +16,13 @@ from rl_reason.base import config as config_lib, functions
 from rl_reason.base.structs import Array, Experience, Rollouts, Tree
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import combinations
-from rl_reason.collect import dynamic_sampling, history, reward_spread
+from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
+from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
 from rl_reason.collect.partial_rollouts import PartialRolloutCollector
 from rl_reason.collect.reward_runner import Model, Rewards
-from rl_reason.collect.trajectories import TurnsCollector
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
@@ -35,7 +35,6 @@ from rl_reason.stages.session import Session, packed_rows
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
     certificate,
-    critic_step,
     optimizer,
     packing,
     step,
@@ -51,7 +50,7 @@ class Programs(NamedTuple):
     values: (critic's params, plan) -> values [B, T].
     credit: credit_inputs -> rewards, advantages, returns, metrics.
     update: `step.rl_update`, on the mesh, with `make_objective`'s terms.
-    update_critic: `critic_step.critic_update`, on the mesh; None without a
+    update_critic: `step.critic_update`, on the mesh; None without a
       critic.
     history_inputs: (history, params) -> inputs of credit; see `history`.
     step_metrics: `step_metrics.step_metrics`.
@@ -157,10 +156,12 @@ def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> which groups of a round have signal."""
   if combinations.by_reward(c):
     return functools.partial(
-        reward_spread.signal, reward=make_reward(c), steps=c.rl.steps
+        dynamic_sampling.rewards_differ, reward=make_reward(c), steps=c.rl.steps
     )
   if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
-    return dynamic_sampling.in_every_step(reward_spread.of_finished)
+    return dynamic_sampling.in_every_step(
+        dynamic_sampling.finished_partly_correct
+    )
   return dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
 
 
@@ -242,10 +243,8 @@ def steer(
 def critic_update_program(
     cfg: critic.CriticConfig, tx, shardings, *, clip: float
 ) -> Callable:
-  """jit: `critic_step.critic_update`."""
-  update = functools.partial(
-      critic_step.critic_update, cfg=cfg, tx=tx, clip=clip
-  )
+  """jit: `step.critic_update`."""
+  update = functools.partial(step.critic_update, cfg=cfg, tx=tx, clip=clip)
   return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
 
 

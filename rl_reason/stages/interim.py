@@ -9,7 +9,7 @@ from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import (
     alerts,
     resources,
-    run_log as metrics_lib,
+    run_log,
 )
 from rl_reason.stages.session import Session
 
@@ -39,7 +39,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
   values["timing_s/testing"] = time.monotonic() - start
   session.log.metrics("evaluate", state.step, values)
   for of_set in responses:
-    head = dict(stage=metrics_lib.DOUBTFUL, step=state.step)
+    head = dict(stage=run_log.DOUBTFUL, step=state.step)
     session.log.samples([head | line for line in of_set.doubtful or ()])
     # The report compares responses before and after RL, none in between.
     if first_or_last:
@@ -68,7 +68,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
         " checkpoint, whose score on them will be too high: lower"
         " evaluate.prompts, or add training rows"
     )
-  lines = metrics_lib.read_metrics(session.workdir)
+  lines = run_log.read_metrics(session.workdir)
   found = alerts.of_evaluation(values, config_lib.flat(c))
   broken = [alert.message for alert in found]
   failed = values["val-aux/verifier_failures"]

@@ -21,10 +21,10 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.checks import checked
-from rl_reason.collect.episodes import Environments, stop_candidates
+from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import tokenizer
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding, unused_accelerators
 from rl_reason.hf import tensor_names
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rl_reason.tasks import Row
-from rl_reason.verifiers.steps import verdicts as step_verdicts
+from rl_reason.verifiers.arithmetic_steps import verdicts as step_verdicts
 
 
 class Response(NamedTuple):
@@ -63,7 +63,7 @@ def length(response: Response, row: Row) -> float:
 
 
 def steps(response: Response, row: Row) -> float:
-  """The share of correct arithmetic steps (`verifiers/steps.py`), or 0."""
+  """The share of correct arithmetic steps, or 0."""
   correct = step_verdicts(response.text)
   return sum(correct) / len(correct) if correct else 0.0
 

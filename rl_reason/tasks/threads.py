@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rl_reason.verifiers import processes, workers
+from rl_reason.verifiers import progress, workers
 
 MOST_HANGING = 100  # calls that were late and have not ended since
 
@@ -100,7 +100,7 @@ def _in_thread(
 
   def target():
     value = error = None
-    processes.on_sleep.set(lambda: loop.call_soon_threadsafe(on_sleep))
+    progress.on_sleep.set(lambda: loop.call_soon_threadsafe(on_sleep))
     try:
       value = function(*args)
     except BaseException as e:

@@ -13,7 +13,6 @@ from rl_reason.algorithms import schedules
 from rl_reason.base.structs import Array, TrainState, Tree
 from rl_reason.devices import sharding
 from rl_reason.models import parameters
-from rl_reason.training.step import decays, is_stacked
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
@@ -64,6 +63,18 @@ def make_optimizer(
     parts = [still, *parts, still]
   tx = optax.chain(*parts)
   return _offload(tx) if offload else tx
+
+
+def decays(params: Tree) -> Tree:
+  """Which parameters weight decay applies to: matrices, not norms or biases."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x.ndim > 1 + is_stacked(path), params
+  )
+
+
+def is_stacked(path) -> bool:
+  """Whether the first axis of a parameter counts layers."""
+  return any(getattr(part, "key", None) == "layers" for part in path)
 
 
 def _offload(tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -8,7 +8,7 @@ name of its own by `bound`, and expressions by `numeric`.
 import re
 from fractions import Fraction
 
-from rl_reason.verifiers import bound, numeric, sets, units
+from rl_reason.verifiers import bound_variables, numeric, real_sets, units
 from rl_reason.verifiers.value_types import (
     INFINITY,
     REALS,
@@ -40,7 +40,7 @@ def same(a, b) -> bool:
   a, b = map(_settled, (a, b))
   if a is None or b is None:
     return False
-  families = bound.same_families(a, b)
+  families = bound_variables.same_families(a, b)
   if families is not None:
     return families
   if isinstance(a, Quantity) or isinstance(b, Quantity):
@@ -74,7 +74,7 @@ def same(a, b) -> bool:
   if is_vector(a) != is_vector(b):  # (2, 3) as 2 i + 3 j
     a, b = (_by_units(x) if is_vector(x) else x for x in (a, b))
   if is_expression(a) and is_expression(b):
-    return numeric.equal(bound.with_constant(a, b), b)
+    return numeric.equal(bound_variables.with_constant(a, b), b)
   return isinstance(a, str) and a == b != ""
 
 
@@ -162,15 +162,15 @@ def _is_condition(value) -> bool:
 def _same_real_sets(a, b) -> bool | None:
   """Whether two sets of real numbers are equal; None if one is no such set."""
   try:
-    theirs, ours = sets.read(a), sets.read(b)
+    theirs, ours = real_sets.read(a), real_sets.read(b)
   except numeric.Hard:
     return None
   if theirs is None or ours is None:
     return None
-  if sets.is_finite(theirs) and sets.is_finite(ours):
+  if real_sets.is_finite(theirs) and real_sets.is_finite(ours):
     return None
-  free = sets.variables(a), sets.variables(b)
-  return (not all(free) or free[0] == free[1]) and sets.same(theirs, ours)
+  free = real_sets.variables(a), real_sets.variables(b)
+  return (not all(free) or free[0] == free[1]) and real_sets.same(theirs, ours)
 
 
 def _assignments(value) -> dict:
@@ -347,7 +347,7 @@ def _assigned(relation: Relation):
 def _as_set(value):
   """Inequalities of one variable as intervals, several as their union."""
   if isinstance(value, Seq) and value.brackets in ("", "cup"):
-    one = len(sets.variables(value)) == 1
+    one = len(real_sets.variables(value)) == 1
     if one and all(isinstance(x, Relation) for x in value.items):
       parts = tuple(map(_as_set, value.items))
       if all(isinstance(part, Seq) for part in parts):
@@ -392,7 +392,7 @@ def _same_relations(a, b) -> bool:
         return True  # (x - 1) (x + 1) = x^2 - 1
     values = [_assigned(x) if isinstance(x, Relation) else x for x in (a, b)]
     return None not in values and same(*values)
-  a = bound.renamed(a, b)
+  a = bound_variables.renamed(a, b)
   values = [_assigned(a), _assigned(b)]
   if None not in values and a.sides[0] == b.sides[0]:
     return same(*values)

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from rl_reason.verifiers import processes
+from rl_reason.verifiers import progress
 
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
 NAP = 2.0  # seconds without any CPU time that each item may take
@@ -261,7 +261,7 @@ class _Worker:
 
   def watch(self) -> None:
     """Notes what the process has started; a handle names no later process."""
-    for pid in processes.descendants(self.process.pid):
+    for pid in progress.descendants(self.process.pid):
       if pid not in self.started:
         with contextlib.suppress(OSError):
           self.started[pid] = os.pidfd_open(pid)
@@ -297,9 +297,9 @@ class _Worker:
     self._forget()
     # A verifier may wait for a service: its waits count one by one.
     pids, nap = [self.process.pid], max(seconds, NAP)
-    progress = processes.Progress(pids, nap, wall, pays=1e6, in_all=False)
+    tracker = progress.Progress(pids, nap, wall, pays=1e6, in_all=False)
     # The kernel's limit of the process should end it first: its own kill.
-    limit = processes.cpu_seconds(self.process.pid) + seconds + 0.5
+    limit = progress.cpu_seconds(self.process.pid) + seconds + 0.5
     try:
       self.socket.settimeout(wall)
       self.socket.sendall(f"[{self.asked}, {item}]\n".encode())
@@ -309,7 +309,7 @@ class _Worker:
           piece = self.socket.recv(1 << 16)
         except TimeoutError:
           self.watch()
-          if progress.late() or processes.cpu_seconds(self.process.pid) > limit:
+          if tracker.late() or progress.cpu_seconds(self.process.pid) > limit:
             return Outcome(None, "time")
           continue
         if not piece:
@@ -355,7 +355,7 @@ def serve(descriptor: int, parent: int, start: str) -> None:
       stream.write((_SLEEPS % number).decode())
       stream.flush()
 
-    processes.on_sleep.set(say_asleep)
+    progress.on_sleep.set(say_asleep)
     for line in stream:
       number, item = json.loads(line)
       # Signals without handlers: the kernel ends the process, whatever code

@@ -12,7 +12,7 @@ from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
     memory_formula,
-    memory_shapes,
+    model_shapes,
 )
 from rl_reason.lab.automatic_remat import device_bytes, largest
 from rl_reason.models import critic, kernels
@@ -35,7 +35,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   Raises:
     ConfigError: there is no such model, or the mesh does not fit.
   """
-  cfg = memory_shapes.shape(config)
+  cfg = model_shapes.shape(config)
   value = critic_config(config, cfg)
   checked.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
@@ -45,7 +45,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
       display.say(automatic_remat.choose(config, cfg, value, mesh, limit))
     except ConfigError as e:  # the table then shows why
       display.say(str(e))
-    cfg = memory_shapes.shape(config)
+    cfg = model_shapes.shape(config)
     value = critic_config(config, cfg)
   size = memory_formula.estimate(config, cfg, value, mesh)
   update, rollout, source = size.update_peak, size.rollout_peak, "formula"

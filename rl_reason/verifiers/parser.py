@@ -13,8 +13,8 @@ from rl_reason.verifiers import (
     lexer,
     numeric,
     phrases,
+    real_sets,
     series,
-    sets,
     units,
     value_types,
 )
@@ -123,9 +123,9 @@ def _item(tokens, depth) -> Any:
   if depth > MAX_DEPTH:
     raise Unreadable("too deep")
   for name in ("cup", "cap"):
-    sets, joints = lexer.split(tokens, (name,))
+    real_sets, joints = lexer.split(tokens, (name,))
     if joints:
-      return Seq(name, tuple(_item(each, depth + 1) for each in sets))
+      return Seq(name, tuple(_item(each, depth + 1) for each in real_sets))
   sides, ops = lexer.split(tokens, _RELATIONS)
   if ops:
     first = _name_of(sides[0]) or _item(sides[0], depth)
@@ -434,7 +434,7 @@ class _Parser:
       raise Unreadable("a set of several conditions")
     if len(rest) < len(parts):
       found = rest[0] if len(rest) == 1 else Seq("", rest)
-    names = sets.variables(found)
+    names = real_sets.variables(found)
     if names and names != {first[1]}:
       raise Unreadable("a condition of another variable")
     return Seq("set", (found,))

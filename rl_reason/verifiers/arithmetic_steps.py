@@ -12,7 +12,7 @@ import itertools
 import re
 from fractions import Fraction
 
-from rl_reason.verifiers import latex, lexer, numeric
+from rl_reason.verifiers import lexer, numeric, parser
 from rl_reason.verifiers.value_types import is_expression
 
 MAX_SIDE = 200  # characters; a longer side may be slow, and is no step
@@ -107,7 +107,7 @@ def _side(text: str) -> tuple[frozenset[Fraction], bool] | None:
   if not text or len(text) > MAX_SIDE:
     return None
   try:
-    value = latex.read(_PERCENT.sub(r"(\1/100)", text))
+    value = parser.read(_PERCENT.sub(r"(\1/100)", text))
     if not is_expression(value):
       return None
     exact = numeric.exact(value)
