@@ -20,7 +20,7 @@ from rl_reason import run
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
-from rl_reason.monitoring import display, metrics
+from rl_reason.monitoring import display, run_log
 from rl_reason.stages import build_step, scorer, trained
 
 RUNS = harness.RUNS / "sampler_weights"
@@ -69,7 +69,7 @@ def train(name: str, seed: int) -> dict:
       *options,
       JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"),
   )
-  lines = metrics.read_metrics(workdir(name, seed))
+  lines = run_log.read_metrics(workdir(name, seed))
   steps = [x for x in lines if x["stage"] == "rl"]
   before, *_, after = (x[ACCURACY] for x in lines if x["stage"] == "evaluate")
   return dict(

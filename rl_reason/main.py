@@ -25,7 +25,7 @@ from absl import app, flags
 from rl_reason import run
 from rl_reason.base import config as config_lib
 from rl_reason.checks import checked, run_directory
-from rl_reason.monitoring import screen as screen_lib
+from rl_reason.monitoring import output_guard as screen_lib
 
 STAGES = (*run.STAGES, "report")
 

@@ -167,8 +167,7 @@ def stages(
     if config.model.remat == "auto":
       fill_in = pkgutil.resolve_name(AUTOMATIC_REMAT)
       fill_in(config, workdir, mesh, screen.say)
-    lock = _open_directory(workdir, screen.say, stage)
-    cleanup.callback(lock.close)
+    cleanup.enter_context(_locked_directory(workdir, screen.say, stage))
     run_directory.record(config, place)
     files = _prepared(config, workdir, screen, stop, stage)
     if stage == "prepare":
@@ -251,12 +250,12 @@ def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   """Fills the checkpoint's shape into the config; returns its directory."""
-  from rl_reason.report import machine_record
+  from rl_reason.report import machine
   from rl_reason.stages import model
 
   source = model.resolve(c)
   name, place = c.model.path, source.path if source else None
-  commit = machine_record.hub_commit(place)
+  commit = machine.hub_commit(place)
   if commit and not config_lib.revision(c, name):
     say(
         f"model.path = {name!r}: the newest version on the hub;"
@@ -281,18 +280,19 @@ def _meshes(c, say: Callable[[str], None], stage: str, devices: list | None):
   return mesh, sampling
 
 
-def _open_directory(
+def _locked_directory(
     workdir: pathlib.Path, say: Callable[[str], None], stage: str
 ) -> Any:
-  """Makes the directory that a stage writes to; returns its lock."""
+  """Makes the directory that a stage writes to; locks it while a run writes."""
   import jax
 
   # A run may be trained while samples of its checkpoints are written.
   written = workdir / "generated" if stage == "generate" else workdir
   written.mkdir(parents=True, exist_ok=True)
-  if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
-    return run_directory.lock(written, say)
-  return contextlib.closing(None)
+  writes = stage in (*TRAINS, "prepare", "generate")
+  if jax.process_index() == 0 and writes:
+    return contextlib.closing(run_directory.lock(written, say))
+  return contextlib.nullcontext()
 
 
 def _prepared(
@@ -319,7 +319,8 @@ def _begin(
 
   from rl_reason.base import json_files
   from rl_reason.checks import traced_functions
-  from rl_reason.report import machine_record
+  from rl_reason.monitoring import run_log
+  from rl_reason.report import machine
   from rl_reason.stages import trained
 
   with_parts(trained.check_classifiers, parts)
@@ -327,9 +328,9 @@ def _begin(
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))
-    about = machine_record.describe(place)
-    json_files.write_json(workdir / "environment.json", about)
-    machine_record.record_start(workdir)
+    about = machine.describe(place)
+    json_files.write_json(workdir / machine.FILE, about)
+    run_log.record_start(workdir)
 
 
 def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
@@ -340,18 +341,18 @@ def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
   """
   import jax
 
-  from rl_reason.monitoring import metrics, verdict
+  from rl_reason.monitoring import health, run_log
   from rl_reason.report import page, scores
 
   screen.end_stage()
   if jax.process_index() != 0:
     return
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   fields = config_lib.flat(c)
-  for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
+  for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
     screen.say(line)
   for line in page.doubtful_summary(workdir):
     screen.say(line)
   screen.say(f"report: {page.write(workdir)}")
   if stage == "all":
-    verdict.of_run(lines, fields)
+    health.check_run(lines, fields)

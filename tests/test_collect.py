@@ -109,7 +109,7 @@ class InstantEngine:
         lengths_B=3 * all_B.astype(np.int32),
         truncated_B=~all_B,
     )
-    yield rollouts, all_B
+    yield sampler.Sampled(rollouts, all_B)
 
 
 def instant(tmp_path, **changes):

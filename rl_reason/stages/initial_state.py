@@ -5,13 +5,13 @@ import jax.numpy as jnp
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Experience, Tree
-from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.checkpointing.rl_state import RLState, named
 from rl_reason.collect import history as history_lib
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.models import checksums, critic, decoder, linear
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import resources
 from rl_reason.stages import build_step, optimizers
 from rl_reason.stages.model import Model
 from rl_reason.stages.optimizers import Optimizer
@@ -66,7 +66,7 @@ def initial_state(
       kept=kept,
       history=history,
       coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),
-      counters=dict(counters or rl_metrics.no_counters()),
+      counters=dict(counters or resources.no_counters()),
       base_digest=digest,
       mesh=mesh,
   )
@@ -95,7 +95,11 @@ def abstract_arrays(c, model: Model) -> Tree:
   )
   if c.rl.staleness:
     on_host["ahead"] = build_step.no_batches(c)
-  return dict(policy=policy, critic=critic_state, **sharding.put(mesh, on_host))
+  return dict(
+      policy=policy,
+      critic=critic_state,
+      **sharding.put(mesh, named(on_host)),
+  )
 
 
 def frozen_base(sft_params: Tree, dtype: str) -> Tree:

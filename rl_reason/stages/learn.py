@@ -5,7 +5,6 @@ checkpoints is damaged or gone by then, they must not start again: that would
 cost hours, and cut the lines that RL has logged since.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,15 +59,20 @@ def run(
     reward_runner: calls the reward functions.
     environments: makes and calls environments; None without.
   """
-  samples = dict(
+  samples: dict[str, Any] = dict(
       model=model,
       output=output,
       row_source=row_source,
       tok=tok,
       environments=environments,
   )
-  pretrains = dict(samples, engine=engine, reward_runner=reward_runner)
-  pretrain = functools.partial(value.run, c, **pretrains)
+  pretrains: dict[str, Any] = dict(
+      samples, engine=engine, reward_runner=reward_runner
+  )
+
+  def pretrain(params: Tree) -> tuple[Tree, dict[str, float]]:
+    return value.run(c, params, **pretrains)
+
   found = None
   if stage == "all":
     found = resumed(c, pretrain, model=model, output=output)
