@@ -8,7 +8,7 @@ and bounds.
 Fields that no named algorithm needs are in configs/variants.py.
 """
 
-from rl_reason.base.config import choice, function, number, section
+from rl_reason.base.fields import choice, function, number, section
 from rl_reason.configs import variants
 from rl_reason.data import templates
 

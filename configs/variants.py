@@ -7,7 +7,8 @@ models, serving, generated data: see docs/algorithms.md; environments:
 docs/environments.md.
 """
 
-from rl_reason.base.config import at, choice, function, number, section
+from rl_reason.base.config import at
+from rl_reason.base.fields import choice, function, number, section
 
 
 def add(c) -> None:

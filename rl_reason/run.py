@@ -17,7 +17,12 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import (
+    content,
+    facts,
+    machine_checks,
+    run_directory,
+)
 
 TRAINS = ("all", "sft", "value", "reward_model")
 
@@ -161,12 +166,12 @@ def stages(
     source = resolve(config)
     name, place = config.model.path, source.path if source else None
     commit = machine_record.hub_commit(place)
-    if commit and not config_lib.revision(config, name):
+    if commit and not facts.revision(config, name):
       screen.say(
           f"model.path = {name!r}: the newest version on the hub;"
           f" hub.revisions = '{name}={commit}' keeps it"
       )
-    checked.devices(config, len(devices or jax.devices()), stage)
+    machine_checks.devices(config, len(devices or jax.devices()), stage)
     mesh, sampling = device_mesh.make_meshes(**config.mesh, devices=devices)
     if mesh.size > 1:
       screen.say(topology.describe(mesh.axis_names, mesh.devices))
@@ -181,7 +186,7 @@ def stages(
     if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
       lock = run_directory.lock(written, screen.say)
       cleanup.callback(lock.close)
-    run_directory.record(config, place)
+    content.record(config, place)
     if stage == "prepare":
       prepare.run(config, workdir, screen, stop)
       return None, None
@@ -232,7 +237,7 @@ def stages(
           params = sft.run(session)
           if stage == "reward_model":
             reward_model.run(session, params)
-          elif stage != "sft" and config_lib.has_critic(config):
+          elif stage != "sft" and facts.has_critic(config):
             critic_params, counters = value.run(session, params)
         if stage == "all" and params is not None:
           if config.lora.rank:  # under the same name, to free the fp32 copy

@@ -21,7 +21,7 @@ from golden import OPTIONS, P, T, on_device, random_leaves, random_rows
 
 from rl_reason.base import config
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.checks import checked
+from rl_reason.checks import checked, facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.stages import build_step
@@ -351,7 +351,7 @@ def step_of(name, cfg):
   plans = [plan_of(padded_rows, order_B) for order_B in orders]
   session = session_of(c, cfg)
   full_size = importlib.import_module(f"configs.{name}").get_config()
-  on_policy = mock.Mock(return_value=config.on_policy(full_size))
+  on_policy = mock.Mock(return_value=facts.on_policy(full_size))
   with (
       jax.set_mesh(session.mesh),
       mock.patch.object(config, "on_policy", on_policy),
@@ -359,7 +359,7 @@ def step_of(name, cfg):
   ):
     run = build_step.build(session)
     values_BT = None
-    if config.has_critic(c):
+    if facts.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
     inputs = experience.credit_inputs(
@@ -387,7 +387,7 @@ def step_of(name, cfg):
       params = on_device(leaves, jnp.float64)
       state = optimizer.new_state(params, *build_step.policy_optimizer(session))
       updated.append(jax.device_get(run.update(state, *minibatches, coefs)))
-      if config.has_critic(c):
+      if facts.has_critic(c):
         params = on_device(critics[1], jnp.float64)
         shardings = build_step.critic_optimizer(session, c.rl.steps)
         state = optimizer.new_state(params, *shardings)

@@ -7,8 +7,14 @@ from test_config import with_fields
 
 from configs import base
 from rl_reason import tasks
-from rl_reason.base import config
-from rl_reason.checks import checked, combinations, unread
+from rl_reason.base import errors
+from rl_reason.checks import (
+    checked,
+    combinations,
+    config_files,
+    machine_checks,
+    unread,
+)
 
 
 class Others:
@@ -29,7 +35,7 @@ OF_OTHERS = {
 
 
 def error(changes, given=()):
-  with pytest.raises(config.ConfigError) as e:
+  with pytest.raises(errors.ConfigError) as e:
     checked.fields(with_fields(changes), given)
   assert "\n" not in str(e.value)
   return str(e.value)
@@ -267,9 +273,9 @@ def test_impossible_configs_are_named(changes, words):
 
 
 def test_trajectories_are_not_sampled_ahead():
-  c = config.read("configs/guess.py")
+  c = config_files.read("configs/guess.py")
   c.rl.staleness = 1
-  with pytest.raises(config.ConfigError, match="rl.staleness = 1: trajectorie"):
+  with pytest.raises(errors.ConfigError, match="rl.staleness = 1: trajectorie"):
     checked.fields(c)
 
 
@@ -350,32 +356,32 @@ def test_fields_of_the_command_line_that_nothing_reads():
   c = base.get_config()
   checked.fields(c, given=("lora.rank",))
   for name in ("lora.alpha", "critic.lr"):
-    with pytest.raises(config.ConfigError, match=f"{name} = .* this out"):
+    with pytest.raises(errors.ConfigError, match=f"{name} = .* this out"):
       checked.fields(c, given=(name,))
   c.model.path = "x"
   checked.fields(c, given=("model.path", "model.dtype"))
   with pytest.raises(
-      config.ConfigError, match="model.width = 64: model.path = 'x'"
+      errors.ConfigError, match="model.width = 64: model.path = 'x'"
   ):
     checked.fields(c, given=("model.width",))
 
 
 def test_batches_that_the_mesh_cannot_split():
   c = base.get_config()
-  checked.devices(c, 2)
+  machine_checks.devices(c, 2)
   c.rollout.batch = 24
-  with pytest.raises(config.ConfigError, match="rollout.batch = 24: 3 rows"):
-    checked.devices(c, 2)
+  with pytest.raises(errors.ConfigError, match="rollout.batch = 24: 3 rows"):
+    machine_checks.devices(c, 2)
   c.rollout.batch, c.mesh.data = 32, 3
-  with pytest.raises(config.ConfigError, match="does not cover 8 devices"):
-    checked.devices(c, 8)
+  with pytest.raises(errors.ConfigError, match="does not cover 8 devices"):
+    machine_checks.devices(c, 8)
   c.mesh.data, c.mesh.tensor = -1, 4
-  with pytest.raises(config.ConfigError, match="model.kv_heads = 2: cannot be"):
-    checked.devices(c, 4)
+  with pytest.raises(errors.ConfigError, match="model.kv_heads = 2: cannot be"):
+    machine_checks.devices(c, 4)
   c.mesh.tensor = 1
   c.model.update(remat="sqrt", layers=13)
-  with pytest.raises(config.ConfigError, match="remat = 'sqrt': 13 layers can"):
-    checked.devices(c, 1)
+  with pytest.raises(errors.ConfigError, match="remat = 'sqrt': 13 layers can"):
+    machine_checks.devices(c, 1)
 
 
 @pytest.mark.parametrize(
@@ -393,22 +399,22 @@ def test_devices_that_only_sample(rollout, axes, words):
   c.updates.minibatches, c.sft.batch, c.evaluate.batch = 1, 840, 840
   c.mesh.update(rollout=rollout, **axes)
   with (
-      pytest.raises(config.ConfigError, match=words)
+      pytest.raises(errors.ConfigError, match=words)
       if words
       else contextlib.nullcontext()
   ):
-    checked.devices(c, 8)
+    machine_checks.devices(c, 8)
 
 
 def test_batches_of_stages_that_do_not_run_are_not_split():
   c = base.get_config()
   c.sft.batch, c.reward_model.batch = 3, 5
-  with pytest.raises(config.ConfigError, match="sft.batch = 3: 3 rows"):
-    checked.devices(c, 2)
+  with pytest.raises(errors.ConfigError, match="sft.batch = 3: 3 rows"):
+    machine_checks.devices(c, 2)
   c.sft.skill.steps = c.sft.habits.steps = 0
-  checked.devices(c, 4)
-  with pytest.raises(config.ConfigError, match="reward_model.batch = 5: 10"):
-    checked.devices(c, 4, "reward_model")
+  machine_checks.devices(c, 4)
+  with pytest.raises(errors.ConfigError, match="reward_model.batch = 5: 10"):
+    machine_checks.devices(c, 4, "reward_model")
 
 
 def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
@@ -417,13 +423,13 @@ def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
   def none():
     raise RuntimeError("nothing on this machine can contain untrusted code")
 
-  monkeypatch.setattr(checked.sandbox, "tier", none)
+  monkeypatch.setattr(machine_checks.sandbox, "tier", none)
   c = base.get_config()
   c.task.name = "files"
   c.data.update(train="gsm8k", evaluate="mbpp")
   with pytest.raises(
-      config.ConfigError, match="data.evaluate = 'mbpp': .*nothing on this"
+      errors.ConfigError, match="data.evaluate = 'mbpp': .*nothing on this"
   ):
-    checked.files(c)
+    machine_checks.files(c)
   c.data.update(evaluate="gsm8k")
-  checked.files(c)
+  machine_checks.files(c)

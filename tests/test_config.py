@@ -13,8 +13,8 @@ import pytest
 from conftest import ROOT, child_env
 
 from configs import base, dapo, vapo
-from rl_reason.base import config, functions
-from rl_reason.checks import checked
+from rl_reason.base import config, errors, fields, functions, kinds
+from rl_reason.checks import checked, config_files, facts
 
 CONFIGS = [
     str(path.relative_to(ROOT))
@@ -50,7 +50,7 @@ def test_every_field_is_read():
       elif isinstance(node, ast.AnnAssign):
         names.add(getattr(node.target, "id", ""))
   checked_only = {"allow_benchmarks", "allow_top_p"}
-  last = {name.rpartition(".")[2] for name in config.FIELDS}
+  last = {name.rpartition(".")[2] for name in fields.FIELDS}
   assert last - names - checked_only == set()
 
 
@@ -58,12 +58,12 @@ def test_every_function_section_is_bound():
   """Each kind of function has a section, and the package binds it."""
   c = base.get_config()
   text = "".join(x.read_text() for x in (ROOT / "rl_reason").rglob("*.py"))
-  for kind, known in functions.KINDS.items():
+  for kind, known in kinds.KINDS.items():
     assert set(config.at(c, known.field)) >= {"name", "args"}
     assert re.search(rf'bind\(\s*"{kind}"', text), kind
   flat = config.flat(c)
   sections = {x.removesuffix(".args") for x in flat if x.endswith(".args")}
-  assert sections == {x.field for x in functions.KINDS.values()}
+  assert sections == {x.field for x in kinds.KINDS.values()}
 
 
 @pytest.mark.parametrize("path", CONFIGS)
@@ -83,7 +83,7 @@ def test_every_config_is_valid(path):
 
 def test_smoke_of_dapo():
   whole = config.flat(dapo.get_config())
-  small = config.flat(config.smoke(dapo.get_config()))
+  small = config.flat(config_files.smoke(dapo.get_config()))
   assert {k: v for k, v in small.items() if v != whole[k]} == {
       "sft.skill.steps": 60,
       "sft.skill.threshold": 0.0,
@@ -116,18 +116,18 @@ def test_arguments_are_recorded_with_their_defaults():
 # --- functions ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", functions.KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_signatures_from_the_source_are_those_of_the_functions(kind):
   for name in functions.names(kind):
     found = functions.signature(kind, name)
-    assert set(found.inputs) <= set(functions.KINDS[kind].inputs), name
+    assert set(found.inputs) <= set(kinds.KINDS[kind].inputs), name
     if not found.module:
       continue
     module = importlib.import_module(found.module)
     real = inspect.signature(getattr(module, found.function)).parameters
     keyword = inspect.Parameter.KEYWORD_ONLY
     defaults = {
-        x.name: functions.REQUIRED if x.default is x.empty else x.default
+        x.name: fields.REQUIRED if x.default is x.empty else x.default
         for x in real.values()
         if x.kind is keyword
     }
@@ -213,7 +213,7 @@ def test_a_function_of_the_users(own, name, args, words):
   c.advantage.args = args
   if not words:
     return checked.fields(c)
-  with pytest.raises(config.ConfigError) as e:
+  with pytest.raises(errors.ConfigError) as e:
     checked.fields(c)
   assert words in str(e.value) and "\n" not in str(e.value)
   if name == "wrong_input":
@@ -236,7 +236,7 @@ def test_what_is_no_plain_def_is_imported(own):
       ("nowhere:x", "advantage.name = 'nowhere:x': ModuleNotFoundError"),
   ):
     c.advantage.name = name
-    with pytest.raises(config.ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
       checked.fields(c)
 
 
@@ -315,7 +315,7 @@ def test_text_is_read_as_the_type_of_the_field():
     ],
 )
 def test_overrides_that_fit_no_field(name, value, words):
-  with pytest.raises(config.ConfigError) as e:
+  with pytest.raises(errors.ConfigError) as e:
     with_fields({name: value})
   assert words in str(e.value)
 
@@ -335,7 +335,7 @@ def test_another_function_does_not_get_the_arguments_of_the_file():
 def test_fields_that_a_file_invents_are_refused():
   c = base.get_config()
   c.updates.max_kI = 0.1
-  with pytest.raises(config.ConfigError, match="did you mean updates.max_kl"):
+  with pytest.raises(errors.ConfigError, match="did you mean updates.max_kl"):
     checked.fields(c)
 
 
@@ -352,7 +352,7 @@ def test_files_that_cannot_be_read(tmp_path):
       ("configs/dapo.py:fast", "the variants are shuffled and smoke"),
       ("configs/nothing.py", "configs/nothing.py: there is no such file"),
   ):
-    with pytest.raises(config.ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
       checked.checked(path, {})
 
 
@@ -370,14 +370,14 @@ def test_a_config_of_another_version_is_named(tmp_path):
       ("[" * 100_000, "cannot be read"),
   ):
     path.write_text(text)
-    with pytest.raises(config.ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
       config.load(path)
 
 
 def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
   c = base.get_config()
   c.updates.minibatches = 1
-  assert config.on_policy(c)
+  assert facts.on_policy(c)
   for changes in (
       {"updates.epochs": 2},
       {"dynamic_sampling.surplus": "keep"},
@@ -391,29 +391,29 @@ def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
       {"advantage.name": "temporal"},
       {"advantage.name": "quality_weighted"},
   ):
-    assert not config.on_policy(with_fields(changes, copy.deepcopy(c))), changes
+    assert not facts.on_policy(with_fields(changes, copy.deepcopy(c))), changes
   c.kl.kind = "k3"
-  assert config.on_policy(c), "the update measures a KL in its loss"
+  assert facts.on_policy(c), "the update measures a KL in its loss"
 
 
 def test_the_discount_of_the_critic_is_that_of_the_advantage():
   c = with_fields({"advantage.name": "gae"})
-  assert config.discount(c) == 1.0
-  assert config.discount(with_fields({"advantage.args.gamma": 0.9}, c)) == 0.9
-  assert config.discount(base.get_config()) == 1.0
-  assert config.has_critic(c) and not config.has_critic(base.get_config())
-  assert config.has_history(with_fields({"advantage.name": "temporal"}))
+  assert facts.discount(c) == 1.0
+  assert facts.discount(with_fields({"advantage.args.gamma": 0.9}, c)) == 0.9
+  assert facts.discount(base.get_config()) == 1.0
+  assert facts.has_critic(c) and not facts.has_critic(base.get_config())
+  assert facts.has_history(with_fields({"advantage.name": "temporal"}))
 
 
 def test_rows_of_a_micro_batch():
   c = with_fields({"rollout.max_tokens": 48, "updates.token_budget": 150})
-  assert config.packed_rows(c) == 2 and config.packed_rows(c, 4) == 8
+  assert facts.packed_rows(c) == 2 and facts.packed_rows(c, 4) == 8
   c.updates.token_budget = 50
-  assert config.packed_rows(c) == 1
+  assert facts.packed_rows(c) == 1
 
 
 def test_styles_and_their_weights():
-  assert config.mixture("careful:1, direct:4") == {"careful": 1, "direct": 4}
+  assert facts.mixture("careful:1, direct:4") == {"careful": 1, "direct": 4}
   for text in ("careful", "careful:-1", "careful:0", "careful:x"):
     with pytest.raises(ValueError):
-      config.mixture(text)
+      facts.mixture(text)

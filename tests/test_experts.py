@@ -10,7 +10,7 @@ import pytest
 import tiny
 import tiny_session
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.models import decoder, experts, linear
 from rl_reason.rollout import sampler, sampler_weights

@@ -10,7 +10,7 @@ import tiny_session
 from conftest import ROOT
 
 from rl_reason import tasks, verifiers
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import held_out, tokenizer
 from rl_reason.evaluation import accuracy
 from rl_reason.tasks import Row, files

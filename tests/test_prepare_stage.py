@@ -21,8 +21,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
     write,
 )
 
-from rl_reason.base.config import ConfigError
-from rl_reason.base.errors import Stopped
+from rl_reason.base.errors import ConfigError, Stopped
 from rl_reason.data.datasets import DataError
 from rl_reason.monitoring import metrics
 

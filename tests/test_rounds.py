@@ -8,7 +8,7 @@ import types
 import pytest
 from tiny_session import tiny_config
 
-from rl_reason.base import config
+from rl_reason.base import config, errors
 from rl_reason.base.errors import Stopped
 from rl_reason.checks import checked, run_directory
 from rl_reason.data import sample_files, tokenizer
@@ -103,7 +103,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
     ],
 )
 def test_rounds_that_cannot_work_are_refused(fields, words):
-  with pytest.raises(config.ConfigError) as refused:
+  with pytest.raises(errors.ConfigError) as refused:
     checked.fields(rounds_config(**fields))
   assert words in str(refused.value)
 
@@ -115,7 +115,7 @@ def test_what_a_round_reads_may_not_change_when_it_is_resumed(tmp_path):
   run_directory.check(tmp_path, c)
   for name, value in {"generate.samples": 3, "rl.steps": 1}.items():
     other = rounds_config(**{name: value})
-    with pytest.raises(config.ConfigError, match=name):
+    with pytest.raises(errors.ConfigError, match=name):
       run_directory.check(tmp_path, other)
 
 
@@ -221,10 +221,10 @@ def test_the_name_of_a_work_directory_can_be_a_source():
 
 def test_what_has_no_rounds_is_refused_with_the_remedy(tmp_path):
   run = Run(tmp_path / "run", rounds_config())
-  with pytest.raises(config.ConfigError, match="--workdir, such as .*round-0"):
+  with pytest.raises(errors.ConfigError, match="--workdir, such as .*round-0"):
     run(stage="evaluate")
   run.workdir = tmp_path / "run,seed=1"
-  with pytest.raises(config.ConfigError, match="choose one without , "):
+  with pytest.raises(errors.ConfigError, match="choose one without , "):
     run()
   assert not run.calls
 

@@ -20,59 +20,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.base.errors import ConfigError, did_you_mean, one_line
+from rl_reason.base.fields import COMPUTED, NAMES_OF_TYPES, REQUIRED, Spec
+from rl_reason.base.kinds import KINDS
 
 PACKAGE = pathlib.Path(__file__).parents[1]
-REQUIRED = object()  # the default of an argument that has none
-COMPUTED = object()  # a default that is no literal
 
 
-class Spec(NamedTuple):
-  """The values that a field or an argument may have.
-
-  Attributes:
-    default: its value if none is set.
-    kind: bool, int, float, str or tuple; None for any.
-    low: smallest value; None for no bound.
-    high: largest value.
-    choices: all values, if they are few.
-  """
-
-  default: Any = REQUIRED
-  kind: type | None = None
-  low: float | None = None
-  high: float | None = None
-  choices: tuple[Any, ...] = ()
-
-  def problem(self, value: Any) -> str:
-    """What is wrong with a value, as 'must be ...'; '' if nothing is."""
-    if self.choices:
-      known = ", ".join(map(str, self.choices))
-      return "" if value in self.choices else f"must be one of {known}"
-    if self.kind is not None and not _is_a(value, self.kind):
-      return f"must be {NAMES_OF_TYPES[self.kind]}"
-    bounds = (("least", self.low), ("most", self.high))
-    # NaN compares as False, so it is outside of any bounds.
-    inside = (self.low is None or value >= self.low) and (
-        self.high is None or value <= self.high
-    )
-    text = " and ".join(f"at {x} {y:g}" for x, y in bounds if y is not None)
-    return "" if inside else f"must be {text}"
-
-
-def _is_a(value: Any, kind: type) -> bool:
-  """isinstance, but an int is a float and a bool is no number."""
-  if isinstance(value, bool):
-    return kind is bool
-  return isinstance(value, (int, float) if kind is float else kind)
-
-
-NAMES_OF_TYPES = {
-    bool: "True or False",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    tuple: "a tuple",
-}
 _TYPES = {x.__name__: x for x in NAMES_OF_TYPES}
 
 
@@ -90,97 +43,6 @@ class Signature(NamedTuple):
   function: str = ""
   inputs: tuple[str, ...] = ()
   arguments: Mapping[str, Spec] = {}
-
-
-class Kind(NamedTuple):
-  """A choice of a function.
-
-  Attributes:
-    field: the section of the config, with fields `name` and `args`.
-    modules: of the package; their functions that take only `inputs` can be
-      named.
-    inputs: what a run supplies, by name.
-    off: the name that stands for no function; '' if there is none.
-    aliases: other names of functions.
-  """
-
-  field: str
-  modules: tuple[str, ...]
-  inputs: tuple[str, ...]
-  off: str = ""
-  aliases: Mapping[str, str] = {}
-
-
-_ADVANTAGES = ("advantages", "advantage_variants", "turns")
-_VARIANTS = ("algorithms.variants",)
-KINDS = {
-    "advantage": Kind(
-        "advantage",
-        tuple(f"algorithms.{x}" for x in _ADVANTAGES),
-        tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
-        lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
-        progress past_rewards_H past_problems_H past_weights_H""".split()),
-    ),
-    "surrogate": Kind(
-        "surrogate",
-        ("algorithms.surrogates",),
-        ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
-    ),
-    "reduction": Kind(
-        "reduction", ("algorithms.reductions",), ("mask_BT", "groups_B")
-    ),
-    "correction": Kind(
-        "correction",
-        ("algorithms.corrections",),
-        ("old_logps_BT", "sampler_logps_BT", "mask_BT"),
-        off="none",
-    ),
-    "covariance": Kind(
-        "covariance",
-        _VARIANTS,
-        ("logps_BT", "advantages_BT", "mask_BT", "groups_B", "uniform_BT"),
-        off="none",
-    ),
-    "group_sizes": Kind(
-        "rollout.group_sizes",
-        ("rollout.group_sizes",),
-        ("expected_length_N", "expected_accuracy_N", "num_responses"),
-        off="equal",
-    ),
-    "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
-    "outcome": Kind(
-        "reward.outcome",
-        ("algorithms.rewards", *_VARIANTS),
-        ("correct_B", "correct", "incorrect", "lengths_B", "max_tokens"),
-    ),
-    "length_penalty": Kind(
-        "reward.length_penalty",
-        _VARIANTS,
-        ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
-        off="none",
-    ),
-    "kl_controller": Kind(
-        "kl.controller",
-        _VARIANTS,
-        ("coef", "kl", "rows"),
-        off="fixed",
-        aliases={"adaptive": "adaptive_kl"},
-    ),
-    "entropy_controller": Kind(
-        "loss.entropy_controller",
-        _VARIANTS,
-        ("coef", "entropy"),
-        off="fixed",
-        aliases={"adaptive": "adaptive_entropy"},
-    ),
-    "critic_head": Kind("critic.head", ("models.critic",), ("trunk",)),
-    "value_mixture": Kind(
-        "critic.value_mixture",
-        _VARIANTS,
-        ("pretrained_BT", "values_BT", "progress", "explained_variance"),
-        off="none",
-    ),
-}
 
 
 def names(kind: str) -> tuple[str, ...]:

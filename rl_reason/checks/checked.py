@@ -4,7 +4,6 @@ An error is one line: the field, its value, and the remedy. Nothing here imports
 jax, so that an error appears within half a second.
 """
 
-import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
@@ -13,10 +12,13 @@ from typing import Any
 import ml_collections
 
 from rl_reason import environments, tasks
-from rl_reason.base import config, errors, functions
-from rl_reason.base.config import ConfigError
+from rl_reason.base import config, errors, functions, kinds
+from rl_reason.base.errors import ConfigError
+from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     combinations,
+    config_files,
+    facts,
     of_experts as experts,
     of_rounds as rounds,
     unread,
@@ -25,7 +27,6 @@ from rl_reason.checks.combinations import Fault, fail, faults_of
 from rl_reason.data import datasets, templates
 from rl_reason.monitoring import loggers
 from rl_reason.tasks import files as task_files, reward_terms
-from rl_reason.verifiers import sandbox
 
 # Fields that may differ from those of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
@@ -52,8 +53,8 @@ def checked(
   """
   preset = ""
   if isinstance(path, str):
-    c = config.read(path)
-    _, preset = config.find_file(path.partition(":")[0])
+    c = config_files.read(path)
+    _, preset = config_files.find_file(path.partition(":")[0])
   else:
     c, path = path.copy_and_resolve_references(), "the config"
   notes = [*filter(None, [preset]), *config.override(c, given)]
@@ -61,7 +62,7 @@ def checked(
     fields(c, tuple(given))
   except (AttributeError, KeyError, TypeError) as e:
     raise ConfigError(
-        f"{path}: {config.one_line(e)}; does it start from configs/base.py?"
+        f"{path}: {errors.one_line(e)}; does it start from configs/base.py?"
     ) from None
   said = [*combinations.warnings(c), *unread.warnings(c)]
   notes += [f"warning: {line}" for line in said]
@@ -80,12 +81,12 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
   """
   # Single fields first: combinations rely on types and bounds.
   values = config.flat(c)
-  bounds(c, config.FIELDS)
-  arguments = tuple(f"{x.field}.args" for x in functions.KINDS.values())
+  bounds(c, FIELDS)
+  arguments = tuple(f"{x.field}.args" for x in kinds.KINDS.values())
   for name, value in values.items():
-    if name not in config.FIELDS and not name.startswith(arguments):
+    if name not in FIELDS and not name.startswith(arguments):
       raise config.no_such_field(c, name, value)
-  for kind, known in functions.KINDS.items():
+  for kind, known in kinds.KINDS.items():
     functions.check(kind, config.at(c, known.field))
   # Combinations are checked, and shown, with the defaults of all arguments.
   values = config.flat(config.with_defaults(c))
@@ -107,7 +108,7 @@ def bounds(c: ml_collections.ConfigDict, names: Iterable[str]) -> None:
     ConfigError: the first value that a field cannot have.
   """
   for name in names:
-    if problem := config.FIELDS[name].problem(config.at(c, name)):
+    if problem := FIELDS[name].problem(config.at(c, name)):
       raise _error(config.flat(c), name, problem)
 
 
@@ -142,7 +143,7 @@ def _task(c) -> None:
   pairs = ["reward_model.chosen", "reward_model.rejected"]
   for name in mixtures + [x for x in pairs if config.at(c, x)]:
     with faults_of(name):
-      styles = config.mixture(config.at(c, name))
+      styles = facts.mixture(config.at(c, name))
     for style in styles if task.STYLES else ():
       if style not in task.STYLES:
         fail(
@@ -155,7 +156,7 @@ def _data(c) -> None:
   """Rows of files."""
   d = c.data
   with faults_of("data.train"):
-    train = combinations.sources(c, "train")
+    train = facts.sources(c, "train")
     for source, _ in train:
       if source.benchmark and not d.allow_benchmarks:
         fail(
@@ -163,7 +164,7 @@ def _data(c) -> None:
             " out, or set data.allow_benchmarks = True"
         )
   with faults_of("data.evaluate"):
-    evaluate = combinations.sources(c, "evaluate")
+    evaluate = facts.sources(c, "evaluate")
   if any(weight is not None for _, weight in evaluate):
     fail("data.evaluate: sets are evaluated separately: leave out the weights")
   for name in ("sft.samples", "reward_model.samples"):
@@ -179,7 +180,7 @@ def _data(c) -> None:
           f"data.kind: {name!r} is no file of data.train or data.evaluate;"
           " known sets have a kind of their own"
       )
-  if any(combinations.unverified(c)) and c.rl.steps and not c.reward.functions:
+  if any(facts.unverified(c)) and c.rl.steps and not c.reward.functions:
     fail(
         "reward.functions: nothing verifies responses (data.kind = 'none', or a"
         " task that has no function verify), so that only functions can reward"
@@ -218,10 +219,10 @@ def _model(c) -> None:
         "sft.skill.steps: an untrained model solves nothing: train it, or give"
         " model.path or sft.reuse"
     )
-  for axis, size in config.mesh_axes(c).items():
+  for axis, size in facts.mesh_axes(c).items():
     if size != -1 and size < 1:
       fail(f"mesh.{axis}: must be positive, or -1")
-  if list(config.mesh_axes(c).values()).count(-1) > 1:
+  if list(facts.mesh_axes(c).values()).count(-1) > 1:
     fail("mesh.data: only one axis of the mesh may be -1")
   length = c.rollout.max_prompt + c.rollout.max_tokens
   if length % c.mesh.sequence:
@@ -229,7 +230,7 @@ def _model(c) -> None:
         "mesh.sequence: must divide the length of packed rows,"
         f" rollout.max_prompt + rollout.max_tokens = {length}"
     )
-  for name in config.lora_targets(c):
+  for name in facts.lora_targets(c):
     if name not in MATRICES:
       fail(f"lora.targets: {name!r} is none of {', '.join(MATRICES)}")
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
@@ -250,7 +251,7 @@ def _log(c) -> None:
 def _hub(c) -> None:
   """Revisions: of repositories that something is fetched from."""
   with faults_of("hub.revisions"):
-    given = config.revisions(c)
+    given = facts.revisions(c)
   if not given:
     return
   fetched = {c.model.path, c.tokenizer, c.critic.path}
@@ -276,129 +277,3 @@ def _export(c) -> None:
 
 
 # --- what depends on more than the config ------------------------------------
-
-
-def files(c) -> None:
-  """Checks that a task of files has all that training and evaluation need.
-
-  Raises:
-    ConfigError: a source is missing, or nothing on this machine can contain the
-      programs that it judges; --stage=prepare does without.
-  """
-  trains = c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
-  if c.task.name != tasks.FILES:
-    return
-  for name, needed in (("train", trains), ("evaluate", True)):
-    if needed and not c.data[name]:
-      raise ConfigError(f"data.{name} = '': name at least one source")
-    use = dict(train="train", evaluate="test")[name]
-    for source, _ in datasets.parse_all(c.data[name], use):
-      known = datasets.KNOWN.get(source.name)
-      kind = known.kind if known else datasets.kind_of(c.data.kind, source)
-      if kind == "code":
-        _contained(f"data.{name} = {c.data[name]!r}")
-
-
-def _contained(field: str) -> None:
-  """Refuses programs where nothing can contain them: all would be incorrect."""
-  try:
-    sandbox.tier()
-  except RuntimeError as e:
-    raise ConfigError(f"{field}: its rows are judged by code, and {e}") from e
-
-
-def hub(c) -> None:
-  """Checks that this machine can push to the hub: before anything is loaded.
-
-  Raises:
-    ConfigError: there is no token.
-  """
-  if c.export.push_to:
-    import huggingface_hub
-
-    if huggingface_hub.get_token() is None:
-      raise ConfigError(
-          f"export.push_to = {c.export.push_to!r}: there is no token of the hub"
-          " on this machine: run `hf auth login`, or set HF_TOKEN to one that"
-          " may write"
-      )
-
-
-def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
-  """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
-  axes = config.mesh_axes(c)
-  product = math.prod(max(size, 1) for size in axes.values())
-  left = (devices - c.mesh.rollout) // product
-  return {name: left if size == -1 else size for name, size in axes.items()}
-
-
-def devices(
-    c: ml_collections.ConfigDict, devices: int, stage: str = "all"
-) -> None:
-  """Checks what depends on the devices and on the shape of a checkpoint.
-
-  Args:
-    c: the whole config.
-    devices: how many the run uses.
-    stage: of `main.STAGES`; batches of stages that do not run are left alone.
-
-  Raises:
-    ConfigError: a batch or a parameter cannot be split over the mesh, or the
-      layers into groups.
-  """
-  try:
-    experts.check(c)
-  except Fault as e:
-    raise _error(config.flat(c), *e.args) from None
-  sizes = mesh_sizes(c, devices)
-  shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
-  r, values, samplers = c.rollout, config.flat(c), c.mesh.rollout
-  if samplers >= devices:
-    remedy = f"of {devices} devices, some must learn"
-    raise _error(values, "mesh.rollout", remedy)
-  if math.prod(sizes.values()) != devices - samplers:
-    beside = f" beside the {samplers} of mesh.rollout" if samplers else ""
-    raise ConfigError(
-        f"mesh = {shape}: does not cover {devices - samplers} devices{beside};"
-        " set one axis to -1"
-    )
-  tensor, widths = sizes["tensor"], sizes["fsdp"] * sizes["sequence"]
-  shards = sizes["data"] * sizes["expert"] * widths
-  if samplers % tensor:
-    raise _error(values, "mesh.rollout", f"must be a multiple of {tensor=}")
-  sampled = {
-      "rollout.batch": r.batch // r.group_size,
-      "rollout.slots": r.slots,
-      "rollout.partial_groups": r.partial_groups,
-  }
-  learned = {
-      "sft.batch": c.sft.batch if _sft_steps(c) else 0,
-      "reward_model.batch": (
-          2 * c.reward_model.batch if stage == "reward_model" else 0
-      ),
-      "updates.minibatches": r.batch // c.updates.minibatches,
-      "evaluate.batch": c.evaluate.batch,
-      "generate.batch": c.generate.batch,
-  }
-  # Value pretraining and evaluations sample with the devices that learn.
-  extra = [f" x {x}" for x in ("expert", "sequence") if sizes[x] > 1]
-  axes = "".join(["data x fsdp", *extra])
-  by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
-  for count, batches in by_count:
-    for name, rows in batches.items():
-      if rows % count:
-        remedy = f"{rows} rows cannot be split over {count} shards"
-        raise _error(values, name, f"{remedy} ({axes})")
-  m = c.model
-  prime = m.layers > 3 and all(m.layers % n for n in range(2, m.layers))
-  if m.remat == "sqrt" and prime:
-    remedy = f"{m.layers} layers cannot be split into groups; use 'full'"
-    raise _error(values, "model.remat", remedy)
-  for name, parts in {
-      "model.kv_heads": tensor,
-      "model.mlp": tensor,
-      "model.width": widths,
-  }.items():
-    if config.at(c, name) % parts:
-      remedy = f"cannot be split over {parts} devices of the mesh ({shape})"
-      raise _error(values, name, remedy)

@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from rl_reason import environments, tasks, verifiers
-from rl_reason.base import config, dependencies, functions
-from rl_reason.data import datasets, known_sets
+from rl_reason import environments, tasks
+from rl_reason.base import config, fields, functions, resume_rules
+from rl_reason.checks import facts
+from rl_reason.checks.facts import by_reward, environment, no_verifier, sources
+from rl_reason.data import known_sets
 from rl_reason.tasks import given, reward_terms
 
 # A field does nothing unless another one is set, too.
@@ -99,7 +101,7 @@ def _pairs(values: dict[str, Any]) -> None:
   """Fields that need, exceed or exclude each other."""
 
   def is_set(name):
-    return values[name] != config.FIELDS[name].default
+    return values[name] != fields.FIELDS[name].default
 
   for name, other in NEEDS.items():
     if is_set(name) and not is_set(other):
@@ -112,46 +114,10 @@ def _pairs(values: dict[str, Any]) -> None:
       fail(f"{name}: not with {other} = {values[other]!r}: {reason}")
 
 
-def sources(c, use: str) -> list:
-  """The sources of data.train or data.evaluate, with their weights."""
-  return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
-
-
-def environment(c) -> Any:
-  """Makes environments; None if responses have a single turn."""
-  task = tasks.get(c.task.name)
-  return environments.find(c.environment.name, task)
-
-
-def unverified(c) -> list[bool]:
-  """Whether each source of training rows has no verifier."""
-  if environment(c):
-    return [False]  # the environment judges
-  if c.task.name != tasks.FILES:
-    return [not tasks.get(c.task.name).verifies]
-  return [
-      not source.name
-      and datasets.kind_of(c.data.kind, source) == verifiers.NONE
-      for source, _ in sources(c, "train")
-  ]
-
-
-def no_verifier(c) -> bool:
-  """Whether nothing says which responses are correct."""
-  found = unverified(c)
-  return bool(found) and all(found)
-
-
-def by_reward(c) -> bool:
-  """Whether a group has signal if its rewards differ, whatever is correct."""
-  signal = c.dynamic_sampling.signal
-  return signal == "reward" or (signal == "auto" and any(unverified(c)))
-
-
 def _rollouts(c) -> None:
   """Generation and dynamic sampling."""
   r, d = c.rollout, c.dynamic_sampling
-  advantage, inputs = c.advantage.name, config.needs(c)
+  advantage, inputs = c.advantage.name, facts.needs(c)
   prompts = r.batch // r.group_size
   models = any(
       reward_terms.is_model(x.name)
@@ -260,7 +226,7 @@ def _rewards(c) -> None:
         "kl.kind: as a loss, on-policy, it has no expected gradient: use k2 or"
         " k3, or kl.place = 'reward'"
     )
-  if k.place == "reward" and config.has_history(c):
+  if k.place == "reward" and facts.has_history(c):
     fail(
         f"kl.place: {c.advantage.name} compares rewards with those of earlier"
         " steps: use 'loss'"
@@ -270,7 +236,7 @@ def _rewards(c) -> None:
 def _environment(c) -> None:
   """Trajectories of several turns, in an environment."""
   found = environment(c)
-  for fault in environments.faults(c, found, config.needs(c)):
+  for fault in environments.faults(c, found, facts.needs(c)):
     fail(fault)
   if found and (c.rl.staleness or c.rollout.engine.name != "own"):
     name = "rl.staleness" if c.rl.staleness else "rollout.engine.name"
@@ -302,7 +268,7 @@ def _has_types(c) -> bool:
 
 def _credit(c) -> None:
   """Advantages, and the critic."""
-  name, inputs, v = c.advantage.name, config.needs(c), c.critic
+  name, inputs, v = c.advantage.name, facts.needs(c), c.critic
   low, high = sorted((c.reward.correct, c.reward.incorrect))
   if c.advantage.groups != "prompt" and "groups_B" not in inputs:
     fail(f"advantage.groups: {name} compares no groups: leave it at 'prompt'")
@@ -322,13 +288,13 @@ def _credit(c) -> None:
         "advantage.name: two-valued rewards have no degrees of confidence: use"
         " leave_one_out, or a reward model in reward.functions"
     )
-  if (field := config.type_field(c)) and not _has_types(c):
+  if (field := facts.type_field(c)) and not _has_types(c):
     other = "'prompt' or 'batch'" if field == "advantage.groups" else "another"
     fail(
         f"{field}: the sets of data.train have no difficulty (type): choose"
         f" {other}"
     )
-  if not config.has_critic(c):
+  if not facts.has_critic(c):
     remedy = f"{name} has no critic: use gae or gae_length_adaptive"
     if v.pretrain_steps:
       fail(f"critic.pretrain_steps: {remedy}")
@@ -361,7 +327,7 @@ def _loss(c) -> None:
   """The loss of the policy."""
   if 0 < c.surrogate.args.get("dual_clip", 0) <= 1:
     fail("surrogate.args.dual_clip: must be more than 1, or 0 for off")
-  late = dependencies.those(dependencies.OFF_POLICY, config.flat(c))
+  late = resume_rules.those(resume_rules.OFF_POLICY, config.flat(c))
   if c.surrogate.name == "reinforce" and late:
     fail(
         "surrogate.name: has no ratio, so it is correct only on-policy: leave"
@@ -384,7 +350,7 @@ def _loss(c) -> None:
 def warnings(c: ml_collections.ConfigDict) -> list[str]:
   """One line for each combination that probably does nothing."""
   out = []
-  if config.has_history(c):
+  if facts.has_history(c):
     alone = "prompts without earlier responses get leave_one_out's baseline"
     if c.task.name == tasks.FILES:
       out.append(
@@ -397,8 +363,8 @@ def warnings(c: ml_collections.ConfigDict) -> list[str]:
           f" come again within {c.advantage.history} steps; {alone}: use fewer"
           " task.difficulties, or raise advantage.history"
       )
-  out += dependencies.off_policy(c)
-  if (field := config.type_field(c)) and c.task.name != tasks.FILES:
+  out += off_policy(c)
+  if (field := facts.type_field(c)) and c.task.name != tasks.FILES:
     if len({row.difficulty for row in _draws(c, 64)}) == 1:
       out.append(
           f"{field} = {config.at(c, field)!r}: goes by the difficulty (type) of"
@@ -421,3 +387,40 @@ def _draws(c, count: int) -> list[tasks.Row]:
   task, rng = tasks.get(c.task.name), np.random.default_rng(0)
   levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
   return [tasks.draw(task, rng, levels, evaluation=False) for _ in range(count)]
+
+
+def off_policy(c: Any) -> list[str]:
+  """Rollouts that another policy samples, without a correction."""
+  out = []
+  exact = dict(weights=("same", c.model.dtype), cache=("same",))
+  for name, values in exact.items():
+    if c.rollout[name] not in values and c.correction.name == "none":
+      out.append(
+          f"rollout.{name} = {c.rollout[name]!r} samples from another policy"
+          " than the one that learns (rollout/sampler_trainer_kl);"
+          " correction.name = 'truncate' corrects for the mismatch"
+      )
+  if c.rollout.engine.name != "own" and c.correction.name == "none":
+    out.append(
+        f"rollout.engine.name = {c.rollout.engine.name!r} samples with other"
+        " kernels than those that learn (rollout/sampler_trainer_kl);"
+        " correction.name = 'truncate' corrects for the mismatch"
+    )
+  if c.rollout.engine.name != "own" and c.lora.rank:
+    out.append(
+        f"rollout.engine.name = {c.rollout.engine.name!r} gets LoRA factors"
+        " merged with their matrix; an engine in bfloat16 rounds most of a"
+        " small adapter away: run the engine in float32"
+    )
+  if c.rl.old_logps == "trainer" and c.correction.name == "none":
+    out.append(
+        "rl.old_logps = 'trainer': nothing corrects for the age of the policy"
+        " that sampled; correction.name = 'truncate' does"
+    )
+  if c.rollout.partial_across_steps:
+    out.append(
+        "rollout.partial_across_steps fills batches with the responses that"
+        " finish first, a bias towards short responses; the tokens of long ones"
+        " come partly from an older policy"
+    )
+  return out

@@ -1,7 +1,9 @@
 """Fields of mixtures of experts: what they go with, and what refuses them."""
 
 from rl_reason.base import config
-from rl_reason.checks.combinations import environment, fail
+from rl_reason.checks import facts
+from rl_reason.checks.combinations import fail
+from rl_reason.checks.facts import environment
 
 # Fields that do nothing without experts -> their defaults.
 OF_EXPERTS = {
@@ -34,7 +36,7 @@ def check(c) -> None:
     fail(f"mesh.expert: must divide model.experts = {m.experts}")
   if m.remat == "auto":
     fail("model.remat: no formula counts the memory of experts: name one")
-  if c.lora.rank and {"gate", "up", "down"} & {*config.lora_targets(c)}:
+  if c.lora.rank and {"gate", "up", "down"} & {*facts.lora_targets(c)}:
     fail("lora.targets: experts have no factors: use 'q,k,v,o'")
   if r.replay_routing:
     remedy = "leave it out, or set rollout.replay_routing = False"
@@ -50,5 +52,5 @@ def check(c) -> None:
           "rollout.replay_routing: not recorded over several turns: leave it"
           " out for environments"
       )
-    if config.has_history(c):
+    if facts.has_history(c):
       fail(f"advantage.name: no routes are kept of earlier steps: {remedy}")

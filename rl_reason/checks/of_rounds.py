@@ -1,7 +1,8 @@
 """Combinations of fields with which rounds cannot work, or do nothing."""
 
-from rl_reason.base import config
-from rl_reason.checks.combinations import environment, fail, no_verifier
+from rl_reason.base import config, fields
+from rl_reason.checks.combinations import fail
+from rl_reason.checks.facts import environment, no_verifier
 
 OF_SFT, OF_MODELS = ("steps", "lr"), ("weight", "verdict")
 
@@ -16,7 +17,7 @@ def check(c) -> None:
 
   def refuse_set(names, why):
     for name in (f"rounds.{x}" for x in names):
-      if config.at(c, name) != config.FIELDS[name].default:
+      if config.at(c, name) != fields.FIELDS[name].default:
         fail(f"{name}: {why}")
 
   if not c.rounds.count:

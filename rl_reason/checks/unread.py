@@ -4,8 +4,10 @@ On the command line they are a mistake, and refused. A file may set them for an
 algorithm that an override replaces: then they are only said.
 """
 
-from rl_reason.base import config, dependencies
-from rl_reason.checks.combinations import environment, fail
+from rl_reason.base import config, fields, resume_rules
+from rl_reason.checks import facts
+from rl_reason.checks.combinations import fail
+from rl_reason.checks.facts import environment
 
 TURNS = "responses have one turn: task.name has no step"
 GIVEN = "the environment gives the rewards"
@@ -15,8 +17,8 @@ def _reasons(c) -> dict[str, str]:
   """What names of fields start with -> why nothing reads these fields."""
   d, single = c.dynamic_sampling, environment(c) is None
   readers = {
-      "advantage.history": (config.has_history(c), "is for 'temporal'"),
-      "critic.": (config.has_critic(c), f"{c.advantage.name} has no critic"),
+      "advantage.history": (facts.has_history(c), "is for 'temporal'"),
+      "critic.": (facts.has_critic(c), f"{c.advantage.name} has no critic"),
       "critic.pretrain_ev": (c.critic.pretrain_steps, "no pretrain_steps"),
       "critic.pretrain_loss": (c.critic.pretrain_steps, "no pretrain_steps"),
       "dynamic_sampling.max_rounds": (d.enabled, "it is not enabled"),
@@ -42,7 +44,7 @@ def refuse(c, given: tuple[str, ...]) -> None:
   """
   reasons = _reasons(c)
   for name in given:
-    if c.model.path and dependencies.is_shape(name):
+    if c.model.path and resume_rules.is_shape(name):
       fail(f"{name}: model.path = {c.model.path!r} decides it: leave it out")
     for start, why in reasons.items():
       if name.startswith(start):
@@ -51,10 +53,10 @@ def refuse(c, given: tuple[str, ...]) -> None:
 
 def warnings(c) -> list[str]:
   """A line for each such field that differs from its default."""
-  values = {name: config.at(c, name) for name in config.FIELDS}
+  values = {name: config.at(c, name) for name in fields.FIELDS}
   return [
       f"{name} = {values[name]!r}: nothing reads it: {why}"
       for start, why in _reasons(c).items()
-      for name, spec in config.FIELDS.items()
+      for name, spec in fields.FIELDS.items()
       if name.startswith(start) and values[name] != spec.default
   ]

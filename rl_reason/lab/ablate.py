@@ -9,9 +9,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import config_files, run_directory
 from rl_reason.lab import jobs, study
 from rl_reason.monitoring import screen
 
@@ -76,7 +75,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def _run(flags, argv, name: str, out: pathlib.Path, child):
   """Runs what is missing; returns the data and the exit code."""
-  c = config_lib.read(flags.config)
+  c = config_files.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir)

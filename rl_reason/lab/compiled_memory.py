@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Batch, Packed, Prompts
+from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
 from rl_reason.rollout import sampler, sampler_weights
@@ -54,7 +54,7 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
   c, mesh = session.config, session.mesh
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
-  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
   micro = packing.max_micro_batches(rows, packed_rows)
 
   def array(shape, dtype, *axes):

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, json_files
+from rl_reason.base import config as config_lib, errors, json_files
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing import checkpoint
@@ -56,7 +56,7 @@ def run(session: Session, which: str) -> pathlib.Path:
   """
   c, g = session.config, session.config.generate
   if session.environments is not None:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn; it does not play environments yet"
     )

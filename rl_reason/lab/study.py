@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import checked, config_files
 from rl_reason.lab.jobs import Job
 
 
@@ -161,7 +161,7 @@ def configure(
   Raises:
     ConfigError: the file, a field or the whole cannot work.
   """
-  c = config_lib.read(path)
+  c = config_files.read(path)
   overrides = {**common, **own}
   names = {k: v for k, v in overrides.items() if k.endswith(".name")}
   config_lib.override(c, names)

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from rl_reason.algorithms import credit, objective, rewards, turns
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import functions
 from rl_reason.base.structs import Array, Experience, Rollouts, Tree
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history, reward_spread
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
@@ -77,7 +77,7 @@ def build(session: Session) -> Programs:
   """The programs of RL."""
   c, mesh, display = session.config, session.mesh, session.display
   tx, shardings = policy_optimizer(session)
-  on_policy = config_lib.on_policy(c)
+  on_policy = facts.on_policy(c)
   update = jax.jit(
       functools.partial(
           step.rl_update,
@@ -111,7 +111,7 @@ def build(session: Session) -> Programs:
   values = compiled("values", values_program(session.critic_cfg))
   credit_step = compiled("rewards and advantages", credit_program(c))
   update_critic: Any = None
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     program = critic_update_program(
         session.critic_cfg,
         *critic_optimizer(session, c.rl.steps),
@@ -141,8 +141,8 @@ def build(session: Session) -> Programs:
           counter=make_counter(c, session.cfg, passes=forward_passes(c)),
           terms=tuple(term.label for term in terms(c)),
           on_policy=on_policy,
-          gamma=config_lib.discount(c),
-          verified=not combinations.no_verifier(c),
+          gamma=facts.discount(c),
+          verified=not facts.no_verifier(c),
           stale=c.rl.staleness > 0,
       ),
       steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
@@ -155,7 +155,7 @@ def build(session: Session) -> Programs:
 
 def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> which groups of a round have signal."""
-  if combinations.by_reward(c):
+  if facts.by_reward(c):
     return functools.partial(
         reward_spread.signal, reward=make_reward(c), steps=c.rl.steps
     )
@@ -185,7 +185,7 @@ def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
   """What RL learns: all parameters, or LoRA factors."""
   if not c.lora.rank:
     return decoder.table(cfg)
-  return lora.table(cfg, c.lora.rank, config_lib.lora_targets(c))
+  return lora.table(cfg, c.lora.rank, facts.lora_targets(c))
 
 
 def forward_passes(c) -> int:
@@ -193,10 +193,10 @@ def forward_passes(c) -> int:
   learning = 3 * c.updates.epochs
   # A frozen base takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
-  count = policy + (not config_lib.on_policy(c)) + (c.kl.kind != "none")
-  if config_lib.has_critic(c):
+  count = policy + (not facts.on_policy(c)) + (c.kl.kind != "none")
+  if facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + config_lib.has_history(c) * c.advantage.history
+  return count + facts.has_history(c) * c.advantage.history
 
 
 def make_counter(
@@ -265,7 +265,7 @@ def make_objective(c) -> objective.Objective:
       kl=c.kl.kind if c.kl.place == "loss" else "none",
       entropy=c.loss.entropy_coef > 0 or controlled,
       positive_nll=c.loss.positive_nll,
-      on_policy=config_lib.on_policy(c),
+      on_policy=facts.on_policy(c),
       length_alpha=c.loss.length_alpha,
       covariance=functions.bind("covariance", c.covariance),
   )
@@ -287,11 +287,11 @@ def credit_program(c) -> Callable:
           advantage=functions.bind("advantage", c.advantage),
           groups=c.advantage.groups,
           whiten=c.advantage.whiten,
-          gamma=config_lib.discount(c),
+          gamma=facts.discount(c),
           critic_lam=c.critic.lam,
           fallback=c.critic.fallback,
           value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
-          kl="none" if config_lib.on_policy(c) else c.kl.kind,
+          kl="none" if facts.on_policy(c) else c.kl.kind,
           kl_in_reward=c.kl.place == "reward",
           top_entropy=c.loss.top_entropy,
           correction=functions.bind("correction", c.correction),
@@ -302,7 +302,7 @@ def credit_program(c) -> Callable:
 def returns_program(c) -> Callable:
   """jit: the same arrays and values_BT -> rewards and Monte-Carlo returns."""
   return _reward_and(
-      c, functools.partial(credit.monte_carlo, gamma=config_lib.discount(c))
+      c, functools.partial(credit.monte_carlo, gamma=facts.discount(c))
   )
 
 
@@ -319,11 +319,11 @@ def make_reward(c) -> Callable[[dict], Array]:
   Without a verifier the reward is that of the functions alone; in an
   environment it is the sum over the turns.
   """
-  r, nothing = c.reward, combinations.no_verifier(c)
+  r, nothing = c.reward, facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  elif combinations.environment(c):
+  elif facts.environment(c):
     outcome = turns.total
   return functools.partial(
       credit.outcome,
@@ -354,7 +354,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(terms(c)),
-      turns=bool(combinations.environment(c)),
+      turns=bool(facts.environment(c)),
       routes=routes,
   )
 

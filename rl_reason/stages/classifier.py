@@ -11,10 +11,10 @@ import dataclasses
 import pathlib
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
+from rl_reason.checks import facts
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
 from rl_reason.stages.other_runs import require_equal
@@ -58,7 +58,7 @@ def find(session: Session, name: str, field: str) -> hf.Source:
       name,
       field,
       lambda cfg: critic.table(critic.scalar(cfg)),
-      config_lib.revision(session.config, name),
+      facts.revision(session.config, name),
   )
   rollout, vocab = session.config.rollout, session.tok.get_vocab()
   length = rollout.max_prompt + rollout.max_tokens

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Experience, Tree
 from rl_reason.checkpointing.rl_state import RLState, require_base
+from rl_reason.checks import facts
 from rl_reason.collect import history as history_lib
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
@@ -44,7 +44,7 @@ def initial_state(
   else:
     policy = new_state(jax.tree.map(jnp.copy, sft_params), tx, shardings)
   critic_state = None
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     critic_state = new_state(
         jax.tree.map(jnp.copy, critic_params),
         *build_step.critic_optimizer(session, c.rl.steps),
@@ -81,7 +81,7 @@ def abstract_arrays(session: Session) -> Tree:
       *build_step.policy_optimizer(session),
   )
   critic_state = None
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     critic_state = abstract_state(
         critic.table(session.critic_cfg),
         *build_step.critic_optimizer(session, c.rl.steps),
@@ -154,6 +154,6 @@ def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
   no_rows = build_step.empty_rows(c, c.rollout.batch)
   kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
-  if not config_lib.has_history(c):
+  if not facts.has_history(c):
     return kept, None
   return kept, history_lib.empty(no_rows, c.advantage.history)

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from rl_reason.base import config as config_lib, dependencies
+from rl_reason.base import config as config_lib, fields, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.stages.session import Session
@@ -57,8 +57,8 @@ def require_equal(
     RunError: names the first field that differs, and both values.
   """
   for name, value in here.items():
-    matters = name.startswith(prefixes) and name not in dependencies.FREE
-    newer = config_lib.FIELDS.get(name)  # than the other run, perhaps
+    matters = name.startswith(prefixes) and name not in resume_rules.FREE
+    newer = fields.FIELDS.get(name)  # than the other run, perhaps
     other = there.get(name, newer and newer.default)
     if matters and other != value:
       raise RunError(

@@ -5,10 +5,10 @@ theirs that is damaged or gone by now must not start them again: that would
 cost hours, and cut what RL has logged since.
 """
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checks import facts
 from rl_reason.stages import initial_state, sft, value
 from rl_reason.stages.session import Session, open_stage
 
@@ -36,7 +36,7 @@ def start(
     needed = "as the base of lora.rank" if c.lora.rank else ""
     if c.kl.kind != "none":
       needed = "as the reference of kl.kind"
-  if params is not None and config_lib.has_critic(c):
+  if params is not None and facts.has_critic(c):
     own = c.critic.pretrain_steps and not c.critic.reuse
     if own and not _is_complete(session, "value"):
       lost = f"{session.workdir}: its value pretraining is not complete"

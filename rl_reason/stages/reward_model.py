@@ -19,9 +19,10 @@ import numpy as np
 import optax
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
+from rl_reason.checks import facts
 from rl_reason.data import sample_files
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
@@ -136,7 +137,7 @@ def _pairs(session: Session, *, evaluation: bool):
   c, rollout = session.config.reward_model, session.config.rollout
   if not c.samples:
     chosen, rejected = (
-        config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
+        facts.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
         for x in (c.chosen, c.rejected)
     )
     stream = demonstrations.preferences(
@@ -150,7 +151,7 @@ def _pairs(session: Session, *, evaluation: bool):
       (rollout.max_prompt, rollout.max_tokens),
       (lambda _: None) if evaluation else session.display.say,
       pairs=True,
-      revisions=config_lib.revisions(session.config),
+      revisions=facts.revisions(session.config),
   )
   parts, held_out = sample_files.split(parts)
   if evaluation:
@@ -204,7 +205,7 @@ def _finish(session: Session, params: Tree) -> None:
   network, head = (params, critic.table(cfg), cfg.trunk), hf.SEQUENCE_CLASSIFIER
   try:
     save_network(session, path, *network, head=head)
-  except config_lib.ConfigError as e:
+  except errors.ConfigError as e:
     say(f"reward model: not written for transformers: {e}")
   save_checkpoint(session, path, steps, params)
   say(f"reward model written to {path}")

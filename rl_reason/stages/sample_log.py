@@ -6,9 +6,9 @@ from typing import Any
 
 from rl_reason import tasks
 from rl_reason.algorithms import kl
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import functions
 from rl_reason.base.structs import Array
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
@@ -37,12 +37,12 @@ def make(
       every=c.log.samples_every,
       groups=c.log.groups,
       responses=c.log.samples,
-      by_reward=combinations.by_reward(c),
+      by_reward=facts.by_reward(c),
       steps=c.rl.steps,
       is_verified=functools.partial(tasks.has_verifier, session.task),
       reward=build_step.make_reward(c),
       surrogate=functions.bind("surrogate", c.surrogate),
       estimate_kl=None if c.kl.kind == "none" else estimate,
-      has_values=config_lib.has_critic(c),
+      has_values=facts.has_critic(c),
       new_logps=new_logps if c.log.ratios else None,
   )

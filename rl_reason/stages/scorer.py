@@ -2,7 +2,7 @@
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
-from rl_reason.checks import run_directory
+from rl_reason.checks import named_code
 from rl_reason.models import critic, parameters
 from rl_reason.stages import classifier
 from rl_reason.stages.other_runs import other_checkpoint
@@ -32,7 +32,7 @@ def load(
   fields = checkpoints.host(step)["config"]
   if fields["critic.head.name"] != session.config.critic.head.name:
     head = {"critic.head.name": fields["critic.head.name"]}
-    run_directory.refuse_code(f"{field} = {name}", head)
+    named_code.refuse_code(f"{field} = {name}", head)
   config = config_lib.unflat(fields)
   config.mesh = session.config.mesh  # that of the devices which score
   policy = session.cfg

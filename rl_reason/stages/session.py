@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import jax
 
 from rl_reason import environments, hf, tasks
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import config as config_lib, errors, functions
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.resumable import ResumableStage
-from rl_reason.checks import checked
+from rl_reason.checks import facts
 from rl_reason.collect.episodes import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import tokenizer
@@ -110,7 +110,7 @@ def open_session(
   """
   # What this machine cannot do is refused before anything is loaded.
   if config.optimizer.offload and sharding.PINNED not in sharding.memories():
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
@@ -120,7 +120,7 @@ def open_session(
         ("rollout.engine.name", "own", "each of them would send all requests"),
     ):
       if (value := config_lib.at(config, name)) != off:
-        raise config_lib.ConfigError(
+        raise errors.ConfigError(
             f"{name} = {value!r}: not with several processes: {reason}"
         )
   # The task and its verifier.
@@ -133,11 +133,11 @@ def open_session(
   # The tokenizer, which must be that of the checkpoint.
   source = resolve(config)
   path = tokenizer_path(config, source)
-  revision = config_lib.revision(config, path)
+  revision = facts.revision(config, path)
   tok = tokenizer.load(path, task.ALPHABET, revision)
   tokens = 1 + max(tok.get_vocab().values())
   if source and tokens > source.cfg.vocab:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
@@ -151,7 +151,7 @@ def open_session(
   cfg = model_config(config, vocab=vocab, tokens=tokens)
   chosen = kernels.KERNELS.get(cfg.attention)
   if config.rollout.cache == "int8" and chosen and not chosen.int8:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         "rollout.cache = 'int8': the paged attention of"
         f" {cfg.attention} does not read int8; use 'same'"
     )
@@ -261,7 +261,7 @@ def open_stage(session: Session, name: str, **keep: int) -> ResumableStage:
 
 def packed_rows(config, mesh: jax.sharding.Mesh) -> int:
   """Packed rows of a micro-batch, over all their shards: data x fsdp."""
-  return config_lib.packed_rows(config, sharding.num_shards(mesh, "rows"))
+  return facts.packed_rows(config, sharding.num_shards(mesh, "rows"))
 
 
 def resolve(config) -> hf.Source | None:
@@ -280,13 +280,13 @@ def resolve(config) -> hf.Source | None:
   if not config.model.path:
     return None
   name = config.model.path
-  source = hf.find(name, revision=config_lib.revision(config, name))
+  source = hf.find(name, revision=facts.revision(config, name))
   shape = hf.architecture.fields(source.cfg)
   del shape["vocab"]  # no field: it follows from the tokenizer
   config.model.update(shape)
   length = config.rollout.max_prompt + config.rollout.max_tokens
   if length > source.context:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"rollout.max_tokens = {config.rollout.max_tokens}: with"
         f" rollout.max_prompt it makes {length} tokens, and {source.label}"
         f" takes {source.context} (max_position_embeddings, sliding_window)"
@@ -303,7 +303,7 @@ def tokenizer_path(config, source: hf.Source | None) -> str:
   if config.tokenizer or not source:
     return config.tokenizer
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"tokenizer = '': {source.label} has no tokenizer beside it; name one"
     )
   return str(source.path)
@@ -326,7 +326,7 @@ def model_config(
 
 def attention_backend(config, backend: str = "") -> tuple[str, str]:
   """Who computes attention on a backend, by default this one, and why."""
-  m, sizes = config.model, checked.mesh_sizes(config, jax.device_count())
+  m, sizes = config.model, facts.mesh_sizes(config, jax.device_count())
   parts = sizes["sequence"] * sizes["tensor"] if sizes["sequence"] > 1 else 1
   args = m.attention, backend or jax.default_backend(), m.dtype, m.head_dim
   name, reason = kernels.choose(*args, whole_rows=m.kv_heads % parts == 0)
@@ -380,7 +380,7 @@ def _check_prompts(config, task, difficulties: tuple[int, ...], tok) -> None:
   texts = [task.longest(difficulty) for difficulty in difficulties]
   lacking = sorted(set("".join(texts)) - set(task.ALPHABET))
   if lacking and not (config.tokenizer or config.model.path):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"tokenizer = '': the ALPHABET of {config.task.name} lacks the"
         f" characters {''.join(lacking)!r} of its prompts: name a tokenizer"
     )
@@ -392,7 +392,7 @@ def _check_prompts(config, task, difficulties: tuple[int, ...], tok) -> None:
         for difficulty, size in zip(difficulties, sizes, strict=True)
         if size > slots
     ]
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
         f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
     )

@@ -13,7 +13,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.data import sample_files
 from rl_reason.devices.randomness import host_seed
 from rl_reason.evaluation import accuracy
@@ -60,7 +60,7 @@ def run(session: Session) -> Tree:
 def _imported(session: Session) -> Tree:
   """The parameters of config.model.path."""
   name = session.config.model.path
-  revision = config_lib.revision(session.config, name)
+  revision = facts.revision(session.config, name)
   source = hf.find(name, revision=revision)
   session.display.doing(f"reading {source.path}")
   params = hf.load(source, decoder.table(session.cfg), session.mesh)
@@ -133,7 +133,7 @@ def _train_phase(session: Session, name: str, params: Tree | None) -> Tree:
       schedule=phase.schedule,
       # Only the skill has a threshold.
       final_check=functools.partial(_require_skill, session)
-      if name == "skill" and not combinations.no_verifier(c)
+      if name == "skill" and not facts.no_verifier(c)
       else None,
   )
 
@@ -142,7 +142,7 @@ def _stream(session: Session, name: str):
   """Batches of (prompt, response): of the task, or of sft.samples."""
   c = session.config
   if not c.sft.samples:
-    mixture = config_lib.mixture(c.sft[name].mixture)
+    mixture = facts.mixture(c.sft[name].mixture)
     return demonstrations.batches(session.rows, name, c.sft.batch, mixture)
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = sample_files.read(
@@ -151,7 +151,7 @@ def _stream(session: Session, name: str):
       session.tok,
       slots,
       session.display.say,
-      revisions=config_lib.revisions(c),
+      revisions=facts.revisions(c),
   )
   seed = host_seed(c.seed, f"samples of {name}")
   return sample_files.iterate(parts, weights, seed, c.sft.batch)

@@ -11,7 +11,7 @@ import pathlib
 import jax
 import numpy as np
 
-from rl_reason.base import config as config_lib, dependencies
+from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.resumable import NetworkState
@@ -26,7 +26,7 @@ from rl_reason.stages.session import Session, open_stage
 from rl_reason.training.optimizer import abstract_state, new_state
 from rl_reason.training.step import forward, minibatches, on_mesh, train_batch
 
-# Fields that give a critic its shape; `dependencies.VALUES` give it meaning.
+# Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
 NETWORK = (
     "model.",
     "tokenizer",
@@ -210,7 +210,7 @@ def _reused(session: Session) -> tuple[Tree, dict[str, float]]:
       session, "critic.reuse", path, NETWORK, "--stage=value"
   )
   host, here = checkpoints.host(step), config_lib.flat(session.config)
-  if other := dependencies.other_values(host["config"], here, c.reuse):
+  if other := resume_rules.other_values(host["config"], here, c.reuse):
     raise RunError(
         f"critic.reuse = {c.reuse}: its values are those of another policy, or"
         f" of other rewards ({'; '.join(other)}); make the fields equal, or"
