@@ -22,7 +22,7 @@ from typing import Any
 from absl import app, flags
 
 from rl_reason import run
-from rl_reason.base import config as config_lib, errors
+from rl_reason.base import config as config_lib, errors, resume_rules
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     checked,
@@ -149,7 +149,7 @@ def _prepare(argv):
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
     # The config of the run that the work directory holds, as it is.
-    own = dict(serve=checked.SERVED, generate=("generate.",))
+    own = dict(serve=resume_rules.SERVED, generate=("generate.",))
     allowed = "export.", *own.get(_STAGE.value, ())
     if workdir is None or any(not x.startswith(allowed) for x in given):
       raise errors.ConfigError(

@@ -167,8 +167,9 @@ def test_every_function_that_a_field_names_is_explained():
   for kind in kinds.KINDS:
     for name in functions.names(kind):
       found = functions.signature(kind, name)
-      module = found.module.rpartition(".")[2]
-      assert not module or f"`{module}.{found.function}`" in body
+      if found.function:
+        module = found.function.__module__.rpartition(".")[2]
+        assert f"`{module}.{found.function.__name__}`" in body
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)

@@ -80,9 +80,9 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
         ),
         (
             {"generate.keep": "pairs", "rounds.lr": 0.1},
-            "rounds.lr = 0.1: a round trains a reward model",
+            "rounds.lr = 0.1: does nothing: a round trains a",
         ),
-        ({"rounds.verdict": True}, "rounds.verdict = True: a round trains SFT"),
+        ({"rounds.verdict": True}, "does nothing: a round trains SFT"),
         (
             {"rounds.count": 0, "rounds.replay": 0.1},
             "rounds.replay = 0.1: does nothing without rounds.count",
@@ -104,7 +104,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
 )
 def test_rounds_that_cannot_work_are_refused(fields, words):
   with pytest.raises(errors.ConfigError) as refused:
-    checked.fields(rounds_config(**fields))
+    checked.fields(rounds_config(**fields), tuple(fields))
   assert words in str(refused.value)
 
 

@@ -1,7 +1,4 @@
-"""Configs: fields with their bounds, loading, comparison, what follows.
-
-Nothing here imports jax, so that an error appears within half a second.
-"""
+"""Access to a config: its fields by full name, overrides, JSON."""
 
 import ast
 import contextlib
@@ -12,11 +9,9 @@ from typing import Any
 
 import ml_collections
 
-from rl_reason.base import fields, functions, kinds
+from rl_reason.base import functions, kinds
 from rl_reason.base.errors import ConfigError, did_you_mean
-from rl_reason.base.fields import FIELDS, RENAMED
-
-# --- fields ------------------------------------------------------------------
+from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, RENAMED
 
 
 def at(c, name: str) -> Any:
@@ -40,8 +35,9 @@ def no_such_field(c, name: str, value: Any) -> ConfigError:
   """The error of a field that does not exist, with a similar one."""
   if name in RENAMED:
     return ConfigError(f"{name} = {value}: is now {RENAMED[name]}")
-  known = [x for x in known_fields(c) if x != name]
-  hint = did_you_mean(name, known) or "; see configs/base.py"
+  # Arguments of functions come second: their signatures take a second.
+  hint = did_you_mean(name, FIELDS) or did_you_mean(name, known_fields(c))
+  hint = hint or "; see configs/base.py"
   return ConfigError(f"{name} = {value}: there is no such field{hint}")
 
 
@@ -83,7 +79,7 @@ def override(c, values: Mapping[str, Any]) -> list[str]:
       try:
         parent[last] = _parse(values[name], old)
       except (TypeError, ValueError, SyntaxError, KeyError):
-        kind = fields.NAMES_OF_TYPES[type(old)]
+        kind = NAMES_OF_TYPES[type(old)]
         raise ConfigError(f"{name} = {values[name]}: must be {kind}") from None
       if last == "name" and parent.get("args") and parent.name != old:
         lost = ", ".join(f"{k} = {v!r}" for k, v in parent.args.items())
@@ -171,6 +167,3 @@ def load(path: pathlib.Path) -> dict[str, Any]:
         " names; choose another --workdir"
     )
   return fields
-
-
-# --- what follows from a config ----------------------------------------------

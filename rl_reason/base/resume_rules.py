@@ -43,18 +43,6 @@ PROGRESS: dict[str, Predicate] = {
     for kind, known in kinds.KINDS.items()
     if "progress" in known.inputs
 }
-# Sources of rows that the policy of an earlier step sampled.
-STALE: dict[str, Predicate] = {
-    "dynamic_sampling.surplus": lambda name: name == "keep",
-    "rollout.partial_across_steps": bool,
-    "rl.staleness": bool,
-}
-# Sources of updates by rows that another policy sampled: those, and all updates
-# of a step but the first.
-OFF_POLICY: dict[str, Predicate] = STALE | {
-    "updates.minibatches": lambda count: count > 1,
-    "updates.epochs": lambda count: count > 1,
-}
 # What the values of a pretrained critic mean: the first policy, how its
 # responses are sampled, what they are worth, and which of them are masked.
 VALUES = (
@@ -106,6 +94,8 @@ FREE = (
     "updates.token_budget",
     "content.",  # of run_directory.record
 )
+# Fields that may differ from the fields of the run that is served.
+SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
 # Paths, which may change where `run_directory.record` finds equal content.
 MOVABLE = (
     "model.path",

@@ -1,4 +1,4 @@
-"""What follows from a config."""
+"""Facts that follow from a config: what it has, reads, samples and fetches."""
 
 import math
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import ml_collections
 
 from rl_reason import environments, tasks, verifiers
-from rl_reason.base import functions, resume_rules
-from rl_reason.base.config import flat
-from rl_reason.data import datasets
+from rl_reason.base import functions
+from rl_reason.data import datasets, known_sets
+from rl_reason.tasks import reward_terms
 
 
 def mixture(text: str) -> dict[str, float]:
@@ -48,26 +48,26 @@ def revision(c, repository: str) -> str | None:
   return revisions(c).get(repository)
 
 
-def needs(c) -> tuple[str, ...]:
+def advantage_inputs(c) -> tuple[str, ...]:
   """Inputs of the advantage, by name."""
   return functions.signature("advantage", c.advantage.name).inputs
 
 
 def has_critic(c) -> bool:
   """Whether the advantage is computed from values."""
-  return "values_BT" in needs(c)
+  return "values_BT" in advantage_inputs(c)
 
 
 def has_history(c) -> bool:
   """Whether the advantage is computed from responses of earlier steps."""
-  return "past_rewards_H" in needs(c)
+  return "past_rewards_H" in advantage_inputs(c)
 
 
 def type_field(c) -> str:
   """The field that goes by the type (difficulty) of problems; '' if none."""
   if c.advantage.groups == "type":
     return "advantage.groups"
-  if "types_B" in needs(c):
+  if "types_B" in advantage_inputs(c):
     return "advantage.name"
   equal = c.rollout.group_sizes.name == "equal"
   return "" if equal else "rollout.group_sizes.name"
@@ -84,14 +84,29 @@ def on_policy(c) -> bool:
   With one optimizer step a rollout the old log-probs are those that the update
   starts from, unless something before the update reads them or their entropy.
   """
-  early = {"logps_BT", "entropy_BT", "past_rewards_H"} & set(needs(c))
+  inputs = set(advantage_inputs(c))
+  early = {"logps_BT", "entropy_BT", "past_rewards_H"} & inputs
   kl = c.kl.kind != "none" and (
       c.kl.place == "reward" or c.kl.controller.name != "fixed"
   )
   entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
   factors = c.correction.name != "none" or c.covariance.name != "none"
-  late = resume_rules.those(resume_rules.OFF_POLICY, flat(c))
-  return not (late or early or kl or entropy or factors)
+  return not (off_policy_fields(c) or early or kl or entropy or factors)
+
+
+def off_policy_fields(c) -> list[str]:
+  """The fields that let updates see rows of a policy before the newest one.
+
+  They are the sources of such rows, and all updates of a step but the first.
+  """
+  sources = {
+      "dynamic_sampling.surplus": c.dynamic_sampling.surplus == "keep",
+      "rollout.partial_across_steps": c.rollout.partial_across_steps,
+      "rl.staleness": c.rl.staleness,
+      "updates.minibatches": c.updates.minibatches > 1,
+      "updates.epochs": c.updates.epochs > 1,
+  }
+  return [name for name, is_one in sources.items() if is_one]
 
 
 def mesh_axes(c) -> dict[str, int]:
@@ -143,6 +158,45 @@ def no_verifier(c) -> bool:
   """Whether nothing says which responses are correct."""
   found = unverified(c)
   return bool(found) and all(found)
+
+
+def two_valued(c) -> bool:
+  """Whether every response has one of two rewards."""
+  r = c.reward
+  return (
+      environment(c) is None
+      and r.outcome.name == "correctness"
+      and r.length_penalty.name == "none"
+      and r.truncated == "terminal"
+      and not (r.overlong_buffer and r.overlong_coef)
+      and not r.functions
+      and c.kl.place == "loss"
+  )
+
+
+def has_types(c) -> bool:
+  """Whether training rows may have a difficulty: the type of a problem."""
+  if c.task.name != tasks.FILES:
+    return True
+  no_difficulty = known_sets.Known._field_defaults["difficulty"]
+  known = [known_sets.KNOWN.get(x.name) for x, _ in sources(c, "train")]
+  return any(x is None or x.difficulty is not no_difficulty for x in known)
+
+
+def reward_models(c) -> list[str]:
+  """Reward models that reward.functions names."""
+  terms = reward_terms.terms(c.reward.functions)
+  return [x.name for x in terms if reward_terms.is_model(x.name)]
+
+
+def sft_steps(c) -> int:
+  """Steps of SFT."""
+  return 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
+
+
+def learns(c) -> int:
+  """Steps of RL and of SFT as they are set, whether or not SFT is reused."""
+  return c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
 
 
 def by_reward(c) -> bool:
