@@ -26,9 +26,9 @@ from rl_reason import tasks
 from rl_reason.checks import config_files
 from rl_reason.data import held_out
 from rl_reason.environments import lines
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
-SEEDS = (0, *study.fresh_seeds("rl_reason environments", 4))
+SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
 ALONE = "--config.environment.max_turns=1"
 ROWS = {
     "calculator": ("configs/calculator.py",),

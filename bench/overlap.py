@@ -14,7 +14,7 @@ import statistics
 import tempfile
 
 from bench import harness, seeds, tables
-from rl_reason.lab.study import fresh_seeds
+from rl_reason.lab.ablate import fresh_seeds
 from rl_reason.monitoring import metrics
 
 SEEDS = fresh_seeds("rl_reason overlap", 3)

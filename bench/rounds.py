@@ -17,10 +17,10 @@ import os
 import pathlib
 
 from bench import harness, seeds, tables
-from rl_reason.lab import rounds, study
+from rl_reason.lab import ablate, rounds
 from rl_reason.report import scores
 
-SEEDS = (0, *study.fresh_seeds("rl_reason rounds", 4))
+SEEDS = (0, *ablate.fresh_seeds("rl_reason rounds", 4))
 ROWS = ("rejection_sampling", "iterative_grpo")
 NAME = "rounds"
 CORE = "val-core/arithmetic/acc/"

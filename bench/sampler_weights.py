@@ -18,14 +18,14 @@ import numpy as np
 from bench import harness, seeds, tables
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 from rl_reason.monitoring import display, metrics
 from rl_reason.stages import build_step, initial_state, session as session_lib
 
 RUNS = harness.RUNS / "sampler_weights"
 OUT = harness.RESULTS / "sampler_weights.json"
 
-SEEDS = study.fresh_seeds("rl_reason", 3)
+SEEDS = ablate.fresh_seeds("rl_reason", 3)
 STEPS = 20
 ROUNDS = 10  # rounds of generation that measure the trained policy
 PRECISIONS = {  # rollout.weights, rollout.cache

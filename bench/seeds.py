@@ -26,13 +26,13 @@ from collections.abc import Sequence
 from concurrent import futures
 
 from bench import tables
-from rl_reason.lab import comparison, study
+from rl_reason.lab import ablate, comparison
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "seeds"
 OUT = ROOT / "results" / "seeds.json"
 
-SEEDS = (0, *study.fresh_seeds("rl_reason", 15))
+SEEDS = (0, *ablate.fresh_seeds("rl_reason", 15))
 
 ROWS = {
     "DAPO": ("configs/dapo.py", False),

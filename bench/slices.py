@@ -33,12 +33,12 @@ from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
     memory_formula,
-    memory_shapes,
-    memory_size,
+    model_shapes,
+    size as size_stage,
 )
 from rl_reason.monitoring.display import Display
 from rl_reason.report import machine_record
-from rl_reason.stages.session import attention_backend, critic_config
+from rl_reason.stages.model import attention_backend, critic_config
 
 OUT = aot.OUT.with_name("slices.json")
 GIB = 1 << 30
@@ -92,7 +92,7 @@ def config_of(model: str, kind: str, **fields):
   given |= {name.replace("__", "."): value for name, value in fields.items()}
   c, _ = checked.checked("dapo_qwen", given)
   backend, _ = attention_backend(c, "gpu" if kind in GPUS else "tpu")
-  return c, dataclasses.replace(memory_shapes.shape(c), attention=backend)
+  return c, dataclasses.replace(model_shapes.shape(c), attention=backend)
 
 
 def choose(model: str, kind: str) -> dict | None:
@@ -162,7 +162,7 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
     mesh, _ = device_mesh.make_meshes(**c.mesh, devices=devices)
   value = critic_config(c, cfg)
   size = memory_formula.estimate(c, cfg, value, mesh)
-  return memory_size._session(c, cfg, value, mesh, Display(False)), size
+  return size_stage._session(c, cfg, value, mesh, Display(False)), size
 
 
 def timed(compile_it: Callable[[], dict]) -> dict:

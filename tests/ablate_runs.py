@@ -3,7 +3,7 @@
 import json
 import sys
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 SMOKE = "configs/dapo.py:smoke"
 HOSTILE = "</script><script>document.title='owned'</script>|<b>"
@@ -57,7 +57,7 @@ def fake_command(folder, monkeypatch, root) -> list[str]:
   monkeypatch.chdir(root)
   monkeypatch.syspath_prepend(str(root))
   (folder / "fake.py").write_text(FAKE)
-  plan = study.plan
+  plan = ablate.plan
 
   def noted(*args):
     found = plan(*args)
@@ -65,7 +65,7 @@ def fake_command(folder, monkeypatch, root) -> list[str]:
     (folder / "fields.json").write_text(json.dumps(fields))
     return found
 
-  monkeypatch.setattr(study, "plan", noted)
+  monkeypatch.setattr(ablate, "plan", noted)
   return [sys.executable, str(folder / "fake.py")]
 
 
@@ -78,14 +78,14 @@ def ladder(**changes):
   fields = dict(title="A try", question="Does it?", seeds=(1, 2), rows=rows)
   fields |= dict(reference="low", measures=("entropy", "pass@8"))
   fields |= dict(common={"rl.steps": 4})
-  return study.ladder(**fields | changes)
+  return ablate.ladder(**fields | changes)
 
 
 def write_config(folder, body):
   """Writes an ablation; returns the flag that names it."""
   path = folder / "clips.py"
   path.write_text(
-      "from rl_reason import ablate\n\n\ndef get_config():\n"
+      "from rl_reason.lab import ablate\n\n\ndef get_config():\n"
       f"  return ablate.ladder({body})\n"
   )
   return f"--config={path}"

@@ -11,7 +11,7 @@ from conftest import ROOT, data_of_page
 
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_files
-from rl_reason.lab import ablate as command, comparison, study, study_pages
+from rl_reason.lab import ablate, ablation_pages, comparison
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
 
@@ -23,11 +23,11 @@ def child(tmp_path, monkeypatch):
 
 def test_seeds_are_those_of_the_hash():
   # sha256("rl_reason") begins 6652 c755 bd84 0092 a1d5.
-  assert study.fresh_seeds("rl_reason", 5) == (26194, 51029, 48516, 146, 41429)
-  seeds = study.fresh_seeds("vapo", 8)
-  assert len(set(seeds)) == 8 and seeds[:3] == study.fresh_seeds("vapo", 3)
+  assert ablate.fresh_seeds("rl_reason", 5) == (26194, 51029, 48516, 146, 41429)
+  seeds = ablate.fresh_seeds("vapo", 8)
+  assert len(set(seeds)) == 8 and seeds[:3] == ablate.fresh_seeds("vapo", 3)
   with pytest.raises(ValueError, match="99 seeds of 'x'"):
-    study.fresh_seeds("x", 99)
+    ablate.fresh_seeds("x", 99)
 
 
 @pytest.mark.parametrize("path", LADDERS, ids=lambda path: path.stem)
@@ -35,7 +35,7 @@ def test_every_ladder_can_run(path, monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.syspath_prepend(str(ROOT))
   c = config_files.read(str(path))
-  plan = study.plan(c, pathlib.Path("runs"), path.stem)
+  plan = ablate.plan(c, pathlib.Path("runs"), path.stem)
   assert sum(bool(x.row) for x in plan) == len(c.rows) * len(c.seeds)
   assert f"--config=configs/ablations/{path.name}" in path.read_text()
 
@@ -43,7 +43,8 @@ def test_every_ladder_can_run(path, monkeypatch):
 def test_a_plan_needs_no_jax():
   code = """
 import pathlib, sys
-from rl_reason import ablate, config
+from rl_reason.base import config
+from rl_reason.lab import ablate
 c = config.read("configs/ablations/clip_sweep.py")
 ablate.plan(c, pathlib.Path("runs"), "clip_sweep")
 print(sorted({"jax", "flax", "matplotlib", "scipy"} & set(sys.modules)))
@@ -86,28 +87,28 @@ def test_mistakes_are_refused_before_anything_runs(
     child, tmp_path, changes, message
 ):
   with pytest.raises(ConfigError, match=message) as e:
-    study.plan(ladder(**changes), tmp_path, "try")
+    ablate.plan(ladder(**changes), tmp_path, "try")
   assert "\n" not in str(e.value)
   assert [path.name for path in tmp_path.iterdir()] == ["fake.py"]  # nothing
 
 
 def test_a_config_that_is_no_ablation_is_refused(child, capsys):
-  assert command.main(["--config=configs/grpo.py"], child) == 2
+  assert ablate.main(["--config=configs/grpo.py"], child) == 2
   assert "rows: missing" in capsys.readouterr().err
-  assert command.main(["--config=nowhere.py"], child) == 2
+  assert ablate.main(["--config=nowhere.py"], child) == 2
   assert "nowhere.py: there is no such file" in capsys.readouterr().err
 
 
 def test_a_common_field_that_a_row_does_not_read_is_left_out():
   """But not one of the row's own."""
   common = {"advantage.args.lam": 0.5, "rl.steps": 4}
-  fields, overrides = study.configure("configs/vapo.py", common, {"seed": 3})
+  fields, overrides = ablate.configure("configs/vapo.py", common, {"seed": 3})
   assert overrides == {"rl.steps": 4, "seed": 3} and fields["rl.steps"] == 4
   assert "advantage.args.lam" not in fields
-  _, overrides = study.configure("configs/ppo.py", common, {"seed": 3})
+  _, overrides = ablate.configure("configs/ppo.py", common, {"seed": 3})
   assert overrides == common | {"seed": 3}
   with pytest.raises(ConfigError, match="lam = 0.5: gae_length_adaptive takes"):
-    study.configure("configs/vapo.py", {}, {"advantage.args.lam": 0.5})
+    ablate.configure("configs/vapo.py", {}, {"advantage.args.lam": 0.5})
 
 
 # Plans.
@@ -135,12 +136,12 @@ def plan(monkeypatch):
   def configure(_, common, own):
     return FIELDS | common | own, common | own
 
-  monkeypatch.setattr(study, "configure", configure)
+  monkeypatch.setattr(ablate, "configure", configure)
 
   def make(common, own, folder="runs", name="try"):
     rows = [("a", "x.py", {}), ("b", "x.py", own)]
     c = ladder(rows=rows, reference="a", common=common, seeds=(1,))
-    found = study.plan(c, pathlib.Path(folder), name)
+    found = ablate.plan(c, pathlib.Path(folder), name)
     of_row = {job.row: job for job in found}
     return [list(map(str, of_row[x].bases)) for x in "ab"], found
 
@@ -210,7 +211,7 @@ def test_failures_are_named_and_the_other_rows_run(child, tmp_path, capsys):
   ("low", {SMOKE!r}, {{}})]""",
   )
   argv = [config, f"--out={tmp_path}", f"--workdir={tmp_path}", "--jobs=1"]
-  assert command.main(argv, child) == 1
+  assert ablate.main(argv, child) == 1
   out = capsys.readouterr().out
   assert out.count("  | boom: no such luck") == 2
   assert "base fails, seed 1: not run, because its base failed" in out
@@ -230,13 +231,13 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
         ("high", {SMOKE!r}, {{"rl.steps": 4, "optimizer.lr": 0.4}})]""",
   )
   argv = [config, f"--out={tmp_path / 'out'}", f"--workdir={tmp_path}"]
-  assert command.main([*argv, "--rows", "hihg"], child) == 2
+  assert ablate.main([*argv, "--rows", "hihg"], child) == 2
   assert "--rows = 'hihg': unknown name; choose from low, high" in (
       capsys.readouterr().err
   )
-  assert command.main([*argv, "--table"], child) == 2
+  assert ablate.main([*argv, "--table"], child) == 2
   assert "there are no data yet" in capsys.readouterr().err
-  assert command.main([*argv, "--config.seeds=1,2"], child) == 0
+  assert ablate.main([*argv, "--config.seeds=1,2"], child) == 0
   out = tmp_path / "out" / "clips.json"
   data = json.loads(out.read_text())
   found = [(x["row"], x["seed"]) for x in data["runs"]]
@@ -258,7 +259,7 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
   assert "--config.seeds=1,2`" in text
   before = {x.name: x.read_bytes() for x in out.parent.iterdir()}
   assert {"clips.json", "clips.md", "clips.html"} <= before.keys()
-  assert command.main([*argv, "--table"], child) == 0
+  assert ablate.main([*argv, "--table"], child) == 0
   for name, content in before.items():
     assert name.endswith(".png") or content == (out.parent / name).read_bytes()
 
@@ -413,10 +414,10 @@ def test_another_reference_as_of_an_earlier_step():
   data = comparison.select(data_of(runs), ["b"], "a", 10)
   assert [row for row, *_ in data["rows"]] == ["a", "b"]
   assert comparison.ends(data) == {"step": 10, "tokens": 1000}
-  assert "| +20.0, one seed | " in study_pages.markdown_table(data)
+  assert "| +20.0, one seed | " in ablation_pages.markdown_table(data)
   other = comparison.select(data_of(runs), [], "c", None)
   assert "| a | optimizer.lr 0.4 | 1 | 90.0% | -10.0" in (
-      study_pages.markdown_table(other)
+      ablation_pages.markdown_table(other)
   )
 
 
@@ -431,7 +432,7 @@ def test_hostile_names_stay_text(tmp_path, monkeypatch):
   data = data_of(runs, "a", measures) | dict(title=HOSTILE, question=HOSTILE)
   comparison.save(data, tmp_path / "x.json")
   assert json.loads((tmp_path / "x.json").read_text()) == data
-  found = study_pages.write(data, tmp_path / "x.json")
+  found = ablation_pages.write(data, tmp_path / "x.json")
   assert [x.name for x in found[:2]] == ["x.md", "x.html"]
   assert "matplotlib is not installed" in str(found[2])
   page = (tmp_path / "x.html").read_text()

@@ -10,7 +10,6 @@ import tiny
 from tiny_session import tiny_config
 
 from rl_reason.base.errors import RunError
-from rl_reason.collect import experience
 from rl_reason.devices import device_mesh
 from rl_reason.models import checksums, lora
 from rl_reason.monitoring import doctor, signs
@@ -44,7 +43,7 @@ def make(base=None, kind="same", **options):
 def said(one, version, params, weights):
   """What is wrong with weights that sample, in words."""
   one.weights(version, params)
-  held = experience.answers([checksums.Answer(checksums.on_device(weights))])
+  held = checksums.answers([checksums.Answer(checksums.on_device(weights))])
   counts = dict(version=version, held=held)
   return one.of_weights(None, counts, params, weights)
 
@@ -183,7 +182,7 @@ def test_what_is_known_outlives_a_restart():
   assert out[OTHER].startswith("all weights are of RL step 1, in place of RL")
   # Batches that were sampled ahead are of an older policy, and say so.
   sums = checksums.on_device(policies[1])
-  held = experience.answers([checksums.Answer(sums)])
+  held = checksums.answers([checksums.Answer(sums)])
   counts = dict(version=1, held=held)
   assert OTHER not in again.of_weights(None, counts, policies[2], policies[2])
   # A checkpoint without checksums proves nothing, and accuses nobody.
@@ -235,13 +234,13 @@ def test_experts_that_were_lost_are_counted():
           mask_BT=np.ones((2, 3), bool),
           start_B=np.array([1, 1]),
           lengths_B=np.array([3, 3]),
-          routes_BLZ=routes_BLZ,
+          record=routes_BLZ,
       ),
   )
   assert certificate.lost_routes(x) == 0
   routes_BLZ[1, 2] = -1
   assert certificate.lost_routes(x) == 1 / 8
-  x.rollouts.routes_BLZ = None
+  x.rollouts.record = None
   assert certificate.lost_routes(x) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from configs import base
 from rl_reason.algorithms import credit as credit_lib
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.collect import dynamic_sampling, reward_spread
+from rl_reason.collect import dynamic_sampling
 from rl_reason.stages import build_step
 
 GROUP = 2  # samples of a prompt
@@ -220,7 +220,10 @@ def test_responses_whose_verifier_failed_say_nothing_of_their_group():
   assert dynamic_sampling.accuracy(found).tolist() == [1, 0, 0, 0.5]
   signal_N = dynamic_sampling.partly_correct(found)
   assert signal_N.tolist() == [False, False, False, True]
-  assert reward_spread.of_finished(found).tolist() == signal_N.tolist()
+  assert (
+      dynamic_sampling.finished_partly_correct(found).tolist()
+      == signal_N.tolist()
+  )
 
 
 def test_bootstrapped_groups_have_the_signal_of_their_finished_responses():

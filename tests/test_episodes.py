@@ -11,7 +11,7 @@ import pytest
 from tiny_episodes import TOK, Echo, check_ids, environments, play, rows
 
 from rl_reason.base.errors import RunError
-from rl_reason.collect import episodes
+from rl_reason.collect import environment_runner, episodes
 from rl_reason.data import tokenizer
 from rl_reason.tasks import threads
 
@@ -119,7 +119,7 @@ def test_responses_to_a_row_share_its_prompt():
 
 def test_a_stop_string_ends_a_turn_however_it_is_spelled():
   """A token that may complete it pauses the row; the turn goes on if not."""
-  candidates = episodes.stop_candidates(TOK, ["12"])
+  candidates = environment_runner.stop_candidates(TOK, ["12"])
   assert candidates == tuple(TOK.convert_tokens_to_ids(["2"]))
   run = environments(Echo, stop_strings=("12",))
   found = play(run, count=64, max_tokens=60, pauses=candidates)

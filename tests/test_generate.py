@@ -1,7 +1,7 @@
 """What the generate stage keeps of the responses to a prompt."""
 
-from rl_reason.lab import kept_samples
-from rl_reason.lab.kept_samples import Sample
+from rl_reason.lab import sample_selection
+from rl_reason.lab.sample_selection import Sample
 
 
 def sample(response, correct, reward, final="", truncated=False):
@@ -19,19 +19,19 @@ GROUP = [
 
 def test_what_is_kept_of_a_group():
   texts = lambda name, group=GROUP: [  # noqa: E731
-      x["response"] for x in kept_samples.NAMES[name](group)
+      x["response"] for x in sample_selection.NAMES[name](group)
   ]
   assert texts("all") == ["a", "b", "c", "b", "d"]
   assert texts("correct") == ["b", "c"]
   assert texts("best") == ["c"]
   assert texts("best", GROUP[:1]) == []  # incorrect
-  (pair,) = kept_samples.pairs(GROUP)
+  (pair,) = sample_selection.pairs(GROUP)
   assert (pair["chosen"], pair["rejected"]) == ("c", "a")
-  assert kept_samples.pairs(GROUP[1:2] * 3) == []
+  assert sample_selection.pairs(GROUP[1:2] * 3) == []
   # Three of five have 8; the verdicts do not count, ends do.
   wrong = [x._replace(correct=False) for x in GROUP]
   assert texts("majority", wrong) == ["b", "c", "b"]
-  assert {x["answer"] for x in kept_samples.majority(wrong)} == {"8"}
-  assert kept_samples.majority(GROUP[:3] + GROUP[-1:]) == []  # two of four
+  assert {x["answer"] for x in sample_selection.majority(wrong)} == {"8"}
+  assert sample_selection.majority(GROUP[:3] + GROUP[-1:]) == []  # two of four
   nothing = [x._replace(correct=None, reward=0.0) for x in GROUP]
   assert texts("best", nothing) == ["a"]  # no verifier: by reward alone

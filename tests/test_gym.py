@@ -12,7 +12,7 @@ from rl_reason import tasks
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.data import held_out
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.tasks.reward_functions import Response
 
 MIXTURE = "reasoning_gym:chain_sum*3,gcd(max_value=40, max_numbers=3)"
@@ -22,8 +22,8 @@ def test_a_missing_package_is_named():
   """In one line, with the extra that installs it; without jax."""
   code = (
       "import sys; sys.modules['reasoning_gym'] = None\n"
-      "from rl_reason import checks\n"
-      "try: checks.checked('dapo', {'task.name': 'reasoning_gym:gcd'})\n"
+      "from rl_reason.checks import checked\n"
+      "try: checked.checked('dapo', {'task.name': 'reasoning_gym:gcd'})\n"
       "except ValueError as e: print(e)\n"
       "assert 'jax' not in sys.modules"
   )

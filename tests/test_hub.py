@@ -16,7 +16,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.checks import checked
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
-from rl_reason.lab import memory_shapes
+from rl_reason.lab import model_shapes
 from rl_reason.report import machine_record
 from rl_reason.stages import session
 
@@ -167,12 +167,12 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
   checked.fields(c)
-  for fetch in (session.resolve, memory_shapes.shape):
+  for fetch in (session.resolve, model_shapes.shape):
     with pytest.raises(errors.ConfigError, match="no network"):
       fetch(c)
   c.model.path = ""
   with pytest.raises(errors.ConfigError, match="no network"):
-    memory_shapes.shape(c)
+    model_shapes.shape(c)
   assert asked == [(REPOSITORY, "v1.5")] * 2 + [("me/words", "0123abc")]
 
 

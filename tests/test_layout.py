@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_reason.base.errors import ConfigError
-from rl_reason.devices import topology
+from rl_reason.devices import device_mesh
 
 
 def gpus(*counts):
@@ -40,10 +40,10 @@ def tpus(*shape, kind="TPU v5"):
 
 def arranged(devices, data, fsdp, tensor):
   axes = dict(data=data, fsdp=fsdp, tensor=tensor)
-  mesh = topology.arrange(axes, devices)
+  mesh = device_mesh.arrange(axes, devices)
   assert mesh.shape == (data, fsdp, tensor)
   assert {x.id for x in mesh.flat} == {x.id for x in devices}
-  return mesh, topology.describe(tuple(axes), mesh)
+  return mesh, device_mesh.describe(tuple(axes), mesh)
 
 
 @pytest.mark.parametrize(
@@ -119,5 +119,5 @@ def test_every_division_over_hosts_keeps_tensor_inside():
       data, left = divmod(slices * per_slice, fsdp * tensor)
       if not left:
         axes = dict(data=data, fsdp=fsdp, tensor=tensor)
-        spans = topology.between_slices(axes, slices, per_slice)
+        spans = device_mesh.between_slices(axes, slices, per_slice)
         assert np.prod(spans) == slices and spans[-1] == 1

@@ -12,7 +12,7 @@ from test_reward_runner import rollouts
 from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
 from rl_reason.checks import facts
-from rl_reason.collect import dynamic_sampling, experience, reward_spread
+from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alarms, rl_metrics
@@ -92,7 +92,7 @@ def test_signal_is_the_spread_of_the_total_reward(free):
   """Weights move from -1/2 to -1; verdicts count for nothing."""
   rows = graded(rollouts(), [1, 0, 0, 0, 1, 1], [0.5, 0.5, 0.5, 1, 0, 0])
   reward = build_step.make_reward(free)
-  by_reward = reward_spread.signal(1, reward=reward, steps=2)
+  by_reward = dynamic_sampling.rewards_differ(1, reward=reward, steps=2)
   assert by_reward(rows).tolist() == [False, True, False]
   inputs = experience.credit_inputs(rows, progress=np.float32(0.5))
   rewards_B = np.asarray(reward(inputs))

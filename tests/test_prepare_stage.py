@@ -21,9 +21,9 @@ from tiny_data import (  # noqa: F401  (fixtures)
     write,
 )
 
+from rl_reason.base import json_files
 from rl_reason.base.errors import ConfigError, Stopped
 from rl_reason.data.datasets import DataError
-from rl_reason.monitoring import metrics
 
 BOAT = "A boat sails nine miles north and four miles east."
 
@@ -69,7 +69,7 @@ def test_killed_on_the_way(make, tmp_path, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(metrics, "write_json", killed)
+    patch.setattr(json_files, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
       run(more, tmp_path)
   assert len(rows(place)) == 5 and (tmp_path / "data.new").exists()

@@ -73,9 +73,7 @@ def test_a_name_is_short_however_many_fields_change():
 
 HOLD = """
 import pathlib, sys, time
-from rl_reason.checkpointing import run_directory
-from rl_reason.base.structs import RunError
-from rl_reason.training import other_runs
+from rl_reason.checks import run_directory
 lock = run_directory.lock(pathlib.Path(sys.argv[1]), print)
 print("locked", flush=True)
 time.sleep(60)

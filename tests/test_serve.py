@@ -36,7 +36,6 @@ from rl_reason.serve import (
 )
 
 app = pytest.importorskip("rl_reason.serve.app")
-run = pytest.importorskip("rl_reason.serve.request_run")
 testclient = pytest.importorskip("starlette.testclient")
 
 NAME, KEY = "tiny", "a-key"
@@ -356,7 +355,7 @@ def test_no_page_of_the_web_can_ask_a_server_without_a_key(
 def test_a_request_is_bounded_before_it_is_tokenised(serve, monkeypatch):
   """Nor is a response made; what is at the bound is answered."""
   client, seen = serve(), []
-  encode, make = tokenizer.encode, run.Run
+  encode, make = tokenizer.encode, responses.Run
 
   def watched(tok, texts):
     seen.extend(texts)
@@ -423,7 +422,7 @@ def test_a_key_and_a_time_out(serve):
 
 
 def test_a_client_that_is_gone_frees_its_slots(serve, engine, monkeypatch):
-  monkeypatch.setattr(run, "LOOK", 0.0)
+  monkeypatch.setattr(responses, "LOOK", 0.0)
   body = json.dumps(dict(prompt="1+1=", n=48, max_tokens=tiny.T)).encode()
   messages = [dict(type="http.request", body=body)]
   sent, before = [], engine.tokens
@@ -567,14 +566,15 @@ def test_remembered_answers_have_a_bound_of_text(tmp_path, monkeypatch):
 
 def test_health_tells_an_engine_that_hangs(serve, engine):
   """The watchdog asks an idle engine for a token, and says what it sees."""
-  said, before, tokens = [], engine.progressed, engine.tokens
-  dog = liveness.Watchdog(engine, 0.3, said.append, every=0.1)
   client, read = serve(silent=lambda: dog.silent), engine._read
+  complete(client, "1+2=")  # compiles the programs
+  said, before, tokens = [], engine.progressed, engine.tokens
+  dog = liveness.Watchdog(engine, 1.0, said.append, every=0.1)
   look = lambda: client.get("/health").status_code  # noqa: E731
   free = threading.Event()
   with contextlib.closing(dog):
-    time.sleep(0.5)
-    assert engine.progressed > before + 0.1  # nobody else has asked
+    # Nobody else has asked for a token.
+    wait_for(lambda: engine.progressed > before + 0.1)
     assert engine.tokens == tokens  # nor counts what the server asks
     assert look() == 200 and not said
     try:

@@ -15,12 +15,12 @@ from rl_reason.devices import sharding
 from rl_reason.lab import (
     automatic_remat,
     memory_formula,
-    memory_shapes,
-    memory_size,
+    model_shapes,
+    size as size_stage,
 )
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 GIB = 1 << 30
 
@@ -29,9 +29,9 @@ def sized(path, devices=1, attention="xla", **changes):
   """The config, the model and the size of a run."""
   given = {k.replace("__", "."): v for k, v in changes.items()}
   c, _ = checked.checked(path, given)
-  cfg = dataclasses.replace(memory_shapes.shape(c), attention=attention)
+  cfg = dataclasses.replace(model_shapes.shape(c), attention=attention)
   machine_checks.devices(c, devices)
-  where = memory_size._mesh(c, devices)
+  where = size_stage._mesh(c, devices)
   return cfg, memory_formula.estimate(c, cfg, critic_config(c, cfg), where)
 
 
@@ -49,7 +49,7 @@ def sized(path, devices=1, attention="xla", **changes):
 )
 def test_known_shapes_have_the_parameters_of_their_models(name, count):
   c, _ = checked.checked("dapo_qwen", {"model.path": name})
-  table = decoder.table(memory_shapes.shape(c))
+  table = decoder.table(model_shapes.shape(c))
   assert memory_formula.bytes_of(table, sharding.abstract_mesh()) == 4 * count
   # All but norms and biases are split over both axes.
   eight = memory_formula.bytes_of(
@@ -175,7 +175,7 @@ def say(path, memory, devices=1, **changes):
   lines, screen = [], Display(False)
   screen.say = lines.append
   given = {k.replace("__", "."): v for k, v in changes.items()}
-  memory_size.run(checked.checked(path, given)[0], screen, memory, devices)
+  size_stage.run(checked.checked(path, given)[0], screen, memory, devices)
   return lines
 
 
@@ -271,7 +271,7 @@ def test_programs_of_this_machine_are_compiled():
   c = config_files.smoke(checked.checked("grpo", {})[0])
   c.rollout.update(batch=64, slots=16)
   config.override(c, {"mesh.data": jax.device_count()})
-  memory_size.run(c, screen, None, 0)
+  size_stage.run(c, screen, None, 0)
   (rows,) = [x for x in lines if isinstance(x, list)]
   assert [x[3] for x in rows if x[1] == "peak"] == ["compiled for cpu"] * 2
   assert lines[-1].startswith("fits into")

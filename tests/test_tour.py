@@ -11,6 +11,7 @@ import threading
 import jax
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.checks import config_files
 from rl_reason.models import critic
@@ -71,15 +72,15 @@ def executed_by_a_step(name: str, workdir, monkeypatch) -> set[str]:
     if session.config.advantage.name.startswith("gae"):
       values = critic.init(session.critic_cfg, jax.random.key(1), params)
     step = recorded(files)
-    start_step = rl.programs.RolloutCollector.start_step
+    start_step = rl.build_step.RolloutCollector.start_step
 
     def start(collector):
       step.__enter__()
       start_step(collector)
 
-    monkeypatch.setattr(rl.programs.RolloutCollector, "start_step", start)
+    monkeypatch.setattr(rl.build_step.RolloutCollector, "start_step", start)
     try:
-      rl.train(session, params, values)
+      call(rl.train, session, params, values)
     finally:
       step.__exit__(None, None, None)
   return files
@@ -136,7 +137,7 @@ def test_the_tour_is_short(tour):
 
 
 def test_the_loop_fits_a_screen():
-  tree = ast.parse((ROOT / "rl_reason" / "training" / "rl.py").read_text())
+  tree = ast.parse((ROOT / "rl_reason" / "stages" / "rl.py").read_text())
   (train,) = [x for x in tree.body if getattr(x, "name", "") == "train"]
   (loop,) = [x for x in train.body if isinstance(x, ast.With)]
   assert loop.end_lineno - loop.lineno < 100

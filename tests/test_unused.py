@@ -53,7 +53,9 @@ def test_a_session_says_it(tmp_path, monkeypatch):
   lines = []
   monkeypatch.setattr(session.Display, "say", lambda _, x: lines.append(x))
   monkeypatch.setattr(
-      session.unused, "unused_accelerator", lambda backend: f"{backend}: a GPU"
+      session.unused_accelerators,
+      "unused_accelerator",
+      lambda backend: f"{backend}: a GPU",
   )
   tiny_session.make_session(tmp_path)
   assert "warning: cpu: a GPU" in lines

@@ -54,7 +54,8 @@ def test_a_wheel_has_every_preset(installed):
 
 CHILD = """
 import sys
-from rl_reason import config, main
+from rl_reason import main
+from rl_reason.base import config
 for path in ("my.py", "grpo:smoke", "configs/paper/dapo.py"):
   main.FLAGS.unparse_flags()
   c, workdir = main._prepare(["main", f"--config={path}"])

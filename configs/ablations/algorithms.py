@@ -3,7 +3,7 @@
 python -m rl_reason.ablate --config=configs/ablations/algorithms.py
 """
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 NAMES = (
     "reinforce",
@@ -24,14 +24,14 @@ NAMES = (
 
 def get_config():
   """The configs as they are: 256 responses a step, the built-in task."""
-  return study.ladder(
+  return ablate.ladder(
       title="All algorithms",
       question=(
           "Which algorithm learns most per RL step, and which per generated"
           " token? Papers compare theirs with GRPO or PPO at equal steps; the"
           " tokens that dynamic sampling throws away are rarely counted."
       ),
-      seeds=study.fresh_seeds("rl_reason ladders", 5),
+      seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="dapo",
       common={
           "sft.batch": 64,  # the default when these were measured

@@ -3,7 +3,7 @@
 python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
 """
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 
 def get_config():
@@ -13,14 +13,14 @@ def get_config():
   the learning rate: at the full one, and with soft punishment, five other seeds
   learned nothing, whatever the bound.
   """
-  return study.ladder(
+  return ablate.ladder(
       title="The upper clip bound",
       question=(
           "Does a higher upper bound of the ratio keep entropy up, and does"
           " that help? DAPO raises it from 0.2 to 0.28 and sees entropy stay,"
           " and accuracy on AIME 2024 go from 36 to 38."
       ),
-      seeds=study.fresh_seeds("rl_reason clip sweep", 5),
+      seeds=ablate.fresh_seeds("rl_reason clip sweep", 5),
       reference="high 0.2",
       common={
           "sft.batch": 64,  # the default when these were measured

@@ -3,7 +3,7 @@
 python -m rl_reason.ablate --config=configs/ablations/dapo_ladder.py
 """
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 
 def get_config():
@@ -33,14 +33,14 @@ def get_config():
   ):
     fields = fields | more
     rows.append((name, "configs/countdown.py", fields))
-  return study.ladder(
+  return ablate.ladder(
       title="From GRPO to DAPO",
       question=(
           "What does each technique add? The paper, on AIME 2024: naive GRPO"
           " 30, + overlong filtering 36, + clip-higher 38, + soft punishment"
           " 41, + token-level loss 42, + dynamic sampling 50."
       ),
-      seeds=study.fresh_seeds("rl_reason ladders", 5),
+      seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="naive GRPO",
       common={
           "sft.batch": 64,  # the default when these were measured

@@ -3,12 +3,12 @@
 python -m rl_reason.ablate --config=configs/ablations/group_size_sweep.py
 """
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 
 def get_config():
   """GRPO with 256 responses a step, in groups of 2 to 32."""
-  return study.ladder(
+  return ablate.ladder(
       title="The size of a group",
       question=(
           "At an equal number of responses, does a larger group help? It"
@@ -16,7 +16,7 @@ def get_config():
           " there are fewer prompts. VAPO (512 prompts x 16 against 8192 x 1)"
           " goes from 55 to 60 on AIME 2024."
       ),
-      seeds=study.fresh_seeds("rl_reason ladders", 5),
+      seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="groups of 8",
       common={
           "sft.batch": 64,  # the default when these were measured

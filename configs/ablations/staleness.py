@@ -3,7 +3,7 @@
 python -m rl_reason.ablate --config=configs/ablations/staleness.py
 """
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 # What corrects for the age of the policy that sampled.
 CORRECTIONS = {
@@ -24,7 +24,7 @@ def get_config():
       for staleness in (1, 2, 4, 8)
       for name, fields in CORRECTIONS.items()
   ]
-  return study.ladder(
+  return ablate.ladder(
       title="Batches of an older policy",
       question=(
           "Sampling beside learning makes every batch S steps old. How much"
@@ -32,7 +32,7 @@ def get_config():
           " ratio of PPO to the policy that sampled, or a truncated importance"
           " weight beside a ratio to the policy before the update?"
       ),
-      seeds=study.fresh_seeds("rl_reason staleness", 5),
+      seeds=ablate.fresh_seeds("rl_reason staleness", 5),
       reference="S = 0",
       common={
           "rl.steps": 30,

@@ -6,7 +6,7 @@ Two rows of `vapo_leave_one_out.py` on other seeds, and more: five left it open.
 """
 
 from rl_reason.configs.ablations import vapo_leave_one_out
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 
 def get_config():
@@ -18,7 +18,7 @@ def get_config():
       " many horizons of GAE long? The paper, on AIME 2024: VAPO loses 49 of 60"
       " points without it."
   )
-  c.seeds = study.fresh_seeds("rl_reason value pretraining", 8)
+  c.seeds = ablate.fresh_seeds("rl_reason value pretraining", 8)
   c.reference = "PPO"
   c.rows = tuple(
       row for row in c.rows if row[0] in ("PPO", "PPO + value pretraining")

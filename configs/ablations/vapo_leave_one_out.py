@@ -3,7 +3,7 @@
 python -m rl_reason.ablate --config=configs/ablations/vapo_leave_one_out.py
 """
 
-from rl_reason.lab import study
+from rl_reason.lab import ablate
 
 
 def get_config():
@@ -14,7 +14,7 @@ def get_config():
   .95 ours would have one, and nothing to mend.
   """
   vapo, ppo = "configs/vapo.py", "configs/ppo.py"
-  return study.ladder(
+  return ablate.ladder(
       title="VAPO, leave one out",
       question=(
           "What does each technique give, when responses are many horizons of"
@@ -23,7 +23,7 @@ def get_config():
           " token-level loss 53, positive-example loss 54, group sampling 55;"
           " VAPO 60."
       ),
-      seeds=study.fresh_seeds("rl_reason ladders", 5),
+      seeds=ablate.fresh_seeds("rl_reason ladders", 5),
       reference="VAPO",
       common={
           "sft.batch": 64,  # the default when these were measured

@@ -9,6 +9,7 @@ import ml_collections
 from rl_reason.base import functions
 from rl_reason.base.config import at
 from rl_reason.base.errors import ConfigError, did_you_mean, one_line
+from rl_reason.checks import facts
 
 # The folder of the presets, in a clone or installed.
 PRESETS = pathlib.Path(
@@ -84,7 +85,8 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # A small model on any number of devices.
   at_most("model", layers=2, width=64, mlp=192)
   at_most("model", heads=4, kv_heads=2, head_dim=16)
-  c.mesh.sequence = c.mesh.tensor = c.mesh.expert = 1
+  sizes = facts.mesh_axes(c)
+  c.mesh.update({x: 1 for x in sizes if x not in ("data", "fsdp")})
   c.mesh.rollout = 0
   # Few and short responses, in whole groups.
   at_most("rollout", max_prompt=256, max_tokens=128, slots=64)

@@ -1,6 +1,5 @@
 """Facts that follow from a config: what it has, reads, samples and fetches."""
 
-import math
 from typing import Any
 
 import ml_collections
@@ -8,6 +7,7 @@ import ml_collections
 from rl_reason import environments, tasks, verifiers
 from rl_reason.base import functions
 from rl_reason.data import datasets, known_sets
+from rl_reason.devices import axes
 from rl_reason.tasks import reward_terms
 
 
@@ -207,7 +207,4 @@ def by_reward(c) -> bool:
 
 def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
   """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
-  axes = mesh_axes(c)
-  product = math.prod(max(size, 1) for size in axes.values())
-  left = (devices - c.mesh.rollout) // product
-  return {name: left if size == -1 else size for name, size in axes.items()}
+  return axes.fill(mesh_axes(c), devices - c.mesh.rollout)

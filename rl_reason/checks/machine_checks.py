@@ -10,6 +10,7 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_rules, relations, rules
 from rl_reason.checks.facts import learns, mesh_sizes, sft_steps, sources
 from rl_reason.data import datasets
+from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
 
 
@@ -73,11 +74,10 @@ def devices(
   sizes, samplers = mesh_sizes(c, devices), c.mesh.rollout
   covered = math.prod(sizes.values()) == devices - samplers
   if samplers < devices and not covered:
-    shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
     more = f" besides the {samplers} of mesh.rollout" if samplers else ""
     raise ConfigError(
-        f"mesh = {shape}: does not cover {devices - samplers} devices{more};"
-        " set one axis to -1"
+        f"mesh = {axes.text(sizes)}: does not cover {devices - samplers}"
+        f" devices{more}; set one axis to -1"
     )
   rules.check(c, _batches(c, sizes, devices, stage))
   rules.check(c, model_rules.split(c, sizes))
@@ -103,14 +103,13 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
       "generate.batch": c.generate.batch,
   }
   # Value pretraining and evaluations sample with the devices that learn.
-  shards = math.prod(sizes.values()) // tensor
-  extra = [f" x {x}" for x in ("expert", "sequence") if sizes[x] > 1]
-  axes = "".join(["data x fsdp", *extra])
+  shards = axes.num_shards(sizes, "batch")
   by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
+  split = axes.of_batch(sizes)
   for count, batches in by_count:
     for name, rows in batches.items():
       yield (
           name,
           rows % count,
-          f"{rows} rows cannot be split over {count} shards ({axes})",
+          f"{rows} rows cannot be split over {count} shards ({split})",
       )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rl_reason.base.config import at
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
+from rl_reason.devices import axes
 
 
 def shape(c) -> Iterator[Rule]:
@@ -31,11 +32,11 @@ def shape(c) -> Iterator[Rule]:
 
 def mesh(c) -> Iterator[Rule]:
   """The axes of the mesh."""
-  axes = facts.mesh_axes(c)
-  for axis, size in axes.items():
+  sizes = facts.mesh_axes(c)
+  for axis, size in sizes.items():
     wrong = size != -1 and size < 1
     yield f"mesh.{axis}", wrong, "must be positive, or -1"
-  free = [size for size in axes.values() if size == -1]
+  free = [size for size in sizes.values() if size == -1]
   yield "mesh.data", len(free) > 1, "only one axis of the mesh may be -1"
   length = c.rollout.max_prompt + c.rollout.max_tokens
   yield (
@@ -134,12 +135,11 @@ def split(c, sizes: dict[str, int]) -> Iterator[Rule]:
       m.remat == "sqrt" and prime,
       f"{m.layers} layers cannot be split into groups; use 'full'",
   )
-  shape = " x ".join(f"{k} {v}" for k, v in sizes.items())
-  widths = sizes["fsdp"] * sizes["sequence"]
-  parts = dict(kv_heads=sizes["tensor"], mlp=sizes["tensor"], width=widths)
-  for name, count in parts.items():
+  for logical, name in axes.SIZES.items():
+    parts = axes.num_shards(sizes, logical)
     yield (
-        f"model.{name}",
-        at(c, f"model.{name}") % count,
-        f"cannot be split over {count} devices of the mesh ({shape})",
+        name,
+        at(c, name) % parts,
+        f"cannot be split over {parts} devices of the mesh"
+        f" ({axes.text(sizes)})",
     )

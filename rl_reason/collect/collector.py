@@ -16,7 +16,7 @@ from rl_reason.base.structs import (
 )
 from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.doubtful import Doubtful
-from rl_reason.collect.experience import graded
+from rl_reason.collect.experience import graded, groups
 from rl_reason.collect.grading import AsyncGrader
 from rl_reason.collect.reward_runner import RewardRound, Rewards
 from rl_reason.data import pipelines
@@ -24,16 +24,8 @@ from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.devices import sharding
 from rl_reason.models import checksums
 from rl_reason.monitoring import doctor, metrics
-from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.rollout.sampler import RolloutEngine, Sampled
 from rl_reason.tasks import Row
-
-
-def _nothing() -> None:
-  pass
-
-
-def _last_round(known: int, unfinished: int) -> bool:
-  return False
 
 
 class RolloutCollector:
@@ -130,8 +122,8 @@ class RolloutCollector:
   def collect(
       self,
       weights: Tree,
-      on_dispatch: Callable[[], None] = _nothing,
-      another_round_follows: Callable[[int, int], bool] = _last_round,
+      on_dispatch: Callable[[], None] = lambda: None,
+      another_round_follows: Callable[[int, int], bool] = lambda *_: False,
   ) -> Experience:
     """Samples, grades and scores one round of prompts.
 
@@ -171,7 +163,7 @@ class RolloutCollector:
 
   def _grade(
       self,
-      parts: Iterator[tuple[Rollouts, np.ndarray]],
+      parts: Iterator[Sampled],
       rows_B: list[Row],
       stops: Callable[[Any, np.ndarray], bool] = lambda *_: False,
   ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
@@ -188,7 +180,7 @@ class RolloutCollector:
     grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)
     with contextlib.closing(grader):
-      for rollouts, finished_B in parts:
+      for rollouts, finished_B, *_ in parts:
         grader.submit(rollouts, finished_B)
         scores.submit(rollouts, finished_B)
         if stops(grader, finished_B):
@@ -224,8 +216,8 @@ class RolloutCollector:
       rows_B: list[Row],
       on_dispatch: Callable[[], None],
       **options: Any,
-  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
-    """Yields all responses so far and which have finished, on the host."""
+  ) -> Iterator[Sampled]:
+    """Yields all responses so far, on the host."""
     prompts: Prompts = pipelines.pack_prompts(
         self._tok, [row.prompt for row in rows], ids, self._max_prompt
     )
@@ -240,10 +232,11 @@ class RolloutCollector:
         None if self._group_sizes is None else sizes_N,
         expected_B=length_B,
         on_dispatch=on_dispatch,
-        held=self.held,
         **self._options | options,
     ):
-      yield sharding.fetch(part)
+      if part.held is not None:
+        self.held.append(part.held())
+      yield part.with_arrays(sharding.fetch)
 
   def _experience(self, rollouts, correct_B, rows_B) -> Experience:
     """Graded responses of this step's policy."""
@@ -267,7 +260,7 @@ class RolloutCollector:
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
     """Tells the prompt stream how the round went."""
-    found = experience.groups(experience.rollouts.ids_B)
+    found = groups(experience.rollouts.ids_B)
     lengths_B = experience.rollouts.lengths_B
     self.prompts.update(
         rows,

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Experience
+from rl_reason.base.structs import Array, Experience
 from rl_reason.collect.experience import (
     concatenate,
+    credit_inputs,
     groups,
     pad,
     take,
@@ -54,6 +55,44 @@ def partly_correct(rows: Experience) -> np.ndarray:
   """Whether some but not all responses of each group are correct: [N]."""
   accuracy_N = accuracy(rows)
   return (accuracy_N > 0) & (accuracy_N < 1)
+
+
+def finished_partly_correct(rows: Experience) -> np.ndarray:
+  """Whether the finished responses of each group are partly correct: [N].
+
+  With reward.truncated = "bootstrap" the others get the mean of those, and no
+  advantage where those are all correct or all incorrect.
+  """
+  found = []
+  for group in groups(rows.rollouts.ids_B):
+    finished = group[~rows.rollouts.truncated_B[group]]
+    found.append(len(set(rows.correct_B[finished].tolist()) - {-1}) > 1)
+  return np.array(found)
+
+
+def rewards_differ(
+    step: int, *, reward: Callable[[dict], Array], steps: int
+) -> Callable[[Experience], np.ndarray]:
+  """The `signal` of `fill_batch`: whether total rewards of a group differ.
+
+  Penalties of length are among them. For runs without a verifier, and for
+  dynamic_sampling.signal = "reward".
+
+  Args:
+    step: RL steps that are done, which move the weights of the reward's terms.
+    reward: `credit.outcome`, its keywords bound.
+    steps: of the run.
+  """
+
+  def differ(rows: Experience) -> np.ndarray:
+    inputs = credit_inputs(rows, progress=np.float32(step / steps))
+    rewards_B = np.asarray(reward(inputs))
+    found = groups(rows.rollouts.ids_B)
+    # A response whose reward is unknown (NaN) says nothing.
+    known = [rewards_B[group][np.isfinite(rewards_B[group])] for group in found]
+    return np.array([len(set(x.tolist())) > 1 for x in known])
+
+  return differ
 
 
 def in_every_step(signal: Callable[[Experience], np.ndarray]):

@@ -12,28 +12,25 @@ one before are there, so that its rows, and with them all bits, are the same for
 any number of threads and any delays.
 """
 
-import asyncio
 import concurrent.futures
 import functools
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reason import tasks
-from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Rollouts, Turns
+from rl_reason.base.structs import Experience, Rollouts, Turns
+from rl_reason.collect.collector import RolloutCollector
+from rl_reason.collect.environment_runner import Environments, Failure
 from rl_reason.data import tokenizer
 from rl_reason.devices import hosts
-from rl_reason.environments import Environment, observations, plays, tools
-from rl_reason.tasks import Row, threads
+from rl_reason.environments import observations
+from rl_reason.rollout.sampler import Sampled
+from rl_reason.tasks import Row
 
-ENDS = 5.0  # seconds that the end of a process may take
-
-# (resumed=, kept=) -> all responses so far and which have ended, as of `stream`
-# in rollout/sampler.py, on the host.
-Sample = Callable[..., Iterable[tuple[Rollouts, np.ndarray]]]
+# (resumed=) -> responses so far, on the host, as `sampler.stream` with
+# `keep_cache` yields them.
+Sample = Callable[..., Iterable[Sampled]]
 
 
 class Answer(NamedTuple):
@@ -50,154 +47,6 @@ class Answer(NamedTuple):
   reward: float
   over: bool
   correct: bool
-
-
-class Failure(NamedTuple):
-  """A call of an environment that raised, or took too long."""
-
-  reason: str
-
-
-class Environments:
-  """Makes the environments of a run, and calls them.
-
-  Args:
-    name: of the environment, as in the config.
-    make: -> a new environment.
-    tok: the tokenizer.
-    ends: ids of tokens that end a turn.
-    stop_strings: texts that end a turn.
-    max_turns: of a trajectory.
-    slots: rows that decode at a time; 0: all.
-    shards: of the rows.
-    executor: where they are called: 'thread', of this process, or 'process',
-      one for each trajectory.
-    workers: calls at a time.
-    seconds: time-out of a call.
-    special_tokens: whether the text of an observation may become special
-      tokens.
-    show: writes the first failure to the screen.
-
-  Raises:
-    RunError: the environment cannot be imported in another process.
-  """
-
-  def __init__(
-      self,
-      name: str,
-      make: Callable[[], Environment],
-      tok: Any,
-      *,
-      ends: Sequence[int],
-      stop_strings: Sequence[str] = (),
-      max_turns: int,
-      slots: int = 0,
-      shards: int = 1,
-      executor: str = "thread",
-      workers: int = 8,
-      seconds: float = 60.0,
-      special_tokens: bool = False,
-      show: tasks.Show | None = None,
-  ):
-    self.name, self.tok = name, tok
-    self.ends, self.stop_strings = frozenset(ends), tuple(stop_strings)
-    self.max_turns, self.slots, self.shards = max_turns, slots, shards
-    self.observer = observations.Observer(tok, special_tokens=special_tokens)
-    self._parent: plays.Parent | None = None
-    self.begin: Callable[[], Any] = functools.partial(plays.Play, make)
-    if executor == "process":
-      try:
-        self._parent = plays.Parent(name, make, seconds)
-      except RuntimeError as e:
-        raise RunError(str(e)) from None
-      self.begin = functools.partial(plays.PlayInProcess, self._parent)
-    self._seconds = seconds
-    self._failures = tasks.Failures(f"the environment {name}", show)
-    self._proved = False  # a first round went well
-    self._loop = threads.event_loop()
-    # A process that is late is ended within its call.
-    spare = ENDS if self._parent else 0.0
-    self._threads = threads.Threads(workers, seconds + spare)
-
-  def close(self) -> None:
-    """Ends the thread that starts and times calls, and the processes."""
-    self._loop.call_soon_threadsafe(self._loop.stop)
-    if self._parent:
-      self._parent.close()
-
-  def call(self, function: Callable, *args) -> concurrent.futures.Future:
-    """Calls a function in a thread -> its value, or a `Failure`."""
-
-    def guarded():
-      try:
-        return function(*args)
-      except plays.Late:
-        raise TimeoutError from None
-      except BaseException:  # the user's code may raise anything
-        return Failure(traceback.format_exc())
-
-    async def timed():
-      try:
-        return await self._threads.call(guarded)
-      except TimeoutError:
-        limit = f"environment.timeout = {self._seconds:g} s"
-        return Failure(f"took longer than {limit}{self._remedy}")
-
-    return asyncio.run_coroutine_threadsafe(timed(), self._loop)
-
-  @property
-  def _remedy(self) -> str:
-    """What ends calls that hang, where nothing has ended them."""
-    return (
-        ""
-        if self._parent
-        else "; its thread cannot be ended: environment.executor = 'process'"
-        " runs environments in processes, which can"
-    )
-
-  def note(self, failures: Sequence[Failure], responses: int) -> None:
-    """Counts the failures of a round, and shows the first one.
-
-    Raises:
-      RunError: all trajectories of the first round failed, or too many calls
-        hang in threads.
-    """
-    if self._threads.full:
-      raise RunError(
-          f"environment.executor = 'thread': {self._threads.hanging} calls of"
-          f" the environment {self.name} have not ended, and threads cannot be"
-          " ended: correct it, or set environment.executor = 'process'"
-      )
-    if failures and len(failures) == responses and not self._proved:
-      raise RunError(
-          f"the environment {self.name} failed in all {responses} trajectories"
-          " of the first round; correct it and run again:\n"
-          f"{failures[0].reason}".rstrip()
-      )
-    self._proved = True
-    for failure in failures:
-      self._failures.add(failure.reason)
-
-
-def stop_candidates(tok, stop_strings: Sequence[str]) -> tuple[int, ...]:
-  """Tokens with which a text may end in one of the strings, or contain it.
-
-  The sampler pauses at each of them, and the host reads the text: whether a
-  string is there, however it is spelled in tokens.
-  """
-
-  def completes(text: str, stop: str) -> bool:
-    starts = range(1, min(len(text), len(stop)) + 1)
-    return stop in text or any(stop.endswith(text[:n]) for n in starts)
-
-  if not stop_strings:
-    return ()
-  texts = tok.batch_decode([[i] for i in range(len(tok))])
-  return tuple(
-      i
-      for i, text in enumerate(texts)
-      if any(completes(text, stop) for stop in stop_strings)
-  )
 
 
 class Episodes:
@@ -250,7 +99,7 @@ class Episodes:
       self._plays[b] = play = environments.begin()
       prompt = play.reset(rows[n], (seed, int(ids[n])))
       is_chat = bool(rows[n].messages) or not isinstance(prompt, str)
-      text = tools.prompt_text(environments.tok, prompt, play.offered)
+      text = observations.prompt_text(environments.tok, prompt, play.offered)
       tokenizer.encode(environments.tok, [text])  # fails here, not in a batch
       return text, is_chat
 
@@ -316,7 +165,7 @@ class Episodes:
     """The turns of all trajectories."""
     return Turns(rewards_BT=self._rewards_BT, numbers_BT=self._numbers_BT)
 
-  def stream(self, sample: Sample) -> Iterator[tuple[Rollouts, np.ndarray]]:
+  def stream(self, sample: Sample) -> Iterator[Sampled]:
     """Plays all trajectories to their ends.
 
     Args:
@@ -327,21 +176,20 @@ class Episodes:
       all trajectories so far, and which have ended: after each wave of turns.
     """
     live_B = np.ones(len(self.texts), bool)
-    kept: list = []  # the cache of the policy, between turns
     while live_B.any():
       # Sample the next turns. Environments answer while others still decode.
       if self._rollouts is None:
-        self._wave(sample(kept=kept), live_B)
+        cache = self._wave(sample(), live_B)
       else:
         for wave_B in self._fitting(live_B):
-          resumed = self._rollouts, ~wave_B
-          self._wave(sample(resumed=resumed, kept=kept), wave_B)
+          resumed = Sampled(self._rollouts, ~wave_B, cache)
+          cache = self._wave(sample(resumed=resumed), wave_B)
       # Append the answers; trajectories that are not over continue.
       assert self._rollouts is not None
       live_B = self._answered(self._rollouts, live_B)
       if not live_B.any():
         self._finish(self._rollouts)
-      yield self._rollouts, ~live_B
+      yield Sampled(self._rollouts, ~live_B)
 
   def _fitting(self, live_B: np.ndarray) -> Iterator[np.ndarray]:
     """Splits rows into waves that have a slot for each row."""
@@ -352,12 +200,11 @@ class Episodes:
     for wave in range(wave_B[live_B].max() + 1):
       yield live_B & (wave_B == wave)
 
-  def _wave(
-      self, parts: Iterable[tuple[Rollouts, np.ndarray]], wave_B: np.ndarray
-  ) -> None:
-    """Takes over turns as they end, and asks their environments."""
-    waiting_B = wave_B.copy()
-    for part, ended_B in parts:
+  def _wave(self, parts: Iterable[Sampled], wave_B: np.ndarray) -> Any:
+    """Takes over turns as they end, asks their environments -> the cache."""
+    waiting_B, cache = wave_B.copy(), None
+    for sampled in parts:
+      part, ended_B, cache = sampled[:3]
       if self._rollouts is None:
         self._rollouts = _empty(part, self._run.tok.pad_token_id)
         self._numbers_BT = np.zeros(part.mask_BT.shape, np.int32)
@@ -368,6 +215,7 @@ class Episodes:
         getattr(self._rollouts, name)[rows] = getattr(part, name)[rows]
       for b in rows.tolist():
         self._ask(b, self._rollouts)
+    return cache
 
   def _ask(self, b: int, rollouts: Rollouts) -> None:
     """Asks the environment of a row, if its turn is over."""
@@ -451,3 +299,57 @@ def _empty(rollouts: Rollouts, pad: int) -> Rollouts:
       lengths_B=np.zeros_like(rollouts.lengths_B),
       truncated_B=np.ones_like(rollouts.truncated_B),
   )
+
+
+class TurnsCollector(RolloutCollector):
+  """A collector whose responses are trajectories in environments.
+
+  Args:
+    environments: of the run.
+    environment_seed: of the generators that environments get.
+    **options: of `RolloutCollector`.
+  """
+
+  def __init__(
+      self,
+      *args,
+      environments: Environments,
+      environment_seed: int,
+      **options,
+  ):
+    super().__init__(*args, **options)
+    self._environments, self._seed = environments, environment_seed
+    self._episodes: Episodes
+
+  def _sample(
+      self, weights, ids, rows, sizes_N, rows_B, on_dispatch, **options
+  ) -> Any:
+    """Yields all trajectories so far and which have ended, on the host."""
+    self._episodes = Episodes(
+        self._environments, rows, ids, sizes_N, self._seed
+    )
+    prompts = self._episodes.prompts
+    prompted = [
+        row._replace(prompt=prompt)
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+    turns = functools.partial(
+        super()._sample, weights, ids, prompted, sizes_N, rows_B
+    )
+
+    def sample(**wave):
+      # The device has work from the first turns on.
+      begins = (lambda: None) if "resumed" in wave else on_dispatch
+      return turns(begins, keep_cache=True, **options | wave)
+
+    return self._episodes.stream(sample)
+
+  def _grader(self, rows_B) -> Episodes:
+    """The trajectories of `_sample`: their environments judge them."""
+    del rows_B
+    return self._episodes
+
+  def _experience(self, rollouts, correct_B, rows_B) -> Experience:
+    """Trajectories of this step's policy, with their turns."""
+    out = super()._experience(rollouts, correct_B, rows_B)
+    return out.replace(turns=self._episodes.turns())

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.collect.collector import RolloutCollector, _last_round, _nothing
+from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.experience import (
     groups,
     pad,
@@ -22,6 +22,7 @@ from rl_reason.collect.experience import (
     without_padding,
 )
 from rl_reason.collect.grading import AsyncGrader
+from rl_reason.rollout.sampler import Sampled
 
 
 class PartialRolloutCollector(RolloutCollector):
@@ -66,8 +67,8 @@ class PartialRolloutCollector(RolloutCollector):
   def collect(
       self,
       weights,
-      on_dispatch=_nothing,
-      another_round_follows=_last_round,
+      on_dispatch=lambda: None,
+      another_round_follows=lambda *_: False,
   ) -> Experience:
     """As `RolloutCollector.collect`; returns the groups that have finished.
 
@@ -186,7 +187,7 @@ class PartialRolloutCollector(RolloutCollector):
         np.full(len(ids), self._group_size),
         [rows_B[b] for b in order_B],
         on_dispatch,
-        resumed=start,
+        resumed=Sampled(*start),
         yield_when_unfinished_groups=self._capacity,
     ):
-      yield jax.tree.map(lambda x: x[back_B], part)
+      yield part.with_arrays(lambda x: jax.tree.map(lambda y: y[back_B], x))

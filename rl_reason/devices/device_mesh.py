@@ -1,11 +1,24 @@
-"""Meshes of the devices that a run has, for training and for sampling."""
+"""Meshes of devices: which devices learn and sample, and where each one lies.
+
+Devices with the same `slice_index` are joined by a fast network: the GPUs of a
+host, or of several hosts that NVLink connects, and the chips of a TPU slice.
+Between slices the network is slow. Data parallelism, which communicates once an
+optimizer step, goes between slices first, then the next axes in the order of
+`axes.AXES`; tensor parallelism, which communicates several times a layer, stays
+inside a slice.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from rl_reason.devices import topology
-from rl_reason.devices.sharding import AXES
+from rl_reason.base.errors import ConfigError
+from rl_reason.devices import axes as axes_lib
 
 
 def make_mesh(
@@ -13,36 +26,33 @@ def make_mesh(
     fsdp: int = 1,
     tensor: int = 1,
     devices=None,
-    *,
-    sequence: int = 1,
-    expert: int = 1,
+    **others: int,
 ) -> Mesh:
-  """A mesh over all devices; one axis may be -1, for the remaining devices.
+  """A mesh over all devices.
 
   Args:
-    data: size of the axis that shards rows and replicates parameters.
-    fsdp: of the axis that shards rows and parameters.
-    tensor: of the axis that shards heads, feed-forward and vocabulary.
+    data: size of this axis of `axes.AXES`; one axis may be -1, for the
+      remaining devices.
+    fsdp: likewise.
+    tensor: likewise.
     devices: default all.
-    sequence: of the axis that shards the tokens of packed rows, and all that
-      fsdp shards beside them.
-    expert: of the axis that shards rows and experts.
+    **others: sizes of further axes, 1 by default.
 
   Raises:
     ValueError: the axes do not multiply to the number of devices, or tensor
       would cross hosts without need.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = [data, fsdp, expert, sequence, tensor]
-  if sizes.count(-1) == 1:
-    sizes[sizes.index(-1)] = len(devices) // -int(np.prod(sizes))
-  if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
+  given = dict(data=data, fsdp=fsdp, tensor=tensor) | others
+  axes = axes_lib.fill(given, len(devices))
+  if math.prod(axes.values()) != len(devices) or min(axes.values()) < 1:
     raise ValueError(
-        f"mesh {' x '.join(map(str, sizes))} does not cover"
-        f" {len(devices)} devices"
+        f"mesh {axes_lib.text(axes)} does not cover {len(devices)} devices"
     )
-  arranged = topology.arrange(dict(zip(AXES, sizes, strict=True)), devices)
-  return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  names = axes_lib.NAMES
+  return Mesh(
+      arrange(axes, devices), names, axis_types=(AxisType.Auto,) * len(names)
+  )
 
 
 def make_meshes(
@@ -63,3 +73,100 @@ def make_meshes(
     return mesh, mesh
   tensor = mesh.shape["tensor"]
   return mesh, make_mesh(tensor=tensor, devices=devices[count:])
+
+
+def slice_of(device: Any) -> int:
+  """The slice of a device; all devices of one process are in the same."""
+  return getattr(device, "slice_index", None) or 0
+
+
+def between_slices(
+    axes: dict[str, int], slices: int, per_slice: int, unit: str = "host"
+) -> list[int]:
+  """How many slices each axis spans.
+
+  Args:
+    axes: name -> size, from the axis that communicates least to the axis that
+      communicates most; their product is the number of devices.
+    slices: number of slices.
+    per_slice: devices of a slice.
+    unit: what a slice is called.
+
+  Returns:
+    A divisor of the size of each axis; their product is `slices`.
+
+  Raises:
+    ConfigError: the last axis would cross slices although it need not.
+  """
+  (*_, last), rest, spans = axes, slices, []
+  if per_slice % axes[last] and axes[last] % per_slice:
+    raise ConfigError(
+        f"mesh.{last} = {axes[last]}: must divide the {per_slice} devices of a"
+        f" {unit}, or be a multiple of them: the network between the {slices}"
+        f" {unit}s is slow"
+    )
+  for size in axes.values():
+    spans.append(math.gcd(size, rest))
+    rest //= spans[-1]
+  return spans
+
+
+def arrange(axes: dict[str, int], devices: Sequence[Any]) -> np.ndarray:
+  """Devices in the shape of the mesh, neighbors of the network together.
+
+  Physical axes of a TPU topology are split where no other assignment exists:
+  tensor = 8 takes 4 x 2 chips of a 4 x 4 x 4 topology.
+
+  Args:
+    axes: name -> size; see `between_slices`.
+    devices: as many as the product of the sizes.
+
+  Raises:
+    ConfigError: the mesh does not fit the slices.
+  """
+  slices = [slice_of(device) for device in devices]
+  counts = np.unique(slices, return_counts=True)[1]
+  sizes, split = tuple(axes.values()), dict(allow_split_physical_axes=True)
+  if len(counts) == 1:
+    return mesh_utils.create_device_mesh(sizes, devices, **split)
+  unit = unit_of(devices[0])
+  if len(set(counts)) > 1:
+    raise ConfigError(
+        f"mesh: the {unit}s have {', '.join(map(str, counts))} devices; a run"
+        f" needs equally many of each {unit}"
+    )
+  spans = between_slices(axes, len(counts), int(counts[0]), unit)
+  within = [size // span for size, span in zip(sizes, spans, strict=True)]
+  return mesh_utils.create_hybrid_device_mesh(within, spans, devices, **split)
+
+
+def unit_of(device: Any) -> str:
+  """What a slice of such devices is called."""
+  return "slice" if device.platform == "tpu" else "host"
+
+
+def describe(names: Sequence[str], devices: np.ndarray) -> str:
+  """One line: which axes lie between slices, and which within.
+
+  Args:
+    names: of the axes.
+    devices: of the mesh, in its shape.
+  """
+  slices = np.vectorize(slice_of)(devices)
+  unit, count = unit_of(devices.flat[0]), len(np.unique(slices))
+  between, within = [], []
+  for axis, name in enumerate(names):
+    line = np.moveaxis(slices, axis, 0).reshape(devices.shape[axis], -1)[:, 0]
+    span = len(np.unique(line))
+    for size, parts in (span, between), (len(line) // span, within):
+      if size > 1:
+        parts.append(f"{name} {size}")
+  inside = " x ".join(within) or "one device"
+  if count == 1:
+    return f"mesh: {inside} on one {unit}"
+  text = (
+      f"mesh: {' x '.join(between)} over {count} {unit}s, {inside} within each"
+  )
+  if between[-1].startswith(names[-1]):
+    text += f"; {names[-1]} parallelism between {unit}s is slow"
+  return text

@@ -1,10 +1,9 @@
-"""Meshes, and the one table from logical axes to mesh axes.
+"""Shardings of arrays on the mesh, by their logical axes.
 
-Everything runs under a mesh with axes (data, fsdp, expert, sequence, tensor),
-also on one device, so that a laptop and a pod run the same program.
+Everything runs under a mesh with all axes of `axes.AXES`, also on one device,
+so that a laptop and a pod run the same program.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -19,33 +18,16 @@ from jax.sharding import (
 )
 
 from rl_reason.base.structs import Array, Packed, Tree
+from rl_reason.devices import axes
 
-AXES = ("data", "fsdp", "expert", "sequence", "tensor")
 PINNED = "pinned_host"  # host memory that devices copy from and to
-
-# Logical axis of a parameter or activation -> mesh axes that shard it.
-RULES = {
-    "batch": ("data", "fsdp", "expert", "sequence"),
-    "rows": (
-        "data",
-        "fsdp",
-        "expert",
-    ),  # packed; `models.sequence` splits their tokens
-    "sequence": "sequence",
-    "stream": ("data", "fsdp", "expert", "sequence", "tensor"),
-    "embed": ("fsdp", "sequence"),
-    "expert": "expert",
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    None: None,
-}
 
 
 def abstract_mesh(**sizes: int) -> AbstractMesh:
   """A mesh without devices; sizes by axis, 1 where none is given."""
-  return AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
+  return AbstractMesh(
+      tuple(sizes.get(axis, 1) for axis in axes.NAMES), axes.NAMES
+  )
 
 
 def memories() -> set[str]:
@@ -55,7 +37,7 @@ def memories() -> set[str]:
 
 def spec(*logical: str | None) -> PartitionSpec:
   """The PartitionSpec of an array with these logical axes."""
-  return PartitionSpec(*(RULES[name] for name in logical))
+  return PartitionSpec(*(axes.RULES[name] or None for name in logical))
 
 
 def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
@@ -77,14 +59,9 @@ def fit(
   return sharding(mesh, *names)
 
 
-def _mesh_axes(name: str | None) -> tuple[str, ...]:
-  axes = RULES[name]
-  return () if axes is None else (axes,) if isinstance(axes, str) else axes
-
-
 def num_shards(mesh: Mesh | AbstractMesh, name: str | None) -> int:
   """Number of shards of a logical axis on a mesh; 1 without a mesh."""
-  return math.prod(mesh.shape.get(axis, 1) for axis in _mesh_axes(name))
+  return axes.num_shards(mesh.shape, name)
 
 
 def constrain(x: Array, *logical: str | None) -> Array:
@@ -94,7 +71,7 @@ def constrain(x: Array, *logical: str | None) -> Array:
     return x
   # Inside of a shard_map its axes cannot be constrained.
   manual = set(mesh.manual_axes)
-  names = (None if manual & set(_mesh_axes(n)) else n for n in logical)
+  names = (None if manual & set(axes.RULES[n]) else n for n in logical)
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
@@ -109,7 +86,7 @@ def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
       fn,
       in_specs=in_specs,
       out_specs=out_specs,
-      axis_names=set(_mesh_axes("batch")),
+      axis_names=set(axes.RULES["batch"]),
       check_vma=False,
   )
 
@@ -131,14 +108,14 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
   def run(*args):
     unsharded = {
         name
-        for x, axes in zip(args, in_axes, strict=True)
-        for size, name in zip(jnp.shape(x), axes, strict=True)
-        if not free.issuperset(_mesh_axes(name))
+        for x, logical in zip(args, in_axes, strict=True)
+        for size, name in zip(jnp.shape(x), logical, strict=True)
+        if not free.issuperset(axes.RULES[name])
         or size % num_shards(mesh, name)
     }
 
-    def local(axes):
-      return spec(*(None if name in unsharded else name for name in axes))
+    def local(logical):
+      return spec(*(None if name in unsharded else name for name in logical))
 
     return jax.shard_map(
         fn,

@@ -1,25 +1,247 @@
-"""The command `python -m rl_reason.ablate`."""
+"""Ablations: rows of configs, run on equal seeds and compared pairwise.
+
+  python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
+  python -m rl_reason.ablate --config=... --table   # rewrites the output files
+  python -m rl_reason.ablate --config=... --table --against=PPO --at=5  # prints
+
+Each row and seed is a process of its own. It starts from the SFT model (and the
+pretrained critic) that all rows of the seed share. Finished runs are not
+repeated. Writes OUT/NAME.json, .md, .html and, with matplotlib, .png. Exit
+codes are those of `rl_reason.main`.
+"""
 
 import argparse
+import hashlib
 import json
 import pathlib
+import re
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import ml_collections
+
+from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import config_files, run_directory
-from rl_reason.lab import jobs, study
+from rl_reason.checks import checked, config_files, run_directory
+from rl_reason.lab import jobs
+from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import screen
+
+
+class Measure(NamedTuple):
+  """How to read a measure from metrics.jsonl."""
+
+  stage: str  # 'evaluate'; or 'rl', averaged over the last quarter of the steps
+  key: str
+  unit: str
+  share: bool = False  # a fraction, shown in percent
+
+
+MEASURES = {
+    name: Measure(*fields)
+    for name, *fields in (
+        ("entropy", "rl", "actor/entropy", "nats per token"),
+        ("truncation", "rl", "response_length/clip_ratio", "%", True),
+        ("length", "rl", "response_length/mean", "tokens"),
+        ("reward", "rl", "critic/rewards/mean", "reward"),
+        ("training accuracy", "rl", "train/accuracy", "%", True),
+        ("mixed groups", "rl", "train/mixed", "% of prompts", True),
+        ("rounds", "rl", "train/generation_rounds", "per step"),
+        ("clipped", "rl", "actor/pg_clipfrac", "% of tokens", True),
+        ("update KL", "rl", "actor/ppo_kl", "nats per token"),
+        ("reference KL", "rl", "actor/kl_loss", "nats per token"),
+        ("gradient norm", "rl", "actor/grad_norm", "norm"),
+        ("explained variance", "rl", "critic/vf_explained_var", "of 1"),
+        ("value loss", "rl", "critic/vf_loss", "loss"),
+        ("greedy", "evaluate", "greedy", "% of prompts", True),
+        ("held-out length", "evaluate", "response length", "tokens"),
+        ("held-out truncation", "evaluate", "truncated", "%", True),
+    )
+}
+
+# Fields that the SFT model depends on, and those of value pretraining besides.
+_SFT = """
+    seed task. data. tokenizer model. sft. rollout.max_prompt rollout.max_tokens
+    optimizer.name optimizer.b1 optimizer.b2 optimizer.eps
+    optimizer.weight_decay optimizer.clip_norm
+    evaluate.prompts evaluate.interim_prompts evaluate.batch evaluate.samples
+    evaluate.mean_of evaluate.temperature evaluate.top_p evaluate.validation
+""".split()
+_VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
+
+
+# Stages whose result rows can share: the field that takes their work directory,
+# and the fields, or prefixes of fields, that their result depends on.
+BASES = {
+    "sft": ("sft.reuse", (*_SFT,)),
+    "value": ("critic.reuse", (*_SFT, *_VALUE)),
+}
+
+
+def ladder(
+    *, title, question, seeds, reference, rows, common=None, measures=()
+) -> ml_collections.ConfigDict:
+  """Builds the config of an ablation.
+
+  Its curves are of held-out prompts: `evaluate.validation` is False.
+
+  Args:
+    title: title of the page.
+    question: the question, and what the paper found.
+    seeds: see `fresh_seeds`.
+    reference: name of the row that the others are compared with.
+    rows: tuples (name, config such as 'configs/dapo.py:shuffled', {field:
+      value}) in the order of the table.
+    common: {field: value} of all rows; a row's own values take precedence.
+    measures: names in MEASURES, or 'pass@8', 'maj@8', besides accuracy.
+  """
+  fields = dict(title=title, question=question, reference=reference)
+  common = {"evaluate.validation": False} | (common or {})
+  fields |= dict(seeds=tuple(seeds), rows=tuple(rows), common=common)
+  fields |= dict(measures=tuple(measures))
+  return ml_collections.ConfigDict(fields, allow_dotted_keys=True)
+
+
+def fresh_seeds(name: str, count: int) -> tuple[int, ...]:
+  """Returns seeds that nobody picked: byte pairs of the name's SHA-256.
+
+  Raises:
+    ValueError: the hash has fewer seeds than `count`.
+  """
+  digest = hashlib.sha256(name.encode()).digest()
+  pairs = [digest[i : i + 2] for i in range(0, len(digest), 2)]
+  seeds = tuple(dict.fromkeys(int.from_bytes(pair, "big") for pair in pairs))
+  if count > len(seeds):
+    raise ValueError(f"{count} seeds of {name!r}: there are {len(seeds)}")
+  return seeds[:count]
+
+
+def measures(c: ml_collections.ConfigDict) -> dict[str, Measure]:
+  """Returns the measures of an ablation by name.
+
+  Raises:
+    ConfigError: a name is unknown.
+  """
+  out = {}
+  for name in c.measures:
+    if re.fullmatch(r"(pass|maj)@\d+", name):
+      out[name] = Measure("evaluate", name, "% of prompts", True)
+    else:
+      require("measures", name, [*MEASURES, "pass@K", "maj@K"])
+      out[name] = MEASURES[name]
+  return out
+
+
+def check(c: ml_collections.ConfigDict) -> None:
+  """Raises ConfigError for the first mistake; `configure` checks each row."""
+  if "rows" not in c:
+    raise ConfigError("rows: missing; get_config returns ablate.ladder()")
+  names = [row[0] for row in c.rows]
+  if len(set(map(slug, names))) < len(names):
+    raise ConfigError(f"rows {names}: two would share a directory; rename one")
+  require("reference", c.reference, names)
+  measures(c)
+  if not c.seeds or len(set(c.seeds)) < len(c.seeds):
+    raise ConfigError(f"seeds = {c.seeds}: name at least one, each once")
+
+
+def require(field: str, name: str, known: Sequence[str]) -> None:
+  """Raises ConfigError unless the name is known."""
+  if name not in known:
+    raise ConfigError(
+        f"{field} = {name!r}: unknown name; choose from {', '.join(known)}"
+    )
+
+
+def configure(
+    path: str, common: dict[str, Any], own: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the checked flat config of a row, and the overrides that make it.
+
+  A common field that nothing in the row reads is left out of the overrides; one
+  of the row's own is an error.
+
+  Raises:
+    ConfigError: the file, a field or the whole cannot work.
+  """
+  c = config_files.read(path)
+  overrides = {**common, **own}
+  names = {k: v for k, v in overrides.items() if k.endswith(".name")}
+  config_lib.override(c, names)
+  # Arguments in common that the function of this row does not take.
+  known = config_lib.known_fields(c)
+  shared = common.keys() - own.keys()
+  idle = {k for k in shared if ".args." in k and k not in known}
+  overrides = {k: v for k, v in overrides.items() if k not in idle}
+  c, _ = checked.checked(path, overrides)
+  return config_lib.flat(c), overrides
+
+
+def slug(row: str) -> str:
+  """Returns a row's name as a file name."""
+  return re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
+
+
+def plan(
+    c: ml_collections.ConfigDict, folder: pathlib.Path, name: str
+) -> list[Job]:
+  """Returns all jobs, seed by seed, each base before the rows that need it.
+
+  The work directories of all ablations, which share bases, lie in `folder`.
+
+  Raises:
+    ConfigError: the first mistake, with the name of its row.
+  """
+  check(c)
+  common = config_lib.flat(c.common)
+  found: dict[pathlib.Path, Job] = {}
+  for seed in c.seeds:
+    for row, path, own in c.rows:
+      try:
+        fields, overrides = configure(path, common, {**own, "seed": seed})
+      except ConfigError as e:
+        raise ConfigError(f"row {row!r}: {e}") from None
+      # Stages before RL that equal those of another row run once: the hash of
+      # the fields that they depend on names their directory.
+      bases: tuple[pathlib.Path, ...] = ()
+      reuse = {}
+      for stage, (field, depends) in BASES.items():
+        pretrains = fields.get("critic.pretrain_steps", 0) > 0
+        if fields.get(field) or (stage == "value" and not pretrains):
+          continue
+        key = {k: v for k, v in fields.items() if k.startswith(depends)}
+        text = json.dumps(key, sort_keys=True).encode()
+        workdir = folder / stage / hashlib.sha256(text).hexdigest()[:12]
+        args = _args(path, overrides | reuse, workdir, f"--stage={stage}")
+        title = f"{stage}, seed {seed} ({workdir.name})"
+        found.setdefault(workdir, Job(title, workdir, args, key | reuse, bases))
+        reuse[field] = str(workdir)
+        bases += (workdir,)
+      # RL is the row's own: it reuses those stages, and waits for their jobs.
+      workdir = folder / name / f"{slug(row)}-{seed}"
+      args, fields = _args(path, overrides | reuse, workdir), fields | reuse
+      title = f"{row}, seed {seed}"
+      found[workdir] = Job(title, workdir, args, fields, bases, row, seed)
+  return list(found.values())
+
+
+def _args(path, overrides, workdir, *flags) -> list[str]:
+  fields = [
+      f"--config.{k}={tuple(v) if isinstance(v, list) else v}"
+      for k, v in overrides.items()
+  ]
+  return [f"--config={path}", *fields, f"--workdir={workdir}", *flags]
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   """Runs the command and returns the exit code; `child` runs a row."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.ablate",
-      description=study.__doc__.splitlines()[0],
+      description=__doc__.splitlines()[0],
       allow_abbrev=False,
   )
   flag = parser.add_argument
@@ -48,7 +270,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       rows = [flags.against] * bool(flags.against) + list(flags.rows or ())
       for row in rows:
         known = [x[0] for x in data["rows"]]
-        study.require("--against, --rows", row, known)
+        require("--against, --rows", row, known)
     else:
       data, code = _run(flags, argv, name, out, child)
   except ConfigError as e:
@@ -56,13 +278,13 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     return 2
   if not data["runs"]:
     return code
-  from rl_reason.lab import comparison, study_pages
+  from rl_reason.lab import ablation_pages, comparison
 
   if flags.table and flags.against:
     data = comparison.select(data, flags.rows or (), flags.against, flags.at)
-    print(study_pages.markdown_table(data))
+    print(ablation_pages.markdown_table(data))
     return code
-  for path in study_pages.write(data, out):
+  for path in ablation_pages.write(data, out):
     jobs.say(f"wrote {path}")
   for text in comparison.notes(data):
     jobs.say(text)
@@ -79,10 +301,10 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   if flags.seeds:
     c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir)
-  plan = study.plan(c, folder, name)
+  todo = plan(c, folder, name)
   rows = [row[0] for row in c.rows]
   for row in flags.rows or ():
-    study.require("--rows", row, rows)
+    require("--rows", row, rows)
   rows = ["", *(flags.rows or rows)]
   stop = threading.Event()
   command = f"python -m rl_reason.ablate {shlex.join(argv)}"
@@ -97,7 +319,7 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   from rl_reason.lab import comparison  # it imports jax; mistakes come first
 
   def save():
-    data = comparison.collect(c, plan, study.measures(c), command)
+    data = comparison.collect(c, todo, measures(c), command)
     if data["runs"]:
       comparison.save(data, out)
     return data
@@ -105,7 +327,7 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   own = folder / name
   own.mkdir(parents=True, exist_ok=True)
   failed = jobs.run(
-      [job for job in plan if job.row in rows],
+      [job for job in todo if job.row in rows],
       stop,
       parallel=flags.jobs,
       main=child,

@@ -15,9 +15,9 @@ from jax.experimental import multihost_utils
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
-from rl_reason.lab import memory_formula, memory_shapes
+from rl_reason.lab import memory_formula, model_shapes
 from rl_reason.models import critic, decoder
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 GIB = 1 << 30
 MARGIN = 0.9  # of the memory, for what the formulas do not count
@@ -46,7 +46,7 @@ def fill_in(
     config.updates.token_budget = budget
     say(f"{_choice(config)}, as this run began")
     return
-  cfg = memory_shapes.shape(config)
+  cfg = model_shapes.shape(config)
   # The least of all hosts, so that all choose alike; as MiB they are int32.
   mib = np.int32(device_bytes() >> 20)
   memory = int(np.min(multihost_utils.process_allgather(mib))) << 20

@@ -116,7 +116,8 @@ def estimate(
   # The update of one micro-batch.
   length = r.max_prompt + r.max_tokens
   budget = token_budget or c.updates.token_budget
-  tokens = max(budget // length, 1) * length // mesh.shape["sequence"]
+  rows_length = max(budget // length, 1) * length
+  tokens = rows_length // sharding.num_shards(mesh, "sequence")
   low = 0
   cast = itemsize(cfg) < 4 and not c.lora.rank  # a frozen base is cast already
   gathered = sharding.num_shards(mesh, "embed") > 1
@@ -190,11 +191,11 @@ def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
     mesh: of the devices.
     tokens: of the micro-batch on one device.
   """
-  size, parts = itemsize(cfg), mesh.shape["tensor"]
+  size, parts = itemsize(cfg), sharding.num_shards(mesh, "heads")
   heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts
   queries, mlp = cfg.heads * cfg.head_dim // parts, cfg.mlp // parts
   stream, norms = cfg.width * size, cfg.width * 4
-  chunks = mesh.shape["sequence"]
+  chunks = sharding.num_shards(mesh, "sequence")
   # Between layers the stream of chunks is split over tensor, too; keys and
   # values of whole rows are those of all chunks.
   kept = stream // parts if chunks > 1 else stream
@@ -226,8 +227,8 @@ def cache_bytes(
 ) -> int:
   """Keys and values of so many rows of one device; int8 has scales beside."""
   heads = cfg.kv_heads
-  if heads % mesh.shape["tensor"] == 0:
-    heads //= mesh.shape["tensor"]
+  parts = sharding.num_shards(mesh, "kv_heads")
+  heads = heads // parts if heads % parts == 0 else heads
   slots = attention.cache_slots(length)
   dim = kernels.cached(cfg.attention, cfg.head_dim)
   head = dim * itemsize(cfg) if kind == "same" else dim + 4
@@ -242,5 +243,5 @@ def decode_bytes(cfg: decoder.ModelConfig, mesh, rows: int) -> int:
 
 
 def _vocab(cfg: decoder.ModelConfig, mesh) -> int:
-  parts = mesh.shape["tensor"]
+  parts = sharding.num_shards(mesh, "vocab")
   return cfg.vocab // parts if cfg.vocab % parts == 0 else cfg.vocab

@@ -28,12 +28,11 @@ from starlette.routing import Route
 
 from rl_reason.serve import choices, feedback, filters, protocol
 from rl_reason.serve.engine import Closed, Engine, Scores
-from rl_reason.serve.errors import ApiError
-from rl_reason.serve.guard import ROUTES, Guard
+from rl_reason.serve.middleware import ROUTES, Guard
 from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.prompt_tokens import Prompt, Prompts
-from rl_reason.serve.request_run import Run
-from rl_reason.serve.responses import Response, Stops
+from rl_reason.serve.protocol import ApiError
+from rl_reason.serve.responses import Response, Run, Stops
 
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 THREADS = 2  # that read requests and write answers

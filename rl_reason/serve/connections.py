@@ -19,7 +19,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rl_reason.serve.errors import ApiError
+from rl_reason.serve.protocol import ApiError
 
 HEAD = 16 << 10  # bytes of the head of a request
 BACKLOG = 128  # connections that the kernel holds, and that are taken at once

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rl_reason.data import templates, tokenizer
 from rl_reason.serve import protocol
 from rl_reason.serve.device_programs import Programs
-from rl_reason.serve.errors import ApiError
+from rl_reason.serve.protocol import ApiError
 
 CHARACTERS = 32  # a token of a prompt, at most, where it has such tokens
 

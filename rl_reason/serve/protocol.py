@@ -1,4 +1,4 @@
-"""Requests, as OpenAI's clients and those of vLLM send them.
+"""Requests and errors in the form of OpenAI's clients and of vLLM's.
 
 A field that this server does not know is refused by name, unless its value asks
 for nothing: `presence_penalty = 0` is accepted, 0.5 is not. Every list has a
@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_core
 from pydantic import AfterValidator, Discriminator, Field, Tag
+from starlette.responses import JSONResponse
 
-from rl_reason.serve.errors import ApiError
+from rl_reason.monitoring.display import excerpt
 
 FIELDS = 64  # of one object
 # Lists and objects of a body: Python's collector of garbage visits each of them
@@ -297,3 +298,35 @@ def read(kind: type[Body], body: bytes) -> Any:
   raise ApiError(
       400, f"{param}: {message}" if param else message, param=param or None
   )
+
+
+SHOWN = 200  # characters of the head and of the tail of a long message
+
+
+class ApiError(Exception):
+  """An answer that says what is wrong with a request, and the remedy.
+
+  Attributes:
+    body: {"error": {...}}.
+  """
+
+  def __init__(
+      self,
+      status: int,
+      message: str,
+      *,
+      param: str | None = None,
+      code: str | None = None,
+      headers: dict[str, str] | None = None,
+  ):
+    super().__init__(message)
+    message, param = excerpt(message, SHOWN), param and excerpt(param, SHOWN)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    self.body = dict(
+        error=dict(message=message, type=kind, param=param, code=code)
+    )
+    self._status, self._headers = status, headers
+
+  def reply(self) -> JSONResponse:
+    """The answer."""
+    return JSONResponse(self.body, self._status, self._headers)

@@ -1,7 +1,6 @@
 """The optimizer of a stage, and the sharded initial training state."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from rl_reason.algorithms import schedules
 from rl_reason.base.structs import Array, TrainState, Tree
 from rl_reason.devices import sharding
 from rl_reason.models import parameters
-from rl_reason.training.step import decays, is_stacked
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
@@ -63,6 +61,18 @@ def make_optimizer(
     parts = [still, *parts, still]
   tx = optax.chain(*parts)
   return _offload(tx) if offload else tx
+
+
+def decays(params: Tree) -> Tree:
+  """Which parameters weight decay applies to: matrices, not norms or biases."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x.ndim > 1 + is_stacked(path), params
+  )
+
+
+def is_stacked(path) -> bool:
+  """Whether the first axis of a parameter counts layers."""
+  return any(getattr(part, "key", None) == "layers" for part in path)
 
 
 def _offload(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -150,30 +160,3 @@ def abstract_state(
       ),
       shardings,
   )
-
-
-def from_config(o, **of_stage: Any) -> optax.GradientTransformation:
-  """The optimizer of a stage, from config.optimizer.
-
-  The keywords are those of `make_optimizer` that each stage has its own of: lr,
-  schedule, total, warmup and freeze.
-  """
-  shared = "name b1 b2 eps weight_decay clip_norm offload".split()
-  return make_optimizer(**{name: o[name] for name in shared}, **of_stage)
-
-
-def policy_rate(c) -> dict[str, Any]:
-  """The learning rate of RL: keywords of `make_optimizer`."""
-  return _rate(c, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)
-
-
-def critic_rate(c, steps: int) -> dict[str, Any]:
-  """The critic's learning rate over `steps` rollouts: the same keywords."""
-  warmup = min(c.critic.warmup_steps, max(steps - 1, 0))
-  return _rate(c, c.critic, warmup, steps)
-
-
-def _rate(c, part, warmup: int, steps: int) -> dict[str, Any]:
-  per_step = c.updates.minibatches * c.updates.epochs
-  total = dict(warmup=warmup * per_step, total=steps * per_step)
-  return dict(lr=part.lr, schedule=part.schedule) | total

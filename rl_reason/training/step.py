@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rl_reason.algorithms import objective as objective_lib
+from rl_reason.algorithms import objective as objective_lib, reductions, values
 from rl_reason.algorithms.objective import Objective
 from rl_reason.base.structs import (
     Array,
@@ -25,7 +25,7 @@ from rl_reason.base.structs import (
     Tree,
 )
 from rl_reason.devices import sharding
-from rl_reason.models import decoder, experts, lora
+from rl_reason.models import critic, decoder, experts, lora
 from rl_reason.training import packing
 
 # --- forward passes over the rows of a step ----------------------------------
@@ -56,7 +56,7 @@ def logps_program(cfg: decoder.ModelConfig, temperature: float) -> Callable:
   return map_micro_batches(
       lambda params, packed: decoder.packed_logps(
           params, cfg, packed, temperature
-      )
+      )[:2]
   )
 
 
@@ -168,18 +168,6 @@ def accumulate(
   return packing.fold(micro_batch, packed)
 
 
-def decays(params: Tree) -> Tree:
-  """Which parameters weight decay applies to: matrices, not norms or biases."""
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: x.ndim > 1 + is_stacked(path), params
-  )
-
-
-def is_stacked(path) -> bool:
-  """Whether the first axis of a parameter counts layers."""
-  return any(getattr(part, "key", None) == "layers" for part in path)
-
-
 def optimize(
     state: TrainState,
     tx: optax.GradientTransformation,
@@ -272,17 +260,17 @@ def rl_update(
     b, token_weights = rows
     if base is not None:
       params = lora.join(base, params, lora_scale)
-    logps_BT, entropy_BT, routing = decoder.routed_logps(
+    logps_BT, entropy_BT, routing = decoder.packed_logps(
         params, cfg, packed, temperature
     )
     loss, metrics = objective_lib.loss(
         objective, logps_BT, entropy_BT, b, token_weights, coefs
     )
-    if routing is None:
-      return loss, metrics
-    mean_BT = token_weights["mean"]
-    aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
-    return loss + aux, metrics | more
+    if routing is not None:
+      mean_BT = token_weights["mean"]
+      aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
+      loss, metrics = loss + aux, metrics | more
+    return loss, metrics
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed) = carry, xs
@@ -343,3 +331,52 @@ def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
       total = jnp.sum(value_M * updated_M)
       out[name] = total / jnp.maximum(updated_M.sum(), 1)
   return out
+
+
+def critic_update(
+    state: TrainState,
+    batch_M: Batch,
+    packed_M: Packed,
+    *,
+    cfg: critic.CriticConfig,
+    tx: optax.GradientTransformation,
+    clip: float,
+) -> tuple[TrainState, dict[str, Array]]:
+  """The critic's optimizer steps of one RL step, on the same minibatches.
+
+  Arguments as in `rl_update`, of the critic; of the batch, the values
+  before the update and the returns are read. `clip` is that of
+  `values.value_loss`; a categorical head has none. Returns the next state and
+  metrics: vf_loss (token mean), grad_norm, updates, update_skipped, and of a
+  categorical head vf_targets_clipped: the share of targets beyond its support.
+  """
+
+  def loss_fn(params, packed, rows):
+    b, share_BT = rows
+    values_BT, logits_BTJ = critic.values(params, cfg, packed)
+    clipped = {}
+    values_BT, old_BT, returns_BT = (
+        jnp.where(b.mask_BT, x, 0)
+        for x in (values_BT, b.values_BT, b.returns_BT)
+    )
+    if cfg.head == "categorical":
+      loss_BT = values.categorical_loss(
+          logits_BTJ, returns_BT, cfg.low, cfg.high
+      )
+      beyond_BT = (returns_BT < cfg.low) | (returns_BT > cfg.high)
+      clipped = dict(vf_targets_clipped=jnp.sum(share_BT * beyond_BT))
+    else:
+      loss_BT = values.value_loss(values_BT, old_BT, returns_BT, clip=clip)
+    loss = jnp.sum(share_BT * loss_BT)
+    return loss, dict(vf_loss=loss) | clipped
+
+  def minibatch(state, xs):
+    b, packed = xs
+    mask = b.mask_BT.astype(b.returns_BT.dtype)
+    share_BT = reductions.token_mean(mask, b.groups_B)
+    grads, metrics = accumulate(loss_fn, state.params, packed, (b, share_BT))
+    state, step_metrics = optimize(state, tx, grads, b.mask_BT)
+    return state, metrics | step_metrics | dict(updates=jnp.any(b.mask_BT))
+
+  state, by_M = jax.lax.scan(minibatch, state, (batch_M, packed_M))
+  return state.replace(step=state.step + 1), summarize(by_M)

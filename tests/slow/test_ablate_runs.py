@@ -13,7 +13,7 @@ from ablate_runs import SMOKE, fake_command, ladder, write_config
 from conftest import ROOT
 
 from rl_reason.checks.config_files import read
-from rl_reason.lab import ablate as command, comparison, jobs, study
+from rl_reason.lab import ablate, comparison, jobs
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def child(tmp_path, monkeypatch):
 
 def test_run_resume_and_extend(child, tmp_path, capsys):
   c = ladder()
-  found, finished = study.plan(c, tmp_path, "try"), []
+  found, finished = ablate.plan(c, tmp_path, "try"), []
 
   def starts():
     lines = (tmp_path / "starts.jsonl").read_text().splitlines()
@@ -38,7 +38,7 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
         parallel=2,
         main=child,
         on_finished=lambda: finished.append(
-            len(comparison.collect(c, found, study.measures(c), "")["runs"])
+            len(comparison.collect(c, found, ablate.measures(c), "")["runs"])
         ),
     )
 
@@ -53,14 +53,14 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
   shares = [set(x) for x in {tuple(cores) for *_, cores in seen}]
   assert len(shares) == 1 or not shares[0] & shares[1]  # its own cores each
   assert run(found) == [] and len(starts()) == 6
-  longer = study.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
+  longer = ablate.plan(ladder(common={"rl.steps": 6}), tmp_path, "try")
   assert run(longer) == [] and len(starts()) == 10
   assert "4 to do; 2 at a time" in capsys.readouterr().out
 
 
 def test_stop_ends_the_processes_gently(child, tmp_path):
   c = ladder(common={"log.samples_every": 888}, seeds=(1,))
-  found = study.plan(c, tmp_path, "try")
+  found = ablate.plan(c, tmp_path, "try")
   stop, start = threading.Event(), time.monotonic()
 
   def watch():
@@ -85,9 +85,9 @@ def started(child, tmp_path):
   rows=[("low", {SMOKE!r}, {{"log.samples_every": 888}})]""",
   )
   argv = [config, f"--out={tmp_path}", f"--workdir={tmp_path}"]
-  study.plan(read(config.partition("=")[2]), tmp_path, "clips")
-  code = "from rl_reason.lab import ablate as command\n"
-  code += f"exit(command.main({argv}, {child}))"
+  ablate.plan(read(config.partition("=")[2]), tmp_path, "clips")
+  code = "from rl_reason.lab import ablate\n"
+  code += f"exit(ablate.main({argv}, {child}))"
   process = subprocess.Popen(
       [sys.executable, "-c", code],
       stdout=subprocess.PIPE,
@@ -113,7 +113,7 @@ def test_a_signal_ends_the_command(started, tmp_path, number):
 
 def test_a_killed_command_ends_its_runs(started, child, tmp_path, capsys):
   argv, process = started
-  assert command.main(argv, child) == 2
+  assert ablate.main(argv, child) == 2
   assert "clips: another run writes to it (pid" in capsys.readouterr().err
   process.kill()
   process.wait()

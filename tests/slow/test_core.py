@@ -9,7 +9,6 @@ WITH_A_CRITIC = {
     for name in (
         "algorithms/values",
         "models/critic",
-        "training/critic_step",
         "training/programs",
     )
 }

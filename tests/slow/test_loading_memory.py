@@ -30,7 +30,7 @@ def test_loading_holds_few_tensors_at_a_time(tmp_path):
 import pathlib, jax
 from rl_reason import hf
 from rl_reason.models import decoder
-from rl_reason.scale import device_mesh
+from rl_reason.devices import device_mesh
 def peak():  # of this process alone: getrusage includes its parent's
   lines = pathlib.Path("/proc/self/status").read_text().splitlines()
   return 1024 * int(next(x for x in lines if "VmHWM" in x).split()[1])

@@ -17,7 +17,7 @@ from rl_reason.checkpointing import checkpoint
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import critic, decoder
 from rl_reason.stages import supervised
-from rl_reason.training import critic_step, optimizer, step
+from rl_reason.training import optimizer, step
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ UPDATES = {
     ),
     "critic": (
         critic.table(CRITIC),
-        functools.partial(critic_step.critic_update, cfg=CRITIC, clip=0.5),
+        functools.partial(step.critic_update, cfg=CRITIC, clip=0.5),
     ),
     "SFT": (
         decoder.table(tiny.CFG),

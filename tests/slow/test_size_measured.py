@@ -13,12 +13,14 @@ pytestmark = pytest.mark.slow
 CHILD = """
 import ctypes, gc, json, sys
 import jax, jax.numpy as jnp
-from rl_reason import checks
+from rl_reason.checks import checked
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
-from rl_reason.scale import device_mesh
-from rl_reason.stages.session import critic_config
-from rl_reason.size import command, compiled, formula, shapes
+from rl_reason.devices import device_mesh
+from rl_reason.stages.model import critic_config
+from rl_reason.lab import (
+    compiled_memory, memory_formula, model_shapes, size as size_stage
+)
 
 part, option = sys.argv[1:]
 c = grpo.get_config()
@@ -30,12 +32,12 @@ if part == "update":
   c.model.remat = option
 else:  # long rows, so that the cache is most of the memory
   c.rollout.update(batch=128, max_tokens=1000, cache=option)
-checks.fields(c)
-cfg = shapes.shape(c)
+checked.fields(c)
+cfg = model_shapes.shape(c)
 value = critic_config(c, cfg)
 mesh = device_mesh.make_meshes(**c.mesh)[0]
-size = formula.estimate(c, cfg, value, mesh)
-session = command._session(c, cfg, value, mesh, Display(False))
+size = memory_formula.estimate(c, cfg, value, mesh)
+session = size_stage._session(c, cfg, value, mesh, Display(False))
 
 def status(name):
   lines = open("/proc/self/status").read().splitlines()
@@ -61,20 +63,20 @@ def fresh():
 
 resident = size.resident["initial parameters"]
 if part == "update":
-  program, args = compiled.update(session)
+  program, args = compiled_memory.update(session)
   before = fresh()
   args = made(args)
   jax.block_until_ready(program(*args))
   estimate = size.update_peak - resident
-  peak = compiled.peak(program)
+  peak = compiled_memory.peak(program)
 else:
-  start, decode = compiled.rollout(session)
+  start, decode = compiled_memory.rollout(session)
   before = fresh()
   args = made(start[1])
   queue, slots = jax.block_until_ready(start[0](*args))
   jax.block_until_ready(decode[0](args[0], queue, slots))
   estimate = size.rollout_peak - resident - size.resident["optimizer state"]
-  peak = max(compiled.peak(x) for x, _ in (start, decode))
+  peak = max(compiled_memory.peak(x) for x, _ in (start, decode))
 print(json.dumps(dict(
     measured=status("VmHWM") - before, compiled=peak, formula=estimate,
 )))

@@ -12,10 +12,10 @@ from jax.sharding import AbstractMesh
 
 from bench import aot, collectives, slices
 from rl_reason.base.errors import ConfigError
-from rl_reason.devices import device_mesh, topology
-from rl_reason.lab import compiled_memory, memory_formula, memory_size
+from rl_reason.devices import device_mesh
+from rl_reason.lab import compiled_memory, memory_formula, size as size_stage
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +34,14 @@ def devices_of(name, **options):
 )
 def test_named_topologies_take_meshes_that_divide_their_axes(name, tensor):
   mesh = device_mesh.make_mesh(1, -1, tensor, devices_of(name))
-  text = topology.describe(mesh.axis_names, mesh.devices)
+  text = device_mesh.describe(mesh.axis_names, mesh.devices)
   fsdp = mesh.size // tensor
   assert text == f"mesh: fsdp {fsdp} x tensor {tensor} on one slice"
 
 
 def test_slices_are_joined_by_data_parallelism():
   mesh = device_mesh.make_mesh(2, 4, 4, devices_of("v6e:4x4", num_slices=2))
-  text = topology.describe(mesh.axis_names, mesh.devices)
+  text = device_mesh.describe(mesh.axis_names, mesh.devices)
   assert text == "mesh: data 2 over 2 slices, fsdp 4 x tensor 4 within each"
   with pytest.raises(ConfigError, match="16 devices of a slice"):
     device_mesh.make_mesh(2, 1, 24, devices_of("v6e:4x4", num_slices=3))
@@ -54,7 +54,7 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   cfg = dataclasses.replace(cfg, layers=2)
   mesh = device_mesh.make_mesh(1, -1, 2, devices)
   value = critic_config(c, cfg)
-  session = memory_size._session(c, cfg, value, mesh, Display(False))
+  session = size_stage._session(c, cfg, value, mesh, Display(False))
   program, _ = compiled_memory.update(session)
   abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names)
   size = memory_formula.estimate(c, cfg, value, abstract)
@@ -77,7 +77,7 @@ def test_a_token_is_written_into_the_cache_in_place(model):
   cfg = dataclasses.replace(cfg, layers=2)
   mesh = device_mesh.make_mesh(1, -1, 1, devices)
   value = critic_config(c, cfg)
-  session = memory_size._session(c, cfg, value, mesh, Display(False))
+  session = size_stage._session(c, cfg, value, mesh, Display(False))
   _, (decode, (_, _, slots)) = compiled_memory.rollout(session)
   cache = slots.cache.v.sharding.shard_shape(slots.cache.v.shape)
   assert cache[2] == 2 and cache[4] == 128

@@ -1,7 +1,7 @@
 """Which responses to a prompt are kept, and as what rows.
 
 A function takes the `Sample`s of one prompt and returns the columns of each row
-to write, without those of the prompt itself. `lab.kept_samples` names it.
+to write, without those of the prompt itself. `generate.keep` names it.
 """
 
 import collections

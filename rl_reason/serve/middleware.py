@@ -9,8 +9,8 @@ import hmac
 import urllib.parse
 from collections.abc import Collection
 
-from rl_reason.serve.errors import ApiError
 from rl_reason.serve.prometheus import Metrics
+from rl_reason.serve.protocol import ApiError
 
 OPEN = ("/health",)  # routes without a key
 ROUTES = (

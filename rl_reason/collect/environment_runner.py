@@ -1,0 +1,167 @@
+"""Calls environments: in threads, or in a process for each trajectory.
+
+A call that raises or takes too long costs its trajectory; a first round in
+which all calls fail ends the run.
+"""
+
+import asyncio
+import concurrent.futures
+import functools
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rl_reason import tasks
+from rl_reason.base.errors import RunError
+from rl_reason.environments import Environment, executors, observations
+from rl_reason.tasks import threads
+
+ENDS = 5.0  # seconds that the end of a process may take
+
+
+class Failure(NamedTuple):
+  """A call of an environment that raised, or took too long."""
+
+  reason: str
+
+
+class Environments:
+  """Makes the environments of a run, and calls them.
+
+  Args:
+    name: of the environment, as in the config.
+    make: -> a new environment.
+    tok: the tokenizer.
+    ends: ids of tokens that end a turn.
+    stop_strings: texts that end a turn.
+    max_turns: of a trajectory.
+    slots: rows that decode at a time; 0: all.
+    shards: of the rows.
+    executor: where they are called: 'thread', of this process, or 'process',
+      one for each trajectory.
+    workers: calls at a time.
+    seconds: time-out of a call.
+    special_tokens: whether the text of an observation may become special
+      tokens.
+    show: writes the first failure to the screen.
+
+  Raises:
+    RunError: the environment cannot be imported in another process.
+  """
+
+  def __init__(
+      self,
+      name: str,
+      make: Callable[[], Environment],
+      tok: Any,
+      *,
+      ends: Sequence[int],
+      stop_strings: Sequence[str] = (),
+      max_turns: int,
+      slots: int = 0,
+      shards: int = 1,
+      executor: str = "thread",
+      workers: int = 8,
+      seconds: float = 60.0,
+      special_tokens: bool = False,
+      show: tasks.Show | None = None,
+  ):
+    self.name, self.tok = name, tok
+    self.ends, self.stop_strings = frozenset(ends), tuple(stop_strings)
+    self.max_turns, self.slots, self.shards = max_turns, slots, shards
+    self.observer = observations.Observer(tok, special_tokens=special_tokens)
+    self._parent: executors.Parent | None = None
+    self.begin: Callable[[], Any] = functools.partial(executors.Play, make)
+    if executor == "process":
+      try:
+        self._parent = executors.Parent(name, make, seconds)
+      except RuntimeError as e:
+        raise RunError(str(e)) from None
+      self.begin = functools.partial(executors.PlayInProcess, self._parent)
+    self._seconds = seconds
+    self._failures = tasks.Failures(f"the environment {name}", show)
+    self._proved = False  # a first round went well
+    self._loop = threads.event_loop()
+    # A process that is late is ended within its call.
+    spare = ENDS if self._parent else 0.0
+    self._threads = threads.Threads(workers, seconds + spare)
+
+  def close(self) -> None:
+    """Ends the thread that starts and times calls, and the processes."""
+    self._loop.call_soon_threadsafe(self._loop.stop)
+    if self._parent:
+      self._parent.close()
+
+  def call(self, function: Callable, *args) -> concurrent.futures.Future:
+    """Calls a function in a thread -> its value, or a `Failure`."""
+
+    def guarded():
+      try:
+        return function(*args)
+      except executors.Late:
+        raise TimeoutError from None
+      except BaseException:  # the user's code may raise anything
+        return Failure(traceback.format_exc())
+
+    async def timed():
+      try:
+        return await self._threads.call(guarded)
+      except TimeoutError:
+        limit = f"environment.timeout = {self._seconds:g} s"
+        return Failure(f"took longer than {limit}{self._remedy}")
+
+    return asyncio.run_coroutine_threadsafe(timed(), self._loop)
+
+  @property
+  def _remedy(self) -> str:
+    """What ends calls that hang, where nothing has ended them."""
+    return (
+        ""
+        if self._parent
+        else "; its thread cannot be ended: environment.executor = 'process'"
+        " runs environments in processes, which can"
+    )
+
+  def note(self, failures: Sequence[Failure], responses: int) -> None:
+    """Counts the failures of a round, and shows the first one.
+
+    Raises:
+      RunError: all trajectories of the first round failed, or too many calls
+        hang in threads.
+    """
+    if self._threads.full:
+      raise RunError(
+          f"environment.executor = 'thread': {self._threads.hanging} calls of"
+          f" the environment {self.name} have not ended, and threads cannot be"
+          " ended: correct it, or set environment.executor = 'process'"
+      )
+    if failures and len(failures) == responses and not self._proved:
+      raise RunError(
+          f"the environment {self.name} failed in all {responses} trajectories"
+          " of the first round; correct it and run again:\n"
+          f"{failures[0].reason}".rstrip()
+      )
+    self._proved = True
+    for failure in failures:
+      self._failures.add(failure.reason)
+
+
+def stop_candidates(tok, stop_strings: Sequence[str]) -> tuple[int, ...]:
+  """Tokens with which a text may end in one of the strings, or contain it.
+
+  The sampler pauses at each of them, and the host reads the text: whether a
+  string is there, however it is spelled in tokens.
+  """
+
+  def completes(text: str, stop: str) -> bool:
+    starts = range(1, min(len(text), len(stop)) + 1)
+    return stop in text or any(stop.endswith(text[:n]) for n in starts)
+
+  if not stop_strings:
+    return ()
+  texts = tok.batch_decode([[i] for i in range(len(tok))])
+  return tuple(
+      i
+      for i, text in enumerate(texts)
+      if any(completes(text, stop) for stop in stop_strings)
+  )
