@@ -25,7 +25,7 @@ from rl_reason.checks import (
     run_directory,
 )
 from rl_reason.data import datasets
-from rl_reason.monitoring import screen as screen_lib
+from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
 
 HELD_OUT_SHARE = 5  # one row in five, where no evaluation rows are given
@@ -50,9 +50,9 @@ class Result:
   @functools.cached_property
   def history(self) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl: {"stage", "step", and metrics by name}."""
-    from rl_reason.monitoring import metrics
+    from rl_reason.monitoring import run_log
 
-    return metrics.read_metrics(self.workdir)
+    return run_log.read_metrics(self.workdir)
 
   @property
   def metrics(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from rl_reason.checks import (
     named_code,
     run_directory,
 )
-from rl_reason.monitoring import screen as screen_lib
+from rl_reason.monitoring import output_guard as screen_lib
 
 STAGES = (*run.STAGES, "report")
 

@@ -20,10 +20,10 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.checks import (
-    content,
-    facts,
-    machine_checks,
-    run_directory,
+  content,
+  facts,
+  machine_checks,
+  run_directory,
 )
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
@@ -256,12 +256,12 @@ def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   """Fills the checkpoint's shape into the config; returns its directory."""
-  from rl_reason.report import machine_record
+  from rl_reason.report import machine
   from rl_reason.stages import model
 
   source = model.resolve(c)
   name, place = c.model.path, source.path if source else None
-  commit = machine_record.hub_commit(place)
+  commit = machine.hub_commit(place)
   if commit and not facts.revision(c, name):
     say(
         f"model.path = {name!r}: the newest version on the hub;"
@@ -324,7 +324,8 @@ def _begin(
 
   from rl_reason.base import json_files
   from rl_reason.checks import traced_functions
-  from rl_reason.report import machine_record
+  from rl_reason.monitoring import run_log
+  from rl_reason.report import machine
   from rl_reason.stages import trained
 
   with_parts(trained.check_classifiers, parts)
@@ -332,9 +333,9 @@ def _begin(
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))
-    about = machine_record.describe(place)
-    json_files.write_json(workdir / "environment.json", about)
-    machine_record.record_start(workdir)
+    about = machine.describe(place)
+    json_files.write_json(workdir / machine.FILE, about)
+    run_log.record_start(workdir)
 
 
 def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
@@ -345,18 +346,18 @@ def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
   """
   import jax
 
-  from rl_reason.monitoring import metrics, verdict
+  from rl_reason.monitoring import health, run_log
   from rl_reason.report import page, scores
 
   screen.end_stage()
   if jax.process_index() != 0:
     return
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   fields = config_lib.flat(c)
-  for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
+  for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
     screen.say(line)
   for line in page.doubtful_summary(workdir):
     screen.say(line)
   screen.say(f"report: {page.write(workdir)}")
   if stage == "all":
-    verdict.of_run(lines, fields)
+    health.check_run(lines, fields)

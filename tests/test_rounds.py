@@ -94,7 +94,6 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
                 "sft.habits.mixture": "random:1",
                 "task.difficulties": (3,),
                 "dynamic_sampling.enabled": False,
-                "dynamic_sampling.max_rounds": 10,
             },
             "rounds.count = 2: --stage=generate plays no",
         ),

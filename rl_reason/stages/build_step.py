@@ -38,14 +38,19 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.models import critic, decoder, experts, parameters
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
 from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms
-from rl_reason.training import certificate, packing, step
+from rl_reason.training import (
+    certificate,
+    optimizer as optimizer_lib,
+    packing,
+    step,
+)
 
 
 def policy_update(
@@ -73,7 +78,7 @@ def policy_update(
       out_shardings=(shardings, None),
   )
   program = CompiledOnce("update of the policy", update, display)
-  return rl_metrics.with_rate(program, **optimizers.policy_rate(c))
+  return optimizer_lib.with_rate(program, **optimizers.policy_rate(c))
 
 
 def critic_update(
@@ -253,9 +258,9 @@ def history_inputs(
 def step_metrics(
     c, cfg: decoder.ModelConfig, *, on_policy: bool
 ) -> Callable[..., tuple[dict[str, float], dict[str, Any]]]:
-  """`rl_metrics.step_metrics` with the keywords of the config bound."""
+  """`step_metrics.step_metrics` with the keywords of the config bound."""
   return functools.partial(
-      rl_metrics.step_metrics,
+      step_metrics_lib.step_metrics,
       counter=counter(c, cfg, forward_passes(c, on_policy=on_policy)),
       terms=tuple(term.label for term in terms(c)),
       on_policy=on_policy,
@@ -276,13 +281,13 @@ def forward_passes(c, *, on_policy: bool) -> int:
   return count + facts.has_history(c) * c.advantage.history
 
 
-def counter(c, cfg: decoder.ModelConfig, passes: int) -> rl_metrics.Counter:
+def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
   """The counter of tokens and FLOPs."""
   r = c.rollout
   context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
   share = cfg.experts_per_token / max(cfg.experts, 1)
   flops = parameters.flops_per_token(decoder.table(cfg), context, share)
-  return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
+  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
 
 
 def controllers(c) -> Callable[..., dict[str, float]] | None:

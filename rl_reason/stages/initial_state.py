@@ -11,7 +11,7 @@ from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.models import checksums, critic, decoder, linear
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import resources
 from rl_reason.stages import build_step, optimizers
 from rl_reason.stages.model import Model
 from rl_reason.stages.optimizers import Optimizer
@@ -66,7 +66,7 @@ def initial_state(
       kept=kept,
       history=history,
       coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),
-      counters=dict(counters or rl_metrics.no_counters()),
+      counters=dict(counters or resources.no_counters()),
       base_digest=digest,
       mesh=mesh,
   )

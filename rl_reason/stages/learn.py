@@ -60,14 +60,16 @@ def run(
     reward_runner: calls the reward functions.
     environments: makes and calls environments; None without.
   """
-  samples = dict(
+  samples: dict[str, Any] = dict(
       model=model,
       output=output,
       row_source=row_source,
       tok=tok,
       environments=environments,
   )
-  pretrains = dict(samples, engine=engine, reward_runner=reward_runner)
+  pretrains: dict[str, Any] = dict(
+      samples, engine=engine, reward_runner=reward_runner
+  )
   pretrain = functools.partial(value.run, c, **pretrains)
   found = None
   if stage == "all":

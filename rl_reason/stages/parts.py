@@ -22,7 +22,7 @@ from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.hf import tensor_names
 from rl_reason.models import decoder
-from rl_reason.monitoring import loggers, metrics
+from rl_reason.monitoring import loggers, run_log
 from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
@@ -105,7 +105,7 @@ def output(
         config_lib.flat(c),
         display.say,
     )
-  log = metrics.Log(workdir, writers, display.say)
+  log = run_log.Log(workdir, writers, display.say)
   return Output(workdir, log, display, stop)
 
 

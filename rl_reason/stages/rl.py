@@ -37,12 +37,14 @@ from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.models import lora
-from rl_reason.monitoring import doctor, rl_metrics
+from rl_reason.monitoring.health import HealthMonitor
+from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import build_step, interim, optimizers, scorer
 from rl_reason.stages.initial_state import initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
+from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
 
@@ -105,7 +107,7 @@ def train(
   critic_optimizer = None
   if has_critic:
     critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
-    update_critic = rl_metrics.with_rate(
+    update_critic = optimizer_lib.with_rate(
         build_step.critic_update(c, critic_cfg, critic_optimizer, display),
         **optimizers.critic_rate(c, c.rl.steps),
     )
@@ -168,16 +170,8 @@ def train(
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"], refill["signal"]
   clock = collector.clock
-  health = doctor.Doctor(
-      config_lib.flat(c),
-      display.say,
-      c.rl.max_steps_without_update,
-      output.log.lines,
-      c.rl.max_steps_uncertified,
-  )
-  logger = rl_metrics.StepLogger(
-      output.log, display, clock, health, output.workdir
-  )
+  health = HealthMonitor(config_lib.flat(c), display.say, output.log.lines)
+  logger = StepLogger(output.log, display, clock, health, output.workdir)
   samples = build_step.sample_log(
       c,
       reward,
@@ -242,7 +236,7 @@ def train(
         stage.save(state)
         clock.lap("host")
       stage.check_stop()
-      health.check(logger.flush)
+      health.enforce(logger.flush)
       if state.step == total:
         break
 
