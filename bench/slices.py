@@ -26,7 +26,8 @@ import jax
 from jax.experimental import topologies
 
 from bench import aot, collectives
-from rl_reason.checks import checked
+from rl_reason.base import errors
+from rl_reason.checks import checked, machine_checks
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -110,8 +111,8 @@ def choose(model: str, kind: str) -> dict | None:
             model, kind, model__remat=remat, mesh__tensor=tensor, mesh__data=1
         )
         try:
-          checked.devices(c, count)
-        except checked.ConfigError:
+          machine_checks.devices(c, count)
+        except errors.ConfigError:
           continue
         mesh = sharding.abstract_mesh(fsdp=count // tensor, tensor=tensor)
         value = critic_config(c, cfg)
