@@ -24,7 +24,7 @@ from rl_reason.base import config
 from rl_reason.data import held_out
 from rl_reason.environments import lines
 from rl_reason.lab import ablate, jobs
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
 ALONE = {"environment.max_turns": 1}
@@ -66,7 +66,7 @@ def read(name: str, seed: int) -> dict:
 
   Responses of one turn have no `turns` and `returns`.
   """
-  logged = metrics.read_metrics(directory(name, seed))
+  logged = run_log.read_metrics(directory(name, seed))
   found = [x for x in logged if x["stage"] == "evaluate"]
   headline = re.compile(r"val-core/(.*)/(acc/mean@\d+)")
   task, accuracy = next(

@@ -15,7 +15,7 @@ from bench import results, slices
 from rl_reason.devices import sharding
 from rl_reason.lab import memory_formula
 from rl_reason.models import decoder
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 TOKENS = 512 * 4096  # of a minibatch: DAPO's 512 responses
 MICRO = 8192  # of a micro-batch and a shard

@@ -94,9 +94,9 @@ def environment(load: float | None = None) -> dict[str, Any]:
 
   It initializes the device: call it after the workers have ended.
   """
-  from rl_reason.report import machine_record
+  from rl_reason.report import machine
 
-  found = machine_record.describe()
+  found = machine.describe()
   return found if load is None else found | dict(load=load)
 
 
@@ -107,7 +107,9 @@ def commit() -> str:
 
 def run_environment(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns machine and versions of a run of rl_reason."""
-  return json.loads((workdir / "environment.json").read_text())
+  from rl_reason.report import machine
+
+  return machine.read(workdir)
 
 
 def busy(environment: dict) -> list[str]:

@@ -15,7 +15,7 @@ import pathlib
 
 from bench import results, runs, seeds
 from rl_reason.lab import ablate, jobs, rounds
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.report import scores
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason rounds", 4))
@@ -47,7 +47,7 @@ def job(name: str, seed: int, count: int) -> jobs.Job:
 
 def read(name: str, seed: int) -> dict:
   """The evaluation after each round, and what the round learned from."""
-  lines = metrics.read_metrics(directory(name, seed))
+  lines = run_log.read_metrics(directory(name, seed))
   out = dict(name=name, seed=seed)
   out |= {x: [line[CORE + x] for line in lines] for x in COLUMNS}
   out |= {
@@ -65,7 +65,7 @@ def read(name: str, seed: int) -> dict:
             score=x["reward/reward_model/mean"],
             accuracy=x["train/accuracy"],
         )
-        for x in scores.of_stage(metrics.read_metrics(place), "rl")
+        for x in scores.of_stage(run_log.read_metrics(place), "rl")
     ]
   return out | dict(steps=steps)
 

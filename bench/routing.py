@@ -30,7 +30,6 @@ from rl_reason.algorithms import (
 )
 from rl_reason.collect import experience, grading
 from rl_reason.data import pipelines, tokenizer
-from rl_reason.data.row_source import RowSource
 from rl_reason.devices.randomness import key
 from rl_reason.lab import ablate
 from rl_reason.models import decoder, experts
@@ -118,11 +117,9 @@ def credited(inputs):
 def passes(params, packed):
   """Log-probs and agreement [B, T], without and with replay."""
   out = []
-  for rows in packed.replace(routes_RLZ=None), packed:
-    logps_BT, _, routing = decoder.routed_logps(params, CFG, rows)
-    agree_X = experts.agreement(
-        routing, experts.by_layer(packed.routes_RLZ, CFG)
-    )
+  for rows in packed.replace(record=None), packed:
+    logps_BT, _, routing = decoder.packed_logps(params, CFG, rows)
+    agree_X = experts.agreement(routing, experts.by_layer(packed.record, CFG))
     out.append((logps_BT, agree_X[packed.source_BT]))
   return out
 
@@ -131,7 +128,7 @@ def passes(params, packed):
 def learned():
   """The policy after both phases of SFT."""
   seed = SEEDS[0]
-  rows = RowSource(TASK, "arithmetic", (2, 3, 4, 5, 6), seed)
+  rows = pipelines.RowSource(TASK, "arithmetic", (2, 3, 4, 5, 6), seed)
   params = decoder.init(CFG, key(None, seed, "parameters"))
   phases = (
       ("skill", dict(careful=1), SKILL, 4e-3),
@@ -156,7 +153,7 @@ def learned():
   return params
 
 
-def trained(seed: int, rows: RowSource, params, kind, replay, steps):
+def trained(seed: int, rows: pipelines.RowSource, params, kind, replay, steps):
   """Metrics of each step of RL."""
   tx, update = rl_program()
   state = first_state(params, tx)
@@ -191,7 +188,7 @@ def trained(seed: int, rows: RowSource, params, kind, replay, steps):
         graded, jax.device_get(credited(experience.credit_inputs(graded)))
     )
     if not replay:
-      packed_M = plan.packed_M.replace(routes_RLZ=None)
+      packed_M = plan.packed_M.replace(record=None)
       plan = plan._replace(packed_M=packed_M)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     data = step.minibatches(None, batch, plan)
@@ -220,7 +217,7 @@ def seed_runs(seed: int, out: dict[str, list[dict[str, float]]]) -> None:
   for name, how in RUNS.items():
     if name in out:
       continue
-    rows = RowSource(TASK, "arithmetic", (2, 3, 4, 5, 6), seed)
+    rows = pipelines.RowSource(TASK, "arithmetic", (2, 3, 4, 5, 6), seed)
     params = learned()
     start = time.monotonic()
     out[name] = trained(seed, rows, params, *how)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from bench import results, runs
 from rl_reason.lab import ablate, comparison, jobs
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 
 NAME = "seeds"
 
@@ -72,7 +72,7 @@ def make(parallel: int) -> None:
 
 def read(name: str, seed: int) -> dict:
   """The evaluations and the learning curve of a run."""
-  lines = metrics.read_metrics(directory(name, seed))
+  lines = run_log.read_metrics(directory(name, seed))
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
   skill = [m for m in lines if m["stage"] == "skill" and CORE + "greedy" in m]

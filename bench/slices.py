@@ -33,7 +33,7 @@ from rl_reason.lab import (
     size as size_stage,
 )
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import attention_backend, critic_config
+from rl_reason.stages.model import attention_backend, critic_config
 
 GIB = 1 << 30
 MODELS = {

@@ -24,7 +24,6 @@ from rl_reason.algorithms import (
 )
 from rl_reason.collect import dynamic_sampling, experience, grading
 from rl_reason.data import pipelines, tokenizer
-from rl_reason.data.row_source import RowSource
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
@@ -39,7 +38,7 @@ MAX_PROMPT, MAX_TOKENS = 12, 48
 PACKED_ROWS = 960 // (MAX_PROMPT + MAX_TOKENS)  # of a micro-batch
 
 task = tasks.get("arithmetic")
-row_source = RowSource(task, "arithmetic", (2, 3, 4, 5, 6), SEED)
+row_source = pipelines.RowSource(task, "arithmetic", (2, 3, 4, 5, 6), SEED)
 tok = tokenizer.load("", task.ALPHABET)
 shape = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=192)
 cfg = decoder.ModelConfig(vocab=len(tok), remat="dots", **shape)

@@ -12,7 +12,7 @@ from rl_reason import tasks
 from rl_reason.base.config import ConfigError
 from rl_reason.checks import checked
 from rl_reason.data import held_out
-from rl_reason.data.row_source import RowSource
+from rl_reason.data.pipelines import RowSource
 from rl_reason.tasks.reward_functions import Response
 
 MIXTURE = "reasoning_gym:chain_sum*3,gcd(max_value=40, max_numbers=3)"

@@ -35,7 +35,6 @@ from rl_reason.serve import (
 )
 
 app = pytest.importorskip("rl_reason.serve.app")
-run = pytest.importorskip("rl_reason.serve.request_run")
 testclient = pytest.importorskip("starlette.testclient")
 
 NAME, KEY = "tiny", "a-key"
@@ -355,7 +354,7 @@ def test_no_page_of_the_web_can_ask_a_server_without_a_key(
 def test_a_request_is_bounded_before_it_is_tokenised(serve, monkeypatch):
   """Nor is a response made; what is at the bound is answered."""
   client, seen = serve(), []
-  encode, make = tokenizer.encode, run.Run
+  encode, make = tokenizer.encode, responses.Run
 
   def watched(tok, texts):
     seen.extend(texts)
@@ -422,7 +421,7 @@ def test_a_key_and_a_time_out(serve):
 
 
 def test_a_client_that_is_gone_frees_its_slots(serve, engine, monkeypatch):
-  monkeypatch.setattr(run, "LOOK", 0.0)
+  monkeypatch.setattr(responses, "LOOK", 0.0)
   body = json.dumps(dict(prompt="1+1=", n=48, max_tokens=tiny.T)).encode()
   messages = [dict(type="http.request", body=body)]
   sent, before = [], engine.tokens

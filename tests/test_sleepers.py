@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rl_reason.tasks import threads as pool_of_threads
-from rl_reason.verifiers import code, processes, workers
+from rl_reason.verifiers import code, progress, workers
 
 SLEEPER = "import time\ndef f(x):\n  time.sleep(1000)"
 POLLER = "import time\ndef f(x):\n  while True: time.sleep(0.001)"
@@ -39,12 +39,12 @@ def test_computing_pays_for_little_sleep():
   duty += "  while time.process_time() < t: pass\n  time.sleep(0.06)"
   with subprocess.Popen([sys.executable, "-c", f"import time\n{duty}"]) as p:
     try:
-      progress = processes.Progress([p.pid], idle=0.2, wall=1000)
+      tracker = progress.Progress([p.pid], idle=0.2, wall=1000)
       began = time.monotonic()
-      while not progress.late():
+      while not tracker.late():
         assert time.monotonic() - began < 60  # 1 s on an idle machine
         time.sleep(0.02)
-      assert progress.idle
+      assert tracker.idle
     finally:
       p.kill()
 
@@ -64,7 +64,7 @@ def test_a_verdict_depends_on_no_other_program():
     threads = len(pool._threads)
   got = [x.value for x in found]
   assert got == [wanted[n] for order in orders for n in order]
-  assert 1 < threads <= 1 + workers.ASLEEP
+  assert 1 < threads <= 1 + progress.ASLEEP
   assert code.grade(programs[2], PROBLEM).correct
 
 
@@ -84,7 +84,7 @@ def test_calls_in_threads_lend_their_place_while_a_program_sleeps():
   async def both():
     calls = pool_of_threads.Threads(1, 60.0)
     found = await asyncio.gather(*(calls.call(play) for _ in range(4)))
-    return found, calls._asleep, calls._free._value
+    return found, calls._places.asleep, calls._free._value
 
   assert asyncio.run(both()) == ([True] * 4, 0, 1)
   assert most[0] > 1

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rl_reason.verifiers import processes, workers
+from rl_reason.verifiers import progress, workers
 
 
 def pool(count=1, seconds=1.0, **limits):
@@ -54,7 +54,7 @@ def test_a_worker_is_killed_from_outside_with_all_that_it_forked(how):
     pending = p.submit([(how,)])
     children = []
     while not pending[0].done():
-      children += processes.descendants(pid)
+      children += progress.descendants(pid)
       time.sleep(0.02)
     assert p.results(pending)[0].failure == "time"
     assert time.monotonic() - began < 10  # 2 s on an idle machine
@@ -66,9 +66,9 @@ def test_a_process_that_has_ended_has_no_children_and_no_time():
   """Looks at /proc do not raise when a process ends in the middle of one."""
   with subprocess.Popen(["true"]) as process:
     pass
-  assert processes.descendants(process.pid) == []
-  assert processes.cpu_seconds(process.pid) == 0
-  assert not processes.Progress([process.pid], 1, 1).late()
+  assert progress.descendants(process.pid) == []
+  assert progress.cpu_seconds(process.pid) == 0
+  assert not progress.Progress([process.pid], 1, 1).late()
 
 
 def test_results_are_in_the_order_of_items():

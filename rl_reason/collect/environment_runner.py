@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rl_reason import tasks
 from rl_reason.base.errors import RunError
-from rl_reason.environments import Environment, observations, plays
+from rl_reason.environments import Environment, executors, observations
 from rl_reason.tasks import threads
 
 ENDS = 5.0  # seconds that the end of a process may take
@@ -70,14 +70,14 @@ class Environments:
     self.ends, self.stop_strings = frozenset(ends), tuple(stop_strings)
     self.max_turns, self.slots, self.shards = max_turns, slots, shards
     self.observer = observations.Observer(tok, special_tokens=special_tokens)
-    self._parent: plays.Parent | None = None
-    self.begin: Callable[[], Any] = functools.partial(plays.Play, make)
+    self._parent: executors.Parent | None = None
+    self.begin: Callable[[], Any] = functools.partial(executors.Play, make)
     if executor == "process":
       try:
-        self._parent = plays.Parent(name, make, seconds)
+        self._parent = executors.Parent(name, make, seconds)
       except RuntimeError as e:
         raise RunError(str(e)) from None
-      self.begin = functools.partial(plays.PlayInProcess, self._parent)
+      self.begin = functools.partial(executors.PlayInProcess, self._parent)
     self._seconds = seconds
     self._failures = tasks.Failures(f"the environment {name}", show)
     self._proved = False  # a first round went well
@@ -98,7 +98,7 @@ class Environments:
     def guarded():
       try:
         return function(*args)
-      except plays.Late:
+      except executors.Late:
         raise TimeoutError from None
       except BaseException:  # the user's code may raise anything
         return Failure(traceback.format_exc())

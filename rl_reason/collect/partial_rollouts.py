@@ -22,6 +22,7 @@ from rl_reason.collect.experience import (
     without_padding,
 )
 from rl_reason.collect.grading import AsyncGrader
+from rl_reason.rollout.sampler import Sampled
 
 
 class PartialRolloutCollector(RolloutCollector):
@@ -121,7 +122,7 @@ class PartialRolloutCollector(RolloutCollector):
     out = self._score(take(experience, which), scores.scores_UB[:, index])
     texts = [grader.texts[b] for b in index]
     rows_of = [rows_B[b] for b in index]
-    self.seen.responses(out, texts, rows_of)
+    self.stats.responses(out, texts, rows_of)
     self.doubtful.responses(
         texts, rows_of, grader.correct_B[index], rollouts.truncated_B[index]
     )
@@ -186,7 +187,7 @@ class PartialRolloutCollector(RolloutCollector):
         np.full(len(ids), self._group_size),
         [rows_B[b] for b in order_B],
         on_dispatch,
-        resumed=start,
+        resumed=Sampled(*start),
         yield_when_unfinished_groups=self._capacity,
     ):
-      yield jax.tree.map(lambda x: x[back_B], part)
+      yield part.with_arrays(lambda x: jax.tree.map(lambda y: y[back_B], x))

@@ -9,10 +9,11 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.base import json_files
 from rl_reason.data import pipelines
-from rl_reason.data.row_source import RowSource
 
 
-def evaluation_sets(rows: RowSource, count: int) -> dict[str, list[tasks.Row]]:
+def evaluation_sets(
+    rows: pipelines.RowSource, count: int
+) -> dict[str, list[tasks.Row]]:
   """Held-out rows by the name of their set; the first set is the headline.
 
   The order is random but fixed: the first n rows are a fair sample.
@@ -30,7 +31,7 @@ def evaluation_sets(rows: RowSource, count: int) -> dict[str, list[tasks.Row]]:
 
 
 def validation_sets(
-    rows: RowSource, count: int, evaluated: int
+    rows: pipelines.RowSource, count: int, evaluated: int
 ) -> dict[str, list[tasks.Row]]:
   """Rows that choose thresholds and checkpoints; {} if there are none.
 
@@ -47,7 +48,9 @@ def validation_sets(
   return {f"{name}-{other}": rows for other, rows in sets.items()}
 
 
-def _sets(rows: RowSource, use: str, count: int) -> dict[str, list[tasks.Row]]:
+def _sets(
+    rows: pipelines.RowSource, use: str, count: int
+) -> dict[str, list[tasks.Row]]:
   sets: dict[str, list[tasks.Row]] = {}
   assert rows.files is not None
   for part in pipelines.prepared(rows.files, use)[0]:
@@ -58,7 +61,7 @@ def _sets(rows: RowSource, use: str, count: int) -> dict[str, list[tasks.Row]]:
   return sets
 
 
-def dropped(rows: RowSource) -> dict[str, list[dict[str, str]]]:
+def dropped(rows: pipelines.RowSource) -> dict[str, list[dict[str, str]]]:
   """Rows of each evaluation set that preparation left out, and why."""
   if rows.files is None:
     return {}

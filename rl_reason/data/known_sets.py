@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rl_reason.verifiers import final
+from rl_reason.verifiers import final_answer
 
 Field = Callable[[dict], Any]  # reads one field of a raw row
 
@@ -90,7 +90,7 @@ def last_box(solution: str) -> str | None:
   boxes = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", solution))
   if not boxes or boxes[-1][2]:
     return boxes[-1][2] if boxes else None
-  content = final.box(solution, boxes[-1].start())
+  content = final_answer.box(solution, boxes[-1].start())
   return None if content is None else content.strip()
 
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from rl_reason import environments
 from rl_reason.data import datasets, pipelines, tokenizer
-from rl_reason.data.row_source import RowSource
 from rl_reason.devices.randomness import host_seed
 
 
-def batches(rows: RowSource, purpose: str, batch: int, mixture: dict):
+def batches(rows: pipelines.RowSource, purpose: str, batch: int, mixture: dict):
   """An iterator over batches of (prompt, response) to imitate.
 
   A response in an environment is a list: turns, and observations between.
@@ -40,7 +39,7 @@ def batches(rows: RowSource, purpose: str, batch: int, mixture: dict):
 
 
 def preferences(
-    rows: RowSource, batch: int, chosen, rejected, *, evaluation: bool
+    rows: pipelines.RowSource, batch: int, chosen, rejected, *, evaluation: bool
 ):
   """An iterator over batches of (prompt, chosen, rejected response).
 

@@ -29,15 +29,15 @@ from rl_reason.base.errors import Stopped
 from rl_reason.data import (
     datasets,
     pipelines,
+    preparation_report as tally_lib,
     screening,
-    tally as tally_lib,
     templates,
     tokenizer,
 )
 from rl_reason.data.datasets import Example
+from rl_reason.data.preparation_report import Tally
 from rl_reason.data.screening import Fault
-from rl_reason.data.tally import Tally
-from rl_reason.stages.session import resolve, tokenizer_path
+from rl_reason.stages.model import resolve, tokenizer_path
 from rl_reason.verifiers import workers
 
 FORMAT = 3  # of the files; a preparation of another format is made anew

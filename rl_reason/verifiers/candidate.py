@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterator
 
-from rl_reason.verifiers import prompts, wire
+from rl_reason.verifiers import code_prompts, wire
 
 # Exit status of a script -> why it ended, which a program can fake.
 EXITS = {0: "", 101: "memory"}  # any other: 'error'
@@ -38,9 +38,9 @@ def _load(module: types.ModuleType, prompt: str, program: str) -> None:
   except SyntaxError:
     if not prompt:
       raise
-    source, prompt = prompts.continued(prompt, program), ""
+    source, prompt = code_prompts.continued(prompt, program), ""
     code = compile(source, "program", "exec")
-  exec(compile(prompts.module(prompt), "prompt", "exec"), module.__dict__)
+  exec(compile(code_prompts.module(prompt), "prompt", "exec"), module.__dict__)
   exec(code, module.__dict__)
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from rl_reason.verifiers import final
+from rl_reason.verifiers import final_answer
 
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s+)?"
@@ -38,7 +38,7 @@ def _read(text: str) -> str | None:
 
 def answer(text: str) -> str | None:
   """The choice of a response: 'A' to 'J', 'yes' or 'no'; None if none."""
-  found = final.final(text)
+  found = final_answer.final(text)
   return found and _read(found)
 
 

@@ -17,7 +17,7 @@ import re
 import subprocess
 from typing import NamedTuple
 
-from rl_reason.verifiers import prompts, sandbox
+from rl_reason.verifiers import code_prompts, sandbox
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*$", re.MULTILINE)
 
@@ -281,7 +281,7 @@ def _problem(reference: str) -> Calls | Streams:
     ) from None
   # Else every program would be wrong, and nobody would hear of the reason.
   if isinstance(problem, Calls):
-    prompts.module(problem.prompt)
+    code_prompts.module(problem.prompt)
     try:
       ast.parse(problem.tests)
     except (SyntaxError, RecursionError) as e:

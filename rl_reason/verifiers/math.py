@@ -34,22 +34,21 @@ from fractions import Fraction
 
 from rl_reason.verifiers import (
     equality,
-    final,
-    latex,
-    lenient as readings,
+    fallback,
+    final_answer,
+    lenient_match as readings,
     lexer,
     numeric,
-    outside,
+    parser,
 )
 from rl_reason.verifiers.value_types import Quantity, is_expression
 
-answer = final.final
+answer = final_answer.final
 lenient = readings.reading
 
-_PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?")
 _UNDECIDED = (lexer.Unreadable, numeric.Hard, RecursionError)
-_read_reference = functools.lru_cache(maxsize=4096)(latex.read)
-_reference = functools.lru_cache(maxsize=4096)(final.reference)
+_read_reference = functools.lru_cache(maxsize=4096)(parser.read)
+_reference = functools.lru_cache(maxsize=4096)(final_answer.reference)
 
 
 def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
@@ -72,7 +71,7 @@ def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
 def _near(found: str, reference: str, tolerance: float) -> bool:
   """Whether two rational numbers, units aside, differ by the tolerance."""
   try:
-    values = [latex.read(found), _read_reference(_reference(reference))]
+    values = [parser.read(found), _read_reference(_reference(reference))]
     values = [x.value if isinstance(x, Quantity) else x for x in values]
     a, b = (numeric.exact(x) if is_expression(x) else None for x in values)
   except _UNDECIDED:
@@ -83,11 +82,8 @@ def _near(found: str, reference: str, tolerance: float) -> bool:
 
 
 def _plain(text: str) -> Fraction | None:
-  """The value of a plain decimal number: most answers are one."""
-  text = text.strip().strip("$").strip()
-  if not _PLAIN.fullmatch(text) or not text.isascii():
-    return None
-  return Fraction(text.replace(",", "").rstrip("."))
+  """The value of a decimal number, perhaps between dollars; else None."""
+  return lexer.decimal(text.strip().strip("$").strip())
 
 
 def equal(found: str, reference: str) -> bool:
@@ -101,10 +97,10 @@ def equal(found: str, reference: str) -> bool:
   if found.strip() == reference.strip():
     return all(c.isprintable() or c in "\n\t" for c in found)
   try:
-    values = latex.read(found), _read_reference(reference)
+    values = parser.read(found), _read_reference(reference)
   except _UNDECIDED:
     same = _fold(found) == _fold(reference) != ""
-    return same or outside.equal(found, reference)
+    return same or fallback.equal(found, reference)
   try:
     return equality.same(*values)
   except (numeric.Hard, RecursionError):
@@ -120,10 +116,10 @@ def usable(reference: str) -> bool:
   if _plain(reference) is not None:
     return True
   try:
-    value = latex.read(reference)
+    value = parser.read(reference)
     return equality.same(value, value)
   except _UNDECIDED:
-    return outside.equal(reference, reference)
+    return fallback.equal(reference, reference)
 
 
 def _fold(text: str) -> str:

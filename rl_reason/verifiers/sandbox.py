@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rl_reason.verifiers import candidate, processes
+from rl_reason.verifiers import candidate, progress
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PYTHON = os.path.realpath(sys.executable)
@@ -250,10 +250,10 @@ def read(
   poll = select.poll()  # select.select takes no descriptor beyond 1023
   poll.register(fd, select.POLLIN)
   pids = [x.pid for x in (process, *helpers)]
-  progress = processes.Progress(pids, limits.idle, limits.wall)
+  tracker = progress.Progress(pids, limits.idle, limits.wall)
   while len(out) <= limits.output:
-    if not poll.poll(progress.POLL * 1000):
-      if progress.late():
+    if not poll.poll(tracker.POLL * 1000):
+      if tracker.late():
         return bytes(out), "timeout"
       continue
     part = os.read(fd, 1 << 16)
@@ -269,10 +269,10 @@ def death(process: subprocess.Popen, limits: Limits) -> str:
   It has closed its output, and may compute up to its end. Any other reason
   only informs: a candidate can end as it likes.
   """
-  progress = processes.Progress([process.pid], limits.idle, limits.wall)
+  tracker = progress.Progress([process.pid], limits.idle, limits.wall)
   options = os.WEXITED | os.WNOWAIT | os.WNOHANG
   while not (end := os.waitid(os.P_PID, process.pid, options)):
-    if progress.late():
+    if tracker.late():
       return "timeout"
     time.sleep(0.002)
   code = end.si_status

@@ -16,7 +16,7 @@ import os
 import sys
 import traceback
 
-from rl_reason.verifiers import prompts, wire
+from rl_reason.verifiers import code_prompts, wire
 
 FAILURES = ("error", "memory", "refused")  # reasons that a candidate may give
 
@@ -138,8 +138,8 @@ class _Tests:
     """Returns reason and detail of the verdict."""
     space = self.space
     try:
-      exec(compile(prompts.module(prompt), "prompt", "exec"), space)
-      for name in () if names else prompts.unwritten(prompt):
+      exec(compile(code_prompts.module(prompt), "prompt", "exec"), space)
+      for name in () if names else code_prompts.unwritten(prompt):
         del space[name]  # the program writes it
       functions, modules = _free(tests, space)
       for name in names or functions:

@@ -17,9 +17,9 @@ from rl_reason.checks import checked
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
 from rl_reason.devices import device_mesh
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 from rl_reason.lab import (
-    compiled_memory, memory_formula, memory_shapes, memory_size
+    compiled_memory, memory_formula, model_shapes, size as size_stage
 )
 
 part, option = sys.argv[1:]
@@ -33,11 +33,11 @@ if part == "update":
 else:  # long rows, so that the cache is most of the memory
   c.rollout.update(batch=128, max_tokens=1000, cache=option)
 checked.fields(c)
-cfg = memory_shapes.shape(c)
+cfg = model_shapes.shape(c)
 value = critic_config(c, cfg)
 mesh = device_mesh.make_meshes(**c.mesh)[0]
 size = memory_formula.estimate(c, cfg, value, mesh)
-session = memory_size._session(c, cfg, value, mesh, Display(False))
+session = size_stage._session(c, cfg, value, mesh, Display(False))
 
 def status(name):
   lines = open("/proc/self/status").read().splitlines()

@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from rl_reason.verifiers import final, latex, lexer, numeric
+from rl_reason.verifiers import final_answer, lexer, numeric, parser
 from rl_reason.verifiers.value_types import (
     Family,
     Quantity,
@@ -37,8 +37,8 @@ def reading(text: str, reference: str) -> str:
   Returns:
     the reading in a few words; '' if there is none.
   """
-  reference = final.reference(reference)
-  found = final.final(text)
+  reference = final_answer.reference(reference)
+  found = final_answer.final(text)
   why = found and _compare(found, reference)
   if why:
     return why
@@ -62,7 +62,7 @@ def _compare(found: str, reference: str) -> str:
   if folded[0] and folded[0] == folded[1] and signs[0] == signs[1]:
     return SPELLED
   try:
-    values = [_parts(latex.read(x)) for x in (found, reference)]
+    values = [_parts(parser.read(x)) for x in (found, reference)]
     return _compare_parts(*values)
   except (lexer.Unreadable, numeric.Hard, RecursionError):
     return ""

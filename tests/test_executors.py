@@ -16,7 +16,7 @@ from rl_reason.base.config import ConfigError
 from rl_reason.base.errors import RunError
 from rl_reason.checks import checked
 from rl_reason.collect.environment_runner import Environments
-from rl_reason.environments import plays
+from rl_reason.environments import executors
 from rl_reason.tasks import Row
 
 
@@ -44,8 +44,8 @@ CALL = '<tool_call>{"name": "price", "arguments": {"item": "%s"}}</tool_call>'
 
 def test_tools_in_a_process_and_in_a_thread():
   """The same messages; a tool that exits is an error that the policy reads."""
-  parent = plays.Parent("process_games:Shop", process_games.Shop, 20.0)
-  both = plays.Play(process_games.Shop), plays.PlayInProcess(parent)
+  parent = executors.Parent("process_games:Shop", process_games.Shop, 20.0)
+  both = executors.Play(process_games.Shop), executors.PlayInProcess(parent)
   row = Row("tea?", "2.5", columns=dict(a=[1]))
   found = [
       (
@@ -132,7 +132,8 @@ def test_an_environment_that_another_process_cannot_import():
 
 
 def test_processes_of_environments_do_not_import_jax():
-  code = "import sys, rl_reason.environments.plays; print('jax' in sys.modules)"
+  module = "rl_reason.environments.executors"
+  code = f"import sys, {module}; print('jax' in sys.modules)"
   found = subprocess.run(
       [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
   )

@@ -12,7 +12,7 @@ import itertools
 import re
 from fractions import Fraction
 
-from rl_reason.verifiers import latex, lexer, numeric
+from rl_reason.verifiers import lexer, numeric, parser
 from rl_reason.verifiers.value_types import is_expression
 
 MAX_SIDE = 200  # characters; a longer side may be slow, and is no step
@@ -35,7 +35,6 @@ _RUN = re.compile(
     r"|\\(?:[dt]?frac|times|cdot|div|left|right)(?![a-zA-Z])|\\[%,!;: ])+",
     re.ASCII,
 )
-_PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*\\?%")
 # Commands between two formulas, or before a unit.
 _APART = (
@@ -102,12 +101,13 @@ def _side(text: str) -> tuple[frozenset[Fraction], bool] | None:
 
   25% is 1/4, or 25; a division by zero has no value. None if no arithmetic.
   """
-  if _PLAIN.fullmatch(text):
-    return frozenset([Fraction(text)]), False
+  decimal = lexer.decimal(text)
+  if decimal is not None:
+    return frozenset([decimal]), False
   if not text or len(text) > MAX_SIDE:
     return None
   try:
-    value = latex.read(_PERCENT.sub(r"(\1/100)", text))
+    value = parser.read(_PERCENT.sub(r"(\1/100)", text))
     if not is_expression(value):
       return None
     exact = numeric.exact(value)

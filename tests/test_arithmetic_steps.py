@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rl_reason.verifiers.steps import verdicts
+from rl_reason.verifiers.arithmetic_steps import verdicts
 
 # Families of cases: (text, whether each of its steps is correct).
 CASES = {

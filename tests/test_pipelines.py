@@ -19,7 +19,6 @@ from tiny_data import (  # noqa: F401  (fixtures)
 from rl_reason import tasks
 from rl_reason.data import held_out, pipelines
 from rl_reason.data.datasets import DataError
-from rl_reason.data.row_source import RowSource
 from rl_reason.stages import demonstrations
 from rl_reason.tasks import arithmetic
 
@@ -27,11 +26,11 @@ LEVELS = (2, 3, 4)
 
 
 def of_task(seed=3):
-  return RowSource(arithmetic, "arithmetic", LEVELS, seed)
+  return pipelines.RowSource(arithmetic, "arithmetic", LEVELS, seed)
 
 
 def of_files(place, seed=0):
-  return RowSource(None, "files", (), seed, place)
+  return pipelines.RowSource(None, "files", (), seed, place)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_validation_prompts_are_not_trained_on():
 def test_a_task_without_further_prompts_has_no_validation():
   few = lambda rng, level: tasks.Row(f"{rng.integers(99)}?", "1", level)  # noqa: E731
   task = type("Few", (), dict(problem=staticmethod(few)))
-  source = RowSource(task, "few", (1,), 3)
+  source = pipelines.RowSource(task, "few", (1,), 3)
   [rows] = held_out.evaluation_sets(source, 99).values()
   assert 0 < len(rows) < 99 and not held_out.validation_sets(source, 9, 99)
   assert len(held_out.rows_of_task(task, (1,), 9, len(rows) - 1)) == 1
