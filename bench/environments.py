@@ -27,6 +27,7 @@ from rl_reason.base import config
 from rl_reason.data import held_out
 from rl_reason.environments import lines
 from rl_reason.lab import ablate
+from rl_reason.report import machine
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
 ALONE = "--config.environment.max_turns=1"
@@ -64,7 +65,7 @@ def run(job: tuple[str, int]) -> None:
 
 def environment(name: str, seed: int) -> dict:
   """Machine and versions of a run."""
-  return json.loads((directory(name, seed) / "environment.json").read_text())
+  return machine.read(directory(name, seed))
 
 
 def read(name: str, seed: int) -> dict:

@@ -36,8 +36,8 @@ from rl_reason.lab import (
     size as size_stage,
 )
 from rl_reason.monitoring.display import Display
-from rl_reason.report import machine_record
-from rl_reason.stages.session import attention_backend, critic_config
+from rl_reason.report import machine
+from rl_reason.stages.model import attention_backend, critic_config
 
 OUT = aot.OUT.with_name("slices.json")
 GIB = 1 << 30
@@ -288,7 +288,7 @@ def main() -> None:
     return
   jax.config.update("jax_platforms", "cpu")
   os.environ.update(aot.LIBTPU)
-  commit = machine_record.describe()["git commit"]  # before results change
+  commit = machine.describe()["git commit"]  # before results change
   rows = result["rows"]
   names = [f"{model} {kind}" for model in MODELS for kind in KINDS]
   only = [x for x in names if all(word in x for word in flags.only.split(","))]

@@ -16,7 +16,7 @@ from rl_reason.base.errors import Stopped
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing import checkpoint, resumable
 from rl_reason.checks import checked, run_directory
-from rl_reason.monitoring import display, metrics
+from rl_reason.monitoring import display, run_log
 
 
 def state(step):
@@ -283,7 +283,7 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
       "rl",
       tmp_path,
       fields=fields,
-      log=metrics.Log(tmp_path),
+      log=run_log.Log(tmp_path),
       display=display.Display(False),
       stop=threading.Event(),
       keep_last=1,

@@ -17,7 +17,7 @@ from rl_reason.checks import checked
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
 from rl_reason.lab import model_shapes
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 from rl_reason.stages import session
 
 REPOSITORY = "me/model"
@@ -198,5 +198,5 @@ def test_revisions_that_fetch_nothing_are_refused(text, words):
 
 def test_the_commit_of_a_model_is_recorded(tmp_path):
   cached = tmp_path / "models--me--model" / "snapshots" / "0123abc"
-  assert machine_record.describe(cached)["model commit"] == "0123abc"
-  assert machine_record.describe(tmp_path)["model commit"] is None
+  assert machine.describe(cached)["model commit"] == "0123abc"
+  assert machine.describe(tmp_path)["model commit"] is None

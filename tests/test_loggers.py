@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_reason.base import config, json_files
-from rl_reason.monitoring import loggers, metrics
+from rl_reason.monitoring import loggers, run_log
 
 FIELDS = {"rl.steps": 2, "optimizer.lr": 1e-3, "task.difficulties": [2, 3]}
 HISTOGRAMS = {"reward": np.array([-1.0, 1.0, np.nan]), "none": np.zeros(0)}
@@ -21,7 +21,7 @@ def log_with(tmp_path, text="", more=()):
   """A Log with loggers, and the lines that they say."""
   said = []
   writers = loggers.writers(text, more, tmp_path, FIELDS, said.append)
-  return metrics.Log(tmp_path, writers), said
+  return run_log.Log(tmp_path, writers), said
 
 
 def fill(log, steps=2):
@@ -176,7 +176,7 @@ def test_of_a_step_that_is_there_twice_the_newest_line_counts(tmp_path):
   text = "".join(json.dumps(x) + "\n" for x in lines)
   (tmp_path / "metrics.jsonl").write_text(text)
   kept = [x for i, x in enumerate(lines) if i not in (3, 4)]
-  assert metrics.read_metrics(tmp_path) == kept
-  log = metrics.Log(tmp_path)
+  assert run_log.read_metrics(tmp_path) == kept
+  log = run_log.Log(tmp_path)
   assert log.lines() == kept
   log.close()

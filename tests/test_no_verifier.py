@@ -15,7 +15,7 @@ from rl_reason.checks import combinations
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy
-from rl_reason.monitoring import alarms, rl_metrics
+from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
 from rl_reason.stages import build_step, evaluate
 from rl_reason.tasks import Row, reward_terms
@@ -180,7 +180,7 @@ def test_rows_with_a_verifier_are_measured_by_verdicts():
   assert responses.rewards_NG is None and responses.measure == "acc"
 
 
-def test_the_summary_and_the_alarms_without_a_verifier(tmp_path):
+def test_the_summary_and_the_alerts_without_a_verifier(tmp_path):
   line = dict(stage="evaluate", step=0)
   names = [f"val-core/free/reward/mean@1{x}" for x in ("", "/ci95")]
   lines = [
@@ -199,6 +199,8 @@ def test_the_summary_and_the_alarms_without_a_verifier(tmp_path):
       "held-out reward (mean@1, 95% intervals): -0.5 +- 0.1 -> -0.25 +- 0.1"
       " after 9 steps"
   )
-  assert not alarms.alarms([*lines, *rises])
-  assert alarms.alarms([*lines, *[x | {"critic/score/mean": 0} for x in rises]])
-  assert rl_metrics._headline({"critic/rewards/mean": 1}) == dict(reward=1.0)
+  assert not alerts.of_evaluations([*lines, *rises])
+  assert alerts.of_evaluations(
+      [*lines, *[x | {"critic/score/mean": 0} for x in rises]]
+  )
+  assert step_logger._headline({"critic/rewards/mean": 1}) == dict(reward=1.0)

@@ -11,14 +11,14 @@ import jax
 import pytest
 import transformers
 from tiny_data import (  # noqa: F401  (fixtures)
-  FIVE,
-  check,
-  make,
-  rows,
-  run,
-  tok_dir,
-  verifier,
-  write,
+    FIVE,
+    check,
+    make,
+    rows,
+    run,
+    tok_dir,
+    verifier,
+    write,
 )
 
 from rl_reason.base import json_files

@@ -24,7 +24,7 @@ from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.environment_runner import Environments, Failure
 from rl_reason.data import tokenizer
 from rl_reason.devices import hosts
-from rl_reason.environments import tools
+from rl_reason.environments import observations
 from rl_reason.rollout.sampler import Sampled
 from rl_reason.tasks import Row
 
@@ -98,7 +98,7 @@ class Episodes:
       self._plays[b] = play = environments.begin()
       prompt = play.reset(rows[n], (seed, int(ids[n])))
       is_chat = bool(rows[n].messages) or not isinstance(prompt, str)
-      text = tools.prompt_text(environments.tok, prompt, play.offered)
+      text = observations.prompt_text(environments.tok, prompt, play.offered)
       tokenizer.encode(environments.tok, [text])  # fails here, not in a batch
       return text, is_chat
 

@@ -29,7 +29,7 @@ from rl_reason.base.config import ConfigError
 from rl_reason.checks import checked, run_directory
 from rl_reason.lab import jobs
 from rl_reason.lab.jobs import Job
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 
 class Measure(NamedTuple):
@@ -341,6 +341,6 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
 
 def command() -> None:
   """Runs the command line."""
-  with screen.guarded():
+  with output_guard.guarded():
     status = main(sys.argv[1:])
   sys.exit(status)

@@ -27,7 +27,7 @@ import ml_collections
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.checks import checked, run_directory
 from rl_reason.devices.randomness import host_seed
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.report import compare, page, scores
 
 Stages = Callable[..., tuple[Any, Any]]
@@ -58,7 +58,7 @@ def run(
     ConfigError: of a round; before anything is trained, where possible.
     RunError, DataError, Stopped: of a stage; the same command resumes.
   """
-  count, line_file = config.rounds.count, workdir / metrics.FILES[0]
+  count, line_file = config.rounds.count, workdir / run_log.FILES[0]
   lines = json_files.read_jsonl(line_file)
   if stage != "all":
     last = directory(workdir, max(len(lines) - 1, 0))
@@ -102,7 +102,7 @@ def run(
       )
       found = stages(c, directory(workdir, number), screen, stop)
       if new:
-        after = metrics.read_metrics(directory(workdir, number))
+        after = run_log.read_metrics(directory(workdir, number))
         lines.append(
             _line(number, scores.of_stage(after, "evaluate")[-1], about)
         )
@@ -221,7 +221,7 @@ def _samples(
 
 def _preferences(workdir: pathlib.Path) -> dict[str, Any]:
   """How well the reward model of a round predicts held-out pairs."""
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   return {
       name: value
       for name, value in scores.of_stage(lines, "reward_model")[-1].items()

@@ -24,7 +24,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.config import ConfigError
 from rl_reason.checks import checked, run_directory
 from rl_reason.lab import jobs
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 
 def product(
@@ -172,6 +172,6 @@ def _split(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-  with screen.guarded():
+  with output_guard.guarded():
     status = main(sys.argv[1:])
   sys.exit(status)

@@ -18,12 +18,13 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder, experts
-from rl_reason.monitoring import metrics as metrics_lib, skips as skips_lib
-from rl_reason.stages.session import Session, open_stage, packed_rows
+from rl_reason.monitoring import health, resources
+from rl_reason.stages.build_step import packed_rows
+from rl_reason.stages.optimizers import of_stage
+from rl_reason.stages.output import Output, open_stage
 from rl_reason.training import packing
 from rl_reason.training.optimizer import (
     abstract_state,
-    from_config,
     init_state,
     new_state,
     state_shardings,
@@ -62,9 +63,11 @@ def sft_update(
 
 
 def train(
-    session: Session,
+    c,
     name: str,
     *,
+    mesh: jax.sharding.Mesh,
+    output: Output,
     title: str,
     prefix: str,
     table: Tree,
@@ -81,8 +84,10 @@ def train(
   """Trains for `steps` optimizer steps, or resumes; returns the parameters.
 
   Args:
-    session: of the run.
+    c: the checked config.
     name: of the stage in checkpoints and metrics.
+    mesh: the devices.
+    output: work directory, logs and screen.
     title: of the stage on the screen.
     prefix: of its metrics.
     table: of the network's parameters.
@@ -102,12 +107,11 @@ def train(
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here.
-  c, mesh = session.config, session.mesh
   save_every = c.checkpoint.sft_every
-  tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
+  tx = of_stage(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
-  stage = open_stage(session, name)
-  skips = skips_lib.Skips(
+  stage = open_stage(c, output, name)
+  skips = health.SkippedUpdates(
       title,
       config_lib.flat(c),
       ".".join(dict.fromkeys((prefix, name, "lr"))),
@@ -134,16 +138,16 @@ def train(
           donate_argnums=0,
           out_shardings=(shardings, None),
       ),
-      session.display,
+      output.display,
   )
   micro_batch_rows = max(packed_rows(c, mesh), unit)
   pending = None  # step and metrics of the update that is under way
-  clock = metrics_lib.Clock()
+  clock = resources.Clock()
 
   log = functools.partial(
       _log,
-      log=session.log,
-      display=session.display,
+      log=output.log,
+      display=output.display,
       every=c.log.sft_every,
       name=name,
       prefix=prefix,
@@ -162,7 +166,7 @@ def train(
   with stage.running(title, steps, state, flush):
     while state.step < steps:
       stage.check_stop()
-      skips.check(flush)
+      skips.enforce(flush)
       # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
       packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.base.errors import RunError
 from rl_reason.checkpointing import resumable
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.monitoring import verdict
+from rl_reason.monitoring import health
 from rl_reason.stages import build_step, interim, reward_model, rl, sft, value
 from rl_reason.tasks import arithmetic
 
@@ -43,12 +44,12 @@ def equal(correct_B):
   return jnp.ones_like(correct_B, jnp.float32)
 
 
-# fault: (fields, verify, the alarm, whether no parameter may change)
+# fault: (fields, verify, the alert, whether no parameter may change)
 FAULTS = {
     "learning rate": (
         {},
         half,
-        "alarm/broken_policy",
+        "alert/broken_policy",
         False,
     ),
     "float16 overflows": (
@@ -58,75 +59,75 @@ FAULTS = {
             reward__correct=1e8,
         ),
         half,
-        "alarm/nan_skipped_updates",
+        "alert/nan_skipped_updates",
         True,
     ),
     "NaN outcome": (
         dict(reward__outcome__name=f"{__name__}:no_number"),
         half,
-        "alarm/rewards_that_are_not_finite",
+        "alert/rewards_that_are_not_finite",
         True,
     ),
-    "verifier raises": ({}, raises, "alarm/failures_of_the_verifier", True),
+    "verifier raises": ({}, raises, "alert/failures_of_the_verifier", True),
     "no signal": (
         {},
         lambda text, row: False,
-        "alarm/few_groups_with_signal",
+        "alert/few_groups_with_signal",
         True,
     ),
     "steps too large": (
         dict(optimizer__lr=1.0, updates__minibatches=4),
         half,
-        "alarm/updates_too_large",
+        "alert/updates_too_large",
         False,
     ),
     "a ratio beyond e^20": (
         dict(optimizer__lr=1.0, updates__minibatches=4),
         half,
-        "alarm/ratio_out_of_bounds",
+        "alert/ratio_out_of_bounds",
         False,
     ),
     "another sampler": (
         {},
         half,
-        "alarm/sampler_trainer_mismatch",
+        "alert/sampler_trainer_mismatch",
         False,
     ),
     "reward function raises": (
         dict(reward__functions=f"{__name__}:worse*1"),
         half,
-        "alarm/failures_of_reward_functions",
+        "alert/failures_of_reward_functions",
         False,
     ),
     "all rewards alike": (
         dict(reward__outcome__name=f"{__name__}:equal"),
         half,
-        "alarm/gradient_of_0",
+        "alert/gradient_of_0",
         True,
     ),
     "learns to end at once": (
         dict(optimizer__lr=0.3),
         half,
-        "alarm/length_collapse",
+        "alert/length_collapse",
         False,
     ),
     "no penalty for drift": (
         dict(kl__kind="k3", kl__coef=1e-9, optimizer__lr=0.3),
         half,
-        "alarm/drift_from_the_initial_policy",
+        "alert/drift_from_the_initial_policy",
         False,
     ),
-    "too sure to explore": ({}, half, "alarm/entropy_collapse", True),
+    "too sure to explore": ({}, half, "alert/entropy_collapse", True),
     "few rounds": (
         dict(dynamic_sampling__enabled=True, dynamic_sampling__max_rounds=1),
         lambda text, row: row.prompt.startswith("1") and len(text) % 2,
-        "alarm/incomplete_batches",
+        "alert/incomplete_batches",
         False,
     ),
     "everything truncated": (
         dict(rollout__max_tokens=2),
         half,
-        "alarm/truncated_responses",
+        "alert/truncated_responses",
         False,
     ),
 }
@@ -138,7 +139,7 @@ SCALES = {"no penalty for drift": 3, "too sure to explore": 20}
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
-  fields, verify, alarm, untouched = FAULTS[fault]
+  fields, verify, alert, untouched = FAULTS[fault]
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
   monkeypatch.setattr(arithmetic, "verify", verify)
   session = tiny_session.make_session(
@@ -167,19 +168,19 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
     params = tiny_session.random_params(session)
     params = jax.tree.map(lambda x: x * SCALES.get(fault, 1), params)
     before = tiny_session.digest(params)
-    after = rl.train(session, params)
+    after = call(rl.train, session, params)
   assert (tiny_session.digest(after) == before) == untouched
   lines = tiny_session.logged(tmp_path)
-  assert any(alarm in x for x in lines), lines
+  assert any(alert in x for x in lines), lines
   fields = config.flat(session.config)
   if untouched:
     with pytest.raises(RunError, match=f"RL made no update in {STEPS} steps"):
-      verdict.of_run(lines, fields)
+      health.check_run(lines, fields)
   elif fault == "learning rate":
     with pytest.raises(RunError, match="RL ended with a broken policy. Step 3"):
-      verdict.of_run(lines, fields)
+      health.check_run(lines, fields)
   else:
-    verdict.of_run(lines, fields)
+    health.check_run(lines, fields)
 
 
 @pytest.mark.parametrize("stage", ["skill", "rl"])
@@ -192,7 +193,9 @@ def test_parameters_that_overflow_are_not_saved(stage, tmp_path, monkeypatch):
     params = tiny_session.random_params(session)
     tiny_session.set_field(session.config, rate, 1e39)
     with pytest.raises(resumable.NotFinite, match=f"lower {rate} .now 1e.39"):
-      sft.run(session) if stage == "skill" else rl.train(session, params)
+      call(sft.run, session) if stage == "skill" else call(
+          rl.train, session, params
+      )
   checkpoints = Checkpoints(tmp_path / "checkpoints" / stage)
   lines = [x for x in tiny_session.logged(tmp_path) if x["stage"] == stage]
   if stage == "skill":
@@ -225,7 +228,7 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="value pretraining.*Step 2: gradients"):
-      value.run(session, policy)
+      call(value.run, session, policy)
   lines = tiny_session.logged(tmp_path)
   assert [x["critic/update_skipped"] for x in lines] == [1, 1]
   assert (tmp_path / "checkpoints" / "value" / "2").exists()
@@ -244,7 +247,7 @@ def test_value_pretraining_whose_verifier_raises(tmp_path, monkeypatch):
   turns = iter(range(10**6))
   monkeypatch.setattr(arithmetic, "verify", lambda *_: 1 // (next(turns) % 2))
   with jax.set_mesh(session.mesh):
-    value.run(session, tiny_session.random_params(session))
+    call(value.run, session, tiny_session.random_params(session))
   lines = tiny_session.logged(tmp_path)
   assert all(x["train/verifier_failures"] > 0 for x in lines)
   warnings = [x for x in said if "Failures of the verifier: " in x]
@@ -264,7 +267,7 @@ def test_a_reward_model_whose_updates_are_skipped(tmp_path, monkeypatch):
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="reward model.*Step 2: gradients"):
-      reward_model.run(session, policy)
+      call(reward_model.run, session, policy)
   lines = tiny_session.logged(tmp_path)
   assert [x["reward_model/update_skipped"] for x in lines] == [1, 1]
   assert not (tmp_path / "export").exists()
