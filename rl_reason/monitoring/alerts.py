@@ -89,7 +89,7 @@ _FIELD = re.compile(r"(?P<field>\b[a-z_]+(?:\.[a-z_]+)+\b)")
 _ADVICE = re.compile(_FIELD.pattern + r"( '\w+'| True| False| \d+(\.\d+)?)?")
 
 
-# --- predicates: any of (step, steps, fields) -> the evidence, or '' -----------
+# --- predicates: any of (step, steps, fields) -> the evidence, or '' ----------
 
 
 def number(x: dict[str, Any], name: str) -> float:

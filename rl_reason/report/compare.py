@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_reason.base import json_files
 from rl_reason.monitoring import run_log
-from rl_reason.report import scores as scores_lib, templates
+from rl_reason.report import rendering, scores as scores_lib
 from rl_reason.report.charts import COSTS, charts_of, hours, spent
 from rl_reason.report.scores import scores
 
@@ -24,7 +24,7 @@ def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
     the path of the page.
   """
   path = workdirs[0] / "compare.html"
-  json_files.write_text(path, templates.render("compare", _data(workdirs)))
+  json_files.write_text(path, rendering.render("compare", _data(workdirs)))
   return path
 
 
@@ -128,7 +128,7 @@ def _differences(
 ) -> list[tuple[str, ...]]:
   """Returns the fields in which the runs differ, with the value of each."""
   fields = dict.fromkeys(k for x in configs for k in x)
-  texts = [dict(templates.as_text(x)) for x in configs]
+  texts = [dict(rendering.as_text(x)) for x in configs]
   rows = [(k, *(x.get(k, "–") for x in texts)) for k in fields]
   differ = [row for row in rows if len(set(row[1:])) > 1]
   return [("", *names), *differ] if differ else []

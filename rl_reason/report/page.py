@@ -15,17 +15,17 @@ from typing import Any
 import jax
 
 from rl_reason.base import (
-    config as config_lib,
-    errors,
-    functions,
-    json_files,
+  config as config_lib,
+  errors,
+  functions,
+  json_files,
 )
 from rl_reason.configs import base
 from rl_reason.monitoring import run_log
 from rl_reason.report import groups, machine, scores as scores_lib
 from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
+from rl_reason.report.rendering import as_text, render
 from rl_reason.report.scores import VALIDATION, of_stage, scores
-from rl_reason.report.templates import as_text, render
 
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000

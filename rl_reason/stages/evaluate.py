@@ -20,7 +20,7 @@ from rl_reason.evaluation.accuracy import (
     levels,
     validation_sets,
 )
-from rl_reason.report import templates
+from rl_reason.report import rendering
 from rl_reason.report.scores import Score
 from rl_reason.stages import build_step, initial_state, sft
 from rl_reason.stages.session import Session
@@ -192,4 +192,4 @@ def responses_page(
       doubtful_note="" if doubtful else "None were found.",
       sets=responses,
   )
-  return templates.render("responses", data)
+  return rendering.render("responses", data)
