@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from bench import harness, ours, tables
 from rl_reason.models import decoder, kernels, parameters
-from rl_reason.stages.session import TRIED
+from rl_reason.stages.model import TRIED
 
 TASKS = ("rollout", "update", "rl_step")
 

@@ -18,7 +18,7 @@ from rl_reason.devices import sharding
 from rl_reason.lab import memory_formula
 from rl_reason.models import decoder
 from rl_reason.report import machine_record
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 OUT = aot.OUT.with_name("pipeline.json")
 TOKENS = 512 * 4096  # of a minibatch: DAPO's 512 responses

@@ -119,11 +119,9 @@ def credited(inputs):
 def passes(params, packed):
   """Log-probs and agreement [B, T], without and with replay."""
   out = []
-  for rows in packed.replace(routes_RLZ=None), packed:
-    logps_BT, _, routing = decoder.routed_logps(params, CFG, rows)
-    agree_X = experts.agreement(
-        routing, experts.by_layer(packed.routes_RLZ, CFG)
-    )
+  for rows in packed.replace(record=None), packed:
+    logps_BT, _, routing = decoder.packed_logps(params, CFG, rows)
+    agree_X = experts.agreement(routing, experts.by_layer(packed.record, CFG))
     out.append((logps_BT, agree_X[packed.source_BT]))
   return out
 
@@ -192,7 +190,7 @@ def trained(seed: int, rows: pipelines.RowSource, params, kind, replay, steps):
         graded, jax.device_get(credited(experience.credit_inputs(graded)))
     )
     if not replay:
-      packed_M = plan.packed_M.replace(routes_RLZ=None)
+      packed_M = plan.packed_M.replace(record=None)
       plan = plan._replace(packed_M=packed_M)
     coefs = dict(kl=np.float32(0), entropy=np.float32(0))
     data = step.minibatches(None, batch, plan)

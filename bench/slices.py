@@ -37,7 +37,7 @@ from rl_reason.lab import (
 )
 from rl_reason.monitoring.display import Display
 from rl_reason.report import machine_record
-from rl_reason.stages.session import attention_backend, critic_config
+from rl_reason.stages.model import attention_backend, critic_config
 
 OUT = aot.OUT.with_name("slices.json")
 GIB = 1 << 30

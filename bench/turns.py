@@ -17,7 +17,7 @@ import numpy as np
 from bench import harness, tables
 from rl_reason.base.structs import Prompts
 from rl_reason.models import decoder
-from rl_reason.rollout import continuation, sampler
+from rl_reason.rollout import sampler
 
 NAME = "turns"
 TINY = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=192)
@@ -41,30 +41,30 @@ def measure(name: str, width: int, new: int, rows: int) -> dict:
   )
   static = dict(cfg=cfg, group_size=GROUP, max_tokens=width - PROMPT + 16)
   static |= dict(eos=-1, pad=0)
-  kept: list = []
-  rollouts = sampler.sample(
+  *_, sampled = sampler.stream(
       params,
       prompts,
       jax.random.key(1),
       limits_B=np.full(rows, before),
-      kept=kept,
+      keep_cache=True,
       **static,
   )
+  kept, rollouts = sampled.cache, sampled.rollouts
   resumed = rollouts.replace(lengths_B=rollouts.lengths_B + new)
   resumed = resumed, jnp.zeros(rows, bool)
   ways: dict[str, list[float]] = {"again": [], "kept": []}
   for turn, way in itertools.product(range(REPEATS + 1), ways):
     keeps = way == "kept"
-    one = sampler.Sampler(**static, spare=continuation.CHUNK if keeps else 0)
+    one = sampler.Sampler(**static, keep_cache=keeps)
     start = sampler.program(one, "start", keeps)
-    cache = jax.tree.map(jnp.array, kept[0]) if keeps else None  # is donated
+    cache = jax.tree.map(jnp.array, kept) if keeps else None  # is donated
     args = params, prompts, jax.random.key(1), 1.0, None, None, None, resumed
     jax.block_until_ready(cache)
     began = time.perf_counter()
     jax.block_until_ready(start(*args, cache))
     if turn:  # the first one compiles
       ways[way].append(1e3 * (time.perf_counter() - began) / rows)
-  size = sum(x.nbytes for x in jax.tree.leaves(kept[0][0])) / rows / 2**20
+  size = sum(x.nbytes for x in jax.tree.leaves(kept.cache)) / rows / 2**20
   return dict(model=name, tokens=width, new=new, mib=size, milliseconds=ways)
 
 

@@ -32,15 +32,15 @@ class Result:
 
   Attributes:
     workdir: everything that the run wrote, the report among it.
-    config: of the run, as checked; `session.config` has what was found, too.
+    config: of the run, as checked; `parts["c"]` has what was found, too.
     params: parameters of the policy, a pytree of arrays.
-    session: tokenizer, model shape, rollout engine and so on.
+    parts: tokenizer, model shape, engine and so on, see `run.open_parts`.
   """
 
   workdir: pathlib.Path
   config: ml_collections.ConfigDict
   params: Any
-  session: Any
+  parts: dict[str, Any]
 
   @functools.cached_property
   def history(self) -> list[dict[str, Any]]:
@@ -86,25 +86,26 @@ class Result:
     from rl_reason.devices import sharding
     from rl_reason.devices.randomness import key
 
-    s, slots = self.session, self.config.rollout.max_prompt
+    tok, engine = self.parts["tok"], self.parts["engine"]
+    slots, mesh = self.config.rollout.max_prompt, engine.mesh
     # Rows are split over the devices: the last ones may be repetitions.
     filled = [
         *prompts,
-        *[prompts[0]] * (-len(prompts) % sharding.num_shards(s.mesh, "batch")),
+        *[prompts[0]] * (-len(prompts) % sharding.num_shards(mesh, "batch")),
     ]
-    packed = pipelines.pack_prompts(s.tok, filled, range(len(filled)), slots)
-    with jax.set_mesh(s.mesh):
+    packed = pipelines.pack_prompts(tok, filled, range(len(filled)), slots)
+    with jax.set_mesh(mesh):
       rollouts = sharding.fetch(
-          s.engine.sample(
-              s.engine.weights(self.params),
+          engine.sample(
+              engine.weights(self.params),
               packed,
-              key(s.mesh, seed, "sample"),
+              key(mesh, seed, "sample"),
               np.float32(temperature),
               group_size=count,
           )
       )
     texts = tokenizer.decode(
-        s.tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
+        tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
     )
     return [texts[n * count : (n + 1) * count] for n in range(len(prompts))]
 
@@ -200,7 +201,7 @@ def train(
           *remarks,
       ):
         screen.say(line)
-      session, params = run.stages(
+      parts, params = run.stages(
           c.copy_and_resolve_references(),
           path,
           screen,
@@ -211,7 +212,7 @@ def train(
       )
     finally:
       screen.close()
-  return Result(path, c, params, session)
+  return Result(path, c, params, parts or {})
 
 
 def _new_directory() -> pathlib.Path:

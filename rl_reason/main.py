@@ -14,6 +14,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,10 +27,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.checks import checked, run_directory
 from rl_reason.monitoring import screen as screen_lib
 
-STAGES = (
-    *run.TRAINS,
-    *("prepare", "evaluate", "export", "generate", "serve", "report", "size"),
-)
+STAGES = (*run.STAGES, "report")
 
 
 FLAGS = flags.FLAGS
@@ -76,12 +74,8 @@ def main() -> None:
 def _main(lost: screen_lib.Lost) -> int:
   config, workdir = _prepare(sys.argv)
   lost.directory = workdir
-  if _STAGE.value == "export":
-    checked.hub(config)
-  if _STAGE.value == "serve":
-    from rl_reason.serve import requirements
-
-    requirements.check(config)
+  if check := run.CHECKS.get(_STAGE.value):
+    pkgutil.resolve_name(check)(config)
   if _STAGE.value == "report":
     return _explained(_report, workdir)
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
@@ -217,9 +211,8 @@ def _stages(config, workdir: pathlib.Path) -> int:
     with contextlib.closing(screen):
       stage, step = _STAGE.value, _STEP.value
       if stage == "size":
-        from rl_reason.lab import size
-
-        size.run(config, screen, _MEMORY.value, _DEVICES.value)
+        size = pkgutil.resolve_name(run.STAGES[stage])
+        size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
         run.stages(config, workdir, screen, stop, stage=stage, step=step)
   return 0

@@ -234,13 +234,13 @@ def test_experts_that_were_lost_are_counted():
           mask_BT=np.ones((2, 3), bool),
           start_B=np.array([1, 1]),
           lengths_B=np.array([3, 3]),
-          routes_BLZ=routes_BLZ,
+          record=routes_BLZ,
       ),
   )
   assert certificate.lost_routes(x) == 0
   routes_BLZ[1, 2] = -1
   assert certificate.lost_routes(x) == 1 / 8
-  x.rollouts.routes_BLZ = None
+  x.rollouts.record = None
   assert certificate.lost_routes(x) == 1
 
 

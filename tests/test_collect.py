@@ -14,7 +14,6 @@ from rl_reason.base.structs import Rollouts
 from rl_reason.collect import experience, grading
 from rl_reason.data import prompt_stream
 from rl_reason.rollout import decode_loop, sampler
-from rl_reason.stages import build_step
 from rl_reason.tasks import arithmetic
 
 # --- the stream of prompts ---------------------------------------------------
@@ -109,16 +108,16 @@ class InstantEngine:
         lengths_B=3 * all_B.astype(np.int32),
         truncated_B=~all_B,
     )
-    yield rollouts, all_B
+    yield sampler.Sampled(rollouts, all_B)
 
 
 def instant(tmp_path, **changes):
   """() -> a new collector of the same run, without a model."""
   session = tiny_session.make_session(tmp_path, **changes)
-  session = session._replace(engine=InstantEngine(session))
+  session = session.replace(engine=InstantEngine(session))
 
   def make():
-    return build_step.make_collector(session, "test")
+    return tiny_session.collector(session, "test")
 
   return make
 
@@ -216,7 +215,7 @@ def test_a_slow_verifier_does_not_delay_sampling(sampling, monkeypatch):
 
   monkeypatch.setattr(grading, "start_grading", slow)
   monkeypatch.setattr(session.engine, "stream", to_the_end)
-  build_step.make_collector(session, "rollout").collect(params)
+  tiny_session.collector(session, "rollout").collect(params)
   assert len(waited) > 1 and all(waited)
 
 
@@ -233,7 +232,7 @@ def test_responses_do_not_depend_on_when_they_are_graded(sampling, monkeypatch):
 
     monkeypatch.setattr(grading, "start_grading", spy)
     monkeypatch.setattr(sampler, "YIELD_SHARE", share)
-    collector = build_step.make_collector(session, "rollout")
+    collector = tiny_session.collector(session, "rollout")
     found.append(collector.collect(params))
     assert sum(sizes) == session.config.rollout.batch
     assert (len(sizes) > 1) == (share < 1)

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 from conftest import found_in_browser
+from tiny_session import call
 
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
@@ -331,7 +332,9 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
   names = {
       purpose: [
           x.name
-          for x in accuracy.evaluate(session, None, 2, "", None, purpose)[1]
+          for x in call(evaluate.evaluate, session, None, 2, "", None, purpose)[
+              1
+          ]
       ]
       for purpose in ("held out", "choose", "both")
   }

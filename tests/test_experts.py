@@ -120,12 +120,12 @@ def test_replay_removes_the_gap_that_routing_makes():
   end = tiny.P + rollouts.lengths_B - 1  # the last token is never read
   known = (at >= rollouts.start_B[:, None]) & (at < end[:, None])
   np.testing.assert_array_equal(
-      known, (rollouts.routes_BLZ >= 0).all(-1), strict=True
+      known, (rollouts.record >= 0).all(-1), strict=True
   )
-  assert rollouts.routes_BLZ.dtype == np.int8
+  assert rollouts.record.dtype == np.int8
   program = step.logps_program(CFG, 1.0)
   gaps = []
-  for rows in (rollouts, rollouts.replace(routes_BLZ=None)):
+  for rows in (rollouts, rollouts.replace(record=None)):
     plan = packing.plan(rows, packed_rows=4, minibatches=2)
     logps, _ = step.forward(None, program, params, plan)
     gaps.append(np.abs(logps - rollouts.logps_BT)[rollouts.mask_BT].max())

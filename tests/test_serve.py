@@ -421,7 +421,7 @@ def test_a_key_and_a_time_out(serve):
 
 
 def test_a_client_that_is_gone_frees_its_slots(serve, engine, monkeypatch):
-  monkeypatch.setattr(run, "LOOK", 0.0)
+  monkeypatch.setattr(responses, "LOOK", 0.0)
   body = json.dumps(dict(prompt="1+1=", n=48, max_tokens=tiny.T)).encode()
   messages = [dict(type="http.request", body=body)]
   sent, before = [], engine.tokens

@@ -20,7 +20,7 @@ from rl_reason.lab import (
 )
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 GIB = 1 << 30
 

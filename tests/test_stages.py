@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.collect import experience
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.monitoring import display
-from rl_reason.stages import build_step
+from rl_reason.stages import build_step, optimizers
 from rl_reason.training import optimizer, packing, step
 
 
@@ -50,7 +51,7 @@ def dapo(tmp_path_factory):
 
 def new_state(session):
   params = tiny_session.random_params(session)
-  return optimizer.new_state(params, *build_step.policy_optimizer(session))
+  return optimizer.new_state(params, *call(optimizers.policy, session))
 
 
 def update_args(session, run, rows, advantages_BT=0.0):

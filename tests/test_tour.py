@@ -11,6 +11,7 @@ import threading
 import jax
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.models import critic
@@ -79,7 +80,7 @@ def executed_by_a_step(name: str, workdir, monkeypatch) -> set[str]:
 
     monkeypatch.setattr(rl.build_step.RolloutCollector, "start_step", start)
     try:
-      rl.train(session, params, values)
+      call(rl.train, session, params, values)
     finally:
       step.__exit__(None, None, None)
   return files

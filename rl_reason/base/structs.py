@@ -21,7 +21,6 @@ in which one means something else says so in its docstring ("Shapes here: ...").
 | C, F   | width of a head, of the feed-forward layer  |
 | J      | outputs of a value head (bins)              |
 | S      | slots of the key/value cache                |
-| Z      | experts of a token: some in each layer      |
 """
 
 import inspect
@@ -81,8 +80,9 @@ class Rollouts:
       sampling temperature, before top-p.
     lengths_B: int32, response tokens, EOS and observations included.
     truncated_B: bool, no EOS within T tokens.
-    routes_BLZ: int8 or int16, experts of each token as `experts.by_token`
-      records them, -1 where none are known; None: not recorded.
+    record: choices of the model at each token, which the trainer's forward pass
+      repeats (see `experts.record`): a pytree of arrays [B, L, ...], -1 where
+      nothing is known; None: nothing is recorded.
   """
 
   tokens_BL: Array
@@ -92,7 +92,7 @@ class Rollouts:
   logps_BT: Array
   lengths_B: Array
   truncated_B: Array
-  routes_BLZ: Array | None = None
+  record: Tree | None = None
 
   @property
   def policy_lengths_B(self) -> Array:
@@ -128,14 +128,15 @@ class Packed:
     segments_RL: int32, tokens of one sequence share a number; 0 is padding.
     source_BT: int32, place (r * L + l) of the token BEFORE each response token,
       which predicts it; behind the response that of its first token.
-    routes_RLZ: of `Rollouts`, of each token; None: the trainer's own choices.
+    record: of `Rollouts`, of each token: arrays [R, L, ...]; None: nothing is
+      recorded.
   """
 
   tokens_RL: Array
   positions_RL: Array
   segments_RL: Array
   source_BT: Array
-  routes_RLZ: Array | None = None
+  record: Tree | None = None
 
 
 @struct.dataclass

@@ -24,7 +24,7 @@ from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.devices import sharding
 from rl_reason.models import checksums
 from rl_reason.monitoring import doctor, metrics
-from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.rollout.sampler import RolloutEngine, Sampled
 from rl_reason.tasks import Row
 
 
@@ -163,7 +163,7 @@ class RolloutCollector:
 
   def _grade(
       self,
-      parts: Iterator[tuple[Rollouts, np.ndarray]],
+      parts: Iterator[Sampled],
       rows_B: list[Row],
       stops: Callable[[Any, np.ndarray], bool] = lambda *_: False,
   ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
@@ -180,7 +180,7 @@ class RolloutCollector:
     grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)
     with contextlib.closing(grader):
-      for rollouts, finished_B in parts:
+      for rollouts, finished_B, *_ in parts:
         grader.submit(rollouts, finished_B)
         scores.submit(rollouts, finished_B)
         if stops(grader, finished_B):
@@ -216,8 +216,8 @@ class RolloutCollector:
       rows_B: list[Row],
       on_dispatch: Callable[[], None],
       **options: Any,
-  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
-    """Yields all responses so far and which have finished, on the host."""
+  ) -> Iterator[Sampled]:
+    """Yields all responses so far, on the host."""
     prompts: Prompts = pipelines.pack_prompts(
         self._tok, [row.prompt for row in rows], ids, self._max_prompt
     )
@@ -232,10 +232,11 @@ class RolloutCollector:
         None if self._group_sizes is None else sizes_N,
         expected_B=length_B,
         on_dispatch=on_dispatch,
-        held=self.held,
         **self._options | options,
     ):
-      yield sharding.fetch(part)
+      if part.held is not None:
+        self.held.append(part.held())
+      yield part.with_arrays(sharding.fetch)
 
   def _experience(self, rollouts, correct_B, rows_B) -> Experience:
     """Graded responses of this step's policy."""

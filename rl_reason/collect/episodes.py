@@ -24,12 +24,13 @@ from rl_reason.collect.collector import RolloutCollector
 from rl_reason.collect.environment_runner import Environments, Failure
 from rl_reason.data import tokenizer
 from rl_reason.devices import hosts
-from rl_reason.environments import tools
+from rl_reason.environments import observations
+from rl_reason.rollout.sampler import Sampled
 from rl_reason.tasks import Row
 
-# (resumed=, kept=) -> all responses so far and which have ended, as of `stream`
-# in rollout/sampler.py, on the host.
-Sample = Callable[..., Iterable[tuple[Rollouts, np.ndarray]]]
+# (resumed=) -> responses so far, on the host, as `sampler.stream` with
+# `keep_cache` yields them.
+Sample = Callable[..., Iterable[Sampled]]
 
 
 class Answer(NamedTuple):
@@ -98,7 +99,7 @@ class Episodes:
       self._plays[b] = play = environments.begin()
       prompt = play.reset(rows[n], (seed, int(ids[n])))
       is_chat = bool(rows[n].messages) or not isinstance(prompt, str)
-      text = tools.prompt_text(environments.tok, prompt, play.offered)
+      text = observations.prompt_text(environments.tok, prompt, play.offered)
       tokenizer.encode(environments.tok, [text])  # fails here, not in a batch
       return text, is_chat
 
@@ -164,7 +165,7 @@ class Episodes:
     """The turns of all trajectories."""
     return Turns(rewards_BT=self._rewards_BT, numbers_BT=self._numbers_BT)
 
-  def stream(self, sample: Sample) -> Iterator[tuple[Rollouts, np.ndarray]]:
+  def stream(self, sample: Sample) -> Iterator[Sampled]:
     """Plays all trajectories to their ends.
 
     Args:
@@ -175,21 +176,20 @@ class Episodes:
       all trajectories so far, and which have ended: after each wave of turns.
     """
     live_B = np.ones(len(self.texts), bool)
-    kept: list = []  # the cache of the policy, between turns
     while live_B.any():
       # Sample the next turns. Environments answer while others still decode.
       if self._rollouts is None:
-        self._wave(sample(kept=kept), live_B)
+        cache = self._wave(sample(), live_B)
       else:
         for wave_B in self._fitting(live_B):
-          resumed = self._rollouts, ~wave_B
-          self._wave(sample(resumed=resumed, kept=kept), wave_B)
+          resumed = Sampled(self._rollouts, ~wave_B, cache)
+          cache = self._wave(sample(resumed=resumed), wave_B)
       # Append the answers; trajectories that are not over continue.
       assert self._rollouts is not None
       live_B = self._answered(self._rollouts, live_B)
       if not live_B.any():
         self._finish(self._rollouts)
-      yield self._rollouts, ~live_B
+      yield Sampled(self._rollouts, ~live_B)
 
   def _fitting(self, live_B: np.ndarray) -> Iterator[np.ndarray]:
     """Splits rows into waves that have a slot for each row."""
@@ -200,12 +200,11 @@ class Episodes:
     for wave in range(wave_B[live_B].max() + 1):
       yield live_B & (wave_B == wave)
 
-  def _wave(
-      self, parts: Iterable[tuple[Rollouts, np.ndarray]], wave_B: np.ndarray
-  ) -> None:
-    """Takes over turns as they end, and asks their environments."""
-    waiting_B = wave_B.copy()
-    for part, ended_B in parts:
+  def _wave(self, parts: Iterable[Sampled], wave_B: np.ndarray) -> Any:
+    """Takes over turns as they end, asks their environments -> the cache."""
+    waiting_B, cache = wave_B.copy(), None
+    for sampled in parts:
+      part, ended_B, cache = sampled[:3]
       if self._rollouts is None:
         self._rollouts = _empty(part, self._run.tok.pad_token_id)
         self._numbers_BT = np.zeros(part.mask_BT.shape, np.int32)
@@ -216,6 +215,7 @@ class Episodes:
         getattr(self._rollouts, name)[rows] = getattr(part, name)[rows]
       for b in rows.tolist():
         self._ask(b, self._rollouts)
+    return cache
 
   def _ask(self, b: int, rollouts: Rollouts) -> None:
     """Asks the environment of a row, if its turn is over."""
@@ -340,7 +340,7 @@ class TurnsCollector(RolloutCollector):
     def sample(**wave):
       # The device has work from the first turns on.
       begins = (lambda: None) if "resumed" in wave else on_dispatch
-      return turns(begins, **options | wave)
+      return turns(begins, keep_cache=True, **options | wave)
 
     return self._episodes.stream(sample)
 

@@ -1,5 +1,8 @@
-"""Batches of padding, in the shapes of a real one."""
+"""Rows of experience: to group, take, pad and put together, on the host.
 
+Packing, dynamic sampling, partial rollouts and the collectors share these
+functions of NumPy arrays. Rows of a group are adjacent and share an id.
+"""
 
 import jax
 import numpy as np
@@ -8,10 +11,9 @@ from rl_reason.base.structs import (
     Array,
     Experience,
     Rollouts,
+    Tree,
     Turns,
 )
-
-pass
 
 
 def no_rows(
@@ -20,7 +22,7 @@ def no_rows(
     max_tokens: int,
     num_terms: int,
     turns: bool = False,
-    routes: tuple[int, str] | None = None,
+    record: Tree | None = None,
 ) -> Experience:
   """Rows of padding, whose shapes are those of a real batch.
 
@@ -30,14 +32,10 @@ def no_rows(
     max_tokens: T.
     num_terms: of reward.functions.
     turns: whether responses are trajectories in an environment.
-    routes: experts of a token and their dtype, if they are recorded.
+    record: of these rows (see `Rollouts`); None: nothing is recorded.
   """
   zeros_BT = np.zeros((rows, max_tokens), np.float32)
   zeros_B = np.zeros(rows, np.int32)
-  routes_BLZ = None
-  if routes:
-    size, dtype = routes
-    routes_BLZ = np.full((rows, max_prompt + max_tokens, size), -1, dtype)
   return Experience(
       rollouts=Rollouts(
           tokens_BL=np.zeros((rows, max_prompt + max_tokens), np.int32),
@@ -47,7 +45,7 @@ def no_rows(
           logps_BT=zeros_BT,
           lengths_B=zeros_B,
           truncated_B=zeros_B > 0,
-          routes_BLZ=routes_BLZ,
+          record=record,
       ),
       correct_B=zeros_B.astype(np.float32),
       scores_EB=tuple(zeros_B.astype(np.float32) for _ in range(num_terms)),

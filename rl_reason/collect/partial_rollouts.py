@@ -22,6 +22,7 @@ from rl_reason.collect.experience import (
     without_padding,
 )
 from rl_reason.collect.grading import AsyncGrader
+from rl_reason.rollout.sampler import Sampled
 
 
 class PartialRolloutCollector(RolloutCollector):
@@ -186,7 +187,7 @@ class PartialRolloutCollector(RolloutCollector):
         np.full(len(ids), self._group_size),
         [rows_B[b] for b in order_B],
         on_dispatch,
-        resumed=start,
+        resumed=Sampled(*start),
         yield_when_unfinished_groups=self._capacity,
     ):
-      yield jax.tree.map(lambda x: x[back_B], part)
+      yield part.with_arrays(lambda x: jax.tree.map(lambda y: y[back_B], x))

@@ -24,13 +24,13 @@ from rl_reason.base.structs import Array, Rollouts
 from rl_reason.collect import grading
 from rl_reason.data import tokenizer
 from rl_reason.tasks import Row, reward_terms, threads
-from rl_reason.tasks.reward_terms import (
+from rl_reason.tasks.reward_functions import (
     Failed,
     RewardBatch,
     RewardFunction,
     Score,
-    Term,
 )
+from rl_reason.tasks.reward_terms import Term
 from rl_reason.verifiers import workers as workers_lib
 
 Model = Callable[[Rollouts], Array]  # -> scores [B]

@@ -17,7 +17,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.config import ConfigError
 from rl_reason.lab import memory_formula, model_shapes
 from rl_reason.models import critic, decoder
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 GIB = 1 << 30
 MARGIN = 0.9  # of the memory, for what the formulas do not count

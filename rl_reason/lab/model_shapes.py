@@ -8,7 +8,7 @@ from rl_reason.base.config import ConfigError, one_line
 from rl_reason.data import tokenizer
 from rl_reason.hf import architecture, model_files
 from rl_reason.models import decoder
-from rl_reason.stages.session import model_config
+from rl_reason.stages.model import model_config
 
 
 def _qwen(width: int, layers: int, heads: int, kv: int, mlp: int, vocab=151936):

@@ -1,7 +1,6 @@
 """--stage=size: a table of bytes per device, and what would fit."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
@@ -15,9 +14,9 @@ from rl_reason.lab import (
     model_shapes,
 )
 from rl_reason.lab.automatic_remat import device_bytes, largest
-from rl_reason.models import critic, kernels
+from rl_reason.models import kernels
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import Session, critic_config
+from rl_reason.stages.model import Model, critic_config
 
 GIB = 1 << 30
 
@@ -60,8 +59,8 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
   if not devices:
     source = f"compiled for {jax.default_backend()}"
-    session = _session(config, cfg, value, mesh, display)
-    update, rollout = measured(session, size, display)
+    model = Model(cfg, value, mesh)
+    update, rollout = measured(config, model, size, display)
   _show(display, size, update, rollout, source)
 
   # The formula, scaled to what was compiled.
@@ -116,16 +115,18 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
 
 
 def measured(
-    session: Session, size: memory_formula.Size, display: Display
+    config, model: Model, size: memory_formula.Size, display: Display
 ) -> tuple[int, int]:
   """Peaks of update and rollout, with what is resident beside them."""
   display.doing("compiling the update")
-  program, (state, *rest) = compiled_memory.update(session)
+  program, (state, *rest) = compiled_memory.update(config, model, display)
   beside = sum(size.resident.values()) - size.resident["parameters"]
   beside -= size.resident["optimizer state"]
   update = compiled_memory.peak(program) + beside
   display.doing("compiling the sampler")
-  peaks = [compiled_memory.peak(x) for x, _ in compiled_memory.rollout(session)]
+  peaks = [
+      compiled_memory.peak(x) for x, _ in compiled_memory.rollout(config, model)
+  ]
   resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
     resident -= size.resident[
@@ -138,14 +139,6 @@ def _mesh(config, devices: int):
   if not devices:
     return device_mesh.make_meshes(**config.mesh)[0]
   return sharding.abstract_mesh(**checked.mesh_sizes(config, devices))
-
-
-def _session(config, cfg, value: critic.CriticConfig, mesh, display) -> Session:
-  """A session with all that `programs.build` reads, and nothing that runs."""
-  fields: dict[str, Any] = dict.fromkeys(Session._fields) | dict(
-      config=config, mesh=mesh, cfg=cfg, critic_cfg=value, display=display
-  )
-  return Session(**fields)
 
 
 def _show(display, size, update: int, rollout: int, source: str) -> None:

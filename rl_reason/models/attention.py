@@ -5,8 +5,8 @@
     attend(kernels, layer, q_BLKQC, k_BLKC, v_BLKC, cache) -> out_BLKQC, cache
 
 and knows nothing of masks or caches. `packed` makes this function for training,
-`prefill` for prompts whose keys and values are cached, `decode` for one more
-token of each row.
+`prefill` for prompts whose keys and values are cached, `extend` for more tokens
+of one row, `decode` for one more token of each row.
 
 `kernels` is "xla", which runs everywhere (this file, and for packed rows
 `models.packed_attention`), or a key of `models.kernels.KERNELS`.
@@ -163,6 +163,41 @@ def prefill(segments_BL: Array) -> Attend:
       return jax.lax.dynamic_update_slice(x, new[None], at)
 
     return out, jax.tree.map(write, cache, new)
+
+  return attend
+
+
+def extend(first: Array, length: int) -> Attend:
+  """Adjacent tokens of a single row, each of which sees the row up to itself.
+
+  Args:
+    first: position of the first one; the cache has slots for all of them.
+    length: their number.
+  """
+  position_L1 = first + jnp.arange(length)[:, None]
+
+  def attend(kernels, layer, q_1LKQC, k_1LKC, v_1LKC, cache):
+    new = _cache_entries(cache, k_1LKC.swapaxes(1, 2), v_1LKC.swapaxes(1, 2))
+
+    def write(x, new, slots):
+      at = [layer, *[0] * new.ndim]
+      at[slots] = first
+      return jax.lax.dynamic_update_slice(x, new[None], at)
+
+    k_slots = 3 if paged(kernels) else 4
+    k = write(cache.k, _key_layout(kernels, new.k), k_slots)
+    rest = jax.tree.map(
+        lambda x, new: write(x, new, 3),
+        (cache.v, cache.k_scale, cache.v_scale),
+        (new.v, new.k_scale, new.v_scale),
+    )
+    cache = Cache(k, *rest)
+    short = jax.tree.map(lambda x: x[layer], cache)
+    if paged(kernels):
+      short = dataclasses.replace(short, k=short.k.swapaxes(-1, -2))
+    q_1LKQC = q_1LKQC * q_1LKQC.shape[-1] ** -0.5
+    each = jax.vmap(_attend_at_once, (1, None, 0), 1)
+    return each(q_1LKQC, short, position_L1).astype(v_1LKC.dtype), cache
 
   return attend
 

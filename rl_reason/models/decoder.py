@@ -199,7 +199,7 @@ def forward(
     positions_BL: Array,
     attend: attention.Attend,
     cache: Any = None,
-    routes: Array | None = None,
+    record: Tree | None = None,
 ) -> tuple[Array, Any, experts.Routing | None]:
   """The residual stream after the last norm.
 
@@ -210,7 +210,8 @@ def forward(
     positions_BL: int32, of each token in its sequence; any for padding.
     attend: `attention.packed`, `prefill` or `decode`: what each token sees.
     cache: an `attention.Cache`, if `attend` reads or writes one.
-    routes: int [B, L, layers * K], experts to use; -1 or None: the router's.
+    record: of these tokens, as `experts.record` makes it: choices of the model
+      that are repeated; None: it makes all of them anew.
 
   Returns:
     hidden [B, L, D] in cfg.dtype, the new cache (None without one), and what
@@ -260,7 +261,7 @@ def forward(
 
   # Only training takes gradients, and it has no cache. `prevent_cse` is for
   # code outside of a scan.
-  given = None if routes is None else experts.by_layer(routes, cfg)
+  given = experts.by_layer(record, cfg)
   layers = jnp.arange(cfg.layers), params["layers"], given
   if cache is None and cfg.remat != "none":
     remat = functools.partial(
@@ -280,20 +281,18 @@ def forward(
   return x_XD.reshape(rows, length, -1), cache, routing
 
 
-def hidden(params: Tree, cfg: ModelConfig, packed: Packed) -> Array:
-  """`forward` of packed rows, in the chunks of `sequence.split`: [R, L, D].
+def hidden(
+    params: Tree, cfg: ModelConfig, packed: Packed
+) -> tuple[Array, experts.Routing | None]:
+  """`forward` of packed rows, in the chunks of `sequence.split`.
 
-  Experts are those of the routers, whatever was recorded.
+  Returns:
+    hidden [R, L, D], and what the routers say of each layer.
   """
-  return routed(params, cfg, packed.replace(routes_RLZ=None))[0]
-
-
-def routed(params: Tree, cfg: ModelConfig, packed: Packed):
-  """`forward` of packed rows in chunks: hidden states and the routing."""
   p = jax.tree.map(sequence.split, packed.replace(source_BT=None))
   attend = attention.packed(p.segments_RL, chunks=True)
   rows = p.tokens_RL, p.positions_RL, attend
-  hidden_RLD, _, routing = forward(params, cfg, *rows, routes=p.routes_RLZ)
+  hidden_RLD, _, routing = forward(params, cfg, *rows, record=p.record)
   return hidden_RLD, routing
 
 
@@ -314,7 +313,7 @@ def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
 
 def packed_logps(
     params: Tree, cfg: ModelConfig, packed: Packed, temperature: float = 1.0
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, experts.Routing | None]:
   """Log-probability and entropy of each response token.
 
   Logits exist for `cfg.logprob_chunk` positions of a shard of the rows at a
@@ -324,17 +323,11 @@ def packed_logps(
   The config and the temperature, by which logits are divided, are static.
 
   Returns:
-    logps [B, T] and entropy [B, T], float32; entropy in nats. Behind a response
-    they are those of its first token.
+    logps [B, T] and entropy [B, T], float32; entropy in nats. After the end of
+    a response they repeat the values of its first token. Last, the routing of
+    `hidden`, from which the loss of the routers is computed.
   """
-  return routed_logps(params, cfg, packed, temperature)[:2]
-
-
-def routed_logps(
-    params: Tree, cfg: ModelConfig, packed: Packed, temperature: float = 1.0
-) -> tuple[Array, Array, experts.Routing | None]:
-  """`packed_logps`, and what the routers say of the places of the rows."""
-  hidden_RLD, routing = routed(params, cfg, packed)
+  hidden_RLD, routing = hidden(params, cfg, packed)
   shards = sharding.num_shards(jax.sharding.get_abstract_mesh(), "batch")
 
   # In each shard, positions that predict a response token come first.

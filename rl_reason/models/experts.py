@@ -14,7 +14,7 @@ devices along this axis are gathered, each device adds up what its experts say
 of all of them, and each gets the sums of its own tokens back.
 
 Shapes here: X tokens; E experts of a layer; K experts of a token; N = X * K
-pairs of both.
+pairs of both; Z = layers * K experts of a token in all layers.
 """
 
 import functools
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.devices import sharding
@@ -158,23 +159,43 @@ def _local(treedef, cfg, total, x_XD, used_XK, share_XK, *leaves):
   return out_XD
 
 
-# --- routes of whole responses -----------------------------------------------
+# --- the record of a rollout -------------------------------------------------
 
 
-def dtype(experts: int) -> str:
-  """The dtype of recorded routes."""
-  return "int8" if experts <= 128 else "int16"
+def record(
+    routing: Routing | None, cfg: Any, shape: tuple[int, ...]
+) -> Array | None:
+  """The record of tokens (see `Rollouts`): their experts in all layers.
 
+  Args:
+    routing: of the forward pass that sampled; None: a model without experts.
+    cfg: of the model.
+    shape: of the tokens.
 
-def by_token(routing: Routing, cfg: Any, shape: tuple[int, ...]) -> Array:
-  """The routers' choices as [*shape, layers * K], to be recorded."""
+  Returns:
+    [*shape, Z] int8 or int16; None without experts.
+  """
+  if routing is None:
+    return None
   routes = jnp.moveaxis(routing.routes_XK, 0, 1)
-  return routes.reshape(*shape, -1).astype(dtype(cfg.experts))
+  return routes.reshape(*shape, -1).astype(_dtype(cfg))
 
 
-def by_layer(routes: Array, cfg: Any) -> Array:
-  """The inverse of `by_token`: [layers, X, K]."""
-  routes = routes.reshape(-1, cfg.layers, cfg.experts_per_token)
+def no_record(cfg: Any, shape: tuple[int, ...]) -> np.ndarray:
+  """A record of tokens of which nothing is known, on the host."""
+  size = cfg.layers * cfg.experts_per_token
+  return np.full((*shape, size), -1, _dtype(cfg))
+
+
+def _dtype(cfg: Any) -> str:
+  return "int8" if cfg.experts <= 128 else "int16"
+
+
+def by_layer(record: Array | None, cfg: Any) -> Array | None:
+  """The recorded experts of each layer: [layers, X, K]; of None: None."""
+  if record is None:
+    return None
+  routes = record.reshape(-1, cfg.layers, cfg.experts_per_token)
   return jnp.moveaxis(routes, 1, 0)
 
 
@@ -207,9 +228,8 @@ def loss(
       lambda x: x.reshape(cfg.layers, *x.shape[-2:]), routing
   )
   segments_RL = sequence.split(packed.segments_RL)
-  given: Any = None
-  if packed.routes_RLZ is not None:
-    given = by_layer(sequence.split(packed.routes_RLZ), cfg)
+  given = by_layer(jax.tree.map(sequence.split, packed.record), cfg)
+  if given is not None:
     agree_X = agreement(routing, given)
     agree_RL = sequence.join(agree_X.reshape(segments_RL.shape))
     agree_BT = agree_RL.reshape(-1)[packed.source_BT]

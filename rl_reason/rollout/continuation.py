@@ -1,15 +1,15 @@
-"""Partial rollouts: responses that an earlier call began are continued.
+"""Continues partial rollouts: responses that an earlier call began.
 
-Kimi k1.5 (arXiv:2501.12599, section 2.6.2). `sampler.stream` calls `resume` if
-it is passed partial rollouts, perhaps with their cache; no other rollout
-executes this module.
+Kimi k1.5 (arXiv:2501.12599, section 2.6.2). `Sampler.start` calls `resume` if
+it gets partial rollouts, perhaps with their cache; no other rollout executes
+this module.
 
 Shapes here: as in `sampler`, R rows of the queue; B decode slots.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,20 @@ CHUNK = 16  # tokens that are read at a time behind a cache,
 CHUNKS = 4  # or so many chunks as one
 
 
+class RowCache(NamedTuple):
+  """The cache of a call in which each row had a slot.
+
+  Attributes:
+    cache: of the slots.
+    order_R: the row of each slot.
+    lengths_R: tokens of the responses that are in it.
+  """
+
+  cache: attention.Cache
+  order_R: Array
+  lengths_R: Array
+
+
 def resume(
     sampler: Any,
     params: Tree,
@@ -32,17 +46,16 @@ def resume(
     slots: Slots,
     resumed: tuple[Rollouts, Array],
     expected_R: Array,
-    kept: tuple[attention.Cache, Array, Array] | None,
+    row_cache: RowCache | None,
 ) -> tuple[Queue, Slots]:
   """A queue and slots in which partial responses continue.
 
   `Sampler.start` calls it with prompts that are padded on the right, its queue,
-  empty slots, and the responses so far with those that have ended. `kept`, of a
-  call in which each row had a slot: their cache, the row of each, and the
-  lengths of the responses in it.
+  empty slots, the responses so far and which of them have ended. Without a
+  cache of the rows all their tokens are read again.
   """
-  if kept is not None:
-    return _go_on(sampler, params, tokens_NP, queue, slots, resumed, kept)
+  if row_cache is not None:
+    return _go_on(sampler, params, tokens_NP, queue, slots, resumed, row_cache)
   rollouts, ended_R = resumed
   shards = len(queue.next_W)
   # Partial responses start first, complete ones never; between the two those
@@ -78,10 +91,10 @@ def _with(queue: Queue, resumed: tuple[Rollouts, Array]) -> Queue:
 
 
 def _go_on(
-    sampler: Any, params: Tree, tokens_NP, queue, slots, resumed, kept
+    sampler: Any, params: Tree, tokens_NP, queue, slots, resumed, row_cache
 ) -> tuple[Queue, Slots]:
-  """Responses continue in the slots in which the call before left them."""
-  cache, order_R, before_R = kept
+  """Responses continue in the slots of the call before."""
+  cache, order_R, before_R = row_cache
   all_W = jnp.full_like(queue.next_W, len(order_R) // len(queue.next_W))
   queue = _with(queue, resumed).replace(
       order_R=order_R, end_W=all_W, next_W=all_W
@@ -134,7 +147,7 @@ def _read_new(
           sampler.cfg,
           jax.lax.dynamic_slice(tokens_L, (at,), (size,))[None],
           at + jnp.arange(size)[None],
-          _extend(at, size),
+          attention.extend(at, size),
           carry[1],
       )
       return hidden_1LD[0, -CHUNK:], cache
@@ -168,43 +181,6 @@ def _first_slot(kernels: str, cache: attention.Cache) -> attention.Cache:
   k, rest = cache.k, dataclasses.replace(cache, k=None)
   k = k[..., :1, :] if paged(kernels) else k[..., :1]
   return dataclasses.replace(jax.tree.map(lambda x: x[:, :, :, :1], rest), k=k)
-
-
-def _extend(first: Array, length: int) -> attention.Attend:
-  """Adjacent tokens of a single row, each of which sees the row up to itself.
-
-  Args:
-    first: position of the first one; the cache has slots for all of them.
-    length: their number.
-  """
-  position_L1 = first + jnp.arange(length)[:, None]
-
-  def attend(kernels, layer, q_1LKQC, k_1LKC, v_1LKC, cache):
-    new = attention._cache_entries(
-        cache, k_1LKC.swapaxes(1, 2), v_1LKC.swapaxes(1, 2)
-    )
-
-    def write(x, new, slots):
-      at = [layer, *[0] * new.ndim]
-      at[slots] = first
-      return jax.lax.dynamic_update_slice(x, new[None], at)
-
-    k_slots = 3 if paged(kernels) else 4
-    k = write(cache.k, attention._key_layout(kernels, new.k), k_slots)
-    rest = jax.tree.map(
-        lambda x, new: write(x, new, 3),
-        (cache.v, cache.k_scale, cache.v_scale),
-        (new.v, new.k_scale, new.v_scale),
-    )
-    cache = attention.Cache(k, *rest)
-    short = jax.tree.map(lambda x: x[layer], cache)
-    if paged(kernels):
-      short = dataclasses.replace(short, k=short.k.swapaxes(-1, -2))
-    q_1LKQC = q_1LKQC * q_1LKQC.shape[-1] ** -0.5
-    each = jax.vmap(attention._attend_at_once, (1, None, 0), 1)
-    return each(q_1LKQC, short, position_L1).astype(v_1LKC.dtype), cache
-
-  return attend
 
 
 def _prefill(sampler: Any, params: Tree, tokens_NP, queue, slots):

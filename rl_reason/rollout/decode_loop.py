@@ -45,8 +45,8 @@ class Queue:
     ended_R: bool, whether the response is complete.
     end_W: number of rows to start; one number per data shard.
     next_W: number of rows that have started.
-    routes_NPZ, routes_RTZ: experts of each token of prompts, padded on the
-      right, and responses; None: not recorded.
+    record_NP, record_RT: as in `Rollouts`, of the tokens of prompts, which are
+      padded on the right, and of responses.
   """
 
   cache: attention.Cache
@@ -64,8 +64,8 @@ class Queue:
   ended_R: Array
   end_W: Array
   next_W: Array
-  routes_NPZ: Array | None = None
-  routes_RTZ: Array | None = None
+  record_NP: Tree | None = None
+  record_RT: Tree | None = None
 
 
 @struct.dataclass
@@ -234,11 +234,14 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
       attention.decode(position_B, order_B),
       slots.cache,
   )
-  if routing is not None and queue.routes_RTZ is not None:
+  if queue.record_RT is not None:
     at = jnp.where(active_B, row_B, rows), t_B
-    routes_BZ = experts.by_token(routing, cfg, t_B.shape)
-    routes_RTZ = queue.routes_RTZ.at[at].set(routes_BZ, mode="drop")
-    queue = queue.replace(routes_RTZ=routes_RTZ)
+    record_RT = jax.tree.map(
+        lambda x, new: x.at[at].set(new, mode="drop"),
+        queue.record_RT,
+        experts.record(routing, cfg, t_B.shape),
+    )
+    queue = queue.replace(record_RT=record_RT)
   return queue, Slots(
       cache=cache,
       hidden_BD=hidden_B1D[:, 0],

@@ -20,7 +20,7 @@ import numpy as np
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Prompts, Rollouts, Tree
 from rl_reason.models import checksums
-from rl_reason.rollout.sampler import YIELD_SHARE
+from rl_reason.rollout.sampler import YIELD_SHARE, Sampled
 
 
 class Request(NamedTuple):
@@ -142,10 +142,9 @@ class ExternalEngine:
       group_size: int,
       top_p: float = 1.0,
       on_dispatch: Callable[[], None] = lambda: None,
-      held: list[checksums.Answer] | None = None,
       **_,
-  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
-    """As `RolloutEngine.stream`, on host arrays.
+  ) -> Iterator[Sampled]:
+    """As `RolloutEngine.stream`, on host arrays; the last item has `held`.
 
     Raises:
       RunError: a response is missing, too long, or lacks log-probs.
@@ -160,7 +159,7 @@ class ExternalEngine:
     lengths_B = np.zeros(rows, np.int32)
     truncated_B, ended_B = np.ones(rows, bool), np.zeros(rows, bool)
 
-    def responses() -> tuple[Rollouts, np.ndarray]:
+    def responses() -> Sampled:
       rollouts = Rollouts(
           tokens_BL=np.concatenate(
               [np.asarray(prompts.tokens_NP)[prompt_B], tokens_BT], 1
@@ -172,7 +171,7 @@ class ExternalEngine:
           lengths_B=lengths_B.copy(),
           truncated_B=truncated_B.copy(),
       )
-      return rollouts, ended_B.copy()
+      return Sampled(rollouts, ended_B.copy())
 
     on_dispatch()
     yielded = 0
@@ -196,9 +195,11 @@ class ExternalEngine:
           f"rollout.engine.name: {rows - ended_B.sum()} of {rows} responses are"
           " missing: look at the log of the engine"
       )
-    if held is not None:
-      held.append(checksums.Answer(checksums.on_device(params), self._fault()))
-    yield responses()
+
+    def held() -> checksums.Answer:
+      return checksums.Answer(checksums.on_device(params), self._fault())
+
+    yield responses()._replace(held=held)
 
   def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
     """A request for each response, and the prompt that it belongs to."""

@@ -13,7 +13,7 @@ W data shards, each with a queue and slots of its own.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,30 @@ YIELD_SHARE = 1 / 8  # of all rows; `stream` yields when so many ended anew
 MIN_SLOTS = 4  # slots of a data shard that are not halved any more
 
 
+class Sampled(NamedTuple):
+  """Responses so far: `stream` yields them, and a later call continues them.
+
+  Attributes:
+    rollouts: N * G rows; rows of a prompt are adjacent.
+    ended_B: bool, whether each response is complete.
+    cache: keys and values of all rows, in the last item of a stream with
+      `keep_cache`. A call that continues these rows takes them over, donated,
+      and reads only what is new; without them it reads all tokens again.
+    held: -> what an engine says of the weights that sampled, to be called at
+      once; in one item of a stream of an engine.
+  """
+
+  rollouts: Rollouts
+  ended_B: Array
+  cache: continuation.RowCache | None = None
+  held: Callable[[], checksums.Answer] | None = None
+
+  def with_arrays(self, move: Callable[[Tree], Tree]) -> "Sampled":
+    """The responses after `move`, for instance to the host; not the cache."""
+    rollouts, ended_B = move((self.rollouts, self.ended_B))
+    return self._replace(rollouts=rollouts, ended_B=ended_B)
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampler:
   """The programs of `stream`, and their static arguments.
@@ -51,8 +75,8 @@ class Sampler:
       the end.
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' as the model's, or 'int8'.
-    record: whether the experts of each token are recorded.
-    spare: more places of a row's cache; > 0: a later call may continue in it.
+    record: whether rollouts have a record (see `Rollouts`).
+    keep_cache: whether a later call may continue in the cache.
   """
 
   cfg: decoder.ModelConfig
@@ -65,7 +89,7 @@ class Sampler:
   equal_groups: bool = True
   cache: str = "same"
   record: bool = False
-  spare: int = 0
+  keep_cache: bool = False
 
   def start(
       self,
@@ -77,7 +101,7 @@ class Sampler:
       limits_R: Array | None,
       expected_R: Array | None,
       resumed: tuple[Rollouts, Array] | None = None,
-      kept: Tree | None = None,
+      row_cache: continuation.RowCache | None = None,
   ) -> tuple[Queue, Slots]:
     """Prefills the prompts; all rows wait in the queue, except resumed ones."""
     cfg = self.cfg
@@ -147,16 +171,22 @@ class Sampler:
         end_W=integers(shards, rows // shards),
         next_W=integers(shards, 0),
     )
-    if self.record and routing is not None:
-      routes_NPZ = experts.by_token(routing, cfg, tokens_NP.shape)
-      shape = rows, self.max_tokens, routes_NPZ.shape[-1]
+    if self.record:
+      record_NP = experts.record(routing, cfg, tokens_NP.shape)
+      shape = rows, self.max_tokens
       queue = queue.replace(
-          routes_NPZ=jnp.where(segments_NP[..., None] > 0, routes_NPZ, -1),
-          routes_RTZ=jnp.full(shape, -1, routes_NPZ.dtype),
+          record_NP=jax.tree.map(
+              lambda x: jnp.where(segments_NP[..., None] > 0, x, -1), record_NP
+          ),
+          record_RT=jax.tree.map(
+              lambda x: jnp.full((*shape, *x.shape[2:]), -1, x.dtype), record_NP
+          ),
       )
-    length = attention.cache_slots(width + self.max_tokens + self.spare)
+    length = width + self.max_tokens + continuation.CHUNK * self.keep_cache
     empty = Slots(
-        cache=decoder.empty_cache(cfg, slots, length, self.cache),
+        cache=decoder.empty_cache(
+            cfg, slots, attention.cache_slots(length), self.cache
+        ),
         hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
         row_B=integers(slots, rows // shards),
         t_B=integers(slots, 0),
@@ -165,7 +195,7 @@ class Sampler:
     if resumed is None:
       return self.constrain(queue, empty)
     return continuation.resume(
-        self, params, tokens_NP, queue, empty, resumed, expected_R, kept
+        self, params, tokens_NP, queue, empty, resumed, expected_R, row_cache
     )
 
   def specs(self) -> tuple[Queue, Slots]:
@@ -180,7 +210,7 @@ class Sampler:
 
   def _replicated(self) -> tuple[str, ...]:
     """Fields of a queue that each data shard has in full: all prompts."""
-    prompts = "cache", "hidden_ND", "length_N", "routes_NPZ"
+    prompts = "cache", "hidden_ND", "length_N", "record_NP"
     return () if self.equal_groups else prompts
 
   def decode(
@@ -226,13 +256,13 @@ class Sampler:
     def per_row(x_N):
       return jnp.repeat(x_N, sizes, 0, total_repeat_length=rows)
 
-    routes_BLZ, routes_NPZ = None, queue.routes_NPZ
-    if routes_NPZ is not None:  # padding moves back to the left
-      width = prompts.tokens_NP.shape[1]
+    def whole_rows(x_NP, x_RT):
+      """Padding moves back to the left of the prompt; [R, L, ...]."""
+      width = x_NP.shape[1]
       index_NP = (jnp.arange(width) - prompts.start_N[:, None]) % width
-      routes_NPZ = jnp.take_along_axis(routes_NPZ, index_NP[..., None], 1)
-      parts: list[Any] = [per_row(routes_NPZ), queue.routes_RTZ]
-      routes_BLZ = jnp.concatenate(parts, 1)
+      x_NP = jnp.take_along_axis(x_NP, index_NP[..., None], 1)
+      return jnp.concatenate([per_row(x_NP), x_RT], 1)
+
     rollouts = Rollouts(
         tokens_BL=jnp.concatenate(
             [per_row(prompts.tokens_NP), queue.tokens_RT], 1
@@ -243,7 +273,7 @@ class Sampler:
         logps_BT=queue.logps_RT,
         lengths_B=queue.lengths_R,
         truncated_B=queue.truncated_R,
-        routes_BLZ=routes_BLZ,
+        record=jax.tree.map(whole_rows, queue.record_NP, queue.record_RT),
     )
     return jax.tree.map(
         lambda x: sharding.constrain(x, "batch", *(None,) * (x.ndim - 1)),
@@ -266,14 +296,14 @@ def stream(
     sizes_N: Array | None = None,
     limits_B: Array | None = None,
     expected_B: Array | None = None,
-    resumed: tuple[Rollouts, Array] | None = None,
+    resumed: Sampled | None = None,
     *,
-    kept: list[Tree] | None = None,
+    keep_cache: bool = False,
     yield_when_unfinished_groups: int = 0,
     program: Callable[[Sampler, str, Any], Callable] = program,
     on_dispatch: Callable[[], None] = lambda: None,
     **static: Any,
-) -> Iterator[tuple[Rollouts, Array]]:
+) -> Iterator[Sampled]:
   """Samples G responses to each of N prompts, and yields them as they end.
 
   Each prompt is prefilled once, its cache copied to the slots of its G samples.
@@ -293,10 +323,10 @@ def stream(
       None: max_tokens.
     expected_B: the expected length of each: the longest start first. It changes
       no token. None: in order.
-    resumed: partial rollouts, as yielded by an earlier call, perhaps of another
-      policy, to continue: N * G responses so far, and which have ended.
-    kept: an empty list, which gets the cache if slots and record are not set;
-      then, with rows of that call resumed, the same list.
+    resumed: partial rollouts to continue: what an earlier call yielded, perhaps
+      of another policy; the cache only of the same one.
+    keep_cache: whether the last item has the cache. It never does if `slots` or
+      `record` is set.
     yield_when_unfinished_groups: also yields once as soon as at most so many
       groups are unfinished; 0: never. Not with sizes.
     program: (sampler, name of its method, what its shapes depend on) -> that
@@ -305,20 +335,22 @@ def stream(
     **static: fields of `Sampler`.
 
   Yields:
-    Rollouts of N * G rows, those of a prompt adjacent, and which of them have
-    ended, bool [N * G]: whenever about another `YIELD_SHARE` of them has, while
-    the device continues with the others; at last all of them.
+    all responses so far, whenever about another `YIELD_SHARE` of them has
+    ended, while the device continues with the others; at last all, complete.
   """
-  keeps = kept is not None and not (static.get("slots") or static.get("record"))
-  spare = continuation.CHUNK if keeps else 0
-  sampler = Sampler(**static, equal_groups=sizes_N is None, spare=spare)
+  keep_cache &= not (static.get("slots") or static.get("record"))
+  sampler = Sampler(
+      **static, equal_groups=sizes_N is None, keep_cache=keep_cache
+  )
   count = len(prompts.start_N)
   rows = count * sampler.group_size
-  previous = kept.pop() if kept else None
-  shape = count, jnp.ndim(temperature), resumed is None, previous is None
+  so_far = row_cache = None
+  if resumed is not None:
+    so_far, row_cache = resumed[:2], resumed.cache
+  shape = count, jnp.ndim(temperature), so_far is None, row_cache is None
   start = program(sampler, "start", shape)
   finish = program(sampler, "finish", count)
-  rest = sizes_N, limits_B, expected_B, resumed, previous
+  rest = sizes_N, limits_B, expected_B, so_far, row_cache
   queue, slots = start(params, prompts, key, temperature, *rest)
   shards, size = len(queue.next_W), len(slots.row_B)
   counts = last_counts = part = None
@@ -339,7 +371,7 @@ def stream(
       ended = rows - occupied
       few = wait_for_groups and count - groups <= yield_when_unfinished_groups
       if few or ended - yielded >= YIELD_SHARE * rows:
-        part, yielded = finish(prompts, sizes_N, queue), ended
+        part, yielded = Sampled(*finish(prompts, sizes_N, queue)), ended
         wait_for_groups &= not few
     # Decode, and yield only then: the consumer works while the device does.
     decode = program(sampler, "decode", (count, size))
@@ -349,15 +381,19 @@ def stream(
     if part is not None:
       yield part
     counts, last_counts, part = last_counts, new_counts, None
-  if kept is not None and keeps:
-    kept.append((slots.cache, queue.order_R, queue.lengths_R))
-  yield finish(prompts, sizes_N, queue)
+  row_cache = None
+  if keep_cache:
+    row_cache = continuation.RowCache(
+        slots.cache, queue.order_R, queue.lengths_R
+    )
+  rollouts, ended_B = finish(prompts, sizes_N, queue)
+  yield Sampled(rollouts, ended_B, row_cache)
 
 
 def sample(*args: Any, **kwargs: Any) -> Rollouts:
   """All responses, complete: what `stream` yields last."""
-  *_, (rollouts, _) = stream(*args, **kwargs)
-  return rollouts
+  *_, sampled = stream(*args, **kwargs)
+  return sampled.rollouts
 
 
 class RolloutEngine:
@@ -416,35 +452,40 @@ class RolloutEngine:
       sizes_N: Array | None = None,
       *,
       expected_B: Array | None = None,
-      resumed: tuple[Rollouts, Array] | None = None,
-      held: list[checksums.Answer] | None = None,
+      resumed: Sampled | None = None,
       **options,
-  ) -> Iterator[tuple[Rollouts, Array]]:
-    """`stream`; arrays other than parameters and key are on the host.
+  ) -> Iterator[Sampled]:
+    """`stream`; arrays other than parameters, key and cache are on the host.
 
-    A list `held` gets the checksums of the parameters that sample.
+    The first item says of which checksums the parameters are.
     """
-    if held is not None:
-      held.append(checksums.Answer(checksums.on_device(params)))
+
+    def held() -> checksums.Answer:
+      return checksums.Answer(checksums.on_device(params))
+
     put = functools.partial(sharding.put, self.mesh)  # None stays None
-    return stream(
+    if resumed is not None:
+      resumed = resumed.with_arrays(lambda x: put(x, "batch"))
+    parts = stream(
         params,
         put(prompts, "batch"),
         key,
         put(temperature),
         put(sizes_N),
         expected_B=put(expected_B, "batch"),
-        resumed=put(resumed, "batch"),
+        resumed=resumed,
         program=functools.partial(self._program, _signature(params)),
         cfg=self._cfg,
         **self._static,
         **options,
     )
+    yield next(parts)._replace(held=held)
+    yield from parts
 
   def sample(self, *args, **options) -> Rollouts:
     """All responses at once: the last item that `stream` yields."""
-    *_, (rollouts, _) = self.stream(*args, **options)
-    return rollouts
+    *_, sampled = self.stream(*args, **options)
+    return sampled.rollouts
 
   def _program(self, signature, static, name: str, shape) -> CompiledOnce:
     kind = signature, static, name, shape

@@ -37,7 +37,7 @@ from rl_reason.data import (
 from rl_reason.data.datasets import Example
 from rl_reason.data.preparation_report import Tally
 from rl_reason.data.screening import Fault
-from rl_reason.stages.session import resolve, tokenizer_path
+from rl_reason.stages.model import resolve, tokenizer_path
 from rl_reason.verifiers import workers
 
 FORMAT = 3  # of the files; a preparation of another format is made anew

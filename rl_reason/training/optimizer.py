@@ -1,7 +1,6 @@
 """The optimizer of a stage, and the sharded initial training state."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -161,30 +160,3 @@ def abstract_state(
       ),
       shardings,
   )
-
-
-def from_config(o, **of_stage: Any) -> optax.GradientTransformation:
-  """The optimizer of a stage, from config.optimizer.
-
-  The keywords are those of `make_optimizer` that each stage has its own of: lr,
-  schedule, total, warmup and freeze.
-  """
-  shared = "name b1 b2 eps weight_decay clip_norm offload".split()
-  return make_optimizer(**{name: o[name] for name in shared}, **of_stage)
-
-
-def policy_rate(c) -> dict[str, Any]:
-  """The learning rate of RL: keywords of `make_optimizer`."""
-  return _rate(c, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)
-
-
-def critic_rate(c, steps: int) -> dict[str, Any]:
-  """The critic's learning rate over `steps` rollouts: the same keywords."""
-  warmup = min(c.critic.warmup_steps, max(steps - 1, 0))
-  return _rate(c, c.critic, warmup, steps)
-
-
-def _rate(c, part, warmup: int, steps: int) -> dict[str, Any]:
-  per_step = c.updates.minibatches * c.updates.epochs
-  total = dict(warmup=warmup * per_step, total=steps * per_step)
-  return dict(lr=part.lr, schedule=part.schedule) | total

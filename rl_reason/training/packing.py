@@ -103,17 +103,17 @@ def pack(
     mask_BT: Array,
     rows: int,
     unit: int = 1,
-    routes_BLZ: Array | None = None,
+    record: Tree | None = None,
 ) -> Packed:
   """Packs a minibatch of rows that are padded on both sides.
 
-  Arrays are as in `Rollouts`. A micro-batch has `rows`
-  packed rows, as long as the padded ones, and holds `unit` adjacent rows or
-  none of them.
+  Arrays are as in `Rollouts`. A micro-batch has `rows` packed rows, as long as
+  the padded ones, and holds `unit` adjacent rows or none of them.
 
   Returns:
-    tokens, positions, segments [A, R, L], and source [B, T]. A is what rows of
-    full length would need; empty micro-batches come last.
+    tokens, positions, segments [A, R, L], source [B, T], and the record
+    [A, R, L, ...]. A is what rows of full length would need; empty
+    micro-batches come last.
   """
   slots, length = tokens_BL.shape[1], mask_BT.shape[1]
   prompt_B, response_B = spans(start_B, mask_BT, slots)
@@ -122,35 +122,31 @@ def pack(
   place_B = row_B * slots + first_B
 
   # Tokens of all sequences in order: the row that each belongs to, and its
-  # position in it. All three arrays are then written at once.
+  # position in it. Whole arrays are then written at once.
   owner_X = np.repeat(np.arange(len(length_B)), length_B)
   at_X = np.arange(len(owner_X)) - (np.cumsum(length_B) - length_B)[owner_X]
+  from_X = owner_X, start_B[owner_X] + at_X
+  to_X = place_B[owner_X] + at_X
   shape = max_micro_batches(len(length_B), rows, unit), rows, slots
-  packed = np.zeros((3, np.prod(shape)), np.int32)
-  packed[:, place_B[owner_X] + at_X] = (
-      tokens_BL[owner_X, start_B[owner_X] + at_X],
-      at_X,
-      owner_X + 1,
-  )
+
+  def laid_out(of_token_X, padding):
+    """Arrays [A, R, L, ...] of what each token has, [X, ...]."""
+    rest = of_token_X.shape[1:]
+    out = np.full((np.prod(shape), *rest), padding, of_token_X.dtype)
+    out[to_X] = of_token_X
+    return out.reshape(*shape, *rest)
+
   # A response token is predicted at the place before it; the first one at the
   # last place of the prompt.
   at_T = np.arange(length)
   source_BT = np.where(at_T < response_B[:, None], at_T, 0)
   source_BT += np.maximum(place_B + prompt_B - 1, 0)[:, None]
-  tokens_RL, positions_RL, segments_RL = packed.reshape(3, *shape)
-  routes_RLZ = None
-  if routes_BLZ is not None:
-    size = routes_BLZ.shape[-1]
-    routes = np.full((np.prod(shape), size), -1, routes_BLZ.dtype)
-    from_X = owner_X, start_B[owner_X] + at_X
-    routes[place_B[owner_X] + at_X] = routes_BLZ[from_X]
-    routes_RLZ = routes.reshape(*shape, size)
   return Packed(
-      tokens_RL,
-      positions_RL,
-      segments_RL,
-      source_BT.astype(np.int32),
-      routes_RLZ,
+      tokens_RL=laid_out(tokens_BL[from_X].astype(np.int32), 0),
+      positions_RL=laid_out(at_X.astype(np.int32), 0),
+      segments_RL=laid_out((owner_X + 1).astype(np.int32), 0),
+      source_BT=source_BT.astype(np.int32),
+      record=jax.tree.map(lambda x_BL: laid_out(x_BL[from_X], -1), record),
   )
 
 
@@ -163,21 +159,17 @@ def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
   """Micro-batch number `at` of a minibatch.
 
   Returns:
-    tokens, positions, segments [R, L], and source [B, T] of all rows; and
-    member [B], the rows that it holds: results for the others are meaningless.
+    tokens, positions, segments and record [R, L, ...], and source [B, T] of all
+    rows; and member [B], the rows that it holds: results for the others are
+    meaningless.
   """
   places = packed.tokens_RL[0].size
   # Places count from the first micro-batch on.
   source_BT = packed.source_BT - at * places
   member_B = (0 <= source_BT[:, 0]) & (source_BT[:, 0] < places)
-  micro = Packed(
-      tokens_RL=packed.tokens_RL[at],
-      positions_RL=packed.positions_RL[at],
-      segments_RL=packed.segments_RL[at],
-      source_BT=jnp.where(member_B[:, None], source_BT, 0),
-      routes_RLZ=None if packed.routes_RLZ is None else packed.routes_RLZ[at],
-  )
-  return micro, member_B
+  micro = jax.tree.map(lambda x: x[at], packed.replace(source_BT=None))
+  source_BT = jnp.where(member_B[:, None], source_BT, 0)
+  return micro.replace(source_BT=source_BT), member_B
 
 
 def fold(fn: Callable[[Packed, Array], Tree], packed: Packed) -> Tree:
@@ -243,7 +235,7 @@ def plan(
   Adjacent rows with one id are a group. The first epoch keeps their order; the
   others shuffle the groups, by the seed and the step of RL.
   """
-  r, groups = rollouts, groups_of(rollouts.ids_B)
+  groups = groups_of(rollouts.ids_B)
   orders = [round_robin(groups, minibatches)]
   for epoch in range(1, epochs):
     rng = np.random.default_rng((seed, step, epoch))
@@ -252,7 +244,7 @@ def plan(
   order_MB = np.concatenate(orders).reshape(minibatches * epochs, -1)
   packed = []
   for b in order_MB:
-    routes = None if r.routes_BLZ is None else r.routes_BLZ[b]
-    rows = r.tokens_BL[b], r.start_B[b], r.mask_BT[b]
-    packed.append(pack(*rows, packed_rows, routes_BLZ=routes))
+    r = jax.tree.map(lambda x, b=b: x[b], rollouts)
+    rows = r.tokens_BL, r.start_B, r.mask_BT
+    packed.append(pack(*rows, packed_rows, record=r.record))
   return PackingPlan(order_MB, jax.tree.map(lambda *x: np.stack(x), *packed))

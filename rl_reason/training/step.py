@@ -56,7 +56,7 @@ def logps_program(cfg: decoder.ModelConfig, temperature: float) -> Callable:
   return map_micro_batches(
       lambda params, packed: decoder.packed_logps(
           params, cfg, packed, temperature
-      )
+      )[:2]
   )
 
 
@@ -260,17 +260,17 @@ def rl_update(
     b, token_weights = rows
     if base is not None:
       params = lora.join(base, params, lora_scale)
-    logps_BT, entropy_BT, routing = decoder.routed_logps(
+    logps_BT, entropy_BT, routing = decoder.packed_logps(
         params, cfg, packed, temperature
     )
     loss, metrics = objective_lib.loss(
         objective, logps_BT, entropy_BT, b, token_weights, coefs
     )
-    if routing is None:
-      return loss, metrics
-    mean_BT = token_weights["mean"]
-    aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
-    return loss + aux, metrics | more
+    if routing is not None:
+      mean_BT = token_weights["mean"]
+      aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
+      loss, metrics = loss + aux, metrics | more
+    return loss, metrics
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed) = carry, xs

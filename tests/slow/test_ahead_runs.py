@@ -6,7 +6,7 @@ import test_resume
 import tiny_session
 
 from rl_reason.base.errors import Stopped
-from rl_reason.stages import interim
+from rl_reason.stages import interim, rl
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,7 +67,7 @@ def test_sampling_goes_on_while_a_step_is_learned(tmp_path):
   """Each step but the last ones has a batch in flight."""
   session = tiny_session.make_session(tmp_path, **AHEAD)
   with jax.set_mesh(session.mesh):
-    test_resume.rl.train(session, tiny_session.random_params(session))
+    test_resume.call(rl.train, session, tiny_session.random_params(session))
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   shares = [test_resume.json.loads(x).get("perf/overlap") for x in lines]
   assert shares[0] is None and max(shares[1:]) > 0

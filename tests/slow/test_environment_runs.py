@@ -66,7 +66,7 @@ def test_a_million_tokens_of_a_policy_are_those_of_the_update(
     if resumed is None:
       sampled_BT[:] = -1
     for part in stream(*args, resumed=resumed, **options):
-      rollouts, ended_B = jax.device_get(part)
+      rollouts, ended_B = jax.device_get(part[:2])
       for b in np.flatnonzero(ended_B):
         if resumed is None or not resumed[1][b]:
           start = 0 if resumed is None else resumed[0].lengths_B[b]
@@ -79,8 +79,8 @@ def test_a_million_tokens_of_a_policy_are_those_of_the_update(
   gap = 0.0
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
-    collector = build_step.make_collector(session, "rollout")
-    planner = build_step.make_planner(session.config, session.mesh)
+    collector = tiny_session.collector(session, "rollout")
+    planner = build_step.planner(session.config, session.mesh)
     program = step.logps_program(session.cfg, temperature=1.0)
     while tokens < 10**6:
       rows = collector.collect(params)
@@ -107,9 +107,9 @@ def collected(tmp_path, monkeypatch, delay=0.0, **changes):
   session = tiny_session.make_session(tmp_path, **FIELDS | changes)
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
-    collector = build_step.make_collector(session, "rollout")
+    collector = tiny_session.collector(session, "rollout")
     rows = collector.collect(params)
-    plan = build_step.make_planner(session.config, session.mesh)(rows.rollouts)
+    plan = build_step.planner(session.config, session.mesh)(rows.rollouts)
     program = step.logps_program(session.cfg, temperature=1.0)
     logps = functools.partial(step.forward, session.mesh, program)
     return rows, logps(params, plan)[0]

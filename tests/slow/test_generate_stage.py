@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 import tiny_session
-from tiny_session import half_correct, shared_programs  # noqa: F401, fixtures
+from tiny_session import call, half_correct, shared_programs  # noqa: F401, fixtures
 
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.data import datasets, readers
@@ -38,7 +38,7 @@ def run(tmp_path, monkeypatch, request):
     if stop_at is not None:
       session = tiny_session.interrupted(session, stop_at=stop_at)
     with jax.set_mesh(session.mesh):
-      return generate.run(session, "newest")
+      return call(generate.run, session, "newest")
 
   return make
 

@@ -8,7 +8,7 @@ import pytest
 from test_reward_model import compiled, trained
 
 from rl_reason.models import critic
-from rl_reason.stages import reward_model
+from rl_reason.stages import optimizers, reward_model
 from rl_reason.training import optimizer, packing
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ __all__ = ["compiled", "trained"]  # fixtures
 def test_micro_batches_change_nothing(trained):
   """Loss and gradient of 16 packed rows are those of 3 at a time."""
   session, cfg = trained.session, trained.session.critic_cfg
-  tx = optimizer.from_config(
+  tx = optimizers.of_stage(
       session.config.optimizer, lr=1e-2, schedule="constant", total=1
   )
   with jax.set_mesh(session.mesh):

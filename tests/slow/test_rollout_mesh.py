@@ -5,6 +5,7 @@ import threading
 import jax
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base.errors import Stopped
 from rl_reason.devices import device_mesh
@@ -27,7 +28,7 @@ def run(workdir, meshes, stop_at=None):
   if stop_at is not None:
     session = tiny_session.interrupted(session, stop_at=stop_at)
   with jax.set_mesh(session.mesh):
-    rl.train(session, tiny_session.random_params(session))
+    call(rl.train, session, tiny_session.random_params(session))
   return tiny_session.logged(workdir)
 
 

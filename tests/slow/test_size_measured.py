@@ -17,7 +17,7 @@ from rl_reason.checks import checked
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
 from rl_reason.devices import device_mesh
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 from rl_reason.lab import (
     compiled_memory, memory_formula, model_shapes, size as size_stage
 )

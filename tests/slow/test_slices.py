@@ -15,7 +15,7 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.devices import device_mesh
 from rl_reason.lab import compiled_memory, memory_formula, size as size_stage
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import critic_config
+from rl_reason.stages.model import critic_config
 
 pytestmark = pytest.mark.slow
 
