@@ -30,7 +30,7 @@ from rl_reason.base.structs import Packed, Prompts
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab.compiled_memory import abstract_batch
 from rl_reason.models import decoder, parameters
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.training import optimizer, step
 
@@ -242,7 +242,7 @@ def main() -> None:
       kind=devices[0].device_kind,
       jax=jax.__version__,
       libtpu=metadata.version("libtpu"),
-      commit=machine_record.describe()["git commit"],
+      commit=machine.describe()["git commit"],
       programs=programs,
   )
   OUT.write_text(json.dumps(result, indent=1))

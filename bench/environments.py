@@ -23,10 +23,11 @@ import numpy as np
 
 from bench import harness, seeds, tables
 from rl_reason import tasks
-from rl_reason.base import config
+from rl_reason.checks import config_files
 from rl_reason.data import held_out
 from rl_reason.environments import lines
 from rl_reason.lab import ablate
+from rl_reason.report import machine
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
 ALONE = "--config.environment.max_turns=1"
@@ -64,7 +65,7 @@ def run(job: tuple[str, int]) -> None:
 
 def environment(name: str, seed: int) -> dict:
   """Machine and versions of a run."""
-  return json.loads((directory(name, seed) / "environment.json").read_text())
+  return machine.read(directory(name, seed))
 
 
 def read(name: str, seed: int) -> dict:
@@ -112,7 +113,7 @@ def read(name: str, seed: int) -> dict:
 
 def optimum() -> dict[str, float]:
   """Mean turns of bisection on the held-out games: by difficulty, '' of all."""
-  c = config.read("configs/guess.py")
+  c = config_files.read("configs/guess.py")
   task, levels = tasks.get(c.task.name), tuple(c.task.difficulties)
   rows = held_out.rows_of_task(task, levels, c.evaluate.prompts)
   turns = {

@@ -144,7 +144,7 @@ def table(result: dict) -> str:
 
 def main() -> None:
   """Grades the pairs, then writes the tables."""
-  from rl_reason.report import machine_record
+  from rl_reason.report import machine
 
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--by", choices=SYSTEMS, default="rl_reason")
@@ -153,7 +153,7 @@ def main() -> None:
   flags = parser.parse_args()
   result = json.loads(OUT.read_text()) if OUT.exists() else {}
   found = study(flags.by, show=flags.show)
-  found["commit"] = machine_record.describe()["git commit"]
+  found["commit"] = machine.describe()["git commit"]
   result[flags.name or flags.by] = found
   OUT.write_text(json.dumps(result, indent=1))
   OUT.with_suffix(".md").write_text(table(result))

@@ -287,7 +287,7 @@ def environment(load: float) -> dict[str, Any]:
 
   It initializes the device: call it after the workers have ended.
   """
-  from rl_reason.report import machine_record as environment_lib
+  from rl_reason.report import machine as environment_lib
 
   return environment_lib.describe() | dict(load=load)
 

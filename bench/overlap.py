@@ -15,7 +15,7 @@ import tempfile
 
 from bench import harness, seeds, tables
 from rl_reason.lab.ablate import fresh_seeds
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 
 SEEDS = fresh_seeds("rl_reason overlap", 3)
 STEPS, WARMUP = 16, 4  # programs are compiled in the first steps
@@ -47,7 +47,7 @@ def train(workdir: pathlib.Path, fields: dict) -> list[dict]:
       JAX_PLATFORMS="cpu",
       JAX_NUM_CPU_DEVICES="2",
   )
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   return [x for x in lines if x["stage"] == "rl"][WARMUP:]
 
 

@@ -17,7 +17,7 @@ from bench import aot, slices
 from rl_reason.devices import sharding
 from rl_reason.lab import memory_formula
 from rl_reason.models import decoder
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 from rl_reason.stages.model import critic_config
 
 OUT = aot.OUT.with_name("pipeline.json")
@@ -144,7 +144,7 @@ def table(result: dict) -> str:
 
 def main() -> None:
   """Computes the rows and writes the tables."""
-  commit = machine_record.describe()["git commit"]
+  commit = machine.describe()["git commit"]
   result = dict(commit=commit, rows=rows())
   OUT.write_text(json.dumps(result, indent=1))
   OUT.with_suffix(".md").write_text(table(result))

@@ -18,7 +18,7 @@ import time
 
 from rl_reason import verifiers
 from rl_reason.data import datasets, templates
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 
 OUT = pathlib.Path(__file__).parents[1] / "results" / "reference_answers.json"
 FORMS = {"box": "qwen_boxed", "Answer:": "dapo"}
@@ -120,7 +120,7 @@ def main() -> None:
     key = new["set"], new["split"]
     rest = [x for x in result["sets"] if (x["set"], x["split"]) != key]
     result["sets"] = sorted([*rest, new], key=lambda x: (x["kind"], x["set"]))
-    result["commit"] = machine_record.describe()["git commit"]
+    result["commit"] = machine.describe()["git commit"]
     OUT.write_text(json.dumps(result, indent=1))
     print(new["set"], new["split"], new["accepted"], flush=True)
   OUT.with_suffix(".md").write_text(table(result))

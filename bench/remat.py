@@ -16,7 +16,7 @@ from bench import aot
 from rl_reason.base.structs import Packed, Tree
 from rl_reason.lab.automatic_remat import REMAT
 from rl_reason.models import decoder
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 
 OUT = aot.OUT.with_name("remat.json")
 DEPTHS = (4, 16, 64)
@@ -81,7 +81,7 @@ def main() -> None:
   result = dict(
       device=jax.devices()[0].device_kind,
       jax=jax.__version__,
-      commit=machine_record.describe()["git commit"],
+      commit=machine.describe()["git commit"],
       bytes=found,
   )
   OUT.write_text(json.dumps(result, indent=1))

@@ -18,7 +18,7 @@ import pathlib
 
 from bench import harness, seeds, tables
 from rl_reason.lab import ablate, rounds
-from rl_reason.report import scores
+from rl_reason.report import machine, scores
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason rounds", 4))
 ROWS = ("rejection_sampling", "iterative_grpo")
@@ -140,12 +140,12 @@ def main() -> None:
       if wanted and not args.collect:
         run(name, seed, args.count)
     made = [x for x in jobs if finished(*x)]
-    place = rounds.directory(directory(*made[0]), 0) / "environment.json"
+    place = rounds.directory(directory(*made[0]), 0)
     harness.write_data(
         NAME,
         dict(
             command="python -m bench.rounds",
-            environment=json.loads(place.read_text()),
+            environment=machine.read(place),
             runs=[read(*x) for x in made],
         ),
     )

@@ -34,7 +34,7 @@ from rl_reason.data import pipelines, tokenizer
 from rl_reason.devices.randomness import key
 from rl_reason.lab import ablate
 from rl_reason.models import decoder, experts
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.stages import demonstrations, supervised
 from rl_reason.training import packing, step
@@ -315,7 +315,7 @@ def main() -> None:
   result = harness.read("routing") or dict(runs={})
   for seed in () if only_table else SEEDS:
     seed_runs(seed, result["runs"].setdefault(str(seed), {}))
-    result["environment"] = machine_record.describe()
+    result["environment"] = machine.describe()
     harness.write_data("routing", result)
   if result["runs"]:
     harness.write("routing", result, page(result))

@@ -19,7 +19,7 @@ from bench import harness, seeds, tables
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
-from rl_reason.monitoring import display, metrics
+from rl_reason.monitoring import display, run_log
 from rl_reason.stages import build_step, initial_state, session as session_lib
 
 RUNS = harness.RUNS / "sampler_weights"
@@ -68,7 +68,7 @@ def train(name: str, seed: int) -> dict:
       *options,
       JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"),
   )
-  lines = metrics.read_metrics(workdir(name, seed))
+  lines = run_log.read_metrics(workdir(name, seed))
   steps = [x for x in lines if x["stage"] == "rl"]
   before, *_, after = (x[ACCURACY] for x in lines if x["stage"] == "evaluate")
   return dict(

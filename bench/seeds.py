@@ -27,6 +27,7 @@ from concurrent import futures
 
 from bench import tables
 from rl_reason.lab import ablate, comparison
+from rl_reason.report import machine
 
 ROOT = pathlib.Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "seeds"
@@ -259,8 +260,7 @@ def main() -> None:
     for seed, name in itertools.product(SEEDS, ROWS):
       if (directory(name, seed) / "done").exists():
         runs[name, seed] = read(name, seed)
-        environment = directory(name, seed) / "environment.json"
-        result["environment"] = json.loads(environment.read_text())
+        result["environment"] = machine.read(directory(name, seed))
     result |= dict(
         command="python -m bench.seeds",
         seeds=[x for x in SEEDS if ("DAPO", x) in runs],

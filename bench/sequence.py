@@ -19,7 +19,7 @@ from importlib import metadata
 import jax
 
 from bench import aot, slices
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 
 OUT = aot.OUT.with_name("sequence.json")
 KIND, PLACE = "v5p", "4x4x4"
@@ -105,7 +105,7 @@ def main() -> None:
       result |= dict(
           jax=jax.__version__,
           libtpu=metadata.version("libtpu"),
-          commit=machine_record.describe()["git commit"],
+          commit=machine.describe()["git commit"],
       )
       OUT.write_text(json.dumps(result, indent=1))
   OUT.with_suffix(".md").write_text(table(result))

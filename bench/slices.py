@@ -26,7 +26,8 @@ import jax
 from jax.experimental import topologies
 
 from bench import aot, collectives
-from rl_reason.checks import checked
+from rl_reason.base import errors
+from rl_reason.checks import checked, machine_checks
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -36,7 +37,7 @@ from rl_reason.lab import (
     size as size_stage,
 )
 from rl_reason.monitoring.display import Display
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 from rl_reason.stages.model import attention_backend, critic_config
 
 OUT = aot.OUT.with_name("slices.json")
@@ -110,8 +111,8 @@ def choose(model: str, kind: str) -> dict | None:
             model, kind, model__remat=remat, mesh__tensor=tensor, mesh__data=1
         )
         try:
-          checked.devices(c, count)
-        except checked.ConfigError:
+          machine_checks.devices(c, count)
+        except errors.ConfigError:
           continue
         mesh = sharding.abstract_mesh(fsdp=count // tensor, tensor=tensor)
         value = critic_config(c, cfg)
@@ -288,7 +289,7 @@ def main() -> None:
     return
   jax.config.update("jax_platforms", "cpu")
   os.environ.update(aot.LIBTPU)
-  commit = machine_record.describe()["git commit"]  # before results change
+  commit = machine.describe()["git commit"]  # before results change
   rows = result["rows"]
   names = [f"{model} {kind}" for model in MODELS for kind in KINDS]
   only = [x for x in names if all(word in x for word in flags.only.split(","))]

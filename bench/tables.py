@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bench import harness
 from bench.harness import PEERS, Size
-from rl_reason.report import machine_record
+from rl_reason.report import machine
 
 SWEEP = "bench_sweep"
 
@@ -213,9 +213,9 @@ def page(table: Table, result: dict, columns: dict = COLUMNS) -> list[str]:
 
 def busy(environment: dict) -> list[str]:
   """Returns a warning if the machine had other work before a measurement."""
-  if machine_record["load"] < 0.5:
+  if environment["load"] < 0.5:
     return []
-  load, cores = machine_record["load"], machine_record["cpu count"]
+  load, cores = environment["load"], environment["cpu count"]
   return [
       f"**Preliminary: the machine was busy (load {load} on {cores} cores).**",
       "",
@@ -252,7 +252,7 @@ def make(
     result = json.loads(out.read_text())
   else:
     command = f"python -m bench.{out.stem}"
-    result = dict(command=command, environment=machine_record.describe())
+    result = dict(command=command, environment=machine.describe())
     result |= measure()
     out.write_text(json.dumps(result, indent=1) + "\n")
   out.with_suffix(".md").write_text(page(result))

@@ -24,7 +24,7 @@ from absl import app, flags
 # Finds rl_reason and configs, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
 from rl_reason.lab import sweep
 
 try:
@@ -80,18 +80,18 @@ def main(rest: list[str]) -> int:
   os.chdir(ROOT)  # the directory of configs/ and runs/
   try:
     if rest[1:]:
-      raise config_lib.ConfigError(f"{rest[1]!r}: unexpected argument")
+      raise errors.ConfigError(f"{rest[1]!r}: unexpected argument")
     if _CONFIG.value is None:
-      raise config_lib.ConfigError("--config is missing")
+      raise errors.ConfigError("--config is missing")
     runs = sweep.product(_CONFIG.value, _SEEDS.value, _SET.value)
     for args in runs:
       sweep.check(args)
     if xm is None and not _DRY_RUN.value:
-      raise config_lib.ConfigError(
+      raise errors.ConfigError(
           "XManager is not installed: `pip install xmanager`, or use `python -m"
           " rl_reason.lab.sweep` with the same flags"
       )
-  except config_lib.ConfigError as e:
+  except errors.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
     return 2
   if _DRY_RUN.value:

@@ -12,13 +12,13 @@ from tiny_session import tiny_config
 from rl_reason.base.errors import RunError
 from rl_reason.devices import device_mesh
 from rl_reason.models import checksums, lora
-from rl_reason.monitoring import doctor, signs
-from rl_reason.monitoring.signs import SIGN
+from rl_reason.monitoring import alerts, health
+from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.training import certificate
 from rl_reason.training.certificate import Certificate
 
-OTHER = SIGN + "other_weights"
+OTHER = HEALTH + "other_weights"
 
 
 def make(base=None, kind="same", **options):
@@ -244,24 +244,26 @@ def test_experts_that_were_lost_are_counted():
   assert certificate.lost_routes(x) == 1
 
 
-def test_steps_in_a_row_of_another_policy_end_a_run():
-  from test_signs import FIELDS, line
+def test_consecutive_steps_of_another_policy_end_a_run():
+  from test_alerts import FIELDS, line
 
   lines, wrong = [], {OTHER: "all weights are of RL step 0"}
-  one = doctor.Doctor(FIELDS, lines.append, limit=1, uncertified=2)
+  one = health.HealthMonitor(
+      FIELDS | {"rl.max_steps_uncertified": 2}, lines.append
+  )
   for n, x in enumerate((wrong, {}, wrong, wrong), 1):
-    one.check(lambda: None)
-    alarms = one.examine(n, line() | x)
-    assert ("alarm/weights_of_another_policy" in alarms) == bool(x)
+    one.enforce(lambda: None)
+    found = one.check(n, line() | x)
+    assert ("alert/weights_of_another_policy" in found) == bool(x)
   with pytest.raises(
       RunError, match="uncertified = 2: RL learned from another"
   ):
-    one.check(lambda: None)
+    one.enforce(lambda: None)
   assert any("step 0. Likely cause: the sampler did not" in x for x in lines)
 
 
 def test_the_bound_of_a_gap_is_that_of_the_precision():
-  from test_signs import FIELDS, line
+  from test_alerts import FIELDS, line
 
   c = tiny_config()
   exact = certificate.bound(c, "cpu")
@@ -273,6 +275,6 @@ def test_the_bound_of_a_gap_is_that_of_the_precision():
       (certificate.bound(c, "cpu"), 0.5, True),
       (certificate.bound(tiny_config(), "tpu"), 0.05, False),
   ):
-    x = line() | {SIGN + "gap_bound": limit, signs.GAP: gap}
-    names = [sign.name for sign, _ in signs.found([x], FIELDS)]
+    x = line() | {HEALTH + "gap_bound": limit, alerts.GAP: gap}
+    names = [rule.name for rule, _ in alerts.of_step([x], FIELDS)]
     assert names == ["Log-probs of another policy"] * seen

@@ -13,10 +13,10 @@ import tiny_session
 from test_signs import HEALTHY
 from tiny_session import call
 
-from rl_reason.base import dependencies
+from rl_reason.base import resume_rules
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.stages import interim, resumed, rl, sft
 from rl_reason.stages.output import open_stage
 
@@ -105,10 +105,10 @@ def test_rl_resumes_with_all_of_its_state(tmp_path):
   host, (metrics, _) = assert_same(
       tmp_path, run_rl, "rl", ALL_STATE, dict(die_at=4), KeyboardInterrupt
   )
-  # Signs read these: a metric of another name would silence them.
+  # Alert rules read these: a metric of another name would silence them.
   of_critic = {"critic/vf_explained_var", "critic/grad_norm"}
   missing = HEALTHY.keys() - metrics[0].keys() - of_critic
-  assert all(name.startswith("sign/") for name in missing)  # not written
+  assert all(name.startswith("health/") for name in missing)  # not written
   assert host["coefs"]["kl"] != ALL_STATE["kl__coef"]
   assert host["prompts"]["solved"] is not None
   assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
@@ -142,7 +142,7 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
         value = pytest.approx(value, rel=1e-4, abs=1e-6)
       assert got[name] == value, name
   fields = {name.replace("__", ".") for name in FREE}
-  assert fields <= set(dependencies.FREE)
+  assert fields <= set(resume_rules.FREE)
 
 
 @pytest.mark.slow
@@ -257,15 +257,15 @@ def test_a_log_is_cut_only_where_a_checkpoint_ended(
     tmp_path, found, said, left
 ):
   """Lines that are not those that were noted are said, and stay."""
-  path, log = tmp_path / "metrics.jsonl", metrics.Log(tmp_path)
+  path, log = tmp_path / "metrics.jsonl", run_log.Log(tmp_path)
   log.close()
   path.write_bytes(LINES)
-  log = metrics.Log(tmp_path)
+  log = run_log.Log(tmp_path)
   noted = log.note()
   log.close()
   path.unlink() if found is None else path.write_bytes(found)
   lines = []
-  log = metrics.Log(tmp_path, say=lines.append)
+  log = run_log.Log(tmp_path, say=lines.append)
   log.remember(json.loads(json.dumps(noted)))
   log.remember(noted)  # a later stage
   log.truncate()

@@ -21,7 +21,7 @@ import numpy as np
 from rl_reason.base.structs import Experience, Tree
 from rl_reason.collect import experience
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import resources, run_log
 from rl_reason.monitoring.samples import SampleLog
 
 
@@ -71,7 +71,7 @@ class Ahead:
     self._collect, self._samples = collect, samples
     self._staleness, self._steps = staleness, steps
     self._sampler_logps, self._mesh, self._empty = sampler_logps, mesh, empty
-    self._clock, collector.clock = collector.clock, metrics.Clock()
+    self._clock, collector.clock = collector.clock, resources.Clock()
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "sampling")
     self._batches: dict[int, concurrent.futures.Future[Batch]] = {}
     self._work: list[list[float]] = []  # [start, end] of recent batches
@@ -165,6 +165,10 @@ class Ahead:
   def restore(self, arrays: Tree, host: list[dict[str, Any]]) -> None:
     """Restores what `arrays` and `host` returned at the save."""
     for (rows, extremes), found in zip(arrays, host, strict=False):
+      counts = dict(found["counts"])
+      if "signs" in counts:  # saved by an earlier version
+        counts["responses"] = run_log.current_names(counts.pop("signs"))
+      found = found | dict(counts=counts)
       done: concurrent.futures.Future[Batch] = concurrent.futures.Future()
       done.set_result(Batch(rows, found))
       self._batches[found["step"]] = done

@@ -23,7 +23,7 @@ from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.devices import sharding
 from rl_reason.models import checksums
-from rl_reason.monitoring import doctor, metrics
+from rl_reason.monitoring import resources, step_metrics
 from rl_reason.rollout.sampler import RolloutEngine, Sampled
 from rl_reason.tasks import Row
 
@@ -56,7 +56,7 @@ class RolloutCollector:
     unfinished: partial rollouts; None: a round has none.
     rewards: the terms of the reward.
     failures: of verifier and reward functions, since the last `start_step`.
-    seen: what the doctor counts of the responses since then.
+    stats: of all responses since then.
     doubtful: rejected responses since then that may be right.
     held: of each call of the engine since then, what it sampled with.
   """
@@ -82,9 +82,11 @@ class RolloutCollector:
   ):
     self.prompts = prompts
     self.num_responses = num_responses
-    self.clock = metrics.Clock()
+    self.clock = resources.Clock()
     self.failures = 0
-    self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
+    self.stats = step_metrics.ResponseStats(
+        task.answer, getattr(task, "BEHAVIOURS", {})
+    )
     self.doubtful = Doubtful(task)
     self.held: list[checksums.Answer] = []
     self.unfinished: Experience | None = None
@@ -102,7 +104,7 @@ class RolloutCollector:
     """Begins the next training step: resets the counts of failures."""
     self.failures = 0
     self.held = []
-    self.seen.clear()
+    self.stats.clear()
     self.doubtful.clear()
     self.rewards.runner.reset()
 
@@ -115,7 +117,7 @@ class RolloutCollector:
         held=checksums.answers(self.held),
         functions=dict(self.rewards.runner.counts),
         failures={"train/verifier_failures": self.failures},
-        signs=self.seen.signs() | self.doubtful.counts(),
+        responses=self.stats.metrics() | self.doubtful.counts(),
         doubtful=self.doubtful.found(),
     )
 
@@ -153,7 +155,7 @@ class RolloutCollector:
     # Put the graded responses together with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = self._score(experience, scores.scores_UB)
-    self.seen.responses(experience, grader.texts, rows_B)
+    self.stats.responses(experience, grader.texts, rows_B)
     self.doubtful.responses(
         grader.texts, rows_B, grader.correct_B, rollouts.truncated_B
     )

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import checked, config_files, run_directory
 from rl_reason.lab import jobs
 from rl_reason.lab.jobs import Job
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 
 class Measure(NamedTuple):
@@ -168,7 +168,7 @@ def configure(
   Raises:
     ConfigError: the file, a field or the whole cannot work.
   """
-  c = config_lib.read(path)
+  c = config_files.read(path)
   overrides = {**common, **own}
   names = {k: v for k, v in overrides.items() if k.endswith(".name")}
   config_lib.override(c, names)
@@ -297,7 +297,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def _run(flags, argv, name: str, out: pathlib.Path, child):
   """Runs what is missing; returns the data and the exit code."""
-  c = config_lib.read(flags.config)
+  c = config_files.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir)
@@ -341,6 +341,6 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
 
 def command() -> None:
   """Runs the command line."""
-  with screen.guarded():
+  with output_guard.guarded():
     status = main(sys.argv[1:])
   sys.exit(status)

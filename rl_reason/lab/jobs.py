@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import IO, Any, NamedTuple
 
-from rl_reason.base import config as config_lib, dependencies
+from rl_reason.base import errors, resume_rules
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
 # Becomes a command that is asked to end when the process of this id, which
@@ -57,7 +57,7 @@ class Job(NamedTuple):
     old = {k: v for k, v in old.items() if self.row or k in new}
     steps = [x.get("rl.steps") for x in (old, new)]
     longer = [f"rl.steps: {steps[0]} -> {steps[1]}"] * (steps[0] != steps[1])
-    return dependencies.differences(old, new) + longer
+    return resume_rules.differences(old, new) + longer
 
   def finished(self) -> bool:
     """Whether the job has run to its end with this very config."""
@@ -162,7 +162,7 @@ def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
   if not count and parallel % len(devices) == 0:
     return [(devices[i % len(devices)],) for i in range(parallel)]
   if rest or not count:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"--devices = {','.join(devices)}: {len(devices)} devices cannot be"
         f" divided evenly among --jobs = {parallel}"
     )

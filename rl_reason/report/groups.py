@@ -9,8 +9,8 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from rl_reason.monitoring.metrics import DOUBTFUL
-from rl_reason.report.scores import thin
+from rl_reason.monitoring.run_log import DOUBTFUL
+from rl_reason.report.charts import thin
 
 # Numbers of each token that a line may have.
 NUMBERS = (

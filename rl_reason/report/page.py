@@ -9,7 +9,6 @@ become means with bands, and of long responses there are head and tail only.
 import datetime
 import json
 import pathlib
-import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,26 +17,16 @@ import jax
 from rl_reason.base import (
     config as config_lib,
     errors,
-    functions,
     json_files,
+    kinds,
 )
 from rl_reason.configs import base
-from rl_reason.monitoring import metrics
-from rl_reason.report import groups, machine_record, scores as scores_lib
-from rl_reason.report.scores import COSTS, VALIDATION, of_stage, scores
+from rl_reason.monitoring import run_log
+from rl_reason.report import groups, machine, scores as scores_lib
+from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
+from rl_reason.report.scores import VALIDATION, of_stage, scores
+from rl_reason.report.templates import as_text, render
 
-HERE = pathlib.Path(__file__).parent
-CHARTS: list[dict[str, Any]] = tomllib.loads(
-    (HERE / "charts.toml").read_text(encoding="utf-8")
-)["chart"]
-
-BEHAVIOUR = "behaviour/"  # of names in metrics
-BEHAVIOURS: dict[str, Any] = dict(
-    title="Behaviours",
-    about="Matches of the task's patterns in sampled responses.",
-    unit="per response",
-)
-MAX_POINTS = 400  # of a curve
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
 DOUBTFUL_BYTES = 200_000
@@ -108,40 +97,13 @@ def refresher(
   return refresh
 
 
-def render(name: str, data: dict[str, Any]) -> str:
-  """Returns the page NAME.html.in with the common head and its data."""
-  page, head = (
-      (HERE / f"{x}.html.in").read_text(encoding="utf-8")
-      for x in (name, "head")
-  )
-  return page.replace("@HEAD@\n", head).replace("@DATA@", embed(data))
-
-
-def embed(data) -> str:
-  """Returns JSON in ASCII without any character that is special in HTML."""
-  text = json.dumps(data, separators=(",", ":"))
-  for letter in "<>&":
-    text = text.replace(letter, f"\\u{ord(letter):04x}")
-  return text
-
-
-def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns the rows of a table of names and values."""
-  return [
-      (name, x if isinstance(x, str) else json.dumps(x))
-      for name, x in values.items()
-  ]
-
-
 def _data(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns everything that report.html.in shows."""
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
-  config, machine = (
-      json.loads(path.read_text()) if path.exists() else {}
-      for path in (workdir / "config.json", workdir / "environment.json")
-  )
-  axes, charts = charts_of(lines, config)
+  path = workdir / "config.json"
+  config = json.loads(path.read_text()) if path.exists() else {}
+  axes, charts = charts_of(lines)
   found = groups.index(samples)
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
   rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
@@ -169,7 +131,7 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
       run=_run(workdir, lines),
       changed=changed(config),
       config=as_text(config),
-      environment=as_text(machine),
+      machine=as_text(machine.read(workdir)),
   )
 
 
@@ -193,8 +155,8 @@ def doubtful_summary(workdir: pathlib.Path) -> list[str]:
 
 def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
   """Returns command, dates and duration of a run."""
-  starts = machine_record.starts(workdir)
-  hours = max((x or 0 for x in scores_lib.hours(lines).values()), default=0)
+  starts = run_log.starts(workdir)
+  spent = max((x or 0 for x in hours(lines).values()), default=0)
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
   out = {"work directory": str(workdir.resolve())}
   if starts:
@@ -202,7 +164,7 @@ def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
   if starts[1:]:
     resumed = ", ".join(x["date"] for x in starts[1:][-3:])
     out["resumed"] = f"{len(starts) - 1} times, last {resumed}"
-  seconds = round(hours * 3600)
+  seconds = round(spent * 3600)
   out["RL steps and evaluations"] = str(datetime.timedelta(seconds=seconds))
   rl = of_stage(lines, "rl")
   if rl and not any("perf/mfu" in x for x in rl):
@@ -223,12 +185,12 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
   default = base.get_config()
   plain = config_lib.flat(config_lib.with_defaults(default))
   # The arguments of other functions are compared with their own defaults.
-  for known in functions.KINDS.values():
+  for known in kinds.KINDS.values():
     part = config_lib.at(default, known.field)
     part.name = config.get(f"{known.field}.name", part.name)
   try:
     same = config_lib.flat(config_lib.with_defaults(default))
-  except config_lib.ConfigError:  # a function of the user that is elsewhere
+  except errors.ConfigError:  # a function of the user that is elsewhere
     same = plain
   names = [
       name
@@ -338,116 +300,3 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
         " least to the greatest value."
     )
   return notes
-
-
-def charts_of(
-    lines: list[dict], config: dict[str, Any], count: int = MAX_POINTS
-) -> tuple[dict[str, Any], list[dict]]:
-  """Returns the curves as columns.
-
-  Args:
-    lines: of metrics.jsonl.
-    config: flat; {} if it is unknown.
-    count: points of a curve.
-
-  Returns:
-    axes {name: {'step': [...], 'tokens': [...], 'flops': [...], 'hours':
-    [...]}}, and those of CHARTS that have numbers, each series as label, name,
-    axis (a name), y, and perhaps half, low and high.
-  """
-  points = {
-      stage: scores_lib.points(lines, stage)
-      for stage in ("rl", "evaluate", "value")
-  }
-  for stage in ("skill", "habits"):
-    points[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
-
-  # The series of all charts, in words; behaviours are those of the task.
-  shown = {k for x in points["rl"] for k in x if k.startswith(BEHAVIOUR)}
-  patterns = {k.removeprefix(BEHAVIOUR): f"rl {k}" for k in sorted(shown)}
-  all_charts = [
-      *CHARTS,
-      *([BEHAVIOURS | dict(series=patterns)] if shown else []),
-  ]
-  names = dict.fromkeys(k for x in points["evaluate"] for k in scores(x))
-  mean, best = scores_lib.headline(names)
-  maj = "".join([name for name in names if name.startswith("maj@")][:1])
-  words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
-  words["of"] = f"{VALIDATION} " * (f"{VALIDATION} {mean}" in names)
-  sources = [
-      [source.format(**words) for source in chart["series"].values()]
-      for chart in all_charts
-  ]
-
-  # Long curves become means over adjacent steps, with bands.
-  low: dict[str, dict] = {}
-  high: dict[str, dict] = {}
-  for stage, rows in points.items():
-    wanted = [
-        name
-        for source in sum(sources, [])
-        for axis, _, name in [source.partition(" ")]
-        if axis == stage
-    ]
-    wanted += [f"{name}/ci95" for name in wanted] if stage == "evaluate" else []
-    points[stage], low[stage], high[stage] = scores_lib.bands(
-        rows, wanted, count
-    )
-
-  axes = {k: {"step": [x["step"] for x in v]} for k, v in points.items()}
-  for kind, key in COSTS.items():
-    known = scores_lib.spent(lines, kind)
-    for name in ("rl", "evaluate"):
-      axes[name][kind] = [known.get(x) for x in axes[name]["step"]]
-    axes["value"][kind] = [x.get(key) for x in points["value"]]
-  hours = scores_lib.hours(lines)
-  for name in ("rl", "evaluate", "value"):
-    axes[name]["hours"] = [hours.get((name, x)) for x in axes[name]["step"]]
-  if axes["skill"]["step"]:  # the habits follow the skill
-    last = axes["skill"]["step"][-1]
-    axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
-
-  charts = []
-  for chart, named in zip(all_charts, sources, strict=True):
-    # A curve that was not logged is left out and keeps its color: pages of two
-    # runs stay comparable.
-    series = []
-    for color, (label, source) in enumerate(
-        zip(chart["series"], named, strict=True)
-    ):
-      axis, _, name = source.partition(" ")
-      y = [x.get(name) for x in points[axis]]
-      half = [x.get(f"{name}/ci95") for x in points[axis]]
-      label = label.format(**words)
-      one = dict(label=label, name=name, axis=axis, color=color, y=y)
-      if any(x is not None for x in half):
-        one["half"] = half
-      if low[axis].get(name) and not chart.get("stack"):
-        one |= dict(low=low[axis][name], high=high[axis][name])
-      if any(x is not None for x in y):
-        series.append(one)
-    if series:
-      about = chart["about"].format(**words)
-      percent = chart["unit"].startswith("%")
-      charts.append(chart | dict(about=about, percent=percent, series=series))
-  return axes, charts
-
-
-def _time_totals(lines: list[dict]) -> str:
-  """Returns one sentence about where the time of RL went."""
-  (chart,) = (x for x in CHARTS if x.get("cap"))
-  sums = {
-      label: sum(x.get(name) or 0 for x in of_stage(lines, "rl"))
-      for label, name in {
-          **{k: v.removeprefix("rl ") for k, v in chart["series"].items()},
-          **{"total": "timing_s/step", "idle": "timing_s/idle"},
-      }.items()
-  }
-  total, idle = sums.pop("total"), sums.pop("idle")
-  if not total:
-    return ""
-  shares = ", ".join(f"{label} {x / total:.0%}" for label, x in sums.items())
-  return (
-      f"In total {total:.0f} s: {shares}. The device was idle for"
-      f" {idle / total:.0%}, waiting for verification and the host."
-  )

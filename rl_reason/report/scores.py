@@ -3,11 +3,9 @@
 import pathlib
 from typing import NamedTuple
 
-from rl_reason.base import json_files
-from rl_reason.monitoring import metrics, signs
+from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
-COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
 
 
 class Score(NamedTuple):
@@ -79,96 +77,6 @@ def _score(measure: str, value: float, half: float | None = None) -> Score:
   return Score(value, half)
 
 
-def points(lines: list[dict], stage: str) -> list[dict]:
-  """Returns the lines of a stage with the numbers that follow from them.
-
-  Evaluations get their scores as 'mean@4' and 'mean@4/ci95'; RL steps get
-  'train/mixed', the fraction of prompts with correct and incorrect responses.
-  """
-  out = []
-  for line in of_stage(lines, stage):
-    line = dict(line)
-    for name, score in scores(line).items() if stage == "evaluate" else ():
-      line |= {name: score.value, f"{name}/ci95": score.half}
-    correct, incorrect = (
-        line.get(f"train/all_{x}") for x in ("correct", "incorrect")
-    )
-    if stage == "rl" and correct is not None and incorrect is not None:
-      line["train/mixed"] = json_files.number(1 - correct - incorrect)
-    out.append(line)
-  return out
-
-
-def bands(
-    points: list[dict], names: list[str], count: int
-) -> tuple[list[dict], dict[str, list], dict[str, list]]:
-  """At most `count` points: means over adjacent ones, and their ranges.
-
-  Args:
-    points: lines with numbers by name.
-    names: of the numbers.
-    count: of points that remain.
-
-  Returns:
-    the points, each with the step of its last line; the least and the greatest
-    value of each name and point; {} where no point was merged.
-  """
-  if len(points) <= count:
-    return points, {}, {}
-  ends = [round(i * len(points) / count) for i in range(count + 1)]
-  parts = [points[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-  out = [dict(step=part[-1]["step"]) for part in parts]
-  low: dict[str, list] = {}
-  high: dict[str, list] = {}
-  for name in names:
-    values = [
-        [x[name] for x in part if x.get(name) is not None] for part in parts
-    ]
-    for line, found in zip(out, values, strict=True):
-      mean = sum(found) / len(found) if found else None
-      line[name] = None if mean is None else json_files.number(mean, 6)
-    low[name], high[name] = (
-        [json_files.number(f(found), 6) if found else None for found in values]
-        for f in (min, max)
-    )
-  return out, low, high
-
-
-def thin(items: list, count: int) -> list:
-  """Returns at most `count` items, evenly spaced, both ends included."""
-  last = len(items) - 1
-  if last < count:
-    return items
-  return [items[round(i * last / (count - 1))] for i in range(count)]
-
-
-def spent(lines: list[dict], kind: str) -> dict[int, float]:
-  """Returns the cost of a run up to each RL step; {} if it was not logged.
-
-  Step 0 may have a cost: value pretraining.
-
-  Args:
-    lines: lines of all stages.
-    kind: key of COSTS.
-  """
-  rl = of_stage(lines, "rl")
-  known = {
-      x["step"]: x[COSTS[kind]]
-      for x in [*rl, *of_stage(lines, "evaluate")]
-      if x.get(COSTS[kind]) is not None
-  }
-  return {0: 0} | known if known or not rl else {}
-
-
-def hours(lines: list[dict]) -> dict[tuple[str, int], float | None]:
-  """Hours of RL steps and evaluations up to each of them, by stage and step."""
-  total, out = 0.0, {}
-  for x in lines:
-    total += x.get("timing_s/step") or x.get("timing_s/testing") or 0
-    out[x["stage"], x["step"]] = json_files.number(total / 3600, 6)
-  return out
-
-
 def headline(names) -> tuple[str, str]:
   """Returns, of names of scores, the mean@k and the pass@k of the largest k."""
   mean = [name for name in names if name.startswith("mean@")]
@@ -205,13 +113,13 @@ def exploration(old: Score | None, new: Score | None) -> str:
 
 
 def warnings(lines: list[dict]) -> list[str]:
-  """Returns the alarms of a run as lines."""
-  return [f"warning: {line}" for line in signs.of_run(lines)]
+  """Returns the alerts of a run as lines."""
+  return [f"warning: {line}" for line in alerts.of_run(lines)]
 
 
 def summary(workdir: pathlib.Path) -> list[str]:
   """Returns the result of a run in a few lines of plain text."""
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   before, after = before_after(lines)
   if before is None:
     return ["held-out accuracy: no evaluation yet, nothing to report"]

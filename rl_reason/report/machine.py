@@ -1,25 +1,33 @@
-"""The machine, the versions and the commands of a run."""
+"""The machine and the versions of a run: machine.json."""
 
-import datetime
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
-import shlex
 import subprocess
-import sys
 from typing import Any
 
 import jax
 
 import rl_reason
-from rl_reason.base import json_files
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"),
     *("transformers", "numpy"),
 )
+FILE, OLD_FILE = "machine.json", "environment.json"
+
+
+def read(workdir: pathlib.Path) -> dict[str, Any]:
+  """What `describe` returned for the last start of a run; {} if unknown.
+
+  Runs of earlier versions have the same in environment.json.
+  """
+  for path in (workdir / FILE, workdir / OLD_FILE):
+    if path.exists():
+      return json.loads(path.read_text())
+  return {}
 
 
 def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
@@ -50,22 +58,6 @@ def hub_commit(directory: pathlib.Path | None) -> str | None:
   if directory is None or directory.parent.name != "snapshots":
     return None
   return directory.name
-
-
-def record_start(workdir: pathlib.Path) -> None:
-  """Appends the command and the date to WORKDIR/starts.jsonl."""
-  now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-  words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
-  if words[0] == "main.py":
-    words[:1] = ["python", "-m", "rl_reason.main"]
-  with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
-    line = dict(command=shlex.join(words), date=now)
-    file.write(json.dumps(line) + "\n")
-
-
-def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
-  """The command and the date of each start of a run, the first one first."""
-  return json_files.read_jsonl(workdir / "starts.jsonl")
 
 
 def _cpu_model() -> str:
