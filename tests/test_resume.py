@@ -10,7 +10,7 @@ import types
 import jax
 import pytest
 import tiny_session
-from test_signs import HEALTHY
+from test_alerts import HEALTHY
 from tiny_session import call
 
 from rl_reason.base import resume_rules
