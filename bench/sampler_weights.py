@@ -15,7 +15,7 @@ import threading
 import jax
 import numpy as np
 
-from bench import harness, seeds, tables
+from bench import results, runs
 from rl_reason import run
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
@@ -23,8 +23,8 @@ from rl_reason.lab import ablate
 from rl_reason.monitoring import display, run_log
 from rl_reason.stages import build_step, scorer, trained
 
-RUNS = harness.RUNS / "sampler_weights"
-OUT = harness.RESULTS / "sampler_weights.json"
+NAME = "sampler_weights"
+RUNS = results.RUNS / NAME
 
 SEEDS = ablate.fresh_seeds("rl_reason", 3)
 STEPS = 20
@@ -53,22 +53,18 @@ def train(name: str, seed: int) -> dict:
   """Trains a row; returns accuracies and the mismatch during training."""
   precision, correction = ROWS[name]
   weights, cache = PRECISIONS[precision]
-  options = [
-      f"--config.seed={seed}",
-      f"--config.rl.steps={STEPS}",
-      "--config.evaluate.every=0",
-      f"--config.rollout.weights={weights}",
-      f"--config.rollout.cache={cache}",
-      f"--config.correction.name={correction}",
-  ]
+  fields = {
+      "seed": seed,
+      "rl.steps": STEPS,
+      "evaluate.every": 0,
+      "rollout.weights": weights,
+      "rollout.cache": cache,
+      "correction.name": correction,
+  }
   if name != "same":
-    options.append(f"--config.sft.reuse={workdir('same', seed)}")
-  seeds.train(
-      "configs/grpo.py",
-      workdir(name, seed),
-      *options,
-      JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"),
-  )
+    fields["sft.reuse"] = str(workdir("same", seed))
+  one = runs.run("configs/grpo.py", workdir(name, seed), fields)
+  runs.make([one], JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"))
   lines = run_log.read_metrics(workdir(name, seed))
   steps = [x for x in lines if x["stage"] == "rl"]
   before, *_, after = (x[ACCURACY] for x in lines if x["stage"] == "evaluate")
@@ -134,16 +130,13 @@ def measure(precision: str, seed: int) -> dict:
   )
 
 
-def over_seeds(runs: list[dict], name: str, form: str) -> str:
-  """Returns 'mean (minimum to maximum)' over seeds."""
-  x = [run[name] for run in runs]
-  mean = sum(x) / len(x)
-  return f"{mean:{form}} ({min(x):{form}} to {max(x):{form}})"
-
-
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   numbers = ", ".join(map(str, result["seeds"]))
+
+  def over_seeds(found, name, form):
+    return results.spread([x[name] for x in found], form)
+
   out = [
       "# Rollouts with rounded weights, keys and values",
       "",
@@ -160,14 +153,14 @@ def table(result: dict) -> str:
       "|---|---|---|---|---|",
   ]
   for name in ROWS:
-    runs = [x for x in result["runs"] if x["name"] == name]
+    found = [x for x in result["runs"] if x["name"] == name]
     cells = [
-        over_seeds(runs, "before", ".1%"),
-        over_seeds(runs, "after", ".1%"),
-        over_seeds(runs, "kl", ".1e"),
-        f"{max(x['gap'] for x in runs):.1e}",
+        over_seeds(found, "before", ".1%"),
+        over_seeds(found, "after", ".1%"),
+        over_seeds(found, "kl", ".1e"),
+        f"{max(x['gap'] for x in found):.1e}",
     ]
-    out.append(f"| {name} | {' | '.join(cells)} |")
+    out.append(results.row(name, *cells))
   count = min(x["tokens"] for x in result["policies"])
   out += [
       "",
@@ -181,24 +174,29 @@ def table(result: dict) -> str:
       "|---|---|---|---|",
   ]
   for precision in PRECISIONS:
-    runs = [x for x in result["policies"] if x["kind"] == precision]
+    found = [x for x in result["policies"] if x["kind"] == precision]
     cells = [
-        over_seeds(runs, "kl", ".1e"),
-        over_seeds(runs, "largest", ".1e"),
-        over_seeds(runs, "beyond", ".1e"),
+        over_seeds(found, "kl", ".1e"),
+        over_seeds(found, "largest", ".1e"),
+        over_seeds(found, "beyond", ".1e"),
     ]
-    out.append(f"| {precision} | {' | '.join(cells)} |")
-  return "\n".join([*out, "", *tables.footer(result), ""])
+    out.append(results.row(precision, *cells))
+  return [*out, "", *results.footer(result)]
 
 
-def measure_all() -> dict:
+def measure_all(_) -> dict:
   """Runs what is missing, and returns all numbers of the page."""
+  load = results.load()
+  found = [train(name, seed) for seed in SEEDS for name in ROWS]
+  policies = [measure(name, seed) for seed in SEEDS for name in PRECISIONS]
   return dict(
+      command="python -m bench.sampler_weights",
+      environment=results.environment(load),
       seeds=SEEDS,
-      runs=[train(name, seed) for seed in SEEDS for name in ROWS],
-      policies=[measure(name, seed) for seed in SEEDS for name in PRECISIONS],
+      runs=found,
+      policies=policies,
   )
 
 
 if __name__ == "__main__":
-  tables.make(OUT, __doc__, measure_all, table)
+  results.main(__doc__, NAME, measure_all, page)

@@ -9,9 +9,9 @@ import tiny_session
 from conftest import data_of_page
 from test_reward_runner import rollouts
 
-from rl_reason.base import config
+from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.evaluation import accuracy, results
@@ -48,16 +48,16 @@ def test_what_has_a_verifier(free, tmp_path):
   data = tmp_path / "a.jsonl"
   data.write_text("{}")
   usual = tiny_session.tiny_config()
-  assert not combinations.no_verifier(usual)
-  assert not combinations.by_reward(usual)
+  assert not facts.no_verifier(usual)
+  assert not facts.by_reward(usual)
   usual.dynamic_sampling.signal = "reward"
-  assert combinations.by_reward(usual)
-  assert combinations.no_verifier(free) and combinations.by_reward(free)
+  assert facts.by_reward(usual)
+  assert facts.no_verifier(free) and facts.by_reward(free)
   mixed = tiny_session.tiny_config()
   mixed.task.name, mixed.data.kind = "files", "none"
   mixed.data.train = f"{data},gsm8k"
-  assert combinations.unverified(mixed) == [True, False]
-  assert combinations.by_reward(mixed) and not combinations.no_verifier(mixed)
+  assert facts.unverified(mixed) == [True, False]
+  assert facts.by_reward(mixed) and not facts.no_verifier(mixed)
 
 
 MISTAKES = [
@@ -76,7 +76,7 @@ MISTAKES = [
 def test_what_needs_a_verifier_is_refused(free, fields, words, tmp_path):
   for name, value in fields.items():
     tiny_session.set_field(free, name, value)
-  with pytest.raises(config.ConfigError, match=words):
+  with pytest.raises(errors.ConfigError, match=words):
     tiny_session.make_session(tmp_path / "run", free)
 
 

@@ -10,10 +10,10 @@ import types
 import jax
 import pytest
 import tiny_session
-from test_signs import HEALTHY
+from test_alerts import HEALTHY
 from tiny_session import call
 
-from rl_reason.base import dependencies
+from rl_reason.base import resume_rules
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.monitoring import run_log
@@ -142,7 +142,7 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
         value = pytest.approx(value, rel=1e-4, abs=1e-6)
       assert got[name] == value, name
   fields = {name.replace("__", ".") for name in FREE}
-  assert fields <= set(dependencies.FREE)
+  assert fields <= set(resume_rules.FREE)
 
 
 @pytest.mark.slow
