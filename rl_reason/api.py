@@ -17,8 +17,13 @@ import ml_collections
 
 from rl_reason import run, tasks, verifiers
 from rl_reason.base import config as config_lib, errors
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import (
+    checked,
+    config_files,
+    machine_checks,
+    run_directory,
+)
 from rl_reason.data import datasets
 from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
@@ -32,15 +37,15 @@ class Result:
 
   Attributes:
     workdir: everything that the run wrote, the report among it.
-    config: of the run, as checked; `session.config` has what was found, too.
+    config: of the run, as checked; `parts["c"]` has what was found, too.
     params: parameters of the policy, a pytree of arrays.
-    session: tokenizer, model shape, rollout engine and so on.
+    parts: tokenizer, model shape, engine and so on, see `run.open_parts`.
   """
 
   workdir: pathlib.Path
   config: ml_collections.ConfigDict
   params: Any
-  session: Any
+  parts: dict[str, Any]
 
   @functools.cached_property
   def history(self) -> list[dict[str, Any]]:
@@ -86,25 +91,26 @@ class Result:
     from rl_reason.devices import sharding
     from rl_reason.devices.randomness import key
 
-    s, slots = self.session, self.config.rollout.max_prompt
+    tok, engine = self.parts["tok"], self.parts["engine"]
+    slots, mesh = self.config.rollout.max_prompt, engine.mesh
     # Rows are split over the devices: the last ones may be repetitions.
     filled = [
         *prompts,
-        *[prompts[0]] * (-len(prompts) % sharding.num_shards(s.mesh, "batch")),
+        *[prompts[0]] * (-len(prompts) % sharding.num_shards(mesh, "batch")),
     ]
-    packed = pipelines.pack_prompts(s.tok, filled, range(len(filled)), slots)
-    with jax.set_mesh(s.mesh):
+    packed = pipelines.pack_prompts(tok, filled, range(len(filled)), slots)
+    with jax.set_mesh(mesh):
       rollouts = sharding.fetch(
-          s.engine.sample(
-              s.engine.weights(self.params),
+          engine.sample(
+              engine.weights(self.params),
               packed,
-              key(s.mesh, seed, "sample"),
+              key(mesh, seed, "sample"),
               np.float32(temperature),
               group_size=count,
           )
       )
     texts = tokenizer.decode(
-        s.tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
+        tok, rollouts.tokens_BL[:, slots:], rollouts.lengths_B
     )
     return [texts[n * count : (n + 1) * count] for n in range(len(prompts))]
 
@@ -167,7 +173,7 @@ def train(
         f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
     )
   path = _new_directory() if workdir is None else pathlib.Path(workdir)
-  usual = config_lib.read(config) if isinstance(config, str) else config
+  usual = config_files.read(config) if isinstance(config, str) else config
   fields, notes = dict(overrides or {}), []
   if task is not None:
     fields["task.name"] = task if isinstance(task, str) else given.name_of(task)
@@ -184,7 +190,7 @@ def train(
       before = fields.get(name, config_lib.at(usual, name))
       fields[name] = ",".join([*filter(None, [before]), *added])
   c, remarks = checked.checked(config, fields)
-  checked.files(c)
+  machine_checks.files(c)
   run_directory.check(path, c)
 
   with screen_lib.guarded(path), run.stopping() as stop:
@@ -200,7 +206,7 @@ def train(
           *remarks,
       ):
         screen.say(line)
-      session, params = run.stages(
+      parts, params = run.stages(
           c.copy_and_resolve_references(),
           path,
           screen,
@@ -211,7 +217,7 @@ def train(
       )
     finally:
       screen.close()
-  return Result(path, c, params, session)
+  return Result(path, c, params, parts or {})
 
 
 def _new_directory() -> pathlib.Path:

@@ -5,8 +5,10 @@
 
 import contextlib
 import functools
+import inspect
 import os
 import pathlib
+import pkgutil
 import signal
 import tempfile
 import threading
@@ -17,9 +19,36 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import (
+  content,
+  facts,
+  machine_checks,
+  run_directory,
+)
 
+# Stages by name, so that nothing imports a wing. A stage is a function whose
+# parameters name the parts of a run that it uses; see `open_parts`.
+STAGES = {
+    "all": "rl_reason.stages.learn:run",
+    "sft": "rl_reason.stages.learn:run",
+    "value": "rl_reason.stages.learn:run",
+    "reward_model": "rl_reason.stages.learn:run",
+    "prepare": "rl_reason.stages.prepare:run",
+    "evaluate": "rl_reason.stages.evaluate:run",
+    "export": "rl_reason.stages.export:run",
+    "generate": "rl_reason.lab.generate:run",
+    "serve": "rl_reason.serve.server:run",
+    "size": "rl_reason.lab.size:run",
+}
+# What a stage needs of the machine and the user; called before jax is imported.
+CHECKS = {
+    "export": "rl_reason.checks.checked:hub",
+    "serve": "rl_reason.serve.requirements:check",
+}
+ROUNDS = "rl_reason.lab.rounds:run"
+AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
+READS = ("generate", "serve")  # these add nothing to the report of a run
 
 
 @contextlib.contextmanager
@@ -100,7 +129,7 @@ def stages(
     step: str = "newest",
     logger: Sequence[Any] = (),
     devices: list | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[dict[str, Any] | None, Any]:
   """Runs a stage, or all of them.
 
   Args:
@@ -108,15 +137,15 @@ def stages(
     workdir: everything that the run writes.
     screen: a `Display`.
     stop: set by SIGTERM.
-    stage: of `main.STAGES`.
+    stage: of `STAGES`.
     step: which checkpoint 'evaluate', 'export', 'generate' and
       'serve' take.
     logger: further loggers; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
 
   Returns:
-    the session, and the parameters that training ended with; None where a
-    stage has none.
+    the parts of the run by name, and the parameters that training ended with;
+    None where a stage has none.
 
   Raises:
     ConfigError, RunError, DataError: what the user can mend, in one line.
@@ -125,31 +154,12 @@ def stages(
   import jax
 
   if config.rounds.count:
-    from rl_reason.lab import rounds
-
     each = functools.partial(stages, logger=logger, devices=devices)
     with compilation_cache(screen.say):
-      return rounds.run(config, workdir, screen, stop, each, stage)
+      rounds = pkgutil.resolve_name(ROUNDS)
+      return rounds(config, workdir, screen, stop, each, stage)
 
-  from rl_reason.base import json_files
-  from rl_reason.checks import traced_functions
-  from rl_reason.devices import device_mesh
-  from rl_reason.lab import automatic_remat, generate
-  from rl_reason.monitoring import health, run_log, watchdog
-  from rl_reason.report import machine, page, scores
-  from rl_reason.stages import (
-      classifier,
-      evaluate,
-      export,
-      initial_state,
-      prepare,
-      resumed,
-      reward_model,
-      rl,
-      sft,
-      value,
-  )
-  from rl_reason.stages.session import open_session, resolve
+  from rl_reason.monitoring import watchdog
 
   with contextlib.ExitStack() as cleanup:
     cleanup.enter_context(compilation_cache(screen.say))
@@ -157,96 +167,197 @@ def stages(
         screen, config.log.stall_seconds, config.log.stall_ends
     )
     cleanup.callback(dog.close)
-    # Fill in the shape of the checkpoint, check it, and prepare data files.
-    source = resolve(config)
-    name, place = config.model.path, source.path if source else None
-    commit = machine.hub_commit(place)
-    if commit and not config_lib.revision(config, name):
-      screen.say(
-          f"model.path = {name!r}: the newest version on the hub;"
-          f" hub.revisions = '{name}={commit}' keeps it"
-      )
-    checked.devices(config, len(devices or jax.devices()), stage)
-    mesh, sampling = device_mesh.make_meshes(**config.mesh, devices=devices)
-    if mesh.size > 1:
-      screen.say(device_mesh.describe(mesh.axis_names, mesh.devices))
-    if sampling != mesh:
-      what = device_mesh.describe(sampling.axis_names, sampling.devices)
-      screen.say(f"rollout {what}")
+    place = _resolve(config, screen.say)
+    mesh, sampling = _meshes(config, screen.say, stage, devices)
     if config.model.remat == "auto":
-      automatic_remat.fill_in(config, workdir, mesh, screen.say)
-    # A run may be trained while samples of its checkpoints are written.
-    written = workdir / "generated" if stage == "generate" else workdir
-    written.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
-      lock = run_directory.lock(written, screen.say)
-      cleanup.callback(lock.close)
-    run_directory.record(config, place)
+      fill_in = pkgutil.resolve_name(AUTOMATIC_REMAT)
+      fill_in(config, workdir, mesh, screen.say)
+    lock = _open_directory(workdir, screen.say, stage)
+    cleanup.callback(lock.close)
+    content.record(config, place)
+    files = _prepared(config, workdir, screen, stop, stage)
     if stage == "prepare":
-      prepare.run(config, workdir, screen, stop)
       return None, None
-    files = None
-    if config.task.name == tasks.FILES and stage != "serve":
-      directory = workdir
-      if stage == "evaluate":  # the training data of the run stay as they are
-        config.data.train, directory = "", workdir / "evaluation"
-      files = prepare.run(config, directory, screen, stop)
-    if stage in ("generate", "serve"):
+    if stage in READS:
       config.log.loggers = ""  # nothing is trained that they could show
-    session = open_session(
-        config, workdir, mesh, screen, stop, files, logger, sampling
+    parts = open_parts(
+        config, workdir, mesh, sampling, screen, stop, files, logger
     )
-    cleanup.callback(session.log.close)
-    cleanup.callback(session.rewards.close)
-    if session.environments is not None:
-      cleanup.callback(session.environments.close)
+    cleanup.callback(parts["output"].log.close)
+    cleanup.callback(parts["reward_runner"].close)
+    if parts["environments"] is not None:
+      cleanup.callback(parts["environments"].close)
     if stage in TRAINS:
-      classifier.check(session)
-      traced_functions.check(config)
-    # Written only now: a run that cannot begin leaves the directory free.
-    if jax.process_index() == 0 and stage in TRAINS:
-      json_files.write_json(workdir / "config.json", config_lib.flat(config))
-      about = machine.describe(place)
-      json_files.write_json(workdir / machine.FILE, about)
-      run_log.record_start(workdir)
+      _begin(config, workdir, place, parts)
+    with jax.set_mesh(mesh):
+      run = pkgutil.resolve_name(STAGES[stage])
+      found = with_parts(run, parts | dict(stage=stage, which=step))
+    if stage not in READS:
+      _summarize(config, workdir, screen, stage)
+    return parts, found if stage in TRAINS else None
 
-    params = None
-    with jax.set_mesh(session.mesh):
-      if stage == "evaluate":
-        evaluate.run(session, step)
-      elif stage == "export":
-        export.run(session, step)
-      elif stage == "generate":
-        generate.run(session, step)
-        return session, None
-      elif stage == "serve":
-        from rl_reason.serve import server as serve  # of an extra
 
-        serve.run(session, step)
-        return session, None
-      else:
-        # SFT, then a reward model; or value pretraining, then RL.
-        found = resumed.start(session) if stage == "all" else None
-        params, critic_params, counters = found or (None, None, None)
-        if found is None:
-          params = sft.run(session)
-          if stage == "reward_model":
-            reward_model.run(session, params)
-          elif stage != "sft" and config_lib.has_critic(config):
-            critic_params, counters = value.run(session, params)
-        if stage == "all" and params is not None:
-          if config.lora.rank:  # under the same name, to free the fp32 copy
-            params = initial_state.frozen_base(params, session.cfg.dtype)
-          params = rl.train(session, params, critic_params, counters)
-    screen.end_stage()
-    if jax.process_index() == 0:
-      lines = run_log.read_metrics(workdir)
-      fields = config_lib.flat(config)
-      for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
-        screen.say(line)
-      for line in page.doubtful_summary(workdir):
-        screen.say(line)
-      screen.say(f"report: {page.write(workdir)}")
-      if stage == "all":
-        health.check_run(lines, fields)
-    return session, params
+def open_parts(
+    c: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    mesh: Any,
+    sampling: Any,
+    screen: Any,
+    stop: threading.Event,
+    files: pathlib.Path | None = None,
+    logger: Sequence[Any] = (),
+) -> dict[str, Any]:
+  """The parts of a run, by the names that stages have for them.
+
+  Args:
+    c: the checked config.
+    workdir: everything that the run writes.
+    mesh: the devices that learn.
+    sampling: the devices that sample in RL, often the same.
+    screen: a `Display`.
+    stop: set by SIGTERM.
+    files: what --stage=prepare wrote, if the config names data.
+    logger: further loggers.
+
+  Raises:
+    ConfigError: the tokenizer, the checkpoint or the devices do not fit.
+  """
+  from rl_reason.stages import model, parts
+
+  parts.check_machine(c)
+  show = parts.show(screen)
+  task, environment = parts.task(c, show)
+  source = model.resolve(c)
+  tok = model.load_tokenizer(c, source, task.ALPHABET)
+  row_source = parts.row_source(c, task, tok, files)
+  cfg = model.policy_shape(c, source, tok, screen.say)
+  output = parts.output(c, workdir, screen, stop, logger)
+  engine = parts.engine(c, tok, cfg, mesh, screen)
+  return dict(
+      c=c,
+      model=model.Model(cfg, model.critic_config(c, cfg), mesh),
+      output=output,
+      row_source=row_source,
+      tok=tok,
+      engine=engine,
+      rollout_engine=parts.rollout_engine(
+          c, engine, tok, cfg, sampling, screen
+      ),
+      reward_runner=parts.reward_runner(c, show),
+      environments=parts.environments(c, environment, tok, mesh, screen),
+  )
+
+
+def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
+  """Calls a function with the parts that its parameters name."""
+  names = inspect.signature(function).parameters
+  return function(**{name: parts[name] for name in names if name in parts})
+
+
+def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
+  """Fills the checkpoint's shape into the config; returns its directory."""
+  from rl_reason.report import machine
+  from rl_reason.stages import model
+
+  source = model.resolve(c)
+  name, place = c.model.path, source.path if source else None
+  commit = machine.hub_commit(place)
+  if commit and not facts.revision(c, name):
+    say(
+        f"model.path = {name!r}: the newest version on the hub;"
+        f" hub.revisions = '{name}={commit}' keeps it"
+    )
+  return place
+
+
+def _meshes(c, say: Callable[[str], None], stage: str, devices: list | None):
+  """The devices that learn, and the devices that sample in RL."""
+  import jax
+
+  from rl_reason.devices import device_mesh
+
+  machine_checks.devices(c, len(devices or jax.devices()), stage)
+  mesh, sampling = device_mesh.make_meshes(**c.mesh, devices=devices)
+  if mesh.size > 1:
+    say(device_mesh.describe(mesh.axis_names, mesh.devices))
+  if sampling != mesh:
+    what = device_mesh.describe(sampling.axis_names, sampling.devices)
+    say(f"rollout {what}")
+  return mesh, sampling
+
+
+def _open_directory(
+    workdir: pathlib.Path, say: Callable[[str], None], stage: str
+) -> Any:
+  """Makes the directory that a stage writes to; returns its lock."""
+  import jax
+
+  # A run may be trained while samples of its checkpoints are written.
+  written = workdir / "generated" if stage == "generate" else workdir
+  written.mkdir(parents=True, exist_ok=True)
+  if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
+    return run_directory.lock(written, say)
+  return contextlib.closing(None)
+
+
+def _prepared(
+    c, workdir: pathlib.Path, screen: Any, stop: threading.Event, stage: str
+) -> pathlib.Path | None:
+  """Prepares the data files that the config names; returns their directory."""
+  from rl_reason.stages import prepare
+
+  if stage == "prepare":
+    return prepare.run(c, workdir, screen, stop)
+  if c.task.name != tasks.FILES or stage == "serve":
+    return None
+  directory = workdir
+  if stage == "evaluate":  # the training data of the run stay as they are
+    c.data.train, directory = "", workdir / "evaluation"
+  return prepare.run(c, directory, screen, stop)
+
+
+def _begin(
+    c, workdir: pathlib.Path, place: pathlib.Path | None, parts: dict[str, Any]
+) -> None:
+  """The last checks of a run that trains, then the record of its start."""
+  import jax
+
+  from rl_reason.base import json_files
+  from rl_reason.checks import traced_functions
+  from rl_reason.monitoring import run_log
+  from rl_reason.report import machine
+  from rl_reason.stages import trained
+
+  with_parts(trained.check_classifiers, parts)
+  traced_functions.check(c)
+  # Written only now: a run that cannot begin leaves the directory free.
+  if jax.process_index() == 0:
+    json_files.write_json(workdir / "config.json", config_lib.flat(c))
+    about = machine.describe(place)
+    json_files.write_json(workdir / machine.FILE, about)
+    run_log.record_start(workdir)
+
+
+def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
+  """Says how the run ended, and writes its report.
+
+  Raises:
+    RunError: the run has learned nothing.
+  """
+  import jax
+
+  from rl_reason.monitoring import health, run_log
+  from rl_reason.report import page, scores
+
+  screen.end_stage()
+  if jax.process_index() != 0:
+    return
+  lines = run_log.read_metrics(workdir)
+  fields = config_lib.flat(c)
+  for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
+    screen.say(line)
+  for line in page.doubtful_summary(workdir):
+    screen.say(line)
+  screen.say(f"report: {page.write(workdir)}")
+  if stage == "all":
+    health.check_run(lines, fields)

@@ -18,14 +18,15 @@ import padded
 import reference
 import reference_model
 from golden import OPTIONS, P, T, on_device, random_leaves, random_rows
+from tiny_session import programs
 
 from rl_reason.base import config
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.checks import checked
+from rl_reason.checks import checked, facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.stages import build_step
-from rl_reason.stages.session import Session, critic_config
+from rl_reason.stages.model import Model, critic_config
 from rl_reason.training import optimizer, packing, step
 
 # Eight responses: two groups of four, or eight prompts with one response each.
@@ -277,15 +278,10 @@ def numpy_values(leaves, cfg, rows):
   return np.array(out_BT)
 
 
-def session_of(c, cfg) -> Session:
-  """The part of a session that the programs of a step read; one device."""
-  fields = dict.fromkeys(Session._fields) | dict(
-      config=c,
-      mesh=device_mesh.make_mesh(1, 1, 1, jax.devices()[:1]),
-      cfg=cfg,
-      critic_cfg=critic_config(c, cfg),
-  )
-  return Session(**fields)
+def model_of(c, cfg) -> Model:
+  """The networks of a config on one device."""
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  return Model(cfg, critic_config(c, cfg), mesh)
 
 
 class Quick:
@@ -349,17 +345,16 @@ def step_of(name, cfg):
   padded_ref_BT = np.concatenate([ref_BT, np.full((8, T), np.nan)])
   orders = np.arange(16), np.random.default_rng(6).permutation(16)
   plans = [plan_of(padded_rows, order_B) for order_B in orders]
-  session = session_of(c, cfg)
+  model = model_of(c, cfg)
   full_size = importlib.import_module(f"configs.{name}").get_config()
-  on_policy = mock.Mock(return_value=config.on_policy(full_size))
+  on_policy = facts.on_policy(full_size)
   with (
-      jax.set_mesh(session.mesh),
-      mock.patch.object(config, "on_policy", on_policy),
+      jax.set_mesh(model.mesh),
       mock.patch.object(build_step, "CompiledOnce", Quick),
   ):
-    run = build_step.build(session)
+    run = programs(c, model, on_policy=on_policy)
     values_BT = None
-    if config.has_critic(c):
+    if facts.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
     inputs = experience.credit_inputs(
@@ -380,17 +375,16 @@ def step_of(name, cfg):
         values_BT=values_BT,
     )
     coefs = dict(kl=c.kl.coef, entropy=c.loss.entropy_coef)
-    coefs = sharding.put(session.mesh, jax.tree.map(np.float64, coefs))
+    coefs = sharding.put(model.mesh, jax.tree.map(np.float64, coefs))
     updated, critic_updated = [], []
     for plan in plans:
-      minibatches = step.minibatches(session.mesh, batch, plan)
+      minibatches = step.minibatches(model.mesh, batch, plan)
       params = on_device(leaves, jnp.float64)
-      state = optimizer.new_state(params, *build_step.policy_optimizer(session))
+      state = optimizer.new_state(params, *run.optimizer)
       updated.append(jax.device_get(run.update(state, *minibatches, coefs)))
-      if config.has_critic(c):
+      if facts.has_critic(c):
         params = on_device(critics[1], jnp.float64)
-        shardings = build_step.critic_optimizer(session, c.rl.steps)
-        state = optimizer.new_state(params, *shardings)
+        state = optimizer.new_state(params, *run.critic_optimizer)
         done = run.update_critic(state, *minibatches)
         critic_updated.append(jax.device_get(done))
   return types.SimpleNamespace(

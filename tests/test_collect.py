@@ -14,7 +14,6 @@ from rl_reason.base.structs import Rollouts
 from rl_reason.collect import experience, grading
 from rl_reason.data import prompt_stream
 from rl_reason.rollout import decode_loop, sampler
-from rl_reason.stages import build_step
 from rl_reason.tasks import arithmetic
 
 # --- the stream of prompts ---------------------------------------------------
@@ -87,6 +86,7 @@ class InstantEngine:
 
   def __init__(self, session):
     self._tok, self._length = session.tok, session.config.rollout.max_tokens
+    self.mesh = session.mesh
 
   def stream(self, params, prompts, key, temperature, sizes_N, **options):
     del params, key, temperature
@@ -109,16 +109,16 @@ class InstantEngine:
         lengths_B=3 * all_B.astype(np.int32),
         truncated_B=~all_B,
     )
-    yield rollouts, all_B
+    yield sampler.Sampled(rollouts, all_B)
 
 
 def instant(tmp_path, **changes):
   """() -> a new collector of the same run, without a model."""
   session = tiny_session.make_session(tmp_path, **changes)
-  session = session._replace(engine=InstantEngine(session))
+  session = session.replace(engine=InstantEngine(session))
 
   def make():
-    return build_step.make_collector(session, "test")
+    return tiny_session.collector(session, "test")
 
   return make
 
@@ -216,7 +216,7 @@ def test_a_slow_verifier_does_not_delay_sampling(sampling, monkeypatch):
 
   monkeypatch.setattr(grading, "start_grading", slow)
   monkeypatch.setattr(session.engine, "stream", to_the_end)
-  build_step.make_collector(session, "rollout").collect(params)
+  tiny_session.collector(session, "rollout").collect(params)
   assert len(waited) > 1 and all(waited)
 
 
@@ -233,7 +233,7 @@ def test_responses_do_not_depend_on_when_they_are_graded(sampling, monkeypatch):
 
     monkeypatch.setattr(grading, "start_grading", spy)
     monkeypatch.setattr(sampler, "YIELD_SHARE", share)
-    collector = build_step.make_collector(session, "rollout")
+    collector = tiny_session.collector(session, "rollout")
     found.append(collector.collect(params))
     assert sum(sizes) == session.config.rollout.batch
     assert (len(sizes) > 1) == (share < 1)

@@ -11,10 +11,10 @@ from conftest import ROOT
 
 from rl_reason import environments, tasks
 from rl_reason.base import functions
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.data import tokenizer
-from rl_reason.environments import guess, tools
+from rl_reason.environments import guess, observations, tools
 from rl_reason.stages import demonstrations
 
 RNG = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def test_tools_are_offered_called_and_answered():
   prompt = shop.reset(tasks.Row("tea?", "2.5"), RNG)
   offered = tools.tools_of(shop)
   assert [x.__name__ for x in offered] == ["price"]
-  assert tools.prompt_text(tok, prompt, offered) == (
+  assert observations.prompt_text(tok, prompt, offered) == (
       "[price:The price of an item.]<user>tea?<eos><assistant>"
   )
   said, reward, over = shop.step(
@@ -135,7 +135,7 @@ def test_tools_are_offered_called_and_answered():
   texts = [x["content"] for x in said]
   assert texts[:2] == ["2.5", "error: KeyError: 'ink'"]
   assert texts[2].startswith("error: JSONDecodeError")
-  after = functools.partial(tools.observation_text, tok, tools=offered)
+  after = functools.partial(observations.observation_text, tok, tools=offered)
   assert after(said[:1], ended="<eos>") == "<tool>2.5<eos><assistant>"
   assert after("go on", ended="") == "<eos><user>go on<eos><assistant>"
   assert shop.step("2.5")[1:] == (1.0, True)

@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+import tiny_session
 from checkpoints import bits, checkpoint, session_of, with_tokenizer
-from tiny_session import tiny_config
+from tiny_session import call, tiny_config
 
 from rl_reason import hf
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.hf import architecture
 from rl_reason.models import critic, decoder
-from rl_reason.stages import export, initial_state, sft, value
-from rl_reason.stages.session import open_stage
+from rl_reason.stages import export, sft, trained, value
+from rl_reason.stages.output import open_stage
 
 
 def test_a_session_has_the_shape_of_its_checkpoint(tmp_path):
@@ -84,20 +85,22 @@ def test_the_policy_of_a_checkpoint_is_exported_again(tmp_path, monkeypatch):
   session = session_of(path, tmp_path / "run", **changes)
   _, expected = checkpoints.load(path, session.mesh)
   with jax.set_mesh(session.mesh):
-    params = sft.run(session)
+    params = call(sft.run, session)
     assert not (session.workdir / "checkpoints").exists()
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    jax.tree.map(np.testing.assert_array_equal, sft.load(session), expected)
-    critic_params, _ = value.run(session, params)
-    state, _ = initial_state.initial_state(session, params, critic_params, None)
+    jax.tree.map(
+        np.testing.assert_array_equal, call(trained.sft, session), expected
+    )
+    critic_params, _ = call(value.run, session, params)
+    state, _ = tiny_session.initial_state(session, params, critic_params, None)
     state.step = 7
-    stage = open_stage(session, "rl")
+    stage = call(open_stage, session, "rl")
     stage.save(state)
     stage.checkpoints.close()
     accuracy = {"val-core/arithmetic/acc/greedy": 0.25}
     session.log.metrics("evaluate", 0, accuracy)
     session.log.metrics("evaluate", 7, dict.fromkeys(accuracy, 0.75))
-    export.run(session, "newest")
+    call(export.run, session, "newest")
   out = session.workdir / "export"
   push = "me/model", out / "policy", "Step 7 of RL"
   assert calls == [("me/model", False), push]
@@ -124,7 +127,7 @@ def test_sft_starts_from_a_checkpoint(tmp_path):
   changes = dict(optimizer__name="sgd", sft__habits__lr=1e-6)
   session = session_of(path, tmp_path / "run", sft__habits__steps=1, **changes)
   with jax.set_mesh(session.mesh):
-    params, again = sft.run(session), sft.load(session)
+    params, again = call(sft.run, session), call(trained.sft, session)
   jax.tree.map(np.testing.assert_array_equal, params, again)
   start = checkpoints.weights_of(checkpoints.config_of("qwen2"))
   change = params["embed"] - start["model.embed_tokens.weight"]

@@ -5,9 +5,9 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import tokenizer
-from rl_reason.environments import observations, tools
+from rl_reason.environments import observations
 from rl_reason.stages import demonstrations
 
 START, END, EOS, CALL = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<call>"
@@ -71,7 +71,7 @@ def test_a_tool_cannot_close_its_turn():
   )
   assert TOK.decode(everything) == said and len(everything) < len(ids)
   # A text is a turn of the user, and cannot end before the policy's, either.
-  assert TOK.decode(rendered(tools._TURN)).count(START) == 2
+  assert TOK.decode(rendered(observations._TURN)).count(START) == 2
 
 
 def test_demonstrations_read_what_trajectories_do():

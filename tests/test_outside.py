@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tiny_session
 from conftest import ROOT
+from tiny_session import call
 
 from rl_reason import tasks, verifiers
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import held_out, tokenizer
-from rl_reason.evaluation import accuracy
+from rl_reason.stages import evaluate
 from rl_reason.tasks import Row, files
 
 
@@ -90,7 +91,7 @@ def test_the_task_of_the_documentation(tmp_path, monkeypatch):
       tmp_path, task__name="my_task", evaluate__prompts=8, rollout__batch=8
   )
   task = session.task
-  rows = held_out.evaluation_sets(session.rows, 8)["my_task"]
+  rows = held_out.evaluation_sets(session.row_source, 8)["my_task"]
   assert len(rows) == 8 and {row.difficulty for row in rows} <= {2, 3, 4, 5, 6}
   for row in rows:
     assert int(row.answer) == sum(map(int, row.prompt[:-1])) % 10
@@ -100,7 +101,7 @@ def test_the_task_of_the_documentation(tmp_path, monkeypatch):
   careful = task.demonstrate(Row("3142=", "0", 4), "careful", None)
   assert careful == "3480#0" and task.answer(careful, rows[0]) == "0"
   params = tiny_session.random_params(session)
-  numbers, [responses] = accuracy.evaluate(session, params, 8, "testing")
+  numbers, [responses] = call(evaluate.evaluate, session, params, 8, "testing")
   assert responses.name == "my_task" and len(responses.texts_NG) == 8
   assert 0 <= numbers["val-core/my_task/acc/mean@1"] < 1
   assert numbers["val-aux/verifier_failures"] == 0

@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import data_of_page
 
-from rl_reason.base import config
+from rl_reason.base import config, errors
 from rl_reason.checks import run_directory
 from rl_reason.monitoring import run_log
 from rl_reason.report import charts, compare, groups, page, scores
@@ -147,7 +147,7 @@ def test_runs_are_compared_on_one_page(tmp_path, monkeypatch):
       pathlib.Path("a,seed=1"),
       pathlib.Path("b/c"),
   ]
-  with pytest.raises(config.ConfigError, match="d: holds no run"):
+  with pytest.raises(errors.ConfigError, match="d: holds no run"):
     run_directory.several("b/c,d")
   path = compare.write([first, second])
   assert path == first / "compare.html" and path.stat().st_size < LIMIT

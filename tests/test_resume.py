@@ -11,13 +11,14 @@ import jax
 import pytest
 import tiny_session
 from test_alerts import HEALTHY
+from tiny_session import call
 
-from rl_reason.base import dependencies
+from rl_reason.base import resume_rules
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.monitoring import run_log
-from rl_reason.stages import interim, resumed, rl, sft
-from rl_reason.stages.session import open_stage
+from rl_reason.stages import interim, learn, rl, sft
+from rl_reason.stages.output import open_stage
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
 shared_programs = tiny_session.shared_programs
@@ -68,14 +69,14 @@ def run_rl(workdir, changes, **interruption):
   session = tiny_session.make_session(workdir, **changes)
   session = tiny_session.interrupted(session, **interruption)
   with jax.set_mesh(session.mesh):
-    return rl.train(session, tiny_session.random_params(session))
+    return call(rl.train, session, tiny_session.random_params(session))
 
 
 def run_sft(workdir, changes, **interruption):
   session = tiny_session.make_session(workdir, **changes)
   session = tiny_session.interrupted(session, **interruption)
   with jax.set_mesh(session.mesh):
-    return sft.run(session)
+    return call(sft.run, session)
 
 
 def assert_same(tmp_path, run, stage, changes, interruption, error):
@@ -141,7 +142,7 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
         value = pytest.approx(value, rel=1e-4, abs=1e-6)
       assert got[name] == value, name
   fields = {name.replace("__", ".") for name in FREE}
-  assert fields <= set(dependencies.FREE)
+  assert fields <= set(resume_rules.FREE)
 
 
 @pytest.mark.slow
@@ -167,9 +168,9 @@ def stopped(tmp_path_factory):
   with pytest.MonkeyPatch.context() as m, jax.set_mesh(session.mesh):
     m.setattr(sft, "_require_skill", lambda *_: None)
     m.setattr(interim, "run", lambda *_: 0.0)
-    params = sft.run(session)
+    params = call(sft.run, session)
     with pytest.raises(Stopped):
-      rl.train(session, params)
+      call(rl.train, session, params)
   return workdir, tiny_session.digest(params)
 
 
@@ -185,27 +186,31 @@ def test_a_finished_stage_is_not_entered_again(
   )
   said = []
   monkeypatch.setattr(session.display, "say", said.append)
+
+  def resume():
+    return call(learn.resumed, session, None)
+
   with jax.set_mesh(session.mesh):
-    found = resumed.start(session)
+    found = resume()
     assert tiny_session.digest(found[0]) == stopped[1] and not said
     for file in (workdir / "checkpoints" / "skill").rglob("host.json"):
       file.write_text("{}")
     if kl != "none":
       with pytest.raises(RunError, match="needs it as the reference of kl"):
-        resumed.start(session)
+        resume()
       # Nothing needs it any more once RL is complete.
       host = Checkpoints.host
       monkeypatch.setattr(
           Checkpoints, "host", lambda *x: host(*x) | dict(evaluated=True)
       )
       tiny_session.set_field(session.config, "rl.steps", 0)
-      params, *_ = resumed.start(session)
+      params, *_ = resume()
       assert tiny_session.digest(params) == stopped[1]
       assert "RL at step 0 is complete" in said[-1]
       tiny_session.set_field(session.config, "lora.rank", 4)
-      assert resumed.start(session) == (None, None, None)
+      assert resume() == (None, None, None)
       return
-    params, *_ = resumed.start(session)
+    params, *_ = resume()
   assert tiny_session.digest(params) == stopped[1]  # RL is at step 0
   assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
 
@@ -298,6 +303,6 @@ def test_another_stage_cuts_no_line_of_rl(tmp_path, stopped):
   host.write_text(json.dumps(json.loads(host.read_text()) | dict(logs=logs)))
   session.log.metrics("reward_model", 1, {})  # before its first checkpoint
   session.log.samples([{}])
-  stage = open_stage(session, "reward_model")
+  stage = call(open_stage, session, "reward_model")
   with stage.running("reward model", 9, types.SimpleNamespace(step=0)):
     assert (workdir / "samples.jsonl").read_bytes() == whole

@@ -64,7 +64,7 @@ def test_a_verdict_depends_on_no_other_program():
     threads = len(pool._threads)
   got = [x.value for x in found]
   assert got == [wanted[n] for order in orders for n in order]
-  assert 1 < threads <= 1 + workers.ASLEEP
+  assert 1 < threads <= 1 + progress.ASLEEP
   assert code.grade(programs[2], PROBLEM).correct
 
 
@@ -84,7 +84,7 @@ def test_calls_in_threads_lend_their_place_while_a_program_sleeps():
   async def both():
     calls = pool_of_threads.Threads(1, 60.0)
     found = await asyncio.gather(*(calls.call(play) for _ in range(4)))
-    return found, calls._asleep, calls._free._value
+    return found, calls._places.asleep, calls._free._value
 
   assert asyncio.run(both()) == ([True] * 4, 0, 1)
   assert most[0] > 1

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
+from tiny_session import call
 
-from rl_reason.base import config
 from rl_reason.collect import experience
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.monitoring import display
-from rl_reason.stages import build_step
+from rl_reason.stages import build_step, optimizers
 from rl_reason.training import optimizer, packing, step
 
 
@@ -28,8 +28,6 @@ def test_another_shape_is_an_error_not_a_recompilation():
 def dapo(tmp_path_factory):
   """The session and programs of a DAPO run, and its compiled update."""
   with pytest.MonkeyPatch.context() as patch:
-    # Off-policy: on-policy the ratio of the only update is 1 by definition.
-    patch.setattr(config, "on_policy", lambda c: False)
     patch.setattr(build_step, "CompiledOnce", lambda name, fn, display: fn)
     session = tiny_session.make_session(
         tmp_path_factory.mktemp("dapo"),
@@ -37,7 +35,8 @@ def dapo(tmp_path_factory):
         updates__token_budget=60,
     )
     with jax.set_mesh(session.mesh):
-      run = build_step.build(session)
+      # On-policy the ratio of the only update is 1 by definition.
+      run = call(tiny_session.programs, session, on_policy=False)
       no_rows = build_step.empty_rows(
           session.config, session.config.rollout.batch
       )
@@ -50,7 +49,7 @@ def dapo(tmp_path_factory):
 
 def new_state(session):
   params = tiny_session.random_params(session)
-  return optimizer.new_state(params, *build_step.policy_optimizer(session))
+  return optimizer.new_state(params, *call(optimizers.policy, session))
 
 
 def update_args(session, run, rows, advantages_BT=0.0):

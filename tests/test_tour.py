@@ -11,8 +11,9 @@ import threading
 import jax
 import pytest
 import tiny_session
+from tiny_session import call
 
-from rl_reason.base import config
+from rl_reason.checks import config_files
 from rl_reason.models import critic
 from rl_reason.report import page
 from rl_reason.rollout import sampler
@@ -51,7 +52,7 @@ def executed_by_a_step(name: str, workdir, monkeypatch) -> set[str]:
   """Files of the package that one step of a config executes, and traces."""
   c = tiny_session.tiny_config()
   module = importlib.import_module(f"configs.{name}")
-  c.update(config.smoke(module.get_config()))
+  c.update(config_files.smoke(module.get_config()))
   small = tiny_session.tiny_config()
   for section in ("model", "rollout", "log"):
     c[section].update(small[section])
@@ -79,7 +80,7 @@ def executed_by_a_step(name: str, workdir, monkeypatch) -> set[str]:
 
     monkeypatch.setattr(rl.build_step.RolloutCollector, "start_step", start)
     try:
-      rl.train(session, params, values)
+      call(rl.train, session, params, values)
     finally:
       step.__exit__(None, None, None)
   return files

@@ -11,15 +11,15 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
-from tiny_session import digest, interrupted
+from tiny_session import call, digest, interrupted
 
 from rl_reason import hf
 from rl_reason.base.errors import RunError
 from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.collect import grading
 from rl_reason.models import decoder
-from rl_reason.stages import build_step, export, initial_state, value
-from rl_reason.stages.session import open_stage
+from rl_reason.stages import build_step, export, value
+from rl_reason.stages.output import open_stage
 from rl_reason.training import step
 
 compiled = tiny_session.compiled  # a fixture: each program compiles once
@@ -64,7 +64,7 @@ def pretrain(workdir, **changes):
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     try:
-      params, counters = value.run(session, policy)
+      params, counters = call(value.run, session, policy)
     finally:
       session.log.close()
   return types.SimpleNamespace(
@@ -116,9 +116,9 @@ def test_it_learns_the_value_of_prefixes(trained):
 def explained_variance(session, policy, params):
   """Of the returns of fresh prompts, by the critic's values."""
   with jax.set_mesh(session.mesh):
-    collector = build_step.make_collector(session, "fresh")
+    collector = tiny_session.collector(session, "fresh")
     rows = collector.collect(session.engine.weights(policy))
-    plan = build_step.make_planner(session.config, session.mesh)(rows.rollouts)
+    plan = build_step.planner(session.config, session.mesh)(rows.rollouts)
     program = build_step.values_program(session.critic_cfg)
     values_BT = step.forward(session.mesh, program, params, plan)
   mask_BT = rows.rollouts.mask_BT
@@ -236,12 +236,12 @@ def test_a_critic_starts_from_an_exported_one(trained, tmp_path):
   session, policy, params = trained.session, trained.policy, trained.params
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="no such checkpoint of RL"):
-      export.run(session, "newest")
-    state, _ = initial_state.initial_state(session, policy, params, None)
-    checkpoints = open_stage(session, "rl").checkpoints
+      call(export.run, session, "newest")
+    state, _ = tiny_session.initial_state(session, policy, params, None)
+    checkpoints = call(open_stage, session, "rl").checkpoints
     checkpoints.save(2, state.arrays(), {})
     checkpoints.close()
-    export.run(session, "newest")
+    call(export.run, session, "newest")
     out = session.workdir / "export"
     source = hf.find(str(out / "policy"))
     loaded = hf.load(source, decoder.table(source.cfg), session.mesh)

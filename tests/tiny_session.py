@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import inspect
 import json
 import threading
 import types
@@ -10,13 +11,19 @@ import jax
 import numpy as np
 import pytest
 
-from rl_reason.checks import checked
+from rl_reason import run
+from rl_reason.checks import checked, facts
 from rl_reason.devices import device_mesh
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder
 from rl_reason.monitoring import display
-from rl_reason.stages.session import open_session
+from rl_reason.stages import (
+    build_step,
+    initial_state as initial_state_lib,
+    optimizers,
+    scorer,
+)
 from rl_reason.tasks import arithmetic
 from rl_reason.training import optimizer
 
@@ -50,26 +57,131 @@ def set_field(c, name, value):
     c[last] = value
 
 
-def make_session(workdir, c=None, **changes):
+class Session(types.SimpleNamespace):
+  """The parts of a run, of `run.open_parts`, and what they consist of."""
+
+  def __init__(self, **parts):
+    super().__init__(**parts)
+    self.config, self.task = self.c, self.row_source.task
+    self.cfg, self.critic_cfg, self.mesh = self.model
+    self.workdir, self.log, self.display, self.stop = self.output
+
+  @property
+  def say(self):
+    return self.display.say
+
+  @property
+  def rewards(self):
+    """The terms of the reward; reward models are loaded each time."""
+    return call(scorer.rewards, self, self.reward_runner)
+
+  def replace(self, **parts):
+    return Session(**{name: getattr(self, name) for name in PARTS} | parts)
+
+
+PARTS = (
+    *("c", "model", "output", "row_source", "tok", "engine", "rollout_engine"),
+    *("reward_runner", "environments"),
+)
+
+
+def call(function, session, *args, **keywords):
+  """Calls a function with the parts of a session that its parameters name.
+
+  Further arguments are those of the other positional parameters, in order.
+  """
+  parameters = inspect.signature(function).parameters.values()
+  positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  free = [
+      x.name
+      for x in parameters
+      if x.kind is positional
+      and not hasattr(Session, x.name)
+      and x.name not in vars(session)
+      and x.name not in keywords
+  ]
+  given = dict(zip(free, args, strict=False)) | keywords
+  assert len(args) <= len(free), f"{function}: takes {free}"
+  for x in parameters:
+    if x.name not in given and (
+        x.name in vars(session)
+        or x.name in ("rewards", "say")
+        and x.default is inspect.Parameter.empty
+    ):
+      given[x.name] = getattr(session, x.name)
+  return function(**given)
+
+
+def programs(c, model, screen=None, on_policy=None):
+  """The functions of an RL step, as `rl.train` builds them."""
+  cfg, critic_cfg, mesh = model
+  screen = screen or display.Display(False)
+  on_policy = facts.on_policy(c) if on_policy is None else on_policy
+  reward = build_step.reward(c)
+  critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
+  objective = build_step.objective(c, on_policy=on_policy)
+  optimizer = optimizers.policy(c, cfg, mesh)
+  return types.SimpleNamespace(
+      optimizer=optimizer,
+      critic_optimizer=critic_optimizer,
+      plan=build_step.planner(c, mesh),
+      logps=build_step.logps(c, cfg, mesh, screen),
+      values=build_step.values(critic_cfg, mesh, screen),
+      credit=build_step.credit(c, reward, mesh, screen, on_policy=on_policy),
+      update=build_step.policy_update(c, objective, cfg, optimizer, screen),
+      update_critic=build_step.critic_update(
+          c, critic_cfg, critic_optimizer, screen
+      ),
+  )
+
+
+def initial_state(session, params, critic_params, counters):
+  """`initial_state.initial_state` of a session, as `rl.train` calls it."""
+  c = session.config
+  critic = facts.has_critic(c)
+  return call(
+      initial_state_lib.initial_state,
+      session,
+      params,
+      critic_params,
+      counters,
+      collector=collector(
+          session,
+          "rollout",
+          engine=session.rollout_engine,
+          batches=c.dynamic_sampling.batches,
+          partial_groups=c.rollout.partial_groups,
+      ),
+      policy_optimizer=call(optimizers.policy, session),
+      critic_optimizer=call(optimizers.of_critic, session, c.rl.steps)
+      if critic
+      else None,
+  )
+
+
+def collector(session, purpose, **options):
+  """`build_step.collector` of a session."""
+  return call(build_step.collector, session, purpose, **options)
+
+
+def make_session(workdir, c=None, mesh=None, sampling=None, **changes):
   """A session on one device; `rollout__batch=8` changes a field."""
   c = tiny_config() if c is None else c
   for name, value in changes.items():
     set_field(c, name.replace("__", "."), value)
   checked.fields(c)
   workdir.mkdir(parents=True, exist_ok=True)
-  return open_session(
-      c,
-      workdir,
-      device_mesh.make_mesh(1, 1, 1, jax.devices()[:1]),
-      display.Display(False),
-      threading.Event(),
+  mesh = mesh or device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  screen, stop = display.Display(False), threading.Event()
+  return Session(
+      **run.open_parts(c, workdir, mesh, sampling or mesh, screen, stop)
   )
 
 
 def random_params(session):
   """The random parameters that a run of this config starts from."""
   table = decoder.table(session.cfg)
-  tx = optimizer.from_config(
+  tx = optimizers.of_stage(
       session.config.optimizer, lr=1e-3, schedule="constant", total=1
   )
   where = optimizer.state_shardings(table, tx, session.mesh)
@@ -105,7 +217,8 @@ def interrupted(session, stop_at=None, die_at=None):
       raise KeyboardInterrupt
     return call == stop_at
 
-  return session._replace(stop=types.SimpleNamespace(is_set=is_set))
+  stop = types.SimpleNamespace(is_set=is_set)
+  return session.replace(output=session.output._replace(stop=stop))
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,15 @@ template writes it; in an observation it is spelled, as any other text is.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_reason.data import templates, tokenizer
-from rl_reason.environments import tools
+from rl_reason.environments.tools import Messages
 
 # Stands inside of markup that is spelled; Unicode reserves it for such uses.
 _BREAK = "\ufdd0"
+_TURN = "THE TURN OF THE ASSISTANT"  # stands for it in the template
 
 
 class Observer:
@@ -44,7 +45,7 @@ class Observer:
 
   def answer(
       self,
-      observation: tools.Messages | str,
+      observation: Messages | str,
       offered: Sequence,
       *,
       chat: bool,
@@ -66,7 +67,7 @@ class Observer:
       return self.text(observation)
     if not self._special:
       observation = self._broken(observation)
-    text = tools.observation_text(self._tok, observation, offered, ended)
+    text = observation_text(self._tok, observation, offered, ended)
     if _BREAK not in text:
       return self._joint(text)
     ids: list[int] = []
@@ -89,3 +90,45 @@ class Observer:
     if isinstance(value, list | tuple):
       return [self._broken(x) for x in value]
     return value
+
+
+def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
+  """A prompt as the policy reads it; messages go through the chat template."""
+  if isinstance(prompt, str):
+    return prompt
+  return _rendered(tok, prompt, tools)
+
+
+def observation_text(
+    tok: Any, observation: Messages | str, tools: Sequence, ended: str
+) -> str:
+  """What follows a turn in a chat, up to the start of the policy's next one.
+
+  Args:
+    tok: the tokenizer.
+    observation: messages, or the text of a turn of the user.
+    tools: of the environment.
+    ended: what the policy has ended its turn with; what the template writes
+      there is not repeated.
+  """
+  if isinstance(observation, str):
+    observation = [dict(role="user", content=observation)]
+  before = [
+      dict(role="user", content="."),
+      dict(role="assistant", content=_TURN),
+  ]
+  text = _rendered(tok, [*before, *observation], tools)
+  _, _, text = text.partition(_TURN)  # an observation may repeat it
+  both = range(min(len(ended), len(text)), 0, -1)
+  return text[next((n for n in both if ended.endswith(text[:n])), 0) :]
+
+
+def _rendered(
+    tok: Any, messages: Sequence[Mapping[str, str]], tools: Sequence
+) -> str:
+  return tok.apply_chat_template(
+      list(messages),
+      tools=list(tools) or None,
+      add_generation_prompt=True,
+      tokenize=False,
+  )

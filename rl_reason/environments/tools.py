@@ -12,7 +12,7 @@ one, and `score` is its reward. Nothing here imports jax.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ CONTRACT = (
     *("demonstrate", "longest"),
 )
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_TURN = "THE TURN OF THE ASSISTANT"  # stands for it in the template
 
 
 class Tools:
@@ -77,45 +76,3 @@ def tools_of(environment: Any) -> list[Callable]:
   names = [x for x in dir(environment) if x[0] != "_" and x not in CONTRACT]
   found = [getattr(environment, name) for name in names]
   return [x for x in found if callable(x) and hasattr(x, "__self__")]
-
-
-def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
-  """A prompt as the policy reads it; messages go through the chat template."""
-  if isinstance(prompt, str):
-    return prompt
-  return _rendered(tok, prompt, tools)
-
-
-def observation_text(
-    tok: Any, observation: Messages | str, tools: Sequence, ended: str
-) -> str:
-  """What follows a turn in a chat, up to the start of the policy's next one.
-
-  Args:
-    tok: the tokenizer.
-    observation: messages, or the text of a turn of the user.
-    tools: of the environment.
-    ended: what the policy has ended its turn with; what the template writes
-      there is not repeated.
-  """
-  if isinstance(observation, str):
-    observation = [dict(role="user", content=observation)]
-  before = [
-      dict(role="user", content="."),
-      dict(role="assistant", content=_TURN),
-  ]
-  text = _rendered(tok, [*before, *observation], tools)
-  _, _, text = text.partition(_TURN)  # an observation may repeat it
-  both = range(min(len(ended), len(text)), 0, -1)
-  return text[next((n for n in both if ended.endswith(text[:n])), 0) :]
-
-
-def _rendered(
-    tok: Any, messages: Sequence[Mapping[str, str]], tools: Sequence
-) -> str:
-  return tok.apply_chat_template(
-      list(messages),
-      tools=list(tools) or None,
-      add_generation_prompt=True,
-      tokenize=False,
-  )

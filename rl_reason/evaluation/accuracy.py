@@ -13,14 +13,10 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base.structs import Rollouts, Tree
-from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.base.structs import Rollouts
 from rl_reason.collect import doubtful as doubtful_lib, grading
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import Rewards
-from rl_reason.data import held_out, pipelines
-from rl_reason.devices import sharding
-from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation.statistics import (
     calibration_error,
     interval,
@@ -81,108 +77,6 @@ class Responses(NamedTuple):
   def measure(self) -> str:
     """The name of `scores_NG` in metrics."""
     return "acc" if self.rewards_NG is None else "reward"
-
-
-def evaluate(
-    session: Any,
-    params: Tree,
-    prompts: int,
-    title: str,
-    rewards: Callable[[], Rewards] | None = None,
-    purpose: str = "held out",
-) -> tuple[dict[str, float], list[Responses]]:
-  """Evaluates a policy of a session on its held-out sets, or to choose.
-
-  What chooses a threshold or a checkpoint reads validation prompts, if there
-  are any: a held-out score that chose would be too high.
-
-  Args:
-    session: the run's Session; config.evaluate says how to sample.
-    params: parameters of the policy.
-    prompts: maximum number of prompts of each set.
-    title: shown during the evaluation.
-    rewards: gives the terms of the reward, which measure rows without a
-      verifier; None: no response to such rows is correct.
-    purpose: 'held out', 'choose', or 'both', where validation sets come last.
-
-  Returns:
-    metrics, and the responses to each set.
-  """
-  c, mesh, engine = session.config, session.mesh, session.engine
-  weights = engine.weights(params)
-  random_key = key(mesh, c.seed, "evaluate")
-  temperatures = [c.evaluate.temperature] * c.evaluate.samples + [0.0]
-  temperature_G = np.array(temperatures, np.float32)
-
-  def sample(rows, ids) -> tuple[Rollouts, Episodes | None]:
-    texts, episodes = [row.prompt for row in rows], None
-    if session.environments is not None:
-      sizes_N = [len(temperature_G)] * len(rows)
-      seed = host_seed(c.seed, "environments of evaluate")
-      episodes = Episodes(session.environments, rows, ids, sizes_N, seed)
-      texts = episodes.prompts
-    prompts = pipelines.pack_prompts(
-        session.tok, texts, ids, c.rollout.max_prompt
-    )
-
-    def stream(**resumed):
-      parts = engine.stream(
-          weights,
-          prompts,
-          random_key,
-          temperature_G,
-          group_size=len(temperature_G),
-          top_p=c.evaluate.top_p,
-          **resumed,
-      )
-      return map(sharding.fetch, parts)
-
-    parts = stream() if episodes is None else episodes.stream(stream)
-    *_, (rollouts, _) = parts
-    return rollouts, episodes
-
-  def progress(text: str) -> None:
-    check_stop(session.stop)
-    session.display.doing(f"{title}: {text}")
-
-  chooses = validation_sets(session) if purpose != "held out" else {}
-  sets: dict[str, list[tasks.Row]] = {}
-  if not chooses or purpose == "both":
-    found = held_out.evaluation_sets(session.rows, c.evaluate.prompts)
-    sets = {name: rows[:prompts] for name, rows in found.items()}
-  responses = [
-      respond(
-          sample,
-          session.tok,
-          session.task,
-          name,
-          rows,
-          batch=c.evaluate.batch,
-          max_prompt=c.rollout.max_prompt,
-          num_lines=c.log.samples,
-          progress=progress,
-          rewards=rewards,
-      )
-      for name, rows in (sets | chooses).items()
-  ]
-  return (
-      summarize_sets(
-          responses,
-          set(chooses) or set(sets),
-          session.task.answer,
-          mean_of=c.evaluate.mean_of,
-          score_of=c.evaluate.interim_prompts,
-      ),
-      responses,
-  )
-
-
-def validation_sets(session: Any) -> dict[str, list[tasks.Row]]:
-  """Rows that choose; {} if the config or the data leave that to others."""
-  c = session.config.evaluate
-  if not c.validation:
-    return {}
-  return held_out.validation_sets(session.rows, c.interim_prompts, c.prompts)
 
 
 def respond(

@@ -7,14 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Batch, Packed, Prompts
+from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
+from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.stages import build_step
-from rl_reason.stages.session import Session
-from rl_reason.training import optimizer, packing
+from rl_reason.stages import build_step, optimizers
+from rl_reason.stages.model import Model
+from rl_reason.training import packing
+from rl_reason.training.optimizer import abstract_state
 
 
 def peak(compiled: jax.stages.Compiled) -> int:
@@ -49,12 +51,14 @@ def abstract_batch(by_row: Callable, length: int) -> Batch:
   )
 
 
-def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
+def update(
+    c, model: Model, display: Display
+) -> tuple[jax.stages.Compiled, tuple]:
   """The update of the policy, and its abstract arguments."""
-  c, mesh = session.config, session.mesh
+  cfg, _, mesh = model
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
-  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
   micro = packing.max_micro_batches(rows, packed_rows)
 
   def array(shape, dtype, *axes):
@@ -70,32 +74,34 @@ def update(session: Session) -> tuple[jax.stages.Compiled, tuple]:
   tokens = array(shape, jnp.int32, None, None, "rows", None)
   packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
   coef = array((), jnp.float32)
-  state = optimizer.abstract_state(
-      build_step.learned_table(c, session.cfg),
-      *build_step.policy_optimizer(session),
-  )
+  optimizer = optimizers.policy(c, cfg, mesh)
+  state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
   args: tuple[Any, ...] = (state, batch, packed, dict(kl=coef, entropy=coef))
   if c.lora.rank:
-    args = (*args, _abstract(session, "same"))
+    args = (*args, _abstract(c, cfg, mesh, "same"))
   # Outside of the mesh: what it makes of numbers cannot be compiled only.
-  program = build_step.build(session).update
+  on_policy = facts.on_policy(c)
+  objective = build_step.objective(c, on_policy=on_policy)
+  program = build_step.policy_update(c, objective, cfg, optimizer, display)
   with jax.set_mesh(mesh):
     return program.lower(*args).compile(), args
 
 
-def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
+def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
   """The prefill of all prompts, then a chunk of decode steps.
 
   Args:
-    session: with abstract parameters.
+    c: the checked config.
+    model: shapes and devices.
 
   Yields:
     A program and its abstract arguments.
   """
-  c, mesh, r = session.config, session.mesh, session.config.rollout
+  cfg, _, mesh = model
+  r = c.rollout
   count = c.dynamic_sampling.batches * r.batch // r.group_size
   engine = sampler.Sampler(
-      session.cfg,
+      cfg,
       r.group_size,
       r.max_tokens,
       eos=(0,),
@@ -112,7 +118,7 @@ def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
       start_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
       ids_N=jax.ShapeDtypeStruct((count,), jnp.int32, sharding=row),
   )
-  weights = _abstract(session, r.weights, factors=c.lora.rank > 0)
+  weights = _abstract(c, cfg, mesh, r.weights, factors=c.lora.rank > 0)
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
     args: tuple = weights, prompts, key, 1.0, None, None, None
@@ -129,13 +135,12 @@ def rollout(session: Session) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
     yield decode.lower(*args).compile(), args
 
 
-def _abstract(session: Session, kind: str, *, factors: bool = False):
+def _abstract(c, cfg, mesh, kind: str, *, factors: bool = False):
   """Weights of the sampler, or a frozen base, as shapes."""
-  cfg, mesh, c = session.cfg, session.mesh, session.config
   table = decoder.table(cfg)
   if factors:
-    learned = build_step.learned_table(c, cfg)
-    table = lora.join(table, learned, build_step.lora_scale(c))
+    learned = optimizers.learned_table(c, cfg)
+    table = lora.join(table, learned, optimizers.lora_scale(c))
   full = parameters.abstract(table, parameters.shardings(table, mesh))
   if kind == "same":
     cast = functools.partial(linear.cast, dtype=cfg.dtype)

@@ -11,26 +11,31 @@ import functools
 import json
 import operator
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, json_files
+from rl_reason.base import config as config_lib, errors, json_files
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Rollouts, Tree
+from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.collect import grading
-from rl_reason.collect.reward_runner import Rewards
+from rl_reason.collect.environment_runner import Environments
+from rl_reason.collect.reward_runner import RewardRunner, Rewards
 from rl_reason.data import pipelines
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.lab import sample_selection
 from rl_reason.lab.sample_selection import Sample
-from rl_reason.stages import build_step, policy
-from rl_reason.stages.session import Session
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import scorer, trained
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output
 
 PURPOSE = "generate"  # of prompts and of keys
 # Fields that change which prompts or samples are written.
@@ -42,43 +47,81 @@ FIELDS = (
 FREE = ("generate.prompts",)  # more of them continue
 
 
-def run(session: Session, which: str) -> pathlib.Path:
+def run(
+    c,
+    which: str,
+    *,
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    reward_runner: RewardRunner,
+    environments: Environments | None,
+) -> pathlib.Path:
   """Writes the samples; returns their directory.
 
   Args:
-    session: of the run.
-    which: as in `policy.load`.
+    c: the checked config.
+    which: as in `trained.policy`.
+    model: shapes and devices.
+    output: work directory and screen.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    engine: samples responses.
+    reward_runner: calls the reward functions.
+    environments: None, since responses have a single turn.
 
   Raises:
     ConfigError: the task is an environment of several turns.
     RunError: there is no such checkpoint, or another config wrote there.
     Stopped: SIGTERM; the same command continues.
   """
-  c, g = session.config, session.config.generate
-  if session.environments is not None:
-    raise config_lib.ConfigError(
+  g, display = c.generate, output.display
+  if environments is not None:
+    raise errors.ConfigError(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn; it does not play environments yet"
     )
-  params, step, about = policy.load(session, which)
-  weights = session.engine.weights(params, c.rollout.weights)
+  params, step, about = trained.policy(c, which, model=model, output=output)
+  weights = engine.weights(params, c.rollout.weights)
   del params
-  out = session.workdir / "generated" / str(step)
+  out = output.workdir / "generated" / str(step)
   manifest = _opened(out, config_lib.flat(c), step)
-  session.display.say(f"generating with {about}")
-  source, _ = session.rows.prompts(PURPOSE)
-  rewards = functools.cache(functools.partial(build_step.make_rewards, session))
+  display.say(f"generating with {about}")
+  source, _ = row_source.prompts(PURPOSE)
+  rewards = functools.cache(
+      lambda: scorer.rewards(
+          c,
+          reward_runner,
+          model=model,
+          tok=tok,
+          mesh=model.mesh,
+          display=display,
+      )
+  )
+  sample = functools.partial(
+      _sample,
+      c,
+      weights,
+      engine=engine,
+      random_key=key(model.mesh, c.seed, PURPOSE),
+      tok=tok,
+      task=row_source.task,
+      rewards=rewards,
+      say=display.say,
+  )
   totals = manifest["totals"]
   for first in range(0, g.prompts, g.batch):
-    check_stop(session.stop)
+    check_stop(output.stop)
     name = f"part-{first:09d}.{g.format}"
     # A part that is complete, by its hash, was written before the run stopped.
     if _is_whole(out / name, manifest["files"].get(name)):
       continue
-    session.display.doing(f"generating: prompt {first:,} of {g.prompts:,}")
+    display.doing(f"generating: prompt {first:,} of {g.prompts:,}")
     ids = range(first, min(first + g.batch, g.prompts))
     rows = [source[i][1] for i in ids]
-    groups = _sample(session, weights, ids, rows, rewards)
+    groups = sample(ids, rows)
     lines = [
         _prompt(row) | columns
         for row, samples in zip(rows, groups, strict=True)
@@ -98,7 +141,7 @@ def run(session: Session, which: str) -> pathlib.Path:
       manifest["totals"] = _totals(manifest["files"])
       json_files.write_json(_manifest(out), manifest)
     totals = _totals(manifest["files"])
-  session.display.say(
+  display.say(
       f"generated: {totals['rows']:,} rows of {totals['responses']:,} responses"
       f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; they"
       f" are a source of data.train: {out}"
@@ -161,19 +204,20 @@ def _prompt(row: tasks.Row) -> dict[str, Any]:
 
 
 def _sample(
-    session: Session,
+    c,
     weights: Tree,
     ids: range,
     rows: list[tasks.Row],
-    rewards,
+    *,
+    engine: RolloutEngine,
+    random_key: Array,
+    tok: Any,
+    task: Any,
+    rewards: Callable[[], Rewards],
+    say: Callable[[str], None],
 ) -> list[list[Sample]]:
   """Samples and grades the responses to some prompts, in groups."""
-  c, g, tok, task = (
-      session.config,
-      session.config.generate,
-      session.tok,
-      session.task,
-  )
+  g = c.generate
   # The last batch is filled up, so that one program serves all.
   padding = [rows[0]] * (g.batch - len(rows))
   prompts = pipelines.pack_prompts(
@@ -183,10 +227,10 @@ def _sample(
       c.rollout.max_prompt,
   )
   rollouts = sharding.fetch(
-      session.engine.sample(
+      engine.sample(
           weights,
           prompts,
-          key(session.mesh, c.seed, PURPOSE),
+          random_key,
           np.float32(g.temperature),
           group_size=g.samples,
           top_p=g.top_p,
@@ -194,16 +238,17 @@ def _sample(
       )
   )
   all_rows, count = [*rows, *padding], len(rows) * g.samples
-  rewards_B, unrewarded = _function_rewards(
-      session, rewards, rollouts, all_rows, count
-  )
+  rewards_B, unrewarded = np.zeros(count), 0
+  if c.reward.functions:
+    rows_B = [row for row in all_rows for _ in range(g.samples)]
+    rewards_B, unrewarded = rewards().of_all(tok, rollouts, rows_B, count)
   real = operator.itemgetter(slice(count))
   rollouts = jax.tree.map(real, rollouts)
   texts, correct_B, unverified = grading.start_grading(
       task, tok, rollouts, rows
   )()
   if unverified or unrewarded:
-    session.display.say(
+    say(
         f"warning: prompts {ids[0]} to {ids[-1]}: the verifier failed on"
         f" {unverified:,} of {count:,} responses, which have no verdict, and"
         f" reward functions {unrewarded:,} times, which counts as 0"
@@ -229,25 +274,6 @@ def _sample(
         )
     )
   return groups
-
-
-def _function_rewards(
-    session: Session,
-    rewards,
-    rollouts: Rollouts,
-    rows: list[tasks.Row],
-    count: int,
-) -> tuple[np.ndarray, int]:
-  """The weighted terms of reward.functions, zeros without any; failures.
-
-  The first `count` responses are real.
-  """
-  size = session.config.generate.samples
-  if not session.config.reward.functions:
-    return np.zeros(count), 0
-  terms: Rewards = rewards()
-  rows_B = [row for row in rows for _ in range(size)]
-  return terms.of_all(session.tok, rollouts, rows_B, count)
 
 
 def _write(path: pathlib.Path, rows: list[dict]) -> str:

@@ -1,13 +1,12 @@
 """--stage=size: a table of bytes per device, and what would fit."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked
-from rl_reason.devices import device_mesh, sharding
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import facts, machine_checks
+from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
@@ -15,9 +14,9 @@ from rl_reason.lab import (
     model_shapes,
 )
 from rl_reason.lab.automatic_remat import device_bytes, largest
-from rl_reason.models import critic, kernels
+from rl_reason.models import kernels
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.session import Session, critic_config
+from rl_reason.stages.model import Model, critic_config
 
 GIB = 1 << 30
 
@@ -37,7 +36,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   """
   cfg = model_shapes.shape(config)
   value = critic_config(config, cfg)
-  checked.devices(config, devices or jax.device_count())
+  machine_checks.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
   limit = int(memory * GIB) if memory else device_bytes()
   if config.model.remat == "auto":
@@ -60,8 +59,8 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
   if not devices:
     source = f"compiled for {jax.default_backend()}"
-    session = _session(config, cfg, value, mesh, display)
-    update, rollout = measured(session, size, display)
+    model = Model(cfg, value, mesh)
+    update, rollout = measured(config, model, size, display)
   _show(display, size, update, rollout, source)
 
   # The formula, scaled to what was compiled.
@@ -108,24 +107,25 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
   if not rows or not slots:
     display.say(
-        "nothing is small enough: spread it over more devices (mesh.fsdp; long"
-        " rows: mesh.sequence),"
-        " offload the optimizer state (optimizer.offload), or use LoRA"
-        " (lora.rank)"
+        "nothing is small enough: spread the model over more devices"
+        f" ({axes.fields('embed', 'or')}), offload the optimizer state"
+        " (optimizer.offload), or use LoRA (lora.rank)"
     )
 
 
 def measured(
-    session: Session, size: memory_formula.Size, display: Display
+    config, model: Model, size: memory_formula.Size, display: Display
 ) -> tuple[int, int]:
   """Peaks of update and rollout, with what is resident beside them."""
   display.doing("compiling the update")
-  program, (state, *rest) = compiled_memory.update(session)
+  program, (state, *rest) = compiled_memory.update(config, model, display)
   beside = sum(size.resident.values()) - size.resident["parameters"]
   beside -= size.resident["optimizer state"]
   update = compiled_memory.peak(program) + beside
   display.doing("compiling the sampler")
-  peaks = [compiled_memory.peak(x) for x, _ in compiled_memory.rollout(session)]
+  peaks = [
+      compiled_memory.peak(x) for x, _ in compiled_memory.rollout(config, model)
+  ]
   resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
     resident -= size.resident[
@@ -137,15 +137,7 @@ def measured(
 def _mesh(config, devices: int):
   if not devices:
     return device_mesh.make_meshes(**config.mesh)[0]
-  return sharding.abstract_mesh(**checked.mesh_sizes(config, devices))
-
-
-def _session(config, cfg, value: critic.CriticConfig, mesh, display) -> Session:
-  """A session with all that `programs.build` reads, and nothing that runs."""
-  fields: dict[str, Any] = dict.fromkeys(Session._fields) | dict(
-      config=config, mesh=mesh, cfg=cfg, critic_cfg=value, display=display
-  )
-  return Session(**fields)
+  return sharding.abstract_mesh(**facts.mesh_sizes(config, devices))
 
 
 def _show(display, size, update: int, rollout: int, source: str) -> None:

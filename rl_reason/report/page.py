@@ -17,8 +17,8 @@ import jax
 from rl_reason.base import (
     config as config_lib,
     errors,
-    functions,
     json_files,
+    kinds,
 )
 from rl_reason.configs import base
 from rl_reason.monitoring import run_log
@@ -185,14 +185,12 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
   default = base.get_config()
   plain = config_lib.flat(config_lib.with_defaults(default))
   # Arguments of other functions are compared with their own defaults.
-  for known in functions.KINDS.values():
+  for known in kinds.KINDS.values():
     part = config_lib.at(default, known.field)
     part.name = config.get(f"{known.field}.name", part.name)
   try:
     same = config_lib.flat(config_lib.with_defaults(default))
-  except (
-      config_lib.ConfigError
-  ):  # a function of the user that this machine lacks
+  except errors.ConfigError:  # a function of the user that this machine lacks
     same = plain
   names = [
       name

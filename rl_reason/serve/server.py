@@ -11,15 +11,16 @@ import os
 import socket
 import threading
 import time
+from typing import Any
 
 import jax
 import uvicorn
 
-from rl_reason.base.config import ConfigError
-from rl_reason.base.errors import RunError
+from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.data import tokenizer
-from rl_reason.devices import sharding
+from rl_reason.devices import axes, sharding
 from rl_reason.monitoring.display import Display
+from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.serve import (
     app as app_lib,
     connections,
@@ -30,47 +31,61 @@ from rl_reason.serve import (
 )
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.engine import Engine
-from rl_reason.stages import policy
-from rl_reason.stages.session import Session
+from rl_reason.stages import trained
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output
 
 FEW = (1, 8)  # slots of a server that is not busy
 LAST_WORDS = 1.0  # seconds to tell clients that the server has ended
 
 
-def run(session: Session, which: str) -> None:
+def run(
+    c,
+    which: str,
+    *,
+    model: Model,
+    output: Output,
+    tok: Any,
+    engine: RolloutEngine,
+) -> None:
   """Serves until SIGTERM.
 
   Args:
-    session: of the run.
-    which: as in `policy.load`.
+    c: the checked config.
+    which: as in `trained.policy`.
+    model: shapes and devices.
+    output: work directory and screen.
+    tok: the tokenizer.
+    engine: makes sampler weights of parameters.
 
   Raises:
     ConfigError: this machine cannot serve so.
     RunError: there is no such checkpoint.
   """
-  c, say = session.config, session.display.say
-  if sharding.num_shards(session.mesh, "batch") > 1 or jax.process_count() > 1:
+  workdir, _, display, stop = output
+  say = display.say
+  if sharding.num_shards(model.mesh, "batch") > 1 or jax.process_count() > 1:
     raise ConfigError(
         f"mesh.data = {c.mesh.data}: a server has one shard of the batch: set"
-        " mesh.data, mesh.fsdp and mesh.sequence to 1, with mesh.tensor"
-        " devices, and start a server for each part of the machine"
+        f" {axes.fields('batch', 'and')} to 1, and start a server for each"
+        " mesh.tensor devices"
     )
   place = bind(c.serve.host, c.serve.port)
-  engine, name = make_engine(session, which)
+  serving, name = make_engine(c, which, model, output, tok, engine)
   say(f"serving {name}")
-  engine.compile()
+  serving.compile()
   # All objects so far live as long as the server: a collection of garbage
   # would visit each of them again, and stop all threads meanwhile.
   gc.collect()
   gc.freeze()
-  watchdog = liveness.Watchdog(engine, c.serve.stall, say)
+  watchdog = liveness.Watchdog(serving, c.serve.stall, say)
   server = app_lib.Server(
-      engine,
-      session.tok,
-      name=c.serve.name or session.workdir.absolute().name,
+      serving,
+      tok,
+      name=c.serve.name or workdir.absolute().name,
       timeout=c.serve.timeout,
       rules=filters.load(c.serve.filter),
-      ratings=feedback.Feedback(session.workdir, say),
+      ratings=feedback.Feedback(workdir, say),
       silent=lambda: watchdog.silent,
       say=say,
   )
@@ -81,35 +96,35 @@ def run(session: Session, which: str) -> None:
       max_body=c.serve.max_body,
   )
   with place, contextlib.closing(watchdog):
-    answer(application, engine, place, session.display, session.stop, c.serve)
+    answer(application, serving, place, display, stop, c.serve)
 
 
-def make_engine(session: Session, which: str) -> tuple[Engine, str]:
+def make_engine(
+    c, which: str, model: Model, output: Output, tok: Any, engine: RolloutEngine
+) -> tuple[Engine, str]:
   """An engine of a policy, and what to call the policy.
 
   Raises:
     RunError: there is no such checkpoint.
   """
-  c = session.config
-  params, _, about = policy.load(session, which)
-  eos = tokenizer.ends(session.tok, c.rollout.stop_tokens)
+  params, _, about = trained.policy(c, which, model=model, output=output)
+  eos = tokenizer.ends(tok, c.rollout.stop_tokens)
   programs = Programs(
-      cfg=session.cfg,
+      cfg=model.cfg,
       prompts=c.serve.slots,
       slots=c.serve.slots,
       max_prompt=c.serve.max_prompt or c.rollout.max_prompt,
       max_tokens=c.serve.max_tokens or c.rollout.max_tokens,
       eos=eos,
-      pad=session.tok.pad_token_id,
+      pad=tok.pad_token_id,
       cache=c.rollout.cache,
       widths=widths(c.serve.slots),
   )
-  weights = session.engine.weights(params, c.rollout.weights)
+  weights = engine.weights(params, c.rollout.weights)
   del params
-  engine = Engine(
-      weights, programs, session.mesh, session.display, c.serve.queue
-  )
-  return engine, about
+  display = output.display
+  serving = Engine(weights, programs, model.mesh, display, c.serve.queue)
+  return serving, about
 
 
 def widths(slots: int) -> tuple[int, ...]:

@@ -1,329 +1,216 @@
-"""What a config makes of a training step: its collector and its programs.
+"""The parts of an RL step, one function each, as a config describes them.
 
-Everything is built once, before the loop; the config is read here and not in
-the programs.
+`rl.train` calls these functions once, before its loop. Each reads its own
+sections of the config and returns a function of arrays, which compiles at its
+first call.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from rl_reason.algorithms import credit, objective, rewards, turns
-from rl_reason.base import config as config_lib, functions
-from rl_reason.base.structs import Array, Experience, Rollouts, Tree
+from rl_reason import tasks
+from rl_reason.algorithms import (
+    credit as credit_lib,
+    kl,
+    objective as objective_lib,
+    rewards,
+    turns,
+)
+from rl_reason.base import functions
+from rl_reason.base.structs import Array, Experience, Tree
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import TurnsCollector
 from rl_reason.collect.experience import no_rows
 from rl_reason.collect.partial_rollouts import PartialRolloutCollector
-from rl_reason.collect.reward_runner import Model, Rewards
+from rl_reason.collect.reward_runner import Rewards
+from rl_reason.data.pipelines import RowSource
 from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.models import critic, decoder, experts, lora, parameters
-from rl_reason.monitoring import resources, step_metrics
+from rl_reason.models import critic, decoder, experts, parameters
+from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
+from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
-from rl_reason.stages import build_step, scorer
-from rl_reason.stages.session import Session, packed_rows
+from rl_reason.stages import optimizers
+from rl_reason.stages.optimizers import Optimizer
+from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
     certificate,
-    optimizer,
+    optimizer as optimizer_lib,
     packing,
     step,
 )
 
 
-class Programs(NamedTuple):
-  """The functions of an RL step; each compiles at its first call.
-
-  Attributes:
-    plan: (rollouts, step) -> PackingPlan.
-    logps: (params, plan) -> log-probs and entropy, [B, T] each.
-    values: (critic's params, plan) -> values [B, T].
-    credit: credit_inputs -> rewards, advantages, returns, metrics.
-    update: `step.rl_update`, on the mesh, with `make_objective`'s terms.
-    update_critic: `step.critic_update`, on the mesh; None without a
-      critic.
-    history_inputs: (history, params) -> inputs of credit; see `history`.
-    step_metrics: `step_metrics.step_metrics`.
-    steer: `steer`, with the adaptive controllers; None if there is none.
-    on_policy: the update computes the old log-probs itself.
-    signal: step -> the `signal` of `dynamic_sampling.fill_batch`.
-  """
-
-  plan: Callable[..., packing.PackingPlan]
-  logps: Callable[..., tuple[Array, Array]]
-  values: Callable[..., Array]
-  credit: Callable[[dict], dict]
-  update: Callable
-  update_critic: Any
-  history_inputs: Callable[..., dict[str, Array]]
-  step_metrics: Callable
-  steer: Callable[..., dict[str, float]] | None
-  on_policy: bool
-  signal: Callable[..., Callable[[Experience], Array]]
-
-
-def build(session: Session) -> Programs:
-  """The programs of RL."""
-  c, mesh, display = session.config, session.mesh, session.display
-  tx, shardings = policy_optimizer(session)
-  on_policy = config_lib.on_policy(c)
+def policy_update(
+    c,
+    objective: objective_lib.Objective,
+    cfg: decoder.ModelConfig,
+    optimizer: Optimizer,
+    display: Display,
+) -> Callable:
+  """`step.rl_update` on the mesh; the state of the policy is donated."""
+  tx, shardings = optimizer
   update = jax.jit(
       functools.partial(
           step.rl_update,
-          cfg=session.cfg,
+          cfg=cfg,
           tx=tx,
           temperature=c.rollout.temperature,
-          objective=make_objective(c),
+          objective=objective,
           max_kl=c.updates.max_kl,
-          lora_scale=lora_scale(c),
+          lora_scale=optimizers.lora_scale(c),
           seed=host_seed(c.seed, "covariance") % 2**31,
           router_aux=c.loss.router_aux,
       ),
       donate_argnums=0,
       out_shardings=(shardings, None),
   )
+  program = CompiledOnce("update of the policy", update, display)
+  return optimizer_lib.with_rate(program, **optimizers.policy_rate(c))
 
-  def compiled(title, fn):
-    return CompiledOnce(title, fn, display)
 
-  controllers = dict(
-      kl_controller=functions.bind("kl_controller", c.kl.controller),
-      entropy_controller=functions.bind(
-          "entropy_controller", c.loss.entropy_controller
-      ),
+def critic_update(
+    c, cfg: critic.CriticConfig, optimizer: Optimizer, display: Display
+) -> CompiledOnce:
+  """`step.critic_update` on the mesh; the critic's state is donated."""
+  tx, shardings = optimizer
+  update = jax.jit(
+      functools.partial(step.critic_update, cfg=cfg, tx=tx, clip=c.critic.clip),
+      donate_argnums=0,
+      out_shardings=(shardings, None),
   )
-  plan = make_planner(c, mesh)
-  logps_program = step.logps_program(session.cfg, c.rollout.temperature)
-  logps = functools.partial(
-      step.forward, mesh, compiled("log-probabilities", logps_program)
-  )
-  values = compiled("values", values_program(session.critic_cfg))
-  credit_step = compiled("rewards and advantages", credit_program(c))
-  update_critic: Any = None
-  if config_lib.has_critic(c):
-    program = critic_update_program(
-        session.critic_cfg,
-        *critic_optimizer(session, c.rl.steps),
-        clip=c.critic.clip,
-    )
-    update_critic = optimizer.with_rate(
-        compiled("update of the critic", program),
-        **optimizer.critic_rate(c, c.rl.steps),
-    )
-  return Programs(
-      plan=plan,
-      logps=logps,
-      values=functools.partial(step.forward, mesh, values),
-      credit=functools.partial(step.on_mesh, mesh, credit_step),
-      update=optimizer.with_rate(
-          compiled("update of the policy", update), **optimizer.policy_rate(c)
-      ),
-      update_critic=update_critic,
-      history_inputs=functools.partial(
-          history.credit_inputs,
-          logps=lambda params, past: logps(params, plan(past))[0],
-          batch=c.rollout.batch,
-          ratio_limit=c.advantage.history_ratio,
-      ),
-      step_metrics=functools.partial(
-          step_metrics.step_metrics,
-          counter=make_counter(c, session.cfg, passes=forward_passes(c)),
-          terms=tuple(term.label for term in terms(c)),
-          on_policy=on_policy,
-          gamma=config_lib.discount(c),
-          verified=not combinations.no_verifier(c),
-          stale=c.rl.staleness > 0,
-      ),
-      steer=functools.partial(steer, rows=c.rollout.batch, **controllers)
-      if any(controllers.values())
-      else None,
-      on_policy=on_policy,
-      signal=make_signal(c),
-  )
+  return CompiledOnce("update of the critic", update, display)
 
 
-def make_signal(c) -> Callable[[int], Callable[[Experience], Array]]:
-  """Step -> which groups of a round have signal."""
-  if combinations.by_reward(c):
-    return functools.partial(
-        dynamic_sampling.rewards_differ, reward=make_reward(c), steps=c.rl.steps
-    )
-  if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
-    return dynamic_sampling.in_every_step(
-        dynamic_sampling.finished_partly_correct
-    )
-  return dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
-
-
-def policy_optimizer(session: Session):
-  """The optimizer of RL, and the shardings of the policy's training state."""
-  c = session.config
-  o, rate = c.optimizer, optimizer.policy_rate(c)
-  tx = optimizer.from_config(o, freeze=o.freeze, **rate)
-  table = learned_table(c, session.cfg)
-  return tx, optimizer.state_shardings(table, tx, session.mesh)
-
-
-def critic_optimizer(session: Session, steps: int):
-  """The critic's optimizer over `steps` rollouts, and its state's shardings."""
-  c = session.config
-  tx = optimizer.from_config(c.optimizer, **optimizer.critic_rate(c, steps))
-  table = critic.table(session.critic_cfg)
-  return tx, optimizer.state_shardings(table, tx, session.mesh)
-
-
-def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
-  """What RL learns: all parameters, or LoRA factors."""
-  if not c.lora.rank:
-    return decoder.table(cfg)
-  return lora.table(cfg, c.lora.rank, config_lib.lora_targets(c))
-
-
-def forward_passes(c) -> int:
-  """Forward passes over the batch of an RL step; a backward pass counts two."""
-  learning = 3 * c.updates.epochs
-  # A frozen base takes no gradients of its weights.
-  policy = 2 * c.updates.epochs if c.lora.rank else learning
-  count = policy + (not config_lib.on_policy(c)) + (c.kl.kind != "none")
-  if config_lib.has_critic(c):
-    count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + config_lib.has_history(c) * c.advantage.history
-
-
-def make_counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
-  """The counter of tokens and FLOPs."""
-  r = c.rollout
-  context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
-  share = cfg.experts_per_token / max(cfg.experts, 1)
-  flops = parameters.flops_per_token(decoder.table(cfg), context, share)
-  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
-
-
-def steer(
-    coefs: dict[str, float],
-    mask_BT: Array,
-    entropy_BT: Any,
-    credit: dict[str, Any],
-    *,
-    rows: int,
-    kl_controller: Callable[..., float] | None,
-    entropy_controller: Callable[..., float] | None,
-) -> dict[str, float]:
-  """The coefficients of the next step, from what this step measured.
-
-  Entropies are those of the policy before the update, credit has rewards_B and
-  the metrics of `credit.assign`. A step without a response whose reward is
-  known measured nothing, and moves nothing. Controllers are
-  `variants.adaptive_kl` and `variants.adaptive_entropy`, their keywords bound,
-  or None.
-  """
-  out = dict(coefs)
-  mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
-  if not mask_BT.any():
-    return out
-  if kl_controller is not None:
-    kl = float(credit["metrics"]["kl/reference"])
-    out["kl"] = kl_controller(coefs["kl"], kl, rows)
-  if entropy_controller is not None:
-    entropy = float(entropy_BT[mask_BT].mean())
-    out["entropy"] = entropy_controller(coefs["entropy"], entropy)
-  return out
-
-
-def critic_update_program(
-    cfg: critic.CriticConfig, tx, shardings, *, clip: float
-) -> Callable:
-  """jit: `step.critic_update`."""
-  update = functools.partial(step.critic_update, cfg=cfg, tx=tx, clip=clip)
-  return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
-
-
-def lora_scale(c) -> float:
-  """alpha / rank of the LoRA factors."""
-  return c.lora.alpha / max(c.lora.rank, 1)
-
-
-def make_objective(c) -> objective.Objective:
+def objective(c, *, on_policy: bool) -> objective_lib.Objective:
   """The terms of the loss."""
   controlled = c.loss.entropy_controller.name != "fixed"
-  return objective.Objective(
+  return objective_lib.Objective(
       surrogate=functions.bind("surrogate", c.surrogate),
       reduction=functions.bind("reduction", c.reduction),
       kl=c.kl.kind if c.kl.place == "loss" else "none",
       entropy=c.loss.entropy_coef > 0 or controlled,
       positive_nll=c.loss.positive_nll,
-      on_policy=config_lib.on_policy(c),
+      on_policy=on_policy,
       length_alpha=c.loss.length_alpha,
       covariance=functions.bind("covariance", c.covariance),
   )
 
 
+def packed_rows(c, mesh: jax.sharding.Mesh) -> int:
+  """Packed rows of a micro-batch, over all their shards: data x fsdp."""
+  return facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
+
+
+def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
+  """(rollouts, step) -> `packing.plan` of their minibatches."""
+  return functools.partial(
+      packing.plan,
+      packed_rows=packed_rows(c, mesh),
+      minibatches=c.updates.minibatches,
+      epochs=c.updates.epochs,
+      seed=host_seed(c.seed, "epochs"),
+  )
+
+
+def logps(
+    c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh, display: Display
+) -> Callable[..., tuple[Array, Array]]:
+  """(params, plan) -> log-probs and entropies of response tokens, [B, T]."""
+  program = step.logps_program(cfg, c.rollout.temperature)
+  program = CompiledOnce("log-probabilities", program, display)
+  return functools.partial(step.forward, mesh, program)
+
+
+def values(
+    cfg: critic.CriticConfig, mesh: jax.sharding.Mesh, display: Display
+) -> Callable[..., Array]:
+  """(parameters of the critic, plan) -> values of response tokens, [B, T]."""
+  program = CompiledOnce("values", values_program(cfg), display)
+  return functools.partial(step.forward, mesh, program)
+
+
 def values_program(cfg: critic.CriticConfig) -> Callable:
-  """jit: values of response tokens, [M, B, T]."""
+  """jit: (params, Packed of minibatches) -> values [M, B, T]."""
   return step.map_micro_batches(
       lambda params, packed: critic.values(params, cfg, packed)[0]
   )
 
 
-def credit_program(c) -> Callable:
-  """jit: arrays of `step.credit_inputs` -> rewards and advantages."""
-  return _reward_and(
-      c,
-      functools.partial(
-          credit.assign,
-          advantage=functions.bind("advantage", c.advantage),
-          groups=c.advantage.groups,
-          whiten=c.advantage.whiten,
-          gamma=config_lib.discount(c),
-          critic_lam=c.critic.lam,
-          fallback=c.critic.fallback,
-          value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
-          kl="none" if config_lib.on_policy(c) else c.kl.kind,
-          kl_in_reward=c.kl.place == "reward",
-          top_entropy=c.loss.top_entropy,
-          correction=functions.bind("correction", c.correction),
-      ),
+def credit(
+    c,
+    reward: Callable[[dict], Array],
+    mesh: jax.sharding.Mesh,
+    display: Display,
+    *,
+    on_policy: bool,
+) -> Callable[[dict], dict]:
+  """Arrays of `credit_inputs` -> rewards, advantages, returns and metrics."""
+  assign = functools.partial(
+      credit_lib.assign,
+      advantage=functions.bind("advantage", c.advantage),
+      groups=c.advantage.groups,
+      whiten=c.advantage.whiten,
+      gamma=facts.discount(c),
+      critic_lam=c.critic.lam,
+      fallback=c.critic.fallback,
+      value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
+      kl="none" if on_policy else c.kl.kind,
+      kl_in_reward=c.kl.place == "reward",
+      top_entropy=c.loss.top_entropy,
+      correction=functions.bind("correction", c.correction),
   )
+  return _reward_and(assign, reward, mesh, "rewards and advantages", display)
 
 
-def returns_program(c) -> Callable:
-  """jit: the same arrays and values_BT -> rewards and Monte-Carlo returns."""
-  return _reward_and(
-      c, functools.partial(credit.monte_carlo, gamma=config_lib.discount(c))
+def returns(
+    c,
+    reward: Callable[[dict], Array],
+    mesh: jax.sharding.Mesh,
+    display: Display,
+) -> Callable[[dict], dict]:
+  """Arrays of `credit_inputs` -> rewards and Monte-Carlo returns."""
+  gamma = facts.discount(c)
+  assign = functools.partial(credit_lib.monte_carlo, gamma=gamma)
+  return _reward_and(assign, reward, mesh, "rewards and returns", display)
+
+
+def _reward_and(
+    assign: Callable, reward: Callable, mesh, title: str, display: Display
+) -> Callable[[dict], dict]:
+  fn = functools.partial(
+      credit_lib.rewards_and_advantages, reward=reward, assign=assign
   )
+  program = CompiledOnce(title, jax.jit(fn), display)
+  return functools.partial(step.on_mesh, mesh, program)
 
 
-def _reward_and(c, assign: Callable) -> Callable:
-  program = functools.partial(
-      credit.rewards_and_advantages, reward=make_reward(c), assign=assign
-  )
-  return jax.jit(program)
-
-
-def make_reward(c) -> Callable[[dict], Array]:
+def reward(c) -> Callable[[dict], Array]:
   """`credit.outcome` with the keywords of the config bound.
 
-  Without a verifier the reward is that of the functions alone; in an
+  Without a verifier the reward is the sum of the reward functions alone; in an
   environment it is the sum over the turns.
   """
-  r, nothing = c.reward, combinations.no_verifier(c)
+  r, nothing = c.reward, facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  elif combinations.environment(c):
+  elif facts.environment(c):
     outcome = turns.total
   return functools.partial(
-      credit.outcome,
+      credit_lib.outcome,
       max_tokens=c.rollout.max_tokens,
       outcome=outcome,
       correct=0.0 if nothing else r.correct,
@@ -341,39 +228,151 @@ def terms(c) -> tuple[reward_terms.Term, ...]:
   return reward_terms.terms(c.reward.functions)
 
 
-def empty_rows(c, rows: int) -> Experience:
-  """`no_rows` in the shapes of a config."""
-  m, routes = c.model, None
-  if c.rollout.replay_routing:
-    routes = m.layers * m.experts_per_token, experts.dtype(m.experts)
-  return no_rows(
-      rows,
-      c.rollout.max_prompt,
-      c.rollout.max_tokens,
-      len(terms(c)),
-      turns=bool(combinations.environment(c)),
-      routes=routes,
+def signal(
+    c, reward: Callable[[dict], Array]
+) -> Callable[[int], Callable[[Experience], Array]]:
+  """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
+  if facts.by_reward(c):
+    return functools.partial(
+        dynamic_sampling.rewards_differ, reward=reward, steps=c.rl.steps
+    )
+  if c.dynamic_sampling.enabled and c.reward.truncated == "bootstrap":
+    return dynamic_sampling.in_every_step(
+        dynamic_sampling.finished_partly_correct
+    )
+  return dynamic_sampling.in_every_step(dynamic_sampling.partly_correct)
+
+
+def history_inputs(
+    c, plan: Callable, logps: Callable
+) -> Callable[..., dict[str, Array]]:
+  """(history, params) -> inputs of credit; see `history`."""
+  return functools.partial(
+      history.credit_inputs,
+      logps=lambda params, past: logps(params, plan(past))[0],
+      batch=c.rollout.batch,
+      ratio_limit=c.advantage.history_ratio,
   )
 
 
-def make_collector(
-    session: Session, purpose: str, batches: int = 1, partial_groups: int = 0
-) -> RolloutCollector:
-  """The rollout collector of a stage.
+def step_metrics(
+    c, cfg: decoder.ModelConfig, *, on_policy: bool
+) -> Callable[..., tuple[dict[str, float], dict[str, Any]]]:
+  """`step_metrics.step_metrics` with the keywords of the config bound."""
+  return functools.partial(
+      step_metrics_lib.step_metrics,
+      counter=counter(c, cfg, forward_passes(c, on_policy=on_policy)),
+      terms=tuple(term.label for term in terms(c)),
+      on_policy=on_policy,
+      gamma=facts.discount(c),
+      verified=not facts.no_verifier(c),
+      stale=c.rl.staleness > 0,
+  )
 
-  Its purpose names the randomness of prompts and of sampling. A round generates
-  so many batches of responses, and may leave so many partial groups unfinished.
+
+def forward_passes(c, *, on_policy: bool) -> int:
+  """Forward passes over the batch of an RL step; a backward pass counts two."""
+  learning = 3 * c.updates.epochs
+  # A frozen base takes no gradients of its weights.
+  policy = 2 * c.updates.epochs if c.lora.rank else learning
+  count = policy + (not on_policy) + (c.kl.kind != "none")
+  if facts.has_critic(c):
+    count += 1 + learning + (c.critic.value_mixture.name != "none")
+  return count + facts.has_history(c) * c.advantage.history
+
+
+def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
+  """The counter of tokens and FLOPs."""
+  r = c.rollout
+  context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
+  share = cfg.experts_per_token / max(cfg.experts, 1)
+  flops = parameters.flops_per_token(decoder.table(cfg), context, share)
+  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
+
+
+def controllers(c) -> Callable[..., dict[str, float]] | None:
+  """`steer` with the adaptive controllers of the config; None without one."""
+  found = dict(
+      kl_controller=functions.bind("kl_controller", c.kl.controller),
+      entropy_controller=functions.bind(
+          "entropy_controller", c.loss.entropy_controller
+      ),
+  )
+  if not any(found.values()):
+    return None
+  return functools.partial(steer, rows=c.rollout.batch, **found)
+
+
+def steer(
+    coefs: dict[str, float],
+    mask_BT: Array,
+    entropy_BT: Any,
+    credit: dict[str, Any],
+    *,
+    rows: int,
+    kl_controller: Callable[..., float] | None,
+    entropy_controller: Callable[..., float] | None,
+) -> dict[str, float]:
+  """The coefficients of the next step, from the measurements of this step.
+
+  A step without a response whose reward is known moves no coefficient.
+
+  Args:
+    coefs: 'kl' and 'entropy'.
+    mask_BT: tokens of the responses.
+    entropy_BT: entropies of the policy before the update.
+    credit: has rewards_B and the metrics of `credit.assign`.
+    rows: responses of a step.
+    kl_controller: `variants.adaptive_kl`, its keywords bound; None: fixed.
+    entropy_controller: `variants.adaptive_entropy`, likewise.
   """
-  c, seed = session.config, session.config.seed
+  out = dict(coefs)
+  mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]
+  if not mask_BT.any():
+    return out
+  if kl_controller is not None:
+    measured = float(credit["metrics"]["kl/reference"])
+    out["kl"] = kl_controller(coefs["kl"], measured, rows)
+  if entropy_controller is not None:
+    entropy = float(entropy_BT[mask_BT].mean())
+    out["entropy"] = entropy_controller(coefs["entropy"], entropy)
+  return out
+
+
+def collector(
+    c,
+    purpose: str,
+    *,
+    row_source: RowSource,
+    tok: Any,
+    engine: Any,
+    rewards: Rewards,
+    environments: Environments | None,
+    batches: int = 1,
+    partial_groups: int = 0,
+) -> RolloutCollector:
+  """The rollout collector of a stage, on the devices of its engine.
+
+  Args:
+    c: the config.
+    purpose: names the randomness of prompts and of sampling.
+    row_source: the rows by purpose.
+    tok: the tokenizer.
+    engine: samples the responses.
+    rewards: the terms of the reward.
+    environments: makes and calls environments; None without.
+    batches: batches of responses that a round generates.
+    partial_groups: groups that a round may leave unfinished.
+  """
   prompts = PromptStream(
-      *session.rows.prompts(f"{purpose} prompts"),
+      *row_source.prompts(f"{purpose} prompts"),
       retire_after=c.rollout.retire_after,
   )
   options: dict[str, Any] = dict(
-      task=session.task,
-      tok=session.tok,
-      rewards=make_rewards(session),
-      key=key(session.mesh, seed, purpose),
+      task=row_source.task,
+      tok=tok,
+      rewards=rewards,
+      key=key(engine.mesh, c.seed, purpose),
       num_responses=batches * c.rollout.batch,
       group_size=c.rollout.group_size,
       group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
@@ -382,81 +381,131 @@ def make_collector(
       top_p=c.rollout.top_p,
       cache=c.rollout.cache,
       record=c.rollout.replay_routing,
-      shuffle_seed=host_seed(seed, "shuffle") if c.reward.shuffle else None,
+      shuffle_seed=host_seed(c.seed, "shuffle") if c.reward.shuffle else None,
   )
-  if session.environments is not None:
+  if environments is not None:
     return TurnsCollector(
         prompts,
-        session.engine,
-        environments=session.environments,
-        environment_seed=host_seed(seed, f"environments of {purpose}"),
+        engine,
+        environments=environments,
+        environment_seed=host_seed(c.seed, f"environments of {purpose}"),
         **options,
     )
   if not partial_groups:
-    return RolloutCollector(prompts, session.engine, **options)
+    return RolloutCollector(prompts, engine, **options)
   return PartialRolloutCollector(
       prompts,
-      session.engine,
+      engine,
       unfinished=empty_rows(c, partial_groups * c.rollout.group_size),
       max_tokens=c.rollout.max_tokens,
       across_steps=c.rollout.partial_across_steps,
-      num_shards=sharding.num_shards(session.mesh, "batch"),
+      num_shards=sharding.num_shards(engine.mesh, "batch"),
       **options,
   )
 
 
-def make_planner(c, mesh) -> Callable[..., packing.PackingPlan]:
-  """`packing.plan` with the keywords of the config bound."""
-  return functools.partial(
-      packing.plan,
-      packed_rows=packed_rows(c, mesh),
-      minibatches=c.updates.minibatches,
-      epochs=c.updates.epochs,
-      seed=host_seed(c.seed, "epochs"),
+def empty_rows(c, rows: int) -> Experience:
+  """`no_rows` in the shapes of a config."""
+  record = None
+  if c.rollout.replay_routing:
+    shape = rows, c.rollout.max_prompt + c.rollout.max_tokens
+    record = experts.no_record(c.model, shape)
+  return no_rows(
+      rows,
+      c.rollout.max_prompt,
+      c.rollout.max_tokens,
+      len(terms(c)),
+      turns=bool(facts.environment(c)),
+      record=record,
   )
 
 
-def make_rewards(session: Session) -> Rewards:
-  """The terms of the reward; loads the reward models among them."""
-  names = [x.name for x in terms(session.config)]
-  models = {
-      x: make_model(session, x) for x in names if reward_terms.is_model(x)
-  }
-  return Rewards(terms(session.config), session.rewards, models)
+def sample_log(
+    c,
+    reward: Callable[[dict], Array],
+    new_logps: Callable[[Any], Array],
+    *,
+    collector: RolloutCollector,
+    task: Any,
+    tok: Any,
+    output: Output,
+) -> SampleLog:
+  """The log of groups of responses.
+
+  Args:
+    c: the config.
+    reward: `credit.outcome`, its keywords bound.
+    new_logps: plan -> log-probs [B, T] of the current policy.
+    collector: draws the prompts.
+    task: has the verifier.
+    tok: the tokenizer.
+    output: has the log and the screen.
+  """
+  estimate = functools.partial(kl.estimate, c.kl.kind)
+  return SampleLog(
+      output.log,
+      output.display,
+      tok,
+      collector.prompts.row,
+      every=c.log.samples_every,
+      groups=c.log.groups,
+      responses=c.log.samples,
+      by_reward=facts.by_reward(c),
+      steps=c.rl.steps,
+      is_verified=functools.partial(tasks.has_verifier, task),
+      reward=reward,
+      surrogate=functions.bind("surrogate", c.surrogate),
+      estimate_kl=None if c.kl.kind == "none" else estimate,
+      has_values=facts.has_critic(c),
+      new_logps=new_logps if c.log.ratios else None,
+  )
 
 
-def make_model(session: Session, name: str) -> Model:
-  """A reward model, as a term of the reward calls it."""
-  params, cfg = scorer.load(session, name)
-  c, mesh = session.config, session.mesh
-
-  @functools.cache
-  def programs_of(rows: int):
-    """The plan and the program for so many responses."""
-    program = scorer.scores_program(cfg)
-    title = "scores of the reward model"
-    plan = make_planner(c, mesh)
-    if rows != c.rollout.batch:  # those of an evaluation
-      plan = functools.partial(
-          packing.plan, packed_rows=packed_rows(c, mesh), minibatches=1
-      )
-    return plan, CompiledOnce(title, program, session.display)
-
-  def scores(rollouts: Rollouts) -> Array:
-    plan, program = programs_of(len(rollouts.ids_B))
-    return step.forward(mesh, program, params, plan(rollouts))
-
-  return scores
+def certify(
+    c,
+    base: Tree | None,
+    *,
+    cfg: decoder.ModelConfig,
+    engine: Any,
+    rollout_engine: Any,
+    display: Display,
+) -> certificate.Certificate:
+  """The certificate of each step; `base` is frozen beside LoRA factors."""
+  r = c.rollout
+  if not getattr(rollout_engine, "answers", True):
+    display.say(
+        f"rollout.engine.name = {r.engine.name!r}: this engine does"
+        " not say which weights it holds; certified are what it is sent, and"
+        " the log-probs of its tokens; a method `held` of it would tell"
+    )
+  return certificate.Certificate(
+      engine,
+      base,
+      cfg=cfg,
+      kind=r.weights,
+      staleness=c.rl.staleness,
+      routes=r.replay_routing,
+      gap_bound=certificate.bound(
+          {r.weights, r.cache},
+          c.model.dtype,
+          own_engine=r.engine.name == "own",
+          has_experts=c.model.experts > 0,
+          backend=jax.default_backend(),
+      ),
+  )
 
 
 def sample_ahead(
-    session: Session,
+    c,
+    collect: Callable[..., tuple],
+    *,
     state: RLState,
     samples: SampleLog,
-    collect: Callable[..., tuple],
+    cfg: decoder.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    display: Display,
 ) -> Ahead:
-  """What samples ahead as the config asks for it; arguments as of `Ahead`."""
-  c = session.config
+  """`collect` ahead of learning, on the mesh that samples; see `Ahead`."""
   return Ahead(
       collect,
       state.collector,
@@ -464,9 +513,9 @@ def sample_ahead(
       staleness=c.rl.staleness,
       steps=c.rl.steps,
       sampler_logps=c.rl.old_logps == "sampler",
-      mesh=session.rollout_engine.mesh,
+      mesh=mesh,
       empty=no_batches(c),
-      replay=certificate.replayer(session),
+      replay=certificate.replayer(cfg, mesh, c.rollout.temperature, display),
   )
 
 
@@ -478,6 +527,6 @@ def no_batches(c) -> tuple[tuple[Experience, Experience], ...]:
   group = c.rollout.group_size
   if c.rollout.group_sizes.name != "equal":
     group = c.dynamic_sampling.batches * c.rollout.batch
-  rows = build_step.empty_rows(c, c.rollout.batch)
-  extremes = build_step.empty_rows(c, len(EXTREMES) * group)
+  rows = empty_rows(c, c.rollout.batch)
+  extremes = empty_rows(c, len(EXTREMES) * group)
   return ((rows, extremes),) * c.rl.staleness

@@ -9,16 +9,16 @@ after its last token, EOS included.
 
 import dataclasses
 import pathlib
+from typing import Any
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
+from rl_reason.checks import facts
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
-from rl_reason.stages.other_runs import require_equal
-from rl_reason.stages.session import Session
+from rl_reason.stages.model import Model
 from rl_reason.tasks import reward_terms
 
 
@@ -31,24 +31,14 @@ def is_classifier(name: str) -> bool:
   return (path / hf.CONFIG).is_file() and not has_checkpoint
 
 
-def check(session: Session) -> None:
-  """Refuses unusable classifiers that the config names, before any work.
-
-  Raises:
-    ConfigError, RunError: names the field and the remedy.
-  """
-  for term in reward_terms.terms(session.config.reward.functions):
-    if reward_terms.is_model(term.name) and is_classifier(term.name):
-      find(session, term.name, "reward.functions")
-  c = session.config.critic
-  if c.init == "exported" and is_classifier(c.path):
-    _find_critic(session)
-
-
-def find(session: Session, name: str, field: str) -> hf.Source:
+def find(c, name: str, field: str, tok: Any) -> hf.Source:
   """Validates everything about a classifier except the values of its weights.
 
-  It is a directory or a hub id, which the config field of that name holds.
+  Args:
+    c: the config.
+    name: a directory or a hub id.
+    field: of the config, which holds the name.
+    tok: the tokenizer of the policy.
 
   Raises:
     ConfigError: it is damaged or unsupported, has several labels, has too
@@ -58,9 +48,9 @@ def find(session: Session, name: str, field: str) -> hf.Source:
       name,
       field,
       lambda cfg: critic.table(critic.scalar(cfg)),
-      config_lib.revision(session.config, name),
+      facts.revision(c, name),
   )
-  rollout, vocab = session.config.rollout, session.tok.get_vocab()
+  rollout, vocab = c.rollout, tok.get_vocab()
   length = rollout.max_prompt + rollout.max_tokens
   if length > source.context:
     raise ConfigError(
@@ -91,10 +81,10 @@ def find(session: Session, name: str, field: str) -> hf.Source:
 
 
 def load(
-    session: Session, name: str, field: str
+    c, name: str, field: str, *, model: Model, tok: Any
 ) -> tuple[Tree, critic.CriticConfig]:
   """Loads the parameters and the shape of a classifier; see `find`."""
-  source, policy = find(session, name, field), session.cfg
+  source, policy = find(c, name, field, tok), model.cfg
   trunk = dataclasses.replace(
       source.cfg,
       dtype=policy.dtype,
@@ -104,28 +94,4 @@ def load(
       tokens=policy.tokens,
   )
   cfg = critic.scalar(trunk)
-  return hf.load(source, critic.table(cfg), session.mesh), cfg
-
-
-def load_critic(session: Session) -> Tree:
-  """Loads the classifier in critic.path as the parameters of a critic.
-
-  Raises:
-    RunError: its shape is not that of the policy.
-  """
-  table = critic.table(session.critic_cfg)
-  return hf.load(_find_critic(session), table, session.mesh)
-
-
-def _find_critic(session: Session) -> hf.Source:
-  """Validates the classifier in critic.path against the critic's shape."""
-  source = find(session, session.config.critic.path, "critic.path")
-  theirs, ours = (
-      {f"model.{name}": x for name, x in hf.architecture.fields(cfg).items()}
-      for cfg in (source.cfg, session.cfg)
-  )
-  del ours["model.tied"]  # a critic has no LM head
-  ours["critic.head.name"] = session.critic_cfg.head
-  theirs["critic.head.name"] = "scalar"
-  require_equal(source.label, ours, theirs)
-  return source
+  return hf.load(source, critic.table(cfg), model.mesh), cfg

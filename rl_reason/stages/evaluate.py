@@ -6,49 +6,90 @@ WORKDIR/responses-WHICH.html        all responses, for the browser
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
+from rl_reason import tasks
 from rl_reason.base import config as config_lib, json_files
-from rl_reason.data import held_out
-from rl_reason.evaluation.accuracy import (
-    Responses,
-    evaluate,
-    levels,
-    validation_sets,
-)
-from rl_reason.report import rendering
-from rl_reason.report.scores import Score
-from rl_reason.stages import build_step, initial_state, sft
-from rl_reason.stages.session import Session
+from rl_reason.base.structs import Rollouts, Tree
+from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.collect.environment_runner import Environments
+from rl_reason.collect.episodes import Episodes
+from rl_reason.collect.reward_runner import RewardRunner, Rewards
+from rl_reason.data import held_out, pipelines
+from rl_reason.data.pipelines import RowSource
+from rl_reason.devices import sharding
+from rl_reason.devices.randomness import host_seed, key
+from rl_reason.evaluation import results
+from rl_reason.evaluation.accuracy import Responses, respond, summarize_sets
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import scorer, trained
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output
 
 
-def run(session: Session, which: str) -> dict[str, float]:
+def run(
+    c,
+    which: str,
+    *,
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    reward_runner: RewardRunner,
+    environments: Environments | None,
+) -> dict[str, float]:
   """Evaluates a checkpoint, writes the files above, returns the metrics.
 
   Args:
-    session: of the run.
+    c: the checked config.
     which: 'sft', 'newest', 'best', or a step of RL.
+    model: shapes and devices.
+    output: work directory and screen.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    engine: samples responses.
+    reward_runner: calls the reward functions.
+    environments: makes and calls environments; None without.
 
   Raises:
     RunError: there is no such checkpoint.
   """
-  c, workdir, say = session.config, session.workdir, session.display.say
+  workdir, say = output.workdir, output.display.say
   if which == "sft":
-    params, step = sft.load(session), 0
+    params, step = trained.sft(c, model=model, output=output), 0
   else:
-    sft_params = functools.partial(sft.load, session)
-    params, _, step = initial_state.load(session, which, sft_params)
-  rewards = functools.partial(build_step.make_rewards, session)
-  args = session, params, c.evaluate.prompts, "evaluating"
-  found, sets = evaluate(*args, functools.cache(rewards))
+    params, _, step = trained.rl(c, which, model=model, output=output)
+  rewards = functools.partial(
+      scorer.rewards,
+      c,
+      reward_runner,
+      model=model,
+      tok=tok,
+      mesh=model.mesh,
+      display=output.display,
+  )
+  found, sets = evaluate(
+      c,
+      params,
+      c.evaluate.prompts,
+      "evaluating",
+      rewards=functools.cache(rewards),
+      mesh=model.mesh,
+      output=output,
+      row_source=row_source,
+      tok=tok,
+      engine=engine,
+      environments=environments,
+  )
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
   for name, value in values.items():
     say(f"{name} = {value:.4g}")
-  if chose(which, lambda: validation_sets(session)):
+  if chose(which, lambda: validation_sets(c, row_source)):
     say(
         "warning: held-out prompts chose this checkpoint, so its score on them"
         " is too high: report the last one, or train with evaluate.validation"
@@ -57,12 +98,12 @@ def run(session: Session, which: str) -> dict[str, float]:
     path = workdir / f"evaluation-{which}.json"
     json_files.write_json(path, dict(step=step) | values)
     say(f"metrics: {path}")
-    dropped = held_out.dropped(session.rows)
-    results = harness_results(values, sets, config_lib.flat(c), dropped)
-    json_files.write_json(workdir / f"results-{which}.json", results)
+    dropped = held_out.dropped(row_source)
+    harness = results.harness_results(values, sets, config_lib.flat(c), dropped)
+    json_files.write_json(workdir / f"results-{which}.json", harness)
     path = workdir / f"responses-{which}.html"
     title = f"{workdir.absolute().name}, step {step}"
-    page_text = responses_page(title, values, sets, c.evaluate.mean_of)
+    page_text = results.responses_page(title, values, sets, c.evaluate.mean_of)
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
@@ -73,123 +114,116 @@ def chose(which: str, validation: Callable[[], object]) -> bool:
   return which == "best" and not validation()
 
 
-def harness_results(
-    values: dict[str, float],
-    sets: list[Responses],
-    fields: dict,
-    dropped: dict[str, list[dict[str, str]]],
-) -> dict:
-  """Returns the metrics in the layout of lm-evaluation-harness.
+def evaluate(
+    c,
+    params: Tree,
+    prompts: int,
+    title: str,
+    *,
+    rewards: Callable[[], Rewards] | None = None,
+    purpose: str = "held out",
+    mesh: jax.sharding.Mesh,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    environments: Environments | None,
+) -> tuple[dict[str, float], list[Responses]]:
+  """Evaluates a policy on the held-out sets of a run, or to choose.
+
+  A threshold or a checkpoint is chosen by validation prompts, if there are any:
+  a held-out score that chose would be too high.
 
   Args:
-    values: metrics of `evaluate`.
-    sets: responses to each set.
-    fields: the flat config.
-    dropped: set -> rows that preparation left out.
+    c: the checked config; config.evaluate says how to sample.
+    params: parameters of the policy.
+    prompts: maximum number of prompts of each set.
+    title: shown during the evaluation.
+    rewards: gives the terms of the reward, which measure rows without a
+      verifier; None: no response to such rows is correct.
+    purpose: 'held out', 'choose', or 'both', where validation sets come last.
+    mesh: the devices.
+    output: the screen, and the event that stops the run.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    engine: samples responses.
+    environments: makes and calls environments; None without.
 
   Returns:
-    results: set -> 'metric,filter' -> value, and its standard error; n-samples:
-    set -> prompts; configs: set -> how it was sampled; dropped: set -> prompts
-    that were not evaluated, and why.
+    metrics, and the responses to each set.
   """
-  sampling = {
-      "do_sample": fields["evaluate.temperature"] > 0,
-      "temperature": fields["evaluate.temperature"],
-      "top_p": fields["evaluate.top_p"],
-      "max_gen_toks": fields["rollout.max_tokens"],
-  }
-  repeats = fields["evaluate.samples"]
-  keys = ("results", "n-samples", "configs", "versions", "dropped")
-  out: dict = {key: {} for key in keys}
-  for responses in sets:
-    name, rows = responses.name, len(responses.rows)
-    prefix = f"val-core/{name}/{responses.measure}/"
-    results: dict[str, str | float] = {"alias": name}
-    # Names and standard errors as lm-evaluation-harness writes them: a 95%
-    # interval is 1.96 of them wide to each side.
-    for key, value in values.items():
-      metric = key.removeprefix(prefix)
-      if metric != key and not metric.endswith("/ci95"):
-        results[f"{metric},none"] = value
-        error = values[f"{key}/ci95"] / 1.96
-        results[f"{metric}_stderr,none"] = error if math.isfinite(error) else 0
-    out["results"][name] = results
-    # Prompts that were dropped are part of the original size, so that nobody
-    # takes the rest for the complete set.
-    left_out = dropped.get(name, [])
-    out["dropped"][name] = left_out
-    out["n-samples"][name] = {
-        "original": rows + len(left_out),
-        "effective": rows,
-    }
-    out["configs"][name] = {
-        "task": name,
-        "repeats": repeats,
-        "generation_kwargs": sampling,
-    }
-    out["versions"][name] = 1
-  return out
+  weights = engine.weights(params)
+  random_key = key(mesh, c.seed, "evaluate")
+  temperatures = [c.evaluate.temperature] * c.evaluate.samples + [0.0]
+  temperature_G = np.array(temperatures, np.float32)
 
+  def sample(rows, ids) -> tuple[Rollouts, Episodes | None]:
+    texts, episodes = [row.prompt for row in rows], None
+    if environments is not None:
+      sizes_N = [len(temperature_G)] * len(rows)
+      seed = host_seed(c.seed, "environments of evaluate")
+      episodes = Episodes(environments, rows, ids, sizes_N, seed)
+      texts = episodes.prompts
+    prompts = pipelines.pack_prompts(tok, texts, ids, c.rollout.max_prompt)
 
-def responses_page(
-    title: str,
-    values: dict[str, float],
-    sets: list[Responses],
-    mean_of: int,
-) -> str:
-  """Returns the page of all responses with verdicts and reference answers.
+    def stream(**options):
+      parts = engine.stream(
+          weights,
+          prompts,
+          random_key,
+          temperature_G,
+          group_size=len(temperature_G),
+          top_p=c.evaluate.top_p,
+          **options,
+      )
+      return (part.with_arrays(sharding.fetch) for part in parts)
 
-  Args:
-    title: of the page.
-    values: metrics of `evaluate`.
-    sets: responses to each set.
-    mean_of: samples of each prompt in the accuracy.
-  """
-  responses, by_difficulty = [], []
-  doubtful: list[dict] = []
-  for x in sets:
-    verified = x.measure == "acc"
-    # Without a verifier nothing is correct or incorrect: there is a score only.
-    rows = [
-        dict(
-            prompt=row.prompt,
-            answer=row.answer,
-            correct=int(x.correct_NG[n].sum()) if verified else None,
-            score=json_files.number(x.scores_NG[n].mean(), 4),
-            responses=[
-                dict(
-                    text=text,
-                    correct=bool(x.correct_NG[n, g]) if verified else None,
-                    score=json_files.number(x.scores_NG[n, g], 4),
-                    truncated=bool(x.truncated_NG[n, g]),
-                    length=int(x.lengths_NG[n, g]),
-                )
-                for g, text in enumerate(x.texts_NG[n])
-            ],
-        )
-        for n, row in enumerate(x.rows)
-    ]
-    responses.append(dict(name=x.name, rows=rows))
-    doubtful += x.doubtful or []
-    # Difficulties of their own: an average hides which of them improve.
-    for level in levels(x, mean_of):
-      unit = "tokens" if verified else "reward"
-      score = Score(level.mean, level.half, share=verified, unit=unit)
-      cells = [
-          (str(level.difficulty), None),
-          (str(level.prompts), None),
-          (score.text(" ± "), level.mean if verified else None),
-          (Score(level.truncated).text(), level.truncated),
-      ]
-      by_difficulty.append(dict(name=x.name, about="", cells=cells))
-  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "truncated"]
-  data = dict(
-      title=title,
-      notes=[],
-      scores=[(name, f"{value:.4g}") for name, value in values.items()],
-      levels=dict(head=head, rows=by_difficulty),
-      doubtful=doubtful,
-      doubtful_note="" if doubtful else "None were found.",
-      sets=responses,
+    if episodes is None:
+      *_, sampled = stream()
+    else:
+      turns = functools.partial(stream, keep_cache=True)
+      *_, sampled = episodes.stream(turns)
+    return sampled.rollouts, episodes
+
+  def progress(text: str) -> None:
+    check_stop(output.stop)
+    output.display.doing(f"{title}: {text}")
+
+  chooses = validation_sets(c, row_source) if purpose != "held out" else {}
+  sets: dict[str, list[tasks.Row]] = {}
+  if not chooses or purpose == "both":
+    found = held_out.evaluation_sets(row_source, c.evaluate.prompts)
+    sets = {name: rows[:prompts] for name, rows in found.items()}
+  responses = [
+      respond(
+          sample,
+          tok,
+          row_source.task,
+          name,
+          rows,
+          batch=c.evaluate.batch,
+          max_prompt=c.rollout.max_prompt,
+          num_lines=c.log.samples,
+          progress=progress,
+          rewards=rewards,
+      )
+      for name, rows in (sets | chooses).items()
+  ]
+  return (
+      summarize_sets(
+          responses,
+          set(chooses) or set(sets),
+          row_source.task.answer,
+          mean_of=c.evaluate.mean_of,
+          score_of=c.evaluate.interim_prompts,
+      ),
+      responses,
   )
-  return rendering.render("responses", data)
+
+
+def validation_sets(c, row_source: RowSource) -> dict[str, list[tasks.Row]]:
+  """Rows that choose; {} if the config or the data have none."""
+  e = c.evaluate
+  if not e.validation:
+    return {}
+  return held_out.validation_sets(row_source, e.interim_prompts, e.prompts)

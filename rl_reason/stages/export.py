@@ -1,57 +1,97 @@
 """The export stage: writes networks that transformers and vLLM load."""
 
-import functools
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jinja2
 
+from rl_reason import hf
 from rl_reason.base import config as config_lib
+from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import run_log
-from rl_reason.stages import initial_state, sft
-from rl_reason.stages.session import Session, save_checkpoint, save_network
+from rl_reason.stages import trained
+from rl_reason.stages.model import Model, resolve
+from rl_reason.stages.output import Output
 
 
-def run(session: Session, which: str) -> None:
+def run(c, which: str, *, model: Model, output: Output, tok: Any) -> None:
   """Writes export/policy, and export/critic if the run has a critic.
 
   The critic is a token classifier whose labels are the outputs of its head.
-  Beside it is a checkpoint of ours, from which critic.path of another run
-  starts with critic.init = 'exported'. `which` is 'newest', 'best', or a step.
-  With export.push_to the policy is then pushed to the hub.
+  With it comes a checkpoint of this package, from which critic.path of another
+  run starts with critic.init = 'exported'. With export.push_to the policy is
+  then pushed to the hub.
+
+  Args:
+    c: the checked config.
+    which: 'newest', 'best', or a step.
+    model: shapes and devices.
+    output: work directory and screen.
+    tok: the tokenizer.
 
   Raises:
     RunError: there is no such checkpoint, or the hub refuses.
     ConfigError: transformers has no architecture of that shape.
   """
-  c, workdir, display = session.config, session.workdir, session.display
+  workdir, display, cfg = output.workdir, output.display, model.cfg
   pushes = c.export.push_to and jax.process_index() == 0
   if pushes:  # a wrong token fails before the weights are gathered
     hub.create(c.export.push_to, c.export.private)
-  sft_params = functools.partial(sft.load, session)
-  policy, critic, step = initial_state.load(session, which, sft_params)
+  policy, critic, step = trained.rl(c, which, model=model, output=output)
   networks = {
       "policy": (
           jax.jit(lora.merge)(policy) if c.lora.rank else policy,
-          decoder.table(session.cfg),
+          decoder.table(cfg),
       )
   }
   if critic is not None:
-    networks["critic"] = critic, critic_lib.table(session.critic_cfg)
+    networks["critic"] = critic, critic_lib.table(model.critic_cfg)
   card = model_card(c, workdir, step)
   for name, (params, table) in networks.items():
     path = workdir / "export" / name
-    save_network(session, path, params, table, session.cfg, card=card)
+    save_network(c, tok, path, params, table, cfg, card=card)
     display.say(f"{name} of step {step} written to {path}")
   if critic is not None:
-    save_checkpoint(session, workdir / "export" / "critic", step, critic)
+    save_checkpoint(c, workdir / "export" / "critic", step, critic)
   if pushes:
     policy = workdir / "export" / "policy"
     url = hub.push(c.export.push_to, policy, f"Step {step} of RL")
     display.say(f"policy of step {step} pushed to {url}")
+
+
+def save_network(
+    c,
+    tok: Any,
+    path: pathlib.Path,
+    params: Tree,
+    table: Tree,
+    cfg: decoder.ModelConfig,
+    **options: Any,
+) -> None:
+  """`hf.save` with the dtypes and the tokenizer that the run started from."""
+  source = resolve(c)
+  hf.save(
+      path,
+      params,
+      table,
+      cfg,
+      source=source,
+      tokenizer=tok if c.tokenizer or not source else None,
+      context=c.rollout.max_prompt + c.rollout.max_tokens,
+      **options,
+  )
+
+
+def save_checkpoint(c, path: pathlib.Path, step: int, params: Tree) -> None:
+  """Writes a checkpoint of parameters from which another run can start."""
+  checkpoints = Checkpoints(path)
+  checkpoints.save(step, params, dict(config=config_lib.flat(c)))
+  checkpoints.close()
 
 
 def model_card(config, workdir: pathlib.Path, step: int) -> str:

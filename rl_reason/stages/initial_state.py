@@ -1,63 +1,63 @@
-"""The state that RL starts from, and the parameters that it ended with."""
+"""The state of RL at step 0, and the shapes that a restore asks for."""
 
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
-from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Experience, Tree
-from rl_reason.checkpointing.rl_state import RLState, require_base
+from rl_reason.checkpointing.rl_state import RLState, named
+from rl_reason.checks import facts
 from rl_reason.collect import history as history_lib
+from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
-from rl_reason.models import checksums, critic, linear, lora
+from rl_reason.models import checksums, critic, decoder, linear
 from rl_reason.monitoring import resources
-from rl_reason.stages import build_step
-from rl_reason.stages.session import Session, open_stage
+from rl_reason.stages import build_step, optimizers
+from rl_reason.stages.model import Model
+from rl_reason.stages.optimizers import Optimizer
 from rl_reason.training.optimizer import abstract_state, init_state, new_state
 
 
 def initial_state(
-    session: Session,
+    c,
     sft_params: Tree,
     critic_params: Tree | None,
     counters: dict[str, float] | None,
+    *,
+    cfg: decoder.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    collector: RolloutCollector,
+    policy_optimizer: Optimizer,
+    critic_optimizer: Optimizer | None,
 ) -> tuple[RLState, Tree | None]:
-  """The state of step 0, and the frozen base beside LoRA factors (or None).
+  """The state of step 0, and the frozen base of LoRA factors (or None).
 
-  Arguments as in `rl.train`.
+  Args:
+    c: the config.
+    sft_params: initial policy, or the base of LoRA factors.
+    critic_params: initial critic; None without one.
+    counters: cost of value pretraining; None: nothing.
+    cfg: shape of the policy.
+    mesh: the devices that learn.
+    collector: draws prompts, samples and grades.
+    policy_optimizer: of `optimizers.policy`.
+    critic_optimizer: of `optimizers.of_critic`; None without a critic.
   """
-  c = session.config
-  tx, shardings = build_step.policy_optimizer(session)
   # Parameters are copied: updates donate their state, and the initial ones are
   # still read, as the reference of a KL or by a mixture of values.
   base, digest = None, 0
   if c.lora.rank:
-    base = frozen_base(sft_params, session.cfg.dtype)
+    base = frozen_base(sft_params, cfg.dtype)
     digest = checksums.digest(base)
-    policy = init_state(
-        build_step.learned_table(c, session.cfg),
-        tx,
-        shardings,
-        key(session.mesh, c.seed, "factors"),
-    )
+    table = optimizers.learned_table(c, cfg)
+    random_key = key(mesh, c.seed, "factors")
+    policy = init_state(table, *policy_optimizer, random_key)
   else:
-    policy = new_state(jax.tree.map(jnp.copy, sft_params), tx, shardings)
+    policy = new_state(jax.tree.map(jnp.copy, sft_params), *policy_optimizer)
   critic_state = None
-  if config_lib.has_critic(c):
-    critic_state = new_state(
-        jax.tree.map(jnp.copy, critic_params),
-        *build_step.critic_optimizer(session, c.rl.steps),
-    )
-  # The collector lives on the devices that sample.
-  engine = session.rollout_engine
-  with jax.set_mesh(engine.mesh):
-    collector = build_step.make_collector(
-        session._replace(mesh=engine.mesh, engine=engine),
-        "rollout",
-        c.dynamic_sampling.batches,
-        c.rollout.partial_groups,
-    )
+  if critic_optimizer is not None:
+    copied = jax.tree.map(jnp.copy, critic_params)
+    critic_state = new_state(copied, *critic_optimizer)
   kept, history = _no_rows(c)
   state = RLState(
       policy=policy,
@@ -68,23 +68,22 @@ def initial_state(
       coefs=dict(kl=c.kl.coef, entropy=c.loss.entropy_coef),
       counters=dict(counters or resources.no_counters()),
       base_digest=digest,
-      mesh=session.mesh,
+      mesh=mesh,
   )
   return state, base
 
 
-def abstract_arrays(session: Session) -> Tree:
+def abstract_arrays(c, model: Model) -> Tree:
   """Shapes and shardings of all arrays in a checkpoint of RL."""
-  c = session.config
+  cfg, critic_cfg, mesh = model
   policy = abstract_state(
-      build_step.learned_table(c, session.cfg),
-      *build_step.policy_optimizer(session),
+      optimizers.learned_table(c, cfg), *optimizers.policy(c, cfg, mesh)
   )
   critic_state = None
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     critic_state = abstract_state(
-        critic.table(session.critic_cfg),
-        *build_step.critic_optimizer(session, c.rl.steps),
+        critic.table(critic_cfg),
+        *optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps),
     )
   unfinished = None
   if c.rollout.partial_groups:
@@ -97,63 +96,24 @@ def abstract_arrays(session: Session) -> Tree:
   if c.rl.staleness:
     on_host["ahead"] = build_step.no_batches(c)
   return dict(
-      policy=policy, critic=critic_state, **sharding.put(session.mesh, on_host)
+      policy=policy,
+      critic=critic_state,
+      **sharding.put(mesh, named(on_host)),
   )
 
 
 def frozen_base(sft_params: Tree, dtype: str) -> Tree:
-  """The frozen parameters beside LoRA factors, in the dtype of the products.
+  """The frozen parameters of a run with LoRA, in the dtype of the products.
 
-  Matrix products are their only readers, so the cast changes no number.
+  Only matrix products read them, so the cast changes no number.
   """
   return linear.cast(sft_params, dtype)
-
-
-def load(
-    session: Session, which: str, sft_params
-) -> tuple[Tree, Tree | None, int]:
-  """Parameters of a finished checkpoint of RL.
-
-  Args:
-    session: of the run.
-    which: 'newest', 'best', or a step.
-    sft_params: () -> the parameters that SFT ended with; read with LoRA only.
-
-  Returns:
-    the parameters, those of the critic (None without one), and their step.
-    LoRA factors come joined with their base.
-
-  Raises:
-    RunError: there is no such checkpoint; lists the available ones. Or the
-      base of its LoRA factors has changed.
-  """
-  checkpoints = open_stage(session, "rl").checkpoints
-  if which == "best":
-    step = checkpoints.best()
-  elif which == "newest":
-    step = checkpoints.newest(session.display.say)
-  else:
-    step = int(which) if which.isdigit() else None
-  if step is None or checkpoints.fault(step):
-    complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
-    raise RunError(
-        f"--step = {which}: no such checkpoint of RL in {session.workdir}"
-        f" (there are {complete}; or 'newest', 'best', 'sft')"
-    )
-  arrays = checkpoints.restore(step, abstract_arrays(session))
-  params, critic_state = arrays["policy"].params, arrays["critic"]
-  if session.config.lora.rank:
-    base = frozen_base(sft_params(), session.cfg.dtype)
-    require_base(checkpoints.host(step), checksums.digest(base))
-    scale = build_step.lora_scale(session.config)
-    params = lora.join(base, params, scale)
-  return params, critic_state and critic_state.params, step
 
 
 def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
   no_rows = build_step.empty_rows(c, c.rollout.batch)
   kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
-  if not config_lib.has_history(c):
+  if not facts.has_history(c):
     return kept, None
   return kept, history_lib.empty(no_rows, c.advantage.history)

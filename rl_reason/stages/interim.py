@@ -1,17 +1,20 @@
 """Evaluations during RL: before, in between, and after."""
 
+import functools
 import time
+from collections.abc import Callable
+from typing import Any
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import (
     alerts,
     resources,
     run_log,
 )
-from rl_reason.stages.session import Session
+from rl_reason.stages import evaluate as evaluate_lib
+from rl_reason.stages.output import Output
 
 
 def is_due(step: int, total: int, every: int) -> bool:
@@ -19,31 +22,44 @@ def is_due(step: int, total: int, every: int) -> bool:
   return step in (0, total) or bool(every and step % every == 0)
 
 
-def run(session: Session, params: Tree, state: RLState) -> float:
+def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
+  """(params, RL state) -> the score by which checkpoints compete; logs it.
+
+  Args:
+    c: the checked config.
+    output: work directory, logs and screen.
+    **parts: further keywords of `evaluate`.
+  """
+  evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
+  return functools.partial(run, c, evaluate, output)
+
+
+def run(
+    c, evaluate: Callable, output: Output, params: Tree, state: RLState
+) -> float:
   """Logs an evaluation; returns the score by which checkpoints compete."""
   state.wait()  # sampler and verifiers are shared
-  c, say, start = session.config, session.display.say, time.monotonic()
+  say, start = output.display.say, time.monotonic()
   first_or_last = state.step in (0, c.rl.steps)
   count = c.evaluate.interim_prompts
   if first_or_last:
     count = c.evaluate.prompts
-  values, responses = accuracy.evaluate(
-      session,
+  values, responses = evaluate(
       params,
       count,
       "evaluating",
-      lambda: state.collector.rewards,
-      "both" if first_or_last else "choose",
+      rewards=lambda: state.collector.rewards,
+      purpose="both" if first_or_last else "choose",
   )
   values |= resources.totals(state.counters)
   values["timing_s/testing"] = time.monotonic() - start
-  session.log.metrics("evaluate", state.step, values)
+  output.log.metrics("evaluate", state.step, values)
   for of_set in responses:
     head = dict(stage=run_log.DOUBTFUL, step=state.step)
-    session.log.samples([head | line for line in of_set.doubtful or ()])
+    output.log.samples([head | line for line in of_set.doubtful or ()])
     # The report compares responses before and after RL, none in between.
     if first_or_last:
-      session.log.samples(
+      output.log.samples(
           [
               dict(stage="evaluate", step=state.step) | line
               for line in of_set.lines
@@ -68,7 +84,7 @@ def run(session: Session, params: Tree, state: RLState) -> float:
         " checkpoint, whose score on them will be too high: lower"
         " evaluate.prompts, or add training rows"
     )
-  lines = run_log.read_metrics(session.workdir)
+  lines = run_log.read_metrics(output.workdir)
   found = alerts.of_evaluation(values, config_lib.flat(c))
   broken = [alert.message for alert in found]
   failed = values["val-aux/verifier_failures"]

@@ -11,6 +11,8 @@ Shapes here: N pairs of responses.
 import functools
 import math
 import shutil
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import chex
 import jax
@@ -19,69 +21,116 @@ import numpy as np
 import optax
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
+from rl_reason.checks import facts
 from rl_reason.data import sample_files
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed
 from rl_reason.evaluation import statistics
 from rl_reason.models import critic
-from rl_reason.stages import demonstrations, scorer, supervised
-from rl_reason.stages.session import (
-    Session,
-    packed_rows,
-    save_checkpoint,
-    save_network,
+from rl_reason.monitoring.display import Display
+from rl_reason.stages import (
+    build_step,
+    demonstrations,
+    export,
+    scorer,
+    supervised,
+    trained,
 )
-from rl_reason.stages.value import init_params
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output
 from rl_reason.training import packing
 from rl_reason.training.step import accumulate, optimize
 
 
-def run(session: Session, policy_params: Tree) -> Tree:
+def run(
+    c,
+    policy_params: Tree,
+    *,
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+) -> Tree:
   """Runs or resumes the stage; writes export/reward_model at its end.
 
   It starts from reward_model.init, or from the trunk of a policy, and returns
   the parameters.
+
+  Args:
+    c: the checked config.
+    policy_params: the policy whose trunk a new reward model gets.
+    model: shapes and devices.
+    output: work directory, logs and screen.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
 
   Raises:
     RunError: reward_model.init has another shape.
     DataError: reward_model.samples have no pairs to learn from.
     Stopped: SIGTERM; everything is saved.
   """
-  c, cfg = session.config.reward_model, session.critic_cfg
+  r, cfg, say = c.reward_model, model.critic_cfg, output.display.say
+  pack = functools.partial(_pack_pairs, c.rollout, tok)
 
   def first(shardings: Tree) -> Tree:
-    if c.init:
-      params, other = scorer.load(session, c.init, "reward_model.init")
+    if r.init:
+      params, other = trained.reward_model(
+          c, r.init, "reward_model.init", model=model, tok=tok, say=say
+      )
       if critic.table(other) != critic.table(cfg):
         raise RunError(
-            f"reward_model.init = {c.init}: has another shape than model.* and"
+            f"reward_model.init = {r.init}: has another shape than model.* and"
             " critic.head.* say; leave it out to start from the policy"
         )
       return jax.jit(lambda x: x, out_shardings=shardings)(params)
-    return init_params(session, "reward model", shardings, policy_params)
+    return trained.random_critic(
+        c, "reward model", model, shardings, policy_params
+    )
 
   def update(state, packed, _, tx):
     return preference_update(state, packed, cfg=cfg, tx=tx)
 
+  def finish(params: Tree) -> None:
+    stream, available = pairs(
+        c, row_source, tok, evaluation=True, say=lambda _: None
+    )
+    count = int(min(r.evaluate_pairs, available))
+    batches = (pack(next(stream)) for _ in range(-(-count // r.batch)))
+    size = build_step.packed_rows(c, model.mesh)
+    score_N2 = _scores(params, batches, size, model, output.display)[:count]
+    values = agreement(score_N2[:, 0] - score_N2[:, 1])
+    metrics = {f"val-core/preferences/{k}": x for k, x in values.items()}
+    output.log.metrics("reward_model", r.steps, metrics)
+    say(
+        "reward model: prefers the chosen response in"
+        f" {values['accuracy']:.1%} +- {values['accuracy/ci95']:.1%} of"
+        " held-out pairs, calibration error"
+        f" {values['calibration_error']:.3f}"
+    )
+    _export(c, params, model, tok, output)
+
   return supervised.train(
-      session,
+      c,
       "reward_model",
+      mesh=model.mesh,
+      output=output,
       title="reward model",
       prefix="reward_model",
       table=critic.table(cfg),
       first=first,
-      stream=_pairs(session, evaluation=False)[0],
-      rows=functools.partial(_pack_pairs, session),
+      stream=pairs(c, row_source, tok, evaluation=False, say=say)[0],
+      rows=pack,
       update=update,
-      steps=c.steps,
-      lr=c.lr,
-      schedule=c.schedule,
+      steps=r.steps,
+      lr=r.lr,
+      schedule=r.schedule,
       unit=2,
-      final_check=functools.partial(_finish, session),
+      final_check=finish,
   )
 
 
@@ -128,85 +177,90 @@ def preference_update(
   return state.replace(step=state.step + 1), metrics | step_metrics
 
 
-def _pairs(session: Session, *, evaluation: bool):
-  """An endless iterator over batches of (prompt, chosen, rejected).
+def pairs(
+    c, row_source: RowSource, tok: Any, *, evaluation: bool, say: Callable
+) -> tuple[Iterator, float]:
+  """Batches of (prompt, chosen, rejected), without end.
 
-  With it comes how many pairs differ; of generated ones there is no end.
+  Args:
+    c: the config.
+    row_source: the rows of the task, for a config without samples.
+    tok: the tokenizer.
+    evaluation: whether to take held-out pairs.
+    say: shows a line.
+
+  Returns:
+    the iterator, and the number of different pairs: inf if they are generated.
   """
-  c, rollout = session.config.reward_model, session.config.rollout
-  if not c.samples:
+  r, rollout = c.reward_model, c.rollout
+  if not r.samples:
     chosen, rejected = (
-        config_lib.mixture(x) if x else dict.fromkeys(session.task.STYLES, 1.0)
-        for x in (c.chosen, c.rejected)
+        facts.mixture(x) if x else dict.fromkeys(row_source.task.STYLES, 1.0)
+        for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
-        session.rows, c.batch, chosen, rejected, evaluation=evaluation
+        row_source, r.batch, chosen, rejected, evaluation=evaluation
     )
     return stream, math.inf
   parts, weights = sample_files.read(
       "reward_model.samples",
-      c.samples,
-      session.tok,
+      r.samples,
+      tok,
       (rollout.max_prompt, rollout.max_tokens),
-      (lambda _: None) if evaluation else session.display.say,
+      say,
       pairs=True,
-      revisions=config_lib.revisions(session.config),
+      revisions=facts.revisions(c),
   )
   parts, held_out = sample_files.split(parts)
   if evaluation:
     parts, weights = [[x for part in held_out for x in part]], [1.0]
-  seed = host_seed(session.config.seed, f"samples of pairs {evaluation}")
-  stream = sample_files.iterate(parts, weights, seed, c.batch)
+  seed = host_seed(c.seed, f"samples of pairs {evaluation}")
+  stream = sample_files.iterate(parts, weights, seed, r.batch)
   return stream, sum(map(len, parts))
 
 
-def _pack_pairs(session: Session, pairs) -> tuple[Array, Array, Array]:
+def _pack_pairs(rollout, tok: Any, pairs) -> tuple[Array, Array, Array]:
   """Tokens, start and mask of 2 B rows; the rows of a pair are adjacent."""
   texts = [(prompt, text) for prompt, *both in pairs for text in both]
-  rollout = session.config.rollout
-  return demonstrations.pack(
-      session.tok, texts, rollout.max_prompt, rollout.max_tokens
-  )
+  return demonstrations.pack(tok, texts, rollout.max_prompt, rollout.max_tokens)
 
 
-def _finish(session: Session, params: Tree) -> None:
-  """Evaluates held-out pairs and exports the network."""
-  c, cfg = session.config.reward_model, session.critic_cfg
-  steps, batch = c.steps, c.batch
-  say = session.display.say
-  # Score held-out pairs.
+def _scores(
+    params: Tree, batches: Iterable, size: int, model: Model, display: Display
+) -> np.ndarray:
+  """Scores of packed pairs [N, 2]: chosen, rejected.
+
+  Args:
+    params: of the reward model.
+    batches: of `_pack_pairs`.
+    size: packed rows of a micro-batch.
+    model: shapes and devices.
+    display: the screen.
+  """
   program = CompiledOnce(
-      "scores of pairs", scorer.scores_program(cfg), session.display
+      "scores of pairs", scorer.scores_program(model.critic_cfg), display
   )
-  stream, available = _pairs(session, evaluation=True)
-  pairs, scores = int(min(c.evaluate_pairs, available)), []
-  for _ in range(-(-pairs // batch)):
-    packed = packing.pack(
-        *_pack_pairs(session, next(stream)),
-        packed_rows(session.config, session.mesh),
-    )
+  scores = []
+  for tokens_BL, start_B, mask_BT in batches:
+    packed = packing.pack(tokens_BL, start_B, mask_BT, size)
     packed_M = jax.tree.map(lambda x: x[None], packed)  # one minibatch
-    packed_M = sharding.put_packed(session.mesh, packed_M)
+    packed_M = sharding.put_packed(model.mesh, packed_M)
     scores.append(sharding.fetch(program(params, packed_M)).reshape(-1, 2))
-  score_N2 = np.concatenate(scores)[:pairs]
-  values = agreement(score_N2[:, 0] - score_N2[:, 1])
-  metrics = {f"val-core/preferences/{k}": x for k, x in values.items()}
-  session.log.metrics("reward_model", steps, metrics)
-  say(
-      f"reward model: prefers the chosen response in {values['accuracy']:.1%}"
-      f" +- {values['accuracy/ci95']:.1%} of held-out pairs, calibration error"
-      f" {values['calibration_error']:.3f}"
-  )
-  # Export: a classifier of transformers, if there is one, and a checkpoint.
-  path = session.workdir / "export" / "reward_model"
+  return np.concatenate(scores)
+
+
+def _export(c, params: Tree, model: Model, tok: Any, output: Output) -> None:
+  """Writes a checkpoint and, if transformers has one, a classifier of it."""
+  path, say = output.workdir / "export" / "reward_model", output.display.say
   if jax.process_index() == 0:
     shutil.rmtree(path, ignore_errors=True)
+  cfg = model.critic_cfg
   network, head = (params, critic.table(cfg), cfg.trunk), hf.SEQUENCE_CLASSIFIER
   try:
-    save_network(session, path, *network, head=head)
-  except config_lib.ConfigError as e:
+    export.save_network(c, tok, path, *network, head=head)
+  except errors.ConfigError as e:
     say(f"reward model: not written for transformers: {e}")
-  save_checkpoint(session, path, steps, params)
+  export.save_checkpoint(c, path, c.reward_model.steps, params)
   say(f"reward model written to {path}")
 
 

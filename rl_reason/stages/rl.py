@@ -29,33 +29,56 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
+from rl_reason.collect.reward_runner import RewardRunner
+from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
-from rl_reason.stages import build_step, interim, sample_log
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import build_step, interim, optimizers, scorer
 from rl_reason.stages.initial_state import initial_state
-from rl_reason.stages.session import Session, open_stage
-from rl_reason.training.certificate import Certificate
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output, open_stage
+from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
 
 def train(
-    session: Session,
+    c,
     sft_params: Tree,
     critic_params: Tree | None = None,
     counters: dict[str, float] | None = None,
+    *,
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    rollout_engine: Any,
+    reward_runner: RewardRunner,
+    environments: Environments | None,
 ) -> Tree:
   """Runs or resumes RL.
 
   Args:
-    session: of the run.
+    c: the checked config.
     sft_params: initial policy, and the reference policy of a KL; with LoRA the
       frozen base.
     critic_params: initial critic, if the advantage needs values.
-    counters: what value pretraining cost.
+    counters: cost of value pretraining; None: nothing.
+    model: shapes of the networks, and the devices that learn.
+    output: work directory, logs and screen.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    engine: samples responses in evaluations.
+    rollout_engine: samples responses to train on.
+    reward_runner: calls the reward functions.
+    environments: makes and calls environments; None without.
 
   Returns:
     the parameters after config.rl.steps steps.
@@ -65,20 +88,78 @@ def train(
     RunError: too many steps in a row made no update; everything is saved.
     Stopped: SIGTERM; everything is saved.
   """
-  # The config is read here and split into what each part needs.
-  c, mesh = session.config, session.mesh
-  run = build_step.build(session)  # the functions of a step, see `Programs`
-  state, base = initial_state(session, sft_params, critic_params, counters)
-  certificate = state.certificate = Certificate(session, base)
+  # The config is read here and in `build_step`: one function for each part.
+  cfg, critic_cfg, mesh = model
+  display = output.display
+  on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
+  reward = build_step.reward(c)
+  signal = build_step.signal(c, reward)
+  plan_rows = build_step.planner(c, mesh)
+  logps = build_step.logps(c, cfg, mesh, display)
+  values = build_step.values(critic_cfg, mesh, display)
+  history_inputs = build_step.history_inputs(c, plan_rows, logps)
+  assign_credit = build_step.credit(
+      c, reward, mesh, display, on_policy=on_policy
+  )
+  objective = build_step.objective(c, on_policy=on_policy)
+  optimizer = optimizers.policy(c, cfg, mesh)
+  update = build_step.policy_update(c, objective, cfg, optimizer, display)
+  critic_optimizer = None
+  if has_critic:
+    critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
+    update_critic = optimizer_lib.with_rate(
+        build_step.critic_update(c, critic_cfg, critic_optimizer, display),
+        **optimizers.critic_rate(c, c.rl.steps),
+    )
+  step_metrics = build_step.step_metrics(c, cfg, on_policy=on_policy)
+  steer = build_step.controllers(c)
+  # The collector lives on the devices that sample.
+  with jax.set_mesh(rollout_engine.mesh):
+    collector = build_step.collector(
+        c,
+        "rollout",
+        row_source=row_source,
+        tok=tok,
+        engine=rollout_engine,
+        rewards=scorer.rewards(
+            c,
+            reward_runner,
+            model=model,
+            tok=tok,
+            mesh=rollout_engine.mesh,
+            display=display,
+        ),
+        environments=environments,
+        batches=c.dynamic_sampling.batches,
+        partial_groups=c.rollout.partial_groups,
+    )
+  state, base = initial_state(
+      c,
+      sft_params,
+      critic_params,
+      counters,
+      cfg=cfg,
+      mesh=mesh,
+      collector=collector,
+      policy_optimizer=optimizer,
+      critic_optimizer=critic_optimizer,
+  )
+  certificate = state.certificate = build_step.certify(
+      c,
+      base,
+      cfg=cfg,
+      engine=engine,
+      rollout_engine=rollout_engine,
+      display=display,
+  )
   reference = sft_params
   if base is not None:  # LoRA: the first factors; updates donate their state
     reference = jax.tree.map(jnp.copy, state.policy.params)
+  scale = optimizers.lora_scale(c)
 
   def policy(params: Tree) -> Tree:
-    """Parameters as the model reads them: LoRA factors beside their base."""
-    if base is None:
-      return params
-    return lora.join(base, params, build_step.lora_scale(c))
+    """Parameters as the model reads them: LoRA factors with their base."""
+    return params if base is None else lora.join(base, params, scale)
 
   total, every, save_every = c.rl.steps, c.evaluate.every, c.checkpoint.every
   has_reference = c.kl.kind != "none"
@@ -88,26 +169,35 @@ def train(
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"], refill["signal"]
-  collector, clock = state.collector, state.collector.clock
-  health = HealthMonitor(
-      config_lib.flat(c), session.display.say, session.log.lines
+  clock = collector.clock
+  health = HealthMonitor(config_lib.flat(c), display.say, output.log.lines)
+  logger = StepLogger(output.log, display, clock, health, output.workdir)
+  samples = build_step.sample_log(
+      c,
+      reward,
+      lambda plan: logps(policy(state.policy.params), plan)[0],
+      collector=collector,
+      task=row_source.task,
+      tok=tok,
+      output=output,
   )
-  logger = StepLogger(
-      session.log, session.display, clock, health, session.workdir
-  )
-  samples = sample_log.make(
-      session,
-      collector,
-      new_logps=lambda plan: run.logps(policy(state.policy.params), plan)[0],
+  evaluate = interim.evaluation(
+      c,
+      mesh=mesh,
+      engine=engine,
+      row_source=row_source,
+      tok=tok,
+      environments=environments,
+      output=output,
   )
 
   def sample_batch(step: int, weights: Tree, on_dispatch: Callable[[], None]):
-    """The batch of a step, surplus groups, metrics, and what was counted."""
+    """The batch of a step, surplus groups, metrics, and counts."""
     collector.start_step()
     found = dynamic_sampling.fill_batch(
         samples.watch(step, collector.collect, weights, on_dispatch),
         state.kept,
-        signal=run.signal(step),
+        signal=signal(step),
         **refill,
     )
     return *found, collector.counts() | dict(version=step)
@@ -115,13 +205,19 @@ def train(
   collect: Callable[..., Any] = sample_batch
   if c.rl.staleness:  # batches of later steps are sampled meanwhile
     collect = state.ahead = build_step.sample_ahead(
-        session, state, samples, sample_batch
+        c,
+        sample_batch,
+        state=state,
+        samples=samples,
+        cfg=cfg,
+        mesh=rollout_engine.mesh,
+        display=display,
     )
   keep = dict(
       keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
   )
-  stage = open_stage(session, "rl", **keep)
-  if stage.restore(state) and _is_complete(state, total, session.display):
+  stage = open_stage(c, output, "rl", **keep)
+  if stage.restore(state) and _is_complete(state, total, display):
     stage.checkpoints.close()
     return policy(state.policy.params)
 
@@ -132,7 +228,7 @@ def train(
       # Evaluate held-out prompts when due, and save the whole state.
       if not state.evaluated and interim.is_due(state.step, total, every):
         logger.flush()
-        score = interim.run(session, policy(state.policy.params), state)
+        score = evaluate(policy(state.policy.params), state)
         state.evaluated = True
         stage.save(state, score)
         clock.skip()
@@ -154,29 +250,29 @@ def train(
       logger.flush()  # not yet, if groups that were kept fill the batch
       metrics |= certificate.of_weights(rows, counts, params, weights)
       del weights  # freed before the update
-      plan = run.plan(rows.rollouts, state.step)
+      plan = plan_rows(rows.rollouts, state.step)
       clock.lap("host")
 
       # Log-probs by the trainer; one on-policy update computes its own.
       logps_BT = entropy_BT = ref_logps_BT = None
-      if not run.on_policy:
-        logps_BT, entropy_BT = run.logps(params, plan)
+      if not on_policy:
+        logps_BT, entropy_BT = logps(params, plan)
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
       state.kept = None
       if surplus is not None:
-        logps_BT, _ = run.logps(params, run.plan(surplus.rollouts))
+        logps_BT, _ = logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
       if has_reference:
-        ref_logps_BT, _ = run.logps(policy(reference), plan)
+        ref_logps_BT, _ = logps(policy(reference), plan)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.
       values_BT = pretrained_BT = None
       if state.critic is not None:
-        values_BT = run.values(state.critic.params, plan)
+        values_BT = values(state.critic.params, plan)
       if mixes_values:
-        pretrained_BT = run.values(critic_params, plan)
+        pretrained_BT = values(critic_params, plan)
       clock.lap("values")
 
       # Credit: rewards, then advantages and the critic's targets.
@@ -190,8 +286,8 @@ def train(
           kl_coef=np.float32(state.coefs["kl"]),
       )
       if state.history is not None:
-        inputs |= run.history_inputs(state.history, params)
-      credit = run.credit(inputs)
+        inputs |= history_inputs(state.history, params)
+      credit = assign_credit(inputs)
       if state.history is not None:
         state.history = history.append(state.history, rows, credit["rewards_B"])
       clock.lap("adv")
@@ -208,23 +304,21 @@ def train(
       data_M = minibatches(mesh, batch, plan)
       coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
       clock.lap("host")
-      state.policy, actor_metrics = run.update(
-          state.policy, *data_M, coefs, base
-      )
+      state.policy, actor_metrics = update(state.policy, *data_M, coefs, base)
       critic_metrics = {}
       if state.critic is not None:
-        state.critic, critic_metrics = run.update_critic(state.critic, *data_M)
+        state.critic, critic_metrics = update_critic(state.critic, *data_M)
 
       # Log, while the device computes the update; adapt KL and entropy bonus.
-      state.counters, metrics = run.step_metrics(
+      state.counters, metrics = step_metrics(
           state, metrics, counts, rows, credit, batch, plan
       )
       state.step, state.evaluated = state.step + 1, False
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
       samples.log(state.step, rows, credit, batch, plan, entropy_BT)
       samples.doubtful(state.step, counts.get("doubtful", []))
-      if run.steer is not None:
-        state.coefs = run.steer(
+      if steer is not None:
+        state.coefs = steer(
             state.coefs, rows.rollouts.mask_BT, entropy_BT, credit
         )
   return policy(state.policy.params)

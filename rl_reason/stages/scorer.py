@@ -1,50 +1,71 @@
-"""Reward models as terms of the reward: our own, or those of transformers."""
+"""The terms of the reward, reward models among them."""
 
-from rl_reason.base import config as config_lib
-from rl_reason.base.structs import Tree
-from rl_reason.checks import run_directory
-from rl_reason.models import critic, parameters
-from rl_reason.stages import classifier
-from rl_reason.stages.other_runs import other_checkpoint
-from rl_reason.stages.session import Session, critic_config, model_config
-from rl_reason.training.step import map_micro_batches
+import functools
+from typing import Any
+
+from rl_reason.base.structs import Array, Rollouts
+from rl_reason.collect.reward_runner import Model, RewardRunner, Rewards
+from rl_reason.devices.compiled import CompiledOnce
+from rl_reason.models import critic
+from rl_reason.monitoring.display import Display
+from rl_reason.stages import build_step, trained
+from rl_reason.tasks import reward_terms
+from rl_reason.training import packing, step
 
 
-def load(
-    session: Session, name: str, field: str = "reward.functions"
-) -> tuple[Tree, critic.CriticConfig]:
-  """Loads the parameters and the shape of a reward model.
+def rewards(
+    c, runner: RewardRunner, *, model, tok: Any, mesh, display: Display
+) -> Rewards:
+  """The terms of the reward; loads the reward models among them.
 
-  It is an export of ours, or a classifier (see `classifier`), which the config
-  field of that name holds. Its shape may differ from the policy's; its
-  tokenizer must not.
-
-  Raises:
-    RunError: the export is missing or has another tokenizer or task.
-    ConfigError: likewise for a classifier.
+  Args:
+    c: the config.
+    runner: calls the reward functions.
+    model: of the run, whose tokens reward models read.
+    tok: the tokenizer.
+    mesh: the devices that score.
+    display: the screen.
   """
-  if classifier.is_classifier(name):
-    return classifier.load(session, name, field)
-  equal = ("tokenizer", "task.name")
-  checkpoints, step = other_checkpoint(
-      session, field, name, equal, "--stage=reward_model"
+  found = build_step.terms(c)
+  scored = model._replace(mesh=mesh)
+  models = {
+      x.name: reward_model(c, x.name, scored, tok, display)
+      for x in found
+      if reward_terms.is_model(x.name)
+  }
+  return Rewards(found, runner, models)
+
+
+def reward_model(c, name: str, model, tok: Any, display: Display) -> Model:
+  """A reward model, as a term of the reward calls it."""
+  mesh = model.mesh
+  params, cfg = trained.reward_model(
+      c, name, model=model, tok=tok, say=display.say
   )
-  fields = checkpoints.host(step)["config"]
-  if fields["critic.head.name"] != session.config.critic.head.name:
-    head = {"critic.head.name": fields["critic.head.name"]}
-    run_directory.refuse_code(f"{field} = {name}", head)
-  config = config_lib.unflat(fields)
-  config.mesh = session.config.mesh  # that of the devices which score
-  policy = session.cfg
-  trunk = model_config(config, vocab=policy.vocab, tokens=policy.tokens)
-  cfg = critic_config(config, trunk)
-  table = critic.table(cfg)
-  like = parameters.abstract(table, parameters.shardings(table, session.mesh))
-  return checkpoints.restore(step, like), cfg
+
+  @functools.cache
+  def programs_of(rows: int):
+    """The plan and the program for this number of responses."""
+    program = scores_program(cfg)
+    title = "scores of the reward model"
+    plan = build_step.planner(c, mesh)
+    if rows != c.rollout.batch:  # an evaluation has batches of its own
+      plan = functools.partial(
+          packing.plan,
+          packed_rows=build_step.packed_rows(c, mesh),
+          minibatches=1,
+      )
+    return plan, CompiledOnce(title, program, display)
+
+  def scores(rollouts: Rollouts) -> Array:
+    plan, program = programs_of(len(rollouts.ids_B))
+    return step.forward(mesh, program, params, plan(rollouts))
+
+  return scores
 
 
 def scores_program(cfg: critic.CriticConfig):
   """Returns jit: (params, Packed of minibatches) -> scores [M, B]."""
-  return map_micro_batches(
+  return step.map_micro_batches(
       lambda params, packed: critic.scores(params, cfg, packed)
   )

@@ -18,15 +18,13 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder, experts
-from rl_reason.monitoring import (
-    health,
-    resources,
-)
-from rl_reason.stages.session import Session, open_stage, packed_rows
+from rl_reason.monitoring import health, resources
+from rl_reason.stages.build_step import packed_rows
+from rl_reason.stages.optimizers import of_stage
+from rl_reason.stages.output import Output, open_stage
 from rl_reason.training import packing
 from rl_reason.training.optimizer import (
     abstract_state,
-    from_config,
     init_state,
     new_state,
     state_shardings,
@@ -52,7 +50,7 @@ def sft_update(
   weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
   def loss_fn(params, packed, weights_BT):
-    logps_BT, _, routing = decoder.routed_logps(params, cfg, packed)
+    logps_BT, _, routing = decoder.packed_logps(params, cfg, packed)
     loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
     if routing is not None:
       aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)
@@ -65,9 +63,11 @@ def sft_update(
 
 
 def train(
-    session: Session,
+    c,
     name: str,
     *,
+    mesh: jax.sharding.Mesh,
+    output: Output,
     title: str,
     prefix: str,
     table: Tree,
@@ -84,8 +84,10 @@ def train(
   """Trains for `steps` optimizer steps, or resumes; returns the parameters.
 
   Args:
-    session: of the run.
+    c: the checked config.
     name: of the stage in checkpoints and metrics.
+    mesh: the devices.
+    output: work directory, logs and screen.
     title: of the stage on the screen.
     prefix: of its metrics.
     table: of the network's parameters.
@@ -105,11 +107,10 @@ def train(
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here.
-  c, mesh = session.config, session.mesh
   save_every = c.checkpoint.sft_every
-  tx = from_config(c.optimizer, lr=lr, schedule=schedule, total=steps)
+  tx = of_stage(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
-  stage = open_stage(session, name)
+  stage = open_stage(c, output, name)
   skips = health.SkippedUpdates(
       title,
       config_lib.flat(c),
@@ -137,7 +138,7 @@ def train(
           donate_argnums=0,
           out_shardings=(shardings, None),
       ),
-      session.display,
+      output.display,
   )
   micro_batch_rows = max(packed_rows(c, mesh), unit)
   pending = None  # step and metrics of the update that is under way
@@ -145,8 +146,8 @@ def train(
 
   log = functools.partial(
       _log,
-      log=session.log,
-      display=session.display,
+      log=output.log,
+      display=output.display,
       every=c.log.sft_every,
       name=name,
       prefix=prefix,

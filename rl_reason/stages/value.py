@@ -6,19 +6,20 @@ pretraining fits it to Monte-Carlo returns of the policy that RL starts from,
 until it explains them well enough; RL then starts with that critic.
 """
 
-import pathlib
+import functools
+from typing import Any
 
 import jax
 import numpy as np
 
-from rl_reason.base import config as config_lib, dependencies
-from rl_reason.base.errors import RunError
+from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.resumable import NetworkState
+from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs
-from rl_reason.devices.compiled import CompiledOnce
-from rl_reason.devices.randomness import key
-from rl_reason.models import critic, parameters
+from rl_reason.collect.reward_runner import RewardRunner
+from rl_reason.data.pipelines import RowSource
+from rl_reason.models import critic
 from rl_reason.monitoring import (
     alerts,
     health,
@@ -26,47 +27,88 @@ from rl_reason.monitoring import (
     step_metrics,
     updates,
 )
-from rl_reason.stages import build_step, classifier
-from rl_reason.stages.other_runs import other_checkpoint
-from rl_reason.stages.session import Session, open_stage
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import build_step, optimizers, scorer, trained
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output, open_stage
 from rl_reason.training.optimizer import abstract_state, new_state
-from rl_reason.training.step import forward, minibatches, on_mesh, train_batch
-
-# Fields that give a critic its shape; `dependencies.VALUES` give it meaning.
-NETWORK = (
-    "model.",
-    "tokenizer",
-    "task.name",
-    "critic.head.",
-)
+from rl_reason.training.step import minibatches, train_batch
 
 
-def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
+def run(
+    c,
+    policy_params: Tree,
+    *,
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    reward_runner: RewardRunner,
+    environments: Environments | None,
+) -> tuple[Tree, dict[str, float]]:
   """Runs, resumes, reuses or skips value pretraining; the policy stays fixed.
 
+  Args:
+    c: the checked config.
+    policy_params: the policy that RL starts from.
+    model: shapes of the networks, and the devices.
+    output: work directory, logs and screen.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    engine: samples responses.
+    reward_runner: calls the reward functions.
+    environments: makes and calls environments; None without.
+
   Returns:
-    the critic's parameters, and what they cost: generated tokens and FLOPs.
+    the critic's parameters, and their cost: generated tokens and FLOPs.
 
   Raises:
     RunError: a checkpoint to resume, reuse or import does not match the config.
     Stopped: SIGTERM; everything is saved.
   """
-  c, mesh = session.config, session.mesh
-  total = c.critic.pretrain_steps
+  cfg, critic_cfg, mesh = model
+  display, total = output.display, c.critic.pretrain_steps
   if c.critic.reuse and total:
-    return _reused(session)
-  tx, shardings = build_step.critic_optimizer(session, total)
+    return trained.reused_critic(c, model=model, say=display.say)
+  tx, shardings = optimizer = optimizers.of_critic(c, critic_cfg, mesh, total)
+  initial = functools.partial(
+      trained.critic,
+      c,
+      policy_params,
+      shardings.params,
+      model=model,
+      tok=tok,
+      say=display.say,
+  )
   if not total:
-    params = _first(session, shardings.params, policy_params)
-    return params, resources.no_counters()
-  collector = build_step.make_collector(session, "value")
-  table = critic.table(session.critic_cfg)
+    return initial(), resources.no_counters()
+  # The config is read here and in `build_step`: one function for each part.
+  rewards = scorer.rewards(
+      c, reward_runner, model=model, tok=tok, mesh=mesh, display=display
+  )
+  collector = build_step.collector(
+      c,
+      "value",
+      row_source=row_source,
+      tok=tok,
+      engine=engine,
+      rewards=rewards,
+      environments=environments,
+  )
+  plan_rows = build_step.planner(c, mesh)
+  values = build_step.values(critic_cfg, mesh, display)
+  returns = build_step.returns(c, build_step.reward(c), mesh, display)
+  update = build_step.critic_update(c, critic_cfg, optimizer, display)
+  counter = build_step.counter(c, cfg, passes=1 + 3 * c.updates.epochs)
+  mask_truncated, save_every = c.loss.mask_truncated, c.checkpoint.every
+  min_explained, max_loss = c.critic.pretrain_ev, c.critic.pretrain_loss
   state = NetworkState(
-      abstract_state(table, tx, shardings),
+      abstract_state(critic.table(critic_cfg), tx, shardings),
       collector.prompts,
       resources.no_counters(),
   )
-  stage = open_stage(session, "value")
+  stage = open_stage(c, output, "value")
   fields, limit = config_lib.flat(c), c.rl.max_steps_without_update
   skips = health.SkippedUpdates("value pretraining", fields, "critic.lr", limit)
   per_step = updates.per_step(fields)
@@ -78,26 +120,8 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       skips.require_any(int(state.train.skipped), state.step * per_step)
       return state.train.params, state.counters
   else:
-    params = _first(session, shardings.params, policy_params)
-    state.train = new_state(params, tx, shardings)
-  display = session.display
-  update = CompiledOnce(
-      "update of the critic",
-      build_step.critic_update_program(
-          session.critic_cfg, tx, shardings, clip=c.critic.clip
-      ),
-      display,
-  )
-  values_program = CompiledOnce(
-      "values", build_step.values_program(session.critic_cfg), display
-  )
-  returns = CompiledOnce(
-      "rewards and returns", build_step.returns_program(c), display
-  )
-  plan_rows = build_step.make_planner(c, mesh)
-  passes = 1 + 3 * c.updates.epochs
-  counter = build_step.make_counter(c, session.cfg, passes=passes)
-  weights = session.engine.weights(policy_params, c.rollout.weights)
+    state.train = new_state(initial(), tx, shardings)
+  weights = engine.weights(policy_params, c.rollout.weights)
 
   said: set[str] = set()  # alerts
   with stage.running("critic", total, state):
@@ -111,14 +135,14 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       plan = plan_rows(rows.rollouts, state.step)
       # Monte-Carlo returns, and how well the critic explains them so far. Its
       # responses are new to the critic, so this score is held out.
-      values_BT = forward(mesh, values_program, state.train.params, plan)
+      values_BT = values(state.train.params, plan)
       inputs = credit_inputs(rows, values_BT=values_BT, progress=np.float32(0))
-      credit = on_mesh(mesh, returns, inputs)
+      credit = returns(inputs)
       # Update the critic.
       batch = train_batch(
           rows,
           credit,
-          mask_truncated=c.loss.mask_truncated,
+          mask_truncated=mask_truncated,
           updates=len(plan.order_MB),
           values_BT=values_BT,
       )
@@ -150,7 +174,7 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
       rewards_B = credit["rewards_B"][np.isfinite(credit["rewards_B"])]
       collector.clock.lap("update_critic")
       seconds = sum(collector.clock.take().values())
-      session.log.metrics(
+      output.log.metrics(
           "value",
           state.step,
           metrics
@@ -164,66 +188,12 @@ def run(session: Session, policy_params: Tree) -> tuple[Tree, dict[str, float]]:
         if rule.name not in said:
           display.say(f"warning: step {state.step}: {message}")
         said.add(rule.name)
-      good = explained >= c.critic.pretrain_ev and (
-          not c.critic.pretrain_loss or loss <= c.critic.pretrain_loss
-      )
+      good = explained >= min_explained and (not max_loss or loss <= max_loss)
       state.complete = good or state.step == total
-      if state.complete or stage.due(state.step, c.checkpoint.every):
+      if state.complete or stage.due(state.step, save_every):
         stage.save(state)
     skips.require_any(int(state.train.skipped), state.step * per_step)
     display.say(
         f"critic: explained variance {explained:.2f} at step {state.step}"
     )
   return state.train.params, state.counters
-
-
-def init_params(
-    session: Session, purpose: str, shardings: Tree, trunk: Tree | None
-) -> Tree:
-  """A critic on the mesh, its trunk copied from a policy, or random.
-
-  The parameters of the policy are copied, because updates donate their state.
-  """
-
-  def make(random_key, trunk):
-    return critic.init(session.critic_cfg, random_key, trunk)
-
-  random_key = key(session.mesh, session.config.seed, purpose)
-  return jax.jit(make, out_shardings=shardings)(random_key, trunk)
-
-
-def _first(session: Session, shardings: Tree, policy_params: Tree) -> Tree:
-  """Initial parameters: from the policy, random, or an exported network."""
-  c = session.config.critic
-  if c.init == "exported" and classifier.is_classifier(c.path):
-    return classifier.load_critic(session)
-  if c.init == "exported":
-    table = critic.table(session.critic_cfg)
-    like = parameters.abstract(table, shardings)
-    checkpoints, step = other_checkpoint(
-        session, "critic.path", c.path, NETWORK, "--stage=export"
-    )
-    return checkpoints.restore(step, like)
-  trunk = policy_params if c.init == "policy" else None
-  return init_params(session, "critic", shardings, trunk)
-
-
-def _reused(session: Session) -> tuple[Tree, dict[str, float]]:
-  """The critic that another work directory pretrained."""
-  c = session.config.critic
-  path = pathlib.Path(c.reuse) / "checkpoints" / "value"
-  checkpoints, step = other_checkpoint(
-      session, "critic.reuse", path, NETWORK, "--stage=value"
-  )
-  host, here = checkpoints.host(step), config_lib.flat(session.config)
-  if other := dependencies.other_values(host["config"], here, c.reuse):
-    raise RunError(
-        f"critic.reuse = {c.reuse}: its values are those of another policy, or"
-        f" of other rewards ({'; '.join(other)}); make the fields equal, or"
-        " pretrain here: critic.reuse = ''"
-    )
-  if not host["complete"]:
-    raise RunError(f"{c.reuse}: not complete; run --stage=value there")
-  optimizer = build_step.critic_optimizer(session, c.pretrain_steps)
-  like = abstract_state(critic.table(session.critic_cfg), *optimizer)
-  return checkpoints.restore(step, like).params, host["counters"]

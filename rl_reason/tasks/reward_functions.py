@@ -1,28 +1,224 @@
-"""Reward functions of the package, each of one response.
+"""Reward functions: their three forms, and the functions of the package.
 
-The config names them as terms of the reward: `reward_terms.py`.
+The signature of a function says which form it has; each may be `async def`:
+
+  f(response, row) -> float                     of one response
+  f(batch) -> floats                            of a `RewardBatch`
+  f(completions, prompts, **columns) -> floats  as in TRL
+
+Keyword-only parameters of the first two forms are arguments in the config. The
+config names the functions as terms of the reward (`reward_terms.py`), and
+`collect/reward_runner.py` calls them. Worker processes import this module, so
+it does not import JAX.
 """
 
+import asyncio
+import inspect
+import math
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rl_reason.tasks import Row
 from rl_reason.verifiers.arithmetic_steps import verdicts as step_verdicts
 
 
 class Response(NamedTuple):
-  """What a function of one response may look at.
+  """The input of a function of one response.
 
   Attributes:
-    text: without its EOS.
-    share: its number of tokens divided by rollout.max_tokens.
-    truncated: whether it has no EOS.
+    text: the response without its EOS.
+    share: number of tokens of the response divided by rollout.max_tokens.
+    truncated: whether the response has no EOS.
   """
 
   text: str
   share: float
   truncated: bool
+
+
+class RewardBatch(NamedTuple):
+  """The input of a function of a batch: all responses to one prompt.
+
+  Each attribute except the last is a list with one item for each response.
+
+  Attributes:
+    prompts: the prompts as the model reads them.
+    texts: the responses without their EOS.
+    token_ids: tokens of the responses, with EOS and without observations.
+    truncated: whether a response has no EOS.
+    rows: the rows of the prompts; `row.messages` are the turns of a chat,
+      `row.columns` are all columns of the data.
+    max_tokens: rollout.max_tokens.
+  """
+
+  prompts: list[str]
+  texts: list[str]
+  token_ids: list[list[int]]
+  truncated: list[bool]
+  rows: list[Row]
+  max_tokens: int
+
+
+class Failed(str):
+  """Why a function gave a response no reward: a traceback, or a sentence."""
+
+
+# None, as in TRL: the function does not apply to the response.
+Score = float | None | Failed
+# Inputs of a function in TRL's form that are no columns of the data.
+_OF_TRL = ("prompts", "completions", "completion_ids")
+
+
+def _attempt(function: Callable, *args, **keywords) -> Any:
+  try:
+    return function(*args, **keywords)
+  except BaseException:  # the user's code may raise anything, and may exit
+    return Failed(traceback.format_exc())
+
+
+async def _awaited(value: Any) -> Any:
+  """The value of a function, awaited if it is async; `Failed` if it raises."""
+  try:
+    return await value if inspect.isawaitable(value) else value
+  except asyncio.CancelledError:  # it took too long
+    raise
+  except BaseException:  # the user's code may raise anything, and may exit
+    return Failed(traceback.format_exc())
+
+
+class RewardFunction(NamedTuple):
+  """A reward function that a term of the config names.
+
+  Attributes:
+    name: name in the config.
+    function: the function with its keywords bound.
+    form: 'response', 'batch', or 'completions' (TRL's).
+  """
+
+  name: str
+  function: Callable
+  form: str
+
+  def start(self, batch: RewardBatch) -> list[Any]:
+    """Calls the function; `finish` awaits the result of an async function."""
+    if self.form == "batch":
+      return [_attempt(self.function, batch)]
+    if self.form == "completions":
+      return [_attempt(self._call_of_trl, batch)]
+    responses = [
+        Response(text, len(ids) / batch.max_tokens, truncated)
+        for text, ids, truncated in zip(
+            batch.texts, batch.token_ids, batch.truncated, strict=True
+        )
+    ]
+    return [
+        _attempt(self.function, *pair)
+        for pair in zip(responses, batch.rows, strict=True)
+    ]
+
+  async def finish(self, started: list[Any], count: int) -> list[Score]:
+    """Returns `count` scores, one a response, from the result of `start`."""
+    values = await asyncio.gather(*map(_awaited, started))
+    if self.form != "response":
+      [found] = values
+      if isinstance(found, Failed):
+        return [found] * count
+      values = _attempt(list, found)
+      if isinstance(values, Failed) or len(values) != count:
+        shown = repr(found)[:200]
+        problem = f"returned {shown} for {count} responses: one number each"
+        return [Failed(problem)] * count
+    return [self._score(x) for x in values]
+
+  def _score(self, value: Any) -> Score:
+    if isinstance(value, Failed):
+      return value
+    if value is None and self.form == "completions":
+      return None
+    number = _attempt(float, value)
+    if isinstance(number, Failed) or not math.isfinite(number):
+      return Failed(f"returned {value!r}, which is no finite number")
+    return number
+
+  def _call_of_trl(self, batch: RewardBatch) -> Any:
+    """Calls the function as TRL does: each column is a keyword, a list.
+
+    The completions of a chat prompt are lists of messages, of other prompts
+    texts.
+
+    Raises:
+      TypeError: the function takes a column that the data do not have.
+    """
+    columns = [dict(x.columns) or {"answer": x.answer} for x in batch.rows]
+    texts: list[Any] = batch.texts
+    prompts: list[Any] = batch.prompts
+    if batch.rows[0].messages:
+      texts = [[dict(role="assistant", content=text)] for text in texts]
+      prompts = [list(row.messages) for row in batch.rows]
+    inputs: dict[str, Any] = {
+        name: [x.get(name) for x in columns] for name in columns[0]
+    }
+    for name in ("prompt", "completion"):  # TRL gives these as lists only
+      inputs.pop(name, None)
+    ids = batch.token_ids
+    inputs |= dict(prompts=prompts, completions=texts, completion_ids=ids)
+    bound = getattr(self.function, "keywords", {})
+    parameters = inspect.signature(self.function).parameters.values()
+    missing = [
+        x.name
+        for x in parameters
+        if x.name not in inputs
+        and x.default is x.empty
+        and x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)
+    ]
+    if missing:
+      known = ", ".join(x for x in inputs if x not in _OF_TRL)
+      raise TypeError(
+          f"{self.name} takes {', '.join(missing)}, which the data do not have:"
+          f" their columns are {known}"
+      )
+    named = {x.name for x in parameters}
+    everything = any(x.kind is x.VAR_KEYWORD for x in parameters)
+    return self.function(
+        **{
+            k: x
+            for k, x in inputs.items()
+            if k not in bound and (everything or k in named)
+        }
+    )
+
+
+def form_of(name: str, function: Callable) -> str:
+  """Returns the form of a function by its signature, see `RewardFunction`.
+
+  Raises:
+    ValueError: the signature has none of the three forms.
+  """
+  parameters = inspect.signature(function).parameters.values()
+  positional = (
+      inspect.Parameter.POSITIONAL_ONLY,
+      inspect.Parameter.POSITIONAL_OR_KEYWORD,
+  )
+  inputs = [x.name for x in parameters if x.kind in positional]
+  needed = [
+      x.name for x in parameters if x.name in inputs and x.default is x.empty
+  ]
+  if any(x.name == "completions" for x in parameters):
+    return "completions"
+  if "batch" in inputs and len(needed) <= 1:
+    return "batch"
+  if len(needed) <= 2 <= len(inputs):
+    return "response"
+  raise ValueError(
+      f"{name} takes ({', '.join(x.name for x in parameters)}): a reward"
+      " function takes (response, row), or (batch), or as in TRL (completions,"
+      " **columns); your own parameters are keyword-only, after a *"
+  )
+
+
+# --- the functions of the package ---------------------------------------------
 
 
 def boxed(response: Response, row: Row) -> float:
@@ -58,12 +254,12 @@ def tags(response: Response, row: Row) -> float:
 
 
 def length(response: Response, row: Row) -> float:
-  """The share of the allowed tokens that the response has."""
+  """Length of the response as a share of rollout.max_tokens."""
   return response.share
 
 
 def steps(response: Response, row: Row) -> float:
-  """The share of correct arithmetic steps, or 0."""
+  """The share of arithmetic steps that are correct; 0 without any step."""
   correct = step_verdicts(response.text)
   return sum(correct) / len(correct) if correct else 0.0
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rl_reason.verifiers import progress, workers
+from rl_reason.verifiers import progress
 
 MOST_HANGING = 100  # calls that were late and have not ended since
 
@@ -40,8 +40,9 @@ class Threads:
   """
 
   def __init__(self, at_a_time: int, seconds: float):
-    self._free, self._seconds = asyncio.Semaphore(at_a_time), seconds
-    self.hanging = self._asleep = 0
+    self._free = asyncio.Semaphore(at_a_time)
+    self._places = progress.Places(self._free.release)
+    self._seconds, self.hanging = seconds, 0
 
   @property
   def full(self) -> bool:
@@ -55,30 +56,18 @@ class Threads:
       TimeoutError: it took too long, or is not called at all (see `full`).
     """
     await self._free.acquire()
-    lent: bool | None = False  # to another call; None: this one is over
-
-    def lend():
-      nonlocal lent
-      if lent is False and self._asleep < workers.ASLEEP:
-        lent = True
-        self._asleep += 1
-        self._free.release()
-
+    place = progress.Place(self._places)
     try:
       if self.full:
         raise TimeoutError
-      future = _in_thread(lend, function, *args)
+      future = _in_thread(place.lend, function, *args)
       await asyncio.wait([future], timeout=self._seconds)
       if not future.done():
         self.hanging += 1
         future.add_done_callback(self._ended)
         raise TimeoutError
     finally:
-      if lent:
-        self._asleep -= 1
-      else:
-        self._free.release()
-      lent = None
+      place.leave()
     value, error = future.result()
     if error is None:
       return value
@@ -92,7 +81,7 @@ class Threads:
 
 
 def _in_thread(
-    on_sleep: Callable[[], None], function: Callable, *args
+    on_sleep: Callable[[], Any], function: Callable, *args
 ) -> asyncio.Future:
   """(value, error) of a function, in a thread that does not delay the exit."""
   loop = asyncio.get_running_loop()

@@ -22,6 +22,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import checksums, decoder, linear
 from rl_reason.monitoring.alerts import HEALTH
+from rl_reason.monitoring.display import Display
 from rl_reason.rollout import sampler_weights
 from rl_reason.training import packing, step
 
@@ -36,28 +37,34 @@ class Certificate:
   """Certifies each step of a run.
 
   Args:
-    session: of the run.
+    engine: gives the weights of a policy to the sampler.
     base: frozen parameters of a run with LoRA factors; else None.
+    cfg: shape of the policy.
+    kind: of the sampler weights: 'same', 'bfloat16' or 'int8'.
+    staleness: steps by which batches are sampled ahead.
+    routes: whether the experts of each token are replayed.
+    gap_bound: of the gap between log-probs, see `bound`.
   """
 
-  def __init__(self, session: Any, base: Tree | None):
-    c = session.config
-    self._engine, self._base = session.engine, base
-    self._kind = c.rollout.weights
+  def __init__(
+      self,
+      engine: Any,
+      base: Tree | None,
+      *,
+      cfg: decoder.ModelConfig,
+      kind: str,
+      staleness: int,
+      routes: bool,
+      gap_bound: float,
+  ):
+    self._engine, self._base, self._kind = engine, base, kind
     self._make: Callable[[Tree], Tree] = functools.partial(
-        sampler_weights.make, cfg=session.cfg, weights=self._kind
+        sampler_weights.make, cfg=cfg, weights=kind
     )
-    if self._engine.takes_parameters(self._kind):
+    if engine.takes_parameters(kind):
       self._make = checksums.as_they_are
-    self._ahead, self._routes = c.rl.staleness, c.rollout.replay_routing
-    self._bound = bound(c, jax.default_backend())
+    self._ahead, self._routes, self._bound = staleness, routes, gap_bound
     self._meant: dict[int, Any] = {}  # checksums by RL step, device or host
-    if not getattr(session.rollout_engine, "answers", True):
-      session.display.say(
-          f"rollout.engine.name = {c.rollout.engine.name!r}: this engine does"
-          " not say which weights it holds; certified are what it is sent, and"
-          " the log-probs of its tokens; a method `held` of it would tell"
-      )
 
   def weights(self, step: int, params: Tree) -> Tree:
     """The sampler weights of a step, of which the certificate takes note."""
@@ -214,7 +221,12 @@ class Certificate:
     return names
 
 
-def replayer(session: Any) -> Callable[[Experience, Tree], dict[str, float]]:
+def replayer(
+    cfg: decoder.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    temperature: float,
+    display: Display,
+) -> Callable[[Experience, Tree], dict[str, float]]:
   """Compares log-probs where the policy is gone when a batch is learned.
 
   Batches that are sampled ahead are of an older policy, whose log-probs the
@@ -222,25 +234,24 @@ def replayer(session: Any) -> Callable[[Experience, Tree], dict[str, float]]:
   that sampled them, which the checksums certify, by the trainer's forward pass.
 
   Args:
-    session: of the run.
+    cfg: shape of the policy.
+    mesh: the devices that sample.
+    temperature: of sampling.
+    display: the screen.
 
   Returns:
     (rows of a batch, weights that sampled it) -> metrics, as `of_logps`.
   """
-  mesh, cfg = session.rollout_engine.mesh, session.cfg
   shards = sharding.num_shards(mesh, "batch")
   count = shards * max(REPLAYED // shards, 1)
   program = CompiledOnce(
       "log-probabilities of a few rows",
       step.map_micro_batches(
           lambda weights, packed: decoder.packed_logps(
-              _for_training(weights),
-              cfg,
-              packed,
-              session.config.rollout.temperature,
+              _for_training(weights), cfg, packed, temperature
           )[0]
       ),
-      session.display,
+      display,
   )
 
   def replay(rows: Experience, weights: Tree) -> dict[str, float]:
@@ -347,22 +358,33 @@ def lost_routes(rows: Experience) -> float:
   at_L = np.arange(width)
   read_BL = (at_L >= rollouts.start_B[:, None]) & (at_L < end_B[:, None])
   read_BL &= rows.age_B[:, None] >= 0
-  if rollouts.routes_BLZ is None:
+  if rollouts.record is None:
     return 1.0
-  lost_BL = (rollouts.routes_BLZ < 0).any(-1) & read_BL
+  lost_BL = (rollouts.record < 0).any(-1) & read_BL
   return lost_BL.sum() / max(read_BL.sum(), 1)
 
 
-def bound(c: Any, backend: str) -> float:
-  """What |log p sampler - log p trainer| may be on average, in nats.
+def bound(
+    precisions: set[str],
+    dtype: str,
+    *,
+    own_engine: bool,
+    has_experts: bool,
+    backend: str,
+) -> float:
+  """The largest mean |log p sampler - log p trainer| of a sound step, in nats.
 
-  The measurements that it stands on are in docs/monitoring.md.
+  The measurements are in docs/monitoring.md.
+
+  Args:
+    precisions: of the sampler weights and of the key/value cache.
+    dtype: of the model.
+    own_engine: whether this package samples.
+    has_experts: whether the model has experts.
+    backend: of jax.
   """
-  own, r = c.rollout.engine.name == "own", c.rollout
-  if "int8" in (r.weights, r.cache) or not own or c.model.experts:
-    rounded = 0.2
-  else:
-    rounded = 0.1
-  same = c.model.dtype == "float32" and r.weights == r.cache == "same" and own
-  # Other backends than a CPU compute products of float32 in less.
-  return 1e-4 if same and backend == "cpu" else rounded
+  same = dtype == "float32" and precisions == {"same"} and own_engine
+  # Backends other than a CPU compute products of float32 in less precision.
+  if same and backend == "cpu":
+    return 1e-4
+  return 0.2 if "int8" in precisions or not own_engine or has_experts else 0.1

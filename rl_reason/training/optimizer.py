@@ -1,8 +1,6 @@
-"""The optimizer of a stage, and the sharded initial training state."""
+"""The optimizer of a stage and its sharded initial state."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +44,8 @@ def make_optimizer(
     clip_norm: of the global gradient; 0 is off.
     name: 'adamw' or 'sgd'.
     freeze: share of the layers, from the first on, that do not learn. Their
-      gradients count neither for the norm nor for the moments.
-    offload: keeps the moments in host memory, except while `optimize` uses
-      them.
+      gradients enter neither the norm nor the moments.
+    offload: keeps the moments in host memory, except during `step.optimize`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
   if name == "sgd":
@@ -58,7 +55,7 @@ def make_optimizer(
         rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
     )
   parts = [optax.clip_by_global_norm(clip_norm)] * bool(clip_norm) + [rule]
-  if freeze:  # before, for norm and moments; after, for the decay
+  if freeze:  # before the rule for norm and moments, after it for the decay
     still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
     parts = [still, *parts, still]
   tx = optax.chain(*parts)
@@ -66,7 +63,7 @@ def make_optimizer(
 
 
 def decays(params: Tree) -> Tree:
-  """Which parameters weight decay applies to: matrices, not norms or biases."""
+  """Whether weight decay applies: to matrices, not to norms or biases."""
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x.ndim > 1 + is_stacked(path), params
   )
@@ -98,7 +95,7 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
 def state_shardings(
     table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """The sharding of each array of the state; moments follow their parameter."""
+  """The sharding of each array; moments are sharded like their parameter."""
   replicated = NamedSharding(mesh, PartitionSpec())
   params = parameters.shardings(table, mesh)
   shapes = jax.eval_shape(
@@ -142,7 +139,7 @@ def init_state(
     shardings: TrainState,
     key: Array,
 ) -> TrainState:
-  """Step 0 of a stage, from random parameters made where they live."""
+  """Step 0 of a stage, from random parameters, initialised in their shards."""
   make = functools.partial(parameters.init_table, table)
   params = jax.jit(make, out_shardings=shardings.params)(key)
   return new_state(params, tx, shardings)
@@ -153,7 +150,7 @@ def abstract_state(
     tx: optax.GradientTransformation,
     shardings: TrainState,
 ) -> TrainState:
-  """Shapes, dtypes and shardings of a state: what a restore asks for."""
+  """Shapes, dtypes and shardings of a state, for a restore."""
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(
@@ -162,51 +159,3 @@ def abstract_state(
       ),
       shardings,
   )
-
-
-def from_config(o, **of_stage: Any) -> optax.GradientTransformation:
-  """The optimizer of a stage, from config.optimizer.
-
-  The keywords are those of `make_optimizer` that each stage has its own of: lr,
-  schedule, total, warmup and freeze.
-  """
-  shared = "name b1 b2 eps weight_decay clip_norm offload".split()
-  return make_optimizer(**{name: o[name] for name in shared}, **of_stage)
-
-
-def policy_rate(c) -> dict[str, Any]:
-  """The learning rate of RL: keywords of `make_optimizer`."""
-  return _rate(c, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)
-
-
-def critic_rate(c, steps: int) -> dict[str, Any]:
-  """The critic's learning rate over `steps` rollouts: the same keywords."""
-  warmup = min(c.critic.warmup_steps, max(steps - 1, 0))
-  return _rate(c, c.critic, warmup, steps)
-
-
-def _rate(c, part, warmup: int, steps: int) -> dict[str, Any]:
-  per_step = c.updates.minibatches * c.updates.epochs
-  total = dict(warmup=warmup * per_step, total=steps * per_step)
-  return dict(lr=part.lr, schedule=part.schedule) | total
-
-
-def with_rate(
-    update: Callable, *, lr: float, schedule: str, warmup: int, total: int
-) -> Callable:
-  """An update with the learning rate of its last step among its metrics.
-
-  The rate is that of the updates that the optimizer has counted, which skipped
-  ones are not; it stays on the device, as all metrics of an update. Keywords
-  are those of the optimizer.
-  """
-  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
-  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
-
-  def call(state, *args):
-    state, metrics = update(state, *args)
-    counts = optax.tree.get_all_with_path(state.opt_state, "count")
-    return state, metrics | dict(lr=last(counts[-1][1]))
-
-  call.lower = lambda *args: update.lower(*args)  # for --stage=size
-  return call

@@ -35,7 +35,6 @@ _RUN = re.compile(
     r"|\\(?:[dt]?frac|times|cdot|div|left|right)(?![a-zA-Z])|\\[%,!;: ])+",
     re.ASCII,
 )
-_PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?", re.ASCII)
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*\\?%")
 # Commands between two formulas, or before a unit.
 _APART = (
@@ -102,8 +101,9 @@ def _side(text: str) -> tuple[frozenset[Fraction], bool] | None:
 
   25% is 1/4, or 25; a division by zero has no value. None if no arithmetic.
   """
-  if _PLAIN.fullmatch(text):
-    return frozenset([Fraction(text)]), False
+  decimal = lexer.decimal(text)
+  if decimal is not None:
+    return frozenset([decimal]), False
   if not text or len(text) > MAX_SIDE:
     return None
   try:

@@ -16,6 +16,7 @@ from rl_reason.verifiers.value_types import (
     Relation,
     Seq,
     is_expression,
+    is_name,
     minus,
     same_any_order,
 )
@@ -33,7 +34,7 @@ _CONSTANTS = re.compile(r"[CcKk](?:_[01])?")
 def _bound(relation: Relation) -> tuple[str, list[str]]:
   """The name and the arguments of the function that an equation defines."""
   left = relation.sides[0]
-  if relation.ops != ("=",) or type(left) is not tuple or left[0] != "name":
+  if relation.ops != ("=",) or not is_name(left):
     return "", []
   for pattern in (_CALL, _INDEXED):
     found = pattern.fullmatch(left[1])
@@ -80,13 +81,7 @@ def _added(node) -> set[str]:
   """Names of constants that are added to the rest."""
   if isinstance(node, Fraction) or node[0] != "+":
     return set()
-  return {
-      x[1]
-      for x in node[1:]
-      if not isinstance(x, Fraction)
-      and x[0] == "name"
-      and _CONSTANTS.fullmatch(x[1])
-  }
+  return {x[1] for x in node[1:] if is_name(x) and _CONSTANTS.fullmatch(x[1])}
 
 
 # --- families ----------------------------------------------------------------
@@ -106,7 +101,7 @@ def _items(value: Any) -> list | None:
     return out
   if isinstance(value, Relation) and value.ops in (("=",), ("in",)):
     left, right = value.sides
-    named = type(left) is tuple and left[0] == "name" and "(" not in left[1]
+    named = is_name(left) and "(" not in left[1]
     return _items(right) if named else None
   return [value] if is_expression(value) else None
 

@@ -9,7 +9,9 @@ import re
 from fractions import Fraction
 
 from rl_reason.verifiers import bound_variables, numeric, real_sets, units
+from rl_reason.verifiers.real_sets import FLIPPED, is_number
 from rl_reason.verifiers.value_types import (
+    EMPTY,
     INFINITY,
     REALS,
     Quantity,
@@ -17,12 +19,12 @@ from rl_reason.verifiers.value_types import (
     Rounded,
     Seq,
     is_expression,
+    is_name,
     is_vector,
     minus,
     same_any_order,
 )
 
-EMPTY = ("name", "emptyset")
 # Physical units: two of them are interchangeable only if equal.
 _PHYSICAL = frozenset(units.UNITS.values()) | {"ordinal"}
 
@@ -94,7 +96,7 @@ def _settled(value):
     if set(ops[at:]) != {"approx"}:
       return None
     exact, rest = sides[at], sides[at + 1 :]
-    if _is_name(exact) and not _is_number(exact):
+    if _names(exact) and not is_number(exact):
       exact, rest = rest[0].value, rest[1:]
       if at or not all(_rounds(exact, x) for x in rest):
         return None
@@ -113,7 +115,7 @@ def _rounds(exact, rounded: Rounded) -> bool:
   for x in (exact, rounded.value):
     values.append(x.value if isinstance(x, Quantity) else x)
     units_.append(x.unit if isinstance(x, Quantity) else "")
-  if not all(map(_is_number, values)):
+  if not all(map(is_number, values)):
     return False
   share = Fraction(100) if units_ == ["", "%"] else Fraction(1)
   a, b = ("*", share, values[0]), values[1]
@@ -177,7 +179,7 @@ def _assignments(value) -> dict:
   """`x = 2, y = 3` and `(x, y) = (2, 3)` by names, if they differ."""
   if isinstance(value, Relation) and value.ops == ("=",):
     left, right = value.sides
-    if not (_is_name(left) and left[0] == "name" and isinstance(right, Seq)):
+    if not (is_name(left) and isinstance(right, Seq)):
       return {}
     tuple_ = re.fullmatch(r"\((\w+(?:,\w+)+)\)", left[1])
     names = tuple_[1].split(",") if tuple_ else []
@@ -191,7 +193,7 @@ def _assignments(value) -> dict:
     if not isinstance(item, Relation) or item.ops != ("=",):
       return {}
     left, right = item.sides
-    if not (type(left) is tuple and left[0] == "name" and "(" not in left[1]):
+    if not is_name(left) or "(" in left[1]:
       return {}
     if left[1] in out or not is_expression(right) or numeric.names(right):
       return {}
@@ -298,46 +300,40 @@ def _same_quantities(a, b) -> bool:
 
 # --- relations ---------------------------------------------------------------
 
-_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
-
-def _is_name(value) -> bool:
+def _names(value) -> bool:
   """A variable, a function of one, a product of letters such as AB."""
   if type(value) is not tuple:
     return False
-  return value[0] == "name" or value[0] == "*" and all(map(_is_name, value[1:]))
+  return value[0] == "name" or value[0] == "*" and all(map(_names, value[1:]))
 
 
 def _is_quotient(value) -> bool:
   """A ratio or a fraction of two names."""
   if isinstance(value, Seq):
-    return value.brackets == "ratio" and all(map(_is_name, value.items))
+    return value.brackets == "ratio" and all(map(_names, value.items))
   fraction = type(value) is tuple and value[0] == "/"
-  return fraction and all(_is_name(x) and numeric.names(x) for x in value[1:])
-
-
-def _is_number(value) -> bool:
-  return is_expression(value) and not numeric.names(value)
+  return fraction and all(_names(x) and numeric.names(x) for x in value[1:])
 
 
 def _assigned(relation: Relation):
   """The value that `x = 5`, `f(x) = ... = 5`, `x in S` gives; else None."""
   left, right = relation.sides[0], relation.sides[-1]
   if relation.ops == ("in",):
-    return right if _is_name(left) else None
+    return right if _names(left) else None
   if set(relation.ops) != {"="}:
     return None
-  numbers = [side for side in relation.sides if _is_number(side)]
+  numbers = [side for side in relation.sides if is_number(side)]
   if any(not numeric.equal(side, numbers[0]) for side in numbers):
     return None  # x = 5 = 6
-  if _is_quotient(left) and (_is_number(right) or isinstance(right, Seq)):
+  if _is_quotient(left) and (is_number(right) or isinstance(right, Seq)):
     return right  # a : b = 3 : 4
-  if _is_name(left):
+  if _names(left):
     # A = B, of two variables or functions, says more than B; f(n) = n does not.
-    named = type(right) is tuple and right[0] == "name" and numeric.names(right)
+    named = is_name(right) and numeric.names(right)
     renames = named and ("(" not in left[1] or "(" in right[1])
     return None if renames else right
-  if _is_number(left) and _is_name(right):
+  if is_number(left) and _names(right):
     return left  # 5 = x
   if len(numbers) == len(relation.sides) and left != right:
     return right  # 2 + 3 = 5
@@ -368,13 +364,13 @@ def _interval(relation: Relation) -> Seq | None:
   """`1 < x <= 3` as (1, 3]; None if it bounds no single variable."""
   ops, sides = relation.ops, relation.sides
   if ops[0] in (">", ">="):
-    ops, sides = tuple(_FLIPPED.get(op, op) for op in ops[::-1]), sides[::-1]
+    ops, sides = tuple(FLIPPED.get(op, op) for op in ops[::-1]), sides[::-1]
   if len(ops) > 2 or not set(ops) <= {"<", "<="}:
     return None
   if not all(map(is_expression, sides)):
     return None
   free = [index for index, side in enumerate(sides) if numeric.names(side)]
-  if len(free) != 1 or not _is_name(sides[free[0]]):
+  if len(free) != 1 or not _names(sides[free[0]]):
     return None
   at = free[0]
   low = sides[at - 1] if at else ("*", Fraction(-1), INFINITY)
@@ -411,9 +407,9 @@ def _same_relations(a, b) -> bool:
 def _same_difference(a: Relation, b: Relation) -> bool:
   """Whether the differences of the sides of two relations are proportional."""
   op, other = a.ops[0], b.ops[0]
-  sign = Fraction(-1) if _FLIPPED.get(op) == other else Fraction(1)
+  sign = Fraction(-1) if FLIPPED.get(op) == other else Fraction(1)
   if op != other and sign > 0:
     return False
   left, right = (minus(*x.sides) for x in (a, b))
   left = ("*", sign, left)
-  return numeric.proportional(left, right, positive=op in _FLIPPED)
+  return numeric.proportional(left, right, positive=op in FLIPPED)

@@ -263,36 +263,16 @@ def number(text: str) -> Fraction:
   return Fraction(text.rstrip("."))
 
 
-_BASES = (
-    "zero one two three four five six seven eight nine ten eleven twelve - - -"
-    " sixteen".split()
+_DECIMAL = re.compile(
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?", re.ASCII
 )
 
 
-def verbatim(text: str) -> Fraction | tuple | str | None:
-  """Digits in a base, times and (C), which are compared as spelled."""
-  bare = re.sub(r"\\(?:text|mbox|mathrm)(?![a-z])|[{}\s]", "", text)
-  based = re.fullmatch(
-      r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
-      re.sub(r"[()]", "", bare),
-  )
-  if based and (re.search(r"\d", based[1]) or based[0][2:].endswith("_16")):
-    name = based[2] if based[2] in _BASES else "zero"
-    base = int(based[2]) if based[2].isdigit() else _BASES.index(name)
-    digits = re.sub(r"^(-?)0+(?=\w)", r"\1", based[1].upper())
-    values = [int(digit, 16) for digit in re.sub(r"[-.]", "", digits)]
-    if 2 <= base <= 16 and max(values) < base:
-      return number(based[1]) if base == 10 else f"{digits}_{base}"
-  time = bare.replace(".", "").lower()
-  if re.fullmatch(r"\d{1,2}(?::\d\d)?[ap]m", time):
-    return time
-  choice = re.fullmatch(r"\(\(?([A-Z])\)?\)", bare)
-  return ("name", choice[1]) if choice else None
+def decimal(text: str) -> Fraction | None:
+  """The value of a decimal number, as in `-1,234.5`; None of any other text.
 
-
-def fold(text: str) -> str:
-  """Words without case, articles, punctuation and double spaces."""
-  text = re.sub(r"\\[a-zA-Z]+", " ", text).casefold()
-  words = re.findall(r"[^\W_]+", text)
-  content = [word for word in words if word not in ("the", "a", "an")]
-  return " ".join(content or words)
+  Most answers are decimal numbers, which need no grammar.
+  """
+  if len(text) > MAX_CHARS or not _DECIMAL.fullmatch(text):
+    return None
+  return number(text.replace(",", ""))

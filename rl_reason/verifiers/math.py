@@ -46,7 +46,6 @@ from rl_reason.verifiers.value_types import Quantity, is_expression
 answer = final_answer.final
 lenient = readings.reading
 
-_PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,18})(?:\.\d{1,18})?\.?")
 _UNDECIDED = (lexer.Unreadable, numeric.Hard, RecursionError)
 _read_reference = functools.lru_cache(maxsize=4096)(parser.read)
 _reference = functools.lru_cache(maxsize=4096)(final_answer.reference)
@@ -83,11 +82,8 @@ def _near(found: str, reference: str, tolerance: float) -> bool:
 
 
 def _plain(text: str) -> Fraction | None:
-  """The value of a plain decimal number: most answers are one."""
-  text = text.strip().strip("$").strip()
-  if not _PLAIN.fullmatch(text) or not text.isascii():
-    return None
-  return Fraction(text.replace(",", "").rstrip("."))
+  """The value of a decimal number, perhaps between dollars; else None."""
+  return lexer.decimal(text.strip().strip("$").strip())
 
 
 def equal(found: str, reference: str) -> bool:

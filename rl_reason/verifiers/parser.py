@@ -31,6 +31,7 @@ from rl_reason.verifiers.value_types import (
     Relation,
     Rounded,
     Seq,
+    is_name,
     op,
 )
 
@@ -60,9 +61,7 @@ def read(text: str) -> Any:
     Unreadable: the grammar does not cover the text.
   """
   text = lexer.clean(text)
-  value = lexer.verbatim(text)
-  if value is None:
-    value = phrases.value(text)
+  value = phrases.value(text)
   if value is not None:
     return value
   text = phrases.mathematics(text)
@@ -79,7 +78,7 @@ def read(text: str) -> Any:
   if all(t.kind in ("word", "text") or t.text in ("'", "-") for t in tokens):
     lengths = [len(t.text) for t in tokens]
     if max(lengths) > 2 or len(tokens) > 3 or lengths == [2]:
-      words = lexer.fold(text if len(tokens) > 1 else tokens[0].text)
+      words = phrases.fold(text if len(tokens) > 1 else tokens[0].text)
       reals = words in ("all real numbers", "all reals", "all real")
       return value_types.REALS if reals else words
   return _list(tokens, 0)
@@ -149,10 +148,6 @@ def _rounded(tokens, depth) -> Rounded:
     return Rounded(value, None)
   places = len(digits[0].partition(".")[2])
   return Rounded(value, Fraction(1, 2 * 10**places))
-
-
-def _is_letter(value) -> bool:
-  return type(value) is tuple and value[0] == "name"
 
 
 def _name_of(tokens) -> tuple | None:
@@ -337,7 +332,7 @@ class _Parser:
 
     It is if f usually names a function, has several arguments, or a number.
     """
-    if not (self.peek("(") and type(value) is tuple and value[0] == "name"):
+    if not (self.peek("(") and is_name(value)):
       return False
     if "(" in value[1] or value[1] in ("pi", "e", "i"):
       return False
@@ -382,7 +377,7 @@ class _Parser:
       raise Unreadable(f"{opening} closed by {closing}")
     if opening == "\\{":
       if not inner:
-        return ("name", "emptyset")
+        return value_types.EMPTY
       such_that = lexer.split(inner, ("|", ":"))[0]  # {x | x > 3}
       if len(such_that) == 2 and any(
           t.text in _RELATIONS for t in such_that[1]
@@ -413,12 +408,12 @@ class _Parser:
     rest = tuple(x for x in parts if x not in domains)
     if len(within) == 2:  # {x in R : ...}
       domains.append(Relation(("in",), (first, _item(within[1], depth))))
-    if any(not _is_letter(x.sides[0]) for x in domains):
+    if any(not is_name(x.sides[0]) for x in domains):
       raise Unreadable("a domain of other than a variable")
-    if len(domains) == 1 and not _is_letter(first) and not rest:
+    if len(domains) == 1 and not is_name(first) and not rest:
       name, domain = domains[0].sides
       return Family(name[1], phrases.number_set(domain), (first,))
-    if not _is_letter(first):
+    if not is_name(first):
       raise Unreadable("a set of formulas")
     equal = [x for x in rest if isinstance(x, Relation) and x.ops == ("=",)]
     if len(domains) == len(rest) == len(equal) == 1:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rl_reason.verifiers import lexer
-from rl_reason.verifiers.value_types import Quantity, Seq
+from rl_reason.verifiers.value_types import EMPTY, Quantity, Seq
 
 MAX_WORDS = 120  # characters of a text whose words are read
 _TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
@@ -42,8 +42,46 @@ def plain(text: str) -> str:
   return " ".join(_TEXT.sub(r" \1 ", text).split())
 
 
+_BASES = (
+    "zero one two three four five six seven eight nine ten eleven twelve - - -"
+    " sixteen".split()
+)
+
+
+def _verbatim(text: str) -> Fraction | tuple | str | None:
+  """Digits in a base, times and (C), which are compared as spelled."""
+  bare = re.sub(r"\\(?:text|mbox|mathrm)(?![a-z])|[{}\s]", "", text)
+  based = re.fullmatch(
+      r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
+      re.sub(r"[()]", "", bare),
+  )
+  if based and (re.search(r"\d", based[1]) or based[0][2:].endswith("_16")):
+    name = based[2] if based[2] in _BASES else "zero"
+    base = int(based[2]) if based[2].isdigit() else _BASES.index(name)
+    digits = re.sub(r"^(-?)0+(?=\w)", r"\1", based[1].upper())
+    values = [int(digit, 16) for digit in re.sub(r"[-.]", "", digits)]
+    if 2 <= base <= 16 and max(values) < base:
+      return lexer.number(based[1]) if base == 10 else f"{digits}_{base}"
+  time = bare.replace(".", "").lower()
+  if re.fullmatch(r"\d{1,2}(?::\d\d)?[ap]m", time):
+    return time
+  choice = re.fullmatch(r"\(\(?([A-Z])\)?\)", bare)
+  return ("name", choice[1]) if choice else None
+
+
+def fold(text: str) -> str:
+  """Words without case, articles, punctuation and double spaces."""
+  text = re.sub(r"\\[a-zA-Z]+", " ", text).casefold()
+  words = re.findall(r"[^\W_]+", text)
+  content = [word for word in words if word not in ("the", "a", "an")]
+  return " ".join(content or words)
+
+
 def value(text: str) -> Any:
   """The value of words that stand for one; None if they do not."""
+  verbatim = _verbatim(text)
+  if verbatim is not None:
+    return verbatim
   text = plain(text)
   clock = re.fullmatch(r"(\d|[01]\d|2[0-4]) ?: ?([0-5]\d)", text)
   if clock:
@@ -61,11 +99,11 @@ def value(text: str) -> Any:
       return Quantity(lexer.number(numbered[1]), "ordinal")
   if not re.fullmatch(r"[a-zA-Z ,.'-]+", text):
     return None
-  words = lexer.fold(text.replace("'", " "))
+  words = fold(text.replace("'", " "))
   if words in _ORDINALS and not re.match(r"an? ", text):
     return Quantity(Fraction(_ORDINALS[words]), "ordinal")
   if _EMPTY.fullmatch(words):
-    return ("name", "emptyset")
+    return EMPTY
   if _ABSENT.fullmatch(words):
     return "does not exist"
   if _INFINITE.fullmatch(words):

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,12 +13,53 @@ PAYS = 4.0  # seconds of sleep that a second of CPU time makes up for
 # seconds for each second of CPU time.
 IN_ALL, IN_ALL_PER_SECOND = 3.0, 0.25
 SAID = 0.2  # seconds of sleep after which `on_sleep` is called
+ASLEEP = 32  # calls at a time that have lent their places, see `Places`
 
 # Called once for each program that sleeps: a processor is free meanwhile, and
 # whoever waits for this program may begin with another one.
 on_sleep: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
     "on_sleep", default=lambda: None
 )
+
+
+class Places:
+  """Limits how many calls run at a time; a call that sleeps lends its place.
+
+  A program that sleeps takes no processor, and a batch of such programs would
+  otherwise take as long as the sum of their sleeps.
+
+  Args:
+    release: frees a place: that of a semaphore which each call acquires first.
+  """
+
+  def __init__(self, release: Callable[[], None]):
+    self.release, self.lock, self.asleep = release, threading.Lock(), 0
+
+
+class Place:
+  """The place of one call among `Places`."""
+
+  def __init__(self, places: Places):
+    self._places = places
+    self._lent = self._left = False
+
+  def lend(self) -> bool:
+    """Lets another call begin; whether it may, at most ASLEEP at a time."""
+    with self._places.lock:
+      if self._lent or self._left or self._places.asleep >= ASLEEP:
+        return False
+      self._lent = True
+      self._places.asleep += 1
+    self._places.release()
+    return True
+
+  def leave(self) -> None:
+    """Ends the call."""
+    with self._places.lock:
+      self._left = True
+      self._places.asleep -= self._lent
+    if not self._lent:
+      self._places.release()
 
 
 def _tasks(pid: int) -> Iterator[pathlib.Path]:

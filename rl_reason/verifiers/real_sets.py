@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rl_reason.verifiers import numeric
 from rl_reason.verifiers.value_types import (
+    EMPTY,
     INFINITY,
     REALS,
     Relation,
@@ -30,7 +31,7 @@ _TESTS: dict[str, Callable[[int], bool]] = {
     "!=": lambda sign: sign != 0,
 }
 _NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "=": "!=", "!=": "="}
-FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
+FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class RealSet(NamedTuple):
@@ -78,7 +79,7 @@ def read(value: Any) -> RealSet | None:
   """
   if value == REALS:
     return RealSet((), (True,))
-  if value == ("name", "emptyset"):
+  if value == EMPTY:
     return RealSet((), (False,))
   if isinstance(value, Relation):
     return _solution(value)
@@ -87,7 +88,7 @@ def read(value: Any) -> RealSet | None:
   if value.brackets in ("()", "(]", "[)", "[]"):
     return _interval(value)
   if value.brackets == "{}":
-    points = [_compare(x, "=") for x in value.items if _is_real(x)]
+    points = [_compare(x, "=") for x in value.items if is_number(x)]
     whole = len(points) == len(value.items)
     return _fold(points, any) if whole else None
   if value.brackets == "set":
@@ -126,7 +127,8 @@ def _conditions(items) -> list:
   return out
 
 
-def _is_real(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+  """Whether a value is an expression without variables."""
   return is_expression(value) and not numeric.names(value)
 
 
@@ -173,7 +175,7 @@ def _compare(bound, op: str) -> RealSet:
 
 def _interval(value: Seq) -> RealSet | None:
   """An interval; None if it is a point, or empty."""
-  if len(value.items) != 2 or not all(map(_is_real, value.items)):
+  if len(value.items) != 2 or not all(map(is_number, value.items)):
     return None
   low, high = value.items
   if high == negative(INFINITY) or low == INFINITY:
@@ -216,8 +218,8 @@ def _pair(left, op, right, name) -> RealSet | None:
     holds = op in (("<", "<=", "!=") if below else (">", ">=", "!="))
     return RealSet((), (True,)) if holds else None
   if type(left) is not tuple or left[0] != "abs":
-    left, op, right = right, FLIPPED[op], left
-  if type(left) is tuple and left[0] == "abs" and _is_real(right):
+    left, op, right = right, FLIPPED.get(op, op), left
+  if type(left) is tuple and left[0] == "abs" and is_number(right):
     return _absolute(left[1], op, right, name)
   coefficients = _polynomial(minus(left, right), name)
   while coefficients and numeric.sign(coefficients[-1]) == 0:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rl_reason.verifiers.lexer import Unreadable
 
+EMPTY = ("name", "emptyset")
 INFINITY = ("name", "infinity")
 REALS = ("name", "mathbb R")
 DEGREE = ("/", ("name", "pi"), Fraction(180))
@@ -69,6 +70,11 @@ class Family(NamedTuple):
 def is_expression(value: Any) -> bool:
   """Whether a value is a number or a formula, not a set, words, ..."""
   return isinstance(value, Fraction) or type(value) is tuple
+
+
+def is_name(value: Any) -> bool:
+  """Whether a value is a variable, a constant or the name of a function."""
+  return type(value) is tuple and value[0] == "name"
 
 
 def op(name, *arguments) -> tuple:
@@ -142,6 +148,6 @@ def opaque(label: str, *parts) -> tuple:
 
 def marked(value, mark: str) -> tuple:
   """A name, or anything else, with a prime, a star, ..."""
-  if type(value) is tuple and value[0] == "name" and "(" not in value[1]:
+  if is_name(value) and "(" not in value[1]:
     return ("name", f"{value[1]} {mark}")
   return opaque(mark, value)

@@ -35,9 +35,6 @@ from rl_reason.verifiers import progress
 
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
 NAP = 2.0  # seconds without any CPU time that each item may take
-# Items whose programs may sleep at a time, in addition to `workers`: they take
-# no processor, and a batch of them would else take as long as their sum.
-ASLEEP = 32
 
 
 class Outcome(NamedTuple):
@@ -78,8 +75,8 @@ class Pool:
     Args:
       function_path: 'package.module:function', applied as function(*item).
         Arguments and results must fit into JSON.
-      workers: items at a time, each in a process; in addition up to ASLEEP
-        whose programs sleep (`processes.on_sleep`).
+      workers: items at a time, each in a process; in addition up to
+        `progress.ASLEEP` items whose programs sleep.
       seconds: CPU time of one item, late imports of the function included; and
         the longest wait without any CPU time, if that is more than NAP.
       wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.
@@ -108,7 +105,8 @@ class Pool:
     self._seconds = seconds
     self._start = json.dumps([function_path, seconds, self._wall, megabytes])
     self._workers, self._threads = workers, []
-    self._free, self._asleep = threading.Semaphore(workers), 0
+    self._free = threading.Semaphore(workers)
+    self._places = progress.Places(self._free.release)
     self._waiting: queue.SimpleQueue = queue.SimpleQueue()
     self._lock, self._live, self._closed = threading.Lock(), set(), False
 
@@ -164,16 +162,16 @@ class Pool:
     worker = None
     while True:
       self._free.acquire()
+      place = progress.Place(self._places)
       task = self._waiting.get()
       if task is None:
-        self._free.release()
+        place.leave()
         break
       item, future = task
-      lent: list[bool] = []  # whether another item has the place of this one
       if future.set_running_or_notify_cancel():
         try:
           worker = worker or self._begin()
-          lend = functools.partial(self._lend, lent)
+          lend = functools.partial(self._lend, place)
           outcome = worker.ask(item, self._seconds, self._wall, lend)
         except Exception as e:  # no process can start: only the item fails
           outcome = Outcome(None, f"error: {e!r}")
@@ -182,24 +180,17 @@ class Pool:
           with self._lock:
             self.failures[outcome.failure.partition(":")[0]] += 1
         future.set_result(outcome)
-      if lent:
-        with self._lock:
-          self._asleep -= 1
-      else:
-        self._free.release()
+      place.leave()
     if worker:
       self._end(worker)
 
-  def _lend(self, lent: list[bool]) -> None:
-    """Another item begins while the program of this one sleeps."""
-    with self._lock:
-      if lent or self._asleep == ASLEEP or self._closed:
-        return
-      self._asleep += 1
-      lent.append(True)
-      if len(self._threads) < self._workers + self._asleep:
-        self._start_thread()
-    self._free.release()
+  def _lend(self, place: progress.Place) -> None:
+    """Lets another item begin while the program of this item sleeps."""
+    if place.lend():
+      with self._lock:
+        most = self._workers + self._places.asleep
+        if len(self._threads) < most and not self._closed:
+          self._start_thread()
 
   def _begin(self) -> "_Worker":
     with self._lock:  # close() kills all workers that it sees

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.base.errors import RunError, Stopped
@@ -63,7 +64,7 @@ def train(session, params=None):
     values = None
     if session.config.advantage.name.startswith("gae"):
       values = critic.init(session.critic_cfg, jax.random.key(1), params)
-    return rl.train(session, params, values)
+    return call(rl.train, session, params, values)
 
 
 def alerts_of(workdir):
@@ -273,11 +274,12 @@ def test_experts_of_the_sampler_that_are_lost(tmp_path, monkeypatch):
 
   def stream(*args, **options):
     calls.append(1)
-    for rollouts, ended_B in right(*args, **options):
+    for part in right(*args, **options):
       if len(calls) == BAD + 1:
-        none = jnp.full_like(rollouts.routes_BLZ, -1)
-        rollouts = rollouts.replace(routes_BLZ=none)
-      yield rollouts, ended_B
+        none = jnp.full_like(part.rollouts.record, -1)
+        rollouts = part.rollouts.replace(record=none)
+        part = part._replace(rollouts=rollouts)
+      yield part
 
   monkeypatch.setattr(session.rollout_engine, "stream", stream)
   train(session)

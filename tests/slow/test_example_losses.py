@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import tiny_session
 from conftest import ROOT
-from tiny_session import half_correct  # noqa: F401, a fixture
+from tiny_session import (
+    call,
+    half_correct,  # noqa: F401, a fixture
+)
 
 from rl_reason.base import json_files
 from rl_reason.stages import rl, sft
@@ -42,7 +45,7 @@ def test_dapo_on_one_screen_has_the_losses_of_the_real_loop(
   c.log.update(sft_every=1, loggers="")
   session = tiny_session.make_session(tmp_path, c)
   with jax.set_mesh(session.mesh):
-    rl.train(session, sft.run(session))
+    call(rl.train, session, call(sft.run, session))
   session.log.close()
   lines = json_files.read_jsonl(tmp_path / "metrics.jsonl")
 

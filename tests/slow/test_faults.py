@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base import config
 from rl_reason.base.errors import RunError
@@ -167,7 +168,7 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
     params = tiny_session.random_params(session)
     params = jax.tree.map(lambda x: x * SCALES.get(fault, 1), params)
     before = tiny_session.digest(params)
-    after = rl.train(session, params)
+    after = call(rl.train, session, params)
   assert (tiny_session.digest(after) == before) == untouched
   lines = tiny_session.logged(tmp_path)
   assert any(alert in x for x in lines), lines
@@ -192,7 +193,9 @@ def test_parameters_that_overflow_are_not_saved(stage, tmp_path, monkeypatch):
     params = tiny_session.random_params(session)
     tiny_session.set_field(session.config, rate, 1e39)
     with pytest.raises(resumable.NotFinite, match=f"lower {rate} .now 1e.39"):
-      sft.run(session) if stage == "skill" else rl.train(session, params)
+      call(sft.run, session) if stage == "skill" else call(
+          rl.train, session, params
+      )
   checkpoints = Checkpoints(tmp_path / "checkpoints" / stage)
   lines = [x for x in tiny_session.logged(tmp_path) if x["stage"] == stage]
   if stage == "skill":
@@ -210,22 +213,22 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
       critic__pretrain_steps=4,
       rl__max_steps_without_update=2,
   )
-  right = build_step.returns_program
+  right = build_step.returns
 
-  def broken(c):
-    program = right(c)
+  def broken(*args):
+    program = right(*args)
 
-    def call(rows):
-      out = program(rows)
-      return out | dict(returns_BT=out["returns_BT"] * jnp.nan)
+    def returns(inputs):
+      out = program(inputs)
+      return out | dict(returns_BT=out["returns_BT"] * np.nan)
 
-    return jax.jit(call)
+    return returns
 
-  monkeypatch.setattr(build_step, "returns_program", broken)
+  monkeypatch.setattr(build_step, "returns", broken)
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="value pretraining.*Step 2: gradients"):
-      value.run(session, policy)
+      call(value.run, session, policy)
   lines = tiny_session.logged(tmp_path)
   assert [x["critic/update_skipped"] for x in lines] == [1, 1]
   assert (tmp_path / "checkpoints" / "value" / "2").exists()
@@ -244,7 +247,7 @@ def test_value_pretraining_whose_verifier_raises(tmp_path, monkeypatch):
   turns = iter(range(10**6))
   monkeypatch.setattr(arithmetic, "verify", lambda *_: 1 // (next(turns) % 2))
   with jax.set_mesh(session.mesh):
-    value.run(session, tiny_session.random_params(session))
+    call(value.run, session, tiny_session.random_params(session))
   lines = tiny_session.logged(tmp_path)
   assert all(x["train/verifier_failures"] > 0 for x in lines)
   warnings = [x for x in said if "Failures of the verifier: " in x]
@@ -264,7 +267,7 @@ def test_a_reward_model_whose_updates_are_skipped(tmp_path, monkeypatch):
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="reward model.*Step 2: gradients"):
-      reward_model.run(session, policy)
+      call(reward_model.run, session, policy)
   lines = tiny_session.logged(tmp_path)
   assert [x["reward_model/update_skipped"] for x in lines] == [1, 1]
   assert not (tmp_path / "export").exists()

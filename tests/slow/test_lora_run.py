@@ -10,12 +10,12 @@ import test_lora
 import tiny
 import tiny_session
 from conftest import restore_arrays
-from tiny_session import compiled, half_correct  # noqa: F401, fixtures
+from tiny_session import call, compiled, half_correct  # noqa: F401, fixtures
 
 from rl_reason import hf
 from rl_reason.base.errors import RunError
 from rl_reason.models import decoder, lora
-from rl_reason.stages import export, initial_state, rl, sft
+from rl_reason.stages import export, rl, sft, trained
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,8 +32,8 @@ def train(workdir, steps=2):
   c.rl.steps = steps
   session = tiny_session.make_session(workdir, c)
   with jax.set_mesh(session.mesh):
-    sft_params = sft.run(session)
-    params = rl.train(session, sft_params)
+    sft_params = call(sft.run, session)
+    params = call(rl.train, session, sft_params)
   session.log.close()
   return session, sft_params, params
 
@@ -63,9 +63,9 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   assert saved["params"]["layers"]["q"]["a"].shape == (1, width, 2)
 
   with jax.set_mesh(session.mesh):
-    policy, _, at = initial_state.load(session, "newest", lambda: sft_params)
+    policy, _, at = call(trained.rl, session, "newest", base=lambda: sft_params)
     assert at == 2 and tiny_session.digest(policy) == tiny_session.digest(got)
-    export.run(session, "newest")
+    call(export.run, session, "newest")
     out = hf.find(str(tmp_path / "parts/export/policy"))
     loaded = hf.load(out, decoder.table(session.cfg), session.mesh)
     merged = jax.jit(lora.merge)(got)
@@ -84,7 +84,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
   other = jax.tree.map(lambda x: x + 1, sft_params)
   with jax.set_mesh(session.mesh):
     with pytest.raises(RunError, match="belong to another model"):
-      initial_state.load(session, "newest", lambda: other)
+      call(trained.rl, session, "newest", base=lambda: other)
     session.config.rl.steps = 3
     with pytest.raises(RunError, match="belong to another model"):
-      rl.train(session, other)
+      call(rl.train, session, other)

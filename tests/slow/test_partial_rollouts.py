@@ -56,7 +56,7 @@ def filled(tmp_path, monkeypatch, partial_groups):
   monkeypatch.setattr(RolloutEngine, "_program", counting)
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
-    collector = build_step.make_collector(
+    collector = tiny_session.collector(
         session, "rollout", partial_groups=partial_groups
     )
 
@@ -129,16 +129,14 @@ def test_responses_continue_with_the_policy_of_the_next_step(
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
     next_params = jax.tree.map(lambda x: x * 1.1, params)
-    collector = build_step.make_collector(session, "rollout", partial_groups=2)
+    collector = tiny_session.collector(session, "rollout", partial_groups=2)
     collector.start_step()
     first = collector.collect(params)
     old = collector.unfinished
     assert len(first.age_B) == BATCH and num_unfinished(collector) == 2
     collector.start_step()
     second = collector.collect(next_params)
-    plan = build_step.make_planner(session.config, session.mesh)(
-        second.rollouts
-    )
+    plan = build_step.planner(session.config, session.mesh)(second.rollouts)
     logps_program = step.logps_program(session.cfg, temperature=1.0)
     logps = functools.partial(step.forward, session.mesh, logps_program)
     trainer_BT, _ = logps(next_params, plan)

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 from test_reward_model import compiled, trained
+from tiny_session import call
 
 from rl_reason.models import critic
-from rl_reason.stages import reward_model
+from rl_reason.stages import optimizers, reward_model
 from rl_reason.training import optimizer, packing
 
 pytestmark = pytest.mark.slow
@@ -18,12 +19,13 @@ __all__ = ["compiled", "trained"]  # fixtures
 def test_micro_batches_change_nothing(trained):
   """Loss and gradient of 16 packed rows are those of 3 at a time."""
   session, cfg = trained.session, trained.session.critic_cfg
-  tx = optimizer.from_config(
+  tx = optimizers.of_stage(
       session.config.optimizer, lr=1e-2, schedule="constant", total=1
   )
   with jax.set_mesh(session.mesh):
-    pairs = next(reward_model._pairs(session, evaluation=True))[:8]
-    rows = reward_model._pack_pairs(session, pairs)
+    stream, _ = call(reward_model.pairs, session, evaluation=True)
+    rollout = session.config.rollout
+    rows = reward_model._pack_pairs(rollout, session.tok, next(stream)[:8])
     where = optimizer.state_shardings(critic.table(cfg), tx, session.mesh)
     params = jax.tree.map(jax.numpy.copy, trained.params)
     state = optimizer.new_state(params, tx, where)

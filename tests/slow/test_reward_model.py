@@ -9,7 +9,7 @@ import numpy as np
 import padded
 import pytest
 import tiny_session
-from tiny_session import digest, interrupted
+from tiny_session import call, digest, interrupted
 
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Rollouts
@@ -17,7 +17,6 @@ from rl_reason.checkpointing.resumable import Stopped
 from rl_reason.devices import sharding
 from rl_reason.models import critic
 from rl_reason.stages import (
-    build_step,
     classifier,
     demonstrations,
     reward_model,
@@ -53,7 +52,7 @@ def train_model(workdir, stop_at=None):
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     try:
-      params = reward_model.run(interrupted(session, stop_at), policy)
+      params = call(reward_model.run, interrupted(session, stop_at), policy)
     finally:
       session.log.close()
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
@@ -125,7 +124,7 @@ def test_it_is_a_term_of_the_reward(trained, tmp_path):
         lengths_B=mask_BT.sum(1),
         truncated_B=np.zeros(2, bool),
     )
-    scores_B = build_step.make_model(session, str(trained.path))(rollouts)
+    scores_B = call(scorer.reward_model, session, str(trained.path))(rollouts)
     packed = padded.micro(tokens_BL, start_B, mask_BT)
     expected_B = scores_of(trained.params, session.critic_cfg, packed)
   np.testing.assert_allclose(sharding.fetch(scores_B), expected_B, rtol=1e-4)
@@ -136,7 +135,7 @@ def start_critic(path, workdir):
   init = dict(critic__init="exported", critic__path=str(path))
   session = make_session(workdir, advantage__name="gae", **init)
   with jax.set_mesh(session.mesh):
-    return value.run(session, policy_params=None)[0]
+    return call(value.run, session, policy_params=None)[0]
 
 
 def test_a_critic_starts_from_it(trained, tmp_path):
@@ -147,10 +146,10 @@ def test_a_critic_starts_from_it(trained, tmp_path):
 def test_a_missing_model_or_one_of_another_task_is_refused(trained, tmp_path):
   session = make_session(tmp_path / "a")
   with pytest.raises(RunError, match="holds no complete checkpoint; --stage"):
-    scorer.load(session, str(tmp_path))
+    call(trained.reward_model, session, str(tmp_path))
   session.config.task.name = "countdown"
   with pytest.raises(RunError, match="reward.*: task.name is 'arithmetic' the"):
-    scorer.load(session, str(trained.path))
+    call(trained.reward_model, session, str(trained.path))
 
 
 def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
@@ -166,8 +165,8 @@ def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
   assert classifier.is_classifier(str(alone))
   session = make_session(tmp_path / "a", reward__functions=f"{alone}*1")
   with jax.set_mesh(session.mesh):
-    classifier.check(session)
-    params, cfg = scorer.load(session, str(alone))
+    call(trained.check_classifiers, session)
+    params, cfg = call(trained.reward_model, session, str(alone))
   assert digest(params) == digest(trained.params)
   assert cfg == trained.session.critic_cfg
   params = start_critic(alone, tmp_path / "b")

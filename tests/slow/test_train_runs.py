@@ -9,8 +9,9 @@ import pytest
 import tiny_session
 from test_train import ROWS, tiny_config, train
 from tiny_data import byte_tokenizer
+from tiny_session import call
 
-from rl_reason.stages.session import open_stage
+from rl_reason.stages.output import open_stage
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +131,7 @@ def test_without_a_verifier_the_reward_decides(tok_dir, tmp_path):
       if x["stage"] == "evaluate"
   ]
   assert len(found) == 3 and len(set(found)) > 1
-  checkpoints = open_stage(result.session, "rl").checkpoints
+  checkpoints = call(open_stage, result.session, "rl").checkpoints
   assert checkpoints.best() == int(np.argmax(found))
   steps = [x for x in result.history if x["stage"] == "rl"]
   assert len(steps) == 2

@@ -13,11 +13,11 @@ from test_value import (
     trained,
     verdicts,
 )
-from tiny_session import digest
+from tiny_session import call, digest
 
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.stages import initial_state, rl, value
+from rl_reason.stages import rl, value
 
 pytestmark = pytest.mark.slow
 __all__ = ["compiled", "trained", "verdicts"]  # fixtures
@@ -48,10 +48,10 @@ def reinforce(workdir, **changes):
   )
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
-    params, counters = value.run(session, policy)
-    rl.train(session, policy, params, counters)
+    params, counters = call(value.run, session, policy)
+    call(rl.train, session, policy, params, counters)
     session.log.close()
-    policy, params, at = initial_state.load(session, "newest", lambda: None)
+    policy, params, at = call(trained.rl, session, "newest", base=lambda: None)
   assert at == 3
   return digest(policy), digest(params), lines(workdir)
 

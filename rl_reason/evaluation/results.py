@@ -1,0 +1,130 @@
+"""Results of an evaluation, for lm-evaluation-harness and for the browser."""
+
+import math
+
+from rl_reason.base import json_files
+from rl_reason.evaluation.accuracy import Responses, levels
+from rl_reason.report import rendering
+from rl_reason.report.scores import Score
+
+
+def harness_results(
+    values: dict[str, float],
+    sets: list[Responses],
+    fields: dict,
+    dropped: dict[str, list[dict[str, str]]],
+) -> dict:
+  """Returns the metrics in the layout of lm-evaluation-harness.
+
+  Args:
+    values: metrics of `evaluate`.
+    sets: responses to each set.
+    fields: the flat config.
+    dropped: set -> rows that preparation left out.
+
+  Returns:
+    results: set -> 'metric,filter' -> value, and its standard error; n-samples:
+    set -> prompts; configs: set -> how it was sampled; dropped: set -> prompts
+    that were not evaluated, and why.
+  """
+  sampling = {
+      "do_sample": fields["evaluate.temperature"] > 0,
+      "temperature": fields["evaluate.temperature"],
+      "top_p": fields["evaluate.top_p"],
+      "max_gen_toks": fields["rollout.max_tokens"],
+  }
+  repeats = fields["evaluate.samples"]
+  keys = ("results", "n-samples", "configs", "versions", "dropped")
+  out: dict = {key: {} for key in keys}
+  for responses in sets:
+    name, rows = responses.name, len(responses.rows)
+    prefix = f"val-core/{name}/{responses.measure}/"
+    results: dict[str, str | float] = {"alias": name}
+    # Names and standard errors as lm-evaluation-harness writes them: a 95%
+    # interval is 1.96 of them wide to each side.
+    for key, value in values.items():
+      metric = key.removeprefix(prefix)
+      if metric != key and not metric.endswith("/ci95"):
+        results[f"{metric},none"] = value
+        error = values[f"{key}/ci95"] / 1.96
+        results[f"{metric}_stderr,none"] = error if math.isfinite(error) else 0
+    out["results"][name] = results
+    # Prompts that were dropped are part of the original size, so that nobody
+    # takes the rest for the complete set.
+    left_out = dropped.get(name, [])
+    out["dropped"][name] = left_out
+    out["n-samples"][name] = {
+        "original": rows + len(left_out),
+        "effective": rows,
+    }
+    out["configs"][name] = {
+        "task": name,
+        "repeats": repeats,
+        "generation_kwargs": sampling,
+    }
+    out["versions"][name] = 1
+  return out
+
+
+def responses_page(
+    title: str,
+    values: dict[str, float],
+    sets: list[Responses],
+    mean_of: int,
+) -> str:
+  """Returns the page of all responses with verdicts and reference answers.
+
+  Args:
+    title: of the page.
+    values: metrics of `evaluate`.
+    sets: responses to each set.
+    mean_of: samples of each prompt in the accuracy.
+  """
+  responses, by_difficulty = [], []
+  doubtful: list[dict] = []
+  for x in sets:
+    verified = x.measure == "acc"
+    # Without a verifier nothing is correct or incorrect: there is a score only.
+    rows = [
+        dict(
+            prompt=row.prompt,
+            answer=row.answer,
+            correct=int(x.correct_NG[n].sum()) if verified else None,
+            score=json_files.number(x.scores_NG[n].mean(), 4),
+            responses=[
+                dict(
+                    text=text,
+                    correct=bool(x.correct_NG[n, g]) if verified else None,
+                    score=json_files.number(x.scores_NG[n, g], 4),
+                    truncated=bool(x.truncated_NG[n, g]),
+                    length=int(x.lengths_NG[n, g]),
+                )
+                for g, text in enumerate(x.texts_NG[n])
+            ],
+        )
+        for n, row in enumerate(x.rows)
+    ]
+    responses.append(dict(name=x.name, rows=rows))
+    doubtful += x.doubtful or []
+    # Difficulties of their own: an average hides which of them improve.
+    for level in levels(x, mean_of):
+      unit = "tokens" if verified else "reward"
+      score = Score(level.mean, level.half, share=verified, unit=unit)
+      cells = [
+          (str(level.difficulty), None),
+          (str(level.prompts), None),
+          (score.text(" ± "), level.mean if verified else None),
+          (Score(level.truncated).text(), level.truncated),
+      ]
+      by_difficulty.append(dict(name=x.name, about="", cells=cells))
+  head = ["set", "difficulty", "prompts", f"avg@{mean_of}", "truncated"]
+  data = dict(
+      title=title,
+      notes=[],
+      scores=[(name, f"{value:.4g}") for name, value in values.items()],
+      levels=dict(head=head, rows=by_difficulty),
+      doubtful=doubtful,
+      doubtful_note="" if doubtful else "None were found.",
+      sets=responses,
+  )
+  return rendering.render("responses", data)

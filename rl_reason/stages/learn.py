@@ -1,0 +1,171 @@
+"""The stages that train: SFT, then a reward model, or value pretraining and RL.
+
+Once RL has a checkpoint, SFT and value pretraining are over. If one of their
+checkpoints is damaged or gone by then, they must not start again: that would
+cost hours, and cut the lines that RL has logged since.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checks import facts
+from rl_reason.collect.environment_runner import Environments
+from rl_reason.collect.reward_runner import RewardRunner
+from rl_reason.data.pipelines import RowSource
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import (
+    initial_state,
+    reward_model,
+    rl,
+    sft,
+    trained,
+    value,
+)
+from rl_reason.stages.model import Model
+from rl_reason.stages.output import Output, open_stage
+
+# The arguments of `rl.train`: policy, critic, and cost of value pretraining.
+Start = tuple[Tree | None, Tree | None, dict[str, float] | None]
+
+
+def run(
+    c,
+    stage: str,
+    *,
+    model: Model,
+    output: Output,
+    row_source: RowSource,
+    tok: Any,
+    engine: RolloutEngine,
+    rollout_engine: Any,
+    reward_runner: RewardRunner,
+    environments: Environments | None,
+) -> Tree | None:
+  """Runs or resumes the stages up to one; returns the parameters of the policy.
+
+  Args:
+    c: the checked config.
+    stage: 'sft', 'reward_model', 'value', or 'all'.
+    model: shapes of the networks, and the devices that learn.
+    output: work directory, logs and screen.
+    row_source: the rows of the task by purpose.
+    tok: the tokenizer.
+    engine: samples responses on the devices that learn.
+    rollout_engine: samples responses in RL: `engine`, one on devices of its
+      own, or an external one.
+    reward_runner: calls the reward functions.
+    environments: makes and calls environments; None without.
+  """
+  samples: dict[str, Any] = dict(
+      model=model,
+      output=output,
+      row_source=row_source,
+      tok=tok,
+      environments=environments,
+  )
+  pretrains: dict[str, Any] = dict(
+      samples, engine=engine, reward_runner=reward_runner
+  )
+
+  def pretrain(policy_params: Tree) -> tuple[Tree, dict[str, float]]:
+    return value.run(c, policy_params, **pretrains)
+
+  found = None
+  if stage == "all":
+    found = resumed(c, pretrain, model=model, output=output)
+  params, critic_params, counters = found or (None, None, None)
+  if found is None:
+    params = sft.run(c, engine=engine, **samples)
+    if stage == "reward_model":
+      reward_model.run(
+          c, params, model=model, output=output, row_source=row_source, tok=tok
+      )
+    elif stage != "sft" and facts.has_critic(c):
+      critic_params, counters = pretrain(params)
+  if stage == "all" and params is not None:
+    if c.lora.rank:  # under the same name, to free the fp32 copy
+      params = initial_state.frozen_base(params, model.cfg.dtype)
+    params = rl.train(
+        c,
+        params,
+        critic_params,
+        counters,
+        rollout_engine=rollout_engine,
+        **pretrains,
+    )
+  return params
+
+
+def resumed(
+    c,
+    pretrain: Callable[[Tree], tuple[Tree, dict[str, float]]],
+    *,
+    model: Model,
+    output: Output,
+) -> Start | None:
+  """The arguments of `rl.train`, or None if RL has no checkpoint yet.
+
+  The policy is None if RL is complete, and the base of its LoRA factors lost:
+  nothing is left to do.
+
+  Args:
+    c: the config.
+    pretrain: `value.run` of the policy, which here reads its result.
+    model: shapes and devices.
+    output: work directory and screen.
+
+  Raises:
+    RunError: RL needs parameters of a finished stage that are lost.
+  """
+  checkpoints, say = open_stage(c, output, "rl").checkpoints, output.display.say
+  if not checkpoints.steps():
+    return None
+  lost, needed = "", ""
+  params = critic_params = counters = None
+  try:
+    params = trained.sft(c, model=model, output=output)
+  except RunError as e:
+    lost = str(e)
+    needed = "as the base of lora.rank" if c.lora.rank else ""
+    if c.kl.kind != "none":
+      needed = "as the reference of kl.kind"
+  if params is not None and facts.has_critic(c):
+    own = c.critic.pretrain_steps and not c.critic.reuse
+    if own and not _is_complete(output, "value"):
+      lost = f"{output.workdir}: its value pretraining is not complete"
+      if c.critic.value_mixture.name != "none":
+        needed = "for critic.value_mixture"
+    else:
+      critic_params, counters = pretrain(params)
+  if not lost:
+    return params, critic_params, counters
+  step = checkpoints.newest(say)
+  if step is None:
+    say(f"{lost}, and no checkpoint of RL is: trained again")
+    return None
+  host = checkpoints.host(step)
+  complete = host["evaluated"] and step == c.rl.steps
+  if needed and not complete:
+    raise RunError(
+        f"{lost}, and RL at step {step} needs it {needed}: put a copy of that"
+        f" checkpoint back, or remove {output.workdir}/checkpoints/rl to train"
+        " again"
+    )
+  ends = "is complete" if complete else "goes on without it"
+  say(f"{lost}; RL at step {step} {ends}")
+  if c.lora.rank and params is None:
+    return None, None, None
+  found, critic_params, _ = trained.rl(
+      c, "newest", model=model, output=output, base=lambda: params
+  )
+  return found if params is None else params, critic_params, counters
+
+
+def _is_complete(output: Output, stage: str) -> bool:
+  """Whether a stage of this run has a final checkpoint that is whole."""
+  checkpoints = Checkpoints(output.workdir / "checkpoints" / stage)
+  step = checkpoints.newest(output.display.say)
+  return step is not None and checkpoints.host(step)["complete"]

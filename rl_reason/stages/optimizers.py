@@ -1,0 +1,68 @@
+"""What learns in each stage, and the optimizer of it."""
+
+from typing import Any
+
+import jax
+import optax
+
+from rl_reason.base.structs import TrainState, Tree
+from rl_reason.checks import facts
+from rl_reason.models import critic, decoder, lora
+from rl_reason.training import optimizer
+
+Optimizer = tuple[optax.GradientTransformation, TrainState]
+
+
+def policy(c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> Optimizer:
+  """The optimizer of RL, and the shardings of the policy's training state."""
+  tx = of_stage(c.optimizer, freeze=c.optimizer.freeze, **policy_rate(c))
+  return tx, optimizer.state_shardings(learned_table(c, cfg), tx, mesh)
+
+
+def of_critic(
+    c, cfg: critic.CriticConfig, mesh: jax.sharding.Mesh, steps: int
+) -> Optimizer:
+  """The critic's optimizer over `steps` rollouts, and its state's shardings."""
+  tx = of_stage(c.optimizer, **critic_rate(c, steps))
+  return tx, optimizer.state_shardings(critic.table(cfg), tx, mesh)
+
+
+def of_stage(o, **rate: Any) -> optax.GradientTransformation:
+  """The optimizer of a stage.
+
+  Args:
+    o: config.optimizer, which all stages share.
+    **rate: keywords of `make_optimizer` that differ between stages: lr,
+      schedule, total, warmup and freeze.
+  """
+  shared = "name b1 b2 eps weight_decay clip_norm offload".split()
+  return optimizer.make_optimizer(**{name: o[name] for name in shared}, **rate)
+
+
+def policy_rate(c) -> dict[str, Any]:
+  """The learning rate of RL: keywords of `make_optimizer`."""
+  return _rate(c.updates, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)
+
+
+def critic_rate(c, steps: int) -> dict[str, Any]:
+  """The critic's learning rate over `steps` rollouts: the same keywords."""
+  warmup = min(c.critic.warmup_steps, max(steps - 1, 0))
+  return _rate(c.updates, c.critic, warmup, steps)
+
+
+def _rate(updates, part, warmup: int, steps: int) -> dict[str, Any]:
+  per_step = updates.minibatches * updates.epochs
+  total = dict(warmup=warmup * per_step, total=steps * per_step)
+  return dict(lr=part.lr, schedule=part.schedule) | total
+
+
+def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
+  """The table of what RL learns: all parameters, or LoRA factors."""
+  if not c.lora.rank:
+    return decoder.table(cfg)
+  return lora.table(cfg, c.lora.rank, facts.lora_targets(c))
+
+
+def lora_scale(c) -> float:
+  """alpha / rank of the LoRA factors."""
+  return c.lora.alpha / max(c.lora.rank, 1)

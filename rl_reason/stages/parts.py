@@ -1,0 +1,191 @@
+"""The parts of a run that its stages use, one function each.
+
+`run.open_parts` calls them once, and each stage gets the parts that its
+parameters name.
+"""
+
+import functools
+import pathlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from rl_reason import environments as environments_lib, tasks
+from rl_reason.base import config as config_lib, errors, functions
+from rl_reason.collect.environment_runner import Environments, stop_candidates
+from rl_reason.collect.reward_runner import RewardRunner
+from rl_reason.data import tokenizer
+from rl_reason.data.pipelines import RowSource
+from rl_reason.devices import sharding
+from rl_reason.hf import tensor_names
+from rl_reason.models import decoder
+from rl_reason.monitoring import loggers, run_log
+from rl_reason.monitoring.display import Display, printable
+from rl_reason.rollout.external import ExternalEngine
+from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.stages import model as model_lib
+from rl_reason.stages.output import Output
+from rl_reason.tasks import reward_terms
+
+
+def check_machine(c) -> None:
+  """Refuses what this machine cannot do, before anything is loaded.
+
+  Raises:
+    ConfigError: names the field and the remedy.
+  """
+  if c.optimizer.offload and sharding.PINNED not in sharding.memories():
+    raise errors.ConfigError(
+        f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
+        f" have no {sharding.PINNED!r} memory on this machine; leave it out"
+    )
+  if jax.process_count() > 1:
+    for name, off, reason in (
+        ("rl.staleness", 0, "threads would start programs in different orders"),
+        ("rollout.engine.name", "own", "each of them would send all requests"),
+    ):
+      if (value := config_lib.at(c, name)) != off:
+        raise errors.ConfigError(
+            f"{name} = {value!r}: not with several processes: {reason}"
+        )
+
+
+def show(display: Display) -> tasks.Show:
+  """Shows failures of verifiers and rewards, from any process of the run."""
+  process = jax.process_index()
+  if process == 0:
+    return display.say
+  return lambda text: print(
+      f"process {process}: {printable(text)}", file=sys.stderr, flush=True
+  )
+
+
+def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
+  """The task with its verifier, and what makes its environments (or None)."""
+  found = tasks.get(c.task.name, show)
+  make = environments_lib.find(c.environment.name, found)
+  r = c.reward
+  return found.in_workers(r.workers, r.seconds, show), make
+
+
+def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
+  """The rows of the task by purpose.
+
+  Args:
+    c: the config.
+    task: of `task`.
+    tok: the tokenizer.
+    files: what --stage=prepare wrote, if the config names data.
+
+  Raises:
+    ConfigError: a prompt is too long, or cannot be spelled.
+  """
+  difficulties = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
+  model_lib.check_prompts(c, task, difficulties, tok)
+  return RowSource(task, c.task.name, difficulties, c.seed, files)
+
+
+def output(
+    c,
+    workdir: pathlib.Path,
+    display: Display,
+    stop: threading.Event,
+    logger: Sequence[Any] = (),
+) -> Output:
+  """The logs of the run; `logger` adds to the loggers of config.log.loggers."""
+  writers = []
+  if jax.process_index() == 0:
+    writers = loggers.writers(
+        c.log.loggers,
+        tuple(logger),
+        workdir,
+        config_lib.flat(c),
+        display.say,
+    )
+  log = run_log.Log(workdir, writers, display.say)
+  return Output(workdir, log, display, stop)
+
+
+def engine(
+    c, tok: Any, cfg: decoder.ModelConfig, mesh, display: Display
+) -> RolloutEngine:
+  """The engine of this package, on a mesh."""
+  ends = tokenizer.ends(tok, c.rollout.stop_tokens)
+  return RolloutEngine(
+      cfg,
+      mesh,
+      eos=(*ends, *stop_candidates(tok, c.environment.stop_strings)),
+      pad=tok.pad_token_id,
+      max_tokens=c.rollout.max_tokens,
+      slots=c.rollout.slots,
+      display=display,
+  )
+
+
+def rollout_engine(
+    c, own: RolloutEngine, tok: Any, cfg: decoder.ModelConfig, mesh, display
+) -> RolloutEngine | ExternalEngine:
+  """The engine that samples in RL.
+
+  Args:
+    c: the config.
+    own: the engine on the devices that learn.
+    tok: the tokenizer.
+    cfg: shape of the policy.
+    mesh: devices that sample in RL.
+    display: the screen.
+
+  Returns:
+    `own`, an engine on the devices of config.mesh.rollout, or the one that
+    config.rollout.engine names.
+  """
+  if factory := functions.bind("engine", c.rollout.engine):
+    return ExternalEngine(
+        factory(),
+        own.mesh,
+        names=tensor_names.names(cfg),
+        tensors=functools.partial(tensor_names.named_tensors, cfg=cfg),
+        eos=tokenizer.ends(tok, c.rollout.stop_tokens),
+        pad=tok.pad_token_id,
+        max_tokens=c.rollout.max_tokens,
+    )
+  return own if mesh == own.mesh else engine(c, tok, cfg, mesh, display)
+
+
+def reward_runner(c, show: tasks.Show) -> RewardRunner:
+  """Calls the reward functions."""
+  return RewardRunner(
+      reward_terms.terms(c.reward.functions),
+      executor=c.reward.executor,
+      workers=c.reward.workers,
+      seconds=c.reward.timeout,
+      max_tokens=c.rollout.max_tokens,
+      show=show,
+  )
+
+
+def environments(
+    c, make: Callable | None, tok: Any, mesh, display: Display
+) -> Environments | None:
+  """Makes and calls environments; None if responses have a single turn."""
+  e = c.environment
+  if make is None:
+    return None
+  return Environments(
+      e.name or c.task.name,
+      make,
+      tok,
+      ends=tokenizer.ends(tok, c.rollout.stop_tokens),
+      stop_strings=e.stop_strings,
+      max_turns=e.max_turns,
+      slots=c.rollout.slots,
+      shards=sharding.num_shards(mesh, "batch"),
+      executor=e.executor,
+      workers=e.workers,
+      seconds=e.timeout,
+      special_tokens=e.special_tokens,
+      show=display.say,
+  )

@@ -1,0 +1,370 @@
+"""Trained parameters: of a stage of this run, of another run, or exported.
+
+sft           the policy that SFT, or model.path, gives RL
+policy        the policy of a work directory, by step
+rl            policy and critic of a checkpoint of RL
+critic        the critic that value pretraining starts from
+reused_critic the critic that another run has pretrained
+reward_model  a reward model of this package, or of transformers
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from rl_reason import hf
+from rl_reason.base import config as config_lib, fields, resume_rules
+from rl_reason.base.errors import RunError
+from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checkpointing.rl_state import require_base
+from rl_reason.checks import facts, named_code
+from rl_reason.devices.randomness import key
+from rl_reason.models import (
+    checksums,
+    critic as critic_lib,
+    decoder,
+    lora,
+    parameters,
+)
+from rl_reason.monitoring.display import Display
+from rl_reason.stages import classifier, initial_state, optimizers
+from rl_reason.stages.model import Model, critic_config, model_config
+from rl_reason.stages.output import Output, open_stage
+from rl_reason.tasks import reward_terms
+from rl_reason.training.optimizer import abstract_state, state_shardings
+
+PHASES = ("skill", "habits")  # of SFT
+Say = Callable[[str], None]
+
+# Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
+NETWORK = (
+    "model.",
+    "tokenizer",
+    "task.name",
+    "critic.head.",
+)
+
+
+def imported(c, model: Model, display: Display) -> Tree:
+  """The parameters of config.model.path."""
+  name = c.model.path
+  source = hf.find(name, revision=facts.revision(c, name))
+  display.doing(f"reading {source.path}")
+  params = hf.load(source, decoder.table(model.cfg), model.mesh)
+  display.say(f"read {len(source.tensors)} tensors of {source.path}")
+  return params
+
+
+def sft(c, *, model: Model, output: Output) -> Tree:
+  """The final parameters of SFT, of this run or of config.sft.reuse.
+
+  Without SFT they are the parameters of config.model.path.
+
+  Raises:
+    RunError: SFT is not complete, or its model is a different one.
+  """
+  s = c.sft
+  if not has_sft(c):
+    return imported(c, model, output.display)
+  workdir = pathlib.Path(s.reuse or output.workdir)
+  for phase in reversed(PHASES):
+    checkpoints = Checkpoints(workdir / "checkpoints" / phase)
+    step = checkpoints.newest(output.display.say)
+    if step is not None:
+      break
+  host = {} if step is None else checkpoints.host(step)
+  # The habits phase is the last one, unless it had no steps.
+  last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
+  if step is None or not last or step != host["config"][f"sft.{phase}.steps"]:
+    raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
+  if s.reuse:  # the run's own config was compared with everything it wrote
+    require_equal(
+        f"sft.reuse = {workdir}",
+        config_lib.flat(c),
+        host["config"],
+        ("model.", "tokenizer", "task.name"),
+    )
+  # The optimizer of the phase decides the shapes of its checkpoint.
+  table, p = decoder.table(model.cfg), s[phase]
+  tx = optimizers.of_stage(
+      c.optimizer, lr=p.lr, schedule=p.schedule, total=p.steps
+  )
+  shardings = state_shardings(table, tx, model.mesh)
+  return checkpoints.restore(step, abstract_state(table, tx, shardings)).params
+
+
+def has_sft(c) -> bool:
+  """Whether RL starts from SFT, of this run or of another one."""
+  return bool(c.sft.reuse or c.sft.skill.steps or c.sft.habits.steps)
+
+
+def policy(
+    c, which: str, *, model: Model, output: Output
+) -> tuple[Tree, int, str]:
+  """The parameters of a policy, their step of RL, and a line about them.
+
+  Args:
+    c: the config.
+    which: 'newest', 'best', a step of RL, or 'sft'. Where RL has not begun,
+      'newest' is the policy of SFT, or without SFT the model of model.path.
+    model: shapes and devices.
+    output: work directory and screen.
+
+  Raises:
+    RunError: there is no such checkpoint.
+  """
+  begun = open_stage(c, output, "rl").checkpoints.steps()
+  if which == "sft" or (which == "newest" and not begun):
+    about = "SFT" if has_sft(c) else c.model.path
+    params = sft(c, model=model, output=output)
+    return params, 0, f"the policy of {about}"
+  params, _, step = rl(c, which, model=model, output=output)
+  about = f"the policy of step {step} of RL in {output.workdir}"
+  return params, step, about
+
+
+def rl(
+    c,
+    which: str,
+    *,
+    model: Model,
+    output: Output,
+    base: Callable[[], Tree] | None = None,
+) -> tuple[Tree, Tree | None, int]:
+  """Policy and critic of a complete checkpoint of RL.
+
+  Args:
+    c: the config.
+    which: 'newest', 'best', or a step.
+    model: shapes and devices.
+    output: work directory and screen.
+    base: () -> the parameters that SFT ended with; read with LoRA only; None:
+      of `sft`.
+
+  Returns:
+    the policy, the critic (None without one), and their step. LoRA factors come
+    joined with their base.
+
+  Raises:
+    RunError: there is no such checkpoint; lists the available ones. Or the base
+      of its LoRA factors has changed.
+  """
+  checkpoints = open_stage(c, output, "rl").checkpoints
+  if which == "best":
+    step = checkpoints.best()
+  elif which == "newest":
+    step = checkpoints.newest(output.display.say)
+  else:
+    step = int(which) if which.isdigit() else None
+  if step is None or checkpoints.fault(step):
+    complete = [s for s in checkpoints.steps() if not checkpoints.fault(s)]
+    raise RunError(
+        f"--step = {which}: no such checkpoint of RL in {output.workdir}"
+        f" (there are {complete}; or 'newest', 'best', 'sft')"
+    )
+  like = initial_state.abstract_arrays(c, model)
+  arrays = checkpoints.restore(step, like)
+  params, critic_state = arrays["policy"].params, arrays["critic"]
+  if c.lora.rank:
+    whole = base() if base else sft(c, model=model, output=output)
+    frozen = initial_state.frozen_base(whole, model.cfg.dtype)
+    require_base(checkpoints.host(step), checksums.digest(frozen))
+    params = lora.join(frozen, params, optimizers.lora_scale(c))
+  return params, critic_state and critic_state.params, step
+
+
+def random_critic(
+    c, purpose: str, model: Model, shardings: Tree, trunk: Tree | None
+) -> Tree:
+  """A critic on the mesh, its trunk copied from a policy, or random.
+
+  The parameters of the policy are copied, because updates donate their state.
+  """
+
+  def make(random_key, trunk):
+    return critic_lib.init(model.critic_cfg, random_key, trunk)
+
+  random_key = key(model.mesh, c.seed, purpose)
+  return jax.jit(make, out_shardings=shardings)(random_key, trunk)
+
+
+def critic(
+    c, policy_params: Tree, shardings: Tree, *, model: Model, tok: Any, say: Say
+) -> Tree:
+  """Initial parameters of a critic: of the policy, random, or exported."""
+  path = c.critic.path
+  if c.critic.init == "exported" and classifier.is_classifier(path):
+    table = critic_lib.table(model.critic_cfg)
+    return hf.load(_critic_source(c, model, tok), table, model.mesh)
+  if c.critic.init == "exported":
+    table = critic_lib.table(model.critic_cfg)
+    like = parameters.abstract(table, shardings)
+    checkpoints, step = other_checkpoint(
+        c, "critic.path", path, NETWORK, "--stage=export", say
+    )
+    return checkpoints.restore(step, like)
+  trunk = policy_params if c.critic.init == "policy" else None
+  return random_critic(c, "critic", model, shardings, trunk)
+
+
+def reused_critic(
+    c, *, model: Model, say: Say
+) -> tuple[Tree, dict[str, float]]:
+  """The critic that another work directory pretrained, and its counters.
+
+  Raises:
+    RunError: it is not complete, or its values are of another policy.
+  """
+  reuse, steps = c.critic.reuse, c.critic.pretrain_steps
+  path = pathlib.Path(reuse) / "checkpoints" / "value"
+  checkpoints, step = other_checkpoint(
+      c, "critic.reuse", path, NETWORK, "--stage=value", say
+  )
+  host, here = checkpoints.host(step), config_lib.flat(c)
+  if other := resume_rules.other_values(host["config"], here, reuse):
+    raise RunError(
+        f"critic.reuse = {reuse}: its values are those of another policy, or"
+        f" of other rewards ({'; '.join(other)}); make the fields equal, or"
+        " pretrain here: critic.reuse = ''"
+    )
+  if not host["complete"]:
+    raise RunError(f"{reuse}: not complete; run --stage=value there")
+  cfg, mesh = model.critic_cfg, model.mesh
+  optimizer = optimizers.of_critic(c, cfg, mesh, steps)
+  like = abstract_state(critic_lib.table(cfg), *optimizer)
+  return checkpoints.restore(step, like).params, host["counters"]
+
+
+def reward_model(
+    c,
+    name: str,
+    field: str = "reward.functions",
+    *,
+    model: Model,
+    tok: Any,
+    say: Say,
+) -> tuple[Tree, critic_lib.CriticConfig]:
+  """The parameters and the shape of a reward model.
+
+  It is an export of this package, or a classifier of transformers. Its shape
+  may differ from the policy's; its tokenizer must not.
+
+  Args:
+    c: the config.
+    name: a directory or, of a classifier, a hub id.
+    field: of the config, which holds the name.
+    model: of the run; its mesh are the devices that score.
+    tok: the tokenizer.
+    say: shows a line.
+
+  Raises:
+    RunError: the export is missing or has another tokenizer or task.
+    ConfigError: likewise for a classifier.
+  """
+  if classifier.is_classifier(name):
+    return classifier.load(c, name, field, model=model, tok=tok)
+  equal = ("tokenizer", "task.name")
+  checkpoints, step = other_checkpoint(
+      c, field, name, equal, "--stage=reward_model", say
+  )
+  fields = checkpoints.host(step)["config"]
+  if fields["critic.head.name"] != c.critic.head.name:
+    head = {"critic.head.name": fields["critic.head.name"]}
+    named_code.refuse_code(f"{field} = {name}", head)
+  theirs = config_lib.unflat(fields)
+  theirs.mesh = c.mesh  # of the devices that score
+  trunk = model_config(theirs, vocab=model.cfg.vocab, tokens=model.cfg.tokens)
+  cfg = critic_config(theirs, trunk)
+  table = critic_lib.table(cfg)
+  like = parameters.abstract(table, parameters.shardings(table, model.mesh))
+  return checkpoints.restore(step, like), cfg
+
+
+def check_classifiers(c, *, model: Model, tok: Any) -> None:
+  """Refuses unusable classifiers that the config names, before any work.
+
+  Raises:
+    ConfigError, RunError: names the field and the remedy.
+  """
+  for term in reward_terms.terms(c.reward.functions):
+    if reward_terms.is_model(term.name) and classifier.is_classifier(term.name):
+      classifier.find(c, term.name, "reward.functions", tok)
+  if c.critic.init == "exported" and classifier.is_classifier(c.critic.path):
+    _critic_source(c, model, tok)
+
+
+def _critic_source(c, model: Model, tok: Any) -> hf.Source:
+  """The classifier in critic.path, if it has the shape of the critic."""
+  source = classifier.find(c, c.critic.path, "critic.path", tok)
+  theirs, ours = (
+      {f"model.{name}": x for name, x in hf.architecture.fields(cfg).items()}
+      for cfg in (source.cfg, model.cfg)
+  )
+  del ours["model.tied"]  # a critic has no LM head
+  ours["critic.head.name"] = model.critic_cfg.head
+  theirs["critic.head.name"] = "scalar"
+  require_equal(source.label, ours, theirs)
+  return source
+
+
+def other_checkpoint(
+    c,
+    field: str,
+    path: str | pathlib.Path,
+    equal: tuple[str, ...],
+    command: str,
+    say: Say,
+) -> tuple[Checkpoints, int]:
+  """The checkpoints that another run wrote, and the newest complete step.
+
+  Args:
+    c: the config of this run.
+    field: the field that names the other run, for messages.
+    path: directory of the checkpoints.
+    equal: prefixes of the fields that must agree in both configs.
+    command: the command that makes a checkpoint of this kind.
+    say: shows a line.
+
+  Raises:
+    RunError: there is none, or a field differs.
+  """
+  checkpoints = Checkpoints(pathlib.Path(path))
+  step = checkpoints.newest(say)
+  if step is None:
+    raise RunError(
+        f"{field} = {path}: holds no complete checkpoint; {command} writes one"
+    )
+  there = checkpoints.host(step)["config"]
+  require_equal(f"{field} = {path}", config_lib.flat(c), there, equal)
+  return checkpoints, step
+
+
+def require_equal(
+    where: str,
+    here: dict[str, Any],
+    there: dict[str, Any],
+    prefixes: tuple[str, ...] = ("",),
+) -> None:
+  """Refuses the work of another config, if fields that matter differ.
+
+  Args:
+    where: the field that names it, and its value.
+    here: fields of this run.
+    there: fields of the other run.
+    prefixes: of the fields that matter; by default all do.
+
+  Raises:
+    RunError: names the first field that differs, and both values.
+  """
+  for name, value in here.items():
+    matters = name.startswith(prefixes) and name not in resume_rules.FREE
+    newer = fields.FIELDS.get(name)  # than the other run, perhaps
+    other = there.get(name, newer and newer.default)
+    if matters and other != value:
+      raise RunError(
+          f"{where}: {name} is {other!r} there and {value!r} here; make them"
+          " equal"
+      )
