@@ -180,7 +180,7 @@ def test_statistics_of_all_responses():
   one = step_metrics.ResponseStats(
       lambda text, row: text if text == row else ""
   )
-  one.responses(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
+  one.add(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
   counts = one.metrics()
   assert counts.pop("health/no_answer") == pytest.approx(1 / 3)
   assert counts == {
