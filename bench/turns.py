@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import harness, tables
+from bench import harness, results
 from rl_reason.base.structs import Prompts
 from rl_reason.models import decoder
-from rl_reason.rollout import continuation, sampler
+from rl_reason.rollout import sampler
 
 NAME = "turns"
 TINY = dict(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, mlp=192)
@@ -41,30 +41,30 @@ def measure(name: str, width: int, new: int, rows: int) -> dict:
   )
   static = dict(cfg=cfg, group_size=GROUP, max_tokens=width - PROMPT + 16)
   static |= dict(eos=-1, pad=0)
-  kept: list = []
-  rollouts = sampler.sample(
+  *_, sampled = sampler.stream(
       params,
       prompts,
       jax.random.key(1),
       limits_B=np.full(rows, before),
-      kept=kept,
+      keep_cache=True,
       **static,
   )
+  kept, rollouts = sampled.cache, sampled.rollouts
   resumed = rollouts.replace(lengths_B=rollouts.lengths_B + new)
   resumed = resumed, jnp.zeros(rows, bool)
   ways: dict[str, list[float]] = {"again": [], "kept": []}
   for turn, way in itertools.product(range(REPEATS + 1), ways):
     keeps = way == "kept"
-    one = sampler.Sampler(**static, spare=continuation.CHUNK if keeps else 0)
+    one = sampler.Sampler(**static, keep_cache=keeps)
     start = sampler.program(one, "start", keeps)
-    cache = jax.tree.map(jnp.array, kept[0]) if keeps else None  # is donated
+    cache = jax.tree.map(jnp.array, kept) if keeps else None  # is donated
     args = params, prompts, jax.random.key(1), 1.0, None, None, None, resumed
     jax.block_until_ready(cache)
     began = time.perf_counter()
     jax.block_until_ready(start(*args, cache))
     if turn:  # the first one compiles
       ways[way].append(1e3 * (time.perf_counter() - began) / rows)
-  size = sum(x.nbytes for x in jax.tree.leaves(kept[0][0])) / rows / 2**20
+  size = sum(x.nbytes for x in jax.tree.leaves(kept.cache)) / rows / 2**20
   return dict(model=name, tokens=width, new=new, mib=size, milliseconds=ways)
 
 
@@ -73,7 +73,7 @@ def page(result: dict) -> list[str]:
   out = [
       "# The start of a turn: read again, or kept",
       "",
-      *tables.busy(result["environment"]),
+      *results.busy(result["environment"]),
       f"Made by `{result['command']}`; data in `{NAME}.json`. Milliseconds a"
       " row until the next token can be drawn: prompt and response are read"
       " again, or the observation alone, behind the cache that was kept."
@@ -93,24 +93,22 @@ def page(result: dict) -> list[str]:
     ]
     cells = [x["model"], str(x["tokens"]), str(x["new"]), *cells]
     cells += [f"{again / kept:.1f}", f"{x['mib']:.2f}"]
-    out.append("| " + " | ".join(cells) + " |")
-  return [*out, "", *tables.footer(result)]
+    out.append(results.row(*cells))
+  return [*out, "", *results.footer(result)]
 
 
-def main() -> None:
-  """Measures all cases, then writes data and table."""
-  load, cases = harness.load(), []
+def measure_all(_) -> dict:
+  """Measures all cases."""
+  load, cases = results.load(), []
   for name, case in itertools.product(MODELS, CASES):
     cases.append(measure(name, *case))
     print(name, *case, flush=True)
-  result = dict(
+  return dict(
       command="python -m bench.turns",
-      environment=harness.environment(load),
+      environment=results.environment(load),
       cases=cases,
   )
-  harness.write(NAME, result, page(result))
-  print("\n".join(page(result)))
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, NAME, measure_all, page)

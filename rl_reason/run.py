@@ -19,7 +19,12 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import (
+  content,
+  facts,
+  machine_checks,
+  run_directory,
+)
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
 # parameters name the parts of a run that it uses; see `open_parts`.
@@ -169,7 +174,7 @@ def stages(
       fill_in(config, workdir, mesh, screen.say)
     lock = _open_directory(workdir, screen.say, stage)
     cleanup.callback(lock.close)
-    run_directory.record(config, place)
+    content.record(config, place)
     files = _prepared(config, workdir, screen, stop, stage)
     if stage == "prepare":
       return None, None
@@ -251,13 +256,13 @@ def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   """Fills the checkpoint's shape into the config; returns its directory."""
-  from rl_reason.report import machine_record
+  from rl_reason.report import machine
   from rl_reason.stages import model
 
   source = model.resolve(c)
   name, place = c.model.path, source.path if source else None
-  commit = machine_record.hub_commit(place)
-  if commit and not config_lib.revision(c, name):
+  commit = machine.hub_commit(place)
+  if commit and not facts.revision(c, name):
     say(
         f"model.path = {name!r}: the newest version on the hub;"
         f" hub.revisions = '{name}={commit}' keeps it"
@@ -271,7 +276,7 @@ def _meshes(c, say: Callable[[str], None], stage: str, devices: list | None):
 
   from rl_reason.devices import device_mesh
 
-  checked.devices(c, len(devices or jax.devices()), stage)
+  machine_checks.devices(c, len(devices or jax.devices()), stage)
   mesh, sampling = device_mesh.make_meshes(**c.mesh, devices=devices)
   if mesh.size > 1:
     say(device_mesh.describe(mesh.axis_names, mesh.devices))
@@ -319,7 +324,8 @@ def _begin(
 
   from rl_reason.base import json_files
   from rl_reason.checks import traced_functions
-  from rl_reason.report import machine_record
+  from rl_reason.monitoring import run_log
+  from rl_reason.report import machine
   from rl_reason.stages import trained
 
   with_parts(trained.check_classifiers, parts)
@@ -327,9 +333,9 @@ def _begin(
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))
-    about = machine_record.describe(place)
-    json_files.write_json(workdir / "environment.json", about)
-    machine_record.record_start(workdir)
+    about = machine.describe(place)
+    json_files.write_json(workdir / machine.FILE, about)
+    run_log.record_start(workdir)
 
 
 def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
@@ -340,18 +346,18 @@ def _summarize(c, workdir: pathlib.Path, screen: Any, stage: str) -> None:
   """
   import jax
 
-  from rl_reason.monitoring import metrics, verdict
+  from rl_reason.monitoring import health, run_log
   from rl_reason.report import page, scores
 
   screen.end_stage()
   if jax.process_index() != 0:
     return
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   fields = config_lib.flat(c)
-  for line in [*scores.summary(workdir), *verdict.summary(lines, fields)]:
+  for line in [*scores.summary(workdir), *health.summary(lines, fields)]:
     screen.say(line)
   for line in page.doubtful_summary(workdir):
     screen.say(line)
   screen.say(f"report: {page.write(workdir)}")
   if stage == "all":
-    verdict.of_run(lines, fields)
+    health.check_run(lines, fields)

@@ -31,7 +31,7 @@ if trick == "888" and stage == "all":
 if trick == "777":
   fields["optimizer.lr"] = 0.123
 (workdir / "config.json").write_text(json.dumps(fields))
-(workdir / "environment.json").write_text('{"python": "3.11", "jax": "0.10"}')
+(workdir / "machine.json").write_text('{"python": "3.11", "jax": "0.10"}')
 lines = []
 def held_out(step, accuracy):
   core = "val-core/toy/acc/"

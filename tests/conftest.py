@@ -7,6 +7,8 @@ import re
 import sys
 import tempfile
 
+from rl_reason.report import rendering
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling with less optimization takes a fifth less time. Level 0 makes
 # collectives of eight devices deadlock; a child process has one device.
@@ -69,9 +71,7 @@ def data_of_page(page: str, name: str) -> dict:
   """The data of NAME.html.in as a browser reads them, checked for escapes."""
   import json
 
-  from rl_reason.report import page as page_lib
-
-  empty = page_lib.render(name, None)
+  empty = rendering.render(name, None)
   for mark in "<>&":
     assert page.count(mark) == empty.count(mark)
   for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write"):

@@ -9,8 +9,8 @@ import pytest
 from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
 
-from rl_reason.base import config
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import config_files
 from rl_reason.lab import ablate, ablation_pages, comparison
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
@@ -34,7 +34,7 @@ def test_seeds_are_those_of_the_hash():
 def test_every_ladder_can_run(path, monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.syspath_prepend(str(ROOT))
-  c = config.read(str(path))
+  c = config_files.read(str(path))
   plan = ablate.plan(c, pathlib.Path("runs"), path.stem)
   assert sum(bool(x.row) for x in plan) == len(c.rows) * len(c.seeds)
   assert f"--config=configs/ablations/{path.name}" in path.read_text()

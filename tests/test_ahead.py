@@ -16,11 +16,12 @@ from rl_reason.base.errors import RunError
 from rl_reason.collect import ahead, experience
 from rl_reason.collect.experience import no_rows, with_old_logps
 from rl_reason.devices import device_mesh, sharding
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import resources
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.training.step import train_batch
 
 ROWS, T, STEPS = 4, 3, 6
+FIRST = "health/first_prompt"
 
 
 def batch_of(step):
@@ -60,7 +61,7 @@ class Run:
     empty = no_rows(ROWS, 2, T, 0), no_rows(6, 2, T, 0)
     self.ahead = ahead.Ahead(
         self.collect,
-        types.SimpleNamespace(clock=metrics.Clock()),
+        types.SimpleNamespace(clock=resources.Clock()),
         self.samples,
         staleness=staleness,
         steps=STEPS,
@@ -77,7 +78,7 @@ class Run:
     rows = batch_of(step)
     self.samples.keep_extremes(step, rows)
     found = {"train/accuracy": np.float32(0.1), "tokens/generated": 9}
-    return rows, None, found, dict(signs=dict(first_prompt=np.int32(step)))
+    return rows, None, found, dict(responses={FIRST: np.int32(step)})
 
   def steps(self, first, last):
     """Learns some steps; the update donates the weights."""
@@ -126,6 +127,22 @@ def test_the_state_holds_the_batches_in_flight():
     jax.tree.map(np.testing.assert_array_equal, rows, like)
     assert counts == like_counts
   for run in (whole, killed, resumed):
+    run.ahead.close()
+
+
+def test_batches_in_flight_that_an_earlier_version_saved():
+  """Their statistics of responses have other names in host.json."""
+  killed, resumed = Run(2), Run(2)
+  killed.steps(0, 1)
+  arrays = killed.ahead.arrays()
+  host = json.loads(json.dumps(killed.ahead.host()))
+  for batch in host:
+    found = batch["counts"].pop("responses")
+    batch["counts"]["signs"] = {"sign/first_prompt": found[FIRST]}
+  resumed.ahead.restore(arrays, host)
+  for run in (killed, resumed):
+    (_, _, _, counts), *_ = run.steps(1, 2)
+    assert counts["responses"] == {FIRST: 1}
     run.ahead.close()
 
 

@@ -12,23 +12,24 @@ from tiny_session import tiny_config
 from rl_reason.base.errors import RunError
 from rl_reason.devices import device_mesh
 from rl_reason.models import checksums, lora
-from rl_reason.monitoring import doctor, signs
-from rl_reason.monitoring.signs import SIGN
+from rl_reason.monitoring import alerts, health
+from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.rollout import sampler, sampler_weights
+from rl_reason.stages import build_step
 from rl_reason.training import certificate
-from rl_reason.training.certificate import Certificate
 
-OTHER = SIGN + "other_weights"
+OTHER = HEALTH + "other_weights"
 
 
-def make(base=None, kind="same", **options):
+def make(base=None, kind="same"):
   """A certificate of `tiny.CFG`."""
   c = tiny_config()
   c.rollout.weights = kind
   mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   engine = sampler.RolloutEngine(tiny.CFG, mesh, display=None)
-  session = types.SimpleNamespace(
-      config=c,
+  return build_step.certify(
+      c,
+      base,
       cfg=tiny.CFG,
       engine=types.SimpleNamespace(
           takes_parameters=engine.takes_parameters,
@@ -37,7 +38,6 @@ def make(base=None, kind="same", **options):
       rollout_engine=engine,
       display=types.SimpleNamespace(say=lambda text: None),
   )
-  return Certificate(session, base, **options)
 
 
 def said(one, version, params, weights):
@@ -234,45 +234,48 @@ def test_experts_that_were_lost_are_counted():
           mask_BT=np.ones((2, 3), bool),
           start_B=np.array([1, 1]),
           lengths_B=np.array([3, 3]),
-          routes_BLZ=routes_BLZ,
+          record=routes_BLZ,
       ),
   )
   assert certificate.lost_routes(x) == 0
   routes_BLZ[1, 2] = -1
   assert certificate.lost_routes(x) == 1 / 8
-  x.rollouts.routes_BLZ = None
+  x.rollouts.record = None
   assert certificate.lost_routes(x) == 1
 
 
-def test_steps_in_a_row_of_another_policy_end_a_run():
-  from test_signs import FIELDS, line
+def test_consecutive_steps_of_another_policy_end_a_run():
+  from test_alerts import FIELDS, line
 
   lines, wrong = [], {OTHER: "all weights are of RL step 0"}
-  one = doctor.Doctor(FIELDS, lines.append, limit=1, uncertified=2)
+  one = health.HealthMonitor(
+      FIELDS | {"rl.max_steps_uncertified": 2}, lines.append
+  )
   for n, x in enumerate((wrong, {}, wrong, wrong), 1):
-    one.check(lambda: None)
-    alarms = one.examine(n, line() | x)
-    assert ("alarm/weights_of_another_policy" in alarms) == bool(x)
+    one.enforce(lambda: None)
+    found = one.check(n, line() | x)
+    assert ("alert/weights_of_another_policy" in found) == bool(x)
   with pytest.raises(
       RunError, match="uncertified = 2: RL learned from another"
   ):
-    one.check(lambda: None)
+    one.enforce(lambda: None)
   assert any("step 0. Likely cause: the sampler did not" in x for x in lines)
 
 
 def test_the_bound_of_a_gap_is_that_of_the_precision():
-  from test_signs import FIELDS, line
+  from test_alerts import FIELDS, line
 
-  c = tiny_config()
-  exact = certificate.bound(c, "cpu")
-  c.model.dtype = "bfloat16"
+  own = dict(own_engine=True, has_experts=False)
+  exact = certificate.bound({"same"}, "float32", backend="cpu", **own)
+  rounded = certificate.bound({"same"}, "bfloat16", backend="cpu", **own)
+  on_tpu = certificate.bound({"same"}, "float32", backend="tpu", **own)
   for limit, gap, seen in (
       (exact, 1e-6, False),
       (exact, 1e-3, True),
-      (certificate.bound(c, "cpu"), 0.05, False),
-      (certificate.bound(c, "cpu"), 0.5, True),
-      (certificate.bound(tiny_config(), "tpu"), 0.05, False),
+      (rounded, 0.05, False),
+      (rounded, 0.5, True),
+      (on_tpu, 0.05, False),
   ):
-    x = line() | {SIGN + "gap_bound": limit, signs.GAP: gap}
-    names = [sign.name for sign, _ in signs.found([x], FIELDS)]
+    x = line() | {HEALTH + "gap_bound": limit, alerts.GAP: gap}
+    names = [rule.name for rule, _ in alerts.of_step([x], FIELDS)]
     assert names == ["Log-probs of another policy"] * seen

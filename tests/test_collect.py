@@ -86,6 +86,7 @@ class InstantEngine:
 
   def __init__(self, session):
     self._tok, self._length = session.tok, session.config.rollout.max_tokens
+    self.mesh = session.mesh
 
   def stream(self, params, prompts, key, temperature, sizes_N, **options):
     del params, key, temperature
@@ -108,7 +109,7 @@ class InstantEngine:
         lengths_B=3 * all_B.astype(np.int32),
         truncated_B=~all_B,
     )
-    yield rollouts, all_B
+    yield sampler.Sampled(rollouts, all_B)
 
 
 def instant(tmp_path, **changes):

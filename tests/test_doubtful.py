@@ -15,7 +15,7 @@ from rl_reason import tasks
 from rl_reason.base import json_files
 from rl_reason.collect import doubtful
 from rl_reason.evaluation import accuracy
-from rl_reason.monitoring import metrics, samples
+from rl_reason.monitoring import run_log, samples
 from rl_reason.report import page
 from rl_reason.tasks import files
 
@@ -99,7 +99,7 @@ def test_a_collector_counts_and_hands_them_on(tmp_path, reads, monkeypatch):
   rows = collector.collect("weights")
   counts = collector.counts()
   assert len(counts["doubtful"]) == (doubtful.MOST if reads else 0)
-  assert ("train/perhaps_right" in counts["signs"]) is reads
+  assert ("train/perhaps_right" in counts["responses"]) is reads
   if reads:
     incorrect = int((rows.correct_B == 0).sum())
     assert incorrect >= doubtful.MOST
@@ -107,7 +107,7 @@ def test_a_collector_counts_and_hands_them_on(tmp_path, reads, monkeypatch):
 
 
 def test_their_lines_are_of_a_stage_of_their_own(tmp_path):
-  log = metrics.Log(tmp_path)
+  log = run_log.Log(tmp_path)
   samples.SampleLog.doubtful(types.SimpleNamespace(_log=log), 3, [FOUND])
   samples.SampleLog.doubtful(types.SimpleNamespace(_log=log), 4, [])
   lines = json_files.read_jsonl(tmp_path / "samples.jsonl")
@@ -171,7 +171,7 @@ def test_an_evaluation_counts_them():
   assert "val-aux/perhaps_right" not in summarize(sets)
   found = summarize([sets[0]._replace(doubtful=[FOUND])])
   assert found["val-aux/perhaps_right"] == 1
-  text = test_evaluate.evaluate.responses_page(
+  text = test_evaluate.results.responses_page(
       "a run", {}, [sets[0]._replace(doubtful=[FOUND])], 2
   )
   assert '"why":"equal"' in text and "Rejected, perhaps right" in text

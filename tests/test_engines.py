@@ -92,7 +92,7 @@ def external(engine):
 
 
 def sampled(engine, params):
-  *_, (rollouts, ended_B) = engine.stream(
+  *_, (rollouts, ended_B, *_) = engine.stream(
       params, tiny.prompts(3), jax.random.key(1), 0.0, group_size=2
   )
   assert ended_B.all()
@@ -318,24 +318,13 @@ def test_an_engine_says_which_weights_it_holds(engine, fault, words):
   one = external(engine)
   assert one.answers == isinstance(engine.held, types.MethodType)
   for seed in (0, 1):  # two updates
-    held = []
     params = tiny.params(seed)
-    *_, _ = one.stream(
-        params,
-        tiny.prompts(3),
-        jax.random.key(1),
-        0.0,
-        group_size=2,
-        held=held,
-    )
-    assert bool(held[-1].fault) == isinstance(engine, Lazy)
+    args = params, tiny.prompts(3), jax.random.key(1), 0.0
+    *_, last = one.stream(*args, group_size=2)
+    assert bool(last.held().fault) == isinstance(engine, Lazy)
   fault(engine)
-  sampled_again = one.stream(
-      params, tiny.prompts(3), jax.random.key(1), 0.0, group_size=2, held=held
-  )
-  *_, _ = sampled_again
-  assert re.search(words, held[-1].fault) and bool(words) == bool(
-      held[-1].fault
-  )
+  *_, last = one.stream(*args, group_size=2)
+  held = last.held()
+  assert re.search(words, held.fault) and bool(words) == bool(held.fault)
   want = checksums.on_device(params)
-  jax.tree.map(np.testing.assert_array_equal, held[-1].checksums, want)
+  jax.tree.map(np.testing.assert_array_equal, held.checksums, want)

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import tiny_session
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.models import decoder, experts, linear
 from rl_reason.rollout import sampler, sampler_weights
@@ -120,12 +120,12 @@ def test_replay_removes_the_gap_that_routing_makes():
   end = tiny.P + rollouts.lengths_B - 1  # the last token is never read
   known = (at >= rollouts.start_B[:, None]) & (at < end[:, None])
   np.testing.assert_array_equal(
-      known, (rollouts.routes_BLZ >= 0).all(-1), strict=True
+      known, (rollouts.record >= 0).all(-1), strict=True
   )
-  assert rollouts.routes_BLZ.dtype == np.int8
+  assert rollouts.record.dtype == np.int8
   program = step.logps_program(CFG, 1.0)
   gaps = []
-  for rows in (rollouts, rollouts.replace(routes_BLZ=None)):
+  for rows in (rollouts, rollouts.replace(record=None)):
     plan = packing.plan(rows, packed_rows=4, minibatches=2)
     logps, _ = step.forward(None, program, params, plan)
     gaps.append(np.abs(logps - rollouts.logps_BT)[rollouts.mask_BT].max())
@@ -145,7 +145,7 @@ def test_balance_by_hand():
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"model.experts": 0}, "rollout.replay_routing = True: the model has"),
+        ({"model.experts": 0}, "rollout.replay_routing = True: does nothing"),
         ({"model.experts_per_token": 9}, "must not exceed model.experts = 8"),
         ({"model.mlp_bias": True}, "model.mlp_bias = True: experts have no"),
         ({"mesh.expert": 3}, "mesh.expert = 3: must divide model.experts = 8"),
@@ -153,7 +153,7 @@ def test_balance_by_hand():
         ({"lora.rank": 2}, "lora.targets = .*: experts have no factors"),
         (
             {"rollout.partial_groups": 1, "dynamic_sampling.enabled": True},
-            "rollout.partial_groups = 1: what an older policy chose",
+            "rollout.partial_groups = 1: the choices of an older",
         ),
         (
             {

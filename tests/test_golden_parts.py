@@ -39,7 +39,7 @@ def test_forward_matches_numpy(variant):
   def run(params):
     hidden_BLD = padded.hidden(params, cfg, tokens_BL, start_B)
     packed = padded.micro(tokens_BL, start_B, np.ones((4, T), bool))
-    scored = decoder.packed_logps(params, cfg, packed, 0.8)
+    scored = decoder.packed_logps(params, cfg, packed, 0.8)[:2]
     return decoder.logits(params, cfg, hidden_BLD), *scored
 
   logits_BLV, logps_BT, entropy_BT = run(golden.on_device(leaves, jnp.float32))

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from rl_reason.base import config, json_files
-from rl_reason.monitoring import loggers, metrics
+from rl_reason.base import config, errors, json_files
+from rl_reason.checks import config_files
+from rl_reason.monitoring import loggers, run_log
 
 FIELDS = {"rl.steps": 2, "optimizer.lr": 1e-3, "task.difficulties": [2, 3]}
 HISTOGRAMS = {"reward": np.array([-1.0, 1.0, np.nan]), "none": np.zeros(0)}
@@ -21,7 +22,7 @@ def log_with(tmp_path, text="", more=()):
   """A Log with loggers, and the lines that they say."""
   said = []
   writers = loggers.writers(text, more, tmp_path, FIELDS, said.append)
-  return metrics.Log(tmp_path, writers), said
+  return run_log.Log(tmp_path, writers), said
 
 
 def fill(log, steps=2):
@@ -121,8 +122,8 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     ],
 )
 def test_the_old_name_of_a_field_names_the_new_one(old, new):
-  c = config.read("configs/dapo.py")
-  with pytest.raises(config.ConfigError, match=f"is now {new}"):
+  c = config_files.read("configs/dapo.py")
+  with pytest.raises(errors.ConfigError, match=f"is now {new}"):
     config.override(c, {old: "x"})
 
 
@@ -176,7 +177,7 @@ def test_of_a_step_that_is_there_twice_the_newest_line_counts(tmp_path):
   text = "".join(json.dumps(x) + "\n" for x in lines)
   (tmp_path / "metrics.jsonl").write_text(text)
   kept = [x for i, x in enumerate(lines) if i not in (3, 4)]
-  assert metrics.read_metrics(tmp_path) == kept
-  log = metrics.Log(tmp_path)
+  assert run_log.read_metrics(tmp_path) == kept
+  log = run_log.Log(tmp_path)
   assert log.lines() == kept
   log.close()

@@ -91,8 +91,8 @@ def test_log_probs_and_their_gradients_are_those_of_the_softmax(
     return chosen_BT1[..., 0], entropy_BT
 
   def in_chunks(params, states):
-    monkeypatch.setattr(decoder, "routed", lambda *_: (states, None))
-    return decoder.packed_logps(params, cfg, packed, 0.7)
+    monkeypatch.setattr(decoder, "hidden", lambda *_: (states, None))
+    return decoder.packed_logps(params, cfg, packed, 0.7)[:2]
 
   def total(fn):
     def weighted(*args):
@@ -143,8 +143,8 @@ def test_one_chunk_of_logits_exists_at_a_time(tied):
 
   def total(params, states):
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(decoder, "routed", lambda *_: (states, None))
-      logps, entropy = decoder.packed_logps(params, cfg, packed)
+      patch.setattr(decoder, "hidden", lambda *_: (states, None))
+      logps, entropy, _ = decoder.packed_logps(params, cfg, packed)
     return jnp.sum(logps**2) + jnp.sum(entropy**2)
 
   head = "embed" if tied else "head"
@@ -159,7 +159,7 @@ def test_depth_does_not_lengthen_the_program():
   def size(layers):
     cfg = dataclasses.replace(tiny.CFG, layers=layers)
     params = jax.eval_shape(lambda: decoder.init(cfg, jax.random.key(0)))
-    fn = jax.jit(lambda p: decoder.hidden(p, cfg, all_rows()))
+    fn = jax.jit(lambda p: decoder.hidden(p, cfg, all_rows())[0])
     return len(fn.lower(params).as_text())
 
   assert size(32) < 1.02 * size(2)

@@ -12,8 +12,8 @@ import pytest
 import tiny
 from hypothesis import given, settings, strategies as st
 
-from rl_reason.base import config
 from rl_reason.base.structs import Rollouts
+from rl_reason.checks import facts
 from rl_reason.devices import compiled, device_mesh, sharding
 from rl_reason.models import decoder
 from rl_reason.training import packing, step
@@ -92,7 +92,7 @@ def test_what_is_trained_is_as_full(seed):
   """
   c = importlib.import_module("configs.paper.dapo").get_config()
   rows, slots = c.rollout.batch // c.updates.minibatches, 22528
-  rng, count = np.random.default_rng(seed), config.packed_rows(c, 8)
+  rng, count = np.random.default_rng(seed), facts.packed_rows(c, 8)
   prompt_B = np.clip(rng.lognormal(5, 0.5, rows), 16, 2048).astype(int)
   length_B = prompt_B + reasoning(rng, rows, slots - 2048)
   row_B, _ = packing.place(length_B, slots, count)
@@ -236,7 +236,7 @@ def test_packed_rows_are_the_padded_ones(rows, change):
   packed = pack(batch, rows)
   assert rows or len(packed.tokens_RL) < 14, "16 sequences share rows"
   got, grad = graded(
-      lambda params, packed: decoder.packed_logps(params, cfg, packed),
+      lambda params, packed: decoder.packed_logps(params, cfg, packed)[:2],
       batch,
       packed,
   )
@@ -267,7 +267,7 @@ def test_eight_devices_pack_as_one_does():
   mesh = device_mesh.make_mesh(2, 2, 2)
   with jax.set_mesh(mesh):
     got, grad = graded(
-        lambda params, packed: decoder.packed_logps(params, tiny.CFG, packed),
+        lambda *args: decoder.packed_logps(args[0], tiny.CFG, args[1])[:2],
         batch,
         sharding.put(mesh, pack(batch, 16), "batch"),
     )

@@ -10,14 +10,14 @@ import types
 import jax
 import pytest
 import tiny_session
-from test_signs import HEALTHY
+from test_alerts import HEALTHY
 from tiny_session import call
 
-from rl_reason.base import dependencies
+from rl_reason.base import resume_rules
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.monitoring import metrics
-from rl_reason.stages import interim, resumed, rl, sft
+from rl_reason.monitoring import run_log
+from rl_reason.stages import interim, learn, rl, sft
 from rl_reason.stages.output import open_stage
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
@@ -105,10 +105,10 @@ def test_rl_resumes_with_all_of_its_state(tmp_path):
   host, (metrics, _) = assert_same(
       tmp_path, run_rl, "rl", ALL_STATE, dict(die_at=4), KeyboardInterrupt
   )
-  # Signs read these: a metric of another name would silence them.
+  # Alert rules read these: a metric of another name would silence them.
   of_critic = {"critic/vf_explained_var", "critic/grad_norm"}
   missing = HEALTHY.keys() - metrics[0].keys() - of_critic
-  assert all(name.startswith("sign/") for name in missing)  # not written
+  assert all(name.startswith("health/") for name in missing)  # not written
   assert host["coefs"]["kl"] != ALL_STATE["kl__coef"]
   assert host["prompts"]["solved"] is not None
   assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
@@ -142,7 +142,7 @@ def test_what_changes_no_number_may_change_on_resume(tmp_path):
         value = pytest.approx(value, rel=1e-4, abs=1e-6)
       assert got[name] == value, name
   fields = {name.replace("__", ".") for name in FREE}
-  assert fields <= set(dependencies.FREE)
+  assert fields <= set(resume_rules.FREE)
 
 
 @pytest.mark.slow
@@ -186,27 +186,31 @@ def test_a_finished_stage_is_not_entered_again(
   )
   said = []
   monkeypatch.setattr(session.display, "say", said.append)
+
+  def resume():
+    return call(learn.resumed, session, None)
+
   with jax.set_mesh(session.mesh):
-    found = resumed(session)
+    found = resume()
     assert tiny_session.digest(found[0]) == stopped[1] and not said
     for file in (workdir / "checkpoints" / "skill").rglob("host.json"):
       file.write_text("{}")
     if kl != "none":
       with pytest.raises(RunError, match="needs it as the reference of kl"):
-        resumed(session)
+        resume()
       # Nothing needs it any more once RL is complete.
       host = Checkpoints.host
       monkeypatch.setattr(
           Checkpoints, "host", lambda *x: host(*x) | dict(evaluated=True)
       )
       tiny_session.set_field(session.config, "rl.steps", 0)
-      params, *_ = resumed(session)
+      params, *_ = resume()
       assert tiny_session.digest(params) == stopped[1]
       assert "RL at step 0 is complete" in said[-1]
       tiny_session.set_field(session.config, "lora.rank", 4)
-      assert resumed(session) == (None, None, None)
+      assert resume() == (None, None, None)
       return
-    params, *_ = resumed(session)
+    params, *_ = resume()
   assert tiny_session.digest(params) == stopped[1]  # RL is at step 0
   assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
 
@@ -257,15 +261,15 @@ def test_a_log_is_cut_only_where_a_checkpoint_ended(
     tmp_path, found, said, left
 ):
   """Lines that are not those that were noted are said, and stay."""
-  path, log = tmp_path / "metrics.jsonl", metrics.Log(tmp_path)
+  path, log = tmp_path / "metrics.jsonl", run_log.Log(tmp_path)
   log.close()
   path.write_bytes(LINES)
-  log = metrics.Log(tmp_path)
+  log = run_log.Log(tmp_path)
   noted = log.note()
   log.close()
   path.unlink() if found is None else path.write_bytes(found)
   lines = []
-  log = metrics.Log(tmp_path, say=lines.append)
+  log = run_log.Log(tmp_path, say=lines.append)
   log.remember(json.loads(json.dumps(noted)))
   log.remember(noted)  # a later stage
   log.truncate()

@@ -12,6 +12,7 @@ from scipy import stats
 
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import decode_loop, sampler
+from rl_reason.rollout.sampler import Sampled
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
@@ -19,12 +20,15 @@ STOP = tiny.TOK.convert_tokens_to_ids("-")
 draw = jax.jit(decode_loop.draw, static_argnums=2)
 
 
-def sample(prompts, group=4, params=None, **kwargs):
+def sampled(prompts, group=4, params=None, **kwargs):
   kwargs = tiny.SAMPLER | dict(max_tokens=T, temperature=1.0) | kwargs
   params = tiny.params() if params is None else params
-  return jax.device_get(
-      sampler.sample(params, prompts, KEY, group_size=group, **kwargs)
-  )
+  *_, last = sampler.stream(params, prompts, KEY, group_size=group, **kwargs)
+  return last.with_arrays(jax.device_get)
+
+
+def sample(*args, **kwargs):
+  return sampled(*args, **kwargs).rollouts
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +229,14 @@ def tails(count=128, most=LONG):
   return np.clip(rng.lognormal(3, 1, count).astype(np.int32), 1, most)
 
 
-def sample_long(**kwargs):
+def sampled_long(**kwargs):
+  """What `stream` yields last."""
   kwargs = dict(max_tokens=LONG, limits_B=tails(), eos=-1) | kwargs
-  return sample(tiny.prompts(16), 8, **kwargs)
+  return sampled(tiny.prompts(16), 8, **kwargs)
+
+
+def sample_long(**kwargs):
+  return sampled_long(**kwargs).rollouts
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +333,7 @@ def test_resumed_rollouts_have_the_same_tokens(long, slots=0):
   lengths_B = rng.integers(0, 60, 128) * (rng.random(128) < 0.8)
   part, ended_B = stop(long, lengths_B)
   assert ended_B.any() and ((0 < lengths_B) & ~ended_B).sum() > 20
-  got = sample_long(resumed=(part, ended_B), slots=slots)
+  got = sample_long(resumed=Sampled(part, ended_B), slots=slots)
   np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
   np.testing.assert_array_equal(got.truncated_B, long.truncated_B)
   np.testing.assert_allclose(got.logps_BT, long.logps_BT, atol=1e-5)
@@ -332,25 +341,26 @@ def test_resumed_rollouts_have_the_same_tokens(long, slots=0):
 
 def test_kept_rows_read_only_what_is_new(long):
   """As if all were read again; observations of 0 to 99 tokens."""
-  rng, kept = np.random.default_rng(0), []
+  rng = np.random.default_rng(0)
   lengths_B = np.minimum(rng.integers(1, 60, 128), long.lengths_B)
-  sample_long(limits_B=lengths_B, kept=kept)
+  cache = sampled_long(limits_B=lengths_B, keep_cache=True).cache
   part, _ = stop(long, lengths_B)
   ended_B = rng.random(128) < 0.3
   for b, size in enumerate(rng.integers(0, 100, 128)):
     end = P + lengths_B[b] + size
     part.tokens_BL[b, end - size : end] = rng.integers(2, 15, size)
     part.lengths_B[b] += size
-  how = dict(limits_B=np.full(128, 180), resumed=(part, ended_B))
-  again = sample_long(**how)
-  cache, *rest = jax.device_get(kept[0])
-  spoiled = [(jax.tree.map(np.zeros_like, cache), *rest)]
-  for caches, same in (kept, True), (spoiled, False):
-    got = sample_long(**how, kept=caches)
+  how = dict(limits_B=np.full(128, 180), keep_cache=True)
+  again = sample_long(**how, resumed=Sampled(part, ended_B))
+  zeros = jax.tree.map(np.zeros_like, jax.device_get(cache.cache))
+  spoiled = jax.device_get(cache)._replace(cache=zeros)
+  for row_cache, same in (cache, True), (spoiled, False):
+    resumed = Sampled(part, ended_B, row_cache)
+    got, _, following, _ = sampled_long(**how, resumed=resumed)
     assert (got.tokens_BL == again.tokens_BL).all() == same
     gap_BT = np.abs(got.logps_BT - again.logps_BT)
     assert (gap_BT.max() < 1e-5) == same
-    assert len(caches) == 1  # for the next call
+    assert following is not None  # for the next call
 
 
 @pytest.mark.slow
@@ -358,7 +368,7 @@ def test_another_policy_resumes_partial_rollouts(long):
   """Tokens so far and their log-probs stay; the rest is the other policy's."""
   other = tiny.params(1)
   part, ended_B = stop(long, np.full(128, 5))
-  rows = sample_long(resumed=(part, ended_B), params=other)
+  rows = sample_long(resumed=Sampled(part, ended_B), params=other)
   np.testing.assert_array_equal(
       rows.tokens_BL[:, : P + 5], part.tokens_BL[:, : P + 5]
   )
@@ -379,11 +389,11 @@ def test_a_stream_yields_when_few_groups_are_unfinished(long):
       **static,
   )
   for part in parts:
-    left = (~np.asarray(part[1]).reshape(-1, 8).all(1)).sum()
+    left = (~np.asarray(part.ended_B).reshape(-1, 8).all(1)).sum()
     if left <= 9:
       break
   assert 0 < left <= 9
-  got = sample_long(resumed=jax.device_get(part))
+  got = sample_long(resumed=part.with_arrays(jax.device_get))
   np.testing.assert_array_equal(got.tokens_BL, long.tokens_BL)
 
 

@@ -16,7 +16,7 @@ from rl_reason.base.structs import Batch, Rollouts, call_by_name
 from rl_reason.collect import dynamic_sampling
 from rl_reason.collect.experience import graded
 from rl_reason.data import tokenizer
-from rl_reason.monitoring import display, metrics, samples
+from rl_reason.monitoring import display, run_log, samples
 
 TEXT = "héllo 日本語 🎉, the\n\n  end"
 # By group: none, some and all of the responses are correct.
@@ -90,7 +90,7 @@ def outcome(rows):
 
 def log_two_rounds(tmp_path, enabled, new_logps=None, **options):
   """The lines of samples.jsonl after a step of two rounds."""
-  log = metrics.Log(tmp_path)
+  log = run_log.Log(tmp_path)
   log.show = lambda *x: shown.append(x)  # what loggers get
   shown, tables = [], []
   screen = display.Display(False)

@@ -9,7 +9,8 @@ import pytest
 
 from rl_reason import tasks
 from rl_reason.algorithms import schedules
-from rl_reason.monitoring import doctor, rl_metrics
+from rl_reason.monitoring import step_metrics
+from rl_reason.training import optimizer
 
 
 def quality(
@@ -36,7 +37,7 @@ def quality(
   rollouts = types.SimpleNamespace(
       lengths_B=length_B, mask_BT=mask_BT, policy_lengths_B=mask_BT.sum(1)
   )
-  return rl_metrics.credit_quality(
+  return step_metrics.credit_quality(
       types.SimpleNamespace(rollouts=rollouts),
       np.asarray(rewards_B, np.float32),
       batch,
@@ -93,7 +94,7 @@ def test_observations_neither_discount_nor_move_a_token():
 def test_behaviours_of_a_task():
   source = types.SimpleNamespace(problem=len, BEHAVIOURS={"retries": r"\?"})
   task = tasks.Task("mine", source)
-  seen = doctor.Seen(lambda *_: "", task.BEHAVIOURS)
+  stats = step_metrics.ResponseStats(lambda *_: "", task.BEHAVIOURS)
   rows = types.SimpleNamespace(
       rollouts=types.SimpleNamespace(
           truncated_B=np.zeros(2, bool),
@@ -103,10 +104,10 @@ def test_behaviours_of_a_task():
       ),
       correct_B=np.ones(2),
   )
-  seen.responses(rows, ["1?2?3", "4"], ["", ""])
-  assert seen.signs()["behaviour/retries"] == 1
-  seen.clear()
-  assert "behaviour/retries" not in seen.signs()  # a step without a round
+  stats.responses(rows, ["1?2?3", "4"], ["", ""])
+  assert stats.metrics()["behaviour/retries"] == 1
+  stats.clear()
+  assert "behaviour/retries" not in stats.metrics()  # a step without a round
   source.BEHAVIOURS = {"checks": "("}
   with pytest.raises(ValueError, match="'checks'. is no pattern"):
     tasks.Task("mine", source)
@@ -124,7 +125,7 @@ def test_the_learning_rate_is_that_of_the_last_update():
       _, opt_state = tx.update(params, opt_state, params)
     return types.SimpleNamespace(opt_state=opt_state), dict(loss=0.0)
 
-  call, rates = rl_metrics.with_rate(update, lr=1.0, **keywords), []
+  call, rates = optimizer.with_rate(update, lr=1.0, **keywords), []
   state = types.SimpleNamespace(opt_state=tx.init(jnp.ones(2)))
   for made in (1, 1, 2, 0, 1):
     state, metrics = call(state, made)

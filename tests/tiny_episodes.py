@@ -13,6 +13,7 @@ from rl_reason.base.structs import Rollouts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.data import tokenizer
+from rl_reason.rollout.sampler import Sampled
 from rl_reason.tasks import arithmetic
 
 EOS, P, GROUP = TOK.eos_token_id, 3, 4
@@ -54,7 +55,7 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
   prompts = np.tile(TOK("1+1")["input_ids"], (count, 1)).astype(np.int32)
   ends = [EOS, *pauses]
 
-  def sample(resumed=None, kept=None):
+  def sample(resumed=None):
     blank = Rollouts(
         tokens_BL=np.concatenate(
             [prompts, np.zeros((count, max_tokens), np.int32)], 1
@@ -66,7 +67,7 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
         lengths_B=np.zeros(count, np.int32),
         truncated_B=np.ones(count, bool),
     )
-    out, ended_B = resumed or (blank, np.zeros(count, bool))
+    out, ended_B, *_ = resumed or (blank, np.zeros(count, bool))
     out, ended_B = jax.tree.map(np.array, (out, ended_B))
     waves.append(np.flatnonzero(~ended_B))
     left = list(waves[-1])
@@ -83,13 +84,13 @@ def play(run, count=16, max_tokens=80, pauses=(), seed=0, made=True):
         ended_B[b] = token in ends or t + 1 == max_tokens
       left.remove(b)
       if len(left) == 2:  # a snapshot in the middle, as `stream` yields them
-        yield jax.tree.map(np.array, out), ended_B.copy()
-    yield out, ended_B
+        yield Sampled(jax.tree.map(np.array, out), ended_B.copy())
+    yield Sampled(out, ended_B)
 
   sizes_N = [GROUP] * (count // GROUP)
   ids = range(count // GROUP)
   episodes = Episodes(run, rows(count // GROUP), ids, sizes_N, seed)
-  *_, (rollouts, ended_B) = episodes.stream(sample)
+  *_, (rollouts, ended_B, *_) = episodes.stream(sample)
   run.close()
   assert ended_B.all()
   return types.SimpleNamespace(

@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from rl_reason.base.dependencies import differences
 from rl_reason.base.errors import RunError, Stopped
+from rl_reason.base.resume_rules import differences
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints, newest_host
 from rl_reason.devices import sharding
 from rl_reason.monitoring.display import Display
-from rl_reason.monitoring.metrics import FILES, Log
-from rl_reason.monitoring.skips import why_not_finite
+from rl_reason.monitoring.health import why_not_finite
+from rl_reason.monitoring.run_log import FILES, Log
 
 # Stages that begin with what a stage has made.
 FOLLOWED_BY = {

@@ -3,8 +3,10 @@
 import dataclasses
 from typing import Any
 
+import jax
+
 from rl_reason.base.errors import RunError
-from rl_reason.base.structs import Experience, TrainState, Tree
+from rl_reason.base.structs import Experience, Rollouts, TrainState, Tree
 from rl_reason.devices import sharding
 
 
@@ -55,7 +57,7 @@ class RLState:
     return dict(
         policy=self.policy,
         critic=self.critic,
-        **sharding.put(self.mesh, on_host),
+        **sharding.put(self.mesh, named(on_host)),
     )
 
   def host(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class RLState:
     """
     require_base(host, self.base_digest)
     self.policy, self.critic = arrays["policy"], arrays["critic"]
+    arrays = unnamed(arrays)
     self.kept = sharding.fetch(arrays["kept"])
     self.history = sharding.fetch(arrays["history"])
     self.collector.unfinished = sharding.fetch(arrays["unfinished"])
@@ -98,6 +101,36 @@ class RLState:
     """Ends the thread that samples ahead, if there is one."""
     if self.ahead is not None:
       self.ahead.close()
+
+
+# The name of Rollouts.record in checkpoints.
+RECORD = "routes_BLZ"
+
+
+def named(arrays: Tree) -> Tree:
+  """Arrays under their names in checkpoints: rollouts as dicts."""
+
+  def fields(x):
+    if not isinstance(x, Rollouts):
+      return x
+    found = {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
+    return found | {RECORD: found.pop("record")}
+
+  return jax.tree.map(fields, arrays, is_leaf=lambda x: isinstance(x, Rollouts))
+
+
+def unnamed(arrays: Tree) -> Tree:
+  """The inverse of `named`."""
+
+  def is_rollouts(x):
+    return isinstance(x, dict) and RECORD in x
+
+  def rollouts(x):
+    if not is_rollouts(x):
+      return x
+    return Rollouts(**{k if k != RECORD else "record": v for k, v in x.items()})
+
+  return jax.tree.map(rollouts, arrays, is_leaf=is_rollouts)
 
 
 def require_base(host: dict, digest: int) -> None:

@@ -23,42 +23,41 @@ from rl_reason.data import pipelines
 from rl_reason.data.prompt_stream import PromptStream, prompt_hash
 from rl_reason.devices import sharding
 from rl_reason.models import checksums
-from rl_reason.monitoring import doctor, metrics
-from rl_reason.rollout.sampler import RolloutEngine
+from rl_reason.monitoring import resources, step_metrics
+from rl_reason.rollout.sampler import RolloutEngine, Sampled
 from rl_reason.tasks import Row
 
 
 class RolloutCollector:
-  """Samples and grades rounds of prompts with one policy after the other.
+  """Samples and grades rounds of prompts, each with the newest policy.
 
   Args:
     prompts: where prompts are drawn from.
     engine: samples the responses.
     task: has the verifier.
     tok: the tokenizer.
-    rewards: the terms that are added to the reward of a verdict.
+    rewards: terms of the reward in addition to the verdict.
     key: of the sampling noise, together with the ids of prompts.
     num_responses: of a round.
     group_size: responses to each prompt, on average.
-    group_sizes: a function of `rollout.group_sizes`, its keywords bound, ->
-      responses to each prompt [N]; None: all groups are equal.
+    group_sizes: a function of `rollout.group_sizes`, its keywords bound, which
+      returns the responses to each prompt [N]; None: all groups are equal.
     max_prompt: slots of a prompt, in tokens.
     temperature: of sampling.
     top_p: of sampling; 1 is off.
     cache: precision of keys and values: 'same' or 'int8'.
-    record: whether the experts of each token are recorded.
-    shuffle_seed: of the control in which rewards are permuted over the round;
-      None: they are not.
+    record: whether rollouts have a record (see `Rollouts`).
+    shuffle_seed: permutes the verdicts of a round, as a control; None: off.
 
   Attributes:
     prompts: the stream of prompts.
     clock: laps 'gen' and 'score' of the training loop.
-    unfinished: partial rollouts; None: a round has none.
+    unfinished: partial rollouts; None: rounds leave none.
     rewards: the terms of the reward.
     failures: of verifier and reward functions, since the last `start_step`.
-    seen: what the doctor counts of the responses since then.
+    stats: counts of the responses since then.
     doubtful: rejected responses since then that may be right.
-    held: of each call of the engine since then, what it sampled with.
+    held: the engine's answers since then about the weights that sampled.
   """
 
   def __init__(
@@ -82,9 +81,11 @@ class RolloutCollector:
   ):
     self.prompts = prompts
     self.num_responses = num_responses
-    self.clock = metrics.Clock()
+    self.clock = resources.Clock()
     self.failures = 0
-    self.seen = doctor.Seen(task.answer, getattr(task, "BEHAVIOURS", {}))
+    self.stats = step_metrics.ResponseStats(
+        task.answer, getattr(task, "BEHAVIOURS", {})
+    )
     self.doubtful = Doubtful(task)
     self.held: list[checksums.Answer] = []
     self.unfinished: Experience | None = None
@@ -102,20 +103,17 @@ class RolloutCollector:
     """Begins the next training step: resets the counts of failures."""
     self.failures = 0
     self.held = []
-    self.seen.clear()
+    self.stats.clear()
     self.doubtful.clear()
     self.rewards.runner.reset()
 
   def counts(self) -> dict[str, Any]:
-    """What was counted since `start_step`: metrics, as JSON.
-
-    Under 'doubtful' are responses as `collect.doubtful` lists them.
-    """
+    """Counts since `start_step`, as JSON; 'doubtful' lists responses."""
     return dict(
         held=checksums.answers(self.held),
         functions=dict(self.rewards.runner.counts),
         failures={"train/verifier_failures": self.failures},
-        signs=self.seen.signs() | self.doubtful.counts(),
+        responses=self.stats.metrics() | self.doubtful.counts(),
         doubtful=self.doubtful.found(),
     )
 
@@ -129,7 +127,7 @@ class RolloutCollector:
 
     Args:
       weights: sampler weights, of `RolloutEngine.weights`.
-      on_dispatch: called as soon as the device has work, to use the time.
+      on_dispatch: called as soon as the device has work.
       another_round_follows: see `dynamic_sampling.fill_batch`; only partial
         rollouts read it.
 
@@ -150,10 +148,10 @@ class RolloutCollector:
     parts = self._sample(weights, ids, rows, sizes_N, rows_B, on_dispatch)
     rollouts, _, grader, scores = self._grade(parts, rows_B)
 
-    # Put the graded responses together with the terms of their reward.
+    # Join the graded responses with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = self._score(experience, scores.scores_UB)
-    self.seen.responses(experience, grader.texts, rows_B)
+    self.stats.responses(experience, grader.texts, rows_B)
     self.doubtful.responses(
         grader.texts, rows_B, grader.correct_B, rollouts.truncated_B
     )
@@ -163,7 +161,7 @@ class RolloutCollector:
 
   def _grade(
       self,
-      parts: Iterator[tuple[Rollouts, np.ndarray]],
+      parts: Iterator[Sampled],
       rows_B: list[Row],
       stops: Callable[[Any, np.ndarray], bool] = lambda *_: False,
   ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
@@ -175,12 +173,12 @@ class RolloutCollector:
       stops: whether sampling ends before all responses have finished.
 
     Returns:
-      the responses, which of them have finished, their grades and scores.
+      the responses, whether each has finished, their grader and scores.
     """
     grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)
     with contextlib.closing(grader):
-      for rollouts, finished_B in parts:
+      for rollouts, finished_B, *_ in parts:
         grader.submit(rollouts, finished_B)
         scores.submit(rollouts, finished_B)
         if stops(grader, finished_B):
@@ -192,7 +190,7 @@ class RolloutCollector:
     return rollouts, finished_B, grader, scores
 
   def _grader(self, rows_B: list[Row]) -> Any:
-    """Says which responses are correct."""
+    """The grader of a round."""
     return AsyncGrader(self._task, self._tok, rows_B)
 
   def _sizes(self, rows: list[Row]) -> np.ndarray:
@@ -216,13 +214,13 @@ class RolloutCollector:
       rows_B: list[Row],
       on_dispatch: Callable[[], None],
       **options: Any,
-  ) -> Iterator[tuple[Rollouts, np.ndarray]]:
-    """Yields all responses so far and which have finished, on the host."""
+  ) -> Iterator[Sampled]:
+    """Yields all responses so far, on the host."""
     prompts: Prompts = pipelines.pack_prompts(
         self._tok, [row.prompt for row in rows], ids, self._max_prompt
     )
-    # Responses that are expected to be long start first, so that no long one
-    # is left to decode alone at the end. This changes no token.
+    # Responses with a long expected length start first, so that none decodes
+    # alone at the end. This changes no token.
     _, length_B = self.prompts.expected(rows_B)
     for part in self._engine.stream(
         weights,
@@ -232,10 +230,11 @@ class RolloutCollector:
         None if self._group_sizes is None else sizes_N,
         expected_B=length_B,
         on_dispatch=on_dispatch,
-        held=self.held,
         **self._options | options,
     ):
-      yield sharding.fetch(part)
+      if part.held is not None:
+        self.held.append(part.held())
+      yield part.with_arrays(sharding.fetch)
 
   def _experience(self, rollouts, correct_B, rows_B) -> Experience:
     """Graded responses of this step's policy."""
@@ -249,7 +248,7 @@ class RolloutCollector:
     )
 
   def _score(self, rows: Experience, scores_UB: Array) -> Experience:
-    """Rows with all terms of the reward; verdicts shuffled in the control."""
+    """Rows with all terms of the reward, and with verdicts of the control."""
     if self._shuffle_seed is not None:
       seed = self._shuffle_seed, rows.rollouts.ids_B[0]
       permute = np.random.default_rng(seed).permutation
@@ -258,7 +257,7 @@ class RolloutCollector:
     return rows.replace(scores_EB=scores_EB)
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
-    """Tells the prompt stream how the round went."""
+    """Passes the accuracy and lengths of a round to the prompt stream."""
     found = groups(experience.rollouts.ids_B)
     lengths_B = experience.rollouts.lengths_B
     self.prompts.update(

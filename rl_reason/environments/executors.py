@@ -255,9 +255,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
         with contextlib.suppress(ProcessLookupError):
           kill(living[number], signal.SIGKILL)
     for fd in received:
-      with contextlib.suppress(
-          OSError
-      ):  # no process can start: the socket closes
+      with contextlib.suppress(OSError):  # no process starts: the socket closes
         pid = os.fork()
         if not pid:
           control.close()

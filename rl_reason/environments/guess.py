@@ -25,13 +25,7 @@ class Guess:
   """One game; its class is also the task."""
 
   ALPHABET = "0123456789-:<>?"
-  DIFFICULTIES = (
-      2,
-      3,
-      4,
-      5,
-      6,
-  )  # d bits: more than 2**d/2, at most 2**d numbers
+  DIFFICULTIES = (2, 3, 4, 5, 6)  # bits: 2**(d - 1) < size <= 2**d
   STYLES = ("random", "bisect")
 
   @staticmethod

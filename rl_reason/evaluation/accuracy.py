@@ -23,7 +23,7 @@ from rl_reason.evaluation.statistics import (
     majority_vote,
     pass_at_k,
 )
-from rl_reason.monitoring import doctor, samples, signs
+from rl_reason.monitoring import alerts, samples, step_metrics
 from rl_reason.tasks import reward_functions
 
 
@@ -39,7 +39,7 @@ class Responses(NamedTuple):
     failures: of the verifier; without one, of reward functions, whose scores
       then count as 0.
     repetition: mean share of repeated tokens in first responses.
-    broken: number of responses by `doctor.broken`.
+    broken: number of responses by `step_metrics.broken_responses`.
     rewards_NG: where nothing verifies the rows, the weighted terms of the
       reward, with their weights at the end of the run; else None.
     doubtful: rejected ones that may be right, see `collect.doubtful`; None
@@ -144,7 +144,7 @@ def respond(
       unread -= min(unread, len(rejected))
     correct_B = np.maximum(correct_B, 0)  # as incorrect, where it failed
     failures += failed
-    broken += doctor.broken(rollouts)
+    broken += step_metrics.broken_responses(rollouts)
     stats_B3 = np.stack(
         [correct_B, rollouts.policy_lengths_B, rollouts.truncated_B], -1
     )
@@ -228,7 +228,7 @@ def summarize_sets(
   if read:
     metrics["val-aux/perhaps_right"] = sum(map(len, read))
   if broken := sum(x.broken for x in sets):
-    metrics[signs.BROKEN_HELD_OUT] = broken
+    metrics[alerts.BROKEN_HELD_OUT] = broken
   return metrics | {
       "val-aux/score": float(np.mean(scores)),
       "val-aux/response_length/mean": float(np.concatenate(lengths).mean()),

@@ -18,8 +18,8 @@ from scipy import stats
 
 from rl_reason.base import config as config_lib, json_files
 from rl_reason.lab.jobs import Job
-from rl_reason.monitoring import metrics
-from rl_reason.report import scores
+from rl_reason.monitoring import run_log
+from rl_reason.report import charts, machine, scores
 
 POINTS = 50  # largest number of points of a series
 AXES = {"step": "steps", "tokens": "generated tokens", "flops": "FLOPs"}
@@ -41,16 +41,16 @@ def collect(
   for job in jobs:
     if not job.row or not job.finished():
       continue
-    lines = metrics.read_metrics(job.workdir)
+    lines = run_log.read_metrics(job.workdir)
     first, *_ = scores.of_stage(lines, "evaluate")
     accuracy, _ = scores.headline(scores.scores(first))
     columns: dict[str, dict] = {"evaluate": {"accuracy": accuracy}, "rl": {}}
     for name, measure in measures.items():
       columns[measure.stage][name] = measure.key
-    spent = {kind: scores.spent(lines, kind) for kind in scores.COSTS}
+    spent = {kind: charts.spent(lines, kind) for kind in charts.COSTS}
     series = {
         stage: _columns(
-            scores.thin(scores.points(lines, stage), POINTS), spent, names
+            charts.thin(charts.points(lines, stage), POINTS), spent, names
         )
         for stage, names in columns.items()
     }
@@ -62,8 +62,7 @@ def collect(
     run = dict(row=job.row, seed=job.seed, differs=differs)
     run["seconds"] = round(job.record()["seconds"], 1)
     runs.append(run | series)
-    path = job.workdir / "environment.json"
-    environments.append(json.loads(path.read_text()))
+    environments.append(machine.read(job.workdir))
   common = environments[0] if environments else {}
   return dict(
       title=c.title,

@@ -24,10 +24,10 @@ from typing import Any
 import jax
 import ml_collections
 
-from rl_reason.base import config as config_lib, json_files
-from rl_reason.checks import checked, run_directory
+from rl_reason.base import config as config_lib, errors, fields, json_files
+from rl_reason.checks import checked, content, run_directory
 from rl_reason.devices.randomness import host_seed
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.report import compare, page, scores
 
 Stages = Callable[..., tuple[Any, Any]]
@@ -58,16 +58,16 @@ def run(
     ConfigError: of a round; before anything is trained, where possible.
     RunError, DataError, Stopped: of a stage; the same command resumes.
   """
-  count, line_file = config.rounds.count, workdir / metrics.FILES[0]
+  count, line_file = config.rounds.count, workdir / run_log.FILES[0]
   lines = json_files.read_jsonl(line_file)
   if stage != "all":
     last = directory(workdir, max(len(lines) - 1, 0))
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"--stage={stage}: rounds.count = {count}, and a stage is that of one"
         f" round: give its --workdir, such as {last}, without --config"
     )
   if set(run_directory.NO_SOURCE) & set(str(workdir)):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"--workdir = {workdir}: samples and reward models below it could not"
         f" be named: choose one without {' '.join(run_directory.NO_SOURCE)}"
     )
@@ -77,7 +77,7 @@ def run(
   lock = run_directory.lock(workdir, screen.say) if is_first else None
   if is_first:
     shown = config.copy_and_resolve_references()
-    run_directory.record(shown)  # so that its paths may move
+    content.record(shown)  # so that its paths may move
     json_files.write_json(workdir / "config.json", config_lib.flat(shown))
   found: tuple[Any, Any] = (None, None)
   try:
@@ -102,7 +102,7 @@ def run(
       )
       found = stages(c, directory(workdir, number), screen, stop)
       if new:
-        after = metrics.read_metrics(directory(workdir, number))
+        after = run_log.read_metrics(directory(workdir, number))
         lines.append(
             _line(number, scores.of_stage(after, "evaluate")[-1], about)
         )
@@ -145,7 +145,7 @@ def of_round(
   c = config.copy_and_resolve_references()
   r = config.rounds
   for name in r:
-    c.rounds[name] = config_lib.FIELDS[f"rounds.{name}"].default
+    c.rounds[name] = fields.FIELDS[f"rounds.{name}"].default
   if not number:
     c.rl.steps = 0
     c.optimizer.warmup_steps = c.critic.warmup_steps = 0
@@ -221,7 +221,7 @@ def _samples(
 
 def _preferences(workdir: pathlib.Path) -> dict[str, Any]:
   """How well the reward model of a round predicts held-out pairs."""
-  lines = metrics.read_metrics(workdir)
+  lines = run_log.read_metrics(workdir)
   return {
       name: value
       for name, value in scores.of_stage(lines, "reward_model")[-1].items()

@@ -4,9 +4,9 @@ import dataclasses
 
 import jax
 
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked
-from rl_reason.devices import device_mesh, sharding
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import facts, machine_checks
+from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
@@ -36,7 +36,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   """
   cfg = model_shapes.shape(config)
   value = critic_config(config, cfg)
-  checked.devices(config, devices or jax.device_count())
+  machine_checks.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
   limit = int(memory * GIB) if memory else device_bytes()
   if config.model.remat == "auto":
@@ -107,10 +107,9 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
   if not rows or not slots:
     display.say(
-        "nothing is small enough: spread it over more devices (mesh.fsdp; long"
-        " rows: mesh.sequence),"
-        " offload the optimizer state (optimizer.offload), or use LoRA"
-        " (lora.rank)"
+        "nothing is small enough: spread the model over more devices"
+        f" ({axes.fields('embed', 'or')}), offload the optimizer state"
+        " (optimizer.offload), or use LoRA (lora.rank)"
     )
 
 
@@ -138,7 +137,7 @@ def measured(
 def _mesh(config, devices: int):
   if not devices:
     return device_mesh.make_meshes(**config.mesh)[0]
-  return sharding.abstract_mesh(**checked.mesh_sizes(config, devices))
+  return sharding.abstract_mesh(**facts.mesh_sizes(config, devices))
 
 
 def _show(display, size, update: int, rollout: int, source: str) -> None:

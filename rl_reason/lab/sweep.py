@@ -15,16 +15,14 @@ import argparse
 import itertools
 import pathlib
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import checked, machine_checks, run_directory
 from rl_reason.lab import jobs
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 
 def product(
@@ -77,7 +75,7 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
       if name != "config"
   }
   c, _ = checked.checked(path, given)
-  checked.files(c)
+  machine_checks.files(c)
   return config_lib.flat(c), run_directory.default(path, c, given)
 
 
@@ -143,14 +141,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     for job in todo:
       print(shlex.join([*child, *job.args]))
     return 0
-  stop = threading.Event()
-
-  def request_stop(number, _):
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process
-
-  signal.signal(signal.SIGTERM, request_stop)
-  signal.signal(signal.SIGINT, request_stop)
+  stop = jobs.stop_on_signals()
   failed = jobs.run(
       todo,
       stop,
@@ -172,6 +163,6 @@ def _split(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-  with screen.guarded():
+  with output_guard.guarded():
     status = main(sys.argv[1:])
   sys.exit(status)

@@ -9,7 +9,7 @@ import numpy as np
 from rl_reason.base import json_files
 from rl_reason.base.structs import Array, Batch, Experience, call_by_name
 from rl_reason.data import tokenizer
-from rl_reason.monitoring import metrics as metrics_lib
+from rl_reason.monitoring import run_log
 from rl_reason.monitoring.display import Display
 from rl_reason.tasks import Row
 
@@ -114,7 +114,7 @@ class SampleLog:
 
   def __init__(
       self,
-      log: metrics_lib.Log,
+      log: run_log.Log,
       display: Display,
       tok,
       row_of: Callable[[int], Row],
@@ -253,7 +253,7 @@ class SampleLog:
   def doubtful(self, step: int, found: list[dict]) -> None:
     """Logs rejected responses that may be right, see `collect.doubtful`."""
     if found:
-      head = dict(stage=metrics_lib.DOUBTFUL, step=step)
+      head = dict(stage=run_log.DOUBTFUL, step=step)
       self._log.samples([head | x for x in found])
 
   def _ratios(self, logps_BT: Array, batch: Batch) -> dict[str, Array]:

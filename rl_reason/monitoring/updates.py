@@ -1,14 +1,10 @@
-"""Updates of RL: counted, and required.
+"""Optimizer steps of RL, counted in the lines of metrics.jsonl.
 
-A step without an update leaves the parameters as they were. `Streak` ends a
-stage with too many such steps in a row. Why there was no update is what
-`doctor.py` says; those of other stages are in `skips.py`.
+A step without an update leaves the parameters as they were. `alerts.py` names
+the reason, and `health.py` ends a run with too many such steps.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-from rl_reason.base.errors import RunError
 
 
 class Updates(NamedTuple):
@@ -57,55 +53,3 @@ def of_run(lines: list[dict], fields: dict[str, Any]) -> list[Updates]:
 def per_step(fields: dict[str, Any]) -> int:
   """Optimizer steps of an RL step."""
   return fields["updates.minibatches"] * fields["updates.epochs"]
-
-
-class Streak:
-  """Counts steps in a row without an update; ends a stage that has too many.
-
-  Args:
-    stage: as the user knows it.
-    limit: steps in a row that are too many; 0: never.
-    field: of the config, which has the limit.
-    did: what the stage did in these steps.
-  """
-
-  def __init__(
-      self,
-      stage: str,
-      limit: int,
-      field: str = "rl.max_steps_without_update",
-      did: str = "made no update of worth",
-  ):
-    self.count = 0
-    self._stage, self._limit = stage, limit
-    self._field, self._did = field, did
-    self._last = ""
-
-  def add(self, made: bool, last: str) -> None:
-    """Counts a step.
-
-    Args:
-      made: whether it made an update, and one that leaves a policy of use.
-      last: the step with its batch, and the cause, should it be the last.
-    """
-    self.count, self._last = (0 if made else self.count + 1), last
-
-  def check(self, flush: Callable[[], None]) -> None:
-    """Call it between two steps.
-
-    Args:
-      flush: adds the step whose metrics are still on the device; it is called
-        only if that step could be one too many.
-
-    Raises:
-      RunError: there were too many.
-    """
-    if self._limit and self.count + 1 >= self._limit:
-      flush()
-    if self._limit and self.count >= self._limit:
-      raise RunError(
-          f"{self._field} = {self._limit}: {self._stage} {self._did} in"
-          f" {self.count} steps in a row. {self._last}. The state is saved: the"
-          " same command resumes the run, another config needs another"
-          " --workdir"
-      )

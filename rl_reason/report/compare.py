@@ -1,4 +1,4 @@
-"""One page for several runs: their scores, curves and configs side by side."""
+"""One page that compares the scores, curves and configs of several runs."""
 
 import json
 import os
@@ -6,15 +6,16 @@ import pathlib
 from typing import Any
 
 from rl_reason.base import json_files
-from rl_reason.monitoring import metrics
-from rl_reason.report import machine_record, page, scores as scores_lib
-from rl_reason.report.scores import COSTS, scores
+from rl_reason.monitoring import run_log
+from rl_reason.report import rendering, scores as scores_lib
+from rl_reason.report.charts import COSTS, charts_of, hours, spent
+from rl_reason.report.scores import scores
 
 POINTS = 1600  # of a curve, over all runs
 
 
 def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
-  """Writes compare.html into the first of some work directories.
+  """Writes compare.html into the first of the work directories.
 
   Args:
     workdirs: of runs, finished or not.
@@ -23,18 +24,18 @@ def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
     the path of the page.
   """
   path = workdirs[0] / "compare.html"
-  json_files.write_text(path, page.render("compare", _data(workdirs)))
+  json_files.write_text(path, rendering.render("compare", _data(workdirs)))
   return path
 
 
 def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
-  """Returns everything that compare.html.in shows."""
+  """The data that compare.html.in shows."""
   names = _names(workdirs)
-  lines = [metrics.read_metrics(x) for x in workdirs]
+  lines = [run_log.read_metrics(x) for x in workdirs]
   configs = []
   for path in (x / "config.json" for x in workdirs):
     configs.append(json.loads(path.read_text()) if path.exists() else {})
-  axes, charts = _charts(names, lines, configs)
+  axes, charts = _charts(names, lines)
   known = [
       x
       for x in ("step", *COSTS, "hours")
@@ -56,22 +57,20 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
       differ=_differences(names, configs),
       commands=[
           (name, *(x[-1][k] for k in ("command", "date") if x))
-          for name, x in zip(
-              names, map(machine_record.starts, workdirs), strict=True
-          )
+          for name, x in zip(names, map(run_log.starts, workdirs), strict=True)
       ],
   )
 
 
 def _names(workdirs: list[pathlib.Path]) -> list[str]:
-  """The paths without what they have in common at their beginning."""
+  """The paths without their common prefix."""
   paths = [x.resolve() for x in workdirs]
   root = os.path.commonpath([x.parent for x in paths])
   return [str(x.relative_to(root)) for x in paths]
 
 
 def _table(names: list[str], lines: list[list[dict]]) -> dict[str, Any]:
-  """Returns the held-out scores before and after RL, and what they cost."""
+  """The held-out scores before and after RL, and the costs."""
   sides = [scores_lib.before_after(x) for x in lines]
   before, after = ([scores(side[i] or {}) for side in sides] for i in (0, 1))
   rows = []
@@ -86,12 +85,12 @@ def _table(names: list[str], lines: list[list[dict]]) -> dict[str, Any]:
   costs = {"RL steps": [], "hours": [], **{kind: [] for kind in COSTS}}
   for run in lines:
     rl = scores_lib.of_stage(run, "rl")
-    hours = [x for x in scores_lib.hours(run).values() if x is not None]
+    until = [x for x in hours(run).values() if x is not None]
     costs["RL steps"].append(str(rl[-1]["step"]) if rl else "0")
-    costs["hours"].append(f"{max(hours, default=0):.2f}")
+    costs["hours"].append(f"{max(until, default=0):.2f}")
     for kind in COSTS:
-      spent = scores_lib.spent(run, kind)
-      costs[kind].append(f"{max(spent.values()):.3g}" if spent else "–")
+      cost = spent(run, kind)
+      costs[kind].append(f"{max(cost.values()):.3g}" if cost else "–")
   for name, texts in costs.items():
     cells = [(text, None) for text in texts]
     rows.append(dict(name=name, about="", cells=cells))
@@ -99,23 +98,19 @@ def _table(names: list[str], lines: list[list[dict]]) -> dict[str, Any]:
 
 
 def _charts(
-    names: list[str],
-    lines: list[list[dict]],
-    configs: list[dict[str, Any]],
+    names: list[str], lines: list[list[dict]]
 ) -> tuple[dict[str, Any], list[dict]]:
-  """Returns one chart for each curve of a report, with a line for each run."""
+  """One chart for each curve of a report, with a line for each run."""
   axes: dict[str, Any] = {}
   found: dict[tuple[str, str], dict] = {}
-  for i, (name, run, config) in enumerate(
-      zip(names, lines, configs, strict=True)
-  ):
-    # Runs share the points that a page of one run would have.
-    of_run, charts = page.charts_of(run, config, POINTS // len(names))
+  for i, (name, run) in enumerate(zip(names, lines, strict=True)):
+    # The runs share the points of the page.
+    of_run, charts = charts_of(run, POINTS // len(names))
     axes |= {f"{stage} {i}": columns for stage, columns in of_run.items()}
     for chart in charts:
       for one in chart["series"]:
         plain = {k: chart[k] for k in ("unit", "percent")}
-        # By curve, since configs differ in the curves of a chart.
+        # One chart a curve, since configs differ in the curves of a chart.
         kind = "training" if one["axis"] == "rl" else one["axis"]
         title = f"{chart['title']}: {one['label']}"
         about = dict(title=title, about=f"{kind}: {one['name']}", series=[])
@@ -131,9 +126,9 @@ def _charts(
 def _differences(
     names: list[str], configs: list[dict[str, Any]]
 ) -> list[tuple[str, ...]]:
-  """Returns the fields in which the runs differ, with the value of each."""
+  """The fields in which the runs differ, with their values."""
   fields = dict.fromkeys(k for x in configs for k in x)
-  texts = [dict(page.as_text(x)) for x in configs]
+  texts = [dict(rendering.as_text(x)) for x in configs]
   rows = [(k, *(x.get(k, "–") for x in texts)) for k in fields]
   differ = [row for row in rows if len(set(row[1:])) > 1]
   return [("", *names), *differ] if differ else []

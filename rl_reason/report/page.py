@@ -1,15 +1,14 @@
 """The self-contained HTML page of a run.
 
-Names, numbers and model text go into the page as JSON; `report.html.in` draws
-tables, curves and groups of responses from it, so that no text of a model is
-ever parsed as HTML. The page stays under 5 MB however long the run was: curves
-become means with bands, and of long responses there are head and tail only.
+Names, numbers and text of models go into the page as JSON, from which
+`report.html.in` draws tables, curves and groups of responses: text of a model
+is never parsed as HTML. The page stays under 5 MB for runs of any length: long
+curves become means with bands, and long responses are cut in the middle.
 """
 
 import datetime
 import json
 import pathlib
-import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,31 +17,21 @@ import jax
 from rl_reason.base import (
     config as config_lib,
     errors,
-    functions,
     json_files,
+    kinds,
 )
 from rl_reason.configs import base
-from rl_reason.monitoring import metrics
-from rl_reason.report import groups, machine_record, scores as scores_lib
-from rl_reason.report.scores import COSTS, VALIDATION, of_stage, scores
+from rl_reason.monitoring import run_log
+from rl_reason.report import groups, machine, scores as scores_lib
+from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
+from rl_reason.report.rendering import as_text, render
+from rl_reason.report.scores import VALIDATION, of_stage, scores
 
-HERE = pathlib.Path(__file__).parent
-CHARTS: list[dict[str, Any]] = tomllib.loads(
-    (HERE / "charts.toml").read_text(encoding="utf-8")
-)["chart"]
-
-BEHAVIOUR = "behaviour/"  # of names in metrics
-BEHAVIOURS: dict[str, Any] = dict(
-    title="Behaviours",
-    about="Matches of the task's patterns in sampled responses.",
-    unit="per response",
-)
-MAX_POINTS = 400  # of a curve
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
 DOUBTFUL_BYTES = 200_000
 
-# Fields, or prefixes of fields, that the head of the page shows.
+# Fields, and prefixes of fields, that the head of the page shows.
 FEATURES = (
     *("task.name", "task.difficulties", "seed", "rl.steps"),
     *("rollout.batch", "rollout.group_size", "advantage.name", "surrogate."),
@@ -60,7 +49,7 @@ MEANINGS = {
     "sum of rewards": "over the turns of a trajectory, mean",
 }
 
-# Metrics of RL steps whose sum a reader should know.
+# Metrics whose sum over the RL steps is in the notes.
 TOTALS = {
     "actor/update_skipped": (
         "updates skipped: gradient not finite, or no token in the loss"
@@ -71,10 +60,10 @@ TOTALS = {
 
 
 def write(workdir: pathlib.Path) -> pathlib.Path:
-  """Writes workdir/report.html from what the run has logged so far.
+  """Writes workdir/report.html from the logs of the run.
 
   Args:
-    workdir: of a run, finished or not; every file in it may be missing.
+    workdir: of a run, finished or not; any file may be missing.
 
   Returns:
     the path of the page.
@@ -87,11 +76,11 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
 def refresher(
     workdir: pathlib.Path, say: Callable[[str], None]
 ) -> Callable[[], None]:
-  """A function that writes the page, and cannot stop a run.
+  """A function that writes the page and never raises an exception.
 
   Args:
     workdir: of the run.
-    say: prints a line, when the page cannot be written for the first time.
+    say: prints a line, the first time that the page cannot be written.
   """
   failed = False
 
@@ -108,40 +97,13 @@ def refresher(
   return refresh
 
 
-def render(name: str, data: dict[str, Any]) -> str:
-  """Returns the page NAME.html.in with the common head and its data."""
-  page, head = (
-      (HERE / f"{x}.html.in").read_text(encoding="utf-8")
-      for x in (name, "head")
-  )
-  return page.replace("@HEAD@\n", head).replace("@DATA@", embed(data))
-
-
-def embed(data) -> str:
-  """Returns JSON in ASCII without any character that is special in HTML."""
-  text = json.dumps(data, separators=(",", ":"))
-  for letter in "<>&":
-    text = text.replace(letter, f"\\u{ord(letter):04x}")
-  return text
-
-
-def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns the rows of a table of names and values."""
-  return [
-      (name, x if isinstance(x, str) else json.dumps(x))
-      for name, x in values.items()
-  ]
-
-
 def _data(workdir: pathlib.Path) -> dict[str, Any]:
-  """Returns everything that report.html.in shows."""
-  lines = metrics.read_metrics(workdir)
+  """The data that report.html.in shows."""
+  lines = run_log.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
-  config, machine = (
-      json.loads(path.read_text()) if path.exists() else {}
-      for path in (workdir / "config.json", workdir / "environment.json")
-  )
-  axes, charts = charts_of(lines, config)
+  path = workdir / "config.json"
+  config = json.loads(path.read_text()) if path.exists() else {}
+  axes, charts = charts_of(lines)
   found = groups.index(samples)
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
   rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
@@ -169,32 +131,32 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
       run=_run(workdir, lines),
       changed=changed(config),
       config=as_text(config),
-      environment=as_text(machine),
+      machine=as_text(machine.read(workdir)),
   )
 
 
 def _doubtful_note(shown: int, total: int) -> str:
-  """How many of the doubtful responses the page shows."""
+  """The number of doubtful responses, and of those on the page."""
   if shown == total:
     return f"{total} responses." if total else "None were found."
   return f"The newest {shown} of {total}; samples.jsonl has all."
 
 
 def doubtful_summary(workdir: pathlib.Path) -> list[str]:
-  """One line on rejected responses that may be right; none without any."""
+  """One line on rejected responses that may be correct; [] without any."""
   _, total = groups.doubtful(workdir / "samples.jsonl", 0)
   if not total:
     return []
   return [
       f"rejected, perhaps right: {total} responses equal their reference answer"
-      " if it is read leniently; look at them in report.html"
+      " if it is read leniently; they are listed in report.html"
   ]
 
 
 def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
-  """Returns command, dates and duration of a run."""
-  starts = machine_record.starts(workdir)
-  hours = max((x or 0 for x in scores_lib.hours(lines).values()), default=0)
+  """The command, the dates and the duration of a run."""
+  starts = run_log.starts(workdir)
+  spent = max((x or 0 for x in hours(lines).values()), default=0)
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
   out = {"work directory": str(workdir.resolve())}
   if starts:
@@ -202,33 +164,33 @@ def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
   if starts[1:]:
     resumed = ", ".join(x["date"] for x in starts[1:][-3:])
     out["resumed"] = f"{len(starts) - 1} times, last {resumed}"
-  seconds = round(hours * 3600)
+  seconds = round(spent * 3600)
   out["RL steps and evaluations"] = str(datetime.timedelta(seconds=seconds))
   rl = of_stage(lines, "rl")
   if rl and not any("perf/mfu" in x for x in rl):
-    out["model FLOPs utilisation"] = "unknown: so is the peak of the device"
+    out["model FLOPs utilization"] = "unknown: no peak of this device is known"
   return [*out.items(), ("this page", now)]
 
 
 def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
-  """Returns the fields in which a config differs from configs/base.py.
+  """The fields in which a config differs from configs/base.py.
 
   Args:
     config: flat, as config.json has it.
 
   Returns:
-    name, value, and the value of the base; '–' for an argument of a function
-    that the base does not use.
+    name, value, and the value of the base config; '–' for an argument of a
+    function that the base config does not use.
   """
   default = base.get_config()
   plain = config_lib.flat(config_lib.with_defaults(default))
-  # The arguments of other functions are compared with their own defaults.
-  for known in functions.KINDS.values():
+  # Arguments of other functions are compared with their own defaults.
+  for known in kinds.KINDS.values():
     part = config_lib.at(default, known.field)
     part.name = config.get(f"{known.field}.name", part.name)
   try:
     same = config_lib.flat(config_lib.with_defaults(default))
-  except config_lib.ConfigError:  # a function of the user that is elsewhere
+  except errors.ConfigError:  # a function of the user that this machine lacks
     same = plain
   names = [
       name
@@ -246,7 +208,7 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
-  """Returns the headline: a few numbers before and after RL."""
+  """The headline: a few numbers before and after RL."""
   before, after = scores_lib.before_after(lines)
   if before is None:
     return []
@@ -272,7 +234,7 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
 
 
 def _score_table(lines: list[dict]) -> dict[str, Any]:
-  """Returns the scores before RL, after it, and after the skill."""
+  """The scores before RL, after RL, and after SFT on the skill alone."""
   before, after = scores_lib.before_after(lines)
   skill = [x for x in of_stage(lines, "skill") if scores(x)]
   old, new = scores(before or {}), scores(after or {})
@@ -307,7 +269,7 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
 
 
 def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
-  """Returns caveats: an unfinished run, skipped updates, thinned curves."""
+  """Caveats: an unfinished run, skipped updates, averaged curves."""
   rl = of_stage(lines, "rl")
   at, steps = (rl[-1]["step"] if rl else 0), config.get("rl.steps", 0)
   before, after = scores_lib.before_after(lines)
@@ -320,11 +282,11 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
     notes.append("There is no evaluation yet.")
   elif after is None:
     notes.append(
-        "Held-out prompts were evaluated once, hence no before and after."
+        "Held-out prompts were evaluated only once: there is no comparison."
     )
   elif after["step"] < steps:
     notes.append(
-        f"The last evaluation is an interim one, at step {after['step']} and on"
+        f"The last evaluation is an interim one at step {after['step']}, on"
         f" {config['evaluate.interim_prompts']} prompts."
     )
   for name, words in TOTALS.items():
@@ -333,121 +295,8 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
       notes.append(f"{total:g} {words}.")
   if len(rl) > MAX_POINTS:
     notes.append(
-        f"Each of {MAX_POINTS} points of a curve is the mean over"
-        f" {len(rl) / MAX_POINTS:.1f} of {len(rl)} steps; bands are from the"
-        " least to the greatest value."
+        f"Each of the {MAX_POINTS} points of a curve is the mean over"
+        f" {len(rl) / MAX_POINTS:.1f} of {len(rl)} steps; bands show the"
+        " minimum and the maximum."
     )
   return notes
-
-
-def charts_of(
-    lines: list[dict], config: dict[str, Any], count: int = MAX_POINTS
-) -> tuple[dict[str, Any], list[dict]]:
-  """Returns the curves as columns.
-
-  Args:
-    lines: of metrics.jsonl.
-    config: flat; {} if it is unknown.
-    count: points of a curve.
-
-  Returns:
-    axes {name: {'step': [...], 'tokens': [...], 'flops': [...], 'hours':
-    [...]}}, and those of CHARTS that have numbers, each series as label, name,
-    axis (a name), y, and perhaps half, low and high.
-  """
-  points = {
-      stage: scores_lib.points(lines, stage)
-      for stage in ("rl", "evaluate", "value")
-  }
-  for stage in ("skill", "habits"):
-    points[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
-
-  # The series of all charts, in words; behaviours are those of the task.
-  shown = {k for x in points["rl"] for k in x if k.startswith(BEHAVIOUR)}
-  patterns = {k.removeprefix(BEHAVIOUR): f"rl {k}" for k in sorted(shown)}
-  all_charts = [
-      *CHARTS,
-      *([BEHAVIOURS | dict(series=patterns)] if shown else []),
-  ]
-  names = dict.fromkeys(k for x in points["evaluate"] for k in scores(x))
-  mean, best = scores_lib.headline(names)
-  maj = "".join([name for name in names if name.startswith("maj@")][:1])
-  words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
-  words["of"] = f"{VALIDATION} " * (f"{VALIDATION} {mean}" in names)
-  sources = [
-      [source.format(**words) for source in chart["series"].values()]
-      for chart in all_charts
-  ]
-
-  # Long curves become means over adjacent steps, with bands.
-  low: dict[str, dict] = {}
-  high: dict[str, dict] = {}
-  for stage, rows in points.items():
-    wanted = [
-        name
-        for source in sum(sources, [])
-        for axis, _, name in [source.partition(" ")]
-        if axis == stage
-    ]
-    wanted += [f"{name}/ci95" for name in wanted] if stage == "evaluate" else []
-    points[stage], low[stage], high[stage] = scores_lib.bands(
-        rows, wanted, count
-    )
-
-  axes = {k: {"step": [x["step"] for x in v]} for k, v in points.items()}
-  for kind, key in COSTS.items():
-    known = scores_lib.spent(lines, kind)
-    for name in ("rl", "evaluate"):
-      axes[name][kind] = [known.get(x) for x in axes[name]["step"]]
-    axes["value"][kind] = [x.get(key) for x in points["value"]]
-  hours = scores_lib.hours(lines)
-  for name in ("rl", "evaluate", "value"):
-    axes[name]["hours"] = [hours.get((name, x)) for x in axes[name]["step"]]
-  if axes["skill"]["step"]:  # the habits follow the skill
-    last = axes["skill"]["step"][-1]
-    axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
-
-  charts = []
-  for chart, named in zip(all_charts, sources, strict=True):
-    # A curve that was not logged is left out and keeps its color: pages of two
-    # runs stay comparable.
-    series = []
-    for color, (label, source) in enumerate(
-        zip(chart["series"], named, strict=True)
-    ):
-      axis, _, name = source.partition(" ")
-      y = [x.get(name) for x in points[axis]]
-      half = [x.get(f"{name}/ci95") for x in points[axis]]
-      label = label.format(**words)
-      one = dict(label=label, name=name, axis=axis, color=color, y=y)
-      if any(x is not None for x in half):
-        one["half"] = half
-      if low[axis].get(name) and not chart.get("stack"):
-        one |= dict(low=low[axis][name], high=high[axis][name])
-      if any(x is not None for x in y):
-        series.append(one)
-    if series:
-      about = chart["about"].format(**words)
-      percent = chart["unit"].startswith("%")
-      charts.append(chart | dict(about=about, percent=percent, series=series))
-  return axes, charts
-
-
-def _time_totals(lines: list[dict]) -> str:
-  """Returns one sentence about where the time of RL went."""
-  (chart,) = (x for x in CHARTS if x.get("cap"))
-  sums = {
-      label: sum(x.get(name) or 0 for x in of_stage(lines, "rl"))
-      for label, name in {
-          **{k: v.removeprefix("rl ") for k, v in chart["series"].items()},
-          **{"total": "timing_s/step", "idle": "timing_s/idle"},
-      }.items()
-  }
-  total, idle = sums.pop("total"), sums.pop("idle")
-  if not total:
-    return ""
-  shares = ", ".join(f"{label} {x / total:.0%}" for label, x in sums.items())
-  return (
-      f"In total {total:.0f} s: {shares}. The device was idle for"
-      f" {idle / total:.0%}, waiting for verification and the host."
-  )

@@ -1,13 +1,11 @@
-"""Held-out scores and costs of a run, read from its metrics.jsonl."""
+"""Held-out scores of a run, read from its metrics.jsonl."""
 
 import pathlib
 from typing import NamedTuple
 
-from rl_reason.base import json_files
-from rl_reason.monitoring import metrics, signs
+from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
-COSTS = {"tokens": "tokens/generated", "flops": "flops/total"}
 
 
 class Score(NamedTuple):
@@ -19,7 +17,7 @@ class Score(NamedTuple):
   unit: str = "tokens"
 
   def text(self, plus_minus: str = " +- ") -> str:
-    """Returns '83.5% +- 1.7'."""
+    """For instance '83.5% +- 1.7'."""
     if self.unit == "reward":
       half = "" if self.half is None else f"{plus_minus}{self.half:.2g}"
       return f"{self.value:.4g}{half}"
@@ -31,15 +29,15 @@ class Score(NamedTuple):
 
 
 def of_stage(lines: list[dict], stage: str) -> list[dict]:
-  """Returns the lines of one stage, in order."""
+  """The lines of one stage, in order."""
   return [line for line in lines if line["stage"] == stage]
 
 
 def scores(line: dict) -> dict[str, Score]:
-  """Returns an evaluation by short names: 'mean@4', 'greedy', 'difficulty 2'.
+  """The scores of an evaluation: 'mean@4', 'greedy', 'difficulty 2'.
 
-  The first of several data sets has these; 'aime25 mean@4' is of another one,
-  and so is 'validation mean@4'.
+  These are the names for the first data set. Names for other data sets have a
+  prefix, as in 'aime25 mean@4' and 'validation mean@4'.
   """
   out = {}
   sets = [x.split("/")[1] for x in line if x.startswith("val-core/")]
@@ -47,14 +45,14 @@ def scores(line: dict) -> dict[str, Score]:
   others = {x for x in sets if x not in held_out[:1]}
   for name, value in line.items():
     parts = name.split("/")
-    # Intervals are read together with their mean.
+    # An interval is read together with its mean.
     if value is None or parts[-1] == "ci95":
       continue
     prefix = f"{parts[1]} " if others & {*parts[1:2]} else ""
     if parts[0] == "val-core":
       half, measure = line.get(f"{name}/ci95"), parts[2]
       out[prefix + parts[-1]] = _score(measure, value, half)
-    # Difficulties of games are measured in turns, too.
+    # Difficulties of games are also measured in turns.
     elif "/difficulty_" in name:
       level = parts[-3].replace("_", " ")
       if parts[-2] == "turns":
@@ -73,104 +71,14 @@ def scores(line: dict) -> dict[str, Score]:
 
 
 def _score(measure: str, value: float, half: float | None = None) -> Score:
-  """A score of accuracy, or of the reward where nothing verifies."""
+  """A score of accuracy, or of the reward without a verifier."""
   if measure == "reward":
     return Score(value, half, share=False, unit="reward")
   return Score(value, half)
 
 
-def points(lines: list[dict], stage: str) -> list[dict]:
-  """Returns the lines of a stage with the numbers that follow from them.
-
-  Evaluations get their scores as 'mean@4' and 'mean@4/ci95'; RL steps get
-  'train/mixed', the fraction of prompts with correct and incorrect responses.
-  """
-  out = []
-  for line in of_stage(lines, stage):
-    line = dict(line)
-    for name, score in scores(line).items() if stage == "evaluate" else ():
-      line |= {name: score.value, f"{name}/ci95": score.half}
-    correct, incorrect = (
-        line.get(f"train/all_{x}") for x in ("correct", "incorrect")
-    )
-    if stage == "rl" and correct is not None and incorrect is not None:
-      line["train/mixed"] = json_files.number(1 - correct - incorrect)
-    out.append(line)
-  return out
-
-
-def bands(
-    points: list[dict], names: list[str], count: int
-) -> tuple[list[dict], dict[str, list], dict[str, list]]:
-  """At most `count` points: means over adjacent ones, and their ranges.
-
-  Args:
-    points: lines with numbers by name.
-    names: of the numbers.
-    count: of points that remain.
-
-  Returns:
-    the points, each with the step of its last line; the least and the greatest
-    value of each name and point; {} where no point was merged.
-  """
-  if len(points) <= count:
-    return points, {}, {}
-  ends = [round(i * len(points) / count) for i in range(count + 1)]
-  parts = [points[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-  out = [dict(step=part[-1]["step"]) for part in parts]
-  low: dict[str, list] = {}
-  high: dict[str, list] = {}
-  for name in names:
-    values = [
-        [x[name] for x in part if x.get(name) is not None] for part in parts
-    ]
-    for line, found in zip(out, values, strict=True):
-      mean = sum(found) / len(found) if found else None
-      line[name] = None if mean is None else json_files.number(mean, 6)
-    low[name], high[name] = (
-        [json_files.number(f(found), 6) if found else None for found in values]
-        for f in (min, max)
-    )
-  return out, low, high
-
-
-def thin(items: list, count: int) -> list:
-  """Returns at most `count` items, evenly spaced, both ends included."""
-  last = len(items) - 1
-  if last < count:
-    return items
-  return [items[round(i * last / (count - 1))] for i in range(count)]
-
-
-def spent(lines: list[dict], kind: str) -> dict[int, float]:
-  """Returns the cost of a run up to each RL step; {} if it was not logged.
-
-  Step 0 may have a cost: value pretraining.
-
-  Args:
-    lines: lines of all stages.
-    kind: key of COSTS.
-  """
-  rl = of_stage(lines, "rl")
-  known = {
-      x["step"]: x[COSTS[kind]]
-      for x in [*rl, *of_stage(lines, "evaluate")]
-      if x.get(COSTS[kind]) is not None
-  }
-  return {0: 0} | known if known or not rl else {}
-
-
-def hours(lines: list[dict]) -> dict[tuple[str, int], float | None]:
-  """Hours of RL steps and evaluations up to each of them, by stage and step."""
-  total, out = 0.0, {}
-  for x in lines:
-    total += x.get("timing_s/step") or x.get("timing_s/testing") or 0
-    out[x["stage"], x["step"]] = json_files.number(total / 3600, 6)
-  return out
-
-
 def headline(names) -> tuple[str, str]:
-  """Returns, of names of scores, the mean@k and the pass@k of the largest k."""
+  """The mean@k, and the pass@k of the largest k, among names of scores."""
   mean = [name for name in names if name.startswith("mean@")]
   best = [name for name in names if name.startswith("pass@")]
   best.sort(key=lambda name: int(name[5:]))
@@ -178,13 +86,13 @@ def headline(names) -> tuple[str, str]:
 
 
 def before_after(lines: list[dict]) -> tuple[dict | None, dict | None]:
-  """Returns the first and the last evaluation; None for one that is missing."""
+  """The first and the last evaluation; None if there is none."""
   found = [x for x in of_stage(lines, "evaluate") if headline(scores(x))[0]]
   return found[0] if found else None, found[-1] if found[1:] else None
 
 
 def difference(old: Score, new: Score) -> str:
-  """Returns '+75.7 points' or '+3.0 tokens'."""
+  """For instance '+75.7 points' or '+3.0 tokens'."""
   change = new.value - old.value
   if old.share:
     return f"{change * 100:+.1f} points"
@@ -194,24 +102,24 @@ def difference(old: Score, new: Score) -> str:
 
 
 def exploration(old: Score | None, new: Score | None) -> str:
-  """Returns what pass@k before and after RL says about exploration."""
+  """What pass@k before and after RL shows about exploration."""
   if old is None or new is None:
     return "exploration: unknown"
   change = new.value - old.value
-  verdict = "exploration shrank" if change < 0 else "exploration did not shrink"
+  found = "exploration shrank" if change < 0 else "exploration did not shrink"
   if abs(change) <= ((old.half or 0) ** 2 + (new.half or 0) ** 2) ** 0.5:
-    verdict = "no clear change of exploration"
-  return f"{difference(old, new)}: {verdict}"
+    found = "no clear change of exploration"
+  return f"{difference(old, new)}: {found}"
 
 
 def warnings(lines: list[dict]) -> list[str]:
-  """Returns the alarms of a run as lines."""
-  return [f"warning: {line}" for line in signs.of_run(lines)]
+  """The alerts of a run, one line each."""
+  return [f"warning: {line}" for line in alerts.of_run(lines)]
 
 
 def summary(workdir: pathlib.Path) -> list[str]:
-  """Returns the result of a run in a few lines of plain text."""
-  lines = metrics.read_metrics(workdir)
+  """The result of a run in a few lines of plain text."""
+  lines = run_log.read_metrics(workdir)
   before, after = before_after(lines)
   if before is None:
     return ["held-out accuracy: no evaluation yet, nothing to report"]
@@ -235,7 +143,7 @@ def summary(workdir: pathlib.Path) -> list[str]:
   ]
   if after is None:
     out[0] += f" at step {before['step']}"
-    return [*out, "evaluated once, hence no before and after"]
+    return [*out, "evaluated only once: there is no comparison"]
   out[0] += f" after {after['step']} steps"
   if verified:
     out[2] += f" ({exploration(old.get(best), new.get(best))})"

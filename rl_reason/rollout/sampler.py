@@ -1,10 +1,9 @@
 """Stateless sampling with a key/value cache: same arguments, same tokens.
 
-Prompts are prefilled, their responses wait in a queue, and `decode_loop`
-decodes as many together as there are slots, so that a few long responses do not
-keep the others waiting. A token's noise depends on (key, prompt id, sample,
-position in the response) and on nothing else: not on slots, order, padding or
-devices.
+Prompts are prefilled, and their responses wait in a queue. `decode_loop`
+decodes as many of them at a time as there are slots, so a few long responses do
+not hold up the others. The noise of a token depends on (key, prompt id, sample,
+position in the response) alone, not on slots, order, padding or devices.
 
 Shapes here: N prompts; R rows of the queue, one response each; B decode slots;
 W data shards, each with a queue and slots of its own.
@@ -13,7 +12,7 @@ W data shards, each with a queue and slots of its own.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,27 +31,50 @@ from rl_reason.models import (
 from rl_reason.rollout import continuation, decode_loop, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
 
-YIELD_SHARE = 1 / 8  # of all rows; `stream` yields when so many ended anew
-MIN_SLOTS = 4  # slots of a data shard that are not halved any more
+YIELD_SHARE = 1 / 8  # `stream` yields after this share of the rows has ended
+MIN_SLOTS = 4  # of a data shard; `stream` does not halve them further
+
+
+class Sampled(NamedTuple):
+  """The responses so far: an item of `stream`, which a later call can continue.
+
+  Attributes:
+    rollouts: N * G rows; rows of a prompt are adjacent.
+    ended_B: bool, whether each response is complete.
+    cache: keys and values of all rows, in the last item of a stream with
+      `keep_cache`. A call that continues the rows consumes the cache (its
+      buffers are donated) and reads only new tokens. None: it reads all tokens.
+    held: returns the engine's answer about the weights that sampled; to be
+      called before the next item. One item of an engine's stream has it.
+  """
+
+  rollouts: Rollouts
+  ended_B: Array
+  cache: continuation.RowCache | None = None
+  held: Callable[[], checksums.Answer] | None = None
+
+  def with_arrays(self, move: Callable[[Tree], Tree]) -> "Sampled":
+    """Moves rollouts and ended_B, for instance to the host; not the cache."""
+    rollouts, ended_B = move((self.rollouts, self.ended_B))
+    return self._replace(rollouts=rollouts, ended_B=ended_B)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """The programs of `stream`, and their static arguments.
+  """The device programs of `stream`, with their static arguments.
 
   Attributes:
     cfg: of the model.
     group_size: G.
     max_tokens: T, the longest response, EOS included.
-    eos: the token that ends a response, and stays in it; or several.
-    pad: fills the places behind it.
-    top_p: nucleus; the log-probs returned are those BEFORE this filter.
-    slots: rows that decode together (vLLM's max_num_seqs); 0: all of them, to
-      the end.
+    eos: token that ends a response and stays in it, or several of them.
+    pad: token that fills the rest of a row.
+    top_p: nucleus; the returned log-probs are taken BEFORE this filter.
+    slots: rows that decode at a time (vLLM's max_num_seqs); 0: all rows.
     equal_groups: whether all groups have G rows.
-    cache: dtype of keys and values: 'same' as the model's, or 'int8'.
-    record: whether the experts of each token are recorded.
-    spare: more places of a row's cache; > 0: a later call may continue in it.
+    cache: dtype of keys and values: 'same' (the model's) or 'int8'.
+    record: whether rollouts have a record (see `Rollouts`).
+    keep_cache: whether a later call may continue in the cache.
   """
 
   cfg: decoder.ModelConfig
@@ -65,7 +87,7 @@ class Sampler:
   equal_groups: bool = True
   cache: str = "same"
   record: bool = False
-  spare: int = 0
+  keep_cache: bool = False
 
   def start(
       self,
@@ -77,7 +99,7 @@ class Sampler:
       limits_R: Array | None,
       expected_R: Array | None,
       resumed: tuple[Rollouts, Array] | None = None,
-      kept: Tree | None = None,
+      row_cache: continuation.RowCache | None = None,
   ) -> tuple[Queue, Slots]:
     """Prefills the prompts; all rows wait in the queue, except resumed ones."""
     cfg = self.cfg
@@ -86,8 +108,8 @@ class Sampler:
     rows = count * self.group_size
     slots = min(self.slots or rows, rows)
 
-    # Prefill. Padding moves to the right: position and slot of a token are then
-    # the same number.
+    # Prefill. Padding moves to the right, so that a token's position is its
+    # slot.
     index_NP = (jnp.arange(width) + prompts.start_N[:, None]) % width
     tokens_NP = jnp.take_along_axis(prompts.tokens_NP, index_NP, 1)
     length_N = width - prompts.start_N
@@ -103,8 +125,8 @@ class Sampler:
     )
     hidden_ND = hidden_NPD[jnp.arange(count), length_N - 1]
 
-    # Prompts are numbered within their data shard if groups are equal. If not,
-    # a shard may need any prompt, and has all of them.
+    # With equal groups, a data shard has the prompts of its rows and numbers
+    # them from 0. Otherwise each shard has all prompts.
     first_R = 0
     if sizes_N is None:
       sizes_N = np.full(count, self.group_size)
@@ -113,7 +135,7 @@ class Sampler:
     def per_row(x_N):
       return jnp.repeat(x_N, sizes_N, total_repeat_length=rows)
 
-    # Noise belongs to (key, prompt id, number of the sample).
+    # Noise is a function of (key, prompt id, number of the sample).
     prompt_R = per_row(jnp.arange(count))
     sample_R = jnp.arange(rows) - per_row(jnp.cumsum(sizes_N) - sizes_N)
     fold = jax.vmap(jax.random.fold_in, (0, 0))
@@ -124,7 +146,7 @@ class Sampler:
     if limits_R is None:
       limits_R = jnp.full(rows, self.max_tokens)
     limits_R = jnp.clip(limits_R, 1, self.max_tokens)
-    # The longest start first, so that none is left alone at the end.
+    # Long responses start first, so that none decodes alone at the end.
     if expected_R is None:
       expected_R = jnp.zeros(rows)
     order_WR = jnp.argsort(-expected_R.reshape(shards, -1), stable=True)
@@ -147,16 +169,22 @@ class Sampler:
         end_W=integers(shards, rows // shards),
         next_W=integers(shards, 0),
     )
-    if self.record and routing is not None:
-      routes_NPZ = experts.by_token(routing, cfg, tokens_NP.shape)
-      shape = rows, self.max_tokens, routes_NPZ.shape[-1]
+    if self.record:
+      record_NP = experts.record(routing, cfg, tokens_NP.shape)
+      shape = rows, self.max_tokens
       queue = queue.replace(
-          routes_NPZ=jnp.where(segments_NP[..., None] > 0, routes_NPZ, -1),
-          routes_RTZ=jnp.full(shape, -1, routes_NPZ.dtype),
+          record_NP=jax.tree.map(
+              lambda x: jnp.where(segments_NP[..., None] > 0, x, -1), record_NP
+          ),
+          record_RT=jax.tree.map(
+              lambda x: jnp.full((*shape, *x.shape[2:]), -1, x.dtype), record_NP
+          ),
       )
-    length = attention.cache_slots(width + self.max_tokens + self.spare)
+    length = width + self.max_tokens + continuation.CHUNK * self.keep_cache
     empty = Slots(
-        cache=decoder.empty_cache(cfg, slots, length, self.cache),
+        cache=decoder.empty_cache(
+            cfg, slots, attention.cache_slots(length), self.cache
+        ),
         hidden_BD=jnp.zeros((slots, cfg.width), hidden_ND.dtype),
         row_B=integers(slots, rows // shards),
         t_B=integers(slots, 0),
@@ -165,35 +193,35 @@ class Sampler:
     if resumed is None:
       return self.constrain(queue, empty)
     return continuation.resume(
-        self, params, tokens_NP, queue, empty, resumed, expected_R, kept
+        self, params, tokens_NP, queue, empty, resumed, expected_R, row_cache
     )
 
   def specs(self) -> tuple[Queue, Slots]:
-    """PartitionSpecs of a queue and of slots over data shards."""
+    """PartitionSpecs of queue and slots over data shards."""
     queue = decode_loop.specs(Queue, self._replicated())
     return queue, decode_loop.specs(Slots)
 
   def constrain(self, queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
-    """Pins a queue and slots to the mesh."""
+    """Constrains queue and slots to the mesh."""
     queue = decode_loop.constrain(queue, self._replicated())
     return queue, decode_loop.constrain(slots)
 
   def _replicated(self) -> tuple[str, ...]:
-    """Fields of a queue that each data shard has in full: all prompts."""
-    prompts = "cache", "hidden_ND", "length_N", "routes_NPZ"
+    """Fields of the queue that are replicated over data shards."""
+    prompts = "cache", "hidden_ND", "length_N", "record_NP"
     return () if self.equal_groups else prompts
 
   def decode(
       self, params: Tree, queue: Queue, slots: Slots
   ) -> tuple[Queue, Slots, tuple[Array, Array]]:
-    """Up to CHUNK bursts of decode steps; fewer if all rows have ended.
+    """Runs CHUNK bursts of decode steps, or fewer if all rows end before.
 
-    Data shards do not wait for each other: each has a loop of its own.
+    Each data shard runs its own loop; shards do not wait for each other.
 
     Returns:
-      queue and slots (the old ones may be donated); the number of unfinished
-      rows, in the shard with the most of them; and the number of finished
-      groups (if all have G rows).
+      queue and slots (the arguments may be donated); the largest number of
+      unfinished rows in a shard; and the number of finished groups, if all
+      groups have G rows.
     """
     fn = functools.partial(
         decode_loop.decode,
@@ -211,7 +239,7 @@ class Sampler:
     return queue, slots, (unfinished_W.max(), groups_W.sum())
 
   def shrink(self, slots: Slots) -> Slots:
-    """Half of the slots: the occupied ones, if no more are occupied."""
+    """Halves the slots; at most half of them may be occupied."""
     specs = decode_loop.specs(Slots)
     run = sharding.by_batch_shard(decode_loop.shrink, (specs,), specs)
     return run(slots)
@@ -219,20 +247,20 @@ class Sampler:
   def finish(
       self, prompts: Prompts, sizes_N: Array | None, queue: Queue
   ) -> tuple[Rollouts, Array]:
-    """The responses so far, row by row, and which of them have ended."""
+    """The responses so far, and whether each has ended."""
     rows = len(queue.lengths_R)
     sizes = self.group_size if sizes_N is None else sizes_N
 
     def per_row(x_N):
       return jnp.repeat(x_N, sizes, 0, total_repeat_length=rows)
 
-    routes_BLZ, routes_NPZ = None, queue.routes_NPZ
-    if routes_NPZ is not None:  # padding moves back to the left
-      width = prompts.tokens_NP.shape[1]
+    def whole_rows(x_NP, x_RT):
+      """Rows [R, L, ...], with the padding back on the left of prompts."""
+      width = x_NP.shape[1]
       index_NP = (jnp.arange(width) - prompts.start_N[:, None]) % width
-      routes_NPZ = jnp.take_along_axis(routes_NPZ, index_NP[..., None], 1)
-      parts: list[Any] = [per_row(routes_NPZ), queue.routes_RTZ]
-      routes_BLZ = jnp.concatenate(parts, 1)
+      x_NP = jnp.take_along_axis(x_NP, index_NP[..., None], 1)
+      return jnp.concatenate([per_row(x_NP), x_RT], 1)
+
     rollouts = Rollouts(
         tokens_BL=jnp.concatenate(
             [per_row(prompts.tokens_NP), queue.tokens_RT], 1
@@ -243,7 +271,7 @@ class Sampler:
         logps_BT=queue.logps_RT,
         lengths_B=queue.lengths_R,
         truncated_B=queue.truncated_R,
-        routes_BLZ=routes_BLZ,
+        record=jax.tree.map(whole_rows, queue.record_NP, queue.record_RT),
     )
     return jax.tree.map(
         lambda x: sharding.constrain(x, "batch", *(None,) * (x.ndim - 1)),
@@ -253,7 +281,7 @@ class Sampler:
 
 @functools.cache
 def program(sampler: Sampler, name: str, _) -> Callable:
-  """A method of a sampler, jit-ed; the last argument only separates caches."""
+  """Jits a method of a sampler; the last argument is a key of the cache."""
   donated = {"decode": (1, 2), "start": (8,)}.get(name, ())
   return jax.jit(getattr(sampler, name), donate_argnums=donated)
 
@@ -266,71 +294,73 @@ def stream(
     sizes_N: Array | None = None,
     limits_B: Array | None = None,
     expected_B: Array | None = None,
-    resumed: tuple[Rollouts, Array] | None = None,
+    resumed: Sampled | None = None,
     *,
-    kept: list[Tree] | None = None,
+    keep_cache: bool = False,
     yield_when_unfinished_groups: int = 0,
     program: Callable[[Sampler, str, Any], Callable] = program,
     on_dispatch: Callable[[], None] = lambda: None,
     **static: Any,
-) -> Iterator[tuple[Rollouts, Array]]:
+) -> Iterator[Sampled]:
   """Samples G responses to each of N prompts, and yields them as they end.
 
-  Each prompt is prefilled once, its cache copied to the slots of its G samples.
-  The host reads only two counts of each call, one call late, so that the device
-  never waits for it.
+  Each prompt is prefilled once, and its cache is copied to the slots of its G
+  samples. The host reads two counts of each device call, one call late, so the
+  device never waits for the host.
 
   Args:
-    params: of the model; replicated over data shards, or they are gathered for
-      every call.
+    params: of the model; replicated over data shards, else each call gathers
+      them.
     prompts: N prompts of P slots.
     key: seeds all noise, together with `prompts.ids_N`.
-    temperature: scalar or [G], one per sample; 0 is greedy (log-probs are then
-      those at temperature 1).
-    sizes_N: int, the number of responses to each prompt, N * G in all; None: G
-      to each. With sizes the temperature must be a scalar.
-    limits_B: int, the maximum tokens of each response, from 1 to max_tokens;
-      None: max_tokens.
-    expected_B: the expected length of each: the longest start first. It changes
-      no token. None: in order.
-    resumed: partial rollouts, as yielded by an earlier call, perhaps of another
-      policy, to continue: N * G responses so far, and which have ended.
-    kept: an empty list, which gets the cache if slots and record are not set;
-      then, with rows of that call resumed, the same list.
-    yield_when_unfinished_groups: also yields once as soon as at most so many
-      groups are unfinished; 0: never. Not with sizes.
-    program: (sampler, name of its method, what its shapes depend on) -> that
-      method, compiled.
-    on_dispatch: called once, when the device has work.
+    temperature: scalar or [G], one for each sample; 0 is greedy, with log-probs
+      at temperature 1.
+    sizes_N: int, responses to each prompt, N * G in all; None: G to each.
+      Requires a scalar temperature.
+    limits_B: int, maximum tokens of each response, from 1 to max_tokens; None:
+      max_tokens.
+    expected_B: expected length of each response; long ones start first. Changes
+      no token. None: rows start in order.
+    resumed: partial rollouts to continue, an item of an earlier stream. Their
+      policy may be another one; with a cache it must be the same.
+    keep_cache: whether the last item has the cache; ignored with `slots` or
+      `record`.
+    yield_when_unfinished_groups: yields once more when at most this many groups
+      are unfinished; 0: off. Not with sizes_N.
+    program: (sampler, name of a method, key of its shapes) -> the method,
+      compiled.
+    on_dispatch: called once, as soon as the device has work.
     **static: fields of `Sampler`.
 
   Yields:
-    Rollouts of N * G rows, those of a prompt adjacent, and which of them have
-    ended, bool [N * G]: whenever about another `YIELD_SHARE` of them has, while
-    the device continues with the others; at last all of them.
+    all responses so far, each time about another `YIELD_SHARE` of the rows has
+    ended, while the device decodes the others; at last all rows, complete.
   """
-  keeps = kept is not None and not (static.get("slots") or static.get("record"))
-  spare = continuation.CHUNK if keeps else 0
-  sampler = Sampler(**static, equal_groups=sizes_N is None, spare=spare)
+  keep_cache &= not (static.get("slots") or static.get("record"))
+  sampler = Sampler(
+      **static, equal_groups=sizes_N is None, keep_cache=keep_cache
+  )
   count = len(prompts.start_N)
   rows = count * sampler.group_size
-  previous = kept.pop() if kept else None
-  shape = count, jnp.ndim(temperature), resumed is None, previous is None
+  so_far = row_cache = None
+  if resumed is not None:
+    so_far, row_cache = resumed[:2], resumed.cache
+  shape = count, jnp.ndim(temperature), so_far is None, row_cache is None
   start = program(sampler, "start", shape)
   finish = program(sampler, "finish", count)
-  rest = sizes_N, limits_B, expected_B, resumed, previous
+  rest = sizes_N, limits_B, expected_B, so_far, row_cache
   queue, slots = start(params, prompts, key, temperature, *rest)
   shards, size = len(queue.next_W), len(slots.row_B)
   counts = last_counts = part = None
   yielded, wait_for_groups = 0, yield_when_unfinished_groups > 0
   while True:
-    # Read the counts of the call before the last: the last one still runs, so
-    # that the device has work while the host decides.
+    # Read the counts of the call before the last. The last call still runs, so
+    # the device has work while the host decides.
     if counts is not None:
       unfinished, groups = map(int, jax.device_get(counts))
       if not unfinished:
         break
-      # Shrink: fewer slots make cheaper steps, once the queue is empty.
+      # Halve the slots once the queue is empty: steps get cheaper.
       occupied = unfinished * shards
       while sampler.slots and 2 * occupied <= size >= 2 * MIN_SLOTS * shards:
         slots = program(sampler, "shrink", size)(slots)
@@ -339,9 +369,9 @@ def stream(
       ended = rows - occupied
       few = wait_for_groups and count - groups <= yield_when_unfinished_groups
       if few or ended - yielded >= YIELD_SHARE * rows:
-        part, yielded = finish(prompts, sizes_N, queue), ended
+        part, yielded = Sampled(*finish(prompts, sizes_N, queue)), ended
         wait_for_groups &= not few
-    # Decode, and yield only then: the consumer works while the device does.
+    # Decode before the yield: device and consumer then work at the same time.
     decode = program(sampler, "decode", (count, size))
     queue, slots, new_counts = decode(params, queue, slots)
     if last_counts is None:
@@ -349,15 +379,19 @@ def stream(
     if part is not None:
       yield part
     counts, last_counts, part = last_counts, new_counts, None
-  if kept is not None and keeps:
-    kept.append((slots.cache, queue.order_R, queue.lengths_R))
-  yield finish(prompts, sizes_N, queue)
+  row_cache = None
+  if keep_cache:
+    row_cache = continuation.RowCache(
+        slots.cache, queue.order_R, queue.lengths_R
+    )
+  rollouts, ended_B = finish(prompts, sizes_N, queue)
+  yield Sampled(rollouts, ended_B, row_cache)
 
 
 def sample(*args: Any, **kwargs: Any) -> Rollouts:
-  """All responses, complete: what `stream` yields last."""
-  *_, (rollouts, _) = stream(*args, **kwargs)
-  return rollouts
+  """All responses, complete: the last item of `stream`."""
+  *_, sampled = stream(*args, **kwargs)
+  return sampled.rollouts
 
 
 class RolloutEngine:
@@ -386,13 +420,13 @@ class RolloutEngine:
     self._programs: dict = {}
 
   def takes_parameters(self, kind: str) -> bool:
-    """Whether parameters can be sampled with as they are."""
+    """Whether the sampler reads the parameters themselves, without a copy."""
     axes = "embed", experts.AXIS
     whole = all(sharding.num_shards(self.mesh, axis) == 1 for axis in axes)
     return whole and kind == "same" and self._cfg.dtype == "float32"
 
   def weights(self, params: Tree, kind: str = "same") -> Tree:
-    """The `sampler_weights` of a policy: 'same', 'bfloat16' or 'int8'."""
+    """The `sampler_weights` of a policy; kind: 'same', 'bfloat16', 'int8'."""
     if self.takes_parameters(kind):
       return params
     signature = kind, _signature(params)
@@ -416,35 +450,40 @@ class RolloutEngine:
       sizes_N: Array | None = None,
       *,
       expected_B: Array | None = None,
-      resumed: tuple[Rollouts, Array] | None = None,
-      held: list[checksums.Answer] | None = None,
+      resumed: Sampled | None = None,
       **options,
-  ) -> Iterator[tuple[Rollouts, Array]]:
-    """`stream`; arrays other than parameters and key are on the host.
+  ) -> Iterator[Sampled]:
+    """As the function `stream`; the first item has `held`.
 
-    A list `held` gets the checksums of the parameters that sample.
+    Arrays other than parameters, key and cache are on the host.
     """
-    if held is not None:
-      held.append(checksums.Answer(checksums.on_device(params)))
+
+    def held() -> checksums.Answer:
+      return checksums.Answer(checksums.on_device(params))
+
     put = functools.partial(sharding.put, self.mesh)  # None stays None
-    return stream(
+    if resumed is not None:
+      resumed = resumed.with_arrays(lambda x: put(x, "batch"))
+    parts = stream(
         params,
         put(prompts, "batch"),
         key,
         put(temperature),
         put(sizes_N),
         expected_B=put(expected_B, "batch"),
-        resumed=put(resumed, "batch"),
+        resumed=resumed,
         program=functools.partial(self._program, _signature(params)),
         cfg=self._cfg,
         **self._static,
         **options,
     )
+    yield next(parts)._replace(held=held)
+    yield from parts
 
   def sample(self, *args, **options) -> Rollouts:
-    """All responses at once: the last item that `stream` yields."""
-    *_, (rollouts, _) = self.stream(*args, **options)
-    return rollouts
+    """All responses, complete: the last item of `stream`."""
+    *_, sampled = self.stream(*args, **options)
+    return sampled.rollouts
 
   def _program(self, signature, static, name: str, shape) -> CompiledOnce:
     kind = signature, static, name, shape
@@ -455,5 +494,5 @@ class RolloutEngine:
 
 
 def _signature(params: Tree):
-  """Equal for parameters that one compiled program can take."""
+  """A key that is equal for parameters of one compiled program."""
   return jax.tree.structure(params), *(x.dtype for x in jax.tree.leaves(params))

@@ -20,10 +20,10 @@ from rl_reason.algorithms import (
     rewards,
     turns,
 )
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import functions
 from rl_reason.base.structs import Array, Experience, Tree
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
@@ -38,14 +38,19 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.models import critic, decoder, experts, parameters
-from rl_reason.monitoring import rl_metrics
+from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
 from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms
-from rl_reason.training import certificate, packing, step
+from rl_reason.training import (
+    certificate,
+    optimizer as optimizer_lib,
+    packing,
+    step,
+)
 
 
 def policy_update(
@@ -73,7 +78,7 @@ def policy_update(
       out_shardings=(shardings, None),
   )
   program = CompiledOnce("update of the policy", update, display)
-  return rl_metrics.with_rate(program, **optimizers.policy_rate(c))
+  return optimizer_lib.with_rate(program, **optimizers.policy_rate(c))
 
 
 def critic_update(
@@ -106,7 +111,7 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
 
 def packed_rows(c, mesh: jax.sharding.Mesh) -> int:
   """Packed rows of a micro-batch, over all their shards: data x fsdp."""
-  return config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  return facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
 
 
 def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
@@ -158,7 +163,7 @@ def credit(
       advantage=functions.bind("advantage", c.advantage),
       groups=c.advantage.groups,
       whiten=c.advantage.whiten,
-      gamma=config_lib.discount(c),
+      gamma=facts.discount(c),
       critic_lam=c.critic.lam,
       fallback=c.critic.fallback,
       value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
@@ -177,7 +182,7 @@ def returns(
     display: Display,
 ) -> Callable[[dict], dict]:
   """Arrays of `credit_inputs` -> rewards and Monte-Carlo returns."""
-  gamma = config_lib.discount(c)
+  gamma = facts.discount(c)
   assign = functools.partial(credit_lib.monte_carlo, gamma=gamma)
   return _reward_and(assign, reward, mesh, "rewards and returns", display)
 
@@ -198,11 +203,11 @@ def reward(c) -> Callable[[dict], Array]:
   Without a verifier the reward is the sum of the reward functions alone; in an
   environment it is the sum over the turns.
   """
-  r, nothing = c.reward, combinations.no_verifier(c)
+  r, nothing = c.reward, facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  elif combinations.environment(c):
+  elif facts.environment(c):
     outcome = turns.total
   return functools.partial(
       credit_lib.outcome,
@@ -227,7 +232,7 @@ def signal(
     c, reward: Callable[[dict], Array]
 ) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
-  if combinations.by_reward(c):
+  if facts.by_reward(c):
     return functools.partial(
         dynamic_sampling.rewards_differ, reward=reward, steps=c.rl.steps
     )
@@ -253,14 +258,14 @@ def history_inputs(
 def step_metrics(
     c, cfg: decoder.ModelConfig, *, on_policy: bool
 ) -> Callable[..., tuple[dict[str, float], dict[str, Any]]]:
-  """`rl_metrics.step_metrics` with the keywords of the config bound."""
+  """`step_metrics.step_metrics` with the keywords of the config bound."""
   return functools.partial(
-      rl_metrics.step_metrics,
+      step_metrics_lib.step_metrics,
       counter=counter(c, cfg, forward_passes(c, on_policy=on_policy)),
       terms=tuple(term.label for term in terms(c)),
       on_policy=on_policy,
-      gamma=config_lib.discount(c),
-      verified=not combinations.no_verifier(c),
+      gamma=facts.discount(c),
+      verified=not facts.no_verifier(c),
       stale=c.rl.staleness > 0,
   )
 
@@ -271,18 +276,18 @@ def forward_passes(c, *, on_policy: bool) -> int:
   # A frozen base takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
   count = policy + (not on_policy) + (c.kl.kind != "none")
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + config_lib.has_history(c) * c.advantage.history
+  return count + facts.has_history(c) * c.advantage.history
 
 
-def counter(c, cfg: decoder.ModelConfig, passes: int) -> rl_metrics.Counter:
+def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
   """The counter of tokens and FLOPs."""
   r = c.rollout
   context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
   share = cfg.experts_per_token / max(cfg.experts, 1)
   flops = parameters.flops_per_token(decoder.table(cfg), context, share)
-  return rl_metrics.Counter(flops, passes, r.max_prompt, r.group_size)
+  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
 
 
 def controllers(c) -> Callable[..., dict[str, float]] | None:
@@ -401,16 +406,17 @@ def collector(
 
 def empty_rows(c, rows: int) -> Experience:
   """`no_rows` in the shapes of a config."""
-  m, routes = c.model, None
+  record = None
   if c.rollout.replay_routing:
-    routes = m.layers * m.experts_per_token, experts.dtype(m.experts)
+    shape = rows, c.rollout.max_prompt + c.rollout.max_tokens
+    record = experts.no_record(c.model, shape)
   return no_rows(
       rows,
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(terms(c)),
-      turns=bool(combinations.environment(c)),
-      routes=routes,
+      turns=bool(facts.environment(c)),
+      record=record,
   )
 
 
@@ -444,13 +450,13 @@ def sample_log(
       every=c.log.samples_every,
       groups=c.log.groups,
       responses=c.log.samples,
-      by_reward=combinations.by_reward(c),
+      by_reward=facts.by_reward(c),
       steps=c.rl.steps,
       is_verified=functools.partial(tasks.has_verifier, task),
       reward=reward,
       surrogate=functions.bind("surrogate", c.surrogate),
       estimate_kl=None if c.kl.kind == "none" else estimate,
-      has_values=config_lib.has_critic(c),
+      has_values=facts.has_critic(c),
       new_logps=new_logps if c.log.ratios else None,
   )
 

@@ -166,7 +166,7 @@ def evaluate(
       texts = episodes.prompts
     prompts = pipelines.pack_prompts(tok, texts, ids, c.rollout.max_prompt)
 
-    def stream(**resumed):
+    def stream(**options):
       parts = engine.stream(
           weights,
           prompts,
@@ -174,13 +174,16 @@ def evaluate(
           temperature_G,
           group_size=len(temperature_G),
           top_p=c.evaluate.top_p,
-          **resumed,
+          **options,
       )
-      return map(sharding.fetch, parts)
+      return (part.with_arrays(sharding.fetch) for part in parts)
 
-    parts = stream() if episodes is None else episodes.stream(stream)
-    *_, (rollouts, _) = parts
-    return rollouts, episodes
+    if episodes is None:
+      *_, sampled = stream()
+    else:
+      turns = functools.partial(stream, keep_cache=True)
+      *_, sampled = episodes.stream(turns)
+    return sampled.rollouts, episodes
 
   def progress(text: str) -> None:
     check_stop(output.stop)

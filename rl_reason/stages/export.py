@@ -13,7 +13,7 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.stages import trained
 from rl_reason.stages.model import Model, resolve
 from rl_reason.stages.output import Output
@@ -101,7 +101,7 @@ def model_card(config, workdir: pathlib.Path, step: int) -> str:
   """
   evaluated = {
       line["step"]: line
-      for line in metrics.read_metrics(workdir)
+      for line in run_log.read_metrics(workdir)
       if line["stage"] == "evaluate" and line["step"] in (0, step)
   }
   steps, path = sorted(evaluated), config.model.path

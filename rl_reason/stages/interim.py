@@ -9,10 +9,9 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.monitoring import (
-    alarms,
-    metrics as metrics_lib,
-    rl_metrics,
-    verdict,
+    alerts,
+    resources,
+    run_log,
 )
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.output import Output
@@ -52,11 +51,11 @@ def run(
       rewards=lambda: state.collector.rewards,
       purpose="both" if first_or_last else "choose",
   )
-  values |= rl_metrics.totals(state.counters)
+  values |= resources.totals(state.counters)
   values["timing_s/testing"] = time.monotonic() - start
   output.log.metrics("evaluate", state.step, values)
   for of_set in responses:
-    head = dict(stage=metrics_lib.DOUBTFUL, step=state.step)
+    head = dict(stage=run_log.DOUBTFUL, step=state.step)
     output.log.samples([head | line for line in of_set.doubtful or ()])
     # The report compares responses before and after RL, none in between.
     if first_or_last:
@@ -85,14 +84,15 @@ def run(
         " checkpoint, whose score on them will be too high: lower"
         " evaluate.prompts, or add training rows"
     )
-  lines = metrics_lib.read_metrics(output.workdir)
-  broken = verdict.of_evaluation(values, config_lib.flat(c))
+  lines = run_log.read_metrics(output.workdir)
+  found = alerts.of_evaluation(values, config_lib.flat(c))
+  broken = [alert.message for alert in found]
   failed = values["val-aux/verifier_failures"]
   if failed:
     broken.append(
         f"verifier or reward functions failed {failed:,} times in this"
         " evaluation: such responses count as incorrect, or with 0"
     )
-  for line in [*broken, *alarms.alarms(lines)]:
+  for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
   return values["val-aux/score"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rl_reason.base import config as config_lib
 from rl_reason.checkpointing.resumable import ResumableStage
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.monitoring.display import Display
 from rl_reason.report import page
 
@@ -22,7 +22,7 @@ class Output(NamedTuple):
   """
 
   workdir: pathlib.Path
-  log: metrics.Log
+  log: run_log.Log
   display: Display
   stop: threading.Event
 

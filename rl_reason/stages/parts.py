@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from rl_reason import environments as environments_lib, tasks
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import config as config_lib, errors, functions
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import tokenizer
@@ -22,7 +22,7 @@ from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.hf import tensor_names
 from rl_reason.models import decoder
-from rl_reason.monitoring import loggers, metrics
+from rl_reason.monitoring import loggers, run_log
 from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
@@ -38,7 +38,7 @@ def check_machine(c) -> None:
     ConfigError: names the field and the remedy.
   """
   if c.optimizer.offload and sharding.PINNED not in sharding.memories():
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
@@ -48,7 +48,7 @@ def check_machine(c) -> None:
         ("rollout.engine.name", "own", "each of them would send all requests"),
     ):
       if (value := config_lib.at(c, name)) != off:
-        raise config_lib.ConfigError(
+        raise errors.ConfigError(
             f"{name} = {value!r}: not with several processes: {reason}"
         )
 
@@ -105,7 +105,7 @@ def output(
         config_lib.flat(c),
         display.say,
     )
-  log = metrics.Log(workdir, writers, display.say)
+  log = run_log.Log(workdir, writers, display.say)
   return Output(workdir, log, display, stop)
 
 

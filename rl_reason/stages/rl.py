@@ -29,6 +29,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
@@ -36,12 +37,14 @@ from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.models import lora
-from rl_reason.monitoring import doctor, rl_metrics
+from rl_reason.monitoring.health import HealthMonitor
+from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import build_step, interim, optimizers, scorer
 from rl_reason.stages.initial_state import initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
+from rl_reason.training import optimizer as optimizer_lib
 from rl_reason.training.step import minibatches, train_batch
 
 
@@ -88,7 +91,7 @@ def train(
   # The config is read here and in `build_step`: one function for each part.
   cfg, critic_cfg, mesh = model
   display = output.display
-  on_policy, has_critic = config_lib.on_policy(c), config_lib.has_critic(c)
+  on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
   plan_rows = build_step.planner(c, mesh)
@@ -104,7 +107,7 @@ def train(
   critic_optimizer = None
   if has_critic:
     critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
-    update_critic = rl_metrics.with_rate(
+    update_critic = optimizer_lib.with_rate(
         build_step.critic_update(c, critic_cfg, critic_optimizer, display),
         **optimizers.critic_rate(c, c.rl.steps),
     )
@@ -167,16 +170,8 @@ def train(
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"], refill["signal"]
   clock = collector.clock
-  health = doctor.Doctor(
-      config_lib.flat(c),
-      display.say,
-      c.rl.max_steps_without_update,
-      output.log.lines,
-      c.rl.max_steps_uncertified,
-  )
-  logger = rl_metrics.StepLogger(
-      output.log, display, clock, health, output.workdir
-  )
+  health = HealthMonitor(config_lib.flat(c), display.say, output.log.lines)
+  logger = StepLogger(output.log, display, clock, health, output.workdir)
   samples = build_step.sample_log(
       c,
       reward,
@@ -241,7 +236,7 @@ def train(
         stage.save(state)
         clock.lap("host")
       stage.check_stop()
-      health.check(logger.flush)
+      health.enforce(logger.flush)
       if state.step == total:
         break
 

@@ -18,7 +18,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder, experts
-from rl_reason.monitoring import metrics as metrics_lib, skips as skips_lib
+from rl_reason.monitoring import health, resources
 from rl_reason.stages.build_step import packed_rows
 from rl_reason.stages.optimizers import of_stage
 from rl_reason.stages.output import Output, open_stage
@@ -50,7 +50,7 @@ def sft_update(
   weights_BT = mask_BT / jnp.maximum(mask_BT.sum(dtype=jnp.float32), 1)
 
   def loss_fn(params, packed, weights_BT):
-    logps_BT, _, routing = decoder.routed_logps(params, cfg, packed)
+    logps_BT, _, routing = decoder.packed_logps(params, cfg, packed)
     loss, metrics = -jnp.sum(weights_BT * logps_BT), {}
     if routing is not None:
       aux, metrics = experts.loss(cfg, routing, packed, weights_BT, router_aux)
@@ -111,7 +111,7 @@ def train(
   tx = of_stage(c.optimizer, lr=lr, schedule=schedule, total=steps)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(c, output, name)
-  skips = skips_lib.Skips(
+  skips = health.SkippedUpdates(
       title,
       config_lib.flat(c),
       ".".join(dict.fromkeys((prefix, name, "lr"))),
@@ -142,7 +142,7 @@ def train(
   )
   micro_batch_rows = max(packed_rows(c, mesh), unit)
   pending = None  # step and metrics of the update that is under way
-  clock = metrics_lib.Clock()
+  clock = resources.Clock()
 
   log = functools.partial(
       _log,
@@ -166,7 +166,7 @@ def train(
   with stage.running(title, steps, state, flush):
     while state.step < steps:
       stage.check_stop()
-      skips.check(flush)
+      skips.enforce(flush)
       # Pack the next batch and dispatch its update.
       tokens_BL, start_B, mask_BT = rows(next(stream))
       packed = packing.pack(tokens_BL, start_B, mask_BT, micro_batch_rows, unit)

@@ -20,7 +20,13 @@ from rl_reason.collect.experience import credit_inputs
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
 from rl_reason.models import critic
-from rl_reason.monitoring import rl_metrics, signs, skips as skips_lib, updates
+from rl_reason.monitoring import (
+    alerts,
+    health,
+    resources,
+    step_metrics,
+    updates,
+)
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import build_step, optimizers, scorer, trained
 from rl_reason.stages.model import Model
@@ -76,7 +82,7 @@ def run(
       say=display.say,
   )
   if not total:
-    return initial(), rl_metrics.no_counters()
+    return initial(), resources.no_counters()
   # The config is read here and in `build_step`: one function for each part.
   rewards = scorer.rewards(
       c, reward_runner, model=model, tok=tok, mesh=mesh, display=display
@@ -100,11 +106,11 @@ def run(
   state = NetworkState(
       abstract_state(critic.table(critic_cfg), tx, shardings),
       collector.prompts,
-      rl_metrics.no_counters(),
+      resources.no_counters(),
   )
   stage = open_stage(c, output, "value")
   fields, limit = config_lib.flat(c), c.rl.max_steps_without_update
-  skips = skips_lib.Skips("value pretraining", fields, "critic.lr", limit)
+  skips = health.SkippedUpdates("value pretraining", fields, "critic.lr", limit)
   per_step = updates.per_step(fields)
 
   # Resume from the newest checkpoint, or begin.
@@ -117,11 +123,11 @@ def run(
     state.train = new_state(initial(), tx, shardings)
   weights = engine.weights(policy_params, c.rollout.weights)
 
-  said: set[str] = set()  # signs
+  said: set[str] = set()  # alerts
   with stage.running("critic", total, state):
     while not state.complete:
       stage.check_stop()
-      skips.check(lambda: None)
+      skips.enforce(lambda: None)
       collector.start_step()
       collector.clock.skip()  # a save is no part of a step
       # Sample and grade; groups without signal train the critic as well.
@@ -173,15 +179,15 @@ def run(
           state.step,
           metrics
           | credit["metrics"]
-          | rl_metrics.statistics("critic/rewards", rewards_B, "mean")
-          | rl_metrics.totals(state.counters)
+          | step_metrics.statistics("critic/rewards", rewards_B, "mean")
+          | resources.totals(state.counters)
           | {"timing_s/steps": seconds},
       )
       display.step(state.step, explained_variance=explained, loss=loss)
-      found = signs.of_pretraining(metrics, fields)
-      for name in found.keys() - said:
-        display.say(f"warning: step {state.step}: {found[name]}")
-      said |= found.keys()
+      for rule, message in alerts.of_pretraining(metrics, fields):
+        if rule.name not in said:
+          display.say(f"warning: step {state.step}: {message}")
+        said.add(rule.name)
       good = explained >= min_explained and (not max_loss or loss <= max_loss)
       state.complete = good or state.step == total
       if state.complete or stage.due(state.step, save_every):

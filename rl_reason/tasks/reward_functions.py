@@ -48,8 +48,8 @@ class RewardBatch(NamedTuple):
     texts: the responses without their EOS.
     token_ids: tokens of the responses, with EOS and without observations.
     truncated: whether a response has no EOS.
-    rows: the rows of the prompts, with the turns of a chat prompt in
-      `row.messages` and all columns of the data in `row.columns`.
+    rows: the rows of the prompts; `row.messages` are the turns of a chat,
+      `row.columns` are all columns of the data.
     max_tokens: rollout.max_tokens.
   """
 

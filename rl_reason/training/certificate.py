@@ -5,7 +5,7 @@ have the same ones as the policy's parameters, cast or quantised as the config
 asks for it, in each layer of each array. Log-probs: trainer and sampler give
 the sampled tokens the same ones, up to the precision of the run. Checksums show
 any change of a weight, log-probs what an engine does with the weights. A fault
-is a sign of `monitoring/signs.toml`.
+is an alert of `monitoring/alerts.toml`.
 """
 
 import functools
@@ -21,8 +21,8 @@ from rl_reason.base.structs import Array, Experience, Tree
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.models import checksums, decoder, linear
+from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.monitoring.display import Display
-from rl_reason.monitoring.signs import SIGN
 from rl_reason.rollout import sampler_weights
 from rl_reason.training import packing, step
 
@@ -91,9 +91,9 @@ class Certificate:
       weights: that `weights` returned in this step.
 
     Returns:
-      metrics; what is wrong, in words, for the sign of it.
+      metrics; what is wrong, in words, for its alert.
     """
-    out: dict[str, Any] = {SIGN + "gap_bound": self._bound}
+    out: dict[str, Any] = {HEALTH + "gap_bound": self._bound}
     version, held, faults = counts.get("version"), counts.get("held"), []
     if held and version in self._meant:  # else saved before there were any
       out["rollout/policy_version"] = version
@@ -104,7 +104,7 @@ class Certificate:
     if self._routes and (lost := lost_routes(rows)):
       faults.append(f"{lost:.0%} of the tokens have lost their experts")
     if faults:
-      out[SIGN + "other_weights"] = "; ".join(faults)
+      out[HEALTH + "other_weights"] = "; ".join(faults)
     return out
 
   def of_logps(
@@ -358,9 +358,9 @@ def lost_routes(rows: Experience) -> float:
   at_L = np.arange(width)
   read_BL = (at_L >= rollouts.start_B[:, None]) & (at_L < end_B[:, None])
   read_BL &= rows.age_B[:, None] >= 0
-  if rollouts.routes_BLZ is None:
+  if rollouts.record is None:
     return 1.0
-  lost_BL = (rollouts.routes_BLZ < 0).any(-1) & read_BL
+  lost_BL = (rollouts.record < 0).any(-1) & read_BL
   return lost_BL.sum() / max(read_BL.sum(), 1)
 
 

@@ -18,7 +18,7 @@ from rl_reason import main
 from rl_reason.base import json_files
 from rl_reason.checkpointing import checkpoint
 from rl_reason.collect import grading
-from rl_reason.monitoring import metrics
+from rl_reason.monitoring import run_log
 from rl_reason.stages import supervised
 
 
@@ -62,7 +62,7 @@ def patch(place, count):
         half if path.name == checkpoint.MANIFEST else written
     )(path, value)
   elif place == "jsonl":
-    metrics.Log._write = countdown(count, half_a_line, metrics.Log._write)
+    run_log.Log._write = countdown(count, half_a_line, run_log.Log._write)
   elif place == "rollout":
     start = grading.start_grading
     grading.start_grading = countdown(count, lambda *_: die(), start)

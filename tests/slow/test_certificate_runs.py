@@ -1,7 +1,7 @@
 """Twelve samplers that are not the policy, in real runs; and healthy runs.
 
 Each fault is named within the step that has it, with the layer where there is
-one; no healthy run has an alarm.
+one; no healthy run has an alert.
 """
 
 import re
@@ -67,8 +67,8 @@ def train(session, params=None):
     return call(rl.train, session, params, values)
 
 
-def alarms(workdir):
-  """The alarms of the certificate by RL step."""
+def alerts_of(workdir):
+  """The alerts of the certificate by RL step."""
   return {
       x["step"]: [k for k in x if k.endswith("_of_another_policy")]
       for x in tiny_session.logged(workdir)
@@ -190,7 +190,7 @@ def faulty(right, fault):
 def test_other_weights_are_named_in_their_step(
     kind, tmp_path, monkeypatch, shared_programs
 ):
-  """Nine faults; the steps before and after them have no alarm."""
+  """Nine faults; the steps before and after them have no alert."""
   for name, (fields, fault, words) in WEIGHTS.items():
     if bool(fields) != (kind == "adapter"):
       continue
@@ -200,8 +200,8 @@ def test_other_weights_are_named_in_their_step(
         session.engine, "weights", faulty(session.engine.weights, fault)
     )
     train(session)
-    found = alarms(workdir)
-    assert found[BAD + 1][0] == "alarm/weights_of_another_policy", name
+    found = alerts_of(workdir)
+    assert found[BAD + 1][0] == "alert/weights_of_another_policy", name
     assert not found[BAD] and not found[BAD + 2], name
     (text,) = [x for x in said if "Weights of another policy: " in x]
     assert text.startswith(f"warning: step {BAD + 1}: "), name
@@ -218,7 +218,7 @@ def test_the_first_weights_are_random(tmp_path, monkeypatch, shared_programs):
   with pytest.raises(RunError, match="uncertified = 2: RL learned from anoth"):
     train(session)
   assert "unrelated numbers" in "".join(said)
-  assert [bool(x) for x in alarms(tmp_path).values()] == [True, True]
+  assert [bool(x) for x in alerts_of(tmp_path).values()] == [True, True]
   assert (tmp_path / "checkpoints" / "rl" / "2").exists()
 
 
@@ -239,7 +239,7 @@ def test_old_weights_after_a_resume(tmp_path, monkeypatch, shared_programs):
   session, said = started(tmp_path, monkeypatch, checkpoint__every=1)
   monkeypatch.setattr(session.engine, "weights", lambda *_: weights[1])
   train(session)
-  found = alarms(tmp_path)
+  found = alerts_of(tmp_path)
   assert not found[1] and not found[2] and found[3]
   assert "are of RL step 1, in place of RL step 2" in "".join(said)
 
@@ -261,9 +261,9 @@ def test_a_cache_of_another_policy(tmp_path, monkeypatch, shared_programs):
 
   monkeypatch.setattr(session.rollout_engine, "_program", program)
   train(session)
-  found = alarms(tmp_path)
-  assert "alarm/log_probs_of_another_policy" in found[BAD + 1]
-  assert "alarm/weights_of_another_policy" not in found[BAD + 1]
+  found = alerts_of(tmp_path)
+  assert "alert/log_probs_of_another_policy" in found[BAD + 1]
+  assert "alert/weights_of_another_policy" not in found[BAD + 1]
   assert not found[BAD] and not found[BAD + 2]
   assert "another cache, head, order of positions" in "".join(said)
 
@@ -274,15 +274,16 @@ def test_experts_of_the_sampler_that_are_lost(tmp_path, monkeypatch):
 
   def stream(*args, **options):
     calls.append(1)
-    for rollouts, ended_B in right(*args, **options):
+    for part in right(*args, **options):
       if len(calls) == BAD + 1:
-        none = jnp.full_like(rollouts.routes_BLZ, -1)
-        rollouts = rollouts.replace(routes_BLZ=none)
-      yield rollouts, ended_B
+        none = jnp.full_like(part.rollouts.record, -1)
+        rollouts = part.rollouts.replace(record=none)
+        part = part._replace(rollouts=rollouts)
+      yield part
 
   monkeypatch.setattr(session.rollout_engine, "stream", stream)
   train(session)
-  found = alarms(tmp_path)
+  found = alerts_of(tmp_path)
   assert found[BAD + 1] and not found[BAD] and not found[BAD + 2]
   assert "100% of the tokens have lost their experts" in "".join(said)
 
@@ -322,11 +323,11 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_run_has_no_alarm(name, tmp_path, monkeypatch):
+def test_a_healthy_run_has_no_alert(name, tmp_path, monkeypatch):
   session, said = started(tmp_path, monkeypatch, **HEALTHY[name])
   train(session)
   lines = [x for x in tiny_session.logged(tmp_path) if x["stage"] == "rl"]
-  assert alarms(tmp_path) == {n: [] for n in range(1, STEPS + 1)}, said
+  assert alerts_of(tmp_path) == {n: [] for n in range(1, STEPS + 1)}, said
   ahead = session.config.rl.staleness
   if "surplus" not in name:
     versions = [x["rollout/policy_version"] for x in lines]

@@ -37,7 +37,7 @@ def rows(replay):
   rng = np.random.default_rng(0)
   chosen = rng.random((*shape, CFG.experts)).argsort(-1)[..., :3]
   routes = chosen.reshape(*shape[:-1], -1).astype(np.int8)
-  return packed.replace(routes_RLZ=routes)
+  return packed.replace(record=routes)
 
 
 def gradients(sizes, replay, remat="dots"):
@@ -49,7 +49,7 @@ def gradients(sizes, replay, remat="dots"):
     packed = sharding.put_packed(mesh, rows(replay))
 
     def loss(params, micro, mean_BT):
-      logps, entropy, routing = decoder.routed_logps(params, cfg, micro)
+      logps, entropy, routing = decoder.packed_logps(params, cfg, micro)
       aux, found = experts.loss(cfg, routing, micro, mean_BT, 0.1)
       total = jnp.sum(mean_BT * (logps + 0.1 * entropy))
       return total + aux, found | dict(total=total)
@@ -125,9 +125,9 @@ def test_the_sampler_gathers_experts():
       )
       out.append(sharding.fetch(found))
   np.testing.assert_array_equal(out[0].tokens_BL, out[1].tokens_BL)
-  assert (out[0].routes_BLZ == out[1].routes_BLZ).mean() > 0.999
+  assert (out[0].record == out[1].record).mean() > 0.999
   plan = packing.plan(out[0], packed_rows=4, minibatches=1)
-  assert plan.packed_M.routes_RLZ.shape[-1] == CFG.layers * 3
+  assert plan.packed_M.record.shape[-1] == CFG.layers * 3
 
 
 class Silent:

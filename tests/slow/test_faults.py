@@ -11,7 +11,7 @@ from rl_reason.base import config
 from rl_reason.base.errors import RunError
 from rl_reason.checkpointing import resumable
 from rl_reason.checkpointing.checkpoint import Checkpoints
-from rl_reason.monitoring import verdict
+from rl_reason.monitoring import health
 from rl_reason.stages import build_step, interim, reward_model, rl, sft, value
 from rl_reason.tasks import arithmetic
 
@@ -44,12 +44,12 @@ def equal(correct_B):
   return jnp.ones_like(correct_B, jnp.float32)
 
 
-# fault: (fields, verify, the alarm, whether no parameter may change)
+# fault: (fields, verify, the alert, whether no parameter may change)
 FAULTS = {
     "learning rate": (
         {},
         half,
-        "alarm/broken_policy",
+        "alert/broken_policy",
         False,
     ),
     "float16 overflows": (
@@ -59,75 +59,75 @@ FAULTS = {
             reward__correct=1e8,
         ),
         half,
-        "alarm/nan_skipped_updates",
+        "alert/nan_skipped_updates",
         True,
     ),
     "NaN outcome": (
         dict(reward__outcome__name=f"{__name__}:no_number"),
         half,
-        "alarm/rewards_that_are_not_finite",
+        "alert/rewards_that_are_not_finite",
         True,
     ),
-    "verifier raises": ({}, raises, "alarm/failures_of_the_verifier", True),
+    "verifier raises": ({}, raises, "alert/failures_of_the_verifier", True),
     "no signal": (
         {},
         lambda text, row: False,
-        "alarm/few_groups_with_signal",
+        "alert/few_groups_with_signal",
         True,
     ),
     "steps too large": (
         dict(optimizer__lr=1.0, updates__minibatches=4),
         half,
-        "alarm/updates_too_large",
+        "alert/updates_too_large",
         False,
     ),
     "a ratio beyond e^20": (
         dict(optimizer__lr=1.0, updates__minibatches=4),
         half,
-        "alarm/ratio_out_of_bounds",
+        "alert/ratio_out_of_bounds",
         False,
     ),
     "another sampler": (
         {},
         half,
-        "alarm/sampler_trainer_mismatch",
+        "alert/sampler_trainer_mismatch",
         False,
     ),
     "reward function raises": (
         dict(reward__functions=f"{__name__}:worse*1"),
         half,
-        "alarm/failures_of_reward_functions",
+        "alert/failures_of_reward_functions",
         False,
     ),
     "all rewards alike": (
         dict(reward__outcome__name=f"{__name__}:equal"),
         half,
-        "alarm/gradient_of_0",
+        "alert/gradient_of_0",
         True,
     ),
     "learns to end at once": (
         dict(optimizer__lr=0.3),
         half,
-        "alarm/length_collapse",
+        "alert/length_collapse",
         False,
     ),
     "no penalty for drift": (
         dict(kl__kind="k3", kl__coef=1e-9, optimizer__lr=0.3),
         half,
-        "alarm/drift_from_the_initial_policy",
+        "alert/drift_from_the_initial_policy",
         False,
     ),
-    "too sure to explore": ({}, half, "alarm/entropy_collapse", True),
+    "too sure to explore": ({}, half, "alert/entropy_collapse", True),
     "few rounds": (
         dict(dynamic_sampling__enabled=True, dynamic_sampling__max_rounds=1),
         lambda text, row: row.prompt.startswith("1") and len(text) % 2,
-        "alarm/incomplete_batches",
+        "alert/incomplete_batches",
         False,
     ),
     "everything truncated": (
         dict(rollout__max_tokens=2),
         half,
-        "alarm/truncated_responses",
+        "alert/truncated_responses",
         False,
     ),
 }
@@ -139,7 +139,7 @@ SCALES = {"no penalty for drift": 3, "too sure to explore": 20}
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
-  fields, verify, alarm, untouched = FAULTS[fault]
+  fields, verify, alert, untouched = FAULTS[fault]
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
   monkeypatch.setattr(arithmetic, "verify", verify)
   session = tiny_session.make_session(
@@ -171,16 +171,16 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
     after = call(rl.train, session, params)
   assert (tiny_session.digest(after) == before) == untouched
   lines = tiny_session.logged(tmp_path)
-  assert any(alarm in x for x in lines), lines
+  assert any(alert in x for x in lines), lines
   fields = config.flat(session.config)
   if untouched:
     with pytest.raises(RunError, match=f"RL made no update in {STEPS} steps"):
-      verdict.of_run(lines, fields)
+      health.check_run(lines, fields)
   elif fault == "learning rate":
     with pytest.raises(RunError, match="RL ended with a broken policy. Step 3"):
-      verdict.of_run(lines, fields)
+      health.check_run(lines, fields)
   else:
-    verdict.of_run(lines, fields)
+    health.check_run(lines, fields)
 
 
 @pytest.mark.parametrize("stage", ["skill", "rl"])
@@ -213,18 +213,18 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
       critic__pretrain_steps=4,
       rl__max_steps_without_update=2,
   )
-  right = build_step.returns_program
+  right = build_step.returns
 
-  def broken(c):
-    program = right(c)
+  def broken(*args):
+    program = right(*args)
 
-    def call(rows):
-      out = program(rows)
-      return out | dict(returns_BT=out["returns_BT"] * jnp.nan)
+    def returns(inputs):
+      out = program(inputs)
+      return out | dict(returns_BT=out["returns_BT"] * np.nan)
 
-    return jax.jit(call)
+    return returns
 
-  monkeypatch.setattr(build_step, "returns_program", broken)
+  monkeypatch.setattr(build_step, "returns", broken)
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="value pretraining.*Step 2: gradients"):

@@ -53,7 +53,7 @@ def scored(mesh):
 
     def fn(params, packed):
       return (
-          decoder.packed_logps(params["trunk"], tiny.CFG, packed),
+          decoder.packed_logps(params["trunk"], tiny.CFG, packed)[:2],
           critic.values(params, value, packed),
           critic.scores(params, value, packed),
       )
@@ -113,7 +113,7 @@ def shapes_of(sizes):
   params = parameters.abstract(table, parameters.shardings(table, mesh))
 
   def loss(params, packed):
-    logps, entropy = decoder.packed_logps(params, cfg, packed)
+    logps, entropy, _ = decoder.packed_logps(params, cfg, packed)
     return (logps + entropy).sum()
 
   with jax.set_mesh(mesh):

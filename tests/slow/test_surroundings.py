@@ -34,7 +34,7 @@ def test_no_home_no_locale_and_no_secret_is_written(tmp_path):
   out = done.stdout + done.stderr
   assert done.returncode == 0, out.decode(errors="replace")
   written = [x for x in tmp_path.rglob("*") if x.is_file()]
-  assert {"report.html", "environment.json"} <= {x.name for x in written}
+  assert {"report.html", "machine.json"} <= {x.name for x in written}
   everything = [out, *(x.read_bytes() for x in written)]
   for secret in SECRETS.values():
     assert not any(secret.encode() in x for x in everything)

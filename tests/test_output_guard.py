@@ -11,12 +11,12 @@ import time
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 WORK = """
 import pathlib, sys, time
-from rl_reason.monitoring import display, screen
-with screen.guarded() as lost:
+from rl_reason.monitoring import display, output_guard
+with output_guard.guarded() as lost:
   show = display.Display()
   show.say("before there is a directory")
   sys.stdin.read()  # until the reader is gone
@@ -46,7 +46,7 @@ def work(tmp_path, **options):
 
 def left(tmp_path):
   assert (tmp_path / "metrics.jsonl").read_text() == "whole"
-  file = tmp_path / screen.FILE
+  file = tmp_path / output_guard.FILE
   return file.read_text() if file.exists() else ""
 
 
@@ -109,11 +109,11 @@ def test_a_reader_that_stops_reading_stops_nothing(tmp_path, monkeypatch):
 
   Text beyond its pipe is in the file: none is written twice.
   """
-  monkeypatch.setattr(screen, "PATIENCE", 0.2)
+  monkeypatch.setattr(output_guard, "PATIENCE", 0.2)
   there, here = os.pipe()
   fcntl.fcntl(here, fcntl.F_SETPIPE_SZ, 4096)
-  lost = screen.Lost(tmp_path)
-  raw = screen._Stream("standard output", here, lost)
+  lost = output_guard.Lost(tmp_path)
+  raw = output_guard._Stream("standard output", here, lost)
   stream = io.TextIOWrapper(io.BufferedWriter(raw), write_through=True)
   begin = time.monotonic()
   for k in range(3000):
@@ -121,7 +121,7 @@ def test_a_reader_that_stops_reading_stops_nothing(tmp_path, monkeypatch):
   assert 0.2 <= time.monotonic() - begin < 2
   stream.flush()
   text = os.read(there, 1 << 16).decode()
-  header, _, rest = (tmp_path / screen.FILE).read_text().partition("\n")
+  header, _, rest = (tmp_path / output_guard.FILE).read_text().partition("\n")
   assert "(its reader has stopped reading)" in header
   assert text + rest == "".join(f"{k:07}\n" for k in range(3000))
   stream.write("goes on\n")
@@ -133,32 +133,34 @@ def test_a_reader_that_stops_reading_stops_nothing(tmp_path, monkeypatch):
 
 def test_a_disk_that_is_full_is_tried_again(tmp_path):
   """Of what could not be written the end is kept, and bounded."""
-  lost = screen.Lost(tmp_path / "later")
+  lost = output_guard.Lost(tmp_path / "later")
   lost.add(b"first\n")
   lost.directory.mkdir()
   lost.add(b"second\n")
-  assert (lost.directory / screen.FILE).read_text() == "first\nsecond\n"
-  nowhere = screen.Lost()
-  nowhere.add(bytes(10 * screen.KEPT))
+  assert (lost.directory / output_guard.FILE).read_text() == "first\nsecond\n"
+  nowhere = output_guard.Lost()
+  nowhere.add(bytes(10 * output_guard.KEPT))
   nowhere.directory = tmp_path
   nowhere.add(b"end")
-  assert (tmp_path / screen.FILE).stat().st_size == screen.KEPT
+  assert (tmp_path / output_guard.FILE).stat().st_size == output_guard.KEPT
 
 
 def test_a_terminal_that_is_closed_gets_no_bar(tmp_path):
   """Frames of a progress bar are not lines of a file."""
   ours, theirs = pty.openpty()
-  raw = screen._Stream("standard output", theirs, screen.Lost(tmp_path))
+  raw = output_guard._Stream(
+      "standard output", theirs, output_guard.Lost(tmp_path)
+  )
   assert raw.isatty() and raw.fileno() == theirs
   raw.write(b"one")
   os.close(ours)
   assert raw.write(b"two") == 3 and not raw.isatty()
   os.close(theirs)
-  assert "(Input/output error)" in (tmp_path / screen.FILE).read_text()
+  assert "(Input/output error)" in (tmp_path / output_guard.FILE).read_text()
 
 
 def test_streams_of_others_are_left_alone(capsys):
-  with screen.guarded():
+  with output_guard.guarded():
     print("captured")
   assert capsys.readouterr().out == "captured\n"
 

@@ -1,8 +1,8 @@
-"""Alarms: made-up runs with and without reward hacking."""
+"""Made-up runs with and without reward hacking."""
 
 import pytest
 
-from rl_reason.monitoring import alarms
+from rl_reason.monitoring import alerts
 
 ACC = "val-core/sums/acc/mean@4"
 STEPS = 20
@@ -84,20 +84,20 @@ def rising(t):
         ),
     ],
 )
-def test_signs_of_reward_hacking(lines, wanted):
-  found = alarms.alarms(lines)
+def test_reward_hacking(lines, wanted):
+  found = alerts.of_evaluations(lines)
   assert len(found) == len(wanted), found
   for text, part in zip(found, wanted, strict=True):
     assert part in text
 
 
-def test_an_alarm_names_step_and_numbers():
+def test_an_alert_names_step_and_numbers():
   lines = run(reward=rising, correct=rising, accuracy=(0.5, 0.9, 0.8))
-  (found,) = alarms.alarms(lines)
+  (found,) = alerts.of_evaluations(lines)
   assert "sums falls since step 10 (90.0% to 80.0%)" in found
 
 
 @pytest.mark.parametrize("count", range(4))
 def test_a_run_that_has_just_started_has_none(count):
-  assert alarms.alarms(run()[:count]) == []
-  assert alarms.alarms(run()[-1:]) == []
+  assert alerts.of_evaluations(run()[:count]) == []
+  assert alerts.of_evaluations(run()[-1:]) == []

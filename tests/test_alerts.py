@@ -1,4 +1,4 @@
-"""The table of signs: injected faults are named, healthy runs have none."""
+"""Alerts: injected faults are named, healthy runs have none."""
 
 import json
 
@@ -8,7 +8,7 @@ from conftest import ROOT
 
 from configs import base
 from rl_reason.base import config
-from rl_reason.monitoring import alarms, doctor, signs
+from rl_reason.monitoring import alerts, health
 
 FIELDS = config.flat(base.get_config()) | {
     "updates.minibatches": 4,
@@ -40,10 +40,10 @@ HEALTHY = {
     "response_length/max": 48,
     "rollout/sampler_trainer_kl": 1e-8,
     "kl/reference": 0.05,
-    "sign/truncated": 0.05,
-    "sign/no_answer": 0.1,
-    "sign/first_prompt": 8,
-    "sign/last_prompt": 15,
+    "health/truncated": 0.05,
+    "health/no_answer": 0.1,
+    "health/first_prompt": 8,
+    "health/last_prompt": 15,
 }
 
 
@@ -58,12 +58,12 @@ HARD = dict(train__all_incorrect=0.95, train__groups_with_signal=2)
 EASY = dict(train__all_correct=0.55, train__groups_with_signal=1)
 HALF = {"model.dtype": "float16"}
 FAILED = {"reward/mine:f/failures": 3}
-OTHER_WEIGHTS = {"sign/other_weights": "q of layer 1 transposed"}
-OTHER_LOGPS = {signs.GAP: 0.3, "sign/gap_bound": 0.1}
+OTHER_WEIGHTS = {"health/other_weights": "q of layer 1 transposed"}
+OTHER_LOGPS = {alerts.GAP: 0.3, "health/gap_bound": 0.1}
 SUPPORT = {"critic.head.args.low": -1.0}
 
 # (changes of a step, or a function of the steps since the fault; fields of the
-# config; the sign; what its line says)
+# config; the alert; what its line says)
 FAULTS = [
     (lambda t: dict(actor__entropy=0.2 * 0.1**t), {}, "Entropy collapse", "lr"),
     (
@@ -86,7 +86,7 @@ FAULTS = [
         dict(actor__grad_norm=3e3),
         {},
         "Jump of the gradient",
-        "actor/grad_norm is 3e+03, 1e+04 times the usual",
+        "actor/grad_norm is 3e+03, 1e+04 times its median",
     ),
     (dict(critic__grad_norm=40.0), {}, "Jump of the gradient", "2e+02 times"),
     (
@@ -120,7 +120,7 @@ FAULTS = [
         dict(critic__vf_explained_var=-0.3),
         {},
         "Critic without predictive power",
-        "variance -0.3, negative in 5 steps",
+        "variance -0.3, negative in 5 consecutive steps",
     ),
     (
         lambda t: dict(response_length__mean=25 * 1.5**t),
@@ -149,13 +149,13 @@ FAULTS = [
         "90% of the groups have equal rewards",
     ),
     (
-        dict(sign__truncated=1.0),
+        dict(health__truncated=1.0),
         {},
         "Truncated responses",
         "rollout.max_tokens (now 48)",
     ),
     (
-        dict(sign__no_answer=0.6),
+        dict(health__no_answer=0.6),
         {},
         "No recognisable answer",
         "60% of the finished responses",
@@ -185,8 +185,13 @@ FAULTS = [
         "25.0% of the targets",
     ),
     (OTHER_WEIGHTS, {}, "Weights of another policy", "q of layer 1 transpos"),
-    (OTHER_LOGPS, {}, "Log-probs of another policy", "by 0.3 nats a token"),
-    ({signs.BROKEN: 1.0}, {}, "Broken policy", "100% of the responses"),
+    (
+        OTHER_LOGPS,
+        {},
+        "Log-probs of another policy",
+        "differ by 0.3 nats per token",
+    ),
+    ({alerts.BROKEN: 1.0}, {}, "Broken policy", "100% of the responses"),
     (NAN, {}, "NaN, skipped updates", "3 of 4 updates skipped"),
     (NAN, HALF, "NaN, skipped updates", "float16 overflows"),
     (
@@ -218,28 +223,28 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "fields", "sign", "words"), FAULTS)
-def test_a_fault_is_flagged_within_five_steps(change, fields, sign, words):
+@pytest.mark.parametrize(("change", "fields", "alert", "words"), FAULTS)
+def test_a_fault_is_flagged_within_five_steps(change, fields, alert, words):
   said: list[str] = []
-  one = doctor.Doctor(FIELDS | fields, said.append, limit=0)
+  one = health.HealthMonitor(FIELDS | fields, said.append)
   for step in range(1, 11):
-    assert one.examine(step, HEALTHY) == {}
+    assert one.check(step, HEALTHY) == {}
   said.clear()
   for t in range(1, 6):
     x = change(t) if callable(change) else change
     live = {k: np.nan if v is None else v for k, v in line(**x).items()}
-    alarms = one.examine(10 + t, live)
-    if alarms:
+    found = one.check(10 + t, live)
+    if found:
       break
-  (row,) = [x for x in signs.TABLE if x.name == sign]
-  metrics = {row.metric, "alarm/no_update", "alarm/nan_skipped_updates"}
-  assert row.metric in alarms and set(alarms) <= metrics
-  (text,) = [x for x in said if f": {sign}: " in x]
+  (row,) = [x for x in alerts.RULES if x.name == alert]
+  metrics = {row.metric, "alert/no_update", "alert/nan_skipped_updates"}
+  assert row.metric in found and set(found) <= metrics
+  (text,) = [x for x in said if f": {alert}: " in x]
   assert text.startswith(f"warning: step {10 + t}: ") and words in text
   assert "optimizer.clip_norm" not in text  # is 1.0 already
   # The summary and the report count it.
-  lines = [dict(stage="rl", step=t) | alarms for t in (1, 2)]
-  assert f"{sign} in 2 of 2 steps, 1 to 2" in "\n".join(signs.of_run(lines))
+  lines = [dict(stage="rl", step=t) | found for t in (1, 2)]
+  assert f"{alert} in 2 of 2 steps, 1 to 2" in "\n".join(alerts.of_run(lines))
 
 
 WITHOUT = ("without value pretraining", "without decoupled GAE")
@@ -274,7 +279,7 @@ def healthy_runs():
     yield [{k: x[t] for k, x in run.items()} for t in range(length)]
 
 
-def test_healthy_runs_have_no_alarms():
+def test_healthy_runs_have_no_alerts():
   total = 0
   for run in healthy_runs():
     steps = [HEALTHY | {"response_length/max": 48} | x for x in run]
@@ -283,7 +288,7 @@ def test_healthy_runs_have_no_alarms():
         steps[t] = x | {"train/all_incorrect": 1 - x["train/mixed"]}
         steps[t]["train/all_correct"] = 0
     for t in range(1, len(steps) + 1):
-      assert signs.found(steps[max(0, t - signs.WINDOW) : t], FIELDS) == []
+      assert not alerts.of_step(steps[max(0, t - alerts.WINDOW) : t], FIELDS)
     total += len(steps)
   assert total > 4000
 
@@ -300,35 +305,38 @@ def test_held_out_accuracy_of_healthy_runs_never_falls_by_half():
           {"stage": "evaluate", "step": x, name: y, f"{name}/ci95": z}
           for x, y, z in zip(e["step"], e["accuracy"], half, strict=True)
       ]
-      found = any(alarms.alarms(lines[:t]) for t in range(1, len(lines) + 1))
+      found = any(
+          alerts.of_evaluations(lines[:t]) for t in range(1, len(lines) + 1)
+      )
       row = run["row"]
       falls[row.startswith(ABLATED) and row != "PPO + both"] += found
   assert falls[False] == 0 and falls[True] >= 5, falls
 
 
-def test_signs_of_value_pretraining():
+def test_alerts_of_value_pretraining():
   """It has fewer metrics than a step of RL."""
-  assert signs.of_pretraining({"critic/vf_loss": 0.1}, FIELDS) == {}
+  assert not alerts.of_pretraining({"critic/vf_loss": 0.1}, FIELDS)
   x = {"train/verifier_failures": 5} | FAILED
-  found = signs.of_pretraining(x | {"critic/vf_targets_clipped": 0.5}, FIELDS)
-  assert tuple(found) == signs.OF_PRETRAINING
+  found = alerts.of_pretraining(x | {"critic/vf_targets_clipped": 0.5}, FIELDS)
+  found = {rule.name: message for rule, message in found}
+  assert tuple(found) == alerts.OF_PRETRAINING
   assert "the verifier failed on 2 of" in found["Failures of the verifier"]
 
 
 def test_the_playbook_is_rendered_from_the_table():
   page = (ROOT / "docs" / "playbook.md").read_text()
-  assert signs.table() in page, (
+  assert alerts.table() in page, (
       "replace the table of docs/playbook.md by the output of"
-      " python -m rl_reason.monitoring.signs"
+      " python -m rl_reason.monitoring.alerts"
   )
 
 
 def test_a_resumed_run_sees_the_steps_before_it():
-  """Its alarms are those of a run that never stopped."""
+  """It has the alerts of a run that never stopped."""
   lines = [
       dict(stage="rl", step=t) | line(actor__grad_norm=1.5**t)
       for t in range(1, 5)
   ]
-  one = doctor.Doctor(FIELDS, lambda _: None, 0, lambda: lines)
-  grown = one.examine(5, line(actor__grad_norm=1.5**5))
-  assert grown == {"alarm/growing_gradient": 1}
+  one = health.HealthMonitor(FIELDS, lambda _: None, lambda: lines)
+  grown = one.check(5, line(actor__grad_norm=1.5**5))
+  assert grown == {"alert/growing_gradient": 1}

@@ -1,4 +1,4 @@
-"""The doctor: faults are injected, and named with the field to change."""
+"""Health checks: injected faults are named, with the field to change."""
 
 import types
 
@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 import tiny_session
-from test_signs import FIELDS, HARD, IDLE, NAN, line
-from tiny_session import call
+from test_alerts import FIELDS, HARD, IDLE, NAN, line
 
 from rl_reason.base.errors import RunError
 from rl_reason.models import parameters
-from rl_reason.monitoring import doctor, signs, updates, verdict
+from rl_reason.monitoring import alerts, health, step_metrics, updates
 from rl_reason.stages import interim, rl, supervised
 from rl_reason.tasks import arithmetic
 from rl_reason.training import step
@@ -34,107 +33,116 @@ def test_updates_are_counted(x, wanted):
   assert updates.count(line(**x), 4) == wanted
 
 
-def test_it_speaks_once_when_a_sign_begins_and_ends():
+LIMIT = "rl.max_steps_without_update"
+
+
+def limited(steps):
+  """Fields that end a run after so many consecutive steps without an update."""
+  return FIELDS | {LIMIT: steps}
+
+
+def test_it_speaks_once_when_an_alert_begins_and_ends():
   said, spoken = [], {}
-  one = doctor.Doctor(FIELDS, said.append, limit=0)
+  one = health.HealthMonitor(FIELDS, said.append)
   shares = [0.0, 0.6, 0.6, 0.9, *[0.1] * 4, 0.6, *[0.0] * 6, 0.6]
   for t, share in enumerate(shares, 1):
-    alarms = one.examine(t, line(sign__truncated=np.float32(share)))
-    assert alarms == ({"alarm/truncated_responses": 1} if share > 0.5 else {})
+    found = one.check(t, line(health__truncated=np.float32(share)))
+    assert found == ({"alert/truncated_responses": 1} if share > 0.5 else {})
     spoken[t] = [x for x in said if "signal" not in x]
-    assert len(said) - len(spoken[t]) == (t <= doctor.FIRST)
+    assert len(said) - len(spoken[t]) == (t <= health.FIRST)
     said.clear()
   assert [t for t, x in spoken.items() if x] == [2, 14, 16]
   assert "step 2: Truncated responses: 60% of the responses" in spoken[2][0]
-  assert spoken[14] == ["step 14: over since step 10: Truncated responses"]
+  assert spoken[14] == ["step 14: resolved since step 10: Truncated responses"]
 
 
 def test_a_group_of_one_response_has_no_share_of_groups_with_signal():
-  """Neither in the first lines nor as a sign, with a verifier or without."""
+  """Neither in the first lines nor as an alert, with a verifier or without."""
   said, fields = [], FIELDS | {"rollout.group_size": 1}
-  one = doctor.Doctor(fields, said.append, limit=0)
+  one = health.HealthMonitor(fields, said.append)
   x = line(train__all_correct=0.3, train__all_incorrect=0.7)
-  assert one.examine(1, x) == {}
+  assert one.check(1, x) == {}
   x = line(train__no_signal=1.0, train__groups_with_signal=0)
   del x["train/all_correct"], x["train/all_incorrect"]
-  assert one.examine(2, x) == {}
+  assert one.check(2, x) == {}
   assert "groups of one response, 30% correct; " in said[0]
   assert "groups of one response; " in said[1]
 
 
 def test_steps_in_a_row_without_an_update_end_a_run():
   """The step that may be one too many is waited for."""
-  one, waits = doctor.Doctor(FIELDS, lambda _: None, limit=2), []
+  one, waits = health.HealthMonitor(FIELDS, lambda _: None), []
 
   def wait():
     waits.append(1)
-    one.examine(4, line(**HARD, **IDLE))
+    one.check(4, line(**HARD, **IDLE))
 
   for t, x in enumerate((IDLE, {}, IDLE), 1):
-    one.streak.check(waits.clear)
-    one.examine(t, line(**x))
-  with pytest.raises(RunError, match="in 2 steps in a row. Step 4,"):
-    one.streak.check(wait)
+    one.enforce(waits.clear)
+    one.check(t, line(**x))
+  with pytest.raises(RunError, match="in 2 consecutive steps. Step 4,"):
+    one.enforce(wait)
   assert waits == [1]
   with pytest.raises(RunError, match="prompts 8 to 15: Few groups with"):
-    one.streak.check(wait)
-  never = doctor.Doctor(FIELDS, lambda _: None, limit=0)
+    one.enforce(wait)
+  never = health.HealthMonitor(limited(0), lambda _: None)
   for t in range(99):
-    never.examine(t, line(**IDLE))
-    never.streak.check(wait)
+    never.check(t, line(**IDLE))
+    never.enforce(wait)
 
 
 def test_a_resumed_run_counts_the_steps_before():
   """Else one that is preempted every other step would never end."""
   said = []
-  first = doctor.Doctor(FIELDS, said.append, limit=3)
+  first = health.HealthMonitor(limited(3), said.append)
   lines = [
-      dict(stage="rl", step=t) | line(**x) | first.examine(t, line(**x))
+      dict(stage="rl", step=t) | line(**x) | first.check(t, line(**x))
       for t, x in ((1, IDLE), (2, {}), (3, IDLE), (4, IDLE))
   ]
-  resumed = doctor.Doctor(FIELDS, said.append, limit=3, before=lambda: lines)
-  resumed.examine(5, line(**IDLE))
-  with pytest.raises(RunError, match="in 3 steps in a row. Step 5,"):
-    resumed.streak.check(lambda: None)
+  resumed = health.HealthMonitor(limited(3), said.append, lambda: lines)
+  resumed.check(5, line(**IDLE))
+  with pytest.raises(RunError, match="in 3 consecutive steps. Step 5,"):
+    resumed.enforce(lambda: None)
   lines.append(dict(stage="rl", step=5) | line())
-  resumed = doctor.Doctor(FIELDS, said.append, limit=3, before=lambda: lines)
-  resumed.examine(6, line(**IDLE))
-  assert resumed.streak.count == 1
+  resumed = health.HealthMonitor(limited(3), said.append, lambda: lines)
+  resumed.check(6, line(**IDLE))
+  assert resumed.limits[LIMIT].count == 1
 
 
-def test_the_summary_and_the_verdict_of_a_run():
+def test_the_summary_and_the_check_of_a_run():
   lines = [dict(stage="rl", step=t) | line(**IDLE) for t in (1, 2, 3)]
   with pytest.raises(RunError, match="no update in 3 steps.*Step 3: Few g"):
-    verdict.of_run([*lines[:2], lines[2] | line(**HARD, **IDLE)], FIELDS)
+    health.check_run([*lines[:2], lines[2] | line(**HARD, **IDLE)], FIELDS)
   lines[1] |= line(**NAN)
-  verdict.of_run(lines, FIELDS)
-  assert verdict.summary(lines, FIELDS) == [
+  health.check_run(lines, FIELDS)
+  assert health.summary(lines, FIELDS) == [
       "updates of the policy: 1 made, 11 skipped (3 gradient not finite, 8 no"
       " token to learn from); 2 of 3 steps without an update"
   ]
-  assert verdict.summary([], FIELDS) == []
-  verdict.of_run([], FIELDS)
+  assert health.summary([], FIELDS) == []
+  health.check_run([], FIELDS)
   with pytest.raises(RunError, match="policy. Step 4: Broken policy: 100%"):
-    last = dict(stage="rl", step=4) | line() | {signs.BROKEN: 1.0}
-    verdict.of_run([*lines, last], FIELDS)
+    last = dict(stage="rl", step=4) | line() | {alerts.BROKEN: 1.0}
+    health.check_run([*lines, last], FIELDS)
 
 
 def test_a_broken_policy_is_said_by_its_evaluation():
   lines = [dict(stage="rl", step=1) | line()]
-  verdict.of_run([*lines, dict(stage="evaluate", step=1)], FIELDS)
-  last = {"stage": "evaluate", "step": 1, signs.BROKEN_HELD_OUT: 4}
+  health.check_run([*lines, dict(stage="evaluate", step=1)], FIELDS)
+  last = {"stage": "evaluate", "step": 1, alerts.BROKEN_HELD_OUT: 4}
   with pytest.raises(RunError, match="Broken policy: 4 responses to held-out"):
-    verdict.of_run([*lines, last], FIELDS)
+    health.check_run([*lines, last], FIELDS)
 
 
 def test_updates_too_large_in_a_row_end_a_run():
   """As steps without an update do; one good step between them, and not."""
-  one, large = doctor.Doctor(FIELDS, lambda _: None, 2), dict(actor__ppo_kl=3.0)
+  one = health.HealthMonitor(FIELDS, lambda _: None)
+  large = dict(actor__ppo_kl=3.0)
   for t, x in enumerate((large, {}, large, large), 1):
-    one.streak.check(lambda: None)
-    one.examine(t, line(**x))
+    one.enforce(lambda: None)
+    one.check(t, line(**x))
   with pytest.raises(RunError, match="Step 4,.*3 nats per token.*tenth"):
-    one.streak.check(lambda: None)
+    one.enforce(lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +160,10 @@ def test_finite_parameters_that_are_broken(logps, broken):
   rollouts = types.SimpleNamespace(
       logps_BT=logps_BT, mask_BT=np.ones_like(logps_BT, bool)
   )
-  assert doctor.broken(rollouts) == broken
+  assert step_metrics.broken_responses(rollouts) == broken
 
 
-def test_what_only_the_doctor_counts():
+def test_statistics_of_all_responses():
   """Of three finished responses one is correct, and one has no answer."""
   logps_BT = np.zeros((4, 2), np.float32)
   logps_BT[3, 0] = logps_BT[0, 1] = np.nan  # the latter is padding
@@ -168,18 +176,20 @@ def test_what_only_the_doctor_counts():
       ),
       correct_B=np.array([1, 0, 0, 0], np.float32),
   )
-  one = doctor.Seen(lambda text, row: text if text == row else "")
+  one = step_metrics.ResponseStats(
+      lambda text, row: text if text == row else ""
+  )
   one.responses(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
-  counts = one.signs()
-  assert counts.pop("sign/no_answer") == pytest.approx(1 / 3)
+  counts = one.metrics()
+  assert counts.pop("health/no_answer") == pytest.approx(1 / 3)
   assert counts == {
-      "sign/truncated": 0.25,
-      "sign/first_prompt": 4,
-      "sign/last_prompt": 5,
-      signs.BROKEN: 0.25,
+      "health/truncated": 0.25,
+      "health/first_prompt": 4,
+      "health/last_prompt": 5,
+      alerts.BROKEN: 0.25,
   }
   one.clear()
-  assert one.signs()["sign/no_answer"] == 0  # a step without a round
+  assert one.metrics()["health/no_answer"] == 0  # a step without a round
 
 
 # --- through the loops -------------------------------------------------------
@@ -266,7 +276,7 @@ FAULTS = {
     "all incorrect": "the gradient is exactly 0",
     "verifier raises": "the verifier failed on",
     "function raises": "score failed 32 times on 32 responses",
-    "broken policy": "log-probabilities that are not finite",
+    "broken policy": "log-probs that are not finite",
     "no group with signal": "8 of 8 groups of the batch are missing",
 }
 shared_programs = tiny_session.shared_programs
@@ -293,13 +303,13 @@ def test_a_run_that_learns_nothing_stops(
         evaluate__every=0,
         checkpoint__every=9,
     )
-    session.reward_runner._proved = True  # it is not the first batch that fails
+    session.rewards._proved = True  # it is not the first batch that fails
     with jax.set_mesh(session.mesh):
       if not first:
         first.append(jax.device_get(tiny_session.random_params(session)))
       broken = np.float32(np.nan if Fault.now == "broken policy" else 1)
       params = jax.tree.map(lambda x: jax.numpy.asarray(x * broken), first[0])
-      return tiny_session.digest(call(rl.train, session, params))
+      return tiny_session.digest(rl.train(session, params))
 
   for name, words in FAULTS.items():
     Fault.now = name

@@ -1,16 +1,19 @@
-"""Logs of a run: metrics.jsonl, samples.jsonl, and loggers beside them.
+"""Logs of a run: metrics.jsonl, samples.jsonl, starts.jsonl, and loggers.
 
-Both JSONL files are append-only. A checkpoint notes their sizes and hashes, and
-a resumed run truncates them to it: each step appears once, however a run ended.
-A file that is not as it was noted is never truncated.
+The files are append-only. A checkpoint notes the sizes and hashes of the first
+two, and a resumed run truncates them to these sizes: each step appears once,
+however a run ended. A file that differs from its note is never truncated.
 """
 
+import datetime
 import hashlib
 import json
 import os
 import pathlib
-import time
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +23,8 @@ from rl_reason.monitoring.loggers import Writer
 
 FILES = ("metrics.jsonl", "samples.jsonl")
 DOUBTFUL = "doubtful"  # "stage" of rejected responses that may be right
+# Prefixes of metrics that earlier versions wrote, and the present prefixes.
+OLD_NAMES = {"alarm/": "alert/", "sign/": "health/"}
 Noted = tuple[int, str]  # bytes of a file, and their SHA-256 ('': not known)
 
 
@@ -38,7 +43,8 @@ def read_metrics(workdir: pathlib.Path) -> list[dict]:
   """
   names: dict[tuple, set[str]] = {}  # in later lines of a stage and a step
   out = []
-  for line in reversed(read_jsonl(workdir / FILES[0])):
+  for logged in reversed(read_jsonl(workdir / FILES[0])):
+    line = current_names(logged)
     own = line.keys() - {"stage", "step"}
     later = names.setdefault((line.get("stage"), line.get("step")), set())
     if later.isdisjoint(own):
@@ -47,31 +53,14 @@ def read_metrics(workdir: pathlib.Path) -> list[dict]:
   return out[::-1]
 
 
-class Clock:
-  """Splits time into laps: every moment counts for exactly one name.
-
-  Attributes:
-    seconds: by name, since the last `take`.
-  """
-
-  def __init__(self):
-    self.seconds: dict[str, float] = {}
-    self._since = time.monotonic()
-
-  def lap(self, name: str) -> None:
-    """Adds the time since the last lap to `name`."""
-    now = time.monotonic()
-    self.seconds[name] = self.seconds.get(name, 0) + now - self._since
-    self._since = now
-
-  def skip(self) -> None:
-    """Discards the time since the last lap."""
-    self._since = time.monotonic()
-
-  def take(self) -> dict[str, float]:
-    """Returns the seconds by name and resets them."""
-    out, self.seconds = self.seconds, {}
-    return out
+def current_names(values: dict[str, Any]) -> dict[str, Any]:
+  """Metrics that an earlier version wrote, by their present names."""
+  for before, now in OLD_NAMES.items():
+    values = {
+        now + k.removeprefix(before) if k.startswith(before) else k: x
+        for k, x in values.items()
+    }
+  return values
 
 
 class _File:
@@ -250,3 +239,19 @@ class Log:
       file.file.close()
     for writer in self._writers:
       writer.close()
+
+
+def record_start(workdir: pathlib.Path) -> None:
+  """Appends the command and the date to WORKDIR/starts.jsonl."""
+  now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+  words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
+  if words[0] == "main.py":
+    words[:1] = ["python", "-m", "rl_reason.main"]
+  with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
+    line = dict(command=shlex.join(words), date=now)
+    file.write(json.dumps(line) + "\n")
+
+
+def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
+  """The command and the date of each start of a run, the first one first."""
+  return read_jsonl(workdir / "starts.jsonl")

@@ -1,211 +1,107 @@
-"""Metrics of an RL step: what is counted, logged and shown."""
+"""Metrics of an RL step on the host: its responses, its batch, its credit."""
 
-import pathlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-from rl_reason.algorithms import schedules
-from rl_reason.base.structs import Array, Batch, Experience
-from rl_reason.monitoring import (
-    doctor as doctor_lib,
-    machine,
-    metrics as metrics_lib,
-)
-from rl_reason.monitoring.display import Display
-from rl_reason.monitoring.signs import SIGN
+from rl_reason.base.structs import Array, Batch, Experience, Rollouts
+from rl_reason.monitoring.alerts import BROKEN, HEALTH
+from rl_reason.monitoring.resources import Counter, totals
 
 # Metrics that mean nothing where nothing verifies responses.
 OF_VERIFIER = (
     *("train/accuracy", "train/all_correct", "train/all_incorrect"),
     "critic/score/mean",
 )
+SEARCHED = 64  # responses of a round that are searched, more or less
+ENOUGH = 32  # tokens that a sound policy does not find all equally probable
 
 
-class StepLogger:
-  """Logs an RL step while the device works on it.
-
-  Metrics of the update are read when the next rollout is already on the device,
-  so that the host never waits for an update.
+class ResponseStats:
+  """Statistics of all responses that an RL step samples, discarded ones too.
 
   Args:
-    log: where metrics go.
-    display: the screen.
-    clock: laps of the training loop.
-    doctor: says what is wrong with a step.
-    workdir: of the run.
+    answer: (text, row) -> the final answer of a response; '' if it has none.
+    behaviours: patterns of the task by the name of what they show.
   """
 
   def __init__(
       self,
-      log: metrics_lib.Log,
-      display: Display,
-      clock: metrics_lib.Clock,
-      doctor: doctor_lib.Doctor,
-      workdir: pathlib.Path,
+      answer: Callable[[str, Any], str],
+      behaviours: Mapping[str, str] = types.MappingProxyType({}),
   ):
-    self._log, self._display, self._clock = log, display, clock
-    self._doctor = doctor
-    self._goodput, self._energy = machine.Goodput(workdir), machine.Energy()
-    self._pending: tuple | None = None
-    self._flops: float | None = None  # total at the step before
+    self._answer = answer
+    self._behaviours = {k: re.compile(x) for k, x in behaviours.items()}
+    self.clear()
 
-  def dispatched(
-      self, step: int, metrics: dict, actor: dict, critic: dict
-  ) -> None:
-    """Notes the metrics of a step whose update was dispatched.
+  def clear(self) -> None:
+    """Begins the next step."""
+    self._ids: list[int] = []
+    self._total = self._finished = self._incorrect = 0
+    self._asked = self._no_answer = self._broken = self._read = 0
+    self._shown = dict.fromkeys(self._behaviours, 0)
 
-    Args:
-      step: RL steps that are done, this one included.
-      metrics: on the host.
-      actor: metrics of the policy's update, on the device.
-      critic: metrics of the critic's update, on the device; {} without one.
-    """
-    self.flush()  # a step is never overwritten, whoever forgot to flush it
-    self._pending = step, metrics, dict(actor=actor, critic=critic)
-
-  def flush(self) -> None:
-    """Waits for the pending step, and logs it."""
-    if self._pending is None:
-      return
-    (step, metrics, device_metrics), self._pending = self._pending, None
-    for prefix, values in jax.device_get(device_metrics).items():
-      metrics |= {
-          name if "/" in name else f"{prefix}/{name}": value
-          for name, value in values.items()
-      }
-    self._clock.lap("update_actor")
-    metrics |= times(self._clock.take())
-    seconds = metrics["timing_s/step"]
-    metrics["perf/throughput"] = metrics["tokens/step"] / seconds
-    metrics["perf/memory_gib"] = machine.memory_gib()
-    metrics["perf/goodput"] = self._goodput.add(seconds)
-    flops, self._flops = self._flops, metrics["flops/total"]
-    known = {
-        "perf/host_memory_gib": machine.host_memory_gib(),
-        "perf/energy_j": self._energy.joules(),
-        "perf/mfu": None
-        if flops is None
-        else machine.utilization(metrics["flops/total"] - flops, seconds),
-    }
-    metrics |= {name: x for name, x in known.items() if x is not None}
-    alarms = self._doctor.examine(step, metrics)
-    logged = {
-        name: value
-        for name, value in metrics.items()
-        if not name.startswith(SIGN)
-    }
-    self._log.metrics("rl", step, logged | alarms)
-    shown = {}
-    if "response_length/max" in metrics:  # there is a row to learn from
-      shown["length"] = float(metrics["response_length/mean"])
-    self._display.step(
-        step,
-        **_headline(metrics),
-        **shown,
-        tokens_s=f"{metrics['perf/throughput']:.0f}",
-    )
-
-
-def _headline(metrics: dict[str, Any]) -> dict[str, Any]:
-  """What the screen shows first: accuracy, or the reward without a verifier."""
-  if "train/accuracy" in metrics:
-    return dict(accuracy=f"{metrics['train/accuracy']:.1%}")
-  return dict(reward=float(metrics.get("critic/rewards/mean", np.nan)))
-
-
-def times(seconds: dict[str, float]) -> dict[str, float]:
-  """The laps of a step, their sum, and how long the device was idle."""
-  out = {f"timing_s/{name}": value for name, value in seconds.items()}
-  idle = seconds.get("score", 0) + seconds.get("host", 0)
-  return out | {
-      "timing_s/idle": idle,
-      "timing_s/step": sum(seconds.values()),
-  }
-
-
-# --- counters ----------------------------------------------------------------
-
-
-def no_counters() -> dict[str, float]:
-  """The counters of a run that has not begun."""
-  return dict(tokens=0, flops=0.0)
-
-
-def totals(counters: dict[str, float]) -> dict[str, float]:
-  """The counters under their names as metrics."""
-  return {
-      "tokens/generated": counters["tokens"],
-      "flops/total": counters["flops"],
-  }
-
-
-class Counter(NamedTuple):
-  """Counts generated tokens and analytic FLOPs; padding is left out.
-
-  Attributes:
-    flops_per_token: of one forward pass.
-    passes: forward passes over a training batch; a backward pass counts as two.
-    max_prompt: slots of a prompt.
-    group_size: responses to a prompt.
-  """
-
-  flops_per_token: float
-  passes: int
-  max_prompt: int
-  group_size: int
-
-  def add(
-      self,
-      counters: dict[str, float],
-      rows: Experience,
-      generated: int,
-      responses: int,
-  ) -> dict[str, float]:
-    """The counters after one more step.
+  def responses(self, rows: Experience, texts: list[str], rows_B: list) -> None:
+    """Counts a round of graded responses.
 
     Args:
-      counters: before the step.
-      rows: of the training batch.
-      generated: sampled tokens, those of discarded groups included.
-      responses: sampled, those of discarded groups included.
+      rows: of the round.
+      texts: of the responses.
+      rows_B: the row that each response answers.
     """
-    length_B = self.max_prompt - rows.rollouts.start_B + rows.rollouts.lengths_B
-    trained = int(length_B[rows.age_B >= 0].sum())
-    prompts = responses * self.max_prompt // self.group_size
-    tokens = generated + prompts + self.passes * trained
-    flops = self.flops_per_token * tokens
-    return dict(
-        tokens=counters["tokens"] + generated, flops=counters["flops"] + flops
-    )
+    rollouts = rows.rollouts
+    finished_B = ~rollouts.truncated_B
+    incorrect = np.flatnonzero(finished_B & (rows.correct_B == 0))
+    self._ids += [int(rollouts.ids_B[i]) for i in (0, -1)]
+    self._broken += broken_responses(rollouts)
+    self._total += len(texts)
+    self._finished += int(finished_B.sum())
+    self._incorrect += len(incorrect)
+    # Evenly spaced ones stand for all: to find an answer takes time.
+    asked = incorrect[:: max(len(incorrect) // SEARCHED, 1)]
+    self._asked += len(asked)
+    self._no_answer += sum(not self._answer(texts[b], rows_B[b]) for b in asked)
+    for text in texts[:: max(len(texts) // SEARCHED, 1)] if self._shown else ():
+      self._read += 1
+      for name, pattern in self._behaviours.items():
+        self._shown[name] += sum(1 for _ in pattern.finditer(text))
+
+  def metrics(self) -> dict[str, float]:
+    """The statistics of the step; broken responses only if there are any."""
+    share = self._no_answer / max(self._asked, 1)
+    out: dict[str, float] = {
+        HEALTH + "truncated": 1 - self._finished / max(self._total, 1),
+        HEALTH + "no_answer": share * self._incorrect / max(self._finished, 1),
+        HEALTH + "first_prompt": min(self._ids, default=-1),
+        HEALTH + "last_prompt": max(self._ids, default=-1),
+    }
+    if self._broken:
+      out[BROKEN] = self._broken / self._total
+    for name, count in self._shown.items() if self._read else ():
+      out[f"behaviour/{name}"] = count / self._read
+    return out
 
 
-def with_rate(
-    update: Callable, *, lr: float, schedule: str, warmup: int, total: int
-) -> Callable:
-  """An update with the learning rate of its last step among its metrics.
+def broken_responses(rollouts: Rollouts) -> int:
+  """The number of responses that only a broken policy samples.
 
-  The rate is that of the updates that the optimizer has counted, which skipped
-  ones are not; it stays on the device, as all metrics of an update. Keywords
-  are those of the optimizer.
+  A response is broken if a log-probability is not finite. All responses are
+  broken if all their tokens have the same log-probability below 0: parameters
+  that are finite but huge make every token as probable as any other. (Where all
+  tokens are certain, a policy may have learned a task with one correct
+  response.)
+
+  Args:
+    rollouts: on the host.
   """
-  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
-  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
-
-  def call(state, *args):
-    state, metrics = update(state, *args)
-    counts = optax.tree.get_all_with_path(state.opt_state, "count")
-    return state, metrics | dict(lr=last(counts[-1][1]))
-
-  call.lower = lambda *args: update.lower(*args)  # for --stage=size
-  return call
-
-
-# --- metrics of a batch ------------------------------------------------------
+  bad_BT = ~np.isfinite(rollouts.logps_BT) & rollouts.mask_BT
+  logps = rollouts.logps_BT[rollouts.mask_BT & ~bad_BT]
+  if logps.size >= ENOUGH and logps.max() < -0.1 and np.ptp(logps) < 1e-4:
+    return len(bad_BT)
+  return int(bad_BT.any(1).sum())
 
 
 def step_metrics(
@@ -269,7 +165,7 @@ def step_metrics(
           "perf/pack_fill": float(used_ARL.mean()) if used_ARL.size else 0.0,
       }
       | counts["failures"]
-      | counts["signs"]
+      | counts["responses"]
   )
   if not verified:
     metrics = {k: x for k, x in metrics.items() if k not in OF_VERIFIER}

@@ -1,32 +1,41 @@
-"""The machine, the versions and the commands of a run."""
+"""The machine and the versions of a run: machine.json."""
 
-import datetime
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
-import shlex
 import subprocess
-import sys
 from typing import Any
 
 import jax
 
 import rl_reason
-from rl_reason.base import json_files
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"),
     *("transformers", "numpy"),
 )
+FILE, OLD_FILE = "machine.json", "environment.json"
+
+
+def read(workdir: pathlib.Path) -> dict[str, Any]:
+  """The machine of the last start of a run, as `describe`; {} if unknown.
+
+  Earlier versions wrote the file environment.json.
+  """
+  for path in (workdir / FILE, workdir / OLD_FILE):
+    if path.exists():
+      return json.loads(path.read_text())
+  return {}
 
 
 def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
-  """Returns machine, devices, versions and git commit by name.
+  """The machine, devices, versions and git commit, by name.
 
   Args:
-    model: the local directory of model.path; its commit, if the hub gave it.
+    model: the local directory of model.path, whose commit is added if it is of
+      the hub.
   """
   devices = jax.devices()
   return {
@@ -46,26 +55,10 @@ def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
 
 
 def hub_commit(directory: pathlib.Path | None) -> str | None:
-  """The commit of a directory in the cache of the hub; None of another one."""
+  """The commit of a directory in the cache of the hub; None of others."""
   if directory is None or directory.parent.name != "snapshots":
     return None
   return directory.name
-
-
-def record_start(workdir: pathlib.Path) -> None:
-  """Appends the command and the date to WORKDIR/starts.jsonl."""
-  now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-  words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
-  if words[0] == "main.py":
-    words[:1] = ["python", "-m", "rl_reason.main"]
-  with (workdir / "starts.jsonl").open("a", encoding="utf-8") as file:
-    line = dict(command=shlex.join(words), date=now)
-    file.write(json.dumps(line) + "\n")
-
-
-def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
-  """The command and the date of each start of a run, the first one first."""
-  return json_files.read_jsonl(workdir / "starts.jsonl")
 
 
 def _cpu_model() -> str:
@@ -76,11 +69,11 @@ def _cpu_model() -> str:
 
 
 def commit(folder: pathlib.Path) -> str | None:
-  """Returns the git commit of a package, '-dirty' if it was edited since."""
+  """The git commit of a package, with '-dirty' if it was edited since."""
   git = ["git", "--no-optional-locks", "-C", str(folder)]
   describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
   out = None
-  # The first command fails in a repository that only surrounds the package.
+  # The first command fails if the package is not part of the repository.
   for command in (["rev-parse", "HEAD:./__init__.py"], describe):
     try:
       out = subprocess.run(

@@ -7,38 +7,38 @@ import types
 import numpy as np
 import pytest
 
-from rl_reason.monitoring import machine
-from rl_reason.report import machine_record
+from rl_reason.monitoring import resources
+from rl_reason.report import machine
 
 
 def test_memory_and_utilization(monkeypatch):
-  assert 0.05 < machine.memory_gib() < 100  # of this process
-  assert machine.utilization(1e12, 1.0) is None  # of a CPU
+  assert 0.05 < resources.memory_gib() < 100  # of this process
+  assert resources.utilization(1e12, 1.0) is None  # of a CPU
   device = types.SimpleNamespace(
       device_kind="NVIDIA H100 80GB HBM3",
       memory_stats=lambda: dict(peak_bytes_in_use=3 * 2**30),
   )
-  monkeypatch.setattr(machine.jax, "devices", lambda: [device] * 2)
-  monkeypatch.setattr(machine.jax, "local_devices", lambda: [device])
-  monkeypatch.setattr(machine.jax, "device_count", lambda: 2)
-  assert machine.memory_gib() == 3
-  assert machine.utilization(989e12, 2.0) == 0.25
+  monkeypatch.setattr(resources.jax, "devices", lambda: [device] * 2)
+  monkeypatch.setattr(resources.jax, "local_devices", lambda: [device])
+  monkeypatch.setattr(resources.jax, "device_count", lambda: 2)
+  assert resources.memory_gib() == 3
+  assert resources.utilization(989e12, 2.0) == 0.25
 
 
-def test_environment(tmp_path, monkeypatch):
+def test_the_machine(tmp_path, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "")
-  values = machine_record.describe()
+  values = machine.describe()
   json.dumps(values)
-  for name in (*machine_record.PACKAGES, "python", "platform", "device kind"):
+  for name in (*machine.PACKAGES, "python", "platform", "device kind"):
     assert values[name]
   assert values["device count"] >= 1 and values["process count"] == 1
-  assert machine_record.commit(tmp_path) is None  # no repository, no failure
+  assert machine.commit(tmp_path) is None  # no repository, no failure
 
 
 def test_host_memory_is_that_of_now():
-  before = machine.host_memory_gib()
+  before = resources.host_memory_gib()
   block = np.ones(40 * 2**20, np.uint8)
-  grown = machine.host_memory_gib() - before
+  grown = resources.host_memory_gib() - before
   assert 0.03 < grown < 0.2 and block.all()
 
 
@@ -50,7 +50,7 @@ def test_energy_of_cpus(tmp_path):
     (folder / "name").write_text(name)
     (folder / "energy_uj").write_text("9000000")
     (folder / "max_energy_range_uj").write_text("10000000")
-  energy = machine.Energy(str(tmp_path))
+  energy = resources.Energy(str(tmp_path))
   (tmp_path / "intel-rapl:0" / "energy_uj").write_text("9500000")
   (tmp_path / "intel-rapl:1" / "energy_uj").write_text("1000000")  # was full
   (tmp_path / "intel-rapl:2" / "energy_uj").write_text("9900000")
@@ -58,7 +58,7 @@ def test_energy_of_cpus(tmp_path):
   assert energy.joules() == 0
   (tmp_path / "intel-rapl:1" / "energy_uj").unlink()  # as without the right
   assert energy.joules() == 0
-  assert machine.Energy(str(tmp_path / "none")).joules() is None
+  assert resources.Energy(str(tmp_path / "none")).joules() is None
 
 
 def test_energy_of_gpus(monkeypatch):
@@ -78,10 +78,10 @@ def test_energy_of_gpus(monkeypatch):
   devices = [
       types.SimpleNamespace(platform="gpu", local_hardware_id=n) for n in (0, 1)
   ]
-  monkeypatch.setattr(machine.jax, "local_devices", lambda: devices)
-  monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: nvml)
+  monkeypatch.setattr(resources.jax, "local_devices", lambda: devices)
+  monkeypatch.setattr(resources.ctypes, "CDLL", lambda _: nvml)
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7")
-  energy = machine.Energy("/none")
+  energy = resources.Energy("/none")
   assert asked == [3, b"GPU-7"]
   assert energy.joules() == pytest.approx(3.0 + 1.5)
 
@@ -99,9 +99,18 @@ def test_goodput_counts_from_the_first_start(tmp_path, monkeypatch):
   text = "".join(json.dumps(dict(date=x)) + "\n" for x in dates)
   (tmp_path / "starts.jsonl").write_text(text)
   now = datetime.datetime.fromisoformat(dates[0]).timestamp() + 80
-  monkeypatch.setattr(machine.time, "time", lambda: now)
-  goodput = machine.Goodput(tmp_path)
+  monkeypatch.setattr(resources.time, "time", lambda: now)
+  goodput = resources.Goodput(tmp_path)
   assert goodput.add(10) == pytest.approx(40 / 80)
   now += 20
   assert goodput.add(15) == pytest.approx(55 / 100)
-  assert machine.Goodput(tmp_path / "new").add(3) == 1  # no run was begun
+  assert resources.Goodput(tmp_path / "new").add(3) == 1  # no run was begun
+
+
+def test_the_machine_of_an_earlier_run(tmp_path):
+  """Earlier versions wrote environment.json."""
+  assert machine.read(tmp_path) == {}
+  (tmp_path / "environment.json").write_text('{"python": "3.10"}')
+  assert machine.read(tmp_path) == {"python": "3.10"}
+  (tmp_path / "machine.json").write_text('{"python": "3.11"}')
+  assert machine.read(tmp_path) == {"python": "3.11"}

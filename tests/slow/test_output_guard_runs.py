@@ -7,7 +7,7 @@ import kills
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason.monitoring import screen
+from rl_reason.monitoring import output_guard
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def cache(tmp_path_factory):
 def undisturbed(tmp_path_factory, cache):
   workdir = tmp_path_factory.mktemp("undisturbed")
   kills.finish(kills.start(workdir, cache, *kills.RUNS["dapo"]))
-  assert not (workdir / screen.FILE).exists()
+  assert not (workdir / output_guard.FILE).exists()
   return workdir
 
 
@@ -32,7 +32,7 @@ def test_the_reader_ends_after_the_second_step(tmp_path, cache, undisturbed):
   process.stdout.close()
   assert process.wait(timeout=300) == 0
   kills.equal(tmp_path, undisturbed)
-  text = (tmp_path / screen.FILE).read_text()
+  text = (tmp_path / output_guard.FILE).read_text()
   assert "standard output takes no text (Broken pipe)" in text
   assert "updates of the policy: " in text and "report: " in text
 
@@ -48,5 +48,5 @@ def test_there_is_no_screen(tmp_path, cache, undisturbed, where):
   )
   assert done.returncode == 0
   kills.equal(tmp_path, undisturbed)
-  text = (tmp_path / screen.FILE).read_text()
+  text = (tmp_path / output_guard.FILE).read_text()
   assert "rl_reason: all, work directory" in text and "report: " in text

@@ -1,0 +1,32 @@
+"""Renders HTML pages from templates: a common head, and data as JSON."""
+
+import json
+import pathlib
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+
+
+def render(name: str, data: dict[str, Any]) -> str:
+  """The page NAME.html.in with the common head and its data."""
+  page, head = (
+      (HERE / f"{x}.html.in").read_text(encoding="utf-8")
+      for x in (name, "head")
+  )
+  return page.replace("@HEAD@\n", head).replace("@DATA@", embed(data))
+
+
+def embed(data) -> str:
+  """JSON in ASCII without characters that are special in HTML."""
+  text = json.dumps(data, separators=(",", ":"))
+  for letter in "<>&":
+    text = text.replace(letter, f"\\u{ord(letter):04x}")
+  return text
+
+
+def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
+  """The rows of a table of names and values."""
+  return [
+      (name, x if isinstance(x, str) else json.dumps(x))
+      for name, x in values.items()
+  ]
