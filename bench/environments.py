@@ -20,7 +20,7 @@ import numpy as np
 
 from bench import results, runs, seeds
 from rl_reason import tasks
-from rl_reason.base import config
+from rl_reason.checks import config_files
 from rl_reason.data import held_out
 from rl_reason.environments import lines
 from rl_reason.lab import ablate, jobs
@@ -105,7 +105,7 @@ def read(name: str, seed: int) -> dict:
 
 def optimum() -> dict[str, float]:
   """Mean turns of bisection on the held-out games: by difficulty, '' of all."""
-  c = config.read("configs/guess.py")
+  c = config_files.read("configs/guess.py")
   task, levels = tasks.get(c.task.name), tuple(c.task.difficulties)
   rows = held_out.rows_of_task(task, levels, c.evaluate.prompts)
   turns = {

@@ -16,11 +16,12 @@ import jax
 import numpy as np
 
 from bench import results, runs
+from rl_reason import run
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
 from rl_reason.monitoring import display, run_log
-from rl_reason.stages import build_step, initial_state, session as session_lib
+from rl_reason.stages import build_step, scorer, trained
 
 NAME = "sampler_weights"
 RUNS = results.RUNS / NAME
@@ -83,20 +84,36 @@ def measure(precision: str, seed: int) -> dict:
   c = config.unflat(config.load(folder / "config.json"))
   c.rollout.weights, c.rollout.cache = PRECISIONS[precision]
   silent = display.Display(False)
-  session = session_lib.open_session(
-      c, folder, device_mesh.make_meshes(**c.mesh)[0], silent, threading.Event()
-  )
-  with jax.set_mesh(session.mesh):
-    params, _, _ = initial_state.load(session, "newest", None)
-    run = build_step.build(session)
-    collector = build_step.make_collector(session, "another round")
-    weights = session.engine.weights(params, c.rollout.weights)
+  mesh, _ = device_mesh.make_meshes(**c.mesh)
+  parts = run.open_parts(c, folder, mesh, mesh, silent, threading.Event())
+  model, output, engine = parts["model"], parts["output"], parts["engine"]
+  with jax.set_mesh(mesh):
+    params, _, _ = trained.rl(c, "newest", model=model, output=output)
+    logps = build_step.logps(c, model.cfg, mesh, silent)
+    plan = build_step.planner(c, mesh)
+    collector = build_step.collector(
+        c,
+        "another round",
+        row_source=parts["row_source"],
+        tok=parts["tok"],
+        engine=engine,
+        rewards=scorer.rewards(
+            c,
+            parts["reward_runner"],
+            model=model,
+            tok=parts["tok"],
+            mesh=mesh,
+            display=silent,
+        ),
+        environments=None,
+    )
+    weights = engine.weights(params, c.rollout.weights)
     gaps = []
     for _ in range(ROUNDS):
       r = collector.collect(weights).rollouts
-      logps_BT, _ = run.logps(params, run.plan(r))
+      logps_BT, _ = logps(params, plan(r))
       gaps.append((r.logps_BT - logps_BT)[r.mask_BT].astype(np.float64))
-  session.log.close()
+  output.log.close()
   silent.close()
   gap = np.concatenate(gaps)
   # Unbiased, of lower variance than the mean gap, and never negative.

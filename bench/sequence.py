@@ -34,7 +34,7 @@ def compiled(mesh: dict[str, int]) -> dict:
       token_budget=LENGTH,
       slots=0,
   )
-  session, size = slices.opened(
+  c, model, size = slices.opened(
       "32B",
       KIND,
       row,
@@ -42,10 +42,10 @@ def compiled(mesh: dict[str, int]) -> dict:
       rollout__max_prompt=PROMPT,
       rollout__max_tokens=LENGTH - PROMPT,
   )
-  found = slices.timed(functools.partial(slices.update, session, size))
+  found = slices.timed(functools.partial(slices.update, c, model, size))
   return dict(
       mesh=mesh,
-      attention=session.cfg.attention,
+      attention=model.cfg.attention,
       formula=size.update_peak,
       held=sum(size.resident.values()),
       **found,

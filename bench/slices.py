@@ -23,17 +23,17 @@ import jax
 from jax.experimental import topologies
 
 from bench import aot, collectives, results
-from rl_reason.checks import checked
+from rl_reason.base import errors
+from rl_reason.checks import checked, machine_checks
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
     memory_formula,
     model_shapes,
-    size as size_stage,
 )
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.model import attention_backend, critic_config
+from rl_reason.stages.model import Model, attention_backend, critic_config
 
 GIB = 1 << 30
 MODELS = {
@@ -105,8 +105,8 @@ def choose(model: str, kind: str) -> dict | None:
             model, kind, model__remat=remat, mesh__tensor=tensor, mesh__data=1
         )
         try:
-          checked.devices(c, count)
-        except checked.ConfigError:
+          machine_checks.devices(c, count)
+        except errors.ConfigError:
           continue
         mesh = sharding.abstract_mesh(fsdp=count // tensor, tensor=tensor)
         value = critic_config(c, cfg)
@@ -138,7 +138,7 @@ def choose(model: str, kind: str) -> dict | None:
 
 
 def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
-  """A session of the row, with abstract devices or those of the topology."""
+  """Config and model of the row, with abstract devices or the topology's."""
   c, cfg = config_of(
       model,
       kind,
@@ -156,7 +156,7 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
     mesh, _ = device_mesh.make_meshes(**c.mesh, devices=devices)
   value = critic_config(c, cfg)
   size = memory_formula.estimate(c, cfg, value, mesh)
-  return size_stage._session(c, cfg, value, mesh, Display(False)), size
+  return c, Model(cfg, value, mesh), size
 
 
 def timed(compile_it: Callable[[], dict]) -> dict:
@@ -171,16 +171,16 @@ def timed(compile_it: Callable[[], dict]) -> dict:
   return out | dict(seconds=round(seconds), cpu_seconds=round(cpu))
 
 
-def update(session, size: memory_formula.Size) -> dict:
+def update(c, model: Model, size: memory_formula.Size) -> dict:
   """Compiles an update; its peak beside what else is resident."""
-  program, _ = compiled_memory.update(session)
+  program, _ = compiled_memory.update(c, model, Display(False))
   return dict(
       peak=compiled_memory.peak(program) + size.resident["initial parameters"],
       collectives=collectives.largest(program.as_text()),
   )
 
 
-def rollout(session, size: memory_formula.Size) -> dict:
+def rollout(c, model: Model, size: memory_formula.Size) -> dict:
   """Compiles the sampler; its peak beside what else is resident."""
   resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
@@ -189,7 +189,7 @@ def rollout(session, size: memory_formula.Size) -> dict:
     ]  # the sampler reads them as they are
   peaks = [
       compiled_memory.peak(program)
-      for program, _ in compiled_memory.rollout(session)
+      for program, _ in compiled_memory.rollout(c, model)
   ]
   return dict(peak=resident + max(peaks))
 
@@ -285,7 +285,7 @@ def measure(given) -> dict:
       model, kind = name.split(" ")
       rows[name] = choose(model, kind)
       if row := rows[name]:
-        _, size = opened(model, kind, row, compiles=False)
+        *_, size = opened(model, kind, row, compiles=False)
         row["update_formula"] = size.update_peak
         row["rollout_formula"] = size.rollout_peak
   results.write("slices", result, page(result))
@@ -295,8 +295,8 @@ def measure(given) -> dict:
       continue
     for phase in (update, rollout):
       if phase.__name__ not in rows[name]:
-        session, size = opened(model, kind, rows[name], compiles=True)
-        found = timed(functools.partial(phase, session, size))
+        parts = opened(model, kind, rows[name], compiles=True)
+        found = timed(functools.partial(phase, *parts))
         found["commit"] = commit
         rows[name][phase.__name__] = found
         print(name, phase.__name__, found, flush=True)

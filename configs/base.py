@@ -5,12 +5,19 @@ The other configs change a few of these fields. On the command line:
 with `name` and `args` chooses a function (`rl_reason/base/functions.py`);
 `args` are keyword arguments of that function, whose signature has the defaults
 and bounds.
-Fields that no named algorithm needs are in configs/variants.py.
+
+Beside its bounds stands what a field needs, must not exceed, or cannot be set
+with. A field that does nothing is refused on the command line; a setting of a
+file, which an override may have made idle, is a warning instead
+(`rl_reason/base/fields.py`). Fields that no named algorithm needs are in
+configs/variants.py.
 """
 
-from rl_reason.base.config import choice, function, number, section
+from rl_reason.base.fields import choice, field, function, number, section
 from rl_reason.configs import variants
 from rl_reason.data import templates
+
+ENABLED, PRETRAINING = "dynamic_sampling.enabled", "critic.pretrain_steps"
 
 
 def get_config():
@@ -33,7 +40,7 @@ def get_config():
       kind="math",  # their verifier, or 'FILE=code,math', see docs/data.md
       template="plain",  # of prompts, or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
-      system="",  # the system prompt of the chat template
+      system=field("", needs="data.chat"),  # prompt of the chat template
       paraphrases=number(1, low=1, high=len(templates.PARAPHRASES)),  # wordings
       deduplicate=True,  # by the text of the question
       ngram=number(13, low=0),  # words; decontamination by shared n-grams
@@ -111,16 +118,19 @@ def get_config():
   c.dynamic_sampling = section(  # DAPO sec 3.2
       "dynamic_sampling",
       enabled=False,  # only groups that are neither all correct nor incorrect
-      max_rounds=number(10, low=1),  # of generation
-      batches=number(1, low=1),  # of responses in a round
-      shortfall=choice("pad", "raise"),  # after max_rounds
+      max_rounds=number(10, low=1, needs=ENABLED),  # of generation
+      batches=number(1, low=1, needs=ENABLED),  # of responses in a round
+      shortfall=choice(  # after max_rounds
+          "pad", "raise", needs=f"{ENABLED} or rollout.partial_across_steps"
+      ),
   )
   c.reward = section(
       "reward",
-      correct=1.0,  # of a correct response
-      incorrect=-1.0,
-      overlong_buffer=number(0, low=0),  # tokens; DAPO eq 13; 0 is off
-      overlong_coef=number(1.0, low=0),
+      correct=field(1.0, needs="a verdict"),  # of a correct response
+      incorrect=field(-1.0, needs="a verdict"),
+      # Tokens; DAPO eq 13; 0 is off.
+      overlong_buffer=number(0, low=0, at_most="rollout.max_tokens"),
+      overlong_coef=number(1.0, low=0, needs="reward.overlong_buffer"),
       workers=number(4, low=1),  # of the verifier, and of reward functions
       seconds=number(10.0, low=1e-3),  # CPU time of the verifier, a response
       shuffle=False,  # control: outcomes permuted over the batch
@@ -143,21 +153,25 @@ def get_config():
   )
   c.kl = section(  # to the SFT model
       "kl",
-      kind=choice("none", "k1", "k2", "k3"),
-      place=choice("loss", "reward"),  # reward: subtracted from each token's
-      coef=number(0.0, low=0),
+      kind=choice("none", "k1", "k2", "k3", needs="kl.coef"),
+      # reward: subtracted from the reward of each token.
+      place=choice("loss", "reward", needs="kl.kind"),
+      coef=number(0.0, low=0, needs="kl.kind"),
   )
   c.critic = section(  # where the advantage is computed from values
       "critic",
+      "a critic",
       lam=number(0.95, low=0, high=1),  # of the targets; 1 is Monte Carlo
       clip=number(0.5, low=0),  # of the change of a value; 0 is off
       lr=number(1e-3, low=0, high=1),
       schedule=choice("constant", "cosine", "linear"),
       warmup_steps=number(0, low=0),  # RL steps of linear warm-up
-      reuse="",  # work directory whose pretrained critic to start from
+      # Work directory whose pretrained critic to start from.
+      reuse=field("", needs=PRETRAINING),
       pretrain_steps=number(0, low=0),  # rollouts of the fixed policy; 0: none
-      pretrain_ev=2.0,  # explained variance that ends pretraining
-      pretrain_loss=number(0.0, low=0),  # value loss that it needs too; 0: any
+      # Explained variance, and loss (0: any), that end pretraining.
+      pretrain_ev=field(2.0, needs=PRETRAINING),
+      pretrain_loss=number(0.0, low=0, needs=PRETRAINING),
   )
   c.updates = section(
       "updates",
@@ -189,12 +203,13 @@ def get_config():
       "evaluate",
       prompts=number(1000, low=1),  # held out; before and after RL
       samples=number(8, low=1),  # of each prompt, and a greedy one
-      mean_of=number(4, low=1),  # samples in the headline accuracy
+      # Samples in the headline accuracy.
+      mean_of=number(4, low=1, at_most="evaluate.samples"),
       temperature=number(1.0, low=0),
       top_p=number(1.0, low=1e-9, high=1),
       batch=number(256, low=1),  # prompts at a time
       every=number(10, low=0),  # RL steps; 0: no interim evaluation
-      interim_prompts=number(256, low=1),
+      interim_prompts=number(256, low=1, at_most="evaluate.prompts"),
       validation=True,  # prompts of their own choose; False: held-out ones do
   )
   c.checkpoint = section(

@@ -7,7 +7,10 @@ models, serving, generated data: see docs/algorithms.md; environments:
 docs/environments.md.
 """
 
-from rl_reason.base.config import at, choice, function, number, section
+from rl_reason.base.config import at
+from rl_reason.base.fields import choice, field, function, number, section
+
+EXPERTS, ROUNDS = "model.experts", "rounds.count"
 
 
 def add(c) -> None:
@@ -19,19 +22,41 @@ def add(c) -> None:
   extend(
       "model",
       experts=number(0, low=0),  # feed-forward layers to choose from; 0: one
-      experts_per_token=number(8, low=1),
-      norm_topk=True,  # weights of a token's experts sum to 1
+      experts_per_token=number(8, low=1, needs=EXPERTS),
+      norm_topk=field(True, needs=EXPERTS),  # a token's weights sum to 1
   )
   extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
-      partial_groups=number(0, low=0),  # that a round may leave unfinished
-      partial_across_steps=False,  # they continue in the next step
+      partial_groups=number(  # that a round may leave unfinished
+          0,
+          low=0,
+          needs="dynamic_sampling.enabled or rollout.partial_across_steps",
+          not_with={
+              "rollout.group_sizes.name": (
+                  "groups of different sizes cannot be continued"
+              ),
+              "reward.shuffle": (
+                  "the number of rounds depends on which responses are correct"
+              ),
+          },
+      ),
+      partial_across_steps=field(  # they continue in the next step
+          False,
+          needs="rollout.partial_groups",
+          not_with={
+              "rl.staleness": (
+                  "responses would be of more policies than the age of a row"
+                  " can tell"
+              ),
+          },
+      ),
       retire_after=number(0, low=0),  # steps all correct in a row; 0: never
       weights=choice("same", "bfloat16", "int8"),  # of the sampler
       cache=choice("same", "int8"),  # keys and values of the sampler
       engine=function("engine", "own"),  # that samples in RL: vllm
-      replay_routing=False,  # train with the experts that the sampler chose
+      # Train with the experts that the sampler chose.
+      replay_routing=field(False, needs=EXPERTS),
   )
   extend(
       "sft",
@@ -39,31 +64,48 @@ def add(c) -> None:
   )
   extend(
       "dynamic_sampling",
-      surplus=choice("discard", "keep"),  # groups beyond the batch
+      surplus=choice(  # groups beyond the batch
+          *("discard", "keep"),
+          needs="dynamic_sampling.enabled",
+          not_with={
+              "rl.staleness": (
+                  "the groups that a step keeps come too late for batches in"
+                  " flight"
+              ),
+          },
+      ),
       # Of a group: some are correct, or rewards differ; auto: correctness
       # where all rows of data.train have a verifier.
-      signal=choice("auto", "correctness", "reward"),
+      signal=choice(
+          *("auto", "correctness", "reward"), needs="dynamic_sampling.enabled"
+      ),
   )
   extend(
       "reward",
       outcome=function("outcome", "correctness"),  # or cosine
       length_penalty=function("length_penalty"),  # logquad
       functions="",  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
-      executor=choice("thread", "process"),  # of functions; workers: how many
-      timeout=number(60.0, low=1e-3),  # seconds of one call of a function
+      # Of functions; reward.workers: how many.
+      executor=choice("thread", "process", needs="reward.functions"),
+      # Seconds of one call of a function.
+      timeout=number(60.0, low=1e-3, needs="reward.functions"),
       truncated=choice("terminal", "bootstrap"),  # bootstrap: group's mean
   )
   extend(
       "kl",
-      controller=function("kl_controller"),  # adaptive: to a target KL
+      controller=function(  # adaptive: to a target KL
+          "kl_controller", needs="kl.kind"
+      ),
   )
   extend(
       "advantage",
-      history=number(2, low=1),  # RL steps that `temporal` looks back
+      # RL steps that `temporal` looks back.
+      history=number(2, low=1, needs="earlier steps"),
       history_ratio=number(2.0, low=0),  # upper bound of importance weights
   )
   c.environment = section(  # of a task with several turns
       "environment",
+      "an environment",
       name="",  # my_module:Class; '' is the task, if it has a method step
       max_turns=number(16, low=1),  # of a trajectory
       stop_strings=(),  # texts that end a turn, as EOS does
@@ -79,14 +121,17 @@ def add(c) -> None:
       length_alpha=number(0.0, low=0, high=0.5),  # (length / median)^-alpha
       entropy_controller=function("entropy_controller"),  # adaptive
       top_entropy=number(1.0, low=1e-9, high=1),  # share of tokens, by entropy
-      router_aux=number(0.0, low=0),  # load balance of experts, also of SFT
+      # Load balance of experts, also of SFT.
+      router_aux=number(0.0, low=0, needs=EXPERTS),
   )
   extend(
       "critic",
       init=choice("policy", "scratch", "exported"),  # of the trunk
       path="",  # of an exported critic, or a reward model
       head=function("critic_head", "scalar"),  # or gated, categorical
-      value_mixture=function("value_mixture"),  # with the pretrained critic
+      value_mixture=function(  # with the pretrained critic
+          "value_mixture", needs="critic.pretrain_steps"
+      ),
       fallback=False,  # EVPO: batch mean while explained variance <= 0
   )
   extend(
@@ -95,24 +140,31 @@ def add(c) -> None:
   )
   extend(
       "mesh",
-      rollout=number(0, low=0),  # of the devices, which only sample; 0: all do
-      expert=number(1, low=1),  # splits experts, and rows as data does
+      # Devices that only sample; 0: all sample and learn.
+      rollout=number(0, low=0, needs="rl.staleness"),
+      # Splits experts, and rows as data does.
+      expert=number(1, low=1, needs=EXPERTS),
   )
   extend(
       "rl",
       staleness=number(0, low=0),  # steps that sampling is ahead of learning
-      old_logps=choice("sampler", "trainer"),  # of batches sampled ahead
+      # Of batches sampled ahead.
+      old_logps=choice("sampler", "trainer", needs="rl.staleness"),
   )
   extend(
       "optimizer",
-      freeze=number(0.0, low=0, high=1),  # share of the first layers, in RL
+      freeze=number(  # share of the first layers, in RL
+          0.0, low=0, high=1, not_with={"lora.rank": "LoRA freezes all layers"}
+      ),
       offload=False,  # optimizer state offload to host memory
   )
   c.lora = section(  # of RL; SFT and critics train all parameters
       "lora",
       rank=number(0, low=0),  # 0 is off
-      alpha=number(32.0, low=1e-9),  # factors are scaled by alpha / rank
-      targets="q,k,v,o,gate,up,down",  # matrices with factors
+      # Factors are scaled by alpha / rank.
+      alpha=number(32.0, low=1e-9, needs="lora.rank"),
+      # Matrices with factors.
+      targets=field("q,k,v,o,gate,up,down", needs="lora.rank"),
   )
   c.reward_model = section(  # --stage=reward_model
       "reward_model",
@@ -163,12 +215,16 @@ def add(c) -> None:
   c.rounds = section(  # generate, learn from what is kept, and again
       "rounds",
       count=number(0, low=0),  # 0 is off
-      steps=number(200, low=1),  # of SFT on the samples of a round
-      lr=number(1e-3, low=0, high=1),  # of that SFT
-      replay=number(0.0, low=0, high=1),  # share of samples of earlier rounds
-      # With generate.keep = "pairs", which a reward model learns from:
-      weight=number(1.0),  # of its score in the reward
-      verdict=False,  # beside the verdict and reward.functions, or alone
+      # SFT on the samples of a round: its steps and learning rate.
+      steps=number(200, low=1, needs=(ROUNDS, "SFT in rounds")),
+      lr=number(1e-3, low=0, high=1, needs=(ROUNDS, "SFT in rounds")),
+      # Share of samples of earlier rounds.
+      replay=number(0.0, low=0, high=1, needs=ROUNDS),
+      # With generate.keep = "pairs", which a reward model learns from: the
+      # weight of its score in the reward, and whether the verdict and
+      # reward.functions stay in the reward, too.
+      weight=number(1.0, needs=(ROUNDS, "reward models in rounds")),
+      verdict=field(False, needs=(ROUNDS, "reward models in rounds")),
   )
   c.export = section(  # --stage=export
       "export",

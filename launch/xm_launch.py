@@ -5,8 +5,8 @@
 
 A field that is set several times is swept: the command above starts 3 x 2 runs,
 one after the other. It needs XManager (`pip install xmanager`; `xmanager launch
-launch/xm_launch.py -- ...` works too); `python -m rl_reason.lab.sweep` does
-without, and makes several runs at once. `--dry_run` prints the commands.
+launch/xm_launch.py -- ...` works too). `python -m rl_reason.lab.sweep` needs no
+XManager, and starts several runs at once. `--dry_run` prints the commands.
 
 All combinations are checked before the first one starts. Exit codes: 0 success;
 1 a run failed; 2 a config error, nothing was started.
@@ -24,7 +24,7 @@ from absl import app, flags
 # Finds rl_reason and configs, installed or not.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
 from rl_reason.lab import sweep
 
 try:
@@ -33,7 +33,7 @@ except ImportError:
   xm = None
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Of a run, which starts again where it was stopped or lost.
+# The command of a run, restarted if it was stopped or lost.
 COMMAND = [str(ROOT / "launch" / "resume.sh"), sys.executable]
 COMMAND += ["-m", "rl_reason.main"]
 
@@ -48,11 +48,11 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "only print the commands")
 
 
 async def launch(title: str, runs: list[dict]) -> None:
-  """Runs them as work units of one XManager experiment, one after the other.
+  """Runs the work units of an XManager experiment, one after the other.
 
   Args:
     title: title of the experiment.
-    runs: arguments of each run.
+    runs: the arguments of each run.
 
   Raises:
     RuntimeError: a run failed; raised after the last run.
@@ -80,18 +80,18 @@ def main(rest: list[str]) -> int:
   os.chdir(ROOT)  # the directory of configs/ and runs/
   try:
     if rest[1:]:
-      raise config_lib.ConfigError(f"{rest[1]!r}: unexpected argument")
+      raise errors.ConfigError(f"{rest[1]!r}: unexpected argument")
     if _CONFIG.value is None:
-      raise config_lib.ConfigError("--config is missing")
+      raise errors.ConfigError("--config is missing")
     runs = sweep.product(_CONFIG.value, _SEEDS.value, _SET.value)
     for args in runs:
       sweep.check(args)
     if xm is None and not _DRY_RUN.value:
-      raise config_lib.ConfigError(
+      raise errors.ConfigError(
           "XManager is not installed: `pip install xmanager`, or use `python -m"
           " rl_reason.lab.sweep` with the same flags"
       )
-  except config_lib.ConfigError as e:
+  except errors.ConfigError as e:
     print(f"config error: {e}", file=sys.stderr)
     return 2
   if _DRY_RUN.value:

@@ -17,8 +17,13 @@ import ml_collections
 
 from rl_reason import run, tasks, verifiers
 from rl_reason.base import config as config_lib, errors
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import (
+    checked,
+    config_files,
+    machine_checks,
+    run_directory,
+)
 from rl_reason.data import datasets
 from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
@@ -168,7 +173,7 @@ def train(
         f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
     )
   path = _new_directory() if workdir is None else pathlib.Path(workdir)
-  usual = config_lib.read(config) if isinstance(config, str) else config
+  usual = config_files.read(config) if isinstance(config, str) else config
   fields, notes = dict(overrides or {}), []
   if task is not None:
     fields["task.name"] = task if isinstance(task, str) else given.name_of(task)
@@ -185,7 +190,7 @@ def train(
       before = fields.get(name, config_lib.at(usual, name))
       fields[name] = ",".join([*filter(None, [before]), *added])
   c, remarks = checked.checked(config, fields)
-  checked.files(c)
+  machine_checks.files(c)
   run_directory.check(path, c)
 
   with screen_lib.guarded(path), run.stopping() as stop:

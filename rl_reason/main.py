@@ -23,8 +23,15 @@ from typing import Any
 from absl import app, flags
 
 from rl_reason import run
-from rl_reason.base import config as config_lib
-from rl_reason.checks import checked, run_directory
+from rl_reason.base import config as config_lib, errors, resume_rules
+from rl_reason.base.fields import FIELDS
+from rl_reason.checks import (
+    checked,
+    ending,
+    machine_checks,
+    named_code,
+    run_directory,
+)
 from rl_reason.monitoring import output_guard as screen_lib
 
 STAGES = (*run.STAGES, "report")
@@ -106,7 +113,7 @@ def _explained(
   try:
     return function(workdir)
   except Exception as e:
-    code, line, by_itself = run_directory.ending(e, workdir)
+    code, line, by_itself = ending.ending(e, workdir)
     if others and not by_itself:
       others.blame()  # most exceptions of a lost process precede its verdict
     if not line:
@@ -126,9 +133,9 @@ def _prepare(argv):
   try:
     rest = FLAGS(argv)
   except flags.Error as e:
-    raise config_lib.ConfigError(config_lib.one_line(e)) from None
+    raise errors.ConfigError(errors.one_line(e)) from None
   if rest[1:]:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"{rest[1]!r}: not understood; overrides look like --config.seed=1"
     )
   path, workdir = _CONFIG.value, _WORKDIR.value
@@ -136,28 +143,28 @@ def _prepare(argv):
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
     # The config of the run that the work directory holds, as it is.
-    own = dict(serve=checked.SERVED, generate=("generate.",))
+    own = dict(serve=resume_rules.SERVED, generate=("generate.",))
     allowed = "export.", *own.get(_STAGE.value, ())
     if workdir is None or any(not x.startswith(allowed) for x in given):
-      raise config_lib.ConfigError(
+      raise errors.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
       )
     saved = pathlib.Path(workdir) / "config.json"
     if not saved.exists():
-      raise config_lib.ConfigError(
+      raise errors.ConfigError(
           f"--workdir = {workdir}: has no config.json; give --config too"
       )
     from rl_reason.configs import base
 
     base.get_config()  # fields that are newer than the run have their defaults
-    fields = {name: spec.default for name, spec in config_lib.FIELDS.items()}
+    fields = {name: spec.default for name, spec in FIELDS.items()}
     fields |= config_lib.load(saved)
-    run_directory.refuse_code(str(saved), fields)
+    named_code.refuse_code(str(saved), fields)
     config = config_lib.unflat(fields)
     try:  # somebody may have edited it
-      checked.bounds(config, config_lib.FIELDS)
-    except config_lib.ConfigError as e:
-      raise config_lib.ConfigError(f"{saved}: {e}") from None
+      checked.bounds(config, FIELDS)
+    except errors.ConfigError as e:
+      raise errors.ConfigError(f"{saved}: {e}") from None
     config_lib.override(config, given)
     checked.bounds(config, given)
     return config, pathlib.Path(workdir)
@@ -167,7 +174,7 @@ def _prepare(argv):
   for line in notes:
     print(line, flush=True)
   if _STAGE.value not in ("prepare", "serve", "size"):
-    checked.files(config)
+    machine_checks.files(config)
   # A work directory holds one run: resume it only with the same numbers.
   workdir = pathlib.Path(workdir or run_directory.default(path, config, given))
   if _STAGE.value != "size":

@@ -19,7 +19,12 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import (
+  content,
+  facts,
+  machine_checks,
+  run_directory,
+)
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
 # parameters name the parts of a run that it uses; see `open_parts`.
@@ -169,7 +174,7 @@ def stages(
       fill_in(config, workdir, mesh, screen.say)
     lock = _open_directory(workdir, screen.say, stage)
     cleanup.callback(lock.close)
-    run_directory.record(config, place)
+    content.record(config, place)
     files = _prepared(config, workdir, screen, stop, stage)
     if stage == "prepare":
       return None, None
@@ -257,7 +262,7 @@ def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   source = model.resolve(c)
   name, place = c.model.path, source.path if source else None
   commit = machine.hub_commit(place)
-  if commit and not config_lib.revision(c, name):
+  if commit and not facts.revision(c, name):
     say(
         f"model.path = {name!r}: the newest version on the hub;"
         f" hub.revisions = '{name}={commit}' keeps it"
@@ -271,7 +276,7 @@ def _meshes(c, say: Callable[[str], None], stage: str, devices: list | None):
 
   from rl_reason.devices import device_mesh
 
-  checked.devices(c, len(devices or jax.devices()), stage)
+  machine_checks.devices(c, len(devices or jax.devices()), stage)
   mesh, sampling = device_mesh.make_meshes(**c.mesh, devices=devices)
   if mesh.size > 1:
     say(device_mesh.describe(mesh.axis_names, mesh.devices))

@@ -22,7 +22,7 @@ from tiny_session import programs
 
 from rl_reason.base import config
 from rl_reason.base.structs import Experience, Rollouts
-from rl_reason.checks import checked
+from rl_reason.checks import checked, facts
 from rl_reason.collect import experience
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.stages import build_step
@@ -347,14 +347,14 @@ def step_of(name, cfg):
   plans = [plan_of(padded_rows, order_B) for order_B in orders]
   model = model_of(c, cfg)
   full_size = importlib.import_module(f"configs.{name}").get_config()
-  on_policy = config.on_policy(full_size)
+  on_policy = facts.on_policy(full_size)
   with (
       jax.set_mesh(model.mesh),
       mock.patch.object(build_step, "CompiledOnce", Quick),
   ):
     run = programs(c, model, on_policy=on_policy)
     values_BT = None
-    if config.has_critic(c):
+    if facts.has_critic(c):
       first = on_device(critics[0], jnp.float64)
       values_BT = run.values(first, plans[0])
     inputs = experience.credit_inputs(
@@ -382,7 +382,7 @@ def step_of(name, cfg):
       params = on_device(leaves, jnp.float64)
       state = optimizer.new_state(params, *run.optimizer)
       updated.append(jax.device_get(run.update(state, *minibatches, coefs)))
-      if config.has_critic(c):
+      if facts.has_critic(c):
         params = on_device(critics[1], jnp.float64)
         state = optimizer.new_state(params, *run.critic_optimizer)
         done = run.update_critic(state, *minibatches)

@@ -9,8 +9,8 @@ import pytest
 from ablate_runs import HOSTILE, SMOKE, fake_command, ladder, write_config
 from conftest import ROOT, data_of_page
 
-from rl_reason.base import config
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import config_files
 from rl_reason.lab import ablate, ablation_pages, comparison
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
@@ -34,7 +34,7 @@ def test_seeds_are_those_of_the_hash():
 def test_every_ladder_can_run(path, monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.syspath_prepend(str(ROOT))
-  c = config.read(str(path))
+  c = config_files.read(str(path))
   plan = ablate.plan(c, pathlib.Path("runs"), path.stem)
   assert sum(bool(x.row) for x in plan) == len(c.rows) * len(c.seeds)
   assert f"--config=configs/ablations/{path.name}" in path.read_text()
@@ -216,7 +216,8 @@ def test_failures_are_named_and_the_other_rows_run(child, tmp_path, capsys):
   assert out.count("  | boom: no such luck") == 2
   assert "base fails, seed 1: not run, because its base failed" in out
   assert "row fails, seed 1: FAILED, exit code 1" in out
-  assert "other config, seed 1: FAILED, its config changed during the run (" in out
+  failed = "other config, seed 1: FAILED, its config changed during the run ("
+  assert failed in out
   assert "Missing, seed 1: base fails, row fails, other config." in out
   data = json.loads((tmp_path / "clips.json").read_text())
   assert [x["row"] for x in data["runs"]] == ["low"]

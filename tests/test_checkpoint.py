@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from rl_reason.base import config
+from rl_reason.base import config, errors
 from rl_reason.base.errors import Stopped
 from rl_reason.base.structs import TrainState
 from rl_reason.checkpointing import checkpoint, resumable
-from rl_reason.checks import checked, run_directory
+from rl_reason.checks import checked, ending
 from rl_reason.monitoring import display, run_log
 
 
@@ -215,7 +215,7 @@ def test_a_save_that_cannot_be_written_is_raised_once(tmp_path, capfd):
       c.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  code, line, _ = run_directory.ending(caught.value, tmp_path)
+  code, line, _ = ending.ending(caught.value, tmp_path)
   assert code == 1
   assert f"error: {tmp_path}: cannot be written (File too large; " in line
   assert "Traceback" not in capfd.readouterr().err
@@ -312,5 +312,5 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
 @pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.skill.lr"])
 def test_learning_rates_are_bounded(field):
   checked.checked("ppo", {field: "1.0"})  # of SGD
-  with pytest.raises(config.ConfigError, match=f"{field} = 1e.39: .*1$"):
+  with pytest.raises(errors.ConfigError, match=f"{field} = 1e.39: .*1$"):
     checked.checked("ppo", {field: "1e39"})

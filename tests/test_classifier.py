@@ -14,8 +14,7 @@ from checkpoints import bits, random_params, with_tokenizer
 from tiny_session import call, digest
 
 from rl_reason import hf
-from rl_reason.base.config import ConfigError
-from rl_reason.base.errors import RunError
+from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.checks import checked
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh

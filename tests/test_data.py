@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import pipelines, tokenizer
 from rl_reason.data.datasets import DataError
 from rl_reason.stages import demonstrations

@@ -10,7 +10,8 @@ from conftest import ROOT
 
 import rl_reason
 from configs import base
-from rl_reason.base import config, functions
+from rl_reason.base import config, fields, functions, kinds
+from rl_reason.checks import facts
 
 DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
@@ -19,7 +20,7 @@ DOCUMENTS = [
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 ARGUMENTS = {
     f"{known.field}.args.{argument}"
-    for kind, known in functions.KINDS.items()
+    for kind, known in kinds.KINDS.items()
     for name in functions.names(kind)
     for argument in functions.signature(kind, name).arguments
 }
@@ -32,10 +33,10 @@ SOURCE = re.compile(r"[\w./-]+\.(py|md|png|ipynb|sh|toml)(:\w+)?")
 PREFIXES = {"actor", "critic", "timing_s", "coef"}  # of f"{prefix}/{name}"
 
 
-def call(field: str, name: str, arguments: dict[str, functions.Spec]) -> str:
+def call(field: str, name: str, arguments: dict[str, fields.Spec]) -> str:
   """'surrogate ppo(clip_low=0.2, ...)': arguments with their defaults."""
   texts = [
-      k if x.default is functions.REQUIRED else f"{k}={x.default!r}"
+      k if x.default is fields.REQUIRED else f"{k}={x.default!r}"
       for k, x in arguments.items()
   ]
   return f"{field} {name}({', '.join(texts)})"
@@ -122,7 +123,7 @@ def test_arguments():
   block = ALGORITHMS.partition("```text\n")[2].partition("```")[0]
   wanted = [
       call(known.field, name, arguments)
-      for kind, known in functions.KINDS.items()
+      for kind, known in kinds.KINDS.items()
       for name in functions.names(kind)
       if (arguments := functions.signature(kind, name).arguments)
   ]
@@ -146,7 +147,7 @@ def test_the_guide_tells_what_configs_cost_and_reach():
   for name, cells in rows:
     c = importlib.import_module(f"configs.{name}").get_config()
     critic = "no"
-    if config.has_critic(c):
+    if facts.has_critic(c):
       critic = "pretrained" if c.critic.pretrain_steps else "yes"
     sampling = c.dynamic_sampling
     rounds = f"up to {sampling.max_rounds}" if sampling.enabled else "1"
@@ -163,11 +164,12 @@ def test_the_guide_tells_what_configs_cost_and_reach():
 
 def test_every_function_that_a_field_names_is_explained():
   body = ALGORITHMS.partition("```text")[0]
-  for kind in functions.KINDS:
+  for kind in kinds.KINDS:
     for name in functions.names(kind):
       found = functions.signature(kind, name)
-      module = found.module.rpartition(".")[2]
-      assert not module or f"`{module}.{found.function}`" in body
+      if found.function:
+        module = found.function.__module__.rpartition(".")[2]
+        assert f"`{module}.{found.function.__name__}`" in body
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)

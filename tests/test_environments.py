@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from rl_reason import environments, tasks
 from rl_reason.base import functions
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.data import tokenizer
 from rl_reason.environments import guess, observations, tools

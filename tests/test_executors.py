@@ -12,8 +12,7 @@ import pytest
 from conftest import ROOT
 from tiny_episodes import TOK, environments, play
 
-from rl_reason.base.config import ConfigError
-from rl_reason.base.errors import RunError
+from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.checks import checked
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.environments import executors

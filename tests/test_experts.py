@@ -10,7 +10,7 @@ import pytest
 import tiny
 import tiny_session
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.models import decoder, experts, linear
 from rl_reason.rollout import sampler, sampler_weights
@@ -145,7 +145,7 @@ def test_balance_by_hand():
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"model.experts": 0}, "rollout.replay_routing = True: the model has"),
+        ({"model.experts": 0}, "rollout.replay_routing = True: does nothing"),
         ({"model.experts_per_token": 9}, "must not exceed model.experts = 8"),
         ({"model.mlp_bias": True}, "model.mlp_bias = True: experts have no"),
         ({"mesh.expert": 3}, "mesh.expert = 3: must divide model.experts = 8"),
@@ -153,7 +153,7 @@ def test_balance_by_hand():
         ({"lora.rank": 2}, "lora.targets = .*: experts have no factors"),
         (
             {"rollout.partial_groups": 1, "dynamic_sampling.enabled": True},
-            "rollout.partial_groups = 1: what an older policy chose",
+            "rollout.partial_groups = 1: the choices of an older",
         ),
         (
             {

@@ -11,8 +11,8 @@ import yaml
 from conftest import ROOT
 
 from rl_reason import main
-from rl_reason.base import config
-from rl_reason.checks import checked
+from rl_reason.base import config, errors
+from rl_reason.checks import checked, config_files
 from rl_reason.data import templates
 from rl_reason.lab import sweep
 from rl_reason.tasks import Row, reward_functions, reward_terms
@@ -93,7 +93,7 @@ def printed(tmp_path, monkeypatch):
   (tmp_path / "dapo-math-17k.parquet").touch()
   for name in ("DATA", "runs/dapo"):
     (tmp_path / name).mkdir(parents=True)
-  fields = config.flat(config.with_defaults(config.read("dapo")))
+  fields = config.flat(config.with_defaults(config_files.read("dapo")))
   (tmp_path / "runs" / "dapo" / "config.json").write_text(json.dumps(fields))
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
@@ -123,7 +123,7 @@ def test_every_printed_command_is_accepted(printed, capsys):
       main.FLAGS[name].unparse()
     try:
       main._prepare(argv)
-    except config.ConfigError as e:
+    except errors.ConfigError as e:
       raise AssertionError(f"{place}: {line}: {e}") from None
 
 
@@ -134,7 +134,7 @@ def test_the_template_of_the_user_is_called(printed):
 
 
 def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):
-  c = config.read("my_grpo.py")
+  c = config_files.read("my_grpo.py")
   checked.fields(c)
   assert (c.kl.coef, c.reduction.name) == (0.001, "token_mean")
   assert not c.dynamic_sampling.enabled and c.surrogate.args.dual_clip == 0

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from rl_reason import tasks
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.checks import checked
 from rl_reason.data import held_out
 from rl_reason.data.pipelines import RowSource

@@ -13,7 +13,7 @@ import tiny
 from checkpoints import LLAMA3, bits, checkpoint, config_of, load, weights_of
 
 from rl_reason import hf
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.hf import architecture, model_files

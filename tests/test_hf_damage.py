@@ -10,7 +10,7 @@ import pytest
 from checkpoints import checkpoint
 
 from rl_reason import hf
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.hf import model_files
 
 NORM = "model.norm.weight"

@@ -13,7 +13,7 @@ from checkpoints import bits, checkpoint, session_of, with_tokenizer
 from tiny_session import call, tiny_config
 
 from rl_reason import hf
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.hf import architecture
 from rl_reason.models import critic, decoder
 from rl_reason.stages import export, sft, trained, value

@@ -11,14 +11,14 @@ import transformers
 from huggingface_hub import constants
 
 from rl_reason import main
-from rl_reason.base import config
+from rl_reason.base import config, errors
 from rl_reason.base.errors import RunError
 from rl_reason.checks import checked
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
 from rl_reason.lab import model_shapes
 from rl_reason.report import machine
-from rl_reason.stages import session
+from rl_reason.stages import model as model_lib
 
 REPOSITORY = "me/model"
 TOKEN = "hf_of_me"
@@ -146,7 +146,7 @@ def test_a_token_and_a_name_are_asked_for_before_anything(
   for name in ("model", "me/my model", "a/b/c"):
     c.export.push_to = name
     with pytest.raises(
-        config.ConfigError, match="export.push_to.*'owner/name'"
+        errors.ConfigError, match="export.push_to.*'owner/name'"
     ):
       checked.fields(c)
 
@@ -167,11 +167,11 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
   checked.fields(c)
-  for fetch in (session.resolve, model_shapes.shape):
-    with pytest.raises(config.ConfigError, match="no network"):
+  for fetch in (model_lib.resolve, model_shapes.shape):
+    with pytest.raises(errors.ConfigError, match="no network"):
       fetch(c)
   c.model.path = ""
-  with pytest.raises(config.ConfigError, match="no network"):
+  with pytest.raises(errors.ConfigError, match="no network"):
     model_shapes.shape(c)
   assert asked == [(REPOSITORY, "v1.5")] * 2 + [("me/words", "0123abc")]
 
@@ -188,7 +188,7 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
 def test_revisions_that_fetch_nothing_are_refused(text, words):
   c = dapo.get_config()
   c.model.path, c.hub.revisions = REPOSITORY, text
-  with pytest.raises(config.ConfigError, match=f"hub.revisions = .*{words}"):
+  with pytest.raises(errors.ConfigError, match=f"hub.revisions = .*{words}"):
     checked.fields(c)
   c.model.path, c.hub.revisions = "", "openai/gsm8k=e53f048,you/judge=v2"
   c.task.name, c.data.train, c.tokenizer = "files", "gsm8k*2", "me/words"

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from rl_reason.base import config, json_files
+from rl_reason.base import config, errors, json_files
+from rl_reason.checks import config_files
 from rl_reason.monitoring import loggers, run_log
 
 FIELDS = {"rl.steps": 2, "optimizer.lr": 1e-3, "task.difficulties": [2, 3]}
@@ -121,8 +122,8 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     ],
 )
 def test_the_old_name_of_a_field_names_the_new_one(old, new):
-  c = config.read("configs/dapo.py")
-  with pytest.raises(config.ConfigError, match=f"is now {new}"):
+  c = config_files.read("configs/dapo.py")
+  with pytest.raises(errors.ConfigError, match=f"is now {new}"):
     config.override(c, {old: "x"})
 
 

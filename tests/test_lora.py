@@ -12,7 +12,7 @@ from tiny_session import tiny_config
 
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
-from rl_reason.base import dependencies
+from rl_reason.checks import cautions, rules
 from rl_reason.devices import device_mesh
 from rl_reason.models import checksums, decoder, lora, parameters
 from rl_reason.training import optimizer, step
@@ -196,14 +196,14 @@ def test_a_sampler_that_is_another_policy_is_named():
   ):
     c.rollout.update(weights=kind, cache=kept)
     c.model.dtype, c.correction.name = dtype, correction
-    lines = dependencies.off_policy(c)
+    lines = [*rules.broken(c, cautions.off_policy(c))]
     for text, field in zip(lines, warned, strict=True):
       assert field in text and "correction.name = 'truncate'" in text
   c.rollout.engine.name, c.lora.rank = "vllm", 8
   c.correction.name = "truncate"
-  (line,) = dependencies.off_policy(c)
+  (line,) = rules.broken(c, cautions.off_policy(c))
   assert "an engine in bfloat16 rounds most" in line
   c.rollout.engine.name, c.lora.rank = "own", 0
   c.rollout.partial_across_steps = True
-  lines = dependencies.off_policy(c)
+  lines = [*rules.broken(c, cautions.off_policy(c))]
   assert len(lines) == 1 and "a bias towards short responses" in lines[0]

@@ -45,7 +45,7 @@ def prepared(*flags):
 )
 def test_a_mistake_is_named(flags, words, monkeypatch):
   monkeypatch.chdir(ROOT)
-  with pytest.raises(config.ConfigError) as e:
+  with pytest.raises(errors.ConfigError) as e:
     prepared(*flags)
   assert "\n" not in str(e.value)
   for word in words:
@@ -138,14 +138,14 @@ def test_code_that_a_work_directory_names_is_not_run(
   (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\n")
   rule = dict(name="a", weight=1, function="evil:reward")
   (tmp_path / "rules.json").write_text(json.dumps([rule]))
-  with pytest.raises(config.ConfigError, match="like module:function"):
+  with pytest.raises(errors.ConfigError, match="like module:function"):
     functions.load("evil:")
   saved = config.flat(config.with_defaults(dapo.get_config()))
   (tmp_path / "config.json").write_text(json.dumps(saved))
   evaluate = "--stage=evaluate", f"--workdir={tmp_path}"
   assert prepared(*evaluate)[0].rl.steps == saved["rl.steps"]
   (tmp_path / "config.json").write_text(json.dumps(saved | {name: value}))
-  with pytest.raises(config.ConfigError, match=f"{name} = .*give --config"):
+  with pytest.raises(errors.ConfigError, match=f"{name} = .*give --config"):
     prepared(*evaluate)
 
 
@@ -158,7 +158,7 @@ def test_a_config_that_was_edited_by_hand_is_refused(
   saved = config.flat(config.with_defaults(dapo.get_config()))
   saved["sft.skill.threshold"] = value
   (tmp_path / "config.json").write_text(json.dumps(saved))
-  with pytest.raises(config.ConfigError, match="json: sft.skill.threshold = "):
+  with pytest.raises(errors.ConfigError, match="json: sft.skill.threshold = "):
     prepared("--stage=evaluate", f"--workdir={tmp_path}")
 
 
@@ -171,7 +171,7 @@ def test_a_work_directory_of_another_config_is_refused(tmp_path, monkeypatch):
       DAPO, f"--workdir={tmp_path}", "--config.surrogate.args.clip_low=0.2"
   )
   path.write_text(json.dumps(saved | {"surrogate.args.clip_high": 0.25}))
-  with pytest.raises(config.ConfigError, match="clip_high: 0.25 -> 0.28"):
+  with pytest.raises(errors.ConfigError, match="clip_high: 0.25 -> 0.28"):
     prepared(DAPO, f"--workdir={tmp_path}")
 
 
@@ -231,7 +231,7 @@ def raises(error):
         ),
         (lambda: raises(JaxRuntimeError("INTERNAL: x\ny")), 1, "INTERNAL: x;"),
         (lambda: raises(errors.RunError("mend \x1b[2J")), 1, "mend \\x1b"),
-        (lambda: raises(config.ConfigError("seed")), 2, "seed"),
+        (lambda: raises(errors.ConfigError("seed")), 2, "seed"),
         (lambda: raises(errors.Stopped()), 143, "stopped by a signal"),
     ],
 )

@@ -9,15 +9,15 @@ import tiny_session
 from conftest import data_of_page
 from test_reward_runner import rollouts
 
-from rl_reason.base import config
+from rl_reason.base import errors
 from rl_reason.base.structs import Rollouts
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.evaluation import accuracy
+from rl_reason.evaluation import accuracy, results
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
-from rl_reason.stages import build_step, evaluate
+from rl_reason.stages import build_step
 from rl_reason.tasks import Row, reward_terms
 
 TASK = """
@@ -48,16 +48,16 @@ def test_what_has_a_verifier(free, tmp_path):
   data = tmp_path / "a.jsonl"
   data.write_text("{}")
   usual = tiny_session.tiny_config()
-  assert not combinations.no_verifier(usual)
-  assert not combinations.by_reward(usual)
+  assert not facts.no_verifier(usual)
+  assert not facts.by_reward(usual)
   usual.dynamic_sampling.signal = "reward"
-  assert combinations.by_reward(usual)
-  assert combinations.no_verifier(free) and combinations.by_reward(free)
+  assert facts.by_reward(usual)
+  assert facts.no_verifier(free) and facts.by_reward(free)
   mixed = tiny_session.tiny_config()
   mixed.task.name, mixed.data.kind = "files", "none"
   mixed.data.train = f"{data},gsm8k"
-  assert combinations.unverified(mixed) == [True, False]
-  assert combinations.by_reward(mixed) and not combinations.no_verifier(mixed)
+  assert facts.unverified(mixed) == [True, False]
+  assert facts.by_reward(mixed) and not facts.no_verifier(mixed)
 
 
 MISTAKES = [
@@ -76,7 +76,7 @@ MISTAKES = [
 def test_what_needs_a_verifier_is_refused(free, fields, words, tmp_path):
   for name, value in fields.items():
     tiny_session.set_field(free, name, value)
-  with pytest.raises(config.ConfigError, match=words):
+  with pytest.raises(errors.ConfigError, match=words):
     tiny_session.make_session(tmp_path / "run", free)
 
 
@@ -91,7 +91,7 @@ def graded(responses: Rollouts, correct_B, scores_B):
 def test_signal_is_the_spread_of_the_total_reward(free):
   """Weights move from -1/2 to -1; verdicts count for nothing."""
   rows = graded(rollouts(), [1, 0, 0, 0, 1, 1], [0.5, 0.5, 0.5, 1, 0, 0])
-  reward = build_step.make_reward(free)
+  reward = build_step.reward(free)
   by_reward = dynamic_sampling.rewards_differ(1, reward=reward, steps=2)
   assert by_reward(rows).tolist() == [False, True, False]
   inputs = experience.credit_inputs(rows, progress=np.float32(0.5))
@@ -153,7 +153,7 @@ def test_evaluation_reports_the_reward():
   found = scores.scores(values)
   assert found["mean@1"].text() == "-0.5 +- 0"
   assert scores.difference(found["greedy"], found["mean@1"]) == "+0.25"
-  page = evaluate.responses_page("a run", {}, [responses], 1)
+  page = results.responses_page("a run", {}, [responses], 1)
   data = data_of_page(page, "responses")
   [[_, prompts, mean, _]] = [x["cells"] for x in data["levels"]["rows"]]
   assert prompts[0] == "2" and mean[0].startswith("-0.5") and mean[1] is None

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 import transformers
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import tokenizer
 from rl_reason.environments import observations
 from rl_reason.stages import demonstrations

@@ -11,7 +11,7 @@ from conftest import ROOT
 from tiny_session import call
 
 from rl_reason import tasks, verifiers
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import held_out, tokenizer
 from rl_reason.stages import evaluate
 from rl_reason.tasks import Row, files

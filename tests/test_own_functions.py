@@ -13,8 +13,8 @@ import tiny_session
 from conftest import ROOT
 
 from rl_reason import api
-from rl_reason.base import config, functions
-from rl_reason.checks import checked, traced_functions
+from rl_reason.base import errors, functions
+from rl_reason.checks import checked, config_files, traced_functions
 
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 CODE, GMPO = re.findall(r"```python\n(.*?)```", ALGORITHMS, re.DOTALL)
@@ -50,7 +50,7 @@ def test_the_example_is_an_advantage(directory):
       "advantage.name": "my_advantages:group_best",
       "advantage.args.scale": "0.5",
   }
-  c = config.smoke(dapo.get_config())
+  c = config_files.smoke(dapo.get_config())
   c.advantage.name = flags["advantage.name"]
   c.advantage.args = {"scale": 0.5}
   checked.fields(c)
@@ -67,7 +67,7 @@ def test_gmpo_is_a_surrogate(directory):
   """
   from configs import grpo
 
-  c = config.smoke(grpo.get_config())
+  c = config_files.smoke(grpo.get_config())
   c.surrogate.name, c.surrogate.args = "my_gmpo:gmpo", {"clip": 0.4}
   checked.fields(c)
   logps_BT = jnp.array([[0.1, 0.5, -0.9, 9], [0.3, -0.6, 9, 9]])
@@ -86,7 +86,7 @@ def test_gmpo_is_a_surrogate(directory):
       ({"clipp": 1}, "gmpo takes clip; did you mean clip?"),
   ):
     c.surrogate.args = args
-    with pytest.raises(config.ConfigError, match=re.escape(error)):
+    with pytest.raises(errors.ConfigError, match=re.escape(error)):
       checked.fields(c)
 
 
@@ -116,7 +116,7 @@ def test_what_a_function_returns_is_known_before_sft(
   if error is None:
     traced_functions.check(c)
     return
-  with pytest.raises(config.ConfigError, match=error) as e:
+  with pytest.raises(errors.ConfigError, match=error) as e:
     traced_functions.check(c)
   assert str(e.value).startswith(f"{kind}.name = '{name}:f': ")
 
@@ -127,7 +127,7 @@ def test_a_run_checks_what_functions_return_first(directory):
   )
   c = tiny_session.tiny_config()
   c.surrogate.update(name="made_scalar:f", args={})
-  with pytest.raises(config.ConfigError, match="surrogate.name .* must return"):
+  with pytest.raises(errors.ConfigError, match="surrogate.name .* must return"):
     api.train(c, workdir=directory / "run", show=False)
   assert not (directory / "run" / "checkpoints").exists()
 
@@ -170,7 +170,7 @@ def test_a_file_that_is_hidden_by_a_module_is_named(tmp_path, monkeypatch):
   for name in ("random", "math", "yaml"):  # math has no file
     (tmp_path / f"{name}.py").write_text("def best(rewards_B): return 0")
     named = rf"{name}.py is hidden by .*: give the file another name"
-    with pytest.raises(config.ConfigError, match=named):
+    with pytest.raises(errors.ConfigError, match=named):
       functions.load(f"{name}:best")
-    with pytest.raises(config.ConfigError, match=named):
+    with pytest.raises(errors.ConfigError, match=named):
       functions.signature("advantage", f"{name}:best")

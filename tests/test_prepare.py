@@ -19,7 +19,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason import verifiers
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.data import (
     pipelines,
     screening,

@@ -22,8 +22,7 @@ from tiny_data import (  # noqa: F401  (fixtures)
 )
 
 from rl_reason.base import json_files
-from rl_reason.base.config import ConfigError
-from rl_reason.base.errors import Stopped
+from rl_reason.base.errors import ConfigError, Stopped
 from rl_reason.data.datasets import DataError
 
 BOAT = "A boat sails nine miles north and four miles east."

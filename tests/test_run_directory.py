@@ -13,11 +13,12 @@ import pytest
 from conftest import ROOT, child_env
 
 from rl_reason import run
-from rl_reason.base import config, dependencies
+from rl_reason.base import config, errors, resume_rules
 from rl_reason.base.errors import RunError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.fields import FIELDS
+from rl_reason.checks import checked, config_files, content, run_directory
 from rl_reason.monitoring import display
-from rl_reason.stages import other_runs
+from rl_reason.stages import trained
 
 DAPO = "configs/dapo.py"
 
@@ -53,12 +54,12 @@ def test_names_are_those_of_the_changed_fields():
 def test_a_name_is_short_however_many_fields_change():
   fields = {
       name: str(spec.default + 1)
-      for name, spec in config.FIELDS.items()
+      for name, spec in FIELDS.items()
       if type(spec.default) is int and name.startswith(("evaluate.", "log."))
   }
   fields |= dict(seed="1", tokenizer="t" * 300)
   fields["model.path"] = "x" * 90
-  c = config.read(DAPO)
+  c = config_files.read(DAPO)
   config.override(c, fields)
   whole = run_directory.default(DAPO, c, fields).name
   assert whole.startswith("dapo,evaluate.") and len(whole) <= 80
@@ -86,7 +87,7 @@ def test_the_second_run_is_refused_by_name_and_a_dead_one_is_not(tmp_path):
   try:
     assert child.stdout.readline() == b"locked\n"
     words = rf"another run writes to it \(pid {child.pid} on .* since"
-    with pytest.raises(config.ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
       run_directory.lock(tmp_path, print)
   finally:
     child.kill()
@@ -110,11 +111,9 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
 def test_what_changes_no_number_may_differ_in_a_run_that_is_reused():
   here = {"model.remat": "none", "model.layers": 2}
   there = {"model.remat": "sqrt", "model.layers": 2}
-  other_runs.require_equal("sft.reuse = a", here, there, ("model.",))
+  trained.require_equal("sft.reuse = a", here, there, ("model.",))
   with pytest.raises(RunError, match="a: model.layers is 4 there and 2 here"):
-    other_runs.require_equal(
-        "a", here, there | {"model.layers": 4}, ("model.",)
-    )
+    trained.require_equal("a", here, there | {"model.layers": 4}, ("model.",))
 
 
 # --- paths that move ---------------------------------------------------------
@@ -127,12 +126,12 @@ def files(tmp_path):
   model, old = here / "model", here / "old"
   for path in (model, old / "checkpoints" / "skill" / "3"):
     path.mkdir(parents=True)
-  (model / "model.safetensors").write_bytes(bytes(3 * run_directory.BLOCK))
+  (model / "model.safetensors").write_bytes(bytes(3 * content.BLOCK))
   (model / "config.json").write_text("{}")
   (old / "checkpoints" / "skill" / "3" / "host.json").write_text("{}")
   rows = "".join(f'{{"question": "{i}", "answer": "1"}}\n' for i in range(9))
   (here / "train.jsonl").write_text(rows)
-  c = config.read(DAPO)
+  c = config_files.read(DAPO)
   c.model.path = c.tokenizer = str(model)
   c.sft.reuse = str(old)
   c.data.train = f"gsm8k@{here}/train.jsonl*2"
@@ -163,7 +162,7 @@ def moved(c, old, new):
     ],
 )
 def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
-  run_directory.record(files)
+  content.record(files)
   workdir = tmp_path / "run"
   workdir.mkdir()
   (workdir / "config.json").write_text(json.dumps(config.flat(files)))
@@ -171,20 +170,20 @@ def test_a_path_may_move_with_its_content(files, tmp_path, file, field):
   c = moved(files, tmp_path / "here", there)
   if file is None:
     run_directory.check(workdir, c)
-    run_directory.record(c)  # as a checkpoint compares it
-    assert not dependencies.differences(config.flat(files), config.flat(c))
+    content.record(c)  # as a checkpoint compares it
+    assert not resume_rules.differences(config.flat(files), config.flat(c))
     return
   text = bytearray((there / file).read_bytes())
   text[len(text) // 2] ^= 1
   (there / file).write_bytes(text)
-  with pytest.raises(config.ConfigError, match=rf"{field}: .*there"):
+  with pytest.raises(errors.ConfigError, match=rf"{field}: .*there"):
     run_directory.check(workdir, c)
 
 
 def test_a_file_that_is_gone_has_no_content(files, tmp_path):
-  assert run_directory.content(files, "critic.path") == ""
+  assert content.content(files, "critic.path") == ""
   shutil.rmtree(tmp_path / "here" / "old" / "checkpoints")
-  assert run_directory.content(files, "sft.reuse") == ""
+  assert content.content(files, "sft.reuse") == ""
 
 
 def test_samples_are_written_by_one_run(tmp_path):
@@ -195,7 +194,7 @@ def test_samples_are_written_by_one_run(tmp_path):
   with (
       run_directory.lock(tmp_path, print),
       run_directory.lock(place, print),
-      pytest.raises(config.ConfigError, match="generated: another run writes"),
+      pytest.raises(errors.ConfigError, match="generated: another run writes"),
   ):
     run.stages(c, tmp_path, *flags, stage="generate")
 

@@ -19,7 +19,8 @@ import pytest
 import tiny
 from tiny_serve import running
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
+from rl_reason.checks import config_files
 from rl_reason.data import datasets, tokenizer
 from rl_reason.devices import randomness
 from rl_reason.models import attention
@@ -596,22 +597,20 @@ def wait_for(done):
 
 def test_a_host_that_others_reach_needs_a_key(monkeypatch):
   monkeypatch.delenv(requirements.KEY, raising=False)
-  c = config_lib.read("configs/dapo.py")
+  c = config_files.read("configs/dapo.py")
   c.serve.host = "0.0.0.0"
-  with pytest.raises(config_lib.ConfigError, match=requirements.KEY):
+  with pytest.raises(errors.ConfigError, match=requirements.KEY):
     requirements.check(c)
   monkeypatch.setenv(requirements.KEY, KEY)
   requirements.check(c)
   for key in (" ", "a key", f"{KEY} ", "schlüssel"):
     monkeypatch.setenv(requirements.KEY, key)
     for c.serve.host in ("127.0.0.1", "0.0.0.0"):
-      with pytest.raises(
-          config_lib.ConfigError, match=f"{requirements.KEY}: has"
-      ):
+      with pytest.raises(errors.ConfigError, match=f"{requirements.KEY}: has"):
         requirements.check(c)
   monkeypatch.setenv(requirements.KEY, KEY)
   c.serve.filter = "nothing.json"
-  with pytest.raises(config_lib.ConfigError, match="serve.filter"):
+  with pytest.raises(errors.ConfigError, match="serve.filter"):
     requirements.check(c)
 
 

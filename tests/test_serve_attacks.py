@@ -16,7 +16,8 @@ import tiny
 from tiny_serve import make_engine
 
 from bench import attacks
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
+from rl_reason.checks import config_files
 from rl_reason.monitoring.display import Display
 from rl_reason.serve import feedback, requirements
 
@@ -47,7 +48,7 @@ class Screen(Display):
 @contextlib.contextmanager
 def listening(tmp_path, see=lambda line: None, change=None, engine=None):
   """A server of `command.answer`."""
-  c = config_lib.read("configs/serve.py").serve
+  c = config_files.read("configs/serve.py").serve
   c.update(dict(receive=RECEIVE) | (change or {}))
   engine = engine or make_engine(max_waiting=MOST)
   engine.compile()
@@ -200,9 +201,9 @@ def test_tls_by_two_files(tmp_path):
       check=True,
       capture_output=True,
   )
-  c = config_lib.read("configs/serve.py")
+  c = config_files.read("configs/serve.py")
   c.serve.certificate = paths[0]
-  with pytest.raises(config_lib.ConfigError, match="serve.private_key = ''"):
+  with pytest.raises(errors.ConfigError, match="serve.private_key = ''"):
     requirements.check(c)
   c.serve.private_key = paths[1]
   requirements.check(c)

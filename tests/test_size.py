@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from bench import aot, slices
 from rl_reason.base import config, errors
-from rl_reason.checks import checked
+from rl_reason.checks import checked, config_files, machine_checks
 from rl_reason.devices import sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -30,7 +30,7 @@ def sized(path, devices=1, attention="xla", **changes):
   given = {k.replace("__", "."): v for k, v in changes.items()}
   c, _ = checked.checked(path, given)
   cfg = dataclasses.replace(model_shapes.shape(c), attention=attention)
-  checked.devices(c, devices)
+  machine_checks.devices(c, devices)
   where = size_stage._mesh(c, devices)
   return cfg, memory_formula.estimate(c, cfg, critic_config(c, cfg), where)
 
@@ -157,7 +157,7 @@ def test_a_recipe_is_complete_and_fits(recipe):
   path, devices, memory, update, rollout = recipe
   for name in (path, f"{path}:smoke"):
     c, notes = checked.checked(name, {})
-    checked.files(c)
+    machine_checks.files(c)
     assert not notes and c.model.path and c.data.train and c.data.evaluate
     assert c.rl.steps and not c.sft.skill.steps
   _, size = sized(path, devices, "tpu" if "v5e" in path else "xla")
@@ -268,7 +268,7 @@ def test_programs_of_this_machine_are_compiled():
   screen = Display(False)
   screen.say = lines.append
   screen.table = lambda title, columns, rows: lines.append(rows)
-  c = config.smoke(checked.checked("grpo", {})[0])
+  c = config_files.smoke(checked.checked("grpo", {})[0])
   c.rollout.update(batch=64, slots=16)
   config.override(c, {"mesh.data": jax.device_count()})
   size_stage.run(c, screen, None, 0)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.lab import jobs, sweep
 
 SMOKE = "configs/dapo.py:smoke"

@@ -13,7 +13,7 @@ import pytest
 import tiny_session
 from tiny_session import call
 
-from rl_reason.base import config
+from rl_reason.checks import config_files
 from rl_reason.models import critic
 from rl_reason.report import page
 from rl_reason.rollout import sampler
@@ -52,7 +52,7 @@ def executed_by_a_step(name: str, workdir, monkeypatch) -> set[str]:
   """Files of the package that one step of a config executes, and traces."""
   c = tiny_session.tiny_config()
   module = importlib.import_module(f"configs.{name}")
-  c.update(config.smoke(module.get_config()))
+  c.update(config_files.smoke(module.get_config()))
   small = tiny_session.tiny_config()
   for section in ("model", "rollout", "log"):
     c[section].update(small[section])

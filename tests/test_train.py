@@ -13,7 +13,7 @@ import tiny_session
 from conftest import ROOT
 
 from rl_reason import api, run
-from rl_reason.base import config
+from rl_reason.base import config, errors
 from rl_reason.configs import base
 from rl_reason.tasks import Row, given
 
@@ -118,7 +118,7 @@ MISTAKES = [
 @pytest.mark.parametrize("arguments, words", MISTAKES)
 def test_mistakes_are_exceptions(arguments, words, tmp_path):
   options = dict(config=tiny_config(), workdir=tmp_path / "run", show=False)
-  with pytest.raises(config.ConfigError, match=words):
+  with pytest.raises(errors.ConfigError, match=words):
     train(**options | arguments)
 
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 from conftest import ROOT, child_env
 
-from rl_reason.base import config
+from rl_reason.base import errors
+from rl_reason.checks import config_files
 
 MY_CONFIG = """
 from rl_reason.configs import dapo
@@ -42,7 +43,10 @@ def installed(tmp_path_factory):
 
 
 def test_a_wheel_has_every_preset(installed):
-  here = {x.relative_to(ROOT / "configs") for x in config.PRESETS.rglob("*.py")}
+  here = {
+      x.relative_to(ROOT / "configs")
+      for x in config_files.PRESETS.rglob("*.py")
+  }
   place = installed / "rl_reason" / "configs"
   assert {x.relative_to(place) for x in place.rglob("*.py")} == here
   assert list((installed / "rl_reason" / "report").glob("*.in"))
@@ -100,15 +104,15 @@ def test_an_installed_wheel_trains(installed, tmp_path):
 def test_a_preset_is_found_by_its_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ("dapo", "dapo.py", "configs/dapo.py"):
-    file, line = config.find_file(name)
+    file, line = config_files.find_file(name)
     assert file == ROOT / "configs" / "dapo.py" and str(file) in line
   (tmp_path / "dapo").write_text("")  # a file of the user comes first
-  assert config.find_file("dapo")[1] == ""
+  assert config_files.find_file("dapo")[1] == ""
   for name in ("../dapo", f"{tmp_path}/dapo.py"):
-    with pytest.raises(config.ConfigError, match="no such file"):
-      config.find_file(name)
-  with pytest.raises(config.ConfigError, match="did you mean dapo"):
-    config.read("dappo")
+    with pytest.raises(errors.ConfigError, match="no such file"):
+      config_files.find_file(name)
+  with pytest.raises(errors.ConfigError, match="did you mean dapo"):
+    config_files.read("dappo")
 
 
 def test_configs_of_a_checkout_are_those_of_the_package():

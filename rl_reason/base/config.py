@@ -1,76 +1,17 @@
-"""Configs: fields with their bounds, loading, comparison, what follows.
-
-Nothing here imports jax, so that an error appears within half a second.
-"""
+"""Access to a config: its fields by full name, overrides, JSON."""
 
 import ast
 import contextlib
-import importlib
 import json
 import pathlib
-import runpy
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
 
-from rl_reason.base import dependencies, functions
-from rl_reason.base.errors import ConfigError, did_you_mean, one_line
-from rl_reason.base.functions import Spec
-
-# --- fields ------------------------------------------------------------------
-
-# The folder of the presets, in a clone or installed.
-PRESETS = pathlib.Path(
-    next(iter(importlib.import_module("rl_reason.configs").__path__))
-)
-# Every field of configs/base.py by its full name; `section` fills this in.
-FIELDS: dict[str, Spec] = {}
-# What has become of a field of earlier versions.
-RENAMED = {
-    "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
-    "reward.scorers": "reward.functions, whose text is the same",
-}
-
-
-def number(default, low=None, high=None) -> Spec:
-  """A field with a number; an integer if the default is one."""
-  return Spec(default, type(default), low, high)
-
-
-def choice(*values) -> Spec:
-  """A field with one of a few values; the first is the default."""
-  return Spec(values[0], choices=tuple(dict.fromkeys(values)))
-
-
-def section(name: str, /, **fields) -> ml_collections.ConfigDict:
-  """A section of a config, and a record of the values that its fields may have.
-
-  Args:
-    name: full name of the section; '' for the top.
-    **fields: `number`, `choice`, a plain default, or a section.
-  """
-  c = ml_collections.ConfigDict()
-  for field, value in fields.items():
-    if not isinstance(value, ml_collections.ConfigDict):
-      spec = value if isinstance(value, Spec) else Spec(value, type(value))
-      FIELDS[f"{name}.{field}".lstrip(".")] = spec
-      value = spec.default
-    c[field] = value
-  return c
-
-
-def function(kind: str, name: str = "") -> ml_collections.ConfigDict:
-  """A section that names a function, by default none; no arguments are set.
-
-  Args:
-    kind: see `functions.KINDS`.
-    name: of the function.
-  """
-  known = functions.KINDS[kind]
-  c = section(known.field, name=name or known.off)
-  c.args = ml_collections.ConfigDict()
-  return c
+from rl_reason.base import functions, kinds
+from rl_reason.base.errors import ConfigError, did_you_mean
+from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, RENAMED
 
 
 def at(c, name: str) -> Any:
@@ -83,7 +24,7 @@ def at(c, name: str) -> Any:
 def known_fields(c) -> list[str]:
   """Full names of all fields, arguments of the named functions included."""
   out = list(flat(c))
-  for kind, known in functions.KINDS.items():
+  for kind, known in kinds.KINDS.items():
     with contextlib.suppress(ConfigError, KeyError, AttributeError):
       takes = functions.signature(kind, at(c, known.field).name).arguments
       out += [f"{known.field}.args.{name}" for name in takes]
@@ -94,8 +35,9 @@ def no_such_field(c, name: str, value: Any) -> ConfigError:
   """The error of a field that does not exist, with a similar one."""
   if name in RENAMED:
     return ConfigError(f"{name} = {value}: is now {RENAMED[name]}")
-  known = [x for x in known_fields(c) if x != name]
-  hint = did_you_mean(name, known) or "; see configs/base.py"
+  # Arguments of functions come second: their signatures take a second.
+  hint = did_you_mean(name, FIELDS) or did_you_mean(name, known_fields(c))
+  hint = hint or "; see configs/base.py"
   return ConfigError(f"{name} = {value}: there is no such field{hint}")
 
 
@@ -137,7 +79,7 @@ def override(c, values: Mapping[str, Any]) -> list[str]:
       try:
         parent[last] = _parse(values[name], old)
       except (TypeError, ValueError, SyntaxError, KeyError):
-        kind = functions.NAMES_OF_TYPES[type(old)]
+        kind = NAMES_OF_TYPES[type(old)]
         raise ConfigError(f"{name} = {values[name]}: must be {kind}") from None
       if last == "name" and parent.get("args") and parent.name != old:
         lost = ", ".join(f"{k} = {v!r}" for k, v in parent.args.items())
@@ -169,102 +111,11 @@ def _parse(value: Any, old: Any) -> Any:
 # --- files -------------------------------------------------------------------
 
 
-def find_file(path: str) -> tuple[pathlib.Path, str]:
-  """The file of a config, and a line for the screen if a preset is meant.
-
-  Args:
-    path: a file; or the name of a preset, such as 'dapo' or 'paper/dapo'; or
-      its path in a clone, 'configs/dapo.py', where there is no clone.
-
-  Raises:
-    ConfigError: there is no such file, and no preset of this name.
-  """
-  file = pathlib.Path(path)
-  if file.is_file():
-    return file, ""
-  name = path.removeprefix("configs/").removesuffix(".py")
-  preset = PRESETS / f"{name}.py"
-  if preset.is_file() and not file.is_absolute() and ".." not in file.parts:
-    return preset, f"--config = {path}: not a file here; uses {preset}"
-  known = [
-      str(x.relative_to(PRESETS).with_suffix("")) for x in PRESETS.rglob("*.py")
-  ]
-  raise ConfigError(f"{path}: there is no such file{did_you_mean(name, known)}")
-
-
-def read(path: str) -> ml_collections.ConfigDict:
-  """The config of FILE.py, FILE.py:variant or FILE.py:smoke; see `find_file`.
-
-  Raises:
-    ConfigError: there is no such file, or it raises an error.
-  """
-  name, _, variant = path.removesuffix(":smoke").partition(":")
-  file, _ = find_file(name)
-  functions.search_working_directory()  # for the user's modules
-  try:
-    c = runpy.run_path(str(file))["get_config"](*filter(None, [variant]))
-    return smoke(c) if path.endswith(":smoke") else c
-  except Exception as e:  # the file may raise anything
-    raise ConfigError(f"{path}: {one_line(e)}") from None
-
-
-def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Every stage of a config within seconds: fewer steps, rows and tokens.
-
-  Args:
-    c: any config; changed.
-  """
-
-  def at_most(path, **limits):
-    part = at(c, path)
-    for name, limit in limits.items():
-      part[name] = min(part[name], limit)
-
-  # Fewer steps of each stage.
-  c.sft.skill.threshold = 0.0
-  at_most("sft.skill", steps=60)
-  at_most("sft.habits", steps=10)
-  at_most("rl", steps=3)
-  at_most("reward_model", steps=20, evaluate_pairs=64)
-  if c.rounds.count:
-    at_most("rounds", count=2)
-    at_most("generate", prompts=64, samples=8, batch=32)
-    if c.generate.keep != "pairs":
-      at_most("rounds", steps=10)
-  at_most("critic", pretrain_steps=2, warmup_steps=max(c.rl.steps - 1, 0))
-  at_most("optimizer", warmup_steps=max(c.rl.steps - 1, 0))
-
-  # A small model on any number of devices.
-  at_most("model", layers=2, width=64, mlp=192)
-  at_most("model", heads=4, kv_heads=2, head_dim=16)
-  c.mesh.update({x: 1 for x in mesh_axes(c) if x not in ("data", "fsdp")})
-  c.mesh.rollout = 0
-  # Few and short responses, in whole groups.
-  at_most("rollout", max_prompt=256, max_tokens=128, slots=64)
-  c.rollout.batch = max(64, c.rollout.group_size)
-  prompts = c.rollout.batch // c.rollout.group_size
-  at_most("updates", minibatches=min(2, prompts))
-  length = c.rollout.max_prompt + c.rollout.max_tokens
-  at_most("updates", token_budget=16 * length)
-  at_most("reward", overlong_buffer=c.rollout.max_tokens // 3)
-  if c.dynamic_sampling.enabled:
-    at_most("dynamic_sampling", max_rounds=2)
-  c.dynamic_sampling.shortfall = "pad"
-
-  # Every kind of evaluation, checkpoint and log.
-  at_most("evaluate", samples=8)
-  at_most("evaluate", mean_of=c.evaluate.samples)
-  c.evaluate.prompts = c.evaluate.interim_prompts = c.evaluate.batch = 16
-  c.evaluate.every = c.checkpoint.every = c.log.samples_every = 1
-  c.checkpoint.sft_every = 20
-  return c
-
-
 def with_defaults(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """A copy with all arguments of all functions, as a run records them."""
   c = c.copy_and_resolve_references()
   with c.unlocked():
-    for kind, known in functions.KINDS.items():
+    for kind, known in kinds.KINDS.items():
       part = at(c, known.field)
       part.args = functions.arguments(kind, part)
   return c
@@ -316,110 +167,3 @@ def load(path: pathlib.Path) -> dict[str, Any]:
         " names; choose another --workdir"
     )
   return fields
-
-
-# --- what follows from a config ----------------------------------------------
-
-
-def mixture(text: str) -> dict[str, float]:
-  """'careful:1,direct:4' -> {'careful': 1.0, 'direct': 4.0}.
-
-  Raises:
-    ValueError: the text has another form.
-  """
-  try:
-    pairs = [part.split(":") for part in text.split(",")]
-    out = {style.strip(): float(weight) for style, weight in pairs}
-  except ValueError:
-    out = {}
-  if min(out.values(), default=-1) < 0 or not sum(out.values()) > 0:
-    raise ValueError("must look like 'careful:1,direct:4'")
-  return out
-
-
-def revisions(c) -> dict[str, str]:
-  """Revisions of repositories on the hub, by their ids.
-
-  Raises:
-    ValueError: the text of hub.revisions has another form.
-  """
-  items = [x.strip() for x in c.hub.revisions.split(",") if x.strip()]
-  pairs = [[y.strip() for y in x.split("=")] for x in items]
-  if any(len(pair) != 2 or not all(pair) for pair in pairs):
-    raise ValueError("must look like 'OWNER/REPOSITORY=REVISION,...'")
-  out = dict(pairs)
-  if len(out) < len(pairs):
-    raise ValueError("names a repository twice")
-  return out
-
-
-def revision(c, repository: str) -> str | None:
-  """The revision of a repository on the hub; None is the newest."""
-  return revisions(c).get(repository)
-
-
-def needs(c) -> tuple[str, ...]:
-  """Inputs of the advantage, by name."""
-  return functions.signature("advantage", c.advantage.name).inputs
-
-
-def has_critic(c) -> bool:
-  """Whether the advantage is computed from values."""
-  return "values_BT" in needs(c)
-
-
-def has_history(c) -> bool:
-  """Whether the advantage is computed from responses of earlier steps."""
-  return "past_rewards_H" in needs(c)
-
-
-def type_field(c) -> str:
-  """The field that goes by the type (difficulty) of problems; '' if none."""
-  if c.advantage.groups == "type":
-    return "advantage.groups"
-  if "types_B" in needs(c):
-    return "advantage.name"
-  equal = c.rollout.group_sizes.name == "equal"
-  return "" if equal else "rollout.group_sizes.name"
-
-
-def discount(c) -> float:
-  """Discount of the critic's targets: that of the advantage, 1 without one."""
-  return functions.arguments("advantage", c.advantage).get("gamma", 1.0)
-
-
-def on_policy(c) -> bool:
-  """Whether the update itself computes the old log-probs, without a pass.
-
-  With one optimizer step a rollout the old log-probs are those that the update
-  starts from, unless something before the update reads them or their entropy.
-  """
-  early = {"logps_BT", "entropy_BT", "past_rewards_H"} & set(needs(c))
-  kl = c.kl.kind != "none" and (
-      c.kl.place == "reward" or c.kl.controller.name != "fixed"
-  )
-  entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
-  factors = c.correction.name != "none" or c.covariance.name != "none"
-  late = dependencies.those(dependencies.OFF_POLICY, flat(c))
-  return not (late or early or kl or entropy or factors)
-
-
-def mesh_axes(c) -> dict[str, int]:
-  """Axes of the mesh that learns, as they are configured."""
-  return {name: size for name, size in c.mesh.items() if name != "rollout"}
-
-
-def packed_rows(c, num_shards: int = 1) -> int:
-  """Packed rows of a micro-batch: as many as the token budget holds, or one.
-
-  Args:
-    c: the config.
-    num_shards: shards of the rows; each has a token budget of its own.
-  """
-  length = c.rollout.max_prompt + c.rollout.max_tokens
-  return num_shards * max(c.updates.token_budget // length, 1)
-
-
-def lora_targets(c) -> tuple[str, ...]:
-  """Names of the matrices that have LoRA factors."""
-  return tuple(name.strip() for name in c.lora.targets.split(","))

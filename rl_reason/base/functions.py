@@ -1,186 +1,54 @@
 """Where a name in a config becomes a function.
 
 An algorithm is a set of functions that the config names: `advantage.name`,
-`surrogate.name`, ... Each owns its keyword arguments, which are the section's
-`args`; defaults, bounds and choices are those of its signature. A name is that
-of a function of the package, or a `module:function` that can be imported.
+`surrogate.name`, ... Each function owns its keyword arguments, which are the
+section's `args`; defaults, bounds and choices are those of its signature. A
+name is that of a function of the package, or a `module:function` that can be
+imported.
 
-Signatures are read from the source, by `ast`: nothing here imports jax, so an
-error in a config appears within half a second. `bind` imports the function.
+`kinds.KINDS` names modules by string. They are imported, and jax with them,
+when a signature is read.
 """
 
-import ast
 import functools
 import importlib
-import importlib.util
 import inspect
+import math
 import pathlib
 import sys
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rl_reason.base.errors import ConfigError, did_you_mean, one_line
-
-PACKAGE = pathlib.Path(__file__).parents[1]
-REQUIRED = object()  # the default of an argument that has none
-COMPUTED = object()  # a default that is no literal
-
-
-class Spec(NamedTuple):
-  """The values that a field or an argument may have.
-
-  Attributes:
-    default: its value if none is set.
-    kind: bool, int, float, str or tuple; None for any.
-    low: smallest value; None for no bound.
-    high: largest value.
-    choices: all values, if they are few.
-  """
-
-  default: Any = REQUIRED
-  kind: type | None = None
-  low: float | None = None
-  high: float | None = None
-  choices: tuple[Any, ...] = ()
-
-  def problem(self, value: Any) -> str:
-    """What is wrong with a value, as 'must be ...'; '' if nothing is."""
-    if self.choices:
-      known = ", ".join(map(str, self.choices))
-      return "" if value in self.choices else f"must be one of {known}"
-    if self.kind is not None and not _is_a(value, self.kind):
-      return f"must be {NAMES_OF_TYPES[self.kind]}"
-    bounds = (("least", self.low), ("most", self.high))
-    # NaN compares as False, so it is outside of any bounds.
-    inside = (self.low is None or value >= self.low) and (
-        self.high is None or value <= self.high
-    )
-    text = " and ".join(f"at {x} {y:g}" for x, y in bounds if y is not None)
-    return "" if inside else f"must be {text}"
-
-
-def _is_a(value: Any, kind: type) -> bool:
-  """isinstance, but an int is a float and a bool is no number."""
-  if isinstance(value, bool):
-    return kind is bool
-  return isinstance(value, (int, float) if kind is float else kind)
-
-
-NAMES_OF_TYPES = {
-    bool: "True or False",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    tuple: "a tuple",
-}
-_TYPES = {x.__name__: x for x in NAMES_OF_TYPES}
+from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec
+from rl_reason.base.kinds import KINDS
 
 
 class Signature(NamedTuple):
   """What a function takes.
 
   Attributes:
-    module: full name of its module; '' if the name stands for no function.
-    function: its name there.
+    function: the function; None if the name stands for no function.
     inputs: names of its positional parameters, which the run supplies.
     arguments: its keyword-only parameters, which are the user's.
   """
 
-  module: str = ""
-  function: str = ""
+  function: Callable[..., Any] | None = None
   inputs: tuple[str, ...] = ()
   arguments: Mapping[str, Spec] = {}
 
 
-class Kind(NamedTuple):
-  """A choice of a function.
-
-  Attributes:
-    field: the section of the config, with fields `name` and `args`.
-    modules: of the package; their functions that take only `inputs` can be
-      named.
-    inputs: what a run supplies, by name.
-    off: the name that stands for no function; '' if there is none.
-    aliases: other names of functions.
-  """
-
-  field: str
-  modules: tuple[str, ...]
-  inputs: tuple[str, ...]
-  off: str = ""
-  aliases: Mapping[str, str] = {}
-
-
-_ADVANTAGES = ("advantages", "advantage_variants", "turns")
-_VARIANTS = ("algorithms.variants",)
-KINDS = {
-    "advantage": Kind(
-        "advantage",
-        tuple(f"algorithms.{x}" for x in _ADVANTAGES),
-        tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
-        lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
-        progress past_rewards_H past_problems_H past_weights_H""".split()),
-    ),
-    "surrogate": Kind(
-        "surrogate",
-        ("algorithms.surrogates",),
-        ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
-    ),
-    "reduction": Kind(
-        "reduction", ("algorithms.reductions",), ("mask_BT", "groups_B")
-    ),
-    "correction": Kind(
-        "correction",
-        ("algorithms.corrections",),
-        ("old_logps_BT", "sampler_logps_BT", "mask_BT"),
-        off="none",
-    ),
-    "covariance": Kind(
-        "covariance",
-        _VARIANTS,
-        ("logps_BT", "advantages_BT", "mask_BT", "groups_B", "uniform_BT"),
-        off="none",
-    ),
-    "group_sizes": Kind(
-        "rollout.group_sizes",
-        ("rollout.group_sizes",),
-        ("expected_length_N", "expected_accuracy_N", "num_responses"),
-        off="equal",
-    ),
-    "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
-    "outcome": Kind(
-        "reward.outcome",
-        ("algorithms.rewards", *_VARIANTS),
-        ("correct_B", "correct", "incorrect", "lengths_B", "max_tokens"),
-    ),
-    "length_penalty": Kind(
-        "reward.length_penalty",
-        _VARIANTS,
-        ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
-        off="none",
-    ),
-    "kl_controller": Kind(
-        "kl.controller",
-        _VARIANTS,
-        ("coef", "kl", "rows"),
-        off="fixed",
-        aliases={"adaptive": "adaptive_kl"},
-    ),
-    "entropy_controller": Kind(
-        "loss.entropy_controller",
-        _VARIANTS,
-        ("coef", "entropy"),
-        off="fixed",
-        aliases={"adaptive": "adaptive_entropy"},
-    ),
-    "critic_head": Kind("critic.head", ("models.critic",), ("trunk",)),
-    "value_mixture": Kind(
-        "critic.value_mixture",
-        _VARIANTS,
-        ("pretrained_BT", "values_BT", "progress", "explained_variance"),
-        off="none",
-    ),
-}
+@functools.cache
+def _signatures(module: str) -> dict[str, Signature]:
+  """The functions that a module of the package defines."""
+  found = importlib.import_module(f"rl_reason.{module}")
+  return {
+      name: signature_of(value)
+      for name, value in vars(found).items()
+      if inspect.isfunction(value) and value.__module__ == found.__name__
+  }
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -189,7 +57,7 @@ def names(kind: str) -> tuple[str, ...]:
   found = [
       name
       for module in known.modules
-      for name, one in _definitions(_path(module)).items()
+      for name, one in _signatures(module).items()
       if name[0] != "_"
       # The other functions of these modules start with another input.
       and one.inputs[:1] in (known.inputs[:1], known.inputs[1:2])
@@ -211,9 +79,8 @@ def signature(kind: str, name: str) -> Signature:
   if name == known.off and name:
     return Signature()
   for module in known.modules:
-    found = _definitions(_path(module)).get(known.aliases.get(name, name))
-    if found:
-      return found._replace(module=f"rl_reason.{module}")
+    if found := _signatures(module).get(known.aliases.get(name, name)):
+      return found
   there = names(kind)
   raise ConfigError(
       f"{known.field}.name = {name!r}: there is no such function"
@@ -272,109 +139,86 @@ def arguments(kind: str, section: Any) -> dict[str, Any]:
   """The arguments of a function: those that are set, and the defaults."""
   found = signature(kind, section.name).arguments
   defaults = {name: spec.default for name, spec in found.items()}
-  # The function itself has the defaults that are no literals.
-  literal = {k: v for k, v in defaults.items() if v not in (REQUIRED, COMPUTED)}
-  return literal | dict(section.args)
+  # The function itself has the defaults that a config cannot record.
+  plain = {k: v for k, v in defaults.items() if _is_plain(v)}
+  return plain | dict(section.args)
+
+
+def _is_plain(value: Any) -> bool:
+  """Whether JSON has a value."""
+  if isinstance(value, tuple):
+    return all(map(_is_plain, value))
+  if isinstance(value, float):
+    return math.isfinite(value)
+  return value is None or isinstance(value, bool | int | str)
 
 
 def bind(kind: str, section: Any) -> Any:
-  """Imports the function that a section names and binds its arguments.
+  """Binds the arguments of the function that a section names.
 
   Returns:
     The function, for `structs.call_by_name`; None if the name stands for none.
   """
-  found = signature(kind, section.name)
-  if not found.module:
-    return None
-  function = getattr(importlib.import_module(found.module), found.function)
-  return functools.partial(function, **dict(section.args))
+  function = signature(kind, section.name).function
+  return function and functools.partial(function, **dict(section.args))
 
 
-# --- source files ------------------------------------------------------------
+# --- signatures --------------------------------------------------------------
 
 
-def _path(module: str) -> pathlib.Path:
-  return PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-
-
-@functools.cache
-def _definitions(path: pathlib.Path) -> dict[str, Signature]:
-  """Functions that a file defines; none if there is no such file."""
-  if not path.exists():
-    return {}
-  tree = ast.parse(path.read_text(encoding="utf-8"))
-  aliases = _aliases(tree)
-  return {
-      node.name: _signature(node, aliases)
-      for node in tree.body
-      if isinstance(node, ast.FunctionDef)
-  }
-
-
-@functools.cache
-def _shared_aliases() -> dict[str, ast.expr]:
-  return _aliases(ast.parse((PACKAGE / "base" / "structs.py").read_text()), {})
-
-
-def _aliases(tree: ast.Module, shared=None) -> dict[str, ast.expr]:
-  """Names of types: UnitInterval -> Annotated[float, (0, 1)]."""
-  found = {
-      node.targets[0].id: node.value
-      for node in tree.body
-      if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-  }
-  return (_shared_aliases() if shared is None else shared) | found
-
-
-def _signature(node: ast.FunctionDef, aliases) -> Signature:
-  """The signature of a definition."""
-  args = node.args
-  specs = {}
-  for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
-    spec = _annotation(arg.annotation, aliases)
-    if default is not None:
-      spec = spec._replace(default=_value(default))
-    specs[arg.arg] = spec
-  inputs = tuple(x.arg for x in (*args.posonlyargs, *args.args))
-  return Signature("", node.name, inputs, specs)
-
-
-def _value(node: ast.expr) -> Any:
-  """A literal."""
+def signature_of(called: Callable[..., Any]) -> Signature:
+  """The signature of anything that can be called."""
   try:
-    return ast.literal_eval(node)
-  except ValueError:
-    return COMPUTED
+    found = inspect.signature(called, eval_str=True)
+  except Exception:  # an annotation that is no expression here
+    found = inspect.signature(called)
+  inputs, specs = [], {}
+  for name, x in found.parameters.items():
+    if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD):
+      inputs.append(name)
+    elif x.kind is x.KEYWORD_ONLY:
+      default = REQUIRED if x.default is x.empty else x.default
+      specs[name] = _values(x.annotation)._replace(default=default)
+  return Signature(called, tuple(inputs), specs)
 
 
-def _annotation(node: ast.expr | None, aliases) -> Spec:
-  """Type, bounds and choices of an annotation; those not understood are any."""
-  match node:
-    case ast.Constant(value=str(text)):
-      return _annotation(ast.parse(text, mode="eval").body, aliases)
-    case ast.Name(id=name) | ast.Attribute(attr=name):
-      if name in _TYPES:
-        return Spec(kind=_TYPES[name])
-      if name in aliases:
-        # Without the alias itself, so that a circle of names ends.
-        rest = {k: v for k, v in aliases.items() if k != name}
-        return _annotation(aliases[name], rest)
-    case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-      # `float | Array`: the config sets the part that has a plain type.
-      spec = _annotation(left, aliases)
-      return spec if spec.kind else _annotation(right, aliases)
-    case ast.Subscript(value=outer, slice=inner):
-      name = getattr(outer, "id", getattr(outer, "attr", ""))
-      parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-      if name == "Literal":
-        return Spec(choices=tuple(map(_value, parts)))
-      if name == "Annotated":
-        spec, bounds = _annotation(parts[0], aliases), _value(parts[1])
-        if isinstance(bounds, tuple) and len(bounds) == 2:
-          return spec._replace(low=bounds[0], high=bounds[1])
-        return spec
-      return Spec(kind=_TYPES.get(name))
+def _values(annotation: Any) -> Spec:
+  """Type, bounds and choices of an annotation; any if it is another one."""
+  if isinstance(annotation, str):  # which could not be evaluated
+    by_name = {x.__name__: x for x in NAMES_OF_TYPES}
+    return Spec(kind=by_name.get(annotation))
+  outer = typing.get_origin(annotation) or annotation
+  parts = typing.get_args(annotation)
+  if isinstance(outer, type) and outer in NAMES_OF_TYPES:
+    return Spec(kind=outer)
+  if outer is typing.Literal:
+    return Spec(choices=parts)
+  if outer is typing.Annotated:
+    spec, bounds = _values(parts[0]), parts[1]
+    if isinstance(bounds, tuple) and len(bounds) == 2:
+      spec = spec._replace(low=bounds[0], high=bounds[1])
+    return spec
+  if outer in (typing.Union, types.UnionType):
+    # `float | Array`: the config sets the part that has a plain type.
+    return next((x for x in map(_values, parts) if x.kind), Spec())
   return Spec()
+
+
+# --- functions of the user ---------------------------------------------------
+
+
+def _of_user(name: str, field: str) -> Signature:
+  """The signature of 'module:function'.
+
+  Raises:
+    ConfigError: it cannot be imported, or cannot be called.
+  """
+  try:
+    return signature_of(load(name))
+  except ConfigError as e:
+    raise ConfigError(f"{field} = {e}") from None
+  except (TypeError, ValueError) as e:
+    raise ConfigError(f"{field} = {name!r}: {one_line(e)}") from None
 
 
 def load(path: str) -> Any:
@@ -395,19 +239,6 @@ def load(path: str) -> Any:
     raise ConfigError(f"{path!r}: {e}") from None
   except Exception as e:  # the user's module may raise anything
     raise ConfigError(f"{path!r}: {type(e).__name__}: {one_line(e)}") from None
-
-
-def signature_of(called: Any) -> Signature:
-  """The signature of anything that can be called."""
-  found, empty = inspect.signature(called), inspect.Parameter.empty
-  try:
-    (node,) = ast.parse(f"def _{found}: pass").body
-  except SyntaxError:  # a default or an annotation whose repr is no source
-    bare = [x.replace(annotation=empty) for x in found.parameters.values()]
-    bare = [x if x.default is empty else x.replace(default=...) for x in bare]
-    (node,) = ast.parse(f"def _{inspect.Signature(bare)}: pass").body
-  assert isinstance(node, ast.FunctionDef)
-  return _signature(node, _shared_aliases())
 
 
 def search_working_directory() -> None:
@@ -437,24 +268,3 @@ def _refuse_hidden(module: str, origin: str | None) -> None:
         f"{own} is hidden by {origin or 'a module of Python'}: give the file"
         " another name"
     )
-
-
-def _of_user(name: str, field: str) -> Signature:
-  """The signature of 'module:function'.
-
-  A plain `def` is read from the source. Anything else that can be called (a
-  function imported from elsewhere, a functools.partial) is imported.
-  """
-  module, _, function = name.partition(":")
-  search_working_directory()
-  try:
-    spec = importlib.util.find_spec(module)
-    _refuse_hidden(module, spec.origin if spec else None)
-    path = pathlib.Path((spec and spec.origin) or "")
-    defined = _definitions(path) if path.suffix == ".py" else {}
-    found = defined.get(function) or signature_of(load(name))
-  except ConfigError as e:
-    raise ConfigError(f"{field} = {e}") from None
-  except Exception as e:  # the user's module may raise anything
-    raise ConfigError(f"{field} = {name!r}: {one_line(e)}") from None
-  return found._replace(module=module, function=function)

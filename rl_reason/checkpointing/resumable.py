@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from rl_reason.base.dependencies import differences
 from rl_reason.base.errors import RunError, Stopped
+from rl_reason.base.resume_rules import differences
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints, newest_host
 from rl_reason.devices import sharding

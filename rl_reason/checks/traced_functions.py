@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib, errors, functions
+from rl_reason.base import config as config_lib, errors, functions, kinds
 from rl_reason.base.structs import call_by_name
 
 # Further entries of a surrogate's dict are not read.
@@ -51,7 +51,7 @@ def check(c) -> None:
   sizes = {"B": r.batch, "T": r.max_tokens, "1": 1}
   sizes["H"] = r.batch * c.advantage.history
   for kind, wanted in RESULTS.items():
-    known = functions.KINDS[kind]
+    known = kinds.KINDS[kind]
     section = config_lib.at(c, known.field)
     if ":" not in section.name:
       continue

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason import verifiers
-from rl_reason.base.config import one_line
+from rl_reason.base.errors import one_line
 from rl_reason.data import known_sets
 from rl_reason.data.known_sets import KNOWN, Known, column
 from rl_reason.data.readers import READERS, suffix

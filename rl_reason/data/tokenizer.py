@@ -15,7 +15,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import tokenizers
 import transformers
 
-from rl_reason.base.config import ConfigError, one_line
+from rl_reason.base.errors import ConfigError, one_line
 
 PAD, EOS = "<pad>", "<eos>"
 

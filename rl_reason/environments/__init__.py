@@ -26,14 +26,13 @@ each, which the chat template of the tokenizer renders. `tools.py` offers
 methods as tools, `episodes.py` plays trajectories. Nothing here imports jax.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rl_reason import tasks
 from rl_reason.base import errors, functions
-from rl_reason.tasks import given
 
 Environment = Any  # an object with `reset` and `step`
 
@@ -59,44 +58,6 @@ def find(name: str, task: Any) -> Callable[[], Environment] | None:
   if make is not None and not callable(getattr(make(), "reset", None)):
     raise ValueError("has no method reset")
   return make
-
-
-def faults(c, environment: Any, inputs: Sequence[str]) -> Iterator[str]:
-  """What cannot work in a config, as 'field: remedy'.
-
-  Args:
-    c: the whole config.
-    environment: of `find`.
-    inputs: of the advantage.
-  """
-  e, by_turn = c.environment, {"turns_BT", "turn_rewards_BT"} & set(inputs)
-  if environment is None:
-    remedy = "responses have one turn: name an environment, or a task with step"
-    if e.stop_strings:
-      yield f"environment.stop_strings: {remedy}"
-    if by_turn:
-      yield f"advantage.name: {remedy}"
-    return
-  if e.executor == "process" and (e.name or c.task.name).startswith(
-      given.LOCAL
-  ):
-    yield (
-        "environment.executor: another process cannot import"
-        f" {e.name or c.task.name}: put it into a module of its own, or set"
-        " 'thread'"
-    )
-  if not all(isinstance(x, str) and x for x in e.stop_strings):
-    yield "environment.stop_strings: must be texts, none of them empty"
-  if c.rollout.partial_groups:
-    yield (
-        "rollout.partial_groups: not in an environment: unfinished trajectories"
-        " would have to wait with it"
-    )
-  if c.reward.outcome.name != "correctness":
-    yield (
-        "reward.outcome.name: the environment gives the rewards: leave it at"
-        " 'correctness'"
-    )
 
 
 def transcript(

@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.hf.model_files import CheckpointError
 from rl_reason.models import decoder
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.base.config import ConfigError, one_line
+from rl_reason.base.errors import ConfigError, one_line
 from rl_reason.base.structs import Array, Tree
 from rl_reason.devices import sharding
 from rl_reason.hf import architecture, model_files

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from rl_reason.base.config import one_line
+from rl_reason.base.errors import one_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERNS = ("*.safetensors", INDEX)  # of the files of weights

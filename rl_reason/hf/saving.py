@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.devices import sharding
 from rl_reason.hf import architecture, loading, model_files

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import checked, config_files, run_directory
 from rl_reason.lab import jobs
 from rl_reason.lab.jobs import Job
 from rl_reason.monitoring import output_guard
@@ -173,7 +173,7 @@ def configure(
   Raises:
     ConfigError: the file or a field is invalid, or the fields do not fit.
   """
-  c = config_lib.read(path)
+  c = config_files.read(path)
   overrides = {**common, **own}
   names = {k: v for k, v in overrides.items() if k.endswith(".name")}
   config_lib.override(c, names)
@@ -308,7 +308,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def _run(flags, argv, name: str, out: pathlib.Path, child):
   """Runs the missing rows; returns the data and the exit code."""
-  c = config_lib.read(flags.config)
+  c = config_files.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.devices import axes
 from rl_reason.lab import memory_formula, model_shapes
 from rl_reason.models import critic, decoder

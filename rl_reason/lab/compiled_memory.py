@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Batch, Packed, Prompts
+from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import decoder, linear, lora, parameters
 from rl_reason.monitoring.display import Display
@@ -58,7 +58,7 @@ def update(
   cfg, _, mesh = model
   count = c.updates.minibatches * c.updates.epochs
   rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
-  packed_rows = config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
   micro = packing.max_micro_batches(rows, packed_rows)
 
   def array(shape, dtype, *axes):
@@ -80,7 +80,7 @@ def update(
   if c.lora.rank:
     args = (*args, _abstract(c, cfg, mesh, "same"))
   # Outside of the mesh: what it makes of numbers cannot be compiled only.
-  on_policy = config_lib.on_policy(c)
+  on_policy = facts.on_policy(c)
   objective = build_step.objective(c, on_policy=on_policy)
   program = build_step.policy_update(c, objective, cfg, optimizer, display)
   with jax.set_mesh(mesh):

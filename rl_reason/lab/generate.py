@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, json_files
+from rl_reason.base import config as config_lib, errors, json_files
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
@@ -79,7 +79,7 @@ def run(
   """
   g, display = c.generate, output.display
   if environments is not None:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
     )

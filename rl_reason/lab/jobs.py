@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import IO, Any, NamedTuple
 
-from rl_reason.base import config as config_lib, dependencies
+from rl_reason.base import errors, resume_rules
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
 LENGTHS = ("rl.steps", "rounds.count")  # a finished run may be made longer
@@ -73,7 +73,7 @@ class Job(NamedTuple):
         for name in LENGTHS
         if name in old and old[name] != new.get(name)
     ]
-    return dependencies.differences(old, new) + longer
+    return resume_rules.differences(old, new) + longer
 
   def finished(self) -> bool:
     """Whether the job has run to its end with this config."""
@@ -191,7 +191,7 @@ def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
   if not count and parallel % len(devices) == 0:
     return [(devices[i % len(devices)],) for i in range(parallel)]
   if rest or not count:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"--devices = {','.join(devices)}: {len(devices)} devices cannot be"
         f" divided evenly among --jobs = {parallel}"
     )

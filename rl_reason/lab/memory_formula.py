@@ -12,8 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
 from rl_reason.base.structs import Tree
+from rl_reason.checks import facts
 from rl_reason.devices import sharding
 from rl_reason.models import (
     attention,
@@ -83,7 +84,7 @@ def estimate(
     ConfigError: the model has experts.
   """
   if cfg.experts:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"model.experts = {cfg.experts}: the formulas do not cover mixtures of"
         " experts; use --stage=size with dense models"
     )
@@ -92,7 +93,7 @@ def estimate(
   table = decoder.table(cfg)
   learned, base = table, 0
   if c.lora.rank:
-    targets = config_lib.lora_targets(c)
+    targets = facts.lora_targets(c)
     learned = lora.table(cfg, c.lora.rank, targets)
     base = bytes_of(table, mesh, itemsize(cfg))
   fp32 = bytes_of(learned, mesh)
@@ -107,7 +108,7 @@ def estimate(
       "optimizer state": on_device,
   }
   trained = fp32
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     value = bytes_of(critic.table(critic_cfg), mesh)
     factor = on_device // fp32  # moments per parameter
     resident["critic, with the same three"] = (2 + factor) * value

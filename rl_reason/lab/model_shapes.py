@@ -3,8 +3,9 @@
 import pathlib
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError, one_line
+from rl_reason.base import errors
+from rl_reason.base.errors import ConfigError, one_line
+from rl_reason.checks import facts
 from rl_reason.data import tokenizer
 from rl_reason.hf import architecture, model_files
 from rl_reason.models import decoder
@@ -66,7 +67,7 @@ def shape(config) -> decoder.ModelConfig:
   path = config.model.path
   if not path:
     alphabet = tasks.get(config.task.name).ALPHABET
-    revision = config_lib.revision(config, config.tokenizer)
+    revision = facts.revision(config, config.tokenizer)
     tok = tokenizer.load(config.tokenizer, alphabet, revision)
     vocab = 1 + max(tok.get_vocab().values())
     return model_config(config, vocab=vocab, tokens=vocab)
@@ -76,7 +77,7 @@ def shape(config) -> decoder.ModelConfig:
       entries = model_files.read_json(pathlib.Path(path) / architecture.CONFIG)
     else:
       entries = KNOWN.get(path) or _fetch(
-          path, label, config_lib.revision(config, path)
+          path, label, facts.revision(config, path)
       )
     found = architecture.read(entries)
   except model_files.CheckpointError as e:
@@ -95,7 +96,7 @@ def _fetch(path: str, label: str, revision: str | None):
         path, architecture.CONFIG, revision=revision
     )
   except (OSError, ValueError, RuntimeError) as e:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"{label}: there is no such directory, and downloading its"
         f" {architecture.CONFIG} from the hub failed ({one_line(e)[:300]})"
     ) from None

@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import ml_collections
 
-from rl_reason.base import config as config_lib, json_files
-from rl_reason.checks import checked, run_directory
+from rl_reason.base import config as config_lib, errors, fields, json_files
+from rl_reason.checks import checked, content, run_directory
 from rl_reason.devices.randomness import host_seed
 from rl_reason.monitoring import run_log
 from rl_reason.report import compare, page, scores
@@ -64,12 +64,12 @@ def run(
   lines = json_files.read_jsonl(line_file)
   if stage != "all":
     last = directory(workdir, max(len(lines) - 1, 0))
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"--stage={stage}: rounds.count = {count}, and a single stage belongs"
         f" to one round: give --workdir={last} without --config"
     )
   if set(run_directory.NO_SOURCE) & set(str(workdir)):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"--workdir = {workdir}: rounds name sources in this directory:"
         " choose one without the characters"
         f" {' '.join(run_directory.NO_SOURCE)}"
@@ -80,7 +80,7 @@ def run(
   lock = run_directory.lock(workdir, screen.say) if is_first else None
   if is_first:
     shown = config.copy_and_resolve_references()
-    run_directory.record(shown)  # so that its paths may move
+    content.record(shown)  # so that its paths may move
     json_files.write_json(workdir / "config.json", config_lib.flat(shown))
   found: tuple[Any, Any] = (None, None)
   try:
@@ -148,7 +148,7 @@ def of_round(
   c = config.copy_and_resolve_references()
   r = config.rounds
   for name in r:
-    c.rounds[name] = config_lib.FIELDS[f"rounds.{name}"].default
+    c.rounds[name] = fields.FIELDS[f"rounds.{name}"].default
   if not number:
     c.rl.steps = 0
     c.optimizer.warmup_steps = c.critic.warmup_steps = 0

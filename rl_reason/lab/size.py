@@ -4,8 +4,8 @@ import dataclasses
 
 import jax
 
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import facts, machine_checks
 from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
@@ -36,7 +36,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   """
   cfg = model_shapes.shape(config)
   value = critic_config(config, cfg)
-  checked.devices(config, devices or jax.device_count())
+  machine_checks.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
   limit = int(memory * GIB) if memory else device_bytes()
   if config.model.remat == "auto":
@@ -138,7 +138,7 @@ def measured(
 def _mesh(config, devices: int):
   if not devices:
     return device_mesh.make_meshes(**config.mesh)[0]
-  return sharding.abstract_mesh(**checked.mesh_sizes(config, devices))
+  return sharding.abstract_mesh(**facts.mesh_sizes(config, devices))
 
 
 def _show(display, size, update: int, rollout: int, source: str) -> None:

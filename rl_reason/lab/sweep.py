@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
-from rl_reason.checks import checked, run_directory
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import checked, machine_checks, run_directory
 from rl_reason.lab import jobs
 from rl_reason.monitoring import output_guard
 
@@ -75,7 +75,7 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
       if name != "config"
   }
   c, _ = checked.checked(path, given)
-  checked.files(c)
+  machine_checks.files(c)
   return config_lib.flat(c), run_directory.default(path, c, given)
 
 

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import ssl
 
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.serve import filters
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import jax
 import uvicorn
 
-from rl_reason.base.config import ConfigError
-from rl_reason.base.errors import RunError
+from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.data import tokenizer
 from rl_reason.devices import axes, sharding
 from rl_reason.monitoring.display import Display

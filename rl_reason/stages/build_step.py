@@ -20,10 +20,10 @@ from rl_reason.algorithms import (
     rewards,
     turns,
 )
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import functions
 from rl_reason.base.structs import Array, Experience, Tree
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.ahead import Ahead
 from rl_reason.collect.collector import RolloutCollector
@@ -111,7 +111,7 @@ def objective(c, *, on_policy: bool) -> objective_lib.Objective:
 
 def packed_rows(c, mesh: jax.sharding.Mesh) -> int:
   """Packed rows of a micro-batch, over all their shards: data x fsdp."""
-  return config_lib.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  return facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
 
 
 def planner(c, mesh: jax.sharding.Mesh) -> Callable[..., packing.PackingPlan]:
@@ -163,7 +163,7 @@ def credit(
       advantage=functions.bind("advantage", c.advantage),
       groups=c.advantage.groups,
       whiten=c.advantage.whiten,
-      gamma=config_lib.discount(c),
+      gamma=facts.discount(c),
       critic_lam=c.critic.lam,
       fallback=c.critic.fallback,
       value_mixture=functions.bind("value_mixture", c.critic.value_mixture),
@@ -182,7 +182,7 @@ def returns(
     display: Display,
 ) -> Callable[[dict], dict]:
   """Arrays of `credit_inputs` -> rewards and Monte-Carlo returns."""
-  gamma = config_lib.discount(c)
+  gamma = facts.discount(c)
   assign = functools.partial(credit_lib.monte_carlo, gamma=gamma)
   return _reward_and(assign, reward, mesh, "rewards and returns", display)
 
@@ -203,11 +203,11 @@ def reward(c) -> Callable[[dict], Array]:
   Without a verifier the reward is the sum of the reward functions alone; in an
   environment it is the sum over the turns.
   """
-  r, nothing = c.reward, combinations.no_verifier(c)
+  r, nothing = c.reward, facts.no_verifier(c)
   outcome = functions.bind("outcome", r.outcome)
   if nothing:
     outcome = rewards.correctness
-  elif combinations.environment(c):
+  elif facts.environment(c):
     outcome = turns.total
   return functools.partial(
       credit_lib.outcome,
@@ -232,7 +232,7 @@ def signal(
     c, reward: Callable[[dict], Array]
 ) -> Callable[[int], Callable[[Experience], Array]]:
   """Step -> the `signal` of `dynamic_sampling.fill_batch`."""
-  if combinations.by_reward(c):
+  if facts.by_reward(c):
     return functools.partial(
         dynamic_sampling.rewards_differ, reward=reward, steps=c.rl.steps
     )
@@ -264,8 +264,8 @@ def step_metrics(
       counter=counter(c, cfg, forward_passes(c, on_policy=on_policy)),
       terms=tuple(term.label for term in terms(c)),
       on_policy=on_policy,
-      gamma=config_lib.discount(c),
-      verified=not combinations.no_verifier(c),
+      gamma=facts.discount(c),
+      verified=not facts.no_verifier(c),
       stale=c.rl.staleness > 0,
   )
 
@@ -276,9 +276,9 @@ def forward_passes(c, *, on_policy: bool) -> int:
   # A frozen base takes no gradients of its weights.
   policy = 2 * c.updates.epochs if c.lora.rank else learning
   count = policy + (not on_policy) + (c.kl.kind != "none")
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + config_lib.has_history(c) * c.advantage.history
+  return count + facts.has_history(c) * c.advantage.history
 
 
 def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
@@ -415,7 +415,7 @@ def empty_rows(c, rows: int) -> Experience:
       c.rollout.max_prompt,
       c.rollout.max_tokens,
       len(terms(c)),
-      turns=bool(combinations.environment(c)),
+      turns=bool(facts.environment(c)),
       record=record,
   )
 
@@ -450,13 +450,13 @@ def sample_log(
       every=c.log.samples_every,
       groups=c.log.groups,
       responses=c.log.samples,
-      by_reward=combinations.by_reward(c),
+      by_reward=facts.by_reward(c),
       steps=c.rl.steps,
       is_verified=functools.partial(tasks.has_verifier, task),
       reward=reward,
       surrogate=functions.bind("surrogate", c.surrogate),
       estimate_kl=None if c.kl.kind == "none" else estimate,
-      has_values=config_lib.has_critic(c),
+      has_values=facts.has_critic(c),
       new_logps=new_logps if c.log.ratios else None,
   )
 

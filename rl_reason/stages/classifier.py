@@ -12,10 +12,10 @@ import pathlib
 from typing import Any
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib
-from rl_reason.base.config import ConfigError
+from rl_reason.base.errors import ConfigError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
+from rl_reason.checks import facts
 from rl_reason.data import tokenizer
 from rl_reason.models import critic
 from rl_reason.stages.model import Model
@@ -48,7 +48,7 @@ def find(c, name: str, field: str, tok: Any) -> hf.Source:
       name,
       field,
       lambda cfg: critic.table(critic.scalar(cfg)),
-      config_lib.revision(c, name),
+      facts.revision(c, name),
   )
   rollout, vocab = c.rollout, tok.get_vocab()
   length = rollout.max_prompt + rollout.max_tokens

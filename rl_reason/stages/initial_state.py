@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Experience, Tree
 from rl_reason.checkpointing.rl_state import RLState, named
+from rl_reason.checks import facts
 from rl_reason.collect import history as history_lib
 from rl_reason.collect.collector import RolloutCollector
 from rl_reason.devices import sharding
@@ -80,7 +80,7 @@ def abstract_arrays(c, model: Model) -> Tree:
       optimizers.learned_table(c, cfg), *optimizers.policy(c, cfg, mesh)
   )
   critic_state = None
-  if config_lib.has_critic(c):
+  if facts.has_critic(c):
     critic_state = abstract_state(
         critic.table(critic_cfg),
         *optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps),
@@ -114,6 +114,6 @@ def _no_rows(c) -> tuple[Experience | None, history_lib.History | None]:
   """Kept groups and history at step 0; None if the config has none."""
   no_rows = build_step.empty_rows(c, c.rollout.batch)
   kept = no_rows if c.dynamic_sampling.surplus == "keep" else None
-  if not config_lib.has_history(c):
+  if not facts.has_history(c):
     return kept, None
   return kept, history_lib.empty(no_rows, c.advantage.history)

@@ -5,14 +5,13 @@ checkpoints is damaged or gone by then, they must not start again: that would
 cost hours, and cut the lines that RL has logged since.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checks import facts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
@@ -70,7 +69,10 @@ def run(
   pretrains: dict[str, Any] = dict(
       samples, engine=engine, reward_runner=reward_runner
   )
-  pretrain = functools.partial(value.run, c, **pretrains)
+
+  def pretrain(policy_params: Tree) -> tuple[Tree, dict[str, float]]:
+    return value.run(c, policy_params, **pretrains)
+
   found = None
   if stage == "all":
     found = resumed(c, pretrain, model=model, output=output)
@@ -81,7 +83,7 @@ def run(
       reward_model.run(
           c, params, model=model, output=output, row_source=row_source, tok=tok
       )
-    elif stage != "sft" and config_lib.has_critic(c):
+    elif stage != "sft" and facts.has_critic(c):
       critic_params, counters = pretrain(params)
   if stage == "all" and params is not None:
     if c.lora.rank:  # under the same name, to free the fp32 copy
@@ -130,7 +132,7 @@ def resumed(
     needed = "as the base of lora.rank" if c.lora.rank else ""
     if c.kl.kind != "none":
       needed = "as the reference of kl.kind"
-  if params is not None and config_lib.has_critic(c):
+  if params is not None and facts.has_critic(c):
     own = c.critic.pretrain_steps and not c.critic.reuse
     if own and not _is_complete(output, "value"):
       lost = f"{output.workdir}: its value pretraining is not complete"

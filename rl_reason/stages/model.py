@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 
 from rl_reason import hf, tasks
-from rl_reason.base import config as config_lib, functions
-from rl_reason.checks import checked
+from rl_reason.base import errors, functions
+from rl_reason.checks import facts
 from rl_reason.data import tokenizer
 from rl_reason.devices import unused_accelerators
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
@@ -49,13 +49,13 @@ def resolve(c) -> hf.Source | None:
   if not c.model.path:
     return None
   name = c.model.path
-  source = hf.find(name, revision=config_lib.revision(c, name))
+  source = hf.find(name, revision=facts.revision(c, name))
   shape = hf.architecture.fields(source.cfg)
   del shape["vocab"]  # no field: it follows from the tokenizer
   c.model.update(shape)
   length = c.rollout.max_prompt + c.rollout.max_tokens
   if length > source.context:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"rollout.max_tokens = {c.rollout.max_tokens}: with"
         f" rollout.max_prompt it makes {length} tokens, and {source.label}"
         f" takes {source.context} (max_position_embeddings, sliding_window)"
@@ -75,9 +75,9 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
     ConfigError: there is none, or it does not fit the checkpoint.
   """
   path = tokenizer_path(c, source)
-  tok = tokenizer.load(path, alphabet, config_lib.revision(c, path))
+  tok = tokenizer.load(path, alphabet, facts.revision(c, path))
   if source and (tokens := _size(tok)) > source.cfg.vocab:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
         f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
     )
@@ -93,7 +93,7 @@ def tokenizer_path(c, source: hf.Source | None) -> str:
   if c.tokenizer or not source:
     return c.tokenizer
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"tokenizer = '': {source.label} has no tokenizer; name one"
     )
   return str(source.path)
@@ -117,7 +117,7 @@ def check_prompts(
   texts = [task.longest(difficulty) for difficulty in difficulties]
   lacking = sorted(set("".join(texts)) - set(task.ALPHABET))
   if lacking and not (c.tokenizer or c.model.path):
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"tokenizer = '': the ALPHABET of {c.task.name} lacks the"
         f" characters {''.join(lacking)!r} of its prompts: name a tokenizer"
     )
@@ -129,7 +129,7 @@ def check_prompts(
         for difficulty, size in zip(difficulties, sizes, strict=True)
         if size > slots
     ]
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
         f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
     )
@@ -148,7 +148,7 @@ def policy_shape(
   cfg = model_config(c, vocab=vocab, tokens=tokens)
   chosen = kernels.KERNELS.get(cfg.attention)
   if c.rollout.cache == "int8" and chosen and not chosen.int8:
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         "rollout.cache = 'int8': the paged attention of"
         f" {cfg.attention} does not read int8; use 'same'"
     )
@@ -173,7 +173,7 @@ def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:
 
 def attention_backend(c, backend: str = "") -> tuple[str, str]:
   """The kernel of attention on a backend, by default this one, and why."""
-  m, sizes = c.model, checked.mesh_sizes(c, jax.device_count())
+  m, sizes = c.model, facts.mesh_sizes(c, jax.device_count())
   parts = sizes["sequence"] * sizes["tensor"] if sizes["sequence"] > 1 else 1
   args = m.attention, backend or jax.default_backend(), m.dtype, m.head_dim
   name, reason = kernels.choose(*args, whole_rows=m.kv_heads % parts == 0)

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import optax
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.structs import TrainState, Tree
+from rl_reason.checks import facts
 from rl_reason.models import critic, decoder, lora
 from rl_reason.training import optimizer
 
@@ -60,7 +60,7 @@ def learned_table(c, cfg: decoder.ModelConfig) -> Tree:
   """The table of what RL learns: all parameters, or LoRA factors."""
   if not c.lora.rank:
     return decoder.table(cfg)
-  return lora.table(cfg, c.lora.rank, config_lib.lora_targets(c))
+  return lora.table(cfg, c.lora.rank, facts.lora_targets(c))
 
 
 def lora_scale(c) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from rl_reason import environments as environments_lib, tasks
-from rl_reason.base import config as config_lib, functions
+from rl_reason.base import config as config_lib, errors, functions
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data import tokenizer
@@ -38,7 +38,7 @@ def check_machine(c) -> None:
     ConfigError: names the field and the remedy.
   """
   if c.optimizer.offload and sharding.PINNED not in sharding.memories():
-    raise config_lib.ConfigError(
+    raise errors.ConfigError(
         f"optimizer.offload = True: devices of kind {jax.default_backend()!r}"
         f" have no {sharding.PINNED!r} memory on this machine; leave it out"
     )
@@ -48,7 +48,7 @@ def check_machine(c) -> None:
         ("rollout.engine.name", "own", "each of them would send all requests"),
     ):
       if (value := config_lib.at(c, name)) != off:
-        raise config_lib.ConfigError(
+        raise errors.ConfigError(
             f"{name} = {value!r}: not with several processes: {reason}"
         )
 

@@ -24,8 +24,9 @@ from jax.experimental import multihost_utils
 
 import rl_reason
 from rl_reason import tasks, verifiers
-from rl_reason.base import config as config_lib, json_files
+from rl_reason.base import config as config_lib, errors, json_files
 from rl_reason.base.errors import Stopped
+from rl_reason.checks import facts
 from rl_reason.data import (
     datasets,
     pipelines,
@@ -66,7 +67,7 @@ class RowBuilder:
     try:
       templates.render(probe, tok, chat=self._data.chat)
     except templates.PromptError as e:
-      raise config_lib.ConfigError(str(e)) from None
+      raise errors.ConfigError(str(e)) from None
 
   def _encode(self, text: str) -> list[int]:
     return tokenizer.encode(self._tok, [text])[0]
@@ -261,7 +262,7 @@ def _identity(config, tok_path: str, sources: list[datasets.Source]) -> str:
   paths += sorted(x for x in tok.glob("*") if tok.is_dir() and x.is_file())
   paths += templates.files(config.data.template)
   parts = [rl_reason.__version__, f"format {FORMAT}"]
-  if revision := config_lib.revision(config, tok_path):
+  if revision := facts.revision(config, tok_path):
     parts.append(f"revision {revision}")
   parts += ["validation"] * bool(config.evaluate.validation)
   parts += [
@@ -281,7 +282,7 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
-  tok = tokenizer.load(tok_path, "", config_lib.revision(config, tok_path))
+  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path))
   r, tallies = config.reward, []
   with (
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
@@ -359,7 +360,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
   verifiers.OWN.update(datasets.assignments(config.data.kind).values())
   if jax.process_index() == 0:
     d = config.data
-    revisions = config_lib.revisions(config)
+    revisions = facts.revisions(config)
     parts = dict(
         evaluate=datasets.parse_all(d.evaluate, "test", revisions),
         train=datasets.parse_all(d.train, "train", revisions),
@@ -380,7 +381,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     levels = {
         x for t in tallies if t["use"] == "train" for x in t["difficulties"]
     }
-    if (field := config_lib.type_field(config)) and len(levels) == 1:
+    if (field := facts.type_field(config)) and len(levels) == 1:
       display.say(
           f"warning: {field} = {config_lib.at(config, field)!r}: goes by the"
           " difficulty (type) of problems, and all rows of data.train have the"

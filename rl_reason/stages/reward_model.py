@@ -21,9 +21,10 @@ import numpy as np
 import optax
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib
+from rl_reason.base import errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
+from rl_reason.checks import facts
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
@@ -194,9 +195,7 @@ def pairs(
   r, rollout = c.reward_model, c.rollout
   if not r.samples:
     chosen, rejected = (
-        config_lib.mixture(x)
-        if x
-        else dict.fromkeys(row_source.task.STYLES, 1.0)
+        facts.mixture(x) if x else dict.fromkeys(row_source.task.STYLES, 1.0)
         for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
@@ -210,7 +209,7 @@ def pairs(
       (rollout.max_prompt, rollout.max_tokens),
       say,
       pairs=True,
-      revisions=config_lib.revisions(c),
+      revisions=facts.revisions(c),
   )
   parts, held_out = sample_files.split(parts)
   if evaluation:
@@ -259,7 +258,7 @@ def _export(c, params: Tree, model: Model, tok: Any, output: Output) -> None:
   network, head = (params, critic.table(cfg), cfg.trunk), hf.SEQUENCE_CLASSIFIER
   try:
     export.save_network(c, tok, path, *network, head=head)
-  except config_lib.ConfigError as e:
+  except errors.ConfigError as e:
     say(f"reward model: not written for transformers: {e}")
   export.save_checkpoint(c, path, c.reward_model.steps, params)
   say(f"reward model written to {path}")

@@ -29,6 +29,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.experience import credit_inputs, with_old_logps
@@ -90,7 +91,7 @@ def train(
   # The config is read here and in `build_step`: one function for each part.
   cfg, critic_cfg, mesh = model
   display = output.display
-  on_policy, has_critic = config_lib.on_policy(c), config_lib.has_critic(c)
+  on_policy, has_critic = facts.on_policy(c), facts.has_critic(c)
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
   plan_rows = build_step.planner(c, mesh)

@@ -9,11 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
-from rl_reason.checks import combinations
+from rl_reason.checks import facts
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
@@ -83,7 +82,7 @@ def run(
     names = names[habits.newest(output.display.say) is not None :]
   for name in names:
     check = None
-    if name == "skill" and not combinations.no_verifier(c):
+    if name == "skill" and not facts.no_verifier(c):
       check = functools.partial(_require_skill, c, evaluate, output)
     params = _train_phase(
         c,
@@ -147,7 +146,7 @@ def _train_phase(
 def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
   """Batches of (prompt, response): of the task, or of sft.samples."""
   if not c.sft.samples:
-    mixture = config_lib.mixture(c.sft[name].mixture)
+    mixture = facts.mixture(c.sft[name].mixture)
     return demonstrations.batches(row_source, name, c.sft.batch, mixture)
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = sample_files.read(
@@ -156,7 +155,7 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
       tok,
       slots,
       say,
-      revisions=config_lib.revisions(c),
+      revisions=facts.revisions(c),
   )
   seed = host_seed(c.seed, f"samples of {name}")
   return sample_files.iterate(parts, weights, seed, c.sft.batch)

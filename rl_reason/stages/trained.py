@@ -15,12 +15,12 @@ from typing import Any
 import jax
 
 from rl_reason import hf
-from rl_reason.base import config as config_lib, dependencies
+from rl_reason.base import config as config_lib, fields, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.checkpointing.rl_state import require_base
-from rl_reason.checks import run_directory
+from rl_reason.checks import facts, named_code
 from rl_reason.devices.randomness import key
 from rl_reason.models import (
     checksums,
@@ -39,7 +39,7 @@ from rl_reason.training.optimizer import abstract_state, state_shardings
 PHASES = ("skill", "habits")  # of SFT
 Say = Callable[[str], None]
 
-# Fields that give a critic its shape; `dependencies.VALUES` give it meaning.
+# Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
 NETWORK = (
     "model.",
     "tokenizer",
@@ -51,7 +51,7 @@ NETWORK = (
 def imported(c, model: Model, display: Display) -> Tree:
   """The parameters of config.model.path."""
   name = c.model.path
-  source = hf.find(name, revision=config_lib.revision(c, name))
+  source = hf.find(name, revision=facts.revision(c, name))
   display.doing(f"reading {source.path}")
   params = hf.load(source, decoder.table(model.cfg), model.mesh)
   display.say(f"read {len(source.tensors)} tensors of {source.path}")
@@ -224,7 +224,7 @@ def reused_critic(
       c, "critic.reuse", path, NETWORK, "--stage=value", say
   )
   host, here = checkpoints.host(step), config_lib.flat(c)
-  if other := dependencies.other_values(host["config"], here, reuse):
+  if other := resume_rules.other_values(host["config"], here, reuse):
     raise RunError(
         f"critic.reuse = {reuse}: its values are those of another policy, or"
         f" of other rewards ({'; '.join(other)}); make the fields equal, or"
@@ -273,7 +273,7 @@ def reward_model(
   fields = checkpoints.host(step)["config"]
   if fields["critic.head.name"] != c.critic.head.name:
     head = {"critic.head.name": fields["critic.head.name"]}
-    run_directory.refuse_code(f"{field} = {name}", head)
+    named_code.refuse_code(f"{field} = {name}", head)
   theirs = config_lib.unflat(fields)
   theirs.mesh = c.mesh  # of the devices that score
   trunk = model_config(theirs, vocab=model.cfg.vocab, tokens=model.cfg.tokens)
@@ -360,8 +360,8 @@ def require_equal(
     RunError: names the first field that differs, and both values.
   """
   for name, value in here.items():
-    matters = name.startswith(prefixes) and name not in dependencies.FREE
-    newer = config_lib.FIELDS.get(name)  # than the other run, perhaps
+    matters = name.startswith(prefixes) and name not in resume_rules.FREE
+    newer = fields.FIELDS.get(name)  # than the other run, perhaps
     other = there.get(name, newer and newer.default)
     if matters and other != value:
       raise RunError(

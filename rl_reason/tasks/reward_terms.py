@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rl_reason.base import functions
+from rl_reason.base import fields, functions
 from rl_reason.tasks import Row, reward_functions
 from rl_reason.tasks.reward_functions import (
     NAMES,
@@ -62,9 +62,7 @@ def find(text: str) -> RewardFunction:
   form, given = form_of(name, function), keywords(text) if mark else {}
   found = functions.signature_of(function)
   if form == "completions":  # columns of the data look like arguments
-    takes = dict.fromkeys(
-        (*found.inputs, *found.arguments), functions.Spec(None)
-    )
+    takes = dict.fromkeys((*found.inputs, *found.arguments), fields.Spec(None))
     found = found._replace(arguments=takes)
   functions.check_arguments(name, name, found, given)
   bound = functools.partial(function, **given) if given else function

@@ -1,6 +1,7 @@
-"""The optimizer of a stage, and the sharded initial training state."""
+"""The optimizer of a stage and its sharded initial state."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,8 @@ def make_optimizer(
     clip_norm: of the global gradient; 0 is off.
     name: 'adamw' or 'sgd'.
     freeze: share of the layers, from the first on, that do not learn. Their
-      gradients count neither for the norm nor for the moments.
-    offload: keeps the moments in host memory, except while `optimize` uses
-      them.
+      gradients enter neither the norm nor the moments.
+    offload: keeps the moments in host memory, except during `step.optimize`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
   if name == "sgd":
@@ -56,7 +56,7 @@ def make_optimizer(
         rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
     )
   parts = [optax.clip_by_global_norm(clip_norm)] * bool(clip_norm) + [rule]
-  if freeze:  # before, for norm and moments; after, for the decay
+  if freeze:  # before the rule for norm and moments, after it for the decay
     still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
     parts = [still, *parts, still]
   tx = optax.chain(*parts)
@@ -64,7 +64,7 @@ def make_optimizer(
 
 
 def decays(params: Tree) -> Tree:
-  """Which parameters weight decay applies to: matrices, not norms or biases."""
+  """Whether weight decay applies: to matrices, not to norms or biases."""
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x.ndim > 1 + is_stacked(path), params
   )
@@ -96,7 +96,7 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
 def state_shardings(
     table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """The sharding of each array of the state; moments follow their parameter."""
+  """The sharding of each array; moments are sharded like their parameter."""
   replicated = NamedSharding(mesh, PartitionSpec())
   params = parameters.shardings(table, mesh)
   shapes = jax.eval_shape(
@@ -140,7 +140,7 @@ def init_state(
     shardings: TrainState,
     key: Array,
 ) -> TrainState:
-  """Step 0 of a stage, from random parameters made where they live."""
+  """Step 0 of a stage, from random parameters, initialised in their shards."""
   make = functools.partial(parameters.init_table, table)
   params = jax.jit(make, out_shardings=shardings.params)(key)
   return new_state(params, tx, shardings)
@@ -151,7 +151,7 @@ def abstract_state(
     tx: optax.GradientTransformation,
     shardings: TrainState,
 ) -> TrainState:
-  """Shapes, dtypes and shardings of a state: what a restore asks for."""
+  """Shapes, dtypes and shardings of a state, for a restore."""
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(
@@ -160,3 +160,24 @@ def abstract_state(
       ),
       shardings,
   )
+
+
+def with_rate(
+    update: Callable, *, lr: float, schedule: str, warmup: int, total: int
+) -> Callable:
+  """An update with the learning rate of its last step among its metrics.
+
+  The rate is that of the updates that the optimizer has counted, which skipped
+  ones are not; it stays on the device, as all metrics of an update. Keywords
+  are those of the optimizer.
+  """
+  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
+  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
+
+  def call(state, *args):
+    state, metrics = update(state, *args)
+    counts = optax.tree.get_all_with_path(state.opt_state, "count")
+    return state, metrics | dict(lr=last(counts[-1][1]))
+
+  call.lower = lambda *args: update.lower(*args)  # for --stage=size
+  return call

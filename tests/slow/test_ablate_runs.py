@@ -12,7 +12,7 @@ import pytest
 from ablate_runs import SMOKE, fake_command, ladder, write_config
 from conftest import ROOT
 
-from rl_reason.base.config import read
+from rl_reason.checks.config_files import read
 from rl_reason.lab import ablate, comparison, jobs
 
 pytestmark = pytest.mark.slow

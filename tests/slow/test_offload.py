@@ -12,7 +12,7 @@ from tiny_session import make_session
 
 from rl_reason.algorithms import reductions, surrogates
 from rl_reason.algorithms.objective import Objective
-from rl_reason.base import config
+from rl_reason.base import errors
 from rl_reason.checkpointing import checkpoint
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.models import critic, decoder
@@ -181,7 +181,7 @@ def test_moments_are_fetched_once_gradients_are_good(offload):
 def test_devices_without_host_memory(tmp_path, monkeypatch):
   make_session(tmp_path, optimizer__offload=True)
   monkeypatch.setattr(sharding, "memories", lambda: {"device"})
-  with pytest.raises(config.ConfigError) as e:
+  with pytest.raises(errors.ConfigError) as e:
     make_session(tmp_path, optimizer__offload=True)
   assert str(e.value).startswith("optimizer.offload = True: devices of kind")
   make_session(tmp_path, optimizer__offload=False)

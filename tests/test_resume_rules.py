@@ -1,22 +1,22 @@
-"""What may change on resume: tables of what reads what."""
+"""What may change on resume."""
 
 import pytest
 from conftest import ROOT
 
 from configs import base
-from rl_reason.base import config, dependencies
-from rl_reason.base.dependencies import differences
+from rl_reason.base import config, resume_rules
 from rl_reason.base.errors import RunError
-from rl_reason.stages import other_runs
+from rl_reason.base.resume_rules import differences
+from rl_reason.stages import trained
 
 OLD = config.flat(config.with_defaults(base.get_config()))
 LONGER = {"rl.steps": 9}
 
 
 def test_fields_that_an_older_run_lacks_have_their_defaults():
-  other_runs.require_equal("x", {"model.experts": 0}, {})
+  trained.require_equal("x", {"model.experts": 0}, {})
   with pytest.raises(RunError, match="model.experts is 0 there and 4 here"):
-    other_runs.require_equal("x", {"model.experts": 4}, {})
+    trained.require_equal("x", {"model.experts": 4}, {})
 
 
 def test_what_may_change_between_runs():
@@ -40,7 +40,7 @@ def test_what_may_change_between_runs():
 
 def test_the_guide_lists_what_may_change():
   guide = (ROOT / "docs" / "start.md").read_text()
-  names = [x + "*" * x.endswith(".") for x in dependencies.FREE]
+  names = [x + "*" * x.endswith(".") for x in resume_rules.FREE]
   names.remove("content.*")  # a record of the run
   assert not [x for x in names if f"`{x}`" not in guide]
 
@@ -79,9 +79,8 @@ def test_readers_of_the_progress_hold_the_number_of_steps(
 
 
 def test_the_tables_name_fields():
-  tables = dependencies.PROGRESS, dependencies.OFF_POLICY
-  names = [*dependencies.MOVABLE, *(name for x in tables for name in x)]
+  names = [*resume_rules.MOVABLE, *resume_rules.PROGRESS]
   assert set(names) <= set(OLD)
-  prefixes = *dependencies.FREE, *dependencies.VALUES
+  prefixes = *resume_rules.FREE, *resume_rules.VALUES
   unused = [x for x in prefixes if not any(y.startswith(x) for y in OLD)]
   assert unused == ["content.", "advantage.args.gamma"]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl_reason.base import errors, functions
+from rl_reason.base import errors, functions, kinds
 
 Fields = Mapping[str, Any]
 Predicate = Callable[[Any], bool]
@@ -40,20 +40,8 @@ PROGRESS: dict[str, Predicate] = {
     "rl.staleness": bool,  # nothing is sampled ahead beyond the last step
 } | {
     f"{known.field}.name": functools.partial(_takes_progress, kind)
-    for kind, known in functions.KINDS.items()
+    for kind, known in kinds.KINDS.items()
     if "progress" in known.inputs
-}
-# Sources of rows that the policy of an earlier step sampled.
-STALE: dict[str, Predicate] = {
-    "dynamic_sampling.surplus": lambda name: name == "keep",
-    "rollout.partial_across_steps": bool,
-    "rl.staleness": bool,
-}
-# Sources of updates by rows that another policy sampled: those, and all updates
-# of a step but the first.
-OFF_POLICY: dict[str, Predicate] = STALE | {
-    "updates.minibatches": lambda count: count > 1,
-    "updates.epochs": lambda count: count > 1,
 }
 # What the values of a pretrained critic mean: the first policy, how its
 # responses are sampled, what they are worth, and which of them are masked.
@@ -106,6 +94,8 @@ FREE = (
     "updates.token_budget",
     "content.",  # of run_directory.record
 )
+# Fields that may differ from the fields of the run that is served.
+SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
 # Paths, which may change where `run_directory.record` finds equal content.
 MOVABLE = (
     "model.path",
@@ -190,40 +180,3 @@ def other_values(there: Fields, here: Fields, workdir: str) -> list[str]:
       for one, other in ((there, here), (here, there))
   )
   return [x for x in differences(there, here) if x.startswith(VALUES)]
-
-
-def off_policy(c: Any) -> list[str]:
-  """Rollouts that another policy samples, without a correction."""
-  out = []
-  exact = dict(weights=("same", c.model.dtype), cache=("same",))
-  for name, values in exact.items():
-    if c.rollout[name] not in values and c.correction.name == "none":
-      out.append(
-          f"rollout.{name} = {c.rollout[name]!r} samples from another policy"
-          " than the one that learns (rollout/sampler_trainer_kl);"
-          " correction.name = 'truncate' corrects for the mismatch"
-      )
-  if c.rollout.engine.name != "own" and c.correction.name == "none":
-    out.append(
-        f"rollout.engine.name = {c.rollout.engine.name!r} samples with other"
-        " kernels than those that learn (rollout/sampler_trainer_kl);"
-        " correction.name = 'truncate' corrects for the mismatch"
-    )
-  if c.rollout.engine.name != "own" and c.lora.rank:
-    out.append(
-        f"rollout.engine.name = {c.rollout.engine.name!r} gets LoRA factors"
-        " merged with their matrix; an engine in bfloat16 rounds most of a"
-        " small adapter away: run the engine in float32"
-    )
-  if c.rl.old_logps == "trainer" and c.correction.name == "none":
-    out.append(
-        "rl.old_logps = 'trainer': nothing corrects for the age of the policy"
-        " that sampled; correction.name = 'truncate' does"
-    )
-  if c.rollout.partial_across_steps:
-    out.append(
-        "rollout.partial_across_steps fills batches with the responses that"
-        " finish first, a bias towards short responses; the tokens of long ones"
-        " come partly from an older policy"
-    )
-  return out

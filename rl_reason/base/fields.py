@@ -1,0 +1,149 @@
+"""The fields of a config: default, type, bounds, and what a field needs.
+
+configs/base.py and configs/variants.py state each field once:
+
+  max_rounds=number(10, low=1, needs="dynamic_sampling.enabled"),
+
+A field that `needs` another one does nothing unless that one is set, too: to
+another value than its default. `checks/needs.py` has the one behaviour:
+
+- A field that is off by default (0, False, "", (), none) and is switched on in
+  vain is refused, in a file as on the command line.
+- A setting (a learning rate, a limit) is refused on the command line. A file
+  may keep the settings of an algorithm that an override replaces: there, a
+  setting that does nothing is a warning.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from rl_reason.base import kinds
+
+REQUIRED = object()  # the default of an argument that has none
+NAMES_OF_TYPES = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    tuple: "a tuple",
+}
+
+
+class Spec(NamedTuple):
+  """The values that a field or an argument may have.
+
+  Attributes:
+    default: its value if none is set.
+    kind: bool, int, float, str or tuple; None for any.
+    low: smallest value; None for no bound.
+    high: largest value.
+    choices: all values, if they are few.
+    needs: fields without which the field does nothing, or facts of
+      `needs.FACTS`; each may be alternatives, 'a or b'.
+    at_most: the field whose value this one must not exceed.
+    not_with: fields that cannot be set together with this one -> the reason.
+  """
+
+  default: Any = REQUIRED
+  kind: type | None = None
+  low: float | None = None
+  high: float | None = None
+  choices: tuple[Any, ...] = ()
+  needs: tuple[str, ...] = ()
+  at_most: str = ""
+  not_with: Mapping[str, str] = {}
+
+  def problem(self, value: Any) -> str:
+    """What is wrong with a value, as 'must be ...'; '' if nothing is."""
+    if self.choices:
+      known = ", ".join(map(str, self.choices))
+      return "" if value in self.choices else f"must be one of {known}"
+    if self.kind is not None and not _is_a(value, self.kind):
+      return f"must be {NAMES_OF_TYPES[self.kind]}"
+    bounds = (("least", self.low), ("most", self.high))
+    # NaN compares as False, so it is outside of any bounds.
+    inside = (self.low is None or value >= self.low) and (
+        self.high is None or value <= self.high
+    )
+    text = " and ".join(f"at {x} {y:g}" for x, y in bounds if y is not None)
+    return "" if inside else f"must be {text}"
+
+
+def _is_a(value: Any, kind: type) -> bool:
+  """isinstance, but an int is a float and a bool is no number."""
+  if isinstance(value, bool):
+    return kind is bool
+  return isinstance(value, (int, float) if kind is float else kind)
+
+
+# Every field of configs/base.py by its full name; `section` fills this in.
+FIELDS: dict[str, Spec] = {}
+# What all fields of a section need, as in Spec.needs.
+SECTION_NEEDS: dict[str, str] = {}
+# What has become of a field of earlier versions.
+RENAMED = {
+    "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
+    "reward.scorers": "reward.functions, whose text is the same",
+}
+
+
+def field(default, needs: str | tuple[str, ...] = (), **rules) -> Spec:
+  """A field of any type; see `Spec` for its rules."""
+  needs = (needs,) if isinstance(needs, str) else needs
+  return Spec(default, **{"kind": type(default)} | rules, needs=needs)
+
+
+def number(default, low=None, high=None, **rules) -> Spec:
+  """A field with a number; an integer if the default is one."""
+  return field(default, low=low, high=high, **rules)
+
+
+def choice(*values, **rules) -> Spec:
+  """A field with one of a few values; the first is the default."""
+  return field(values[0], choices=tuple(dict.fromkeys(values)), **rules)
+
+
+def section(
+    name: str, needs: str = "", /, **fields
+) -> ml_collections.ConfigDict:
+  """A section of a config, and a record of the values that its fields may have.
+
+  Args:
+    name: full name of the section; '' for the top.
+    needs: of all fields of the section; see `Spec`.
+    **fields: `number`, `choice`, `field`, a plain default, or a section.
+  """
+  c = ml_collections.ConfigDict()
+  if needs:
+    SECTION_NEEDS[name] = needs
+  for key, value in fields.items():
+    if not isinstance(value, ml_collections.ConfigDict):
+      spec = value if isinstance(value, Spec) else field(value)
+      FIELDS[f"{name}.{key}".lstrip(".")] = spec
+      value = spec.default
+    c[key] = value
+  return c
+
+
+def function(kind: str, name: str = "", **rules) -> ml_collections.ConfigDict:
+  """A section that names a function, by default none; no arguments are set.
+
+  Args:
+    kind: see `kinds.KINDS`.
+    name: of the function.
+    **rules: of the field with the name; see `Spec`.
+  """
+  known = kinds.KINDS[kind]
+  c = section(known.field, name=field(name or known.off, **rules))
+  c.args = ml_collections.ConfigDict()
+  return c
+
+
+def needs(name: str) -> tuple[str, ...]:
+  """What a field, or an argument of a function, needs; see `Spec`."""
+  starts = [x for x in SECTION_NEEDS if name.startswith(f"{x}.")]
+  of_function = name.partition(".args.")[0] + ".name"
+  spec = FIELDS.get(name) or FIELDS.get(of_function) or Spec()
+  return (*(SECTION_NEEDS[x] for x in starts), *spec.needs)

@@ -1,0 +1,95 @@
+"""The kinds of functions that a config names."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+  """A choice of a function.
+
+  Attributes:
+    field: the section of the config, with fields `name` and `args`.
+    modules: of the package; their functions that take only `inputs` can be
+      named.
+    inputs: what a run supplies, by name.
+    off: the name that stands for no function; '' if there is none.
+    aliases: other names of functions.
+  """
+
+  field: str
+  modules: tuple[str, ...]
+  inputs: tuple[str, ...]
+  off: str = ""
+  aliases: Mapping[str, str] = {}
+
+
+_ADVANTAGES = ("advantages", "advantage_variants", "turns")
+_VARIANTS = ("algorithms.variants",)
+KINDS = {
+    "advantage": Kind(
+        "advantage",
+        tuple(f"algorithms.{x}" for x in _ADVANTAGES),
+        tuple("""rewards_B rewards_BT groups_B valid_B types_B problems_B
+        lengths_B mask_BT logps_BT entropy_BT values_BT turn_rewards_BT turns_BT
+        progress past_rewards_H past_problems_H past_weights_H""".split()),
+    ),
+    "surrogate": Kind(
+        "surrogate",
+        ("algorithms.surrogates",),
+        ("logps_BT", "old_logps_BT", "advantages_BT", "mask_BT"),
+    ),
+    "reduction": Kind(
+        "reduction", ("algorithms.reductions",), ("mask_BT", "groups_B")
+    ),
+    "correction": Kind(
+        "correction",
+        ("algorithms.corrections",),
+        ("old_logps_BT", "sampler_logps_BT", "mask_BT"),
+        off="none",
+    ),
+    "covariance": Kind(
+        "covariance",
+        _VARIANTS,
+        ("logps_BT", "advantages_BT", "mask_BT", "groups_B", "uniform_BT"),
+        off="none",
+    ),
+    "group_sizes": Kind(
+        "rollout.group_sizes",
+        ("rollout.group_sizes",),
+        ("expected_length_N", "expected_accuracy_N", "num_responses"),
+        off="equal",
+    ),
+    "engine": Kind("rollout.engine", ("rollout.vllm",), (), off="own"),
+    "outcome": Kind(
+        "reward.outcome",
+        ("algorithms.rewards", *_VARIANTS),
+        ("correct_B", "correct", "incorrect", "lengths_B", "max_tokens"),
+    ),
+    "length_penalty": Kind(
+        "reward.length_penalty",
+        _VARIANTS,
+        ("rewards_B", "correct_B", "lengths_B", "max_tokens"),
+        off="none",
+    ),
+    "kl_controller": Kind(
+        "kl.controller",
+        _VARIANTS,
+        ("coef", "kl", "rows"),
+        off="fixed",
+        aliases={"adaptive": "adaptive_kl"},
+    ),
+    "entropy_controller": Kind(
+        "loss.entropy_controller",
+        _VARIANTS,
+        ("coef", "entropy"),
+        off="fixed",
+        aliases={"adaptive": "adaptive_entropy"},
+    ),
+    "critic_head": Kind("critic.head", ("models.critic",), ("trunk",)),
+    "value_mixture": Kind(
+        "critic.value_mixture",
+        _VARIANTS,
+        ("pretrained_BT", "values_BT", "progress", "explained_variance"),
+        off="none",
+    ),
+}

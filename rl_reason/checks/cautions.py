@@ -1,0 +1,91 @@
+"""Rules whose breach is a warning: the run works, and may disappoint."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rl_reason import tasks
+from rl_reason.checks import facts
+from rl_reason.checks.rules import Rule
+
+
+def prompts(c) -> Iterator[Rule]:
+  """Prompts that never come again, or have the same difficulty."""
+  files, name = c.task.name == tasks.FILES, "advantage.name"
+  if facts.has_history(c):
+    alone = "prompts without earlier responses get leave_one_out's baseline"
+    yield (
+        name,
+        files,
+        "prompts of files come again only after a pass over data.train; "
+        + alone,
+    )
+    yield (
+        name,
+        not files and _share_returning(c) < 0.1,
+        "fewer than 10% of prompts come again within"
+        f" {c.advantage.history} steps; {alone}: use fewer task.difficulties,"
+        " or raise advantage.history",
+    )
+  if (field := facts.type_field(c)) and not files:
+    yield (
+        field,
+        len({row.difficulty for row in _draws(c, 64)}) == 1,
+        "goes by the difficulty (type) of problems, and all have the same one"
+        f" (task.difficulties = {c.task.difficulties})",
+    )
+
+
+def _share_returning(c) -> float:
+  """Share of a step's prompts that occurred within advantage.history steps."""
+  count = min(c.rollout.batch // c.rollout.group_size, 256)
+  rows = _draws(c, count * (1 + c.advantage.history))
+  earlier = {row.prompt for row in rows[count:]}
+  return sum(row.prompt in earlier for row in rows[:count]) / count
+
+
+def _draws(c, count: int) -> list[tasks.Row]:
+  """Rows of a task that generates them, drawn as training draws them."""
+  task, rng = tasks.get(c.task.name), np.random.default_rng(0)
+  levels = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
+  return [tasks.draw(task, rng, levels, evaluation=False) for _ in range(count)]
+
+
+def off_policy(c) -> Iterator[Rule]:
+  """Responses of another policy than the one that learns."""
+  r, uncorrected = c.rollout, c.correction.name == "none"
+  other_engine = r.engine.name != "own"
+  mismatch = (
+      "(rollout/sampler_trainer_kl); correction.name = 'truncate' corrects for"
+      " the mismatch"
+  )
+  exact = dict(weights=("same", c.model.dtype), cache=("same",))
+  for name, values in exact.items():
+    yield (
+        f"rollout.{name}",
+        uncorrected and r[name] not in values,
+        f"samples from another policy than the one that learns {mismatch}",
+    )
+  yield (
+      "rollout.engine.name",
+      uncorrected and other_engine,
+      f"samples with other kernels than the ones that learn {mismatch}",
+  )
+  yield (
+      "rollout.engine.name",
+      other_engine and c.lora.rank,
+      "gets LoRA factors merged with their matrix; an engine in bfloat16 rounds"
+      " most of a small adapter away: run the engine in float32",
+  )
+  yield (
+      "rl.old_logps",
+      uncorrected and c.rl.old_logps == "trainer",
+      "nothing corrects for the age of the policy that sampled;"
+      " correction.name = 'truncate' does",
+  )
+  yield (
+      "rollout.partial_across_steps",
+      r.partial_across_steps,
+      "fills batches with the responses that finish first, a bias towards short"
+      " responses; the tokens of long ones come partly from an older policy",
+  )

@@ -1,0 +1,109 @@
+"""Files of configs: presets, and the smoke run of any config."""
+
+import importlib
+import pathlib
+import runpy
+
+import ml_collections
+
+from rl_reason.base import functions
+from rl_reason.base.config import at
+from rl_reason.base.errors import ConfigError, did_you_mean, one_line
+from rl_reason.checks import facts
+
+# The folder of the presets, in a clone or installed.
+PRESETS = pathlib.Path(
+    next(iter(importlib.import_module("rl_reason.configs").__path__))
+)
+
+
+def find_file(path: str) -> tuple[pathlib.Path, str]:
+  """The file of a config, and a line for the screen if a preset is meant.
+
+  Args:
+    path: a file; or the name of a preset, such as 'dapo' or 'paper/dapo'; or
+      its path in a clone, 'configs/dapo.py', where there is no clone.
+
+  Raises:
+    ConfigError: there is no such file, and no preset of this name.
+  """
+  file = pathlib.Path(path)
+  if file.is_file():
+    return file, ""
+  name = path.removeprefix("configs/").removesuffix(".py")
+  preset = PRESETS / f"{name}.py"
+  if preset.is_file() and not file.is_absolute() and ".." not in file.parts:
+    return preset, f"--config = {path}: not a file here; uses {preset}"
+  known = [
+      str(x.relative_to(PRESETS).with_suffix("")) for x in PRESETS.rglob("*.py")
+  ]
+  raise ConfigError(f"{path}: there is no such file{did_you_mean(name, known)}")
+
+
+def read(path: str) -> ml_collections.ConfigDict:
+  """The config of FILE.py, FILE.py:variant or FILE.py:smoke; see `find_file`.
+
+  Raises:
+    ConfigError: there is no such file, or it raises an error.
+  """
+  name, _, variant = path.removesuffix(":smoke").partition(":")
+  file, _ = find_file(name)
+  functions.search_working_directory()  # for the user's modules
+  try:
+    c = runpy.run_path(str(file))["get_config"](*filter(None, [variant]))
+    return smoke(c) if path.endswith(":smoke") else c
+  except Exception as e:  # the file may raise anything
+    raise ConfigError(f"{path}: {one_line(e)}") from None
+
+
+def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Every stage of a config within seconds: fewer steps, rows and tokens.
+
+  Args:
+    c: any config; changed.
+  """
+
+  def at_most(path, **limits):
+    part = at(c, path)
+    for name, limit in limits.items():
+      part[name] = min(part[name], limit)
+
+  # Fewer steps of each stage.
+  c.sft.skill.threshold = 0.0
+  at_most("sft.skill", steps=60)
+  at_most("sft.habits", steps=10)
+  at_most("rl", steps=3)
+  at_most("reward_model", steps=20, evaluate_pairs=64)
+  if c.rounds.count:
+    at_most("rounds", count=2)
+    at_most("generate", prompts=64, samples=8, batch=32)
+    if c.generate.keep != "pairs":
+      at_most("rounds", steps=10)
+  at_most("critic", pretrain_steps=2, warmup_steps=max(c.rl.steps - 1, 0))
+  at_most("optimizer", warmup_steps=max(c.rl.steps - 1, 0))
+
+  # A small model on any number of devices.
+  at_most("model", layers=2, width=64, mlp=192)
+  at_most("model", heads=4, kv_heads=2, head_dim=16)
+  sizes = facts.mesh_axes(c)
+  c.mesh.update({x: 1 for x in sizes if x not in ("data", "fsdp")})
+  c.mesh.rollout = 0
+  # Few and short responses, in whole groups.
+  at_most("rollout", max_prompt=256, max_tokens=128, slots=64)
+  c.rollout.batch = max(64, c.rollout.group_size)
+  prompts = c.rollout.batch // c.rollout.group_size
+  at_most("updates", minibatches=min(2, prompts))
+  length = c.rollout.max_prompt + c.rollout.max_tokens
+  at_most("updates", token_budget=16 * length)
+  at_most("reward", overlong_buffer=c.rollout.max_tokens // 3)
+  if c.dynamic_sampling.enabled:
+    at_most("dynamic_sampling", max_rounds=2)
+  c.dynamic_sampling.shortfall = "pad"
+
+  # Every kind of evaluation, checkpoint and log.
+  at_most("evaluate", samples=8)
+  at_most("evaluate", mean_of=c.evaluate.samples)
+  c.evaluate.prompts = c.evaluate.interim_prompts = c.evaluate.batch = 16
+  c.evaluate.every = c.checkpoint.every = c.log.samples_every = 1
+  c.checkpoint.sft_every = 20
+  return c

@@ -1,0 +1,85 @@
+"""What the paths of a config contain."""
+
+import hashlib
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from rl_reason.base import config as config_lib, resume_rules
+from rl_reason.data import datasets
+
+# Files of a model or a tokenizer that decide a number.
+MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
+
+
+# A larger file is compared by this many blocks, spread evenly over it.
+BLOCK = 1 << 20
+
+
+BLOCKS = 64
+
+
+def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
+  """Adds to the config what its paths contain, so that they may move.
+
+  Args:
+    config: gets fields such as content.model.path.
+    model: the local directory of model.path, if that is the id of a hub.
+  """
+  found = {
+      f"content.{name}": digest
+      for name in resume_rules.MOVABLE
+      if (digest := content(config, name))
+  }
+  if config.model.path and model:
+    found["content.model.path"] = _digest([model], MODEL_FILES)
+  with config.unlocked():
+    config.update(config_lib.unflat(found))
+
+
+def content(config, name: str) -> str:
+  """A hash of the local files that a field names; '' if there are none."""
+  value = config_lib.at(config, name)
+  if name.startswith("data.") or name.endswith(".samples"):
+    use = "test" if name == "data.evaluate" else "train"
+    parsed, parts = datasets.parse_all(value, use), []
+    for source, weight in parsed:
+      if not pathlib.Path(source.place).exists():
+        return ""
+      files = [path for _, path in datasets.files(source)]
+      parts.append(f"{source.name}:{source.split}*{weight} {_digest(files)}")
+    return " ".join(parts)
+  root = pathlib.Path(value)
+  if not value or not root.exists():
+    return ""
+  if name.endswith(".reuse"):  # a work directory, in which more may happen
+    stages = ("value",) if name == "critic.reuse" else ("skill", "habits")
+    return _digest([root / "checkpoints" / stage for stage in stages])
+  return _digest([root], () if name == "critic.path" else MODEL_FILES)
+
+
+def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
+  """A hash of files: of each its name, its size, and (blocks of) its bytes.
+
+  It is '' if there are none.
+
+  Args:
+    roots: files and directories, which may be missing.
+    suffixes: of the files of directories that count; () for all.
+  """
+  digest, count = hashlib.sha256(), 0
+  for root in roots:
+    inside = sorted(x for x in root.rglob("*") if x.is_file())
+    files = [x for x in inside if not suffixes or x.suffix in suffixes]
+    for path in [root] if root.is_file() else files:
+      count += 1
+      size = path.stat().st_size
+      relative = path.relative_to(root) if path != root else path.name
+      digest.update(f"{relative} {size}\n".encode())
+      step = max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
+      with path.open("rb") as f:
+        for start in range(0, size, step):
+          f.seek(start)
+          digest.update(f.read(BLOCK))
+  return digest.hexdigest()[:16] if count else ""

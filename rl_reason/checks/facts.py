@@ -1,0 +1,210 @@
+"""Facts that follow from a config: what it has, reads, samples and fetches."""
+
+from typing import Any
+
+import ml_collections
+
+from rl_reason import environments, tasks, verifiers
+from rl_reason.base import functions
+from rl_reason.data import datasets, known_sets
+from rl_reason.devices import axes
+from rl_reason.tasks import reward_terms
+
+
+def mixture(text: str) -> dict[str, float]:
+  """'careful:1,direct:4' -> {'careful': 1.0, 'direct': 4.0}.
+
+  Raises:
+    ValueError: the text has another form.
+  """
+  try:
+    pairs = [part.split(":") for part in text.split(",")]
+    out = {style.strip(): float(weight) for style, weight in pairs}
+  except ValueError:
+    out = {}
+  if min(out.values(), default=-1) < 0 or not sum(out.values()) > 0:
+    raise ValueError("must look like 'careful:1,direct:4'")
+  return out
+
+
+def revisions(c) -> dict[str, str]:
+  """Revisions of repositories on the hub, by their ids.
+
+  Raises:
+    ValueError: the text of hub.revisions has another form.
+  """
+  items = [x.strip() for x in c.hub.revisions.split(",") if x.strip()]
+  pairs = [[y.strip() for y in x.split("=")] for x in items]
+  if any(len(pair) != 2 or not all(pair) for pair in pairs):
+    raise ValueError("must look like 'OWNER/REPOSITORY=REVISION,...'")
+  out = dict(pairs)
+  if len(out) < len(pairs):
+    raise ValueError("names a repository twice")
+  return out
+
+
+def revision(c, repository: str) -> str | None:
+  """The revision of a repository on the hub; None is the newest."""
+  return revisions(c).get(repository)
+
+
+def advantage_inputs(c) -> tuple[str, ...]:
+  """Inputs of the advantage, by name."""
+  return functions.signature("advantage", c.advantage.name).inputs
+
+
+def has_critic(c) -> bool:
+  """Whether the advantage is computed from values."""
+  return "values_BT" in advantage_inputs(c)
+
+
+def has_history(c) -> bool:
+  """Whether the advantage is computed from responses of earlier steps."""
+  return "past_rewards_H" in advantage_inputs(c)
+
+
+def type_field(c) -> str:
+  """The field that goes by the type (difficulty) of problems; '' if none."""
+  if c.advantage.groups == "type":
+    return "advantage.groups"
+  if "types_B" in advantage_inputs(c):
+    return "advantage.name"
+  equal = c.rollout.group_sizes.name == "equal"
+  return "" if equal else "rollout.group_sizes.name"
+
+
+def discount(c) -> float:
+  """Discount of the critic's targets: that of the advantage, 1 without one."""
+  return functions.arguments("advantage", c.advantage).get("gamma", 1.0)
+
+
+def on_policy(c) -> bool:
+  """Whether the update itself computes the old log-probs, without a pass.
+
+  With one optimizer step a rollout the old log-probs are those that the update
+  starts from, unless something before the update reads them or their entropy.
+  """
+  inputs = set(advantage_inputs(c))
+  early = {"logps_BT", "entropy_BT", "past_rewards_H"} & inputs
+  kl = c.kl.kind != "none" and (
+      c.kl.place == "reward" or c.kl.controller.name != "fixed"
+  )
+  entropy = c.loss.top_entropy < 1 or c.loss.entropy_controller.name != "fixed"
+  factors = c.correction.name != "none" or c.covariance.name != "none"
+  return not (off_policy_fields(c) or early or kl or entropy or factors)
+
+
+def off_policy_fields(c) -> list[str]:
+  """The fields that let updates see rows of a policy before the newest one.
+
+  They are the sources of such rows, and all updates of a step but the first.
+  """
+  sources = {
+      "dynamic_sampling.surplus": c.dynamic_sampling.surplus == "keep",
+      "rollout.partial_across_steps": c.rollout.partial_across_steps,
+      "rl.staleness": c.rl.staleness,
+      "updates.minibatches": c.updates.minibatches > 1,
+      "updates.epochs": c.updates.epochs > 1,
+  }
+  return [name for name, is_one in sources.items() if is_one]
+
+
+def mesh_axes(c) -> dict[str, int]:
+  """Axes of the mesh that learns, as they are configured."""
+  return {name: size for name, size in c.mesh.items() if name != "rollout"}
+
+
+def packed_rows(c, num_shards: int = 1) -> int:
+  """Packed rows of a micro-batch: as many as the token budget holds, or one.
+
+  Args:
+    c: the config.
+    num_shards: shards of the rows; each has a token budget of its own.
+  """
+  length = c.rollout.max_prompt + c.rollout.max_tokens
+  return num_shards * max(c.updates.token_budget // length, 1)
+
+
+def lora_targets(c) -> tuple[str, ...]:
+  """Names of the matrices that have LoRA factors."""
+  return tuple(name.strip() for name in c.lora.targets.split(","))
+
+
+def sources(c, use: str) -> list:
+  """The sources of data.train or data.evaluate, with their weights."""
+  return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
+
+
+def environment(c) -> Any:
+  """Makes environments; None if responses have a single turn."""
+  task = tasks.get(c.task.name)
+  return environments.find(c.environment.name, task)
+
+
+def unverified(c) -> list[bool]:
+  """Whether each source of training rows has no verifier."""
+  if environment(c):
+    return [False]  # the environment judges
+  if c.task.name != tasks.FILES:
+    return [not tasks.get(c.task.name).verifies]
+  return [
+      not source.name
+      and datasets.kind_of(c.data.kind, source) == verifiers.NONE
+      for source, _ in sources(c, "train")
+  ]
+
+
+def no_verifier(c) -> bool:
+  """Whether nothing says which responses are correct."""
+  found = unverified(c)
+  return bool(found) and all(found)
+
+
+def two_valued(c) -> bool:
+  """Whether every response has one of two rewards."""
+  r = c.reward
+  return (
+      environment(c) is None
+      and r.outcome.name == "correctness"
+      and r.length_penalty.name == "none"
+      and r.truncated == "terminal"
+      and not (r.overlong_buffer and r.overlong_coef)
+      and not r.functions
+      and c.kl.place == "loss"
+  )
+
+
+def has_types(c) -> bool:
+  """Whether training rows may have a difficulty: the type of a problem."""
+  if c.task.name != tasks.FILES:
+    return True
+  no_difficulty = known_sets.Known._field_defaults["difficulty"]
+  known = [known_sets.KNOWN.get(x.name) for x, _ in sources(c, "train")]
+  return any(x is None or x.difficulty is not no_difficulty for x in known)
+
+
+def reward_models(c) -> list[str]:
+  """Reward models that reward.functions names."""
+  terms = reward_terms.terms(c.reward.functions)
+  return [x.name for x in terms if reward_terms.is_model(x.name)]
+
+
+def sft_steps(c) -> int:
+  """Steps of SFT."""
+  return 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
+
+
+def learns(c) -> int:
+  """Steps of RL and of SFT as they are set, whether or not SFT is reused."""
+  return c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
+
+
+def by_reward(c) -> bool:
+  """Whether a group has signal if its rewards differ, whatever is correct."""
+  signal = c.dynamic_sampling.signal
+  return signal == "reward" or (signal == "auto" and any(unverified(c)))
+
+
+def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
+  """Sizes of the axes of the mesh; -1 takes the devices that others leave."""
+  return axes.fill(mesh_axes(c), devices - c.mesh.rollout)

@@ -1,0 +1,115 @@
+"""What the files, the hub and the devices of this machine allow."""
+
+import math
+from collections.abc import Iterator
+
+import ml_collections
+
+from rl_reason import tasks
+from rl_reason.base.errors import ConfigError
+from rl_reason.checks import model_rules, relations, rules
+from rl_reason.checks.facts import learns, mesh_sizes, sft_steps, sources
+from rl_reason.data import datasets
+from rl_reason.devices import axes
+from rl_reason.verifiers import sandbox
+
+
+def files(c) -> None:
+  """Checks that a task of files has all that training and evaluation need.
+
+  Raises:
+    ConfigError: a source is missing, or nothing on this machine can contain the
+      programs that it judges; --stage=prepare does without.
+  """
+  if c.task.name != tasks.FILES:
+    return
+  for name, needed in (("train", learns(c)), ("evaluate", True)):
+    if needed and not c.data[name]:
+      rules.refuse(c, f"data.{name}", "name at least one source")
+    for source, _ in sources(c, name):
+      known = datasets.KNOWN.get(source.name)
+      kind = known.kind if known else datasets.kind_of(c.data.kind, source)
+      if kind == "code":
+        try:  # where nothing contains programs, all would be incorrect
+          sandbox.tier()
+        except RuntimeError as e:
+          remedy = f"its rows are judged by code, and {e}"
+          rules.refuse(c, f"data.{name}", remedy)
+
+
+def hub(c) -> None:
+  """Checks that this machine can push to the hub: before anything is loaded.
+
+  Raises:
+    ConfigError: there is no token.
+  """
+  if c.export.push_to:
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+      rules.refuse(
+          c,
+          "export.push_to",
+          "there is no token of the hub on this machine: run `hf auth login`,"
+          " or set HF_TOKEN to one that may write",
+      )
+
+
+def devices(
+    c: ml_collections.ConfigDict, devices: int, stage: str = "all"
+) -> None:
+  """Checks what depends on the devices and on the shape of a checkpoint.
+
+  Args:
+    c: the whole config.
+    devices: how many the run uses.
+    stage: of `main.STAGES`; batches of stages that do not run are left alone.
+
+  Raises:
+    ConfigError: a batch or a parameter cannot be split over the mesh, or the
+      layers into groups.
+  """
+  rules.check(c, relations.of_experts(c))
+  rules.check(c, model_rules.experts(c))
+  sizes, samplers = mesh_sizes(c, devices), c.mesh.rollout
+  covered = math.prod(sizes.values()) == devices - samplers
+  if samplers < devices and not covered:
+    more = f" besides the {samplers} of mesh.rollout" if samplers else ""
+    raise ConfigError(
+        f"mesh = {axes.text(sizes)}: does not cover {devices - samplers}"
+        f" devices{more}; set one axis to -1"
+    )
+  rules.check(c, _batches(c, sizes, devices, stage))
+  rules.check(c, model_rules.split(c, sizes))
+
+
+def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
+  """Batches that the devices cannot share evenly."""
+  r, samplers, tensor = c.rollout, c.mesh.rollout, sizes["tensor"]
+  some = f"of {devices} devices, some must learn"
+  yield "mesh.rollout", samplers >= devices, some
+  yield "mesh.rollout", samplers % tensor, f"must be a multiple of {tensor=}"
+  sampled = {
+      "rollout.batch": r.batch // r.group_size,
+      "rollout.slots": r.slots,
+      "rollout.partial_groups": r.partial_groups,
+  }
+  pairs = c.reward_model.batch if stage == "reward_model" else 0
+  learned = {
+      "sft.batch": c.sft.batch if sft_steps(c) else 0,
+      "reward_model.batch": 2 * pairs,
+      "updates.minibatches": r.batch // c.updates.minibatches,
+      "evaluate.batch": c.evaluate.batch,
+      "generate.batch": c.generate.batch,
+  }
+  # Value pretraining and evaluations sample with the devices that learn.
+  shards = axes.num_shards(sizes, "batch")
+  by_count = (shards, sampled | learned), (samplers // tensor or 1, sampled)
+  split = axes.of_batch(sizes)
+  for count, batches in by_count:
+    for name, rows in batches.items():
+      yield (
+          name,
+          rows % count,
+          f"{rows} rows cannot be split over {count} shards ({split})",
+      )

@@ -1,0 +1,121 @@
+"""What fields need, must not exceed, and cannot be set together with.
+
+The fields themselves say so; see `base/fields.py`, which defines what a field
+that does nothing leads to: an error or a warning.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rl_reason.base import fields
+from rl_reason.base.config import at
+from rl_reason.base.fields import FIELDS
+from rl_reason.base.kinds import KINDS
+from rl_reason.base.resume_rules import is_shape
+from rl_reason.checks import facts
+from rl_reason.checks.rules import Rule
+
+_NAMES = {f"{known.field}.name": known for known in KINDS.values()}
+# What fields may need besides other fields -> '', or why it is missing.
+FACTS: Mapping[str, Callable[[Any], Any]] = {
+    "a critic": lambda c: (
+        not facts.has_critic(c)
+        and f"{c.advantage.name} has no critic, as gae has"
+    ),
+    "earlier steps": lambda c: (
+        not facts.has_history(c)
+        and f"{c.advantage.name} reads no earlier steps, as temporal does"
+    ),
+    "an environment": lambda c: (
+        not facts.environment(c)
+        and "responses have one turn: name an environment, or a task with step"
+    ),
+    "a verdict": lambda c: (
+        facts.environment(c) and "the environment gives the rewards"
+    ),
+    "SFT in rounds": lambda c: (
+        c.generate.keep == "pairs"
+        and "a round trains a reward model with generate.keep = 'pairs'"
+    ),
+    "reward models in rounds": lambda c: (
+        c.generate.keep != "pairs"
+        and f"a round trains SFT with generate.keep = {c.generate.keep!r}"
+    ),
+}
+
+
+def is_set(c, name: str) -> bool:
+  """Whether a field has another value than its default."""
+  return at(c, name) != FIELDS[name].default
+
+
+def _is_off(name: str) -> bool:
+  """Whether a field is off by default."""
+  default = FIELDS[name].default
+  if name in _NAMES:
+    return default == _NAMES[name].off
+  return default in (0, "", (), "none")
+
+
+def in_vain(c, name: str) -> str:
+  """Why a field or an argument does nothing; '' if something reads it.
+
+  Args:
+    c: the config. A need of the model's shape is left out where the shape is
+      that of a checkpoint: see `of_experts`.
+    name: of the field or the argument.
+  """
+  for need in fields.needs(name):
+    if need in FACTS:
+      if why := FACTS[need](c):
+        return f"does nothing: {why}: leave this out"
+      continue
+    others = need.split(" or ")
+    waits = c.model.path and any(map(is_shape, others))
+    if not waits and not any(is_set(c, x) for x in others):
+      remedy = "set one of them" if len(others) > 1 else "set both"
+      return f"does nothing without {need}: {remedy}, or leave this out"
+  return ""
+
+
+def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
+  """What the fields say of each other.
+
+  Args:
+    c: the whole config.
+    given: names of the fields that were set on the command line.
+  """
+  for name in (x for x in FIELDS if is_set(c, x)):
+    spec = FIELDS[name]
+    if _is_off(name):
+      why = in_vain(c, name)
+      yield name, why, why
+    if other := spec.at_most:
+      limit = at(c, other)
+      yield name, at(c, name) > limit, f"must not exceed {other} = {limit}"
+    for other, why in spec.not_with.items():
+      why = f"not with {other} = {at(c, other)!r}: {why}"
+      yield name, is_set(c, other), why
+  for name in given:
+    decided = c.model.path and is_shape(name)
+    path = f"model.path = {c.model.path!r}"
+    yield name, decided, f"{path} decides it: leave it out"
+    if not (name in FIELDS and _is_off(name)):
+      why = in_vain(c, name)
+      yield name, why, why
+
+
+def idle_settings(c) -> Iterator[Rule]:
+  """Settings of the file that do nothing."""
+  for name in FIELDS:
+    if is_set(c, name) and not _is_off(name):
+      why = in_vain(c, name)
+      yield name, why, why
+
+
+def of_experts(c) -> Iterator[Rule]:
+  """Fields that need experts, once model.path has given the shape."""
+  for name in FIELDS:
+    if "model.experts" in fields.needs(name) and not is_shape(name):
+      idle = is_set(c, name) and not c.model.experts
+      yield name, idle, "does nothing without model.experts: leave this out"
