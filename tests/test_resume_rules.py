@@ -7,16 +7,16 @@ from configs import base
 from rl_reason.base import config, resume_rules
 from rl_reason.base.errors import RunError
 from rl_reason.base.resume_rules import differences
-from rl_reason.stages import other_runs
+from rl_reason.stages import trained
 
 OLD = config.flat(config.with_defaults(base.get_config()))
 LONGER = {"rl.steps": 9}
 
 
 def test_fields_that_an_older_run_lacks_have_their_defaults():
-  other_runs.require_equal("x", {"model.experts": 0}, {})
+  trained.require_equal("x", {"model.experts": 0}, {})
   with pytest.raises(RunError, match="model.experts is 0 there and 4 here"):
-    other_runs.require_equal("x", {"model.experts": 4}, {})
+    trained.require_equal("x", {"model.experts": 4}, {})
 
 
 def test_what_may_change_between_runs():

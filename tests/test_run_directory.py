@@ -18,7 +18,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import checked, config_files, content, run_directory
 from rl_reason.monitoring import display
-from rl_reason.stages import other_runs
+from rl_reason.stages import trained
 
 DAPO = "configs/dapo.py"
 
@@ -111,9 +111,9 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
 def test_what_changes_no_number_may_differ_in_a_run_that_is_reused():
   here = {"model.remat": "none", "model.layers": 2}
   there = {"model.remat": "sqrt", "model.layers": 2}
-  other_runs.require_equal("sft.reuse = a", here, there, ("model.",))
+  trained.require_equal("sft.reuse = a", here, there, ("model.",))
   with pytest.raises(RunError, match="a: model.layers is 4 there and 2 here"):
-    other_runs.require_equal(
+    trained.require_equal(
         "a", here, there | {"model.layers": 4}, ("model.",)
     )
 
