@@ -10,13 +10,10 @@ cache. Needs libtpu, but no TPU. Writes results/aot.{json,md}. Nothing runs, so
 the result says nothing about speed.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
 import math
 import os
-import pathlib
 import re
 import time
 from importlib import metadata
@@ -25,16 +22,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from bench import results
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.structs import Packed, Prompts
 from rl_reason.devices import device_mesh, sharding
 from rl_reason.lab.compiled_memory import abstract_batch
 from rl_reason.models import decoder, parameters
-from rl_reason.report import machine
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.training import optimizer, step
 
-OUT = pathlib.Path(__file__).parents[1] / "results" / "aot.json"
 CFG = decoder.ModelConfig(
     vocab=151_936,
     layers=28,
@@ -149,15 +145,15 @@ def copies(text: str, shape: tuple[int, ...]) -> list[str]:
   return [line.strip()[:200] for line in found]
 
 
-def study(
+def compiled(
     name: str, lowered: jax.stages.Lowered, layers: int, cache: tuple[int, ...]
 ) -> dict:
   """Compiles a program and returns its properties."""
   start, cpu = time.monotonic(), time.process_time()
-  compiled = lowered.compile()
+  program = lowered.compile()
   seconds, cpu = time.monotonic() - start, time.process_time() - cpu
-  memory = compiled.memory_analysis()
-  text = compiled.as_text()
+  memory = program.memory_analysis()
+  text = program.as_text()
   return dict(
       program=name,
       layers=layers,
@@ -176,7 +172,7 @@ def study(
   )
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   out = [
       "# Compiled ahead of time for TPU",
@@ -207,47 +203,47 @@ def table(result: dict) -> str:
     count = len(x["cache_copies"]) if x["cache_in_program"] else "-"
     cells = [x["program"], x["layers"], x["cpu_seconds"], x["lines"]]
     cells += [x["kernels"], *gib, count]
-    out.append("| " + " | ".join(map(str, cells)) + " |")
-  out += ["", f"Commit {result['commit']}.", ""]
-  return "\n".join(out)
+    out.append(results.row(*cells))
+  return [*out, "", f"Commit {result['commit']}."]
 
 
-def main() -> None:
-  """Compiles all programs, then writes the table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("--topology", default="v5p:2x2x1")
-  parser.add_argument("--table", action="store_true")
-  flags = parser.parse_args()
-  if flags.table:
-    OUT.with_suffix(".md").write_text(table(json.loads(OUT.read_text())))
-    return
+
+
+def without_tpu() -> None:
+  """Lets this machine compile for TPUs, while programs run on its CPU."""
   jax.config.update("jax_platforms", "cpu")
   os.environ.update(LIBTPU)
+
+
+def measure(given) -> dict:
+  """Compiles all programs."""
+  without_tpu()
   devices = topologies.get_topology_desc(
-      platform="tpu", topology_name=flags.topology
+      platform="tpu", topology_name=given.topology
   ).devices
   programs = []
   for layers in DEPTHS:
     cfg = dataclasses.replace(CFG, layers=layers)
     for name, offload in (("train", False), ("train, offload", True)):
       lowered = train(cfg, devices, offload=offload)
-      programs.append(study(name, lowered, layers, ()))
+      programs.append(compiled(name, lowered, layers, ()))
       print(programs[-1], flush=True)
     lowered, cache = decode(cfg, devices)
-    programs.append(study("decode", lowered, layers, cache))
+    programs.append(compiled("decode", lowered, layers, cache))
     print(programs[-1], flush=True)
-  result = dict(
-      topology=flags.topology,
+  return dict(
+      topology=given.topology,
       devices=len(devices),
       kind=devices[0].device_kind,
       jax=jax.__version__,
       libtpu=metadata.version("libtpu"),
-      commit=machine.describe()["git commit"],
+      commit=results.commit(),
       programs=programs,
   )
-  OUT.write_text(json.dumps(result, indent=1))
-  OUT.with_suffix(".md").write_text(table(result))
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "aot", measure, page, flags=flags)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bench import harness, serve
+from bench import harness, results, serve
 
 MIB = 1 << 20
 SECONDS = 10.0  # of an attack, at most
@@ -370,7 +370,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--only", default="", help="a part of a name")
   flags = parser.parse_args()
-  load = harness.load()
+  load = results.load()
   rows = []
   with tempfile.TemporaryDirectory() as scratch:
     weights = with_words(pathlib.Path(scratch) / "model")
@@ -409,7 +409,7 @@ def with_words(directory: pathlib.Path) -> pathlib.Path:
   bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
   bpe.decoder = tokenizers.decoders.ByteLevel()
   bpe.train(
-      [str(x) for x in sorted(harness.ROOT.glob("docs/*.md"))],
+      [str(x) for x in sorted(results.ROOT.glob("docs/*.md"))],
       tokenizers.trainers.BpeTrainer(
           vocab_size=harness.shape(serve.DIMS)["vocab"] - 8,
           special_tokens=["<pad>", "<eos>"],
@@ -460,11 +460,11 @@ def write(rows: list[dict], load: float) -> None:
       f"Longest silence: {1000 * worst['longest']:.0f} ms ({worst['attack']});"
       f" most memory: {largest['grown'] / 1e6:.0f} MB ({largest['attack']})."
       f" The load of the machine was {load} at the beginning and"
-      f" {harness.load()} at the end; attacks and server share its processors.",
+      f" {results.load()} at the end; attacks and server share its processors.",
   ]
-  harness.write(
+  results.write(
       "bench_attacks",
-      dict(rows=rows, environment=harness.environment(load)),
+      dict(rows=rows, environment=results.environment(load)),
       lines,
   )
 

@@ -20,19 +20,18 @@ from unittest import mock
 import jax
 
 import rl_reason
-from bench import harness, tables
+from bench import results
 from rl_reason.models import checksums
 from rl_reason.training.certificate import Certificate
 
-OUT = harness.RESULTS / "certificate.json"
 STEPS, SKIPPED = 24, 3  # the first ones compile
 WEIGHTS = Certificate.weights
 METHODS = WEIGHTS, Certificate.of_weights, Certificate.of_logps
 
 
-def measure() -> dict[str, Any]:
+def measure(_) -> dict[str, Any]:
   """Seconds of each step, and of the certificate in it."""
-  begins: list[float] = []
+  load, begins = results.load(), []
   spent: list[float] = []
   inside: list[Callable] = []  # calls within each other count once
 
@@ -69,11 +68,16 @@ def measure() -> dict[str, Any]:
         },
     )
   steps = [b - a for a, b in itertools.pairwise(begins)]
-  return dict(steps=steps[SKIPPED:], spent=spent[SKIPPED : len(steps)])
+  return dict(
+      command="python -m bench.certificate",
+      environment=results.environment(load),
+      steps=steps[SKIPPED:],
+      spent=spent[SKIPPED : len(steps)],
+  )
 
 
-def page(result: dict) -> str:
-  """results/certificate.md."""
+def page(result: dict) -> list[str]:
+  """The page in Markdown."""
   step, spent = (statistics.median(result[x]) for x in ("steps", "spent"))
   shares = [
       y / x for x, y in zip(result["steps"], result["spent"], strict=True)
@@ -91,8 +95,8 @@ def page(result: dict) -> str:
       f" {spent * 1e3:.1f} ms of them (medians): {share:.1%}"
       f" ({least:.1%} to {most:.1%}).",
   ]
-  return "\n".join([*lines, "", *tables.footer(result), ""])
+  return [*lines, "", *results.footer(result)]
 
 
 if __name__ == "__main__":
-  tables.make(OUT, __doc__, measure, page)
+  results.main(__doc__, "certificate", measure, page)

@@ -11,61 +11,54 @@ not made again: without that file all are. The seeds are the default one and 4
 of a hash. The row reasoning_gym needs the extra of that name.
 """
 
-import argparse
 import functools
 import itertools
-import json
 import pathlib
 import re
-from concurrent import futures
 
 import numpy as np
 
-from bench import harness, seeds, tables
+from bench import results, runs, seeds
 from rl_reason import tasks
 from rl_reason.checks import config_files
 from rl_reason.data import held_out
 from rl_reason.environments import lines
-from rl_reason.lab import ablate
-from rl_reason.report import machine
+from rl_reason.lab import ablate, jobs
+from rl_reason.monitoring import run_log
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
-ALONE = "--config.environment.max_turns=1"
+ALONE = {"environment.max_turns": 1}
 ROWS = {
-    "calculator": ("configs/calculator.py",),
-    "guess": ("configs/guess.py",),
+    "calculator": ("configs/calculator.py", {}),
+    "guess": ("configs/guess.py", {}),
     "calculator, no answers": ("configs/calculator.py", ALONE),
-    "lines": ("configs/lines.py",),
-    "reasoning_gym": ("configs/reasoning_gym.py",),
+    "lines": ("configs/lines.py", {}),
+    "reasoning_gym": ("configs/reasoning_gym.py", {}),
 }
 NAME = "environments"
 
 
 def directory(name: str, seed: int) -> pathlib.Path:
-  """The work directory of a run; it has a file `done` once it has finished."""
+  """The work directory of a run."""
   slug = name.replace(", ", "-").replace(" ", "-")
-  return harness.RUNS / NAME / f"{slug}-{seed}"
+  return results.RUNS / NAME / f"{slug}-{seed}"
 
 
 def recorded() -> dict[tuple[str, int], dict]:
   """The runs of results/environments.json by name and seed."""
-  runs = harness.read(NAME).get("runs", [])
-  return {(x["name"], x["seed"]): x for x in runs}
+  return {(x["name"], x["seed"]): x for x in results.read(NAME).get("runs", [])}
 
 
-def run(job: tuple[str, int]) -> None:
-  """Makes a run, or the rest of it, unless its figures are recorded."""
-  name, seed = job
-  workdir, (config, *options) = directory(name, seed), ROWS[name]
-  if job not in recorded() and not (workdir / "done").exists():
-    options += [f"--config.seed={seed}", seeds.HELD_OUT]
-    seeds.train(config, workdir, *options)
-    (workdir / "done").touch()
+def job(name: str, seed: int) -> jobs.Job:
+  """A run."""
+  config, fields = ROWS[name]
+  fields = {"seed": seed} | runs.HELD_OUT | fields
+  return runs.run(config, directory(name, seed), fields)
 
 
 def environment(name: str, seed: int) -> dict:
   """Machine and versions of a run."""
-  return machine.read(directory(name, seed))
+  return results.run_environment(directory(name, seed))
 
 
 def read(name: str, seed: int) -> dict:
@@ -73,8 +66,7 @@ def read(name: str, seed: int) -> dict:
 
   Responses of one turn have no `turns` and `returns`.
   """
-  text = (directory(name, seed) / "metrics.jsonl").read_text()
-  logged = [json.loads(line) for line in text.splitlines()]
+  logged = run_log.read_metrics(directory(name, seed))
   found = [x for x in logged if x["stage"] == "evaluate"]
   headline = re.compile(r"val-core/(.*)/(acc/mean@\d+)")
   task, accuracy = next(
@@ -126,8 +118,8 @@ def optimum() -> dict[str, float]:
 
 def page(result: dict) -> list[str]:
   """The tables in Markdown."""
-  runs = result["runs"]
-  of = {name: [x for x in runs if x["name"] == name] for name in ROWS}
+  found = result["runs"]
+  of = {name: [x for x in found if x["name"] == name] for name in ROWS}
   best = optimum()
   numbers = functools.partial(seeds.spread, share=False)
 
@@ -158,7 +150,7 @@ def page(result: dict) -> list[str]:
       ROWS, (("before RL", 0), ("after RL", -1))
   ):
     if of[name]:
-      out.append(f"| {name}: {label} | " + " | ".join(cells(name, at)) + " |")
+      out.append(results.row(f"{name}: {label}", *cells(name, at)))
   out += [
       "",
       f"Bisection needs {best['']:.2f} turns. By difficulty (bits) of `guess`:",
@@ -173,7 +165,7 @@ def page(result: dict) -> list[str]:
     before, after = (
         numbers(values("guess", level, "turns", i)) for i in (0, 1)
     )
-    out.append(f"| {level} | {before} | {after} | {best[level]:.2f} |")
+    out.append(results.row(level, before, after, f"{best[level]:.2f}"))
   out += [
       "",
       "`calculator` by difficulty (terms of the sum): questions per response"
@@ -194,12 +186,12 @@ def page(result: dict) -> list[str]:
         else "not run"
         for name in ("calculator", "calculator, no answers")
     )
-    out.append(f"| {level} | " + " | ".join([*asked, *right]) + " |")
+    out.append(results.row(level, *asked, *right))
   if of["lines"]:
     out += ["", programs(of["lines"])]
-  commits = sorted({x["commit"] for x in runs if "commit" in x})
+  commits = sorted({x["commit"] for x in found if "commit" in x})
   out += ["", f"Commits of runs recorded with theirs: {', '.join(commits)}."]
-  return [*out, "", *tables.footer(result)]
+  return [*out, "", *results.footer(result)]
 
 
 def programs(runs: list[dict]) -> str:
@@ -216,10 +208,7 @@ def programs(runs: list[dict]) -> str:
 
 def figure(result: dict) -> None:
   """Draws turns against bisection, and accuracy and questions, by RL step."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
+  plt = results.pyplot()
 
   def draw(axis, name, values, color, label):
     rows = [x for x in result["runs"] if x["name"] == name]
@@ -248,36 +237,32 @@ def figure(result: dict) -> None:
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
   fig.tight_layout()
-  fig.savefig(harness.RESULTS / f"{NAME}.png", dpi=130)
+  results.save_figure(fig, NAME)
 
 
-def main() -> None:
-  """Runs what is missing, then writes data, table and figure."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
   parser.add_argument("--collect", action="store_true")
-  parser.add_argument("--table", action="store_true")
   parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-  args = parser.parse_args()
-  jobs = [(name, seed) for name in ROWS for seed in SEEDS]
-  if not args.table:
-    if not args.collect:
-      with futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(run, [job for job in jobs if job[0] in args.rows]))
-    result, runs = harness.read(NAME), recorded()
-    for job in jobs:
-      if (directory(*job) / "done").exists():
-        runs[job] = read(*job)
-        result["environment"] = environment(*job)
-    result |= dict(
-        command="python -m bench.environments",
-        runs=[runs[x] for x in jobs if x in runs],
-    )
-    harness.write_data(NAME, result)
-  result = harness.read(NAME)
-  harness.write(NAME, result, page(result))
-  figure(result)
+
+
+def measure(given) -> dict:
+  """Runs what is missing; returns the data."""
+  order = [(name, seed) for name in ROWS for seed in SEEDS]
+  result, found = results.read(NAME), recorded()
+  if not given.collect:
+    wanted = [x for x in order if x[0] in given.rows and x not in found]
+    runs.make([job(*x) for x in wanted], given.jobs)
+  for x in order:
+    if job(*x).finished():
+      found[x] = read(*x)
+      result["environment"] = environment(*x)
+  return result | dict(
+      command="python -m bench.environments",
+      runs=[found[x] for x in order if x in found],
+  )
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, NAME, measure, page, figure=figure, flags=flags)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from bench import harness, ours, tables
+from bench import harness, ours, results
 from rl_reason.models import decoder, kernels, parameters
 from rl_reason.stages.model import TRIED
 
@@ -128,7 +128,7 @@ def measure(flags: argparse.Namespace) -> dict:
   options = dict(micro=flags.micro, remat=flags.remat, slots=flags.slots)
   head_dim = harness.shape(flags.dims)["head_dim"]
   names, refused = implementations(flags.dtype, head_dim)
-  before = harness.load()
+  before = results.load()
   taken = {}
   for name, task in itertools.product(names, TASKS):
     job = harness.job(
@@ -156,7 +156,7 @@ def measure(flags: argparse.Namespace) -> dict:
       f" --response={flags.response} --group={flags.group}"
       f" --micro={flags.micro} --remat={flags.remat} --slots={flags.slots}"
       + (" --tail" if flags.tail else ""),
-      environment=harness.environment(before),
+      environment=results.environment(before),
       gb_per_s=bytes_s / 1e9,
       tflop_per_s=flops_s / 1e12,
       refused=refused,
@@ -171,7 +171,7 @@ def measure(flags: argparse.Namespace) -> dict:
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
   lines = ["# One device against its limits", ""]
-  lines += tables.busy(result["environment"])
+  lines += results.busy(result["environment"])
   lines += [
       f"Made by `{result['command']}`. Limits measured in the same run: a"
       f" memory copy at {result['gb_per_s']:,.1f} GB/s, a matrix product at"
@@ -186,9 +186,9 @@ def page(result: dict) -> list[str]:
     cells = [name, task, f"{taken:.4f}", f"{limit:.4f}", f"{limit / taken:.1%}"]
     rate = result["decoded_per_s"][name]
     cells.append(f"{rate:,.0f}" if task == "rollout" else "")
-    lines.append("| " + " | ".join(cells) + " |")
+    lines.append(results.row(*cells))
   lines += ["", *(f"Not measured: {x}." for x in result["refused"])]
-  return [*lines, "", *tables.footer(result)]
+  return [*lines, "", *results.footer(result)]
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -216,7 +216,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
   """Measures, then writes the table."""
   result = measure(arguments())
-  harness.write("bench_gpu", result, page(result))
+  results.write("bench_gpu", result, page(result))
   print("\n".join(page(result)))
 
 

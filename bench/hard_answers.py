@@ -9,20 +9,17 @@ results/hard_answers.json, then writes results/hard_answers.md. `--show` prints
 the misjudged pairs of the half in view.
 """
 
-import argparse
 import collections
 import functools
 import hashlib
-import json
-import pathlib
 import re
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).parents[1]
-PAIRS = ROOT / "tests" / "hard_answers.txt"
-OUT = ROOT / "results" / "hard_answers.json"
+from bench import results
+
+PAIRS = results.ROOT / "tests" / "hard_answers.txt"
 HALVES = ("in view", "held out")
 
 
@@ -85,7 +82,7 @@ def _math_verify() -> Callable[[str, str], bool]:
 SYSTEMS = {"rl_reason": _ours, "math-verify": _math_verify}
 
 
-def study(system: str, *, show: bool = False) -> dict:
+def graded(system: str, *, show: bool = False) -> dict:
   """Verdicts counted by class, half and what a reader would say."""
   verify, start = SYSTEMS[system](), time.monotonic()
   counts: dict = collections.defaultdict(lambda: [0, 0, 0, 0])
@@ -101,7 +98,7 @@ def study(system: str, *, show: bool = False) -> dict:
   return dict(counts=dict(counts), seconds=round(time.monotonic() - start, 1))
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   names = list(result)
   out = [
@@ -120,11 +117,8 @@ def table(result: dict) -> str:
   ]
   for half in HALVES:
     out.append(f"## The half {half}")
-    out += [
-        "",
-        f"| class | {' | '.join(names)} |",
-        "|---|" + "---|" * len(names),
-    ]
+    head = results.row("class", *names)
+    out += ["", head, "|---|" + "---|" * len(names)]
     first = result[names[0]]["counts"]
     kinds = [x for x in first if x.startswith(f"{half}: ")]
     for key in [*kinds, half]:
@@ -134,31 +128,28 @@ def table(result: dict) -> str:
         share = f" ({right / rights:.1%})" if key == half else ""
         cells.append(f"{right} of {rights}{share}, {wrong} of {wrongs} false")
       label = "all" if key == half else key.removeprefix(f"{half}: ")
-      out.append(f"| {label} | {' | '.join(cells)} |")
+      out.append(results.row(label, *cells))
     out.append("")
   for name in names:
     x = result[name]
     out.append(f"{name}: commit {x['commit']}, {x['seconds']} s.")
-  return "\n".join([*out, ""])
+  return out
 
 
-def main() -> None:
-  """Grades the pairs, then writes the tables."""
-  from rl_reason.report import machine
-
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("--by", choices=SYSTEMS, default="rl_reason")
   parser.add_argument("--name", help="of the column; the name of the system")
   parser.add_argument("--show", action="store_true")
-  flags = parser.parse_args()
-  result = json.loads(OUT.read_text()) if OUT.exists() else {}
-  found = study(flags.by, show=flags.show)
-  found["commit"] = machine.describe()["git commit"]
-  result[flags.name or flags.by] = found
-  OUT.write_text(json.dumps(result, indent=1))
-  OUT.with_suffix(".md").write_text(table(result))
+
+
+def measure(given) -> dict:
+  """Grades the pairs: adds a column."""
+  found = graded(given.by, show=given.show)
+  found["commit"] = results.commit()
   print({half: found["counts"][half] for half in HALVES})
+  return results.read("hard_answers") | {given.name or given.by: found}
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "hard_answers", measure, page, flags=flags)

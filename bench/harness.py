@@ -1,29 +1,25 @@
-"""Shared parts of the benchmarks: jobs, workers in turns, environments, files.
+"""What the tables with peers share: jobs, and workers that take turns.
 
 A job describes what every system runs: dims, weights, prompts, lengths. Each
 system is a process (`worker`). All are started and warmed up before the first
 measured turn and take turns, so that a busy minute affects all of them alike.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).parents[1]
-RESULTS = ROOT / "results"
-RUNS = ROOT / "runs"
+from bench import results
+
 PEERS = ("tunix", "trl")
-ENVIRONMENTS = RUNS / "peers"
+ENVIRONMENTS = results.RUNS / "peers"
 PAD, EOS, FIRST = 0, 1, 2  # token ids: padding, EOS, first ordinary token
 
 FIELDS = "vocab layers width mlp heads kv_heads head_dim rope_theta tied"
@@ -106,13 +102,13 @@ def weights(dims: str) -> pathlib.Path:
 
   It is made in another process: the parent of all systems holds no device.
   """
-  directory = RUNS / "bench" / dims.replace(":", "-")
+  directory = results.RUNS / "bench" / dims.replace(":", "-")
   if not directory.exists():
     code = "import pathlib, sys; from bench import harness;"
     code += "harness.save_weights(sys.argv[1], pathlib.Path(sys.argv[2]))"
     subprocess.run(
         [sys.executable, "-c", code, dims, directory],
-        cwd=ROOT,
+        cwd=results.ROOT,
         check=True,
     )
   return directory
@@ -175,11 +171,11 @@ class Worker:
             f" --install {name} --venv {environments / name}"
         )
     self.name = name
-    log = RUNS / "bench" / f"{name}-{job['task']}.log"
+    log = results.RUNS / "bench" / f"{name}-{job['task']}.log"
     with log.open("w") as errors:
       self._process = subprocess.Popen(
           [python, "-m", module],
-          cwd=ROOT,
+          cwd=results.ROOT,
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           stderr=errors,
@@ -205,7 +201,7 @@ class Worker:
     answer = self._out.readline()
     if not answer:
       tail = self._log.read_text().strip().splitlines()[-1:]
-      log = self._log.relative_to(RUNS.parent)
+      log = self._log.relative_to(results.RUNS.parent)
       raise RuntimeError(f"{self.name} died, see {log}: {tail}")
     return json.loads(answer)
 
@@ -274,24 +270,6 @@ def check(job: dict, answers: dict[str, dict]) -> None:
       raise RuntimeError(f"{name}: {answer['tokens']} tokens, not {wanted}")
 
 
-# --- environments and files --------------------------------------------------
-
-
-def load() -> float:
-  """Returns the load average of the last minute."""
-  return round(os.getloadavg()[0], 1)
-
-
-def environment(load: float) -> dict[str, Any]:
-  """Returns machine, versions and commit of a measurement, with its load.
-
-  It initializes the device: call it after the workers have ended.
-  """
-  from rl_reason.report import machine as environment_lib
-
-  return environment_lib.describe() | dict(load=load)
-
-
 def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:
   """Returns the versions in the virtual environment of a peer."""
   python = environments / name / "bin" / "python"
@@ -307,42 +285,3 @@ def peer_versions(name: str, environments: pathlib.Path) -> dict[str, str]:
       for x in json.loads(out.stdout)
       if x["name"] in wanted
   }
-
-
-def read(name: str) -> dict[str, Any]:
-  """Returns results/NAME.json; {} if it does not exist."""
-  path = RESULTS / f"{name}.json"
-  return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write_data(name: str, result: dict) -> None:
-  """Writes results/NAME.json."""
-  RESULTS.mkdir(exist_ok=True)
-  text = json.dumps(result, indent=1)
-  (RESULTS / f"{name}.json").write_text(text + "\n")
-
-
-def write(name: str, result: dict, lines: list[str]) -> None:
-  """Writes results/NAME.json and results/NAME.md."""
-  write_data(name, result)
-  (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
-
-
-def main(
-    about: str,
-    name: str,
-    run: Callable[[], dict],
-    page: Callable[[dict], list[str]],
-    figure: Callable[[dict], None],
-) -> None:
-  """The command of a study: runs it, then writes data, table and figure.
-
-  With --table nothing runs, and the data are those of results/NAME.json.
-  """
-  parser = argparse.ArgumentParser(description=about.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  if not parser.parse_args().table:
-    write_data(name, run())
-  result = read(name)
-  write(name, result, page(result))
-  figure(result)

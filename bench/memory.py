@@ -7,7 +7,7 @@ The options are those of the sweep of `bench.rl_step`.
 
 import dataclasses
 
-from bench import harness, rl_step, tables
+from bench import results, rl_step, tables
 
 TABLE = dataclasses.replace(
     rl_step.TABLE,
@@ -36,7 +36,7 @@ def main() -> None:
     for x in case["systems"].values():
       x["share"] = ours / x["peak_mib"]
   lines = tables.page(TABLE, result, COLUMNS)
-  harness.write("bench_memory", result, lines)
+  results.write("bench_memory", result, lines)
   print("\n".join(lines))
 
 

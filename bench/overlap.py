@@ -13,7 +13,7 @@ import pathlib
 import statistics
 import tempfile
 
-from bench import harness, seeds, tables
+from bench import results, runs
 from rl_reason.lab.ablate import fresh_seeds
 from rl_reason.monitoring import run_log
 
@@ -39,28 +39,22 @@ COMMON = {
 
 def train(workdir: pathlib.Path, fields: dict) -> list[dict]:
   """Runs GRPO with two devices of one core each; its steps."""
-  flags = [f"--config.{name}={value}" for name, value in fields.items()]
-  seeds.train(
-      "configs/grpo.py",
-      workdir,
-      *flags,
-      JAX_PLATFORMS="cpu",
-      JAX_NUM_CPU_DEVICES="2",
-  )
+  one = runs.run("configs/grpo.py", workdir, fields)
+  runs.make([one], JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2")
   lines = run_log.read_metrics(workdir)
   return [x for x in lines if x["stage"] == "rl"][WARMUP:]
 
 
-def run() -> dict:
+def measure(_) -> dict:
   """Measures all rows with all seeds."""
-  load, rows = harness.load(), {name: [] for name in ROWS}
+  load, rows = results.load(), {name: [] for name in ROWS}
   with tempfile.TemporaryDirectory() as scratch:
     for seed in SEEDS:
       sft = pathlib.Path(scratch, f"sft-{seed}")
       common = COMMON | {"seed": seed}
       train(sft, common | {"rl.steps": 0})
       for i, (name, fields) in enumerate(ROWS.items()):
-        fields = common | fields | {"sft.reuse": sft}
+        fields = common | fields | {"sft.reuse": str(sft)}
         found = train(pathlib.Path(scratch, f"{seed}-{i}"), fields)
         keys = ("timing_s/step", "timing_s/wait", "perf/overlap")
         rows[name].append(
@@ -68,7 +62,7 @@ def run() -> dict:
             | dict(seed=seed)
         )
         print(f"{seed}: {name}", flush=True)
-  return dict(rows=rows, environment=harness.environment(load))
+  return dict(rows=rows, environment=results.environment(load))
 
 
 def page(result: dict) -> list[str]:
@@ -78,7 +72,7 @@ def page(result: dict) -> list[str]:
   out = [
       "# Sampling beside learning, on two virtual devices",
       "",
-      *tables.busy(result["environment"]),
+      *results.busy(result["environment"]),
       f"Made by `python -m bench.overlap`: GRPO on the built-in task, {STEPS}"
       f" steps, the first {WARMUP} left out; medians over steps, then mean"
       " (least to most) over seeds"
@@ -93,19 +87,14 @@ def page(result: dict) -> list[str]:
     seconds = _medians(of_seeds, "timing_s/step")
     speed = [a / b for a, b in zip(first, seconds, strict=True)]
     both = _medians(of_seeds, "perf/overlap")
-    cells = _spread(seconds, ".2f"), _spread(speed, ".2f"), _spread(both, ".0%")
-    out.append(f"| {name} | {' | '.join(cells)} |")
-  return [*out, "", *tables.footer(result)]
+    columns = (seconds, ".2f"), (speed, ".2f"), (both, ".0%")
+    out.append(results.row(name, *(results.spread(*x) for x in columns)))
+  return [*out, "", *results.footer(result)]
 
 
 def _medians(of_seeds: list[dict], name: str) -> list[float]:
   return [statistics.median(x[name] or [0.0]) for x in of_seeds]
 
 
-def _spread(values: list[float], form: str) -> str:
-  mean = statistics.mean(values)
-  return f"{mean:{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
 if __name__ == "__main__":
-  harness.main(__doc__, "overlap", run, page, lambda result: None)
+  results.main(__doc__, "overlap", measure, page)

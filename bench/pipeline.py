@@ -11,16 +11,12 @@ instead: twice in bfloat16, for forward and backward pass, and gradients are
 scattered in fp32.
 """
 
-import json
-
-from bench import aot, slices
+from bench import results, slices
 from rl_reason.devices import sharding
 from rl_reason.lab import memory_formula
 from rl_reason.models import decoder
-from rl_reason.report import machine
 from rl_reason.stages.model import critic_config
 
-OUT = aot.OUT.with_name("pipeline.json")
 TOKENS = 512 * 4096  # of a minibatch: DAPO's 512 responses
 MICRO = 8192  # of a micro-batch and a shard
 TENSOR = 4
@@ -107,7 +103,7 @@ def rows() -> list[dict]:
   return out
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   out = [
       "# Pipeline parallelism beside fsdp x tensor, by formula",
@@ -126,7 +122,7 @@ def table(result: dict) -> str:
   for x in result["rows"]:
     shares = (f"{x[name]:.1%}" for name in ("bubble", "uneven", "idle"))
     cells = [x["model"], x["devices"], x["stages"], x["micro"], *shares]
-    out.append("| " + " | ".join(map(str, [*cells, f"{x['gib']:.1f}"])) + " |")
+    out.append(results.row(*cells, f"{x['gib']:.1f}"))
   out += [
       "",
       "Traffic of fsdp, as a share of the time of products at"
@@ -139,16 +135,13 @@ def table(result: dict) -> str:
   for name, of in NETWORKS.items():
     few, many = gathering(*of), gathering(*of, 4 * MICRO)
     out.append(f"| {name} | {few:.1%} | {many:.1%} |")
-  return "\n".join([*out, "", f"Commit {result['commit']}.", ""])
+  return [*out, "", f"Commit {result['commit']}."]
 
 
-def main() -> None:
-  """Computes the rows and writes the tables."""
-  commit = machine.describe()["git commit"]
-  result = dict(commit=commit, rows=rows())
-  OUT.write_text(json.dumps(result, indent=1))
-  OUT.with_suffix(".md").write_text(table(result))
+def measure(_) -> dict:
+  """Computes the rows."""
+  return dict(commit=results.commit(), rows=rows())
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "pipeline", measure, page)

@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import harness, tables
+from bench import results
 from rl_reason.base.structs import Prompts, Rollouts, Tree
 from rl_reason.models import attention, decoder, linear, lora
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.training import packing, step
 
-OUT = harness.RESULTS / "precision.json"
 DEVIATION = 8  # of the logits
 CFG = decoder.ModelConfig(
     vocab=512,
@@ -254,8 +253,8 @@ def cost_of_equality() -> dict[str, float]:
   )
 
 
-def page(result: dict) -> str:
-  """results/precision.md."""
+def page(result: dict) -> list[str]:
+  """The page in Markdown."""
   lines = [
       "# One policy: log-probs of the sampler and of the trainer",
       "",
@@ -342,12 +341,12 @@ def page(result: dict) -> str:
       f" {logits['float32']['seconds'] / logits['same']['seconds']:.2f} times"
       " the time on this CPU.",
   ]
-  return "\n".join([*lines, "", *tables.footer(result), ""])
+  return [*lines, "", *results.footer(result)]
 
 
-def measure_all() -> dict:
+def measure_all(_) -> dict:
   """All numbers of the page."""
-  found = []
+  load, found = results.load(), []
   for row in ROWS:
     for seed in range(SEEDS):
       found.append(measure(*row, seed, SHORT))
@@ -355,6 +354,8 @@ def measure_all() -> dict:
   for dtype in ("float32", "bfloat16"):
     found.append(measure(dtype, "same", "same", 0, LONG))
   return dict(
+      command="python -m bench.precision",
+      environment=results.environment(load),
       gaps=found,
       adapters=[
           adapters(ratio, kind, 0)
@@ -368,4 +369,4 @@ def measure_all() -> dict:
 
 
 if __name__ == "__main__":
-  tables.make(OUT, __doc__, measure_all, page)
+  results.main(__doc__, "precision", measure_all, page)

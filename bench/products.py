@@ -5,11 +5,10 @@
 Shapes are those of `bench.update` with micro-batches of 16 rows.
 """
 
-import argparse
 import pathlib
 import statistics
 
-from bench import harness, tables
+from bench import harness, results
 
 TOKENS, TURNS = 16 * 160, 6
 # a @ b, or a.T @ b if transposed: [rows of the product, contracted, columns].
@@ -27,7 +26,7 @@ ATTENTION = dict(rows=16, length=160, kv=4, group=2, dim=32)
 NAMES = {"ours": "XLA", "trl": "torch"}
 
 
-def measure(names: list[str], environments: pathlib.Path) -> dict:
+def times(names: list[str], environments: pathlib.Path) -> dict:
   """Returns the seconds of each part in each turn by system."""
   job = dict(task="products", products=PRODUCTS, attention=ATTENTION)
   workers = {name: harness.Worker(name, job, environments) for name in names}
@@ -45,8 +44,9 @@ def measure(names: list[str], environments: pathlib.Path) -> dict:
   }
 
 
-def page(found: dict) -> list[str]:
+def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
+  found = result["seconds"]
   names = list(found)
   lines = [
       "# Matrix products of an update",
@@ -65,7 +65,7 @@ def page(found: dict) -> list[str]:
         f"{operations / statistics.median(found[x][part]):.0f}" for x in names
     ]
     shape = f"{rows} x {inner} x {columns}"
-    lines.append(f"| {part} | {shape} | {' | '.join(cells)} |")
+    lines.append(results.row(part, shape, *cells))
   shape = " x ".join(map(str, ATTENTION.values()))
   for part in ("attention", "attention, full softmax"):
     cells = [
@@ -74,29 +74,29 @@ def page(found: dict) -> list[str]:
         else ""
         for x in names
     ]
-    lines.append(f"| {part} | {shape} | {' | '.join(cells)} |")
-  return lines
+    lines.append(results.row(part, shape, *cells))
+  return [*lines, "", *results.footer(result)]
 
 
-def main() -> None:
-  """Measures, then writes the page."""
-  parser = argparse.ArgumentParser(description=__doc__)
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("--peer", action="append", choices=["trl"], default=[])
   parser.add_argument(
       "--environments", type=pathlib.Path, default=harness.ENVIRONMENTS
   )
-  flags = parser.parse_args()
-  (harness.RUNS / "bench").mkdir(parents=True, exist_ok=True)
-  before = harness.load()
-  found = measure(["ours", *flags.peer], flags.environments)
-  peers = {x: harness.peer_versions(x, flags.environments) for x in flags.peer}
-  result = dict(
-      environment=harness.environment(before), peers=peers, seconds=found
+
+
+def measure(given) -> dict:
+  """Measures all parts of all systems."""
+  (results.RUNS / "bench").mkdir(parents=True, exist_ok=True)
+  load, place = results.load(), given.environments
+  seconds = times(["ours", *given.peer], place)
+  return dict(
+      environment=results.environment(load),
+      peers={x: harness.peer_versions(x, place) for x in given.peer},
+      seconds=seconds,
   )
-  lines = [*page(found), "", *tables.footer(result)]
-  harness.write("bench_products", result, lines)
-  print("\n".join(lines))
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "bench_products", measure, page, flags=flags)

@@ -8,19 +8,16 @@ and after "Answer:". Code: the reference solution, run in the sandbox. Adds to
 results/reference_answers.json, then writes results/reference_answers.md.
 """
 
-import argparse
 import collections
 import concurrent.futures
 import importlib
-import json
 import pathlib
 import time
 
+from bench import results
 from rl_reason import verifiers
 from rl_reason.data import datasets, templates
-from rl_reason.report import machine
 
-OUT = pathlib.Path(__file__).parents[1] / "results" / "reference_answers.json"
 FORMS = {"box": "qwen_boxed", "Answer:": "dapo"}
 SAMPLES = 5  # rejected answers of a kind in the table
 
@@ -48,7 +45,7 @@ def grade(example: datasets.Example) -> dict[str, bool]:
   return verdicts
 
 
-def study(text: str) -> dict:
+def graded(text: str) -> dict:
   """Returns the counts of one source."""
   source = datasets.parse(text, "test")
   start = time.monotonic()
@@ -76,7 +73,7 @@ def study(text: str) -> dict:
   )
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   out = [
       "# Reference answers graded by the verifiers",
@@ -98,33 +95,33 @@ def table(result: dict) -> str:
     )
     cells = [x["set"], x["split"], x["kind"], x["rows"], x["answers"]]
     cells += [x["accepted"].get("usable", 0), correct]
-    out.append("| " + " | ".join(map(str, cells)) + " |")
+    out.append(results.row(*cells))
   out += ["", f"Rejected reference answers, at most {SAMPLES} of a kind:", ""]
   for x in result["sets"]:
     for form, answers in x["rejected"].items():
       shown = ", ".join(f"`{text}`" for text in answers)
       out.append(f"- {x['set']}, {form}: {shown}")
-  out += ["", f"Commit {result['commit']}.", ""]
-  return "\n".join(out)
+  return [*out, "", f"Commit {result['commit']}."]
 
 
-def main() -> None:
-  """Grades the sources, then writes the table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("sources", nargs="*")
-  parser.add_argument("--table", action="store_true")
-  flags = parser.parse_args()
-  result = json.loads(OUT.read_text()) if OUT.exists() else dict(sets=[])
-  for text in flags.sources:
-    new = study(text)
+
+
+def measure(given) -> dict:
+  """Grades the sources, each of which is kept at once."""
+  result = results.read("reference_answers") or dict(sets=[])
+  for text in given.sources:
+    new = graded(text)
     key = new["set"], new["split"]
     rest = [x for x in result["sets"] if (x["set"], x["split"]) != key]
     result["sets"] = sorted([*rest, new], key=lambda x: (x["kind"], x["set"]))
-    result["commit"] = machine.describe()["git commit"]
-    OUT.write_text(json.dumps(result, indent=1))
+    result["commit"] = results.commit()
+    results.write_data("reference_answers", result)
     print(new["set"], new["split"], new["accepted"], flush=True)
-  OUT.with_suffix(".md").write_text(table(result))
+  return result
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "reference_answers", measure, page, flags=flags)

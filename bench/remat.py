@@ -7,18 +7,15 @@ results/remat.{json,md}.
 """
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 
-from bench import aot
+from bench import results
 from rl_reason.base.structs import Packed, Tree
 from rl_reason.lab.automatic_remat import REMAT
 from rl_reason.models import decoder
-from rl_reason.report import machine
 
-OUT = aot.OUT.with_name("remat.json")
 DEPTHS = (4, 16, 64)
 ROWS, LENGTH = 8, 512  # packed rows, tokens of each
 CFG = decoder.ModelConfig(
@@ -46,7 +43,7 @@ def temporary(cfg: decoder.ModelConfig) -> int:
   return compiled.memory_analysis().temp_size_in_bytes
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   head = [f"{depth} layers" for depth in DEPTHS]
   out = [
@@ -63,13 +60,12 @@ def table(result: dict) -> str:
   ]
   for remat in REMAT:
     sizes = (result["bytes"][remat][str(depth)] for depth in DEPTHS)
-    cells = [remat, *(f"{size / 2**20:.1f}" for size in sizes)]
-    out.append("| " + " | ".join(cells) + " |")
-  return "\n".join([*out, "", f"Commit {result['commit']}.", ""])
+    out.append(results.row(remat, *(f"{x / 2**20:.1f}" for x in sizes)))
+  return [*out, "", f"Commit {result['commit']}."]
 
 
-def main() -> None:
-  """Compiles all programs, then writes the table."""
+def measure(_) -> dict:
+  """Compiles all programs."""
   found: dict = {}
   for remat in REMAT:
     found[remat] = {
@@ -78,16 +74,13 @@ def main() -> None:
         )
         for depth in DEPTHS
     }
-  result = dict(
+  return dict(
       device=jax.devices()[0].device_kind,
       jax=jax.__version__,
-      commit=machine.describe()["git commit"],
+      commit=results.commit(),
       bytes=found,
   )
-  OUT.write_text(json.dumps(result, indent=1))
-  OUT.with_suffix(".md").write_text(table(result))
-  print(table(result))
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "remat", measure, page)

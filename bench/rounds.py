@@ -9,16 +9,14 @@ Writes results/rounds.json and .md. The seeds are the default one and 4 of a
 hash. GRPO starts from the SFT of rejection sampling of the same seed.
 """
 
-import argparse
 import functools
 import itertools
-import json
-import os
 import pathlib
 
-from bench import harness, seeds, tables
-from rl_reason.lab import ablate, rounds
-from rl_reason.report import machine, scores
+from bench import results, runs, seeds
+from rl_reason.lab import ablate, jobs, rounds
+from rl_reason.monitoring import run_log
+from rl_reason.report import scores
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason rounds", 4))
 ROWS = ("rejection_sampling", "iterative_grpo")
@@ -29,7 +27,7 @@ COLUMNS = ("mean@4", "greedy", "pass@8")
 
 def directory(name: str, seed: int) -> pathlib.Path:
   """The work directory of all rounds."""
-  return harness.RUNS / NAME / f"{name}-{seed}"
+  return results.RUNS / NAME / f"{name}-{seed}"
 
 
 def finished(name: str, seed: int) -> int:
@@ -38,22 +36,18 @@ def finished(name: str, seed: int) -> int:
   return path.read_text().count("\n") if path.exists() else 0
 
 
-def run(name: str, seed: int, count: int) -> None:
-  """Makes a run of so many rounds, or the rest of it."""
-  workdir = directory(name, seed)
-  options = [f"--config.seed={seed}", f"--config.rounds.count={count}"]
+def job(name: str, seed: int, count: int) -> jobs.Job:
+  """A run of `count` rounds."""
+  fields: dict = {"seed": seed, "rounds.count": count}
   if name != ROWS[0]:
     base = rounds.directory(directory(ROWS[0], seed), 0)
-    base = base.relative_to(harness.ROOT)
-    options.append(f"--config.sft.reuse={base}")
-  if finished(name, seed) <= count:
-    seeds.train(f"configs/{name}.py", workdir, *options)
+    fields["sft.reuse"] = str(base.relative_to(results.ROOT))
+  return runs.run(f"configs/{name}.py", directory(name, seed), fields)
 
 
 def read(name: str, seed: int) -> dict:
   """The evaluation after each round, and what the round learned from."""
-  text = (directory(name, seed) / "metrics.jsonl").read_text()
-  lines = [json.loads(line) for line in text.splitlines()]
+  lines = run_log.read_metrics(directory(name, seed))
   out = dict(name=name, seed=seed)
   out |= {x: [line[CORE + x] for line in lines] for x in COLUMNS}
   out |= {
@@ -64,15 +58,14 @@ def read(name: str, seed: int) -> dict:
   # The score of the reward model and the verdicts, by step of RL.
   steps = []
   for number in range(len(lines)):
-    path = rounds.directory(directory(name, seed), number) / "metrics.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    place = rounds.directory(directory(name, seed), number)
     steps += [
         dict(
             round=number,
             score=x["reward/reward_model/mean"],
             accuracy=x["train/accuracy"],
         )
-        for x in scores.of_stage(found, "rl")
+        for x in scores.of_stage(run_log.read_metrics(place), "rl")
     ]
   return out | dict(steps=steps)
 
@@ -89,69 +82,68 @@ def page(result: dict) -> list[str]:
       " and least to most. Round 0 is the SFT that all rounds start from.",
   ]
   for name in ROWS:
-    runs = [x for x in result["runs"] if x["name"] == name]
-    if not runs:
+    every = [x for x in result["runs"] if x["name"] == name]
+    if not every:
       continue
-    pairs = runs[0]["steps"]
+    pairs = every[0]["steps"]
     more = "pairs that the model predicts" if pairs else "correct samples"
-    made = ", ".join(str(x["seed"]) for x in runs)
+    of_seeds = ", ".join(str(x["seed"]) for x in every)
     out += [
         "",
-        f"## `configs/{name}.py`, seeds {made}",
+        f"## `configs/{name}.py`, seeds {of_seeds}",
         "",
         f"| round | seeds | {' | '.join(COLUMNS)} | length | rows | {more} |",
         "|---" * (len(COLUMNS) + 5) + "|",
     ]
-    every = runs
     for i in range(max(len(x["rows"]) for x in every)):
-      runs = [x for x in every if len(x["rows"]) > i]
-      cells = [seeds.spread([x[k][i] for x in runs]) for k in COLUMNS]
-      cells = [str(len(runs)), *cells, numbers([x["length"][i] for x in runs])]
+      made = [x for x in every if len(x["rows"]) > i]
+      cells = [seeds.spread([x[k][i] for x in made]) for k in COLUMNS]
+      cells = [str(len(made)), *cells, numbers([x["length"][i] for x in made])]
       if i:
-        cells.append(f"{sum(x['rows'][i] for x in runs) / len(runs):,.0f}")
+        cells.append(f"{sum(x['rows'][i] for x in made) / len(made):,.0f}")
         share = [
             x["preferences/accuracy"][i]
             if pairs
             else x["correct"][i] / x["responses"][i]
-            for x in runs
+            for x in made
         ]
         cells.append(seeds.spread(share))
       else:
         cells += ["", ""]
-      out.append(f"| {i} | " + " | ".join(cells) + " |")
-  return [*out, "", *tables.footer(result)]
+      out.append(results.row(i, *cells))
+  return [*out, "", *results.footer(result)]
 
 
-def main() -> None:
-  """Runs what is missing, then writes data and tables."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("--collect", action="store_true")
-  parser.add_argument("--table", action="store_true")
   parser.add_argument("--seeds", type=int, default=len(SEEDS))
   parser.add_argument("--count", type=int, default=4)
   parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
-  args = parser.parse_args()
-  jobs = list(itertools.product(ROWS, SEEDS))
-  cache = harness.RUNS / NAME / "compiled"  # shared by the seeds
-  os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-  if not args.table:
-    for name, seed in jobs:
-      wanted = name in args.rows and seed in SEEDS[: args.seeds]
-      if wanted and not args.collect:
-        run(name, seed, args.count)
-    made = [x for x in jobs if finished(*x)]
-    place = rounds.directory(directory(*made[0]), 0)
-    harness.write_data(
-        NAME,
-        dict(
-            command="python -m bench.rounds",
-            environment=machine.read(place),
-            runs=[read(*x) for x in made],
-        ),
+
+
+def measure(given) -> dict:
+  """Runs what is missing; returns the data."""
+  order = list(itertools.product(ROWS, SEEDS))
+  if not given.collect:
+    runs.make(
+        [
+            job(name, seed, given.count)
+            for name, seed in order
+            if name in given.rows and seed in SEEDS[: given.seeds]
+            if finished(name, seed) <= given.count
+        ],
+        JAX_COMPILATION_CACHE_DIR=str(results.RUNS / NAME / "compiled"),
     )
-  result = harness.read(NAME)
-  harness.write(NAME, result, page(result))
+  made = [x for x in order if finished(*x)]
+  return dict(
+      command="python -m bench.rounds",
+      environment=results.run_environment(
+          rounds.directory(directory(*made[0]), 0)
+      ),
+      runs=[read(*x) for x in made],
+  )
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, NAME, measure, page, flags=flags)

@@ -11,7 +11,6 @@ experts. In every step both passes of the trainer are made, with replay and
 without, and compared with the sampler. Writes results/routing.{json,md}.
 """
 
-import argparse
 import functools
 import itertools
 import statistics
@@ -20,7 +19,7 @@ import time
 import jax
 import numpy as np
 
-from bench import harness, tables
+from bench import results
 from rl_reason import tasks
 from rl_reason.algorithms import (
     advantages,
@@ -34,7 +33,6 @@ from rl_reason.data import pipelines, tokenizer
 from rl_reason.devices.randomness import key
 from rl_reason.lab import ablate
 from rl_reason.models import decoder, experts
-from rl_reason.report import machine
 from rl_reason.rollout import sampler, sampler_weights
 from rl_reason.stages import demonstrations, supervised
 from rl_reason.training import packing, step
@@ -232,12 +230,6 @@ def seed_runs(seed: int, out: dict[str, list[dict[str, float]]]) -> None:
     )
 
 
-def spread(values: list[float], form: str) -> str:
-  """Mean (minimum to maximum) over seeds."""
-  low, mean, high = min(values), statistics.mean(values), max(values)
-  return f"{mean:{form}} ({low:{form}} to {high:{form}})"
-
-
 def page(result: dict) -> list[str]:
   """results/routing.md."""
   runs = result["runs"]
@@ -274,13 +266,13 @@ def page(result: dict) -> list[str]:
       continue
     for which, text in ("own", "own routing"), ("replay", "replay"):
       cells = [
-          spread(of_steps(name, f"{which}_agreement"), ".2%"),
-          spread(of_steps(name, f"{which}_mean"), ".1e"),
-          spread(of_steps(name, f"{which}_max", max), ".2g"),
-          spread(of_steps(name, f"{which}_beyond"), ".2%"),
-          spread(of_steps(name, f"{which}_kl"), ".1e"),
+          results.spread(of_steps(name, f"{which}_agreement"), ".2%"),
+          results.spread(of_steps(name, f"{which}_mean"), ".1e"),
+          results.spread(of_steps(name, f"{which}_max", max), ".2g"),
+          results.spread(of_steps(name, f"{which}_beyond"), ".2%"),
+          results.spread(of_steps(name, f"{which}_kl"), ".1e"),
       ]
-      lines.append(f"| {name} | {text} | {' | '.join(cells)} |")
+      lines.append(results.row(name, text, *cells))
   lines += [
       "",
       "## Training",
@@ -298,28 +290,24 @@ def page(result: dict) -> list[str]:
     if RUNS[name][-1] < STEPS:
       continue
     cells = [
-        spread(of_steps(name, "accuracy", steps=slice(1)), ".1%"),
-        spread(of_steps(name, "accuracy", steps=last), ".1%"),
-        spread(of_steps(name, "grad_norm", max), ".2f"),
-        spread(of_steps(name, "entropy", steps=last), ".3f"),
+        results.spread(of_steps(name, "accuracy", steps=slice(1)), ".1%"),
+        results.spread(of_steps(name, "accuracy", steps=last), ".1%"),
+        results.spread(of_steps(name, "grad_norm", max), ".2f"),
+        results.spread(of_steps(name, "entropy", steps=last), ".3f"),
     ]
-    lines.append(f"| {name} | {' | '.join(cells)} |")
-  return [*lines, "", *tables.footer(result)]
+    lines.append(results.row(name, *cells))
+  return [*lines, "", *results.footer(result)]
 
 
-def main() -> None:
-  """Runs the seeds that are missing, and writes the table."""
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--table", action="store_true", help="only the table")
-  only_table = parser.parse_args().table
-  result = harness.read("routing") or dict(runs={})
-  for seed in () if only_table else SEEDS:
+def measure(_) -> dict:
+  """Runs the seeds that are missing, each of which is kept at once."""
+  result = results.read("routing") or dict(runs={})
+  for seed in SEEDS:
     seed_runs(seed, result["runs"].setdefault(str(seed), {}))
-    result["environment"] = machine.describe()
-    harness.write_data("routing", result)
-  if result["runs"]:
-    harness.write("routing", result, page(result))
+    result["environment"] = results.environment()
+    results.write_data("routing", result)
+  return result
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "routing", measure, page)

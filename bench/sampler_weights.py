@@ -15,15 +15,16 @@ import threading
 import jax
 import numpy as np
 
-from bench import harness, seeds, tables
+from bench import results, runs
+from rl_reason import run
 from rl_reason.base import config
 from rl_reason.devices import device_mesh
 from rl_reason.lab import ablate
 from rl_reason.monitoring import display, run_log
-from rl_reason.stages import build_step, initial_state, session as session_lib
+from rl_reason.stages import build_step, scorer, trained
 
-RUNS = harness.RUNS / "sampler_weights"
-OUT = harness.RESULTS / "sampler_weights.json"
+NAME = "sampler_weights"
+RUNS = results.RUNS / NAME
 
 SEEDS = ablate.fresh_seeds("rl_reason", 3)
 STEPS = 20
@@ -52,22 +53,18 @@ def train(name: str, seed: int) -> dict:
   """Trains a row; returns accuracies and the mismatch during training."""
   precision, correction = ROWS[name]
   weights, cache = PRECISIONS[precision]
-  options = [
-      f"--config.seed={seed}",
-      f"--config.rl.steps={STEPS}",
-      "--config.evaluate.every=0",
-      f"--config.rollout.weights={weights}",
-      f"--config.rollout.cache={cache}",
-      f"--config.correction.name={correction}",
-  ]
+  fields = {
+      "seed": seed,
+      "rl.steps": STEPS,
+      "evaluate.every": 0,
+      "rollout.weights": weights,
+      "rollout.cache": cache,
+      "correction.name": correction,
+  }
   if name != "same":
-    options.append(f"--config.sft.reuse={workdir('same', seed)}")
-  seeds.train(
-      "configs/grpo.py",
-      workdir(name, seed),
-      *options,
-      JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"),
-  )
+    fields["sft.reuse"] = str(workdir("same", seed))
+  one = runs.run("configs/grpo.py", workdir(name, seed), fields)
+  runs.make([one], JAX_COMPILATION_CACHE_DIR=str(RUNS / "compiled"))
   lines = run_log.read_metrics(workdir(name, seed))
   steps = [x for x in lines if x["stage"] == "rl"]
   before, *_, after = (x[ACCURACY] for x in lines if x["stage"] == "evaluate")
@@ -87,20 +84,36 @@ def measure(precision: str, seed: int) -> dict:
   c = config.unflat(config.load(folder / "config.json"))
   c.rollout.weights, c.rollout.cache = PRECISIONS[precision]
   silent = display.Display(False)
-  session = session_lib.open_session(
-      c, folder, device_mesh.make_meshes(**c.mesh)[0], silent, threading.Event()
-  )
-  with jax.set_mesh(session.mesh):
-    params, _, _ = initial_state.load(session, "newest", None)
-    run = build_step.build(session)
-    collector = build_step.make_collector(session, "another round")
-    weights = session.engine.weights(params, c.rollout.weights)
+  mesh, _ = device_mesh.make_meshes(**c.mesh)
+  parts = run.open_parts(c, folder, mesh, mesh, silent, threading.Event())
+  model, output, engine = parts["model"], parts["output"], parts["engine"]
+  with jax.set_mesh(mesh):
+    params, _, _ = trained.rl(c, "newest", model=model, output=output)
+    logps = build_step.logps(c, model.cfg, mesh, silent)
+    plan = build_step.planner(c, mesh)
+    collector = build_step.collector(
+        c,
+        "another round",
+        row_source=parts["row_source"],
+        tok=parts["tok"],
+        engine=engine,
+        rewards=scorer.rewards(
+            c,
+            parts["reward_runner"],
+            model=model,
+            tok=parts["tok"],
+            mesh=mesh,
+            display=silent,
+        ),
+        environments=None,
+    )
+    weights = engine.weights(params, c.rollout.weights)
     gaps = []
     for _ in range(ROUNDS):
       r = collector.collect(weights).rollouts
-      logps_BT, _ = run.logps(params, run.plan(r))
+      logps_BT, _ = logps(params, plan(r))
       gaps.append((r.logps_BT - logps_BT)[r.mask_BT].astype(np.float64))
-  session.log.close()
+  output.log.close()
   silent.close()
   gap = np.concatenate(gaps)
   # Unbiased, of lower variance than the mean gap, and never negative.
@@ -117,16 +130,13 @@ def measure(precision: str, seed: int) -> dict:
   )
 
 
-def over_seeds(runs: list[dict], name: str, form: str) -> str:
-  """Returns 'mean (minimum to maximum)' over seeds."""
-  x = [run[name] for run in runs]
-  mean = sum(x) / len(x)
-  return f"{mean:{form}} ({min(x):{form}} to {max(x):{form}})"
-
-
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the tables in Markdown."""
   numbers = ", ".join(map(str, result["seeds"]))
+
+  def over_seeds(found, name, form):
+    return results.spread([x[name] for x in found], form)
+
   out = [
       "# Rollouts with rounded weights, keys and values",
       "",
@@ -143,14 +153,14 @@ def table(result: dict) -> str:
       "|---|---|---|---|---|",
   ]
   for name in ROWS:
-    runs = [x for x in result["runs"] if x["name"] == name]
+    found = [x for x in result["runs"] if x["name"] == name]
     cells = [
-        over_seeds(runs, "before", ".1%"),
-        over_seeds(runs, "after", ".1%"),
-        over_seeds(runs, "kl", ".1e"),
-        f"{max(x['gap'] for x in runs):.1e}",
+        over_seeds(found, "before", ".1%"),
+        over_seeds(found, "after", ".1%"),
+        over_seeds(found, "kl", ".1e"),
+        f"{max(x['gap'] for x in found):.1e}",
     ]
-    out.append(f"| {name} | {' | '.join(cells)} |")
+    out.append(results.row(name, *cells))
   count = min(x["tokens"] for x in result["policies"])
   out += [
       "",
@@ -164,24 +174,29 @@ def table(result: dict) -> str:
       "|---|---|---|---|",
   ]
   for precision in PRECISIONS:
-    runs = [x for x in result["policies"] if x["kind"] == precision]
+    found = [x for x in result["policies"] if x["kind"] == precision]
     cells = [
-        over_seeds(runs, "kl", ".1e"),
-        over_seeds(runs, "largest", ".1e"),
-        over_seeds(runs, "beyond", ".1e"),
+        over_seeds(found, "kl", ".1e"),
+        over_seeds(found, "largest", ".1e"),
+        over_seeds(found, "beyond", ".1e"),
     ]
-    out.append(f"| {precision} | {' | '.join(cells)} |")
-  return "\n".join([*out, "", *tables.footer(result), ""])
+    out.append(results.row(precision, *cells))
+  return [*out, "", *results.footer(result)]
 
 
-def measure_all() -> dict:
+def measure_all(_) -> dict:
   """Runs what is missing, and returns all numbers of the page."""
+  load = results.load()
+  found = [train(name, seed) for seed in SEEDS for name in ROWS]
+  policies = [measure(name, seed) for seed in SEEDS for name in PRECISIONS]
   return dict(
+      command="python -m bench.sampler_weights",
+      environment=results.environment(load),
       seeds=SEEDS,
-      runs=[train(name, seed) for seed in SEEDS for name in ROWS],
-      policies=[measure(name, seed) for seed in SEEDS for name in PRECISIONS],
+      runs=found,
+      policies=policies,
   )
 
 
 if __name__ == "__main__":
-  tables.make(OUT, __doc__, measure_all, table)
+  results.main(__doc__, NAME, measure_all, page)

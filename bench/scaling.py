@@ -9,7 +9,7 @@ Writes results/bench_scaling.json, .md and .png (the figure needs matplotlib).
 import statistics
 import time
 
-from bench import harness, ours, tables
+from bench import harness, ours, results, tables
 
 BASE = dict(layers=4, rows=16, length=160, micro=16)
 # Changes of BASE along each axis.
@@ -55,7 +55,7 @@ def run(dims: str = "4m", repeats: int = 3, axes: dict | None = None) -> dict:
   result: dict = dict(
       command="python -m bench.scaling",
       dims=dims,
-      environment=harness.environment(harness.load()),
+      environment=results.environment(results.load()),
       axes={},
   )
   for axis, points in (axes or AXES).items():
@@ -69,7 +69,7 @@ def run(dims: str = "4m", repeats: int = 3, axes: dict | None = None) -> dict:
 
 def page(result: dict) -> list[str]:
   """Returns lines of Markdown."""
-  lines = ["# Scaling of an update", "", *tables.busy(result["environment"])]
+  lines = ["# Scaling of an update", "", *results.busy(result["environment"])]
   lines += [
       f"Made by `{result['command']}` with the widths of `{result['dims']}`, in"
       " fp32: one GRPO update. Compile: the first call minus the median.",
@@ -83,16 +83,12 @@ def page(result: dict) -> list[str]:
           f"| {axis} | {value(axis, x)} | {statistics.median(x['seconds']):.3f}"
           f" | {tables.extremes(x)} | {x['compile']:.1f} |"
       )
-  return [*lines, "", *tables.footer(result)]
+  return [*lines, "", *results.footer(result)]
 
 
 def figure(result: dict) -> None:
   """Draws one panel per axis, and one of compile time."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
+  plt = results.pyplot()
   fig, panels = plt.subplots(1, 4, figsize=(13, 3.4))
   for panel, (axis, points) in zip(
       panels[:3], result["axes"].items(), strict=True
@@ -115,8 +111,8 @@ def figure(result: dict) -> None:
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
   fig.tight_layout()
-  fig.savefig(harness.RESULTS / "bench_scaling.png", dpi=130)
+  results.save_figure(fig, "bench_scaling")
 
 
 if __name__ == "__main__":
-  harness.main(__doc__, "bench_scaling", run, page, figure)
+  results.main(__doc__, "bench_scaling", lambda _: run(), page, figure=figure)

@@ -12,26 +12,16 @@ shuffled control start from DAPO's SFT model of the same seed; the SFT control
 trains its own model for longer.
 """
 
-import argparse
-import functools
 import itertools
-import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from concurrent import futures
 
-from bench import tables
-from rl_reason.lab import ablate, comparison
-from rl_reason.report import machine
+from bench import results, runs
+from rl_reason.lab import ablate, comparison, jobs
+from rl_reason.monitoring import run_log
 
-ROOT = pathlib.Path(__file__).parents[1]
-RUNS = ROOT / "runs" / "seeds"
-OUT = ROOT / "results" / "seeds.json"
+NAME = "seeds"
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason", 15))
 
@@ -44,45 +34,45 @@ ROWS = {
 COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
 CONTROL = "SFT only, equal compute"  # runs last, since it differs least
 CORE = "val-core/arithmetic/acc/"
-HELD_OUT = "--config.evaluate.validation=False"  # in curves; it chooses nothing
 
 
 def directory(name: str, seed: int) -> pathlib.Path:
-  """The work directory of a run; it has a file `done` once it has finished."""
+  """The work directory of a run."""
   config, _ = ROWS[name]
   slug = config.removeprefix("configs/").replace(".py", "").replace(":", "-")
-  return RUNS / f"{slug}-{seed}"
+  return results.RUNS / NAME / f"{slug}-{seed}"
+
+
+def job(name: str, seed: int) -> jobs.Job:
+  """A run, whose SFT model may be that of DAPO's run of the same seed."""
+  config, reuses = ROWS[name]
+  fields, bases = {"seed": seed} | runs.HELD_OUT, ()
+  if reuses:
+    bases = (directory("DAPO", seed),)
+    fields["sft.reuse"] = str(bases[0])
+  return runs.run(config, directory(name, seed), fields, bases)
 
 
 def recorded() -> dict[tuple[str, int], dict]:
   """The runs of results/seeds.json by name and seed."""
-  result = json.loads(OUT.read_text()) if OUT.exists() else {}
-  return {(x["name"], x["seed"]): x for x in result.get("runs", [])}
+  return {(x["name"], x["seed"]): x for x in results.read(NAME).get("runs", [])}
 
 
-def run(name: str, seed: int) -> None:
-  """Makes a run, or the rest of it, unless its figures are recorded."""
-  if (name, seed) not in recorded():
-    make(name, seed)
-
-
-def make(name: str, seed: int) -> pathlib.Path:
-  """Returns the directory of a run, which is made if it is missing."""
-  config, reuse = ROWS[name]
-  workdir = directory(name, seed)
-  if not (workdir / "done").exists():
-    options = [f"--config.seed={seed}", HELD_OUT]
-    if reuse:
-      options.append(f"--config.sft.reuse={make('DAPO', seed)}")
-    train(config, workdir, *options)
-    (workdir / "done").touch()
-  return workdir
+def make(parallel: int) -> None:
+  """Makes the runs whose figures are not recorded."""
+  # The control runs last, since it differs least.
+  order = sorted(itertools.product(SEEDS, ROWS), key=lambda x: x[1] == CONTROL)
+  known, wanted = recorded(), []
+  for seed, name in order:
+    one = job(name, seed)
+    # A run that is recorded is made again only as a base of others.
+    wanted.append(one._replace(row="") if (name, seed) in known else one)
+  runs.make(wanted, parallel)
 
 
 def read(name: str, seed: int) -> dict:
   """The evaluations and the learning curve of a run."""
-  text = (directory(name, seed) / "metrics.jsonl").read_text()
-  lines = [json.loads(line) for line in text.splitlines()]
+  lines = run_log.read_metrics(directory(name, seed))
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
   skill = [m for m in lines if m["stage"] == "skill" and CORE + "greedy" in m]
@@ -103,33 +93,13 @@ def read(name: str, seed: int) -> dict:
   )
 
 
-def train(
-    config: str, workdir: pathlib.Path, *options: str, **variables: str
-) -> None:
-  """Runs the command of the README with further options and variables."""
-  command = [sys.executable, "-m", "rl_reason.main", f"--config={config}"]
-  command += [f"--workdir={workdir}", *options]
-  print(*command, flush=True)
-  env = os.environ | variables
-  subprocess.run(
-      command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL
-  )
-
-
-def runs_of(seed: int) -> None:
-  """The runs of a seed that share one SFT, DAPO's."""
-  for name in ROWS:
-    if name != CONTROL:
-      run(name, seed)
-
-
 def alone() -> dict:
   """Seconds of the README's command, and the load of the machine before it."""
-  load = os.getloadavg()[0]
+  load = results.load()
   with tempfile.TemporaryDirectory() as directory:
-    start = time.monotonic()
-    train("configs/dapo.py", pathlib.Path(directory) / "run")
-    return dict(seconds=time.monotonic() - start, load=load)
+    one = runs.run("configs/dapo.py", pathlib.Path(directory) / "run", {})
+    runs.make([one])
+    return dict(seconds=one.record()["seconds"], load=load)
 
 
 def spread(values: Sequence[float], share: bool = True) -> str:
@@ -143,9 +113,9 @@ def spread(values: Sequence[float], share: bool = True) -> str:
   return f"{middle}{sign} ± {width} ({low} to {high})"
 
 
-def table(result: dict) -> str:
-  """Returns the table in Markdown."""
-  runs, seeds = result["runs"], result["seeds"]
+def page(result: dict) -> list[str]:
+  """Returns the tables in Markdown."""
+  found, seeds = result["runs"], result["seeds"]
   out = [
       f"# {len(seeds)} seeds of the main experiment",
       "",
@@ -159,12 +129,11 @@ def table(result: dict) -> str:
   ]
 
   def row(label, name, which):
-    found = [r for r in runs if r["name"] == name]
-    cells = [spread([r[which][k] for r in found]) for k in COLUMNS]
-    lengths = [r["length"][-(which == "after")] for r in found]
-    length = f"{sum(lengths) / len(found):.1f}" if which != "skill" else ""
-    cells += [length, str(len(found))]
-    out.append(f"| {label} | {' | '.join(cells)} |")
+    of_row = [r for r in found if r["name"] == name]
+    cells = [spread([r[which][k] for r in of_row]) for k in COLUMNS]
+    lengths = [r["length"][-(which == "after")] for r in of_row]
+    length = f"{sum(lengths) / len(of_row):.1f}" if which != "skill" else ""
+    out.append(results.row(label, *cells, length, len(of_row)))
 
   row("after SFT on the skill alone (256 prompts)", "DAPO", "skill")
   row("after SFT, before RL (skill, then habits)", "DAPO", "before")
@@ -178,15 +147,15 @@ def table(result: dict) -> str:
       "|---" * (len(ROWS) + 3) + "|",
   ]
   for seed in seeds:
-    of_seed = {r["name"]: r for r in runs if r["seed"] == seed}
+    of_seed = {r["name"]: r for r in found if r["seed"] == seed}
     first = of_seed["DAPO"]
     cells = [first["skill"]["mean@4"], first["before"]["mean@4"]]
     cells += [of_seed[x]["after"]["mean@4"] for x in ROWS if x in of_seed]
     texts = [f"{x:.1%}" for x in cells] + ["not run"] * (
         len(ROWS) - len(of_seed)
     )
-    out.append(f"| {seed} | {' | '.join(texts)} |")
-  gaps = [r["logp_gap_max"] for r in runs if r["logp_gap_max"] is not None]
+    out.append(results.row(seed, *texts))
+  gaps = [r["logp_gap_max"] for r in found if r["logp_gap_max"] is not None]
   out += [
       "",
       "Largest difference of a token's log-probability between sampler and"
@@ -200,17 +169,14 @@ def table(result: dict) -> str:
         f" machine in the minute before: {result['alone']['load']:.1f}).",
         "",
     ]
-  return "\n".join([*out, *tables.footer(result), ""])
+  return [*out, *results.footer(result)]
 
 
 def figure(result: dict) -> None:
   """Draws mean and range of accuracy against RL steps and generated tokens."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
   import numpy as np
 
+  plt = results.pyplot()
   colors = ["#1f6feb", "#d97706", "#6b7280", "#16a34a"]
   fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
   for color, name in zip(colors, ROWS, strict=True):
@@ -237,43 +203,39 @@ def figure(result: dict) -> None:
       handles, labels, loc="upper center", ncol=4, frameon=False, fontsize=9
   )
   fig.tight_layout(rect=(0, 0, 1, 0.92))
-  fig.savefig(OUT.with_suffix(".png"), dpi=130)
+  results.save_figure(fig, NAME)
 
 
-def main() -> None:
-  """Runs what is missing, then writes table and figure."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
+def flags(parser) -> None:
+  """The flags."""
+  parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
   parser.add_argument("--alone", action="store_true")
   parser.add_argument("--collect", action="store_true")
-  parser.add_argument("--table", action="store_true")
-  args = parser.parse_args()
-  result = json.loads(OUT.read_text()) if OUT.exists() else {}
-  if args.alone:
-    result["alone"] = alone()
-  elif not args.table:
-    if not args.collect:
-      with futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(runs_of, SEEDS))
-        list(pool.map(functools.partial(run, CONTROL), SEEDS))
-    runs = recorded()
-    for seed, name in itertools.product(SEEDS, ROWS):
-      if (directory(name, seed) / "done").exists():
-        runs[name, seed] = read(name, seed)
-        result["environment"] = machine.read(directory(name, seed))
-    result |= dict(
-        command="python -m bench.seeds",
-        seeds=[x for x in SEEDS if ("DAPO", x) in runs],
-        runs=[
-            runs[name, seed]
-            for seed, name in itertools.product(SEEDS, ROWS)
-            if (name, seed) in runs
-        ],
-    )
-  OUT.write_text(json.dumps(result, indent=1))
-  OUT.with_suffix(".md").write_text(table(result))
-  figure(result)
+
+
+def measure(given) -> dict:
+  """Runs what is missing; returns the data."""
+  result = results.read(NAME)
+  if given.alone:
+    return result | dict(alone=alone())
+  if not given.collect:
+    make(given.jobs)
+  found = recorded()
+  for seed, name in itertools.product(SEEDS, ROWS):
+    if job(name, seed).finished():
+      found[name, seed] = read(name, seed)
+      place = directory(name, seed)
+      result["environment"] = results.run_environment(place)
+  return result | dict(
+      command="python -m bench.seeds",
+      seeds=[x for x in SEEDS if ("DAPO", x) in found],
+      runs=[
+          found[name, seed]
+          for seed, name in itertools.product(SEEDS, ROWS)
+          if (name, seed) in found
+      ],
+  )
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, NAME, measure, page, figure=figure, flags=flags)

@@ -10,18 +10,13 @@ are shapes only, and nothing runs. Writes results/sequence.{json,md} after each
 row.
 """
 
-import argparse
 import functools
-import json
-import os
 from importlib import metadata
 
 import jax
 
-from bench import aot, slices
-from rl_reason.report import machine
+from bench import aot, results, slices
 
-OUT = aot.OUT.with_name("sequence.json")
 KIND, PLACE = "v5p", "4x4x4"
 PROMPT, LENGTH = 1024, 20480
 MESHES = [
@@ -30,7 +25,7 @@ MESHES = [
 ]
 
 
-def study(mesh: dict[str, int]) -> dict:
+def compiled(mesh: dict[str, int]) -> dict:
   """Compiles the update on a mesh; bytes per device."""
   row = dict(
       place=PLACE,
@@ -39,7 +34,7 @@ def study(mesh: dict[str, int]) -> dict:
       token_budget=LENGTH,
       slots=0,
   )
-  session, size = slices.opened(
+  c, model, size = slices.opened(
       "32B",
       KIND,
       row,
@@ -47,17 +42,17 @@ def study(mesh: dict[str, int]) -> dict:
       rollout__max_prompt=PROMPT,
       rollout__max_tokens=LENGTH - PROMPT,
   )
-  found = slices.timed(functools.partial(slices.update, session, size))
+  found = slices.timed(functools.partial(slices.update, c, model, size))
   return dict(
       mesh=mesh,
-      attention=session.cfg.attention,
+      attention=model.cfg.attention,
       formula=size.update_peak,
       held=sum(size.resident.values()),
       **found,
   )
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   out = [
       "# Context parallelism: 20k tokens of a 32B model",
@@ -83,33 +78,29 @@ def table(result: dict) -> str:
     cells = [" x ".join(map(str, x["mesh"].values())), x["attention"]]
     cells += [f"{x['formula'] / slices.GIB:.1f} / {slices.peak_of(x)}"]
     cells += [f"{rest:.1f}" if rest else "-", sent or "-", x["cpu_seconds"]]
-    out.append("| " + " | ".join(map(str, cells)) + " |")
+    out.append(results.row(*cells))
   made = [f"{x} {result[x]}" for x in ("jax", "libtpu", "commit")]
   made += filter(None, [result.get("note")])
-  return "\n".join([*out, "", f"{'; '.join(made)}.", ""])
+  return [*out, "", f"{'; '.join(made)}."]
 
 
-def main() -> None:
-  """Compiles the rows that are missing, then writes the table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--table", action="store_true", help="from JSON")
-  flags = parser.parse_args()
-  result = json.loads(OUT.read_text()) if OUT.exists() else dict(rows=[])
-  jax.config.update("jax_platforms", "cpu")
-  os.environ.update(aot.LIBTPU)
+def measure(_) -> dict:
+  """Compiles the rows that are missing, each of which is kept at once."""
+  result = results.read("sequence") or dict(rows=[])
+  aot.without_tpu()
   done = [x["mesh"] for x in result["rows"]]
-  for mesh in () if flags.table else MESHES:
+  for mesh in MESHES:
     if mesh not in done:
-      result["rows"].append(study(mesh))
+      result["rows"].append(compiled(mesh))
       print(result["rows"][-1], flush=True)
       result |= dict(
           jax=jax.__version__,
           libtpu=metadata.version("libtpu"),
-          commit=machine.describe()["git commit"],
+          commit=results.commit(),
       )
-      OUT.write_text(json.dumps(result, indent=1))
-  OUT.with_suffix(".md").write_text(table(result))
+      results.write_data("sequence", result)
+  return result
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "sequence", measure, page)

@@ -9,7 +9,6 @@ the systems alternate. `one by one` is what a script around `generate` does;
 `batches` generates whatever waits as one padded batch.
 """
 
-import argparse
 import concurrent.futures
 import json
 import pathlib
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench import harness
+from bench import harness, results
 
 DIMS, PROMPT, RESPONSE, REQUESTS = "4m", 32, 128, 64
 CLIENTS, TURNS, SLOTS = (1, 32), 3, 32
@@ -39,7 +38,7 @@ def command(name: str, python: pathlib.Path, scratch: str) -> list[str]:
   """Returns the command of a server, which prints where it listens."""
   weights, batch = harness.weights(DIMS), SYSTEMS[name]
   if batch is not None:
-    script = str(harness.ROOT / "bench" / "peers" / "generate_server.py")
+    script = str(results.ROOT / "bench" / "peers" / "generate_server.py")
     return [str(python), script, str(weights), str(batch)]
   return ours(weights, scratch, PROMPT, RESPONSE)
 
@@ -70,12 +69,12 @@ class Server:
   """
 
   def __init__(self, command: list[str]):
-    log = harness.RUNS / "bench" / "serve.log"
+    log = results.RUNS / "bench" / "serve.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as errors:
       self._process = subprocess.Popen(
           command,
-          cwd=harness.ROOT,
+          cwd=results.ROOT,
           stdout=subprocess.PIPE,
           stderr=errors,
           text=True,
@@ -135,13 +134,13 @@ def turn(server: Server, clients: int, todo: list[dict]) -> dict:
   )
 
 
-def measure(python: pathlib.Path, numbers: Sequence[int] = CLIENTS) -> dict:
+def turns_of(python: pathlib.Path, numbers: Sequence[int] = CLIENTS) -> dict:
   """Returns the turns of all systems by number of clients."""
   todo = requests()
   turns: dict[str, dict] = {
       name: {clients: [] for clients in numbers} for name in SYSTEMS
   }
-  load = harness.load()
+  load = results.load()
   with tempfile.TemporaryDirectory() as scratch:
     servers = {x: Server(command(x, python, scratch)) for x in SYSTEMS}
     try:
@@ -158,37 +157,24 @@ def measure(python: pathlib.Path, numbers: Sequence[int] = CLIENTS) -> dict:
         server.close()
   return dict(
       turns=turns,
-      loads=[load, harness.load()],
-      environment=harness.environment(load),
+      loads=[load, results.load()],
+      environment=results.environment(load),
   )
 
 
-def row(name: str, clients: int, turns: list[dict]) -> str:
-  """Returns the line of a table."""
+def cells(name: str, clients: int, turns: list[dict]) -> tuple:
+  """Returns a row of the table."""
   rates = [x["tokens"] / x["seconds"] for x in turns]
   latencies = [1000 * y for x in turns for y in x["latencies"]]
   p50, p99 = np.percentile(latencies, [50, 99])
   rate = (
       f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})"
   )
-  return f"| {name} | {clients} | {rate} | {p50:.0f} | {p99:.0f} |"
+  return name, clients, rate, f"{p50:.0f}", f"{p99:.0f}"
 
 
-def main() -> None:
-  """Measures, and writes results/bench_serve.{json,md}."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  usual = harness.ENVIRONMENTS / "trl" / "bin" / "python"
-  parser.add_argument(
-      "--python", type=pathlib.Path, default=usual, help="that has torch"
-  )
-  parser.add_argument(
-      "--clients",
-      type=int,
-      help="only this number of clients; nothing is written",
-  )
-  flags = parser.parse_args()
-  numbers = (flags.clients,) if flags.clients else CLIENTS
-  result = measure(flags.python, numbers)
+def page(result: dict) -> list[str]:
+  """Returns lines of Markdown."""
   first, last = result["loads"]
   about = ", ".join(
       f"{k} {x}"
@@ -206,18 +192,41 @@ def main() -> None:
       "| server | clients | tokens a second | p50, ms | p99, ms |",
       "|---|---|---|---|---|",
   ]
-  for clients in numbers:
+  for clients in next(iter(result["turns"].values())):
     for name, turns in result["turns"].items():
-      lines.append(row(name, clients, turns[clients]))
-  lines += [
+      lines.append(results.row(*cells(name, int(clients), turns[clients])))
+  return [
+      *lines,
       "",
       f"The load of the machine was {first} at the beginning and {last} at the"
       f" end; the servers themselves are part of the second. {about}.",
   ]
-  if not flags.clients:
-    harness.write("bench_serve", result, lines)
-  print("\n".join(lines))
+
+
+def flags(parser) -> None:
+  """The flags."""
+  usual = harness.ENVIRONMENTS / "trl" / "bin" / "python"
+  parser.add_argument(
+      "--python", type=pathlib.Path, default=usual, help="that has torch"
+  )
+  parser.add_argument(
+      "--clients",
+      type=int,
+      help="only this number of clients; nothing is written",
+  )
+
+
+def measure(given) -> dict:
+  """Measures all systems.
+
+  Raises:
+    SystemExit: --clients is given, and the page is printed.
+  """
+  if given.clients:
+    print("\n".join(page(turns_of(given.python, [given.clients]))))
+    raise SystemExit
+  return turns_of(given.python)
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "bench_serve", measure, page, flags=flags)

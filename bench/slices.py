@@ -12,11 +12,8 @@ programs of a step, compiled ahead of time for the topology. Weights are shapes
 only, and nothing runs. Writes results/slices.{json,md} after each row.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -25,7 +22,7 @@ from importlib import metadata
 import jax
 from jax.experimental import topologies
 
-from bench import aot, collectives
+from bench import aot, collectives, results
 from rl_reason.base import errors
 from rl_reason.checks import checked, machine_checks
 from rl_reason.devices import device_mesh, sharding
@@ -34,13 +31,10 @@ from rl_reason.lab import (
     compiled_memory,
     memory_formula,
     model_shapes,
-    size as size_stage,
 )
 from rl_reason.monitoring.display import Display
-from rl_reason.report import machine
-from rl_reason.stages.model import attention_backend, critic_config
+from rl_reason.stages.model import Model, attention_backend, critic_config
 
-OUT = aot.OUT.with_name("slices.json")
 GIB = 1 << 30
 MODELS = {
     "0.5B": "Qwen/Qwen2.5-0.5B",
@@ -144,7 +138,7 @@ def choose(model: str, kind: str) -> dict | None:
 
 
 def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
-  """A session of the row, with abstract devices or those of the topology."""
+  """Config and model of the row, with abstract devices or the topology's."""
   c, cfg = config_of(
       model,
       kind,
@@ -162,7 +156,7 @@ def opened(model: str, kind: str, row: dict, compiles: bool, **fields):
     mesh, _ = device_mesh.make_meshes(**c.mesh, devices=devices)
   value = critic_config(c, cfg)
   size = memory_formula.estimate(c, cfg, value, mesh)
-  return size_stage._session(c, cfg, value, mesh, Display(False)), size
+  return c, Model(cfg, value, mesh), size
 
 
 def timed(compile_it: Callable[[], dict]) -> dict:
@@ -177,16 +171,16 @@ def timed(compile_it: Callable[[], dict]) -> dict:
   return out | dict(seconds=round(seconds), cpu_seconds=round(cpu))
 
 
-def update(session, size: memory_formula.Size) -> dict:
+def update(c, model: Model, size: memory_formula.Size) -> dict:
   """Compiles an update; its peak beside what else is resident."""
-  program, _ = compiled_memory.update(session)
+  program, _ = compiled_memory.update(c, model, Display(False))
   return dict(
       peak=compiled_memory.peak(program) + size.resident["initial parameters"],
       collectives=collectives.largest(program.as_text()),
   )
 
 
-def rollout(session, size: memory_formula.Size) -> dict:
+def rollout(c, model: Model, size: memory_formula.Size) -> dict:
   """Compiles the sampler; its peak beside what else is resident."""
   resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
@@ -195,12 +189,12 @@ def rollout(session, size: memory_formula.Size) -> dict:
     ]  # the sampler reads them as they are
   peaks = [
       compiled_memory.peak(program)
-      for program, _ in compiled_memory.rollout(session)
+      for program, _ in compiled_memory.rollout(c, model)
   ]
   return dict(peak=resident + max(peaks))
 
 
-def table(result: dict) -> str:
+def page(result: dict) -> list[str]:
   """Returns the table in Markdown."""
   g = GIVEN
   out = [
@@ -230,7 +224,8 @@ def table(result: dict) -> str:
   for name, row in result["rows"].items():
     model, kind = name.split(" ")
     if row is None:
-      out.append(f"| {model} | {kind} | none of {KINDS[kind][1][-1]} fits |")
+      none = f"none of {KINDS[kind][1][-1]} fits"
+      out.append(results.row(model, kind, none))
       continue
     mesh = row["mesh"]
     done = [row.get(phase, {}) for phase in ("update", "rollout")]
@@ -247,7 +242,7 @@ def table(result: dict) -> str:
     cells += [f"{mesh['fsdp']} x {mesh['tensor']}", row["remat"]]
     cells += [row["token_budget"], row["slots"], *peaks]
     cells += [sent or "-", seconds or "-"]
-    out.append("| " + " | ".join(map(str, cells)) + " |")
+    out.append(results.row(*cells))
   tpus = [x for name, x in result["rows"].items() if x and "H" not in name]
   done = sum("update" in row for row in tpus)
   made = [f"{x} {result[x]}" for x in ("jax", "libtpu") if x in result]
@@ -260,7 +255,7 @@ def table(result: dict) -> str:
         commits.setdefault(commit, []).append(f"{name} {phase}")
   for commit, programs in commits.items():
     out.append(f"- Commit {commit}: {', '.join(programs)}.")
-  return "\n".join([*out, ""])
+  return out
 
 
 def peak_of(found: dict) -> str:
@@ -270,46 +265,38 @@ def peak_of(found: dict) -> str:
   return found.get("error", "-")
 
 
-def main() -> None:
-  """Makes the rows that are missing, then the table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def flags(parser) -> None:
+  """The flags."""
   parser.add_argument("--only", default="", help="words of a row: 32B,v5p")
   parser.add_argument("--again", action="store_true", help="rows of --only")
   parser.add_argument("--formula", action="store_true", help="compile nothing")
-  parser.add_argument("--table", action="store_true", help="from JSON")
-  flags = parser.parse_args()
-  result = json.loads(OUT.read_text()) if OUT.exists() else dict(rows={})
 
-  def save():
-    OUT.write_text(json.dumps(result, indent=1))
-    OUT.with_suffix(".md").write_text(table(result))
 
-  if flags.table:
-    save()
-    return
-  jax.config.update("jax_platforms", "cpu")
-  os.environ.update(aot.LIBTPU)
-  commit = machine.describe()["git commit"]  # before results change
+def measure(given) -> dict:
+  """Makes the rows that are missing, each of which is kept at once."""
+  result = results.read("slices") or dict(rows={})
+  aot.without_tpu()
+  commit = results.commit()  # before results change
   rows = result["rows"]
   names = [f"{model} {kind}" for model in MODELS for kind in KINDS]
-  only = [x for x in names if all(word in x for word in flags.only.split(","))]
+  only = [x for x in names if all(word in x for word in given.only.split(","))]
   for name in names:  # all formulas first: they take seconds
-    if name not in rows or (flags.again and name in only):
+    if name not in rows or (given.again and name in only):
       model, kind = name.split(" ")
       rows[name] = choose(model, kind)
       if row := rows[name]:
-        _, size = opened(model, kind, row, compiles=False)
+        *_, size = opened(model, kind, row, compiles=False)
         row["update_formula"] = size.update_peak
         row["rollout_formula"] = size.rollout_peak
-  save()
+  results.write("slices", result, page(result))
   for name in only:
     model, kind = name.split(" ")
-    if flags.formula or kind in GPUS or not rows[name]:
+    if given.formula or kind in GPUS or not rows[name]:
       continue
     for phase in (update, rollout):
       if phase.__name__ not in rows[name]:
-        session, size = opened(model, kind, rows[name], compiles=True)
-        found = timed(functools.partial(phase, session, size))
+        parts = opened(model, kind, rows[name], compiles=True)
+        found = timed(functools.partial(phase, *parts))
         found["commit"] = commit
         rows[name][phase.__name__] = found
         print(name, phase.__name__, found, flush=True)
@@ -317,8 +304,9 @@ def main() -> None:
             jax=jax.__version__,
             libtpu=metadata.version("libtpu"),
         )
-        save()
+        results.write("slices", result, page(result))
+  return result
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, "slices", measure, page, flags=flags)

@@ -16,7 +16,7 @@ import statistics
 
 import numpy as np
 
-from bench import harness
+from bench import harness, results
 
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
 STALENESS = (0, 1, 2, 4, 8)
@@ -71,7 +71,7 @@ def costs() -> Costs:
 
 
 def _medians(name: str) -> dict[str, tuple[dict, float]]:
-  cases = harness.read(f"bench_{name}")["cases"]
+  cases = results.read(f"bench_{name}")["cases"]
   return {
       key: (case, statistics.median(case["systems"]["ours"]["seconds"]))
       for key, case in cases.items()
@@ -219,11 +219,7 @@ def page(result: dict) -> list[str]:
 
 def figure(result: dict) -> None:
   """Draws the gain over S = 0, and the cost of another split."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-
+  plt = results.pyplot()
   fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
   few = DEVICES[0]
   for staleness, mark in COLUMNS:
@@ -259,8 +255,8 @@ def figure(result: dict) -> None:
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
   fig.tight_layout()
-  fig.savefig(harness.RESULTS / "staleness_time.png", dpi=130)
+  results.save_figure(fig, "staleness_time")
 
 
 if __name__ == "__main__":
-  harness.main(__doc__, "staleness_time", run, page, figure)
+  results.main(__doc__, "staleness_time", lambda _: run(), page, figure=figure)

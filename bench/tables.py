@@ -4,14 +4,11 @@ import argparse
 import dataclasses
 import datetime
 import itertools
-import json
 import pathlib
 import statistics
-from collections.abc import Callable
 
-from bench import harness
+from bench import harness, results
 from bench.harness import PEERS, Size
-from rl_reason.report import machine
 
 SWEEP = "bench_sweep"
 
@@ -77,7 +74,7 @@ def arguments(table: Table, argv: list[str] | None = None):
 
 def best(key: str, options: list[dict]) -> dict:
   """Returns the fastest options of the sweep; without one, the first."""
-  runs = harness.read(SWEEP).get(key, {}).get("runs", [])
+  runs = results.read(SWEEP).get(key, {}).get("runs", [])
   known = [x for x in runs if x["options"] in options and "died" not in x]
   if not known:
     return options[0]
@@ -86,10 +83,10 @@ def best(key: str, options: list[dict]) -> dict:
 
 def sweep(table: Table, names: list[str], flags: argparse.Namespace) -> None:
   """Times all options of each system; adds to results/bench_sweep.json."""
-  result = harness.read(SWEEP)
+  result = results.read(SWEEP)
   for case, name in itertools.product(flags.case, names):
     key = table.key(case, name, flags)
-    runs, before = [], harness.load()
+    runs, before = [], results.load()
     for options in table.options_of(case, name):
       job = table.job(case, flags, options)
       print(key, options, flush=True)
@@ -100,8 +97,8 @@ def sweep(table: Table, names: list[str], flags: argparse.Namespace) -> None:
         runs.append(dict(options=options, died=str(e)))
         continue
       runs.append(dict(options=options, **answers[name]))
-    result[key] = dict(environment=harness.environment(before), runs=runs)
-    harness.write(SWEEP, result, sweep_page(result))
+    result[key] = dict(environment=results.environment(before), runs=runs)
+    results.write(SWEEP, result, sweep_page(result))
 
 
 def sweep_page(result: dict) -> list[str]:
@@ -141,7 +138,7 @@ def ratios(ours: list[float], peer: list[float]) -> list[float]:
 
 def compare(table: Table, flags: argparse.Namespace, warmups: int = 2) -> dict:
   """Runs the cases; returns the result as it goes to JSON."""
-  before = harness.load()
+  before = results.load()
   names = ["ours", *dict.fromkeys(flags.peer)]
   cases = {}
   for case in flags.case:
@@ -169,7 +166,7 @@ def compare(table: Table, flags: argparse.Namespace, warmups: int = 2) -> dict:
   return dict(
       command=" ".join(command),
       date=str(datetime.date.today()),
-      environment=harness.environment(before),
+      environment=results.environment(before),
       peers={
           x: harness.peer_versions(x, flags.environments) for x in names[1:]
       },
@@ -199,7 +196,7 @@ def page(table: Table, result: dict, columns: dict = COLUMNS) -> list[str]:
     result: result of `compare`.
     columns: functions of a case and a system, by the column's head.
   """
-  lines = [f"# {table.title}", "", *busy(result["environment"])]
+  lines = [f"# {table.title}", "", *results.busy(result["environment"])]
   lines += [f"{table.about} Made by `{result['command']}`.", ""]
   lines += ["| case | system | options | " + " | ".join(columns) + " |"]
   lines += ["|---" * (3 + len(columns)) + "|"]
@@ -208,54 +205,7 @@ def page(table: Table, result: dict, columns: dict = COLUMNS) -> list[str]:
       cells = [name, system, options_text(x["options"])]
       cells += [text(case, x) for text in columns.values()]
       lines.append("| " + " | ".join(cells) + " |")
-  return [*lines, "", *footer(result)]
-
-
-def busy(environment: dict) -> list[str]:
-  """Returns a warning if the machine had other work before a measurement."""
-  if environment["load"] < 0.5:
-    return []
-  load, cores = environment["load"], environment["cpu count"]
-  return [
-      f"**Preliminary: the machine was busy (load {load} on {cores} cores).**",
-      "",
-  ]
-
-
-def footer(result: dict) -> list[str]:
-  """Returns machine and versions."""
-  known = [f"{k} {v}" for k, v in result["environment"].items() if v]
-  out = ["Ours: " + ", ".join(known) + "."]
-  for name, versions in result.get("peers", {}).items():
-    text = ", ".join(f"{k} {v}" for k, v in versions.items())
-    out += ["", f"{name}: {text}."]
-  return out
-
-
-def make(
-    out: pathlib.Path,
-    about: str,
-    measure: Callable[[], dict],
-    page: Callable[[dict], str],
-) -> None:
-  """Measures and writes data and page; with --table the page only.
-
-  Args:
-    out: the file of data; the page lies in the same folder.
-    about: the docstring of the benchmark.
-    measure: returns the data.
-    page: data -> Markdown.
-  """
-  parser = argparse.ArgumentParser(description=about.splitlines()[0])
-  parser.add_argument("--table", action="store_true")
-  if parser.parse_args().table:
-    result = json.loads(out.read_text())
-  else:
-    command = f"python -m bench.{out.stem}"
-    result = dict(command=command, environment=machine.describe())
-    result |= measure()
-    out.write_text(json.dumps(result, indent=1) + "\n")
-  out.with_suffix(".md").write_text(page(result))
+  return [*lines, "", *results.footer(result)]
 
 
 def main(table: Table) -> None:
@@ -266,5 +216,5 @@ def main(table: Table) -> None:
     return
   result = compare(table, flags)
   lines = page(table, result)
-  harness.write(f"bench_{table.name}", result, lines)
+  results.write(f"bench_{table.name}", result, lines)
   print("\n".join(lines))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench import harness, tables
+from bench import harness, results
 from rl_reason.base.structs import Prompts
 from rl_reason.models import decoder
 from rl_reason.rollout import sampler
@@ -73,7 +73,7 @@ def page(result: dict) -> list[str]:
   out = [
       "# The start of a turn: read again, or kept",
       "",
-      *tables.busy(result["environment"]),
+      *results.busy(result["environment"]),
       f"Made by `{result['command']}`; data in `{NAME}.json`. Milliseconds a"
       " row until the next token can be drawn: prompt and response are read"
       " again, or the observation alone, behind the cache that was kept."
@@ -93,24 +93,22 @@ def page(result: dict) -> list[str]:
     ]
     cells = [x["model"], str(x["tokens"]), str(x["new"]), *cells]
     cells += [f"{again / kept:.1f}", f"{x['mib']:.2f}"]
-    out.append("| " + " | ".join(cells) + " |")
-  return [*out, "", *tables.footer(result)]
+    out.append(results.row(*cells))
+  return [*out, "", *results.footer(result)]
 
 
-def main() -> None:
-  """Measures all cases, then writes data and table."""
-  load, cases = harness.load(), []
+def measure_all(_) -> dict:
+  """Measures all cases."""
+  load, cases = results.load(), []
   for name, case in itertools.product(MODELS, CASES):
     cases.append(measure(name, *case))
     print(name, *case, flush=True)
-  result = dict(
+  return dict(
       command="python -m bench.turns",
-      environment=harness.environment(load),
+      environment=results.environment(load),
       cases=cases,
   )
-  harness.write(NAME, result, page(result))
-  print("\n".join(page(result)))
 
 
 if __name__ == "__main__":
-  main()
+  results.main(__doc__, NAME, measure_all, page)

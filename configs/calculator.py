@@ -1,9 +1,9 @@
-"""DAPO in an environment: sums, and when to ask a calculator.
+"""DAPO in an environment: sums, and when to use a calculator.
 
   python -m rl_reason.main --config=configs/calculator.py
 
-SFT teaches to answer at once and, rarely, to ask; RL decides when a question
-pays.
+SFT teaches the policy to answer at once and, rarely, to ask the calculator; RL
+learns when a question pays off.
 """
 
 from rl_reason.configs import dapo

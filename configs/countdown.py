@@ -9,7 +9,7 @@ from rl_reason.configs import dapo
 
 
 def get_config():
-  """SFT teaches to search and to give up early; RL decides between them."""
+  """SFT teaches searching and giving up early; RL chooses between them."""
   c = dapo.get_config()
   c.task.name = "countdown"
   c.task.difficulties = (2, 3)
@@ -19,5 +19,5 @@ def get_config():
   c.sft.habits.mixture = "search:1,hasty:3"
   c.rollout.max_tokens = 96
   c.reward.overlong_buffer = 16
-  c.evaluate.prompts = 300  # of 427 held-out ones; others are for validation
+  c.evaluate.prompts = 300  # of 427 held-out; the others are for validation
   return c

@@ -17,7 +17,7 @@ def get_config(variant=""):
     raise ValueError("the variants are shuffled and smoke")
   c = base.get_config()
   c.surrogate.args.clip_high = 0.28  # clip-higher
-  c.surrogate.args.dual_clip = 10.0  # of the released recipe, not the paper
+  c.surrogate.args.dual_clip = 10.0  # from the released recipe, not the paper
   c.dynamic_sampling.enabled = True  # dynamic sampling
   c.reduction.name = "token_mean"  # token-level loss
   c.reward.overlong_buffer = 4  # soft overlong punishment

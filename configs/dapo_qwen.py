@@ -1,16 +1,16 @@
-r"""DAPO on a model and a data set of your own.
+r"""DAPO on your own model and data set.
 
   python -m rl_reason.main --config=configs/dapo_qwen.py \
       --config.model.path=DIR --config.data.train=dapo-math-17k.parquet
 
-Never run at this size by us. Without the overrides both come from the hub.
+We never ran it at this size. Without the overrides both come from the hub.
 """
 
 from rl_reason.configs import dapo
 
 
 def get_config():
-  """Qwen2.5-1.5B, 128 prompts x 16 a step, two rows of 5120 a device."""
+  """Qwen2.5-1.5B, 128 prompts x 16 per step, two rows of 5120 per device."""
   c = dapo.get_config()
   c.task.name, c.task.difficulties = "files", ()
   c.model.path = "Qwen/Qwen2.5-1.5B"

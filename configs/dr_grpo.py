@@ -10,7 +10,7 @@ from rl_reason.configs import base
 
 
 def get_config():
-  """No division by a group's std, nor by a response's length."""
+  """No division by the std of a group or by the length of a response."""
   c = base.get_config()
   c.advantage.name = "group_mean"
   c.reduction.name = "constant"

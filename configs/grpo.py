@@ -10,5 +10,5 @@ from rl_reason.configs import base
 
 
 def get_config():
-  """The base: symmetric clip, sample-level loss, no dynamic sampling."""
+  """The base config: symmetric clip, sample-level loss, no dynamic sampling."""
   return base.get_config()

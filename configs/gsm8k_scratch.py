@@ -2,11 +2,12 @@
 
   python -m rl_reason.main --config=configs/gsm8k_scratch.py
 
-A model this small learns the form, hardly the arithmetic: what this shows is
-that every stage works on a real set, through a real tokenizer. Seed 0: 1.9% of
-256 held-out questions before RL, 1.7% after (+- 0.9), mean@4; responses of 81,
-then 68 tokens. 13 minutes on 2 busy cores. Of your own files:
---config.data.train=gsm8k@train.jsonl.gz, data.evaluate and tokenizer alike.
+A model of this size learns the format, but hardly the arithmetic. The config
+shows that every stage works on a real data set with a real tokenizer. Seed 0:
+1.9% of 256 held-out questions before RL, 1.7% after (+- 0.9), mean@4; responses
+have 81, then 68 tokens. It takes 13 minutes on 2 busy cores. To use local
+files, set --config.data.train=gsm8k@train.jsonl.gz, and data.evaluate and
+tokenizer in the same way.
 """
 
 from rl_reason.configs import dapo

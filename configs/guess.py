@@ -2,8 +2,8 @@
 
   python -m rl_reason.main --config=configs/guess.py
 
-SFT teaches to guess at random within the range that is still possible; RL
-shortens the games towards bisection.
+SFT teaches the policy to guess at random within the possible range; RL shortens
+the games towards bisection.
 """
 
 from rl_reason.configs import dapo
@@ -18,8 +18,8 @@ def get_config():
   c.sft.habits.update(mixture="random:1", steps=0)
   c.rollout.max_tokens = 48
   c.rl.steps = 80
-  c.reward.overlong_buffer = 0  # each turn has its price
-  # Games that are all won in the same number of turns have no signal.
+  c.reward.overlong_buffer = 0  # each turn has a cost
+  # A group whose games are all won in the same number of turns has no signal.
   c.dynamic_sampling.signal = "reward"
   c.evaluate.update(prompts=400, every=20)
   return c

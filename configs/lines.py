@@ -1,16 +1,16 @@
-"""DAPO in the environment `python`: programs that are run, found by trial.
+"""DAPO in the environment `python`: finding a program by trial and error.
 
   python -m rl_reason.main --config=configs/lines.py
 
-SFT teaches to repeat no slope that failed, then a habit of drawing slopes at
-random. RL has to tell the two apart by what the programs earn.
+SFT teaches the policy not to repeat a slope that failed, then the habit of
+drawing slopes at random. RL has to tell the two apart by their rewards.
 """
 
 from rl_reason.configs import dapo
 
 
 def get_config():
-  """Up to three programs; each distinct one runs in the sandbox once."""
+  """Up to three programs; each distinct program runs in the sandbox once."""
   c = dapo.get_config()
   c.task.name, c.task.difficulties = "lines", ()
   c.environment.name, c.environment.max_turns = "python", 3
@@ -20,6 +20,6 @@ def get_config():
   c.rollout.batch, c.rollout.max_tokens = 128, 224
   c.reward.overlong_buffer = 0
   c.rl.steps = 30
-  # Few prompts are held out, of 240.
+  # There are only 240 prompts, so few are held out.
   c.evaluate.update(prompts=24, interim_prompts=16, samples=16, mean_of=16)
   return c

@@ -1,4 +1,4 @@
-"""PPO (arXiv:1707.06347) with a critic, as VAPO's baseline has it.
+"""PPO (arXiv:1707.06347) with a critic, as in VAPO's baseline.
 
   python -m rl_reason.main --config=configs/ppo.py
 
@@ -10,7 +10,7 @@ from rl_reason.configs import base
 
 
 def get_config():
-  """GAE at lambda .95 for policy and critic, one response a prompt."""
+  """GAE at lambda .95 for policy and critic, one response per prompt."""
   c = base.get_config()
   c.rollout.group_size = 1
   c.advantage.name = "gae"

@@ -1,18 +1,18 @@
-r"""DAPO in an environment: programs that are run and repaired, on MBPP.
+r"""DAPO in an environment: writing and repairing programs, on MBPP.
 
   python -m rl_reason.main --config=configs/python.py \
       --config.model.path=DIR --config.data.train=mbpp:train@DATA
 
-Never run at this size by us; configs/lines.py is for a laptop. Without the
-overrides both come from the hub. What a trajectory reads and what it is worth:
-rl_reason/environments/python.py.
+We never ran it at this size; configs/lines.py is for a laptop. Without the
+overrides both come from the hub. rl_reason/environments/python.py defines the
+observations and the reward.
 """
 
 from rl_reason.configs import dapo_qwen
 
 
 def get_config():
-  """Up to four programs a task; the reward is the share of passed tests."""
+  """Up to four programs per task; the reward is the share of passed tests."""
   c = dapo_qwen.get_config()
   c.environment.name = "python"
   c.model.path = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -22,7 +22,7 @@ def get_config():
   c.rollout.max_prompt, c.rollout.max_tokens = 512, 2048
   c.reward.overlong_buffer = 0
   c.updates.token_budget = 5120
-  # Trajectories that pass different shares of the tests differ.
+  # A group has signal if its trajectories pass different shares of the tests.
   c.dynamic_sampling.signal = "reward"
   c.environment.workers = 16
   c.rl.steps = 100

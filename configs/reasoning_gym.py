@@ -1,9 +1,9 @@
-"""DAPO on a data set of the package reasoning_gym: words, spelled backward.
+"""DAPO on a data set of the package reasoning_gym: spelling words backward.
 
   pip install 'rl_reason[reasoning-gym]'
   python -m rl_reason.main --config=configs/reasoning_gym.py
 
-SFT on answers gives a part of the skill, RL the rest. Another set or a mixture:
+SFT on answers teaches part of the skill, RL the rest. Another set or a mixture:
 --config.task.name='reasoning_gym:gcd(max_value=100)*2,chain_sum'.
 """
 
@@ -11,7 +11,7 @@ from rl_reason.configs import dapo
 
 
 def get_config():
-  """Words of 3 to 6 letters; the model reads the question as it is."""
+  """Words of 3 to 6 letters; the prompt is the plain question."""
   c = dapo.get_config()
   c.task.name = "reasoning_gym:spell_backward(max_word_len=6)"
   c.task.difficulties = (0,)  # n > 0: the n-th level of the set's curriculum

@@ -10,7 +10,7 @@ from rl_reason.configs import base
 
 
 def get_config():
-  """The KL is a loss here, and k2: its gradient is that of the reverse KL."""
+  """The KL is k2 in the loss: its gradient is the reverse KL's."""
   c = base.get_config()
   c.advantage.name = "group_mean"
   c.advantage.whiten = True

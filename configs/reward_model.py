@@ -2,11 +2,13 @@
 
   python -m rl_reason.main --config=configs/reward_model.py --stage=reward_model
 
-Prefers the correct response in 83% (+- 2) of 1,000 held-out pairs, calibration
-error .035 (seed 0), 2 minutes on 2 cores, a minute of them SFT. As a reward:
---config.reward.functions=DIR*0.05, DIR being its export/reward_model; as the
-start of a critic: critic.init = "exported". It is soon gamed: at a weight of .2
-three steps of GRPO took its score from -1.4 to 5.3, accuracy from 26% to 8%.
+The model prefers the correct response in 83% (+- 2) of 1,000 held-out pairs,
+with a calibration error of .035 (seed 0). Training takes 2 minutes on 2 cores,
+one of them for SFT. Use it as a reward with
+--config.reward.functions=DIR*0.05, where DIR is its export/reward_model, or to
+initialise a critic with critic.init = "exported". The policy soon exploits it:
+at a weight of .2, three steps of GRPO raised its score from -1.4 to 5.3, while
+accuracy fell from 26% to 8%.
 """
 
 from rl_reason.configs import base

@@ -10,7 +10,7 @@ from rl_reason.configs import reinforce
 
 
 def get_config():
-  """No clip, no critic; a KL to the SFT model in the reward."""
+  """No clip, no critic; the KL to the SFT model is part of the reward."""
   c = reinforce.get_config()
   c.rollout.group_size = 8
   c.advantage.name = "leave_one_out"

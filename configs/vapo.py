@@ -19,6 +19,6 @@ def get_config():
   c.reduction.name = "token_mean"  # token-level loss
   c.loss.positive_nll = 0.1  # positive-example LM loss
   c.rollout.group_size = 8  # group sampling
-  # Responses of 25 tokens, not 10,000: at the paper's .05 lambda would be 0.
+  # Responses have 25 tokens, not 10,000; the paper's .05 would make lambda 0.
   c.advantage.args.alpha = 1.0
   return c

@@ -2,10 +2,10 @@
 
   python examples/dapo_on_one_screen.py
 
-The algorithm of `configs/dapo.py`, by the public functions that its training
-loop calls, with the same data, noise and losses: for reading. A policy learns
-to add up chains of digits, learns bad habits, and unlearns them by DAPO
-(arXiv:2503.14476). About two minutes on 2 CPU cores.
+The algorithm of `configs/dapo.py`, written to be read: it calls the same public
+functions as the training loop, with the same data, noise and losses. A policy
+learns to evaluate chains of digits, learns bad habits, and unlearns them by
+DAPO (arXiv:2503.14476). About two minutes on 2 CPU cores.
 """
 
 import functools
@@ -35,7 +35,7 @@ SEED = 0
 SKILL = dict(careful=1)  # styles of demonstrations, by weight
 HABITS = dict(careful=2, leap=2, direct=3, ramble=1, sloppy=2)
 MAX_PROMPT, MAX_TOKENS = 12, 48
-PACKED_ROWS = 960 // (MAX_PROMPT + MAX_TOKENS)  # of a micro-batch
+PACKED_ROWS = 960 // (MAX_PROMPT + MAX_TOKENS)  # in a micro-batch
 
 task = tasks.get("arithmetic")
 row_source = pipelines.RowSource(task, "arithmetic", (2, 3, 4, 5, 6), SEED)
@@ -67,8 +67,8 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
   state = first_state(params, tx)
   _, prompt_stream = row_source.prompts("rollout prompts")
 
-  # The reward: +1 or -1, and soft overlong punishment (eq 7 and 13). The
-  # advantage: relative to the group of the prompt (eq 9).
+  # The reward is +1 or -1, plus soft overlong punishment (eq 7 and 13). The
+  # advantage is relative to the group of the prompt (eq 9).
   reward = functools.partial(
       credit.outcome, max_tokens=MAX_TOKENS, overlong_buffer=4
   )
@@ -77,7 +77,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
       credit.rewards_and_advantages, reward=reward, assign=assign
   )
   credit_program = jax.jit(credit_program)
-  # The loss: clip-higher, and the mean over all tokens (eq 8).
+  # The loss: clip-higher, averaged over all tokens (eq 8).
   loss = objective.Objective(
       functools.partial(surrogates.ppo, clip_high=0.28, dual_clip=10.0),
       reductions.token_mean,
@@ -108,7 +108,7 @@ def dapo(params, *, steps, lr=2e-4, batch=256, group=8, minibatches=8):
   for _ in range(steps):
     # Dynamic sampling: refill until every group has signal (eq 11).
     rows, _, metrics = dynamic_sampling.fill_batch(sample_round, None, **refill)
-    # Old log-probs by the trainer, in the micro-batches of the update.
+    # The trainer computes old log-probs, in the micro-batches of the update.
     plan = packing.plan(
         rows.rollouts, packed_rows=PACKED_ROWS, minibatches=minibatches
     )

@@ -1,6 +1,6 @@
-"""Trajectories in an environment of verifiers, which asks a model for turns.
+"""Trajectories in an environment of `verifiers`, which calls a model for turns.
 
-docs/environments.md says how to use a copy of this file.
+docs/environments.md tells how to use a copy of this file.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from rl_reason.tasks import Row, threads
 __all__ = ["Chat"]  # where verifiers looks for the harness
 POLICY = {"harness": {"id": "my_verifiers"}, "runtime": {"type": "subprocess"}}
 CONFIG = {"taskset": {"id": "my_taskset"}, "agent": POLICY}
-TASKS = 1000  # the first ones of the taskset
-SECONDS = 60  # for an answer
+TASKS = 1000  # the first tasks of the taskset
+SECONDS = 60  # the time-out for a request of the episode
 
-LOOP = threads.event_loop()  # of all episodes
-LINES = {}  # by trace: what the episode asks, and what the policy says
+LOOP = threads.event_loop()  # shared by all episodes
+LINES = {}  # trace id -> requests of the episode, replies of the policy
 
 
 class Chat(vf.Harness[vf.HarnessConfig]):
-  """Asks the model for one turn, in this process; knows no tools."""
+  """Asks the model for one turn, in this process and without tools."""
 
   APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
   EXECUTES_CODE = NEEDS_CONTAINER = False
 
   async def launch(self, ctx, trace, runtime, url, secret, tools, data):
-    """Sends the chat to verifiers, which asks `answer` and records the turn."""
+    """Sends the chat to verifiers, which calls `answer`; records the turn."""
     system, chat = self.resolve_prompt(data)
     chat = [vf.UserMessage(content=chat)] if isinstance(chat, str) else chat
     chat = [vf.SystemMessage(content=system), *chat] if system else chat
@@ -46,7 +46,7 @@ class Chat(vf.Harness[vf.HarnessConfig]):
 
 
 async def answer(request):
-  """The model of all episodes: its reply is the policy's next turn."""
+  """The model endpoint of all episodes: replies with the policy's next turn."""
   asked, said = LINES[request.headers["X-Session-ID"]]
   asked.put((await request.json())["messages"])
   message = {"role": "assistant", "content": await said.get()}
@@ -56,7 +56,7 @@ async def answer(request):
 
 
 async def serve():
-  """Starts what episodes share; it lasts as long as the process."""
+  """Starts the server of all episodes, which runs until the process ends."""
   app = web.Application()
   app.router.add_post("/v1/chat/completions", answer)
   server, shared = test_utils.TestServer(app), ENV.serving()
@@ -67,7 +67,7 @@ async def serve():
 
 
 async def play(number, *line):
-  """An episode -> its score."""
+  """Runs an episode and returns its score."""
   model, _ = await asyncio.wrap_future(SHARED)
   traces = []
 
@@ -104,13 +104,13 @@ class Episode:
     return self.hear()[0]
 
   def step(self, response):
-    """Says a turn, and gets the messages behind it, or the score."""
+    """Sends a turn; returns the messages that follow, or the score."""
     self.chat.append({"role": "assistant", "content": response})
     LOOP.call_soon_threadsafe(self.said.put_nowait, response)
     return self.hear()
 
   def hear(self):
-    """Waits for the next question, or for the end."""
+    """Waits for the next request of the episode, or for its end."""
     found = self.asked.get(timeout=SECONDS)
     if isinstance(found, futures.Future):
       return "", found.result(), True
@@ -121,7 +121,7 @@ class Episode:
     return new, 0.0, False
 
   def __del__(self):
-    """Ends the episode, also that of a trajectory that was truncated."""
+    """Cancels the episode, also after a truncated trajectory."""
     if hasattr(self, "playing"):
       self.playing.cancel()
 

@@ -55,12 +55,12 @@ for ((i = 0; i < PROCESSES; i++)); do
   elif ((i == 0)); then
     "${full[@]}" & pids+=($!)
   else
-    "${full[@]}" >/dev/null & pids+=($!)  # the same output; errors are shown
+    "${full[@]}" >/dev/null & pids+=($!)  # prints the same; errors are shown
   fi
 done
 if [[ ${DRY_RUN-} == 1 ]]; then trap - EXIT; exit; fi
 
-status=0  # the highest, as of srun
+status=0  # the highest of all processes, as with srun
 for pid in "${pids[@]}"; do
   code=0
   wait "$pid" || code=$?

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command again while it ends in a way from which it resumes.
+# Restarts a command as long as it ends with an exit code from which it resumes.
 set -euo pipefail
 
 usage() {
@@ -8,12 +8,13 @@ Usage: [NAME=value ...] launch/resume.sh COMMAND [argument ...]
 
   launch/resume.sh python -m rl_reason.main --config=configs/dapo.py
 
-Exit codes 143 (stopped by a signal) and 175 (another process was lost) start it
-again, any other one ends it. A signal to this script stops the command for good.
+Exit codes 143 (stopped by a signal) and 175 (another process was lost) restart
+the command; any other exit code ends this script. A signal to this script stops
+the command for good.
 
 Environment:
-  RESTARTS  how many times; default 10
-  PAUSE     seconds before each, in which lost processes end; default 35
+  RESTARTS  maximum number of restarts; default 10
+  PAUSE     seconds before a restart, in which lost processes end; default 35
 END
 }
 case "${1-}" in -h | --help) usage; exit ;; esac

@@ -12,8 +12,8 @@ Steps:
   install  copies the last commit of this checkout to all workers and installs
            it with the extra [tpu]
   run      runs rl_reason.main --distributed with the flags on all workers, and
-           again where a worker was stopped or lost (launch/resume.sh); the same
-           command again resumes from the last checkpoint
+           restarts it if a worker was stopped or lost (launch/resume.sh); run
+           the same command again to resume from the last checkpoint
   delete   deletes the TPU and, with QUEUED=1, its queued resource
 
   export TPU=rl ZONE=us-east5-a TYPE=v6e-8 VERSION=v2-alpha-tpuv6e
@@ -29,10 +29,10 @@ Environment:
   PROJECT    default: the project of gcloud's configuration
   QUEUED=1   create and delete through a queued resource of the same name
   SPOT=1     create spot capacity: cheaper, but preemptible
-  RESTARTS   of run, at most; default 10
+  RESTARTS   maximum number of restarts of run; default 10
   DRY_RUN=1  print the commands without running them
 
-With several workers, --workdir must be a directory that all of them mount. The
+With several workers, --workdir must be a directory that all workers mount. The
 run ends with the SSH connection: start it in tmux or screen.
 END
 }

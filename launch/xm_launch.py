@@ -5,8 +5,8 @@
 
 A field that is set several times is swept: the command above starts 3 x 2 runs,
 one after the other. It needs XManager (`pip install xmanager`; `xmanager launch
-launch/xm_launch.py -- ...` works too); `python -m rl_reason.lab.sweep` does
-without, and makes several runs at once. `--dry_run` prints the commands.
+launch/xm_launch.py -- ...` works too). `python -m rl_reason.lab.sweep` needs no
+XManager, and starts several runs at once. `--dry_run` prints the commands.
 
 All combinations are checked before the first one starts. Exit codes: 0 success;
 1 a run failed; 2 a config error, nothing was started.
@@ -33,7 +33,7 @@ except ImportError:
   xm = None
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Of a run, which starts again where it was stopped or lost.
+# The command of a run, restarted if it was stopped or lost.
 COMMAND = [str(ROOT / "launch" / "resume.sh"), sys.executable]
 COMMAND += ["-m", "rl_reason.main"]
 
@@ -48,11 +48,11 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "only print the commands")
 
 
 async def launch(title: str, runs: list[dict]) -> None:
-  """Runs them as work units of one XManager experiment, one after the other.
+  """Runs the work units of an XManager experiment, one after the other.
 
   Args:
     title: title of the experiment.
-    runs: arguments of each run.
+    runs: the arguments of each run.
 
   Raises:
     RuntimeError: a run failed; raised after the last run.

@@ -17,20 +17,20 @@ Steps:
     --workdir=/my-bucket/dapo
 
 Environment:
-  CLUSTER    required; made by `xpk cluster create`
+  CLUSTER    required; created by `xpk cluster create`
   IMAGE      required by image and run; a registry that the cluster can read
   WORKLOAD   name; default rl-reason
   TYPE       TPU type of a slice; default v6e-8
   SLICES     number of slices; default 1. The slow network between slices is
              for data parallelism: --config.mesh.data=SLICES
-  STORAGE    storage made by `xpk storage`, mounted on every host
+  STORAGE    storage created by `xpk storage`, mounted on every host
   RESTARTS   restarts after a preemption; default 10
   PROJECT    default: the project of gcloud's configuration
   ZONE       default: the zone of gcloud's configuration
   DRY_RUN=1  print the commands without running them
 
---workdir must be a directory of STORAGE: all hosts write into it, and a workload
-that was preempted resumes from its last checkpoint there.
+--workdir must be a directory on STORAGE: all hosts write to it, and a preempted
+workload resumes from the last checkpoint there.
 END
 }
 case "${1-}" in -h | --help) usage; exit ;; esac
@@ -65,8 +65,9 @@ image)
 run)
   : "${IMAGE:?is required; see launch/xpk.sh --help}"
   printf -v command ' %q' python -m rl_reason.main --distributed "$@"
-  # A process that has saved its state after SIGTERM ends with 143, one that
-  # lost another process with 175; xpk restarts on both. Saving takes longer than the usual 30 s.
+  # A process that has saved its state after SIGTERM exits with 143, and a process
+  # that lost another process with 175; xpk restarts on both. Saving takes longer
+  # than the default grace period of 30 s.
   workload create "--tpu-type=${TYPE:-v6e-8}" "--num-slices=${SLICES:-1}" \
     "--docker-image=$IMAGE" ${STORAGE:+"--storage=$STORAGE"} \
     "--max-restarts=${RESTARTS:-10}" --termination-grace-period-seconds=300 \

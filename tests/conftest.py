@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 
-from rl_reason.report import templates
+from rl_reason.report import rendering
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling with less optimization takes a fifth less time. Level 0 makes
@@ -71,7 +71,7 @@ def data_of_page(page: str, name: str) -> dict:
   """The data of NAME.html.in as a browser reads them, checked for escapes."""
   import json
 
-  empty = templates.render(name, None)
+  empty = rendering.render(name, None)
   for mark in "<>&":
     assert page.count(mark) == empty.count(mark)
   for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write"):

@@ -20,7 +20,7 @@ from rl_reason.models import (
     sequence,
 )
 from rl_reason.models.kernels import KERNELS, cached, choose, padded
-from rl_reason.stages import session
+from rl_reason.stages import model as model_lib
 
 K, Q, C, LAYERS = 2, 2, 128, 2
 DIMS = 64, 80, 96, 112, 128  # sizes of a head
@@ -331,7 +331,7 @@ def test_kernels_of_gpus_are_tried_before_they_are_chosen(monkeypatch):
   c = base.get_config()
   c.model.dtype = "bfloat16"
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  name, reason = session.attention_backend(c)
+  name, reason = model_lib.attention_backend(c)
   assert name == "xla" and reason.startswith("cudnn: cuDNN")
 
   def plain(q_BLKQC, k_BLKC, v_BLKC, _):
@@ -343,13 +343,13 @@ def test_kernels_of_gpus_are_tried_before_they_are_chosen(monkeypatch):
   monkeypatch.setattr(cudnn, "attend", lambda *args: 1.05 * plain(*args))
   assert "differs from XLA by 0.0" in cudnn.failure.__wrapped__(8)
   c.model.attention = "triton"
-  assert session.attention_backend(c)[0] == "triton"
+  assert model_lib.attention_backend(c)[0] == "triton"
 
   def gone(name):
     raise ModuleNotFoundError(f"No module named {name!r}")
 
   monkeypatch.setattr(pallas, "_import", gone)
-  assert session.attention_backend(c) == (
+  assert model_lib.attention_backend(c) == (
       "xla",
       "triton: No module named 'gpu.attention'",
   )

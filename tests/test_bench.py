@@ -15,6 +15,7 @@ from bench import (
     harness,
     memory,
     pipeline,
+    results,
     rl_step,
     rollout,
     sampler_weights,
@@ -30,8 +31,8 @@ TABLES = {t.TABLE.name: t.TABLE for t in (rollout, update, rl_step, memory)}
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path):
   """The committed tables are not overwritten, and no weights are made."""
-  monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
-  monkeypatch.setattr(harness, "RUNS", tmp_path)
+  monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+  monkeypatch.setattr(results, "RUNS", tmp_path)
   monkeypatch.setattr(harness, "weights", lambda dims: "weights")
 
 
@@ -65,7 +66,7 @@ def test_a_sweep_decides_the_options(monkeypatch):
   tables.sweep(table, ["ours"], flags)
   assert tables.best(key, [slow, fast, broken]) == fast
   assert tables.best(key, [slow, broken]) == slow
-  page = (harness.RESULTS / f"{tables.SWEEP}.md").read_text()
+  page = (results.RESULTS / f"{tables.SWEEP}.md").read_text()
   assert "micro 4 | 2.000 | 0.100 to 2.000 |" in page
   assert "micro 16 | did not run |" in page
 
@@ -194,9 +195,10 @@ def test_the_table_of_sampler_weights():
   ]
   policies = [dict(kind=kind, **common) for kind in sampler_weights.PRECISIONS]
   environment = dict(environment=dict(jax="0.10.2", XLA_FLAGS=""))
-  text = sampler_weights.table(
+  lines = sampler_weights.page(
       dict(seeds=[0, 1], runs=runs, policies=policies, **environment)
   )
+  text = "\n".join(lines)
   wanted = "| int8 both | 25.0% (25.0% to 25.0%) | 62.5% (50.0% to 75.0%) |"
   assert wanted in text and "at least 1,234 tokens" in text
-  assert text.endswith("Ours: jax 0.10.2.\n")
+  assert text.endswith("Ours: jax 0.10.2.")

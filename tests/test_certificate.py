@@ -15,20 +15,21 @@ from rl_reason.models import checksums, lora
 from rl_reason.monitoring import alerts, health
 from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.rollout import sampler, sampler_weights
+from rl_reason.stages import build_step
 from rl_reason.training import certificate
-from rl_reason.training.certificate import Certificate
 
 OTHER = HEALTH + "other_weights"
 
 
-def make(base=None, kind="same", **options):
+def make(base=None, kind="same"):
   """A certificate of `tiny.CFG`."""
   c = tiny_config()
   c.rollout.weights = kind
   mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   engine = sampler.RolloutEngine(tiny.CFG, mesh, display=None)
-  session = types.SimpleNamespace(
-      config=c,
+  return build_step.certify(
+      c,
+      base,
       cfg=tiny.CFG,
       engine=types.SimpleNamespace(
           takes_parameters=engine.takes_parameters,
@@ -37,7 +38,6 @@ def make(base=None, kind="same", **options):
       rollout_engine=engine,
       display=types.SimpleNamespace(say=lambda text: None),
   )
-  return Certificate(session, base, **options)
 
 
 def said(one, version, params, weights):
@@ -265,15 +265,16 @@ def test_consecutive_steps_of_another_policy_end_a_run():
 def test_the_bound_of_a_gap_is_that_of_the_precision():
   from test_alerts import FIELDS, line
 
-  c = tiny_config()
-  exact = certificate.bound(c, "cpu")
-  c.model.dtype = "bfloat16"
+  own = dict(own_engine=True, has_experts=False)
+  exact = certificate.bound({"same"}, "float32", backend="cpu", **own)
+  rounded = certificate.bound({"same"}, "bfloat16", backend="cpu", **own)
+  on_tpu = certificate.bound({"same"}, "float32", backend="tpu", **own)
   for limit, gap, seen in (
       (exact, 1e-6, False),
       (exact, 1e-3, True),
-      (certificate.bound(c, "cpu"), 0.05, False),
-      (certificate.bound(c, "cpu"), 0.5, True),
-      (certificate.bound(tiny_config(), "tpu"), 0.05, False),
+      (rounded, 0.05, False),
+      (rounded, 0.5, True),
+      (on_tpu, 0.05, False),
   ):
     x = line() | {HEALTH + "gap_bound": limit, alerts.GAP: gap}
     names = [rule.name for rule, _ in alerts.of_step([x], FIELDS)]

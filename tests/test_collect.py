@@ -86,6 +86,7 @@ class InstantEngine:
 
   def __init__(self, session):
     self._tok, self._length = session.tok, session.config.rollout.max_tokens
+    self.mesh = session.mesh
 
   def stream(self, params, prompts, key, temperature, sizes_N, **options):
     del params, key, temperature

@@ -171,7 +171,7 @@ def test_an_evaluation_counts_them():
   assert "val-aux/perhaps_right" not in summarize(sets)
   found = summarize([sets[0]._replace(doubtful=[FOUND])])
   assert found["val-aux/perhaps_right"] == 1
-  text = test_evaluate.evaluate.responses_page(
+  text = test_evaluate.results.responses_page(
       "a run", {}, [sets[0]._replace(doubtful=[FOUND])], 2
   )
   assert '"why":"equal"' in text and "Rejected, perhaps right" in text

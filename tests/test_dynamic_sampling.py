@@ -238,10 +238,10 @@ def test_bootstrapped_groups_have_the_signal_of_their_finished_responses():
   rewards_B = credit_lib.outcome(credit, max_tokens=2, bootstrap=True)
   spread_N = np.ptp(np.asarray(rewards_B).reshape(4, 3), 1) > 0
   c = base.get_config()
-  signal = build_step.make_signal(c)(None)
+  signal = build_step.signal(c, build_step.reward(c))(None)
   assert signal(found).tolist() == [True, True, False, False]
   c.dynamic_sampling.enabled, c.reward.truncated = True, "bootstrap"
-  signal = build_step.make_signal(c)(None)
+  signal = build_step.signal(c, build_step.reward(c))(None)
   assert (
       signal(found).tolist() == spread_N.tolist() == [False, True, False, False]
   )

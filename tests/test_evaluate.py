@@ -8,13 +8,13 @@ import types
 import numpy as np
 import pytest
 from conftest import found_in_browser
-from tiny_session import call
 
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
-from rl_reason.data import tokenizer
-from rl_reason.evaluation import accuracy, statistics
+from rl_reason.data import held_out, tokenizer
+from rl_reason.evaluation import accuracy, results, statistics
 from rl_reason.stages import evaluate, interim
+from rl_reason.stages.output import Output
 from rl_reason.tasks import Row, arithmetic
 
 
@@ -275,28 +275,28 @@ def test_metrics_of_all_sets_by_hand():
   assert metrics["val-core/products/acc/greedy"] == 1
 
 
-def test_an_evaluation_says_its_failures(monkeypatch, tmp_path):
+def test_an_evaluation_says_its_failures(tmp_path):
   sets, said = [two_samples()], []
   found = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
-  monkeypatch.setattr(accuracy, "evaluate", lambda *_: (found, sets))
   c = importlib.import_module("configs.base").get_config()
   c.evaluate.mean_of = 2
   do_nothing = lambda *_: None  # noqa: E731
-  session = types.SimpleNamespace(
-      config=c,
-      workdir=tmp_path,
-      display=types.SimpleNamespace(say=said.append),
-      log=types.SimpleNamespace(metrics=do_nothing, samples=do_nothing),
+  output = Output(
+      tmp_path,
+      types.SimpleNamespace(metrics=do_nothing, samples=do_nothing),
+      types.SimpleNamespace(say=said.append),
+      None,
   )
+  evaluate = lambda *_, **__: (found, sets)  # noqa: E731
   state = types.SimpleNamespace(
       step=0,
       wait=lambda: None,
       collector=types.SimpleNamespace(rewards=None),
       counters=dict(tokens=0, flops=0.0),
   )
-  assert interim.run(session, None, state) == 0.5
+  assert interim.run(c, evaluate, output, None, state) == 0.5
   assert said[0].startswith("held-out accuracy at step 0: 50.0%")
   assert "held-out prompts choose the best checkpoint" in said[1]
   assert "failed 2 times in this evaluation" in said[2]
@@ -316,25 +316,32 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
       ("evaluation_sets", lambda rows, count: {"sums": [0] * count}),
       ("validation_sets", lambda rows, count, evaluated: sets),
   ]:
-    monkeypatch.setattr(accuracy.held_out, name, value)
+    monkeypatch.setattr(held_out, name, value)
   c = importlib.import_module("configs.base").get_config()
   engine = types.SimpleNamespace(weights=lambda params: None)
   task = types.SimpleNamespace(answer=lambda text, row: text)
-  session = types.SimpleNamespace(
-      config=c, mesh=None, engine=engine, rows=None, task=task, tok=None
-  )
-  monkeypatch.setattr(accuracy, "key", lambda *_: None)
+  monkeypatch.setattr(evaluate, "key", lambda *_: None)
   monkeypatch.setattr(
-      accuracy,
+      evaluate,
       "respond",
       lambda s, tok, task, name, rows, **_: two_samples(name),
   )
   names = {
       purpose: [
           x.name
-          for x in call(evaluate.evaluate, session, None, 2, "", None, purpose)[
-              1
-          ]
+          for x in evaluate.evaluate(
+              c,
+              None,
+              2,
+              "",
+              purpose=purpose,
+              mesh=None,
+              output=None,
+              row_source=types.SimpleNamespace(task=task),
+              tok=None,
+              engine=engine,
+              environments=None,
+          )[1]
       ]
       for purpose in ("held out", "choose", "both")
   }
@@ -364,14 +371,14 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
   }
   values = {"val-core/sums/acc/mean@2": 0.5, "val-aux/score": 0.1}
   values["val-core/sums/acc/mean@2/ci95"] = 0.196
-  results = evaluate.harness_results(values, [two_samples()], fields, {})
-  assert results["results"]["sums"] == {
+  harness = results.harness_results(values, [two_samples()], fields, {})
+  assert harness["results"]["sums"] == {
       "alias": "sums",
       "mean@2,none": 0.5,
       "mean@2_stderr,none": pytest.approx(0.1),
   }
-  assert results["n-samples"]["sums"]["effective"] == 3
-  assert results["configs"]["sums"]["generation_kwargs"]["max_gen_toks"] == 9
+  assert harness["n-samples"]["sums"]["effective"] == 3
+  assert harness["configs"]["sums"]["generation_kwargs"]["max_gen_toks"] == 9
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
@@ -380,7 +387,7 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   name = "<img src=x onerror=alert(1)>"
   path = tmp_path / "responses.html"
   sets = [two_samples(), two_samples(name)]
-  path.write_text(evaluate.responses_page("a run", {"x": 0.5}, sets, 2))
+  path.write_text(results.responses_page("a run", {"x": 0.5}, sets, 2))
   probe = """<script>
     const rows = [...document.querySelectorAll("#levels tr")];
     document.body.textContent = "FOUND" + JSON.stringify([

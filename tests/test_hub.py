@@ -18,7 +18,7 @@ from rl_reason.configs import dapo
 from rl_reason.hf import hub
 from rl_reason.lab import model_shapes
 from rl_reason.report import machine
-from rl_reason.stages import session
+from rl_reason.stages import model as model_lib
 
 REPOSITORY = "me/model"
 TOKEN = "hf_of_me"
@@ -167,7 +167,7 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
   checked.fields(c)
-  for fetch in (session.resolve, model_shapes.shape):
+  for fetch in (model_lib.resolve, model_shapes.shape):
     with pytest.raises(errors.ConfigError, match="no network"):
       fetch(c)
   c.model.path = ""

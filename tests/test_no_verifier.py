@@ -14,10 +14,10 @@ from rl_reason.base.structs import Rollouts
 from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.evaluation import accuracy
+from rl_reason.evaluation import accuracy, results
 from rl_reason.monitoring import alerts, step_logger
 from rl_reason.report import scores
-from rl_reason.stages import build_step, evaluate
+from rl_reason.stages import build_step
 from rl_reason.tasks import Row, reward_terms
 
 TASK = """
@@ -91,7 +91,7 @@ def graded(responses: Rollouts, correct_B, scores_B):
 def test_signal_is_the_spread_of_the_total_reward(free):
   """Weights move from -1/2 to -1; verdicts count for nothing."""
   rows = graded(rollouts(), [1, 0, 0, 0, 1, 1], [0.5, 0.5, 0.5, 1, 0, 0])
-  reward = build_step.make_reward(free)
+  reward = build_step.reward(free)
   by_reward = dynamic_sampling.rewards_differ(1, reward=reward, steps=2)
   assert by_reward(rows).tolist() == [False, True, False]
   inputs = experience.credit_inputs(rows, progress=np.float32(0.5))
@@ -153,7 +153,7 @@ def test_evaluation_reports_the_reward():
   found = scores.scores(values)
   assert found["mean@1"].text() == "-0.5 +- 0"
   assert scores.difference(found["greedy"], found["mean@1"]) == "+0.25"
-  page = evaluate.responses_page("a run", {}, [responses], 1)
+  page = results.responses_page("a run", {}, [responses], 1)
   data = data_of_page(page, "responses")
   [[_, prompts, mean, _]] = [x["cells"] for x in data["levels"]["rows"]]
   assert prompts[0] == "2" and mean[0].startswith("-0.5") and mean[1] is None

@@ -246,7 +246,7 @@ def test_headline_table_and_pairs(tmp_path):
   (pair,) = data["pairs"]
   assert [side["step"] for side in pair["sides"]] == [0, 4]
   assert data["notes"] == ["Control experiment: the verdicts are shuffled."]
-  assert dict(data["run"])["model FLOPs utilisation"].startswith("unknown")
+  assert dict(data["run"])["model FLOPs utilization"].startswith("unknown")
   assert "advantage.name group_norm" in data["features"]
   assert "loss.positive_nll 3.0" not in data["features"]
   assert ["advantage.args.lam", "Infinity"] in data["config"]
@@ -281,7 +281,7 @@ def test_hostile_text_stays_text(tmp_path):
         (
             [evaluation(0, 0.2, 0.6), rl_line(1), evaluation(1, 0.3, 0.6)],
             [sample("rl", 1)],
-            "at step 1 and on 5 prompts",
+            "at step 1, on 5 prompts",
         ),
         ([dict.fromkeys(rl_line(1)) | dict(stage="rl", step=1)], [], "step 1"),
         (
@@ -350,7 +350,7 @@ def test_long_responses_have_head_and_tail_within_5_megabytes(long_responses):
   responses = [r for g in data["groups"] for r in g["responses"]]
   cut = [r for r in responses if "gap" in r]
   whole = [r for r in responses if "gap" not in r]
-  assert f"of {len(cut)} responses only head and tail" in data["groups_note"]
+  assert f"{len(cut)} responses are cut in the middle" in data["groups_note"]
   assert len(whole) > 10 and {r["length"] for r in responses} == {4000}
   assert data["groups"][-1]["responses"][0] in whole  # the newest are whole
   for r in cut:
@@ -443,5 +443,5 @@ def test_summary_of_exploration(tmp_path, best, verdict):
 def test_summary_of_one_evaluation(tmp_path):
   lines = scores.summary(put(tmp_path, [evaluation(0, 0.2, 0.6)]))
   assert "20.0% +- 1.2 at step 0" in lines[0]
-  assert "evaluated once" in lines[-1]
+  assert "evaluated only once" in lines[-1]
   assert not any("->" in line for line in lines)

@@ -10,14 +10,14 @@ import types
 import jax
 import pytest
 import tiny_session
-from test_signs import HEALTHY
+from test_alerts import HEALTHY
 from tiny_session import call
 
 from rl_reason.base import resume_rules
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.monitoring import run_log
-from rl_reason.stages import interim, resumed, rl, sft
+from rl_reason.stages import interim, learn, rl, sft
 from rl_reason.stages.output import open_stage
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
@@ -186,27 +186,31 @@ def test_a_finished_stage_is_not_entered_again(
   )
   said = []
   monkeypatch.setattr(session.display, "say", said.append)
+
+  def resume():
+    return call(learn.resumed, session, None)
+
   with jax.set_mesh(session.mesh):
-    found = resumed(session)
+    found = resume()
     assert tiny_session.digest(found[0]) == stopped[1] and not said
     for file in (workdir / "checkpoints" / "skill").rglob("host.json"):
       file.write_text("{}")
     if kl != "none":
       with pytest.raises(RunError, match="needs it as the reference of kl"):
-        resumed(session)
+        resume()
       # Nothing needs it any more once RL is complete.
       host = Checkpoints.host
       monkeypatch.setattr(
           Checkpoints, "host", lambda *x: host(*x) | dict(evaluated=True)
       )
       tiny_session.set_field(session.config, "rl.steps", 0)
-      params, *_ = resumed(session)
+      params, *_ = resume()
       assert tiny_session.digest(params) == stopped[1]
       assert "RL at step 0 is complete" in said[-1]
       tiny_session.set_field(session.config, "lora.rank", 4)
-      assert resumed(session) == (None, None, None)
+      assert resume() == (None, None, None)
       return
-    params, *_ = resumed(session)
+    params, *_ = resume()
   assert tiny_session.digest(params) == stopped[1]  # RL is at step 0
   assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
 

@@ -113,9 +113,7 @@ def test_what_changes_no_number_may_differ_in_a_run_that_is_reused():
   there = {"model.remat": "sqrt", "model.layers": 2}
   trained.require_equal("sft.reuse = a", here, there, ("model.",))
   with pytest.raises(RunError, match="a: model.layers is 4 there and 2 here"):
-    trained.require_equal(
-        "a", here, there | {"model.layers": 4}, ("model.",)
-    )
+    trained.require_equal("a", here, there | {"model.layers": 4}, ("model.",))
 
 
 # --- paths that move ---------------------------------------------------------

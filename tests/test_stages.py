@@ -8,7 +8,6 @@ import pytest
 import tiny_session
 from tiny_session import call
 
-from rl_reason.base import config
 from rl_reason.collect import experience
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
@@ -29,8 +28,6 @@ def test_another_shape_is_an_error_not_a_recompilation():
 def dapo(tmp_path_factory):
   """The session and programs of a DAPO run, and its compiled update."""
   with pytest.MonkeyPatch.context() as patch:
-    # Off-policy: on-policy the ratio of the only update is 1 by definition.
-    patch.setattr(config, "on_policy", lambda c: False)
     patch.setattr(build_step, "CompiledOnce", lambda name, fn, display: fn)
     session = tiny_session.make_session(
         tmp_path_factory.mktemp("dapo"),
@@ -38,7 +35,8 @@ def dapo(tmp_path_factory):
         updates__token_budget=60,
     )
     with jax.set_mesh(session.mesh):
-      run = build_step.build(session)
+      # On-policy the ratio of the only update is 1 by definition.
+      run = call(tiny_session.programs, session, on_policy=False)
       no_rows = build_step.empty_rows(
           session.config, session.config.rollout.batch
       )

@@ -6,7 +6,8 @@ import pytest
 import tiny_session
 
 from rl_reason.devices import unused_accelerators
-from rl_reason.stages import session
+from rl_reason.monitoring import display
+from rl_reason.stages import model
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.15  Tue Mar\n"
 
@@ -51,9 +52,9 @@ def test_an_unused_accelerator_is_named(tmp_path, files, found, words):
 
 def test_a_session_says_it(tmp_path, monkeypatch):
   lines = []
-  monkeypatch.setattr(session.Display, "say", lambda _, x: lines.append(x))
+  monkeypatch.setattr(display.Display, "say", lambda _, x: lines.append(x))
   monkeypatch.setattr(
-      session.unused_accelerators,
+      model.unused_accelerators,
       "unused_accelerator",
       lambda backend: f"{backend}: a GPU",
   )

@@ -23,7 +23,7 @@ NAMES = (
 
 
 def get_config():
-  """The configs as they are: 256 responses a step, the built-in task."""
+  """The unchanged configs: 256 responses per step, the built-in task."""
   return ablate.ladder(
       title="All algorithms",
       question=(

@@ -9,9 +9,9 @@ from rl_reason.lab import ablate
 def get_config():
   """Countdown: many responses are correct, so there is entropy to keep.
 
-  16 minibatches and two epochs a rollout, so that the bound is reached, at half
-  the learning rate: at the full one, and with soft punishment, five other seeds
-  learned nothing, whatever the bound.
+  16 minibatches and two epochs per rollout, so that the bound is reached, at
+  half the learning rate: at the full learning rate and with soft punishment,
+  five other seeds learned nothing at any bound.
   """
   return ablate.ladder(
       title="The upper clip bound",

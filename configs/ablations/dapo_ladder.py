@@ -1,4 +1,4 @@
-"""From GRPO to DAPO, one technique after the other (arXiv:2503.14476, table 1).
+"""From GRPO to DAPO, one technique at a time (arXiv:2503.14476, table 1).
 
 python -m rl_reason.ablate --config=configs/ablations/dapo_ladder.py
 """
@@ -9,7 +9,7 @@ from rl_reason.lab import ablate
 def get_config():
   """Countdown: many responses are correct; the length limit truncates searches.
 
-  16 minibatches a rollout, so that the policy moves far enough for clips.
+  16 minibatches per rollout, so that the policy moves far enough to be clipped.
   """
   rows, fields = [], {}
   for name, more in (

@@ -1,4 +1,4 @@
-"""Few prompts and many responses, or the other way round?
+"""Few prompts with many responses, or many prompts with few?
 
 python -m rl_reason.ablate --config=configs/ablations/group_size_sweep.py
 """
@@ -7,7 +7,7 @@ from rl_reason.lab import ablate
 
 
 def get_config():
-  """GRPO with 256 responses a step, in groups of 2 to 32."""
+  """GRPO with 256 responses per step, in groups of 2 to 32."""
   return ablate.ladder(
       title="The size of a group",
       question=(

@@ -1,11 +1,11 @@
-"""How old may the policy be that sampled a batch, and what corrects for it?
+"""How old may the policy be that sampled a batch, and which correction helps?
 
 python -m rl_reason.ablate --config=configs/ablations/staleness.py
 """
 
 from rl_reason.lab import ablate
 
-# What corrects for the age of the policy that sampled.
+# Corrections for the age of the policy that sampled.
 CORRECTIONS = {
     "none": {"rl.old_logps": "trainer"},
     "ratio": {"rl.old_logps": "sampler"},

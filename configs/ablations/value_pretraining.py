@@ -2,7 +2,7 @@
 
   python -m rl_reason.ablate --config=configs/ablations/value_pretraining.py
 
-Two rows of `vapo_leave_one_out.py` on other seeds, and more: five left it open.
+Two rows of `vapo_leave_one_out.py` on eight other seeds: five left it open.
 """
 
 from rl_reason.configs.ablations import vapo_leave_one_out
@@ -10,7 +10,7 @@ from rl_reason.lab import ablate
 
 
 def get_config():
-  """PPO with and without, responses of many horizons of GAE."""
+  """PPO with and without value pretraining; responses span many horizons."""
   c = vapo_leave_one_out.get_config()
   c.title = "PPO and value pretraining"
   c.question = (

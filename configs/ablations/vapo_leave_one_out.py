@@ -1,4 +1,4 @@
-"""VAPO less one technique at a time (arXiv:2504.05118, table 1).
+"""VAPO without one technique at a time (arXiv:2504.05118, table 1).
 
 python -m rl_reason.ablate --config=configs/ablations/vapo_leave_one_out.py
 """
@@ -7,11 +7,11 @@ from rl_reason.lab import ablate
 
 
 def get_config():
-  """PPO, VAPO, and VAPO without each of the seven; PPO with two of them.
+  """PPO, VAPO, VAPO without each of its seven techniques, PPO with two.
 
-  lambda is .5, not .95, where it is fixed: what makes long responses hard is
-  how many horizons, l (1 - lambda), they hold. The paper's have some 500; with
-  .95 ours would have one, and nothing to mend.
+  A fixed lambda is .5, not .95: long responses are hard because they span many
+  horizons, l (1 - lambda). The paper's responses span about 500; with .95 ours
+  would span one, and no technique could help.
   """
   vapo, ppo = "configs/vapo.py", "configs/ppo.py"
   return ablate.ladder(

@@ -2,8 +2,8 @@
 
   python -m rl_reason.main --config=configs/paper/dapo.py
 
-Never run at this size by us, so without a time or a score of ours. The paper:
-50 on AIME 2024, avg@32. The number of steps is ours: the paper states none.
+We never ran it at this size and have no time or score. The paper reports 50 on
+AIME 2024, avg@32. The number of steps is our choice: the paper states none.
 Model and data come from the hub; `model.path`, `data.train` and `data.evaluate`
 take local copies. Memory: docs/start.md.
 """
@@ -12,7 +12,7 @@ from rl_reason.configs.paper import size
 
 
 def get_config():
-  """512 prompts x 16, 16 updates a rollout, 4096 tokens of soft punishment."""
+  """512 prompts x 16, 16 updates, soft punishment over 4096 tokens."""
   c = size.qwen_32b()
   c.rollout.batch, c.rollout.group_size = 8192, 16
   c.updates.minibatches = 16

@@ -2,19 +2,19 @@
 
   python -m rl_reason.main --config=configs/paper/grpo.py
 
-Never run at this size by us, so without a time or a score of ours. The paper:
-51.7 on MATH, from 46.8 after SFT. Its 144,000 questions, those of its SFT data
-that are related to GSM8K and MATH, are not public: here are the training splits
-of both, in one pass (the number of steps is ours). Model and data come from the
-hub; `model.path`, `data.train` and `data.evaluate` take local copies. Memory:
-docs/start.md.
+We never ran it at this size and have no time or score. The paper reports 51.7
+on MATH, from 46.8 after SFT. Its 144,000 questions, the part of its SFT data
+that is related to GSM8K and MATH, are not public. This config takes one epoch
+over the training splits of both (the number of steps is our choice). Model and
+data come from the hub; `model.path`, `data.train` and `data.evaluate` take
+local copies. Memory: docs/start.md.
 """
 
 from rl_reason.configs.paper import size
 
 
 def get_config():
-  """64 responses a prompt, one update of 1024 rows a rollout, k3 at .04."""
+  """64 responses per prompt, one update of 1024 rows per rollout, k3 at .04."""
   c = size.qwen_32b()
   c.model.path = "deepseek-ai/deepseek-math-7b-instruct"  # after SFT
   c.mesh.tensor = 1

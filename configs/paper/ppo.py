@@ -2,11 +2,11 @@
 
   python -m rl_reason.main --config=configs/paper/ppo.py
 
-Never run at this size by us, so without a time or a score of ours. The paper: 5
-on AIME 2024, avg@32. Its critic starts from a reward model; here, without one,
-from the policy: `critic.init` and `critic.path` name one of your own.
-Model and data come from the hub; `model.path`, `data.train` and `data.evaluate`
-take local copies. Memory: docs/start.md.
+We never ran it at this size and have no time or score. The paper reports 5 on
+AIME 2024, avg@32. Its critic is initialised from a reward model; here it is
+initialised from the policy, and `critic.init` and `critic.path` select your own
+reward model. Model and data come from the hub; `model.path`, `data.train` and
+`data.evaluate` take local copies. Memory: docs/start.md.
 """
 
 from rl_reason.configs.paper import size

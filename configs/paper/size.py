@@ -1,4 +1,4 @@
-"""What the published recipes share: model, data, lengths and an optimizer."""
+"""Model, data, lengths and optimizer, shared by the published recipes."""
 
 from rl_reason.configs import base
 
@@ -13,15 +13,15 @@ def qwen_32b():
   c.data.train, c.data.evaluate = "dapo_math_17k", "aime24"
   c.data.template, c.data.chat = "dapo", True
   c.sft.skill.steps = c.sft.habits.steps = 0  # from the base model
-  c.rollout.stop_tokens = ("<|im_end|>",)  # a turn's; EOS is that of the base
+  c.rollout.stop_tokens = ("<|im_end|>",)  # ends a turn; the base EOS differs
   c.rollout.max_prompt, c.rollout.max_tokens = 2048, 20480
-  c.rollout.slots = 512  # 5.9 GB of keys and values each, over all devices
+  c.rollout.slots = 512  # 5.9 GB of KV cache each, over all devices
   c.reward.workers = 64
-  c.updates.token_budget = 45056  # two rows of the longest
+  c.updates.token_budget = 45056  # two rows of maximal length
   c.optimizer.lr = 1e-6
   c.optimizer.b2 = 0.999
   c.optimizer.weight_decay = 0.1
-  c.rl.steps = 320  # of 16 updates each: VAPO's 5,000 steps are updates
+  c.rl.steps = 320  # x 16 updates: VAPO's 5,000 steps are updates
   c.evaluate.prompts = c.evaluate.interim_prompts = 30  # all of AIME 2024
   c.evaluate.samples = c.evaluate.mean_of = 32
   c.evaluate.top_p = 0.7

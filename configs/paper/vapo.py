@@ -2,10 +2,10 @@
 
   python -m rl_reason.main --config=configs/paper/vapo.py
 
-Never run at this size by us, so without a time or a score of ours. The paper:
-60.4 on AIME 2024, avg@32, within 5,000 steps, which are read as updates here.
-Model and data come from the hub; `model.path`, `data.train` and `data.evaluate`
-take local copies. Memory: docs/start.md.
+We never ran it at this size and have no time or score. The paper reports 60.4
+on AIME 2024, avg@32, within 5,000 steps, which we interpret as updates. Model
+and data come from the hub; `model.path`, `data.train` and `data.evaluate` take
+local copies. Memory: docs/start.md.
 """
 
 from rl_reason.configs.paper import ppo

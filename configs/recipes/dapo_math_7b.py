@@ -3,23 +3,23 @@ r"""DAPO of Qwen2.5-7B on DAPO-Math-17K: eight GPUs of 80 GB.
   python -m rl_reason.main --config=configs/recipes/dapo_math_7b.py
 
 Model and data come from the hub; `--config.model.path=DIR` and
-`--config.data.train=dapo-math-17k.parquet` are local copies. Responses are
-shorter and batches smaller than those of the paper (`configs/paper/dapo.py`).
-Accuracy and time: not measured. Memory: docs/start.md.
+`--config.data.train=dapo-math-17k.parquet` use local copies. Responses are
+shorter and batches smaller than in the paper (`configs/paper/dapo.py`).
+Accuracy and time were not measured. Memory: docs/start.md.
 """
 
 from rl_reason.configs import dapo_qwen
 
 
 def get_config():
-  """256 questions x 16 a step in four updates, evaluated on AIME."""
+  """256 questions x 16 per step in four updates, evaluated on AIME."""
   c = dapo_qwen.get_config()
   c.model.path = "Qwen/Qwen2.5-7B"
-  c.rollout.stop_tokens = ("<|im_end|>",)  # a turn's; EOS is that of the base
+  c.rollout.stop_tokens = ("<|im_end|>",)  # ends a turn; the base EOS differs
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 4096, 16, 512
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 8192
   c.reward.overlong_buffer = 2048
   c.reward.workers = 32
-  c.updates.minibatches, c.updates.token_budget = 4, 18432  # 2 rows a device
+  c.updates.minibatches, c.updates.token_budget = 4, 18432  # 2 rows per device
   c.evaluate.batch = 32
   return c

@@ -4,10 +4,11 @@ r"""DAPO of Qwen2.5-0.5B on GSM8K: one GPU of 24 GB, or TPU v5e-8.
   python -m rl_reason.main --config=configs/recipes/gsm8k_0_5b.py:v5e_8
 
 Model and data come from the hub; `--config.model.path=DIR` and
-`--config.data.train=gsm8k@DIR --config.data.evaluate=gsm8k@DIR` are local
-copies. 7,473 training questions, one in twenty of which chooses the best
-checkpoint; 1,319 of the test split for evaluation, before and after.
-Accuracy and time: not measured. Memory: docs/start.md.
+`--config.data.train=gsm8k@DIR --config.data.evaluate=gsm8k@DIR` use local
+copies. There are 7,473 training questions, one in twenty of which is a
+validation prompt that selects the best checkpoint; the 1,319 questions of the
+test split are evaluated before and after RL. Accuracy and time were not
+measured. Memory: docs/start.md.
 """
 
 from rl_reason.configs import dapo_qwen
@@ -16,13 +17,13 @@ VARIANTS = ("", "v5e_8")
 
 
 def get_config(variant=""):
-  """128 questions x 8 a step, 200 steps: three and a half passes."""
+  """128 questions x 8 per step, 200 steps: three and a half epochs."""
   if variant not in VARIANTS:
     raise ValueError("the variants are v5e_8 and smoke")
   c = dapo_qwen.get_config()
   c.model.path = "Qwen/Qwen2.5-0.5B"
   c.data.train = c.data.evaluate = "gsm8k"
-  # A base model continues text: no turns of a chat, EOS ends a response.
+  # A base model continues text: no chat template, and EOS ends a response.
   c.data.template, c.data.chat = "qwen_boxed", False
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 1024, 8, 256
   c.rollout.max_prompt, c.rollout.max_tokens = 384, 1024
@@ -35,6 +36,6 @@ def get_config(variant=""):
   c.evaluate.top_p = 1.0
   c.evaluate.batch = 64
   if variant == "v5e_8":
-    c.rollout.slots = 1024  # 128 a chip
-    c.updates.token_budget = 8448  # of each chip
+    c.rollout.slots = 1024  # 128 per chip
+    c.updates.token_budget = 8448  # per chip
   return c

@@ -3,8 +3,8 @@ r"""DAPO of Qwen2.5-1.5B on MATH: one GPU of 80 GB, or several smaller devices.
   python -m rl_reason.main --config=configs/recipes/math_1_5b.py
 
 Model and data come from the hub; `--config.model.path=DIR` and
-`--config.data.train=math@DIR` are local copies. Training questions that share
-13 words with MATH-500 are left out. Accuracy and time: not measured. Memory:
+`--config.data.train=math@DIR` use local copies. Training questions that share
+13 words with MATH-500 are dropped. Accuracy and time were not measured. Memory:
 docs/start.md.
 """
 
@@ -12,11 +12,11 @@ from rl_reason.configs import dapo_qwen
 
 
 def get_config():
-  """128 questions x 16 a step, 300 steps: five passes."""
+  """128 questions x 16 per step, 300 steps: five epochs."""
   c = dapo_qwen.get_config()
   c.model.path = "Qwen/Qwen2.5-1.5B"
   c.data.train, c.data.evaluate = "math", "math500,amc23"
-  # A base model continues text: no turns of a chat, EOS ends a response.
+  # A base model continues text: no chat template, and EOS ends a response.
   c.data.template, c.data.chat = "qwen_boxed", False
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 2048, 16, 256
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 3072

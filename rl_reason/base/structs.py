@@ -1,7 +1,8 @@
 """The arrays that flow between functions, and the legend of shape letters.
 
-Letters name axes, in order, as a suffix: `tokens_BL` is `[B, L]`. A file
-in which one means something else says so in its docstring ("Shapes here: ...").
+A suffix names the axes of an array in order: `tokens_BL` is `[B, L]`. A module
+that uses a letter for another axis says so in its docstring ("Shapes here:
+...").
 
 | letter | axis                                        |
 |--------|---------------------------------------------|
@@ -32,8 +33,8 @@ from flax import struct
 Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
 Tree = Any  # a pytree of arrays
 
-# Closed ranges (low, high) of keyword arguments; None is no bound. Annotations
-# of functions that a config names: the config's check reads them.
+# Closed ranges (low, high) of keyword arguments; None is no bound. They
+# annotate functions that a config names; the check of the config reads them.
 UnitInterval = Annotated[float, (0, 1)]
 NonNegative = Annotated[float, (0, None)]
 Positive = Annotated[float, (1e-9, None)]
@@ -118,8 +119,8 @@ class Turns:
 class Packed:
   """Rows laid end to end: what a forward pass reads.
 
-  Shapes are those of a micro-batch. In a minibatch tokens, positions and
-  segments have an axis A before R, and source_BT counts places from its first
+  Shapes are of a micro-batch. In a minibatch, tokens, positions, segments and
+  record have an axis A before R, and source_BT counts places from the first
   micro-batch on.
 
   Attributes:
@@ -127,7 +128,8 @@ class Packed:
     positions_RL: int32, of each token in its sequence.
     segments_RL: int32, tokens of one sequence share a number; 0 is padding.
     source_BT: int32, place (r * L + l) of the token BEFORE each response token,
-      which predicts it; behind the response that of its first token.
+      which predicts it; past the end of a response, the entry of its first
+      token.
     record: of `Rollouts`, of each token: arrays [R, L, ...]; None: nothing is
       recorded.
   """
@@ -141,24 +143,23 @@ class Packed:
 
 @struct.dataclass
 class Experience:
-  """Rollouts with what the verifier and the behaviour policy said of them.
+  """Rollouts with grades and the log-probabilities of the behaviour policy.
 
   Attributes:
     rollouts: B rows.
     correct_B: float32 in {0, 1}, the verifier's verdict; -1 where it failed.
-    scores_EB: float32, a tuple of [B] by the terms of reward.functions.
-    old_logps_BT: float32, the behaviour policy's log-probabilities: of the
-      trainer's forward pass, or the sampler's where no pass is made for them.
+    scores_EB: float32, a tuple of [B], one for each term of reward.functions.
+    old_logps_BT: float32, log-probabilities of the behaviour policy: by the
+      trainer's forward pass if it makes one, else by the sampler.
     stale_lengths_B: int32, leading response tokens that an older policy sampled
-      and whose old_logps_BT are known: all tokens of a group that was kept, and
-      of a partial rollout what was sampled before this step (those log-probs
-      are the sampler's).
-    age_B: int32, RL steps since the row was begun: 0, or more for a group that
-      was kept or carried over; -1 marks a row that is only padding.
+      and whose old_logps_BT are known: all tokens of a kept group; of a partial
+      rollout, the tokens sampled before this step (log-probs by the sampler).
+    age_B: int32, RL steps since sampling of the row began: 0 for new rows, more
+      for kept groups and partial rollouts; -1 marks padding.
     types_B: int32, the problem type: the task's difficulty.
-    problems_B: int32, a hash of the prompt: equal for equal prompts, in
-      whatever step.
-    turns: of an environment; None where responses have a single turn.
+    problems_B: int32, a hash of the prompt: equal prompts have equal hashes in
+      all steps.
+    turns: of trajectories in an environment; None: responses have one turn.
   """
 
   rollouts: Rollouts
@@ -174,9 +175,9 @@ class Experience:
 
 @struct.dataclass
 class Batch:
-  """What one RL step trains on; a leading axis M once it is split.
+  """The rows of one RL step; split into minibatches, with a leading axis M.
 
-  The tokens themselves are `Packed`.
+  Their tokens are in `Packed`.
 
   Attributes:
     groups_B: int32, rows of one prompt share an id.
@@ -203,15 +204,15 @@ class Batch:
 
 @struct.dataclass
 class TrainState:
-  """All that an update reads and writes.
+  """The state that an update reads and returns.
 
   Attributes:
-    params: what learns, in fp32: all parameters (see `decoder.table`), or the
-      factors beside a base (see `lora.table`).
+    params: trained parameters in fp32: the whole model (see `decoder.table`) or
+      LoRA factors (see `lora.table`).
     opt_state: of the optax optimizer.
-    step: int32 scalar, steps of the stage that are done.
-    skipped: int32 scalar, updates skipped: gradient not finite, or no
-      token that counts.
+    step: int32 scalar, completed steps of the stage.
+    skipped: int32 scalar, skipped updates: the gradient was not finite, or no
+      token had weight in the loss.
   """
 
   params: Tree

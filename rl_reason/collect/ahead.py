@@ -1,13 +1,13 @@
-"""Generation beside learning: batches of later steps are sampled meanwhile.
+"""Asynchronous generation: a thread samples batches of later steps.
 
-With rl.staleness = S a thread samples the batch of step t + S, with the weights
-of step t, while the steps from t on are learned. The schedule counts steps and
-never seconds: every batch from the S-th on is S steps old, whoever is faster,
-and no group is dropped for being slow. What is sampled depends on weights,
-prompts and keys alone, so two runs are equal bit by bit.
+With rl.staleness = S, the thread samples the batch of step t + S with the
+weights of step t, while the trainer learns the steps from t on. The schedule
+counts steps, not seconds: every batch from the S-th on is S steps old, and no
+group is dropped because it is slow. The samples depend on weights, prompts and
+keys alone, so two runs are equal bit by bit.
 
-A save waits for the batches in flight, and they are part of the state. At a
-resume the weights that they were sampled with are needed no more.
+A save waits for the batches in flight, which are part of the state. A resumed
+run does not need the weights that sampled them.
 """
 
 import concurrent.futures
@@ -26,11 +26,11 @@ from rl_reason.monitoring.samples import SampleLog
 
 
 class Batch(NamedTuple):
-  """A batch that was sampled ahead.
+  """A batch sampled ahead.
 
   Attributes:
-    rows: as the step that learns it gets them, with their age.
-    host: its step, metrics and counts, as JSON.
+    rows: with their age in the step that learns them.
+    host: step, metrics and counts of the batch, as JSON.
   """
 
   rows: Experience
@@ -38,18 +38,16 @@ class Batch(NamedTuple):
 
 
 class Ahead:
-  """Samples batches ahead of learning; called as the function that it wraps.
+  """Samples batches ahead of learning; has the signature of `collect`.
 
   Args:
     collect: (step, weights, on_dispatch) -> rows, surplus, metrics, counts.
-    collector: what `collect` samples with; gets a clock of its own, which
-      nothing reads.
-    samples: the log of samples, which keeps groups of each step.
+    collector: of `collect`; gets its own clock, which nothing reads.
+    samples: log of samples, which keeps groups of each step.
     staleness: S.
-    steps: of the run; nothing is sampled beyond.
-    sampler_logps: whether log-probs of the sampler are the old ones of rows
-      that an older policy sampled.
-    mesh: the devices that sample.
+    steps: of the run; later batches are not sampled.
+    sampler_logps: whether the old log-probs of stale rows are the sampler's.
+    mesh: devices that sample.
     empty: padding in the shapes of the batches in flight, see `no_batches`.
     replay: (rows, weights that sampled them) -> metrics.
   """
@@ -80,15 +78,15 @@ class Ahead:
   def __call__(
       self, step: int, weights: Tree, on_dispatch: Callable[[], None]
   ) -> tuple[Experience, None, dict[str, Any], dict[str, dict[str, float]]]:
-    """The batch of a step; begins the batches of up to S steps later.
+    """Returns the batch of a step; starts batches of up to S steps later.
 
     Args:
-      step: RL steps that are done.
+      step: completed RL steps.
       weights: sampler weights of this step.
-      on_dispatch: called once those batches have begun.
+      on_dispatch: called once these batches have started.
     """
     learned = time.monotonic()
-    # Begin what is not in flight: one batch, S + 1 in the first step.
+    # Start the missing batches: one, or S + 1 in the first step.
     last = min(step + self._staleness, self._steps - 1)
     wanted = [x for x in range(step, last + 1) if x not in self._batches]
     if wanted:
@@ -99,7 +97,7 @@ class Ahead:
       )
     on_dispatch()
 
-    # Wait for the batch of this step, which may have been there for long.
+    # Wait for the batch of this step, which may be complete already.
     self._clock.lap("host")
     batch = self._batches.pop(step).result()
     self._clock.lap("wait")
@@ -132,21 +130,21 @@ class Ahead:
     return Batch(rows, jax.tree.map(lambda x: np.asarray(x).item(), host))
 
   def _worked(self, start: float, end: float) -> float:
-    """Seconds within an interval of the past in which a batch was sampled."""
+    """Seconds of a past interval in which a batch was being sampled."""
     spans = [min(end, b) - max(start, a) for a, b in self._work]
     return sum(max(x, 0.0) for x in spans)
 
   def wait(self) -> list[Batch]:
-    """The batches in flight, complete; those before one that failed."""
+    """Waits for the batches in flight; returns the ones before a failure."""
     found = []
     for _, batch in sorted(self._batches.items()):
       if batch.exception() is not None:
-        break  # the step that asks for it raises the exception
+        break  # `__call__` of its step raises the exception
       found.append(batch.result())
     return found
 
   def arrays(self) -> tuple[tuple[Experience, Experience], ...]:
-    """Rows and extreme groups of the batches in flight, S of them; padded."""
+    """Rows and extreme groups of the S batches in flight, padded."""
     out = list(self._empty)
     for n, batch in enumerate(self.wait()):
       _, places = out[n]
@@ -159,11 +157,11 @@ class Ahead:
     return tuple(out)
 
   def host(self) -> list[dict[str, Any]]:
-    """Everything else of them, as JSON."""
+    """Step, metrics and counts of the batches in flight, as JSON."""
     return [batch.host for batch in self.wait()]
 
   def restore(self, arrays: Tree, host: list[dict[str, Any]]) -> None:
-    """Restores what `arrays` and `host` returned at the save."""
+    """Restores a save of `arrays` and `host`."""
     for (rows, extremes), found in zip(arrays, host, strict=False):
       counts = dict(found["counts"])
       if "signs" in counts:  # saved by an earlier version
@@ -175,12 +173,12 @@ class Ahead:
       self._samples.keep_extremes(found["step"], extremes)
 
   def close(self) -> None:
-    """Ends the thread, once the batch that it is at is complete."""
+    """Ends the thread after its current batch."""
     self._thread.shutdown(cancel_futures=True)
 
 
 def _handed_over(weights: Tree, mesh: jax.sharding.Mesh) -> Tree:
-  """Copies of weights on the devices that sample: updates donate the others."""
+  """Copies weights to the devices that sample: updates donate the originals."""
   where = jax.tree.map(
       lambda x: jax.sharding.NamedSharding(mesh, x.sharding.spec), weights
   )

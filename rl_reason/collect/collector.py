@@ -29,36 +29,35 @@ from rl_reason.tasks import Row
 
 
 class RolloutCollector:
-  """Samples and grades rounds of prompts with one policy after the other.
+  """Samples and grades rounds of prompts, each with the newest policy.
 
   Args:
     prompts: where prompts are drawn from.
     engine: samples the responses.
     task: has the verifier.
     tok: the tokenizer.
-    rewards: the terms that are added to the reward of a verdict.
+    rewards: terms of the reward in addition to the verdict.
     key: of the sampling noise, together with the ids of prompts.
     num_responses: of a round.
     group_size: responses to each prompt, on average.
-    group_sizes: a function of `rollout.group_sizes`, its keywords bound, ->
-      responses to each prompt [N]; None: all groups are equal.
+    group_sizes: a function of `rollout.group_sizes`, its keywords bound, which
+      returns the responses to each prompt [N]; None: all groups are equal.
     max_prompt: slots of a prompt, in tokens.
     temperature: of sampling.
     top_p: of sampling; 1 is off.
     cache: precision of keys and values: 'same' or 'int8'.
-    record: whether the experts of each token are recorded.
-    shuffle_seed: of the control in which rewards are permuted over the round;
-      None: they are not.
+    record: whether rollouts have a record (see `Rollouts`).
+    shuffle_seed: permutes the verdicts of a round, as a control; None: off.
 
   Attributes:
     prompts: the stream of prompts.
     clock: laps 'gen' and 'score' of the training loop.
-    unfinished: partial rollouts; None: a round has none.
+    unfinished: partial rollouts; None: rounds leave none.
     rewards: the terms of the reward.
     failures: of verifier and reward functions, since the last `start_step`.
-    stats: of all responses since then.
+    stats: counts of the responses since then.
     doubtful: rejected responses since then that may be right.
-    held: of each call of the engine since then, what it sampled with.
+    held: the engine's answers since then about the weights that sampled.
   """
 
   def __init__(
@@ -109,10 +108,7 @@ class RolloutCollector:
     self.rewards.runner.reset()
 
   def counts(self) -> dict[str, Any]:
-    """What was counted since `start_step`: metrics, as JSON.
-
-    Under 'doubtful' are responses as `collect.doubtful` lists them.
-    """
+    """Counts since `start_step`, as JSON; 'doubtful' lists responses."""
     return dict(
         held=checksums.answers(self.held),
         functions=dict(self.rewards.runner.counts),
@@ -131,7 +127,7 @@ class RolloutCollector:
 
     Args:
       weights: sampler weights, of `RolloutEngine.weights`.
-      on_dispatch: called as soon as the device has work, to use the time.
+      on_dispatch: called as soon as the device has work.
       another_round_follows: see `dynamic_sampling.fill_batch`; only partial
         rollouts read it.
 
@@ -152,7 +148,7 @@ class RolloutCollector:
     parts = self._sample(weights, ids, rows, sizes_N, rows_B, on_dispatch)
     rollouts, _, grader, scores = self._grade(parts, rows_B)
 
-    # Put the graded responses together with the terms of their reward.
+    # Join the graded responses with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = self._score(experience, scores.scores_UB)
     self.stats.responses(experience, grader.texts, rows_B)
@@ -177,7 +173,7 @@ class RolloutCollector:
       stops: whether sampling ends before all responses have finished.
 
     Returns:
-      the responses, which of them have finished, their grades and scores.
+      the responses, whether each has finished, their grader and scores.
     """
     grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)
@@ -194,7 +190,7 @@ class RolloutCollector:
     return rollouts, finished_B, grader, scores
 
   def _grader(self, rows_B: list[Row]) -> Any:
-    """Says which responses are correct."""
+    """The grader of a round."""
     return AsyncGrader(self._task, self._tok, rows_B)
 
   def _sizes(self, rows: list[Row]) -> np.ndarray:
@@ -223,8 +219,8 @@ class RolloutCollector:
     prompts: Prompts = pipelines.pack_prompts(
         self._tok, [row.prompt for row in rows], ids, self._max_prompt
     )
-    # Responses that are expected to be long start first, so that no long one
-    # is left to decode alone at the end. This changes no token.
+    # Responses with a long expected length start first, so that none decodes
+    # alone at the end. This changes no token.
     _, length_B = self.prompts.expected(rows_B)
     for part in self._engine.stream(
         weights,
@@ -252,7 +248,7 @@ class RolloutCollector:
     )
 
   def _score(self, rows: Experience, scores_UB: Array) -> Experience:
-    """Rows with all terms of the reward; verdicts shuffled in the control."""
+    """Rows with all terms of the reward, and with verdicts of the control."""
     if self._shuffle_seed is not None:
       seed = self._shuffle_seed, rows.rollouts.ids_B[0]
       permute = np.random.default_rng(seed).permutation
@@ -261,7 +257,7 @@ class RolloutCollector:
     return rows.replace(scores_EB=scores_EB)
 
   def _update_prompts(self, experience: Experience, rows: list[Row]) -> None:
-    """Tells the prompt stream how the round went."""
+    """Passes the accuracy and lengths of a round to the prompt stream."""
     found = groups(experience.rollouts.ids_B)
     lengths_B = experience.rollouts.lengths_B
     self.prompts.update(

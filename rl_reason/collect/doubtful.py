@@ -1,7 +1,7 @@
-"""Rejected responses that may be right: a few of each step, for a person.
+"""Lists a few rejected responses of each step that may be right, for a person.
 
-A task that can read leniently has `read_leniently`, as the task of files has.
-What it finds is listed, and no reward reads it.
+A task with the method `read_leniently`, as the task of files, finds them. No
+reward reads the list.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ import numpy as np
 
 from rl_reason.tasks import Row
 
-MOST = 8  # responses of a step, or of a held-out set, that are read
-HEAD, TAIL = 200, 600  # characters of a text that is listed
+MOST = 8  # responses that are read, of a step or of a held-out set
+HEAD, TAIL = 200, 600  # characters of a listed text
 
 
 def _excerpt(text: str) -> str:
@@ -35,12 +35,12 @@ def find(
   Args:
     task: has the verifier.
     texts: of all responses.
-    rows: the row that each answers.
-    rejected: indices of the finished and incorrect ones.
-    most: responses that are read; evenly spaced ones stand for all.
+    rows: of each response.
+    rejected: indices of finished and incorrect responses.
+    most: responses that are read, evenly spaced.
 
   Returns:
-    prompt, answer and response (of long ones head and tail), and `why`.
+    prompt, answer and response (long texts: head and tail), and `why`.
   """
   read: Callable | None = getattr(task, "read_leniently", None)
   count = min(most, len(rejected))
@@ -83,13 +83,13 @@ class Doubtful:
       correct_B: np.ndarray,
       truncated_B: np.ndarray,
   ) -> None:
-    """Reads responses of a round, as long as the step has not read enough."""
+    """Reads rejected responses of a round, up to MOST in the step."""
     rejected = np.flatnonzero((correct_B == 0) & ~truncated_B)
     self._found += find(self._task, texts, rows, rejected, self._left)
     self._left -= min(self._left, len(rejected))
 
   def counts(self) -> dict[str, float]:
-    """Their number as a metric, where the task can read leniently."""
+    """The number of responses as a metric, if the task can read leniently."""
     if not hasattr(self._task, "read_leniently"):
       return {}
     return {"train/perhaps_right": len(self._found)}

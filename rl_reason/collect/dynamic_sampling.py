@@ -1,10 +1,9 @@
 """Dynamic sampling: draw prompts until the batch is full of groups with signal.
 
-DAPO (arXiv:2503.14476, sec 3.2): the responses of a group that are all correct
-or all incorrect have no advantage. Such groups are discarded, and further
-prompts are sampled in their place. Host code on NumPy rows. Groups are taken in
-the order of their prompts and never in the order of completion, which would
-favour short responses.
+DAPO (arXiv:2503.14476, sec 3.2): responses have no advantage if their group is
+all correct or all incorrect. Dynamic sampling discards these groups and samples
+further prompts. Host code on NumPy rows. Groups enter the batch in the order of
+their prompts, not of completion, which would favour short responses.
 """
 
 from collections.abc import Callable
@@ -24,15 +23,15 @@ from rl_reason.collect.experience import (
 
 
 class Shortfall(RunError):
-  """The data could not fill a batch within the allowed rounds."""
+  """Too few groups had signal to fill a batch within the allowed rounds."""
 
 
 def first_fit(
     found: list[np.ndarray], room: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], int]:
-  """The groups that fit into `room` rows, the others, and the rows left over.
+  """The groups that fit into `room` rows, the other groups, and the free rows.
 
-  A group that does not fit leaves its place to later and smaller ones.
+  A group that does not fit leaves the room to later, smaller groups.
   """
   chosen, others = [], []
   for group in found:
@@ -60,8 +59,9 @@ def partly_correct(rows: Experience) -> np.ndarray:
 def finished_partly_correct(rows: Experience) -> np.ndarray:
   """Whether the finished responses of each group are partly correct: [N].
 
-  With reward.truncated = "bootstrap" the others get the mean of those, and no
-  advantage where those are all correct or all incorrect.
+  With reward.truncated = "bootstrap", truncated responses get the mean reward
+  of the finished ones. If these are all correct or all incorrect, no response
+  has an advantage.
   """
   found = []
   for group in groups(rows.rollouts.ids_B):
@@ -73,13 +73,13 @@ def finished_partly_correct(rows: Experience) -> np.ndarray:
 def rewards_differ(
     step: int, *, reward: Callable[[dict], Array], steps: int
 ) -> Callable[[Experience], np.ndarray]:
-  """The `signal` of `fill_batch`: whether total rewards of a group differ.
+  """Returns a signal: whether the total rewards of a group differ, [N].
 
-  Penalties of length are among them. For runs without a verifier, and for
+  The total includes penalties of length. Used without a verifier, and with
   dynamic_sampling.signal = "reward".
 
   Args:
-    step: RL steps that are done, which move the weights of the reward's terms.
+    step: completed RL steps, on which the weights of the terms depend.
     reward: `credit.outcome`, its keywords bound.
     steps: of the run.
   """
@@ -88,7 +88,7 @@ def rewards_differ(
     inputs = credit_inputs(rows, progress=np.float32(step / steps))
     rewards_B = np.asarray(reward(inputs))
     found = groups(rows.rollouts.ids_B)
-    # A response whose reward is unknown (NaN) says nothing.
+    # Unknown rewards (NaN) do not count.
     known = [rewards_B[group][np.isfinite(rewards_B[group])] for group in found]
     return np.array([len(set(x.tolist())) > 1 for x in known])
 
@@ -96,7 +96,7 @@ def rewards_differ(
 
 
 def in_every_step(signal: Callable[[Experience], np.ndarray]):
-  """Step -> its signal, where it does not depend on the step."""
+  """Returns step -> signal, for a signal that does not depend on the step."""
   return lambda step: signal
 
 
@@ -115,10 +115,10 @@ def fill_batch(
   """Samples rounds of prompts until a training batch is full.
 
   Args:
-    sample_round: samples and grades the next round of prompts. Its argument
-      says, from (groups with signal, unfinished groups) of the round, whether
-      another round follows for certain: the round may then leave its unfinished
-      groups to that one (see `partial`).
+    sample_round: samples and grades the next round of prompts. Its argument is
+      a function of the (groups with signal, unfinished groups) of the round,
+      which returns whether another round certainly follows: a round may then
+      leave its unfinished groups to the next one (see `partial_rollouts`).
     kept: groups with signal that did not fit into the previous batch (padding
       allowed), or None.
     batch: rows of the batch.
@@ -127,19 +127,19 @@ def fill_batch(
     max_rounds: of generation.
     surplus: 'discard' or 'keep' the groups that do not fit.
     shortfall: 'pad' the batch with empty rows, or 'raise'.
-    signal: which groups of a round have signal: [N] bool.
+    signal: whether each group of a round has signal: [N] bool.
 
   Returns:
-    `batch` rows of whole groups, padded if no other group fits; the surplus to
-    pass as `kept` next time, padded to `batch` rows (None if discarded);
-    metrics.
+    `batch` rows of whole groups, padded if no other group fits; the surplus,
+    which is `kept` of the next call, padded to `batch` rows (None if
+    discarded); metrics.
 
   Raises:
-    Shortfall: 'raise', and too few groups have signal after max_rounds.
+    Shortfall: shortfall = 'raise', and too few groups have signal.
   """
   parts, accuracies, signals, tokens = [], [], [], 0
   count = with_signal = num_kept = rounds = 0
-  # Groups that were kept from the previous step come first.
+  # Kept groups of the previous step come first.
   if kept is not None:
     old = without_padding(kept)
     parts.append(old.replace(age_B=old.age_B + 1))
@@ -150,7 +150,7 @@ def fill_batch(
     at_most = count + (known + unfinished) * group_size
     return enabled and at_most < batch and rounds + 1 < max_rounds
 
-  # Sample rounds until enough groups have signal, as a rule 0 < accuracy < 1.
+  # Sample rounds until enough groups have signal (usually 0 < accuracy < 1).
   while count < batch and rounds < (max_rounds if enabled else 1):
     rows = sample_round(another_round_follows)
     rounds += 1
@@ -165,7 +165,7 @@ def fill_batch(
     parts.append(take(rows, [group for group, wanted in found if wanted]))
     count += len(parts[-1].age_B)
 
-  # The groups that fit are the batch, in the order of their prompts.
+  # Fill the batch with groups, in the order of their prompts.
   accuracy_N = np.concatenate(accuracies or [accuracy(parts[0])])
   everything = concatenate(parts)
   ids_B = everything.rollouts.ids_B
@@ -193,7 +193,7 @@ def fill_batch(
   like = everything if count else rows
   out = pad(take(everything, chosen), batch, like, group_size)
 
-  # Groups that did not fit may wait for the next step: one batch at most.
+  # Keep groups that did not fit for the next step, at most one batch.
   surplus_rows = None
   if surplus == "keep" and enabled:
     waiting, _, _ = first_fit(others, batch)

@@ -1,7 +1,7 @@
-"""Calls environments: in threads, or in a process for each trajectory.
+"""Calls environments, in threads or in one process for each trajectory.
 
-A call that raises or takes too long costs its trajectory; a first round in
-which all calls fail ends the run.
+If a call raises or takes too long, its trajectory counts as failed. If all
+trajectories of the first round fail, the run ends.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ ENDS = 5.0  # seconds that the end of a process may take
 
 
 class Failure(NamedTuple):
-  """A call of an environment that raised, or took too long."""
+  """A call of an environment that raised or took too long."""
 
   reason: str
 
@@ -37,8 +37,8 @@ class Environments:
     max_turns: of a trajectory.
     slots: rows that decode at a time; 0: all.
     shards: of the rows.
-    executor: where they are called: 'thread', of this process, or 'process',
-      one for each trajectory.
+    executor: 'thread' runs calls in threads of this process, 'process' in one
+      process for each trajectory.
     workers: calls at a time.
     seconds: time-out of a call.
     special_tokens: whether the text of an observation may become special
@@ -80,9 +80,9 @@ class Environments:
       self.begin = functools.partial(executors.PlayInProcess, self._parent)
     self._seconds = seconds
     self._failures = tasks.Failures(f"the environment {name}", show)
-    self._proved = False  # a first round went well
+    self._proved = False  # after a first round with a success
     self._loop = threads.event_loop()
-    # A process that is late is ended within its call.
+    # A late process is ended within its call.
     spare = ENDS if self._parent else 0.0
     self._threads = threads.Threads(workers, seconds + spare)
 
@@ -93,7 +93,7 @@ class Environments:
       self._parent.close()
 
   def call(self, function: Callable, *args) -> concurrent.futures.Future:
-    """Calls a function in a thread -> its value, or a `Failure`."""
+    """Calls a function in a thread; the result is its value or a `Failure`."""
 
     def guarded():
       try:
@@ -114,7 +114,7 @@ class Environments:
 
   @property
   def _remedy(self) -> str:
-    """What ends calls that hang, where nothing has ended them."""
+    """The remedy for calls that hang; '' if their process was ended."""
     return (
         ""
         if self._parent
@@ -147,10 +147,10 @@ class Environments:
 
 
 def stop_candidates(tok, stop_strings: Sequence[str]) -> tuple[int, ...]:
-  """Tokens with which a text may end in one of the strings, or contain it.
+  """Tokens that may complete one of the strings.
 
-  The sampler pauses at each of them, and the host reads the text: whether a
-  string is there, however it is spelled in tokens.
+  The sampler pauses at each of these tokens, and the host looks for the strings
+  in the text, which does not depend on how a string is split into tokens.
   """
 
   def completes(text: str, stop: str) -> bool:

@@ -1,15 +1,15 @@
-"""Trajectories: turns of the policy, and what environments answer to them.
+"""Trajectories: turns of the policy, and the answers of environments.
 
-All responses are sampled to the end of a turn; their environments are asked
-while others still decode; the answers are appended as token ids, and the next
-wave continues those responses. Tokens are never decoded and encoded again: an
-environment gets the text of a turn, and the update gets the ids that were
-sampled.
+A wave samples all live responses to the end of a turn. Environments answer
+ended turns while other turns still decode. The answers are appended as token
+ids, and the next wave continues the responses. Tokens are never decoded and
+encoded again: an environment gets the text of a turn, and the update gets the
+sampled ids.
 
-Nothing depends on when an environment answers. The noise of a token is that of
-(seed, prompt id, sample, position), and a wave begins once all answers to the
-one before are there, so that its rows, and with them all bits, are the same for
-any number of threads and any delays.
+Nothing depends on when an environment answers. The noise of a token depends on
+(seed, prompt id, sample, position), and a wave begins after all answers to the
+wave before have arrived. Its rows, and so all bits, are the same for any number
+of threads and any delays.
 """
 
 import concurrent.futures
@@ -28,19 +28,18 @@ from rl_reason.environments import observations
 from rl_reason.rollout.sampler import Sampled
 from rl_reason.tasks import Row
 
-# (resumed=) -> responses so far, on the host, as `sampler.stream` with
-# `keep_cache` yields them.
+# (resumed=) -> a stream of `sampler.stream`, with keep_cache, on the host.
 Sample = Callable[..., Iterable[Sampled]]
 
 
 class Answer(NamedTuple):
-  """What an environment said to a turn.
+  """An environment's answer to a turn.
 
   Attributes:
-    ids: of what the policy reads next.
+    ids: of the observation, which the policy reads next.
     reward: of the turn.
     over: whether the trajectory ends.
-    correct: whether it counts as correct, if it ends.
+    correct: whether the trajectory counts as correct, if it ends.
   """
 
   ids: list[int]
@@ -83,15 +82,15 @@ class Episodes:
     self._run = environments
     count = int(np.sum(sizes_N))
     group_B = np.repeat(np.arange(len(rows)), sizes_N)
-    self._own_B = hosts.own(ids)[group_B]  # played by this process
+    self._own_B = hosts.own(ids)[group_B]  # environments of this process
     self.correct_B = np.zeros(count, np.float32)
     self.texts = [""] * count
     self._failed: dict[int, Failure] = {}  # by row
     self._plays: dict[int, Any] = {}  # by row
     self._pending: dict[int, concurrent.futures.Future] = {}  # by row
     self._rollouts: Rollouts | None = None
-    self._start_B = np.zeros(count, int)  # of the turn that is sampled
-    self._turns_B = np.zeros(count, int)  # that have ended
+    self._start_B = np.zeros(count, int)  # first token of the current turn
+    self._turns_B = np.zeros(count, int)  # ended turns
     self._asked_B = np.zeros(count, bool)  # the environment has the turn
     self._chat_B = np.zeros(count, bool)  # the prompt is a turn of a chat
 
@@ -115,18 +114,19 @@ class Episodes:
         )
     if len(self._failed) == count:
       self._note()
-    # Where all have failed, any prompt will do: nothing is learned from it.
+    # If all trajectories of a row have failed, none is learned from: any prompt
+    # will do.
     anything = environments.tok.eos_token
     self.prompts = [prompts.get(n, anything) for n in range(len(rows))]
 
   def _received(self, kind: Callable[[Any], Any]) -> dict[int, Any]:
-    """What the pending calls gave, of all processes; failures are noted.
+    """Waits for the pending calls of all processes; notes failures.
 
     Args:
-      kind: -> what was given, of its fields.
+      kind: makes a value of the calls from its fields.
 
     Returns:
-      by row, in their order; without the rows that failed.
+      the values by row, in order, without failed rows.
     """
     found = {b: x.result() for b, x in self._pending.items()}
     self._pending = {}
@@ -147,10 +147,10 @@ class Episodes:
     return len(self._failed)
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
-    """Nothing: `stream` asks the environments itself."""
+    """Does nothing: `stream` calls the environments."""
 
   def wait(self) -> None:
-    """Nothing: `stream` has waited."""
+    """Does nothing: `stream` has waited."""
 
   def close(self) -> None:
     """Drops the environments."""
@@ -158,7 +158,7 @@ class Episodes:
 
   @property
   def summary_B2(self) -> np.ndarray:
-    """Number of turns of each trajectory, and the sum of its rewards."""
+    """Number of turns and sum of rewards of each trajectory."""
     return np.stack([self._turns_B, self._rewards_BT.sum(1)], -1)
 
   def turns(self) -> Turns:
@@ -169,11 +169,10 @@ class Episodes:
     """Plays all trajectories to their ends.
 
     Args:
-      sample: samples turns; called once for the first turns, then with
-        `resumed` for those that continue.
+      sample: samples turns: first without arguments, then with `resumed`.
 
     Yields:
-      all trajectories so far, and which have ended: after each wave of turns.
+      all trajectories so far, after each wave of turns.
     """
     live_B = np.ones(len(self.texts), bool)
     while live_B.any():
@@ -201,7 +200,7 @@ class Episodes:
       yield live_B & (wave_B == wave)
 
   def _wave(self, parts: Iterable[Sampled], wave_B: np.ndarray) -> Any:
-    """Takes over turns as they end, asks their environments -> the cache."""
+    """Takes over turns as they end and asks environments; returns the cache."""
     waiting_B, cache = wave_B.copy(), None
     for sampled in parts:
       part, ended_B, cache = sampled[:3]
@@ -239,11 +238,11 @@ class Episodes:
         self._pending[b] = self._run.call(_answer, play, text, encode)
 
   def _answered(self, rollouts: Rollouts, live_B: np.ndarray) -> np.ndarray:
-    """Appends what environments answered -> the trajectories that go on."""
+    """Appends the answers of environments; returns the live trajectories."""
     tokens_BT, lengths_B = _responses(rollouts), rollouts.lengths_B
     asked_B, self._asked_B = self._asked_B, np.zeros(len(live_B), bool)
     answers = self._received(lambda fields: Answer(*fields))
-    # A turn whose last token completed no stop string goes on.
+    # A turn continues if its last token completed no stop string.
     room_B = lengths_B < tokens_BT.shape[1]
     failed_B = np.isin(np.arange(len(live_B)), list(self._failed))
     live_B = live_B & ~asked_B & room_B & ~failed_B
@@ -262,11 +261,11 @@ class Episodes:
     return live_B
 
   def _finish(self, rollouts: Rollouts) -> None:
-    """Transcripts and failures of trajectories that have all ended."""
+    """Sets transcripts and failures after all trajectories have ended."""
     self.texts = tokenizer.decode(
         self._run.tok, _responses(rollouts), rollouts.lengths_B
     )
-    for play in list(self._plays.values()):  # one may be late in its thread
+    for play in list(self._plays.values()):  # a late thread may add one
       play.close()
     self._note()
 
@@ -276,7 +275,7 @@ class Episodes:
 
 
 def _answer(play: Any, text: str, encode: Callable[..., list[int]]) -> Answer:
-  """Asks an environment, and encodes what it says."""
+  """Passes a turn to an environment and encodes its observation."""
   said = play.step(text)
   ids = [] if said.over else encode(said.observation, play.offered)
   return Answer(ids, said.reward, said.over, said.correct)
@@ -289,7 +288,7 @@ def _responses(rollouts: Rollouts) -> np.ndarray:
 
 
 def _empty(rollouts: Rollouts, pad: int) -> Rollouts:
-  """Trajectories before their first turn, on arrays that can be written to."""
+  """Trajectories before their first turn, in writable arrays."""
   tokens_BL = np.array(rollouts.tokens_BL)
   tokens_BL[:, -rollouts.mask_BT.shape[1] :] = pad
   return rollouts.replace(
@@ -324,7 +323,7 @@ class TurnsCollector(RolloutCollector):
   def _sample(
       self, weights, ids, rows, sizes_N, rows_B, on_dispatch, **options
   ) -> Any:
-    """Yields all trajectories so far and which have ended, on the host."""
+    """Yields all trajectories so far, on the host."""
     self._episodes = Episodes(
         self._environments, rows, ids, sizes_N, self._seed
     )
@@ -338,14 +337,14 @@ class TurnsCollector(RolloutCollector):
     )
 
     def sample(**wave):
-      # The device has work from the first turns on.
+      # The device has work since the first turns.
       begins = (lambda: None) if "resumed" in wave else on_dispatch
       return turns(begins, keep_cache=True, **options | wave)
 
     return self._episodes.stream(sample)
 
   def _grader(self, rows_B) -> Episodes:
-    """The trajectories of `_sample`: their environments judge them."""
+    """The trajectories of `_sample`, graded by their environments."""
     del rows_B
     return self._episodes
 

@@ -1,4 +1,4 @@
-"""Rows of experience: to group, take, pad and put together, on the host.
+"""Rows of experience on the host: groups, selection, padding, concatenation.
 
 Packing, dynamic sampling, partial rollouts and the collectors share these
 functions of NumPy arrays. Rows of a group are adjacent and share an id.
@@ -24,7 +24,7 @@ def no_rows(
     turns: bool = False,
     record: Tree | None = None,
 ) -> Experience:
-  """Rows of padding, whose shapes are those of a real batch.
+  """Rows of padding, in the shapes of a real batch.
 
   Args:
     rows: B.
@@ -66,10 +66,10 @@ def graded(
     types_B: Array | None = None,
     problems_B: Array | None = None,
 ) -> Experience:
-  """Graded responses that the policy of this step sampled.
+  """Experience from responses that the policy of this step sampled.
 
-  Arguments are the fields of `Experience`; types_B None stands for zeros,
-  problems_B None for the ids of the prompts.
+  Arguments are fields of `Experience`. The default of types_B is zeros, the
+  default of problems_B the ids of the prompts.
   """
   zeros_B = np.zeros(len(correct_B), np.int32)
   return Experience(
@@ -87,13 +87,13 @@ def graded(
 def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
   """Rows with the log-probs of the behaviour policy.
 
-  Tokens of an older policy keep theirs: of groups that were kept the trainer's,
-  of partial rollouts the sampler's.
+  Tokens of an older policy keep their log-probs, by the trainer in kept groups
+  and by the sampler in partial rollouts.
 
   Args:
     rows: graded.
-    logps_BT: by the trainer; None: with one on-policy update the update itself
-      computes them, and the sampler's stand in until then.
+    logps_BT: by the trainer; None: a single on-policy update computes them
+      itself, and the rows get log-probs of the sampler.
   """
   if logps_BT is None:
     return rows.replace(old_logps_BT=rows.rollouts.logps_BT)
@@ -105,7 +105,7 @@ def with_old_logps(rows: Experience, logps_BT: Array | None) -> Experience:
 
 
 def credit_inputs(rows: Experience, **arrays: Array | None) -> dict[str, Array]:
-  """The arrays of graded rows, and others, under the names of `credit`."""
+  """The inputs of `credit`: arrays of graded rows, and `arrays`."""
   rollouts, mask_BT = rows.rollouts, rows.rollouts.mask_BT
   if rows.turns is not None:
     arrays |= dict(
@@ -149,12 +149,12 @@ def concatenate(parts: list[Experience]) -> Experience:
 def pad(rows: Experience, count: int, like: Experience, group_size: int):
   """Appends groups of padding up to `count` rows.
 
-  Padding has an empty mask, age -1 and negative ids: it has no weight anywhere.
+  Padding has no weight: its mask is empty, its age -1, its ids are negative.
 
   Args:
     rows: at most `count`.
     count: rows of the result.
-    like: at least one row, copied for its shapes.
+    like: at least one row, copied for the shapes.
     group_size: rows of a group of padding.
   """
   missing = count - len(rows.age_B)
@@ -168,7 +168,7 @@ def pad(rows: Experience, count: int, like: Experience, group_size: int):
 
 
 def without_padding(rows: Experience) -> Experience:
-  """The groups that are no padding."""
+  """The groups without padding."""
   found = groups(rows.rollouts.ids_B)
   return take(rows, [group for group in found if rows.age_B[group[0]] >= 0])
 
@@ -176,7 +176,6 @@ def without_padding(rows: Experience) -> Experience:
 def round_robin(groups: list[np.ndarray], parts: int) -> np.ndarray:
   """Row numbers of all groups; group n belongs to part n modulo `parts`.
 
-  Padding comes last in a batch: assigned round-robin, all minibatches get an
-  even share of it.
+  Padding comes last in a batch; round-robin gives each minibatch an even share.
   """
   return np.concatenate([g for p in range(parts) for g in groups[p::parts]])

@@ -1,11 +1,11 @@
-"""Grading: the task's verifier says which responses are correct.
+"""Grading: the verifier of the task decides which responses are correct.
 
-A truncated response is incorrect. One on which the verifier fails is neither:
-in training it is not learned from, and an evaluation counts it as incorrect.
+A truncated response is incorrect. If the verifier fails on a response, training
+leaves the response out of the loss, and an evaluation counts it as incorrect.
 
-With several processes each one judges the responses to its own prompts, and the
-results are exchanged: a verifier that times out on one machine only would
-otherwise give the processes different rewards.
+Each process grades the responses to its own prompts and receives the other
+results. If all processes graded all responses, a verifier that times out on one
+machine would give the processes different rewards.
 """
 
 import concurrent.futures
@@ -19,18 +19,18 @@ from rl_reason import tasks
 from rl_reason.base.structs import Rollouts
 from rl_reason.data import tokenizer
 
-# texts [B], correct [B] float32 in {0, 1}, or -1 where the verifier failed, and
-# the number of its failures.
+# texts [B]; correct [B] float32 in {0, 1}, -1 if the verifier failed; number of
+# failures.
 Grades = tuple[list[str], np.ndarray, int]
 
 
 def owners(ids_B: np.ndarray) -> np.ndarray:
-  """The process that judges each response: one for all of a prompt."""
+  """The process that grades each response; the same for all of a prompt."""
   return np.asarray(ids_B) % jax.process_count()
 
 
 def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-  """Each response's results by the process that judged it, on all processes.
+  """Gives all processes the results of each response from its owner.
 
   Args:
     owner_B: of `owners`.
@@ -48,13 +48,13 @@ def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
 def start_grading(
     task, tok, rollouts: Rollouts, rows: Sequence[tasks.Row]
 ) -> Callable[[], Grades]:
-  """Starts to verify responses; the result is a function that waits.
+  """Starts to verify responses; returns a function that waits for the grades.
 
   Args:
     task: has the verifier.
     tok: the tokenizer.
     rollouts: B responses on the host.
-    rows: the rows that they answer; B / len(rows) adjacent responses each.
+    rows: of the task; each has B / len(rows) adjacent responses.
   """
   prompt_slots = rollouts.tokens_BL.shape[1] - rollouts.mask_BT.shape[1]
   texts = tokenizer.decode(
@@ -80,8 +80,8 @@ def start_grading(
 class AsyncGrader:
   """Grades responses as they finish, while others are still being sampled.
 
-  Decoding texts and submitting them to the verifier runs on a thread of its
-  own, so that sampling never waits for a verifier.
+  A separate thread decodes texts and submits them to the verifier, so sampling
+  never waits for a verifier.
 
   Args:
     task: has the verifier.
@@ -89,7 +89,7 @@ class AsyncGrader:
     rows_B: the row that each response answers.
 
   Attributes:
-    texts: of the responses; valid after `wait`, as the other attributes.
+    texts: of the responses; valid after `wait`, like the other attributes.
     correct_B: float32 in {0, 1}; -1 where the verifier failed.
     failures: number of responses on which the verifier failed.
   """
@@ -108,7 +108,7 @@ class AsyncGrader:
 
     Args:
       rollouts: all responses so far, on the host.
-      finished_B: bool, which responses have finished.
+      finished_B: bool, whether each response has finished.
     """
     new = np.flatnonzero(finished_B & ~self._submitted_B)
     self._submitted_B |= finished_B

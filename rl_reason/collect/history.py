@@ -30,7 +30,7 @@ class History:
 
 
 def from_rows(rows: Experience, rewards_B: Array) -> History:
-  """A batch as history; padding and failed rewards are empty places."""
+  """A batch as history; padding and failed rewards become empty places."""
   rollouts, graded_B = rows.rollouts, np.isfinite(rewards_B)
   mask_BT = rollouts.mask_BT & graded_B[:, None]
   return History(
@@ -44,7 +44,7 @@ def from_rows(rows: Experience, rewards_B: Array) -> History:
 
 
 def empty(no_rows: Experience, steps: int) -> History:
-  """A history of `steps` steps without responses, from a batch of padding."""
+  """An empty history of `steps` steps, in the shapes of a batch of padding."""
   one = from_rows(no_rows, no_rows.correct_B)
   return jax.tree.map(lambda x: np.concatenate([x] * steps), one)
 
@@ -65,11 +65,14 @@ def credit_inputs(
     batch: int,
     ratio_limit: float,
 ) -> dict[str, Array]:
-  """The arrays of `credit` that stand for the history.
+  """The inputs of `credit` from the history.
 
-  H is a multiple of `batch`, the responses of a training step, for which
-  `logps` computes the log-probs [batch, T] of the current policy. Importance
-  ratios of old responses are at most `ratio_limit`.
+  Args:
+    history: H responses, a multiple of `batch`.
+    params: of the current policy.
+    logps: (params, rollouts) -> log-probs [batch, T].
+    batch: responses of a training step.
+    ratio_limit: upper bound of the importance ratios of old responses.
   """
   parts = []
   for first in range(0, len(history.start_H), batch):

@@ -1,10 +1,10 @@
-"""Partial rollouts: a round may leave its last groups unfinished to the next.
+"""Partial rollouts: a round may leave its last groups to the next round.
 
-Within one training step this changes nothing but the order of the work: the
-next round samples new prompts while the last responses of the round before
-finish. Across steps (`rollout.partial_across_steps`) the remaining tokens come
-from the policy of the next step, and a round ends as soon as it has enough
-finished groups, which favours short responses; the run says so.
+Within a training step only the order of the work changes: the next round
+samples new prompts while the last responses of this round finish. Across steps
+(`rollout.partial_across_steps`) the policy of the next step samples the
+remaining tokens, and a round ends as soon as it has enough finished groups,
+which favours short responses; the run warns of it.
 """
 
 import functools
@@ -29,10 +29,10 @@ class PartialRolloutCollector(RolloutCollector):
   """A collector whose rounds may leave groups unfinished.
 
   Args:
-    unfinished: padding, as many rows as may be left unfinished.
-    max_tokens: longest response.
-    across_steps: unfinished groups may go on in the next training step.
-    num_shards: shards of the rows; each resumes its part of the groups.
+    unfinished: padding, of as many rows as may stay unfinished.
+    max_tokens: of a response.
+    across_steps: unfinished groups may continue in the next training step.
+    num_shards: shards of the rows; each resumes its share of the groups.
     **options: of `RolloutCollector`.
 
   Attributes:
@@ -56,7 +56,7 @@ class PartialRolloutCollector(RolloutCollector):
     self._num_shards = num_shards
 
   def start_step(self) -> None:
-    """Begins a step: what was sampled before it is of an older policy."""
+    """Begins a step; all tokens so far come from an older policy."""
     super().start_step()
     old = self.unfinished
     self.unfinished = old.replace(
@@ -72,13 +72,13 @@ class PartialRolloutCollector(RolloutCollector):
   ) -> Experience:
     """As `RolloutCollector.collect`; returns the groups that have finished.
 
-    With partial rollouts across steps these are at most as many as a round has.
+    Across steps, at most the groups of one round.
     """
     group, count = self._group_size, self.num_responses // self._group_size
     resumed = without_padding(self.unfinished)
     capacity = count + self._capacity
 
-    # Unfinished groups come first, then new prompts, then empty places.
+    # Unfinished groups come first, then new prompts, then empty groups.
     ids = resumed.rollouts.ids_B[::group].tolist()
     rows = [self.prompts.row(prompt_id) for prompt_id in ids]
     new = capacity - len(ids) if self._across_steps else count
@@ -104,7 +104,7 @@ class PartialRolloutCollector(RolloutCollector):
         age_B=np.concatenate([resumed.age_B, experience.age_B[old:]]),
     )
 
-    # Finished groups are returned, the others wait for the next round.
+    # Return the finished groups; the others wait for the next round.
     group_rows = groups(rollouts.ids_B)
     finished = [n for n in range(num_real) if finished_B[group_rows[n]].all()]
     finished = sorted(finished, key=ids.__getitem__)
@@ -133,8 +133,8 @@ class PartialRolloutCollector(RolloutCollector):
   def _stops(self, another_round_follows, grader: AsyncGrader, finished_B):
     """Whether the unfinished groups are left to the next round.
 
-    The decision depends on decode steps and never on which verdicts have
-    arrived by now: a run makes it at the same place each time.
+    The decision depends on decode steps and not on the arrival of verdicts, so
+    every run makes it at the same place.
     """
     finished_NG = finished_B.reshape(-1, self._group_size)
     unfinished = int((~finished_NG.all(1)).sum())
@@ -148,10 +148,10 @@ class PartialRolloutCollector(RolloutCollector):
     signal_N = finished_NG.all(1) & (accuracy_N > 0) & (accuracy_N < 1)
     return another_round_follows(int(signal_N.sum()), unfinished)
 
-  def _resume(self, resumed: Experience, ids_N: np.ndarray):
-    """Responses at the start of a round, and which have finished.
+  def _resume(self, resumed: Experience, ids_N: np.ndarray) -> Sampled:
+    """Responses at the start of a round, and whether each has finished.
 
-    Empty places count as finished.
+    Empty groups count as finished.
     """
     group = self._group_size
     empty = jax.tree.map(
@@ -168,18 +168,18 @@ class PartialRolloutCollector(RolloutCollector):
         truncated_B=np.where(started.lengths_B > 0, started.truncated_B, True),
     )
     at_limit_B = started.lengths_B == self._max_tokens
-    return started, ~started.truncated_B | at_limit_B | (started.ids_B < 0)
+    ended_B = ~started.truncated_B | at_limit_B | (started.ids_B < 0)
+    return Sampled(started, ended_B)
 
   def _sample_resumed(self, weights, ids, rows, rows_B, start, on_dispatch):
     """`_sample`, with the groups assigned round-robin to the data shards.
 
-    Each data shard then resumes its part of the unfinished groups.
+    Each data shard then resumes its share of the unfinished groups.
     """
     order_N = round_robin(list(np.arange(len(ids))[:, None]), self._num_shards)
     groups = np.split(np.arange(len(rows_B)), len(ids))
     order_B = round_robin(groups, self._num_shards)
     back_B = np.argsort(order_B)
-    start = jax.tree.map(lambda x: x[order_B], start)
     for part in self._sample(
         weights,
         [ids[n] for n in order_N],
@@ -187,7 +187,12 @@ class PartialRolloutCollector(RolloutCollector):
         np.full(len(ids), self._group_size),
         [rows_B[b] for b in order_B],
         on_dispatch,
-        resumed=Sampled(*start),
+        resumed=start.with_arrays(_rows(order_B)),
         yield_when_unfinished_groups=self._capacity,
     ):
-      yield part.with_arrays(lambda x: jax.tree.map(lambda y: y[back_B], x))
+      yield part.with_arrays(_rows(back_B))
+
+
+def _rows(index_B: np.ndarray):
+  """Takes rows by their numbers, of all arrays of a pytree."""
+  return functools.partial(jax.tree.map, lambda x: x[index_B])

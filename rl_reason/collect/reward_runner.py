@@ -1,13 +1,13 @@
 """Calls reward functions on groups of responses, while others are sampled.
 
-A call gets one whole group: all responses to one prompt, as soon as the last of
-them has finished. Which responses are together in a call then never depends on
-timing. A response on which a function fails has no reward, and is not learned
-from; a call that fails takes a whole group out of the step.
+A call gets one whole group, all responses to a prompt, as soon as the last of
+them has finished, so the content of a call never depends on timing. If a
+function fails on a response, the response has no reward and leaves the loss; if
+a call fails, its whole group does.
 
-Functions run in threads, or in processes of their own, which can be ended.
-Async functions in threads share one event loop, without a limit on their
-number; a semaphore of the user is a limit.
+Functions run in threads, or in processes, which can be ended. Async functions
+in threads share one event loop, without a limit on their number; users may add
+a semaphore.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class RewardRunner:
   """Calls the reward functions of a run.
 
   Args:
-    terms: of the reward; those that are reward models are left out.
+    terms: of the reward; reward models among them are ignored.
     executor: 'thread' or 'process'.
     workers: calls at a time.
     seconds: time-out of a call.
@@ -73,13 +73,13 @@ class RewardRunner:
     ]
     self._seconds = seconds
     self._late = Failed(f"took longer than reward.timeout = {seconds:g} s")
-    self._proved = False  # a first batch went well
+    self._proved = False  # after a first batch without a failure
     self._pool: workers_lib.Pool | None = None
     self.reset()
     if not self.terms:
       return
-    # One loop starts and times calls; async functions, which may block theirs,
-    # have another one.
+    # One loop starts and times calls. Async functions run in another loop,
+    # which they may block.
     self.loop, self._async_loop = threads.event_loop(), threads.event_loop()
     self._threads = threads.Threads(workers, seconds)
     if executor == "process":
@@ -92,7 +92,7 @@ class RewardRunner:
       )
 
   def reset(self) -> None:
-    """Begins to count anew."""
+    """Resets the counts."""
     self.counts: dict[str, int] = {}
     for term, function in zip(self.terms, self._functions, strict=True):
       self.counts[f"reward/{term.label}/failures"] = 0
@@ -142,10 +142,10 @@ class RewardRunner:
     """Counts the failures of a round, on all processes alike.
 
     Args:
-      states_UB: GOOD, NOT_APPLICABLE, FAILED or LATE by function and response
+      states_UB: GOOD, NOT_APPLICABLE, FAILED or LATE, by function and response
         of the round.
-      reasons: the first failure of each function; None if it was seen by
-        another process only.
+      reasons: the first failure of each function; None if only another process
+        saw it.
 
     Returns:
       the number of failures.
@@ -164,7 +164,7 @@ class RewardRunner:
       states_B = states_UB[f]
       failed_B = states_B >= FAILED
       why = str(reason or "another process has failed, and shows it")
-      # A function that has never worked is wrong, not unlucky: the run ends.
+      # A function that fails on its first batch is wrong: the run ends.
       if not self._proved and (
           (states_B == FAILED).any() or (states_B == LATE).all()
       ):
@@ -172,7 +172,7 @@ class RewardRunner:
             f"the reward function {term.name} failed on its first batch;"
             f" correct it and run again:\n{why}".rstrip()
         )
-      # Later failures only cost responses: they are counted, and shown.
+      # Later failures only cost responses.
       for _ in range(int(failed_B.sum())):
         self._failures[f].add(why)
       self.counts[f"reward/{term.label}/failures"] += int(failed_B.sum())
@@ -189,11 +189,11 @@ class RewardRound:
   Args:
     runner: calls the functions.
     tok: the tokenizer.
-    rows_B: the row that each response answers.
+    rows_B: the row of each response.
 
   Attributes:
     scores_UB: float32 by function; NaN where it failed; valid after `wait`.
-    failures: the number of failures, likewise.
+    failures: their number; valid after `wait`.
   """
 
   def __init__(self, runner: RewardRunner, tok: Any, rows_B: Sequence[Row]):
@@ -205,11 +205,11 @@ class RewardRound:
     self.scores_UB, self.failures = np.zeros(shape, np.float32), 0
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
-    """Starts the functions on the groups that have finished since the last one.
+    """Starts the functions on newly finished groups.
 
     Args:
       rollouts: all responses so far, on the host; rows of a group are adjacent.
-      finished_B: bool, which of them have finished.
+      finished_B: bool, whether each response has finished.
     """
     if not self._runner.terms:
       return
@@ -279,8 +279,8 @@ class Rewards:
 
   Args:
     terms: in the order of the config.
-    runner: of the functions among them.
-    models: the reward models among them, by name.
+    runner: of the reward functions.
+    models: the reward models by name.
   """
 
   def __init__(
@@ -292,7 +292,7 @@ class Rewards:
     self.terms, self.runner, self._models = tuple(terms), runner, models
 
   def begin(self, tok: Any, rows_B: Sequence[Row]) -> RewardRound:
-    """A round of responses to these rows."""
+    """Starts a round of responses to these rows."""
     return RewardRound(self.runner, tok, rows_B)
 
   def of_all(
@@ -300,14 +300,14 @@ class Rewards:
   ) -> tuple[Array, int]:
     """The rewards of complete responses, with the weights of the last step.
 
-    A score that is missing, since its function failed, counts as 0.
+    A missing score of a failed function counts as 0.
 
     Args:
       tok: the tokenizer.
-      rollouts: on the host; reward models score all of them, so that the shape
-        is always the same.
-      rows_B: the row that each response answers.
-      count: of the first responses, which are real.
+      rollouts: on the host; reward models score all rows, so that shapes stay
+        the same.
+      rows_B: the row of each response.
+      count: number of real responses, which come first.
 
     Returns:
       the rewards [count], and the number of failures.
@@ -324,7 +324,7 @@ class Rewards:
   def all_scores(
       self, scores_UB: Array, rollouts: Rollouts
   ) -> tuple[Array, ...]:
-    """The scores of all terms, [B] each: of `RewardRound`, and of models."""
+    """The scores of all terms, [B] each: by functions, and by models."""
     of_functions = iter(scores_UB)
     return tuple(
         np.asarray(self._models[x.name](rollouts), np.float32)

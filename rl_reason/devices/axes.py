@@ -84,6 +84,17 @@ def text(sizes: Mapping[str, int]) -> str:
   return " x ".join(f"{name} {size}" for name, size in sizes.items())
 
 
+def fields(logical: str, word: str) -> str:
+  """The fields of the axes that shard a logical axis, for remedies.
+
+  Args:
+    logical: 'embed' for the axes that shard parameters by their width.
+    word: between the last two: 'mesh.fsdp or mesh.sequence'.
+  """
+  *first, last = (f"mesh.{name}" for name in RULES[logical])
+  return f"{', '.join(first)} {word} {last}"
+
+
 def of_batch(sizes: Mapping[str, int]) -> str:
   """The axes that shard rows, for errors: 'data x fsdp', and others in use."""
   first, second, *others = RULES["batch"]

@@ -4,7 +4,7 @@ import math
 
 from rl_reason.base import json_files
 from rl_reason.evaluation.accuracy import Responses, levels
-from rl_reason.report import page
+from rl_reason.report import rendering
 from rl_reason.report.scores import Score
 
 
@@ -127,4 +127,4 @@ def responses_page(
       doubtful_note="" if doubtful else "None were found.",
       sets=responses,
   )
-  return page.render("responses", data)
+  return rendering.render("responses", data)

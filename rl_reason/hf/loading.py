@@ -117,7 +117,7 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
     raise ConfigError(f"{label}: is a file; give its directory")
   import huggingface_hub  # imported late: takes seconds
 
-  patterns = ["*.safetensors", model_files.INDEX, CONFIG, *COMPANIONS]
+  patterns = [*model_files.PATTERNS, CONFIG, *COMPANIONS]
   try:
     fetched = huggingface_hub.snapshot_download(
         name, revision=revision, allow_patterns=patterns

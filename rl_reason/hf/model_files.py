@@ -18,6 +18,7 @@ import safetensors.numpy
 from rl_reason.base.errors import one_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PATTERNS = ("*.safetensors", INDEX)  # of the files of weights
 # Supported dtypes: name in the file -> name in NumPy, torch and config.json.
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

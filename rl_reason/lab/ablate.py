@@ -16,9 +16,7 @@ import json
 import pathlib
 import re
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -216,25 +214,21 @@ def plan(
         key = {k: v for k, v in fields.items() if k.startswith(depends)}
         text = json.dumps(key, sort_keys=True).encode()
         workdir = folder / stage / hashlib.sha256(text).hexdigest()[:12]
-        args = _args(path, overrides | reuse, workdir, f"--stage={stage}")
+        args = jobs.arguments(
+            path, overrides | reuse, workdir, f"--stage={stage}"
+        )
         title = f"{stage}, seed {seed} ({workdir.name})"
         found.setdefault(workdir, Job(title, workdir, args, key | reuse, bases))
         reuse[field] = str(workdir)
         bases += (workdir,)
       # RL is the row's own: it reuses those stages, and waits for their jobs.
       workdir = folder / name / f"{slug(row)}-{seed}"
-      args, fields = _args(path, overrides | reuse, workdir), fields | reuse
+      args = jobs.arguments(path, overrides | reuse, workdir)
       title = f"{row}, seed {seed}"
-      found[workdir] = Job(title, workdir, args, fields, bases, row, seed)
+      found[workdir] = Job(
+          title, workdir, args, fields | reuse, bases, row, seed
+      )
   return list(found.values())
-
-
-def _args(path, overrides, workdir, *flags) -> list[str]:
-  fields = [
-      f"--config.{k}={tuple(v) if isinstance(v, list) else v}"
-      for k, v in overrides.items()
-  ]
-  return [f"--config={path}", *fields, f"--workdir={workdir}", *flags]
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
@@ -306,15 +300,8 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   for row in flags.rows or ():
     require("--rows", row, rows)
   rows = ["", *(flags.rows or rows)]
-  stop = threading.Event()
+  stop = jobs.stop_on_signals()
   command = f"python -m rl_reason.ablate {shlex.join(argv)}"
-
-  def request_stop(number, _):
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process
-
-  signal.signal(signal.SIGTERM, request_stop)
-  signal.signal(signal.SIGINT, request_stop)
 
   from rl_reason.lab import comparison  # it imports jax; mistakes come first
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_reason.base import json_files
 from rl_reason.lab import comparison
-from rl_reason.report import templates
+from rl_reason.report import rendering
 
 
 def markdown_table(data: dict[str, Any]) -> str:
@@ -107,8 +107,8 @@ def page_data(data: dict[str, Any]) -> dict[str, Any]:
       x=list(comparison.ends(data)),
       measures=dict(accuracy=accuracy) | data["measures"],
       scores=comparison.table(data),
-      config=templates.as_text(dict(command=data["command"]) | data["common"]),
-      environment=templates.as_text(data["environment"]),
+      config=rendering.as_text(dict(command=data["command"]) | data["common"]),
+      environment=rendering.as_text(data["environment"]),
   )
 
 
@@ -116,7 +116,7 @@ def write(data: dict[str, Any], path: pathlib.Path) -> list[pathlib.Path]:
   """Writes .md, .html and, if matplotlib is installed, .png beside the data."""
   out = [path.with_suffix(x) for x in (".md", ".html", ".png")]
   json_files.write_text(out[0], markdown(data, path.stem))
-  json_files.write_text(out[1], templates.render("ablation", page_data(data)))
+  json_files.write_text(out[1], rendering.render("ablation", page_data(data)))
   try:
     figure(data, out[2])
   except ModuleNotFoundError as e:

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import ConfigError
+from rl_reason.devices import axes
 from rl_reason.lab import memory_formula, model_shapes
 from rl_reason.models import critic, decoder
 from rl_reason.stages.model import critic_config
@@ -98,7 +99,7 @@ def choose(
       raise ConfigError(
           "model.remat = 'auto': by formula one row of an update needs"
           f" {peak(remat, length) / GIB:.3g} GiB per device, of"
-          f" {limit / GIB:.3g}: raise mesh.fsdp or mesh.sequence, or set"
+          f" {limit / GIB:.3g}: raise {axes.fields('embed', 'or')}, or set"
           " optimizer.offload or lora.rank; the table of --stage=size says what"
           " takes how much"
       )

@@ -8,17 +8,20 @@ import json
 import os
 import pathlib
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import IO, Any, NamedTuple
 
 from rl_reason.base import errors, resume_rules
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
+LENGTHS = ("rl.steps", "rounds.count")  # a run that has ended may go on to more
 # Becomes a command that is asked to end when the process of this id, which
 # starts it, is killed. PR_SET_PDEATHSIG outlives exec.
 WITH_PARENT = """
@@ -55,8 +58,11 @@ class Job(NamedTuple):
     new = json.loads(json.dumps(self.fields))
     old = self._json("config.json")
     old = {k: v for k, v in old.items() if self.row or k in new}
-    steps = [x.get("rl.steps") for x in (old, new)]
-    longer = [f"rl.steps: {steps[0]} -> {steps[1]}"] * (steps[0] != steps[1])
+    longer = [
+        f"{name}: {old[name]} -> {new.get(name)}"
+        for name in LENGTHS
+        if name in old and old[name] != new.get(name)
+    ]
     return resume_rules.differences(old, new) + longer
 
   def finished(self) -> bool:
@@ -77,32 +83,46 @@ def run(
     on_finished: Callable[[], Any] = lambda: None,
     devices: Sequence[str] = (),
     held: IO[str] | None = None,
+    environment: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
   """Runs the unfinished rows in order, and the bases that they need.
 
-  Bases precede the rows that need them. So many processes are `parallel`, each
-  on its share of the cores and of the devices, indices of GPUs or TPU chips
-  (see `divide`; () shows all of them to every process). `stop` ends them, and
-  they save their state. `on_finished` is called after each row that ended
-  without an error. `held` is a lock that the runs hold, too: it is free when
-  the last one has ended, and they are asked to end when this process is killed.
+  Bases precede the rows that need them; a base may itself be a row.
+
+  Args:
+    jobs: rows, and bases that they may need.
+    stop: ends the runs, which save their state.
+    parallel: number of processes at a time, each on its share of the cores and
+      of the devices.
+    main: the command that makes a run of its arguments.
+    on_finished: called after each row that ended without an error.
+    devices: indices of GPUs or TPU chips; see `divide`. () shows all of them to
+      every process.
+    held: a lock that the runs hold, too: it is free when the last run has
+      ended, and they are asked to end when this process is killed.
+    environment: variables of the runs.
 
   Returns:
     names of the jobs that failed or whose base failed.
   """
   rows = [x for x in jobs if x.row and not x.finished()]
+  todo = len(rows)
   needed = {base for row in rows for base in row.bases}
   bases = [x for x in jobs if x.workdir in needed and not x.finished()]
+  models = sum(not x.row for x in bases)
+  rows = [x for x in rows if x not in bases]
   count = sum(bool(x.row) for x in jobs)
   say(
-      f"{count} runs: {count - len(rows)} are done, {len(rows)} to do"
-      + (f", with {len(bases)} base models" if bases else "")
+      f"{count} runs: {count - todo} are done, {todo} to do"
+      + (f", with {models} base models" if models else "")
       + f"; {parallel} at a time"
   )
   shared = -(-parallel // len(devices)) if devices else parallel
-  environment = {
+  variables = {
       "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / shared:.2f}",  # of a GPU
-  } | os.environ
+      **os.environ,
+      **environment,
+  }
   affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
   cores = sorted(affinity(0)) if affinity else []
   groups = divide(devices, parallel) if devices else [()] * parallel
@@ -122,7 +142,7 @@ def run(
       if not stop.is_set():
         say(f"{job.name}: not run, because its base failed")
       return False
-    seen = environment | local.environment
+    seen = variables | local.environment
     good = not stop.is_set() and _run(job, stop, main, seen, held)
     if good and job.row:
       with lock:
@@ -131,14 +151,14 @@ def run(
 
   # Bases first, so that few threads wait. The pool is first in, first out: a
   # base has started before a thread waits for it.
-  todo = sorted(bases, key=lambda x: len(x.bases)) + rows
+  order = sorted(bases, key=lambda x: len(x.bases)) + rows
   results: dict[pathlib.Path, futures.Future] = {}
   with futures.ThreadPoolExecutor(parallel, initializer=pin) as pool:
-    for job in todo:
+    for job in order:
       results[job.workdir] = pool.submit(work, job)
   if stop.is_set():
     return []
-  return [x.name for x in todo if not results[x.workdir].result()]
+  return [x.name for x in order if not results[x.workdir].result()]
 
 
 # Chips of a TPU process by their number, as libtpu wants them.
@@ -194,6 +214,37 @@ def visible(devices: Sequence[str], index: int = 0) -> dict[str, str]:
   return dict(CUDA_VISIBLE_DEVICES=names) | (
       tpu if len(devices) in BOUNDS else {}
   )
+
+
+def arguments(
+    config: str, fields: Mapping[str, Any], workdir: pathlib.Path, *flags: str
+) -> list[str]:
+  """Returns the arguments of `rl_reason.main` for a run.
+
+  Args:
+    config: file of the config.
+    fields: {field: value} that differ from it.
+    workdir: of the run.
+    *flags: further ones.
+  """
+  changes = [
+      f"--config.{name}={tuple(x) if isinstance(x, list) else x}"
+      for name, x in fields.items()
+  ]
+  return [f"--config={config}", *changes, f"--workdir={workdir}", *flags]
+
+
+def stop_on_signals() -> threading.Event:
+  """Returns an event that SIGTERM and Ctrl-C set; a second one ends at once."""
+  stop = threading.Event()
+
+  def request_stop(number, _):
+    stop.set()
+    signal.signal(number, signal.SIG_DFL)
+
+  signal.signal(signal.SIGTERM, request_stop)
+  signal.signal(signal.SIGINT, request_stop)
+  return stop
 
 
 def say(text: str) -> None:

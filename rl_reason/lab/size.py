@@ -6,7 +6,7 @@ import jax
 
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import facts, machine_checks
-from rl_reason.devices import device_mesh, sharding
+from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
@@ -107,10 +107,9 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
   if not rows or not slots:
     display.say(
-        "nothing is small enough: spread it over more devices (mesh.fsdp; long"
-        " rows: mesh.sequence),"
-        " offload the optimizer state (optimizer.offload), or use LoRA"
-        " (lora.rank)"
+        "nothing is small enough: spread the model over more devices"
+        f" ({axes.fields('embed', 'or')}), offload the optimizer state"
+        " (optimizer.offload), or use LoRA (lora.rank)"
     )
 
 

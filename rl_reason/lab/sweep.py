@@ -15,9 +15,7 @@ import argparse
 import itertools
 import pathlib
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 
 from rl_reason.base import config as config_lib
@@ -143,14 +141,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     for job in todo:
       print(shlex.join([*child, *job.args]))
     return 0
-  stop = threading.Event()
-
-  def request_stop(number, _):
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process
-
-  signal.signal(signal.SIGTERM, request_stop)
-  signal.signal(signal.SIGINT, request_stop)
+  stop = jobs.stop_on_signals()
   failed = jobs.run(
       todo,
       stop,

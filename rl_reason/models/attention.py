@@ -8,8 +8,9 @@ and knows nothing of masks or caches. `packed` makes this function for training,
 `prefill` for prompts whose keys and values are cached, `extend` for more tokens
 of one row, `decode` for one more token of each row.
 
-`kernels` is "xla", which runs everywhere (this file, and for packed rows
-`models.packed_attention`), or a key of `models.kernels.KERNELS`.
+`kernels` is "xla", which runs everywhere (this module, and
+`models.packed_attention` for packed rows), or a key of
+`models.kernels.KERNELS`.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from rl_reason.models.packed_attention import (
 )
 
 BLOCK = 128  # cache slots that `decode` reads at a time
-BUCKETS = 4  # parts of a batch, by length, that read as many blocks each
+BUCKETS = 4  # parts of a batch, by length; rows of a part read equal blocks
 
 
 def rope(x_BLHC: Array, positions_BL: Array, freq_C: np.ndarray) -> Array:
@@ -53,13 +54,13 @@ class Cache:
   """Keys and values of every layer; slot s holds the token of position s.
 
   Attributes:
-    k: [layers, B, K, C, S]. Slots are last, because scores are then sums of
-      rows, which XLA's CPU backend computes three times as fast as products of
-      columns. Kernels that read pages take the layout of v.
-    v: [layers, B, K, S, C]. Kernels that read pages may take larger heads than
-      the model has; the rest is zeros.
-    k_scale, v_scale: float32 [layers, B, K, S] if k and v are int8, which these
-      scales multiply. Else None.
+    k: [layers, B, K, C, S]. With slots last, scores are sums of rows, which
+      XLA's CPU backend computes three times as fast as products of columns.
+      Paged kernels use the layout of v.
+    v: [layers, B, K, S, C]. Paged kernels may use larger heads than the model,
+      filled with zeros.
+    k_scale, v_scale: float32 [layers, B, K, S], the scales of int8 k and v;
+      None for other dtypes.
   """
 
   k: Array
@@ -73,7 +74,7 @@ Attend = Callable[[str, Array, Array, Array, Array, Cache], tuple[Array, Cache]]
 
 
 def cache_slots(length: int) -> int:
-  """Slots of a cache for `length` tokens: a multiple of BLOCK beyond one."""
+  """Slots of a cache for `length` tokens: beyond BLOCK, a multiple of it."""
   return length if length <= BLOCK else -(-length // BLOCK) * BLOCK
 
 
@@ -108,7 +109,7 @@ def _key_layout(kernels: str, k: Array) -> Array:
 
 
 def _cache_entries(cache: Cache, k: Array, v: Array) -> Cache:
-  """New keys and values [..., C] as a cache has them; k as v is laid out.
+  """New keys and values [..., C] in the dtype of a cache; k in v's layout.
 
   int8 is symmetric, with one scale per token and head: absmax / 127.
   """
@@ -124,11 +125,11 @@ def _cache_entries(cache: Cache, k: Array, v: Array) -> Cache:
 
 
 def packed(segments_BL: Array, *, chunks: bool = False) -> Attend:
-  """Causal attention within segments: each token sees its own up to itself.
+  """Causal attention within segments: a token sees its segment up to itself.
 
   Args:
-    segments_BL: int32, tokens of one sequence are adjacent and share a number;
-      0 is padding, which sees only padding.
+    segments_BL: int32, tokens of a sequence are adjacent and share a number; 0
+      is padding, which sees only padding.
     chunks: whether rows are the chunks of `sequence.split`.
   """
 
@@ -137,7 +138,7 @@ def packed(segments_BL: Array, *, chunks: bool = False) -> Attend:
     fn = others.get(kernels, functools.partial(pallas.packed, kernels))
     if chunks:
       fn = sequence.whole_rows(fn)
-    # Rows and heads are independent: each device computes those that it has.
+    # Rows and heads are independent: each device computes its own.
     keys = "batch", None, "kv_heads", None
     queries = *keys, None
     run = sharding.by_device(
@@ -168,11 +169,11 @@ def prefill(segments_BL: Array) -> Attend:
 
 
 def extend(first: Array, length: int) -> Attend:
-  """Adjacent tokens of a single row, each of which sees the row up to itself.
+  """Adjacent tokens of a single row; each sees the row up to itself.
 
   Args:
-    first: position of the first one; the cache has slots for all of them.
-    length: their number.
+    first: position of the first token; the cache has slots for all tokens.
+    length: number of tokens.
   """
   position_L1 = first + jnp.arange(length)[:, None]
 
@@ -206,16 +207,16 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   """One token a row, which sees its row up to itself.
 
   Keys and values are written in place, into the carry of the loop over layers:
-  as outputs of a scan they would cost a second copy of the cache. A long cache
-  is read in blocks, as many as the longest row of a bucket needs, with a
-  running softmax (arXiv:2205.14135, algorithm 1): blocks behind a row's end add
-  exactly nothing. Kernels read as many as each row needs. XLA also takes a
-  cache of more rows, of which the first B are read and written.
+  outputs of a scan would cost a second copy of the cache. A long cache is read
+  in blocks up to the longest row of a bucket, with a running softmax
+  (arXiv:2205.14135, algorithm 1): blocks past the end of a row add exactly
+  nothing. Paged kernels read each row up to its end. XLA also takes a cache of
+  more rows, and reads and writes the first B.
 
   Args:
-    position_B: int32, of each row's token; -1 for a row that is not in use.
-    order_B: rows sorted by position; neighbours share a bucket. It changes only
-      the time.
+    position_B: int32, of each row's token; -1 for an unused row.
+    order_B: rows sorted by position, whose neighbours share a bucket; changes
+      only the speed.
   """
   rows = len(position_B)
   buckets = math.gcd(rows, BUCKETS)
@@ -223,8 +224,8 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
   write_B = jnp.maximum(position_B, 0)
 
   def attend(kernels, layer, q_B1KQC, k_B1KC, v_B1KC, cache):
-    # Write: one slot of each row. Rows that are not in use write to slot 0,
-    # which the next prefix overwrites.
+    # Write one slot of each row. Unused rows write to slot 0, which the next
+    # prefix overwrites.
     new = _cache_entries(cache, k_B1KC[:, 0], v_B1KC[:, 0])
     at = layer, jnp.arange(rows), slice(None)
     k_at, v_at = (*at, slice(None), write_B), (*at, write_B)
@@ -264,15 +265,15 @@ def decode(position_B: Array, order_B: Array | None = None) -> Attend:
 
 
 def _scaled(x_BKQS, scale_BKS):
-  """Numbers of cache slots times the scales of int8, if there are scales."""
+  """Multiplies numbers of cache slots with their int8 scales, if any."""
   return x_BKQS if scale_BKS is None else x_BKQS * scale_BKS[:, :, None]
 
 
 def _scores(q_BKQC, slots: Cache, first, position_B):
-  """fp32 scores of cache slots from `first` on; MASK_VALUE if out of sight.
+  """fp32 scores of cache slots from `first` on; MASK_VALUE for masked slots.
 
-  int8 is exact in the dtype of the queries: the scales multiply scores, not
-  keys, and probabilities, not values.
+  int8 is exact in the dtype of the queries: scales multiply scores instead of
+  keys, and probabilities instead of values.
   """
   k_BKCS = slots.k.astype(q_BKQC.dtype)
   scores = einsum32("BKQC,BKCS->BKQS", q_BKQC, k_BKCS)
@@ -284,7 +285,7 @@ def _scores(q_BKQC, slots: Cache, first, position_B):
 
 def _attend_at_once(q_BKQC, slots: Cache, position_B):
   """Attention to all slots of one layer of a short cache."""
-  dim = q_BKQC.shape[-1]  # the cache may have more, which are zeros
+  dim = q_BKQC.shape[-1]  # the heads of the cache may be padded with zeros
   slots = dataclasses.replace(
       slots, k=slots.k[:, :, :dim], v=slots.v[..., :dim]
   )
@@ -310,11 +311,11 @@ def _weighted(scores, shift, dtype, slots: Cache):
 
 
 def _attend_in_blocks(q_BKQC, cache: Cache, layer, rows_B, position_B):
-  """Attention of some rows of the cache to as many blocks as they need."""
+  """Attention of some rows of the cache, up to the end of the longest row."""
   blocks = jnp.max(position_B) // BLOCK + 1
 
   def read(x, axis, first):
-    """[B, ...] a block of slots of one layer; `axis` is that of the slots."""
+    """A block of slots of one layer, [B, ...]; `axis` counts slots."""
     sizes = [1, 1, *x.shape[2:]]
     sizes[axis] = BLOCK
     numbers = jax.lax.GatherDimensionNumbers(

@@ -18,7 +18,7 @@ from rl_reason.models import decoder, parameters, sequence
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-  """Static shape of a critic; hashable.
+  """Static shape of a critic; hashable, hence a static argument of jit.
 
   Attributes:
     trunk: of the decoder.
@@ -66,8 +66,8 @@ def values(
   """V of the prefix BEFORE each response token.
 
   Returns:
-    [B, T] float32, and for a categorical head its logits [B, T, bins]. Behind a
-    response they are those of its first token.
+    [B, T] float32, and logits [B, T, bins] of a categorical head (else None).
+    Past the end of a response, they repeat the values of its first token.
   """
   values_RL, logits_RLJ = _values(params, cfg, packed)
   values_RL, source_BT = sequence.join(values_RL), packed.source_BT
@@ -83,13 +83,13 @@ def scores(params: Tree, cfg: CriticConfig, packed: Packed) -> Array:
   Returns [B] float32; arbitrary for a row without a response.
   """
   values_RL, _ = _values(params, cfg, packed)
-  # `source_BT` is the place before each token: the last token is one further.
+  # `source_BT` is the place before each token; the last token is the next one.
   return sequence.join(values_RL).reshape(-1)[packed.source_BT.max(1) + 1]
 
 
 def _values(params: Tree, cfg: CriticConfig, packed: Packed):
   """Values [R, L] of packed rows, and the logits of a categorical head."""
-  # The record is of the policy: experts of a critic are its own choice.
+  # The record has choices of the policy; a critic makes its own.
   packed = packed.replace(record=None)
   hidden_RLD, _ = decoder.hidden(params["trunk"], cfg.trunk, packed)
   return _head(params["value_head"], cfg, hidden_RLD)

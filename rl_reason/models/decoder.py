@@ -1,7 +1,7 @@
 """A decoder of the Llama/Qwen family as a pure function of a pytree.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU; biases, q/k norm,
-tied embeddings and experts by config. Layers are stacked and run under
+RMSNorm, rotary positions, grouped-query attention, SwiGLU; the config chooses
+biases, q/k norm, tied embeddings and experts. Layers are stacked and run under
 `lax.scan`, so compile time does not grow with depth. `table` describes each
 parameter once.
 
@@ -32,7 +32,7 @@ from rl_reason.models.parameters import Param
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """Static shape of a decoder; hashable, so it can be a jit-static argument.
+  """Static shape of a decoder; hashable, hence a static argument of jit.
 
   Attributes:
     vocab: rows of the embedding.
@@ -41,8 +41,8 @@ class ModelConfig:
     mlp: width of the feed-forward layer, or of each expert.
     rope_theta: base of the rotary frequencies.
     rope_factor: the lowest frequencies are divided by it (Llama 3.1).
-    rope_low, rope_high: rotations within `rope_context` tokens; frequencies of
-      fewer than `rope_low` are scaled, of more than `rope_high` are not.
+    rope_low, rope_high: rotations within `rope_context` tokens; frequencies
+      below `rope_low` are scaled, frequencies above `rope_high` are not.
     rope_context: context length of the model before it was extended.
     norm_eps: epsilon of the RMS norms.
     qkv_bias: biases on the q, k, v projections (Qwen2).
@@ -50,17 +50,17 @@ class ModelConfig:
     qk_norm: RMS norm on each q and k head (Qwen3).
     tied: the embedding is also the output head.
     dtype: of the matrix products; parameters and log-probs stay fp32.
-    logits_dtype: 'float32', in which the head's products are added up and
-      returned, or 'same': rounded to dtype, as models whose code does so.
+    logits_dtype: 'float32': the head's products are summed and returned in it;
+      'same': logits are rounded to dtype, as the code of some models does.
     remat: 'none', 'dots' (the backward pass recomputes all but products with
-      weights and the outputs of attention), 'full', or 'sqrt' (inputs of groups
-      of layers are saved, those of single layers for one group at a time).
+      weights and the outputs of attention), 'full', or 'sqrt' (saves inputs of
+      groups of layers, and inputs of single layers for one group at a time).
     logprob_chunk: positions per shard of the rows whose logits exist at a time.
     attention: 'xla', or a key of `kernels.KERNELS`.
-    tokens: size of the tokenizer; None: as many as the embedding has rows. Rows
-      behind it are padding, and never sampled.
+    tokens: size of the tokenizer; further rows of the embedding are padding and
+      never sampled. None: all rows.
     experts: feed-forward layers to choose from, see `experts`; 0: one for all.
-    experts_per_token: that are chosen.
+    experts_per_token: chosen experts of a token.
     norm_topk: whether their weights sum to 1.
   """
 
@@ -96,8 +96,8 @@ class ModelConfig:
 # The weights of a layer that `linear.product` multiplies with.
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
-# What the forward pass saves of a layer for the backward pass; without remat
-# it saves all.
+# What the forward pass of a layer saves for the backward pass; without remat it
+# saves everything.
 _POLICIES = jax.checkpoint_policies
 REMAT = {
     "dots": _POLICIES.save_from_both_policies(
@@ -133,7 +133,7 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
   biased = ["q", "k", "v"] * cfg.qkv_bias + ["o"] * cfg.o_bias
   for name in biased + ["gate", "up", "down"] * cfg.mlp_bias:
     (*_, out), (*_, axis) = layers[name].shape, layers[name].axes
-    axis = None if axis == "embed" else axis  # the residual stream is whole
+    axis = None if axis == "embed" else axis  # the residual stream is unsharded
     layers[f"{name}_bias"] = layer((out,), (axis,), "zeros")
   for name in ["q_norm", "k_norm"] * cfg.qk_norm:
     layers[name] = layer((cfg.head_dim,), (None,), "ones")
@@ -148,7 +148,7 @@ def table(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def layer_groups(layers: int) -> int:
-  """Groups of equally many layers; the divisor next to the root, or below."""
+  """Number of equal groups of layers: the largest divisor up to the root."""
   return max(n for n in range(1, math.isqrt(layers) + 1) if layers % n == 0)
 
 
@@ -162,7 +162,7 @@ def empty_cache(
 ) -> attention.Cache:
   """A cache of zeros for `rows` rows of `slots` tokens.
 
-  Its dtype is 'same', that of the matrix products, or 'int8'.
+  The dtype is 'same' (of the matrix products) or 'int8'.
   """
   shape = cfg.layers, rows, cfg.kv_heads, slots, cfg.head_dim
   dtype = cfg.dtype if cache == "same" else cache
@@ -170,7 +170,7 @@ def empty_cache(
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-  """RMS norm over the last axis, in fp32 whatever the dtype of x."""
+  """RMS norm over the last axis, computed in fp32."""
   x32 = x.astype(jnp.float32)
   x32 *= jax.lax.rsqrt(jnp.mean(x32**2, -1, keepdims=True) + eps)
   return (x32 * scale).astype(x.dtype)
@@ -180,9 +180,9 @@ def frequencies(cfg: ModelConfig) -> np.ndarray:
   """Rotary frequencies [C / 2], radians a token, float64.
 
   Frequencies of fewer than `rope_low` rotations within `rope_context` tokens
-  are divided by `rope_factor`, those of more than `rope_high` stay, and
-  in between the unchanged share rises linearly: the scaling of Llama 3.1
-  (arXiv:2407.21783 names it; the formula is that of the released code).
+  are divided by `rope_factor`; frequencies of more than `rope_high` rotations
+  stay; in between, the unchanged share rises linearly. This is the scaling of
+  Llama 3.1 (arXiv:2407.21783; the formula is in the released code).
   """
   half = cfg.head_dim // 2
   freq_C = cfg.rope_theta ** (-np.arange(half) / half)
@@ -204,26 +204,26 @@ def forward(
   """The residual stream after the last norm.
 
   Args:
-    params: as `init` makes them; a matrix may be any weight of `linear`.
+    params: as of `init`; a matrix may be any weight of `linear`.
     cfg: static.
     tokens_BL: int32.
     positions_BL: int32, of each token in its sequence; any for padding.
-    attend: `attention.packed`, `prefill` or `decode`: what each token sees.
+    attend: of `attention`: which tokens each token sees.
     cache: an `attention.Cache`, if `attend` reads or writes one.
-    record: of these tokens, as `experts.record` makes it: choices of the model
-      that are repeated; None: it makes all of them anew.
+    record: choices of the model at these tokens, which are repeated (see
+      `experts.record`); None: the model chooses.
 
   Returns:
-    hidden [B, L, D] in cfg.dtype, the new cache (None without one), and what
-    the routers say of each layer, or group and layer (None without experts).
+    hidden [B, L, D] in cfg.dtype, the new cache (None without one), and the
+    routing of each layer, or of each group and layer (None without experts).
   """
   rows, length = tokens_BL.shape
   kv, group = cfg.kv_heads, cfg.heads // cfg.kv_heads
   freq_C = frequencies(cfg)
 
-  # The residual stream is [X, D] with X = B * L: a weight's gradient is then
-  # one plain matrix product, which XLA's CPU backend runs 2.6 times as fast as
-  # the contraction over two axes that [B, L, D] gives it.
+  # The residual stream is [X, D] with X = B * L: the gradient of a weight is
+  # then one plain matrix product. XLA's CPU backend runs it 2.6 times as fast
+  # as the contraction over two axes of [B, L, D].
   def block(carry, layer):
     x_XD, cache = carry
     index, p, given = layer
@@ -233,8 +233,8 @@ def forward(
       bias = p.get(f"{name}_bias")
       return out if bias is None else out + bias.astype(out.dtype)
 
-    # Attention. Norms are before each sublayer, so that the residual stream is
-    # a plain sum of their outputs.
+    # Attention. Norms come before each sublayer, so that the residual stream is
+    # a plain sum of the outputs.
     h = sequence.gathered(rms_norm(x_XD, p["norm_attn"], cfg.norm_eps))
     q, k, v = (
         project(h, x).reshape(rows, length, -1, cfg.head_dim) for x in "qkv"
@@ -259,8 +259,8 @@ def forward(
     x_XD = x_XD + sequence.gathered(h)
     return (sequence.stream(x_XD), cache), routing
 
-  # Only training takes gradients, and it has no cache. `prevent_cse` is for
-  # code outside of a scan.
+  # Only training takes gradients, and it has no cache. A scan needs no
+  # `prevent_cse`.
   given = experts.by_layer(record, cfg)
   layers = jnp.arange(cfg.layers), params["layers"], given
   if cache is None and cfg.remat != "none":
@@ -287,7 +287,7 @@ def hidden(
   """`forward` of packed rows, in the chunks of `sequence.split`.
 
   Returns:
-    hidden [R, L, D], and what the routers say of each layer.
+    hidden [R, L, D], and the routing of `forward`.
   """
   p = jax.tree.map(sequence.split, packed.replace(source_BT=None))
   attend = attention.packed(p.segments_RL, chunks=True)
@@ -298,7 +298,7 @@ def hidden(
 
 def logits(params: Tree, cfg: ModelConfig, hidden: Array) -> Array:
   """fp32 logits [..., V] of hidden states [..., D]; MASK_VALUE for padding."""
-  # `product` casts the head to the dtype of the states here, at the use: cast
+  # `product` casts the head to the dtype of the states here: after a cast
   # before a loop over chunks, its gradient would accumulate in that dtype.
   head = params["head"] if "head" in params else params["embed"].T
   out = linear.product32(hidden, head)
@@ -318,14 +318,13 @@ def packed_logps(
 
   Logits exist for `cfg.logprob_chunk` positions of a shard of the rows at a
   time, also in the backward pass. Positions that predict a response token come
-  first, and chunks without one are skipped: prompts and padding cost no logits.
-
-  The config and the temperature, by which logits are divided, are static.
+  first, and chunks without them are skipped: prompts and padding cost no
+  logits. The config and the temperature are static.
 
   Returns:
-    logps [B, T] and entropy [B, T], float32; entropy in nats. After the end of
-    a response they repeat the values of its first token. Last, the routing of
-    `hidden`, from which the loss of the routers is computed.
+    logps [B, T] and entropy [B, T], float32, entropy in nats; past the end of a
+    response, they repeat the values of its first token. And the routing of
+    `forward`, for the loss of the routers.
   """
   hidden_RLD, routing = hidden(params, cfg, packed)
   shards = sharding.num_shards(jax.sharding.get_abstract_mesh(), "batch")
@@ -340,7 +339,7 @@ def packed_logps(
   pad = -positions % min(cfg.logprob_chunk, positions)
   padded_WX = jnp.pad(order_WX, ((0, 0), (0, pad)))
 
-  # Rows stay in their shard: a gather over all rows would move hidden states
+  # Gather within shards: a gather over all rows would move hidden states
   # between devices.
   def take(x):
     x_WX = x.reshape(shards, positions, *x.shape[2:])
@@ -382,12 +381,12 @@ def _with_chunk(x_WX: Array, new: Array, at: Array, size: int) -> Array:
   return jax.lax.dynamic_update_slice_in_dim(x_WX, new, at * size, 1)
 
 
-# The gradient is written by hand, so that the loops may end behind the last
-# position that counts, and so that one chunk of logits becomes its own gradient
-# in place: autodiff would hold four chunks.
+# The gradient is written by hand. The loops can then end after the last
+# position with a response token, and a chunk of logits becomes its gradient in
+# place, where autodiff would hold four chunks.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked_logps(cfg, temperature, head, hidden_WXD, targets_WX, count):
-  """Log-probs and entropy of the first `count` positions; zeros behind them."""
+  """Log-probs and entropy of the first `count` positions; zeros elsewhere."""
   args = cfg, temperature, head, hidden_WXD, targets_WX, count
   return _chunked_forward(*args)[0]
 

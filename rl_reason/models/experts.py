@@ -1,17 +1,16 @@
-"""Mixture of experts in the place of the feed-forward layer (Qwen3-MoE).
+"""Mixture of experts in place of the feed-forward layer (Qwen3-MoE).
 
 A router chooses K of E feed-forward layers for each token and weights their
 outputs. No token is dropped: tokens are sorted by expert, and
-`jax.lax.ragged_dot` multiplies those of each expert with its weights.
+`jax.lax.ragged_dot` multiplies the tokens of each expert with its weights.
 
-The choice is discrete, so that a sampler of other rounding may choose other
-experts than the trainer. `feed_forward` therefore takes choices that were made
-before (routing replay, arXiv:2510.11370): the experts are then given, and only
-their weights are computed anew.
+The choice is discrete: a sampler with other rounding may choose other experts
+than the trainer. Routing replay (arXiv:2510.11370) repeats recorded choices:
+`feed_forward` then takes the experts as given and computes only their weights.
 
-With `mesh.expert` > 1 each device has some of the experts. The tokens of the
-devices along this axis are gathered, each device adds up what its experts say
-of all of them, and each gets the sums of its own tokens back.
+With `mesh.expert` > 1 each device has some of the experts. The devices along
+this axis gather their tokens, each device sums the outputs of its experts over
+all tokens, and each token's sum goes back to its device.
 
 Shapes here: X tokens; E experts of a layer; K experts of a token; N = X * K
 pairs of both; Z = layers * K experts of a token in all layers.
@@ -33,10 +32,10 @@ AXIS = "expert"
 
 
 class Routing(NamedTuple):
-  """What a router says of its tokens; of a model [layers, X, ...] each.
+  """The output of a router; of a whole model, with a leading axis of layers.
 
   Attributes:
-    routes_XK: int32, the experts that a router itself would choose.
+    routes_XK: int32, the router's own choice of experts.
     probs_XE: float32, the softmax of its logits.
   """
 
@@ -67,8 +66,8 @@ def feed_forward(
     x_XD: of the residual stream, normalized.
     p: parameters of one layer.
     cfg: `decoder.ModelConfig`, static.
-    given_XK: the experts of each token; -1 where the router chooses. None: it
-      chooses all.
+    given_XK: the experts of each token, -1 where the router chooses; None: the
+      router chooses everywhere.
   """
   logits_XE = linear.product32(x_XD, p["router"])
   probs_XE = jax.nn.softmax(logits_XE, -1)
@@ -78,7 +77,7 @@ def feed_forward(
   if cfg.norm_topk:
     share_XK /= share_XK.sum(1, keepdims=True)
 
-  # Each device computes the experts that it has, of the tokens around it.
+  # Each device computes its experts, for tokens of the devices along the axis.
   weights = [p[name] for name in ("gate", "up", "down")]
   weights = [
       w if isinstance(w, linear.Int8) else w.astype(x_XD.dtype) for w in weights
@@ -107,9 +106,9 @@ def _used(routes_XK: Array, given_XK: Array | None) -> Array:
 
 
 def _local(treedef, cfg, total, x_XD, used_XK, share_XK, *leaves):
-  """`feed_forward` of one device; the arrays are those that it has.
+  """`feed_forward` of one device, with its part of the arrays.
 
-  `total` tokens are those of all devices.
+  `total` counts the tokens of all devices.
   """
   gate, up, down = treedef.unflatten(leaves)
   count = len(leaves[0])
@@ -126,9 +125,9 @@ def _local(treedef, cfg, total, x_XD, used_XK, share_XK, *leaves):
   if leaves[0].shape[2] < cfg.mlp:
     sums.append("tensor")
 
-  # Pairs in the order of their experts, those of this device first. Copies of
-  # tokens are permuted, and permuted back, instead of gathered and scattered:
-  # the sum over K has the same order everywhere.
+  # Sort pairs by expert, experts of this device first. Copies of tokens are
+  # permuted and permuted back, not gathered and scattered, so that the sum over
+  # K has the same order everywhere.
   expert_N = (used_XK.reshape(-1) - first) % cfg.experts
   order_N = jnp.argsort(expert_N, stable=True)
   sorted_N = expert_N[order_N]
@@ -139,14 +138,14 @@ def _local(treedef, cfg, total, x_XD, used_XK, share_XK, *leaves):
   def product(x, w):
     if not isinstance(w, linear.Int8):
       return jax.lax.ragged_dot(x, w, sizes_E)
-    # As in `linear.product`: scaled after it, in fp32.
+    # As in `linear.product`, the scale multiplies the product, in fp32.
     out = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes_E)
     return (out * w.scale.at[sorted_N].get(mode="clip")).astype(x.dtype)
 
   out_ND = product(
       jax.nn.silu(product(rows_ND, gate)) * product(rows_ND, up), down
   )
-  # Pairs of experts elsewhere are behind those of here, in no group.
+  # Pairs of other devices' experts come last and are in no group.
   out_ND = jnp.where((sorted_N < count)[:, None], out_ND, 0)
   back_N = jnp.argsort(order_N)
   out_ND = out_ND.at[back_N].get(unique_indices=True)
@@ -168,7 +167,7 @@ def record(
   """The record of tokens (see `Rollouts`): their experts in all layers.
 
   Args:
-    routing: of the forward pass that sampled; None: a model without experts.
+    routing: of the sampler's forward pass; None: a model without experts.
     cfg: of the model.
     shape: of the tokens.
 
@@ -182,7 +181,7 @@ def record(
 
 
 def no_record(cfg: Any, shape: tuple[int, ...]) -> np.ndarray:
-  """A record of tokens of which nothing is known, on the host."""
+  """An empty record of tokens, on the host."""
   size = cfg.layers * cfg.experts_per_token
   return np.full((*shape, size), -1, _dtype(cfg))
 
@@ -192,7 +191,7 @@ def _dtype(cfg: Any) -> str:
 
 
 def by_layer(record: Array | None, cfg: Any) -> Array | None:
-  """The recorded experts of each layer: [layers, X, K]; of None: None."""
+  """The recorded experts of each layer: [layers, X, K]; None without one."""
   if record is None:
     return None
   routes = record.reshape(-1, cfg.layers, cfg.experts_per_token)
@@ -207,7 +206,7 @@ def loss(
 ) -> tuple[Array, dict[str, Array]]:
   """The load-balancing loss of a micro-batch, and metrics of its routing.
 
-  Both are parts of a sum over micro-batches.
+  Loss and metrics are summed over micro-batches.
 
   Args:
     cfg: of the model.
@@ -218,9 +217,9 @@ def loss(
     aux: coefficient of the loss, router_aux_loss_coef in transformers; 0: none.
 
   Returns:
-    coefficient times loss, and metrics: router_aux_loss with aux; with replay
-    router_agreement: the share of recorded experts that the router of this pass
-    would have chosen, too, a mean over layers and response tokens.
+    coefficient times loss, and metrics: router_aux_loss if aux > 0; with a
+    record router_agreement, the share of recorded experts that the routers of
+    this pass choose too, averaged over layers and response tokens.
   """
   metrics, total = {}, jnp.zeros(())
   # With model.remat = "sqrt" the layers are in groups.
@@ -237,14 +236,14 @@ def loss(
   if aux:
     used = _used(routing.routes_XK, given)
     value = balance(used, routing.probs_XE, segments_RL.reshape(-1) > 0)
-    # A micro-batch counts by its response tokens.
+    # Micro-batches are weighted by their response tokens.
     metrics["router_aux_loss"] = value = value * mean_BT.sum()
     total = aux * value
   return total, metrics
 
 
 def agreement(routing: Routing, given_XK: Array) -> Array:
-  """Share of the given experts that routers would choose, too: [X]."""
+  """Share of the given experts that the routers choose too: [X]."""
   same = routing.routes_XK[..., None] == given_XK[..., None, :]
   return same.any(-1).mean((0, 2))
 
@@ -252,13 +251,13 @@ def agreement(routing: Routing, given_XK: Array) -> Array:
 def balance(routes_XK: Array, probs_XE: Array, mask_X: Array) -> Array:
   """E times the sum over experts of their share of tokens and probability.
 
-  As transformers computes it: over the tokens of all layers; K if all experts
-  are chosen equally often (arXiv:2101.03961, eq 4 to 6, which has K = 1).
+  As in transformers, over the tokens of all layers. The value is K if all
+  experts are chosen equally often (arXiv:2101.03961, eq 4 to 6, has K = 1).
 
   Args:
     routes_XK: [layers, X, K].
     probs_XE: [layers, X, E].
-    mask_X: tokens that count.
+    mask_X: tokens that are not padding.
   """
   count = jnp.maximum(mask_X.sum() * len(routes_XK), 1)
   experts = probs_XE.shape[-1]

@@ -1,4 +1,4 @@
-"""The curves of a run that charts.toml lists, from metrics.jsonl."""
+"""The charts of a run: the curves of charts.toml, read from metrics.jsonl."""
 
 import pathlib
 import tomllib
@@ -31,8 +31,8 @@ def charts_of(
 
   Returns:
     axes {name: {'step': [...], 'tokens': [...], 'flops': [...], 'hours':
-    [...]}}, and the charts that have numbers, each series as label, name, axis
-    (a name), y, and perhaps half, low and high.
+    [...]}}, and the charts that have numbers. Each series has a label, a name,
+    an axis (its name), y, and optionally half, low and high.
   """
   by_stage = {
       stage: points(lines, stage) for stage in ("rl", "evaluate", "value")
@@ -85,7 +85,7 @@ def _sources(
 ) -> tuple[dict[str, str], list[dict[str, Any]], list[list[str]]]:
   """The words of a run, its charts, and the sources of the series of each.
 
-  A source is "stage metric"; behaviours are those of the task.
+  A source is "stage metric". The task defines the behaviours.
   """
   shown = {k for x in by_stage["rl"] for k in x if k.startswith(BEHAVIOUR)}
   patterns = {k.removeprefix(BEHAVIOUR): f"rl {k}" for k in sorted(shown)}
@@ -105,7 +105,7 @@ def _sources(
 def _axes(
     lines: list[dict], by_stage: dict[str, list[dict]]
 ) -> dict[str, dict[str, list]]:
-  """The steps of each stage, and what the run had cost by then."""
+  """The steps of each stage, and the cost of the run up to each."""
   axes: dict[str, dict[str, list]] = {
       k: {"step": [x["step"] for x in v]} for k, v in by_stage.items()
   }
@@ -117,14 +117,14 @@ def _axes(
   until = hours(lines)
   for name in ("rl", "evaluate", "value"):
     axes[name]["hours"] = [until.get((name, x)) for x in axes[name]["step"]]
-  if axes["skill"]["step"]:  # the habits follow the skill
+  if axes["skill"]["step"]:  # SFT on the habits follows SFT on the skill
     last = axes["skill"]["step"][-1]
     axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
   return axes
 
 
 def _time_totals(lines: list[dict]) -> str:
-  """Returns one sentence about where the time of RL went."""
+  """One sentence about how the time of RL was spent."""
   (chart,) = (x for x in CHARTS if x.get("cap"))
   sums = {
       label: sum(x.get(name) or 0 for x in of_stage(lines, "rl"))
@@ -144,7 +144,7 @@ def _time_totals(lines: list[dict]) -> str:
 
 
 def points(lines: list[dict], stage: str) -> list[dict]:
-  """Returns the lines of a stage with the numbers that follow from them.
+  """The lines of a stage with derived numbers.
 
   Evaluations get their scores as 'mean@4' and 'mean@4/ci95'; RL steps get
   'train/mixed', the fraction of prompts with correct and incorrect responses.
@@ -166,16 +166,16 @@ def points(lines: list[dict], stage: str) -> list[dict]:
 def bands(
     points: list[dict], names: list[str], count: int
 ) -> tuple[list[dict], dict[str, list], dict[str, list]]:
-  """At most `count` points: means over adjacent ones, and their ranges.
+  """At most `count` points, means over adjacent points, with their ranges.
 
   Args:
     points: lines with numbers by name.
     names: of the numbers.
-    count: of points that remain.
+    count: maximum number of points.
 
   Returns:
-    the points, each with the step of its last line; the least and the greatest
-    value of each name and point; {} where no point was merged.
+    the points, each with the step of its last line; the minimum and the maximum
+    of each name and point, {} if no points were merged.
   """
   if len(points) <= count:
     return points, {}, {}
@@ -199,7 +199,7 @@ def bands(
 
 
 def thin(items: list, count: int) -> list:
-  """Returns at most `count` items, evenly spaced, both ends included."""
+  """At most `count` items, evenly spaced, both ends included."""
   last = len(items) - 1
   if last < count:
     return items
@@ -207,13 +207,13 @@ def thin(items: list, count: int) -> list:
 
 
 def spent(lines: list[dict], kind: str) -> dict[int, float]:
-  """Returns the cost of a run up to each RL step; {} if it was not logged.
+  """The cost of a run up to each RL step; {} if it was not logged.
 
-  Step 0 may have a cost: value pretraining.
+  Value pretraining is the cost of step 0.
 
   Args:
-    lines: lines of all stages.
-    kind: key of COSTS.
+    lines: of all stages.
+    kind: a key of COSTS.
   """
   rl = of_stage(lines, "rl")
   known = {
@@ -225,7 +225,7 @@ def spent(lines: list[dict], kind: str) -> dict[int, float]:
 
 
 def hours(lines: list[dict]) -> dict[tuple[str, int], float | None]:
-  """Hours of RL steps and evaluations up to each of them, by stage and step."""
+  """Hours of RL steps and evaluations so far, by stage and step."""
   total, out = 0.0, {}
   for x in lines:
     total += x.get("timing_s/step") or x.get("timing_s/testing") or 0

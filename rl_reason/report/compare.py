@@ -1,4 +1,4 @@
-"""One page for several runs: their scores, curves and configs side by side."""
+"""One page that compares the scores, curves and configs of several runs."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_reason.base import json_files
 from rl_reason.monitoring import run_log
-from rl_reason.report import scores as scores_lib, templates
+from rl_reason.report import rendering, scores as scores_lib
 from rl_reason.report.charts import COSTS, charts_of, hours, spent
 from rl_reason.report.scores import scores
 
@@ -15,7 +15,7 @@ POINTS = 1600  # of a curve, over all runs
 
 
 def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
-  """Writes compare.html into the first of some work directories.
+  """Writes compare.html into the first of the work directories.
 
   Args:
     workdirs: of runs, finished or not.
@@ -24,12 +24,12 @@ def write(workdirs: list[pathlib.Path]) -> pathlib.Path:
     the path of the page.
   """
   path = workdirs[0] / "compare.html"
-  json_files.write_text(path, templates.render("compare", _data(workdirs)))
+  json_files.write_text(path, rendering.render("compare", _data(workdirs)))
   return path
 
 
 def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
-  """Returns everything that compare.html.in shows."""
+  """The data that compare.html.in shows."""
   names = _names(workdirs)
   lines = [run_log.read_metrics(x) for x in workdirs]
   configs = []
@@ -63,14 +63,14 @@ def _data(workdirs: list[pathlib.Path]) -> dict[str, Any]:
 
 
 def _names(workdirs: list[pathlib.Path]) -> list[str]:
-  """The paths without what they have in common at their beginning."""
+  """The paths without their common prefix."""
   paths = [x.resolve() for x in workdirs]
   root = os.path.commonpath([x.parent for x in paths])
   return [str(x.relative_to(root)) for x in paths]
 
 
 def _table(names: list[str], lines: list[list[dict]]) -> dict[str, Any]:
-  """Returns the held-out scores before and after RL, and what they cost."""
+  """The held-out scores before and after RL, and the costs."""
   sides = [scores_lib.before_after(x) for x in lines]
   before, after = ([scores(side[i] or {}) for side in sides] for i in (0, 1))
   rows = []
@@ -100,17 +100,17 @@ def _table(names: list[str], lines: list[list[dict]]) -> dict[str, Any]:
 def _charts(
     names: list[str], lines: list[list[dict]]
 ) -> tuple[dict[str, Any], list[dict]]:
-  """Returns one chart for each curve of a report, with a line for each run."""
+  """One chart for each curve of a report, with a line for each run."""
   axes: dict[str, Any] = {}
   found: dict[tuple[str, str], dict] = {}
   for i, (name, run) in enumerate(zip(names, lines, strict=True)):
-    # Runs share the points that a page of one run would have.
+    # The runs share the points of the page.
     of_run, charts = charts_of(run, POINTS // len(names))
     axes |= {f"{stage} {i}": columns for stage, columns in of_run.items()}
     for chart in charts:
       for one in chart["series"]:
         plain = {k: chart[k] for k in ("unit", "percent")}
-        # By curve, since configs differ in the curves of a chart.
+        # One chart a curve, since configs differ in the curves of a chart.
         kind = "training" if one["axis"] == "rl" else one["axis"]
         title = f"{chart['title']}: {one['label']}"
         about = dict(title=title, about=f"{kind}: {one['name']}", series=[])
@@ -126,9 +126,9 @@ def _charts(
 def _differences(
     names: list[str], configs: list[dict[str, Any]]
 ) -> list[tuple[str, ...]]:
-  """Returns the fields in which the runs differ, with the value of each."""
+  """The fields in which the runs differ, with their values."""
   fields = dict.fromkeys(k for x in configs for k in x)
-  texts = [dict(templates.as_text(x)) for x in configs]
+  texts = [dict(rendering.as_text(x)) for x in configs]
   rows = [(k, *(x.get(k, "–") for x in texts)) for k in fields]
   differ = [row for row in rows if len(set(row[1:])) > 1]
   return [("", *names), *differ] if differ else []

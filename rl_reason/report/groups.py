@@ -1,7 +1,7 @@
-"""Groups of responses for the page of a run, within a number of bytes.
+"""Groups of responses for the page of a run, within a budget of bytes.
 
-samples.jsonl may be larger than memory. One pass over it finds where the groups
-are; only those that the page shows are read.
+samples.jsonl may be larger than memory: one pass finds the groups, and only the
+groups that the page shows are read.
 """
 
 import json
@@ -12,31 +12,31 @@ from typing import Any, NamedTuple
 from rl_reason.monitoring.run_log import DOUBTFUL
 from rl_reason.report.charts import thin
 
-# Numbers of each token that a line may have.
+# Numbers of each token that a line can have.
 NUMBERS = (
     *("advantage", "logp", "entropy", "ratio", "clipped", "kl", "value"),
     *("turn", "turn_reward"),
 )
-MAX_STEPS, MAX_GROUPS = 40, 120  # that are looked at
-END_TOKENS, END_CHARACTERS = 150, 600  # head, and tail, of what must be short
+MAX_STEPS, MAX_GROUPS = 40, 120  # that the page can show
+END_TOKENS, END_CHARACTERS = 150, 600  # head and tail of a cut response
 MAX_PROMPT = 2000  # characters
 MAX_DOUBTFUL = 200  # lines that are read
 _HEAD = re.compile(rb'\{"stage": "(\w+)", "step": (\d+)(?:, "group": (-?\d+))?')
 
 
 class Place(NamedTuple):
-  """Where a line is in the file."""
+  """The place of a line in the file."""
 
   offset: int
   size: int
 
 
 def doubtful(path: pathlib.Path, budget: int) -> tuple[list[dict], int]:
-  """The newest rejected responses that may be right, and how many there are.
+  """The newest rejected responses that may be correct, and their number.
 
   Args:
     path: of samples.jsonl.
-    budget: bytes of their JSON; a response that came again is there once.
+    budget: bytes of their JSON; repeated responses count once.
   """
   places = [x for group in index(path, doubtful=True).values() for x in group]
   rows: dict[tuple, dict] = {}
@@ -56,7 +56,7 @@ def index(
 
   Args:
     path: of samples.jsonl.
-    doubtful: whether lines of doubtful responses are wanted, or all others.
+    doubtful: whether only doubtful responses are wanted, or all others.
   """
   out: dict[tuple, list[Place]] = {}
   if not path.exists():
@@ -77,7 +77,7 @@ def index(
 
 
 def read(path: pathlib.Path, places: list[Place]) -> list[dict]:
-  """Parses lines; those that are damaged are left out."""
+  """Parses lines; leaves damaged lines out."""
   out = []
   with path.open("rb") as file:
     for offset, size in places:
@@ -92,7 +92,7 @@ def read(path: pathlib.Path, places: list[Place]) -> list[dict]:
 def groups(
     path: pathlib.Path, found: dict[tuple, list[Place]], budget: int
 ) -> tuple[list[dict], str]:
-  """Groups that the page shows, and a remark if some are left out.
+  """The groups that the page shows, and a note if some are left out.
 
   Args:
     path: of samples.jsonl.
@@ -100,9 +100,9 @@ def groups(
     budget: bytes of their JSON.
 
   Returns:
-    groups as stage, step, prompt, answer, discarded and responses. Of a
-    response that does not fit there are head and tail only, and `gap` counts
-    the tokens (or characters) between them.
+    groups as stage, step, prompt, answer, discarded and responses. A response
+    that does not fit has only its head and tail, and `gap` counts the tokens
+    (or characters) between them.
   """
   steps = thin(list(dict.fromkeys(key[:2] for key in found)), MAX_STEPS)
   keys = [key for key in found if key[:2] in set(steps)]
@@ -111,7 +111,7 @@ def groups(
   short = [_shortened(group) for group in full]
   sizes = [_size(group) for group in short]
   kept = _fitting(sizes, budget)  # without their middles
-  # The middles of as many as fit, the newest first.
+  # The middles of the newest groups, as far as they fit.
   room = budget - sum(sizes[i] for i in kept)
   shown = {i: short[i] for i in kept}
   for i in reversed(kept):
@@ -124,7 +124,7 @@ def groups(
     notes.append(f"{len(out)} of {len(found)} groups")
   cut = sum(1 for group in out for x in group["responses"] if x.get("gap"))
   if cut:
-    notes.append(f"of {cut} responses only head and tail")
+    notes.append(f"{cut} responses are cut in the middle")
   return out, f"{', '.join(notes)}; samples.jsonl has all." if notes else ""
 
 
@@ -144,7 +144,7 @@ def _group(rows: list[dict]) -> dict[str, Any] | None:
 
 
 def _response(row: dict) -> dict[str, Any]:
-  """One response: its tokens with their numbers, or only its text."""
+  """One response: its tokens with their numbers, or its text."""
   out = {k: row.get(k) for k in ("correct", "truncated", "reward")}
   out["advantage"] = row.get("advantage_mean")
   tokens = row.get("tokens")
@@ -173,7 +173,7 @@ def _shortened(group: dict[str, Any]) -> dict[str, Any]:
   for response in group["responses"]:
     response = dict(response)
     if "tokens" in response:
-      # Numbers belong to tokens: both lose the same middle.
+      # Numbers belong to tokens: both are cut in the same place.
       n, end = len(response["tokens"]), END_TOKENS
       if n > 2 * end:
         tokens = response["tokens"]
@@ -195,13 +195,13 @@ def _shortened(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: Any) -> int:
-  """Bytes of a value in the page, where <, > and & take six."""
+  """Bytes of a value on the page, where <, > and & take six."""
   text = json.dumps(value, separators=(",", ":"))
   return len(text) + 5 * sum(map(text.count, "<>&")) + 1
 
 
 def _fitting(sizes: list[int], budget: int) -> list[int]:
-  """Indices of items that fit: every other one is left out until they do."""
+  """Indices of items that fit: drops every other item until they do."""
   kept = list(range(len(sizes)))
   while sum(sizes[i] for i in kept) > budget:
     kept = kept[1 - len(kept) % 2 :: 2] if kept[1:] else []
@@ -211,7 +211,7 @@ def _fitting(sizes: list[int], budget: int) -> list[int]:
 def pairs(
     path: pathlib.Path, found: dict[tuple, list[Place]], budget: int
 ) -> tuple[list[dict], str]:
-  """Responses to the same held-out prompts before and after RL.
+  """Responses to the same held-out prompts, before and after RL.
 
   Args:
     path: of samples.jsonl.
@@ -219,7 +219,7 @@ def pairs(
     budget: bytes of their JSON.
 
   Returns:
-    the pairs, and a remark if some do not fit.
+    the pairs, and a note if some do not fit.
   """
   keys = [key for key in found if key[0] == "evaluate"]
   rows = [

@@ -20,9 +20,9 @@ FILE, OLD_FILE = "machine.json", "environment.json"
 
 
 def read(workdir: pathlib.Path) -> dict[str, Any]:
-  """What `describe` returned for the last start of a run; {} if unknown.
+  """The machine of the last start of a run, as `describe`; {} if unknown.
 
-  Runs of earlier versions have the same in environment.json.
+  Earlier versions wrote the file environment.json.
   """
   for path in (workdir / FILE, workdir / OLD_FILE):
     if path.exists():
@@ -31,10 +31,11 @@ def read(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
-  """Returns machine, devices, versions and git commit by name.
+  """The machine, devices, versions and git commit, by name.
 
   Args:
-    model: the local directory of model.path; its commit, if the hub gave it.
+    model: the local directory of model.path, whose commit is added if it is of
+      the hub.
   """
   devices = jax.devices()
   return {
@@ -54,7 +55,7 @@ def describe(model: pathlib.Path | None = None) -> dict[str, Any]:
 
 
 def hub_commit(directory: pathlib.Path | None) -> str | None:
-  """The commit of a directory in the cache of the hub; None of another one."""
+  """The commit of a directory in the cache of the hub; None of others."""
   if directory is None or directory.parent.name != "snapshots":
     return None
   return directory.name
@@ -68,11 +69,11 @@ def _cpu_model() -> str:
 
 
 def commit(folder: pathlib.Path) -> str | None:
-  """Returns the git commit of a package, '-dirty' if it was edited since."""
+  """The git commit of a package, with '-dirty' if it was edited since."""
   git = ["git", "--no-optional-locks", "-C", str(folder)]
   describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
   out = None
-  # The first command fails in a repository that only surrounds the package.
+  # The first command fails if the package is not part of the repository.
   for command in (["rev-parse", "HEAD:./__init__.py"], describe):
     try:
       out = subprocess.run(

@@ -1,9 +1,9 @@
 """The self-contained HTML page of a run.
 
-Names, numbers and model text go into the page as JSON; `report.html.in` draws
-tables, curves and groups of responses from it, so that no text of a model is
-ever parsed as HTML. The page stays under 5 MB however long the run was: curves
-become means with bands, and of long responses there are head and tail only.
+Names, numbers and text of models go into the page as JSON, from which
+`report.html.in` draws tables, curves and groups of responses: text of a model
+is never parsed as HTML. The page stays under 5 MB for runs of any length: long
+curves become means with bands, and long responses are cut in the middle.
 """
 
 import datetime
@@ -24,14 +24,14 @@ from rl_reason.configs import base
 from rl_reason.monitoring import run_log
 from rl_reason.report import groups, machine, scores as scores_lib
 from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
+from rl_reason.report.rendering import as_text, render
 from rl_reason.report.scores import VALIDATION, of_stage, scores
-from rl_reason.report.templates import as_text, render
 
 GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
 DOUBTFUL_BYTES = 200_000
 
-# Fields, or prefixes of fields, that the head of the page shows.
+# Fields, and prefixes of fields, that the head of the page shows.
 FEATURES = (
     *("task.name", "task.difficulties", "seed", "rl.steps"),
     *("rollout.batch", "rollout.group_size", "advantage.name", "surrogate."),
@@ -49,7 +49,7 @@ MEANINGS = {
     "sum of rewards": "over the turns of a trajectory, mean",
 }
 
-# Metrics of RL steps whose sum a reader should know.
+# Metrics whose sum over the RL steps is in the notes.
 TOTALS = {
     "actor/update_skipped": (
         "updates skipped: gradient not finite, or no token in the loss"
@@ -60,10 +60,10 @@ TOTALS = {
 
 
 def write(workdir: pathlib.Path) -> pathlib.Path:
-  """Writes workdir/report.html from what the run has logged so far.
+  """Writes workdir/report.html from the logs of the run.
 
   Args:
-    workdir: of a run, finished or not; every file in it may be missing.
+    workdir: of a run, finished or not; any file may be missing.
 
   Returns:
     the path of the page.
@@ -76,11 +76,11 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
 def refresher(
     workdir: pathlib.Path, say: Callable[[str], None]
 ) -> Callable[[], None]:
-  """A function that writes the page, and cannot stop a run.
+  """A function that writes the page and never raises an exception.
 
   Args:
     workdir: of the run.
-    say: prints a line, when the page cannot be written for the first time.
+    say: prints a line, the first time that the page cannot be written.
   """
   failed = False
 
@@ -98,7 +98,7 @@ def refresher(
 
 
 def _data(workdir: pathlib.Path) -> dict[str, Any]:
-  """Returns everything that report.html.in shows."""
+  """The data that report.html.in shows."""
   lines = run_log.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
   path = workdir / "config.json"
@@ -136,25 +136,25 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _doubtful_note(shown: int, total: int) -> str:
-  """How many of the doubtful responses the page shows."""
+  """The number of doubtful responses, and of those on the page."""
   if shown == total:
     return f"{total} responses." if total else "None were found."
   return f"The newest {shown} of {total}; samples.jsonl has all."
 
 
 def doubtful_summary(workdir: pathlib.Path) -> list[str]:
-  """One line on rejected responses that may be right; none without any."""
+  """One line on rejected responses that may be correct; [] without any."""
   _, total = groups.doubtful(workdir / "samples.jsonl", 0)
   if not total:
     return []
   return [
       f"rejected, perhaps right: {total} responses equal their reference answer"
-      " if it is read leniently; look at them in report.html"
+      " if it is read leniently; they are listed in report.html"
   ]
 
 
 def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
-  """Returns command, dates and duration of a run."""
+  """The command, the dates and the duration of a run."""
   starts = run_log.starts(workdir)
   spent = max((x or 0 for x in hours(lines).values()), default=0)
   now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
@@ -168,29 +168,29 @@ def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
   out["RL steps and evaluations"] = str(datetime.timedelta(seconds=seconds))
   rl = of_stage(lines, "rl")
   if rl and not any("perf/mfu" in x for x in rl):
-    out["model FLOPs utilisation"] = "unknown: so is the peak of the device"
+    out["model FLOPs utilization"] = "unknown: no peak of this device is known"
   return [*out.items(), ("this page", now)]
 
 
 def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
-  """Returns the fields in which a config differs from configs/base.py.
+  """The fields in which a config differs from configs/base.py.
 
   Args:
     config: flat, as config.json has it.
 
   Returns:
-    name, value, and the value of the base; '–' for an argument of a function
-    that the base does not use.
+    name, value, and the value of the base config; '–' for an argument of a
+    function that the base config does not use.
   """
   default = base.get_config()
   plain = config_lib.flat(config_lib.with_defaults(default))
-  # The arguments of other functions are compared with their own defaults.
+  # Arguments of other functions are compared with their own defaults.
   for known in kinds.KINDS.values():
     part = config_lib.at(default, known.field)
     part.name = config.get(f"{known.field}.name", part.name)
   try:
     same = config_lib.flat(config_lib.with_defaults(default))
-  except errors.ConfigError:  # a function of the user that is elsewhere
+  except errors.ConfigError:  # a function of the user that this machine lacks
     same = plain
   names = [
       name
@@ -208,7 +208,7 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
-  """Returns the headline: a few numbers before and after RL."""
+  """The headline: a few numbers before and after RL."""
   before, after = scores_lib.before_after(lines)
   if before is None:
     return []
@@ -234,7 +234,7 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
 
 
 def _score_table(lines: list[dict]) -> dict[str, Any]:
-  """Returns the scores before RL, after it, and after the skill."""
+  """The scores before RL, after RL, and after SFT on the skill alone."""
   before, after = scores_lib.before_after(lines)
   skill = [x for x in of_stage(lines, "skill") if scores(x)]
   old, new = scores(before or {}), scores(after or {})
@@ -269,7 +269,7 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
 
 
 def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
-  """Returns caveats: an unfinished run, skipped updates, thinned curves."""
+  """Caveats: an unfinished run, skipped updates, averaged curves."""
   rl = of_stage(lines, "rl")
   at, steps = (rl[-1]["step"] if rl else 0), config.get("rl.steps", 0)
   before, after = scores_lib.before_after(lines)
@@ -282,11 +282,11 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
     notes.append("There is no evaluation yet.")
   elif after is None:
     notes.append(
-        "Held-out prompts were evaluated once, hence no before and after."
+        "Held-out prompts were evaluated only once: there is no comparison."
     )
   elif after["step"] < steps:
     notes.append(
-        f"The last evaluation is an interim one, at step {after['step']} and on"
+        f"The last evaluation is an interim one at step {after['step']}, on"
         f" {config['evaluate.interim_prompts']} prompts."
     )
   for name, words in TOTALS.items():
@@ -295,8 +295,8 @@ def _notes(lines: list[dict], config: dict[str, Any]) -> list[str]:
       notes.append(f"{total:g} {words}.")
   if len(rl) > MAX_POINTS:
     notes.append(
-        f"Each of {MAX_POINTS} points of a curve is the mean over"
-        f" {len(rl) / MAX_POINTS:.1f} of {len(rl)} steps; bands are from the"
-        " least to the greatest value."
+        f"Each of the {MAX_POINTS} points of a curve is the mean over"
+        f" {len(rl) / MAX_POINTS:.1f} of {len(rl)} steps; bands show the"
+        " minimum and the maximum."
     )
   return notes

@@ -1,4 +1,4 @@
-"""Held-out scores and costs of a run, read from its metrics.jsonl."""
+"""Held-out scores of a run, read from its metrics.jsonl."""
 
 import pathlib
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Score(NamedTuple):
   unit: str = "tokens"
 
   def text(self, plus_minus: str = " +- ") -> str:
-    """Returns '83.5% +- 1.7'."""
+    """For instance '83.5% +- 1.7'."""
     if self.unit == "reward":
       half = "" if self.half is None else f"{plus_minus}{self.half:.2g}"
       return f"{self.value:.4g}{half}"
@@ -29,15 +29,15 @@ class Score(NamedTuple):
 
 
 def of_stage(lines: list[dict], stage: str) -> list[dict]:
-  """Returns the lines of one stage, in order."""
+  """The lines of one stage, in order."""
   return [line for line in lines if line["stage"] == stage]
 
 
 def scores(line: dict) -> dict[str, Score]:
-  """Returns an evaluation by short names: 'mean@4', 'greedy', 'difficulty 2'.
+  """The scores of an evaluation: 'mean@4', 'greedy', 'difficulty 2'.
 
-  The first of several data sets has these; 'aime25 mean@4' is of another one,
-  and so is 'validation mean@4'.
+  These are the names for the first data set. Names for other data sets have a
+  prefix, as in 'aime25 mean@4' and 'validation mean@4'.
   """
   out = {}
   sets = [x.split("/")[1] for x in line if x.startswith("val-core/")]
@@ -45,14 +45,14 @@ def scores(line: dict) -> dict[str, Score]:
   others = {x for x in sets if x not in held_out[:1]}
   for name, value in line.items():
     parts = name.split("/")
-    # Intervals are read together with their mean.
+    # An interval is read together with its mean.
     if value is None or parts[-1] == "ci95":
       continue
     prefix = f"{parts[1]} " if others & {*parts[1:2]} else ""
     if parts[0] == "val-core":
       half, measure = line.get(f"{name}/ci95"), parts[2]
       out[prefix + parts[-1]] = _score(measure, value, half)
-    # Difficulties of games are measured in turns, too.
+    # Difficulties of games are also measured in turns.
     elif "/difficulty_" in name:
       level = parts[-3].replace("_", " ")
       if parts[-2] == "turns":
@@ -71,14 +71,14 @@ def scores(line: dict) -> dict[str, Score]:
 
 
 def _score(measure: str, value: float, half: float | None = None) -> Score:
-  """A score of accuracy, or of the reward where nothing verifies."""
+  """A score of accuracy, or of the reward without a verifier."""
   if measure == "reward":
     return Score(value, half, share=False, unit="reward")
   return Score(value, half)
 
 
 def headline(names) -> tuple[str, str]:
-  """Returns, of names of scores, the mean@k and the pass@k of the largest k."""
+  """The mean@k, and the pass@k of the largest k, among names of scores."""
   mean = [name for name in names if name.startswith("mean@")]
   best = [name for name in names if name.startswith("pass@")]
   best.sort(key=lambda name: int(name[5:]))
@@ -86,13 +86,13 @@ def headline(names) -> tuple[str, str]:
 
 
 def before_after(lines: list[dict]) -> tuple[dict | None, dict | None]:
-  """Returns the first and the last evaluation; None for one that is missing."""
+  """The first and the last evaluation; None if there is none."""
   found = [x for x in of_stage(lines, "evaluate") if headline(scores(x))[0]]
   return found[0] if found else None, found[-1] if found[1:] else None
 
 
 def difference(old: Score, new: Score) -> str:
-  """Returns '+75.7 points' or '+3.0 tokens'."""
+  """For instance '+75.7 points' or '+3.0 tokens'."""
   change = new.value - old.value
   if old.share:
     return f"{change * 100:+.1f} points"
@@ -102,23 +102,23 @@ def difference(old: Score, new: Score) -> str:
 
 
 def exploration(old: Score | None, new: Score | None) -> str:
-  """Returns what pass@k before and after RL says about exploration."""
+  """What pass@k before and after RL shows about exploration."""
   if old is None or new is None:
     return "exploration: unknown"
   change = new.value - old.value
-  verdict = "exploration shrank" if change < 0 else "exploration did not shrink"
+  found = "exploration shrank" if change < 0 else "exploration did not shrink"
   if abs(change) <= ((old.half or 0) ** 2 + (new.half or 0) ** 2) ** 0.5:
-    verdict = "no clear change of exploration"
-  return f"{difference(old, new)}: {verdict}"
+    found = "no clear change of exploration"
+  return f"{difference(old, new)}: {found}"
 
 
 def warnings(lines: list[dict]) -> list[str]:
-  """Returns the alerts of a run as lines."""
+  """The alerts of a run, one line each."""
   return [f"warning: {line}" for line in alerts.of_run(lines)]
 
 
 def summary(workdir: pathlib.Path) -> list[str]:
-  """Returns the result of a run in a few lines of plain text."""
+  """The result of a run in a few lines of plain text."""
   lines = run_log.read_metrics(workdir)
   before, after = before_after(lines)
   if before is None:
@@ -143,7 +143,7 @@ def summary(workdir: pathlib.Path) -> list[str]:
   ]
   if after is None:
     out[0] += f" at step {before['step']}"
-    return [*out, "evaluated once, hence no before and after"]
+    return [*out, "evaluated only once: there is no comparison"]
   out[0] += f" after {after['step']} steps"
   if verified:
     out[2] += f" ({exploration(old.get(best), new.get(best))})"

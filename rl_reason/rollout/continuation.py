@@ -20,17 +20,17 @@ from rl_reason.models import attention, decoder
 from rl_reason.models.kernels import paged
 from rl_reason.rollout.decode_loop import Queue, Slots
 
-CHUNK = 16  # tokens that are read at a time behind a cache,
-CHUNKS = 4  # or so many chunks as one
+CHUNK = 16  # tokens after a cache that are read at a time
+CHUNKS = 4  # chunks that are read as one, while as many are left
 
 
 class RowCache(NamedTuple):
-  """The cache of a call in which each row had a slot.
+  """The cache after a call in which each row had a slot.
 
   Attributes:
     cache: of the slots.
     order_R: the row of each slot.
-    lengths_R: tokens of the responses that are in it.
+    lengths_R: response tokens of each row in the cache.
   """
 
   cache: attention.Cache
@@ -48,18 +48,24 @@ def resume(
     expected_R: Array,
     row_cache: RowCache | None,
 ) -> tuple[Queue, Slots]:
-  """A queue and slots in which partial responses continue.
+  """Puts partial responses into queue and slots, where decoding continues.
 
-  `Sampler.start` calls it with prompts that are padded on the right, its queue,
-  empty slots, the responses so far and which of them have ended. Without a
-  cache of the rows all their tokens are read again.
+  Args:
+    sampler: the caller, a `Sampler`.
+    params: of the model.
+    tokens_NP: prompts, padded on the right.
+    queue: of `Sampler.start`.
+    slots: empty ones.
+    resumed: the responses so far, and whether each has ended.
+    expected_R: as `expected_B` of `sampler.stream`.
+    row_cache: of the rows; None: all their tokens are read again.
   """
   if row_cache is not None:
     return _go_on(sampler, params, tokens_NP, queue, slots, resumed, row_cache)
   rollouts, ended_R = resumed
   shards = len(queue.next_W)
-  # Partial responses start first, complete ones never; between the two those
-  # that were not begun, the longest first.
+  # Partial responses start first, then new ones, long ones before short ones.
+  # Complete responses never start.
   rank_R = jnp.where(ended_R, 2, jnp.where(rollouts.lengths_B > 0, 0, 1))
   order_WR = jnp.lexsort(
       (-expected_R.reshape(shards, -1), rank_R.reshape(shards, -1)), -1
@@ -79,7 +85,7 @@ def resume(
 
 
 def _with(queue: Queue, resumed: tuple[Rollouts, Array]) -> Queue:
-  """A queue with the responses so far, and those that have ended."""
+  """The queue with the responses so far."""
   rollouts, ended_R = resumed
   return queue.replace(
       tokens_RT=rollouts.tokens_BL[:, -queue.tokens_RT.shape[1] :],
@@ -93,7 +99,7 @@ def _with(queue: Queue, resumed: tuple[Rollouts, Array]) -> Queue:
 def _go_on(
     sampler: Any, params: Tree, tokens_NP, queue, slots, resumed, row_cache
 ) -> tuple[Queue, Slots]:
-  """Responses continue in the slots of the call before."""
+  """Continues responses in the slots that hold their cache."""
   cache, order_R, before_R = row_cache
   all_W = jnp.full_like(queue.next_W, len(order_R) // len(queue.next_W))
   queue = _with(queue, resumed).replace(
@@ -112,7 +118,10 @@ def _go_on(
 def _read_new(
     sampler: Any, params: Tree, tokens_NP, before_R, queue, slots
 ) -> tuple[Queue, Slots]:
-  """Reads what the cache of one data shard lacks, one row at a time."""
+  """Reads the tokens that are not in the cache yet, one row at a time.
+
+  Of one data shard.
+  """
   order_B, max_tokens = queue.order_R, queue.tokens_RT.shape[1]
   live_B = ~queue.ended_R[order_B]
   end_B = queue.length_N[queue.prompt_R[order_B]] + queue.lengths_R[order_B]
@@ -132,8 +141,8 @@ def _read_new(
     tokens_L = jax.lax.dynamic_update_slice(
         tokens_L, queue.tokens_RT[row], (length,)
     )
-    # The last token of a turn was drawn, not read; and what decoded on beside
-    # it has written to position 0.
+    # The last token of the call before was drawn but not read. Slot 0 of the
+    # row was overwritten while other rows went on (see `attention.decode`).
     start, end = length + before_R[row] - 1, end_B[slot]
     kernels = sampler.cfg.attention
     cache = _row(slots.cache, slot)
@@ -184,11 +193,11 @@ def _first_slot(kernels: str, cache: attention.Cache) -> attention.Cache:
 
 
 def _prefill(sampler: Any, params: Tree, tokens_NP, queue, slots):
-  """Fills the first slots of one data shard with its partial responses.
+  """Prefills partial responses into the first slots of one data shard.
 
-  Prompt and response are prefilled anew, because the policy may be another one;
-  one row at a time, because few are resumed. Responses that find no free slot
-  are sampled again from their start.
+  Prompts and responses are prefilled again, because the policy may be another
+  one; one row at a time, because few rows are resumed. Responses without a free
+  slot are sampled again from their start.
   """
   max_tokens = queue.tokens_RT.shape[1]
   partial_R = (queue.lengths_R > 0) & ~queue.ended_R

@@ -1,12 +1,12 @@
 """The decode loop of the sampler, on the device: continuous batching.
 
-A fixed number of slots decode together, one token each per step. Each token is
+A fixed number of slots decode together, one token each per step. A token is
 drawn from the last hidden state, written to its response, and read by the
-model. A slot whose response has ended admits the next row of the queue.
+model. When a response ends, its slot admits the next row of the queue.
 
 Shapes here: N prompts; R rows of the queue, one response each; B decode slots;
 W data shards, each with a queue and slots of its own; V tokens of the
-vocabulary; Z blocks of them, in the drawing of a token.
+vocabulary; Z blocks of the vocabulary.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from rl_reason.devices import sharding
 from rl_reason.models import attention, decoder, experts
 
 BURST = 8  # decode steps between two admissions from the queue
-CHUNK = 2  # bursts of one compiled call; the host reads counts while it runs
-VOCAB_BLOCK = 512  # tokens of a block of the vocabulary when one is drawn
+CHUNK = 2  # bursts of one device call; the host reads counts while it runs
+VOCAB_BLOCK = 512  # tokens of a block of the vocabulary
 
 
 @struct.dataclass
@@ -37,16 +37,16 @@ class Queue:
     length_N: tokens of each prompt.
     prompt_R: the prompt that a row answers.
     order_R: rows in the order in which they start.
-    key_R: seeds the row's noise.
+    key_R: seeds the noise of the row.
     temperature_R: 0 is greedy.
     limit_R: maximum tokens of the response.
     tokens_RT, logps_RT, lengths_R, truncated_R: the responses so far, as in
       `Rollouts`.
     ended_R: bool, whether the response is complete.
-    end_W: number of rows to start; one number per data shard.
-    next_W: number of rows that have started.
-    record_NP, record_RT: as in `Rollouts`, of the tokens of prompts, which are
-      padded on the right, and of responses.
+    end_W: rows to start, in each data shard.
+    next_W: rows that have started.
+    record_NP, record_RT: the record of `Rollouts`, of prompt tokens (padded on
+      the right) and of response tokens.
   """
 
   cache: attention.Cache
@@ -70,10 +70,10 @@ class Queue:
 
 @struct.dataclass
 class Slots:
-  """B rows that are being decoded.
+  """The B slots, each of which decodes a row or is empty.
 
   Attributes:
-    cache: prompt and response of each.
+    cache: of the prompt and response in each slot.
     hidden_BD: hidden state from which the next token is drawn.
     row_B: row of the queue; R if the slot is empty.
     t_B: tokens of the response so far.
@@ -92,7 +92,10 @@ def specs(
 ) -> Any:
   """PartitionSpecs of a Queue or Slots: split by rows, or replicated.
 
-  `heads` is the logical axis of the heads of its cache.
+  Args:
+    kind: the class.
+    replicated: fields that each data shard has in full.
+    heads: logical axis of the heads of the cache.
   """
 
   def spec(name):
@@ -103,7 +106,7 @@ def specs(
 
 
 def constrain(tree: Any, replicated: tuple[str, ...] = ()) -> Any:
-  """Pins a Queue or Slots to the mesh, the heads of its cache, too."""
+  """Constrains a Queue or Slots to the mesh, including the cache's heads."""
   if jax.sharding.get_abstract_mesh().empty:
     return tree
   wanted = specs(type(tree), replicated, "kv_heads")
@@ -123,7 +126,7 @@ def decode(
 ) -> tuple[Queue, Slots, tuple[Array, Array]]:
   """`Sampler.decode` of one data shard; keywords are fields of `Sampler`.
 
-  top_p may also be [R], one number a row.
+  top_p may also be [R], one number for each row.
   """
   rows, end = len(queue.lengths_R), queue.end_W[0]
 
@@ -134,10 +137,10 @@ def decode(
 
   def burst(carry):
     done, queue, slots = carry
-    # Admit rows from the queue only between bursts: an admission costs a sort
-    # and copies of caches, an empty slot at most BURST - 1 idle steps.
+    # Admit rows only between bursts: an admission costs a sort and copies of
+    # caches, an empty slot costs at most BURST - 1 idle steps.
     queue, slots = _admit(queue, slots)
-    # Rows of like length are read together, as many blocks as the longest has.
+    # Rows of similar length are read together, up to the end of the longest.
     order_B = jnp.argsort(-slots.position_B)
     step = functools.partial(_step, params, cfg, eos, top_p, order_B)
     carry = jax.lax.fori_loop(0, BURST, step, (queue, slots))
@@ -150,7 +153,7 @@ def decode(
 
 
 def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
-  """Moves the next rows, in the order of the queue, into the empty slots."""
+  """Moves the next rows of the queue into empty slots."""
   rows, first = len(queue.lengths_R), queue.next_W[0]
   free_B = slots.row_B == rows
   next_B = first + jnp.cumsum(free_B) - 1
@@ -158,8 +161,8 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
   row_B = jnp.where(admits_B, queue.order_R[next_B], slots.row_B)
   prompt_B = queue.prompt_R[row_B]
 
-  # Copy the prefilled cache of the prompt, for one admitted row after the other
-  # and in place: a gather for all slots at once would copy the whole cache.
+  # Copy the prefilled cache of the prompt in place, one admitted row after the
+  # other: a gather for all slots at once would copy the whole cache.
   def copy(n, cache):
     slot = slot_B[n]
     prefix = jax.tree.map(
@@ -184,13 +187,13 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
 
 
 def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
-  """One decode step: draws a token for each slot, writes it, and reads it."""
+  """One decode step: draws a token for each slot, writes it and reads it."""
   queue, slots = carry
   rows = len(queue.lengths_R)
   row_B, t_B = slots.row_B, slots.t_B
 
-  # Sample from the hidden state of the last token. The noise is that of the
-  # row's t-th token, in whatever slot it is drawn.
+  # Sample from the hidden state of the last token. The noise depends on the row
+  # and on t, not on the slot.
   temperature_B = queue.temperature_R[row_B]
   greedy_B = temperature_B == 0
   scaled_BV = decoder.logits(params, cfg, slots.hidden_BD)
@@ -206,13 +209,13 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
           scaled_BV, uniform_B, top_p if jnp.ndim(top_p) == 0 else top_p[row_B]
       ),
   )
-  # The log-prob before top-p: the one that the trainer computes, too.
+  # The log-prob before top-p, as the trainer computes it.
   chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
   logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
   token_B = token_B.astype(jnp.int32)
 
-  # Write the token to its response. What an empty slot writes is dropped,
-  # because its row is out of bounds.
+  # Write the token to its response. Writes of empty slots are dropped, because
+  # their row is out of bounds.
   is_eos_B = jnp.isin(token_B, np.array(eos))
   active_B = (row_B < rows) & ~is_eos_B & (t_B + 1 < queue.limit_R[row_B])
   queue = queue.replace(
@@ -223,8 +226,8 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
       ended_R=queue.ended_R.at[row_B].set(~active_B, mode="drop"),
   )
 
-  # Read the token into the cache and compute the next hidden state; position
-  # -1 keeps the slots of ended rows out of the blocks that attention reads.
+  # Read the token into the cache and compute the next hidden state. Attention
+  # reads no blocks for slots at position -1, whose rows have ended.
   position_B = jnp.where(active_B, slots.position_B, -1)
   hidden_B1D, cache, routing = decoder.forward(
       params,
@@ -252,7 +255,7 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
 
 
 def shrink(slots: Slots) -> Slots:
-  """Half of the slots of one data shard: the occupied ones, if they fit."""
+  """Halves the slots of one data shard; occupied slots stay first."""
   # Empty slots have position -1 and are sorted to the end.
   keep_B = jnp.argsort(-slots.position_B)[: len(slots.row_B) // 2]
   cache = jax.tree.map(lambda x: x[:, keep_B], slots.cache)
@@ -266,9 +269,9 @@ def draw(logits_BV: Array, uniform_B: Array, top_p: float | Array) -> Array:
   Args:
     logits_BV: float32, temperature already applied.
     uniform_B: in [0, 1).
-    top_p: > 0, keep the smallest set of likeliest tokens with this mass; the
-      likeliest token is always in it. A number, or [B]; [B] must be 2 in rows
-      that keep all tokens, since 1 drops those behind the rounding of a sum.
+    top_p: > 0, keeps the smallest set of the likeliest tokens with this mass,
+      at least the likeliest token. A number, or [B], which must be 2 in rows
+      that keep all tokens: 1 would drop tokens by the rounding of a sum.
 
   Returns:
     [B] int32.
@@ -287,9 +290,9 @@ def draw(logits_BV: Array, uniform_B: Array, top_p: float | Array) -> Array:
 def _nucleus(probs_BV: Array, top_p: float | Array) -> Array:
   """Probabilities, with zeros for tokens outside of the nucleus; [B, V].
 
-  A token stays if all likelier ones have less mass than top_p. The threshold is
-  found by bisection over the bits of a probability, which sort as it does: sums
-  over a vocabulary are faster than a sort of it.
+  A token stays if all likelier tokens have less mass than top_p. A bisection
+  over the bits of a probability, which have the order of the probabilities,
+  finds the threshold: sums over a vocabulary are faster than a sort.
   """
   bits_BV = jax.lax.bitcast_convert_type(probs_BV, jnp.int32)
 
@@ -307,9 +310,9 @@ def _nucleus(probs_BV: Array, top_p: float | Array) -> Array:
 
 
 def _inverse_cdf(probs_BV: Array, uniform_B: Array) -> Array:
-  """The token whose part of the CDF contains a number; [B].
+  """The token whose interval of the CDF contains a number; [B].
 
-  First a block of tokens by the sums of blocks, then a token within it: a
+  Finds a block of tokens by the sums of blocks, then a token in the block: a
   cumulative sum over a whole vocabulary takes a dozen passes over it.
   """
   rows, vocab = probs_BV.shape
@@ -325,6 +328,6 @@ def _inverse_cdf(probs_BV: Array, uniform_B: Array) -> Array:
   before_B1 = jnp.take_along_axis(cdf_BZ, jnp.maximum(block_B1 - 1, 0), 1)
   cdf_BV = jnp.where(block_B1 > 0, before_B1, 0) + jnp.cumsum(block_BV, -1)
   index_B = jnp.sum(cdf_BV <= point_B1, -1)
-  # Rounding may put the point behind the last token with any mass.
+  # Rounding may put the point past the last token with any mass.
   last_B = jnp.max(jnp.where(block_BV > 0, jnp.arange(width), 0), -1)
   return block_B1[:, 0] * width + jnp.minimum(index_B, last_B)

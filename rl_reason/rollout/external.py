@@ -1,10 +1,10 @@
-"""Responses of an inference engine of others, sampled with this run's weights.
+"""Responses of an external inference engine, sampled with this run's weights.
 
-Before an engine samples with new weights it gets them, in the three calls that
-vLLM and tpu-inference have agreed on: start, update, finish. Tensors have the
-names and shapes of transformers. It returns token ids and the log-probs of the
-tokens that it sampled. Its kernels are others than the trainer's, so the ratio
-of both, which `correction.name` reads, is not 1.
+The engine gets new weights before it samples, in the three calls that vLLM and
+tpu-inference share: start, update, finish. Tensors have the names and shapes of
+transformers. The engine returns token ids and the log-probs of the sampled
+tokens. Its kernels differ from the trainer's, so the ratio of both, which
+`correction.name` reads, is not 1.
 """
 
 import types
@@ -24,12 +24,12 @@ from rl_reason.rollout.sampler import YIELD_SHARE, Sampled
 
 
 class Request(NamedTuple):
-  """One response that is wanted.
+  """A request for one response.
 
   Attributes:
     prompt: token ids.
     seed: of the noise, below 2^31; the same in every run.
-    max_tokens: of the response, the one that ends it included.
+    max_tokens: of the response, including the token that ends it.
     temperature: of sampling.
     top_p: of sampling; 1 is off.
     stop: token ids that end a response.
@@ -47,9 +47,9 @@ class Completion(NamedTuple):
   """A response.
 
   Attributes:
-    tokens: ids, the one that ended it included.
+    tokens: ids, including the id that ended it.
     logps: of these tokens at the temperature of the request, before top-p.
-    stopped: whether one of Request.stop ended it; else it is truncated.
+    stopped: whether an id of Request.stop ended it; else it is truncated.
   """
 
   tokens: list[int]
@@ -58,13 +58,13 @@ class Completion(NamedTuple):
 
 
 class Held(NamedTuple):
-  """What an engine says of the weights that it samples with.
+  """An engine's answer about the weights that it samples with.
 
   Attributes:
-    updates: of its weights that it has finished since it was started; None: it
+    updates: updates of its weights that have ended since its start; None: it
       does not count them.
-    crcs: CRC-32 of each tensor, of the bytes that it would be sent, by the
-      names of transformers; {}: it does not tell.
+    crcs: CRC-32 of each tensor, over the bytes that an update sends, by the
+      names of transformers; {}: it does not compute them.
   """
 
   updates: int | None = None
@@ -72,43 +72,42 @@ class Held(NamedTuple):
 
 
 class Engine(Protocol):
-  """What an engine of others has to offer.
+  """The interface of an external engine.
 
-  One that also has a method `held`, without arguments, -> `Held`, says which
-  weights it samples with; it is asked before an update and after each round
-  of responses.
+  An optional method `held`, without arguments, returns a `Held`. It is called
+  before each update and after each round of responses.
   """
 
   def start_weight_update(self) -> None:
-    """Begins an update; nothing is being sampled."""
+    """Begins an update; no request is running."""
 
   def update_weights(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Takes all tensors of the model, by the names of transformers."""
 
   def finish_weight_update(self) -> None:
-    """Ends the update; caches of older weights are gone when it returns."""
+    """Ends the update; drops caches of older weights before it returns."""
 
   def generate(
       self, requests: list[Request]
   ) -> Iterable[tuple[int, Completion]]:
-    """Yields (index of a request, its response) as the responses end."""
+    """Yields (index of the request, response) as the responses end."""
 
 
 class ExternalEngine:
-  """An `Engine` in the place of `sampler.RolloutEngine`.
+  """Samples with an `Engine`; replaces `sampler.RolloutEngine`.
 
   Args:
-    engine: of others.
-    mesh: the devices that learn.
+    engine: samples the responses.
+    mesh: devices of the trainer.
     names: of all tensors of the model, as the engine knows them.
     tensors: parameters -> (name, array) of all tensors, one at a time.
     eos: tokens that end a response.
-    pad: fills the places behind it.
+    pad: token that fills the rest of a row.
     max_tokens: of a response.
 
   Attributes:
-    mesh: the devices that learn.
-    answers: whether the engine says which weights it holds.
+    mesh: devices of the trainer.
+    answers: whether the engine has the method `held`.
   """
 
   def __init__(
@@ -202,13 +201,14 @@ class ExternalEngine:
     yield responses()._replace(held=held)
 
   def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
-    """A request for each response, and the prompt that it belongs to."""
+    """The requests, and the prompt of each response."""
     count = len(prompts.start_N)
     if sizes_N is None:
       sizes_N = np.full(count, group_size)
     prompt_B = np.repeat(np.arange(count), sizes_N)
     sample_B = np.concatenate([np.arange(n) for n in sizes_N])
-    # Noise belongs to (key, prompt id, number of the sample), as in `sampler`.
+    # Seeds are a function of (key, prompt id, number of the sample), as in
+    # `sampler`.
     fold = jax.vmap(jax.random.fold_in, (0, 0))
     keys = jnp.repeat(key[None], len(prompt_B))
     keys = fold(fold(keys, np.asarray(prompts.ids_N)[prompt_B]), sample_B)
@@ -227,8 +227,8 @@ class ExternalEngine:
     return requests, prompt_B
 
   def _send(self, params: Tree) -> None:
-    """Updates the weights of the engine, unless it has these already."""
-    # All arrays count: with LoRA those of the base are the same in each step.
+    """Updates the weights of the engine, unless it already has them."""
+    # Compare all arrays: with LoRA the base has the same arrays in each step.
     leaves = jax.tree.leaves(params)
     sent = [x() for x in self._sent]
     if sent and all(x is y for x, y in zip(sent, leaves, strict=True)):
@@ -242,13 +242,13 @@ class ExternalEngine:
     self._sent = [weakref.ref(x) for x in leaves]
 
   def _noted(self, tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Passes tensors on, and keeps the CRC-32 of each one that is taken."""
+    """Passes tensors on, and notes the CRC-32 of each tensor taken."""
     for name, x in tensors:
       self._crcs[name] = zlib.crc32(x.view(np.uint8)) if self.answers else 0
       yield name, x
 
   def _fault(self) -> str:
-    """What the engine holds in place of what it was sent; '' if it is right."""
+    """How the engine's weights differ from the update; '' if they do not."""
     left = [name for name, x in self._crcs.items() if x is None]
     if left:
       return f"the engine did not take {_some(left, self._crcs)}"

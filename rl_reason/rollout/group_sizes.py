@@ -1,8 +1,8 @@
 """Unequal groups: how many responses each prompt of a batch gets.
 
-A function takes what is expected of each prompt, [N] float, and shares the
-responses of a batch out: it returns [N] int that sum to `num_responses`, each
-at least `least`. `rollout.group_sizes.name = "equal"` needs none of them.
+A function takes the expected accuracy or length of each prompt, [N] float, and
+returns group sizes, [N] int, which sum to `num_responses` and are at least
+`least`. `rollout.group_sizes.name = "equal"` calls no function.
 """
 
 from typing import Annotated
@@ -40,8 +40,8 @@ def proportional(
 ) -> np.ndarray:
   """Shares responses out in proportion to the need of each prompt.
 
-  A prompt whose share would be below `least` gets that many, and the other
-  prompts share what is left. Needs are positive; remainders go to the largest
+  A prompt whose share would be below `least` gets `least` responses, and the
+  other prompts share the rest. Needs are positive; remainders go to the largest
   fractions.
 
   Raises:

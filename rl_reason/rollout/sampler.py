@@ -1,10 +1,9 @@
 """Stateless sampling with a key/value cache: same arguments, same tokens.
 
-Prompts are prefilled, their responses wait in a queue, and `decode_loop`
-decodes as many together as there are slots, so that a few long responses do not
-keep the others waiting. A token's noise depends on (key, prompt id, sample,
-position in the response) and on nothing else: not on slots, order, padding or
-devices.
+Prompts are prefilled, and their responses wait in a queue. `decode_loop`
+decodes as many of them at a time as there are slots, so a few long responses do
+not hold up the others. The noise of a token depends on (key, prompt id, sample,
+position in the response) alone, not on slots, order, padding or devices.
 
 Shapes here: N prompts; R rows of the queue, one response each; B decode slots;
 W data shards, each with a queue and slots of its own.
@@ -32,21 +31,21 @@ from rl_reason.models import (
 from rl_reason.rollout import continuation, decode_loop, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
 
-YIELD_SHARE = 1 / 8  # of all rows; `stream` yields when so many ended anew
-MIN_SLOTS = 4  # slots of a data shard that are not halved any more
+YIELD_SHARE = 1 / 8  # `stream` yields after this share of the rows has ended
+MIN_SLOTS = 4  # of a data shard; `stream` does not halve them further
 
 
 class Sampled(NamedTuple):
-  """Responses so far: `stream` yields them, and a later call continues them.
+  """The responses so far: an item of `stream`, which a later call can continue.
 
   Attributes:
     rollouts: N * G rows; rows of a prompt are adjacent.
     ended_B: bool, whether each response is complete.
     cache: keys and values of all rows, in the last item of a stream with
-      `keep_cache`. A call that continues these rows takes them over, donated,
-      and reads only what is new; without them it reads all tokens again.
-    held: -> what an engine says of the weights that sampled, to be called at
-      once; in one item of a stream of an engine.
+      `keep_cache`. A call that continues the rows consumes the cache (its
+      buffers are donated) and reads only new tokens. None: it reads all tokens.
+    held: returns the engine's answer about the weights that sampled; to be
+      called before the next item. One item of an engine's stream has it.
   """
 
   rollouts: Rollouts
@@ -55,26 +54,25 @@ class Sampled(NamedTuple):
   held: Callable[[], checksums.Answer] | None = None
 
   def with_arrays(self, move: Callable[[Tree], Tree]) -> "Sampled":
-    """The responses after `move`, for instance to the host; not the cache."""
+    """Moves rollouts and ended_B, for instance to the host; not the cache."""
     rollouts, ended_B = move((self.rollouts, self.ended_B))
     return self._replace(rollouts=rollouts, ended_B=ended_B)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """The programs of `stream`, and their static arguments.
+  """The device programs of `stream`, with their static arguments.
 
   Attributes:
     cfg: of the model.
     group_size: G.
     max_tokens: T, the longest response, EOS included.
-    eos: the token that ends a response, and stays in it; or several.
-    pad: fills the places behind it.
-    top_p: nucleus; the log-probs returned are those BEFORE this filter.
-    slots: rows that decode together (vLLM's max_num_seqs); 0: all of them, to
-      the end.
+    eos: token that ends a response and stays in it, or several of them.
+    pad: token that fills the rest of a row.
+    top_p: nucleus; the returned log-probs are taken BEFORE this filter.
+    slots: rows that decode at a time (vLLM's max_num_seqs); 0: all rows.
     equal_groups: whether all groups have G rows.
-    cache: dtype of keys and values: 'same' as the model's, or 'int8'.
+    cache: dtype of keys and values: 'same' (the model's) or 'int8'.
     record: whether rollouts have a record (see `Rollouts`).
     keep_cache: whether a later call may continue in the cache.
   """
@@ -110,8 +108,8 @@ class Sampler:
     rows = count * self.group_size
     slots = min(self.slots or rows, rows)
 
-    # Prefill. Padding moves to the right: position and slot of a token are then
-    # the same number.
+    # Prefill. Padding moves to the right, so that a token's position is its
+    # slot.
     index_NP = (jnp.arange(width) + prompts.start_N[:, None]) % width
     tokens_NP = jnp.take_along_axis(prompts.tokens_NP, index_NP, 1)
     length_N = width - prompts.start_N
@@ -127,8 +125,8 @@ class Sampler:
     )
     hidden_ND = hidden_NPD[jnp.arange(count), length_N - 1]
 
-    # Prompts are numbered within their data shard if groups are equal. If not,
-    # a shard may need any prompt, and has all of them.
+    # With equal groups, a data shard has the prompts of its rows and numbers
+    # them from 0. Otherwise each shard has all prompts.
     first_R = 0
     if sizes_N is None:
       sizes_N = np.full(count, self.group_size)
@@ -137,7 +135,7 @@ class Sampler:
     def per_row(x_N):
       return jnp.repeat(x_N, sizes_N, total_repeat_length=rows)
 
-    # Noise belongs to (key, prompt id, number of the sample).
+    # Noise is a function of (key, prompt id, number of the sample).
     prompt_R = per_row(jnp.arange(count))
     sample_R = jnp.arange(rows) - per_row(jnp.cumsum(sizes_N) - sizes_N)
     fold = jax.vmap(jax.random.fold_in, (0, 0))
@@ -148,7 +146,7 @@ class Sampler:
     if limits_R is None:
       limits_R = jnp.full(rows, self.max_tokens)
     limits_R = jnp.clip(limits_R, 1, self.max_tokens)
-    # The longest start first, so that none is left alone at the end.
+    # Long responses start first, so that none decodes alone at the end.
     if expected_R is None:
       expected_R = jnp.zeros(rows)
     order_WR = jnp.argsort(-expected_R.reshape(shards, -1), stable=True)
@@ -199,31 +197,31 @@ class Sampler:
     )
 
   def specs(self) -> tuple[Queue, Slots]:
-    """PartitionSpecs of a queue and of slots over data shards."""
+    """PartitionSpecs of queue and slots over data shards."""
     queue = decode_loop.specs(Queue, self._replicated())
     return queue, decode_loop.specs(Slots)
 
   def constrain(self, queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
-    """Pins a queue and slots to the mesh."""
+    """Constrains queue and slots to the mesh."""
     queue = decode_loop.constrain(queue, self._replicated())
     return queue, decode_loop.constrain(slots)
 
   def _replicated(self) -> tuple[str, ...]:
-    """Fields of a queue that each data shard has in full: all prompts."""
+    """Fields of the queue that are replicated over data shards."""
     prompts = "cache", "hidden_ND", "length_N", "record_NP"
     return () if self.equal_groups else prompts
 
   def decode(
       self, params: Tree, queue: Queue, slots: Slots
   ) -> tuple[Queue, Slots, tuple[Array, Array]]:
-    """Up to CHUNK bursts of decode steps; fewer if all rows have ended.
+    """Runs CHUNK bursts of decode steps, or fewer if all rows end before.
 
-    Data shards do not wait for each other: each has a loop of its own.
+    Each data shard runs its own loop; shards do not wait for each other.
 
     Returns:
-      queue and slots (the old ones may be donated); the number of unfinished
-      rows, in the shard with the most of them; and the number of finished
-      groups (if all have G rows).
+      queue and slots (the arguments may be donated); the largest number of
+      unfinished rows in a shard; and the number of finished groups, if all
+      groups have G rows.
     """
     fn = functools.partial(
         decode_loop.decode,
@@ -241,7 +239,7 @@ class Sampler:
     return queue, slots, (unfinished_W.max(), groups_W.sum())
 
   def shrink(self, slots: Slots) -> Slots:
-    """Half of the slots: the occupied ones, if no more are occupied."""
+    """Halves the slots; at most half of them may be occupied."""
     specs = decode_loop.specs(Slots)
     run = sharding.by_batch_shard(decode_loop.shrink, (specs,), specs)
     return run(slots)
@@ -249,7 +247,7 @@ class Sampler:
   def finish(
       self, prompts: Prompts, sizes_N: Array | None, queue: Queue
   ) -> tuple[Rollouts, Array]:
-    """The responses so far, row by row, and which of them have ended."""
+    """The responses so far, and whether each has ended."""
     rows = len(queue.lengths_R)
     sizes = self.group_size if sizes_N is None else sizes_N
 
@@ -257,7 +255,7 @@ class Sampler:
       return jnp.repeat(x_N, sizes, 0, total_repeat_length=rows)
 
     def whole_rows(x_NP, x_RT):
-      """Padding moves back to the left of the prompt; [R, L, ...]."""
+      """Rows [R, L, ...], with the padding back on the left of prompts."""
       width = x_NP.shape[1]
       index_NP = (jnp.arange(width) - prompts.start_N[:, None]) % width
       x_NP = jnp.take_along_axis(x_NP, index_NP[..., None], 1)
@@ -283,7 +281,7 @@ class Sampler:
 
 @functools.cache
 def program(sampler: Sampler, name: str, _) -> Callable:
-  """A method of a sampler, jit-ed; the last argument only separates caches."""
+  """Jits a method of a sampler; the last argument is a key of the cache."""
   donated = {"decode": (1, 2), "start": (8,)}.get(name, ())
   return jax.jit(getattr(sampler, name), donate_argnums=donated)
 
@@ -306,37 +304,37 @@ def stream(
 ) -> Iterator[Sampled]:
   """Samples G responses to each of N prompts, and yields them as they end.
 
-  Each prompt is prefilled once, its cache copied to the slots of its G samples.
-  The host reads only two counts of each call, one call late, so that the device
-  never waits for it.
+  Each prompt is prefilled once, and its cache is copied to the slots of its G
+  samples. The host reads two counts of each device call, one call late, so the
+  device never waits for the host.
 
   Args:
-    params: of the model; replicated over data shards, or they are gathered for
-      every call.
+    params: of the model; replicated over data shards, else each call gathers
+      them.
     prompts: N prompts of P slots.
     key: seeds all noise, together with `prompts.ids_N`.
-    temperature: scalar or [G], one per sample; 0 is greedy (log-probs are then
-      those at temperature 1).
-    sizes_N: int, the number of responses to each prompt, N * G in all; None: G
-      to each. With sizes the temperature must be a scalar.
-    limits_B: int, the maximum tokens of each response, from 1 to max_tokens;
-      None: max_tokens.
-    expected_B: the expected length of each: the longest start first. It changes
-      no token. None: in order.
-    resumed: partial rollouts to continue: what an earlier call yielded, perhaps
-      of another policy; the cache only of the same one.
-    keep_cache: whether the last item has the cache. It never does if `slots` or
-      `record` is set.
-    yield_when_unfinished_groups: also yields once as soon as at most so many
-      groups are unfinished; 0: never. Not with sizes.
-    program: (sampler, name of its method, what its shapes depend on) -> that
-      method, compiled.
-    on_dispatch: called once, when the device has work.
+    temperature: scalar or [G], one for each sample; 0 is greedy, with log-probs
+      at temperature 1.
+    sizes_N: int, responses to each prompt, N * G in all; None: G to each.
+      Requires a scalar temperature.
+    limits_B: int, maximum tokens of each response, from 1 to max_tokens; None:
+      max_tokens.
+    expected_B: expected length of each response; long ones start first. Changes
+      no token. None: rows start in order.
+    resumed: partial rollouts to continue, an item of an earlier stream. Their
+      policy may be another one; with a cache it must be the same.
+    keep_cache: whether the last item has the cache; ignored with `slots` or
+      `record`.
+    yield_when_unfinished_groups: yields once more when at most this many groups
+      are unfinished; 0: off. Not with sizes_N.
+    program: (sampler, name of a method, key of its shapes) -> the method,
+      compiled.
+    on_dispatch: called once, as soon as the device has work.
     **static: fields of `Sampler`.
 
   Yields:
-    all responses so far, whenever about another `YIELD_SHARE` of them has
-    ended, while the device continues with the others; at last all, complete.
+    all responses so far, each time about another `YIELD_SHARE` of the rows has
+    ended, while the device decodes the others; at last all rows, complete.
   """
   keep_cache &= not (static.get("slots") or static.get("record"))
   sampler = Sampler(
@@ -356,13 +354,13 @@ def stream(
   counts = last_counts = part = None
   yielded, wait_for_groups = 0, yield_when_unfinished_groups > 0
   while True:
-    # Read the counts of the call before the last: the last one still runs, so
-    # that the device has work while the host decides.
+    # Read the counts of the call before the last. The last call still runs, so
+    # the device has work while the host decides.
     if counts is not None:
       unfinished, groups = map(int, jax.device_get(counts))
       if not unfinished:
         break
-      # Shrink: fewer slots make cheaper steps, once the queue is empty.
+      # Halve the slots once the queue is empty: steps get cheaper.
       occupied = unfinished * shards
       while sampler.slots and 2 * occupied <= size >= 2 * MIN_SLOTS * shards:
         slots = program(sampler, "shrink", size)(slots)
@@ -373,7 +371,7 @@ def stream(
       if few or ended - yielded >= YIELD_SHARE * rows:
         part, yielded = Sampled(*finish(prompts, sizes_N, queue)), ended
         wait_for_groups &= not few
-    # Decode, and yield only then: the consumer works while the device does.
+    # Decode before the yield: device and consumer then work at the same time.
     decode = program(sampler, "decode", (count, size))
     queue, slots, new_counts = decode(params, queue, slots)
     if last_counts is None:
@@ -391,7 +389,7 @@ def stream(
 
 
 def sample(*args: Any, **kwargs: Any) -> Rollouts:
-  """All responses, complete: what `stream` yields last."""
+  """All responses, complete: the last item of `stream`."""
   *_, sampled = stream(*args, **kwargs)
   return sampled.rollouts
 
@@ -422,13 +420,13 @@ class RolloutEngine:
     self._programs: dict = {}
 
   def takes_parameters(self, kind: str) -> bool:
-    """Whether parameters can be sampled with as they are."""
+    """Whether the sampler reads the parameters themselves, without a copy."""
     axes = "embed", experts.AXIS
     whole = all(sharding.num_shards(self.mesh, axis) == 1 for axis in axes)
     return whole and kind == "same" and self._cfg.dtype == "float32"
 
   def weights(self, params: Tree, kind: str = "same") -> Tree:
-    """The `sampler_weights` of a policy: 'same', 'bfloat16' or 'int8'."""
+    """The `sampler_weights` of a policy; kind: 'same', 'bfloat16', 'int8'."""
     if self.takes_parameters(kind):
       return params
     signature = kind, _signature(params)
@@ -455,9 +453,9 @@ class RolloutEngine:
       resumed: Sampled | None = None,
       **options,
   ) -> Iterator[Sampled]:
-    """`stream`; arrays other than parameters, key and cache are on the host.
+    """As the function `stream`; the first item has `held`.
 
-    The first item says of which checksums the parameters are.
+    Arrays other than parameters, key and cache are on the host.
     """
 
     def held() -> checksums.Answer:
@@ -483,7 +481,7 @@ class RolloutEngine:
     yield from parts
 
   def sample(self, *args, **options) -> Rollouts:
-    """All responses at once: the last item that `stream` yields."""
+    """All responses, complete: the last item of `stream`."""
     *_, sampled = self.stream(*args, **options)
     return sampled.rollouts
 
@@ -496,5 +494,5 @@ class RolloutEngine:
 
 
 def _signature(params: Tree):
-  """Equal for parameters that one compiled program can take."""
+  """A key that is equal for parameters of one compiled program."""
   return jax.tree.structure(params), *(x.dtype for x in jax.tree.leaves(params))

@@ -1,11 +1,11 @@
 """Sampler weights: the policy's, cast or quantised once per RL step.
 
-Decoding reads every weight for each token: the fewer bytes, the faster. Weights
-are cast or quantised in their shards and then gathered over the fsdp and expert
+Decoding reads every weight for each token, so fewer bytes are faster. Shards
+cast or quantise their weights and then gather them over the fsdp and expert
 axes, so that no decode step waits for weights of other devices.
 
-LoRA factors stay apart from their matrix, as in the trainer. Merged, W + sAB
-rounded to bfloat16 loses most of an adapter: at |sAB| / |W| = 1e-3 most sums
+LoRA factors stay separate from their matrix, as in the trainer. A merged
+W + sAB in bfloat16 loses most of the adapter: at |sAB| / |W| = 1e-3 most sums
 round to W, and the error is 0.79 of the effect (results/precision.md).
 """
 
@@ -26,7 +26,7 @@ def table(
   Args:
     cfg: of the policy.
     weights: as in `make`.
-    params: of the policy, if some of its matrices may have LoRA factors.
+    params: of the policy, if some matrices may have LoRA factors.
   """
   rows = decoder.table(cfg)
   if weights == "int8":
@@ -57,9 +57,9 @@ def _gathered(row: parameters.Param) -> parameters.Param:
 def make(params: Tree, cfg: decoder.ModelConfig, weights: str) -> Tree:
   """The weights of a policy for the sampler.
 
-  'int8' quantises the matrices, also the output head, which is then separate
-  from the embedding even if they are tied. Norms stay fp32; the embedding,
-  biases and LoRA factors have the dtype of the matrix products.
+  'int8' quantises the matrices and the output head, which is then separate from
+  the embedding even if both are tied. Norms stay fp32; the embedding, biases
+  and LoRA factors have the dtype of the matrix products.
 
   Args:
     params: of the policy.

@@ -1,11 +1,11 @@
 """A vLLM server as the engine. Its wire format is tested, vLLM itself is not.
 
-vLLM (0.32) and its TPU backend tpu-inference have the control of an update in
-common, the routes /start_weight_update, /update_weights, /finish_weight_update
-(VLLM_SERVER_DEV_MODE=1), and leave the bytes to a backend: NCCL or CUDA IPC on
-GPUs; on TPUs the trainer writes into the sampler's buffers itself, and
-/update_weights does nothing. No backend of vLLM sends from JAX on a CPU or GPU,
-so the bytes are the user's function.
+vLLM (0.32) and its TPU backend tpu-inference share the routes that control an
+update, /start_weight_update, /update_weights and /finish_weight_update
+(VLLM_SERVER_DEV_MODE=1). A backend transfers the bytes: NCCL or CUDA IPC on
+GPUs; on TPUs the trainer writes into the sampler's buffers, and /update_weights
+does nothing. No backend of vLLM sends from JAX on a CPU or GPU, so a function
+of the user transfers the bytes.
 """
 
 import concurrent.futures
@@ -26,7 +26,7 @@ Seconds = Annotated[float, (1e-3, None)]
 
 
 class VLLM:
-  """Talks to one vLLM server; arguments as of `vllm`."""
+  """A client of one vLLM server; arguments as of `vllm`."""
 
   def __init__(
       self,
@@ -73,7 +73,7 @@ class VLLM:
       }
       for future in concurrent.futures.as_completed(index):
         yield index[future], future.result()
-    finally:  # where one request fails, those that wait are not sent
+    finally:  # after a request has failed, waiting requests are not sent
       pool.shutdown(cancel_futures=True)
 
   def _complete(self, request: Request) -> Completion:
@@ -128,23 +128,21 @@ def vllm(
 ) -> VLLM:
   """A vLLM server.
 
-  It must run with `--logprobs-mode processed_logprobs`, unless the temperature
-  is 1: log-probs are otherwise those before the temperature.
+  The server must run with `--logprobs-mode processed_logprobs`, unless the
+  temperature is 1: by default, log-probs are taken before the temperature.
 
   Args:
     transfer: 'module:function', which gets an iterator of (name in
       transformers, array), sends the tensors, and yields the update_info of
-      each /update_weights; where the server needs no such call it yields
-      nothing.
+      each /update_weights; it yields nothing if the server needs no call.
     model: name under which the server serves the model.
     held: 'module:function', which asks the server, for instance by its route
-      /collective_rpc, and returns `external.Held`; '': the server does not say
-      which weights it samples with.
+      /collective_rpc, and returns `external.Held`; '': none.
     url: of the server.
     parallel: requests at a time.
-    seconds: after which a request has failed.
-    key_env: name of the environment variable that holds the key of the server
-      (`--api-key`); the key itself stands in no config and no log. '': no key.
+    seconds: time-out of a request.
+    key_env: environment variable with the key of the server (`--api-key`); the
+      key itself appears in no config and no log. '': no key.
 
   Raises:
     ConfigError: the variable is not set.

@@ -18,7 +18,7 @@ import uvicorn
 
 from rl_reason.base.errors import ConfigError, RunError
 from rl_reason.data import tokenizer
-from rl_reason.devices import sharding
+from rl_reason.devices import axes, sharding
 from rl_reason.monitoring.display import Display
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.serve import (
@@ -67,8 +67,8 @@ def run(
   if sharding.num_shards(model.mesh, "batch") > 1 or jax.process_count() > 1:
     raise ConfigError(
         f"mesh.data = {c.mesh.data}: a server has one shard of the batch: set"
-        " mesh.data, mesh.fsdp and mesh.sequence to 1, with mesh.tensor"
-        " devices, and start a server for each part of the machine"
+        f" {axes.fields('batch', 'and')} to 1, and start a server for each"
+        " mesh.tensor devices"
     )
   place = bind(c.serve.host, c.serve.port)
   serving, name = make_engine(c, which, model, output, tok, engine)

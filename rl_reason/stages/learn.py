@@ -5,7 +5,6 @@ checkpoints is damaged or gone by then, they must not start again: that would
 cost hours, and cut the lines that RL has logged since.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +69,10 @@ def run(
   pretrains: dict[str, Any] = dict(
       samples, engine=engine, reward_runner=reward_runner
   )
-  pretrain = functools.partial(value.run, c, **pretrains)
+
+  def pretrain(policy_params: Tree) -> tuple[Tree, dict[str, float]]:
+    return value.run(c, policy_params, **pretrains)
+
   found = None
   if stage == "all":
     found = resumed(c, pretrain, model=model, output=output)

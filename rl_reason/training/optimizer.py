@@ -1,4 +1,4 @@
-"""The optimizer of a stage, and the sharded initial training state."""
+"""The optimizer of a stage and its sharded initial state."""
 
 import functools
 
@@ -44,9 +44,8 @@ def make_optimizer(
     clip_norm: of the global gradient; 0 is off.
     name: 'adamw' or 'sgd'.
     freeze: share of the layers, from the first on, that do not learn. Their
-      gradients count neither for the norm nor for the moments.
-    offload: keeps the moments in host memory, except while `optimize` uses
-      them.
+      gradients enter neither the norm nor the moments.
+    offload: keeps the moments in host memory, except during `step.optimize`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
   if name == "sgd":
@@ -56,7 +55,7 @@ def make_optimizer(
         rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
     )
   parts = [optax.clip_by_global_norm(clip_norm)] * bool(clip_norm) + [rule]
-  if freeze:  # before, for norm and moments; after, for the decay
+  if freeze:  # before the rule for norm and moments, after it for the decay
     still = optax.stateless(lambda x, _: _without_first_layers(x, freeze))
     parts = [still, *parts, still]
   tx = optax.chain(*parts)
@@ -64,7 +63,7 @@ def make_optimizer(
 
 
 def decays(params: Tree) -> Tree:
-  """Which parameters weight decay applies to: matrices, not norms or biases."""
+  """Whether weight decay applies: to matrices, not to norms or biases."""
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x.ndim > 1 + is_stacked(path), params
   )
@@ -96,7 +95,7 @@ def _without_first_layers(tree: Tree, share: float) -> Tree:
 def state_shardings(
     table: Tree, tx: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-  """The sharding of each array of the state; moments follow their parameter."""
+  """The sharding of each array; moments are sharded like their parameter."""
   replicated = NamedSharding(mesh, PartitionSpec())
   params = parameters.shardings(table, mesh)
   shapes = jax.eval_shape(
@@ -140,7 +139,7 @@ def init_state(
     shardings: TrainState,
     key: Array,
 ) -> TrainState:
-  """Step 0 of a stage, from random parameters made where they live."""
+  """Step 0 of a stage, from random parameters, initialised in their shards."""
   make = functools.partial(parameters.init_table, table)
   params = jax.jit(make, out_shardings=shardings.params)(key)
   return new_state(params, tx, shardings)
@@ -151,7 +150,7 @@ def abstract_state(
     tx: optax.GradientTransformation,
     shardings: TrainState,
 ) -> TrainState:
-  """Shapes, dtypes and shardings of a state: what a restore asks for."""
+  """Shapes, dtypes and shardings of a state, for a restore."""
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(

@@ -1,10 +1,11 @@
 """Packed rows: sequences end to end, so that padding costs no forward pass.
 
 Sequences are placed by first-fit decreasing, on the host. Attention stays
-within a segment, and positions start at 0 in each. A micro-batch has a fixed
-number of packed rows, and a minibatch as many micro-batches as its tokens fill:
-one shape, hence one compiled program, whatever the lengths. Only the forward
+within a segment, and positions start at 0 in each segment. A micro-batch has a
+fixed number of packed rows, and a minibatch as many micro-batches as its tokens
+fill, so all lengths share one shape and one compiled program. Only the forward
 pass sees packed rows: log-probs and values are returned as [B, T].
+
 Shapes here: U units; Y sequences of a unit; X tokens of all sequences.
 """
 
@@ -22,17 +23,17 @@ from rl_reason.collect.experience import groups as groups_of, round_robin
 def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
   """Tokens of each row's prompt and response, [B] int each.
 
-  A response ends at the last token in its mask. A row without any is not
-  packed: both are 0.
-
-  Raises:
-    ValueError: a row has a response and no prompt; its first token would be
-      predicted by whatever is packed before it.
+  A response ends at the last token in its mask. A row with an empty mask is not
+  packed: both numbers are 0.
 
   Args:
     start_B: first slot that holds a token.
     mask_BT: bool, response tokens.
     slots: P + T.
+
+  Raises:
+    ValueError: a row has a response and no prompt, so that the sequence packed
+      before it would predict its first token.
   """
   length = mask_BT.shape[1]
   response_B = (mask_BT * np.arange(1, length + 1)).max(1)
@@ -48,11 +49,11 @@ def place(
   """First-fit decreasing: the packed row of each sequence, and its first slot.
 
   Args:
-    length_B: tokens of each; a sequence without tokens gets 0, 0.
+    length_B: tokens of each sequence; an empty one gets row 0, slot 0.
     slots: of a packed row.
     rows: R, of a micro-batch; packed rows are numbered across micro-batches.
-    unit: adjacent sequences that share a micro-batch, as the pairs of a
-      preference loss must: 1 in RL.
+    unit: adjacent sequences that share a micro-batch: pairs of a preference
+      loss; 1 in RL.
 
   Returns:
     row and first slot, [B] int each.
@@ -68,11 +69,11 @@ def place(
   length_UY = length_B.reshape(-1, unit)
   row_UY = np.arange(len(length_B)).reshape(-1, unit)
   total_U = length_UY.sum(1)
-  # The longest unit first: short ones fill the gaps that long ones leave.
+  # Long units first: short ones fill the gaps.
   for u in np.argsort(-total_U, kind="stable")[: np.count_nonzero(total_U)]:
     for a in np.flatnonzero(free_AR.max(1) >= length_UY[u].max()):
-      # Try all sequences of the unit in a copy: they fit together, or none is
-      # placed in this micro-batch.
+      # Try the unit in a copy: either all its sequences fit into this
+      # micro-batch, or none is placed.
       free_R = free_AR[a].copy()
       for b in row_UY[u]:
         r = np.argmax(free_R >= length_B[b])
@@ -87,10 +88,10 @@ def place(
 
 
 def max_micro_batches(rows: int, packed_rows: int, unit: int = 1) -> int:
-  """Upper bound A of micro-batches: enough for B rows of any lengths.
+  """Upper bound A of micro-batches, enough for B rows of any lengths.
 
   Raises:
-    ValueError: a micro-batch has fewer packed rows than a unit of rows.
+    ValueError: a unit has more rows than a micro-batch.
   """
   if packed_rows < unit:
     raise ValueError(f"{unit} rows in micro-batches of {packed_rows}")
@@ -108,12 +109,12 @@ def pack(
   """Packs a minibatch of rows that are padded on both sides.
 
   Arrays are as in `Rollouts`. A micro-batch has `rows` packed rows, as long as
-  the padded ones, and holds `unit` adjacent rows or none of them.
+  the padded rows; `unit` adjacent rows share a micro-batch.
 
   Returns:
     tokens, positions, segments [A, R, L], source [B, T], and the record
-    [A, R, L, ...]. A is what rows of full length would need; empty
-    micro-batches come last.
+    [A, R, L, ...]. A is enough for rows of full length; empty micro-batches
+    come last.
   """
   slots, length = tokens_BL.shape[1], mask_BT.shape[1]
   prompt_B, response_B = spans(start_B, mask_BT, slots)
@@ -121,8 +122,8 @@ def pack(
   row_B, first_B = place(length_B, slots, rows, unit)
   place_B = row_B * slots + first_B
 
-  # Tokens of all sequences in order: the row that each belongs to, and its
-  # position in it. Whole arrays are then written at once.
+  # All tokens in order: the row and the position of each. Whole arrays are then
+  # written at once.
   owner_X = np.repeat(np.arange(len(length_B)), length_B)
   at_X = np.arange(len(owner_X)) - (np.cumsum(length_B) - length_B)[owner_X]
   from_X = owner_X, start_B[owner_X] + at_X
@@ -130,7 +131,7 @@ def pack(
   shape = max_micro_batches(len(length_B), rows, unit), rows, slots
 
   def laid_out(of_token_X, padding):
-    """Arrays [A, R, L, ...] of what each token has, [X, ...]."""
+    """Puts an array of all tokens, [X, ...], into packed rows."""
     rest = of_token_X.shape[1:]
     out = np.full((np.prod(shape), *rest), padding, of_token_X.dtype)
     out[to_X] = of_token_X
@@ -151,7 +152,7 @@ def pack(
 
 
 def num_used(packed: Packed) -> Array:
-  """Number of non-empty micro-batches of a minibatch."""
+  """Number of non-empty micro-batches in a minibatch."""
   return jnp.sum(jnp.any(packed.segments_RL > 0, (1, 2)))
 
 
@@ -160,8 +161,8 @@ def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
 
   Returns:
     tokens, positions, segments and record [R, L, ...], and source [B, T] of all
-    rows; and member [B], the rows that it holds: results for the others are
-    meaningless.
+    rows; and member [B] bool, whether it holds each row: results of other rows
+    are meaningless.
   """
   places = packed.tokens_RL[0].size
   # Places count from the first micro-batch on.
@@ -173,11 +174,11 @@ def micro_batch(packed: Packed, at: Array) -> tuple[Packed, Array]:
 
 
 def fold(fn: Callable[[Packed, Array], Tree], packed: Packed) -> Tree:
-  """Sums a function of micro-batches over the non-empty ones.
+  """Sums a function of micro-batches over the non-empty micro-batches.
 
-  A loop, not a scan: its length depends on the tokens, and memory is that of
-  one micro-batch. Of entries whose names end in `_max`, which are not negative,
-  the maximum is taken in place of the sum.
+  A loop instead of a scan: its length depends on the tokens, and it takes the
+  memory of one micro-batch. Entries whose names end in `_max`, which are not
+  negative, are combined by the maximum.
   """
 
   def add(path, total, new):
@@ -196,7 +197,7 @@ def fold(fn: Callable[[Packed, Array], Tree], packed: Packed) -> Tree:
 
 
 def zero_others(member_B: Array, tree: Tree) -> Tree:
-  """Arrays [B, ...] with zeros in all rows but the members."""
+  """Sets rows of arrays [B, ...] to zero, except for members."""
 
   def choose(x):
     where = member_B.reshape(-1, *[1] * (x.ndim - 1))
@@ -209,12 +210,11 @@ def zero_others(member_B: Array, tree: Tree) -> Tree:
 
 
 class PackingPlan(NamedTuple):
-  """How the rows of a training step are split and packed; on the host.
+  """The split of a training step into packed minibatches, on the host.
 
   Attributes:
-    order_MB: row numbers of each minibatch; the minibatches of one epoch hold
-      every row once.
-    packed_M: their tokens.
+    order_MB: row numbers of each minibatch; an epoch has every row once.
+    packed_M: tokens of the minibatches.
   """
 
   order_MB: Array
@@ -232,8 +232,8 @@ def plan(
 ) -> PackingPlan:
   """Splits rows into minibatches of whole groups, and packs each of them.
 
-  Adjacent rows with one id are a group. The first epoch keeps their order; the
-  others shuffle the groups, by the seed and the step of RL.
+  Adjacent rows with one id are a group. The first epoch keeps the order of the
+  groups; later epochs shuffle them by the seed and the RL step.
   """
   groups = groups_of(rollouts.ids_B)
   orders = [round_robin(groups, minibatches)]

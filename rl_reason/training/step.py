@@ -1,8 +1,8 @@
-"""The jit-ed training step: gradients of micro-batches, optimizer, metrics.
+"""The jit-ed update: gradients of micro-batches, optimizer steps, metrics.
 
-One optimizer step updates on one minibatch. The weight of each of its tokens is
-computed over the whole minibatch before it is split into micro-batches, whose
-gradients are then summed: neither micro-batches nor devices change the result.
+One optimizer step updates on one minibatch. Token weights are computed over the
+whole minibatch, before it is split into micro-batches, and gradients of
+micro-batches are summed: neither micro-batches nor devices change the result.
 """
 
 import functools
@@ -34,8 +34,8 @@ from rl_reason.training import packing
 def map_micro_batches(fn: Callable[[Tree, Packed], Tree]) -> Callable:
   """jit: (params, Packed of minibatches) -> results of all rows, [M, B, ...].
 
-  The micro-batches are those of the update: a forward pass takes no more memory
-  than the update does, and the same matrix products give the log-probs, so that
+  The micro-batches are the same as in the update. A forward pass takes no more
+  memory than the update, and the same matrix products compute the log-probs, so
   the first update starts at a ratio of exactly 1.
 
   Args:
@@ -71,7 +71,7 @@ def forward(
   Returns host arrays [B, ...] in the order of the rows.
   """
   rows = plan.order_MB.shape[1]
-  minibatches = (plan.order_MB.max() + 1) // rows  # those of one epoch
+  minibatches = (plan.order_MB.max() + 1) // rows  # of one epoch
   packed_M = jax.tree.map(lambda x: x[:minibatches], plan.packed_M)
   out_MB = sharding.fetch(program(params, sharding.put_packed(mesh, packed_M)))
   back_B = np.argsort(plan.order_MB[:minibatches].reshape(-1))
@@ -95,12 +95,13 @@ def train_batch(
     ref_logps_BT: Array | None = None,
     values_BT: Array | None = None,
 ) -> Batch:
-  """What the update reads, in the order of the rows, on the host.
+  """The batch of the update, in the order of the rows, on the host.
 
   Args:
     rows: with old log-probs.
-    credit: advantages_BT, which may be [B, 1], and returns_BT with a critic;
-      rows whose rewards_B, if given, are not finite leave the loss.
+    credit: advantages_BT, which may be [B, 1]; returns_BT with a critic;
+      optionally rewards_B: rows with a reward that is not finite leave the
+      loss.
     mask_truncated: overlong filtering: truncated responses leave the loss and
       its denominators.
     updates: optimizer steps of an RL step.
@@ -130,7 +131,7 @@ def train_batch(
 def minibatches(
     mesh: jax.sharding.Mesh | None, batch: Batch, plan: packing.PackingPlan
 ) -> tuple[Batch, Packed]:
-  """The batch split into minibatches, [M, B, ...], and packed, on the mesh."""
+  """The minibatches on the mesh: arrays [M, B, ...], and packed tokens."""
   batch_M = jax.tree.map(lambda x: x[plan.order_MB], batch)
   return (
       sharding.put(mesh, batch_M, None, "batch"),
@@ -150,12 +151,12 @@ def accumulate(
   """Sums gradients over the micro-batches of a minibatch.
 
   Args:
-    loss_fn: (params, Packed of a micro-batch, rows) -> (its share of the loss,
-      its metrics), which `packing.fold` adds up.
+    loss_fn: (params, Packed of a micro-batch, rows) -> (share of the loss,
+      metrics), which `packing.fold` adds up.
     params: of the model.
     packed: of the minibatch.
     rows: a pytree with leading axis B. Each micro-batch gets all rows, with
-      zeros in place of the rows that it does not hold.
+      zeros in rows of other micro-batches.
 
   Returns:
     gradients of the summed loss, and the metrics of the minibatch.
@@ -177,19 +178,25 @@ def optimize(
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one optimizer step, or skips it and counts the skipped step.
 
-  A step is skipped if a gradient is not finite, or if no token of the minibatch
-  counts: Adam's momentum would move the parameters without a gradient.
+  A step is skipped if a gradient is not finite, or if no token has weight in
+  the loss: Adam's momentum would move the parameters without a gradient.
 
-  A step needs at least one True in the mask; one that is not wanted does not
-  count as skipped. Returns the next state, and metrics grad_norm and
-  update_skipped.
+  Args:
+    state: before the step.
+    tx: the optimizer.
+    grads: of the parameters.
+    mask: tokens in the loss; without any True the step is skipped.
+    wanted: whether a skipped step counts as skipped.
+
+  Returns:
+    the next state, and the metrics grad_norm and update_skipped.
   """
   norm = optax.tree.norm(grads)
   good = jnp.isfinite(norm) & jnp.any(mask)
 
   # A branch instead of a selection between two results: XLA copies offloaded
-  # moments from the host as early as it can, and inside the branch that is not
-  # before the last gradient is there.
+  # moments from the host as early as it can, which is after the last gradient
+  # inside a branch.
   def update(params, offloaded):
     moments = jax.device_put(offloaded, jax.memory.Space.Device)
     updates, moments = tx.update(grads, moments, params)
@@ -233,26 +240,24 @@ def rl_update(
 
   Args:
     state: donated by the caller's jit.
-    batch_M: rows as [M, B, ...]: minibatches one after the other.
+    batch_M: rows of all minibatches, [M, B, ...].
     packed_M: their tokens.
     coefs: scalars `kl` and `entropy`; see `objective.loss`.
-    base: frozen parameters beside the LoRA factors of the state; None: the
-      state has all parameters.
+    base: frozen parameters of a state with LoRA factors; None: the state has
+      all parameters.
     cfg: static.
     tx: static.
     temperature: at which the responses were sampled.
     objective: static, the terms of the loss.
-    max_kl: updates end once KL(old || new) on the next minibatch exceeds it
-      (early stopping, as in PPO implementations); 0 is off.
+    max_kl: stops updates once KL(old || new) on the next minibatch exceeds it
+      (early stopping of PPO implementations); 0 is off.
     lora_scale: static, alpha / rank.
     seed: static, of the random choice of tokens by `objective.covariance`.
     router_aux: static, coefficient of `experts.loss`.
 
   Returns:
-    the next state, and metrics. Metrics are means over the minibatches that
-    were updated on, except `*_max` and `*_min`, the counts `update_skipped` and
-    `updates`, and `first_log_ratio_max`, the largest |log ratio| before the
-    first update (0 up to rounding if on-policy).
+    the next state, and metrics of `summarize`, with `first_log_ratio_max`, the
+    largest |log ratio| before the first update (0 up to rounding if on-policy).
   """
   chex.assert_rank(batch_M.mask_BT, 3)
 
@@ -298,7 +303,7 @@ def rl_update(
     metrics["updates"] = going & has_tokens
     return (new, going, index + 1), metrics
 
-  # Padding may hold anything, also NaN, which must not reach a sum.
+  # Padding may be NaN, which must not reach a sum.
   batch_M = batch_M.replace(
       **{
           name: jnp.where(batch_M.mask_BT, getattr(batch_M, name), 0)
@@ -315,8 +320,9 @@ def rl_update(
 def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
   """Metrics of an RL step from the metrics of its minibatches.
 
-  Maxima, minima and the counts `update_skipped` and `updates` over all
-  minibatches; means over those that were updated on.
+  Maxima (`*_max`), minima (`*_min`) and the counts `update_skipped` and
+  `updates` cover all minibatches; other metrics are means over the minibatches
+  with an update.
   """
   updated_M = by_M["updates"]
   out = {}
@@ -333,6 +339,9 @@ def summarize(by_M: dict[str, Array]) -> dict[str, Array]:
   return out
 
 
+# --- the critic's update -----------------------------------------------------
+
+
 def critic_update(
     state: TrainState,
     batch_M: Batch,
@@ -342,13 +351,20 @@ def critic_update(
     tx: optax.GradientTransformation,
     clip: float,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """The critic's optimizer steps of one RL step, on the same minibatches.
+  """The critic's optimizer steps of one RL step, on the policy's minibatches.
 
-  Arguments as in `rl_update`, of the critic; of the batch, the values
-  before the update and the returns are read. `clip` is that of
-  `values.value_loss`; a categorical head has none. Returns the next state and
-  metrics: vf_loss (token mean), grad_norm, updates, update_skipped, and of a
-  categorical head vf_targets_clipped: the share of targets beyond its support.
+  Args:
+    state: of the critic; donated by the caller's jit.
+    batch_M: as in `rl_update`; with values before the update, and returns.
+    packed_M: as in `rl_update`.
+    cfg: static.
+    tx: static.
+    clip: of `values.value_loss`; a categorical head ignores it.
+
+  Returns:
+    the next state, and metrics: vf_loss (token mean), grad_norm, updates,
+    update_skipped; with a categorical head vf_targets_clipped, the share of
+    targets outside its support.
   """
 
   def loss_fn(params, packed, rows):

@@ -4,6 +4,7 @@ import jax
 import pytest
 import test_resume
 import tiny_session
+from tiny_session import call
 
 from rl_reason.base.errors import Stopped
 from rl_reason.stages import interim, rl
@@ -29,8 +30,8 @@ RARE = AHEAD | dict(
 
 @pytest.fixture(autouse=True)
 def no_evaluation(monkeypatch):
-  def run(session, params, state):
-    state.wait()
+  def run(*args):
+    args[-1].wait()  # the state
     return 0.0
 
   monkeypatch.setattr(interim, "run", run)
@@ -67,7 +68,7 @@ def test_sampling_goes_on_while_a_step_is_learned(tmp_path):
   """Each step but the last ones has a batch in flight."""
   session = tiny_session.make_session(tmp_path, **AHEAD)
   with jax.set_mesh(session.mesh):
-    test_resume.call(rl.train, session, tiny_session.random_params(session))
+    call(rl.train, session, tiny_session.random_params(session))
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   shares = [test_resume.json.loads(x).get("perf/overlap") for x in lines]
   assert shares[0] is None and max(shares[1:]) > 0

@@ -6,7 +6,16 @@ import json
 import numpy as np
 import pytest
 
-from bench import gpu, harness, ours, remat, rollout, scaling, tables
+from bench import (
+    gpu,
+    harness,
+    ours,
+    remat,
+    results,
+    rollout,
+    scaling,
+    tables,
+)
 
 pytestmark = pytest.mark.slow
 TAIL = harness.Size(16, 6, 12, tail=True, group=4)
@@ -25,8 +34,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path, runs):
   """The committed tables are not overwritten."""
-  monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
-  monkeypatch.setattr(harness, "RUNS", runs)
+  monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+  monkeypatch.setattr(results, "RUNS", runs)
 
 
 def test_a_table_is_measured_in_turns_and_written():
@@ -40,9 +49,9 @@ def test_a_table_is_measured_in_turns_and_written():
   assert found["first"] > max(found["seconds"])  # it compiled
   assert found["peak_mib"] > 50
   assert found["tokens"] == sum(harness.lengths(16, 12, 12 * 100 / 512))
-  harness.write("bench_x", result, tables.page(table, result))
-  assert json.loads((harness.RESULTS / "bench_x.json").read_text()) == result
-  row = (harness.RESULTS / "bench_x.md").read_text().split("| one | ")[1]
+  results.write("bench_x", result, tables.page(table, result))
+  assert json.loads((results.RESULTS / "bench_x.json").read_text()) == result
+  row = (results.RESULTS / "bench_x.md").read_text().split("| one | ")[1]
   assert row.startswith("ours | slots 8, micro 8 | ") and " 1.00 (" in row
 
 
@@ -100,6 +109,6 @@ def test_scaling_is_measured_and_drawn():
   result["axes"] = {axis: [found, deeper] for axis in scaling.AXES}
   page = "\n".join(scaling.page(result))
   assert "| depth | 2 | 8.000 | 7.000 to 9.000 |" in page
-  harness.RESULTS.mkdir()
+  results.RESULTS.mkdir()
   scaling.figure(result)
-  assert (harness.RESULTS / "bench_scaling.png").stat().st_size > 10_000
+  assert (results.RESULTS / "bench_scaling.png").stat().st_size > 10_000

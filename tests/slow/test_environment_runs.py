@@ -10,7 +10,10 @@ import tiny_episodes
 import tiny_session
 from tiny_episodes import Talk, check_ids, environments, play
 
+from rl_reason.checks import facts
 from rl_reason.collect import experience
+from rl_reason.devices import device_mesh
+from rl_reason.monitoring.display import Display
 from rl_reason.stages import build_step, interim, sft
 from rl_reason.training import step
 
@@ -180,7 +183,16 @@ def test_observations_have_no_part_in_an_update(
         progress=np.float32(0),
         kl_coef=np.float32(0),
     )
-    return jax.device_get(build_step.credit_program(c)(inputs))
+    mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+    with jax.set_mesh(mesh):
+      reward = build_step.reward(c)
+      return build_step.credit(
+          c,
+          reward,
+          mesh,
+          Display(False),
+          on_policy=facts.on_policy(c),
+      )(inputs)
 
   one, two = credit(0.0), credit(3.0)
   for name in ("advantages_BT", "rewards_B"):

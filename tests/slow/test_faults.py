@@ -213,18 +213,18 @@ def test_value_pretraining_whose_updates_are_skipped(tmp_path, monkeypatch):
       critic__pretrain_steps=4,
       rl__max_steps_without_update=2,
   )
-  right = build_step.returns_program
+  right = build_step.returns
 
-  def broken(c):
-    program = right(c)
+  def broken(*args):
+    program = right(*args)
 
-    def call(rows):
-      out = program(rows)
-      return out | dict(returns_BT=out["returns_BT"] * jnp.nan)
+    def returns(inputs):
+      out = program(inputs)
+      return out | dict(returns_BT=out["returns_BT"] * np.nan)
 
-    return jax.jit(call)
+    return returns
 
-  monkeypatch.setattr(build_step, "returns_program", broken)
+  monkeypatch.setattr(build_step, "returns", broken)
   with jax.set_mesh(session.mesh):
     policy = tiny_session.random_params(session)
     with pytest.raises(RunError, match="value pretraining.*Step 2: gradients"):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import types
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ from rl_reason.base.errors import RunError, Stopped
 from rl_reason.data import datasets, readers
 from rl_reason.lab import generate
 from rl_reason.monitoring import display
-from rl_reason.stages import policy
+from rl_reason.stages import trained
 from rl_reason.tasks import arithmetic
 
 pytestmark = pytest.mark.slow
@@ -25,10 +26,11 @@ def run(tmp_path, monkeypatch, request):
   for fixture in ("half_correct", "shared_programs"):
     request.getfixturevalue(fixture)
 
-  def load(session, which):
+  def load(c, which, *, model, output):
+    session = types.SimpleNamespace(config=c, cfg=model.cfg, mesh=model.mesh)
     return tiny_session.random_params(session), 3, "a random policy"
 
-  monkeypatch.setattr(policy, "load", load)
+  monkeypatch.setattr(trained, "policy", load)
 
   def make(name="run", stop_at=None, **changes):
     usual = dict(prompts=10, batch=4, samples=4) | changes

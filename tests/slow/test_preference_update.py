@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from test_reward_model import compiled, trained
+from tiny_session import call
 
 from rl_reason.models import critic
 from rl_reason.stages import optimizers, reward_model
@@ -22,8 +23,9 @@ def test_micro_batches_change_nothing(trained):
       session.config.optimizer, lr=1e-2, schedule="constant", total=1
   )
   with jax.set_mesh(session.mesh):
-    pairs = next(reward_model._pairs(session, evaluation=True))[:8]
-    rows = reward_model._pack_pairs(session, pairs)
+    stream, _ = call(reward_model.pairs, session, evaluation=True)
+    rollout = session.config.rollout
+    rows = reward_model._pack_pairs(rollout, session.tok, next(stream)[:8])
     where = optimizer.state_shardings(critic.table(cfg), tx, session.mesh)
     params = jax.tree.map(jax.numpy.copy, trained.params)
     state = optimizer.new_state(params, tx, where)

@@ -1,7 +1,5 @@
 """Devices that only sample: the batches of a mesh that does both."""
 
-import threading
-
 import jax
 import pytest
 import tiny_session
@@ -9,9 +7,7 @@ from tiny_session import call
 
 from rl_reason.base.errors import Stopped
 from rl_reason.devices import device_mesh
-from rl_reason.monitoring import display
 from rl_reason.stages import interim, rl
-from rl_reason.stages.session import open_session
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("half_correct")]
 half_correct = tiny_session.half_correct
@@ -20,11 +16,7 @@ half_correct = tiny_session.half_correct
 def run(workdir, meshes, stop_at=None):
   c = tiny_session.tiny_config()
   c.rl.update(steps=4, staleness=2)
-  workdir.mkdir(exist_ok=True)
-  screen, stop = display.Display(False), threading.Event()
-  session = open_session(
-      c, workdir, meshes[0], screen, stop, rollout_mesh=meshes[1]
-  )
+  session = tiny_session.make_session(workdir, c, *meshes)
   if stop_at is not None:
     session = tiny_session.interrupted(session, stop_at=stop_at)
   with jax.set_mesh(session.mesh):

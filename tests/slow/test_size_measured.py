@@ -17,7 +17,7 @@ from rl_reason.checks import checked
 from rl_reason.configs import grpo
 from rl_reason.monitoring.display import Display
 from rl_reason.devices import device_mesh
-from rl_reason.stages.model import critic_config
+from rl_reason.stages.model import Model, critic_config
 from rl_reason.lab import (
     compiled_memory, memory_formula, model_shapes, size as size_stage
 )
@@ -37,7 +37,7 @@ cfg = model_shapes.shape(c)
 value = critic_config(c, cfg)
 mesh = device_mesh.make_meshes(**c.mesh)[0]
 size = memory_formula.estimate(c, cfg, value, mesh)
-session = size_stage._session(c, cfg, value, mesh, Display(False))
+model = Model(cfg, value, mesh)
 
 def status(name):
   lines = open("/proc/self/status").read().splitlines()
@@ -63,14 +63,14 @@ def fresh():
 
 resident = size.resident["initial parameters"]
 if part == "update":
-  program, args = compiled_memory.update(session)
+  program, args = compiled_memory.update(c, model, Display(False))
   before = fresh()
   args = made(args)
   jax.block_until_ready(program(*args))
   estimate = size.update_peak - resident
   peak = compiled_memory.peak(program)
 else:
-  start, decode = compiled_memory.rollout(session)
+  start, decode = compiled_memory.rollout(c, model)
   before = fresh()
   args = made(start[1])
   queue, slots = jax.block_until_ready(start[0](*args))

@@ -13,9 +13,9 @@ from jax.sharding import AbstractMesh
 from bench import aot, collectives, slices
 from rl_reason.base.errors import ConfigError
 from rl_reason.devices import device_mesh
-from rl_reason.lab import compiled_memory, memory_formula, size as size_stage
+from rl_reason.lab import compiled_memory, memory_formula
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.model import critic_config
+from rl_reason.stages.model import Model, critic_config
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +54,8 @@ def test_an_update_compiles_for_a_topology_whose_axes_are_divided():
   cfg = dataclasses.replace(cfg, layers=2)
   mesh = device_mesh.make_mesh(1, -1, 2, devices)
   value = critic_config(c, cfg)
-  session = size_stage._session(c, cfg, value, mesh, Display(False))
-  program, _ = compiled_memory.update(session)
+  model = Model(cfg, value, mesh)
+  program, _ = compiled_memory.update(c, model, Display(False))
   abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names)
   size = memory_formula.estimate(c, cfg, value, abstract)
   resident = size.resident["initial parameters"]
@@ -77,8 +77,8 @@ def test_a_token_is_written_into_the_cache_in_place(model):
   cfg = dataclasses.replace(cfg, layers=2)
   mesh = device_mesh.make_mesh(1, -1, 1, devices)
   value = critic_config(c, cfg)
-  session = size_stage._session(c, cfg, value, mesh, Display(False))
-  _, (decode, (_, _, slots)) = compiled_memory.rollout(session)
+  model = Model(cfg, value, mesh)
+  _, (decode, (_, _, slots)) = compiled_memory.rollout(c, model)
   cache = slots.cache.v.sharding.shard_shape(slots.cache.v.shape)
   assert cache[2] == 2 and cache[4] == 128
   assert not aot.copies(decode.as_text(), cache)

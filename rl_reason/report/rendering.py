@@ -1,4 +1,4 @@
-"""Pages from templates: a head that all share, and data as JSON."""
+"""Renders HTML pages from templates: a common head, and data as JSON."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def render(name: str, data: dict[str, Any]) -> str:
-  """Returns the page NAME.html.in with the common head and its data."""
+  """The page NAME.html.in with the common head and its data."""
   page, head = (
       (HERE / f"{x}.html.in").read_text(encoding="utf-8")
       for x in (name, "head")
@@ -17,7 +17,7 @@ def render(name: str, data: dict[str, Any]) -> str:
 
 
 def embed(data) -> str:
-  """Returns JSON in ASCII without any character that is special in HTML."""
+  """JSON in ASCII without characters that are special in HTML."""
   text = json.dumps(data, separators=(",", ":"))
   for letter in "<>&":
     text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -25,7 +25,7 @@ def embed(data) -> str:
 
 
 def as_text(values: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns the rows of a table of names and values."""
+  """The rows of a table of names and values."""
   return [
       (name, x if isinstance(x, str) else json.dumps(x))
       for name, x in values.items()

@@ -1,0 +1,162 @@
+"""Data and pages of the benchmarks: results/NAME.json, .md and .png.
+
+A benchmark measures, keeps its data as JSON, and makes a page of them; with
+`--table` it measures nothing and makes the page again.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+RUNS = ROOT / "runs"
+
+
+# --- files -------------------------------------------------------------------
+
+
+def read(name: str) -> dict[str, Any]:
+  """Returns results/NAME.json; {} if it does not exist."""
+  path = RESULTS / f"{name}.json"
+  return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_data(name: str, result: dict) -> None:
+  """Writes results/NAME.json."""
+  RESULTS.mkdir(exist_ok=True)
+  text = json.dumps(result, indent=1)
+  (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def write_page(name: str, lines: list[str]) -> None:
+  """Writes results/NAME.md."""
+  (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def write(name: str, result: dict, lines: list[str]) -> None:
+  """Writes results/NAME.json and results/NAME.md."""
+  write_data(name, result)
+  write_page(name, lines)
+
+
+def main(
+    about: str,
+    name: str,
+    measure: Callable[[argparse.Namespace], dict],
+    page: Callable[[dict], list[str]],
+    *,
+    figure: Callable[[dict], None] = lambda result: None,
+    flags: Callable[[argparse.ArgumentParser], Any] = lambda parser: None,
+) -> None:
+  """The command of a benchmark: measures, then writes data, page and figure.
+
+  Args:
+    about: the docstring of the benchmark.
+    name: of its files.
+    measure: flags -> data.
+    page: data -> lines of Markdown.
+    figure: draws results/NAME.png from the data.
+    flags: adds the benchmark's own flags to the parser.
+  """
+  parser = argparse.ArgumentParser(description=about.splitlines()[0])
+  parser.add_argument(
+      "--table", action="store_true", help="measure nothing: from the data"
+  )
+  flags(parser)
+  given = parser.parse_args()
+  if not given.table:
+    write_data(name, measure(given))
+  result = read(name)
+  if not result:
+    parser.error(f"{RESULTS / name}.json: there are no data; omit --table")
+  write_page(name, page(result))
+  try:
+    figure(result)
+  except ModuleNotFoundError as e:
+    print(f"no {RESULTS / name}.png: {e.name} is not installed")
+
+
+# --- what a page says of its measurement -------------------------------------
+
+
+def load() -> float:
+  """Returns the load average of the last minute."""
+  return round(os.getloadavg()[0], 1)
+
+
+def environment(load: float | None = None) -> dict[str, Any]:
+  """Returns machine, versions and commit of a measurement, with its load.
+
+  It initializes the device: call it after the workers have ended.
+  """
+  from rl_reason.report import machine
+
+  found = machine.describe()
+  return found if load is None else found | dict(load=load)
+
+
+def commit() -> str:
+  """Returns the commit of this repository."""
+  return environment()["git commit"]
+
+
+def run_environment(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns machine and versions of a run of rl_reason."""
+  from rl_reason.report import machine
+
+  return machine.read(workdir)
+
+
+def busy(environment: dict) -> list[str]:
+  """Returns a warning if the machine had other work before a measurement."""
+  if environment["load"] < 0.5:
+    return []
+  load, cores = environment["load"], environment["cpu count"]
+  return [
+      f"**Preliminary: the machine was busy (load {load} on {cores} cores).**",
+      "",
+  ]
+
+
+def footer(result: dict) -> list[str]:
+  """Returns machine and versions."""
+  known = [f"{k} {v}" for k, v in result["environment"].items() if v]
+  out = ["Ours: " + ", ".join(known) + "."]
+  for name, versions in result.get("peers", {}).items():
+    text = ", ".join(f"{k} {v}" for k, v in versions.items())
+    out += ["", f"{name}: {text}."]
+  return out
+
+
+# --- numbers, tables and figures ---------------------------------------------
+
+
+def row(*cells: Any) -> str:
+  """Returns a line of a table in Markdown."""
+  return f"| {' | '.join(map(str, cells))} |"
+
+
+def spread(values: Sequence[float], form: str) -> str:
+  """Returns 'mean (minimum to maximum)'."""
+  low, mean, high = min(values), statistics.mean(values), max(values)
+  return f"{mean:{form}} ({low:{form}} to {high:{form}})"
+
+
+def pyplot() -> Any:
+  """Returns matplotlib.pyplot, which draws into files."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  return plt
+
+
+def save_figure(fig: Any, name: str) -> None:
+  """Writes results/NAME.png."""
+  fig.savefig(RESULTS / f"{name}.png", dpi=130)

@@ -1,0 +1,51 @@
+"""Training runs of the benchmarks, by the runner of ablations and sweeps."""
+
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+from rl_reason.base import config as config_lib
+from rl_reason.checks import checked
+from rl_reason.lab import jobs
+
+HELD_OUT = {"evaluate.validation": False}  # of curves: they choose nothing
+
+
+def run(
+    config: str,
+    workdir: pathlib.Path,
+    fields: dict[str, Any],
+    bases: tuple[pathlib.Path, ...] = (),
+) -> jobs.Job:
+  """Returns the job of a run.
+
+  Args:
+    config: file of the config.
+    workdir: of the run; its name is that of the job.
+    fields: {field: value} that differ from the config.
+    bases: work directories of runs that this run needs.
+  """
+  c, _ = checked.checked(config, fields)
+  args = jobs.arguments(config, fields, workdir)
+  return jobs.Job(
+      workdir.name, workdir, args, config_lib.flat(c), bases, row=workdir.name
+  )
+
+
+def make(wanted: Iterable[jobs.Job], parallel: int = 1, **variables) -> None:
+  """Runs what has not finished.
+
+  Args:
+    wanted: jobs; a base precedes the runs that need it.
+    parallel: runs at a time.
+    **variables: of the environment.
+
+  Raises:
+    SystemExit: a run failed, or a signal ended them.
+  """
+  stop = jobs.stop_on_signals()
+  failed = jobs.run(
+      list(wanted), stop, parallel=parallel, environment=variables
+  )
+  if failed or stop.is_set():
+    raise SystemExit(f"failed: {', '.join(failed)}" if failed else 143)
