@@ -68,7 +68,7 @@ print(xla_bridge.backends_are_initialized(), "transformers" in sys.modules)
 
 
 def test_names_of_functions_in_text_are_there():
-  """Stages, their checks and workers are named as 'rl_reason.module:function'."""
+  """Stages, their checks and workers are named as 'module:function'."""
   found = set()
   for path in (ROOT / "rl_reason").rglob("*.py"):
     found |= set(re.findall(r'"(rl_reason(?:\.\w+)+:\w+)"', path.read_text()))
