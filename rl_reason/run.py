@@ -40,7 +40,7 @@ STAGES = {
 }
 # What a stage needs of the machine and the user; called before jax is imported.
 CHECKS = {
-    "export": "rl_reason.checks.checked:hub",
+    "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",
 }
 ROUNDS = "rl_reason.lab.rounds:run"
