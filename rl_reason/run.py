@@ -172,8 +172,7 @@ def stages(
     if config.model.remat == "auto":
       fill_in = pkgutil.resolve_name(AUTOMATIC_REMAT)
       fill_in(config, workdir, mesh, screen.say)
-    lock = _open_directory(workdir, screen.say, stage)
-    cleanup.callback(lock.close)
+    cleanup.enter_context(_locked_directory(workdir, screen.say, stage))
     content.record(config, place)
     files = _prepared(config, workdir, screen, stop, stage)
     if stage == "prepare":
@@ -286,18 +285,19 @@ def _meshes(c, say: Callable[[str], None], stage: str, devices: list | None):
   return mesh, sampling
 
 
-def _open_directory(
+def _locked_directory(
     workdir: pathlib.Path, say: Callable[[str], None], stage: str
 ) -> Any:
-  """Makes the directory that a stage writes to; returns its lock."""
+  """Makes the directory that a stage writes to; locks it while a run writes."""
   import jax
 
   # A run may be trained while samples of its checkpoints are written.
   written = workdir / "generated" if stage == "generate" else workdir
   written.mkdir(parents=True, exist_ok=True)
-  if jax.process_index() == 0 and stage in (*TRAINS, "prepare", "generate"):
-    return run_directory.lock(written, say)
-  return contextlib.closing(None)
+  writes = stage in (*TRAINS, "prepare", "generate")
+  if jax.process_index() == 0 and writes:
+    return contextlib.closing(run_directory.lock(written, say))
+  return contextlib.nullcontext()
 
 
 def _prepared(

@@ -216,7 +216,8 @@ def test_failures_are_named_and_the_other_rows_run(child, tmp_path, capsys):
   assert out.count("  | boom: no such luck") == 2
   assert "base fails, seed 1: not run, because its base failed" in out
   assert "row fails, seed 1: FAILED, exit code 1" in out
-  assert "other config, seed 1: FAILED, a file was changed meanwhile (" in out
+  failed = "other config, seed 1: FAILED, its config changed during the run ("
+  assert failed in out
   assert "Missing, seed 1: base fails, row fails, other config." in out
   data = json.loads((tmp_path / "clips.json").read_text())
   assert [x["row"] for x in data["runs"]] == ["low"]

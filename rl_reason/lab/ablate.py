@@ -1,13 +1,13 @@
-"""Ablations: rows of configs, run on equal seeds and compared pairwise.
+"""Ablations: rows of configs, run on the same seeds and compared in pairs.
 
   python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
   python -m rl_reason.ablate --config=... --table   # rewrites the output files
   python -m rl_reason.ablate --config=... --table --against=PPO --at=5  # prints
 
-Each row and seed is a process of its own. It starts from the SFT model (and the
-pretrained critic) that all rows of the seed share. Finished runs are not
-repeated. Writes OUT/NAME.json, .md, .html and, with matplotlib, .png. Exit
-codes are those of `rl_reason.main`.
+Each row and seed runs in its own process and starts from the SFT model (and the
+pretrained critic) that all rows of the seed share. Finished runs are skipped.
+The command writes OUT/NAME.json, .md, .html and, with matplotlib, .png, and has
+the exit codes of `rl_reason.main`.
 """
 
 import argparse
@@ -31,12 +31,19 @@ from rl_reason.monitoring import output_guard
 
 
 class Measure(NamedTuple):
-  """How to read a measure from metrics.jsonl."""
+  """How to read a measure from metrics.jsonl.
 
-  stage: str  # 'evaluate'; or 'rl', averaged over the last quarter of the steps
+  Attributes:
+    stage: 'evaluate'; or 'rl', averaged over the last quarter of the steps.
+    key: of the metric.
+    unit: for the table.
+    share: whether the metric is a fraction, shown in percent.
+  """
+
+  stage: str
   key: str
   unit: str
-  share: bool = False  # a fraction, shown in percent
+  share: bool = False
 
 
 MEASURES = {
@@ -61,7 +68,7 @@ MEASURES = {
     )
 }
 
-# Fields that the SFT model depends on, and those of value pretraining besides.
+# Fields that the SFT model depends on, and further fields of value pretraining.
 _SFT = """
     seed task. data. tokenizer model. sft. rollout.max_prompt rollout.max_tokens
     optimizer.name optimizer.b1 optimizer.b2 optimizer.eps
@@ -72,8 +79,8 @@ _SFT = """
 _VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
 
 
-# Stages whose result rows can share: the field that takes their work directory,
-# and the fields, or prefixes of fields, that their result depends on.
+# Stages whose results rows can share: the field for their work directory, and
+# the fields, or prefixes of fields, that their results depend on.
 BASES = {
     "sft": ("sft.reuse", (*_SFT,)),
     "value": ("critic.reuse", (*_SFT, *_VALUE)),
@@ -85,17 +92,17 @@ def ladder(
 ) -> ml_collections.ConfigDict:
   """Builds the config of an ablation.
 
-  Its curves are of held-out prompts: `evaluate.validation` is False.
+  Curves are measured on held-out prompts: `evaluate.validation` is False.
 
   Args:
     title: title of the page.
-    question: the question, and what the paper found.
+    question: the question, and the finding of the paper.
     seeds: see `fresh_seeds`.
-    reference: name of the row that the others are compared with.
+    reference: name of the row with which other rows are compared.
     rows: tuples (name, config such as 'configs/dapo.py:shuffled', {field:
       value}) in the order of the table.
-    common: {field: value} of all rows; a row's own values take precedence.
-    measures: names in MEASURES, or 'pass@8', 'maj@8', besides accuracy.
+    common: {field: value} of all rows; values of a row take precedence.
+    measures: measures besides accuracy: names in MEASURES, 'pass@8', 'maj@8'.
   """
   fields = dict(title=title, question=question, reference=reference)
   common = {"evaluate.validation": False} | (common or {})
@@ -105,10 +112,10 @@ def ladder(
 
 
 def fresh_seeds(name: str, count: int) -> tuple[int, ...]:
-  """Returns seeds that nobody picked: byte pairs of the name's SHA-256.
+  """Returns seeds that nobody chose: byte pairs of the SHA-256 of a name.
 
   Raises:
-    ValueError: the hash has fewer seeds than `count`.
+    ValueError: the hash has fewer than `count` different pairs.
   """
   digest = hashlib.sha256(name.encode()).digest()
   pairs = [digest[i : i + 2] for i in range(0, len(digest), 2)]
@@ -158,19 +165,19 @@ def require(field: str, name: str, known: Sequence[str]) -> None:
 def configure(
     path: str, common: dict[str, Any], own: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the checked flat config of a row, and the overrides that make it.
+  """Returns the checked flat config of a row, and its overrides.
 
-  A common field that nothing in the row reads is left out of the overrides; one
-  of the row's own is an error.
+  A common field that the row does not read is dropped from the overrides; an
+  own field that the row does not read is an error.
 
   Raises:
-    ConfigError: the file, a field or the whole cannot work.
+    ConfigError: the file or a field is invalid, or the fields do not fit.
   """
   c = config_files.read(path)
   overrides = {**common, **own}
   names = {k: v for k, v in overrides.items() if k.endswith(".name")}
   config_lib.override(c, names)
-  # Arguments in common that the function of this row does not take.
+  # Common arguments that the function of this row does not take are dropped.
   known = config_lib.known_fields(c)
   shared = common.keys() - own.keys()
   idle = {k for k in shared if ".args." in k and k not in known}
@@ -189,7 +196,12 @@ def plan(
 ) -> list[Job]:
   """Returns all jobs, seed by seed, each base before the rows that need it.
 
-  The work directories of all ablations, which share bases, lie in `folder`.
+  Ablations with the same `folder` share bases.
+
+  Args:
+    c: config of the ablation.
+    folder: parent of all work directories.
+    name: of the ablation.
 
   Raises:
     ConfigError: the first mistake, with the name of its row.
@@ -203,8 +215,8 @@ def plan(
         fields, overrides = configure(path, common, {**own, "seed": seed})
       except ConfigError as e:
         raise ConfigError(f"row {row!r}: {e}") from None
-      # Stages before RL that equal those of another row run once: the hash of
-      # the fields that they depend on names their directory.
+      # Rows with the same stages before RL share them: the directory of a
+      # stage is named after the hash of the fields that it depends on.
       bases: tuple[pathlib.Path, ...] = ()
       reuse = {}
       for stage, (field, depends) in BASES.items():
@@ -221,7 +233,7 @@ def plan(
         found.setdefault(workdir, Job(title, workdir, args, key | reuse, bases))
         reuse[field] = str(workdir)
         bases += (workdir,)
-      # RL is the row's own: it reuses those stages, and waits for their jobs.
+      # Each row runs RL itself, from the shared stages, after their jobs.
       workdir = folder / name / f"{slug(row)}-{seed}"
       args = jobs.arguments(path, overrides | reuse, workdir)
       title = f"{row}, seed {seed}"
@@ -232,7 +244,12 @@ def plan(
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command and returns the exit code; `child` runs a row."""
+  """Runs the command and returns the exit code.
+
+  Args:
+    argv: arguments without the name of the command.
+    child: command that runs a row.
+  """
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.ablate",
       description=__doc__.splitlines()[0],
@@ -290,7 +307,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def _run(flags, argv, name: str, out: pathlib.Path, child):
-  """Runs what is missing; returns the data and the exit code."""
+  """Runs the missing rows; returns the data and the exit code."""
   c = config_files.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
@@ -303,7 +320,7 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   stop = jobs.stop_on_signals()
   command = f"python -m rl_reason.ablate {shlex.join(argv)}"
 
-  from rl_reason.lab import comparison  # it imports jax; mistakes come first
+  from rl_reason.lab import comparison  # slow: after the config is checked
 
   def save():
     data = comparison.collect(c, todo, measures(c), command)

@@ -113,7 +113,7 @@ def page_data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(data: dict[str, Any], path: pathlib.Path) -> list[pathlib.Path]:
-  """Writes .md, .html and, if matplotlib is installed, .png beside the data."""
+  """Writes .md, .html and, with matplotlib, .png next to the data."""
   out = [path.with_suffix(x) for x in (".md", ".html", ".png")]
   json_files.write_text(out[0], markdown(data, path.stem))
   json_files.write_text(out[1], rendering.render("ablation", page_data(data)))

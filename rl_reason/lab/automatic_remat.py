@@ -1,7 +1,7 @@
-"""model.remat = "auto": what is recomputed, so that an update fits.
+"""model.remat = "auto": the fastest rematerialization whose update fits.
 
-The formulas decide, before anything compiles, and the choice takes the place of
-"auto" in the config: a run that resumes finds it in its config.json.
+The formulas of `memory_formula` decide before anything compiles. The choice
+replaces "auto" in the config, so a resumed run reads it from its config.json.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ from rl_reason.models import critic, decoder
 from rl_reason.stages.model import critic_config
 
 GIB = 1 << 30
-MARGIN = 0.9  # of the memory, for what the formulas do not count
-REMAT = ("none", "dots", "full", "sqrt")  # from the fastest to the smallest
+MARGIN = 0.9  # usable share of the memory; formulas do not count everything
+REMAT = ("none", "dots", "full", "sqrt")  # fastest first, smallest last
 
 
 def fill_in(
     config, workdir: pathlib.Path, mesh, say: Callable[[str], None]
 ) -> None:
-  """Replaces model.remat = "auto" by a choice, and says which.
+  """Replaces model.remat = "auto" by the chosen value and reports it.
 
   Args:
     config: checked; gets model.remat and updates.token_budget.
-    workdir: of the run; if it has begun, its choice is kept.
+    workdir: work directory; a resumed run keeps its choice.
     mesh: the devices that learn.
-    say: gets one line.
+    say: reports one line.
 
   Raises:
     ConfigError: no update fits into the memory of a device.
@@ -45,10 +45,11 @@ def fill_in(
     config.model.remat = fields["model.remat"]
     budget = min(budget, fields["updates.token_budget"])
     config.updates.token_budget = budget
-    say(f"{_choice(config)}, as this run began")
+    say(f"{_choice(config)}, as at the start of this run")
     return
   cfg = model_shapes.shape(config)
-  # The least of all hosts, so that all choose alike; as MiB they are int32.
+  # The minimum over all hosts, so that all hosts choose the same value. MiB fit
+  # into int32.
   mib = np.int32(device_bytes() >> 20)
   memory = int(np.min(multihost_utils.process_allgather(mib))) << 20
   say(choose(config, cfg, critic_config(config, cfg), mesh, memory))
@@ -63,21 +64,21 @@ def choose(
 ) -> str:
   """Sets the fastest model.remat with which an update fits.
 
-  Where none does, it is the one that needs least, and updates.token_budget the
-  largest that fits.
+  If none fits, the function sets the value that needs the least memory, and the
+  largest updates.token_budget that fits.
 
   Args:
-    config: checked; gets both fields.
-    cfg: of the policy.
-    critic_cfg: of the critic.
-    mesh: of the devices that learn, which may be abstract.
-    memory: bytes of a device, of which a share stays free.
+    config: checked; both fields are set in place.
+    cfg: static shape of the policy.
+    critic_cfg: static shape of the critic.
+    mesh: mesh of the devices that learn; may be abstract.
+    memory: bytes of a device, of which 1 - MARGIN stay free.
 
   Returns:
-    the line to show.
+    a line for the user.
 
   Raises:
-    ConfigError: one row of tokens is too much.
+    ConfigError: an update of a single row does not fit.
   """
   limit = MARGIN * memory
 
@@ -100,8 +101,8 @@ def choose(
           "model.remat = 'auto': by formula one row of an update needs"
           f" {peak(remat, length) / GIB:.3g} GiB per device, of"
           f" {limit / GIB:.3g}: raise {axes.fields('embed', 'or')}, or set"
-          " optimizer.offload or lora.rank; the table of --stage=size says what"
-          " takes how much"
+          " optimizer.offload or lora.rank; --stage=size shows what takes the"
+          " memory"
       )
     config.updates.token_budget = rows * length
   config.model.remat = remat
@@ -119,7 +120,7 @@ def _choice(config) -> str:
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-  """The largest number from 1 to `most` that fits, by bisection; or 0."""
+  """The largest number from 1 to `most` that fits, by bisection; 0 if none."""
   low, high = 0, most
   while low < high:
     middle = (low + high + 1) // 2
@@ -128,7 +129,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def device_bytes() -> int:
-  """Memory that a device of this machine offers; on a CPU, all of it."""
+  """Bytes of memory of a device; on a CPU, the memory of the machine."""
   stats = jax.local_devices()[0].memory_stats() or {}
   physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   return stats.get("bytes_limit") or physical // jax.local_device_count()

@@ -1,8 +1,8 @@
 """Data, paired statistics and table of an ablation.
 
-A seed fixes the problems, the noise and the model that RL starts from, so rows
-are compared seed by seed. The mean of a few differences follows Student's t,
-whose interval says how far chance alone could have moved it.
+A seed fixes the prompts, the sampling noise and the initial model of RL, so
+rows are compared seed by seed. The mean of the differences has a 95% confidence
+interval by Student's t-distribution.
 
 Shapes here: N seeds; S evaluations of a run.
 """
@@ -31,9 +31,9 @@ def collect(
   """Gathers the data of all finished runs of an ablation.
 
   Returns:
-    the ablation's fields; `environment` of the first run, and the names in it
-    that differ in other runs (`mixed`); and `runs`: row, seed, seconds,
-    `differs` from the reference's config, columns `evaluate` and `rl` (step,
+    the fields of the ablation; `environment` of the first run; `mixed`, its
+    entries that differ in other runs; and `runs`: row, seed, seconds, `differs`
+    (fields that differ from the reference), columns `evaluate` and `rl` (step,
     tokens, flops, then accuracy and measures).
   """
   reference = {x.seed: x.fields for x in jobs if x.row == c.reference}
@@ -81,7 +81,7 @@ def collect(
 
 
 def _columns(lines, spent, names) -> dict[str, list]:
-  """Returns columns by name, after their steps and what was spent by then."""
+  """Returns columns by name, after the steps and the costs up to each step."""
   steps = [x["step"] for x in lines]
   costs = {
       k: [_short(x.get(step), 9) for step in steps] for k, x in spent.items()
@@ -109,8 +109,11 @@ def select(
 ) -> dict[str, Any]:
   """Returns the data of some rows with another reference, at an earlier step.
 
-  No rows stand for all of them; `at` is the last step whose evaluation counts,
-  None for the last one.
+  Args:
+    data: of `collect`.
+    rows: names of rows; empty for all.
+    reference: name of the row with which other rows are compared.
+    at: last step whose evaluation counts; None for the last evaluation.
   """
   names = {*(rows or [row[0] for row in data["rows"]]), reference}
 
@@ -143,9 +146,9 @@ def value_at(
 ) -> float | None:
   """Returns a measure of a run at a position of an axis.
 
-  Held-out measures are linear between evaluations and constant outside;
-  measures of RL (stage 'rl', axis 'step') are means over the last quarter of
-  the steps up to `at`.
+  Measures of evaluations are interpolated linearly, and constant outside their
+  range. Measures of RL (stage 'rl', axis 'step') are means over the last
+  quarter of the steps up to `at`.
   """
   pairs = zip(run[stage][axis], run[stage][name], strict=True)
   known = [(x, y) for x, y in pairs if x is not None and y is not None]
@@ -158,9 +161,9 @@ def value_at(
 
 
 def ends(data: dict[str, Any]) -> dict[str, float]:
-  """Returns the last point of each axis that every training run reaches.
+  """Returns, for each axis, the last point that every training run reaches.
 
-  An axis that a run does not know (FLOPs of an old run) is left out.
+  An axis that is missing in a run (FLOPs of an old run) is left out.
   """
   trained = [x["evaluate"] for x in data["runs"] if x["evaluate"]["step"][-1]]
   last = {axis: [x[axis][-1] for x in trained] for axis in AXES}
@@ -175,7 +178,7 @@ def differences(
     axis: str = "step",
     stage: str = "evaluate",
 ) -> dict[str, dict[int, float]]:
-  """Returns {row: {seed: `value_at` of the row - that of the reference}}."""
+  """Returns {row: {seed: difference from the reference}} of `value_at`."""
   values = {
       (x["row"], x["seed"]): value_at(x, name, at, axis, stage)
       for x in data["runs"]
@@ -213,14 +216,14 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
       continue
     mean = _mean(runs, "accuracy", where["step"], "evaluate")
     cells = [[str(len(runs)), None], [f"{mean:.1%}", mean]]
-    # Paired by seed, which removes what a seed gives to all rows.
+    # Paired by seed: effects of the seed on all rows cancel.
     for axis, end in where.items():
       text = "the reference"
       if name != data["reference"]:
         values = [*by_axis[axis][name].values()]
         text = finding(values, started(data, name, axis, end))
       cells.append([text, None])
-    # Other measures need not have been logged by every run.
+    # A run may lack other measures.
     for measure, m in data["measures"].items():
       mean = _mean(runs, measure, where["step"], m["stage"])
       text = "–" if mean is None else f"{mean:{'.1%' if m['share'] else '.3g'}}"
@@ -236,7 +239,7 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mean(runs, name: str, at: float, stage: str) -> float | None:
-  """Returns the mean of a measure over the runs that have it."""
+  """Returns the mean of a measure over the runs that logged it."""
   values = [value_at(x, name, at, "step", stage) for x in runs]
   known = [x for x in values if x is not None]
   return float(np.mean(known)) if known else None

@@ -1,4 +1,4 @@
-"""Bytes per device of the programs of a step, compiled but never run."""
+"""Memory per device of the programs of an RL step, compiled but not run."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from rl_reason.training.optimizer import abstract_state
 
 
 def peak(compiled: jax.stages.Compiled) -> int:
-  """Arguments, temporary buffers, and outputs that alias no argument."""
+  """Bytes of arguments, temporary buffers and outputs without aliases."""
   m: Any = compiled.memory_analysis()
   return (
       m.argument_size_in_bytes
@@ -31,10 +31,10 @@ def peak(compiled: jax.stages.Compiled) -> int:
 
 
 def abstract_batch(by_row: Callable, length: int) -> Batch:
-  """What an update reads of its rows, as shapes.
+  """Shapes of the batch that an update reads.
 
   Args:
-    by_row: (dtype, *more axes) -> an array with one item for each row.
+    by_row: (dtype, *sizes) -> abstract array [rows, *sizes].
     length: tokens of a response.
   """
   number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)

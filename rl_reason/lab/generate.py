@@ -1,10 +1,10 @@
-"""The generate stage: samples of a policy, graded, as files that prepare reads.
+"""The generate stage: graded samples of a policy, in files that prepare reads.
 
   WORKDIR/generated/STEP/part-FIRST.jsonl (or .parquet)  rows, by first prompt
-  WORKDIR/generated/STEP.json                            their hashes and counts
+  WORKDIR/generated/STEP.json                            hashes and counts
 
-A file gets its name when it is complete, and the manifest is written after it:
-the same command continues behind the last whole file, with the same samples.
+A file gets its name when it is complete, and then an entry in the manifest. The
+same command continues after the last complete file, with the same samples.
 """
 
 import functools
@@ -37,14 +37,14 @@ from rl_reason.stages import scorer, trained
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
-PURPOSE = "generate"  # of prompts and of keys
+PURPOSE = "generate"  # names the streams of prompts and of keys
 # Fields that change which prompts or samples are written.
 FIELDS = (
     *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
     *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
     *("rollout.weights", "rollout.cache", "generate."),
 )
-FREE = ("generate.prompts",)  # more of them continue
+FREE = ("generate.prompts",)  # may be raised, to write more
 
 
 def run(
@@ -81,7 +81,7 @@ def run(
   if environments is not None:
     raise errors.ConfigError(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
-        " responses of a single turn; it does not play environments yet"
+        " responses of a single turn: choose a task without an environment"
     )
   params, step, about = trained.policy(c, which, model=model, output=output)
   weights = engine.weights(params, c.rollout.weights)
@@ -115,7 +115,7 @@ def run(
   for first in range(0, g.prompts, g.batch):
     check_stop(output.stop)
     name = f"part-{first:09d}.{g.format}"
-    # A part that is complete, by its hash, was written before the run stopped.
+    # A part with the hash of its entry is complete: an earlier start wrote it.
     if _is_whole(out / name, manifest["files"].get(name)):
       continue
     display.doing(f"generating: prompt {first:,} of {g.prompts:,}")
@@ -133,8 +133,8 @@ def run(
         correct=sum(x.correct is True for group in groups for x in group),
         rows=len(lines),
     )
-    # The part first, then its entry: a kill in between leaves a part that is
-    # sampled again, to the same bytes.
+    # The part is written before its entry: after a kill in between it is
+    # sampled again, with the same bytes.
     if jax.process_index() == 0:
       digest = _write(out / name, lines)
       manifest["files"][name] = dict(sha256=digest) | counts
@@ -143,8 +143,8 @@ def run(
     totals = _totals(manifest["files"])
   display.say(
       f"generated: {totals['rows']:,} rows of {totals['responses']:,} responses"
-      f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; they"
-      f" are a source of data.train: {out}"
+      f" to {totals['prompts']:,} prompts, {totals['correct']:,} correct; use"
+      f" them as a source of data.train: {out}"
   )
   return out
 
@@ -153,7 +153,7 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
   """The manifest of a directory, or a new one.
 
   Raises:
-    RunError: its files are of another config.
+    RunError: the directory has samples of another config.
   """
   fields = {
       name: list(x) if isinstance(x, tuple) else x
@@ -169,13 +169,15 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
     if manifest["fields"].get(name) != value:
       raise RunError(
           f"{out}: was written with {name} = {manifest['fields'].get(name)!r},"
-          f" and it is {value!r} here; move the directory, or make them equal"
+          f" not {value!r}; move the directory, or use the same value"
       )
   return manifest
 
 
 def _manifest(out: pathlib.Path) -> pathlib.Path:
-  return out.with_name(f"{out.name}.json")  # beside it: out holds rows only
+  return out.with_name(
+      f"{out.name}.json"
+  )  # `out` has rows only
 
 
 def _totals(files: dict[str, dict]) -> dict[str, int]:
@@ -192,7 +194,7 @@ def _is_whole(path: pathlib.Path, entry: dict | None) -> bool:
 
 
 def _prompt(row: tasks.Row) -> dict[str, Any]:
-  """The columns of a prompt, which data.template = 'plain' leaves as it is."""
+  """The columns of a prompt, which data.template = 'plain' does not change."""
   prompt = [dict(x) for x in row.messages] if row.messages else row.prompt
   return dict(
       prompt=prompt,
@@ -218,7 +220,7 @@ def _sample(
 ) -> list[list[Sample]]:
   """Samples and grades the responses to some prompts, in groups."""
   g = c.generate
-  # The last batch is filled up, so that one program serves all.
+  # The last batch is filled up, so that all batches use one program.
   padding = [rows[0]] * (g.batch - len(rows))
   prompts = pipelines.pack_prompts(
       tok,
@@ -250,14 +252,14 @@ def _sample(
   if unverified or unrewarded:
     say(
         f"warning: prompts {ids[0]} to {ids[-1]}: the verifier failed on"
-        f" {unverified:,} of {count:,} responses, which have no verdict, and"
-        f" reward functions {unrewarded:,} times, which counts as 0"
+        f" {unverified:,} of {count:,} responses, which get no verdict, and"
+        f" reward functions failed {unrewarded:,} times, which counts as 0"
     )
   tokens_BT = rollouts.tokens_BL[:, c.rollout.max_prompt :]
   groups: list[list[Sample]] = [[] for _ in rows]
   for b, text in enumerate(texts):
     row, length = rows[b // g.samples], int(rollouts.lengths_B[b])
-    # A verifier that failed says nothing: neither correct nor incorrect.
+    # If the verifier failed, the response is neither correct nor incorrect.
     judged = tasks.has_verifier(task, row) and correct_B[b] >= 0
     outcome = 0.0
     if judged:
@@ -277,7 +279,7 @@ def _sample(
 
 
 def _write(path: pathlib.Path, rows: list[dict]) -> str:
-  """Writes a file, whole or not at all; returns its SHA-256."""
+  """Writes a file atomically; returns its SHA-256."""
   if path.suffix == ".jsonl":
     json_files.write_text(path, "".join(json.dumps(x) + "\n" for x in rows))
   else:

@@ -1,7 +1,7 @@
 """Runs training commands in processes: several at a time, resumable, pinned.
 
-`job.json` in a work directory records the progress of its job, and
-`config.json`, which `rl_reason.main` writes, the config that the job ran with.
+`job.json` in a work directory records the progress of its job; `config.json`,
+which `rl_reason.main` writes, records the config of the run.
 """
 
 import json
@@ -21,9 +21,9 @@ from typing import IO, Any, NamedTuple
 from rl_reason.base import errors, resume_rules
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
-LENGTHS = ("rl.steps", "rounds.count")  # a run that has ended may go on to more
-# Becomes a command that is asked to end when the process of this id, which
-# starts it, is killed. PR_SET_PDEATHSIG outlives exec.
+LENGTHS = ("rl.steps", "rounds.count")  # a finished run may be made longer
+# Replaces itself by a command that gets SIGTERM when its parent, the process of
+# the given id, is killed. PR_SET_PDEATHSIG survives exec.
 WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -33,14 +33,24 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Job(NamedTuple):
-  """One run: a row of the ablation on one seed, or a base that rows share."""
+  """One run: a row on one seed, or a base that rows share.
+
+  Attributes:
+    name: for messages.
+    workdir: work directory.
+    args: of `rl_reason.main`.
+    fields: flat config; for a base, the fields that it depends on.
+    bases: work directories of the jobs that this job needs.
+    row: name of the row; '' for a base.
+    seed: of the run.
+  """
 
   name: str
   workdir: pathlib.Path
   args: list[str]
-  fields: dict[str, Any]  # flat config; of a base, the fields it depends on
-  bases: tuple[pathlib.Path, ...] = ()  # work directories of its bases
-  row: str = ""  # empty for a base
+  fields: dict[str, Any]
+  bases: tuple[pathlib.Path, ...] = ()
+  row: str = ""
   seed: int = 0
 
   def record(self) -> dict[str, Any]:
@@ -54,7 +64,7 @@ class Job(NamedTuple):
     temporary.replace(self.workdir / "job.json")
 
   def differences(self) -> list[str]:
-    """Fields that differ from the config that ran, as 'field: old -> new'."""
+    """Fields that differ from the config of the run: 'field: old -> new'."""
     new = json.loads(json.dumps(self.fields))
     old = self._json("config.json")
     old = {k: v for k, v in old.items() if self.row or k in new}
@@ -66,7 +76,7 @@ class Job(NamedTuple):
     return resume_rules.differences(old, new) + longer
 
   def finished(self) -> bool:
-    """Whether the job has run to its end with this very config."""
+    """Whether the job has run to its end with this config."""
     return self.record().get("done", False) and not self.differences()
 
   def _json(self, name: str) -> dict[str, Any]:
@@ -98,9 +108,8 @@ def run(
     on_finished: called after each row that ended without an error.
     devices: indices of GPUs or TPU chips; see `divide`. () shows all of them to
       every process.
-    held: a lock that the runs hold, too: it is free when the last run has
-      ended, and they are asked to end when this process is killed.
-    environment: variables of the runs.
+    held: a lock that runs inherit: it is released when the last run has ended.
+    environment: environment variables of the runs.
 
   Returns:
     names of the jobs that failed or whose base failed.
@@ -132,7 +141,7 @@ def run(
   lock = threading.Lock()
 
   def pin() -> None:
-    # Affinity is a property of a thread, and its processes inherit it.
+    # Processes inherit the affinity of the thread that starts them.
     own, local.environment = shares.get()
     if cores:
       os.sched_setaffinity(0, own)
@@ -149,8 +158,8 @@ def run(
         on_finished()
     return good
 
-  # Bases first, so that few threads wait. The pool is first in, first out: a
-  # base has started before a thread waits for it.
+  # Bases come first, so that few threads wait for one. The pool is first in,
+  # first out: a base has started before a thread waits for it.
   order = sorted(bases, key=lambda x: len(x.bases)) + rows
   results: dict[pathlib.Path, futures.Future] = {}
   with futures.ThreadPoolExecutor(parallel, initializer=pin) as pool:
@@ -161,22 +170,22 @@ def run(
   return [x.name for x in order if not results[x.workdir].result()]
 
 
-# Chips of a TPU process by their number, as libtpu wants them.
+# Topology of the chips of a TPU process by their number, for libtpu.
 BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
 
 
 def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
-  """Divides accelerators among processes; with too few, processes share them.
+  """Divides accelerators among processes, which share them if they are few.
 
   Args:
     devices: indices of GPUs or TPU chips.
     parallel: number of processes.
 
   Returns:
-    the accelerators of each process, equally many and adjacent.
+    the accelerators of each process: adjacent, and the same number for each.
 
   Raises:
-    ConfigError: they cannot be divided evenly.
+    ConfigError: the accelerators cannot be divided evenly.
   """
   count, rest = divmod(len(devices), parallel)
   if not count and parallel % len(devices) == 0:
@@ -190,14 +199,14 @@ def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
 
 
 def visible(devices: Sequence[str], index: int = 0) -> dict[str, str]:
-  """Accelerators, 0,1,2,3: each run sees an equal share of them.
+  """Environment variables that limit a process to some accelerators.
 
   Args:
-    devices: indices of GPUs or TPU chips that a process may use; () for all.
-    index: of the process on this machine.
+    devices: indices of GPUs or TPU chips; () for all.
+    index: index of the process on this machine.
 
   Returns:
-    its environment: that of CUDA, and that of libtpu.
+    variables for CUDA and for libtpu.
   """
   if not devices:
     return {}
@@ -255,7 +264,7 @@ def say(text: str) -> None:
 def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
   """Runs one job to its end; returns whether it succeeded."""
   job.workdir.mkdir(parents=True, exist_ok=True)
-  # A base that another row has started resumes with the config of that row.
+  # A base that was started for another row resumes with its own arguments.
   args = job.args if job.row else job.record().get("args", job.args)
   job.update_record(args=args, done=False)
   say(f"{job.name}: started")
@@ -269,7 +278,7 @@ def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
         stderr=subprocess.STDOUT,
         env=environment,
         pass_fds=[held.fileno()] if held else [],
-        process_group=0,  # Ctrl-C reaches it once, through `stop`
+        process_group=0,  # Ctrl-C reaches the run only through `stop`
     )
   while process.poll() is None and not stop.wait(0.1):
     pass
@@ -277,13 +286,13 @@ def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
     process.terminate()
   code = process.wait()
   took = time.monotonic() - start
-  seconds = job.record().get("seconds", 0.0) + took  # over all its starts
+  seconds = job.record().get("seconds", 0.0) + took  # of all starts
   job.update_record(seconds=seconds, done=code == 0)
   if job.finished() or stopped:
     say(f"{job.name}: {'stopped' if code else 'done'} after {took:.0f} s")
   elif code == 0:
     what = "; ".join(job.differences())
-    say(f"{job.name}: FAILED, a file was changed meanwhile ({what})")
+    say(f"{job.name}: FAILED, its config changed during the run ({what})")
   else:
     say(f"{job.name}: FAILED, exit code {code}; {output} ends")
     for line in output.read_text(errors="replace").splitlines()[-6:]:

@@ -1,8 +1,8 @@
-"""Bytes per device of a run, from the shapes of its arrays.
+"""Memory per device of a run, by formula from the shapes of its arrays.
 
-What has a shape is exact: parameters, moments, caches. What XLA allocates in
-between follows a model of the programs, whose constants are those of programs
-that were compiled ahead of time for TPU (results/aot.md); tests compare.
+Parameters, moments and caches are exact. Buffers that XLA allocates follow a
+model of the programs, whose constants were fitted to programs compiled ahead of
+time for TPU (results/aot.md); tests compare the two.
 """
 
 import math
@@ -26,13 +26,14 @@ from rl_reason.models import (
 )
 from rl_reason.rollout import sampler_weights
 
-# Copies of the trained parameters in fp32 beside the state: the gradients that
-# add up, those of a micro-batch, and what their loops hold of both.
+# fp32 copies of the trained parameters besides the state: accumulated
+# gradients, gradients of a micro-batch, and the copies that the loops hold of
+# both.
 GRADIENT_COPIES = 4
-# Chunks of logits in fp32 at a time: logits, probabilities, their gradient.
+# fp32 arrays of a chunk of logits: logits, probabilities and their gradient.
 LOGIT_COPIES = 3
-# Output heads in the dtype of the products that a decode step makes of weights
-# that are in this dtype already: layouts for the products.
+# Copies of the output head in the dtype of the products, in other layouts, that
+# a decode step makes even of weights in that dtype.
 HEAD_COPIES = 2
 
 
@@ -40,9 +41,9 @@ class Size(NamedTuple):
   """Bytes per device.
 
   Attributes:
-    resident: what is in memory in every phase of a step, by name.
-    update: what the update adds, by name.
-    rollout: what sampling adds, by name.
+    resident: arrays that are in memory in every phase of a step, by name.
+    update: further arrays of the update, by name.
+    rollout: further arrays of the rollout, by name.
   """
 
   resident: Mapping[str, int]
@@ -69,23 +70,23 @@ def estimate(
     token_budget: int = 0,
     slots: int = 0,
 ) -> Size:
-  """The size of a run.
+  """The memory of a run per device.
 
   Args:
     config: checked.
-    cfg: of the policy.
-    critic_cfg: of the critic.
-    mesh: of the devices, which may be abstract.
-    token_budget: instead of updates.token_budget.
-    slots: instead of rollout.slots, over all devices.
+    cfg: static shape of the policy.
+    critic_cfg: static shape of the critic.
+    mesh: mesh of the devices; may be abstract.
+    token_budget: replaces updates.token_budget; 0: as configured.
+    slots: replaces rollout.slots, over all devices; 0: as configured.
 
   Raises:
     ConfigError: the model has experts.
   """
   if cfg.experts:
     raise errors.ConfigError(
-        f"model.experts = {cfg.experts}: no formula counts the memory of"
-        " experts; --stage=size is for dense models"
+        f"model.experts = {cfg.experts}: the formulas do not cover mixtures of"
+        " experts; use --stage=size with dense models"
     )
   c, r = config, config.rollout
   shards = sharding.num_shards(mesh, "batch")
@@ -97,8 +98,8 @@ def estimate(
     base = bytes_of(table, mesh, itemsize(cfg))
   fp32 = bytes_of(learned, mesh)
 
-  # The state. Moments may wait in the memory of the host; for a step they take
-  # the place of the activations and of copies of the gradients.
+  # The state. Offloaded moments are in host memory; during an optimizer step
+  # they use the space of activations and gradient copies.
   moments = 2 * fp32 if c.optimizer.name == "adamw" else 0
   on_device = 0 if c.optimizer.offload else moments
   resident = {
@@ -109,7 +110,7 @@ def estimate(
   trained = fp32
   if facts.has_critic(c):
     value = bytes_of(critic.table(critic_cfg), mesh)
-    factor = on_device // fp32  # moments for each parameter
+    factor = on_device // fp32  # moments per parameter
     resident["critic, with the same three"] = (2 + factor) * value
     trained = max(fp32, value)
 
@@ -131,7 +132,7 @@ def estimate(
       "logits": logits,
   }
 
-  # Sampling, from weights gathered over fsdp and sequence.
+  # Sampling, with weights gathered over fsdp and sequence.
   size = {"same": itemsize(cfg), "bfloat16": 2, "int8": 1}[r.weights]
   weights = bytes_of(sampler_weights.table(cfg, r.weights), mesh, size)
   if c.lora.rank:
@@ -158,7 +159,7 @@ def estimate(
 
 
 def itemsize(cfg: decoder.ModelConfig) -> int:
-  """Bytes of a number of the matrix products."""
+  """Bytes of one number in the dtype of the matrix products."""
   return jnp.dtype(cfg.dtype).itemsize
 
 
@@ -170,8 +171,8 @@ def bytes_of(
   Args:
     table: of `parameters.Param`.
     mesh: of the devices.
-    size: bytes of a number.
-    gathered: whether every shard of the width has all of it.
+    size: bytes of one number.
+    gathered: whether the width is replicated instead of sharded.
   """
   total = 0
   for entry in jax.tree.leaves(table, is_leaf=parameters.is_param):
@@ -184,40 +185,40 @@ def bytes_of(
 
 
 def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
-  """What the forward pass of a micro-batch saves, and what one layer needs.
+  """Bytes that a forward pass saves, and temporary bytes of one layer.
 
   Args:
-    cfg: of the model.
-    mesh: of the devices.
-    tokens: of the micro-batch on one device.
+    cfg: static shape of the model.
+    mesh: mesh of the devices.
+    tokens: tokens of the micro-batch on one device.
   """
   size, parts = itemsize(cfg), sharding.num_shards(mesh, "heads")
   heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts
   queries, mlp = cfg.heads * cfg.head_dim // parts, cfg.mlp // parts
   stream, norms = cfg.width * size, cfg.width * 4
   chunks = sharding.num_shards(mesh, "sequence")
-  # Between layers the stream of chunks is split over tensor, too; keys and
-  # values of whole rows are those of all chunks.
+  # With sequence parallelism the stream between layers is sharded over tensor,
+  # too, and each device holds the keys and values of whole rows.
   kept = stream // parts if chunks > 1 else stream
   gathered = (
       2 * cfg.kv_heads * cfg.head_dim // parts * chunks if chunks > 1 else 0
   )
   dots = (heads + queries + 2 * mlp + 2 * cfg.width) * size
-  beside = {
+  saved_by = {
       "dots": dots,
       "none": dots + (heads + queries + 2 * mlp) * size + 2 * norms,
   }
-  saved, layers = kept + beside.get(cfg.remat, 0), cfg.layers
-  if cfg.remat == "sqrt":  # of all groups, and of the layers of one
+  saved, layers = kept + saved_by.get(cfg.remat, 0), cfg.layers
+  if cfg.remat == "sqrt":  # inputs of all groups, and of the layers of one
     groups = decoder.layer_groups(layers)
     layers = groups + layers // groups
   transient = (4 * mlp + 4 * queries + gathered) * size + 4 * stream + 2 * norms
-  hidden = 3 * stream  # of the last layer, in the order of the chunks
+  hidden = 3 * stream  # output of the last layer, reordered by chunk
   return tokens * (layers * saved + hidden), tokens * transient
 
 
 def logit_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
-  """Chunks of logits of an update."""
+  """Bytes of the chunks of logits of an update."""
   chunk = min(cfg.logprob_chunk, tokens)
   return LOGIT_COPIES * 4 * chunk * _vocab(cfg, mesh)
 
@@ -225,7 +226,7 @@ def logit_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
 def cache_bytes(
     cfg: decoder.ModelConfig, mesh, rows: int, length: int, kind: str
 ) -> int:
-  """Keys and values of so many rows of one device; int8 has scales beside."""
+  """Bytes of keys and values of `rows` rows; int8 adds fp32 scales."""
   heads = cfg.kv_heads
   parts = sharding.num_shards(mesh, "kv_heads")
   heads = heads // parts if heads % parts == 0 else heads
@@ -236,7 +237,7 @@ def cache_bytes(
 
 
 def decode_bytes(cfg: decoder.ModelConfig, mesh, rows: int) -> int:
-  """Temporary buffers of a decode step."""
+  """Bytes of temporary buffers of a decode step."""
   vocab = _vocab(cfg, mesh)
   head = HEAD_COPIES * vocab * cfg.width * itemsize(cfg)
   return head + LOGIT_COPIES * 4 * rows * vocab

@@ -1,4 +1,4 @@
-"""Shapes of models without their weights, also where there is no network."""
+"""Shapes of models without their weights, without network for known ones."""
 
 import pathlib
 
@@ -26,8 +26,8 @@ def _qwen(width: int, layers: int, heads: int, kv: int, mlp: int, vocab=151936):
   )
 
 
-# What config.json of the models of configs/ and bench/ says, of all that takes
-# memory.
+# Fields of config.json that determine the memory, for models of configs/ and
+# bench/.
 KNOWN = {
     "Qwen/Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864),
     "Qwen/Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960),
@@ -56,13 +56,13 @@ KNOWN = {
 
 
 def shape(config) -> decoder.ModelConfig:
-  """The static shape of the model of a config; fetches config.json at most.
+  """The static shape of the model of a config; downloads only config.json.
 
   Args:
-    config: checked; config.model gets the shape of model.path.
+    config: checked; config.model is set to the shape of model.path.
 
   Raises:
-    ConfigError: there is no such model.
+    ConfigError: model.path names no model.
   """
   path = config.model.path
   if not path:
@@ -97,7 +97,7 @@ def _fetch(path: str, label: str, revision: str | None):
     )
   except (OSError, ValueError, RuntimeError) as e:
     raise errors.ConfigError(
-        f"{label}: there is no such directory, and fetching its"
+        f"{label}: there is no such directory, and downloading its"
         f" {architecture.CONFIG} from the hub failed ({one_line(e)[:300]})"
     ) from None
   return model_files.read_json(pathlib.Path(name))

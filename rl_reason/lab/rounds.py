@@ -1,18 +1,19 @@
-"""The outer loop: each round is a run that starts from the policy before it.
+"""The outer loop: each round is a run that starts from the last policy.
 
-  WORKDIR/round-0               SFT or model.path, the start of all rounds
-  WORKDIR/round-0/generated     samples of its policy, what round 1 learns from
+  WORKDIR/round-0               the initial policy: SFT or model.path
+  WORKDIR/round-0/generated     samples of this policy, training data of round 1
   WORKDIR/round-1               SFT on samples, or RL with a reward model
-  WORKDIR/round-1/reward_model  the run of that reward model, learned from pairs
+  WORKDIR/round-1/reward_model  the run that trains the reward model on pairs
   WORKDIR/metrics.jsonl         the evaluation after each round
 
-Rejection-sampled SFT (STaR, RAFT, expert iteration) keeps the correct responses
-and imitates them. With generate.keep = "pairs" a reward model learns from them,
-and RL from its scores: the outer loop of GRPO (arXiv:2402.03300, algorithm 1),
-in which reference policy and reward model are renewed every rl.steps steps.
+Rejection-sampled SFT (STaR, RAFT, expert iteration) imitates the correct
+samples. With generate.keep = "pairs" a reward model learns from pairs of
+samples, and RL maximizes its scores: the outer loop of GRPO (arXiv:2402.03300,
+algorithm 1), which renews reference policy and reward model every rl.steps
+steps.
 
-Every part is a stage that resumes, so the loop keeps no state but the lines of
-finished rounds: the same command continues, with the same bits.
+Every part is a resumable stage, so the only state of the loop is metrics.jsonl:
+the same command continues, with bit-identical results.
 """
 
 import json
@@ -45,31 +46,33 @@ def run(
 
   Args:
     config: checked.
-    workdir: everything that the rounds write.
+    workdir: work directory of all rounds.
     screen: a `Display`.
     stop: set by SIGTERM.
-    stages: `run.stages`, for a round.
-    stage: only 'all' has rounds.
+    stages: `run.stages`, which runs the stages of a round.
+    stage: must be 'all'.
 
   Returns:
     the session of the last round, and its policy.
 
   Raises:
-    ConfigError: of a round; before anything is trained, where possible.
-    RunError, DataError, Stopped: of a stage; the same command resumes.
+    ConfigError: the config of a round is invalid; raised before any training
+      where possible.
+    RunError, DataError, Stopped: raised by a stage; the same command resumes.
   """
   count, line_file = config.rounds.count, workdir / run_log.FILES[0]
   lines = json_files.read_jsonl(line_file)
   if stage != "all":
     last = directory(workdir, max(len(lines) - 1, 0))
     raise errors.ConfigError(
-        f"--stage={stage}: rounds.count = {count}, and a stage is that of one"
-        f" round: give its --workdir, such as {last}, without --config"
+        f"--stage={stage}: rounds.count = {count}, and a single stage belongs"
+        f" to one round: give --workdir={last} without --config"
     )
   if set(run_directory.NO_SOURCE) & set(str(workdir)):
     raise errors.ConfigError(
-        f"--workdir = {workdir}: samples and reward models below it could not"
-        f" be named: choose one without {' '.join(run_directory.NO_SOURCE)}"
+        f"--workdir = {workdir}: rounds name sources in this directory:"
+        " choose one without the characters"
+        f" {' '.join(run_directory.NO_SOURCE)}"
     )
   checked.fields(of_round(config, 1, workdir, ".", "rounds/model"))
   workdir.mkdir(parents=True, exist_ok=True)
@@ -81,9 +84,9 @@ def run(
     json_files.write_json(workdir / "config.json", config_lib.flat(shown))
   found: tuple[Any, Any] = (None, None)
   try:
-    # Of finished rounds only the last one is opened, for what it returns.
+    # Of the finished rounds only the last one is opened, for the return value.
     for number in range(min(len(lines), count), count + 1):
-      # A round is new until its line is written, which is its last act.
+      # Writing its line is the last step of a round: without it, it is new.
       new = number == len(lines)
       screen.say(f"round {number} of {count}: {directory(workdir, number)}")
       made, about = number and new, {}
@@ -136,11 +139,11 @@ def of_round(
   """The config of the run of a round.
 
   Args:
-    config: of all rounds.
-    number: 0 is what they start from, without RL.
-    workdir: of all rounds.
-    samples: sources to imitate, where no reward model learns from them.
-    model: export of the reward model of the round.
+    config: config of all rounds.
+    number: of the round; round 0 makes the initial policy, without RL.
+    workdir: work directory of all rounds.
+    samples: sources to imitate, if there is no reward model.
+    model: exported reward model of the round.
   """
   c = config.copy_and_resolve_references()
   r = config.rounds
@@ -188,7 +191,7 @@ def mixture(
 def _of_reward_model(
     config: ml_collections.ConfigDict, number: int, workdir: pathlib.Path
 ) -> ml_collections.ConfigDict:
-  """The config of the reward model of a round: it goes on learning."""
+  """The config of the reward model of a round, which continues the last one."""
   c = of_round(config, number, workdir)
   c.reward = config.reward.copy_and_resolve_references()
   parts = [mixture(config, number, workdir), config.reward_model.samples]
@@ -207,7 +210,7 @@ def _samples(
     stop,
     stages,
 ) -> dict[str, Any]:
-  """Writes the policy of a round and its graded samples; returns counts."""
+  """Exports the policy of a round, writes graded samples; returns counts."""
   c = of_round(config, number, workdir)
   c.rl.steps = config.rl.steps if number else 0
   c.reward = config.reward.copy_and_resolve_references()  # grades the pairs
@@ -220,7 +223,7 @@ def _samples(
 
 
 def _preferences(workdir: pathlib.Path) -> dict[str, Any]:
-  """How well the reward model of a round predicts held-out pairs."""
+  """Metrics of the reward model of a round on held-out pairs."""
   lines = run_log.read_metrics(workdir)
   return {
       name: value
@@ -244,6 +247,6 @@ def summary(lines: list[dict]) -> list[str]:
     name, _ = scores.headline(found)
     text = f"round {line['step']}: {name} {found[name].text()}"
     if "rounds/rows" in line:
-      text += f", from {line['rounds/rows']:,} rows of the policy before"
+      text += f", from {line['rounds/rows']:,} rows of the last policy"
     out.append(text)
   return out

@@ -1,7 +1,7 @@
-"""Which responses to a prompt are kept, and as what rows.
+"""Which samples of a prompt become rows of training data.
 
-A function takes the `Sample`s of one prompt and returns the columns of each row
-to write, without those of the prompt itself. `generate.keep` names it.
+A function takes the `Sample`s of one prompt and returns the columns of each
+row, without the columns of the prompt. `generate.keep` names the function.
 """
 
 import collections
@@ -13,12 +13,12 @@ class Sample(NamedTuple):
   """One response.
 
   Attributes:
-    response: its text.
-    final: its final answer, '' if there is none.
-    correct: of the verifier; None where it failed, or there is none.
-    reward: of the verdict, and of reward.functions.
-    truncated: whether it has no end.
-    ids, logps: its tokens, and their log-probs as they were sampled.
+    response: text of the response.
+    final: the final answer, '' if there is none.
+    correct: verdict of the verifier; None without a verifier, or if it failed.
+    reward: sum of the verdict's reward and of reward.functions.
+    truncated: whether the response was cut off at the maximum length.
+    ids, logps: tokens, and the log-probs of the sampler.
   """
 
   response: str
@@ -39,7 +39,7 @@ def everything(samples: Sequence[Sample]) -> list[Columns]:
 
 
 def correct(samples: Sequence[Sample]) -> list[Columns]:
-  """Correct responses, each text once: rejection sampling."""
+  """Correct responses without duplicates: rejection sampling."""
   found: dict[str, Sample] = {}
   for x in samples:
     if x.correct:
@@ -48,9 +48,9 @@ def correct(samples: Sequence[Sample]) -> list[Columns]:
 
 
 def best(samples: Sequence[Sample]) -> list[Columns]:
-  """The finished response with the highest reward, the first of equal ones.
+  """The first complete response with the highest reward: best of n.
 
-  Where a verifier judges, it has to be correct.
+  If the prompt has a verifier, the response must be correct.
   """
   judged = any(x.correct is not None for x in samples)
   fit = [x for x in samples if not x.truncated and (x.correct or not judged)]
@@ -58,7 +58,7 @@ def best(samples: Sequence[Sample]) -> list[Columns]:
 
 
 def pairs(samples: Sequence[Sample]) -> list[Columns]:
-  """The responses with the highest and the lowest reward, if they differ."""
+  """The responses with the highest and the lowest reward, if these differ."""
   ordered = sorted(samples, key=lambda x: -x.reward)
   chosen, rejected = ordered[0], ordered[-1]
   if chosen.reward == rejected.reward or chosen.response == rejected.response:
@@ -74,9 +74,9 @@ def pairs(samples: Sequence[Sample]) -> list[Columns]:
 
 
 def majority(samples: Sequence[Sample]) -> list[Columns]:
-  """Responses whose final answer more than half of all have: self-consistency.
+  """Responses with the answer of more than half of all: self-consistency.
 
-  The answer of the row becomes that of the majority; verdicts decide nothing.
+  This answer becomes the answer of the row; verdicts are ignored.
   """
   answers = [x.final for x in samples if x.final and not x.truncated]
   if not answers:

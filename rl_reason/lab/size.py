@@ -1,4 +1,4 @@
-"""--stage=size: a table of bytes per device, and what would fit."""
+"""--stage=size: memory of a run per device, and the largest sizes that fit."""
 
 import dataclasses
 
@@ -22,14 +22,14 @@ GIB = 1 << 30
 
 
 def run(config, display: Display, memory: float | None, devices: int) -> None:
-  """Shows whether a run fits, and the largest token budget and slots that do.
+  """Shows whether a run fits, and the largest token budget and slots that fit.
 
   Args:
     config: checked.
     display: the screen.
-    memory: GiB per device; None for that of the devices of this machine.
-    devices: number of devices that are not here, to which only the formula
-      applies; 0 for those of this machine, for which the programs compile.
+    memory: GiB per device; None: the memory of the devices of this machine.
+    devices: number of devices of another machine, which are estimated by
+      formula; 0: the devices of this machine, for which the programs compile.
 
   Raises:
     ConfigError: there is no such model, or the mesh does not fit.
@@ -102,8 +102,9 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   )
   if config.mesh.rollout:
     display.say(
-        f"mesh.rollout = {config.mesh.rollout}: these are the devices that"
-        " learn, as if they sampled, too; the others are not counted"
+        f"mesh.rollout = {config.mesh.rollout}: the table is for the devices"
+        " that learn, as if they sampled, too; the devices that only sample are"
+        " not counted"
     )
   if not rows or not slots:
     display.say(
@@ -116,12 +117,12 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
 def measured(
     config, model: Model, size: memory_formula.Size, display: Display
 ) -> tuple[int, int]:
-  """Peaks of update and rollout, with what is resident beside them."""
+  """Peak bytes of update and rollout, each with all resident arrays."""
   display.doing("compiling the update")
   program, (state, *rest) = compiled_memory.update(config, model, display)
-  beside = sum(size.resident.values()) - size.resident["parameters"]
-  beside -= size.resident["optimizer state"]
-  update = compiled_memory.peak(program) + beside
+  other = sum(size.resident.values()) - size.resident["parameters"]
+  other -= size.resident["optimizer state"]
+  update = compiled_memory.peak(program) + other
   display.doing("compiling the sampler")
   peaks = [
       compiled_memory.peak(x) for x, _ in compiled_memory.rollout(config, model)

@@ -5,10 +5,10 @@
       --jobs=4 --devices=0,1,2,3
 
 A field that is set several times is swept: the command above makes 3 x 2 runs,
-four at a time, each on one GPU, and each in the work directory that its command
-alone would have. All runs are checked before the first one starts; the same
-command continues a sweep that was stopped, and repeats no finished run. Exit
-codes are those of `rl_reason.main`; runs that failed are named at the end.
+four at a time, each on one GPU and in its default work directory. All configs
+are checked before the first run starts. The same command continues a sweep that
+was stopped, and skips finished runs. The exit codes equal those of
+`rl_reason.main`; runs that failed are named at the end.
 """
 
 import argparse
@@ -60,13 +60,13 @@ def argv(args: dict[str, str]) -> list[str]:
 
 
 def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
-  """Checks the config of one run exactly as the run will.
+  """Checks the config of one run as the run itself does.
 
   Returns:
-    the flat config, and the work directory that the run has by default.
+    the flat config, and the default work directory of the run.
 
   Raises:
-    ConfigError: the config cannot work.
+    ConfigError: the config is invalid.
   """
   path = args["config"]
   given = {
@@ -80,14 +80,14 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
 
 
 def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
-  """Returns a job for each run, under the name that the run has by default.
+  """Returns a job for each run, with the default name of the run.
 
   Args:
     runs: of `product`.
     folder: parent of the work directories.
 
   Raises:
-    ConfigError: a config cannot work, or two runs do not differ.
+    ConfigError: a config is invalid, or two runs do not differ.
   """
   out = []
   for args in runs:
@@ -95,8 +95,8 @@ def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
     workdir = folder / workdir.name
     if workdir in [job.workdir for job in out]:
       raise ConfigError(
-          f"{workdir}: two runs would have this directory: they differ in no"
-          " field that changes a number; leave one out"
+          f"{workdir}: two runs have the same directory, since they differ in"
+          " no field that changes results; remove one"
       )
     flags = argv(args | {"workdir": str(workdir)})
     name, seed = workdir.name, fields["seed"]

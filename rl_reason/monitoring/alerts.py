@@ -22,11 +22,6 @@ ALERT = "alert/"  # prefix of the metrics of alerts
 HEALTH = "health/"  # prefix of metrics that only rules read; never logged
 WINDOW = 10  # steps that predicates see
 BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # names of alerts
-OF_PRETRAINING = (  # alerts that value pretraining can have, too
-    "Failures of the verifier",
-    "Failures of reward functions",
-    "Clipped targets of the critic",
-)
 GAP = "rollout/logp_gap_mean"
 BROKEN = "rollout/broken_responses"  # share; only where there are any
 BROKEN_HELD_OUT = "val-aux/broken_responses"  # number; only where there are any
@@ -49,6 +44,7 @@ class Rule(NamedTuple):
     limit: the field with the number of consecutive steps with this alert that
       ends a run; '': the alert never ends a run.
     whole_run: the predicate reads all lines of a run, after an evaluation.
+    pretraining: steps of value pretraining are checked, too.
   """
 
   name: str
@@ -58,6 +54,7 @@ class Rule(NamedTuple):
   remedy: str
   limit: str = ""
   whole_run: bool = False
+  pretraining: bool = False
 
   @property
   def metric(self) -> str:
@@ -455,7 +452,7 @@ RULES = tuple(
 
 
 def of_step(
-    steps: Steps, fields: Fields, names: Sequence[str] = ()
+    steps: Steps, fields: Fields, rules: Sequence[Rule] = RULES
 ) -> list[Alert]:
   """The alerts of a step, causes first.
 
@@ -463,28 +460,28 @@ def of_step(
     steps: the last lines of metrics.jsonl of stage 'rl', at most `WINDOW`; the
       newest with the numbers under `HEALTH`, if they are known.
     fields: the flat config.
-    names: of the alerts that are looked for; (): all of them.
+    rules: that are checked.
   """
   inputs = dict(step=steps[-1], steps=steps, fields=fields)
   return [
       Alert(rule, rule.message(evidence, fields))
-      for rule in RULES
+      for rule in rules
       if not rule.whole_run
-      and (not names or rule.name in names)
       and (evidence := call_by_name(rule.predicate, inputs))
   ]
 
 
 def of_pretraining(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
   """The alerts of a step of value pretraining."""
-  return of_step([metrics], fields, OF_PRETRAINING)
+  return of_step([metrics], fields, [x for x in RULES if x.pretraining])
 
 
 def of_evaluation(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
   """The alert of an evaluation: its policy is broken; [] if it is sound."""
   if BROKEN_HELD_OUT not in metrics:
     return []
-  return of_step([metrics], fields, [BROKEN_POLICY])
+  rules = [x for x in RULES if x.name == BROKEN_POLICY]
+  return of_step([metrics], fields, rules)
 
 
 def of_evaluations(lines: Steps) -> list[str]:

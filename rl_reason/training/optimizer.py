@@ -1,6 +1,7 @@
 """The optimizer of a stage and its sharded initial state."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -159,3 +160,23 @@ def abstract_state(
       ),
       shardings,
   )
+
+
+def with_rate(
+    update: Callable, *, lr: float, schedule: str, warmup: int, total: int
+) -> Callable:
+  """An update with the learning rate of its last optimizer step as a metric.
+
+  The optimizer counts its updates, without skipped ones. The rate stays on the
+  device, like all metrics of an update. Keywords are as of `make_optimizer`.
+  """
+  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
+  last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))
+
+  def call(state, *args):
+    state, metrics = update(state, *args)
+    counts = optax.tree.get_all_with_path(state.opt_state, "count")
+    return state, metrics | dict(lr=last(counts[-1][1]))
+
+  call.lower = lambda *args: update.lower(*args)  # for --stage=size
+  return call

@@ -50,7 +50,7 @@ def test_what_never_began_leaves_its_directory_free(flag, words, tmp_path):
 def test_automatic_rematerialization_is_kept(tmp_path):
   """One line at the start; the choice is in config.json."""
   auto = DAPO + ":smoke", "--config.model.remat=auto", "--stage=sft"
-  for words in ("by formula an update needs", "as this run began"):
+  for words in ("by formula an update needs", "as at the start of this run"):
     done = command(*auto, f"--workdir={tmp_path}")
     assert done.returncode == 0, done.stderr
     (line,) = re.findall("model.remat = 'none', .*", done.stdout)
