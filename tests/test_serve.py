@@ -532,7 +532,7 @@ def test_a_half_written_line_loses_no_other(tmp_path, name, size):
   (tmp_path / "ratings.jsonl").write_text("half\n")
   said.clear()
   feedback.Feedback(tmp_path, said.append)
-  assert "line 1 is no rating" in said[0]
+  assert "line 1 is not a rating" in said[0]
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):

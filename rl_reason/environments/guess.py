@@ -17,7 +17,7 @@ COST = 0.1  # cost of a turn that does not find the number
 
 
 def bisection_turns(size: int) -> int:
-  """Turns of bisection: floor(log2(size)) + 1, the least in the worst case."""
+  """Maximum number of turns of bisection: floor(log2(size)) + 1."""
   return size.bit_length()
 
 
@@ -36,7 +36,7 @@ class Guess:
 
   @staticmethod
   def problem(rng: np.random.Generator, difficulty: int) -> Row:
-    """A range of two-digit numbers; the answer is the number of turns."""
+    """A range of two-digit numbers; the answer is the turns of bisection."""
     size = int(rng.integers(2 ** (difficulty - 1) + 1, 2**difficulty + 1))
     low = int(rng.integers(10, 101 - size))
     turns = str(bisection_turns(size))

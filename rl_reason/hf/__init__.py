@@ -5,9 +5,9 @@
   tokenizer.json, ...     the tokenizer and its chat template
   generation_config.json  sampling defaults
 
-`find` reads headers only and refuses what it does not support before any array
+`find` reads headers only and refuses unsupported checkpoints before any array
 is made; `load` streams the weights into sharded arrays; `save` writes them.
-Nothing is unpickled, and no code that comes with a model runs.
+Nothing is unpickled, and no code of a checkpoint runs.
 """
 
 # ruff: noqa: F401

@@ -1,4 +1,4 @@
-"""config.json of transformers to `decoder.ModelConfig`, and back."""
+"""Converts config.json of transformers to `decoder.ModelConfig`, and back."""
 
 import contextlib
 import dataclasses
@@ -10,22 +10,22 @@ from rl_reason.hf.model_files import CheckpointError
 from rl_reason.models import decoder
 
 CONFIG = "config.json"
-# Heads of a model, by the suffix of its class in transformers: ForCausalLM ...
+# Heads of a model, by the suffix of the class in transformers: ForCausalLM ...
 CAUSAL_LM, TOKEN_CLASSIFIER = "CausalLM", "TokenClassification"
 SEQUENCE_CLASSIFIER = "SequenceClassification"
 CRITICS = (TOKEN_CLASSIFIER, SEQUENCE_CLASSIFIER)
 
 
 class Family(NamedTuple):
-  """What a model_type implies beyond the fields of its config.json.
+  """Properties of a model_type that its config.json does not contain.
 
   Attributes:
     name: prefix of the classes of transformers.
     qkv_bias, o_bias, mlp_bias, window: whether there are biases and a sliding
-      window: a constant, or the field that says so.
+      window: a constant, or the name of a boolean field.
     qk_norm: whether queries and keys are normalized.
-    head_dim: default; None for hidden_size / num_attention_heads.
-    even: whether the heads must divide hidden_size.
+    head_dim: default value; None for hidden_size / num_attention_heads.
+    even: whether the number of heads must divide hidden_size.
     experts: whether feed-forward layers are mixtures of experts.
   """
 
@@ -54,12 +54,12 @@ FAMILIES = {
         "Qwen3Moe", BIAS, BIAS, window=WINDOW, qk_norm=True, experts=True
     ),
 }
-# Fields that change what these families compute -> values that are supported.
+# Fields that change the computation -> supported values.
 SUPPORTED = {
     "hidden_act": ("silu", None),
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
-    "auto_map": (None, {}),  # code that comes with the model
+    "auto_map": (None, {}),  # code of the checkpoint
     "decoder_sparse_step": (None, 1),  # layers without experts
     "mlp_only_layers": (None, []),
 }
@@ -90,9 +90,9 @@ def class_name(config: dict[str, Any], head: str) -> str:
 
 
 def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
-  """Refuses what the decoder would compute differently; returns the head.
+  """Refuses unsupported fields; returns the head.
 
-  It is one of `heads`, the first one if the config names none.
+  The head is one of `heads`, by default the first one.
 
   Raises:
     CheckpointError: names the field.
@@ -109,7 +109,7 @@ def check(config: dict[str, Any], heads: tuple[str, ...]) -> str:
 
 
 def _flag(config: dict[str, Any], name: str | bool) -> bool:
-  """Reads a boolean field, false by default; passes constants through."""
+  """Reads a boolean field, false by default; returns constants unchanged."""
   value = config.get(name, False) if isinstance(name, str) else name
   if not isinstance(value, bool):
     _refuse(str(name), value, "must be true or false")
@@ -117,7 +117,7 @@ def _flag(config: dict[str, Any], name: str | bool) -> bool:
 
 
 def _count(config: dict[str, Any], name: str, default=None) -> int:
-  """Reads a positive integer; null stands for the default."""
+  """Reads a positive integer; null is the default."""
   value = config.get(name)
   value = default if value is None else value
   if type(value) is not int or not 1 <= value <= sys.maxsize:
@@ -130,10 +130,10 @@ def _is_number(x: Any) -> TypeGuard[float]:
 
 
 def read(config: dict[str, Any]) -> decoder.ModelConfig:
-  """Returns the model shape that a config.json describes.
+  """Returns the model shape of a config.json.
 
   Raises:
-    CheckpointError: a field is missing, has the wrong type, or does not fit.
+    CheckpointError: a field is missing, has the wrong type, or is inconsistent.
   """
   family = _family(config)
   width = _count(config, "hidden_size")
@@ -226,9 +226,9 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def context(config: dict[str, Any]) -> int:
-  """Returns the tokens up to which no position or sliding window is exceeded.
+  """Returns the maximum number of tokens, by positions and sliding window.
 
-  A window counts if it is enabled, even if only some layers have it.
+  An enabled window counts even if only some layers use it.
   """
   positions = _count(config, "max_position_embeddings", sys.maxsize)
   if not _flag(config, _family(config).window):
@@ -246,10 +246,10 @@ def fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
 
 
 def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
-  """Returns a config.json of the first family that can describe a shape.
+  """Returns a config.json of the first family that can represent a shape.
 
   Raises:
-    ConfigError: there is no such family.
+    ConfigError: no family can represent the shape.
   """
   for kind, family in FAMILIES.items():
     config = dict(
@@ -280,18 +280,18 @@ def write(cfg: decoder.ModelConfig, context: int) -> dict[str, Any]:
           norm_topk_prob=cfg.norm_topk,
       )
     with contextlib.suppress(CheckpointError):
-      if fields(read(config)) == fields(cfg):  # the family can describe it
+      if fields(read(config)) == fields(cfg):  # the family represents it
         return config
   flags = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")
   raise ConfigError(
       ", ".join(f"model.{name} = {getattr(cfg, name)}" for name in flags)
-      + f": no architecture of {', '.join(FAMILIES)} has these; it cannot be"
-      " exported"
+      + f": none of {', '.join(FAMILIES)} has these: change them to export the"
+      " model"
   )
 
 
 def rope_fields(cfg: decoder.ModelConfig) -> dict[str, Any]:
-  """Returns rotary positions in the fields of transformers 5 and of earlier."""
+  """Returns the fields of rotary positions of transformers 4 and 5."""
   values = {key: getattr(cfg, field) for key, field in LLAMA3.items()}
   defaults = {key: getattr(decoder.ModelConfig, x) for key, x in LLAMA3.items()}
   scaling = None if values == defaults else dict(rope_type="llama3") | values

@@ -8,32 +8,32 @@ from rl_reason.base.errors import RunError
 
 
 def create(repository: str, private: bool) -> None:
-  """Creates the repository, unless it exists; a token without rights fails.
+  """Creates the repository if it does not exist.
 
   Args:
     repository: 'owner/name'.
-    private: whether only its owner sees a repository that is created.
+    private: whether a new repository is private.
 
   Raises:
-    RunError: the hub refuses, or cannot be reached.
+    RunError: the token has no write access, or the hub cannot be reached.
   """
   try:
     api = huggingface_hub.HfApi()
     api.create_repo(repository, private=private, exist_ok=True)
-  except Exception as e:  # those of its HTTP library differ by version
+  except Exception as e:  # exceptions of the HTTP library differ by version
     raise _refused(repository, e) from e
 
 
 def push(repository: str, directory: pathlib.Path, message: str) -> str:
-  """Uploads the files of a directory; returns the address of the commit.
+  """Uploads the files of a directory; returns the URL of the commit.
 
   Args:
     repository: 'owner/name'.
-    directory: of `hf.save`.
-    message: of the commit.
+    directory: directory of `hf.save`.
+    message: commit message.
 
   Raises:
-    RunError: the hub refuses, or cannot be reached.
+    RunError: the token has no write access, or the hub cannot be reached.
   """
   files = [
       huggingface_hub.CommitOperationAdd(path.name, path)
@@ -43,7 +43,7 @@ def push(repository: str, directory: pathlib.Path, message: str) -> str:
     commit = huggingface_hub.HfApi().create_commit(
         repository, files, commit_message=message
     )
-  except Exception as e:  # those of its HTTP library differ by version
+  except Exception as e:  # exceptions of the HTTP library differ by version
     raise _refused(repository, e) from e
   return commit.commit_url
 
@@ -51,6 +51,6 @@ def push(repository: str, directory: pathlib.Path, message: str) -> str:
 def _refused(repository: str, error: Exception) -> RunError:
   text = " ".join(str(error).split())
   return RunError(
-      f"export.push_to = {repository!r}: {text}; check that the token may write"
-      " there, and the connection"
+      f"export.push_to = {repository!r}: {text}; check the connection, and that"
+      " the token has write access"
   )

@@ -26,9 +26,9 @@ from rl_reason.hf.tensor_names import (
 )
 from rl_reason.models import decoder, parameters
 
-MAX_MESSAGE = 1000  # characters of an error, which may quote a damaged file
+MAX_MESSAGE = 1000  # maximum characters of an error that quotes a file
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-# Files that go along with the weights: no code, pickles or model cards.
+# Files besides config and weights: no code, pickles or model cards.
 COMPANIONS = (
     "generation_config.json",
     *TOKENIZERS,
@@ -39,18 +39,18 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-# Buffers of old checkpoints; they follow from config.json.
+# Buffers of old checkpoints, which config.json determines.
 IGNORED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 class Source(NamedTuple):
-  """A checkpoint whose config and headers have been validated.
+  """A checkpoint with validated config and headers.
 
   Attributes:
-    label: config field that names it and its value, for error messages.
+    label: config field and its value, for error messages.
     path: local directory.
     config: contents of config.json.
-    cfg: model shape that config.json describes; other fields at defaults.
+    cfg: model shape of config.json; other fields have their defaults.
     context: maximum number of tokens (positions, sliding window).
     tensors: header entries of the tensors to load, by name.
     head: CAUSAL_LM, TOKEN_CLASSIFIER or SEQUENCE_CLASSIFIER.
@@ -71,14 +71,14 @@ def find(
     table: Callable[[decoder.ModelConfig], Tree] = decoder.table,
     revision: str | None = None,
 ) -> Source:
-  """Validates everything about a checkpoint except the values of its weights.
+  """Validates a checkpoint, except for the values of its weights.
 
   Args:
-    name: a local directory or a hub id. Of a hub id only config, tokenizer and
-      safetensors files are fetched.
-    field: config field that holds the name, for error messages.
-    table: maps a model shape to its parameters: `decoder.table`, or a critic's.
-    revision: commit, tag or branch of a hub id; None: the newest.
+    name: a local directory or a hub id. Only config, tokenizer and safetensors
+      files are downloaded from the hub.
+    field: config field with the name, for error messages.
+    table: maps a model shape to a table of parameters, such as `decoder.table`.
+    revision: commit, tag or branch on the hub; None for the newest commit.
 
   Raises:
     ConfigError: names the damaged file, field or tensor, and the remedy.
@@ -89,19 +89,20 @@ def find(
     config = model_files.read_json(path / CONFIG)
     cfg, context = architecture.read(config), architecture.context(config)
     found = model_files.headers(path)
-    least = cfg.layers * max(cfg.experts, 1)  # `table` has entries for all
+    # Checked first, since `table` has an entry for each of them.
+    least = cfg.layers * max(cfg.experts, 1)
     if least > len(found):
       counted = "num_hidden_layers" + " x num_experts" * bool(cfg.experts)
       raise CheckpointError(
           f"{CONFIG}: {counted} = {least}: the files have only"
-          f" {len(found)} tensors; is it the config of these files?"
+          f" {len(found)} tensors; does the config belong to these files?"
       )
     expected = placements(table(cfg))
     is_critic = SCORE in expected
     heads = architecture.CRITICS if is_critic else (architecture.CAUSAL_LM,)
     head = architecture.check(config, heads)
     if head == architecture.SEQUENCE_CLASSIFIER:
-      del expected[SCORE_BIAS]  # transformers has none: ours stays 0
+      del expected[SCORE_BIAS]  # absent in transformers; here it stays 0
     tensors = _match(found, expected, cfg.tied)
   except (CheckpointError, OSError) as e:
     raise ConfigError(f"{label}: {one_line(e)[:MAX_MESSAGE]}") from None
@@ -109,12 +110,12 @@ def find(
 
 
 def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
-  """Returns the local directory, after fetching it if it is a hub id."""
+  """Returns the local directory, which is downloaded for a hub id."""
   path = pathlib.Path(name)
   if path.is_dir():
     return path
   if path.exists():
-    raise ConfigError(f"{label}: is a file; give its directory")
+    raise ConfigError(f"{label}: is a file; give the directory")
   import huggingface_hub  # imported late: takes seconds
 
   patterns = [*model_files.PATTERNS, CONFIG, *COMPANIONS]
@@ -124,7 +125,7 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
     )
   except (OSError, ValueError, RuntimeError) as e:
     raise ConfigError(
-        f"{label}: there is no such directory, and fetching it from the hub"
+        f"{label}: there is no such directory, and downloading it from the hub"
         f" failed ({one_line(e)[:MAX_MESSAGE]})"
     ) from None
   return pathlib.Path(fetched)
@@ -138,7 +139,7 @@ def _match(
   if missing:
     rest = f", and {len(missing) - 1} more" if missing[1:] else ""
     raise CheckpointError(
-        f"{missing[0]} is missing{rest}; is {CONFIG} the config of these files?"
+        f"{missing[0]} is missing{rest}; does {CONFIG} belong to these files?"
     )
   tensors = {}
   for name, tensor in found.items():
@@ -146,10 +147,10 @@ def _match(
       if tensor.shape != expected[name].shape:
         by = "the value head" if name == SCORE else CONFIG
         raise CheckpointError(
-            f"{name} has shape {list(tensor.shape)}, and {by} asks for"
+            f"{name} has shape {list(tensor.shape)}, and {by} requires"
             f" {list(expected[name].shape)}"
         )
-    elif name == LM_HEAD and tied:  # allowed as a second copy of the embedding
+    elif name == LM_HEAD and tied:  # a second copy of the embedding
       if not np.array_equal(tensor.read(), found[EMBED].read()):
         raise CheckpointError(
             f"{CONFIG}: tie_word_embeddings = True: {LM_HEAD} differs from"
@@ -158,7 +159,7 @@ def _match(
     elif IGNORED.search(name):
       continue
     else:
-      raise CheckpointError(f"{name} is a tensor that nothing uses")
+      raise CheckpointError(f"{name} is not a tensor of this model")
     tensors[name] = tensor
   return tensors
 
@@ -166,8 +167,8 @@ def _match(
 def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   """Streams the weights into fp32 parameters on a mesh, tensor by tensor.
 
-  Each device's shard is read for that device only, and a tensor is in place
-  before the next one is read, so host memory holds few tensors at a time.
+  Each device reads only its shard, and a tensor is on the devices before the
+  next one is read, so few tensors are in host memory at a time.
 
   Args:
     source: result of `find` for the same table.
@@ -187,21 +188,21 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
     inserts.append(jit(_insert, donate_argnums=0, out_shardings=where))
   for name, place in placements(table).items():
     if name not in source.tensors:
-      continue  # the bias of a sequence classifier
+      continue  # the bias of a sequence classifier, which has none
     i, index = place.param, tuple(map(np.int32, place.at))
-    # The tensor gets no name here: that would keep it alive during the next.
+    # A name would keep the tensor alive while the next one is read.
     params[i] = inserts[i](
         params[i],
         _read(source, name, place, mesh),
         index,
         transposed=place.transposed,
     )
-    params[i].block_until_ready()  # else the host reads far ahead
+    params[i].block_until_ready()  # otherwise the host reads far ahead
   return treedef.unflatten(params)
 
 
 def _insert(param: Array, x: Array, index: tuple, transposed: bool) -> Array:
-  """Writes one tensor of the files into its parameter."""
+  """Writes a tensor of the files into its parameter."""
   x = x.T if transposed else x
   x = x.reshape((1,) * (param.ndim - x.ndim) + x.shape)
   start = index + (0,) * (param.ndim - len(index))
@@ -209,7 +210,7 @@ def _insert(param: Array, x: Array, index: tuple, transposed: bool) -> Array:
 
 
 def _read(source: Source, name: str, place: Placement, mesh) -> Array:
-  """Reads one tensor in fp32, sharded like the parameter it belongs to."""
+  """Reads a tensor in fp32, sharded like its parameter."""
 
   def read_slice(index):
     x = source.tensors[name].read(index).astype(np.float32)

@@ -1,7 +1,7 @@
 """Safetensors and JSON files of a checkpoint directory.
 
-The safetensors library validates a file's header against its size when it opens
-the file, maps the file into memory, and copies only the slices asked for.
+The safetensors library validates the header of a file against its size, maps
+the file into memory, and copies only the requested slices.
 """
 
 import json
@@ -18,29 +18,29 @@ import safetensors.numpy
 from rl_reason.base.errors import one_line
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PATTERNS = ("*.safetensors", INDEX)  # of the files of weights
+PATTERNS = ("*.safetensors", INDEX)  # files of weights
 # Supported dtypes: name in the file -> name in NumPy, torch and config.json.
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class CheckpointError(Exception):
-  """What is wrong with a checkpoint; whoever catches it adds the path."""
+  """The fault of a checkpoint; callers add its path."""
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object; raises CheckpointError if the file holds none."""
+  """Reads a JSON object; raises CheckpointError if the file has none."""
   if not path.is_file():
     names = sorted(p.name for p in path.parent.iterdir())[:5]
     raise CheckpointError(
-        f"has no {path.name} (it has {', '.join(names) or 'nothing'}); give"
-        " the directory of a model, as save_pretrained writes it"
+        f"has no {path.name} (it has {', '.join(names) or 'no files'}); give"
+        " the directory of a model, as written by save_pretrained"
     )
   try:
     value = json.loads(path.read_bytes())
   except (ValueError, RecursionError) as e:  # includes UnicodeDecodeError
-    raise CheckpointError(f"{path.name}: is no JSON: {one_line(e)}") from None
+    raise CheckpointError(f"{path.name}: is not JSON: {one_line(e)}") from None
   if not isinstance(value, dict):
-    raise CheckpointError(f"{path.name}: is no JSON object")
+    raise CheckpointError(f"{path.name}: is not a JSON object")
   return value
 
 
@@ -74,7 +74,7 @@ def headers(path: pathlib.Path) -> dict[str, Tensor]:
   if not (path / INDEX).is_file():
     raise CheckpointError(
         f"has neither {SINGLE} nor {INDEX}; pickles (*.bin, *.pt) can run code"
-        " and are not read: convert them with save_pretrained of transformers"
+        " and are not read: convert them by save_pretrained of transformers"
     )
   weight_map = read_json(path / INDEX).get("weight_map")
   if not isinstance(weight_map, dict) or not all(
@@ -85,11 +85,11 @@ def headers(path: pathlib.Path) -> dict[str, Tensor]:
   tensors: dict[str, Tensor] = {}
   for file in sorted(set(weight_map.values())):
     if not (path / file).is_file():
-      raise CheckpointError(f"{INDEX}: {file} is missing; fetch it again")
+      raise CheckpointError(f"{INDEX}: {file} is missing; download it again")
     for name, tensor in _header(path / file).items():
       if weight_map.get(name) != file:
         raise CheckpointError(
-            f"{INDEX}: {name} is in {file}; the index differs"
+            f"{INDEX}: {name} is in {file}, and the index names another file"
         )
       tensors[name] = tensor
   absent = sorted(weight_map.keys() - tensors.keys())
@@ -108,13 +108,13 @@ def _header(file: pathlib.Path) -> dict[str, Tensor]:
         tensors[name] = Tensor(file, name, x.get_dtype(), tuple(x.get_shape()))
   except safetensors.SafetensorError as e:
     raise CheckpointError(
-        f"{file.name}: {one_line(e)}: cut off or damaged; fetch it again"
+        f"{file.name}: {one_line(e)}: truncated or damaged; download it again"
     ) from None
   for name, tensor in tensors.items():
     if tensor.dtype not in DTYPES:
       raise CheckpointError(
           f"{file.name}: {name} is {tensor.dtype}: must be one of"
-          f" {', '.join(DTYPES)}; give the checkpoint before quantization"
+          f" {', '.join(DTYPES)}; give a checkpoint without quantization"
       )
   return tensors
 
@@ -125,15 +125,15 @@ def write(
     fetch: Callable[[str], np.ndarray],
     shard_bytes: int,
 ) -> None:
-  """Writes tensors file by file, and an index if there are several files.
+  """Writes tensors file by file, and an index if there is more than one file.
 
   Args:
     directory: an existing directory.
     sizes: bytes of each tensor, in the order of writing.
-    fetch: returns the tensor of a name. Every process calls it, as gathering a
-      sharded array is a collective; process 0 writes.
-    shard_bytes: maximum size of a file, unless one tensor is larger. Process 0
-      holds the tensors of one file in host memory.
+    fetch: name -> tensor. Every process calls it, since gathering a sharded
+      array is a collective; process 0 writes.
+    shard_bytes: maximum bytes of a file, unless a single tensor is larger.
+      Process 0 has the tensors of one file in host memory.
   """
   import huggingface_hub  # imported late: takes seconds
 

@@ -37,26 +37,26 @@ def save(
     context: int = 2048,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
-  """Writes a directory that transformers and vLLM load; atomically.
+  """Atomically writes a directory that transformers and vLLM can load.
 
   Every process must call this: gathering sharded parameters is a collective.
 
   Args:
     directory: replaced if it exists.
     params: parameters on the mesh.
-    table: pytree of `parameters.Param`, of a language model or a critic.
+    table: table of a language model or a critic.
     cfg: shape of the model, or of the critic's trunk.
-    head: SEQUENCE_CLASSIFIER for a scalar value head without a bias; '' for
-      the head in the table: a language model or a token classifier.
-    source: checkpoint that the parameters come from; its config.json, dtypes,
-      tokenizer and generation config are carried over. None: fp32.
-    tokenizer: tokenizer to write; None for that of the source.
+    head: SEQUENCE_CLASSIFIER for a scalar value head without a bias; '' for the
+      head of the table: a language model or a token classifier.
+    source: original checkpoint, whose config.json, dtypes, tokenizer and
+      generation config are copied. None: fp32.
+    tokenizer: tokenizer to write; None for the tokenizer of the source.
     card: text of README.md; '' for none.
-    context: maximum number of tokens, if there is no source.
-    shard_bytes: maximum size of a file.
+    context: maximum number of tokens, without a source.
+    shard_bytes: maximum bytes of a file.
 
   Raises:
-    ConfigError: transformers has no such architecture, or a weight is not
+    ConfigError: transformers has no matching architecture, or a weight is not
       finite in the dtype of the source.
   """
   places, leaves = placements(table), jax.tree.leaves(params)
@@ -67,7 +67,7 @@ def save(
     _drop_bias(leaves, places)
   tensors = source.tensors if source else {}
   if LM_HEAD in tensors and cfg.tied and SCORE not in places:
-    places[LM_HEAD] = places[EMBED]  # the source has two copies, too
+    places[LM_HEAD] = places[EMBED]  # as in the source
   dtypes = dict.fromkeys(places, np.dtype("float32"))
   for name in places.keys() & tensors.keys():
     dtypes[name] = np.dtype(model_files.DTYPES[tensors[name].dtype])
@@ -80,7 +80,7 @@ def save(
   dtype = config.get("dtype") or config.get("torch_dtype")
   dtype = dtype or dtypes[EMBED].name
   config = config | architecture.rope_fields(cfg)
-  config |= dict(dtype=dtype, torch_dtype=dtype)  # transformers 5, and before
+  config |= dict(dtype=dtype, torch_dtype=dtype)  # transformers 5 and 4
   config["architectures"] = [architecture.class_name(config, head)]
   if SCORE in places:
     labels = [f"LABEL_{i}" for i in range(places[SCORE].shape[0])]
@@ -90,11 +90,11 @@ def save(
     config |= _token_ids(tokenizer)
     same = tokenizer.pad_token_id == tokenizer.eos_token_id
     if head == SEQUENCE_CLASSIFIER and same:
-      # transformers scores the last token that is not padding: it would skip
+      # transformers scores the last token that is not padding, and would skip
       # EOS. Without a padding token it refuses to pad.
       config["pad_token_id"] = None
 
-  # Written beside the directory, which the finished one replaces.
+  # A temporary directory replaces the old one when it is complete.
   work = directory.with_name(directory.name + ".tmp")
   is_writer = jax.process_index() == 0
   if is_writer:
@@ -120,7 +120,7 @@ def save(
 
 
 def _drop_bias(leaves: list[Array], places: dict[str, Placement]) -> None:
-  """Drops the bias of a scalar head: a sequence classifier has none."""
+  """Drops the bias of a scalar head, which a sequence classifier lacks."""
   outputs, place = places[SCORE].shape[0], places.pop(SCORE_BIAS)
   bias = sharding.fetch(leaves[place.param])
   if outputs > 1 or np.any(bias):
@@ -156,8 +156,8 @@ def _save_tokenizer(directory: pathlib.Path, tokenizer) -> None:
   fields = json.loads(path.read_text())
   if fields["tokenizer_class"] == "TokenizersBackend":  # unknown before 5
     fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-  # For a qwen2 model transformers 5 uses its own tokenizer class, which would
-  # add an unknown token if there were none.
+  # For a qwen2 model transformers 5 uses its own tokenizer class, which adds an
+  # unknown token if there is none.
   fields["unk_token"] = fields.get("unk_token") or tokenizer.pad_token
   model_files.write_json(path, fields)
   generation = dict(do_sample=True) | _token_ids(tokenizer)

@@ -1,7 +1,7 @@
-"""Which tensors of transformers hold which of our parameters.
+"""Tensor names of transformers, and the parameters that they belong to.
 
-Parameters of the layers are stacked here and separate tensors in the files;
-matrices are [in, out] here and [out, in] in the files.
+Parameters of layers are stacked here, and separate tensors in the files.
+Matrices are [in, out] here, and [out, in] in the files.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from rl_reason.devices import sharding
 from rl_reason.models import decoder, lora, parameters
 from rl_reason.models.experts import AXIS
 
-# Parameter of a layer -> its module in transformers; the tensor is the weight
-# of the module, or for a parameter `*_bias` its bias.
+# Parameter of a layer -> module of transformers; the tensor is the weight of
+# the module, or its bias for a parameter `*_bias`.
 MODULES = {
     "norm_attn": "input_layernorm",
     "norm_mlp": "post_attention_layernorm",
@@ -27,9 +27,9 @@ MODULES = {
 }
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCORE, SCORE_BIAS = "score.weight", "score.bias"
-# Parameter outside the layers -> tensor. A value head is the head of a token
-# classifier with one label per output; the gates of a gated value head have no
-# counterpart in transformers.
+# Other parameters -> tensor. A value head is stored as the head of a token
+# classifier with one label per output; transformers has no counterpart of the
+# gates of a gated value head.
 REST = {
     "embed": EMBED,
     "norm": "model.norm.weight",
@@ -41,12 +41,11 @@ REST = {
 
 
 class Placement(NamedTuple):
-  """The part of a parameter that one tensor of the files holds.
+  """The part of a parameter that is one tensor in the files.
 
   Attributes:
     param: index of the parameter in the flattened table.
-    at: layer of a stacked parameter, and expert of one of experts; () of
-      the others.
+    at: index of the layer, and of the expert, in a stacked parameter; else ().
     shape, axes: shape and logical axes of the tensor in the files.
     transposed: whether the parameter is the transpose of the tensor.
   """
@@ -59,7 +58,7 @@ class Placement(NamedTuple):
 
 
 def placements(table: Tree) -> dict[str, Placement]:
-  """Maps the tensor names of a network to its parameters, in file order."""
+  """Maps tensor names of a network to parts of parameters, in file order."""
   rows, _ = jax.tree_util.tree_flatten_with_path(
       table, is_leaf=parameters.is_param
   )
@@ -69,7 +68,7 @@ def placements(table: Tree) -> dict[str, Placement]:
     stacked = name.startswith("layers.")
     outer = stacked + (AXIS in row.axes)
     shape, axes = row.shape[outer:], row.axes[outer:]
-    # PyTorch's linear layers are [out, in]; an embedding is a table in both.
+    # Linear layers of PyTorch are [out, in]; embeddings have one layout.
     transposed = len(shape) == 2 and name != "embed"
     if transposed:
       shape, axes = shape[::-1], axes[::-1]
@@ -77,7 +76,7 @@ def placements(table: Tree) -> dict[str, Placement]:
       name = name.removeprefix("layers.")
       module = MODULES[name.removesuffix("_bias")]
       suffix = f"{module}.{'bias' if name.endswith('_bias') else 'weight'}"
-      # Layers and experts are stacked here, and tensors of their own there.
+      # Layers and experts are stacked here, and separate tensors in the files.
       for at in np.ndindex(row.shape[:outer]):
         layer, *expert = at
         of = "".join(f"mlp.experts.{x}." for x in expert) or "mlp."
@@ -92,18 +91,18 @@ def placements(table: Tree) -> dict[str, Placement]:
 
 
 def names(cfg: decoder.ModelConfig) -> list[str]:
-  """The names of all tensors in transformers."""
+  """The names of all tensors of the policy in transformers."""
   return list(placements(decoder.table(cfg)))
 
 
 def named_tensors(
     params: Tree, cfg: decoder.ModelConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Parameters of the policy by the names of transformers, one at a time.
+  """Yields parameters of the policy with their names in transformers.
 
   Args:
-    params: of the policy; low-rank factors are merged.
-    cfg: of the policy.
+    params: parameters of the policy; low-rank factors are merged.
+    cfg: static shape of the policy.
   """
   leaves = jax.tree.leaves(lora.merge(params))
   for name, place in placements(decoder.table(cfg)).items():

@@ -1,1 +1,1 @@
-"""The policy behind HTTP: continuous batching, and the routes of OpenAI."""
+"""An HTTP server of the policy: continuous batching, and the API of OpenAI."""

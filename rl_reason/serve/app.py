@@ -1,11 +1,11 @@
-"""The routes: OpenAI's, vLLM's for token ids, and those of operations.
+"""The routes of OpenAI, the route of vLLM for token ids, and operations.
 
   GET  /health, /metrics, /v1/models
   POST /v1/completions, /v1/chat/completions   text, or text/event-stream
   POST /inference/v1/generate                  ids in, ids and log-probs out
   POST /feedback                               ratings of responses
 
-Errors are those of OpenAI: {"error": {"message", "type", "param", "code"}}.
+Errors have the form of OpenAI: {"error": {"message", "type", "param", "code"}}.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ from rl_reason.serve.prompt_tokens import Prompt, Prompts
 from rl_reason.serve.protocol import ApiError
 from rl_reason.serve.responses import Response, Run, Stops
 
-DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
-THREADS = 2  # that read requests and write answers
-WHOLE = 1 << 20  # characters of an answer that is sent at once
+DEFAULT_TOKENS = 16  # max_tokens of a completion, as in OpenAI's API
+THREADS = 2  # threads that parse requests and format answers
+WHOLE = 1 << 20  # maximum characters of an answer that is not sent in parts
 
 
 class Server:
-  """Answers requests with one engine.
+  """Answers requests with an engine.
 
   Args:
-    engine: runs in a thread of its own.
+    engine: runs in another thread.
     tok: the tokenizer.
-    name: of the model, for clients.
-    timeout: seconds of a request.
-    rules: of `filters.load`.
-    ratings: keeps what clients say of responses.
-    silent: seconds since the engine has answered, if it hangs; else 0.
+    name: name of the model for clients.
+    timeout: maximum seconds of a request.
+    rules: rules of `filters.load`.
+    ratings: stores ratings of responses.
+    silent: seconds since the engine has last answered, if it hangs; else 0.
     say: shows a line.
   """
 
@@ -70,14 +70,14 @@ class Server:
     self._timeout, self._rules, self._say = timeout, rules, say
     self._ratings, self._created = ratings, int(time.time())
     self._silent = silent
-    self._said: set[str] = set()  # faults of rules
+    self._said: set[str] = set()  # errors of rules that were reported
     self._prompts = Prompts(tok, engine.programs, engine.max_waiting)
     self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "requests")
 
   # --- routes without sampling ------------------------------------------------
 
   async def health(self, _) -> Reply:
-    """Whether requests are taken, and the engine samples."""
+    """/health: whether the engine samples."""
     if seconds := self._silent():
       raise ApiError(
           503, f"the engine has not sampled for {seconds:.0f} seconds"
@@ -85,11 +85,11 @@ class Server:
     return JSONResponse(dict(status="ok"))
 
   async def show_metrics(self, _) -> Reply:
-    """The page of Prometheus."""
+    """/metrics in the text format of Prometheus."""
     return Reply(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
   async def models(self, _) -> Reply:
-    """The one model."""
+    """/v1/models: the only model."""
     p = self._engine.programs
     card = dict(
         id=self._name,
@@ -103,7 +103,7 @@ class Server:
     return JSONResponse(dict(object="list", data=[card]))
 
   async def feedback(self, request: Request) -> Reply:
-    """Appends a rating."""
+    """/feedback: stores a rating."""
     text = await request.body()
 
     def note() -> int:
@@ -131,7 +131,7 @@ class Server:
     if body.stream and (body.echo or alternatives):
       raise ApiError(
           400,
-          "a stream has no echo and no alternatives (logprobs > 0): leave out"
+          "a stream has neither echo nor alternatives (logprobs > 0): leave out"
           " stream",
           param="stream",
       )
@@ -143,8 +143,8 @@ class Server:
     if body.stream:
       return self._stream(run, reply, body)
     await self._finish(run, request)
-    # The decode loop keeps log-probs of the sampled tokens only: the
-    # prompt's, and alternatives, take a forward pass.
+    # The decode loop has log-probs of sampled tokens only. Log-probs of the
+    # prompt and of alternatives need a forward pass.
     scored = body.logprobs is not None and (body.echo or bool(alternatives))
 
     def choice(index: int, scores: Scores | None) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Server:
 
     def choice(index: int, _: Scores | None) -> dict[str, Any]:
       response = run.responses[index]
-      # Clients that train check that each log-prob is that of its id.
+      # Clients that train verify that each log-prob belongs to its id.
       listed = [
           choices.Token(f"token_id:{token}", logp)
           for token, logp in zip(response.ids, response.logps, strict=True)
@@ -227,7 +227,7 @@ class Server:
   # --- parts of a route -------------------------------------------------------
 
   async def _apart(self, function: Callable[..., Any], *args) -> Any:
-    """Calls a function in a thread: what takes long must not stop the loop."""
+    """Calls a slow function in a thread, so as not to block the event loop."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(self._threads, function, *args)
 
@@ -237,7 +237,7 @@ class Server:
       kind: type[protocol.Body],
       prompts: Callable[[Any], list[Prompt]],
   ) -> tuple[Any, list[Prompt]]:
-    """The body of a request, and its prompts."""
+    """Parses the body of a request and its prompts."""
     text = await request.body()
 
     def read():
@@ -277,7 +277,7 @@ class Server:
     return Run(self._engine, prompts, how, limit, make, self._timeout)
 
   async def _finish(self, run: Run, request: Request) -> None:
-    """Waits for all responses, and withholds those that a rule refuses."""
+    """Waits for all responses, and withholds responses that a rule refuses."""
     async for _ in run.changes(request):
       pass
     for index, response in enumerate(run.responses):
@@ -292,17 +292,17 @@ class Server:
       scored: bool,
       temperature: float,
   ) -> Reply:
-    """An answer: at once, or in parts where it is long.
+    """An answer, sent at once, or in parts if it is long.
 
-    Alternatives to each token of a thousand responses are gigabytes of JSON, of
-    which one choice exists at a time.
+    Alternatives to each token of a thousand responses are gigabytes of JSON:
+    only one choice is in memory at a time.
 
     Args:
-      run: has ended.
-      frame: all of the answer but its choices, which come last.
-      choice: makes one of them.
-      scored: whether it needs the scores of the response.
-      temperature: of the scores.
+      run: the finished responses.
+      frame: the answer without its choices, which come last.
+      choice: makes a choice from its index and scores.
+      scored: whether choices need the scores of the response.
+      temperature: temperature of the scores.
     """
 
     async def parts() -> AsyncIterator[str]:
@@ -325,7 +325,7 @@ class Server:
     async def all_parts() -> AsyncIterator[str]:
       yield "".join(begun)
       begun.clear()
-      # JSON that ends in the middle is no answer to any client.
+      # After an error the JSON is cut off, and thus invalid for the client.
       with contextlib.suppress(ApiError, Closed):
         async for part in left:
           yield part
@@ -338,19 +338,19 @@ class Server:
       self.metrics.first_token.observe(run.first_token - run.started)
 
   async def _screen(self, prompt: str, response: Response) -> None:
-    """Counts a response that has ended; withholds it if a rule says so."""
+    """Counts a finished response, and withholds it if a rule refuses it."""
     rule, ended = "", response.finish
     if self._rules:
       try:
         rule = await asyncio.to_thread(
             filters.refusal, self._rules, prompt, response.text
         )
-      except Exception as e:  # of the user's function; nothing gets through
+      except Exception as e:  # in the function of the user: refuse
         rule = "error"
         line = f"serve.filter: {type(e).__name__}: {e}"
         if line not in self._said:
           self._said.add(line)
-          self._say(f"{line}; its responses are withheld\n{_trace(e)}")
+          self._say(f"{line}; the response is withheld\n{_trace(e)}")
     self.metrics.response("content_filter" if rule else str(ended), response)
     if rule:
       self.metrics.refusals.labels(rule).inc()
@@ -365,7 +365,7 @@ class Server:
   def _stream(
       self, run: Run, reply: choices.Reply, body: protocol.Streamed
   ) -> Reply:
-    """Server-sent events: text as it comes; with rules, at its end."""
+    """Server-sent events as text is sampled; with rules, at the end."""
 
     async def events() -> AsyncIterator[str]:
       yield "".join(map(_event, reply.opening(len(run.responses))))
@@ -402,10 +402,10 @@ def app(
   """The ASGI application.
 
   Args:
-    server: answers.
-    key: that clients have to give; '' for none.
-    hosts: names of this server, where there is no key.
-    max_body: bytes of a request.
+    server: answers the requests.
+    key: API key that clients must send; '' for none.
+    hosts: accepted host names if there is no key.
+    max_body: maximum bytes of a request.
   """
   s = server
   answers = (

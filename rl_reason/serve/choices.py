@@ -1,4 +1,4 @@
-"""Answers in the forms of OpenAI: completions and chats, whole or in chunks."""
+"""Answers in OpenAI's form: completions and chats, whole or in chunks."""
 
 import abc
 import functools
@@ -16,9 +16,9 @@ class Token(NamedTuple):
   """A token of an answer.
 
   Attributes:
-    text: that it adds; the name of a token that ends a response.
-    logp: its log-prob; None for the first token of a prompt.
-    top: alternatives with their log-probs, the token itself among them.
+    text: text that the token adds; for a stop token, its name.
+    logp: log-prob; None for the first token of a prompt.
+    top: alternatives and their log-probs, including the token itself.
   """
 
   text: str
@@ -27,7 +27,7 @@ class Token(NamedTuple):
 
 
 def sampled(tok: Any, response: Response, first: int = 0) -> list[Token]:
-  """The tokens of a response from number `first` on, without alternatives."""
+  """The tokens of a response from index `first`, without alternatives."""
   text = tokenizer.Detokenizer(tok).text
   ids, pieces = response.ids[first:], response.pieces[first:]
   names = [p or text([i]) for i, p in zip(ids, pieces, strict=True)]
@@ -42,14 +42,14 @@ def tokens(
     alternatives: int,
     echo: bool = False,
 ) -> list[Token]:
-  """The tokens of a response, and with echo those of its prompt before it.
+  """The tokens of a response, after the tokens of its prompt if `echo`.
 
   Args:
     tok: the tokenizer.
-    prompt: ids.
+    prompt: ids of the prompt.
     response: has the log-probs of the sampler.
-    scores: of prompt and response; needed for echo and alternatives.
-    alternatives: how many likeliest tokens to list.
+    scores: scores of prompt and response; needed for echo and alternatives.
+    alternatives: number of most likely tokens to list.
     echo: whether to list the prompt.
   """
   text = tokenizer.Detokenizer(tok).text
@@ -63,10 +63,11 @@ def tokens(
   names = functools.cache(lambda token: text([token]))
   first = 0 if echo else len(prompt)
   for number, token in enumerate(out):
-    at = first + number - 1  # the place that predicts this token
+    at = first + number - 1  # the position that predicts this token
     if scores is None or at < 0:
       continue
-    # Texts of two ids may be equal: the likelier one comes last and stays.
+    # Two ids may have the same text: the more likely one comes last and is
+    # kept.
     best = range(min(alternatives, scores.top_ids_LK.shape[1]))
     top = {
         names(int(scores.top_ids_LK[at, k])): float(scores.top_logps_LK[at, k])
@@ -79,7 +80,7 @@ def tokens(
 
 
 class Reply(abc.ABC):
-  """An answer of one route; subclasses know its form."""
+  """The answers of a route; subclasses define their form."""
 
   object = chunk_object = prefix = ""
 
@@ -95,13 +96,13 @@ class Reply(abc.ABC):
   def chunk(
       self, index: int, text: str, listed: list[Token], finish: str | None
   ) -> dict[str, Any]:
-    """An event of a stream: new text of one response."""
+    """A stream event: new text of one response."""
     choice = self._part(index, text) | dict(finish_reason=finish)
     choice["logprobs"] = self.logprobs(listed if self._wants_logprobs else None)
     return self._with(self.chunk_object, [choice])
 
   def opening(self, count: int) -> list[dict]:
-    """Events before the first text of so many responses."""
+    """Events before the first text of `count` responses."""
     del count
     return []
 
@@ -119,15 +120,15 @@ class Reply(abc.ABC):
 
   @abc.abstractmethod
   def logprobs(self, listed: list[Token] | None) -> Any:
-    """Tokens in the form of the route."""
+    """Log-probs in the form of the route."""
 
   @abc.abstractmethod
   def _whole(self, index: int, text: str) -> dict[str, Any]:
-    """A response of a whole answer, without log-probs and its end."""
+    """A choice of a whole answer, without log-probs and finish reason."""
 
   @abc.abstractmethod
   def _part(self, index: int, text: str) -> dict[str, Any]:
-    """New text of a stream, likewise."""
+    """A choice of a stream, without log-probs and finish reason."""
 
   def _with(self, kind: str, choices: list[dict]) -> dict[str, Any]:
     return dict(
@@ -151,7 +152,7 @@ class Completions(Reply):
   _part = _whole
 
   def logprobs(self, listed: list[Token] | None) -> Any:
-    """Lists of texts, log-probs, alternatives and places."""
+    """Lists of texts, log-probs, alternatives and offsets."""
     if listed is None:
       return None
     offsets, at = [], 0
@@ -189,7 +190,7 @@ class Chats(Reply):
     ]
 
   def logprobs(self, listed: list[Token] | None) -> Any:
-    """One object a token."""
+    """One object per token."""
     if listed is None:
       return None
 

@@ -1,9 +1,9 @@
-"""Connections of the server: deadlines, a bound on their number, an end.
+"""HTTP connections with deadlines and a maximum number.
 
-A connection whose request is not complete waits for its client, and nobody
-should be able to make the server wait: head and body have a deadline, and where
-all places are taken, the connection that has waited longest leaves. A client
-that does not read its answer has the same time.
+Slow clients must not exhaust the server. Therefore the head and the body of a
+request have a deadline, and if there are too many connections, the connection
+that has waited longest for its client is closed. A client that does not read
+its answer has the same deadline.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rl_reason.serve.protocol import ApiError
 
-HEAD = 16 << 10  # bytes of the head of a request
-BACKLOG = 128  # connections that the kernel holds, and that are taken at once
-RESERVED = 64  # files that the rest of the program may open
-LEAST = 8  # connections, however few files may be open
-LINGER = 1.0  # seconds that a last answer has to reach its client
+HEAD = 16 << 10  # maximum bytes of the head of a request
+BACKLOG = 128  # connections that wait in the kernel and are accepted at once
+RESERVED = 64  # file descriptors for the rest of the program
+LEAST = 8  # minimum number of connections
+LINGER = 1.0  # seconds for the last answer to reach its client
 
 
 def most() -> int:
-  """Connections that this process can have, by its limit of open files."""
+  """Maximum number of connections, by the limit of open files."""
   limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if limit == resource.RLIM_INFINITY:
     return sys.maxsize
@@ -39,15 +39,15 @@ def most() -> int:
 
 
 class Listener(uvicorn.Server):
-  """A server of HTTP whose connections are bounded in number and in time.
+  """An HTTP server that limits the number and the duration of connections.
 
   Attributes:
-    waiting: connections whose request is not complete, the oldest first.
+    waiting: connections whose request is not complete, oldest first.
 
   Args:
-    config: of uvicorn.
-    most: connections.
-    seconds: of a connection to send a request, and to read a part of an answer.
+    config: config of uvicorn.
+    most: maximum number of connections.
+    seconds: deadline to send a request, and to read a part of an answer.
   """
 
   def __init__(self, config: uvicorn.Config, most: int, seconds: float):
@@ -57,7 +57,7 @@ class Listener(uvicorn.Server):
     self.waiting = collections.OrderedDict()
 
   async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-    """Listens at some sockets."""
+    """Listens on the sockets."""
     loop = asyncio.get_running_loop()
     self.servers = [
         await loop.create_server(
@@ -79,12 +79,12 @@ class Connection(H11Protocol):
     super().__init__(listener.config, listener.server_state, {})
     self.conn = _Parser(h11.SERVER, HEAD)
     self._listener = listener
-    self._late: asyncio.TimerHandle | None = None  # of a request
-    self._stuck: asyncio.TimerHandle | None = None  # of an answer
+    self._late: asyncio.TimerHandle | None = None  # deadline of a request
+    self._stuck: asyncio.TimerHandle | None = None  # deadline of an answer
     self._idle = False  # between two requests
 
   def connection_made(self, transport) -> None:
-    """Takes a place, if need be from the connection that waits longest."""
+    """Closes the connection that has waited longest if there are too many."""
     super().connection_made(transport)
     self._watch()
     if len(self.connections) > self._listener.most:
@@ -93,13 +93,13 @@ class Connection(H11Protocol):
       )
 
   def connection_lost(self, exc: Exception | None) -> None:
-    """Gives the place back."""
+    """Frees the place of the connection."""
     self._stop_watch()
     self.resume_writing()
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
-    """Parses, in pieces that keep a head below its limit."""
+    """Parses the data in pieces, so that the limit of the head holds."""
     if self._idle:
       self._idle = False
       self._stop_watch()
@@ -116,21 +116,21 @@ class Connection(H11Protocol):
     self._watch()
 
   def pause_writing(self) -> None:
-    """The client does not read: only for a while."""
+    """Starts the deadline of a client that does not read."""
     super().pause_writing()
     self._stuck = self.loop.call_later(
         self._listener.seconds, self.transport.abort
     )
 
   def resume_writing(self) -> None:
-    """The client reads."""
+    """Ends the deadline, since the client reads."""
     if self._stuck:
       self._stuck.cancel()
       self._stuck = None
     super().resume_writing()
 
   def shutdown(self) -> None:
-    """Ends, after its answer if its request is complete."""
+    """Ends the connection, after its answer if its request is complete."""
     if self.cycle and not self.cycle.response_complete and self._waits:
       self.refuse(503, "the server is stopping")
     else:
@@ -138,7 +138,7 @@ class Connection(H11Protocol):
 
   @property
   def _waits(self) -> bool:
-    """Whether the client has to send something."""
+    """Whether the client must send more data."""
     cycle = self.cycle
     return cycle is None or cycle.response_complete or cycle.more_body
 
@@ -163,15 +163,15 @@ class Connection(H11Protocol):
     self._listener.waiting.pop(self, None)
 
   def send_400_response(self, msg: str) -> None:
-    """What is no request of HTTP, or none that is taken."""
+    """Refuses data that is not a valid HTTP request."""
     error = sys.exception()
     status = getattr(error, "error_status_hint", 400)
     self.refuse(status, str(error or msg))
 
   def refuse(self, status: int, message: str) -> None:
-    """Answers with an error, and ends."""
+    """Answers with an error and closes the connection."""
     self._stop_watch()
-    if self.cycle:  # what the application still sends goes nowhere
+    if self.cycle:  # further output of the application is dropped
       self.cycle.disconnected = True
       self.cycle.message_event.set()
     error = ApiError(status, message)
@@ -186,7 +186,7 @@ class Connection(H11Protocol):
         h11.Data(data=json.dumps(error.body).encode()),
         h11.EndOfMessage(),
     )
-    # Not in the middle of an answer, nor after a last one.
+    # Fails in the middle of an answer, and after the last one.
     with contextlib.suppress(h11.LocalProtocolError):
       for event in events:
         self.transport.write(self.conn.send(event))
@@ -195,7 +195,7 @@ class Connection(H11Protocol):
 
 
 class _Parser(h11.Connection):
-  """Refuses bodies in chunks: each of a megabyte of them is a Python call."""
+  """Refuses chunked bodies, since every chunk costs a Python call."""
 
   def next_event(self):
     """As in h11."""
@@ -203,6 +203,6 @@ class _Parser(h11.Connection):
     if isinstance(event, h11.Request):
       if any(name == b"transfer-encoding" for name, _ in event.headers):
         raise h11.RemoteProtocolError(
-            "a body needs its Content-Length", error_status_hint=411
+            "a body needs a Content-Length", error_status_hint=411
         )
     return event

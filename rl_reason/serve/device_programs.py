@@ -1,11 +1,11 @@
 """The device programs of a server: the decode loop of training, kept running.
 
-Responses are rows of one `decode_loop.Queue` that never ends. A row that waits
-takes the first free slot between two bursts, on the device, as in training.
-Each program has one shape, whatever is asked: nothing compiles twice, and what
-is served beside a row changes none of its tokens.
+Responses are rows of one `decode_loop.Queue` that never ends. As in training, a
+waiting row takes the first free slot between two bursts, on the device. Shapes
+do not depend on the requests: nothing compiles twice, and the tokens of a row
+do not depend on the other rows.
 
-Shapes here: N prompts, prefilled; R rows; B decode slots; U decode steps of one
+Shapes here: N prefilled prompts; R rows; B decode slots; U decode steps of one
 call; P tokens of a text, padded on the right.
 """
 
@@ -22,24 +22,24 @@ from rl_reason.models import attention, decoder, packed_attention
 from rl_reason.rollout import decode_loop
 from rl_reason.rollout.decode_loop import Queue, Slots
 
-STEPS = decode_loop.BURST  # K: one burst a call, so that text streams evenly
+STEPS = decode_loop.BURST  # one burst per call, so that text streams evenly
 PURPOSE = "serve"  # of keys, as in `randomness.key`
-TOP = 20  # alternatives to a token whose log-probs are computed
-PART = 128  # queries of a text whose scores exist at a time
-CHUNK = 64  # places whose logits exist at a time when a text is scored
-ALL_TOKENS = 2.0  # top-p of rows without a nucleus; see `decode_loop.draw`
+TOP = 20  # most likely tokens of a position whose log-probs are computed
+PART = 128  # queries whose attention scores are in memory at a time
+CHUNK = 64  # positions whose logits are in memory at a time in `score`
+ALL_TOKENS = 2.0  # top-p of rows without top-p; see `decode_loop.draw`
 
 
 @struct.dataclass
 class Rows:
-  """What the host decides about each row.
+  """Sampling parameters of each row, set by the host.
 
   Attributes:
-    prompt_R: int32, the prefilled prompt that the row answers.
-    seed_R, id_R, sample_R: int32, the noise: that of this seed of
-      `randomness.key`, of this prompt id, of this sample.
+    prompt_R: int32, number of the prefilled prompt.
+    seed_R, id_R, sample_R: int32, seed, prompt id and sample number, which
+      determine the noise; see `randomness.key`.
     temperature_R: float32, 0 is greedy.
-    top_p_R: float32, ALL_TOKENS for no nucleus.
+    top_p_R: float32, ALL_TOKENS without top-p.
     limit_R: int32, maximum tokens of the response; 0 ends it at once.
   """
 
@@ -54,13 +54,13 @@ class Rows:
 
 @struct.dataclass
 class Progress:
-  """What a call of `decode` has done, for the host.
+  """Results of a call of `decode`, for the host.
 
   Attributes:
-    tokens_RU, logps_RU: new tokens of each row, from the left.
+    tokens_RU, logps_RU: new tokens of each row, left-aligned.
     lengths_R: tokens of each row so far.
     truncated_R, ended_R: as in `Queue`.
-    occupied: slots up to the last one that is occupied.
+    occupied: number of slots up to the last occupied one.
   """
 
   tokens_RU: Array
@@ -73,19 +73,20 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """The programs, and their static arguments.
+  """The device programs and their static arguments.
 
   Attributes:
-    cfg: of the model.
-    prompts: N, prompts that stay prefilled.
-    slots: B, responses that decode together.
-    widths: fewer slots, ascending, with which programs of their own decode
-      where no more are occupied: a CPU computes one row after the other.
-    max_prompt: longest prompt, in tokens.
-    max_tokens: longest response, EOS included.
+    cfg: static shape of the model.
+    prompts: N, number of prefilled prompts in the cache.
+    slots: B, number of responses that decode together.
+    widths: smaller numbers of slots, ascending, each with its own decode
+      program for a server that is not busy; for CPUs, which compute slot by
+      slot.
+    max_prompt: maximum tokens of a prompt.
+    max_tokens: maximum tokens of a response, including EOS.
     eos: ids that end a response.
-    pad: fills the places behind it.
-    cache: dtype of keys and values: 'same' as the model's, or 'int8'.
+    pad: id that fills the positions after a response.
+    cache: dtype of keys and values: 'same' as the model, or 'int8'.
   """
 
   cfg: decoder.ModelConfig
@@ -100,7 +101,7 @@ class Programs:
 
   @property
   def rows(self) -> int:
-    """R: as many rows wait on the device as decode there."""
+    """R: rows on the device, of which half decode and half wait."""
     return 2 * self.slots
 
   def empty(self) -> tuple[Queue, Slots]:
@@ -145,7 +146,8 @@ class Programs:
   ) -> Queue:
     """Prefills one prompt, padded on the right, as number n of the queue.
 
-    One prompt a call, so that its numbers depend on no other one.
+    Each call prefills one prompt, so its results do not depend on other
+    prompts.
     """
     at_1P = jnp.arange(len(tokens_P))[None]
     hidden_1PD, filled, _ = decoder.forward(
@@ -177,15 +179,15 @@ class Programs:
     """Queues new rows, then decodes one burst.
 
     Args:
-      params: of the model.
+      params: parameters of the model.
       queue: donated.
       slots: donated.
-      rows: of all rows, old and new.
-      new_R: rows that begin to wait, in order; R behind them.
-      count: how many they are.
-      width: decodes with this many slots, the first ones; others are empty.
+      rows: sampling parameters of all rows, old and new.
+      new_R: rows to queue, in order, padded with R.
+      count: number of rows to queue.
+      width: number of slots that decode, from the first; the rest are empty.
     """
-    # Rows that wait already come first in the order.
+    # Rows that are already waiting come first.
     waiting = queue.end_W[0] - queue.next_W[0]
     order_R = jnp.roll(queue.order_R, -queue.next_W[0])
     at_R = jnp.arange(self.rows) - waiting
@@ -210,7 +212,7 @@ class Programs:
         next_W=jnp.zeros(1, jnp.int32),
     )
     before_R = queue.lengths_R
-    # The cache is passed whole: a part of it would be copied.
+    # The whole cache is passed, since a slice of it would be copied.
     cache, rest = slots.cache, slots.replace(cache=None)
     first = jax.tree.map(lambda x: x[:width], rest).replace(cache=cache)
     queue, first, _ = decode_loop.decode(
@@ -246,8 +248,8 @@ class Programs:
     """Log-probs of the tokens of one text, padded on the right.
 
     Returns:
-      of each place: the log-prob of the NEXT token, and the TOP likeliest ones,
-      log-probs and ids.
+      for each position: the log-prob of the NEXT token, and log-probs and ids
+      of the TOP most likely tokens.
     """
     at_1P = jnp.arange(len(tokens_P))[None]
     segments_1P = (at_1P < length).astype(jnp.int32)
@@ -271,7 +273,7 @@ class Programs:
 def packed_in_parts(segments_1P: Array) -> attention.Attend:
   """`attention.packed` in XLA, PART queries at a time.
 
-  The memory is that of the scores of one part, and not of a whole text.
+  Only the attention scores of one part are in memory at a time.
   """
   length = segments_1P.shape[1]
   starts = jnp.arange(0, length, PART)
@@ -295,7 +297,7 @@ def packed_in_parts(segments_1P: Array) -> attention.Attend:
 
 
 def widths(limit: int) -> list[int]:
-  """Widths of prefills: powers of two from 64 on, up to a limit."""
+  """Lengths to pad prompts to: powers of two from 64 up to a limit."""
   out = [64]
   while out[-1] < limit:
     out.append(2 * out[-1])

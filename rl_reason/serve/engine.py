@@ -1,12 +1,12 @@
 """Continuous batching over requests, in one thread that owns the device.
 
-Other threads submit jobs, one for each response, and get their tokens by a
-callback. The engine gives rows of the device's queue to jobs in the order in
-which they came, prefills each prompt once as long as it stays cached, and reads
-the results of a call while the next one runs.
+Other threads submit jobs, one for each response, and receive tokens by a
+callback. The engine assigns rows of the device's queue to jobs in the order of
+submission, prefills a prompt once as long as it is cached, and reads the
+results of a call while the next call runs.
 
 Shapes here: R rows; U decode steps of one call; P tokens of a prefill; L tokens
-of a text; K likeliest tokens of a place.
+of a text; K most likely tokens of a position.
 """
 
 import collections
@@ -29,43 +29,43 @@ from rl_reason.devices.compiled import CompiledOnce, Display
 from rl_reason.serve import device_programs as programs_lib
 from rl_reason.serve.device_programs import Programs, Rows
 
-PREFILLS = 8  # prompts that are prefilled between two bursts
-IDLE = 0.1  # seconds between two looks at `alive` without work
-# Programs whose memory grows with the square of a prompt. On a CPU XLA would
-# compute all tiles of attention at a time, and keep the scores of each tile:
-# 181 MB to prefill 2,048 tokens of 8 heads, and 56 MB one tile after the other.
+PREFILLS = 8  # maximum number of prefills between two bursts
+IDLE = 0.1  # seconds between two calls of `alive` while idle
+# Programs whose memory is quadratic in the length of a prompt. XLA on a CPU
+# would compute all tiles of attention at once and keep their scores: a prefill
+# of 2,048 tokens with 8 heads takes 181 MB, and 56 MB tile by tile.
 LONG = ("prefill", "score")
 FRUGAL = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-RATE_SECONDS = 10.0  # that the rate of tokens is a mean over
+RATE_SECONDS = 10.0  # window of the mean token rate
 
-# Deliver(ids, logps, finish): new tokens of a response, and why it ended:
-# 'stop', 'length', 'error', or None if it goes on.
+# Deliver(ids, logps, finish): new tokens of a response, and the reason of its
+# end: 'stop', 'length', 'error', or None if it continues.
 Deliver = Callable[[list[int], list[float], str | None], None]
 
 
 class Full(Exception):
-  """More responses wait than the queue holds."""
+  """The queue has no room for these jobs."""
 
 
 class Closed(Exception):
-  """The engine takes no new jobs."""
+  """The engine accepts no new jobs."""
 
 
 @dataclasses.dataclass(eq=False)
 class Job:
-  """One response that is to be sampled.
+  """A response to sample.
 
   Attributes:
-    prompt: its ids.
-    deliver: gets the tokens, in the thread of the engine.
-    seed: of the noise, with the prompt and the sample.
-    sample: number among the responses to the prompt.
+    prompt: ids of the prompt.
+    deliver: receives the tokens, in the thread of the engine.
+    seed: seed of the noise, along with prompt and sample.
+    sample: number of the response among the responses to the prompt.
     temperature: 0 is greedy.
-    top_p: of the nucleus; 1 is all tokens.
-    max_tokens: of the response, EOS included.
-    own: asked by the server itself, and not counted.
-    cancelled: set by whoever wants no more tokens.
-    length: tokens delivered.
+    top_p: nucleus sampling; 1 is all tokens.
+    max_tokens: maximum tokens of the response, including EOS.
+    own: whether the server itself asks; such jobs are not counted.
+    cancelled: set by the submitter to stop sampling.
+    length: number of tokens delivered.
   """
 
   prompt: tuple[int, ...]
@@ -81,11 +81,11 @@ class Job:
 
 
 class Scores(NamedTuple):
-  """Log-probs of a text of L tokens; row l is about token l + 1.
+  """Log-probs of a text of L tokens; row l is for token l + 1.
 
   Attributes:
-    logps_L: of the token itself.
-    top_logps_LK, top_ids_LK: of the likeliest tokens.
+    logps_L: log-prob of the token.
+    top_logps_LK, top_ids_LK: log-probs and ids of the most likely tokens.
   """
 
   logps_L: np.ndarray
@@ -94,7 +94,7 @@ class Scores(NamedTuple):
 
 
 def prompt_id(prompt: tuple[int, ...]) -> int:
-  """The id that seeds noise: of the prompt, not of when it came."""
+  """The id of a prompt for the noise, a hash of its tokens."""
   return zlib.crc32(np.asarray(prompt, np.int32).tobytes()) & 0x7FFFFFFF
 
 
@@ -102,17 +102,17 @@ class Engine:
   """Samples responses to requests.
 
   Attributes:
-    programs: with the limits of prompts and responses.
-    max_waiting: jobs that may wait; more are refused.
-    prefills, hits: prompts that were prefilled, and that were cached.
-    progressed: when the device last returned tokens, of `time.monotonic`.
+    programs: the device programs, with the limits of prompts and responses.
+    max_waiting: maximum number of waiting jobs; further jobs are refused.
+    prefills, hits: numbers of prompts that were prefilled, and found in cache.
+    progressed: `time.monotonic()` of the last tokens from the device.
 
   Args:
-    params: of the model, as the sampler takes them.
-    programs: of this model.
+    params: weights of the sampler.
+    programs: see Attributes.
     mesh: the devices: one shard of the batch.
     display: where compile times are reported.
-    max_waiting: jobs that may wait; more are refused.
+    max_waiting: see Attributes.
   """
 
   def __init__(
@@ -128,20 +128,20 @@ class Engine:
     self._params, self._mesh, self._display = params, mesh, display
     self.max_waiting, self._closed = max_waiting, False
     self._compiled: dict[Any, CompiledOnce] = {}
-    self._queue: Any = None  # of the device, as the slots
+    self._queue: Any = None  # on the device, as the slots
     self._slots: Any = None
     # Shared with other threads.
     self._wake = threading.Condition()
     self._waiting: collections.deque[Job] = collections.deque()
-    self._texts: collections.deque = collections.deque()  # to be scored
-    # Of the engine's thread.
+    self._texts: collections.deque = collections.deque()  # to score
+    # Used by the thread of the engine only.
     count, rows = programs.prompts, programs.rows
     self._jobs: dict[int, Job] = {}  # by row
-    self._reach = 0  # slots from the first to the last that may be occupied
+    self._reach = 0  # number of slots up to the last that may be occupied
     self._free = list(range(rows))
     self._prompts: collections.OrderedDict[tuple[int, ...], int]
-    self._prompts = collections.OrderedDict()  # -> number; the last used last
-    self._pins = [0] * count  # rows that have not copied a prompt's cache yet
+    self._prompts = collections.OrderedDict()  # -> number; least recent first
+    self._pins = [0] * count  # rows that must still copy the prompt's cache
     self._rows = Rows(
         prompt_R=np.zeros(rows, np.int32),
         seed_R=np.zeros(rows, np.int32),
@@ -158,10 +158,10 @@ class Engine:
   # --- for other threads -----------------------------------------------------
 
   def submit(self, jobs: list[Job]) -> None:
-    """Queues jobs: all of them, or none.
+    """Queues all jobs, or none of them.
 
     Raises:
-      Full: too many wait already.
+      Full: the queue has no room for the jobs.
       Closed: the engine has ended.
     """
     with self._wake:
@@ -175,7 +175,7 @@ class Engine:
   def score(
       self, ids: tuple[int, ...], temperature: float
   ) -> concurrent.futures.Future:
-    """The `Scores` of a text, which the engine computes between two bursts.
+    """The `Scores` of a text, computed between two bursts.
 
     Raises:
       Closed: the engine has ended.
@@ -190,12 +190,12 @@ class Engine:
 
   @property
   def waiting(self) -> int:
-    """Jobs that have no row yet."""
+    """Number of jobs without a row."""
     return len(self._waiting)
 
   @property
   def running(self) -> int:
-    """Jobs that have a row."""
+    """Number of jobs with a row."""
     return sum(not job.own for job in list(self._jobs.values()))
 
   @property
@@ -204,17 +204,16 @@ class Engine:
     return self._tokens
 
   def rate(self) -> float:
-    """Tokens a second, over the last RATE_SECONDS."""
+    """Tokens per second, over the last RATE_SECONDS."""
     then, before = self._rates[0]
     return (self._tokens - before) / max(time.monotonic() - then, 1e-3)
 
   # --- the engine's thread ---------------------------------------------------
 
   def run(self, alive: Callable[[], bool]) -> None:
-    """Serves until `alive` says no; it is asked before each call.
+    """Serves until `alive`, which is called before each burst, returns False.
 
-    Jobs that are left then, or when an exception ends the engine, are delivered
-    'error'.
+    Remaining jobs, also after an exception, end with 'error'.
     """
     try:
       with jax.set_mesh(self._mesh):
@@ -252,7 +251,7 @@ class Engine:
       self._note_rate()
 
   def compile(self) -> None:
-    """Compiles every program that a request may need, but not `score`."""
+    """Compiles every program that a request may need, except `score`."""
     with jax.set_mesh(self._mesh):
       self._queue, self._slots = self._call("empty")
       for width in programs_lib.widths(self.programs.max_prompt):
@@ -262,7 +261,7 @@ class Engine:
         jax.block_until_ready(self._decode([], width))
 
   def _call(self, name: str, *args, kind: Any = None, donated=(), **static):
-    """Calls a program, which is compiled at its first call of a kind."""
+    """Calls a program, which compiles at the first call of each kind."""
     if (name, kind) not in self._compiled:
       program = functools.partial(getattr(self.programs, name), **static)
       frugal = name in LONG and jax.default_backend() == "cpu"
@@ -276,11 +275,12 @@ class Engine:
     return self._compiled[name, kind](*args)
 
   def _put(self, tree: Tree) -> Tree:
-    # Copies: a device may read the host's memory in place, and later.
+    # Copies, since a device may read the arrays of the host in place, and
+    # later.
     return sharding.put(self._mesh, jax.tree.map(np.array, tree))
 
   def _admit(self) -> list[int]:
-    """Gives free rows to waiting jobs; returns the rows, in order."""
+    """Assigns free rows to waiting jobs; returns the rows in order."""
     new: list[int] = []
     budget = PREFILLS
     for row, job in self._jobs.items():
@@ -317,10 +317,10 @@ class Engine:
     self._pins[rows.prompt_R[row]] += 1
 
   def _prefill_new(self, prompt: tuple[int, ...]) -> bool:
-    """Prefills a prompt in place of the one that was used least recently.
+    """Prefills a prompt in place of the least recently used one.
 
     Returns:
-      whether there was a place: rows may still wait for all prompts.
+      whether a place was free: waiting rows may need all cached prompts.
     """
     if len(self._prompts) < self.programs.prompts:
       number = len(self._prompts)
@@ -347,16 +347,16 @@ class Engine:
   def _padded(
       self, ids: tuple[int, ...], limit: int
   ) -> tuple[np.ndarray, np.int32]:
-    """The ids in the least width that holds them, and how many they are."""
+    """The ids, padded to the next of `widths`, and their number."""
     width = min(x for x in programs_lib.widths(limit) if x >= len(ids))
     tokens_P = np.full(width, self.programs.pad, np.int32)
     tokens_P[: len(ids)] = ids
     return tokens_P, np.int32(len(ids))
 
   def _dispatch(self, new: list[int]) -> tuple[Any, dict[int, Job]]:
-    """Starts one burst; returns its `Progress` and whose rows it decodes."""
-    # Rows take the first free slots: as long as no more than W of them run,
-    # none comes into a slot after the first W.
+    """Starts one burst; returns its `Progress` and the jobs that it decodes."""
+    # Rows take the first free slots: while at most W rows run, all of them are
+    # in the first W slots.
     self._reach = max(self._reach, len(self._jobs))
     widths = (*self.programs.widths, self.programs.slots)
     width = next((x for x in widths if x >= self._reach), widths[-1])
@@ -379,16 +379,16 @@ class Engine:
     return progress
 
   def _read(self, progress, jobs: dict[int, Job]) -> None:
-    """Delivers the tokens of one burst, and frees the rows that ended."""
+    """Delivers the tokens of one burst, and frees rows that ended."""
     p = jax.device_get(progress)
     self.progressed = time.monotonic()
-    # The burst that runs already has started the rows of now.
+    # The next burst, which already runs, has started the current rows.
     self._reach = max(int(p.occupied), len(self._jobs))
     for row, job in jobs.items():
       if self._jobs.get(row) is not job:
-        continue  # it ended in the burst before
+        continue  # it ended in the last burst
       count = int(p.lengths_R[row]) - job.length
-      if count and not job.length:  # it started, and has copied its prompt
+      if count and not job.length:  # it has started, and copied its prompt
         self._pins[self._rows.prompt_R[row]] -= 1
       job.length += count
       self._tokens += 0 if job.own else count

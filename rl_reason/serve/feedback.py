@@ -1,4 +1,4 @@
-"""Ratings of responses, and the preference pairs that follow from them.
+"""Ratings of responses, and preference pairs from ratings.
 
 WORKDIR/ratings.jsonl      every rating, with its prompt and response
 WORKDIR/preferences.jsonl  {"prompt", "chosen", "rejected"}: a source of
@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 FILES = ("ratings.jsonl", "preferences.jsonl")
-REMEMBERED = 10_000  # answers that can still be rated
-CHARACTERS = 1 << 25  # of all of them
+REMEMBERED = 10_000  # maximum number of answers that can be rated
+CHARACTERS = 1 << 25  # maximum characters of these answers
 
 Prompt = str | list[dict[str, Any]]  # a text, or the turns of a chat
 
 
 class Unknown(Exception):
-  """No answer of this id and index is remembered."""
+  """There is no answer with this id and index."""
 
 
 class Answer(NamedTuple):
-  """What a client got.
+  """An answer to a client.
 
   Attributes:
-    prompts: one, or as many as the request had.
-    texts: the responses to each prompt, one prompt after the other.
+    prompts: prompts of the request.
+    texts: responses, grouped by prompt.
   """
 
   prompts: Sequence[Prompt]
@@ -43,12 +43,11 @@ class Answer(NamedTuple):
 class Feedback:
   """Appends ratings and pairs to the files of a work directory.
 
-  A rated response makes a pair with each earlier one to the same prompt that
-  was rated differently, before a restart of the server, too. Threads may share
-  it.
+  A rated response forms a pair with each earlier response to the same prompt
+  that has another rating, including ratings before a restart. Thread-safe.
 
   Args:
-    workdir: of the run.
+    workdir: work directory of the run.
     say: shows a line.
   """
 
@@ -65,7 +64,7 @@ class Feedback:
       self._rated[_key(row["prompt"])][row["response"]] = row["rating"]
 
   def remember(self, name: str, answer: Answer, size: int) -> None:
-    """Keeps an answer of some characters, so that it can be rated by its id."""
+    """Keeps an answer of `size` characters, so that it can be rated by id."""
     with self._lock:
       self._answers[name] = answer, size
       self._size += size
@@ -74,7 +73,7 @@ class Feedback:
         self._size -= size
 
   def rate(self, name: str, index: int, rating: float, comment: str) -> int:
-    """Appends a rating; returns how many pairs follow from it.
+    """Appends a rating; returns the number of new pairs.
 
     Raises:
       Unknown: there is no such response.
@@ -134,7 +133,7 @@ def _key(prompt: Prompt) -> str:
 
 
 def _append(path: pathlib.Path, rows: list[dict]) -> None:
-  """Appends all rows, or none if the disk is full."""
+  """Appends all rows, or no row if the disk is full."""
   lines = "".join(json.dumps(row) + "\n" for row in rows)
   with path.open("ab", buffering=0) as file:
     before = file.tell()
@@ -148,9 +147,9 @@ def _append(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def _mend(path: pathlib.Path, say: Callable[[str], None]) -> None:
-  """Ends the last line of a file, or removes it if it is half written.
+  """Terminates the last line of a file, or removes it if it is incomplete.
 
-  Otherwise the next row would become a part of it.
+  Otherwise the next row would be appended to this line.
   """
   if not path.exists() or not (data := path.read_bytes()):
     return
@@ -164,7 +163,7 @@ def _mend(path: pathlib.Path, say: Callable[[str], None]) -> None:
       return
     file.truncate(len(data) - len(last))
   say(
-      f"{path}: the last line is half written, as after a crash or on a full"
+      f"{path}: the last line is incomplete, as after a crash or on a full"
       f" disk; its {len(last):,} bytes are removed"
   )
 
@@ -177,7 +176,7 @@ def _is_row(line: bytes) -> bool:
 
 
 def _rows(path: pathlib.Path, say: Callable[[str], None]) -> Iterator[dict]:
-  """The ratings of a file; other lines are named on the screen."""
+  """The ratings of a file; other lines are reported on the screen."""
   if not path.exists():
     return
   with path.open("rb") as file:
@@ -186,4 +185,4 @@ def _rows(path: pathlib.Path, say: Callable[[str], None]) -> Iterator[dict]:
       if {"prompt", "response", "rating"} <= row.keys():
         yield row
       else:
-        say(f"{path}: line {number} is no rating and is left out; remove it")
+        say(f"{path}: line {number} is not a rating and is skipped; remove it")

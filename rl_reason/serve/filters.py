@@ -1,4 +1,4 @@
-"""Rules that withhold a response, by a file or by a function of the user's."""
+"""Rules that withhold responses, from a file or a function of the user."""
 
 import json
 import pathlib
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rl_reason.base import errors, functions
 
-# Rule(prompt, text) -> the name under which a refusal is counted, or ''.
+# Rule(prompt, text) -> name under which a refusal is counted; '' to accept.
 Rule = Callable[[str, str], str]
 
 
@@ -30,7 +30,7 @@ def load(text: str) -> list[Rule]:
 
 
 def refusal(rules: list[Rule], prompt: str, text: str) -> str:
-  """The name of the first rule that withholds a response, or ''."""
+  """The name of the first rule that refuses a response, or ''."""
   return next(filter(None, (rule(prompt, text) for rule in rules)), "")
 
 

@@ -1,4 +1,4 @@
-"""Whether the engine samples: asked every few seconds, whoever asks or not."""
+"""Detects an engine that hangs, by sampling a token every few seconds."""
 
 import contextlib
 import threading
@@ -7,18 +7,17 @@ from collections.abc import Callable
 
 from rl_reason.serve.engine import Closed, Engine, Full, Job
 
-EVERY = 5.0  # seconds without a token after which one is asked for
+EVERY = 5.0  # seconds without a token after which the watchdog samples one
 
 
 class Watchdog:
-  """A thread that samples a token where nothing else does, and tells.
+  """A thread that samples a token when the engine is idle, and reports hangs.
 
-  An engine that reads results of the device is well, so that a busy one is
-  never asked.
+  A busy engine returns tokens anyway, so the watchdog adds no load to it.
 
   Args:
     engine: runs in another thread.
-    seconds: without any result of the device before the engine counts as hung.
+    seconds: time without a result after which the engine counts as hung.
     say: shows a line.
     every: see EVERY.
   """
@@ -70,5 +69,5 @@ class Watchdog:
   def _ask(self) -> None:
     prompt = self._engine.programs.eos[:1]
     job = Job(prompt, lambda *_: None, own=True)
-    with contextlib.suppress(Full, Closed):  # then others wait for results
+    with contextlib.suppress(Full, Closed):  # then other jobs are waiting
       self._engine.submit([job])

@@ -1,8 +1,9 @@
-"""Checks before all routes: who asks, the size of a request, counts.
+"""Checks before all routes: API key, origin and size of a request; counts.
 
-Without a key the server answers whoever reaches it, and a browser reaches it
-for every page that it shows. A page can send a request to any name that leads
-here, but not hide the name, nor its own origin, nor send JSON unasked.
+Without a key, everyone who can reach the server can use it, including any web
+page in a browser on this machine. Such a page can send requests to any name of
+this machine, but it cannot hide this name or its own origin, and it cannot send
+JSON without permission.
 """
 
 import hmac
@@ -12,7 +13,7 @@ from collections.abc import Collection
 from rl_reason.serve.prometheus import Metrics
 from rl_reason.serve.protocol import ApiError
 
-OPEN = ("/health",)  # routes without a key
+OPEN = ("/health",)  # routes that need no key
 ROUTES = (
     *("/health", "/metrics", "/v1/models", "/feedback"),
     *("/v1/completions", "/v1/chat/completions", "/inference/v1/generate"),
@@ -20,14 +21,13 @@ ROUTES = (
 
 
 class Guard:
-  """Checks the key, or the names, and the size of each request; counts answers.
+  """Checks key or host, origin and size of each request; counts answers.
 
   Args:
-    app: what is guarded.
-    key: that clients have to give; '' for none.
-    hosts: without a key, names by which this server may be asked, and origins
-      that may ask it.
-    max_body: bytes.
+    app: the ASGI application.
+    key: API key that clients must send; '' for none.
+    hosts: accepted host names and origins if there is no key.
+    max_body: maximum bytes of a request.
     metrics: counts answers by route and status.
   """
 
@@ -45,7 +45,7 @@ class Guard:
     self._open = not key
 
   async def __call__(self, scope, receive, send) -> None:
-    """The interface of ASGI."""
+    """Handles a request by the ASGI interface."""
     if scope["type"] != "http":
       await self._app(scope, receive, send)
       return
@@ -89,7 +89,7 @@ class Guard:
               403,
               f"{name}: {asked.decode(errors='replace').lstrip('/')} is not"
               f" one of {', '.join(sorted(self._hosts))}: a server without a"
-              " key is for this machine alone; set a key, or use one of these"
+              " key is for this machine only; set a key, or use one of these"
               " names",
               code="forbidden",
           )
@@ -112,7 +112,7 @@ class Guard:
 
 
 def _host(url: bytes) -> str | None:
-  """The host of an origin, or of '//' and a Host."""
+  """The host name of an origin, or of '//' and a Host header."""
   try:
     return urllib.parse.urlsplit(url.decode("ascii")).hostname
   except ValueError:

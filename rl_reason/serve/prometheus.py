@@ -1,4 +1,4 @@
-"""What /metrics shows, in Prometheus' text format."""
+"""Metrics of the server in the text format of Prometheus."""
 
 import math
 
@@ -13,7 +13,7 @@ _SHARES = [n / 20 for n in range(1, 21)]
 
 
 class Metrics:
-  """Counters and histograms of one server, and gauges of its engine."""
+  """Counters and histograms of a server, and gauges of its engine."""
 
   def __init__(self, engine: Engine):
     self.registry = prometheus.CollectorRegistry()
@@ -66,11 +66,11 @@ class Metrics:
       make(gauge, name, about).set_function(value)
 
   def prompt(self, tokens: int) -> None:
-    """Notes a prompt."""
+    """Counts a prompt."""
     self._prompt.observe(tokens)
 
   def response(self, finish: str, response: Response) -> None:
-    """Notes a response that has ended, before it may be withheld."""
+    """Counts a finished response, before a rule may withhold it."""
     self._responses.labels(finish).inc()
     self._response.observe(len(response.ids))
     if response.logps:
@@ -78,5 +78,5 @@ class Metrics:
       self._confidence.observe(math.exp(mean))
 
   def text(self) -> bytes:
-    """The page."""
+    """Returns the text of /metrics."""
     return prometheus.generate_latest(self.registry)

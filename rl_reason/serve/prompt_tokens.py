@@ -1,7 +1,8 @@
-"""The prompts of a request as texts and ids; what is too long is refused first.
+"""Prompts of requests: texts, chats and ids become ids within the limits.
 
-Tokenising a text takes seconds a megabyte, so that its characters are counted
-before it is tokenised, and all of it happens apart from the event loop.
+Tokenising takes seconds per megabyte. Therefore texts that are too long are
+refused by their number of characters before they are tokenised, and
+tokenisation runs outside of the event loop.
 """
 
 from collections.abc import Sequence
@@ -12,16 +13,16 @@ from rl_reason.serve import protocol
 from rl_reason.serve.device_programs import Programs
 from rl_reason.serve.protocol import ApiError
 
-CHARACTERS = 32  # a token of a prompt, at most, where it has such tokens
+CHARACTERS = 32  # of a token, at most, for the limit of a prompt in characters
 
 
 class Prompt(NamedTuple):
   """One prompt.
 
   Attributes:
-    text: of the ids.
-    ids: at least one.
-    kept: what a rating keeps: the text, or the turns of a chat.
+    text: text of the ids.
+    ids: at least one id.
+    kept: prompt of ratings: the text, or the turns of a chat.
   """
 
   text: str
@@ -34,8 +35,8 @@ class Prompts:
 
   Args:
     tok: the tokenizer.
-    programs: with the limits of a prompt.
-    most: responses to all prompts of a request.
+    programs: the device programs, with the limits of a prompt.
+    most: maximum number of responses of a request.
   """
 
   def __init__(self, tok: Any, programs: Programs, most: int):
@@ -47,7 +48,8 @@ class Prompts:
     """The prompts of a completion.
 
     Raises:
-      ApiError: they are too many or too long, or no text of this tokenizer.
+      ApiError: there are too many prompts or responses, or a prompt is too long
+        or cannot be tokenised.
     """
     prompts: Sequence[Any] = body.prompt
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
@@ -61,7 +63,7 @@ class Prompts:
     ]
 
   def of_chat(self, body: protocol.Chat) -> list[Prompt]:
-    """The one prompt of a chat, rendered by the tokenizer's template.
+    """The prompt of a chat, rendered by the template of the tokenizer.
 
     Raises:
       ApiError: the messages are too long, or the template refuses them.
@@ -72,31 +74,31 @@ class Prompts:
       turns = body.turns
       if len(turns) > 1 and not has_template:
         raise ValueError(
-            "messages: the tokenizer has no chat template, so that one message"
-            " of the user is all that a prompt can be"
+            "messages: the tokenizer has no chat template: send a single"
+            " message of the user"
         )
       self._check_size(sum(len(x["content"]) for x in turns), "messages")
       text = templates.render(turns, self._tok, chat=has_template)
     except (ValueError, templates.PromptError) as e:
       raise ApiError(400, str(e), param="messages") from None
     prompt = self._of_text(text)
-    # A rating keeps the turns, which a chat template can render again.
+    # A rating keeps the turns, so that any chat template can render them.
     return [prompt._replace(kept=turns) if has_template else prompt]
 
   def of_tokens(self, body: protocol.Generate) -> list[Prompt]:
-    """The one prompt of a request of ids.
+    """The prompt of a request with ids.
 
     Raises:
-      ApiError: it is too long, or an id is not of this model.
+      ApiError: the prompt is too long, or an id is out of range.
     """
     self._check_count(1, body.sampling_params.n)
     return [self.of_ids(body.token_ids)]
 
   def of_ids(self, ids: Sequence[int]) -> Prompt:
-    """A prompt of ids.
+    """A prompt given as ids.
 
     Raises:
-      ApiError: it is too long, or an id is not of this model.
+      ApiError: the prompt is empty or too long, or an id is out of range.
     """
     p = self._programs
     if not ids:
@@ -115,7 +117,7 @@ class Prompts:
     self._check_size(len(text), "the prompt")
     try:
       [ids] = tokenizer.encode(self._tok, [text])
-    except Exception as e:  # of a tokenizer without an unknown token
+    except Exception as e:  # a tokenizer without an unknown token
       raise ApiError(
           400, f"prompt: cannot be tokenised: {e}", param="prompt"
       ) from None

@@ -1,9 +1,9 @@
 """Requests and errors in the form of OpenAI's clients and of vLLM's.
 
-A field that this server does not know is refused by name, unless its value asks
-for nothing: `presence_penalty = 0` is accepted, 0.5 is not. Every list has a
-maximum length, and the first wrong entry ends the check of a list, so that the
-work of a refusal is bounded by the bytes of the body.
+A field that this server does not support is refused by name, unless its value
+has no effect: `presence_penalty = 0` is accepted, 0.5 is not. Every list has a
+maximum length, and its check ends at the first wrong entry, so that the size of
+the body bounds the work of a refusal.
 """
 
 from typing import Annotated, Any
@@ -15,17 +15,17 @@ from starlette.responses import JSONResponse
 
 from rl_reason.monitoring.display import excerpt
 
-FIELDS = 64  # of one object
-# Lists and objects of a body: Python's collector of garbage visits each of them
-# again and again while the next ones are made.
+FIELDS = 64  # maximum number of fields of one object
+# Maximum number of lists and objects of a body: Python's garbage collector
+# visits all of them repeatedly while more are created.
 CONTAINERS = 1 << 14
 PROMPTS = 4096  # of one request; serve.queue bounds their responses
-MESSAGES = 4096  # of one chat
-STOPS, STOP_LENGTH = 16, 256  # stop texts, and characters of each
+MESSAGES = 4096  # maximum number of messages of one chat
+STOPS, STOP_LENGTH = 16, 256  # maximum number of stop texts, and their length
 STOP_IDS = 64
-NOTE = 4096  # characters of a comment, an id or a name
+NOTE = 4096  # maximum characters of a comment, an id or a name
 
-# Fields that change no token here.
+# Fields without an effect on the tokens here.
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize"),
@@ -37,7 +37,7 @@ IGNORED = {
         "prompt_cache_key",
     ),
 }
-# Fields whose value asks for nothing.
+# Values of fields that have no effect.
 NEUTRAL: dict[str, tuple] = dict(
     presence_penalty=(0,),
     frequency_penalty=(0,),
@@ -58,16 +58,16 @@ NEUTRAL: dict[str, tuple] = dict(
     echo=(False,),
 )
 
-LEAST_TEMPERATURE = 1e-4  # logits divided by less may overflow: greedy
+LEAST_TEMPERATURE = 1e-4  # smaller ones are greedy: logits would overflow
 INT32 = 2**31
-Count = Annotated[int, Field(ge=0, lt=INT32)]  # also an index, and an id
+Count = Annotated[int, Field(ge=0, lt=INT32)]  # also indices and ids
 Ids = Annotated[list[Count], Field(fail_fast=True)]
 Note = Annotated[str, Field(max_length=NOTE)]
 Stop = Annotated[str, Field(max_length=STOP_LENGTH)]
 
 
 def _form(value: Any) -> str:
-  """The form of a prompt or of stop texts; names it in errors, too."""
+  """The form of a prompt or of stop texts, which errors name, too."""
   if not isinstance(value, list):
     return "text"
   first = value[0] if value else ""
@@ -100,14 +100,14 @@ def _greedy(temperature: float) -> float:
 
 
 class Body(pydantic.BaseModel):
-  """A JSON object whose unknown fields are errors."""
+  """A JSON object; unknown fields are errors."""
 
   model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
   @pydantic.model_validator(mode="before")
   @classmethod
   def _asking(cls, data: Any) -> Any:
-    """Leaves out fields that ask for nothing."""
+    """Removes fields without an effect."""
     if not isinstance(data, dict):
       return data
     if len(data) > FIELDS:
@@ -122,16 +122,16 @@ class Body(pydantic.BaseModel):
 
 
 class Sampling(Body):
-  """How responses are sampled.
+  """Sampling parameters.
 
   Attributes:
-    n: responses to each prompt.
-    max_tokens: of each; the default is that of the route.
-    temperature: 0 is greedy, and so is less than LEAST_TEMPERATURE.
-    top_p: of the nucleus.
-    seed: of the noise; without one it is drawn anew.
-    stop: texts that end a response, and are cut off.
-    stop_token_ids: ids that end a response, besides those of the model.
+    n: number of responses to each prompt.
+    max_tokens: maximum tokens of each response; each route has its default.
+    temperature: 0 is greedy, as are values below LEAST_TEMPERATURE.
+    top_p: nucleus sampling; 1 is all tokens.
+    seed: seed of the noise; random by default.
+    stop: texts that end a response and are cut off.
+    stop_token_ids: ids that end a response, besides EOS of the model.
   """
 
   n: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -149,13 +149,13 @@ class Sampling(Body):
 
 
 class StreamOptions(Body):
-  """Whether a stream ends with the numbers of tokens."""
+  """Whether a stream ends with the token counts."""
 
   include_usage: bool = False
 
 
 class Streamed(Sampling):
-  """What both routes of OpenAI share."""
+  """Fields that completions and chats share."""
 
   model: Note | None = None
   stream: bool = False
@@ -166,10 +166,10 @@ class Completion(Streamed):
   """/v1/completions.
 
   Attributes:
-    prompt: a text, several, ids, or several lists of ids.
-    logprobs: how many alternatives to each token; 0 is the token alone.
+    prompt: a text, a list of texts, ids, or a list of lists of ids.
+    logprobs: number of alternatives to each token; 0 is the token alone.
     echo: whether the text begins with the prompt.
-    best_of: only n.
+    best_of: must equal n.
   """
 
   prompt: Prompts
@@ -188,9 +188,9 @@ class Chat(Streamed):
   """/v1/chat/completions.
 
   Attributes:
-    messages: {"role", "content"} each; a content is a text, or texts in parts.
-    logprobs: whether to return those of the tokens.
-    top_logprobs: how many alternatives to each token.
+    messages: each {"role", "content"}; a content is a text or a list of texts.
+    logprobs: whether to return log-probs of the tokens.
+    top_logprobs: number of alternatives to each token.
     max_completion_tokens: the newer name of max_tokens.
   """
 
@@ -204,10 +204,10 @@ class Chat(Streamed):
 
   @property
   def turns(self) -> list[dict[str, str]]:
-    """The messages, the content of each as one text.
+    """The messages, with each content as one text.
 
     Raises:
-      ValueError: a content is no text.
+      ValueError: a content is not a text.
     """
     out = []
     for turn in self.messages:
@@ -223,13 +223,13 @@ class Chat(Streamed):
 
 
 class TokenSampling(Sampling):
-  """`Sampling`, and whether to return log-probs: always."""
+  """`Sampling`; log-probs are always returned."""
 
   logprobs: Annotated[int | None, Field(ge=0, le=1)] = None
 
 
 class Generate(Body):
-  """/inference/v1/generate: ids in, ids and log-probs out."""
+  """/inference/v1/generate: takes ids, returns ids and log-probs."""
 
   token_ids: Annotated[Ids, Field(min_length=1)]
   sampling_params: TokenSampling = TokenSampling()
@@ -240,11 +240,12 @@ class Rating(Body):
   """/feedback.
 
   Attributes:
-    id: of an answer of this server.
-    index: of one of its responses.
-    rating: of this response; more is better.
-    chosen, rejected: instead, two of its responses of which one is better.
-    comment: kept beside the rating.
+    id: id of an answer of this server.
+    index: index of one of its responses.
+    rating: rating of this response; higher is better.
+    chosen, rejected: instead of a rating, indices of the better and the worse
+      of two responses.
+    comment: stored with the rating.
   """
 
   id: Note
@@ -269,17 +270,18 @@ def _opens(body: bytes) -> int:
 
 
 def _without_texts(body: bytes) -> bytes:
-  """JSON without what is between quotation marks."""
+  """JSON without its strings."""
   for escaped in (b"\\\\", b'\\"'):
     body = body.replace(escaped, b"")
   return b"".join(body.split(b'"')[::2])
 
 
 def read(kind: type[Body], body: bytes) -> Any:
-  """A request of this kind.
+  """Parses a request.
 
   Raises:
-    ApiError: the body is no JSON, or a field is wrong; says which.
+    ApiError: the body is not valid JSON, or a field is invalid; names the
+      field.
   """
   if _opens(body) > CONTAINERS < _opens(_without_texts(body)):
     raise ApiError(
@@ -289,8 +291,8 @@ def read(kind: type[Body], body: bytes) -> Any:
     return kind.model_validate(pydantic_core.from_json(body))
   except pydantic.ValidationError as e:
     first = e.errors(include_url=False, include_input=False)[0]
-  except ValueError as e:  # no JSON, nested too deeply, an endless number
-    raise ApiError(400, f"the body is no JSON that can be read: {e}") from None
+  except ValueError as e:  # not JSON, nested too deeply, a number too long
+    raise ApiError(400, f"the body is not valid JSON: {e}") from None
   param = ".".join(map(str, first["loc"]))
   message = first["msg"]
   if first["type"] == "extra_forbidden":
@@ -300,11 +302,11 @@ def read(kind: type[Body], body: bytes) -> Any:
   )
 
 
-SHOWN = 200  # characters of the head and of the tail of a long message
+SHOWN = 200  # characters shown of the start and of the end of a long message
 
 
 class ApiError(Exception):
-  """An answer that says what is wrong with a request, and the remedy.
+  """An error response, with the fault of a request and the remedy.
 
   Attributes:
     body: {"error": {...}}.
@@ -328,5 +330,5 @@ class ApiError(Exception):
     self._status, self._headers = status, headers
 
   def reply(self) -> JSONResponse:
-    """The answer."""
+    """The HTTP response."""
     return JSONResponse(self.body, self._status, self._headers)

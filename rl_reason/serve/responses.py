@@ -1,6 +1,6 @@
-"""The responses to one request, from submission to their ends.
+"""The responses to one request: submitted, streamed, and cancelled.
 
-A response is what a client sees: text and tokens up to the first stop.
+A response is the text and the tokens up to the first stop, as a client sees it.
 """
 
 import array
@@ -21,16 +21,16 @@ from rl_reason.serve.protocol import ApiError
 
 
 class Stops:
-  """What ends the responses to one request, besides their length.
+  """Stop tokens and stop texts of one request.
 
   Attributes:
-    ids: ids that end a response, and are no text.
-    texts: texts that end a response, and are cut off.
+    ids: ids that end a response and are not part of the text.
+    texts: texts that end a response and are cut off.
     longest: characters of the longest text.
 
   Args:
-    ids: as above.
-    texts: as above; empty ones end nothing.
+    ids: see Attributes.
+    texts: see Attributes; empty texts are ignored.
   """
 
   def __init__(self, ids: Collection[int] = (), texts: Sequence[str] = ()):
@@ -40,30 +40,30 @@ class Stops:
     self._starts = tuple(sorted(starts, key=len, reverse=True))
 
   def pending(self, text: str) -> int:
-    """Characters at the end of a text with which a stop text may begin."""
+    """Characters at the end of a text that may be the start of a stop text."""
     if not text.endswith(self._starts):
       return 0
     return next(len(x) for x in self._starts if text.endswith(x))
 
 
 class Response:
-  """One response, which grows.
+  """One response, which grows while it is sampled.
 
   Attributes:
-    ids, logps: its tokens, the one that ends it included.
-    pieces: the text of each token, '' for the one that ends it.
-    text: so far, without a stop string.
-    finish: 'stop', 'length', 'content_filter', 'error', or None if it goes on.
+    ids, logps: tokens and their log-probs, including the stop token.
+    pieces: text of each token, '' for a stop token.
+    text: the text so far, without a stop text.
+    finish: 'stop', 'length', 'content_filter', 'error', or None while it grows.
 
   Args:
     tok: the tokenizer.
-    stops: of the request.
+    stops: stop tokens and texts of the request.
   """
 
   def __init__(self, tok: Any, stops: Stops):
-    # A request may have millions of tokens: 16 bytes each, and the text.
+    # A request may have millions of tokens, which take 16 bytes each.
     self.ids, self.logps = array.array("i"), array.array("f")
-    self.pieces: list[str] = []  # equal ones are one object
+    self.pieces: list[str] = []  # interned
     self.text = ""
     self.finish: str | None = None
     self._stops = stops
@@ -71,7 +71,7 @@ class Response:
     self._sent = 0  # characters
 
   def add(self, ids: list[int], logps: list[float], finish: str | None) -> None:
-    """Adds new tokens; what is behind a stop is left out."""
+    """Adds new tokens; ignores everything after a stop."""
     for token, logp in zip(ids, logps, strict=True):
       self.ids.append(token)
       self.logps.append(logp)
@@ -90,7 +90,7 @@ class Response:
       self.finish = "stop" if stopped else finish
 
   def _append(self, piece: str) -> bool:
-    """Adds text; whether it completes a stop string."""
+    """Adds text; returns whether this completes a stop text."""
     first = max(0, len(self.text) - self._stops.longest)
     self.text += piece
     found = [self.text.find(x, first) for x in self._stops.texts]
@@ -100,30 +100,30 @@ class Response:
     return cut >= 0
 
   def refuse(self) -> None:
-    """Withholds all of it."""
+    """Withholds the response."""
     del self.ids[:], self.logps[:], self.pieces[:]
     self.text, self.finish = "", "content_filter"
 
   def take(self) -> str:
-    """Text that was not taken before, and cannot be part of a stop string."""
+    """Returns new text that cannot be part of a stop text."""
     pending = 0 if self.finish else self._stops.pending(self.text)
     first, self._sent = self._sent, max(self._sent, len(self.text) - pending)
     return self.text[first : self._sent]
 
 
-LOOK = 1.0  # seconds between two looks whether the client is gone
+LOOK = 1.0  # seconds between two checks whether the client has disconnected
 
 
 class Run:
   """The responses to one request, while they are sampled.
 
   Args:
-    engine: samples them.
-    prompts: of the request.
-    how: of the request.
-    limit: tokens of each response; 0 samples nothing.
+    engine: samples the responses.
+    prompts: prompts of the request.
+    how: sampling parameters of the request.
+    limit: maximum tokens of each response; 0 samples nothing.
     make: makes an empty response.
-    seconds: time-out of the request.
+    seconds: timeout of the request.
 
   Raises:
     ApiError: the queue is full.
@@ -181,7 +181,7 @@ class Run:
 
   @property
   def usage(self) -> dict[str, int]:
-    """Numbers of tokens, as OpenAI counts them."""
+    """Token counts in the form of OpenAI."""
     prompt = sum(len(x.ids) for x in self.prompts)
     sampled = sum(len(x.ids) for x in self.responses)
     return dict(
@@ -195,10 +195,10 @@ class Run:
     return self.prompts[index // self.n]
 
   async def scores(self, index: int, temperature: float) -> Scores | None:
-    """The scores of a response and its prompt; None for a single token.
+    """The scores of a prompt with its response; None for a single token.
 
     Raises:
-      ApiError: time is up, or the engine has stopped.
+      ApiError: the request timed out, or the engine has stopped.
     """
     ids = (*self.prompt(index).ids, *self.responses[index].ids)
     if len(ids) < 2:
@@ -219,35 +219,35 @@ class Run:
     )
 
   async def changes(self, request: Request | None) -> AsyncIterator[int]:
-    """Yields the index of a response that has grown, until all have ended.
+    """Yields the index of each response that has grown, until all have ended.
 
     Args:
-      request: ends when its client is gone; None: do not look.
+      request: cancelled when its client disconnects; None: not checked.
 
     Raises:
-      ApiError: time is up, or the engine has stopped.
+      ApiError: the request timed out, or the engine has stopped.
     """
     unfinished, looked = len(self._jobs), self.started
     try:
       while unfinished:
-        # The limit holds for the request, however often it yields.
+        # The timeout is of the whole request, however often it yields.
         now = time.monotonic()
         if now >= self._end:
           raise self._late()
-        # A client that has left frees its slots: looked up now and then, since
-        # tokens come often.
+        # A client that has disconnected frees its slots. The check runs once a
+        # second, since events are frequent.
         if request is not None and now - looked > LOOK:
           looked = now
           if await request.is_disconnected():
             raise ApiError(499, "the client has gone")
-        # Waits no longer than to the next look.
+        # Waits at most until the next check.
         try:
           event = await asyncio.wait_for(
               self._events.get(), min(self._end - now, LOOK)
           )
         except TimeoutError:
           continue
-        # Tokens behind a stop string were under way when it was found.
+        # Tokens after a stop text were already queued when it was found.
         index, *new = event
         response = self.responses[index]
         if response.finish:
@@ -257,7 +257,7 @@ class Run:
         response.add(*new)
         if response.finish == "error":
           raise ApiError(503, "the server is stopping", code="stopping")
-        # The device would decode a stopped response to its length limit.
+        # Otherwise the device would decode the response to its length limit.
         if response.finish:
           unfinished -= 1
           self._jobs[index].cancelled = True

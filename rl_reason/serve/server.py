@@ -1,7 +1,7 @@
-"""The serve stage: the policy of a work directory, or of model.path, by HTTP.
+"""The serve stage: the policy of a work directory, or of model.path, over HTTP.
 
-The main thread decodes, and a thread of its own answers requests. SIGTERM ends
-it once the requests that have come are answered, or their grace is over.
+The main thread decodes, and a second thread answers requests. After SIGTERM the
+server answers open requests for up to `serve.grace` seconds, and ends.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from rl_reason.stages import trained
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
-FEW = (1, 8)  # slots of a server that is not busy
-LAST_WORDS = 1.0  # seconds to tell clients that the server has ended
+FEW = (1, 8)  # numbers of slots for a server that is not busy
+LAST_WORDS = 1.0  # seconds to answer clients after the engine has ended
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
     engine: makes sampler weights of parameters.
 
   Raises:
-    ConfigError: this machine cannot serve so.
+    ConfigError: the mesh, the address or the filter does not work here.
     RunError: there is no such checkpoint.
   """
   workdir, _, display, stop = output
@@ -74,8 +74,8 @@ def run(
   serving, name = make_engine(c, which, model, output, tok, engine)
   say(f"serving {name}")
   serving.compile()
-  # All objects so far live as long as the server: a collection of garbage
-  # would visit each of them again, and stop all threads meanwhile.
+  # All objects so far live as long as the server. Without `freeze`, each
+  # garbage collection would visit them again, and stop all threads meanwhile.
   gc.collect()
   gc.freeze()
   watchdog = liveness.Watchdog(serving, c.serve.stall, say)
@@ -102,7 +102,7 @@ def run(
 def make_engine(
     c, which: str, model: Model, output: Output, tok: Any, engine: RolloutEngine
 ) -> tuple[Engine, str]:
-  """An engine of a policy, and what to call the policy.
+  """The engine of a policy, and a description of the policy.
 
   Raises:
     RunError: there is no such checkpoint.
@@ -128,19 +128,20 @@ def make_engine(
 
 
 def widths(slots: int) -> tuple[int, ...]:
-  """Fewer slots for which to compile: of a CPU; see `Programs`.
+  """Smaller numbers of slots to compile decode programs for; see `Programs`.
 
-  Elsewhere a step of one response takes as long as a step of all slots.
+  Only for CPUs: on an accelerator a decode step of one slot takes as long as a
+  step of all slots.
   """
   few = FEW if jax.default_backend() == "cpu" else ()
   return tuple(x for x in few if x < slots)
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """A socket at an address, which does not listen yet.
+  """A socket that is bound to an address and does not listen yet.
 
   Raises:
-    ConfigError: the address is taken, or none of this machine.
+    ConfigError: the address is in use, or does not belong to this machine.
   """
   try:
     family, kind, proto, _, address = socket.getaddrinfo(
@@ -151,8 +152,8 @@ def bind(host: str, port: int) -> socket.socket:
     place.bind(address)
   except OSError as e:
     raise ConfigError(
-        f"serve.port = {port}: cannot listen at {host} ({e.strerror}): end what"
-        " does, or choose another serve.port or serve.host"
+        f"serve.port = {port}: cannot listen at {host} ({e.strerror}): end the"
+        " program that does, or choose another serve.port or serve.host"
     ) from None
   return place
 
@@ -169,14 +170,14 @@ def answer(
 
   Args:
     application: of `app.app`.
-    engine: of the application, compiled.
-    place: of `bind`.
+    engine: the compiled engine of the application.
+    place: socket of `bind`.
     display: the screen.
     stop: set by SIGTERM.
-    config: the section serve.
+    config: section serve of the config.
 
   Raises:
-    RunError: the thread that answers has ended by itself.
+    RunError: the thread of the HTTP server has ended unexpectedly.
   """
   server = connections.Listener(
       uvicorn.Config(
@@ -201,7 +202,7 @@ def answer(
   thread.start()
   while thread.is_alive() and not server.started:
     time.sleep(0.01)
-  display.close()  # no more signs of life: a server may be idle for days
+  display.close()  # no progress lines: a server may be idle for days
   if server.started:
     display.say(
         f"listening at {scheme}://{shown}:{port}/v1; SIGTERM or Ctrl-C ends"
@@ -218,7 +219,7 @@ def answer(
           f" {config.grace:g} seconds (serve.grace) to end; a second signal"
           " ends at once"
       )
-    display.progressed = now  # an idle server does not stand still
+    display.progressed = now  # an idle server is not stuck
     if engine.running:
       display.doing(
           f"serving: {engine.running} responses decode, {engine.waiting} wait,"
@@ -228,6 +229,6 @@ def answer(
 
   engine.run(alive)
   if not stop.is_set():
-    raise RunError("the HTTP server has ended by itself; see the lines above")
+    raise RunError("the HTTP server has ended unexpectedly; see its error")
   thread.join(LAST_WORDS)
   display.say(f"stopped; {engine.tokens:,} tokens were sampled")
