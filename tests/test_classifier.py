@@ -156,7 +156,9 @@ def test_a_classifier_of_any_shape_is_a_term_of_the_reward(
 @pytest.mark.slow
 def test_a_critic_starts_from_a_classifier(make_session, tmp_path):
   path = make(tmp_path / "judge")
-  init = dict(critic__init="exported", critic__path=str(path))
+  init = dict(
+      advantage__name="gae", critic__init="exported", critic__path=str(path)
+  )
   session = make_session(advantage__name="gae", **init)
   with jax.set_mesh(session.mesh):
     call(trained.check_classifiers, session)
@@ -216,7 +218,9 @@ def test_an_unusable_classifier_is_named(change, words, make_session, tmp_path):
     call(trained.check_classifiers, session)
   assert str(e.value).startswith(f"reward.functions = {str(path)!r}: ")
   assert words in str(e.value) and "\n" not in str(e.value)
-  session = make_session(critic__init="exported", critic__path=str(path))
+  session = make_session(
+      advantage__name="gae", critic__init="exported", critic__path=str(path)
+  )
   with pytest.raises(ConfigError, match="critic.path = "):
     call(trained.check_classifiers, session)
 
@@ -234,7 +238,9 @@ def test_a_critic_needs_the_shape_of_the_policy(
     change, head, words, make_session, tmp_path
 ):
   path = make(tmp_path / "judge", **change)
-  init = dict(critic__init="exported", critic__path=str(path))
+  init = dict(
+      advantage__name="gae", critic__init="exported", critic__path=str(path)
+  )
   with pytest.raises(RunError, match=words):
     call(
         trained.check_classifiers, make_session(critic__head__name=head, **init)

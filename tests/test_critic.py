@@ -65,7 +65,7 @@ def test_heads_by_hand(monkeypatch, head, params, wanted):
   states = np.array([[[9, 9], [1, 0], [2, 1], [7, 7]]], np.float32)
   tokens, mask = np.ones((1, 4), np.int32), np.ones((1, 2), bool)
   packed = padded.micro(tokens, np.zeros(1, np.int32), mask)
-  monkeypatch.setattr(decoder, "hidden", lambda *_: jnp.array(states))
+  monkeypatch.setattr(decoder, "hidden", lambda *_: (jnp.array(states), None))
   head_params = {k: jnp.array(x, jnp.float32) for k, x in params.items()}
   cfg = critic.CriticConfig(SMALL, **head)
   params = dict(trunk={}, value_head=head_params)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_session
 from test_alerts import FIELDS, HARD, IDLE, NAN, line
+from tiny_session import call
 
 from rl_reason.base.errors import RunError
 from rl_reason.models import parameters
@@ -179,7 +180,7 @@ def test_statistics_of_all_responses():
   one = step_metrics.ResponseStats(
       lambda text, row: text if text == row else ""
   )
-  one.responses(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
+  one.add(rows, ["1", "2", "3", "4"], ["-", "2", "-", "-"])
   counts = one.metrics()
   assert counts.pop("health/no_answer") == pytest.approx(1 / 3)
   assert counts == {
@@ -230,7 +231,8 @@ def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
         tmp_path, rl__max_steps_without_update=limit, model__dtype="float16"
     )
     with jax.set_mesh(session.mesh):
-      return supervised.train(
+      return call(
+          supervised.train,
           session,
           "skill",
           title="SFT: skill",

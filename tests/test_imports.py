@@ -7,61 +7,12 @@ folder.
 
 import ast
 import graphlib
-import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[1]
-
-
-def imports(path: pathlib.Path) -> set[str]:
-  """Full names that a file imports, wherever in the file; none is relative."""
-  found = set()
-  for node in ast.walk(ast.parse(path.read_text())):
-    if isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
-    elif isinstance(node, ast.ImportFrom):
-      assert not node.level, f"{path}: relative import"
-      found |= {f"{node.module}.{alias.name}" for alias in node.names}
-  return found
-
-
-def graph() -> dict[str, set[str]]:
-  """Module of rl_reason -> the modules of rl_reason that it imports."""
-  names = {}
-  for path in (ROOT / "rl_reason").rglob("*.py"):
-    parts = path.relative_to(ROOT / "rl_reason").with_suffix("").parts
-    names[".".join(p for p in parts if p != "__init__")] = path
-  names.pop("")  # __version__
-  out = {}
-  for name, path in names.items():
-    wanted = {x.removeprefix("rl_reason.") for x in imports(path)}
-    # `from rl_reason.base.structs import Array` asks for structs.Array; what is
-    # imported from a room is its module, not the room.
-    wanted |= {
-        x.rpartition(".")[0]
-        for x in wanted
-        if x not in names or x.rpartition(".")[0] in ("tasks", "verifiers")
-    }
-    out[name] = (wanted & set(names)) - {name}
-  return out
-
-
-def folder(name: str) -> str:
-  """The folder of a module; '' is that of `main.py`."""
-  path = ROOT / "rl_reason" / name.replace(".", "/")
-  return name if path.is_dir() else name.rpartition(".")[0]
-
-
-def folders(modules: dict[str, set[str]]) -> dict[str, set[str]]:
-  """Folder -> the folders that its modules import."""
-  out: dict[str, set[str]] = {}
-  for name, wanted in modules.items():
-    others = out.setdefault(folder(name), set())
-    others |= {folder(other) for other in wanted} - {folder(name)}
-  return out
+from import_graph import ROOT, folders, graph, imports
 
 
 def test_no_folders_import_each_other():
@@ -114,3 +65,17 @@ print(xla_bridge.backends_are_initialized(), "transformers" in sys.modules)
   argv = [sys.executable, "-c", code, "--config=configs/dapo.py:smoke"]
   done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
   assert done.stdout == "False False\n", done.stderr
+
+
+def test_names_of_functions_in_text_are_there():
+  """Stages, their checks and workers are named as 'module:function'."""
+  found = set()
+  for path in (ROOT / "rl_reason").rglob("*.py"):
+    found |= set(re.findall(r'"(rl_reason(?:\.\w+)+:\w+)"', path.read_text()))
+  assert len(found) > 10
+  for name in found:
+    module, _, function = name.partition(":")
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    defined = [getattr(x, "name", "") for x in ast.parse(file.read_text()).body]
+    assert function in defined, name

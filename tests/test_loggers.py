@@ -141,7 +141,7 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch):
   fill(log, steps=50)
   assert steps_of(tmp_path) == [*range(1, 51)] == seen
   (line,) = said
-  assert "tensorboard is left out" in line and "No space left" in line
+  assert "tensorboard is dropped" in line and "No space left" in line
 
 
 @pytest.mark.parametrize("limit", ["CAPACITY", "PATIENCE", "CLOSING"])
@@ -158,7 +158,7 @@ def test_a_logger_that_hangs_delays_nothing(tmp_path, monkeypatch, limit):
   assert time.monotonic() - start < 5
   release.set()
   assert steps_of(tmp_path) == [*range(50)]
-  assert len(said) == 1 and "is left out" in said[0]
+  assert len(said) == 1 and "is dropped" in said[0]
   assert json.loads((tmp_path / "metrics.jsonl").open().readline())["step"] == 0
 
 

@@ -151,7 +151,7 @@ def test_a_verifier_that_hangs_or_crashes_costs_one_row(make, tmp_path):
   assert tally["references"] == 100 and tally["verified"] == 96
   assert tally["samples"]["verifying the reference answer takes too long"] == [
       "train.jsonl:4: time: 99",
-      "train.jsonl:100: time: 95 beside 1",
+      "train.jsonl:100: time: 95 and 1",
   ]
   assert [
       x.split(": ")[1:3]

@@ -363,6 +363,15 @@ def test_kept_rows_read_only_what_is_new(long):
     assert following is not None  # for the next call
 
 
+def test_a_cache_of_few_slots_is_continued():
+  how = dict(max_tokens=20, eos=-1)
+  prompts, limits_B = tiny.prompts(2), np.full(8, 5)
+  first = sampled(prompts, limits_B=limits_B, keep_cache=True, **how)
+  resumed = first._replace(ended_B=np.zeros(8, bool))
+  got = sample(prompts, resumed=resumed, keep_cache=True, **how)
+  np.testing.assert_array_equal(got.tokens_BL, sample(prompts, **how).tokens_BL)
+
+
 @pytest.mark.slow
 def test_another_policy_resumes_partial_rollouts(long):
   """Tokens so far and their log-probs stay; the rest is the other policy's."""

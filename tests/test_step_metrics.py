@@ -104,7 +104,7 @@ def test_behaviours_of_a_task():
       ),
       correct_B=np.ones(2),
   )
-  stats.responses(rows, ["1?2?3", "4"], ["", ""])
+  stats.add(rows, ["1?2?3", "4"], ["", ""])
   assert stats.metrics()["behaviour/retries"] == 1
   stats.clear()
   assert "behaviour/retries" not in stats.metrics()  # a step without a round

@@ -151,7 +151,7 @@ class RolloutCollector:
     # Join the graded responses with the terms of their reward.
     experience = self._experience(rollouts, grader.correct_B, rows_B)
     experience = self._score(experience, scores.scores_UB)
-    self.stats.responses(experience, grader.texts, rows_B)
+    self.stats.add(experience, grader.texts, rows_B)
     self.doubtful.responses(
         grader.texts, rows_B, grader.correct_B, rollouts.truncated_B
     )

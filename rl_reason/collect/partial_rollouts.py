@@ -122,7 +122,7 @@ class PartialRolloutCollector(RolloutCollector):
     out = self._score(take(experience, which), scores.scores_UB[:, index])
     texts = [grader.texts[b] for b in index]
     rows_of = [rows_B[b] for b in index]
-    self.stats.responses(out, texts, rows_of)
+    self.stats.add(out, texts, rows_of)
     self.doubtful.responses(
         texts, rows_of, grader.correct_B[index], rollouts.truncated_B[index]
     )

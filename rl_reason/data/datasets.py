@@ -1,16 +1,15 @@
 """Rows of files and of the Hugging Face hub, as examples.
 
-A source is one text of the config:
+A source is a text of the config:
 
-  NAME, NAME:SPLIT            a known set, from the hub
+  NAME, NAME:SPLIT            a known set on the hub
   NAME@PATH, NAME:SPLIT@PATH  the same set in a local file or directory
-  PATH, OWNER/REPOSITORY      any other data, with columns mapped by the config;
-                              :SPLIT behind it selects files by their names
+  PATH, OWNER/REPOSITORY      other data, with columns mapped by the config; a
+                              suffix :SPLIT selects files by their names
 
-A file that is named like the repository of a known set, for example
-dapo-math-17k.parquet, is read as that set. Commas separate sources;
-`SOURCE*2` gives a source the weight 2 in the mixture. Without weights, every
-row is drawn equally often.
+A file with the name of a known set's repository, such as dapo-math-17k.parquet,
+is read as this set. Commas separate sources, and `SOURCE*2` gives a source the
+weight 2 in the mixture. Without weights, every row is drawn equally often.
 
 Files are JSON lines, a JSON list, CSV or TSV with a header, gzip of these,
 Parquet, or ArrayRecord with a JSON object in each record.
@@ -30,8 +29,8 @@ from rl_reason.data import known_sets
 from rl_reason.data.known_sets import KNOWN, Known, column
 from rl_reason.data.readers import READERS, suffix
 
-# Field -> the columns that hold it where data.columns does not say; the first
-# one that a row has. verl keeps reference answers in reward_model.
+# Field -> its possible columns by default; the first column of a row that is
+# not empty counts. verl keeps reference answers in reward_model.
 COLUMNS = {
     "question": ("question", "problem", "prompt", "messages"),
     "answer": (
@@ -49,26 +48,26 @@ COLUMNS = {
 
 
 class DataError(ValueError):
-  """One line: which data cannot be used, and the remedy."""
+  """Data that cannot be used; the message is one line with the remedy."""
 
 
 class Example(NamedTuple):
-  """One row of any set, in the fields that all sets share.
+  """A row of any set, in the fields that all sets share.
 
   Attributes:
-    question: text before any template; of a chat, its last turn.
-    answer: the reference answer; '' only beside a response, or where the kind
+    question: text before any template; for a chat, its last turn.
+    answer: the reference answer; '' only if there is a response, or if the kind
       is `none`. For code a JSON object: {"tests", "names", "prompt"}, or
       {"cases"} of (input, output).
-    kind: of verifier.
-    difficulty: rounded down; 0 if the set gives none.
+    kind: name of the verifier.
+    difficulty: difficulty, rounded down; 0 if the set has none.
     source: name of the set, or the path.
     where: file:row, counted from 1.
-    response: of an SFT pair, or the chosen one of a preference pair.
-    rejected: response of a preference pair.
+    response: response of an SFT pair, or the chosen one of a preference pair.
+    rejected: rejected response of a preference pair.
     tolerance: absolute error that a numeric answer may have.
     solution: reasoning that leads to the answer, without the answer itself.
-    turns: of a chat, {"role", "content"} each: those before the question.
+    turns: turns of a chat before the question, {"role", "content"} each.
     columns: the whole row, for rewards.
   """
 
@@ -100,11 +99,11 @@ class Source(NamedTuple):
   """A parsed source.
 
   Attributes:
-    text: as the config has it.
-    name: of a known set, or ''.
-    split: '' for all files.
+    text: text of the config.
+    name: name of a known set, or ''.
+    split: name of the split; '' for all files.
     place: a path, or the id of a repository on the hub.
-    revision: of that repository; '': the newest.
+    revision: revision of the repository; '' for the newest.
   """
 
   text: str
@@ -115,7 +114,7 @@ class Source(NamedTuple):
 
   @property
   def names(self) -> tuple[str, ...]:
-    """What `kind_of` may call it; a known set has a kind of its own."""
+    """Names of the source for `kind_of`; () for known sets."""
     names = self.text, self.place, pathlib.Path(self.place).name
     return () if self.name else names
 
@@ -129,17 +128,17 @@ def parse(text: str, default_split: str = "train") -> Source:
   """Parses a source, without asking the hub or listing directories.
 
   Args:
-    text: in the syntax of this module's docstring.
-    default_split: of known sets, where neither text nor file name says one.
+    text: source in the syntax of this module's docstring.
+    default_split: split of known sets, if neither text nor file name has one.
 
   Raises:
-    DataError: it is neither a known set nor a path nor a hub id.
+    DataError: the text is neither a known set nor a path nor a hub id.
   """
   head, at, path = text.partition("@")
   name, _, split = head.partition(":")
   if name in KNOWN:
     splits = KNOWN[name].splits
-    # The name of a file may say its split: test.jsonl is not for training.
+    # The name of a file may contain a split: test.jsonl is not for training.
     named = [x for x in splits if x in pathlib.Path(path).name]
     default = named[0] if named else default_split
     split = split or (default if default in splits else list(splits)[-1])
@@ -158,7 +157,9 @@ def parse(text: str, default_split: str = "train") -> Source:
   if text and pathlib.Path(text).exists():
     stem = pathlib.Path(text).name.partition(".")[0].lower()
     for known, (hub, *_) in KNOWN.items():
-      if hub.partition("/")[2].lower() == stem:  # named like its repository
+      if (
+          hub.partition("/")[2].lower() == stem
+      ):  # named like the set's repository
         return parse(f"{known}@{text}", default_split)
     return Source(text, "", "", text)
   place, _, split = text.partition(":")
@@ -179,12 +180,15 @@ EMPTY: Mapping[str, str] = {}
 def parse_all(
     text: str, default_split: str, revisions: Mapping[str, str] = EMPTY
 ) -> list[Part]:
-  """Parses 'SOURCE*WEIGHT,SOURCE,...'; raises DataError, as `parse`.
+  """Parses 'SOURCE*WEIGHT,SOURCE,...'.
 
   Args:
-    text: of the config.
-    default_split: as for `parse`.
-    revisions: of repositories on the hub, by their ids.
+    text: text of the config.
+    default_split: see `parse`.
+    revisions: revisions of repositories on the hub by their ids.
+
+  Raises:
+    DataError: see `parse`; or a weight is not positive.
   """
   parts = []
   for item in filter(None, (x.strip() for x in text.split(","))):
@@ -204,7 +208,7 @@ def parse_all(
 def assignments(text: str) -> dict[str, str]:
   """Parses 'math=boxed,code=plain': {'math': 'boxed', 'code': 'plain'}.
 
-  The key of an item without an equals sign is ''.
+  An item without an equals sign has the key ''.
 
   Raises:
     DataError: a key or a value is empty, or a key occurs twice.
@@ -241,7 +245,7 @@ def kind_of(text: str, source: Source) -> str:
 
   Args:
     text: 'math', or 'tasks.jsonl=code,math' with names of files.
-    source: of the run.
+    source: source of rows.
 
   Raises:
     DataError: the text is malformed.
@@ -251,7 +255,7 @@ def kind_of(text: str, source: Source) -> str:
 
 
 def files(source: Source) -> list[tuple[str, pathlib.Path]]:
-  """The files of a source: (name to show, path), sorted by name."""
+  """The files of a source as (name to show, path), sorted by name."""
   root = pathlib.Path(source.place)
   known = KNOWN.get(source.name)
   pattern = known.splits[source.split] if known else f"*{source.split}*"
@@ -265,9 +269,9 @@ def files(source: Source) -> list[tuple[str, pathlib.Path]]:
       if path.is_file() and suffix(path) in READERS
   }
   chosen = [x for x in paths if fnmatch.fnmatchcase(x, pattern)]
-  if not chosen:  # a copy with another layout: look for the split's name
+  if not chosen:  # a copy with another layout
     chosen = [x for x in paths if pathlib.Path(x).name.startswith(source.split)]
-  if not chosen and len(paths) == 1:  # the only file, unless of another split
+  if not chosen and len(paths) == 1:  # the only file, if of no other split
     splits = known.splits if known else ()
     chosen = [x for x in paths if not any(y in x for y in splits)]
   if not chosen:
@@ -305,9 +309,9 @@ def _download(source: Source, pattern: str) -> pathlib.Path:
 
 
 def read(source: Source) -> Iterator[tuple[str, dict | None]]:
-  """Yields ('file:row', row) of all files; None for a row that is no object.
+  """Yields ('file:row', row) of all files; the row is None if no object.
 
-  In text files rows are numbered as lines; blank lines are skipped.
+  The numbers of rows in text files are line numbers; blank lines are skipped.
 
   Raises:
     DataError: a file is missing, damaged, or of an unknown format.
@@ -319,7 +323,7 @@ def read(source: Source) -> Iterator[tuple[str, dict | None]]:
     try:
       for number, row in reader(path):
         yield f"{name}:{number}", row
-    except Exception as e:  # every library has exceptions of its own
+    except Exception as e:  # every library has its own exceptions
       raise DataError(
           f"{path}: cannot be read to its end ({one_line(e)}); it is damaged"
           " or cut short: fetch it again"
@@ -332,12 +336,12 @@ def examples(
   """Yields the rows of a source as examples, in order.
 
   Args:
-    source: of `parse`.
-    mapping: of `columns`; used for sets that are not known.
-    kind: of verifier, for such sets.
+    source: source of `parse`.
+    mapping: columns of `columns`, for sets that are not known.
+    kind: verifier of such sets.
 
   Raises:
-    DataError: no row has a column that is known to hold what is needed.
+    DataError: no row has a value of a required field.
   """
   known = KNOWN.get(source.name)
   needed = () if known else ("question", "answer")
@@ -374,7 +378,7 @@ def examples(
     except (TypeError, ValueError, AttributeError, OverflowError) as e:
       yield Malformed(where, f"a field of another type ({e})")
     else:
-      if example.response:  # to learn from, without an answer
+      if example.response:  # SFT needs no answer
         missing.pop("answer", None)
       yield example
   if missing and seen:
@@ -389,7 +393,7 @@ def examples(
 
 
 def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
-  """How the rows of a set that is not known are read."""
+  """The layout of the rows of a set that is not known."""
   cell = column(*mapping["answer"])
   readers = {"math": known_sets.math_answer(cell), "choice": cell}
   return Known(

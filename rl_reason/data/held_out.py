@@ -1,4 +1,4 @@
-"""Rows that are not trained on: evaluation sets, and validation sets."""
+"""Held-out rows: evaluation sets and validation sets."""
 
 import functools
 import json
@@ -14,12 +14,12 @@ from rl_reason.data import pipelines
 def evaluation_sets(
     rows: pipelines.RowSource, count: int
 ) -> dict[str, list[tasks.Row]]:
-  """Held-out rows by the name of their set; the first set is the headline.
+  """Evaluation rows by the name of their set; the first set is the main one.
 
-  The order is random but fixed: the first n rows are a fair sample.
+  The order is random but fixed, so that the first n rows are a random sample.
 
   Args:
-    rows: of the run.
+    rows: rows of the run.
     count: maximum number of rows of a set.
   """
   if rows.files is None:
@@ -33,10 +33,11 @@ def evaluation_sets(
 def validation_sets(
     rows: pipelines.RowSource, count: int, evaluated: int
 ) -> dict[str, list[tasks.Row]]:
-  """Rows that choose thresholds and checkpoints; {} if there are none.
+  """Rows for choosing thresholds and checkpoints; {} if there are none.
 
-  They are training rows of files, which preparation set aside, or held-out
-  prompts of the task beyond the `evaluated` ones of its evaluation sets.
+  The rows are training rows of files that --stage=prepare set aside, or
+  held-out prompts of the task other than the first `evaluated` ones, which
+  evaluate it.
   """
   name = tasks.VALIDATION
   if rows.files is None:
@@ -62,7 +63,7 @@ def _sets(
 
 
 def dropped(rows: pipelines.RowSource) -> dict[str, list[dict[str, str]]]:
-  """Rows of each evaluation set that preparation left out, and why."""
+  """Rows that --stage=prepare dropped from each evaluation set, and why."""
   if rows.files is None:
     return {}
   names = _sets(rows, "evaluate", 1)
@@ -79,13 +80,13 @@ def dropped(rows: pipelines.RowSource) -> dict[str, list[dict[str, str]]]:
 def rows_of_task(
     task, levels: tuple[int, ...], count: int, evaluated: int = 0
 ) -> tuple[tasks.Row, ...]:
-  """A fixed set of distinct held-out rows, shared evenly by the levels.
+  """A fixed set of distinct held-out rows, with equal shares of the levels.
 
-  A level with too few distinct prompts gives all it has and the other levels
-  fill its place; there are fewer than `count` rows if all are used up. The rows
-  do not depend on the seed of a run, and come in random order: the first n of
-  them are a fair sample. With `evaluated` they are other rows than the first
-  `evaluated` ones; none, if the task has no more.
+  If a level has too few distinct prompts, other levels replace them; there are
+  fewer than `count` rows if all prompts are used. The rows do not depend on the
+  seed of the run, and their order is random, so that the first n rows are a
+  random sample. With `evaluated` the rows differ from the first `evaluated`
+  ones; there are none if the task has no other prompts.
   """
   taken: set[str] = set()
   if evaluated:
@@ -100,7 +101,7 @@ def rows_of_task(
     for level in list(open_levels):
       for _ in range(1000):
         row = tasks.draw(task, rng, (level,), evaluation=True)
-        # A level without a new prompt in 1000 draws is used up.
+        # A level without a new prompt in 1000 draws counts as exhausted.
         if row.prompt not in rows and row.prompt not in taken:
           break
       else:

@@ -1,4 +1,4 @@
-"""The data sets that are known by name, and how their rows are read."""
+"""Data sets that are known by name, and the layout of their rows."""
 
 import json
 import math
@@ -14,10 +14,10 @@ Field = Callable[[dict], Any]  # reads one field of a raw row
 
 
 def text(cell) -> str:
-  """A cell as stripped text; of a chat, the content of its last message.
+  """A cell as stripped text; for a chat, the content of its last message.
 
   Raises:
-    TypeError, ValueError: the cell is no text, number or truth value.
+    TypeError, ValueError: the cell is not text, a number or a truth value.
   """
   if isinstance(cell, list) and cell and isinstance(cell[-1], dict):
     cell = cell[-1]["content"]
@@ -35,17 +35,17 @@ def text(cell) -> str:
 
 
 def chat(cell) -> tuple[tuple[dict, ...], str, str]:
-  """A prompt, and a response that may follow it.
+  """Splits a prompt and the response that may follow it.
 
   Args:
     cell: a text, or the turns of a chat: {"role", "content"} each.
 
   Returns:
     the turns before the question; the question, which is the last turn of the
-    user; the content of an assistant's turn behind the question, or ''.
+    user; the content of the assistant's turn after the question, or ''.
 
   Raises:
-    TypeError, ValueError: the cell is no text, and no chat with a question.
+    TypeError, ValueError: the cell is neither text nor a chat with a question.
   """
   if not (isinstance(cell, list) and cell and isinstance(cell[0], dict)):
     return (), text(cell), ""
@@ -65,7 +65,7 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
 
 
 def column(*names: str) -> Field:
-  """Reads the first of the columns that is not empty; 'a.b' is b of a."""
+  """Reads the first column that is not empty; 'a.b' is the field b of a."""
 
   def read(row):
     for name in names:
@@ -80,7 +80,7 @@ def column(*names: str) -> Field:
 
 
 def level(cell) -> int:
-  """The difficulty: 4.5, '4.5' and 'Level 4' are 4; without a number 0."""
+  """The difficulty: 4 for 4.5, '4.5' and 'Level 4'; 0 without a number."""
   number = re.search(r"-?\d+(\.\d+)?", str(cell))
   return math.floor(float(number[0])) if number else 0
 
@@ -95,7 +95,7 @@ def last_box(solution: str) -> str | None:
 
 
 def math_answer(field: Field) -> Field:
-  """Reads what follows '####', the last box, or else the whole cell."""
+  """Reads the text after '####', the last box, or else the whole cell."""
 
   def read(row):
     cell = text(field(row))
@@ -107,7 +107,7 @@ def math_answer(field: Field) -> Field:
 
 
 def json_text(field: Field) -> Field:
-  """Reads an object or a list as a JSON text, for code and users' verifiers."""
+  """Reads an object or a list as JSON text, for code and users' verifiers."""
 
   def read(row):
     cell = field(row)
@@ -136,7 +136,7 @@ def _olympiad_answer(row) -> str:
   """All final answers, with their unit."""
   cell = row["final_answer"]
   answer = ", ".join(cell) if isinstance(cell, list) else text(cell)
-  # One pair of dollars around number and unit: '$12$ $cm^2$' is no LaTeX value.
+  # Number and unit form one formula: '$12$ $cm^2$' would be two.
   unit = row.get("unit")
   return f"{answer} {unit}".replace("$", "") if unit else answer
 
@@ -159,7 +159,7 @@ def _choice_question(row) -> str:
 
 
 def _mbpp_question(row) -> str:
-  """The task with its asserts: only they say the name of the function."""
+  """The task with its asserts, which contain the name of the function."""
   tests = "\n".join(row["test_list"])
   return f"{text(column('text', 'prompt')(row))}\n\nIt must pass:\n\n{tests}"
 
@@ -200,11 +200,11 @@ class Known(NamedTuple):
 
   Attributes:
     hub: id of its repository on the Hugging Face hub.
-    splits: name of a split -> pattern of its file names. Every split but
+    splits: name of a split -> pattern of its file names. Every split except
       'train' is a benchmark.
     question, answer, difficulty, tolerance, solution, response, rejected:
       functions that read these fields of `datasets.Example` from a raw row.
-    kind: of verifier.
+    kind: name of the verifier.
   """
 
   hub: str

@@ -25,7 +25,7 @@ QUARANTINE = "quarantine.jsonl"  # rows that --stage=prepare left out, and why
 
 
 class Problems(grain.sources.RandomAccessDataSource):
-  """Rows generated from their index: (id, row, generator) by id."""
+  """Rows that a task generates from their id: (id, row, generator) by id."""
 
   def __init__(self, task, levels, seed: int, evaluation: bool = False):
     self._task, self._levels, self._seed = task, tuple(levels), seed
@@ -62,7 +62,8 @@ class Prepared(grain.sources.RandomAccessDataSource):
 
   def __getitem__(self, index) -> tasks.Row:
     record = json.loads(self._records[int(index)])
-    # Prepared rows are passed on with a run, and a kind may be code to import.
+    # Prepared rows may come with the run of another user, and a kind is
+    # imported.
     kind = record["kind"]
     if kind not in (*verifiers.KINDS, verifiers.NONE, *verifiers.OWN):
       raise datasets.DataError(
@@ -78,7 +79,7 @@ def prepared(
   """The sources that --stage=prepare wrote, and their weights.
 
   Args:
-    directory: that holds data.json.
+    directory: directory with data.json.
     use: 'train', 'evaluate' or 'validation'.
 
   Raises:
@@ -108,8 +109,8 @@ def prepared(
 
 
 def mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:
-  """Mixes sources; each one is shuffled anew in each of its epochs."""
-  # Epoch e is shuffled with seed + e: consecutive seeds would repeat orders.
+  """Mixes sources, and shuffles each source anew in each of its epochs."""
+  # grain shuffles epoch e with seed + e: consecutive seeds would repeat orders.
   parts = [
       grain.MapDataset.source(source)
       .shuffle(seed=zlib.crc32(f"{seed} {number}".encode()))
@@ -122,8 +123,8 @@ def mix(sources: list, weights: list[float], seed: int) -> grain.MapDataset:
 class Mixed(grain.sources.RandomAccessDataSource):
   """An endless stream of rows of files, shuffled and mixed: (id, row) by id.
 
-  An id is a position in the stream, so a row of a later epoch is a prompt of
-  its own, with other sampling noise. Weights need not sum to 1.
+  An id is a position in the stream, so that a row has another id, and other
+  sampling noise, in each epoch. Weights need not sum to 1.
   """
 
   def __init__(self, sources: list[Prepared], weights: list[float], seed: int):
@@ -137,7 +138,7 @@ class Mixed(grain.sources.RandomAccessDataSource):
 
 
 def iterate(dataset: grain.MapDataset, batch: int):
-  """An endless, checkpointable iterator over batches: lists of items."""
+  """An endless, checkpointable iterator over batches, which are lists."""
   dataset = dataset.batch(batch, batch_fn=list)
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
   return iter(dataset.to_iter_dataset(options))
@@ -145,13 +146,13 @@ def iterate(dataset: grain.MapDataset, batch: int):
 
 @dataclasses.dataclass(frozen=True)
 class RowSource:
-  """Rows of one task, each purpose with a seed of its own.
+  """The rows of a run, with a seed for each purpose.
 
   Attributes:
     task: a task; see `tasks`.
-    name: of the task, which names its evaluation set.
+    name: name of the task and of its evaluation set.
     difficulties: levels, drawn uniformly.
-    seed: of the run.
+    seed: seed of the run.
     files: directory that --stage=prepare wrote; None if the task generates
       rows.
   """
@@ -180,10 +181,19 @@ class RowSource:
 
 
 def pack_prompts(tok, texts: list[str], ids, slots: int) -> Prompts:
-  """Prompts padded on the left.
+  """Encodes prompts and pads them on the left.
+
+  Args:
+    tok: the tokenizer.
+    texts: N prompts.
+    ids: N ids of the prompts.
+    slots: tokens of a padded prompt, P.
+
+  Returns:
+    prompts with tokens [N, P].
 
   Raises:
-    DataError: a prompt has no token, or is longer than `slots` tokens.
+    DataError: a prompt has no token, or more than `slots` tokens.
   """
   tokens_NP = np.full((len(texts), slots), tok.pad_token_id, np.int32)
   start_N = np.zeros(len(texts), np.int32)

@@ -1,4 +1,4 @@
-"""What became of the rows of a source: counts and examples."""
+"""The report of --stage=prepare: rows that were kept and dropped."""
 
 import collections
 import dataclasses
@@ -7,7 +7,7 @@ from rl_reason import tasks
 from rl_reason.data import screening
 from rl_reason.data.screening import Fault
 
-SAMPLES = 3  # dropped rows of each reason that the report shows
+SAMPLES = 3  # examples of dropped rows for each reason
 
 
 def _counter():
@@ -16,11 +16,11 @@ def _counter():
 
 @dataclasses.dataclass
 class Tally:
-  """What became of the rows of one source."""
+  """Counts of the rows of one source, with examples."""
 
-  source: str  # as in the config
+  source: str  # text of the config
   use: str  # 'train', 'evaluate' or 'validation'
-  file: str  # that its rows are written to
+  file: str  # file with the rows that are kept
   read: int = 0
   kept: int = 0
   references: int = 0  # answers that were checked
@@ -46,7 +46,7 @@ class Tally:
 
   @property
   def corrupt(self) -> int:
-    """Rows that were dropped because of what they are."""
+    """Number of rows that were dropped because they are corrupt."""
     return sum(
         count
         for reason, count in self.dropped.items()
@@ -63,7 +63,7 @@ class Tally:
 
 
 def lines(sources: list[dict], learns: bool) -> list[str]:
-  """What became of the rows, for the screen: a line for each reason.
+  """The report for the screen, with a line for each reason.
 
   Args:
     sources: tallies of data.json.
@@ -94,7 +94,7 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
 
 
 def markdown(tallies: list[Tally]) -> str:
-  """The report for people."""
+  """The report in Markdown."""
   lines = ["# Prepared data", ""]
   lines += ["| source | use | rows read | rows kept | verified references |"]
   lines += ["|---|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""The endless stream of training prompts, and what is known of each kind."""
+"""The endless stream of training prompts, with statistics by difficulty."""
 
 import zlib
 
@@ -7,7 +7,7 @@ import numpy as np
 from rl_reason.base.errors import RunError
 from rl_reason.tasks import Row
 
-MAX_RETIRED_IN_A_ROW = 100_000  # draws before the run gives up
+MAX_RETIRED_IN_A_ROW = 100_000  # draws before the run stops
 DECAY = 0.9  # of the moving averages by difficulty
 
 
@@ -17,8 +17,9 @@ class PromptStream:
   Args:
     source: rows by id.
     iterator: checkpointable iterator over batches of one (id, row).
-    retire_after: a prompt is no longer drawn once all responses to it were
-      correct so many times in a row; 0 never retires a prompt.
+    retire_after: number of consecutive rounds in which all responses to a
+      prompt were correct, after which the prompt is no longer drawn; 0 to draw
+      prompts forever.
   """
 
   def __init__(self, source, iterator, *, retire_after: int = 0):
@@ -28,7 +29,7 @@ class PromptStream:
     self._solved: dict[str, int] = {}  # prompt: times solved in a row
 
   def get_state(self) -> dict:
-    """What a checkpoint needs, as JSON."""
+    """The state for a checkpoint, as JSON."""
     return dict(
         iterator=self._iterator.get_state(),
         averages=self._averages,
@@ -36,7 +37,7 @@ class PromptStream:
     )
 
   def set_state(self, state: dict) -> None:
-    """Restores what `get_state` returned."""
+    """Restores the state of `get_state`."""
     self._iterator.set_state(state["iterator"])
     self._averages, self._solved = state["averages"], state["solved"]
 
@@ -66,9 +67,9 @@ class PromptStream:
     return ids, rows
 
   def expected(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Expected accuracy and response length of prompts, from their difficulty.
+    """Expected accuracy and response length of prompts, by their difficulty.
 
-    A difficulty that was not sampled yet counts as the average one.
+    A difficulty without samples gets the mean of all difficulties.
     """
     default = np.mean(list(self._averages.values()) or [[0.5, 1.0]], 0)
     found = [self._averages.get(str(row.difficulty), default) for row in rows]
@@ -80,8 +81,8 @@ class PromptStream:
 
     Args:
       rows: prompts of a round.
-      accuracies: share of correct responses to each.
-      lengths: mean response length of each, in tokens.
+      accuracies: share of correct responses to each prompt.
+      lengths: mean response length of each prompt, in tokens.
     """
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
       new = [float(accuracy), float(length)]
@@ -95,5 +96,5 @@ class PromptStream:
 
 
 def prompt_hash(row: Row) -> int:
-  """Equal for equal prompts: 31 bits."""
+  """A hash of the prompt, 31 bits."""
   return zlib.crc32(row.prompt.encode()) >> 1

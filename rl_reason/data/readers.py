@@ -1,7 +1,7 @@
 """Readers of files with rows: JSON, CSV, Parquet, ArrayRecord; gzip of texts.
 
-A reader yields (number, row) in the order of the file, counted from 1. All but
-JSON lists are streamed.
+A reader yields (number, row) in the order of the file, counted from 1. Files
+are streamed, except JSON lists.
 """
 
 import codecs
@@ -13,11 +13,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-Numbered = Iterator[tuple[int, dict | None]]  # None: a row that is no object
+Numbered = Iterator[tuple[int, dict | None]]  # None: the row is no object
 
 
 def suffix(path: pathlib.Path) -> str:
-  """The ending of a file name that says its format, without .gz."""
+  """The suffix of a file name that gives the format, ignoring .gz."""
   return pathlib.Path(path.name.removesuffix(".gz")).suffix
 
 
@@ -41,7 +41,7 @@ def _object(data: bytes) -> dict | None:
 
 
 def _json(path) -> Numbered:
-  """One object a line or, only in a file that is named .json, one list."""
+  """One object a line; a file named .json may also contain one list."""
   with _opener(path)(path, "rb") as file:
     first = next((x for x in file if x.strip()), b"")
     file.seek(0)
@@ -57,7 +57,7 @@ def _json(path) -> Numbered:
 
 
 def _csv(path) -> Numbered:
-  """Rows below a header; cells are text, and quoted ones may have newlines."""
+  """Rows with a header; cells are text, and may contain newlines if quoted."""
   csv.field_size_limit(1 << 30)  # a response may be longer than the default
   with _opener(path)(path, "rt", encoding="utf-8-sig", newline="") as file:
     delimiter = "\t" if suffix(path) == ".tsv" else ","
@@ -67,7 +67,7 @@ def _csv(path) -> Numbered:
       raise ValueError("the header has the same column twice")
     for number, row in enumerate(rows, 1):
       fits = None not in row and None not in row.values()
-      yield number, row if fits else None  # other cells than the header
+      yield number, row if fits else None  # not the columns of the header
 
 
 def _parquet(path) -> Numbered:
@@ -84,7 +84,7 @@ def _array_record(path) -> Numbered:
   reader = array_record_module.ArrayRecordReader(str(path))
   for index in range(reader.num_records()):
     yield index + 1, _object(reader.read(index, index + 1)[0])
-  reader.close()  # raises on a file that was cut short, which has no records
+  reader.close()  # raises if the file was truncated, and has no records
 
 
 READERS = {

@@ -1,8 +1,8 @@
-"""Samples to learn from as they are: rows of --stage=generate, and ratings.
+"""Files of samples to learn from: results of --stage=generate, and ratings.
 
 `sft.samples` and `reward_model.samples` list sources as `data.train` does. They
-go with any task: a prompt is the text that the model has read, or the turns of
-a chat, and nothing else is done to it.
+work with any task: a prompt is used unchanged, as text or as the turns of a
+chat.
 """
 
 import collections
@@ -18,7 +18,7 @@ import grain
 from rl_reason.data import datasets, pipelines, templates, tokenizer
 
 Texts = tuple[str, ...]  # a prompt, its response, and a rejected response
-HELD_OUT = 10  # one prompt in so many, of pairs
+HELD_OUT = 10  # one prompt in ten is held out, of preference pairs
 
 
 def read(
@@ -31,35 +31,35 @@ def read(
     pairs: bool = False,
     revisions: Mapping[str, str] = datasets.EMPTY,
 ) -> tuple[list[list[Texts]], list[float]]:
-  """The different rows of each source, and its weight in the mixture.
+  """Returns the distinct rows of each source, and the weights of the sources.
 
   Args:
-    field: of the config, for messages.
-    sources: as in data.train.
+    field: field of the config, for messages.
+    sources: sources in the syntax of data.train.
     tok: the tokenizer.
-    slots: tokens of prompts and of responses, EOS included.
-    say: shows what was read.
-    pairs: whether rows have `chosen` and `rejected`, and not a `response`.
-    revisions: of repositories on the hub, by their ids.
+    slots: maximum number of tokens of prompts, and of responses with EOS.
+    say: shows a message.
+    pairs: whether rows have `chosen` and `rejected` instead of `response`.
+    revisions: revisions of repositories on the hub by their ids.
 
   Raises:
-    DataError: nothing of a source can be learned from.
+    DataError: no row of a source is left.
   """
   names = ("chosen", "rejected") if pairs else ("response",)
   parts, weights = [], []
   for source, weight in datasets.parse_all(sources, "train", revisions):
-    # Without a damaged part the mixture would be another one, unnoticed.
+    # Leaving out a damaged file would silently change the mixture.
     _verify(pathlib.Path(source.place))
     rows = [_texts(row, names, tok) for _, row in datasets.read(source)]
     good = list(dict.fromkeys(x for x in rows if isinstance(x, tuple)))
-    # All texts in one call: tokenizers encode a list in parallel. A rejected
-    # response needs no room for EOS.
+    # All texts in one call, which tokenizers encode in parallel. A rejected
+    # response has no EOS.
     texts = [x for row in good for x in row]
     ids = iter(tokenizer.encode(tok, texts) if texts else ())
     limits = slots[0], *(slots[1] - (name != "rejected") for name in names)
     fits = [[len(next(ids)) <= limit for limit in limits] for _ in good]
     kept = [row for row, fit in zip(good, fits, strict=True) if all(fit)]
-    # What is left out is counted by reason: it changes what is learned.
+    # Rows that are left out are counted by reason, since they matter.
     left_out = collections.Counter(x for x in rows if isinstance(x, str))
     left_out["are repeated"] = len(rows) - left_out.total() - len(good)
     left_out["are longer than rollout.max_prompt or rollout.max_tokens"] = len(
@@ -82,7 +82,7 @@ def read(
 
 
 def _verify(directory: pathlib.Path) -> None:
-  """Compares what --stage=generate wrote with its manifest, if there is one.
+  """Compares files of --stage=generate with their manifest, if there is one.
 
   Raises:
     DataError: a file is missing, or has changed.
@@ -101,7 +101,7 @@ def _verify(directory: pathlib.Path) -> None:
 
 
 def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
-  """The texts of a row, or why it is left out."""
+  """The texts of a row, or the reason to leave the row out."""
   row = row or {}
   prompt = row.get("prompt")
   texts = [x for x in map(row.get, names) if isinstance(x, str)]
@@ -120,7 +120,9 @@ def _texts(row: dict[str, Any] | None, names: Texts, tok) -> Texts | str:
 def split(
     parts: list[list[Texts]],
 ) -> tuple[list[list[Texts]], list[list[Texts]]]:
-  """The rows to learn from, and those of one prompt in ten, by its hash.
+  """Splits rows into training rows and held-out rows, by a hash of the prompt.
+
+  One prompt in HELD_OUT is held out.
 
   Raises:
     DataError: a source has too few prompts.

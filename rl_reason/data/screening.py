@@ -16,8 +16,8 @@ class Fault(NamedTuple):
   """Why a row is dropped.
 
   Attributes:
-    reason: with the field that decides and the remedy, where there is one.
-    text: of the row, that shows it.
+    reason: the reason, with the field of the config and the remedy, if any.
+    text: text of the row, as an example.
     tokens: length of a text that is too long; else 0.
   """
 
@@ -41,11 +41,11 @@ CONTRADICTION = "another row has the same question and another answer"
 
 
 def _normalize(text: str) -> str:
-  """The text without differences in case, whitespace and Unicode forms."""
+  """The text with normalized case, whitespace and Unicode."""
   return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-# LaTeX that changes the look of a formula and not the formula.
+# LaTeX that changes only the appearance of a formula.
 _FRACTION = re.compile(r"\\[dtc]?frac(?![a-z])(\d?)")
 _LOOKS = re.compile(
     r"\\(left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])"
@@ -54,7 +54,7 @@ _LOOKS = re.compile(
 
 
 def _plain(question: str) -> str:
-  """The normalized question in one spelling of its formulas."""
+  """The normalized question, with one spelling of formulas."""
   text = _LOOKS.sub(" ", _FRACTION.sub(r"\\frac \1 ", _normalize(question)))
   return re.sub(r"(?<=\d),(?=\d{3})", "", text)  # 1,000
 
@@ -71,19 +71,19 @@ def _digest(*texts: str) -> str:
 
 
 def key(example: Example) -> str:
-  """Equal for duplicates: a hash of the prompt and of both responses."""
+  """A hash of the prompt and of both responses, equal for duplicates."""
   turns = [x["content"] for x in example.turns]
   texts = *turns, example.question, example.response, example.rejected
   return _digest(*texts)
 
 
 def _asked(example: Example) -> list[str]:
-  """The texts of a prompt without its system turn, which whole sets share."""
+  """The texts of a prompt without the system turn, which many rows share."""
   turns = [x["content"] for x in example.turns if x["role"] != "system"]
   return [*turns, example.question]
 
 
-# Reasons that lie in a row itself, and in no field that chooses rows.
+# Reasons that count as corruption, not as a choice of the config.
 CORRUPT = (
     *(MALFORMED, EMPTY, NO_ANSWER, UNVERIFIABLE, CONTRADICTION),
     *(NO_TOKEN, UNRENDERED, "verifying the reference answer"),
@@ -91,10 +91,10 @@ CORRUPT = (
 
 
 class ReferenceChecker:
-  """Verifies reference answers in worker processes, which may hang or crash.
+  """Checks reference answers in worker processes, which may hang or crash.
 
-  Only built-in verifiers can do that: in which format a user's function expects
-  an answer is not known.
+  Only built-in verifiers check reference answers, since the format of answers
+  for a user's function is not known.
 
   Args:
     pool: workers that run `verifiers.ask`.
@@ -114,7 +114,7 @@ class ReferenceChecker:
     self._pending = dict(zip(answers, futures, strict=True))
 
   def checks(self, example: Example) -> bool:
-    """Whether there is a reference answer that can be checked."""
+    """Whether the example has a reference answer that can be checked."""
     return bool(example.answer) and example.kind in verifiers.KINDS
 
   def fault(self, example: Example) -> Fault | None:
@@ -129,14 +129,14 @@ class ReferenceChecker:
     )
 
   def run(self, example: Example) -> concurrent.futures.Future:
-    """Starts to run the solution of a problem of code against its tests."""
+    """Starts to run the solution of a code problem against its tests."""
     program = example.response or example.solution
     item = (verifiers.path(example.kind), "verify", program, example.answer)
     [pending] = self._pool.submit([item])
     return pending
 
   def contradiction(self, example: Example, other: str) -> Fault | None:
-    """The fault if the same question has another reference answer, too."""
+    """The fault of a question with two different reference answers, if any."""
     fault = Fault(CONTRADICTION, example.question)
     if not self.checks(example):
       equal = _normalize(example.answer) == _normalize(other)
@@ -144,10 +144,10 @@ class ReferenceChecker:
     box = f"\\boxed{{{example.answer}}}"
     item = (verifiers.path(example.kind), "verify", box, other)
     [pending] = self._pool.submit([item])
-    return self._fault(pending, fault, f"{example.answer} beside {other}")
+    return self._fault(pending, fault, f"{example.answer} and {other}")
 
   def _fault(self, pending, fault: Fault, text: str) -> Fault | None:
-    """`fault` if the verifier says no; another one if the verifier fails."""
+    """`fault` if the verifier rejects; another fault if the verifier fails."""
     [out] = self._pool.results([pending])
     if not out.failure:
       return None if out.value else fault
@@ -158,23 +158,23 @@ class ReferenceChecker:
 
 
 class Screen:
-  """Finds the faults of examples, alone and beside those seen before.
+  """Finds the faults of examples, also by comparison with earlier examples.
 
   Attributes:
     references: checks reference answers.
     contradicted: keys of rows with contradictory reference answers.
 
   Args:
-    data: the section of the config.
-    pool: of `ReferenceChecker`.
+    data: the section `data` of the config.
+    pool: see `ReferenceChecker`.
   """
 
   def __init__(self, data, pool: workers.Pool):
     self._data, self.references = data, ReferenceChecker(pool)
     self._answers: dict[str, str] = {}  # key -> reference answer
     self.contradicted: set[str] = set()
-    # Of evaluation sets: digest of a question, sequence of all its words, or
-    # n-gram of words -> its place.
+    # Questions of evaluation sets: digest of the question, sequence of its
+    # words, or n-gram of words -> place of the row.
     self._questions: dict[str, str] = {}
     self._sequences: dict[str, str] = {}
     self._ngrams: dict[str, str] = {}
@@ -186,7 +186,7 @@ class Screen:
       yield " ".join(words[start : start + size])
 
   def add_evaluation(self, example: Example) -> None:
-    """Remembers an evaluation example, also one that is dropped later."""
+    """Remembers an evaluation example, even if it is dropped later."""
     place = f"{example.source} {example.where}"
     self._questions.setdefault(_digest(*_asked(example)), place)
     for ngram in self._ngrams_of(example.question):
@@ -196,11 +196,11 @@ class Screen:
 
   def add_training(self, row: dict) -> None:
     """Remembers a training row that is kept."""
-    # Answers of code are tests: different tests contradict nothing.
+    # Answers of code are tests, and different tests are no contradiction.
     self._answers[row["key"]] = "" if row["kind"] == "code" else row["answer"]
 
   def fault(self, example: Example) -> Fault | None:
-    """The fault of an example in itself."""
+    """The fault of an example on its own."""
     if not example.question:
       return Fault(EMPTY, example.answer)
     needed = example.kind != verifiers.NONE
@@ -212,16 +212,16 @@ class Screen:
     return None
 
   def training_fault(self, example: Example) -> Fault | None:
-    """The fault of a training example beside the others.
+    """The fault of a training example in comparison with other examples.
 
     Raises:
-      DataError: it is an evaluation row, and the config does not say whether to
-        drop such rows.
+      DataError: the example is an evaluation row, and the config does not say
+        whether to drop such rows.
     """
     d, name = self._data, key(example)
     if d.deduplicate and name in self._answers:
       answer, other, fault = example.answer, self._answers[name], None
-      # An answer that cannot be verified says nothing against the other one.
+      # An answer that cannot be verified contradicts no other answer.
       if answer not in (other, "") and example.kind != "code":
         if not self.references.fault(example):
           fault = self.references.contradiction(example, other)
@@ -240,7 +240,7 @@ class Screen:
     if place:
       text = f"{place}: {example.question}"
       return Fault("the question is in an evaluation set", text)
-    # The whole, too: a short question has too few words for an n-gram.
+    # The whole question as well: it may have too few words for an n-gram.
     if place := self._sequences.get(_sequence(example)):
       return Fault(SAME_WORDS, f"{place}: {example.question}")
     for ngram in self._ngrams_of(example.question):

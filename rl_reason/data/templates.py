@@ -1,12 +1,12 @@
-"""Prompt templates: how a question is presented, and a response in its form.
+"""Prompt templates: the form of prompts and of responses to imitate.
 
-Each kind of row (math, code, choice, none) has templates of its own, by the
-name of their style. `plain` is the question alone. The others also ask for a
-format of the response in which the final answer can be found: `dapo` a last
+Each kind of row (math, code, choice, none) has its own templates by the name of
+a style. `plain` is the question alone. The other styles ask for a format of the
+response in which the final answer can be found: `dapo` a last
 line "Answer: ..." (Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and
 answer tags (DeepSeek-AI 2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et
 al. 2024, arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes
-or no. The formats are those of the papers, the wording is not.
+or no. The formats are from the papers, the wording is not.
 """
 
 import inspect
@@ -20,13 +20,13 @@ from rl_reason.data import datasets
 
 
 class Template(NamedTuple):
-  """How a question is presented, and the form of a response.
+  """The form of a prompt and of a response.
 
   Attributes:
     prompt: a text with {question}; or a function of the question that returns
-      a text, or the turns of a chat.
-    response: a text with {solution}, and with {answer} behind it if the
-      solution does not contain the answer.
+      a text or the turns of a chat.
+    response: a text with {solution}, followed by {answer} if the solution does
+      not contain the answer.
   """
 
   prompt: str | Callable[[str], Any]
@@ -54,8 +54,8 @@ _BOXED = Template(
     "{solution}\n\\boxed{{answer}}",
 )
 
-# Kind -> style -> template. The first style is that of a kind which has none of
-# the name that data.template gives.
+# Kind -> style -> template. The first style is the default of a kind that lacks
+# the style in data.template.
 TEMPLATES = {
     "math": {
         "plain": _PLAIN,
@@ -95,7 +95,7 @@ TEMPLATES = {
         "qwen_boxed": _BOXED,
     },
 }
-# Rows with a verifier of the user take any style.
+# Rows with a verifier of the user can have any style.
 _ALL = {
     x: t for known in reversed(TEMPLATES.values()) for x, t in known.items()
 }
@@ -111,7 +111,7 @@ PARAPHRASES = (
 
 
 class PromptError(ValueError):
-  """One line: a prompt cannot be rendered, and the remedy."""
+  """A prompt cannot be rendered; the message is one line with the remedy."""
 
 
 def _fill(template: str, question: str) -> str:
@@ -122,9 +122,10 @@ def choose(text: str, kind: str) -> Template:
   """The template of the rows of a kind.
 
   Args:
-    text: of the config: STYLE for all kinds that have it, or KIND=STYLE with
-      commas between; a style is a name or the user's `module:function`.
-    kind: of a row.
+    text: text of the config: STYLE for all kinds that have the style, or
+      KIND=STYLE separated by commas; a style is a name or the user's
+      `module:function`.
+    kind: kind of the row.
 
   Raises:
     ValueError: there is no such kind or style.
@@ -142,7 +143,7 @@ def choose(text: str, kind: str) -> Template:
 
 
 def _find(style: str, kind: str) -> Template:
-  """The template of a style."""
+  """The template of a style for a kind."""
   known = TEMPLATES.get(kind, _ALL)
   if style in known:
     return known[style]
@@ -158,26 +159,26 @@ def _find(style: str, kind: str) -> Template:
 
 
 def files(text: str) -> list[pathlib.Path]:
-  """The files with the user's templates of `choose`."""
+  """The files of the user's templates."""
   styles = datasets.assignments(text).values()
   found = [functions.load(x) for x in styles if ":" in x]
   return [pathlib.Path(inspect.getfile(x)) for x in found]
 
 
 def complete(solution: str, answer: str, template: Template) -> str:
-  """A response to imitate, in the format that a template asks for.
+  """A response to imitate, in the format of a template.
 
   Args:
     solution: the reasoning, or the program.
     answer: the final answer.
-    template: of `choose`.
+    template: template of `choose`.
   """
   before, _, after = template.response.partition("{solution}")
   return before + solution + after.replace("{answer}", answer, 1)
 
 
 def paraphrase(question: str, number: int) -> str:
-  """The question in wording `number` modulo their count."""
+  """The question in one of PARAPHRASES, by `number` modulo their count."""
   return _fill(PARAPHRASES[number % len(PARAPHRASES)], question)
 
 
@@ -190,10 +191,11 @@ def messages(
   """The turns of a prompt: {"role", "content"} each.
 
   Args:
-    question: of a row.
-    template: of `choose`.
-    system: the system's turn, '' for none. That of the user's function comes
-      before it, and that of the row before both.
+    question: question of the row.
+    template: template of `choose`.
+    system: content of the system turn, '' for none. A system turn of the user's
+      function has priority, and a system turn of the row has priority over
+      both.
     earlier: turns of the row before the question.
 
   Raises:
@@ -227,19 +229,20 @@ def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
   """The text of a prompt, with all special tokens, ready to be tokenised.
 
   Args:
-    turns: of `messages`.
+    turns: turns of `messages`.
     tok: the tokenizer; only its chat template is used.
-    chat: whether to apply the chat template; else the text is the last turn.
+    chat: whether to apply the chat template; otherwise the text is the last
+      turn.
 
   Raises:
-    PromptError: there is no chat template, or it refuses the turns.
+    PromptError: there is no chat template, or it rejects the turns.
   """
   if not chat:
     return turns[-1]["content"]
   if not tok.chat_template:
     raise PromptError(
         "the tokenizer has no chat template: set data.chat = False, or put"
-        " chat_template.jinja beside its tokenizer.json"
+        " chat_template.jinja next to its tokenizer.json"
     )
   try:
     return tok.apply_chat_template(
@@ -256,12 +259,12 @@ def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
 def reserved(tok, *, special: bool = False) -> frozenset[int]:
   """Ids that no text of a data set may contain, such as the end of a turn.
 
-  Added tokens of whitespace only compress text and are allowed.
+  Added tokens of whitespace are allowed, since they only compress text.
 
   Args:
     tok: the tokenizer.
-    special: only the tokens marked as special. <think>, for example, is not:
-      it is an ordinary part of demonstrations.
+    special: whether to return only tokens marked as special. <think>, for
+      example, is not marked, and is an ordinary part of demonstrations.
   """
   ids = set(tok.all_special_ids)
   for i, token in tok.added_tokens_decoder.items():

@@ -1,7 +1,7 @@
 """Tokenizers, all with the interface of transformers.
 
-Tasks that generate their problems have a character tokenizer by default; any
-other one is a directory or hub id in `config.tokenizer`.
+Tasks that generate their problems have a character tokenizer by default;
+another tokenizer is a directory or hub id in `config.tokenizer`.
 """
 
 import copy
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-# Only tokenizers are used; without this, transformers warns about torch.
+# Only tokenizers are used; otherwise transformers warns about torch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import tokenizers
@@ -41,11 +41,11 @@ def load(
   Args:
     path: a local directory or hub id; '' for a character tokenizer.
     alphabet: all characters of the task.
-    revision: commit, tag or branch of a hub id; None: the newest.
+    revision: commit, tag or branch of a hub id; None for the newest.
 
   Raises:
-    ConfigError: it cannot be loaded, has no EOS, spells no text at all, or
-      lacks characters.
+    ConfigError: the tokenizer cannot be loaded, has no EOS, has only special
+      tokens, or lacks characters.
   """
   if not path:
     return characters(alphabet)
@@ -54,7 +54,7 @@ def load(
     if path.count("/") != 1 or path[0] in "./~":
       raise ConfigError(f"tokenizer = {path!r}: there is no such directory")
   try:
-    # Else transformers asks on stdin, and runs the directory's code after a y.
+    # Otherwise transformers asks on stdin whether to run the directory's code.
     tok = transformers.AutoTokenizer.from_pretrained(
         path, trust_remote_code=False, revision=revision or "main"
     )
@@ -83,7 +83,7 @@ def load(
 
 
 def ends(tok, texts: Sequence[str] = ()) -> tuple[int, ...]:
-  """The ids that end a response: EOS and those of `texts`.
+  """The ids that end a response: EOS, and the tokens `texts`.
 
   Raises:
     ConfigError: a text is not one token.
@@ -102,25 +102,25 @@ def encode(tok, texts: list[str]) -> list[list[int]]:
   """Token ids of each text, without special tokens added.
 
   Raises:
-    ConfigError: the tokenizer cannot spell one of them.
+    ConfigError: the tokenizer cannot encode a text.
   """
   try:
     return tok(texts, add_special_tokens=False)["input_ids"]
-  except Exception:  # of a tokenizer without an unknown token, a surrogate
+  except Exception:  # for example an unknown character, or a surrogate
     for text in texts:
       spell(lambda x: tok(x, add_special_tokens=False), text)
     raise
 
 
 def plain(tok, markup: Iterable[str]) -> Callable[[str], list[int]]:
-  """Encodes a text in which no markup becomes a token of its own.
+  """Returns an encoder of text in which markup becomes ordinary tokens.
 
   Args:
     tok: the tokenizer.
-    markup: texts of added tokens, which are spelled as any other text is.
+    markup: texts of added tokens.
 
   Returns:
-    a function of a text; it raises ConfigError as `encode` does.
+    a function of a text, which raises ConfigError as `encode` does.
   """
   backend = getattr(tok, "backend_tokenizer", None)
   if backend is None:  # a tokenizer that is written in Python
@@ -141,10 +141,11 @@ def plain(tok, markup: Iterable[str]) -> Callable[[str], list[int]]:
 
 
 def spell(encoded: Callable[[str], Any], text: str) -> Any:
-  """The value of `encoded(text)`, where `encoded` is one of a tokenizer.
+  """Returns `encoded(text)`, where `encoded` encodes with a tokenizer.
 
   Raises:
-    ConfigError: it fails; the error names the first character that it lacks.
+    ConfigError: the text cannot be encoded; the error names the first character
+      that the tokenizer lacks.
   """
 
   def lacks(text: str) -> bool:
@@ -169,8 +170,8 @@ def spell(encoded: Callable[[str], Any], text: str) -> Any:
 def decode(tok, tokens_BT, lengths_B) -> list[str]:
   """The text of each response without its EOS.
 
-  Other special tokens, also those of rollout.stop_tokens, stay in the text:
-  verifiers and readers should see them.
+  Other special tokens, including rollout.stop_tokens, stay in the text, so that
+  verifiers and readers see them.
   """
   return tok.batch_decode(
       [
@@ -181,31 +182,30 @@ def decode(tok, tokens_BT, lengths_B) -> list[str]:
 
 
 class Detokenizer:
-  """The text that each token adds; together they are the text of all tokens.
+  """Decodes one token at a time; the pieces together are the whole text.
 
-  Tokens of a byte-level vocabulary are no text of their own: a letter may be
-  spread over several tokens. It is the text of the last of them, and the others
-  have none.
+  With a byte-level vocabulary, a character may consist of several tokens. The
+  last of these tokens adds the character, and the others add no text.
   """
 
   def __init__(self, tok):
     self._backend = getattr(tok, "backend_tokenizer", tok)  # no cleaning up
-    # The ids of the last piece and of tokens without text yet, which are
-    # decoded behind it: some tokenizers drop the space at the start of a text.
+    # The ids of the last piece, and of tokens without text so far, which are
+    # decoded together: some tokenizers drop the space at the start of a text.
     self._ids: list[int] = []
-    self._done = 0  # how many of them are that piece
+    self._done = 0  # number of ids of the last piece
 
   def add(self, token: int, last: bool = False) -> str:
-    """The text that a token adds; of the last one, all that is left."""
+    """The text that a token adds; `last` also returns incomplete characters."""
     self._ids.append(token)
     decoded = self.text(self._ids)
-    # A replacement character stands for bytes that may still be completed; no
-    # letter has more than 4 bytes.
+    # A replacement character stands for an incomplete character, of at most 4
+    # bytes.
     open_bytes = decoded.endswith("\ufffd") and len(self._ids) - self._done < 4
     return "" if open_bytes and not last else self._take(decoded)
 
   def rest(self) -> str:
-    """The text of tokens that no other token completes."""
+    """The remaining text, with incomplete characters."""
     return self._take(self.text(self._ids))
 
   def _take(self, decoded: str) -> str:
@@ -215,7 +215,7 @@ class Detokenizer:
     return out
 
   def text(self, ids: Sequence[int]) -> str:
-    """The text of some ids, special tokens included."""
+    """The text of ids, with special tokens."""
     return self._backend.decode(ids, skip_special_tokens=False)
 
 

@@ -1,29 +1,31 @@
 """Environments: tasks whose responses have several turns.
 
-An environment is a class of the user's, named as a task is. An object of it
-plays one trajectory:
+An environment is a class of the user, named like a task. An object of the class
+handles one trajectory:
 
-  reset(row, rng) -> str         begins; the prompt, or None for row.prompt. All
-                                 responses to a row get the same rng, and must
-                                 get the same prompt
-  step(response)                 answers a turn of the policy, without its EOS:
-    -> observation, reward, over a text that the policy reads next, the reward
-                                 of this turn, and whether the trajectory ends
+  reset(row, rng) -> str         begins the trajectory; returns the prompt, or
+                                 None for row.prompt. All responses to a row get
+                                 the same rng, and must get the same prompt
+  step(response)                 answers a turn of the policy, without its EOS;
+    -> observation, reward, over returns the text that the policy reads next,
+    the
+                                 reward of the turn, and whether the trajectory
+                                 ends
 
 and optionally
 
-  correct() -> bool              whether a trajectory that is over counts as
-                                 correct; if missing, whether its last reward is
-                                 positive
+  correct() -> bool              whether the trajectory counts as correct; by
+                                 default, whether its last reward is positive
 
-The class may be the task itself, with `problem` (see `tasks`). Its function
-`demonstrate(row, style, rng)` then returns the turns of the policy, a list of
-texts, and the environment answers them. A task without `step` has a single
-turn, which its verifier answers.
+The class may also be the task, with `problem` (see `tasks`). Its function
+`demonstrate(row, style, rng)` then returns a list of texts, the turns of the
+policy, which the environment answers. Responses of a task without `step` have a
+single turn.
 
-A prompt or an observation may also be messages of a chat, {"role", "content"}
-each, which the chat template of the tokenizer renders. `tools.py` offers
-methods as tools, `episodes.py` plays trajectories. Nothing here imports jax.
+A prompt or an observation may be a list of messages, {"role", "content"} each,
+which the chat template of the tokenizer renders. `tools.py` offers methods as
+tools, and `collect/episodes.py` runs trajectories. This room does not import
+JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,12 +40,12 @@ Environment = Any  # an object with `reset` and `step`
 
 
 def find(name: str, task: Any) -> Callable[[], Environment] | None:
-  """What makes the environments of a run; None: responses have one turn.
+  """Returns a factory of environments; None if responses have one turn.
 
   Args:
-    name: `environment.name` of the config: that of a task with `step`, built in
-      or `my_module:Class`; '' is the task itself, if it has `step`.
-    task: of `tasks.get`.
+    name: `environment.name` of the config: a built-in task with `step`, or
+      `my_module:Class`; '' for the task itself, if it has `step`.
+    task: task of `tasks.get`.
 
   Raises:
     ValueError: there is no such environment; the text says what is missing.
@@ -66,17 +68,17 @@ def transcript(
     turns: Sequence[str],
     rng: np.random.Generator,
 ) -> tuple[str, list[str]]:
-  """A demonstration: its prompt, and turns with the answers to them.
+  """A demonstration: its prompt, and its turns with the observations.
 
   Args:
-    environment: a new one.
+    environment: a new environment.
     row: the problem.
-    turns: of the policy.
-    rng: of `reset`.
+    turns: turns of the policy.
+    rng: random generator for `reset`.
 
   Returns:
-    the prompt; and the texts of the response, turns and observations in turn,
-    with a turn at both ends.
+    the prompt; and the texts of the response, alternating turns and
+    observations, with a turn at both ends.
   """
   prompt = environment.reset(row, rng)
   if not isinstance(prompt, str | None):

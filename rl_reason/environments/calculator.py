@@ -1,10 +1,10 @@
-"""The sums of the task `arithmetic`, with a calculator to ask.
+"""The task `arithmetic` with a calculator.
 
 A turn that ends with `?` asks for the value of the chain before it, as in
-`5-1+1+9-6?`, and reads it in the next turn; any other turn is the response,
+`5-1+1+9-6?`, and the observation is this value. Any other turn is the response,
 `#8` or with steps as in `arithmetic`. The reward is 1 for a correct response, 0
-for another one, and -COST for each question: a question pays only where the
-policy is likely to be wrong alone.
+for an incorrect one, and -COST for each question, so that a question pays only
+if the policy is likely to be wrong without it.
 """
 
 import re
@@ -35,7 +35,7 @@ class Calculator:
 
   @staticmethod
   def answer(text: str, row: Row) -> str:
-    """The number after the only '#', or ''."""
+    """The number after the only `#`; '' if there is none."""
     return arithmetic.answer(text, row)
 
   def reset(self, row: Row, rng: np.random.Generator) -> None:
@@ -44,7 +44,7 @@ class Calculator:
     self._row = row
 
   def step(self, response: str) -> tuple[str, float, bool]:
-    """Answers a question, `?` where it is no chain, or judges the response."""
+    """Answers a question, or `?` if it is no chain; judges a response."""
     if response.endswith("?"):
       chain = response[:-1]
       if not _CHAIN.fullmatch(chain):

@@ -1,8 +1,8 @@
-"""The environment of one trajectory, in this process or in one of its own.
+"""Executors of environments: in this process, or in one process a trajectory.
 
-A process can be ended where a call hangs, exits, or crashes; a thread cannot.
-The processes are forks of one that has imported the environment and nothing of
-JAX, so that one more costs milliseconds. What crosses is JSON.
+A process can be ended if a call hangs, exits or crashes; a thread cannot. The
+processes are forks of a process that has imported the environment, without JAX,
+so that starting one takes milliseconds. Messages are JSON.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
 MAX_REPLY = 64 << 20  # bytes
-STARTS = 120.0  # seconds in which the environment must be imported
+STARTS = 120.0  # seconds for importing the environment
 _FORK, _END = b"f", b"e"
-_NUMBER = 8  # bytes of the number of a process
+_NUMBER = 8  # bytes of a process' number
 
 
 class Reply(NamedTuple):
-  """What an environment said to a turn.
+  """The answer of an environment to a turn.
 
   Attributes:
     observation: what the policy reads next: a text or messages.
-    reward: of the turn.
+    reward: reward of the turn.
     over: whether the trajectory ends.
-    correct: whether it counts as correct, if it ends.
+    correct: whether the trajectory counts as correct, if it ends.
   """
 
   observation: tools.Messages | str
@@ -51,10 +51,10 @@ class Play:
   """An environment in this process.
 
   Args:
-    make: -> a new environment.
+    make: creates an environment.
 
   Attributes:
-    environment: the new one.
+    environment: the environment.
   """
 
   def __init__(self, make: Callable[[], Any]):
@@ -66,11 +66,11 @@ class Play:
     return tools.tools_of(self.environment)
 
   def reset(self, row: Row, seed: Sequence[int]) -> tools.Messages | str:
-    """Begins -> the prompt.
+    """Begins a trajectory and returns the prompt.
 
     Args:
       row: the problem.
-      seed: of the generator that the environment gets.
+      seed: seed of the random generator for the environment.
     """
     prompt = self.environment.reset(row, np.random.default_rng(seed))
     if not isinstance(prompt, str | list | None):
@@ -78,7 +78,7 @@ class Play:
     return row.prompt if prompt is None else prompt
 
   def step(self, text: str) -> Reply:
-    """Answers a turn; what the environment returns is checked here."""
+    """Answers a turn, and checks the values that the environment returns."""
     observation, reward, over = self.environment.step(text)
     if not (over or isinstance(observation, str | list)):
       raise TypeError(f"step gave the observation {observation!r}, not a text")
@@ -91,22 +91,22 @@ class Play:
     return Reply(said, float(reward), bool(over), bool(correct))
 
   def close(self) -> None:
-    """Nothing: the environment ends with its last reference."""
+    """Does nothing: the environment ends with its last reference."""
 
 
 class Late(Exception):
-  """A call took too long; its process is ended."""
+  """A call took too long, and its process was ended."""
 
 
 class Failed(Exception):
-  """An environment in another process failed; the text is its traceback."""
+  """An environment in another process failed; the text is the traceback."""
 
 
 class PlayInProcess:
   """An environment in a process of its own.
 
   Args:
-    parent: starts and ends the process.
+    parent: process that starts and ends the process of the environment.
   """
 
   def __init__(self, parent: "Parent"):
@@ -116,19 +116,19 @@ class PlayInProcess:
       self._number = parent.fork(theirs)
 
   def reset(self, row: Row, seed: Sequence[int]) -> tools.Messages | str:
-    """As of `Play`."""
+    """See `Play`."""
     return self._ask("reset", row, list(seed))
 
   def step(self, text: str) -> Reply:
-    """As of `Play`."""
+    """See `Play`."""
     return Reply(*self._ask("step", text))
 
   def _ask(self, *request) -> Any:
-    """The value of a call.
+    """Returns the value of a call.
 
     Raises:
       Late: the call took too long.
-      Failed: it raised, or its process has ended.
+      Failed: the call raised an exception, or its process has ended.
     """
     deadline, reply = time.monotonic() + self._parent.seconds, b""
     try:
@@ -154,29 +154,29 @@ class PlayInProcess:
     return value
 
   def close(self) -> None:
-    """Lets the process end: the environment is dropped there."""
+    """Lets the process end, and the environment with it."""
     self._socket.close()
 
 
 class Parent:
-  """The process whose forks are the environments of a run.
+  """The process whose forks run the environments.
 
   Args:
-    name: of the environment, as in the config.
-    make: -> a new environment; only its tools are looked at.
-    seconds: time-out of a call.
+    name: name of the environment in the config.
+    make: creates an environment; only its tools are used.
+    seconds: time limit of a call.
 
   Attributes:
-    seconds: likewise.
-    offered: the tools of the environment.
+    seconds: time limit of a call.
+    offered: tools of the environment.
 
   Raises:
-    RuntimeError: the environment cannot be imported there.
+    RuntimeError: the process cannot import the environment.
   """
 
   def __init__(self, name: str, make: Callable[[], Any], seconds: float):
     self.seconds, self.offered = seconds, tools.tools_of(make())
-    # Each trajectory has a socket.
+    # Each trajectory needs a socket.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     self._lock, self._count = threading.Lock(), 0
@@ -201,7 +201,7 @@ class Parent:
       )
 
   def fork(self, theirs: socket.socket) -> int:
-    """Starts a process that answers on a socket -> its number."""
+    """Starts a process that answers on a socket; returns its number."""
     with self._lock:
       self._count += 1
       number = self._count
@@ -210,24 +210,24 @@ class Parent:
     return number
 
   def end(self, number: int) -> None:
-    """Kills a process, and what it has started in its group."""
+    """Kills a process and its process group."""
     with self._lock, contextlib.suppress(OSError):
       self._control.sendall(_END + number.to_bytes(_NUMBER, "big"))
 
   def close(self) -> None:
     """Ends all processes."""
-    self._process.kill()  # the others die with it
+    self._process.kill()  # its forks end with it
     self._process.wait()
     self._control.close()
 
 
 def serve(descriptor: int, parent: int, name: str) -> None:
-  """Loop of the parent process; forks never return from here.
+  """Loop of the parent process; forks never return from this function.
 
   Args:
-    descriptor: of the socket to the run.
+    descriptor: file descriptor of the socket to the run.
     parent: process id of the run.
-    name: of the environment.
+    name: name of the environment.
   """
   workers.die_with(parent)
   control = socket.socket(fileno=descriptor)
@@ -244,7 +244,8 @@ def serve(descriptor: int, parent: int, name: str) -> None:
     message, received, *_ = socket.recv_fds(control, 1 + _NUMBER, 1)
     if not message:
       return
-    # Only what has not been waited for is signalled: its id is no other's.
+    # Only processes that were not reaped are signalled: their ids are not
+    # reused.
     with contextlib.suppress(ChildProcessError):  # it has no children
       while pid := os.waitpid(-1, os.WNOHANG)[0]:
         del living[numbers.pop(pid)]
@@ -254,7 +255,7 @@ def serve(descriptor: int, parent: int, name: str) -> None:
         with contextlib.suppress(ProcessLookupError):
           kill(living[number], signal.SIGKILL)
     for fd in received:
-      with contextlib.suppress(OSError):  # no more processes: the socket ends
+      with contextlib.suppress(OSError):  # no process starts: the socket closes
         pid = os.fork()
         if not pid:
           control.close()
@@ -281,6 +282,6 @@ def _play(descriptor: int, parent: int, make: Any) -> None:
           reply = json.dumps([None, traceback.format_exc()])
         stream.write(reply + "\n")
         stream.flush()
-    play = None  # the environment may have an end of its own
+    play = None  # the environment may define `__del__`
   finally:
     os._exit(0)

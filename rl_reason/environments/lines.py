@@ -1,9 +1,10 @@
-"""Short programs for the environment `python`, found by trial.
+"""Short programs for the environment `python`, found by trial and error.
 
-Prompt `3:41` asks for a program that prints 41 for the input 3. It is a line of
-slope 2, 3 or 4, which the test alone knows, by the next input:
-`print(41+2*(int(input())-3))`. Who writes no program twice passes within three
-of them, after two on average; who guesses, in 1 - (2/3)^3 = 70% of the rows.
+Prompt `3:41` asks for a program that prints 41 for the input 3. The program is
+a line of slope 2, 3 or 4, which only the test reveals, by the next input:
+`print(41+2*(int(input())-3))`. A policy that repeats no program passes within
+three attempts, two on average. A policy that guesses passes within three
+attempts in 1 - (2/3)^3 = 70% of the rows.
 """
 
 import json
@@ -20,10 +21,10 @@ _SLOPE = re.compile(r"print\(\d+\+(\d)\*\(int\(input\(\)\)-\d\)\)")
 
 
 class Lines:
-  """The task; its `step` answers demonstrations alone, and runs nothing.
+  """The task; its `step` answers demonstrations without running programs.
 
-  SFT reads tens of thousands of observations, which have the text of those of
-  the sandbox. RL and evaluation take environment.name = "python".
+  SFT needs tens of thousands of observations, with the same text as in the
+  sandbox. RL and evaluation need environment.name = "python".
   """
 
   DIFFICULTIES = (0,)
@@ -31,16 +32,16 @@ class Lines:
 
   @staticmethod
   def problem(rng: np.random.Generator, difficulty: int) -> Row:
-    """A point, and the next one as the only test."""
+    """A point of the line, with the next point as the only test."""
     x, y = int(rng.integers(2, 10)), int(rng.integers(40, 70))
     case = [str(x + 1), str(y + int(rng.choice(SLOPES)))]
     return Row(f"{x}:{y}", json.dumps(dict(cases=[case])), difficulty)
 
   @staticmethod
   def demonstrate(row: Row, style: str, rng: np.random.Generator) -> list[str]:
-    """Programs of random slopes, of which `careful` repeats none.
+    """Programs of random slopes, without repetition in the style `careful`.
 
-    The one that passes is the last.
+    The environment ends the demonstration after the program that passes.
     """
     x, y = row.prompt.split(":")
     slopes = rng.choice(SLOPES, len(SLOPES), replace=style == "random")
@@ -53,7 +54,7 @@ class Lines:
     ((_, self._expected),) = json.loads(row.answer)["cases"]
 
   def step(self, response: str) -> tuple[str, float, bool]:
-    """What the sandbox would say about a program of `demonstrate`."""
+    """The observation that the sandbox would give."""
     found = _SLOPE.fullmatch(response)
     if not found:
       raise ValueError("RL needs environment.name = 'python'")

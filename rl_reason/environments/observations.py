@@ -1,9 +1,10 @@
-"""What the policy reads after a turn, as token ids.
+"""Prompts and observations as the policy reads them.
 
-An observation is text from outside: a web page, a file, what a program printed.
-If it contained the end of a turn as one token, it could close the turn of the
-tool and speak as the user. So markup gets its tokens only where the chat
-template writes it; in an observation it is spelled, as any other text is.
+An observation is text from outside, such as a web page, a file, or the output
+of a program. If its text could become the token that ends a turn, an
+observation could end the turn of the tool and speak as the user. Markup
+therefore becomes special tokens only where the chat template writes it, and
+ordinary tokens within an observation.
 """
 
 import re
@@ -13,9 +14,9 @@ from typing import Any
 from rl_reason.data import templates, tokenizer
 from rl_reason.environments.tools import Messages
 
-# Stands inside of markup that is spelled; Unicode reserves it for such uses.
+# Inserted into markup of observations; Unicode reserves it for internal use.
 _BREAK = "\ufdd0"
-_TURN = "THE TURN OF THE ASSISTANT"  # stands for it in the template
+_TURN = "THE TURN OF THE ASSISTANT"  # placeholder in the chat template
 
 
 class Observer:
@@ -30,16 +31,16 @@ class Observer:
   def __init__(self, tok: Any, *, special_tokens: bool = False):
     self._tok, self._special = tok, special_tokens
     texts = map(tok.convert_ids_to_tokens, sorted(templates.reserved(tok)))
-    # The longest first; a single character is no markup.
+    # The longest first; a single character is not markup.
     markup = sorted((x for x in texts if len(x) > 1), key=len, reverse=True)
     self._markup = re.compile(f"({'|'.join(map(re.escape, markup)) or '(?!)'})")
     self._plain = tokenizer.plain(tok, markup)
 
   def text(self, text: str) -> list[int]:
-    """The ids of a text that stands alone.
+    """The token ids of a text outside of a chat.
 
     Raises:
-      ConfigError: the tokenizer cannot encode it.
+      ConfigError: the tokenizer cannot encode the text.
     """
     return self._joint(text) if self._special else self._plain(text)
 
@@ -51,17 +52,17 @@ class Observer:
       chat: bool,
       ended: str,
   ) -> list[int]:
-    """The ids of what follows a turn of the policy, up to its next one.
+    """The token ids between a turn of the policy and its next turn.
 
     Args:
       observation: a text, or messages.
-      offered: the tools of the environment.
-      chat: whether the prompt came from the chat template: a text is then a
-        turn of the user.
-      ended: what the policy has ended its turn with, a token or a stop string.
+      offered: tools of the environment.
+      chat: whether the chat template rendered the prompt; a text is then a turn
+        of the user.
+      ended: the token or stop string that ended the turn of the policy.
 
     Raises:
-      ConfigError: the tokenizer cannot encode it.
+      ConfigError: the tokenizer cannot encode the observation.
     """
     if isinstance(observation, str) and not chat:
       return self.text(observation)
@@ -82,7 +83,7 @@ class Observer:
     return tokenizer.encode(self._tok, [text])[0]
 
   def _broken(self, value: Any) -> Any:
-    """The same messages with a break in each piece of markup."""
+    """The messages with a break character in each piece of markup."""
     if isinstance(value, str):
       return self._markup.sub(lambda x: x[0][0] + _BREAK + x[0][1:], value)
     if isinstance(value, dict):
@@ -93,7 +94,7 @@ class Observer:
 
 
 def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
-  """A prompt as the policy reads it; messages go through the chat template."""
+  """A prompt as text; the chat template renders messages."""
   if isinstance(prompt, str):
     return prompt
   return _rendered(tok, prompt, tools)
@@ -102,14 +103,13 @@ def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
 def observation_text(
     tok: Any, observation: Messages | str, tools: Sequence, ended: str
 ) -> str:
-  """What follows a turn in a chat, up to the start of the policy's next one.
+  """The text of a chat between a turn of the policy and its next turn.
 
   Args:
     tok: the tokenizer.
     observation: messages, or the text of a turn of the user.
-    tools: of the environment.
-    ended: what the policy has ended its turn with; what the template writes
-      there is not repeated.
+    tools: tools of the environment.
+    ended: text that ended the turn of the policy, which is not repeated.
   """
   if isinstance(observation, str):
     observation = [dict(role="user", content=observation)]

@@ -1,11 +1,11 @@
-"""Programs that are run: the policy reads what happened, and may repair them.
+"""An environment that runs the programs of the policy.
 
-A turn is a program, as the verifier of code finds it in a response. It runs in
-that verifier's sandbox, first as a script, then against each test of its row.
-The policy reads what the script printed and how many tests passed, not which,
-and may write the whole program again, up to ATTEMPTS of them. The reward of a
-turn is by how much the share of passed tests rises or falls: their sum is the
-share that the last program passes.
+A turn is a program, found in the response by the verifier of code. It runs in
+the sandbox, first as a script, then against each test of its row. The policy
+reads the output of the script and how many tests passed, not which, and may
+write another program, up to ATTEMPTS programs. The reward of a turn is the
+change of the share of tests that pass, so that the return is the share of the
+last program.
 """
 
 import functools
@@ -15,17 +15,17 @@ import numpy as np
 from rl_reason.tasks import Row
 from rl_reason.verifiers import code, sandbox
 
-ATTEMPTS = 4  # programs of a trajectory
-SHOWN = 400  # characters of what a program prints
+ATTEMPTS = 4  # maximum number of programs of a trajectory
+SHOWN = 400  # characters of the output that the policy reads
 LIMITS = sandbox.Limits(cpu=4, output=1 << 20)
-KEPT = 4096  # results of programs; small policies write the same ones
+KEPT = 4096  # cached results, since small policies repeat programs
 
 
 class Python:
-  """One response and its repairs; rows are of the kind `code`."""
+  """One trajectory of programs; rows are of the kind `code`."""
 
   def reset(self, row: Row, rng: np.random.Generator) -> None:
-    """Begins; the prompt is the row's."""
+    """Begins a trajectory; the prompt is the row's."""
     del rng
     self._tests, self._programs, self._share = row.answer, 0, 0.0
 
@@ -51,7 +51,7 @@ def _run(
 
 
 def observation(found: code.Trial) -> str:
-  """What the policy reads about a program that does not pass all tests."""
+  """The observation after a program that does not pass all tests."""
   if found.reason == "refused":
     said = "There is no program in one block of Python."
   else:

@@ -6,8 +6,8 @@ docstring. A response calls them in the format of Hermes and Qwen:
 
     <tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>
 
-The results are the next turn of the chat. A response without a call is the last
-one, and `score` is its reward. Nothing here imports jax.
+The results are the next turn of the chat. A response without a call ends the
+trajectory, and `score` is its reward. This module does not import JAX.
 """
 
 import json
@@ -21,7 +21,7 @@ from rl_reason.tasks import Row
 
 Messages = list[dict[str, str]]
 
-# Methods of the contract, which are no tools.
+# Methods of environments and tasks, which are not tools.
 CONTRACT = (
     *("reset", "step", "correct", "score", "problem", "verify", "answer"),
     *("demonstrate", "longest"),
@@ -30,7 +30,7 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class Tools:
-  """An environment whose public methods are tools; `score` ends it.
+  """An environment whose public methods are tools.
 
   Attributes:
     row: the problem.
@@ -39,7 +39,7 @@ class Tools:
   row: Row
 
   def reset(self, row: Row, rng: np.random.Generator) -> Messages | str | None:
-    """Begins: the prompt of the row is a turn of the user."""
+    """Begins a trajectory; the prompt of the row is a turn of the user."""
     del rng
     self.row = row
     messages = [dict(message) for message in row.messages]
@@ -58,19 +58,19 @@ class Tools:
     return results, 0.0, False
 
   def _result(self, call: str) -> str:
-    """What a call gave, as the policy reads it; also an error."""
+    """The result of a call, or its error, as the policy reads it."""
     known = {tool.__name__: tool for tool in tools_of(self)}
     try:
       parsed = json.loads(call)
       if parsed["name"] not in known:
         return f"error: no tool {parsed['name']!r}: use {', '.join(known)}"
       return str(known[parsed["name"]](**parsed.get("arguments", {})))
-    except BaseException as e:  # the policy may pass anything; also an exit
+    except BaseException as e:  # the policy may pass any arguments
       return f"error: {type(e).__name__}: {e}"
 
 
 def tools_of(environment: Any) -> list[Callable]:
-  """The tools of an environment: bound methods, in the order of their names."""
+  """The tools of an environment: bound methods, sorted by name."""
   if not isinstance(environment, Tools):
     return []
   names = [x for x in dir(environment) if x[0] != "_" and x not in CONTRACT]

@@ -1,8 +1,8 @@
-"""Progress on the screen.
+"""Progress on the screen: a progress bar in a terminal, else plain lines.
 
-In a terminal a progress bar, elsewhere plain lines. A thread writes a heartbeat
-while the main thread is busy (compiling, say), so that no wait is silent.
-`screen.guarded` keeps a lost screen from stopping the run.
+A thread writes a heartbeat while the main thread is busy, for instance with
+compilation, so that no wait is silent. With `output_guard.guarded`, a lost
+screen does not stop the run.
 """
 
 import re
@@ -18,26 +18,26 @@ HEARTBEAT = 8.0  # seconds without output before a plain line is written
 
 
 def clock(seconds: float) -> str:
-  """Returns m:ss."""
+  """Seconds as m:ss."""
   return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-# Control characters, which could move the cursor, clear the screen or set its
-# title; marks that reverse the direction of text; halves of characters.
+# Control characters, which could move the cursor, clear the screen or set the
+# title; marks that reverse the direction of text; surrogates.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-  """A text with its control characters as escapes: a terminal obeys none."""
+  """A text with escaped control characters, which no terminal executes."""
   return _CONTROL.sub(
       lambda found: found[0].encode("unicode_escape").decode(), text
   )
 
 
 def excerpt(text: str, size: int = 160, lines: int = 4) -> str:
-  """The head and the tail of a long text, and how much is left out between.
+  """The head and the tail of a long text, and the size of the gap.
 
   Args:
     text: of any length.
@@ -53,7 +53,7 @@ def excerpt(text: str, size: int = 160, lines: int = 4) -> str:
 
 
 class Display:
-  """Progress of the stages; silent if not `active` (other processes)."""
+  """Progress of the stages; silent unless `active`, as in other processes."""
 
   def __init__(self, active: bool = True):
     self._console = rich.console.Console(
@@ -62,7 +62,7 @@ class Display:
     self._active = active
     self._start = self._last_line = time.monotonic()
     self._activity, self._fields = "starting", ""
-    self.progressed = self._start  # the last time that the run went on
+    self.progressed = self._start  # the last time that the run made progress
     self._stage, self._step, self._total = "", 0, 0
     self._stage_start, self._stage_first = self._start, 0
     self._bar: rich.progress.Progress | None = None
@@ -115,9 +115,9 @@ class Display:
     self._render()
 
   def table(self, title: str, columns: list[str], rows: list[list[str]]):
-    """Prints a small table: of a long text its head and its tail.
+    """Prints a small table, with the head and the tail of long texts.
 
-    Text of a model is not interpreted as markup.
+    Text of a model is never interpreted as markup.
     """
     table = rich.table.Table(title=title, title_justify="left")
     for name in columns:
@@ -153,7 +153,7 @@ class Display:
 
   def _heartbeat(self) -> None:
     while not self._end.wait(1):
-      if not self._console.is_terminal:  # any more
+      if not self._console.is_terminal:  # it was closed
         self.end_stage()
       if not self._bar and time.monotonic() - self._last_line > HEARTBEAT:
         self.say(self.where())

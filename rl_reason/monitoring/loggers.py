@@ -1,13 +1,13 @@
-"""Loggers beside metrics.jsonl: TensorBoard, wandb, trackio, and a user's own.
+"""Further loggers: TensorBoard, wandb, trackio, and loggers of the user.
 
 A logger is an object with `write(step, metrics)` and `close()`, or a function
 of (metrics, step). Names of metrics begin with the stage: `rl/train/accuracy`.
-An object that has `show(step, texts, histograms)`, too, gets the responses and
-the distributions of a step.
+An object with a method `show(step, texts, histograms)` also gets the responses
+and the distributions of a step.
 
-Each logger runs in a thread of its own behind a bounded queue. A logger that
-raises, hangs or falls behind is reported once and left out from then on:
-neither a full disk nor a lost network may stop a run.
+Each logger has a thread and a bounded queue. A logger that raises an exception,
+hangs or falls behind is reported once and then dropped: neither a full disk nor
+a lost network can stop a run.
 """
 
 import functools
@@ -27,19 +27,19 @@ import numpy as np
 from rl_reason.base import errors, functions
 
 PROJECT = "rl_reason"  # of wandb and trackio
-CAPACITY = 1000  # writes that may wait
-PATIENCE = 120.0  # seconds that a single write may take; wandb.init needs some
-CLOSING = 30.0  # seconds that a logger has to finish at the end of a run
+CAPACITY = 1000  # writes in the queue
+PATIENCE = 120.0  # seconds of a single write; wandb.init takes some
+CLOSING = 30.0  # seconds until a logger has to finish at the end of a run
 
 
 class Logger(Protocol):
-  """What `writers` accepts, beside plain functions of (metrics, step)."""
+  """The interface of a logger; plain functions of (metrics, step) also work."""
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
     """Logs the finite metrics of one step of a stage."""
 
   def close(self) -> None:
-    """Writes what is left."""
+    """Writes what is pending."""
 
 
 # --- loggers by name ---------------------------------------------------------
@@ -48,9 +48,9 @@ class Logger(Protocol):
 class TensorBoard:
   """Event files: scalars, text, histograms, and the config as hparams.
 
-  Events are written synchronously, since the logger has a thread already: the
-  thread of tensorboardX's own SummaryWriter dies on a full disk without a word,
-  and the next write then waits for ever.
+  Events are written synchronously, since the logger has its own thread: the
+  thread of tensorboardX's SummaryWriter dies silently on a full disk, and the
+  next write then blocks forever.
   """
 
   def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
@@ -62,7 +62,7 @@ class TensorBoard:
     self._events = event_file_writer.EventsWriter(str(folder / "events"))
     self._summary, self._event = summary, event_pb2.Event
     plain = {k: x if _is_scalar(x) else str(x) for k, x in fields.items()}
-    # The columns of the HPARAMS tab: what a run is compared by.
+    # The metrics of the HPARAMS tab, by which runs are compared.
     compared = ["evaluate/val-aux/score", "rl/train/accuracy"]
     for part in summary.hparams(plain, dict.fromkeys(compared, 0.0)):
       self._add(0, part)
@@ -94,7 +94,7 @@ class TensorBoard:
 
 
 class WandB:
-  """A run of wandb; WANDB_MODE=offline, WANDB_PROJECT and so on apply."""
+  """A run of wandb; WANDB_MODE, WANDB_PROJECT and so on apply."""
 
   def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
     import wandb
@@ -102,7 +102,7 @@ class WandB:
     # wandb would ask for a key on the terminal, in the middle of a run.
     if wandb.setup().settings.mode == "online" and not wandb.api.api_key:
       raise RuntimeError("not logged in; `wandb login`, or WANDB_MODE=offline")
-    # A resumed run continues the one that it resumes.
+    # A resumed run continues its run of wandb.
     path = workdir / "wandb.id"
     if not path.exists():
       path.write_text(uuid.uuid4().hex[:8])
@@ -114,12 +114,12 @@ class WandB:
         resume="allow",
         dir=str(workdir),
         config=dict(fields),
-        settings=wandb.Settings(console="off"),  # the screen is ours
+        settings=wandb.Settings(console="off"),  # `Display` has the screen
     )
     self._stages: set[str] = set()
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
-    """Logs scalars, each stage over steps of its own."""
+    """Logs scalars, each stage over its own steps."""
     self._log(step, metrics)
 
   def show(
@@ -154,7 +154,7 @@ class Trackio:
   def __init__(self, workdir: pathlib.Path, fields: Mapping[str, Any]):
     import trackio
 
-    # Only a resumed run continues another one, whatever else has its name.
+    # Only a resumed run continues another run of the same name.
     path, name = workdir / "trackio.name", workdir.resolve().name
     resume = "allow" if path.exists() else "never"
     path.write_text(name)
@@ -204,7 +204,7 @@ def _is_scalar(x: Any) -> bool:
   return isinstance(x, bool | int | float | str)
 
 
-# Name -> the class, and the package that it needs.
+# Name -> the class, and the package that the class needs.
 NAMED: dict[str, tuple[Callable[..., Logger], str]] = {
     "tensorboard": (TensorBoard, "tensorboardX"),
     "wandb": (WandB, "wandb"),
@@ -221,10 +221,10 @@ def check(text: str) -> None:
   """Checks config.log.loggers.
 
   Args:
-    text: names of loggers, or `module:name` of the user's, with commas.
+    text: names of loggers, or `module:name` of the user, with commas.
 
   Raises:
-    ValueError: one is unknown or not installed; the text is the remedy.
+    ValueError: a logger is unknown or not installed, with the remedy.
   """
   for name in names(text):
     if ":" in name:
@@ -232,8 +232,8 @@ def check(text: str) -> None:
     elif name not in NAMED:
       hint = errors.did_you_mean(name, NAMED)
       raise ValueError(
-          f"{name!r} is no logger{hint or ';'} there are {', '.join(NAMED)},"
-          " and module:function of your own"
+          f"{name!r} is no logger{hint or ';'} choose from"
+          f" {', '.join(NAMED)}, or module:function of your own"
       )
     elif importlib.util.find_spec(NAMED[name][1]) is None:
       raise ValueError(
@@ -242,10 +242,10 @@ def check(text: str) -> None:
 
 
 def require_logger(found: Any) -> None:
-  """Checks that something is a logger, a class of loggers or a function.
+  """Checks that an object is a logger, a class of loggers or a function.
 
   Raises:
-    ValueError: it is none of these.
+    ValueError: it is not.
   """
   if not (hasattr(found, "write") or callable(found)):
     raise ValueError(
@@ -255,7 +255,7 @@ def require_logger(found: Any) -> None:
 
 
 def as_logger(found: Any) -> Logger:
-  """The logger: the object itself, one of a class, or around a function."""
+  """The object itself, an instance of the class, or the wrapped function."""
   if isinstance(found, type):
     found = found()
   return found if hasattr(found, "write") else Function(found)
@@ -265,7 +265,7 @@ def as_logger(found: Any) -> Logger:
 
 
 class Writer:
-  """Feeds one logger from a thread of its own.
+  """Feeds a logger from a thread.
 
   Args:
     name: of the logger, on the screen.
@@ -282,14 +282,14 @@ class Writer:
     self._name, self._make, self._say = name, make, say
     self._queue: queue.Queue = queue.Queue(CAPACITY)
     self._dropped = False
-    self._busy_since: float | None = None  # begin of the write under way
+    self._busy_since: float | None = None  # start of the current write
     self._thread = threading.Thread(
         target=self._work, name=f"logger {name}", daemon=True
     )
     self._thread.start()
 
   def put(self, method: str, *args: Any) -> None:
-    """Calls a method of the logger soon; never waits."""
+    """Queues a call of a method of the logger; never blocks."""
     if self._dropped:
       return
     since = self._busy_since
@@ -302,7 +302,7 @@ class Writer:
       self._drop(f"{CAPACITY} writes are waiting")
 
   def close(self) -> None:
-    """Closes the logger, and waits for it, but not for ever."""
+    """Closes the logger, and waits for it for at most CLOSING seconds."""
     self.put("close")
     self._thread.join(0 if self._dropped else CLOSING)
     if self._thread.is_alive() and not self._dropped:
@@ -311,12 +311,12 @@ class Writer:
   def _drop(self, reason: str) -> None:
     self._dropped = True
     self._say(
-        f"warning: the logger {self._name} is left out from here on ({reason});"
+        f"warning: the logger {self._name} is dropped from now on ({reason});"
         " metrics.jsonl has everything"
     )
 
   def _work(self) -> None:
-    """The thread: makes the logger, then calls it until it is closed."""
+    """The thread: makes the logger, and calls its methods until `close`."""
     method = ""
     try:
       self._busy_since = time.monotonic()
@@ -327,7 +327,7 @@ class Writer:
         self._busy_since = time.monotonic()
         if function := getattr(logger, method, None):
           function(*args)
-    except BaseException as e:  # whatever a logger raises, SystemExit included
+    except BaseException as e:  # any exception of a logger, even SystemExit
       if not self._dropped:
         self._drop(f"{type(e).__name__}: {errors.one_line(e)}")
 
@@ -349,7 +349,7 @@ def writers(
     say: prints a line.
 
   Raises:
-    ValueError: one of `objects` is no logger.
+    ValueError: an object is no logger.
   """
   factories: list[tuple[str, Callable[[], Logger]]] = []
   for name in names(text):

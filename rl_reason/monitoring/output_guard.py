@@ -1,9 +1,10 @@
-"""The screen cannot stop a run: text that it does not take goes to a file.
+"""Standard output and standard error cannot stop a run.
 
 The reader of standard output may end (`| head -1`) or stop reading, its disk
-may be full, its terminal may be closed, or nobody has opened it (`>&-`). Inside
-`guarded` neither of Python's two streams raises or waits for long; the lost
-text follows in WORKDIR/screen.txt, after a line that says why.
+may be full, its terminal may be closed, or the stream may not be open (`>&-`).
+Inside `guarded`, `sys.stdout` and `sys.stderr` neither raise exceptions nor
+block for long. Lost text goes to WORKDIR/screen.txt, after a line with the
+reason.
 """
 
 import contextlib
@@ -18,15 +19,16 @@ from collections.abc import Iterator
 from typing import TextIO
 
 FILE = "screen.txt"
-PATIENCE = 10.0  # seconds that a reader may read nothing before text is lost
-KEPT = 1 << 16  # bytes kept while there is no directory, or no space in it
+PATIENCE = 10.0  # seconds without a reader before text is lost
+KEPT = 1 << 16  # bytes kept while the directory is missing or full
 
 
 class Lost:
-  """The text that the screen has not taken.
+  """Text that could not be written to the screen.
 
   Attributes:
-    directory: where the text is appended to `FILE`; None: not known yet.
+    directory: of the file `FILE`, to which the text is appended; None: not
+      known yet.
   """
 
   def __init__(self, directory: pathlib.Path | None = None):
@@ -34,7 +36,7 @@ class Lost:
     self._text, self._lock = b"", threading.Lock()
 
   def add(self, text: bytes) -> None:
-    """Appends text to the file, or else keeps its end for the next time."""
+    """Appends text to the file; keeps the end of what cannot be written."""
     with self._lock:
       self._text = (self._text + text)[-KEPT:]
       if self.directory is not None:
@@ -45,17 +47,17 @@ class Lost:
 
 
 class _Stream(io.RawIOBase):
-  """A stream of bytes whose writes succeed, whether or not anybody reads.
+  """A stream of bytes whose writes always succeed.
 
   Args:
     name: as the user knows it.
     number: the file descriptor; None: the stream was closed at the start.
-    lost: gets what is not written.
+    lost: receives the text that cannot be written.
   """
 
   def __init__(self, name: str, number: int | None, lost: Lost):
     self._name, self._number, self._lost = name, number, lost
-    self._why = ""  # the last write has failed
+    self._why = ""  # why the last write failed
 
   def writable(self) -> bool:
     return True
@@ -71,7 +73,7 @@ class _Stream(io.RawIOBase):
     )
 
   def write(self, data) -> int:
-    # A pipe that is ready has space for this many bytes: no write waits.
+    # A pipe that is ready has space for PIPE_BUF bytes: no write blocks.
     part = bytes(data[: select.PIPE_BUF])
     written, why = self._write(part)
     if why:
@@ -84,7 +86,7 @@ class _Stream(io.RawIOBase):
     return written
 
   def _write(self, part: bytes) -> tuple[int, str]:
-    """The number of bytes that are done with, and why they are lost."""
+    """The number of bytes handled, and why they were lost; '' if written."""
     if self._number is None:
       return len(part), "it is closed"
     try:
@@ -98,16 +100,16 @@ class _Stream(io.RawIOBase):
 
 @contextlib.contextmanager
 def guarded(directory: pathlib.Path | None = None) -> Iterator[Lost]:
-  """Guards `sys.stdout` and `sys.stderr`; leaves streams of others alone.
+  """Guards `sys.stdout` and `sys.stderr`, unless they were replaced.
 
   Args:
-    directory: of the file; None: it is set later.
+    directory: of the file; None: to be set later.
 
   Yields:
-    what gets the text that is lost.
+    the receiver of lost text.
   """
-  # A file of the run would take the number of a stream that is closed, and what
-  # libraries write on standard error.
+  # A file of the run would take the descriptor of a closed stream, and receive
+  # what libraries write to standard error.
   while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
     os.set_inheritable(number, True)
   os.close(number)
@@ -124,7 +126,7 @@ def guarded(directory: pathlib.Path | None = None) -> Iterator[Lost]:
 
 
 def _guard(name: str, now, first, lost: Lost) -> TextIO:
-  """The stream, guarded if it is the one that the process began with."""
+  """The stream, guarded if it is the original stream of the process."""
   if now is not first:
     return now
   number = None
@@ -132,14 +134,14 @@ def _guard(name: str, now, first, lost: Lost) -> TextIO:
     try:
       number = now.fileno()
       now.flush()
-    except ValueError:  # it has no file
+    except ValueError:  # it has no descriptor
       return now
     except OSError:
       pass
   return io.TextIOWrapper(
       io.BufferedWriter(_Stream(name, number, lost)),
       encoding=now.encoding if now is not None else "utf-8",
-      errors="backslashreplace",  # no character is refused, either
+      errors="backslashreplace",  # so that no character raises
       line_buffering=now is None or now.line_buffering,
       write_through=now is not None and now.write_through,
   )

@@ -1,4 +1,4 @@
-"""What a step takes: time, tokens, FLOPs, memory and energy."""
+"""The resources of a step: time, tokens, FLOPs, memory and energy."""
 
 import contextlib
 import ctypes
@@ -16,8 +16,8 @@ import jax
 from rl_reason.base.structs import Experience
 from rl_reason.monitoring.run_log import read_metrics, starts
 
-# Peak FLOP/s of dense bfloat16 products of one device, by the beginning of its
-# `device_kind`, from the data sheets; longer names first.
+# Peak FLOP/s of dense bfloat16 products of one device, from the data sheets, by
+# the prefix of its `device_kind`; longer prefixes first.
 PEAK_FLOPS = {
     "TPU v6 lite": 918e12,
     "TPU v5 lite": 197e12,
@@ -39,7 +39,7 @@ PEAK_FLOPS = {
 
 
 class Clock:
-  """Splits time into laps: every moment counts for exactly one name.
+  """Splits time into laps; all time counts for exactly one name.
 
   Attributes:
     seconds: by name, since the last `take`.
@@ -66,7 +66,7 @@ class Clock:
 
 
 def times(seconds: dict[str, float]) -> dict[str, float]:
-  """The laps of a step, their sum, and how long the device was idle."""
+  """The laps of a step, their sum, and the idle time of the device."""
   out = {f"timing_s/{name}": value for name, value in seconds.items()}
   idle = seconds.get("score", 0) + seconds.get("host", 0)
   return out | {
@@ -76,12 +76,12 @@ def times(seconds: dict[str, float]) -> dict[str, float]:
 
 
 class Goodput:
-  """The share of the wall clock that became steps that count.
+  """Goodput: the share of the wall-clock time that was spent on useful steps.
 
-  The wall clock runs from the first start of the run in its work directory:
-  evaluations, checkpoints, steps that a kill threw away, and the time until the
-  next start are all in it. What counts are the steps of all stages whose lines
-  are in metrics.jsonl.
+  The wall-clock time begins with the first start of the run in its work
+  directory. It includes evaluations, checkpoints, steps that a kill discarded,
+  and the time until the next start. Useful are the steps of all stages with a
+  line in metrics.jsonl.
 
   Args:
     workdir: of the run.
@@ -91,8 +91,8 @@ class Goodput:
     self._workdir, self._seconds, self._begin = workdir, 0.0, 0.0
 
   def add(self, seconds: float) -> float:
-    """Counts a step that took so many seconds; returns the share."""
-    if not self._begin:  # what counted before, in whatever process and stage
+    """Adds a step of some seconds; returns the share so far."""
+    if not self._begin:  # the steps of earlier processes and stages
       for x in read_metrics(self._workdir):
         self._seconds += x.get("timing_s/step") or x.get("timing_s/steps") or 0
       first = starts(self._workdir)[:1]
@@ -115,7 +115,7 @@ def no_counters() -> dict[str, float]:
 
 
 def totals(counters: dict[str, float]) -> dict[str, float]:
-  """The counters under their names as metrics."""
+  """The counters as metrics."""
   return {
       "tokens/generated": counters["tokens"],
       "flops/total": counters["flops"],
@@ -123,7 +123,7 @@ def totals(counters: dict[str, float]) -> dict[str, float]:
 
 
 class Counter(NamedTuple):
-  """Counts generated tokens and analytic FLOPs; padding is left out.
+  """Counts generated tokens and analytic FLOPs, without padding.
 
   Attributes:
     flops_per_token: of one forward pass.
@@ -149,8 +149,8 @@ class Counter(NamedTuple):
     Args:
       counters: before the step.
       rows: of the training batch.
-      generated: sampled tokens, those of discarded groups included.
-      responses: sampled, those of discarded groups included.
+      generated: sampled tokens, including discarded groups.
+      responses: sampled responses, including discarded groups.
     """
     length_B = self.max_prompt - rows.rollouts.start_B + rows.rollouts.lengths_B
     trained = int(length_B[rows.age_B >= 0].sum())
@@ -166,7 +166,7 @@ class Counter(NamedTuple):
 
 
 def memory_gib() -> float:
-  """Peak memory of the fullest local device; on a CPU, that of the process."""
+  """Peak memory of the fullest local device; on a CPU, of the process."""
   found = [device.memory_stats() or {} for device in jax.local_devices()]
   peaks = [x["peak_bytes_in_use"] for x in found if "peak_bytes_in_use" in x]
   if peaks:
@@ -177,7 +177,7 @@ def memory_gib() -> float:
 
 
 def host_memory_gib() -> float | None:
-  """Memory of this process now, without its workers; None if unknown."""
+  """Present memory of this process without its workers; None if unknown."""
   path = pathlib.Path("/proc/self/statm")  # only Linux has it
   if not path.exists():
     return None
@@ -185,11 +185,11 @@ def host_memory_gib() -> float | None:
 
 
 def utilization(flops: float, seconds: float) -> float | None:
-  """Model FLOPs utilisation of all devices, of 1; None if no peak is known.
+  """Model FLOPs utilization of all devices, of 1; None if no peak is known.
 
   Args:
-    flops: analytic ones of a step, without padding and recomputation.
-    seconds: that the step took.
+    flops: analytic FLOPs of a step, without padding and recomputation.
+    seconds: duration of the step.
   """
   kind = jax.devices()[0].device_kind
   peaks = [x for name, x in PEAK_FLOPS.items() if kind.startswith(name)]
@@ -199,13 +199,13 @@ def utilization(flops: float, seconds: float) -> float | None:
 
 
 def _gpus() -> tuple[Any, list[ctypes.c_void_p]]:
-  """NVML, and its handles of the GPUs of this process."""
+  """NVML and its handles of the GPUs of this process."""
   ids = [
       x.local_hardware_id for x in jax.local_devices() if x.platform == "gpu"
   ]
   try:
     nvml = ctypes.CDLL("libnvidia-ml.so.1") if ids else None
-  except OSError:  # not of NVIDIA
+  except OSError:  # GPUs of another vendor
     nvml = None
   if nvml is None or nvml.nvmlInit_v2():
     return None, []
@@ -227,12 +227,12 @@ def _gpus() -> tuple[Any, list[ctypes.c_void_p]]:
 class Energy:
   """Energy of the CPUs of the machine, and of the GPUs of this process.
 
-  CPUs count by RAPL, whose counters cover all processes and which often only
-  root may read; GPUs by NVML (NVIDIA since Volta). What does not tell is left
-  out.
+  RAPL counts the energy of CPUs for all processes; often only root may read it.
+  NVML counts the energy of GPUs (NVIDIA since Volta). Devices without a counter
+  are left out.
 
   Args:
-    powercap: where Linux shows the counters of RAPL.
+    powercap: directory of Linux with the counters of RAPL.
   """
 
   def __init__(self, powercap: str = "/sys/class/powercap"):
@@ -241,17 +241,17 @@ class Energy:
     self._before = self._counters()
 
   def joules(self) -> float | None:
-    """Joules since the last call, or since the start; None if nothing tells."""
+    """Joules since the last call, or the start; None without any counter."""
     before, self._before = self._before, self._counters()
     changes = [
-        (now - before[name][0]) % full  # a counter that is full begins at 0
+        (now - before[name][0]) % full  # a counter that overflows begins at 0
         for name, (now, full) in self._before.items()
         if name in before
     ]
     return sum(changes) if changes else None
 
   def _counters(self) -> dict[str, tuple[float, float]]:
-    """Joules of each part so far, and where its counter is full."""
+    """Joules of each device so far, and the maximum of its counter."""
     out = {}
     for zone in self._zones:
       with contextlib.suppress(OSError, ValueError):
@@ -270,7 +270,7 @@ class Energy:
 
 
 class StepResources:
-  """Measures what RL steps take of the machine.
+  """Measures the resources of RL steps.
 
   Args:
     workdir: of the run.
@@ -283,12 +283,12 @@ class StepResources:
   def metrics(
       self, seconds: float, tokens: float, flops: float
   ) -> dict[str, float]:
-    """The metrics of a step; what the machine does not tell is left out.
+    """The metrics of a step, without the ones that are unknown.
 
     Args:
-      seconds: that the step took.
-      tokens: that the step generated.
-      flops: total of the run, this step included.
+      seconds: duration of the step.
+      tokens: generated tokens of the step.
+      flops: of the run so far, including this step.
     """
     before, self._flops = self._flops, flops
     found = {

@@ -22,18 +22,18 @@ from rl_reason.base.json_files import number, read_jsonl
 from rl_reason.monitoring.loggers import Writer
 
 FILES = ("metrics.jsonl", "samples.jsonl")
-DOUBTFUL = "doubtful"  # "stage" of rejected responses that may be right
+DOUBTFUL = "doubtful"  # "stage" of rejected responses that may be correct
 # Prefixes of metrics that earlier versions wrote, and the present prefixes.
 OLD_NAMES = {"alarm/": "alert/", "sign/": "health/"}
-Noted = tuple[int, str]  # bytes of a file, and their SHA-256 ('': not known)
+Noted = tuple[int, str]  # size in bytes and SHA-256 ('': unknown) of a file
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict]:
-  """The lines of metrics.jsonl, of each step of a stage the newest.
+  """The lines of metrics.jsonl, for each step of a stage the newest.
 
-  A step is there twice if somebody changed the file, so that a resumed run cut
-  nothing from it. Lines of one step that have no metric in common are all of
-  it, such as the loss and then the accuracy after the last step of SFT.
+  A file can have a step twice if it was edited, since a resumed run does not
+  truncate an edited file. Lines of a step without a common metric are all kept,
+  such as the loss and then the accuracy of the last step of SFT.
 
   Args:
     workdir: of the run.
@@ -41,7 +41,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict]:
   Raises:
     RunError: a line is not JSON.
   """
-  names: dict[tuple, set[str]] = {}  # in later lines of a stage and a step
+  names: dict[tuple, set[str]] = {}  # of metrics in later lines of the step
   out = []
   for logged in reversed(read_jsonl(workdir / FILES[0])):
     line = current_names(logged)
@@ -64,14 +64,14 @@ def current_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class _File:
-  """One file that only grows, and what a checkpoint noted of it."""
+  """An append-only file, and what a checkpoint noted about it."""
 
   def __init__(self, path: pathlib.Path):
     self.path, self.noted, self.differs = path, 0, False
     self.open()
 
   def open(self) -> None:
-    """Opens the file, and hashes it anew at the next note."""
+    """Opens the file; the next note hashes it from the beginning."""
     self.file = self.path.open("a")
     self._forget()
 
@@ -79,7 +79,7 @@ class _File:
     self._hash, self._hashed = hashlib.sha256(), 0
 
   def _digest(self, size: int) -> str:
-    """The hash of the first bytes; reads those that it has not read yet."""
+    """The hash of the first `size` bytes; reads only new bytes."""
     if size < self._hashed:
       self._forget()
     with self.path.open("rb") as f:
@@ -92,7 +92,7 @@ class _File:
     return self._hash.hexdigest()
 
   def is_gone(self) -> bool:
-    """Whether the path is that of another file by now, or of none."""
+    """Whether the path now names another file, or none."""
     try:
       return not os.path.samestat(
           self.path.stat(), os.fstat(self.file.fileno())
@@ -101,26 +101,26 @@ class _File:
       return True
 
   def note(self) -> Noted:
-    """Writes the file to the disk; returns its size and its hash."""
+    """Writes the file to disk; returns its size and its hash."""
     self.file.flush()
     os.fsync(self.file.fileno())
     self.noted, self.differs = self.path.stat().st_size, False
     return self.noted, self._digest(self.noted)
 
   def compare(self, size: int, digest: str) -> str:
-    """Remembers what a checkpoint noted; returns how the file differs."""
+    """Remembers the note of a checkpoint; returns how the file differs."""
     found, self.noted = self.path.stat().st_size, size
     self.differs, why = True, ""
     if found < size:
       why = f"it has {found} bytes: it was cut or removed"
     elif digest and self._digest(size) != digest:
-      why = "its lines are other ones: it was edited"
+      why = "its lines differ: it was edited"
     else:
       self.differs = False
     return why
 
   def truncate(self) -> None:
-    """Discards what follows the note; of another file, only half a line."""
+    """Truncates the file to the note, or an edited one to whole lines."""
     size = self.noted
     if self.differs:
       size = self.path.read_bytes().rfind(b"\n") + 1
@@ -130,12 +130,12 @@ class _File:
 
 
 class Log:
-  """Appends to the logs of a work directory; only process 0 writes.
+  """The logs of a work directory; only process 0 writes.
 
   Args:
     workdir: of the run.
-    writers: of `loggers.writers`; they get what metrics.jsonl gets.
-    say: is told of files that someone else has changed.
+    writers: of `loggers.writers`; they receive the metrics, too.
+    say: prints a line about files that were edited.
   """
 
   def __init__(
@@ -145,7 +145,7 @@ class Log:
       say: Callable[[str], None] = print,
   ):
     self._writers, self._say = writers, say
-    self._said: set[str] = set()  # files of which it was said
+    self._said: set[str] = set()  # files that were reported
     self._workdir = workdir
     first = jax.process_index() == 0
     self._files = [_File(workdir / name) for name in FILES if first]
@@ -165,7 +165,7 @@ class Log:
     return read_metrics(self._workdir)
 
   def samples(self, rows: list[dict]) -> None:
-    """Appends one line per response."""
+    """Appends a line for each response."""
     for row in rows:
       self._write(1, row)
 
@@ -176,13 +176,13 @@ class Log:
       texts: dict[str, str],
       histograms: dict[str, np.ndarray],
   ) -> None:
-    """Passes texts and distributions to the loggers that show them.
+    """Passes texts and distributions to the loggers that can show them.
 
     Args:
       stage: of the step.
       step: of the stage.
       texts: Markdown by name.
-      histograms: values by name, of any shape; those not finite are left out.
+      histograms: values by name, of any shape; only finite ones are passed.
     """
     finite = {k: x[np.isfinite(x)] for k, x in histograms.items()}
     for writer in self._writers:
@@ -200,36 +200,36 @@ class Log:
       file.flush()
 
   def note(self) -> dict[str, Noted]:
-    """Flushes the files to the disk; returns and remembers how they are."""
+    """Writes the files to disk; returns and remembers their notes."""
     for file in self._files:
       if file.is_gone():
         self._say(
-            f"warning: {file.path} was removed or replaced while the run writes"
-            " it; its next lines follow what is there now"
+            f"warning: {file.path} was removed or replaced during the run; the"
+            " next lines are appended to the present file"
         )
         file.file.close()
         file.open()
     return {file.path.name: file.note() for file in self._files}
 
   def remember(self, noted: Mapping[str, Sequence]) -> None:
-    """Remembers what a checkpoint noted, and says of which files it differs.
+    """Remembers the notes of a checkpoint, and reports files that differ.
 
     Args:
-      noted: what `note` returned.
+      noted: returned by `note`.
     """
     for file in self._files:
       why = file.compare(*noted[file.path.name])
       if why and file.path.name not in self._said:
         self._said.add(file.path.name)
         self._say(
-            f"warning: {file.path} is not as a checkpoint noted it"
-            f" ({file.noted} bytes): {why}. Nothing is cut from it, the report"
-            " shows what is there (of a step that is there twice the newest"
-            " line), and the run goes on"
+            f"warning: {file.path} differs from the note of its checkpoint"
+            f" ({file.noted} bytes): {why}. The file is not truncated, the"
+            " report shows its lines (of a step that it has twice, the newest),"
+            " and the run continues"
         )
 
   def truncate(self) -> None:
-    """Truncates the files to the newest checkpoint noted or remembered."""
+    """Truncates the files to the newest note."""
     for file in self._files:
       file.truncate()
 
@@ -253,5 +253,5 @@ def record_start(workdir: pathlib.Path) -> None:
 
 
 def starts(workdir: pathlib.Path) -> list[dict[str, str]]:
-  """The command and the date of each start of a run, the first one first."""
+  """The command and the date of each start of a run, in order."""
   return read_jsonl(workdir / "starts.jsonl")

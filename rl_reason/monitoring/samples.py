@@ -1,4 +1,4 @@
-"""Responses that a run logs: whole groups of responses to one prompt."""
+"""Logged responses: whole groups of responses to a prompt."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from rl_reason.monitoring import run_log
 from rl_reason.monitoring.display import Display
 from rl_reason.tasks import Row
 
-DIGITS = 5  # of a number of a token: a file of samples is read by eye
-# Mean verdict of a group without signal -> its name; -1: there is none.
+DIGITS = 5  # of the numbers of a token, since people read samples.jsonl
+# Mean verdict of a group without signal -> its name; -1: no verdict.
 EXTREMES = {0.0: "all incorrect", 1.0: "all correct", -1.0: "unverified"}
 VERDICTS = {0: "no", 1: "yes", None: "not verified"}
-FEW_TOKENS = 10_000  # of all groups of a step: each has its numbers
+FEW_TOKENS = 10_000  # of all groups of a step that are all logged with numbers
 
 
 def lines(
@@ -39,10 +39,10 @@ def lines(
     rollouts: B rows on the host.
     rows: the row of each group, B / len(rows) responses each.
     texts: of the B responses.
-    correct_B: whether each is correct; -1 where the verifier failed.
-    which: indices of the responses wanted.
-    detailed: indices of those with numbers of each token; None: all.
-    is_verified: whether responses to a row are; of others nothing is correct.
+    correct_B: whether each response is correct; -1 where the verifier failed.
+    which: indices of the responses that are wanted.
+    detailed: indices of the responses with numbers for each token; None: all.
+    is_verified: whether responses to a row are verified.
     **arrays: [B] or [B, T], logged under their names.
   """
   group_size = len(texts) // len(rows)
@@ -63,7 +63,7 @@ def lines(
         truncated=bool(rollouts.truncated_B[b]),
         length=int(rollouts.policy_lengths_B[b]),
     )
-    # Numbers of each token are most of the file: few responses have them.
+    # Numbers for each token would fill the file: few responses have them.
     if b in detailed:
       ids = rollouts.tokens_BL[b, prompt_slots : prompt_slots + n].tolist()
       line["tokens"] = tokenizer.pieces(tok, ids)
@@ -80,7 +80,7 @@ def lines(
 
 
 class Extreme(NamedTuple):
-  """A group before dynamic sampling: its rows, and what they are rewarded."""
+  """A group before dynamic sampling: its rows and their rewards."""
 
   rows: Experience
   rewards_B: Array
@@ -90,25 +90,27 @@ class SampleLog:
   """Logs groups of every few RL steps: all responses to a prompt.
 
   Args:
-    log: where samples go.
+    log: receives the samples.
     display: the screen.
     tok: the tokenizer.
     row_of: prompt id -> its row.
-    every: RL steps; the first one is logged, too.
-    groups: logged each time. Two of them are the first group whose responses
-      are all incorrect and the first whose responses are all correct, as they
-      were before dynamic sampling discarded them; the others have both.
-    by_reward: a group has signal if its rewards differ, whatever is correct;
-      instead of those two, the first group of equal rewards is logged.
+    every: RL steps between logged steps; the first step is logged, too.
+    groups: number of groups in a logged step. Two of them are the first group
+      whose responses are all incorrect and the first group whose responses are
+      all correct, as they were before dynamic sampling discarded them; the
+      other groups are mixed.
+    by_reward: whether a group has signal if its rewards differ, regardless of
+      verdicts. Then the first group of equal rewards replaces the two groups.
     steps: of the run.
     is_verified: see `lines`.
-    responses: of these groups that get the numbers of each token, if all of
-      them have more than FEW_TOKENS.
-    reward: `credit.outcome`, its keywords bound.
-    surrogate: of the loss; it tells which tokens are clipped.
-    estimate_kl: (log-probs, those of the reference) -> KL [B, T]; None without.
-    has_values: there is a critic.
-    new_logps: plan -> log-probs [B, T] after the update, by one more forward
+    responses: number of responses with numbers for each token, if the groups
+      have more than FEW_TOKENS.
+    reward: `credit.outcome`, with bound keywords.
+    surrogate: of the loss; it shows which tokens are clipped.
+    estimate_kl: (log-probs, log-probs of the reference) -> KL [B, T]; None
+      without a KL.
+    has_values: whether there is a critic.
+    new_logps: plan -> log-probs [B, T] after the update, by another forward
       pass; None: samples have no ratios.
   """
 
@@ -139,13 +141,13 @@ class SampleLog:
     self._reward, self._surrogate = reward, surrogate
     self._estimate_kl, self._has_values = estimate_kl, has_values
     self._new_logps = new_logps
-    # Of the steps that are not logged yet, by `_extreme`.
+    # Extreme groups of the steps that are not logged yet, by `_extreme`.
     self._extremes: dict[int, dict[str, Extreme]] = {}
 
   def watch(
       self, step: int, collect: Callable[..., Experience], *args: Any
   ) -> Callable[..., Experience]:
-    """Rounds of `collect`, whose first extreme groups are kept for `log`.
+    """Wraps `collect` so that the first extreme groups are kept for `log`.
 
     Args:
       step: RL steps that are done.
@@ -177,7 +179,7 @@ class SampleLog:
         found[name] = Extreme(group, rewards_B[index])
 
   def extremes(self, step: int) -> list[Experience]:
-    """The groups that are kept for a step: at most one of each name."""
+    """The groups that are kept for a step, at most one of each name."""
     return [x.rows for x in self._extremes.get(step, {}).values()]
 
   def log(
@@ -189,7 +191,7 @@ class SampleLog:
       plan: Any,
       entropy_BT: Array | None,
   ) -> None:
-    """Logs groups of a step, if it is one of those that are logged.
+    """Logs groups of a step, if the step is due.
 
     Args:
       step: RL steps that are done, this one included.
@@ -212,7 +214,7 @@ class SampleLog:
     if self._new_logps is not None:
       arrays |= self._ratios(self._new_logps(plan), batch)
 
-    # First groups with signal: neither all correct nor all incorrect.
+    # First mixed groups, which have signal.
     rewards_B = credit["rewards_B"]
     real = [
         index
@@ -251,13 +253,13 @@ class SampleLog:
     )
 
   def doubtful(self, step: int, found: list[dict]) -> None:
-    """Logs rejected responses that may be right, see `collect.doubtful`."""
+    """Logs rejected responses that may be correct, see `collect.doubtful`."""
     if found:
       head = dict(stage=run_log.DOUBTFUL, step=step)
       self._log.samples([head | x for x in found])
 
   def _ratios(self, logps_BT: Array, batch: Batch) -> dict[str, Array]:
-    """The ratio of each token after the update, and whether it is clipped."""
+    """The ratios of tokens after the update, and which tokens are clipped."""
     mask_BT = batch.mask_BT
     old_BT, new_BT = (
         np.where(mask_BT, x, 0) for x in (batch.old_logps_BT, logps_BT)
@@ -269,7 +271,7 @@ class SampleLog:
     return dict(ratio=ratio_BT, clipped=np.asarray(found["clipped"]))
 
   def _extreme(self, correct: np.ndarray, rewards: np.ndarray) -> str:
-    """Why a group has no signal; '' if it has one."""
+    """Why a group has no signal; '' if it has signal."""
     if self._by_reward:
       known = rewards[np.isfinite(rewards)]
       return "" if len(set(known.tolist())) > 1 else "equal rewards"
@@ -287,7 +289,7 @@ class SampleLog:
       arrays: dict[str, Array],
       count: int,
   ) -> list[dict]:
-    """The lines of one group; `count` of them with numbers of each token."""
+    """The lines of a group; `count` of them with numbers for each token."""
     group = jax.tree.map(lambda x: x[index], rows)
     values = {k: np.asarray(x)[index] for k, x in arrays.items()}
     if group.turns is not None:
@@ -298,7 +300,7 @@ class SampleLog:
     texts = tokenizer.decode(
         self._tok, rollouts.tokens_BL[:, prompt_slots:], rollouts.lengths_B
     )
-    # Of the lowest, the highest and further rewards in between.
+    # The lowest, the highest and further rewards in between.
     by_reward = np.argsort(values["reward"], kind="stable")
     at = np.linspace(0, len(index) - 1, min(count, len(index)))
     prompt_id = int(rollouts.ids_B[0])
@@ -337,7 +339,7 @@ class SampleLog:
 
 
 def _outcome_inputs(rows: Experience, progress: Any) -> dict[str, Any]:
-  """What `credit.outcome` reads of rows, before there is a batch."""
+  """The inputs of `credit.outcome`, before there is a batch."""
   turns = {}
   if rows.turns is not None:
     turns = dict(turn_rewards_BT=rows.turns.rewards_BT)
@@ -358,7 +360,7 @@ def _groups(ids_B: np.ndarray) -> list[np.ndarray]:
 
 
 def _markdown(groups: list[list[dict]]) -> str:
-  """Groups as Markdown; responses are code, so that no text is markup."""
+  """Groups as Markdown; responses are code blocks, never markup."""
   out = []
   for group in groups:
     out.append(f"### Prompt {group[0]['group']}\n\n{_code(group[0]['prompt'])}")

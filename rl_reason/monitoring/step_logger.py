@@ -1,4 +1,4 @@
-"""Logs RL steps, and shows them, while the device is at the next one."""
+"""Logs and shows an RL step while the device runs the next one."""
 
 import pathlib
 from typing import Any
@@ -14,13 +14,13 @@ from rl_reason.monitoring.run_log import Log
 
 
 class StepLogger:
-  """Logs an RL step while the device works on it.
+  """Logs RL steps without waiting for the device.
 
-  Metrics of the update are read when the next rollout is already on the device,
-  so that the host never waits for an update.
+  The metrics of an update are read when the next rollout is already on the
+  device, so that the host never waits for an update.
 
   Args:
-    log: where metrics go.
+    log: receives the metrics.
     display: the screen.
     clock: laps of the training loop.
     health: checks each step.
@@ -42,7 +42,7 @@ class StepLogger:
   def dispatched(
       self, step: int, metrics: dict, actor: dict, critic: dict
   ) -> None:
-    """Notes the metrics of a step whose update was dispatched.
+    """Takes the metrics of a step whose update was dispatched.
 
     Args:
       step: RL steps that are done, this one included.
@@ -50,11 +50,11 @@ class StepLogger:
       actor: metrics of the policy's update, on the device.
       critic: metrics of the critic's update, on the device; {} without one.
     """
-    self.flush()  # a step is never overwritten, whoever forgot to flush it
+    self.flush()  # so that a pending step is never overwritten
     self._pending = step, metrics, dict(actor=actor, critic=critic)
 
   def flush(self) -> None:
-    """Waits for the pending step, and logs it."""
+    """Waits for the pending step and logs it."""
     if self._pending is None:
       return
     (step, metrics, device_metrics), self._pending = self._pending, None
@@ -78,7 +78,7 @@ class StepLogger:
     }
     self._log.metrics("rl", step, logged | alerts)
     shown = {}
-    if "response_length/max" in metrics:  # there is a row to learn from
+    if "response_length/max" in metrics:  # the batch has a row
       shown["length"] = float(metrics["response_length/mean"])
     self._display.step(
         step,
@@ -89,7 +89,7 @@ class StepLogger:
 
 
 def _headline(metrics: dict[str, Any]) -> dict[str, Any]:
-  """What the screen shows first: accuracy, or the reward without a verifier."""
+  """The first number on the screen: accuracy, or reward without a verifier."""
   if "train/accuracy" in metrics:
     return dict(accuracy=f"{metrics['train/accuracy']:.1%}")
   return dict(reward=float(metrics.get("critic/rewards/mean", np.nan)))

@@ -11,21 +11,21 @@ from rl_reason.base.structs import Array, Batch, Experience, Rollouts
 from rl_reason.monitoring.alerts import BROKEN, HEALTH
 from rl_reason.monitoring.resources import Counter, totals
 
-# Metrics that mean nothing where nothing verifies responses.
+# Metrics that mean nothing without a verifier.
 OF_VERIFIER = (
     *("train/accuracy", "train/all_correct", "train/all_incorrect"),
     "critic/score/mean",
 )
-SEARCHED = 64  # responses of a round that are searched, more or less
-ENOUGH = 32  # tokens that a sound policy does not find all equally probable
+SEARCHED = 64  # responses of a round that are searched, about
+ENOUGH = 32  # tokens that can show that all tokens are equally probable
 
 
 class ResponseStats:
-  """Statistics of all responses that an RL step samples, discarded ones too.
+  """Statistics of all responses that an RL step samples, even discarded ones.
 
   Args:
     answer: (text, row) -> the final answer of a response; '' if it has none.
-    behaviours: patterns of the task by the name of what they show.
+    behaviours: regular expressions of the task, by name.
   """
 
   def __init__(
@@ -44,8 +44,8 @@ class ResponseStats:
     self._asked = self._no_answer = self._broken = self._read = 0
     self._shown = dict.fromkeys(self._behaviours, 0)
 
-  def responses(self, rows: Experience, texts: list[str], rows_B: list) -> None:
-    """Counts a round of graded responses.
+  def add(self, rows: Experience, texts: list[str], rows_B: list) -> None:
+    """Adds a round of graded responses.
 
     Args:
       rows: of the round.
@@ -60,7 +60,7 @@ class ResponseStats:
     self._total += len(texts)
     self._finished += int(finished_B.sum())
     self._incorrect += len(incorrect)
-    # Evenly spaced ones stand for all: to find an answer takes time.
+    # Evenly spaced responses stand for all, since extraction takes time.
     asked = incorrect[:: max(len(incorrect) // SEARCHED, 1)]
     self._asked += len(asked)
     self._no_answer += sum(not self._answer(texts[b], rows_B[b]) for b in asked)
@@ -88,11 +88,10 @@ class ResponseStats:
 def broken_responses(rollouts: Rollouts) -> int:
   """The number of responses that only a broken policy samples.
 
-  A response is broken if a log-probability is not finite. All responses are
-  broken if all their tokens have the same log-probability below 0: parameters
-  that are finite but huge make every token as probable as any other. (Where all
-  tokens are certain, a policy may have learned a task with one correct
-  response.)
+  A response is broken if a log-prob is not finite. All responses are broken if
+  all their tokens have the same log-prob below 0: finite but huge parameters
+  make all tokens equally probable. (If all log-probs are 0, the policy may have
+  learned a task with one correct response.)
 
   Args:
     rollouts: on the host.
@@ -132,9 +131,9 @@ def step_metrics(
     plan: its PackingPlan.
     counter: of tokens and FLOPs.
     terms: names of the functions and models of the reward.
-    on_policy: the update reports the gap between sampler and trainer itself.
+    on_policy: the update itself reports the gap between sampler and trainer.
     gamma: discount per token, of returns.
-    verified: whether there is a verifier; without one nothing is correct.
+    verified: whether there is a verifier.
     stale: whether batches are sampled ahead, see `rollout_metrics`.
   """
   generated = int(metrics["tokens/generated"])
@@ -188,9 +187,9 @@ def rollout_metrics(
     rewards_B: of each response.
     batch: with the advantages.
     terms: names of the functions and models of the reward.
-    on_policy: the update reports the gap between sampler and trainer itself.
-    stale: the gap is that of all rows, the age of their policy included; or
-      else of the rows that this step sampled.
+    on_policy: the update itself reports the gap between sampler and trainer.
+    stale: whether the gap includes the rows of older policies; else it is
+      measured on the rows that this step sampled.
   """
   rollouts = rows.rollouts
   real_B = rows.age_B >= 0
@@ -245,10 +244,10 @@ def credit_quality(
     critic: Any,
     gamma: float,
 ) -> dict[str, float]:
-  """How well advantages and values say what the rewards then were.
+  """How well advantages and values predict the rewards.
 
-  The return of a token is the reward of its response, discounted by the tokens
-  of the policy that follow it: observations of an environment do not count.
+  The return of a token is the reward of its response, discounted by the number
+  of policy tokens that follow: observations of an environment do not count.
 
   Args:
     rows: of the batch.
@@ -258,12 +257,12 @@ def credit_quality(
     gamma: discount per token.
 
   Returns:
-    the correlation of advantage and return over tokens, where both differ; and
-    with a critic the mean of value minus return in each quarter of a response:
-    `q1` are its first tokens.
+    the correlation of advantage and return over tokens, unless one is constant;
+    with a critic also the mean of value minus return in each quarter of the
+    responses, where `q1` is the first quarter.
   """
   row, slot = np.nonzero(batch.mask_BT)  # of each token
-  at = rows.rollouts.mask_BT.cumsum(1)[row, slot] - 1  # among the policy's
+  at = rows.rollouts.mask_BT.cumsum(1)[row, slot] - 1  # policy tokens before
   length = rows.rollouts.policy_lengths_B[row]
   returns = np.asarray(rewards_B)[row]
   if gamma != 1:
@@ -280,6 +279,6 @@ def credit_quality(
 
 
 def statistics(name: str, x: np.ndarray, *which: str) -> dict[str, Any]:
-  """Mean, maximum and minimum, or others; {} of nothing."""
+  """Mean, maximum and minimum, or `which` of them; {} of an empty array."""
   which = (which or ("mean", "max", "min")) if x.size else ()
   return {f"{name}/{part}": getattr(x, part)() for part in which}

@@ -13,8 +13,8 @@ class Updates(NamedTuple):
   Attributes:
     made: with a gradient that is finite and not 0.
     not_finite: skipped, because a gradient was not finite.
-    empty: skipped, because no token counted.
-    constant: with a gradient of exactly 0: there was nothing to learn.
+    empty: skipped, because no token had weight in the loss.
+    constant: with a gradient of exactly 0, since there was nothing to learn.
   """
 
   made: int
@@ -27,8 +27,8 @@ def count(x: dict, per_step: int) -> Updates:
   """Counts the optimizer steps of the policy in a line of metrics.
 
   Args:
-    x: a line of metrics.jsonl: None stands for a number that is not finite.
-    per_step: minibatches of all epochs; 0 if that is not known.
+    x: a line of metrics.jsonl; None stands for a number that is not finite.
+    per_step: minibatches of all epochs; 0 if unknown.
   """
   with_tokens = int(x["actor/updates"] or 0)
   skipped = int(x["actor/update_skipped"] or 0)
@@ -44,7 +44,7 @@ def count(x: dict, per_step: int) -> Updates:
 
 
 def of_run(lines: list[dict], fields: dict[str, Any]) -> list[Updates]:
-  """The updates of each RL step; {} if the fields are not known."""
+  """The updates of each RL step; `fields` is {} if the config is unknown."""
   steps = [x for x in lines if x["stage"] == "rl" and "actor/updates" in x]
   wanted = per_step(fields) if fields else 0
   return [count(x, wanted) for x in steps]

@@ -1,8 +1,8 @@
-"""A watchdog: a run that makes no progress says where it waits.
+"""A watchdog: shows where a run hangs, and can end it.
 
-A device that hangs, a file system that does not answer or a deadlock leaves a
-run that looks alive. After some seconds without progress the watchdog writes
-the stacks of all threads; after some more it ends the run, if it may.
+With a device that hangs, a file system that does not answer or a deadlock, a
+run looks alive. After some seconds without progress the watchdog writes the
+stacks of all threads; after more seconds it can end the run.
 """
 
 import contextlib
@@ -14,17 +14,18 @@ import time
 from rl_reason.base.errors import LOST
 from rl_reason.monitoring.display import Display
 
-COMPILING = 10  # times as long before stacks are written: compilers are slow
+COMPILING = 10  # factor of the seconds during compilation
 
 
 class Watchdog:
-  """Watches the progress that a display shows, from a thread.
+  """Watches the progress of a display from a thread.
 
   Args:
     display: of the run.
-    seconds: without progress before stacks are written, in compilations
-      COMPILING times as many; 0: never.
-    end: without progress before the run ends with exit code LOST; 0: never.
+    seconds: without progress until stacks are written, multiplied by COMPILING
+      during compilation; 0: never.
+    end: seconds without progress until the run ends with exit code LOST; 0:
+      never.
   """
 
   def __init__(self, display: Display, seconds: float, end: float):
@@ -34,19 +35,19 @@ class Watchdog:
       threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
   def close(self) -> None:
-    """Ends the watch."""
+    """Stops watching."""
     self._closed.set()
 
   def _watch(self) -> None:
     begin, said = time.monotonic(), 0.0
     smallest = min(x for x in (self._seconds, self._limit) if x)
     while not self._closed.wait(min(1.0, smallest / 4)):
-      # Waits on an event, not by sleeping: the end of a run ends it at once.
+      # Waiting on an event, unlike sleeping, ends at once with the run.
       since = max(begin, self._display.progressed)
       waited = time.monotonic() - since
       where = self._display.where() or "outside of all stages"
       limit = self._seconds * (COMPILING if "compiling" in where else 1)
-      # One warning for each standstill; compilation may take long.
+      # One warning for each standstill.
       if self._seconds and waited > limit and said != since:
         said = since
         self._display.say(
@@ -54,10 +55,10 @@ class Watchdog:
             f" {where}; the stacks of all threads are on standard error"
         )
         faulthandler.dump_traceback(file=2, all_threads=True)
-      # The main thread may hang in a call that no exception interrupts.
+      # The main thread may hang in a call that no exception can interrupt.
       if self._limit and waited > self._limit:
         text = f"error: no progress for {waited:.0f} s (log.stall_ends), at:"
         text += f" {where}; the same command resumes the run\n"
-        with contextlib.suppress(OSError):  # nobody may read it
+        with contextlib.suppress(OSError):  # standard error may be closed
           os.write(2, text.encode())
         os._exit(LOST)

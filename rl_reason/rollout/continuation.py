@@ -163,10 +163,12 @@ def _read_new(
 
     hidden_LD = jnp.zeros((CHUNK, sampler.cfg.width), slots.hidden_BD.dtype)
     carry, before_last = (hidden_LD, cache), end - start - 1
-    large = before_last // (CHUNKS * CHUNK)
-    read = functools.partial(read_chunk, start, CHUNKS * CHUNK)
-    carry = jax.lax.fori_loop(0, large, read, carry)
-    start += large * CHUNKS * CHUNK
+    large = 0
+    if len(tokens_L) >= CHUNKS * CHUNK:
+      large = before_last // (CHUNKS * CHUNK)
+      read = functools.partial(read_chunk, start, CHUNKS * CHUNK)
+      carry = jax.lax.fori_loop(0, large, read, carry)
+      start += large * CHUNKS * CHUNK
     read = functools.partial(read_chunk, start, CHUNK)
     chunks = before_last // CHUNK - large * CHUNKS + 1
     hidden_LD, cache = jax.lax.fori_loop(0, chunks, read, carry)

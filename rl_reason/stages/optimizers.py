@@ -20,11 +20,11 @@ def policy(c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> Optimizer:
 
 
 def of_critic(
-    c, cfg: critic.CriticConfig, mesh: jax.sharding.Mesh, steps: int
+    c, critic_cfg: critic.CriticConfig, mesh: jax.sharding.Mesh, steps: int
 ) -> Optimizer:
   """The critic's optimizer over `steps` rollouts, and its state's shardings."""
   tx = of_stage(c.optimizer, **critic_rate(c, steps))
-  return tx, optimizer.state_shardings(critic.table(cfg), tx, mesh)
+  return tx, optimizer.state_shardings(critic.table(critic_cfg), tx, mesh)
 
 
 def of_stage(o, **rate: Any) -> optax.GradientTransformation:

@@ -1,32 +1,32 @@
-"""Tasks: where problems come from, and how responses are verified.
+"""Tasks: the source of problems, and the verifier of responses.
 
-A task is a module, or an object of a module as `module:Name`, with
+A task is a module, or an object of a module as `module:Name`. It defines
 
   problem(rng, difficulty) -> Row      a random problem
 
 and optionally
 
-  verify(text, row) -> bool            whether a response is correct; if
-                                       missing, reward.functions alone judge
+  verify(text, row) -> bool            whether a response is correct; without
+                                       it, reward.functions are the reward
   answer(text, row) -> str             the final answer, for majority voting;
-                                       the last line of a response if missing
-  demonstrate(row, style, rng) -> str  a response to imitate, without EOS; no
-                                       SFT on the task if missing
-  longest(difficulty) -> str           a prompt of the greatest length; the
-                                       longest of a hundred if missing
-  ALPHABET                             all characters of its texts; printable
-                                       ASCII and the newline if missing
-  BEHAVIOURS                           name -> regular expression; metrics count
-                                       its matches in responses
-  DIFFICULTIES, STYLES                 levels, and styles of demonstrations; any
-                                       if missing
-  reset, step                          in place of `verify`: responses have
+                                       by default the last line of a response
+  demonstrate(row, style, rng) -> str  a response to imitate, without EOS;
+                                       needed for SFT
+  longest(difficulty) -> str           a prompt of the maximum length; by
+                                       default the longest of a hundred prompts
+  ALPHABET                             all characters of prompts and responses;
+                                       by default printable ASCII and newline
+  BEHAVIOURS                           name -> regular expression, whose matches
+                                       in responses are a metric
+  DIFFICULTIES, STYLES                 levels, and styles of demonstrations; by
+                                       default any
+  reset, step                          instead of `verify`, for responses with
                                        several turns; see `environments`
 
-The task `files` reads its rows from files, `reasoning_gym:SETS` has those of
-that package (`gym.py`); both verify responses in worker processes. Whether a
-prompt is held out for evaluation is decided here, by a hash of the prompt, so
-that no task can forget the split.
+The task `files` reads rows from files, and `reasoning_gym:SETS` generates rows
+with that package (`gym.py`). Both verify responses in worker processes. A hash
+of the prompt decides here whether a prompt is held out for evaluation, so that
+every task has the split.
 """
 
 import copy
@@ -55,29 +55,28 @@ NAMES = {
 FILES = "files"
 GYM = "reasoning_gym"
 HELD_OUT_SHARE = 5  # one prompt in five
-VALIDATION_SHARE = 20  # one training row in twenty,
-LEAST_TO_SHARE = 400  # of files that have so many rows
-VALIDATION = "validation"  # the name of their set
-MAX_DRAWS = 10_000  # of problems, to find one of the training or held-out split
+VALIDATION_SHARE = 20  # one training row in twenty is for validation
+LEAST_TO_SHARE = 400  # rows that a file needs for a validation set
+VALIDATION = "validation"  # name of the validation set
+MAX_DRAWS = 10_000  # problems drawn to find one of the wanted split
 
 Show = Callable[[str], None]
 
 
 class Row(NamedTuple):
-  """A problem: what the model reads, and what the verifier needs.
+  """A problem: the prompt, and the reference answer for the verifier.
 
   Attributes:
-    prompt: as the model reads it.
+    prompt: the text that the model reads.
     answer: the reference answer.
-    difficulty: level.
-    kind: verifier of a row of a file: math, choice, code, module:function, or
-      none: the row may have no reference answer, and no response is correct.
+    difficulty: level of difficulty.
+    kind: verifier of a row of a file: math, choice, code or module:function; or
+      none, for a row without a verifier, of which no response is correct.
     source: data set of a row of a file.
     response, rejected: demonstration, or preference pair.
     tolerance: absolute error that a numeric answer may have.
-    messages: the turns of the prompt, {"role", "content"} each, where the chat
-      template of the tokenizer has rendered it.
-    columns: all columns of a row of a file, for rewards: name -> JSON value.
+    messages: the turns of a chat prompt, {"role", "content"} each.
+    columns: all columns of a row of a file, name -> JSON value, for rewards.
   """
 
   prompt: str
@@ -92,7 +91,7 @@ class Row(NamedTuple):
   columns: Mapping[str, Any] = {}
 
   def __hash__(self) -> int:
-    """Of the texts: dictionaries have no hash."""
+    """A hash of the texts, since dictionaries have none."""
     return hash((self.prompt, self.answer, self.kind, self.source))
 
 
@@ -100,7 +99,7 @@ class Failures:
   """Counts exceptions of a user's code, and shows the first traceback.
 
   Args:
-    name: of the code, as the user knows it.
+    name: the user's name of the code.
     show: writes a text to the screen; None shows nothing.
   """
 
@@ -109,7 +108,7 @@ class Failures:
     self._name, self._show = name, show
 
   def add(self, details: str = "") -> None:
-    """Counts a failure; without details, that of the exception in flight."""
+    """Counts a failure, by default the exception that is being handled."""
     self.count += 1
     if self.count == 1 and self._show:
       self._show(
@@ -119,16 +118,16 @@ class Failures:
 
 
 class Task:
-  """A task, with the defaults for what it does not define.
+  """A task, with defaults for optional attributes.
 
   Args:
-    name: as in the config.
+    name: name in the config.
     source: the module, class or object.
     show: writes the first traceback of the task to the screen.
 
   Attributes:
-    environment: makes an environment for each response; None: responses have a
-      single turn, which `verify` judges.
+    environment: creates the environment of a response; None if responses have a
+      single turn.
   """
 
   def __init__(self, name: str, source: Any, show: Show | None = None):
@@ -152,13 +151,13 @@ class Task:
       raise ValueError("has no function problem")
 
   def __getattr__(self, name: str) -> Any:
-    """The task's own problem, verify and demonstrate."""
-    if name[0] == "_":  # copy and pickle ask before there is a source
+    """Attributes of the task itself, such as `problem`."""
+    if name[0] == "_":  # `copy` and `pickle` ask before `_source` is set
       raise AttributeError(name)
     return getattr(self._source, name)
 
   def longest(self, difficulty: int) -> str:
-    """A prompt of the greatest length."""
+    """A prompt of the maximum length."""
     if hasattr(self._source, "longest"):
       return self._source.longest(difficulty)
     rng = np.random.default_rng(0)
@@ -176,7 +175,7 @@ class Task:
       return ""
 
   def in_workers(self, count: int, seconds: float, show: Show | None) -> "Task":
-    """The task with a verifier in processes; this one verifies in place."""
+    """The task, which verifies in this process and uses no workers."""
     del count, seconds, show
     return self
 
@@ -186,7 +185,8 @@ class Task:
     """Verifies (response, row) pairs.
 
     Returns:
-      a function that returns the verdicts; None where the verifier failed.
+      a function that returns the verdicts; a verdict is None if the verifier
+      failed.
     """
     verdicts: list[bool | None] = []
     for text, row in pairs:
@@ -202,11 +202,11 @@ class Task:
 
 
 def get(name: str, show: Show | None = None) -> Any:
-  """A built-in task, or that of a user: `my_task` or `my_tasks:Name`.
+  """Returns a built-in task, or a task of the user.
 
   Args:
-    name: as in the config.
-    show: of `Task`.
+    name: name in the config, such as `my_task` or `my_tasks:Name`.
+    show: see `Task`.
 
   Raises:
     ValueError: there is no such task; the text says what is missing.
@@ -233,7 +233,7 @@ def get(name: str, show: Show | None = None) -> Any:
 
 
 def environment_factory(source: Any) -> Callable[[], Any] | None:
-  """Makes environments, by a class or by copies; None without `step`."""
+  """Creates environments from a class or an object; None without `step`."""
   if not callable(getattr(source, "step", None)):
     return None
   make = functools.partial(copy.deepcopy, source)
@@ -241,12 +241,12 @@ def environment_factory(source: Any) -> Callable[[], Any] | None:
 
 
 def has_verifier(task, row: Row) -> bool:
-  """Whether responses to a row of a task are verified."""
+  """Whether responses to a row are verified."""
   return getattr(task, "verifies", True) and row.kind != verifiers.NONE
 
 
 def begin(task, pairs):
-  """`Task.begin` for any module that is a task."""
+  """`Task.begin` for any task, a module included."""
   return (task if hasattr(task, "begin") else Task("", task)).begin(pairs)
 
 
@@ -256,23 +256,23 @@ def _number(prompt: str) -> int:
 
 
 def held_out(prompt: str) -> bool:
-  """Whether a prompt belongs to the evaluation set: stable everywhere."""
+  """Whether a prompt is held out for evaluation, by its hash."""
   return _number(prompt) % HELD_OUT_SHARE == 0
 
 
 def for_validation(prompt: str) -> bool:
-  """Whether a training row of a file is for validation instead."""
+  """Whether a training row of a file is used for validation, by its hash."""
   return _number(prompt) // HELD_OUT_SHARE % VALIDATION_SHARE == 0
 
 
 def draw(task, rng: np.random.Generator, levels, *, evaluation: bool) -> Row:
-  """A random row, from the training or from the held-out prompts.
+  """Draws a random row of the training or the held-out split.
 
   Args:
-    task: makes the problems.
-    rng: decides which.
+    task: task that generates the problems.
+    rng: random generator.
     levels: difficulties, drawn uniformly.
-    evaluation: whether the prompt is held out.
+    evaluation: whether to draw a held-out prompt.
   """
   level = levels[rng.integers(len(levels))]
   for _ in range(MAX_DRAWS):

@@ -15,7 +15,7 @@ STYLES = ("careful", "leap", "direct", "ramble", "sloppy")
 
 
 def longest(difficulty: int) -> str:
-  """A prompt of the greatest length with `difficulty` operands."""
+  """A prompt of the maximum length with `difficulty` operands."""
   return "+".join("9" * difficulty) + "="
 
 
@@ -34,8 +34,9 @@ def problem(rng: np.random.Generator, difficulty: int) -> Row:
 def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 
-  careful: one operation a step; leap: two or three; direct: only the answer;
-  ramble: each step up to three times; sloppy: 30% of the steps are incorrect.
+  careful: one operation a step; leap: two or three operations a step; direct:
+  only the answer; ramble: repeats each step up to three times; sloppy: 30% of
+  the steps are incorrect.
   """
   chain = row.prompt[:-1]
   total = int(chain[0])
@@ -57,7 +58,7 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
 
 
 def answer(text: str, row: Row) -> str:
-  """The number after the only '#', or ''."""
+  """The number after the only `#`; '' if there is none."""
   _, mark, last = text.partition("#")
   return last if mark and last.isascii() and last.isdigit() else ""
 

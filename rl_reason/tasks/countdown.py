@@ -2,8 +2,8 @@
 
 Prompt `2,3,7:13=`. A response is one or more attempts, each a chain of steps.
 A step replaces two of the available numbers by its result:
-`2+3=5;5*7=35?2*3=6;6+7=13#`. `?` abandons an attempt, `#` claims success. Many
-responses are correct, and RL can discover that further attempts help.
+`2+3=5;5*7=35?2*3=6;6+7=13#`. `?` abandons an attempt, and `#` claims success.
+Many responses are correct, and RL can discover that further attempts help.
 """
 
 import collections
@@ -43,12 +43,12 @@ def _attempt(numbers: list[int], rng: np.random.Generator):
 
 
 def longest(difficulty: int) -> str:
-  """A prompt of the greatest length with `difficulty` numbers."""
+  """A prompt of the maximum length with `difficulty` numbers."""
   return ",".join("9" * difficulty) + ":99="
 
 
 def problem(rng: np.random.Generator, difficulty: int) -> Row:
-  """`difficulty` numbers in 1..9 and a target in 1..99 within their reach."""
+  """`difficulty` numbers in 1..9, and a reachable target in 1..99."""
   while True:
     numbers = sorted(int(n) for n in rng.integers(1, 10, difficulty))
     _, target = _attempt(numbers, rng)
@@ -65,7 +65,7 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
   """A response in one of STYLES.
 
   careful: a correct attempt; search: random attempts until one is correct,
-  drawn again if that takes too long; hasty: claims success for its first one.
+  drawn again if that takes too long; hasty: claims success after one attempt.
   """
   numbers, text = _numbers(row), ""
   while True:

@@ -1,7 +1,7 @@
-"""The task of rows from files (`config.data`), each verified as its kind says.
+"""The task of rows from files (`config.data`); a row's kind names its verifier.
 
---stage=prepare writes the rows, `data/pipelines.py` reads them. Responses are
-verified by worker processes while the device samples.
+--stage=prepare writes the rows, and `data/pipelines.py` reads them. Worker
+processes verify responses while the device samples.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
 VERDICT = "rl_reason.verifiers:verdict"
-ALPHABET = ""  # the tokenizer is that of a model, and spells every text
+ALPHABET = ""  # tokenizers of models can encode every text
 DIFFICULTIES = ()
 STYLES = ()
 has_demonstrations = True  # rows may have responses
@@ -27,7 +27,7 @@ def check_kind(kind: str) -> None:
   """Checks the name of a verifier.
 
   Raises:
-    ValueError: it is neither built in nor a function of the user.
+    ValueError: the kind is neither built in nor a function of the user.
   """
   if kind not in (*verifiers.KINDS, verifiers.NONE):
     if ":" not in kind:
@@ -45,11 +45,13 @@ class Verifier:
   """Worker processes that verify responses in the background.
 
   Args:
-    count: of processes.
-    seconds: CPU time for one response.
+    count: number of processes.
+    seconds: CPU time limit of one response.
     show: writes the first failure to the screen.
-    function: path of what verifies an item; it may return a traceback.
-    item: (response, row) -> the arguments of the function, which fit into JSON.
+    function: path of the function that verifies an item; it returns a verdict
+      or a traceback.
+    item: (response, row) -> arguments of the function, which JSON can
+      represent.
   """
 
   ALPHABET, DIFFICULTIES, STYLES = ALPHABET, DIFFICULTIES, STYLES
@@ -69,7 +71,7 @@ class Verifier:
 
   @staticmethod
   def answer(text: str, row: Row) -> str:
-    """The final answer of a response; '' if there is none."""
+    """The final answer of a response; '' if it has none."""
     if row.kind == verifiers.NONE:
       return verifiers.last_line(text)
     return verifiers.find(verifiers.path(row.kind)).answer(text) or ""
@@ -79,7 +81,7 @@ class Verifier:
   ) -> Callable[[], list[bool | None]]:
     """Starts to verify responses; see `Task.begin`.
 
-    Nobody verifies the rows of kind `none`: rewards of the user judge them.
+    Rows of the kind `none` are not verified: reward functions judge them.
     """
     verdicts: list[bool | None] = [False] * len(pairs)
     asked = [n for n, x in enumerate(pairs) if x[1].kind != verifiers.NONE]
@@ -98,10 +100,10 @@ class Verifier:
     return wait
 
   def read_leniently(self, pairs: list[tuple[str, Row]]) -> list[str]:
-    """Why each (response, row) may be right though it is rejected; '' if not.
+    """Why each rejected (response, row) may still be right; '' if it is wrong.
 
-    Only a verifier that has `lenient` is asked, in its processes and within its
-    time.
+    Calls verifiers that define `lenient`, in the worker processes and within
+    the time limit.
     """
     out = [""] * len(pairs)
     if self._function != VERDICT:
@@ -122,4 +124,4 @@ class Verifier:
     self._pool.close()
 
 
-in_workers = Verifier  # as the method of `tasks.Task`
+in_workers = Verifier  # like the method of `tasks.Task`

@@ -1,8 +1,7 @@
-"""Objects that `rl_reason.train` was given, under names that a config holds.
+"""Names for objects that are passed to `rl_reason.train`, for the config.
 
-A function of a module is `module:name`. A lambda, a function within a function
-or an object has no such name, so it becomes an attribute of this module:
-`rl_reason.tasks.given:name`.
+A function of a module has the name `module:name`. A lambda, a nested function
+or an object becomes an attribute of this module, `rl_reason.tasks.given:name`.
 """
 
 import re

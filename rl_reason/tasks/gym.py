@@ -3,9 +3,9 @@
   task.name = "reasoning_gym:chain_sum*2,gcd(max_value=100)"
 
 draws two of three problems from chain_sum, and sets a field of gcd. Difficulty
-0 is a set as the package has it; difficulty n is the n-th level of its
-curriculum, or the last one. A problem is made from its set, difficulty and
-seed, here and again by the worker process that scores the responses to it.
+0 is the default of the set; difficulty n is the n-th level of its curriculum,
+or the last level. The worker process that scores a response generates the
+problem again, from its set, difficulty and seed.
 """
 
 import copy
@@ -29,15 +29,15 @@ from rl_reason.tasks import Row, files, reward_terms
 from rl_reason.tasks.reward_functions import Response
 
 _SET = re.compile(r"(\w+)(\(.*\))?\s*(?:\*\s*(\d+\.?\d*|\.\d+))?", re.DOTALL)
-_OF_A_PROBLEM = ("seed", "size")  # fields of every set
-# Problems of these depend on the order of Python's sets of texts.
+_OF_A_PROBLEM = ("seed", "size")  # fields that every set has
+# Sets whose problems depend on the hash seed of Python.
 _BY_HASH = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
 _LEVEL = base_curriculum.DefaultCurriculumContext(
     base_curriculum.RangeAttributeMode.UPPER_BOUND  # no easier problems
 )
-TRIES = 10  # to make a problem
+TRIES = 10  # seeds that are tried for a problem
 _FIELDS = ("field_name", "lower_field_name", "upper_field_name")
-_OWN = dict(seed=0, config=None)  # attributes that differ by seed
+_OWN = dict(seed=0, config=None)  # attributes that depend on the seed
 _lock = threading.Lock()  # some sets draw from the global generators
 
 
@@ -61,12 +61,12 @@ def weights(text: str) -> dict[str, float]:
 
 
 def _config(source: str, level: int, seed: int) -> Any:
-  """The fields of a set with one problem.
+  """The config of a set with one problem.
 
   Args:
     source: name of the set, with fields in parentheses.
     level: difficulty.
-    seed: of the problem.
+    seed: seed of the problem.
 
   Raises:
     ValueError: there is no such set, or it has no such field.
@@ -95,7 +95,7 @@ def _config(source: str, level: int, seed: int) -> Any:
   if level and factory.has_curriculum(name):
     curriculum = factory.create_curriculum(name)
     for attribute in list(curriculum.attributes.values()):
-      # A range of which the config gives an end is not that of a level.
+      # The user's fields replace the ranges of the curriculum.
       if any(getattr(attribute, x, "") in keywords for x in _FIELDS):
         del curriculum.attributes[attribute.name]
     curriculum.set_global_level(level - 1)
@@ -114,9 +114,9 @@ def _made(source: str, config: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _any_seed(source: str, level: int) -> Any:
-  """A set of which only fields depend on its seed; None: it has other state.
+  """A set that can be reused for other seeds; None if it has other state.
 
-  Many sets read files when they are made.
+  Creating a set may be slow, since many sets read files.
   """
   one, two = (_made(source, _config(source, level, x)) for x in (0, 1))
   try:
@@ -133,7 +133,7 @@ def problem(source: str, level: int, seed: int) -> tuple[Any, dict]:
   Args:
     source: name of the set, with fields in parentheses.
     level: difficulty.
-    seed: of the problem.
+    seed: seed of the problem.
   """
   config = _config(source, level, seed)
   with _lock:
@@ -153,26 +153,26 @@ def problem(source: str, level: int, seed: int) -> tuple[Any, dict]:
 
 
 def answer(text: str) -> str:
-  """What stands between the last answer tags of a response, or all of it."""
+  """The text between the last answer tags of a response, or all of it."""
   found = reasoning_gym.utils.extract_answer(text)
   return text.strip() if found is None else found
 
 
 def item(text: str, row: Row) -> tuple[str, str, dict]:
-  """What `points` needs of a response and its row; fits into JSON."""
+  """The arguments of `points`, which JSON can represent."""
   return text, row.prompt, dict(row.columns)
 
 
 def points(text: str, prompt: str, columns: dict) -> float:
-  """What the set's own `score_answer` gives a response, mostly 0 to 1.
+  """The score of a response by the set's `score_answer`, usually from 0 to 1.
 
   Args:
     text: the response.
     prompt: the question.
-    columns: of the row: source, level and seed.
+    columns: columns of the row: source, level and seed.
 
   Raises:
-    ValueError: the set makes another question from the same seed.
+    ValueError: the set generates a different question from the same seed.
   """
   data_set, entry = problem(**columns)
   if entry["question"] != prompt:
@@ -182,24 +182,24 @@ def points(text: str, prompt: str, columns: dict) -> float:
     )
   try:
     return float(data_set.score_answer(answer(text), entry))
-  except Exception:  # some sets raise where they cannot read an answer
+  except Exception:  # some sets raise if they cannot parse an answer
     if float(data_set.score_answer(entry["answer"], entry)) < 1:
       raise
     return 0.0
 
 
 def verdict(*of_item: Any) -> bool:
-  """Whether a response gets all points; runs in a worker of `workers.Pool`."""
+  """Whether a response has the full score; runs in a worker."""
   return points(*of_item) >= 1
 
 
 def score(response: Response, row: Row) -> float:
-  """The points of a response, also where they are between 0 and 1: a reward."""
+  """The score of a response, a reward function."""
   return points(*item(response.text, row))
 
 
 class _Sets:
-  """Problems of a mixture of sets; the answer is the demonstration."""
+  """Problems of a mixture of sets; a demonstration is the answer."""
 
   def __init__(self, text: str):
     found = weights(text)
@@ -231,7 +231,7 @@ class _Sets:
 
   @staticmethod
   def verify(text: str, row: Row) -> bool:
-    """Whether a response gets all points."""
+    """Whether a response has the full score."""
     return verdict(*item(text, row))
 
   @staticmethod
@@ -242,7 +242,7 @@ class _Sets:
 
   @staticmethod
   def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
-    """The answer alone, in any style."""
+    """The answer, in any style."""
     del style, rng
     return row.answer
 
@@ -252,7 +252,7 @@ class Gym(tasks.Task):
 
   Args:
     text: sets with fields and weights.
-    show: of `tasks.Task`.
+    show: see `tasks.Task`.
 
   Raises:
     ValueError: there is no such set, or it has no such field.
@@ -267,7 +267,7 @@ class Gym(tasks.Task):
   def in_workers(
       self, count: int, seconds: float, show: tasks.Show | None
   ) -> "Gym":
-    """The task, with responses scored by worker processes."""
+    """The task with worker processes that score responses."""
     name = f"{__name__}:verdict"
     self._verifier = files.Verifier(count, seconds, show, name, item)
     return self

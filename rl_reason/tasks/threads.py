@@ -1,8 +1,8 @@
-"""Calls of a user's code in threads that can be abandoned.
+"""Calls of a user's code in threads, with a time limit.
 
-A thread that hangs cannot be ended. It is a daemon here: neither its call nor
-the exit of the run waits for it. Such threads are counted, and after
-`MOST_HANGING` of them nothing more is called.
+A thread that hangs cannot be ended. The threads are daemons, so that neither
+the caller nor the exit of the run waits for a thread that hangs. After
+`MOST_HANGING` such threads no further function is called.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Any
 
 from rl_reason.verifiers import progress
 
-MOST_HANGING = 100  # calls that were late and have not ended since
+MOST_HANGING = 100  # calls beyond their time limit that have not ended
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-  """A running event loop, in a thread that does not delay the exit."""
+  """A running event loop in a daemon thread."""
   loop = asyncio.new_event_loop()
 
   def target():
@@ -29,14 +29,15 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 class Threads:
-  """Calls functions in threads, some at a time, each for a limited time.
+  """Calls functions in threads, with a limit of concurrent calls and of time.
 
   Args:
-    at_a_time: calls; calls whose programs sleep in a sandbox do not count.
-    seconds: time-out of a call.
+    at_a_time: concurrent calls, not counting calls whose programs sleep in a
+      sandbox.
+    seconds: time limit of a call.
 
   Attributes:
-    hanging: number of calls that were late and have not ended since.
+    hanging: number of calls beyond their time limit that have not ended.
   """
 
   def __init__(self, at_a_time: int, seconds: float):
@@ -46,14 +47,14 @@ class Threads:
 
   @property
   def full(self) -> bool:
-    """Whether MOST_HANGING calls hang, and nothing more is called."""
+    """Whether MOST_HANGING calls hang, so that no function is called."""
     return self.hanging >= MOST_HANGING
 
   async def call(self, function: Callable, *args) -> Any:
-    """The value of a function, which may raise anything; runs in a loop.
+    """Returns the value of a function, and raises its exception.
 
     Raises:
-      TimeoutError: it took too long, or is not called at all (see `full`).
+      TimeoutError: the call took too long, or too many calls hang (see `full`).
     """
     await self._free.acquire()
     place = progress.Place(self._places)
@@ -73,7 +74,7 @@ class Threads:
       return value
     if isinstance(error, Exception):
       raise error
-    # An exit of the user's code does not end the run.
+    # SystemExit in the user's code must not end the run.
     raise RuntimeError(f"raised {type(error).__name__}") from error
 
   def _ended(self, _) -> None:
@@ -83,7 +84,7 @@ class Threads:
 def _in_thread(
     on_sleep: Callable[[], Any], function: Callable, *args
 ) -> asyncio.Future:
-  """(value, error) of a function, in a thread that does not delay the exit."""
+  """Calls a function in a daemon thread; the result is (value, error)."""
   loop = asyncio.get_running_loop()
   future = loop.create_future()
 
@@ -94,7 +95,7 @@ def _in_thread(
       value = function(*args)
     except BaseException as e:
       error = e
-    with contextlib.suppress(RuntimeError):  # the run has ended meanwhile
+    with contextlib.suppress(RuntimeError):  # the loop is closed
       loop.call_soon_threadsafe(future.set_result, (value, error))
 
   threading.Thread(target=target, daemon=True).start()

@@ -165,11 +165,10 @@ def abstract_state(
 def with_rate(
     update: Callable, *, lr: float, schedule: str, warmup: int, total: int
 ) -> Callable:
-  """An update with the learning rate of its last step among its metrics.
+  """An update with the learning rate of its last optimizer step as a metric.
 
-  The rate is that of the updates that the optimizer has counted, which skipped
-  ones are not; it stays on the device, as all metrics of an update. Keywords
-  are those of the optimizer.
+  The optimizer counts its updates, without skipped ones. The rate stays on the
+  device, like all metrics of an update. Keywords are as of `make_optimizer`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
   last = jax.jit(lambda made: rate(jnp.maximum(made - 1, 0)))

@@ -1,17 +1,19 @@
 """Verifiers: whether the final answer of a response is correct.
 
-A verifier is a module, or a function `module:function`, that gets a response
-and the reference answer of its row. It never evaluates what a model wrote;
-`code` runs it, in a sandbox. The functions of a module:
+A verifier is a module, or a function `module:function`, that compares a
+response with the reference answer of its row. Verifiers never evaluate text
+that a model wrote, except `code`, which runs programs in a sandbox. A module
+defines:
 
   verify(text, reference) -> bool   whether the final answer is correct
   answer(text) -> str | None        the final answer, verbatim; None if none
   usable(reference) -> bool         whether a reference answer can be verified
-  lenient(text, reference) -> str   why a rejected response may be right all the
-                                    same, '' if not; only math has it
+  lenient(text, reference) -> str   why a rejected response may still be right,
+                                    '' if it is wrong; optional
 
-`math` and `choice` verify texts, `code` programs; `workers` runs verifiers in
-processes that may crash or hang. The package imports nothing else of rl_reason.
+`math` and `choice` verify texts, `code` verifies programs, and `workers` runs
+verifiers in processes that may crash or hang. This package imports no other
+part of rl_reason.
 """
 
 import functools
@@ -26,12 +28,12 @@ KINDS = {
     "choice": "rl_reason.verifiers.choice",
     "code": "rl_reason.verifiers.code",
 }
-NONE = "none"  # the kind of rows that only rewards judge: nothing verifies them
-OWN: set[str] = set()  # kinds of this process' config: functions of the user
+NONE = "none"  # the kind of rows without a verifier
+OWN: set[str] = set()  # the user's functions that the config of this run names
 
 
 def path(kind: str) -> str:
-  """The import path of a kind: `package.module`, or `module:function`."""
+  """The import path of a kind: `package.module` or `module:function`."""
   return KINDS.get(kind, kind)
 
 
@@ -42,7 +44,7 @@ def last_line(text: str) -> str:
 
 @functools.cache
 def find(path: str) -> Any:
-  """The verifier of a path; a user's function gets a default `answer`."""
+  """The verifier at a path; a user's function gets `last_line` as `answer`."""
   module, mark, function = path.partition(":")
   found = importlib.import_module(module)
   if not mark:
@@ -53,7 +55,7 @@ def find(path: str) -> Any:
 
 
 def reading(path: str, text: str, reference: str) -> list[str]:
-  """Why a rejected response may be right, in a list; runs in a worker."""
+  """The result of `lenient` in a list, empty if there is no such function."""
   read = getattr(find(path), "lenient", None)
   return [read(text, reference)] if read else []
 
@@ -72,7 +74,7 @@ def verdict(
 ) -> Any:
   """Whether a response is correct, or a traceback; runs in a worker.
 
-  Where it is asked leniently, what `reading` returns.
+  With `lenient` it returns the result of `reading` instead.
   """
   if lenient:
     return reading(path, text, reference)

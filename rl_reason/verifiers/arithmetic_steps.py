@@ -1,10 +1,10 @@
-r"""Arithmetic in a response: its steps, and which of them are correct.
+r"""Arithmetic steps of a response, and whether each is correct.
 
-A step is an equation of numbers with an operation in it, plain or LaTeX:
-`12+5=17`, `$\frac{1}{2} + \frac12 = 1$`, `3 \times 4 = 12`, `20% * 50 = 10`.
-In `a = b = c` there are two. Sides are parsed by the grammar of answers
-(`latex`) and compared exactly: 10/3 is not 3.33, for which there is \approx.
-An equation with a variable or a word, or outside of the grammar, is no step.
+A step is an equation of numbers with an operation, plain or LaTeX: `12+5=17`,
+`$\frac{1}{2} + \frac12 = 1$`, `3 \times 4 = 12`, `20% * 50 = 10`. `a = b = c`
+has two steps. `parser` parses both sides, which are compared exactly: 10/3 is
+not 3.33, only \approx 3.33. An equation with a variable or a word, or outside
+of the grammar, is not a step.
 """
 
 import functools
@@ -16,9 +16,9 @@ from rl_reason.verifiers import lexer, numeric, parser
 from rl_reason.verifiers.value_types import is_expression
 
 MAX_SIDE = 200  # characters; a longer side may be slow, and is no step
-NEAR = 20  # characters of context before and behind
+NEAR = 20  # characters of context before and after a run
 
-# Markup around arithmetic, and mere formatting.
+# Markup and formatting.
 _REWRITES = [
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
@@ -41,7 +41,7 @@ _APART = (
     r"(?:text|mathrm|mbox|q?quad|approx|[lg]eq?|implies|to|[rR]ightarrow"
     r"|therefore)(?![a-zA-Z])"
 )
-# Beside a run these make it a part of an expression without a value.
+# Next to a run, these make it part of an expression without a value.
 _BEFORE = re.compile(rf"\\(?!{_APART})[a-zA-Z]+$")
 _AFTER = re.compile(rf"!|\\(?!{_APART})")
 _WORD = re.compile(r"\w")
@@ -56,16 +56,16 @@ def verdicts(text: str) -> list[bool]:
   for run in _RUN.finditer(text):
     if "=" not in run[0]:
       continue
-    # Only what is near decides: a search of the whole text would be quadratic.
+    # Only near characters: a search of the whole text would be quadratic.
     before = text[max(0, run.start() - NEAR) : run.start()]
     after = text[run.end() : run.end() + NEAR]
     equations = [x.split("=") for x in re.split(r"[.,](?=\s|$)", run[0])]
-    # A side that goes on beyond the run has no value: it is not compared.
+    # A side that continues beyond the run is not compared.
     if _begins_before(before, run[0]):
       equations[0][0] = ""
     if _AFTER.match(after) or run[0][-1] not in " \t" and _WORD.match(after):
       equations[-1][-1] = ""
-    # Without an operation on either side nothing was computed: no step.
+    # An equation without any operation is not a step.
     for equation in equations:
       sides = map(_side, _without_brackets(equation))
       out += [
@@ -99,7 +99,8 @@ def _without_brackets(sides: list[str]) -> list[str]:
 def _side(text: str) -> tuple[frozenset[Fraction], bool] | None:
   """The possible values of a side, and whether it has an operation.
 
-  25% is 1/4, or 25; a division by zero has no value. None if no arithmetic.
+  25% is 1/4 or 25, and a division by zero has no value. None if the side is no
+  arithmetic.
   """
   decimal = lexer.decimal(text)
   if decimal is not None:
@@ -123,7 +124,7 @@ def _side(text: str) -> tuple[frozenset[Fraction], bool] | None:
 
 
 def _operates(value) -> bool:
-  """Whether there is an operation beyond a sign."""
+  """Whether a value has an operation other than a sign."""
   if isinstance(value, Fraction):
     return False
   signed = value[0] == "*" and value[1] == Fraction(-1)

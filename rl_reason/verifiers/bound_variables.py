@@ -1,7 +1,7 @@
-r"""Names that an answer binds itself, which another answer may choose freely.
+r"""Bound variables: names that an answer may choose freely.
 
-The argument of a function (`f(t) = t^2`), the index of a sequence, the integer
-of a family (`2k\pi` for k in Z), a constant of integration.
+Examples are the argument of a function (`f(t) = t^2`), the index of a sequence,
+the integer of a family (`2k\pi` for k in Z), and the constant of integration.
 """
 
 import math
@@ -32,7 +32,7 @@ _CONSTANTS = re.compile(r"[CcKk](?:_[01])?")
 
 
 def _bound(relation: Relation) -> tuple[str, list[str]]:
-  """The name and the arguments of the function that an equation defines."""
+  """Name and arguments of the function that an equation defines; "" if none."""
   left = relation.sides[0]
   if relation.ops != ("=",) or not is_name(left):
     return "", []
@@ -44,7 +44,7 @@ def _bound(relation: Relation) -> tuple[str, list[str]]:
 
 
 def renamed(found: Relation, reference: Relation) -> Relation:
-  """The definition of a function with the arguments of the reference's."""
+  """The definition of a function, with the reference's names of arguments."""
   (name, theirs), (other, ours) = _bound(found), _bound(reference)
   right = found.sides[-1]
   if name != other or not name or len(theirs) != len(ours):
@@ -53,7 +53,7 @@ def renamed(found: Relation, reference: Relation) -> Relation:
     return found
   if not is_expression(right) or not numeric.names(right) & set(theirs):
     return found
-  # A name that the response leaves free is not the reference's argument.
+  # A free variable of the response is not an argument of the reference.
   names = {x: ("name", f"{x} free") for x in ours}
   names |= {x: ("name", y) for x, y in zip(theirs, ours, strict=True)}
   return Relation(
@@ -65,7 +65,7 @@ def renamed(found: Relation, reference: Relation) -> Relation:
 
 
 def with_constant(found, reference):
-  """The expression with the reference's name of an added constant."""
+  """The expression, with the reference's name of the added constant."""
   names, theirs = numeric.names(reference), numeric.names(found)
   ours = {x for x in _added(reference) if x[0] == "C"}
   other = _added(found)
@@ -78,7 +78,7 @@ def with_constant(found, reference):
 
 
 def _added(node) -> set[str]:
-  """Names of constants that are added to the rest."""
+  """Names of constants that are terms of a sum."""
   if isinstance(node, Fraction) or node[0] != "+":
     return set()
   return {x[1] for x in node[1:] if is_name(x) and _CONSTANTS.fullmatch(x[1])}
@@ -88,7 +88,7 @@ def _added(node) -> set[str]:
 
 
 def _items(value: Any) -> list | None:
-  """The expressions of a family, of a list, or of a single value."""
+  """The expressions of a family, a list or a single value; None of others."""
   if isinstance(value, Family | Seq):
     if isinstance(value, Seq) and value.brackets not in ("", "or", "{}", "cup"):
       return None
@@ -107,7 +107,7 @@ def _items(value: Any) -> list | None:
 
 
 def _integer_of(items) -> str:
-  """The only variable of a family that does not say so; '' if there is none."""
+  """The only variable of expressions if it usually is an integer; else ''."""
   names = frozenset().union(*map(numeric.names, items))
   if len(names) != 1 or not names <= _INTEGER_NAMES:
     return ""
@@ -125,12 +125,12 @@ def _has_pi(node) -> bool:
 def same_families(found: Any, reference: Any) -> bool | None:
   """Whether two families are equal; None if they are not both families.
 
-  A family whose domain is given is a set, which has many descriptions. Without
-  a domain `(n - 2) pi` may be a formula in a given n: then it is equal only to
-  the same formula, with this or another name for the integer.
+  A family with a domain is a set, which has many descriptions. Without a domain
+  `(n - 2) pi` may be a formula in a given n, and equals only the same formula,
+  with any name of the integer.
 
   Raises:
-    Hard: they cannot be compared.
+    Hard: the families cannot be compared.
   """
   a, b = _items(found), _items(reference)
   if not a or not b:

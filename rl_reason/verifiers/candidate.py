@@ -1,8 +1,8 @@
-"""The candidate's side of the sandbox: runs a program, or calls of it.
+"""The candidate's process in the sandbox: runs a program or its functions.
 
-This process may be taken over by the program. Nothing in it is secret and it
-decides no verdict: an attack on it can change only what its functions return,
-which is the program's own business.
+The program may take over this process. The process holds no secret and decides
+no verdict: an attack can only change the return values of the program's own
+functions.
 """
 
 import builtins
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 from rl_reason.verifiers import code_prompts, wire
 
-# Exit status of a script -> why it ended, which a program can fake.
+# Exit status of a script -> why it ended; a program can fake it.
 EXITS = {0: "", 101: "memory"}  # any other: 'error'
 
 
 def _module(name: str) -> types.ModuleType:
   """An empty module that is imported already: dataclasses look it up."""
-  # As `site` would, which is not loaded.
+  # As the module `site` does, which is not loaded.
   vars(builtins).update(exit=sys.exit, quit=sys.exit)
   module = types.ModuleType(name)
   vars(module).update(__file__="program.py", __builtins__=builtins)
@@ -30,8 +30,8 @@ def _module(name: str) -> types.ModuleType:
 def _load(module: types.ModuleType, prompt: str, program: str) -> None:
   """Runs the prompt and then the program, as one module.
 
-  A program that does not compile alone may be the rest of the prompt, as base
-  models write it.
+  A program that does not compile on its own may continue the prompt, as
+  programs of base models do.
   """
   try:
     code = compile(program, "program", "exec")
@@ -45,7 +45,7 @@ def _load(module: types.ModuleType, prompt: str, program: str) -> None:
 
 
 def _failure(error: BaseException) -> list[str]:
-  """Reason and detail of an error that no test may catch."""
+  """Reason and detail of an error that tests cannot catch."""
   reason = "memory" if isinstance(error, MemoryError) else "error"
   try:
     return [reason, f"{type(error).__name__}: {error}"[:500]]
@@ -54,7 +54,7 @@ def _failure(error: BaseException) -> list[str]:
 
 
 def _raised(error: Exception) -> list:
-  """An error that tests may expect: its classes, its arguments, its text."""
+  """An error that tests can catch: names of its classes, arguments, text."""
   text = _failure(error)[1]
   try:
     args = wire.encode(error.args)
@@ -66,8 +66,8 @@ def _raised(error: Exception) -> list:
 def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
   """The outcome of a call that the tests request.
 
-  Iterators that calls return stay in this process, as they may have no end. A
-  request whose name is an index of `iterators` advances one.
+  Iterators stay in this process, since they may be infinite. A request whose
+  name is an index of `iterators` advances this iterator.
   """
   name = request["name"]
   try:
@@ -88,7 +88,7 @@ def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
   try:
     return {"value": wire.encode(value)}
   except TypeError:
-    # MBPP asserts that a re.Match is true. That much of any object may cross.
+    # MBPP asserts that a re.Match is true: the truth of any object is sent.
     return {"truth": bool(value)}
   except Exception as e:
     return {"failed": ["refused", _failure(e)[1]]}
@@ -97,8 +97,8 @@ def _answer(module: types.ModuleType, iterators: list, request: dict) -> dict:
 def calls(job: dict) -> None:
   """Loads a program and answers calls of its functions until it is killed.
 
-  Each request carries a random number, which the answer must repeat: an answer
-  written before its question, or after another answer, does not match.
+  Each request has a random number, which its answer repeats. An answer that was
+  written before its request, or a second answer, does not match.
   """
   module, iterators, failed = _module("solution"), [], None
   try:

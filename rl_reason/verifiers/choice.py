@@ -1,4 +1,4 @@
-"""Multiple choice, and yes or no: the one letter or word that is chosen."""
+"""Multiple choice, and yes or no: the letter or word that is chosen."""
 
 import re
 
@@ -11,7 +11,7 @@ _LETTER = re.compile(
 )
 _WORD = re.compile(r"(yes|no|true|false)\b", re.IGNORECASE)
 _SAME = {"true": "yes", "false": "no"}
-# The text of the choice may follow its letter, but no other choice.
+# The text of a choice may follow its letter; another choice may not.
 _OTHER = re.compile(
     r"\b(?:or|and|not|either|neither|both)\b|[,/&]\s*\(?[A-J]\b"
     r"|\([A-J]\)|\b(?:yes|no|true|false)\b",
@@ -21,7 +21,7 @@ _WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
 def _read(text: str) -> str | None:
-  """'A' to 'J', 'yes' or 'no'; None if the text makes no single choice."""
+  """'A' to 'J', 'yes' or 'no'; None unless the text is exactly one choice."""
   text = _WRAPPED.sub(r"\1", text).replace("$", "").replace("\\", " ")
   text = text.strip(" \t\n*_`\"'{}")
   for pattern in (_LETTER, _WORD):
@@ -45,7 +45,7 @@ def answer(text: str) -> str | None:
 def verify(text: str, reference: str) -> bool:
   """Whether the final answer of a response is the reference answer.
 
-  That is a letter A to J in any usual form, or yes, no, true, false.
+  Choices are letters A to J in any usual form, and yes, no, true, false.
   """
   found = answer(text)
   return found is not None and found == _read(reference)

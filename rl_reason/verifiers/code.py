@@ -1,12 +1,12 @@
 """Code: whether a program passes tests that it never sees.
 
-Two layers. The sandbox (sandbox.py) contains the processes. The verdict is safe
-from the program because no process holds both sides: the tests run in one
-sandbox (tester.py) and the program in another (candidate.py), and arguments and
-values cross between them as plain data (wire.py). Only the process of the tests
-and this one decide: the output of the program, its exit status and its changes
-to its own interpreter decide nothing. Programs that read and write are compared
-here, by their output; the expected output does not enter the sandbox.
+There are two layers of protection. The sandbox (sandbox.py) contains all
+processes. The tests run in one sandbox (tester.py) and the program in another
+(candidate.py), and they exchange arguments and values as plain data (wire.py),
+so that the program cannot reach the verdict. The output of the program, its
+exit status and changes to its interpreter have no effect. Programs that read
+standard input are judged here, by their output; the expected output does not
+enter the sandbox.
 """
 
 import ast
@@ -28,9 +28,9 @@ class Verdict(NamedTuple):
   Attributes:
     correct: whether all tests passed.
     reason: 'correct', 'incorrect', 'error' (an exception), 'timeout', 'memory',
-      'output' (too much of it), 'crash' (the process is gone) or 'refused' (no
-      program, or its values are not plain data).
-    detail: for people; may quote the candidate.
+      'output' (too much output), 'crash' (the process has ended) or 'refused'
+      (no program, or a value that is not plain data).
+    detail: text for people; may quote the candidate.
   """
 
   correct: bool
@@ -42,10 +42,10 @@ class Calls(NamedTuple):
   """Tests that call the program's functions.
 
   Attributes:
-    tests: source of asserts; the program never sees it.
-    names: the functions called by the tests; empty: all undefined names.
-    prompt: source that the program continues or repeats, perhaps a signature
-      alone; its other functions belong to the tests as well.
+    tests: source of asserts, which the program never sees.
+    names: functions that the tests call; empty for all undefined names.
+    prompt: source that the program continues or repeats, perhaps only a
+      signature; the tests can use its other functions as well.
   """
 
   tests: str
@@ -58,8 +58,8 @@ class Streams(NamedTuple):
 
   Attributes:
     cases: pairs of input and expected output, compared token by token.
-    tolerance: relative or absolute error that a number may have; None: tokens
-      are compared as text.
+    tolerance: relative or absolute error of numbers; None to compare tokens as
+      text.
   """
 
   cases: tuple[tuple[str, str], ...]
@@ -67,11 +67,10 @@ class Streams(NamedTuple):
 
 
 def program(text: str) -> str | None:
-  """The program of a response: its last fence of Python, or all of it.
+  """The program of a response: its last Python block, or the whole response.
 
-  A fence in another language is no program; one without a language is, if none
-  is marked as Python. None if there are fences but no program among them, or if
-  the last fence is not closed.
+  A block without a language counts if no block is marked as Python. None if the
+  response has blocks but no such block, or if the last block is not closed.
   """
   marks = list(_FENCE.finditer(text))
   if not marks:
@@ -87,7 +86,7 @@ def program(text: str) -> str | None:
 
 
 def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
-  """Runs the program and the tests in two processes joined by two pipes."""
+  """Runs the program and the tests in two processes, joined by two pipes."""
   requests, asking = os.pipe()
   answers, answering = os.pipe()
   ends = [requests, asking, answers, answering]
@@ -99,7 +98,7 @@ def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
         sandbox.running("candidate.calls", job, tier, limits) as candidate,
         sandbox.running("tester.tests", test, tier, limits) as tester,
     ):
-      while ends:  # so that the end of one side is seen by the other
+      while ends:  # else a process would not see the other one end
         os.close(ends.pop())
       out, ended = sandbox.read(tester, limits, (candidate,))
       if ended:
@@ -130,7 +129,7 @@ def _equal(found: str, expected: str, tolerance: float | None) -> bool:
 
 
 def _script(job: dict, stdin: str, tier, limits, **errors) -> tuple[bytes, str]:
-  """Runs a program as a script -> its output, and why it ended early."""
+  """Runs a program as a script; returns its output and why it ended early."""
   data = stdin.encode(errors="surrogatepass")
   with sandbox.running(
       "candidate.script", job, tier, limits, stdin=data, **errors
@@ -140,7 +139,7 @@ def _script(job: dict, stdin: str, tier, limits, **errors) -> tuple[bytes, str]:
 
 
 def _streams(source: str, problem: Streams, tier, limits) -> Verdict:
-  """Runs the program once a case, and compares its output."""
+  """Runs the program on each case, and compares its output."""
   for index, (stdin, expected) in enumerate(problem.cases):
     out, ended = _script(dict(program=source), stdin, tier, limits)
     if ended:
@@ -164,11 +163,15 @@ def grade(
 ) -> Verdict:
   """Runs the program of a finished response against the tests of a problem.
 
-  Keywords: `sandbox.tier` describes tier and allow_unsafe; limits are those of
-  each process: the program's, one a case, and the tests'.
+  Args:
+    text: the response.
+    problem: the tests.
+    tier: of `sandbox.tier`.
+    allow_unsafe: of `sandbox.tier`.
+    limits: limits of each process of the program and of the tests.
 
   Raises:
-    RuntimeError: nothing on this machine can contain a program.
+    RuntimeError: this machine has no sandbox.
     ValueError: the problem has no tests.
   """
   if not (problem.tests if isinstance(problem, Calls) else problem.cases):
@@ -183,11 +186,11 @@ def grade(
 
 
 class Trial(NamedTuple):
-  """What happened when a program ran, and then its tests.
+  """The outcome of a program as a script, and of its tests.
 
   Attributes:
-    output: what the program prints, errors included.
-    reason: why it ended early, as of `Verdict`; '' if by itself.
+    output: standard output and standard error of the program.
+    reason: why the program ended early, as in `Verdict`; '' if it did not.
     passed: number of tests that passed.
     tests: number of tests.
   """
@@ -199,9 +202,9 @@ class Trial(NamedTuple):
 
 
 def _single(problem: Calls | Streams) -> list[Calls | Streams]:
-  """The tests of a problem one by one: its cases, or its asserts.
+  """The tests of a problem one by one: its cases, or its top-level asserts.
 
-  What is no assert on the top level belongs to each of them.
+  Other statements of the tests are part of each test.
   """
   if isinstance(problem, Streams):
     return [problem._replace(cases=(case,)) for case in problem.cases]
@@ -222,16 +225,16 @@ def trial(
 ) -> Trial:
   """Runs the program of a response as a script, then against each test.
 
-  A program that reads gets the input of the first case. Tests behind one that
-  does not end, or of a program that does not end, count as not passed.
+  Programs that read standard input get the input of the first case. After a
+  timeout, of the script or of a test, the remaining tests count as failed.
 
   Args:
     text: the response.
     reference: the reference answer.
-    limits: of each process.
+    limits: limits of each process.
 
   Raises:
-    RuntimeError: nothing on this machine can contain a program.
+    RuntimeError: this machine has no sandbox.
     ValueError: the reference answer holds no tests.
   """
   problem, tier = _problem(reference), sandbox.tier()
@@ -263,7 +266,7 @@ def _problem(reference: str) -> Calls | Streams:
   """Tests from JSON: {"tests", "names", "prompt"} or {"cases", "tolerance"}.
 
   Raises:
-    ValueError: it is something else, holds no tests, or is no Python.
+    ValueError: the text is no such JSON, has no tests, or they are no Python.
   """
   try:
     fields = json.loads(reference)
@@ -279,7 +282,7 @@ def _problem(reference: str) -> Calls | Streams:
     raise ValueError(
         "the reference answer holds no tests of a program"
     ) from None
-  # Else every program would be wrong, and nobody would hear of the reason.
+  # Otherwise every program would silently be wrong.
   if isinstance(problem, Calls):
     code_prompts.module(problem.prompt)
     try:
@@ -293,7 +296,7 @@ def verify(text: str, reference: str) -> bool:
   """Whether the program of a response passes the tests of a reference answer.
 
   Raises:
-    RuntimeError: nothing on this machine can contain a program.
+    RuntimeError: this machine has no sandbox.
     ValueError: the reference answer holds no tests, or is no Python.
   """
   return grade(text, _problem(reference)).correct

@@ -1,6 +1,6 @@
-"""Prompts of code: source that a program continues, or repeats with its body.
+"""Prompts of code: source that a program continues, or repeats and completes.
 
-A prompt may end with a signature alone, `def f(x):`, and leave out its body.
+A prompt may end with a signature, `def f(x):`, without a body.
 """
 
 import ast
@@ -16,16 +16,16 @@ def _compiles(source: str) -> bool:
 
 
 def _starts(prompt: str) -> Iterator[str]:
-  """The prompt, and the prompt with the colon that its signature lacks."""
+  """The prompt, and the prompt with a colon added to its signature."""
   yield prompt
   yield prompt.rstrip() + ":"
 
 
 def module(prompt: str) -> str:
-  """The prompt as a module; a signature without a body gets an empty one.
+  """The prompt as a module; a signature without a body gets an empty body.
 
   Raises:
-    ValueError: it is no Python.
+    ValueError: the prompt is no Python.
   """
   if _compiles(prompt):
     return prompt
@@ -39,7 +39,7 @@ def module(prompt: str) -> str:
 
 
 def continued(prompt: str, program: str) -> str:
-  """The prompt and then a program, joined so that they compile if they can."""
+  """The prompt followed by a program, which compile together if possible."""
   sources = [
       start + between + program
       for start in _starts(prompt)
@@ -49,7 +49,7 @@ def continued(prompt: str, program: str) -> str:
 
 
 def unwritten(prompt: str) -> set[str]:
-  """Functions of a module whose body is empty but for a docstring."""
+  """Functions of a prompt whose body is empty or only a docstring."""
   return {
       node.name
       for node in ast.parse(module(prompt)).body

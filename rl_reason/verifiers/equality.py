@@ -1,8 +1,8 @@
-"""Whether two answers, as `latex` reads them, are the same value.
+"""Whether two parsed answers are the same value, by the conventions of `math`.
 
-The first value is the response's and the second the reference; `math` lists the
-conventions. Sets of real numbers are compared by `sets`, what binds a
-name of its own by `bound`, and expressions by `numeric`.
+The first value is the response's, the second the reference. `real_sets`
+compares sets of real numbers, `bound_variables` compares functions and families
+of solutions, and `numeric` compares expressions.
 """
 
 import re
@@ -25,7 +25,7 @@ from rl_reason.verifiers.value_types import (
     same_any_order,
 )
 
-# Physical units: two of them are interchangeable only if equal.
+# Physical units: different ones are never equal.
 _PHYSICAL = frozenset(units.UNITS.values()) | {"ordinal"}
 
 
@@ -33,11 +33,11 @@ def same(a, b) -> bool:
   """Whether two values, of the response and of the reference, are the same.
 
   Args:
-    a: of the response, as `latex.read` returns it.
-    b: of the reference.
+    a: value of the response, of `parser.read`.
+    b: value of the reference answer.
 
   Raises:
-    Hard: they cannot be compared.
+    Hard: the values cannot be compared.
   """
   a, b = map(_settled, (a, b))
   if a is None or b is None:
@@ -48,7 +48,7 @@ def same(a, b) -> bool:
   if isinstance(a, Quantity) or isinstance(b, Quantity):
     return _same_quantities(a, b)
   named = _assignments(a), _assignments(b)
-  # A bare list of values has no order that a response could miss.
+  # The order of a bare list does not matter.
   bare = isinstance(b, Seq) and b.brackets == ""
   if named[1] or (named[0] and not bare):
     return _same_named(a, b, *named)
@@ -69,7 +69,7 @@ def same(a, b) -> bool:
   if isinstance(a, Relation) or isinstance(b, Relation):
     return _same_relations(a, b)
   single = [_is_singleton(a), _is_singleton(b)]
-  if single[0] != single[1]:  # a set of one element may stand for it
+  if single[0] != single[1]:  # a set of one element equals the element
     return same(a.items[0], b) if single[0] else same(a, b.items[0])
   if isinstance(a, Seq) and isinstance(b, Seq):
     return _same_sequences(a, b)
@@ -81,9 +81,9 @@ def same(a, b) -> bool:
 
 
 def _settled(value):
-  """The value of one that is given twice; None if the two disagree.
+  """The value of an answer that gives one value twice; None if they disagree.
 
-  That is "1/4 or 25%", and `x = 1/3` with 0.333 after a sign of approximation.
+  Examples are "1/4 or 25%", and `x = 1/3` with an approximation after it.
   """
   if isinstance(value, Seq) and value.brackets == "or":
     first, *rest = value.items
@@ -108,7 +108,7 @@ def _settled(value):
 
 
 def _rounds(exact, rounded: Rounded) -> bool:
-  """Whether digits are a number's own, rounded or cut."""
+  """Whether digits are those of an exact number, rounded or truncated."""
   if rounded.half is None:
     return False
   values, units_ = [], []
@@ -131,7 +131,7 @@ _RATIOS = ("ratio", "clock")
 
 
 def _same_ratios(a, b) -> bool:
-  """Ratios by their proportions; of two numbers also as their quotient."""
+  """Whether ratios are proportional; 3:4 also equals 3/4."""
   if isinstance(b, Seq) and b.brackets == "clock":
     return a == b
   parts = [
@@ -176,7 +176,7 @@ def _same_real_sets(a, b) -> bool | None:
 
 
 def _assignments(value) -> dict:
-  """`x = 2, y = 3` and `(x, y) = (2, 3)` by names, if they differ."""
+  """The values of `x = 2, y = 3` or `(x, y) = (2, 3)` by name; {} of others."""
   if isinstance(value, Relation) and value.ops == ("=",):
     left, right = value.sides
     if not (is_name(left) and isinstance(right, Seq)):
@@ -204,7 +204,7 @@ def _assignments(value) -> dict:
 
 
 def _same_named(a, b, theirs: dict, ours: dict) -> bool:
-  """Values by their names; without names in the order of these."""
+  """Compares values by name, or in the order of the names if one has none."""
   if theirs and ours:
     same_names = theirs.keys() == ours.keys()
     return same_names and all(same(theirs[x], ours[x]) for x in ours)
@@ -223,7 +223,7 @@ def _same_named(a, b, theirs: dict, ours: dict) -> bool:
 
 
 def _by_units(vector: Seq):
-  """A tuple or a column as the sum of its components times unit vectors."""
+  """A tuple or column as the sum of its components times unit vectors."""
   items = _components(vector)
   if items is None or len(items) > 3 or not all(map(is_expression, items)):
     return vector
@@ -232,7 +232,7 @@ def _by_units(vector: Seq):
 
 
 def _components(vector: Seq) -> tuple | None:
-  """The items of a tuple, of a row or of a column; None of other matrices."""
+  """The items of a tuple, row or column; None for other matrices."""
   if vector.brackets != "matrix":
     return vector.items
   rows = [row.items for row in vector.items]
@@ -244,7 +244,7 @@ def _components(vector: Seq) -> tuple | None:
 def _is_singleton(value) -> bool:
   braces = isinstance(value, Seq) and value.brackets == "{}"
   if braces and value.items[0] in (EMPTY, Seq("{}", ())):
-    return False  # the set of the empty set has an element
+    return False  # {emptyset} has one element and is no value
   return braces and len(_distinct(value.items)) == 1
 
 
@@ -276,7 +276,7 @@ def _same_sequences(a, b) -> bool:
 
 
 def _same_quantities(a, b) -> bool:
-  """Values with units, by the conventions of `math`."""
+  """Whether values with units are the same, by the conventions of `math`."""
   if any(isinstance(x, Seq) and x.brackets == "" for x in (a, b)):
     return False
   if isinstance(a, Relation) != isinstance(b, Relation):
@@ -302,14 +302,14 @@ def _same_quantities(a, b) -> bool:
 
 
 def _names(value) -> bool:
-  """A variable, a function of one, a product of letters such as AB."""
+  """Whether a value is a variable, f(x), or a product of letters such as AB."""
   if type(value) is not tuple:
     return False
   return value[0] == "name" or value[0] == "*" and all(map(_names, value[1:]))
 
 
 def _is_quotient(value) -> bool:
-  """A ratio or a fraction of two names."""
+  """Whether a value is a ratio or a fraction of two names."""
   if isinstance(value, Seq):
     return value.brackets == "ratio" and all(map(_names, value.items))
   fraction = type(value) is tuple and value[0] == "/"
@@ -317,7 +317,7 @@ def _is_quotient(value) -> bool:
 
 
 def _assigned(relation: Relation):
-  """The value that `x = 5`, `f(x) = ... = 5`, `x in S` gives; else None."""
+  """The value of `x = 5`, `f(x) = ... = 5` or `x in S`; None for others."""
   left, right = relation.sides[0], relation.sides[-1]
   if relation.ops == ("in",):
     return right if _names(left) else None
@@ -341,7 +341,7 @@ def _assigned(relation: Relation):
 
 
 def _as_set(value):
-  """Inequalities of one variable as intervals, several as their union."""
+  """Inequalities in one variable as intervals, a list of them as a union."""
   if isinstance(value, Seq) and value.brackets in ("", "cup"):
     one = len(real_sets.variables(value)) == 1
     if one and all(isinstance(x, Relation) for x in value.items):
@@ -361,7 +361,7 @@ def _variables(relation: Relation) -> frozenset[str]:
 
 
 def _interval(relation: Relation) -> Seq | None:
-  """`1 < x <= 3` as (1, 3]; None if it bounds no single variable."""
+  """`1 < x <= 3` as (1, 3]; None if it does not bound exactly one variable."""
   ops, sides = relation.ops, relation.sides
   if ops[0] in (">", ">="):
     ops, sides = tuple(FLIPPED.get(op, op) for op in ops[::-1]), sides[::-1]

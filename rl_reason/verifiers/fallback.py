@@ -1,6 +1,7 @@
-"""What our grammar does not read: the LaTeX parser of math-verify.
+"""Answers outside of the grammar of `parser`, compared by math-verify.
 
-Only whitelisted text reaches it, and only by an entry that executes no text.
+Only whitelisted text reaches the LaTeX parser of math-verify, by an entry point
+that executes no text.
 """
 
 import functools
@@ -9,8 +10,8 @@ import re
 
 from rl_reason.verifiers import lexer
 
-# Commands that may reach the parser of math-verify: each builds an expression
-# that it can compare, and none of them can name a Python object.
+# Commands that may reach the parser of math-verify. Each builds an expression
+# that math-verify can compare, and none can name a Python object.
 _KNOWN = frozenset(
     "frac sqrt cdot times pi infty sum prod int lim to sin cos tan cot sec csc"
     " arcsin arccos arctan sinh cosh tanh ln log exp binom left right cup cap"
@@ -23,7 +24,7 @@ _ALLOWED = re.compile(r"[0-9a-zA-Z\\+\-*/^_=<>()\[\]{}|,;:.!&%' \n]{1,300}")
 
 
 def _admitted(text: str) -> str | None:
-  """The text as it may reach math-verify; None unless all is whitelisted."""
+  """The text for math-verify; None if any part of it is not whitelisted."""
   try:
     text = lexer.clean(text)
   except lexer.Unreadable:
@@ -46,7 +47,7 @@ def _admitted(text: str) -> str | None:
 
 @functools.cache
 def _library():
-  """math-verify, without its remark that our calls set it no time limit."""
+  """math-verify, without its warning that calls have no time limit."""
   import math_verify
 
   def keep(record: logging.LogRecord) -> bool:
@@ -58,14 +59,14 @@ def _library():
 
 
 def equal(found: str, reference: str) -> bool:
-  """The verdict of math-verify on two whitelisted pieces of LaTeX."""
+  """Whether math-verify finds two answers equal; False if not whitelisted."""
   texts = _admitted(found), _admitted(reference)
   if None in texts:
     return False
   math_verify = _library()
   try:
-    # Only LaTeX: for plain expressions it would call `parse_expr`. Its time
-    # limits are signals, which only the main thread may use: workers set ours.
+    # Only LaTeX: for plain expressions math-verify calls `parse_expr`. Its time
+    # limits are signals, which need the main thread; `workers` limits the time.
     parsed = [
         math_verify.parse(
             f"${text}$",
@@ -78,5 +79,5 @@ def equal(found: str, reference: str) -> bool:
     return all(parsed) and bool(
         math_verify.verify(parsed[1], parsed[0], timeout_seconds=None)
     )
-  except Exception:  # sympy may raise anything: the answer cannot be verified
+  except Exception:  # sympy may raise anything
     return False

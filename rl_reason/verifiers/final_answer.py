@@ -1,16 +1,16 @@
-r"""Extracts the final answer of a response: the text behind its last marker.
+r"""Extracts the final answer of a response: the text after its last marker.
 
-Markers are a box (`\boxed{...}`), tags (`<answer>...</answer>`), "Answer:",
-"the answer is", and `####`. The last marker wins, of whatever kind, and decides
-alone: an earlier answer does not count if the last one is empty, unfinished, or
-retracted ("it is not \boxed{5}"). Boxes with a comma, "and" or "or" between
-them are one list. The answer of a response without markers is all of
-it if it is short, else the end of its last sentence.
+Markers are boxes (`\boxed{...}`), tags (`<answer>...</answer>`), "Answer:",
+"the answer is", and `####`. Only the last marker counts: a response has no
+answer if the last answer is empty, unfinished, or retracted ("it is not
+\boxed{5}"). Boxes joined by a comma, "and" or "or" are one list. The answer of
+a short response without markers is the whole response, and of a long one the
+end of its last sentence.
 """
 
 import re
 
-# Longer texts lose their beginning: an answer is at the end.
+# Longer texts are cut at the start, since the answer is at the end.
 MAX_TEXT = 200_000
 MAX_ANSWER = 2_000
 
@@ -60,7 +60,7 @@ _FORMULA = re.compile(
 )
 _DENIED = re.compile(r"\bnot\b|n't\b|\b(?:never|cannot|can't)\b", re.IGNORECASE)
 
-# --- words around an answer that retract it -----------------------------------
+# --- words that retract an answer ---------------------------------------------
 
 _NO = r"(?:\b(?:not|never|nobody|cannot)|n't)"
 # "It is not \boxed", "I do not think the answer is", "if the answer is", "or".
@@ -75,7 +75,7 @@ _BEFORE = re.compile(
     re.IGNORECASE,
 )
 # "\boxed{5} is wrong", "\boxed{5}. That cannot be right", "\boxed{5} or 6".
-_BEHIND = re.compile(
+_DENIAL = re.compile(
     r"[\s$*.)\]\\?!,]*(?:(?:(?:this|that|it|which)\s+)?(?:(?:is|was)\s+"
     r"(?:\w{1,20}ly\s+)?(?:wrong|incorrect|false"
     r"|not\s+(?:the|my|right|correct|true|valid|it)\b)"
@@ -102,7 +102,7 @@ _JOINT = re.compile(
 
 
 def box(text: str, start: int = 0) -> str | None:
-  r"""The content of the `\boxed` at `start`; None if it never closes."""
+  r"""The content of the `\boxed` at `start`; None if the box is not closed."""
   opening = re.compile(r"\\(?:boxed|fbox)\s*(\{?)").match(text, start)
   if not opening:
     return None
@@ -110,7 +110,7 @@ def box(text: str, start: int = 0) -> str | None:
     bare = re.compile(r"[^\s$\\{}]+").match(text, opening.end())  # \boxed 5
     return bare[0] if bare else None
   depth = 1
-  # An escaped brace is one piece, and does not nest.
+  # An escaped brace does not nest.
   for piece in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opening.end()):
     depth += (piece[0] == "{") - (piece[0] == "}")
     if not depth:
@@ -119,7 +119,7 @@ def box(text: str, start: int = 0) -> str | None:
 
 
 def _line(text: str) -> str:
-  """The first line that is not empty; a displayed formula is one line."""
+  """The first non-empty line; a displayed formula counts as one line."""
   text = text.lstrip("\\*_ \t\r\n" if text[:2] == "\\ " else "*_ \t\r\n")
   for opening, closing in ((r"\[", r"\]"), ("$$", "$$")):
     if text.startswith(opening):
@@ -129,7 +129,7 @@ def _line(text: str) -> str:
 
 
 def _tidy(text: str) -> str | None:
-  """The text without Markdown, quotes and a full stop around it."""
+  """The text without surrounding Markdown, quotes and full stop."""
   text = text.strip()
   if len(text) > MAX_ANSWER:  # before the loop, which is quadratic
     return None
@@ -152,12 +152,11 @@ def _phrase(text: str) -> str | None:
 def final(text: str) -> str | None:
   """Returns the final answer of a response, verbatim; None if it has none.
 
-  The content of a finished `<think>...</think>` is no answer, nor is an answer
-  that the words around it retract.
+  Neither the content of `<think>...</think>` nor a retracted answer counts.
   """
   text = text[-MAX_TEXT:].rpartition("</think>")[2]
   text = _SPECIAL.sub("\n", text).rstrip()
-  options = text.rfind("\nB:")  # before it "A:" is an option, no answer
+  options = text.rfind("\nB:")  # an "A:" before it is an option, not an answer
   markers = [
       marker
       for marker in _MARKER.finditer(text)
@@ -182,9 +181,9 @@ _HEDGED = re.compile(
 
 
 def reference(text: str) -> str:
-  """Returns the answer that a reference gives, without its box or its prose.
+  """Returns a reference answer without a box or prose around it.
 
-  "The answer is 5 apples" is "5 apples"; what is no such sentence stays.
+  "The answer is 5 apples" becomes "5 apples"; other texts are unchanged.
   """
   if re.search(
       r"\\boxed|\\fbox|<answer>|^####|answers?(?: is\b|:)", text, re.I
@@ -199,18 +198,18 @@ def reference(text: str) -> str:
 
 
 def _is_remark(text: str, marker: re.Match) -> bool:
-  """Whether a marker opens a remark: "The answer is not unique"."""
-  behind = text[marker.end() : marker.end() + 80]
-  denial = re.match(r"\s*(?:not|never)\b", behind, re.IGNORECASE)
-  return bool(denial) and not _VALUE.match(behind)
+  """Whether a marker begins a remark, as in "The answer is not unique"."""
+  after = text[marker.end() : marker.end() + 80]
+  denial = re.match(r"\s*(?:not|never)\b", after, re.IGNORECASE)
+  return bool(denial) and not _VALUE.match(after)
 
 
 def _enclosed(text: str, markers) -> str | None:
-  """The content of the last box or tag, and of those joined to it by "or"."""
+  """The content of the last box or tag, and of the boxes joined to it."""
   found, start, end = _content(text, markers[-1])
   if found is None:
     return None
-  behind = text[end : end + 80]
+  after = text[end : end + 80]
   for marker in markers[-2::-1]:
     earlier, begin, stop = _content(text, marker)
     between = text[stop : min(start, stop + 80)]
@@ -219,13 +218,13 @@ def _enclosed(text: str, markers) -> str | None:
     if len(found) > MAX_ANSWER:
       return None
     found, start = f"{earlier}, {found}", begin
-  if _BEHIND.match(behind) or _BEFORE.search(text[max(0, start - 80) : start]):
+  if _DENIAL.match(after) or _BEFORE.search(text[max(0, start - 80) : start]):
     return _unmarked(text[end:])
   return _tidy(found)
 
 
 def _content(text: str, marker) -> tuple[str | None, int, int]:
-  """Content of a box or tag, its start and its end; None if it never ends."""
+  """Content, start and end of a box or tag; the content is None if unclosed."""
   start, at = marker.span()
   if marker[0][0] == "\\":
     found = box(text, start)
@@ -238,7 +237,7 @@ def _content(text: str, marker) -> tuple[str | None, int, int]:
 
 
 def _announced(text: str, marker) -> str | None:
-  """The answer behind words such as "Answer:"."""
+  """The answer after words such as "Answer:"."""
   line = _line(text[marker.end() :])
   before = text[max(0, marker.start() - 80) : marker.start()]
   sentence = _SENTENCE.split(line, maxsplit=1)[0]

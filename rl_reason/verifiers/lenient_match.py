@@ -1,8 +1,8 @@
-"""Why an answer that is not the reference may be right all the same.
+"""Lenient comparison: why a rejected answer may still be right.
 
-A person should look at such a response: the reference may be rounded, the unit
-not asked for, or the order free. No reward ever reads this, and nothing is
-evaluated here that the verifier would not evaluate.
+The reference may be rounded, the unit may not be asked for, or the order may be
+free. Responses that match leniently are listed for people to look at. No reward
+depends on this module, and it evaluates only what the verifier evaluates.
 """
 
 import itertools
@@ -22,20 +22,22 @@ from rl_reason.verifiers.value_types import (
     same_any_order,
 )
 
-CLOSE = Fraction(1, 100)  # relative difference of a number that may be rounded
+CLOSE = Fraction(
+    1, 100
+)  # relative difference of a number and its rounded value
 MAX_PARTS = 16
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def reading(text: str, reference: str) -> str:
-  """Says how a rejected response equals its reference, read leniently.
+  """Describes how a rejected response matches its reference leniently.
 
   Args:
     text: the response.
     reference: the correct answer, plain or LaTeX.
 
   Returns:
-    the reading in a few words; '' if there is none.
+    a few words; '' if the response does not match.
   """
   reference = final_answer.reference(reference)
   found = final_answer.final(text)
@@ -56,7 +58,7 @@ SPELLED = "the same but for case, spaces and punctuation"
 
 
 def _compare(found: str, reference: str) -> str:
-  """How two answers are equal; '' if they are not."""
+  """How two answers match; '' if they do not."""
   folded = [re.sub(r"[\W_]+", "", x).casefold() for x in (found, reference)]
   signs = [x.count("-") for x in (found, reference)]
   if folded[0] and folded[0] == folded[1] and signs[0] == signs[1]:
@@ -69,7 +71,7 @@ def _compare(found: str, reference: str) -> str:
 
 
 def _parts(value: Any) -> list:
-  """The numbers and formulas that a value is made of, without their units."""
+  """The numbers and formulas in a value, without units."""
   if isinstance(value, Quantity | Rounded):
     return _parts(value.value)
   if isinstance(value, Seq | Family):
@@ -82,7 +84,7 @@ def _parts(value: Any) -> list:
 
 
 def _compare_parts(a: list, b: list) -> str:
-  """How two lists of numbers and formulas are equal."""
+  """How two lists of numbers and formulas match."""
   if not 0 < len(a) == len(b) <= MAX_PARTS:
     return ""
   if not all(map(is_expression, (*a, *b))):
@@ -97,7 +99,7 @@ def _compare_parts(a: list, b: list) -> str:
 
 
 def _close(a, b) -> bool:
-  """Whether two numbers differ by a hundredth of themselves at most."""
+  """Whether two numbers differ by at most one percent of the second."""
   if numeric.names(a) or numeric.names(b):
     return numeric.equal(a, b)
   error = ("abs", minus(a, b))

@@ -1,7 +1,7 @@
-r"""Splits an answer, LaTeX or plain, into tokens and drops mere formatting.
+r"""Splits an answer, LaTeX or plain, into tokens, without formatting.
 
-Spellings of one thing become one token: `\\times`, `\u00d7` and `*` are `*`,
-`\\dfrac` is `frac`, `1{,}000` is `1000`. Nothing is evaluated.
+Different spellings become one token: `\\times`, `\u00d7` and `*` are `*`,
+`\\dfrac` is `frac`, `1{,}000` is `1000`. No text is evaluated.
 """
 
 import re
@@ -18,7 +18,7 @@ class Unreadable(Exception):
 
 
 class Token(NamedTuple):
-  """A piece of the text; `spaced` if white space precedes it."""
+  """A token; `spaced` if white space precedes it."""
 
   kind: str  # number, word, text, command, symbol
   text: str
@@ -33,7 +33,7 @@ def _table(text: str) -> dict[str, str]:
 
 OPENING = {"(": ")", "[": "]", "\\{": "\\}", "{": "}"}
 CLOSING = frozenset(OPENING.values())
-# What parts the items of a list.
+# Separators of the items of a list.
 SEPARATORS = (",", ";", "and", "or")
 # Commands that are operators, not names or functions.
 _OPERATORS = frozenset("in cup cap setminus approx and or".split())
@@ -58,7 +58,7 @@ _CHARS = str.maketrans(
 _RAISED = "\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b\u207f"
 _LOWERED = "\u2080-\u2089"
 
-# One name for commands that mean the same.
+# One name for commands with the same meaning.
 _COMMANDS = _table("""
     frac: dfrac tfrac cfrac; binom: dbinom tbinom; *: cdot times ast; /: div;
     <=: le leq leqslant; >=: ge geq geqslant; !=: ne neq; <: lt; >: gt;
@@ -77,7 +77,7 @@ NAMES = frozenset(
     " rho sigma tau phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi"
     " Psi Omega ell hbar aleph pi infinity emptyset".split()
 )
-# Words that are commands without a backslash as well.
+# Words that are commands even without a backslash.
 _PLAIN = FUNCTIONS | frozenset(
     "pi sqrt infinity oo inf abs arcsin arccos arctan ln theta cup union"
     " alpha beta lambda floor ceil".split()
@@ -95,7 +95,7 @@ _TOKEN = re.compile(
     r"|(?P<symbol>\\\\|\\[{}|%$]|\*\*|<=|>=|!=|[-+*/^_=<>()\[\]{}|,;:!%$&'])",
     re.ASCII,
 )
-# A comma in a number; where brackets are, it may part their items as well.
+# An answer that is one number with commas, which brackets would make ambiguous.
 _COMMAS = re.compile(
     r"\\?\$?\s*[-+]?\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?(?:\s*[^\d,]*)?"
 )
@@ -145,7 +145,7 @@ _REWRITES = [
         (r"\\mathrm\s*\{\s*([ei])\s*\}", r" \1 "),  # constants, no text
     )
 ]
-# Digits in groups of three: 1,234 or 1 234, and nothing else in the answer.
+# Digits in groups of three, as in 1 234, at the start of the answer.
 _SPACES = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?![\d./ ])")
 
 
@@ -163,10 +163,10 @@ def _interval(match: re.Match) -> str:
 
 
 def clean(text: str) -> str:
-  r"""Returns the answer without mere formatting.
+  r"""Returns the answer without formatting.
 
   Raises:
-    Unreadable: it is too long.
+    Unreadable: the answer is too long.
   """
   if len(text) > MAX_CHARS:
     raise Unreadable("too long")
@@ -179,7 +179,7 @@ def clean(text: str) -> str:
   for pattern, replacement in _REWRITES:
     text = pattern.sub(replacement, text)
   if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
-    text = re.sub(r"(?<!\\)\$", " ", text)  # around formulas; else it is money
+    text = re.sub(r"(?<!\\)\$", " ", text)  # around formulas, not money
   text = text.strip()
   text = _REVERSED.sub(_interval, text)
   wrapped = re.fullmatch(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}", text)
@@ -196,8 +196,8 @@ def tokens(text: str) -> list[Token]:
   """Returns the tokens of an answer that went through `clean`.
 
   Raises:
-    Unreadable: a character that no answer needs, such as a null byte or a mark
-      that shows text in another order than the stored one.
+    Unreadable: the answer has an unexpected character, such as a null byte or a
+      mark that changes the direction of text.
   """
   out: list[Token] = []
   at, spaced = 0, False
@@ -243,7 +243,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def split(tokens, separators) -> tuple[list[list[Token]], tuple[str, ...]]:
-  """Splits at separators outside of all brackets; returns these as well."""
+  """Splits at separators outside of brackets; also returns the separators."""
   parts, found, depth = [[]], [], 0
   for token in tokens:
     if token.kind == "symbol":
@@ -269,9 +269,9 @@ _DECIMAL = re.compile(
 
 
 def decimal(text: str) -> Fraction | None:
-  """The value of a decimal number, as in `-1,234.5`; None of any other text.
+  """The value of a decimal number such as `-1,234.5`; None for other texts.
 
-  Most answers are decimal numbers, which need no grammar.
+  Most answers are decimal numbers, and need no parser.
   """
   if len(text) > MAX_CHARS or not _DECIMAL.fullmatch(text):
     return None

@@ -1,9 +1,9 @@
-"""The powers that a sandboxed process gives up before it runs a program.
+"""The rights that a sandboxed process gives up before it runs a program.
 
-Runs inside the sandbox, in an interpreter that has done nothing yet: first
-resource limits, then identity, files and system calls; none can be regained.
-There is only one process: no system call is left that starts another, so a
-limit of the process is a limit of the sandbox, and killing it ends everything.
+Runs inside the sandbox in a fresh interpreter. It limits resources first, then
+identity, files and system calls; no step can be undone. No remaining system
+call starts a process, so that a limit of the process is a limit of the sandbox,
+and killing the process ends the sandbox.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ import resource
 import signal
 import struct
 
-# Files, memory, time, threads, and nothing that reaches another process, the
-# network or the machine. Any other call is refused with ENOSYS, as by an older
-# kernel, so that the C library falls back where it can (clone3). There is no
-# chmod, chown, utime or truncate by path, since Landlock does not check these.
-# The only sockets are pairs of connected streams, which asyncio needs: they
-# reach nobody, and without sendmsg they pass no descriptors.
+# System calls for files, memory, time and threads, and none that reaches
+# another process, the network or the machine. Other calls fail with ENOSYS, as
+# on an older kernel, so that the C library uses its fallbacks (clone3). There
+# is no chmod, chown, utime or truncate by path, since Landlock does not check
+# these. The only sockets are connected pairs, which asyncio needs; without
+# sendmsg they cannot pass descriptors.
 _ALLOWED = """
   read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9
   mprotect 10 munmap 11 brk 12 rt_sigaction 13 rt_sigprocmask 14
@@ -46,8 +46,8 @@ _CLONE, _KILL, _FCNTL, _TGKILL, _PRLIMIT = 56, 62, 72, 234, 302
 _SOCKETPAIR, _AF_UNIX, _STREAM = 53, 1, 0x80001  # closed on exec
 _CLONE_THREAD = 0x10000
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # aim a signal at a process
-# Of a terminal, of available bytes, of blocking, of closing on exec. Those of
-# sockets would aim signals, too, and reveal the network.
+# Requests about terminals, available bytes, blocking, and closing on exec.
+# Requests about sockets could direct signals and reveal the network.
 _IOCTL, _IOCTLS = 16, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
 _X86_64 = 0xC000003E
 _ALLOW, _REFUSE, _DIE = 0x7FFF0000, 0x00050000 | 38, 0x80000000  # ENOSYS
@@ -74,9 +74,9 @@ def _call(function, *args) -> int:
 
 
 def seccomp_filter(pid: int) -> bytes:
-  """The program that the kernel runs before each system call (x86-64).
+  """The filter that the kernel runs before each system call (x86-64).
 
-  The process of this id, the filtered one, is the only one that it may signal.
+  The process with the id `pid` may send signals only to itself.
   """
 
   def returns(value):
@@ -84,7 +84,7 @@ def seccomp_filter(pid: int) -> bytes:
 
   def choose(arg, jump, values, then, otherwise):
     """`then` if a jump on an argument is taken for one of the values."""
-    body = [(_LOAD, 0, 0, _ARGS + 8 * arg)]  # the low word, which is all it is
+    body = [(_LOAD, 0, 0, _ARGS + 8 * arg)]  # the low word; the high word is 0
     for index, value in enumerate(values, 1):
       body.append((jump, len(values) - index + len(otherwise), 0, value))
     return [*body, *otherwise, *then]
@@ -118,7 +118,7 @@ def _seccomp() -> None:
 
 
 def _landlock(paths: list[str]) -> None:
-  """Leaves `paths` readable and /dev/null writable; closes all other files."""
+  """Leaves only `paths` readable and /dev/null writable."""
   attributes = ctypes.create_string_buffer(struct.pack("=Q", _EVERYTHING))
   rules = _call(_LIBC.syscall, _LANDLOCK_CREATE, attributes, 8, 0)
   for path in ["/dev/null", *paths]:
@@ -135,8 +135,8 @@ def _landlock(paths: list[str]) -> None:
   os.close(rules)
 
 
-def _drop_powers() -> None:
-  """Drops all capabilities, be they root's or those of a container's root."""
+def _drop_capabilities() -> None:
+  """Drops all capabilities, of root and of root in a container."""
   header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
   none = ctypes.create_string_buffer(24)
   _call(_LIBC.syscall, _CAPSET, ctypes.create_string_buffer(header), none)
@@ -154,18 +154,19 @@ def apply(
     seccomp: bool,
     parent: int | None,
 ) -> None:
-  """Applies all limits, irrevocably.
+  """Applies all limits irrevocably.
 
   Args:
-    cpu: seconds; one second later a process that ignores SIGXCPU dies, too.
+    cpu: seconds of CPU time; one second later SIGKILL follows SIGXCPU.
     memory: bytes of address space.
-    threads: at once, as the kernel counts for the user; None: not limited.
-    files: open files.
-    file_bytes: size of a file that is written.
-    uid: a real user id of its own, if the process is root.
-    landlock: paths that stay readable; None: mounts limit the files.
+    threads: maximum number of threads of the user; None for no limit.
+    files: maximum number of open files.
+    file_bytes: maximum size of a file that is written.
+    uid: real user id to take, if the process is root.
+    landlock: paths that stay readable; None if mounts limit the files.
     seccomp: whether system calls are filtered.
-    parent: process id; the process dies with it. None: bubblewrap does that.
+    parent: process id; the process ends with this process. None if bubblewrap
+      takes care of that.
 
   Raises:
     OSError: the kernel refuses.
@@ -184,9 +185,9 @@ def apply(
     resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
   if uid is not None:
     # The kernel does not count root's processes against RLIMIT_NPROC. Root
-    # stays the effective user, since Python may lie in a folder of root's.
+    # stays the effective user, since only root may be able to read Python.
     os.setresuid(uid, 0, 0)
-  _drop_powers()
+  _drop_capabilities()
   _call(_LIBC.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
   if parent is not None:
     _call(_LIBC.prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -1,31 +1,35 @@
 r"""Mathematical answers: whether a response's final answer is the reference.
 
-An answer is parsed by a grammar of our own (`latex`) and compared exactly or,
-if irrational or with variables, by evaluation at high precision (`numeric`).
-Text outside of the grammar goes to math-verify's LaTeX parser, after a
-whitelist; never to `sympify` or `parse_expr`, which execute their input. A hard
-answer may take seconds there: verify many in `workers`.
+`parser` parses answers with a grammar of its own. Rational numbers are compared
+exactly, other numbers and formulas by evaluation at high precision (`numeric`).
+Text outside of the grammar goes to math-verify's LaTeX parser if a whitelist
+admits it (`fallback`), never to `sympify` or `parse_expr`, which execute their
+input. That parser may take seconds: verify batches with `workers`.
 
-Conventions, where reasonable people differ:
+Conventions where reasonable people differ:
 
 - Nothing is rounded: 0.333 is not 1/3, 3.14 is not pi, 2.50 is 2.5. An exact
-  value may be followed by its digits, if they are right: 1/3, about 0.333.
-- A unit may be left out, or added where the reference has none; two different
-  physical units are different (10 cm is not 10 m); nouns do not count.
-- 50% is 1/2. For questions of "what percent" it is 50 as well: a bare number
-  answers a reference with a percent sign, and where the reference has none `x%`
-  is x for x > 1.
-- Degrees are a unit: 45 degrees is 45, not pi/4; but its sine is that of pi/4.
-- A number in a base equals the same digits in the same base only.
-- `x = 5` is 5. A bare list is a set with multiplicity; it may stand for a tuple
-  of the same order. Tuples, intervals and sets keep their brackets. `x = 2,
-  y = 3` may be answered by the values in this order.
-- A condition on one variable is the set that it leaves. "and" is an
-  intersection, "or" a union; a comma is "and", or where nothing is left, "or".
-- 3:4 is 3/4, 10:30 a time. 5th is 5. "no solution" is the empty set, and not 0.
-- `2k pi` with k in Z is a set; without a domain a formula in a given k, which
-  may have another name, but no other description.
-- `log` without a base is natural; `i` is imaginary; `1\frac12` is 3/2.
+  value may be followed by a correct approximation: 1/3, about 0.333.
+- A unit may be left out, and may be added where the reference has none.
+  Different physical units are different (10 cm is not 10 m). Nouns are ignored.
+- 50% is 1/2. Since questions ask "what percent", 50% is also 50: a bare number
+  equals a reference with a percent sign, and `x%` equals the reference x if
+  x > 1.
+- Degrees are a unit: 45 degrees is 45, not pi/4. In a trigonometric function
+  45 degrees is pi/4.
+- A number in a base equals only the same digits in the same base.
+- `x = 5` is 5. A bare list is a set with multiplicity, and equals a tuple with
+  the same values in the same order. Tuples, intervals and sets keep their
+  brackets. The values of `x = 2, y = 3` may be given in this order, without
+  names.
+- A condition on one variable is the set of its solutions. "and" is an
+  intersection and "or" a union. A comma is "and", or "or" if the intersection
+  is empty.
+- 3:4 is 3/4, and 10:30 is a time. 5th is 5. "no solution" is the empty set, not
+  0.
+- `2k pi` with k in Z is a set. Without a domain it is a formula in k: the
+  variable may have another name, the formula has to be the same.
+- `log` without a base is natural, `i` is imaginary, and `1\frac12` is 3/2.
 """
 
 import functools
@@ -55,10 +59,10 @@ def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
   """Whether the final answer of a response is the reference answer.
 
   Args:
-    text: a response; anything at all.
+    text: a response; any text.
     reference: the correct answer, plain or LaTeX.
-    tolerance: absolute error that a rational number may have, as a few
-      reference answers of OlympiadBench say; 0 for none.
+    tolerance: absolute error that a rational number may have. A few reference
+      answers of OlympiadBench give one.
   """
   found = answer(text)
   if found is None:
@@ -69,7 +73,7 @@ def verify(text: str, reference: str, *, tolerance: float = 0.0) -> bool:
 
 
 def _near(found: str, reference: str, tolerance: float) -> bool:
-  """Whether two rational numbers, units aside, differ by the tolerance."""
+  """Whether two rational numbers differ by `tolerance` at most."""
   try:
     values = [parser.read(found), _read_reference(_reference(reference))]
     values = [x.value if isinstance(x, Quantity) else x for x in values]
@@ -108,10 +112,7 @@ def equal(found: str, reference: str) -> bool:
 
 
 def usable(reference: str) -> bool:
-  """Whether a reference answer can be parsed and equals itself.
-
-  One that only its own text would match is not usable.
-  """
+  """Whether a reference answer can be parsed and equals itself."""
   reference = _reference(reference)
   if _plain(reference) is not None:
     return True

@@ -1,8 +1,8 @@
 """Whether two expressions are equal: exactly, or by evaluation.
 
-Rational numbers are compared as fractions. Others are evaluated at 256 and at
-512 bits: a difference that is truly zero shrinks with the precision, any other
-difference stays. Formulas are compared at fixed pseudo-random points. An
+Rational numbers are compared as fractions. Other numbers are evaluated at 256
+and 512 bits: a difference of zero shrinks with the precision, any other
+difference does not. Formulas are compared at fixed pseudo-random points. An
 expression that would take long to evaluate is `Hard`.
 """
 
@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
-MAX_BITS = 50_000  # of an exact power
-MAX_EXPONENT = 1e6  # of a power in floating point, in bits
-MAX_COMBINATORIAL = 3000  # of a factorial, or above in a binomial
+MAX_BITS = 50_000  # size of an exact power
+MAX_EXPONENT = 1e6  # exponent of a power in floating point, in bits
+MAX_COMBINATORIAL = 3000  # argument of a factorial, first one of a binomial
 _CONSTANTS = frozenset(["infinity", "pi", "e", "i", "emptyset"])
 
 
@@ -32,7 +32,7 @@ def names(node) -> frozenset[str]:
 
 
 def exact(node) -> Fraction | None:
-  """The value of a rational expression; None if it is not plainly rational.
+  """The value of a rational expression; None if it is not known to be rational.
 
   Raises:
     Hard: division by zero, or a number of too many digits.
@@ -68,7 +68,7 @@ def _power(base, exponent):
 
 
 def _naturals(function):
-  """A function of small natural numbers, as one of fractions."""
+  """A function of small natural numbers as a function of fractions."""
 
   def apply(*values):
     if any(x.denominator != 1 or x < 0 for x in values):
@@ -81,7 +81,7 @@ def _naturals(function):
 
 
 def _integers(function):
-  """A function of integers, as one of fractions."""
+  """A function of integers as a function of fractions."""
 
   def apply(*values):
     if any(x.denominator != 1 for x in values):
@@ -107,7 +107,7 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
     "gcd": _integers(math.gcd),
     "lcm": _integers(math.lcm),
 }
-# Functions whose evaluation takes long far out -> the largest argument.
+# Functions that are slow for large arguments -> the largest argument.
 _LIMITS = {
     **dict.fromkeys(["sin", "cos", "tan", "cot", "sec", "csc"], 1e15),
     **dict.fromkeys(["sinh", "cosh", "tanh", "exp"], MAX_EXPONENT),
@@ -119,7 +119,7 @@ _MPMATH = {"factorial2": "fac2", "binom": "binomial", "abs": "fabs"}
 
 @functools.cache
 def _contexts():
-  """mpmath at three precisions; imported when first needed."""
+  """mpmath at three precisions; imported on first use."""
   import mpmath
 
   low, high, other = (mpmath.MPContext() for _ in range(3))
@@ -171,10 +171,10 @@ def _evaluate(node, mp, at):
 
 
 def _values(nodes, at) -> list:
-  """Values at a point, at the lowest precision.
+  """Values of expressions at a point, at the lowest precision.
 
   Raises:
-    Hard: one is undefined there.
+    Hard: an expression is undefined there.
   """
   try:
     return [_evaluate(node, _contexts()[0], at) for node in nodes]
@@ -183,27 +183,27 @@ def _values(nodes, at) -> list:
 
 
 def _zero(function) -> bool | None:
-  """Whether `function(mp)` is a true zero; None where it is undefined."""
+  """Whether `function(mp)` is exactly zero; None if it is undefined."""
   low, high, other = _contexts()
   try:
     rough, fine = function(low) or function(other), function(high)
     if not (low.isfinite(rough) and high.isfinite(fine)):
       return None
-    # By accident rough ones may be 0, and the fine one a rounding error.
+    # The rough values may be 0 by accident, and the fine one a rounding error.
     size = abs(rough) or high.mpf(2) ** -256
     return abs(fine) <= size * high.mpf(2) ** -128
   except (ArithmeticError, ValueError, TypeError, Hard):
     return None
 
 
-# Where formulas are tried: near 0, above 1, far out for floors, below 0.
+# Ranges of the points: near 0, above 1, large for floors, below 0.
 _RANGES = [(0.1, 0.9), (1.1, 3.0), (1.1, 3.0), (5.0, 60.0), (5.0, 60.0)]
 _RANGES.append((-3.0, -0.2))
 
 
 @functools.cache
 def _coordinate(index: int, name: str) -> Fraction:
-  """A variable's value at a point; it depends on nothing else."""
+  """The value of a variable at a point, always the same."""
   rng = random.Random(f"{index} {name}")
   return Fraction(round(rng.uniform(*_RANGES[index]) * 10**6), 10**6)
 
@@ -211,11 +211,12 @@ def _coordinate(index: int, name: str) -> Fraction:
 def equal(a, b) -> bool:
   """Whether two expressions are the same number or the same function.
 
-  Functions are compared where both are defined and real, for arguments of
-  either sign; if they are nowhere real, as complex functions.
+  Functions are compared where both are defined and real, for positive and
+  negative arguments; functions that are nowhere real are compared as complex
+  functions.
 
   Raises:
-    Hard: they cannot be evaluated.
+    Hard: the expressions cannot be evaluated.
   """
   if a == b and not isinstance(a, Fraction) and a[0] == "name":
     return True  # infinity and the empty set have no value
@@ -239,7 +240,7 @@ def sign(node) -> int:
   """The sign of a real number: -1, 0 or 1.
 
   Raises:
-    Hard: it is not real, or cannot be evaluated.
+    Hard: the number is not real, or cannot be evaluated.
   """
   value = exact(node)
   if value is not None:
@@ -259,7 +260,7 @@ def nearest(node) -> int:
   """The integer nearest to a real number.
 
   Raises:
-    Hard: it cannot be evaluated, or is large.
+    Hard: the number cannot be evaluated, or is too large.
   """
   (found,) = _values([node], {})
   low = _contexts()[0]
@@ -269,7 +270,7 @@ def nearest(node) -> int:
 
 
 def substitute(node, names_to: dict):
-  """The expression with other expressions in place of some names."""
+  """The expression with names replaced by expressions."""
   if isinstance(node, Fraction):
     return node
   if node[0] == "name":
@@ -278,10 +279,10 @@ def substitute(node, names_to: dict):
 
 
 def _vanishes(difference, node, variables) -> bool:
-  """Whether a function is zero at every point where it can be compared.
+  """Whether a difference is zero at all points where it can be evaluated.
 
-  The difference is a function of a context of mpmath and a point. It counts
-  first where the expression `node` is real.
+  `difference` is a function of an mpmath context and a point. Points where the
+  expression `node` is real take precedence.
   """
   low = _contexts()[0]
   zeros = {True: [], False: []}
@@ -300,9 +301,10 @@ def _vanishes(difference, node, variables) -> bool:
 
 
 def proportional(a, b, *, positive: bool = False) -> bool:
-  """Whether a = c b for a constant c other than 0; `positive`: for c > 0.
+  """Whether a = c b for a constant c other than 0, or c > 0 if `positive`.
 
-  Equations and inequalities are compared so, by the difference of their sides.
+  Equations and inequalities are the same if the differences of their sides are
+  proportional.
   """
   variables = names(a) | names(b)
   if not variables:

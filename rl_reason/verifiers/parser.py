@@ -1,8 +1,8 @@
-r"""Parses an answer, LaTeX or plain, into a value by a grammar of our own.
+r"""Parses an answer, LaTeX or plain, into a value.
 
-Nothing here evaluates text: the result is a tree of `values`, and numbers are
-exact fractions. Text outside of the grammar is `Unreadable`, never guessed.
-`phrases` knows words around an answer, or in its place.
+No text is evaluated: the result is a tree of `value_types`, in which numbers
+are exact fractions. Text outside of the grammar is `Unreadable`, never guessed.
+`phrases` handles words in an answer.
 """
 
 import re
@@ -47,7 +47,7 @@ _DECORATIONS = frozenset(
     "overline bar hat vec dot ddot tilde overrightarrow widehat mathbb mathfrak"
     " mathcal".split()
 )
-# Superscripts that are no exponents.
+# Superscripts that are not exponents.
 _MARKS = {"'": "prime", "prime": "prime", "*": "star", "top": "transposed"}
 _RELATIONS = ("=", "!=", "<", ">", "<=", ">=", "in", "approx")
 _INEQUALITIES = frozenset(("!=", "<", ">", "<=", ">="))
@@ -85,7 +85,7 @@ def read(text: str) -> Any:
 
 
 def _list(tokens, depth) -> Any:
-  """A value, or a list of values; of inequalities the set that they leave."""
+  """A value, or a list of values; a list of inequalities is a set."""
   items = _elements(tokens, depth)
   if len(items) == 1:
     return items[0]
@@ -96,7 +96,7 @@ def _list(tokens, depth) -> Any:
 
 
 def _elements(tokens, depth) -> tuple:
-  """Values of a list; one with a plus-minus sign counts as two."""
+  """The values of a list; a value with a plus-minus sign counts as two."""
   out = []
   dots = 0  # the place of dots: 1, 2, ..., 9
   for part in lexer.split(tokens, SEPARATORS)[0]:
@@ -118,7 +118,7 @@ def _elements(tokens, depth) -> tuple:
 
 
 def _item(tokens, depth) -> Any:
-  """A relation, a union, or an expression, perhaps with a unit."""
+  """A relation, a union, a ratio, or an expression with or without a unit."""
   if depth > MAX_DEPTH:
     raise Unreadable("too deep")
   for name in ("cup", "cap"):
@@ -141,7 +141,7 @@ def _item(tokens, depth) -> Any:
 
 
 def _rounded(tokens, depth) -> Rounded:
-  """What follows a sign of approximation, and how exact its digits are."""
+  """The value after an approximation sign, and the precision of its digits."""
   value = _item(tokens, depth)
   digits = [t.text for t in tokens if t.kind == "number"]
   if len(digits) != 1 or re.search("[eE]", digits[0]):
@@ -151,7 +151,7 @@ def _rounded(tokens, depth) -> Rounded:
 
 
 def _name_of(tokens) -> tuple | None:
-  """A left side that is a mere name: `f(x)`, `Area`, `(a, b)`."""
+  """A left side that is only a name: `f(x)`, `Area`, `(a, b)`; else None."""
   text = "".join(t.text for t in tokens if t.text != "angle")
   kinds = {t.kind for t in tokens}
   if kinds and kinds <= {"text", "word"}:
@@ -165,7 +165,7 @@ def _name_of(tokens) -> tuple | None:
 
 
 def _quantity(tokens, depth) -> Any:
-  """An expression and its unit."""
+  """An expression with or without a unit."""
   if not tokens:
     raise Unreadable("nothing")
   rest, unit = units.split(tokens, nested=depth > 0)
@@ -175,7 +175,7 @@ def _quantity(tokens, depth) -> Any:
 
 
 def _expression(tokens, depth) -> Any:
-  """An expression, a bracketed list, or a matrix, that takes all tokens."""
+  """An expression, bracketed list or matrix that consumes all tokens."""
   parser = _Parser(tokens, depth)
   value = parser.sum()
   if parser.next.kind != "end":
@@ -201,14 +201,14 @@ class _Parser:
     return self.next.kind in ("symbol", "command") and self.next.text in texts
 
   def accept(self, *texts) -> str:
-    """Takes the next token if it is one of these; returns '' if not."""
+    """Consumes and returns the next token if it is one of these; else ''."""
     if not self.peek(*texts):
       return ""
     self.at += 1
     return self.tokens[self.at - 1].text
 
   def starts(self) -> bool:
-    """Whether a factor may begin here."""
+    """Whether a factor may begin at the next token."""
     kind, text = self.next.kind, self.next.text
     if kind == "symbol":
       return text in OPENING or text == "|"
@@ -216,7 +216,7 @@ class _Parser:
     return kind != "end" and not words and text not in ("to", "mod", "dots")
 
   def sum(self):
-    """Terms with signs between them; dots stand for those in between."""
+    """Terms joined by signs; dots stand for omitted terms."""
     terms, closed = [self.term()], False
     while sign := self.accept("+", "-"):
       if sign == "+" and self.accept("dots"):
@@ -232,9 +232,9 @@ class _Parser:
     return terms[0] if len(terms) == 1 else op("+", *terms)
 
   def term(self):
-    """Factors, from left to right; between them `*`, `/` or nothing."""
+    """Factors from left to right, joined by `*`, `/` or nothing."""
     value = self.factor()
-    factors = [value]  # of which dots may continue the product
+    factors = [value]  # dots may continue their product
     while True:
       if (
           self.peek("dots")
@@ -259,7 +259,7 @@ class _Parser:
         return value
 
   def factor(self):
-    """A power with its signs."""
+    """A power with signs before it."""
     negative = False
     while sign := self.accept("+", "-"):
       negative ^= sign == "-"
@@ -267,13 +267,13 @@ class _Parser:
     return value_types.negative(value) if negative else value
 
   def power(self):
-    """A primary with its exponents, arguments and marks."""
+    """A primary with exponents, arguments and marks after it."""
     numeral = self.next.kind == "number"
     value = self.primary()
     if numeral:
       value = self.mixed(value)
     while True:
-      # In the order in which they stand: each applies to all that is before it.
+      # From left to right: each applies to everything before it.
       if self.accept("^"):
         mark = self.mark()
         if mark:
@@ -296,7 +296,7 @@ class _Parser:
         return value
 
   def mixed(self, whole):
-    r"""A whole number and the fraction beside it: `1 1/2`, `1\frac12`."""
+    r"""A whole number with a fraction after it: `1 1/2`, `1\frac12`."""
     here = self.tokens[self.at : self.at + 7]
     kinds, texts = [t.kind for t in here[:3]], [t.text for t in here]
     if kinds == ["number", "symbol", "number"] and texts[1] == "/":
@@ -311,7 +311,7 @@ class _Parser:
     return whole
 
   def mark(self) -> str:
-    """Takes a superscript that is no exponent: a prime, a star, a transpose."""
+    """Consumes a superscript that is not an exponent, such as a prime."""
     end = self.at + (3 if self.peek("{") else 1)
     inside = "".join(t.text for t in self.tokens[self.at : end]).strip("{}")
     if inside not in _MARKS:
@@ -320,7 +320,7 @@ class _Parser:
     return _MARKS[inside]
 
   def exponent(self):
-    """A group, or one signed factor: LaTeX takes only a digit of 2^10x."""
+    """A group, or one signed factor."""
     negative = self.accept("-")
     value = self.primary()
     if self.accept("^"):
@@ -328,9 +328,9 @@ class _Parser:
     return value_types.negative(value) if negative else value
 
   def is_call(self, value) -> bool:
-    """Whether `f(x)` is meant, not a product as in `n(n + 1)`.
+    """Whether a name and a bracket are a call, not a product as in `n(n + 1)`.
 
-    It is if f usually names a function, has several arguments, or a number.
+    A call has a usual name of a function, several arguments, or a number.
     """
     if not (self.peek("(") and is_name(value)):
       return False
@@ -358,7 +358,7 @@ class _Parser:
     return self.primary()
 
   def closing(self) -> int:
-    """Where the bracket that begins here ends."""
+    """The index at which the bracket that begins here ends."""
     depth = 0
     for end in range(self.at, len(self.tokens)):
       token = self.tokens[end]
@@ -369,7 +369,7 @@ class _Parser:
     raise Unreadable(f"{self.next.text} is not closed")
 
   def bracket(self):
-    """Any bracket and its content."""
+    """A bracket with its content."""
     opening, inner = self.next.text, self.bracket_tokens()
     closing = self.tokens[self.at - 1].text
     matched = OPENING[opening] == closing
@@ -399,7 +399,7 @@ class _Parser:
     return value
 
   def builder(self, member, conditions) -> Any:
-    """A set by what its members are and by conditions."""
+    """Set-builder notation: the form of the members, and conditions."""
     depth = self.depth + 1
     within = lexer.split(member, ("in",))[0]
     first = _item(within[0], depth)
@@ -443,7 +443,7 @@ class _Parser:
         return self.command(token.text)
       self.at -= 1
     if token.kind == "word" and len(token.text) > 1:
-      # Letters side by side are a product; the last may have a subscript.
+      # Adjacent letters are a product; the last may have a subscript.
       letters = [Token("word", letter, False) for letter in token.text]
       self.tokens[self.at : self.at + 1] = letters
     if token.kind == "symbol" and token.text in OPENING:
@@ -462,7 +462,7 @@ class _Parser:
     return self.named(self.tokens[self.at - 1].text)
 
   def repeating(self, token):
-    """A number; digits under a bar or a dot repeat."""
+    """A number; digits under a bar or a dot are repeating decimals."""
     value = lexer.number(token.text)
     if "." in token.text and self.peek("overline", "bar", "dot"):
       dot = self.accept("overline", "bar", "dot") == "dot"
@@ -478,7 +478,7 @@ class _Parser:
     return ("name", f"{name}_{self.raw()}" if self.accept("_") else name)
 
   def raw(self) -> str:
-    """The text of a group that is not parsed: a subscript, a repeated part."""
+    """The text of a group that is not parsed, such as a subscript."""
     start, depth = self.at, 0
     while self.next.kind != "end":
       depth += (self.next.text == "{") - (self.next.text == "}")
@@ -547,13 +547,13 @@ class _Parser:
     return series.repeated(sign, sides[0][0].text, *bounds, self.term())
 
   def bracket_tokens(self) -> list[Token]:
-    """Takes a group that begins here, and returns what is in it."""
+    """Consumes a group and returns the tokens inside."""
     start, end = self.at + 1, self.closing()
     self.at = end + 1
     return self.tokens[start:end]
 
   def call(self, name):
-    """A function of the bracket or of the factors behind it."""
+    """A function of the bracket or the factors after it."""
     base = self.group() if self.accept("_") else None
     power = self.group() if self.accept("^") else None
     if power == value_types.negative(Fraction(1)) and name in _INVERSE:
@@ -565,7 +565,7 @@ class _Parser:
           self.tokens[at] = Token("command", "radians", False)
       argument = self.bracket()
     else:
-      # Of `sin 2x`: the factors up to a sign or a function.
+      # The argument of `sin 2x` extends to the next sign or function.
       argument = self.factor()
       if angle and isinstance(argument, Quantity):
         argument = op("*", argument, value_types.DEGREE)
@@ -581,7 +581,7 @@ class _Parser:
     return value if power is None else op("^", value, power)
 
   def matrix(self):
-    """An environment, after its `begin`."""
+    """A matrix environment after its `begin`."""
     kind = self.raw()
     if kind not in ("pmatrix", "bmatrix", "matrix", "array"):
       raise Unreadable(f"the environment {kind}")

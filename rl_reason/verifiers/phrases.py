@@ -1,7 +1,7 @@
-r"""Words around an answer, or in its place, as the mathematics that they mean.
+r"""Words in an answer, or in place of one, and their mathematical meaning.
 
-"no solution" is the empty set, "5th" is 5, "k is an integer" a domain. What is
-not listed here stays as it is: a word that may change an answer is not dropped.
+"no solution" is the empty set, "5th" is 5, "k is an integer" is a domain. Other
+words are kept, since they may change the answer.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from rl_reason.verifiers import lexer
 from rl_reason.verifiers.value_types import EMPTY, Quantity, Seq
 
-MAX_WORDS = 120  # characters of a text whose words are read
+MAX_WORDS = 120  # characters; the words of longer texts are not read
 _TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|hbox|mathrm)\s*\{([^{}]*)\}")
 _EMPTY = re.compile(
     r"(?:there (?:is|are|exists?) )?no (?:(?:(?:real|integer|such|valid"
@@ -38,7 +38,7 @@ _NUMBERED = re.compile(r"(?:the )?(\d{1,9}) ?\^? ?\{? ?(st|nd|rd|th) ?\}?")
 
 
 def plain(text: str) -> str:
-  """The text with the content of text commands as it stands."""
+  """The text with the content of text commands in place of the commands."""
   return " ".join(_TEXT.sub(r" \1 ", text).split())
 
 
@@ -49,7 +49,7 @@ _BASES = (
 
 
 def _verbatim(text: str) -> Fraction | tuple | str | None:
-  """Digits in a base, times and (C), which are compared as spelled."""
+  """Digits in a base, times of day and (C), which are compared as text."""
   bare = re.sub(r"\\(?:text|mbox|mathrm)(?![a-z])|[{}\s]", "", text)
   based = re.fullmatch(
       r"(-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)(?:_|_?(?:in)?base)(\d{1,2}|[a-z]+)",
@@ -78,7 +78,7 @@ def fold(text: str) -> str:
 
 
 def value(text: str) -> Any:
-  """The value of words that stand for one; None if they do not."""
+  """The value of words that stand for a value; None for other texts."""
   verbatim = _verbatim(text)
   if verbatim is not None:
     return verbatim
@@ -88,7 +88,7 @@ def value(text: str) -> Any:
     hours, minutes = int(clock[1]), int(clock[2])
     if clock[2][0] == "0":
       return f"{hours}:{clock[2]}"
-    # 10:30 is no third, as a time; 3:10 may well be a ratio.
+    # 10:30 is a time, not the ratio 1:3; 3:10 may be a ratio.
     if math.gcd(hours, minutes) > 1:
       return Seq("clock", (Fraction(hours), Fraction(minutes)))
   numbered = _NUMBERED.fullmatch(text)
@@ -115,18 +115,18 @@ def value(text: str) -> Any:
 
 _ABOUT = r"(?<![\\a-zA-Z])(?:approximately|about|roughly|approx\.?)"
 _SAME = r"(?:(?:or )?equivalently|i\. ?e\.|that is)(?: ?,)?"
-_START = r"(?=[-\d\\({\[$.])"  # of a formula, not of a further word
+_START = r"(?=[-\d\\({\[$.])"  # the start of a formula, not of a word
 _REWRITES = [
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
-        # A sign before or around an approximation.
+        # An approximation.
         (r"^(.+?) ?\( ?\\approx (.+?) ?\)$", r"\1 \\approx \2"),
         (
             rf"^(.*[\d}})].*?) ?[,(]? ?(?:or |which is )?{_ABOUT} ({_START}.+?)"
             r" ?\)?$",
             r"\1 \\approx \2",
         ),
-        # The same once more.
+        # The same value in another form.
         (
             rf"^(.*[\d}})].*?) ?(?:\( ?{_SAME} (.+?) ?\)|,? ?{_SAME} (.+))$",
             r"\1 or \2\3",
@@ -156,7 +156,7 @@ _REWRITES = [
             r" (?=[a-z] ?(?:[<>]|\\[gl]e|\\n?eq))",
             "",
         ),
-        # What may precede a value, or follow it, and says nothing.
+        # Words before or after a value that do not change it.
         (
             r"^(?:only|exactly|precisely|a total of|(?:[a-zA-Z]|[Tt]he [a-z]+)"
             rf" (?:is|are|equals)(?: equal to)?) {_START}",
@@ -188,7 +188,7 @@ _HEDGE = re.compile(r"\b(?:not|never|no|n't|least|most|than|less|more)\b")
 
 
 def mathematics(text: str) -> str:
-  """The text with the words of `_REWRITES` as formulas; else unchanged."""
+  """The text with words as formulas by `_REWRITES`, or unchanged."""
   text = re.sub(r"^\\approx\s*", "", text)
   words = plain(text)
   if len(words) > MAX_WORDS or _HEDGE.search(words):
@@ -196,7 +196,7 @@ def mathematics(text: str) -> str:
   if not re.search(r"[a-zA-Z]{2}|i\.", words):
     return text
   out = words
-  for pattern, replacement in _REWRITES * 2:  # one may uncover another
+  for pattern, replacement in _REWRITES * 2:  # one may enable another
     out = pattern.sub(replacement, out).strip(" ,;")
   return text if out == words else out.replace(r"\{  \}", r"\{ 0 \}")
 
@@ -216,7 +216,7 @@ INTEGERS = ("name", "mathbb Z")
 
 
 def number_set(value: Any) -> Any:
-  r"""A letter as the set that it names after `\in`: Z is the integers."""
+  r"""The set that a letter names after `\in`: Z is the integers."""
   letter = isinstance(value, tuple) and value[1:] in (("Z",), ("N",))
   return ("name", f"mathbb {value[1]}") if letter else value
 
@@ -224,7 +224,7 @@ def number_set(value: Any) -> Any:
 def domain(text: str) -> tuple[str, str, Any]:
   r"""Splits `2k\pi, k \in \mathbb{Z}` into formula, variable and domain.
 
-  A congruence is such a family, too. The variable is '' if there is none.
+  A congruence is also such a family. Without a domain the variable is ''.
   """
   words = plain(text)
   found = _DOMAIN.fullmatch(words)

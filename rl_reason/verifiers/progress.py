@@ -1,4 +1,4 @@
-"""What processes of others do, read in /proc: CPU time, sleep, children."""
+"""Progress of other processes, from /proc: CPU time, sleep, descendants."""
 
 import contextlib
 import contextvars
@@ -8,15 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-PAYS = 4.0  # seconds of sleep that a second of CPU time makes up for
-# Sleep in all, whatever makes up for it: so many times the limit, and so many
+PAYS = 4.0  # seconds of sleep that are allowed for each second of CPU time
+# Limit of the total sleep: this multiple of the idle limit, plus this number of
 # seconds for each second of CPU time.
 IN_ALL, IN_ALL_PER_SECOND = 3.0, 0.25
 SAID = 0.2  # seconds of sleep after which `on_sleep` is called
 ASLEEP = 32  # calls at a time that have lent their places, see `Places`
 
-# Called once for each program that sleeps: a processor is free meanwhile, and
-# whoever waits for this program may begin with another one.
+# Called once for each program that sleeps. Its processor is free meanwhile, so
+# another program may start.
 on_sleep: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
     "on_sleep", default=lambda: None
 )
@@ -29,7 +29,7 @@ class Places:
   otherwise take as long as the sum of their sleeps.
 
   Args:
-    release: frees a place: that of a semaphore which each call acquires first.
+    release: releases the semaphore that each call acquires first.
   """
 
   def __init__(self, release: Callable[[], None]):
@@ -44,7 +44,7 @@ class Place:
     self._lent = self._left = False
 
   def lend(self) -> bool:
-    """Lets another call begin; whether it may, at most ASLEEP at a time."""
+    """Lets another call start; False if ASLEEP calls have lent their places."""
     with self._places.lock:
       if self._lent or self._left or self._places.asleep >= ASLEEP:
         return False
@@ -69,7 +69,7 @@ def _tasks(pid: int) -> Iterator[pathlib.Path]:
 
 
 def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
-  """State, seconds computing and seconds queueing of all threads of a tree."""
+  """State, CPU time and queueing time of all threads of a process tree."""
   for task in (t for p in (pid, *descendants(pid)) for t in _tasks(p)):
     with contextlib.suppress(OSError):  # it has ended
       state, computed = _stat(task)
@@ -80,7 +80,7 @@ def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
 
 
 def cpu_seconds(pid: int) -> float:
-  """CPU time of one process, without its children; 0 if it cannot be read."""
+  """CPU time of a process without its children; 0 if it cannot be read."""
   try:
     return _stat(pathlib.Path(f"/proc/{pid}"))[1]
   except OSError:
@@ -88,13 +88,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _stat(task: pathlib.Path) -> tuple[str, float]:
-  """State, and seconds of CPU time, of a process or a thread."""
+  """State and CPU time in seconds of a process or thread."""
   stat = (task / "stat").read_text().rpartition(")")[2].split()
   return stat[0], sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(pid: int) -> list[int]:
-  """The processes that a process has started, and those of theirs."""
+  """The ids of all descendants of a process."""
   out = []
   for task in _tasks(pid):
     with contextlib.suppress(OSError):
@@ -107,17 +107,17 @@ class Progress:
   """Watches processes that work together, such as a program and its tests.
 
   Args:
-    pids: of the processes; their children are watched with them.
-    idle: seconds of sleep after which they are late.
-    wall: seconds after which they are late in any case.
-    pays: seconds of earlier sleep that each second of CPU time makes up for.
-    in_all: whether sleep that was made up for is limited, too.
+    pids: ids of the processes; their descendants are watched as well.
+    idle: seconds of sleep after which the processes are late.
+    wall: seconds of wall-clock time after which they are late.
+    pays: seconds of earlier sleep that one second of CPU time compensates.
+    in_all: whether the total sleep, compensated or not, is limited as well.
 
   Attributes:
-    idle: whether they are late because they slept.
+    idle: whether the processes are late because of sleep.
   """
 
-  POLL = 0.05  # seconds between two looks
+  POLL = 0.05  # seconds between two calls of `late`
 
   def __init__(
       self, pids: list[int], idle: float, wall: float, *, pays=PAYS, in_all=True
@@ -130,12 +130,13 @@ class Progress:
     self._said = self.idle = False
 
   def late(self) -> bool:
-    """Whether they have slept too long; is to be polled."""
+    """Whether the processes exceed a limit; has to be polled."""
     now = time.monotonic()
     threads = [thread for pid in self._pids for thread in _threads(pid)]
     states = {state for state, _, _ in threads}
-    # Who waits for a processor (R) is not asleep, and the kernel says only
-    # afterwards for how long. Waits for a disk (D) are no sleep, either.
+    # A thread that waits for a processor (R) is not asleep, and the kernel
+    # counts the wait only afterwards. A wait for a disk (D) is not sleep
+    # either.
     if "D" in states:
       self._seen = now
     elif threads and states.isdisjoint("R"):

@@ -1,8 +1,9 @@
 r"""Sets of real numbers: unions of intervals and points, and inequalities.
 
-A set is its boundary, sorted, and whether each point of it and each gap between
-belongs to it. Union, intersection and difference act on these truth values,
-piece by piece. Ends are compared exactly, as numbers.
+A set is represented by its sorted boundary points, and by whether each point
+and each gap between points belongs to the set. Unions, intersections and
+differences combine these truth values piece by piece. Points are compared as
+numbers.
 """
 
 from collections.abc import Callable
@@ -38,8 +39,9 @@ class RealSet(NamedTuple):
   """A set of real numbers.
 
   Attributes:
-    points: its boundary, n expressions in ascending order.
-    members: of the 2 n + 1 pieces (gap, point, gap, ..., gap), which belong.
+    points: the boundary, n expressions in ascending order.
+    members: whether each of the 2 n + 1 pieces (gap, point, gap, ..., gap)
+      belongs to the set.
   """
 
   points: tuple
@@ -61,7 +63,7 @@ def is_finite(a: RealSet) -> bool:
 
 
 def variables(value: Any) -> frozenset[str]:
-  """The names that conditions leave free; a set-builder binds its own."""
+  """The free variables of conditions; a set-builder binds its variable."""
   if isinstance(value, Relation):
     only = value.sides[:1] if value.ops == ("in",) else value.sides
     sides = filter(is_expression, only)
@@ -72,10 +74,10 @@ def variables(value: Any) -> frozenset[str]:
 
 
 def read(value: Any) -> RealSet | None:
-  """The set of real numbers that a value is; None if it is no such set.
+  """Returns a value as a set of real numbers; None if it is no such set.
 
   Raises:
-    Hard: an end cannot be compared.
+    Hard: a boundary point cannot be compared.
   """
   if value == REALS:
     return RealSet((), (True,))
@@ -107,13 +109,13 @@ def read(value: Any) -> RealSet | None:
   if not any(isinstance(x, Relation) for x in value.items):
     return None if value.brackets == "" else _fold(parts, all)
   both = _fold(parts, all)
-  # A comma is "and"; where that leaves nothing, it is "or".
+  # A comma is "and", or "or" if the intersection is empty.
   nothing = value.brackets == "" and both is not None and not any(both.members)
   return _fold(parts, any) if nothing else both
 
 
 def _conditions(items) -> list:
-  """`x != 1, 4` says so of both numbers."""
+  """The items of a list, where `x != 1, 4` becomes `x != 1, x != 4`."""
   out: list = []
   for item in items:
     before = out[-1] if out else None
@@ -133,7 +135,7 @@ def is_number(value: Any) -> bool:
 
 
 def _fold(parts: list, test: Callable) -> RealSet | None:
-  """The set whose pieces pass a test of the membership in the parts."""
+  """The set of the pieces whose membership in each part passes a test."""
   points: list = []
   for part in parts:
     for point in part.points:
@@ -192,7 +194,7 @@ def _interval(value: Seq) -> RealSet | None:
 
 
 def _solution(relation: Relation) -> RealSet | None:
-  """What a chain of inequalities in one variable allows."""
+  """The solutions of a chain of inequalities in one variable."""
   ops, sides = relation.ops, relation.sides
   if ops == ("in",):
     return read(sides[1])
@@ -212,7 +214,7 @@ def _solution(relation: Relation) -> RealSet | None:
 
 
 def _pair(left, op, right, name) -> RealSet | None:
-  """What one inequality allows."""
+  """The solutions of one inequality or equation."""
   if _is_infinite(left) or _is_infinite(right):
     below = left == negative(INFINITY) or right == INFINITY
     holds = op in (("<", "<=", "!=") if below else (">", ">=", "!="))
@@ -263,7 +265,7 @@ def _absolute(inner, op, bound, name) -> RealSet | None:
 
 
 def _polynomial(node, name) -> list | None:
-  """Coefficients by ascending powers, of degree two at most; else None."""
+  """Coefficients by ascending powers; None if the degree is above two."""
   if name not in numeric.names(node):
     return [node]
   if node[0] == "name":

@@ -1,17 +1,18 @@
-"""Where programs of models run: the best containment that this machine has.
+"""The sandbox of programs that models write.
 
-Tiers, best first:
+It has three tiers, and uses the best one that this machine supports:
 
-  bubblewrap  namespaces of its own for mounts, processes, network, IPC; the
-              only files are the standard library and its shared libraries,
-              read-only, and a small /tmp; dies with its parent
+  bubblewrap  its own namespaces for mounts, processes, network and IPC; the
+  only
+              files are the standard library and its shared libraries,
+              read-only, and a small /tmp; ends with its parent
   landlock    the same files by Linux's Landlock, none of them writable
-  rlimits     resource limits alone: files and, except on x86-64, processes and
-              network are open; refused without `allow_unsafe`
+  rlimits     resource limits only: files and, except on x86-64, processes and
+              network are accessible; needs `allow_unsafe`
 
-All have the limits of `Limits`, an empty environment and, on x86-64, the filter
-of system calls in lockdown.py, without which the first two are not offered. A
-tier is used only if a probe inside could not escape.
+All tiers have the limits of `Limits`, an empty environment and, on x86-64, the
+filter of system calls in lockdown.py, which the first two tiers require. A tier
+is used only if a probe could not escape from it.
 """
 
 import contextlib
@@ -37,11 +38,11 @@ from rl_reason.verifiers import candidate, progress
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PYTHON = os.path.realpath(sys.executable)
-# As -I, but with an environment, which fixes the seed of hashes: the order of a
-# set must not decide a verdict. Large numbers may be printed: the time limit
-# replaces Python's own limit.
+# Like -I, but with an environment, which fixes the seed of hashes: the order of
+# a set must not decide a verdict. Large numbers may be printed, since the time
+# is limited.
 _FLAGS = ["-P", "-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0"]
-# An arena of malloc for each thread would fill the address space.
+# One malloc arena a thread would exhaust the address space.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 _ENTER = f"""
 import importlib, json, sys
@@ -62,20 +63,18 @@ REMEDY = "install bubblewrap (apt-get install bubblewrap)"
 class Limits(NamedTuple):
   """Resource limits of one process.
 
-  Time is CPU time, so that a loaded machine changes no verdict. Processes with
-  every thread asleep make no progress on any machine; waiting for a processor
-  or a disk is no sleep.
+  Time is CPU time, so that a loaded machine changes no verdict. A process
+  sleeps if none of its threads runs or waits for a processor or a disk.
 
   Attributes:
-    cpu: seconds of CPU time, of all threads; an integer.
-    wall: seconds of wall clock, where the next limit cannot be observed.
-    idle: seconds of sleep beyond `processes.PAYS` times the CPU time; in all
-      `processes.IN_ALL` times as many. Each program has the limit for itself: a
-      batch of programs that sleep takes little time because many of them sleep
-      at a time (`processes.on_sleep`).
+    cpu: seconds of CPU time of all threads; an integer.
+    wall: seconds of wall-clock time, for cases that the next limit misses.
+    idle: seconds of sleep beyond `progress.PAYS` times the CPU time. The total
+      sleep is limited to `progress.IN_ALL` times this number. Programs that
+      sleep run concurrently, see `progress.Places`.
     memory: bytes of address space.
-    threads: at once.
-    files: open at once.
+    threads: maximum number of threads.
+    files: maximum number of open files.
     disk: bytes of /tmp, and of one file.
     output: bytes of standard output.
   """
@@ -94,7 +93,7 @@ TIERS = ("bubblewrap", "landlock", "rlimits")
 
 
 def _readable() -> list[str]:
-  """Files and folders that Python needs: no program, no data, no /etc."""
+  """Files and folders that Python needs, without programs, data and /etc."""
   here = pathlib.Path(__file__).parent
   paths = [_PYTHON, *map(sysconfig.get_path, ("stdlib", "platstdlib"))]
   paths += [os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib"]
@@ -105,7 +104,7 @@ def _readable() -> list[str]:
 
 @functools.cache
 def _is_root() -> bool:
-  """Whether this user is the machine's root, not one of a user namespace."""
+  """Whether the user is root of the machine, not of a user namespace."""
   uid_map = pathlib.Path("/proc/self/uid_map").read_text().split()
   return os.geteuid() == 0 and uid_map == ["0", "0", str(2**32 - 1)]
 
@@ -114,19 +113,19 @@ _numbers = itertools.count()
 
 
 def _uid() -> int | None:
-  """A user id that no other sandbox of this machine has, for root only."""
+  """A user id that no other sandbox of this machine has; None unless root."""
   if not _is_root():
     return None
   return (1 << 30) + (os.getpid() % 2**22 << 7) + next(_numbers) % 2**7
 
 
 def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
-  """The prefix of the command; `stdin` is a file to copy."""
+  """Prefix of the command; `stdin` is a descriptor of the input to copy."""
   # The environment of the process has no PATH.
   program = shutil.which("bwrap") or "bwrap"
   argv = [program, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
   if _is_root():
-    # A user namespace would leave root's own user, which has no thread limit.
+    # In a user namespace the process would be root's, without a thread limit.
     argv += ["--unshare-ipc", "--unshare-pid", "--unshare-net"]
     argv += ["--unshare-uts", "--unshare-cgroup-try"]
     argv += ["--cap-add", "CAP_SETUID"]
@@ -140,7 +139,7 @@ def _bubblewrap(limits: Limits, stdin: int) -> list[str]:
   if packages.is_dir():
     argv += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
   argv += ["--dev-bind", "/dev/null", "/dev/null"]
-  # There is no /proc that it could be a link into.
+  # Usually /dev/stdin is a link into /proc, which does not exist here.
   argv += ["--ro-bind-data", str(stdin), "/dev/stdin"]
   return [*argv, "--remount-ro", "/", "--chdir", "/tmp"]
 
@@ -164,7 +163,7 @@ def _lockdown(tier: str, limits: Limits) -> dict:
 
 
 def memory_file(content: bytes) -> int:
-  """An anonymous file that cannot be changed; the caller closes it."""
+  """Descriptor of an anonymous read-only file; the caller closes it."""
   fd = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
   with open(fd, "wb", closefd=False) as f:
     f.write(content)
@@ -184,17 +183,17 @@ def running(
     stdin: bytes = b"",
     errors: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen]:
-  """A process in a sandbox, which is dead when the context ends.
+  """A process in a sandbox, which ends with the context.
 
   Args:
-    role: `candidate.calls`, `candidate.script` or `tester.tests`; the standard
-      output of the first is discarded, that of the others is a pipe.
-    job: JSON for the function of the role; the process inherits the file
+    role: `candidate.calls`, `candidate.script` or `tester.tests`. The standard
+      output of `candidate.calls` is discarded; the others have a pipe.
+    job: argument of the role's function, as JSON; the process inherits the file
       descriptors `read` and `write` in it.
     tier: one of TIERS.
-    limits: of the process.
-    stdin: its standard input.
-    errors: where standard error goes: DEVNULL, PIPE or STDOUT of subprocess.
+    limits: limits of the process.
+    stdin: standard input of the process.
+    errors: DEVNULL, PIPE or STDOUT of subprocess, for standard error.
   """
   job = job | {"role": role, "lockdown": _lockdown(tier, limits)}
   pipe, discard = subprocess.PIPE, subprocess.DEVNULL
@@ -221,7 +220,7 @@ def running(
     yield process
   finally:
     with contextlib.suppress(ProcessLookupError):
-      # The group: in the lowest tier there may be other processes.
+      # In the lowest tier the process may have started others.
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for stream in (process.stdout, process.stderr):
@@ -237,13 +236,13 @@ def read(
   """Reads standard output up to its end.
 
   Args:
-    process: whose output is read.
-    limits: of the process.
-    helpers: processes that it may wait for.
+    process: process with a pipe for its standard output.
+    limits: limits of the process.
+    helpers: processes that the process may wait for.
 
   Returns:
-    The bytes, and what ended them too early: '', 'output' (too many) or
-    'timeout' (without progress).
+    The bytes, and why reading stopped before their end: '', 'output' (too many)
+    or 'timeout' (no progress).
   """
   assert process.stdout is not None
   fd, out = process.stdout.fileno(), bytearray()
@@ -264,10 +263,11 @@ def read(
 
 
 def death(process: subprocess.Popen, limits: Limits) -> str:
-  """Why a process ended, '' if by itself; the process stays to be reaped.
+  """Why a process ended, '' if normally; the process is not reaped.
 
-  It has closed its output, and may compute up to its end. Any other reason
-  only informs: a candidate can end as it likes.
+  The process has closed its output, and may still compute. Reasons other than
+  '' and 'timeout' are information only, since a candidate chooses its exit
+  status.
   """
   tracker = progress.Progress([process.pid], limits.idle, limits.wall)
   options = os.WEXITED | os.WNOWAIT | os.WNOHANG
@@ -276,7 +276,7 @@ def death(process: subprocess.Popen, limits: Limits) -> str:
       return "timeout"
     time.sleep(0.002)
   code = end.si_status
-  # bubblewrap reports a signal as 128 + its number, the kernel as it is.
+  # bubblewrap reports a signal as 128 + its number.
   number = code - 128 if end.si_code == os.CLD_EXITED else code
   if number in (signal.SIGXCPU, signal.SIGKILL):
     return "timeout"
@@ -285,7 +285,7 @@ def death(process: subprocess.Popen, limits: Limits) -> str:
   return "crash"
 
 
-# Attempts that must fail in a sandbox; one that succeeds prints its name.
+# Attempts that must fail in a sandbox; an attempt that succeeds is printed.
 _PROBE = """
 import os, socket
 def attempt(name, function, *args):
@@ -306,7 +306,7 @@ print("done")
 
 @functools.cache
 def probe(name: str) -> str:
-  """Why a tier cannot be used on this machine; '' if it holds its promises."""
+  """Why a tier cannot be used on this machine; '' if it can."""
   if not sys.platform.startswith("linux"):
     return "not Linux"
   if name != "rlimits" and platform.machine() != "x86_64":
@@ -332,12 +332,14 @@ def probe(name: str) -> str:
 
 
 def tier(name: str | None = None, *, allow_unsafe: bool = False) -> str:
-  """The best tier of this machine, or the only one of TIERS that will do.
+  """Returns the best tier of this machine.
 
-  With `allow_unsafe` resource limits alone will do.
+  Args:
+    name: the only acceptable one of TIERS; None accepts any.
+    allow_unsafe: whether resource limits alone are acceptable.
 
   Raises:
-    RuntimeError: this machine has no such containment.
+    RuntimeError: this machine supports no acceptable tier.
   """
   why = []
   for each in TIERS:

@@ -1,7 +1,7 @@
 r"""Sums and products that are written with dots: `1+2+\cdots+100`.
 
-They are closed at once, so that their length costs nothing: the first terms
-have to decide the rule alone, and the last one has to obey it.
+A closed formula gives the value, so the number of terms costs nothing. The
+first terms have to determine the rule, and the last term has to follow it.
 """
 
 import itertools
@@ -14,10 +14,10 @@ from rl_reason.verifiers.lexer import Unreadable
 from rl_reason.verifiers.value_types import is_expression
 
 MAX_GEOMETRIC = 4_000  # terms of a geometric series
-MAX_TERMS = 200  # of a series of formulas, such as 1^2+2^2+...+10^2
-MAX_BITS = 2_000  # of each of its terms
-MAX_EXACT = 10_000  # nodes of the terms of a sum between bounds, if rational
-MAX_NODES = 1_000  # of them, if not
+MAX_TERMS = 200  # terms of a series of formulas, such as 1^2+2^2+...+10^2
+MAX_BITS = 2_000  # size of each of its terms
+MAX_EXACT = 10_000  # nodes of all terms of a rational sum between bounds
+MAX_NODES = 1_000  # nodes of all terms of another sum between bounds
 
 
 def _minus(a, b):
@@ -31,10 +31,10 @@ def total(first: list, last):
 
   Args:
     first: the terms before the dots, at least two.
-    last: the term after them.
+    last: the term after the dots.
 
   Raises:
-    Unreadable: the terms have no rule that is known here, or more than one.
+    Unreadable: the terms follow no known rule, or more than one.
   """
   if None in map(_exact, (*first[:2], last)):
     return _arithmetic(first, last)
@@ -58,7 +58,7 @@ def total(first: list, last):
 
 
 def product(first: list, last):
-  """Returns the product of numbers in steps of one, as `total` does."""
+  """Returns the product of consecutive numbers; for arguments see `total`."""
   values, end = [x for x in map(_exact, first) if x is not None], _exact(last)
   steps = {b - a for a, b in itertools.pairwise(values)}
   if len(values) < len(first) or steps not in ({1}, {-1}):
@@ -77,15 +77,15 @@ def product(first: list, last):
 
 
 def filled(before: list, after: list, most: int) -> list:
-  """Returns a list of numbers in equal steps with what dots stand for.
+  """Returns a list of numbers in equal steps with the numbers in place of dots.
 
   Args:
     before: the values before the dots.
-    after: the values after them.
-    most: values of the list.
+    after: the values after the dots.
+    most: maximum length of the list.
 
   Raises:
-    Unreadable: the values have no such rule.
+    Unreadable: the values are not in equal steps.
   """
   if not after or not all(map(is_expression, (*before, after[0]))):
     raise Unreadable("dots here")
@@ -103,7 +103,7 @@ def filled(before: list, after: list, most: int) -> list:
 
 
 def repeated(sign: str, name: str, low, high, term):
-  """Returns the sum or product of a term for each number of a short range."""
+  """Returns the sum or product of a term over a short range of integers."""
   start, end = _exact(low), _exact(high)
   if start is None or end is None or {start % 1, end % 1} != {0}:
     raise Unreadable("a sum with other bounds than integers")
@@ -134,7 +134,7 @@ def _size(node) -> int:
 
 
 def _exact(node) -> Fraction | None:
-  """The value of a number that is rational and not large."""
+  """The value of an expression that is rational and not large; else None."""
   try:
     value = numeric.exact(node)
   except numeric.Hard as e:
@@ -144,7 +144,7 @@ def _exact(node) -> Fraction | None:
 
 
 def _arithmetic(first, last):
-  """The sum of an arithmetic series whose ends may be formulas."""
+  """The sum of an arithmetic series whose terms may be formulas."""
   step = _minus(first[1], first[0])
   steps = [_minus(b, a) for a, b in itertools.pairwise(first[1:])]
   try:
@@ -163,7 +163,7 @@ def _arithmetic(first, last):
 
 
 def _linear(first, last) -> Fraction | None:
-  """The sum of an arithmetic series of numbers; None if it is none."""
+  """The sum of an arithmetic series of numbers; None of other series."""
   step = first[1] - first[0]
   if not step or any(b - a != step for a, b in itertools.pairwise(first)):
     return None
@@ -174,7 +174,7 @@ def _linear(first, last) -> Fraction | None:
 
 
 def _geometric(first, last) -> Fraction | None:
-  """The sum of a geometric series of numbers; None if it is none."""
+  """The sum of a geometric series of numbers; None of other series."""
   if not first[0] or first[1] in (first[0], -first[0], 0):
     return None
   ratio = first[1] / first[0]
@@ -191,7 +191,7 @@ def _geometric(first, last) -> Fraction | None:
 
 
 def _formulas(first, last) -> list:
-  """All terms, if each is the first one with other numbers in steps."""
+  """All terms, where the numbers in the terms grow in equal steps."""
   for count in range(len(first) + 1, MAX_TERMS + 1):
     if first[0] == last or _between(first, last, 0, count) is None:
       continue
@@ -203,7 +203,7 @@ def _formulas(first, last) -> list:
 
 
 def _between(first, last, index: int, count: int):
-  """The term of an index: its numbers lie between the first and the last."""
+  """The term at an index, by interpolating its numbers; None if impossible."""
   a, b = first[0], last
   if isinstance(a, Fraction) and isinstance(b, Fraction):
     step = first[1] - a if isinstance(first[1], Fraction) else None

@@ -1,10 +1,9 @@
-"""The tests' side of the sandbox: asserts that call a candidate elsewhere.
+"""The tests' process in the sandbox: asserts that call the candidate.
 
-Runs in a process of its own, which executes no line of the candidate. The
-candidate's functions are stubs: a call sends the arguments, and the reply is
-rebuilt from plain data, so `==` is Python's own. An argument changed by the
-candidate stays unchanged in this process: tests that compute the expected value
-from it cannot be misled.
+This process executes no code of the candidate. The candidate's functions are
+stubs: a call sends the arguments, and its value is rebuilt from plain data, so
+that `==` is Python's own. The candidate cannot change arguments in this
+process, from which tests may compute the expected value.
 """
 
 import ast
@@ -18,11 +17,11 @@ import traceback
 
 from rl_reason.verifiers import code_prompts, wire
 
-FAILURES = ("error", "memory", "refused")  # reasons that a candidate may give
+FAILURES = ("error", "memory", "refused")  # reasons that a candidate can give
 
 
 class Truth:
-  """A value that is no plain data: true or false, and equal to nothing else."""
+  """A value that is not plain data: it has a truth value and equals nothing."""
 
   def __init__(self, truth: bool):
     self._truth = truth is True
@@ -34,9 +33,9 @@ class Truth:
 def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
   """Undefined names of tests: the candidate's functions, and modules.
 
-  A function may be passed on and never called: `sorted(x, key=f)`. If all
-  undefined names are Python's own, then the called ones are meant: a problem of
-  MBPP is about a `sum`.
+  A function may be passed as an argument and not called: `sorted(x, key=f)`. If
+  all undefined names are built-in functions, the called ones are the
+  candidate's: a problem of MBPP defines `sum`.
   """
   called, used, bound = set(), set(), set(space)
   for node in ast.walk(ast.parse(tests)):
@@ -56,9 +55,10 @@ def _free(tests: str, space: dict) -> tuple[set[str], set[str]]:
 
 
 def _exception(names: list, args, text: str, space: dict) -> Exception:
-  """The nearest exception that the tests know; their prompt may define some.
+  """The candidate's exception, as the nearest class that the tests know.
 
-  `names` are those of the class of the candidate's exception and its bases.
+  `names` are the names of the exception's class and its bases. The prompt may
+  define some of these classes.
   """
   for name in map(str, names):
     kind = space.get(name, getattr(builtins, name, None))
@@ -71,11 +71,11 @@ def _exception(names: list, args, text: str, space: dict) -> Exception:
 
 
 class _Ended(BaseException):
-  """The verdict is known already."""
+  """Raised when the verdict is final."""
 
 
 class _Tests:
-  """The tests' end of the wire; `verdict` is set once it is final."""
+  """Runs the tests and calls the candidate; `verdict` is None until final."""
 
   def __init__(self, read: int, write: int):
     self.read, self.write = read, write
@@ -84,12 +84,12 @@ class _Tests:
     self.space: dict = {"__name__": "tests"}
 
   def end(self, reason: str, detail: str):
-    """Fixes the verdict, even if a test catches the exception."""
+    """Sets the final verdict, which a test that catches `_Ended` keeps."""
     self.verdict = self.verdict or [reason, detail]
     raise _Ended
 
   def items(self, number):
-    """An iterator of the candidate, which is asked for each item."""
+    """Iterates over an iterator of the candidate, one request an item."""
     while True:
       try:
         item = self.call(number)
@@ -98,7 +98,7 @@ class _Tests:
       yield item
 
   def call(self, name, /, *args, **kwargs):
-    """Returns what the candidate's function returns; raises what it raises."""
+    """Calls a function of the candidate and returns its value."""
     if self.verdict:
       raise _Ended
     self.calls += 1

@@ -4,8 +4,8 @@ import re
 
 from rl_reason.verifiers.lexer import TRIGONOMETRIC
 
-# Canonical name of a unit: its spellings, without the plural s. Any other word
-# is a noun ("apples"), and all nouns are equal.
+# Canonical name of a unit: other spellings, without the plural s. Any other
+# word is a noun ("apples"), and all nouns are equal.
 _SPELLINGS = """
     cm: centimeter centimetre; mm: millimeter millimetre; m: meter metre;
     km: kilometer kilometre; in: inch inches; ft: foot feet; yd: yard; mi: mile;
@@ -29,7 +29,7 @@ _MONEY = {
     **{"\\$": "dollar", "$": "dollar", "USD": "dollar", "EUR": "euro"},
     **{"euro": "euro", "pound": "gbp", "yen": "yen", "rupee": "rupee"},
 }
-# Words that change the value or hedge it: a phrase with one is no unit.
+# Words that change or qualify the value: a phrase with such a word is no unit.
 _NO_UNITS = frozenset(
     "or and not no never but either maybe perhaps if is isn was are equals"
     " wrong incorrect than less more about approximately unless except when"
@@ -43,7 +43,7 @@ _NO_UNITS = frozenset(
 
 
 def unit(words: list[str], power: str) -> str:
-  """Returns the canonical name of a unit, '' if the words are no unit."""
+  """Returns the canonical name of a unit; '' if the words are not a unit."""
   if not words or len(words) > 5:
     return ""
   if any(
@@ -74,8 +74,8 @@ def unit(words: list[str], power: str) -> str:
 def split(tokens, *, nested: bool) -> tuple[list, str]:
   """Splits the tokens of an item into its expression and its unit's name.
 
-  The name is '' if there is none. Nested, that is in brackets, only money,
-  percent and degrees are units.
+  Without a unit the name is ''. In brackets (`nested`) only money, percent and
+  degrees are units.
   """
   tokens, money = list(tokens), ""
   if tokens[0].text in _MONEY and len(tokens) > 1:
@@ -97,7 +97,7 @@ def split(tokens, *, nested: bool) -> tuple[list, str]:
 
 
 def _find(tokens) -> tuple[int, str]:
-  """Where the unit begins that ends these tokens, and its name; '' if none."""
+  """Start and name of the unit at the end of the tokens; the name may be ''."""
   end = len(tokens)
   power = re.search(r"\^\{?([23])\}?$", "".join(t.text for t in tokens))
   if power and tokens[-1].kind != "text":
@@ -114,7 +114,7 @@ def _find(tokens) -> tuple[int, str]:
 
 
 def _in_unit(tokens, index, last) -> bool:
-  """Whether a token may belong to the unit that ends an item."""
+  """Whether a token may belong to the unit at the end of an item."""
   token, before = tokens[index], tokens[index - 1]
   known = token.text in UNITS
   if token.kind == "text":
@@ -130,7 +130,7 @@ def _in_unit(tokens, index, last) -> bool:
     return False
   if before.text == "/":
     return index > 1 and tokens[index - 2].text in UNITS  # km/h
-  # Behind a variable a single letter is one, too.
+  # After a variable, a single letter is a variable as well.
   return token.spaced and all(
       t.kind in ("number", "symbol") or t.text in ("pi", "sqrt", "frac")
       for t in tokens[:index]

@@ -1,4 +1,4 @@
-"""Values of answers: the trees that `latex` builds and `math` compares.
+"""Values of answers: the trees that `parser` builds and `equality` compares.
 
 A value is one of
   - an expression: a Fraction, or a plain tuple ("name", x), ("+", a, b, ...),
@@ -31,10 +31,11 @@ class Seq(NamedTuple):
   """Values together.
 
   Attributes:
-    brackets: '()', '[)', '{}' ...; '' for a bare list, 'or' for one of values
-      with "or" between; 'cup', 'cap' and 'minus' for sets joined so, or by
-      "or" and "and" of inequalities; 'set' for the condition of a set-builder;
-      'ratio', 'clock' for 10:30; 'matrix' for rows, 'row' for one of them.
+    brackets: '()', '[)', '{}' ... for brackets; '' for a bare list; 'or' for
+      values joined by "or"; 'cup', 'cap' and 'minus' for unions (also "or" of
+      inequalities), intersections (also "and") and differences of sets; 'set'
+      for the condition of a set-builder; 'ratio'; 'clock' for 10:30; 'matrix'
+      for rows, and 'row' for a row.
     items: the values.
   """
 
@@ -50,9 +51,9 @@ class Relation(NamedTuple):
 
 
 class Rounded(NamedTuple):
-  """What follows a sign of approximation, and half a unit of its last digit.
+  """The value after an approximation sign, and half a unit of its last digit.
 
-  `half` is None where the value is not given by digits alone: 1.2 * 10^5.
+  `half` is None for a value that is more than digits: 1.2 * 10^5.
   """
 
   value: Any
@@ -78,7 +79,7 @@ def is_name(value: Any) -> bool:
 
 
 def op(name, *arguments) -> tuple:
-  """An operation on expressions; of angles their number counts."""
+  """An operation on expressions; angles count as their number of degrees."""
   values = [
       x.value if isinstance(x, Quantity) and x.unit == "degree" else x
       for x in arguments
@@ -127,7 +128,7 @@ def minus(a, b) -> tuple:
 
 
 def same_any_order(a, b, same: Callable[[Any, Any], bool]) -> bool:
-  """Whether the values can be paired; equality is transitive, so greedily."""
+  """Whether two lists are equal in any order; `same` has to be transitive."""
   left = list(b)
   for item in a:
     index = next((i for i, x in enumerate(left) if same(item, x)), None)
@@ -138,16 +139,17 @@ def same_any_order(a, b, same: Callable[[Any, Any], bool]) -> bool:
 
 
 def opaque(label: str, *parts) -> tuple:
-  """A name for an expression that is not evaluated: equal if its parts are.
+  """A name for an expression that is not evaluated; equal for equal parts.
 
-  The parts enter as a digest, since parts quoted in parts would double.
+  The name has a digest of the parts, since nested parts would grow
+  exponentially.
   """
   digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
   return ("name", f"{label} ({digest})")
 
 
 def marked(value, mark: str) -> tuple:
-  """A name, or anything else, with a prime, a star, ..."""
+  """A value with a prime, a star, ..., as a name."""
   if is_name(value) and "(" not in value[1]:
     return ("name", f"{value[1]} {mark}")
   return opaque(mark, value)

@@ -1,10 +1,9 @@
-"""The wire between tests and candidate: plain data, in frames.
+"""The protocol between tests and candidate: plain data in frames.
 
-A frame is four bytes of length and that many bytes of JSON. None, bool, float,
-str, lists and small integers cross unchanged; other values as `{tag: content}`,
-which no JSON list or number can be mistaken for. The tags are
-those of `_DECODE` and no code of the sender runs on arrival, so a hostile frame
-is a value or an error.
+A frame is its length in four bytes, and JSON of this length. None, bool, float,
+str, lists and small integers are sent unchanged, other values as `{tag:
+content}` with a tag of `_DECODE`. No code of the sender runs in the receiver,
+so a hostile frame is either a value or an error.
 """
 
 import functools
@@ -23,7 +22,7 @@ _COLLECTIONS: tuple[type, ...] = (
     *(tuple, set, frozenset),
     *(type({}.keys()), type({}.values()), type({}.items())),
 )
-# Types of the standard library; they cross as the arguments of `__reduce__`.
+# Types of the standard library; sent as the arguments of `__reduce__`.
 _LIBRARY = (
     *("collections.deque", "decimal.Decimal", "fractions.Fraction"),
     *("datetime.date", "datetime.datetime", "datetime.time"),
@@ -32,15 +31,15 @@ _LIBRARY = (
 
 
 def encode(value, depth: int = 0):
-  """Returns plain data as JSON can carry it.
+  """Returns plain data in a form that JSON can represent.
 
-  A value of a subclass crosses as its base: a Counter as a dict, a named tuple
-  as a tuple. An object that is equal to everything does not cross.
+  An object of a subclass is sent as an object of its base class: a Counter as a
+  dict, a named tuple as a tuple. An object that equals everything is refused.
 
   Raises:
-    TypeError: a part is not plain data.
-    ValueError: it is nested deeper than MAX_DEPTH, or in itself, or an
-      iterator has more than MAX_ITEMS.
+    TypeError: a part of the value is not plain data. ValueError: the value is
+    nested deeper than MAX_DEPTH, or contains itself, or
+      an iterator has more than MAX_ITEMS items.
   """
   if depth > MAX_DEPTH:
     raise ValueError(f"nested deeper than {MAX_DEPTH}")
@@ -111,11 +110,11 @@ _DECODE = {
 
 
 def decode(content):
-  """Returns the value of `encode`, rebuilt from Python's own types alone.
+  """Returns the value that `encode` was given, with built-in types only.
 
   Raises:
-    ArithmeticError, LookupError, RecursionError, TypeError, ValueError: it is
-      nothing that `encode` makes.
+    ArithmeticError, LookupError, RecursionError, TypeError, ValueError: the
+      content is not a result of `encode`.
   """
   if type(content) is list:
     return _items(content)
@@ -129,10 +128,10 @@ def send(fd: int, message) -> None:
   """Writes one frame.
 
   Raises:
-    ValueError: the frame would be longer than MAX_FRAME.
-    OSError: the other side is gone.
+    ValueError: the frame would be longer than MAX_FRAME bytes.
+    OSError: the other process has closed its end.
   """
-  # ensure_ascii would make one character of two halves of a surrogate pair.
+  # With ensure_ascii, two unpaired surrogates would arrive as one character.
   body = json.dumps(message, ensure_ascii=False).encode(errors="surrogatepass")
   if len(body) > MAX_FRAME:
     raise ValueError(f"more than {MAX_FRAME} bytes")
@@ -156,8 +155,8 @@ def receive(fd: int):
   """Reads one frame.
 
   Raises:
-    EOFError: the other side is gone.
-    ValueError: not a frame, or one longer than MAX_FRAME.
+    EOFError: the other process has closed its end.
+    ValueError: the bytes are no frame, or a frame longer than MAX_FRAME.
   """
   size = int.from_bytes(_read(fd, 4), "big")
   if size > MAX_FRAME:

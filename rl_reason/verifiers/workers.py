@@ -1,15 +1,16 @@
-"""Processes that verify items one by one, and may crash, hang or explode.
+"""Worker processes that verify items one by one.
 
-A verifier runs on text that a model wrote, so it may never return, exhaust the
-memory, or crash its process. In a pool that costs one item, reported as failed,
-and one process, which is replaced.
+A verifier runs on text that a model wrote, so it may not return, exhaust the
+memory, or crash its process. In a pool such an item is reported as failed, and
+its process is replaced.
 
 Time is CPU time, counted by the kernel, so that a loaded machine changes no
-verdict; a worker that only waits, or is stopped, may do so for as many seconds.
-Both limits are watched from here, too, where no signal handler of a verifier
-matters, and what a worker has forked dies with it. Workers are
-fresh interpreters (JAX's threads forbid fork, and the script that imports jax
-should not be imported again); they reply in JSON, so no reply is executed.
+verdict. A worker that waits, or is stopped, may do so for the same number of
+seconds. The parent process watches both limits as well, so that no signal
+handler of a verifier matters, and processes that a worker has started end with
+it. Workers are fresh interpreters, since JAX's threads forbid fork, and a
+script that imports JAX should not be imported again. They reply in JSON, so
+that no reply is executed.
 """
 
 import collections
@@ -34,7 +35,7 @@ from typing import Any, NamedTuple
 from rl_reason.verifiers import progress
 
 MAX_REPLY = 1 << 20  # bytes; a worker with a longer reply has failed
-NAP = 2.0  # seconds without any CPU time that each item may take
+NAP = 2.0  # seconds without CPU time that each item may take at least
 
 
 class Outcome(NamedTuple):
@@ -70,15 +71,15 @@ class Pool:
       wall_seconds: float | None = None,
       megabytes: int = 2048,
   ):
-    """Checks the function; workers start with the first items.
+    """Checks the function; workers start when the first items are submitted.
 
     Args:
       function_path: 'package.module:function', applied as function(*item).
         Arguments and results must fit into JSON.
-      workers: items at a time, each in a process; in addition up to
+      workers: items at a time, each in a process of its own, not counting up to
         `progress.ASLEEP` items whose programs sleep.
-      seconds: CPU time of one item, late imports of the function included; and
-        the longest wait without any CPU time, if that is more than NAP.
+      seconds: CPU time of one item, including imports of the function; also the
+        longest wait without CPU time, if more than NAP.
       wall_seconds: wall-clock time of one item; 10 * seconds + 60 if None.
       megabytes: address space of a worker.
 
@@ -117,7 +118,7 @@ class Pool:
     self.close()
 
   def submit(self, items: Iterable[tuple]) -> list[concurrent.futures.Future]:
-    """Starts to verify items; returns at once.
+    """Starts to verify items and returns immediately.
 
     Raises:
       RuntimeError: the pool is closed.
@@ -158,7 +159,7 @@ class Pool:
       thread.join()
 
   def _run(self):
-    """Serves waiting items in one thread, with one worker at a time."""
+    """Verifies waiting items in one thread, with one worker at a time."""
     worker = None
     while True:
       self._free.acquire()
@@ -173,7 +174,7 @@ class Pool:
           worker = worker or self._begin()
           lend = functools.partial(self._lend, place)
           outcome = worker.ask(item, self._seconds, self._wall, lend)
-        except Exception as e:  # no process can start: only the item fails
+        except Exception as e:  # no process can start: only this item fails
           outcome = Outcome(None, f"error: {e!r}")
         if outcome.failure:
           worker = worker and self._end(worker)
@@ -193,7 +194,7 @@ class Pool:
           self._start_thread()
 
   def _begin(self) -> "_Worker":
-    with self._lock:  # close() kills all workers that it sees
+    with self._lock:  # `close` kills all workers in `_live`
       if self._closed:
         raise RuntimeError("the pool is closed")
       worker = _Worker(self._start)
@@ -209,11 +210,11 @@ class Pool:
 
 
 def interpreter(code: str, descriptor: int) -> subprocess.Popen:
-  """A fresh interpreter, which runs code and searches modules where we do.
+  """Starts a fresh interpreter with the same `sys.path`, which runs `code`.
 
   Args:
-    code: Python.
-    descriptor: of a file or socket that the process inherits.
+    code: Python source.
+    descriptor: file descriptor that the process inherits.
   """
   return subprocess.Popen(
       [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
@@ -226,18 +227,18 @@ def interpreter(code: str, descriptor: int) -> subprocess.Popen:
 
 
 def die_with(parent: int) -> None:
-  """Ends this process when its parent ends, or now if it has ended already."""
+  """Ends this process when its parent ends, or now if the parent has ended."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
   if os.getppid() != parent:
     os._exit(1)
 
 
-_SLEEPS = b"[%d]\n"  # a worker's word that the program of an item sleeps
+_SLEEPS = b"[%d]\n"  # sent by a worker whose program sleeps
 
 
 class _Worker:
-  """A process and the socket to it."""
+  """A worker process and the socket to it."""
 
   def __init__(self, start: str):
     self.socket, theirs = socket.socketpair()
@@ -251,21 +252,21 @@ class _Worker:
     self.started: dict[int, int] = {}
 
   def watch(self) -> None:
-    """Notes what the process has started; a handle names no later process."""
+    """Records processes that the worker started, by handles that stay valid."""
     for pid in progress.descendants(self.process.pid):
       if pid not in self.started:
         with contextlib.suppress(OSError):
           self.started[pid] = os.pidfd_open(pid)
 
   def kill(self) -> None:
-    """Kills the process and all that it has started."""
+    """Kills the process and all processes that it has started."""
     self.watch()
     self.process.kill()
     for handle in self.started.values():
       with contextlib.suppress(OSError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     self._forget()
-    if self.process.returncode is None:  # else the number may be another's
+    if self.process.returncode is None:  # otherwise the id may be reused
       with contextlib.suppress(OSError):
         os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -281,15 +282,15 @@ class _Worker:
       wall: float,
       on_sleep: Callable[[], None] = lambda: None,
   ) -> Outcome:
-    """Returns the outcome of one item; a failure ends the worker's use."""
+    """Returns the outcome of one item; a worker that failed is not reused."""
     reply = b""
     self.asked += 1
     sleeps = _SLEEPS % self.asked
     self._forget()
-    # A verifier may wait for a service: its waits count one by one.
+    # A verifier may wait for a service: each wait counts on its own.
     pids, nap = [self.process.pid], max(seconds, NAP)
     tracker = progress.Progress(pids, nap, wall, pays=1e6, in_all=False)
-    # The kernel's limit of the process should end it first: its own kill.
+    # Later than the process' own limit, which should end it first.
     limit = progress.cpu_seconds(self.process.pid) + seconds + 0.5
     try:
       self.socket.settimeout(wall)
@@ -321,17 +322,19 @@ class _Worker:
     try:
       number, value, failure = json.loads(reply)
     except (ValueError, TypeError, RecursionError):
-      return Outcome(None, "crash")  # the reply is no outcome
+      return Outcome(None, "crash")  # not an outcome
     if number != self.asked or not isinstance(failure, str | None):
       return Outcome(None, "crash")
     return Outcome(value, failure)
 
 
 def serve(descriptor: int, parent: int, start: str) -> None:
-  """Loop of a worker: read an item, apply the function, write the outcome.
+  """Loop of a worker: reads an item, applies the function, writes the outcome.
 
-  The worker dies with its parent. `start` is JSON: the function's path, CPU and
-  wall seconds, and megabytes.
+  Args:
+    descriptor: socket to the parent process.
+    parent: process id of the parent; the worker ends with it.
+    start: JSON of the function's path, CPU and wall seconds, and megabytes.
   """
   die_with(parent)
   path, seconds, wall, megabytes = json.loads(start)
@@ -349,8 +352,9 @@ def serve(descriptor: int, parent: int, start: str) -> None:
     progress.on_sleep.set(say_asleep)
     for line in stream:
       number, item = json.loads(line)
-      # Signals without handlers: the kernel ends the process, whatever code
-      # holds the interpreter. RLIMIT_CPU is the fallback of the timer.
+      # These signals have no handlers, so that the kernel ends the process
+      # whatever code it runs. RLIMIT_CPU is a second limit, should the timer
+      # fail.
       limit = int(time.process_time() + 2 * seconds + 2)
       hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
       resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
