@@ -101,7 +101,8 @@ def add(c) -> None:
       "advantage",
       # RL steps that `temporal` looks back.
       history=number(2, low=1, needs="earlier steps"),
-      history_ratio=number(2.0, low=0),  # upper bound of importance weights
+      # Upper bound of its importance weights.
+      history_ratio=number(2.0, low=0, needs="earlier steps"),
   )
   c.environment = section(  # of a task with several turns
       "environment",

@@ -6,11 +6,9 @@
 import contextlib
 import functools
 import inspect
-import os
 import pathlib
 import pkgutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,10 +18,10 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.checks import (
-  content,
-  facts,
-  machine_checks,
-  run_directory,
+    content,
+    facts,
+    machine_checks,
+    run_directory,
 )
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
@@ -42,7 +40,7 @@ STAGES = {
 }
 # What a stage needs of the machine and the user; called before jax is imported.
 CHECKS = {
-    "export": "rl_reason.checks.checked:hub",
+    "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",
 }
 ROUNDS = "rl_reason.lab.rounds:run"
@@ -74,49 +72,6 @@ def stopping() -> Iterator[threading.Event]:
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def compilation_cache(say: Callable[[str], None]) -> Iterator[None]:
-  """Caches programs beside those of the user: another run starts in seconds.
-
-  They are native code, so that none is taken from a work directory, which may
-  be a stranger's. A cache that the user names to JAX is left alone.
-  """
-  import jax
-  from jax.experimental.compilation_cache import compilation_cache as cache
-
-  if jax.config.jax_compilation_cache_dir:
-    yield
-    return
-  try:
-    place = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-    place = place if place.is_absolute() else pathlib.Path.home() / ".cache"
-    place = place / "rl_reason" / "compiled"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=place).close()
-    if place.stat().st_uid != os.geteuid():
-      raise OSError(f"{place} is another user's")
-  except (OSError, RuntimeError) as e:
-    say(
-        f"compiled programs are not kept ({e}): every start compiles them; set"
-        " JAX_COMPILATION_CACHE_DIR to a directory of your own"
-    )
-    yield
-    return
-  fields = dict(
-      jax_compilation_cache_dir=str(place),
-      jax_persistent_cache_min_compile_time_secs=0.2,
-  )
-  before = {name: getattr(jax.config, name) for name in fields}
-  for name, value in fields.items():
-    jax.config.update(name, value)
-  try:
-    yield
-  finally:
-    for name, value in before.items():
-      jax.config.update(name, value)
-    cache.reset_cache()
 
 
 def stages(
@@ -153,16 +108,17 @@ def stages(
   """
   import jax
 
+  from rl_reason.devices import compilation_cache
+  from rl_reason.monitoring import watchdog
+
   if config.rounds.count:
     each = functools.partial(stages, logger=logger, devices=devices)
-    with compilation_cache(screen.say):
+    with compilation_cache.kept(screen.say):
       rounds = pkgutil.resolve_name(ROUNDS)
       return rounds(config, workdir, screen, stop, each, stage)
 
-  from rl_reason.monitoring import watchdog
-
   with contextlib.ExitStack() as cleanup:
-    cleanup.enter_context(compilation_cache(screen.say))
+    cleanup.enter_context(compilation_cache.kept(screen.say))
     dog = watchdog.Watchdog(
         screen, config.log.stall_seconds, config.log.stall_ends
     )

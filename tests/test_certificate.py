@@ -15,7 +15,7 @@ from rl_reason.models import checksums, lora
 from rl_reason.monitoring import alerts, health
 from rl_reason.monitoring.alerts import HEALTH
 from rl_reason.rollout import sampler, sampler_weights
-from rl_reason.stages import build_step
+from rl_reason.stages import observers
 from rl_reason.training import certificate
 
 OTHER = HEALTH + "other_weights"
@@ -27,7 +27,7 @@ def make(base=None, kind="same"):
   c.rollout.weights = kind
   mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
   engine = sampler.RolloutEngine(tiny.CFG, mesh, display=None)
-  return build_step.certify(
+  return observers.certify(
       c,
       base,
       cfg=tiny.CFG,

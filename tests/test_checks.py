@@ -353,8 +353,6 @@ def test_a_file_may_not_switch_something_on_in_vain():
   line = "kl.place = 'reward': does nothing without kl.kind: set both"
   [found] = checked.warnings(with_fields({"kl.place": "reward"}))
   assert found.startswith(line)
-  # Switched off on the command line, as a control of a sweep is.
-  checked.fields(with_fields({"kl.coef": "0"}), given=("kl.coef",))
 
 
 def test_fields_that_something_reads():
@@ -372,6 +370,8 @@ def test_fields_that_something_reads():
 def test_fields_of_the_command_line_that_nothing_reads():
   c = base.get_config()
   checked.fields(c, given=("lora.rank",))
+  checked.fields(c, given=("lora.alpha",))  # the default, as in a sweep
+  c.lora.alpha, c.critic.lr = 1.0, 0.5
   for name in ("lora.alpha", "critic.lr"):
     with pytest.raises(errors.ConfigError, match=f"{name} = .* this out"):
       checked.fields(c, given=(name,))

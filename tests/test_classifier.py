@@ -202,7 +202,7 @@ def drop_score(tensors):
         ),
         (dict(architectures=None), "score.bias is missing"),
         (dict(model_type="gemma2"), "model_type = 'gemma2': must be one of"),
-        (dict(edit=add_bias), "score.bias is a tensor that nothing uses"),
+        (dict(edit=add_bias), "score.bias is not a tensor of this model"),
         (dict(edit=drop_score), "score.weight is missing"),
         (dict(max_position_embeddings=59), "takes 59 tokens, and rollout.max"),
         (dict(alphabet=""), "has no tokenizer beside it"),

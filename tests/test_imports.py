@@ -5,7 +5,9 @@ never imports it, directly or through others. Modules beside `main.py` form one
 folder.
 """
 
+import ast
 import graphlib
+import re
 import subprocess
 import sys
 
@@ -63,3 +65,17 @@ print(xla_bridge.backends_are_initialized(), "transformers" in sys.modules)
   argv = [sys.executable, "-c", code, "--config=configs/dapo.py:smoke"]
   done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
   assert done.stdout == "False False\n", done.stderr
+
+
+def test_names_of_functions_in_text_are_there():
+  """Stages, their checks and workers are named as 'module:function'."""
+  found = set()
+  for path in (ROOT / "rl_reason").rglob("*.py"):
+    found |= set(re.findall(r'"(rl_reason(?:\.\w+)+:\w+)"', path.read_text()))
+  assert len(found) > 10
+  for name in found:
+    module, _, function = name.partition(":")
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    defined = [getattr(x, "name", "") for x in ast.parse(file.read_text()).body]
+    assert function in defined, name

@@ -14,6 +14,7 @@ from conftest import ROOT, child_env
 from configs import dapo
 from rl_reason import main, run
 from rl_reason.base import config, errors, functions
+from rl_reason.devices import compilation_cache
 
 DAPO = "--config=configs/dapo.py"
 
@@ -273,7 +274,7 @@ def test_compiled_programs_are_beside_those_of_the_user(tmp_path, monkeypatch):
       ("/sys/nowhere", None, 1),
   ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    with run.compilation_cache(said.append):
+    with compilation_cache.kept(said.append):
       assert getattr(jax.config, name) == place
     assert getattr(jax.config, name) is None and len(said) == lines
   assert "JAX_COMPILATION_CACHE_DIR" in said[0]

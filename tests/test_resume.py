@@ -284,7 +284,7 @@ def test_a_log_is_cut_only_where_a_checkpoint_ended(
   assert path.read_bytes() == wanted + b'{"stage": "rl", "step": 3}\n'
   path.unlink()  # while the run writes
   log.note()
-  assert "was removed or replaced while the run" in lines[-1]
+  assert "was removed or replaced during the run" in lines[-1]
   log.metrics("rl", 4, {})
   assert path.read_bytes() == b'{"stage": "rl", "step": 4}\n'
   log.close()

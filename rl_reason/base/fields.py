@@ -102,7 +102,8 @@ def number(default, low=None, high=None, **rules) -> Spec:
 
 def choice(*values, **rules) -> Spec:
   """A field with one of a few values; the first is the default."""
-  return field(values[0], choices=tuple(dict.fromkeys(values)), **rules)
+  known = tuple(dict.fromkeys(values))
+  return field(values[0], kind=None, choices=known, **rules)
 
 
 def section(

@@ -92,11 +92,11 @@ FREE = (
     "environment.timeout",
     "rollout.slots",
     "updates.token_budget",
-    "content.",  # of run_directory.record
+    "content.",  # of content.record
 )
 # Fields that may differ from the fields of the run that is served.
 SERVED = ("serve.", "mesh.", "rollout.weights", "rollout.cache")
-# Paths, which may change where `run_directory.record` finds equal content.
+# Paths, which may change where `content.record` finds equal content.
 MOVABLE = (
     "model.path",
     "tokenizer",

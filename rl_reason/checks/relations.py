@@ -85,9 +85,8 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
     c: the whole config.
     given: names of the fields that were set on the command line.
   """
-  for name in (x for x in FIELDS if is_set(c, x)):
-    spec = FIELDS[name]
-    if _is_off(name):
+  for name, spec in FIELDS.items():
+    if is_set(c, name) and _is_off(name):
       why = in_vain(c, name)
       yield name, why, why
     if other := spec.at_most:
@@ -95,12 +94,12 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
       yield name, at(c, name) > limit, f"must not exceed {other} = {limit}"
     for other, why in spec.not_with.items():
       why = f"not with {other} = {at(c, other)!r}: {why}"
-      yield name, is_set(c, other), why
+      yield name, is_set(c, name) and is_set(c, other), why
   for name in given:
     decided = c.model.path and is_shape(name)
     path = f"model.path = {c.model.path!r}"
     yield name, decided, f"{path} decides it: leave it out"
-    if not (name in FIELDS and _is_off(name)):
+    if name not in FIELDS or is_set(c, name):
       why = in_vain(c, name)
       yield name, why, why
 

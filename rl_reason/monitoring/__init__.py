@@ -1,1 +1,1 @@
-"""Metrics, progress on the screen, and alarms of a run."""
+"""Logs, progress on the screen, and health of a run."""

@@ -1,4 +1,4 @@
-"""Alerts: what shows that RL goes wrong, the likely cause, and the remedy.
+"""Alerts: the evidence that RL goes wrong, the likely cause and the remedy.
 
 `alerts.toml` has one rule for each alert: a bound of a metric, or the name of a
 predicate of this module. `health.py` checks the rules at every step.
@@ -23,8 +23,8 @@ HEALTH = "health/"  # prefix of metrics that only rules read; never logged
 WINDOW = 10  # steps that predicates see
 BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # names of alerts
 GAP = "rollout/logp_gap_mean"
-BROKEN = "rollout/broken_responses"  # share; only where there are any
-BROKEN_HELD_OUT = "val-aux/broken_responses"  # number; only where there are any
+BROKEN = "rollout/broken_responses"  # share; logged only if there are any
+BROKEN_HELD_OUT = "val-aux/broken_responses"  # number; only if there are any
 
 Steps = Sequence[dict[str, Any]]  # lines of metrics.jsonl, the newest last
 Fields = dict[str, Any]  # the flat config
@@ -337,17 +337,17 @@ def _reward_hacking(
     longer: float = 2.0,
     repeats: float = 0.2,
 ) -> list[str]:
-  """Reward hacking, and unlearning of the task, in a run so far.
+  """Evidence of reward hacking, and of unlearning the task, in a run so far.
 
-  Accuracy has changed if two held-out evaluations differ by more than the
-  half-widths of their 95% intervals together; a reward has risen if the means
-  of `window` steps differ by more than two standard errors of the difference.
+  Accuracy changes if two held-out evaluations differ by more than the sum of
+  the half-widths of their 95% intervals. A reward rises if the means over
+  `window` steps differ by more than two standard errors of the difference.
 
   Args:
     lines: lines of metrics.jsonl.
     window: number of RL steps in a mean.
-    longer: factor of the length before RL from which responses are too long.
-    repeats: increase of the fraction of repetitive responses that is too much.
+    longer: factor of the length before RL above which responses are too long.
+    repeats: increase of the fraction of repetitive responses that is too large.
 
   Returns:
     one line for each finding; [] if there is none.
@@ -377,7 +377,7 @@ def _reward_hacking(
       out.append(
           f"accuracy on {task} has fallen to half of step {best['step']}'s or"
           f" less ({best[name]:.1%} to {last[name]:.1%}): the policy unlearns"
-          " the task; export a checkpoint before the fall, and begin again with"
+          " the task; export a checkpoint before the fall, and start again with"
           " a lower optimizer.lr"
       )
     if _change(first, last, name) > 0:
@@ -409,7 +409,7 @@ def _reward_hacking(
 
 
 def _change(old: dict, new: dict, name: str) -> float:
-  """Returns the change of a score; 0 if it is within the intervals."""
+  """The change of a score; 0 if it is within the intervals."""
   change = new[name] - old[name]
   both = old.get(f"{name}/ci95", 0) + new.get(f"{name}/ci95", 0)
   return change if abs(change) > both else 0.0
@@ -430,7 +430,7 @@ def _rose(old: list[dict], new: list[dict], name: str) -> bool:
 
 
 def _rule(row: dict[str, Any]) -> Rule:
-  """A row of alerts.toml: with a bound, or a predicate above of its name."""
+  """The rule of a row, with its bound or the predicate of its name."""
   bound = [row.pop(k) for k in ("metric", "above", "evidence") if k in row]
   own = "_" + _identifier(row["name"])
   return Rule(predicate=_above(*bound) if bound else globals()[own], **row)
@@ -477,7 +477,7 @@ def of_pretraining(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
 
 
 def of_evaluation(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
-  """The alert of an evaluation: its policy is broken; [] if it is sound."""
+  """The alert of an evaluation whose policy is broken; [] otherwise."""
   if BROKEN_HELD_OUT not in metrics:
     return []
   rules = [x for x in RULES if x.name == BROKEN_POLICY]
@@ -485,7 +485,7 @@ def of_evaluation(metrics: dict[str, Any], fields: Fields) -> list[Alert]:
 
 
 def of_evaluations(lines: Steps) -> list[str]:
-  """What all evaluations and steps of a run show together, one line each."""
+  """The findings over all evaluations and steps of a run, one line each."""
   found = (rule.predicate(lines) for rule in RULES if rule.whole_run)
   return [text for texts in found for text in texts]
 

@@ -18,7 +18,7 @@ from rl_reason.base.json_files import number
 from rl_reason.monitoring import alerts, updates
 from rl_reason.monitoring.alerts import BROKEN_POLICY, HEALTH, NO_UPDATE, Alert
 
-FIRST = 3  # steps whose summary is said with or without alerts
+FIRST = 3  # steps with a summary on the screen
 RESOLVED = 5  # steps without an alert after which it is resolved
 LIMITS = {  # field -> what RL did in the steps that the field limits
     "rl.max_steps_without_update": "made no useful update",

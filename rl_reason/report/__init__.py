@@ -1,1 +1,1 @@
-"""The report of a run: scores, environment and HTML page."""
+"""The report of a run: scores, charts, machine and HTML pages."""

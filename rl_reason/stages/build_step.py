@@ -12,16 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_reason import tasks
 from rl_reason.algorithms import (
     credit as credit_lib,
-    kl,
     objective as objective_lib,
     rewards,
     turns,
 )
 from rl_reason.base import functions
-from rl_reason.base.structs import Array, Experience, Tree
+from rl_reason.base.structs import Array, Experience
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
@@ -37,13 +35,11 @@ from rl_reason.data.prompt_stream import PromptStream
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.models import critic, decoder, experts, parameters
-from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
+from rl_reason.models import critic, decoder, experts
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
 from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
-from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms
 from rl_reason.training import (
     certificate,
@@ -255,41 +251,6 @@ def history_inputs(
   )
 
 
-def step_metrics(
-    c, cfg: decoder.ModelConfig, *, on_policy: bool
-) -> Callable[..., tuple[dict[str, float], dict[str, Any]]]:
-  """`step_metrics.step_metrics` with the keywords of the config bound."""
-  return functools.partial(
-      step_metrics_lib.step_metrics,
-      counter=counter(c, cfg, forward_passes(c, on_policy=on_policy)),
-      terms=tuple(term.label for term in terms(c)),
-      on_policy=on_policy,
-      gamma=facts.discount(c),
-      verified=not facts.no_verifier(c),
-      stale=c.rl.staleness > 0,
-  )
-
-
-def forward_passes(c, *, on_policy: bool) -> int:
-  """Forward passes over the batch of an RL step; a backward pass counts two."""
-  learning = 3 * c.updates.epochs
-  # A frozen base takes no gradients of its weights.
-  policy = 2 * c.updates.epochs if c.lora.rank else learning
-  count = policy + (not on_policy) + (c.kl.kind != "none")
-  if facts.has_critic(c):
-    count += 1 + learning + (c.critic.value_mixture.name != "none")
-  return count + facts.has_history(c) * c.advantage.history
-
-
-def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
-  """The counter of tokens and FLOPs."""
-  r = c.rollout
-  context = (r.max_prompt + r.max_tokens) / 2  # tokens attended to on average
-  share = cfg.experts_per_token / max(cfg.experts, 1)
-  flops = parameters.flops_per_token(decoder.table(cfg), context, share)
-  return resources.Counter(flops, passes, r.max_prompt, r.group_size)
-
-
 def controllers(c) -> Callable[..., dict[str, float]] | None:
   """`steer` with the adaptive controllers of the config; None without one."""
   found = dict(
@@ -417,81 +378,6 @@ def empty_rows(c, rows: int) -> Experience:
       len(terms(c)),
       turns=bool(facts.environment(c)),
       record=record,
-  )
-
-
-def sample_log(
-    c,
-    reward: Callable[[dict], Array],
-    new_logps: Callable[[Any], Array],
-    *,
-    collector: RolloutCollector,
-    task: Any,
-    tok: Any,
-    output: Output,
-) -> SampleLog:
-  """The log of groups of responses.
-
-  Args:
-    c: the config.
-    reward: `credit.outcome`, its keywords bound.
-    new_logps: plan -> log-probs [B, T] of the current policy.
-    collector: draws the prompts.
-    task: has the verifier.
-    tok: the tokenizer.
-    output: has the log and the screen.
-  """
-  estimate = functools.partial(kl.estimate, c.kl.kind)
-  return SampleLog(
-      output.log,
-      output.display,
-      tok,
-      collector.prompts.row,
-      every=c.log.samples_every,
-      groups=c.log.groups,
-      responses=c.log.samples,
-      by_reward=facts.by_reward(c),
-      steps=c.rl.steps,
-      is_verified=functools.partial(tasks.has_verifier, task),
-      reward=reward,
-      surrogate=functions.bind("surrogate", c.surrogate),
-      estimate_kl=None if c.kl.kind == "none" else estimate,
-      has_values=facts.has_critic(c),
-      new_logps=new_logps if c.log.ratios else None,
-  )
-
-
-def certify(
-    c,
-    base: Tree | None,
-    *,
-    cfg: decoder.ModelConfig,
-    engine: Any,
-    rollout_engine: Any,
-    display: Display,
-) -> certificate.Certificate:
-  """The certificate of each step; `base` is frozen beside LoRA factors."""
-  r = c.rollout
-  if not getattr(rollout_engine, "answers", True):
-    display.say(
-        f"rollout.engine.name = {r.engine.name!r}: this engine does"
-        " not say which weights it holds; certified are what it is sent, and"
-        " the log-probs of its tokens; a method `held` of it would tell"
-    )
-  return certificate.Certificate(
-      engine,
-      base,
-      cfg=cfg,
-      kind=r.weights,
-      staleness=c.rl.staleness,
-      routes=r.replay_routing,
-      gap_bound=certificate.bound(
-          {r.weights, r.cache},
-          c.model.dtype,
-          own_engine=r.engine.name == "own",
-          has_experts=c.model.experts > 0,
-          backend=jax.default_backend(),
-      ),
   )
 
 

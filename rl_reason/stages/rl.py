@@ -40,7 +40,13 @@ from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import build_step, interim, optimizers, scorer
+from rl_reason.stages import (
+    build_step,
+    interim,
+    observers,
+    optimizers,
+    scorer,
+)
 from rl_reason.stages.initial_state import initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
@@ -111,7 +117,7 @@ def train(
         build_step.critic_update(c, critic_cfg, critic_optimizer, display),
         **optimizers.critic_rate(c, c.rl.steps),
     )
-  step_metrics = build_step.step_metrics(c, cfg, on_policy=on_policy)
+  step_metrics = observers.step_metrics(c, cfg, on_policy=on_policy)
   steer = build_step.controllers(c)
   # The collector lives on the devices that sample.
   with jax.set_mesh(rollout_engine.mesh):
@@ -144,7 +150,7 @@ def train(
       policy_optimizer=optimizer,
       critic_optimizer=critic_optimizer,
   )
-  certificate = state.certificate = build_step.certify(
+  certificate = state.certificate = observers.certify(
       c,
       base,
       cfg=cfg,
@@ -172,7 +178,7 @@ def train(
   clock = collector.clock
   health = HealthMonitor(config_lib.flat(c), display.say, output.log.lines)
   logger = StepLogger(output.log, display, clock, health, output.workdir)
-  samples = build_step.sample_log(
+  samples = observers.sample_log(
       c,
       reward,
       lambda plan: logps(policy(state.policy.params), plan)[0],

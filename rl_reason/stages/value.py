@@ -28,7 +28,7 @@ from rl_reason.monitoring import (
     updates,
 )
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import build_step, optimizers, scorer, trained
+from rl_reason.stages import build_step, observers, optimizers, scorer, trained
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
 from rl_reason.training.optimizer import abstract_state, new_state
@@ -100,7 +100,7 @@ def run(
   values = build_step.values(critic_cfg, mesh, display)
   returns = build_step.returns(c, build_step.reward(c), mesh, display)
   update = build_step.critic_update(c, critic_cfg, optimizer, display)
-  counter = build_step.counter(c, cfg, passes=1 + 3 * c.updates.epochs)
+  counter = observers.counter(c, cfg, passes=1 + 3 * c.updates.epochs)
   mask_truncated, save_every = c.loss.mask_truncated, c.checkpoint.every
   min_explained, max_loss = c.critic.pretrain_ev, c.critic.pretrain_loss
   state = NetworkState(
