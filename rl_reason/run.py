@@ -17,12 +17,7 @@ import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base import config as config_lib
-from rl_reason.checks import (
-    content,
-    facts,
-    machine_checks,
-    run_directory,
-)
+from rl_reason.checks import content, facts, machine_checks, run_directory
 
 # Stages by name, so that nothing imports a wing. A stage is a function whose
 # parameters name the parts of a run that it uses; see `open_parts`.

@@ -293,11 +293,7 @@ class ResumableStage:
     self._flush()
     arrays = state.arrays()
     self._require_finite(state.step, arrays)
-    host = dict(
-        logs=self._log.note(),
-        config=self._fields,
-        **state.host(),
-    )
+    host = dict(logs=self._log.note(), config=self._fields, **state.host())
     self.checkpoints.save(state.step, arrays, host, score)
     self._on_save()
 

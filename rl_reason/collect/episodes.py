@@ -310,11 +310,7 @@ class TurnsCollector(RolloutCollector):
   """
 
   def __init__(
-      self,
-      *args,
-      environments: Environments,
-      environment_seed: int,
-      **options,
+      self, *args, environments: Environments, environment_seed: int, **options
   ):
     super().__init__(*args, **options)
     self._environments, self._seed = environments, environment_seed

@@ -7,13 +7,7 @@ functions of NumPy arrays. Rows of a group are adjacent and share an id.
 import jax
 import numpy as np
 
-from rl_reason.base.structs import (
-    Array,
-    Experience,
-    Rollouts,
-    Tree,
-    Turns,
-)
+from rl_reason.base.structs import Array, Experience, Rollouts, Tree, Turns
 
 
 def no_rows(

@@ -112,10 +112,7 @@ class PartialRolloutCollector(RolloutCollector):
       finished = finished[:count]
     waiting = [group_rows[n] for n in range(num_real) if n not in set(finished)]
     self.unfinished = pad(
-        take(experience, waiting),
-        self._capacity * group,
-        self._empty,
-        group,
+        take(experience, waiting), self._capacity * group, self._empty, group
     )
     which = [group_rows[n] for n in finished]
     index = np.concatenate(which)

@@ -123,9 +123,7 @@ class ReferenceChecker:
       return None
     pending = self._pending[example.kind, example.answer]
     return self._fault(
-        pending,
-        Fault(UNVERIFIABLE, example.answer),
-        example.answer,
+        pending, Fault(UNVERIFIABLE, example.answer), example.answer
     )
 
   def run(self, example: Example) -> concurrent.futures.Future:

@@ -89,11 +89,7 @@ TEMPLATES = {
         "r1_zero": _TAGS,
         "qwen_boxed": _BOXED,
     },
-    verifiers.NONE: {
-        "plain": _PLAIN,
-        "r1_zero": _TAGS,
-        "qwen_boxed": _BOXED,
-    },
+    verifiers.NONE: {"plain": _PLAIN, "r1_zero": _TAGS, "qwen_boxed": _BOXED},
 }
 # Rows with a verifier of the user can have any style.
 _ALL = {

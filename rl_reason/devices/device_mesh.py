@@ -22,11 +22,7 @@ from rl_reason.devices import axes as axes_lib
 
 
 def make_mesh(
-    data: int = -1,
-    fsdp: int = 1,
-    tensor: int = 1,
-    devices=None,
-    **others: int,
+    data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None, **others: int
 ) -> Mesh:
   """A mesh over all devices.
 

@@ -50,10 +50,7 @@ class Peers:
 
     state = distributed.global_state
     self._store: Any = state.client
-    self._me, self._count = (
-        state.process_id,
-        state.num_processes,
-    )
+    self._me, self._count = state.process_id, state.num_processes
     self._left = threading.Event()
     if self._me:
       self._catch_abort(state.coordinator_address or "")

@@ -10,12 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import (
-    AbstractMesh,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-)
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.devices import axes

@@ -256,10 +256,7 @@ def summarize(
   """
   name, measure = responses.name, responses.measure
   mean_N = responses.scores_NG[:, :mean_of].mean(1)
-  values = {
-      f"mean@{mean_of}": mean_N,
-      "greedy": responses.scores_NG[:, -1],
-  }
+  values = {f"mean@{mean_of}": mean_N, "greedy": responses.scores_NG[:, -1]}
   aux = {}
   if measure == "acc":
     of_verdicts, aux = _of_verdicts(responses, answer)

@@ -67,10 +67,7 @@ def harness_results(
 
 
 def responses_page(
-    title: str,
-    values: dict[str, float],
-    sets: list[Responses],
-    mean_of: int,
+    title: str, values: dict[str, float], sets: list[Responses], mean_of: int
 ) -> str:
   """Returns the page of all responses with verdicts and reference answers.
 

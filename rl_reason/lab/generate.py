@@ -175,9 +175,7 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
 
 
 def _manifest(out: pathlib.Path) -> pathlib.Path:
-  return out.with_name(
-      f"{out.name}.json"
-  )  # `out` has rows only
+  return out.with_name(f"{out.name}.json")  # `out` has rows only
 
 
 def _totals(files: dict[str, dict]) -> dict[str, int]:

@@ -143,11 +143,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     return 0
   stop = jobs.stop_on_signals()
   failed = jobs.run(
-      todo,
-      stop,
-      parallel=flags.jobs,
-      main=child,
-      devices=flags.devices,
+      todo, stop, parallel=flags.jobs, main=child, devices=flags.devices
   )
   done = [str(job.workdir) for job in todo if job.finished()]
   if len(done) > 1:

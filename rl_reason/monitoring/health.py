@@ -201,10 +201,7 @@ def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
     return []
   made, skipped, empty, constant = map(sum, zip(*done, strict=True))
   idle = sum(not x.made for x in done)
-  reasons = {
-      "gradient not finite": skipped,
-      "no token to learn from": empty,
-  }
+  reasons = {"gradient not finite": skipped, "no token to learn from": empty}
   why = ", ".join(f"{n:,} {text}" for text, n in reasons.items() if n)
   zero = f", {constant:,} with a gradient of 0" if constant else ""
   return [

@@ -274,10 +274,7 @@ class Writer:
   """
 
   def __init__(
-      self,
-      name: str,
-      make: Callable[[], Logger],
-      say: Callable[[str], None],
+      self, name: str, make: Callable[[], Logger], say: Callable[[str], None]
   ):
     self._name, self._make, self._say = name, make, say
     self._queue: queue.Queue = queue.Queue(CAPACITY)

@@ -69,10 +69,7 @@ def times(seconds: dict[str, float]) -> dict[str, float]:
   """The laps of a step, their sum, and the idle time of the device."""
   out = {f"timing_s/{name}": value for name, value in seconds.items()}
   idle = seconds.get("score", 0) + seconds.get("host", 0)
-  return out | {
-      "timing_s/idle": idle,
-      "timing_s/step": sum(seconds.values()),
-  }
+  return out | {"timing_s/idle": idle, "timing_s/step": sum(seconds.values())}
 
 
 class Goodput:

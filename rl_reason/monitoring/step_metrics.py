@@ -238,11 +238,7 @@ def rollout_metrics(
 
 
 def credit_quality(
-    rows: Experience,
-    rewards_B: Array,
-    batch: Batch,
-    critic: Any,
-    gamma: float,
+    rows: Experience, rewards_B: Array, batch: Batch, critic: Any, gamma: float
 ) -> dict[str, float]:
   """How well advantages and values predict the rewards.
 

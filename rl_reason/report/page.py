@@ -14,12 +14,7 @@ from typing import Any
 
 import jax
 
-from rl_reason.base import (
-    config as config_lib,
-    errors,
-    json_files,
-    kinds,
-)
+from rl_reason.base import config as config_lib, errors, json_files, kinds
 from rl_reason.configs import base
 from rl_reason.monitoring import run_log
 from rl_reason.report import groups, machine, scores as scores_lib

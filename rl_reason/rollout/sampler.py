@@ -21,13 +21,7 @@ import numpy as np
 from rl_reason.base.structs import Array, Prompts, Rollouts, Tree
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce, Display
-from rl_reason.models import (
-    attention,
-    checksums,
-    decoder,
-    experts,
-    parameters,
-)
+from rl_reason.models import attention, checksums, decoder, experts, parameters
 from rl_reason.rollout import continuation, decode_loop, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
 

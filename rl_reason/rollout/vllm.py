@@ -100,9 +100,7 @@ class VLLM:
 
   def _post(self, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
-        f"{self._url}/{path}",
-        json.dumps(body).encode(),
-        self._headers,
+        f"{self._url}/{path}", json.dumps(body).encode(), self._headers
     )
     try:
       with urllib.request.urlopen(request, timeout=self._seconds) as answer:

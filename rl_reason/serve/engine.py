@@ -411,10 +411,7 @@ class Engine:
     limit = self.programs.max_prompt + self.programs.max_tokens
     args = *self._padded(ids, limit), np.float32(temperature or 1)
     scores = self._call(
-        "score",
-        self._params,
-        *self._put(args),
-        kind=f"{len(args[0])} tokens",
+        "score", self._params, *self._put(args), kind=f"{len(args[0])} tokens"
     )
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       future.set_result(

@@ -96,9 +96,7 @@ def abstract_arrays(c, model: Model) -> Tree:
   if c.rl.staleness:
     on_host["ahead"] = build_step.no_batches(c)
   return dict(
-      policy=policy,
-      critic=critic_state,
-      **sharding.put(mesh, named(on_host)),
+      policy=policy, critic=critic_state, **sharding.put(mesh, named(on_host))
   )
 
 

@@ -8,11 +8,7 @@ from typing import Any
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
-from rl_reason.monitoring import (
-    alerts,
-    resources,
-    run_log,
-)
+from rl_reason.monitoring import alerts, resources, run_log
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.output import Output
 

@@ -7,9 +7,7 @@ from typing import Any
 import jax
 
 from rl_reason import tasks
-from rl_reason.algorithms import (
-    kl,
-)
+from rl_reason.algorithms import kl
 from rl_reason.base import functions
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import facts
@@ -20,9 +18,7 @@ from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
 from rl_reason.stages.output import Output
-from rl_reason.training import (
-    certificate,
-)
+from rl_reason.training import certificate
 
 
 def step_metrics(

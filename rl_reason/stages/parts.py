@@ -99,11 +99,7 @@ def output(
   writers = []
   if jax.process_index() == 0:
     writers = loggers.writers(
-        c.log.loggers,
-        tuple(logger),
-        workdir,
-        config_lib.flat(c),
-        display.say,
+        c.log.loggers, tuple(logger), workdir, config_lib.flat(c), display.say
     )
   log = run_log.Log(workdir, writers, display.say)
   return Output(workdir, log, display, stop)

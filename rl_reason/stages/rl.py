@@ -40,13 +40,7 @@ from rl_reason.models import lora
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import (
-    build_step,
-    interim,
-    observers,
-    optimizers,
-    scorer,
-)
+from rl_reason.stages import build_step, interim, observers, optimizers, scorer
 from rl_reason.stages.initial_state import initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage

@@ -40,12 +40,7 @@ PHASES = ("skill", "habits")  # of SFT
 Say = Callable[[str], None]
 
 # Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
-NETWORK = (
-    "model.",
-    "tokenizer",
-    "task.name",
-    "critic.head.",
-)
+NETWORK = ("model.", "tokenizer", "task.name", "critic.head.")
 
 
 def imported(c, model: Model, display: Display) -> Tree:

@@ -261,9 +261,7 @@ def replayer(
     index = real[np.linspace(0, real.size - 1, count).astype(int)]
     rollouts = jax.tree.map(lambda x: x[index], rows.rollouts)
     plan = packing.plan(
-        rollouts,
-        packed_rows=sharding.num_shards(mesh, "rows"),
-        minibatches=1,
+        rollouts, packed_rows=sharding.num_shards(mesh, "rows"), minibatches=1
     )
     logps_BT = step.forward(mesh, program, weights, plan)
     gap = np.abs(rollouts.logps_BT - logps_BT)[rollouts.mask_BT]

@@ -147,9 +147,7 @@ def init_state(
 
 
 def abstract_state(
-    table: Tree,
-    tx: optax.GradientTransformation,
-    shardings: TrainState,
+    table: Tree, tx: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
   """Shapes, dtypes and shardings of a state, for a restore."""
   return jax.tree.map(

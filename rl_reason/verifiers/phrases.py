@@ -139,10 +139,7 @@ _REWRITES = [
             r"(?: x ?=| zero$)? ?(.*)$",
             r"\\mathbb{R} \\setminus \\{ \1 \\}",
         ),
-        (
-            r"^(?:(?:all|any) )?positive real(?: number)?s?$",
-            r"( 0 , \\infty )",
-        ),
+        (r"^(?:(?:all|any) )?positive real(?: number)?s?$", r"( 0 , \\infty )"),
         (
             r"^(?:(?:all|any) )?negative real(?: number)?s?$",
             r"( -\\infty , 0 )",
