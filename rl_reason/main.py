@@ -103,13 +103,7 @@ def _explained(
     workdir: pathlib.Path | None,
     others: Any = None,
 ) -> int:
-  """Calls a function; what it raises becomes one line and an exit code.
-
-  Args:
-    function: of the work directory; returns an exit code.
-    workdir: of the run; None: it is not known yet.
-    others: `peers.Peers`, the other processes.
-  """
+  """Calls a function; what it raises becomes one line and an exit code."""
   try:
     return function(workdir)
   except Exception as e:
@@ -183,14 +177,9 @@ def _prepare(argv):
 
 
 def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-  """Takes the fields out of a command line.
+  """Returns the other arguments, and the fields as text: {'seed': '1'}.
 
-  Args:
-    argv: arguments such as '--config.seed=1', '--config.data.chat' (a bool) or
-      '--config.seed', '1'.
-
-  Returns:
-    The other arguments, and the fields as text: {'seed': '1'}.
+  Fields are '--config.seed=1', '--config.data.chat' (a bool), or two words.
   """
   rest, given = [], {}
   words = list(argv)

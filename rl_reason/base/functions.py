@@ -250,15 +250,7 @@ def search_working_directory() -> None:
 
 
 def _refuse_hidden(module: str, origin: str | None) -> None:
-  """Refuses a module of Python or of a library that hides the user's file.
-
-  Args:
-    module: the name that the user gave.
-    origin: the file that is imported by this name; None: it has none.
-
-  Raises:
-    ConfigError: the working directory has a file of that name, too.
-  """
+  """Refuses a module of Python or of a library that hides the user's file."""
   own = pathlib.Path.cwd() / f"{module}.py"
   libraries = {"site-packages", "dist-packages"}
   hides = libraries & set(pathlib.Path(origin or "").parts)

@@ -122,11 +122,7 @@ def _are_finite(params: list[Tree]) -> list[Tree]:
 
 
 def not_finite(arrays: Tree) -> list[str]:
-  """Names of parameters that are not finite, at most one for each network.
-
-  Args:
-    arrays: arrays of a `State`, whose networks are `TrainState`s.
-  """
+  """Names of parameters that are not finite, at most one for each network."""
   is_network = lambda x: isinstance(x, TrainState)  # noqa: E731
   leaves = jax.tree.leaves_with_path(arrays, is_leaf=is_network)
   networks = [(path, x.params) for path, x in leaves if is_network(x)]

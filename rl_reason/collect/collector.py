@@ -167,13 +167,8 @@ class RolloutCollector:
   ) -> tuple[Rollouts, np.ndarray, Any, RewardRound]:
     """Grades responses as they finish, while others are still being sampled.
 
-    Args:
-      parts: of `_sample`.
-      rows_B: the row that each response answers.
-      stops: whether sampling ends before all responses have finished.
-
-    Returns:
-      the responses, whether each has finished, their grader and scores.
+    `stops` ends sampling early. Returns the responses, whether each has
+    finished, their grader and scores.
     """
     grader = self._grader(rows_B)
     scores = self.rewards.begin(self._tok, rows_B)

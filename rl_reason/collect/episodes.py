@@ -122,11 +122,8 @@ class Episodes:
   def _received(self, kind: Callable[[Any], Any]) -> dict[int, Any]:
     """Waits for the pending calls of all processes; notes failures.
 
-    Args:
-      kind: makes a value of the calls from its fields.
-
-    Returns:
-      the values by row, in order, without failed rows.
+    Returns what `kind` makes of the fields of each value, by row, in order,
+    without failed rows.
     """
     found = {b: x.result() for b, x in self._pending.items()}
     self._pending = {}
@@ -157,9 +154,9 @@ class Episodes:
     self._plays = {}
 
   @property
-  def summary_B2(self) -> np.ndarray:
-    """Number of turns and sum of rewards of each trajectory."""
-    return np.stack([self._turns_B, self._rewards_BT.sum(1)], -1)
+  def num_turns_B(self) -> np.ndarray:
+    """Number of turns of each trajectory."""
+    return self._turns_B
 
   def turns(self) -> Turns:
     """The turns of all trajectories."""

@@ -111,14 +111,8 @@ def arrange(axes: dict[str, int], devices: Sequence[Any]) -> np.ndarray:
   """Arranges devices in the shape of a mesh, by their network.
 
   Physical axes of a TPU topology are split if no other assignment exists:
-  tensor = 8 takes 4 x 2 chips of a 4 x 4 x 4 topology.
-
-  Args:
-    axes: name -> size; see `between_slices`.
-    devices: their number is the product of the sizes.
-
-  Raises:
-    ConfigError: the mesh does not fit the slices.
+  tensor = 8 takes 4 x 2 chips of a 4 x 4 x 4 topology. A mesh that does not
+  fit the slices raises a ConfigError.
   """
   slices = [slice_of(device) for device in devices]
   counts = np.unique(slices, return_counts=True)[1]

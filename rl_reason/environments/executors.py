@@ -222,13 +222,7 @@ class Parent:
 
 
 def serve(descriptor: int, parent: int, name: str) -> None:
-  """Loop of the parent process; forks never return from this function.
-
-  Args:
-    descriptor: file descriptor of the socket to the run.
-    parent: process id of the run.
-    name: name of the environment.
-  """
+  """Loop of the parent process; forks never return from this function."""
   workers.die_with(parent)
   control = socket.socket(fileno=descriptor)
   try:

@@ -103,14 +103,7 @@ def prompt_text(tok: Any, prompt: Messages | str, tools: Sequence) -> str:
 def observation_text(
     tok: Any, observation: Messages | str, tools: Sequence, ended: str
 ) -> str:
-  """The text of a chat between a turn of the policy and its next turn.
-
-  Args:
-    tok: the tokenizer.
-    observation: messages, or the text of a turn of the user.
-    tools: tools of the environment.
-    ended: text that ended the turn of the policy, which is not repeated.
-  """
+  """The text of a chat between the end of a turn and the policy's next turn."""
   if isinstance(observation, str):
     observation = [dict(role="user", content=observation)]
   before = [

@@ -44,8 +44,8 @@ class Responses(NamedTuple):
       reward, with their weights at the end of the run; else None.
     doubtful: rejected ones that may be right, see `collect.doubtful`; None
       where the task cannot read leniently.
-    turns_NG, returns_NG: number of turns in an environment, and the sum of its
-      rewards; None where responses have a single turn.
+    turns_NG: number of turns in an environment; None where responses have a
+      single turn.
   """
 
   name: str
@@ -61,7 +61,6 @@ class Responses(NamedTuple):
   doubtful: list[dict] | None = None
   rewards_NG: np.ndarray | None = None
   turns_NG: np.ndarray | None = None
-  returns_NG: np.ndarray | None = None
 
   @property
   def scores_NG(self) -> np.ndarray:
@@ -109,7 +108,7 @@ def respond(
   """
   verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
   rewards_B: list[np.ndarray] = []
-  played: list[np.ndarray] = []  # turns and returns
+  turns: list[np.ndarray] = []
   stats, texts, lines, repetition = [], [], [], []
   failures = broken = 0
   doubtful: list[dict] = []
@@ -136,7 +135,7 @@ def respond(
     else:
       texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)
       failed = int((correct_B < 0).sum())
-      played.append(real(episodes.summary_B2).reshape(-1, group_size, 2))
+      turns.append(real(episodes.num_turns_B).reshape(-1, group_size))
     if verified and unread:
       rows_B = [row for row in part for _ in range(group_size)]
       rejected = np.flatnonzero((correct_B == 0) & ~rollouts.truncated_B)
@@ -188,8 +187,7 @@ def respond(
       rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
       if rewards_B
       else None,
-      turns_NG=np.concatenate(played)[..., 0] if played else None,
-      returns_NG=np.concatenate(played)[..., 1] if played else None,
+      turns_NG=np.concatenate(turns) if turns else None,
   )
 
 
@@ -247,12 +245,9 @@ def summarize(
 ) -> dict[str, float]:
   """Returns the metrics of one set, under the names of verl.
 
-  Args:
-    responses: N prompts.
-    answer: extracts the answer of a response, for the majority vote.
-    mean_of: samples of each prompt in mean@k.
-    score_of: the first prompts, which every evaluation has; checkpoints are
-      compared by their mean.
+  mean@k is over the first `mean_of` samples of each prompt. Checkpoints are
+  compared by the mean of the first `score_of` prompts, which every evaluation
+  has.
   """
   name, measure = responses.name, responses.measure
   mean_N = responses.scores_NG[:, :mean_of].mean(1)

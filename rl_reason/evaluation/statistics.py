@@ -33,13 +33,10 @@ def share_interval(values_N: np.ndarray) -> tuple[float, float]:
 
 
 def mean_interval(values_N: np.ndarray) -> tuple[float, float]:
-  """Returns the mean over prompts and half of its 95% normal interval.
+  """Returns the mean of [N] numbers and half of its 95% normal interval.
 
-  For rewards, whose bounds are not known; shares have `share_interval`.
-
-  Args:
-    values_N: one number per prompt: samples of a prompt are averaged first, as
-      they are not independent.
+  For rewards, whose bounds are not known; shares have `share_interval`. Samples
+  of a prompt are averaged first, as they are not independent.
   """
   std = values_N.std(ddof=1) if len(values_N) > 1 else 0.0
   return float(values_N.mean()), float(1.96 * std / len(values_N) ** 0.5)

@@ -251,13 +251,9 @@ def agreement(routing: Routing, given_XK: Array) -> Array:
 def balance(routes_XK: Array, probs_XE: Array, mask_X: Array) -> Array:
   """E times the sum over experts of their share of tokens and probability.
 
-  As in transformers, over the tokens of all layers. The value is K if all
-  experts are chosen equally often (arXiv:2101.03961, eq 4 to 6, has K = 1).
-
-  Args:
-    routes_XK: [layers, X, K].
-    probs_XE: [layers, X, E].
-    mask_X: tokens that are not padding.
+  As in transformers, over the tokens of all layers ([layers, X, K or E]). The
+  value is K if all experts are chosen equally often (arXiv:2101.03961, eq 4 to
+  6, has K = 1).
   """
   count = jnp.maximum(mask_X.sum() * len(routes_XK), 1)
   experts = probs_XE.shape[-1]

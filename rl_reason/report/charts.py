@@ -168,11 +168,6 @@ def bands(
 ) -> tuple[list[dict], dict[str, list], dict[str, list]]:
   """At most `count` points, means over adjacent points, with their ranges.
 
-  Args:
-    points: lines with numbers by name.
-    names: of the numbers.
-    count: maximum number of points.
-
   Returns:
     the points, each with the step of its last line; the minimum and the maximum
     of each name and point, {} if no points were merged.

@@ -168,10 +168,7 @@ def _run(workdir: pathlib.Path, lines: list[dict]) -> list[tuple[str, str]]:
 
 
 def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
-  """The fields in which a config differs from configs/base.py.
-
-  Args:
-    config: flat, as config.json has it.
+  """The fields in which a flat config differs from configs/base.py.
 
   Returns:
     name, value, and the value of the base config; '–' for an argument of a

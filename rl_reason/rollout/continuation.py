@@ -18,7 +18,7 @@ from rl_reason.base.structs import Array, Rollouts, Tree
 from rl_reason.devices import sharding
 from rl_reason.models import attention, decoder
 from rl_reason.models.kernels import paged
-from rl_reason.rollout.decode_loop import Queue, Slots
+from rl_reason.rollout.decode_loop import Queue, Slots, prefill_row
 
 CHUNK = 16  # tokens after a cache that are read at a time
 CHUNKS = 4  # chunks that are read as one, while as many are left
@@ -213,18 +213,10 @@ def _prefill(sampler: Any, params: Tree, tokens_NP, queue, slots):
     tokens_L = jax.lax.dynamic_update_slice(
         tokens_L, queue.tokens_RT[row], (length,)
     )
-    at_1L = jnp.arange(len(tokens_L))[None]
-    hidden_1LD, filled, _ = decoder.forward(
-        params,
-        sampler.cfg,
-        tokens_L[None],
-        at_1L,
-        attention.prefill((at_1L < length + t).astype(jnp.int32)),
-        decoder.empty_cache(sampler.cfg, 1, len(tokens_L), sampler.cache),
-    )
+    hidden_D, filled = prefill_row(sampler, params, tokens_L, length + t)
     return Slots(
         cache=attention.with_row(slots.cache, filled, n),
-        hidden_BD=slots.hidden_BD.at[n].set(hidden_1LD[0, length + t - 1]),
+        hidden_BD=slots.hidden_BD.at[n].set(hidden_D),
         row_B=slots.row_B.at[n].set(row),
         t_B=slots.t_B.at[n].set(t),
         position_B=slots.position_B.at[n].set(length + t),

@@ -254,6 +254,22 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
   )
 
 
+def prefill_row(
+    sampler: Any, params: Tree, tokens_L: Array, length: Array
+) -> tuple[Array, attention.Cache]:
+  """The last hidden state [D] and the cache of one row, padded on the right."""
+  at_1L = jnp.arange(len(tokens_L))[None]
+  hidden_1LD, cache, _ = decoder.forward(
+      params,
+      sampler.cfg,
+      tokens_L[None],
+      at_1L,
+      attention.prefill((at_1L < length).astype(jnp.int32)),
+      decoder.empty_cache(sampler.cfg, 1, len(tokens_L), sampler.cache),
+  )
+  return hidden_1LD[0, length - 1], cache
+
+
 def shrink(slots: Slots) -> Slots:
   """Halves the slots of one data shard; occupied slots stay first."""
   # Empty slots have position -1 and are sorted to the end.

@@ -149,18 +149,10 @@ class Programs:
     Each call prefills one prompt, so its results do not depend on other
     prompts.
     """
-    at_1P = jnp.arange(len(tokens_P))[None]
-    hidden_1PD, filled, _ = decoder.forward(
-        params,
-        self.cfg,
-        tokens_P[None],
-        at_1P,
-        attention.prefill((at_1P < length).astype(jnp.int32)),
-        decoder.empty_cache(self.cfg, 1, len(tokens_P), self.cache),
-    )
+    hidden_D, filled = decode_loop.prefill_row(self, params, tokens_P, length)
     queue = queue.replace(
         cache=attention.with_row(queue.cache, filled, n),
-        hidden_ND=queue.hidden_ND.at[n].set(hidden_1PD[0, length - 1]),
+        hidden_ND=queue.hidden_ND.at[n].set(hidden_D),
         length_N=queue.length_N.at[n].set(length),
     )
     return decode_loop.constrain(queue)

@@ -168,14 +168,6 @@ def answer(
 ) -> None:
   """Answers requests until `stop` is set, and for `serve.grace` after it.
 
-  Args:
-    application: of `app.app`.
-    engine: the compiled engine of the application.
-    place: socket of `bind`.
-    display: the screen.
-    stop: set by SIGTERM.
-    config: section serve of the config.
-
   Raises:
     RunError: the thread of the HTTP server has ended unexpectedly.
   """

@@ -61,12 +61,7 @@ def weights(text: str) -> dict[str, float]:
 
 
 def _config(source: str, level: int, seed: int) -> Any:
-  """The config of a set with one problem.
-
-  Args:
-    source: name of the set, with fields in parentheses.
-    level: difficulty.
-    seed: seed of the problem.
+  """The config of a set with one problem; `source` has fields in parentheses.
 
   Raises:
     ValueError: there is no such set, or it has no such field.
@@ -128,13 +123,7 @@ def _any_seed(source: str, level: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def problem(source: str, level: int, seed: int) -> tuple[Any, dict]:
-  """A set and its problem: question, answer and metadata.
-
-  Args:
-    source: name of the set, with fields in parentheses.
-    level: difficulty.
-    seed: seed of the problem.
-  """
+  """A set, as in `_config`, and its problem: question, answer and metadata."""
   config = _config(source, level, seed)
   with _lock:
     states = random.getstate(), np.random.get_state()  # noqa: NPY002

@@ -72,10 +72,9 @@ def find(text: str) -> RewardFunction:
 def constitution(path: pathlib.Path) -> Callable:
   """A reward function: the weighted share of rules that a response satisfies.
 
-  Args:
-    path: a JSON list of rules, each with a `name`, a `weight`, and one of
-      `require` (a regular expression that must match), `forbid` (one that
-      must not) or `function` (of one response, as in the config).
+  The file is a JSON list of rules, each with a `name`, a `weight`, and one of
+  `require` (a regular expression that must match), `forbid` (one that must not)
+  or `function` (of one response, as in the config).
 
   Raises:
     ValueError: the file is no list of such rules; the text names the rule.
@@ -129,12 +128,7 @@ def _loaded(text: str) -> RewardFunction:
 
 
 def scores_in_worker(text: str, batch: list) -> list[Score]:
-  """Returns the scores of a batch; runs in a worker of `workers.Pool`.
-
-  Args:
-    text: the term without its weight.
-    batch: a `RewardBatch` that went through JSON.
-  """
+  """Returns the scores of a batch; runs in a worker of `workers.Pool`."""
   found = RewardBatch(*batch)
   rows = [Row(*row) for row in found.rows]
   function = _loaded(text)

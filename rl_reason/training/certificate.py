@@ -197,13 +197,8 @@ class Certificate:
   ) -> list[str]:
     """What each layer of an array is in place of the policy's.
 
-    Args:
-      path: of the array.
-      wanted: checksums of its layers.
-      theirs: checksums of what sampled.
-      known: checksums of other policies.
-      params: of the policy.
-      got: the array of what sampled; None: it is gone.
+    Checksums of its layers are `wanted`, `theirs` of what sampled, and `known`
+    of other policies. `got` is the array of what sampled; None: it is gone.
     """
     found: dict[str, Array] = {}
     if got is not None:

@@ -26,11 +26,6 @@ def spans(start_B: Array, mask_BT: Array, slots: int) -> tuple[Array, Array]:
   A response ends at the last token in its mask. A row with an empty mask is not
   packed: both numbers are 0.
 
-  Args:
-    start_B: first slot that holds a token.
-    mask_BT: bool, response tokens.
-    slots: P + T.
-
   Raises:
     ValueError: a row has a response and no prompt, so that the sequence packed
       before it would predict its first token.

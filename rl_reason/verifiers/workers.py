@@ -331,10 +331,7 @@ class _Worker:
 def serve(descriptor: int, parent: int, start: str) -> None:
   """Loop of a worker: reads an item, applies the function, writes the outcome.
 
-  Args:
-    descriptor: socket to the parent process.
-    parent: process id of the parent; the worker ends with it.
-    start: JSON of the function's path, CPU and wall seconds, and megabytes.
+  `start` is JSON: the function's path, CPU and wall seconds, and megabytes.
   """
   die_with(parent)
   path, seconds, wall, megabytes = json.loads(start)
