@@ -98,7 +98,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
             "rounds.count = 2: --stage=generate plays no",
         ),
         ({"sft.samples": "no/where.jsonl"}, "sft.samples = 'no/where.jsonl': "),
-        ({"reward.correct": 0, "reward.incorrect": 0}, "both may be 0 beside"),
+        ({"reward.correct": 0, "reward.incorrect": 0}, "both may be 0 with"),
     ],
 )
 def test_rounds_that_cannot_work_are_refused(fields, words):

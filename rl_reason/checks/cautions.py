@@ -1,4 +1,4 @@
-"""Rules whose breach is a warning: the run works, and may disappoint."""
+"""Rules that only warn: the run works, but probably not as intended."""
 
 from collections.abc import Iterator
 
@@ -31,8 +31,8 @@ def prompts(c) -> Iterator[Rule]:
     yield (
         field,
         len({row.difficulty for row in _draws(c, 64)}) == 1,
-        "goes by the difficulty (type) of problems, and all have the same one"
-        f" (task.difficulties = {c.task.difficulties})",
+        "depends on the difficulty (type) of problems, and all have the same"
+        f" one (task.difficulties = {c.task.difficulties})",
     )
 
 

@@ -1,7 +1,7 @@
 """What fields need, must not exceed, and cannot be set together with.
 
-The fields themselves say so; see `base/fields.py`, which defines what a field
-that does nothing leads to: an error or a warning.
+The fields declare these relations. `base/fields.py` defines whether a field
+that does nothing is an error or a warning.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,8 +61,8 @@ def in_vain(c, name: str) -> str:
   """Why a field or an argument does nothing; '' if something reads it.
 
   Args:
-    c: the config. A need of the model's shape is left out where the shape is
-      that of a checkpoint: see `of_experts`.
+    c: the config. If the model is a checkpoint, needs of its shape are checked
+      once the shape is known: see `of_experts`.
     name: of the field or the argument.
   """
   for need in fields.needs(name):
@@ -79,7 +79,7 @@ def in_vain(c, name: str) -> str:
 
 
 def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
-  """What the fields say of each other.
+  """Fields that contradict each other.
 
   Args:
     c: the whole config.

@@ -109,7 +109,7 @@ def engine(c) -> Iterator[Rule]:
 
 
 def rewards(c) -> Iterator[Rule]:
-  """Rewards, what there is without a verifier, and the KL to the reference."""
+  """Rewards, verdicts, and the KL to the reference."""
   r, k = c.reward, c.kl
   if facts.no_verifier(c):
     why = "nothing says which responses are correct: there is no verifier:"
@@ -133,8 +133,8 @@ def rewards(c) -> Iterator[Rule]:
   yield (
       "reward.correct",
       r.correct <= r.incorrect and not alone,
-      f"must be more than reward.incorrect = {r.incorrect}; both may be 0"
-      " beside reward.functions, which then reward alone",
+      f"must be more than reward.incorrect = {r.incorrect}; both may be 0 with"
+      " reward.functions, which then are the only reward",
   )
   yield (
       "kl.kind",
@@ -145,7 +145,7 @@ def rewards(c) -> Iterator[Rule]:
   yield (
       "kl.place",
       k.place == "reward" and facts.has_history(c),
-      f"{c.advantage.name} compares rewards with those of earlier steps: use"
+      f"{c.advantage.name} compares rewards with rewards of earlier steps: use"
       " 'loss'",
   )
 
