@@ -49,8 +49,8 @@ class Peers:
 
     if xla_bridge.backends_are_initialized():
       raise ConfigError(
-          "--distributed: a module that the config names computes arrays when it"
-          " is imported, before the processes have met: move them into the"
+          "--distributed: a module that the config names computes arrays when"
+          " it is imported, before the processes have met: move them into the"
           " function"
       )
     jax.distributed.initialize(coordinator, processes, process)
