@@ -6,11 +6,10 @@ with `name` and `args` chooses a function (`rl_reason/base/functions.py`);
 `args` are keyword arguments of that function, whose signature has the defaults
 and bounds.
 
-Beside its bounds stands what a field needs, must not exceed, or cannot be set
-with. A field that does nothing is refused on the command line; a setting of a
-file, which an override may have made idle, is a warning instead
-(`rl_reason/base/fields.py`). Fields that no named algorithm needs are in
-configs/variants.py.
+A field also declares which fields it needs, must not exceed, or excludes. A
+field that does nothing is refused on the command line; a setting of a file,
+which an override may have made idle, is a warning (`rl_reason/base/fields.py`).
+Fields that no named algorithm needs are in configs/variants.py.
 """
 
 from rl_reason.base.fields import choice, field, function, number, section
@@ -194,9 +193,10 @@ def get_config():
   c.rl = section(
       "rl",
       steps=number(40, low=0),  # rollouts; 0: SFT only
-      max_steps_without_update=number(20, low=0),  # of use, in a row, of
-      # any stage; more end the run with an error; 0: never
-      # In a row whose sampler was not the policy that learns; 0: never.
+      # Consecutive steps of any stage without a usable update; more end the
+      # run with an error; 0: never.
+      max_steps_without_update=number(20, low=0),
+      # Consecutive steps whose sampler was another policy; 0: never.
       max_steps_uncertified=number(3, low=0),
   )
   c.evaluate = section(

@@ -6,7 +6,7 @@ The model prefers the correct response in 83% (+- 2) of 1,000 held-out pairs,
 with a calibration error of .035 (seed 0). Training takes 2 minutes on 2 cores,
 one of them for SFT. Use it as a reward with
 --config.reward.functions=DIR*0.05, where DIR is its export/reward_model, or to
-initialise a critic with critic.init = "exported". The policy soon exploits it:
+initialize a critic with critic.init = "exported". The policy soon exploits it:
 at a weight of .2, three steps of GRPO raised its score from -1.4 to 5.3, while
 accuracy fell from 26% to 8%.
 """

@@ -183,7 +183,7 @@ def add(c) -> None:
       "serve",
       host="127.0.0.1",  # beyond this machine a key is needed: docs/serving.md
       port=number(8000, low=0, high=65535),  # 0: any that is free
-      name="",  # of the model; '' is that of the work directory
+      name="",  # of the model; '': the work directory's
       slots=number(32, low=1),  # responses that decode together
       max_prompt=number(0, low=0),  # tokens; 0: rollout.max_prompt
       max_tokens=number(0, low=0),  # of a response; 0: rollout.max_tokens
@@ -210,7 +210,7 @@ def add(c) -> None:
   c.hub = section(  # the Hugging Face hub
       "hub",
       # 'OWNER/REPOSITORY=REVISION,...': a commit, tag or branch of a model, a
-      # tokenizer or data; of what has none, the newest version is fetched.
+      # tokenizer or data; without one, the newest version is fetched.
       revisions="",
   )
   c.rounds = section(  # generate, learn from what is kept, and again

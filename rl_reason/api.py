@@ -1,8 +1,8 @@
 """A run from Python: `rl_reason.train`, for scripts and notebooks.
 
 Rows, rewards, a task and loggers may be objects; mistakes are exceptions. The
-run is that of the command line (`run.stages`). Nothing here imports jax before
-the config is checked.
+run is the same as from the command line (`run.stages`). Nothing here imports
+jax before the config is checked.
 """
 
 import dataclasses
@@ -134,7 +134,7 @@ def train(
 ) -> Result:
   """Trains a model: SFT if the config has it, RL, evaluation before and after.
 
-  The same run as that of the command line, in this process:
+  The same run as from the command line, in this process:
 
     result = rl_reason.train(
         "dapo_qwen",
@@ -155,7 +155,7 @@ def train(
     task: an object or a module with `problem` and `verify`; see `tasks`.
     logger: a function of (metrics, step), an object with `write` and `close`, a
       name such as 'wandb', or several; see `monitoring.loggers`. They come
-      beside log.loggers.
+      in addition to log.loggers.
     overrides: full names of fields -> their values.
     workdir: resumed if it holds a run of this config; if None, a new directory
       runs/train-1, runs/train-2, ...
@@ -286,7 +286,7 @@ def _row_fields(
     out["data.kind"] = verifiers.NONE
     notes.append(
         "data.kind = 'none': no row has a reference answer"
-        f" ({', '.join(names)}), so the reward is that of the functions alone"
+        f" ({', '.join(names)}), so the functions alone give the reward"
     )
   out["data.train"] = _write_rows(workdir, "rows", train)
   out["data.evaluate"] = _write_rows(workdir, "evaluate_rows", evaluate)

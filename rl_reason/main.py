@@ -55,10 +55,10 @@ _STEP = flags.DEFINE_string(
     " but export also 'sft'",
 )
 _MEMORY = flags.DEFINE_float(
-    "memory", None, "size: GiB of a device; default: of those of this machine"
+    "memory", None, "size: GiB of a device; default: as this machine has"
 )
 _DEVICES = flags.DEFINE_integer(
-    "devices", 0, "size: devices that are not here; 0: those of this machine"
+    "devices", 0, "size: number of devices of another machine; 0: this machine"
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "several processes: jax.distributed.initialize"
@@ -128,7 +128,7 @@ def _explained(
 
 
 def _prepare(argv):
-  """Reads and checks the command line and the config; imports no jax."""
+  """Reads and checks the command line and the config; touches no device."""
   argv, given = _split_fields(argv)
   try:
     rest = FLAGS(argv)
@@ -142,7 +142,7 @@ def _prepare(argv):
   if path is None and workdir and _STAGE.value == "report":
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
-    # The config of the run that the work directory holds, as it is.
+    # The config of the run in the work directory.
     own = dict(serve=resume_rules.SERVED, generate=("generate.",))
     allowed = "export.", *own.get(_STAGE.value, ())
     if workdir is None or any(not x.startswith(allowed) for x in given):

@@ -1,4 +1,4 @@
-"""The stages of a run in one work directory, whoever starts it.
+"""The stages of a run in one work directory, for `main` and `api.train`.
 
 `main` and `api.train` check the config first, and import jax only then.
 """
@@ -38,7 +38,7 @@ STAGES = {
     "serve": "rl_reason.serve.server:run",
     "size": "rl_reason.lab.size:run",
 }
-# What a stage needs of the machine and the user; called before jax is imported.
+# What a stage needs of the machine and the user; called before a device is used
 CHECKS = {
     "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",
@@ -51,9 +51,9 @@ READS = ("generate", "serve")  # these add nothing to the report of a run
 
 @contextlib.contextmanager
 def stopping() -> Iterator[threading.Event]:
-  """An event that SIGTERM, SIGHUP and Ctrl-C set; the second time means it.
+  """An event that SIGTERM, SIGHUP and Ctrl-C set; a second signal ends at once.
 
-  Signals reach the main thread only, elsewhere nothing sets the event. A
+  Signals reach the main thread only; in other threads nothing sets the event. A
   SIGHUP that is ignored already, as under nohup, stays ignored.
   """
   stop, before = threading.Event(), {}

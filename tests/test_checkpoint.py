@@ -301,9 +301,9 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
   assert logged == [0, 1]
   assert str(error.value) == (
       "checkpoints/rl: parameters are not finite at step 1 (critic.b.0),"
-      " nothing of it is saved, and step 0 stays the newest. An update was too"
-      " large, although its gradient was finite: lower critic.lr (now 0.001),"
-      " set optimizer.clip_norm = 1.0, in another --workdir"
+      " so the step is not saved, and step 0 stays the newest. An update was"
+      " too large, although its gradient was finite: lower critic.lr (now"
+      " 0.001), set optimizer.clip_norm = 1.0, in another --workdir"
   )
   assert stage.checkpoints.steps() == [0] and not list(tmp_path.rglob("*.new"))
   assert stage.checkpoints.fault(0) is None

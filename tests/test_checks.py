@@ -132,7 +132,7 @@ FILES = {
         (
             {"advantage.name": "temporal", "kl.kind": "k1", "kl.coef": 0.1}
             | {"kl.place": "reward"},
-            "temporal compares rewards with those of earlier steps",
+            "temporal compares rewards with rewards of earlier",
         ),
         ({"critic.pretrain_steps": 5}, "group_norm has no critic"),
         (
@@ -307,7 +307,7 @@ def test_a_source_with_difficulties_has_types():
                 "rollout.group_sizes.name": "by_length",
                 "task.difficulties": (2,),
             },
-            "rollout.group_sizes.name = 'by_length': goes by the difficulty",
+            "rollout.group_sizes.name = 'by_length': depends on the difficu",
         ),
         (
             OF_OTHERS | {"advantage.name": "hierarchical"},

@@ -205,7 +205,7 @@ def drop_score(tensors):
         (dict(edit=add_bias), "score.bias is not a tensor of this model"),
         (dict(edit=drop_score), "score.weight is missing"),
         (dict(max_position_embeddings=59), "takes 59 tokens, and rollout.max"),
-        (dict(alphabet=""), "has no tokenizer beside it"),
+        (dict(alphabet=""), "has no tokenizer; add its own"),
         (dict(alphabet=ALPHABET + "a"), "'a' has id 17, and None in the poli"),
         (dict(alphabet=ALPHABET[::-1]), "has another tokenizer: '#' has id 2"),
         (dict(vocab_size=16), "vocab_size of 16, and its tokenizer has 17"),

@@ -217,7 +217,7 @@ def test_a_function_of_the_users(own, name, args, words):
   assert words in str(e.value) and "\n" not in str(e.value)
   if name == "wrong_input":
     assert "rewards_B, rewards_BT, groups_B" in str(e.value)
-    assert "behind a *" in str(e.value)
+    assert "after a *" in str(e.value)
 
 
 def test_what_is_no_plain_def(own):

@@ -168,7 +168,7 @@ def test_a_model_of_ours_is_saved_and_loaded(change, kind, tmp_path):
 
 def test_a_shape_that_no_family_has_is_not_written(tmp_path):
   cfg = dataclasses.replace(tiny.CFG, qk_norm=True, qkv_bias=True)
-  with pytest.raises(ConfigError, match="model.qk_norm = True: no architect"):
+  with pytest.raises(ConfigError, match="model.qk_norm = True: none of llama"):
     hf.save(tmp_path / "x", None, decoder.table(cfg), cfg)
 
 
@@ -306,12 +306,12 @@ def intact(tmp_path_factory):
         ),
         # config.json contradicts the tensors.
         ("qwen2", dict(num_hidden_layers=2**40), "only 38 tensors"),
-        ("llama", dict(attention_bias=False), "bias is a tensor that nothing"),
+        ("llama", dict(attention_bias=False), "bias is not a tensor of this"),
         ("qwen2", dict(tie_word_embeddings=False), "lm_head.weight is missing"),
         ("qwen2", dict(vocab_size=41), "embed_tokens.weight has shape [40, 2"),
         ("qwen2", dict(num_hidden_layers=2), "model.layers.2."),
         ("qwen2", dict(num_hidden_layers=4), "model.layers.3."),
-        ("qwen2", dict(head_dim=8), "and config.json asks for ["),
+        ("qwen2", dict(head_dim=8), "and config.json requires ["),
     ],
 )
 def test_unsupported_fields_are_named(kind, change, words, tmp_path, intact):

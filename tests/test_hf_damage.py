@@ -92,8 +92,8 @@ def find_damaged(path, damage):
     ("damage", "words"),
     [
         (cut(0), "model.safetensors: Error while deserializing header"),
-        (cut(300), "cut off or damaged; fetch it again"),
-        (cut(-7), "file not fully covered: cut off or damaged"),
+        (cut(300), "truncated or damaged; download it again"),
+        (cut(-7), "file not fully covered: truncated or damaged"),
         (overwrite(0, b"\xff" * 8), "header too large"),
         (overwrite(8, b"\xff\xfe"), "invalid UTF-8 in header"),
         (overwrite(9, b"}"), "invalid JSON in header"),
@@ -104,10 +104,10 @@ def find_damaged(path, damage):
         (entry(shape=[2, 12]), "model.norm.weight has shape [2, 12]"),
         (entry(dtype="I32"), "model.norm.weight is I32: must be one of F32"),
         (to_pickle, "pickles (*.bin, *.pt) can run code and are not read"),
-        (remove_all, "has no config.json (it has nothing)"),
-        (config_bytes(b"{'a': 1}"), "config.json: is no JSON: "),
-        (config_bytes(b"[]"), "config.json: is no JSON object"),
-        (config_bytes(b"\xff\x00{"), "config.json: is no JSON: "),
+        (remove_all, "has no config.json (it has no files)"),
+        (config_bytes(b"{'a': 1}"), "config.json: is not JSON: "),
+        (config_bytes(b"[]"), "config.json: is not a JSON object"),
+        (config_bytes(b"\xff\x00{"), "config.json: is not JSON: "),
     ],
 )
 def test_a_damaged_file_is_named(damage, words, tmp_path, weights):
@@ -134,7 +134,7 @@ def edit_index(change):
         ),
         (
             lambda path: (path / model_files.INDEX).write_text("weights"),
-            "model.safetensors.index.json: is no JSON: ",
+            "model.safetensors.index.json: is not JSON: ",
         ),
         (edit_index(lambda x, _: x.pop("weight_map")), "weight_map must map"),
         (edit_index(lambda _, m: m.update({NORM: 3})), "weight_map must map"),
@@ -148,7 +148,7 @@ def edit_index(change):
         ),
         (
             edit_index(lambda _, m: m.update({NORM: "part-0.safetensors"})),
-            "model.norm.weight is in part-1.safetensors; the index differs",
+            "model.norm.weight is in part-1.safetensors, and the index",
         ),
     ],
 )

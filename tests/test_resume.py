@@ -228,7 +228,9 @@ def test_no_stage_is_trained_again_behind_its_followers(
   (skill / "3" / "host.json").write_text("{}") if damaged else shutil.rmtree(
       skill
   )
-  words = "checkpoints/skill is lost, and checkpoints/rl has gone on to step 0"
+  words = (
+      "checkpoints/skill is lost, and checkpoints/rl has since reached step 0"
+  )
   for _ in range(2):
     with pytest.raises(RunError, match=words):
       run_sft(workdir, dict(sft__habits__steps=0))

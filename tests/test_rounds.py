@@ -98,7 +98,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
             "rounds.count = 2: --stage=generate plays no",
         ),
         ({"sft.samples": "no/where.jsonl"}, "sft.samples = 'no/where.jsonl': "),
-        ({"reward.correct": 0, "reward.incorrect": 0}, "both may be 0 beside"),
+        ({"reward.correct": 0, "reward.incorrect": 0}, "both may be 0 with"),
     ],
 )
 def test_rounds_that_cannot_work_are_refused(fields, words):
@@ -220,10 +220,10 @@ def test_the_name_of_a_work_directory_can_be_a_source():
 
 def test_what_has_no_rounds_is_refused_with_the_remedy(tmp_path):
   run = Run(tmp_path / "run", rounds_config())
-  with pytest.raises(errors.ConfigError, match="--workdir, such as .*round-0"):
+  with pytest.raises(errors.ConfigError, match="--workdir=.*round-0"):
     run(stage="evaluate")
   run.workdir = tmp_path / "run,seed=1"
-  with pytest.raises(errors.ConfigError, match="choose one without , "):
+  with pytest.raises(errors.ConfigError, match="without the characters , "):
     run()
   assert not run.calls
 

@@ -3,8 +3,8 @@
   python -m rl_reason.main --config=configs/paper/ppo.py
 
 We never ran it at this size and have no time or score. The paper reports 5 on
-AIME 2024, avg@32. Its critic is initialised from a reward model; here it is
-initialised from the policy, and `critic.init` and `critic.path` select your own
+AIME 2024, avg@32. Its critic is initialized from a reward model; here it is
+initialized from the policy, and `critic.init` and `critic.path` select your own
 reward model. Model and data come from the hub; `model.path`, `data.train` and
 `data.evaluate` take local copies. Memory: docs/start.md.
 """

@@ -2,9 +2,8 @@
 
 An algorithm is a set of functions that the config names: `advantage.name`,
 `surrogate.name`, ... Each function owns its keyword arguments, which are the
-section's `args`; defaults, bounds and choices are those of its signature. A
-name is that of a function of the package, or a `module:function` that can be
-imported.
+section's `args`; its signature has their defaults, bounds and choices. A name
+is a function of the package, or a `module:function` that can be imported.
 
 `kinds.KINDS` names modules by string. They are imported, and jax with them,
 when a signature is read.
@@ -102,7 +101,7 @@ def check(kind: str, section: Any) -> None:
           f"{known.field}.name = {section.name!r}: takes {name}, which does not"
           f" exist{did_you_mean(name, known.inputs) or ';'} there are"
           f" {', '.join(known.inputs)}; arguments of your own are keyword-only,"
-          " behind a *"
+          " after a *"
       )
   check_arguments(f"{known.field}.args", section.name, found, section.args)
 

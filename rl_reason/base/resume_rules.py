@@ -1,8 +1,7 @@
-"""What a run depends on: its progress, the age of its rows, its first policy.
+"""What may change when a run resumes, or when a run reuses a critic.
 
-A resumed run, the checks of a config and `critic.reuse` ask these tables, and
-have no lists of their own. Fields are those of a flat config, by full name.
-Nothing here imports jax.
+These tables are the only lists of such fields. Names are full names of a flat
+config.
 """
 
 import contextlib
@@ -31,8 +30,8 @@ def _moves(terms: str) -> bool:
   return any(first.strip() != last.strip() for first, last in found)
 
 
-# Readers of the progress, RL steps done / rl.steps: field -> whether its value
-# is one. Functions are readers if their signature asks for it.
+# Readers of the progress (RL steps done / rl.steps): field -> whether a value
+# reads it. A function reads the progress if its signature asks for it.
 PROGRESS: dict[str, Predicate] = {
     "optimizer.schedule": lambda name: name != "constant",
     "critic.schedule": lambda name: name != "constant",
@@ -43,8 +42,8 @@ PROGRESS: dict[str, Predicate] = {
     for kind, known in kinds.KINDS.items()
     if "progress" in known.inputs
 }
-# What the values of a pretrained critic mean: the first policy, how its
-# responses are sampled, what they are worth, and which of them are masked.
+# Fields that decide what the values of a pretrained critic mean: the first
+# policy, the sampling of its responses, their rewards, and the mask.
 VALUES = (
     "seed",
     "model.",
@@ -65,8 +64,8 @@ VALUES = (
     "advantage.args.gamma",
 )
 
-# A run may be resumed with other values of these: no number of a step changes,
-# but for the rounding of sums in another order.
+# A run may resume with other values of these fields: no number of a step
+# changes, except for the rounding of sums in another order.
 FREE = (
     "log.",
     "export.",
@@ -110,14 +109,11 @@ MOVABLE = (
 )
 
 
-def those(table: Mapping[str, Predicate], fields: Fields) -> list[str]:
-  """The fields of a table whose values are what the table lists."""
-  return [
-      name
-      for name, is_one in table.items()
-      if name in fields
-      if is_one(fields[name])
-  ]
+def reads_progress(fields: Fields) -> bool:
+  """Whether a step of a run depends on the number of all steps."""
+  return any(
+      name in fields and reads(fields[name]) for name, reads in PROGRESS.items()
+  )
 
 
 def is_shape(name: str) -> bool:
@@ -142,7 +138,7 @@ def differences(old: Fields, new: Fields) -> list[str]:
 
   def free(name):
     if name == "rl.steps":
-      return not (those(PROGRESS, new) or new.get("rounds.count"))
+      return not (reads_progress(new) or new.get("rounds.count"))
     if name.startswith("mesh.") and new.get("rollout.partial_across_steps"):
       return False  # the shards decide which groups are complete in time
     if name == "rollout.slots" and new.get("rollout.partial_groups"):

@@ -1,13 +1,14 @@
 """Atomic checkpoints: orbax writes the arrays, a manifest completes them.
 
-  DIR/STEP/state/         the pytree, by orbax, written in the background
-  DIR/STEP/host.json      all other state of the run
-  DIR/STEP/manifest.json  SHA-256 of every file above, and of itself; the last
+  DIR/STEP/state/         the pytree of arrays, which orbax writes
+  asynchronously DIR/STEP/host.json      all other state of the run
+  DIR/STEP/manifest.json  SHA-256 of the files above, and of itself; written
+  last
 
-A save writes DIR/STEP.new, which takes the place of DIR/STEP only when it has
-its manifest: no checkpoint is lost because another one is being written.
+A save writes DIR/STEP.new, which is renamed to DIR/STEP when its manifest is
+complete: an interrupted save loses no checkpoint.
 
-Orbax does not detect a flipped bit, so a restore first verifies the hash of
+Orbax does not detect corrupt data, so a restore first verifies the hash of
 every file. A checkpoint without a manifest is unfinished.
 """
 
@@ -29,7 +30,7 @@ from rl_reason.base import json_files
 from rl_reason.base.structs import Tree
 
 MANIFEST = "manifest.json"
-# Of a failed save, each thread of orbax logs the traceback; `wait` raises it.
+# Each thread of orbax logs the traceback of a failed save, which `wait` raises.
 logging.getLogger("absl").addFilter(
     lambda record: not (record.exc_info and "orbax" in record.pathname)
 )
@@ -37,9 +38,9 @@ _report = sys.unraisablehook
 
 
 def _report_others(error) -> None:
-  """Reports what cannot be raised, but for the writes after a failed one.
+  """Reports unraisable exceptions, except from writes after a failed save.
 
-  Threads of tensorstore, many in a save, answer to a loop that has ended.
+  The threads of tensorstore report to an event loop that has ended.
   """
   if error.object is not None or str(error.exc_value) != "Event loop is closed":
     _report(error)
@@ -49,7 +50,7 @@ sys.unraisablehook = _report_others
 
 
 def sha256(path: pathlib.Path) -> str:
-  """The hash of a file, which need not fit into memory."""
+  """The SHA-256 of a file, which is read in chunks."""
   with path.open("rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -71,7 +72,7 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, float | None] | None:
   """Hashes and score of a checkpoint; None if unreadable or changed."""
   try:
     manifest = json.loads((directory / MANIFEST).read_text())
-    # Runs of earlier versions have no digest, and nothing else, either.
+    # Manifests of earlier versions have no digest, and no further entries.
     digest = manifest.pop("digest", None)
     if digest is None and set(manifest) == {"step", "score", "files"}:
       digest = _digest(manifest)
@@ -87,7 +88,7 @@ def _is_whole(directory: pathlib.Path) -> bool:
 
 
 def newest_host(directory: pathlib.Path) -> tuple[int, dict] | None:
-  """Step and JSON of the newest finished checkpoint, hashes not verified."""
+  """Step and JSON of the newest finished checkpoint, without verification."""
   found = [path.parent for path in directory.glob(f"*/{MANIFEST}")]
   if not found:
     return None
@@ -96,12 +97,12 @@ def newest_host(directory: pathlib.Path) -> tuple[int, dict] | None:
     return int(newest.stem), dict(
         json.loads((newest / "host.json").read_text())
     )
-  except (ValueError, OSError):  # damaged; that it is there is what counts
+  except (ValueError, OSError):  # damaged, but the step is known
     return int(newest.stem), {}
 
 
 def _remove(directory: pathlib.Path) -> None:
-  """Removes a checkpoint; one that is partly removed has no manifest."""
+  """Removes a checkpoint; a partly removed one has no manifest."""
   (directory / MANIFEST).unlink(missing_ok=True)
   shutil.rmtree(directory, ignore_errors=True)
 
@@ -111,9 +112,8 @@ class Checkpoints:
 
   Args:
     directory: created by the first save.
-    keep_last: number of newest checkpoints that are kept.
-    keep_best: number of checkpoints with the highest `score` that are kept in
-      addition.
+    keep_last: number of newest checkpoints to keep.
+    keep_best: number of checkpoints with the highest `score` to keep besides.
   """
 
   def __init__(
@@ -125,17 +125,17 @@ class Checkpoints:
     self._orbax = ocp.StandardCheckpointer()
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._saving: concurrent.futures.Future | None = None
-    self.saved: int | None = None  # the step last saved or restored
+    self.saved: int | None = None  # last step that was saved or restored
     self._first = jax.process_index() == 0
 
   def steps(self) -> list[int]:
-    """Steps that have a directory, oldest first; some may be unfinished."""
+    """Steps with a directory, oldest first; some may be unfinished."""
     names = [p.name for p in self._dir.glob("*") if p.name.isdigit()]
     names += [p.stem for p in self._dir.glob("*.new") if _is_whole(p)]
     return sorted(set(map(int, names)))
 
   def fault(self, step: int) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
+    """Why a checkpoint is unusable, or None."""
     directory = self._path(step)
     if not _is_whole(directory):
       return "unfinished (it has no manifest)"
@@ -152,12 +152,12 @@ class Checkpoints:
     return None
 
   def _path(self, step: int) -> pathlib.Path:
-    """Where a checkpoint is, even if a kill came just before its renaming."""
+    """The directory of a checkpoint, even after a kill before its renaming."""
     new = self._dir / f"{step}.new"
     return new if _is_whole(new) else self._dir / str(step)
 
   def _rename(self, new: pathlib.Path) -> None:
-    """Gives a complete checkpoint its name, in the place of an older one."""
+    """Renames a complete checkpoint, and removes an older one of this name."""
     _remove(new.with_suffix(""))
     new.rename(new.with_suffix(""))
 
@@ -176,7 +176,7 @@ class Checkpoints:
     self.saved = step
     path = self._dir / f"{step}.new"
     if self._first:
-      for left in self._dir.glob("*.new"):  # by a kill
+      for left in self._dir.glob("*.new"):  # left by a kill
         self._rename(left) if _is_whole(left) else _remove(left)
       path.mkdir(parents=True)
       json_files.write_json(path / "host.json", host)
@@ -194,12 +194,12 @@ class Checkpoints:
       self.prune(step)
 
   def prune(self, newest: int) -> None:
-    """Removes what is older than a whole checkpoint, but for those to keep.
+    """Removes old checkpoints, except for the ones to keep.
 
-    A kill may have left one too many, or a part of one.
+    A kill may have left too many checkpoints, or a part of one.
 
     Args:
-      newest: the step of the whole checkpoint; newer ones stay as they are.
+      newest: step of a complete checkpoint; newer ones are not removed.
     """
     if not self._first:
       return
@@ -211,7 +211,7 @@ class Checkpoints:
       _remove(self._path(step))
 
   def _by_score(self, steps: list[int]) -> list[int]:
-    """Those of the steps that have a score, the best and earliest first."""
+    """Steps with a score, the highest score and the earliest step first."""
     scores = {}
     for step in steps:
       _, score = _manifest(self._path(step)) or ({}, None)
@@ -226,7 +226,7 @@ class Checkpoints:
       self._saving = None
 
   def newest(self, warn: Callable[[str], None] = print) -> int | None:
-    """The newest complete step; warns of newer ones that are not usable."""
+    """The newest complete step; warns of newer ones that are unusable."""
     found = -1
     if self._first:
       for step in reversed(self.steps()):
@@ -244,21 +244,21 @@ class Checkpoints:
     return next(iter(self._by_score(complete)), None)
 
   def host(self, step: int) -> dict:
-    """The JSON state of a checkpoint."""
+    """The contents of host.json of a checkpoint."""
     return json.loads((self._path(step) / "host.json").read_text())
 
   def restore(self, step: int, like: Tree) -> Tree:
     """Restores the arrays of a checkpoint.
 
     Args:
-      step: a step that `newest` returned.
+      step: step from `newest`.
       like: arrays or ShapeDtypeStructs with the requested shapes and shardings.
     """
     self.saved = step
     return self._orbax.restore(self._path(step) / "state", like)
 
   def close(self) -> None:
-    """Waits for the current save and ends the background thread."""
+    """Waits for the current save, and ends the background thread."""
     self.wait()
     self._pool.shutdown()
     self._orbax.close()

@@ -1,6 +1,6 @@
-"""Resumable stages: what each training loop needs to survive a kill.
+"""Resumable stages: checkpoints of training loops, which survive a kill.
 
-SFT, the reward model, value pretraining and RL all train in the same frame:
+SFT, the reward model, value pretraining and RL use the same frame:
 
     if stage.restore(state) and state.complete: ...      # found, resumed
     with stage.running("SFT", total, state, flush):      # saves when stopped
@@ -33,7 +33,7 @@ from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.health import why_not_finite
 from rl_reason.monitoring.run_log import FILES, Log
 
-# Stages that begin with what a stage has made.
+# Stage -> later stages, which start from its result.
 FOLLOWED_BY = {
     "skill": ("habits", "reward_model", "value", "rl"),
     "habits": ("reward_model", "value", "rl"),
@@ -41,7 +41,7 @@ FOLLOWED_BY = {
 }
 
 
-# Learning rates of stages and of networks; SFT has one for each phase.
+# Stage or network -> its learning rate; SFT has one for each phase.
 RATES = {
     "policy": "optimizer.lr",
     "critic": "critic.lr",
@@ -54,7 +54,7 @@ class State(Protocol):
   """The complete state of a stage.
 
   Attributes:
-    step: training steps that are done.
+    step: number of completed training steps.
   """
 
   step: int
@@ -71,14 +71,14 @@ class State(Protocol):
 
 @dataclasses.dataclass
 class NetworkState:
-  """The complete state of a stage that trains one network, not by RL.
+  """The complete state of a stage that trains one network without RL.
 
   Attributes:
-    train: parameters and optimizer, or their shapes before a restore.
+    train: parameters and optimizer state, or their shapes before a restore.
     stream: checkpointable iterator over batches, or stream of prompts.
     counters: generated 'tokens' and 'flops', if the stage samples.
-    complete: nothing is left to do, be it a check of the parameters.
-    step: training steps that are done.
+    complete: whether the stage has ended, including its final checks.
+    step: number of completed training steps.
   """
 
   train: TrainState
@@ -104,7 +104,7 @@ class NetworkState:
 
 
 def _noted(host: dict[str, Any]) -> dict[str, Any]:
-  """What a checkpoint noted of the logs; earlier versions noted no hashes."""
+  """Sizes and hashes of the logs at a checkpoint; old ones have no hashes."""
   sizes = host.get("log_sizes", [0] * len(FILES))
   return host.get("logs") or {
       name: (size, "") for name, size in zip(FILES, sizes, strict=True)
@@ -112,20 +112,20 @@ def _noted(host: dict[str, Any]) -> dict[str, Any]:
 
 
 class NotFinite(RunError):
-  """Parameters are not finite: nothing would come of a checkpoint of them."""
+  """Parameters are not finite, so a checkpoint would be useless."""
 
 
 @jax.jit
 def _are_finite(params: list[Tree]) -> list[Tree]:
-  """Whether all numbers of each array are finite."""
+  """For each array, whether all numbers are finite."""
   return jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), params)
 
 
 def not_finite(arrays: Tree) -> list[str]:
-  """Names of the parameters in a state that are not finite, one each network.
+  """Names of parameters that are not finite, at most one for each network.
 
   Args:
-    arrays: of a `State`; its networks are the `TrainState`s in it.
+    arrays: arrays of a `State`, whose networks are `TrainState`s.
   """
   is_network = lambda x: isinstance(x, TrainState)  # noqa: E731
   leaves = jax.tree.leaves_with_path(arrays, is_leaf=is_network)
@@ -151,12 +151,12 @@ class ResumableStage:
   """Finds, restores and saves the state of one stage.
 
   Args:
-    name: of the stage, in checkpoints.
-    workdir: everything that the run writes.
-    fields: flat config; a checkpoint is refused if a field that changes the
-      results differs.
+    name: name of the stage, in checkpoints.
+    workdir: work directory of the run.
+    fields: flat config; a checkpoint with another value of a field that changes
+      results is refused.
     log: truncated to the newest checkpoint when the stage begins.
-    display: progress of the stage.
+    display: shows the progress of the stage.
     stop: set by SIGTERM.
     on_save: called after each save.
     **keep: keywords of `Checkpoints`.
@@ -184,10 +184,10 @@ class ResumableStage:
     """Restores the newest complete checkpoint, if there is one.
 
     Args:
-      state: of step 0; its arrays have the shapes and shardings to restore.
+      state: state of step 0, with the shapes and shardings to restore.
 
     Raises:
-      RunError: the checkpoint was made by a config with other numbers.
+      RunError: the checkpoint has another config.
     """
     checkpoints = self.checkpoints
     step = checkpoints.newest(self._display.say)
@@ -216,13 +216,18 @@ class ResumableStage:
   ) -> Iterator[None]:
     """The context of a training loop.
 
-    On entry, discards what a killed process logged after the newest checkpoint.
-    If the loop is stopped, or ends with an error that the user can fix, the
-    state is saved first, unless its parameters are not finite. `flush` logs the
-    step whose metrics are still on the device.
+    On entry, discards lines that a killed process logged after the newest
+    checkpoint. If the loop is stopped, or ends with an error that the user can
+    fix, the state is saved, unless its parameters are not finite.
+
+    Args:
+      title: title of the stage.
+      total: number of steps.
+      state: updated by the loop.
+      flush: logs the step whose metrics are still on the device.
 
     Raises:
-      RunError: another stage has gone on from this one, or has logged since.
+      RunError: a later stage has started from this one, or has logged since.
     """
     resumed = self.checkpoints.saved is not None
     self._keep_others()
@@ -244,10 +249,10 @@ class ResumableStage:
       self.checkpoints.close()
 
   def _keep_others(self) -> None:
-    """Keeps what other stages have logged.
+    """Keeps the log lines of other stages.
 
-    A stage whose checkpoint is lost would train for nothing what others have
-    begun with, and cut their lines.
+    A stage whose checkpoint is lost would train again, although later stages
+    have started from its old result, and would truncate their log lines.
     """
     name, places = self.checkpoints.name, self._workdir / "checkpoints"
     own = self.checkpoints.saved
@@ -262,9 +267,9 @@ class ResumableStage:
         raise RunError(
             f"{self._workdir}: checkpoints/{name} is"
             f" {f'at step {own} only' if noted else 'lost'}, and"
-            f" checkpoints/{path.name} has gone on to step {step} since. Put a"
-            f" whole copy of checkpoints/{name} back; or, to train it again"
-            f" and to discard what came after it, remove {path}"
+            f" checkpoints/{path.name} has since reached step {step}. Restore a"
+            f" complete copy of checkpoints/{name}; or, to train it again and"
+            f" to discard later stages, remove {path}"
         )
       if there[FILES[0]][0] > newest.get(FILES[0], (0,))[0]:
         newest = there
@@ -276,14 +281,14 @@ class ResumableStage:
     check_stop(self._stop)
 
   def due(self, step: int, every: int) -> bool:
-    """Whether a periodic save is due and has not been made yet."""
+    """Whether a periodic save is due and has not been made."""
     return step > 0 and step % every == 0 and self.checkpoints.saved != step
 
   def save(self, state: State, score: float | None = None) -> None:
-    """Saves the state; first logs the step that is still on the device.
+    """Saves the state, after logging the step that is still on the device.
 
     Raises:
-      NotFinite: parameters are; checkpoints stay as they are.
+      NotFinite: parameters are not finite; no checkpoint changes.
     """
     self._flush()
     arrays = state.arrays()
@@ -306,7 +311,7 @@ class ResumableStage:
     whole = self.checkpoints.steps()
     raise NotFinite(
         f"checkpoints/{name}: parameters are not finite at step {step}"
-        f" ({', '.join(broken)}), nothing of it is saved"
+        f" ({', '.join(broken)}), so the step is not saved"
         f"{f', and step {whole[-1]} stays the newest' if whole else ''}. An"
         " update was too large, although its gradient was finite:"
         f" {why_not_finite(self._fields, rate)}, in another --workdir"

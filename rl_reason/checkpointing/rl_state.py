@@ -23,7 +23,7 @@ class RLState:
     history: of recent steps; None unless the advantage asks for it.
     coefs: coefficients that controllers may move: 'kl', 'entropy'.
     counters: totals of the run: generated 'tokens', 'flops'.
-    base_digest: checksum of the frozen parameters beside LoRA factors.
+    base_digest: checksum of the frozen base of LoRA factors; 0 without.
     mesh: where arrays are saved from and restored to.
     step: RL steps that are done.
     evaluated: the policy of this step was evaluated.
@@ -134,7 +134,7 @@ def unnamed(arrays: Tree) -> Tree:
 
 
 def require_base(host: dict, digest: int) -> None:
-  """Refuses LoRA factors that were trained beside another base model.
+  """Refuses LoRA factors that were trained on another base model.
 
   `digest` is the checksum of the base of this run; 0 without LoRA.
   """

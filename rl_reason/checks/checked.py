@@ -106,7 +106,7 @@ def fields(c: ml_collections.ConfigDict, given: tuple[str, ...] = ()) -> None:
 
 
 def warnings(c: ml_collections.ConfigDict) -> list[str]:
-  """What a checked config does in vain, or may disappoint with."""
+  """Settings that do nothing, and choices that probably disappoint."""
   return [line for group in CAUTIONS for line in rules.broken(c, group(c))]
 
 

@@ -1,4 +1,4 @@
-"""What the paths of a config contain."""
+"""The content of the paths of a config: a run resumes where it is equal."""
 
 import hashlib
 import pathlib
@@ -11,17 +11,13 @@ from rl_reason.data import datasets
 
 # Files of a model or a tokenizer that decide a number.
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
-
-
-# A larger file is compared by this many blocks, spread evenly over it.
+# A larger file is compared by BLOCKS blocks of BLOCK bytes, spread over it.
 BLOCK = 1 << 20
-
-
 BLOCKS = 64
 
 
 def record(config: ml_collections.ConfigDict, model: Any = None) -> None:
-  """Adds to the config what its paths contain, so that they may move.
+  """Adds hashes of the content of paths to a config, so that paths may move.
 
   Args:
     config: gets fields such as content.model.path.
@@ -53,20 +49,18 @@ def content(config, name: str) -> str:
   root = pathlib.Path(value)
   if not value or not root.exists():
     return ""
-  if name.endswith(".reuse"):  # a work directory, in which more may happen
+  if name.endswith(".reuse"):  # a work directory, to which later stages add
     stages = ("value",) if name == "critic.reuse" else ("skill", "habits")
     return _digest([root / "checkpoints" / stage for stage in stages])
   return _digest([root], () if name == "critic.path" else MODEL_FILES)
 
 
 def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:
-  """A hash of files: of each its name, its size, and (blocks of) its bytes.
-
-  It is '' if there are none.
+  """A hash of the names, sizes and bytes (or blocks) of files; '' without any.
 
   Args:
     roots: files and directories, which may be missing.
-    suffixes: of the files of directories that count; () for all.
+    suffixes: files of directories that count; () for all.
   """
   digest, count = hashlib.sha256(), 0
   for root in roots:

@@ -1,4 +1,4 @@
-"""How a run ends that an exception ended."""
+"""The exit code and the line of a run that an exception ended."""
 
 import contextlib
 import errno
@@ -13,23 +13,21 @@ from rl_reason.data import datasets
 def ending(
     error: BaseException, workdir: pathlib.Path | None
 ) -> tuple[int, str, bool]:
-  """How a run ends that was ended by an exception.
+  """Explains an exception that ended a run.
 
   Args:
-    error: with its causes.
+    error: the exception, with its causes.
     workdir: of the run; None: it is not known yet.
 
   Returns:
-    the exit code, the line to show ('': its traceback), and whether the run
-    stopped by itself; otherwise threads may still wait for what is broken.
+    the exit code, the line to show ('': the traceback), and whether the run
+    stopped by itself; otherwise threads may still wait for a broken resource.
   """
   if isinstance(error, errors.ConfigError):
     return 2, f"config error: {error}", True
-  from rl_reason.base.errors import RunError, Stopped  # with jax
-
-  if isinstance(error, Stopped):
+  if isinstance(error, errors.Stopped):
     return 143, "stopped by a signal; the same command resumes the run", True
-  if isinstance(error, RunError | datasets.DataError):
+  if isinstance(error, errors.RunError | datasets.DataError):
     return 1, f"error: {error}", True
   causes: list[BaseException | None] = [error]
   while (last := causes[-1]) is not None:
@@ -49,8 +47,8 @@ def ending(
     what = f"{error.filename or workdir}: {error.strerror}"
   elif "RESOURCE_EXHAUSTED" in str(error):
     what = (
-        "out of memory: the same command with --stage=size says what takes how"
-        f" much, and docs/start.md which field helps ({_first_line(error)})"
+        "out of memory: the same command with --stage=size estimates memory,"
+        f" and docs/start.md says which field helps ({_first_line(error)})"
     )
   elif type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
     what = f"the device or its program failed: {_first_line(error)}"

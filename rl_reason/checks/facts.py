@@ -64,7 +64,7 @@ def has_history(c) -> bool:
 
 
 def type_field(c) -> str:
-  """The field that goes by the type (difficulty) of problems; '' if none."""
+  """The field that depends on the type (difficulty) of problems; '' if none."""
   if c.advantage.groups == "type":
     return "advantage.groups"
   if "types_B" in advantage_inputs(c):
@@ -74,7 +74,7 @@ def type_field(c) -> str:
 
 
 def discount(c) -> float:
-  """Discount of the critic's targets: that of the advantage, 1 without one."""
+  """Discount of the critic's targets: the discount of the advantage, or 1."""
   return functions.arguments("advantage", c.advantage).get("gamma", 1.0)
 
 
@@ -200,7 +200,7 @@ def learns(c) -> int:
 
 
 def by_reward(c) -> bool:
-  """Whether a group has signal if its rewards differ, whatever is correct."""
+  """Whether a group has signal if its rewards differ, correct or not."""
   signal = c.dynamic_sampling.signal
   return signal == "reward" or (signal == "auto" and any(unverified(c)))
 

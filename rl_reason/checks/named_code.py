@@ -1,4 +1,4 @@
-"""Code that the config of another run names."""
+"""Refuses code that the config of a work directory names."""
 
 import json
 import pathlib
@@ -13,8 +13,8 @@ from rl_reason.base import errors, kinds
 def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
   """Refuses a config that comes with files and names code to import.
 
-  Work directories and checkpoints are passed on. What a stranger's file names
-  is not run, unless the user's own config names it, too.
+  Work directories and checkpoints are shared. Code that a stranger's file names
+  runs only if the user's own config names it, too.
 
   Args:
     where: the file, for the error.
@@ -26,7 +26,7 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
   names = [f"{known.field}.name" for known in kinds.KINDS.values()]
   names += ["log.loggers", "reward.functions", "serve.filter"]
   found = [x for x in names if ":" in str(fields.get(x, ""))]
-  # Their keys are files, whose names may have a colon.
+  # The keys of these are files, whose names may contain a colon.
   for name in ("data.kind", "data.template"):
     values = [x.rpartition("=")[2] for x in str(fields.get(name)).split(",")]
     found += [name] * any(":" in x for x in values)

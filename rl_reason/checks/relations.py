@@ -1,7 +1,7 @@
 """What fields need, must not exceed, and cannot be set together with.
 
-The fields themselves say so; see `base/fields.py`, which defines what a field
-that does nothing leads to: an error or a warning.
+The fields declare these relations. `base/fields.py` defines whether a field
+that does nothing is an error or a warning.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,8 +61,8 @@ def in_vain(c, name: str) -> str:
   """Why a field or an argument does nothing; '' if something reads it.
 
   Args:
-    c: the config. A need of the model's shape is left out where the shape is
-      that of a checkpoint: see `of_experts`.
+    c: the config. If the model is a checkpoint, needs of its shape are checked
+      once the shape is known: see `of_experts`.
     name: of the field or the argument.
   """
   for need in fields.needs(name):
@@ -79,7 +79,7 @@ def in_vain(c, name: str) -> str:
 
 
 def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
-  """What the fields say of each other.
+  """Fields that contradict each other.
 
   Args:
     c: the whole config.
@@ -87,34 +87,32 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
   """
   for name, spec in FIELDS.items():
     if is_set(c, name) and _is_off(name):
-      why = in_vain(c, name)
-      yield name, why, why
-    if other := spec.at_most:
-      limit = at(c, other)
-      yield name, at(c, name) > limit, f"must not exceed {other} = {limit}"
+      if why := in_vain(c, name):
+        yield name, why
+    if (other := spec.at_most) and at(c, name) > at(c, other):
+      yield name, f"must not exceed {other} = {at(c, other)}"
     for other, why in spec.not_with.items():
-      why = f"not with {other} = {at(c, other)!r}: {why}"
-      yield name, is_set(c, name) and is_set(c, other), why
+      if is_set(c, name) and is_set(c, other):
+        yield name, f"not with {other} = {at(c, other)!r}: {why}"
   for name in given:
-    decided = c.model.path and is_shape(name)
-    path = f"model.path = {c.model.path!r}"
-    yield name, decided, f"{path} decides it: leave it out"
+    if c.model.path and is_shape(name):
+      yield name, f"model.path = {c.model.path!r} decides it: leave it out"
     if name not in FIELDS or is_set(c, name):
-      why = in_vain(c, name)
-      yield name, why, why
+      if why := in_vain(c, name):
+        yield name, why
 
 
 def idle_settings(c) -> Iterator[Rule]:
   """Settings of the file that do nothing."""
   for name in FIELDS:
     if is_set(c, name) and not _is_off(name):
-      why = in_vain(c, name)
-      yield name, why, why
+      if why := in_vain(c, name):
+        yield name, why
 
 
 def of_experts(c) -> Iterator[Rule]:
   """Fields that need experts, once model.path has given the shape."""
   for name in FIELDS:
     if "model.experts" in fields.needs(name) and not is_shape(name):
-      idle = is_set(c, name) and not c.model.experts
-      yield name, idle, "does nothing without model.experts: leave this out"
+      if is_set(c, name) and not c.model.experts:
+        yield name, "does nothing without model.experts: leave this out"

@@ -1,7 +1,4 @@
-"""The work directory of a run: its name, its lock, and what may move.
-
-Nothing here imports jax, so that an error appears within half a second.
-"""
+"""The work directory of a run: its name, the run that it holds, its lock."""
 
 import fcntl
 import hashlib
@@ -18,15 +15,15 @@ from rl_reason.checks import config_files
 from rl_reason.checks.content import content
 
 MAX_NAME = 80  # characters
-NO_SOURCE = ",*(@"  # not in paths that are a source of rows, or a reward
+NO_SOURCE = ",*(@"  # refused in paths of sources and of reward models
 
 
 def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
   """`runs/<config>[-variant][,field=value ...]`: one run, one directory.
 
-  Fields with the value that the config file sets anyway, and those that change
-  no number, are left out; of many fields, those that fit are followed by the
-  number of the others and a hash of all.
+  The name leaves out fields that keep the value of the config file and fields
+  that change no number. If the fields do not fit, the first ones are followed
+  by the number of the others and a hash of all.
 
   Args:
     path: of the config, as given.
@@ -34,13 +31,10 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     given: full names of the overridden fields.
   """
   file, *variants = path.split(":")
-  found, installed = (
-      config_files.find_file(file)[0].resolve(),
-      config_files.PRESETS,
-  )
-  folder = [found.stem]
-  if found.is_relative_to(installed.resolve()):
-    folder = list(found.relative_to(installed.resolve()).with_suffix("").parts)
+  found = config_files.find_file(file)[0].resolve()
+  presets, folder = config_files.PRESETS.resolve(), [found.stem]
+  if found.is_relative_to(presets):
+    folder = list(found.relative_to(presets).with_suffix("").parts)
   name, before = "-".join([*folder, *variants]), config_files.read(path)
   changed = []
   for field in sorted(given):
@@ -52,7 +46,7 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     if not same and not field.startswith(resume_rules.FREE):
       changed.append(f",{field}={_text(value)}")
   full = name + "".join(changed)
-  if config.rounds.count:  # names of their files stand in data.train and such
+  if config.rounds.count:  # data.train and others name files of rounds
     full = full.translate(dict.fromkeys(map(ord, NO_SOURCE), "+"))
   if len(full) <= MAX_NAME:
     return pathlib.Path("runs") / full
@@ -68,7 +62,7 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
 
 
 def _text(value: Any) -> str:
-  """A value without what a shell or a file system would misread."""
+  """A value without characters that a shell or a file system misreads."""
   if isinstance(value, tuple):
     return "+".join(map(_text, value))
   text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -76,7 +70,7 @@ def _text(value: Any) -> str:
 
 
 def several(text: str) -> list[pathlib.Path]:
-  """The work directories of 'a,b,c'; a name may have commas of its own.
+  """The work directories of 'a,b,c'; a name may contain commas.
 
   Raises:
     ConfigError: one of them holds no run.
@@ -99,7 +93,7 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
 
   Args:
     workdir: as given.
-    config: of the run that is to begin, or to be resumed.
+    config: of the run that is about to begin or to resume.
     evaluates: the run is only evaluated, on other sets or with other sampling.
 
   Raises:
@@ -122,19 +116,10 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     )
 
 
-# --- what is behind a path ---------------------------------------------------
-
-
-# --- how a run ends ----------------------------------------------------------
-
-
-# --- one run at a time -------------------------------------------------------
-
-
 def lock(workdir: pathlib.Path, say: Callable[[str], None]) -> IO[str]:
   """Locks a work directory until the returned file is closed.
 
-  The kernel releases the lock of a process that has ended, however it ended.
+  The kernel releases the lock when the process ends, also if it is killed.
 
   Args:
     workdir: an existing directory.

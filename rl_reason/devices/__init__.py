@@ -1,1 +1,1 @@
-"""Meshes, shardings, randomness and programs that compile once."""
+"""Meshes, shardings, random keys, and programs that compile once."""

@@ -1,35 +1,35 @@
-"""Ahead-of-time compilation: each program of a run is compiled exactly once."""
+"""Ahead-of-time compilation: each program of a run compiles exactly once."""
 
 import threading
 import time
 from typing import Any, Protocol
 
-# Programs of two threads enter the queues of all devices one after the other:
-# collectives wait for ever for a device that was given them in another order.
+# Serializes the dispatch of programs by several threads: collectives deadlock
+# if devices receive them in different orders.
 DISPATCH = threading.Lock()
 
 
 class Display(Protocol):
-  """Where the user sees what is being compiled."""
+  """Shows the user what compiles."""
 
   def say(self, text: str) -> None:
     """Prints a line."""
 
   def doing(self, text: str) -> None:
-    """Shows what the main thread is busy with."""
+    """Shows what the main thread is doing."""
 
 
 class CompiledOnce:
-  """A jit-ed function that is compiled at its first call and never again.
+  """A jit-ed function that compiles at its first call and never again.
 
-  The executable is kept instead of the function: arguments of another shape,
-  dtype or sharding raise a TypeError instead of silently compiling again inside
-  the training loop.
+  Later calls use the executable: arguments with another shape, dtype or
+  sharding raise a TypeError instead of silently compiling again in the training
+  loop.
 
   Args:
-    name: shown while the function compiles.
+    name: name of the function, for the user.
     fn: a jit-ed function.
-    display: where the compile time is reported.
+    display: shows the compile time.
   """
 
   def __init__(self, name: str, fn, display: Display):
@@ -37,11 +37,11 @@ class CompiledOnce:
     self._compiled: Any = None
 
   def lower(self, *args) -> Any:
-    """The function for arguments of these shapes, which may be abstract."""
+    """Lowers the function for arguments, which may be abstract."""
     return self._fn.lower(*args)
 
   def __call__(self, *args):
-    """Calls the executable; takes and returns what the function does."""
+    """Calls the executable, with the interface of the function."""
     if self._compiled is None:
       self._display.doing(f"compiling {self._name}")
       start = time.monotonic()

@@ -1,11 +1,11 @@
-"""Meshes of devices: which devices learn and sample, and where each one lies.
+"""Meshes of the devices that learn and sample, arranged by their network.
 
-Devices with the same `slice_index` are joined by a fast network: the GPUs of a
-host, or of several hosts that NVLink connects, and the chips of a TPU slice.
-Between slices the network is slow. Data parallelism, which communicates once an
-optimizer step, goes between slices first, then the next axes in the order of
-`axes.AXES`; tensor parallelism, which communicates several times a layer, stays
-inside a slice.
+Devices with the same `slice_index` share a fast network: the GPUs of a host, or
+of several hosts with NVLink, and the chips of a TPU slice. The network between
+slices is slow. Data parallelism, which communicates once per optimizer step,
+goes between slices first, and then the other axes in the order of `axes.AXES`.
+Tensor parallelism, which communicates several times per layer, stays within a
+slice.
 """
 
 import math
@@ -35,12 +35,12 @@ def make_mesh(
       remaining devices.
     fsdp: likewise.
     tensor: likewise.
-    devices: default all.
+    devices: all devices by default.
     **others: sizes of further axes, 1 by default.
 
   Raises:
-    ValueError: the axes do not multiply to the number of devices, or tensor
-      would cross hosts without need.
+    ValueError: the product of the sizes is not the number of devices.
+    ConfigError: see `arrange`.
   """
   devices = jax.devices() if devices is None else devices
   given = dict(data=data, fsdp=fsdp, tensor=tensor) | others
@@ -61,10 +61,10 @@ def make_meshes(
   """The mesh that learns and the mesh that samples.
 
   Args:
-    rollout: devices that only sample, the last ones, with the same tensor axis;
-      0: both meshes are one.
-    devices: default all.
-    **axes: of `make_mesh`, of the devices that learn.
+    rollout: number of devices that only sample, with the same size of the
+      tensor axis; 0: one mesh learns and samples.
+    devices: all devices by default; the last ones sample.
+    **axes: sizes for `make_mesh` of the devices that learn.
   """
   devices = list(jax.devices() if devices is None else devices)
   count = len(devices) - rollout
@@ -76,27 +76,27 @@ def make_meshes(
 
 
 def slice_of(device: Any) -> int:
-  """The slice of a device; all devices of one process are in the same."""
+  """The slice of a device; all devices of a process are in one slice."""
   return getattr(device, "slice_index", None) or 0
 
 
 def between_slices(
     axes: dict[str, int], slices: int, per_slice: int, unit: str = "host"
 ) -> list[int]:
-  """How many slices each axis spans.
+  """The number of slices that each axis spans.
 
   Args:
     axes: name -> size, from the axis that communicates least to the axis that
-      communicates most; their product is the number of devices.
+      communicates most; the product is the number of devices.
     slices: number of slices.
-    per_slice: devices of a slice.
-    unit: what a slice is called.
+    per_slice: number of devices of a slice.
+    unit: name of a slice for errors.
 
   Returns:
-    A divisor of the size of each axis; their product is `slices`.
+    for each axis a divisor of its size; the product is `slices`.
 
   Raises:
-    ConfigError: the last axis would cross slices although it need not.
+    ConfigError: the last axis crosses slices without need.
   """
   (*_, last), rest, spans = axes, slices, []
   if per_slice % axes[last] and axes[last] % per_slice:
@@ -112,14 +112,14 @@ def between_slices(
 
 
 def arrange(axes: dict[str, int], devices: Sequence[Any]) -> np.ndarray:
-  """Devices in the shape of the mesh, neighbors of the network together.
+  """Arranges devices in the shape of a mesh, by their network.
 
-  Physical axes of a TPU topology are split where no other assignment exists:
+  Physical axes of a TPU topology are split if no other assignment exists:
   tensor = 8 takes 4 x 2 chips of a 4 x 4 x 4 topology.
 
   Args:
     axes: name -> size; see `between_slices`.
-    devices: as many as the product of the sizes.
+    devices: their number is the product of the sizes.
 
   Raises:
     ConfigError: the mesh does not fit the slices.
@@ -133,7 +133,7 @@ def arrange(axes: dict[str, int], devices: Sequence[Any]) -> np.ndarray:
   if len(set(counts)) > 1:
     raise ConfigError(
         f"mesh: the {unit}s have {', '.join(map(str, counts))} devices; a run"
-        f" needs equally many of each {unit}"
+        f" needs the same number from each {unit}"
     )
   spans = between_slices(axes, len(counts), int(counts[0]), unit)
   within = [size // span for size, span in zip(sizes, spans, strict=True)]
@@ -141,16 +141,16 @@ def arrange(axes: dict[str, int], devices: Sequence[Any]) -> np.ndarray:
 
 
 def unit_of(device: Any) -> str:
-  """What a slice of such devices is called."""
+  """The name of a slice of these devices."""
   return "slice" if device.platform == "tpu" else "host"
 
 
 def describe(names: Sequence[str], devices: np.ndarray) -> str:
-  """One line: which axes lie between slices, and which within.
+  """One line with the axes between slices and within slices.
 
   Args:
-    names: of the axes.
-    devices: of the mesh, in its shape.
+    names: names of the axes.
+    devices: devices in the shape of the mesh.
   """
   slices = np.vectorize(slice_of)(devices)
   unit, count = unit_of(devices.flat[0]), len(np.unique(slices))

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other, apart from arrays of devices."""
+"""Host data of the processes of a run: ownership of prompts, all-gather."""
 
 import json
 from collections.abc import Sequence
@@ -10,15 +10,18 @@ from jax.experimental import multihost_utils
 
 
 def own(ids: Sequence[int] | np.ndarray) -> np.ndarray:
-  """Which prompts belong to this process, by their ids: bool, as `ids`."""
+  """Whether each prompt belongs to this process, by its id: bool, as `ids`."""
   return np.asarray(ids) % jax.process_count() == jax.process_index()
 
 
 def everyones(value: Any) -> list[Any]:
-  """The value of each process, on all of them; all processes call it.
+  """All-gathers a value; a collective of all processes.
 
   Args:
-    value: what JSON can carry.
+    value: JSON value of this process.
+
+  Returns:
+    the values of all processes, in order.
   """
   if jax.process_count() == 1:
     return [value]

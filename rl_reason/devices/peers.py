@@ -1,10 +1,11 @@
-"""The other processes of a run: none is lost in silence, none waits for ever.
+"""Heartbeats between the processes of a run, to detect lost processes.
 
-Each process counts up in the key-value store of `jax.distributed`, and watches
-the counts of the others. Once one stands still, all others end with one line
-that names it and with exit code LOST, which launchers answer by the same
-command again. Without this, JAX aborts them with a traceback: those that lost
-process 0 at once, the others after one to two minutes.
+Each process increments a count in the key-value store of `jax.distributed`, and
+watches the counts of the other processes. If a count stops, all other processes
+end with a line that names the lost process, and with exit code LOST, after
+which launchers restart the command. Without heartbeats, JAX aborts the
+processes with a traceback: at once if process 0 is lost, otherwise after one to
+two minutes.
 """
 
 import contextlib
@@ -18,11 +19,11 @@ from typing import Any
 
 import jax
 
-from rl_reason.base.errors import LOST
+from rl_reason.base.errors import LOST, ConfigError
 
-BEAT = 1.0  # seconds from count to count
-PATIENCE = 20.0  # seconds without a count, after which a process is lost
-CLOSING = 3.0  # seconds that processes have for the mistake that ended another
+BEAT = 1.0  # seconds between heartbeats
+PATIENCE = 20.0  # seconds without a heartbeat after which a process is lost
+CLOSING = 3.0  # seconds for a process to report the error that ended another
 _KEYS = "rl_reason/peers"
 
 
@@ -30,7 +31,7 @@ class Peers:
   """Joins the processes of a run, and watches them from a thread.
 
   Args:
-    coordinator: host:port of process 0; None: found by JAX, as the rest.
+    coordinator: host:port of process 0; None: JAX detects all three.
     processes: number of processes.
     process: index of this process.
   """
@@ -41,10 +42,18 @@ class Peers:
       processes: int | None = None,
       process: int | None = None,
   ):
-    # Its handler would take SIGTERM away from `run.stopping`.
+    # The handler of this service would replace the SIGTERM handler of
+    # `run.stopping`.
     jax.config.update("jax_enable_preemption_service", False)
+    from jax._src import distributed, xla_bridge  # no public API
+
+    if xla_bridge.backends_are_initialized():
+      raise ConfigError(
+          "--distributed: a module that the config names computes arrays when"
+          " it is imported, before the processes have met: move them into the"
+          " function"
+      )
     jax.distributed.initialize(coordinator, processes, process)
-    from jax._src import distributed  # the store has no other door
 
     state = distributed.global_state
     self._store: Any = state.client
@@ -60,13 +69,13 @@ class Peers:
       threading.Thread(target=watch, name="peers", daemon=True).start()
 
   def leave(self, code: int) -> None:
-    """Ends this process's part in the run: with an error, of all processes.
+    """Announces the end of this process; an error ends all processes.
 
     Args:
-      code: the exit code; 0 and 143 are those of all processes.
+      code: exit code; with 0 and 143 all processes end by themselves.
     """
     self._left.set()
-    time.sleep(0.1)  # a count under way
+    time.sleep(0.1)  # for a heartbeat in progress
     self._tell(f"end {code}")
     if code in (0, 143):
       return
@@ -75,7 +84,7 @@ class Peers:
     os._exit(code)
 
   def blame(self) -> None:
-    """Waits for the verdict on a lost process, which ends this one, too."""
+    """Waits until the loss of a process is detected, which ends this one."""
     time.sleep(PATIENCE + 3 * BEAT)
 
   def _tell(self, text: str) -> None:
@@ -104,16 +113,16 @@ class Peers:
         waited = answered - seen[other]
         if word == "end":
           if code not in ("0", "143") and waited > CLOSING:
-            self._end(other, "has ended with an error of its own", int(code))
+            self._end(other, "has ended with an error", int(code))
         elif waited > PATIENCE:
-          self._end(other, f"gives no sign of life for {PATIENCE:.0f} s")
+          self._end(other, f"has sent no heartbeat for {PATIENCE:.0f} s")
       time.sleep(BEAT)
 
   def _watch_store(self) -> None:
-    """The store is in process 0; if that is stopped, calls wait for ever."""
+    """Detects a stopped process 0, whose store then blocks all calls."""
     while not self._left.wait(BEAT):
       if time.monotonic() - self._answered > PATIENCE:
-        self._end(0, f"gives no sign of life for {PATIENCE:.0f} s")
+        self._end(0, f"has sent no heartbeat for {PATIENCE:.0f} s")
 
   def _end(self, other: int, why: str, code: int = LOST) -> None:
     text = f"error: process {other} of {self._count} {why}"
@@ -124,7 +133,7 @@ class Peers:
     os._exit(code)
 
   def _catch_abort(self, coordinator: str) -> None:
-    """Names process 0 where JAX aborts because its store is gone."""
+    """Names process 0 if JAX aborts because the store is gone."""
     host, _, port = coordinator.rpartition(":")
 
     libc = ctypes.CDLL(None)
@@ -137,6 +146,6 @@ class Peers:
         self._end(0, "is gone")
       libc.signal(number, None)  # any other reason: it aborts on return
 
-    # A handler of Python would run in the main thread, which may wait for ever.
+    # A Python handler would run in the main thread, which may be blocked.
     self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     libc.signal(signal.SIGABRT, ctypes.cast(self._handler, ctypes.c_void_p))

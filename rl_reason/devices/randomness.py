@@ -1,7 +1,7 @@
-"""Seeds and keys of a run, one for each purpose.
+"""Seeds and random keys of a run, one for each purpose.
 
-All randomness of a run follows from `config.seed` and the name of a purpose, so
-that two purposes never share noise and a resumed run repeats its own.
+`config.seed` and the name of a purpose determine all random numbers, so that
+purposes do not share noise, and a resumed run repeats its noise.
 """
 
 import zlib
@@ -19,7 +19,7 @@ def host_seed(seed: int, purpose: str) -> int:
 
 
 def key(mesh: jax.sharding.Mesh | None, seed: int, purpose: str) -> Array:
-  """A JAX random key, replicated over the mesh if there is one."""
+  """A JAX random key, replicated over the mesh if there is a mesh."""
   seed_and_purpose = np.int64(seed).astype(np.int32), np.uint32(
       zlib.crc32(purpose.encode())
   )

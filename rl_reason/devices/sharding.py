@@ -1,7 +1,7 @@
 """Shardings of arrays on the mesh, by their logical axes.
 
-Everything runs under a mesh with all axes of `axes.AXES`, also on one device,
-so that a laptop and a pod run the same program.
+All programs run on a mesh with the axes of `axes.AXES`, even on one device, so
+that a laptop and a pod run the same program.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from jax.sharding import (
 from rl_reason.base.structs import Array, Packed, Tree
 from rl_reason.devices import axes
 
-PINNED = "pinned_host"  # host memory that devices copy from and to
+PINNED = "pinned_host"  # memory kind of host memory that devices can access
 
 
 def abstract_mesh(**sizes: int) -> AbstractMesh:
-  """A mesh without devices; sizes by axis, 1 where none is given."""
+  """A mesh without devices, with sizes by axis; the default size is 1."""
   return AbstractMesh(
       tuple(sizes.get(axis, 1) for axis in axes.NAMES), axes.NAMES
   )
@@ -41,16 +41,16 @@ def spec(*logical: str | None) -> PartitionSpec:
 
 
 def sharding(mesh: Mesh, *logical: str | None) -> NamedSharding:
-  """`spec` on a mesh; without names, replicated."""
+  """`spec` on a mesh; replicated without names."""
   return NamedSharding(mesh, spec(*logical))
 
 
 def fit(
     mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...]
 ) -> NamedSharding:
-  """`sharding`, but an axis of a size that does not divide is not sharded.
+  """`sharding`, without axes whose size does not divide evenly.
 
-  Vocabularies come in any size.
+  Vocabularies can have any size.
   """
   names = [
       None if size % num_shards(mesh, name) else name
@@ -65,20 +65,20 @@ def num_shards(mesh: Mesh | AbstractMesh, name: str | None) -> int:
 
 
 def constrain(x: Array, *logical: str | None) -> Array:
-  """Shards an array inside jit by its logical axes; no-op without a mesh."""
+  """Constrains the sharding of an array in jit; a no-op without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  # Inside of a shard_map its axes cannot be constrained.
+  # Manual axes of a shard_map cannot be constrained.
   manual = set(mesh.manual_axes)
   names = (None if manual & set(axes.RULES[n]) else n for n in logical)
   return jax.lax.with_sharding_constraint(x, spec(*names))
 
 
 def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
-  """shard_map over the batch axes only; the tensor axis stays automatic.
+  """shard_map over the batch axes; the tensor axis remains automatic.
 
-  The loops of `fn` may differ in length from shard to shard.
+  Loops of `fn` may have different lengths on different shards.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return fn
@@ -92,13 +92,13 @@ def by_batch_shard(fn: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
 
 
 def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
-  """shard_map over all axes: for kernels, which XLA cannot partition.
+  """shard_map over all axes, for kernels, which XLA cannot partition.
 
   Args:
-    fn: of arrays; rows and heads are independent of each other.
-    in_axes: the logical axes of each argument. An axis of a size that does not
-      divide is not sharded, in any of them.
-    out_axes: of the result.
+    fn: function of arrays that treats rows and heads independently.
+    in_axes: logical axes of each argument. An axis whose size does not divide
+      evenly in one argument is not sharded in any.
+    out_axes: logical axes of the result.
   """
   mesh = jax.sharding.get_abstract_mesh()
   free = set(mesh.axis_names) - set(mesh.manual_axes)
@@ -129,7 +129,7 @@ def by_device(fn: Callable, in_axes: Tree, out_axes: Tree) -> Callable:
 
 
 def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
-  """Places host arrays, equal on every process, on the mesh (None: no-op)."""
+  """Puts host arrays, equal on all processes, on the mesh (None: a no-op)."""
   if mesh is None:
     return tree
   where = sharding(mesh, *logical)
@@ -142,7 +142,7 @@ def put(mesh: Mesh | None, tree: Tree, *logical: str | None) -> Tree:
 
 
 def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
-  """`put` of one minibatch, or of several along a leading axis."""
+  """`put` for one minibatch, or for several along a leading axis."""
   lead = (None,) * (packed.source_BT.ndim - 2)
   source_BT = put(mesh, packed.source_BT, *lead, "batch")
   rest = put(mesh, packed.replace(source_BT=None), *lead, None, "rows")
@@ -150,7 +150,7 @@ def put_packed(mesh: Mesh | None, packed: Packed) -> Packed:
 
 
 def fetch(tree: Tree) -> Tree:
-  """Copies arrays, with all their shards, to the host of every process."""
+  """Copies arrays with all shards to the host of every process."""
   if jax.process_count() > 1:
     return multihost_utils.process_allgather(tree, tiled=True)
   return jax.device_get(tree)

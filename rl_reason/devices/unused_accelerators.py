@@ -1,4 +1,4 @@
-"""Accelerators of this machine that JAX does not use, and what to install."""
+"""Detects accelerators that JAX does not use, and says what to install."""
 
 import importlib.util
 import os
@@ -20,11 +20,11 @@ def unused_accelerator(
     which: Callable[[str], Any] = shutil.which,
     installed: Callable[[str], Any] = importlib.util.find_spec,
 ) -> str:
-  """One line about an accelerator beside a run on the CPU; '' if there is none.
+  """A warning if a run on the CPU could use an accelerator, or ''.
 
   Args:
     backend: `jax.default_backend()`.
-    root: of the file system.
+    root: root of the file system.
     environ: environment variables.
     which: finds a program.
     installed: finds a Python package.
@@ -34,9 +34,9 @@ def unused_accelerator(
   driver = root / "proc" / "driver" / "nvidia" / "version"
   tpu = [*root.glob("dev/accel[0-9]*"), *root.glob("dev/vfio/[0-9]*")]
   if list(root.glob("dev/nvidia[0-9]*")) or driver.exists():
-    device = "a GPU of NVIDIA"
+    device = "an NVIDIA GPU"
   elif which("nvidia-smi"):
-    device = "nvidia-smi, so probably a GPU of NVIDIA"
+    device = "nvidia-smi, so probably an NVIDIA GPU"
   elif tpu:
     device = "a TPU"
   else:

@@ -106,7 +106,7 @@ def responses_page(
     ]
     responses.append(dict(name=x.name, rows=rows))
     doubtful += x.doubtful or []
-    # Difficulties of their own: an average hides which of them improve.
+    # By difficulty: an average hides which difficulties improve.
     for level in levels(x, mean_of):
       unit = "tokens" if verified else "reward"
       score = Score(level.mean, level.half, share=verified, unit=unit)

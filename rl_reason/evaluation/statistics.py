@@ -14,9 +14,9 @@ def share_interval(values_N: np.ndarray) -> tuple[float, float]:
   Wilson's interval (1927), which holds for few prompts and for means near 0 and
   1, where the normal one is far too narrow. A prompt counts for more than one
   trial as far as the values of prompts vary less than single trials would;
-  their variance is shrunk towards that of trials by one observation, so that
-  few prompts are not taken for equal ones. Of the two sides of the interval the
-  longer one is returned.
+  their variance is shrunk towards the variance of trials by one observation, so
+  that few prompts are not taken for equal ones. The longer side of the interval
+  is returned.
 
   Args:
     values_N: one number in [0, 1] per prompt: samples of a prompt are averaged

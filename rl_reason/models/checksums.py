@@ -1,7 +1,8 @@
-"""Checksums of parameters, on the devices that hold them.
+"""Checksums of parameters, computed on their devices.
 
-A checksum is the sum of the bits of an array times their places, modulo 2^32:
-any change of a single number changes it, and every sharding has the same.
+A checksum is the sum of the bits of each number times its position, modulo
+2^32. A change of a single number changes it, and it does not depend on the
+sharding.
 """
 
 import functools
@@ -22,25 +23,25 @@ Sums = dict[str, list[int]]  # the same on the host; one number without layers
 
 
 class Answer(NamedTuple):
-  """What an engine says of the weights that it samples with.
+  """What an engine reports about the weights that it samples with.
 
   Attributes:
-    checksums: of the parameters that it was given.
-    fault: what an engine of others holds in their place; '': the same, or it
-      does not say.
+    checksums: checksums of the parameters that it received.
+    fault: how the weights of an external engine differ from them; '' if they
+      are equal or unknown.
   """
 
   checksums: Checksums
   fault: str = ""
 
 
-_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of a number
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by itemsize
 
 
 def by_layer(params: Tree) -> Checksums:
-  """The checksums of all arrays, and of stacked arrays one for each layer.
+  """The checksum of each array; stacked arrays have one for each layer.
 
-  Layers of an array add up to its checksum.
+  The checksums of the layers add up to the checksum of the array.
   """
   leaves, _ = jax.tree_util.tree_flatten_with_path(params)
   return {
@@ -50,14 +51,14 @@ def by_layer(params: Tree) -> Checksums:
 
 
 def name(path: tuple) -> str:
-  """The path of an array in a pytree of parameters, as layers/q."""
+  """The path of an array in a pytree of parameters, such as layers/q."""
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _one(x: Array, stacked: bool) -> Array:
   bits = jax.lax.bitcast_convert_type(x, _BITS[x.dtype.itemsize])
   bits = bits.astype(jnp.uint32)
-  # Axis by axis: flattening would gather a sharded array.
+  # Positions are computed by axis, since flattening would gather the array.
   place, stride = jnp.zeros(x.shape, jnp.uint32), 1
   for axis in reversed(range(x.ndim)):
     at = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
@@ -80,7 +81,7 @@ def _program(params: Tree, make: Callable[[Tree], Tree]) -> Checksums:
 def on_device(
     params: Tree, make: Callable[[Tree], Tree] = as_they_are
 ) -> Checksums:
-  """`by_layer` of what `make` makes of parameters; nobody waits for it."""
+  """`by_layer(make(params))`, dispatched asynchronously."""
   with DISPATCH:
     return _program(params, make)
 
@@ -93,7 +94,7 @@ def digest(params: Tree) -> int:
 
 
 def answers(held: list[Answer]) -> list[dict[str, Any]]:
-  """What an engine said of its weights, as JSON; equal answers once."""
+  """Answers of an engine as JSON, without duplicates."""
   out: list[dict[str, Any]] = []
   for x in held:
     one = dict(sums=host_sums(x.checksums), fault=x.fault)

@@ -1,9 +1,9 @@
 """Attention of packed rows by cuDNN, through `jax.nn.dot_product_attention`.
 
-cuDNN knows causal masks and lengths of rows, but no segments; JAX's public
-function takes a mask instead, as many numbers as a row has pairs of tokens. So
-the queries of a row are split into tiles, one after another, and only the mask
-of one tile exists at a time, without an axis of heads.
+cuDNN supports causal masks and lengths of rows, but no segments, for which the
+public function of JAX needs a mask of all pairs of tokens. Therefore the
+queries of a row are split into tiles, which are processed in sequence: only the
+mask of one tile is in memory at a time, without an axis of heads.
 """
 
 import functools
@@ -17,7 +17,7 @@ from rl_reason.base.errors import one_line
 from rl_reason.base.structs import Array
 from rl_reason.models import kernels, packed_attention
 
-NEAR = 0.02  # of the largest number: twice the rounding of bfloat16
+NEAR = 0.02  # tolerance relative to the largest number: two bfloat16 roundings
 
 
 def attend(
@@ -27,7 +27,7 @@ def attend(
     segments_BL: Array,
     implementation: str = "cudnn",
 ) -> Array:
-  """As `packed_attention.attend`; `implementation` as in `jax.nn`."""
+  """`packed_attention.attend`, with an `implementation` of `jax.nn`."""
   rows, length, kv, group, dim = q_BLKQC.shape
   block = kernels.KERNELS["cudnn"].block
   tile = -(-length // (packed_attention.MAX_TILES * block)) * block
@@ -49,10 +49,10 @@ def attend(
   return out_BLHC.reshape(q_BLKQC.shape)
 
 
-# The backward pass makes the slices and the mask of a tile again.
+# The backward pass recomputes the slices and the mask of a tile.
 @functools.partial(jax.checkpoint, static_argnums=(0, 1, 2))
 def _tile(implementation, start, tile, q_BLHC, k_BLKC, v_BLKC, first_BL):
-  """The outputs of the queries of a tile [B, X, H, C]."""
+  """The outputs of a tile of queries [B, X, H, C]."""
   stop = start + tile
   at_S = jnp.arange(stop)
   visible_BXS = (first_BL[:, start:stop, None] <= at_S) & (
@@ -70,10 +70,11 @@ def _tile(implementation, start, tile, q_BLHC, k_BLKC, v_BLKC, first_BL):
 
 @functools.cache
 def failure(head_dim: int) -> str:
-  """Why this machine does not attend by cuDNN; '' if it does.
+  """Why cuDNN attention does not work on this machine, or ''.
 
-  Tried once, forward and backward, and compared with XLA's attention: which
-  masks and sizes cuDNN takes depends on its version and on the GPU.
+  The function runs forward and backward passes once, and compares them with
+  XLA, since the masks and sizes that cuDNN supports depend on its version and
+  the GPU.
   """
 
   def total(attend, q, k, v):
@@ -98,7 +99,7 @@ def failure(head_dim: int) -> str:
   segments = jnp.asarray(1 + places, jnp.int32)
   try:
     got = run(attend)
-  except (RuntimeError, ValueError) as e:  # of JAX, XLA or cuDNN
+  except (RuntimeError, ValueError) as e:  # from JAX, XLA or cuDNN
     return one_line(e)[:300]
   for a, b in zip(got, run(packed_attention.attend), strict=True):
     gap = np.abs(a - b).max() / np.abs(b).max()

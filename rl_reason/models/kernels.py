@@ -1,26 +1,24 @@
-"""Which implementation computes attention, and what each of them supports.
+"""Implementations of attention and their limits.
 
-A run chooses once, at its start (`choose`); "xla" is `models.packed_attention`
-for packed rows and `models.attention` for decoding, and runs everywhere.
+`choose` selects an implementation at the start of a run. "xla" runs everywhere:
+`models.packed_attention` for packed rows, `models.attention` for decoding.
 """
 
 from typing import NamedTuple
 
 
 class Kernels(NamedTuple):
-  """What an implementation other than XLA's supports.
+  """Limits of an implementation other than XLA.
 
   Attributes:
-    backend: of JAX, on which it runs.
-    head_dims: sizes of a head, in ascending order. A smaller head is padded
-      with zeros, which change no score and no output.
-    block: most tokens that a kernel processes together; packed rows are padded
-      to a multiple of it.
-    paged: whether it decodes, too, from the pages of a cache; otherwise XLA
-      does.
-    int8: whether it decodes with an int8 cache. The TPU's kernel would
-      broadcast each scale over the numbers that it scales: for each layer of
-      each step an array of four times the bytes of the cache.
+    backend: backend of JAX.
+    head_dims: sizes of a head, in ascending order. Smaller heads are padded
+      with zeros, which change neither scores nor outputs.
+    block: largest block of tokens; packed rows are padded to a multiple of it.
+    paged: whether decoding uses a paged kernel instead of XLA.
+    int8: whether decoding supports an int8 cache. The TPU kernel would
+      broadcast each scale: for each layer of each step an array with four times
+      the bytes of the cache.
   """
 
   backend: str
@@ -33,30 +31,30 @@ class Kernels(NamedTuple):
 KERNELS = {
     # cuDNN's flash attention, and XLA for decoding.
     "cudnn": Kernels("gpu", tuple(range(8, 129, 8)), 128, False, True),
-    # Pallas on Triton, which JAX deprecates: only by name.
+    # Pallas on Triton, which JAX deprecates: never by default.
     "triton": Kernels("gpu", (64, 128), 128, True, True),
     # Pallas on Mosaic: splash and paged attention.
     "tpu": Kernels("tpu", (128, 256), 512, True, False),
 }
-DEFAULT = {"gpu": "cudnn", "tpu": "tpu"}  # of a backend, for 'auto'
+DEFAULT = {"gpu": "cudnn", "tpu": "tpu"}  # backend -> choice for 'auto'
 
 
 def paged(name: str) -> bool:
-  """Whether kernels decode, for which a cache has a layout of its own."""
+  """Whether decoding uses a paged kernel, with its own layout of the cache."""
   return name in KERNELS and KERNELS[name].paged
 
 
 def padded(name: str, head_dim: int) -> int:
-  """The size of a head that kernels compute with, at least `head_dim`."""
+  """The padded size of a head in kernels, at least `head_dim`."""
   sizes = KERNELS[name].head_dims if name in KERNELS else ()
   return min((x for x in sizes if x >= head_dim), default=head_dim)
 
 
 def cached(name: str, head_dim: int) -> int:
-  """The size of a head in the cache: padded where kernels read the cache.
+  """The size of a head in the cache, padded if kernels read the cache.
 
-  To pad the queries, keys and values of a step costs little; to pad a cache
-  would copy it. A TPU pads what it stores to 128 numbers anyway.
+  Padding queries, keys and values of a step is cheap; padding a cache would
+  copy it. A TPU pads arrays in memory to 128 numbers anyway.
   """
   return padded(name, head_dim) if paged(name) else head_dim
 
@@ -69,14 +67,14 @@ def choose(
     *,
     whole_rows: bool = True,
 ) -> tuple[str, str]:
-  """The implementation of attention for a run, and the reason in words.
+  """The implementation of attention for a run, and the reason for the choice.
 
   Args:
     wanted: model.attention: 'auto', 'xla', or a key of KERNELS.
-    backend: of JAX.
-    dtype: of the matrix products.
-    head_dim: of the model.
-    whole_rows: whether mesh.sequence leaves each device some heads of its own.
+    backend: backend of JAX.
+    dtype: dtype of the matrix products.
+    head_dim: size of a head of the model.
+    whole_rows: whether each device has whole heads with mesh.sequence.
 
   Returns:
     'xla' or a key of KERNELS; and the reason.

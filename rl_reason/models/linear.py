@@ -1,8 +1,8 @@
 """Matrix products with dense, int8 and low-rank weights.
 
-A weight in a pytree of parameters is an array [in, out] (after an axis of
-layers, if it is stacked), an `Int8`, or a `LowRank` with one of these as its
-base. `product` takes any of them: the model does not know which it has.
+A weight in a pytree of parameters is an array [in, out] (with a leading axis of
+layers if it is stacked), an `Int8`, or a `LowRank` with one of these as its
+base. `product` accepts all of them, so the model does not depend on the kind.
 Shapes here: X all leading axes; I inputs; O outputs of a product.
 """
 
@@ -18,7 +18,7 @@ from rl_reason.base.structs import Array, Tree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Int8:
-  """A weight of `values * scale`: symmetric, one scale per output channel.
+  """A weight `values * scale`: symmetric, with a scale per output channel.
 
   Attributes:
     values: int8 [..., in, out], from -127 to 127.
@@ -32,10 +32,10 @@ class Int8:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class LowRank:
-  """A weight of `base + scale * a @ b` (LoRA, arXiv:2106.09685, eq 3).
+  """A weight `base + scale * a @ b` (LoRA, arXiv:2106.09685, eq 3).
 
   Attributes:
-    base: a weight; it is frozen.
+    base: the frozen weight.
     a: [..., in, rank].
     b: [..., rank, out].
     scale: alpha / rank; static.
@@ -59,7 +59,7 @@ def product32(x: Array, w: Array | Int8) -> Array:
 
 
 def rounded(x: Array, dtype: str) -> Array:
-  """float32 numbers rounded to a dtype; XLA may leave out a cast and back."""
+  """Rounds float32 numbers to a dtype; XLA may remove a pair of casts."""
   kind = jnp.finfo(dtype)
   return jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
 
@@ -70,14 +70,15 @@ def product(x: Array, w: Array | Int8 | LowRank) -> Array:
     low = (x @ w.a.astype(x.dtype)) @ w.b.astype(x.dtype)
     return product(x, w.base) + w.scale * low
   if isinstance(w, Int8):
-    # Scaled after the product, in fp32: the int8 values are exact in any dtype.
+    # Scaled in fp32 after the product, since int8 values are exact in any
+    # dtype.
     return (x @ w.values.astype(x.dtype) * w.scale).astype(x.dtype)
   return _times(x, w.astype(x.dtype))
 
 
 @jax.custom_vjp
 def _times(x: Array, w: Array) -> Array:
-  """x @ w, with a gradient that suits XLA's CPU backend."""
+  """x @ w, with a gradient for XLA's CPU backend."""
   return x @ w
 
 
@@ -91,7 +92,7 @@ def _times_backward(saved, grad):
   tall = w.shape[0] > w.shape[1]
   if tall and jax.default_backend() == "cpu":
     # XLA's CPU backend computes a wide gradient 1.3 times as fast as a tall one
-    # (`bench.products`); without the barrier it would transpose it back.
+    # (`bench.products`). Without the barrier XLA would undo the transposition.
     return grad @ w.T, jax.lax.optimization_barrier(grad_XO.T @ x_XI).T
   return grad @ w.T, x_XI.T @ grad_XO
 
@@ -100,7 +101,7 @@ _times.defvjp(_times_forward, _times_backward)
 
 
 def quantize(w: Array) -> Int8:
-  """The nearest `Int8` of a weight [..., in, out], up to half a step."""
+  """Rounds a weight [..., in, out] to the nearest `Int8`."""
   w = w.astype(jnp.float32)
   absmax = jnp.max(jnp.abs(w), -2)
   scale = jnp.where(absmax > 0, absmax, 127.0) / 127
@@ -109,10 +110,10 @@ def quantize(w: Array) -> Int8:
 
 
 def cast(params: Tree, dtype: str) -> Tree:
-  """Casts the parameters of a decoder, except the scales of norms.
+  """Casts the parameters of a decoder, except for the scales of norms.
 
-  Norms are computed in fp32, all else in the dtype of the matrix products:
-  casting to that dtype changes no number.
+  Norms are computed in fp32, and everything else in the dtype of the matrix
+  products: a cast to this dtype changes no result.
   """
 
   def one(path, x):

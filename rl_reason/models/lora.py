@@ -1,9 +1,9 @@
-"""LoRA: low-rank factors beside matrices of a frozen base model.
+"""LoRA: low-rank factors for the matrices of a frozen base model.
 
-Hu et al., arXiv:2106.09685. The trainable factors are a pytree of their own, so
-optimizer state and checkpoints are small, and the base is also the reference
-policy of a KL. `a` starts at random and `b` at zero: the initial policy equals
-the base bit for bit.
+Hu et al., arXiv:2106.09685. The trainable factors are a separate pytree, so
+that optimizer state and checkpoints are small; the base is also the reference
+policy of a KL penalty. `a` is initialized at random and `b` at zero: the
+initial policy is bit-identical to the base.
 """
 
 import jax
@@ -17,7 +17,7 @@ from rl_reason.models.linear import LowRank
 def table(
     cfg: decoder.ModelConfig, rank: int, targets: tuple[str, ...]
 ) -> dict[str, dict]:
-  """The table of the factors: a and b for each target of `decoder.MATRICES`."""
+  """The table of the factors a and b of each target of `decoder.MATRICES`."""
   layers = decoder.table(cfg)["layers"]
   factors = {}
   for name in targets:
@@ -43,9 +43,12 @@ def table_of(params: Tree, cfg: decoder.ModelConfig) -> tuple[Tree, float]:
 
 
 def join(base: Tree | None, trainable: Tree, scale: float) -> Tree:
-  """Parameters as `decoder.forward` takes them; nothing is copied.
+  """Parameters for `decoder.forward`, without copies.
 
-  Without a base all parameters are trained; the scale is alpha / rank.
+  Args:
+    base: the frozen parameters; None if all parameters are trainable.
+    trainable: factors, or all parameters.
+    scale: alpha / rank.
   """
   if base is None:
     return trainable
@@ -58,10 +61,10 @@ def join(base: Tree | None, trainable: Tree, scale: float) -> Tree:
 
 
 def merge(params: Tree) -> Tree:
-  """Adds the factors to the base; fp32 where there are factors.
+  """Adds the factors to the base, in fp32, for exports and external engines.
 
-  For exports and engines that know no factors. A sum which is then rounded to
-  bfloat16 loses most of a small adapter: `sampler_weights` keeps them apart.
+  Rounding the sum to bfloat16 loses most of a small adapter, so
+  `sampler_weights` keeps base and factors separate.
   """
 
   def one(w):

@@ -1,8 +1,7 @@
 """Attention of packed rows in XLA, with a backward pass written by hand.
 
-The backward pass computes the scores again instead of keeping them, as
-FlashAttention does (arXiv:2307.08691): no array is length x length for all
-rows.
+The backward pass recomputes the scores, as in FlashAttention
+(arXiv:2307.08691): no array is length x length for all rows.
 Shapes here: X queries of a tile; S keys that they may see; Z = Q * X.
 """
 
@@ -18,11 +17,11 @@ from jax.ad_checkpoint import checkpoint_name
 from rl_reason.base.structs import Array
 from rl_reason.models import linear
 
-TILE = 64  # queries of a tile: no tile computes scores of keys behind it
-MAX_TILES = 8  # of a row; the tiles of a long row have more queries
-SAVED = "attention"  # checkpoint name of what remat need not compute again
+TILE = 64  # queries of a tile, which skips all later keys
+MAX_TILES = 8  # tiles of a row; the tiles of a long row have more queries
+SAVED = "attention"  # checkpoint name of residuals that remat keeps
 LOG2 = np.float32(np.log(2))
-MASK_VALUE = -1e30  # the score of a masked key: its softmax weight is 0
+MASK_VALUE = -1e30  # score of masked keys, whose softmax weight is 0
 
 
 def attend(
@@ -35,12 +34,12 @@ def attend(
   """Causal attention of scaled queries within segments, softmax in fp32.
 
   Args:
-    q_BLKQC: of whole rows, or of a part of each.
-    k_BLKC: of whole rows, as the rest.
-    v_BLKC: values.
+    q_BLKQC: queries of whole rows, or of a part of each row.
+    k_BLKC: keys of whole rows.
+    v_BLKC: values of whole rows.
     segments_BL: as in `models.attention.packed`.
-    first_query: the place of the first query in its row, int32; None: queries
-      are those of whole rows.
+    first_query: position of the first query in its row, int32; None for queries
+      of whole rows.
   """
   heads_first = (
       q_BLKQC.transpose(0, 2, 3, 1, 4),
@@ -57,10 +56,10 @@ def attend(
 
 
 def first_keys(segments_BL: Array) -> Array:
-  """The place of the first key that each token sees: of its segment; int32.
+  """The position of the first visible key of each token, in its segment; int32.
 
-  Comparing segment numbers instead would take XLA's CPU backend as long as all
-  the rest of attention.
+  On XLA's CPU backend, comparing segment numbers would take as long as the rest
+  of attention.
   """
   at_L = jnp.arange(segments_BL.shape[1])
   starts_BL = segments_BL != jnp.roll(segments_BL, 1, 1)
@@ -68,27 +67,27 @@ def first_keys(segments_BL: Array) -> Array:
 
 
 def einsum32(axes: str, *args: Array) -> Array:
-  """A product summed in fp32, whatever the dtype of its arguments."""
+  """An einsum with sums in fp32 for any dtype of the arguments."""
   return jnp.einsum(axes, *args, preferred_element_type=jnp.float32)
 
 
 def softmax_terms(scores: Array, shift: Array, dtype) -> Array:
-  """exp(scores - shift) as the product with values reads them, in fp32.
+  """exp(scores - shift) in fp32, rounded to the dtype of the values.
 
-  The terms are rounded to the dtype of the product before they are added up,
-  so that the numbers in the sum are the ones that multiply the values, and the
-  sum hardly depends on the order of the keys: terms of few bits add up exactly.
+  Terms are rounded before they are summed, so that the sum has the same numbers
+  as the product with the values. The sum hardly depends on the order of the
+  keys, since terms with few bits add up exactly.
   """
   return linear.rounded(jnp.exp(scores - shift), dtype)
 
 
 def softmax_shift(row_max: Array) -> Array:
-  """What `softmax_terms` subtracts: row_max, up to the next multiple of log 2.
+  """The shift of `softmax_terms`: row_max, rounded up to a multiple of log 2.
 
-  Terms of two shifts differ by a power of two, so that rounding them gives the
-  same bits: a sampler which reads keys in blocks, with a running maximum, and a
-  trainer which has all of them at once agree. Far above MASK_VALUE, so that
-  masked keys have terms of 0, also where all keys are masked.
+  Terms of different shifts differ by a power of two, so they round to the same
+  bits. Therefore a sampler that reads keys in blocks, with a running maximum,
+  agrees with a trainer that has all keys. The shift is far above MASK_VALUE, so
+  that masked keys have terms of 0 even if all keys are masked.
   """
   row_max = jnp.maximum(row_max, MASK_VALUE / 2)
   return jnp.ceil(row_max / LOG2) * LOG2
@@ -118,19 +117,19 @@ _attend_rows.defvjp(_rows_forward, _rows_backward)
 
 
 def _map_rows(fn: Callable, rows: tuple[Array, ...]):
-  # On a CPU one row at a time: its scores stay in the CPU's cache, and their
-  # memory is reused. Both passes took .4 of the time of all rows at once (16
-  # rows of 160, 8 heads of 32).
+  # On a CPU, one row at a time: the scores stay in the cache of the CPU, and
+  # their memory is reused. Both passes take 0.4 of the time of all rows at once
+  # (16 rows of 160, 8 heads of 32).
   if jax.default_backend() == "cpu":
     return jax.lax.map(lambda row: fn(*row), rows)
   return jax.vmap(fn)(*rows)
 
 
 def _tiles(length: int, keys: int | None) -> list[tuple[slice, int]]:
-  """Tiles of the queries of a row, and how many of its keys each reads.
+  """Tiles of the queries of a row, and the number of keys that each tile reads.
 
-  A tile skips the keys behind it. If the place of the queries is known only on
-  the device, it reads as many as are given.
+  A tile skips later keys, unless the positions of the queries are known only on
+  the device: then each tile reads `keys` keys.
   """
   count = min(-(-length // TILE), MAX_TILES)
   ends = [length * n // count for n in range(count + 1)]
@@ -139,7 +138,7 @@ def _tiles(length: int, keys: int | None) -> list[tuple[slice, int]]:
 
 
 def _visible(tile: slice, keys: int, first_L, first_query):
-  """Which of the first keys the queries of a tile see: bool [X, S]."""
+  """Whether the queries of a tile see each of the first keys: bool [X, S]."""
   at_S, at_X1 = jnp.arange(keys), jnp.arange(len(first_L))[tile, None]
   if first_query is not None:
     at_X1 += first_query
@@ -176,8 +175,8 @@ def _row_backward(
 ):
   """Gradients of a row's queries, keys and values.
 
-  The axis of keys comes before that of queries, so that no product needs the
-  transposed scores: on a CPU each transpose is a copy of them.
+  The axis of keys precedes the axis of queries, so that no product needs
+  transposed scores, which would be copies on a CPU.
   """
   product = grad_KQLC.astype(jnp.float32) * out_KQLC
   mean_KQL = product.sum(-1)
@@ -186,7 +185,7 @@ def _row_backward(
   all_keys = None if first_query is None else k_KLC.shape[1]
   for tile, keys in _tiles(len(first_L), all_keys):
     k_KSC, v_KSC = k_KLC[:, :keys], v_KLC[:, :keys]
-    # The queries of all heads of a key, end to end: Z = Q * X.
+    # The queries of all heads of a key in one axis: Z = Q * X.
     q_KZC, grad_KZC = (
         x[:, :, tile].reshape(kv, -1, dim) for x in (q_KQLC, grad_KQLC)
     )
@@ -194,7 +193,7 @@ def _row_backward(
     def by_head(x_KSZ):
       return x_KSZ.reshape(*x_KSZ.shape[:2], group, -1)
 
-    # Probabilities again, from the saved logsumexp.
+    # Recomputes probabilities from the saved logsumexp.
     scores = by_head(einsum32("KSC,KZC->KSZ", k_KSC, q_KZC))
     visible_XS = _visible(tile, keys, first_L, first_query)
     scores = jnp.where(visible_XS.T[:, None], scores, MASK_VALUE)
@@ -207,7 +206,7 @@ def _row_backward(
     )
     grad_KCZ = jnp.einsum("KSC,KSZ->KCZ", k_KSC, scores_grad_KSZ)
     grad_q.append(grad_KCZ.reshape(kv, dim, group, -1))
-    # Padded, not added in place: on a mesh jaxlib 0.11.2 would crash compiling.
+    # Padded instead of updated in place, which crashes jaxlib 0.11.2 on a mesh.
     rest = (0, 0), (0, k_KLC.shape[1] - keys), (0, 0)
     grad_k += jnp.pad(jnp.einsum("KSZ,KZC->KSC", scores_grad_KSZ, q_KZC), rest)
     grad_v += jnp.pad(jnp.einsum("KSZ,KZC->KSC", probs_KSZ, grad_KZC), rest)

@@ -1,11 +1,10 @@
 """Attention by the Pallas kernels that JAX ships, for GPUs and TPUs.
 
-`models.attention` calls `packed` and `paged` only if a run has chosen kernels
-of this module (`models.kernels`). Heads of other sizes than the kernels' are
-padded with zeros.
+`models.attention` calls `packed` and `paged` if the run uses kernels of this
+module (`models.kernels`). Heads of unsupported sizes are padded with zeros.
 
-Shapes here: H query heads; X rows of all key/value heads; P pages of one of
-them, N of all; S slots of a page.
+Shapes here: H query heads; X rows times key/value heads; P pages of one of
+them; N pages of all; S slots of a page.
 """
 
 import importlib
@@ -21,7 +20,7 @@ from rl_reason.base.structs import Array
 from rl_reason.devices import sharding
 from rl_reason.models.kernels import KERNELS, padded
 
-PAGE = 128  # tokens of the smallest page of a cache, and of a block of queries
+PAGE = 128  # tokens of the smallest page of a cache and block of queries
 
 
 def packed(
@@ -31,7 +30,7 @@ def packed(
     v_BLKC: Array,
     segments_BL: Array,
 ) -> Array:
-  """As `packed_attention.attend`, by the kernels of a key of KERNELS."""
+  """`packed_attention.attend` by the kernels of a key of KERNELS."""
   length, dim = q_BLKQC.shape[1], q_BLKQC.shape[-1]
   block = min(KERNELS[kernels].block, -(-length // PAGE) * PAGE)
   qkv = (_widened(x, padded(kernels, dim)) for x in (q_BLKQC, k_BLKC, v_BLKC))
@@ -43,12 +42,12 @@ def packed(
 
 
 def _widened(x: Array, dim: int) -> Array:
-  """Heads [..., C] with zeros up to a size of `dim`."""
+  """Heads [..., C], padded with zeros to size `dim`."""
   return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, dim - x.shape[-1]),))
 
 
 def _packed_triton(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
-  """FlashAttention-2 (arXiv:2307.08691); it wants a key for each query head."""
+  """FlashAttention-2 (arXiv:2307.08691); keys are repeated for query heads."""
   ops = _import("gpu.attention")
   q_BLHC = q_BLKQC.reshape(*q_BLKQC.shape[:2], -1, q_BLKQC.shape[-1])
   k_BLHC, v_BLHC = (
@@ -59,7 +58,7 @@ def _packed_triton(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
 
 
 def _packed_tpu(block: int, q_BLKQC, k_BLKC, v_BLKC, segments_BL):
-  """Splash attention: blocks above the diagonal are never visited."""
+  """Splash attention, which skips blocks above the diagonal."""
   ops = _import("tpu.splash_attention")
   rows, length, kv, group, dim = q_BLKQC.shape
   mask = ops.MultiHeadMask([ops.CausalMask((length, length))] * kv * group)
@@ -85,19 +84,19 @@ def paged(
     layer: Array,
     position_B: Array,
 ) -> Array:
-  """Paged attention of one token a row to one layer of a cache; [B, K, Q, C].
+  """Paged attention of one token per row to one layer of a cache; [B, K, Q, C].
 
-  The kernels read pages by number from a pool. The pool is the cache of all
-  layers as it lies in memory, so that no layer is copied out of it. A row of a
-  key/value head counts as a sequence.
+  Kernels read pages by index from a pool. The pool is the cache of all layers
+  in its memory layout, so that no layer is copied. Each row of each key/value
+  head is a sequence.
 
   Args:
     kernels: key of KERNELS.
-    q_BKQC: queries, scaled.
-    pools: keys and values [layers, B, K, S, C], where heads may be padded; for
-      int8 their scales [layers, B, K, S].
-    layer: int32.
-    position_B: int32, the last slot that each row sees; -1 for none.
+    q_BKQC: scaled queries.
+    pools: keys and values [layers, B, K, S, C], with padded heads; for int8
+      also scales [layers, B, K, S].
+    layer: int32, index of the layer.
+    position_B: int32, last visible slot of each row; -1 for none.
   """
 
   def local(q_BKQC, layer, position_B, k, v, *scales):
@@ -122,7 +121,7 @@ def paged(
 
 
 def _paged_triton(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, *scales_1NS):
-  """Splits of a row run side by side; a last softmax joins them."""
+  """Processes splits of a row in parallel, and combines them by a softmax."""
   ops = _import("gpu.paged_attention")
   return ops.paged_attention(
       q_XQC,
@@ -137,7 +136,7 @@ def _paged_triton(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, *scales_1NS):
 
 
 def _paged_tpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
-  """The next page is prefetched while one is computed."""
+  """Prefetches the next page during the computation of a page."""
   ops = _import("tpu.paged_attention")
   return ops.paged_attention(
       q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP, pages_per_compute_block=1
@@ -145,7 +144,7 @@ def _paged_tpu(q_XQC, k_1NSC, v_1NSC, lengths_X, table_XP):
 
 
 def failure(head_dim: int) -> str:
-  """Why JAX has no kernels for GPUs any more; '' while it has them."""
+  """Why this version of JAX has no kernels for GPUs, or ''."""
   del head_dim
   try:
     for name in "gpu.attention", "gpu.paged_attention":
@@ -156,9 +155,9 @@ def failure(head_dim: int) -> str:
 
 
 def _import(name: str) -> Any:
-  """A module of JAX's kernels, imported only where it is used.
+  """Imports a module of kernels of JAX.
 
-  From jax 0.11 on those for the GPU warn that they are deprecated.
+  Since jax 0.11 the modules for GPUs give deprecation warnings.
   """
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

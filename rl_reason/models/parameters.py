@@ -1,8 +1,7 @@
-"""Tables of parameters, and what is made of them.
+"""Tables of parameters: shapes, logical axes and initial values.
 
-A model describes each of its parameters once, as a `Param` in a pytree (its
-table). Initial values, shardings and the shapes that a restore asks for all
-come from the table.
+A model describes each parameter once, as a `Param` in a pytree, its table. The
+table determines initial values, shardings, and the shapes for a restore.
 """
 
 import math
@@ -16,7 +15,7 @@ from rl_reason.devices import sharding
 
 
 class Param(NamedTuple):
-  """The entry of one parameter: shape, logical axes, and initial values."""
+  """A parameter: shape, logical axes and initial values."""
 
   shape: tuple[int, ...]
   axes: tuple[str | None, ...]
@@ -25,12 +24,12 @@ class Param(NamedTuple):
 
 
 def is_param(x) -> bool:
-  """Whether x is an entry of a table: a tuple is a pytree, too."""
+  """Whether x is a leaf of a table, as a tuple would be a pytree."""
   return isinstance(x, Param)
 
 
 def init_table(table: Tree, key: Array) -> Tree:
-  """fp32 parameters of a table; the key decides them whatever the mesh."""
+  """fp32 parameters of a table; the key determines them on any mesh."""
   entries, treedef = jax.tree.flatten(table, is_leaf=is_param)
 
   def make(index, entry):
@@ -50,7 +49,7 @@ def shardings(table: Tree, mesh: jax.sharding.Mesh) -> Tree:
 
 
 def abstract(table: Tree, shardings: Tree) -> Tree:
-  """Shapes, dtypes and shardings of parameters: what a restore asks for."""
+  """Shapes, dtypes and shardings of parameters, for a restore."""
   return jax.tree.map(
       lambda p, s: jax.ShapeDtypeStruct(p.shape, jnp.float32, sharding=s),
       table,
@@ -60,11 +59,11 @@ def abstract(table: Tree, shardings: Tree) -> Tree:
 
 
 def flops_per_token(table: Tree, context: float, share: float = 1.0) -> float:
-  """Floating-point operations of one token's forward pass through a decoder.
+  """Floating-point operations of the forward pass of a decoder for one token.
 
-  Twice the weights of its matrix products (the output head included), and
-  attention to `context` tokens on average. A backward pass takes twice as many.
-  `share` is that of the experts which a token uses.
+  Two per weight of matrix products (including the output head), and attention
+  to `context` tokens on average. A backward pass takes twice as many. `share`
+  is the fraction of the experts that a token uses.
   """
   layers = table["layers"]
   matrices = [x for x in layers.values() if x.init == "normal"]

@@ -1,11 +1,11 @@
-"""Context parallelism: packed rows that are split along their tokens.
+"""Context parallelism: packed rows are split along their tokens.
 
-With `mesh.sequence` = S > 1, S devices share the packed rows that one device
-would have without. Each has one chunk of every row: [R, L] becomes
-[R * S, L / S], and the chunks of a device are adjacent. Its first axis is
-sharded over all batch axes, so that what works token by token is local. Only
-attention sees whole rows. Everything here does nothing for S = 1.
-Shapes here: L tokens of a chunk; Z of its whole row; X of all rows; S devices.
+With `mesh.sequence` = S > 1, S devices share packed rows, and each has one
+chunk of every row: [R, L] becomes [R * S, L / S], with the chunks of a device
+adjacent. The first axis is sharded over all batch axes, so that operations on
+single tokens are local. Only attention needs whole rows. With S = 1 all
+functions are no-ops. Shapes here: L tokens of a chunk; Z of its whole row; X of
+all rows; S devices.
 """
 
 import functools
@@ -46,27 +46,27 @@ def join(x_RL: Array) -> Array:
 
 
 def stream(x_XD: Array) -> Array:
-  """Shards the residual stream by its tokens.
+  """Shards the residual stream by tokens.
 
-  With S > 1 over the tensor axis, too (arXiv:2205.05198, sec 4.2.2): what the
-  forward pass saves of a layer is then no copy of what a neighbor saves.
+  With S > 1 also over the tensor axis (arXiv:2205.05198, sec 4.2.2), so that
+  devices do not save copies of the same activations.
   """
   over_tensor = _shards(AXIS) > 1 and len(x_XD) % _shards("stream") == 0
   return sharding.constrain(x_XD, "stream" if over_tensor else "batch", None)
 
 
 def gathered(x_XD: Array) -> Array:
-  """The stream beside products whose weights are split over the tensor axis.
+  """The stream for products whose weights are sharded over the tensor axis.
 
-  Said of the results, too: XLA would else gather the tokens of all chunks.
+  Constrains results, too: otherwise XLA would gather the tokens of all chunks.
   """
   return x_XD if _shards(AXIS) == 1 else sharding.constrain(x_XD, "batch", None)
 
 
 def full_width(embed_VD: Array) -> Array:
-  """The embedding that chunks look up tokens in: gathered over the width.
+  """The embedding, gathered over the width, for the lookup of tokens.
 
-  XLA would else gather the tokens of all devices, also of the gradient.
+  Otherwise XLA would gather the tokens of all devices, also for the gradient.
   """
   if _shards(AXIS) == 1:
     return embed_VD
@@ -77,9 +77,9 @@ def full_width(embed_VD: Array) -> Array:
 def whole_rows(attend: Callable[..., Array]) -> Callable[..., Array]:
   """Attention of whole rows as a function of their chunks, in a shard_map.
 
-  If S divides the heads of the keys, devices exchange heads for tokens
-  (arXiv:2309.14509, sec 3.1): each attends in whole rows with an S-th of its
-  heads, which is the same work for all. If not, each gathers all keys and
+  If S divides the number of key heads, devices exchange heads for tokens
+  (arXiv:2309.14509, sec 3.1): each device attends in whole rows with 1 / S of
+  its heads, which balances the work. Otherwise each device gathers all keys and
   values, and attends in XLA with the queries of its chunks.
 
   Args:

@@ -187,10 +187,11 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
   # Arguments of other functions are compared with their own defaults.
   for known in kinds.KINDS.values():
     part = config_lib.at(default, known.field)
-    part.name = config.get(f"{known.field}.name", part.name)
+    name = config.get(f"{known.field}.name", part.name)
+    part.name = part.name if ":" in name else name  # a report imports no code
   try:
     same = config_lib.flat(config_lib.with_defaults(default))
-  except errors.ConfigError:  # a function of the user that this machine lacks
+  except errors.ConfigError:  # a function that this version lacks
     same = plain
   names = [
       name

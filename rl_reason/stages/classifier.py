@@ -23,7 +23,7 @@ from rl_reason.tasks import reward_terms
 
 
 def is_classifier(name: str) -> bool:
-  """Whether a name is a classifier of transformers: no checkpoint of ours."""
+  """Whether a name is a classifier of transformers, not an export of a run."""
   path = pathlib.Path(name)
   if not path.is_dir():
     return reward_terms.is_model(name)
@@ -59,8 +59,8 @@ def find(c, name: str, field: str, tok: Any) -> hf.Source:
     )
   if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
     raise ConfigError(
-        f"{source.label}: has no tokenizer beside it, which must be the"
-        " policy's; add its own"
+        f"{source.label}: has no tokenizer; add its own, which must be the"
+        " policy's"
     )
   other = tokenizer.load(str(source.path), "").get_vocab()
   differences = sorted(vocab.items() ^ other.items())

@@ -64,7 +64,7 @@ def resolve(c) -> hf.Source | None:
 
 
 def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
-  """The tokenizer of the config, or else that of the checkpoint.
+  """The tokenizer of the config, or else of the checkpoint.
 
   Args:
     c: the config.

@@ -110,7 +110,7 @@ def certify(
     rollout_engine: Any,
     display: Display,
 ) -> certificate.Certificate:
-  """The certificate of each step; `base` is frozen beside LoRA factors."""
+  """The certificate of each step; `base` is the frozen base of a LoRA run."""
   r = c.rollout
   if not getattr(rollout_engine, "answers", True):
     display.say(

@@ -28,7 +28,7 @@ class Output(NamedTuple):
 
 
 def open_stage(c, output: Output, name: str, **keep: int) -> ResumableStage:
-  """The resumable stage of this name; keywords are those of `Checkpoints`."""
+  """The resumable stage of a name, with keywords of `Checkpoints`."""
   return ResumableStage(
       name,
       output.workdir,

@@ -389,7 +389,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
       )
     display.say(
         f"data: {place / 'data.md'} counts the rows that are left out,"
-        f" {pipelines.QUARANTINE} beside it has them"
+        f" {pipelines.QUARANTINE} in its directory has them"
     )
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("prepare")

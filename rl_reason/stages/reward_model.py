@@ -268,7 +268,7 @@ def agreement(margin_N: np.ndarray) -> dict[str, float]:
   """Returns how well scores predict preferences.
 
   Args:
-    margin_N: score of the chosen response minus that of the rejected one.
+    margin_N: score of the chosen response minus score of the rejected response.
 
   Returns:
     accuracy (ties count half) with its 95% interval; nll of the preferences;

@@ -91,7 +91,7 @@ def train(
 
   Raises:
     dynamic_sampling.Shortfall: the data cannot fill a batch.
-    RunError: too many steps in a row made no update; everything is saved.
+    RunError: too many successive steps made no update; everything is saved.
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here and in `build_step`: one function for each part.
@@ -171,7 +171,7 @@ def train(
   has_reference = c.kl.kind != "none"
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
-  # Keywords of `fill_batch`; other fields are read elsewhere.
+  # Keywords of `fill_batch`; the other two fields are read above.
   refill = dict(c.dynamic_sampling, batch=c.rollout.batch)
   refill |= dict(group_size=c.rollout.group_size)
   del refill["batches"], refill["signal"]

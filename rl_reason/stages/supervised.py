@@ -103,7 +103,7 @@ def train(
       raises ends the run; a resumed run calls it again.
 
   Raises:
-    RunError: too many updates in a row were skipped, or all; it is saved.
+    RunError: too many successive updates were skipped, or all; it is saved.
     Stopped: SIGTERM; everything is saved.
   """
   # The config is read here.

@@ -226,7 +226,7 @@ def reused_critic(
   host, here = checkpoints.host(step), config_lib.flat(c)
   if other := resume_rules.other_values(host["config"], here, reuse):
     raise RunError(
-        f"critic.reuse = {reuse}: its values are those of another policy, or"
+        f"critic.reuse = {reuse}: its values are of another policy, or"
         f" of other rewards ({'; '.join(other)}); make the fields equal, or"
         " pretrain here: critic.reuse = ''"
     )

@@ -1,1 +1,1 @@
-"""The RL loop and the other training stages."""
+"""The update: packing, log-probs, loss, optimizer step and certificate."""

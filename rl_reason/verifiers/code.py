@@ -166,8 +166,8 @@ def grade(
   Args:
     text: the response.
     problem: the tests.
-    tier: of `sandbox.tier`.
-    allow_unsafe: of `sandbox.tier`.
+    tier: the only acceptable tier, see `sandbox.tier`.
+    allow_unsafe: whether resource limits alone are acceptable.
     limits: limits of each process of the program and of the tests.
 
   Raises:

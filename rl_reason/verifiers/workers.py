@@ -353,7 +353,7 @@ def serve(descriptor: int, parent: int, start: str) -> None:
     for line in stream:
       number, item = json.loads(line)
       # These signals have no handlers, so that the kernel ends the process
-      # whatever code it runs. RLIMIT_CPU is a second limit, should the timer
+      # in any code. RLIMIT_CPU is a second limit, should the timer
       # fail.
       limit = int(time.process_time() + 2 * seconds + 2)
       hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

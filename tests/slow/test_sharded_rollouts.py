@@ -22,8 +22,8 @@ def test_partial_rollouts_resume_on_eight_devices(meshes):
     part = sharding.fetch(next(parts))
     # Fetched, so that nothing is in flight when eight devices start: threads
     # of a CPU that wait for each other could run out.
-    *_, (want, _) = map(sharding.fetch, parts)
-  rollouts, ended_B = part
+    *_, last = map(sharding.fetch, parts)
+  rollouts, ended_B, *_ = part
   assert ((rollouts.lengths_B > 0) & ~ended_B).any() and ended_B.any()
   mesh = meshes[1]
   with jax.set_mesh(mesh):
@@ -35,7 +35,7 @@ def test_partial_rollouts_resume_on_eight_devices(meshes):
         **static,
     )
     got = sharding.fetch(got)
-  np.testing.assert_array_equal(got.tokens_BL, want.tokens_BL)
+  np.testing.assert_array_equal(got.tokens_BL, last.rollouts.tokens_BL)
 
 
 def test_groups_of_unequal_size_on_eight_devices(meshes):
