@@ -1,4 +1,4 @@
-"""Does a large model fit a TPU? Compiled ahead of time, without a TPU.
+"""Memory of a large model on TPUs, compiled ahead of time without a TPU.
 
   pip install 'jax[tpu]'
   python -m bench.aot --topology v5p:2x2x1

@@ -1,4 +1,4 @@
-"""Requests that try to stop a server, and how long /health is silent meanwhile.
+"""Requests that try to stop a server, and the longest silence of /health.
 
   python -m bench.attacks
 

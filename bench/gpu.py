@@ -1,4 +1,4 @@
-"""How close to the limits of one device: decoding, update, complete step.
+"""Decoding, update and complete step, relative to the limits of one device.
 
   python -m bench.gpu --dims=qwen2.5-1.5b --tail --slots=256 --rows=1024
   python -m bench.gpu --dims=tiny --rows=8 --prompt=8 --response=16

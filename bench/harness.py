@@ -2,7 +2,7 @@
 
 A job describes what every system runs: dims, weights, prompts, lengths. Each
 system is a process (`worker`). All are started and warmed up before the first
-measured turn and take turns, so that a busy minute affects all of them alike.
+measured turn, and their turns alternate, so that a busy minute affects all.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def save_weights(dims: str, directory: pathlib.Path) -> None:
 def weights(dims: str) -> pathlib.Path:
   """Returns the directory of `save_weights`, made at the first call.
 
-  It is made in another process: the parent of all systems holds no device.
+  Another process makes it, so that the parent of the systems uses no device.
   """
   directory = results.RUNS / "bench" / dims.replace(":", "-")
   if not directory.exists():

@@ -2,7 +2,7 @@
 
   python -m bench.memory --peer=tunix --peer=trl            # about 2 minutes
 
-The options are those of the sweep of `bench.rl_step`.
+The options are taken from the sweep of `bench.rl_step`.
 """
 
 import dataclasses

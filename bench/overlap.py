@@ -1,4 +1,4 @@
-"""Do sampling and learning overlap? Time of a step on two virtual devices.
+"""The overlap of sampling and learning: step times on two virtual devices.
 
   python -m bench.overlap            # 5 minutes on 2 quiet cores
   python -m bench.overlap --table    # only the table, from JSON

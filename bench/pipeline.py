@@ -1,4 +1,4 @@
-"""Would pipeline parallelism pay? Bubbles and memory beside fsdp x tensor.
+"""Pipeline parallelism, compared with fsdp x tensor: bubbles and memory.
 
   python -m bench.pipeline
 
@@ -6,7 +6,7 @@ Formulas only, from the shapes of the models: writes results/pipeline.{json,md}.
 A minibatch of TOKENS tokens is split into micro-batches of MICRO tokens for
 each shard. A pipeline of S stages with M micro-batches waits
 (S - 1) / (M + S - 1) of the time (1F1B and GPipe alike), and its last stage has
-the output matrix beside its layers. Fully sharded parameters are gathered
+the output matrix besides its layers. Fully sharded parameters are gathered
 instead: twice in bfloat16, for forward and backward pass, and gradients are
 scattered in fp32.
 """

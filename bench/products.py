@@ -2,7 +2,7 @@
 
   python -m bench.products --peer=trl   # about 1 minute
 
-Shapes are those of `bench.update` with micro-batches of 16 rows.
+Shapes as in `bench.update` with micro-batches of 16 rows.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Do the verifiers accept the reference answers of data sets?
+"""Reference answers of data sets, graded by the verifiers.
 
   python -m bench.reference_answers gsm8k@FILE humaneval@FILE ...  # any sources
   python -m bench.reference_answers --table                        # from JSON

@@ -90,9 +90,9 @@ def load() -> float:
 
 
 def environment(load: float | None = None) -> dict[str, Any]:
-  """Returns machine, versions and commit of a measurement, with its load.
+  """Returns machine, versions and commit of a measurement, with the load.
 
-  It initializes the device: call it after the workers have ended.
+  Initializes the device: call this function after the workers have ended.
   """
   from rl_reason.report import machine
 
@@ -113,7 +113,7 @@ def run_environment(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def busy(environment: dict) -> list[str]:
-  """Returns a warning if the machine had other work before a measurement."""
+  """Returns a warning if the machine was busy before the measurement."""
   if environment["load"] < 0.5:
     return []
   load, cores = environment["load"], environment["cpu count"]

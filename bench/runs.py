@@ -8,7 +8,7 @@ from rl_reason.base import config as config_lib
 from rl_reason.checks import checked
 from rl_reason.lab import jobs
 
-HELD_OUT = {"evaluate.validation": False}  # of curves: they choose nothing
+HELD_OUT = {"evaluate.validation": False}  # curves select no checkpoint
 
 
 def run(
@@ -21,7 +21,7 @@ def run(
 
   Args:
     config: file of the config.
-    workdir: of the run; its name is that of the job.
+    workdir: work directory; its name becomes the name of the job.
     fields: {field: value} that differ from the config.
     bases: work directories of runs that this run needs.
   """
@@ -33,12 +33,12 @@ def run(
 
 
 def make(wanted: Iterable[jobs.Job], parallel: int = 1, **variables) -> None:
-  """Runs what has not finished.
+  """Makes the runs that have not finished.
 
   Args:
     wanted: jobs; a base precedes the runs that need it.
-    parallel: runs at a time.
-    **variables: of the environment.
+    parallel: number of runs at a time.
+    **variables: environment variables of the runs.
 
   Raises:
     SystemExit: a run failed, or a signal ended them.

@@ -1,4 +1,4 @@
-"""How far from the trainer are rollouts with rounded weights, keys and values?
+"""The mismatch of sampler and trainer with rounded weights, keys and values.
 
   python -m bench.sampler_weights            # 21 short runs; resumable
   python -m bench.sampler_weights --table    # only the table, from JSON

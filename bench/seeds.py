@@ -44,7 +44,7 @@ def directory(name: str, seed: int) -> pathlib.Path:
 
 
 def job(name: str, seed: int) -> jobs.Job:
-  """A run, whose SFT model may be that of DAPO's run of the same seed."""
+  """A run, which may start from the SFT model of DAPO with the same seed."""
   config, reuses = ROWS[name]
   fields, bases = {"seed": seed} | runs.HELD_OUT, ()
   if reuses:
@@ -65,7 +65,7 @@ def make(parallel: int) -> None:
   known, wanted = recorded(), []
   for seed, name in order:
     one = job(name, seed)
-    # A run that is recorded is made again only as a base of others.
+    # A recorded run is made again only if other runs need it as a base.
     wanted.append(one._replace(row="") if (name, seed) in known else one)
   runs.make(wanted, parallel)
 

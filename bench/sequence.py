@@ -1,4 +1,4 @@
-"""What context parallelism saves: responses of 20k tokens, a 32B model.
+"""Memory with context parallelism: responses of 20k tokens, a 32B model.
 
   pip install 'jax[tpu]'       # libtpu; no TPU
   python -m bench.sequence     # continues: rows that are missing

@@ -1,12 +1,12 @@
-"""The server beside `generate` of transformers: throughput and latency.
+"""Throughput and latency of the server and of transformers' `generate`.
 
   python -m bench.peers --install trl    # once; its torch is used
   python -m bench.serve
 
-The same model, prompts and limits for all. Each system is an HTTP server; so
-many clients send one request after the other (a closed loop), and the turns of
-the systems alternate. `one by one` is what a script around `generate` does;
-`batches` generates whatever waits as one padded batch.
+All systems have the same model, prompts and limits. Each system is an HTTP
+server; clients send one request after the other (a closed loop), and the turns
+of the systems alternate. `one by one` corresponds to a script around
+`generate`; `batches` generates all waiting requests as one padded batch.
 """
 
 import concurrent.futures
@@ -123,7 +123,7 @@ def requests() -> list[dict]:
 
 
 def turn(server: Server, clients: int, todo: list[dict]) -> dict:
-  """Returns tokens, seconds and latencies of so many clients at once."""
+  """Returns tokens, seconds and latencies with `clients` concurrent clients."""
   start = time.monotonic()
   with concurrent.futures.ThreadPoolExecutor(clients) as pool:
     answers = list(pool.map(server.ask, todo))

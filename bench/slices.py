@@ -1,4 +1,4 @@
-"""Which slice trains which model: formulas, and programs compiled for TPU.
+"""The smallest slice that trains a model, by formula and compiled for TPU.
 
   pip install 'jax[tpu]'       # libtpu; no TPU
   python -m bench.slices       # continues: rows that are missing
@@ -172,7 +172,7 @@ def timed(compile_it: Callable[[], dict]) -> dict:
 
 
 def update(c, model: Model, size: memory_formula.Size) -> dict:
-  """Compiles an update; its peak beside what else is resident."""
+  """Compiles an update; its peak with all resident arrays."""
   program, _ = compiled_memory.update(c, model, Display(False))
   return dict(
       peak=compiled_memory.peak(program) + size.resident["initial parameters"],
@@ -181,7 +181,7 @@ def update(c, model: Model, size: memory_formula.Size) -> dict:
 
 
 def rollout(c, model: Model, size: memory_formula.Size) -> dict:
-  """Compiles the sampler; its peak beside what else is resident."""
+  """Compiles the sampler; its peak with all resident arrays."""
   resident = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
     resident -= size.resident[

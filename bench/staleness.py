@@ -34,9 +34,9 @@ class Costs:
   """Seconds of one device of the machine that was measured.
 
   Attributes:
-    decode: of a decode step, whatever the number of rows.
-    update: of an update, whatever the number of tokens.
-    token: of each token of an update beside.
+    decode: seconds of a decode step with any number of rows.
+    update: seconds of an update without its tokens.
+    token: seconds of each token of an update.
   """
 
   decode: float

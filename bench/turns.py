@@ -1,4 +1,4 @@
-"""The start of a turn: prompt and response read again, or their cache kept.
+"""The start of a turn with and without the kept cache of the last turn.
 
   python -m bench.turns     # minutes, on a CPU; writes results/turns.{json,md}
 

@@ -122,7 +122,7 @@ def _explained(
 
 
 def _prepare(argv):
-  """Reads and checks the command line and the config; imports no jax."""
+  """Reads and checks the command line and the config; touches no device."""
   argv, given = _split_fields(argv)
   try:
     rest = FLAGS(argv)

@@ -33,7 +33,7 @@ STAGES = {
     "serve": "rl_reason.serve.server:run",
     "size": "rl_reason.lab.size:run",
 }
-# What a stage needs of the machine and the user; called before jax is imported.
+# What a stage needs of the machine and the user; called before a device is used
 CHECKS = {
     "export": "rl_reason.checks.machine_checks:hub",
     "serve": "rl_reason.serve.requirements:check",

@@ -174,3 +174,22 @@ def test_a_file_that_is_hidden_by_a_module_is_named(tmp_path, monkeypatch):
       functions.load(f"{name}:best")
     with pytest.raises(errors.ConfigError, match=named):
       functions.signature("advantage", f"{name}:best")
+
+
+def test_arrays_at_the_top_of_a_module_are_too_early_for_several_processes(
+    directory,
+):
+  (directory / "early.py").write_text(
+      "import jax.numpy as jnp\nSCALE = jnp.array(2.0)\n"
+      "def scaled(rewards_B):\n  return rewards_B * SCALE\n"
+  )
+  done = subprocess.run(
+      [sys.executable, "-m", "rl_reason.main", "--config=dapo:smoke"]
+      + ["--config.advantage.name=early:scaled", "--distributed"],
+      cwd=directory,
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      capture_output=True,
+      text=True,
+  )
+  assert done.returncode == 2, done.stderr
+  assert "--distributed: a module that the config names" in done.stderr

@@ -220,10 +220,10 @@ def test_the_name_of_a_work_directory_can_be_a_source():
 
 def test_what_has_no_rounds_is_refused_with_the_remedy(tmp_path):
   run = Run(tmp_path / "run", rounds_config())
-  with pytest.raises(errors.ConfigError, match="--workdir, such as .*round-0"):
+  with pytest.raises(errors.ConfigError, match="--workdir=.*round-0"):
     run(stage="evaluate")
   run.workdir = tmp_path / "run,seed=1"
-  with pytest.raises(errors.ConfigError, match="choose one without , "):
+  with pytest.raises(errors.ConfigError, match="without the characters , "):
     run()
   assert not run.calls
 

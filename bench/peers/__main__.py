@@ -1,6 +1,7 @@
 """Installs a peer: python -m bench.peers --install tunix --venv DIR.
 
-Versions are those of the committed tables. Python 3.11 or 3.12, no accelerator.
+The versions are the ones of the committed tables. Python 3.11 or 3.12, no
+accelerator.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`generate` of transformers behind HTTP: python generate_server.py DIR BATCH.
+"""An HTTP server of transformers' `generate`: generate_server.py DIR BATCH.
 
 Requests that wait are generated together, BATCH at most, padded to the longest;
 1 is one after the other. It needs torch, transformers and the standard library.
@@ -39,7 +39,7 @@ def generate(model, batch: list[dict], eos: int) -> list[int]:
 
 
 def work(model, waiting: queue.Queue, limit: int, eos: int) -> None:
-  """Generates whatever waits, for ever."""
+  """Generates responses to waiting requests, forever."""
   with torch.no_grad():
     while True:
       batch = [waiting.get()]

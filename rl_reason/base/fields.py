@@ -4,14 +4,15 @@ configs/base.py and configs/variants.py state each field once:
 
   max_rounds=number(10, low=1, needs="dynamic_sampling.enabled"),
 
-A field that `needs` another one does nothing unless that one is set, too: to
-another value than its default. `checks/needs.py` has the one behaviour:
+A field that `needs` another field does nothing unless the other field is set. A
+field is set if its value is not the default. `checks/relations.py` enforces one
+rule for fields that are set but do nothing:
 
-- A field that is off by default (0, False, "", (), none) and is switched on in
-  vain is refused, in a file as on the command line.
-- A setting (a learning rate, a limit) is refused on the command line. A file
-  may keep the settings of an algorithm that an override replaces: there, a
-  setting that does nothing is a warning.
+- A switch, which is off by default (0, False, "", (), none), is refused in a
+  file as well as on the command line.
+- A setting, such as a learning rate or a limit, is refused on the command line.
+  A file may keep the settings of an algorithm that an override replaces: there
+  the setting is a warning.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ class Spec(NamedTuple):
     high: largest value.
     choices: all values, if they are few.
     needs: fields without which the field does nothing, or facts of
-      `needs.FACTS`; each may be alternatives, 'a or b'.
+      `relations.FACTS`; each may be alternatives, 'a or b'.
     at_most: the field whose value this one must not exceed.
     not_with: fields that cannot be set together with this one -> the reason.
   """

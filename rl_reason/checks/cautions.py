@@ -14,26 +14,23 @@ def prompts(c) -> Iterator[Rule]:
   files, name = c.task.name == tasks.FILES, "advantage.name"
   if facts.has_history(c):
     alone = "prompts without earlier responses get leave_one_out's baseline"
-    yield (
-        name,
-        files,
-        "prompts of files come again only after a pass over data.train; "
-        + alone,
-    )
-    yield (
-        name,
-        not files and _share_returning(c) < 0.1,
-        "fewer than 10% of prompts come again within"
-        f" {c.advantage.history} steps; {alone}: use fewer task.difficulties,"
-        " or raise advantage.history",
-    )
+    if files:
+      yield name, (
+          "prompts of files come again only after a pass over data.train; "
+          + alone
+      )
+    if not files and _share_returning(c) < 0.1:
+      yield name, (
+          f"fewer than 10% of prompts come again within {c.advantage.history}"
+          f" steps; {alone}: use fewer task.difficulties, or raise"
+          " advantage.history"
+      )
   if (field := facts.type_field(c)) and not files:
-    yield (
-        field,
-        len({row.difficulty for row in _draws(c, 64)}) == 1,
-        "depends on the difficulty (type) of problems, and all have the same"
-        f" one (task.difficulties = {c.task.difficulties})",
-    )
+    if len({row.difficulty for row in _draws(c, 64)}) == 1:
+      yield field, (
+          "depends on the difficulty (type) of problems, and all have the same"
+          f" one (task.difficulties = {c.task.difficulties})"
+      )
 
 
 def _share_returning(c) -> float:
@@ -61,31 +58,27 @@ def off_policy(c) -> Iterator[Rule]:
   )
   exact = dict(weights=("same", c.model.dtype), cache=("same",))
   for name, values in exact.items():
-    yield (
-        f"rollout.{name}",
-        uncorrected and r[name] not in values,
-        f"samples from another policy than the one that learns {mismatch}",
+    if uncorrected and r[name] not in values:
+      yield f"rollout.{name}", (
+          f"samples from another policy than the one that learns {mismatch}"
+      )
+  if uncorrected and other_engine:
+    yield "rollout.engine.name", (
+        f"samples with other kernels than the ones that learn {mismatch}"
     )
-  yield (
-      "rollout.engine.name",
-      uncorrected and other_engine,
-      f"samples with other kernels than the ones that learn {mismatch}",
-  )
-  yield (
-      "rollout.engine.name",
-      other_engine and c.lora.rank,
-      "gets LoRA factors merged with their matrix; an engine in bfloat16 rounds"
-      " most of a small adapter away: run the engine in float32",
-  )
-  yield (
-      "rl.old_logps",
-      uncorrected and c.rl.old_logps == "trainer",
-      "nothing corrects for the age of the policy that sampled;"
-      " correction.name = 'truncate' does",
-  )
-  yield (
-      "rollout.partial_across_steps",
-      r.partial_across_steps,
-      "fills batches with the responses that finish first, a bias towards short"
-      " responses; the tokens of long ones come partly from an older policy",
-  )
+  if other_engine and c.lora.rank:
+    yield "rollout.engine.name", (
+        "gets LoRA factors merged with their matrix; an engine in bfloat16"
+        " rounds most of a small adapter away: run the engine in float32"
+    )
+  if uncorrected and c.rl.old_logps == "trainer":
+    yield "rl.old_logps", (
+        "nothing corrects for the age of the policy that sampled;"
+        " correction.name = 'truncate' does"
+    )
+  if r.partial_across_steps:
+    yield "rollout.partial_across_steps", (
+        "fills batches with the responses that finish first, a bias towards"
+        " short responses; the tokens of long ones come partly from an older"
+        " policy"
+    )

@@ -21,74 +21,63 @@ def task(c) -> Iterator[Rule]:
   with reading(c, "environment.name"):
     facts.environment(c)
   sft = facts.sft_steps(c)
-  yield (
-      "sft.samples",
-      c.sft.samples and not sft,
-      "no step of SFT learns from them: set sft.skill.steps",
-  )
-  yield (
-      "sft.skill.steps",
-      sft and not (found.has_demonstrations or c.sft.samples),
-      f"the task {c.task.name} has no function demonstrate: give model.path,"
-      " and set sft.skill.steps = 0 and sft.habits.steps = 0",
-  )
-  for level in c.task.difficulties if found.DIFFICULTIES else ():
-    yield (
-        "task.difficulties",
-        level not in found.DIFFICULTIES,
-        f"{level!r} is none of {c.task.name}'s {found.DIFFICULTIES}",
+  if c.sft.samples and not sft:
+    yield "sft.samples", "no step of SFT learns from them: set sft.skill.steps"
+  if sft and not (found.has_demonstrations or c.sft.samples):
+    yield "sft.skill.steps", (
+        f"the task {c.task.name} has no function demonstrate: give model.path,"
+        " and set sft.skill.steps = 0 and sft.habits.steps = 0"
     )
+  for level in c.task.difficulties if found.DIFFICULTIES else ():
+    if level not in found.DIFFICULTIES:
+      yield "task.difficulties", (
+          f"{level!r} is none of {c.task.name}'s {found.DIFFICULTIES}"
+      )
   mixtures = ["sft.skill.mixture", "sft.habits.mixture"]
   pairs = ["reward_model.chosen", "reward_model.rejected"]
   for name in mixtures + [x for x in pairs if at(c, x)]:
     with reading(c, name):
       styles = facts.mixture(at(c, name))
     for style in styles if found.STYLES else ():
-      yield (
-          name,
-          style not in found.STYLES,
-          f"{style!r} is none of {c.task.name}'s styles"
-          f" {', '.join(found.STYLES)}; see configs/{c.task.name}.py",
-      )
+      if style not in found.STYLES:
+        yield name, (
+            f"{style!r} is none of {c.task.name}'s styles"
+            f" {', '.join(found.STYLES)}; see configs/{c.task.name}.py"
+        )
 
 
 def environment(c) -> Iterator[Rule]:
   """Trajectories of several turns."""
   e, found = c.environment, facts.environment(c)
   by_turn = {"turns_BT", "turn_rewards_BT"} & {*facts.advantage_inputs(c)}
-  yield (
-      "advantage.name",
-      by_turn and not found,
-      "responses have one turn: name an environment, or a task with step",
-  )
+  if by_turn and not found:
+    yield "advantage.name", (
+        "responses have one turn: name an environment, or a task with step"
+    )
   if not found:
     return
   name = e.name or c.task.name
-  yield (
-      "environment.executor",
-      e.executor == "process" and name.startswith(given.LOCAL),
-      f"another process cannot import {name}: put it into a module of its own,"
-      " or set 'thread'",
-  )
-  yield (
-      "environment.stop_strings",
-      not all(isinstance(x, str) and x for x in e.stop_strings),
-      "must be texts, none of them empty",
-  )
-  yield (
-      "rollout.partial_groups",
-      c.rollout.partial_groups,
-      "not in an environment: unfinished trajectories would have to wait with"
-      " it",
-  )
-  yield (
-      "reward.outcome.name",
-      c.reward.outcome.name != "correctness",
-      "the environment gives the rewards: leave it at 'correctness'",
-  )
+  if e.executor == "process" and name.startswith(given.LOCAL):
+    yield "environment.executor", (
+        f"another process cannot import {name}: put it into a module of its"
+        " own, or set 'thread'"
+    )
+  if not all(isinstance(x, str) and x for x in e.stop_strings):
+    yield "environment.stop_strings", "must be texts, none of them empty"
+  if c.rollout.partial_groups:
+    yield "rollout.partial_groups", (
+        "not in an environment: unfinished trajectories would have to wait with"
+        " it"
+    )
+  if c.reward.outcome.name != "correctness":
+    yield "reward.outcome.name", (
+        "the environment gives the rewards: leave it at 'correctness'"
+    )
   ahead = "trajectories of several turns are not sampled ahead"
-  yield "rl.staleness", c.rl.staleness, ahead
-  yield "rollout.engine.name", c.rollout.engine.name != "own", ahead
+  if c.rl.staleness:
+    yield "rl.staleness", ahead
+  if c.rollout.engine.name != "own":
+    yield "rollout.engine.name", ahead
 
 
 def files(c) -> Iterator[Rule]:
@@ -97,19 +86,17 @@ def files(c) -> Iterator[Rule]:
   with reading(c, "data.train"):
     train = facts.sources(c, "train")
   for source, _ in train:
-    yield (
-        "data.train",
-        source.benchmark and not d.allow_benchmarks,
-        f"{source.name}:{source.split} is a benchmark: leave it out, or set"
-        " data.allow_benchmarks = True",
-    )
+    if source.benchmark and not d.allow_benchmarks:
+      yield "data.train", (
+          f"{source.name}:{source.split} is a benchmark: leave it out, or set"
+          " data.allow_benchmarks = True"
+      )
   with reading(c, "data.evaluate"):
     evaluate = facts.sources(c, "evaluate")
-  yield (
-      "data.evaluate",
-      any(weight is not None for _, weight in evaluate),
-      "sets are evaluated separately: leave out the weights",
-  )
+  if any(weight is not None for _, weight in evaluate):
+    yield "data.evaluate", (
+        "sets are evaluated separately: leave out the weights"
+    )
   for name in ("sft.samples", "reward_model.samples"):
     with reading(c, name):
       datasets.parse_all(at(c, name), "train")
@@ -118,36 +105,32 @@ def files(c) -> Iterator[Rule]:
     for kind in kinds.values():
       task_files.check_kind(kind)
   for name in filter(None, kinds):
-    yield (
-        "data.kind",
-        not any(name in source.names for source, _ in train + evaluate),
-        f"{name!r} is no file of data.train or data.evaluate; known sets have a"
-        " kind of their own",
+    if not any(name in source.names for source, _ in train + evaluate):
+      yield "data.kind", (
+          f"{name!r} is no file of data.train or data.evaluate; known sets have"
+          " a kind of their own"
+      )
+  if any(facts.unverified(c)) and c.rl.steps and not c.reward.functions:
+    yield "reward.functions", (
+        "nothing verifies responses (data.kind = 'none', or a task that has no"
+        " function verify), so that only functions can reward them: name one,"
+        " as in 'my_rewards:judge*1'"
     )
-  yield (
-      "reward.functions",
-      any(facts.unverified(c)) and c.rl.steps and not c.reward.functions,
-      "nothing verifies responses (data.kind = 'none', or a task that has no"
-      " function verify), so that only functions can reward them: name one, as"
-      " in 'my_rewards:judge*1'",
-  )
   with reading(c, "data.template"):
     templates.choose(d.template, "")
   with reading(c, "data.columns"):
     datasets.columns(d.columns)
   named = bool(d.train or d.evaluate)
-  yield (
-      "tokenizer",
-      named and not (c.tokenizer or c.model.path),
-      "the characters of the built-in tasks cannot spell data.train and"
-      " data.evaluate: name a tokenizer",
-  )
-  yield (
-      "task.name",
-      # A model that is only served needs no rows.
-      (c.task.name == tasks.FILES) != named and (named or facts.learns(c)),
-      "'files' goes with data.train and data.evaluate: set both or neither",
-  )
+  if named and not (c.tokenizer or c.model.path):
+    yield "tokenizer", (
+        "the characters of the built-in tasks cannot spell data.train and"
+        " data.evaluate: name a tokenizer"
+    )
+  # A model that is only served needs no rows.
+  if (c.task.name == tasks.FILES) != named and (named or facts.learns(c)):
+    yield "task.name", (
+        "'files' goes with data.train and data.evaluate: set both or neither"
+    )
 
 
 def repositories(c) -> Iterator[Rule]:
@@ -155,11 +138,8 @@ def repositories(c) -> Iterator[Rule]:
   with reading(c, "log.loggers"):
     loggers.check(c.log.loggers)
   name = c.export.push_to
-  yield (
-      "export.push_to",
-      name and not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", name),
-      "must be 'owner/name' of a repository on the hub",
-  )
+  if name and not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", name):
+    yield "export.push_to", "must be 'owner/name' of a repository on the hub"
   with reading(c, "hub.revisions"):
     pinned = facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
@@ -169,9 +149,8 @@ def repositories(c) -> Iterator[Rule]:
   with reading(c, "reward.functions"):
     fetched |= {x.name for x in reward_terms.terms(c.reward.functions)}
   for name in pinned:
-    yield (
-        "hub.revisions",
-        name not in fetched or pathlib.Path(name).exists(),
-        f"{name!r} is no repository that this config fetches"
-        f"{did_you_mean(name, filter(None, fetched))}",
-    )
+    if name not in fetched or pathlib.Path(name).exists():
+      yield "hub.revisions", (
+          f"{name!r} is no repository that this config"
+          f" fetches{did_you_mean(name, filter(None, fetched))}"
+      )

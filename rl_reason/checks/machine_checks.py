@@ -87,8 +87,10 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   """Batches that the devices cannot share evenly."""
   r, samplers, tensor = c.rollout, c.mesh.rollout, sizes["tensor"]
   some = f"of {devices} devices, some must learn"
-  yield "mesh.rollout", samplers >= devices, some
-  yield "mesh.rollout", samplers % tensor, f"must be a multiple of {tensor=}"
+  if samplers >= devices:
+    yield "mesh.rollout", some
+  if samplers % tensor:
+    yield "mesh.rollout", f"must be a multiple of {tensor=}"
   sampled = {
       "rollout.batch": r.batch // r.group_size,
       "rollout.slots": r.slots,
@@ -108,8 +110,5 @@ def _batches(c, sizes, devices: int, stage: str) -> Iterator[rules.Rule]:
   split = axes.of_batch(sizes)
   for count, batches in by_count:
     for name, rows in batches.items():
-      yield (
-          name,
-          rows % count,
-          f"{rows} rows cannot be split over {count} shards ({split})",
-      )
+      if rows % count:
+        yield name, f"{rows} rows cannot be split over {count} shards ({split})"

@@ -87,34 +87,32 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
   """
   for name, spec in FIELDS.items():
     if is_set(c, name) and _is_off(name):
-      why = in_vain(c, name)
-      yield name, why, why
-    if other := spec.at_most:
-      limit = at(c, other)
-      yield name, at(c, name) > limit, f"must not exceed {other} = {limit}"
+      if why := in_vain(c, name):
+        yield name, why
+    if (other := spec.at_most) and at(c, name) > at(c, other):
+      yield name, f"must not exceed {other} = {at(c, other)}"
     for other, why in spec.not_with.items():
-      why = f"not with {other} = {at(c, other)!r}: {why}"
-      yield name, is_set(c, name) and is_set(c, other), why
+      if is_set(c, name) and is_set(c, other):
+        yield name, f"not with {other} = {at(c, other)!r}: {why}"
   for name in given:
-    decided = c.model.path and is_shape(name)
-    path = f"model.path = {c.model.path!r}"
-    yield name, decided, f"{path} decides it: leave it out"
+    if c.model.path and is_shape(name):
+      yield name, f"model.path = {c.model.path!r} decides it: leave it out"
     if name not in FIELDS or is_set(c, name):
-      why = in_vain(c, name)
-      yield name, why, why
+      if why := in_vain(c, name):
+        yield name, why
 
 
 def idle_settings(c) -> Iterator[Rule]:
   """Settings of the file that do nothing."""
   for name in FIELDS:
     if is_set(c, name) and not _is_off(name):
-      why = in_vain(c, name)
-      yield name, why, why
+      if why := in_vain(c, name):
+        yield name, why
 
 
 def of_experts(c) -> Iterator[Rule]:
   """Fields that need experts, once model.path has given the shape."""
   for name in FIELDS:
     if "model.experts" in fields.needs(name) and not is_shape(name):
-      idle = is_set(c, name) and not c.model.experts
-      yield name, idle, "does nothing without model.experts: leave this out"
+      if is_set(c, name) and not c.model.experts:
+        yield name, "does nothing without model.experts: leave this out"

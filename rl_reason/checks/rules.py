@@ -1,7 +1,7 @@
 """A rule of a config, and the one reader of rules.
 
-A rule is a triple: a field, whether its value is wrong, and the remedy. A group
-of rules is a generator of the config: later rules may rely on earlier ones.
+A group of rules is a generator: where a rule is broken, it yields the field and
+the remedy. Later rules may rely on earlier ones.
 """
 
 import contextlib
@@ -11,14 +11,13 @@ from typing import NoReturn
 from rl_reason.base.config import at
 from rl_reason.base.errors import ConfigError
 
-Rule = tuple[str, object, str]
+Rule = tuple[str, str]
 
 
 def broken(c, rules: Iterable[Rule]) -> Iterator[str]:
   """The rules that a config breaks, as 'field = value: remedy'."""
-  for field, wrong, remedy in rules:
-    if wrong:
-      yield f"{field} = {at(c, field)!r}: {remedy}"
+  for field, remedy in rules:
+    yield f"{field} = {at(c, field)!r}: {remedy}"
 
 
 def check(c, rules: Iterable[Rule]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from rl_reason.base.errors import LOST
+from rl_reason.base.errors import LOST, ConfigError
 
 BEAT = 1.0  # seconds between heartbeats
 PATIENCE = 20.0  # seconds without a heartbeat after which a process is lost
@@ -45,8 +45,15 @@ class Peers:
     # The handler of this service would replace the SIGTERM handler of
     # `run.stopping`.
     jax.config.update("jax_enable_preemption_service", False)
+    from jax._src import distributed, xla_bridge  # no public API
+
+    if xla_bridge.backends_are_initialized():
+      raise ConfigError(
+          "--distributed: a module that the config names computes arrays when"
+          " it is imported, before the processes have met: move them into the"
+          " function"
+      )
     jax.distributed.initialize(coordinator, processes, process)
-    from jax._src import distributed  # no public API
 
     state = distributed.global_state
     self._store: Any = state.client

@@ -5,6 +5,7 @@ sections of the config and returns a function of arrays, which compiles at its
 first call.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -91,17 +92,21 @@ def critic_update(
 
 
 def objective(c, *, on_policy: bool) -> objective_lib.Objective:
-  """The terms of the loss."""
+  """The terms of the loss.
+
+  A field of the section `loss` that has the name of a field of `Objective` is
+  its value.
+  """
+  known = {x.name for x in dataclasses.fields(objective_lib.Objective)}
   controlled = c.loss.entropy_controller.name != "fixed"
   return objective_lib.Objective(
       surrogate=functions.bind("surrogate", c.surrogate),
       reduction=functions.bind("reduction", c.reduction),
       kl=c.kl.kind if c.kl.place == "loss" else "none",
       entropy=c.loss.entropy_coef > 0 or controlled,
-      positive_nll=c.loss.positive_nll,
       on_policy=on_policy,
-      length_alpha=c.loss.length_alpha,
       covariance=functions.bind("covariance", c.covariance),
+      **{name: x for name, x in c.loss.items() if name in known},
   )
 
 

@@ -21,6 +21,7 @@ from rl_reason.stages import (
     demonstrations,
     reward_model,
     scorer,
+    trained as trained_lib,
     value,
 )
 
@@ -146,10 +147,10 @@ def test_a_critic_starts_from_it(trained, tmp_path):
 def test_a_missing_model_or_one_of_another_task_is_refused(trained, tmp_path):
   session = make_session(tmp_path / "a")
   with pytest.raises(RunError, match="holds no complete checkpoint; --stage"):
-    call(trained.reward_model, session, str(tmp_path))
+    call(trained_lib.reward_model, session, str(tmp_path))
   session.config.task.name = "countdown"
   with pytest.raises(RunError, match="reward.*: task.name is 'arithmetic' the"):
-    call(trained.reward_model, session, str(trained.path))
+    call(trained_lib.reward_model, session, str(trained.path))
 
 
 def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
@@ -165,8 +166,8 @@ def test_it_is_a_classifier_of_transformers_as_well(trained, tmp_path):
   assert classifier.is_classifier(str(alone))
   session = make_session(tmp_path / "a", reward__functions=f"{alone}*1")
   with jax.set_mesh(session.mesh):
-    call(trained.check_classifiers, session)
-    params, cfg = call(trained.reward_model, session, str(alone))
+    call(trained_lib.check_classifiers, session)
+    params, cfg = call(trained_lib.reward_model, session, str(alone))
   assert digest(params) == digest(trained.params)
   assert cfg == trained.session.critic_cfg
   params = start_critic(alone, tmp_path / "b")

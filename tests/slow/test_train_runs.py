@@ -9,7 +9,6 @@ import pytest
 import tiny_session
 from test_train import ROWS, tiny_config, train
 from tiny_data import byte_tokenizer
-from tiny_session import call
 
 from rl_reason.stages.output import open_stage
 
@@ -131,7 +130,8 @@ def test_without_a_verifier_the_reward_decides(tok_dir, tmp_path):
       if x["stage"] == "evaluate"
   ]
   assert len(found) == 3 and len(set(found)) > 1
-  checkpoints = call(open_stage, result.session, "rl").checkpoints
+  output = result.parts["output"]
+  checkpoints = open_stage(result.config, output, "rl").checkpoints
   assert checkpoints.best() == int(np.argmax(found))
   steps = [x for x in result.history if x["stage"] == "rl"]
   assert len(steps) == 2

@@ -17,7 +17,7 @@ from tiny_session import call, digest
 
 from rl_reason.checkpointing import checkpoint
 from rl_reason.checkpointing.resumable import Stopped
-from rl_reason.stages import rl, value
+from rl_reason.stages import rl, trained as trained_lib, value
 
 pytestmark = pytest.mark.slow
 __all__ = ["compiled", "trained", "verdicts"]  # fixtures
@@ -51,7 +51,9 @@ def reinforce(workdir, **changes):
     params, counters = call(value.run, session, policy)
     call(rl.train, session, policy, params, counters)
     session.log.close()
-    policy, params, at = call(trained.rl, session, "newest", base=lambda: None)
+    policy, params, at = call(
+        trained_lib.rl, session, "newest", base=lambda: None
+    )
   assert at == 3
   return digest(policy), digest(params), lines(workdir)
 
