@@ -297,5 +297,4 @@ def test_hosts_play_their_own_rows_and_end_where_one_does(monkeypatch):
       assert one.episodes.texts == alone.episodes.texts
       failed = {b: x.reason for b, x in alone.episodes._failed.items()}
       assert {b: x.reason for b, x in one.episodes._failed.items()} == failed
-  assert alone.episodes.failures >= 5
-  assert alone.episodes.turns().rewards_BT.any()
+  assert alone.episodes.failures >= 5 and alone.episodes.summary_B2[:, 1].any()

@@ -34,7 +34,7 @@ def test_processes_play_as_threads_do(make):
   one, two = alone.episodes, other.episodes
   assert one.turns().numbers_BT.max() > 2
   np.testing.assert_array_equal(one.correct_B, two.correct_B)
-  np.testing.assert_array_equal(one.num_turns_B, two.num_turns_B)
+  np.testing.assert_array_equal(one.summary_B2, two.summary_B2)
   assert one.failures == two.failures == 0
 
 

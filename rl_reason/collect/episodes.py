@@ -154,9 +154,9 @@ class Episodes:
     self._plays = {}
 
   @property
-  def num_turns_B(self) -> np.ndarray:
-    """Number of turns of each trajectory."""
-    return self._turns_B
+  def summary_B2(self) -> np.ndarray:
+    """Number of turns and sum of rewards of each trajectory."""
+    return np.stack([self._turns_B, self._rewards_BT.sum(1)], -1)
 
   def turns(self) -> Turns:
     """The turns of all trajectories."""

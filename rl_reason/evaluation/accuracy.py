@@ -44,8 +44,8 @@ class Responses(NamedTuple):
       reward, with their weights at the end of the run; else None.
     doubtful: rejected ones that may be right, see `collect.doubtful`; None
       where the task cannot read leniently.
-    turns_NG: number of turns in an environment; None where responses have a
-      single turn.
+    turns_NG, returns_NG: number of turns in an environment, and the sum of its
+      rewards; None where responses have a single turn.
   """
 
   name: str
@@ -61,6 +61,7 @@ class Responses(NamedTuple):
   doubtful: list[dict] | None = None
   rewards_NG: np.ndarray | None = None
   turns_NG: np.ndarray | None = None
+  returns_NG: np.ndarray | None = None
 
   @property
   def scores_NG(self) -> np.ndarray:
@@ -108,7 +109,7 @@ def respond(
   """
   verified = rewards is None or any(tasks.has_verifier(task, x) for x in rows)
   rewards_B: list[np.ndarray] = []
-  turns: list[np.ndarray] = []
+  played: list[np.ndarray] = []  # turns and returns
   stats, texts, lines, repetition = [], [], [], []
   failures = broken = 0
   doubtful: list[dict] = []
@@ -135,7 +136,7 @@ def respond(
     else:
       texts_B, correct_B = real(episodes.texts), real(episodes.correct_B)
       failed = int((correct_B < 0).sum())
-      turns.append(real(episodes.num_turns_B).reshape(-1, group_size))
+      played.append(real(episodes.summary_B2).reshape(-1, group_size, 2))
     if verified and unread:
       rows_B = [row for row in part for _ in range(group_size)]
       rejected = np.flatnonzero((correct_B == 0) & ~rollouts.truncated_B)
@@ -187,7 +188,8 @@ def respond(
       rewards_NG=np.concatenate(rewards_B).reshape(correct_NG.shape)
       if rewards_B
       else None,
-      turns_NG=np.concatenate(turns) if turns else None,
+      turns_NG=np.concatenate(played)[..., 0] if played else None,
+      returns_NG=np.concatenate(played)[..., 1] if played else None,
   )
 
 
