@@ -244,12 +244,7 @@ def plan(
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command and returns the exit code.
-
-  Args:
-    argv: arguments without the name of the command.
-    child: command that runs a row.
-  """
+  """Runs the command, and rows by `child`; returns the exit code."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.ablate",
       description=__doc__.splitlines()[0],

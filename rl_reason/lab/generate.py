@@ -59,18 +59,9 @@ def run(
     reward_runner: RewardRunner,
     environments: Environments | None,
 ) -> pathlib.Path:
-  """Writes the samples; returns their directory.
+  """Writes samples of `trained.policy(c, which)`; returns their directory.
 
-  Args:
-    c: the checked config.
-    which: as in `trained.policy`.
-    model: shapes and devices.
-    output: work directory and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses.
-    reward_runner: calls the reward functions.
-    environments: None, since responses have a single turn.
+  `stages/parts.py` describes the keywords.
 
   Raises:
     ConfigError: the task is an environment of several turns.

@@ -199,14 +199,10 @@ def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
 
 
 def visible(devices: Sequence[str], index: int = 0) -> dict[str, str]:
-  """Environment variables that limit a process to some accelerators.
+  """Variables of CUDA and libtpu that limit a process to some accelerators.
 
-  Args:
-    devices: indices of GPUs or TPU chips; () for all.
-    index: index of the process on this machine.
-
-  Returns:
-    variables for CUDA and for libtpu.
+  `devices` are indices of GPUs or TPU chips, () for all; `index` is that of the
+  process on this machine.
   """
   if not devices:
     return {}

@@ -187,10 +187,7 @@ def bytes_of(
 def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   """Bytes that a forward pass saves, and temporary bytes of one layer.
 
-  Args:
-    cfg: static shape of the model.
-    mesh: mesh of the devices.
-    tokens: tokens of the micro-batch on one device.
+  `tokens` counts the micro-batch on one device.
   """
   size, parts = itemsize(cfg), sharding.num_shards(mesh, "heads")
   heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts

@@ -48,15 +48,7 @@ def run(
     tok: Any,
     engine: RolloutEngine,
 ) -> None:
-  """Serves until SIGTERM.
-
-  Args:
-    c: the checked config.
-    which: as in `trained.policy`.
-    model: shapes and devices.
-    output: work directory and screen.
-    tok: the tokenizer.
-    engine: makes sampler weights of parameters.
+  """Serves `trained.policy(c, which)` until SIGTERM.
 
   Raises:
     ConfigError: the mesh, the address or the filter does not work here.

@@ -45,16 +45,8 @@ def run(
 ) -> dict[str, float]:
   """Evaluates a checkpoint, writes the files above, returns the metrics.
 
-  Args:
-    c: the checked config.
-    which: 'sft', 'newest', 'best', or a step of RL.
-    model: shapes and devices.
-    output: work directory and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses.
-    reward_runner: calls the reward functions.
-    environments: makes and calls environments; None without.
+  `which` is 'sft', 'newest', 'best', or a step of RL; `parts` describes the
+  keywords.
 
   Raises:
     RunError: there is no such checkpoint.

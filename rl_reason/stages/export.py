@@ -25,14 +25,7 @@ def run(c, which: str, *, model: Model, output: Output, tok: Any) -> None:
   The critic is a token classifier whose labels are the outputs of its head.
   With it comes a checkpoint of this package, from which critic.path of another
   run starts with critic.init = 'exported'. With export.push_to the policy is
-  then pushed to the hub.
-
-  Args:
-    c: the checked config.
-    which: 'newest', 'best', or a step.
-    model: shapes and devices.
-    output: work directory and screen.
-    tok: the tokenizer.
+  then pushed to the hub. `which` is 'newest', 'best', or a step.
 
   Raises:
     RunError: there is no such checkpoint, or the hub refuses.

@@ -46,18 +46,8 @@ def run(
 ) -> Tree | None:
   """Runs or resumes the stages up to one; returns the parameters of the policy.
 
-  Args:
-    c: the checked config.
-    stage: 'sft', 'reward_model', 'value', or 'all'.
-    model: shapes of the networks, and the devices that learn.
-    output: work directory, logs and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses on the devices that learn.
-    rollout_engine: samples responses in RL: `engine`, one on devices of its
-      own, or an external one.
-    reward_runner: calls the reward functions.
-    environments: makes and calls environments; None without.
+  `stage` is 'sft', 'reward_model', 'value' or 'all'; `parts` describes the
+  keywords.
   """
   samples: dict[str, Any] = dict(
       model=model,
@@ -109,13 +99,8 @@ def resumed(
   """The arguments of `rl.train`, or None if RL has no checkpoint yet.
 
   The policy is None if RL is complete, and the base of its LoRA factors lost:
-  nothing is left to do.
-
-  Args:
-    c: the config.
-    pretrain: `value.run` of the policy, which here reads its result.
-    model: shapes and devices.
-    output: work directory and screen.
+  nothing is left to do. `pretrain` is `value.run` of the policy, which here
+  reads its result.
 
   Raises:
     RunError: RL needs parameters of a finished stage that are lost.

@@ -1,7 +1,18 @@
 """The parts of a run that its stages use, one function each.
 
 `run.open_parts` calls them once, and each stage gets the parts that its
-parameters name.
+parameters name:
+
+  c               the checked config
+  model           shapes of the networks, and the devices that learn
+  output          work directory, logs and screen
+  row_source      the rows of the task by purpose
+  tok             the tokenizer
+  engine          samples responses on the devices that learn
+  rollout_engine  samples responses in RL: `engine`, one on devices of its own,
+                  or an external one
+  reward_runner   calls the reward functions
+  environments    makes and calls environments; None without
 """
 
 import functools

@@ -58,16 +58,8 @@ def run(
 ) -> Tree:
   """Runs or resumes the stage; writes export/reward_model at its end.
 
-  It starts from reward_model.init, or from the trunk of a policy, and returns
-  the parameters.
-
-  Args:
-    c: the checked config.
-    policy_params: the policy whose trunk a new reward model gets.
-    model: shapes and devices.
-    output: work directory, logs and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
+  It starts from reward_model.init, or from the trunk of `policy_params`, and
+  returns the parameters. `parts` describes the keywords.
 
   Raises:
     RunError: reward_model.init has another shape.
@@ -180,14 +172,7 @@ def preference_update(
 def pairs(
     c, row_source: RowSource, tok: Any, *, evaluation: bool, say: Callable
 ) -> tuple[Iterator, float]:
-  """Batches of (prompt, chosen, rejected), without end.
-
-  Args:
-    c: the config.
-    row_source: the rows of the task, for a config without samples.
-    tok: the tokenizer.
-    evaluation: whether to take held-out pairs.
-    say: shows a line.
+  """Batches of (prompt, chosen, rejected) without end, of training or held out.
 
   Returns:
     the iterator, and the number of different pairs: inf if they are generated.
@@ -228,15 +213,7 @@ def _pack_pairs(rollout, tok: Any, pairs) -> tuple[Array, Array, Array]:
 def _scores(
     params: Tree, batches: Iterable, size: int, model: Model, display: Display
 ) -> np.ndarray:
-  """Scores of packed pairs [N, 2]: chosen, rejected.
-
-  Args:
-    params: of the reward model.
-    batches: of `_pack_pairs`.
-    size: packed rows of a micro-batch.
-    model: shapes and devices.
-    display: the screen.
-  """
+  """Scores of pairs [N, 2]: chosen, rejected; `size` packed rows at a time."""
   program = CompiledOnce(
       "scores of pairs", scorer.scores_program(model.critic_cfg), display
   )
@@ -265,10 +242,9 @@ def _export(c, params: Tree, model: Model, tok: Any, output: Output) -> None:
 
 
 def agreement(margin_N: np.ndarray) -> dict[str, float]:
-  """Returns how well scores predict preferences.
+  """Returns how well margins [N] of scores predict preferences.
 
-  Args:
-    margin_N: score of the chosen response minus score of the rejected response.
+  A margin is the score of the chosen minus the score of the rejected response.
 
   Returns:
     accuracy (ties count half) with its 95% interval; nll of the preferences;

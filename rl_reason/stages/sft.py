@@ -48,15 +48,7 @@ def run(
 
   SFT starts from config.model.path, if set. Phases of 0 steps are skipped.
   With config.sft.reuse the parameters come from another work directory.
-
-  Args:
-    c: the checked config.
-    model: shapes and devices.
-    output: work directory, logs and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses, to measure the skill.
-    environments: makes and calls environments; None without.
+  `parts` describes the keywords; the engine measures the skill.
 
   Raises:
     TooWeak: the skill ended below its threshold.

@@ -49,16 +49,8 @@ def run(
 ) -> tuple[Tree, dict[str, float]]:
   """Runs, resumes, reuses or skips value pretraining; the policy stays fixed.
 
-  Args:
-    c: the checked config.
-    policy_params: the policy that RL starts from.
-    model: shapes of the networks, and the devices.
-    output: work directory, logs and screen.
-    row_source: the rows of the task by purpose.
-    tok: the tokenizer.
-    engine: samples responses.
-    reward_runner: calls the reward functions.
-    environments: makes and calls environments; None without.
+  `policy_params` are the policy that RL starts from; `parts` describes the
+  keywords.
 
   Returns:
     the critic's parameters, and their cost: generated tokens and FLOPs.
