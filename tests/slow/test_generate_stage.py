@@ -70,7 +70,7 @@ def test_a_stage_that_was_stopped_writes_the_same_files(run):
   for name, entry in manifest["files"].items():
     digest = hashlib.sha256((out / name).read_bytes()).hexdigest()
     assert digest == entry["sha256"]
-  with pytest.raises(RunError, match="generate.samples = 4, and it is 2"):
+  with pytest.raises(RunError, match="generate.samples = 4, not 2"):
     run(samples=2)
 
 
