@@ -32,9 +32,7 @@ def owners(ids_B: np.ndarray) -> np.ndarray:
 def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
   """Gives all processes the results of each response from its owner.
 
-  Args:
-    owner_B: of `owners`.
-    *arrays: [..., B], valid for the responses of this process.
+  The arrays [..., B] are valid for the responses of this process.
   """
   if jax.process_count() == 1:
     return list(arrays)

@@ -196,12 +196,8 @@ def plan(
 ) -> list[Job]:
   """Returns all jobs, seed by seed, each base before the rows that need it.
 
-  Ablations with the same `folder` share bases.
-
-  Args:
-    c: config of the ablation.
-    folder: parent of all work directories.
-    name: of the ablation.
+  Ablations with the same `folder`, the parent of all work directories, share
+  bases.
 
   Raises:
     ConfigError: the first mistake, with the name of its row.

@@ -166,13 +166,9 @@ def itemsize(cfg: decoder.ModelConfig) -> int:
 def bytes_of(
     table: Tree, mesh, size: int = 4, *, gathered: bool = False
 ) -> int:
-  """Bytes per device of the arrays of a table.
+  """Bytes per device of the arrays of a table; `size` bytes a number.
 
-  Args:
-    table: of `parameters.Param`.
-    mesh: of the devices.
-    size: bytes of one number.
-    gathered: whether the width is replicated instead of sharded.
+  `gathered`: the width is replicated instead of sharded.
   """
   total = 0
   for entry in jax.tree.leaves(table, is_leaf=parameters.is_param):

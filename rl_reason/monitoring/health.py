@@ -192,9 +192,7 @@ def step_summary(x: dict[str, Any], fields: dict[str, Any]) -> str:
 def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
   """The updates of a whole run in one line; [] if it has no RL steps.
 
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config; {} if it is not known.
+  `fields` are the flat config; {} if it is not known.
   """
   done = updates.of_run(lines, fields)
   if not done:
@@ -213,10 +211,6 @@ def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
 
 def check_run(lines: list[dict], fields: dict[str, Any]) -> None:
   """Refuses a run whose RL learned nothing, or broke its policy.
-
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config.
 
   Raises:
     RunError: RL made no update at all, or its policy is broken at the end.
@@ -290,9 +284,7 @@ class SkippedUpdates:
 def why_not_finite(fields: dict[str, Any], rate: str) -> str:
   """The likely cause of a gradient that is not finite, and the remedy.
 
-  Args:
-    fields: the flat config.
-    rate: the field of the learning rate.
+  `rate` is the field of the learning rate.
   """
   lr = f"{rate} (now {fields[rate]:g})"
   if fields["model.dtype"] == "float16":

@@ -184,9 +184,7 @@ def host_memory_gib() -> float | None:
 def utilization(flops: float, seconds: float) -> float | None:
   """Model FLOPs utilization of all devices, of 1; None if no peak is known.
 
-  Args:
-    flops: analytic FLOPs of a step, without padding and recomputation.
-    seconds: duration of the step.
+  `flops` of a step are analytic, without padding and recomputation.
   """
   kind = jax.devices()[0].device_kind
   peaks = [x for name, x in PEAK_FLOPS.items() if kind.startswith(name)]

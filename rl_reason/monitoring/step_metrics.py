@@ -92,9 +92,6 @@ def broken_responses(rollouts: Rollouts) -> int:
   all their tokens have the same log-prob below 0: finite but huge parameters
   make all tokens equally probable. (If all log-probs are 0, the policy may have
   learned a task with one correct response.)
-
-  Args:
-    rollouts: on the host.
   """
   bad_BT = ~np.isfinite(rollouts.logps_BT) & rollouts.mask_BT
   logps = rollouts.logps_BT[rollouts.mask_BT & ~bad_BT]
