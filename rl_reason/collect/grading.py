@@ -102,12 +102,7 @@ class AsyncGrader:
     self.failures = 0
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
-    """Submits newly finished responses for grading.
-
-    Args:
-      rollouts: all responses so far, on the host.
-      finished_B: bool, whether each response has finished.
-    """
+    """Submits newly finished responses for grading; all are on the host."""
     new = np.flatnonzero(finished_B & ~self._submitted_B)
     self._submitted_B |= finished_B
     if len(new):

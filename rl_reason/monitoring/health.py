@@ -52,20 +52,17 @@ class StepLimit:
     self._last = ""
 
   def add(self, passed: bool, last: str) -> None:
-    """Counts a step.
+    """Counts a step, and whether it passed the check.
 
-    Args:
-      passed: whether the step passed the check.
-      last: the step with its batch and the cause, for the error.
+    `last` is the step with its batch and the cause, for the error.
     """
     self.count, self._last = (0 if passed else self.count + 1), last
 
   def enforce(self, flush: Callable[[], None]) -> None:
     """Ends the stage if the limit is reached; called between two steps.
 
-    Args:
-      flush: adds the step whose metrics are still on the device; called only if
-        that step could reach the limit.
+    `flush` adds the step whose metrics are still on the device. It is called
+    only if that step could reach the limit.
 
     Raises:
       RunError: the limit is reached.
@@ -265,10 +262,6 @@ class SkippedUpdates:
 
   def require_any(self, skipped: int, total: int) -> None:
     """Refuses a stage that ended without an update.
-
-    Args:
-      skipped: number of updates that were skipped.
-      total: number of updates of the stage so far.
 
     Raises:
       RunError: all updates were skipped.

@@ -143,11 +143,8 @@ class Counter(NamedTuple):
   ) -> dict[str, float]:
     """The counters after one more step.
 
-    Args:
-      counters: before the step.
-      rows: of the training batch.
-      generated: sampled tokens, including discarded groups.
-      responses: sampled responses, including discarded groups.
+    `generated` and `responses` are sampled tokens and responses, discarded
+    groups included.
     """
     length_B = self.max_prompt - rows.rollouts.start_B + rows.rollouts.lengths_B
     trained = int(length_B[rows.age_B >= 0].sum())

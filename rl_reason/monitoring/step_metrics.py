@@ -45,13 +45,7 @@ class ResponseStats:
     self._shown = dict.fromkeys(self._behaviours, 0)
 
   def add(self, rows: Experience, texts: list[str], rows_B: list) -> None:
-    """Adds a round of graded responses.
-
-    Args:
-      rows: of the round.
-      texts: of the responses.
-      rows_B: the row that each response answers.
-    """
+    """Adds a round of graded responses, their texts, and rows of the task."""
     rollouts = rows.rollouts
     finished_B = ~rollouts.truncated_B
     incorrect = np.flatnonzero(finished_B & (rows.correct_B == 0))
