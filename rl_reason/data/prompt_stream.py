@@ -79,8 +79,7 @@ class PromptStream:
   def update(self, rows: list[Row], accuracies, lengths) -> None:
     """Updates the averages and the count of solved prompts.
 
-    Each of the rows has a share of correct responses and a mean length in
-    tokens.
+    Each row has a share of correct responses and a mean length in tokens.
     """
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
       new = [float(accuracy), float(length)]

@@ -240,7 +240,7 @@ def plan(
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command, and rows by `child`; returns the exit code."""
+  """Runs the command and returns the exit code; `child` executes one row."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.ablate",
       description=__doc__.splitlines()[0],

@@ -183,7 +183,7 @@ def bytes_of(
 def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   """Bytes that a forward pass saves, and temporary bytes of one layer.
 
-  `tokens` counts the micro-batch on one device.
+  `tokens` is the number of tokens of a micro-batch on one device.
   """
   size, parts = itemsize(cfg), sharding.num_shards(mesh, "heads")
   heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts

@@ -98,7 +98,7 @@ def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command, and runs by `child`; returns the exit code."""
+  """Runs the command and returns the exit code; `child` executes one run."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.lab.sweep",
       description=__doc__.splitlines()[0],

@@ -73,7 +73,9 @@ def product(first: list, last):
 
 
 def filled(before: list, after: list, most: int) -> list:
-  """Returns at most `most` numbers in equal steps; some replace the dots.
+  """Returns a list of numbers in equal steps, with numbers in place of dots.
+
+  It has at most `most` numbers.
 
   Raises:
     Unreadable: the values are not in equal steps.
