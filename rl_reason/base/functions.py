@@ -109,13 +109,7 @@ def check(kind: str, section: Any) -> None:
 def check_arguments(
     field: str, function: str, found: Signature, args: Mapping[str, Any]
 ) -> None:
-  """Checks the arguments of a function.
-
-  Args:
-    field: where they are set, for the error.
-    function: its name.
-    found: its signature.
-    args: by name.
+  """Checks the arguments of a function; `field` is where they are set.
 
   Raises:
     ConfigError: one is unknown, out of bounds, or missing.

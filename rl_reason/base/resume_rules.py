@@ -161,10 +161,7 @@ def differences(old: Fields, new: Fields) -> list[str]:
 def other_values(there: Fields, here: Fields, workdir: str) -> list[str]:
   """Fields that give the values of a critic another meaning here.
 
-  Args:
-    there: fields of the run that pretrained the critic.
-    here: fields of the run that is to start with it.
-    workdir: of the run that pretrained it.
+  `workdir` is of the run that pretrained it, `there` are its fields.
   """
   reuse = str(here.get("sft.reuse", ""))
   if reuse and not there.get("sft.reuse"):

@@ -196,10 +196,8 @@ class Checkpoints:
   def prune(self, newest: int) -> None:
     """Removes old checkpoints, except for the ones to keep.
 
-    A kill may have left too many checkpoints, or a part of one.
-
-    Args:
-      newest: step of a complete checkpoint; newer ones are not removed.
+    A kill may have left too many checkpoints, or a part of one. `newest` is the
+    step of a complete checkpoint; newer ones are not removed.
     """
     if not self._first:
       return
@@ -248,11 +246,10 @@ class Checkpoints:
     return json.loads((self._path(step) / "host.json").read_text())
 
   def restore(self, step: int, like: Tree) -> Tree:
-    """Restores the arrays of a checkpoint.
+    """Restores the arrays of the checkpoint of a step.
 
-    Args:
-      step: step from `newest`.
-      like: arrays or ShapeDtypeStructs with the requested shapes and shardings.
+    `like` has arrays or ShapeDtypeStructs with the requested shapes and
+    shardings.
     """
     self.saved = step
     return self._orbax.restore(self._path(step) / "state", like)

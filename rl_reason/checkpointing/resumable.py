@@ -177,10 +177,7 @@ class ResumableStage:
     self._on_save = on_save
 
   def restore(self, state: State) -> bool:
-    """Restores the newest complete checkpoint, if there is one.
-
-    Args:
-      state: state of step 0, with the shapes and shardings to restore.
+    """Restores the newest complete checkpoint, if any, into a state of step 0.
 
     Raises:
       RunError: the checkpoint has another config.
@@ -210,17 +207,12 @@ class ResumableStage:
       state: State,
       flush: Callable[[], None] = lambda: None,
   ) -> Iterator[None]:
-    """The context of a training loop.
+    """The context of a training loop of `total` steps, which updates `state`.
 
     On entry, discards lines that a killed process logged after the newest
     checkpoint. If the loop is stopped, or ends with an error that the user can
-    fix, the state is saved, unless its parameters are not finite.
-
-    Args:
-      title: title of the stage.
-      total: number of steps.
-      state: updated by the loop.
-      flush: logs the step whose metrics are still on the device.
+    fix, the state is saved, unless its parameters are not finite. `flush` logs
+    the step whose metrics are still on the device.
 
     Raises:
       RunError: a later stage has started from this one, or has logged since.

@@ -94,12 +94,7 @@ def experts(c) -> Iterator[Rule]:
 
 
 def split(c, sizes: dict[str, int]) -> Iterator[Rule]:
-  """What the axes of the mesh cannot split.
-
-  Args:
-    c: the config, with the shape of the model.
-    sizes: of `facts.mesh_sizes`.
-  """
+  """What the axes of the mesh, `facts.mesh_sizes`, cannot split."""
   m = c.model
   prime = m.layers > 3 and all(m.layers % n for n in range(2, m.layers))
   if m.remat == "sqrt" and prime:

@@ -79,12 +79,7 @@ def in_vain(c, name: str) -> str:
 
 
 def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
-  """Fields that contradict each other.
-
-  Args:
-    c: the whole config.
-    given: names of the fields that were set on the command line.
-  """
+  """Fields that contradict each other; `given` are set on the command line."""
   for name, spec in FIELDS.items():
     if is_set(c, name) and _is_off(name):
       if why := in_vain(c, name):

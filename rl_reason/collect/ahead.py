@@ -80,10 +80,8 @@ class Ahead:
   ) -> tuple[Experience, None, dict[str, Any], dict[str, dict[str, float]]]:
     """Returns the batch of a step; starts batches of up to S steps later.
 
-    Args:
-      step: completed RL steps.
-      weights: sampler weights of this step.
-      on_dispatch: called once these batches have started.
+    `step` counts completed RL steps; `on_dispatch` is called once these batches
+    have started.
     """
     learned = time.monotonic()
     # Start the missing batches: one, or S + 1 in the first step.

@@ -32,12 +32,8 @@ def find(
 ) -> list[dict[str, Any]]:
   """Returns rejected responses that equal their reference, read leniently.
 
-  Args:
-    task: has the verifier.
-    texts: of all responses.
-    rows: of each response.
-    rejected: indices of finished and incorrect responses.
-    most: responses that are read, evenly spaced.
+  At most `most` of the responses with the indices `rejected` are read, evenly
+  spaced.
 
   Returns:
     prompt, answer and response (long texts: head and tail), and `why`.

@@ -163,13 +163,9 @@ class Episodes:
     return Turns(rewards_BT=self._rewards_BT, numbers_BT=self._numbers_BT)
 
   def stream(self, sample: Sample) -> Iterator[Sampled]:
-    """Plays all trajectories to their ends.
+    """Plays all trajectories to their ends; yields all so far after each wave.
 
-    Args:
-      sample: samples turns: first without arguments, then with `resumed`.
-
-    Yields:
-      all trajectories so far, after each wave of turns.
+    `sample` samples turns: first without arguments, then with `resumed`.
     """
     live_B = np.ones(len(self.texts), bool)
     while live_B.any():

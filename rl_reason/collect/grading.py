@@ -32,9 +32,7 @@ def owners(ids_B: np.ndarray) -> np.ndarray:
 def exchange(owner_B: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
   """Gives all processes the results of each response from its owner.
 
-  Args:
-    owner_B: of `owners`.
-    *arrays: [..., B], valid for the responses of this process.
+  The arrays [..., B] are valid for the responses of this process.
   """
   if jax.process_count() == 1:
     return list(arrays)
@@ -104,12 +102,7 @@ class AsyncGrader:
     self.failures = 0
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
-    """Submits newly finished responses for grading.
-
-    Args:
-      rollouts: all responses so far, on the host.
-      finished_B: bool, whether each response has finished.
-    """
+    """Submits newly finished responses for grading; all are on the host."""
     new = np.flatnonzero(finished_B & ~self._submitted_B)
     self._submitted_B |= finished_B
     if len(new):

@@ -205,11 +205,9 @@ class RewardRound:
     self.scores_UB, self.failures = np.zeros(shape, np.float32), 0
 
   def submit(self, rollouts: Rollouts, finished_B: np.ndarray) -> None:
-    """Starts the functions on newly finished groups.
+    """Starts the functions on newly finished groups of all responses so far.
 
-    Args:
-      rollouts: all responses so far, on the host; rows of a group are adjacent.
-      finished_B: bool, whether each response has finished.
+    The responses are on the host; rows of a group are adjacent.
     """
     if not self._runner.terms:
       return

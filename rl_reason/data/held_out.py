@@ -14,13 +14,10 @@ from rl_reason.data import pipelines
 def evaluation_sets(
     rows: pipelines.RowSource, count: int
 ) -> dict[str, list[tasks.Row]]:
-  """Evaluation rows by the name of their set; the first set is the main one.
+  """Evaluation rows by the name of their set, the main one first.
 
-  The order is random but fixed, so that the first n rows are a random sample.
-
-  Args:
-    rows: rows of the run.
-    count: maximum number of rows of a set.
+  At most `count` of each set, in a random but fixed order, so that the first n
+  rows are a random sample.
   """
   if rows.files is None:
     sets: dict[str, list[tasks.Row]] = {}

@@ -65,9 +65,7 @@ class Tally:
 def lines(sources: list[dict], learns: bool) -> list[str]:
   """The report for the screen, with a line for each reason.
 
-  Args:
-    sources: tallies of data.json.
-    learns: whether SFT reads demonstrations.
+  `sources` are tallies of data.json; `learns`: SFT reads demonstrations.
   """
   out = []
   for t in sources:

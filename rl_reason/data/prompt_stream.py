@@ -79,10 +79,7 @@ class PromptStream:
   def update(self, rows: list[Row], accuracies, lengths) -> None:
     """Updates the averages and the count of solved prompts.
 
-    Args:
-      rows: prompts of a round.
-      accuracies: share of correct responses to each prompt.
-      lengths: mean response length of each prompt, in tokens.
+    Each row has a share of correct responses and a mean length in tokens.
     """
     for row, accuracy, length in zip(rows, accuracies, lengths, strict=True):
       new = [float(accuracy), float(length)]

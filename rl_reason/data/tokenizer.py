@@ -115,12 +115,8 @@ def encode(tok, texts: list[str]) -> list[list[int]]:
 def plain(tok, markup: Iterable[str]) -> Callable[[str], list[int]]:
   """Returns an encoder of text in which markup becomes ordinary tokens.
 
-  Args:
-    tok: the tokenizer.
-    markup: texts of added tokens.
-
-  Returns:
-    a function of a text, which raises ConfigError as `encode` does.
+  `markup` are texts of added tokens. The encoder raises ConfigError as `encode`
+  does.
   """
   backend = getattr(tok, "backend_tokenizer", None)
   if backend is None:  # a tokenizer that is written in Python

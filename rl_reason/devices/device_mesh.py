@@ -136,12 +136,7 @@ def unit_of(device: Any) -> str:
 
 
 def describe(names: Sequence[str], devices: np.ndarray) -> str:
-  """One line with the axes between slices and within slices.
-
-  Args:
-    names: names of the axes.
-    devices: devices in the shape of the mesh.
-  """
+  """One line with the axes between slices and within slices."""
   slices = np.vectorize(slice_of)(devices)
   unit, count = unit_of(devices.flat[0]), len(np.unique(slices))
   between, within = [], []

@@ -15,14 +15,7 @@ def own(ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def everyones(value: Any) -> list[Any]:
-  """All-gathers a value; a collective of all processes.
-
-  Args:
-    value: JSON value of this process.
-
-  Returns:
-    the values of all processes, in order.
-  """
+  """The JSON values of all processes, in order; a collective operation."""
   if jax.process_count() == 1:
     return [value]
   data = np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -68,8 +68,7 @@ class Peers:
   def leave(self, code: int) -> None:
     """Announces the end of this process; an error ends all processes.
 
-    Args:
-      code: exit code; with 0 and 143 all processes end by themselves.
+    With the exit codes 0 and 143 all processes end by themselves.
     """
     self._left.set()
     time.sleep(0.1)  # for a heartbeat in progress

@@ -70,12 +70,6 @@ def transcript(
 ) -> tuple[str, list[str]]:
   """A demonstration: its prompt, and its turns with the observations.
 
-  Args:
-    environment: a new environment.
-    row: the problem.
-    turns: turns of the policy.
-    rng: random generator for `reset`.
-
   Returns:
     the prompt; and the texts of the response, alternating turns and
     observations, with a turn at both ends.

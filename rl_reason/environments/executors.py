@@ -66,12 +66,7 @@ class Play:
     return tools.tools_of(self.environment)
 
   def reset(self, row: Row, seed: Sequence[int]) -> tools.Messages | str:
-    """Begins a trajectory and returns the prompt.
-
-    Args:
-      row: the problem.
-      seed: seed of the random generator for the environment.
-    """
+    """Begins a trajectory and returns the prompt."""
     prompt = self.environment.reset(row, np.random.default_rng(seed))
     if not isinstance(prompt, str | list | None):
       raise TypeError(f"reset gave the prompt {prompt!r}, not a text")

@@ -201,14 +201,9 @@ def summarize_sets(
     mean_of: int,
     score_of: int,
 ) -> dict[str, float]:
-  """Returns the metrics of all sets and their means.
+  """Returns the metrics of all sets, as `summarize`, and their means.
 
-  Args:
-    sets: responses to each set.
-    scored: names of the sets whose mean score chooses checkpoints.
-    answer: extracts the answer of a response, for the majority vote.
-    mean_of: see `summarize`.
-    score_of: see `summarize`.
+  The mean score of the sets `scored` chooses checkpoints.
   """
   metrics: dict[str, float] = {}
   scores = []
@@ -316,9 +311,7 @@ class Level(NamedTuple):
 def levels(responses: Responses, mean_of: int) -> list[Level]:
   """Returns the results by difficulty, the lowest first.
 
-  Args:
-    responses: greedy ones do not count.
-    mean_of: samples of each prompt in the accuracy.
+  Greedy responses do not count; the accuracy is over `mean_of` samples.
   """
   difficulty_N = np.array([row.difficulty for row in responses.rows])
   mean_N = responses.scores_NG[:, :mean_of].mean(1)

@@ -69,14 +69,7 @@ def harness_results(
 def responses_page(
     title: str, values: dict[str, float], sets: list[Responses], mean_of: int
 ) -> str:
-  """Returns the page of all responses with verdicts and reference answers.
-
-  Args:
-    title: of the page.
-    values: metrics of `evaluate`.
-    sets: responses to each set.
-    mean_of: samples of each prompt in the accuracy.
-  """
+  """Returns the page of all responses with verdicts and reference answers."""
   responses, by_difficulty = [], []
   doubtful: list[dict] = []
   for x in sets:

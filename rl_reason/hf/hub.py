@@ -8,11 +8,7 @@ from rl_reason.base.errors import RunError
 
 
 def create(repository: str, private: bool) -> None:
-  """Creates the repository if it does not exist.
-
-  Args:
-    repository: 'owner/name'.
-    private: whether a new repository is private.
+  """Creates the repository 'owner/name' if it does not exist.
 
   Raises:
     RunError: the token has no write access, or the hub cannot be reached.
@@ -26,11 +22,6 @@ def create(repository: str, private: bool) -> None:
 
 def push(repository: str, directory: pathlib.Path, message: str) -> str:
   """Uploads the files of a directory; returns the URL of the commit.
-
-  Args:
-    repository: 'owner/name'.
-    directory: directory of `hf.save`.
-    message: commit message.
 
   Raises:
     RunError: the token has no write access, or the hub cannot be reached.

@@ -100,9 +100,7 @@ def named_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields parameters of the policy with their names in transformers.
 
-  Args:
-    params: parameters of the policy; low-rank factors are merged.
-    cfg: static shape of the policy.
+  Low-rank factors are merged.
   """
   leaves = jax.tree.leaves(lora.merge(params))
   for name, place in placements(decoder.table(cfg)).items():

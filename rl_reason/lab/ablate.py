@@ -196,12 +196,8 @@ def plan(
 ) -> list[Job]:
   """Returns all jobs, seed by seed, each base before the rows that need it.
 
-  Ablations with the same `folder` share bases.
-
-  Args:
-    c: config of the ablation.
-    folder: parent of all work directories.
-    name: of the ablation.
+  Ablations with the same `folder`, the parent of all work directories, share
+  bases.
 
   Raises:
     ConfigError: the first mistake, with the name of its row.
@@ -244,7 +240,7 @@ def plan(
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command, and rows by `child`; returns the exit code."""
+  """Runs the command and returns the exit code; `child` executes one row."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.ablate",
       description=__doc__.splitlines()[0],

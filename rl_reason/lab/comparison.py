@@ -107,13 +107,9 @@ def save(data: dict[str, Any], path: pathlib.Path) -> None:
 def select(
     data: dict[str, Any], rows: Sequence[str], reference: str, at: int | None
 ) -> dict[str, Any]:
-  """Returns the data of some rows with another reference, at an earlier step.
+  """Returns the data of some rows (empty: all) with another reference.
 
-  Args:
-    data: of `collect`.
-    rows: names of rows; empty for all.
-    reference: name of the row with which other rows are compared.
-    at: last step whose evaluation counts; None for the last evaluation.
+  No evaluation after the step `at` counts; None: all do.
   """
   names = {*(rows or [row[0] for row in data["rows"]]), reference}
 

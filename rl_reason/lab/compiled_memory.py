@@ -33,9 +33,7 @@ def peak(compiled: jax.stages.Compiled) -> int:
 def abstract_batch(by_row: Callable, length: int) -> Batch:
   """Shapes of the batch that an update reads.
 
-  Args:
-    by_row: (dtype, *sizes) -> abstract array [rows, *sizes].
-    length: tokens of a response.
+  `by_row` makes an abstract array [rows, *sizes] of (dtype, *sizes).
   """
   number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)
   return Batch(

@@ -201,8 +201,8 @@ def divide(devices: Sequence[str], parallel: int) -> list[tuple[str, ...]]:
 def visible(devices: Sequence[str], index: int = 0) -> dict[str, str]:
   """Variables of CUDA and libtpu that limit a process to some accelerators.
 
-  `devices` are indices of GPUs or TPU chips, () for all; `index` is that of the
-  process on this machine.
+  `devices` are indices of GPUs or TPU chips, () for all; `index` is the number
+  of the process on this machine.
   """
   if not devices:
     return {}

@@ -166,13 +166,9 @@ def itemsize(cfg: decoder.ModelConfig) -> int:
 def bytes_of(
     table: Tree, mesh, size: int = 4, *, gathered: bool = False
 ) -> int:
-  """Bytes per device of the arrays of a table.
+  """Bytes per device of the arrays of a table; `size` bytes a number.
 
-  Args:
-    table: of `parameters.Param`.
-    mesh: of the devices.
-    size: bytes of one number.
-    gathered: whether the width is replicated instead of sharded.
+  `gathered`: the width is replicated instead of sharded.
   """
   total = 0
   for entry in jax.tree.leaves(table, is_leaf=parameters.is_param):
@@ -187,7 +183,7 @@ def bytes_of(
 def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   """Bytes that a forward pass saves, and temporary bytes of one layer.
 
-  `tokens` counts the micro-batch on one device.
+  `tokens` is the number of tokens of a micro-batch on one device.
   """
   size, parts = itemsize(cfg), sharding.num_shards(mesh, "heads")
   heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts

@@ -30,10 +30,7 @@ def product(
 ) -> list[dict[str, str]]:
   """Returns the arguments of all runs: a product over the swept fields.
 
-  Args:
-    config: file of the config.
-    seeds: seeds; [] keeps the seed of the config.
-    sets: list of 'field=value'.
+  `sets` are 'field=value'; without seeds the seed of the config is kept.
 
   Raises:
     ConfigError: an entry is not 'field=value', or a value occurs twice.
@@ -80,11 +77,7 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
 
 
 def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
-  """Returns a job for each run, with the default name of the run.
-
-  Args:
-    runs: of `product`.
-    folder: parent of the work directories.
+  """Returns a job for each of the runs of `product`, with its default name.
 
   Raises:
     ConfigError: a config is invalid, or two runs do not differ.
@@ -105,7 +98,7 @@ def plan(runs: list[dict[str, str]], folder: pathlib.Path) -> list[jobs.Job]:
 
 
 def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
-  """Runs the command, and runs by `child`; returns the exit code."""
+  """Runs the command and returns the exit code; `child` executes one run."""
   parser = argparse.ArgumentParser(
       prog="python -m rl_reason.lab.sweep",
       description=__doc__.splitlines()[0],

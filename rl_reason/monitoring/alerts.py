@@ -491,11 +491,7 @@ def of_evaluations(lines: Steps) -> list[str]:
 
 
 def of_run(lines: Steps) -> list[str]:
-  """The alerts of a whole run, one line each; [] of a healthy run.
-
-  Args:
-    lines: of metrics.jsonl.
-  """
+  """The alerts of a whole run by its metrics, one line each; [] if healthy."""
   steps = [x for x in lines if x["stage"] == "rl"]
   out = of_evaluations(lines)
   for rule in RULES:

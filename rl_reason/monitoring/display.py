@@ -39,10 +39,7 @@ def printable(text: str) -> str:
 def excerpt(text: str, size: int = 160, lines: int = 4) -> str:
   """The head and the tail of a long text, and the size of the gap.
 
-  Args:
-    text: of any length.
-    size: characters of the head, and of the tail.
-    lines: of the head, and of the tail.
+  Head and tail have at most `size` characters and `lines` lines each.
   """
   rows = text.split("\n")
   head, tail = "\n".join(rows[:lines])[:size], "\n".join(rows[-lines:])[-size:]

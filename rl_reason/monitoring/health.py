@@ -52,20 +52,17 @@ class StepLimit:
     self._last = ""
 
   def add(self, passed: bool, last: str) -> None:
-    """Counts a step.
+    """Counts a step, and whether it passed the check.
 
-    Args:
-      passed: whether the step passed the check.
-      last: the step with its batch and the cause, for the error.
+    `last` is the step with its batch and the cause, for the error.
     """
     self.count, self._last = (0 if passed else self.count + 1), last
 
   def enforce(self, flush: Callable[[], None]) -> None:
     """Ends the stage if the limit is reached; called between two steps.
 
-    Args:
-      flush: adds the step whose metrics are still on the device; called only if
-        that step could reach the limit.
+    `flush` adds the step whose metrics are still on the device. It is called
+    only if that step could reach the limit.
 
     Raises:
       RunError: the limit is reached.
@@ -192,9 +189,7 @@ def step_summary(x: dict[str, Any], fields: dict[str, Any]) -> str:
 def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
   """The updates of a whole run in one line; [] if it has no RL steps.
 
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config; {} if it is not known.
+  `fields` are the flat config; {} if it is not known.
   """
   done = updates.of_run(lines, fields)
   if not done:
@@ -213,10 +208,6 @@ def summary(lines: list[dict], fields: dict[str, Any]) -> list[str]:
 
 def check_run(lines: list[dict], fields: dict[str, Any]) -> None:
   """Refuses a run whose RL learned nothing, or broke its policy.
-
-  Args:
-    lines: of metrics.jsonl.
-    fields: the flat config.
 
   Raises:
     RunError: RL made no update at all, or its policy is broken at the end.
@@ -272,10 +263,6 @@ class SkippedUpdates:
   def require_any(self, skipped: int, total: int) -> None:
     """Refuses a stage that ended without an update.
 
-    Args:
-      skipped: number of updates that were skipped.
-      total: number of updates of the stage so far.
-
     Raises:
       RunError: all updates were skipped.
     """
@@ -290,9 +277,7 @@ class SkippedUpdates:
 def why_not_finite(fields: dict[str, Any], rate: str) -> str:
   """The likely cause of a gradient that is not finite, and the remedy.
 
-  Args:
-    fields: the flat config.
-    rate: the field of the learning rate.
+  `rate` is the field of the learning rate.
   """
   lr = f"{rate} (now {fields[rate]:g})"
   if fields["model.dtype"] == "float16":

@@ -143,11 +143,8 @@ class Counter(NamedTuple):
   ) -> dict[str, float]:
     """The counters after one more step.
 
-    Args:
-      counters: before the step.
-      rows: of the training batch.
-      generated: sampled tokens, including discarded groups.
-      responses: sampled responses, including discarded groups.
+    `generated` and `responses` are sampled tokens and responses, discarded
+    groups included.
     """
     length_B = self.max_prompt - rows.rollouts.start_B + rows.rollouts.lengths_B
     trained = int(length_B[rows.age_B >= 0].sum())
@@ -184,9 +181,7 @@ def host_memory_gib() -> float | None:
 def utilization(flops: float, seconds: float) -> float | None:
   """Model FLOPs utilization of all devices, of 1; None if no peak is known.
 
-  Args:
-    flops: analytic FLOPs of a step, without padding and recomputation.
-    seconds: duration of the step.
+  `flops` of a step are analytic, without padding and recomputation.
   """
   kind = jax.devices()[0].device_kind
   peaks = [x for name, x in PEAK_FLOPS.items() if kind.startswith(name)]

@@ -178,11 +178,8 @@ class Log:
   ) -> None:
     """Passes texts and distributions to the loggers that can show them.
 
-    Args:
-      stage: of the step.
-      step: of the stage.
-      texts: Markdown by name.
-      histograms: values by name, of any shape; only finite ones are passed.
+    Texts are Markdown by name. Histograms are values by name, of any shape;
+    only finite ones are passed.
     """
     finite = {k: x[np.isfinite(x)] for k, x in histograms.items()}
     for writer in self._writers:
@@ -212,11 +209,7 @@ class Log:
     return {file.path.name: file.note() for file in self._files}
 
   def remember(self, noted: Mapping[str, Sequence]) -> None:
-    """Remembers the notes of a checkpoint, and reports files that differ.
-
-    Args:
-      noted: returned by `note`.
-    """
+    """Remembers the notes of a checkpoint, and reports files that differ."""
     for file in self._files:
       why = file.compare(*noted[file.path.name])
       if why and file.path.name not in self._said:

@@ -147,13 +147,7 @@ class SampleLog:
   def watch(
       self, step: int, collect: Callable[..., Experience], *args: Any
   ) -> Callable[..., Experience]:
-    """Wraps `collect` so that the first extreme groups are kept for `log`.
-
-    Args:
-      step: RL steps that are done.
-      collect: `RolloutCollector.collect`.
-      *args: its first arguments.
-    """
+    """Wraps `collect` so that the first extreme groups are kept for `log`."""
     self._extremes[step] = {}
 
     def sample_round(*round_args: Any) -> Experience:

@@ -45,13 +45,7 @@ class ResponseStats:
     self._shown = dict.fromkeys(self._behaviours, 0)
 
   def add(self, rows: Experience, texts: list[str], rows_B: list) -> None:
-    """Adds a round of graded responses.
-
-    Args:
-      rows: of the round.
-      texts: of the responses.
-      rows_B: the row that each response answers.
-    """
+    """Adds a round of graded responses, their texts, and rows of the task."""
     rollouts = rows.rollouts
     finished_B = ~rollouts.truncated_B
     incorrect = np.flatnonzero(finished_B & (rows.correct_B == 0))
@@ -92,9 +86,6 @@ def broken_responses(rollouts: Rollouts) -> int:
   all their tokens have the same log-prob below 0: finite but huge parameters
   make all tokens equally probable. (If all log-probs are 0, the policy may have
   learned a task with one correct response.)
-
-  Args:
-    rollouts: on the host.
   """
   bad_BT = ~np.isfinite(rollouts.logps_BT) & rollouts.mask_BT
   logps = rollouts.logps_BT[rollouts.mask_BT & ~bad_BT]

@@ -34,9 +34,7 @@ class Place(NamedTuple):
 def doubtful(path: pathlib.Path, budget: int) -> tuple[list[dict], int]:
   """The newest rejected responses that may be correct, and their number.
 
-  Args:
-    path: of samples.jsonl.
-    budget: bytes of their JSON; repeated responses count once.
+  Their JSON has at most `budget` bytes; repeated responses count once.
   """
   places = [x for group in index(path, doubtful=True).values() for x in group]
   rows: dict[tuple, dict] = {}
@@ -54,9 +52,7 @@ def index(
 ) -> dict[tuple, list[Place]]:
   """The lines of each group, by (stage, step, group or offset), in order.
 
-  Args:
-    path: of samples.jsonl.
-    doubtful: whether only doubtful responses are wanted, or all others.
+  `doubtful`: only doubtful responses are wanted; else all others.
   """
   out: dict[tuple, list[Place]] = {}
   if not path.exists():
@@ -94,15 +90,10 @@ def groups(
 ) -> tuple[list[dict], str]:
   """The groups that the page shows, and a note if some are left out.
 
-  Args:
-    path: of samples.jsonl.
-    found: its `index`.
-    budget: bytes of their JSON.
-
   Returns:
-    groups as stage, step, prompt, answer, discarded and responses. A response
-    that does not fit has only its head and tail, and `gap` counts the tokens
-    (or characters) between them.
+    groups of at most `budget` bytes as stage, step, prompt, answer, discarded
+    and responses. A response that does not fit has only its head and tail, and
+    `gap` counts the tokens (or characters) between them.
   """
   steps = thin(list(dict.fromkeys(key[:2] for key in found)), MAX_STEPS)
   keys = [key for key in found if key[:2] in set(steps)]
@@ -213,13 +204,7 @@ def pairs(
 ) -> tuple[list[dict], str]:
   """Responses to the same held-out prompts, before and after RL.
 
-  Args:
-    path: of samples.jsonl.
-    found: its `index`.
-    budget: bytes of their JSON.
-
-  Returns:
-    the pairs, and a note if some do not fit.
+  Their JSON has at most `budget` bytes; a note says if some do not fit.
   """
   keys = [key for key in found if key[0] == "evaluate"]
   rows = [

@@ -73,9 +73,7 @@ def refresher(
 ) -> Callable[[], None]:
   """A function that writes the page and never raises an exception.
 
-  Args:
-    workdir: of the run.
-    say: prints a line, the first time that the page cannot be written.
+  The first time that the page cannot be written, it says so.
   """
   failed = False
 

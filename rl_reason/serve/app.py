@@ -350,7 +350,8 @@ class Server:
         line = f"serve.filter: {type(e).__name__}: {e}"
         if line not in self._said:
           self._said.add(line)
-          self._say(f"{line}; the response is withheld\n{_trace(e)}")
+          trace = "".join(traceback.format_exception(e)).rstrip()
+          self._say(f"{line}; the response is withheld\n{trace}")
     self.metrics.response("content_filter" if rule else str(ended), response)
     if rule:
       self.metrics.refusals.labels(rule).inc()
@@ -432,7 +433,3 @@ def app(
 
 def _event(body: dict) -> str:
   return f"data: {json.dumps(body)}\n\n"
-
-
-def _trace(e: BaseException) -> str:
-  return "".join(traceback.format_exception(e)).rstrip()

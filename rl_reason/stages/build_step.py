@@ -281,16 +281,8 @@ def steer(
 ) -> dict[str, float]:
   """The coefficients of the next step, from the measurements of this step.
 
-  A step without a response whose reward is known moves no coefficient.
-
-  Args:
-    coefs: 'kl' and 'entropy'.
-    mask_BT: tokens of the responses.
-    entropy_BT: entropies of the policy before the update.
-    credit: has rewards_B and the metrics of `credit.assign`.
-    rows: responses of a step.
-    kl_controller: `variants.adaptive_kl`, its keywords bound; None: fixed.
-    entropy_controller: `variants.adaptive_entropy`, likewise.
+  A step without a response whose reward is known moves no coefficient. Without
+  a controller (None), its coefficient is fixed.
   """
   out = dict(coefs)
   mask_BT = mask_BT & np.isfinite(credit["rewards_B"])[:, None]

@@ -32,16 +32,9 @@ def initial_state(
 ) -> tuple[RLState, Tree | None]:
   """The state of step 0, and the frozen base of LoRA factors (or None).
 
-  Args:
-    c: the config.
-    sft_params: initial policy, or the base of LoRA factors.
-    critic_params: initial critic; None without one.
-    counters: cost of value pretraining; None: nothing.
-    cfg: shape of the policy.
-    mesh: the devices that learn.
-    collector: draws prompts, samples and grades.
-    policy_optimizer: of `optimizers.policy`.
-    critic_optimizer: of `optimizers.of_critic`; None without a critic.
+  `sft_params` are the initial policy, or the base of LoRA factors; `counters`
+  are the cost of value pretraining. Without a critic, `critic_params` and
+  `critic_optimizer` are None.
   """
   # Parameters are copied: updates donate their state, and the initial ones are
   # still read, as the reference of a KL or by a mixture of values.

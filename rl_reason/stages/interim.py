@@ -21,10 +21,7 @@ def is_due(step: int, total: int, every: int) -> bool:
 def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
   """(params, RL state) -> the score by which checkpoints compete; logs it.
 
-  Args:
-    c: the checked config.
-    output: work directory, logs and screen.
-    **parts: further keywords of `evaluate`.
+  `parts` are further keywords of `evaluate`.
   """
   evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
   return functools.partial(run, c, evaluate, output)

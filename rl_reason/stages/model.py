@@ -64,12 +64,9 @@ def resolve(c) -> hf.Source | None:
 
 
 def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
-  """The tokenizer of the config, or else of the checkpoint.
+  """The tokenizer of the config, or else of the checkpoint `source`, if any.
 
-  Args:
-    c: the config.
-    source: the checkpoint; None for a fresh model.
-    alphabet: of the task, for a tokenizer of characters.
+  `alphabet` is of the task, for a tokenizer of characters.
 
   Raises:
     ConfigError: there is none, or it does not fit the checkpoint.

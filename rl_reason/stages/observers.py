@@ -68,14 +68,8 @@ def sample_log(
 ) -> SampleLog:
   """The log of groups of responses.
 
-  Args:
-    c: the config.
-    reward: `credit.outcome`, its keywords bound.
-    new_logps: plan -> log-probs [B, T] of the current policy.
-    collector: draws the prompts.
-    task: has the verifier.
-    tok: the tokenizer.
-    output: has the log and the screen.
+  `reward` is `credit.outcome` with its keywords bound. `new_logps` turns a plan
+  into log-probs [B, T] of the current policy.
   """
   estimate = functools.partial(kl.estimate, c.kl.kind)
   return SampleLog(

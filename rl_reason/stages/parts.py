@@ -85,11 +85,7 @@ def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
 def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   """The rows of the task by purpose.
 
-  Args:
-    c: the config.
-    task: of `task`.
-    tok: the tokenizer.
-    files: what --stage=prepare wrote, if the config names data.
+  `files` is the directory that --stage=prepare wrote, if the config names data.
 
   Raises:
     ConfigError: a prompt is too long, or cannot be spelled.
@@ -135,15 +131,7 @@ def engine(
 def rollout_engine(
     c, own: RolloutEngine, tok: Any, cfg: decoder.ModelConfig, mesh, display
 ) -> RolloutEngine | ExternalEngine:
-  """The engine that samples in RL.
-
-  Args:
-    c: the config.
-    own: the engine on the devices that learn.
-    tok: the tokenizer.
-    cfg: shape of the policy.
-    mesh: devices that sample in RL.
-    display: the screen.
+  """The engine that samples in RL, on the devices of `mesh`.
 
   Returns:
     `own`, an engine on the devices of config.mesh.rollout, or the one that

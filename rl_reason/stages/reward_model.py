@@ -172,7 +172,7 @@ def preference_update(
 def pairs(
     c, row_source: RowSource, tok: Any, *, evaluation: bool, say: Callable
 ) -> tuple[Iterator, float]:
-  """Batches of (prompt, chosen, rejected) without end, of training or held out.
+  """Endless batches of (prompt, chosen, rejected), to train on or held out.
 
   Returns:
     the iterator, and the number of different pairs: inf if they are generated.

@@ -16,15 +16,9 @@ from rl_reason.training import packing, step
 def rewards(
     c, runner: RewardRunner, *, model, tok: Any, mesh, display: Display
 ) -> Rewards:
-  """The terms of the reward; loads the reward models among them.
+  """The terms of the reward; loads the reward models, which score on `mesh`.
 
-  Args:
-    c: the config.
-    runner: calls the reward functions.
-    model: of the run, whose tokens reward models read.
-    tok: the tokenizer.
-    mesh: the devices that score.
-    display: the screen.
+  Reward models read the tokens of the run's `model`.
   """
   found = build_step.terms(c)
   scored = model._replace(mesh=mesh)

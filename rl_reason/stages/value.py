@@ -49,8 +49,7 @@ def run(
 ) -> tuple[Tree, dict[str, float]]:
   """Runs, resumes, reuses or skips value pretraining; the policy stays fixed.
 
-  `policy_params` are the policy that RL starts from; `parts` describes the
-  keywords.
+  RL starts from the same `policy_params`; `parts` describes the keywords.
 
   Returns:
     the critic's parameters, and their cost: generated tokens and FLOPs.

@@ -114,11 +114,7 @@ class Certificate:
 
     Compared are the tokens of this step's policy, and tokens of an older one
     where the trainer's log-probs by that older one are known, which they are of
-    groups that were kept.
-
-    Args:
-      rows: of the batch, before `step.with_old_logps`.
-      logps_BT: by the trainer; None: the update compares them itself.
+    groups that were kept. Without `logps_BT`, the update compares them itself.
     """
     if logps_BT is None:
       return {}

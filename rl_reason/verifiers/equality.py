@@ -30,11 +30,7 @@ _PHYSICAL = frozenset(units.UNITS.values()) | {"ordinal"}
 
 
 def same(a, b) -> bool:
-  """Whether two values, of the response and of the reference, are the same.
-
-  Args:
-    a: value of the response, of `parser.read`.
-    b: value of the reference answer.
+  """Whether a value of the response and a value of the reference are the same.
 
   Raises:
     Hard: the values cannot be compared.

@@ -30,14 +30,9 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def reading(text: str, reference: str) -> str:
-  """Describes how a rejected response matches its reference leniently.
+  """How a rejected response matches its reference leniently, in a few words.
 
-  Args:
-    text: the response.
-    reference: the correct answer, plain or LaTeX.
-
-  Returns:
-    a few words; '' if the response does not match.
+  '' if the response does not match.
   """
   reference = final_answer.reference(reference)
   found = final_answer.final(text)

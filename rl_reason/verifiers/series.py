@@ -27,11 +27,7 @@ def _minus(a, b):
 
 
 def total(first: list, last):
-  """Returns the sum of a series as an expression.
-
-  Args:
-    first: the terms before the dots, at least two.
-    last: the term after the dots.
+  """Returns the sum of a series: the terms before its dots, and the last term.
 
   Raises:
     Unreadable: the terms follow no known rule, or more than one.
@@ -77,12 +73,9 @@ def product(first: list, last):
 
 
 def filled(before: list, after: list, most: int) -> list:
-  """Returns a list of numbers in equal steps with the numbers in place of dots.
+  """Returns a list of numbers in equal steps, with numbers in place of dots.
 
-  Args:
-    before: the values before the dots.
-    after: the values after the dots.
-    most: maximum length of the list.
+  It has at most `most` numbers.
 
   Raises:
     Unreadable: the values are not in equal steps.

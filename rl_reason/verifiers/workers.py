@@ -212,9 +212,7 @@ class Pool:
 def interpreter(code: str, descriptor: int) -> subprocess.Popen:
   """Starts a fresh interpreter with the same `sys.path`, which runs `code`.
 
-  Args:
-    code: Python source.
-    descriptor: file descriptor that the process inherits.
+  It inherits the file descriptor.
   """
   return subprocess.Popen(
       [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
