@@ -3,7 +3,7 @@
 Bradley-Terry (arXiv:2203.02155, eq 1): the difference of two scores is the
 log-odds of the preference. The network is a critic's, so that its export is a
 scorer (`reward.functions = "DIR*0.5"`) or an initial critic (`critic.init =
-"exported"`). Beside it are the same weights as a classifier of transformers.
+"exported"`). The export also has these weights as a classifier of transformers.
 
 Shapes here: N pairs of responses.
 """
