@@ -64,7 +64,7 @@ def test_smoke_evaluate_and_report(tmp_path):
   workdir = f"--workdir={tmp_path}"
   done = command(DAPO + ":smoke", workdir)
   assert done.returncode == 0, done.stderr
-  last = done.stdout.splitlines()[-6:]
+  last = done.stdout.splitlines()[-8:]
   assert "accuracy" in " ".join(last) and "report.html" in last[-1]
   assert (tmp_path / "report.html").stat().st_size < 2_000_000
   metrics = [
