@@ -84,13 +84,13 @@ def test_rounds_end_with_the_same_bits(changes, tmp_path):
 def test_a_round_imitates_what_was_kept(tmp_path, monkeypatch):
   seen, packed, train = [], demonstrations.pack, supervised.train
 
-  def pack(tok, pairs, *slots):
+  def pack(tok, pairs, **slots):
     seen[-1][1].extend(pairs)
-    return packed(tok, pairs, *slots)
+    return packed(tok, pairs, **slots)
 
-  def watched(session, name, **rest):
-    seen.append((session.workdir.name, []))
-    return train(session, name, **rest)
+  def watched(c, name, *, output, **rest):
+    seen.append((output.workdir.name, []))
+    return train(c, name, output=output, **rest)
 
   monkeypatch.setattr(demonstrations, "pack", pack)
   monkeypatch.setattr(supervised, "train", watched)
