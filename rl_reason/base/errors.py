@@ -1,4 +1,4 @@
-"""TODO."""
+"""Errors that a user can correct, and the exit code of a lost process."""
 
 import difflib
 from collections.abc import Iterable

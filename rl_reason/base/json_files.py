@@ -1,4 +1,4 @@
-"""TODO."""
+"""Text and JSON files: written whole or not at all, read line by line."""
 
 import json
 import math
