@@ -120,7 +120,7 @@ def programs(c, model, screen=None, on_policy=None):
   reward = build_step.reward(c)
   critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
   objective = build_step.objective(c, on_policy=on_policy)
-  optimizer = optimizers.policy(c, cfg, mesh)
+  optimizer = optimizers.of_policy(c, cfg, mesh)
   return types.SimpleNamespace(
       optimizer=optimizer,
       critic_optimizer=critic_optimizer,
@@ -152,7 +152,7 @@ def initial_state(session, params, critic_params, counters):
           batches=c.dynamic_sampling.batches,
           partial_groups=c.rollout.partial_groups,
       ),
-      policy_optimizer=call(optimizers.policy, session),
+      policy_optimizer=call(optimizers.of_policy, session),
       critic_optimizer=call(optimizers.of_critic, session, c.rl.steps)
       if critic
       else None,
