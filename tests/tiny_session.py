@@ -30,10 +30,10 @@ from rl_reason.training import optimizer
 
 def tiny_config():
   """Every stage in seconds, on a model of one layer."""
-  c = importlib.import_module("configs.base").get_config()
+  c = importlib.import_module("configs.base").arithmetic()
   c.model.update(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16)
   c.sft.batch = 16
-  c.sft.skill.update(steps=3, threshold=0.0)
+  c.sft.update(steps=3, threshold=0.0)
   c.sft.habits.update(steps=3)
   c.reward_model.update(steps=2, batch=8, evaluate_pairs=8)
   c.rollout.update(batch=32, group_size=4)

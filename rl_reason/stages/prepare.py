@@ -374,7 +374,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
       display.say(f"data are prepared already: {place}")
     else:
       _write(config, tok_path, parts, identity, workdir, display, stop)
-    learns = not config.sft.reuse and config.sft.skill.steps
+    learns = not config.sft.reuse and config.sft.steps
     tallies = json.loads(report.read_text())["sources"]
     for line in tally_lib.lines(tallies, learns):
       display.say(line)
