@@ -37,7 +37,9 @@ def known_fields(c) -> list[str]:
 def no_such_field(c, name: str, value: Any) -> ConfigError:
   """The error of a field that does not exist, with similar ones."""
   if name in RENAMED:
-    return ConfigError(f"{name} = {value}: is now {RENAMED[name]}")
+    return ConfigError(
+        f"{name} = {value}: is now {RENAMED[name]}", fields=[RENAMED[name]]
+    )
   # Arguments of functions come second: their signatures take a second.
   found = similar(name, FIELDS) or similar(name, known_fields(c))
   hint = "see configs/base.py"

@@ -32,10 +32,6 @@ def _samples(name: str) -> Callable[[Any], Any]:
 
 
 def _mixture(name: str) -> Callable[[Any], Any]:
-  return lambda c: facts.mixture(at(c, name))
-
-
-def _mixture_if_any(name: str) -> Callable[[Any], Any]:
   return lambda c: at(c, name) and facts.mixture(at(c, name))
 
 
@@ -52,10 +48,12 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
     **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
-    **{x: _mixture(x) for x in ("sft.skill.mixture", "sft.habits.mixture")},
     **{
-        x: _mixture_if_any(x)
-        for x in ("reward_model.chosen", "reward_model.rejected")
+        x: _mixture(x)
+        for x in (
+            *("sft.mixture", "sft.habits.mixture"),
+            *("reward_model.chosen", "reward_model.rejected"),
+        )
     },
 }
 # What a reader also needs; its field is not read if that is faulty.
