@@ -149,7 +149,8 @@ def parse(text: str, default_split: str = "train") -> Source:
     if at and not pathlib.Path(path).exists():
       raise DataError(f"{text}: there is no file or directory {path}")
     return Source(text, name, split, path or KNOWN[name].hub)
-  similar = difflib.get_close_matches(name, KNOWN, 1)
+  near = [str(x) for x in pathlib.Path(text).parent.glob("[!.]*")]
+  similar = difflib.get_close_matches(name, [*KNOWN, *near], 1)
   hint = f"; did you mean {similar[0]}?" if similar else ""
   if at:
     hint = hint or f"; there are {', '.join(KNOWN)}"

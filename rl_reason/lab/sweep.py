@@ -72,7 +72,8 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
       if name != "config"
   }
   c, _ = checked.checked(path, given)
-  machine_checks.files(c)
+  if lines := machine_checks.files(c):
+    raise ConfigError(*lines)
   return config_lib.flat(c), run_directory.default(path, c, given)
 
 
