@@ -18,7 +18,12 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, errors, json_files
+from rl_reason.base import (
+    config as config_lib,
+    errors,
+    json_files,
+    resume_rules,
+)
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
@@ -157,11 +162,12 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     return dict(step=step, fields=fields, files={}, totals=_totals({}))
   manifest = json.loads(path.read_text())
+  before = resume_rules.complete(manifest["fields"])
   for name, value in fields.items():
-    if manifest["fields"].get(name) != value:
+    if before.get(name) != value:
       raise RunError(
-          f"{out}: was written with {name} = {manifest['fields'].get(name)!r},"
-          f" not {value!r}; move the directory, or use the same value"
+          f"{out}: was written with {name} = {before.get(name)!r}, not"
+          f" {value!r}; move the directory, or use the same value"
       )
   return manifest
 
