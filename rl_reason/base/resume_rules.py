@@ -133,7 +133,7 @@ def is_shape(name: str) -> bool:
 
 
 def complete(fields: Fields) -> dict[str, Any]:
-  """The fields of a run, with defaults for those that are newer than the run."""
+  """The fields of a run, with defaults for those newer than the run."""
   defaults = {name: spec.default for name, spec in FIELDS.items()}
   return {
       name: list(x) if isinstance(x, tuple) else x
