@@ -88,6 +88,11 @@ RENAMED = {
     "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
     "rollout.allow_top_p": "rollout.allow_filters",
     "reward.scorers": "reward.functions, whose text is the same",
+    "sft.skill.steps": "sft.steps",
+    "sft.skill.lr": "sft.lr",
+    "sft.skill.schedule": "sft.schedule",
+    "sft.skill.mixture": "sft.mixture",
+    "sft.skill.threshold": "sft.threshold",
 }
 
 
