@@ -180,6 +180,7 @@ def open_parts(
   task, environment = parts.task(c, show)
   source = model_directory.resolve(c)
   tok = model_directory.load_tokenizer(c, source, task.ALPHABET)
+  parts.show_idle_template_args(c, tok, screen.say)
   row_source = parts.row_source(c, task, tok, files)
   cfg = model.policy_shape(c, source, tok, screen.say)
   output = parts.output(c, workdir, screen, stop, logger)

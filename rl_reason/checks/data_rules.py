@@ -118,6 +118,8 @@ def files(c) -> Iterator[Rule]:
     )
   with reading(c, "data.template"):
     templates.choose(d.template, "")
+  with reading(c, "data.template_args"):
+    templates.arguments(d.template_args)
   with reading(c, "data.columns"):
     datasets.columns(d.columns)
   named = bool(d.train or d.evaluate)
