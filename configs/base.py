@@ -89,6 +89,7 @@ def get_config():
       steps=number(0, low=0),  # 0: RL starts from model.path
       lr=number(2e-5, low=0, high=1),  # of all parameters of a trained model
       schedule=choice("cosine", "constant", "linear"),
+      warmup_steps=number(0, low=0),  # of linear warm-up
       batch=number(64, low=1),  # rows
       samples="",  # sources of rows to imitate; '': data.train, or the task
       reuse="",  # work directory whose finished SFT to start from

@@ -40,7 +40,12 @@ RULES = (
     rl_rules.critic,
     rl_rules.loss,
 )
-CAUTIONS = (cautions.prompts, cautions.off_policy, relations.idle_settings)
+CAUTIONS = (
+    cautions.prompts,
+    cautions.sft,
+    cautions.off_policy,
+    relations.idle_settings,
+)
 
 
 def checked(

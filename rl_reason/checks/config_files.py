@@ -7,7 +7,7 @@ import runpy
 import ml_collections
 
 from rl_reason.base import functions
-from rl_reason.base.config import at
+from rl_reason.base.config import at, no_such_section
 from rl_reason.base.errors import ConfigError, did_you_mean, one_line
 from rl_reason.checks import facts
 
@@ -53,7 +53,8 @@ def read(path: str) -> ml_collections.ConfigDict:
     c = runpy.run_path(str(file))["get_config"](*filter(None, [variant]))
     return smoke(c) if path.endswith(":smoke") else c
   except Exception as e:  # the file may raise anything
-    raise ConfigError(f"{path}: {one_line(e)}") from None
+    why = no_such_section(e) or one_line(e)
+    raise ConfigError(f"{path}: {why}") from None
 
 
 def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -71,6 +72,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # Fewer steps of each stage.
   c.sft.threshold = 0.0
   at_most("sft", steps=60)
+  at_most("sft", warmup_steps=max(c.sft.steps - 1, 0))
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
   at_most("reward_model", steps=20, evaluate_pairs=64)

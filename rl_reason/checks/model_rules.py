@@ -44,7 +44,7 @@ def optimizer(c) -> Iterator[Rule]:
   """LoRA, and the optimizers of the policy and of the critic."""
   from rl_reason.models.decoder import MATRICES
 
-  m, o = c.model, c.optimizer
+  m, o, sft = c.model, c.optimizer, c.sft
   known = ", ".join(MATRICES)
   for name in facts.lora_targets(c):
     if name not in MATRICES:
@@ -53,6 +53,8 @@ def optimizer(c) -> Iterator[Rule]:
     yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
   if o.offload and o.name != "adamw":
     yield "optimizer.offload", f"{o.name!r} keeps no moments: leave it out"
+  if sft.warmup_steps >= max(sft.steps, 1):
+    yield "sft.warmup_steps", f"must be less than sft.steps = {sft.steps}"
   for section in ("optimizer", "critic"):
     if c[section].warmup_steps >= max(c.rl.steps, 1):
       yield f"{section}.warmup_steps", (
