@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 from rl_reason.base.config import at
+from rl_reason.base.fields import FIELDS, RATES
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
 from rl_reason.devices import axes
+
+MOST_OF_ADAMW = 0.5  # a learning rate; of SGD, the bounds of its field
 
 
 def shape(c) -> Iterator[Rule]:
@@ -60,6 +63,14 @@ def optimizer(c) -> Iterator[Rule]:
       yield f"{section}.warmup_steps", (
           f"must be less than rl.steps = {c.rl.steps}"
       )
+
+
+def rates(c) -> Iterator[Rule]:
+  """Learning rates of AdamW, whose steps do not depend on the gradient."""
+  for name in FIELDS:
+    if name.endswith(".lr") and c.optimizer.name == "adamw":
+      if at(c, name) > MOST_OF_ADAMW:
+        yield name, f"must be at most {MOST_OF_ADAMW} with AdamW: {RATES}"
 
 
 def experts(c) -> Iterator[Rule]:
