@@ -141,8 +141,8 @@ def environment(c) -> Any:
   return environments.find(c.environment.name, task)
 
 
-def unverified(c) -> list[bool]:
-  """Whether each source of training rows has no verifier."""
+def unverified(c, use: str = "train") -> list[bool]:
+  """Whether each source of training or evaluation rows has no verifier."""
   if environment(c):
     return [False]  # the environment judges
   if c.task.name != tasks.FILES:
@@ -150,7 +150,7 @@ def unverified(c) -> list[bool]:
   return [
       not source.name
       and datasets.kind_of(c.data.kind, source) == verifiers.NONE
-      for source, _ in sources(c, "train")
+      for source, _ in sources(c, use)
   ]
 
 

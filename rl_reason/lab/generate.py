@@ -74,7 +74,7 @@ def run(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
     )
-  params, step, about = trained.policy(c, which, model=model, output=output)
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
   weights = engine.weights(params, c.rollout.weights)
   del params
   out = output.workdir / "generated" / str(step)
