@@ -41,7 +41,8 @@ CHECKS = {
 ROUNDS = "rl_reason.lab.rounds:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
-READS = ("generate", "serve")  # these add nothing to the report of a run
+# These add nothing to the report of a run.
+READS = ("generate", "serve", "export")
 FINISHED = ("evaluate", "export", "serve")  # these need only a work directory
 
 
@@ -129,7 +130,7 @@ def stages(
       fill_in = pkgutil.resolve_name(AUTOMATIC_REMAT)
       fill_in(config, workdir, mesh, screen.say)
     cleanup.enter_context(_locked_directory(workdir, screen.say, stage))
-    if stage in TRAINS:
+    if stage in (*TRAINS, "generate"):
       content.record(config, place)
     files = _prepared(config, workdir, screen, stop, stage, recorded)
     if stage == "prepare":

@@ -43,6 +43,7 @@ FIELDS = (
     *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
     *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
     *("rollout.weights", "rollout.cache", "generate."),
+    "content.",  # hashes of files, so that their paths may change
 )
 FREE = ("generate.prompts",)  # may be raised, to write more
 
@@ -156,10 +157,13 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     return dict(step=step, fields=fields, files={}, totals=_totals({}))
   manifest = json.loads(path.read_text())
+  before = manifest["fields"]
   for name, value in fields.items():
-    if manifest["fields"].get(name) != value:
+    files = fields.get(f"content.{name}")
+    moved = files and files == before.get(f"content.{name}")
+    if before.get(name) != value and not moved and "content." not in name:
       raise RunError(
-          f"{out}: was written with {name} = {manifest['fields'].get(name)!r},"
+          f"{out}: was written with {name} = {before.get(name)!r},"
           f" not {value!r}; move the directory, or use the same value"
       )
   return manifest
