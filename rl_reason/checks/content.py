@@ -40,7 +40,10 @@ def content(config, name: str) -> str:
   value = config_lib.at(config, name)
   if name.startswith("data.") or name.endswith(".samples"):
     use = "test" if name == "data.evaluate" else "train"
-    parsed, parts = datasets.parse_all(value, use), []
+    try:
+      parsed, parts = datasets.parse_all(value, use), []
+    except datasets.DataError:  # a file is gone
+      return ""
     for source, weight in parsed:
       if not pathlib.Path(source.place).exists():
         return ""

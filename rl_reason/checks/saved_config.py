@@ -11,19 +11,20 @@ from typing import Any
 
 import ml_collections
 
+from rl_reason import tasks, verifiers
 from rl_reason.base import config as config_lib, functions, kinds, resume_rules
 from rl_reason.base.errors import ConfigError, one_line
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     checked,
     content,
-    data_rules,
     facts,
     machine_checks,
     named_code,
     rules,
     run_directory,
 )
+from rl_reason.data import datasets
 from rl_reason.tasks import reward_terms
 
 # Paths, which may name another place of equal files.
@@ -155,16 +156,33 @@ def _for_evaluation(
     own.append("data.template")
   for name in own:
     _require(config, name, workdir)
-  if "data.evaluate" in given:
-    rules.check(config, data_rules.files(config))
-  machine_checks.files(config)
-  judged = facts.environment(config) or not any(
-      facts.unverified(config, "evaluate")
-  )
-  if judged:  # only rows without a verifier are measured by rewards
-    config.reward.functions = ""
+  kinds_of_rows = _kinds_of_rows(config, workdir)
+  if "code" in kinds_of_rows:
+    machine_checks.contains_programs(config, "data.evaluate")
+  judged = getattr(tasks.get(config.task.name), "verifies", True)
+  if (
+      judged or facts.environment(config)
+  ) and verifiers.NONE not in kinds_of_rows:
+    config.reward.functions = ""  # only rows without a verifier need rewards
     return []
   return _leave_out_terms(config, workdir)
+
+
+def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
+  """The verifiers of the evaluation rows of a task of files."""
+  if config.task.name != tasks.FILES:
+    if config.data.evaluate:
+      rules.refuse(config, "data.evaluate", "goes with task.name = 'files'")
+    return set()
+  if not run_directory.has_rows(workdir, config):
+    with rules.reading(config, "data.evaluate"):
+      found = facts.sources(config, "evaluate")
+    return {facts.kind_of_rows(config, x) for x, _ in found}
+  from rl_reason.data import pipelines
+
+  verifiers.OWN.update(datasets.assignments(config.data.kind).values())
+  prepared, _ = pipelines.prepared(workdir / "data", "evaluate")
+  return {x[0].kind for x in prepared}
 
 
 def _leave_out_terms(config, workdir: pathlib.Path) -> list[str]:
