@@ -197,11 +197,12 @@ def open_parts(
   Raises:
     ConfigError: the tokenizer, the checkpoint or the devices do not fit.
   """
+  from rl_reason.checks import model_directory
   from rl_reason.stages import model, origin, parts
 
   parts.check_machine(c)
   show = parts.show(screen)
-  source = origin.source(recorded) or model.resolve(c)
+  source = origin.source(recorded) or model_directory.resolve(c)
   c.tokenizer = origin.tokenizer(recorded) or c.tokenizer
   task = environment = None
   if not used or {"row_source", "environments"} & {*used}:
@@ -209,7 +210,7 @@ def open_parts(
   elif not (source or c.tokenizer):  # of an earlier version, without a record
     task, _ = parts.task(c, show)
   alphabet = "" if task is None else task.ALPHABET
-  tok = model.load_tokenizer(c, source, alphabet)
+  tok = model_directory.load_tokenizer(c, source, alphabet)
   cfg = model.policy_shape(c, source, tok, screen.say)
   engine = parts.engine(c, tok, cfg, mesh, screen)
   make = dict(
@@ -241,10 +242,10 @@ def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   """Fills the checkpoint's shape into the config; returns its directory."""
+  from rl_reason.checks import model_directory
   from rl_reason.report import machine
-  from rl_reason.stages import model
 
-  source = model.resolve(c)
+  source = model_directory.resolve(c)
   name, place = c.model.path, source.path if source else None
   commit = machine.hub_commit(place)
   if commit and not facts.revision(c, name):

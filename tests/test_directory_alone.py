@@ -234,7 +234,7 @@ def finished(workdir, path, params):
       reward__functions="gone:score*1",
       log__loggers="gone:logger",
       rl__steps=3,
-      sft__skill__steps=0,
+      sft__steps=0,
       sft__habits__steps=0,
       rollout__max_prompt=12,
       rollout__max_tokens=24,

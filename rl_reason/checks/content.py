@@ -56,7 +56,7 @@ def content(config, name: str) -> str:
   if not value or not root.exists():
     return ""
   if name.endswith(".reuse"):  # a work directory, to which later stages add
-    stages = ("value",) if name == "critic.reuse" else ("skill", "habits")
+    stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
     return _digest([root / "checkpoints" / stage for stage in stages])
   every = name in ("critic.path", "reward_model.init")
   return _digest([root], () if every else MODEL_FILES)

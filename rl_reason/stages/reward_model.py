@@ -25,6 +25,7 @@ from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
 from rl_reason.checks import facts
+from rl_reason.checks.model_directory import resolve
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
@@ -41,7 +42,7 @@ from rl_reason.stages import (
     supervised,
     trained,
 )
-from rl_reason.stages.model import Model, resolve
+from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 from rl_reason.training import packing
 from rl_reason.training.step import accumulate, optimize
@@ -180,8 +181,7 @@ def pairs(
   r, rollout = c.reward_model, c.rollout
   if not r.samples:
     chosen, rejected = (
-        facts.mixture(x) if x else dict.fromkeys(row_source.task.STYLES, 1.0)
-        for x in (r.chosen, r.rejected)
+        facts.styles(x, row_source.task) for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
         row_source, r.batch, chosen, rejected, evaluation=evaluation

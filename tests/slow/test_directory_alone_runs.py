@@ -130,7 +130,7 @@ def test_rows_and_a_model_that_are_gone(places):
   train_in(
       here,
       model__path="model",
-      sft__skill__steps=0,
+      sft__steps=0,
       lora__rank=2,
       task__name="files",
       data__train="rows.jsonl",
