@@ -46,17 +46,14 @@ def run(
 ) -> dict[str, float]:
   """Evaluates a checkpoint, writes the files above, returns the metrics.
 
-  `which` is 'sft', 'newest', 'best', or a step of RL; `parts` describes the
-  keywords.
+  `which` is as in `trained.policy`; `parts` describes the keywords.
 
   Raises:
     RunError: there is no such checkpoint.
   """
   workdir, say = output.workdir, output.display.say
-  if which == "sft":
-    params, step = trained.sft(c, model=model, output=output), 0
-  else:
-    params, _, step = trained.rl(c, which, model=model, output=output)
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
+  say(f"evaluating {about}")
   rewards = functools.partial(
       scorer.rewards,
       c,
