@@ -44,7 +44,7 @@ from rl_reason.verifiers import workers
 
 FORMAT = 3  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
-PROGRAMS = 32  # solutions of a source that are run against their own tests
+RESPONSES = 32  # of a source to imitate, which the verifier judges, too
 
 
 # --- rows --------------------------------------------------------------------
@@ -70,8 +70,8 @@ class _Preparation:
     self._builder = RowBuilder(config.data, config.rollout, tok)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
-    # Place of a row -> whether its solution passes its tests.
-    self._programs: dict[str, concurrent.futures.Future] = {}
+    # Place of a row -> whether its response, or its program, is correct.
+    self._judged: dict[str, concurrent.futures.Future] = {}
 
   def _drop(self, tally: Tally, where: str, fault: Fault) -> None:
     tally.drop(where, fault)
@@ -113,16 +113,16 @@ class _Preparation:
     tally.references += 1
     fault = self._references.fault(example)
     tally.verified += not fault
-    has_program = example.kind == "code" and (
-        example.response or example.solution
-    )
-    if has_program and not fault and len(self._programs) < PROGRAMS:
-      self._programs[example.where] = self._references.run(example)
+    judged = example.response
+    if example.kind == "code":
+      judged = judged or example.solution
+    if judged and not fault and len(self._judged) < RESPONSES:
+      self._judged[example.where] = self._references.judge(example, judged)
     return fault
 
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
-    self._programs = {}
+    self._judged = {}
     with _writer(self._out / f"{tally.file}.all") as write:
       for number, row in enumerate(self._rows(tally, source), 1):
         write(row)
@@ -130,8 +130,8 @@ class _Preparation:
           self._screen.add_training(row)
           if number == self._data.limit:
             break
-    # A reference that its own solution fails would fail every response, too.
-    for where, pending in self._programs.items():
+    # SFT would teach what the verifier rejects here, and RL punishes.
+    for where, pending in self._judged.items():
       out = pending.result()
       tally.solutions += not out.failure
       if not out.failure and not out.value:
