@@ -104,7 +104,7 @@ def get_config():
       stop_tokens=(),  # end a response, as EOS does
       temperature=number(1.0, low=1e-6),
       top_p=number(1.0, low=1e-9, high=1),
-      allow_top_p=False,  # top_p < 1 is off-policy: an error without this
+      allow_filters=False,  # top_p < 1 is off-policy: an error without this
   )
   c.dynamic_sampling = section(  # DAPO sec 3.2
       "dynamic_sampling",

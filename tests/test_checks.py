@@ -241,7 +241,8 @@ FILES = {
             "mesh.rollout = 1: reward models score evaluations",
         ),
         ({"rl.old_logps": "trainer"}, "does nothing without rl.staleness"),
-        ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
+        ({"rollout.top_p": 0.9}, "set rollout.allow_filters = True"),
+        ({"rollout.min_p": 0.1}, "set rollout.allow_filters = True"),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
         (
             GAE | {"rollout.group_size": 1, "dynamic_sampling.enabled": True},

@@ -32,6 +32,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.lab import sample_selection
 from rl_reason.lab.sample_selection import Sample
+from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained
 from rl_reason.stages.model import Model
@@ -224,7 +225,7 @@ def _sample(
           random_key,
           np.float32(g.temperature),
           group_size=g.samples,
-          top_p=g.top_p,
+          filters=sampling_filters.of(g),
           cache=c.rollout.cache,
       )
   )

@@ -25,6 +25,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results
 from rl_reason.evaluation.accuracy import Responses, respond, summarize_sets
+from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained
 from rl_reason.stages.model import Model
@@ -165,7 +166,7 @@ def evaluate(
           random_key,
           temperature_G,
           group_size=len(temperature_G),
-          top_p=c.evaluate.top_p,
+          filters=sampling_filters.of(c.evaluate),
           **options,
       )
       return (part.with_arrays(sharding.fetch) for part in parts)
