@@ -109,7 +109,7 @@ def test_the_screen_says_what_is_dropped(make, tmp_path):
       " than rollout.max_tokens = 40; raise it",
   ]
   for steps in (1, 0):
-    c.sft.skill.steps, said = steps, []
+    c.sft.steps, said = steps, []
     c.advantage.groups = "prompt" if steps else "type"
     screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
     place = prepare.run(c, tmp_path, screen, threading.Event())
