@@ -12,7 +12,7 @@ VARIANTS = ("", "shuffled")
 
 
 def get_config(variant=""):
-  """DAPO on the built-in task; variant 'shuffled' permutes rewards, a control."""
+  """DAPO on the built-in task; variant 'shuffled' is a control."""
   if variant not in VARIANTS:
     raise ValueError("the variants are shuffled and smoke")
   c = techniques(base.arithmetic())
