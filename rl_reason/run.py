@@ -142,7 +142,7 @@ def stages(
     with jax.set_mesh(mesh):
       run = pkgutil.resolve_name(STAGES[stage])
       found = with_parts(run, parts | dict(stage=stage, which=step))
-    if stage not in READS:
+    if stage in TRAINS:
       _summarize(config, workdir, screen, stage)
     return parts, found if stage in TRAINS else None
 
