@@ -39,7 +39,7 @@ def for_page(
 def _table(values, sets: list[Responses], plus_minus: str):
   """Head and rows: name, about, and a cell for each set."""
   found = scores_lib.by_set(values)
-  rows = [
+  rows: list[dict[str, Any]] = [
       dict(
           name="prompts",
           about="of the set that were evaluated",

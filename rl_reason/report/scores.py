@@ -7,9 +7,9 @@ from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
 # Metrics of a set besides its scores: label, whether it is a share, and unit.
-_MEASURES = {
+_MEASURES: dict[str, tuple[str, bool, str]] = {
     "response_length/mean": ("response length", False, "tokens"),
-    "response_length/clip_ratio": ("truncated", True),
+    "response_length/clip_ratio": ("truncated", True, ""),
     "turns/mean": ("turns", False, "turns"),
     "returns/mean": ("sum of rewards", False, "reward"),
 }
@@ -62,7 +62,8 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
   out: dict[str, dict[str, Score]] = {
       name: {} for name in sorted(sets, key=lambda x: x.startswith(VALIDATION))
   }
-  first, pooled = next(iter(out), ""), {}
+  first = next(iter(out), "")
+  pooled: dict[str, Score] = {}
   for name, value in line.items():
     room, *parts = name.split("/")
     # An interval is read together with its mean.
@@ -74,11 +75,11 @@ def by_set(line: dict) -> dict[str, dict[str, Score]]:
     elif room != "val-aux":
       continue
     elif "/".join(parts) in _MEASURES:
-      label, *unit = _MEASURES["/".join(parts)]
-      pooled[label] = Score(value, half, *unit)
+      label, share, unit = _MEASURES["/".join(parts)]
+      pooled[label] = Score(value, half, share, unit)
     elif "/".join(parts[1:]) in _MEASURES and parts[0] in out:
-      label, *unit = _MEASURES["/".join(parts[1:])]
-      out[parts[0]][label] = Score(value, half, *unit)
+      label, share, unit = _MEASURES["/".join(parts[1:])]
+      out[parts[0]][label] = Score(value, half, share, unit)
     # Difficulties of games are also measured in turns.
     elif parts[1:] and parts[1].startswith("difficulty_") and parts[0] in out:
       level = parts[1].replace("_", " ")
