@@ -32,7 +32,7 @@ ROWS = {
     "DAPO": ("configs/dapo.py", False),
     "GRPO": ("configs/grpo.py", True),
     "DAPO, shuffled rewards": ("configs/dapo.py:shuffled", True),
-    "SFT only, equal compute": ("configs/sft.py:control", False),
+    "SFT only, equal compute": ("configs/sft_control.py", False),
 }
 COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
 CONTROL = "SFT only, equal compute"  # runs last, since it differs least
@@ -78,7 +78,7 @@ def read(name: str, seed: int) -> dict:
   lines = run_log.read_metrics(directory(name, seed))
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
-  skill = [m for m in lines if m["stage"] == "skill" and CORE + "greedy" in m]
+  skill = [m for m in lines if m["stage"] == "sft" and CORE + "greedy" in m]
   generated = {0: 0} | {k: m["tokens/generated"] for k, m in rl.items()}
   return dict(
       name=name,

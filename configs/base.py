@@ -82,25 +82,17 @@ def get_config():
       sequence=number(1, low=1),  # splits packed rows: long responses
       tensor=1,
   )
-  c.sft = section(  # two stages: a skill, then habits
+  # Rate, schedule and batch are Llama 2's (arXiv:2307.09288, section 3.1); its
+  # two passes over the rows are 2 * rows / batch steps.
+  c.sft = section(
       "sft",
+      steps=number(0, low=0),  # 0: RL starts from model.path
+      lr=number(2e-5, low=0, high=1),  # of all parameters of a trained model
+      schedule=choice("cosine", "constant", "linear"),
+      batch=number(64, low=1),  # rows
+      samples="",  # sources of rows to imitate; '': data.train, or the task
       reuse="",  # work directory whose finished SFT to start from
-      batch=number(96, low=1),  # at 64 some seeds end with a worse skill
-      skill=section(
-          "sft.skill",
-          steps=number(1000, low=0),  # 0: RL starts from model.path
-          lr=number(4e-3, low=0, high=1),
-          schedule=choice("cosine", "constant", "linear"),
-          mixture="careful:1",  # style:weight of demonstrations
-          threshold=number(0.95, low=0, high=1),  # greedy held-out accuracy
-      ),
-      habits=section(
-          "sft.habits",
-          steps=number(80, low=0),
-          lr=number(3e-4, low=0, high=1),
-          schedule=choice("cosine", "constant", "linear"),
-          mixture="careful:2,leap:2,direct:3,ramble:1,sloppy:2",
-      ),
+      threshold=number(0.0, low=0, high=1),  # greedy accuracy; less is an error
   )
   c.rollout = section(
       "rollout",
@@ -231,4 +223,17 @@ def get_config():
       loggers="tensorboard",  # wandb, trackio, module:function; '' is none
   )
   variants.add(c)
+  return c
+
+
+def arithmetic():
+  """The defaults, and SFT for the built-in task: a skill, then bad habits.
+
+  The rates are those of a small model that starts from random parameters.
+  """
+  c = get_config()
+  c.sft.update(steps=1000, lr=4e-3, mixture="careful:1", threshold=0.95)
+  c.sft.batch = 96  # at 64 some seeds end with a worse skill
+  mixture = "careful:2,leap:2,direct:3,ramble:1,sloppy:2"
+  c.sft.habits.update(steps=80, lr=3e-4, mixture=mixture)
   return c

@@ -60,7 +60,14 @@ def add(c) -> None:
   )
   extend(
       "sft",
-      samples="",  # of --stage=generate, to imitate: sources as in data.train
+      mixture="",  # style:weight of a task's demonstrations; '' is any style
+  )
+  c.sft.habits = section(  # a second stage, of configs for the built-in tasks
+      "sft.habits",
+      steps=number(0, low=0),
+      lr=number(2e-5, low=0, high=1),
+      schedule=choice("cosine", "constant", "linear"),
+      mixture="",  # as sft.mixture
   )
   extend(
       "dynamic_sampling",
@@ -218,7 +225,7 @@ def add(c) -> None:
       count=number(0, low=0),  # 0 is off
       # SFT on the samples of a round: its steps and learning rate.
       steps=number(200, low=1, needs=(ROUNDS, "SFT in rounds")),
-      lr=number(1e-3, low=0, high=1, needs=(ROUNDS, "SFT in rounds")),
+      lr=number(2e-5, low=0, high=1, needs=(ROUNDS, "SFT in rounds")),
       # Share of samples of earlier rounds.
       replay=number(0.0, low=0, high=1, needs=ROUNDS),
       # With generate.keep = "pairs", which a reward model learns from: the

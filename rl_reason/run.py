@@ -172,13 +172,14 @@ def open_parts(
   Raises:
     ConfigError: the tokenizer, the checkpoint or the devices do not fit.
   """
+  from rl_reason.checks import model_directory
   from rl_reason.stages import model, parts
 
   parts.check_machine(c)
   show = parts.show(screen)
   task, environment = parts.task(c, show)
-  source = model.resolve(c)
-  tok = model.load_tokenizer(c, source, task.ALPHABET)
+  source = model_directory.resolve(c)
+  tok = model_directory.load_tokenizer(c, source, task.ALPHABET)
   row_source = parts.row_source(c, task, tok, files)
   cfg = model.policy_shape(c, source, tok, screen.say)
   output = parts.output(c, workdir, screen, stop, logger)
@@ -206,10 +207,10 @@ def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   """Fills the checkpoint's shape into the config; returns its directory."""
+  from rl_reason.checks import model_directory
   from rl_reason.report import machine
-  from rl_reason.stages import model
 
-  source = model.resolve(c)
+  source = model_directory.resolve(c)
   name, place = c.model.path, source.path if source else None
   commit = machine.hub_commit(place)
   if commit and not facts.revision(c, name):

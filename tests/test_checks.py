@@ -25,7 +25,7 @@ class Others:
 OF_OTHERS = {
     "task.name": "test_checks:Others",
     "task.difficulties": (),
-    "sft.skill.steps": 0,
+    "sft.steps": 0,
     "sft.habits.steps": 0,
     "model.path": "x",
     "reward.functions": "length*1",
@@ -183,10 +183,10 @@ FILES = {
         ({"model.heads": 3}, "must be a multiple of model.kv_heads = 2"),
         ({"model.head_dim": 7}, "must be even"),
         ({"model.rope_low": 9.0}, "must be below model.rope_high = 4.0"),
-        ({"sft.skill.steps": 0}, "or give model.path or sft.reuse"),
+        ({"sft.steps": 0}, "or give model.path or sft.reuse"),
         ({"task.difficulties": (99,)}, "99 is none of arithmetic's"),
-        ({"sft.skill.mixture": "careful"}, "must look like"),
-        ({"sft.skill.mixture": "brilliant:1"}, "'brilliant' is none of"),
+        ({"sft.mixture": "careful"}, "must look like"),
+        ({"sft.mixture": "brilliant:1"}, "'brilliant' is none of"),
         ({"data.train": "gsm8k", "tokenizer": "x"}, "'files' goes with"),
         (FILES | {"tokenizer": ""}, "name a tokenizer"),
         (FILES | {"data.evaluate": "gsm8k*2"}, "leave out the weights"),
@@ -368,7 +368,7 @@ def test_fields_that_something_reads():
 
 
 def test_fields_of_the_command_line_that_nothing_reads():
-  c = base.get_config()
+  c = base.arithmetic()
   checked.fields(c, given=("lora.rank",))
   checked.fields(c, given=("lora.alpha",))  # the default, as in a sweep
   c.lora.alpha, c.critic.lr = 1.0, 0.5
@@ -384,7 +384,7 @@ def test_fields_of_the_command_line_that_nothing_reads():
 
 
 def test_batches_that_the_mesh_cannot_split():
-  c = base.get_config()
+  c = base.arithmetic()
   machine_checks.devices(c, 2)
   c.rollout.batch = 24
   with pytest.raises(errors.ConfigError, match="rollout.batch = 24: 3 rows"):
@@ -412,7 +412,7 @@ def test_batches_that_the_mesh_cannot_split():
     ],
 )
 def test_devices_that_only_sample(rollout, axes, words):
-  c = base.get_config()
+  c = base.arithmetic()
   c.updates.minibatches, c.sft.batch, c.evaluate.batch = 1, 840, 840
   c.mesh.update(rollout=rollout, **axes)
   with (
@@ -424,11 +424,11 @@ def test_devices_that_only_sample(rollout, axes, words):
 
 
 def test_batches_of_stages_that_do_not_run_are_not_split():
-  c = base.get_config()
+  c = base.arithmetic()
   c.sft.batch, c.reward_model.batch = 3, 5
   with pytest.raises(errors.ConfigError, match="sft.batch = 3: 3 rows"):
     machine_checks.devices(c, 2)
-  c.sft.skill.steps = c.sft.habits.steps = 0
+  c.sft.steps = c.sft.habits.steps = 0
   machine_checks.devices(c, 4)
   with pytest.raises(errors.ConfigError, match="reward_model.batch = 5: 10"):
     machine_checks.devices(c, 4, "reward_model")
@@ -441,7 +441,7 @@ def test_programs_are_refused_where_nothing_contains_them(monkeypatch):
     raise RuntimeError("nothing on this machine can contain untrusted code")
 
   monkeypatch.setattr(machine_checks.sandbox, "tier", none)
-  c = base.get_config()
+  c = base.arithmetic()
   c.task.name = "files"
   c.data.update(train="gsm8k", evaluate="mbpp")
   with pytest.raises(

@@ -329,7 +329,7 @@ def test_an_evaluation_says_its_failures(tmp_path):
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
   assert found[accuracy.SCORE] == 0.5
-  c = importlib.import_module("configs.base").get_config()
+  c = importlib.import_module("configs.base").arithmetic()
   c.evaluate.mean_of = 2
   do_nothing = lambda *_: None  # noqa: E731
   output = Output(
@@ -366,7 +366,7 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
       ("validation_sets", lambda rows, count, evaluated: sets),
   ]:
     monkeypatch.setattr(held_out, name, value)
-  c = importlib.import_module("configs.base").get_config()
+  c = importlib.import_module("configs.base").arithmetic()
   engine = types.SimpleNamespace(weights=lambda params: None)
   task = types.SimpleNamespace(answer=lambda text, row: text)
   monkeypatch.setattr(evaluate, "key", lambda *_: None)

@@ -157,9 +157,9 @@ def test_a_config_that_was_edited_by_hand_is_refused(
   """Its fields are checked as a command line is."""
   monkeypatch.chdir(ROOT)
   saved = config.flat(config.with_defaults(dapo.get_config()))
-  saved["sft.skill.threshold"] = value
+  saved["sft.threshold"] = value
   (tmp_path / "config.json").write_text(json.dumps(saved))
-  with pytest.raises(errors.ConfigError, match="json: sft.skill.threshold = "):
+  with pytest.raises(errors.ConfigError, match="json: sft.threshold = "):
     prepared("--stage=evaluate", f"--workdir={tmp_path}")
 
 

@@ -110,7 +110,7 @@ def test_what_a_function_returns_is_known_before_sft(
   code = f"def f({first[kind]}):\n  x = {first[kind]}\n  return {result}\n"
   name = f"made_{abs(hash((kind, result)))}"
   (directory / f"{name}.py").write_text(code)
-  c = importlib.import_module("configs.base").get_config()
+  c = importlib.import_module("configs.base").arithmetic()
   c.rollout.batch = 32
   c[kind].update(name=f"{name}:f", args={})
   if error is None:

@@ -115,7 +115,7 @@ def finished(folder):
   """A work directory of a finished run."""
   return put(
       folder,
-      [sft_line("skill", 5), evaluation(5, 0.8, 0.9, "skill")]
+      [sft_line("sft", 5), evaluation(5, 0.8, 0.9, "sft")]
       + [sft_line("habits", 5), evaluation(0, 0.2, 0.6)]
       + [rl_line(step) for step in range(1, 5)]
       + [evaluation(4, 0.7, 0.5)],
@@ -190,7 +190,7 @@ def test_curves_hold_the_numbers_of_the_log(tmp_path):
   assert held_out["half"] == [0.0123456789] * 2
   assert series(data, "train/mixed")["y"] == [0.375] * 4
   assert series(data, "timing_s/host")["y"] == [0.5] * 4
-  assert data["axes"]["habits"]["step"] == [10]  # behind the skill's 5
+  assert data["axes"]["habits"]["step"] == [10]  # after the 5 of SFT
 
 
 def test_flops_are_an_axis_and_a_critic_costs_before_step_1(tmp_path):
@@ -274,8 +274,8 @@ def test_hostile_text_stays_text(tmp_path):
     "lines, rows, note",
     [
         ([], [], "RL is at step 0 of 4"),
-        ([sft_line("skill", 1), sft_line("habits", 1)], [], "no evaluation"),
-        ([evaluation(5, 0.8, 0.9, "skill")], [], "no evaluation"),
+        ([sft_line("sft", 1), sft_line("habits", 1)], [], "no evaluation"),
+        ([evaluation(5, 0.8, 0.9, "sft")], [], "no evaluation"),
         ([evaluation(0, 0.2, 0.6)], [sample("evaluate", 0)], "once"),
         ([evaluation(0, 0.2, 0.6), rl_line(1)], [], "RL is at step 1 of 4"),
         (
@@ -394,6 +394,17 @@ def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
       "dynamic_sampling.enabled": ("true", "false"),
       "reduction.name": ("token_mean", "seq_mean_token_mean"),
       "reward.overlong_buffer": ("4", "0"),
+      "sft.batch": ("96", "64"),
+      "sft.habits.lr": ("0.0003", "2e-05"),
+      "sft.habits.mixture": (
+          "careful:2,leap:2,direct:3,ramble:1,sloppy:2",
+          "",
+      ),
+      "sft.habits.steps": ("80", "0"),
+      "sft.lr": ("0.004", "2e-05"),
+      "sft.mixture": ("careful:1", ""),
+      "sft.steps": ("1000", "0"),
+      "sft.threshold": ("0.95", "0.0"),
       "surrogate.args.clip_high": ("0.28", "0.2"),
       "surrogate.args.dual_clip": ("10.0", "0.0"),
   }

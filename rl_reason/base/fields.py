@@ -87,6 +87,11 @@ SECTION_NEEDS: dict[str, str] = {}
 RENAMED = {
     "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
     "reward.scorers": "reward.functions, whose text is the same",
+    "sft.skill.steps": "sft.steps",
+    "sft.skill.lr": "sft.lr",
+    "sft.skill.schedule": "sft.schedule",
+    "sft.skill.mixture": "sft.mixture",
+    "sft.skill.threshold": "sft.threshold",
 }
 
 

@@ -77,7 +77,7 @@ FREE = (
     "rounds.count",
     "rl.max_steps_uncertified",
     "rl.max_steps_without_update",
-    "sft.skill.threshold",
+    "sft.threshold",
     "data.max_corrupt",
     "model.attention",
     "model.remat",

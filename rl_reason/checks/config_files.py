@@ -69,8 +69,8 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
       part[name] = min(part[name], limit)
 
   # Fewer steps of each stage.
-  c.sft.skill.threshold = 0.0
-  at_most("sft.skill", steps=60)
+  c.sft.threshold = 0.0
+  at_most("sft", steps=60)
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
   at_most("reward_model", steps=20, evaluate_pairs=64)

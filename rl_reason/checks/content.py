@@ -50,7 +50,7 @@ def content(config, name: str) -> str:
   if not value or not root.exists():
     return ""
   if name.endswith(".reuse"):  # a work directory, to which later stages add
-    stages = ("value",) if name == "critic.reuse" else ("skill", "habits")
+    stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
     return _digest([root / "checkpoints" / stage for stage in stages])
   return _digest([root], () if name == "critic.path" else MODEL_FILES)
 

@@ -22,20 +22,20 @@ def task(c) -> Iterator[Rule]:
     facts.environment(c)
   sft = facts.sft_steps(c)
   if c.sft.samples and not sft:
-    yield "sft.samples", "no step of SFT learns from them: set sft.skill.steps"
+    yield "sft.samples", "no step of SFT learns from them: set sft.steps"
   if sft and not (found.has_demonstrations or c.sft.samples):
-    yield "sft.skill.steps", (
+    yield "sft.steps" if c.sft.steps else "sft.habits.steps", (
         f"the task {c.task.name} has no function demonstrate: give model.path,"
-        " and set sft.skill.steps = 0 and sft.habits.steps = 0"
+        " and set it to 0"
     )
   for level in c.task.difficulties if found.DIFFICULTIES else ():
     if level not in found.DIFFICULTIES:
       yield "task.difficulties", (
           f"{level!r} is none of {c.task.name}'s {found.DIFFICULTIES}"
       )
-  mixtures = ["sft.skill.mixture", "sft.habits.mixture"]
-  pairs = ["reward_model.chosen", "reward_model.rejected"]
-  for name in mixtures + [x for x in pairs if at(c, x)]:
+  mixtures = "sft.mixture", "sft.habits.mixture"
+  pairs = "reward_model.chosen", "reward_model.rejected"
+  for name in (x for x in mixtures + pairs if at(c, x)):
     with reading(c, name):
       styles = facts.mixture(at(c, name))
     for style in styles if found.STYLES else ():

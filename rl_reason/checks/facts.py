@@ -27,6 +27,11 @@ def mixture(text: str) -> dict[str, float]:
   return out
 
 
+def styles(text: str, task: Any) -> dict[str, float]:
+  """The mixture of styles of a task; '' is all of its styles, equally often."""
+  return mixture(text) if text else dict.fromkeys(task.STYLES, 1.0)
+
+
 def revisions(c) -> dict[str, str]:
   """Revisions of repositories on the hub, by their ids.
 
@@ -191,12 +196,12 @@ def reward_models(c) -> list[str]:
 
 def sft_steps(c) -> int:
   """Steps of SFT."""
-  return 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
+  return 0 if c.sft.reuse else c.sft.steps + c.sft.habits.steps
 
 
 def learns(c) -> int:
   """Steps of RL and of SFT as they are set, whether or not SFT is reused."""
-  return c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
+  return c.rl.steps or c.sft.steps or c.sft.habits.steps
 
 
 def by_reward(c) -> bool:

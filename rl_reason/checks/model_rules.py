@@ -17,8 +17,8 @@ def shape(c) -> Iterator[Rule]:
     yield "model.head_dim", "must be even (rotary embeddings)"
   if m.rope_low >= m.rope_high:
     yield "model.rope_low", f"must be below model.rope_high = {m.rope_high}"
-  if not (m.path or c.sft.reuse or c.sft.skill.steps):
-    yield "sft.skill.steps", (
+  if not (m.path or c.sft.reuse or c.sft.steps):
+    yield "sft.steps", (
         "an untrained model solves nothing: train it, or give model.path or"
         " sft.reuse"
     )

@@ -37,7 +37,7 @@ def charts_of(
   by_stage = {
       stage: points(lines, stage) for stage in ("rl", "evaluate", "value")
   }
-  for stage in ("skill", "habits"):
+  for stage in ("sft", "habits"):
     by_stage[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
   words, known_charts, sources = _sources(lines, by_stage)
 
@@ -117,8 +117,8 @@ def _axes(
   until = hours(lines)
   for name in ("rl", "evaluate", "value"):
     axes[name]["hours"] = [until.get((name, x)) for x in axes[name]["step"]]
-  if axes["skill"]["step"]:  # SFT on the habits follows SFT on the skill
-    last = axes["skill"]["step"][-1]
+  if axes["sft"]["step"]:  # the habits follow SFT
+    last = axes["sft"]["step"][-1]
     axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
   return axes
 

@@ -214,9 +214,9 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
 
 
 def _score_table(lines: list[dict]) -> dict[str, Any]:
-  """The scores before RL, after RL, and after SFT on the skill alone."""
+  """The scores before RL, after RL, and after the first stage of SFT."""
   before, after = scores_lib.before_after(lines)
-  skill = [x for x in of_stage(lines, "skill") if scores(x)]
+  sft = [x for x in of_stage(lines, "sft") if scores(x)]
   old, new = scores(before or {}), scores(after or {})
   columns: dict[str, dict] = {}
   if before:
@@ -224,8 +224,10 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
   if after:
     columns[f"after {after['step']} steps"] = new
     columns["change"] = {}
-  if skill:
-    columns["after SFT on the skill alone"] = scores(skill[-1])
+  if sft and of_stage(lines, "habits"):
+    columns["after SFT, before the habits"] = scores(sft[-1])
+  elif sft and not before:
+    columns["after SFT"] = scores(sft[-1])
 
   def cell(head, name):
     if head == "change" and name in old and name in new:

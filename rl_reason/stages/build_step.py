@@ -245,12 +245,12 @@ def signal(
 
 
 def history_inputs(
-    c, plan: Callable, logps: Callable
+    c, plan_rows: Callable, trainer_logps: Callable
 ) -> Callable[..., dict[str, Array]]:
   """(history, params) -> inputs of credit; see `history`."""
   return functools.partial(
       history.credit_inputs,
-      logps=lambda params, past: logps(params, plan(past))[0],
+      logps=lambda params, past: trainer_logps(params, plan_rows(past))[0],
       batch=c.rollout.batch,
       ratio_limit=c.advantage.history_ratio,
   )

@@ -115,7 +115,7 @@ def _pairs(
           f"data.train: no row of source {number} has"
           f" {'a rejected response' if rejected else 'a response'} to learn"
           " from; name its columns in data.columns, or skip this stage"
-          " (sft.skill.steps = 0)"
+          " (sft.steps = 0)"
       )
     positions.append(found)
   mixed = pipelines.mix(positions, weights, seed)

@@ -11,11 +11,12 @@ from rl_reason import hf
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checks.model_directory import resolve
 from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import run_log
 from rl_reason.stages import trained
-from rl_reason.stages.model import Model, resolve
+from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
 

@@ -13,7 +13,9 @@ from rl_reason.training import optimizer
 Optimizer = tuple[optax.GradientTransformation, TrainState]
 
 
-def policy(c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> Optimizer:
+def of_policy(
+    c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh
+) -> Optimizer:
   """The optimizer of RL, and the shardings of the policy's training state."""
   tx = of_stage(c.optimizer, freeze=c.optimizer.freeze, **policy_rate(c))
   return tx, optimizer.state_shardings(learned_table(c, cfg), tx, mesh)

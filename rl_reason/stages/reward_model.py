@@ -180,8 +180,7 @@ def pairs(
   r, rollout = c.reward_model, c.rollout
   if not r.samples:
     chosen, rejected = (
-        facts.mixture(x) if x else dict.fromkeys(row_source.task.STYLES, 1.0)
-        for x in (r.chosen, r.rejected)
+        facts.styles(x, row_source.task) for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
         row_source, r.batch, chosen, rejected, evaluation=evaluation

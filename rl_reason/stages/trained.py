@@ -36,7 +36,7 @@ from rl_reason.stages.output import Output, open_stage
 from rl_reason.tasks import reward_terms
 from rl_reason.training.optimizer import abstract_state, state_shardings
 
-PHASES = ("skill", "habits")  # of SFT
+PHASES = {"sft": "sft", "habits": "sft.habits"}  # of SFT -> their section
 Say = Callable[[str], None]
 
 # Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
@@ -73,7 +73,8 @@ def sft(c, *, model: Model, output: Output) -> Tree:
   host = {} if step is None else checkpoints.host(step)
   # The habits phase is the last one, unless it had no steps.
   last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
-  if step is None or not last or step != host["config"][f"sft.{phase}.steps"]:
+  steps = f"{PHASES[phase]}.steps"
+  if step is None or not last or step != host["config"][steps]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   if s.reuse:  # the run's own config was compared with everything it wrote
     require_equal(
@@ -83,7 +84,7 @@ def sft(c, *, model: Model, output: Output) -> Tree:
         ("model.", "tokenizer", "task.name"),
     )
   # The optimizer of the phase decides the shapes of its checkpoint.
-  table, p = decoder.table(model.cfg), s[phase]
+  table, p = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
   tx = optimizers.of_stage(
       c.optimizer, lr=p.lr, schedule=p.schedule, total=p.steps
   )
@@ -93,7 +94,7 @@ def sft(c, *, model: Model, output: Output) -> Tree:
 
 def has_sft(c) -> bool:
   """Whether RL starts from SFT, of this run or of another one."""
-  return bool(c.sft.reuse or c.sft.skill.steps or c.sft.habits.steps)
+  return bool(c.sft.reuse or facts.sft_steps(c))
 
 
 def policy(

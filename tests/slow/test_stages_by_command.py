@@ -71,7 +71,7 @@ def test_smoke_evaluate_and_report(tmp_path):
       json.loads(line)
       for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
   ]
-  assert {m["stage"] for m in metrics} == {"skill", "habits", "rl", "evaluate"}
+  assert {m["stage"] for m in metrics} == {"sft", "habits", "rl", "evaluate"}
   for m in metrics:
     if m["stage"] == "rl":
       assert m["rollout/logp_gap_max"] <= 1e-4
