@@ -109,6 +109,8 @@ MOVABLE = (
     "sft.reuse",
     "sft.samples",
     "reward_model.samples",
+    "reward_model.init",
+    "reward.functions",
     "critic.reuse",
 )
 

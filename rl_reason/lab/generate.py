@@ -49,6 +49,7 @@ FIELDS = (
     *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
     *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
     *("rollout.weights", "rollout.cache", "generate."),
+    "content.",  # hashes of files, so that their paths may change
 )
 FREE = ("generate.prompts",)  # may be raised, to write more
 
@@ -80,7 +81,7 @@ def run(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
     )
-  params, step, about = trained.policy(c, which, model=model, output=output)
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
   weights = engine.weights(params, c.rollout.weights)
   del params
   out = output.workdir / "generated" / str(step)
@@ -164,10 +165,12 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
   manifest = json.loads(path.read_text())
   before = resume_rules.complete(manifest["fields"])
   for name, value in fields.items():
-    if before.get(name) != value:
+    files = fields.get(f"content.{name}")
+    moved = files and files == before.get(f"content.{name}")
+    if before.get(name) != value and not moved and "content." not in name:
       raise RunError(
-          f"{out}: was written with {name} = {before.get(name)!r}, not"
-          f" {value!r}; move the directory, or use the same value"
+          f"{out}: was written with {name} = {before.get(name)!r},"
+          f" not {value!r}; move the directory, or use the same value"
       )
   return manifest
 
