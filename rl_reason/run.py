@@ -160,7 +160,7 @@ def stages(
       _begin(config, workdir, place, parts)
     with jax.set_mesh(mesh):
       found = with_parts(run, parts | dict(stage=stage, which=step))
-    if stage not in READS:
+    if stage in TRAINS:
       _summarize(config, workdir, screen, stage)
     return parts, found if stage in TRAINS else None
 

@@ -70,6 +70,12 @@ def sft(c, *, model: Model, output: Output) -> Tree:
     step = checkpoints.newest(output.display.say)
     if step is not None:
       break
+  if step is None and (workdir / "checkpoints" / "skill").exists():
+    raise RunError(
+        f"{workdir}: checkpoints/skill is now checkpoints/sft: the run is of an"
+        " earlier version of rl_reason; export its policy with that version,"
+        " and start from the export: model.path"
+    )
   host = {} if step is None else checkpoints.host(step)
   # The habits phase is the last one, unless it had no steps.
   last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
@@ -84,10 +90,8 @@ def sft(c, *, model: Model, output: Output) -> Tree:
         ("model.", "tokenizer", "task.name"),
     )
   # The optimizer of the phase decides the shapes of its checkpoint.
-  table, p = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
-  tx = optimizers.of_stage(
-      c.optimizer, lr=p.lr, schedule=p.schedule, total=p.steps
-  )
+  table, part = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
+  tx = optimizers.of_stage(c.optimizer, **optimizers.sft_rate(part))
   shardings = state_shardings(table, tx, model.mesh)
   return checkpoints.restore(step, abstract_state(table, tx, shardings)).params
 
