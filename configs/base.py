@@ -50,6 +50,8 @@ def get_config():
       template="plain",  # of prompts, or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
       system=field("", needs="data.chat"),  # prompt of the chat template
+      # Keywords of the chat template: 'enable_thinking=False'.
+      template_args=field("", needs="chat messages"),
       paraphrases=number(1, low=1, high=len(templates.PARAPHRASES)),  # wordings
       deduplicate=True,  # by the text of the question
       ngram=number(13, low=0),  # words; decontamination by shared n-grams
@@ -99,6 +101,7 @@ def get_config():
       steps=number(0, low=0),  # 0: RL starts from model.path
       lr=rate(2e-5),  # of all parameters of a trained model
       schedule=choice("cosine", "constant", "linear"),
+      warmup_steps=number(0, low=0),  # of linear warm-up
       batch=number(64, low=1),  # rows
       samples=path(),  # sources of rows to imitate; '': data.train, or the task
       reuse=path(),  # work directory whose finished SFT to start from
@@ -114,7 +117,7 @@ def get_config():
       stop_tokens=(),  # end a response, as EOS does
       temperature=number(1.0, low=1e-6),
       top_p=number(1.0, low=1e-9, high=1),
-      allow_top_p=False,  # top_p < 1 is off-policy: an error without this
+      allow_filters=False,  # top_p < 1 is off-policy: an error without this
   )
   c.dynamic_sampling = section(  # DAPO sec 3.2
       "dynamic_sampling",

@@ -19,6 +19,12 @@ from rl_reason.base.fields import (
 )
 
 EXPERTS, ROUNDS = "model.experts", "rounds.count"
+# Filters of the next token, next to top_p; see docs/serving.md.
+FILTERS = dict(
+    top_k=number(0, low=0),  # likeliest tokens; 0: all
+    min_p=number(0.0, low=0, high=1),  # least share of the likeliest token's
+    repetition_penalty=number(1.0, low=1e-2, high=100),  # 1 is off
+)
 
 
 def add(c) -> None:
@@ -36,6 +42,7 @@ def add(c) -> None:
   extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
+      **FILTERS,  # off-policy: an error without rollout.allow_filters
       partial_groups=number(  # that a round may leave unfinished
           0,
           low=0,
@@ -77,6 +84,7 @@ def add(c) -> None:
       schedule=choice("cosine", "constant", "linear"),
       mixture="",  # as sft.mixture
   )
+  extend("evaluate", **FILTERS)
   extend(
       "dynamic_sampling",
       surplus=choice(  # groups beyond the batch
@@ -219,6 +227,7 @@ def add(c) -> None:
       batch=number(64, low=1),  # prompts at a time, and of a file
       temperature=number(1.0, low=0),
       top_p=number(1.0, low=1e-9, high=1),
+      **FILTERS,
       keep=choice("all", "correct", "best", "pairs", "majority"),
       format=choice("jsonl", "parquet"),
   )

@@ -43,8 +43,8 @@ _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
     "step",
     "newest",
-    "evaluate, export, generate, serve: 'newest', 'best', or a step of RL; all"
-    " but export also 'sft'",
+    "evaluate, export, generate, serve: 'newest', 'best', a step of RL, or"
+    " 'sft', the policy after SFT",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"
@@ -148,7 +148,15 @@ def _stages(config, workdir: pathlib.Path) -> int:
         size = pkgutil.resolve_name(run.STAGES[stage])
         size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
-        run.stages(config, workdir, screen, stop, stage=stage, step=step)
+        run.stages(
+            config,
+            workdir,
+            screen,
+            stop,
+            stage=stage,
+            step=step,
+            from_record=not _CONFIG.value,
+        )
   return 0
 
 

@@ -51,7 +51,7 @@ def test_every_field_is_read():
         names.add(node.arg)
       elif isinstance(node, ast.AnnAssign):
         names.add(getattr(node.target, "id", ""))
-  checked_only = {"allow_benchmarks", "allow_top_p"}
+  checked_only = {"allow_benchmarks", "allow_filters"}
   last = {name.rpartition(".")[2] for name in FIELDS}
   assert last - names - checked_only == set()
 
@@ -296,8 +296,9 @@ def test_all_mistakes_take_half_a_second_and_no_jax():
       " dual_clip, log_ratio_max; did you mean clip_high?",
       "data.kind = 'maths': must be one of math, choice, code, none, or"
       " module:function; did you mean math?",
-      "rollout.top_p = 0.9: stored log-probs are those before top-p: training"
-      " would be off-policy; use 1.0, or set rollout.allow_top_p=True",
+      "rollout.top_p = 0.9: responses would come from another distribution than"
+      " the log-probs of training, which is then off-policy: use 1.0, or set"
+      " rollout.allow_filters = True",
   ]
   assert seconds < 0.9 and not imported
 

@@ -16,6 +16,9 @@ from rl_reason.base import functions, kinds
 from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, OF_OTHERS, RENAMED
 
+# What a file says about SFT for its own task, and for no other task.
+OF_TASK = ("sft.mixture", "sft.threshold", "sft.habits.")
+
 
 def at(c, name: str) -> Any:
   """The field or section of a full name such as 'rollout.batch'; '' is all."""
@@ -73,6 +76,21 @@ def similar(name: str, known: Iterable[str]) -> list[str]:
   return sorted(near, key=lambda x: x.partition(".")[0] not in _FIRST)
 
 
+def no_such_section(e: Exception) -> str:
+  """What has become of a section that a file reads in vain; '' if unknown.
+
+  Args:
+    e: what ml_collections raised; its message is the last part of the name.
+  """
+  word = str(e).strip("\"'")
+  for name, now in RENAMED.items():
+    section = name.rpartition(".")[0]
+    is_gone = not any(x.startswith(f"{section}.") for x in FIELDS)
+    if is_gone and section.rpartition(".")[2] == word:
+      return f"there is no section {section}: {name} is now {now}"
+  return ""
+
+
 def override(c, values: Mapping[str, Any]) -> list[str]:
   """Sets fields as a command line does.
 
@@ -91,6 +109,7 @@ def override(c, values: Mapping[str, Any]) -> list[str]:
       fields are set.
   """
   notes, lines, unknown = [], [], set()
+  task = c.task.name if "task" in c else None
   # Names of functions go first: they may reset the arguments.
   for name in sorted(values, key=lambda x: not x.endswith(".name")):
     try:
@@ -100,7 +119,22 @@ def override(c, values: Mapping[str, Any]) -> list[str]:
       unknown |= e.fields
   if lines:
     raise ConfigError(*lines, fields=unknown)
+  if task is not None and c.task.name != task:
+    notes += _leave_out_sft(c, task, values)
   return notes
+
+
+def _leave_out_sft(c, task: str, values: Mapping[str, Any]) -> list[str]:
+  """Resets what a file says about the SFT of its own task; returns a line."""
+  lost = []
+  for name, spec in FIELDS.items():
+    of_task = name.startswith(OF_TASK) and name not in values
+    if of_task and at(c, name) != spec.default:
+      lost.append(f"{name} = {at(c, name)!r}")
+      path, _, last = name.rpartition(".")
+      at(c, path)[last] = spec.default
+  left = f"task.name = {c.task.name}: leaves out {', '.join(lost)} of {task}"
+  return [left] if lost else []
 
 
 def _override(c, name: str, value: Any) -> list[str]:
@@ -240,4 +274,11 @@ def load(path: pathlib.Path) -> dict[str, Any]:
         f"{path}: is of another version of rl_reason, whose fields had other"
         " names; choose another --workdir"
     )
+  for name, now in RENAMED.items():
+    if name in fields:
+      raise ConfigError(
+          f"{path}: {name} is now {now}: the run is of an earlier version of"
+          " rl_reason, which can continue, evaluate and export it; for this"
+          " version, choose another --workdir"
+      )
   return fields

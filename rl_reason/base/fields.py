@@ -97,6 +97,7 @@ SECTION_NEEDS: dict[str, str] = {}
 # What has become of a field of earlier versions.
 RENAMED = {
     "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
+    "rollout.allow_top_p": "rollout.allow_filters",
     "reward.scorers": "reward.functions, whose text is the same",
     "sft.skill.steps": "sft.steps",
     "sft.skill.lr": "sft.lr",

@@ -48,6 +48,15 @@ def _draws(c, count: int) -> list[tasks.Row]:
   return [tasks.draw(task, rng, levels, evaluation=False) for _ in range(count)]
 
 
+def sft(c) -> Iterator[Rule]:
+  """A learning rate for random parameters, of a model that is trained."""
+  if c.model.path and facts.sft_steps(c) and c.sft.lr >= 1e-3:
+    yield "sft.lr", (
+        "suits a small model that starts from random parameters; SFT of a"
+        " checkpoint usually takes 1e-6 to 1e-4"
+    )
+
+
 def rates(c) -> Iterator[Rule]:
   """Learning rates that are meant for another model."""
   o, factors = c.optimizer, c.lora.rank

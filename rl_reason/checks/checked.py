@@ -54,6 +54,7 @@ RULES = (
 )
 CAUTIONS = (
     cautions.prompts,
+    cautions.sft,
     cautions.off_policy,
     cautions.rates,
     relations.idle_settings,

@@ -13,14 +13,14 @@ from typing import Any
 import ml_collections
 from absl import flags
 
-from rl_reason.base import config as config_lib, errors, kinds, resume_rules
+from rl_reason.base import config as config_lib, errors, kinds
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     checked,
     file_checks,
     machine_checks,
-    named_code,
     run_directory,
+    saved_config,
 )
 from rl_reason.checks.rules import Faults
 from rl_reason.configs import base
@@ -128,8 +128,13 @@ def prepare(
     return None, pathlib.Path(workdir), []  # a report needs no config
   if path is None:
     with faults.caught():
-      config = _of_workdir(given, workdir, stage)
-      return config, pathlib.Path(workdir or ""), []
+      if workdir is None:
+        raise errors.ConfigError(
+            "--config is missing; for instance --config=configs/dapo.py"
+        )
+      directory = pathlib.Path(workdir)
+      config, notes = saved_config.read(directory, stage, given)
+      return config, directory, notes
     faults.end()
   return examine(path, given, workdir, stage, faults, trace=trace)
 
@@ -172,37 +177,3 @@ def examine(
     with faults.caught():
       run_directory.check(workdir, config, evaluates=stage == "evaluate")
   return config, workdir, notes
-
-
-def _of_workdir(
-    given: Mapping[str, Any], workdir: str | None, stage: str
-) -> ml_collections.ConfigDict:
-  """The config of the run in a work directory.
-
-  Raises:
-    ConfigError: there is none, it names code, or a field is wrong.
-  """
-  own = dict(serve=resume_rules.SERVED, generate=("generate.",))
-  allowed = "export.", *own.get(stage, ())
-  if workdir is None or any(not x.startswith(allowed) for x in given):
-    raise errors.ConfigError(
-        "--config is missing; for instance --config=configs/dapo.py"
-    )
-  saved = pathlib.Path(workdir) / "config.json"
-  if not saved.exists():
-    raise errors.ConfigError(
-        f"--workdir = {workdir}: has no config.json; give --config too"
-    )
-  base.get_config()  # fields that are newer than the run have their defaults
-  fields = {name: spec.default for name, spec in FIELDS.items()}
-  fields |= config_lib.load(saved)
-  named_code.refuse_code(str(saved), fields)
-  config = config_lib.unflat(fields)
-  try:  # somebody may have edited it
-    checked.bounds(config, FIELDS)
-  except errors.ConfigError as e:
-    raise errors.ConfigError(*(f"{saved}: {x}" for x in e.lines)) from None
-  config_lib.override(config, given)
-  config_lib.expand(config)
-  checked.bounds(config, [x for x in given if x in FIELDS])
-  return config

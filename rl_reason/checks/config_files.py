@@ -7,7 +7,7 @@ import runpy
 import ml_collections
 
 from rl_reason.base import own_code
-from rl_reason.base.config import at, home
+from rl_reason.base.config import at, home, no_such_section
 from rl_reason.base.errors import ConfigError, did_you_mean
 from rl_reason.checks import facts
 
@@ -88,7 +88,8 @@ def read(path: str) -> ml_collections.ConfigDict:
         f" the presets are installed as rl_reason.configs: {EXAMPLE}"
     ) from None
   except Exception as e:  # the file may raise anything
-    raise ConfigError(f"{text} {own_code.explained(e)}") from None
+    why = no_such_section(e) or own_code.explained(e)
+    raise ConfigError(f"{text} {why}") from None
 
 
 def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -106,6 +107,7 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   # Fewer steps of each stage.
   c.sft.threshold = 0.0
   at_most("sft", steps=60)
+  at_most("sft", warmup_steps=max(c.sft.steps - 1, 0))
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
   at_most("reward_model", steps=20, evaluate_pairs=64)

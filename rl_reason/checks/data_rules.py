@@ -24,6 +24,11 @@ def task(c) -> Iterator[Rule]:
         f"the task {c.task.name} has no function demonstrate: give model.path,"
         " and set it to 0"
     )
+  if c.sft.habits.steps and c.task.name == tasks.FILES:
+    yield "sft.habits.steps", (
+        "a second stage of configs for the built-in tasks, whose demonstrations"
+        " have styles; rows of files have one response: set it to 0"
+    )
   for level in c.task.difficulties if found.DIFFICULTIES else ():
     if level not in found.DIFFICULTIES:
       yield "task.difficulties", (

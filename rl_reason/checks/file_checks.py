@@ -69,7 +69,7 @@ def _model(c, faults: Faults) -> Any:
     return None
   from rl_reason import hf
   from rl_reason.checks import model_directory, model_rules
-  from rl_reason.data import tokenizer
+  from rl_reason.data import templates, tokenizer
 
   place, source = pathlib.Path(c.model.path), None
   c = c.copy_and_resolve_references()
@@ -89,7 +89,8 @@ def _model(c, faults: Faults) -> Any:
       tok = model_directory.load_tokenizer(c, source, alphabet)
     else:
       path = model_directory.tokenizer_path(c, place if local else None)
-      tok = tokenizer.load(path, alphabet)
+      args = templates.arguments(c.data.template_args)
+      tok = tokenizer.load(path, alphabet, template_args=args)
     tokenizer.ends(tok, c.rollout.stop_tokens)
     return tok
   return None

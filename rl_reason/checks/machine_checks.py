@@ -8,8 +8,13 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_rules, relations, rules
-from rl_reason.checks.facts import learns, mesh_sizes, sft_steps, sources
-from rl_reason.data import datasets
+from rl_reason.checks.facts import (
+    kind_of_rows,
+    learns,
+    mesh_sizes,
+    sft_steps,
+    sources,
+)
 from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
 
@@ -37,13 +42,27 @@ def _files(c, unknown: Set[str]) -> Iterator[rules.Rule]:
     if needed and not c.data[name]:
       yield f"data.{name}", "name at least one source"
     for source, _ in sources(c, name):
-      known = datasets.KNOWN.get(source.name)
-      kind = known.kind if known else datasets.kind_of(c.data.kind, source)
-      if kind == "code":
-        try:  # where nothing contains programs, all would be incorrect
-          sandbox.tier()
-        except RuntimeError as e:
-          yield f"data.{name}", f"its rows are judged by code, and {e}"
+      if kind_of_rows(c, source) == "code" and (why := _uncontained()):
+        yield f"data.{name}", why
+
+
+def contains_programs(c, field: str) -> None:
+  """Checks that this machine can contain programs, for rows of a field.
+
+  Raises:
+    ConfigError: it cannot: all programs would be incorrect.
+  """
+  if why := _uncontained():
+    rules.refuse(c, field, why)
+
+
+def _uncontained() -> str:
+  """Why this machine cannot contain programs; '' if it can."""
+  try:
+    sandbox.tier()
+    return ""
+  except RuntimeError as e:
+    return f"its rows are judged by code, and {e}"
 
 
 def hub(c) -> None:

@@ -45,7 +45,7 @@ def mesh(c) -> Iterator[Rule]:
 
 def optimizer(c) -> Iterator[Rule]:
   """LoRA, and the optimizers of the policy and of the critic."""
-  m, o = c.model, c.optimizer
+  m, o, sft = c.model, c.optimizer, c.sft
   if c.lora.rank:
     from rl_reason.models.decoder import MATRICES  # imports JAX
 
@@ -56,6 +56,8 @@ def optimizer(c) -> Iterator[Rule]:
     yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
   if o.offload and o.name != "adamw":
     yield "optimizer.offload", f"{o.name!r} keeps no moments: leave it out"
+  if sft.warmup_steps >= max(sft.steps, 1):
+    yield "sft.warmup_steps", f"must be less than sft.steps = {sft.steps}"
   for section in ("optimizer", "critic"):
     if c[section].warmup_steps >= max(c.rl.steps, 1):
       yield f"{section}.warmup_steps", (

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rl_reason.base.config import at
+from rl_reason.base.fields import FIELDS
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
 from rl_reason.tasks import given, reward_terms
@@ -13,11 +14,14 @@ def rollouts(c) -> Iterator[Rule]:
   r, d = c.rollout, c.dynamic_sampling
   prompts = r.batch // r.group_size
   models = facts.reward_models(c)
-  if r.top_p < 1 and not r.allow_top_p:
-    yield "rollout.top_p", (
-        "stored log-probs are those before top-p: training would be off-policy;"
-        " use 1.0, or set rollout.allow_top_p=True"
-    )
+  for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+    off = FIELDS[f"rollout.{name}"].default
+    if r[name] != off and not r.allow_filters:
+      yield f"rollout.{name}", (
+          "responses would come from another distribution than the log-probs"
+          f" of training, which is then off-policy: use {off}, or set"
+          " rollout.allow_filters = True"
+      )
   if r.batch % r.group_size:
     yield "rollout.group_size", f"must divide rollout.batch = {r.batch}"
   # A group split over two minibatches would have two sets of token weights.
