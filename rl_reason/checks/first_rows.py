@@ -13,7 +13,7 @@ from typing import Any
 from rl_reason import verifiers
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import facts
-from rl_reason.data import datasets, row_builder, screening
+from rl_reason.data import datasets, readers, row_builder, screening
 from rl_reason.data.datasets import DataError, Example, Malformed
 from rl_reason.data.preparation_report import Tally
 from rl_reason.data.screening import Fault
@@ -21,6 +21,7 @@ from rl_reason.tasks import reward_functions, reward_terms
 from rl_reason.verifiers import workers
 
 SECONDS = 1.0  # of reading, for a source whose first rows cannot be used
+MAX_LIST = 1 << 26  # bytes of JSON lists, which are read as a whole
 BATCH = 16  # rows whose reference answers are verified at a time
 
 
@@ -42,7 +43,7 @@ class FirstRows:
         _Source(c, use, source, self._pool)
         for use in uses
         for source, _ in facts.sources(c, use)
-        if pathlib.Path(source.place).exists()  # the hub is asked later
+        if _is_quick(pathlib.Path(source.place))
     ]
 
   def faults(self, tok: Any) -> Iterator[str]:
@@ -71,6 +72,15 @@ class FirstRows:
   def close(self) -> None:
     """Ends the workers."""
     self._pool.close()
+
+
+def _is_quick(place: pathlib.Path) -> bool:
+  """Whether the first rows of a source are here, and need no whole file."""
+  if not place.exists():
+    return False  # the hub is asked later
+  files = place.rglob("*") if place.is_dir() else [place]
+  lists = (x for x in files if readers.suffix(x) == ".json" and x.is_file())
+  return sum(x.stat().st_size for x in lists) <= MAX_LIST
 
 
 class _Source:
