@@ -3,6 +3,7 @@
 import math
 
 from rl_reason.base import json_files
+from rl_reason.evaluation import set_table
 from rl_reason.evaluation.accuracy import Responses, levels
 from rl_reason.report import rendering
 from rl_reason.report.scores import Score
@@ -111,7 +112,8 @@ def responses_page(
   data = dict(
       title=title,
       notes=[],
-      scores=[(name, f"{value:.4g}") for name, value in values.items()],
+      scores=set_table.for_page(values, sets),
+      metrics=[(name, f"{value:.4g}") for name, value in values.items()],
       levels=dict(head=head, rows=by_difficulty),
       doubtful=doubtful,
       doubtful_note="" if doubtful else "None were found.",

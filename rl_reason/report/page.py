@@ -33,17 +33,6 @@ FEATURES = (
     *("reduction.name", "correction.name", "kl.kind", "dynamic_sampling."),
 )
 
-MEANINGS = {
-    "mean": "a sampled response is correct",
-    "greedy": "the response at temperature 0 is correct",
-    "maj": "the most frequent answer is correct",
-    "pass": "at least one of k responses is correct",
-    "truncated": "responses that reached the maximum length",
-    "response length": "tokens, mean",
-    "turns": "of a trajectory in an environment, mean",
-    "sum of rewards": "over the turns of a trajectory, mean",
-}
-
 # Metrics whose sum over the RL steps is in the notes.
 TOTALS = {
     "actor/update_skipped": (
@@ -251,7 +240,7 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
   rows = [
       dict(
           name=name,
-          about=MEANINGS.get(name.split("@")[0], ""),
+          about=scores_lib.meaning(name),
           cells=[cell(head, name) for head in columns],
       )
       for name in dict.fromkeys(name for x in columns.values() for name in x)
