@@ -98,9 +98,10 @@ def printed(tmp_path, monkeypatch):
   for name in ("DATA", "runs/dapo", "runs/tiny", "tokenizer"):
     (tmp_path / name).mkdir(parents=True)
   checkpoints.checkpoint(tmp_path / "runs/tiny/export/policy", "qwen2")
-  fields = config.flat(config.with_defaults(config_files.read("dapo")))
-  for name in ("dapo", "tiny"):
-    (tmp_path / "runs" / name / "config.json").write_text(json.dumps(fields))
+  for name, path in (("dapo", "dapo"), ("tiny", f"{tmp_path}/my_run.py:tiny")):
+    fields = config.flat(config.with_defaults(config_files.read(path)))
+    saved = tmp_path / "runs" / name / "config.json"
+    saved.write_text(json.dumps(fields))
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
   importlib.invalidate_caches()
