@@ -192,6 +192,7 @@ def test_revisions_that_fetch_nothing_are_refused(text, words):
   c.model.path, c.hub.revisions = "", "openai/gsm8k=e53f048,you/judge=v2"
   c.task.name, c.data.train, c.tokenizer = "files", "gsm8k*2", "me/words"
   c.data.evaluate, c.reward.functions = "gsm8k:test", "you/judge*0.5"
+  c.sft.habits.steps = 0
   checked.fields(c)
 
 

@@ -157,7 +157,7 @@ def test_a_recipe_is_complete_and_fits(recipe):
   path, devices, memory, update, rollout = recipe
   for name in (path, f"{path}:smoke"):
     c, notes = checked.checked(name, {})
-    machine_checks.files(c)
+    assert machine_checks.files(c) == []
     assert not notes and c.model.path and c.data.train and c.data.evaluate
     assert c.rl.steps and not c.sft.steps
   _, size = sized(path, devices, "tpu" if "v5e" in path else "xla")
