@@ -29,11 +29,12 @@ def task(c) -> Iterator[Rule]:
         "a second stage of configs for the built-in tasks, whose demonstrations"
         " have styles; rows of files have one response: set it to 0"
     )
-  for level in c.task.difficulties if found.DIFFICULTIES else ():
-    if level not in found.DIFFICULTIES:
-      yield "task.difficulties", (
-          f"{level!r} is none of {c.task.name}'s {found.DIFFICULTIES}"
-      )
+  known = found.DIFFICULTIES or c.task.difficulties
+  if wrong := [repr(x) for x in c.task.difficulties if x not in known]:
+    verb = "are" if wrong[1:] else "is"
+    yield "task.difficulties", (
+        f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
+    )
   mixtures = "sft.mixture", "sft.habits.mixture"
   pairs = "reward_model.chosen", "reward_model.rejected"
   for name in (x for x in mixtures + pairs if at(c, x)):
@@ -43,6 +44,7 @@ def task(c) -> Iterator[Rule]:
             f"{style!r} is none of {c.task.name}'s styles"
             f" {', '.join(found.STYLES)}; see configs/{c.task.name}.py"
         )
+        break
 
 
 def environment(c) -> Iterator[Rule]:
