@@ -172,7 +172,7 @@ def test_a_file_of_another_format(tmp_path):
       DataError, match=r"a.xml: must end in .jsonl, .json, .csv"
   ):
     read(tmp_path / "a.xml")
-  with pytest.raises(DataError, match=r"no file with .jsonl"):
+  with pytest.raises(DataError, match=r"no file in .* ends in .jsonl"):
     read(tmp_path)
 
 

@@ -86,7 +86,7 @@ WRONG = [
     ("old", "train", "early version of datasets, with an index"),
     ("lost", "train", "0000-of-00001.arrow: is missing: copy the whole"),
     ("torn", "train", "state.json: is damaged .*copy it again"),
-    ("none", "train", "it has no file that ends in .jsonl, .json"),
+    ("none", "train", "no file in none ends in .jsonl, .json"),
     ("none/a.arrow:test", "train", "a file has no splits: leave out :test"),
 ]
 

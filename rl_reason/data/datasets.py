@@ -288,11 +288,15 @@ def files(source: Source) -> list[tuple[str, pathlib.Path]]:
     chosen = [x for x in paths if pathlib.Path(x).name.startswith(source.split)]
   if not chosen and len(paths) == 1:  # the only file, if of no other split
     chosen = [x for x in paths if not any(y in x for y in splits)]
+  if not paths:
+    raise DataError(
+        f"{source.text}: no file in {root} ends in {', '.join(READERS)}, and it"
+        " is no directory of save_to_disk"
+    )
   if not chosen:
-    found = ", ".join(paths) or f"no file that ends in {', '.join(READERS)}"
     raise DataError(
         f"{source.text}: nothing in {root} is the split {source.split!r}, it"
-        f" has {found}; name the file instead"
+        f" has {', '.join(paths)}; name the file instead"
     )
   return [(name, paths[name]) for name in chosen]
 
