@@ -211,6 +211,7 @@ def open_parts(
     task, _ = parts.task(c, show)
   alphabet = "" if task is None else task.ALPHABET
   tok = model_directory.load_tokenizer(c, source, alphabet)
+  parts.show_idle_template_args(c, tok, screen.say)
   cfg = model.policy_shape(c, source, tok, screen.say)
   engine = parts.engine(c, tok, cfg, mesh, screen)
   make = dict(
@@ -320,8 +321,8 @@ def _begin(
   from rl_reason.base import json_files
   from rl_reason.checks import traced_functions
   from rl_reason.monitoring import run_log
-  from rl_reason.report import machine
-  from rl_reason.stages import origin, trained
+  from rl_reason.report import head, machine
+  from rl_reason.stages import observers, origin, trained
 
   with_parts(trained.check_classifiers, parts)
   traced_functions.check(c)
@@ -332,6 +333,8 @@ def _begin(
     origin.record(workdir, parts["source"], own)
     about = machine.describe(place)
     json_files.write_json(workdir / machine.FILE, about)
+    sizes = observers.model_sizes(c, parts["model"])
+    json_files.write_json(workdir / head.FILE, sizes)
     run_log.record_start(workdir)
 
 

@@ -248,6 +248,12 @@ FILES = {
         ({"rl.old_logps": "trainer"}, "does nothing without rl.staleness"),
         ({"rollout.top_p": 0.9}, "set rollout.allow_filters = True"),
         ({"rollout.min_p": 0.1}, "set rollout.allow_filters = True"),
+        ({"rollout.allow_top_p": True}, "is now rollout.allow_filters"),
+        ({"data.template_args": "think=1"}, "plain text: set data.chat = True"),
+        (
+            {"data.template_args": "think", "data.chat": True},
+            "data.template_args = 'think': must look like enable_thinking",
+        ),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
         (
             GAE | {"rollout.group_size": 1, "dynamic_sampling.enabled": True},

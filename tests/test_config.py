@@ -294,8 +294,9 @@ def test_all_mistakes_take_two_seconds_and_no_accelerator():
       " dual_clip, log_ratio_max; did you mean clip_high?",
       "data.kind = 'maths': must be one of math, choice, code, none, or"
       " module:function; did you mean math?",
-      "rollout.top_p = 0.9: stored log-probs are those before top-p: training"
-      " would be off-policy; use 1.0, or set rollout.allow_top_p=True",
+      "rollout.top_p = 0.9: responses would come from another distribution than"
+      " the log-probs of training, which is then off-policy: use 1.0, or set"
+      " rollout.allow_filters = True",
   ]
   assert seconds < 2
 

@@ -1,5 +1,6 @@
 """A work directory is enough: its config, its record, its checkpoints."""
 
+import contextlib
 import json
 import shutil
 import sys
@@ -267,16 +268,17 @@ def test_a_moved_run_without_its_model_is_exported(place, capsys):
 
   def export(step):
     c, _ = read(moved, "export")
-    run.stages(
-        c,
-        moved,
-        display.Display(True),
-        threading.Event(),
-        stage="export",
-        step=step,
-        devices=jax.devices()[:1],
-        from_record=True,
-    )
+    with contextlib.closing(display.Display(True)) as screen:
+      run.stages(
+          c,
+          moved,
+          screen,
+          threading.Event(),
+          stage="export",
+          step=step,
+          devices=jax.devices()[:1],
+          from_record=True,
+      )
     return bits(moved / "export" / "policy")
 
   for step, factor in (("newest", 3), ("2", 2)):

@@ -149,7 +149,7 @@ def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):
   c = config_files.read("my_grpo.py")
   checked.fields(c)
   assert (c.kl.coef, c.reduction.name) == (0.001, "token_mean")
-  assert not c.dynamic_sampling.enabled and c.surrogate.args.dual_clip == 0
+  assert not c.dynamic_sampling.enabled and c.kl.kind == "k2"
 
 
 def test_the_reward_of_a_user_of_verl_is_called(printed):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import errors, functions, kinds
+from rl_reason.base import errors, kinds, own_code
 from rl_reason.tasks import given
 
 LIBRARIES = {"site-packages", "dist-packages"}
@@ -82,7 +82,7 @@ def why_foreign(name: str, workdir: pathlib.Path) -> str:
   if name.startswith(given.LOCAL):
     return "it was an object of the Python session that trained"
   module = name.partition(":")[0].partition(".")[0]
-  functions.search_working_directory()
+  own_code.search_working_directory()
   try:
     spec = importlib.util.find_spec(module)
   except (ImportError, ValueError):

@@ -44,6 +44,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.columns": lambda c: datasets.columns(c.data.columns),
     "data.kind": _kinds,
     "data.template": lambda c: templates.choose(c.data.template, ""),
+    "data.template_args": lambda c: templates.arguments(c.data.template_args),
     "reward.functions": _rewards,
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,

@@ -201,7 +201,8 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
-  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path))
+  args = templates.arguments(config.data.template_args)
+  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path), args)
   r, tallies = config.reward, []
   with (
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
