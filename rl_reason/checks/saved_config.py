@@ -175,8 +175,10 @@ def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
       rules.refuse(config, "data.evaluate", "goes with task.name = 'files'")
     return set()
   if not run_directory.has_rows(workdir, config):
-    with rules.reading(config, "data.evaluate"):
+    try:
       found = facts.sources(config, "evaluate")
+    except ValueError as e:
+      rules.refuse(config, "data.evaluate", str(e))
     return {facts.kind_of_rows(config, x) for x, _ in found}
   from rl_reason.data import pipelines
 
