@@ -4,7 +4,7 @@
   python -m bench.pages --check    # writes nothing; exit code 1 if any differs
 
 Figures need matplotlib; whether one differs is known without it, by the digest
-in the file. docs/report.png has a command of its own: bench.report_picture.
+in the file. docs/report.png, the picture of a report, needs chromium.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bench import results, seeds, tables
+from bench import report_picture, results, seeds, tables
 from rl_reason.lab import ablation_pages
 from rl_reason.report import figures
 
@@ -103,6 +103,14 @@ def differences(write: bool) -> list[str]:
       out.append(path.name)
       if write:
         figures.draw(figure, path)
+  if figures.read_digest(report_picture.PICTURE) != report_picture.digest(
+      results.read(report_picture.NAME)
+  ):
+    out.append(report_picture.PICTURE.name)
+    if write:
+      report_picture.photograph(
+          results.read(report_picture.NAME), report_picture.PICTURE
+      )
   return out
 
 
