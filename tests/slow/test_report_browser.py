@@ -1,5 +1,6 @@
 """The report of a run in a browser."""
 
+import html
 import json
 import operator
 import shutil
@@ -67,17 +68,20 @@ def test_nothing_is_wider_than_the_window(tmp_path, width):
   lines = [evaluation(0, 0.1, 0.2), rl_line(1), evaluation(4, 0.7, 0.8)]
   path = page.write(put(tmp_path, lines, [sample("rl", 1)]))
   frame = tmp_path / "frame.html"
-  inner = path.read_text(encoding="utf-8") + """<script>
-    const line = node => node.getClientRects().length;
-    parent.postMessage([document.documentElement.scrollWidth,
-      Math.max(...[...document.querySelectorAll(".tile b")].map(b =>
-        b.offsetHeight / parseFloat(getComputedStyle(b).lineHeight)))], "*");
-  </script>"""
-  path.write_text(inner, encoding="utf-8")
-  frame.write_text(f"""<body><iframe width={width} height=800
-    style="border:0" src="{path.name}"></iframe>""")
-  probe = """<script>onmessage = event => {
-    document.body.textContent = "FOUND" + JSON.stringify(event.data) + "FOUND";
+  text = html.escape(path.read_text(encoding="utf-8"))
+  frame.write_text(
+      f"""<!doctype html><body><iframe width={width} height=800
+      style="border:0" srcdoc="{text}"></iframe>""",
+      encoding="utf-8",
+  )
+  probe = """<script>onload = () => {
+    const inner = document.querySelector("iframe").contentWindow;
+    const page = inner.document, tiles = [...page.querySelectorAll(".tile b")];
+    const lines = tiles.map(node => node.offsetHeight
+      / parseFloat(inner.getComputedStyle(node).lineHeight));
+    const wide = page.documentElement.scrollWidth;
+    document.body.textContent =
+      "FOUND" + JSON.stringify([wide, Math.max(...lines)]) + "FOUND";
   }</script>"""
   found, lines_of_tile = found_in_browser(frame, probe)
   assert found <= width and lines_of_tile < 1.5
