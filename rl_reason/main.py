@@ -23,14 +23,13 @@ from typing import Any
 from absl import app, flags
 
 from rl_reason import run
-from rl_reason.base import config as config_lib, errors, resume_rules
-from rl_reason.base.fields import FIELDS
+from rl_reason.base import errors
 from rl_reason.checks import (
     checked,
     ending,
     machine_checks,
-    named_code,
     run_directory,
+    saved_config,
 )
 from rl_reason.monitoring import output_guard as screen_lib
 
@@ -51,8 +50,8 @@ _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
     "step",
     "newest",
-    "evaluate, export, generate, serve: 'newest', 'best', or a step of RL; all"
-    " but export also 'sft'",
+    "evaluate, export, generate, serve: 'newest', 'best', a step of RL, or"
+    " 'sft', the policy after SFT",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"
@@ -136,32 +135,15 @@ def _prepare(argv):
   if path is None and workdir and _STAGE.value == "report":
     return None, pathlib.Path(workdir)  # a report needs no config
   if path is None:
-    # The config of the run in the work directory.
-    own = dict(serve=resume_rules.SERVED, generate=("generate.",))
-    allowed = "export.", *own.get(_STAGE.value, ())
-    if workdir is None or any(not x.startswith(allowed) for x in given):
+    if workdir is None:
       raise errors.ConfigError(
           "--config is missing; for instance --config=configs/dapo.py"
       )
-    saved = pathlib.Path(workdir) / "config.json"
-    if not saved.exists():
-      raise errors.ConfigError(
-          f"--workdir = {workdir}: has no config.json; give --config too"
-      )
-    from rl_reason.configs import base
-
-    base.get_config()  # fields that are newer than the run have their defaults
-    fields = {name: spec.default for name, spec in FIELDS.items()}
-    fields |= config_lib.load(saved)
-    named_code.refuse_code(str(saved), fields)
-    config = config_lib.unflat(fields)
-    try:  # somebody may have edited it
-      checked.bounds(config, FIELDS)
-    except errors.ConfigError as e:
-      raise errors.ConfigError(f"{saved}: {e}") from None
-    config_lib.override(config, given)
-    checked.bounds(config, given)
-    return config, pathlib.Path(workdir)
+    directory = pathlib.Path(workdir)
+    config, notes = saved_config.read(directory, _STAGE.value, given)
+    for line in notes:
+      print(line, flush=True)
+    return config, directory
 
   # Everything about the config, before the accelerator is touched.
   config, notes = checked.checked(path, given)
@@ -210,7 +192,15 @@ def _stages(config, workdir: pathlib.Path) -> int:
         size = pkgutil.resolve_name(run.STAGES[stage])
         size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
-        run.stages(config, workdir, screen, stop, stage=stage, step=step)
+        run.stages(
+            config,
+            workdir,
+            screen,
+            stop,
+            stage=stage,
+            step=step,
+            from_record=not _CONFIG.value,
+        )
   return 0
 
 

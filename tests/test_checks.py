@@ -29,6 +29,7 @@ OF_OTHERS = {
     "sft.habits.steps": 0,
     "model.path": "x",
     "reward.functions": "length*1",
+    "optimizer.lr": 1e-5,
 }
 
 
@@ -36,10 +37,14 @@ def error(changes, given=()):
   """The error of a file, or of a command line that gives some fields."""
   with pytest.raises(errors.ConfigError) as e:
     checked.fields(with_fields(changes), given)
-  assert "\n" not in str(e.value)
+  assert len(e.value.lines) == 1 + (changes in TWO_MISTAKES)
   return str(e.value)
 
 
+TWO_MISTAKES = [
+    {"kl.controller.name": "adaptive"},  # no target, and nothing reads it
+    {"rollout.engine.name": "vllm"},  # two arguments are missing
+]
 MAX_RL = {"advantage.name": "max_rl", "reward.incorrect": 0.0}
 ON_POLICY = {"surrogate.name": "reinforce", "updates.minibatches": 1}
 STALE = {
@@ -82,7 +87,7 @@ FILES = {
         ),
         ({"reward.overlong_buffer": 99}, "must not exceed rollout.max_tokens"),
         ({"reward.correct": -1.0}, "must be more than reward.incorrect"),
-        ({"reward.functions": "steps"}, "must look like 'steps*0.5'"),
+        ({"reward.functions": "steps*"}, "must look like 'steps', 'steps*0.5'"),
         ({"reward.timeout": 1.0}, "does nothing without reward.functions"),
         ({"reward.executor": "process"}, "does nothing without reward.func"),
         ({"reward.outcome.args.correct_long": 1.0}, "correctness takes no arg"),
@@ -241,7 +246,14 @@ FILES = {
             "mesh.rollout = 1: reward models score evaluations",
         ),
         ({"rl.old_logps": "trainer"}, "does nothing without rl.staleness"),
-        ({"rollout.top_p": 0.9}, "set rollout.allow_top_p=True"),
+        ({"rollout.top_p": 0.9}, "set rollout.allow_filters = True"),
+        ({"rollout.min_p": 0.1}, "set rollout.allow_filters = True"),
+        ({"rollout.allow_top_p": True}, "is now rollout.allow_filters"),
+        ({"data.template_args": "think=1"}, "plain text: set data.chat = True"),
+        (
+            {"data.template_args": "think", "data.chat": True},
+            "data.template_args = 'think': must look like enable_thinking",
+        ),
         ({"rollout.weights": "int4"}, "one of same, bfloat16, int8"),
         (
             GAE | {"rollout.group_size": 1, "dynamic_sampling.enabled": True},
@@ -371,7 +383,7 @@ def test_fields_of_the_command_line_that_nothing_reads():
   c = base.arithmetic()
   checked.fields(c, given=("lora.rank",))
   checked.fields(c, given=("lora.alpha",))  # the default, as in a sweep
-  c.lora.alpha, c.critic.lr = 1.0, 0.5
+  c.lora.alpha, c.critic.lr = 1.0, 0.4
   for name in ("lora.alpha", "critic.lr"):
     with pytest.raises(errors.ConfigError, match=f"{name} = .* this out"):
       checked.fields(c, given=(name,))

@@ -51,7 +51,7 @@ def test_every_field_is_read():
         names.add(node.arg)
       elif isinstance(node, ast.AnnAssign):
         names.add(getattr(node.target, "id", ""))
-  checked_only = {"allow_benchmarks", "allow_top_p"}
+  checked_only = {"allow_benchmarks", "allow_filters"}
   last = {name.rpartition(".")[2] for name in FIELDS}
   assert last - names - checked_only == set()
 
@@ -73,7 +73,8 @@ def test_every_config_is_valid(path):
   if path.endswith("reasoning_gym.py"):
     pytest.importorskip("reasoning_gym")
   module = importlib.import_module(path[:-3].replace("/", "."))
-  given = {"model.path": "DIR"} if path.endswith("base.py") else {}
+  own = {"model.path": "DIR", "optimizer.lr": 1e-6}
+  given = own if path.endswith("base.py") else {}
   for variant in getattr(module, "VARIANTS", ("",)):
     for suffix in ("", ":smoke"):
       full = path + (f":{variant}" if variant else "") + suffix
@@ -233,7 +234,7 @@ def test_what_is_no_plain_def(own):
   assert functions.arguments("advantage", c.advantage) == {"factor": 2.0}
   for name, words in (
       ("own_partials:number", "advantage.name = 'own_partials:number': "),
-      ("nowhere:x", "advantage.name = 'nowhere:x': ModuleNotFoundError"),
+      ("nowhere:x", "advantage.name = 'nowhere:x': there is no module nowhere"),
   ):
     c.advantage.name = name
     with pytest.raises(errors.ConfigError, match=words):
@@ -272,23 +273,35 @@ def timed(*mistakes):
   return found, float(seconds), imported
 
 
-def test_mistakes_of_plain_fields_take_half_a_second_and_no_jax():
-  found, seconds, imported = timed(
-      {"rollout.batch": "0"},
-      {"rollout.bach": "1"},
-      {"rl.steps": "1.5"},
-      {"optimizer.name": "adam"},
+def test_all_mistakes_take_two_seconds_and_no_accelerator():
+  found, seconds, _ = timed(
+      {
+          "rollout.batch": "0",
+          "rollout.bach": "1",
+          "rl.steps": "1.5",
+          "optimizer.name": "adam",
+          "surrogate.args.clip_hihg": "0.3",
+          "data.kind": "maths",
+          "rollout.top_p": "0.9",
+      },
   )
   assert found == [
-      "rollout.batch = 0: must be at least 1",
       "rollout.bach = 1: there is no such field; did you mean rollout.batch?",
       "rl.steps = 1.5: must be an integer",
+      "rollout.batch = 0: must be at least 1",
       "optimizer.name = 'adam': must be one of adamw, sgd",
+      "surrogate.args.clip_hihg = 0.3: ppo takes clip_low, clip_high,"
+      " dual_clip, log_ratio_max; did you mean clip_high?",
+      "data.kind = 'maths': must be one of math, choice, code, none, or"
+      " module:function; did you mean math?",
+      "rollout.top_p = 0.9: responses would come from another distribution than"
+      " the log-probs of training, which is then off-policy: use 1.0, or set"
+      " rollout.allow_filters = True",
   ]
-  assert seconds < 0.7 and not imported
+  assert seconds < 2
 
 
-def test_mistakes_of_arguments_take_two_seconds_and_no_accelerator():
+def test_mistakes_of_arguments():
   found, seconds, _ = timed(
       {"advantage.args.epss": "1"},
       {"advantage.args.eps": "-1"},
@@ -374,9 +387,12 @@ def test_files_that_cannot_be_read(tmp_path):
       "import ml_collections\nget_config = ml_collections.ConfigDict\n"
   )
   for path, words in (
-      (str(broken), "broken.py: division by zero"),
+      (str(broken), r"ZeroDivisionError: .* \(.*broken.py:2, in get_config\)$"),
       (str(other), "does it start from configs/base.py"),
-      ("configs/dapo.py:fast", "the variants are shuffled and smoke"),
+      (
+          "configs/dapo.py:fast",
+          "^configs/dapo.py:fast: the variants are shuffled and smoke$",
+      ),
       ("configs/nothing.py", "configs/nothing.py: there is no such file"),
   ):
     with pytest.raises(errors.ConfigError, match=words):

@@ -140,6 +140,12 @@ def sources(c, use: str) -> list:
   return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
 
 
+def kind_of_rows(c, source: datasets.Source) -> str:
+  """The verifier of the rows of a source; 'none' without."""
+  known = datasets.KNOWN.get(source.name)
+  return known.kind if known else datasets.kind_of(c.data.kind, source)
+
+
 def environment(c) -> Any:
   """Makes environments; None if responses have a single turn."""
   task = tasks.get(c.task.name)
@@ -153,8 +159,7 @@ def unverified(c) -> list[bool]:
   if c.task.name != tasks.FILES:
     return [not tasks.get(c.task.name).verifies]
   return [
-      not source.name
-      and datasets.kind_of(c.data.kind, source) == verifiers.NONE
+      kind_of_rows(c, source) == verifiers.NONE
       for source, _ in sources(c, "train")
   ]
 

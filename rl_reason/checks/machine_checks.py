@@ -8,8 +8,13 @@ import ml_collections
 from rl_reason import tasks
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_rules, relations, rules
-from rl_reason.checks.facts import learns, mesh_sizes, sft_steps, sources
-from rl_reason.data import datasets
+from rl_reason.checks.facts import (
+    kind_of_rows,
+    learns,
+    mesh_sizes,
+    sft_steps,
+    sources,
+)
 from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
 
@@ -27,14 +32,20 @@ def files(c) -> None:
     if needed and not c.data[name]:
       rules.refuse(c, f"data.{name}", "name at least one source")
     for source, _ in sources(c, name):
-      known = datasets.KNOWN.get(source.name)
-      kind = known.kind if known else datasets.kind_of(c.data.kind, source)
-      if kind == "code":
-        try:  # where nothing contains programs, all would be incorrect
-          sandbox.tier()
-        except RuntimeError as e:
-          remedy = f"its rows are judged by code, and {e}"
-          rules.refuse(c, f"data.{name}", remedy)
+      if kind_of_rows(c, source) == "code":
+        contains_programs(c, f"data.{name}")
+
+
+def contains_programs(c, field: str) -> None:
+  """Checks that this machine can contain programs, for rows of a field.
+
+  Raises:
+    ConfigError: it cannot: all programs would be incorrect.
+  """
+  try:
+    sandbox.tier()
+  except RuntimeError as e:
+    rules.refuse(c, field, f"its rows are judged by code, and {e}")
 
 
 def hub(c) -> None:

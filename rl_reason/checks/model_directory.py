@@ -5,7 +5,7 @@ from typing import Any
 from rl_reason import hf
 from rl_reason.base import errors
 from rl_reason.checks import facts
-from rl_reason.data import tokenizer
+from rl_reason.data import templates, tokenizer
 
 
 def resolve(c) -> hf.Source | None:
@@ -47,7 +47,12 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
     ConfigError: there is none, or it does not fit the checkpoint.
   """
   path = tokenizer_path(c, source)
-  tok = tokenizer.load(path, alphabet, facts.revision(c, path))
+  tok = tokenizer.load(
+      path,
+      alphabet,
+      facts.revision(c, path),
+      templates.arguments(c.data.template_args),
+  )
   if source and (tokens := num_tokens(tok)) > source.cfg.vocab:
     raise errors.ConfigError(
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 from rl_reason.base.config import at
+from rl_reason.base.fields import FIELDS, RATES
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
 from rl_reason.devices import axes
+
+MOST_OF_ADAMW = 0.5  # a learning rate; of SGD, the bounds of its field
 
 
 def shape(c) -> Iterator[Rule]:
@@ -44,7 +47,7 @@ def optimizer(c) -> Iterator[Rule]:
   """LoRA, and the optimizers of the policy and of the critic."""
   from rl_reason.models.decoder import MATRICES
 
-  m, o = c.model, c.optimizer
+  m, o, sft = c.model, c.optimizer, c.sft
   known = ", ".join(MATRICES)
   for name in facts.lora_targets(c):
     if name not in MATRICES:
@@ -53,11 +56,21 @@ def optimizer(c) -> Iterator[Rule]:
     yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
   if o.offload and o.name != "adamw":
     yield "optimizer.offload", f"{o.name!r} keeps no moments: leave it out"
+  if sft.warmup_steps >= max(sft.steps, 1):
+    yield "sft.warmup_steps", f"must be less than sft.steps = {sft.steps}"
   for section in ("optimizer", "critic"):
     if c[section].warmup_steps >= max(c.rl.steps, 1):
       yield f"{section}.warmup_steps", (
           f"must be less than rl.steps = {c.rl.steps}"
       )
+
+
+def rates(c) -> Iterator[Rule]:
+  """Learning rates of AdamW, whose steps do not depend on the gradient."""
+  for name in FIELDS:
+    if name.endswith(".lr") and c.optimizer.name == "adamw":
+      if at(c, name) > MOST_OF_ADAMW:
+        yield name, f"must be at most {MOST_OF_ADAMW} with AdamW: {RATES}"
 
 
 def experts(c) -> Iterator[Rule]:

@@ -116,6 +116,28 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     )
 
 
+# Fields that decide the rows of `--stage=prepare`, besides the tokenizer.
+ROWS = ("data.", "rollout.max_prompt", "rollout.max_tokens")
+NOT_EVALUATED = ("data.train", "data.limit", "data.max_corrupt")
+
+
+def has_rows(workdir: pathlib.Path, config) -> bool:
+  """Whether a work directory has the evaluation rows that a config asks for.
+
+  They are the rows of its run, where data.evaluate is as it was or is gone.
+  """
+  saved, name = workdir / "config.json", "data.evaluate"
+  if not saved.exists() or not (workdir / "data" / "data.json").exists():
+    return False
+  old, new = config_lib.load(saved), config_lib.flat(config)
+  same = all(
+      old.get(x) == value
+      for x, value in new.items()
+      if x.startswith(ROWS) and x not in NOT_EVALUATED
+  )
+  return same and content(config, name) in ("", old.get(f"content.{name}", ""))
+
+
 def lock(workdir: pathlib.Path, say: Callable[[str], None]) -> IO[str]:
   """Locks a work directory until the returned file is closed.
 

@@ -26,6 +26,7 @@ from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results, set_table
 from rl_reason.evaluation.accuracy import Responses, respond, summarize_sets
 from rl_reason.monitoring import alerts
+from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained
 from rl_reason.stages.model import Model
@@ -46,17 +47,14 @@ def run(
 ) -> dict[str, float]:
   """Evaluates a checkpoint, writes the files above, returns the metrics.
 
-  `which` is 'sft', 'newest', 'best', or a step of RL; `parts` describes the
-  keywords.
+  `which` is as in `trained.policy`; `parts` describes the keywords.
 
   Raises:
     RunError: there is no such checkpoint.
   """
   workdir, say = output.workdir, output.display.say
-  if which == "sft":
-    params, step = trained.sft(c, model=model, output=output), 0
-  else:
-    params, _, step = trained.rl(c, which, model=model, output=output)
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
+  say(f"evaluating {about}")
   rewards = functools.partial(
       scorer.rewards,
       c,
@@ -193,7 +191,7 @@ def evaluate(
           random_key,
           temperature_G,
           group_size=len(temperature_G),
-          top_p=c.evaluate.top_p,
+          filters=sampling_filters.of(c.evaluate),
           **options,
       )
       return (part.with_arrays(sharding.fetch) for part in parts)

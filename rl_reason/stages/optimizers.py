@@ -41,6 +41,14 @@ def of_stage(o, **rate: Any) -> optax.GradientTransformation:
   return optimizer.make_optimizer(**{name: o[name] for name in shared}, **rate)
 
 
+def sft_rate(part) -> dict[str, Any]:
+  """The learning rate of SFT or the habits: keywords of `make_optimizer`."""
+  warmup = part.get("warmup_steps", 0)
+  return dict(
+      lr=part.lr, schedule=part.schedule, warmup=warmup, total=part.steps
+  )
+
+
 def policy_rate(c) -> dict[str, Any]:
   """The learning rate of RL: keywords of `make_optimizer`."""
   return _rate(c.updates, c.optimizer, c.optimizer.warmup_steps, c.rl.steps)

@@ -28,7 +28,7 @@ from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data import tokenizer
+from rl_reason.data import templates, tokenizer
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.hf import tensor_names
@@ -80,6 +80,16 @@ def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
   make = environments_lib.find(c.environment.name, found)
   r = c.reward
   return found.in_workers(r.workers, r.seconds, show), make
+
+
+def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
+  """Says which keywords of data.template_args the chat template ignores."""
+  args = templates.arguments(c.data.template_args)
+  if names := ", ".join(templates.unread(tok, args)):
+    say(
+        f"warning: data.template_args = {c.data.template_args!r}: the chat"
+        f" template of the tokenizer does not read {names}"
+    )
 
 
 def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:

@@ -201,7 +201,8 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
-  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path))
+  args = templates.arguments(config.data.template_args)
+  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path), args)
   r, tallies = config.reward, []
   with (
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
@@ -255,7 +256,16 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   shutil.rmtree(old, ignore_errors=True)
 
 
-def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
+def again(config, workdir: pathlib.Path, display) -> pathlib.Path:
+  """The directory that `run` returned, whether or not its sources exist."""
+  verifiers.OWN.update(datasets.assignments(config.data.kind).values())
+  display.say(f"data: the rows that the run prepared, {workdir / 'data'}")
+  return workdir / "data"
+
+
+def run(
+    config, workdir: pathlib.Path, display, stop, tok_path: str = ""
+) -> pathlib.Path:
   """Prepares the sources of `data.train` and `data.evaluate`.
 
   A preparation of the same config and the same files is reused.
@@ -265,6 +275,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     workdir: of the run.
     display: for messages.
     stop: set by SIGTERM.
+    tok_path: of the tokenizer; '': as the config says.
 
   Returns:
     the directory, for `pipelines.prepared`.
@@ -284,7 +295,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
         evaluate=datasets.parse_all(d.evaluate, "test", revisions),
         train=datasets.parse_all(d.train, "train", revisions),
     )
-    tok_path = tokenizer_path(config, resolve(config))
+    tok_path = tok_path or tokenizer_path(config, resolve(config))
     sources = [source for source, _ in parts["evaluate"] + parts["train"]]
     identity = _identity(config, tok_path, sources)
     report = place / "data.json"

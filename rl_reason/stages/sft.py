@@ -24,6 +24,7 @@ from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     demonstrations,
     evaluate as evaluate_lib,
+    optimizers,
     supervised,
     trained,
 )
@@ -115,7 +116,7 @@ def _train_phase(
     check: Callable[[Tree], None] | None,
 ) -> Tree:
   """Runs or resumes one phase, from `params`, the checkpoint, or at random."""
-  phase, first = config_lib.at(c, PHASES[name]), None
+  first, rate = None, optimizers.sft_rate(config_lib.at(c, PHASES[name]))
   if params is not None:
     first = lambda _: params  # noqa: E731
   elif c.model.path:
@@ -134,20 +135,24 @@ def _train_phase(
       update=functools.partial(
           supervised.sft_update, cfg=model.cfg, router_aux=c.loss.router_aux
       ),
-      steps=phase.steps,
-      lr=phase.lr,
-      schedule=phase.schedule,
+      steps=rate.pop("total"),
+      **rate,
       final_check=check,
   )
 
 
 def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
   """Batches of (prompt, response): of the task, or of sft.samples."""
+  part, batch = config_lib.at(c, PHASES[name]), c.sft.batch
+
+  def counted(rows: int) -> None:
+    passes = f"{part.steps * batch / rows:.2g} passes over {rows:,} rows"
+    say(f"SFT: {part.steps:,} steps of {batch} rows are {passes}")
+
   if not c.sft.samples:
-    text = config_lib.at(c, PHASES[name]).mixture
-    mixture = facts.styles(text, row_source.task)
+    mixture = facts.styles(part.mixture, row_source.task)
     return demonstrations.batches(
-        row_source, PURPOSES[name], c.sft.batch, mixture
+        row_source, PURPOSES[name], batch, mixture, counted
     )
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = sample_files.read(
@@ -159,7 +164,8 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
       revisions=facts.revisions(c),
   )
   seed = host_seed(c.seed, f"samples of {PURPOSES[name]}")
-  return sample_files.iterate(parts, weights, seed, c.sft.batch)
+  counted(sum(map(len, parts)))
+  return sample_files.iterate(parts, weights, seed, batch)
 
 
 def _evaluate(c, evaluate: Callable, output: Output, params: Tree) -> None:
