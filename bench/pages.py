@@ -11,6 +11,7 @@ import argparse
 import functools
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,17 +20,9 @@ from bench import report_picture, results, seeds, tables
 from rl_reason.lab import ablation_pages
 from rl_reason.report import figures
 
-# Modules with a function `page`, and the names of their data in results/.
-MODULES = {
-    **{"aot": "aot", "attacks": "bench_attacks", "certificate": "certificate"},
-    **{"environments": "environments", "hard_answers": "hard_answers"},
-    **{"overlap": "overlap", "pipeline": "pipeline", "precision": "precision"},
-    **{"products": "bench_products", "reference_answers": "reference_answers"},
-    **{"remat": "remat", "rounds": "rounds", "routing": "routing"},
-    **{"sampler_weights": "sampler_weights", "scaling": "bench_scaling"},
-    **{"seeds": "seeds", "sequence": "sequence", "serve": "bench_serve"},
-    **{"slices": "slices", "staleness": "staleness_time", "turns": "turns"},
-}
+# Commands by `results.main`, which names the data.
+_MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
+OTHERS = {"attacks": "bench_attacks"}  # modules that have a page, and its data
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
 
@@ -49,9 +42,15 @@ class Page(NamedTuple):
 
 def pages() -> Iterator[Page]:
   """The pages of all benchmarks and ablations."""
-  for module, name in MODULES.items():
-    found = importlib.import_module(f"bench.{module}")
-    yield Page(name, found.page, getattr(found, "figure", None))
+  commands = dict(OTHERS)
+  for path in sorted((results.ROOT / "bench").glob("*.py")):
+    if found := _MAIN.search(path.read_text()):
+      commands[path.stem] = found[1] or ""
+  for command, name in commands.items():
+    module = importlib.import_module(f"bench.{command}")
+    name = name or module.NAME
+    if (results.RESULTS / f"{name}.json").exists():
+      yield Page(name, module.page, getattr(module, "figure", None))
   for module in TABLES:
     found = importlib.import_module(f"bench.{module}")
     columns = getattr(found, "COLUMNS", tables.COLUMNS)
