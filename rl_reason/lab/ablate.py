@@ -75,6 +75,7 @@ _SFT = """
     optimizer.weight_decay optimizer.clip_norm
     evaluate.prompts evaluate.interim_prompts evaluate.batch evaluate.samples
     evaluate.mean_of evaluate.temperature evaluate.top_p evaluate.validation
+    evaluate.top_k evaluate.min_p evaluate.repetition_penalty
 """.split()
 _VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
 
