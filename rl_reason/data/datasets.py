@@ -150,7 +150,9 @@ def parse(text: str, default_split: str = "train") -> Source:
     if at and not pathlib.Path(path).exists():
       raise DataError(f"{text}: there is no file or directory {path}")
     return Source(text, name, split, path or KNOWN[name].hub)
+  near = [str(x) for x in pathlib.Path(text).parent.glob("[!.]*")]
   similar = difflib.get_close_matches(name, KNOWN, 1)
+  similar = similar or difflib.get_close_matches(text, near, 1, 0.8)
   hint = f"; did you mean {similar[0]}?" if similar else ""
   if at:
     hint = hint or f"; there are {', '.join(KNOWN)}"

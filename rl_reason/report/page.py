@@ -48,7 +48,7 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
     the path of the page.
   """
   path = workdir / "report.html"
-  json_files.write_text(path, render("report", _data(workdir)))
+  json_files.write_text(path, render("report", data_of(workdir)))
   return path
 
 
@@ -74,7 +74,7 @@ def refresher(
   return refresh
 
 
-def _data(workdir: pathlib.Path) -> dict[str, Any]:
+def data_of(workdir: pathlib.Path) -> dict[str, Any]:
   """The data that report.html.in shows."""
   lines = run_log.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
