@@ -197,8 +197,8 @@ def page(result: dict) -> list[str]:
       " prompt in each step, two of them truncated. In the last step all"
       f" rewards are equal. The learning rate is {LR:g} in both, so that"
       " float32 shows the steps; all other fields have TRL's defaults, but"
-      " bf16 is off. TRL's trainer computes advantages, loss, gradient clipping, schedule"
-      " and AdamW.",
+      " bf16 is off. TRL's trainer computes advantages, loss, gradient"
+      " clipping, schedule and AdamW.",
       "",
       "| step | learning rate, TRL | here | gradient norm, TRL | here |",
       "|---|---|---|---|---|",
