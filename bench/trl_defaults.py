@@ -196,10 +196,9 @@ def page(result: dict) -> list[str]:
       f" and rewards: {GROUP} completions of 2 to {RESPONSE} tokens to one"
       " prompt in each step, two of them truncated. In the last step all"
       f" rewards are equal. The learning rate is {LR:g} in both, so that"
-      " float32 shows the steps; all other fields have TRL's defaults, but bf16"
-      " is off."
-      " TRL's trainer computes advantages, loss, gradient clipping, schedule"
-      " and AdamW.",
+      " float32 shows the steps; all other fields have TRL's defaults, but"
+      " bf16 is off. TRL's trainer computes advantages, loss, gradient"
+      " clipping, schedule and AdamW.",
       "",
       "| step | learning rate, TRL | here | gradient norm, TRL | here |",
       "|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 r"""GRPO with the defaults of TRL 1.16.0 (`GRPOConfig`, `GRPOTrainer`).
 
   python -m rl_reason.main --config=configs/trl_grpo.py \
-      --config.model.path=DIR --config.data.train=rows.jsonl
+      --config.model.path=DIR --config.data.train=gsm8k@DATA
 
 The model and the data are the ones of TRL's quickstart, and come from the hub
 without the overrides. `rollout.batch` is the generation batch of one process:

@@ -71,8 +71,9 @@ async def launch(title: str, runs: list[jobs.Job]) -> bool:
 
   def stop():
     stopped.set()
-    for child in psutil.Process().children():
-      child.terminate()
+    for child in psutil.Process().children(recursive=True):
+      if COMMAND[0] in child.cmdline():  # not the shell around it
+        child.terminate()
 
   for number in (signal.SIGINT, signal.SIGTERM):
     loop.add_signal_handler(number, stop)

@@ -74,7 +74,7 @@ def test_an_interrupt_stops_the_run_and_saves_its_state(checkout):
   metrics = run / "metrics.jsonl"
   wait_for(process, lambda: metrics.exists() and '"rl"' in metrics.read_text())
   process.send_signal(signal.SIGINT)
-  out, _ = process.communicate(timeout=120)
+  out, _ = process.communicate(timeout=300)
   assert process.returncode == 143, out
   assert "stopped; the same command resumes" in out, out
   assert [*(run / "checkpoints" / "rl").iterdir()]
