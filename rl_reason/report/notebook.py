@@ -33,6 +33,9 @@ class Picture:
   def __init__(self, svg: str):
     self.svg = svg
 
+  def __repr__(self) -> str:
+    return "curves of a run, as SVG"
+
   def _repr_svg_(self) -> str:
     return self.svg
 
@@ -42,6 +45,9 @@ class Page:
 
   def __init__(self, text: str):
     self.text = text
+
+  def __repr__(self) -> str:
+    return "responses of a run, as HTML"
 
   def _repr_html_(self) -> str:
     return self.text
