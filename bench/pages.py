@@ -4,32 +4,25 @@
   python -m bench.pages --check    # writes nothing; exit code 1 if any differs
 
 Figures need matplotlib; whether one differs is known without it, by the digest
-in the file. docs/report.png has a command of its own: bench.report_picture.
+in the file. docs/report.png, the picture of a report, needs chromium.
 """
 
 import argparse
 import functools
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bench import results, seeds, tables
+from bench import report_picture, results, seeds, tables
 from rl_reason.lab import ablation_pages
 from rl_reason.report import figures
 
-# Modules with a function `page`, and the names of their data in results/.
-MODULES = {
-    **{"aot": "aot", "attacks": "bench_attacks", "certificate": "certificate"},
-    **{"environments": "environments", "hard_answers": "hard_answers"},
-    **{"overlap": "overlap", "pipeline": "pipeline", "precision": "precision"},
-    **{"products": "bench_products", "reference_answers": "reference_answers"},
-    **{"remat": "remat", "rounds": "rounds", "routing": "routing"},
-    **{"sampler_weights": "sampler_weights", "scaling": "bench_scaling"},
-    **{"seeds": "seeds", "sequence": "sequence", "serve": "bench_serve"},
-    **{"slices": "slices", "staleness": "staleness_time", "turns": "turns"},
-}
+# Commands by `results.main`, which names the data.
+_MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
+OTHERS = {"attacks": "bench_attacks"}  # modules that have a page, and its data
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
 
@@ -49,9 +42,15 @@ class Page(NamedTuple):
 
 def pages() -> Iterator[Page]:
   """The pages of all benchmarks and ablations."""
-  for module, name in MODULES.items():
-    found = importlib.import_module(f"bench.{module}")
-    yield Page(name, found.page, getattr(found, "figure", None))
+  commands = dict(OTHERS)
+  for path in sorted((results.ROOT / "bench").glob("*.py")):
+    if found := _MAIN.search(path.read_text()):
+      commands[path.stem] = found[1] or ""
+  for command, name in commands.items():
+    module = importlib.import_module(f"bench.{command}")
+    name = name or module.NAME
+    if (results.RESULTS / f"{name}.json").exists():
+      yield Page(name, module.page, getattr(module, "figure", None))
   for module in TABLES:
     found = importlib.import_module(f"bench.{module}")
     columns = getattr(found, "COLUMNS", tables.COLUMNS)
@@ -103,6 +102,14 @@ def differences(write: bool) -> list[str]:
       out.append(path.name)
       if write:
         figures.draw(figure, path)
+  if figures.read_digest(report_picture.PICTURE) != report_picture.digest(
+      results.read(report_picture.NAME)
+  ):
+    out.append(report_picture.PICTURE.name)
+    if write:
+      report_picture.photograph(
+          results.read(report_picture.NAME), report_picture.PICTURE
+      )
   return out
 
 

@@ -50,6 +50,8 @@ def get_config():
       template="plain",  # of prompts, or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
       system=field("", needs="data.chat"),  # prompt of the chat template
+      # Keywords of the chat template: 'enable_thinking=False'.
+      template_args=field("", needs="chat messages"),
       paraphrases=number(1, low=1, high=len(templates.PARAPHRASES)),  # wordings
       deduplicate=True,  # by the text of the question
       ngram=number(13, low=0),  # words; decontamination by shared n-grams

@@ -8,7 +8,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from bench import pages, results, seeds
+from bench import pages, report_picture, results, seeds
 from rl_reason.lab import ablation_pages, comparison
 from rl_reason.report import figures, rendering
 
@@ -17,7 +17,7 @@ def test_all_pages_and_figures_are_what_their_data_give():
   """After a change of data or code: python -m bench.pages."""
   names = {page.name for page in pages.pages()}
   made = {x.stem for x in results.RESULTS.glob("*.json")}
-  assert made == names, "bench/pages.py knows every page"
+  assert made == names | {"report"}, "bench/pages.py knows every page"
   assert pages.differences(write=False) == []
 
 
@@ -29,6 +29,8 @@ def test_a_picture_of_other_data_is_found(monkeypatch, tmp_path):
     path = ROOT / "results" / f"seeds.{suffix}"
     (tmp_path / path.name).write_bytes(path.read_bytes())
   (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
+  report = ROOT / "results" / "report.json"
+  (tmp_path / report.name).write_bytes(report.read_bytes())
   page = pages.Page("seeds", seeds.page, seeds.figure)
   monkeypatch.setattr(pages, "pages", lambda: [page])
   assert pages.differences(write=False) == []
@@ -40,10 +42,36 @@ def test_a_picture_of_other_data_is_found(monkeypatch, tmp_path):
   assert found == ["README.md", "seeds.md", "seeds.png"]
 
 
-def test_numbers_of_readme_are_those_of_the_seeds():
+@pytest.mark.parametrize(
+    ("module", "name"), [(seeds, "seeds"), (report_picture, "report")]
+)
+def test_numbers_of_readme_are_those_of_the_runs(module, name):
   text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
-  for phrase in seeds.readme_numbers(results.read("seeds")):
+  phrases = module.readme_numbers(results.read(name))
+  assert phrases
+  for phrase in phrases:
     assert phrase in text
+
+
+def test_the_picture_of_the_report_is_of_the_page(monkeypatch):
+  """Of another number, or another template, the picture has another digest."""
+  data = results.read("report")
+  wanted = report_picture.digest(data)
+  assert figures.read_digest(report_picture.PICTURE) == wanted
+  other = copy.deepcopy(data)
+  other["tiles"][0]["values"][1] = "91.8% ± 1.4"
+  assert report_picture.digest(other) != wanted
+  monkeypatch.setattr(rendering, "PALETTE", ("#123456",))
+  assert report_picture.digest(data) != wanted
+
+
+def test_a_digest_is_added_to_a_picture(tmp_path):
+  path = tmp_path / "x.png"
+  path.write_bytes(report_picture.PICTURE.read_bytes())
+  figures.write_digest(path, "abc")
+  assert figures.read_digest(path) == "abc"
+  header, *rest = figures._chunks(path.read_bytes())
+  assert header[0] == b"IHDR" and rest[-1][0] == b"IEND"
 
 
 def test_a_digest_depends_on_data_and_is_read_from_the_file(tmp_path):

@@ -1,11 +1,12 @@
 """The checkpoint and the tokenizer that a config names."""
 
+import pathlib
 from typing import Any
 
 from rl_reason import hf
 from rl_reason.base import errors
 from rl_reason.checks import facts
-from rl_reason.data import tokenizer
+from rl_reason.data import templates, tokenizer
 
 
 def resolve(c) -> hf.Source | None:
@@ -46,8 +47,13 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
   Raises:
     ConfigError: there is none, or it does not fit the checkpoint.
   """
-  path = tokenizer_path(c, source)
-  tok = tokenizer.load(path, alphabet, facts.revision(c, path))
+  path = tokenizer_path(c, source.path if source else None)
+  tok = tokenizer.load(
+      path,
+      alphabet,
+      facts.revision(c, path),
+      templates.arguments(c.data.template_args),
+  )
   if source and (tokens := num_tokens(tok)) > source.cfg.vocab:
     raise errors.ConfigError(
         f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
@@ -56,19 +62,24 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
   return tok
 
 
-def tokenizer_path(c, source: hf.Source | None) -> str:
+def tokenizer_path(c, checkpoint: pathlib.Path | None) -> str:
   """The path of the tokenizer: as configured, or of the checkpoint.
+
+  Args:
+    c: the config.
+    checkpoint: the local directory of config.model.path; None without one.
 
   Raises:
     ConfigError: there is none.
   """
-  if c.tokenizer or not source:
+  if c.tokenizer or not checkpoint:
     return c.tokenizer
-  if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
+  if not any((checkpoint / name).is_file() for name in hf.TOKENIZERS):
     raise errors.ConfigError(
-        f"tokenizer = '': {source.label} has no tokenizer; name one"
+        f"tokenizer = '': model.path = {c.model.path!r} has no tokenizer"
+        f" ({', '.join(hf.TOKENIZERS)}); name one"
     )
-  return str(source.path)
+  return str(checkpoint)
 
 
 def num_tokens(tok: Any) -> int:

@@ -30,6 +30,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         not facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"
     ),
+    "chat messages": lambda c: (
+        not (c.data.chat or facts.environment(c))
+        and "prompts are plain text: set data.chat = True"
+    ),
     "a verdict": lambda c: (
         facts.environment(c) and "the environment gives the rewards"
     ),

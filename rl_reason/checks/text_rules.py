@@ -44,6 +44,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "data.columns": lambda c: datasets.columns(c.data.columns),
     "data.kind": _kinds,
     "data.template": lambda c: templates.choose(c.data.template, ""),
+    "data.template_args": lambda c: templates.arguments(c.data.template_args),
     "reward.functions": _rewards,
     "log.loggers": lambda c: loggers.check(c.log.loggers),
     "hub.revisions": facts.revisions,
@@ -68,4 +69,6 @@ def check(c, faults: Faults) -> None:
     try:
       read(c)
     except Exception as e:  # ours are ValueErrors; the user's may be any
-      faults.add([line(c, name, own_code.explained(e))], [name])
+      problem = own_code.explained(e)
+      shown = f"{at(c, name)!r}: "  # once is enough
+      faults.add([line(c, name, problem.removeprefix(shown))], [name])

@@ -13,6 +13,7 @@ import hashlib
 import json
 import pathlib
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,19 +161,34 @@ def digest(figure: dict[str, Any]) -> str:
   return hashlib.sha256(text.encode() + code).hexdigest()
 
 
-def read_digest(path: pathlib.Path, key: str = KEY) -> str:
+def read_digest(path: pathlib.Path) -> str:
   """The digest in a PNG; '' if it has none."""
-  data = path.read_bytes()
-  if not data.startswith(SIGNATURE):
-    return ""
-  at = len(SIGNATURE)
-  while at < len(data):
-    (size,) = struct.unpack(">I", data[at : at + 4])
-    name, text = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
-    if name == b"tEXt" and text.startswith(key.encode() + b"\0"):
-      return text.partition(b"\0")[2].decode("latin-1")
-    at += size + 12
+  for name, content in _chunks(path.read_bytes()):
+    if name == b"tEXt" and content.startswith(KEY.encode() + b"\0"):
+      return content.partition(b"\0")[2].decode("latin-1")
   return ""
+
+
+def write_digest(path: pathlib.Path, digest: str) -> None:
+  """Adds a digest to the PNG of another program."""
+  header, *rest = _chunks(path.read_bytes())
+  own = b"tEXt", KEY.encode() + b"\0" + digest.encode()
+  out = [SIGNATURE]
+  for name, content in (header, own, *rest):
+    check = zlib.crc32(name + content)
+    out += [struct.pack(">I", len(content)), name, content]
+    out.append(struct.pack(">I", check))
+  path.write_bytes(b"".join(out))
+
+
+def _chunks(data: bytes) -> list[tuple[bytes, bytes]]:
+  """The chunks of a PNG: name and content; [] of another file."""
+  out, at = [], len(SIGNATURE)
+  while data.startswith(SIGNATURE) and at < len(data):
+    (size,) = struct.unpack(">I", data[at : at + 4])
+    out.append((data[at + 4 : at + 8], data[at + 8 : at + 8 + size]))
+    at += size + 12
+  return out
 
 
 # --- drawing -----------------------------------------------------------------

@@ -202,6 +202,8 @@ class Chat(Streamed):
     logprobs: whether to return log-probs of the tokens.
     top_logprobs: number of alternatives to each token.
     max_completion_tokens: the newer name of max_tokens.
+    chat_template_kwargs: keywords of the chat template, as in vLLM; they
+      replace those of data.template_args.
   """
 
   messages: Annotated[
@@ -211,6 +213,7 @@ class Chat(Streamed):
   logprobs: bool = False
   top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
   max_completion_tokens: Count | None = None
+  chat_template_kwargs: dict[str, Any] = {}
 
   @property
   def turns(self) -> list[dict[str, str]]:

@@ -5,7 +5,6 @@ Cloud: pip install xmanager.
 """
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -44,36 +43,46 @@ def start(checkout, *flags):
 
 
 def test_a_failed_run_does_not_stop_the_next_one(checkout):
-  """Two work units; a random model misses the first one's threshold."""
-  process = start(
-      checkout,
-      *("--seeds=3", "--set=rl.steps=1"),
-      *("--set=sft.threshold=1.0", "--set=sft.threshold=0.0"),
-  )
+  """The work directory of the first of two work units is of another run."""
+  flags = ["--seeds=3,4", "--set=rl.steps=1"]
+  planned, _ = start(checkout, *flags, "--dry_run").communicate()
+  other, done = [
+      checkout / line.rpartition("--workdir=")[2].strip("'")
+      for line in planned.splitlines()
+  ]
+  other.mkdir(parents=True)
+  (other / "config.json").write_text("{}")
+  process = start(checkout, *flags)
   out, _ = process.communicate()
   assert process.returncode == 1, out
-  failed, done = sorted((checkout / "runs").iterdir())[::-1]
-  assert "1.0" in failed.name and not (failed / "report.html").exists()
+  assert "error: " in out and not (other / "report.html").exists()
   lines = [*map(json.loads, (done / "metrics.jsonl").open())]
   assert [x["step"] for x in lines if x["stage"] == "rl"] == [1]
-  assert json.loads((done / "config.json").read_text())["seed"] == 3
+  assert json.loads((done / "config.json").read_text())["seed"] == 4
   [data] = (checkout / ".xmanager").glob("*.sqlite3")
   with sqlite3.connect(data) as database:
-    tables = "experiment", "work_unit"
     counts = [
         database.execute(f"SELECT count(*) FROM {x}").fetchone()[0]
-        for x in tables
+        for x in ("experiment", "work_unit")
     ]
     assert counts == [1, 2]
 
 
-def test_an_interrupt_stops_the_run_which_saves(checkout):
-  process = start(checkout, "--set=rl.steps=1000")
-  metrics = checkout / "runs" / "grpo-smoke,rl.steps=1000" / "metrics.jsonl"
-  while not (metrics.exists() and '"rl"' in metrics.read_text()):
-    assert process.poll() is None
-    time.sleep(0.5)
-  os.killpg(process.pid, signal.SIGINT)
+def test_an_interrupt_stops_the_run_and_saves_its_state(checkout):
+  process = start(checkout, "--set=rl.steps=1000", "--set=log.loggers=")
+  [run] = wait_for(process, lambda: [*(checkout / "runs").glob("*")])
+  metrics = run / "metrics.jsonl"
+  wait_for(process, lambda: metrics.exists() and '"rl"' in metrics.read_text())
+  process.send_signal(signal.SIGINT)
   out, _ = process.communicate(timeout=120)
-  assert process.returncode, out
-  assert "the same command resumes" in out or "saved" in out, out[-3000:]
+  assert process.returncode == 143, out
+  assert "stopped; the same command resumes" in out, out
+  assert [*(run / "checkpoints" / "rl").iterdir()]
+
+
+def wait_for(process, found):
+  """Waits until something is found, which is returned."""
+  while not (out := found()):
+    assert process.poll() is None, process.communicate()[0]
+    time.sleep(0.5)
+  return out
