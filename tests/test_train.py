@@ -132,6 +132,24 @@ def test_names_of_objects():
   assert found is two
 
 
+def test_a_cell_that_runs_again_gives_the_same_names():
+  """And a run resumes by them; other functions of the same code differ."""
+
+  def cell(limit):
+    class Judge:
+
+      def __init__(self):
+        self.limit = limit
+
+      def __call__(self, response, row):
+        return self.limit
+
+    return given.name_of(lambda x: len(x) / limit), given.name_of(Judge())
+
+  first, other, again = cell(3), cell(4), cell(3)
+  assert again == first and not {*other} & {*first}
+
+
 def test_the_package_imports_nothing_until_it_trains():
   code = """
 import sys, rl_reason

@@ -123,10 +123,11 @@ def test_code_of_the_user_is_not_needed(places):
 def test_rows_and_a_model_that_are_gone(places):
   """LoRA on a model of transformers; rows that only rewards judge."""
   here, there = places
-  with_tokenizer(checkpoint(here / "model", max_position_embeddings=64), "")
+  with_tokenizer(checkpoint(here / "model", vocab_size=300))
   byte_tokenizer().save_pretrained(here / "model")
   rows = "".join(json.dumps(dict(question=f"{n}+1?")) + "\n" for n in range(40))
   (here / "rows.jsonl").write_text(rows)
+  (here / "test.jsonl").write_text(rows.replace("+1?", "+2?"))
   train_in(
       here,
       model__path="model",
@@ -134,7 +135,7 @@ def test_rows_and_a_model_that_are_gone(places):
       lora__rank=2,
       task__name="files",
       data__train="rows.jsonl",
-      data__evaluate="rows.jsonl",
+      data__evaluate="test.jsonl",
       data__kind="none",
       reward__functions="my_code:short*0.5,length*-0.1",
   )
@@ -146,7 +147,7 @@ def test_rows_and_a_model_that_are_gone(places):
   command(here, "--stage=export", "--workdir=runs/a")
   moved = bits(there / "b" / "export" / "policy")
   assert moved == bits(here / "runs" / "a" / "export" / "policy")
-  (here / "rows.jsonl").unlink()
+  (here / "test.jsonl").unlink()
   out = command(there, "--stage=evaluate", "--workdir=b", place)
   assert "my_code:short (there is no module my_code in" in out
   assert "evaluation are length*-0.1 alone" in out
@@ -155,7 +156,7 @@ def test_rows_and_a_model_that_are_gone(places):
   out = command(here, "--stage=evaluate", "--workdir=runs/a")
   assert "left out" not in out
   path = here / "runs" / "a" / "evaluation-newest.json"
-  name = "val-core/rows/reward/mean@1"
+  name = "val-core/test/reward/mean@1"
   assert found[name] != json.loads(path.read_text())[name]
 
 

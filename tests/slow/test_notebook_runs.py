@@ -32,11 +32,17 @@ def test_it_runs(tmp_path, monkeypatch):
   printed = "".join(x.text for x in outputs if x.output_type == "stream")
   assert len(printed.splitlines()) <= 30
   assert "held-out accuracy (mean@4" in printed and "short, too" in printed
-  pages = [x.data["text/html"] for x in outputs if "data" in x]
-  first, report, *group, last = pages
-  for curve in (first, last):  # drawn again until the run was done
-    assert ">done</text>" in curve and curve.count("polyline points=") == 2
-  assert "srcdoc=" in report and "Groups of responses" in report
+  pictures = [
+      x.data["image/svg+xml"]
+      for x in outputs
+      if "image/svg+xml" in x.get("data", {})
+  ]
+  live, more = pictures  # the first one was drawn until the run was done
+  assert live.count("<polyline points=") >= 3 and "rl, step" not in live
+  assert more.count("<polyline points=") >= 2
+  assert "quickstart-smoke-short/export/policy" in printed
+  policy = where / "runs" / "quickstart-smoke-short" / "export" / "policy"
+  assert (policy / "model.safetensors").exists()
   runs = {x.name for x in (where / "runs").iterdir()}
   assert runs == {"quickstart-smoke", "quickstart-smoke-short"}
   metrics = (
