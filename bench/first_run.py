@@ -197,6 +197,7 @@ def claims(result: dict) -> list[str]:
     values = [x["seconds"][name] for x in found]
     return f"took {min(values):.0f} to {max(values):.0f} s on two busy cores"
 
+  alerts = "alerts" if any(x["alerts"] for x in found) else "none"
   lengths = [statistics.mean(x["length"][i] for x in found) for i in (0, 1)]
   return [
       f"Over {len(found)} seeds accuracy rises from {of('before', ACCURACY)} to"
@@ -207,6 +208,7 @@ def claims(result: dict) -> list[str]:
       f"Values are means of {len(found)} seeds",
       f"The first command {took(TINY)}",
       f"The run {took(RUN)}",
+      f"This run has {alerts}.",
   ]
 
 
