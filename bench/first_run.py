@@ -52,7 +52,8 @@ FORMATS = {  # of the means in the document's table
     "gradient norm": ".1f",
 }
 SHOWN = (  # beginnings of the lines that the document prints
-    *("200 of 200 rows", "4,476 of", "the first prompt", "238 rows"),
+    *("200 of 200 rows", "4,476 of", "85 of", "the first prompt", "238 rows"),
+    "warning: optimizer.lr",
     *("held-out accuracy", "validation accuracy at step 10", "step 1:"),
     *("greedy:", "pass@8:", "response length"),
 )
@@ -187,6 +188,15 @@ def claims(result: dict) -> list[str]:
   def of(which, column):
     return seeds_lib.spread([x[which][column] for x in found])
 
+  def took(flag):
+    [name] = [
+        x
+        for x in found[0]["seconds"]
+        if flag in x.split() and "--stage" not in x
+    ]
+    values = [x["seconds"][name] for x in found]
+    return f"took {min(values):.0f} to {max(values):.0f} s on two busy cores"
+
   lengths = [statistics.mean(x["length"][i] for x in found) for i in (0, 1)]
   return [
       f"Over {len(found)} seeds accuracy rises from {of('before', ACCURACY)} to"
@@ -195,6 +205,8 @@ def claims(result: dict) -> list[str]:
       f" {of('after', 'greedy')}.",
       f"responses grow from {lengths[0]:.0f} to {lengths[1]:.0f} tokens.",
       f"Values are means of {len(found)} seeds",
+      f"The first command {took(TINY)}",
+      f"The run {took(RUN)}",
   ]
 
 

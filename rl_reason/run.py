@@ -108,6 +108,7 @@ def stages(
   """
   import jax
 
+  from rl_reason.checks import traced_functions
   from rl_reason.devices import compilation_cache
   from rl_reason.monitoring import watchdog
 
@@ -126,6 +127,8 @@ def stages(
     recorded = workdir if from_record and stage in FINISHED else None
     place = None if recorded else _resolve(config, screen.say)
     mesh, sampling = _meshes(config, screen.say, stage, devices)
+    if stage in TRAINS:
+      traced_functions.check(config)
     if config.model.remat == "auto":
       fill_in = pkgutil.resolve_name(AUTOMATIC_REMAT)
       fill_in(config, workdir, mesh, screen.say)
@@ -319,13 +322,11 @@ def _begin(
   import jax
 
   from rl_reason.base import json_files
-  from rl_reason.checks import traced_functions
   from rl_reason.monitoring import run_log
   from rl_reason.report import head, machine
   from rl_reason.stages import observers, origin, trained
 
   with_parts(trained.check_classifiers, parts)
-  traced_functions.check(c)
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))

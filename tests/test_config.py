@@ -135,6 +135,8 @@ def test_signatures_are_those_of_the_functions(kind):
         if x.kind is keyword
     }
     assert found.inputs == tuple(x for x in real if x not in defaults)
+    # The source says the same as the imported function.
+    assert found.arguments == functions.signature_of(found.function).arguments
     assert {k: v.default for k, v in found.arguments.items()} == defaults
     for argument, spec in found.arguments.items():
       assert spec.kind or spec.choices, f"{name}: {argument} has no type"
@@ -273,8 +275,8 @@ def timed(*mistakes):
   return found, float(seconds), imported
 
 
-def test_all_mistakes_take_two_seconds_and_no_accelerator():
-  found, seconds, _ = timed(
+def test_all_mistakes_take_half_a_second_and_no_jax():
+  found, seconds, imported = timed(
       {
           "rollout.batch": "0",
           "rollout.bach": "1",
@@ -298,11 +300,11 @@ def test_all_mistakes_take_two_seconds_and_no_accelerator():
       " the log-probs of training, which is then off-policy: use 1.0, or set"
       " rollout.allow_filters = True",
   ]
-  assert seconds < 2
+  assert seconds < 0.9 and not imported
 
 
 def test_mistakes_of_arguments():
-  found, seconds, _ = timed(
+  found, seconds, imported = timed(
       {"advantage.args.epss": "1"},
       {"advantage.args.eps": "-1"},
       {"advantage.name": "gea"},
@@ -318,7 +320,7 @@ def test_mistakes_of_arguments():
   assert found[3] == (
       "surrogate.args.clip_low = 2: must be at least 0 and at most 1"
   )
-  assert seconds < 2
+  assert seconds < 0.9 and not imported
 
 
 # --- overrides ---------------------------------------------------------------

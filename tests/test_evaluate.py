@@ -415,6 +415,8 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
   fields = {
       "evaluate.temperature": 1.0,
       "evaluate.top_p": 1.0,
+      "evaluate.top_k": 20,
+      "evaluate.min_p": 0.0,
       "evaluate.samples": 2,
       "rollout.max_tokens": 9,
   }
@@ -427,7 +429,8 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
       "mean@2_stderr,none": pytest.approx(0.1),
   }
   assert harness["n-samples"]["sums"]["effective"] == 3
-  assert harness["configs"]["sums"]["generation_kwargs"]["max_gen_toks"] == 9
+  how = harness["configs"]["sums"]["generation_kwargs"]
+  assert (how["max_gen_toks"], how["top_k"]) == (9, 20) and "min_p" not in how
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")

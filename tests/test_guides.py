@@ -95,10 +95,15 @@ def printed(tmp_path, monkeypatch):
   row = '{"question": "1+1?", "answer": "2", "response": "2"}\n'
   for name in ("rows.jsonl", "test.jsonl"):
     (tmp_path / name).write_text(row)
-  for name in ("DATA", "runs/dapo", "runs/tiny", "tokenizer"):
+  for name in ("DATA", "runs/dapo", "runs/tiny", "runs/my_run", "tokenizer"):
     (tmp_path / name).mkdir(parents=True)
   checkpoints.checkpoint(tmp_path / "runs/tiny/export/policy", "qwen2")
-  for name, path in (("dapo", "dapo"), ("tiny", f"{tmp_path}/my_run.py:tiny")):
+  own = f"{tmp_path}/my_run.py"
+  for name, path in (
+      ("dapo", "dapo"),
+      ("tiny", f"{own}:tiny"),
+      ("my_run", own),
+  ):
     fields = config.flat(config.with_defaults(config_files.read(path)))
     saved = tmp_path / "runs" / name / "config.json"
     saved.write_text(json.dumps(fields))

@@ -171,7 +171,7 @@ def test_a_template_of_the_user(own, tok):
         ("=dapo", "is not of the form"),
         ("", "is not of the form"),
         ("own_prompts:number", "own_prompts:number is not a function"),
-        ("own_prompts:no", "has no attribute 'no'"),
+        ("own_prompts:no", "own_prompts has no no; it has ask"),
     ],
 )
 def test_a_template_that_is_none(own, text, error):

@@ -33,7 +33,7 @@ NAMES_OF_TYPES = {
     int: "an integer",
     float: "a number",
     str: "a string",
-    tuple: "a tuple",
+    tuple: "a tuple, such as (1, 2) or ('a',)",
 }
 
 
@@ -78,7 +78,8 @@ class Spec(NamedTuple):
         self.high is None or value <= self.high
     )
     text = " and ".join(f"at {x} {y:g}" for x, y in bounds if y is not None)
-    reason = f": {self.reason}" if self.reason else ""
+    above = self.high is not None and value > self.high
+    reason = f": {self.reason}" if self.reason and above else ""
     return "" if inside else f"must be {text}{reason}"
 
 

@@ -6,19 +6,20 @@ section's `args`; its signature has their defaults, bounds and choices. A name
 is a function of the package, or a `module:function` that can be imported.
 
 `kinds.KINDS` names modules by string. They are imported, and jax with them,
-when a signature is read.
+when a function is bound; their signatures are read from the source.
 """
 
 import functools
 import importlib
 import inspect
 import math
+import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rl_reason.base import own_code
+from rl_reason.base import declared, own_code
 from rl_reason.base.errors import ConfigError, did_you_mean, one_line
 from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec
 from rl_reason.base.kinds import KINDS
@@ -28,19 +29,41 @@ class Signature(NamedTuple):
   """What a function takes.
 
   Attributes:
-    function: the function; None if the name stands for no function.
+    source: the function, or its module and name, or None if the name stands for
+      no function.
     inputs: names of its positional parameters, which the run supplies.
     arguments: its keyword-only parameters, which are the user's.
   """
 
-  function: Callable[..., Any] | None = None
+  source: Callable[..., Any] | str | None = None
   inputs: tuple[str, ...] = ()
   arguments: Mapping[str, Spec] = {}
+
+  @property
+  def function(self) -> Callable[..., Any] | None:
+    """The function; its module is imported."""
+    if isinstance(self.source, str):
+      return pkgutil.resolve_name(self.source)
+    return self.source
 
 
 @functools.cache
 def _signatures(module: str) -> dict[str, Signature]:
   """The functions that a module of the package defines."""
+  if (read := declared.functions(module)) is not None:
+    return {
+        name: Signature(
+            f"rl_reason.{module}:{name}",
+            inputs,
+            {
+                x: _values(annotation)._replace(
+                    default=REQUIRED if default is ... else default
+                )
+                for x, (annotation, default) in keywords.items()
+            },
+        )
+        for name, (inputs, keywords) in read.items()
+    }
   found = importlib.import_module(f"rl_reason.{module}")
   return {
       name: signature_of(value)

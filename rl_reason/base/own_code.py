@@ -29,6 +29,11 @@ def raised(e: BaseException) -> str:
   return f"{type(e).__name__}: {one_line(e)}{f' ({found})' if found else ''}"
 
 
+def report(e: BaseException) -> str:
+  """`raised`, and the whole traceback below."""
+  return f"{raised(e)}\n{''.join(traceback.format_exception(e))}"
+
+
 def explained(e: BaseException) -> str:
   """`raised` of an exception of the user's code; our own need no type."""
   ours = isinstance(e, ValueError) and not place(e)

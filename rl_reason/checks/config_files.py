@@ -67,8 +67,9 @@ def read(path: str) -> ml_collections.ConfigDict:
     if not callable(get_config := found.get("get_config")):
       has = [x for x, value in found.items() if callable(value)]
       raise ConfigError(
-          f"{text} has no function get_config{did_you_mean('get_config', has)};"
-          f" it returns the config: {EXAMPLE}"
+          f"{text} has no function get_config"
+          f"{did_you_mean('get_config', has) or ';'} it returns the config:"
+          f" {EXAMPLE}"
       )
     c = get_config(*filter(None, [variant]))
     if not isinstance(c, ml_collections.ConfigDict):

@@ -1,7 +1,7 @@
 """What the files, the hub and the devices of this machine allow."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import ml_collections
 
@@ -19,21 +19,31 @@ from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
 
 
-def files(c) -> None:
-  """Checks that a task of files has all that training and evaluation need.
+def files(c, unknown: Set[str] = frozenset()) -> list[str]:
+  """What a task of files lacks for training and evaluation, a line for each.
 
-  Raises:
-    ConfigError: a source is missing, or nothing on this machine can contain the
-      programs that it judges; --stage=prepare does without.
+  Args:
+    c: the config.
+    unknown: fields with faults, which have their defaults in the config.
+
+  Returns:
+    lines for sources that are missing, or that have programs to judge, which
+    nothing on this machine can contain; --stage=prepare does without.
   """
-  if c.task.name != tasks.FILES:
-    return
+  if c.task.name != tasks.FILES or "task.name" in unknown:
+    return []
+  return list(rules.broken(c, _files(c, unknown)))
+
+
+def _files(c, unknown: Set[str]) -> Iterator[rules.Rule]:
   for name, needed in (("train", learns(c)), ("evaluate", True)):
+    if f"data.{name}" in unknown:
+      continue
     if needed and not c.data[name]:
-      rules.refuse(c, f"data.{name}", "name at least one source")
+      yield f"data.{name}", "name at least one source"
     for source, _ in sources(c, name):
-      if kind_of_rows(c, source) == "code":
-        contains_programs(c, f"data.{name}")
+      if kind_of_rows(c, source) == "code" and (why := _uncontained()):
+        yield f"data.{name}", why
 
 
 def contains_programs(c, field: str) -> None:
@@ -42,10 +52,17 @@ def contains_programs(c, field: str) -> None:
   Raises:
     ConfigError: it cannot: all programs would be incorrect.
   """
+  if why := _uncontained():
+    rules.refuse(c, field, why)
+
+
+def _uncontained() -> str:
+  """Why this machine cannot contain programs; '' if it can."""
   try:
     sandbox.tier()
+    return ""
   except RuntimeError as e:
-    rules.refuse(c, field, f"its rows are judged by code, and {e}")
+    return f"its rows are judged by code, and {e}"
 
 
 def hub(c) -> None:

@@ -1,5 +1,6 @@
 """The checkpoint and the tokenizer that a config names."""
 
+import pathlib
 from typing import Any
 
 from rl_reason import hf
@@ -46,7 +47,7 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
   Raises:
     ConfigError: there is none, or it does not fit the checkpoint.
   """
-  path = tokenizer_path(c, source)
+  path = tokenizer_path(c, source.path if source else None)
   tok = tokenizer.load(
       path,
       alphabet,
@@ -61,19 +62,24 @@ def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
   return tok
 
 
-def tokenizer_path(c, source: hf.Source | None) -> str:
+def tokenizer_path(c, checkpoint: pathlib.Path | None) -> str:
   """The path of the tokenizer: as configured, or of the checkpoint.
+
+  Args:
+    c: the config.
+    checkpoint: the local directory of config.model.path; None without one.
 
   Raises:
     ConfigError: there is none.
   """
-  if c.tokenizer or not source:
+  if c.tokenizer or not checkpoint:
     return c.tokenizer
-  if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
+  if not any((checkpoint / name).is_file() for name in hf.TOKENIZERS):
     raise errors.ConfigError(
-        f"tokenizer = '': {source.label} has no tokenizer; name one"
+        f"tokenizer = '': model.path = {c.model.path!r} has no tokenizer"
+        f" ({', '.join(hf.TOKENIZERS)}); name one"
     )
-  return str(source.path)
+  return str(checkpoint)
 
 
 def num_tokens(tok: Any) -> int:

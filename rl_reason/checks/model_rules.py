@@ -45,13 +45,13 @@ def mesh(c) -> Iterator[Rule]:
 
 def optimizer(c) -> Iterator[Rule]:
   """LoRA, and the optimizers of the policy and of the critic."""
-  from rl_reason.models.decoder import MATRICES
-
   m, o, sft = c.model, c.optimizer, c.sft
-  known = ", ".join(MATRICES)
-  for name in facts.lora_targets(c):
-    if name not in MATRICES:
-      yield "lora.targets", f"{name!r} is none of {known}"
+  if c.lora.rank:
+    from rl_reason.models.decoder import MATRICES  # imports JAX
+
+    for name in facts.lora_targets(c):
+      if name not in MATRICES:
+        yield "lora.targets", f"{name!r} is none of {', '.join(MATRICES)}"
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
     yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
   if o.offload and o.name != "adamw":

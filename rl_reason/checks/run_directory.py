@@ -100,6 +100,10 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     ConfigError: it holds a run of another config.
   """
   saved = workdir / "config.json"
+  if workdir.exists() and not workdir.is_dir():
+    raise errors.ConfigError(
+        f"--workdir = {workdir}: is a file; name a directory, which may be new"
+    )
   if not saved.exists():
     return
   old, new = config_lib.load(saved), config_lib.flat(config)

@@ -90,7 +90,7 @@ def read(
   try:  # somebody may have edited it
     checked.bounds(config_lib.unflat(fields), FIELDS)
   except ConfigError as e:
-    raise ConfigError(f"{saved}: {e}") from None
+    raise ConfigError(*(f"{saved}: {x}" for x in e.lines)) from None
   named = named_code.fields_with_code(fields)
   for name in {*named} & {*UNUSED.get(stage, ())}:
     _leave_out(fields, name)
@@ -98,6 +98,7 @@ def read(
     named_code.refuse_code(str(saved), fields)
   config = config_lib.unflat(fields)
   config_lib.override(config, given)
+  config_lib.expand(config)
   checked.bounds(config, given)
   _check_places(config, fields, given)
   if stage == "evaluate":
@@ -175,8 +176,10 @@ def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
       rules.refuse(config, "data.evaluate", "goes with task.name = 'files'")
     return set()
   if not run_directory.has_rows(workdir, config):
-    with rules.reading(config, "data.evaluate"):
+    try:
       found = facts.sources(config, "evaluate")
+    except ValueError as e:
+      rules.refuse(config, "data.evaluate", str(e))
     return {facts.kind_of_rows(config, x) for x, _ in found}
   from rl_reason.data import pipelines
 

@@ -69,4 +69,6 @@ def check(c, faults: Faults) -> None:
     try:
       read(c)
     except Exception as e:  # ours are ValueErrors; the user's may be any
-      faults.add([line(c, name, own_code.explained(e))], [name])
+      problem = own_code.explained(e)
+      shown = f"{at(c, name)!r}: "  # once is enough
+      faults.add([line(c, name, problem.removeprefix(shown))], [name])

@@ -169,8 +169,8 @@ class RewardRunner:
           (states_B == FAILED).any() or (states_B == LATE).all()
       ):
         raise RunError(
-            f"the reward function {term.name} failed on its first batch;"
-            f" correct it and run again:\n{why}".rstrip()
+            f"the reward function {term.name} failed on its first batch,"
+            f" correct it and run again: {why}".rstrip()
         )
       # Later failures only cost responses.
       for _ in range(int(failed_B.sum())):

@@ -55,6 +55,21 @@ class Tally:
         if reason.startswith(screening.CORRUPT)
     )
 
+  @property
+  def reasons(self) -> str:
+    """Why rows were dropped, with an example of each reason."""
+    return "; ".join(
+        f"{n} rows: {reason}, as in {self.samples[reason][0]}"
+        for reason, n in self.dropped.items()
+    )
+
+  def none_left(self) -> str:
+    """The error of a source of which no row is kept."""
+    return (
+        f"data.{self.use}: no row of {self.source} is left"
+        f" ({self.reasons or 'it is empty'}); correct it or leave it out"
+    )
+
   def keep(self, row: dict) -> None:
     """Counts a row that is written."""
     self.kept += 1

@@ -28,7 +28,8 @@ class RowBuilder:
     try:
       templates.render(probe, tok, chat=self._data.chat)
     except templates.PromptError as e:
-      raise errors.ConfigError(str(e)) from None
+      value = self._data.chat
+      raise errors.ConfigError(f"data.chat = {value}: {e}") from None
 
   def _encode(self, text: str) -> list[int]:
     return tokenizer.encode(self._tok, [text])[0]

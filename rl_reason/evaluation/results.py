@@ -34,6 +34,11 @@ def harness_results(
       "top_p": fields["evaluate.top_p"],
       "max_gen_toks": fields["rollout.max_tokens"],
   }
+  filters = dict(top_k=0, min_p=0.0, repetition_penalty=1.0)
+  set_here = {
+      name: fields.get(f"evaluate.{name}", x) for name, x in filters.items()
+  }
+  sampling |= {name: x for name, x in set_here.items() if x != filters[name]}
   repeats = fields["evaluate.samples"]
   keys = ("results", "n-samples", "configs", "versions", "dropped")
   out: dict = {key: {} for key in keys}

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import hf, tasks
+from rl_reason import hf
 from rl_reason.base import errors, functions
 from rl_reason.checks import facts
 from rl_reason.checks.model_directory import num_tokens
-from rl_reason.data import tokenizer
 from rl_reason.devices import unused_accelerators
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
 
@@ -32,38 +31,6 @@ class Model(NamedTuple):
   cfg: decoder.ModelConfig
   critic_cfg: critic.CriticConfig
   mesh: jax.sharding.Mesh
-
-
-def check_prompts(
-    c, task: Any, difficulties: tuple[int, ...], tok: Any
-) -> None:
-  """Refuses difficulties whose prompts are too long, or cannot be spelled.
-
-  Raises:
-    ConfigError: names the difficulties, or the characters.
-  """
-  if c.task.name == tasks.FILES:
-    return
-  slots = c.rollout.max_prompt
-  texts = [task.longest(difficulty) for difficulty in difficulties]
-  lacking = sorted(set("".join(texts)) - set(task.ALPHABET))
-  if lacking and not (c.tokenizer or c.model.path):
-    raise errors.ConfigError(
-        f"tokenizer = '': the ALPHABET of {c.task.name} lacks the"
-        f" characters {''.join(lacking)!r} of its prompts: name a tokenizer"
-    )
-  sizes = list(map(len, tokenizer.encode(tok, texts)))
-  if max(sizes) > slots:
-    longest = texts[sizes.index(max(sizes))]
-    too_long = [
-        str(difficulty)
-        for difficulty, size in zip(difficulties, sizes, strict=True)
-        if size > slots
-    ]
-    raise errors.ConfigError(
-        f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
-        f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
-    )
 
 
 def policy_shape(

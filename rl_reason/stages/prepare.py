@@ -219,24 +219,16 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
     for_validation = [chosen for x in tallies for chosen in work.finish(x)]
   for tally in tallies:
     # What was dropped tells a wrong format from damage: both errors show it.
-    reasons = [
-        f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
-        for reason, n in tally.dropped.items()
-    ]
     if tally.kept and tally.corrupt > config.data.max_corrupt * tally.read:
       raise datasets.DataError(
           f"data.{tally.use}: {tally.corrupt:,} of {tally.read:,} rows of"
           f" {tally.source} are corrupt, more than data.max_corrupt ="
-          f" {config.data.max_corrupt:g} ({'; '.join(reasons)}); correct it,"
+          f" {config.data.max_corrupt:g} ({tally.reasons}); correct it,"
           " name its columns in data.columns, or raise data.max_corrupt"
       )
     # An empty source would shift the shares of the mixture unnoticed.
     if not tally.kept:
-      raise datasets.DataError(
-          f"data.{tally.use}: no row of {tally.source} is left"
-          f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
-          " out"
-      )
+      raise datasets.DataError(tally.none_left())
   weights = [weight for _, weight in parts["train"]]
   if any(weights):
     weights = [1.0 if x is None else x for x in weights]
@@ -295,7 +287,9 @@ def run(
         evaluate=datasets.parse_all(d.evaluate, "test", revisions),
         train=datasets.parse_all(d.train, "train", revisions),
     )
-    tok_path = tok_path or tokenizer_path(config, resolve(config))
+    if not tok_path:
+      source = resolve(config)
+      tok_path = tokenizer_path(config, source.path if source else None)
     sources = [source for source, _ in parts["evaluate"] + parts["train"]]
     identity = _identity(config, tok_path, sources)
     report = place / "data.json"

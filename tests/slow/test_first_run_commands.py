@@ -1,4 +1,4 @@
-"""Every command of docs/first_run.md, in its order, in a directory of its own."""
+"""Every command of docs/first_run.md, in its order and its own directory."""
 
 import json
 
