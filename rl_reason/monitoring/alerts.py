@@ -157,7 +157,7 @@ def _rewards_that_are_not_finite(step, fields):
 def _broken_policy(step):
   why = "log-probs that are not finite, or all the same"
   if BROKEN_HELD_OUT in step:
-    return f"{step[BROKEN_HELD_OUT]:,} responses to held-out prompts have {why}"
+    return f"{step[BROKEN_HELD_OUT]:,} responses of the evaluation have {why}"
   share = number(step, BROKEN)
   return f"{share:.0%} of the responses have {why}" if share else ""
 

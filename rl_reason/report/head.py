@@ -255,8 +255,9 @@ def _batch(f: _Fields) -> str:
   if f["updates.epochs"] > 1:
     out += f" in {f['updates.epochs']} epochs"
   out += f"; temperature {f['rollout.temperature']:g}"
-  if f["rollout.top_p"] < 1:
-    out += f", top-p {f['rollout.top_p']:g}"
+  for name, off in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+    value = f.get(f"rollout.{name}", off)
+    out += f", {name} {value:g}" if value != off else ""
   return out
 
 

@@ -15,7 +15,7 @@ from rl_reason.stages.output import Output
 
 
 def is_due(step: int, total: int, every: int) -> bool:
-  """Whether held-out prompts are evaluated before RL step `step` + 1."""
+  """Whether an evaluation is due before RL step `step` + 1."""
   return step in (0, total) or bool(every and step % every == 0)
 
 
