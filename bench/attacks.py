@@ -396,7 +396,10 @@ def main() -> None:
     finally:
       server.close()
   if not flags.only:
-    write(rows, load)
+    after = results.load()
+    result = dict(rows=rows, environment=results.environment(load))
+    result["load_after"] = after
+    results.write("bench_attacks", result, page(result))
 
 
 def with_words(directory: pathlib.Path) -> pathlib.Path:
@@ -439,11 +442,12 @@ def line(row: dict) -> str:
   )
 
 
-def write(rows: list[dict], load: float) -> None:
-  """Writes the page."""
+def page(result: dict) -> list[str]:
+  """Returns lines of Markdown."""
+  rows, load = result["rows"], result["environment"]["load"]
   worst = max(rows[1:], key=lambda x: x["longest"])
   largest = max(rows[1:], key=lambda x: x["grown"])
-  lines = [
+  return [
       "# The server under attack",
       "",
       f"Made by `python -m bench.attacks`: each attack for {SECONDS:g} seconds"
@@ -460,13 +464,9 @@ def write(rows: list[dict], load: float) -> None:
       f"Longest silence: {1000 * worst['longest']:.0f} ms ({worst['attack']});"
       f" most memory: {largest['grown'] / 1e6:.0f} MB ({largest['attack']})."
       f" The load of the machine was {load} at the beginning and"
-      f" {results.load()} at the end; attacks and server share its processors.",
+      f" {result['load_after']} at the end; attacks and server share its"
+      " processors.",
   ]
-  results.write(
-      "bench_attacks",
-      dict(rows=rows, environment=results.environment(load)),
-      lines,
-  )
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def measure(_) -> dict[str, Any]:
         workdir=scratch,
         overrides={
             "rl.steps": STEPS,
-            "sft.skill.steps": 100,
-            "sft.skill.threshold": 0.0,
+            "sft.steps": 100,
+            "sft.threshold": 0.0,
             "evaluate.every": 0,
         },
     )

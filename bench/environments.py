@@ -25,6 +25,7 @@ from rl_reason.data import held_out
 from rl_reason.environments import lines
 from rl_reason.lab import ablate, jobs
 from rl_reason.monitoring import run_log
+from rl_reason.report import figures
 
 SEEDS = (0, *ablate.fresh_seeds("rl_reason environments", 4))
 ALONE = {"environment.max_turns": 1}
@@ -206,38 +207,52 @@ def programs(runs: list[dict]) -> str:
   )
 
 
-def figure(result: dict) -> None:
-  """Draws turns against bisection, and accuracy and questions, by RL step."""
-  plt = results.pyplot()
+def figure(result: dict) -> dict:
+  """Turns against bisection, and accuracy and questions, by RL step."""
 
-  def draw(axis, name, values, color, label):
-    rows = [x for x in result["runs"] if x["name"] == name]
-    for x in rows:
-      axis.plot(x["steps"], values(x), color=color, lw=0.7, alpha=0.5)
-    if rows:
-      mean = np.mean([values(x) for x in rows], 0)
-      axis.plot(rows[0]["steps"], mean, color=color, lw=2, label=label)
+  def curves(names, values):
+    out = []
+    for color, name in enumerate(names):
+      rows = [x for x in result["runs"] if x["name"] == name]
+      if rows:
+        runs = [values(x) for x in rows]
+        label = name.replace(", ", ",\n")
+        steps, mean = rows[0]["steps"], np.mean(runs, 0)
+        out.append(figures.series(label, steps, mean, color=color, runs=runs))
+    return out
 
-  fig, axes = plt.subplots(1, 4, figsize=(14, 3.4))
-  turns, blue, gray = (lambda x: x["turns"]), "#1f6feb", "#6b7280"
-  draw(axes[0], "guess", turns, blue, "DAPO")
-  axes[0].axhline(optimum()[""], color="#16a34a", ls="--", label="bisection")
-  axes[0].set(title="guess", ylabel="turns of a game")
-  for name, color in (("calculator", blue), ("calculator, no answers", gray)):
-    draw(axes[1], name, lambda x: x["accuracy"], color, name)
-    asked = lambda x: [t - 1 for t in x["turns"]]  # noqa: E731
-    draw(axes[2], name, asked, color, name)
-  axes[1].set(title="calculator", ylabel="held-out accuracy")
-  axes[2].set(title="calculator", ylabel="questions per response")
-  for name, color in (("lines", blue), ("reasoning_gym", gray)):
-    draw(axes[3], name, lambda x: x["accuracy"], color, name)
-  axes[3].set(title="lines, reasoning_gym", ylabel="held-out accuracy")
-  for axis in axes:
-    axis.set(xlabel="RL step")
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8)
-  fig.tight_layout()
-  results.save_figure(fig, NAME)
+  (guess,) = curves(["guess"], lambda x: x["turns"])
+  steps = guess["x"]
+  bisection = figures.series(
+      "bisection", steps, [optimum()[""]] * len(steps), color=figures.REFERENCE
+  )
+  calculator = ("calculator", "calculator, no answers")
+  accuracy = lambda x: x["accuracy"]  # noqa: E731
+  panels = [
+      figures.lines(
+          [guess | dict(label="DAPO"), bisection],
+          **dict(title="guess: turns of a game", x="", labels=True),
+      ),
+      figures.lines(
+          curves(calculator, accuracy),
+          **dict(title="calculator: held-out accuracy", x=""),
+          **dict(labels=True, percent=True),
+      ),
+      figures.lines(
+          curves(calculator, lambda x: [t - 1 for t in x["turns"]]),
+          **dict(title="calculator: questions per response", x="RL step"),
+          labels=True,
+      ),
+      figures.lines(
+          curves(("lines", "reasoning_gym"), accuracy),
+          **dict(title="lines, reasoning_gym: held-out accuracy", x="RL step"),
+          **dict(labels=True, percent=True),
+      ),
+  ]
+  return figures.figure(
+      figures.block(panels, columns=2, height=2.6),
+      note="Thick: mean over the seeds; thin: single runs",
+  )
 
 
 def flags(parser) -> None:

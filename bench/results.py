@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rl_reason.report import figures
+
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 RUNS = ROOT / "runs"
@@ -50,7 +52,7 @@ def main(
     measure: Callable[[argparse.Namespace], dict],
     page: Callable[[dict], list[str]],
     *,
-    figure: Callable[[dict], None] = lambda result: None,
+    figure: Callable[[dict], dict] | None = None,
     flags: Callable[[argparse.ArgumentParser], Any] = lambda parser: None,
 ) -> None:
   """The command of a benchmark: measures, then writes data, page and figure.
@@ -60,7 +62,7 @@ def main(
     name: of its files.
     measure: flags -> data.
     page: data -> lines of Markdown.
-    figure: draws results/NAME.png from the data.
+    figure: data -> what results/NAME.png shows, see `report.figures`.
     flags: adds the benchmark's own flags to the parser.
   """
   parser = argparse.ArgumentParser(description=about.splitlines()[0])
@@ -76,7 +78,8 @@ def main(
     parser.error(f"{RESULTS / name}.json: there are no data; omit --table")
   write_page(name, page(result))
   try:
-    figure(result)
+    if figure:
+      figures.draw(figure(result), RESULTS / f"{name}.png")
   except ModuleNotFoundError as e:
     print(f"no {RESULTS / name}.png: {e.name} is not installed")
 
@@ -133,7 +136,7 @@ def footer(result: dict) -> list[str]:
   return out
 
 
-# --- numbers, tables and figures ---------------------------------------------
+# --- numbers and tables ------------------------------------------------------
 
 
 def row(*cells: Any) -> str:
@@ -145,18 +148,3 @@ def spread(values: Sequence[float], form: str) -> str:
   """Returns 'mean (minimum to maximum)'."""
   low, mean, high = min(values), statistics.mean(values), max(values)
   return f"{mean:{form}} ({low:{form}} to {high:{form}})"
-
-
-def pyplot() -> Any:
-  """Returns matplotlib.pyplot, which draws into files."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  return plt
-
-
-def save_figure(fig: Any, name: str) -> None:
-  """Writes results/NAME.png."""
-  fig.savefig(RESULTS / f"{name}.png", dpi=130)

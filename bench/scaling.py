@@ -10,6 +10,7 @@ import statistics
 import time
 
 from bench import harness, ours, results, tables
+from rl_reason.report import figures
 
 BASE = dict(layers=4, rows=16, length=160, micro=16)
 # Changes of BASE along each axis.
@@ -86,32 +87,35 @@ def page(result: dict) -> list[str]:
   return [*lines, "", *results.footer(result)]
 
 
-def figure(result: dict) -> None:
-  """Draws one panel per axis, and one of compile time."""
-  plt = results.pyplot()
-  fig, panels = plt.subplots(1, 4, figsize=(13, 3.4))
-  for panel, (axis, points) in zip(
-      panels[:3], result["axes"].items(), strict=True
-  ):
-    x = [value(axis, p) for p in points]
-    middle = [statistics.median(p["seconds"]) for p in points]
-    spread = [
-        [m - min(p["seconds"]) for m, p in zip(middle, points, strict=True)],
-        [max(p["seconds"]) - m for m, p in zip(middle, points, strict=True)],
-    ]
-    panel.errorbar(x, middle, spread, marker="o", color="#1f6feb", lw=1.2)
-    panel.set(xlabel=LABELS[axis], ylabel="seconds per update")
+def figure(result: dict) -> dict:
+  """One panel per axis, and one of compile time."""
+  panels = []
+  for axis, points in result["axes"].items():
+    curve = figures.series(
+        "",
+        [value(axis, p) for p in points],
+        [statistics.median(p["seconds"]) for p in points],
+        low=[min(p["seconds"]) for p in points],
+        high=[max(p["seconds"]) for p in points],
+        **dict(bars=True, marker=True),
+    )
+    title = "seconds per update"
+    panels.append(
+        figures.lines([curve], x=LABELS[axis], title=title, from_zero=True)
+    )
   deep = result["axes"]["depth"]
-  x, y = [p["layers"] for p in deep], [p["compile"] for p in deep]
-  panels[3].plot(x, y, marker="o", color="#d97706", lw=1.2)
-  panels[3].set(xlabel="layers", ylabel="seconds of compilation")
-  for panel in panels:
-    panel.set_xlim(0)
-    panel.set_ylim(0)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
-  fig.tight_layout()
-  results.save_figure(fig, "bench_scaling")
+  curve = figures.series(
+      "",
+      [p["layers"] for p in deep],
+      [p["compile"] for p in deep],
+      **dict(color=1, marker=True),
+  )
+  title = "seconds of compilation"
+  panels.append(figures.lines([curve], x="layers", title=title, from_zero=True))
+  return figures.figure(
+      figures.block(panels, columns=2, height=2.4),
+      note="Medians; bars: minimum to maximum",
+  )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,12 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
+import numpy as np
+
 from bench import results, runs
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
+from rl_reason.report import figures
 
 NAME = "seeds"
 
@@ -29,7 +32,7 @@ ROWS = {
     "DAPO": ("configs/dapo.py", False),
     "GRPO": ("configs/grpo.py", True),
     "DAPO, shuffled rewards": ("configs/dapo.py:shuffled", True),
-    "SFT only, equal compute": ("configs/sft.py:control", False),
+    "SFT only, equal compute": ("configs/sft_control.py", False),
 }
 COLUMNS = ("mean@4", "greedy", "maj@8", "pass@8")
 CONTROL = "SFT only, equal compute"  # runs last, since it differs least
@@ -75,7 +78,7 @@ def read(name: str, seed: int) -> dict:
   lines = run_log.read_metrics(directory(name, seed))
   rl = {m["step"]: m for m in lines if m["stage"] == "rl"}
   evaluations = [m for m in lines if m["stage"] == "evaluate"]
-  skill = [m for m in lines if m["stage"] == "skill" and CORE + "greedy" in m]
+  skill = [m for m in lines if m["stage"] == "sft" and CORE + "greedy" in m]
   generated = {0: 0} | {k: m["tokens/generated"] for k, m in rl.items()}
   return dict(
       name=name,
@@ -172,38 +175,72 @@ def page(result: dict) -> list[str]:
   return [*out, *results.footer(result)]
 
 
-def figure(result: dict) -> None:
-  """Draws mean and range of accuracy against RL steps and generated tokens."""
-  import numpy as np
+def readme_table(result: dict) -> list[str]:
+  """Returns README's table in Markdown."""
+  columns, found = ("mean@4", "greedy", "pass@8"), result["runs"]
+  out = [
+      f"| held-out accuracy, {len(result['seeds'])} seeds: mean ± 95% interval"
+      " (min to max) | mean of 4 samples | greedy | pass@8 |",
+      "|---|---|---|---|",
+  ]
+  for label, name, which in (
+      ("before RL", "DAPO", "before"),
+      ("after 40 steps of DAPO", "DAPO", "after"),
+      ("after 40 steps of GRPO", "GRPO", "after"),
+      ("DAPO with shuffled rewards", "DAPO, shuffled rewards", "after"),
+      ("more SFT instead, equal compute", CONTROL, "after"),
+  ):
+    of_row = [r[which] for r in found if r["name"] == name]
+    first, *rest = ([r[k] for r in of_row] for k in columns)
+    means = [f"{np.mean(x):.1%}" for x in rest]
+    out.append(results.row(label, spread(first), *means))
+  return out
 
-  plt = results.pyplot()
-  colors = ["#1f6feb", "#d97706", "#6b7280", "#16a34a"]
-  fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
-  for color, name in zip(colors, ROWS, strict=True):
+
+def readme_numbers(result: dict) -> list[str]:
+  """Returns the phrases of README's text that have numbers of the runs."""
+  by_name: dict[str, dict[int, dict]] = {name: {} for name in ROWS}
+  for run in result["runs"]:
+    by_name[run["name"]][run["seed"]] = run
+  dapo, grpo = by_name["DAPO"], by_name["GRPO"]
+  ahead = [
+      100 * (dapo[x]["after"]["mean@4"] - grpo[x]["after"]["mean@4"])
+      for x in result["seeds"]
+  ]
+  mean, half = comparison.interval(ahead)
+  tokens = [
+      np.mean([x["tokens"][-1] for x in y.values()]) for y in (dapo, grpo)
+  ]
+  skill = np.mean([x["skill"]["mean@4"] for x in dapo.values()])
+  return [
+      f"is one of the {len(result['seeds'])} and ends at"
+      f" {dapo[SEEDS[0]]['after']['mean@4']:.1%}.",
+      f"DAPO is {mean:.1f} ± {half:.1f} points ahead of GRPO.",
+      f"generates {tokens[0] / tokens[1]:.1f} times as many tokens",
+      f"the level of the skill alone ({skill:.1%})",
+  ]
+
+
+def figure(result: dict) -> dict:
+  """Mean and range of accuracy against RL steps and generated tokens."""
+  by_step, by_tokens = [], []
+  for name, color in zip(ROWS, (0, 1, 3, 2), strict=True):
     of_row = [r for r in result["runs"] if r["name"] == name]
     accuracy_SE = np.array([r["accuracy"] for r in of_row])
-    mean_E = accuracy_SE.mean(0)
-    low_E, high_E = accuracy_SE.min(0), accuracy_SE.max(0)
-    millions_E = np.mean([r["tokens"] for r in of_row], 0) / 1e6
-    for axis, x_E in zip(axes, (of_row[0]["steps"], millions_E), strict=True):
-      if len(mean_E) == 1:  # without RL: a level, not a curve
-        axis.axhline(mean_E[0], color=color, lw=1.6, label=name)
-        axis.axhspan(low_E[0], high_E[0], color=color, alpha=0.15, lw=0)
-        continue
-      axis.plot(x_E, mean_E, color=color, lw=1.6, label=name)
-      axis.fill_between(x_E, low_E, high_E, color=color, alpha=0.15, lw=0)
-  axes[0].set(xlabel="RL steps", ylabel="held-out accuracy (mean@4)")
-  axes[0].set_ylim(0, 1)
-  axes[1].set(xlabel="generated tokens (millions)")
-  for axis in axes:
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-  handles, labels = axes[0].get_legend_handles_labels()
-  fig.legend(
-      handles, labels, loc="upper center", ncol=4, frameon=False, fontsize=9
+    numbers = dict(
+        y=accuracy_SE.mean(0), low=accuracy_SE.min(0), high=accuracy_SE.max(0)
+    )
+    tokens_E = np.mean([r["tokens"] for r in of_row], 0)
+    for panel, x_E in ((by_step, of_row[0]["steps"]), (by_tokens, tokens_E)):
+      panel.append(figures.series(name, x_E, color=color, **numbers))
+  y = "held-out accuracy (mean@4)"
+  panels = [
+      figures.lines(by_step, x="RL steps", y=y, percent=True),
+      figures.lines(by_tokens, x="generated tokens", percent=True),
+  ]
+  return figures.figure(
+      figures.block(panels, columns=2, height=3.2), legend=True
   )
-  fig.tight_layout(rect=(0, 0, 1, 0.92))
-  results.save_figure(fig, NAME)
 
 
 def flags(parser) -> None:

@@ -17,6 +17,7 @@ import statistics
 import numpy as np
 
 from bench import harness, results
+from rl_reason.report import figures
 
 DEVICES = (8, 16, 32, 64, 128, 256, 512)
 STALENESS = (0, 1, 2, 4, 8)
@@ -217,45 +218,73 @@ def page(result: dict) -> list[str]:
   return lines
 
 
-def figure(result: dict) -> None:
-  """Draws the gain over S = 0, and the cost of another split."""
-  plt = results.pyplot()
-  fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+def figure(result: dict) -> dict:
+  """The gain over S = 0, and the cost of another split."""
   few = DEVICES[0]
+  gains: dict[tuple, list[str]] = {}
+  splits: dict[tuple, list[str]] = {}
   for staleness, mark in COLUMNS:
-    look = dict(marker="o", ls="--" if mark else "-")
-    look |= dict(label=f"S = {staleness}{mark}")
     gain = [
         best(result, n, 0)["step"]
         / best(result, n, staleness, bool(mark))["step"]
         for n in DEVICES
     ]
-    left.plot(DEVICES, gain, **look)
-    found = [
+    split = [
         (x["share"], x["step"])
         for x in result["points"]
         if (x["devices"], x["staleness"]) == (few, staleness)
         if x["overlap"] == bool(mark)
     ]
-    right.plot(*zip(*found, strict=True), **look)
-  left.axhline(1, color="black", lw=0.8)
-  right.axhline(
-      best(result, few, 0)["step"], color="black", lw=0.8, label="S = 0"
+    # Curves that coincide are one curve with all their names.
+    for found, points in (
+        (gains, zip(DEVICES, gain, strict=True)),
+        (splits, split),
+    ):
+      key = tuple((x, float(f"{y:.2g}")) for x, y in points)
+      found.setdefault(key, []).append(f"{staleness}{mark}")
+
+  def curves(found):
+    return [
+        figures.series(
+            f"S = {', '.join(names)}",
+            *zip(*key, strict=True),
+            color=i,
+            marker=True,
+        )
+        for i, (key, names) in enumerate(found.items())
+    ]
+
+  base = best(result, few, 0)["step"]
+  panels = [
+      figures.lines(
+          [
+              figures.series(
+                  "S = 0", DEVICES, [1] * len(DEVICES), color=figures.REFERENCE
+              ),
+              *curves(gains),
+          ],
+          x="devices",
+          y="speed relative to S = 0",
+          labels=True,
+          ticks=DEVICES,
+      ),
+      figures.lines(
+          [
+              figures.series(
+                  "S = 0", SHARES, [base] * len(SHARES), color=figures.REFERENCE
+              ),
+              *curves(splits),
+          ],
+          x=f"share of {few} devices that sample",
+          y="seconds of a step",
+          labels=True,
+          from_zero=True,
+      ),
+  ]
+  return figures.figure(
+      figures.block(panels, columns=2, height=3.4),
+      note="* batches overlap, which is not implemented",
   )
-  left.set(xlabel="devices", ylabel="speed relative to S = 0", xscale="log")
-  left.set_xticks(DEVICES, map(str, DEVICES))
-  left.minorticks_off()
-  right.set(
-      xlabel=f"share of {few} devices that sample",
-      ylabel="seconds of a step",
-      ylim=0,
-  )
-  for panel in (left, right):
-    panel.legend(frameon=False, fontsize=8)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
-  fig.tight_layout()
-  results.save_figure(fig, "staleness_time")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,15 @@ which an override may have made idle, is a warning (`rl_reason/base/fields.py`).
 Fields that no named algorithm needs are in configs/variants.py.
 """
 
-from rl_reason.base.fields import choice, field, function, number, section
+from rl_reason.base.fields import (
+    choice,
+    field,
+    function,
+    number,
+    path,
+    rate,
+    section,
+)
 from rl_reason.configs import variants
 from rl_reason.data import templates
 
@@ -24,7 +32,7 @@ def get_config():
   c = section(
       "",
       seed=number(0, low=0),  # of parameters, data order and sampling
-      tokenizer="",  # directory or hub id; '' is the task's own characters
+      tokenizer=path(),  # directory or hub id; '' is the task's own characters
   )
   c.task = section(
       "task",
@@ -33,13 +41,17 @@ def get_config():
   )
   c.data = section(  # rows of files: task.name = "files"
       "data",
-      train="",  # sources*weights, see docs/data.md
-      evaluate="",  # sources; training rows similar to theirs are dropped
+      train=path(),  # sources*weights, see docs/data.md
+      evaluate=path(),  # sources; training rows similar to theirs are dropped
       columns="",  # of sources that are not built in: 'question=problem,...'
-      kind="math",  # their verifier, or 'FILE=code,math', see docs/data.md
+      kind=path(
+          "math"
+      ),  # their verifier, or 'FILE=code,math', see docs/data.md
       template="plain",  # of prompts, or 'math=dapo,code=plain'
       chat=False,  # prompts are a turn of the tokenizer's chat template
       system=field("", needs="data.chat"),  # prompt of the chat template
+      # Keywords of the chat template: 'enable_thinking=False'.
+      template_args=field("", needs="chat messages"),
       paraphrases=number(1, low=1, high=len(templates.PARAPHRASES)),  # wordings
       deduplicate=True,  # by the text of the question
       ngram=number(13, low=0),  # words; decontamination by shared n-grams
@@ -49,7 +61,7 @@ def get_config():
   )
   c.model = section(
       "model",
-      path="",  # directory or hub id of a checkpoint, which decides the shape
+      path=path(),  # directory or hub id; the checkpoint decides the shape
       layers=number(2, low=1),
       width=number(64, low=1),
       heads=number(4, low=1),
@@ -82,25 +94,18 @@ def get_config():
       sequence=number(1, low=1),  # splits packed rows: long responses
       tensor=1,
   )
-  c.sft = section(  # two stages: a skill, then habits
+  # Rate, schedule and batch are Llama 2's (arXiv:2307.09288, section 3.1); its
+  # two passes over the rows are 2 * rows / batch steps.
+  c.sft = section(
       "sft",
-      reuse="",  # work directory whose finished SFT to start from
-      batch=number(96, low=1),  # at 64 some seeds end with a worse skill
-      skill=section(
-          "sft.skill",
-          steps=number(1000, low=0),  # 0: RL starts from model.path
-          lr=number(4e-3, low=0, high=1),
-          schedule=choice("cosine", "constant", "linear"),
-          mixture="careful:1",  # style:weight of demonstrations
-          threshold=number(0.95, low=0, high=1),  # greedy held-out accuracy
-      ),
-      habits=section(
-          "sft.habits",
-          steps=number(80, low=0),
-          lr=number(3e-4, low=0, high=1),
-          schedule=choice("cosine", "constant", "linear"),
-          mixture="careful:2,leap:2,direct:3,ramble:1,sloppy:2",
-      ),
+      steps=number(0, low=0),  # 0: RL starts from model.path
+      lr=rate(2e-5),  # of all parameters of a trained model
+      schedule=choice("cosine", "constant", "linear"),
+      warmup_steps=number(0, low=0),  # of linear warm-up
+      batch=number(64, low=1),  # rows
+      samples=path(),  # sources of rows to imitate; '': data.train, or the task
+      reuse=path(),  # work directory whose finished SFT to start from
+      threshold=number(0.0, low=0, high=1),  # greedy accuracy; less is an error
   )
   c.rollout = section(
       "rollout",
@@ -112,7 +117,7 @@ def get_config():
       stop_tokens=(),  # end a response, as EOS does
       temperature=number(1.0, low=1e-6),
       top_p=number(1.0, low=1e-9, high=1),
-      allow_top_p=False,  # top_p < 1 is off-policy: an error without this
+      allow_filters=False,  # top_p < 1 is off-policy: an error without this
   )
   c.dynamic_sampling = section(  # DAPO sec 3.2
       "dynamic_sampling",
@@ -162,11 +167,11 @@ def get_config():
       "a critic",
       lam=number(0.95, low=0, high=1),  # of the targets; 1 is Monte Carlo
       clip=number(0.5, low=0),  # of the change of a value; 0 is off
-      lr=number(1e-3, low=0, high=1),
+      lr=rate(1e-3),
       schedule=choice("constant", "cosine", "linear"),
       warmup_steps=number(0, low=0),  # RL steps of linear warm-up
       # Work directory whose pretrained critic to start from.
-      reuse=field("", needs=PRETRAINING),
+      reuse=path(needs=PRETRAINING),
       pretrain_steps=number(0, low=0),  # rollouts of the fixed policy; 0: none
       # Explained variance, and loss (0: any), that end pretraining.
       pretrain_ev=field(2.0, needs=PRETRAINING),
@@ -181,7 +186,7 @@ def get_config():
   c.optimizer = section(
       "optimizer",
       name=choice("adamw", "sgd"),
-      lr=number(2e-4, low=0, high=1),  # of RL; SFT has its own
+      lr=rate(2e-4),  # of RL; SFT has its own
       schedule=choice("constant", "cosine", "linear"),
       warmup_steps=number(0, low=0),  # RL steps of linear warm-up
       b1=number(0.9, low=0, high=1),
@@ -231,4 +236,17 @@ def get_config():
       loggers="tensorboard",  # wandb, trackio, module:function; '' is none
   )
   variants.add(c)
+  return c
+
+
+def arithmetic():
+  """The defaults, and SFT for the built-in task: a skill, then bad habits.
+
+  The rates are those of a small model that starts from random parameters.
+  """
+  c = get_config()
+  c.sft.update(steps=1000, lr=4e-3, mixture="careful:1", threshold=0.95)
+  c.sft.batch = 96  # at 64 some seeds end with a worse skill
+  mixture = "careful:2,leap:2,direct:3,ramble:1,sloppy:2"
+  c.sft.habits.update(steps=80, lr=3e-4, mixture=mixture)
   return c

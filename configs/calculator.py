@@ -14,7 +14,7 @@ def get_config():
   c = dapo.get_config()
   c.task.name = "calculator"
   c.task.difficulties = (2, 3, 4, 5, 6)
-  c.sft.skill.update(mixture="tool:1,direct:1", threshold=0.0)
+  c.sft.update(mixture="tool:1,direct:1", threshold=0.0)
   c.sft.habits.update(mixture="tool:1,direct:9")
   c.reward.overlong_buffer = 0
   c.dynamic_sampling.signal = "reward"

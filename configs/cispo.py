@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """Only the upper bound is active, as in the paper."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.surrogate.name = "cispo"
   c.surrogate.args = dict(clip_low=1.0, clip_high=4.0)
   c.reduction.name = "token_mean"

@@ -14,8 +14,8 @@ def get_config():
   c.task.name = "countdown"
   c.task.difficulties = (2, 3)
   c.sft.batch = 64
-  c.sft.skill.mixture = "careful:1,search:1"
-  c.sft.skill.threshold = 0.1
+  c.sft.mixture = "careful:1,search:1"
+  c.sft.threshold = 0.1
   c.sft.habits.mixture = "search:1,hasty:3"
   c.rollout.max_tokens = 96
   c.reward.overlong_buffer = 16

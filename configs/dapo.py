@@ -12,14 +12,19 @@ VARIANTS = ("", "shuffled")
 
 
 def get_config(variant=""):
-  """DAPO's techniques; variant 'shuffled' permutes rewards, a control."""
+  """DAPO on the built-in task; variant 'shuffled' is a control."""
   if variant not in VARIANTS:
     raise ValueError("the variants are shuffled and smoke")
-  c = base.get_config()
+  c = techniques(base.arithmetic())
+  c.reward.overlong_buffer = 4  # soft overlong punishment, of short responses
+  c.reward.shuffle = variant == "shuffled"
+  return c
+
+
+def techniques(c):
+  """Adds DAPO's techniques to a config of any task and model."""
   c.surrogate.args.clip_high = 0.28  # clip-higher
   c.surrogate.args.dual_clip = 10.0  # from the released recipe, not the paper
   c.dynamic_sampling.enabled = True  # dynamic sampling
   c.reduction.name = "token_mean"  # token-level loss
-  c.reward.overlong_buffer = 4  # soft overlong punishment
-  c.reward.shuffle = variant == "shuffled"
   return c

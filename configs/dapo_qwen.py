@@ -6,12 +6,12 @@ r"""DAPO on your own model and data set.
 We never ran it at this size. Without the overrides both come from the hub.
 """
 
-from rl_reason.configs import dapo
+from rl_reason.configs import base, dapo
 
 
 def get_config():
   """Qwen2.5-1.5B, 128 prompts x 16 per step, two rows of 5120 per device."""
-  c = dapo.get_config()
+  c = dapo.techniques(base.get_config())
   c.task.name, c.task.difficulties = "files", ()
   c.model.path = "Qwen/Qwen2.5-1.5B"
   c.model.dtype, c.model.remat = "bfloat16", "full"
@@ -19,7 +19,6 @@ def get_config():
   c.data.train = "dapo_math_17k"
   c.data.evaluate = "aime24,aime25"
   c.data.template, c.data.chat = "dapo", True
-  c.sft.skill.steps = c.sft.habits.steps = 0
   c.rollout.batch, c.rollout.group_size, c.rollout.slots = 2048, 16, 512
   c.rollout.max_prompt, c.rollout.max_tokens = 1024, 4096
   c.reward.overlong_buffer = 1024

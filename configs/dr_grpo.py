@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """No division by the std of a group or by the length of a response."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.advantage.name = "group_mean"
   c.reduction.name = "constant"
   c.reward.incorrect = 0.0

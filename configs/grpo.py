@@ -11,4 +11,4 @@ from rl_reason.configs import base
 
 def get_config():
   """The base config: symmetric clip, sample-level loss, no dynamic sampling."""
-  return base.get_config()
+  return base.arithmetic()

@@ -10,12 +10,12 @@ files, set --config.data.train=gsm8k@train.jsonl.gz, and data.evaluate and
 tokenizer in the same way.
 """
 
-from rl_reason.configs import dapo
+from rl_reason.configs import base, dapo
 
 
 def get_config():
   """A model of a million parameters, half of them its 6,400 embeddings."""
-  c = dapo.get_config()
+  c = dapo.techniques(base.get_config())
   c.task.name, c.task.difficulties = "files", ()
   c.tokenizer = "jingyaogong/MiniMind2"
   c.data.train = "gsm8k"
@@ -24,8 +24,7 @@ def get_config():
   c.model.layers, c.model.width, c.model.mlp = 4, 96, 256
   c.model.heads, c.model.kv_heads, c.model.head_dim = 4, 2, 24
   c.sft.batch = 16
-  c.sft.skill.steps, c.sft.skill.threshold = 400, 0.0
-  c.sft.habits.steps = 0
+  c.sft.steps, c.sft.lr = 400, 4e-3  # from random parameters
   c.rollout.batch, c.rollout.group_size = 128, 16
   c.rollout.max_prompt, c.rollout.max_tokens = 160, 128
   c.updates.token_budget = 4608

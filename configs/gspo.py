@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """The paper's range, 3e-4 / 4e-4, is for a learning rate of about 1e-6."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.surrogate.name = "gspo"
   c.surrogate.args = dict(clip_low=0.03, clip_high=0.04)
   return c

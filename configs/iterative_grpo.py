@@ -15,7 +15,7 @@ from rl_reason.configs import base
 
 def get_config():
   """A KL coefficient of .04 and a replay of 10%, as in GRPO, section 4.2."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.rounds.count = 4
   c.rounds.replay = 0.1
   c.generate.keep = "pairs"

@@ -15,7 +15,7 @@ def get_config():
   c.task.name, c.task.difficulties = "lines", ()
   c.environment.name, c.environment.max_turns = "python", 3
   c.sft.batch = 48
-  c.sft.skill.update(mixture="careful:1", steps=300, threshold=0.0)
+  c.sft.update(steps=300, threshold=0.0)
   c.sft.habits.update(mixture="careful:1,random:3", steps=50)
   c.rollout.batch, c.rollout.max_tokens = 128, 224
   c.reward.overlong_buffer = 0

@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """Two techniques on PPO's loss without a critic."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.advantage.name = "group_mean_batch_std"
   c.reduction.name = "token_mean"
   return c

@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """(R - mean) / mean, for rewards in {0, 1}."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.advantage.name = "max_rl"
   c.reward.incorrect = 0.0
   return c

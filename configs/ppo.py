@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """GAE at lambda .95 for policy and critic, one response per prompt."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.rollout.group_size = 1
   c.advantage.name = "gae"
   c.advantage.whiten = True

@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """On-policy: one update per rollout, so five times the learning rate."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.rollout.group_size = 1
   c.advantage.name = "group_mean"
   c.advantage.groups = "batch"

@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """One response per prompt; returns-to-go per token."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.rollout.group_size = 1
   c.advantage.name = "returns_to_go"
   c.advantage.whiten = True

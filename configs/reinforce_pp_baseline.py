@@ -11,7 +11,7 @@ from rl_reason.configs import base
 
 def get_config():
   """The KL is k2 in the loss: its gradient is the reverse KL's."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.advantage.name = "group_mean"
   c.advantage.whiten = True
   c.kl.kind = "k2"

@@ -13,8 +13,9 @@ from rl_reason.configs import base
 
 def get_config():
   """The task and SFT of the base config; four rounds, no RL."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.rounds.count = 4
   c.generate.keep = "correct"  # best: one per prompt; majority: no verifier
+  c.rounds.lr = 1e-3
   c.rl.steps = 0
   return c

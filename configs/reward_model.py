@@ -16,6 +16,6 @@ from rl_reason.configs import base
 
 def get_config():
   """Pairs of correct and incorrect responses of every style."""
-  c = base.get_config()
+  c = base.arithmetic()
   c.reward_model.steps = 1000
   return c

@@ -15,7 +15,7 @@ def get_config():
   c = base.get_config()
   c.task.name, c.task.difficulties = "files", ()  # without a file
   c.model.path = "Qwen/Qwen2.5-0.5B-Instruct"
-  c.sft.skill.steps = c.sft.habits.steps = c.rl.steps = 0
+  c.rl.steps = 0
   c.mesh.data = 1
   c.rollout.max_prompt = c.rollout.max_tokens = 2048
   return c

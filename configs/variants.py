@@ -8,9 +8,23 @@ docs/environments.md.
 """
 
 from rl_reason.base.config import at
-from rl_reason.base.fields import choice, field, function, number, section
+from rl_reason.base.fields import (
+    choice,
+    field,
+    function,
+    number,
+    path,
+    rate,
+    section,
+)
 
 EXPERTS, ROUNDS = "model.experts", "rounds.count"
+# Filters of the next token, next to top_p; see docs/serving.md.
+FILTERS = dict(
+    top_k=number(0, low=0),  # likeliest tokens; 0: all
+    min_p=number(0.0, low=0, high=1),  # least share of the likeliest token's
+    repetition_penalty=number(1.0, low=1e-2, high=100),  # 1 is off
+)
 
 
 def add(c) -> None:
@@ -28,6 +42,7 @@ def add(c) -> None:
   extend(
       "rollout",
       group_sizes=function("group_sizes"),  # by_length, by_variance
+      **FILTERS,  # off-policy: an error without rollout.allow_filters
       partial_groups=number(  # that a round may leave unfinished
           0,
           low=0,
@@ -60,8 +75,16 @@ def add(c) -> None:
   )
   extend(
       "sft",
-      samples="",  # of --stage=generate, to imitate: sources as in data.train
+      mixture="",  # style:weight of a task's demonstrations; '' is any style
   )
+  c.sft.habits = section(  # a second stage, of configs for the built-in tasks
+      "sft.habits",
+      steps=number(0, low=0),
+      lr=rate(2e-5),
+      schedule=choice("cosine", "constant", "linear"),
+      mixture="",  # as sft.mixture
+  )
+  extend("evaluate", **FILTERS)
   extend(
       "dynamic_sampling",
       surplus=choice(  # groups beyond the batch
@@ -84,7 +107,7 @@ def add(c) -> None:
       "reward",
       outcome=function("outcome", "correctness"),  # or cosine
       length_penalty=function("length_penalty"),  # logquad
-      functions="",  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
+      functions=path(),  # 'my_rewards:judge*0.5,length*-0.3': docs/data.md
       # Of functions; reward.workers: how many.
       executor=choice("thread", "process", needs="reward.functions"),
       # Seconds of one call of a function.
@@ -128,7 +151,7 @@ def add(c) -> None:
   extend(
       "critic",
       init=choice("policy", "scratch", "exported"),  # of the trunk
-      path="",  # of an exported critic, or a reward model
+      path=path(),  # of an exported critic, or a reward model
       head=function("critic_head", "scalar"),  # or gated, categorical
       value_mixture=function(  # with the pretrained critic
           "value_mixture", needs="critic.pretrain_steps"
@@ -171,13 +194,13 @@ def add(c) -> None:
       "reward_model",
       steps=number(300, low=1),
       batch=number(64, low=1),  # pairs
-      lr=number(1e-3, low=0, high=1),
+      lr=rate(1e-3),
       schedule=choice("cosine", "constant", "linear"),
       chosen="",  # style:weight of correct responses; '' is any
       rejected="",  # style:weight of incorrect responses
       evaluate_pairs=number(1000, low=1),  # held out
-      samples="",  # sources of pairs: of --stage=generate, or ratings
-      init="",  # a reward model that goes on learning; '' is the policy
+      samples=path(),  # sources of pairs: of --stage=generate, or ratings
+      init=path(),  # a reward model that goes on learning; '' is the policy
   )
   c.serve = section(  # --stage=serve
       "serve",
@@ -192,10 +215,10 @@ def add(c) -> None:
       receive=number(10.0, low=1e-3),  # to send a request, or to read a part
       grace=number(5.0, low=0),  # seconds that responses have after SIGTERM
       stall=number(30.0, low=1e-3),  # without a token: /health answers 503
-      certificate="",  # a file of PEM, and
-      private_key="",  # another one: TLS
+      certificate=path(),  # a file of PEM, and
+      private_key=path(),  # another one: TLS
       max_body=number(1 << 20, low=1),  # bytes of a request
-      filter="",  # 'rules.json,my_rules:unsafe' withhold responses
+      filter=path(),  # 'rules.json,my_rules:unsafe' withhold responses
   )
   c.generate = section(  # --stage=generate
       "generate",
@@ -204,6 +227,7 @@ def add(c) -> None:
       batch=number(64, low=1),  # prompts at a time, and of a file
       temperature=number(1.0, low=0),
       top_p=number(1.0, low=1e-9, high=1),
+      **FILTERS,
       keep=choice("all", "correct", "best", "pairs", "majority"),
       format=choice("jsonl", "parquet"),
   )
@@ -218,7 +242,7 @@ def add(c) -> None:
       count=number(0, low=0),  # 0 is off
       # SFT on the samples of a round: its steps and learning rate.
       steps=number(200, low=1, needs=(ROUNDS, "SFT in rounds")),
-      lr=number(1e-3, low=0, high=1, needs=(ROUNDS, "SFT in rounds")),
+      lr=rate(2e-5, needs=(ROUNDS, "SFT in rounds")),
       # Share of samples of earlier rounds.
       replay=number(0.0, low=0, high=1, needs=ROUNDS),
       # With generate.keep = "pairs", which a reward model learns from: the

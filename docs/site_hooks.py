@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages of the API, and of what the documents link to.
+"""Hooks of MkDocs: pages of the API, the results, and what documents link to.
 
 Documents link to files outside docs/ as GitHub resolves them. On the site these
 become pages, too: Markdown as it is, and other text as a block of code.
@@ -14,14 +14,18 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+CODE_IN_TABLE = re.compile(r"^\|.*`.*\\\|.*", re.MULTILINE)
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml"}
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")
 
 
 def on_config(config):
-  """Lists the pages of the API in the navigation."""
+  """Lists the pages of the API and of the results in the navigation."""
   rooms = [f"api/{name}.md" for name in api_pages() if name != "index"]
-  config.nav[-1] = {"API": ["api/index.md", *rooms]}
+  lists = {"API": ["api/index.md", *rooms], "Results": result_pages()}
+  for item in config.nav:
+    for name in lists.keys() & item.keys():
+      item[name] = lists[name]
   return config
 
 
@@ -68,7 +72,25 @@ def on_page_markdown(markdown, page, **_):
     there = os.path.relpath(uri(target), os.path.dirname(here))
     return f"[{text}]({there}{anchor or ''})"
 
-  return LINK.sub(moved, markdown)
+  return CODE_IN_TABLE.sub(unescaped, LINK.sub(moved, markdown))
+
+
+def unescaped(match) -> str:
+  """A row of a table whose code has plain bars: GitHub needs a backslash."""
+  return re.sub(r"`[^`]*`", lambda x: x[0].replace("\\|", "|"), match[0])
+
+
+def result_pages() -> list:
+  """The pages of the results, in the order of the tables of their index."""
+  index = "results/README.md"
+  blocks = (ROOT / index).read_text().split("\n\n")
+  tables = [x for x in blocks if x.startswith("|")]
+  pages = [
+      [f"results/{name}" for _, name, _ in LINK.findall(x) if "/" not in name]
+      for x in tables
+  ]
+  names = ("Experiments", "Measurements")
+  return [index, *({k: v} for k, v in zip(names, pages, strict=True))]
 
 
 def resolve(page: str, link: str) -> str:

@@ -22,6 +22,7 @@ kwargs = dict(eos=(tok.eos_token_id,), pad=tok.pad_token_id)
 kwargs |= dict(cfg=cfg, group_size=8, max_tokens=16)
 loss = objective.Objective(surrogates.ppo, reductions.token_mean)
 static = dict(cfg=cfg, tx=tx, temperature=1.0, objective=loss)
+advantage = jax.jit(advantages.group_norm)
 update = jax.jit(lambda *args: step.rl_update(*args, **static))
 
 for n, key in enumerate(jax.random.split(jax.random.key(1), 10)):
@@ -31,7 +32,7 @@ for n, key in enumerate(jax.random.split(jax.random.key(1), 10)):
   rewards = [np.mean([x.isdigit() for x in text or " "]) for text in texts]
   rewards_B = np.float32(rewards)
   # GRPO's advantage, and one optimizer step in micro-batches of packed rows.
-  advantages_B = jax.jit(advantages.group_norm)(rewards_B, out.ids_B)
+  advantages_B = advantage(rewards_B, out.ids_B)
   rows = experience.graded(out, correct_B=rewards_B == 1)
   batch = step.train_batch(rows, dict(advantages_BT=advantages_B[:, None]))
   plan = packing.plan(out, packed_rows=8, minibatches=1)

@@ -18,12 +18,7 @@ import ml_collections
 from rl_reason import run, tasks, verifiers
 from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import ConfigError
-from rl_reason.checks import (
-    checked,
-    config_files,
-    machine_checks,
-    run_directory,
-)
+from rl_reason.checks import command_line, config_files, rules
 from rl_reason.data import datasets
 from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
@@ -172,7 +167,7 @@ def train(
     raise ConfigError(
         f"stage = {stage!r}: must be one of {', '.join(run.TRAINS)}"
     )
-  path = _new_directory() if workdir is None else pathlib.Path(workdir)
+  path = pathlib.Path(workdir or _new_directory()).expanduser()
   usual = config_files.read(config) if isinstance(config, str) else config
   fields, notes = dict(overrides or {}), []
   if task is not None:
@@ -189,9 +184,9 @@ def train(
     if added:
       before = fields.get(name, config_lib.at(usual, name))
       fields[name] = ",".join([*filter(None, [before]), *added])
-  c, remarks = checked.checked(config, fields)
-  machine_checks.files(c)
-  run_directory.check(path, c)
+  faults = rules.Faults()
+  c, _, remarks = command_line.examine(config, fields, path, stage, faults)
+  faults.end()
 
   with screen_lib.guarded(path), run.stopping() as stop:
     import jax

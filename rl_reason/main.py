@@ -23,15 +23,7 @@ from typing import Any
 from absl import app, flags
 
 from rl_reason import run
-from rl_reason.base import config as config_lib, errors, resume_rules
-from rl_reason.base.fields import FIELDS
-from rl_reason.checks import (
-    checked,
-    ending,
-    machine_checks,
-    named_code,
-    run_directory,
-)
+from rl_reason.checks import command_line, ending, run_directory
 from rl_reason.monitoring import output_guard as screen_lib
 
 STAGES = (*run.STAGES, "report")
@@ -51,8 +43,8 @@ _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "what to run")
 _STEP = flags.DEFINE_string(
     "step",
     "newest",
-    "evaluate, export, generate, serve: 'newest', 'best', or a step of RL; all"
-    " but export also 'sft'",
+    "evaluate, export, generate, serve: 'newest', 'best', a step of RL, or"
+    " 'sft', the policy after SFT",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"
@@ -81,8 +73,6 @@ def main() -> None:
 def _main(lost: screen_lib.Lost) -> int:
   config, workdir = _prepare(sys.argv)
   lost.directory = workdir
-  if check := run.CHECKS.get(_STAGE.value):
-    pkgutil.resolve_name(check)(config)
   if _STAGE.value == "report":
     return _explained(_report, workdir)
   print(f"rl_reason: {_STAGE.value}, work directory {workdir}", flush=True)
@@ -123,77 +113,25 @@ def _explained(
 
 def _prepare(argv):
   """Reads and checks the command line and the config; touches no device."""
-  argv, given = _split_fields(argv)
-  try:
-    rest = FLAGS(argv)
-  except flags.Error as e:
-    raise errors.ConfigError(errors.one_line(e)) from None
-  if rest[1:]:
-    raise errors.ConfigError(
-        f"{rest[1]!r}: not understood; overrides look like --config.seed=1"
-    )
-  path, workdir = _CONFIG.value, _WORKDIR.value
-  if path is None and workdir and _STAGE.value == "report":
-    return None, pathlib.Path(workdir)  # a report needs no config
-  if path is None:
-    # The config of the run in the work directory.
-    own = dict(serve=resume_rules.SERVED, generate=("generate.",))
-    allowed = "export.", *own.get(_STAGE.value, ())
-    if workdir is None or any(not x.startswith(allowed) for x in given):
-      raise errors.ConfigError(
-          "--config is missing; for instance --config=configs/dapo.py"
-      )
-    saved = pathlib.Path(workdir) / "config.json"
-    if not saved.exists():
-      raise errors.ConfigError(
-          f"--workdir = {workdir}: has no config.json; give --config too"
-      )
-    from rl_reason.configs import base
-
-    base.get_config()  # fields that are newer than the run have their defaults
-    fields = {name: spec.default for name, spec in FIELDS.items()}
-    fields |= config_lib.load(saved)
-    named_code.refuse_code(str(saved), fields)
-    config = config_lib.unflat(fields)
-    try:  # somebody may have edited it
-      checked.bounds(config, FIELDS)
-    except errors.ConfigError as e:
-      raise errors.ConfigError(f"{saved}: {e}") from None
-    config_lib.override(config, given)
-    checked.bounds(config, given)
-    return config, pathlib.Path(workdir)
-
-  # Everything about the config, before the accelerator is touched.
-  config, notes = checked.checked(path, given)
+  given, faults = command_line.parse(argv, FLAGS)
+  config, workdir, notes = command_line.prepare(
+      _CONFIG.value,
+      given,
+      _WORKDIR.value,
+      _STAGE.value,
+      faults,
+      trace=not _DISTRIBUTED.value,
+  )
+  for flag in (_COORDINATOR, _PROCESSES, _PROCESS):
+    if flag.value is not None and not _DISTRIBUTED.value:
+      faults.add([f"--{flag.name} = {flag.value}: needs --distributed"])
+  if check := run.CHECKS.get(_STAGE.value):
+    with faults.caught():
+      pkgutil.resolve_name(check)(config)
+  faults.end()
   for line in notes:
     print(line, flush=True)
-  if _STAGE.value not in ("prepare", "serve", "size"):
-    machine_checks.files(config)
-  # A work directory holds one run: resume it only with the same numbers.
-  workdir = pathlib.Path(workdir or run_directory.default(path, config, given))
-  if _STAGE.value != "size":
-    run_directory.check(workdir, config, evaluates=_STAGE.value == "evaluate")
   return config, workdir
-
-
-def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-  """Returns the other arguments, and the fields as text: {'seed': '1'}.
-
-  Fields are '--config.seed=1', '--config.data.chat' (a bool), or two words.
-  """
-  rest, given = [], {}
-  words = list(argv)
-  while words:
-    word = words.pop(0)
-    name, mark, value = word.lstrip("-").partition("=")
-    if not (word.startswith("-") and name.startswith("config.")):
-      rest.append(word)
-      continue
-    if not mark:
-      flag_follows = not words or words[0].startswith("--")
-      value = "true" if flag_follows else words.pop(0)
-    given[name.removeprefix("config.")] = value
-  return rest, given
 
 
 def _stages(config, workdir: pathlib.Path) -> int:
@@ -210,7 +148,15 @@ def _stages(config, workdir: pathlib.Path) -> int:
         size = pkgutil.resolve_name(run.STAGES[stage])
         size(config, screen, _MEMORY.value, _DEVICES.value)
       else:
-        run.stages(config, workdir, screen, stop, stage=stage, step=step)
+        run.stages(
+            config,
+            workdir,
+            screen,
+            stop,
+            stage=stage,
+            step=step,
+            from_record=not _CONFIG.value,
+        )
   return 0
 
 

@@ -41,7 +41,9 @@ CHECKS = {
 ROUNDS = "rl_reason.lab.rounds:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
-READS = ("generate", "serve")  # these add nothing to the report of a run
+# These add nothing to the report of a run.
+READS = ("generate", "serve", "export")
+FINISHED = ("evaluate", "export", "serve")  # these need only a work directory
 
 
 @contextlib.contextmanager
@@ -79,6 +81,7 @@ def stages(
     step: str = "newest",
     logger: Sequence[Any] = (),
     devices: list | None = None,
+    from_record: bool = False,
 ) -> tuple[dict[str, Any] | None, Any]:
   """Runs a stage, or all of them.
 
@@ -92,6 +95,8 @@ def stages(
       'serve' take.
     logger: further loggers; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
+    from_record: the config is of the work directory, and what the run recorded
+      there replaces model.path and its tokenizer; see `stages.origin`.
 
   Returns:
     the parts of the run by name, and the parameters that training ended with;
@@ -103,6 +108,7 @@ def stages(
   """
   import jax
 
+  from rl_reason.checks import traced_functions
   from rl_reason.devices import compilation_cache
   from rl_reason.monitoring import watchdog
 
@@ -118,31 +124,46 @@ def stages(
         screen, config.log.stall_seconds, config.log.stall_ends
     )
     cleanup.callback(dog.close)
-    place = _resolve(config, screen.say)
+    recorded = workdir if from_record and stage in FINISHED else None
+    place = None if recorded else _resolve(config, screen.say)
     mesh, sampling = _meshes(config, screen.say, stage, devices)
+    if stage in TRAINS:
+      traced_functions.check(config)
     if config.model.remat == "auto":
       fill_in = pkgutil.resolve_name(AUTOMATIC_REMAT)
       fill_in(config, workdir, mesh, screen.say)
     cleanup.enter_context(_locked_directory(workdir, screen.say, stage))
-    content.record(config, place)
-    files = _prepared(config, workdir, screen, stop, stage)
+    if stage in (*TRAINS, "generate"):
+      content.record(config, place)
+    files = _prepared(config, workdir, screen, stop, stage, recorded)
     if stage == "prepare":
       return None, None
-    if stage in READS:
+    if stage not in TRAINS:
       config.log.loggers = ""  # nothing is trained that they could show
+    run = pkgutil.resolve_name(STAGES[stage])
     parts = open_parts(
-        config, workdir, mesh, sampling, screen, stop, files, logger
+        config,
+        workdir,
+        mesh,
+        sampling,
+        screen,
+        stop,
+        files,
+        logger,
+        recorded=recorded,
+        used=()
+        if stage in TRAINS
+        else tuple(inspect.signature(run).parameters),
     )
     cleanup.callback(parts["output"].log.close)
-    cleanup.callback(parts["reward_runner"].close)
-    if parts["environments"] is not None:
-      cleanup.callback(parts["environments"].close)
+    for name in ("reward_runner", "environments"):
+      if parts.get(name) is not None:
+        cleanup.callback(parts[name].close)
     if stage in TRAINS:
       _begin(config, workdir, place, parts)
     with jax.set_mesh(mesh):
-      run = pkgutil.resolve_name(STAGES[stage])
       found = with_parts(run, parts | dict(stage=stage, which=step))
-    if stage not in READS:
+    if stage in TRAINS:
       _summarize(config, workdir, screen, stage)
     return parts, found if stage in TRAINS else None
 
@@ -156,6 +177,9 @@ def open_parts(
     stop: threading.Event,
     files: pathlib.Path | None = None,
     logger: Sequence[Any] = (),
+    *,
+    recorded: pathlib.Path | None = None,
+    used: Sequence[str] = (),
 ) -> dict[str, Any]:
   """The parts of a run, by the names that stages have for them.
 
@@ -168,33 +192,49 @@ def open_parts(
     stop: set by SIGTERM.
     files: what --stage=prepare wrote, if the config names data.
     logger: further loggers.
+    recorded: the work directory whose record replaces model.path and its
+      tokenizer; None: they are read.
+    used: names of the parts that a stage uses, so that code that only the
+      others need is not imported; () for all parts.
 
   Raises:
     ConfigError: the tokenizer, the checkpoint or the devices do not fit.
   """
-  from rl_reason.stages import model, parts
+  from rl_reason.checks import model_directory
+  from rl_reason.stages import model, origin, parts
 
   parts.check_machine(c)
   show = parts.show(screen)
-  task, environment = parts.task(c, show)
-  source = model.resolve(c)
-  tok = model.load_tokenizer(c, source, task.ALPHABET)
-  row_source = parts.row_source(c, task, tok, files)
+  source = origin.source(recorded) or model_directory.resolve(c)
+  c.tokenizer = origin.tokenizer(recorded) or c.tokenizer
+  task = environment = None
+  if not used or {"row_source", "environments"} & {*used}:
+    task, environment = parts.task(c, show)
+  elif not (source or c.tokenizer):  # of an earlier version, without a record
+    task, _ = parts.task(c, show)
+  alphabet = "" if task is None else task.ALPHABET
+  tok = model_directory.load_tokenizer(c, source, alphabet)
+  parts.show_idle_template_args(c, tok, screen.say)
   cfg = model.policy_shape(c, source, tok, screen.say)
-  output = parts.output(c, workdir, screen, stop, logger)
   engine = parts.engine(c, tok, cfg, mesh, screen)
-  return dict(
-      c=c,
-      model=model.Model(cfg, model.critic_config(c, cfg), mesh),
-      output=output,
-      row_source=row_source,
-      tok=tok,
-      engine=engine,
-      rollout_engine=parts.rollout_engine(
+  make = dict(
+      row_source=lambda: parts.row_source(c, task, tok, files),
+      output=lambda: parts.output(c, workdir, screen, stop, logger),
+      rollout_engine=lambda: parts.rollout_engine(
           c, engine, tok, cfg, sampling, screen
       ),
-      reward_runner=parts.reward_runner(c, show),
-      environments=parts.environments(c, environment, tok, mesh, screen),
+      reward_runner=lambda: parts.reward_runner(c, show),
+      environments=lambda: parts.environments(
+          c, environment, tok, mesh, screen
+      ),
+  )
+  return dict(
+      c=c,
+      source=source,
+      model=model.Model(cfg, model.critic_config(c, cfg), mesh),
+      tok=tok,
+      engine=engine,
+      **{x: make[x]() for x in make if not used or x in used},
   )
 
 
@@ -206,10 +246,10 @@ def with_parts(function: Callable, parts: dict[str, Any]) -> Any:
 
 def _resolve(c, say: Callable[[str], None]) -> pathlib.Path | None:
   """Fills the checkpoint's shape into the config; returns its directory."""
+  from rl_reason.checks import model_directory
   from rl_reason.report import machine
-  from rl_reason.stages import model
 
-  source = model.resolve(c)
+  source = model_directory.resolve(c)
   name, place = c.model.path, source.path if source else None
   commit = machine.hub_commit(place)
   if commit and not facts.revision(c, name):
@@ -252,19 +292,27 @@ def _locked_directory(
 
 
 def _prepared(
-    c, workdir: pathlib.Path, screen: Any, stop: threading.Event, stage: str
+    c,
+    workdir: pathlib.Path,
+    screen: Any,
+    stop: threading.Event,
+    stage: str,
+    recorded: pathlib.Path | None,
 ) -> pathlib.Path | None:
   """Prepares the data files that the config names; returns their directory."""
-  from rl_reason.stages import prepare
+  from rl_reason.stages import origin, prepare
 
   if stage == "prepare":
     return prepare.run(c, workdir, screen, stop)
-  if c.task.name != tasks.FILES or stage == "serve":
+  if c.task.name != tasks.FILES or stage in ("serve", "export"):
     return None
-  directory = workdir
-  if stage == "evaluate":  # the training data of the run stay as they are
-    c.data.train, directory = "", workdir / "evaluation"
-  return prepare.run(c, directory, screen, stop)
+  if stage != "evaluate":
+    return prepare.run(c, workdir, screen, stop)
+  if run_directory.has_rows(workdir, c):
+    return prepare.again(c, workdir, screen)
+  c.data.train = ""  # the training data of the run stay as they are
+  path = origin.tokenizer(recorded) or origin.model(recorded)
+  return prepare.run(c, workdir / "evaluation", screen, stop, path)
 
 
 def _begin(
@@ -274,18 +322,20 @@ def _begin(
   import jax
 
   from rl_reason.base import json_files
-  from rl_reason.checks import traced_functions
   from rl_reason.monitoring import run_log
-  from rl_reason.report import machine
-  from rl_reason.stages import trained
+  from rl_reason.report import head, machine
+  from rl_reason.stages import observers, origin, trained
 
   with_parts(trained.check_classifiers, parts)
-  traced_functions.check(c)
   # Written only now: a run that cannot begin leaves the directory free.
   if jax.process_index() == 0:
     json_files.write_json(workdir / "config.json", config_lib.flat(c))
+    own = parts["tok"] if c.tokenizer or not parts["source"] else None
+    origin.record(workdir, parts["source"], own)
     about = machine.describe(place)
     json_files.write_json(workdir / machine.FILE, about)
+    sizes = observers.model_sizes(c, parts["model"])
+    json_files.write_json(workdir / head.FILE, sizes)
     run_log.record_start(workdir)
 
 

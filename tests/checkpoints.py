@@ -162,7 +162,7 @@ def session_of(path, workdir, **changes):
   """A session on one device whose policy starts from a checkpoint, no SFT."""
   changes = {
       "model__path": str(path),
-      "sft__skill__steps": 0,
+      "sft__steps": 0,
       "sft__habits__steps": 0,
       "rl__steps": 1,
   } | changes

@@ -309,7 +309,7 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
   assert stage.checkpoints.fault(0) is None
 
 
-@pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.skill.lr"])
+@pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.lr"])
 def test_learning_rates_are_bounded(field):
   checked.checked("ppo", {field: "1.0"})  # of SGD
   with pytest.raises(errors.ConfigError, match=f"{field} = 1e.39: .*1$"):

@@ -26,7 +26,7 @@ CONFIGS = [
 
 
 def with_fields(changes, c=None):
-  c = base.get_config() if c is None else c
+  c = base.arithmetic() if c is None else c
   config.override(c, changes)
   return c
 
@@ -36,7 +36,7 @@ def with_fields(changes, c=None):
 
 def test_every_field_is_read():
   """Its name is an attribute, a key or a keyword somewhere in the package."""
-  base.get_config()
+  base.arithmetic()
   names = set()
   for path in (ROOT / "rl_reason").rglob("*.py"):
     if path.parent.name == "checks" or path.stem == "resume_rules":
@@ -51,14 +51,14 @@ def test_every_field_is_read():
         names.add(node.arg)
       elif isinstance(node, ast.AnnAssign):
         names.add(getattr(node.target, "id", ""))
-  checked_only = {"allow_benchmarks", "allow_top_p"}
+  checked_only = {"allow_benchmarks", "allow_filters"}
   last = {name.rpartition(".")[2] for name in FIELDS}
   assert last - names - checked_only == set()
 
 
 def test_every_function_section_is_bound():
   """Each kind of function has a section, and the package binds it."""
-  c = base.get_config()
+  c = base.arithmetic()
   text = "".join(x.read_text() for x in (ROOT / "rl_reason").rglob("*.py"))
   for kind, known in kinds.KINDS.items():
     assert set(config.at(c, known.field)) >= {"name", "args"}
@@ -73,10 +73,12 @@ def test_every_config_is_valid(path):
   if path.endswith("reasoning_gym.py"):
     pytest.importorskip("reasoning_gym")
   module = importlib.import_module(path[:-3].replace("/", "."))
+  own = {"model.path": "DIR", "optimizer.lr": 1e-6}
+  given = own if path.endswith("base.py") else {}
   for variant in getattr(module, "VARIANTS", ("",)):
     for suffix in ("", ":smoke"):
       full = path + (f":{variant}" if variant else "") + suffix
-      c, notes = checked.checked(full, {})
+      c, notes = checked.checked(full, given)
       assert not notes
       assert config.flat(config.unflat(config.flat(c))) == config.flat(c)
       if suffix:
@@ -87,8 +89,8 @@ def test_smoke_of_dapo():
   whole = config.flat(dapo.get_config())
   small = config.flat(config_files.smoke(dapo.get_config()))
   assert {k: v for k, v in small.items() if v != whole[k]} == {
-      "sft.skill.steps": 60,
-      "sft.skill.threshold": 0.0,
+      "sft.steps": 60,
+      "sft.threshold": 0.0,
       "sft.habits.steps": 10,
       "rollout.batch": 64,
       "updates.minibatches": 2,
@@ -133,6 +135,8 @@ def test_signatures_are_those_of_the_functions(kind):
         if x.kind is keyword
     }
     assert found.inputs == tuple(x for x in real if x not in defaults)
+    # The source says the same as the imported function.
+    assert found.arguments == functions.signature_of(found.function).arguments
     assert {k: v.default for k, v in found.arguments.items()} == defaults
     for argument, spec in found.arguments.items():
       assert spec.kind or spec.choices, f"{name}: {argument} has no type"
@@ -141,7 +145,7 @@ def test_signatures_are_those_of_the_functions(kind):
 def test_names_of_functions():
   advantages = set(functions.names("advantage"))
   assert {"group_norm", "gae", "temporal", "hybrid"} <= advantages
-  assert functions.names("surrogate") == ("ppo", "reinforce", "gspo", "cispo")
+  assert {"ppo", "reinforce", "cispo"} <= set(functions.names("surrogate"))
   assert functions.names("outcome") == ("correctness", "cosine")
   assert functions.names("kl_controller") == ("fixed", "adaptive")
 
@@ -207,7 +211,7 @@ def own(tmp_path, monkeypatch):
     ],
 )
 def test_a_function_of_the_users(own, name, args, words):
-  c = base.get_config()
+  c = base.arithmetic()
   c.advantage.name = f"own_functions:{name}"
   c.advantage.args = args
   if not words:
@@ -221,7 +225,7 @@ def test_a_function_of_the_users(own, name, args, words):
 
 
 def test_what_is_no_plain_def(own):
-  c = base.get_config()
+  c = base.arithmetic()
   c.advantage.name = "own_partials:halved"
   checked.fields(c)
   assert functions.bind("advantage", c.advantage)(4.0) == 2.0
@@ -232,7 +236,7 @@ def test_what_is_no_plain_def(own):
   assert functions.arguments("advantage", c.advantage) == {"factor": 2.0}
   for name, words in (
       ("own_partials:number", "advantage.name = 'own_partials:number': "),
-      ("nowhere:x", "advantage.name = 'nowhere:x': ModuleNotFoundError"),
+      ("nowhere:x", "advantage.name = 'nowhere:x': there is no module nowhere"),
   ):
     c.advantage.name = name
     with pytest.raises(errors.ConfigError, match=words):
@@ -271,24 +275,36 @@ def timed(*mistakes):
   return found, float(seconds), imported
 
 
-def test_mistakes_of_plain_fields_take_half_a_second_and_no_jax():
+def test_all_mistakes_take_half_a_second_and_no_jax():
   found, seconds, imported = timed(
-      {"rollout.batch": "0"},
-      {"rollout.bach": "1"},
-      {"rl.steps": "1.5"},
-      {"optimizer.name": "adam"},
+      {
+          "rollout.batch": "0",
+          "rollout.bach": "1",
+          "rl.steps": "1.5",
+          "optimizer.name": "adam",
+          "surrogate.args.clip_hihg": "0.3",
+          "data.kind": "maths",
+          "rollout.top_p": "0.9",
+      },
   )
   assert found == [
-      "rollout.batch = 0: must be at least 1",
       "rollout.bach = 1: there is no such field; did you mean rollout.batch?",
       "rl.steps = 1.5: must be an integer",
+      "rollout.batch = 0: must be at least 1",
       "optimizer.name = 'adam': must be one of adamw, sgd",
+      "surrogate.args.clip_hihg = 0.3: ppo takes clip_low, clip_high,"
+      " dual_clip, log_ratio_max; did you mean clip_high?",
+      "data.kind = 'maths': must be one of math, choice, code, none, or"
+      " module:function; did you mean math?",
+      "rollout.top_p = 0.9: responses would come from another distribution than"
+      " the log-probs of training, which is then off-policy: use 1.0, or set"
+      " rollout.allow_filters = True",
   ]
-  assert seconds < 0.7 and not imported
+  assert seconds < 0.9 and not imported
 
 
-def test_mistakes_of_arguments_take_two_seconds_and_no_accelerator():
-  found, seconds, _ = timed(
+def test_mistakes_of_arguments():
+  found, seconds, imported = timed(
       {"advantage.args.epss": "1"},
       {"advantage.args.eps": "-1"},
       {"advantage.name": "gea"},
@@ -304,7 +320,7 @@ def test_mistakes_of_arguments_take_two_seconds_and_no_accelerator():
   assert found[3] == (
       "surrogate.args.clip_low = 2: must be at least 0 and at most 1"
   )
-  assert seconds < 2
+  assert seconds < 0.9 and not imported
 
 
 # --- overrides ---------------------------------------------------------------
@@ -318,7 +334,7 @@ def test_text_is_read_as_the_type_of_the_field():
           "data.chat": "true",
           "data.deduplicate": "False",
           "task.difficulties": "(2, 3)",
-          "sft.skill.mixture": "careful:1",
+          "sft.mixture": "careful:1",
           "advantage.args.eps": "1e-4",
           "rollout.stop_tokens": "'x',",
       }
@@ -326,7 +342,7 @@ def test_text_is_read_as_the_type_of_the_field():
   assert c.rollout.batch == 64 and c.optimizer.lr == 1e-3
   assert c.data.chat is True and c.data.deduplicate is False
   assert c.task.difficulties == (2, 3) and c.rollout.stop_tokens == ("x",)
-  assert c.sft.skill.mixture == "careful:1" and c.advantage.args.eps == 1e-4
+  assert c.sft.mixture == "careful:1" and c.advantage.args.eps == 1e-4
 
 
 @pytest.mark.parametrize(
@@ -359,7 +375,7 @@ def test_another_function_does_not_get_the_arguments_of_the_file():
 
 
 def test_fields_that_a_file_invents_are_refused():
-  c = base.get_config()
+  c = base.arithmetic()
   c.updates.max_kI = 0.1
   with pytest.raises(errors.ConfigError, match="did you mean updates.max_kl"):
     checked.fields(c)
@@ -373,9 +389,12 @@ def test_files_that_cannot_be_read(tmp_path):
       "import ml_collections\nget_config = ml_collections.ConfigDict\n"
   )
   for path, words in (
-      (str(broken), "broken.py: division by zero"),
+      (str(broken), r"ZeroDivisionError: .* \(.*broken.py:2, in get_config\)$"),
       (str(other), "does it start from configs/base.py"),
-      ("configs/dapo.py:fast", "the variants are shuffled and smoke"),
+      (
+          "configs/dapo.py:fast",
+          "^configs/dapo.py:fast: the variants are shuffled and smoke$",
+      ),
       ("configs/nothing.py", "configs/nothing.py: there is no such file"),
   ):
     with pytest.raises(errors.ConfigError, match=words):
@@ -401,7 +420,7 @@ def test_a_config_of_another_version_is_named(tmp_path):
 
 
 def test_old_log_probs_are_computed_by_the_update_unless_something_reads_them():
-  c = base.get_config()
+  c = base.arithmetic()
   c.updates.minibatches = 1
   assert facts.on_policy(c)
   for changes in (
@@ -426,8 +445,8 @@ def test_the_discount_of_the_critic_is_that_of_the_advantage():
   c = with_fields({"advantage.name": "gae"})
   assert facts.discount(c) == 1.0
   assert facts.discount(with_fields({"advantage.args.gamma": 0.9}, c)) == 0.9
-  assert facts.discount(base.get_config()) == 1.0
-  assert facts.has_critic(c) and not facts.has_critic(base.get_config())
+  assert facts.discount(base.arithmetic()) == 1.0
+  assert facts.has_critic(c) and not facts.has_critic(base.arithmetic())
   assert facts.has_history(with_fields({"advantage.name": "temporal"}))
 
 

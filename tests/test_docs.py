@@ -207,6 +207,6 @@ def test_mistakes_are_seen():
   assert bad_names("`sampler.sample` `sampler.simple = 1`") == [
       "sampler.simple"
   ]
-  assert bad_names("`advantages.gone` `sft.skill`") == ["advantages.gone"]
+  assert bad_names("`advantages.gone` `sft.habits`") == ["advantages.gone"]
   some = "`actor/ess` `actor/gone` `kl/reference` `coef/kl` `train/gone`"
   assert bad_metrics(some) == ["actor/gone", "train/gone"]

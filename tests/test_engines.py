@@ -231,7 +231,8 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
     client.update_weights([("norm", np.ones(2))])
     client.finish_weight_update()
     request = vllm.Request([5, 6], 0, 9, 0.5, 1.0, (1, 2))
-    found = dict(client.generate([request, request._replace(seed=3)]))
+    other = request._replace(seed=3, repetition_penalty=1.2)
+    found = dict(client.generate([request, other]))
   finally:
     server.shutdown()
     server.server_close()
@@ -251,6 +252,8 @@ def test_the_wire_format_of_vllm(monkeypatch, tmp_path):
   assert "secret" not in json.dumps(seen)
   assert sent["stop_token_ids"] == [1, 2] and sent["return_token_ids"]
   assert sent["temperature"] == 0.5 and sent["max_tokens"] == 9
+  assert (sent["top_k"], sent["top_p"]) == (0, 1.0)
+  assert {x["repetition_penalty"] for _, x in seen[4:]} == {1.0, 1.2}
 
 
 @pytest.mark.parametrize("value", [None, " "])

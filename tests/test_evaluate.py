@@ -12,7 +12,7 @@ from conftest import found_in_browser
 from rl_reason.base.structs import Rollouts
 from rl_reason.collect import grading
 from rl_reason.data import held_out, tokenizer
-from rl_reason.evaluation import accuracy, results, statistics
+from rl_reason.evaluation import accuracy, results, set_table, statistics
 from rl_reason.stages import evaluate, interim
 from rl_reason.stages.output import Output
 from rl_reason.tasks import Row, arithmetic
@@ -222,7 +222,7 @@ def test_summarize_by_hand():
   """Three prompts with four samples, two of which make the mean@2.
 
   correct: 1 1 0 0 | 0 1 0 0 | 0 0 0 0
-  mean@2:  1, 1/2, 0 -> 1/2; of the first two prompts 3/4
+  mean@2:  1, 1/2, 0 -> 1/2
   pass@1:  2/4, 1/4, 0 -> 1/4
   pass@2:  1 - C(2,2)/6 = 5/6, 1 - C(3,2)/6 = 1/2, 0 -> 4/9
   pass@4:  1, 1, 0 -> 2/3
@@ -237,7 +237,6 @@ def test_summarize_by_hand():
       ),
       lambda text, row: text,
       mean_of=2,
-      score_of=2,
   )
   _, half = statistics.share_interval(np.array([1, 0.5, 0]))
   expected = {
@@ -250,14 +249,15 @@ def test_summarize_by_hand():
       "val-core/sums/acc/pass@4": 2 / 3,
       # Confidence 1/2 and correct, 3/4 and incorrect, 0 and incorrect.
       "val-aux/sums/maj_calibration_error": (1 / 2 + 3 / 4) / 3,
-      "val-aux/score": 3 / 4,
       "val-aux/sums/difficulty_2/acc/mean@2": 1 / 2,
       "val-aux/sums/difficulty_3/acc/mean@2": 1 / 2,
+      "val-aux/sums/response_length/mean": 4,
+      "val-aux/sums/response_length/clip_ratio": 1 / 3,
   }
   assert {k: metrics[k] for k in expected} == pytest.approx(expected)
   intervals = {k for k in metrics if k.endswith("/ci95")}
   assert set(metrics) == set(expected) | intervals
-  assert len(intervals) == 6
+  assert len(intervals) == 8
   assert all(type(v) is float for v in metrics.values())
 
 
@@ -267,7 +267,7 @@ def test_metrics_of_all_sets_by_hand():
   metrics = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
-  assert metrics["val-aux/score"] == 0.5
+  assert "val-aux/products/response_length/mean" in metrics
   assert metrics["val-aux/response_length/mean"] == 4
   assert metrics["val-aux/response_length/clip_ratio"] == 0.5
   assert metrics["val-aux/repetition/mean"] == 0.25
@@ -275,12 +275,61 @@ def test_metrics_of_all_sets_by_hand():
   assert metrics["val-core/products/acc/greedy"] == 1
 
 
+@pytest.mark.parametrize(
+    ("scored", "score"),
+    [(("sums",), 3 / 4), (("validation",), 1 / 4), ((), None)],
+)
+def test_the_score_is_of_the_prompts_that_choose(scored, score):
+  """mean@2 of the first two prompts of a set; missing where nothing chooses.
+
+  sums: 1 and 1/2; validation: 1/2 and 0. Both hold another prompt: 0 and 1.
+  """
+  truncated_NG, texts_NG = [[0] * 3] * 3, [["1"] * 3] * 3
+  sets = [
+      responses([[1, 1, 1], [0, 1, 0], [0, 0, 0]], truncated_NG, texts_NG),
+      responses(
+          [[1, 0, 1], [0, 0, 0], [1, 1, 1]],
+          truncated_NG,
+          texts_NG,
+          "validation",
+      ),
+  ]
+  metrics = accuracy.summarize_sets(
+      sets, scored, lambda text, row: text, mean_of=2, score_of=2
+  )
+  assert metrics.get(accuracy.SCORE) == score
+
+
+def test_a_table_has_a_column_for_each_set():
+  """Correct: 1 1 1 | 0 0 1 | 0 1 1; truncated samples: 0 0 | 1 0 | 1 1."""
+  sets = [two_samples(), two_samples("validation")]
+  rewarded = two_samples("essays")._replace(rewards_NG=np.full((3, 3), 0.25))
+  found = accuracy.summarize_sets(
+      [*sets, rewarded], (), lambda text, row: text, mean_of=2, score_of=2
+  )
+  head, rows = set_table.as_text(found, [*sets, rewarded])
+  assert head == ["", "sums", "validation", "essays", ""]
+  rows = {name: cells for name, *cells in rows}
+  assert rows["prompts"][:3] == ["3", "3", "3"]
+  _, half = statistics.share_interval(np.array([1, 0, 0.5]))
+  assert rows["mean@2"][:2] == [f"50.0% +- {100 * half:.1f}"] * 2
+  assert rows["mean@2"][2] == "0.25 +- 0"
+  assert rows["greedy"][0].startswith("100.0% +-")
+  assert rows["pass@2"][2] == "–", "a reward has no verdicts"
+  assert rows["response length"][0] == "4.0 +- 0.0"
+  assert rows["truncated"][0].startswith("50.0% +-")
+  page = set_table.for_page(found, sets)
+  shares = {row["name"]: row["cells"][0][1] for row in page["rows"]}
+  assert (shares["mean@2"], shares["response length"]) == (0.5, None)
+
+
 def test_an_evaluation_says_its_failures(tmp_path):
   sets, said = [two_samples()], []
   found = accuracy.summarize_sets(
       sets, {"sums"}, lambda text, row: text, mean_of=2, score_of=2
   )
-  c = importlib.import_module("configs.base").get_config()
+  assert found[accuracy.SCORE] == 0.5
+  c = importlib.import_module("configs.base").arithmetic()
   c.evaluate.mean_of = 2
   do_nothing = lambda *_: None  # noqa: E731
   output = Output(
@@ -317,7 +366,7 @@ def test_what_chooses_reads_no_held_out_prompt(monkeypatch, validation):
       ("validation_sets", lambda rows, count, evaluated: sets),
   ]:
     monkeypatch.setattr(held_out, name, value)
-  c = importlib.import_module("configs.base").get_config()
+  c = importlib.import_module("configs.base").arithmetic()
   engine = types.SimpleNamespace(weights=lambda params: None)
   task = types.SimpleNamespace(answer=lambda text, row: text)
   monkeypatch.setattr(evaluate, "key", lambda *_: None)
@@ -366,6 +415,8 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
   fields = {
       "evaluate.temperature": 1.0,
       "evaluate.top_p": 1.0,
+      "evaluate.top_k": 20,
+      "evaluate.min_p": 0.0,
       "evaluate.samples": 2,
       "rollout.max_tokens": 9,
   }
@@ -378,7 +429,8 @@ def test_results_in_the_layout_of_lm_evaluation_harness():
       "mean@2_stderr,none": pytest.approx(0.1),
   }
   assert harness["n-samples"]["sums"]["effective"] == 3
-  assert harness["configs"]["sums"]["generation_kwargs"]["max_gen_toks"] == 9
+  how = harness["configs"]["sums"]["generation_kwargs"]
+  assert (how["max_gen_toks"], how["top_k"]) == (9, 20) and "min_p" not in how
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
@@ -387,18 +439,23 @@ def test_the_page_of_responses_in_a_browser(tmp_path):
   name = "<img src=x onerror=alert(1)>"
   path = tmp_path / "responses.html"
   sets = [two_samples(), two_samples(name)]
-  path.write_text(results.responses_page("a run", {"x": 0.5}, sets, 2))
+  values = accuracy.summarize_sets(
+      sets, (), lambda text, row: text, mean_of=2, score_of=2
+  )
+  path.write_text(results.responses_page("a run", values, sets, 2))
   probe = """<script>
     const rows = [...document.querySelectorAll("#levels tr")];
+    rows.push(...document.querySelectorAll("#scores tr:nth-child(2)"));
     document.body.textContent = "FOUND" + JSON.stringify([
       document.images.length, document.querySelectorAll("#list details").length,
       ...rows.map(row => [...row.children].map(cell => cell.textContent)),
     ]) + "FOUND";
   </script>"""
-  images, prompts, head, *rows = found_in_browser(path, probe)
+  images, prompts, head, *rows, counted = found_in_browser(path, probe)
   assert not images and prompts == 3
   assert head == ["set", "difficulty", "prompts", "avg@2", "truncated"]
   # Of 1 and 1/2, and of a single 0.
   low = ["2", "2", "75.0% ± 52.7", "50.0%"]
   high = ["3", "1", "0.0% ± 79.3", "50.0%"]
   assert rows == [[x, *row] for x in ("sums", name) for row in (low, high)]
+  assert counted == ["promptsof the set that were evaluated", "3", "3"]

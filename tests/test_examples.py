@@ -8,7 +8,7 @@ from conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("dapo_on_one_screen", 150), ("own_reward", 40)]
+    ("name", "most"), [("dapo_on_one_screen", 150), ("own_reward", 45)]
 )
 def test_an_example_fits_its_screen(name, most):
   text = (ROOT / "examples" / f"{name}.py").read_text()

@@ -112,7 +112,7 @@ def test_calls_that_hang_exit_or_crash_end_with_their_process(
 
 
 def test_an_environment_that_another_process_cannot_import():
-  with pytest.raises(RunError, match="has no attribute 'missing'.*'thread'"):
+  with pytest.raises(RunError, match="has no missing; it has Counts.*'thread'"):
     Environments(
         "process_games:missing",
         process_games.Counts,

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 
+import checkpoints
 import pytest
 import yaml
 from conftest import ROOT
@@ -91,10 +92,21 @@ def printed(tmp_path, monkeypatch):
   (tmp_path / "configs").symlink_to(ROOT / "configs")
   (tmp_path / "wandb.py").touch()  # an extra that tests do not need
   (tmp_path / "dapo-math-17k.parquet").touch()
-  for name in ("DATA", "runs/dapo"):
+  row = '{"question": "1+1?", "answer": "2", "response": "2"}\n'
+  for name in ("rows.jsonl", "test.jsonl"):
+    (tmp_path / name).write_text(row)
+  for name in ("DATA", "runs/dapo", "runs/tiny", "runs/my_run", "tokenizer"):
     (tmp_path / name).mkdir(parents=True)
-  fields = config.flat(config.with_defaults(config_files.read("dapo")))
-  (tmp_path / "runs" / "dapo" / "config.json").write_text(json.dumps(fields))
+  checkpoints.checkpoint(tmp_path / "runs/tiny/export/policy", "qwen2")
+  own = f"{tmp_path}/my_run.py"
+  for name, path in (
+      ("dapo", "dapo"),
+      ("tiny", f"{own}:tiny"),
+      ("my_run", own),
+  ):
+    fields = config.flat(config.with_defaults(config_files.read(path)))
+    saved = tmp_path / "runs" / name / "config.json"
+    saved.write_text(json.dumps(fields))
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
   importlib.invalidate_caches()
@@ -137,7 +149,7 @@ def test_the_config_of_a_user_of_trl_is_that_of_trl(printed):
   c = config_files.read("my_grpo.py")
   checked.fields(c)
   assert (c.kl.coef, c.reduction.name) == (0.001, "token_mean")
-  assert not c.dynamic_sampling.enabled and c.surrogate.args.dual_clip == 0
+  assert not c.dynamic_sampling.enabled and c.kl.kind == "k2"
 
 
 def test_the_reward_of_a_user_of_verl_is_called(printed):

@@ -234,8 +234,8 @@ def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
       return call(
           supervised.train,
           session,
-          "skill",
-          title="SFT: skill",
+          "sft",
+          title="SFT",
           prefix="sft",
           table=dict(w=parameters.Param((3,), (None,), "ones")),
           first=None,
@@ -248,10 +248,10 @@ def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
       )
 
   for at in (steps, 3):
-    with pytest.raises(RunError, match="SFT: skill.*float16 overflows") as e:
+    with pytest.raises(RunError, match="SFT.*float16 overflows") as e:
       run()
-    assert "sft.skill.lr" in str(e.value)
-    checkpoints = tmp_path / "checkpoints" / "skill"
+    assert "sft.lr" in str(e.value)
+    checkpoints = tmp_path / "checkpoints" / "sft"
     assert max(int(x.name) for x in checkpoints.iterdir()) == at
     assert (tmp_path / "report.html").exists()  # written with the state
 

@@ -13,12 +13,11 @@ from huggingface_hub import constants
 from rl_reason import main
 from rl_reason.base import config, errors
 from rl_reason.base.errors import RunError
-from rl_reason.checks import checked
+from rl_reason.checks import checked, model_directory
 from rl_reason.configs import dapo
 from rl_reason.hf import hub
 from rl_reason.lab import model_shapes
 from rl_reason.report import machine
-from rl_reason.stages import model as model_lib
 
 REPOSITORY = "me/model"
 TOKEN = "hf_of_me"
@@ -167,7 +166,7 @@ def test_revisions_reach_what_is_fetched(monkeypatch):
   c.tokenizer, c.model.path = "me/words", REPOSITORY
   c.hub.revisions = f"{REPOSITORY}=v1.5, me/words=0123abc"
   checked.fields(c)
-  for fetch in (model_lib.resolve, model_shapes.shape):
+  for fetch in (model_directory.resolve, model_shapes.shape):
     with pytest.raises(errors.ConfigError, match="no network"):
       fetch(c)
   c.model.path = ""

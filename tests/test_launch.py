@@ -326,8 +326,11 @@ def test_xm_sweeps_seeds_and_fields_that_are_set_twice():
   start = [str(ROOT / "launch" / "resume.sh"), sys.executable]
   start += ["-m", "rl_reason.main", DAPO]
   assert [shlex.split(line) for line in lines] == [
-      [*start, f"--config.seed={seed}", "--config.rl.steps=3"]
-      for seed in (0, 1)
+      [
+          *[*start, f"--config.seed={seed}", "--config.rl.steps=3"],
+          f"--workdir=runs/{workdir}",
+      ]
+      for seed, workdir in enumerate(["dapo", "dapo,seed=1"])
   ]
 
 
@@ -335,6 +338,10 @@ def test_xm_refuses_all_runs_before_the_first_one_starts(tmp_path):
   (tmp_path / "xmanager.py").write_text("raise ImportError\n")
   for argv, reason in (
       (["--set=rl.stepps=2", "--dry_run"], "stepps"),
+      (
+          ["--set=log.groups=1", "--set=log.groups=2", "--dry_run"],
+          "same direct",
+      ),
       ([], "XManager is not installed"),
   ):
     command = [sys.executable, "launch/xm_launch.py", DAPO, *argv]

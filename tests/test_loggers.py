@@ -165,8 +165,8 @@ def test_a_logger_that_hangs_delays_nothing(tmp_path, monkeypatch, limit):
 def test_of_a_step_that_is_there_twice_the_newest_line_counts(tmp_path):
   """As after a log that was edited, which a resumed run does not cut."""
   lines = [
-      dict(stage="skill", step=9, loss=2.0),
-      dict(stage="skill", step=9, accuracy=0.5),  # another line of that step
+      dict(stage="sft", step=9, loss=2.0),
+      dict(stage="sft", step=9, accuracy=0.5),  # another line of that step
       dict(stage="rl", step=1, reward=0.1),
       dict(stage="rl", step=2, reward=0.2),
       dict(stage="evaluate", step=2, accuracy=0.3),

@@ -14,6 +14,7 @@ from conftest import ROOT, child_env
 from configs import dapo
 from rl_reason import main, run
 from rl_reason.base import config, errors, functions
+from rl_reason.checks import named_code
 from rl_reason.devices import compilation_cache
 
 DAPO = "--config=configs/dapo.py"
@@ -134,20 +135,37 @@ def test_a_config_of_a_users_own(tmp_path, monkeypatch):
 def test_code_that_a_work_directory_names_is_not_run(
     tmp_path, monkeypatch, name, value
 ):
-  """A stranger's run beside a module of the name that it gives."""
+  """A stranger's run beside a module of the name that it gives.
+
+  A stage refuses code that it would call, and leaves other code out.
+  """
   monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", [*sys.path])
   (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\n")
   rule = dict(name="a", weight=1, function="evil:reward")
   (tmp_path / "rules.json").write_text(json.dumps([rule]))
   with pytest.raises(errors.ConfigError, match="like module:function"):
     functions.load("evil:")
   saved = config.flat(config.with_defaults(dapo.get_config()))
-  (tmp_path / "config.json").write_text(json.dumps(saved))
-  evaluate = "--stage=evaluate", f"--workdir={tmp_path}"
-  assert prepared(*evaluate)[0].rl.steps == saved["rl.steps"]
-  (tmp_path / "config.json").write_text(json.dumps(saved | {name: value}))
-  with pytest.raises(errors.ConfigError, match=f"{name} = .*give --config"):
-    prepared(*evaluate)
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(saved))
+  called = {
+      "evaluate": ("task.name", "data.kind", "data.template"),
+      "export": (),
+      "serve": ("serve.filter",),
+      "generate": (name,),
+  }
+  for stage, fields in called.items():
+    flags = f"--stage={stage}", f"--workdir={tmp_path}"
+    path.write_text(json.dumps(saved))
+    assert prepared(*flags)[0].rl.steps == saved["rl.steps"]
+    path.write_text(json.dumps(saved | {name: value}))
+    if name in fields:
+      with pytest.raises(errors.ConfigError, match=f"{name} = .*give --config"):
+        prepared(*flags)
+    else:
+      c, _ = prepared(*flags)
+      assert not named_code.fields_with_code(config.flat(c))
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, [1], 10**30, {"a": 1}])
@@ -157,9 +175,9 @@ def test_a_config_that_was_edited_by_hand_is_refused(
   """Its fields are checked as a command line is."""
   monkeypatch.chdir(ROOT)
   saved = config.flat(config.with_defaults(dapo.get_config()))
-  saved["sft.skill.threshold"] = value
+  saved["sft.threshold"] = value
   (tmp_path / "config.json").write_text(json.dumps(saved))
-  with pytest.raises(errors.ConfigError, match="json: sft.skill.threshold = "):
+  with pytest.raises(errors.ConfigError, match="json: sft.threshold = "):
     prepared("--stage=evaluate", f"--workdir={tmp_path}")
 
 

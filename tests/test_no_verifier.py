@@ -142,8 +142,8 @@ def test_evaluation_reports_the_reward():
   rows = [Row(f"{n}+1", "", kind="none") for n in (1, 2)]
   responses = responses_to(rows, "length*-5..-1,length*0..-1")
   np.testing.assert_allclose(responses.rewards_NG, [[-0.5, -1], [-0.5, -0.5]])
-  values = accuracy.summarize(
-      responses, lambda text, row: "", mean_of=1, score_of=8
+  values = accuracy.summarize_sets(
+      [responses], ("free",), lambda text, row: "", mean_of=1, score_of=8
   )
   assert values["val-core/free/reward/mean@1"] == -0.5
   assert values["val-core/free/reward/greedy"] == -0.75

@@ -22,12 +22,12 @@ from rl_reason import verifiers
 from rl_reason.base.errors import ConfigError
 from rl_reason.data import (
     pipelines,
+    row_builder,
     screening,
     templates,
     tokenizer as tokenizer_lib,
 )
 from rl_reason.data.datasets import DataError, Example
-from rl_reason.stages import prepare
 
 DAPO = templates.TEMPLATES["math"]["dapo"].prompt
 LONG = "the prompt is longer than rollout.max_prompt = 400; raise it"
@@ -63,7 +63,8 @@ def test_a_prompt_without_a_token_is_dropped(make, tok_dir):
   tok.backend_tokenizer.normalizer = tokenizers.normalizers.Replace(
       "\u200b", ""
   )
-  builder = prepare.RowBuilder(make([]), tok)
+  c = make([])
+  builder = row_builder.RowBuilder(c.data, c.rollout, tok)
   example = Example("\u200b", "1", "math", 0, "x", "x:1")
   fault = builder.build(example, "evaluate")
   assert fault.reason == "the prompt has no token"

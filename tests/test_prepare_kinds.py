@@ -109,7 +109,7 @@ def test_the_screen_says_what_is_dropped(make, tmp_path):
       " than rollout.max_tokens = 40; raise it",
   ]
   for steps in (1, 0):
-    c.sft.skill.steps, said = steps, []
+    c.sft.steps, said = steps, []
     c.advantage.groups = "prompt" if steps else "type"
     screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
     place = prepare.run(c, tmp_path, screen, threading.Event())
@@ -164,8 +164,28 @@ def test_solutions_that_fail_their_own_tests_are_said(make, tmp_path):
     patch.setitem(verifiers.KINDS, "code", "rl_reason.verifiers.code")
     c.rollout.max_tokens = 80
     place = prepare.run(c, tmp_path, screen, threading.Event())
-  (warning,) = [x for x in said if "do not pass their own tests" in x]
-  assert warning.startswith("warning: 1 of the first 2 solutions of mbpp:train")
-  assert "as in mbpp.jsonl:2: no response may; correct these rows" in warning
+  (warning,) = [x for x in said if "the verifier rejects" in x]
+  assert "rejects 1 of the first 2 solutions of mbpp:train" in warning
+  assert "as in mbpp.jsonl:2: correct these rows or" in warning
   assert len(rows(place)) == 3
-  assert "mbpp.jsonl:2 does not pass" in (place / "data.md").read_text()
+  assert (
+      "rejects the solution of mbpp.jsonl:2." in (place / "data.md").read_text()
+  )
+
+
+def test_responses_that_the_verifier_rejects_are_said(make, tmp_path):
+  """SFT would teach them; the screen shows the prompt as the model reads it."""
+  pairs = [
+      dict(question=f"{n}+1?", answer=str(n + 1), response=text)
+      for n, text in enumerate(["\\boxed{1}", "\\boxed{9}", "\\boxed{3}"])
+  ]
+  said = []
+  screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+  c = make(pairs)
+  place = prepare.run(c, tmp_path, screen, threading.Event())
+  (warning,) = [x for x in said if "the verifier rejects" in x]
+  assert "1 of the first 3 solutions" in warning
+  assert "as in train.jsonl:2: " in warning
+  assert "the first prompt, as the model reads it: '0+1?'" in said
+  text = (place / "data.md").read_text()
+  assert "The first prompt, as the model reads it:\n\n    0+1?\n" in text

@@ -129,6 +129,28 @@ def test_a_damaged_source(make, tmp_path):
     run(c, tmp_path)
 
 
+def test_keywords_of_the_chat_template_change_the_prompts(
+    make, tmp_path, tok_dir
+):
+  tok = transformers.AutoTokenizer.from_pretrained(tok_dir)
+  tok.chat_template = (
+      "{{ messages[0].content }}{% if think is true %} (Think.){% endif %}"
+      "{{ 1 / size if size is defined }}"
+  )
+  tok.save_pretrained(tmp_path / "tok")
+  texts = {}
+  for args in ("", "think=True", "think=False"):
+    c = make(FIVE, chat=True, template_args=args)
+    c.tokenizer = str(tmp_path / "tok")
+    texts[args] = [row.prompt for row in rows(run(c, tmp_path))]
+  assert texts[""] == texts["think=False"] == [question for question, _ in FIVE]
+  assert texts["think=True"] == [f"{x} (Think.)" for x in texts[""]]
+  c = make(FIVE, chat=True, template_args="size=0")
+  c.tokenizer = str(tmp_path / "tok")
+  with pytest.raises(ConfigError, match="ZeroDiv.*correct data.template_args"):
+    run(c, tmp_path)
+
+
 def test_a_tokenizer_without_a_chat_template(make, tmp_path, tok_dir):
   tok = transformers.AutoTokenizer.from_pretrained(tok_dir)
   tok.chat_template = None

@@ -1,11 +1,13 @@
 """Prompt templates: what is asked for, chats, and tokens nobody may write."""
 
+import inspect
 import sys
 
 import pytest
 import tiny_data
 
 from rl_reason.data import templates, tokenizer
+from rl_reason.environments import observations
 
 CHATML = (
     "{% for m in messages %}<|s|>{{ m['role'] }}\n{{ m['content'] }}<|e|>\n"
@@ -169,7 +171,7 @@ def test_a_template_of_the_user(own, tok):
         ("=dapo", "is not of the form"),
         ("", "is not of the form"),
         ("own_prompts:number", "own_prompts:number is not a function"),
-        ("own_prompts:no", "has no attribute 'no'"),
+        ("own_prompts:no", "own_prompts has no no; it has ask"),
     ],
 )
 def test_a_template_that_is_none(own, text, error):
@@ -212,6 +214,56 @@ def test_a_chat_template_that_cannot_be_used(tok, template, words):
   assert render("1+1?", tok) == "1+1?"
   with pytest.raises(templates.PromptError, match=words):
     render("1+1?", tok, chat=True, system="Be short.")
+
+
+THINKS = CHATML + "{% if think is defined and think %}<think>{% endif %}"
+
+
+def test_keywords_of_a_chat_template_have_types():
+  text = "a=False,b=false, c=high,n=3,xs=[1,2],s='x,y', e=null"
+  assert templates.arguments(text) == dict(
+      a=False, b=False, c="high", n=3, xs=[1, 2], s="x,y", e=None
+  )
+  assert templates.arguments(" ") == {}
+  for text in ("x", "1", "a=1,a=2", "a=2-1", "a=1)+call(b=2", "**{}", "a='"):
+    with pytest.raises(ValueError, match="must look like enable_thinking=F"):
+      templates.arguments(text)
+  with pytest.raises(ValueError, match="tokenize is an argument of apply"):
+    templates.arguments("tokenize=True")
+
+
+def test_every_argument_of_apply_chat_template_is_reserved(tok):
+  names = set(inspect.signature(tok.apply_chat_template).parameters)
+  assert names - {"kwargs"} <= templates.RESERVED
+
+
+def test_a_tokenizer_passes_keywords_to_its_chat_template(tok, tmp_path):
+  tok.chat_template = THINKS
+  tok.save_pretrained(tmp_path)
+  loaded = tokenizer.load(str(tmp_path), "", None, dict(think=True))
+  turns = [dict(role="user", content="1+1?")]
+  text = templates.render(turns, tok, chat=True)
+  thinking = text + "<think>"
+  assert templates.render(turns, loaded, chat=True) == thinking
+  other = templates.render(turns, loaded, chat=True, args=dict(think=False))
+  assert other == text
+  # As the prompt of an environment, and tokenised by transformers.
+  assert observations.prompt_text(loaded, turns, []) == thinking
+  loaded.save_pretrained(tmp_path / "again")
+  again = tokenizer.load(str(tmp_path / "again"), "")
+  assert templates.render(turns, again, chat=True) == text
+
+
+def test_keywords_that_a_chat_template_does_not_read(tok):
+  tok.chat_template = THINKS + "{# effort #} level "
+  assert templates.unread(tok, ["think", "effort", "level"]) == [
+      "effort",
+      "level",
+  ]
+  tok.chat_template = "{% if"
+  assert templates.unread(tok, ["think"]) == ["think"]
+  tok.chat_template = None
+  assert templates.unread(tok, ["think"]) == []
 
 
 def test_reserved_tokens(tok):

@@ -10,9 +10,9 @@ import pytest
 from conftest import data_of_page
 
 from rl_reason.base import config, errors
-from rl_reason.checks import run_directory
+from rl_reason.checks import checked, run_directory
 from rl_reason.monitoring import run_log
-from rl_reason.report import charts, compare, groups, page, scores
+from rl_reason.report import charts, compare, groups, head, page, scores
 
 LIMIT = 5_000_000
 HOSTILE = (
@@ -115,7 +115,7 @@ def finished(folder):
   """A work directory of a finished run."""
   return put(
       folder,
-      [sft_line("skill", 5), evaluation(5, 0.8, 0.9, "skill")]
+      [sft_line("sft", 5), evaluation(5, 0.8, 0.9, "sft")]
       + [sft_line("habits", 5), evaluation(0, 0.2, 0.6)]
       + [rl_line(step) for step in range(1, 5)]
       + [evaluation(4, 0.7, 0.5)],
@@ -190,7 +190,7 @@ def test_curves_hold_the_numbers_of_the_log(tmp_path):
   assert held_out["half"] == [0.0123456789] * 2
   assert series(data, "train/mixed")["y"] == [0.375] * 4
   assert series(data, "timing_s/host")["y"] == [0.5] * 4
-  assert data["axes"]["habits"]["step"] == [10]  # behind the skill's 5
+  assert data["axes"]["habits"]["step"] == [10]  # after the 5 of SFT
 
 
 def test_flops_are_an_axis_and_a_critic_costs_before_step_1(tmp_path):
@@ -247,9 +247,166 @@ def test_headline_table_and_pairs(tmp_path):
   assert [side["step"] for side in pair["sides"]] == [0, 4]
   assert data["notes"] == ["Control experiment: the verdicts are shuffled."]
   assert dict(data["run"])["model FLOPs utilization"].startswith("unknown")
-  assert "advantage.name group_norm" in data["features"]
-  assert "loss.positive_nll 3.0" not in data["features"]
   assert ["advantage.args.lam", "Infinity"] in data["config"]
+
+
+def head_of(folder, name, fields=(), **files):
+  """What the head of a page says of a config."""
+  c, _ = checked.checked(f"configs/{name}.py", {})
+  for file, values in files.items():
+    path = folder / file.replace("__", "/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(values))
+  return dict(head.describe(folder, config.flat(c) | dict(fields)))
+
+
+def test_the_head_says_what_is_trained(tmp_path):
+  """The default command's; a CPU with one device."""
+  machine = {"device count": 1, "backend": "cpu", "cpu model": "AMD EPYC"}
+  sizes = {"parameters": 101_184}
+  found = head_of(tmp_path, "dapo", machine=machine, model=sizes)
+  assert found == {
+      "model": (
+          "2 layers of width 64, 101,184 parameters, initialized at random"
+      ),
+      "data": (
+          "generated problems of the task arithmetic, difficulties 2, 3, 4, 5,"
+          " 6; 1,000 held-out prompts at most"
+      ),
+      "before RL": (
+          "SFT, 1,000 steps of 96 rows, learning rate 0.004 (cosine); SFT on"
+          " habits, 80 steps of 96 rows, learning rate 0.0003 (cosine)"
+      ),
+      "reward": (
+          "1 if the verifier (arithmetic) accepts, else -1; soft overlong"
+          " penalty of at most 1 in the last 4 tokens"
+      ),
+      "algorithm": (
+          "advantage group_norm (ddof 1); surrogate ppo, ratio clipped at 1 -"
+          " 0.2 and 1 + 0.28, dual clip 10; reduction token_mean; dynamic"
+          " sampling of at most 10 rounds"
+      ),
+      "learning rate": "0.0002, constant; adamw, gradient norm clipped at 1",
+      "batch": (
+          "256 responses a step: 32 prompts of 8; 8 updates a step;"
+          " temperature 1"
+      ),
+      "lengths": ("prompts of at most 12 tokens, responses of at most 48"),
+      "steps": "40 of RL; seed 0",
+      "devices": "1 × CPU (AMD EPYC); float32",
+  }
+
+
+def test_the_head_of_rows_of_a_model_and_of_a_critic(tmp_path):
+  """Rows that are kept, LoRA, a KL, warm-up, a critic; nothing that is off."""
+  sources = [
+      dict(source="rows.jsonl", use=use, kept=kept)
+      for use, kept in (("train", 7000), ("validation", 256), ("evaluate", 99))
+  ]
+  fields = {
+      "model.path": "org/model-1B",
+      "task.name": "files",
+      "task.difficulties": (),
+      "data.train": "rows.jsonl",
+      "data.evaluate": "rows.jsonl",
+      "data.template": "plain",
+      "sft.steps": 0,
+      "sft.habits.steps": 0,
+      "lora.rank": 8,
+      "kl.kind": "k3",
+      "kl.coef": 0.001,
+      "optimizer.warmup_steps": 10,
+      "critic.warmup_steps": 5,
+      "reward.functions": "length*-0.1",
+      "rl.staleness": 1,
+  }
+  sizes = {"parameters": 1_540_000_000, "critic parameters": 1_000_000}
+  files = {"model": sizes, "data__data": dict(sources=sources)}
+  found = head_of(tmp_path, "vapo", fields, **files)
+  assert found["model"] == (
+      "org/model-1B: 2 layers of width 64, 1.54 billion parameters; LoRA of"
+      " rank 8 on q,k,v,o,gate,up,down"
+  )
+  assert found["data"] == (
+      "7,000 rows of rows.jsonl; validation: 256 rows of rows.jsonl; held out:"
+      " 99 rows of rows.jsonl; prompts by plain"
+  )
+  assert found["before RL"] == "value pretraining, 30 rollouts at most"
+  assert found["reward"].startswith("1 if the verifier (math) accepts, else -1")
+  assert "length*-0.1" in found["reward"]
+  assert "KL k3 in the loss, 0.001" in found["algorithm"]
+  assert "dual clip" not in found["algorithm"]
+  assert "dynamic sampling" not in found["algorithm"]
+  assert found["critic"].startswith("scalar, 1 million parameters; lambda 1;")
+  assert found["critic"].endswith("after 5 steps of warm-up")
+  assert "after 10 steps of warm-up" in found["learning rate"]
+  assert found["steps"] == "40 of RL; sampling at most 1 steps ahead; seed 0"
+
+
+def test_the_head_of_sft_alone_names_no_algorithm(tmp_path):
+  found = head_of(tmp_path, "dapo", {"rl.steps": 0})
+  assert found.keys() == {
+      *("model", "data", "before RL", "lengths", "steps", "devices")
+  }
+  assert head.describe(tmp_path, {}) == []
+
+
+def test_a_run_without_sft_has_no_scores_after_sft(tmp_path):
+  lines = [evaluation(0, 0.2, 0.6), rl_line(1), evaluation(1, 0.3, 0.6)]
+  assert "before RL" in data_of(put(tmp_path, lines))["scores"]["head"]
+  lines = [sft_line("sft", 5), *lines]
+  found = data_of(put(tmp_path, lines))["scores"]["head"]
+  assert "after SFT, before RL" in found
+
+
+def test_hashes_are_in_no_table_but_the_last(tmp_path):
+  put(tmp_path, [evaluation(0, 0.2, 0.6)])
+  fields = CONFIG | {"content.model.path": "5eed"}
+  (tmp_path / "config.json").write_text(json.dumps(fields))
+  data = data_of(tmp_path)
+  assert ["content.model.path", "5eed"] in data.pop("machine")
+  assert "5eed" not in json.dumps(data)
+
+
+def test_lengths_are_of_their_own_set(tmp_path):
+  """A curve each of held-out and of validation prompts; the summary too."""
+
+  def line(step, **lengths):
+    out = {}
+    for name, length in lengths.items():
+      out |= {
+          k.replace("/toy/", f"/{name}/"): x
+          for k, x in evaluation(step, 0.5, 0.6).items()
+      }
+      out[f"val-aux/{name}/response_length/mean"] = length
+    return out | {"val-aux/response_length/mean": 99.0}
+
+  lines = [
+      line(0, toy=10.0, validation=30.0),
+      line(2, validation=32.0),
+      line(4, toy=14.0, validation=34.0),
+  ]
+  data = data_of(put(tmp_path, lines))
+  assert series(data, "response length")["y"] == [10, None, 14]
+  found = series(data, "validation response length")
+  assert (found["label"], found["y"]) == ("validation", [30, 32, 34])
+  assert "10.0 -> 14.0" in scores.summary(tmp_path)[3]
+
+
+def test_several_validation_sets_have_one_curve(tmp_path):
+  lines = []
+  for step, values in ((0, (0.25, 0.75)), (1, (0.5, 1.0))):
+    line = evaluation(step, 0.1, 0.6)
+    for name, value in zip(
+        ("validation-a", "validation-b"), values, strict=True
+    ):
+      line |= {
+          k.replace("/toy/", f"/{name}/"): x
+          for k, x in evaluation(step, value, 0.6).items()
+      }
+    lines.append(line)
+  data = data_of(put(tmp_path, lines))
+  assert series(data, "validation mean@4")["y"] == [0.5, 0.75]
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -274,8 +431,8 @@ def test_hostile_text_stays_text(tmp_path):
     "lines, rows, note",
     [
         ([], [], "RL is at step 0 of 4"),
-        ([sft_line("skill", 1), sft_line("habits", 1)], [], "no evaluation"),
-        ([evaluation(5, 0.8, 0.9, "skill")], [], "no evaluation"),
+        ([sft_line("sft", 1), sft_line("habits", 1)], [], "no evaluation"),
+        ([evaluation(5, 0.8, 0.9, "sft")], [], "no evaluation"),
         ([evaluation(0, 0.2, 0.6)], [sample("evaluate", 0)], "once"),
         ([evaluation(0, 0.2, 0.6), rl_line(1)], [], "RL is at step 1 of 4"),
         (
@@ -394,6 +551,17 @@ def test_command_date_and_what_differs_from_the_base(tmp_path, monkeypatch):
       "dynamic_sampling.enabled": ("true", "false"),
       "reduction.name": ("token_mean", "seq_mean_token_mean"),
       "reward.overlong_buffer": ("4", "0"),
+      "sft.batch": ("96", "64"),
+      "sft.habits.lr": ("0.0003", "2e-05"),
+      "sft.habits.mixture": (
+          "careful:2,leap:2,direct:3,ramble:1,sloppy:2",
+          "",
+      ),
+      "sft.habits.steps": ("80", "0"),
+      "sft.lr": ("0.004", "2e-05"),
+      "sft.mixture": ("careful:1", ""),
+      "sft.steps": ("1000", "0"),
+      "sft.threshold": ("0.95", "0.0"),
       "surrogate.args.clip_high": ("0.28", "0.2"),
       "surrogate.args.dual_clip": ("10.0", "0.0"),
   }

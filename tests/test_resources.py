@@ -89,7 +89,7 @@ def test_energy_of_gpus(monkeypatch):
 def test_goodput_counts_from_the_first_start(tmp_path, monkeypatch):
   """Lines of all stages; the wall clock runs while the run is down, too."""
   lines = [
-      {"stage": "skill", "step": 1, "timing_s/steps": 10},
+      {"stage": "sft", "step": 1, "timing_s/steps": 10},
       {"stage": "rl", "step": 1, "timing_s/step": 20},
       {"stage": "evaluate", "step": 1, "timing_s/testing": 5},
   ]

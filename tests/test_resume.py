@@ -98,7 +98,7 @@ def assert_same(tmp_path, run, stage, changes, interruption, error):
 def no_evaluation(monkeypatch):
   """Evaluations have no state, and take most of the time."""
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
-  monkeypatch.setattr(sft, "_require_skill", lambda *_: None)
+  monkeypatch.setattr(sft, "_evaluate", lambda *_: None)
 
 
 def test_rl_resumes_with_all_of_its_state(tmp_path):
@@ -156,7 +156,7 @@ def test_partial_rollouts_resume(tmp_path):
 
 def test_sft_resumes(tmp_path):
   changes, interruption = dict(sft__habits__steps=0), dict(stop_at=1)
-  assert_same(tmp_path, run_sft, "skill", changes, interruption, Stopped)
+  assert_same(tmp_path, run_sft, "sft", changes, interruption, Stopped)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def stopped(tmp_path_factory):
   session = tiny_session.make_session(workdir, sft__habits__steps=0)
   session = tiny_session.interrupted(session, stop_at=3)
   with pytest.MonkeyPatch.context() as m, jax.set_mesh(session.mesh):
-    m.setattr(sft, "_require_skill", lambda *_: None)
+    m.setattr(sft, "_evaluate", lambda *_: None)
     m.setattr(interim, "run", lambda *_: 0.0)
     params = call(sft.run, session)
     with pytest.raises(Stopped):
@@ -193,7 +193,7 @@ def test_a_finished_stage_is_not_entered_again(
   with jax.set_mesh(session.mesh):
     found = resume()
     assert tiny_session.digest(found[0]) == stopped[1] and not said
-    for file in (workdir / "checkpoints" / "skill").rglob("host.json"):
+    for file in (workdir / "checkpoints" / "sft").rglob("host.json"):
       file.write_text("{}")
     if kl != "none":
       with pytest.raises(RunError, match="needs it as the reference of kl"):
@@ -212,7 +212,7 @@ def test_a_finished_stage_is_not_entered_again(
       return
     params, *_ = resume()
   assert tiny_session.digest(params) == stopped[1]  # RL is at step 0
-  assert "skill/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
+  assert "sft/3 is damaged" in said[0] and "RL at step 0 goes on" in said[-1]
 
 
 @pytest.mark.slow
@@ -224,13 +224,11 @@ def test_no_stage_is_trained_again_behind_its_followers(
   workdir = tmp_path / "run"
   shutil.copytree(stopped[0], workdir)
   whole = (workdir / "metrics.jsonl").read_bytes()
-  skill = workdir / "checkpoints" / "skill"
-  (skill / "3" / "host.json").write_text("{}") if damaged else shutil.rmtree(
-      skill
+  sft_dir = workdir / "checkpoints" / "sft"
+  (sft_dir / "3" / "host.json").write_text("{}") if damaged else shutil.rmtree(
+      sft_dir
   )
-  words = (
-      "checkpoints/skill is lost, and checkpoints/rl has since reached step 0"
-  )
+  words = "checkpoints/sft is lost, and checkpoints/rl has since reached step 0"
   for _ in range(2):
     with pytest.raises(RunError, match=words):
       run_sft(workdir, dict(sft__habits__steps=0))
@@ -241,9 +239,9 @@ def test_no_stage_is_trained_again_behind_its_followers(
 
 
 @pytest.mark.slow
-def test_a_skill_that_is_lost_is_not_trained_again_for_its_habits(tmp_path):
+def test_sft_that_is_lost_is_not_trained_again_for_its_habits(tmp_path):
   whole = tiny_session.digest(run_sft(tmp_path, {}))
-  shutil.rmtree(tmp_path / "checkpoints" / "skill")
+  shutil.rmtree(tmp_path / "checkpoints" / "sft")
   assert tiny_session.digest(run_sft(tmp_path, {}, die_at=0)) == whole
 
 

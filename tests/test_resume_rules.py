@@ -38,6 +38,14 @@ def test_what_may_change_between_runs():
   assert differences(OLD | path, OLD | path | {"model.dtype": "float16"})
 
 
+def test_a_run_lacks_the_fields_of_later_versions():
+  """It did what their defaults do."""
+  earlier = {k: x for k, x in OLD.items() if "_tokens" not in k}
+  assert "rollout.stop_tokens" in OLD and not differences(earlier, OLD)
+  (line,) = differences(earlier, OLD | {"rollout.stop_tokens": ["\n"]})
+  assert line == "rollout.stop_tokens: None -> ['\\n']"
+
+
 def test_the_guide_lists_what_may_change():
   guide = (ROOT / "docs" / "start.md").read_text()
   names = [x + "*" * x.endswith(".") for x in resume_rules.FREE]

@@ -13,6 +13,7 @@ from scipy import stats
 from rl_reason.models import attention, decoder
 from rl_reason.rollout import decode_loop, sampler
 from rl_reason.rollout.sampler import Sampled
+from rl_reason.rollout.sampling_filters import Filters
 
 P, T, EOS = tiny.P, tiny.T, tiny.TOK.eos_token_id
 KEY = jax.random.key(3)
@@ -50,7 +51,7 @@ def mixed():
 @pytest.fixture(scope="module")
 def filtered():
   """As `base`, with top-p, and two tokens that end a response."""
-  return sample(tiny.prompts(32), top_p=0.5, eos=(EOS, STOP))
+  return sample(tiny.prompts(32), filters=Filters(top_p=0.5), eos=(EOS, STOP))
 
 
 def trainer_logps(rows, params=None, temperature=1.0):
@@ -148,7 +149,7 @@ def test_draws_come_from_the_distribution(top_p):
   drawn = draw(
       jnp.broadcast_to(logits, (20_000, 6)),
       jnp.array(uniform, jnp.float32),
-      top_p,
+      Filters(top_p=top_p),
   )
   # By likelihood .4 .25 .2 | .1 .05: the mass BEFORE .2 is .65 < .7.
   expected = probs if top_p == 1 else np.array([0, 0.4, 0.25, 0, 0.2, 0])
@@ -167,7 +168,7 @@ def test_a_nucleus_is_that_of_a_sort(top_p):
   logits_BV[:8] = logits_BV[:8].round()  # ties
   logits_BV[8:12, 100:] = -1e30
   probs_BV = np.asarray(jax.nn.softmax(jnp.float32(logits_BV), -1))
-  got_BV = np.asarray(decode_loop._nucleus(probs_BV, top_p))
+  got_BV = np.asarray(Filters(top_p=top_p).truncate(probs_BV))
   for probs_V, got_V in zip(probs_BV.astype(float), got_BV, strict=True):
     likelier_V = np.array([probs_V[probs_V > p].sum() for p in probs_V])
     sure = np.abs(likelier_V - top_p) > 1e-6  # else rounding decides
@@ -186,7 +187,7 @@ def test_draws_invert_the_cdf_of_a_large_vocabulary(vocab):
   logits[:, -60:] = -1e30
   uniform = rng.random(64).astype(np.float32)
   uniform[:3] = 0, 1 - 2**-24, 1 - 2**-24
-  drawn = np.asarray(draw(jnp.array(logits), uniform, 1.0))
+  drawn = np.asarray(draw(jnp.array(logits), uniform))
   probs = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
   cdf = np.cumsum(probs, 1) / probs.sum(1, keepdims=True)
   each = np.arange(64)

@@ -40,7 +40,7 @@ def test_a_round_of_sft_starts_from_the_policy_before_it(tmp_path):
   assert first.sft == c.sft and first.rl.steps == 0
   assert len({first.seed, one.seed, two.seed}) == 3
   assert two.model.path == str(tmp_path / "round-1" / "export" / "policy")
-  assert (two.sft.skill.steps, two.sft.skill.lr) == (7, 0.5)
+  assert (two.sft.steps, two.sft.lr) == (7, 0.5)
   assert (two.sft.habits.steps, two.sft.samples) == (0, "S")
   assert c == rounds_config(**{"rounds.steps": 7, "rounds.lr": 0.5})
 
@@ -51,7 +51,7 @@ def test_the_reward_of_a_round_is_that_of_its_model(tmp_path):
   one = rounds.of_round(c, 1, tmp_path, model="D")
   assert one.reward.functions == "D*0.5"
   assert one.reward.correct == one.reward.incorrect == 0
-  assert one.rl.steps == 3 and one.sft.skill.steps == 0 == one.sft.habits.steps
+  assert one.rl.steps == 3 and one.sft.steps == 0 == one.sft.habits.steps
   c.rounds.verdict = True
   one = rounds.of_round(c, 1, tmp_path, model="D")
   assert one.reward.functions == "length*-0.1,D*0.5"
@@ -90,7 +90,7 @@ def test_replay_is_a_share_of_earlier_rounds(tmp_path):
         (
             {
                 "task.name": "guess",
-                "sft.skill.mixture": "bisect:1",
+                "sft.mixture": "bisect:1",
                 "sft.habits.mixture": "random:1",
                 "task.difficulties": (3,),
                 "dynamic_sampling.enabled": False,

@@ -124,11 +124,11 @@ def files(tmp_path):
   """A config whose paths are small files."""
   here = tmp_path / "here"
   model, old = here / "model", here / "old"
-  for path in (model, old / "checkpoints" / "skill" / "3"):
+  for path in (model, old / "checkpoints" / "sft" / "3"):
     path.mkdir(parents=True)
   (model / "model.safetensors").write_bytes(bytes(3 * content.BLOCK))
   (model / "config.json").write_text("{}")
-  (old / "checkpoints" / "skill" / "3" / "host.json").write_text("{}")
+  (old / "checkpoints" / "sft" / "3" / "host.json").write_text("{}")
   rows = "".join(f'{{"question": "{i}", "answer": "1"}}\n' for i in range(9))
   (here / "train.jsonl").write_text(rows)
   c = config_files.read(DAPO)
@@ -157,7 +157,7 @@ def moved(c, old, new):
     [
         (None, None),
         ("model/model.safetensors", "model.path"),
-        ("old/checkpoints/skill/3/host.json", "sft.reuse"),
+        ("old/checkpoints/sft/3/host.json", "sft.reuse"),
         ("train.jsonl", "data.train"),
     ],
 )

@@ -1,7 +1,9 @@
 """The server: the sampler's tokens, OpenAI's routes, limits and feedback."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import copy
 import json
 import queue
 import re
@@ -21,16 +23,18 @@ from tiny_serve import running
 
 from rl_reason.base import errors
 from rl_reason.checks import config_files
-from rl_reason.data import datasets, tokenizer
+from rl_reason.data import datasets, pipelines, tokenizer
 from rl_reason.devices import randomness
 from rl_reason.models import attention
-from rl_reason.rollout import sampler
+from rl_reason.rollout import sampler, sampling_filters
 from rl_reason.serve import (
     device_programs,
     engine as engine_lib,
     feedback,
     filters,
     liveness,
+    prompt_tokens,
+    protocol,
     requirements,
     responses,
 )
@@ -240,6 +244,49 @@ def test_a_stream_is_the_whole_answer(serve):
     assert ends == [None] * (len(ends) - 1) + [want["finish_reason"]]
 
 
+def test_filters_of_a_request(serve):
+  """As the sampler's, whatever other requests ask for at the same time."""
+  client = serve()
+  text = "8+4="  # whose greedy response is long
+  prompts = pipelines.pack_prompts(tiny.TOK, [text], [0], tiny.P)
+
+  def sampled(**how):
+    return complete(client, text, **how)["choices"][0]["text"]
+
+  greedy, free = sampled(temperature=0), sampled(top_k=-1, min_p=0)
+  assert sampled(top_k=1) == sampled(min_p=1) == greedy != free
+  penalty = dict(repetition_penalty=3.0)
+  rows = sampler.sample(
+      *(tiny.params(), prompts, jax.random.key(0), 0.0),
+      **tiny.SAMPLER | dict(group_size=1, max_tokens=tiny.T),
+      filters=sampling_filters.Filters(**penalty),
+  )
+  ids = rows.tokens_BL[0, tiny.P :][rows.mask_BT[0]].tolist()
+  want = tiny.TOK.decode([x for x in ids if x != tiny.TOK.eos_token_id])
+  kinds = [dict(penalty, temperature=0), dict(top_k=3, top_p=0.7), {}]
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    together = list(pool.map(lambda how: sampled(**how), kinds))
+  assert together == [want, sampled(top_k=3, top_p=0.7), free]
+  assert want != greedy and together[1] != free
+
+
+def test_keywords_of_the_chat_template_of_a_request(serve, engine):
+  chat, messages = "/v1/chat/completions", [dict(role="user", content="1+1=")]
+  args = dict(chat_template_kwargs=dict(think=True))
+  got = post(serve(), chat, 400, messages=messages, **args)
+  assert "chat_template_kwargs: the tokenizer has no" in got["error"]["message"]
+  tok = copy.copy(tiny.TOK)
+  tok.chat_template = "{{ messages[0].content if think else '2+2=' }}"
+  prompts = prompt_tokens.Prompts(tok, engine.programs, 9)
+  body = protocol.Chat(messages=messages)
+  assert prompts.of_chat(body)[0].text == "2+2="
+  body = protocol.Chat(messages=messages, **args)
+  assert prompts.of_chat(body)[0].text == "1+1="
+  body = protocol.Chat(messages=messages, chat_template_kwargs=dict(tools=[]))
+  with pytest.raises(protocol.ApiError, match="tools is an argument of"):
+    prompts.of_chat(body)
+
+
 def test_stop_texts_end_a_response_and_are_cut_off(serve):
   client = serve()
   (whole,) = complete(client, TEXTS[0])["choices"]
@@ -305,6 +352,9 @@ BAD = [
     (dict(prompt=[10**6]), 400, "no id below"),
     (dict(max_tokens=999), 400, "serve.max_tokens"),
     (dict(top_p=0), 400, "top_p: "),
+    (dict(top_k=-2), 400, "top_k: "),
+    (dict(min_p=1.5), 400, "min_p: "),
+    (dict(repetition_penalty=0), 400, "repetition_penalty: "),
     (dict(presence_penalty=0.5), 400, "presence_penalty: is not supported"),
     (dict(model="other"), 404, "only 'tiny'"),
     (dict(model="m" * 4000), 404, "characters ...]"),

@@ -161,7 +161,7 @@ def test_a_recipe_is_complete_and_fits(recipe):
     c, notes = checked.checked(name, {})
     machine_checks.files(c)
     assert not notes and c.model.path and c.data.train and c.data.evaluate
-    assert c.rl.steps and not c.sft.skill.steps
+    assert c.rl.steps and not c.sft.steps
   _, size = sized(path, devices, "tpu" if "v5e" in path else "xla")
   assert f"{size.update_peak / GIB:.1f}" == update
   assert f"{size.rollout_peak / GIB:.1f}" == rollout

@@ -49,7 +49,7 @@ def dapo(tmp_path_factory):
 
 def new_state(session):
   params = tiny_session.random_params(session)
-  return optimizer.new_state(params, *call(optimizers.policy, session))
+  return optimizer.new_state(params, *call(optimizers.of_policy, session))
 
 
 def update_args(session, run, rows, advantages_BT=0.0):

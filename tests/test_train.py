@@ -33,7 +33,7 @@ def quick():
 def tiny_config(**fields):
   """One RL step of one layer on one device."""
   c = tiny_session.tiny_config()
-  c.sft.skill.steps, c.sft.habits.steps = 1, 0
+  c.sft.steps, c.sft.habits.steps = 1, 0
   c.rollout.update(batch=32, group_size=4, max_prompt=16, max_tokens=8)
   c.dynamic_sampling.enabled = False
   c.evaluate.update(prompts=8, interim_prompts=8, batch=8, samples=1)
@@ -81,7 +81,7 @@ def test_a_task_in_hand(tmp_path, monkeypatch, capsys):
   )
   assert str(result.workdir) == "runs/train-2"
   assert result.config.task.name == "rl_reason.tasks.given:Task"
-  name = "skill/val-core/rl_reason.tasks.given:Task/acc/mean@1"
+  name = "sft/val-core/rl_reason.tasks.given:Task/acc/mean@1"
   assert name in result.metrics
   assert signal.getsignal(signal.SIGTERM) is before
   assert not jax.config.jax_compilation_cache_dir

@@ -218,7 +218,7 @@ def test_a_pretrained_critic_is_reused(trained, tmp_path):
   # The policy, its sampling and its mask give the values their meaning.
   for words, changes in (
       (r"rollout.temperature: 1.0 -> 0.7", dict(rollout__temperature=0.7)),
-      (r"rollout.top_p", dict(rollout__top_p=0.9, rollout__allow_top_p=True)),
+      (r"rollout.top_p", dict(rollout__top_p=0.9, rollout__allow_filters=True)),
       (r"sft.reuse: '' -> 'x'", dict(sft__reuse="x")),
       (r"loss.mask_truncated", dict(loss__mask_truncated=True)),
   ):

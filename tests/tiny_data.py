@@ -97,6 +97,7 @@ def write(path, rows):
 def make_config(directory, tok_dir, train=(), evaluate=(), /, **fields):
   """A config of these rows; fields are those of its section `data`."""
   c = importlib.import_module("configs.base").get_config()
+  c.sft.steps = 1000
   c.task.difficulties, c.tokenizer = (), tok_dir
   c.rollout.max_prompt, c.rollout.max_tokens = 400, 40
   c.reward.workers = 1

@@ -30,10 +30,10 @@ from rl_reason.training import optimizer
 
 def tiny_config():
   """Every stage in seconds, on a model of one layer."""
-  c = importlib.import_module("configs.base").get_config()
+  c = importlib.import_module("configs.base").arithmetic()
   c.model.update(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp=16)
   c.sft.batch = 16
-  c.sft.skill.update(steps=3, threshold=0.0)
+  c.sft.update(steps=3, threshold=0.0)
   c.sft.habits.update(steps=3)
   c.reward_model.update(steps=2, batch=8, evaluate_pairs=8)
   c.rollout.update(batch=32, group_size=4)
@@ -120,7 +120,7 @@ def programs(c, model, screen=None, on_policy=None):
   reward = build_step.reward(c)
   critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
   objective = build_step.objective(c, on_policy=on_policy)
-  optimizer = optimizers.policy(c, cfg, mesh)
+  optimizer = optimizers.of_policy(c, cfg, mesh)
   return types.SimpleNamespace(
       optimizer=optimizer,
       critic_optimizer=critic_optimizer,
@@ -152,7 +152,7 @@ def initial_state(session, params, critic_params, counters):
           batches=c.dynamic_sampling.batches,
           partial_groups=c.rollout.partial_groups,
       ),
-      policy_optimizer=call(optimizers.policy, session),
+      policy_optimizer=call(optimizers.of_policy, session),
       critic_optimizer=call(optimizers.of_critic, session, c.rl.steps)
       if critic
       else None,

@@ -2,21 +2,27 @@
 
 import ast
 import contextlib
+import difflib
 import json
+import os
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_collections
 
 from rl_reason.base import functions, kinds
-from rl_reason.base.errors import ConfigError, did_you_mean
-from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, RENAMED
+from rl_reason.base.errors import ConfigError
+from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, OF_OTHERS, RENAMED
+
+# What a file says about SFT for its own task, and for no other task.
+OF_TASK = ("sft.mixture", "sft.threshold", "sft.habits.")
 
 
 def at(c, name: str) -> Any:
-  """The field or section of a full name such as 'rollout.batch'."""
-  for part in name.split("."):
+  """The field or section of a full name such as 'rollout.batch'; '' is all."""
+  for part in filter(None, name.split(".")):
     c = c[part]
   return c
 
@@ -32,13 +38,57 @@ def known_fields(c) -> list[str]:
 
 
 def no_such_field(c, name: str, value: Any) -> ConfigError:
-  """The error of a field that does not exist, with a similar one."""
+  """The error of a field that does not exist, with similar ones."""
   if name in RENAMED:
-    return ConfigError(f"{name} = {value}: is now {RENAMED[name]}")
+    return ConfigError(
+        f"{name} = {value}: is now {RENAMED[name]}", fields=[RENAMED[name]]
+    )
   # Arguments of functions come second: their signatures take a second.
-  hint = did_you_mean(name, FIELDS) or did_you_mean(name, known_fields(c))
-  hint = hint or "; see configs/base.py"
-  return ConfigError(f"{name} = {value}: there is no such field{hint}")
+  found = similar(name, FIELDS) or similar(name, known_fields(c))
+  hint = "see configs/base.py"
+  if found:
+    first, *rest = found
+    others = "one of " * (len(rest) > 1) + ", ".join(rest)
+    hint = f"did you mean {first}{f', or {others}' if rest else ''}?"
+  return ConfigError(
+      f"{name} = {value}: there is no such field; {hint}", fields=found
+  )
+
+
+# Of fields with the same last name, one of the policy is meant most often.
+_FIRST = ("optimizer", "rollout", "rl")
+
+
+def similar(name: str, known: Iterable[str]) -> list[str]:
+  """The fields that a wrong name may mean, the most likely one first."""
+  known, last = list(known), name.rpartition(".")[2]
+  if last in OF_OTHERS:
+    return [OF_OTHERS[last]]
+  lasts = [x.rpartition(".")[2] for x in known]
+  near = []
+  if "." in name:
+    near = difflib.get_close_matches(name, known, 1)
+  # A field may be in another section, under the same last name or a similar
+  # one; a name without a section is always of this kind.
+  for wanted in ([last], difflib.get_close_matches(last, lasts, 1, 0.75)):
+    if not near:
+      near = [x for x, y in zip(known, lasts, strict=True) if y in wanted]
+  return sorted(near, key=lambda x: x.partition(".")[0] not in _FIRST)
+
+
+def no_such_section(e: Exception) -> str:
+  """What has become of a section that a file reads in vain; '' if unknown.
+
+  Args:
+    e: what ml_collections raised; its message is the last part of the name.
+  """
+  word = str(e).strip("\"'")
+  for name, now in RENAMED.items():
+    section = name.rpartition(".")[0]
+    is_gone = not any(x.startswith(f"{section}.") for x in FIELDS)
+    if is_gone and section.rpartition(".")[2] == word:
+      return f"there is no section {section}: {name} is now {now}"
+  return ""
 
 
 def override(c, values: Mapping[str, Any]) -> list[str]:
@@ -55,37 +105,95 @@ def override(c, values: Mapping[str, Any]) -> list[str]:
     One line for each function whose arguments were left out.
 
   Raises:
-    ConfigError: there is no such field, or the value is of another type.
+    ConfigError: fields do not exist, or values are of another type; the other
+      fields are set.
   """
-  notes = []
+  notes, lines, unknown = [], [], set()
+  task = c.task.name if "task" in c else None
   # Names of functions go first: they may reset the arguments.
   for name in sorted(values, key=lambda x: not x.endswith(".name")):
-    path, _, last = name.rpartition(".")
     try:
-      parent = at(c, path) if path else c
-      argument = path.rpartition(".")[2] == "args"
-      # Whether a function takes an argument is checked later, with its value.
-      old = parent.get(last) if argument else parent[last]
-    except (KeyError, AttributeError, TypeError):
-      raise no_such_field(c, name, values[name]) from None
-    if isinstance(old, ml_collections.ConfigDict):
-      raise ConfigError(f"{name} = {values[name]}: is a section, not a field")
-    with c.unlocked():
-      if argument:
-        if last in parent:
-          del parent[last]  # the type of an argument may change
-        parent[last] = _literal(values[name])
-        continue
-      try:
-        parent[last] = _parse(values[name], old)
-      except (TypeError, ValueError, SyntaxError, KeyError):
-        kind = NAMES_OF_TYPES[type(old)]
-        raise ConfigError(f"{name} = {values[name]}: must be {kind}") from None
-      if last == "name" and parent.get("args") and parent.name != old:
-        lost = ", ".join(f"{k} = {v!r}" for k, v in parent.args.items())
-        notes.append(f"{name} = {parent.name}: leaves out {lost} of {old}")
-        parent.args = {}
+      notes += _override(c, name, values[name])
+    except ConfigError as e:
+      lines += e.lines
+      unknown |= e.fields
+  if lines:
+    raise ConfigError(*lines, fields=unknown)
+  if task is not None and c.task.name != task:
+    notes += _leave_out_sft(c, task, values)
   return notes
+
+
+def _leave_out_sft(c, task: str, values: Mapping[str, Any]) -> list[str]:
+  """Resets what a file says about the SFT of its own task; returns a line."""
+  lost = []
+  for name, spec in FIELDS.items():
+    of_task = name.startswith(OF_TASK) and name not in values
+    if of_task and at(c, name) != spec.default:
+      lost.append(f"{name} = {at(c, name)!r}")
+      path, _, last = name.rpartition(".")
+      at(c, path)[last] = spec.default
+  left = f"task.name = {c.task.name}: leaves out {', '.join(lost)} of {task}"
+  return [left] if lost else []
+
+
+def _override(c, name: str, value: Any) -> list[str]:
+  """Sets one field; see `override`."""
+  path, _, last = name.rpartition(".")
+  try:
+    parent = at(c, path) if path else c
+    argument = path.rpartition(".")[2] == "args"
+    # Whether a function takes an argument is checked later, with its value.
+    old = parent.get(last) if argument else parent[last]
+  except (KeyError, AttributeError, TypeError):
+    raise no_such_field(c, name, value) from None
+  if isinstance(old, ml_collections.ConfigDict):
+    known = [x for x in FIELDS if x.startswith(f"{name}.")]
+    meant = f"{name}.name" if f"{name}.name" in known else known[0]
+    raise ConfigError(
+        f"{name} = {value}: is a section, not a field; its fields are"
+        f" {', '.join(known)}",
+        fields=[meant],
+    )
+  with c.unlocked():
+    if argument:
+      if last in parent:
+        del parent[last]  # the type of an argument may change
+      parent[last] = _literal(value)
+      return []
+    try:
+      parent[last] = _parse(value, old)
+    except (TypeError, ValueError, SyntaxError, KeyError):
+      kind = NAMES_OF_TYPES[type(old)]
+      raise ConfigError(
+          f"{name} = {value}: must be {kind}", fields=[name]
+      ) from None
+    if last == "name" and parent.get("args") and parent.name != old:
+      lost = ", ".join(f"{k} = {v!r}" for k, v in parent.args.items())
+      parent.args = {}
+      return [f"{name} = {parent.name}: leaves out {lost} of {old}"]
+  return []
+
+
+def expand(c) -> None:
+  """Replaces `~` by the home directory at the beginning of all paths.
+
+  Args:
+    c: the config; fields that are declared as paths are changed.
+  """
+  for name, spec in FIELDS.items():
+    if spec.is_path and isinstance(value := at(c, name), str):
+      *path, last = name.split(".")
+      at(c, ".".join(path))[last] = home(value)
+
+
+def home(text: str) -> str:
+  """A path, or items such as 'NAME@~/a.jsonl*2,~/b.jsonl', without `~`."""
+  return re.sub(
+      r"(?<![^,@=\s])~[^/,@=*:\s]*(?=/|$|[,*:])",
+      lambda found: os.path.expanduser(found[0]),
+      text,
+  )
 
 
 def _literal(value: Any) -> Any:
@@ -166,4 +274,11 @@ def load(path: pathlib.Path) -> dict[str, Any]:
         f"{path}: is of another version of rl_reason, whose fields had other"
         " names; choose another --workdir"
     )
+  for name, now in RENAMED.items():
+    if name in fields:
+      raise ConfigError(
+          f"{path}: {name} is now {now}: the run is of an earlier version of"
+          " rl_reason, which can continue, evaluate and export it; for this"
+          " version, choose another --workdir"
+      )
   return fields

@@ -5,7 +5,22 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-  """One line: the field, its value, and the remedy."""
+  """What is wrong with a config: a line for each fault.
+
+  A line has the field, its value, and the remedy.
+
+  Attributes:
+    lines: the lines, at least one.
+    fields: names of the fields whose values are not known because of these
+      faults.
+  """
+
+  def __init__(self, *lines: str, fields: Iterable[str] = ()):
+    super().__init__(*lines)
+    self.lines, self.fields = lines, frozenset(fields)
+
+  def __str__(self) -> str:
+    return "\n".join(self.lines)
 
 
 def one_line(e: BaseException) -> str:
@@ -15,10 +30,7 @@ def one_line(e: BaseException) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
   """'; did you mean X?' for the most similar name, or ''."""
-  known, last = list(known), name.rpartition(".")[2]
-  # A field may have moved to another section under the same last name.
-  same = [x for x in known if x.rpartition(".")[2] == last]
-  near = difflib.get_close_matches(name, known, 1) or same[:1]
+  near = difflib.get_close_matches(name, list(known), 1)
   return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -22,13 +22,18 @@ import ml_collections
 
 from rl_reason.base import kinds
 
+RATES = (
+    "a step changes each weight by about the learning rate, and weights are"
+    " about 0.02: take about 1e-6 for a pretrained model, and up to 1e-2 for a"
+    " small new one"
+)
 REQUIRED = object()  # the default of an argument that has none
 NAMES_OF_TYPES = {
     bool: "True or False",
     int: "an integer",
     float: "a number",
     str: "a string",
-    tuple: "a tuple",
+    tuple: "a tuple, such as (1, 2) or ('a',)",
 }
 
 
@@ -45,6 +50,8 @@ class Spec(NamedTuple):
       `relations.FACTS`; each may be alternatives, 'a or b'.
     at_most: the field whose value this one must not exceed.
     not_with: fields that cannot be set together with this one -> the reason.
+    is_path: whether the value is a path, or a list of items with paths.
+    reason: why a value out of bounds cannot work; '' if the bounds say it.
   """
 
   default: Any = REQUIRED
@@ -55,6 +62,8 @@ class Spec(NamedTuple):
   needs: tuple[str, ...] = ()
   at_most: str = ""
   not_with: Mapping[str, str] = {}
+  is_path: bool = False
+  reason: str = ""
 
   def problem(self, value: Any) -> str:
     """What is wrong with a value, as 'must be ...'; '' if nothing is."""
@@ -69,7 +78,9 @@ class Spec(NamedTuple):
         self.high is None or value <= self.high
     )
     text = " and ".join(f"at {x} {y:g}" for x, y in bounds if y is not None)
-    return "" if inside else f"must be {text}"
+    above = self.high is not None and value > self.high
+    reason = f": {self.reason}" if self.reason and above else ""
+    return "" if inside else f"must be {text}{reason}"
 
 
 def _is_a(value: Any, kind: type) -> bool:
@@ -86,7 +97,41 @@ SECTION_NEEDS: dict[str, str] = {}
 # What has become of a field of earlier versions.
 RENAMED = {
     "log.tensorboard": "log.loggers, names such as 'tensorboard,wandb' or ''",
+    "rollout.allow_top_p": "rollout.allow_filters",
     "reward.scorers": "reward.functions, whose text is the same",
+    "sft.skill.steps": "sft.steps",
+    "sft.skill.lr": "sft.lr",
+    "sft.skill.schedule": "sft.schedule",
+    "sft.skill.mixture": "sft.mixture",
+    "sft.skill.threshold": "sft.threshold",
+}
+# What other libraries call a field, by its last name.
+OF_OTHERS = {
+    "learning_rate": "optimizer.lr",
+    "lr_scheduler_type": "optimizer.schedule",
+    "max_grad_norm": "optimizer.clip_norm",
+    "num_generations": "rollout.group_size",
+    "max_completion_length": "rollout.max_tokens",
+    "max_new_tokens": "rollout.max_tokens",
+    "max_response_length": "rollout.max_tokens",
+    "max_prompt_length": "rollout.max_prompt",
+    "train_batch_size": "rollout.batch",
+    "batch_size": "rollout.batch",
+    "per_device_train_batch_size": "rollout.batch",
+    "max_steps": "rl.steps",
+    "total_training_steps": "rl.steps",
+    "num_iterations": "updates.epochs",
+    "ppo_epochs": "updates.epochs",
+    "beta": "kl.coef",
+    "kl_loss_coef": "kl.coef",
+    "epsilon": "surrogate.args.clip_low",
+    "epsilon_high": "surrogate.args.clip_high",
+    "reward_funcs": "reward.functions",
+    "model_name_or_path": "model.path",
+    "train_files": "data.train",
+    "val_files": "data.evaluate",
+    "report_to": "log.loggers",
+    "output_dir": "the flag --workdir",
 }
 
 
@@ -99,6 +144,19 @@ def field(default, needs: str | tuple[str, ...] = (), **rules) -> Spec:
 def number(default, low=None, high=None, **rules) -> Spec:
   """A field with a number; an integer if the default is one."""
   return field(default, low=low, high=high, **rules)
+
+
+def path(default="", **rules) -> Spec:
+  """A field with a path, or with items such as 'NAME@PATH*2,PATH'.
+
+  A `~` at the beginning of a path is the home directory; see `config.expand`.
+  """
+  return field(default, is_path=True, **rules)
+
+
+def rate(default: float, **rules) -> Spec:
+  """A field with a learning rate; see also `model_rules.rates`."""
+  return number(default, low=0, high=1, reason=RATES, **rules)
 
 
 def choice(*values, **rules) -> Spec:

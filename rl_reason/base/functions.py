@@ -6,20 +6,20 @@ section's `args`; its signature has their defaults, bounds and choices. A name
 is a function of the package, or a `module:function` that can be imported.
 
 `kinds.KINDS` names modules by string. They are imported, and jax with them,
-when a signature is read.
+when a function is bound; their signatures are read from the source.
 """
 
 import functools
 import importlib
 import inspect
 import math
-import pathlib
-import sys
+import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from rl_reason.base import declared, own_code
 from rl_reason.base.errors import ConfigError, did_you_mean, one_line
 from rl_reason.base.fields import NAMES_OF_TYPES, REQUIRED, Spec
 from rl_reason.base.kinds import KINDS
@@ -29,19 +29,41 @@ class Signature(NamedTuple):
   """What a function takes.
 
   Attributes:
-    function: the function; None if the name stands for no function.
+    source: the function, or its module and name, or None if the name stands for
+      no function.
     inputs: names of its positional parameters, which the run supplies.
     arguments: its keyword-only parameters, which are the user's.
   """
 
-  function: Callable[..., Any] | None = None
+  source: Callable[..., Any] | str | None = None
   inputs: tuple[str, ...] = ()
   arguments: Mapping[str, Spec] = {}
+
+  @property
+  def function(self) -> Callable[..., Any] | None:
+    """The function; its module is imported."""
+    if isinstance(self.source, str):
+      return pkgutil.resolve_name(self.source)
+    return self.source
 
 
 @functools.cache
 def _signatures(module: str) -> dict[str, Signature]:
   """The functions that a module of the package defines."""
+  if (read := declared.functions(module)) is not None:
+    return {
+        name: Signature(
+            f"rl_reason.{module}:{name}",
+            inputs,
+            {
+                x: _values(annotation)._replace(
+                    default=REQUIRED if default is ... else default
+                )
+                for x, (annotation, default) in keywords.items()
+            },
+        )
+        for name, (inputs, keywords) in read.items()
+    }
   found = importlib.import_module(f"rl_reason.{module}")
   return {
       name: signature_of(value)
@@ -84,7 +106,8 @@ def signature(kind: str, name: str) -> Signature:
   raise ConfigError(
       f"{known.field}.name = {name!r}: there is no such function"
       f"{did_you_mean(name, there) or ';'} there are {', '.join(there)}, and"
-      " module:function of your own"
+      " module:function of your own",
+      fields=[f"{known.field}.name"],
   )
 
 
@@ -92,7 +115,8 @@ def check(kind: str, section: Any) -> None:
   """Checks the name of a function and its arguments.
 
   Raises:
-    ConfigError: the first thing that is wrong.
+    ConfigError: there is no such function, or it has other parameters; or the
+      arguments are wrong: a line for each.
   """
   known, found = KINDS[kind], signature(kind, section.name)
   for name in found.inputs:
@@ -101,7 +125,8 @@ def check(kind: str, section: Any) -> None:
           f"{known.field}.name = {section.name!r}: takes {name}, which does not"
           f" exist{did_you_mean(name, known.inputs) or ';'} there are"
           f" {', '.join(known.inputs)}; arguments of your own are keyword-only,"
-          " after a *"
+          " after a *",
+          fields=[f"{known.field}.name"],
       )
   check_arguments(f"{known.field}.args", section.name, found, section.args)
 
@@ -112,9 +137,9 @@ def check_arguments(
   """Checks the arguments of a function; `field` is where they are set.
 
   Raises:
-    ConfigError: one is unknown, out of bounds, or missing.
+    ConfigError: some are unknown, out of bounds, or missing.
   """
-  takes = ", ".join(found.arguments) or "no arguments"
+  takes, lines = ", ".join(found.arguments) or "no arguments", {}
   for name, value in args.items():
     if name not in found.arguments:
       hint = did_you_mean(name, found.arguments)
@@ -122,10 +147,12 @@ def check_arguments(
     else:
       problem = found.arguments[name].problem(value)
     if problem:
-      raise ConfigError(f"{field}.{name} = {value!r}: {problem}")
+      lines[f"{field}.{name}"] = f"{field}.{name} = {value!r}: {problem}"
   for name, spec in found.arguments.items():
     if spec.default is REQUIRED and name not in args:
-      raise ConfigError(f"{field}.{name}: {function} needs it")
+      lines[f"{field}.{name}"] = f"{field}.{name}: {function} needs it"
+  if lines:
+    raise ConfigError(*lines.values(), fields=lines)
 
 
 def arguments(kind: str, section: Any) -> dict[str, Any]:
@@ -209,9 +236,10 @@ def _of_user(name: str, field: str) -> Signature:
   try:
     return signature_of(load(name))
   except ConfigError as e:
-    raise ConfigError(f"{field} = {e}") from None
+    problem = str(e)
   except (TypeError, ValueError) as e:
-    raise ConfigError(f"{field} = {name!r}: {one_line(e)}") from None
+    problem = f"{name!r}: {one_line(e)}"
+  raise ConfigError(f"{field} = {problem}", fields=[field])
 
 
 def load(path: str) -> Any:
@@ -223,33 +251,15 @@ def load(path: str) -> Any:
   module, mark, name = path.partition(":")
   if not module or mark and not name:
     raise ConfigError(f"{path!r}: must look like module:function")
-  search_working_directory()
+  own_code.search_working_directory()
   try:
     found = importlib.import_module(module)
-    _refuse_hidden(module, getattr(found, "__file__", None))
-    return getattr(found, name) if mark else found
+    own_code.refuse_hidden(module, getattr(found, "__file__", None))
   except ConfigError as e:
     raise ConfigError(f"{path!r}: {e}") from None
   except Exception as e:  # the user's module may raise anything
-    raise ConfigError(f"{path!r}: {type(e).__name__}: {one_line(e)}") from None
-
-
-def search_working_directory() -> None:
-  """Lets modules and configs of the working directory be imported.
-
-  It is searched last: its files replace no module of Python or of a library.
-  """
-  if str(pathlib.Path.cwd()) not in sys.path:
-    sys.path.append(str(pathlib.Path.cwd()))
-
-
-def _refuse_hidden(module: str, origin: str | None) -> None:
-  """Refuses a module of Python or of a library that hides the user's file."""
-  own = pathlib.Path.cwd() / f"{module}.py"
-  libraries = {"site-packages", "dist-packages"}
-  hides = libraries & set(pathlib.Path(origin or "").parts)
-  if own.is_file() and (hides or module in sys.stdlib_module_names):
-    raise ConfigError(
-        f"{own} is hidden by {origin or 'a module of Python'}: give the file"
-        " another name"
-    )
+    problem = own_code.not_imported(module, e)
+    raise ConfigError(f"{path!r}: {problem}") from None
+  if mark and not hasattr(found, name):
+    raise ConfigError(f"{path!r}: {own_code.lacks(found, name)}")
+  return getattr(found, name) if mark else found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_reason.base import errors, functions, kinds
+from rl_reason.base.fields import FIELDS
 
 Fields = Mapping[str, Any]
 Predicate = Callable[[Any], bool]
@@ -55,7 +56,10 @@ VALUES = (
     "rollout.max_tokens",
     "rollout.stop_tokens",
     "rollout.temperature",
+    "rollout.top_k",
     "rollout.top_p",
+    "rollout.min_p",
+    "rollout.repetition_penalty",
     "rollout.weights",
     "rollout.cache",
     "reward.",
@@ -77,7 +81,7 @@ FREE = (
     "rounds.count",
     "rl.max_steps_uncertified",
     "rl.max_steps_without_update",
-    "sft.skill.threshold",
+    "sft.threshold",
     "data.max_corrupt",
     "model.attention",
     "model.remat",
@@ -105,6 +109,8 @@ MOVABLE = (
     "sft.reuse",
     "sft.samples",
     "reward_model.samples",
+    "reward_model.init",
+    "reward.functions",
     "critic.reuse",
 )
 
@@ -126,6 +132,15 @@ def is_shape(name: str) -> bool:
       "model.logprob_chunk",
       "model.attention",
   )
+
+
+def complete(fields: Fields) -> dict[str, Any]:
+  """The fields of a run, with defaults for those newer than the run."""
+  defaults = {name: spec.default for name, spec in FIELDS.items()}
+  return {
+      name: list(x) if isinstance(x, tuple) else x
+      for name, x in (defaults | dict(fields)).items()
+  }
 
 
 def differences(old: Fields, new: Fields) -> list[str]:
@@ -151,10 +166,11 @@ def differences(old: Fields, new: Fields) -> list[str]:
       return content == old.get(f"content.{name}")
     return name.startswith(FREE)
 
+  was = complete(old)
   return [
       f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
       for name in sorted(old.keys() | new.keys())
-      if old.get(name) != new.get(name) and not free(name)
+      if was.get(name) != new.get(name) and not free(name)
   ]
 
 

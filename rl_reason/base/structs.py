@@ -26,18 +26,18 @@ that uses a letter for another axis says so in its docstring ("Shapes here:
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from flax import struct
 
+from rl_reason.base.bounds import (
+    NonNegative as NonNegative,
+    Positive as Positive,
+    UnitInterval as UnitInterval,
+)
+
 Array = Any  # a jax.Array on the device, a numpy.ndarray on the host
 Tree = Any  # a pytree of arrays
-
-# Closed ranges (low, high) of keyword arguments; None is no bound. They
-# annotate functions that a config names; the check of the config reads them.
-UnitInterval = Annotated[float, (0, 1)]
-NonNegative = Annotated[float, (0, None)]
-Positive = Annotated[float, (1e-9, None)]
 
 
 def call_by_name(function: Callable, inputs: Mapping[str, Any]) -> Any:

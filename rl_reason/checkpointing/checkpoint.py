@@ -254,6 +254,26 @@ class Checkpoints:
     self.saved = step
     return self._orbax.restore(self._path(step) / "state", like)
 
+  def contents(self, step: int) -> Tree:
+    """What the checkpoint of a step holds: None where the state had None."""
+    return self._orbax.metadata(self._path(step) / "state").item_metadata.tree
+
+  def restore_part(self, step: int, like: Tree) -> Tree:
+    """Restores some arrays of the checkpoint of a step.
+
+    `like` is a part of the state as nested dicts, by the names of its fields;
+    its leaves are as in `restore`.
+    """
+    with ocp.PyTreeCheckpointer() as reader:
+      return reader.restore(
+          self._path(step) / "state",
+          args=ocp.args.PyTreeRestore(
+              item=like,
+              restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+              partial_restore=True,
+          ),
+      )
+
   def close(self) -> None:
     """Waits for the current save, and ends the background thread."""
     self.wait()

@@ -35,14 +35,16 @@ from rl_reason.monitoring.run_log import FILES, Log
 
 # Stage -> later stages, which start from its result.
 FOLLOWED_BY = {
-    "skill": ("habits", "reward_model", "value", "rl"),
+    "sft": ("habits", "reward_model", "value", "rl"),
     "habits": ("reward_model", "value", "rl"),
     "value": ("rl",),
 }
 
 
-# Stage or network -> its learning rate; SFT has one for each phase.
+# Stage or network -> its learning rate.
 RATES = {
+    "sft": "sft.lr",
+    "habits": "sft.habits.lr",
     "policy": "optimizer.lr",
     "critic": "critic.lr",
     "value": "critic.lr",
@@ -290,7 +292,7 @@ class ResumableStage:
     if not broken:
       return
     network = broken[0].partition(".")[0] if name == "rl" else name
-    rate = RATES.get(network, f"sft.{name}.lr")
+    rate = RATES[network]
     self.checkpoints.wait()
     whole = self.checkpoints.steps()
     raise NotFinite(

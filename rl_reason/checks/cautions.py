@@ -48,6 +48,29 @@ def _draws(c, count: int) -> list[tasks.Row]:
   return [tasks.draw(task, rng, levels, evaluation=False) for _ in range(count)]
 
 
+def sft(c) -> Iterator[Rule]:
+  """A learning rate for random parameters, of a model that is trained."""
+  if c.model.path and facts.sft_steps(c) and c.sft.lr >= 1e-3:
+    yield "sft.lr", (
+        "suits a small model that starts from random parameters; SFT of a"
+        " checkpoint usually takes 1e-6 to 1e-4"
+    )
+
+
+def rates(c) -> Iterator[Rule]:
+  """Learning rates that are meant for another model."""
+  o, factors = c.optimizer, c.lora.rank
+  most = 1e-2 if factors or not c.model.path else 1e-4
+  if o.name == "adamw" and c.rl.steps and o.lr > most:
+    what = "LoRA factors" if factors else "a pretrained model"
+    usual = "1e-5 to 1e-4" if factors else "1e-6"
+    if not c.model.path:
+      what, usual = "a model", "1e-5 to 1e-3"
+    yield "optimizer.lr", (
+        f"is high for {what}, which RL changes at about {usual}"
+    )
+
+
 def off_policy(c) -> Iterator[Rule]:
   """Responses of another policy than the one that learns."""
   r, uncorrected = c.rollout, c.correction.name == "none"

@@ -6,14 +6,19 @@ import runpy
 
 import ml_collections
 
-from rl_reason.base import functions
-from rl_reason.base.config import at
-from rl_reason.base.errors import ConfigError, did_you_mean, one_line
+from rl_reason.base import own_code
+from rl_reason.base.config import at, home, no_such_section
+from rl_reason.base.errors import ConfigError, did_you_mean
 from rl_reason.checks import facts
 
 # The folder of the presets, in a clone or installed.
 PRESETS = pathlib.Path(
     next(iter(importlib.import_module("rl_reason.configs").__path__))
+)
+# The beginning of a config of one's own.
+EXAMPLE = (
+    "`from rl_reason.configs import dapo`, then `def get_config(): c ="
+    " dapo.get_config(); ...; return c`"
 )
 
 
@@ -27,9 +32,11 @@ def find_file(path: str) -> tuple[pathlib.Path, str]:
   Raises:
     ConfigError: there is no such file, and no preset of this name.
   """
-  file = pathlib.Path(path)
+  file = pathlib.Path(home(path))
   if file.is_file():
     return file, ""
+  if file.is_dir():
+    raise ConfigError(f"{path}: is a directory; name a file.py in it")
   name = path.removeprefix("configs/").removesuffix(".py")
   preset = PRESETS / f"{name}.py"
   if preset.is_file() and not file.is_absolute() and ".." not in file.parts:
@@ -37,23 +44,52 @@ def find_file(path: str) -> tuple[pathlib.Path, str]:
   known = [
       str(x.relative_to(PRESETS).with_suffix("")) for x in PRESETS.rglob("*.py")
   ]
-  raise ConfigError(f"{path}: there is no such file{did_you_mean(name, known)}")
+  known += [str(x) for x in pathlib.Path().glob("*.py")]
+  raise ConfigError(
+      f"{path}: there is no such file in {pathlib.Path.cwd()}, and no preset"
+      f" of this name{did_you_mean(name, known)}"
+  )
 
 
 def read(path: str) -> ml_collections.ConfigDict:
   """The config of FILE.py, FILE.py:variant or FILE.py:smoke; see `find_file`.
 
   Raises:
-    ConfigError: there is no such file, or it raises an error.
+    ConfigError: there is no such file, it raises an error, or it has no
+      `get_config` that returns a config.
   """
   name, _, variant = path.removesuffix(":smoke").partition(":")
   file, _ = find_file(name)
-  functions.search_working_directory()  # for the user's modules
+  own_code.search_working_directory()  # for the user's modules
+  text = f"{path}:"
   try:
-    c = runpy.run_path(str(file))["get_config"](*filter(None, [variant]))
+    found = runpy.run_path(str(file))
+    if not callable(get_config := found.get("get_config")):
+      has = [x for x, value in found.items() if callable(value)]
+      raise ConfigError(
+          f"{text} has no function get_config"
+          f"{did_you_mean('get_config', has) or ';'} it returns the config:"
+          f" {EXAMPLE}"
+      )
+    c = get_config(*filter(None, [variant]))
+    if not isinstance(c, ml_collections.ConfigDict):
+      raise ConfigError(
+          f"{text} get_config returns {type(c).__name__}, and must return a"
+          f" config: {EXAMPLE}"
+      )
     return smoke(c) if path.endswith(":smoke") else c
+  except ConfigError:
+    raise
+  except ModuleNotFoundError as e:
+    if (e.name or "").partition(".")[0] != "configs":
+      raise ConfigError(f"{text} {own_code.raised(e)}") from None
+    raise ConfigError(
+        f"{text} {own_code.raised(e)}: {pathlib.Path.cwd()} has no such folder:"
+        f" the presets are installed as rl_reason.configs: {EXAMPLE}"
+    ) from None
   except Exception as e:  # the file may raise anything
-    raise ConfigError(f"{path}: {one_line(e)}") from None
+    why = no_such_section(e) or own_code.explained(e)
+    raise ConfigError(f"{text} {why}") from None
 
 
 def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -69,8 +105,9 @@ def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
       part[name] = min(part[name], limit)
 
   # Fewer steps of each stage.
-  c.sft.skill.threshold = 0.0
-  at_most("sft.skill", steps=60)
+  c.sft.threshold = 0.0
+  at_most("sft", steps=60)
+  at_most("sft", warmup_steps=max(c.sft.steps - 1, 0))
   at_most("sft.habits", steps=10)
   at_most("rl", steps=3)
   at_most("reward_model", steps=20, evaluate_pairs=64)

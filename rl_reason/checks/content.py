@@ -8,6 +8,7 @@ import ml_collections
 
 from rl_reason.base import config as config_lib, resume_rules
 from rl_reason.data import datasets
+from rl_reason.tasks import reward_terms
 
 # Files of a model or a tokenizer that decide a number.
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
@@ -39,20 +40,38 @@ def content(config, name: str) -> str:
   value = config_lib.at(config, name)
   if name.startswith("data.") or name.endswith(".samples"):
     use = "test" if name == "data.evaluate" else "train"
-    parsed, parts = datasets.parse_all(value, use), []
+    try:
+      parsed, parts = datasets.parse_all(value, use), []
+    except datasets.DataError:  # a file is gone
+      return ""
     for source, weight in parsed:
       if not pathlib.Path(source.place).exists():
         return ""
       files = [path for _, path in datasets.files(source)]
       parts.append(f"{source.name}:{source.split}*{weight} {_digest(files)}")
     return " ".join(parts)
+  if name == "reward.functions":
+    return _terms(value)
   root = pathlib.Path(value)
   if not value or not root.exists():
     return ""
   if name.endswith(".reuse"):  # a work directory, to which later stages add
-    stages = ("value",) if name == "critic.reuse" else ("skill", "habits")
+    stages = ("value",) if name == "critic.reuse" else ("sft", "habits")
     return _digest([root / "checkpoints" / stage for stage in stages])
-  return _digest([root], () if name == "critic.path" else MODEL_FILES)
+  every = name in ("critic.path", "reward_model.init")
+  return _digest([root], () if every else MODEL_FILES)
+
+
+def _terms(text: str) -> str:
+  """Terms of the reward with hashes for their files; '' if they name none."""
+  out, found = [], False
+  for part in reward_terms.parts(text):
+    place = part.rpartition("*")[0] or part
+    if pathlib.Path(place).exists():
+      digest = _digest([pathlib.Path(place)])
+      part, found = digest + part.removeprefix(place), True
+    out.append(part)
+  return ",".join(out) if found else ""
 
 
 def _digest(roots: list[pathlib.Path], suffixes: tuple[str, ...] = ()) -> str:

@@ -8,37 +8,36 @@ from rl_reason import tasks
 from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import facts
-from rl_reason.checks.rules import Rule, reading
-from rl_reason.data import datasets, templates
-from rl_reason.monitoring import loggers
-from rl_reason.tasks import files as task_files, given, reward_terms
+from rl_reason.checks.rules import Rule
+from rl_reason.data import datasets
+from rl_reason.tasks import given, reward_terms
 
 
 def task(c) -> Iterator[Rule]:
   """The task, its difficulties, and the styles of its demonstrations."""
-  with reading(c, "task.name"):
-    found = tasks.get(c.task.name)
-  with reading(c, "environment.name"):
-    facts.environment(c)
+  found = tasks.get(c.task.name)
   sft = facts.sft_steps(c)
   if c.sft.samples and not sft:
-    yield "sft.samples", "no step of SFT learns from them: set sft.skill.steps"
+    yield "sft.samples", "no step of SFT learns from them: set sft.steps"
   if sft and not (found.has_demonstrations or c.sft.samples):
-    yield "sft.skill.steps", (
+    yield "sft.steps" if c.sft.steps else "sft.habits.steps", (
         f"the task {c.task.name} has no function demonstrate: give model.path,"
-        " and set sft.skill.steps = 0 and sft.habits.steps = 0"
+        " and set it to 0"
+    )
+  if c.sft.habits.steps and c.task.name == tasks.FILES:
+    yield "sft.habits.steps", (
+        "a second stage of configs for the built-in tasks, whose demonstrations"
+        " have styles; rows of files have one response: set it to 0"
     )
   for level in c.task.difficulties if found.DIFFICULTIES else ():
     if level not in found.DIFFICULTIES:
       yield "task.difficulties", (
           f"{level!r} is none of {c.task.name}'s {found.DIFFICULTIES}"
       )
-  mixtures = ["sft.skill.mixture", "sft.habits.mixture"]
-  pairs = ["reward_model.chosen", "reward_model.rejected"]
-  for name in mixtures + [x for x in pairs if at(c, x)]:
-    with reading(c, name):
-      styles = facts.mixture(at(c, name))
-    for style in styles if found.STYLES else ():
+  mixtures = "sft.mixture", "sft.habits.mixture"
+  pairs = "reward_model.chosen", "reward_model.rejected"
+  for name in (x for x in mixtures + pairs if at(c, x)):
+    for style in facts.mixture(at(c, name)) if found.STYLES else ():
       if style not in found.STYLES:
         yield name, (
             f"{style!r} is none of {c.task.name}'s styles"
@@ -83,28 +82,18 @@ def environment(c) -> Iterator[Rule]:
 def files(c) -> Iterator[Rule]:
   """Rows of files."""
   d = c.data
-  with reading(c, "data.train"):
-    train = facts.sources(c, "train")
+  train, evaluate = facts.sources(c, "train"), facts.sources(c, "evaluate")
   for source, _ in train:
     if source.benchmark and not d.allow_benchmarks:
       yield "data.train", (
           f"{source.name}:{source.split} is a benchmark: leave it out, or set"
           " data.allow_benchmarks = True"
       )
-  with reading(c, "data.evaluate"):
-    evaluate = facts.sources(c, "evaluate")
   if any(weight is not None for _, weight in evaluate):
     yield "data.evaluate", (
         "sets are evaluated separately: leave out the weights"
     )
-  for name in ("sft.samples", "reward_model.samples"):
-    with reading(c, name):
-      datasets.parse_all(at(c, name), "train")
-  with reading(c, "data.kind"):
-    kinds = datasets.assignments(d.kind)
-    for kind in kinds.values():
-      task_files.check_kind(kind)
-  for name in filter(None, kinds):
+  for name in filter(None, datasets.assignments(d.kind)):
     if not any(name in source.names for source, _ in train + evaluate):
       yield "data.kind", (
           f"{name!r} is no file of data.train or data.evaluate; known sets have"
@@ -116,10 +105,6 @@ def files(c) -> Iterator[Rule]:
         " function verify), so that only functions can reward them: name one,"
         " as in 'my_rewards:judge*1'"
     )
-  with reading(c, "data.template"):
-    templates.choose(d.template, "")
-  with reading(c, "data.columns"):
-    datasets.columns(d.columns)
   named = bool(d.train or d.evaluate)
   if named and not (c.tokenizer or c.model.path):
     yield "tokenizer", (
@@ -134,20 +119,16 @@ def files(c) -> Iterator[Rule]:
 
 
 def repositories(c) -> Iterator[Rule]:
-  """Loggers, and repositories of the hub: fetched and pushed to."""
-  with reading(c, "log.loggers"):
-    loggers.check(c.log.loggers)
+  """Repositories of the hub: fetched and pushed to."""
   name = c.export.push_to
   if name and not re.fullmatch(r"[\w.-]+/[\w.-]{1,96}", name):
     yield "export.push_to", "must be 'owner/name' of a repository on the hub"
-  with reading(c, "hub.revisions"):
-    pinned = facts.revisions(c)
+  pinned = facts.revisions(c)
   fetched = {c.model.path, c.tokenizer, c.critic.path}
   texts = [c.data.train, c.data.evaluate, c.sft.samples, c.reward_model.samples]
   for text in texts if pinned else ():
     fetched |= {x.place for x, _ in datasets.parse_all(text, "train")}
-  with reading(c, "reward.functions"):
-    fetched |= {x.name for x in reward_terms.terms(c.reward.functions)}
+  fetched |= {x.name for x in reward_terms.terms(c.reward.functions)}
   for name in pinned:
     if name not in fetched or pathlib.Path(name).exists():
       yield "hub.revisions", (

@@ -24,7 +24,7 @@ def ending(
     stopped by itself; otherwise threads may still wait for a broken resource.
   """
   if isinstance(error, errors.ConfigError):
-    return 2, f"config error: {error}", True
+    return 2, "\n".join(f"config error: {x}" for x in error.lines), True
   if isinstance(error, errors.Stopped):
     return 143, "stopped by a signal; the same command resumes the run", True
   if isinstance(error, errors.RunError | datasets.DataError):

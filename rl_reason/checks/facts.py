@@ -27,6 +27,11 @@ def mixture(text: str) -> dict[str, float]:
   return out
 
 
+def styles(text: str, task: Any) -> dict[str, float]:
+  """The mixture of styles of a task; '' is all of its styles, equally often."""
+  return mixture(text) if text else dict.fromkeys(task.STYLES, 1.0)
+
+
 def revisions(c) -> dict[str, str]:
   """Revisions of repositories on the hub, by their ids.
 
@@ -135,6 +140,12 @@ def sources(c, use: str) -> list:
   return datasets.parse_all(c.data[use], dict(evaluate="test").get(use, use))
 
 
+def kind_of_rows(c, source: datasets.Source) -> str:
+  """The verifier of the rows of a source; 'none' without."""
+  known = datasets.KNOWN.get(source.name)
+  return known.kind if known else datasets.kind_of(c.data.kind, source)
+
+
 def environment(c) -> Any:
   """Makes environments; None if responses have a single turn."""
   task = tasks.get(c.task.name)
@@ -148,8 +159,7 @@ def unverified(c) -> list[bool]:
   if c.task.name != tasks.FILES:
     return [not tasks.get(c.task.name).verifies]
   return [
-      not source.name
-      and datasets.kind_of(c.data.kind, source) == verifiers.NONE
+      kind_of_rows(c, source) == verifiers.NONE
       for source, _ in sources(c, "train")
   ]
 
@@ -191,12 +201,12 @@ def reward_models(c) -> list[str]:
 
 def sft_steps(c) -> int:
   """Steps of SFT."""
-  return 0 if c.sft.reuse else c.sft.skill.steps + c.sft.habits.steps
+  return 0 if c.sft.reuse else c.sft.steps + c.sft.habits.steps
 
 
 def learns(c) -> int:
   """Steps of RL and of SFT as they are set, whether or not SFT is reused."""
-  return c.rl.steps or c.sft.skill.steps or c.sft.habits.steps
+  return c.rl.steps or c.sft.steps or c.sft.habits.steps
 
 
 def by_reward(c) -> bool:

@@ -1,40 +1,68 @@
 """What the files, the hub and the devices of this machine allow."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import ml_collections
 
 from rl_reason import tasks
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import model_rules, relations, rules
-from rl_reason.checks.facts import learns, mesh_sizes, sft_steps, sources
-from rl_reason.data import datasets
+from rl_reason.checks.facts import (
+    kind_of_rows,
+    learns,
+    mesh_sizes,
+    sft_steps,
+    sources,
+)
 from rl_reason.devices import axes
 from rl_reason.verifiers import sandbox
 
 
-def files(c) -> None:
-  """Checks that a task of files has all that training and evaluation need.
+def files(c, unknown: Set[str] = frozenset()) -> list[str]:
+  """What a task of files lacks for training and evaluation, a line for each.
+
+  Args:
+    c: the config.
+    unknown: fields with faults, which have their defaults in the config.
+
+  Returns:
+    lines for sources that are missing, or that have programs to judge, which
+    nothing on this machine can contain; --stage=prepare does without.
+  """
+  if c.task.name != tasks.FILES or "task.name" in unknown:
+    return []
+  return list(rules.broken(c, _files(c, unknown)))
+
+
+def _files(c, unknown: Set[str]) -> Iterator[rules.Rule]:
+  for name, needed in (("train", learns(c)), ("evaluate", True)):
+    if f"data.{name}" in unknown:
+      continue
+    if needed and not c.data[name]:
+      yield f"data.{name}", "name at least one source"
+    for source, _ in sources(c, name):
+      if kind_of_rows(c, source) == "code" and (why := _uncontained()):
+        yield f"data.{name}", why
+
+
+def contains_programs(c, field: str) -> None:
+  """Checks that this machine can contain programs, for rows of a field.
 
   Raises:
-    ConfigError: a source is missing, or nothing on this machine can contain the
-      programs that it judges; --stage=prepare does without.
+    ConfigError: it cannot: all programs would be incorrect.
   """
-  if c.task.name != tasks.FILES:
-    return
-  for name, needed in (("train", learns(c)), ("evaluate", True)):
-    if needed and not c.data[name]:
-      rules.refuse(c, f"data.{name}", "name at least one source")
-    for source, _ in sources(c, name):
-      known = datasets.KNOWN.get(source.name)
-      kind = known.kind if known else datasets.kind_of(c.data.kind, source)
-      if kind == "code":
-        try:  # where nothing contains programs, all would be incorrect
-          sandbox.tier()
-        except RuntimeError as e:
-          remedy = f"its rows are judged by code, and {e}"
-          rules.refuse(c, f"data.{name}", remedy)
+  if why := _uncontained():
+    rules.refuse(c, field, why)
+
+
+def _uncontained() -> str:
+  """Why this machine cannot contain programs; '' if it can."""
+  try:
+    sandbox.tier()
+    return ""
+  except RuntimeError as e:
+    return f"its rows are judged by code, and {e}"
 
 
 def hub(c) -> None:

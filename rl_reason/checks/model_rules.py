@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 from rl_reason.base.config import at
+from rl_reason.base.fields import FIELDS, RATES
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
 from rl_reason.devices import axes
+
+MOST_OF_ADAMW = 0.5  # a learning rate; of SGD, the bounds of its field
 
 
 def shape(c) -> Iterator[Rule]:
@@ -17,8 +20,8 @@ def shape(c) -> Iterator[Rule]:
     yield "model.head_dim", "must be even (rotary embeddings)"
   if m.rope_low >= m.rope_high:
     yield "model.rope_low", f"must be below model.rope_high = {m.rope_high}"
-  if not (m.path or c.sft.reuse or c.sft.skill.steps):
-    yield "sft.skill.steps", (
+  if not (m.path or c.sft.reuse or c.sft.steps):
+    yield "sft.steps", (
         "an untrained model solves nothing: train it, or give model.path or"
         " sft.reuse"
     )
@@ -42,22 +45,32 @@ def mesh(c) -> Iterator[Rule]:
 
 def optimizer(c) -> Iterator[Rule]:
   """LoRA, and the optimizers of the policy and of the critic."""
-  from rl_reason.models.decoder import MATRICES
+  m, o, sft = c.model, c.optimizer, c.sft
+  if c.lora.rank:
+    from rl_reason.models.decoder import MATRICES  # imports JAX
 
-  m, o = c.model, c.optimizer
-  known = ", ".join(MATRICES)
-  for name in facts.lora_targets(c):
-    if name not in MATRICES:
-      yield "lora.targets", f"{name!r} is none of {known}"
+    for name in facts.lora_targets(c):
+      if name not in MATRICES:
+        yield "lora.targets", f"{name!r} is none of {', '.join(MATRICES)}"
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
     yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
   if o.offload and o.name != "adamw":
     yield "optimizer.offload", f"{o.name!r} keeps no moments: leave it out"
+  if sft.warmup_steps >= max(sft.steps, 1):
+    yield "sft.warmup_steps", f"must be less than sft.steps = {sft.steps}"
   for section in ("optimizer", "critic"):
     if c[section].warmup_steps >= max(c.rl.steps, 1):
       yield f"{section}.warmup_steps", (
           f"must be less than rl.steps = {c.rl.steps}"
       )
+
+
+def rates(c) -> Iterator[Rule]:
+  """Learning rates of AdamW, whose steps do not depend on the gradient."""
+  for name in FIELDS:
+    if name.endswith(".lr") and c.optimizer.name == "adamw":
+      if at(c, name) > MOST_OF_ADAMW:
+        yield name, f"must be at most {MOST_OF_ADAMW} with AdamW: {RATES}"
 
 
 def experts(c) -> Iterator[Rule]:

@@ -1,28 +1,27 @@
-"""Refuses code that the config of a work directory names."""
+"""Code that the config of a work directory names: when it is imported.
 
+Work directories and checkpoints are shared. A file of a stranger may make no
+code of the stranger run, and call no function of Python or of a library.
+"""
+
+import importlib.util
 import json
 import pathlib
 import re
+import sys
+import sysconfig
 from collections.abc import Mapping
 from typing import Any
 
 from rl_reason import tasks
-from rl_reason.base import errors, kinds
+from rl_reason.base import errors, kinds, own_code
+from rl_reason.tasks import given
+
+LIBRARIES = {"site-packages", "dist-packages"}
 
 
-def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
-  """Refuses a config that comes with files and names code to import.
-
-  Work directories and checkpoints are shared. Code that a stranger's file names
-  runs only if the user's own config names it, too.
-
-  Args:
-    where: the file, for the error.
-    fields: flat, as read from it.
-
-  Raises:
-    ConfigError: a field names a module.
-  """
+def fields_with_code(fields: Mapping[str, Any]) -> list[str]:
+  """The fields of a flat config that name code to import."""
   names = [f"{known.field}.name" for known in kinds.KINDS.values()]
   names += ["log.loggers", "reward.functions", "serve.filter"]
   found = [x for x in names if ":" in str(fields.get(x, ""))]
@@ -33,13 +32,36 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
   if fields.get("rollout.engine.args.transfer"):  # a module, or a part of it
     found.append("rollout.engine.args.transfer")
   rules = re.findall(r"[^,]*\.json", str(fields.get("reward.functions", "")))
-  if any(_names_functions(pathlib.Path(x.strip())) for x in rules):
+  if any(functions_of_rules(pathlib.Path(x.strip())) for x in rules):
     found.append("reward.functions")
-  if fields.get("task.name", tasks.FILES) not in (*tasks.NAMES, tasks.FILES):
-    found.append("task.name")
+  task = fields.get("task.name", tasks.FILES)
+  if task not in (*tasks.NAMES, tasks.FILES):
+    found += ["task.name"] * (not task.startswith(f"{tasks.GYM}:"))
   if fields.get("environment.name", "") not in ("", *tasks.NAMES):
     found.append("environment.name")
-  if found:
+  return found
+
+
+def functions_of_rules(path: pathlib.Path) -> list[str]:
+  """The functions that a constitution names; [] if the file has none."""
+  try:
+    rules = json.loads(path.read_text(encoding="utf-8"))
+    return [str(x["function"]) for x in rules if "function" in x]
+  except (OSError, ValueError, TypeError):  # refused where it is read
+    return []
+
+
+def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
+  """Refuses a config that comes with files and names code to import.
+
+  Args:
+    where: the file, for the error.
+    fields: flat, as read from it.
+
+  Raises:
+    ConfigError: a field names a module.
+  """
+  if found := fields_with_code(fields):
     shown = "; ".join(f"{name} = {fields[name]!r}" for name in found)
     raise errors.ConfigError(
         f"{where}: names code to import ({shown}), which only a config of your"
@@ -47,10 +69,34 @@ def refuse_code(where: str, fields: Mapping[str, Any]) -> None:
     )
 
 
-def _names_functions(path: pathlib.Path) -> bool:
-  """Whether a constitution has rules that are functions."""
+def why_foreign(name: str, workdir: pathlib.Path) -> str:
+  """Why code that a work directory names may not be imported; '' if it may.
+
+  The user's own modules may be: modules of the working directory or of
+  PYTHONPATH, outside of the work directory. To ask imports nothing.
+
+  Args:
+    name: 'module:function', 'package.module:Class', or a module.
+    workdir: whose config names it.
+  """
+  if name.startswith(given.LOCAL):
+    return "it was an object of the Python session that trained"
+  module = name.partition(":")[0].partition(".")[0]
+  own_code.search_working_directory()
   try:
-    rules = json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError):  # refused where it is read
-    return False
-  return '"function":' in json.dumps(rules)
+    spec = importlib.util.find_spec(module)
+  except (ImportError, ValueError):
+    spec = None
+  if spec is None:
+    return f"there is no module {module} in {pathlib.Path.cwd()} or PYTHONPATH"
+  places = [spec.origin or "", *(spec.submodule_search_locations or [])]
+  standard = pathlib.Path(sysconfig.get_path("stdlib")).resolve()
+  for place in (pathlib.Path(x).resolve() for x in places if x):
+    of_python = place.is_relative_to(standard)
+    if module in sys.stdlib_module_names or of_python or module == "rl_reason":
+      return f"{module} belongs to Python or to rl_reason"
+    if LIBRARIES & set(place.parts):
+      return f"{module} is a library"
+    if place.is_relative_to(workdir.resolve()):
+      return f"{place} lies in the work directory"
+  return ""

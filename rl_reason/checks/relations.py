@@ -30,6 +30,10 @@ FACTS: Mapping[str, Callable[[Any], Any]] = {
         not facts.environment(c)
         and "responses have one turn: name an environment, or a task with step"
     ),
+    "chat messages": lambda c: (
+        not (c.data.chat or facts.environment(c))
+        and "prompts are plain text: set data.chat = True"
+    ),
     "a verdict": lambda c: (
         facts.environment(c) and "the environment gives the rewards"
     ),
@@ -90,6 +94,10 @@ def mistakes(c, given: Iterable[str]) -> Iterator[Rule]:
       if is_set(c, name) and is_set(c, other):
         yield name, f"not with {other} = {at(c, other)!r}: {why}"
   for name in given:
+    function = name.partition(".args.")[0] + ".name"
+    if function != f"{name}.name" and is_set(c, function):
+      if in_vain(c, function):
+        continue  # a switch, which is refused above, or a warning
     if c.model.path and is_shape(name):
       yield name, f"model.path = {c.model.path!r} decides it: leave it out"
     if name not in FIELDS or is_set(c, name):

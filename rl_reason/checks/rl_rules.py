@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from rl_reason.base.config import at
+from rl_reason.base.fields import FIELDS
 from rl_reason.checks import facts
-from rl_reason.checks.rules import Rule, reading
+from rl_reason.checks.rules import Rule
 from rl_reason.tasks import given, reward_terms
 
 
@@ -13,15 +14,18 @@ def rollouts(c) -> Iterator[Rule]:
   r, d = c.rollout, c.dynamic_sampling
   prompts = r.batch // r.group_size
   models = facts.reward_models(c)
-  if r.top_p < 1 and not r.allow_top_p:
-    yield "rollout.top_p", (
-        "stored log-probs are those before top-p: training would be off-policy;"
-        " use 1.0, or set rollout.allow_top_p=True"
-    )
+  for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+    off = FIELDS[f"rollout.{name}"].default
+    if r[name] != off and not r.allow_filters:
+      yield f"rollout.{name}", (
+          "responses would come from another distribution than the log-probs"
+          f" of training, which is then off-policy: use {off}, or set"
+          " rollout.allow_filters = True"
+      )
   if r.batch % r.group_size:
     yield "rollout.group_size", f"must divide rollout.batch = {r.batch}"
   # A group split over two minibatches would have two sets of token weights.
-  if prompts % c.updates.minibatches:
+  elif prompts % c.updates.minibatches:
     yield "updates.minibatches", (
         f"must divide the {prompts} prompts of a batch: groups stay whole"
     )
@@ -32,15 +36,15 @@ def rollouts(c) -> Iterator[Rule]:
         f"{c.advantage.name} compares the responses to one prompt: use 2 or"
         " more, or advantage.groups = 'batch'"
     )
+  elif d.enabled and r.group_size == 1:
+    yield "dynamic_sampling.enabled", (
+        "a group of one is all correct or all incorrect: rollout.group_size"
+        " must be > 1"
+    )
   least = at(c, "rollout.group_sizes.args").get("least", 0)
   if least > r.group_size:
     yield "rollout.group_sizes.args.least", (
         f"must not exceed rollout.group_size = {r.group_size}"
-    )
-  if d.enabled and r.group_size == 1:
-    yield "dynamic_sampling.enabled", (
-        "a group of one is all correct or all incorrect: rollout.group_size"
-        " must be > 1"
     )
   if d.batches > 1 and models:
     yield "dynamic_sampling.batches", (
@@ -101,12 +105,7 @@ def rewards(c) -> Iterator[Rule]:
     for name in ("rollout.retire_after", "loss.positive_nll"):
       if at(c, name):
         yield name, f"{why} leave it at 0"
-  with reading(c, "reward.functions"):
-    terms = reward_terms.terms(r.functions)
-    for term in terms:
-      if not reward_terms.is_model(term.name):
-        reward_terms.find(term.name)
-  for term in terms:
+  for term in reward_terms.terms(r.functions):
     if r.executor == "process" and term.name.startswith(given.LOCAL):
       yield "reward.executor", (
           f"another process cannot import {term.name}: put the function into a"
@@ -175,7 +174,7 @@ def critic(c) -> Iterator[Rule]:
           f"must be below critic.head.args.high = {high}"
       )
     least, most = sorted((c.reward.correct, c.reward.incorrect))
-    if not low <= least <= most <= high:
+    if low < high and not low <= least <= most <= high:
       yield "critic.head.name", (
           "critic.head.args.low to critic.head.args.high must contain the"
           f" rewards, {least} to {most}"

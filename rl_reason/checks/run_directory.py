@@ -100,6 +100,10 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
     ConfigError: it holds a run of another config.
   """
   saved = workdir / "config.json"
+  if workdir.exists() and not workdir.is_dir():
+    raise errors.ConfigError(
+        f"--workdir = {workdir}: is a file; name a directory, which may be new"
+    )
   if not saved.exists():
     return
   old, new = config_lib.load(saved), config_lib.flat(config)
@@ -114,6 +118,28 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
         f"--workdir = {workdir}: holds a run of another config"
         f" ({'; '.join(differ)}); choose another --workdir or remove it"
     )
+
+
+# Fields that decide the rows of `--stage=prepare`, besides the tokenizer.
+ROWS = ("data.", "rollout.max_prompt", "rollout.max_tokens")
+NOT_EVALUATED = ("data.train", "data.limit", "data.max_corrupt")
+
+
+def has_rows(workdir: pathlib.Path, config) -> bool:
+  """Whether a work directory has the evaluation rows that a config asks for.
+
+  They are the rows of its run, where data.evaluate is as it was or is gone.
+  """
+  saved, name = workdir / "config.json", "data.evaluate"
+  if not saved.exists() or not (workdir / "data" / "data.json").exists():
+    return False
+  old, new = config_lib.load(saved), config_lib.flat(config)
+  same = all(
+      old.get(x) == value
+      for x, value in new.items()
+      if x.startswith(ROWS) and x not in NOT_EVALUATED
+  )
+  return same and content(config, name) in ("", old.get(f"content.{name}", ""))
 
 
 def lock(workdir: pathlib.Path, say: Callable[[str], None]) -> IO[str]:

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl_reason.base import config as config_lib, errors, functions, kinds
+from rl_reason.base import config as config_lib, functions, kinds, own_code
 from rl_reason.base.structs import call_by_name
+from rl_reason.checks.rules import Faults
 
 # Further entries of a surrogate's dict are not read.
 _SURROGATE = ("BT", dict(clipped="BT", clipped_lower="BT"))
@@ -44,9 +45,11 @@ def check(c) -> None:
     c: the checked config.
 
   Raises:
-    ConfigError: a function raises, or returns arrays of other shapes; the text
-      names the field and what the function has to return.
+    ConfigError: functions raise, or return arrays of other shapes; a line names
+      the field, the place in the user's file, and what the function has to
+      return.
   """
+  faults = Faults()
   r = c.rollout
   sizes = {"B": r.batch, "T": r.max_tokens, "1": 1}
   sizes["H"] = r.batch * c.advantage.history
@@ -71,10 +74,8 @@ def check(c) -> None:
     try:
       found = jax.eval_shape(call, arrays)
     except Exception as e:  # the user's code may raise anything
-      raise errors.ConfigError(
-          f"{text} raises {type(e).__name__} when it is traced:"
-          f" {errors.one_line(e)}"
-      ) from e
+      faults.add([f"{text} raises, when it is traced, {own_code.raised(e)}"])
+      continue
     if kind == "surrogate" and isinstance(found, tuple) and len(found) == 2:
       read = _SURROGATE[1].keys() & set(found[1])
       found = found[0], {name: found[1][name] for name in read}
@@ -84,11 +85,14 @@ def check(c) -> None:
         for one in wanted
     ]
     if shapes not in possible:
-      raise errors.ConfigError(
-          f"{text} returns {shapes}, and must return arrays with the axes"
-          f" {wants}, where B = {sizes['B']} and T = {sizes['T']}"
-          " (docs/algorithms.md)"
+      faults.add(
+          [
+              f"{text} returns {shapes}, and must return arrays with the axes"
+              f" {wants}, where B = {sizes['B']} and T = {sizes['T']}"
+              " (docs/algorithms.md)"
+          ]
       )
+  faults.end()
 
 
 def _abstract(name: str, sizes: dict[str, int]) -> jax.ShapeDtypeStruct:

@@ -25,6 +25,7 @@ from rl_reason.devices import sharding
 from rl_reason.models import checksums
 from rl_reason.monitoring import resources, step_metrics
 from rl_reason.rollout.sampler import RolloutEngine, Sampled
+from rl_reason.rollout.sampling_filters import Filters
 from rl_reason.tasks import Row
 
 
@@ -44,7 +45,7 @@ class RolloutCollector:
       returns the responses to each prompt [N]; None: all groups are equal.
     max_prompt: slots of a prompt, in tokens.
     temperature: of sampling.
-    top_p: of sampling; 1 is off.
+    filters: of sampling; None without.
     cache: precision of keys and values: 'same' or 'int8'.
     record: whether rollouts have a record (see `Rollouts`).
     shuffle_seed: permutes the verdicts of a round, as a control; None: off.
@@ -74,7 +75,7 @@ class RolloutCollector:
       group_sizes: Callable[..., np.ndarray] | None,
       max_prompt: int,
       temperature: float,
-      top_p: float,
+      filters: Filters | None,
       cache: str,
       record: bool = False,
       shuffle_seed: int | None = None,
@@ -95,7 +96,7 @@ class RolloutCollector:
     self._max_prompt = max_prompt
     self._temperature = np.float32(temperature)
     self._options: dict[str, Any] = dict(
-        group_size=group_size, top_p=top_p, cache=cache, record=record
+        group_size=group_size, filters=filters, cache=cache, record=record
     )
     self._shuffle_seed = shuffle_seed
 

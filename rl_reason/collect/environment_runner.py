@@ -7,11 +7,11 @@ trajectories of the first round fail, the run ends.
 import asyncio
 import concurrent.futures
 import functools
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason import tasks
+from rl_reason.base import own_code
 from rl_reason.base.errors import RunError
 from rl_reason.environments import Environment, executors, observations
 from rl_reason.tasks import threads
@@ -100,8 +100,10 @@ class Environments:
         return function(*args)
       except executors.Late:
         raise TimeoutError from None
-      except BaseException:  # the user's code may raise anything
-        return Failure(traceback.format_exc())
+      except executors.Failed as e:  # in another process, which has told why
+        return Failure(str(e))
+      except BaseException as e:  # the user's code may raise anything
+        return Failure(own_code.report(e))
 
     async def timed():
       try:
@@ -138,7 +140,7 @@ class Environments:
     if failures and len(failures) == responses and not self._proved:
       raise RunError(
           f"the environment {self.name} failed in all {responses} trajectories"
-          " of the first round; correct it and run again:\n"
+          " of the first round, correct it and run again: "
           f"{failures[0].reason}".rstrip()
       )
     self._proved = True

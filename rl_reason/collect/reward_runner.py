@@ -169,8 +169,8 @@ class RewardRunner:
           (states_B == FAILED).any() or (states_B == LATE).all()
       ):
         raise RunError(
-            f"the reward function {term.name} failed on its first batch;"
-            f" correct it and run again:\n{why}".rstrip()
+            f"the reward function {term.name} failed on its first batch,"
+            f" correct it and run again: {why}".rstrip()
         )
       # Later failures only cost responses.
       for _ in range(int(failed_B.sum())):
@@ -310,6 +310,8 @@ class Rewards:
     Returns:
       the rewards [count], and the number of failures.
     """
+    if not self.terms:  # SFT on rows without a verifier
+      return np.zeros(count), 0
     functions = self.begin(tok, rows_B)
     functions.submit(rollouts, np.arange(len(rows_B)) < count)
     functions.wait()

@@ -5,18 +5,21 @@ A source is a text of the config:
   NAME, NAME:SPLIT            a known set on the hub
   NAME@PATH, NAME:SPLIT@PATH  the same set in a local file or directory
   PATH, OWNER/REPOSITORY      other data, with columns mapped by the config; a
-                              suffix :SPLIT selects files by their names
+                              suffix :SPLIT selects files by their names, or a
+                              split of a DatasetDict or of a JSON file
 
 A file with the name of a known set's repository, such as dapo-math-17k.parquet,
 is read as this set. Commas separate sources, and `SOURCE*2` gives a source the
 weight 2 in the mixture. Without weights, every row is drawn equally often.
 
-Files are JSON lines, a JSON list, CSV or TSV with a header, gzip of these,
-Parquet, or ArrayRecord with a JSON object in each record.
+Files are JSON lines, a JSON list or an object with one, CSV or TSV with a
+header, gzip of these, Parquet, Arrow, or ArrayRecord with a JSON object in each
+record. Directories of `save_to_disk` are read as Hugging Face's datasets does.
 """
 
 import difflib
 import fnmatch
+import functools
 import math
 import pathlib
 import re
@@ -25,9 +28,9 @@ from typing import Any, NamedTuple
 
 from rl_reason import verifiers
 from rl_reason.base.errors import one_line
-from rl_reason.data import known_sets
+from rl_reason.data import known_sets, readers, saved_datasets
 from rl_reason.data.known_sets import KNOWN, Known, column
-from rl_reason.data.readers import READERS, suffix
+from rl_reason.data.readers import READERS, DataError, suffix
 
 # Field -> its possible columns by default; the first column of a row that is
 # not empty counts. verl keeps reference answers in reward_model.
@@ -45,10 +48,6 @@ COLUMNS = {
     "chosen": ("chosen",),
     "rejected": ("rejected",),
 }
-
-
-class DataError(ValueError):
-  """Data that cannot be used; the message is one line with the remedy."""
 
 
 class Example(NamedTuple):
@@ -129,10 +128,12 @@ def parse(text: str, default_split: str = "train") -> Source:
 
   Args:
     text: source in the syntax of this module's docstring.
-    default_split: split of known sets, if neither text nor file name has one.
+    default_split: split of known sets, if neither text nor file name has one,
+      and of directories with several splits.
 
   Raises:
-    DataError: the text is neither a known set nor a path nor a hub id.
+    DataError: the text is neither a known set nor a path nor a hub id, or names
+      no split where there are several.
   """
   head, at, path = text.partition("@")
   name, _, split = head.partition(":")
@@ -149,7 +150,9 @@ def parse(text: str, default_split: str = "train") -> Source:
     if at and not pathlib.Path(path).exists():
       raise DataError(f"{text}: there is no file or directory {path}")
     return Source(text, name, split, path or KNOWN[name].hub)
+  near = [str(x) for x in pathlib.Path(text).parent.glob("[!.]*")]
   similar = difflib.get_close_matches(name, KNOWN, 1)
+  similar = similar or difflib.get_close_matches(text, near, 1, 0.8)
   hint = f"; did you mean {similar[0]}?" if similar else ""
   if at:
     hint = hint or f"; there are {', '.join(KNOWN)}"
@@ -161,11 +164,21 @@ def parse(text: str, default_split: str = "train") -> Source:
           hub.partition("/")[2].lower() == stem
       ):  # named like the set's repository
         return parse(f"{known}@{text}", default_split)
-    return Source(text, "", "", text)
+    split = saved_datasets.default_split(
+        text, pathlib.Path(text), default_split
+    )
+    return Source(text, "", split, text)
   place, _, split = text.partition(":")
   is_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", place)
   is_file = suffix(pathlib.Path(place)) in READERS
-  if (is_hub and not is_file) or (place and pathlib.Path(place).exists()):
+  local = place and pathlib.Path(place).exists()
+  if (
+      local
+      and pathlib.Path(place).is_file()
+      and not place.endswith((".json", ".json.gz"))
+  ):
+    raise DataError(f"{text}: a file has no splits: leave out :{split}")
+  if (is_hub and not is_file) or local:
     return Source(text, "", split, place)
   raise DataError(
       f"{text}: neither a known set, nor a file or directory, nor a hub id"
@@ -258,27 +271,34 @@ def files(source: Source) -> list[tuple[str, pathlib.Path]]:
   """The files of a source as (name to show, path), sorted by name."""
   root = pathlib.Path(source.place)
   known = KNOWN.get(source.name)
+  splits = known.splits if known else ()
   pattern = known.splits[source.split] if known else f"*{source.split}*"
   if not root.exists():
     root = _download(source, pattern)
   if root.is_file():
     return [(root.name, root)]
+  if saved := saved_datasets.files(source.text, root, source.split, splits):
+    return [(str(path.relative_to(root)), path) for path in saved]
   paths = {
       str(path.relative_to(root)): path
       for path in sorted(root.rglob("*"))
       if path.is_file() and suffix(path) in READERS
+      if path.name not in saved_datasets.METADATA
   }
   chosen = [x for x in paths if fnmatch.fnmatchcase(x, pattern)]
   if not chosen:  # a copy with another layout
     chosen = [x for x in paths if pathlib.Path(x).name.startswith(source.split)]
   if not chosen and len(paths) == 1:  # the only file, if of no other split
-    splits = known.splits if known else ()
     chosen = [x for x in paths if not any(y in x for y in splits)]
+  if not paths:
+    raise DataError(
+        f"{source.text}: no file in {root} ends in {', '.join(READERS)}, and it"
+        " is no directory of save_to_disk"
+    )
   if not chosen:
-    found = ", ".join(paths) or f"no file with {', '.join(READERS)}"
     raise DataError(
         f"{source.text}: nothing in {root} is the split {source.split!r}, it"
-        f" has {found}; name the file instead"
+        f" has {', '.join(paths)}; name the file instead"
     )
   return [(name, paths[name]) for name in chosen]
 
@@ -320,9 +340,15 @@ def read(source: Source) -> Iterator[tuple[str, dict | None]]:
     reader = READERS.get(suffix(path))
     if reader is None:
       raise DataError(f"{path}: must end in {', '.join(READERS)}, or .gz")
+    # A split of a single file, which `parse` admits of JSON only, is in it.
+    alone = not source.name and str(path) == source.place and source.split
+    if reader is readers.json_rows:
+      reader = functools.partial(reader, split=source.split, strict=bool(alone))
     try:
       for number, row in reader(path):
         yield f"{name}:{number}", row
+    except DataError:
+      raise
     except Exception as e:  # every library has its own exceptions
       raise DataError(
           f"{path}: cannot be read to its end ({one_line(e)}); it is damaged"

@@ -8,6 +8,7 @@ from rl_reason.data import screening
 from rl_reason.data.screening import Fault
 
 SAMPLES = 3  # examples of dropped rows for each reason
+SHOWN = 600  # characters of a prompt on the screen
 
 
 def _counter():
@@ -25,8 +26,9 @@ class Tally:
   kept: int = 0
   references: int = 0  # answers that were checked
   verified: int = 0  # ... and can be verified
-  solutions: int = 0  # programs that were run against their own tests
-  failing: list[str] = dataclasses.field(default_factory=list)  # their places
+  solutions: int = 0  # responses to imitate, and programs, that were verified
+  failing: list[str] = dataclasses.field(default_factory=list)  # rejected ones
+  first: str = ""  # prompt that is written
   dropped: dict[str, int] = _counter()  # reason -> rows
   samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
   longest: dict[str, int] = _counter()  # reason -> tokens of the longest text
@@ -53,9 +55,25 @@ class Tally:
         if reason.startswith(screening.CORRUPT)
     )
 
+  @property
+  def reasons(self) -> str:
+    """Why rows were dropped, with an example of each reason."""
+    return "; ".join(
+        f"{n} rows: {reason}, as in {self.samples[reason][0]}"
+        for reason, n in self.dropped.items()
+    )
+
+  def none_left(self) -> str:
+    """The error of a source of which no row is kept."""
+    return (
+        f"data.{self.use}: no row of {self.source} is left"
+        f" ({self.reasons or 'it is empty'}); correct it or leave it out"
+    )
+
   def keep(self, row: dict) -> None:
     """Counts a row that is written."""
     self.kept += 1
+    self.first = self.first or row["prompt"]
     if row["no_response"]:
       self.undemonstrated[row["no_response"]] += 1
     self.lengths[row["bin"]] += 1
@@ -79,11 +97,15 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
       if longest := t["longest"].get(reason):
         example = f"the longest has {longest:,} tokens"
       out.append(f"{count:,} {rows} dropped: {reason} ({example})")
+    if t["use"] == "train" and (prompt := t.get("first")):
+      shown = prompt[:SHOWN] + "..." * (len(prompt) > SHOWN)
+      out.append(f"the first prompt, as the model reads it: {shown!r}")
     if failing := t.get("failing"):
       out.append(
-          f"warning: {len(failing)} of the first {t['solutions']} solutions of"
-          f" {t['source']} do not pass their own tests, as in {failing[0]}: no"
-          " response may; correct these rows, or leave them out"
+          f"warning: the verifier rejects {len(failing)} of the first"
+          f" {t['solutions']} solutions of {t['source']}, as in {failing[0]}:"
+          " correct these rows or leave them out, or name another verifier in"
+          " data.kind; RL punishes such responses"
       )
     if learns and t["use"] == "train":
       for reason, count in t["undemonstrated"].items():
@@ -101,6 +123,9 @@ def markdown(tallies: list[Tally]) -> str:
     lines += [f"| {t.source} | {t.use} | {t.read} | {t.kept} | {share} |"]
   for t in tallies:
     lines += ["", f"## {t.source} ({t.use})", ""]
+    if t.first:
+      prompt = t.first.replace("\n", "\n    ")
+      lines += [f"The first prompt, as the model reads it:\n\n    {prompt}", ""]
     for title, counts in (
         ("Rows by tokens of the prompt, up to", t.lengths),
         ("Rows by difficulty", t.difficulties),
@@ -111,7 +136,7 @@ def markdown(tallies: list[Tally]) -> str:
       lines += [f"- Dropped {count} rows: {reason}."]
       lines += [f"    - `{x.replace('`', chr(39))}`" for x in t.samples[reason]]
     lines += [
-        f"- The solution of {place} does not pass its own tests."
+        f"- The verifier rejects the solution of {place}."
         for place in t.failing
     ]
     for reason, count in t.undemonstrated.items():

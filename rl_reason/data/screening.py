@@ -126,10 +126,9 @@ class ReferenceChecker:
         pending, Fault(UNVERIFIABLE, example.answer), example.answer
     )
 
-  def run(self, example: Example) -> concurrent.futures.Future:
-    """Starts to run the solution of a code problem against its tests."""
-    program = example.response or example.solution
-    item = (verifiers.path(example.kind), "verify", program, example.answer)
+  def judge(self, example: Example, text: str) -> concurrent.futures.Future:
+    """Starts to verify a response to an example, or its own program."""
+    item = (verifiers.path(example.kind), "verify", text, example.answer)
     [pending] = self._pool.submit([item])
     return pending
 

@@ -9,9 +9,10 @@ al. 2024, arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes
 or no. The formats are from the papers, the wording is not.
 """
 
+import ast
 import inspect
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason import verifiers
@@ -104,6 +105,17 @@ PARAPHRASES = (
     "{question}\n\nWhat is the solution?",
     "Please solve this one:\n\n{question}",
 )
+
+
+# Arguments of transformers' `apply_chat_template` itself.
+RESERVED = frozenset(
+    "conversation messages chat_template tools documents tokenize"
+    " add_generation_prompt continue_final_message padding truncation"
+    " max_length return_tensors return_dict return_assistant_tokens_mask"
+    " tokenizer_kwargs sanitize_control_tokens".split()
+)
+# Values of JSON and of Jinja that are no literals of Python.
+_WORDS = dict(true=True, false=False, null=None, none=None)
 
 
 class PromptError(ValueError):
@@ -221,7 +233,13 @@ def messages(
   return [*first, *(dict(x) for x in earlier), *rest]
 
 
-def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
+def render(
+    turns: list[dict[str, str]],
+    tok,
+    *,
+    chat: bool = False,
+    args: Mapping[str, Any] | None = None,
+) -> str:
   """The text of a prompt, with all special tokens, ready to be tokenised.
 
   Args:
@@ -229,6 +247,7 @@ def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
     tok: the tokenizer; only its chat template is used.
     chat: whether to apply the chat template; otherwise the text is the last
       turn.
+    args: keywords of the chat template, which replace the tokenizer's own.
 
   Raises:
     PromptError: there is no chat template, or it rejects the turns.
@@ -242,14 +261,68 @@ def render(turns: list[dict[str, str]], tok, *, chat: bool = False) -> str:
     )
   try:
     return tok.apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=True
+        turns, tokenize=False, add_generation_prompt=True, **(args or {})
     )
   except Exception as e:  # a template is a program and may raise anything
     raise PromptError(
         "the tokenizer's chat template refuses this"
-        f" ({type(e).__name__}: {e}): set data.system = '', or data.chat ="
-        " False"
+        f" ({type(e).__name__}: {e}): correct data.template_args, set"
+        " data.system = '', or data.chat = False"
     ) from None
+
+
+def arguments(text: str) -> dict[str, Any]:
+  """Parses keywords of a chat template, such as 'enable_thinking=False,n=3'.
+
+  A value is a literal of Python, true, false or null, or a single word.
+
+  Raises:
+    ValueError: the text has another form, or names an argument of
+      `apply_chat_template`.
+  """
+  try:
+    call = ast.parse(f"call({text})", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args:
+      raise ValueError(text)
+    found = {str(x.arg): _value(x.value) for x in call.keywords}
+    if len(found) < len(call.keywords) or "None" in found:  # twice, or **
+      raise ValueError(text)
+  except (ValueError, SyntaxError, TypeError):
+    found = {}
+  if text.strip() and not found:
+    raise ValueError(
+        "must look like enable_thinking=False,reasoning_effort='high'"
+    )
+  check_names(found)
+  return found
+
+
+def _value(node: ast.expr) -> Any:
+  if isinstance(node, ast.Name):
+    return _WORDS.get(node.id.lower(), node.id)
+  return ast.literal_eval(node)
+
+
+def check_names(names: Iterable[str]) -> None:
+  """Raises ValueError if a keyword is one of `apply_chat_template` itself."""
+  for name in names:
+    if name in RESERVED:
+      raise ValueError(
+          f"{name} is an argument of apply_chat_template, and no keyword of a"
+          " chat template: leave it out"
+      )
+
+
+def unread(tok, names: Iterable[str]) -> list[str]:
+  """Keywords that the chat template never mentions, and hence ignores."""
+  import jinja2  # only needed here
+
+  try:
+    pieces = jinja2.Environment().lex(tok.get_chat_template())
+    mentioned = {text for _, kind, text in pieces if kind == "name"}
+  except (ValueError, jinja2.TemplateError):  # none, or one that never renders
+    return []
+  return [name for name in names if name not in mentioned]
 
 
 def reserved(tok, *, special: bool = False) -> frozenset[int]:

@@ -5,8 +5,9 @@ another tokenizer is a directory or hub id in `config.tokenizer`.
 """
 
 import copy
+import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # Only tokenizers are used; otherwise transformers warns about torch.
@@ -34,7 +35,10 @@ def characters(alphabet: str) -> transformers.PreTrainedTokenizerFast:
 
 
 def load(
-    path: str, alphabet: str, revision: str | None = None
+    path: str,
+    alphabet: str,
+    revision: str | None = None,
+    template_args: Mapping[str, Any] | None = None,
 ) -> transformers.PreTrainedTokenizerBase:
   """The tokenizer of a run.
 
@@ -42,6 +46,8 @@ def load(
     path: a local directory or hub id; '' for a character tokenizer.
     alphabet: all characters of the task.
     revision: commit, tag or branch of a hub id; None for the newest.
+    template_args: keywords that each call of `apply_chat_template` passes to
+      the chat template, unless the call has them itself.
 
   Raises:
     ConfigError: the tokenizer cannot be loaded, has no EOS, has only special
@@ -79,6 +85,9 @@ def load(
         f"tokenizer = {path!r}: spells the task's {alphabet!r} as {spelled!r};"
         " choose a tokenizer that has these characters"
     )
+  if template_args:
+    apply = functools.partial(tok.apply_chat_template, **template_args)
+    setattr(tok, apply.func.__name__, apply)
   return tok
 
 

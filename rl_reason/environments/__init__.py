@@ -77,7 +77,7 @@ def transcript(
   prompt = environment.reset(row, rng)
   if not isinstance(prompt, str | None):
     raise errors.ConfigError(
-        "sft.skill.steps: the environment gives messages of a chat, which SFT"
+        "sft.steps: the environment gives messages of a chat, which SFT"
         " does not render: start from a model, and set both numbers of steps"
         " to 0"
     )

@@ -13,14 +13,13 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_reason import environments
-from rl_reason.base import errors
+from rl_reason.base import errors, own_code
 from rl_reason.environments import tools
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
@@ -267,8 +266,8 @@ def _play(descriptor: int, parent: int, make: Any) -> None:
           if name == "reset":
             args[0] = Row(*args[0])
           reply = json.dumps([getattr(play, name)(*args), None])
-        except BaseException:  # the user's code may raise anything
-          reply = json.dumps([None, traceback.format_exc()])
+        except BaseException as e:  # the user's code may raise anything
+          reply = json.dumps([None, own_code.report(e)])
         stream.write(reply + "\n")
         stream.flush()
     play = None  # the environment may define `__del__`

@@ -21,10 +21,14 @@ from rl_reason.evaluation.statistics import (
     calibration_error,
     interval,
     majority_vote,
+    mean_interval,
     pass_at_k,
+    share_interval,
 )
 from rl_reason.monitoring import alerts, samples, step_metrics
 from rl_reason.tasks import reward_functions
+
+SCORE = "val-aux/score"  # checkpoints are chosen by it, by nothing else
 
 
 class Responses(NamedTuple):
@@ -203,14 +207,26 @@ def summarize_sets(
 ) -> dict[str, float]:
   """Returns the metrics of all sets, as `summarize`, and their means.
 
-  The mean score of the sets `scored` chooses checkpoints.
+  Args:
+    sets: responses to each set.
+    scored: names of the sets that choose checkpoints: of the validation sets,
+      or of the held-out ones if there are no others. The mean of their scores
+      is 'val-aux/score', which is missing if nothing is chosen.
+    answer: (response, row) -> the answer that votes.
+    mean_of: samples of each prompt in mean@k.
+    score_of: prompts of each set in the score: the first ones, which every
+      evaluation has.
   """
   metrics: dict[str, float] = {}
-  scores = []
   for responses in sets:
-    metrics |= summarize(responses, answer, mean_of=mean_of, score_of=score_of)
-    if responses.name in scored:
-      scores.append(metrics["val-aux/score"])
+    metrics |= summarize(responses, answer, mean_of=mean_of)
+  scores = [
+      float(x.scores_NG[:score_of, :mean_of].mean(1).mean())
+      for x in sets
+      if x.name in scored
+  ]
+  if scores:
+    metrics[SCORE] = float(np.mean(scores))
   lengths = [x.lengths_NG[:, :-1].ravel() for x in sets]
   truncated = [x.truncated_NG[:, :-1].ravel() for x in sets]
   clip_ratio = float(np.concatenate(truncated).mean())
@@ -225,7 +241,6 @@ def summarize_sets(
   if broken := sum(x.broken for x in sets):
     metrics[alerts.BROKEN_HELD_OUT] = broken
   return metrics | {
-      "val-aux/score": float(np.mean(scores)),
       "val-aux/response_length/mean": float(np.concatenate(lengths).mean()),
       "val-aux/response_length/clip_ratio": clip_ratio,
       "val-aux/repetition/mean": float(np.mean([x.repetition for x in sets])),
@@ -238,13 +253,11 @@ def summarize(
     answer: Callable[[str, tasks.Row], str],
     *,
     mean_of: int,
-    score_of: int,
 ) -> dict[str, float]:
   """Returns the metrics of one set, under the names of verl.
 
-  mean@k is over the first `mean_of` samples of each prompt. Checkpoints are
-  compared by the mean of the first `score_of` prompts, which every evaluation
-  has.
+  mean@k is over the first `mean_of` samples of each prompt; lengths and
+  truncation are over all samples.
   """
   name, measure = responses.name, responses.measure
   mean_N = responses.scores_NG[:, :mean_of].mean(1)
@@ -259,7 +272,6 @@ def summarize(
     out[f"val-core/{name}/{measure}/{metric}"] = mean
     out[f"val-core/{name}/{measure}/{metric}/ci95"] = half
   out |= aux
-  out["val-aux/score"] = float(mean_N[:score_of].mean())
   for level in levels(responses, mean_of):
     prefix = f"val-aux/{name}/difficulty_{level.difficulty}"
     out[f"{prefix}/{measure}/mean@{mean_of}"] = level.mean
@@ -267,6 +279,16 @@ def summarize(
       rows = [x.difficulty == level.difficulty for x in responses.rows]
       turns_NG = responses.turns_NG[rows, :mean_of]
       out[f"{prefix}/turns/mean"] = float(turns_NG.mean())
+  for metric, values_NG, bound in (
+      ("response_length/mean", responses.lengths_NG, mean_interval),
+      ("response_length/clip_ratio", responses.truncated_NG, share_interval),
+      ("turns/mean", responses.turns_NG, mean_interval),
+      ("returns/mean", responses.returns_NG, mean_interval),
+  ):
+    if values_NG is not None:
+      mean, half = bound(np.asarray(values_NG[:, :-1].mean(1), float))
+      out[f"val-aux/{name}/{metric}"] = mean
+      out[f"val-aux/{name}/{metric}/ci95"] = half
   return out
 
 

@@ -3,6 +3,7 @@
 import math
 
 from rl_reason.base import json_files
+from rl_reason.evaluation import set_table
 from rl_reason.evaluation.accuracy import Responses, levels
 from rl_reason.report import rendering
 from rl_reason.report.scores import Score
@@ -33,6 +34,11 @@ def harness_results(
       "top_p": fields["evaluate.top_p"],
       "max_gen_toks": fields["rollout.max_tokens"],
   }
+  filters = dict(top_k=0, min_p=0.0, repetition_penalty=1.0)
+  set_here = {
+      name: fields.get(f"evaluate.{name}", x) for name, x in filters.items()
+  }
+  sampling |= {name: x for name, x in set_here.items() if x != filters[name]}
   repeats = fields["evaluate.samples"]
   keys = ("results", "n-samples", "configs", "versions", "dropped")
   out: dict = {key: {} for key in keys}
@@ -111,7 +117,8 @@ def responses_page(
   data = dict(
       title=title,
       notes=[],
-      scores=[(name, f"{value:.4g}") for name, value in values.items()],
+      scores=set_table.for_page(values, sets),
+      metrics=[(name, f"{value:.4g}") for name, value in values.items()],
       levels=dict(head=head, rows=by_difficulty),
       doubtful=doubtful,
       doubtful_note="" if doubtful else "None were found.",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_reason.base.errors import ConfigError, one_line
+from rl_reason.base.errors import ConfigError, did_you_mean, one_line
 from rl_reason.base.structs import Array, Tree
 from rl_reason.devices import sharding
 from rl_reason.hf import architecture, model_files
@@ -109,6 +109,11 @@ def find(
   return Source(label, path, config, cfg, context, tensors, head)
 
 
+def is_hub_id(name: str) -> bool:
+  """Whether a name that is no local path may be a model on the hub."""
+  return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
+
+
 def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
   """Returns the local directory, which is downloaded for a hub id."""
   path = pathlib.Path(name)
@@ -116,6 +121,13 @@ def _directory(name: str, label: str, revision: str | None) -> pathlib.Path:
     return path
   if path.exists():
     raise ConfigError(f"{label}: is a file; give the directory")
+  if not is_hub_id(name):
+    parent = path.parent
+    there = [str(x) for x in sorted(parent.glob("[!.]*")) if x.is_dir()]
+    raise ConfigError(
+        f"{label}: there is no such directory, and the id of a hub looks like"
+        f" OWNER/NAME{did_you_mean(name, there)}"
+    )
   import huggingface_hub  # imported late: takes seconds
 
   patterns = [*model_files.PATTERNS, CONFIG, *COMPANIONS]

@@ -75,6 +75,7 @@ _SFT = """
     optimizer.weight_decay optimizer.clip_norm
     evaluate.prompts evaluate.interim_prompts evaluate.batch evaluate.samples
     evaluate.mean_of evaluate.temperature evaluate.top_p evaluate.validation
+    evaluate.top_k evaluate.min_p evaluate.repetition_penalty
 """.split()
 _VALUE = "critic. rollout. reward. updates. advantage.args.gamma kl.".split()
 
@@ -210,7 +211,7 @@ def plan(
       try:
         fields, overrides = configure(path, common, {**own, "seed": seed})
       except ConfigError as e:
-        raise ConfigError(f"row {row!r}: {e}") from None
+        raise ConfigError(*(f"row {row!r}: {x}" for x in e.lines)) from None
       # Rows with the same stages before RL share them: the directory of a
       # stage is named after the hash of the fields that it depends on.
       bases: tuple[pathlib.Path, ...] = ()
@@ -263,7 +264,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     parser.error("--jobs: at least 1")
   file, _, variant = flags.config.partition(":")
   name = pathlib.Path(file).stem + (f"-{variant}" if variant else "")
-  out = pathlib.Path(flags.out) / f"{name}.json"
+  out = pathlib.Path(flags.out).expanduser() / f"{name}.json"
   try:
     if flags.table:
       if not out.exists():
@@ -276,7 +277,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     else:
       data, code = _run(flags, argv, name, out, child)
   except ConfigError as e:
-    print(f"config error: {e}", file=sys.stderr)
+    print(*(f"config error: {x}" for x in e.lines), sep="\n", file=sys.stderr)
     return 2
   if not data["runs"]:
     return code
@@ -302,7 +303,7 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   c = config_files.read(flags.config)
   if flags.seeds:
     c.seeds = flags.seeds
-  folder = pathlib.Path(flags.workdir)
+  folder = pathlib.Path(flags.workdir).expanduser()
   todo = plan(c, folder, name)
   rows = [row[0] for row in c.rows]
   for row in flags.rows or ():

@@ -3,7 +3,7 @@
 Shapes here: N seeds; S evaluations of a run.
 """
 
-import itertools
+import math
 import pathlib
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from rl_reason.base import json_files
 from rl_reason.lab import comparison
-from rl_reason.report import rendering
+from rl_reason.report import figures, rendering
+
+COLUMNS = {0: 1, 1: 1, 2: 2, 3: 3, 5: 3, 6: 3}  # by small panels; else 4
 
 
 def markdown_table(data: dict[str, Any]) -> str:
@@ -46,57 +48,68 @@ def markdown(data: dict[str, Any], name: str) -> str:
   return "\n\n".join(parts)
 
 
-def figure(data: dict[str, Any], path: pathlib.Path) -> None:
-  """Draws NAME.png: accuracy against each cost, and the differences."""
-  import matplotlib
+def figure(data: dict[str, Any]) -> dict[str, Any]:
+  """What NAME.png shows: the curve of each row, and the differences.
 
-  matplotlib.use("Agg")
-  import matplotlib.pyplot as plt
-  from matplotlib.ticker import EngFormatter
+  Each row has a panel with the reference in grey. Below are the differences
+  from the reference, paired by seed, at the end of each axis.
+  """
+  where, rows = comparison.ends(data), [row for row, *_ in data["rows"]]
+  reference = _curve(data, data["reference"]) | dict(color=figures.REFERENCE)
+  others = [row for row in rows if row != data["reference"]]
+  columns = COLUMNS.get(len(others), 4)
+  of_rows = [_curve(data, row) for row in others]
+  highest = max(
+      (y for x in (reference, *of_rows) for y in x["high"]), default=1
+  )
+  panels = []
+  for i, row in enumerate(others or rows):
+    curves = [reference, of_rows[i]] if others else [reference]
+    panels.append(
+        figures.lines(
+            [x for x in curves if x["x"]],
+            x="RL step" if i >= len(others) - columns else "",
+            title=row,
+            percent=True,
+            top=min(1, math.ceil(10 * highest) / 10),
+        )
+    )
+  forests = []
+  for axis, end in where.items():
+    by_row = comparison.differences(data, at=end, axis=axis)
+    shown: list[tuple] = []
+    for row in rows:
+      points = [100 * x for x in by_row[row].values()]
+      if not points or not comparison.started(data, row, axis, end):
+        shown.append((row, [], None, None))
+      elif row == data["reference"]:
+        shown.append((row, [], 0.0, None))
+      else:
+        shown.append((row, points, *comparison.interval(points)))
+    x = f"points, at {comparison.amount(end)} {comparison.AXES[axis]}"
+    forests.append(figures.forest(shown, x=x, names=not forests))
+  note = (
+      f"{data['accuracy']} on held-out prompts, mean over seeds, with minimum"
+      f" and maximum; grey: {data['reference']}.\nBelow: difference from"
+      f" {data['reference']}, 95% interval; filled where it excludes 0; dots:"
+      " seeds."
+  )
+  return figures.figure(
+      figures.block(panels, columns=columns, height=1 + 2.2 / columns),
+      figures.block(forests, columns=len(forests), height=1 + 0.2 * len(rows)),
+      note=note,
+  )
 
-  rows, where = [row for row, *_ in data["rows"]], comparison.ends(data)
-  by_row = comparison.differences(data, at=where["step"])
-  fig, (*curves, forest) = plt.subplots(
-      1,
-      len(where) + 1,
-      figsize=(4 * len(where) + 5, 3.2 + 0.14 * len(rows)),
-      layout="constrained",
-  )
-  looks = itertools.product(
-      ("-", "--", ":", "-."), map("C{}".format, range(10))
-  )
-  for i, (row, (line, color)) in enumerate(zip(rows, looks, strict=False)):
-    style: dict[str, Any] = dict(ls=line, color=color, lw=1.3)
-    if row == data["reference"]:
-      style = dict(color="black", lw=2)
-    columns = [x["evaluate"] for x in data["runs"] if x["row"] == row]
-    y_NS = np.array([x["accuracy"] for x in columns], float)
-    for panel, axis in zip(curves, where, strict=True) if columns else ():
-      x_S = np.mean([x[axis] for x in columns], 0)
-      if len(x_S) == 1:  # a row without RL is a level
-        panel.axhline(y_NS.mean(), **style)
-        continue
-      panel.plot(x_S, y_NS.mean(0), **style)
-      band = y_NS.min(0), y_NS.max(0)
-      panel.fill_between(x_S, *band, color=style["color"], alpha=0.1)
-    forest.axhline(-i, **style | dict(lw=0.8), alpha=0.4)
-    points = [100 * x for x in by_row[row].values()]
-    if points:
-      mean, half = comparison.interval(points)
-      dots = dict(color=style["color"], zorder=3)
-      forest.plot(points, [-i] * len(points), ".", alpha=0.4, **dots)
-      forest.errorbar(mean, -i, xerr=half, fmt="o", capsize=3, **dots)
-  for panel, axis in zip(curves, where, strict=True):
-    panel.set(xlabel=comparison.AXES[axis], ylabel=data["accuracy"])
-    panel.xaxis.set_major_formatter(EngFormatter())
-  forest.set(xlabel=f"difference at step {where['step']:g}, percentage points")
-  forest.set_yticks([-i for i in range(len(rows))], rows)
-  forest.axvline(0, color="black", lw=0.8)
-  for panel in (*curves, forest):
-    panel.grid(alpha=0.2)
-    panel.spines[["top", "right"]].set_visible(False)
-  fig.savefig(path, dpi=120)
-  plt.close(fig)
+
+def _curve(data: dict[str, Any], row: str) -> dict[str, Any]:
+  """Accuracy of a row by RL step: mean over seeds, minimum and maximum."""
+  columns = [x["evaluate"] for x in data["runs"] if x["row"] == row]
+  if not columns:
+    return figures.series(row, [], [], low=[], high=[])
+  y_NS = np.array([x["accuracy"] for x in columns], float)
+  low_S, high_S = y_NS.min(0), y_NS.max(0)
+  steps = columns[0]["step"]
+  return figures.series(row, steps, y_NS.mean(0), low=low_S, high=high_S)
 
 
 def page_data(data: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +131,7 @@ def write(data: dict[str, Any], path: pathlib.Path) -> list[pathlib.Path]:
   json_files.write_text(out[0], markdown(data, path.stem))
   json_files.write_text(out[1], rendering.render("ablation", page_data(data)))
   try:
-    figure(data, out[2])
+    figures.draw(figure(data), out[2])
   except ModuleNotFoundError as e:
     return [*out[:2], pathlib.Path(f"no {out[2]}: {e.name} is not installed")]
   return out

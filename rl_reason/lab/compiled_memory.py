@@ -73,7 +73,7 @@ def update(
   tokens = array(shape, jnp.int32, None, None, "rows", None)
   packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
   coef = array((), jnp.float32)
-  optimizer = optimizers.policy(c, cfg, mesh)
+  optimizer = optimizers.of_policy(c, cfg, mesh)
   state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
   args: tuple[Any, ...] = (state, batch, packed, dict(kl=coef, entropy=coef))
   if c.lora.rank:

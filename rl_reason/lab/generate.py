@@ -18,7 +18,12 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, errors, json_files
+from rl_reason.base import (
+    config as config_lib,
+    errors,
+    json_files,
+    resume_rules,
+)
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checkpointing import checkpoint
@@ -32,6 +37,7 @@ from rl_reason.devices import sharding
 from rl_reason.devices.randomness import key
 from rl_reason.lab import sample_selection
 from rl_reason.lab.sample_selection import Sample
+from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained
 from rl_reason.stages.model import Model
@@ -43,6 +49,7 @@ FIELDS = (
     *("seed", "tokenizer", "model.path", "task.", "data.", "reward."),
     *("rollout.max_prompt", "rollout.max_tokens", "rollout.stop_tokens"),
     *("rollout.weights", "rollout.cache", "generate."),
+    "content.",  # hashes of files, so that their paths may change
 )
 FREE = ("generate.prompts",)  # may be raised, to write more
 
@@ -74,7 +81,7 @@ def run(
         f"environment.name = {c.environment.name!r}: --stage=generate samples"
         " responses of a single turn: choose a task without an environment"
     )
-  params, step, about = trained.policy(c, which, model=model, output=output)
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
   weights = engine.weights(params, c.rollout.weights)
   del params
   out = output.workdir / "generated" / str(step)
@@ -156,10 +163,13 @@ def _opened(out: pathlib.Path, fields: dict[str, Any], step: int) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     return dict(step=step, fields=fields, files={}, totals=_totals({}))
   manifest = json.loads(path.read_text())
+  before = resume_rules.complete(manifest["fields"])
   for name, value in fields.items():
-    if manifest["fields"].get(name) != value:
+    files = fields.get(f"content.{name}")
+    moved = files and files == before.get(f"content.{name}")
+    if before.get(name) != value and not moved and "content." not in name:
       raise RunError(
-          f"{out}: was written with {name} = {manifest['fields'].get(name)!r},"
+          f"{out}: was written with {name} = {before.get(name)!r},"
           f" not {value!r}; move the directory, or use the same value"
       )
   return manifest
@@ -224,7 +234,7 @@ def _sample(
           random_key,
           np.float32(g.temperature),
           group_size=g.samples,
-          top_p=g.top_p,
+          filters=sampling_filters.of(g),
           cache=c.rollout.cache,
       )
   )

@@ -156,10 +156,10 @@ def of_round(
   before = directory(workdir, number - 1)
   c.seed = host_seed(config.seed, f"round {number}")  # other prompts and noise
   c.model.path, c.sft.reuse = str(before / "export" / "policy"), ""
-  c.sft.skill.steps = c.sft.habits.steps = 0
+  c.sft.steps = c.sft.warmup_steps = c.sft.habits.steps = 0
   if config.generate.keep != "pairs":
     c.sft.samples = samples
-    c.sft.skill.update(steps=r.steps, lr=r.lr, threshold=0.0)
+    c.sft.update(steps=r.steps, lr=r.lr, threshold=0.0)
   else:
     term = f"{model}*{r.weight}"
     if r.verdict:

@@ -72,7 +72,8 @@ def check(args: dict[str, str]) -> tuple[dict, pathlib.Path]:
       if name != "config"
   }
   c, _ = checked.checked(path, given)
-  machine_checks.files(c)
+  if lines := machine_checks.files(c):
+    raise ConfigError(*lines)
   return config_lib.flat(c), run_directory.default(path, c, given)
 
 
@@ -117,13 +118,13 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   flags = parser.parse_args(argv)
   if flags.jobs < 1:
     parser.error("--jobs: at least 1")
-  folder = pathlib.Path(flags.workdir)
+  folder = pathlib.Path(flags.workdir).expanduser()
   try:
     if flags.devices:
       jobs.divide(flags.devices, flags.jobs)
     todo = plan(product(flags.config, flags.seeds, flags.set), folder)
   except ConfigError as e:
-    print(f"config error: {e}", file=sys.stderr)
+    print(*(f"config error: {x}" for x in e.lines), sep="\n", file=sys.stderr)
     return 2
   if flags.dry_run:
     for job in todo:

@@ -58,6 +58,12 @@ def abstract(table: Tree, shardings: Tree) -> Tree:
   )
 
 
+def count(table: Tree) -> int:
+  """Number of parameters of a table."""
+  entries = jax.tree.leaves(table, is_leaf=is_param)
+  return sum(math.prod(x.shape) for x in entries)
+
+
 def flops_per_token(table: Tree, context: float, share: float = 1.0) -> float:
   """Floating-point operations of the forward pass of a decoder for one token.
 

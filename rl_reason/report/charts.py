@@ -5,7 +5,13 @@ import tomllib
 from typing import Any
 
 from rl_reason.base import json_files
-from rl_reason.report.scores import VALIDATION, headline, of_stage, scores
+from rl_reason.report.scores import (
+    VALIDATION,
+    by_set,
+    headline,
+    of_stage,
+    scores,
+)
 
 CHARTS: list[dict[str, Any]] = tomllib.loads(
     pathlib.Path(__file__).with_suffix(".toml").read_text("utf-8")
@@ -37,7 +43,7 @@ def charts_of(
   by_stage = {
       stage: points(lines, stage) for stage in ("rl", "evaluate", "value")
   }
-  for stage in ("skill", "habits"):
+  for stage in ("sft", "habits"):
     by_stage[stage] = [x for x in of_stage(lines, stage) if "sft/loss" in x]
   words, known_charts, sources = _sources(lines, by_stage)
 
@@ -94,7 +100,8 @@ def _sources(
   mean, best = headline(names)
   maj = "".join([name for name in names if name.startswith("maj@")][:1])
   words = dict(mean=mean, best=best, maj=maj, totals=_time_totals(lines))
-  words["of"] = f"{VALIDATION} " * (f"{VALIDATION} {mean}" in names)
+  chosen = any(f"{VALIDATION} {mean}" in x for x in by_stage["evaluate"])
+  words["of"] = f"{VALIDATION} " * chosen
   sources = [
       [source.format(**words) for source in chart["series"].values()]
       for chart in known
@@ -117,8 +124,8 @@ def _axes(
   until = hours(lines)
   for name in ("rl", "evaluate", "value"):
     axes[name]["hours"] = [until.get((name, x)) for x in axes[name]["step"]]
-  if axes["skill"]["step"]:  # SFT on the habits follows SFT on the skill
-    last = axes["skill"]["step"][-1]
+  if axes["sft"]["step"]:  # the habits follow SFT
+    last = axes["sft"]["step"][-1]
     axes["habits"]["step"] = [last + x for x in axes["habits"]["step"]]
   return axes
 
@@ -146,14 +153,17 @@ def _time_totals(lines: list[dict]) -> str:
 def points(lines: list[dict], stage: str) -> list[dict]:
   """The lines of a stage with derived numbers.
 
-  Evaluations get their scores as 'mean@4' and 'mean@4/ci95'; RL steps get
-  'train/mixed', the fraction of prompts with correct and incorrect responses.
+  Evaluations get their scores as 'mean@4' and 'mean@4/ci95', and with several
+  validation sets their mean as 'validation mean@4'; RL steps get 'train/mixed',
+  the fraction of prompts with correct and incorrect responses.
   """
   out = []
   for line in of_stage(lines, stage):
     line = dict(line)
     for name, score in scores(line).items() if stage == "evaluate" else ():
       line |= {name: score.value, f"{name}/ci95": score.half}
+    if stage == "evaluate":
+      line = _mean_of_validation(line) | line
     correct, incorrect = (
         line.get(f"train/all_{x}") for x in ("correct", "incorrect")
     )
@@ -161,6 +171,16 @@ def points(lines: list[dict], stage: str) -> list[dict]:
       line["train/mixed"] = json_files.number(1 - correct - incorrect)
     out.append(line)
   return out
+
+
+def _mean_of_validation(line: dict) -> dict[str, float]:
+  """Scores of all validation sets as one, the mean over the sets."""
+  sets = [x for k, x in by_set(line).items() if k.startswith(VALIDATION)]
+  return {
+      f"{VALIDATION} {name}": sum(x[name].value for x in sets) / len(sets)
+      for name in (sets[0] if sets else ())
+      if all(name in x for x in sets)
+  }
 
 
 def bands(

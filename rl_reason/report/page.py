@@ -17,7 +17,7 @@ import jax
 from rl_reason.base import config as config_lib, errors, json_files, kinds
 from rl_reason.configs import base
 from rl_reason.monitoring import run_log
-from rl_reason.report import groups, machine, scores as scores_lib
+from rl_reason.report import groups, head, machine, scores as scores_lib
 from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
 from rl_reason.report.rendering import as_text, render
 from rl_reason.report.scores import VALIDATION, of_stage, scores
@@ -26,23 +26,7 @@ GROUPS_BYTES = 3_300_000
 PAIRS_BYTES = 250_000
 DOUBTFUL_BYTES = 200_000
 
-# Fields, and prefixes of fields, that the head of the page shows.
-FEATURES = (
-    *("task.name", "task.difficulties", "seed", "rl.steps"),
-    *("rollout.batch", "rollout.group_size", "advantage.name", "surrogate."),
-    *("reduction.name", "correction.name", "kl.kind", "dynamic_sampling."),
-)
-
-MEANINGS = {
-    "mean": "a sampled response is correct",
-    "greedy": "the response at temperature 0 is correct",
-    "maj": "the most frequent answer is correct",
-    "pass": "at least one of k responses is correct",
-    "truncated": "responses that reached the maximum length",
-    "response length": "tokens, mean",
-    "turns": "of a trajectory in an environment, mean",
-    "sum of rewards": "over the turns of a trajectory, mean",
-}
+CONTENT = "content."  # prefix of fields with hashes of files
 
 # Metrics whose sum over the RL steps is in the notes.
 TOTALS = {
@@ -64,7 +48,7 @@ def write(workdir: pathlib.Path) -> pathlib.Path:
     the path of the page.
   """
   path = workdir / "report.html"
-  json_files.write_text(path, render("report", _data(workdir)))
+  json_files.write_text(path, render("report", data_of(workdir)))
   return path
 
 
@@ -90,7 +74,7 @@ def refresher(
   return refresh
 
 
-def _data(workdir: pathlib.Path) -> dict[str, Any]:
+def data_of(workdir: pathlib.Path) -> dict[str, Any]:
   """The data that report.html.in shows."""
   lines = run_log.read_metrics(workdir)
   samples = workdir / "samples.jsonl"
@@ -101,17 +85,16 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
   pairs, pairs_note = groups.pairs(samples, found, PAIRS_BYTES)
   rejected, all_rejected = groups.doubtful(samples, DOUBTFUL_BYTES)
   shown, groups_note = groups.groups(samples, found, GROUPS_BYTES)
-  features = {
-      k: v for k, v in config.items() if k.startswith(FEATURES) and v != {}
-  }
+  hashes = {k: v for k, v in config.items() if k.startswith(CONTENT)}
+  fields = {k: v for k, v in config.items() if k not in hashes}
   rl = of_stage(lines, "rl")
   return dict(
       title=workdir.resolve().name,
       running=(rl[-1]["step"] if rl else 0) < config.get("rl.steps", 0),
-      features=[f"{name} {value}" for name, value in as_text(features)],
+      about=head.describe(workdir, config),
       notes=_notes(lines, config) + scores_lib.warnings(lines),
       tiles=_tiles(lines),
-      scores=_score_table(lines),
+      scores=_score_table(lines, config),
       x=["step", *[x for x in (*COSTS, "hours") if any(axes["rl"][x])]],
       axes=axes,
       charts=charts,
@@ -122,9 +105,9 @@ def _data(workdir: pathlib.Path) -> dict[str, Any]:
       groups=shown,
       groups_note=groups_note,
       run=_run(workdir, lines),
-      changed=changed(config),
-      config=as_text(config),
-      machine=as_text(machine.read(workdir)),
+      changed=changed(fields),
+      config=as_text(fields),
+      machine=as_text(machine.read(workdir) | hashes),
   )
 
 
@@ -209,7 +192,7 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
   labels = {
       mean: f"held-out {what}, {mean}",
       "greedy": f"held-out {what}, greedy",
-      best: f"{best}, at least one correct",
+      best: f"held-out {best}",
       "response length": "tokens per response",
   }
   tiles = []
@@ -224,19 +207,22 @@ def _tiles(lines: list[dict]) -> list[dict[str, Any]]:
   return tiles
 
 
-def _score_table(lines: list[dict]) -> dict[str, Any]:
-  """The scores before RL, after RL, and after SFT on the skill alone."""
+def _score_table(lines: list[dict], config: dict[str, Any]) -> dict[str, Any]:
+  """The scores before RL, after RL, and after the first stage of SFT."""
   before, after = scores_lib.before_after(lines)
-  skill = [x for x in of_stage(lines, "skill") if scores(x)]
+  sft = [x for x in of_stage(lines, "sft") if scores(x)]
   old, new = scores(before or {}), scores(after or {})
   columns: dict[str, dict] = {}
   if before:
-    columns["after SFT, before RL"] = old
+    learned = any("sft/loss" in x for x in lines) or config.get("sft.reuse")
+    columns["after SFT, before RL" if learned else "before RL"] = old
   if after:
     columns[f"after {after['step']} steps"] = new
     columns["change"] = {}
-  if skill:
-    columns["after SFT on the skill alone"] = scores(skill[-1])
+  if sft and of_stage(lines, "habits"):
+    columns["after SFT, before the habits"] = scores(sft[-1])
+  elif sft and not before:
+    columns["after SFT"] = scores(sft[-1])
 
   def cell(head, name):
     if head == "change" and name in old and name in new:
@@ -249,7 +235,7 @@ def _score_table(lines: list[dict]) -> dict[str, Any]:
   rows = [
       dict(
           name=name,
-          about=MEANINGS.get(name.split("@")[0], ""),
+          about=scores_lib.meaning(name),
           cells=[cell(head, name) for head in columns],
       )
       for name in dict.fromkeys(name for x in columns.values() for name in x)

@@ -5,6 +5,9 @@ import pathlib
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
+# Colors of curves on white, for pages and figures: distinguishable with color
+# blindness, and with dashes also in grey.
+PALETTE = ("#0a4f93", "#cf5a0a", "#12805c", "#9a3b82", "#8a6d00", "#7b8491")
 
 
 def render(name: str, data: dict[str, Any]) -> str:
@@ -13,6 +16,8 @@ def render(name: str, data: dict[str, Any]) -> str:
       (HERE / f"{x}.html.in").read_text(encoding="utf-8")
       for x in (name, "head")
   )
+  colors = " ".join(f"--c{i}: {x};" for i, x in enumerate(PALETTE))
+  head = head.replace("@PALETTE@", colors)
   return page.replace("@HEAD@\n", head).replace("@DATA@", embed(data))
 
 

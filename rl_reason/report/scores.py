@@ -6,6 +6,23 @@ from typing import NamedTuple
 from rl_reason.monitoring import alerts, run_log
 
 VALIDATION = "validation"  # as `tasks.VALIDATION`: no score of a run
+# Metrics of a set besides its scores: label, whether it is a share, and unit.
+_MEASURES: dict[str, tuple[str, bool, str]] = {
+    "response_length/mean": ("response length", False, "tokens"),
+    "response_length/clip_ratio": ("truncated", True, ""),
+    "turns/mean": ("turns", False, "turns"),
+    "returns/mean": ("sum of rewards", False, "reward"),
+}
+MEANINGS = {
+    "mean": "a sampled response is correct",
+    "greedy": "the response at temperature 0 is correct",
+    "maj": "the most frequent answer is correct",
+    "pass": "at least one of k responses is correct",
+    "truncated": "responses that reached the maximum length",
+    "response length": "tokens, mean",
+    "turns": "of a trajectory in an environment, mean",
+    "sum of rewards": "over the turns of a trajectory, mean",
+}
 
 
 class Score(NamedTuple):
@@ -22,7 +39,8 @@ class Score(NamedTuple):
       half = "" if self.half is None else f"{plus_minus}{self.half:.2g}"
       return f"{self.value:.4g}{half}"
     if not self.share:
-      return f"{self.value:.1f}"
+      half = "" if self.half is None else f"{plus_minus}{self.half:.1f}"
+      return f"{self.value:.1f}{half}"
     if self.half is None:
       return f"{self.value:.1%}"
     return f"{self.value:.1%}{plus_minus}{self.half * 100:.1f}"
@@ -33,41 +51,61 @@ def of_stage(lines: list[dict], stage: str) -> list[dict]:
   return [line for line in lines if line["stage"] == stage]
 
 
-def scores(line: dict) -> dict[str, Score]:
-  """The scores of an evaluation: 'mean@4', 'greedy', 'difficulty 2'.
+def by_set(line: dict) -> dict[str, dict[str, Score]]:
+  """The scores of an evaluation by set, held-out sets before validation sets.
 
-  These are the names for the first data set. Names for other data sets have a
-  prefix, as in 'aime25 mean@4' and 'validation mean@4'.
+  Names of scores: 'mean@4', 'greedy', 'maj@8', 'pass@8', 'difficulty 2',
+  'response length', 'truncated', 'turns', 'sum of rewards'. Earlier versions
+  logged the last four over all sets together: they count for the first set.
   """
-  out = {}
-  sets = [x.split("/")[1] for x in line if x.startswith("val-core/")]
-  held_out = [x for x in sets if not x.startswith(VALIDATION)]
-  others = {x for x in sets if x not in held_out[:1]}
+  sets = dict.fromkeys(x.split("/")[1] for x in line if x[:9] == "val-core/")
+  out: dict[str, dict[str, Score]] = {
+      name: {} for name in sorted(sets, key=lambda x: x.startswith(VALIDATION))
+  }
+  first = next(iter(out), "")
+  pooled: dict[str, Score] = {}
   for name, value in line.items():
-    parts = name.split("/")
+    room, *parts = name.split("/")
     # An interval is read together with its mean.
-    if value is None or parts[-1] == "ci95":
+    if value is None or parts[-1:] == ["ci95"]:
       continue
-    prefix = f"{parts[1]} " if others & {*parts[1:2]} else ""
-    if parts[0] == "val-core":
-      half, measure = line.get(f"{name}/ci95"), parts[2]
-      out[prefix + parts[-1]] = _score(measure, value, half)
+    half = line.get(f"{name}/ci95")
+    if room == "val-core":
+      out[parts[0]][parts[-1]] = _score(parts[1], value, half)
+    elif room != "val-aux":
+      continue
+    elif "/".join(parts) in _MEASURES:
+      label, share, unit = _MEASURES["/".join(parts)]
+      pooled[label] = Score(value, half, share, unit)
+    elif "/".join(parts[1:]) in _MEASURES and parts[0] in out:
+      label, share, unit = _MEASURES["/".join(parts[1:])]
+      out[parts[0]][label] = Score(value, half, share, unit)
     # Difficulties of games are also measured in turns.
-    elif "/difficulty_" in name:
-      level = parts[-3].replace("_", " ")
-      if parts[-2] == "turns":
-        out[f"{prefix}{level}, turns"] = Score(value, None, False, "turns")
+    elif parts[1:] and parts[1].startswith("difficulty_") and parts[0] in out:
+      level = parts[1].replace("_", " ")
+      if parts[2] == "turns":
+        turns = Score(value, None, False, "turns")
+        out[parts[0]][f"{level}, turns"] = turns
       else:
-        out[prefix + level] = _score(parts[-2], value)
-    elif name == "val-aux/turns/mean":
-      out["turns"] = Score(value, None, False, "turns")
-    elif name == "val-aux/returns/mean":
-      out["sum of rewards"] = Score(value, share=False, unit="reward")
-    elif name == "val-aux/response_length/mean":
-      out["response length"] = Score(value, share=False)
-    elif name == "val-aux/response_length/clip_ratio":
-      out["truncated"] = Score(value)
+        out[parts[0]][level] = _score(parts[2], value)
+  if first:
+    out[first] |= {k: x for k, x in pooled.items() if k not in out[first]}
   return out
+
+
+def scores(line: dict) -> dict[str, Score]:
+  """The scores of an evaluation in one dict, as `by_set`.
+
+  Names are for the first held-out set. Names for other sets have a prefix, as
+  in 'aime25 mean@4' and 'validation mean@4'.
+  """
+  found = by_set(line)
+  held_out = [name for name in found if not name.startswith(VALIDATION)][:1]
+  return {
+      label if name in held_out else f"{name} {label}": score
+      for name, of_set in found.items()
+      for label, score in of_set.items()
+  }
 
 
 def _score(measure: str, value: float, half: float | None = None) -> Score:
@@ -75,6 +113,11 @@ def _score(measure: str, value: float, half: float | None = None) -> Score:
   if measure == "reward":
     return Score(value, half, share=False, unit="reward")
   return Score(value, half)
+
+
+def meaning(name: str) -> str:
+  """What a score measures, in a few words; '' for a difficulty."""
+  return MEANINGS.get(name.split("@")[0], "")
 
 
 def headline(names) -> tuple[str, str]:

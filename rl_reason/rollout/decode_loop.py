@@ -21,6 +21,7 @@ from flax import struct
 from rl_reason.base.structs import Array, Tree
 from rl_reason.devices import sharding
 from rl_reason.models import attention, decoder, experts
+from rl_reason.rollout.sampling_filters import Filters
 
 BURST = 8  # decode steps between two admissions from the queue
 CHUNK = 2  # bursts of one device call; the host reads counts while it runs
@@ -47,6 +48,8 @@ class Queue:
     next_W: rows that have started.
     record_NP, record_RT: the record of `Rollouts`, of prompt tokens (padded on
       the right) and of response tokens.
+    prompts_NP: tokens of the prompts, padded on the right; None if no filter
+      reads them.
   """
 
   cache: attention.Cache
@@ -66,6 +69,7 @@ class Queue:
   next_W: Array
   record_NP: Tree | None = None
   record_RT: Tree | None = None
+  prompts_NP: Array | None = None
 
 
 @struct.dataclass
@@ -121,12 +125,12 @@ def decode(
     cfg: decoder.ModelConfig,
     group_size: int,
     eos: int | tuple[int, ...],
-    top_p: float | Array,
+    filters: Filters | None,
     bursts: int = CHUNK,
 ) -> tuple[Queue, Slots, tuple[Array, Array]]:
   """`Sampler.decode` of one data shard; keywords are fields of `Sampler`.
 
-  top_p may also be [R], one number for each row.
+  `filters` may also have arrays, with a number for each row.
   """
   rows, end = len(queue.lengths_R), queue.end_W[0]
 
@@ -142,7 +146,7 @@ def decode(
     queue, slots = _admit(queue, slots)
     # Rows of similar length are read together, up to the end of the longest.
     order_B = jnp.argsort(-slots.position_B)
-    step = functools.partial(_step, params, cfg, eos, top_p, order_B)
+    step = functools.partial(_step, params, cfg, eos, filters, order_B)
     carry = jax.lax.fori_loop(0, BURST, step, (queue, slots))
     return done + 1, *carry
 
@@ -186,7 +190,7 @@ def _admit(queue: Queue, slots: Slots) -> tuple[Queue, Slots]:
   )
 
 
-def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
+def _step(params: Tree, cfg, eos, filters, order_B, _, carry):
   """One decode step: draws a token for each slot, writes it and reads it."""
   queue, slots = carry
   rows = len(queue.lengths_R)
@@ -202,14 +206,16 @@ def _step(params: Tree, cfg, eos, top_p, order_B, _, carry):
   uniform_B = jax.vmap(
       lambda key, t: jax.random.uniform(jax.random.fold_in(key, t))
   )(key_B, t_B)
+  drawn_BV = scaled_BV
+  if filters is not None:
+    filters = filters.of_rows(row_B)
+    drawn_BV = filters.penalize(scaled_BV, queue, row_B, t_B)
   token_B = jnp.where(
       greedy_B,
-      jnp.argmax(scaled_BV, -1),
-      draw(
-          scaled_BV, uniform_B, top_p if jnp.ndim(top_p) == 0 else top_p[row_B]
-      ),
+      jnp.argmax(drawn_BV, -1),
+      draw(drawn_BV, uniform_B, filters),
   )
-  # The log-prob before top-p, as the trainer computes it.
+  # The log-prob before all filters, as the trainer computes it.
   chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
   logp_B = chosen_B - jax.nn.logsumexp(scaled_BV, -1)
   token_B = token_B.astype(jnp.int32)
@@ -279,50 +285,23 @@ def shrink(slots: Slots) -> Slots:
   return rest.replace(cache=cache)
 
 
-def draw(logits_BV: Array, uniform_B: Array, top_p: float | Array) -> Array:
+def draw(
+    logits_BV: Array, uniform_B: Array, filters: Filters | None = None
+) -> Array:
   """Inverse-CDF sampling: one uniform number decides one token.
 
   Args:
     logits_BV: float32, temperature already applied.
     uniform_B: in [0, 1).
-    top_p: > 0, keeps the smallest set of the likeliest tokens with this mass,
-      at least the likeliest token. A number, or [B], which must be 2 in rows
-      that keep all tokens: 1 would drop tokens by the rounding of a sum.
+    filters: drop tokens; None keeps all.
 
   Returns:
     [B] int32.
   """
   probs_BV = jax.nn.softmax(logits_BV, -1)
-  if jnp.ndim(top_p):
-    nucleus = lambda probs_BV: _nucleus(probs_BV, top_p)  # noqa: E731
-    probs_BV = jax.lax.cond(
-        jnp.any(top_p < 1), nucleus, lambda probs_BV: probs_BV, probs_BV
-    )
-  elif top_p < 1:
-    probs_BV = _nucleus(probs_BV, top_p)
+  if filters is not None:
+    probs_BV = filters.truncate(probs_BV)
   return _inverse_cdf(probs_BV, uniform_B)
-
-
-def _nucleus(probs_BV: Array, top_p: float | Array) -> Array:
-  """Probabilities, with zeros for tokens outside of the nucleus; [B, V].
-
-  A token stays if all likelier tokens have less mass than top_p. A bisection
-  over the bits of a probability, which have the order of the probabilities,
-  finds the threshold: sums over a vocabulary are faster than a sort.
-  """
-  bits_BV = jax.lax.bitcast_convert_type(probs_BV, jnp.int32)
-
-  def halve(_, ends):
-    low_B, high_B = ends
-    middle_B = (low_B + high_B) // 2
-    likelier_BV = jnp.where(bits_BV > middle_B[:, None], probs_BV, 0)
-    below_B = likelier_BV.sum(-1) < top_p
-    low_B = jnp.where(below_B, low_B, middle_B)
-    return low_B, jnp.where(below_B, middle_B, high_B)
-
-  one = jnp.full(len(probs_BV), 0x3F800000, jnp.int32)  # the bits of 1.0
-  _, least_B = jax.lax.fori_loop(0, 30, halve, (jnp.full_like(one, -1), one))
-  return jnp.where(bits_BV >= least_B[:, None], probs_BV, 0)
 
 
 def _inverse_cdf(probs_BV: Array, uniform_B: Array) -> Array:
@@ -336,7 +315,7 @@ def _inverse_cdf(probs_BV: Array, uniform_B: Array) -> Array:
   padded_BV = jnp.pad(probs_BV, ((0, 0), (0, -vocab % width)))
   probs_BZV = padded_BV.reshape(rows, -1, width)
   cdf_BZ = jnp.cumsum(probs_BZV.sum(-1), -1)
-  # Scaled by the total mass, which top-p leaves below 1.
+  # Scaled by the total mass, which filters leave below 1.
   point_B1 = uniform_B[:, None] * cdf_BZ[:, -1:]
   block_B1 = jnp.sum(cdf_BZ <= point_B1, -1, keepdims=True)
   block_B1 = jnp.minimum(block_B1, probs_BZV.shape[1] - 1)

@@ -21,6 +21,7 @@ from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Prompts, Rollouts, Tree
 from rl_reason.models import checksums
 from rl_reason.rollout.sampler import YIELD_SHARE, Sampled
+from rl_reason.rollout.sampling_filters import NONE, Filters
 
 
 class Request(NamedTuple):
@@ -33,6 +34,8 @@ class Request(NamedTuple):
     temperature: of sampling.
     top_p: of sampling; 1 is off.
     stop: token ids that end a response.
+    top_k, min_p: of sampling; 0 is off.
+    repetition_penalty: of the tokens of prompt and response; 1 is off.
   """
 
   prompt: list[int]
@@ -41,6 +44,9 @@ class Request(NamedTuple):
   temperature: float
   top_p: float
   stop: tuple[int, ...]
+  top_k: int = 0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
 
 
 class Completion(NamedTuple):
@@ -48,7 +54,7 @@ class Completion(NamedTuple):
 
   Attributes:
     tokens: ids, including the id that ended it.
-    logps: of these tokens at the temperature of the request, before top-p.
+    logps: of these tokens at the temperature of the request, before filters.
     stopped: whether an id of Request.stop ended it; else it is truncated.
   """
 
@@ -139,7 +145,7 @@ class ExternalEngine:
       sizes_N: Array | None = None,
       *,
       group_size: int,
-      top_p: float = 1.0,
+      filters: Filters | None = None,
       on_dispatch: Callable[[], None] = lambda: None,
       **_,
   ) -> Iterator[Sampled]:
@@ -150,7 +156,7 @@ class ExternalEngine:
     """
     self._send(params)
     requests, prompt_B = self._requests(
-        prompts, key, float(temperature), sizes_N, group_size, top_p
+        prompts, key, float(temperature), sizes_N, group_size, filters or NONE
     )
     rows, width = len(requests), self._max_tokens
     tokens_BT = np.full((rows, width), self._pad, np.int32)
@@ -200,7 +206,7 @@ class ExternalEngine:
 
     yield responses()._replace(held=held)
 
-  def _requests(self, prompts, key, temperature, sizes_N, group_size, top_p):
+  def _requests(self, prompts, key, temperature, sizes_N, group_size, filters):
     """The requests, and the prompt of each response."""
     count = len(prompts.start_N)
     if sizes_N is None:
@@ -219,9 +225,10 @@ class ExternalEngine:
             np.asarray(prompts.tokens_NP), prompts.start_N, strict=True
         )
     ]
-    rest = self._max_tokens, temperature, top_p, self._stop
+    rest = dict(max_tokens=self._max_tokens, temperature=temperature)
+    rest |= filters._asdict() | dict(stop=self._stop)
     requests = [
-        Request(texts[n], int(seed), *rest)
+        Request(texts[n], int(seed), **rest)
         for n, seed in zip(prompt_B, seeds_B, strict=True)
     ]
     return requests, prompt_B

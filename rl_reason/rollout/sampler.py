@@ -24,6 +24,7 @@ from rl_reason.devices.compiled import CompiledOnce, Display
 from rl_reason.models import attention, checksums, decoder, experts, parameters
 from rl_reason.rollout import continuation, decode_loop, sampler_weights
 from rl_reason.rollout.decode_loop import Queue, Slots
+from rl_reason.rollout.sampling_filters import Filters
 
 YIELD_SHARE = 1 / 8  # `stream` yields after this share of the rows has ended
 MIN_SLOTS = 4  # of a data shard; `stream` does not halve them further
@@ -63,7 +64,7 @@ class Sampler:
     max_tokens: T, the longest response, EOS included.
     eos: token that ends a response and stays in it, or several of them.
     pad: token that fills the rest of a row.
-    top_p: nucleus; the returned log-probs are taken BEFORE this filter.
+    filters: top-k, top-p and others; log-probs are those BEFORE the filters.
     slots: rows that decode at a time (vLLM's max_num_seqs); 0: all rows.
     equal_groups: whether all groups have G rows.
     cache: dtype of keys and values: 'same' (the model's) or 'int8'.
@@ -76,7 +77,7 @@ class Sampler:
   max_tokens: int
   eos: int | tuple[int, ...]
   pad: int
-  top_p: float = 1.0
+  filters: Filters | None = None
   slots: int = 0
   equal_groups: bool = True
   cache: str = "same"
@@ -163,6 +164,8 @@ class Sampler:
         end_W=integers(shards, rows // shards),
         next_W=integers(shards, 0),
     )
+    if self.filters is not None and self.filters.reads_tokens:
+      queue = queue.replace(prompts_NP=tokens_NP)
     if self.record:
       record_NP = experts.record(routing, cfg, tokens_NP.shape)
       shape = rows, self.max_tokens
@@ -202,7 +205,7 @@ class Sampler:
 
   def _replicated(self) -> tuple[str, ...]:
     """Fields of the queue that are replicated over data shards."""
-    prompts = "cache", "hidden_ND", "length_N", "record_NP"
+    prompts = "cache", "hidden_ND", "length_N", "record_NP", "prompts_NP"
     return () if self.equal_groups else prompts
 
   def decode(
@@ -222,7 +225,7 @@ class Sampler:
         cfg=self.cfg,
         group_size=self.group_size,
         eos=self.eos,
-        top_p=self.top_p,
+        filters=self.filters,
     )
     replicated, rows = sharding.spec(), sharding.spec("batch")
     state = self.specs()

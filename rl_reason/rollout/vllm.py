@@ -21,6 +21,7 @@ import numpy as np
 from rl_reason.base import errors, functions
 from rl_reason.base.errors import RunError
 from rl_reason.rollout.external import Completion, Request
+from rl_reason.rollout.sampling_filters import Filters
 
 Seconds = Annotated[float, (1e-3, None)]
 
@@ -84,7 +85,7 @@ class VLLM:
             prompt=request.prompt,
             max_tokens=request.max_tokens,
             temperature=request.temperature,
-            top_p=request.top_p,
+            **{name: getattr(request, name) for name in Filters._fields},
             seed=request.seed,
             stop_token_ids=list(request.stop),
             logprobs=1,
@@ -127,7 +128,9 @@ def vllm(
   """A vLLM server.
 
   The server must run with `--logprobs-mode processed_logprobs`, unless the
-  temperature is 1: by default, log-probs are taken before the temperature.
+  temperature is 1: by default, log-probs are taken before the temperature. With
+  filters (`rollout.allow_filters`) leave the mode at its default and the
+  temperature at 1: processed log-probs would be those after the filters.
 
   Args:
     transfer: 'module:function', which gets an iterator of (name in

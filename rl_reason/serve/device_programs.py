@@ -12,6 +12,7 @@ call; P tokens of a text, padded on the right.
 import dataclasses
 import functools
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +22,13 @@ from rl_reason.base.structs import Array, Tree
 from rl_reason.models import attention, decoder, packed_attention
 from rl_reason.rollout import decode_loop
 from rl_reason.rollout.decode_loop import Queue, Slots
+from rl_reason.rollout.sampling_filters import Filters
 
 STEPS = decode_loop.BURST  # one burst per call, so that text streams evenly
 PURPOSE = "serve"  # of keys, as in `randomness.key`
 TOP = 20  # most likely tokens of a position whose log-probs are computed
 PART = 128  # queries whose attention scores are in memory at a time
 CHUNK = 64  # positions whose logits are in memory at a time in `score`
-ALL_TOKENS = 2.0  # top-p of rows without top-p; see `decode_loop.draw`
 
 
 @struct.dataclass
@@ -39,7 +40,7 @@ class Rows:
     seed_R, id_R, sample_R: int32, seed, prompt id and sample number, which
       determine the noise; see `randomness.key`.
     temperature_R: float32, 0 is greedy.
-    top_p_R: float32, ALL_TOKENS without top-p.
+    filters: with arrays [R]; see `sampling_filters`.
     limit_R: int32, maximum tokens of the response; 0 ends it at once.
   """
 
@@ -48,7 +49,7 @@ class Rows:
   id_R: Array
   sample_R: Array
   temperature_R: Array
-  top_p_R: Array
+  filters: Filters
   limit_R: Array
 
 
@@ -130,6 +131,7 @@ class Programs:
         ended_R=jnp.ones(rows, bool),
         end_W=integers(1),
         next_W=integers(1),
+        prompts_NP=integers((self.prompts, self.max_prompt), self.pad),
     )
     length = attention.cache_slots(self.max_prompt + self.max_tokens)
     slots = Slots(
@@ -150,10 +152,12 @@ class Programs:
     prompts.
     """
     hidden_D, filled = decode_loop.prefill_row(self, params, tokens_P, length)
+    prompts_NP: Any = queue.prompts_NP
     queue = queue.replace(
         cache=attention.with_row(queue.cache, filled, n),
         hidden_ND=queue.hidden_ND.at[n].set(hidden_D),
         length_N=queue.length_N.at[n].set(length),
+        prompts_NP=prompts_NP.at[n, : len(tokens_P)].set(tokens_P),
     )
     return decode_loop.constrain(queue)
 
@@ -214,7 +218,7 @@ class Programs:
         cfg=self.cfg,
         group_size=1,
         eos=self.eos,
-        top_p=rows.top_p_R,
+        filters=rows.filters,
         bursts=1,
     )
     slots = jax.tree.map(

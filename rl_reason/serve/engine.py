@@ -26,6 +26,7 @@ import numpy as np
 from rl_reason.base.structs import Tree
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce, Display
+from rl_reason.rollout.sampling_filters import NONE, Filters
 from rl_reason.serve import device_programs as programs_lib
 from rl_reason.serve.device_programs import Programs, Rows
 
@@ -61,7 +62,7 @@ class Job:
     seed: seed of the noise, along with prompt and sample.
     sample: number of the response among the responses to the prompt.
     temperature: 0 is greedy.
-    top_p: nucleus sampling; 1 is all tokens.
+    filters: top-k, top-p, min-p and the repetition penalty.
     max_tokens: maximum tokens of the response, including EOS.
     own: whether the server itself asks; such jobs are not counted.
     cancelled: set by the submitter to stop sampling.
@@ -73,7 +74,7 @@ class Job:
   seed: int = 0
   sample: int = 0
   temperature: float = 1.0
-  top_p: float = 1.0
+  filters: Filters = NONE
   max_tokens: int = 1
   own: bool = False
   cancelled: bool = False
@@ -148,7 +149,10 @@ class Engine:
         id_R=np.zeros(rows, np.int32),
         sample_R=np.zeros(rows, np.int32),
         temperature_R=np.zeros(rows, np.float32),
-        top_p_R=np.zeros(rows, np.float32),
+        filters=Filters(
+            np.zeros(rows, np.int32),
+            *(np.zeros(rows, np.float32) for _ in NONE[1:]),
+        ),
         limit_R=np.zeros(rows, np.int32),
     )
     self._tokens = 0
@@ -310,8 +314,8 @@ class Engine:
     rows.id_R[row] = prompt_id(job.prompt)
     rows.sample_R[row] = job.sample
     rows.temperature_R[row] = job.temperature
-    top_p = job.top_p if job.top_p < 1 else programs_lib.ALL_TOKENS
-    rows.top_p_R[row] = top_p
+    for x_R, x in zip(rows.filters, job.filters, strict=True):
+      x_R[row] = x
     rows.limit_R[row] = job.max_tokens
     self._jobs[row] = job
     self._pins[rows.prompt_R[row]] += 1

@@ -78,7 +78,14 @@ class Prompts:
             " message of the user"
         )
       self._check_size(sum(len(x["content"]) for x in turns), "messages")
-      text = templates.render(turns, self._tok, chat=has_template)
+      args = body.chat_template_kwargs
+      templates.check_names(args)
+      if args and not has_template:
+        raise ValueError(
+            "chat_template_kwargs: the tokenizer has no chat template: leave"
+            " it out"
+        )
+      text = templates.render(turns, self._tok, chat=has_template, args=args)
     except (ValueError, templates.PromptError) as e:
       raise ApiError(400, str(e), param="messages") from None
     prompt = self._of_text(text)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from starlette.responses import JSONResponse
 
 from rl_reason.monitoring.display import excerpt
+from rl_reason.rollout.sampling_filters import Filters
 
 FIELDS = 64  # maximum number of fields of one object
 # Maximum number of lists and objects of a body: Python's garbage collector
@@ -41,12 +42,9 @@ IGNORED = {
 NEUTRAL: dict[str, tuple] = dict(
     presence_penalty=(0,),
     frequency_penalty=(0,),
-    repetition_penalty=(1,),
     length_penalty=(1,),
     logit_bias=({},),
-    min_p=(0,),
     min_tokens=(0,),
-    top_k=(-1, 0),
     tools=([],),
     tool_choice=("none",),
     response_format=({"type": "text"},),
@@ -129,6 +127,9 @@ class Sampling(Body):
     max_tokens: maximum tokens of each response; each route has its default.
     temperature: 0 is greedy, as are values below LEAST_TEMPERATURE.
     top_p: nucleus sampling; 1 is all tokens.
+    top_k: number of the likeliest tokens to sample from; 0 and -1 are all.
+    min_p: least probability of a token, as a share of the likeliest token's.
+    repetition_penalty: of tokens of the prompt and of the response; 1 is off.
     seed: seed of the noise; random by default.
     stop: texts that end a response and are cut off.
     stop_token_ids: ids that end a response, besides EOS of the model.
@@ -138,6 +139,9 @@ class Sampling(Body):
   max_tokens: Count | None = None
   temperature: Annotated[float, Field(ge=0), AfterValidator(_greedy)] = 1.0
   top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+  top_k: Annotated[int, Field(ge=-1, lt=INT32)] = 0
+  min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+  repetition_penalty: Annotated[float, Field(ge=1e-2, le=100)] = 1.0
   seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
   stop: Stops = []
   stop_token_ids: Annotated[Ids, Field(max_length=STOP_IDS)] = []
@@ -146,6 +150,12 @@ class Sampling(Body):
   def stops(self) -> list[str]:
     """`stop` as a list."""
     return [self.stop] if isinstance(self.stop, str) else self.stop
+
+  @property
+  def filters(self) -> Filters:
+    """The filters of the next token."""
+    values = {name: getattr(self, name) for name in Filters._fields}
+    return Filters(**values)._replace(top_k=max(self.top_k, 0))
 
 
 class StreamOptions(Body):
@@ -192,6 +202,8 @@ class Chat(Streamed):
     logprobs: whether to return log-probs of the tokens.
     top_logprobs: number of alternatives to each token.
     max_completion_tokens: the newer name of max_tokens.
+    chat_template_kwargs: keywords of the chat template, as in vLLM; they
+      replace those of data.template_args.
   """
 
   messages: Annotated[
@@ -201,6 +213,7 @@ class Chat(Streamed):
   logprobs: bool = False
   top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
   max_completion_tokens: Count | None = None
+  chat_template_kwargs: dict[str, Any] = {}
 
   @property
   def turns(self) -> list[dict[str, str]]:

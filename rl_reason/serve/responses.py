@@ -152,7 +152,7 @@ class Run:
           seed=seed,
           sample=index % how.n,
           temperature=how.temperature,
-          top_p=how.top_p,
+          filters=how.filters,
           max_tokens=limit,
       )
 

@@ -99,7 +99,7 @@ def make_engine(
   Raises:
     RunError: there is no such checkpoint.
   """
-  params, _, about = trained.policy(c, which, model=model, output=output)
+  params, *_, about = trained.policy(c, which, model=model, output=output)
   eos = tokenizer.ends(tok, c.rollout.stop_tokens)
   programs = Programs(
       cfg=model.cfg,

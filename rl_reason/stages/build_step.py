@@ -39,6 +39,7 @@ from rl_reason.devices.randomness import host_seed, key
 from rl_reason.models import critic, decoder, experts
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import EXTREMES, SampleLog
+from rl_reason.rollout import sampling_filters
 from rl_reason.stages import optimizers
 from rl_reason.stages.optimizers import Optimizer
 from rl_reason.tasks import reward_terms
@@ -245,12 +246,12 @@ def signal(
 
 
 def history_inputs(
-    c, plan: Callable, logps: Callable
+    c, plan_rows: Callable, trainer_logps: Callable
 ) -> Callable[..., dict[str, Array]]:
   """(history, params) -> inputs of credit; see `history`."""
   return functools.partial(
       history.credit_inputs,
-      logps=lambda params, past: logps(params, plan(past))[0],
+      logps=lambda params, past: trainer_logps(params, plan_rows(past))[0],
       batch=c.rollout.batch,
       ratio_limit=c.advantage.history_ratio,
   )
@@ -336,7 +337,7 @@ def collector(
       group_sizes=functions.bind("group_sizes", c.rollout.group_sizes),
       max_prompt=c.rollout.max_prompt,
       temperature=c.rollout.temperature,
-      top_p=c.rollout.top_p,
+      filters=sampling_filters.of(c.rollout),
       cache=c.rollout.cache,
       record=c.rollout.replay_routing,
       shuffle_seed=host_seed(c.seed, "shuffle") if c.reward.shuffle else None,

@@ -10,7 +10,13 @@ from rl_reason.data import datasets, pipelines, tokenizer
 from rl_reason.devices.randomness import host_seed
 
 
-def batches(rows: pipelines.RowSource, purpose: str, batch: int, mixture: dict):
+def batches(
+    rows: pipelines.RowSource,
+    purpose: str,
+    batch: int,
+    mixture: dict,
+    counted: Callable[[int], None] = lambda _: None,
+):
   """An iterator over batches of (prompt, response) to imitate.
 
   A response in an environment is a list: turns, and observations between.
@@ -20,11 +26,15 @@ def batches(rows: pipelines.RowSource, purpose: str, batch: int, mixture: dict):
     purpose: decides the seed.
     batch: rows of a batch.
     mixture: style of the task -> weight; they need not sum to 1.
+    counted: called with the number of rows of files that have a response.
+
+  Raises:
+    DataError: a file has no row with a response.
   """
   seed = host_seed(rows.seed, purpose)
   if rows.files is not None:
     parts, weights = pipelines.prepared(rows.files, "train")
-    return pipelines.iterate(_pairs(parts, weights, seed), batch)
+    return pipelines.iterate(_pairs(parts, weights, seed, counted), batch)
 
   def demonstrate(item):
     _, row, rng = item
@@ -93,6 +103,7 @@ def _pairs(
     sources: list[pipelines.Prepared],
     weights: list[float],
     seed: int,
+    counted: Callable[[int], None] = lambda _: None,
     *,
     rejected: bool = False,
 ) -> grain.MapDataset:
@@ -114,10 +125,11 @@ def _pairs(
       raise datasets.DataError(
           f"data.train: no row of source {number} has"
           f" {'a rejected response' if rejected else 'a response'} to learn"
-          " from; name its columns in data.columns, or skip this stage"
-          " (sft.skill.steps = 0)"
+          " from; name its column, as in data.columns = 'response=text', or"
+          " skip this stage (sft.steps = 0)"
       )
     positions.append(found)
+  counted(sum(map(len, positions)))
   mixed = pipelines.mix(positions, weights, seed)
   return mixed.map(lambda position: texts(sources[position[0]][position[1]]))
 

@@ -23,8 +23,10 @@ from rl_reason.data import held_out, pipelines
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
-from rl_reason.evaluation import results
+from rl_reason.evaluation import results, set_table
 from rl_reason.evaluation.accuracy import Responses, respond, summarize_sets
+from rl_reason.monitoring import alerts
+from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import scorer, trained
 from rl_reason.stages.model import Model
@@ -45,17 +47,14 @@ def run(
 ) -> dict[str, float]:
   """Evaluates a checkpoint, writes the files above, returns the metrics.
 
-  `which` is 'sft', 'newest', 'best', or a step of RL; `parts` describes the
-  keywords.
+  `which` is as in `trained.policy`; `parts` describes the keywords.
 
   Raises:
     RunError: there is no such checkpoint.
   """
   workdir, say = output.workdir, output.display.say
-  if which == "sft":
-    params, step = trained.sft(c, model=model, output=output), 0
-  else:
-    params, _, step = trained.rl(c, which, model=model, output=output)
+  params, _, step, about = trained.policy(c, which, model=model, output=output)
+  say(f"evaluating {about}")
   rewards = functools.partial(
       scorer.rewards,
       c,
@@ -79,26 +78,51 @@ def run(
       environments=environments,
   )
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
-  for name, value in values.items():
-    say(f"{name} = {value:.4g}")
-  if chose(which, lambda: validation_sets(c, row_source)):
-    say(
-        "warning: held-out prompts chose this checkpoint, so its score on them"
-        " is too high: report the last one, or train with evaluate.validation"
-    )
+  output.display.table(
+      f"held-out scores of step {step} ({which}), with 95% intervals",
+      *set_table.as_text(values, sets),
+  )
+  for line in _warnings(c, which, values, row_source):
+    say(f"warning: {line}")
   if jax.process_index() == 0:
     path = workdir / f"evaluation-{which}.json"
     json_files.write_json(path, dict(step=step) | values)
-    say(f"metrics: {path}")
+    say(f"all metrics: {path}")
     dropped = held_out.dropped(row_source)
     harness = results.harness_results(values, sets, config_lib.flat(c), dropped)
-    json_files.write_json(workdir / f"results-{which}.json", harness)
+    path = workdir / f"results-{which}.json"
+    json_files.write_json(path, harness)
+    say(f"in the layout of lm-evaluation-harness: {path}")
     path = workdir / f"responses-{which}.html"
     title = f"{workdir.absolute().name}, step {step}"
     page_text = results.responses_page(title, values, sets, c.evaluate.mean_of)
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def _warnings(
+    c, which: str, values: dict[str, Any], row_source: RowSource
+) -> list[str]:
+  """What makes these scores too high or too low."""
+  out = [x.message for x in alerts.of_evaluation(values, config_lib.flat(c))]
+  if chose(which, lambda: validation_sets(c, row_source)):
+    out.append(
+        "held-out prompts chose this checkpoint, so its score on them is too"
+        " high: report the last one, or train with evaluate.validation"
+    )
+  return out + verifier_failures(values)
+
+
+def verifier_failures(values: dict[str, Any]) -> list[str]:
+  """One line on failures of the verifier in an evaluation; [] without any."""
+  failed = values["val-aux/verifier_failures"]
+  if not failed:
+    return []
+  return [
+      f"verifier or reward functions failed {failed:,} times in this"
+      " evaluation: such responses count as incorrect, or with 0"
+  ]
 
 
 def chose(which: str, validation: Callable[[], object]) -> bool:
@@ -124,7 +148,8 @@ def evaluate(
   """Evaluates a policy on the held-out sets of a run, or to choose.
 
   A threshold or a checkpoint is chosen by validation prompts, if there are any:
-  a held-out score that chose would be too high.
+  a held-out score that chose would be too high. 'val-aux/score' is the score
+  that chooses; it is missing where nothing is chosen.
 
   Args:
     c: the checked config; config.evaluate says how to sample.
@@ -133,7 +158,8 @@ def evaluate(
     title: shown during the evaluation.
     rewards: gives the terms of the reward, which measure rows without a
       verifier; None: no response to such rows is correct.
-    purpose: 'held out', 'choose', or 'both', where validation sets come last.
+    purpose: 'held out': nothing is chosen; 'choose'; or 'both', where
+      validation sets come last.
     mesh: the devices.
     output: the screen, and the event that stops the run.
     row_source: the rows of the task by purpose.
@@ -165,7 +191,7 @@ def evaluate(
           random_key,
           temperature_G,
           group_size=len(temperature_G),
-          top_p=c.evaluate.top_p,
+          filters=sampling_filters.of(c.evaluate),
           **options,
       )
       return (part.with_arrays(sharding.fetch) for part in parts)
@@ -201,10 +227,11 @@ def evaluate(
       )
       for name, rows in (sets | chooses).items()
   ]
+  chosen_by = set(chooses) or set(sets)
   return (
       summarize_sets(
           responses,
-          set(chooses) or set(sets),
+          chosen_by if purpose != "held out" else (),
           row_source.task.answer,
           mean_of=c.evaluate.mean_of,
           score_of=c.evaluate.interim_prompts,

@@ -15,17 +15,25 @@ from rl_reason.hf import hub
 from rl_reason.models import critic as critic_lib, decoder, lora
 from rl_reason.monitoring import run_log
 from rl_reason.stages import trained
-from rl_reason.stages.model import Model, resolve
+from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 
 
-def run(c, which: str, *, model: Model, output: Output, tok: Any) -> None:
+def run(
+    c,
+    which: str,
+    *,
+    source: hf.Source | None,
+    model: Model,
+    output: Output,
+    tok: Any,
+) -> None:
   """Writes export/policy, and export/critic if the run has a critic.
 
   The critic is a token classifier whose labels are the outputs of its head.
   With it comes a checkpoint of this package, from which critic.path of another
   run starts with critic.init = 'exported'. With export.push_to the policy is
-  then pushed to the hub. `which` is 'newest', 'best', or a step.
+  then pushed to the hub. `which` is as in `trained.policy`.
 
   Raises:
     RunError: there is no such checkpoint, or the hub refuses.
@@ -35,7 +43,9 @@ def run(c, which: str, *, model: Model, output: Output, tok: Any) -> None:
   pushes = c.export.push_to and jax.process_index() == 0
   if pushes:  # a wrong token fails before the weights are gathered
     hub.create(c.export.push_to, c.export.private)
-  policy, critic, step = trained.rl(c, which, model=model, output=output)
+  policy, critic, step, about = trained.policy(
+      c, which, model=model, output=output
+  )
   networks = {
       "policy": (
           jax.jit(lora.merge)(policy) if c.lora.rank else policy,
@@ -44,21 +54,30 @@ def run(c, which: str, *, model: Model, output: Output, tok: Any) -> None:
   }
   if critic is not None:
     networks["critic"] = critic, critic_lib.table(model.critic_cfg)
-  card = model_card(c, workdir, step)
+  fields = _fields(c, workdir)
+  card = model_card(fields, workdir, step)
   for name, (params, table) in networks.items():
     path = workdir / "export" / name
-    save_network(c, tok, path, params, table, cfg, card=card)
-    display.say(f"{name} of step {step} written to {path}")
+    save_network(c, source, tok, path, params, table, cfg, card=card)
+    shown = about if name == "policy" else f"{name} of step {step}"
+    display.say(f"{shown} written to {path}")
   if critic is not None:
-    save_checkpoint(c, workdir / "export" / "critic", step, critic)
+    save_checkpoint(fields, workdir / "export" / "critic", step, critic)
   if pushes:
     policy = workdir / "export" / "policy"
     url = hub.push(c.export.push_to, policy, f"Step {step} of RL")
-    display.say(f"policy of step {step} pushed to {url}")
+    display.say(f"{about} pushed to {url}")
+
+
+def _fields(c, workdir: pathlib.Path) -> dict[str, Any]:
+  """The fields of the run: an export may leave out code that they name."""
+  saved = workdir / "config.json"
+  return config_lib.load(saved) if saved.exists() else config_lib.flat(c)
 
 
 def save_network(
     c,
+    source: hf.Source | None,
     tok: Any,
     path: pathlib.Path,
     params: Tree,
@@ -67,7 +86,6 @@ def save_network(
     **options: Any,
 ) -> None:
   """`hf.save` with the dtypes and the tokenizer that the run started from."""
-  source = resolve(c)
   hf.save(
       path,
       params,
@@ -80,14 +98,19 @@ def save_network(
   )
 
 
-def save_checkpoint(c, path: pathlib.Path, step: int, params: Tree) -> None:
-  """Writes a checkpoint of parameters from which another run can start."""
+def save_checkpoint(
+    fields: dict[str, Any], path: pathlib.Path, step: int, params: Tree
+) -> None:
+  """Writes a checkpoint of parameters from which another run can start.
+
+  `fields` are of the config of this run, flat.
+  """
   checkpoints = Checkpoints(path)
-  checkpoints.save(step, params, dict(config=config_lib.flat(c)))
+  checkpoints.save(step, params, dict(config=fields))
   checkpoints.close()
 
 
-def model_card(config, workdir: pathlib.Path, step: int) -> str:
+def model_card(fields: dict[str, Any], workdir: pathlib.Path, step: int) -> str:
   """Returns README.md: origin of the model, accuracy before and after, config.
 
   The accuracies are those that the run logged, before RL and at this step.
@@ -97,21 +120,21 @@ def model_card(config, workdir: pathlib.Path, step: int) -> str:
       for line in run_log.read_metrics(workdir)
       if line["stage"] == "evaluate" and line["step"] in (0, step)
   }
-  steps, path = sorted(evaluated), config.model.path
+  steps, path = sorted(evaluated), fields["model.path"]
   names = evaluated[steps[-1]] if steps else {}
   text = (pathlib.Path(__file__).parent / "model_card.md.in").read_text()
   return jinja2.Template(text, keep_trailing_newline=True).render(
       base_model=path if not pathlib.Path(path).exists() else "",
       name=workdir.absolute().name,
       step=step,
-      task=config.task.name,
+      task=fields["task.name"],
       start=path,
-      rank=config.lora.rank,
+      rank=fields["lora.rank"],
       steps=steps,
       scores={
           name: [json.dumps(evaluated[x].get(name)) for x in steps]
           for name in sorted(names)
           if name.startswith("val-core/")
       },
-      config={k: json.dumps(x) for k, x in config_lib.flat(config).items()},
+      config={k: json.dumps(x) for k, x in fields.items()},
   )

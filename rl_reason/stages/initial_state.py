@@ -75,7 +75,7 @@ def abstract_arrays(c, model: Model) -> Tree:
   """Shapes and shardings of all arrays in a checkpoint of RL."""
   cfg, critic_cfg, mesh = model
   policy = abstract_state(
-      optimizers.learned_table(c, cfg), *optimizers.policy(c, cfg, mesh)
+      optimizers.learned_table(c, cfg), *optimizers.of_policy(c, cfg, mesh)
   )
   critic_state = None
   if facts.has_critic(c):

@@ -8,6 +8,7 @@ from typing import Any
 from rl_reason.base import config as config_lib
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.rl_state import RLState
+from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alerts, resources, run_log
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.output import Output
@@ -80,12 +81,7 @@ def run(
   lines = run_log.read_metrics(output.workdir)
   found = alerts.of_evaluation(values, config_lib.flat(c))
   broken = [alert.message for alert in found]
-  failed = values["val-aux/verifier_failures"]
-  if failed:
-    broken.append(
-        f"verifier or reward functions failed {failed:,} times in this"
-        " evaluation: such responses count as incorrect, or with 0"
-    )
+  broken += evaluate_lib.verifier_failures(values)
   for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
-  return values["val-aux/score"]
+  return values[accuracy.SCORE]

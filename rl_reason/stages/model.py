@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_reason import hf, tasks
+from rl_reason import hf
 from rl_reason.base import errors, functions
 from rl_reason.checks import facts
-from rl_reason.data import tokenizer
+from rl_reason.checks.model_directory import num_tokens
 from rl_reason.devices import unused_accelerators
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
 
@@ -35,105 +35,6 @@ class Model(NamedTuple):
   mesh: jax.sharding.Mesh
 
 
-def resolve(c) -> hf.Source | None:
-  """The checkpoint of config.model.path; its shape is filled into the config.
-
-  Args:
-    c: config.model gets the shape of the checkpoint; to resolve it twice has no
-      further effect.
-
-  Returns:
-    the checkpoint, or None if the model is a fresh one.
-
-  Raises:
-    ConfigError: it is damaged, not supported, or too short for the rollouts.
-  """
-  if not c.model.path:
-    return None
-  name = c.model.path
-  source = hf.find(name, revision=facts.revision(c, name))
-  shape = hf.architecture.fields(source.cfg)
-  del shape["vocab"]  # no field: it follows from the tokenizer
-  c.model.update(shape)
-  length = c.rollout.max_prompt + c.rollout.max_tokens
-  if length > source.context:
-    raise errors.ConfigError(
-        f"rollout.max_tokens = {c.rollout.max_tokens}: with"
-        f" rollout.max_prompt it makes {length} tokens, and {source.label}"
-        f" takes {source.context} (max_position_embeddings, sliding_window)"
-    )
-  return source
-
-
-def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:
-  """The tokenizer of the config, or else of the checkpoint `source`, if any.
-
-  `alphabet` is of the task, for a tokenizer of characters.
-
-  Raises:
-    ConfigError: there is none, or it does not fit the checkpoint.
-  """
-  path = tokenizer_path(c, source)
-  tok = tokenizer.load(path, alphabet, facts.revision(c, path))
-  if source and (tokens := _size(tok)) > source.cfg.vocab:
-    raise errors.ConfigError(
-        f"tokenizer = {path!r}: has {tokens} tokens, and {source.label} has a"
-        f" vocab_size of {source.cfg.vocab}; use the tokenizer of that model"
-    )
-  return tok
-
-
-def tokenizer_path(c, source: hf.Source | None) -> str:
-  """The path of the tokenizer: as configured, or of the checkpoint.
-
-  Raises:
-    ConfigError: there is none.
-  """
-  if c.tokenizer or not source:
-    return c.tokenizer
-  if not any((source.path / name).is_file() for name in hf.TOKENIZERS):
-    raise errors.ConfigError(
-        f"tokenizer = '': {source.label} has no tokenizer; name one"
-    )
-  return str(source.path)
-
-
-def _size(tok: Any) -> int:
-  return 1 + max(tok.get_vocab().values())
-
-
-def check_prompts(
-    c, task: Any, difficulties: tuple[int, ...], tok: Any
-) -> None:
-  """Refuses difficulties whose prompts are too long, or cannot be spelled.
-
-  Raises:
-    ConfigError: names the difficulties, or the characters.
-  """
-  if c.task.name == tasks.FILES:
-    return
-  slots = c.rollout.max_prompt
-  texts = [task.longest(difficulty) for difficulty in difficulties]
-  lacking = sorted(set("".join(texts)) - set(task.ALPHABET))
-  if lacking and not (c.tokenizer or c.model.path):
-    raise errors.ConfigError(
-        f"tokenizer = '': the ALPHABET of {c.task.name} lacks the"
-        f" characters {''.join(lacking)!r} of its prompts: name a tokenizer"
-    )
-  sizes = list(map(len, tokenizer.encode(tok, texts)))
-  if max(sizes) > slots:
-    longest = texts[sizes.index(max(sizes))]
-    too_long = [
-        str(difficulty)
-        for difficulty, size in zip(difficulties, sizes, strict=True)
-        if size > slots
-    ]
-    raise errors.ConfigError(
-        f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
-        f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
-    )
-
-
 def policy_shape(
     c, source: hf.Source | None, tok: Any, say: Callable[[str], None]
 ) -> decoder.ModelConfig:
@@ -142,7 +43,7 @@ def policy_shape(
   Raises:
     ConfigError: that kernel does not read the key/value cache.
   """
-  tokens = _size(tok)
+  tokens = num_tokens(tok)
   vocab = source.cfg.vocab if source else tokens
   cfg = model_config(c, vocab=vocab, tokens=tokens)
   chosen = kernels.KERNELS.get(cfg.attention)

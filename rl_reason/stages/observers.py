@@ -12,11 +12,12 @@ from rl_reason.base import functions
 from rl_reason.base.structs import Array, Tree
 from rl_reason.checks import facts
 from rl_reason.collect.collector import RolloutCollector
-from rl_reason.models import decoder, parameters
+from rl_reason.models import critic, decoder, parameters
 from rl_reason.monitoring import resources, step_metrics as step_metrics_lib
 from rl_reason.monitoring.display import Display
 from rl_reason.monitoring.samples import SampleLog
 from rl_reason.stages import build_step
+from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 from rl_reason.training import certificate
 
@@ -54,6 +55,16 @@ def counter(c, cfg: decoder.ModelConfig, passes: int) -> resources.Counter:
   share = cfg.experts_per_token / max(cfg.experts, 1)
   flops = parameters.flops_per_token(decoder.table(cfg), context, share)
   return resources.Counter(flops, passes, r.max_prompt, r.group_size)
+
+
+def model_sizes(c, model: Model) -> dict[str, int]:
+  """Numbers of parameters, and rows of the embedding, for the report."""
+  cfg, critic_cfg = model.cfg, model.critic_cfg
+  out = {"parameters": parameters.count(decoder.table(cfg)), "vocab": cfg.vocab}
+  if facts.has_critic(c):
+    size = parameters.count(critic.table(critic_cfg))
+    out["critic parameters"] = size
+  return out
 
 
 def sample_log(

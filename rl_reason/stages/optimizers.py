@@ -13,7 +13,9 @@ from rl_reason.training import optimizer
 Optimizer = tuple[optax.GradientTransformation, TrainState]
 
 
-def policy(c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> Optimizer:
+def of_policy(
+    c, cfg: decoder.ModelConfig, mesh: jax.sharding.Mesh
+) -> Optimizer:
   """The optimizer of RL, and the shardings of the policy's training state."""
   tx = of_stage(c.optimizer, freeze=c.optimizer.freeze, **policy_rate(c))
   return tx, optimizer.state_shardings(learned_table(c, cfg), tx, mesh)
@@ -37,6 +39,14 @@ def of_stage(o, **rate: Any) -> optax.GradientTransformation:
   """
   shared = "name b1 b2 eps weight_decay clip_norm offload".split()
   return optimizer.make_optimizer(**{name: o[name] for name in shared}, **rate)
+
+
+def sft_rate(part) -> dict[str, Any]:
+  """The learning rate of SFT or the habits: keywords of `make_optimizer`."""
+  warmup = part.get("warmup_steps", 0)
+  return dict(
+      lr=part.lr, schedule=part.schedule, warmup=warmup, total=part.steps
+  )
 
 
 def policy_rate(c) -> dict[str, Any]:

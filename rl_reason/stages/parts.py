@@ -26,9 +26,10 @@ import jax
 
 from rl_reason import environments as environments_lib, tasks
 from rl_reason.base import config as config_lib, errors, functions
+from rl_reason.checks import prompt_lengths
 from rl_reason.collect.environment_runner import Environments, stop_candidates
 from rl_reason.collect.reward_runner import RewardRunner
-from rl_reason.data import tokenizer
+from rl_reason.data import templates, tokenizer
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.hf import tensor_names
@@ -37,7 +38,6 @@ from rl_reason.monitoring import loggers, run_log
 from rl_reason.monitoring.display import Display, printable
 from rl_reason.rollout.external import ExternalEngine
 from rl_reason.rollout.sampler import RolloutEngine
-from rl_reason.stages import model as model_lib
 from rl_reason.stages.output import Output
 from rl_reason.tasks import reward_terms
 
@@ -82,6 +82,16 @@ def task(c, show: tasks.Show) -> tuple[Any, Callable | None]:
   return found.in_workers(r.workers, r.seconds, show), make
 
 
+def show_idle_template_args(c, tok: Any, say: Callable[[str], None]) -> None:
+  """Says which keywords of data.template_args the chat template ignores."""
+  args = templates.arguments(c.data.template_args)
+  if names := ", ".join(templates.unread(tok, args)):
+    say(
+        f"warning: data.template_args = {c.data.template_args!r}: the chat"
+        f" template of the tokenizer does not read {names}"
+    )
+
+
 def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   """The rows of the task by purpose.
 
@@ -90,9 +100,11 @@ def row_source(c, task: Any, tok: Any, files: pathlib.Path | None) -> RowSource:
   Raises:
     ConfigError: a prompt is too long, or cannot be spelled.
   """
-  difficulties = tuple(c.task.difficulties) or task.DIFFICULTIES or (0,)
-  model_lib.check_prompts(c, task, difficulties, tok)
-  return RowSource(task, c.task.name, difficulties, c.seed, files)
+  prompt_lengths.check_prompts(
+      c, task, lambda texts: list(map(len, tokenizer.encode(tok, texts)))
+  )
+  levels = prompt_lengths.difficulties(c, task)
+  return RowSource(task, c.task.name, levels, c.seed, files)
 
 
 def output(

@@ -24,9 +24,10 @@ from jax.experimental import multihost_utils
 
 import rl_reason
 from rl_reason import tasks, verifiers
-from rl_reason.base import config as config_lib, errors, json_files
+from rl_reason.base import config as config_lib, json_files
 from rl_reason.base.errors import Stopped
 from rl_reason.checks import facts
+from rl_reason.checks.model_directory import resolve, tokenizer_path
 from rl_reason.data import (
     datasets,
     pipelines,
@@ -37,98 +38,16 @@ from rl_reason.data import (
 )
 from rl_reason.data.datasets import Example
 from rl_reason.data.preparation_report import Tally
+from rl_reason.data.row_builder import RowBuilder
 from rl_reason.data.screening import Fault
-from rl_reason.stages.model import resolve, tokenizer_path
 from rl_reason.verifiers import workers
 
 FORMAT = 3  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
-PROGRAMS = 32  # solutions of a source that are run against their own tests
+RESPONSES = 32  # of a source to imitate, which the verifier judges, too
 
 
 # --- rows --------------------------------------------------------------------
-
-
-class RowBuilder:
-  """Builds rows from examples: renders, tokenises, measures.
-
-  Args:
-    config: of the run.
-    tok: the tokenizer.
-  """
-
-  def __init__(self, config, tok):
-    self._data, self._rollout, self._tok = config.data, config.rollout, tok
-    self._reserved = templates.reserved(tok)
-    self._special = templates.reserved(tok, special=True)
-    probe = [dict(role="user", content="1+1?")]
-    if self._data.system:
-      probe.insert(0, dict(role="system", content=self._data.system))
-    try:
-      templates.render(probe, tok, chat=self._data.chat)
-    except templates.PromptError as e:
-      raise errors.ConfigError(str(e)) from None
-
-  def _encode(self, text: str) -> list[int]:
-    return tokenizer.encode(self._tok, [text])[0]
-
-  def build(self, example: Example, use: str) -> dict | Fault:
-    """The row to write, for 'train' or 'evaluate', or why there is none."""
-    d, limit = self._data, self._rollout.max_prompt
-    for text in (example.question, *(x["content"] for x in example.turns)):
-      if not self._reserved.isdisjoint(self._encode(text)):
-        return Fault("the question contains a special token", text)
-    key = screening.key(example)
-    paraphrases = d.paraphrases if use == "train" else 1
-    question = templates.paraphrase(
-        example.question, int(key, 16) % paraphrases
-    )
-    template = templates.choose(d.template, example.kind)
-    try:
-      turns = templates.messages(question, template, d.system, example.turns)
-      if len(turns) > 1 and not d.chat:
-        reason = "the prompt has several turns; data.chat = True keeps it"
-        return Fault(reason, example.question)
-      prompt = templates.render(turns, self._tok, chat=d.chat)
-    except templates.PromptError as e:
-      return Fault(screening.UNRENDERED, f"{e}: {example.question}")
-    ids = self._encode(prompt)
-    if not ids:
-      return Fault(screening.NO_TOKEN, example.question)
-    if len(ids) > limit:
-      return Fault(
-          f"the prompt is longer than rollout.max_prompt = {limit}; raise it",
-          f"{len(ids)} tokens: {example.question}",
-          len(ids),
-      )
-    response, left_out = example.response, None
-    if example.solution and not response:
-      response = templates.complete(example.solution, example.answer, template)
-      if left_out := self._response_fault(response):
-        response = ""  # RL needs the question only
-    for text in (response, example.rejected):
-      if fault := self._response_fault(text):
-        return fault
-    return example._asdict() | dict(
-        response=response,
-        no_response=left_out.reason if left_out else "",
-        key=key,
-        prompt=prompt,
-        messages=turns if d.chat else [],
-        bin=1 << (len(ids) - 1).bit_length(),
-    )
-
-  def _response_fault(self, text: str) -> Fault | None:
-    ids, limit = self._encode(text), self._rollout.max_tokens
-    if not self._special.isdisjoint(ids):
-      return Fault("a response contains a special token", text)
-    if len(ids) + 1 > limit:  # with its EOS
-      return Fault(
-          f"a response is longer than rollout.max_tokens = {limit}; raise it",
-          f"{len(ids)} tokens: {text}",
-          len(ids) + 1,
-      )
-    return None
 
 
 @contextlib.contextmanager
@@ -148,11 +67,11 @@ class _Preparation:
   def __init__(self, config, out: pathlib.Path, tok, stop, pool, quarantine):
     self._data, self._out, self._stop = config.data, out, stop
     self._validates, self._quarantine = config.evaluate.validation, quarantine
-    self._builder = RowBuilder(config, tok)
+    self._builder = RowBuilder(config.data, config.rollout, tok)
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
-    # Place of a row -> whether its solution passes its tests.
-    self._programs: dict[str, concurrent.futures.Future] = {}
+    # Place of a row -> whether its response, or its program, is correct.
+    self._judged: dict[str, concurrent.futures.Future] = {}
 
   def _drop(self, tally: Tally, where: str, fault: Fault) -> None:
     tally.drop(where, fault)
@@ -194,16 +113,16 @@ class _Preparation:
     tally.references += 1
     fault = self._references.fault(example)
     tally.verified += not fault
-    has_program = example.kind == "code" and (
-        example.response or example.solution
-    )
-    if has_program and not fault and len(self._programs) < PROGRAMS:
-      self._programs[example.where] = self._references.run(example)
+    judged = example.response
+    if example.kind == "code":
+      judged = judged or example.solution
+    if judged and not fault and len(self._judged) < RESPONSES:
+      self._judged[example.where] = self._references.judge(example, judged)
     return fault
 
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
-    self._programs = {}
+    self._judged = {}
     with _writer(self._out / f"{tally.file}.all") as write:
       for number, row in enumerate(self._rows(tally, source), 1):
         write(row)
@@ -211,8 +130,8 @@ class _Preparation:
           self._screen.add_training(row)
           if number == self._data.limit:
             break
-    # A reference that its own solution fails would fail every response, too.
-    for where, pending in self._programs.items():
+    # SFT would teach what the verifier rejects here, and RL punishes.
+    for where, pending in self._judged.items():
       out = pending.result()
       tally.solutions += not out.failure
       if not out.failure and not out.value:
@@ -282,7 +201,8 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   for path in (out, old):
     shutil.rmtree(path, ignore_errors=True)
   out.mkdir(parents=True)
-  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path))
+  args = templates.arguments(config.data.template_args)
+  tok = tokenizer.load(tok_path, "", facts.revision(config, tok_path), args)
   r, tallies = config.reward, []
   with (
       workers.Pool("rl_reason.verifiers:ask", r.workers, r.seconds) as pool,
@@ -299,24 +219,16 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
     for_validation = [chosen for x in tallies for chosen in work.finish(x)]
   for tally in tallies:
     # What was dropped tells a wrong format from damage: both errors show it.
-    reasons = [
-        f"{n} rows: {reason}, as in {tally.samples[reason][0]}"
-        for reason, n in tally.dropped.items()
-    ]
     if tally.kept and tally.corrupt > config.data.max_corrupt * tally.read:
       raise datasets.DataError(
           f"data.{tally.use}: {tally.corrupt:,} of {tally.read:,} rows of"
           f" {tally.source} are corrupt, more than data.max_corrupt ="
-          f" {config.data.max_corrupt:g} ({'; '.join(reasons)}); correct it,"
+          f" {config.data.max_corrupt:g} ({tally.reasons}); correct it,"
           " name its columns in data.columns, or raise data.max_corrupt"
       )
     # An empty source would shift the shares of the mixture unnoticed.
     if not tally.kept:
-      raise datasets.DataError(
-          f"data.{tally.use}: no row of {tally.source} is left"
-          f" ({'; '.join(reasons) or 'it is empty'}); correct it or leave it"
-          " out"
-      )
+      raise datasets.DataError(tally.none_left())
   weights = [weight for _, weight in parts["train"]]
   if any(weights):
     weights = [1.0 if x is None else x for x in weights]
@@ -336,7 +248,16 @@ def _write(config, tok_path, parts, identity, workdir, display, stop) -> None:
   shutil.rmtree(old, ignore_errors=True)
 
 
-def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
+def again(config, workdir: pathlib.Path, display) -> pathlib.Path:
+  """The directory that `run` returned, whether or not its sources exist."""
+  verifiers.OWN.update(datasets.assignments(config.data.kind).values())
+  display.say(f"data: the rows that the run prepared, {workdir / 'data'}")
+  return workdir / "data"
+
+
+def run(
+    config, workdir: pathlib.Path, display, stop, tok_path: str = ""
+) -> pathlib.Path:
   """Prepares the sources of `data.train` and `data.evaluate`.
 
   A preparation of the same config and the same files is reused.
@@ -346,6 +267,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
     workdir: of the run.
     display: for messages.
     stop: set by SIGTERM.
+    tok_path: of the tokenizer; '': as the config says.
 
   Returns:
     the directory, for `pipelines.prepared`.
@@ -365,7 +287,9 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
         evaluate=datasets.parse_all(d.evaluate, "test", revisions),
         train=datasets.parse_all(d.train, "train", revisions),
     )
-    tok_path = tokenizer_path(config, resolve(config))
+    if not tok_path:
+      source = resolve(config)
+      tok_path = tokenizer_path(config, source.path if source else None)
     sources = [source for source, _ in parts["evaluate"] + parts["train"]]
     identity = _identity(config, tok_path, sources)
     report = place / "data.json"
@@ -374,7 +298,7 @@ def run(config, workdir: pathlib.Path, display, stop) -> pathlib.Path:
       display.say(f"data are prepared already: {place}")
     else:
       _write(config, tok_path, parts, identity, workdir, display, stop)
-    learns = not config.sft.reuse and config.sft.skill.steps
+    learns = not config.sft.reuse and config.sft.steps
     tallies = json.loads(report.read_text())["sources"]
     for line in tally_lib.lines(tallies, learns):
       display.say(line)

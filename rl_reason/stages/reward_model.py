@@ -21,10 +21,11 @@ import numpy as np
 import optax
 
 from rl_reason import hf
-from rl_reason.base import errors
+from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Array, Packed, TrainState, Tree
 from rl_reason.checks import facts
+from rl_reason.checks.model_directory import resolve
 from rl_reason.data import sample_files
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
@@ -180,8 +181,7 @@ def pairs(
   r, rollout = c.reward_model, c.rollout
   if not r.samples:
     chosen, rejected = (
-        facts.mixture(x) if x else dict.fromkeys(row_source.task.STYLES, 1.0)
-        for x in (r.chosen, r.rejected)
+        facts.styles(x, row_source.task) for x in (r.chosen, r.rejected)
     )
     stream = demonstrations.preferences(
         row_source, r.batch, chosen, rejected, evaluation=evaluation
@@ -234,10 +234,11 @@ def _export(c, params: Tree, model: Model, tok: Any, output: Output) -> None:
   cfg = model.critic_cfg
   network, head = (params, critic.table(cfg), cfg.trunk), hf.SEQUENCE_CLASSIFIER
   try:
-    export.save_network(c, tok, path, *network, head=head)
+    export.save_network(c, resolve(c), tok, path, *network, head=head)
   except errors.ConfigError as e:
     say(f"reward model: not written for transformers: {e}")
-  export.save_checkpoint(c, path, c.reward_model.steps, params)
+  fields = config_lib.flat(c)
+  export.save_checkpoint(fields, path, c.reward_model.steps, params)
   say(f"reward model written to {path}")
 
 

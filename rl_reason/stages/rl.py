@@ -94,14 +94,14 @@ def train(
   reward = build_step.reward(c)
   signal = build_step.signal(c, reward)
   plan_rows = build_step.planner(c, mesh)
-  logps = build_step.logps(c, cfg, mesh, display)
-  values = build_step.values(critic_cfg, mesh, display)
-  history_inputs = build_step.history_inputs(c, plan_rows, logps)
+  trainer_logps = build_step.logps(c, cfg, mesh, display)
+  critic_values = build_step.values(critic_cfg, mesh, display)
+  past_inputs = build_step.history_inputs(c, plan_rows, trainer_logps)
   assign_credit = build_step.credit(
       c, reward, mesh, display, on_policy=on_policy
   )
   objective = build_step.objective(c, on_policy=on_policy)
-  optimizer = optimizers.policy(c, cfg, mesh)
+  optimizer = optimizers.of_policy(c, cfg, mesh)
   update = build_step.policy_update(c, objective, cfg, optimizer, display)
   critic_optimizer = None
   if has_critic:
@@ -110,8 +110,8 @@ def train(
         build_step.critic_update(c, critic_cfg, critic_optimizer, display),
         **optimizers.critic_rate(c, c.rl.steps),
     )
-  step_metrics = observers.step_metrics(c, cfg, on_policy=on_policy)
-  steer = build_step.controllers(c)
+  metrics_of_step = observers.step_metrics(c, cfg, on_policy=on_policy)
+  adapt = build_step.controllers(c)
   # The collector lives on the devices that sample.
   with jax.set_mesh(rollout_engine.mesh):
     collector = build_step.collector(
@@ -174,7 +174,7 @@ def train(
   samples = observers.sample_log(
       c,
       reward,
-      lambda plan: logps(policy(state.policy.params), plan)[0],
+      lambda plan: trainer_logps(policy(state.policy.params), plan)[0],
       collector=collector,
       task=row_source.task,
       tok=tok,
@@ -255,23 +255,23 @@ def train(
       # Log-probs by the trainer; one on-policy update computes its own.
       logps_BT = entropy_BT = ref_logps_BT = None
       if not on_policy:
-        logps_BT, entropy_BT = logps(params, plan)
+        logps_BT, entropy_BT = trainer_logps(params, plan)
       metrics |= certificate.of_logps(rows, logps_BT)
       rows = with_old_logps(rows, logps_BT)
       state.kept = None
       if surplus is not None:
-        logps_BT, _ = logps(params, plan_rows(surplus.rollouts))
+        logps_BT, _ = trainer_logps(params, plan_rows(surplus.rollouts))
         state.kept = with_old_logps(surplus, logps_BT)
       if has_reference:
-        ref_logps_BT, _ = logps(policy(reference), plan)
+        ref_logps_BT, _ = trainer_logps(policy(reference), plan)
       clock.lap("old_log_prob")
 
       # Values of each prefix, if the advantage asks for them.
       values_BT = pretrained_BT = None
       if state.critic is not None:
-        values_BT = values(state.critic.params, plan)
+        values_BT = critic_values(state.critic.params, plan)
       if mixes_values:
-        pretrained_BT = values(critic_params, plan)
+        pretrained_BT = critic_values(critic_params, plan)
       clock.lap("values")
 
       # Credit: rewards, then advantages and the critic's targets.
@@ -285,7 +285,7 @@ def train(
           kl_coef=np.float32(state.coefs["kl"]),
       )
       if state.history is not None:
-        inputs |= history_inputs(state.history, params)
+        inputs |= past_inputs(state.history, params)
       credit = assign_credit(inputs)
       if state.history is not None:
         state.history = history.append(state.history, rows, credit["rewards_B"])
@@ -309,15 +309,15 @@ def train(
         state.critic, critic_metrics = update_critic(state.critic, *data_M)
 
       # Log, while the device computes the update; adapt KL and entropy bonus.
-      state.counters, metrics = step_metrics(
+      state.counters, metrics = metrics_of_step(
           state, metrics, counts, rows, credit, batch, plan
       )
       state.step, state.evaluated = state.step + 1, False
       logger.dispatched(state.step, metrics, actor_metrics, critic_metrics)
       samples.log(state.step, rows, credit, batch, plan, entropy_BT)
       samples.doubtful(state.step, counts.get("doubtful", []))
-      if steer is not None:
-        state.coefs = steer(
+      if adapt is not None:
+        state.coefs = adapt(
             state.coefs, rows.rollouts.mask_BT, entropy_BT, credit
         )
   return policy(state.policy.params)

@@ -1,14 +1,16 @@
-"""Supervised fine-tuning: first a skill, then habits.
+"""Supervised fine-tuning, and a second stage of it for the built-in tasks.
 
-The skill phase imitates careful demonstrations until held-out accuracy says
-that the model can do the task. The habits phase mixes in hasty ones, after
-which the model mostly answers incorrectly: RL has to unlearn these habits.
+SFT imitates the responses of rows, or the demonstrations of a task, and
+measures what it has taught. The habits are more SFT in configs for the built-in
+tasks: hasty demonstrations, after which a model that can do the task mostly
+answers incorrectly. RL has to unlearn them.
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
 from rl_reason.checkpointing import checkpoint
@@ -22,6 +24,7 @@ from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     demonstrations,
     evaluate as evaluate_lib,
+    optimizers,
     supervised,
     trained,
 )
@@ -29,9 +32,13 @@ from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output
 from rl_reason.stages.trained import PHASES
 
+# What random keys of the data are made of: with other names the built-in tasks
+# would have other demonstrations.
+PURPOSES = {"sft": "skill", "habits": "habits"}
+
 
 class TooWeak(RunError):
-  """The skill phase ended below its threshold: RL would have no signal."""
+  """SFT ended below its threshold: RL would have no signal."""
 
 
 def run(
@@ -44,14 +51,14 @@ def run(
     engine: RolloutEngine,
     environments: Environments | None,
 ) -> Tree:
-  """Runs, resumes or skips both phases; returns the parameters.
+  """Runs, resumes or skips SFT and the habits; returns the parameters.
 
   SFT starts from config.model.path, if set. Phases of 0 steps are skipped.
   With config.sft.reuse the parameters come from another work directory.
-  `parts` describes the keywords; the engine measures the skill.
+  `parts` describes the keywords; the engine samples the evaluation.
 
   Raises:
-    TooWeak: the skill ended below its threshold.
+    TooWeak: SFT ended below its threshold.
     RunError: a checkpoint to resume or reuse does not match the config.
     Stopped: SIGTERM; everything is saved.
   """
@@ -68,14 +75,14 @@ def run(
       environments=environments,
   )
   params = None
-  names = [name for name in PHASES if c.sft[name].steps]
-  if names == list(PHASES):  # habits that have begun need no skill
+  names = [x for x in PHASES if config_lib.at(c, PHASES[x]).steps]
+  if names == list(PHASES):  # habits that have begun need no SFT
     habits = checkpoint.Checkpoints(output.workdir / "checkpoints" / "habits")
     names = names[habits.newest(output.display.say) is not None :]
   for name in names:
     check = None
-    if name == "skill" and not facts.no_verifier(c):
-      check = functools.partial(_require_skill, c, evaluate, output)
+    if name == "sft" and not facts.no_verifier(c):
+      check = functools.partial(_evaluate, c, evaluate, output)
     params = _train_phase(
         c,
         name,
@@ -109,7 +116,7 @@ def _train_phase(
     check: Callable[[Tree], None] | None,
 ) -> Tree:
   """Runs or resumes one phase, from `params`, the checkpoint, or at random."""
-  phase, first = c.sft[name], None
+  first, rate = None, optimizers.sft_rate(config_lib.at(c, PHASES[name]))
   if params is not None:
     first = lambda _: params  # noqa: E731
   elif c.model.path:
@@ -119,7 +126,7 @@ def _train_phase(
       name,
       mesh=model.mesh,
       output=output,
-      title=f"SFT: {name}",
+      title="SFT" if name == "sft" else f"SFT: {name}",
       prefix="sft",
       table=decoder.table(model.cfg),
       first=first,
@@ -128,18 +135,25 @@ def _train_phase(
       update=functools.partial(
           supervised.sft_update, cfg=model.cfg, router_aux=c.loss.router_aux
       ),
-      steps=phase.steps,
-      lr=phase.lr,
-      schedule=phase.schedule,
+      steps=rate.pop("total"),
+      **rate,
       final_check=check,
   )
 
 
 def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
   """Batches of (prompt, response): of the task, or of sft.samples."""
+  part, batch = config_lib.at(c, PHASES[name]), c.sft.batch
+
+  def counted(rows: int) -> None:
+    passes = f"{part.steps * batch / rows:.2g} passes over {rows:,} rows"
+    say(f"SFT: {part.steps:,} steps of {batch} rows are {passes}")
+
   if not c.sft.samples:
-    mixture = facts.mixture(c.sft[name].mixture)
-    return demonstrations.batches(row_source, name, c.sft.batch, mixture)
+    mixture = facts.styles(part.mixture, row_source.task)
+    return demonstrations.batches(
+        row_source, PURPOSES[name], batch, mixture, counted
+    )
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = sample_files.read(
       "sft.samples",
@@ -149,33 +163,34 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
       say,
       revisions=facts.revisions(c),
   )
-  seed = host_seed(c.seed, f"samples of {name}")
-  return sample_files.iterate(parts, weights, seed, c.sft.batch)
+  seed = host_seed(c.seed, f"samples of {PURPOSES[name]}")
+  counted(sum(map(len, parts)))
+  return sample_files.iterate(parts, weights, seed, batch)
 
 
-def _require_skill(c, evaluate: Callable, output: Output, params: Tree) -> None:
-  """Logs the greedy accuracy of the skill.
+def _evaluate(c, evaluate: Callable, output: Output, params: Tree) -> None:
+  """Logs the accuracy after SFT.
 
   Raises:
-    TooWeak: it is below config.sft.skill.threshold.
+    TooWeak: the greedy accuracy is below config.sft.threshold.
   """
-  threshold = c.sft.skill.threshold
+  threshold = c.sft.threshold
   values, responses = evaluate(
       params,
       c.evaluate.interim_prompts,
-      "evaluating the skill",
+      "evaluating SFT",
       purpose="choose",
   )
   greedy = values[f"val-core/{responses[0].name}/acc/greedy"]
-  output.log.metrics("skill", c.sft.skill.steps, values)
+  output.log.metrics("sft", c.sft.steps, values)
   output.display.say(
-      f"skill: {greedy:.1%} of"
+      f"SFT: {greedy:.1%} of"
       f" {'validation' if responses[0].chooses else 'held-out'} prompts"
       " correct (greedy)"
   )
   if greedy < threshold:
     raise TooWeak(
-        f"sft.skill.threshold = {threshold:.0%}, reached {greedy:.1%} after"
-        f" {c.sft.skill.steps} steps: RL would have little signal. Raise"
-        " sft.skill.steps, try another seed, or lower the threshold"
+        f"sft.threshold = {threshold:.0%}, reached {greedy:.1%} after"
+        f" {c.sft.steps} steps: RL would have little signal. Raise"
+        " sft.steps, try another seed, or lower the threshold"
     )

@@ -78,6 +78,7 @@ def train(
     steps: int,
     lr: float,
     schedule: str,
+    warmup: int = 0,
     unit: int = 1,
     final_check: Callable[[Tree], None] | None = None,
 ) -> Tree:
@@ -98,6 +99,7 @@ def train(
     steps: optimizer steps.
     lr: peak learning rate.
     schedule: of the learning rate.
+    warmup: optimizer steps of linear warm-up.
     unit: adjacent rows that must share a micro-batch.
     final_check: called once with the parameters after the last step. What it
       raises ends the run; a resumed run calls it again.
@@ -108,7 +110,9 @@ def train(
   """
   # The config is read here.
   save_every = c.checkpoint.sft_every
-  tx = of_stage(c.optimizer, lr=lr, schedule=schedule, total=steps)
+  tx = of_stage(
+      c.optimizer, lr=lr, schedule=schedule, warmup=warmup, total=steps
+  )
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(c, output, name)
   skips = health.SkippedUpdates(

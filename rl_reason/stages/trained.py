@@ -36,7 +36,7 @@ from rl_reason.stages.output import Output, open_stage
 from rl_reason.tasks import reward_terms
 from rl_reason.training.optimizer import abstract_state, state_shardings
 
-PHASES = ("skill", "habits")  # of SFT
+PHASES = {"sft": "sft", "habits": "sft.habits"}  # of SFT -> their section
 Say = Callable[[str], None]
 
 # Fields that give a critic its shape; `resume_rules.VALUES` give it meaning.
@@ -70,10 +70,17 @@ def sft(c, *, model: Model, output: Output) -> Tree:
     step = checkpoints.newest(output.display.say)
     if step is not None:
       break
+  if step is None and (workdir / "checkpoints" / "skill").exists():
+    raise RunError(
+        f"{workdir}: checkpoints/skill is now checkpoints/sft: the run is of an"
+        " earlier version of rl_reason; export its policy with that version,"
+        " and start from the export: model.path"
+    )
   host = {} if step is None else checkpoints.host(step)
   # The habits phase is the last one, unless it had no steps.
   last = phase == "habits" or (host and not host["config"]["sft.habits.steps"])
-  if step is None or not last or step != host["config"][f"sft.{phase}.steps"]:
+  steps = f"{PHASES[phase]}.steps"
+  if step is None or not last or step != host["config"][steps]:
     raise RunError(f"{workdir}: its SFT is not complete; run --stage=sft there")
   if s.reuse:  # the run's own config was compared with everything it wrote
     require_equal(
@@ -83,23 +90,21 @@ def sft(c, *, model: Model, output: Output) -> Tree:
         ("model.", "tokenizer", "task.name"),
     )
   # The optimizer of the phase decides the shapes of its checkpoint.
-  table, p = decoder.table(model.cfg), s[phase]
-  tx = optimizers.of_stage(
-      c.optimizer, lr=p.lr, schedule=p.schedule, total=p.steps
-  )
+  table, part = decoder.table(model.cfg), config_lib.at(c, PHASES[phase])
+  tx = optimizers.of_stage(c.optimizer, **optimizers.sft_rate(part))
   shardings = state_shardings(table, tx, model.mesh)
   return checkpoints.restore(step, abstract_state(table, tx, shardings)).params
 
 
 def has_sft(c) -> bool:
   """Whether RL starts from SFT, of this run or of another one."""
-  return bool(c.sft.reuse or c.sft.skill.steps or c.sft.habits.steps)
+  return bool(c.sft.reuse or facts.sft_steps(c))
 
 
 def policy(
     c, which: str, *, model: Model, output: Output
-) -> tuple[Tree, int, str]:
-  """The parameters of a policy, their step of RL, and a line about them.
+) -> tuple[Tree, Tree | None, int, str]:
+  """A policy, its critic (or None), their step of RL, and words about them.
 
   Args:
     c: the config.
@@ -115,10 +120,10 @@ def policy(
   if which == "sft" or (which == "newest" and not begun):
     about = "SFT" if has_sft(c) else c.model.path
     params = sft(c, model=model, output=output)
-    return params, 0, f"the policy of {about}"
-  params, _, step = rl(c, which, model=model, output=output)
+    return params, None, 0, f"the policy of {about}"
+  params, critic_params, step = rl(c, which, model=model, output=output)
   about = f"the policy of step {step} of RL in {output.workdir}"
-  return params, step, about
+  return params, critic_params, step, about
 
 
 def rl(
@@ -160,15 +165,27 @@ def rl(
         f"--step = {which}: no such checkpoint of RL in {output.workdir}"
         f" (there are {complete}; or 'newest', 'best', 'sft')"
     )
-  like = initial_state.abstract_arrays(c, model)
-  arrays = checkpoints.restore(step, like)
-  params, critic_state = arrays["policy"].params, arrays["critic"]
+  # Only the networks are read: no code of the config decides their shapes.
+  tables = dict(policy=optimizers.learned_table(c, model.cfg))
+  if checkpoints.contents(step)["critic"] is not None:
+    tables["critic"] = critic_lib.table(model.critic_cfg)
+  like = {
+      name: dict(
+          params=parameters.abstract(
+              table, parameters.shardings(table, model.mesh)
+          )
+      )
+      for name, table in tables.items()
+  }
+  found = checkpoints.restore_part(step, like)
+  networks = {name: x["params"] for name, x in found.items()}
+  params = networks["policy"]
   if c.lora.rank:
     whole = base() if base else sft(c, model=model, output=output)
     frozen = initial_state.frozen_base(whole, model.cfg.dtype)
     require_base(checkpoints.host(step), checksums.digest(frozen))
     params = lora.join(frozen, params, optimizers.lora_scale(c))
-  return params, critic_state and critic_state.params, step
+  return params, networks.get("critic"), step
 
 
 def random_critic(

@@ -35,14 +35,14 @@ import hashlib
 import importlib
 import re
 import string
-import traceback
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_reason import verifiers
-from rl_reason.base import errors, functions
+from rl_reason.base import errors, functions, own_code
 
 NAMES = {
     "arithmetic": f"{__name__}.arithmetic",
@@ -111,9 +111,11 @@ class Failures:
     """Counts a failure, by default the exception that is being handled."""
     self.count += 1
     if self.count == 1 and self._show:
+      found = sys.exception()
+      details = details or (own_code.report(found) if found else "")
       self._show(
           f"{self._name} failed; this is the first failure, further ones are"
-          f" only counted:\n{details or traceback.format_exc()}".rstrip()
+          f" only counted: {details}".rstrip()
       )
 
 
@@ -225,9 +227,10 @@ def get(name: str, show: Show | None = None) -> Any:
   try:
     source = functions.load(NAMES.get(name, name))
   except ValueError as e:
+    hint = errors.did_you_mean(name, (*NAMES, FILES))
     raise ValueError(
         f"none of {', '.join((*NAMES, FILES))}, {GYM}:SETS, and no task of"
-        f" yours: {e}"
+        f" yours: {e}{hint}"
     ) from None
   return Task(name, source, show)
 

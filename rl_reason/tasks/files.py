@@ -7,7 +7,7 @@ processes verify responses while the device samples.
 from collections.abc import Callable
 
 from rl_reason import tasks, verifiers
-from rl_reason.base import functions
+from rl_reason.base import errors, functions
 from rl_reason.tasks import Row
 from rl_reason.verifiers import workers
 
@@ -32,7 +32,8 @@ def check_kind(kind: str) -> None:
   if kind not in (*verifiers.KINDS, verifiers.NONE):
     if ":" not in kind:
       known = ", ".join((*verifiers.KINDS, verifiers.NONE))
-      raise ValueError(f"must be one of {known}, or module:function")
+      hint = errors.did_you_mean(kind, verifiers.KINDS)
+      raise ValueError(f"must be one of {known}, or module:function{hint}")
     if not callable(functions.load(kind)):
       raise ValueError(f"{kind} is not a function")
 

@@ -16,10 +16,10 @@ import asyncio
 import inspect
 import math
 import re
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from rl_reason.base import own_code
 from rl_reason.tasks import Row
 from rl_reason.verifiers.arithmetic_steps import verdicts as step_verdicts
 
@@ -74,8 +74,8 @@ _OF_TRL = ("prompts", "completions", "completion_ids")
 def _attempt(function: Callable, *args, **keywords) -> Any:
   try:
     return function(*args, **keywords)
-  except BaseException:  # the user's code may raise anything, and may exit
-    return Failed(traceback.format_exc())
+  except BaseException as e:  # the user's code may raise, or exit
+    return Failed(own_code.report(e))
 
 
 async def _awaited(value: Any) -> Any:
@@ -84,8 +84,8 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
   except asyncio.CancelledError:  # it took too long
     raise
-  except BaseException:  # the user's code may raise anything, and may exit
-    return Failed(traceback.format_exc())
+  except BaseException as e:  # the user's code may raise, or exit
+    return Failed(own_code.report(e))
 
 
 class RewardFunction(NamedTuple):
@@ -164,21 +164,10 @@ class RewardFunction(NamedTuple):
       inputs.pop(name, None)
     ids = batch.token_ids
     inputs |= dict(prompts=prompts, completions=texts, completion_ids=ids)
+    if problem := missing_columns(self, inputs):
+      raise TypeError(problem)
     bound = getattr(self.function, "keywords", {})
     parameters = inspect.signature(self.function).parameters.values()
-    missing = [
-        x.name
-        for x in parameters
-        if x.name not in inputs
-        and x.default is x.empty
-        and x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)
-    ]
-    if missing:
-      known = ", ".join(x for x in inputs if x not in _OF_TRL)
-      raise TypeError(
-          f"{self.name} takes {', '.join(missing)}, which the data do not have:"
-          f" their columns are {known}"
-      )
     named = {x.name for x in parameters}
     everything = any(x.kind is x.VAR_KEYWORD for x in parameters)
     return self.function(
@@ -188,6 +177,24 @@ class RewardFunction(NamedTuple):
             if k not in bound and (everything or k in named)
         }
     )
+
+
+def missing_columns(function: RewardFunction, columns: Iterable[str]) -> str:
+  """Which columns a function in TRL's form takes that data lack; '' if none."""
+  known = [x for x in columns if x not in (*_OF_TRL, "prompt", "completion")]
+  missing = [
+      x.name
+      for x in inspect.signature(function.function).parameters.values()
+      if x.name not in (*known, *_OF_TRL)
+      and x.default is x.empty
+      and x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)
+  ]
+  if not missing:
+    return ""
+  return (
+      f"{function.name} takes {', '.join(missing)}, which the data do not have:"
+      f" their columns are {', '.join(known)}"
+  )
 
 
 def form_of(name: str, function: Callable) -> str:

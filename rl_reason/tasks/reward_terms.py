@@ -2,13 +2,13 @@
 
 The config lists the terms that are added to the verdict of the verifier:
 
-  reward.functions = "boxed*0.1,my_rewards:judge(limit=9)*0.5,length*-0.3..0"
+  reward.functions = "my_rewards:score,my_rewards:judge(limit=9)*0.5,length*-1"
 
 A term is a function of `reward_functions.py`, a function of the user
 (`my_rewards:judge`), a JSON file of rules, a constitution (`rules.json`), or a
 reward model (`DIR`, `OWNER/REPOSITORY`), see `stages/scorer.py`.
-Arguments are literals in parentheses. `W0..W1` moves the weight linearly from
-W0 to W1 over the run.
+Arguments are literals in parentheses. The weight follows an asterisk, and is 1
+without one; `*W0..W1` moves it linearly from W0 to W1 over the run.
 """
 
 import ast
@@ -16,6 +16,7 @@ import asyncio
 import functools
 import json
 import math
+import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -151,20 +152,36 @@ class Term(NamedTuple):
 
 
 def term(text: str) -> Term:
-  """Parses 'steps*0.5' or 'length*-0.3..0'.
+  """Parses 'steps', 'steps*0.5' or 'length*-0.3..0'.
 
   Raises:
     ValueError: the text has another form.
   """
-  name, _, weights = text.rpartition("*")
+  call = re.match(r"[^(]*\(.*\)", text)  # literals may contain asterisks
+  end = call.end() if call else 0
+  rest, mark, weights = text[end:].rpartition("*")
+  if not mark:
+    rest, weights = weights, "1"
+  name = (text[:end] + rest).strip()
   first, range_mark, last = weights.partition("..")
   try:
     out = Term(name, float(first), float(last if range_mark else first))
   except ValueError:
     out = Term("", 0, 0)
-  if not out.name or not all(map(math.isfinite, out[1:])):
-    raise ValueError(f"{text!r}: must look like 'steps*0.5' or 'steps*0.5..0'")
-  return out
+  readable = out.name and all(map(math.isfinite, out[1:]))
+  # Without an asterisk, what looks like a weight must not become the name.
+  if readable and (mark or _NAME.fullmatch(name) or os.path.exists(name)):
+    return out
+  form = "must look like 'steps', 'steps*0.5' or 'steps*0.5..0'"
+  if re.search(r"\s[+]|[+]\s|\w\s+\w", text):
+    form = "commas separate terms, as in 'steps,length*-0.3'"
+  elif re.fullmatch(r"[-+]?[\d.]+\*?[^*]+", text) or not mark:
+    form = "a weight follows the function after an asterisk, as in 'steps*0.5'"
+  raise ValueError(f"{text!r}: {form}")
+
+
+# A function with or without arguments, a file, a directory, an id on the hub.
+_NAME = re.compile(r"[\w./][\w./-]*(:[\w.]+)?(\(.*\))?")
 
 
 def parts(text: str) -> list[str]:

@@ -37,8 +37,8 @@ def encode(value, depth: int = 0):
   dict, a named tuple as a tuple. An object that equals everything is refused.
 
   Raises:
-    TypeError: a part of the value is not plain data. ValueError: the value is
-    nested deeper than MAX_DEPTH, or contains itself, or
+    TypeError: a part of the value is not plain data.
+    ValueError: the value is nested deeper than MAX_DEPTH or contains itself, or
       an iterator has more than MAX_ITEMS items.
   """
   if depth > MAX_DEPTH:

@@ -23,7 +23,7 @@ import numpy as np  # noqa: E402
 from conftest import child_env, restore_arrays  # noqa: E402
 
 FLAGS = (
-    "--config.sft.skill.steps=60",
+    "--config.sft.steps=60",
     "--config.checkpoint.sft_every=20",
     # Kills between two checkpoints: steps are lost, and are repeated.
     "--config.rl.steps=7",

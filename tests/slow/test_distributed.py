@@ -21,7 +21,7 @@ from rl_reason.base import errors
 pytestmark = pytest.mark.slow
 FLAGS = (
     "--config=configs/dapo.py:smoke",
-    "--config.sft.skill.steps=20",
+    "--config.sft.steps=20",
     "--config.updates.minibatches=1",
     "--config.rl.steps=2",
     "--config.mesh.data=2",
@@ -236,9 +236,9 @@ def test_a_restart_after_a_lost_process_ends_with_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("stage", "number", "victim"),
     [
-        ("skill", signal.SIGTERM, 0),
+        ("sft", signal.SIGTERM, 0),
         ("rl", signal.SIGTERM, 1),
-        ("skill", signal.SIGKILL, 1),
+        ("sft", signal.SIGKILL, 1),
         ("rl", signal.SIGKILL, 0),
         ("rl", signal.SIGSTOP, 0),
         ("rl", signal.SIGSTOP, 1),

@@ -24,7 +24,7 @@ pytestmark = [
 shared_programs = tiny_session.shared_programs
 FIELDS = dict(
     task__name="tiny_episodes:Talk",
-    sft__skill__mixture="careful:1",
+    sft__mixture="careful:1",
     sft__habits__mixture="careful:1",
     dynamic_sampling__signal="reward",
     environment__stop_strings=("1", "5", "9;", "#"),  # turns are short
@@ -57,7 +57,7 @@ def test_a_million_tokens_of_a_policy_are_those_of_the_update(
   session = tiny_session.make_session(
       tmp_path,
       task__name=f"{__name__}:Chat",
-      sft__skill__mixture="careful:1",
+      sft__mixture="careful:1",
       sft__habits__mixture="careful:1",
       rollout__batch=512,
       rollout__max_tokens=192,
@@ -145,7 +145,7 @@ def test_the_trainer_finds_the_log_probs_of_the_sampler(tmp_path, monkeypatch):
 def test_a_killed_run_resumes_with_the_same_bits(tmp_path, monkeypatch):
   """Groups that were kept bring their turns and rewards."""
   monkeypatch.setattr(interim, "run", lambda *_: 0.0)
-  monkeypatch.setattr(sft, "_require_skill", lambda *_: None)
+  monkeypatch.setattr(sft, "_evaluate", lambda *_: None)
   changes = FIELDS | test_resume.RARE | dict(advantage__name="returns_by_turn")
   _, (metrics, samples) = test_resume.assert_same(
       tmp_path,

@@ -34,9 +34,9 @@ def test_dapo_on_one_screen_has_the_losses_of_the_real_loop(
   small = dataclasses.replace(screen.cfg, **tiny)
   monkeypatch.setattr(screen, "cfg", small)
   # Evaluations would compile a sampler of their own.
-  monkeypatch.setattr(sft, "_require_skill", lambda *_: None)
+  monkeypatch.setattr(sft, "_evaluate", lambda *_: None)
   monkeypatch.setattr(rl.interim, "run", lambda *_: 0.0)
-  c.sft.skill.update(steps=4, threshold=0.0)
+  c.sft.update(steps=4, threshold=0.0)
   c.sft.habits.steps = 0
   c.rollout.batch, c.updates.minibatches, c.rl.steps = 32, 2, 2
   c.rollout.group_size = 4

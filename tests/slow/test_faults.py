@@ -183,22 +183,22 @@ def test_a_fault_is_flagged(fault, tmp_path, monkeypatch):
     health.check_run(lines, fields)
 
 
-@pytest.mark.parametrize("stage", ["skill", "rl"])
+@pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_parameters_that_overflow_are_not_saved(stage, tmp_path, monkeypatch):
   """Their gradient is finite; the checkpoint before them stays the newest."""
   monkeypatch.setattr(arithmetic, "verify", half)
   session = tiny_session.make_session(tmp_path, checkpoint__keep_last=1)
-  rate = "sft.skill.lr" if stage == "skill" else "optimizer.lr"
+  rate = "sft.lr" if stage == "sft" else "optimizer.lr"
   with jax.set_mesh(session.mesh):
     params = tiny_session.random_params(session)
     tiny_session.set_field(session.config, rate, 1e39)
     with pytest.raises(resumable.NotFinite, match=f"lower {rate} .now 1e.39"):
-      call(sft.run, session) if stage == "skill" else call(
+      call(sft.run, session) if stage == "sft" else call(
           rl.train, session, params
       )
   checkpoints = Checkpoints(tmp_path / "checkpoints" / stage)
   lines = [x for x in tiny_session.logged(tmp_path) if x["stage"] == stage]
-  if stage == "skill":
+  if stage == "sft":
     assert not checkpoints.steps() and lines[0]["sft/grad_norm"] > 0
   else:
     assert checkpoints.steps() == [0] and checkpoints.fault(0) is None

@@ -158,6 +158,7 @@ def test_prepare(tmp_path):
       "--stage=prepare",
       "--config=configs/base.py",
       "--config.task.name=files",
+      "--config.sft.steps=1",
       f"--config.tokenizer={tmp_path / 'tokenizer'}",
       f"--config.data.train={path}",
       f"--workdir={tmp_path / 'run'}",

@@ -59,7 +59,7 @@ def test_killed_at_every_kind_of_instant(tmp_path, cache, undisturbed):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_first(tmp_path, cache, undisturbed, number):
   """Within 10 s, in SFT and in RL; and the run goes on from there."""
-  for marker, saved in (("skill", "skill"), ('"rl"', "rl")):
+  for marker, saved in (("sft", "sft"), ('"rl"', "rl")):
     process = start(tmp_path, cache)
     log = tmp_path / "metrics.jsonl"
     while not (log.exists() and marker in log.read_text()):

@@ -42,4 +42,4 @@ def test_it_runs(tmp_path, monkeypatch):
   metrics = (
       where / "runs" / "quickstart-smoke-short" / "metrics.jsonl"
   ).read_text()
-  assert "reward/" in metrics and '"stage": "skill"' not in metrics
+  assert "reward/" in metrics and '"stage": "sft"' not in metrics

@@ -1,5 +1,6 @@
 """The report of a run in a browser."""
 
+import html
 import json
 import operator
 import shutil
@@ -37,9 +38,11 @@ def test_in_a_browser(tmp_path):
     document.querySelector("#search").oninput();
     const counts = [document.querySelector("#count").textContent];
     document.querySelector("#search").value = "";
-    document.querySelector("#kind").value = "held";
-    document.querySelector("#kind").onchange();
-    counts.push(document.querySelector("#count").textContent);
+    document.querySelector("#search").oninput();
+    counts.push(document.querySelector("#held summary").textContent);
+    counts.push(document.querySelectorAll("#list .group").length);
+    counts.push(document.querySelectorAll("nav a").length
+      - document.querySelectorAll("main > section").length);
     document.querySelector("[type=checkbox]:not([disabled])").click();
     document.body.textContent = "FOUND" + JSON.stringify([document.title,
       document.images.length, document.querySelectorAll("#charts path").length,
@@ -51,10 +54,37 @@ def test_in_a_browser(tmp_path):
   assert title == f"{tmp_path.name}: RL report" and not images and paths > 5
   # Newest first: three responses of a group, the long one, the held-out one.
   assert tokens == [9, 300, 3] and after == [9, 1000, 3]
-  assert counts == ["1 groups", "1 groups"]
+  held = "1 single responses to held-out prompts"
+  assert counts == ["1 groups", held, 2, 0]
   assert json.loads(token) == HOSTILE[0] and position == "3 of 3"
   names = ("advantage", "logp", "entropy")
   assert [float(x) for x in numbers] == [rows[0][name][2] for name in names]
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1200])
+def test_nothing_is_wider_than_the_window(tmp_path, width):
+  """Numbers of tiles stay on one line; the page does not scroll sideways."""
+  lines = [evaluation(0, 0.1, 0.2), rl_line(1), evaluation(4, 0.7, 0.8)]
+  path = page.write(put(tmp_path, lines, [sample("rl", 1)]))
+  frame = tmp_path / "frame.html"
+  text = html.escape(path.read_text(encoding="utf-8"))
+  frame.write_text(
+      f"""<!doctype html><body><iframe width={width} height=800
+      style="border:0" srcdoc="{text}"></iframe>""",
+      encoding="utf-8",
+  )
+  probe = """<script>onload = () => {
+    const inner = document.querySelector("iframe").contentWindow;
+    const page = inner.document, tiles = [...page.querySelectorAll(".tile b")];
+    const lines = tiles.map(node => node.offsetHeight
+      / parseFloat(inner.getComputedStyle(node).lineHeight));
+    const wide = page.documentElement.scrollWidth;
+    document.body.textContent =
+      "FOUND" + JSON.stringify([wide, Math.max(...lines)]) + "FOUND";
+  }</script>"""
+  found, lines_of_tile = found_in_browser(frame, probe)
+  assert found <= width and lines_of_tile < 1.5
 
 
 @needs_chromium

@@ -81,6 +81,21 @@ def test_rounds_end_with_the_same_bits(changes, tmp_path):
     assert tiny_session.logged(workdir) == logged
 
 
+def test_a_stopped_loop_goes_on_in_another_place(tmp_path):
+  """Its reward models, samples and policies are named by their directories."""
+  whole = Stop()
+  want = make(tmp_path / "whole", whole, **PAIRS)
+  lines = tiny_session.logged(tmp_path / "whole")
+  workdir = tmp_path / "here"
+  with pytest.raises(Stopped):
+    # In RL of the second round, with the second reward model.
+    make(workdir, Stop(whole.calls - 4), **PAIRS)
+  assert len(tiny_session.logged(workdir)) == 2
+  there = workdir.rename(tmp_path / "there")
+  assert make(there, Stop(), **PAIRS) == want
+  assert tiny_session.logged(there) == lines
+
+
 def test_a_round_imitates_what_was_kept(tmp_path, monkeypatch):
   seen, packed, train = [], demonstrations.pack, supervised.train
 

@@ -71,7 +71,7 @@ def test_smoke_evaluate_and_report(tmp_path):
       json.loads(line)
       for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
   ]
-  assert {m["stage"] for m in metrics} == {"skill", "habits", "rl", "evaluate"}
+  assert {m["stage"] for m in metrics} == {"sft", "habits", "rl", "evaluate"}
   for m in metrics:
     if m["stage"] == "rl":
       assert m["rollout/logp_gap_max"] <= 1e-4
@@ -83,6 +83,10 @@ def test_smoke_evaluate_and_report(tmp_path):
   final = [m for m in metrics if m["stage"] == "evaluate"][-1]
   shared = {k for k in final if k.startswith("val-core/")}
   assert shared and all(again[k] == final[k] for k in shared)
+  assert "val-aux/score" not in again, "an evaluation chooses no checkpoint"
+  assert "held-out scores of step" in done.stdout and "mean@" in done.stdout
+  for word in ("val-core/", "warning", "updates of the policy", "report.html"):
+    assert word not in done.stdout, "this belongs to the training"
 
   done = command("--stage=evaluate", "--step=77", workdir)
   assert done.returncode == 1 and "--step = 77" in done.stderr

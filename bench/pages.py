@@ -1,0 +1,128 @@
+"""All pages and figures of results/, and README's table, from committed data.
+
+  python -m bench.pages            # writes what differs; measures nothing
+  python -m bench.pages --check    # writes nothing; exit code 1 if any differs
+
+Figures need matplotlib; whether one differs is known without it, by the digest
+in the file. docs/report.png, the picture of a report, needs chromium.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from bench import report_picture, results, seeds, tables
+from rl_reason.lab import ablation_pages
+from rl_reason.report import figures
+
+# Commands by `results.main`, which names the data.
+_MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
+OTHERS = {"attacks": "bench_attacks"}  # modules that have a page, and its data
+TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
+
+
+class Page(NamedTuple):
+  """A page of results/.
+
+  Attributes:
+    name: of its data, its page and its figure.
+    lines: data -> Markdown.
+    figure: data -> a figure; None where a page has none.
+  """
+
+  name: str
+  lines: Callable[[dict], list[str]]
+  figure: Callable[[dict], dict[str, Any]] | None = None
+
+
+def pages() -> Iterator[Page]:
+  """The pages of all benchmarks and ablations."""
+  commands = dict(OTHERS)
+  for path in sorted((results.ROOT / "bench").glob("*.py")):
+    if found := _MAIN.search(path.read_text()):
+      commands[path.stem] = found[1] or ""
+  for command, name in commands.items():
+    module = importlib.import_module(f"bench.{command}")
+    name = name or module.NAME
+    if (results.RESULTS / f"{name}.json").exists():
+      yield Page(name, module.page, getattr(module, "figure", None))
+  for module in TABLES:
+    found = importlib.import_module(f"bench.{module}")
+    columns = getattr(found, "COLUMNS", tables.COLUMNS)
+    page = functools.partial(tables.page, found.TABLE, columns=columns)
+    yield Page(f"bench_{module}", page)
+  yield Page(tables.SWEEP, tables.sweep_page)
+  for path in sorted(results.RESULTS.glob("*.json")):
+    if "reference" in json.loads(path.read_text()):  # an ablation
+      lines = functools.partial(_ablation, path.stem)
+      yield Page(path.stem, lines, ablation_pages.figure)
+
+
+def _ablation(name: str, data: dict) -> list[str]:
+  """The lines of the page of an ablation."""
+  return ablation_pages.markdown(data, name).removesuffix("\n").split("\n")
+
+
+def readme(text: str) -> str:
+  """README with its table made again from the data."""
+  table = seeds.readme_table(results.read(seeds.NAME))
+  before, head, rest = text.partition(table[0].split(":")[0])
+  _, blank, after = rest.partition("\n\n")
+  if not head:
+    raise SystemExit(f"README.md: there is no table that begins {table[0]!r}")
+  return before + "\n".join(table) + blank + after
+
+
+def differences(write: bool) -> list[str]:
+  """The files that are not what their data give; writes them if asked to."""
+  out = []
+  path = results.ROOT / "README.md"
+  if (wanted := readme(path.read_text())) != path.read_text():
+    out.append(path.name)
+    if write:
+      path.write_text(wanted)
+  for page in pages():
+    data = results.read(page.name)
+    path = results.RESULTS / f"{page.name}.md"
+    wanted = "\n".join(page.lines(data)) + "\n"
+    if not path.exists() or path.read_text() != wanted:
+      out.append(path.name)
+      if write:
+        path.write_text(wanted)
+    if page.figure is None:
+      continue
+    path, figure = path.with_suffix(".png"), page.figure(data)
+    carried = figures.read_digest(path) if path.exists() else ""
+    if carried != figures.digest(figure):
+      out.append(path.name)
+      if write:
+        figures.draw(figure, path)
+  if figures.read_digest(report_picture.PICTURE) != report_picture.digest(
+      results.read(report_picture.NAME)
+  ):
+    out.append(report_picture.PICTURE.name)
+    if write:
+      report_picture.photograph(
+          results.read(report_picture.NAME), report_picture.PICTURE
+      )
+  return out
+
+
+def main() -> None:
+  """Runs the command."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--check", action="store_true", help="write nothing")
+  flags = parser.parse_args()
+  found = differences(write=not flags.check)
+  for name in found:
+    print(f"{name}: {'differs' if flags.check else 'written'}")
+  sys.exit(int(flags.check and bool(found)))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,179 @@
+"""From the command line to a checked config and a work directory.
+
+All that is wrong is collected, and told at once: flags, the config, the files
+that it names, and the work directory.
+"""
+
+import difflib
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+from absl import flags
+
+from rl_reason.base import config as config_lib, errors, kinds
+from rl_reason.base.fields import FIELDS
+from rl_reason.checks import (
+    checked,
+    file_checks,
+    machine_checks,
+    run_directory,
+    saved_config,
+)
+from rl_reason.checks.rules import Faults
+from rl_reason.configs import base
+
+
+def parse(
+    argv: list[str], known: flags.FlagValues
+) -> tuple[dict[str, str], Faults]:
+  """Parses the flags, and the fields as text: {'seed': '1'}.
+
+  Args:
+    argv: the name of the program, then the arguments.
+    known: the flags, which get their values.
+
+  Returns:
+    the fields, and the faults of the other arguments.
+  """
+  argv, given = _split_fields(argv)
+  faults = Faults()
+  while True:
+    try:
+      _, *rest = known(argv, known_only=True)
+      break
+    except flags.Error as e:
+      faults.add([errors.one_line(e)])
+      named = re.search(r"flag --(\w+)", str(e))
+      left = [x for x in argv if named and not _is_flag(x, named[1])]
+      if not left or left == argv:
+        raise errors.ConfigError(*faults.lines) from None
+      argv = left  # the other flags are checked, too
+  for word in rest:
+    faults.add([_not_understood(word, known)])
+  return given, faults
+
+
+def _is_flag(word: str, name: str) -> bool:
+  return word.lstrip("-").partition("=")[0] == name
+
+
+def _not_understood(word: str, known: flags.FlagValues) -> str:
+  """What to write instead of a word that is no flag."""
+  name, mark, value = word.lstrip("-").partition("=")
+  base.get_config()
+  if name in FIELDS or "." in name:
+    return f"{word!r}: fields look like --config.{name}{mark}{value}"
+  if word[0] != "-":
+    return f"{word!r}: not understood; overrides look like --config.seed=1"
+  own = [x for x in known if known[x].name == x]
+  near = difflib.get_close_matches(name, own, 1)
+  fields = config_lib.similar(name, FIELDS)
+  hint = f"--{near[0]}" if near else f"--config.{fields[0]}" if fields else ""
+  hint = f"did you mean {hint}?" if hint else "see --help"
+  return f"--{name}: there is no such flag; {hint}"
+
+
+def _split_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+  """Returns the other arguments, and the fields as text: {'seed': '1'}.
+
+  Fields are '--config.seed=1', '--config.data.chat' (a bool), or two words.
+  """
+  rest, given = [], {}
+  words = list(argv)
+  while words:
+    word = words.pop(0)
+    name, mark, value = word.lstrip("-").partition("=")
+    if not (word.startswith("-") and name.startswith("config.")):
+      rest.append(word)
+      continue
+    if not mark:
+      flag_follows = not words or words[0].startswith("--")
+      value = "true" if flag_follows else words.pop(0)
+    given[name.removeprefix("config.")] = value
+  return rest, given
+
+
+def prepare(
+    path: str | None,
+    given: Mapping[str, Any],
+    workdir: str | None,
+    stage: str,
+    faults: Faults,
+    *,
+    trace: bool = True,
+) -> tuple[Any, pathlib.Path, list[str]]:
+  """Reads and checks the config of a command.
+
+  Args:
+    path: of the config; None for the config of the run in the work directory.
+    given: full name of a field -> its text.
+    workdir: None for the default name.
+    stage: of `main.STAGES`.
+    faults: gets what is wrong.
+    trace: whether to trace the user's functions, which may start a backend of
+      JAX: not before `jax.distributed` has started.
+
+  Returns:
+    the config (None for a report without one), the work directory, and lines
+    for the screen. They are of use only if there are no faults.
+
+  Raises:
+    ConfigError: there is no config, besides the faults so far.
+  """
+  workdir = workdir and config_lib.home(workdir)
+  if path is None and workdir and stage == "report":
+    return None, pathlib.Path(workdir), []  # a report needs no config
+  if path is None:
+    with faults.caught():
+      if workdir is None:
+        raise errors.ConfigError(
+            "--config is missing; for instance --config=configs/dapo.py"
+        )
+      directory = pathlib.Path(workdir)
+      config, notes = saved_config.read(directory, stage, given)
+      return config, directory, notes
+    faults.end()
+  return examine(path, given, workdir, stage, faults, trace=trace)
+
+
+def examine(
+    path: str | ml_collections.ConfigDict,
+    given: Mapping[str, Any],
+    workdir: str | pathlib.Path | None,
+    stage: str,
+    faults: Faults,
+    *,
+    trace: bool = True,
+) -> tuple[ml_collections.ConfigDict, pathlib.Path, list[str]]:
+  """Checks a config and everything on this machine that its run needs.
+
+  The arguments and the result are those of `prepare`, but the path may also be
+  a config, which then needs a work directory.
+  """
+  config, notes, found = checked.examined(path, given)
+  faults.add(found.lines, found.fields)
+  if stage not in ("prepare", "serve", "size"):
+    faults.add(machine_checks.files(config, faults.fields))
+  if stage not in ("serve", "size", "report"):
+    file_checks.check(config, stage, faults)
+  names = {f"{known.field}.name" for known in kinds.KINDS.values()}
+  if trace and stage in file_checks.TRAINS and not names & found.fields:
+    if any(":" in config_lib.at(config, name) for name in names):
+      from rl_reason.checks import traced_functions
+
+      with faults.caught():
+        traced_functions.check(config)
+  if found.fields:  # the name of the directory, too, is not known
+    return config, pathlib.Path(workdir or ""), notes
+  # A work directory holds one run: resume it only with the same numbers.
+  if workdir is None:
+    assert isinstance(path, str)
+    workdir = run_directory.default(path, config, dict(given))
+  workdir = pathlib.Path(workdir)
+  if stage != "size":
+    with faults.caught():
+      run_directory.check(workdir, config, evaluates=stage == "evaluate")
+  return config, workdir, notes

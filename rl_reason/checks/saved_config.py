@@ -1,0 +1,252 @@
+"""The config of a work directory, for commands without --config.
+
+Export and serving call none of the code that a config names. An evaluation
+calls the task, the environment and the verifier and, for rows that nothing
+verifies, the terms of the reward.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from rl_reason import tasks, verifiers
+from rl_reason.base import config as config_lib, functions, kinds, resume_rules
+from rl_reason.base.errors import ConfigError, one_line
+from rl_reason.base.fields import FIELDS
+from rl_reason.checks import (
+    checked,
+    content,
+    facts,
+    machine_checks,
+    named_code,
+    rules,
+    run_directory,
+)
+from rl_reason.data import datasets
+from rl_reason.tasks import reward_terms
+
+# Paths, which may name another place of equal files.
+PLACES = ("model.path", "sft.reuse")
+# Stage -> the fields that may be set without --config, by prefix.
+OVERRIDES = {
+    "export": ("export.", "mesh.", *PLACES),
+    "serve": (*resume_rules.SERVED, *PLACES),
+    "evaluate": ("evaluate.", "data.evaluate", "mesh.", *PLACES),
+    "generate": ("export.", "generate."),
+}
+# Stage -> fields that name code, where the stage does not call it.
+_ALGORITHM = (
+    *(f"{x.field}.name" for x in kinds.KINDS.values()),
+    "rollout.engine.args.transfer",  # names a module, too
+)
+_ROWS = ("task.name", "environment.name", "data.kind", "data.template")
+_SCORES = ("reward.functions", "log.loggers")
+UNUSED = {
+    "export": (
+        *(x for x in _ALGORITHM if x != "critic.head.name"),
+        *(*_ROWS, *_SCORES, "serve.filter"),
+    ),
+    "serve": (*_ALGORITHM, *_ROWS, *_SCORES),
+    "evaluate": (*_ALGORITHM, "log.loggers", "serve.filter"),
+}
+REMEDY = (
+    "put the module into the working directory or on PYTHONPATH, or give"
+    " --config and its overrides, too"
+)
+
+
+def read(
+    workdir: pathlib.Path, stage: str, given: Mapping[str, Any]
+) -> tuple[ml_collections.ConfigDict, list[str]]:
+  """The config of a run as a stage needs it, and lines for the screen.
+
+  Args:
+    workdir: of the run.
+    stage: of `run.STAGES`.
+    given: full names of overridden fields -> their values.
+
+  Raises:
+    ConfigError: there is no config, or it is damaged; the stage calls code that
+      cannot be imported; a field of `given` belongs to the run.
+  """
+  allowed = OVERRIDES.get(stage, ("export.",))
+  if wrong := [x for x in given if not x.startswith(allowed)]:
+    raise ConfigError(
+        f"--config.{wrong[0]}: --config is missing, which may set every field;"
+        f" with --workdir alone --stage={stage} takes {', '.join(allowed)}"
+    )
+  saved = workdir / "config.json"
+  if not saved.exists():
+    raise ConfigError(
+        f"--workdir = {workdir}: has no config.json; give --config too"
+    )
+  from rl_reason.configs import base
+
+  base.get_config()  # fields that are newer than the run have their defaults
+  fields = {name: spec.default for name, spec in FIELDS.items()}
+  fields |= config_lib.load(saved)
+  try:  # somebody may have edited it
+    checked.bounds(config_lib.unflat(fields), FIELDS)
+  except ConfigError as e:
+    raise ConfigError(*(f"{saved}: {x}" for x in e.lines)) from None
+  named = named_code.fields_with_code(fields)
+  for name in {*named} & {*UNUSED.get(stage, ())}:
+    _leave_out(fields, name)
+  if stage not in UNUSED:
+    named_code.refuse_code(str(saved), fields)
+  config = config_lib.unflat(fields)
+  config_lib.override(config, given)
+  config_lib.expand(config)
+  checked.bounds(config, given)
+  _check_places(config, fields, given)
+  if stage == "evaluate":
+    return config, _for_evaluation(config, workdir, given)
+  called = {"export": "critic.head.name", "serve": "serve.filter"}.get(stage)
+  if called and called not in given:
+    _require(config, called, workdir)
+  return config, []
+
+
+def _leave_out(fields: dict[str, Any], name: str) -> None:
+  """Sets a field that names code, with its arguments, to its default."""
+  section, mark, _ = name.partition(".args.")
+  section = section if mark else name.removesuffix(".name")
+  if mark or name in _ALGORITHM:
+    for argument in [x for x in fields if x.startswith(f"{section}.args")]:
+      del fields[argument]
+    fields[f"{section}.args"] = {}
+    name = f"{section}.name"
+  fields[name] = FIELDS[name].default
+
+
+def _check_places(config, fields: dict[str, Any], given) -> None:
+  """Refuses another place whose files are not those of the run."""
+  for name in {*given} & {*PLACES}:
+    before = fields.get(f"content.{name}")
+    if before and content.content(config, name) != before:
+      rules.refuse(
+          config,
+          name,
+          f"its files differ from {fields[name]!r}, with which the run began:"
+          " give a copy of these",
+      )
+
+
+def _for_evaluation(
+    config, workdir: pathlib.Path, given: Mapping[str, Any]
+) -> list[str]:
+  """Checks what an evaluation needs; leaves out rewards that cannot be called.
+
+  Returns:
+    lines for the screen.
+
+  Raises:
+    ConfigError: a field of `given` does not fit; the task, the environment or
+      the verifier cannot be imported; or no term of the reward is left, and
+      nothing else judges the rows.
+  """
+  for name, spec in FIELDS.items():
+    other = spec.at_most
+    if other and {name, other} & {*given}:
+      if (most := config_lib.at(config, other)) < config_lib.at(config, name):
+        rules.refuse(config, name, f"must not exceed {other} = {most}")
+  own = ["task.name", "environment.name", "data.kind"]
+  if not run_directory.has_rows(workdir, config):
+    own.append("data.template")
+  for name in own:
+    _require(config, name, workdir)
+  kinds_of_rows = _kinds_of_rows(config, workdir)
+  if "code" in kinds_of_rows:
+    machine_checks.contains_programs(config, "data.evaluate")
+  judged = getattr(tasks.get(config.task.name), "verifies", True)
+  if (
+      judged or facts.environment(config)
+  ) and verifiers.NONE not in kinds_of_rows:
+    config.reward.functions = ""  # only rows without a verifier need rewards
+    return []
+  return _leave_out_terms(config, workdir)
+
+
+def _kinds_of_rows(config, workdir: pathlib.Path) -> set[str]:
+  """The verifiers of the evaluation rows of a task of files."""
+  if config.task.name != tasks.FILES:
+    if config.data.evaluate:
+      rules.refuse(config, "data.evaluate", "goes with task.name = 'files'")
+    return set()
+  if not run_directory.has_rows(workdir, config):
+    try:
+      found = facts.sources(config, "evaluate")
+    except ValueError as e:
+      rules.refuse(config, "data.evaluate", str(e))
+    return {facts.kind_of_rows(config, x) for x, _ in found}
+  from rl_reason.data import pipelines
+
+  verifiers.OWN.update(datasets.assignments(config.data.kind).values())
+  prepared, _ = pipelines.prepared(workdir / "data", "evaluate")
+  return {x[0].kind for x in prepared}
+
+
+def _leave_out_terms(config, workdir: pathlib.Path) -> list[str]:
+  """Leaves out terms of the reward that cannot be imported; says which.
+
+  Raises:
+    ConfigError: none is left.
+  """
+  kept, lost = [], []
+  for text in reward_terms.parts(config.reward.functions):
+    name = reward_terms.term(text).name
+    why = _why_lost(name, workdir)
+    lost += [f"{name} ({why})"] if why else []
+    kept += [] if why else [text]
+  if not lost:
+    return []
+  if not kept:
+    raise ConfigError(
+        f"reward.functions: nothing else judges the rows of data.evaluate, and"
+        f" no term can be imported: {'; '.join(lost)}; {REMEDY}"
+    )
+  config.reward.functions = ",".join(kept)
+  return [
+      f"warning: reward.functions: {'; '.join(lost)}: left out, so the rewards"
+      f" of this evaluation are {config.reward.functions} alone; {REMEDY}"
+  ]
+
+
+def _why_lost(name: str, workdir: pathlib.Path) -> str:
+  """Why a term of the reward cannot be called; '' if it can."""
+  if reward_terms.is_model(name):
+    return ""
+  named = [name.partition("(")[0]]
+  if name.endswith(".json"):
+    named = named_code.functions_of_rules(pathlib.Path(name))
+  for function in named:
+    if ":" in function:
+      if why := named_code.why_foreign(function, workdir):
+        return why
+  try:
+    reward_terms.find(name)
+  except ValueError as e:
+    return one_line(e)
+  return ""
+
+
+def _require(config, name: str, workdir: pathlib.Path) -> None:
+  """Refuses a field that names code which may not, or cannot, be imported."""
+  value = config_lib.at(config, name)
+  if name not in named_code.fields_with_code({name: value}):
+    return
+  several = name.startswith(("data.", "serve."))
+  for part in value.split(",") if several else [value]:
+    item = part.rpartition("=")[2].strip()
+    if several and ":" not in item:
+      continue  # of the package, or a file of rules
+    why = named_code.why_foreign(item, workdir)
+    if not why:
+      try:
+        functions.load(item)
+      except ConfigError as e:
+        why = str(e)
+    if why:
+      rules.refuse(config, name, f"cannot be imported: {why}; {REMEDY}")

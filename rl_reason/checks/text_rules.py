@@ -1,0 +1,74 @@
+"""Fields with a text that has a form of its own, or names code or files.
+
+A text is read on its own, so that its fault hides no other one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_reason import tasks
+from rl_reason.base import own_code
+from rl_reason.base.config import at
+from rl_reason.checks import facts
+from rl_reason.checks.rules import Faults, line
+from rl_reason.data import datasets, templates
+from rl_reason.monitoring import loggers
+from rl_reason.tasks import files as task_files, reward_terms
+
+
+def _kinds(c) -> None:
+  for kind in datasets.assignments(c.data.kind).values():
+    task_files.check_kind(kind)
+
+
+def _rewards(c) -> None:
+  for term in reward_terms.terms(c.reward.functions):
+    if not reward_terms.is_model(term.name):
+      reward_terms.find(term.name)
+
+
+def _samples(name: str) -> Callable[[Any], Any]:
+  return lambda c: datasets.parse_all(at(c, name), "train")
+
+
+def _mixture(name: str) -> Callable[[Any], Any]:
+  return lambda c: at(c, name) and facts.mixture(at(c, name))
+
+
+# Field -> reads its text; raises ValueError if it has another form.
+READERS: Mapping[str, Callable[[Any], Any]] = {
+    "task.name": lambda c: tasks.get(c.task.name),
+    "environment.name": lambda c: facts.environment(c),
+    "data.train": lambda c: facts.sources(c, "train"),
+    "data.evaluate": lambda c: facts.sources(c, "evaluate"),
+    "data.columns": lambda c: datasets.columns(c.data.columns),
+    "data.kind": _kinds,
+    "data.template": lambda c: templates.choose(c.data.template, ""),
+    "data.template_args": lambda c: templates.arguments(c.data.template_args),
+    "reward.functions": _rewards,
+    "log.loggers": lambda c: loggers.check(c.log.loggers),
+    "hub.revisions": facts.revisions,
+    **{x: _samples(x) for x in ("sft.samples", "reward_model.samples")},
+    **{
+        x: _mixture(x)
+        for x in (
+            *("sft.mixture", "sft.habits.mixture"),
+            *("reward_model.chosen", "reward_model.rejected"),
+        )
+    },
+}
+# What a reader also needs; its field is not read if that is faulty.
+NEEDS = {"environment.name": "task.name"}
+
+
+def check(c, faults: Faults) -> None:
+  """Adds the faults of all texts."""
+  for name, read in READERS.items():
+    if {name, NEEDS.get(name)} & faults.fields:
+      continue
+    try:
+      read(c)
+    except Exception as e:  # ours are ValueErrors; the user's may be any
+      problem = own_code.explained(e)
+      shown = f"{at(c, name)!r}: "  # once is enough
+      faults.add([line(c, name, problem.removeprefix(shown))], [name])

@@ -1,0 +1,93 @@
+"""Builds the row of a run from an example of a file."""
+
+from rl_reason.base import errors
+from rl_reason.data import screening, templates, tokenizer
+from rl_reason.data.datasets import Example
+from rl_reason.data.screening import Fault
+
+
+class RowBuilder:
+  """Builds rows from examples: renders, tokenises, measures.
+
+  Args:
+    data: the section `data` of the config.
+    rollout: the section `rollout`.
+    tok: the tokenizer.
+
+  Raises:
+    ConfigError: the chat template refuses every prompt.
+  """
+
+  def __init__(self, data, rollout, tok):
+    self._data, self._rollout, self._tok = data, rollout, tok
+    self._reserved = templates.reserved(tok)
+    self._special = templates.reserved(tok, special=True)
+    probe = [dict(role="user", content="1+1?")]
+    if self._data.system:
+      probe.insert(0, dict(role="system", content=self._data.system))
+    try:
+      templates.render(probe, tok, chat=self._data.chat)
+    except templates.PromptError as e:
+      value = self._data.chat
+      raise errors.ConfigError(f"data.chat = {value}: {e}") from None
+
+  def _encode(self, text: str) -> list[int]:
+    return tokenizer.encode(self._tok, [text])[0]
+
+  def build(self, example: Example, use: str) -> dict | Fault:
+    """The row to write, for 'train' or 'evaluate', or why there is none."""
+    d, limit = self._data, self._rollout.max_prompt
+    for text in (example.question, *(x["content"] for x in example.turns)):
+      if not self._reserved.isdisjoint(self._encode(text)):
+        return Fault("the question contains a special token", text)
+    key = screening.key(example)
+    paraphrases = d.paraphrases if use == "train" else 1
+    question = templates.paraphrase(
+        example.question, int(key, 16) % paraphrases
+    )
+    template = templates.choose(d.template, example.kind)
+    try:
+      turns = templates.messages(question, template, d.system, example.turns)
+      if len(turns) > 1 and not d.chat:
+        reason = "the prompt has several turns; data.chat = True keeps it"
+        return Fault(reason, example.question)
+      prompt = templates.render(turns, self._tok, chat=d.chat)
+    except templates.PromptError as e:
+      return Fault(screening.UNRENDERED, f"{e}: {example.question}")
+    ids = self._encode(prompt)
+    if not ids:
+      return Fault(screening.NO_TOKEN, example.question)
+    if len(ids) > limit:
+      return Fault(
+          f"the prompt is longer than rollout.max_prompt = {limit}; raise it",
+          f"{len(ids)} tokens: {example.question}",
+          len(ids),
+      )
+    response, left_out = example.response, None
+    if example.solution and not response:
+      response = templates.complete(example.solution, example.answer, template)
+      if left_out := self._response_fault(response):
+        response = ""  # RL needs the question only
+    for text in (response, example.rejected):
+      if fault := self._response_fault(text):
+        return fault
+    return example._asdict() | dict(
+        response=response,
+        no_response=left_out.reason if left_out else "",
+        key=key,
+        prompt=prompt,
+        messages=turns if d.chat else [],
+        bin=1 << (len(ids) - 1).bit_length(),
+    )
+
+  def _response_fault(self, text: str) -> Fault | None:
+    ids, limit = self._encode(text), self._rollout.max_tokens
+    if not self._special.isdisjoint(ids):
+      return Fault("a response contains a special token", text)
+    if len(ids) + 1 > limit:  # with its EOS
+      return Fault(
+          f"a response is longer than rollout.max_tokens = {limit}; raise it",
+          f"{len(ids)} tokens: {text}",
+          len(ids) + 1,
+      )
+    return None

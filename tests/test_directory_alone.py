@@ -1,0 +1,301 @@
+"""A work directory is enough: its config, its record, its checkpoints."""
+
+import contextlib
+import json
+import shutil
+import sys
+import threading
+import types
+
+import checkpoints as hf_files
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import tiny_data
+from checkpoints import bits, checkpoint, with_tokenizer
+
+from configs import grpo
+from rl_reason import hf, run
+from rl_reason.base import config, errors
+from rl_reason.base.structs import TrainState
+from rl_reason.checkpointing.checkpoint import Checkpoints
+from rl_reason.checks import content, named_code, saved_config
+from rl_reason.data import tokenizer
+from rl_reason.devices import device_mesh
+from rl_reason.monitoring import display
+from rl_reason.stages import origin
+
+MINE = """
+def short(response, row, *, scale: float = 1.0):
+  return -scale * len(response.text)
+
+def verify(text, answer):
+  return text == answer
+
+def advantage(rewards_B, past_rewards_H):
+  return rewards_B
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  """The working directory, with a module of the user, and a work directory."""
+  here = tmp_path / "here"
+  (here / "runs" / "a").mkdir(parents=True)
+  (here / "my_code.py").write_text(MINE)
+  monkeypatch.chdir(here)
+  monkeypatch.setattr(sys, "path", [*sys.path])
+  (here / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+  yield types.SimpleNamespace(here=here, run=here / "runs" / "a")
+  sys.modules.pop("my_code", None)
+
+
+def save(workdir, **fields):
+  """Writes config.json; `a__b` is the field a.b."""
+  flat = config.flat(config.with_defaults(grpo.get_config()))
+  flat |= {name.replace("__", "."): x for name, x in fields.items()}
+  (workdir / "config.json").write_text(json.dumps(flat))
+  return flat
+
+
+def read(workdir, stage, **given):
+  given = {name.replace("__", "."): x for name, x in given.items()}
+  return saved_config.read(workdir, stage, given)
+
+
+# --- which code is imported --------------------------------------------------
+
+
+def test_whose_code_it_is(place, monkeypatch):
+  (place.run / "evil.py").write_text("")
+  (place.run / "package").mkdir()
+  monkeypatch.syspath_prepend(place.run)
+  names = {
+      "my_code:short": "",
+      "my_code": "",
+      "os:system": "belongs to Python",
+      "os.path:join": "belongs to Python",
+      "rl_reason.run:stages": "or to rl_reason",
+      "numpy:save": "numpy is a library",
+      "evil:f": "lies in the work directory",
+      "package.deep:f": "lies in the work directory",
+      "gone:f": "there is no module gone in ",
+      "rl_reason.tasks.given:short": "an object of the Python session",
+      "__main__:short": "an object of the Python session",
+  }
+  for name, words in names.items():
+    why = named_code.why_foreign(name, place.run)
+    assert bool(why) == bool(words) and words in why, name
+  assert not {"my_code", "evil", "gone"} & sys.modules.keys()
+
+
+def test_export_and_serving_call_no_code_of_the_run(place):
+  save(
+      place.run,
+      reward__functions="gone:score*1,length*-0.1",
+      advantage__name="gone:advantage",
+      advantage__args={"scale": 2.0},
+      task__name="gone_task",
+      environment__name="gone:Game",
+      data__kind="gone:verify",
+      log__loggers="gone:logger",
+  )
+  for stage in ("export", "serve"):
+    c, notes = read(place.run, stage)
+    assert not named_code.fields_with_code(config.flat(c)) and not notes
+    assert not c.advantage.args
+  with pytest.raises(
+      errors.ConfigError, match="task.name = 'gone_task': cannot"
+  ):
+    read(place.run, "evaluate")
+
+
+def test_an_evaluation_of_verified_rows_needs_no_reward(place):
+  save(place.run, reward__functions="gone:score*1", advantage__name="gone:f")
+  c, notes = read(place.run, "evaluate")
+  assert c.reward.functions == "" and not notes
+
+
+ROWS = dict(
+    task__name="files",
+    data__train="rows.jsonl",
+    data__evaluate="rows.jsonl",
+    tokenizer="t",
+)
+
+
+def test_rewards_that_are_gone_are_left_out_of_an_evaluation(place):
+  terms = "gone:f(n=1)*1,my_code:short(scale=2.0)*0.5,my_code:long*1,length*-1"
+  save(place.run, reward__functions=terms, data__kind="none", **ROWS)
+  c, [note] = read(place.run, "evaluate")
+  assert c.reward.functions == "my_code:short(scale=2.0)*0.5,length*-1"
+  assert "gone:f(n=1) (there is no module gone" in note and "\n" not in note
+  assert "my_code:long (" in note and f"are {c.reward.functions} alone" in note
+  save(place.run, reward__functions="gone:f*1", data__kind="none", **ROWS)
+  words = "nothing else judges .* gone:f .*or give --config"
+  with pytest.raises(errors.ConfigError, match=words):
+    read(place.run, "evaluate")
+
+
+def test_a_verifier_is_imported_or_asked_for(place):
+  save(place.run, data__kind="rows.jsonl=my_code:verify,math", **ROWS)
+  c, _ = read(place.run, "evaluate")
+  assert c.data.kind.endswith("my_code:verify,math")
+  for name in ("my_code:absent", "gone:verify"):
+    save(place.run, data__kind=f"rows.jsonl={name}", **ROWS)
+    with pytest.raises(
+        errors.ConfigError, match="data.kind = .*or give --conf"
+    ):
+      read(place.run, "evaluate")
+
+
+def test_what_may_be_set_without_the_config(place):
+  saved = save(place.run)
+  c, _ = read(place.run, "evaluate", evaluate__samples="8", mesh__fsdp="2")
+  assert c.evaluate.samples == 8 and c.mesh.fsdp == 2
+  for stage, given, words in (
+      ("evaluate", dict(rl__steps="3"), "rl.steps: --config is missing"),
+      (
+          "export",
+          dict(evaluate__samples="3"),
+          "takes export., mesh., model.path",
+      ),
+      ("evaluate", dict(evaluate__samples="2"), "mean_of = 4: must not exceed"),
+      ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
+      ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
+      ("serve", dict(serve__slots="many"), "serve.slots = many: must be"),
+  ):
+    with pytest.raises(errors.ConfigError, match=words):
+      read(place.run, stage, **given)
+  # A path may name a copy of the files that the run began with.
+  for name in ("first", "copy", "other"):
+    checkpoint(place.here / name, head_dim=6 + 2 * (name == "other"))
+  c = config.unflat(saved | {"model.path": "first"})
+  digest = content.content(c, "model.path")
+  save(place.run, model__path="first", **{"content__model.path": digest})
+  shutil.rmtree(place.here / "first")
+  assert read(place.run, "export", model__path="copy")[0].model.path == "copy"
+  with pytest.raises(
+      errors.ConfigError, match="model.path = 'other': its file"
+  ):
+    read(place.run, "export", model__path="other")
+
+
+# --- what the directory holds ------------------------------------------------
+
+
+def test_the_record_of_a_model(tmp_path):
+  path = checkpoint(tmp_path / "model", "qwen3", jnp.bfloat16, shards=2)
+  with_tokenizer(path)
+  source = hf.find(str(path))
+  (tmp_path / "run").mkdir()
+  for _ in range(2):  # of a run that is resumed
+    origin.record(tmp_path / "run", source, None)
+  shutil.rmtree(path)
+  found = origin.source(tmp_path / "run")
+  assert found.cfg == source.cfg and found.context == source.context
+  assert found.config == source.config and found.head == source.head
+  for name, x in source.tensors.items():
+    y = found.tensors[name]
+    assert (y.name, y.dtype, y.shape) == (x.name, x.dtype, x.shape)
+  assert not origin.tokenizer(tmp_path / "run")
+  (found.path / hf.record.TENSORS).write_text("{")
+  with pytest.raises(errors.ConfigError, match="the training command writes"):
+    origin.source(tmp_path / "run")
+  assert origin.source(None) is None and not origin.tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tok", [tiny.TOK, tiny_data.byte_tokenizer()], ids=["characters", "bytes"]
+)
+def test_the_record_of_a_tokenizer(tmp_path, tok):
+  origin.record(tmp_path, None, tok)
+  assert origin.source(tmp_path) is None
+  found = tokenizer.load(origin.tokenizer(tmp_path), "")
+  assert found.get_vocab() == tok.get_vocab()
+  assert found.all_special_ids == tok.all_special_ids
+  text = "12+3=15"
+  [ids] = tokenizer.encode(found, [text])
+  assert [ids] == tokenizer.encode(tok, [text])
+  assert found.decode(ids) == tok.decode(ids) == text
+
+
+def finished(workdir, path, params):
+  """The work directory of a run of RL that has just ended."""
+  source = hf.find(str(path))
+  shape = hf.architecture.fields(source.cfg)
+  del shape["vocab"]
+  flat = save(
+      workdir,
+      **{f"model__{name}": x for name, x in shape.items()},
+      model__path=str(path),
+      advantage__name="gone:advantage",
+      reward__functions="gone:score*1",
+      log__loggers="gone:logger",
+      rl__steps=3,
+      sft__steps=0,
+      sft__habits__steps=0,
+      rollout__max_prompt=12,
+      rollout__max_tokens=24,
+  )
+  origin.record(workdir, source, None)
+  (workdir / "metrics.jsonl").write_text("")
+  zero = jnp.int32(0)
+  for step in (2, 3):
+    x = jax.tree.map(lambda x, step=step: x * step, params)
+    arrays = dict(
+        policy=TrainState(x, (dict(m=x), ()), step=zero, skipped=zero),
+        critic=None,
+        kept=None,
+        history=dict(rewards=np.zeros(4)),
+    )
+    saver = Checkpoints(workdir / "checkpoints" / "rl", keep_last=2)
+    saver.save(step, arrays, dict(config=flat, base_digest=0))
+    saver.close()
+
+
+def test_a_moved_run_without_its_model_is_exported(place, capsys):
+  """Its advantage, its reward and model.path are gone."""
+  path = with_tokenizer(checkpoint(place.here / "model"))
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  _, params = hf_files.load(path, mesh)
+  finished(place.run, path, params)
+  expected, spelled = bits(path), (path / "tokenizer.json").read_bytes()
+  shutil.rmtree(path)
+  moved = place.run.rename(place.here / "moved")
+
+  def export(step):
+    c, _ = read(moved, "export")
+    with contextlib.closing(display.Display(True)) as screen:
+      run.stages(
+          c,
+          moved,
+          screen,
+          threading.Event(),
+          stage="export",
+          step=step,
+          devices=jax.devices()[:1],
+          from_record=True,
+      )
+    return bits(moved / "export" / "policy")
+
+  for step, factor in (("newest", 3), ("2", 2)):
+    found = export(step)
+    assert found.keys() == expected.keys()
+    for name, (dtype, shape, raw) in found.items():
+      assert (dtype, shape) == expected[name][:2]
+      start = np.frombuffer(expected[name][2], np.float32)
+      np.testing.assert_array_equal(
+          np.frombuffer(raw, np.float32), start * factor
+      )
+  out = moved / "export" / "policy"
+  card = (out / "README.md").read_text()
+  assert '    advantage.name = "gone:advantage"' in card and "step 2" in card
+  assert (out / "tokenizer.json").read_bytes() == spelled
+  assert "the policy of step 2 of RL in " in capsys.readouterr().out
+  with pytest.raises(errors.RunError, match=r"--step = value: .*\[2, 3\]; or"):
+    export("value")
+  with pytest.raises(errors.ConfigError, match="no such directory, and downl"):
+    export("sft")  # the model of model.path, whose weights are gone

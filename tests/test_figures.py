@@ -1,0 +1,138 @@
+"""Pages, figures and README's table are what their committed data give."""
+
+import copy
+import importlib.util
+import json
+import re
+
+import pytest
+from conftest import ROOT
+
+from bench import pages, report_picture, results, seeds
+from rl_reason.lab import ablation_pages, comparison
+from rl_reason.report import figures, rendering
+
+
+def test_all_pages_and_figures_are_what_their_data_give():
+  """After a change of data or code: python -m bench.pages."""
+  names = {page.name for page in pages.pages()}
+  made = {x.stem for x in results.RESULTS.glob("*.json")}
+  assert made == names | {"report"}, "bench/pages.py knows every page"
+  assert pages.differences(write=False) == []
+
+
+def test_a_picture_of_other_data_is_found(monkeypatch, tmp_path):
+  """Of one changed number, a page, its figure and README's table differ."""
+  monkeypatch.setattr(results, "RESULTS", tmp_path)
+  monkeypatch.setattr(results, "ROOT", tmp_path)
+  for suffix in ("json", "md", "png"):
+    path = ROOT / "results" / f"seeds.{suffix}"
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+  (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
+  report = ROOT / "results" / "report.json"
+  (tmp_path / report.name).write_bytes(report.read_bytes())
+  page = pages.Page("seeds", seeds.page, seeds.figure)
+  monkeypatch.setattr(pages, "pages", lambda: [page])
+  assert pages.differences(write=False) == []
+  data = results.read("seeds")
+  data["runs"][0]["after"]["mean@4"] -= 0.05
+  data["runs"][0]["accuracy"][-1] -= 0.05
+  results.write_data("seeds", data)
+  found = pages.differences(write=False)
+  assert found == ["README.md", "seeds.md", "seeds.png"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(seeds, "seeds"), (report_picture, "report")]
+)
+def test_numbers_of_readme_are_those_of_the_runs(module, name):
+  text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
+  phrases = module.readme_numbers(results.read(name))
+  assert phrases
+  for phrase in phrases:
+    assert phrase in text
+
+
+def test_the_picture_of_the_report_is_of_the_page(monkeypatch):
+  """Of another number, or another template, the picture has another digest."""
+  data = results.read("report")
+  wanted = report_picture.digest(data)
+  assert figures.read_digest(report_picture.PICTURE) == wanted
+  other = copy.deepcopy(data)
+  other["tiles"][0]["values"][1] = "91.8% ± 1.4"
+  assert report_picture.digest(other) != wanted
+  monkeypatch.setattr(rendering, "PALETTE", ("#123456",))
+  assert report_picture.digest(data) != wanted
+
+
+def test_a_digest_is_added_to_a_picture(tmp_path):
+  path = tmp_path / "x.png"
+  path.write_bytes(report_picture.PICTURE.read_bytes())
+  figures.write_digest(path, "abc")
+  assert figures.read_digest(path) == "abc"
+  header, *rest = figures._chunks(path.read_bytes())
+  assert header[0] == b"IHDR" and rest[-1][0] == b"IEND"
+
+
+def test_a_digest_depends_on_data_and_is_read_from_the_file(tmp_path):
+  panel = figures.lines([figures.series("a", [0, 1], [0.25, 0.5])], x="step")
+  figure = figures.figure(figures.block([panel], columns=1, height=2))
+  other = copy.deepcopy(figure)
+  other["blocks"][0]["panels"][0]["series"][0]["y"][1] = 0.6
+  assert figures.digest(figure) != figures.digest(other)
+  path = tmp_path / "x.png"
+  path.write_bytes((ROOT / "results" / "seeds.png").read_bytes())
+  wanted = figures.digest(seeds.figure(results.read("seeds")))
+  assert figures.read_digest(path) == wanted
+  path.write_bytes(figures.SIGNATURE)
+  assert figures.read_digest(path) == ""
+
+
+def test_an_ablation_has_a_panel_for_each_row_but_the_reference():
+  """Its curves and differences are the numbers of the data."""
+  path = ROOT / "results" / "algorithms.json"
+  data = json.loads(path.read_text())
+  small, forests = ablation_pages.figure(data)["blocks"]
+  names = [panel["title"] for panel in small["panels"]]
+  assert names == [row for row, *_ in data["rows"] if row != data["reference"]]
+  for panel in small["panels"]:
+    grey, own = panel["series"]
+    assert grey["color"] == figures.REFERENCE and own["label"] == panel["title"]
+  of_row = [x["evaluate"] for x in data["runs"] if x["row"] == "grpo"]
+  (panel,) = (x for x in small["panels"] if x["title"] == "grpo")
+  last = [x["accuracy"][-1] for x in of_row]
+  assert panel["series"][1]["y"][-1] == pytest.approx(
+      sum(last) / len(last), rel=1e-3
+  )
+  assert panel["series"][1]["low"][-1] == pytest.approx(min(last), rel=1e-3)
+  end = comparison.ends(data)["step"]
+  values = comparison.differences(data, at=end)["grpo"].values()
+  mean, half = comparison.interval([100 * x for x in values])
+  (row,) = (x for x in forests["panels"][0]["rows"] if x["name"] == "grpo")
+  assert (row["mean"], row["half"]) == pytest.approx((mean, half), rel=1e-3)
+
+
+def test_pages_and_figures_have_one_palette():
+  page = rendering.render("report", {})
+  for i, color in enumerate(rendering.PALETTE):
+    assert f"--c{i}: {color};" in page
+  assert "@PALETTE@" not in page
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("matplotlib"), reason="needs matplotlib"
+)
+def test_a_drawn_figure_carries_its_digest(tmp_path):
+  """All kinds of panels; names with a dollar are text, not mathematics."""
+  curve = figures.series("a $_", [1, 10], [0.2, 0.4], low=[0, 0], high=[1, 1])
+  level = figures.series("b", [0], [0.3], color=1, low=[0.2], high=[0.4])
+  panels = [
+      figures.lines([curve, level], x="$", percent=True, labels=True),
+      figures.lines([curve | dict(bars=True)], x="x", ticks=[1, 10]),
+      figures.forest([("$x", [1, 2], 1.5, 0.5), ("y", [], None, None)], x="x"),
+  ]
+  figure = figures.figure(
+      figures.block(panels, columns=2, height=2), legend=True, note="$"
+  )
+  figures.draw(figure, tmp_path / "x.png")
+  assert figures.read_digest(tmp_path / "x.png") == figures.digest(figure)
