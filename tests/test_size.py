@@ -8,7 +8,7 @@ import jax
 import pytest
 from conftest import ROOT
 
-from bench import aot, dtype, size as size_bench, slices
+from bench import aot, dtype, programs, size as size_bench, slices
 from rl_reason.base import config, errors
 from rl_reason.checks import checked, config_files, machine_checks
 from rl_reason.devices import sharding
@@ -292,6 +292,15 @@ def test_the_formula_is_the_one_of_the_table():
     _, size = sized(path, backend="cpu", **changes)
     peaks = dict(update=size.update_peak, rollout=size.rollout_peak)
     assert peaks == {phase: x["formula"] for phase, x in phases.items()}, name
+
+
+def test_a_second_start_compiled_nothing_and_the_first_one_less_than_before():
+  found = json.loads((ROOT / "results" / "programs.json").read_text())
+  before, after = found["before"], found["after"]
+  assert all(x["hit"] for x in after["second start"]["programs"])
+  assert not all(x["hit"] for x in before["second start"]["programs"])
+  for name in programs.STARTS:
+    assert len(after[name]["programs"]) < len(before[name]["programs"])
 
 
 def test_largest_is_a_bisection():
