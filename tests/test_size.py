@@ -8,7 +8,7 @@ import jax
 import pytest
 from conftest import ROOT
 
-from bench import aot, slices
+from bench import aot, dtype, programs, size as size_bench, slices
 from rl_reason.base import config, errors
 from rl_reason.checks import checked, config_files, machine_checks
 from rl_reason.devices import sharding
@@ -20,19 +20,21 @@ from rl_reason.lab import (
 )
 from rl_reason.models import decoder
 from rl_reason.monitoring.display import Display
+from rl_reason.stages import model
 from rl_reason.stages.model import critic_config
 
 GIB = 1 << 30
 
 
-def sized(path, devices=1, attention="xla", **changes):
+def sized(path, devices=1, attention="xla", backend="", **changes):
   """The config, the model and the size of a run."""
   given = {k.replace("__", "."): v for k, v in changes.items()}
   c, _ = checked.checked(path, given)
   cfg = dataclasses.replace(model_shapes.shape(c), attention=attention)
   machine_checks.devices(c, devices)
   where = size_stage._mesh(c, devices)
-  return cfg, memory_formula.estimate(c, cfg, critic_config(c, cfg), where)
+  value = critic_config(c, cfg)
+  return cfg, memory_formula.estimate(c, cfg, value, where, backend=backend)
 
 
 # --- formulas ----------------------------------------------------------------
@@ -220,7 +222,7 @@ def test_auto_is_the_fastest_that_fits_and_is_kept(tmp_path, monkeypatch):
 
   def peak(remat, budget):
     change = dict(model__remat=remat, updates__token_budget=budget)
-    return sized(path, **change)[1].update_peak
+    return sized(path, backend="cpu", **change)[1].update_peak
 
   full = budget_of(checked.checked(path, {})[0])
   for remat in automatic_remat.REMAT:
@@ -256,6 +258,51 @@ def test_what_cannot_fit_has_remedies():
     say("dapo_qwen", 24.0, model__path="no/such/model/anywhere")
 
 
+def test_a_slow_dtype_is_told_with_the_factors_that_were_measured():
+  config = dataclasses.replace(aot.CFG, dtype="bfloat16")
+  found = json.loads((ROOT / "results" / "dtype.json").read_text())
+  factors = [
+      f"{dtype.factor(found, name, 'bfloat16'):.1f} times"
+      for name in ("decoding", "gradient")
+  ]
+  line = model.slow_dtype(config)
+  assert [x in line for x in factors] == [True, True], (line, factors)
+  assert "model.dtype = 'float32'" in line
+  for other in "float32", "float16":
+    assert not model.slow_dtype(dataclasses.replace(config, dtype=other))
+    assert dtype.factor(found, "gradient", other) < 1.1
+
+
+def test_formula_and_analysis_agree_with_the_peaks_that_were_measured():
+  found = json.loads((ROOT / "results" / "size.json").read_text())["cases"]
+  assert set(found) == set(size_bench.CASES)
+  for name, phases in found.items():
+    for phase, x in phases.items():
+      for source in "formula", "xla":
+        ratio = x[source] / x["measured"]
+        assert abs(ratio - 1) < 0.3, (name, phase, source, ratio)
+
+
+def test_the_formula_is_the_one_of_the_table():
+  """On the same backend, of the same configs; nothing compiles."""
+  found = json.loads((ROOT / "results" / "size.json").read_text())["cases"]
+  for name, phases in found.items():
+    path, given = size_bench.CASES[name]
+    changes = {k.replace(".", "__"): str(x) for k, x in given.items()}
+    _, size = sized(path, backend="cpu", **changes)
+    peaks = dict(update=size.update_peak, rollout=size.rollout_peak)
+    assert peaks == {phase: x["formula"] for phase, x in phases.items()}, name
+
+
+def test_a_second_start_compiled_nothing_and_the_first_one_less_than_before():
+  found = json.loads((ROOT / "results" / "programs.json").read_text())
+  before, after = found["before"], found["after"]
+  assert all(x["hit"] for x in after["second start"]["programs"])
+  assert not all(x["hit"] for x in before["second start"]["programs"])
+  for name in programs.STARTS:
+    assert len(after[name]["programs"]) < len(before[name]["programs"])
+
+
 def test_largest_is_a_bisection():
   for most in (0, 1, 5, 8):
     for limit in range(most + 1):
@@ -273,5 +320,9 @@ def test_programs_of_this_machine_are_compiled():
   config.override(c, {"mesh.data": jax.device_count()})
   size_stage.run(c, screen, None, 0)
   (rows,) = [x for x in lines if isinstance(x, list)]
-  assert [x[3] for x in rows if x[1] == "peak"] == ["compiled for cpu"] * 2
+  for row in rows:
+    if row[1] == "peak":
+      formula, xla, measured = map(float, row[2:])
+      assert formula == pytest.approx(xla, rel=0.3)
+      assert measured > 0
   assert lines[-1].startswith("fits into")

@@ -37,7 +37,7 @@ def kept(say: Callable[[str], None]) -> Iterator[None]:
     return
   fields = dict(
       jax_compilation_cache_dir=str(place),
-      jax_persistent_cache_min_compile_time_secs=0.2,
+      jax_persistent_cache_min_compile_time_secs=0.0,
   )
   before = {name: getattr(jax.config, name) for name in fields}
   for name, value in fields.items():

@@ -192,12 +192,12 @@ def load(source: Source, table: Tree, mesh: jax.sharding.Mesh) -> Tree:
   """
   shardings, treedef = jax.tree.flatten(parameters.shardings(table, mesh))
   rows = jax.tree.leaves(table, is_leaf=parameters.is_param)
-  params, inserts = [], []
-  for row, where in zip(rows, shardings, strict=True):
-    zeros = functools.partial(jnp.zeros, row.shape)
-    params.append(jax.jit(zeros, out_shardings=where)())
-    jit = functools.partial(jax.jit, static_argnames="transposed")
-    inserts.append(jit(_insert, donate_argnums=0, out_shardings=where))
+  jit = functools.partial(jax.jit, static_argnames="transposed")
+  inserts = [
+      jit(_insert, donate_argnums=0, out_shardings=where) for where in shardings
+  ]
+  zeros = lambda: [jnp.zeros(row.shape) for row in rows]  # noqa: E731
+  params = jax.jit(zeros, out_shardings=shardings)()
   for name, place in placements(table).items():
     if name not in source.tensors:
       continue  # the bias of a sequence classifier, which has none

@@ -52,7 +52,8 @@ def fill_in(
   # into int32.
   mib = np.int32(device_bytes() >> 20)
   memory = int(np.min(multihost_utils.process_allgather(mib))) << 20
-  say(choose(config, cfg, critic_config(config, cfg), mesh, memory))
+  backend = jax.default_backend()
+  say(choose(config, cfg, critic_config(config, cfg), mesh, memory, backend))
 
 
 def choose(
@@ -61,6 +62,7 @@ def choose(
     critic_cfg: critic.CriticConfig,
     mesh,
     memory: int,
+    backend: str = "",
 ) -> str:
   """Sets the fastest model.remat with which an update fits.
 
@@ -73,6 +75,7 @@ def choose(
     critic_cfg: static shape of the critic.
     mesh: mesh of the devices that learn; may be abstract.
     memory: bytes of a device, of which 1 - MARGIN stay free.
+    backend: see `memory_formula.estimate`.
 
   Returns:
     a line for the user.
@@ -85,7 +88,12 @@ def choose(
   def peak(remat: str, token_budget: int = 0) -> int:
     other = dataclasses.replace(cfg, remat=remat)
     return memory_formula.estimate(
-        config, other, critic_cfg, mesh, token_budget=token_budget
+        config,
+        other,
+        critic_cfg,
+        mesh,
+        token_budget=token_budget,
+        backend=backend,
     ).update_peak
 
   remat = next((x for x in REMAT if peak(x) <= limit), None)

@@ -1,7 +1,8 @@
 """Memory per device of the programs of an RL step, compiled but not run."""
 
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -86,7 +87,7 @@ def update(
 
 
 def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
-  """The prefill of all prompts, then a chunk of decode steps.
+  """The prefill of all prompts, a chunk of decode steps, and the responses.
 
   Args:
     c: the checked config.
@@ -131,6 +132,22 @@ def rollout(c, model: Model) -> Iterator[tuple[jax.stages.Compiled, tuple]]:
     decode = sampler.program(engine, "decode", "size")
     args = weights, queue, slots
     yield decode.lower(*args).compile(), args
+    finish = sampler.program(engine, "finish", "size")
+    args = prompts, None, queue
+    yield finish.lower(*args).compile(), args
+
+
+def sampler_peak(programs: Sequence[tuple[jax.stages.Compiled, tuple]]) -> int:
+  """Bytes of the sampler at most, of the programs of `rollout`.
+
+  While responses are copied, the weights and the cache of the slots stay.
+  """
+  (start, _), (decode, (weights, _, slots)), (finish, _) = programs
+  held = sum(
+      x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
+      for x in jax.tree.leaves((weights, slots))
+  )
+  return max(peak(start), peak(decode), peak(finish) + held)
 
 
 def _abstract(c, cfg, mesh, kind: str, *, factors: bool = False):

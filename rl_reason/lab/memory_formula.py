@@ -2,9 +2,11 @@
 
 Parameters, moments and caches are exact. Buffers that XLA allocates follow a
 model of the programs, whose constants were fitted to programs compiled ahead of
-time for TPU (results/aot.md); tests compare the two.
+time for TPU (results/aot.md) and measured on a CPU (results/size.md); tests
+compare them.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,6 +27,7 @@ from rl_reason.models import (
     parameters,
 )
 from rl_reason.rollout import sampler_weights
+from rl_reason.training import packing
 
 # fp32 copies of the trained parameters besides the state: accumulated
 # gradients, gradients of a micro-batch, and the copies that the loops hold of
@@ -35,6 +38,15 @@ LOGIT_COPIES = 3
 # Copies of the output head in the dtype of the products, in other layouts, that
 # a decode step makes even of weights in that dtype.
 HEAD_COPIES = 2
+# Arrays of a Batch with one 4-byte number for each response token; besides them
+# it has a mask of 1 byte. And the copies of them, all rows and the rows of a
+# minibatch, that an update makes when it masks padding and other rows.
+BATCH_ARRAYS = 6
+BATCH_COPIES, MINIBATCH_COPIES = 3, 10
+PACKED_ARRAYS = 3  # tokens, positions and segments of packed rows
+# fp32 arrays of the scores of one row, where attention has no kernel: XLA's
+# CPU backend keeps those of several tiles at a time.
+SCORE_COPIES = 1.6
 
 
 class Size(NamedTuple):
@@ -69,6 +81,7 @@ def estimate(
     *,
     token_budget: int = 0,
     slots: int = 0,
+    backend: str = "",
 ) -> Size:
   """The memory of a run per device.
 
@@ -79,6 +92,8 @@ def estimate(
     mesh: mesh of the devices; may be abstract.
     token_budget: replaces updates.token_budget; 0: as configured.
     slots: replaces rollout.slots, over all devices; 0: as configured.
+    backend: "cpu" adds what only XLA's CPU backend needs: it has no kernel of
+      attention, and computes in fp32 what the config wants in fewer bits.
 
   Raises:
     ConfigError: the model has experts.
@@ -124,9 +139,14 @@ def estimate(
   gathered = sharding.num_shards(mesh, "embed") > 1
   if cast or gathered:
     low = bytes_of(table, mesh, itemsize(cfg), gathered=True)
-  saved, transient = activations(cfg, mesh, tokens)
+  on_cpu = backend == "cpu"
+  computed = dataclasses.replace(cfg, dtype="float32") if on_cpu else cfg
+  saved, transient = activations(computed, mesh, tokens)
+  if on_cpu:
+    transient += score_bytes(cfg, mesh, length)
   logits = logit_bytes(cfg, mesh, tokens)
   update = {
+      "batch": batch_bytes(c, mesh, budget),
       "gradients": GRADIENT_COPIES * trained + low,
       "activations": saved + max(transient - logits, 0),
       "logits": logits,
@@ -145,17 +165,55 @@ def estimate(
   responses = c.dynamic_sampling.batches * r.batch
   rows = slots or r.slots or responses
   rows = min(rows, responses)
+  prompts = responses // r.group_size // shards
+  cache = cache_bytes(cfg, mesh, rows // shards, length, r.cache)
+  of_prompts = cache_bytes(cfg, mesh, prompts, r.max_prompt, r.cache)
+  decoding = decode_bytes(cfg, mesh, rows // shards)
+  if on_cpu:
+    if itemsize(cfg) < 4:  # fp32 copies of the weights and caches
+      decoding += 4 // itemsize(cfg) * weights
+      if r.cache == "same":
+        decoding += 4 // itemsize(cfg) * (cache + of_prompts)
+    # On TPUs these buffers are where the caches will be (results/slices.md).
+    reading = prefill_bytes(computed, mesh, prompts * r.max_prompt)
+    decoding = max(decoding, reading)
   rollout = {
       "weights of the sampler": weights,
-      "key/value cache": cache_bytes(
-          cfg, mesh, rows // shards, length, r.cache
-      ),
-      "cache of the prompts": cache_bytes(
-          cfg, mesh, responses // r.group_size // shards, r.max_prompt, r.cache
-      ),
-      "sampler, temporary": decode_bytes(cfg, mesh, rows // shards),
+      "key/value cache": cache,
+      "cache of the prompts": of_prompts,
+      "responses": response_bytes(c, responses // shards),
+      "sampler, temporary": decoding,
   }
   return Size(resident, update, rollout)
+
+
+def batch_bytes(c, mesh, token_budget: int) -> int:
+  """Bytes of the minibatches of an update, and of the copies that mask them."""
+  updates, length = (
+      c.updates.minibatches * c.updates.epochs,
+      c.rollout.max_tokens,
+  )
+  rows = c.rollout.batch // c.updates.minibatches
+  shards = sharding.num_shards(mesh, "batch")
+  row_shards = sharding.num_shards(mesh, "rows")
+  whole = c.rollout.max_prompt + length
+  packed = max(token_budget // whole, 1) * row_shards
+  micro = packing.max_micro_batches(rows, packed)
+  tokens = -(-rows // shards) * length  # of a minibatch, on one device
+  given = updates * tokens * (1 + 4 * (BATCH_ARRAYS + BATCH_COPIES))
+  given += 4 * MINIBATCH_COPIES * tokens
+  return (
+      given + 4 * PACKED_ARRAYS * updates * micro * packed * whole // row_shards
+  )
+
+
+def response_bytes(c, rows: int) -> int:
+  """Bytes of responses and log-probs in the queue, and of one copy of them.
+
+  `rows` is the number of rows on one device.
+  """
+  prompt, length = c.rollout.max_prompt, c.rollout.max_tokens
+  return rows * (8 * length + 4 * (prompt + length) + 5 * length)
 
 
 def itemsize(cfg: decoder.ModelConfig) -> int:
@@ -208,6 +266,20 @@ def activations(cfg: decoder.ModelConfig, mesh, tokens: int) -> tuple[int, int]:
   transient = (4 * mlp + 4 * queries + gathered) * size + 4 * stream + 2 * norms
   hidden = 3 * stream  # output of the last layer, reordered by chunk
   return tokens * (layers * saved + hidden), tokens * transient
+
+
+def score_bytes(cfg: decoder.ModelConfig, mesh, length: int) -> int:
+  """Bytes of the scores of attention of one packed row, without a kernel."""
+  heads = cfg.heads // sharding.num_shards(mesh, "heads")
+  return int(SCORE_COPIES * 4 * heads * length**2)
+
+
+def prefill_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:
+  """Bytes of temporary buffers while `tokens` tokens of prompts are read."""
+  parts = sharding.num_shards(mesh, "heads")
+  projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // parts
+  widest = max(projected, 3 * cfg.mlp // parts)
+  return tokens * itemsize(cfg) * (3 * cfg.width + widest)
 
 
 def logit_bytes(cfg: decoder.ModelConfig, mesh, tokens: int) -> int:

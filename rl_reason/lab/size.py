@@ -1,6 +1,8 @@
 """--stage=size: memory of a run per device, and the largest sizes that fit."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 
@@ -10,13 +12,14 @@ from rl_reason.devices import axes, device_mesh, sharding
 from rl_reason.lab import (
     automatic_remat,
     compiled_memory,
+    measured_memory,
     memory_formula,
     model_shapes,
 )
 from rl_reason.lab.automatic_remat import device_bytes, largest
 from rl_reason.models import kernels
 from rl_reason.monitoring.display import Display
-from rl_reason.stages.model import Model, critic_config
+from rl_reason.stages.model import Model, critic_config, slow_dtype
 
 GIB = 1 << 30
 
@@ -39,15 +42,21 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   machine_checks.devices(config, devices or jax.device_count())
   mesh = _mesh(config, devices)
   limit = int(memory * GIB) if memory else device_bytes()
+  backend = "" if devices else jax.default_backend()
   if config.model.remat == "auto":
     try:
-      display.say(automatic_remat.choose(config, cfg, value, mesh, limit))
+      display.say(
+          automatic_remat.choose(config, cfg, value, mesh, limit, backend)
+      )
     except ConfigError as e:  # the table then shows why
       display.say(str(e))
     cfg = model_shapes.shape(config)
     value = critic_config(config, cfg)
-  size = memory_formula.estimate(config, cfg, value, mesh)
-  update, rollout, source = size.update_peak, size.rollout_peak, "formula"
+  estimate = functools.partial(
+      memory_formula.estimate, config, cfg, value, mesh, backend=backend
+  )
+  size = estimate()
+  update, rollout = size.update_peak, size.rollout_peak
   padded = kernels.cached("tpu", cfg.head_dim)
   if devices and padded != kernels.cached(cfg.attention, cfg.head_dim):
     on_tpu = dataclasses.replace(cfg, attention="tpu")
@@ -57,11 +66,14 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
         f" {cfg.head_dim}: rollout {peak / GIB:.3g} GiB instead of"
         f" {rollout / GIB:.3g}"
     )
+  peaks = None
   if not devices:
-    source = f"compiled for {jax.default_backend()}"
+    if line := slow_dtype(cfg):
+      display.say(f"warning: {line}")
     model = Model(cfg, value, mesh)
-    update, rollout = measured(config, model, size, display)
-  _show(display, size, update, rollout, source)
+    peaks = of_programs(config, model, size, limit, display)
+    (update, _), (rollout, _) = peaks
+  _show(display, size, peaks)
 
   # The formula, scaled to what was compiled.
   resident = sum(size.resident.values())
@@ -71,9 +83,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
 
   def budget_fits(rows: int) -> bool:
     budget = rows * (config.rollout.max_prompt + config.rollout.max_tokens)
-    x = memory_formula.estimate(
-        config, cfg, value, mesh, token_budget=budget
-    ).update
+    x = estimate(token_budget=budget).update
     extra = sum(size.update.values())
     return scaled(update, extra, sum(x.values())) <= limit
 
@@ -81,9 +91,7 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
   row_shards = sharding.num_shards(mesh, "rows")
 
   def slots_fit(rows: int) -> bool:
-    x = memory_formula.estimate(
-        config, cfg, value, mesh, slots=rows * shards
-    ).rollout
+    x = estimate(slots=rows * shards).rollout
     extra = sum(size.rollout.values())
     return scaled(rollout, extra, sum(x.values())) <= limit
 
@@ -114,25 +122,54 @@ def run(config, display: Display, memory: float | None, devices: int) -> None:
     )
 
 
-def measured(
-    config, model: Model, size: memory_formula.Size, display: Display
-) -> tuple[int, int]:
-  """Peak bytes of update and rollout, each with all resident arrays."""
+# The peak of a phase: by XLA's analysis, and measured (None: not measured).
+Peak = tuple[int, int | None]
+
+
+def of_programs(
+    config,
+    model: Model,
+    size: memory_formula.Size,
+    limit: int,
+    display: Display,
+) -> tuple[Peak, Peak]:
+  """The peaks of update and rollout, each with all resident arrays.
+
+  Args:
+    config: checked.
+    model: shapes, and the devices of this machine.
+    size: by formula; its resident arrays are held by the run, and are no
+      arguments of the programs.
+    limit: bytes of a device; programs that need more do not run.
+    display: the screen.
+  """
   display.doing("compiling the update")
-  program, (state, *rest) = compiled_memory.update(config, model, display)
-  other = sum(size.resident.values()) - size.resident["parameters"]
-  other -= size.resident["optimizer state"]
-  update = compiled_memory.peak(program) + other
+  program = compiled_memory.update(config, model, display)
+  held = sum(size.resident.values()) - size.resident["parameters"]
+  held -= size.resident["optimizer state"]
+  update = compiled_memory.peak(program[0]) + held
   display.doing("compiling the sampler")
-  peaks = [
-      compiled_memory.peak(x) for x, _ in compiled_memory.rollout(config, model)
-  ]
-  resident = sum(size.resident.values())
+  programs = list(compiled_memory.rollout(config, model))
+  beside = sum(size.resident.values())
   if not size.rollout["weights of the sampler"]:
-    resident -= size.resident[
-        "parameters"
-    ]  # the sampler reads them as they are
-  return update, resident + max(peaks)
+    beside -= size.resident["parameters"]  # the sampler reads them as they are
+  rollout = compiled_memory.sampler_peak(programs) + beside
+  if max(update, rollout) > limit:
+    return (update, None), (rollout, None)
+  if not measured_memory.is_cheap(config, model):
+    display.say("not measured: it would take minutes on a CPU")
+    return (update, None), (rollout, None)
+  display.doing("running the programs once")
+  jobs = [
+      (update, held, functools.partial(measured_memory.update, program)),
+      (rollout, beside, functools.partial(measured_memory.rollout, programs)),
+  ]
+  # An accelerator tells its highest peak so far: the lower one comes first.
+  found = {
+      peak: None if (x := run()) is None else x + other
+      for peak, other, run in sorted(jobs, key=lambda x: x[0])
+  }
+  return (update, found[update]), (rollout, found[rollout])
 
 
 def _mesh(config, devices: int):
@@ -141,8 +178,15 @@ def _mesh(config, devices: int):
   return sharding.abstract_mesh(**facts.mesh_sizes(config, devices))
 
 
-def _show(display, size, update: int, rollout: int, source: str) -> None:
+def _show(display, size, peaks: tuple[Peak, Peak] | None) -> None:
+  """A row for each part and peak; without `peaks` by formula only."""
   rows = []
+
+  def add(*cells: Any) -> None:
+    when, what, *counts = cells
+    shown = ["-" if x is None else f"{x / GIB:.3g}" for x in counts]
+    rows.append([when, what, *shown][: 5 if peaks else 3])
+
   for phase, parts in (
       ("always", size.resident),
       ("update", size.update),
@@ -150,7 +194,16 @@ def _show(display, size, update: int, rollout: int, source: str) -> None:
   ):
     for name, count in parts.items():
       if count:
-        rows.append([phase, name, f"{count / GIB:.3g}", "formula"])
-  for phase, count in ("update", update), ("rollout", rollout):
-    rows.append([phase, "peak", f"{count / GIB:.3g}", source])
-  display.table("GiB per device", ["when", "what", "GiB", "from"], rows)
+        add(phase, name, count, None, None)
+  of_phases = peaks or ((None, None), (None, None))
+  add("update", "peak", size.update_peak, *of_phases[0])
+  add("rollout", "peak", size.rollout_peak, *of_phases[1])
+  columns = ["when", "what", "formula"]
+  if peaks:
+    columns += ["XLA", "measured"]
+    display.say(
+        "formula: from the shapes of the arrays; XLA: its analysis of the"
+        f" programs compiled for {jax.default_backend()}; measured: these"
+        " programs, run once on this machine with arrays of ones"
+    )
+  display.table("GiB per device", columns, rows)

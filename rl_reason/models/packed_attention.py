@@ -100,6 +100,9 @@ def _attend_rows(q_BKQLC, k_BKLC, v_BKLC, first_BL, first_query):
 
 def _rows_forward(*args):
   *rows, first_query = args
+  # Without the barrier, differentiation computes the masks of all rows before
+  # the layers, and keeps them: [B, K, Q, X, S] for each tile.
+  rows = jax.lax.optimization_barrier(rows)
   fn = functools.partial(_row_forward, first_query)
   out_BKQLC, logsumexp_BKQL = _map_rows(fn, tuple(rows))
   out_BKQLC = checkpoint_name(out_BKQLC, SAVED)

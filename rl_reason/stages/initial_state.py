@@ -46,11 +46,10 @@ def initial_state(
     random_key = key(mesh, c.seed, "factors")
     policy = init_state(table, *policy_optimizer, random_key)
   else:
-    policy = new_state(jax.tree.map(jnp.copy, sft_params), *policy_optimizer)
+    policy = new_state(copied(sft_params), *policy_optimizer)
   critic_state = None
   if critic_optimizer is not None:
-    copied = jax.tree.map(jnp.copy, critic_params)
-    critic_state = new_state(copied, *critic_optimizer)
+    critic_state = new_state(copied(critic_params), *critic_optimizer)
   kept, history = _no_rows(c)
   state = RLState(
       policy=policy,
@@ -64,6 +63,12 @@ def initial_state(
       mesh=mesh,
   )
   return state, base
+
+
+@jax.jit
+def copied(params: Tree) -> Tree:
+  """A copy of all arrays, by one program instead of one for each shape."""
+  return jax.tree.map(jnp.copy, params)
 
 
 def abstract_arrays(c, model: Model) -> Tree:

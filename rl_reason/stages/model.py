@@ -12,6 +12,8 @@ from rl_reason.checks.model_directory import num_tokens
 from rl_reason.devices import unused_accelerators
 from rl_reason.models import critic, cudnn, decoder, kernels, pallas
 
+# Times that bfloat16 takes on a CPU, of float32: sampling, and an update.
+SLOWER = 2.8, 1.2  # results/dtype.md
 # Kernels that are tried before a run chooses them: head_dim -> why they fail.
 TRIED: dict[str, Callable[[int], str]] = {
     "cudnn": cudnn.failure,
@@ -53,7 +55,20 @@ def policy_shape(
   say(f"attention: {cfg.attention} ({attention_backend(c)[1]})")
   if line := unused_accelerators.unused_accelerator(jax.default_backend()):
     say(f"warning: {line}")
+  if line := slow_dtype(cfg):
+    say(f"warning: {line}")
   return cfg
+
+
+def slow_dtype(cfg: decoder.ModelConfig) -> str:
+  """A warning if the dtype of the products is slow on this machine, or ''."""
+  if cfg.dtype != "bfloat16" or jax.default_backend() != "cpu":
+    return ""
+  return (
+      f"model.dtype = {cfg.dtype!r} is slow on a CPU: sampling took"
+      f" {SLOWER[0]} times as long as in float32, and an update {SLOWER[1]}"
+      " times (results/dtype.md); on a CPU set model.dtype = 'float32'"
+  )
 
 
 def model_config(c, *, vocab: int, tokens: int | None) -> decoder.ModelConfig:

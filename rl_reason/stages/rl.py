@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rl_reason.base import config as config_lib
@@ -41,7 +40,7 @@ from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import build_step, interim, observers, optimizers, scorer
-from rl_reason.stages.initial_state import initial_state
+from rl_reason.stages.initial_state import copied, initial_state
 from rl_reason.stages.model import Model
 from rl_reason.stages.output import Output, open_stage
 from rl_reason.training import optimizer as optimizer_lib
@@ -154,7 +153,7 @@ def train(
   )
   reference = sft_params
   if base is not None:  # LoRA: the first factors; updates donate their state
-    reference = jax.tree.map(jnp.copy, state.policy.params)
+    reference = copied(state.policy.params)
   scale = optimizers.lora_scale(c)
 
   def policy(params: Tree) -> Tree:

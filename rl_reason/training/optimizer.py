@@ -153,8 +153,9 @@ def abstract_state(
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(
-          lambda key: first_state(parameters.init_table(table, key), tx),
-          jax.random.key(0),
+          lambda: first_state(
+              parameters.init_table(table, jax.random.key(0)), tx
+          )
       ),
       shardings,
   )
