@@ -59,7 +59,9 @@ def test_links_of_a_guide_with_one_text_lead_to_one_place(site):
     for place, text in TEXT_OF_LINK.findall(site[name]):
       found.setdefault(re.sub("<[^>]+>", "", text).strip(), set()).add(place)
     wrong += [
-        (name, x) for x, places in found.items() if len(places) > 1 and x != "&para;"
+        (name, x)
+        for x, places in found.items()
+        if len(places) > 1 and x != "&para;"
     ]
   assert not wrong
 
