@@ -121,6 +121,10 @@ def files(c) -> Iterator[Rule]:
         " function verify), so that only functions can reward them: name one,"
         " as in 'my_rewards:judge*1'"
     )
+  if c.sft.threshold and facts.no_verifier(c):
+    yield "sft.threshold", (
+        "nothing verifies responses, so there is no accuracy: set it to 0"
+    )
   with reading(c, "data.template"):
     templates.choose(d.template, "")
   with reading(c, "data.columns"):
