@@ -2,10 +2,9 @@
 
 import re
 
-import pytest
 import sft_page
-from configs import base
 
+from configs import base
 from rl_reason import main
 from rl_reason.base.fields import FIELDS
 from rl_reason.checks import checked
