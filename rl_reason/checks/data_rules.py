@@ -107,6 +107,10 @@ def files(c) -> Iterator[Rule]:
         " function verify), so that only functions can reward them: name one,"
         " as in 'my_rewards:judge*1'"
     )
+  if c.sft.threshold and facts.no_verifier(c):
+    yield "sft.threshold", (
+        "nothing verifies responses, so there is no accuracy: set it to 0"
+    )
   named = bool(d.train or d.evaluate)
   if named and not (c.tokenizer or c.model.path):
     yield "tokenizer", (

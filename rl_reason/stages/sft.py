@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from rl_reason import tasks
 from rl_reason.base import config as config_lib
 from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
@@ -82,7 +83,7 @@ def run(
   for name in names:
     check = None
     if name == "sft" and not facts.no_verifier(c):
-      check = functools.partial(_evaluate, c, evaluate, output)
+      check = functools.partial(_evaluate, c, evaluate, output, row_source.task)
     params = _train_phase(
         c,
         name,
@@ -168,8 +169,10 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
   return sample_files.iterate(parts, weights, seed, batch)
 
 
-def _evaluate(c, evaluate: Callable, output: Output, params: Tree) -> None:
-  """Logs the accuracy after SFT.
+def _evaluate(
+    c, evaluate: Callable, output: Output, task: Any, params: Tree
+) -> None:
+  """Logs the accuracy after SFT, if rows have reference answers.
 
   Raises:
     TooWeak: the greedy accuracy is below config.sft.threshold.
@@ -181,6 +184,9 @@ def _evaluate(c, evaluate: Callable, output: Output, params: Tree) -> None:
       "evaluating SFT",
       purpose="choose",
   )
+  if not any(tasks.has_verifier(task, row) for row in responses[0].rows):
+    say = output.display.say
+    return say("SFT: no accuracy, since no row has a reference answer")
   greedy = values[f"val-core/{responses[0].name}/acc/greedy"]
   output.log.metrics("sft", c.sft.steps, values)
   output.display.say(

@@ -244,8 +244,14 @@ def environment_factory(source: Any) -> Callable[[], Any] | None:
 
 
 def has_verifier(task, row: Row) -> bool:
-  """Whether responses to a row are verified."""
-  return getattr(task, "verifies", True) and row.kind != verifiers.NONE
+  """Whether responses to a row are verified.
+
+  The built-in verifiers need a reference answer, which a row for SFT may lack.
+  """
+  judged = row.answer if row.kind in verifiers.KINDS else True
+  return bool(
+      getattr(task, "verifies", True) and row.kind != verifiers.NONE and judged
+  )
 
 
 def begin(task, pairs):
