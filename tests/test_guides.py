@@ -8,6 +8,7 @@ import sys
 
 import checkpoints
 import pytest
+import sft_page
 import yaml
 from conftest import ROOT
 
@@ -93,9 +94,10 @@ def printed(tmp_path, monkeypatch):
   (tmp_path / "wandb.py").touch()  # an extra that tests do not need
   (tmp_path / "dapo-math-17k.parquet").touch()
   row = '{"question": "1+1?", "answer": "2", "response": "2"}\n'
-  for name in ("rows.jsonl", "test.jsonl"):
+  for name in ("rows.jsonl", "test.jsonl", "held_out.jsonl"):
     (tmp_path / name).write_text(row)
-  for name in ("DATA", "runs/dapo", "runs/tiny", "runs/my_run", "tokenizer"):
+  runs = ("runs/dapo", "runs/tiny", "runs/my_run", "runs/my_sft")
+  for name in ("DATA", "tokenizer", *runs):
     (tmp_path / name).mkdir(parents=True)
   checkpoints.checkpoint(tmp_path / "runs/tiny/export/policy", "qwen2")
   own = f"{tmp_path}/my_run.py"
@@ -108,6 +110,10 @@ def printed(tmp_path, monkeypatch):
     saved = tmp_path / "runs" / name / "config.json"
     saved.write_text(json.dumps(fields))
   monkeypatch.chdir(tmp_path)
+  _, given = command_line._split_fields(sft_page.commands()[0])
+  fields = config.flat(checked.checked("configs/sft.py", given)[0])
+  saved = tmp_path / "runs" / "my_sft" / "config.json"
+  saved.write_text(json.dumps(fields))
   monkeypatch.syspath_prepend(str(tmp_path))
   # DIR and rows.jsonl are names of the user's: tests/test_first_hour.py.
   monkeypatch.setattr(command_line.file_checks, "check", lambda *_: None)

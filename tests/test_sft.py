@@ -66,7 +66,11 @@ def test_another_task_leaves_out_what_a_file_says_about_its_own():
     [
         ({"sft.habits.steps": 5}, "sft.habits.steps = 5: a second stage of"),
         (
-            {"sft.threshold": 1.0, "data.kind": "none"} | {"data.train": str(ROOT)},
+            {
+                "sft.threshold": 0.5,
+                "data.kind": "none",
+                "data.train": str(ROOT),
+            },
             "nothing verifies",
         ),
         ({"sft.warmup_steps": 1000}, "must be less than sft.steps = 1000"),
@@ -116,7 +120,7 @@ def test_an_old_section_of_a_file_is_told_its_new_name(tmp_path):
   with pytest.raises(errors.ConfigError, match=words):
     config_files.read(str(path))
   path.write_text(text.format("dapo", "{}['sft']"))
-  with pytest.raises(errors.ConfigError, match="own.py: 'sft'"):
+  with pytest.raises(errors.ConfigError, match="own.py: .*'sft'"):
     config_files.read(str(path))
   path.write_text((ROOT / "configs" / "sft.py").read_text())
   with pytest.raises(errors.ConfigError, match="configs/sft_control.py"):
