@@ -88,7 +88,11 @@ def test_the_task_of_the_documentation(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", list(sys.path))
   session = tiny_session.make_session(
-      tmp_path, task__name="my_task", evaluate__prompts=8, rollout__batch=8
+      tmp_path,
+      task__name="my_task",
+      sft__habits__mixture="",
+      evaluate__prompts=8,
+      rollout__batch=8,
   )
   task = session.task
   rows = held_out.evaluation_sets(session.row_source, 8)["my_task"]
