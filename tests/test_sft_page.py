@@ -5,16 +5,15 @@ import re
 import sft_page
 
 from configs import base
-from rl_reason import main
 from rl_reason.base.fields import FIELDS
-from rl_reason.checks import checked
+from rl_reason.checks import checked, command_line
 
 
 def test_every_command_is_accepted(tmp_path, monkeypatch):
   sft_page.write(tmp_path)
   monkeypatch.chdir(tmp_path)
   for words in sft_page.commands():
-    rest, given = main._split_fields(words)
+    rest, given = command_line._split_fields(words)
     flags = dict(x.removeprefix("--").split("=") for x in rest)
     if path := flags.get("config"):
       c, notes = checked.checked(path, given)
