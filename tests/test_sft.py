@@ -66,7 +66,11 @@ def test_another_task_leaves_out_what_a_file_says_about_its_own():
     [
         ({"sft.habits.steps": 5}, "sft.habits.steps = 5: a second stage of"),
         (
-            {"sft.threshold": 1.0, "data.kind": "none"} | {"data.train": str(ROOT)},
+            {
+                "sft.threshold": 1.0,
+                "data.kind": "none",
+                "data.train": str(ROOT),
+            },
             "nothing verifies",
         ),
         ({"sft.warmup_steps": 1000}, "must be less than sft.steps = 1000"),
