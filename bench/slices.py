@@ -187,11 +187,8 @@ def rollout(c, model: Model, size: memory_formula.Size) -> dict:
     resident -= size.resident[
         "parameters"
     ]  # the sampler reads them as they are
-  peaks = [
-      compiled_memory.peak(program)
-      for program, _ in compiled_memory.rollout(c, model)
-  ]
-  return dict(peak=resident + max(peaks))
+  peak = compiled_memory.sampler_peak(list(compiled_memory.rollout(c, model)))
+  return dict(peak=resident + peak)
 
 
 def page(result: dict) -> list[str]:

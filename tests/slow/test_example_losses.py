@@ -53,7 +53,7 @@ def test_dapo_on_one_screen_has_the_losses_of_the_real_loop(
       screen.cfg, screen.key(None, screen.SEED, "parameters")
   )
   trained = list(screen.sft(params, "skill", screen.SKILL, steps=4, lr=4e-3))
-  losses = dict(skill=[loss for _, loss in trained])
+  losses = dict(sft=[loss for _, loss in trained])
   params = trained[-1][0]
   steps = screen.dapo(params, steps=2, batch=32, group=4, minibatches=2)
   losses["rl"] = [step["loss"] for _, step in steps]

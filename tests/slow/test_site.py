@@ -10,9 +10,7 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 TEXT_OF_LINK = re.compile(r'<a\s[^>]*?href="([^"]+)"[^>]*>(.*?)</a>', re.DOTALL)
 # What Markdown leaves in the text of a page where it was not understood.
-RAW = re.compile(
-    r"\]\([^)]*\)|\|-{3}|<p>[^<]*\n(?:- |\d+\. )|```|:::|`[a-z]"
-)
+RAW = re.compile(r"\]\([^)]*\)|\|-{3}|<p>[^<]*\n(?:- |\d+\. )|```|:::|`[a-z]")
 
 
 @pytest.fixture(scope="module")

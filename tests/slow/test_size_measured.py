@@ -36,7 +36,7 @@ checked.fields(c)
 cfg = model_shapes.shape(c)
 value = critic_config(c, cfg)
 mesh = device_mesh.make_meshes(**c.mesh)[0]
-size = memory_formula.estimate(c, cfg, value, mesh)
+size = memory_formula.estimate(c, cfg, value, mesh, backend="cpu")
 model = Model(cfg, value, mesh)
 
 def status(name):
@@ -70,13 +70,15 @@ if part == "update":
   estimate = size.update_peak - resident
   peak = compiled_memory.peak(program)
 else:
-  start, decode = compiled_memory.rollout(c, model)
+  programs = list(compiled_memory.rollout(c, model))
+  start, decode, finish = programs
   before = fresh()
   args = made(start[1])
   queue, slots = jax.block_until_ready(start[0](*args))
-  jax.block_until_ready(decode[0](args[0], queue, slots))
+  queue, slots, _ = jax.block_until_ready(decode[0](args[0], queue, slots))
+  jax.block_until_ready(finish[0](args[1], None, queue))
   estimate = size.rollout_peak - resident - size.resident["optimizer state"]
-  peak = max(compiled_memory.peak(x) for x, _ in (start, decode))
+  peak = compiled_memory.sampler_peak(programs)
 print(json.dumps(dict(
     measured=status("VmHWM") - before, compiled=peak, formula=estimate,
 )))

@@ -78,7 +78,7 @@ def test_a_token_is_written_into_the_cache_in_place(model):
   mesh = device_mesh.make_mesh(1, -1, 1, devices)
   value = critic_config(c, cfg)
   model = Model(cfg, value, mesh)
-  _, (decode, (_, _, slots)) = compiled_memory.rollout(c, model)
+  _, (decode, (_, _, slots)), _ = compiled_memory.rollout(c, model)
   cache = slots.cache.v.sharding.shard_shape(slots.cache.v.shape)
   assert cache[2] == 2 and cache[4] == 128
   assert not aot.copies(decode.as_text(), cache)
