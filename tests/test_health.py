@@ -131,7 +131,7 @@ def test_a_broken_policy_is_said_by_its_evaluation():
   lines = [dict(stage="rl", step=1) | line()]
   health.check_run([*lines, dict(stage="evaluate", step=1)], FIELDS)
   last = {"stage": "evaluate", "step": 1, alerts.BROKEN_HELD_OUT: 4}
-  with pytest.raises(RunError, match="Broken policy: 4 responses to held-out"):
+  with pytest.raises(RunError, match="Broken policy: 4 responses of the eval"):
     health.check_run([*lines, last], FIELDS)
 
 

@@ -42,7 +42,7 @@ def test_checkpoints_that_do_not_fit_are_named(tmp_path):
       session_of(path, workdir, **changes)
 
   refused("makes 60 tokens, and .* takes 59", rollout__max_tokens=longest + 1)
-  refused("tokenizer = '': .* has no tokenizer; name one")
+  refused("tokenizer = '': .* has no tokenizer .*; name one")
   large = tiny.TASK.ALPHABET + "abcdefghijklmnopqrstuvwxyz"
   large = with_tokenizer(tmp_path / "large", large)
   refused("43 tokens, and model.path .* of 40", tokenizer=str(large))

@@ -99,7 +99,7 @@ def test_functions_and_objects_of_the_user(tmp_path, monkeypatch):
     [
         ("tensorbord", "did you mean tensorboard?"),
         ("json:__name__", "'json' is no logger: it needs write(step, metrics)"),
-        ("no_such_module:f", "ModuleNotFoundError"),
+        ("no_such_module:f", "there is no module no_such_module"),
     ],
 )
 def test_what_is_no_logger_is_refused(name, words):

@@ -235,7 +235,7 @@ def test_a_critic_starts_from_an_exported_one(trained, tmp_path):
   """--stage=export, then critic.init = 'exported': the same networks."""
   session, policy, params = trained.session, trained.policy, trained.params
   with jax.set_mesh(session.mesh):
-    with pytest.raises(RunError, match="no such checkpoint of RL"):
+    with pytest.raises(RunError, match="its SFT is not complete"):
       call(export.run, session, "newest")
     state, _ = tiny_session.initial_state(session, policy, params, None)
     checkpoints = call(open_stage, session, "rl").checkpoints

@@ -81,7 +81,7 @@ class Session(types.SimpleNamespace):
 
 PARTS = (
     *("c", "model", "output", "row_source", "tok", "engine", "rollout_engine"),
-    *("reward_runner", "environments"),
+    *("reward_runner", "environments", "source"),
 )
 
 
