@@ -168,5 +168,5 @@ def test_prepare(tmp_path):
   assert row.response == "It is 2."
   assert "prepared already" in command(*flags)[0]
   (tmp_path / "pairs.jsonl").write_text("nothing\n")
-  _, error = command(*flags, code=1)
+  _, error = command(*flags, code=2)
   assert error.count("\n") == 1 and "1 rows: the row is malformed" in error

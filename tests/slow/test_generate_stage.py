@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch, request):
 
   def load(c, which, *, model, output):
     session = types.SimpleNamespace(config=c, cfg=model.cfg, mesh=model.mesh)
-    return tiny_session.random_params(session), 3, "a random policy"
+    return tiny_session.random_params(session), None, 3, "a random policy"
 
   monkeypatch.setattr(trained, "policy", load)
 
