@@ -99,10 +99,10 @@ def test_a_config_of_a_users_own(tmp_path, monkeypatch):
       "from configs import grpo\n"
       "def get_config():\n"
       "  c = grpo.get_config()\n"
-      "  c.advantage.name = 'my_advantages:best'\n"
+      "  c.advantage.name = 'main_advantages:best'\n"
       "  return c\n"
   )
-  (tmp_path / "my_advantages.py").write_text(
+  (tmp_path / "main_advantages.py").write_text(
       "def best(rewards_B, *, scale: float = 1.0):\n  return rewards_B\n"
   )
   monkeypatch.syspath_prepend(str(ROOT))
