@@ -4,11 +4,9 @@
   python -m bench.programs --tree=DIR        # of another checkout: before
   python -m bench.programs --table           # from JSON
 
-A smoke run of configs/dapo.py starts with an empty cache of compiled programs,
-then again in another work directory, and its last checkpoint is evaluated with
-an empty cache. Smoke runs have the stages of the whole job, and end in seconds;
-the number of steps changes no number of programs. Writes
-results/programs.{json,md}.
+The default job starts with an empty cache of compiled programs, then again in
+another work directory, and its last checkpoint is evaluated with an empty
+cache. Writes results/programs.{json,md}.
 """
 
 import json
@@ -22,7 +20,7 @@ import time
 
 from bench import results
 
-RUN = "--config=configs/dapo.py:smoke"
+RUN = "--config=configs/dapo.py"
 # Arguments, the cache, and the work directory of each start.
 STARTS = {
     "first start": ((RUN,), "one", "a"),
@@ -102,8 +100,8 @@ def page(result: dict) -> list[str]:
   out = [
       "# XLA programs of a run",
       "",
-      "Made by `python -m bench.programs`: a smoke run of `configs/dapo.py`, on"
-      " a CPU. From the cache: programs that were read from the cache of"
+      "Made by `python -m bench.programs`: the default job, `configs/dapo.py`,"
+      " on a CPU. From the cache: programs that were read from the cache of"
       " compiled programs. CPU seconds are of the whole process; on a machine"
       " that is busy with other work, seconds are longer than they would be.",
       "",
