@@ -41,8 +41,6 @@ CHECKS = {
 ROUNDS = "rl_reason.lab.rounds:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
-# These add nothing to the report of a run.
-READS = ("generate", "serve", "export")
 FINISHED = ("evaluate", "export", "serve")  # these need only a work directory
 
 
