@@ -105,11 +105,13 @@ def replayed_session(workdir, step, **given):
 
 
 def files(workdir):
-  """Size and time of each file of a run."""
+  """Size and time of each file of a run; its report lists the replays."""
   return {
       path: (path.stat().st_size, path.stat().st_mtime_ns)
       for path in workdir.rglob("*")
-      if path.is_file() and "replay" not in path.parts
+      if path.is_file()
+      and "replay" not in path.parts
+      and path.name != "report.html"
   }
 
 

@@ -12,8 +12,9 @@ import replayed
 import tiny_session
 
 from rl_reason.base.errors import ConfigError, RunError
-from rl_reason.checks import saved_config
+from rl_reason.checks import command_line, rules, saved_config
 from rl_reason.lab import replay, replay_record
+from rl_reason.report import page
 from rl_reason.tasks import arithmetic
 
 compiled = tiny_session.compiled
@@ -44,8 +45,8 @@ def test_a_step_is_rebuilt_to_the_bit_and_twice_rewarded(finished):
   for m, step in enumerate(record["optimizer_steps"]):
     by_hand = replayed.clip_fraction(arrays, m, 0.2, 0.2)
     assert step["clip_fraction"] == pytest.approx(by_hand, abs=1e-6)
-  page = (place / "replay.md").read_text()
-  assert "to the bit" in page and "| layer 0 |" in page
+  tables = (place / "replay.md").read_text()
+  assert "to the bit" in tables and "| layer 0 |" in tables
 
   assert record["overrides"] == {"reward.correct": 2, "reward.incorrect": -2}
   assert place.name == "step-3,reward.correct=2.0,reward.incorrect=-2.0"
@@ -61,6 +62,19 @@ def test_a_step_is_rebuilt_to_the_bit_and_twice_rewarded(finished):
   one, two = first["grad_norm"]
   assert two == pytest.approx(2 * one, rel=1e-5)
   assert not list((finished / "replay").glob(".step*")), "the copy is removed"
+
+
+def test_the_report_has_the_command_of_a_step(finished):
+  found = page.data_of(finished)["replay"]
+  assert found["last"] == 3
+  assert found["command"].endswith(f"--workdir={finished} --stage=replay")
+  norms = [replayed.logged(finished, n)["actor/grad_norm"] for n in (1, 2, 3)]
+  what, step, value = found["rows"][0]
+  assert (what, step) == ("largest gradient norm", np.argmax(norms) + 1)
+  assert float(value) == pytest.approx(max(norms), rel=1e-3)
+  place = "replay/step-3,reward.correct=2.0,reward.incorrect=-2.0/replay.md"
+  assert found["done"] == [place]
+  assert place in (finished / "report.html").read_text()
 
 
 def test_a_changed_record_is_named(finished, tmp_path):
@@ -107,6 +121,24 @@ def test_rewards_that_select_groups_are_refused(finished, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(config))
   with pytest.raises(ConfigError, match="decides which groups have signal"):
     saved_config.read(tmp_path, "replay", {"reward.correct": "2"})
+
+
+def test_a_config_of_the_user_is_compared_with_the_record(finished):
+  """With --config, the differences are the overrides."""
+  c = replayed.config(**replayed.DR_GRPO)
+  for given, refused in (({"kl.coef": "0.1", "kl.kind": "k1"}, ""), FOREIGN):
+    faults = rules.Faults()
+    command_line.examine(c, given, finished, "replay", faults, trace=False)
+    assert len(faults.lines) == bool(refused)
+    assert refused in "".join(faults.lines)
+
+
+FOREIGN = {"rollout.temperature": "0.5"}, "which responses are sampled"
+
+
+def test_an_optimizer_with_other_moments_is_refused(finished):
+  with pytest.raises(ConfigError, match="optimizer.name = 'sgd': .* moments"):
+    replayed.replayed_session(finished, 3, optimizer__name="sgd")
 
 
 @pytest.mark.parametrize("which", ["0", "9", "best"])

@@ -40,6 +40,7 @@ from rl_reason.lab import optimizer_steps, replay_record
 from rl_reason.lab.optimizer_steps import Learning, OptimizerStep
 from rl_reason.models import lora
 from rl_reason.monitoring import run_log
+from rl_reason.report import page
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
     build_step,
@@ -139,6 +140,7 @@ def run(
       tok=tok,
       display=output.display,
   )
+  page.refresher(workdir, say)()  # the report links to its replays
   return place
 
 
