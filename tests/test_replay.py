@@ -126,7 +126,7 @@ def test_rewards_that_select_groups_are_refused(finished, tmp_path):
 def test_a_config_of_the_user_is_compared_with_the_record(finished):
   """With --config, the differences are the overrides."""
   c = replayed.config(**replayed.DR_GRPO)
-  for given, refused in (({"kl.coef": "0.1", "kl.kind": "k1"}, ""), FOREIGN):
+  for given, refused in (({"kl.coef": "0.1", "kl.kind": "k3"}, ""), FOREIGN):
     faults = rules.Faults()
     command_line.examine(c, given, finished, "replay", faults, trace=False)
     assert len(faults.lines) == bool(refused)
