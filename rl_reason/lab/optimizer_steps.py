@@ -22,7 +22,7 @@ from rl_reason.base.structs import (
     Tree,
     call_by_name,
 )
-from rl_reason.devices import sharding
+from rl_reason.devices import randomness, sharding
 from rl_reason.models import decoder, lora
 from rl_reason.training import packing, step as step_lib
 
@@ -127,9 +127,9 @@ def take(
   before, going = state.step, jnp.array(True)
   for index in range(len(packed_M.source_BT)):
     b, packed = jax.tree.map(lambda x, m=index: x[m], (batch_M, packed_M))
-    key = step_lib.covariance_key(
-        learning.objective, learning.seed, before, jnp.int32(index)
-    )
+    key = None
+    if learning.objective.covariance is not None:
+      key = randomness.folded(learning.seed, before, jnp.int32(index))
     grads, metrics, w = gradient(state.params, b, packed, coefs, base, key)
     found = None
     if tokens:

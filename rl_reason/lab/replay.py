@@ -617,7 +617,7 @@ def _learning(c, model: Model) -> Learning:
   """What the update of a config is made of."""
   objective = build_step.objective(c, on_policy=facts.on_policy(c))
   optimizer = optimizers.of_policy(c, model.cfg, model.mesh)
-  settings = build_step.update_settings(c, objective, model.cfg, optimizer)
+  settings = optimizers.update_settings(c, objective, model.cfg, optimizer)
   return Learning(**settings)
 
 

@@ -60,7 +60,7 @@ def policy_update(
 ) -> Callable:
   """`step.rl_update` on the mesh; the state of the policy is donated."""
   _, shardings = optimizer
-  settings = update_settings(c, objective, cfg, optimizer)
+  settings = optimizers.update_settings(c, objective, cfg, optimizer)
   update = jax.jit(
       functools.partial(step.rl_update, **settings),
       donate_argnums=0,
@@ -68,26 +68,6 @@ def policy_update(
   )
   program = CompiledOnce("update of the policy", update, display)
   return optimizer_lib.with_rate(program, **optimizers.policy_rate(c))
-
-
-def update_settings(
-    c,
-    objective: objective_lib.Objective,
-    cfg: decoder.ModelConfig,
-    optimizer: Optimizer,
-) -> dict[str, Any]:
-  """The static arguments of `step.rl_update`."""
-  tx, _ = optimizer
-  return dict(
-      cfg=cfg,
-      tx=tx,
-      temperature=c.rollout.temperature,
-      objective=objective,
-      max_kl=c.updates.max_kl,
-      lora_scale=optimizers.lora_scale(c),
-      seed=host_seed(c.seed, "covariance") % 2**31,
-      router_aux=c.loss.router_aux,
-  )
 
 
 def critic_update(

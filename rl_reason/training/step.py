@@ -24,7 +24,7 @@ from rl_reason.base.structs import (
     TrainState,
     Tree,
 )
-from rl_reason.devices import sharding
+from rl_reason.devices import randomness, sharding
 from rl_reason.models import critic, decoder, experts, lora
 from rl_reason.training import packing
 
@@ -260,16 +260,6 @@ def policy_gradient(
   return *accumulate(loss_fn, params, packed, (b, w)), w
 
 
-def covariance_key(
-    objective: Objective, seed: int, step: Array, index: Array
-) -> Array | None:
-  """The randomness of a minibatch; None unless the objective needs it."""
-  if objective.covariance is None:
-    return None
-  key = jax.random.fold_in(jax.random.key(seed), step)
-  return jax.random.fold_in(key, index)
-
-
 def without_padding(batch: Batch) -> Batch:
   """Zeros where the mask is empty: padding may be NaN, which spoils a sum."""
   names = ("old_logps_BT", "ref_logps_BT", "advantages_BT")
@@ -330,7 +320,9 @@ def rl_update(
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed) = carry, xs
-    key = covariance_key(objective, seed, state.step, index)
+    key = None
+    if objective.covariance is not None:
+      key = randomness.folded(seed, state.step, index)
     grads, metrics, w = gradient(state.params, b, packed, coefs, base, key)
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
