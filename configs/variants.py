@@ -76,6 +76,7 @@ def add(c) -> None:
   extend(
       "sft",
       mixture="",  # style:weight of a task's demonstrations; '' is any style
+      difficulties=(),  # of the demonstrated problems; () is task.difficulties
   )
   c.sft.habits = section(  # a second stage, of configs for the built-in tasks
       "sft.habits",
