@@ -107,11 +107,11 @@ def page(result: dict) -> list[str]:
       "Made by `python -m bench.xor`; [PLAN.md](PLAN.md) has the hypotheses and"
       " what would refute them. A prompt has three blocks of eight bits, and a"
       " response states the parity of each block. The model guesses the parity"
-      " of a block at once (right half of the time), or writes the block out bit"
-      " by bit (nearly always right). SFT teaches the steps in single blocks and"
+      " of a block at once (right half of the time), or writes it out bit by"
+      " bit (nearly always right). SFT teaches the steps in single blocks, and"
       " in blocks that the prompt names, but never in all blocks of a prompt."
-      " Where the choice is free, as in RL and in the evaluation, SFT writes out"
-      " 5% of the blocks (`rl_reason/tasks/xor.py`).",
+      " Where the choice is free, as in RL and in the evaluation, SFT writes"
+      " out 5% of the blocks (`rl_reason/tasks/xor.py`).",
       "",
       f"Held-out prompts: 1,000, mean of 4 samples at temperature 1. {made} of"
       f" {len(SEEDS)} seeds have been run. Mean over seeds ± half the width of"

@@ -24,5 +24,6 @@ def get_config(variant=""):
   c.sft.update(steps=4000, batch=128, lr=3e-3)
   c.rollout.max_prompt, c.rollout.max_tokens = 36, 57
   c.optimizer.lr = 4e-4
-  c.rl.steps = 60
+  c.rl.steps = 25
+  c.evaluate.every = 5
   return c

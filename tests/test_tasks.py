@@ -380,13 +380,21 @@ def test_xor_named_blocks_are_written_out():
   )
 
 
+def test_xor_never_writes_out_all_blocks_that_could_be_named():
+  for row, rng in some(xor, 300, (xor.NAMED,)):
+    text = xor.demonstrate(row, "mixed", rng)
+    named = len(row.prompt) - 4 * xor.SIZE - 1
+    assert xor.verify(text, row) and len(text) == 2 * (7 * named + 4)
+    assert 1 <= named <= 3
+
+
 def test_xor_writes_out_a_twentieth_of_the_blocks_that_are_not_named():
   """2,000 responses have 6,000 blocks: 300 +- 17 of them are written out."""
   starts, whole, lengths = 0, 0, set()
   for row, rng in some(xor, 2000, (xor.FREE,)):
     text = xor.demonstrate(row, "mixed", rng)
     written = len(re.findall(xor.BEHAVIOURS["written_out"], text))
-    starts, whole = starts + written, whole + (written == xor.COUNT)
+    starts, whole = starts + written, whole + (written == 3)
     lengths.add(len(text) - 6 - 2 * (xor.SIZE - 1) * written)
-    assert len(xor.demonstrate(row, "steps", rng)) == 2 * len(xor.LETTERS)
+    assert len(xor.demonstrate(row, "steps", rng)) == 2 * 3 * xor.SIZE
   assert 230 < starts < 370 and whole <= 3 and lengths == {0}

@@ -34,10 +34,9 @@ def task(c) -> Iterator[Rule]:
     if wrong := [repr(x) for x in at(c, name) if x not in known]:
       verb = "are" if wrong[1:] else "is"
       yield name, f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
-  generated = c.task.name != tasks.FILES and not c.sft.samples
-  if c.sft.difficulties and not (sft and generated):
+  if c.sft.difficulties and (c.task.name == tasks.FILES or c.sft.samples):
     yield "sft.difficulties", (
-        "of problems that SFT draws from a task; here SFT draws none: set ()"
+        "of problems that SFT draws from a task; here SFT reads rows: set ()"
     )
   mixtures = "sft.mixture", "sft.habits.mixture"
   pairs = "reward_model.chosen", "reward_model.rejected"
