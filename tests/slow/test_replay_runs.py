@@ -78,6 +78,7 @@ KINDS = {
     "environment": dict(
         task__name="guess",
         task__difficulties=(3,),
+        dynamic_sampling__enabled=False,
         sft__mixture="",
         sft__habits=dict(steps=0, lr=2e-5, schedule="cosine", mixture=""),
     ),
@@ -128,7 +129,7 @@ def test_functions_of_files_of_the_user(tmp_path, monkeypatch):
   here = tmp_path / "here"
   here.mkdir()
   (here / "my_rewards_of_replay.py").write_text(
-      "def short(response):\n  return -len(response) / 50\n"
+      "def short(response, row):\n  return -len(response) / 50\n"
   )
   (here / "my_advantage_of_replay.py").write_text(
       "from rl_reason.algorithms import advantages\n\n\n"
