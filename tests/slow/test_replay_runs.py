@@ -8,8 +8,6 @@ import pytest
 import replayed
 import tiny_session
 
-from rl_reason.tasks import arithmetic
-
 half_correct = tiny_session.half_correct
 compiled = tiny_session.compiled
 pytestmark = [
