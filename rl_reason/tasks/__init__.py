@@ -48,6 +48,7 @@ NAMES = {
     "arithmetic": f"{__name__}.arithmetic",
     "countdown": f"{__name__}.countdown",
     "xor": f"{__name__}.xor",
+    "chain": f"{__name__}.chain",
     "guess": "rl_reason.environments.guess:Guess",
     "calculator": "rl_reason.environments.calculator:Calculator",
     "lines": "rl_reason.environments.lines:Lines",

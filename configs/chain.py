@@ -1,0 +1,29 @@
+"""VAPO where the first of 64 or 128 tokens decides: a rare long chain.
+
+python -m rl_reason.main --config=configs/chain.py
+
+SFT guesses the last value at once, 97% of the time, and a guess is right one
+time in ten; the chain is nearly always right. See rl_reason/tasks/chain.py for
+the task, and configs/ablations/chain.py for the ladder from PPO to VAPO.
+"""
+
+from rl_reason.configs import ppo, vapo
+
+VARIANTS = ("", "128", "ppo", "ppo128")
+
+
+def get_config(variant=""):
+  """VAPO, or PPO, on chains of 64 or of 128 tokens."""
+  if variant not in VARIANTS:
+    raise ValueError("the variants are 128, ppo, ppo128 and smoke")
+  c = (ppo if variant.startswith("ppo") else vapo).get_config()
+  long = variant.endswith("128")
+  asked, free, letters = (3, 4, 64) if long else (1, 2, 32)
+  c.task.name, c.task.difficulties = "chain", (free,)
+  c.sft.difficulties, c.sft.mixture = (asked, free), "mixed:1"
+  c.sft.habits.steps, c.sft.threshold = 0, 0.0
+  c.sft.update(steps=2000, batch=48, lr=4e-3)
+  c.rollout.batch = 128
+  c.rollout.max_prompt, c.rollout.max_tokens = letters + 1, 2 * letters + 1
+  c.updates.token_budget = 4096
+  return c
