@@ -21,8 +21,8 @@ def get_config(variant=""):
   asked, free, letters = (3, 4, 64) if long else (1, 2, 32)
   c.task.name, c.task.difficulties = "chain", (free,)
   c.sft.difficulties, c.sft.mixture = (asked, free), "mixed:1"
-  c.sft.habits.steps, c.sft.threshold = 0, 0.0
-  c.sft.update(steps=2000, batch=48, lr=4e-3)
+  c.sft.habits.update(steps=0, mixture="")
+  c.sft.update(steps=2000, batch=48, lr=4e-3, threshold=0.0)
   c.rollout.batch = 128
   c.rollout.max_prompt, c.rollout.max_tokens = letters + 1, 2 * letters + 1
   c.updates.token_budget = 4096

@@ -8,9 +8,9 @@ import pytest
 
 from rl_reason import tasks
 from rl_reason.data import held_out
-from rl_reason.tasks import Row, arithmetic, countdown, xor
+from rl_reason.tasks import Row, arithmetic, chain, countdown, xor
 
-TASKS = dict(arithmetic=arithmetic, countdown=countdown, xor=xor)
+TASKS = dict(arithmetic=arithmetic, countdown=countdown, xor=xor, chain=chain)
 CHAIN = Row("5-1+1+9-6=", "8", 5)  # 4, 5, 14, 8
 
 
@@ -398,3 +398,52 @@ def test_xor_writes_out_a_twentieth_of_the_blocks_that_are_not_named():
     lengths.add(len(text) - 6 - 2 * (xor.SIZE - 1) * written)
     assert len(xor.demonstrate(row, "steps", rng)) == 2 * 3 * xor.SIZE
   assert 230 < starts < 370 and whole <= 3 and lengths == {0}
+
+
+# --- chain -------------------------------------------------------------------
+
+# Capital letters add 1, small letters multiply by 3, modulo 10.
+INSTRUCTIONS = "ABcDeFGhijklmnopqrstuvwxyzαβγδεΖ"  # the last one is a zeta
+VALUES = "12671239" + "71397139" * 2 + "71397134"
+
+
+def written_out():
+  letters = chain.LETTERS[:32]
+  return "".join(x + y for x, y in zip(letters, VALUES, strict=True))
+
+
+def test_chain_is_right_in_one_token_or_in_all():
+  """A prompt that asks for the chain does not accept the value alone."""
+  for mark, level, value_alone in ((":", 2, True), ("!", 1, False)):
+    row = Row(INSTRUCTIONS + mark, "4", level)
+    assert chain.verify(written_out(), row)
+    assert chain.verify("4", row) == value_alone
+    for wrong in ("", "7", "44", "4:", written_out()[:-2], written_out() + "4"):
+      assert not chain.verify(wrong, row)
+    assert not chain.verify("a2" + written_out()[2:], row)
+    assert chain.answer(written_out(), row) == "4"
+
+
+def test_chain_problems():
+  """Alphabets are unambiguous, and every value is the last one as often."""
+  assert len(set(chain.ALPHABET)) == len(chain.ALPHABET)
+  for level, size in chain.SIZES.items():
+    answers = []
+    for row, rng in some(chain, 500, (level,)):
+      assert len(row.prompt) == size + 1 == len(chain.longest(level))
+      text = chain.demonstrate(row, "steps", rng)
+      assert len(text) == 2 * size and chain.verify(text, row)
+      answers.append(row.answer)
+    counts = np.unique(answers, return_counts=True)[1]
+    assert len(counts) == 10 and counts.max() < 90
+
+
+def test_chain_is_rarely_written_out_unless_the_prompt_asks():
+  for levels, low, high in (((1, 3), 1, 1), ((2, 4), 0.02, 0.04)):
+    written = [
+        bool(re.match(chain.BEHAVIOURS["written_out"], text))
+        for row, rng in some(chain, 2000, levels)
+        for text in (chain.demonstrate(row, "mixed", rng),)
+        if chain.verify(text, row)
+    ]
+    assert len(written) == 2000 and low <= np.mean(written) <= high

@@ -26,6 +26,7 @@ DIFFICULTIES = tuple(SIZES)
 ASKED = (1, 3)
 STYLES = ("mixed", "steps")  # steps: every chain is written out
 SHARE = 0.03  # of the chains that `mixed` writes out
+MAX_RESPONSE = 2 * len(LETTERS) + 1
 BEHAVIOURS = {"written_out": "^a[0-9]"}
 
 
