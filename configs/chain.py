@@ -22,8 +22,13 @@ def get_config(variant=""):
   c.task.name, c.task.difficulties = "chain", (free,)
   c.sft.difficulties, c.sft.mixture = (asked, free), "mixed:1"
   c.sft.habits.update(steps=0, mixture="")
-  c.sft.update(steps=2000, batch=48, lr=4e-3, threshold=0.0)
+  c.sft.update(steps=600, batch=64, lr=4e-3, threshold=0.0)
   c.rollout.batch = 128
   c.rollout.max_prompt, c.rollout.max_tokens = letters + 1, 2 * letters + 1
   c.updates.token_budget = 4096
+  c.optimizer.lr = 1e-4
+  if c.critic.pretrain_steps:
+    c.critic.pretrain_steps = 20
+  c.rl.steps = 30
+  c.evaluate.every = 5
   return c

@@ -34,6 +34,11 @@ def get_config(variant=""):
   for name, more in TECHNIQUES:
     fields = fields | more
     rows.append((name, file, fields))
+  # Controls: is PPO only slower, and how much is the weight of the first token?
+  rows += [
+      ("PPO, twice the learning rate", file, {"optimizer.lr": 2e-4}),
+      ("PPO + token-level loss", file, {"reduction.name": "token_mean"}),
+  ]
   return ablate.ladder(
       title=f"From PPO to VAPO, chains of {variant or 64} tokens",
       question=(
@@ -46,12 +51,10 @@ def get_config(variant=""):
       seeds=ablate.fresh_seeds("rl_reason chain", 8),
       reference="PPO",
       common={
-          "rl.steps": 40,
           "evaluate.samples": 4,
           "evaluate.prompts": 250,
           "evaluate.interim_prompts": 125,
           "evaluate.batch": 250,
-          "evaluate.every": 5,
       },
       rows=rows,
       measures=("explained variance", "value loss", "entropy", "length"),
