@@ -28,40 +28,46 @@ import numpy as np
 from scipy import stats
 
 from bench import harness, results, runs
-from rl_reason.base import json_files
+from rl_reason.base import config as config_lib, json_files
+from rl_reason.checks import config_files
 from rl_reason.data import pipelines
 from rl_reason.devices import randomness
 from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
+from rl_reason.report import figures
 from rl_reason.tasks import arithmetic
 
 NAME = "parity_run"
 PLACE = results.RUNS / NAME
 SEEDS = ablate.fresh_seeds(NAME, 16)
+DEVELOPMENT = 1  # a seed of no comparison
 ROLLOUTS, PROMPTS, GROUP, EPOCHS = 40, 16, 8, 2
 EVERY = 10  # rollouts between rows of the table
 HELD_OUT = 64  # rows of the evaluation set that a run of this package needs
 
-# Meaning, field here and its value, field of GRPOConfig and its value.
+# Meaning; field here and its value; field of GRPOConfig and its value.
 KNOBS = (
-    ("rollouts", "rl.steps", ROLLOUTS, "max_steps", EPOCHS * ROLLOUTS),
+    ("rollouts", ("rl.steps", ROLLOUTS), ("max_steps", EPOCHS * ROLLOUTS)),
     (
-        *("responses of a rollout", "rollout.batch", PROMPTS * GROUP),
-        *("per_device_train_batch_size", PROMPTS * GROUP),
+        "responses of a rollout",
+        ("rollout.batch", PROMPTS * GROUP),
+        ("per_device_train_batch_size", PROMPTS * GROUP),
     ),
-    *(
-        ("group size", "rollout.group_size", GROUP, "num_generations", GROUP),
-        ("epochs", "updates.epochs", EPOCHS, "num_iterations", EPOCHS),
-        ("tokens", "rollout.max_tokens", 48, "max_completion_length", 48),
-        ("learning rate", "optimizer.lr", 5e-5, "learning_rate", 5e-5),
-    ),
+    ("group size", ("rollout.group_size", GROUP), ("num_generations", GROUP)),
+    ("epochs", ("updates.epochs", EPOCHS), ("num_iterations", EPOCHS)),
+    ("tokens", ("rollout.max_tokens", 48), ("max_completion_length", 48)),
+    ("learning rate", ("optimizer.lr", 5e-5), ("learning_rate", 5e-5)),
     (
-        *("schedule", "optimizer.schedule", "constant"),
-        *("lr_scheduler_type", "constant"),
+        "schedule",
+        ("optimizer.schedule", "constant"),
+        ("lr_scheduler_type", "constant"),
     ),
-    ("dtype", "model.dtype", "float32", "bf16", False),
-    ("recomputed", "model.remat", "dots", "gradient_checkpointing", False),
-    ("prompt order", "seed", "the seed", "shuffle_dataset", False),
+    ("dtype", ("model.dtype", "float32"), ("bf16", False)),
+    (
+        "recomputed activations",
+        ("model.remat", "dots"),
+        ("gradient_checkpointing", False),
+    ),
 )
 # Fields of this package that GRPOConfig does not have.
 OTHERS = {
@@ -94,6 +100,15 @@ CONTROLS = {  # rows of this package with one knob off
     "mean over samples first": {"reduction.name": "seq_mean_token_mean"},
 }
 ROWS = (OURS, *PEERS, *CONTROLS)
+ABOUT = {  # what differs from TRL
+    OURS: "nothing",
+    TUNIX: "EOS is not trained; each call of the sampler has the same key",
+    "tunix, keys and EOS repaired": "nothing known",
+    "learning rate x 0.7": "`optimizer.lr` 3.5e-5",
+    "temperature 0.9": "`rollout.temperature` 0.9",
+    "mean over samples first": "`reduction.name` seq_mean_token_mean",
+}
+LEVEL = 0.05  # of the permutation test
 # Measures: name, metric here, metric of TRL.
 MEASURES = {
     "reward": ("critic/rewards/mean", "reward"),
@@ -159,7 +174,7 @@ def prompts(seed: int) -> list[dict[str, str]]:
 
 def fields(seed: int, row: str = OURS) -> dict[str, Any]:
   """Returns what a run of this package changes in configs/trl_grpo.py."""
-  out = {field: value for _, field, value, *_ in KNOBS}
+  out = {field: value for _, (field, value), _ in KNOBS}
   out |= OTHERS | CONTROLS.get(row, {}) | dict(seed=seed)
   out["model.path"] = str(make_model())
   for name, path in make_files().items():
@@ -169,7 +184,8 @@ def fields(seed: int, row: str = OURS) -> dict[str, Any]:
 
 def options(seed: int) -> dict[str, Any]:
   """Returns the fields of `GRPOConfig` that are not its defaults."""
-  return {field: value for *_, field, value in KNOBS} | dict(seed=seed)
+  out = {field: value for *_, (field, value) in KNOBS}
+  return out | dict(seed=seed, shuffle_dataset=False)  # rows are in order
 
 
 # --- runs --------------------------------------------------------------------
@@ -191,8 +207,8 @@ def given(row: str, seed: int) -> dict[str, Any]:
   environment, _, repairs = PEERS[row]
   out = dict(weights=str(make_model()), rows=prompts(seed))
   if environment == "trl":
-    return out | dict(options=options(seed))
-  of_field = {field: value for _, field, value, *_ in KNOBS}
+    return out | dict(options=options(seed), out=None)
+  of_field = {field: value for _, (field, value), _ in KNOBS}
   return (
       out
       | repairs
@@ -208,25 +224,21 @@ def given(row: str, seed: int) -> dict[str, Any]:
   )
 
 
-def run_peer(row: str, seed: int) -> None:
-  """Makes a run of a peer, unless its file exists.
+def call_peer(row: str, task: dict[str, Any]) -> dict[str, Any]:
+  """Runs a job of a peer in its environment.
 
   Raises:
     SystemExit: the peer is not installed, or trained on other prompts.
   """
-  out, (environment, module, _) = place(row, seed), PEERS[row]
-  if out.exists():
-    return
+  environment, module, _ = PEERS[row]
   python = harness.ENVIRONMENTS / environment / "bin" / "python"
   if not python.exists():
     raise SystemExit(
         f"{python} does not exist; run python -m bench.peers --install"
         f" {environment}"
     )
-  task = given(row, seed)
-  jobs.say(f"{row}, seed {seed}: started")
-  load = results.load()
-  with out.with_suffix(".log").open("w") as errors:
+  log = PLACE / f"{ablate.slug(row)}.log"
+  with log.open("a") as errors:
     done = subprocess.run(
         [python, "-m", module],
         input=json.dumps(task),
@@ -234,13 +246,66 @@ def run_peer(row: str, seed: int) -> None:
         stderr=errors,
         cwd=results.ROOT,
         text=True,
-        check=True,
     )
-  found = json.loads(done.stdout) | dict(load=load)
+  if done.returncode:
+    raise SystemExit(f"{row}: exit code {done.returncode}, see {log}")
+  found = json.loads(done.stdout)
   if sum(found.pop("prompts"), []) != [x["prompt"] for x in task["rows"]]:
-    raise SystemExit(f"{row}, seed {seed}: other prompts, or in another order")
-  json_files.write_json(out, found)
-  jobs.say(f"{row}, seed {seed}: done after {found['seconds']:.0f} s")
+    raise SystemExit(f"{row}: trained on other prompts, or in another order")
+  return found
+
+
+def run_peer(row: str, seed: int) -> None:
+  """Makes a run of a peer, unless its file exists."""
+  out = place(row, seed)
+  if not out.exists():
+    jobs.say(f"{row}, seed {seed}: started")
+    load = results.load()
+    found = call_peer(row, given(row, seed))
+    json_files.write_json(out, found | dict(load=load))
+    jobs.say(f"{row}, seed {seed}: done after {found['seconds']:.0f} s")
+
+
+def replay() -> dict[str, Any]:
+  """Updates here on what TRL sampled in a run, against TRL's own updates.
+
+  Returns:
+    rollouts: their number; grad_norm: of each rollout, here and in TRL;
+    parameters: difference of the trained parameters relative to their change;
+    logps: of the tokens of the last rollout, mean change by training, and mean
+    and largest difference between both trained models.
+  """
+  from bench import trl_defaults
+
+  seed, out = DEVELOPMENT, PLACE / "replay"
+  peer = call_peer(TRL, given(TRL, seed) | dict(out=str(out)))
+  c = config_files.read("configs/trl_grpo.py")
+  changes = fields(seed) | {"task.name": "arithmetic", "task.difficulties": ()}
+  changes = {
+      k: x for k, x in changes.items() if not k.startswith(("data.", "reward."))
+  }
+  config_lib.override(c, changes)
+  log, before, after, logps = trl_defaults.replay(
+      c, dict(weights=str(make_model())) | peer["sampled"]
+  )
+  theirs = trl_defaults.load(str(out))
+  start_BT, ours_BT, theirs_BT = map(logps, (before, after, theirs))
+  tokens = sum(map(len, peer["sampled"]["completions"][-1]))
+  gap_BT = np.abs(ours_BT - theirs_BT)
+  return dict(
+      seed=seed,
+      rollouts=len(log),
+      grad_norm=[
+          [x["grad_norm"] for x in log],
+          [x["grad_norm"] for x in of_rollouts(peer["log"])],
+      ],
+      parameters=trl_defaults.difference(before, after, theirs),
+      logps=dict(
+          change=float(np.abs(ours_BT - start_BT).sum() / tokens),
+          difference=float(gap_BT.sum() / tokens),
+          largest=float(gap_BT.max()),
+      ),
+  )
 
 
 def read(row: str, seed: int) -> dict[str, Any]:
@@ -250,7 +315,7 @@ def read(row: str, seed: int) -> dict[str, Any]:
     found = json.loads(place(row, seed).read_text())
     lines = found["log"]
     if row == TRL:
-      lines = [_merged(x) for x in zip(*[iter(lines)] * EPOCHS, strict=True)]
+      lines = of_rollouts(lines)
     seconds, load = found["seconds"], found["load"]
   else:
     log = run_log.read_metrics(place(row, seed))
@@ -283,13 +348,22 @@ def check_prompts(workdir: pathlib.Path, seed: int) -> None:
     raise SystemExit(f"{workdir}: samples.jsonl has no response of RL")
 
 
-def _merged(lines: Sequence[dict]) -> dict[str, float]:
-  """The metrics of a rollout: means over its optimizer steps that have them."""
-  names = {name for line in lines for name in line}
-  return {
-      name: float(np.mean([x[name] for x in lines if name in x]))
-      for name in names
-  }
+def of_rollouts(lines: Sequence[dict]) -> list[dict[str, float]]:
+  """The metrics of rollouts, from those of TRL's optimizer steps.
+
+  What TRL measures of sampling is only in the first step of a rollout; of other
+  metrics the mean counts.
+  """
+  out = []
+  for steps in zip(*[iter(lines)] * EPOCHS, strict=True):
+    names = {name for line in steps for name in line}
+    out.append(
+        {
+            name: float(np.mean([x[name] for x in steps if name in x]))
+            for name in names
+        }
+    )
+  return out
 
 
 # --- statistics --------------------------------------------------------------
@@ -299,7 +373,9 @@ def of_seeds(
     result: dict, one: str, other: str, measure: str = "reward"
 ) -> tuple[np.ndarray, np.ndarray]:
   """The curves of two rows, [seeds, rollouts] each, of the seeds of both."""
-  found = {(x["row"], x["seed"]): x[measure] for x in result["runs"]}
+  found = {
+      (x["row"], x["seed"]): x[measure] for x in result["runs"] if measure in x
+  }
   both = [
       x for x in result["seeds"] if (one, x) in found and (other, x) in found
   ]
@@ -375,6 +451,7 @@ def add_flags(parser) -> None:
   parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
   parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
   parser.add_argument("--collect", action="store_true", help="run nothing")
+  parser.add_argument("--replay", action="store_true", help="only the replay")
 
 
 def finished(row: str, seed: int) -> bool:
@@ -385,8 +462,13 @@ def finished(row: str, seed: int) -> bool:
 
 def measure(flags) -> dict:
   """Makes the missing runs; returns the data of all runs made so far."""
+  kept = PLACE / "replay.json"
+  asked = not flags.collect and TRL in flags.rows
+  if asked and not kept.exists():
+    json_files.write_json(kept, replay())
   wanted = list(itertools.product(SEEDS[: flags.seeds], flags.rows))
-  for seed, row in [] if flags.collect else wanted:
+  wanted = [] if flags.replay or flags.collect else wanted
+  for seed, row in wanted:
     if row in PEERS:
       run_peer(row, seed)
     else:
@@ -408,15 +490,230 @@ def measure(flags) -> dict:
       controls=CONTROLS,
       weights=hashlib.sha256(weights).hexdigest()[:16],
       runs=[read(row, seed) for seed, row in made],
+      replay=json.loads(kept.read_text()) if kept.exists() else None,
       peers=versions,
       environment=results.run_environment(place(OURS, made[0][0])),
   )
 
 
+def points(interval: Sequence[float | None], sign: str = "") -> str:
+  """Returns mean and half width of an interval of shares, in points."""
+  mean, half = interval
+  text = f"{100 * mean:{sign}.1f}"
+  return text if half is None else f"{text} ± {100 * half:.1f}"
+
+
+def verdicts(found: dict[str, Any]) -> list[bool]:
+  """Whether each of the three hypotheses of the plan holds."""
+  mean, half = found["difference"]
+  return [
+      all(x["overlap"] for x in found["steps"]),
+      abs(mean) <= half,
+      found["p"] > LEVEL,
+  ]
+
+
+def rows_of(result: dict) -> list[str]:
+  """The rows with at least two seeds that TRL has as well."""
+  return [
+      row
+      for row in ROWS
+      if row != TRL and len(of_seeds(result, row, TRL)[0]) > 1
+  ]
+
+
 def page(result: dict) -> list[str]:
   """Returns the page."""
-  return [f"# {len(result['runs'])} runs", "", *results.footer(result)]
+  ours, trl = of_seeds(result, OURS, TRL)
+  found = compare(ours, trl)
+  agree = verdicts(found)
+  versions = result["peers"][TRL]
+  out = [
+      "# The same GRPO run in TRL, in tunix and here",
+      "",
+      f"Made by `{result['command']}`; data in `parity_run.json`, hypotheses in"
+      " [plans/parity_run.md](plans/parity_run.md).",
+      "",
+      "One checkpoint (the SFT model of the built-in task, 100k parameters),"
+      " one tokenizer, one file of rows and one reward function, 1 for a"
+      f" correct response and 0 for others, go through `GRPOTrainer` of TRL"
+      f" {versions['trl']} (torch {versions['torch']}) and through"
+      " `configs/trl_grpo.py`, both on a CPU in float32. A seed fixes the"
+      " prompts of each rollout, which are the same in both. The sampling noise"
+      " is each library's own, so that single runs differ, and only their"
+      " distribution over seeds can agree. The reward is the mean of the"
+      f" {PROMPTS * GROUP} responses of a rollout, in points (shares of 100).",
+      "",
+      f"![reward by rollout]({NAME}.png)",
+      "",
+      f"## TRL and rl_reason: {len(ours)} of {len(result['seeds'])} seeds each",
+      "",
+      "| rollout | TRL | rl_reason | difference | bands overlap |",
+      "|---|---|---|---|---|",
+  ]
+  for x in found["steps"]:
+    cells = [points(x["other"]), points(x["one"]), points(x["difference"], "+")]
+    out.append(
+        results.row(x["step"], *cells, "yes" if x["overlap"] else "**no**")
+    )
+  yes = ["refuted", "holds"]
+  out += [
+      "",
+      "Means over seeds ± half of the 95% interval (Student's t); differences"
+      " are paired by seed.",
+      "",
+      f"1. The bands overlap at every tenth rollout: {yes[agree[0]]}.",
+      "2. The difference of the mean over all rollouts is"
+      f" {points(found['difference'], '+')} points; its interval holds 0:"
+      f" {yes[agree[1]]}. A t-test with these seeds finds a difference of"
+      f" {100 * found['detectable']:.1f} points with a probability of 80%.",
+      "3. The distance of the mean curves (mean over rollouts of its absolute"
+      f" value) is {100 * found['area']:.2f} points; of all"
+      f" {2 ** len(ours):,} ways to swap the two libraries within seeds,"
+      f" {found['p']:.1%} give at least that; more than {LEVEL:.0%}:"
+      f" {yes[agree[2]]}.",
+      "",
+      "## What the comparison sees",
+      "",
+      "The same three tests against TRL, for runs of this package with one knob"
+      " off, and for `GRPOLearner` of tunix.",
+      "",
+      "| run | what differs | seeds | bands overlap | difference | distance"
+      " | permutations | same as TRL? |",
+      "|---" * 8 + "|",
+  ]
+  for row in rows_of(result):
+    pair = of_seeds(result, row, TRL)
+    one = compare(*pair)
+    held = verdicts(one)
+    overlaps = sum(x["overlap"] for x in one["steps"])
+    out.append(
+        results.row(
+            row,
+            ABOUT[row],
+            len(pair[0]),
+            f"{overlaps} of {len(one['steps'])}",
+            points(one["difference"], "+"),
+            f"{100 * one['area']:.2f}",
+            f"{one['p']:.1%}",
+            "yes" if all(held) else "no",
+        )
+    )
+  out += [
+      "",
+      *_other_measures(result),
+      *_knobs(result),
+      *_seconds(result),
+  ]
+  return [*out, *results.footer(result)]
+
+
+def _other_measures(result: dict) -> list[str]:
+  """Means over all rollouts of what both trainers log."""
+  out = [
+      "## Other measures, means over all rollouts",
+      "",
+      "| measure | TRL | rl_reason | difference |",
+      "|---|---|---|---|",
+  ]
+  for name in MEASURES:
+    one_N, other_N = (x.mean(1) for x in of_seeds(result, OURS, TRL, name))
+    cells = [
+        _number(comparison.interval(x))
+        for x in (other_N, one_N, one_N - other_N)
+    ]
+    out.append(results.row(name, *cells))
+  return [*out, ""]
+
+
+def _number(interval: Sequence[float | None]) -> str:
+  """Returns mean and half width with three digits."""
+  mean, half = interval
+  return f"{mean:.3g}" if half is None else f"{mean:.3g} ± {half:.2g}"
+
+
+def _knobs(result: dict) -> list[str]:
+  """What both are given."""
+  out = [
+      "## What both are given",
+      "",
+      "All other fields are TRL's defaults"
+      " ([trl_defaults.md](trl_defaults.md)), in both.",
+      "",
+      "| | here | | `GRPOConfig` | |",
+      "|---|---|---|---|---|",
+  ]
+  for name, (field, value), (other, theirs) in result["knobs"]:
+    shown = json.dumps(value), json.dumps(theirs)
+    out.append(
+        results.row(name, f"`{field}`", shown[0], f"`{other}`", shown[1])
+    )
+  return [
+      *out,
+      "",
+      f"Weights: sha256 {result['weights']}. Seeds:"
+      f" {', '.join(map(str, result['seeds']))}.",
+      "",
+  ]
+
+
+def _seconds(result: dict) -> list[str]:
+  """A side remark on time."""
+  parts = []
+  for row in (OURS, *PEERS):
+    of_row = [x for x in result["runs"] if x["row"] == row]
+    if of_row:
+      took = [x["seconds"] / len(x["reward"]) for x in of_row]
+      loads = [x["load"] for x in of_row]
+      parts.append(
+          f"{row} {np.median(took):.1f} s (load {min(loads):.0f} to"
+          f" {max(loads):.0f})"
+      )
+  return [
+      "Seconds of a rollout with its two updates, median over seeds, one core,"
+      " compilation included, on a machine that others used as well, so that"
+      f" they compare nothing: {'; '.join(parts)}.",
+      "",
+  ]
+
+
+def figure(result: dict) -> dict:
+  """Curves with bands, and the differences from TRL."""
+  rows = rows_of(result)
+
+  def curve(row: str, color: int | str, other: str = TRL):
+    curves_NS = of_seeds(result, row, other)[0]
+    half = stats.t.ppf(0.975, len(curves_NS) - 1) * stats.sem(curves_NS)
+    mean = curves_NS.mean(0)
+    steps = range(1, len(mean) + 1)
+    return figures.series(
+        row, steps, mean, color=color, low=mean - half, high=mean + half
+    )
+
+  panels = [
+      figures.lines(
+          [curve(TRL, figures.REFERENCE, row), curve(row, 0)],
+          x="rollout",
+          y="" if i % 3 else "reward",
+          title=row,
+          percent=True,
+      )
+      for i, row in enumerate(rows)
+  ]
+  differences = []
+  for row in rows:
+    one_NS, other_NS = of_seeds(result, row, TRL)
+    means = [100 * x for x in (one_NS - other_NS).mean(1)]
+    differences.append((row, means, *comparison.interval(means)))
+  forest = figures.forest(differences, x="points of reward more than TRL")
+  return figures.figure(
+      figures.block(panels, columns=min(3, len(panels)), height=2.6),
+      figures.block([forest], columns=1, height=1 + 0.2 * len(rows)),
+      note="Reward of each rollout, mean over seeds with its 95% interval;"
+      " grey: TRL. Below: mean over all rollouts,\ndifference from TRL with its"
+      " 95% interval; filled where it excludes 0; dots: seeds.",
+  )
 
 
 if __name__ == "__main__":
-  results.main(__doc__, NAME, measure, page, flags=add_flags)
+  results.main(__doc__, NAME, measure, page, figure=figure, flags=add_flags)

@@ -24,11 +24,13 @@ def train(job: dict) -> dict:
 
   Args:
     job: weights, a directory; rows, dicts with prompt and answer, those of each
-      rollout in turn; options, fields of `GRPOConfig`.
+      rollout in turn; options, fields of `GRPOConfig`; out, a directory for the
+      trained model, or None.
 
   Returns:
     log: what the trainer logged after each optimizer step; prompts: those that
-    each call of the reward function was about; seconds.
+    each call of the reward function was about; seconds. With `out`, too:
+    sampled, the prompts, completions and rewards of each rollout, in tokens.
   """
   torch.set_num_threads(1)
   transformers.logging.set_verbosity_error()
@@ -38,11 +40,15 @@ def train(job: dict) -> dict:
       job["weights"], dtype=torch.float32
   )
   tok = transformers.AutoTokenizer.from_pretrained(job["weights"])
-  asked = []
+  asked, sampled = [], dict(prompts=[], completions=[], rewards=[])
 
-  def correct(prompts, completions, answer, **columns):
+  def correct(prompts, completions, answer, completion_ids, **columns):
     asked.append(list(dict.fromkeys(prompts)))
-    return parity_reward.correct(completions, answer, **columns)
+    rewards = parity_reward.correct(completions, answer, **columns)
+    sampled["prompts"].append(tok(prompts)["input_ids"])
+    sampled["completions"].append(completion_ids)
+    sampled["rewards"].append(rewards)
+    return rewards
 
   with tempfile.TemporaryDirectory() as scratch:
     trainer = trl.GRPOTrainer(
@@ -65,7 +71,11 @@ def train(job: dict) -> dict:
     trainer.train()
     seconds = time.perf_counter() - start
   log = [x for x in trainer.state.log_history if "grad_norm" in x]
-  return dict(log=log, prompts=asked, seconds=seconds)
+  found = dict(log=log, prompts=asked, seconds=seconds)
+  if job["out"]:
+    model.save_pretrained(job["out"])
+    found |= dict(sampled=sampled)
+  return found
 
 
 def main() -> None:
