@@ -483,8 +483,14 @@ def measure(flags) -> dict:
       for seed, row in made
       if row in (TRL, TUNIX)
   }
+  ours = [
+      results.run_environment(place(x[1], x[0]))
+      for x in made
+      if x[1] not in PEERS
+  ]
   return dict(
       command="python -m bench.parity_run",
+      commits=sorted({x["git commit"] for x in ours}),
       seeds=list(SEEDS),
       knobs=[list(x) for x in KNOBS],
       controls=CONTROLS,
@@ -492,7 +498,7 @@ def measure(flags) -> dict:
       runs=[read(row, seed) for seed, row in made],
       replay=json.loads(kept.read_text()) if kept.exists() else None,
       peers=versions,
-      environment=results.run_environment(place(OURS, made[0][0])),
+      environment=ours[0],
   )
 
 
