@@ -607,11 +607,38 @@ def page(result: dict) -> list[str]:
     )
   out += [
       "",
+      *_replayed(result["replay"]),
       *_other_measures(result),
       *_knobs(result),
       *_seconds(result),
   ]
   return [*out, *results.footer(result)]
+
+
+def _replayed(found: dict[str, Any] | None) -> list[str]:
+  """The updates of both on the same samples; [] if they have not run."""
+  if not found:
+    return []
+  here_S, there_S = np.array(found["grad_norm"])
+  gap_S = np.abs(here_S - there_S)[there_S > 0] / there_S[there_S > 0]
+  logps = found["logps"]
+  return [
+      "## The samples of TRL in the updates of both",
+      "",
+      "Without the noise of sampling: the completions and rewards of all"
+      f" {found['rollouts']} rollouts of a run of TRL (seed {found['seed']})"
+      " also go through the updates of this package, which computes"
+      " advantages, old log-probs, loss and optimizer steps. After"
+      f" {EPOCHS * found['rollouts']} optimizer steps the log-prob of a token"
+      f" of the last rollout has changed by {logps['change']:.2g} on average;"
+      " between the two trained models it differs by"
+      f" {logps['difference']:.1g} on average and by {logps['largest']:.1g} at"
+      f" most. The parameters differ by {found['parameters']:.1g} of their"
+      " change. The gradient norms of the rollouts differ by"
+      f" {np.median(gap_S):.1g} of their value (median; at most"
+      f" {gap_S.max():.1g}).",
+      "",
+  ]
 
 
 def _other_measures(result: dict) -> list[str]:
