@@ -43,6 +43,7 @@ SEEDS = ablate.fresh_seeds(NAME, 16)
 DEVELOPMENT = 1  # a seed of no comparison
 ROLLOUTS, PROMPTS, GROUP, EPOCHS = 40, 16, 8, 2
 EVERY = 10  # rollouts between rows of the table
+REPLAYED = 10  # rollouts of `replay`
 HELD_OUT = 64  # rows of the evaluation set that a run of this package needs
 
 # Meaning; field here and its value; field of GRPOConfig and its value.
@@ -277,12 +278,16 @@ def replay() -> dict[str, Any]:
   """
   from bench import trl_defaults
 
-  seed, out = DEVELOPMENT, PLACE / "replay"
-  peer = call_peer(TRL, given(TRL, seed) | dict(out=str(out)))
+  out = PLACE / "replay"
+  task = given(TRL, DEVELOPMENT) | dict(out=str(out))
+  task["rows"] = task["rows"][: REPLAYED * PROMPTS]
+  task["options"]["max_steps"] = REPLAYED * EPOCHS
+  peer = call_peer(TRL, task)
   c = config_files.read("configs/trl_grpo.py")
-  changes = fields(seed) | {"task.name": "arithmetic", "task.difficulties": ()}
   changes = {
-      k: x for k, x in changes.items() if not k.startswith(("data.", "reward."))
+      name: value
+      for name, value in fields(DEVELOPMENT).items()
+      if not name.startswith(("data.", "reward."))  # both are given
   }
   config_lib.override(c, changes)
   log, before, after, logps = trl_defaults.replay(
@@ -293,7 +298,7 @@ def replay() -> dict[str, Any]:
   tokens = sum(map(len, peer["sampled"]["completions"][-1]))
   gap_BT = np.abs(ours_BT - theirs_BT)
   return dict(
-      seed=seed,
+      seed=DEVELOPMENT,
       rollouts=len(log),
       grad_norm=[
           [x["grad_norm"] for x in log],
@@ -625,7 +630,7 @@ def _replayed(found: dict[str, Any] | None) -> list[str]:
   return [
       "## The samples of TRL in the updates of both",
       "",
-      "Without the noise of sampling: the completions and rewards of all"
+      "Without the noise of sampling: the completions and rewards of the first"
       f" {found['rollouts']} rollouts of a run of TRL (seed {found['seed']})"
       " also go through the updates of this package, which computes"
       " advantages, old log-probs, loss and optimizer steps. After"
