@@ -110,6 +110,7 @@ ABOUT = {  # what differs from TRL
     "mean over samples first": "`reduction.name` seq_mean_token_mean",
 }
 LEVEL = 0.05  # of the permutation test
+NEEDED = 8  # seeds, by the plan
 # Measures: name, metric here, metric of TRL.
 MEASURES = {
     "reward": ("critic/rewards/mean", "reward"),
@@ -417,11 +418,11 @@ def compare(one_NS: np.ndarray, other_NS: np.ndarray) -> dict[str, Any]:
     other_NS: curves of the same seeds.
 
   Returns:
-    steps: for every tenth rollout its number, (mean, half width) of `one` and
-    `other`, whether these bands overlap, and (mean, half width) of the
-    difference; difference: (mean, half width) of the mean over all rollouts;
-    detectable: the difference of that mean which a t-test with these seeds
-    finds with a probability of 80%; area, p: of `permutation_test`.
+    seeds: N; steps: for every tenth rollout its number, (mean, half width) of
+    `one` and `other`, whether these bands overlap, and (mean, half width) of
+    the difference; difference: (mean, half width) of the mean over all
+    rollouts; detectable: the difference of that mean which a t-test with these
+    seeds finds with a probability of 80%; area, p: of `permutation_test`.
   """
   steps = []
   for step in range(EVERY, one_NS.shape[1] + 1, EVERY):
@@ -440,6 +441,7 @@ def compare(one_NS: np.ndarray, other_NS: np.ndarray) -> dict[str, Any]:
   means_N = (one_NS - other_NS).mean(1)
   quantiles = stats.t.ppf([0.975, 0.8], len(means_N) - 1)
   return dict(
+      seeds=len(means_N),
       steps=steps,
       difference=comparison.interval(means_N),
       detectable=float(quantiles.sum() * stats.sem(means_N)),
@@ -514,13 +516,18 @@ def points(interval: Sequence[float | None], sign: str = "") -> str:
   return text if half is None else f"{text} ± {100 * half:.1f}"
 
 
-def verdicts(found: dict[str, Any]) -> list[bool]:
-  """Whether each of the three hypotheses of the plan holds."""
+def verdicts(found: dict[str, Any]) -> list[bool | None]:
+  """Whether each of the three hypotheses of the plan holds.
+
+  The third is None where the seeds are too few to refute it: the two extreme
+  ones of all permutations are more than `LEVEL` of them.
+  """
   mean, half = found["difference"]
+  few = 2 / 2 ** found["seeds"] > LEVEL
   return [
       all(x["overlap"] for x in found["steps"]),
       abs(mean) <= half,
-      found["p"] > LEVEL,
+      None if few else found["p"] > LEVEL,
   ]
 
 
@@ -559,6 +566,7 @@ def page(result: dict) -> list[str]:
       "",
       f"## TRL and rl_reason: {len(ours)} of {len(result['seeds'])} seeds each",
       "",
+      *_partial(len(ours)),
       "| rollout | TRL | rl_reason | difference | bands overlap |",
       "|---|---|---|---|---|",
   ]
@@ -567,7 +575,7 @@ def page(result: dict) -> list[str]:
     out.append(
         results.row(x["step"], *cells, "yes" if x["overlap"] else "**no**")
     )
-  yes = ["refuted", "holds"]
+  yes = {True: "holds", False: "refuted", None: "cannot fail with so few seeds"}
   out += [
       "",
       "Means over seeds ± half of the 95% interval (Student's t); differences"
@@ -607,7 +615,7 @@ def page(result: dict) -> list[str]:
             points(one["difference"], "+"),
             f"{100 * one['area']:.2f}",
             f"{one['p']:.1%}",
-            "yes" if all(held) else "no",
+            "no" if False in held else "yes",
         )
     )
   out += [
@@ -618,6 +626,17 @@ def page(result: dict) -> list[str]:
       *_seconds(result),
   ]
   return [*out, *results.footer(result)]
+
+
+def _partial(seeds: int) -> list[str]:
+  """A remark, if fewer seeds have run than the plan needs."""
+  if seeds >= NEEDED:
+    return []
+  return [
+      f"**Partial: {seeds} seeds have run in both; the plan needs {NEEDED}. The"
+      " same command makes the missing runs.**",
+      "",
+  ]
 
 
 def _replayed(found: dict[str, Any] | None) -> list[str]:

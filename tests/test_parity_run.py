@@ -116,6 +116,8 @@ def test_curves_that_cross_differ():
   assert found["p"] == 2 / 2**8
   same = parity_run.compare(rise_S + noise_NS[0], rise_S + noise_NS[1])
   assert all(parity_run.verdicts(same))
+  few = parity_run.compare(rise_S + noise_NS[0, :4], noise_NS[1, :4])
+  assert parity_run.verdicts(few) == [False, False, None]  # p is 1 in 8
 
 
 def test_the_detectable_difference_is_detected_four_times_in_five():
