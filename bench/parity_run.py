@@ -1,18 +1,18 @@
-"""The same GRPO run by TRL, by tunix and by this package: learning curves.
+"""The same GRPO run by TRL and by this package: learning curves.
 
-  python -m bench.peers --install trl     # once; tunix likewise
+  python -m bench.peers --install trl     # once
   python -m bench.parity_run              # resumable; --seeds, --rows: a part
   python -m bench.parity_run --collect    # the data of the runs made so far
   python -m bench.parity_run --table      # only page and figure, from the data
 
 One checkpoint in the format of transformers, one tokenizer, one file of rows
 and one reward function (`bench/peers/parity_reward.py`) go through
-`GRPOTrainer`, through `GRPOLearner` and through `configs/trl_grpo.py`, whose
-fields are the defaults of TRL. `KNOBS` is what else all are given. A seed fixes
-the prompts of each rollout, which are the same in all; the sampling noise is
-each library's own. Controls are runs of this package with one knob off: what
-the comparison would have noticed. results/plans/parity_run.md has the
-hypotheses.
+`GRPOTrainer` and through `configs/trl_grpo.py`, whose fields are the defaults
+of TRL. `KNOBS` is what else both are given. A seed fixes the prompts of each
+rollout, which are the same in both; the sampling noise is each library's own.
+Controls are runs of this package with one knob off: what the comparison would
+have noticed. `replay` compares the updates on the same samples.
+results/plans/parity_run.md has the hypotheses.
 """
 
 import hashlib
@@ -86,25 +86,15 @@ OTHERS = {
     "log.samples_every": ROLLOUTS,
     "checkpoint.every": ROLLOUTS,
 }
-OURS, TRL, TUNIX = "rl_reason", "TRL", "tunix"
-PEERS = {  # rows of other libraries: environment, module, and repairs
-    TRL: ("trl", "bench.peers.parity_trl", {}),
-    TUNIX: ("tunix", "bench.peers.parity_tunix", dict(keys=False, eos=False)),
-    "tunix, keys and EOS repaired": (
-        *("tunix", "bench.peers.parity_tunix"),
-        dict(keys=True, eos=True),
-    ),
-}
+OURS, TRL = "rl_reason", "TRL"
 CONTROLS = {  # rows of this package with one knob off
     "learning rate x 0.7": {"optimizer.lr": 3.5e-5},
     "temperature 0.9": {"rollout.temperature": 0.9},
     "mean over samples first": {"reduction.name": "seq_mean_token_mean"},
 }
-ROWS = (OURS, *PEERS, *CONTROLS)
+ROWS = (OURS, TRL, *CONTROLS)
 ABOUT = {  # what differs from TRL
     OURS: "nothing",
-    TUNIX: "EOS is not trained; each call of the sampler has the same key",
-    "tunix, keys and EOS repaired": "nothing known",
     "learning rate x 0.7": "`optimizer.lr` 3.5e-5",
     "temperature 0.9": "`rollout.temperature` 0.9",
     "mean over samples first": "`reduction.name` seq_mean_token_mean",
@@ -194,9 +184,9 @@ def options(seed: int) -> dict[str, Any]:
 
 
 def place(row: str, seed: int) -> pathlib.Path:
-  """The work directory of a run, or the file of a run of a peer."""
+  """The work directory of a run, or the file of a run of TRL."""
   name = f"{ablate.slug(row)}-{seed}"
-  return PLACE / (f"{name}.json" if row in PEERS else name)
+  return PLACE / (f"{name}.json" if row == TRL else name)
 
 
 def job(row: str, seed: int) -> jobs.Job:
@@ -204,45 +194,27 @@ def job(row: str, seed: int) -> jobs.Job:
   return runs.run("configs/trl_grpo.py", place(row, seed), fields(seed, row))
 
 
-def given(row: str, seed: int) -> dict[str, Any]:
-  """The job of a run of a peer."""
-  environment, _, repairs = PEERS[row]
-  out = dict(weights=str(make_model()), rows=prompts(seed))
-  if environment == "trl":
-    return out | dict(options=options(seed), out=None)
-  of_field = {field: value for _, (field, value), _ in KNOBS}
-  return (
-      out
-      | repairs
-      | dict(
-          prompts=PROMPTS,
-          group=GROUP,
-          epochs=EPOCHS,
-          max_prompt=OTHERS["rollout.max_prompt"],
-          max_tokens=of_field["rollout.max_tokens"],
-          lr=of_field["optimizer.lr"],
-          seed=seed,
-      )
-  )
+def given(seed: int) -> dict[str, Any]:
+  """The job of a run of TRL."""
+  rows, weights = prompts(seed), str(make_model())
+  return dict(weights=weights, rows=rows, options=options(seed), out=None)
 
 
-def call_peer(row: str, task: dict[str, Any]) -> dict[str, Any]:
-  """Runs a job of a peer in its environment.
+def call_trl(task: dict[str, Any]) -> dict[str, Any]:
+  """Runs a job of TRL in its environment.
 
   Raises:
-    SystemExit: the peer is not installed, or trained on other prompts.
+    SystemExit: TRL is not installed, failed, or trained on other prompts.
   """
-  environment, module, _ = PEERS[row]
-  python = harness.ENVIRONMENTS / environment / "bin" / "python"
+  python = harness.ENVIRONMENTS / "trl" / "bin" / "python"
   if not python.exists():
     raise SystemExit(
-        f"{python} does not exist; run python -m bench.peers --install"
-        f" {environment}"
+        f"{python} does not exist; run python -m bench.peers --install trl"
     )
-  log = PLACE / f"{ablate.slug(row)}.log"
+  log = PLACE / "trl.log"
   with log.open("a") as errors:
     done = subprocess.run(
-        [python, "-m", module],
+        [python, "-m", "bench.peers.parity_trl"],
         input=json.dumps(task),
         stdout=subprocess.PIPE,
         stderr=errors,
@@ -250,22 +222,22 @@ def call_peer(row: str, task: dict[str, Any]) -> dict[str, Any]:
         text=True,
     )
   if done.returncode:
-    raise SystemExit(f"{row}: exit code {done.returncode}, see {log}")
+    raise SystemExit(f"TRL: exit code {done.returncode}, see {log}")
   found = json.loads(done.stdout)
   if sum(found.pop("prompts"), []) != [x["prompt"] for x in task["rows"]]:
-    raise SystemExit(f"{row}: trained on other prompts, or in another order")
+    raise SystemExit("TRL: trained on other prompts, or in another order")
   return found
 
 
-def run_peer(row: str, seed: int) -> None:
-  """Makes a run of a peer, unless its file exists."""
-  out = place(row, seed)
+def run_trl(seed: int) -> None:
+  """Makes a run of TRL, unless its file exists."""
+  out = place(TRL, seed)
   if not out.exists():
-    jobs.say(f"{row}, seed {seed}: started")
+    jobs.say(f"TRL, seed {seed}: started")
     load = results.load()
-    found = call_peer(row, given(row, seed))
+    found = call_trl(given(seed))
     json_files.write_json(out, found | dict(load=load))
-    jobs.say(f"{row}, seed {seed}: done after {found['seconds']:.0f} s")
+    jobs.say(f"TRL, seed {seed}: done after {found['seconds']:.0f} s")
 
 
 def replay() -> dict[str, Any]:
@@ -280,10 +252,10 @@ def replay() -> dict[str, Any]:
   from bench import trl_defaults
 
   out = PLACE / "replay"
-  task = given(TRL, DEVELOPMENT) | dict(out=str(out))
+  task = given(DEVELOPMENT) | dict(out=str(out))
   task["rows"] = task["rows"][: REPLAYED * PROMPTS]
   task["options"]["max_steps"] = REPLAYED * EPOCHS
-  peer = call_peer(TRL, task)
+  peer = call_trl(task)
   c = config_files.read("configs/trl_grpo.py")
   changes = {
       name: value
@@ -316,12 +288,10 @@ def replay() -> dict[str, Any]:
 
 def read(row: str, seed: int) -> dict[str, Any]:
   """The measures of a finished run by rollout, and its seconds."""
-  which = int(row in PEERS)
-  if row in PEERS:
+  which = int(row == TRL)
+  if row == TRL:
     found = json.loads(place(row, seed).read_text())
-    lines = found["log"]
-    if row == TRL:
-      lines = of_rollouts(lines)
+    lines = of_rollouts(found["log"])
     seconds, load = found["seconds"], found["load"]
   else:
     log = run_log.read_metrics(place(row, seed))
@@ -332,7 +302,6 @@ def read(row: str, seed: int) -> dict[str, Any]:
   curves = {
       name: [float(f"{x[keys[which]]:.5g}") for x in lines]
       for name, keys in MEASURES.items()
-      if keys[which] in lines[0]
   }
   return dict(row=row, seed=seed, seconds=round(seconds, 1), load=load) | curves
 
@@ -464,7 +433,7 @@ def add_flags(parser) -> None:
 def finished(row: str, seed: int) -> bool:
   """Whether a run has ended."""
   there = place(row, seed).exists()
-  return there and (row in PEERS or job(row, seed).finished())
+  return there and (row == TRL or job(row, seed).finished())
 
 
 def measure(flags) -> dict:
@@ -476,8 +445,8 @@ def measure(flags) -> dict:
   wanted = list(itertools.product(SEEDS[: flags.seeds], flags.rows))
   wanted = [] if flags.replay or flags.collect else wanted
   for seed, row in wanted:
-    if row in PEERS:
-      run_peer(row, seed)
+    if row == TRL:
+      run_trl(seed)
     else:
       one, load = job(row, seed), results.load()
       if not one.finished():
@@ -488,12 +457,10 @@ def measure(flags) -> dict:
   versions = {
       row: json.loads(place(row, seed).read_text())["versions"]
       for seed, row in made
-      if row in (TRL, TUNIX)
+      if row == TRL
   }
   ours = [
-      results.run_environment(place(x[1], x[0]))
-      for x in made
-      if x[1] not in PEERS
+      results.run_environment(place(x[1], x[0])) for x in made if x[1] != TRL
   ]
   return dict(
       command="python -m bench.parity_run",
@@ -547,7 +514,7 @@ def page(result: dict) -> list[str]:
   agree = verdicts(found)
   versions = result["peers"][TRL]
   out = [
-      "# The same GRPO run in TRL, in tunix and here",
+      "# The same GRPO run in TRL and here",
       "",
       f"Made by `{result['command']}`; data in `parity_run.json`, hypotheses in"
       " [plans/parity_run.md](plans/parity_run.md).",
@@ -595,7 +562,7 @@ def page(result: dict) -> list[str]:
       "## What the comparison sees",
       "",
       "The same three tests against TRL, for runs of this package with one knob"
-      " off, and for `GRPOLearner` of tunix.",
+      " off.",
       "",
       "| run | what differs | seeds | bands overlap | difference | distance"
       " | permutations | same as TRL? |",
@@ -717,7 +684,7 @@ def _knobs(result: dict) -> list[str]:
 def _seconds(result: dict) -> list[str]:
   """A side remark on time."""
   parts = []
-  for row in (OURS, *PEERS):
+  for row in (OURS, TRL):
     of_row = [x for x in result["runs"] if x["row"] == row]
     if of_row:
       took = [x["seconds"] / len(x["reward"]) for x in of_row]

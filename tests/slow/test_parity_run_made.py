@@ -1,4 +1,4 @@
-"""Two rollouts of the job of bench.parity_run, here and by the peers."""
+"""Two rollouts of the job of bench.parity_run, here and by TRL."""
 
 import jax
 import numpy as np
@@ -57,15 +57,12 @@ def test_this_package_runs_on_the_prompts_of_the_seed(ours):
   assert 0.5 < ours["entropy"][0] < 2.7  # log 17 = 2.83
 
 
-@pytest.mark.parametrize("row", parity_run.PEERS)
-def test_a_peer_runs_on_the_same_prompts_and_samples_alike(ours, row):
+def test_trl_runs_on_the_same_prompts_and_samples_alike(ours):
   """Before the first update, the same model has sampled for both."""
-  environment, *_ = parity_run.PEERS[row]
-  if not (harness.ENVIRONMENTS / environment / "bin" / "python").exists():
-    pytest.skip(f"python -m bench.peers --install {environment}")
-  parity_run.run_peer(row, SEED)
-  peer = parity_run.read(row, SEED)
+  if not (harness.ENVIRONMENTS / "trl" / "bin" / "python").exists():
+    pytest.skip("python -m bench.peers --install trl")
+  parity_run.run_trl(SEED)
+  peer = parity_run.read(parity_run.TRL, SEED)
   assert len(peer["reward"]) == ROLLOUTS
   for name in ("length", "entropy"):
-    if name in peer:
-      np.testing.assert_allclose(peer[name][0], ours[name][0], rtol=0.25)
+    np.testing.assert_allclose(peer[name][0], ours[name][0], rtol=0.25)
