@@ -565,7 +565,7 @@ def page(result: dict) -> list[str]:
       " off.",
       "",
       "| run | what differs | seeds | bands overlap | difference | distance"
-      " | permutations | same as TRL? |",
+      " | permutations | the same as TRL |",
       "|---" * 8 + "|",
   ]
   for row in rows_of(result):
@@ -582,9 +582,12 @@ def page(result: dict) -> list[str]:
             points(one["difference"], "+"),
             f"{100 * one['area']:.2f}",
             f"{one['p']:.1%}",
-            "no" if False in held else "yes",
+            "refuted" if False in held else "not refuted",
         )
     )
+  missing = [row for row in CONTROLS if row not in rows_of(result)]
+  if missing:
+    out += ["", f"These rows have not run yet: {', '.join(missing)}."]
   out += [
       "",
       *_replayed(result["replay"]),
@@ -629,6 +632,15 @@ def _replayed(found: dict[str, Any] | None) -> list[str]:
       f" {np.median(gap_S):.1g} of their value (median; at most"
       f" {gap_S.max():.1g}).",
       "",
+      *(
+          [
+              "The updates are the same, so that a difference of the curves"
+              " comes from sampling or from chance.",
+              "",
+          ]
+          if logps["difference"] < 1e-3 * logps["change"]
+          else []
+      ),
   ]
 
 

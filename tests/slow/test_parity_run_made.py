@@ -30,6 +30,7 @@ def small(tmp_path_factory):
   steps = ("rl.steps", ROLLOUTS), ("max_steps", parity_run.EPOCHS * ROLLOUTS)
   knobs = ((rollouts, *steps), *knobs)
   others = parity_run.OTHERS | {
+      "reward.functions": "length",  # no response is correct
       "log.samples_every": ROLLOUTS,
       "checkpoint.every": ROLLOUTS,
   }
