@@ -220,6 +220,13 @@ def optimize(
 # --- the RL update -----------------------------------------------------------
 
 
+def zero_masked(batch: Batch) -> Batch:
+  """Zeros outside the mask: padding may be NaN, which must not reach a sum."""
+  names = ("old_logps_BT", "ref_logps_BT", "advantages_BT")
+  masked = {x: jnp.where(batch.mask_BT, getattr(batch, x), 0) for x in names}
+  return batch.replace(**masked)
+
+
 def rl_update(
     state: TrainState,
     batch_M: Batch,
@@ -303,15 +310,9 @@ def rl_update(
     metrics["updates"] = going & has_tokens
     return (new, going, index + 1), metrics
 
-  # Padding may be NaN, which must not reach a sum.
-  batch_M = batch_M.replace(
-      **{
-          name: jnp.where(batch_M.mask_BT, getattr(batch_M, name), 0)
-          for name in ("old_logps_BT", "ref_logps_BT", "advantages_BT")
-      }
-  )
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
-  (state, _, _), by_M = jax.lax.scan(minibatch, carry, (batch_M, packed_M))
+  rows = zero_masked(batch_M), packed_M
+  (state, _, _), by_M = jax.lax.scan(minibatch, carry, rows)
   metrics = summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
   return state.replace(step=state.step + 1), metrics
