@@ -17,6 +17,7 @@ results/conformance.json; the exit code is 1 if a case fails.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import json
 import pathlib
@@ -179,10 +180,16 @@ def measure(given: argparse.Namespace) -> dict:
       )
   before, known = results.read("conformance"), differences()
   libraries = before.get("libraries", {})
-  for name in (OURS, *names):
-    ours = name == OURS
-    python = sys.executable if ours else str(interpreter(name))
-    answers = ask(python, f"bench.adapters.{'ours' if ours else name}")
+
+  def answered(name: str) -> dict:
+    if name == OURS:
+      return ask(sys.executable, "bench.adapters.ours")
+    return ask(str(interpreter(name)), f"bench.adapters.{name}")
+
+  names = [OURS, *names]
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    found = dict(zip(names, pool.map(answered, names), strict=True))
+  for name, answers in found.items():
     libraries[name] = dict(
         versions=answers["versions"],
         verdicts=verdicts(answers, known.get(name, {})),
