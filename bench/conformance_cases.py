@@ -659,7 +659,7 @@ def _surrogates() -> list[Case]:
           ),
           source="CISPO, arXiv:2506.13585, eq 4",
           fault=(
-              "the clipped ratio itself, detached, with no log p: no"
+              "the clipped ratio without log p: clipped tokens lose their"
               " gradient"
           ),
           issue=GITHUB + "allenai/open-instruct/pull/1269",

@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
 # --- advantages --------------------------------------------------------------
 
 
-def _group(rewards_B, groups_B, **more):
+def _group(rewards_B, groups_B):
   return jnp.asarray(rewards_B), jnp.asarray(groups_B)
 
 
