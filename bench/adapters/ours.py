@@ -24,7 +24,7 @@ from rl_reason.base.structs import Batch, Experience, Rollouts
 from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, experience
 from rl_reason.models import decoder
-from rl_reason.training import step
+from rl_reason.training import packing, step
 
 
 def versions() -> dict[str, str]:
@@ -164,11 +164,7 @@ def _update(o, batch, logps_BT, micro_batches=None, coefs=None):
   for micro in micro_batches or [range(rows)]:
     member_B = jnp.isin(jnp.arange(rows), jnp.array(list(micro)))
 
-    def mine(x, member_B=member_B):
-      keep = member_B.reshape(-1, *[1] * (x.ndim - 1))
-      return jnp.where(keep, x, jnp.zeros_like(x))
-
-    args = jax.tree.map(mine, (batch, weights))
+    args = packing.zero_others(member_B, (batch, weights))
 
     def loss(logps_BT, b=args[0], w=args[1]):
       return objective.loss(o, logps_BT, jnp.zeros_like(logps_BT), b, w, coefs)
