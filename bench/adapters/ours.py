@@ -140,7 +140,7 @@ def _batch(mask_BT, **arrays) -> Batch:
   def given(name, default):
     return jnp.asarray(arrays.get(name, default))
 
-  return step.zero_masked(
+  return step.without_padding(
       Batch(
           advantages_BT=given("advantages_BT", zeros_BT),
           old_logps_BT=given("old_logps_BT", zeros_BT),
