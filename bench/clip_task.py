@@ -7,8 +7,11 @@ difficulty is the number of letters: of 1, one token is right in all prompts; of
 several, each kind of prompt has a decisive token of its own.
 """
 
+import jax.numpy as jnp
 import numpy as np
 
+from rl_reason.algorithms import advantages
+from rl_reason.base.structs import Array
 from rl_reason.tasks import Row
 
 LETTERS = "abcdefgh"
@@ -34,3 +37,8 @@ def demonstrate(row: Row, style: str, rng: np.random.Generator) -> str:
 def verify(text: str, row: Row) -> bool:
   """Whether the response is the right letter."""
   return text == row.answer
+
+
+def positive(rewards_B: Array, groups_B: Array) -> Array:
+  """GRPO's advantage of right responses; 0 for wrong ones."""
+  return jnp.maximum(advantages.group_norm(rewards_B, groups_B), 0)
