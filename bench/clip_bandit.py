@@ -7,8 +7,8 @@ dynamic sampling leaves them. Advantage, surrogate, reduction and optimizer are
 the functions of the package. The probability is exact, in float64.
 """
 
-import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,52 +18,41 @@ from rl_reason.algorithms import advantages, reductions, surrogates
 from rl_reason.training import optimizer
 
 FREE = 1e9  # a clip_high that no ratio reaches
+ACTIONS, GROUPS, GROUP_SIZE = 4, 16, 16  # K, S (groups with signal), G
 
 
-@dataclasses.dataclass(frozen=True)
-class Bandit:
-  """The static part of an experiment.
+class Bandit(NamedTuple):
+  """An experiment.
 
   Attributes:
-    rollouts: R.
+    clip_high: e.
+    p0: probability of the right action before training.
+    lr: learning rate.
     minibatches: of whole groups; optimizer steps of an epoch.
     epochs: passes over the samples of a rollout.
-    optimizer: 'sgd' or 'adamw'.
     b1: Adam's decay of the mean.
     positive: whether only samples with A > 0 enter the loss.
     sharing: inner product of the features of two prompts: what a step on one
       prompt moves the logits of another, relative to its own.
-    actions: K.
-    groups: with signal, in a batch.
-    group_size: G.
   """
 
-  rollouts: int
+  clip_high: float
+  p0: float
+  lr: float
   minibatches: int = 8
   epochs: int = 1
-  optimizer: str = "sgd"
   b1: float = 0.9
   positive: bool = False
   sharing: float = 1.0
-  actions: int = 4
-  groups: int = 16
-  group_size: int = 16
-
-  @property
-  def steps(self) -> int:
-    """N, the optimizer steps of a rollout."""
-    return self.minibatches * self.epochs
 
 
-def sample_group(b: Bandit, logps_K: jax.Array, key: jax.Array) -> jax.Array:
+def sample_group(logps_K: jax.Array, key: jax.Array) -> jax.Array:
   """Actions [G] of a group that is neither all right nor all wrong."""
   count_key, wrong_key = jax.random.split(key)
-  log_p, g = logps_K[0], b.group_size
+  log_p, g = logps_K[0], GROUP_SIZE
   count_G = jnp.arange(1, g)  # of right samples
-  log_binomial_G = (
-      jax.lax.lgamma(g + 1.0)
-      - jax.lax.lgamma(count_G + 1.0)
-      - jax.lax.lgamma(g - count_G + 1.0)
+  log_binomial_G = -jax.lax.lgamma(count_G + 1.0) - jax.lax.lgamma(
+      g - count_G + 1.0
   )
   log_wrong = jnp.log1p(-jnp.exp(log_p))
   chances_G = log_binomial_G + count_G * log_p + (g - count_G) * log_wrong
@@ -72,32 +61,26 @@ def sample_group(b: Bandit, logps_K: jax.Array, key: jax.Array) -> jax.Array:
   return jnp.where(jnp.arange(g) < right, 0, wrong_G)
 
 
-def curve(b: Bandit, clip_high, p0, lr, key: jax.Array) -> dict[str, jax.Array]:
-  """Trains the bandit.
+def curve(
+    b: Bandit, key: jax.Array, *, rule: str, steps: int, rollouts: int
+) -> dict[str, jax.Array]:
+  """Trains a bandit.
 
   Args:
-    b: static.
-    clip_high: e.
-    p0: probability of the right action before training.
-    lr: learning rate.
+    b: scalars, which may be traced.
     key: of the samples.
+    rule: 'sgd' or 'adamw'.
+    steps: N at most; what is beyond minibatches x epochs does nothing.
+    rollouts: R.
 
   Returns:
     log_p [R + 1]: log-prob of the right action on new prompts, before each
     rollout and after the last; ratio [R, N]: log-ratio of the right action
     after each optimizer step, mean over the prompts of the batch.
-
-  Raises:
-    ValueError: prompts have weights of their own, and the optimizer is Adam,
-      whose moments would be those of other prompts.
   """
-  if b.sharing < 1 and b.optimizer != "sgd":
-    raise ValueError(
-        f"optimizer = {b.optimizer!r}: must be 'sgd' where sharing < 1"
-    )
   tx = optimizer.make_optimizer(
-      name=b.optimizer,
-      lr=lr,
+      name=rule,
+      lr=b.lr,
       schedule="constant",
       total=1,
       b1=b.b1,
@@ -106,11 +89,12 @@ def curve(b: Bandit, clip_high, p0, lr, key: jax.Array) -> dict[str, jax.Array]:
       weight_decay=0.0,
       clip_norm=0.0,
   )
-  wrong = jnp.log((1 - p0) / (b.actions - 1))
-  first_K = jnp.full(b.actions, wrong).at[0].set(jnp.log(p0))
-  states, size = jnp.arange(b.groups), b.group_size
-  groups_B = jnp.repeat(states, size)
-  new_prompts = jnp.zeros((b.groups, b.actions))
+  wrong = jnp.log((1 - b.p0) / (ACTIONS - 1))
+  first_K = jnp.full(ACTIONS, wrong).at[0].set(jnp.log(b.p0))
+  states = jnp.arange(GROUPS)
+  groups_B = jnp.repeat(states, GROUP_SIZE)
+  groups_X = jnp.repeat(states, ACTIONS)  # a row of each action in each group
+  new_prompts = jnp.zeros((GROUPS, ACTIONS))
 
   def logps(params):
     shared_K, own_SK = params["shared"], params["own"]
@@ -119,72 +103,87 @@ def curve(b: Bandit, clip_high, p0, lr, key: jax.Array) -> dict[str, jax.Array]:
     own_SK = jnp.sqrt(1 - b.sharing) * own_SK
     return jax.nn.log_softmax(first_K + shared_K + own_SK)
 
-  def loss(params, actions_B, groups_B, old_B, advantages_B):
-    new_B = logps(params)[groups_B, actions_B]
-    mask_BT = jnp.ones((len(new_B), 1))
-    columns = [x[:, None] for x in (new_B, old_B, advantages_B)]
-    loss_BT, _ = surrogates.ppo(*columns, mask_BT, clip_high=clip_high)
-    return jnp.sum(reductions.token_mean(mask_BT, groups_B) * loss_BT)
+  def loss(params, counts_X, old_X, advantages_X):
+    # Equal rows of a group are one row, with their number as its weight.
+    columns = [
+        x[:, None]
+        for x in (logps(params).reshape(-1), old_X, advantages_X, counts_X)
+    ]
+    loss_XT, _ = surrogates.ppo(*columns, clip_high=b.clip_high)
+    return jnp.sum(reductions.token_mean(columns[-1], groups_X) * loss_XT)
 
   def rollout(carry, key):
     params, moments = carry
     params = params | dict(own=new_prompts)
     old_SK = logps(params)
     sample_key, order_key = jax.random.split(key)
-    sample = functools.partial(sample_group, b)
-    actions_SG = jax.vmap(sample)(
-        old_SK, jax.random.split(sample_key, b.groups)
-    )
+    keys = jax.random.split(sample_key, GROUPS)
+    actions_SG = jax.vmap(sample_group)(old_SK, keys)
     rewards_B = jnp.where(actions_SG.reshape(-1) == 0, 1.0, -1.0)
     advantages_B = advantages.group_norm(rewards_B, groups_B)
-    if b.positive:
-      advantages_B = jnp.maximum(advantages_B, 0)
-    old_B = old_SK[groups_B, actions_SG.reshape(-1)]
-    order_ES = jnp.stack(
-        [
-            states if epoch == 0 else jax.random.permutation(k, states)
-            for epoch, k in enumerate(jax.random.split(order_key, b.epochs))
-        ]
-    )
+    if_positive_B = jnp.maximum(advantages_B, 0)
+    advantages_B = jnp.where(b.positive, if_positive_B, advantages_B)
+    is_action_SGK = actions_SG[..., None] == jnp.arange(ACTIONS)
+    counts_SK = is_action_SGK.sum(1)
+    total_SK = (is_action_SGK * advantages_B.reshape(GROUPS, -1, 1)).sum(1)
+    advantages_SK = total_SK / jnp.maximum(counts_SK, 1)
 
-    def step(carry, which):
-      params, moments = carry
-      rows = (which[:, None] * size + jnp.arange(size)).reshape(-1)
-      arrays = actions_SG.reshape(-1), groups_B, old_B, advantages_B
-      grads = jax.grad(loss)(params, *(x[rows] for x in arrays))
-      changes, moments = tx.update(grads, moments, params)
-      params = jax.tree.map(jnp.add, params, changes)
-      return (params, moments), jnp.mean(logps(params)[:, 0] - old_SK[:, 0])
+    def step(carry, number):
+      # The first epoch keeps the order of the groups; later ones shuffle them.
+      epoch, minibatch = number // b.minibatches, number % b.minibatches
+      epoch_key = jax.random.fold_in(order_key, epoch)
+      uniform_S = jax.random.uniform(epoch_key, GROUPS)
+      rank_S = jnp.where(epoch == 0, states, jnp.argsort(uniform_S))
+      inside_S = rank_S * b.minibatches // GROUPS == minibatch
+      grads = jax.grad(loss)(
+          carry[0],
+          (counts_SK * inside_S[:, None]).reshape(-1).astype(old_SK.dtype),
+          old_SK.reshape(-1),
+          advantages_SK.reshape(-1),
+      )
+      changes, moments = tx.update(grads, carry[1], carry[0])
+      new = jax.tree.map(jnp.add, carry[0], changes), moments
+      active = number < b.minibatches * b.epochs
+      carry = jax.tree.map(lambda x, y: jnp.where(active, x, y), new, carry)
+      return carry, jnp.mean(logps(carry[0])[:, 0] - old_SK[:, 0])
 
-    minibatches = order_ES.reshape(b.steps, -1)
-    carry, ratio_N = jax.lax.scan(step, (params, moments), minibatches)
+    carry, ratio_N = jax.lax.scan(step, (params, moments), jnp.arange(steps))
     fresh = logps(carry[0] | dict(own=new_prompts))[0, 0]
     return carry, (fresh, ratio_N)
 
-  params = dict(shared=jnp.zeros(b.actions), own=new_prompts)
-  keys = jax.random.split(key, b.rollouts)
-  _, (log_p_R, ratio_RN) = jax.lax.scan(
-      rollout, (params, tx.init(params)), keys
-  )
-  log_p = jnp.concatenate([jnp.log(jnp.asarray(p0))[None], log_p_R])
+  params = dict(shared=jnp.zeros(ACTIONS), own=new_prompts)
+  first = params, tx.init(params)
+  keys = jax.random.split(key, rollouts)
+  _, (log_p_R, ratio_RN) = jax.lax.scan(rollout, first, keys)
+  log_p = jnp.concatenate([jnp.log(jnp.asarray(b.p0))[None], log_p_R])
   return dict(log_p=log_p, ratio=ratio_RN)
 
 
-def curves(b: Bandit, cells: np.ndarray, seeds: range) -> dict[str, np.ndarray]:
-  """`curve` of many cells and seeds in one program.
-
-  Args:
-    b: static.
-    cells: [C, 3] of clip_high, p0 and learning rate.
-    seeds: of the samples.
+def curves(
+    bandits: list[Bandit], seeds: range, *, rule: str, rollouts: int
+) -> dict[str, np.ndarray]:
+  """`curve` of many bandits and seeds in one program.
 
   Returns:
-    the results of `curve` with leading axes [C, seeds].
+    the results of `curve` with leading axes [bandits, seeds].
+
+  Raises:
+    ValueError: minibatches do not divide the groups; or prompts have weights
+      of their own, and the optimizer is Adam, whose moments would be those of
+      other prompts.
   """
+  for b in bandits:
+    if GROUPS % b.minibatches:
+      raise ValueError(
+          f"minibatches = {b.minibatches}: must divide {GROUPS} groups"
+      )
+    if b.sharing < 1 and rule != "sgd":
+      raise ValueError(f"rule = {rule!r}: must be 'sgd' where sharing < 1")
+  steps = max(b.minibatches * b.epochs for b in bandits)
+  one = functools.partial(curve, rule=rule, steps=steps, rollouts=rollouts)
   with jax.enable_x64(True):
     keys = jax.vmap(jax.random.key)(jnp.array(seeds))
-    one = functools.partial(curve, b)
-    of_cell = jax.vmap(one, (None, None, None, 0))
-    of_all = jax.jit(jax.vmap(of_cell, (0, 0, 0, None)))
-    cells = np.asarray(cells, np.float64)
-    return jax.tree.map(np.asarray, of_all(*cells.T, keys))
+    many = Bandit(*(np.array(x) for x in zip(*bandits, strict=True)))
+    of_seeds = jax.vmap(one, (None, 0))
+    found = jax.jit(jax.vmap(of_seeds, (0, None)))(many, keys)
+    return jax.tree.map(np.asarray, found)

@@ -33,41 +33,49 @@ def test_the_parts_of_a_rollout_by_hand():
   assert found == pytest.approx(((0.6 + 1) / 2, 0.5 / 2, 0.2 / 2))
 
 
-def curves(b, *cells):
-  return clip_bandit.curves(b, np.array(cells), range(2))
-
-
-def test_a_bandit_with_small_steps_is_on_the_line_and_one_step_has_no_clip():
-  """Positive samples and 32 small steps of SGD: five rollouts at e = .5."""
+def test_bandits():
+  """One program: the line, negative samples, one step, and state sharing."""
   bound = math.log1p(0.5)
+  small = dict(minibatches=16, epochs=2)
   lr = 3.1 * bound / 10
-  b = Bandit(5, minibatches=16, epochs=2, positive=True)
-  log_p = curves(b, (0.5, 0.01, lr), (FREE, 0.01, lr))["log_p"]
-  speed, free = np.diff(log_p, axis=-1) / bound
-  # Each rollout reaches the bound, and goes beyond it by one step at most.
-  assert np.all(speed >= 1) and np.all(speed <= 1.15)
+  found = clip_bandit.curves(
+      [
+          Bandit(0.5, 0.01, lr, positive=True, **small),
+          Bandit(FREE, 0.01, lr, positive=True, **small),
+          Bandit(0.5, 0.01, lr, **small),
+          Bandit(0.1, 0.05, 0.5, minibatches=1),
+          Bandit(FREE, 0.05, 0.5, minibatches=1),
+          Bandit(0.1, 0.05, 9.0, minibatches=4, sharing=0.0),
+          Bandit(FREE, 0.05, 9.0, minibatches=4, sharing=0.0),
+      ],
+      range(2),
+      rule="sgd",
+      rollouts=4,
+  )
+  log_p, ratio = found["log_p"], found["ratio"]
+  # Small steps: each rollout reaches the bound, and goes a step beyond it.
+  speed, free = np.diff(log_p[:2], axis=-1) / bound
+  assert np.all(speed >= 1) and np.all(speed <= 1.2)
   assert np.all(free[:, 0] > 2)
-  # Negative samples push it further, because their push has no bound.
-  with_negative = Bandit(5, minibatches=16, epochs=2)
-  further = curves(with_negative, (0.5, 0.01, lr))["log_p"]
-  assert np.all(further[0, :, -1] > log_p[0, :, -1] + 0.1)
+  # Negative samples push further: their push has no bound.
+  assert np.all(log_p[2, :, -1] > log_p[0, :, -1] + 0.1)
+  # One step has no clip.
+  np.testing.assert_array_equal(log_p[3], log_p[4])
+  assert np.all(np.diff(log_p[3]) > 0)
+  assert np.all(ratio[3, :, 0, 0] == ratio[3, :, 0, -1])
+  # Neither has one epoch of prompts that share nothing; new prompts learn
+  # nothing from them.
+  np.testing.assert_array_equal(ratio[5], ratio[6])
+  assert np.all(ratio[5, ..., -1] > math.log1p(0.1))
+  np.testing.assert_allclose(log_p[5], math.log(0.05))
 
 
-def test_one_step_has_no_clip():
-  found = curves(Bandit(3, minibatches=1), (0.1, 0.05, 0.5), (FREE, 0.05, 0.5))
-  np.testing.assert_array_equal(found["log_p"][0], found["log_p"][1])
-  assert np.all(np.diff(found["log_p"]) > 0)
-
-
-def test_prompts_that_share_nothing_are_not_clipped_in_one_epoch():
-  """And a new prompt has learned nothing from them."""
-  cells = (0.1, 0.05, 2.0), (FREE, 0.05, 2.0)
-  found = curves(Bandit(1, minibatches=4, groups=4, sharing=0.0), *cells)
-  np.testing.assert_array_equal(found["ratio"][0], found["ratio"][1])
-  assert np.all(found["ratio"][..., -1] > math.log1p(0.1))
-  np.testing.assert_allclose(found["log_p"][..., 1], math.log(0.05))
+def test_a_bandit_that_cannot_be_is_refused():
+  keywords = dict(rule="adamw", rollouts=1)
+  with pytest.raises(ValueError, match="minibatches = 3: must divide 16"):
+    clip_bandit.curves([Bandit(0.1, 0.1, 1, 3)], range(1), **keywords)
   with pytest.raises(ValueError, match="must be 'sgd' where sharing < 1"):
-    curves(Bandit(1, sharing=0.5, optimizer="adamw"), *cells)
+    clip_bandit.curves([Bandit(0.1, 0.1, 1, sharing=0.5)], range(1), **keywords)
 
 
 def test_the_decisive_token_is_right_and_rare():
@@ -87,7 +95,7 @@ def test_every_run_has_fields_of_its_own():
   assert len({x.key for x in runs}) == len(runs)
   assert len({clip_law.directory(x) for x in runs}) == len(runs)
   (run,) = (
-      x for x in runs if x.key == (clip_law.SMALL, 0.5, 0.02, clip_law.SEEDS[0])
+      x for x in runs if x.key == (clip_law.LAW, 0.5, 0.02, clip_law.SEEDS[0])
   )
   fields = clip_law.fields(run)
   assert fields["surrogate.args.clip_high"] == 0.5
