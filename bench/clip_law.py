@@ -85,7 +85,7 @@ def parts(
 # ln p moves by 1 / 3.1 of the learning rate in a step of SGD while p is small,
 # and by twice the learning rate in a step of Adam.
 SGD, ADAM = 3.1, 0.5
-REAL_STEP = 0.093  # of ln p by a free step of the runs at the default settings
+REAL_STEP = 0.124  # of ln p by a free step of runs at the default settings
 SMALL_STEPS = dict(minibatches=16, epochs=4)
 BANDITS: dict[str, tuple[str, dict]] = {
     "small steps of SGD, positive samples": (
