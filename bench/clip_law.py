@@ -12,6 +12,7 @@ JSON file has are not made again. results/plans/clip_law.md has the hypotheses.
 
 import argparse
 import collections
+import functools
 import json
 import math
 import pathlib
@@ -967,61 +968,65 @@ def _verdicts(data: dict) -> list[str]:
 
 def figure(data: dict) -> dict[str, Any]:
   """Rollouts against the line, and speed against drive."""
-  lines = sorted((line(e, p0), e, p0) for e in BOUNDS for p0 in STARTS)
-  x = [at for at, *_ in lines]
-
-  def cells(curves):
-    return figures.lines(
-        curves,
-        x="the law: ln(.5 / p0) / ln(1 + e) rollouts",
-        y="rollouts until p = 50%",
-        title="25 cells: five bounds, five starts",
-        from_zero=True,
-        labels=True,
-    )
-
-  def of_bandit(name, color):
-    y = [at * bandit_share(data, name, e, p0) for at, e, p0 in lines]
-    return figures.series(name, x, y, color=color)
-
+  longest = line(BOUNDS[0], STARTS[0])
   first = [
-      figures.series("the law", [0, x[-1]], [0, x[-1]], color=figures.REFERENCE)
+      figures.series(
+          "the law", [0, longest], [0, longest], color=figures.REFERENCE
+      )
   ]
+
+  def add(label, shares, color):
+    """A curve over p0 for each e; only that of the longest line is labelled."""
+    for e in BOUNDS:
+      found = [
+          (line(e, p0), line(e, p0) * share)
+          for p0 in reversed(STARTS)
+          if (share := shares(e, p0)) is not None
+      ]
+      if found:
+        x, y = map(list, zip(*found, strict=True))
+        name = label if e == BOUNDS[0] else ""
+        curve = figures.series(name, x, y, color=color, marker=True)
+        first.append(curve)
+
   for color, (setting, label) in enumerate(
       (
           (DEFAULT, "runs, default"),
           (LAW, "runs, small steps,\npositive samples"),
       )
   ):
-    found = [
-        (at, [at * x for x in shares])
-        for at, e, p0 in lines
-        if (shares := reached(data, setting, e, p0))
-    ]
-    first.append(
-        figures.series(
-            label,
-            [at for at, _ in found],
-            [statistics.mean(y) for _, y in found],
-            color=color,
-            low=[min(y) for _, y in found],
-            high=[max(y) for _, y in found],
-            bars=True,
-            marker=True,
-        )
+    add(
+        label,
+        lambda e, p0, s=setting: statistics.mean(x)
+        if (x := reached(data, s, e, p0))
+        else None,
+        color,
     )
+  cells = figures.lines(
+      first,
+      x="the law: ln(.5 / p0) / ln(1 + e) rollouts",
+      y="rollouts until p = 50%",
+      title="Five bounds e (a curve each, e = .1 to the right), five starts p0",
+      from_zero=True,
+      labels=True,
+  )
   if not data.get("bandit"):
-    return figures.figure(figures.block([cells(first)], columns=1, height=3.4))
-  first += [
-      of_bandit(name, 2 + i)
-      for i, name in enumerate((next(iter(BANDITS)), LIKE_REAL))
-  ]
+    return figures.figure(figures.block([cells], columns=1, height=3.4))
+  for color, (name, label) in enumerate(
+      (
+          (next(iter(BANDITS)), "bandit, small steps"),
+          (LIKE_REAL, "bandit, as the runs"),
+      ),
+      2,
+  ):
+    add(label, functools.partial(bandit_share, data, name), color)
   ticks = (0.125, 0.25, 0.5, 1, 2, 4, 8)
+  ramp = [2 ** (n / 4) for n in range(-12, 13)]
   second = [
       figures.series(
           "min(drive, 1)",
-          [ticks[0], 1, ticks[-1]],
-          [ticks[0], 1, 1],
+          ramp,
+          [min(x, 1) for x in ramp],
           color=figures.REFERENCE,
       )
   ]
@@ -1040,7 +1045,7 @@ def figure(data: dict) -> dict[str, Any]:
         )
     )
   panels = [
-      cells(first),
+      cells,
       figures.lines(
           second,
           x="drive: growth without a clip / ln(1 + e)",
