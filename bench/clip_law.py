@@ -568,6 +568,7 @@ def _answer(data: dict) -> list[str]:
       "What the deviation is made of:",
       "",
       *_parts(data),
+      *_ladder(data),
       "- **Few steps are not clipped.** The ratio is 1 at the first optimizer"
       " step of a rollout, so that e has no influence on one step; N steps of"
       " size u reach the bound from N = 1 + ln(1 + e) / u on. Below that the"
@@ -602,6 +603,25 @@ def _parts(data: dict) -> list[str]:
       " down gives its probability to the rare one, and its own ratio hardly"
       " falls, so that no bound ends this push. It grows with p.",
       *_gap(data),
+  ]
+
+
+def _ladder(data: dict) -> list[str]:
+  """The speed of the runs, one condition of the law after another."""
+  steps = {
+      DEFAULT: "at the defaults",
+      "positive samples": "with positive samples only",
+      "no momentum": "without momentum",
+      "no momentum, positive samples": "with both",
+      LAW: "with both and smaller steps",
+  }
+  found = {x: speeds(data, x, E, FIRST) for x in steps}
+  if not all(found.values()):
+    return []
+  cells = [f"{number(found[x])} {words}" for x, words in steps.items()]
+  return [
+      f"- **In the runs** at e = {E:g} a rollout from {FIRST:.1%} adds, in units"
+      f" of ln(1 + e): {'; '.join(cells)}. No single condition suffices.",
   ]
 
 
@@ -856,7 +876,9 @@ def one_step_verdict(data: dict) -> Verdict:
     measured.append(f"bandit: {word} at {len(one)} sizes")
   if both:
     word = "equal" if same_runs else "different"
-    measured.append(f"runs: {word} to the last digit on {len(both)} seeds")
+    measured.append(
+        f"runs: {word} to the last digit on {len(both)} seed{'s' * (len(both) > 1)}"
+    )
   return Verdict(
       "H3",
       "one optimizer step a rollout: e has no influence",
