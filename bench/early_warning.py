@@ -69,7 +69,7 @@ HACKING, FALL = "Reward hacking", "Fall of the reward"
 BLIND_FALL = FALL + ", without the verdict"
 # Alerts whose metrics need the true verdict, which a user of a reward that can
 # be hacked has only in an audit.
-AUDIT = (HACKING, FALL, "Few groups with signal")
+AUDIT = (HACKING, FALL)
 
 
 # --- runs --------------------------------------------------------------------
