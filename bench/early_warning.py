@@ -16,7 +16,7 @@ import itertools
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -176,7 +176,7 @@ def by_row(runs: list[dict], hit: Callable[[dict], bool]) -> list[float]:
   """The share of hits of each row: runs of one reward are alike."""
   rows = sorted({x["row"] for x in runs})
   return [
-      statistics.mean(hit(x) for x in runs if x["row"] == row) for row in rows
+      float(np.mean([hit(x) for x in runs if x["row"] == row])) for row in rows
   ]
 
 
@@ -217,6 +217,7 @@ DETECTORS: dict[str, Callable[[dict], np.ndarray]] = {
     "truncated responses": lambda r: r["truncated"],
 }
 AUDITED = "gap to the true verdict"
+BEST = "the best on the other half"
 
 
 def _scores(run: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -237,12 +238,14 @@ def _scores(run: dict[str, Any]) -> dict[str, np.ndarray]:
 def tuned(runs: list[dict], bound: float = 0.1) -> list[dict[str, Any]]:
   """Thresholds that are tuned on one half of the rewards, tested on the other.
 
-  Healthy runs are halved by seed. The threshold is the lowest whose rate of
-  false alarms on its own half is at most `bound`: that has the most true ones.
+  Healthy runs are halved by seed. The threshold of a metric is the lowest whose
+  rate of false alarms on its own half is at most `bound`. `BEST` is the metric
+  without the verdict that is right by the onset most often on its own half.
 
   Returns:
-    for each detector the means over all halves: rates of true alarms by the
-    onset and by the end of a run, and of false alarms; and the median lead.
+    for each metric, and for `BEST`, means over all halves, of the runs that
+    tuned nothing: rates of true alarms by the onset and by the end of a run,
+    and of false alarms; and the median lead.
   """
   hacked = [x for x in runs if x["onset"]]
   healthy = [x for x in runs if x["row"] in HEALTHY]
@@ -251,57 +254,60 @@ def tuned(runs: list[dict], bound: float = 0.1) -> list[dict[str, Any]]:
   if len(rewards) < 2 or len(seeds) < 2:
     return []
   scores = {id(x): _scores(x) for x in (*hacked, *healthy)}
-  halves = list(itertools.combinations(rewards, len(rewards) // 2))
+  found: dict[str, list[Rates]] = {x: [] for x in (*DETECTORS, AUDITED, BEST)}
+  for number, half in enumerate(
+      itertools.combinations(rewards, len(rewards) // 2)
+  ):
+    tunes = {x: i % 2 == number % 2 for i, x in enumerate(seeds)}
+    own, other = [], []
+    for x in (*hacked, *healthy):
+      mine = x["row"] in half if x["onset"] else tunes[x["seed"]]
+      (own if mine else other).append(x)
+    tuning, testing = {}, {}
+    for name in (*DETECTORS, AUDITED):
+      curves = {key: x[name] for key, x in scores.items()}
+      peaks = [curves[id(x)].max() for x in own if not x["onset"]]
+      bar = float(np.quantile(peaks, 1 - bound, method="higher"))
+      tuning[name] = _rates(own, curves, bar)
+      testing[name] = _rates(other, curves, bar)
+    best = max(DETECTORS, key=lambda name, rates=tuning: rates[name].early)
+    testing[BEST] = testing[best]
+    for name, rates in testing.items():
+      found[name].append(rates)
   out = []
-  for name in (*DETECTORS, AUDITED):
-    peaks = {id(x): scores[id(x)][name].max() for x in healthy}
-    rates = []
-    for number, half in enumerate(halves):
-      kept = [x for x in healthy if seeds.index(x["seed"]) % 2 == number % 2]
-      other = [x for x in healthy if x not in kept]
-      threshold = np.quantile(
-          [peaks[id(x)] for x in kept], 1 - bound, method="higher"
-      )
-      unseen = [x for x in hacked if x["row"] not in half]
-      # The tuning half says whether the detector is used at all.
-      use = any(
-          scores[id(x)][name].max() > threshold
-          for x in hacked
-          if x["row"] in half
-      )
-      at = [
-          _first_above(scores[id(x)][name], threshold) if use else None
-          for x in unseen
-      ]
-      rates.append(
-          (
-              statistics.mean(
-                  t is not None and t <= x["onset"]
-                  for t, x in zip(at, unseen, strict=True)
-              ),
-              statistics.mean(t is not None for t in at),
-              statistics.mean(use and peaks[id(x)] > threshold for x in other),
-              [
-                  t - x["onset"]
-                  for t, x in zip(at, unseen, strict=True)
-                  if t is not None
-              ],
-          )
-      )
-    every = [x for rate in rates for x in rate[3]]
-    out.append(
-        dict(
-            name=name,
-            early=statistics.mean(x[0] for x in rates),
-            ever=statistics.mean(x[1] for x in rates),
-            false=statistics.mean(x[2] for x in rates),
-            lead=statistics.median(every) if every else None,
-        )
-    )
+  for name, many in found.items():
+    late = [x for rates in many for x in rates.leads]
+    means = [float(np.mean(x)) for x in list(zip(*many, strict=True))[:3]]
+    lead = statistics.median(late) if late else None
+    out.append(dict(name=name, rates=means, lead=lead))
   return out
 
 
+class Rates(NamedTuple):
+  """Shares of true alarms by the onset and by the end, of false ones; leads."""
+
+  early: float
+  ever: float
+  false: float
+  leads: list[int]
+
+
+def _rates(
+    runs: list[dict], curves: dict[int, np.ndarray], threshold: float
+) -> Rates:
+  """The rates of a threshold; `curves` are of runs by their `id`."""
+  at = [(_first_above(curves[id(x)], threshold), x["onset"]) for x in runs]
+  hacked = [x for x in at if x[1]]
+  return Rates(
+      float(np.mean([t is not None and t <= begun for t, begun in hacked])),
+      float(np.mean([t is not None for t, _ in hacked])),
+      float(np.mean([t is not None for t, begun in at if not begun])),
+      [t - begun for t, begun in hacked if t is not None],
+  )
+
+
 def _first_above(values: np.ndarray, threshold: float) -> int | None:
+  """The first step whose value is above a threshold."""
   above = np.flatnonzero(values > threshold)
   return int(above[0]) + 1 if above.size else None
 
@@ -443,7 +449,9 @@ def _page_of_detectors(runs: list[dict]) -> list[str]:
       "A threshold for each metric, tuned on half of the rewards and of the"
       " healthy runs to at most 10% false alarms, tested on the other half;"
       " means over all halves. Metrics are means of 3 steps, relative to the"
-      " first 3 steps. The last row needs the true verdict of each response.",
+      f" first 3 steps. '{AUDITED}' needs the true verdict of each response;"
+      f" '{BEST}' is the metric without the verdict that is most often right by"
+      " the onset on the half that tunes.",
       "",
       "| metric | true, by the onset | true, by the end | median lead |"
       " false |",
@@ -451,8 +459,8 @@ def _page_of_detectors(runs: list[dict]) -> list[str]:
   ]
   for x in found:
     lead = "" if x["lead"] is None else f"{x['lead']:+g}"
-    cells = [f"{x[k]:.0%}" for k in ("early", "ever")]
-    out.append(results.row(x["name"], *cells, lead, f"{x['false']:.0%}"))
+    early, ever, false = (f"{rate:.0%}" for rate in x["rates"])
+    out.append(results.row(x["name"], early, ever, lead, false))
   return [*out, ""]
 
 
