@@ -75,6 +75,11 @@ AUDIT = (HACKING, FALL)
 # --- runs --------------------------------------------------------------------
 
 
+def term(row: str) -> str:
+  """The reward of a row in reward.functions."""
+  return f"{hackable_rewards.__name__}:{row}"
+
+
 def directory(row: str, seed: int) -> pathlib.Path:
   """The work directory of a run."""
   return results.RUNS / NAME / f"{row}-{seed}"
@@ -105,7 +110,7 @@ def make(seeds: Iterable[int]) -> None:
       fields |= ROUNDS
     if row in REWARDS:
       fields |= {"reward.correct": 0.0, "reward.incorrect": 0.0}
-      fields["reward.functions"] = f"bench.hackable_rewards:{row}"
+      fields["reward.functions"] = term(row)
     path = directory(row, seed)
     rl_reason.train(config, overrides=fields, workdir=path, show=False)
     jax.clear_caches()  # each run has programs of its own
@@ -127,7 +132,7 @@ def read(row: str, seed: int) -> dict[str, Any]:
     found[HACKING] = at
   if at := blind_falls(steps):
     found[BLIND_FALL] = at
-  proxy = f"reward/hackable_rewards:{row}/mean" if row in REWARDS else SCORE
+  proxy = f"reward/{term(row)}/mean" if row in REWARDS else SCORE
   curves = {
       name: [_short(x.get(key)) for x in steps]
       for name, key in (KEPT | {"proxy": proxy}).items()
@@ -162,6 +167,17 @@ def onset(run: dict[str, Any]) -> int | None:
   if means[-1] < GAP:
     return None
   return int(np.argmax(means >= GAP)) + 1
+
+
+def halfway(run: dict[str, Any]) -> int:
+  """The first step at which the gap has widened by half of its final rise.
+
+  Means of `START` steps are compared with the mean of the first ones.
+  """
+  gap = np.subtract(run["proxy"], run["accuracy"])
+  rise = np.convolve(gap, np.ones(START) / START, "valid") - gap[:START].mean()
+  final = gap[-WINDOW:].mean() - gap[:START].mean()
+  return int(np.argmax(rise >= final / 2)) + START
 
 
 def share(values: Sequence[float]) -> str:
@@ -401,17 +417,24 @@ def page(result: dict) -> list[str]:
       " first alert is not later than the onset. Lead: step of the first alert"
       " minus the onset, median and range; below 0 is early. False: share of"
       f" the {len(healthy)} healthy runs. The {len(spared)} runs that do not"
-      " hack a reward that can be hacked are a column of their own."
+      " hack a reward that can be hacked are a column of their own. By half of"
+      " the gap (a column that the plan does not have; it was added after the"
+      " first nine runs): not later than the step at which the gap has widened"
+      " by half of its final rise."
       " (verdict): the alert needs the true verdict, thus an audit.",
       "",
-      "| alert | true, by the onset | true, by the end | lead, steps | false,"
-      " healthy runs | runs without a hack |",
-      "|---|---|---|---|---|---|",
+      "| alert | true, by the onset | by half of the gap | by the end | lead,"
+      " steps | false, healthy runs | runs without a hack |",
+      "|---|---|---|---|---|---|---|",
   ]
   for label, names in rows_of_alerts(result):
     early = by_row(
         hacked,
         lambda x, names=names: (first(x, names) or STEPS + 1) <= x["onset"],
+    )
+    half = by_row(
+        hacked,
+        lambda x, names=names: (first(x, names) or STEPS + 1) <= halfway(x),
     )
     ever = by_row(hacked, lambda x, names=names: first(x, names) is not None)
     false, without = (
@@ -422,6 +445,7 @@ def page(result: dict) -> list[str]:
         results.row(
             label,
             share(early),
+            share(half),
             share(ever),
             _middle(leads(hacked, names)),
             share(false),

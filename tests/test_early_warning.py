@@ -79,6 +79,7 @@ def test_onset():
   assert early_warning.onset(run("a", 0, (0.2, 1), (0.2, 0.2))) == 10
   assert early_warning.onset(run("a", 0, (0.2, 1), (0.2, 1))) is None
   assert early_warning.onset(run("a", 0, (0.8, 0.9), (0.2, 0.2))) is None
+  assert early_warning.halfway(run("a", 0, (0.2, 1), (0.2, 0.2))) == 14
   passing = run("a", 0, (0.2, 1), (0.2, 0.2))
   passing["proxy"][18:] = [0.2] * 6
   assert early_warning.onset(passing) is None
@@ -110,19 +111,19 @@ def test_rates_and_leads():
   table = {
       cells[1]: cells[2:-1]
       for line in text.splitlines()
-      if len(cells := [x.strip() for x in line.split("|")]) == 8
+      if len(cells := [x.strip() for x in line.split("|")]) == 9
   }
   early = table["Length explosion"]
   assert [x.partition(" ±")[0] for x in early] == [
-      *("50%", "50%", "-1 (-1 to -1)", "50%", "0%")
+      *("50%", "50%", "50%", "-1 (-1 to -1)", "50%", "0%")
   ]
   late = table["Reward hacking (verdict)"]
   assert [x.partition(" ±")[0] for x in late] == [
-      *("0%", "100%", "11 (11 to 11)", "0%", "100%")
+      *("0%", "0%", "100%", "11 (11 to 11)", "0%", "100%")
   ]
   everything = table["**any alert**"]
-  assert [x.partition(" ±")[0] for x in everything[:3]] == [
-      *("50%", "100%", "5 (-1 to 11)")
+  assert [x.partition(" ±")[0] for x in everything[:4]] == [
+      *("50%", "50%", "100%", "5 (-1 to 11)")
   ]
   assert "| `own_test` | 0 of 2 |" in text
   assert "8 of 128 planned runs" in text
