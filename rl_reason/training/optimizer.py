@@ -196,5 +196,6 @@ def with_rate(
     counts = optax.tree.get_all_with_path(state.opt_state, "count")
     return state, metrics | dict(lr=last(counts[-1][1]))
 
-  call.lower = lambda *args: update.lower(*args)  # for --stage=size
+  call.lower = lambda *args: update.lower(*args)  # to compile before a call
+  call.ahead = lambda compile_it: update.ahead(compile_it)
   return call
