@@ -120,7 +120,15 @@ def page(result: dict) -> list[str]:
       )
       cells = [name, when, count, count - hits, hits, f"{inside:.1f}"]
       out.append(results.row(*cells, x["cpu_seconds"], x["seconds"]))
-  out += ["", "Programs of the first start, in order: seconds in XLA.", ""]
+  out += [
+      "",
+      "`start`, `decode` and `finish` of the sampler compile twice: an"
+      " evaluation samples 256 prompts with 9 responses each, a step of RL 32"
+      " prompts with 8. Other numbers of rows may round differently, so one"
+      " program for both could change the numbers of a run. `rl_update` compiles"
+      " while SFT runs. Programs of the first start, in order: seconds in XLA.",
+      "",
+  ]
   out += ["| program | s |", "|---|---|"]
   shown = result.get("after") or result["before"]
   for p in shown["first start"]["programs"]:

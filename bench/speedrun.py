@@ -2,6 +2,7 @@
 
   python -m bench.speedrun --name=NAME           # 16 runs, then a record
   python -m bench.speedrun --name=NAME --config=my_run.py --devices=1
+  python -m bench.speedrun --name=NAME --collect # of the finished runs only
   python -m bench.speedrun --check               # all records, by the rules
   python -m bench.speedrun --table               # only the page, from JSON
 
@@ -168,13 +169,16 @@ def record(given) -> dict:
   found = []
   for seed in SEEDS[: given.seeds]:
     path = folder / str(seed) / "result.json"
+    if given.collect and not path.exists():
+      continue
     if given.again or not path.exists():
       one = run(path.parent, args, variables, seed)
       path.write_text(json.dumps(one))
     found.append(json.loads(path.read_text()))
     shown = "{seed}: {seconds} s, {cpu_seconds} CPU s, {after:.1%}, load {load}"
     print(shown.format(**found[-1]), flush=True)
-  given.again = False
+  if not found:
+    raise SystemExit(f"{folder}: there is no finished run")
   environments = [x.pop("environment") for x in found]
   return dict(
       name=given.name,
@@ -219,7 +223,7 @@ def faults(one: dict) -> list[str]:
   if mean - (half or 0) < GOAL:
     out.append(f"{mean:.1%} - {half or 0:.1%} after RL is less than {GOAL:.0%}")
   known = [x["seed"] for x in one["runs"]]
-  if known != list(SEEDS[: len(known)]):
+  if known != [x for x in SEEDS if x in known]:
     out.append(f"seeds {known}: they are {list(SEEDS)}, in this order")
   if len(one["commits"]) != 1 or "-dirty" in one["commits"][0]:
     out.append(f"commits {one['commits']}: one, without edits")
@@ -261,6 +265,7 @@ def flags(parser) -> None:
   parser.add_argument("--devices", type=int, default=CORES, help="of JAX")
   parser.add_argument("--seeds", type=int, default=len(SEEDS))
   parser.add_argument("--again", action="store_true")
+  parser.add_argument("--collect", action="store_true")
   parser.add_argument("--check", action="store_true")
 
 

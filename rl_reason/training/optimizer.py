@@ -78,8 +78,11 @@ def learning_rates(
   are as of `make_optimizer`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
-  fn = jax.jit(lambda step_S: jnp.broadcast_to(rate(step_S), count))
-  return np.asarray(fn(np.arange(count, dtype=np.int32)))
+
+  def rates(step_S):  # an argument: constants would be folded, and round apart
+    return jnp.broadcast_to(rate(step_S), count)
+
+  return np.asarray(jax.jit(rates)(np.arange(count, dtype=np.int32)))
 
 
 def decays(params: Tree) -> Tree:
