@@ -44,7 +44,7 @@ def test_the_records_of_the_ledger_break_no_rule():
             lambda x: [y.update(after=0.9499) for y in x["runs"]],
             "95.0% - 0.0% after RL is less than 95%",
         ),
-        (lambda x: x["runs"][3].update(before=0.4), "begins RL at 40.0%"),
+        (lambda x: x["runs"][3].update(before=0.41), "begins RL at 41.0%"),
         (lambda x: x["runs"].append(x["runs"].pop(0)), "in this order"),
         (lambda x: x["runs"][0].update(seed=1), "in this order"),
         (lambda x: x["config"].update({"model.path": "m"}), "model.path"),
