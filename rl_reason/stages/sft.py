@@ -6,6 +6,7 @@ tasks: hasty demonstrations, after which a model that can do the task mostly
 answers incorrectly. RL has to unlearn them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -166,8 +167,13 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
 
   if not c.sft.samples:
     mixture = facts.styles(part.mixture, row_source.task)
+    levels = tuple(c.sft.difficulties) or row_source.difficulties
     return demonstrations.batches(
-        row_source, PURPOSES[name], batch, mixture, counted
+        dataclasses.replace(row_source, difficulties=levels),
+        PURPOSES[name],
+        batch,
+        mixture,
+        counted,
     )
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = sample_files.read(
