@@ -1,7 +1,7 @@
 """The speedrun: from random parameters to 95% held out. Rules and records.
 
   python -m bench.speedrun --name=NAME           # 16 runs, then a record
-  python -m bench.speedrun --name=NAME --config=my_run.py --devices=1
+  python -m bench.speedrun --name=NAME --config=my_run.py --xla_flags=
   python -m bench.speedrun --name=NAME --collect # of the finished runs only
   python -m bench.speedrun --check               # all records, by the rules
   python -m bench.speedrun --table               # only the page, from JSON
@@ -32,11 +32,16 @@ from rl_reason.lab import ablate, comparison
 from rl_reason.monitoring import run_log
 
 NAME = "speedrun"
-SEEDS = ablate.fresh_seeds("speedrun", 16)
+# Not those of "speedrun", which were run with an earlier config.
+SEEDS = ablate.fresh_seeds("rl_reason speedrun", 16)
 HELD_OUT = "val-core/arithmetic/acc/mean@4"
 GOAL = 0.95  # held-out accuracy after RL: the lower end of its interval
 BEFORE = 0.4  # at most, before RL: RL must do the rest
 CORES = 2
+FLAGS = (
+    f"--xla_force_host_platform_device_count={CORES}"
+    " --xla_backend_optimization_level=1"
+)
 QUIET = 0.5  # load average of the minute before a run, at most
 REFERENCE = 100.0  # GFLOP/s of `PRODUCT` on the machine that seconds scale to
 # What every run has in common with configs/dapo.py. All other fields, own
@@ -87,12 +92,6 @@ print(2e-9 * 1024**3 / min(seconds() for _ in range(50)))
 
 
 # --- runs --------------------------------------------------------------------
-
-
-def environment(devices: int) -> dict[str, str]:
-  """Environment variables of a run: its cores are `devices` devices of JAX."""
-  flag = f"--xla_force_host_platform_device_count={devices}"
-  return dict(XLA_FLAGS=flag) if devices > 1 else {}
 
 
 def command(config: str, overrides: list[str]) -> list[str]:
@@ -163,7 +162,7 @@ def run(place: pathlib.Path, args: list[str], variables: dict, seed: int):
 def record(given) -> dict:
   """Makes the runs that are missing; returns the record."""
   args = command(given.config, given.override)
-  variables = environment(given.devices)
+  variables = dict(XLA_FLAGS=given.xla_flags)
   c, _ = checked.checked(given.config, _fields(given.override))
   folder = results.RUNS / NAME / re.sub(r"\W+", "-", given.name)
   found = []
@@ -184,7 +183,7 @@ def record(given) -> dict:
       name=given.name,
       date=time.strftime("%Y-%m-%d", time.gmtime()),
       command=" ".join(
-          [*(f"{k}={v}" for k, v in variables.items()), "python", *args]
+          [*(f"{k}='{v}'" for k, v in variables.items()), "python", *args]
       ),
       config=_different(config_lib.flat(c)),
       commits=sorted({str(x["git commit"]) for x in environments}),
@@ -262,7 +261,7 @@ def flags(parser) -> None:
   parser.add_argument("--name", default="", help="of the record")
   parser.add_argument("--config", default="configs/speedrun.py")
   parser.add_argument("--override", action="append", default=[])
-  parser.add_argument("--devices", type=int, default=CORES, help="of JAX")
+  parser.add_argument("--xla_flags", default=FLAGS)
   parser.add_argument("--seeds", type=int, default=len(SEEDS))
   parser.add_argument("--again", action="store_true")
   parser.add_argument("--collect", action="store_true")
