@@ -620,8 +620,8 @@ def _ladder(data: dict) -> list[str]:
     return []
   cells = [f"{number(found[x])} {words}" for x, words in steps.items()]
   return [
-      f"- **In the runs** at e = {E:g} a rollout from {FIRST:.1%} adds, in units"
-      f" of ln(1 + e): {'; '.join(cells)}. No single condition suffices.",
+      f"- **In the runs** at e = {E:g} a rollout from {FIRST:.1%} adds, in"
+      f" units of ln(1 + e): {'; '.join(cells)}. No single condition suffices.",
   ]
 
 
@@ -876,9 +876,8 @@ def one_step_verdict(data: dict) -> Verdict:
     measured.append(f"bandit: {word} at {len(one)} sizes")
   if both:
     word = "equal" if same_runs else "different"
-    measured.append(
-        f"runs: {word} to the last digit on {len(both)} seed{'s' * (len(both) > 1)}"
-    )
+    seeds = f"{len(both)} seed{'s' * (len(both) > 1)}"
+    measured.append(f"runs: {word} to the last digit on {seeds}")
   return Verdict(
       "H3",
       "one optimizer step a rollout: e has no influence",
