@@ -27,8 +27,9 @@ TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
 PLAN = """# Plans of the studies
 
-Made by `python -m bench.pages` from `plans/`. Each file there was committed before
-the final runs of its study: hypotheses, sizes, and what would refute them.
+Made by `python -m bench.pages` from `plans/`. Each file there was committed
+before the final runs of its study: hypotheses, sizes, and what would refute
+them.
 """
 
 
