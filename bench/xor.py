@@ -40,9 +40,15 @@ _SAMPLING = {
     "rounds.lr": 1e-3,
     "rounds.steps": 400,
 }
+_CLIP_HIGHER = {"surrogate.args.clip_high": 0.28}
 ROWS = {
     "DAPO": ("configs/xor.py", {}),
     "GRPO": ("configs/xor.py:grpo", {}),
+    "GRPO + clip-higher": ("configs/xor.py:grpo", _CLIP_HIGHER),
+    "GRPO + clip-higher + token-level loss": (
+        "configs/xor.py:grpo",
+        _CLIP_HIGHER | {"reduction.name": "token_mean"},
+    ),
     "DAPO, shuffled rewards": ("configs/xor.py:shuffled", {}),
     "rejection sampling, 3 rounds": (
         "configs/xor.py:grpo",
@@ -55,6 +61,10 @@ ROWS = {
     "SFT only": ("configs/xor.py", {"rl.steps": 0, "sft.steps": 4500}),
 }
 CONTROL = "SFT only"
+# From GRPO to DAPO, by a technique at a time.
+LADDER = (*(x for x in ROWS if x.startswith("GRPO")), "DAPO")
+CURVES = [x for x in ROWS if "+" not in x and x != CONTROL]
+AT = 15  # RL step at which the accuracy has not yet reached its limit
 
 
 def directory(name: str, seed: int) -> pathlib.Path:
@@ -104,8 +114,9 @@ def page(result: dict) -> list[str]:
   out = [
       "# A skill that RL earns: parities, written out or guessed",
       "",
-      "Made by `python -m bench.xor`; [PLAN.md](PLAN.md) has the hypotheses and"
-      " what would refute them. A prompt has three blocks of eight bits, and a"
+      "Made by `python -m bench.xor`; [plans/xor.md](plans/xor.md) has the"
+      " hypotheses, and what would refute them. A prompt has three blocks of"
+      " eight bits, and a"
       " response states the parity of each block. The model guesses the parity"
       " of a block at once (right half of the time), or writes it out bit by"
       " bit (nearly always right). SFT teaches the steps in single blocks, and"
@@ -157,8 +168,44 @@ def page(result: dict) -> list[str]:
               name, f"{mean:+.1f}{width}", f"{min(pairs):+.1f}", len(pairs)
           )
       )
+  out += _ladder(found)
   out += _by_seed(found, of_dapo) + _by_step(list(of_dapo.values()))
   return [*out, "", "![curves](xor.png)", "", *results.footer(result)]
+
+
+def _ladder(found: list[dict]) -> list[str]:
+  """Each technique of DAPO against the row before it, at RL step AT."""
+  out = [
+      "",
+      f"From GRPO to DAPO, mean@4 at RL step {AT}, where no row has reached its"
+      " limit, and the difference from the row before on the same seeds. The"
+      " paper (arXiv:2503.14476, table 1) reports a gain for each technique.",
+      "",
+      f"| | at step {AT} | difference | sign of the paper | seeds |",
+      "|---|---|---|---|---|",
+  ]
+  before: dict[int, float] = {}
+  for name in LADDER:
+    at = {
+        x["seed"]: x["mean@4"][x["steps"].index(AT)]
+        for x in found
+        if x["name"] == name
+    }
+    gains = [100 * (at[x] - before[x]) for x in at if x in before]
+    cells = ["", ""]
+    if len(gains) > 1:
+      mean, half = comparison.interval(gains)
+      sign = "reproduced" if mean > half else "not reproduced"
+      cells = [
+          f"{mean:+.1f} ± {half:.1f}",
+          "opposite" if -mean > half else sign,
+      ]
+    if at:
+      label = name if name != "DAPO" else "+ dynamic sampling, dual clip (DAPO)"
+      values = seeds.spread(list(at.values()))
+      out.append(results.row(label, values, *cells, len(at)))
+    before = at
+  return out
 
 
 def _by_seed(found: list[dict], of_dapo: dict[int, dict]) -> list[str]:
@@ -201,10 +248,10 @@ def _by_step(of_row: list[dict]) -> list[str]:
 
 def figure(result: dict) -> dict:
   """Accuracy against generated tokens, and what the responses of DAPO do."""
-  lines, colors = [], dict(zip(ROWS, (0, 1, 3, 4, 5, 2), strict=True))
-  for name in ROWS:
+  lines, colors = [], dict(zip(CURVES, (0, 1, 3, 4, 5), strict=True))
+  for name in CURVES:
     of_row = [x for x in result["runs"] if x["name"] == name]
-    if not of_row or name == CONTROL:
+    if not of_row:
       continue
     count = min(len(x["tokens"]) for x in of_row)
     y_SE = np.array([x["mean@4"][:count] for x in of_row])
