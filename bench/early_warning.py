@@ -108,6 +108,8 @@ def make(seeds: Iterable[int]) -> None:
     config = f"configs/{row}.py" if row in HEALTHY else BASE
     if row == "dapo":
       fields |= ROUNDS
+    if row == "rloo":
+      del fields["updates.minibatches"]  # its one update is on-policy
     if row in REWARDS:
       fields |= {"reward.correct": 0.0, "reward.incorrect": 0.0}
       fields["reward.functions"] = term(row)
