@@ -33,11 +33,13 @@ class Page(NamedTuple):
     name: of its data, its page and its figure.
     lines: data -> Markdown.
     figure: data -> a figure; None where a page has none.
+    interactive: data -> a page of HTML that is kept; None where there is none.
   """
 
   name: str
   lines: Callable[[dict], list[str]]
   figure: Callable[[dict], dict[str, Any]] | None = None
+  interactive: Callable[[dict], str] | None = None
 
 
 def pages() -> Iterator[Page]:
@@ -50,7 +52,8 @@ def pages() -> Iterator[Page]:
     module = importlib.import_module(f"bench.{command}")
     name = name or module.NAME
     if (results.RESULTS / f"{name}.json").exists():
-      yield Page(name, module.page, getattr(module, "figure", None))
+      more = (getattr(module, x, None) for x in ("figure", "interactive"))
+      yield Page(name, module.page, *more)
   for module in TABLES:
     found = importlib.import_module(f"bench.{module}")
     columns = getattr(found, "COLUMNS", tables.COLUMNS)
@@ -94,6 +97,12 @@ def differences(write: bool) -> list[str]:
       out.append(path.name)
       if write:
         path.write_text(wanted)
+    if page.interactive is not None:
+      path, wanted = path.with_suffix(".html"), page.interactive(data)
+      if not path.exists() or path.read_text() != wanted:
+        out.append(path.name)
+        if write:
+          path.write_text(wanted)
     if page.figure is None:
       continue
     path, figure = path.with_suffix(".png"), page.figure(data)
