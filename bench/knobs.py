@@ -65,6 +65,7 @@ COMMON = {
     "log.loggers": "",
 }
 RUNS_PER_PROCESS = 30  # compiled programs stay in memory: about 1 GB
+ACCURACY = "val-core/arithmetic/acc/mean@2"
 # Measures of RL: key of the metric.
 MEASURES = {
     "length": "response_length/mean",
@@ -119,13 +120,12 @@ def read(job: jobs.Job) -> dict[str, Any]:
   """The curves of a run: evaluations by `steps`, measures of each RL step."""
   lines = run_log.read_metrics(job.workdir)
   evaluations = scores.of_stage(lines, "evaluate")
-  _, key = scores.headline(scores.scores(evaluations[0]))
   spent = charts.spent(lines, "tokens")
   out: dict[str, Any] = dict(
       cell=indices(job),
       seed=job.seed,
       seconds=round(job.record()["seconds"], 1),
-      accuracy=[_short(x[key]) for x in evaluations],
+      accuracy=[_short(x[ACCURACY]) for x in evaluations],
   )
   rl = scores.of_stage(lines, "rl")
   # Tokens that were generated up to a point, for the axes of the page.
