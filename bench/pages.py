@@ -27,6 +27,13 @@ _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
 OTHERS = {"attacks": "bench_attacks"}  # modules that have a page, and its data
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
+PLAN = """# Plans of the studies
+
+Made by `python -m bench.pages` from `plans/`. Each file there was committed
+before the final runs of its study: hypotheses, sizes, and what would refute
+them.
+"""
+
 
 class Page(NamedTuple):
   """A page of results/.
@@ -73,6 +80,12 @@ def _ablation(name: str, data: dict) -> list[str]:
   return ablation_pages.markdown(data, name).removesuffix("\n").split("\n")
 
 
+def plan() -> str:
+  """results/PLAN.md: the plans of all studies, from results/plans/."""
+  sections = sorted((results.RESULTS / "plans").glob("*.md"))
+  return "\n".join([PLAN, *(path.read_text() for path in sections)])
+
+
 def readme(text: str) -> str:
   """README with its table made again from the data."""
   table = seeds.readme_table(results.read(seeds.NAME))
@@ -91,6 +104,11 @@ def differences(write: bool) -> list[str]:
     out.append(path.name)
     if write:
       path.write_text(wanted)
+  path = results.RESULTS / "PLAN.md"
+  if not path.exists() or path.read_text() != plan():
+    out.append(path.name)
+    if write:
+      path.write_text(plan())
   for page in pages():
     data = results.read(page.name)
     path = results.RESULTS / f"{page.name}.md"

@@ -76,6 +76,8 @@ def add(c) -> None:
   extend(
       "sft",
       mixture="",  # style:weight of a task's demonstrations; '' is any style
+      # Of the demonstrated problems; () is task.difficulties.
+      difficulties=field((), needs="sft.steps"),
   )
   c.sft.habits = section(  # a second stage, of configs for the built-in tasks
       "sft.habits",
@@ -98,7 +100,7 @@ def add(c) -> None:
           },
       ),
       # Of a group: some are correct, or rewards differ; auto: correctness
-      # where all rows of data.train have a verifier.
+      # where all rows of data.train have a verifier that is rewarded.
       signal=choice(
           *("auto", "correctness", "reward"), needs="dynamic_sampling.enabled"
       ),
