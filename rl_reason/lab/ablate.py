@@ -12,6 +12,7 @@ the exit codes of `rl_reason.main`.
 
 import argparse
 import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -113,17 +114,18 @@ def ladder(
 
 
 def fresh_seeds(name: str, count: int) -> tuple[int, ...]:
-  """Returns seeds that nobody chose: byte pairs of the SHA-256 of a name.
+  """Returns seeds that nobody chose: byte pairs of SHA-256 hashes of a name.
 
-  Raises:
-    ValueError: the hash has fewer than `count` different pairs.
+  The first 16 are of the name itself, the next ones of 'NAME 1', 'NAME 2', ...
   """
-  digest = hashlib.sha256(name.encode()).digest()
-  pairs = [digest[i : i + 2] for i in range(0, len(digest), 2)]
-  seeds = tuple(dict.fromkeys(int.from_bytes(pair, "big") for pair in pairs))
-  if count > len(seeds):
-    raise ValueError(f"{count} seeds of {name!r}: there are {len(seeds)}")
-  return seeds[:count]
+  seeds: dict[int, None] = {}
+  for block in itertools.count():
+    if len(seeds) >= count:
+      break
+    digest = hashlib.sha256(f"{name} {block}".removesuffix(" 0").encode())
+    pairs = zip(*[iter(digest.digest())] * 2, strict=True)
+    seeds |= dict.fromkeys(256 * high + low for high, low in pairs)
+  return tuple(seeds)[:count]
 
 
 def measures(c: ml_collections.ConfigDict) -> dict[str, Measure]:
