@@ -1,17 +1,20 @@
 """All algorithms x three tasks x 32 seeds: ranks at equal steps and tokens.
 
   python -m bench.table              # resumable; 12 hours of 2 cores or less
-  python -m bench.table --collect    # pages of the runs made so far
+  python -m bench.table --collect    # data and pages of the runs made so far
   python -m bench.table --table      # only the pages, from JSON
 
 The command goes seed by seed: of each seed it makes the runs of all algorithms
 on all tasks (configs/ablations/table.py) before the next seed. Runs that
-results/table.json has are not made again. Writes results/table.json, .md and
-.png (the figure needs matplotlib).
+results/table.json has are not made again. Data of new runs go to runs/table, so
+that the checkout stays that of the commit that the runs record; --collect adds
+them to results/table.json, and writes .md and .png (the figure needs
+matplotlib).
 """
 
 import argparse
 import functools
+import json
 import pathlib
 from typing import Any
 
@@ -27,6 +30,7 @@ from rl_reason.report import charts, figures, scores
 NAME = "table"
 CONFIG = "configs/ablations/table.py"
 TASKS = ("arithmetic", "countdown", "calculator")
+NEW = results.RUNS / NAME / "table.json"  # of runs that git does not have
 CURVES = {  # of each RL step
     "reward": "critic/rewards/mean",
     "length": "response_length/mean",
@@ -149,19 +153,17 @@ def make(given: argparse.Namespace) -> int:
   """Makes the runs that are missing, seed by seed; returns the exit code."""
   stop, failed = jobs.stop_on_signals(), []
   for number, seed in enumerate(seeds()[: given.seeds], 1):
-    result = results.read(NAME)
     planned = plan(seed)
-    wanted = missing(planned, recorded(result))
-    if not given.collect and any(job.row for job in wanted):
+    wanted = missing(planned, recorded(data()))
+    if any(job.row for job in wanted):
       jobs.say(f"seed {number} of {given.seeds}: {seed}")
 
       def save(planned=planned):
-        save_data(collect(results.read(NAME), planned))
+        comparison.save(collect(data(), planned), NEW)
 
       failed += jobs.run(wanted, stop, parallel=given.jobs, on_finished=save)
-    result = collect(result, planned)
-    if result["runs"]:
-      save_data(result)
+      if (result := collect(data(), planned))["runs"]:
+        comparison.save(result, NEW)
     if stop.is_set():
       return 143
   for name in failed:
@@ -169,10 +171,24 @@ def make(given: argparse.Namespace) -> int:
   return int(bool(failed))
 
 
-def save_data(result: dict) -> None:
-  """Writes results/table.json, one line per run."""
-  results.RESULTS.mkdir(exist_ok=True)
-  comparison.save(result, results.RESULTS / f"{NAME}.json")
+def data() -> dict:
+  """The data of the repository, with the runs that are not yet part of it."""
+  result = results.read(NAME)
+  if not NEW.exists():
+    return result
+  new = json.loads(NEW.read_text())
+  known = recorded(result)
+  if known.keys() <= recorded(new).keys():
+    return new
+  environments = list(result["environments"])
+  for key, run in recorded(new).items():
+    if key in known:
+      continue
+    environment = new["environments"][run["environment"]]
+    if environment not in environments:
+      environments.append(environment)
+    known[key] = run | dict(environment=environments.index(environment))
+  return result | dict(environments=environments, runs=list(known.values()))
 
 
 # --- the page ----------------------------------------------------------------
@@ -379,12 +395,14 @@ def main() -> int:
   flag("--jobs", type=int, default=2, help="runs at a time")
   flag("--seeds", type=int, default=len(seeds()), help="only the first ones")
   given = parser.parse_args()
-  code = 0 if given.table else make(given)
-  result = results.read(NAME)
-  if not result:
+  if not (given.table or given.collect):
+    return make(given)
+  if given.collect and (result := data()):
+    comparison.save(collect(result, {}), results.RESULTS / f"{NAME}.json")
+  if not (result := results.read(NAME)):
     parser.error(f"results/{NAME}.json: there are no data yet")
   draw(result)
-  return code
+  return 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The table of all algorithms: its plan, its ranks, its page."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -93,3 +95,19 @@ def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
   wanted = table.missing(planned, recorded)
   assert len(wanted) == sum(map(len, planned.values())) - 1
   assert grpo not in wanted
+
+
+def test_new_runs_join_the_runs_of_the_repository(tmp_path, monkeypatch):
+  monkeypatch.setattr(results, "RESULTS", tmp_path)
+  monkeypatch.setattr(table, "NEW", tmp_path / "new.json")
+  old, new = _result(2), _result(3)
+  new["environments"] = [{"git commit": "other"}]
+  (tmp_path / "table.json").write_text(json.dumps(old))
+  assert table.data() == old
+  new["runs"] = [x for x in new["runs"] if x["seed"] != 0]
+  (tmp_path / "new.json").write_text(json.dumps(new))
+  found = table.data()
+  commits = [x["git commit"] for x in found["environments"]]
+  by_seed = {x["seed"]: commits[x["environment"]] for x in found["runs"]}
+  assert by_seed == {0: "abc", 1: "abc", 2: "other"}
+  assert len(found["runs"]) == 36
