@@ -37,8 +37,9 @@ def test_every_ladder_can_run(path, monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.syspath_prepend(str(ROOT))
   c = config_files.read(str(path))
+  c.seeds = c.seeds[:2]
   plan = ablate.plan(c, pathlib.Path("runs"), path.stem)
-  assert sum(bool(x.row) for x in plan) == len(c.rows) * len(c.seeds)
+  assert sum(bool(x.row) for x in plan) == len(c.rows) * 2
   assert f"--config=configs/ablations/{path.name}" in path.read_text()
 
 

@@ -1,6 +1,7 @@
 """Ablations: rows of configs, run on the same seeds and compared in pairs.
 
   python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
+  python -m rl_reason.ablate --config=... --power=2  # seeds that 2 points need
   python -m rl_reason.ablate --config=... --table   # rewrites the output files
   python -m rl_reason.ablate --config=... --table --against=PPO --at=5  # prints
 
@@ -259,11 +260,19 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   flag(
       "--table", action="store_true", help="run nothing: rewrite from the data"
   )
+  flag(
+      "--power",
+      type=float,
+      metavar="POINTS",
+      help="run nothing: how many seeds a difference of POINTS needs",
+  )
   flag("--against", help="with --table: print a comparison with this row")
   flag("--at", type=int, help="with --against: as of this RL step")
   flags = parser.parse_args(argv)
   if flags.jobs < 1:
     parser.error("--jobs: at least 1")
+  if flags.power is not None and not flags.power > 0:
+    parser.error("--power: a difference above 0 points")
   file, _, variant = flags.config.partition(":")
   name = pathlib.Path(file).stem + (f"-{variant}" if variant else "")
   out = pathlib.Path(flags.out).expanduser() / f"{name}.json"
@@ -277,7 +286,16 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
         known = [x[0] for x in data["rows"]]
         require("--against, --rows", row, known)
     else:
-      data, code = _run(flags, argv, name, out, child)
+      c = config_files.read(flags.config)
+      if flags.seeds:
+        c.seeds = flags.seeds
+      check(c)
+      if flags.power is not None:
+        from rl_reason.lab import power
+
+        print(power.report(out.parent, name, len(c.seeds), flags.power))
+        return 0
+      data, code = _run(c, flags, argv, name, out, child)
   except ConfigError as e:
     print(*(f"config error: {x}" for x in e.lines), sep="\n", file=sys.stderr)
     return 2
@@ -300,11 +318,8 @@ def _seeds(text: str) -> tuple[int, ...]:
   return tuple(int(x) for x in text.split(","))
 
 
-def _run(flags, argv, name: str, out: pathlib.Path, child):
+def _run(c, flags, argv, name: str, out: pathlib.Path, child):
   """Runs the missing rows; returns the data and the exit code."""
-  c = config_files.read(flags.config)
-  if flags.seeds:
-    c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir).expanduser()
   todo = plan(c, folder, name)
   rows = [row[0] for row in c.rows]
@@ -314,7 +329,10 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   stop = jobs.stop_on_signals()
   command = f"python -m rl_reason.ablate {shlex.join(argv)}"
 
-  from rl_reason.lab import comparison  # slow: after the config is checked
+  from rl_reason.lab import comparison, power  # slow: after the config's check
+
+  for line in power.lines(*power.known(out.parent, name), len(c.seeds)):
+    jobs.say(line)
 
   def save():
     data = comparison.collect(c, todo, measures(c), command)
