@@ -37,6 +37,7 @@ CURVES = {  # of each RL step
     "entropy": "actor/entropy",
 }
 DIGITS = 4
+RUNS_PER_PROCESS = 20  # the cheapest way, see results/many_seeds.md
 
 
 @functools.cache
@@ -161,7 +162,13 @@ def make(given: argparse.Namespace) -> int:
       def save(planned=planned):
         comparison.save(collect(data(), planned), NEW)
 
-      failed += jobs.run(wanted, stop, parallel=given.jobs, on_finished=save)
+      failed += jobs.run(
+          wanted,
+          stop,
+          parallel=given.jobs,
+          on_finished=save,
+          runs_per_process=RUNS_PER_PROCESS,
+      )
       if (result := collect(data(), planned))["runs"]:
         comparison.save(result, NEW)
     if stop.is_set():

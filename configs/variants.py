@@ -76,6 +76,8 @@ def add(c) -> None:
   extend(
       "sft",
       mixture="",  # style:weight of a task's demonstrations; '' is any style
+      # Of the demonstrated problems; () is task.difficulties.
+      difficulties=field((), needs="sft.steps"),
   )
   c.sft.habits = section(  # a second stage, of configs for the built-in tasks
       "sft.habits",

@@ -65,13 +65,17 @@ _PROCESS = flags.DEFINE_integer("process", None, "index of this process")
 def main() -> None:
   """The console entry point."""
   app.define_help_flags()
+  sys.exit(command(sys.argv))
+
+
+def command(argv: list[str]) -> int:
+  """Runs a command line; returns its exit code. `argv[0]` is the program."""
   with screen_lib.guarded() as lost:
-    code = _explained(lambda _: _main(lost), None)
-  sys.exit(code)
+    return _explained(lambda _: _main(argv, lost), None)
 
 
-def _main(lost: screen_lib.Lost) -> int:
-  config, workdir = _prepare(sys.argv)
+def _main(argv: list[str], lost: screen_lib.Lost) -> int:
+  config, workdir = _prepare(argv)
   lost.directory = workdir
   if _STAGE.value == "report":
     return _explained(_report, workdir)

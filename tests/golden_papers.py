@@ -169,6 +169,7 @@ PAPERS = {
     ),
     "dapo": DAPO,
     "countdown": DAPO,
+    "xor": dataclasses.replace(DAPO, overlong=False),
     "vapo": dataclasses.replace(
         PPO,
         advantage=lambda x: reference.gae_length_adaptive(

@@ -190,6 +190,8 @@ FILES = {
         ({"model.rope_low": 9.0}, "must be below model.rope_high = 4.0"),
         ({"sft.steps": 0}, "or give model.path or sft.reuse"),
         ({"task.difficulties": (99,)}, "99 is none of arithmetic's"),
+        ({"sft.difficulties": (99,)}, "99 is none of arithmetic's"),
+        (FILES | {"sft.difficulties": (2,)}, "here SFT reads rows: set ()"),
         ({"sft.mixture": "careful"}, "must look like"),
         ({"sft.mixture": "brilliant:1"}, "'brilliant' is none of"),
         ({"data.train": "gsm8k", "tokenizer": "x"}, "'files' goes with"),

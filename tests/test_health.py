@@ -220,6 +220,7 @@ def nothing_is_learned(state, packed, mask_BT, *, tx):
 @pytest.mark.parametrize("limit, steps", [(2, 2), (0, 3)])
 def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
   """Too many in a row end it, or the last step; so does the same command."""
+  table = dict(w=parameters.Param((3,), (None,), "ones"))
   batch = (
       np.ones((4, 6), np.int32),
       np.zeros(4, np.int32),
@@ -237,11 +238,18 @@ def test_sft_whose_updates_are_all_skipped(tmp_path, limit, steps):
           "sft",
           title="SFT",
           prefix="sft",
-          table=dict(w=parameters.Param((3,), (None,), "ones")),
+          table=table,
           first=None,
           stream=Stream(),
           rows=lambda _: batch,
-          update=nothing_is_learned,
+          update=supervised.program(
+              session.c,
+              nothing_is_learned,
+              title="SFT",
+              table=table,
+              mesh=session.mesh,
+              display=session.display,
+          ),
           steps=3,
           lr=0.1,
           schedule="constant",

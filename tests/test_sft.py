@@ -9,8 +9,9 @@ from conftest import ROOT
 from configs import base, dapo
 from rl_reason.base import config, errors
 from rl_reason.checks import checked, config_files, run_directory
+from rl_reason.data import pipelines
 from rl_reason.stages import sft, trained
-from rl_reason.tasks import Row
+from rl_reason.tasks import Row, xor
 
 OF_THE_TASK = {
     "sft.steps": 1000,
@@ -179,3 +180,19 @@ def test_only_a_threshold_ends_a_run(answer, threshold, said, error):
   else:
     finish()
   assert lines == [said] and logged == [("sft", 7, values)] * bool(answer)
+
+
+def test_problems_of_sft_have_difficulties_of_their_own():
+  """RL keeps task.difficulties; () draws what RL draws."""
+  c = config_files.read("configs/xor.py")
+  rows = pipelines.RowSource(xor, "xor", (xor.FREE,), seed=0)
+
+  def lengths():
+    found = next(sft._stream(c, "sft", rows, tok=None, say=print))
+    return {len(prompt) for prompt, _ in found}
+
+  free = 8 * 3 + 1
+  named = {8 * 4 + 1 + digits for digits in (1, 2, 3)}
+  assert lengths() == {8 + 1, free} | named
+  c.sft.difficulties = ()
+  assert lengths() == {free}

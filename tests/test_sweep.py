@@ -1,7 +1,11 @@
 """Sweeps: what is refused, which devices a run sees, and a run that fails."""
 
 import json
+import os
+import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from conftest import ROOT
@@ -119,3 +123,102 @@ def test_devices_are_divided_evenly_or_shared():
       jobs.divide(devices, parallel)
   assert jobs.visible(()) == {}
   assert jobs.visible("012") == dict(CUDA_VISIBLE_DEVICES="0,1,2")
+
+
+# Stands in for rl_reason.lab.worker: the exit code of a run is its first
+# argument; 'dies' ends the process, 'waits' runs until SIGTERM.
+WORKER = """
+import json, os, pathlib, signal, sys
+def stopped(*_):
+  print(143, flush=True)
+  sys.exit(143)
+signal.signal(signal.SIGTERM, stopped)
+for line in sys.stdin:
+  (code,), output = json.loads(line).values()
+  with open(output, "a") as f:
+    print(os.getpid(), file=f)
+  if code == "dies":
+    os._exit(7)
+  if code == "waits":
+    pathlib.Path(output).with_name("waits").touch()
+    signal.pause()
+  print(code, flush=True)
+"""
+
+
+@pytest.fixture
+def by_workers(tmp_path, monkeypatch):
+  """Makes runs by workers of two runs each; returns failures and processes."""
+  (tmp_path / "worker.py").write_text(WORKER)
+  command = (sys.executable, str(tmp_path / "worker.py"))
+  monkeypatch.setattr(jobs, "WORKER", command)
+
+  def make(*codes, stop=None):
+    todo = []
+    for i, code in enumerate(codes):
+      workdir = tmp_path / str(i)
+      workdir.mkdir(exist_ok=True)
+      (workdir / "config.json").write_text("{}")
+      todo.append(jobs.Job(str(i), workdir, [code], {}, row=str(i)))
+    failed = jobs.run(
+        todo, stop or threading.Event(), parallel=1, runs_per_process=2
+    )
+    return failed, [
+        int((job.workdir / "output.txt").read_text().split()[-1])
+        if (job.workdir / "output.txt").exists()
+        else 0
+        for job in todo
+    ]
+
+  return make
+
+
+def test_a_process_makes_several_runs(by_workers):
+  failed, made_by = by_workers("0", "1", "0", "0", "0")
+  assert failed == ["1"]
+  first, second, third, fourth, fifth = made_by
+  assert first == second != third == fourth != fifth
+
+
+def test_a_process_that_dies_fails_one_run(by_workers, capfd):
+  failed, (first, second, third) = by_workers("dies", "0", "0")
+  assert failed == ["0"] and first != second == third
+  assert "0: FAILED, exit code 7" in capfd.readouterr().out
+
+
+def test_a_stopped_run_ends_its_process(by_workers, tmp_path, capfd):
+  stop = threading.Event()
+
+  def ask():
+    while not (tmp_path / "1" / "waits").exists():
+      time.sleep(0.01)
+    stop.set()
+
+  threading.Thread(target=ask).start()
+  failed, (first, second, third) = by_workers("0", "waits", "0", stop=stop)
+  assert failed == [] and first == second and third == 0
+  assert "1: stopped after" in capfd.readouterr().out
+  with pytest.raises(ProcessLookupError):
+    os.kill(first, 0)
+
+
+def test_a_worker_answers_each_run_with_its_exit_code(tmp_path):
+  """And flags of a run are not those of the next one."""
+  (tmp_path / "metrics.jsonl").touch()
+  report = ["--stage=report", f"--workdir={tmp_path}"]
+  wrong = ["--config=nowhere.py"]
+  todo = [
+      dict(args=args, output=str(tmp_path / f"{i}.txt"))
+      for i, args in enumerate((report, wrong, report))
+  ]
+  done = subprocess.run(
+      [*jobs.WORKER],
+      input="".join(json.dumps(x) + "\n" for x in todo),
+      capture_output=True,
+      text=True,
+  )
+  assert done.stdout == "0\n2\n0\n" and not done.stderr
+  first, second, third = ((tmp_path / f"{i}.txt").read_text() for i in range(3))
+  assert f"report: {tmp_path}/report.html" in first
+  assert "nowhere.py: there is no such file" in second
+  assert third == first

@@ -8,9 +8,9 @@ import pytest
 
 from rl_reason import tasks
 from rl_reason.data import held_out
-from rl_reason.tasks import Row, arithmetic, countdown
+from rl_reason.tasks import Row, arithmetic, countdown, xor
 
-TASKS = dict(arithmetic=arithmetic, countdown=countdown)
+TASKS = dict(arithmetic=arithmetic, countdown=countdown, xor=xor)
 CHAIN = Row("5-1+1+9-6=", "8", 5)  # 4, 5, 14, 8
 
 
@@ -324,3 +324,77 @@ def test_evaluation_rows_of_a_small_level():
   expected = {p for p in prompts if hashed(p)}
   rows = held_out.rows_of_task(arithmetic, (2,), len(expected))
   assert {row.prompt for row in rows} == expected and len(expected) == 27
+
+
+# --- xor ---------------------------------------------------------------------
+
+# The parities so far are 01001101, 10000111 and 00000001.
+BITS = "aBCdEfGHIJklmNopqrstuvwX:"
+FIRST = "a0b1c0d0e1f1g0h1"
+SECOND = "i1j0k0l0m0n1o1p1"
+THIRD = "q0r0s0t0u0v0w0x1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h1p1x1",
+        FIRST + "p1x1",
+        FIRST + SECOND + THIRD,
+        "a0c0h1p1x1",  # some of the letters
+    ],
+)
+def test_xor_correct(text):
+  row = Row(BITS, "111", xor.FREE)
+  assert xor.verify(text, row)
+  assert xor.answer(text, row) == "111"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "h1p1",  # a block without its last letter
+        "h0p1x1",
+        "a1b0c1d1e0f0g1h1p1x1",  # errors that cancel
+        "p1h1x1",  # not in order
+        "h1h1p1x1",
+        "h1p1x1\n",
+        "h1p1x",
+        "H1p1x1",
+        "h1p1x1?1",
+        "h1p1x1" * 10_000,
+    ],
+)
+def test_xor_incorrect(text):
+  assert not xor.verify(text, Row(BITS, "111", xor.FREE))
+
+
+def test_xor_named_blocks_are_written_out():
+  row = Row(BITS[:-1] + "13:", "111", xor.NAMED)
+  assert xor.verify(FIRST + "p1" + THIRD, row)
+  assert xor.verify(FIRST + SECOND + THIRD, row)
+  assert not xor.verify(FIRST + "p1x1", row)
+  assert xor.demonstrate(row, "mixed", np.random.default_rng(0)) == (
+      FIRST + "p1" + THIRD
+  )
+
+
+def test_xor_never_writes_out_all_blocks_that_could_be_named():
+  for row, rng in some(xor, 300, (xor.NAMED,)):
+    text = xor.demonstrate(row, "mixed", rng)
+    named = len(row.prompt) - 4 * xor.SIZE - 1
+    assert xor.verify(text, row) and len(text) == 2 * (7 * named + 4)
+    assert 1 <= named <= 3
+
+
+def test_xor_writes_out_a_twentieth_of_the_blocks_that_are_not_named():
+  """2,000 responses have 6,000 blocks: 300 +- 17 of them are written out."""
+  starts, whole, lengths = 0, 0, set()
+  for row, rng in some(xor, 2000, (xor.FREE,)):
+    text = xor.demonstrate(row, "mixed", rng)
+    written = len(re.findall(xor.BEHAVIOURS["written_out"], text))
+    starts, whole = starts + written, whole + (written == 3)
+    lengths.add(len(text) - 6 - 2 * (xor.SIZE - 1) * written)
+    assert len(xor.demonstrate(row, "steps", rng)) == 2 * 3 * xor.SIZE
+  assert 230 < starts < 370 and whole <= 3 and lengths == {0}

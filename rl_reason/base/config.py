@@ -17,7 +17,12 @@ from rl_reason.base.errors import ConfigError
 from rl_reason.base.fields import FIELDS, NAMES_OF_TYPES, OF_OTHERS, RENAMED
 
 # What a file says about SFT for its own task, and for no other task.
-OF_TASK = ("sft.mixture", "sft.threshold", "sft.habits.")
+OF_TASK = (
+    "sft.mixture",
+    "sft.difficulties",
+    "sft.threshold",
+    "sft.habits.",
+)
 
 
 def at(c, name: str) -> Any:

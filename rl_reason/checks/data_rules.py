@@ -29,11 +29,14 @@ def task(c) -> Iterator[Rule]:
         "a second stage of configs for the built-in tasks, whose demonstrations"
         " have styles; rows of files have one response: set it to 0"
     )
-  known = found.DIFFICULTIES or c.task.difficulties
-  if wrong := [repr(x) for x in c.task.difficulties if x not in known]:
-    verb = "are" if wrong[1:] else "is"
-    yield "task.difficulties", (
-        f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
+  for name in "task.difficulties", "sft.difficulties":
+    known = found.DIFFICULTIES or at(c, name)
+    if wrong := [repr(x) for x in at(c, name) if x not in known]:
+      verb = "are" if wrong[1:] else "is"
+      yield name, f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
+  if c.sft.difficulties and (c.task.name == tasks.FILES or c.sft.samples):
+    yield "sft.difficulties", (
+        "of problems that SFT draws from a task; here SFT reads rows: set ()"
     )
   mixtures = "sft.mixture", "sft.habits.mixture"
   pairs = "reward_model.chosen", "reward_model.rejected"

@@ -117,7 +117,10 @@ def _prompts(c, tok: Any, faults: Faults) -> None:
   """Checks the prompts of a task that generates its problems."""
   if {"task.name", "task.difficulties", "rollout.max_prompt"} & faults.fields:
     return
-  if any(x.startswith("task.difficulties") for x in faults.lines):
+  if any(
+      x.startswith(("task.difficulties", "sft.difficulties"))
+      for x in faults.lines
+  ):
     return  # of difficulties that the task does not have
   if tok is None and (c.tokenizer or c.model.path):
     return

@@ -23,6 +23,7 @@ def check_prompts(
   if c.task.name == tasks.FILES:
     return
   slots, levels = c.rollout.max_prompt, difficulties(c, task)
+  levels = tuple(dict.fromkeys((*levels, *c.sft.difficulties)))
   texts = [task.longest(level) for level in levels]
   lacking = sorted(set("".join(texts)) - set(task.ALPHABET))
   if lacking and not (c.tokenizer or c.model.path):
@@ -41,6 +42,7 @@ def check_prompts(
     raise errors.ConfigError(
         f"rollout.max_prompt = {slots}: {longest!r} has {max(sizes)} tokens;"
         f" raise it, or leave {', '.join(too_long)} out of task.difficulties"
+        " and sft.difficulties"
     )
 
 

@@ -255,6 +255,7 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   flag("--config.seeds", dest="seeds", type=_seeds, help="override: 1,2,3")
   flag("--rows", nargs="+", help="run only these rows")
   flag("--jobs", type=int, default=2, help="number of processes at a time")
+  flag("--runs_per_process", type=int, default=1, help="see jobs.run")
   flag("--out", default="results", help="directory of the output files")
   flag("--workdir", default="runs/ablations", help="directory of the runs")
   flag(
@@ -269,8 +270,8 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   flag("--against", help="with --table: print a comparison with this row")
   flag("--at", type=int, help="with --against: as of this RL step")
   flags = parser.parse_args(argv)
-  if flags.jobs < 1:
-    parser.error("--jobs: at least 1")
+  if min(flags.jobs, flags.runs_per_process) < 1:
+    parser.error("--jobs, --runs_per_process: at least 1")
   if flags.power is not None and not flags.power > 0:
     parser.error("--power: a difference above 0 points")
   file, _, variant = flags.config.partition(":")
@@ -349,6 +350,7 @@ def _run(c, flags, argv, name: str, out: pathlib.Path, child):
       main=child,
       on_finished=save,
       held=run_directory.lock(own, jobs.say),
+      runs_per_process=flags.runs_per_process,
   )
   for job in failed:
     jobs.say(f"FAILED: {job}")

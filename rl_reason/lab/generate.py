@@ -128,6 +128,7 @@ def run(
     counts = dict(
         prompts=len(rows),
         responses=sum(map(len, groups)),
+        tokens=sum(len(x.ids) for group in groups for x in group),
         correct=sum(x.correct is True for group in groups for x in group),
         rows=len(lines),
     )
@@ -180,8 +181,9 @@ def _manifest(out: pathlib.Path) -> pathlib.Path:
 
 
 def _totals(files: dict[str, dict]) -> dict[str, int]:
-  names = "prompts", "responses", "correct", "rows"
-  return {name: sum(x[name] for x in files.values()) for name in names}
+  names = "prompts", "responses", "tokens", "correct", "rows"
+  # Files of an earlier version have no number of tokens.
+  return {name: sum(x.get(name, 0) for x in files.values()) for name in names}
 
 
 def _is_whole(path: pathlib.Path, entry: dict | None) -> bool:

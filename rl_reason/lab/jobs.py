@@ -4,10 +4,13 @@
 which `rl_reason.main` writes, records the config of the run.
 """
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +24,7 @@ from typing import IO, Any, NamedTuple
 from rl_reason.base import errors, resume_rules
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
+WORKER = (sys.executable, "-m", "rl_reason.lab.worker")
 LENGTHS = ("rl.steps", "rounds.count")  # a finished run may be made longer
 # Replaces itself by a command that gets SIGTERM when its parent, the process of
 # the given id, is killed. PR_SET_PDEATHSIG survives exec.
@@ -94,6 +98,7 @@ def run(
     devices: Sequence[str] = (),
     held: IO[str] | None = None,
     environment: Mapping[str, str] = types.MappingProxyType({}),
+    runs_per_process: int = 1,
 ) -> list[str]:
   """Runs the unfinished rows in order, and the bases that they need.
 
@@ -110,6 +115,9 @@ def run(
       every process.
     held: a lock that runs inherit: it is released when the last run has ended.
     environment: environment variables of the runs.
+    runs_per_process: with more than 1, a process (`worker`) makes so many runs,
+      one after another, with the same numbers: it imports JAX once, and traces
+      and loads a program once where runs share it. `main` has no effect then.
 
   Returns:
     names of the jobs that failed or whose base failed.
@@ -136,23 +144,28 @@ def run(
   cores = sorted(affinity(0)) if affinity else []
   groups = divide(devices, parallel) if devices else [()] * parallel
   local, shares = threading.local(), queue.SimpleQueue()
+  workers: list[_Worker] = []
   for i, group in enumerate(groups):
     shares.put((cores[i::parallel] or cores, visible(group, i)))
   lock = threading.Lock()
 
   def pin() -> None:
     # Processes inherit the affinity of the thread that starts them.
-    own, local.environment = shares.get()
+    own, seen = shares.get()
+    seen = variables | seen
     if cores:
       os.sched_setaffinity(0, own)
+    local.make = functools.partial(_run_alone, main, seen, held)
+    if runs_per_process > 1:
+      workers.append(_Worker(seen, held, runs_per_process))
+      local.make = workers[-1].make
 
   def work(job: Job) -> bool:
     if not all(results[x].result() for x in job.bases if x in results):
       if not stop.is_set():
         say(f"{job.name}: not run, because its base failed")
       return False
-    seen = variables | local.environment
-    good = not stop.is_set() and _run(job, stop, main, seen, held)
+    good = not stop.is_set() and _run(job, stop, local.make)
     if good and job.row:
       with lock:
         on_finished()
@@ -165,6 +178,8 @@ def run(
   with futures.ThreadPoolExecutor(parallel, initializer=pin) as pool:
     for job in order:
       results[job.workdir] = pool.submit(work, job)
+  for worker in workers:
+    worker.close()
   if stop.is_set():
     return []
   return [x.name for x in order if not results[x.workdir].result()]
@@ -257,30 +272,25 @@ def say(text: str) -> None:
   print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
-  """Runs one job to its end; returns whether it succeeded."""
+def _run(
+    job: Job,
+    stop: threading.Event,
+    make: Callable[
+        [list[str], pathlib.Path, threading.Event], tuple[int, bool]
+    ],
+) -> bool:
+  """Runs one job to its end; returns whether it succeeded.
+
+  `make` takes arguments, a file for the output, and `stop`; it returns the exit
+  code, and whether `stop` ended the run.
+  """
   job.workdir.mkdir(parents=True, exist_ok=True)
   # A base that was started for another row resumes with its own arguments.
   args = job.args if job.row else job.record().get("args", job.args)
   job.update_record(args=args, done=False)
   say(f"{job.name}: started")
-  guard = [sys.executable, "-IS", "-c", WITH_PARENT, str(os.getpid())]
   start, output = time.monotonic(), job.workdir / "output.txt"
-  with output.open("a") as out:
-    process = subprocess.Popen(
-        [*(guard if sys.platform == "linux" else []), *main, *args],
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        pass_fds=[held.fileno()] if held else [],
-        process_group=0,  # Ctrl-C reaches the run only through `stop`
-    )
-  while process.poll() is None and not stop.wait(0.1):
-    pass
-  if stopped := process.poll() is None:
-    process.terminate()
-  code = process.wait()
+  code, stopped = make(args, output, stop)
   took = time.monotonic() - start
   seconds = job.record().get("seconds", 0.0) + took  # of all starts
   job.update_record(seconds=seconds, done=code == 0)
@@ -294,3 +304,84 @@ def _run(job: Job, stop: threading.Event, main, environment, held) -> bool:
     for line in output.read_text(errors="replace").splitlines()[-6:]:
       print(f"  | {line}", flush=True)
   return code == 0 and (job.finished() or stopped)
+
+
+def _start(command: Sequence[str], environment, held, **streams):
+  """Starts a process that ends with this one."""
+  guard = [sys.executable, "-IS", "-c", WITH_PARENT, str(os.getpid())]
+  return subprocess.Popen(
+      [*(guard if sys.platform == "linux" else []), *command],
+      env=environment,
+      pass_fds=[held.fileno()] if held else [],
+      process_group=0,  # Ctrl-C reaches the run only through `stop`
+      **streams,
+  )
+
+
+def _run_alone(
+    main, environment, held, args: list[str], output: pathlib.Path, stop
+) -> tuple[int, bool]:
+  """Makes a run in a process of its own; see `_run`."""
+  with output.open("a") as out:
+    process = _start(
+        [*main, *args],
+        environment,
+        held,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+    )
+  while process.poll() is None and not stop.wait(0.1):
+    pass
+  if stopped := process.poll() is None:
+    process.terminate()
+  return process.wait(), stopped
+
+
+class _Worker:
+  """A process of `worker`, which makes several runs, one after another.
+
+  Args:
+    environment: environment variables.
+    held: a lock that the process inherits.
+    most: number of runs after which another process takes over, since compiled
+      programs stay in memory.
+  """
+
+  def __init__(self, environment, held, most: int):
+    self._start = functools.partial(_start, WORKER, environment, held)
+    self._most, self._left, self._process = most, 0, None
+
+  def make(
+      self, args: list[str], output: pathlib.Path, stop: threading.Event
+  ) -> tuple[int, bool]:
+    """Makes a run; see `_run`."""
+    if not self._left:
+      self.close()
+      self._process = self._start(
+          stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+      )
+      self._left = self._most
+    self._left -= 1
+    process = self._process
+    job = json.dumps(dict(args=args, output=str(output))) + "\n"
+    with contextlib.suppress(BrokenPipeError):  # `wait` has its exit code
+      process.stdin.write(job.encode())
+      process.stdin.flush()
+    answered, stopped = [], False
+    while not answered and not stopped:
+      answered, *_ = select.select([process.stdout], [], [], 0.1)
+      stopped = stop.is_set() and not answered
+    if stopped:
+      process.terminate()
+    answer = process.stdout.readline()
+    if not answer or stopped:  # the process has ended, or will
+      self._left = 0
+    return int(answer) if answer else process.wait(), stopped
+
+  def close(self) -> None:
+    """Ends the process."""
+    if self._process is not None:
+      self._process.stdin.close()
+      self._process.wait()
+      self._process.stdout.close()

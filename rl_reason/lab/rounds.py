@@ -157,6 +157,7 @@ def of_round(
   c.seed = host_seed(config.seed, f"round {number}")  # other prompts and noise
   c.model.path, c.sft.reuse = str(before / "export" / "policy"), ""
   c.sft.steps = c.sft.warmup_steps = c.sft.habits.steps = 0
+  c.sft.difficulties = ()
   if config.generate.keep != "pairs":
     c.sft.samples = samples
     c.sft.update(steps=r.steps, lr=r.lr, threshold=0.0)

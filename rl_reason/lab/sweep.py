@@ -112,12 +112,13 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
       "--set", action="append", default=[], help="field=value; repeat to sweep"
   )
   flag("--jobs", type=int, default=1, help="number of runs at a time")
+  flag("--runs_per_process", type=int, default=1, help="see jobs.run")
   flag("--devices", type=_split, default=[], help="GPUs or TPU chips: 0,1,2,3")
   flag("--workdir", default="runs", help="parent of the work directories")
   flag("--dry_run", action="store_true", help="only print the commands")
   flags = parser.parse_args(argv)
-  if flags.jobs < 1:
-    parser.error("--jobs: at least 1")
+  if min(flags.jobs, flags.runs_per_process) < 1:
+    parser.error("--jobs, --runs_per_process: at least 1")
   folder = pathlib.Path(flags.workdir).expanduser()
   try:
     if flags.devices:
@@ -132,7 +133,12 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
     return 0
   stop = jobs.stop_on_signals()
   failed = jobs.run(
-      todo, stop, parallel=flags.jobs, main=child, devices=flags.devices
+      todo,
+      stop,
+      parallel=flags.jobs,
+      main=child,
+      devices=flags.devices,
+      runs_per_process=flags.runs_per_process,
   )
   done = [str(job.workdir) for job in todo if job.finished()]
   if len(done) > 1:

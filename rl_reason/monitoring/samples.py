@@ -138,7 +138,8 @@ class SampleLog:
     self._groups, self._responses = groups, responses
     self._by_reward, self._steps = by_reward, steps
     self._is_verified = is_verified
-    self._reward, self._surrogate = reward, surrogate
+    # One program instead of one for each operation.
+    self._reward, self._surrogate = jax.jit(reward), surrogate
     self._estimate_kl, self._has_values = estimate_kl, has_values
     self._new_logps = new_logps
     # Extreme groups of the steps that are not logged yet, by `_extreme`.

@@ -6,6 +6,7 @@ tasks: hasty demonstrations, after which a model that can do the task mostly
 answers incorrectly. RL has to unlearn them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,18 @@ def run(
       environments=environments,
   )
   params = None
-  names = [x for x in PHASES if config_lib.at(c, PHASES[x]).steps]
+  steps = {x: config_lib.at(c, PHASES[x]).steps for x in PHASES}
+  update = supervised.program(
+      c,
+      functools.partial(
+          supervised.sft_update, cfg=model.cfg, router_aux=c.loss.router_aux
+      ),
+      title="SFT",
+      table=decoder.table(model.cfg),
+      mesh=model.mesh,
+      display=output.display,
+  )
+  names = [x for x in PHASES if steps[x]]
   if names == list(PHASES):  # habits that have begun need no SFT
     habits = checkpoint.Checkpoints(output.workdir / "checkpoints" / "habits")
     names = names[habits.newest(output.display.say) is not None :]
@@ -98,6 +110,8 @@ def run(
             response_slots=c.rollout.max_tokens,
             observe=environments.observer.text if environments else None,
         ),
+        update=update,
+        rates=max(steps.values()),
         check=check,
     )
   if params is None:
@@ -114,6 +128,8 @@ def _train_phase(
     output: Output,
     stream: Any,
     pack: Callable,
+    update: Callable,
+    rates: int,
     check: Callable[[Tree], None] | None,
 ) -> Tree:
   """Runs or resumes one phase, from `params`, the checkpoint, or at random."""
@@ -133,10 +149,9 @@ def _train_phase(
       first=first,
       stream=stream,
       rows=pack,
-      update=functools.partial(
-          supervised.sft_update, cfg=model.cfg, router_aux=c.loss.router_aux
-      ),
+      update=update,
       steps=rate.pop("total"),
+      rates=rates,
       **rate,
       final_check=check,
   )
@@ -152,8 +167,13 @@ def _stream(c, name: str, row_source: RowSource, tok: Any, say: Callable):
 
   if not c.sft.samples:
     mixture = facts.styles(part.mixture, row_source.task)
+    levels = tuple(c.sft.difficulties) or row_source.difficulties
     return demonstrations.batches(
-        row_source, PURPOSES[name], batch, mixture, counted
+        dataclasses.replace(row_source, difficulties=levels),
+        PURPOSES[name],
+        batch,
+        mixture,
+        counted,
     )
   slots = c.rollout.max_prompt, c.rollout.max_tokens
   parts, weights = sample_files.read(

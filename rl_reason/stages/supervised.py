@@ -19,6 +19,7 @@ from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.devices.randomness import key
 from rl_reason.models import decoder, experts
 from rl_reason.monitoring import health, resources
+from rl_reason.monitoring.display import Display
 from rl_reason.stages.build_step import packed_rows
 from rl_reason.stages.optimizers import of_stage
 from rl_reason.stages.output import Output, open_stage
@@ -26,6 +27,7 @@ from rl_reason.training import packing
 from rl_reason.training.optimizer import (
     abstract_state,
     init_state,
+    learning_rates,
     new_state,
     state_shardings,
 )
@@ -62,6 +64,45 @@ def sft_update(
   return state.replace(step=state.step + 1), metrics | step_metrics
 
 
+def program(
+    c,
+    update: Callable,
+    *,
+    title: str,
+    table: Tree,
+    mesh: jax.sharding.Mesh,
+    display: Display,
+) -> CompiledOnce:
+  """An update on the mesh, which serves every learning rate and schedule.
+
+  Args:
+    c: the checked config.
+    update: (state, Packed, mask [B, T], tx=) -> state and metrics.
+    title: of the stage on the screen.
+    table: of the network's parameters.
+    mesh: the devices.
+    display: where the compile time is reported.
+
+  Returns:
+    (state, Packed, mask [B, T], learning rates [S]) -> state and metrics. The
+    state is donated.
+  """
+  # The rates are an argument, and the state is that of any schedule.
+  optimizer = functools.partial(
+      of_stage, c.optimizer, lr=0.0, schedule="constant", total=0
+  )
+
+  def supervised_update(state, packed, mask_BT, rates_S):
+    return update(state, packed, mask_BT, tx=optimizer(rates_S=rates_S))
+
+  fn = jax.jit(
+      supervised_update,
+      donate_argnums=0,
+      out_shardings=(state_shardings(table, optimizer(), mesh), None),
+  )
+  return CompiledOnce(f"update of {title}", fn, display)
+
+
 def train(
     c,
     name: str,
@@ -79,6 +120,7 @@ def train(
     lr: float,
     schedule: str,
     warmup: int = 0,
+    rates: int = 0,
     unit: int = 1,
     final_check: Callable[[Tree], None] | None = None,
 ) -> Tree:
@@ -95,11 +137,13 @@ def train(
     first: shardings of the parameters -> initial parameters; None: random.
     stream: a checkpointable iterator over batches.
     rows: a batch -> tokens [B, L], start [B], mask [B, T].
-    update: (state, Packed, mask [B, T], tx=) -> state and metrics.
+    update: a `program`.
     steps: optimizer steps.
     lr: peak learning rate.
     schedule: of the learning rate.
     warmup: optimizer steps of linear warm-up.
+    rates: learning rates that the program gets, if more than `steps`: equal in
+      all stages that share the program.
     unit: adjacent rows that must share a micro-batch.
     final_check: called once with the parameters after the last step. What it
       raises ends the run; a resumed run calls it again.
@@ -110,9 +154,8 @@ def train(
   """
   # The config is read here.
   save_every = c.checkpoint.sft_every
-  tx = of_stage(
-      c.optimizer, lr=lr, schedule=schedule, warmup=warmup, total=steps
-  )
+  rate = dict(lr=lr, schedule=schedule, warmup=warmup, total=steps)
+  tx = of_stage(c.optimizer, **rate)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(c, output, name)
   skips = health.SkippedUpdates(
@@ -135,15 +178,7 @@ def train(
   else:
     state.train = new_state(first(shardings.params), tx, shardings)
 
-  program = CompiledOnce(
-      f"update of {title}",
-      jax.jit(
-          functools.partial(update, tx=tx),
-          donate_argnums=0,
-          out_shardings=(shardings, None),
-      ),
-      output.display,
-  )
+  rates_S = sharding.put(mesh, learning_rates(max(rates, steps), **rate))
   micro_batch_rows = max(packed_rows(c, mesh), unit)
   pending = None  # step and metrics of the update that is under way
   clock = resources.Clock()
@@ -177,7 +212,7 @@ def train(
       placed = sharding.put_packed(mesh, packed), sharding.put(
           mesh, mask_BT, "batch"
       )
-      state.train, metrics = program(state.train, *placed)
+      state.train, metrics = update(state.train, *placed, rates_S)
       # Log the step before, while the device works.
       flush()
       state.step += 1

@@ -47,6 +47,7 @@ from rl_reason.base import errors, functions, own_code
 NAMES = {
     "arithmetic": f"{__name__}.arithmetic",
     "countdown": f"{__name__}.countdown",
+    "xor": f"{__name__}.xor",
     "guess": "rl_reason.environments.guess:Guess",
     "calculator": "rl_reason.environments.calculator:Calculator",
     "lines": "rl_reason.environments.lines:Lines",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -30,6 +31,7 @@ def make_optimizer(
     name: str = "adamw",
     freeze: float = 0.0,
     offload: bool = False,
+    rates_S: Array | None = None,
 ) -> optax.GradientTransformation:
   """AdamW (or plain SGD, for tests of parallelism) with a schedule.
 
@@ -47,8 +49,12 @@ def make_optimizer(
     freeze: share of the layers, from the first on, that do not learn. Their
       gradients enter neither the norm nor the moments.
     offload: keeps the moments in host memory, except during `step.optimize`.
+    rates_S: the learning rates of all updates, of `learning_rates`, instead of
+      lr, schedule, warmup and total, which a program would have as constants.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
+  if rates_S is not None:
+    rate = rates_S.__getitem__
   if name == "sgd":
     rule = optax.sgd(rate)
   else:
@@ -61,6 +67,19 @@ def make_optimizer(
     parts = [still, *parts, still]
   tx = optax.chain(*parts)
   return _offload(tx) if offload else tx
+
+
+def learning_rates(
+    count: int, *, lr: float, schedule: str, warmup: int, total: int
+) -> np.ndarray:
+  """The learning rates of `count` updates: [S], on the host.
+
+  Programs that get them as an argument are equal for all schedules. Keywords
+  are as of `make_optimizer`.
+  """
+  rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
+  fn = jax.jit(lambda step_S: jnp.broadcast_to(rate(step_S), count))
+  return np.asarray(fn(np.arange(count, dtype=np.int32)))
 
 
 def decays(params: Tree) -> Tree:
