@@ -22,7 +22,11 @@ from rl_reason.report import figures
 
 # Commands by `results.main`, which names the data.
 _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
-OTHERS = {"attacks": "bench_attacks"}  # modules that have a page, and its data
+# Modules that have a page, and its data.
+OTHERS = {"attacks": "bench_attacks", "table": "table"}
+    "attacks": "bench_attacks",
+    "table": "table",
+}  # modules that have a page, and its data
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
 
