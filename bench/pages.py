@@ -24,9 +24,6 @@ from rl_reason.report import figures
 _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
 # Modules that have a page, and its data.
 OTHERS = {"attacks": "bench_attacks", "table": "table"}
-    "attacks": "bench_attacks",
-    "table": "table",
-}  # modules that have a page, and its data
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
 
 
