@@ -128,7 +128,8 @@ class HealthMonitor:
         {k: x if isinstance(x, str) else number(x) for k, x in metrics.items()}
     )
     found = alerts.of_step(list(self._steps), self._fields)
-    self._band.check(self._steps[-1] | dict(stage="rl", step=step))
+    if self._band.band:
+      self._band.check(self._steps[-1] | dict(stage="rl", step=step))
     self._checked += 1
     if self._checked <= FIRST:
       self._say(f"step {step}: {step_summary(self._steps[-1], self._fields)}")

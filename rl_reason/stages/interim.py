@@ -90,7 +90,8 @@ def run(
   broken += evaluate_lib.verifier_failures(values)
   for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
-  if band.band and not state.step:
-    say(band.band.about())
-  band.check(values | dict(stage="evaluate", step=state.step))
+  if band.band:
+    if not state.step:
+      say(band.band.about())
+    band.check(values | dict(stage="evaluate", step=state.step))
   return values[accuracy.SCORE]
