@@ -3,6 +3,7 @@
   python -m rl_reason.main --config=configs/dapo.py
   python -m rl_reason.main --config=configs/dapo.py --config.seed=1
   python -m rl_reason.main --stage=evaluate --workdir=runs/dapo
+  python -m rl_reason.main --stage=replay --step=27 --workdir=runs/dapo
 
 Exit codes: 0 done; 1 an error on the way, or nothing was learned; 2 a config or
 command line that cannot work; 143 stopped by SIGTERM, SIGHUP or Ctrl-C, state
@@ -44,7 +45,7 @@ _STEP = flags.DEFINE_string(
     "step",
     "newest",
     "evaluate, export, generate, serve: 'newest', 'best', a step of RL, or"
-    " 'sft', the policy after SFT",
+    " 'sft', the policy after SFT; replay: the step of RL to repeat",
 )
 _MEMORY = flags.DEFINE_float(
     "memory", None, "size: GiB of a device; default: as this machine has"

@@ -30,6 +30,7 @@ STAGES = {
     "evaluate": "rl_reason.stages.evaluate:run",
     "export": "rl_reason.stages.export:run",
     "generate": "rl_reason.lab.generate:run",
+    "replay": "rl_reason.lab.replay:run",
     "serve": "rl_reason.serve.server:run",
     "size": "rl_reason.lab.size:run",
 }
@@ -41,7 +42,11 @@ CHECKS = {
 ROUNDS = "rl_reason.lab.rounds:run"
 AUTOMATIC_REMAT = "rl_reason.lab.automatic_remat:fill_in"
 TRAINS = ("all", "sft", "value", "reward_model")
-FINISHED = ("evaluate", "export", "serve")  # these need only a work directory
+# These need only a work directory.
+FINISHED = ("evaluate", "export", "serve", "replay")
+# Stage -> the folder of the work directory that it writes to. A run may be
+# trained while samples of its checkpoints are written, or a step is replayed.
+FOLDERS = {"generate": "generated", "replay": "replay"}
 
 
 @contextlib.contextmanager
@@ -90,7 +95,7 @@ def stages(
     stop: set by SIGTERM.
     stage: of `STAGES`.
     step: which checkpoint 'evaluate', 'export', 'generate' and
-      'serve' take.
+      'serve' take; the step that 'replay' repeats.
     logger: further loggers; see `monitoring.loggers`.
     devices: of jax that the run uses; None for all.
     from_record: the config is of the work directory, and what the run recorded
@@ -280,10 +285,9 @@ def _locked_directory(
   """Makes the directory that a stage writes to; locks it while a run writes."""
   import jax
 
-  # A run may be trained while samples of its checkpoints are written.
-  written = workdir / "generated" if stage == "generate" else workdir
+  written = workdir / FOLDERS.get(stage, "")
   written.mkdir(parents=True, exist_ok=True)
-  writes = stage in (*TRAINS, "prepare", "generate")
+  writes = stage in (*TRAINS, "prepare", *FOLDERS)
   if jax.process_index() == 0 and writes:
     return contextlib.closing(run_directory.lock(written, say))
   return contextlib.nullcontext()
@@ -304,6 +308,8 @@ def _prepared(
     return prepare.run(c, workdir, screen, stop)
   if c.task.name != tasks.FILES or stage in ("serve", "export"):
     return None
+  if stage == "replay" and (workdir / "data" / "data.json").exists():
+    return prepare.again(c, workdir, screen)
   if stage != "evaluate":
     return prepare.run(c, workdir, screen, stop)
   if run_directory.has_rows(workdir, c):

@@ -34,6 +34,7 @@ def test_every_config_has_a_golden_step():
   others |= {"dapo_qwen", "gsm8k_scratch", "guess", "calculator", "serve"}
   others |= {"lines", "python", "reasoning_gym"}
   others |= {"rejection_sampling", "iterative_grpo"}
+  others |= {"speedrun"}  # DAPO, with other sizes
   others |= {"trl_grpo"}  # tests/test_trl_defaults.py compares it with TRL
   assert names - others == golden_papers.PAPERS.keys()
 

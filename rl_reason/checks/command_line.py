@@ -19,6 +19,7 @@ from rl_reason.checks import (
     checked,
     file_checks,
     machine_checks,
+    replay_rules,
     run_directory,
     saved_config,
 )
@@ -175,5 +176,8 @@ def examine(
   workdir = pathlib.Path(workdir)
   if stage != "size":
     with faults.caught():
-      run_directory.check(workdir, config, evaluates=stage == "evaluate")
+      if stage == "replay":
+        replay_rules.check(saved_config.recorded(workdir), config)
+      else:
+        run_directory.check(workdir, config, evaluates=stage == "evaluate")
   return config, workdir, notes

@@ -2,7 +2,7 @@
 
 Export and serving call none of the code that a config names. An evaluation
 calls the task, the environment and the verifier and, for rows that nothing
-verifies, the terms of the reward.
+verifies, the terms of the reward. A replay calls all code of a training step.
 """
 
 import pathlib
@@ -21,6 +21,7 @@ from rl_reason.checks import (
     facts,
     machine_checks,
     named_code,
+    replay_rules,
     rules,
     run_directory,
 )
@@ -35,6 +36,7 @@ OVERRIDES = {
     "serve": (*resume_rules.SERVED, *PLACES),
     "evaluate": ("evaluate.", "data.evaluate", "mesh.", *PLACES),
     "generate": ("export.", "generate."),
+    "replay": ("",),  # any; `replay_rules` refuses what changes the batch
 }
 # Stage -> fields that name code, where the stage does not call it.
 _ALGORITHM = (
@@ -50,6 +52,7 @@ UNUSED = {
     ),
     "serve": (*_ALGORITHM, *_ROWS, *_SCORES),
     "evaluate": (*_ALGORITHM, "log.loggers", "serve.filter"),
+    "replay": ("log.loggers", "serve.filter"),
 }
 REMEDY = (
     "put the module into the working directory or on PYTHONPATH, or give"
@@ -77,26 +80,15 @@ def read(
         f"--config.{wrong[0]}: --config is missing, which may set every field;"
         f" with --workdir alone --stage={stage} takes {', '.join(allowed)}"
     )
-  saved = workdir / "config.json"
-  if not saved.exists():
-    raise ConfigError(
-        f"--workdir = {workdir}: has no config.json; give --config too"
-    )
-  from rl_reason.configs import base
-
-  base.get_config()  # fields that are newer than the run have their defaults
-  fields = {name: spec.default for name, spec in FIELDS.items()}
-  fields |= config_lib.load(saved)
-  try:  # somebody may have edited it
-    checked.bounds(config_lib.unflat(fields), FIELDS)
-  except ConfigError as e:
-    raise ConfigError(*(f"{saved}: {x}" for x in e.lines)) from None
+  fields, saved = _fields(workdir), workdir / "config.json"
   named = named_code.fields_with_code(fields)
   for name in {*named} & {*UNUSED.get(stage, ())}:
     _leave_out(fields, name)
   if stage not in UNUSED:
     named_code.refuse_code(str(saved), fields)
   config = config_lib.unflat(fields)
+  if stage == "replay":
+    return _for_replay(config, workdir, named, given)
   config_lib.override(config, given)
   config_lib.expand(config)
   checked.bounds(config, given)
@@ -107,6 +99,63 @@ def read(
   if called and called not in given:
     _require(config, called, workdir)
   return config, []
+
+
+def recorded(workdir: pathlib.Path) -> ml_collections.ConfigDict:
+  """The config of a run, as the run recorded it; no code is imported.
+
+  Raises:
+    ConfigError: there is no config, or it is damaged.
+  """
+  return config_lib.unflat(_fields(workdir))
+
+
+def _fields(workdir: pathlib.Path) -> dict[str, Any]:
+  """The fields of a run; those that are newer than the run have defaults."""
+  saved = workdir / "config.json"
+  if not saved.exists():
+    raise ConfigError(
+        f"--workdir = {workdir}: has no config.json; give --config too"
+    )
+  from rl_reason.configs import base
+
+  base.get_config()
+  fields = {name: spec.default for name, spec in FIELDS.items()}
+  fields |= config_lib.load(saved)
+  try:  # somebody may have edited it
+    checked.bounds(config_lib.unflat(fields), FIELDS)
+  except ConfigError as e:
+    raise ConfigError(*(f"{saved}: {x}" for x in e.lines)) from None
+  return fields
+
+
+def _for_replay(
+    own: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    named: list[str],
+    given: Mapping[str, Any],
+) -> tuple[ml_collections.ConfigDict, list[str]]:
+  """The config of a run with overrides of its credit and its update.
+
+  Raises:
+    ConfigError: code that the run named in the fields `named` cannot be
+      imported; the overrides do not fit together, or change the batch.
+  """
+  for name in {*named} - {*UNUSED["replay"]}:
+    if name != "reward.functions":
+      _require(own, name, workdir)
+      continue
+    for term in reward_terms.terms(own.reward.functions):
+      if why := _why_lost(term.name, workdir):
+        raise ConfigError(f"reward.functions: {term.name}: {why}; {REMEDY}")
+  hashes = {x: y for x, y in config_lib.flat(own).items() if "content." in x}
+  fields = {x: y for x, y in config_lib.flat(own).items() if x not in hashes}
+  config, notes, faults = checked.examined(config_lib.unflat(fields), given)
+  faults.add(machine_checks.files(config, faults.fields))
+  faults.end()
+  replay_rules.check(own, config)
+  own = config_lib.unflat(config_lib.flat(config) | hashes)
+  return own, [x for x in notes if not x.startswith("warning: ")]
 
 
 def _leave_out(fields: dict[str, Any], name: str) -> None:

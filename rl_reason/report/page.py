@@ -9,6 +9,7 @@ curves become means with bands, and long responses are cut in the middle.
 import datetime
 import json
 import pathlib
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,13 @@ DOUBTFUL_BYTES = 200_000
 
 CONTENT = "content."  # prefix of fields with hashes of files
 
+# Metrics whose largest value marks a step that is worth a replay.
+LOOK_AT = {
+    "actor/grad_norm": "largest gradient norm",
+    "actor/pg_clipfrac": "largest clip fraction",
+    "actor/log_ratio_max": "largest log ratio",
+    "critic/grad_norm": "largest gradient norm of the critic",
+}
 # Metrics whose sum over the RL steps is in the notes.
 TOTALS = {
     "actor/update_skipped": (
@@ -106,6 +114,7 @@ def data_of(workdir: pathlib.Path) -> dict[str, Any]:
       doubtful_note=_doubtful_note(len(rejected), all_rejected),
       groups=shown,
       groups_note=groups_note,
+      replay=_replay(workdir, rl),
       run=_run(workdir, lines),
       changed=changed(fields),
       config=as_text(fields),
@@ -181,6 +190,27 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
   shown = dict(as_text({k: config[k] for k in names}))
   before = dict(as_text(plain))
   return [(name, shown[name], before.get(name, "–")) for name in names]
+
+
+def _replay(workdir: pathlib.Path, rl: list[dict]) -> dict[str, Any]:
+  """How a step of RL is replayed: the command, steps to look at, and replays.
+
+  The command lacks the number of the step. Replays are paths from the page.
+  """
+  rows = []
+  for metric, what in LOOK_AT.items():
+    values = {x["step"]: x[metric] for x in rl if x.get(metric) is not None}
+    if values:
+      step = max(values, key=lambda at: abs(values[at]))
+      rows.append((what, step, f"{values[step]:.4g}"))
+  place = shlex.quote(str(workdir))
+  found = sorted(workdir.glob("replay/step-*/replay.md"))
+  return dict(
+      command=f"python -m rl_reason.main --workdir={place} --stage=replay",
+      last=rl[-1]["step"] if rl else 0,
+      rows=rows,
+      done=[str(x.relative_to(workdir)) for x in found],
+  )
 
 
 def _tiles(lines: list[dict]) -> list[dict[str, Any]]:

@@ -59,19 +59,10 @@ def policy_update(
     display: Display,
 ) -> Callable:
   """`step.rl_update` on the mesh; the state of the policy is donated."""
-  tx, shardings = optimizer
+  _, shardings = optimizer
+  settings = optimizers.update_settings(c, objective, cfg, optimizer)
   update = jax.jit(
-      functools.partial(
-          step.rl_update,
-          cfg=cfg,
-          tx=tx,
-          temperature=c.rollout.temperature,
-          objective=objective,
-          max_kl=c.updates.max_kl,
-          lora_scale=optimizers.lora_scale(c),
-          seed=host_seed(c.seed, "covariance") % 2**31,
-          router_aux=c.loss.router_aux,
-      ),
+      functools.partial(step.rl_update, **settings),
       donate_argnums=0,
       out_shardings=(shardings, None),
   )

@@ -1,4 +1,4 @@
-"""Evaluations during RL: before, in between, and after."""
+"""Between the steps of RL: evaluations, checkpoints, and the end."""
 
 import functools
 import time
@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_reason.base import config as config_lib
+from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
+from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import accuracy
 from rl_reason.monitoring import alerts, bands, resources, run_log
+from rl_reason.monitoring.health import HealthMonitor
+from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.stages import evaluate as evaluate_lib
 from rl_reason.stages.output import Output
 
@@ -17,6 +21,51 @@ from rl_reason.stages.output import Output
 def is_due(step: int, total: int, every: int) -> bool:
   """Whether an evaluation is due before RL step `step` + 1."""
   return step in (0, total) or bool(every and step % every == 0)
+
+
+def is_complete(state: RLState, total: int, display: Any) -> bool:
+  """Whether a restored run has nothing left to do.
+
+  Raises:
+    RunError: it is already beyond config.rl.steps.
+  """
+  if state.step > total:
+    raise RunError(
+        f"rl.steps = {total}: this run is at step {state.step} already; ask for"
+        " more steps, or choose another --workdir"
+    )
+  complete = state.step == total and state.evaluated
+  if complete:
+    display.say(f"this run is complete: {state.step} of {total} RL steps")
+  return complete
+
+
+def between_steps(
+    c,
+    evaluate: Callable[[Tree, RLState], float],
+    stage: ResumableStage,
+    health: HealthMonitor,
+    logger: StepLogger,
+    clock: resources.Clock,
+) -> Callable[[RLState, Tree], bool]:
+  """(RL state, its policy) -> whether a step follows; evaluates and saves."""
+  total, every, save_every = c.rl.steps, c.evaluate.every, c.checkpoint.every
+
+  def goes_on(state: RLState, params: Tree) -> bool:
+    if not state.evaluated and is_due(state.step, total, every):
+      logger.flush()
+      score = evaluate(params, state)
+      state.evaluated = True
+      stage.save(state, score)
+      clock.skip()
+    elif stage.due(state.step, save_every):
+      stage.save(state)
+      clock.lap("host")
+    stage.check_stop()
+    health.enforce(logger.flush)
+    return state.step < total
+
+  return goes_on
 
 
 def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:

@@ -5,8 +5,10 @@ from typing import Any
 import jax
 import optax
 
+from rl_reason.algorithms.objective import Objective
 from rl_reason.base.structs import TrainState, Tree
 from rl_reason.checks import facts
+from rl_reason.devices.randomness import host_seed
 from rl_reason.models import critic, decoder, lora
 from rl_reason.training import optimizer
 
@@ -19,6 +21,23 @@ def of_policy(
   """The optimizer of RL, and the shardings of the policy's training state."""
   tx = of_stage(c.optimizer, freeze=c.optimizer.freeze, **policy_rate(c))
   return tx, optimizer.state_shardings(learned_table(c, cfg), tx, mesh)
+
+
+def update_settings(
+    c, objective: Objective, cfg: decoder.ModelConfig, optimizer: Optimizer
+) -> dict[str, Any]:
+  """The static arguments of `step.rl_update`."""
+  tx, _ = optimizer
+  return dict(
+      cfg=cfg,
+      tx=tx,
+      temperature=c.rollout.temperature,
+      objective=objective,
+      max_kl=c.updates.max_kl,
+      lora_scale=lora_scale(c),
+      seed=host_seed(c.seed, "covariance") % 2**31,
+      router_aux=c.loss.router_aux,
+  )
 
 
 def of_critic(

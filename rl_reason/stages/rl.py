@@ -25,9 +25,7 @@ import jax
 import numpy as np
 
 from rl_reason.base import config as config_lib
-from rl_reason.base.errors import RunError
 from rl_reason.base.structs import Tree
-from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.checks import facts
 from rl_reason.collect import dynamic_sampling, history
 from rl_reason.collect.environment_runner import Environments
@@ -61,6 +59,8 @@ def train(
     rollout_engine: Any,
     reward_runner: RewardRunner,
     environments: Environments | None,
+    replay: Any = None,
+    update: Callable | None = None,
 ) -> Tree:
   """Runs or resumes RL.
 
@@ -78,6 +78,8 @@ def train(
     rollout_engine: samples responses to train on.
     reward_runner: calls the reward functions.
     environments: makes and calls environments; None without.
+    replay: ends the loop at a step of a run, and sees it; see `lab.replay`.
+    update: `build_step.policy_update` of the config; None: it is made here.
 
   Returns:
     the parameters after config.rl.steps steps.
@@ -102,7 +104,8 @@ def train(
   )
   objective = build_step.objective(c, on_policy=on_policy)
   optimizer = optimizers.of_policy(c, cfg, mesh)
-  update = build_step.policy_update(c, objective, cfg, optimizer, display)
+  if update is None:
+    update = build_step.policy_update(c, objective, cfg, optimizer, display)
   critic_optimizer = None
   if has_critic:
     critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)
@@ -160,7 +163,7 @@ def train(
     """Parameters as the model reads them: LoRA factors with their base."""
     return params if base is None else lora.join(base, params, scale)
 
-  total, every, save_every = c.rl.steps, c.evaluate.every, c.checkpoint.every
+  total = c.rl.steps
   has_reference = c.kl.kind != "none"
   mixes_values = c.critic.value_mixture.name != "none"
   mask_truncated = c.loss.mask_truncated
@@ -216,32 +219,20 @@ def train(
       keep_last=c.checkpoint.keep_last, keep_best=c.checkpoint.keep_best
   )
   stage = open_stage(c, output, "rl", **keep)
-  if stage.restore(state) and _is_complete(state, total, display):
+  if stage.restore(state) and interim.is_complete(state, total, display):
     stage.checkpoints.close()
     return policy(state.policy.params)
 
+  # Evaluate held-out prompts, save the whole state, and stop, when due.
+  goes_on = interim.between_steps(c, evaluate, stage, health, logger, clock)
+  if replay is not None:
+    goes_on = replay.between_steps(stage, logger)
   clock.skip()
   running = stage.running("RL", total, state, logger.flush)
   with contextlib.closing(state), running:
-    while True:
-      # Evaluate held-out prompts when due, and save the whole state.
-      if not state.evaluated and interim.is_due(state.step, total, every):
-        logger.flush()
-        score = evaluate(policy(state.policy.params), state)
-        state.evaluated = True
-        stage.save(state, score)
-        clock.skip()
-      elif stage.due(state.step, save_every):
-        stage.save(state)
-        clock.lap("host")
-      stage.check_stop()
-      health.enforce(logger.flush)
-      if state.step == total:
-        break
-
+    while goes_on(state, params := policy(state.policy.params)):
       # Collect: sample and grade responses until the batch is full of groups
       # with signal (dynamic sampling). Meanwhile the step before is logged.
-      params = policy(state.policy.params)
       weights = certificate.weights(state.step, params)
       rows, surplus, metrics, counts = collect(
           state.step, weights, on_dispatch=logger.flush
@@ -303,6 +294,10 @@ def train(
       data_M = minibatches(mesh, batch, plan)
       coefs = sharding.put(mesh, jax.tree.map(np.float32, state.coefs))
       clock.lap("host")
+      if replay is not None:
+        learned = dict(rows=rows, plan=plan, credit=credit, batch=batch)
+        models = dict(base=base, reference=reference, critic=critic_params)
+        replay.watch(state, inputs, data_M, coefs, **learned, **models)
       state.policy, actor_metrics = update(state.policy, *data_M, coefs, base)
       critic_metrics = {}
       if state.critic is not None:
@@ -321,20 +316,3 @@ def train(
             state.coefs, rows.rollouts.mask_BT, entropy_BT, credit
         )
   return policy(state.policy.params)
-
-
-def _is_complete(state: RLState, total: int, display: Any) -> bool:
-  """Whether a restored run has nothing left to do.
-
-  Raises:
-    RunError: it is already beyond config.rl.steps.
-  """
-  if state.step > total:
-    raise RunError(
-        f"rl.steps = {total}: this run is at step {state.step} already; ask for"
-        " more steps, or choose another --workdir"
-    )
-  complete = state.step == total and state.evaluated
-  if complete:
-    display.say(f"this run is complete: {state.step} of {total} RL steps")
-  return complete

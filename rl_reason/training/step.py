@@ -24,7 +24,7 @@ from rl_reason.base.structs import (
     TrainState,
     Tree,
 )
-from rl_reason.devices import sharding
+from rl_reason.devices import randomness, sharding
 from rl_reason.models import critic, decoder, experts, lora
 from rl_reason.training import packing
 
@@ -220,6 +220,54 @@ def optimize(
 # --- the RL update -----------------------------------------------------------
 
 
+def policy_gradient(
+    params: Tree,
+    b: Batch,
+    packed: Packed,
+    coefs: dict[str, Array],
+    base: Tree | None = None,
+    key: Array | None = None,
+    *,
+    cfg: decoder.ModelConfig,
+    temperature: float,
+    objective: Objective,
+    lora_scale: float = 1.0,
+    router_aux: float = 0.0,
+) -> tuple[Tree, dict[str, Array], dict[str, Array]]:
+  """The gradient of the loss of one minibatch, its metrics and token weights.
+
+  Arguments are as of `rl_update`; `key` is as of `objective.token_weights`.
+  """
+
+  def loss_fn(params, packed, rows):
+    b, token_weights = rows
+    if base is not None:
+      params = lora.join(base, params, lora_scale)
+    logps_BT, entropy_BT, routing = decoder.packed_logps(
+        params, cfg, packed, temperature
+    )
+    loss, metrics = objective_lib.loss(
+        objective, logps_BT, entropy_BT, b, token_weights, coefs
+    )
+    if routing is not None:
+      mean_BT = token_weights["mean"]
+      aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
+      loss, metrics = loss + aux, metrics | more
+    return loss, metrics
+
+  # Loss aggregation: the weight of each token in the minibatch.
+  w = objective_lib.token_weights(objective, b, key)
+  return *accumulate(loss_fn, params, packed, (b, w)), w
+
+
+def without_padding(batch: Batch) -> Batch:
+  """Zeros where the mask is empty: padding may be NaN, which spoils a sum."""
+  names = ("old_logps_BT", "ref_logps_BT", "advantages_BT")
+  return batch.replace(
+      **{x: jnp.where(batch.mask_BT, getattr(batch, x), 0) for x in names}
+  )
+
+
 def rl_update(
     state: TrainState,
     batch_M: Batch,
@@ -261,31 +309,21 @@ def rl_update(
   """
   chex.assert_rank(batch_M.mask_BT, 3)
 
-  def loss_fn(params, packed, rows):
-    b, token_weights = rows
-    if base is not None:
-      params = lora.join(base, params, lora_scale)
-    logps_BT, entropy_BT, routing = decoder.packed_logps(
-        params, cfg, packed, temperature
-    )
-    loss, metrics = objective_lib.loss(
-        objective, logps_BT, entropy_BT, b, token_weights, coefs
-    )
-    if routing is not None:
-      mean_BT = token_weights["mean"]
-      aux, more = experts.loss(cfg, routing, packed, mean_BT, router_aux)
-      loss, metrics = loss + aux, metrics | more
-    return loss, metrics
+  gradient = functools.partial(
+      policy_gradient,
+      cfg=cfg,
+      temperature=temperature,
+      objective=objective,
+      lora_scale=lora_scale,
+      router_aux=router_aux,
+  )
 
   def minibatch(carry, xs):
     (state, going, index), (b, packed) = carry, xs
-    # Loss aggregation: the weight of each token in the minibatch.
     key = None
     if objective.covariance is not None:
-      key = jax.random.fold_in(jax.random.key(seed), state.step)
-      key = jax.random.fold_in(key, index)
-    w = objective_lib.token_weights(objective, b, key)
-    grads, metrics = accumulate(loss_fn, state.params, packed, (b, w))
+      key = randomness.folded(seed, state.step, index)
+    grads, metrics, w = gradient(state.params, b, packed, coefs, base, key)
     if max_kl:
       going &= metrics["kl_old_new"] <= max_kl
     new, step_metrics = optimize(state, tx, grads, b.mask_BT & going, going)
@@ -303,15 +341,10 @@ def rl_update(
     metrics["updates"] = going & has_tokens
     return (new, going, index + 1), metrics
 
-  # Padding may be NaN, which must not reach a sum.
-  batch_M = batch_M.replace(
-      **{
-          name: jnp.where(batch_M.mask_BT, getattr(batch_M, name), 0)
-          for name in ("old_logps_BT", "ref_logps_BT", "advantages_BT")
-      }
-  )
   carry = state, jnp.array(True), jnp.zeros((), jnp.int32)
-  (state, _, _), by_M = jax.lax.scan(minibatch, carry, (batch_M, packed_M))
+  (state, _, _), by_M = jax.lax.scan(
+      minibatch, carry, (without_padding(batch_M), packed_M)
+  )
   metrics = summarize(by_M)
   metrics["first_log_ratio_max"] = by_M["log_ratio_max"][0]
   return state.replace(step=state.step + 1), metrics
