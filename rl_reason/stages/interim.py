@@ -75,16 +75,16 @@ def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
   """
   evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
   band = bands.Watch(config_lib.flat(c), output.display.say)
-  return functools.partial(run, c, evaluate, output, band)
+  return functools.partial(run, c, evaluate, output, band=band)
 
 
 def run(
     c,
     evaluate: Callable,
     output: Output,
-    band: bands.Watch,
     params: Tree,
     state: RLState,
+    band: bands.Watch | None = None,
 ) -> float:
   """Logs an evaluation; returns the score by which checkpoints compete."""
   state.wait()  # sampler and verifiers are shared
@@ -139,7 +139,7 @@ def run(
   broken += evaluate_lib.verifier_failures(values)
   for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
-  if band.band:
+  if band and band.band:
     if not state.step:
       say(band.band.about())
     band.check(values | dict(stage="evaluate", step=state.step))
