@@ -37,7 +37,7 @@ CURVES = {  # of each RL step
     "entropy": "actor/entropy",
 }
 DIGITS = 4
-RUNS_PER_PROCESS = 20  # the cheapest way, see results/many_seeds.md
+RUNS_PER_PROCESS = 20  # the cheapest way, see bench.many_seeds
 
 
 @functools.cache
