@@ -77,6 +77,9 @@ WINDOWS = {
     "0 to 12": (0.0, 12.0),
 }
 
+# Whose keywords the sliders can be set to.
+CONFIGS = ("ppo", "grpo", "dapo", "vapo", "reinforce", "rloo", "gspo", "cispo")
+
 
 def of_package(
     name: str, ratio: float, advantage: float, old: float, **keywords: float
@@ -108,19 +111,16 @@ def of_package(
 
 
 def settings() -> dict[str, dict[str, dict[str, float]]]:
-  """By surrogate: the keywords of its defaults, and of each config with it."""
+  """By surrogate: the keywords of its defaults, and of `CONFIGS`."""
   out: dict[str, dict] = {}
   for name in functions.names("surrogate"):
     section = ml_collections.ConfigDict(dict(name=name, args={}))
     found = functions.arguments("surrogate", section)
     out[name] = {"defaults of the function": _shown(name, found)}
-  for path in sorted((results.ROOT / "configs").glob("*.py")):
-    if path.stem in ("base", "variants"):
-      continue
-    c = config_files.read(str(path))
-    if c.surrogate.name in out and c.rl.steps:
-      found = functions.arguments("surrogate", c.surrogate)
-      out[c.surrogate.name][path.name] = _shown(c.surrogate.name, found)
+  for name in CONFIGS:
+    c = config_files.read(str(results.ROOT / "configs" / f"{name}.py"))
+    found = functions.arguments("surrogate", c.surrogate)
+    out[c.surrogate.name][f"{name}.py"] = _shown(c.surrogate.name, found)
   return out
 
 
