@@ -29,10 +29,12 @@ CARDS: dict[str, dict[str, Any]] = {
         why="A token stops learning when it has moved far enough in the"
         " direction of its advantage, and only then: a token that moved the"
         " wrong way keeps its gradient. The bound is on the ratio, so a rare"
-        " token may gain little probability in a step: .01 becomes at most"
-        " .0128 at high = .28. For A < 0 the loss has no bound above r = 1,"
-        " and one token that became likely can dominate the gradient; the dual"
-        " clip sets its gradient to 0.",
+        " token soon has none: at high = .28, .01 stops at .0128. The bound is"
+        " on the gradient, not on the step: the step that crosses it, momentum"
+        " and the negative samples carry the token further (clip_law.md). For"
+        " A < 0 the loss has no bound above r = 1, and one token that became"
+        " likely can dominate the gradient; the dual clip sets its gradient to"
+        " 0.",
         sliders=dict(
             clip_low=(0, 1, 0.01), clip_high=(0, 4, 0.01), dual_clip=(0, 12, 1)
         ),
@@ -77,6 +79,9 @@ WINDOWS = {
     "0 to 12": (0.0, 12.0),
 }
 
+# Whose keywords the sliders can be set to.
+CONFIGS = ("ppo", "grpo", "dapo", "vapo", "reinforce", "rloo", "gspo", "cispo")
+
 
 def of_package(
     name: str, ratio: float, advantage: float, old: float, **keywords: float
@@ -108,19 +113,16 @@ def of_package(
 
 
 def settings() -> dict[str, dict[str, dict[str, float]]]:
-  """By surrogate: the keywords of its defaults, and of each config with it."""
+  """By surrogate: the keywords of its defaults, and of `CONFIGS`."""
   out: dict[str, dict] = {}
   for name in functions.names("surrogate"):
     section = ml_collections.ConfigDict(dict(name=name, args={}))
     found = functions.arguments("surrogate", section)
     out[name] = {"defaults of the function": _shown(name, found)}
-  for path in sorted((results.ROOT / "configs").glob("*.py")):
-    if path.stem in ("base", "variants"):
-      continue
-    c = config_files.read(str(path))
-    if c.surrogate.name in out and c.rl.steps:
-      found = functions.arguments("surrogate", c.surrogate)
-      out[c.surrogate.name][path.name] = _shown(c.surrogate.name, found)
+  for name in CONFIGS:
+    c = config_files.read(str(results.ROOT / "configs" / f"{name}.py"))
+    found = functions.arguments("surrogate", c.surrogate)
+    out[c.surrogate.name][f"{name}.py"] = _shown(c.surrogate.name, found)
   return out
 
 
