@@ -34,7 +34,7 @@ setuptools.setup(
         *map("rl_reason.configs.{}".format, PRESETS),
     ],
     package_dir={"rl_reason.configs": "configs"},
-    package_data={"": ["*.in", "*.toml"]},
+    package_data={"": ["*.in", "*.json", "*.toml"]},
     entry_points={"console_scripts": ["rl_reason = rl_reason.main:main"]},
     # Bounded above where a minor version may change what the code relies on:
     # meshes and shardings, the format of checkpoints, structs.

@@ -26,9 +26,9 @@ from bench import results
 from rl_reason.algorithms import objective, reductions, surrogates
 from rl_reason.base.structs import Packed, Prompts
 from rl_reason.devices import device_mesh, sharding
-from rl_reason.lab.compiled_memory import abstract_batch
 from rl_reason.models import decoder, parameters
 from rl_reason.rollout import decode_loop, sampler
+from rl_reason.stages.compile_ahead import abstract_batch
 from rl_reason.training import optimizer, step
 
 CFG = decoder.ModelConfig(

@@ -53,7 +53,6 @@ FORMATS = {  # of the means in the document's table
 }
 SHOWN = (  # beginnings of the lines that the document prints
     *("200 of 200 rows", "4,476 of", "85 of", "the first prompt", "238 rows"),
-    "warning: optimizer.lr",
     *("held-out accuracy", "validation accuracy at step 10", "step 1:"),
     *("greedy:", "pass@8:", "response length"),
 )

@@ -9,14 +9,19 @@ default task. Writes results/knobs.{json,md,html}; results/plans/knobs.md is the
 plan.
 """
 
+import collections
+import functools
 import itertools
-from collections.abc import Iterator
-from typing import Any
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from scipy import stats
 
 from bench import results
-from rl_reason.lab import ablate, jobs
+from rl_reason.lab import ablate, comparison, jobs
 from rl_reason.monitoring import run_log
-from rl_reason.report import charts, scores
+from rl_reason.report import charts, rendering, scores
 
 NAME = "knobs"
 SEEDS = ablate.fresh_seeds("rl_reason four knobs", 3)
@@ -60,6 +65,7 @@ COMMON = {
     "log.loggers": "",
 }
 RUNS_PER_PROCESS = 30  # compiled programs stay in memory: about 1 GB
+ACCURACY = "val-core/arithmetic/acc/mean@2"
 # Measures of RL: key of the metric.
 MEASURES = {
     "length": "response_length/mean",
@@ -114,16 +120,17 @@ def read(job: jobs.Job) -> dict[str, Any]:
   """The curves of a run: evaluations by `steps`, measures of each RL step."""
   lines = run_log.read_metrics(job.workdir)
   evaluations = scores.of_stage(lines, "evaluate")
-  _, key = scores.headline(scores.scores(evaluations[0]))
   spent = charts.spent(lines, "tokens")
   out: dict[str, Any] = dict(
       cell=indices(job),
       seed=job.seed,
       seconds=round(job.record()["seconds"], 1),
-      accuracy=[_short(x[key]) for x in evaluations],
-      tokens=[spent[x["step"]] for x in evaluations],
+      accuracy=[_short(x[ACCURACY]) for x in evaluations],
   )
   rl = scores.of_stage(lines, "rl")
+  # Tokens that were generated up to a point, for the axes of the page.
+  for kind, points in (("evaluate", evaluations), ("rl", rl)):
+    out[f"{kind} tokens"] = [spent[x["step"]] for x in points]
   return out | {
       name: [_short(x[metric]) for x in rl] for name, metric in MEASURES.items()
   }
@@ -137,6 +144,9 @@ def _short(x: float) -> float:
 def flags(parser) -> None:
   """The flags."""
   parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+  parser.add_argument(
+      "--seeds", type=int, default=len(SEEDS), help="run only the first ones"
+  )
   parser.add_argument("--collect", action="store_true")
 
 
@@ -145,8 +155,9 @@ def measure(given) -> dict:
   todo = plan()
   if not given.collect:
     stop = jobs.stop_on_signals()
+    wanted = [job for job in todo if job.seed in (0, *SEEDS[: given.seeds])]
     failed = jobs.run(
-        todo, stop, parallel=given.jobs, runs_per_process=RUNS_PER_PROCESS
+        wanted, stop, parallel=given.jobs, runs_per_process=RUNS_PER_PROCESS
     )
     if failed:
       raise SystemExit(f"failed: {', '.join(failed)}")
@@ -171,10 +182,294 @@ def mixed(done: list[jobs.Job]) -> list[str]:
   return [x for x in names if len({str(y.get(x)) for y in found}) > 1]
 
 
+# --- effects ------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+  """A number of a run: the mean of a slice of a curve."""
+
+  name: str
+  measure: str
+  first: int
+  last: int
+  share: bool = True
+  digits: int = 1  # after the point, of percent for a share
+
+
+OUTCOMES = (
+    Outcome("accuracy at step 24, %", "accuracy", 4, 5),
+    Outcome("accuracy at step 6, %", "accuracy", 1, 2),
+    Outcome("response length, last 6 steps, tokens", "length", 18, 24, False),
+    Outcome("entropy, last 6 steps, nats", "entropy", 18, 24, False, 3),
+)
+FINAL, EARLY, *_ = OUTCOMES
+DEFAULTS = (1, 2, 0, 0)  # the setting of each knob that others are compared to
+
+
+def value(run: dict[str, Any], outcome: Outcome) -> float:
+  """The outcome of a run."""
+  part = run[outcome.measure][outcome.first : outcome.last]
+  return sum(part) / len(part)
+
+
+def balanced(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The runs of complete thirds of the grid, see `fraction`, of each seed."""
+  count = collections.Counter((x["seed"], sum(x["cell"]) % 3) for x in runs)
+  return [x for x in runs if count[x["seed"], sum(x["cell"]) % 3] == 27]
+
+
+def by_seed(
+    runs: Sequence[dict[str, Any]],
+    outcome: Outcome,
+    knob: str,
+    setting: str,
+    **where: str,
+) -> dict[int, float]:
+  """The mean difference of a setting from the default setting, by seed.
+
+  Args:
+    runs: see `balanced`.
+    outcome: what differs.
+    knob: which knob is turned.
+    setting: to which setting.
+    **where: other knobs, '_' for a space, and their settings; the remaining
+      knobs have all settings.
+  """
+  names = list(KNOBS)
+  fixed = {
+      names.index(name.replace("_", " ")): list(
+          KNOBS[name.replace("_", " ")]
+      ).index(x)
+      for name, x in where.items()
+  }
+  k = names.index(knob)
+  one, other = list(KNOBS[knob]).index(setting), DEFAULTS[k]
+  values: dict[tuple[int, int], list[float]] = {}
+  for run in runs:
+    if all(run["cell"][i] == x for i, x in fixed.items()):
+      place = values.setdefault((run["seed"], run["cell"][k]), [])
+      place.append(value(run, outcome))
+  means = {at: sum(x) / len(x) for at, x in values.items()}
+  return {
+      seed: mean - means[seed, other]
+      for (seed, at), mean in means.items()
+      if at == one and (seed, other) in means
+  }
+
+
+def effect(values: dict[int, float]) -> list[float | None] | None:
+  """Mean and half the width of the 95% interval; None without a seed."""
+  return list(comparison.interval([*values.values()])) if values else None
+
+
+def main_effects(result: dict) -> dict[str, dict[str, list]]:
+  """By outcome and knob: the `effect` of each setting."""
+  runs = balanced(result["runs"])
+  return {
+      outcome.name: {
+          knob: [effect(by_seed(runs, outcome, knob, x)) for x in settings]
+          for knob, settings in KNOBS.items()
+      }
+      for outcome in OUTCOMES
+  }
+
+
+def verdicts(result: dict) -> list[list[str]]:
+  """Each hypothesis of results/plans/knobs.md: what was found, the verdict."""
+  runs = balanced(result["runs"])
+  of = functools.partial(by_seed, runs)
+  proxy = of(FINAL, "reward shape", "steps alone", length_punishment="none")
+  partial = of(FINAL, "reward shape", "verdict + steps")
+  early = of(EARLY, "clip bound", "0.005")
+  late = of(FINAL, "clip bound", "0.005")
+  shrinks = {seed: early[seed] - late[seed] for seed in early}
+  large = of(EARLY, "group size", "32")
+  punished = functools.partial(of, FINAL, "length punishment", "coefficient 1")
+  mild, harsh = (punished(reward_shape=x) for x in ("verdict", "steps alone"))
+
+  def below(values: dict[int, float], bound: float) -> bool | None:
+    """Whether an interval is below a bound: None where it contains it."""
+    mean, half = comparison.interval([*values.values()])
+    if half is None or abs(mean - bound) <= half:
+      return None
+    return mean < bound
+
+  def both(*found: bool | None) -> bool | None:
+    return False if False in found else None if None in found else True
+
+  def negated(found: bool | None) -> bool | None:
+    return None if found is None else not found
+
+  rows = (
+      (
+          "Steps alone end lower than the verdict, without a length punishment",
+          [proxy],
+          lambda: below(proxy, 0) is True,
+      ),
+      (
+          "The verdict plus steps ends within 5 points of the verdict",
+          [partial],
+          lambda: both(below(partial, 0.05), negated(below(partial, -0.05))),
+      ),
+      (
+          "A clip bound of 0.005 is behind 0.2 at step 6, less so at step 24",
+          [early, late],
+          lambda: below(early, 0) is True and below(shrinks, 0) is True,
+      ),
+      (
+          "Groups of 32 are behind groups of 8 at step 6",
+          [large],
+          lambda: below(large, 0) is True,
+      ),
+      (
+          "A length punishment of coefficient 1 costs less than 5 points with"
+          " the verdict, more than 20 with steps alone",
+          [mild, harsh],
+          lambda: both(negated(below(mild, -0.05)), below(harsh, -0.2)),
+      ),
+  )
+  out = []
+  for text, found, holds in rows:
+    if min(map(len, found)) < 2:
+      shown, verdict = "–", "open: fewer than two seeds"
+    else:
+      shown = "; ".join(comparison.signed([*x.values()], True) for x in found)
+      verdict = {True: "held", False: "refuted", None: "open"}[holds()]
+    out.append([text, shown, verdict])
+  return out
+
+
+# --- pages --------------------------------------------------------------------
+
+
+def notes(result: dict) -> list[str]:
+  """What is missing, and what the effects are computed from."""
+  total, made = 81 * len(result["seeds"]), result["runs"]
+  out = []
+  if len(made) < total:
+    count = collections.Counter(x["seed"] for x in made)
+    each = ", ".join(f"seed {seed}: {count[seed]}" for seed in result["seeds"])
+    out.append(
+        f"{len(made)} of {total} runs have been made ({each} of 81 cells); the"
+        f" same command makes the others."
+    )
+    out.append(
+        f"Main effects are of the {len(balanced(made))} runs that complete a"
+        " balanced third of the grid on their seed."
+    )
+  if result["mixed"]:
+    out.append(f"Runs differ in: {', '.join(result['mixed'])}.")
+  return out
+
+
+def about(result: dict) -> str:
+  """What was run, in a sentence."""
+  settings = "; ".join(
+      f"{knob} {', '.join(x)}" for knob, x in result["knobs"].items()
+  )
+  return (
+      "GRPO on the default task, chains of additions and subtractions: 24 steps"
+      " of 128 responses after SFT on a skill and on bad habits. Every"
+      f" combination of four knobs ({settings}) on"
+      f" {len(result['seeds'])} seeds. Held-out accuracy is the mean of 2"
+      " samples of 192 prompts, of 96 prompts at steps 6, 12 and 18."
+  )
+
+
 def page(result: dict) -> list[str]:
   """The page in Markdown."""
-  return ["# Four knobs"]
+  out = [
+      "# Four knobs",
+      "",
+      f"Made by `{result['command']}`; data in `knobs.json`, and every curve on"
+      " the interactive page [knobs.html](knobs.html), which needs no network."
+      " The plan is [plans/knobs.md](plans/knobs.md).",
+      "",
+      about(result),
+      "",
+      *(f"- {x}" for x in notes(result)),
+      "",
+      "Main effects: the mean difference from the setting in brackets over all"
+      " settings of the other knobs, ± half the width of a 95% interval"
+      " (Student's t over seeds).",
+      "",
+      results.row("knob", "setting", *(x.name for x in OUTCOMES)),
+      "|---" * (len(OUTCOMES) + 2) + "|",
+  ]
+  found = main_effects(result)
+  for k, (knob, settings) in enumerate(result["knobs"].items()):
+    for i, setting in enumerate(settings):
+      if i == DEFAULTS[k]:
+        continue
+      cells = [
+          _text(found[outcome.name][knob][i], outcome) for outcome in OUTCOMES
+      ]
+      out.append(
+          results.row(f"{knob} ({settings[DEFAULTS[k]]})", setting, *cells)
+      )
+  out += ["", "| expectation | found, points | verdict |", "|---|---|---|"]
+  out += [results.row(*x) for x in verdicts(result)]
+  if result["environment"]:
+    out += ["", *results.footer(result)]
+  return out
+
+
+def _text(found: list[float | None] | None, outcome: Outcome) -> str:
+  """'+3.2 ± 1.1'; '–' without runs."""
+  if found is None or found[0] is None:
+    return "–"
+  scale = 100 if outcome.share else 1
+  text = f"{scale * found[0]:+.{outcome.digits}f}"
+  if found[1] is None:
+    return f"{text}, one seed"
+  return f"{text} ± {scale * found[1]:.{outcome.digits}f}"
+
+
+CHARTS = (
+    ("Held-out accuracy", "accuracy", "evaluate", "% of responses", True),
+    ("Response length", "length", "rl", "tokens", False),
+    ("Entropy", "entropy", "rl", "nats per token", False),
+    ("Training accuracy", "training accuracy", "rl", "% of responses", True),
+    ("Clipped", "clipped", "rl", "% of tokens", True),
+)
+
+
+def interactive(result: dict) -> str:
+  """results/knobs.html."""
+  names = range(2, len(result["seeds"]) + 1)
+  data = dict(
+      title="Four knobs",
+      about=about(result),
+      notes=notes(result),
+      x=["step", "tokens"],
+      t={n: float(stats.t.ppf(0.975, n - 1)) for n in names},
+      outcomes=[x._asdict() for x in OUTCOMES],
+      defaults=list(DEFAULTS),
+      effects=main_effects(result),
+      verdicts=verdicts(result),
+      charts=[
+          dict(
+              title=title,
+              measure=measure,
+              kind=kind,
+              unit=unit,
+              percent=percent,
+              wide=not i,
+              between=True,
+              about="Mean over seeds, minimum and maximum as a band.",
+          )
+          for i, (title, measure, kind, unit, percent) in enumerate(CHARTS)
+      ],
+      config=rendering.as_text(
+          dict(command=result["command"]) | result["common"]
+      ),
+      environment=rendering.as_text(result["environment"]),
+  )
+  kept = {name: result[name] for name in ("seeds", "knobs", "steps", "runs")}
+  return rendering.render(NAME, kept | data, pathlib.Path(__file__).parent)
 
 
 if __name__ == "__main__":
-  results.main(__doc__, NAME, measure, page, flags=flags)
+  results.main(
+      __doc__, NAME, measure, page, interactive=interactive, flags=flags
+  )

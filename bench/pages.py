@@ -2,6 +2,7 @@
 
   python -m bench.pages            # writes what differs; measures nothing
   python -m bench.pages --check    # writes nothing; exit code 1 if any differs
+  python -m bench.pages --open     # and the interactive pages of the ablations
 
 Figures need matplotlib; whether one differs is known without it, by the digest
 in the file. docs/report.png, the picture of a report, needs chromium.
@@ -11,19 +12,28 @@ import argparse
 import functools
 import importlib
 import json
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bench import report_picture, results, seeds, tables
+from bench import cards, report_picture, results, seeds, tables
 from rl_reason.lab import ablation_pages
-from rl_reason.report import figures
+from rl_reason.report import figures, rendering
 
 # Commands by `results.main`, which names the data.
 _MAIN = re.compile(r"results\.main\(\s*__doc__,\s*(?:\"(\w+)\"|(\w+))")
-OTHERS = {"attacks": "bench_attacks"}  # modules that have a page, and its data
+# Modules that have a page, and its data.
+OTHERS = {"attacks": "bench_attacks", "table": "table"}
 TABLES = ("memory", "rl_step", "rollout", "update")  # of `bench.tables`
+
+PLAN = """# Plans of the studies
+
+Made by `python -m bench.pages` from `plans/`. Each file there was committed
+before the final runs of its study: hypotheses, sizes, and what would refute
+them.
+"""
 
 
 class Page(NamedTuple):
@@ -33,11 +43,13 @@ class Page(NamedTuple):
     name: of its data, its page and its figure.
     lines: data -> Markdown.
     figure: data -> a figure; None where a page has none.
+    interactive: data -> a page of HTML that is kept; None where there is none.
   """
 
   name: str
   lines: Callable[[dict], list[str]]
   figure: Callable[[dict], dict[str, Any]] | None = None
+  interactive: Callable[[dict], str] | None = None
 
 
 def pages() -> Iterator[Page]:
@@ -50,7 +62,8 @@ def pages() -> Iterator[Page]:
     module = importlib.import_module(f"bench.{command}")
     name = name or module.NAME
     if (results.RESULTS / f"{name}.json").exists():
-      yield Page(name, module.page, getattr(module, "figure", None))
+      more = (getattr(module, x, None) for x in ("figure", "interactive"))
+      yield Page(name, module.page, *more)
   for module in TABLES:
     found = importlib.import_module(f"bench.{module}")
     columns = getattr(found, "COLUMNS", tables.COLUMNS)
@@ -66,6 +79,12 @@ def pages() -> Iterator[Page]:
 def _ablation(name: str, data: dict) -> list[str]:
   """The lines of the page of an ablation."""
   return ablation_pages.markdown(data, name).removesuffix("\n").split("\n")
+
+
+def plan() -> str:
+  """results/PLAN.md: the plans of all studies, from results/plans/."""
+  sections = sorted((results.RESULTS / "plans").glob("*.md"))
+  return "\n".join([PLAN, *(path.read_text() for path in sections)])
 
 
 def readme(text: str) -> str:
@@ -86,6 +105,11 @@ def differences(write: bool) -> list[str]:
     out.append(path.name)
     if write:
       path.write_text(wanted)
+  path = results.RESULTS / "PLAN.md"
+  if not path.exists() or path.read_text() != plan():
+    out.append(path.name)
+    if write:
+      path.write_text(plan())
   for page in pages():
     data = results.read(page.name)
     path = results.RESULTS / f"{page.name}.md"
@@ -94,6 +118,12 @@ def differences(write: bool) -> list[str]:
       out.append(path.name)
       if write:
         path.write_text(wanted)
+    if page.interactive is not None:
+      path, wanted = path.with_suffix(".html"), page.interactive(data)
+      if not path.exists() or path.read_text() != wanted:
+        out.append(path.name)
+        if write:
+          path.write_text(wanted)
     if page.figure is None:
       continue
     path, figure = path.with_suffix(".png"), page.figure(data)
@@ -102,6 +132,11 @@ def differences(write: bool) -> list[str]:
       out.append(path.name)
       if write:
         figures.draw(figure, path)
+  path = results.RESULTS / f"{cards.NAME}.html"
+  if not path.exists() or path.read_text() != cards.page():
+    out.append(path.name)
+    if write:
+      path.write_text(cards.page())
   if figures.read_digest(report_picture.PICTURE) != report_picture.digest(
       results.read(report_picture.NAME)
   ):
@@ -113,11 +148,31 @@ def differences(write: bool) -> list[str]:
   return out
 
 
+def interactive() -> list[pathlib.Path]:
+  """Writes results/NAME.html of all ablations; returns the paths."""
+  out = []
+  for path in sorted(results.RESULTS.glob("*.json")):
+    data = results.read(path.stem)
+    if "reference" in data:
+      out.append(path.with_suffix(".html"))
+      page = rendering.render("ablation", ablation_pages.page_data(data))
+      out[-1].write_text(page)
+  return out
+
+
 def main() -> None:
   """Runs the command."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--check", action="store_true", help="write nothing")
+  parser.add_argument(
+      "--open",
+      action="store_true",
+      help="write the interactive pages of the ablations, which git ignores",
+  )
   flags = parser.parse_args()
+  if flags.open:
+    for path in interactive():
+      print(f"{path.name}: written")
   found = differences(write=not flags.check)
   for name in found:
     print(f"{name}: {'differs' if flags.check else 'written'}")

@@ -105,6 +105,7 @@ def page(result: dict) -> list[str]:
       " compiled programs. CPU seconds are of the whole process; on a machine"
       " that is busy with other work, seconds are longer than they would be.",
       "",
+      *results.busy(result["environment"]),
       "| start | | programs | compiled | from the cache | seconds in XLA"
       " | CPU s | s |",
       "|---|---|---|---|---|---|---|---|",
@@ -120,7 +121,15 @@ def page(result: dict) -> list[str]:
       )
       cells = [name, when, count, count - hits, hits, f"{inside:.1f}"]
       out.append(results.row(*cells, x["cpu_seconds"], x["seconds"]))
-  out += ["", "Programs of the first start, in order: seconds in XLA.", ""]
+  out += [
+      "",
+      "`start`, `decode` and `finish` of the sampler compile twice: an"
+      " evaluation samples 256 prompts with 9 responses each, a step of RL 32"
+      " prompts with 8. Other numbers of rows may round differently, so one"
+      " program for both could change numbers of a run. `rl_update` compiles"
+      " while SFT runs. Programs of the first start, in order: seconds in XLA.",
+      "",
+  ]
   out += ["| program | s |", "|---|---|"]
   shown = result.get("after") or result["before"]
   for p in shown["first start"]["programs"]:

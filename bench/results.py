@@ -53,6 +53,7 @@ def main(
     page: Callable[[dict], list[str]],
     *,
     figure: Callable[[dict], dict] | None = None,
+    interactive: Callable[[dict], str] | None = None,
     flags: Callable[[argparse.ArgumentParser], Any] = lambda parser: None,
 ) -> None:
   """The command of a benchmark: measures, then writes data, page and figure.
@@ -63,6 +64,7 @@ def main(
     measure: flags -> data.
     page: data -> lines of Markdown.
     figure: data -> what results/NAME.png shows, see `report.figures`.
+    interactive: data -> results/NAME.html.
     flags: adds the benchmark's own flags to the parser.
   """
   parser = argparse.ArgumentParser(description=about.splitlines()[0])
@@ -77,6 +79,8 @@ def main(
   if not result:
     parser.error(f"{RESULTS / name}.json: there are no data; omit --table")
   write_page(name, page(result))
+  if interactive:
+    (RESULTS / f"{name}.html").write_text(interactive(result))
   try:
     if figure:
       figures.draw(figure(result), RESULTS / f"{name}.png")

@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import tempfile
 import tomllib
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -63,16 +64,28 @@ def cases(seed: int = 0) -> dict:
 
 
 def ours(job: dict) -> tuple[list[dict], dict, dict]:
-  """Takes the steps of the job by configs/trl_grpo.py.
-
-  Returns:
-    learning rate and gradient norm of each step, and the flat parameters before
-    and after the steps.
-  """
+  """Takes the steps of the job by configs/trl_grpo.py; see `replay`."""
   c = trl_grpo.get_config()
   c.model.dtype, c.optimizer.lr, c.rl.steps = "float32", job["lr"], STEPS
   c.rollout.update(max_prompt=PROMPT, max_tokens=RESPONSE)
   c.updates.token_budget = 4 * (PROMPT + RESPONSE)  # several micro-batches
+  prompts = [[prompt] * GROUP for prompt in job["prompts"]]
+  return replay(c, job | dict(prompts=prompts))[:3]
+
+
+def replay(c, job: dict) -> tuple[list[dict], dict, dict, Callable]:
+  """Trains on given completions and rewards.
+
+  Args:
+    c: the config.
+    job: weights, a directory; prompts and completions, token ids
+      [step][completion]; rewards, [step][completion].
+
+  Returns:
+    learning rate and gradient norm of each step; the flat parameters before and
+    after the steps; and parameters -> log-probs of the completions of the last
+    step, [B, T], 0 after the end of a completion.
+  """
   checked.fields(c)
   source = hf.find(job["weights"])
   cfg, screen = source.cfg, Display(False)
@@ -84,15 +97,19 @@ def ours(job: dict) -> tuple[list[dict], dict, dict]:
     tools = optimizers.of_policy(c, cfg, mesh)
     objective = build_step.objective(c, on_policy=on_policy)
     update = build_step.policy_update(c, objective, cfg, tools, screen)
+    logps = build_step.logps(c, cfg, mesh, screen)
     credit = build_step.credit(
         c, build_step.reward(c), mesh, screen, on_policy=on_policy
     )
-    plan = build_step.planner(c, mesh)
+    plan_rows = build_step.planner(c, mesh)
     state, log = optimizer.new_state(params, *tools), []
-    for prompt, ids, rewards in zip(
+    for prompts, ids, rewards in zip(
         job["prompts"], job["completions"], job["rewards"], strict=True
     ):
-      rows = graded(prompt, ids, rewards)
+      rows = graded(prompts, ids, rewards, c.rollout)
+      plan = plan_rows(rows.rollouts)
+      old_BT = None if on_policy else logps(state.params, plan)[0]
+      rows = experience.with_old_logps(rows, old_BT)
       given = experience.credit_inputs(
           rows,
           ref_logps_BT=None,
@@ -102,7 +119,7 @@ def ours(job: dict) -> tuple[list[dict], dict, dict]:
           kl_coef=np.float32(0),
       )
       batch = step_lib.train_batch(rows, credit(given))
-      parts = step_lib.minibatches(mesh, batch, plan(rows.rollouts))
+      parts = step_lib.minibatches(mesh, batch, plan)
       coefs = dict(kl=np.float32(0), entropy=np.float32(0))
       state, metrics = update(state, *parts, coefs)
       log.append(
@@ -111,27 +128,52 @@ def ours(job: dict) -> tuple[list[dict], dict, dict]:
               grad_norm=float(metrics["grad_norm"]),
           )
       )
-  return log, before, jax.device_get(state.params)
+    after = jax.device_get(state.params)
+
+  def last_logps(params) -> np.ndarray:
+    with jax.set_mesh(mesh):
+      return np.where(rows.rollouts.mask_BT, logps(params, plan)[0], 0)
+
+  return log, before, after, last_logps
 
 
-def graded(prompt: list[int], completions: list, rewards: list):
-  """Returns the completions of a prompt as experience."""
+def graded(prompts: list, completions: list, rewards: list, rollout):
+  """Returns completions of prompts, groups in turn, as experience.
+
+  Args:
+    prompts: token ids of the prompt of each completion.
+    completions: token ids.
+    rewards: of the completions.
+    rollout: the section of the config.
+  """
+  slots, limit = rollout.max_prompt, rollout.max_tokens
+  count = len(completions)
   lengths_B = np.array([len(x) for x in completions], np.int32)
-  tokens_BL = np.full((GROUP, PROMPT + RESPONSE), harness.PAD, np.int32)
-  tokens_BL[:, :PROMPT] = prompt
-  for row_L, ids in zip(tokens_BL, completions, strict=True):
-    row_L[PROMPT : PROMPT + len(ids)] = ids
-  mask_BT = np.arange(RESPONSE) < lengths_B[:, None]
+  start_B = np.array([slots - len(x) for x in prompts], np.int32)
+  tokens_BL = np.full((count, slots + limit), harness.PAD, np.int32)
+  for row_L, start, prompt, ids in zip(
+      tokens_BL, start_B, prompts, completions, strict=True
+  ):
+    row_L[start:slots] = prompt
+    row_L[slots : slots + len(ids)] = ids
+  mask_BT = np.arange(limit) < lengths_B[:, None]
   rollouts = Rollouts(
       tokens_BL=tokens_BL,
-      start_B=np.zeros(GROUP, np.int32),
-      ids_B=np.zeros(GROUP, np.int32),
+      start_B=start_B,
+      ids_B=np.arange(count, dtype=np.int32) // rollout.group_size,
       mask_BT=mask_BT,
       logps_BT=np.zeros(mask_BT.shape, np.float32),
       lengths_B=lengths_B,
-      truncated_B=lengths_B == RESPONSE,
+      truncated_B=lengths_B == limit,
   )
   return experience.graded(rollouts, np.array(rewards, np.float32))
+
+
+def load(directory: str) -> dict:
+  """The flat parameters of a directory of transformers."""
+  source = hf.find(directory)
+  mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
+  return jax.device_get(hf.load(source, decoder.table(source.cfg), mesh))
 
 
 def difference(before: dict, one: dict, other: dict) -> float:
@@ -161,9 +203,7 @@ def measure(flags) -> dict:
     )
     peer = json.loads(done.stdout)
     log, before, after = ours(job)
-    source = hf.find(job["out"])
-    mesh = device_mesh.make_mesh(1, 1, 1, jax.devices()[:1])
-    theirs = jax.device_get(hf.load(source, decoder.table(source.cfg), mesh))
+    theirs = load(job["out"])
   return dict(
       defaults=peer["defaults"],
       trl=peer["steps"],

@@ -114,8 +114,9 @@ def page(result: dict) -> list[str]:
   out = [
       "# A skill that RL earns: parities, written out or guessed",
       "",
-      "Made by `python -m bench.xor`; [PLAN.md](PLAN.md) has the hypotheses and"
-      " what would refute them. A prompt has three blocks of eight bits, and a"
+      "Made by `python -m bench.xor`; [plans/xor.md](plans/xor.md) has the"
+      " hypotheses, and what would refute them. A prompt has three blocks of"
+      " eight bits, and a"
       " response states the parity of each block. The model guesses the parity"
       " of a block at once (right half of the time), or writes it out bit by"
       " bit (nearly always right). SFT teaches the steps in single blocks, and"

@@ -100,7 +100,7 @@ def add(c) -> None:
           },
       ),
       # Of a group: some are correct, or rewards differ; auto: correctness
-      # where all rows of data.train have a verifier.
+      # where all rows of data.train have a verifier that is rewarded.
       signal=choice(
           *("auto", "correctness", "reward"), needs="dynamic_sampling.enabled"
       ),

@@ -6,11 +6,15 @@ become pages, too: Markdown as it is, and other text as a block of code.
 
 import ast
 import functools
+import json
 import os
 import pathlib
 import re
 
 from mkdocs.structure.files import File
+
+from rl_reason.lab import ablation_pages
+from rl_reason.report import rendering
 
 ROOT = pathlib.Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
@@ -53,6 +57,9 @@ def on_files(files, config):
     if path.suffix == ".md":
       links = LINK.findall(path.read_text())
       todo += filter(is_file, (resolve(name, link[1]) for link in links))
+  for name, data in ablations().items():
+    page = rendering.render("ablation", ablation_pages.page_data(data))
+    files.append(File.generated(config, f"results/{name}.html", content=page))
   return files
 
 
@@ -72,7 +79,22 @@ def on_page_markdown(markdown, page, **_):
     there = os.path.relpath(uri(target), os.path.dirname(here))
     return f"[{text}]({there}{anchor or ''})"
 
-  return CODE_IN_TABLE.sub(unescaped, LINK.sub(moved, markdown))
+  markdown = CODE_IN_TABLE.sub(unescaped, LINK.sub(moved, markdown))
+  stem = pathlib.Path(here).stem
+  if here.startswith("results/") and stem in ablations():
+    markdown = markdown.replace(f"`{stem}.html`", f"[{stem}.html]({stem}.html)")
+  return markdown
+
+
+@functools.cache
+def ablations() -> dict[str, dict]:
+  """The data of all ablations by name; each has an interactive page."""
+  found = {}
+  for path in sorted((ROOT / "results").glob("*.json")):
+    data = json.loads(path.read_text())
+    if "reference" in data:
+      found[path.stem] = data
+  return found
 
 
 def unescaped(match) -> str:

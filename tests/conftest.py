@@ -67,11 +67,11 @@ def restore_arrays(path):
     return checkpointer.restore(path, like)
 
 
-def data_of_page(page: str, name: str) -> dict:
+def data_of_page(page: str, name: str, folder=rendering.HERE) -> dict:
   """The data of NAME.html.in as a browser reads them, checked for escapes."""
   import json
 
-  empty = rendering.render(name, None)
+  empty = rendering.render(name, None, folder)
   for mark in "<>&":
     assert page.count(mark) == empty.count(mark)
   for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write"):

@@ -247,6 +247,18 @@ def test_a_fault_is_flagged_within_five_steps(change, fields, alert, words):
   assert f"{alert} in 2 of 2 steps, 1 to 2" in "\n".join(alerts.of_run(lines))
 
 
+def test_a_task_that_is_solved_is_no_fault():
+  """Prompts that are too easy from the start are: nothing was learned."""
+  one = health.HealthMonitor(FIELDS, lambda _: None)
+  solved = line(
+      train__all_correct=0.93, train__groups_with_signal=2, train__accuracy=0.95
+  )
+  found = [one.check(step, solved) for step in range(1, 13)]
+  assert found == [{"alert/few_groups_with_signal": 1}] * 9 + [{}] * 3
+  hard = solved | {"train/all_correct": 0.1, "train/all_incorrect": 0.85}
+  assert one.check(13, hard) == {"alert/few_groups_with_signal": 1}
+
+
 WITHOUT = ("without value pretraining", "without decoupled GAE")
 STALE = ("S = 1", "S = 2", "S = 4", "S = 8")
 ABLATED = ("PPO", "groups of 2", "groups of 4", *WITHOUT, *STALE)

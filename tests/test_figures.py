@@ -31,6 +31,9 @@ def test_a_picture_of_other_data_is_found(monkeypatch, tmp_path):
   (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
   report = ROOT / "results" / "report.json"
   (tmp_path / report.name).write_bytes(report.read_bytes())
+  cards = (ROOT / "results" / "surrogates.html").read_text()
+  (tmp_path / "surrogates.html").write_text(cards)
+  monkeypatch.setattr(pages.cards, "page", lambda: cards)
   page = pages.Page("seeds", seeds.page, seeds.figure)
   monkeypatch.setattr(pages, "pages", lambda: [page])
   assert pages.differences(write=False) == []

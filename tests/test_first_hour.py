@@ -517,7 +517,7 @@ def test_learning_rates(name):
   checked.fields(c)
 
 
-def test_a_rate_for_another_model_is_a_warning():
+def test_a_rate_for_another_model_is_a_warning(tmp_path):
   given = {"model.path": "OWNER/NAME", "sft.steps": 0, "sft.habits.steps": 0}
   _, notes = checked.checked("dapo", given)
   assert any(
@@ -527,6 +527,12 @@ def test_a_rate_for_another_model_is_a_warning():
   assert not any("optimizer.lr" in x for x in notes)
   _, notes = checked.checked("dapo", given | {"lora.rank": 4})
   assert not any("optimizer.lr" in x for x in notes)
+  for width, high in ((64, False), (896, True)):  # a tiny model, Qwen2.5-0.5B
+    shape = {"hidden_size": width}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    local = given | {"model.path": str(tmp_path)}
+    _, notes = checked.checked("dapo", local)
+    assert high == any("optimizer.lr = 0.0002: is high" in x for x in notes)
 
 
 def test_the_place_is_in_the_users_file(tmp_path, monkeypatch):

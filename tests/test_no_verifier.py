@@ -52,6 +52,9 @@ def test_what_has_a_verifier(free, tmp_path):
   assert not facts.by_reward(usual)
   usual.dynamic_sampling.signal = "reward"
   assert facts.by_reward(usual)
+  usual.dynamic_sampling.signal = "auto"
+  usual.reward.update(correct=0.0, incorrect=0.0, functions="length")
+  assert facts.by_reward(usual)  # the verdict is logged, and not rewarded
   assert facts.no_verifier(free) and facts.by_reward(free)
   mixed = tiny_session.tiny_config()
   mixed.task.name, mixed.data.kind = "files", "none"

@@ -17,7 +17,7 @@ from rl_reason.base import resume_rules
 from rl_reason.base.errors import RunError, Stopped
 from rl_reason.checkpointing.checkpoint import Checkpoints
 from rl_reason.monitoring import run_log
-from rl_reason.stages import interim, learn, rl, sft
+from rl_reason.stages import interim, learn, rl, sft, supervised
 from rl_reason.stages.output import open_stage
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "half_correct")
@@ -239,8 +239,18 @@ def test_no_stage_is_trained_again_behind_its_followers(
 
 
 @pytest.mark.slow
-def test_sft_that_is_lost_is_not_trained_again_for_its_habits(tmp_path):
+def test_sft_that_is_lost_is_not_trained_again_for_its_habits(
+    tmp_path, monkeypatch
+):
+  traced, update = [], supervised.sft_update
+
+  def watched(*args, **static):
+    traced.append(1)
+    return update(*args, **static)
+
+  monkeypatch.setattr(supervised, "sft_update", watched)
   whole = tiny_session.digest(run_sft(tmp_path, {}))
+  assert len(traced) == 1, "SFT and habits share a program"
   shutil.rmtree(tmp_path / "checkpoints" / "sft")
   assert tiny_session.digest(run_sft(tmp_path, {}, die_at=0)) == whole
 

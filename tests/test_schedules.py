@@ -1,9 +1,11 @@
 """Learning rates, at the steps where an off-by-one would show."""
 
+import jax
 import numpy as np
 import pytest
 
 from rl_reason.algorithms import schedules
+from rl_reason.training import optimizer
 
 
 def rates(kind, steps, **keywords):
@@ -37,6 +39,16 @@ def test_cosine():
   """
   got = rates("cosine", [2, 4, 6, 10, 50], peak=1.0, warmup=2, total=10)
   np.testing.assert_allclose(got, [1, 0.85355339, 0.5, 0, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])
+def test_rates_of_a_table_are_those_inside_of_a_program(kind):
+  """To the last bit: programs that read a table change no number of a run."""
+  rate = dict(warmup=3, total=47)
+  table_S = optimizer.learning_rates(60, lr=4e-3, schedule=kind, **rate)
+  scheduled = jax.jit(schedules.learning_rate(kind, peak=4e-3, **rate))
+  np.testing.assert_array_equal(table_S, [scheduled(t) for t in range(60)])
+  assert table_S.dtype == np.float32 and len(set(table_S.tolist())) > 2
 
 
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])

@@ -12,7 +12,7 @@ from rl_reason.collect import experience
 from rl_reason.devices import sharding
 from rl_reason.devices.compiled import CompiledOnce
 from rl_reason.monitoring import display
-from rl_reason.stages import build_step, optimizers
+from rl_reason.stages import build_step, compile_ahead, optimizers
 from rl_reason.training import optimizer, packing, step
 
 
@@ -22,6 +22,68 @@ def test_another_shape_is_an_error_not_a_recompilation():
   once(np.ones(3, np.float32))
   with pytest.raises(TypeError):
     once(np.zeros(4, np.float32))
+
+
+class Lines(display.Display):
+  """A silent screen that keeps its lines."""
+
+  def __init__(self):
+    super().__init__(False)
+    self.lines = []
+
+  def say(self, text):
+    self.lines.append(text)
+
+
+def compiled_for(fn, count):
+  """What compiles a function for `count` numbers."""
+  return lambda: fn.lower(jax.ShapeDtypeStruct((count,), np.float32)).compile()
+
+
+def test_a_program_that_was_compiled_ahead_does_not_compile_again():
+  screen, fn = Lines(), jax.jit(lambda x: x + 1)
+  once = CompiledOnce("f", fn, screen)
+  once.ahead(compiled_for(fn, 3))
+  once.lower = None  # what compiles at a call
+  assert once(np.zeros(3, np.float32)).tolist() == [1, 1, 1]
+  assert once(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+  assert screen.lines == []
+  with pytest.raises(TypeError):
+    once(np.zeros(4, np.float32))
+
+
+def test_what_fails_in_the_background_is_told_and_done_again():
+  """A failure, and other arguments; the call itself raises as it always did."""
+  screen, fn = Lines(), jax.jit(lambda x: x + 1)
+
+  def fails():
+    raise RuntimeError("no memory")
+
+  for compile_it, why in ((fails, "no memory"), (compiled_for(fn, 4), "4")):
+    screen.lines = []
+    once = CompiledOnce("f", fn, screen)
+    once.ahead(compile_it)
+    assert once(np.zeros(3, np.float32)).tolist() == [1, 1, 1]
+    told, compiled = screen.lines
+    assert told.startswith("f was not compiled ahead: ") and why in told
+    assert compiled.startswith("compiled f in ")
+  wrong = jax.jit(lambda x: x + np.ones(2))
+  once = CompiledOnce("f", wrong, screen)
+  once.ahead(compiled_for(wrong, 3))
+  with pytest.raises(TypeError, match="incompatible shapes"):
+    once(np.zeros(3, np.float32))
+
+
+def test_the_update_that_is_compiled_ahead_is_the_update_of_the_run(dapo):
+  """The shapes, dtypes and shardings of all arguments are as in the loop."""
+  session = dapo.session
+  args = update_args(session, dapo.run, dapo.no_rows)
+  args = new_state(session), *args, None
+  expected = compile_ahead.update_arguments(session.c, session.model)
+  assert jax.tree.structure(args) == jax.tree.structure(expected)
+  for one, other in zip(*map(jax.tree.leaves, (args, expected)), strict=True):
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
 
 
 @pytest.fixture(scope="module")

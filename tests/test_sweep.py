@@ -125,7 +125,7 @@ def test_devices_are_divided_evenly_or_shared():
   assert jobs.visible("012") == dict(CUDA_VISIBLE_DEVICES="0,1,2")
 
 
-# Stands in for rl_reason.lab.worker: the exit code of a run is its first
+# Stands in for rl_reason.worker: the exit code of a run is its first
 # argument; 'dies' ends the process, 'waits' runs until SIGTERM.
 WORKER = """
 import json, os, pathlib, signal, sys

@@ -24,19 +24,36 @@ REQUIREMENTS = {
         "transformers==5.23.0",
         "--extra-index-url=https://download.pytorch.org/whl/cpu",
     ],
+    # What the functions of bench/adapters import of them.
+    "verl": [
+        *("torch==2.13.0", "tensordict==0.10.0", "transformers==5.10.4"),
+        *("ray==2.60.0", "omegaconf==2.3.1", "hydra-core", "codetiming"),
+        *("torchdata", "datasets", "pandas", "peft", "pillow", "packaging<26"),
+        *("aiohttp", "cachetools", "fastapi", "uvicorn"),
+        "--extra-index-url=https://download.pytorch.org/whl/cpu",
+    ],
+    "openrlhf": [
+        *("torch==2.13.0", "transformers==5.15.0", "einops", "tqdm"),
+        "packaging",
+        "--extra-index-url=https://download.pytorch.org/whl/cpu",
+    ],
 }
+# Their own requirements need a GPU.
+ALONE = {"verl": "verl==0.9.1", "openrlhf": "openrlhf==0.11.2"}
 
 
 def main() -> None:
   """Installs one peer."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--install", choices=harness.PEERS, required=True)
+  parser.add_argument("--install", choices=REQUIREMENTS, required=True)
   parser.add_argument("--venv", type=pathlib.Path)
   flags = parser.parse_args()
   directory = flags.venv or harness.ENVIRONMENTS / flags.install
   venv.create(directory, with_pip=True)
   pip = [directory / "bin" / "python", "-m", "pip", "install"]
   subprocess.run([*pip, *REQUIREMENTS[flags.install]], check=True)
+  if flags.install in ALONE:
+    subprocess.run([*pip, "--no-deps", ALONE[flags.install]], check=True)
 
 
 if __name__ == "__main__":

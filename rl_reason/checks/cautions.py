@@ -1,5 +1,7 @@
 """Rules that only warn: the run works, but probably not as intended."""
 
+import json
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,6 +9,8 @@ import numpy as np
 from rl_reason import tasks
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
+
+TINY = 256  # width of a model that learns at the rates of random parameters
 
 
 def prompts(c) -> Iterator[Rule]:
@@ -60,7 +64,7 @@ def sft(c) -> Iterator[Rule]:
 def rates(c) -> Iterator[Rule]:
   """Learning rates that are meant for another model."""
   o, factors = c.optimizer, c.lora.rank
-  most = 1e-2 if factors or not c.model.path else 1e-4
+  most = 1e-2 if factors or not c.model.path or _is_tiny(c) else 1e-4
   if o.name == "adamw" and c.rl.steps and o.lr > most:
     what = "LoRA factors" if factors else "a pretrained model"
     usual = "1e-5 to 1e-4" if factors else "1e-6"
@@ -69,6 +73,15 @@ def rates(c) -> Iterator[Rule]:
     yield "optimizer.lr", (
         f"is high for {what}, which RL changes at about {usual}"
     )
+
+
+def _is_tiny(c) -> bool:
+  """Whether model.path is a directory with a model of at most `TINY`."""
+  try:
+    text = (pathlib.Path(c.model.path) / "config.json").read_text()
+    return json.loads(text)["hidden_size"] <= TINY
+  except (OSError, ValueError, LookupError, TypeError):
+    return False
 
 
 def off_policy(c) -> Iterator[Rule]:

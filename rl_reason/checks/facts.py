@@ -212,7 +212,10 @@ def learns(c) -> int:
 def by_reward(c) -> bool:
   """Whether a group has signal if its rewards differ, correct or not."""
   signal = c.dynamic_sampling.signal
-  return signal == "reward" or (signal == "auto" and any(unverified(c)))
+  not_rewarded = c.reward.correct == c.reward.incorrect
+  return signal == "reward" or (
+      signal == "auto" and (not_rewarded or any(unverified(c)))
+  )
 
 
 def mesh_sizes(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:

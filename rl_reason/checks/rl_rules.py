@@ -72,7 +72,8 @@ def partial_groups(c) -> Iterator[Rule]:
   if not r.partial_across_steps and facts.by_reward(c):
     yield name, (
         "whether another round follows depends on which responses are correct:"
-        " not with dynamic_sampling.signal = 'reward', or without a verifier"
+        " not with dynamic_sampling.signal = 'reward', or without a verdict in"
+        " the reward"
     )
 
 

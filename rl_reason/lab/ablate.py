@@ -1,6 +1,7 @@
 """Ablations: rows of configs, run on the same seeds and compared in pairs.
 
   python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
+  python -m rl_reason.ablate --config=... --power=2  # seeds that 2 points need
   python -m rl_reason.ablate --config=... --table   # rewrites the output files
   python -m rl_reason.ablate --config=... --table --against=PPO --at=5  # prints
 
@@ -12,6 +13,7 @@ the exit codes of `rl_reason.main`.
 
 import argparse
 import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -113,17 +115,18 @@ def ladder(
 
 
 def fresh_seeds(name: str, count: int) -> tuple[int, ...]:
-  """Returns seeds that nobody chose: byte pairs of the SHA-256 of a name.
+  """Returns seeds that nobody chose: byte pairs of SHA-256 hashes of a name.
 
-  Raises:
-    ValueError: the hash has fewer than `count` different pairs.
+  The first 16 are of the name itself, the next ones of 'NAME 1', 'NAME 2', ...
   """
-  digest = hashlib.sha256(name.encode()).digest()
-  pairs = [digest[i : i + 2] for i in range(0, len(digest), 2)]
-  seeds = tuple(dict.fromkeys(int.from_bytes(pair, "big") for pair in pairs))
-  if count > len(seeds):
-    raise ValueError(f"{count} seeds of {name!r}: there are {len(seeds)}")
-  return seeds[:count]
+  seeds: dict[int, None] = {}
+  for block in itertools.count():
+    if len(seeds) >= count:
+      break
+    digest = hashlib.sha256(f"{name} {block}".removesuffix(" 0").encode())
+    pairs = zip(*[iter(digest.digest())] * 2, strict=True)
+    seeds |= dict.fromkeys(256 * high + low for high, low in pairs)
+  return tuple(seeds)[:count]
 
 
 def measures(c: ml_collections.ConfigDict) -> dict[str, Measure]:
@@ -258,11 +261,19 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   flag(
       "--table", action="store_true", help="run nothing: rewrite from the data"
   )
+  flag(
+      "--power",
+      type=float,
+      metavar="POINTS",
+      help="run nothing: how many seeds a difference of POINTS needs",
+  )
   flag("--against", help="with --table: print a comparison with this row")
   flag("--at", type=int, help="with --against: as of this RL step")
   flags = parser.parse_args(argv)
   if min(flags.jobs, flags.runs_per_process) < 1:
     parser.error("--jobs, --runs_per_process: at least 1")
+  if flags.power is not None and not flags.power > 0:
+    parser.error("--power: a difference above 0 points")
   file, _, variant = flags.config.partition(":")
   name = pathlib.Path(file).stem + (f"-{variant}" if variant else "")
   out = pathlib.Path(flags.out).expanduser() / f"{name}.json"
@@ -276,7 +287,16 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
         known = [x[0] for x in data["rows"]]
         require("--against, --rows", row, known)
     else:
-      data, code = _run(flags, argv, name, out, child)
+      c = config_files.read(flags.config)
+      if flags.seeds:
+        c.seeds = flags.seeds
+      check(c)
+      if flags.power is not None:
+        from rl_reason.lab import power
+
+        print(power.report(out.parent, name, len(c.seeds), flags.power))
+        return 0
+      data, code = _run(c, flags, argv, name, out, child)
   except ConfigError as e:
     print(*(f"config error: {x}" for x in e.lines), sep="\n", file=sys.stderr)
     return 2
@@ -299,11 +319,8 @@ def _seeds(text: str) -> tuple[int, ...]:
   return tuple(int(x) for x in text.split(","))
 
 
-def _run(flags, argv, name: str, out: pathlib.Path, child):
+def _run(c, flags, argv, name: str, out: pathlib.Path, child):
   """Runs the missing rows; returns the data and the exit code."""
-  c = config_files.read(flags.config)
-  if flags.seeds:
-    c.seeds = flags.seeds
   folder = pathlib.Path(flags.workdir).expanduser()
   todo = plan(c, folder, name)
   rows = [row[0] for row in c.rows]
@@ -313,7 +330,10 @@ def _run(flags, argv, name: str, out: pathlib.Path, child):
   stop = jobs.stop_on_signals()
   command = f"python -m rl_reason.ablate {shlex.join(argv)}"
 
-  from rl_reason.lab import comparison  # slow: after the config is checked
+  from rl_reason.lab import comparison, power  # slow: after the config's check
+
+  for line in power.lines(*power.known(out.parent, name), len(c.seeds)):
+    jobs.say(line)
 
   def save():
     data = comparison.collect(c, todo, measures(c), command)

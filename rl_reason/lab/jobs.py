@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 from rl_reason.base import errors, resume_rules
 
 MAIN = (sys.executable, "-m", "rl_reason.main")
-WORKER = (sys.executable, "-m", "rl_reason.lab.worker")
+WORKER = (sys.executable, "-m", "rl_reason.worker")
 LENGTHS = ("rl.steps", "rounds.count")  # a finished run may be made longer
 # Replaces itself by a command that gets SIGTERM when its parent, the process of
 # the given id, is killed. PR_SET_PDEATHSIG survives exec.

@@ -21,6 +21,7 @@ from rl_reason.monitoring import updates
 ALERT = "alert/"  # prefix of the metrics of alerts
 HEALTH = "health/"  # prefix of metrics that only rules read; never logged
 WINDOW = 10  # steps that predicates see
+SOLVED = 0.75  # share of the groups that are all correct
 BROKEN_POLICY, NO_UPDATE = "Broken policy", "No update"  # names of alerts
 GAP = "rollout/logp_gap_mean"
 BROKEN = "rollout/broken_responses"  # share; logged only if there are any
@@ -284,7 +285,10 @@ def _critic_without_predictive_power(steps):
   return f"explained variance {found[-1]:.2g}, negative in 5 consecutive steps"
 
 
-def _few_groups_with_signal(step, fields):
+def _few_groups_with_signal(step, steps, fields):
+  solved = number(step, "train/all_correct") >= SOLVED
+  if solved and len(steps) == WINDOW:
+    return ""  # the run has learned the task: it is not ill
   size = fields["rollout.group_size"]
   filled = number(step, "train/groups_with_signal") * size
   if filled >= fields["rollout.batch"] / 2:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rl_reason.base.errors import RunError
 from rl_reason.base.json_files import number
-from rl_reason.monitoring import alerts, updates
+from rl_reason.monitoring import alerts, bands, updates
 from rl_reason.monitoring.alerts import BROKEN_POLICY, HEALTH, NO_UPDATE, Alert
 
 FIRST = 3  # steps with a summary on the screen
@@ -104,6 +104,7 @@ class HealthMonitor:
         for field, did in LIMITS.items()
     }
     self._fields, self._say, self._before = fields, say, before
+    self._band = bands.Watch(fields, say)
     self._steps: deque[dict] = deque(maxlen=alerts.WINDOW)
     self._active: dict[str, int] = {}  # alert -> the last step that had it
     self._checked = 0
@@ -127,6 +128,8 @@ class HealthMonitor:
         {k: x if isinstance(x, str) else number(x) for k, x in metrics.items()}
     )
     found = alerts.of_step(list(self._steps), self._fields)
+    if self._band.band:
+      self._band.check(self._steps[-1] | dict(stage="rl", step=step))
     self._checked += 1
     if self._checked <= FIRST:
       self._say(f"step {step}: {step_summary(self._steps[-1], self._fields)}")

@@ -17,7 +17,7 @@ import jax
 
 from rl_reason.base import config as config_lib, errors, json_files, kinds
 from rl_reason.configs import base
-from rl_reason.monitoring import run_log
+from rl_reason.monitoring import bands, run_log
 from rl_reason.report import groups, head, machine, scores as scores_lib
 from rl_reason.report.charts import COSTS, MAX_POINTS, charts_of, hours
 from rl_reason.report.rendering import as_text, render
@@ -100,7 +100,9 @@ def data_of(workdir: pathlib.Path) -> dict[str, Any]:
       title=workdir.resolve().name,
       running=(rl[-1]["step"] if rl else 0) < config.get("rl.steps", 0),
       about=head.describe(workdir, config),
-      notes=_notes(lines, config) + scores_lib.warnings(lines),
+      notes=_notes(lines, config)
+      + scores_lib.warnings(lines)
+      + bands.of_run(lines, config),
       tiles=_tiles(lines),
       scores=_score_table(lines, config),
       x=["step", *[x for x in (*COSTS, "hours") if any(axes["rl"][x])]],

@@ -10,12 +10,12 @@ HERE = pathlib.Path(__file__).parent
 PALETTE = ("#0a4f93", "#cf5a0a", "#12805c", "#9a3b82", "#8a6d00", "#7b8491")
 
 
-def render(name: str, data: dict[str, Any]) -> str:
-  """The page NAME.html.in with the common head and its data."""
-  page, head = (
-      (HERE / f"{x}.html.in").read_text(encoding="utf-8")
-      for x in (name, "head")
-  )
+def render(
+    name: str, data: dict[str, Any] | None, folder: pathlib.Path = HERE
+) -> str:
+  """The page NAME.html.in of a folder with the common head and its data."""
+  page = (folder / f"{name}.html.in").read_text(encoding="utf-8")
+  head = (HERE / "head.html.in").read_text(encoding="utf-8")
   colors = " ".join(f"--c{i}: {x};" for i, x in enumerate(PALETTE))
   head = head.replace("@PALETTE@", colors)
   return page.replace("@HEAD@\n", head).replace("@DATA@", embed(data))

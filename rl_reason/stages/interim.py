@@ -11,7 +11,7 @@ from rl_reason.base.structs import Tree
 from rl_reason.checkpointing.resumable import ResumableStage
 from rl_reason.checkpointing.rl_state import RLState
 from rl_reason.evaluation import accuracy
-from rl_reason.monitoring import alerts, resources, run_log
+from rl_reason.monitoring import alerts, bands, resources, run_log
 from rl_reason.monitoring.health import HealthMonitor
 from rl_reason.monitoring.step_logger import StepLogger
 from rl_reason.stages import evaluate as evaluate_lib
@@ -74,11 +74,17 @@ def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
   `parts` are further keywords of `evaluate`.
   """
   evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
-  return functools.partial(run, c, evaluate, output)
+  band = bands.Watch(config_lib.flat(c), output.display.say)
+  return functools.partial(run, c, evaluate, output, band=band)
 
 
 def run(
-    c, evaluate: Callable, output: Output, params: Tree, state: RLState
+    c,
+    evaluate: Callable,
+    output: Output,
+    params: Tree,
+    state: RLState,
+    band: bands.Watch | None = None,
 ) -> float:
   """Logs an evaluation; returns the score by which checkpoints compete."""
   state.wait()  # sampler and verifiers are shared
@@ -133,4 +139,8 @@ def run(
   broken += evaluate_lib.verifier_failures(values)
   for line in [*broken, *alerts.of_evaluations(lines)]:
     say(f"warning: {line}")
+  if band and band.band:
+    if not state.step:
+      say(band.band.about())
+    band.check(values | dict(stage="evaluate", step=state.step))
   return values[accuracy.SCORE]

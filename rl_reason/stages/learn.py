@@ -17,6 +17,7 @@ from rl_reason.collect.reward_runner import RewardRunner
 from rl_reason.data.pipelines import RowSource
 from rl_reason.rollout.sampler import RolloutEngine
 from rl_reason.stages import (
+    compile_ahead,
     initial_state,
     reward_model,
     rl,
@@ -67,6 +68,9 @@ def run(
   if stage == "all":
     found = resumed(c, pretrain, model=model, output=output)
   params, critic_params, counters = found or (None, None, None)
+  update, saved = None, open_stage(c, output, "rl").checkpoints.steps()
+  if stage == "all" and c.rl.steps not in (0, *saved):
+    update = compile_ahead.policy_update(c, model, output.display)
   if found is None:
     params = sft.run(c, engine=engine, **samples)
     if stage == "reward_model":
@@ -84,6 +88,7 @@ def run(
         critic_params,
         counters,
         rollout_engine=rollout_engine,
+        update=update,
         **pretrains,
     )
   return params

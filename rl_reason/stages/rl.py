@@ -60,6 +60,7 @@ def train(
     reward_runner: RewardRunner,
     environments: Environments | None,
     replay: Any = None,
+    update: Callable | None = None,
 ) -> Tree:
   """Runs or resumes RL.
 
@@ -78,6 +79,7 @@ def train(
     reward_runner: calls the reward functions.
     environments: makes and calls environments; None without.
     replay: ends the loop at a step of a run, and sees it; see `lab.replay`.
+    update: `build_step.policy_update` of the config; None: it is made here.
 
   Returns:
     the parameters after config.rl.steps steps.
@@ -102,7 +104,8 @@ def train(
   )
   objective = build_step.objective(c, on_policy=on_policy)
   optimizer = optimizers.of_policy(c, cfg, mesh)
-  update = build_step.policy_update(c, objective, cfg, optimizer, display)
+  if update is None:
+    update = build_step.policy_update(c, objective, cfg, optimizer, display)
   critic_optimizer = None
   if has_critic:
     critic_optimizer = optimizers.of_critic(c, critic_cfg, mesh, c.rl.steps)

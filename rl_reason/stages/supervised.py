@@ -154,7 +154,9 @@ def train(
   """
   # The config is read here.
   save_every = c.checkpoint.sft_every
-  rate = dict(lr=lr, schedule=schedule, warmup=warmup, total=steps)
+  rate: dict[str, Any] = dict(
+      lr=lr, schedule=schedule, warmup=warmup, total=steps
+  )
   tx = of_stage(c.optimizer, **rate)
   shardings = state_shardings(table, tx, mesh)
   stage = open_stage(c, output, name)

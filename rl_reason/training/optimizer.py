@@ -78,8 +78,11 @@ def learning_rates(
   are as of `make_optimizer`.
   """
   rate = schedules.learning_rate(schedule, peak=lr, warmup=warmup, total=total)
-  fn = jax.jit(lambda step_S: jnp.broadcast_to(rate(step_S), count))
-  return np.asarray(fn(np.arange(count, dtype=np.int32)))
+
+  def rates(step_S):  # an argument: constants would be folded, and round apart
+    return jnp.broadcast_to(rate(step_S), count)
+
+  return np.asarray(jax.jit(rates)(np.arange(count, dtype=np.int32)))
 
 
 def decays(params: Tree) -> Tree:
@@ -196,5 +199,6 @@ def with_rate(
     counts = optax.tree.get_all_with_path(state.opt_state, "count")
     return state, metrics | dict(lr=last(counts[-1][1]))
 
-  call.lower = lambda *args: update.lower(*args)  # for --stage=size
+  call.lower = lambda *args: update.lower(*args)  # to compile before a call
+  call.ahead = lambda compile_it: update.ahead(compile_it)
   return call

@@ -1,6 +1,6 @@
 """A process that makes several runs, one after another.
 
-  python -m rl_reason.lab.worker
+  python -m rl_reason.worker
 
 Each line of standard input is a run: {"args": arguments of `rl_reason.main`,
 "output": the file of its output}. When the run has ended, its exit code is a

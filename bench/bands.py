@@ -1,0 +1,177 @@
+"""The expected bands of the configs, from the runs of results/.
+
+  python -m bench.bands   # writes rl_reason/monitoring/bands.json
+
+A config has the band of 16 runs: of results/table.json (accuracy, and reward,
+length and entropy of each step), or else of results/seeds.json (accuracy).
+Other configs are listed without a band, and their runs say so.
+
+Shapes here: N seeds; D values of a run, all metrics and steps.
+"""
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+
+from bench import results, table
+from rl_reason.base import config as config_lib, json_files
+from rl_reason.checks import checked
+from rl_reason.configs.ablations import algorithms
+from rl_reason.monitoring import bands
+
+PATH = results.ROOT / "rl_reason" / "monitoring" / "bands.json"
+SEEDS = 16
+EDGE = 0.002  # keeps log-odds of 0 and 1 finite
+CONFIGS = (*algorithms.NAMES, "countdown", "calculator", "guess", "lines")
+ROWS = {"dapo": "DAPO", "grpo": "GRPO"}  # of results/seeds.json
+# Rows of the table that are the config of a task.
+TASKS = {"countdown": "countdown", "calculator": "calculator"}
+
+Curves = dict[str, tuple[list[int], np.ndarray]]  # metric -> steps, [N, steps]
+
+
+def band(values_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The band that holds all values of a further run at once.
+
+  A run's score is its largest distance from the mean of the other runs, in
+  their standard deviations. The band has the width at which the largest score
+  of the N runs is on its border: the score of a further run, of which any order
+  among the N + 1 is as likely, is larger with a probability of 1 / (N + 1)
+  (conformal prediction; for curves Diquigiovanni, Fontana and Vantini, Journal
+  of Multivariate Analysis, 2022).
+
+  Returns:
+    the lowest and the highest values, [D] each.
+  """
+  count = len(values_ND)
+  floor = 0.05 * np.median(values_ND.std(0, ddof=1))
+  scores = []
+  for n in range(count):
+    others = np.delete(values_ND, n, 0)
+    spread_D = np.maximum(others.std(0, ddof=1), floor)
+    away_D = np.abs(values_ND[n] - others.mean(0))
+    # A value that is the same in all runs is expected to stay the same.
+    safe_D = np.where(spread_D > 0, spread_D, 1)
+    scores.append((away_D / safe_D).max())
+  half_D = max(scores) * np.maximum(values_ND.std(0, ddof=1), floor)
+  mean_D = values_ND.mean(0)
+  return mean_D - half_D, mean_D + half_D
+
+
+def of_table(config: str) -> Curves:
+  """The curves of the first `SEEDS` runs in results/table.json; {} if fewer."""
+  task, row = TASKS.get(config, table.TASKS[0]), config
+  row = "dapo" if config in TASKS else config
+  runs = [
+      x
+      for x in results.read(table.NAME).get("runs", [])
+      if (x["task"], x["row"]) == (task, row)
+  ][:SEEDS]
+  if len(runs) < SEEDS:
+    return {}
+  out = {
+      bands.ACCURACY: (
+          runs[0]["steps"],
+          np.array([x["accuracy"] for x in runs]),
+      )
+  }
+  for name, key in table.CURVES.items():
+    values_NS = np.array([x[name] for x in runs], float)
+    if np.isfinite(values_NS).all():
+      out[key] = list(range(1, 1 + values_NS.shape[1])), values_NS
+  return out
+
+
+def of_seeds(config: str) -> Curves:
+  """The curves in results/seeds.json; {} without."""
+  runs = [
+      x
+      for x in results.read("seeds").get("runs", [])
+      if x["name"] == ROWS.get(config)
+  ]
+  if len(runs) < SEEDS:
+    return {}
+  accuracy_NS = np.array([x["accuracy"] for x in runs])
+  return {bands.ACCURACY: (runs[0]["steps"], accuracy_NS)}
+
+
+def entry(config: str, base: dict[str, Any]) -> dict[str, Any]:
+  """What bands.json has for a config."""
+  fields = _flat(config)
+  curves = of_table(config) or of_seeds(config)
+  source = "table" if of_table(config) else "seeds"
+  out = dict(
+      fields={k: x for k, x in fields.items() if base.get(k) != x},
+      absent=[k for k in base if k not in fields],
+      seeds=SEEDS if curves else 0,
+      source=f"results/{source}.json" if curves else "",
+      metrics={},
+  )
+  if not curves:
+    return out
+  values = [
+      _logit(y) if metric == bands.ACCURACY else y
+      for metric, (_, y) in curves.items()
+  ]
+  low_D, high_D = band(np.concatenate(values, 1))
+  at = 0
+  for metric, (steps, _) in curves.items():
+    low, high = low_D[at : at + len(steps)], high_D[at : at + len(steps)]
+    if metric == bands.ACCURACY:
+      low, high = _share(low), _share(high)
+    out["metrics"][metric] = dict(
+        step=list(steps), low=_short(low), high=_short(high)
+    )
+    at += len(steps)
+  return out
+
+
+def _logit(share: np.ndarray) -> np.ndarray:
+  """Log-odds: accuracy near 1 varies less upwards than downwards."""
+  return np.log((share + EDGE) / (1 - share + EDGE))
+
+
+def _share(logit: np.ndarray) -> np.ndarray:
+  """The inverse of `_logit`, between 0 and 1."""
+  odds = np.exp(logit)
+  return np.clip((odds * (1 + EDGE) - EDGE) / (1 + odds), 0, 1)
+
+
+def _flat(config: str) -> dict[str, Any]:
+  """The fields of a config, as config.json of a run has them."""
+  c, _ = checked.checked(f"configs/{config}.py", {})
+  return json.loads(json.dumps(config_lib.flat(c)))
+
+
+def _short(values) -> list[float]:
+  return [float(f"{x:.4g}") for x in values]
+
+
+def measure() -> dict[str, Any]:
+  """The content of bands.json."""
+  base = _flat("grpo")
+  return dict(base=base, configs={x: entry(x, base) for x in CONFIGS})
+
+
+def text(data: dict[str, Any]) -> str:
+  """The file: one line for the base, and for each config."""
+  configs = ",\n".join(
+      f"  {json.dumps(k)}: {json.dumps(x)}" for k, x in data["configs"].items()
+  )
+  base = json.dumps(data["base"])
+  return f'{{\n "base": {base},\n "configs": {{\n{configs}\n }}\n}}\n'
+
+
+def main() -> None:
+  """Writes the file."""
+  argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+  data = measure()
+  json_files.write_text(PATH, text(data))
+  for name, x in data["configs"].items():
+    print(f"{name}: {x['seeds']} seeds, {', '.join(x['metrics']) or 'no band'}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,142 @@
+"""Algorithm cards: loss and gradient of each surrogate against the ratio.
+
+  python -m bench.pages   # writes results/surrogates.html, among others
+
+The page has the formulas in JavaScript, and a test compares them in a browser
+with the functions of `rl_reason.algorithms.surrogates`.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from bench import results
+from rl_reason.base import functions
+from rl_reason.checks import config_files
+from rl_reason.report import rendering
+
+NAME = "surrogates"
+# Text of each card, and the ends and the step of the slider of each keyword.
+CARDS: dict[str, dict[str, Any]] = {
+    "ppo": dict(
+        formula="L = -min(r A, clip(r, 1 - low, 1 + high) A); with a dual clip"
+        " c, at most -c A where A < 0",
+        source="PPO, arXiv:1707.06347, eq 7; clip-higher: DAPO,"
+        " arXiv:2503.14476, eq 10; dual clip: arXiv:1912.09729, eq 5",
+        why="A token stops learning when it has moved far enough in the"
+        " direction of its advantage, and only then: a token that moved the"
+        " wrong way keeps its gradient. The bound is on the ratio, so a rare"
+        " token soon has none: at high = .28, .01 stops at .0128. The bound is"
+        " on the gradient, not on the step: the step that crosses it, momentum"
+        " and the negative samples carry the token further (clip_law.md). For"
+        " A < 0 the loss has no bound above r = 1, and one token that became"
+        " likely can dominate the gradient; the dual clip sets its gradient to"
+        " 0.",
+        sliders=dict(
+            clip_low=(0, 1, 0.01), clip_high=(0, 4, 0.01), dual_clip=(0, 12, 1)
+        ),
+        window="0 to 3",
+    ),
+    "reinforce": dict(
+        formula="L = -A log p",
+        source="Williams (1992); RLOO, arXiv:2402.14740, eq 7",
+        why="Nothing bounds an update and nothing corrects for data of an older"
+        " policy: the gradient does not depend on the ratio. It is the policy"
+        " gradient only on-policy, with one optimizer step a rollout.",
+        sliders={},
+        window="0 to 3",
+    ),
+    "gspo": dict(
+        formula="L = -min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean of"
+        " log r over the response)",
+        source="GSPO, arXiv:2507.18071, eq 5; by token, eq 14",
+        why="The ratio is one number a response, s: all tokens of a response"
+        " are clipped together or not at all. A mean of logarithms moves"
+        " little, so the bounds are a thousand times tighter than those of PPO."
+        " The card shows a response whose tokens all have the same ratio.",
+        sliders=dict(clip_low=(0, 0.1, 0.0001), clip_high=(0, 0.1, 0.0001)),
+        window="1 ± 0.002",
+    ),
+    "cispo": dict(
+        formula="L = -stop_gradient(clip(r, 1 - low, 1 + high)) A log p",
+        source="CISPO (MiniMax-M1), arXiv:2506.13585, eq 4",
+        why="The weight of a token is clipped, and not its objective: the"
+        " gradient is never 0, also for rare tokens whose ratio leaves the"
+        " bounds, which PPO drops from the update. Nothing stops a token that"
+        " has moved far; the weight only stops growing.",
+        sliders=dict(clip_low=(0, 1, 0.01), clip_high=(0, 9, 0.05)),
+        window="0 to 12",
+    ),
+}
+WINDOWS = {
+    "1 ± 0.002": (0.998, 1.002),
+    "1 ± 0.1": (0.9, 1.1),
+    "1 ± 0.5": (0.5, 1.5),
+    "0 to 3": (0.0, 3.0),
+    "0 to 12": (0.0, 12.0),
+}
+
+# Whose keywords the sliders can be set to.
+CONFIGS = ("ppo", "grpo", "dapo", "vapo", "reinforce", "rloo", "gspo", "cispo")
+
+
+def of_package(
+    name: str, ratio: float, advantage: float, old: float, **keywords: float
+) -> tuple[float, float]:
+  """Loss and its derivative by the log-prob, by the package's own function.
+
+  Args:
+    name: of the surrogate.
+    ratio: of a response of one token.
+    advantage: of the token.
+    old: its probability before the update.
+    **keywords: of the surrogate.
+  """
+  function = functions.signature("surrogate", name).function
+  old_BT = jnp.log(jnp.full((1, 1), old))
+
+  def loss(logp):
+    losses_BT, _ = function(
+        jnp.full((1, 1), logp),
+        old_BT,
+        jnp.full((1, 1), advantage),
+        jnp.ones((1, 1)),
+        **keywords,
+    )
+    return losses_BT[0, 0]
+
+  value, slope = jax.value_and_grad(loss)(jnp.log(old * ratio))
+  return float(value), float(slope)
+
+
+def settings() -> dict[str, dict[str, dict[str, float]]]:
+  """By surrogate: the keywords of its defaults, and of `CONFIGS`."""
+  out: dict[str, dict] = {}
+  for name in functions.names("surrogate"):
+    section = ml_collections.ConfigDict(dict(name=name, args={}))
+    found = functions.arguments("surrogate", section)
+    out[name] = {"defaults of the function": _shown(name, found)}
+  for name in CONFIGS:
+    c = config_files.read(str(results.ROOT / "configs" / f"{name}.py"))
+    found = functions.arguments("surrogate", c.surrogate)
+    out[c.surrogate.name][f"{name}.py"] = _shown(c.surrogate.name, found)
+  return out
+
+
+def _shown(name: str, keywords: dict[str, float]) -> dict[str, float]:
+  """The keywords that have a slider."""
+  return {x: keywords[x] for x in CARDS[name]["sliders"]}
+
+
+def page() -> str:
+  """results/surrogates.html."""
+  found = settings()
+  cards = [
+      dict(name=name, settings=found[name]) | card
+      for name, card in CARDS.items()
+  ]
+  data = dict(title="Surrogates", notes=[], cards=cards, windows=WINDOWS)
+  return rendering.render("cards", data, pathlib.Path(__file__).parent)

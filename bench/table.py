@@ -1,0 +1,416 @@
+"""All algorithms x three tasks x 32 seeds: ranks at equal steps and tokens.
+
+  python -m bench.table              # resumable; 12 hours of 2 cores or less
+  python -m bench.table --collect    # data and pages of the runs made so far
+  python -m bench.table --table      # only the pages, from JSON
+
+The command goes seed by seed: of each seed it makes the runs of all algorithms
+on all tasks (configs/ablations/table.py) before the next seed. Runs that
+results/table.json has are not made again. Data of new runs go to runs/table, so
+that the checkout stays that of the commit that the runs record; --collect adds
+them to results/table.json, and writes .md and .png (the figure needs
+matplotlib).
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from bench import ranks, results
+from rl_reason.base import config as config_lib
+from rl_reason.checks import config_files
+from rl_reason.lab import ablate, comparison, jobs
+from rl_reason.monitoring import run_log
+from rl_reason.report import charts, figures, scores
+
+NAME = "table"
+CONFIG = "configs/ablations/table.py"
+TASKS = ("arithmetic", "countdown", "calculator")
+NEW = results.RUNS / NAME / "table.json"  # of runs that git does not have
+CURVES = {  # of each RL step
+    "reward": "critic/rewards/mean",
+    "length": "response_length/mean",
+    "entropy": "actor/entropy",
+}
+DIGITS = 4
+RUNS_PER_PROCESS = 20  # the cheapest way, see bench.many_seeds
+
+
+@functools.cache
+def ladder(task: str):
+  """The ablation of a task."""
+  return config_files.read(f"{CONFIG}:{task}")
+
+
+def seeds() -> tuple[int, ...]:
+  """The final seeds."""
+  return tuple(ladder(TASKS[0]).seeds)
+
+
+def rows(task: str) -> list[str]:
+  """The algorithms that are defined on a task."""
+  return [name for name, *_ in ladder(task).rows]
+
+
+def plan(seed: int) -> dict[str, list[jobs.Job]]:
+  """The jobs of a seed by task: shared models, then the rows."""
+  out = {}
+  for task in TASKS:
+    c = ladder(task).copy_and_resolve_references()
+    c.seeds = (seed,)
+    out[task] = ablate.plan(c, results.RUNS / NAME, task)
+  return out
+
+
+def read(task: str, job: jobs.Job) -> dict[str, Any] | None:
+  """The curves of a run; None if it has not reached its last step.
+
+  A run that was refused at its end, because its policy is broken, counts.
+  """
+  lines = run_log.read_metrics(job.workdir)
+  found = scores.of_stage(lines, "evaluate")
+  if not found or found[-1]["step"] < job.fields["rl.steps"]:
+    return None
+  accuracy, best = scores.headline(scores.scores(found[0]))
+  tokens = charts.spent(lines, "tokens")
+  steps = [x["step"] for x in found]
+  values = [scores.scores(x) for x in found]
+  curves = scores.of_stage(lines, "rl")
+  return dict(
+      task=task,
+      row=job.row,
+      seed=job.seed,
+      seconds=round(job.record()["seconds"], 1),
+      environment=results.run_environment(job.workdir),
+      steps=steps,
+      tokens=[_short(tokens.get(x), 9) for x in steps],
+      accuracy=[_short(x[accuracy].value) for x in values],
+      best=[_short(x[best].value) for x in values],
+      **{
+          name: [_short(x.get(key)) for x in curves]
+          for name, key in CURVES.items()
+      },
+  )
+
+
+def _short(x: float | None, digits: int = DIGITS) -> float | None:
+  """Rounds to a few digits: the data are kept in the repository."""
+  return None if x is None else float(f"{x:.{digits}g}")
+
+
+def recorded(result: dict) -> dict[tuple[str, str, int], dict]:
+  """The runs of results/table.json by task, row and seed."""
+  return {(x["task"], x["row"], x["seed"]): x for x in result.get("runs", [])}
+
+
+def missing(planned: dict[str, list[jobs.Job]], known) -> list[jobs.Job]:
+  """The jobs of a seed without the rows that are known."""
+  return [
+      job
+      for task, of_task in planned.items()
+      for job in of_task
+      if not job.row or (task, job.row, job.seed) not in known
+  ]
+
+
+def collect(result: dict, planned: dict[str, list[jobs.Job]]) -> dict:
+  """Adds the finished runs of a seed to the data."""
+  found, environments = recorded(result), result.get("environments", [])
+  for task, of_task in planned.items():
+    for job in of_task:
+      key = task, job.row, job.seed
+      if not job.row or key in found or not (run := read(task, job)):
+        continue
+      if run["environment"] not in environments:
+        environments = [*environments, run["environment"]]
+      run["environment"] = environments.index(run["environment"])
+      found[key] = run
+  order = {x: i for i, x in enumerate(seeds())}
+  return dict(
+      command="python -m bench.table",
+      seeds=list(seeds()),
+      fields={
+          task: config_lib.flat(ladder(task).common)
+          | dict(rows=[list(x) for x in ladder(task).rows])
+          for task in TASKS
+      },
+      environments=environments,
+      runs=sorted(
+          found.values(),
+          key=lambda x: (
+              order.get(x["seed"], len(order)),
+              TASKS.index(x["task"]),
+              rows(x["task"]).index(x["row"]),
+          ),
+      ),
+  )
+
+
+def make(given: argparse.Namespace) -> int:
+  """Makes the runs that are missing, seed by seed; returns the exit code."""
+  stop, failed = jobs.stop_on_signals(), []
+  for number, seed in enumerate(seeds()[: given.seeds], 1):
+    planned = plan(seed)
+    wanted = missing(planned, recorded(data()))
+    if any(job.row for job in wanted):
+      jobs.say(f"seed {number} of {given.seeds}: {seed}")
+
+      def save(planned=planned):
+        comparison.save(collect(data(), planned), NEW)
+
+      failed += jobs.run(
+          wanted,
+          stop,
+          parallel=given.jobs,
+          on_finished=save,
+          runs_per_process=RUNS_PER_PROCESS,
+      )
+      if (result := collect(data(), planned))["runs"]:
+        comparison.save(result, NEW)
+    if stop.is_set():
+      return 143
+  for name in failed:
+    jobs.say(f"FAILED: {name}")
+  return int(bool(failed))
+
+
+def data() -> dict:
+  """The data of the repository, with the runs that are not yet part of it."""
+  result = results.read(NAME)
+  if not NEW.exists():
+    return result
+  new = json.loads(NEW.read_text())
+  known = recorded(result)
+  if known.keys() <= recorded(new).keys():
+    return new
+  environments = list(result["environments"])
+  for key, run in recorded(new).items():
+    if key in known:
+      continue
+    environment = new["environments"][run["environment"]]
+    if environment not in environments:
+      environments.append(environment)
+    known[key] = run | dict(environment=environments.index(environment))
+  return result | dict(environments=environments, runs=list(known.values()))
+
+
+# --- the page ----------------------------------------------------------------
+
+
+def values(result: dict, task: str, axis: str) -> tuple[float, dict]:
+  """Accuracy at the last point of an axis that all runs of a task reach.
+
+  Args:
+    result: the data.
+    task: the task.
+    axis: 'steps' or 'tokens'; between evaluations, accuracy is interpolated
+      linearly.
+
+  Returns:
+    the point, and {row: {seed: accuracy}}.
+  """
+  runs = [x for x in result["runs"] if x["task"] == task]
+  end = min((x[axis][-1] for x in runs), default=0)
+  out: dict[str, dict[int, float]] = {row: {} for row in rows(task)}
+  for x in runs:
+    at = float(np.interp(end, x[axis], x["accuracy"]))
+    out[x["row"]][x["seed"]] = at
+  return end, out
+
+
+def complete(by_row: dict[str, dict[int, float]]) -> list[int]:
+  """The seeds that all rows have, in order."""
+  first, *others = by_row.values()
+  return [seed for seed in first if all(seed in x for x in others)]
+
+
+def _cells(by_row: dict, shared: list[int]) -> dict[str, list[str]]:
+  """Accuracy, rank and share of first places of each row."""
+  names = list(by_row)
+  values_NK = np.array([[by_row[k][s] for k in names] for s in shared])
+  found = ranks.ranks(values_NK) if shared else None
+  out = {}
+  for i, name in enumerate(names):
+    numbers = [by_row[name][s] for s in shared] or list(by_row[name].values())
+    if not numbers:
+      out[name] = ["–", "–", "–"]
+      continue
+    mean, half = comparison.interval(numbers)
+    text = f"{mean:.1%}" + ("" if half is None else f" ± {100 * half:.1f}")
+    rank = first = "–"
+    if found is not None:
+      rank = f"{found.low_K[i]} to {found.high_K[i]}"
+      first = f"{found.best_K[i]:.0%}"
+    out[name] = [text, rank, first]
+  return out
+
+
+def agreement(result: dict) -> list[str]:
+  """Lines on whether the tasks agree about the order of the algorithms."""
+  from scipy import stats
+
+  means = {}
+  for task in TASKS:
+    _, by_row = values(result, task, "steps")
+    if shared := complete(by_row):
+      means[task] = {
+          k: float(np.mean([x[s] for s in shared])) for k, x in by_row.items()
+      }
+  out = []
+  for i, a in enumerate(means):
+    for b in list(means)[i + 1 :]:
+      both = [k for k in means[a] if k in means[b]]
+      tau = stats.kendalltau(*([means[x][k] for k in both] for x in (a, b)))
+      out.append(f"- {a} and {b}: {tau.statistic:+.2f}")
+  if not out:
+    return []
+  head = (
+      "Kendall's rank correlation of the means at equal steps (1: the same"
+      " order; 0: unrelated):"
+  )
+  return [head, "", *out, ""]
+
+
+def page(result: dict) -> list[str]:
+  """Returns the tables in Markdown."""
+  counts = {
+      task: len(complete(values(result, task, "steps")[1])) for task in TASKS
+  }
+  wanted, total = len(result["seeds"]), sum(map(len, map(rows, TASKS)))
+  out = [
+      "# All algorithms on three tasks",
+      "",
+      "Made by `python -m bench.table`; data in `table.json`. Each row is the"
+      " unchanged config of an algorithm with the task's fields"
+      " (`configs/ablations/table.py`); the rows of a seed share their SFT"
+      " model. Accuracy is mean@4 on held-out prompts: mean over seeds ± half"
+      " the width of its 95% interval (Student's t). Rank: the ranks that the"
+      " seeds do not exclude, with 95% confidence for all rows at once"
+      " (bootstrap over seeds, simultaneous intervals of all pairs;"
+      " `bench/ranks.py`). First: share of the bootstrap samples in which the"
+      f" row has the highest mean. Ranks need at least {ranks.LEAST} seeds.",
+      "",
+      f"**{len(result['runs'])} of {wanted * total} runs are made**: "
+      + ", ".join(f"{task} {n} of {wanted} seeds" for task, n in counts.items())
+      + " have all rows."
+      + (
+          " The same command continues with the next seed."
+          if min(counts.values()) < wanted
+          else ""
+      ),
+      "",
+  ]
+  for task in TASKS:
+    step, by_step = values(result, task, "steps")
+    tokens, by_tokens = values(result, task, "tokens")
+    shared = complete(by_step)
+    if not any(by_step.values()):
+      continue
+    cells, at_tokens = _cells(by_step, shared), _cells(by_tokens, shared)
+    spent = {
+        name: [
+            x["tokens"][-1]
+            for x in result["runs"]
+            if (x["task"], x["row"]) == (task, name)
+        ]
+        for name in by_step
+    }
+    out += [
+        f"## {task}",
+        "",
+        f"| | seeds | at step {step} | rank | first | at"
+        f" {comparison.amount(tokens)} generated tokens | rank | first | tokens"
+        f" of {step} steps |",
+        "|---" * 9 + "|",
+    ]
+
+    def mean(name, by_step=by_step):
+      return np.mean(list(by_step[name].values()) or [0.0])
+
+    for name in sorted(by_step, key=mean, reverse=True):
+      used = comparison.amount(np.mean(spent[name])) if spent[name] else "–"
+      count = len(by_step[name])
+      out.append(results.row(name, count, *cells[name], *at_tokens[name], used))
+    out.append("")
+    for name in set(rows(TASKS[0])) - set(by_step):
+      out += [
+          f"{name} is not defined on {task}: its rewards are not 0 or 1.",
+          "",
+      ]
+  out += agreement(result)
+  out += [
+      "Value pretraining (vapo) counts as generated tokens: where its rollouts"
+      " exceed the tokens of the comparison, the row has not started RL.",
+      "",
+  ]
+  commits = sorted({x["git commit"] for x in result["environments"]})
+  if len(commits) > 1:
+    out += [f"Commits of the runs: {', '.join(commits)}.", ""]
+  return [*out, *results.footer(dict(environment=result["environments"][-1]))]
+
+
+def figure(result: dict) -> dict[str, Any]:
+  """Differences from DAPO by task, at equal steps and at equal tokens."""
+  blocks = []
+  for task in TASKS:
+    panels = []
+    for axis in ("steps", "tokens"):
+      end, by_row = values(result, task, axis)
+      reference = by_row["dapo"]
+      shown: list[tuple] = []
+      for name, of_row in by_row.items():
+        points = [
+            100 * (x - reference[seed])
+            for seed, x in of_row.items()
+            if seed in reference
+        ]
+        if name == "dapo" or not points:
+          shown.append((name, [], 0.0 if points else None, None))
+        else:
+          shown.append((name, points, *comparison.interval(points)))
+      what = "RL steps" if axis == "steps" else "generated tokens"
+      x = f"{task}: points, at {comparison.amount(end)} {what}"
+      panels.append(figures.forest(shown, x=x, names=axis == "steps"))
+    blocks.append(figures.block(panels, columns=2, height=3.4))
+  note = (
+      "Held-out accuracy (mean@4): difference from DAPO, paired by seed, 95%"
+      " interval; filled where it excludes 0; dots: seeds."
+  )
+  return figures.figure(*blocks, note=note)
+
+
+def draw(result: dict) -> None:
+  """Writes results/table.md and, with matplotlib, results/table.png."""
+  results.write_page(NAME, page(result))
+  path: pathlib.Path = results.RESULTS / f"{NAME}.png"
+  try:
+    figures.draw(figure(result), path)
+  except ModuleNotFoundError as e:
+    print(f"no {path}: {e.name} is not installed")
+
+
+def main() -> int:
+  """Runs the command and returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  flag = parser.add_argument
+  flag("--table", action="store_true", help="run nothing: from the data")
+  flag("--collect", action="store_true", help="run nothing: read finished runs")
+  flag("--jobs", type=int, default=2, help="runs at a time")
+  flag("--seeds", type=int, default=len(seeds()), help="only the first ones")
+  given = parser.parse_args()
+  if not (given.table or given.collect):
+    return make(given)
+  if given.collect and (result := data()):
+    comparison.save(collect(result, {}), results.RESULTS / f"{NAME}.json")
+  if not (result := results.read(NAME)):
+    parser.error(f"results/{NAME}.json: there are no data yet")
+  draw(result)
+  return 0
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())

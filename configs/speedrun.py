@@ -1,0 +1,26 @@
+r"""From random parameters to 95% of held-out problems, in a minute on 2 cores.
+
+  export XLA_FLAGS="--xla_force_host_platform_device_count=2 \
+    --xla_backend_optimization_level=1"
+  python -m rl_reason.main --config=configs/speedrun.py
+
+DAPO as in `configs/dapo.py`, with SFT in smaller batches and fewer evaluations.
+The flags make two devices of two cores, each of which computes half of every
+batch, and have XLA compile faster. The rules of the speedrun, and its records:
+results/speedrun.md.
+"""
+
+from rl_reason.configs import dapo
+
+
+def get_config():
+  """DAPO on the built-in task, as short as 95% permits."""
+  c = dapo.get_config()
+  c.sft.batch = 64  # of 96: two thirds of the time for SFT
+  c.sft.threshold = 0.9
+  c.rl.steps = 44
+  c.dynamic_sampling.max_rounds = 8  # later rounds find few groups
+  c.evaluate.samples, c.evaluate.every = 4, 0
+  c.evaluate.validation = False  # nothing is chosen
+  c.log.loggers = ""
+  return c

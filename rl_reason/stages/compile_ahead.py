@@ -1,0 +1,116 @@
+"""The update of the policy, compiled while SFT or the first rollout runs.
+
+A program is compiled for shapes, so it can be compiled before there are arrays.
+On accelerators the update of RL compiles for minutes.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_reason.base.structs import Batch, Packed
+from rl_reason.checks import facts
+from rl_reason.devices import sharding
+from rl_reason.models import decoder, linear, lora, parameters
+from rl_reason.monitoring.display import Display
+from rl_reason.rollout import sampler_weights
+from rl_reason.stages import build_step, optimizers
+from rl_reason.stages.model import Model
+from rl_reason.training import packing
+from rl_reason.training.optimizer import abstract_state
+
+
+def policy_update(c, model: Model, display: Display) -> Callable:
+  """The update of the policy; another thread begins to compile it.
+
+  XLA times kernels on a GPU while it compiles; other programs that run at the
+  same time could change its choice, and bits of the results. On a GPU the
+  update therefore compiles at its first call.
+  """
+  update: Any = program(c, model, display)
+  if jax.default_backend() == "gpu":
+    return update
+
+  def compile_it() -> jax.stages.Compiled:
+    with jax.set_mesh(model.mesh):
+      return update.lower(*update_arguments(c, model)).compile()
+
+  update.ahead(compile_it)
+  return update
+
+
+def program(c, model: Model, display: Display) -> Callable:
+  """The update of the policy as the config describes it."""
+  objective = build_step.objective(c, on_policy=facts.on_policy(c))
+  optimizer = optimizers.of_policy(c, model.cfg, model.mesh)
+  return build_step.policy_update(c, objective, model.cfg, optimizer, display)
+
+
+def update_arguments(c, model: Model) -> tuple:
+  """The arguments of the update as shapes on the mesh."""
+  cfg, _, mesh = model
+  count = c.updates.minibatches * c.updates.epochs
+  rows, length = c.rollout.batch // c.updates.minibatches, c.rollout.max_tokens
+  packed_rows = facts.packed_rows(c, sharding.num_shards(mesh, "rows"))
+  micro = packing.max_micro_batches(rows, packed_rows)
+
+  def array(shape, dtype, *axes):
+    where = sharding.sharding(mesh, *axes)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+  def by_row(dtype, *sizes):
+    axes = (None, "batch", *(None for _ in sizes))
+    return array((count, rows, *sizes), dtype, *axes)
+
+  batch = abstract_batch(by_row, length)
+  shape = count, micro, packed_rows, c.rollout.max_prompt + length
+  tokens = array(shape, jnp.int32, None, None, "rows", None)
+  packed = Packed(tokens, tokens, tokens, by_row(jnp.int32, length))
+  coef = array((), jnp.float32)
+  optimizer = optimizers.of_policy(c, cfg, mesh)
+  state = abstract_state(optimizers.learned_table(c, cfg), *optimizer)
+  base = abstract_weights(c, cfg, mesh, "same") if c.lora.rank else None
+  return state, batch, packed, dict(kl=coef, entropy=coef), base
+
+
+def abstract_batch(by_row: Callable, length: int) -> Batch:
+  """Shapes of the batch that an update reads.
+
+  `by_row` makes an abstract array [rows, *sizes] of (dtype, *sizes).
+  """
+  number, numbers = by_row(jnp.float32), by_row(jnp.float32, length)
+  return Batch(
+      groups_B=by_row(jnp.int32),
+      mask_BT=by_row(bool, length),
+      advantages_BT=numbers,
+      old_logps_BT=numbers,
+      ref_logps_BT=numbers,
+      correct_B=number,
+      staleness_B=by_row(jnp.int32),
+      values_BT=numbers,
+      returns_BT=numbers,
+  )
+
+
+def abstract_weights(c, cfg, mesh, kind: str, *, factors: bool = False):
+  """Weights of the sampler, or a frozen base, as shapes."""
+  table = decoder.table(cfg)
+  if factors:
+    learned = optimizers.learned_table(c, cfg)
+    table = lora.join(table, learned, optimizers.lora_scale(c))
+  full = parameters.abstract(table, parameters.shardings(table, mesh))
+  if kind == "same":
+    cast = functools.partial(linear.cast, dtype=cfg.dtype)
+    made = jax.eval_shape(cast, full)
+  else:
+    make = functools.partial(sampler_weights.make, cfg=cfg, weights=kind)
+    made = jax.eval_shape(make, full)
+  gathered = sampler_weights.table(cfg, kind, full)
+  return jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      made,
+      parameters.shardings(gathered, mesh),
+  )

@@ -1,0 +1,146 @@
+"""The pages of the four knobs and of the surrogates in a browser."""
+
+import html
+import itertools
+import shutil
+
+import pytest
+from conftest import found_in_browser
+from knob_runs import result
+
+from bench import cards, knobs
+from rl_reason.lab import comparison
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium"),
+]
+PAGES = {"knobs": lambda: knobs.interactive(result(200)), "cards": cards.page}
+
+
+def written(folder, name):
+  path = folder / f"{name}.html"
+  path.write_text(PAGES[name](), encoding="utf-8")
+  return path
+
+
+def test_formulas_are_those_of_the_package(tmp_path):
+  """Loss and derivative of every surrogate, for both signs of A."""
+  wanted, asked = [], []
+  for name, card in cards.CARDS.items():
+    grid = {
+        x: (low + 0.2 * (high - low), low + 0.7 * (high - low))
+        for x, (low, high, _) in card["sliders"].items()
+    }
+    if "dual_clip" in grid:
+      grid["dual_clip"] = (0.0, 3.0)
+    ratios = (0.01, 0.52, 0.97, 1.0, 1.0303, 1.27, 2.9, 3.1, 7.0)
+    for values in itertools.product(*grid.values()):
+      keywords = dict(zip(grid, values, strict=True))
+      for ratio, sign in itertools.product(ratios, (1, -1)):
+        asked.append([name, ratio, sign, keywords])
+        old = 0.1
+        wanted.append(cards.of_package(name, ratio, sign, old, **keywords))
+  probe = """<script>
+    const asked = ASKED;
+    const found = asked.map(([name, r, A, p]) => {
+      const {loss, slope} = SURROGATES[name](r, A, p, .1);
+      return [loss, slope];
+    });
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+  </script>""".replace("ASKED", str(asked).replace("'", '"'))
+  found = found_in_browser(written(tmp_path, "cards"), probe)
+  assert len(found) == len(wanted) > 100
+  for one, got, want in zip(asked, found, wanted, strict=True):
+    assert got == pytest.approx(want, abs=2e-5), one
+
+
+def test_sliders_move_the_curves(tmp_path):
+  """A keyword moves what the card says; a config sets its sliders."""
+  probe = """<script>
+    const card = document.querySelector("#ppo");
+    const text = () => [...card.querySelectorAll("p")].find(
+      x => x.textContent.startsWith("The gradient")).textContent;
+    const paths = () => [...card.querySelectorAll("path")].map(
+      x => x.getAttribute("d"));
+    const found = [text()], before = paths();
+    const [low, high, dual] = card.querySelectorAll("input");
+    high.value = .5;
+    high.dispatchEvent(new Event("input"));
+    found.push(text(), paths().filter((d, i) => d !== before[i]).length);
+    const of = card.querySelector("select");
+    of.value = "dapo.py";
+    of.dispatchEvent(new Event("change"));
+    found.push(text(), [low.value, high.value, dual.value]);
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+  </script>"""
+  found = found_in_browser(written(tmp_path, "cards"), probe)
+  zero = "The gradient is 0 where A > 0: r > {}; A < 0: r < 0.8{}."
+  assert found == [
+      zero.format("1.2", ""),
+      zero.format("1.5", ""),
+      4,  # both signs: the vertical axis is longer, too
+      zero.format("1.28", " or r > 10"),
+      ["0.2", "0.28", "10"],
+  ]
+
+
+def test_knobs_turn_by_press_and_by_key(tmp_path):
+  """Numbers of a cell, of a difference and of a main effect are Python's."""
+  probe = """<script>
+    const rows = k => [...document.querySelectorAll("#knobs table")[k]
+      .querySelectorAll("tbody tr")].map(row => [...row.querySelectorAll("td")]
+      .map(x => x.textContent));
+    const found = [rows(2)];
+    document.querySelectorAll("#knobs table")[2].querySelectorAll("input")[2]
+      .click();
+    found.push(cell, rows(2)[0][1]);
+    const pressed = document.querySelector("#map [aria-pressed=true]");
+    pressed.focus();
+    pressed.dispatchEvent(new KeyboardEvent("keydown",
+      {key: "ArrowRight", bubbles: true}));
+    found.push(cell, document.activeElement.getAttribute("aria-label"));
+    found.push(document.querySelectorAll("#charts svg path").length);
+    found.push(document.querySelectorAll("#map button").length);
+    $("outcome").selectedIndex = 2;
+    $("outcome").onchange();
+    found.push(rows(3)[1][0]);
+    document.body.textContent = "FOUND" + JSON.stringify(found) + "FOUND";
+  </script>"""
+  found = found_in_browser(written(tmp_path, "knobs"), probe)
+  shape, turned, gap, moved, label, paths, buttons, length = found
+  assert shape[0][1] == "chosen" and shape[2][0] == "70.0"
+  runs = result(200)["runs"]
+  chosen = {x["seed"]: x for x in runs if x["cell"] == [1, 2, 0, 0]}
+  other = {x["seed"]: x for x in runs if x["cell"] == [1, 2, 2, 0]}
+  gaps = [
+      knobs.value(other[x], knobs.FINAL) - knobs.value(chosen[x], knobs.FINAL)
+      for x in chosen.keys() & other.keys()
+  ]
+  one = comparison.signed(gaps, True).replace("-", "\u2212")
+  assert shape[2][1] == one + (", one seed" if len(gaps) == 1 else "")
+  main = knobs.main_effects(result(200))[knobs.FINAL.name]["reward shape"][2]
+  assert (
+      shape[2][2] == f"\u2212{-100 * main[0]:.1f}\xa0±\xa0{100 * main[1]:.1f}"
+  )
+  assert turned == [1, 2, 2, 0] and gap[0] == "+"
+  assert moved == [1, 2, 2, 1] and "coefficient 1: 10," in label
+  assert paths >= 10 and buttons == 81 and length == "2.0"
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_the_window(tmp_path, name, width):
+  text = html.escape(written(tmp_path, name).read_text(encoding="utf-8"))
+  frame = tmp_path / "frame.html"
+  frame.write_text(
+      f"""<!doctype html><body><iframe width={width} height=800
+      style="border:0" srcdoc="{text}"></iframe>""",
+      encoding="utf-8",
+  )
+  probe = """<script>onload = () => {
+    const page = document.querySelector("iframe").contentWindow.document;
+    const wide = page.documentElement.scrollWidth;
+    document.body.textContent = "FOUND" + JSON.stringify(wide) + "FOUND";
+  }</script>"""
+  assert found_in_browser(frame, probe) <= width

@@ -1,0 +1,31 @@
+"""Cards of the surrogates: every surrogate, its keywords, its formula."""
+
+from conftest import data_of_page
+
+from bench import cards, results
+from rl_reason.base import functions
+
+
+def test_every_surrogate_has_a_card_with_its_keywords():
+  assert set(cards.CARDS) == set(functions.names("surrogate"))
+  for name, card in cards.CARDS.items():
+    takes = functions.signature("surrogate", name).arguments
+    assert set(card["sliders"]) == set(takes) - {"log_ratio_max"}
+  data = data_of_page(cards.page(), "cards", results.ROOT / "bench")
+  found = {card["name"]: card["settings"] for card in data["cards"]}
+  assert found["ppo"]["dapo.py"] == dict(
+      clip_low=0.2, clip_high=0.28, dual_clip=10.0
+  )
+  assert found["gspo"]["gspo.py"] == dict(clip_low=0.03, clip_high=0.04)
+  assert found["reinforce"]["rloo.py"] == {}
+
+
+def test_loss_and_derivative_by_hand():
+  assert cards.of_package("ppo", 1.5, 1, 0.4) == (-1.2000000476837158, 0)
+  dual = cards.of_package("ppo", 5, -1, 0.1, dual_clip=3.0)
+  assert dual == (3, 0)
+
+
+def test_the_committed_page_is_of_the_package():
+  path = results.RESULTS / f"{cards.NAME}.html"
+  assert path.read_text() == cards.page()

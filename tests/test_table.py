@@ -1,0 +1,113 @@
+"""The table of all algorithms: its plan, its ranks, its page."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bench import ranks, results, table
+
+
+@pytest.fixture
+def at_root(monkeypatch):
+  monkeypatch.chdir(results.ROOT)
+
+
+def test_ranks_of_rows_that_differ_and_of_rows_that_do_not():
+  rng = np.random.default_rng(2)
+  seed_effect_N1 = rng.normal(0, 5, (32, 1))  # shared: cancels in pairs
+  values_NK = seed_effect_N1 + rng.normal([0, 0, 4], 1, (32, 3))
+  found = ranks.ranks(values_NK)
+  assert found.low_K.tolist() == [2, 2, 1]
+  assert found.high_K.tolist() == [3, 3, 1]
+  assert found.best_K[2] == 1 and found.best_K.sum() == pytest.approx(1)
+  assert not found.different_KK[0, 1] and found.different_KK[0, 2]
+  # More than Student's 2.04 for one pair: the intervals hold for all three.
+  assert 2.2 < found.quantile < 3.2
+  assert ranks.ranks(values_NK[: ranks.LEAST - 1]) is None
+
+
+def test_ranks_rarely_exclude_a_true_rank():
+  rng, wrong = np.random.default_rng(1), 0
+  for _ in range(40):
+    found = ranks.ranks(rng.normal(0, 1, (16, 4)), samples=300)
+    wrong += found.different_KK.any()
+  assert wrong <= 6  # 5% of 40 are 2
+
+
+def _run(task, row, seed, last, tokens):
+  return dict(
+      task=task,
+      row=row,
+      seed=seed,
+      environment=0,
+      steps=[0, 30],
+      tokens=[0, tokens],
+      accuracy=[0.2, last],
+  )
+
+
+def _result(count):
+  runs = []
+  for seed in range(count):
+    for i, row in enumerate(table.rows("calculator")):
+      tokens = 2000 if row == "dapo" else 1000
+      last = 0.5 + 0.01 * i + 0.001 * ((7 * seed + i * seed * seed) % 5)
+      runs.append(_run("calculator", row, seed, last, tokens))
+  environments = [{"git commit": "abc"}]
+  return dict(seeds=list(range(9)), environments=environments, runs=runs)
+
+
+def test_the_page_of_a_part_of_the_seeds(at_root):
+  text = "\n".join(table.page(_result(2)))
+  assert "**24 of 342 runs are made**" in text
+  assert "calculator 2 of 9 seeds" in text and "arithmetic 0 of 9" in text
+  assert "max_rl is not defined on calculator" in text
+  assert "| vapo | 2 | 61." in text and "## countdown" not in text
+  # Two seeds have no ranks. DAPO is halfway at the tokens of the others.
+  (dapo,) = [x for x in text.split("\n") if x.startswith("| dapo |")]
+  assert dapo.split(" | ")[3:5] == ["–", "–"]
+  assert dapo.split(" | ")[5].startswith("40.")
+  text = "\n".join(table.page(_result(6)))
+  (vapo,) = [x for x in text.split("\n") if x.startswith("| vapo |")]
+  assert vapo.split(" | ")[3:5] == ["1 to 1", "100%"]
+
+
+def test_a_row_that_is_missing_leaves_the_seeds_of_all_rows():
+  result = _result(3)
+  result["runs"].pop()  # the last row of seed 2
+  _, by_row = table.values(result, "calculator", "steps")
+  assert table.complete(by_row) == [0, 1]
+
+
+def test_the_plan_of_a_seed_shares_models_and_skips_recorded_runs(at_root):
+  planned = table.plan(7)
+  count = {task: sum(bool(x.row) for x in y) for task, y in planned.items()}
+  assert count == dict(arithmetic=13, countdown=13, calculator=12)
+  bases = {x.bases[0] for y in planned.values() for x in y if x.row}
+  assert len(bases) == 3  # one SFT model a task
+  dapo = {t: x for t, y in planned.items() for x in y if x.row == "dapo"}
+  assert dapo["countdown"].fields["reward.overlong_buffer"] == 16
+  assert dapo["calculator"].fields["dynamic_sampling.signal"] == "reward"
+  (grpo,) = [x for x in planned["countdown"] if x.row == "grpo"]
+  assert grpo.fields["reward.overlong_buffer"] == 0
+  recorded = {("countdown", "grpo", 7): {}}
+  wanted = table.missing(planned, recorded)
+  assert len(wanted) == sum(map(len, planned.values())) - 1
+  assert grpo not in wanted
+
+
+def test_new_runs_join_the_runs_of_the_repository(tmp_path, monkeypatch):
+  monkeypatch.setattr(results, "RESULTS", tmp_path)
+  monkeypatch.setattr(table, "NEW", tmp_path / "new.json")
+  old, new = _result(2), _result(3)
+  new["environments"] = [{"git commit": "other"}]
+  (tmp_path / "table.json").write_text(json.dumps(old))
+  assert table.data() == old
+  new["runs"] = [x for x in new["runs"] if x["seed"] != 0]
+  (tmp_path / "new.json").write_text(json.dumps(new))
+  found = table.data()
+  commits = [x["git commit"] for x in found["environments"]]
+  by_seed = {x["seed"]: commits[x["environment"]] for x in found["runs"]}
+  assert by_seed == {0: "abc", 1: "abc", 2: "other"}
+  assert len(found["runs"]) == 36
