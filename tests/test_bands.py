@@ -162,7 +162,7 @@ def test_an_evaluation_says_that_a_run_leaves(at_root, tmp_path):
         counters=dict(tokens=1, flops=1),
         collector=None,
     )
-    interim.run(c, evaluate, output, {}, state, band)
+    interim.run(c, evaluate, output, band, {}, state)
   assert any("accuracy of 16 runs of dapo, steps 0 to 40" in x for x in said)
   texts = [x for x in said if "outside the expected band" in x]
   assert [("step 0" in x, "step 20" in x) for x in texts] == [(True, False)]

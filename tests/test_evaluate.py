@@ -345,7 +345,7 @@ def test_an_evaluation_says_its_failures(tmp_path):
       collector=types.SimpleNamespace(rewards=None),
       counters=dict(tokens=0, flops=0.0),
   )
-  assert interim.run(c, evaluate, output, None, state) == 0.5
+  assert interim.run(c, evaluate, output, None, None, state) == 0.5
   assert said[0].startswith("held-out accuracy at step 0: 50.0%")
   assert "held-out prompts choose the best checkpoint" in said[1]
   assert "failed 2 times in this evaluation" in said[2]

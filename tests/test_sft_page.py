@@ -32,7 +32,9 @@ def test_the_table_has_the_defaults():
   shown = {name: value.strip() for name, value in table if name in FIELDS}
   assert {x for x in FIELDS if re.fullmatch(r"sft\.\w+", x)} <= {
       *shown,
-      "sft.mixture",  # of tasks that generate their demonstrations
+      # Of tasks that generate their demonstrations:
+      "sft.mixture",
+      "sft.difficulties",
   }
   for name, value in shown.items():
     default = FIELDS[name].default

@@ -75,16 +75,16 @@ def evaluation(c, *, output: Output, **parts: Any) -> Callable[..., float]:
   """
   evaluate = functools.partial(evaluate_lib.evaluate, c, output=output, **parts)
   band = bands.Watch(config_lib.flat(c), output.display.say)
-  return functools.partial(run, c, evaluate, output, band=band)
+  return functools.partial(run, c, evaluate, output, band)
 
 
 def run(
     c,
     evaluate: Callable,
     output: Output,
+    band: bands.Watch | None,
     params: Tree,
     state: RLState,
-    band: bands.Watch | None = None,
 ) -> float:
   """Logs an evaluation; returns the score by which checkpoints compete."""
   state.wait()  # sampler and verifiers are shared
