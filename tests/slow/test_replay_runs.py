@@ -127,7 +127,7 @@ def test_functions_of_files_of_the_user(tmp_path, monkeypatch):
   here = tmp_path / "here"
   here.mkdir()
   (here / "my_rewards_of_replay.py").write_text(
-      "def short(response, row):\n  return -len(response) / 50\n"
+      "def short(response, row):\n  return -len(response.text) / 50\n"
   )
   (here / "my_advantage_of_replay.py").write_text(
       "from rl_reason.algorithms import advantages\n\n\n"
