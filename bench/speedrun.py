@@ -10,7 +10,7 @@ Each run is one process on two cores, with an empty cache of compiled programs.
 Finished runs are kept in runs/speedrun/NAME, so an interrupted command goes on
 where it was; --again makes all of them again. A record is appended to
 results/speedrun.json if it breaks no rule. It is preliminary if runs are
-missing, or if the machine was busy.
+missing, or if other processes were busy.
 """
 
 import json
@@ -42,7 +42,7 @@ FLAGS = (
     f"--xla_force_host_platform_device_count={CORES}"
     " --xla_backend_optimization_level=1"
 )
-QUIET = 0.5  # load average of the minute before a run, at most
+QUIET = 0.1  # cores that other processes use during a run, at most
 REFERENCE = 100.0  # GFLOP/s of `PRODUCT` on the machine that seconds scale to
 # What every run has in common with configs/dapo.py. All other fields, own
 # functions and the environment variables of XLA are free.
@@ -72,7 +72,7 @@ RULES = f"""
 5. Time is the wall time of the process, from its start to its exit: imports,
    compilation with an empty cache, SFT, RL, evaluations, checkpoints and the
    report. The machine has an installed package and {CORES} CPU cores, and no
-   accelerator. The load average of the minute before a run is at most {QUIET}.
+   accelerator. During a run all other processes use at most {QUIET} cores.
 6. The time of a record is the mean over its seeds. Times of different machines
    are compared after scaling: seconds x G / {REFERENCE:.0f}, where G is the
    rate of a matrix product (1024 x 1024 float32 by XLA on the same {CORES}
@@ -117,18 +117,26 @@ def product() -> float:
   return round(float(out.stdout), 1)
 
 
+def machine_seconds() -> float:
+  """CPU seconds of all processes since the machine started (Linux)."""
+  user, nice, system = map(
+      int, pathlib.Path("/proc/stat").read_text().split()[1:4]
+  )
+  return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
 def run(place: pathlib.Path, args: list[str], variables: dict, seed: int):
   """Makes one run; returns its seconds and accuracies."""
   shutil.rmtree(place, ignore_errors=True)
   place.mkdir(parents=True)
-  rate, load = product(), results.load()
+  rate = product()
   with tempfile.TemporaryDirectory() as cache:
     environ = os.environ | dict(XDG_CACHE_HOME=cache, JAX_PLATFORMS="cpu")
     environ |= variables | dict(PYTHONPATH=str(results.ROOT))
     environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     words = [*args, f"--config.seed={seed}", f"--workdir={place / 'run'}"]
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begun = time.monotonic()
+    begun, machine = time.monotonic(), machine_seconds()
     with (place / "output.txt").open("w") as out:
       subprocess.run(
           [sys.executable, *words],
@@ -140,6 +148,7 @@ def run(place: pathlib.Path, args: list[str], variables: dict, seed: int):
           stderr=subprocess.STDOUT,
       )
     seconds = time.monotonic() - begun
+    machine = machine_seconds() - machine
   end = resource.getrusage(resource.RUSAGE_CHILDREN)
   spent = end.ru_utime + end.ru_stime - cpu.ru_utime - cpu.ru_stime
   lines = run_log.read_metrics(place / "run")
@@ -150,7 +159,7 @@ def run(place: pathlib.Path, args: list[str], variables: dict, seed: int):
       seconds=round(seconds, 1),
       cpu_seconds=round(spent, 1),
       product=rate,
-      load=load,
+      others=round(max(machine - spent, 0.0) / seconds, 2),
       before=found[0][HELD_OUT],
       after=found[-1][HELD_OUT],
       steps=found[-1]["step"],
@@ -174,7 +183,7 @@ def record(given) -> dict:
       one = run(path.parent, args, variables, seed)
       path.write_text(json.dumps(one))
     found.append(json.loads(path.read_text()))
-    shown = "{seed}: {seconds} s, {cpu_seconds} CPU s, {after:.1%}, load {load}"
+    shown = "{seed}: {seconds} s ({cpu_seconds} CPU, others {others}), {after:.1%}"
     print(shown.format(**found[-1]), flush=True)
   if not found:
     raise SystemExit(f"{folder}: there is no finished run")
@@ -235,11 +244,11 @@ def faults(one: dict) -> list[str]:
 
 def preliminary(one: dict) -> list[str]:
   """Why a valid record holds no place yet."""
-  out, busy = [], [x["load"] for x in one["runs"] if x["load"] > QUIET]
+  out, busy = [], [x["others"] for x in one["runs"] if x["others"] > QUIET]
   if (count := len(one["runs"])) < len(SEEDS):
     out.append(f"{count} of {len(SEEDS)} seeds")
   if busy:
-    out.append(f"the machine was busy (load up to {max(busy)})")
+    out.append(f"other processes used up to {max(busy)} cores")
   return out
 
 
@@ -339,7 +348,7 @@ def page(result: dict) -> list[str]:
         + ", ".join(f"`{k} = {v!r}`" for k, v in x["config"].items())
         + f". Commit {x['commits'][0][:12]}.",
         "",
-        "| seed | seconds | CPU s | GFLOP/s | load | before RL | after | RL"
+        "| seed | seconds | CPU s | GFLOP/s | others | before RL | after | RL"
         " steps | generated tokens |",
         "|---" * 9 + "|",
     ]
@@ -350,7 +359,7 @@ def page(result: dict) -> list[str]:
               run["seconds"],
               run["cpu_seconds"],
               f"{run['product']:.0f}",
-              run["load"],
+              run["others"],
               f"{run['before']:.1%}",
               f"{run['after']:.1%}",
               run["steps"],

@@ -13,7 +13,7 @@ from rl_reason.checks import checked
 @pytest.fixture
 def record():
   """A record that breaks no rule."""
-  one = dict(seconds=50.0, cpu_seconds=80.0, product=100.0, load=0.1)
+  one = dict(seconds=50.0, cpu_seconds=80.0, product=100.0, others=0.01)
   one |= dict(before=0.2, after=0.97, steps=20, tokens=1000)
   return dict(
       name="new",
@@ -68,9 +68,9 @@ def test_preliminary_records_hold_no_place(record):
   few = copy.deepcopy(record) | dict(name="few")
   few["runs"] = few["runs"][:3]
   busy = copy.deepcopy(record) | dict(name="busy")
-  busy["runs"][0] |= dict(load=3.5, seconds=1.0)
+  busy["runs"][0] |= dict(others=3.5, seconds=1.0)
   assert speedrun.preliminary(few) == ["3 of 16 seeds"]
-  assert speedrun.preliminary(busy) == ["the machine was busy (load up to 3.5)"]
+  assert speedrun.preliminary(busy) == ["other processes used up to 3.5 cores"]
   assert speedrun.scaled(record) == 50 and speedrun.scaled(slow) == 40
   order = [x["name"] for x in speedrun.ranked([few, busy, record, slow])]
   assert order == ["slow machine", "new", "busy", "few"]
