@@ -49,8 +49,8 @@ REFERENCE = 100.0  # GFLOP/s of `PRODUCT` on the machine that seconds scale to
 FIXED = (
     *("task.name", "task.difficulties", "tokenizer"),
     *("model.path", "sft.reuse", "sft.samples", "sft.mixture"),
-    *("sft.habits.steps", "sft.habits.lr", "sft.habits.schedule"),
-    *("sft.habits.mixture", "critic.reuse", "critic.path"),
+    *("sft.habits.steps", "sft.habits.schedule", "sft.habits.mixture"),
+    *("critic.reuse", "critic.path"),
     *("evaluate.prompts", "evaluate.mean_of", "evaluate.temperature"),
     "evaluate.top_p",
 )
@@ -183,8 +183,8 @@ def record(given) -> dict:
       one = run(path.parent, args, variables, seed)
       path.write_text(json.dumps(one))
     found.append(json.loads(path.read_text()))
-    shown = "{seed}: {seconds} s ({cpu_seconds} CPU, others {others}), {after:.1%}"
-    print(shown.format(**found[-1]), flush=True)
+    shown = "{seed}: {seconds} s, {cpu_seconds} CPU s, {after:.1%}, "
+    print((shown + "others {others}").format(**found[-1]), flush=True)
   if not found:
     raise SystemExit(f"{folder}: there is no finished run")
   environments = [x.pop("environment") for x in found]

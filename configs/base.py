@@ -185,7 +185,7 @@ def get_config():
   )
   c.optimizer = section(
       "optimizer",
-      name=choice("adamw", "sgd"),
+      name=choice("adamw", "muon", "sgd"),
       lr=rate(2e-4),  # of RL; SFT has its own
       schedule=choice("constant", "cosine", "linear"),
       warmup_steps=number(0, low=0),  # RL steps of linear warm-up

@@ -277,7 +277,7 @@ FILES = {
         ({"optimizer.freeze": 0.1}, "is not one layer of model.layers = 2"),
         (
             {"optimizer.name": "sgd", "optimizer.offload": True},
-            "optimizer.offload = True: 'sgd' keeps no moments",
+            "optimizer.offload = True: not with 'sgd', only with 'adamw'",
         ),
         ({"optimizer.warmup_steps": 50}, "must be less than rl.steps"),
         ({"evaluate.mean_of": 9}, "must not exceed evaluate.samples"),

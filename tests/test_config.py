@@ -291,7 +291,7 @@ def test_all_mistakes_take_half_a_second_and_no_jax():
       "rollout.bach = 1: there is no such field; did you mean rollout.batch?",
       "rl.steps = 1.5: must be an integer",
       "rollout.batch = 0: must be at least 1",
-      "optimizer.name = 'adam': must be one of adamw, sgd",
+      "optimizer.name = 'adam': must be one of adamw, muon, sgd",
       "surrogate.args.clip_hihg = 0.3: ppo takes clip_low, clip_high,"
       " dual_clip, log_ratio_max; did you mean clip_high?",
       "data.kind = 'maths': must be one of math, choice, code, none, or"

@@ -508,7 +508,7 @@ def test_learning_rates(name):
     checked.fields(c)
   config.override(c, {name: 0.7})
   with pytest.raises(
-      errors.ConfigError, match="at most 0.5 with AdamW: a step"
+      errors.ConfigError, match="at most 0.5 with 'adamw': a step"
   ):
     checked.fields(c)
   config.override(c, {name: 0.5})

@@ -154,8 +154,10 @@ def test_partial_rollouts_resume(tmp_path):
   assert [line["train/age_max"] for line in metrics] == [0, 1, 1]
 
 
-def test_sft_resumes(tmp_path):
-  changes, interruption = dict(sft__habits__steps=0), dict(stop_at=1)
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_sft_resumes(tmp_path, name):
+  changes = dict(sft__habits__steps=0, optimizer__name=name)
+  interruption = dict(stop_at=1)
   assert_same(tmp_path, run_sft, "sft", changes, interruption, Stopped)
 
 

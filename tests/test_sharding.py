@@ -74,9 +74,12 @@ def test_gradients_on_eight_devices_are_those_of_one(meshes):
 
 
 @pytest.mark.slow
-def test_adamw_on_eight_devices_stays_within_a_quarter_of_lr(meshes):
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_optimizer_on_eight_devices_stays_within_a_quarter_of_lr(
+    meshes, name
+):
   (_, one, _, _), (_, eight, _, _) = (
-      _update(mesh, name="adamw", steps=5, lr=LR) for mesh in meshes
+      _update(mesh, name=name, steps=5, lr=LR) for mesh in meshes
   )
   assert _difference(one, eight) <= LR / 4
 

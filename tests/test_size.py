@@ -79,6 +79,9 @@ def test_parts_by_hand():
   offload = sized(path, optimizer__offload=True)[1]
   assert offload.resident["optimizer state"] == 0
   assert offload.update_peak < size.update_peak - 7 * count
+  muon = sized(path, optimizer__name="muon")[1]  # one moment of a matrix
+  others = 151_936 * 896 + 24 * (2 * 896 + 896 + 2 * 128) + 896
+  assert muon.resident["optimizer state"] == 4 * (count + others)
   ahead = sized(path, rl__staleness=3)[1]
   assert ahead.rollout_peak == size.rollout_peak + 3 * 2 * count
   factors = sized(path, lora__rank=8)[1]

@@ -65,7 +65,7 @@ def rates(c) -> Iterator[Rule]:
   """Learning rates that are meant for another model."""
   o, factors = c.optimizer, c.lora.rank
   most = 1e-2 if factors or not c.model.path or _is_tiny(c) else 1e-4
-  if o.name == "adamw" and c.rl.steps and o.lr > most:
+  if o.name != "sgd" and c.rl.steps and o.lr > most:
     what = "LoRA factors" if factors else "a pretrained model"
     usual = "1e-5 to 1e-4" if factors else "1e-6"
     if not c.model.path:

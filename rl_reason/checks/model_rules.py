@@ -55,7 +55,7 @@ def optimizer(c) -> Iterator[Rule]:
   if o.freeze and not (m.path or round(o.freeze * m.layers)):
     yield "optimizer.freeze", f"is not one layer of model.layers = {m.layers}"
   if o.offload and o.name != "adamw":
-    yield "optimizer.offload", f"{o.name!r} keeps no moments: leave it out"
+    yield "optimizer.offload", f"not with {o.name!r}, only with 'adamw'"
   if sft.warmup_steps >= max(sft.steps, 1):
     yield "sft.warmup_steps", f"must be less than sft.steps = {sft.steps}"
   for section in ("optimizer", "critic"):
@@ -66,11 +66,11 @@ def optimizer(c) -> Iterator[Rule]:
 
 
 def rates(c) -> Iterator[Rule]:
-  """Learning rates of AdamW, whose steps do not depend on the gradient."""
+  """Learning rates of steps whose size does not depend on the gradient."""
   for name in FIELDS:
-    if name.endswith(".lr") and c.optimizer.name == "adamw":
+    if name.endswith(".lr") and (kind := c.optimizer.name) != "sgd":
       if at(c, name) > MOST_OF_ADAMW:
-        yield name, f"must be at most {MOST_OF_ADAMW} with AdamW: {RATES}"
+        yield name, f"must be at most {MOST_OF_ADAMW} with {kind!r}: {RATES}"
 
 
 def experts(c) -> Iterator[Rule]:

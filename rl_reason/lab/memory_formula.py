@@ -27,7 +27,7 @@ from rl_reason.models import (
     parameters,
 )
 from rl_reason.rollout import sampler_weights
-from rl_reason.training import packing
+from rl_reason.training import optimizer, packing
 
 # fp32 copies of the trained parameters besides the state: accumulated
 # gradients, gradients of a micro-batch, and the copies that the loops hold of
@@ -115,18 +115,19 @@ def estimate(
 
   # The state. Offloaded moments are in host memory; during an optimizer step
   # they use the space of activations and gradient copies.
-  moments = 2 * fp32 if c.optimizer.name == "adamw" else 0
-  on_device = 0 if c.optimizer.offload else moments
+  def moments(of: Tree) -> int:
+    return 0 if c.optimizer.offload else _moments(of, mesh, c.optimizer.name)
+
   resident = {
       "parameters": fp32 + base,
       "initial parameters": fp32,
-      "optimizer state": on_device,
+      "optimizer state": moments(learned),
   }
   trained = fp32
   if facts.has_critic(c):
-    value = bytes_of(critic.table(critic_cfg), mesh)
-    factor = on_device // fp32  # moments per parameter
-    resident["critic, with the same three"] = (2 + factor) * value
+    values = critic.table(critic_cfg)
+    value = bytes_of(values, mesh)
+    resident["critic, with the same three"] = 2 * value + moments(values)
     trained = max(fp32, value)
 
   # The update of one micro-batch.
@@ -219,6 +220,23 @@ def response_bytes(c, rows: int) -> int:
 def itemsize(cfg: decoder.ModelConfig) -> int:
   """Bytes of one number in the dtype of the matrix products."""
   return jnp.dtype(cfg.dtype).itemsize
+
+
+def _moments(table: Tree, mesh, name: str) -> int:
+  """Bytes per device of an optimizer's moments, of the parameters of a table.
+
+  AdamW has two numbers for each parameter, Muon one for each of a matrix of the
+  layers.
+  """
+  if name == "sgd":
+    return 0
+  entries = jax.tree.leaves_with_path(table, is_leaf=parameters.is_param)
+  single = [
+      x
+      for path, x in entries
+      if name == "muon" and optimizer.is_layer_matrix(path, x.shape)
+  ]
+  return 2 * bytes_of(table, mesh) - bytes_of(single, mesh)
 
 
 def bytes_of(

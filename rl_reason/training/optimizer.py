@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from optax import contrib
 
 from rl_reason.algorithms import schedules
 from rl_reason.base.structs import Array, TrainState, Tree
@@ -15,6 +16,9 @@ from rl_reason.devices import sharding
 from rl_reason.models import parameters
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
+# Root mean square of Muon's update of a matrix at learning rate 1: about
+# that of AdamW, so that learning rates carry over (arXiv:2502.16982, eq. 4).
+MUON_RMS = 0.2
 
 
 def make_optimizer(
@@ -33,19 +37,24 @@ def make_optimizer(
     offload: bool = False,
     rates_S: Array | None = None,
 ) -> optax.GradientTransformation:
-  """AdamW (or plain SGD, for tests of parallelism) with a schedule.
+  """AdamW, Muon, or plain SGD (for tests of parallelism), with a schedule.
+
+  Muon (Jordan 2024; arXiv:2502.16982) replaces the momentum of each matrix of
+  the layers by its nearest orthogonal matrix. Adam with Nesterov momentum
+  updates all other parameters: embeddings, heads, norms and biases.
 
   Args:
     lr: peak learning rate.
     schedule: see `schedules.learning_rate`.
     warmup: optimizer steps of linear warm-up.
     total: optimizer steps of the stage.
-    b1: Adam's decay of the mean.
+    b1: Adam's decay of the mean. Muon's, of the matrices, is .95.
     b2: Adam's decay of the square.
     eps: Adam's epsilon.
-    weight_decay: decoupled; not on vectors (norms, biases).
+    weight_decay: decoupled; not on vectors (norms, biases). With Muon, it is on
+      matrices of the layers alone.
     clip_norm: of the global gradient; 0 is off.
-    name: 'adamw' or 'sgd'.
+    name: 'adamw', 'muon' or 'sgd'.
     freeze: share of the layers, from the first on, that do not learn. Their
       gradients enter neither the norm nor the moments.
     offload: keeps the moments in host memory, except during `step.optimize`.
@@ -57,6 +66,16 @@ def make_optimizer(
     rate = rates_S.__getitem__
   if name == "sgd":
     rule = optax.sgd(rate)
+  elif name == "muon":
+    rule = contrib.muon(
+        rate,
+        eps=eps,
+        weight_decay=weight_decay,
+        adam_b1=b1,
+        adam_b2=b2,
+        muon_weight_dimension_numbers=layer_matrices,
+        consistent_rms=MUON_RMS,
+    )
   else:
     rule = optax.adamw(
         rate, b1, b2, eps, weight_decay=weight_decay, mask=decays
@@ -90,6 +109,22 @@ def decays(params: Tree) -> Tree:
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x.ndim > 1 + is_stacked(path), params
   )
+
+
+def layer_matrices(params: Tree) -> Tree:
+  """The input and output axis of each matrix of the layers; None elsewhere."""
+
+  def axes(path, x):
+    if not is_layer_matrix(path, x.shape):
+      return None
+    return contrib.MuonDimensionNumbers(x.ndim - 2, x.ndim - 1)
+
+  return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def is_layer_matrix(path, shape: tuple[int, ...]) -> bool:
+  """Whether a parameter is a matrix for each layer, or each of its experts."""
+  return is_stacked(path) and len(shape) >= 3
 
 
 def is_stacked(path) -> bool:
@@ -128,6 +163,8 @@ def state_shardings(
   types = jax.tree.unflatten(jax.tree.structure(opt_state), jaxpr.out_avals)
 
   def like_parameter(moment, param_sharding):
+    if isinstance(moment, optax.MaskedNode):  # Muon's of a parameter of Adam
+      return moment
     if moment.memory_space == DEVICE:
       return param_sharding
     return param_sharding.with_memory_kind(sharding.PINNED)
@@ -138,6 +175,7 @@ def state_shardings(
       types,
       params,
       transform_non_params=lambda _: replicated,
+      is_leaf=lambda x: isinstance(x, optax.MaskedNode),
   )
   return TrainState(params, opt_state, replicated, replicated)
 
