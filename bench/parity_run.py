@@ -92,7 +92,12 @@ CONTROLS = {  # rows of this package with one knob off
     "temperature 0.9": {"rollout.temperature": 0.9},
     "mean over samples first": {"reduction.name": "seq_mean_token_mean"},
 }
-ROWS = (OURS, TRL, *CONTROLS)
+# The samplers alone: rollouts of a policy that stays as it is, in both.
+OURS_FIXED, TRL_FIXED = "rl_reason, fixed policy", "TRL, fixed policy"
+FIXED_RATE = 1e-12
+FIXED_SEEDS = 4
+PEERS = (TRL, TRL_FIXED)
+ROWS = (OURS, TRL, *CONTROLS, OURS_FIXED, TRL_FIXED)
 ABOUT = {  # what differs from TRL
     OURS: "nothing",
     "learning rate x 0.7": "`optimizer.lr` 3.5e-5",
@@ -168,15 +173,19 @@ def fields(seed: int, row: str = OURS) -> dict[str, Any]:
   """Returns what a run of this package changes in configs/trl_grpo.py."""
   out = {field: value for _, (field, value), _ in KNOBS}
   out |= OTHERS | CONTROLS.get(row, {}) | dict(seed=seed)
+  if row == OURS_FIXED:
+    out["optimizer.lr"] = FIXED_RATE
   out["model.path"] = str(make_model())
   for name, path in make_files().items():
     out[f"data.{name}"] = str(path)
   return out
 
 
-def options(seed: int) -> dict[str, Any]:
+def options(seed: int, row: str = TRL) -> dict[str, Any]:
   """Returns the fields of `GRPOConfig` that are not its defaults."""
   out = {field: value for *_, (field, value) in KNOBS}
+  if row == TRL_FIXED:
+    out["learning_rate"] = FIXED_RATE
   return out | dict(seed=seed, shuffle_dataset=False)  # rows are in order
 
 
@@ -186,7 +195,7 @@ def options(seed: int) -> dict[str, Any]:
 def place(row: str, seed: int) -> pathlib.Path:
   """The work directory of a run, or the file of a run of TRL."""
   name = f"{ablate.slug(row)}-{seed}"
-  return PLACE / (f"{name}.json" if row == TRL else name)
+  return PLACE / (f"{name}.json" if row in PEERS else name)
 
 
 def job(row: str, seed: int) -> jobs.Job:
@@ -194,10 +203,10 @@ def job(row: str, seed: int) -> jobs.Job:
   return runs.run("configs/trl_grpo.py", place(row, seed), fields(seed, row))
 
 
-def given(seed: int) -> dict[str, Any]:
+def given(seed: int, row: str = TRL) -> dict[str, Any]:
   """The job of a run of TRL."""
   rows, weights = prompts(seed), str(make_model())
-  return dict(weights=weights, rows=rows, options=options(seed), out=None)
+  return dict(weights=weights, rows=rows, options=options(seed, row), out=None)
 
 
 def call_trl(task: dict[str, Any]) -> dict[str, Any]:
@@ -229,15 +238,15 @@ def call_trl(task: dict[str, Any]) -> dict[str, Any]:
   return found
 
 
-def run_trl(seed: int) -> None:
+def run_trl(row: str, seed: int) -> None:
   """Makes a run of TRL, unless its file exists."""
-  out = place(TRL, seed)
+  out = place(row, seed)
   if not out.exists():
-    jobs.say(f"TRL, seed {seed}: started")
+    jobs.say(f"{row}, seed {seed}: started")
     load = results.load()
-    found = call_trl(given(seed))
+    found = call_trl(given(seed, row))
     json_files.write_json(out, found | dict(load=load))
-    jobs.say(f"TRL, seed {seed}: done after {found['seconds']:.0f} s")
+    jobs.say(f"{row}, seed {seed}: done after {found['seconds']:.0f} s")
 
 
 def replay() -> dict[str, Any]:
@@ -288,8 +297,8 @@ def replay() -> dict[str, Any]:
 
 def read(row: str, seed: int) -> dict[str, Any]:
   """The measures of a finished run by rollout, and its seconds."""
-  which = int(row == TRL)
-  if row == TRL:
+  which = int(row in PEERS)
+  if row in PEERS:
     found = json.loads(place(row, seed).read_text())
     lines = of_rollouts(found["log"])
     seconds, load = found["seconds"], found["load"]
@@ -433,7 +442,7 @@ def add_flags(parser) -> None:
 def finished(row: str, seed: int) -> bool:
   """Whether a run has ended."""
   there = place(row, seed).exists()
-  return there and (row == TRL or job(row, seed).finished())
+  return there and (row in PEERS or job(row, seed).finished())
 
 
 def measure(flags) -> dict:
@@ -445,8 +454,10 @@ def measure(flags) -> dict:
   wanted = list(itertools.product(SEEDS[: flags.seeds], flags.rows))
   wanted = [] if flags.replay or flags.collect else wanted
   for seed, row in wanted:
-    if row == TRL:
-      run_trl(seed)
+    if row in (OURS_FIXED, TRL_FIXED) and seed not in SEEDS[:FIXED_SEEDS]:
+      continue
+    if row in PEERS:
+      run_trl(row, seed)
     else:
       one, load = job(row, seed), results.load()
       if not one.finished():
@@ -460,7 +471,9 @@ def measure(flags) -> dict:
       if row == TRL
   }
   ours = [
-      results.run_environment(place(x[1], x[0])) for x in made if x[1] != TRL
+      results.run_environment(place(row, seed))
+      for seed, row in made
+      if row not in PEERS
   ]
   return dict(
       command="python -m bench.parity_run",
@@ -501,9 +514,7 @@ def verdicts(found: dict[str, Any]) -> list[bool | None]:
 def rows_of(result: dict) -> list[str]:
   """The rows with at least two seeds that TRL has as well."""
   return [
-      row
-      for row in ROWS
-      if row != TRL and len(of_seeds(result, row, TRL)[0]) > 1
+      row for row in (OURS, *CONTROLS) if len(of_seeds(result, row, TRL)[0]) > 1
   ]
 
 
@@ -591,6 +602,7 @@ def page(result: dict) -> list[str]:
   out += [
       "",
       *_replayed(result["replay"]),
+      *_samplers(result),
       *_other_measures(result),
       *_knobs(result),
       *_seconds(result),
@@ -635,7 +647,8 @@ def _replayed(found: dict[str, Any] | None) -> list[str]:
       *(
           [
               "The updates are the same, so that a difference of the curves"
-              " comes from sampling or from chance.",
+              " comes from the samplers, from the way of a response to its"
+              " reward, or from chance.",
               "",
           ]
           if logps["difference"] < 1e-3 * logps["change"]
@@ -644,16 +657,39 @@ def _replayed(found: dict[str, Any] | None) -> list[str]:
   ]
 
 
+def _samplers(result: dict) -> list[str]:
+  """Samples and rewards of a fixed policy; [] if they have not run."""
+  found = of_seeds(result, OURS_FIXED, TRL_FIXED)[0]
+  if len(found) < 2:
+    return []
+  return [
+      "## The samplers and rewards alone",
+      "",
+      f"The same runs at a learning rate of {FIXED_RATE:g}, so that the policy"
+      f" stays the checkpoint: {found.size * PROMPTS * GROUP:,} responses in"
+      f" each library, of {len(found)} seeds, to the same prompts. Intervals"
+      " are over seeds. Prediction: no difference but chance.",
+      "",
+      *_measures(
+          result, OURS_FIXED, TRL_FIXED, ("reward", "length", "truncated")
+      ),
+  ]
+
+
 def _other_measures(result: dict) -> list[str]:
   """Means over all rollouts of what both trainers log."""
-  out = [
+  return [
       "## Other measures, means over all rollouts",
       "",
-      "| measure | TRL | rl_reason | difference |",
-      "|---|---|---|---|",
+      *_measures(result, OURS, TRL, MEASURES),
   ]
-  for name in MEASURES:
-    one_N, other_N = (x.mean(1) for x in of_seeds(result, OURS, TRL, name))
+
+
+def _measures(result: dict, one: str, other: str, names) -> list[str]:
+  """The table of means over all rollouts of two rows, paired by seed."""
+  out = ["| measure | TRL | rl_reason | difference |", "|---|---|---|---|"]
+  for name in names:
+    one_N, other_N = (x.mean(1) for x in of_seeds(result, one, other, name))
     cells = [
         _number(comparison.interval(x))
         for x in (other_N, one_N, one_N - other_N)

@@ -259,6 +259,17 @@ def test_a_task_that_is_solved_is_no_fault():
   assert one.check(13, hard) == {"alert/few_groups_with_signal": 1}
 
 
+@pytest.mark.parametrize("rise, alerted", [(0.0, True), (0.02, False)])
+def test_length_that_pays_is_no_fault(rise, alerted):
+  """Responses grow from 9 to 48 tokens; so does the accuracy, or not."""
+  steps = [
+      line(response_length__mean=9 * 1.2**t, train__accuracy=0.1 + rise * t)
+      for t in range(10)
+  ]
+  found = alerts.of_step(steps, FIELDS)
+  assert [x.rule.name for x in found] == ["Length explosion"] * alerted
+
+
 WITHOUT = ("without value pretraining", "without decoupled GAE")
 STALE = ("S = 1", "S = 2", "S = 4", "S = 8")
 ABLATED = ("PPO", "groups of 2", "groups of 4", *WITHOUT, *STALE)

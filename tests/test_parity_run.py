@@ -37,11 +37,15 @@ def test_both_get_the_same_value_of_a_knob(place):
 
 
 def test_the_fields_of_all_rows_are_accepted(place):
-  for row in (parity_run.OURS, *parity_run.CONTROLS):
+  for row in (parity_run.OURS, *parity_run.CONTROLS, parity_run.OURS_FIXED):
     fields = parity_run.fields(3, row)
     c, _ = checked.checked("configs/trl_grpo.py", fields)
     assert c.reward.functions.endswith(":correct")
     assert {**fields, **parity_run.CONTROLS.get(row, {})} == fields
+  there = parity_run.options(3, parity_run.TRL_FIXED)["learning_rate"]
+  assert (
+      there == fields["optimizer.lr"] < parity_run.options(3)["learning_rate"]
+  )
 
 
 def test_a_seed_fixes_the_order_of_different_prompts():

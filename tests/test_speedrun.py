@@ -13,7 +13,7 @@ from rl_reason.checks import checked
 @pytest.fixture
 def record():
   """A record that breaks no rule."""
-  one = dict(seconds=50.0, cpu_seconds=80.0, product=100.0, others=0.01)
+  one = dict(seconds=50.0, cpu_seconds=80.0, product=500.0, others=0.01)
   one |= dict(before=0.2, after=0.97, steps=20, tokens=1000)
   return dict(
       name="new",
@@ -64,7 +64,7 @@ def test_a_record_that_breaks_a_rule(record, change, fault):
 def test_preliminary_records_hold_no_place(record):
   slow = copy.deepcopy(record) | dict(name="slow machine")
   for x in slow["runs"]:  # twice the seconds at 40% of the rate: less work
-    x |= dict(seconds=100.0, product=40.0)
+    x |= dict(seconds=100.0, product=200.0)
   few = copy.deepcopy(record) | dict(name="few")
   few["runs"] = few["runs"][:3]
   busy = copy.deepcopy(record) | dict(name="busy")

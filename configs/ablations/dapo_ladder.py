@@ -40,7 +40,7 @@ def get_config():
           " 30, + overlong filtering 36, + clip-higher 38, + soft punishment"
           " 41, + token-level loss 42, + dynamic sampling 50."
       ),
-      seeds=ablate.fresh_seeds("rl_reason ladders", 5),
+      seeds=ablate.fresh_seeds("rl_reason ladders", 8),
       reference="naive GRPO",
       common={
           "sft.batch": 64,  # the default when these were measured

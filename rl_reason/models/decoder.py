@@ -399,7 +399,8 @@ def _chunked_forward(cfg, temperature, head, hidden_WXD, targets_WX, count):
     target_X = _chunk(targets_WX, at, size)
     logsumexp_X = jax.nn.logsumexp(scaled_XV, -1)
     chosen_X = jnp.take_along_axis(scaled_XV, target_X[:, None], 1)[:, 0]
-    mean_X = jnp.sum(jnp.exp(scaled_XV - logsumexp_X[:, None]) * scaled_XV, -1)
+    probs_XV = jnp.exp(scaled_XV - logsumexp_X[:, None])
+    mean_X = jnp.sum(_expected(probs_XV, scaled_XV), -1)
     # Entropy is logsumexp minus the mean logit.
     new = chosen_X - logsumexp_X, logsumexp_X - mean_X, logsumexp_X
     return tuple(
@@ -429,7 +430,8 @@ def _chunked_backward(cfg, temperature, saved, grads):
     probs_XV = jnp.exp(scaled_XV - logsumexp_X1)
     onehot_XV = jnp.arange(cfg.vocab) == target_X1
     # d logp = onehot - p, d entropy = -p (log p + entropy).
-    neg_entropy_XV = probs_XV * (scaled_XV - logsumexp_X1 + entropy_X1)
+    surplus_XV = scaled_XV - logsumexp_X1 + entropy_X1
+    neg_entropy_XV = _expected(probs_XV, surplus_XV)
     grad_XV = logp_grad_X1 * (onehot_XV - probs_XV)
     grad_XV = grad_XV - entropy_grad_X1 * neg_entropy_XV
     grad_XV = (grad_XV / temperature).astype(cfg.dtype)
@@ -449,6 +451,11 @@ def _chunked_backward(cfg, temperature, saved, grads):
       (jnp.zeros_like(hidden_WXD), jnp.zeros_like(weight)),
   )
   return {name: weight_grad}, hidden_grad_WXD, None, None
+
+
+def _expected(probs, values):
+  """p x, and 0 where p is 0: there the logit may be -inf, and x with it."""
+  return jnp.where(probs > 0, probs * values, 0)
 
 
 _chunked_logps.defvjp(_chunked_forward, _chunked_backward)

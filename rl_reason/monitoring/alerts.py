@@ -268,6 +268,9 @@ def _length_explosion(steps):
   known = _window(steps, "response_length/mean", "response_length/max")
   if not known or known[-1] < 3 * max(min(known), 1e-9):
     return ""
+  found = [number(x, "train/accuracy") for x in steps]
+  if statistics.mean(found[-3:]) > statistics.mean(found[:3]) + 0.1:
+    return ""  # correct responses need the length
   return f"responses have {known[-1]:.4g} tokens, from {min(known):.4g}"
 
 
