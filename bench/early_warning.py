@@ -136,7 +136,7 @@ def read(row: str, seed: int) -> dict[str, Any]:
     found[BLIND_FALL] = at
   proxy = f"reward/{term(row)}/mean" if row in REWARDS else SCORE
   curves = {
-      name: [_short(x.get(key)) for x in steps]
+      name: _curve([x.get(key) for x in steps])
       for name, key in (KEPT | {"proxy": proxy}).items()
   }
   return dict(row=row, seed=seed, alerts=found) | curves
@@ -153,8 +153,13 @@ def blind_falls(steps: Sequence[dict]) -> list[int]:
   ]
 
 
-def _short(x: float | None) -> float | None:
-  return None if x is None else float(f"{x:.4g}")
+def _curve(values: Sequence[float | None]) -> list[float | None]:
+  """Four digits; a step without rows has no value, and gets the last one."""
+  out: list[float | None] = []
+  for x in values:
+    last = out[-1] if out else None
+    out.append(last if x is None else float(f"{x:.4g}"))
+  return out
 
 
 # --- onsets, rates and leads --------------------------------------------------
