@@ -1,0 +1,70 @@
+"""Entropy collapse and its rescue: what is read off the runs."""
+
+import numpy as np
+import pytest
+
+from bench import entropy_collapse as study, xor
+
+
+def run(epochs, bound, seed, accuracy, entropies):
+  steps = [0, 5, 10, 15, 20, 25]
+  return dict(
+      epochs=epochs,
+      bound=bound,
+      seed=seed,
+      steps=steps,
+      accuracy=list(np.linspace(0.1, accuracy, 6)),
+      entropy=list(np.geomspace(*entropies, 25)),
+      clipped=[0.0] * 25,
+  )
+
+
+@pytest.fixture
+def result():
+  """Eight seeds: four epochs collapse at .2, and reach .9 at .28."""
+  runs, rng = [], np.random.default_rng(0)
+  for seed in study.SEEDS:
+    for epochs, bound in study.ROWS:
+      low = epochs == "four epochs" and bound == 0.2
+      accuracy = (0.5 if low else 0.9) + 0.01 * rng.normal()
+      runs.append(run(epochs, bound, seed, accuracy, (0.3, 0.02)))
+  return dict(command="c", runs=runs, environment={})
+
+
+def test_rows_begin_from_one_model_and_differ_in_two_fields(monkeypatch):
+  found = [study.job(*row, 7) for row in study.ROWS]
+  assert {x.fields["sft.reuse"] for x in found} == {
+      str(xor.directory("DAPO", 7))
+  }
+  flat = [frozenset(map(str, x.fields.items())) for x in found]
+  differ = frozenset.union(*flat) - frozenset.intersection(*flat)
+  names = {x.split("'")[1] for x in differ}
+  assert names == {"updates.epochs", "surrogate.args.clip_high"}
+  assert len({x.workdir for x in found}) == len(study.ROWS) == 6
+
+
+def test_collapse_is_low_entropy_without_the_skill():
+  assert study.collapsed(run("", 0.2, 1, 0.5, (0.3, 0.02)))
+  assert not study.collapsed(run("", 0.2, 1, 0.8, (0.3, 0.02)))  # learned
+  assert not study.collapsed(run("", 0.2, 1, 0.5, (0.3, 0.1)))  # explores
+
+
+def test_verdicts(result):
+  found = {text: verdict for text, verdict, _ in study.verdicts(result)}
+  # Equal entropies are not above 0, and equal accuracies are not faster.
+  assert list(found.values()) == ["holds", "holds", "**refuted**", "holds"]
+  for x in result["runs"]:
+    if x["bound"] == 0.28:
+      x["entropy"] = [2 * y + 0.01 * x["seed"] / 1e5 for y in x["entropy"]]
+    if (x["epochs"], x["bound"]) == ("four epochs", 0.2):
+      x["accuracy"] = [0.9] * 6
+  _, *rest = study.verdicts(result)
+  assert [x[1] for x in study.verdicts(result)][0] == "**refuted**"
+  assert [x[1] for x in rest] == ["**refuted**"] * 3
+
+
+def test_the_page_has_each_row(result):
+  text = "\n".join(study.page(result))
+  assert text.count("| 1.28 |") == 2 and "8 of 8 seeds" in text
+  few = result | dict(runs=result["runs"][:6])
+  assert "1 of 8 seeds" in "\n".join(study.page(few))
