@@ -23,7 +23,7 @@ def small(tmp_path_factory):
       **harness.shape("tiny") | dict(vocab=len(tok)),
       qkv_bias=True,
   )
-  params = jax.tree.map(lambda x: 3 * x, decoder.init(cfg, jax.random.key(0)))
+  params = jax.tree.map(lambda x: 2 * x, decoder.init(cfg, jax.random.key(0)))
   table = decoder.table(cfg)
   hf.save(place / "model", params, table, cfg, tokenizer=tok, context=60)
   (rollouts, *_), *knobs = parity_run.KNOBS
@@ -62,7 +62,7 @@ def test_trl_runs_on_the_same_prompts_and_samples_alike(ours):
   """Before the first update, the same model has sampled for both."""
   if not (harness.ENVIRONMENTS / "trl" / "bin" / "python").exists():
     pytest.skip("python -m bench.peers --install trl")
-  parity_run.run_trl(SEED)
+  parity_run.run_trl(parity_run.TRL, SEED)
   peer = parity_run.read(parity_run.TRL, SEED)
   assert len(peer["reward"]) == ROLLOUTS
   for name in ("length", "entropy"):
