@@ -209,6 +209,8 @@ def open_parts(
   parts.check_machine(c)
   show = parts.show(screen)
   source = origin.source(recorded) or model_directory.resolve(c)
+  if source and c.model.path:  # an evaluation may have longer responses
+    model_directory.require_context(c, source)
   c.tokenizer = origin.tokenizer(recorded) or c.tokenizer
   task = environment = None
   if not used or {"row_source", "environments"} & {*used}:

@@ -25,7 +25,7 @@ from rl_reason.checks import content, named_code, saved_config
 from rl_reason.data import tokenizer
 from rl_reason.devices import device_mesh
 from rl_reason.monitoring import display
-from rl_reason.stages import origin
+from rl_reason.stages import evaluate, origin
 
 MINE = """
 def short(response, row, *, scale: float = 1.0):
@@ -155,6 +155,13 @@ def test_what_may_be_set_without_the_config(place):
   saved = save(place.run)
   c, _ = read(place.run, "evaluate", evaluate__samples="8", mesh__fsdp="2")
   assert c.evaluate.samples == 8 and c.mesh.fsdp == 2
+  longer = dict(task__difficulties="(7, 8)", rollout__max_tokens="80")
+  c, _ = read(place.run, "evaluate", **longer)
+  assert c.task.difficulties == (7, 8) and c.rollout.max_tokens == 80
+  assert evaluate.elsewhere(c, place.run) == {
+      "task.difficulties": [7, 8],
+      "rollout.max_tokens": 80,
+  }
   for stage, given, words in (
       ("evaluate", dict(rl__steps="3"), "rl.steps: --config is missing"),
       (
@@ -163,6 +170,12 @@ def test_what_may_be_set_without_the_config(place):
           "takes export., mesh., model.path",
       ),
       ("evaluate", dict(evaluate__samples="2"), "mean_of = 4: must not exceed"),
+      (
+          "evaluate",
+          dict(task__difficulties="(1, 8)"),
+          "task.difficulties = .*: 1 is none of arithmetic's",
+      ),
+      ("evaluate", dict(rollout__temperature="2"), "takes evaluate., data.ev"),
       ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
       ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
       ("serve", dict(serve__slots="many"), "serve.slots = many: must be"),

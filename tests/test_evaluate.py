@@ -409,6 +409,11 @@ def test_levels_by_hand(mean_of, means):
   halves = [statistics.share_interval(np.array(x, float))[1] for x in values]
   assert two == (2, 2, means[0], pytest.approx(halves[0]), 0.5)
   assert three == (3, 1, means[1], pytest.approx(halves[1]), 0.5)
+  line = set_table.by_difficulty(two_samples(), mean_of)
+  assert line.startswith(
+      f"sums, mean@{mean_of} by difficulty: 2: {means[0]:.1%}"
+  )
+  assert "; " not in line and ", 3: 0.0% +- " in line
 
 
 def test_results_in_the_layout_of_lm_evaluation_harness():

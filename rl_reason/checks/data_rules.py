@@ -29,11 +29,8 @@ def task(c) -> Iterator[Rule]:
         "a second stage of configs for the built-in tasks, whose demonstrations"
         " have styles; rows of files have one response: set it to 0"
     )
-  for name in "task.difficulties", "sft.difficulties":
-    known = found.DIFFICULTIES or at(c, name)
-    if wrong := [repr(x) for x in at(c, name) if x not in known]:
-      verb = "are" if wrong[1:] else "is"
-      yield name, f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
+  yield from levels(c, "task.difficulties")
+  yield from levels(c, "sft.difficulties")
   if c.sft.difficulties and (c.task.name == tasks.FILES or c.sft.samples):
     yield "sft.difficulties", (
         "of problems that SFT draws from a task; here SFT reads rows: set ()"
@@ -48,6 +45,14 @@ def task(c) -> Iterator[Rule]:
             f" {', '.join(found.STYLES)}; see configs/{c.task.name}.py"
         )
         break
+
+
+def levels(c, name: str) -> Iterator[Rule]:
+  """The difficulties of a field, which the task defines."""
+  known = tasks.get(c.task.name).DIFFICULTIES or at(c, name)
+  if wrong := [repr(x) for x in at(c, name) if x not in known]:
+    verb = "are" if wrong[1:] else "is"
+    yield name, f"{', '.join(wrong)} {verb} none of {c.task.name}'s {known}"
 
 
 def environment(c) -> Iterator[Rule]:

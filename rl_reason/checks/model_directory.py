@@ -29,6 +29,16 @@ def resolve(c) -> hf.Source | None:
   shape = hf.architecture.fields(source.cfg)
   del shape["vocab"]  # no field: it follows from the tokenizer
   c.model.update(shape)
+  require_context(c, source)
+  return source
+
+
+def require_context(c, source: hf.Source) -> None:
+  """Refuses rollouts that are longer than the context of the checkpoint.
+
+  Raises:
+    ConfigError: names the field and the context.
+  """
   length = c.rollout.max_prompt + c.rollout.max_tokens
   if length > source.context:
     raise errors.ConfigError(
@@ -36,7 +46,6 @@ def resolve(c) -> hf.Source | None:
         f" rollout.max_prompt it makes {length} tokens, and {source.label}"
         f" takes {source.context} (max_position_embeddings, sliding_window)"
     )
-  return source
 
 
 def load_tokenizer(c, source: hf.Source | None, alphabet: str) -> Any:

@@ -94,7 +94,8 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
   Args:
     workdir: as given.
     config: of the run that is about to begin or to resume.
-    evaluates: the run is only evaluated, on other sets or with other sampling.
+    evaluates: the run is only evaluated, on other sets, difficulties or
+      lengths, or with other sampling.
 
   Raises:
     ConfigError: it holds a run of another config.
@@ -112,7 +113,8 @@ def check(workdir: pathlib.Path, config, *, evaluates: bool = False) -> None:
       new[f"content.{name}"] = content(config, name)
   differ = resume_rules.differences(old, new)
   if evaluates:
-    differ = [x for x in differ if not x.startswith(("data.", "evaluate."))]
+    free = "data.", "evaluate.", *resume_rules.ELSEWHERE
+    differ = [x for x in differ if not x.startswith(free)]
   if differ:
     raise errors.ConfigError(
         f"--workdir = {workdir}: holds a run of another config"

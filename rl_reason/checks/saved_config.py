@@ -18,6 +18,7 @@ from rl_reason.base.fields import FIELDS
 from rl_reason.checks import (
     checked,
     content,
+    data_rules,
     facts,
     machine_checks,
     named_code,
@@ -34,7 +35,10 @@ PLACES = ("model.path", "sft.reuse")
 OVERRIDES = {
     "export": ("export.", "mesh.", *PLACES),
     "serve": (*resume_rules.SERVED, *PLACES),
-    "evaluate": ("evaluate.", "data.evaluate", "mesh.", *PLACES),
+    "evaluate": (
+        *("evaluate.", "data.evaluate", "mesh."),
+        *(*resume_rules.ELSEWHERE, *PLACES),
+    ),
     "generate": ("export.", "generate."),
     "replay": ("",),  # any; `replay_rules` refuses what changes the batch
 }
@@ -206,6 +210,8 @@ def _for_evaluation(
     own.append("data.template")
   for name in own:
     _require(config, name, workdir)
+  for name, fault in data_rules.levels(config, "task.difficulties"):
+    rules.refuse(config, name, fault)
   kinds_of_rows = _kinds_of_rows(config, workdir)
   if "code" in kinds_of_rows:
     machine_checks.contains_programs(config, "data.evaluate")

@@ -3,9 +3,13 @@
 WORKDIR/evaluation-WHICH.json       all metrics
 WORKDIR/results-WHICH.json          the same in the layout of lm-eval-harness
 WORKDIR/responses-WHICH.html        all responses, for the browser
+
+Difficulties and lengths may differ from those of the run (out of distribution);
+the names of the files then say which.
 """
 
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +17,7 @@ import jax
 import numpy as np
 
 from rl_reason import tasks
-from rl_reason.base import config as config_lib, json_files
+from rl_reason.base import config as config_lib, json_files, resume_rules
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
 from rl_reason.collect.environment_runner import Environments
@@ -82,23 +86,47 @@ def run(
       f"held-out scores of step {step} ({which}), with 95% intervals",
       *set_table.as_text(values, sets),
   )
+  for line in filter(
+      None, (set_table.by_difficulty(x, c.evaluate.mean_of) for x in sets)
+  ):
+    say(line)
   for line in _warnings(c, which, values, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
-    path = workdir / f"evaluation-{which}.json"
+    name = which + "".join(
+        f",{field}={_text(value)}"
+        for field, value in elsewhere(c, workdir).items()
+    )
+    path = workdir / f"evaluation-{name}.json"
     json_files.write_json(path, dict(step=step) | values)
     say(f"all metrics: {path}")
     dropped = held_out.dropped(row_source)
     harness = results.harness_results(values, sets, config_lib.flat(c), dropped)
-    path = workdir / f"results-{which}.json"
+    path = workdir / f"results-{name}.json"
     json_files.write_json(path, harness)
     say(f"in the layout of lm-evaluation-harness: {path}")
-    path = workdir / f"responses-{which}.html"
-    title = f"{workdir.absolute().name}, step {step}"
+    path = workdir / f"responses-{name}.html"
+    title = f"{workdir.absolute().name}, step {step}{name.removeprefix(which)}"
     page_text = results.responses_page(title, values, sets, c.evaluate.mean_of)
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
+  """The difficulties and lengths that differ from those of the run."""
+  of_run, now = config_lib.load(workdir / "config.json"), config_lib.flat(c)
+  return {
+      name: now[name]
+      for name in resume_rules.ELSEWHERE
+      if _text(of_run.get(name, now[name])) != _text(now[name])
+  }
+
+
+def _text(value: Any) -> str:
+  """A number, or several, as part of the name of a file."""
+  several = value if isinstance(value, (list, tuple)) else [value]
+  return "+".join(map(str, several))
 
 
 def _warnings(

@@ -88,6 +88,20 @@ def test_smoke_evaluate_and_report(tmp_path):
   for word in ("val-core/", "warning", "updates of the policy", "report.html"):
     assert word not in done.stdout, "this belongs to the training"
 
+  levels = "--config.task.difficulties=(7,8)"
+  wider = "--config.rollout.max_prompt=16"
+  done = command("--stage=evaluate", workdir, levels, wider)
+  assert done.returncode == 0, done.stderr
+  name = "evaluation-newest,task.difficulties=7+8,rollout.max_prompt=16.json"
+  found = json.loads((tmp_path / name).read_text())
+  scored = {k.split("/")[2] for k in found if "/difficulty_" in k}
+  assert scored == {"difficulty_7", "difficulty_8"}
+  assert "by difficulty: 7: " in done.stdout
+  again = json.loads((tmp_path / "evaluation-newest.json").read_text())
+  assert all(again[k] == final[k] for k in shared)
+  done = command("--stage=evaluate", workdir, levels)
+  assert done.returncode == 2 and "rollout.max_prompt = 12" in done.stderr
+
   done = command("--stage=evaluate", "--step=77", workdir)
   assert done.returncode == 1 and "--step = 77" in done.stderr
   done = command("--stage=report", workdir)
