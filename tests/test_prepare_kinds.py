@@ -173,8 +173,8 @@ def test_solutions_that_fail_their_own_tests_are_said(make, tmp_path):
   )
 
 
-def test_responses_that_the_verifier_rejects_are_said(make, tmp_path):
-  """SFT would teach them; the screen shows the prompt as the model reads it."""
+def test_responses_that_the_verifier_rejects_are_not_imitated(make, tmp_path):
+  """Their questions stay; the screen shows the prompt as the model reads it."""
   pairs = [
       dict(question=f"{n}+1?", answer=str(n + 1), response=text)
       for n, text in enumerate(["\\boxed{1}", "\\boxed{9}", "\\boxed{3}"])
@@ -184,8 +184,36 @@ def test_responses_that_the_verifier_rejects_are_said(make, tmp_path):
   c = make(pairs)
   place = prepare.run(c, tmp_path, screen, threading.Event())
   (warning,) = [x for x in said if "the verifier rejects" in x]
-  assert "1 of the first 3 solutions" in warning
-  assert "as in train.jsonl:2: " in warning
+  assert warning.startswith("warning: 1 of 3 rows of ")
+  assert warning.endswith(f" have no demonstration: {screening.INCORRECT}")
+  kept = [row.response for row in rows(place)]
+  assert kept == ["\\boxed{1}", "", "\\boxed{3}"]
   assert "the first prompt, as the model reads it: '0+1?'" in said
   text = (place / "data.md").read_text()
   assert "The first prompt, as the model reads it:\n\n    0+1?\n" in text
+
+
+def test_preferences_and_rows_without_a_verdict_keep_all_responses(
+    make, tmp_path
+):
+  """Of a pair both are needed; kind 'none' has no verifier."""
+  wrong = dict(question="1+1?", answer="2", response="\\boxed{3}")
+  pair = wrong | dict(rejected="\\boxed{4}", question="2+2?", answer="4")
+  place = run(make([pair]), tmp_path)
+  assert [row.response for row in rows(place)] == ["\\boxed{3}"]
+  c = make([wrong], kind="none")
+  c.reward.functions = "length*-1"
+  place = run(c, tmp_path / "none")
+  assert [row.response for row in rows(place)] == ["\\boxed{3}"]
+
+
+def test_answers_contradict_each_other_whatever_the_responses(make, tmp_path):
+  pairs = [
+      dict(question="1+1?", answer="2", response="\\boxed{2}"),
+      dict(question="1+1?", answer="2.0", response="so \\boxed{2}"),
+      dict(question="2+2?", answer="4", response="\\boxed{4}"),
+      dict(question="2+2?", answer="5", response="\\boxed{5}"),
+  ]
+  place = run(make(pairs), tmp_path)
+  assert [row.answer for row in rows(place)] == ["2", "2.0"]
+  assert report(place)["dropped"] == {screening.CONTRADICTION: 2}

@@ -107,9 +107,12 @@ def lines(sources: list[dict], learns: bool) -> list[str]:
           " correct these rows or leave them out, or name another verifier in"
           " data.kind; RL punishes such responses"
       )
-    if learns and t["use"] == "train":
-      for reason, count in t["undemonstrated"].items():
-        out.append(f"{count:,} {rows} have no demonstration: {reason}")
+    for reason, count in t["undemonstrated"].items():
+      # A verifier that does not read the format of responses fails RL as well.
+      rejected = reason == screening.INCORRECT
+      if t["use"] == "train" and (learns or rejected):
+        mark = "warning: " * rejected
+        out.append(f"{mark}{count:,} {rows} have no demonstration: {reason}")
   return out
 
 

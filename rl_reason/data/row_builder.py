@@ -34,8 +34,13 @@ class RowBuilder:
   def _encode(self, text: str) -> list[int]:
     return tokenizer.encode(self._tok, [text])[0]
 
-  def build(self, example: Example, use: str) -> dict | Fault:
-    """The row to write, for 'train' or 'evaluate', or why there is none."""
+  def build(
+      self, example: Example, use: str, *, incorrect: bool = False
+  ) -> dict | Fault:
+    """The row to write, for 'train' or 'evaluate', or why there is none.
+
+    A response that is `incorrect` is left out: RL needs the question only.
+    """
     d, limit = self._data, self._rollout.max_prompt
     for text in (example.question, *(x["content"] for x in example.turns)):
       if not self._reserved.isdisjoint(self._encode(text)):
@@ -64,6 +69,8 @@ class RowBuilder:
           len(ids),
       )
     response, left_out = example.response, None
+    if incorrect:
+      response, left_out = "", Fault(screening.INCORRECT, response)
     if example.solution and not response:
       response = templates.complete(example.solution, example.answer, template)
       if left_out := self._response_fault(response):

@@ -4,7 +4,7 @@ import concurrent.futures
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rl_reason import verifiers
@@ -38,6 +38,10 @@ NO_TOKEN = "the prompt has no token"
 UNRENDERED = "the prompt cannot be rendered"
 SAME_WORDS = "the question has the same words as one of an evaluation set"
 CONTRADICTION = "another row has the same question and another answer"
+INCORRECT = (
+    "the verifier rejects the response, so that SFT does not imitate it and RL"
+    " would punish it; data.kind = 'none' imitates all"
+)
 
 
 def _normalize(text: str) -> str:
@@ -75,6 +79,11 @@ def key(example: Example) -> str:
   turns = [x["content"] for x in example.turns]
   texts = *turns, example.question, example.response, example.rejected
   return _digest(*texts)
+
+
+def prompt_key(turns: Sequence[Mapping[str, str]], question: str) -> str:
+  """A hash of the prompt alone, equal for rows that ask the same."""
+  return _digest(*(x["content"] for x in turns), question)
 
 
 def _asked(example: Example) -> list[str]:
@@ -132,6 +141,11 @@ class ReferenceChecker:
     [pending] = self._pool.submit([item])
     return pending
 
+  def rejects(self, pending: concurrent.futures.Future) -> bool:
+    """Whether the verifier has rejected a response; not if it has failed."""
+    [out] = self._pool.results([pending])
+    return not out.failure and not out.value
+
   def contradiction(self, example: Example, other: str) -> Fault | None:
     """The fault of a question with two different reference answers, if any."""
     fault = Fault(CONTRADICTION, example.question)
@@ -159,7 +173,7 @@ class Screen:
 
   Attributes:
     references: checks reference answers.
-    contradicted: keys of rows with contradictory reference answers.
+    contradicted: prompt keys of rows with contradictory reference answers.
 
   Args:
     data: the section `data` of the config.
@@ -168,7 +182,8 @@ class Screen:
 
   def __init__(self, data, pool: workers.Pool):
     self._data, self.references = data, ReferenceChecker(pool)
-    self._answers: dict[str, str] = {}  # key -> reference answer
+    self._seen: set[str] = set()  # keys of rows
+    self._answers: dict[str, str] = {}  # prompt key -> reference answer
     self.contradicted: set[str] = set()
     # Questions of evaluation sets: digest of the question, sequence of its
     # words, or n-gram of words -> place of the row.
@@ -193,8 +208,11 @@ class Screen:
 
   def add_training(self, row: dict) -> None:
     """Remembers a training row that is kept."""
+    self._seen.add(row["key"])
     # Answers of code are tests, and different tests are no contradiction.
-    self._answers[row["key"]] = "" if row["kind"] == "code" else row["answer"]
+    if row["answer"] and row["kind"] != "code":
+      name = prompt_key(row["turns"], row["question"])
+      self._answers.setdefault(name, row["answer"])
 
   def fault(self, example: Example) -> Fault | None:
     """The fault of an example on its own."""
@@ -215,16 +233,19 @@ class Screen:
       DataError: the example is an evaluation row, and the config does not say
         whether to drop such rows.
     """
-    d, name = self._data, key(example)
-    if d.deduplicate and name in self._answers:
-      answer, other, fault = example.answer, self._answers[name], None
-      # An answer that cannot be verified contradicts no other answer.
-      if answer not in (other, "") and example.kind != "code":
-        if not self.references.fault(example):
-          fault = self.references.contradiction(example, other)
-      if fault and fault[0] == CONTRADICTION:
-        self.contradicted.add(name)
-      return fault or Fault(DUPLICATE, example.question)
+    d, name = self._data, prompt_key(example.turns, example.question)
+    answer, other = example.answer, self._answers.get(name, "")
+    # Rows with the same question contradict each other, whatever responses
+    # they have. An answer that cannot be verified contradicts no other answer.
+    if other and answer not in (other, "") and example.kind != "code":
+      fault = None
+      if not self.references.fault(example):
+        fault = self.references.contradiction(example, other)
+      if fault:
+        self.contradicted |= {name} if fault.reason == CONTRADICTION else set()
+        return fault
+    if d.deduplicate and key(example) in self._seen:
+      return Fault(DUPLICATE, example.question)
     if d.allow_benchmarks:
       return None
     place = self._questions.get(_digest(*_asked(example)))

@@ -42,9 +42,9 @@ from rl_reason.data.row_builder import RowBuilder
 from rl_reason.data.screening import Fault
 from rl_reason.verifiers import workers
 
-FORMAT = 3  # of the files; a preparation of another format is made anew
+FORMAT = 4  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
-RESPONSES = 32  # of a source to imitate, which the verifier judges, too
+PROGRAMS = 32  # of a source to imitate, which the verifier runs, too
 
 
 # --- rows --------------------------------------------------------------------
@@ -71,7 +71,8 @@ class _Preparation:
     self._screen = screening.Screen(config.data, pool)
     self._references = self._screen.references
     # Place of a row -> whether its response, or its program, is correct.
-    self._judged: dict[str, concurrent.futures.Future] = {}
+    self._responses: dict[str, concurrent.futures.Future] = {}
+    self._programs: dict[str, concurrent.futures.Future] = {}
 
   def _drop(self, tally: Tally, where: str, fault: Fault) -> None:
     tally.drop(where, fault)
@@ -85,8 +86,15 @@ class _Preparation:
     kind = datasets.kind_of(self._data.kind, source)
     examples = datasets.examples(source, mapping, kind)
     while batch := list(itertools.islice(examples, AHEAD)):
-      # Workers verify the reference answers of the whole batch meanwhile.
-      self._references.submit([x for x in batch if isinstance(x, Example)])
+      # Workers verify the reference answers, and the responses that SFT would
+      # imitate, of the whole batch meanwhile.
+      found = [x for x in batch if isinstance(x, Example)]
+      self._references.submit(found)
+      self._responses = {
+          x.where: self._references.judge(x, x.response)
+          for x in found
+          if tally.use == "train" and self._is_verified(x)
+      }
       for item in batch:
         if self._stop.is_set():
           raise Stopped
@@ -94,7 +102,7 @@ class _Preparation:
         if isinstance(item, datasets.Malformed):
           self._drop(tally, item.where, Fault(screening.MALFORMED, item.why))
           continue
-        row = self._fault(tally, item) or self._builder.build(item, tally.use)
+        row = self._fault(tally, item) or self._built(tally, item)
         if isinstance(row, Fault):
           self._drop(tally, item.where, row)
         else:
@@ -113,16 +121,30 @@ class _Preparation:
     tally.references += 1
     fault = self._references.fault(example)
     tally.verified += not fault
-    judged = example.response
-    if example.kind == "code":
-      judged = judged or example.solution
-    if judged and not fault and len(self._judged) < RESPONSES:
-      self._judged[example.where] = self._references.judge(example, judged)
+    if example.kind == "code" and not fault and len(self._programs) < PROGRAMS:
+      if program := example.response or example.solution:
+        judged = self._references.judge(example, program)
+        self._programs[example.where] = judged
     return fault
+
+  def _built(self, tally: Tally, example: Example) -> dict | Fault:
+    """The row of an example, without a response that the verifier rejects."""
+    pending = self._responses.get(example.where)
+    wrong = pending is not None and self._references.rejects(pending)
+    return self._builder.build(example, tally.use, incorrect=wrong)
+
+  def _is_verified(self, example: Example) -> bool:
+    """Whether the response of an example can be compared with its answer.
+
+    Programs would run for too long; of preference pairs both responses stay.
+    """
+    pair, code = example.rejected, example.kind == "code"
+    checked = self._references.checks(example)
+    return bool(example.response) and checked and not (pair or code)
 
   def write(self, tally: Tally, source: datasets.Source) -> None:
     """Writes the rows of a source; `finish` has the last word."""
-    self._judged = {}
+    self._programs = {}
     with _writer(self._out / f"{tally.file}.all") as write:
       for number, row in enumerate(self._rows(tally, source), 1):
         write(row)
@@ -131,7 +153,7 @@ class _Preparation:
           if number == self._data.limit:
             break
     # SFT would teach what the verifier rejects here, and RL punishes.
-    for where, pending in self._judged.items():
+    for where, pending in self._programs.items():
       out = pending.result()
       tally.solutions += not out.failure
       if not out.failure and not out.value:
@@ -155,7 +177,8 @@ class _Preparation:
         validate = stack.enter_context(_writer(self._out / file))
       for index in range(count):
         row = json.loads(reader.read(index, index + 1)[0])
-        if trains and row["key"] in self._screen.contradicted:
+        name = screening.prompt_key(row["turns"], row["question"])
+        if trains and name in self._screen.contradicted:
           fault = Fault(screening.CONTRADICTION, row["question"])
           self._drop(tally, row["where"], fault)
         elif validate and tasks.for_validation(row["prompt"]):
