@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import subprocess
 import types
 
 import numpy as np
@@ -33,6 +34,29 @@ def test_the_machine(tmp_path, monkeypatch):
     assert values[name]
   assert values["device count"] >= 1 and values["process count"] == 1
   assert machine.commit(tmp_path) is None  # no repository, no failure
+
+
+def test_the_commit_says_edits_but_not_results(tmp_path):
+  """A study writes its data while its runs record the commit."""
+
+  def git(*words):
+    names = ("-c", "user.name=n", "-c", "user.email=e")
+    subprocess.run(["git", *names, "-C", tmp_path, *words], check=True)
+
+  package = tmp_path / "package"
+  for path in (package / "__init__.py", tmp_path / "results" / "a.json"):
+    path.parent.mkdir()
+    path.write_text("1")
+  git("init", "-q")
+  assert machine.commit(package) is None  # not part of the repository
+  git("add", ".")
+  git("commit", "-q", "-m", "first")
+  clean = machine.commit(package)
+  assert clean and len(clean) == 40
+  (tmp_path / "results" / "a.json").write_text("2")
+  assert machine.commit(package) == clean
+  (package / "__init__.py").write_text("2")
+  assert machine.commit(package) == f"{clean}-dirty"
 
 
 def test_host_memory_is_that_of_now():

@@ -69,20 +69,27 @@ def _cpu_model() -> str:
 
 
 def commit(folder: pathlib.Path) -> str | None:
-  """The git commit of a package, with '-dirty' if it was edited since."""
+  """The git commit of a package, with '-dirty' if it was edited since.
+
+  The data that studies write into results/ are no edits.
+  """
   git = ["git", "--no-optional-locks", "-C", str(folder)]
-  describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-  out = None
-  # The first command fails if the package is not part of the repository.
-  for command in (["rev-parse", "HEAD:./__init__.py"], describe):
+  edits = ["status", "--porcelain", "--untracked-files=no", "--", ":/"]
+  out = []
+  for command in (
+      ["rev-parse", "HEAD:./__init__.py"],  # fails outside of the repository
+      ["rev-parse", "HEAD"],
+      [*edits, ":(top,exclude)results"],
+  ):
     try:
-      out = subprocess.run(
+      done = subprocess.run(
           [*git, *command],
           capture_output=True,
           check=True,
           text=True,
           timeout=5,
-      ).stdout.strip()
+      )
     except (OSError, subprocess.SubprocessError):
       return None
-  return out
+    out.append(done.stdout.strip())
+  return out[1] + "-dirty" * bool(out[2])
