@@ -348,8 +348,8 @@ def page(result: dict) -> list[str]:
         + ", ".join(f"`{k} = {v!r}`" for k, v in x["config"].items())
         + f". Commit {x['commits'][0][:12]}.",
         "",
-        "| seed | seconds | CPU s | GFLOP/s | cores of other processes | before RL | after | RL"
-        " steps | generated tokens |",
+        "| seed | seconds | CPU s | GFLOP/s | cores of other processes |"
+        " before RL | after | RL steps | generated tokens |",
         "|---" * 9 + "|",
     ]
     for run in x["runs"]:
