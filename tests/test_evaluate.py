@@ -416,6 +416,18 @@ def test_levels_by_hand(mean_of, means):
   assert "; " not in line and ", 3: 0.0% +- " in line
 
 
+def test_accuracy_by_the_maximum_of_tokens():
+  """Of one sampling: what a lower limit would have cut is incorrect."""
+  x = two_samples()
+  longest = int(x.lengths_NG.max())
+  full, half = accuracy.within_budget(x, longest, 2)
+  assert full == x.correct_NG[:, :2].mean() and half > 0
+  means = [accuracy.within_budget(x, t, 2)[0] for t in range(longest + 1)]
+  assert means == sorted(means) and means[0] == 0 and means[-1] == full
+  cut = x._replace(lengths_NG=x.lengths_NG + 10 * x.correct_NG)
+  assert accuracy.within_budget(cut, longest, 2)[0] == 0
+
+
 def test_results_in_the_layout_of_lm_evaluation_harness():
   fields = {
       "evaluate.temperature": 1.0,

@@ -330,6 +330,18 @@ class Level(NamedTuple):
   truncated: float
 
 
+def within_budget(
+    responses: Responses, tokens: int, mean_of: int
+) -> tuple[float, float]:
+  """The accuracy if sampling ended after `tokens`, and half of its interval.
+
+  A longer response is incorrect then. One sampling has the accuracy at every
+  budget, since the policy does not know the limit.
+  """
+  within_NG = responses.correct_NG * (responses.lengths_NG <= tokens)
+  return interval("acc", within_NG[:, :mean_of].mean(1))
+
+
 def levels(responses: Responses, mean_of: int) -> list[Level]:
   """Returns the results by difficulty, the lowest first.
 

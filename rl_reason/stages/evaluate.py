@@ -28,7 +28,12 @@ from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
 from rl_reason.evaluation import results, set_table
-from rl_reason.evaluation.accuracy import Responses, respond, summarize_sets
+from rl_reason.evaluation.accuracy import (
+    Responses,
+    respond,
+    summarize_sets,
+    within_budget,
+)
 from rl_reason.monitoring import alerts
 from rl_reason.rollout import sampling_filters
 from rl_reason.rollout.sampler import RolloutEngine
@@ -86,10 +91,11 @@ def run(
       f"held-out scores of step {step} ({which}), with 95% intervals",
       *set_table.as_text(values, sets),
   )
-  for line in filter(
-      None, (set_table.by_difficulty(x, c.evaluate.mean_of) for x in sets)
-  ):
-    say(line)
+  for x in sets:
+    if line := set_table.by_difficulty(x, c.evaluate.mean_of):
+      say(line)
+    if x.measure == "acc":
+      values |= _by_budget(c, x, say)
   for line in _warnings(c, which, values, row_source):
     say(f"warning: {line}")
   if jax.process_index() == 0:
@@ -111,6 +117,22 @@ def run(
     json_files.write_text(path, page_text)
     say(f"responses: {path}")
   return values
+
+
+def _by_budget(c, responses: Responses, say) -> dict[str, float]:
+  """Metrics of the accuracy at an eighth, a quarter, half of and all tokens."""
+  mean_of, limit = c.evaluate.mean_of, c.rollout.max_tokens
+  out, shown = {}, []
+  for tokens in sorted({max(limit // n, 1) for n in (8, 4, 2, 1)}):
+    mean, half = within_budget(responses, tokens, mean_of)
+    name = f"{responses.name}/within_{tokens}_tokens"
+    out[f"val-aux/{name}/mean@{mean_of}"] = mean
+    shown.append(f"{tokens}: {mean:.1%} +- {100 * half:.1f}")
+  say(
+      f"{responses.name}, mean@{mean_of} by the maximum of tokens:"
+      f" {', '.join(shown)}"
+  )
+  return out
 
 
 def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
