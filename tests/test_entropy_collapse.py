@@ -67,4 +67,6 @@ def test_the_page_has_each_row(result):
   text = "\n".join(study.page(result))
   assert text.count("| 1.28 |") == 2 and "8 of 8 seeds" in text
   few = result | dict(runs=result["runs"][:6])
-  assert "1 of 8 seeds" in "\n".join(study.page(few))
+  partial = "\n".join(study.page(few))
+  assert "1 of 8 seeds" in partial and "refuted" not in partial
+  assert study.OPEN in partial and study.OPEN not in text
