@@ -312,7 +312,7 @@ def test_a_network_that_is_not_finite_replaces_no_checkpoint(tmp_path, ends):
 @pytest.mark.parametrize("field", ["optimizer.lr", "critic.lr", "sft.lr"])
 def test_learning_rates_are_bounded(field):
   checked.checked("ppo", {field: "1.0", "optimizer.name": "sgd"})
-  with pytest.raises(errors.ConfigError, match=f"{field} = 1.0: .* AdamW"):
+  with pytest.raises(errors.ConfigError, match=f"{field} = 1.0: .* 'adamw'"):
     checked.checked("ppo", {field: "1.0"})
   with pytest.raises(errors.ConfigError, match=f"{field} = 1e.39: .* most 1:"):
     checked.checked("ppo", {field: "1e39"})
