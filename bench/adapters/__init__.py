@@ -58,3 +58,8 @@ def expected_gradient(probs_V, token_grads_V):
     token_grads_V: d f / d log p of each token.
   """
   return probs_V * (token_grads_V - np.sum(probs_V * token_grads_V))
+
+
+def four_rows(*probs_V):
+  """Log-probs of each distribution as four equal rows of a batch, float32."""
+  return [np.tile(np.log(x), (4, 1)).astype(np.float32) for x in probs_V]

@@ -52,7 +52,7 @@ from openrlhf.trainer.ppo_utils import (  # noqa: E402
 )
 from openrlhf.utils import loss_utils  # noqa: E402
 
-from bench.adapters import expected_gradient  # noqa: E402
+from bench.adapters import expected_gradient, four_rows  # noqa: E402
 
 ABSENT = dict(
     lite_ppo_advantages="no such advantage",
@@ -230,10 +230,7 @@ def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
 
 def kl_gradient(probs_V, ref_probs_V, choice):
   """openrlhf.models.utils.compute_approx_kl, unbiased_gradient."""
-  arrays = [
-      np.tile(np.log(x), (4, 1)).astype(np.float32)
-      for x in (probs_V, ref_probs_V)
-  ]
+  arrays = four_rows(probs_V, ref_probs_V)
   found = _kl(
       *arrays,
       np.ones((4, 4), bool),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.adapters import expected_gradient
+from bench.adapters import expected_gradient, four_rows
 from configs import grpo
 from configs.paper import grpo as grpo_paper
 from rl_reason.algorithms import (
@@ -245,7 +245,7 @@ def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
 def kl_gradient(probs_V, ref_probs_V, choice):
   """rl_reason.algorithms.objective.loss, kl.kind of configs/paper/grpo.py."""
   kind = grpo_paper.get_config().kl.kind if choice == "default" else "k2"
-  arrays = (np.tile(np.log(x), (4, 1)) for x in (probs_V, ref_probs_V))
+  arrays = four_rows(probs_V, ref_probs_V)
   grad_BT = kl_loss(*arrays, np.ones((4, 4), bool), kind)["grad_BT"]
   return dict(grad_V=expected_gradient(probs_V, np.asarray(grad_BT[0]) * 16))
 

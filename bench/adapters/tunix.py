@@ -19,7 +19,7 @@ from tunix.rl import algo_core, common
 from tunix.rl.grpo import dapo_learner, grpo_learner
 from tunix.sft import peft_trainer
 
-from bench.adapters import expected_gradient
+from bench.adapters import expected_gradient, four_rows
 
 ABSENT = dict(
     lite_ppo_advantages="no such advantage",
@@ -211,10 +211,7 @@ def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
 
 def kl_gradient(probs_V, ref_probs_V, choice):
   """algo_core.grpo_loss_fn, beta=1, kl_loss_mode of GRPOConfig or "mse_kl"."""
-  arrays = [
-      np.tile(np.log(x), (4, 1)).astype(np.float32)
-      for x in (probs_V, ref_probs_V)
-  ]
+  arrays = four_rows(probs_V, ref_probs_V)
   kind = "default" if choice == "default" else "mse_kl"
   grads_V = _kl(*arrays, np.ones((4, 4), bool), kind)["grad_BT"][0] * 16
   return dict(grad_V=expected_gradient(probs_V, grads_V))

@@ -17,7 +17,7 @@ from verl.utils.metric import utils as metrics_lib
 from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.utils import losses
 
-from bench.adapters import expected_gradient
+from bench.adapters import expected_gradient, four_rows
 
 ABSENT = dict(
     lite_ppo_advantages="no such advantage",
@@ -272,10 +272,7 @@ def kl_loss(logps_BT, ref_logps_BT, mask_BT, kind):
 
 def kl_gradient(probs_V, ref_probs_V, choice):
   """ppo_loss, use_kl_loss, kl_loss_type of ActorConfig or "k3+"."""
-  arrays = [
-      np.tile(np.log(x), (4, 1)).astype(np.float32)
-      for x in (probs_V, ref_probs_V)
-  ]
+  arrays = four_rows(probs_V, ref_probs_V)
   kind = "default" if choice == "default" else "k3+"
   grads = _kl(*arrays, np.ones((4, 4), bool), kind)["grad_BT"][0] * 16
   return dict(grad_V=expected_gradient(probs_V, grads.numpy()))
