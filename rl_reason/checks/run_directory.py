@@ -44,7 +44,7 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
     except (KeyError, AttributeError):  # an argument that the file leaves out
       same = False
     if not same and not field.startswith(resume_rules.FREE):
-      changed.append(f",{field}={_text(value)}")
+      changed.append(f",{field}={text(value)}")
   full = name + "".join(changed)
   if config.rounds.count:  # data.train and others name files of rounds
     full = full.translate(dict.fromkeys(map(ord, NO_SOURCE), "+"))
@@ -61,12 +61,12 @@ def default(path: str, config, given: dict[str, Any]) -> pathlib.Path:
   return pathlib.Path("runs") / f"{name},+{left}-{digest}"
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
   """A value without characters that a shell or a file system misreads."""
-  if isinstance(value, tuple):
-    return "+".join(map(_text, value))
-  text = str(value).lower() if isinstance(value, bool) else str(value)
-  return re.sub(r"[^\w.:+*@-]+", "_", text)
+  if isinstance(value, (list, tuple)):
+    return "+".join(map(text, value))
+  shown = str(value).lower() if isinstance(value, bool) else str(value)
+  return re.sub(r"[^\w.:+*@-]+", "_", shown)
 
 
 def several(text: str) -> list[pathlib.Path]:

@@ -20,6 +20,7 @@ from rl_reason import tasks
 from rl_reason.base import config as config_lib, json_files, resume_rules
 from rl_reason.base.structs import Rollouts, Tree
 from rl_reason.checkpointing.resumable import check_stop
+from rl_reason.checks import run_directory
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
@@ -100,7 +101,7 @@ def run(
     say(f"warning: {line}")
   if jax.process_index() == 0:
     name = which + "".join(
-        f",{field}={_text(value)}"
+        f",{field}={run_directory.text(value)}"
         for field, value in elsewhere(c, workdir).items()
     )
     path = workdir / f"evaluation-{name}.json"
@@ -141,14 +142,8 @@ def elsewhere(c, workdir: pathlib.Path) -> dict[str, Any]:
   return {
       name: now[name]
       for name in resume_rules.ELSEWHERE
-      if _text(of_run.get(name, now[name])) != _text(now[name])
+      if of_run.get(name, now[name]) != now[name]
   }
-
-
-def _text(value: Any) -> str:
-  """A number, or several, as part of the name of a file."""
-  several = value if isinstance(value, (list, tuple)) else [value]
-  return "+".join(map(str, several))
 
 
 def _warnings(
