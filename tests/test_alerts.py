@@ -259,6 +259,14 @@ def test_a_task_that_is_solved_is_no_fault():
   assert one.check(13, hard) == {"alert/few_groups_with_signal": 1}
 
 
+@pytest.mark.parametrize("accuracy, alerted", [(0.4, True), (0.95, False)])
+def test_a_critic_of_a_solved_task_has_little_to_predict(accuracy, alerted):
+  one = health.HealthMonitor(FIELDS, lambda _: None)
+  x = line(critic__vf_explained_var=-0.02, train__accuracy=accuracy)
+  found = set().union(*(one.check(step, x) for step in range(1, 8)))
+  assert ("alert/critic_without_predictive_power" in found) == alerted
+
+
 @pytest.mark.parametrize("rise, alerted", [(0.0, True), (0.02, False)])
 def test_length_that_pays_is_no_fault(rise, alerted):
   """Responses grow from 9 to 48 tokens; so does the accuracy, or not."""
@@ -281,9 +289,9 @@ def healthy_runs():
   Left out are ablations without value pretraining or decoupled GAE, whose
   critics the table rightly names, groups of 2 or 4 responses, which have no
   signal once nearly all prompts are solved, and batches of older policies; and
-  chains, which rightly grow from 2 to 65 tokens (their data do not have the
-  accuracy in training, which tells the rule so), and whose critics have nothing
-  to predict once nearly all responses are correct.
+  chains, which rightly grow from 2 to 65 tokens, and whose critics have little
+  to predict once nearly all responses are correct: their data do not have the
+  accuracy in training, which tells both rules so.
   """
   for path in sorted((ROOT / "results").glob("*.json")):
     if path.stem.startswith("chain"):
