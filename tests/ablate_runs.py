@@ -18,6 +18,8 @@ workdir = pathlib.Path(flags["workdir"])
 here = pathlib.Path(__file__).parent
 fields = json.loads((here / "fields.json").read_text())[str(workdir)]
 fields |= {k[7:]: v for k, v in flags.items() if k.endswith(".reuse")}
+if steps := flags.get("config.rl.steps"):  # a rung has less of them
+  fields["rl.steps"] = int(steps)
 stage, trick = flags.get("stage", "all"), flags.get("config.log.samples_every")
 if trick == "999":
   sys.exit("boom: no such luck")
@@ -36,10 +38,14 @@ lines = []
 def held_out(step, accuracy):
   core = "val-core/toy/acc/"
   line = {"stage": "evaluate", "step": step, core + "mean@4": accuracy}
-  lines.append(line | {core + "pass@8": accuracy ** 0.5})
+  score = {"val-aux/score": accuracy + (lr == 0.3)}  # on other prompts
+  lines.append(line | {core + "pass@8": accuracy ** 0.5} | score)
 if stage == "all":
   lr, seed = fields["optimizer.lr"], fields["seed"]
   held_out(0, 0.25)
+  if (workdir / "metrics.jsonl").exists():  # the run goes on
+    old = map(json.loads, open(workdir / "metrics.jsonl"))
+    lines += [x for x in old if x["step"] and x["stage"] == "evaluate"]
   for step in range(1, fields["rl.steps"] + 1):
     costs = {"tokens/step": 100, "tokens/generated": 100 * step}
     lines.append({"stage": "rl", "step": step, "actor/entropy": lr} | costs)

@@ -11,7 +11,7 @@ from conftest import ROOT, data_of_page
 
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import config_files
-from rl_reason.lab import ablate, ablation_pages, comparison
+from rl_reason.lab import ablate, ablation_pages, comparison, halving
 
 LADDERS = sorted((ROOT / "configs" / "ablations").glob("*.py"))
 
@@ -268,6 +268,71 @@ def test_the_command_writes_data_and_pages(child, tmp_path, capsys):
   assert ablate.main([*argv, "--table"], child) == 0
   for name, content in before.items():
     assert name.endswith(".png") or content == (out.parent / name).read_bytes()
+
+
+def test_successive_halving(child, tmp_path, capsys):
+  """Of 4 rows and the reference 3 go on at step 2, and 2 at step 3."""
+  config = write_config(
+      tmp_path,
+      f"""title="Rates", question="Which?", seeds=(1, 2), reference="0.1",
+  common={{"rl.steps": 4}},
+  rows=[(f"{{x:g}}", {SMOKE!r}, {{"optimizer.lr": x}})
+        for x in (.1, .2, .3, .4, .5)]""",
+  )
+  argv = [config, f"--out={tmp_path}", f"--workdir={tmp_path}", "--jobs=1"]
+  assert ablate.main([*argv, "--rungs", "2", "3"], child) == 0
+  out = capsys.readouterr().out
+  assert "rung 2: 0.2: validation score 0.5215; ends" in out
+  assert "rung 2: 0.1: validation score 0.5115\n" in out  # the reference
+  # 0.3 is the best on prompts for validation, though not on held-out ones.
+  assert "rung 3: 0.3: validation score 1.532\n" in out
+  assert "rung 3: 0.5: validation score 0.5515; ends" in out
+  data = json.loads((tmp_path / "clips-halving.json").read_text())
+  assert {(x["row"], x["seed"]) for x in data["runs"]} == {
+      *(("0.1", 1), ("0.1", 2), ("0.3", 1), ("0.3", 2))
+  }
+  assert data["ended"] == {
+      "0.2": "ended at step 2: validation score 0.5215",
+      "0.4": "ended at step 2: validation score 0.5415",
+      "0.5": "ended at step 3: validation score 0.5515",
+  }
+  assert data["common"]["evaluate.validation"]
+  assert "Missing" not in out
+  text = (tmp_path / "clips-halving.md").read_text()
+  assert "| 0.4 | ended at step 2: validation score 0.5415 |" in text
+  # The same command makes no run again.
+  started = (tmp_path / "starts.jsonl").read_text()
+  assert ablate.main([*argv, "--rungs", "2", "3"], child) == 0
+  assert (tmp_path / "starts.jsonl").read_text() == started
+
+
+@pytest.mark.parametrize(
+    "rungs, changes, message",
+    [
+        ((3, 2), {}, "rungs = .3, 2.: name ascending"),
+        ((0, 2), {}, "name ascending numbers"),
+        ((2, 4), {}, "row 'low' has rl.steps = 4; name rungs below"),
+        (
+            (2,),
+            {"optimizer.schedule": "cosine"},
+            "row 'low' has a schedule over rl.steps",
+        ),
+    ],
+)
+def test_rungs_that_compare_nothing_are_refused(
+    child, tmp_path, rungs, changes, message
+):
+  c = ladder(common={"rl.steps": 4} | changes)
+  plan = ablate.plan(c, tmp_path, "try")
+  with pytest.raises(ConfigError, match=message):
+    halving.check(plan, ("low", "high"), rungs)
+
+
+def test_survivors_by_hand():
+  found = {"a": 0.1, "b": 0.4, "c": 0.4, "d": 0.3, "e": None}
+  assert halving.survivors(found, "a") == ["a", "b", "c"]
+  assert halving.survivors(found, "e") == ["b", "c", "e"]
+  assert halving.survivors({"a": None, "b": None}, "a") == ["a"]
 
 
 # Statistics.

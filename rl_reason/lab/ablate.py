@@ -2,6 +2,7 @@
 
   python -m rl_reason.ablate --config=configs/ablations/clip_sweep.py
   python -m rl_reason.ablate --config=... --power=2  # seeds that 2 points need
+  python -m rl_reason.ablate --config=... --rungs 5 15  # successive halving
   python -m rl_reason.ablate --config=... --table   # rewrites the output files
   python -m rl_reason.ablate --config=... --table --against=PPO --at=5  # prints
 
@@ -12,6 +13,7 @@ the exit codes of `rl_reason.main`.
 """
 
 import argparse
+import functools
 import hashlib
 import itertools
 import json
@@ -256,6 +258,15 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   flag("--rows", nargs="+", help="run only these rows")
   flag("--jobs", type=int, default=2, help="number of processes at a time")
   flag("--runs_per_process", type=int, default=1, help="see jobs.run")
+  flag(
+      "--rungs",
+      nargs="+",
+      type=int,
+      default=[],
+      metavar="STEP",
+      help="successive halving: RL steps at which the worse half of the rows"
+      " ends, by validation; writes OUT/NAME-halving.*",
+  )
   flag("--out", default="results", help="directory of the output files")
   flag("--workdir", default="runs/ablations", help="directory of the runs")
   flag(
@@ -275,7 +286,8 @@ def main(argv: list[str], child: Sequence[str] = jobs.MAIN) -> int:
   if flags.power is not None and not flags.power > 0:
     parser.error("--power: a difference above 0 points")
   file, _, variant = flags.config.partition(":")
-  name = pathlib.Path(file).stem + (f"-{variant}" if variant else "")
+  parts = [pathlib.Path(file).stem, variant, "halving" * bool(flags.rungs)]
+  name = "-".join(filter(None, parts))
   out = pathlib.Path(flags.out).expanduser() / f"{name}.json"
   try:
     if flags.table:
@@ -322,11 +334,17 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _run(c, flags, argv, name: str, out: pathlib.Path, child):
   """Runs the missing rows; returns the data and the exit code."""
   folder = pathlib.Path(flags.workdir).expanduser()
+  if flags.rungs:
+    c.common["evaluate.validation"] = True  # held-out prompts choose no row
   todo = plan(c, folder, name)
   rows = [row[0] for row in c.rows]
   for row in flags.rows or ():
     require("--rows", row, rows)
-  rows = ["", *(flags.rows or rows)]
+  rows = list(flags.rows or rows)
+  if flags.rungs:
+    from rl_reason.lab import halving
+
+    halving.check(todo, rows, flags.rungs)
   stop = jobs.stop_on_signals()
   command = f"python -m rl_reason.ablate {shlex.join(argv)}"
 
@@ -334,24 +352,39 @@ def _run(c, flags, argv, name: str, out: pathlib.Path, child):
 
   for line in power.lines(*power.known(out.parent, name), len(c.seeds)):
     jobs.say(line)
+  ended: dict[str, str] = {}
 
   def save():
-    data = comparison.collect(c, todo, measures(c), command)
+    data = comparison.collect(c, todo, measures(c), command, ended)
     if data["runs"]:
       comparison.save(data, out)
     return data
 
   own = folder / name
   own.mkdir(parents=True, exist_ok=True)
-  failed = jobs.run(
-      [job for job in todo if job.row in rows],
-      stop,
+  run = functools.partial(
+      jobs.run,
+      stop=stop,
       parallel=flags.jobs,
       main=child,
-      on_finished=save,
       held=run_directory.lock(own, jobs.say),
       runs_per_process=flags.runs_per_process,
   )
+  failed = []
+  for rung in flags.rungs:
+    short = plan(halving.at(c, rung), folder, name)
+    short = [x for x in short if x.row in ("", *rows)]
+    failed += run([x for x in short if halving.score(x, rung) is None])
+    if stop.is_set():
+      return save(), 143
+    found = halving.means(short, rung)
+    rows = halving.survivors(found, c.reference)
+    for row, mean in found.items():
+      text = "a run failed" if mean is None else f"validation score {mean:.4g}"
+      if row not in rows:
+        ended[row] = f"ended at step {rung}: {text}"
+      jobs.say(f"rung {rung}: {row}: {text}" + "; ends" * (row not in rows))
+  failed += run([x for x in todo if x.row in ("", *rows)], on_finished=save)
   for job in failed:
     jobs.say(f"FAILED: {job}")
   return save(), 143 if stop.is_set() else int(bool(failed))

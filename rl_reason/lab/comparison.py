@@ -10,7 +10,7 @@ Shapes here: N seeds; S evaluations of a run.
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,21 @@ AXES = {"step": "steps", "tokens": "generated tokens", "flops": "FLOPs"}
 
 
 def collect(
-    c, jobs: Sequence[Job], measures: dict[str, Any], command: str
+    c,
+    jobs: Sequence[Job],
+    measures: dict[str, Any],
+    command: str,
+    ended: Mapping[str, str],
 ) -> dict[str, Any]:
   """Gathers the data of all finished runs of an ablation.
 
+  `ended` has the rows that successive halving has ended, and why.
+
   Returns:
-    the fields of the ablation; `environment` of the first run; `mixed`, its
-    entries that differ in other runs; and `runs`: row, seed, seconds, `differs`
-    (fields that differ from the reference), columns `evaluate` and `rl` (step,
-    tokens, flops, then accuracy and measures).
+    the fields of the ablation; `ended`, if any; `environment` of the first run;
+    `mixed`, its entries that differ in other runs; and `runs`: row, seed,
+    seconds, `differs` (fields that differ from the reference), columns
+    `evaluate` and `rl` (step, tokens, flops, then accuracy and measures).
   """
   reference = {x.seed: x.fields for x in jobs if x.row == c.reference}
   runs, environments, accuracy = [], [], ""
@@ -64,7 +70,7 @@ def collect(
     runs.append(run | series)
     environments.append(machine.read(job.workdir))
   common = environments[0] if environments else {}
-  return dict(
+  return ({"ended": dict(ended)} if ended else {}) | dict(
       title=c.title,
       question=c.question,
       seeds=list(c.seeds),
@@ -208,7 +214,8 @@ def table(data: dict[str, Any]) -> dict[str, Any]:
     runs = [x for x in data["runs"] if x["row"] == name]
     # A ladder may be shown while rows are still to run.
     if not runs:
-      rows.append(dict(name=name, about="has not run", cells=[]))
+      about = data.get("ended", {}).get(name, "has not run")
+      rows.append(dict(name=name, about=about, cells=[]))
       continue
     mean = _mean(runs, "accuracy", where["step"], "evaluate")
     cells = [[str(len(runs)), None], [f"{mean:.1%}", mean]]
@@ -278,9 +285,10 @@ def amount(x: float) -> str:
 def notes(data: dict[str, Any]) -> list[str]:
   """Returns caveats: missing runs, a single seed, mixed environments."""
   finished = {(x["row"], x["seed"]) for x in data["runs"]}
+  awaited = [x for x, *_ in data["rows"] if x not in data.get("ended", ())]
   out = []
   for seed in data["seeds"]:
-    rows = [row for row, *_ in data["rows"] if (row, seed) not in finished]
+    rows = [row for row in awaited if (row, seed) not in finished]
     if rows:
       out.append(f"Missing, seed {seed}: {', '.join(rows)}.")
   if len({seed for _, seed in finished}) == 1:

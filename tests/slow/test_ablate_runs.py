@@ -38,7 +38,9 @@ def test_run_resume_and_extend(child, tmp_path, capsys):
         parallel=2,
         main=child,
         on_finished=lambda: finished.append(
-            len(comparison.collect(c, found, ablate.measures(c), "")["runs"])
+            len(
+                comparison.collect(c, found, ablate.measures(c), "", {})["runs"]
+            )
         ),
     )
 
