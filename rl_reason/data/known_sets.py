@@ -292,13 +292,16 @@ def _mbpp_question(row) -> str:
 def _mbpp_answer(row) -> str:
   setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
   tests = "\n".join(row["test_list"])
-  return json.dumps(dict(tests=tests, names=[], prompt=setup))
+  stop = ["[DONE]"]  # Austin et al. 2021, arXiv:2108.07732: ends a solution
+  return json.dumps(dict(tests=tests, names=[], prompt=setup, stop=stop))
 
 
 def _humaneval_answer(row) -> str:
   name = row["entry_point"]
-  tests = f"{row['test']}\ncheck({name})\n"
-  return json.dumps(dict(tests=tests, names=[name], prompt=row["prompt"]))
+  fields = dict(tests=f"{row['test']}\ncheck({name})\n", names=[name])
+  # Codex (Chen et al. 2021, arXiv:2107.03374), sec 3.2.
+  stop = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+  return json.dumps(fields | dict(prompt=row["prompt"], stop=stop))
 
 
 def _humaneval_solution(row) -> str:
