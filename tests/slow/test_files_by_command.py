@@ -125,7 +125,10 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
     assert any(x.startswith(f"<|s|>user {start}") for x in prompts), prompts
 
   before = (run / "data" / "data.json").read_text()
-  command("--stage=evaluate", workdir)
+  said = " ".join(command("--stage=evaluate", workdir)[0].split())
+  assert "aime24: not comparable with mean@32 of DAPO, arXiv:2503.14476" in said
+  assert "humaneval: not comparable with mean@200 of Codex" in said
+  assert "own: not" not in said
   assert (run / "data" / "data.json").read_text() == before
   results = json.loads((run / "results-newest.json").read_text())["results"]
   assert set(results) == {"aime24", "own", "humaneval"}
