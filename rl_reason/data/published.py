@@ -8,7 +8,7 @@ or which evaluation code, has prompt and sampling.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rl_reason.data import known_sets, templates
+from rl_reason.data import templates
 
 
 class Protocol(NamedTuple):
@@ -27,7 +27,7 @@ class Protocol(NamedTuple):
   """
 
   source: str
-  prompt: str | Callable[[dict], str]
+  prompt: str | Callable[[Mapping[str, Any]], str]
   response: str
   prompts: int = 0
   samples: int = 1
@@ -41,7 +41,7 @@ class Protocol(NamedTuple):
     """The name of the published score among the metrics of a set."""
     return f"mean@{self.samples}" if self.temperature else "greedy"
 
-  def template(self, row: dict) -> templates.Template:
+  def template(self, row: Mapping[str, Any]) -> templates.Template:
     """The template of a row."""
     prompt = self.prompt
     if isinstance(prompt, str):
@@ -115,16 +115,16 @@ _MBPP_SHOTS: tuple[dict, ...] = (
 )
 
 
-def _mbpp_task(row: dict) -> str:
+def _mbpp_task(row: Mapping[str, Any]) -> str:
   tests = "\n".join(row["test_list"][:3])
   return (
       "You are an expert Python programmer, and here is your task:"
-      f" {known_sets.column('text', 'prompt')(row)} Your code should pass these"
-      f" tests:\n\n{tests}\n[BEGIN]\n"
+      f" {row.get('text') or row['prompt']} Your code should pass these tests:"
+      f"\n\n{tests}\n[BEGIN]\n"
   )
 
 
-def _mbpp(row: dict) -> str:
+def _mbpp(row: Mapping[str, Any]) -> str:
   """Three solved tasks, then the task of the row."""
   shots = [f"{_mbpp_task(x)}{x['code']}\n[DONE]" for x in _MBPP_SHOTS]
   return "\n\n".join([*shots, _mbpp_task(row)])
@@ -134,8 +134,13 @@ PUBLISHED = {
     "dapo_math_17k": Protocol("DAPO, arXiv:2503.14476", _DAPO, _ANSWER),
     "aime24": Protocol(
         "DAPO, arXiv:2503.14476, sec 4.1",
-        *(_DAPO, _ANSWER),
-        *(30, 32, 1.0, 0.7, 20480),
+        _DAPO,
+        _ANSWER,
+        prompts=30,
+        samples=32,
+        temperature=1.0,
+        top_p=0.7,
+        tokens=20480,
     ),
     "gsm8k": Protocol(
         "verl, examples/data_preprocess/gsm8k.py and its greedy validation",
@@ -152,7 +157,10 @@ PUBLISHED = {
         ' put your answer on its own line after "Answer:", and you do not need'
         " to use a \\boxed command.",
         _ANSWER,
-        *(500, 10, 0.5, 1.0, 2048),
+        prompts=500,
+        samples=10,
+        temperature=0.5,
+        tokens=2048,
     ),
     "gpqa": Protocol(
         "openai/simple-evals, gpqa_eval.py",
@@ -161,13 +169,19 @@ PUBLISHED = {
         " (without quotes) where LETTER is one of ABCD. Think step by step"
         " before answering.\n\n{question}",
         _ANSWER,
-        *(198, 10, 0.5, 1.0, 2048),
+        prompts=198,
+        samples=10,
+        temperature=0.5,
+        tokens=2048,
     ),
     "humaneval": Protocol(
         "Codex, arXiv:2107.03374, sec 3",
         lambda row: row["prompt"],
         "{solution}",
-        *(164, 200, 0.2, 0.95),
+        prompts=164,
+        samples=200,
+        temperature=0.2,
+        top_p=0.95,
         chat=False,
     ),
     "mbpp": Protocol(

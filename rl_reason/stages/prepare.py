@@ -326,12 +326,12 @@ def run(
     tallies = json.loads(report.read_text())["sources"]
     for line in tally_lib.lines(tallies, learns):
       display.say(line)
-    for source in sources:
-      kind = facts.kind_of_rows(config, source)
-      asked = templates.choose(d.template, kind).published
-      if asked and source.name not in published.PUBLISHED:
+    for asked in dict.fromkeys(sources):
+      kind = facts.kind_of_rows(config, asked)
+      verbatim = templates.choose(d.template, kind).published
+      if verbatim and asked.name not in published.PUBLISHED:
         display.say(
-            f"{source.text}: no published prompt is known here, so its prompts"
+            f"{asked.text}: no published prompt is known here, so its prompts"
             f" have the first style of the kind {kind}"
         )
     levels = {
