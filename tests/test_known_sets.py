@@ -2,11 +2,13 @@
 
 import csv
 import hashlib
+import importlib
 import json
 
 import pyarrow.parquet
 import pytest
 
+from rl_reason import api
 from rl_reason.data import datasets, known_sets
 from rl_reason.data.datasets import DataError, Malformed
 
@@ -71,6 +73,15 @@ def test_a_template_of_columns_that_a_row_lacks(tmp_path):
       "ts columns are a, b, answer: name the right one",
   ):
     examples(path, "question={a} {c}")
+
+
+def test_an_answer_from_several_columns_of_python_rows(tmp_path):
+  row = {"question": "1/2?", "a": 1, "b": 2}
+  usual = importlib.import_module("configs.base").get_config()
+  for mapping, kind in (("answer={a}/{b}", None), ("answer={c}", "none")):
+    fields = {"data.columns": mapping}
+    found, _ = api._row_fields(usual, fields, tmp_path, [row] * 6, None)
+    assert found.get("data.kind") == kind
 
 
 OPTIONS = {"one": "red", "two": "green", "three": "blue"}

@@ -159,10 +159,10 @@ def prepared(c, workdir):
 
 def test_published_prompts_are_prepared(make, tmp_path):
   """Of known sets that have one; other sets, and the default, stay as is."""
-  for name in ("gsm8k", "humaneval"):
+  names = "gsm8k", "humaneval", "gpqa"
+  for name in (*names, "folio"):
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(RAW[name][0]))
   c = make([("2+2?", "4")], template="published")
-  names = "gsm8k", "humaneval"
   c.data.evaluate = ",".join(f"{x}@{tmp_path / x}.jsonl" for x in names)
   said, place = prepared(c, tmp_path / "run")
   prompts = [x.prompt for x in tiny_data.rows(place, "evaluate")]
@@ -172,9 +172,12 @@ def test_published_prompts_are_prepared(make, tmp_path):
       f"{c.data.train}: no published prompt is known here, so its prompts have"
       " the first style of the kind math"
   ]
-  c.data.template = "plain"
+  c.data.update(template="plain")
+  c.data.evaluate += f",folio@{tmp_path}/folio.jsonl"
   said, place = prepared(c, tmp_path / "plain")
-  assert tiny_data.rows(place, "evaluate")[0].prompt == "1+1?"
+  first, *_, last = tiny_data.rows(place, "evaluate")
+  assert (first.prompt, first.answer) == ("1+1?", "2")
+  assert (last.prompt, last.answer) == (RAW["folio"][1], "True")
   assert not any("no published" in x for x in said)
   c.data.update(template="code=published", paraphrases=2)
   with pytest.raises(ConfigError, match="paraphrases = 2: .*one wording"):
