@@ -19,7 +19,7 @@ from rl_reason import run, tasks, verifiers
 from rl_reason.base import config as config_lib, errors
 from rl_reason.base.errors import ConfigError
 from rl_reason.checks import command_line, config_files, rules
-from rl_reason.data import datasets
+from rl_reason.data import datasets, known_sets
 from rl_reason.monitoring import output_guard as screen_lib
 from rl_reason.tasks import given
 
@@ -273,7 +273,8 @@ def _row_fields(
   else:
     evaluate = list(evaluate_rows)
   columns = fields.get("data.columns", config_lib.at(usual, "data.columns"))
-  names = datasets.columns(columns)["answer"]
+  answers = datasets.columns(columns)["answer"]
+  names = [y for x in answers for y in known_sets.columns_of(x)]
   everything = [*train, *evaluate]
   kind = fields.get("data.kind", config_lib.at(usual, "data.kind"))
   answered = any(_has(row, names) for row in everything)

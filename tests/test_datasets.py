@@ -247,7 +247,7 @@ def test_benchmarks_are_all_that_is_not_a_training_split():
   assert splits(False) == {
       *("gsm8k:train", "math:train", "svamp:train", "dapo_math_17k:train"),
       *("deepmath:train", "mbpp:train", "code_contests:train"),
-      *("strategyqa:train", "commonsenseqa:train"),
+      *("strategyqa:train", "commonsenseqa:train", "folio:train"),
   }
   assert {"aime24:test", "humaneval:test", "math500:test"} <= splits(True)
   assert not datasets.parse("owner/set").benchmark

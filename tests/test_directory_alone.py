@@ -178,6 +178,7 @@ def test_what_may_be_set_without_the_config(place):
       ("evaluate", dict(rollout__temperature="2"), "takes evaluate., data.ev"),
       ("evaluate", dict(evaluate__samples="0"), "evaluate.samples = 0"),
       ("evaluate", dict(data__evaluate="rows.jsonl"), "goes with task.name"),
+      ("evaluate", dict(data__template="published"), "goes with task.name"),
       ("serve", dict(serve__slots="many"), "serve.slots = many: must be"),
   ):
     with pytest.raises(errors.ConfigError, match=words):
@@ -194,6 +195,15 @@ def test_what_may_be_set_without_the_config(place):
       errors.ConfigError, match="model.path = 'other': its file"
   ):
     read(place.run, "export", model__path="other")
+
+
+def test_an_evaluation_by_a_published_prompt(place):
+  save(place.run, **ROWS)
+  given = dict(data__template="published", data__chat="True")
+  c, _ = read(place.run, "evaluate", **given)
+  assert (c.data.template, c.data.chat) == ("published", True)
+  with pytest.raises(errors.ConfigError, match="'publishd': must be one of pl"):
+    read(place.run, "evaluate", data__template="publishd")
 
 
 # --- what the directory holds ------------------------------------------------

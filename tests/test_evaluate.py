@@ -323,6 +323,23 @@ def test_a_table_has_a_column_for_each_set():
   assert (shares["mean@2"], shares["response length"]) == (0.5, None)
 
 
+def test_more_samples_of_the_same_prompts_are_no_more_prompts():
+  """pass@1 of the table: 1, 1/2, 0; each sample four times changes nothing."""
+  cells = []
+  for times in (1, 4):
+    drawn = np.repeat([[1, 1], [0, 1], [0, 0]], times, axis=1)
+    correct_NG = np.hstack([drawn, [[1], [1], [0]]])
+    texts_NG = [["1"] * correct_NG.shape[1]] * 3
+    x = responses(correct_NG, np.zeros_like(correct_NG), texts_NG)
+    found = accuracy.summarize(x, lambda text, row: text, mean_of=2 * times)
+    _, rows = set_table.as_text(found, [x])
+    [[_, cell, about]] = [row for row in rows if row[0] == "pass@1"]
+    assert about == "a response is correct, mean of all samples"
+    cells.append(cell)
+  _, half = statistics.share_interval(np.array([1, 0.5, 0]))
+  assert cells == [f"50.0% +- {100 * half:.1f}"] * 2
+
+
 def test_an_evaluation_says_its_failures(tmp_path):
   sets, said = [two_samples()], []
   found = accuracy.summarize_sets(

@@ -1,10 +1,14 @@
 """Examples from rows: columns, pairs, answers, and the known sets."""
 
+import csv
+import hashlib
+import importlib
 import json
 
 import pyarrow.parquet
 import pytest
 
+from rl_reason import api
 from rl_reason.data import datasets, known_sets
 from rl_reason.data.datasets import DataError, Malformed
 
@@ -39,6 +43,126 @@ def test_columns_are_mapped(tmp_path):
   for text in ("question", "question=", "prompt=x", "question=a,result=b"):
     with pytest.raises(DataError, match="is no column; write for instance"):
       datasets.columns(text)
+
+
+def test_a_question_from_several_columns(tmp_path):
+  row = {"context": ["One, two.", "{3}"], "meta": {"ask": "Is it?"}, "n": 2}
+  path = write(tmp_path, row | {"answer": "4", "more": ""})
+  text = (
+      r"question={{c}}: {context}\n\n{meta.ask} ({n}, {more}), = {question?},"
+      " answer={n}{n}"
+  )
+  [one] = examples(path, text.replace("{question?}", "so"))
+  asked = "{c}: One, two.\n{3}\n\nIs it? (2, ), = so"
+  assert (one.question, one.answer) == (asked, "22")
+  for braces in ("question={", "question=a{b}}", "question={}"):
+    with pytest.raises(ValueError, match="has a brace alone"):
+      datasets.columns(braces)
+
+
+def test_a_template_of_columns_that_a_row_lacks(tmp_path):
+  rows = [{"a": "1", "b": x, "answer": "2"} for x in ("2", None, [{}])]
+  path = write(tmp_path, *rows, {"a": "1", "answer": "2"})
+  one, *malformed = examples(path, "question={a} {b}")
+  assert one.question == "1 2"
+  assert [x.why for x in malformed[::2]] == ["no field 'b'"] * 2
+  assert "another type" in malformed[1].why
+  with pytest.raises(
+      DataError,
+      match="question in the column c of '{a} {c}'; i"
+      "ts columns are a, b, answer: name the right one",
+  ):
+    examples(path, "question={a} {c}")
+
+
+def test_an_answer_from_several_columns_of_python_rows(tmp_path):
+  row = {"question": "1/2?", "a": 1, "b": 2}
+  usual = importlib.import_module("configs.base").get_config()
+  for mapping, kind in (("answer={a}/{b}", None), ("answer={c}", "none")):
+    fields = {"data.columns": mapping}
+    found, _ = api._row_fields(usual, fields, tmp_path, [row] * 6, None)
+    assert found.get("data.kind") == kind
+
+
+OPTIONS = {"one": "red", "two": "green", "three": "blue"}
+CHOICES = "choices=one|two | three"
+
+
+@pytest.mark.parametrize(
+    ("row", "mapping"),
+    [
+        (OPTIONS | {"answer": "b"}, CHOICES),
+        (OPTIONS | {"answer": "green"}, CHOICES),
+        ({"list": list(OPTIONS.values()), "answer": "B"}, "choices=list"),
+        (
+            {
+                "list": {"label": [1, 2, 3], "text": list(OPTIONS.values())},
+                "answer": 2,
+            },
+            "choices=list",
+        ),
+    ],
+)
+def test_choices_of_columns_keep_their_order(tmp_path, row, mapping):
+  path = write(tmp_path, {"question": "Which?"} | row)
+  [one] = examples(path, mapping, "choice")
+  assert one.question == "Which?\n\nA) red\nB) green\nC) blue"
+  assert one.answer == "B"
+
+
+def test_a_correct_column_is_shuffled_by_the_row(tmp_path):
+  rows = [{"question": f"Which, {n}?"} | OPTIONS for n in range(300)]
+  mapping = f"{CHOICES},answer=two"
+  found = examples(write(tmp_path, *rows), mapping, "choice")
+  for one in found:
+    lines = dict(x.split(") ") for x in one.question.splitlines()[2:])
+    assert sorted(lines.values()) == ["blue", "green", "red"]
+    assert lines[one.answer] == "green"
+  counts = [sum(x.answer == letter for x in found) for letter in "ABC"]
+  # Two standard deviations of a fair die of three sides are 16.
+  assert max(abs(x - 100) for x in counts) <= 25
+  again = examples(write(tmp_path, *rows[::-1]), mapping, "choice")
+  assert [x.question for x in again[::-1]] == [x.question for x in found]
+  texts = ["red", "green", "blue"]
+  texts.sort(key=lambda x: hashlib.sha256(f"Which, 0?\0{x}".encode()).digest())
+  assert found[0].question.endswith("\n\nA) {}\nB) {}\nC) {}".format(*texts))
+
+
+@pytest.mark.parametrize(
+    ("row", "mapping", "why"),
+    [
+        ({"two": None, "answer": "A"}, CHOICES, "no field 'two'"),
+        ({"answer": "D"}, CHOICES, "the answer 'D' is not the label or the t"),
+        ({"one": "B", "answer": "B"}, CHOICES, "the answer 'B' is not the lab"),
+        ({"one": "green"}, f"{CHOICES},answer=two", "two choices are 'green'"),
+        ({"answer": "A"}, "choices=one", "'one' has no list of choices"),
+        (
+            {"l": ["x"], "answer": "A"},
+            "choices=l",
+            "there are no two choices in l",
+        ),
+        ({"l": ["x"] * 11, "answer": "A"}, "choices=l", "more than 10 choices"),
+        (
+            {"l": {"text": ["x"]}, "answer": "A"},
+            "choices=l",
+            "no field 'label'",
+        ),
+    ],
+)
+def test_choices_that_are_not_clear(tmp_path, row, mapping, why):
+  path = write(tmp_path, {"question": "Which?"} | OPTIONS | row)
+  [malformed] = examples(path, f"{mapping},question={{question}}", "choice")
+  assert isinstance(malformed, Malformed) and why in malformed.why
+
+
+def test_choices_need_their_verifier(tmp_path):
+  path = write(tmp_path, {"question": "Which?", "answer": "A"} | OPTIONS)
+  for kind in ("math", "none"):
+    with pytest.raises(DataError, match="set data.kind = 'choice'"):
+      examples(path, CHOICES, kind)
+  assert examples(path, CHOICES, "my_verifiers:check")[0].answer == "A"
+  with pytest.raises(DataError, match="choices are columns: choices=a"):
+    datasets.columns("choices={a}")
 
 
 def test_demonstrations_and_preferences(tmp_path):
@@ -269,6 +393,7 @@ KNOWN_ROWS = {
             "tests": "def check(g):\n  assert g(1) == 2\n\ncheck(f)\n",
             "names": ["f"],
             "prompt": "def f(x):\n",
+            "stop": ["\nclass", "\ndef", "\n#", "\nif", "\nprint"],
         },
         0,
     ),
@@ -283,6 +408,7 @@ KNOWN_ROWS = {
             "tests": "assert f(1) == 2\nassert f(2) == 3",
             "names": [],
             "prompt": "import math",
+            "stop": ["[DONE]"],
         },
         0,
     ),
@@ -308,6 +434,26 @@ KNOWN_ROWS = {
         },
         *("Where?\nA. here\nB. there", "B", 0),
     ),
+    "gpqa": (
+        {
+            "Question": " What?\n",
+            "Correct Answer": "four ",
+            "Incorrect Answer 1": "one",
+            "Incorrect Answer 2": "two",
+            "Incorrect Answer 3": "three",
+        },
+        *("What?\n\nA) three\nB) one\nC) two\nD) four", "D", 0),
+    ),
+    "folio": (
+        {
+            "premises": ["All cats purr.", "Tom is a cat."],
+            "conclusion": "Tom purrs.",
+            "label": "True",
+        },
+        "All cats purr.\nTom is a cat.\n\nIs the following conclusion True,"
+        " False or Uncertain by these premises?\n\nTom purrs.",
+        *("True", 0),
+    ),
 }
 
 
@@ -323,6 +469,26 @@ def test_known_sets(tmp_path, name):
   assert (one.question, found, one.difficulty) == (question, answer, difficulty)
   assert one.kind == known_sets.KNOWN[name].kind and one.source == name
   assert one.tolerance == (0.1 if name == "olympiadbench" else 0)
+
+
+def test_layouts_of_the_publishers(tmp_path):
+  """GPQA is a table with several subsets, FOLIO a text or a list."""
+  row, _, letter, _ = KNOWN_ROWS["gpqa"]
+  for name in ("gpqa_diamond", "gpqa_main", "gpqa_extended"):
+    with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+      table = csv.DictWriter(file, [*row, "Record ID"])
+      table.writeheader()
+      table.writerow(row | {"Record ID": name})
+  for split, name in ((":main", "gpqa_main"), ("", "gpqa_diamond")):
+    [one] = examples(f"gpqa{split}@{tmp_path}")
+    assert one.columns["Record ID"] == name and one.answer == letter
+  row, question, *_ = KNOWN_ROWS["folio"]
+  text = row | {"premises": "\n".join(row["premises"]), "label": "Uncertain"}
+  path = tmp_path / "folio_v2_validation.jsonl"
+  path.write_text(json.dumps(text) + "\n" + json.dumps({"label": "True"}))
+  one, malformed = examples(f"folio@{path}")
+  assert (one.question, one.answer) == (question, "Uncertain")
+  assert malformed.why == "no field 'premises'"
 
 
 def test_copies_with_other_columns(tmp_path):

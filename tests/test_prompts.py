@@ -41,6 +41,13 @@ FORMATS = {
     ("none", "r1_zero"): (TAGS, TAGGED),
     ("none", "qwen_boxed"): BOXED,
 }
+FORMATS |= {  # of sets without a published prompt
+    (kind, "published"): FORMATS[kind, style]
+    for kind, style in (
+        *(("math", "plain"), ("code", "code")),
+        *(("choice", "choice"), ("none", "plain")),
+    )
+}
 
 
 def render(question, tok, style="plain", kind="math", chat=False, system=""):
@@ -163,7 +170,7 @@ def test_a_template_of_the_user(own, tok):
         ),
         (
             "math=code",
-            "must be one of plain, dapo, r1_zero, qwen_boxed, module",
+            "must be one of plain, dapo, r1_zero, qwen_boxed, published",
         ),
         ("maht=plain", "'maht' is none of the kinds math, code, choice, none"),
         ("math=dapo,math=plain", "is not of the form"),

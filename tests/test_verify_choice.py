@@ -1,4 +1,4 @@
-"""Multiple choice, and yes or no: what chooses, and what only mentions."""
+"""Multiple choice and three values: what chooses, and what only mentions."""
 
 import pytest
 
@@ -69,6 +69,50 @@ def test_yes_and_no(text, answer):
   assert choice.verify(text, "no") is (answer == "no")
 
 
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        *[("Answer: Uncertain", "Uncertain"), ("uncertain.", "Unknown")],
+        *[("\\boxed{\\text{Unknown}}", "Uncertain"), ("**True**", "True")],
+        *[("Answer: Uncertain, as no premise is about it.", "Uncertain")],
+        *[("The conclusion is unknown.", "Uncertain")],
+        *[("Answer: False. The value of x is unknown.", "False")],
+        *[("Answer: C) Uncertain", "C"), ("The answer is false.", "False")],
+        *[("It is true that it rains. The answer is uncertain.", "Unknown")],
+        *[("True\n\nAnswer: Uncertain", "Uncertain"), ("A\nA", "A")],
+    ],
+)
+def test_three_values(text, reference):
+  assert choice.verify(text, reference)
+  for other in {"True", "False", "Uncertain", "C"} - {reference, "Uncertain"}:
+    assert not choice.verify(text, other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["Answer: True, False or Uncertain", "Answer: True/False/Uncertain"],
+        *[
+            "Answer: Uncertain/True",
+            "Answer: True, Uncertain",
+            "True | Unknown",
+        ],
+        *["True, False, Uncertain", "[True, False, Uncertain]"],
+        *["Is it True, False or Uncertain?", "The choices: True, Uncertain"],
+        *["True\nFalse\nUncertain", "* True\n* False\n* Uncertain", "A\nB\nC"],
+        *["One of these.\n\nTrue\nFalse\nUncertain\n", "(A)\n(B)\n(C)"],
+        *["A) True\nB) False\nC) Uncertain", "Answer: not uncertain"],
+        *["Answer: uncertain or true", "\\boxed{Uncertain} or \\boxed{True}"],
+        *["I am certain", "The answer is not uncertain.", "uncertainty"],
+    ],
+)
+def test_a_copy_of_the_choices_is_no_choice(text):
+  verdicts = [choice.verify(text, x) for x in ("True", "False", "Uncertain")]
+  assert verdicts == [False] * 3
+  assert choice.answer(text) == ("C" if "C) " in text else None)
+
+
 def test_usable():
-  assert all(map(choice.usable, ["A", "(j)", "\\text{(C)}", "Yes", "false"]))
+  words = ["Yes", "false", "Uncertain", "unknown"]
+  assert all(map(choice.usable, ["A", "(j)", "\\text{(C)}", *words]))
   assert not any(map(choice.usable, ["", "K", "AB", "A or B", "42", "maybe"]))

@@ -49,6 +49,39 @@ def test_program(text, program):
   assert code.program(text) == program
 
 
+CODEX = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+BODY = "    return x * x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f"{BODY}\ndef f(x):\n    return 1", BODY),
+        (f"{BODY}\nprint(f(2)\n", BODY),
+        (f"\n{BODY}\n# Test\n", f"\n{BODY}"),
+        (f"  # a note\n{BODY}", f"  # a note\n{BODY}"),
+        (f"import os\n\ndef f(x):\n{BODY}", None),  # a whole program
+        (f"\ndef f(x):\n{BODY}", None),
+        (f"    So:\n```python\ndef f(x):\n{BODY}```", None),
+        (f"def f(x):\n{BODY}[DONE]\nYou are", f"def f(x):\n{BODY}"),
+    ],
+)
+def test_completions_end_where_the_published_ones_end(text, kept):
+  kept = text if kept is None else kept
+  assert code.completion(text, (*CODEX, "[DONE]")) == kept
+  assert code.completion(text, ()) == text
+
+
+def test_stop_sequences_of_a_reference_answer():
+  """A base model goes on after the body, here with another f."""
+  text = f"{BODY}\ndef f(x):\n    return 1\n\nprint(f(2"
+  fields = dict(tests="assert f(3) == 9", names=["f"], prompt="def f(x):\n")
+  assert not code.verify(text, json.dumps(fields))
+  assert code.verify(text, json.dumps(fields | dict(stop=CODEX)))
+  trial = code.trial(text, json.dumps(fields | dict(stop=CODEX)), LIMITS)
+  assert (trial.reason, trial.passed) == ("", 1)
+
+
 # --- honest programs ---------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ def qwen_32b():
   c.model.dtype, c.model.remat = "bfloat16", "full"
   c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, -1, 8
   c.data.train, c.data.evaluate = "dapo_math_17k", "aime24"
-  c.data.template, c.data.chat = "dapo", True
+  c.data.template, c.data.chat = "published", True
   c.rollout.stop_tokens = ("<|im_end|>",)  # ends a turn; the base EOS differs
   c.rollout.max_prompt, c.rollout.max_tokens = 2048, 20480
   c.rollout.slots = 512  # 5.9 GB of KV cache each, over all devices

@@ -9,7 +9,7 @@ from rl_reason.base.config import at
 from rl_reason.base.errors import did_you_mean
 from rl_reason.checks import facts
 from rl_reason.checks.rules import Rule
-from rl_reason.data import datasets
+from rl_reason.data import datasets, templates
 from rl_reason.tasks import given, reward_terms
 
 
@@ -109,6 +109,12 @@ def files(c) -> Iterator[Rule]:
           f"{name!r} is no file of data.train or data.evaluate; known sets have"
           " a kind of their own"
       )
+  styles = datasets.assignments(d.template).values()
+  if d.paraphrases > 1 and templates.PUBLISHED in styles:
+    yield "data.paraphrases", (
+        "data.template = 'published' asks with one wording, verbatim: set it"
+        " to 1"
+    )
   if any(facts.unverified(c)) and c.rl.steps and not c.reward.functions:
     yield "reward.functions", (
         "nothing verifies responses (data.kind = 'none', or a task that has no"

@@ -26,17 +26,18 @@ from rl_reason.checks import (
     rules,
     run_directory,
 )
-from rl_reason.data import datasets
+from rl_reason.data import datasets, templates
 from rl_reason.tasks import reward_terms
 
 # Paths, which may name another place of equal files.
 PLACES = ("model.path", "sft.reuse")
+_PROMPTS = ("data.template", "data.chat")  # of rows of files
 # Stage -> the fields that may be set without --config, by prefix.
 OVERRIDES = {
     "export": ("export.", "mesh.", *PLACES),
     "serve": (*resume_rules.SERVED, *PLACES),
     "evaluate": (
-        *("evaluate.", "data.evaluate", "mesh."),
+        *("evaluate.", "data.evaluate", *_PROMPTS, "mesh."),
         *(*resume_rules.ELSEWHERE, *PLACES),
     ),
     "generate": ("export.", "generate."),
@@ -210,6 +211,14 @@ def _for_evaluation(
     own.append("data.template")
   for name in own:
     _require(config, name, workdir)
+  for name in sorted({*given} & {*_PROMPTS}):
+    if config.task.name != tasks.FILES:
+      rules.refuse(config, name, "goes with task.name = 'files'")
+  if "data.template" in given:
+    try:
+      templates.choose(config.data.template, "")
+    except ValueError as e:
+      rules.refuse(config, "data.template", str(e))
   for name, fault in data_rules.levels(config, "task.difficulties"):
     rules.refuse(config, name, fault)
   kinds_of_rows = _kinds_of_rows(config, workdir)

@@ -47,6 +47,7 @@ COLUMNS = {
     "response": ("response", "completion"),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
+    "choices": (),
 }
 
 
@@ -235,21 +236,36 @@ def assignments(text: str) -> dict[str, str]:
   return out
 
 
+_ITEMS = re.compile(rf",(?=\s*(?:{'|'.join(COLUMNS)})\s*=)|,\s*$")
+
+
 def columns(text: str) -> dict[str, tuple[str, ...]]:
-  """The columns of each field; parses 'question=problem,answer=meta.result'.
+  r"""The columns of each field; parses 'question=problem,answer=meta.result'.
+
+  A column with braces is a template of several columns, in which commas stay
+  and \n ends a line: 'question={context}\n\n{question}'. Several columns of
+  choices are separated by |.
 
   Raises:
     DataError: an item is malformed, or names no field.
   """
   mapping = dict(COLUMNS)
-  for part in filter(None, (x.strip() for x in text.split(","))):
+  for part in filter(None, (x.strip() for x in _ITEMS.split(text))):
     name, _, source = (x.strip() for x in part.partition("="))
-    if name not in COLUMNS or not source:
+    template = "{" in source
+    if name not in COLUMNS or not source or (not template and "," in source):
       raise DataError(
           f"{part!r} is no column; write for instance question=problem, with"
           f" {', '.join(COLUMNS)} on the left"
       )
+    if template and name == "choices":
+      raise DataError(f"{part!r}: choices are columns: choices=a|b|c|d")
     mapping[name] = (source,)
+    if template:
+      mapping[name] = (source.replace("\\n", "\n"),)
+      known_sets.columns_of(source)  # raises
+    elif name == "choices":
+      mapping[name] = tuple(x.strip() for x in source.split("|"))
   return mapping
 
 
@@ -382,7 +398,7 @@ def examples(
       continue
     if missing:
       seen |= dict.fromkeys(row)
-      missing = {x: cell for x, cell in missing.items() if cell(row) == ""}
+      missing = {x: cell for x, cell in missing.items() if not _has(cell, row)}
     try:
       turns, question, reply = known_sets.chat(known.question(row))
       example = Example(
@@ -401,6 +417,8 @@ def examples(
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")
+    except known_sets.Unclear as e:
+      yield Malformed(where, str(e))
     except (TypeError, ValueError, AttributeError, OverflowError) as e:
       yield Malformed(where, f"a field of another type ({e})")
     else:
@@ -410,23 +428,46 @@ def examples(
   if missing and seen:
     name, first = next(iter(missing)), next(iter(seen))
     hint = ", or set data.kind = 'none' if rewards need no reference answers"
+    where = ", ".join(mapping[name])
+    if "{" in where:
+      named = known_sets.columns_of(where)
+      absent = [x for x in named if x.partition(".")[0] not in seen] or named
+      where = f"the column {', '.join(absent)} of {where!r}"
     raise DataError(
         f"{source.text}: no row has a value of {name} in"
-        f" {', '.join(mapping[name])}; its columns are {', '.join(seen)}: name"
+        f" {where}; its columns are {', '.join(seen)}: name"
         f" the right one, as in data.columns = '{name}={first}'"
         f"{hint if name == 'answer' else ''}"
     )
 
 
+def _has(cell: known_sets.Field, row: dict) -> bool:
+  """Whether a row has a value of a field."""
+  try:
+    return cell(row) != ""
+  except (KeyError, TypeError, ValueError):  # a template lacks a column
+    return False
+
+
 def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
   """The layout of the rows of a set that is not known."""
   cell = column(*mapping["answer"])
+  question, names = column(*mapping["question"]), mapping["choices"]
+  if names:
+    if kind != "choice" and ":" not in kind:
+      raise DataError(
+          f"{source.text}: data.columns names choices, and its kind is"
+          f" {kind!r}: set data.kind = 'choice'"
+      )
+    answers = mapping["answer"]
+    correct = answers[0] if names[1:] and answers[0] in names else ""
+    question, cell = known_sets.choices(question, cell, names, correct)
   readers = {"math": known_sets.math_answer(cell), "choice": cell}
   return Known(
       hub=source.place,
       splits={},
       kind=kind,
-      question=column(*mapping["question"]),
+      question=question,
       answer=readers.get(kind, known_sets.json_text(cell)),
       difficulty=column(*mapping["difficulty"]),
       response=column(*mapping["response"], *mapping["chosen"]),

@@ -1,14 +1,21 @@
 """Data sets that are known by name, and the layout of their rows."""
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_reason.verifiers import final_answer
 
 Field = Callable[[dict], Any]  # reads one field of a raw row
+
+
+class Unclear(ValueError):
+  """A row does not say what its field is; the message is the reason."""
+
 
 # --- fields of a row ---------------------------------------------------------
 
@@ -64,19 +71,137 @@ def chat(cell) -> tuple[tuple[dict, ...], str, str]:
   return tuple(turns), question, text(reply["content"]) if reply else ""
 
 
+def _cell(row: dict, name: str) -> Any:
+  """The cell of a column, None without; 'a.b' is the field b of a."""
+  cell: Any = row
+  for part in name.split("."):
+    cell = cell.get(part) if isinstance(cell, dict) else None
+  return cell
+
+
 def column(*names: str) -> Field:
-  """Reads the first column that is not empty; 'a.b' is the field b of a."""
+  """Reads the first column that is not empty; 'a.b' is the field b of a.
+
+  A name with braces is a template of several columns, as in `filled`.
+  """
+  readers = [filled(x) if "{" in x else None for x in names]
 
   def read(row):
-    for name in names:
-      cell = row
-      for part in name.split("."):
-        cell = cell.get(part) if isinstance(cell, dict) else None
+    for name, reader in zip(names, readers, strict=True):
+      cell = reader(row) if reader else _cell(row, name)
       if cell not in (None, ""):
         return cell
     return ""
 
   return read
+
+
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+
+
+def columns_of(name: str) -> list[str]:
+  """The columns that a name of `column` reads.
+
+  Raises:
+    ValueError: the name is a template, and a brace in it is not closed.
+  """
+  if "{" not in name:
+    return [name]
+  found = list(_BRACES.finditer(name))
+  if any(x[0] in ("{", "}") for x in found):
+    raise ValueError(
+        f"{name!r} has a brace alone: columns are written as {{column}}, and"
+        " braces of the text twice, {{ and }}"
+    )
+  return [x[1] for x in found if x[1]]
+
+
+def filled(template: str) -> Field:
+  """Reads a text with columns in braces: 'Context: {context}'.
+
+  A cell with a list of texts is written one text a line, and '{{' is a brace.
+  The function raises KeyError where a row lacks one of the columns.
+  """
+  columns_of(template)  # raises now, not in each row
+
+  def read(row):
+    def cell(brace):
+      if not brace[1]:
+        return brace[0][0]
+      found = _cell(row, brace[1])
+      if found is None:
+        raise KeyError(brace[1])
+      return "\n".join(map(text, found if isinstance(found, list) else [found]))
+
+    return _BRACES.sub(cell, template)
+
+  return read
+
+
+def choices(
+    question: Field, answer: Field, names: Sequence[str], correct: str = ""
+) -> tuple[Field, Field]:
+  """Reads a question with lettered choices, and the letter of the answer.
+
+  Args:
+    question: reads the question.
+    answer: reads the label or the text of the correct choice.
+    names: one column for each choice; or the one column that has them, as a
+      list or as {"label", "text"}.
+    correct: the column among `names` that is always correct. The choices are
+      then put into an order that depends on a hash of question and choices.
+
+  Returns:
+    functions that read the question, followed by a line for each choice, and
+    the letter. They raise KeyError where a row lacks a column, and Unclear
+    where it is not clear which choice is meant.
+  """
+
+  def read(row) -> tuple[str, str]:
+    asked = text(question(row))
+    labels, texts = _labelled(row, names)
+    if len(texts) < 2:
+      raise Unclear(f"there are no two choices in {', '.join(names)}")
+    if correct:
+      right = texts[names.index(correct)]
+      if texts.count(right) > 1:
+        raise Unclear(f"two choices are {right!r}")
+      texts.sort(
+          key=lambda x: hashlib.sha256(f"{asked}\0{x}".encode()).digest()
+      )
+      found = {texts.index(right)}
+    else:
+      given = text(answer(row))
+      found = {n for n, x in enumerate(labels) if x == given.upper()}
+      found |= {n for n, x in enumerate(texts) if x == given}
+      if len(found) != 1:
+        raise Unclear(
+            f"the answer {given!r} is not the label or the text of one choice"
+        )
+    lines = [f"{a}) {x}" for a, x in zip(_LETTERS, texts, strict=False)]
+    return "\n".join([f"{asked}\n", *lines]), _LETTERS[found.pop()]
+
+  return lambda row: read(row)[0], lambda row: read(row)[1]
+
+
+_LETTERS = string.ascii_uppercase[:10]  # those that the verifier knows
+
+
+def _labelled(row: dict, names: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Labels and texts of the choices of a row."""
+  cells: Any = [_cell(row, name) for name in names]
+  labels: Sequence[Any] = _LETTERS
+  if None in cells:
+    raise KeyError(names[cells.index(None)])
+  if len(names) == 1:
+    [cells] = cells
+    if isinstance(cells, dict):
+      labels, cells = cells["label"], cells["text"]
+  if not isinstance(cells, list):
+    raise Unclear(f"the column {names[0]!r} has no list of choices")
+  if len(cells) > len(_LETTERS):
+    raise Unclear(f"there are more than {len(_LETTERS)} choices")
+  return [text(x).upper() for x in labels[: len(cells)]], [*map(text, cells)]
 
 
 def level(cell) -> int:
@@ -167,13 +292,16 @@ def _mbpp_question(row) -> str:
 def _mbpp_answer(row) -> str:
   setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
   tests = "\n".join(row["test_list"])
-  return json.dumps(dict(tests=tests, names=[], prompt=setup))
+  stop = ["[DONE]"]  # Austin et al. 2021, arXiv:2108.07732: ends a solution
+  return json.dumps(dict(tests=tests, names=[], prompt=setup, stop=stop))
 
 
 def _humaneval_answer(row) -> str:
   name = row["entry_point"]
-  tests = f"{row['test']}\ncheck({name})\n"
-  return json.dumps(dict(tests=tests, names=[name], prompt=row["prompt"]))
+  fields = dict(tests=f"{row['test']}\ncheck({name})\n", names=[name])
+  # Codex (Chen et al. 2021, arXiv:2107.03374), sec 3.2.
+  stop = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+  return json.dumps(fields | dict(prompt=row["prompt"], stop=stop))
 
 
 def _humaneval_solution(row) -> str:
@@ -220,6 +348,10 @@ class Known(NamedTuple):
 
 
 _TRAIN, _TEST = {"train": "*train*"}, {"test": "*test*"}
+_GPQA = (
+    "Correct Answer",
+    *(f"Incorrect Answer {number}" for number in (1, 2, 3)),
+)
 
 KNOWN = {
     "gsm8k": Known(
@@ -307,6 +439,22 @@ KNOWN = {
         _TRAIN | {"validation": "*validation*"},
         _choice_question,
         column("answerKey"),
+        kind="choice",
+    ),
+    "gpqa": Known(  # the last subset is the default
+        "Idavidrein/gpqa",
+        {x: f"*gpqa_{x}*" for x in ("extended", "main", "diamond")},
+        *choices(column("Question"), column(), _GPQA, _GPQA[0]),
+        kind="choice",
+    ),
+    "folio": Known(
+        "yale-nlp/FOLIO",
+        _TRAIN | {"validation": "*validation*"},
+        filled(
+            "{premises}\n\nIs the following conclusion True, False or Uncertain"
+            " by these premises?\n\n{conclusion}"
+        ),
+        column("label"),
         kind="choice",
     ),
 }

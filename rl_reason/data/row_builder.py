@@ -1,7 +1,7 @@
 """Builds the row of a run from an example of a file."""
 
 from rl_reason.base import errors
-from rl_reason.data import screening, templates, tokenizer
+from rl_reason.data import published, screening, templates, tokenizer
 from rl_reason.data.datasets import Example
 from rl_reason.data.screening import Fault
 
@@ -51,6 +51,9 @@ class RowBuilder:
         example.question, int(key, 16) % paraphrases
     )
     template = templates.choose(d.template, example.kind)
+    protocol = published.PUBLISHED.get(example.source)
+    if template.published and protocol:
+      template = protocol.template(example.columns)
     try:
       turns = templates.messages(question, template, d.system, example.turns)
       if len(turns) > 1 and not d.chat:

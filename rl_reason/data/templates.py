@@ -6,7 +6,9 @@ response in which the final answer can be found: `dapo` a last
 line "Answer: ..." (Yu et al. 2025, arXiv:2503.14476), `r1_zero` think and
 answer tags (DeepSeek-AI 2025, arXiv:2501.12948), `qwen_boxed` a box (Yang et
 al. 2024, arXiv:2409.12122), `code` a program in a block, `choice` a letter, yes
-or no. The formats are from the papers, the wording is not.
+or no. The formats are from the papers, the wording is not. `published` is the
+verbatim prompt of a known set (`data/published.py`), and of other sets the
+first style of their kind.
 """
 
 import ast
@@ -28,10 +30,12 @@ class Template(NamedTuple):
       a text or the turns of a chat.
     response: a text with {solution}, followed by {answer} if the solution does
       not contain the answer.
+    published: whether the prompt of a known set has priority, if there is one.
   """
 
   prompt: str | Callable[[str], Any]
   response: str
+  published: bool = False
 
 
 _ANSWER_LINE = "{solution}\nAnswer: {answer}"
@@ -92,6 +96,9 @@ TEMPLATES = {
     },
     verifiers.NONE: {"plain": _PLAIN, "r1_zero": _TAGS, "qwen_boxed": _BOXED},
 }
+PUBLISHED = "published"
+for _known in TEMPLATES.values():
+  _known[PUBLISHED] = next(iter(_known.values()))._replace(published=True)
 # Rows with a verifier of the user can have any style.
 _ALL = {
     x: t for known in reversed(TEMPLATES.values()) for x, t in known.items()

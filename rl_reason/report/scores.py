@@ -18,6 +18,7 @@ MEANINGS = {
     "greedy": "the response at temperature 0 is correct",
     "maj": "the most frequent answer is correct",
     "pass": "at least one of k responses is correct",
+    "pass@1": "a response is correct, mean of all samples",
     "truncated": "responses that reached the maximum length",
     "response length": "tokens, mean",
     "turns": "of a trajectory in an environment, mean",
@@ -117,7 +118,7 @@ def _score(measure: str, value: float, half: float | None = None) -> Score:
 
 def meaning(name: str) -> str:
   """What a score measures, in a few words; '' for a difficulty."""
-  return MEANINGS.get(name.split("@")[0], "")
+  return MEANINGS.get(name, MEANINGS.get(name.split("@")[0], ""))
 
 
 def headline(names) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from rl_reason.checks import run_directory
 from rl_reason.collect.environment_runner import Environments
 from rl_reason.collect.episodes import Episodes
 from rl_reason.collect.reward_runner import RewardRunner, Rewards
-from rl_reason.data import held_out, pipelines
+from rl_reason.data import held_out, pipelines, published
 from rl_reason.data.pipelines import RowSource
 from rl_reason.devices import sharding
 from rl_reason.devices.randomness import host_seed, key
@@ -89,10 +89,14 @@ def run(
   )
   values: dict[str, Any] = {k: json_files.number(x) for k, x in found.items()}
   output.display.table(
-      f"held-out scores of step {step} ({which}), with 95% intervals",
+      f"held-out scores of step {step} ({which}), with 95% intervals over"
+      " prompts",
       *set_table.as_text(values, sets),
   )
+  fields = config_lib.flat(c)
   for x in sets:
+    if line := published.line(x.name, x.rows[0], len(x.rows), fields):
+      say(line)
     if line := set_table.by_difficulty(x, c.evaluate.mean_of):
       say(line)
     if x.measure == "acc":

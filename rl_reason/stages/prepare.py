@@ -32,6 +32,7 @@ from rl_reason.data import (
     datasets,
     pipelines,
     preparation_report as tally_lib,
+    published,
     screening,
     templates,
     tokenizer,
@@ -325,6 +326,14 @@ def run(
     tallies = json.loads(report.read_text())["sources"]
     for line in tally_lib.lines(tallies, learns):
       display.say(line)
+    for asked in dict.fromkeys(sources):
+      kind = facts.kind_of_rows(config, asked)
+      verbatim = templates.choose(d.template, kind).published
+      if verbatim and asked.name not in published.PUBLISHED:
+        display.say(
+            f"{asked.text}: no published prompt is known here, so its prompts"
+            f" have the first style of the kind {kind}"
+        )
     levels = {
         x for t in tallies if t["use"] == "train" for x in t["difficulties"]
     }

@@ -1,4 +1,4 @@
-"""Multiple choice, and yes or no: the letter or word that is chosen."""
+"""Multiple choice, yes or no, true, false or uncertain: what is chosen."""
 
 import re
 
@@ -9,19 +9,21 @@ _LETTER = re.compile(
     r"(?:\(([A-Ja-j])\)|\[([A-Ja-j])\]|([A-J])[.):]|([A-Ja-j])(?=\s*$))",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"(yes|no|true|false)\b", re.IGNORECASE)
-_SAME = {"true": "yes", "false": "no"}
+_WORD = re.compile(r"(yes|no|true|false|uncertain|unknown)\b", re.IGNORECASE)
+_SAME = {"true": "yes", "false": "no", "unknown": "uncertain"}  # FOLIO has both
 # The text of a choice may follow its letter; another choice may not.
 _OTHER = re.compile(
     r"\b(?:or|and|not|either|neither|both)\b|[,/&]\s*\(?[A-J]\b"
     r"|\([A-J]\)|\b(?:yes|no|true|false)\b",
     re.IGNORECASE,
 )
+# Words that may occur in the reason of a choice, but not in a list of choices.
+_NEXT = re.compile(r"[\s,;/|&]*(?:uncertain|unknown)\b", re.IGNORECASE)
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
 def _read(text: str) -> str | None:
-  """'A' to 'J', 'yes' or 'no'; None unless the text is exactly one choice."""
+  """A letter or a word; None unless the text is exactly one choice."""
   text = _WRAPPED.sub(r"\1", text).replace("$", "").replace("\\", " ")
   text = text.strip(" \t\n*_`\"'{}")
   for pattern in (_LETTER, _WORD):
@@ -32,20 +34,31 @@ def _read(text: str) -> str | None:
       chosen = next(filter(None, match.groups()))
       if pattern is _LETTER:
         return chosen.upper()
+      if _NEXT.match(text, match.end()):
+        return None
       return _SAME.get(chosen.casefold(), chosen.casefold())
   return None
 
 
 def answer(text: str) -> str | None:
-  """The choice of a response: 'A' to 'J', 'yes' or 'no'; None if none."""
+  """The choice of a response; None if there is none.
+
+  It is 'A' to 'J', 'yes' or 'no' (also for true and false), or 'uncertain'.
+  """
   found = final_answer.final(text)
-  return found and _read(found)
+  chosen = _read(found) if found else None
+  last = [line for line in text.split("\n") if line.strip()][-2:]
+  # Choices one below the other are a copy of the question.
+  if chosen and [_read(x) for x in last[1:]] == [chosen]:
+    return chosen if _read(last[0]) in (None, chosen) else None
+  return chosen
 
 
 def verify(text: str, reference: str) -> bool:
   """Whether the final answer of a response is the reference answer.
 
-  Choices are letters A to J in any usual form, and yes, no, true, false.
+  Choices are letters A to J in any usual form, and the words yes, no, true,
+  false, uncertain and unknown.
   """
   found = answer(text)
   return found is not None and found == _read(reference)

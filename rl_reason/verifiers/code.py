@@ -46,11 +46,13 @@ class Calls(NamedTuple):
     names: functions that the tests call; empty for all undefined names.
     prompt: source that the program continues or repeats, perhaps only a
       signature; the tests can use its other functions as well.
+    stop: stop sequences of the published evaluation, see `completion`.
   """
 
   tests: str
   names: tuple[str, ...] = ()
   prompt: str = ""
+  stop: tuple[str, ...] = ()
 
 
 class Streams(NamedTuple):
@@ -83,6 +85,27 @@ def program(text: str) -> str | None:
     if label in ("", "py", "py3", "python", "python3"):
       found[bool(label)] = text[start.end() + 1 : end.start()]
   return found.get(True, found.get(False))
+
+
+def completion(text: str, stop: tuple[str, ...]) -> str:
+  r"""A response of a base model up to the first stop sequence.
+
+  Sequences that begin with a newline, such as "\ndef" after the body of a
+  function, end only a response that begins within the function: a response that
+  is a whole program has such lines as well. A response with a block is whole.
+  """
+  within = text.lstrip("\r\n")[:1] in (" ", "\t")
+  used = [x for x in stop if within or not x.startswith("\n")]
+  if not used or _FENCE.search(text):
+    return text
+  return re.split("|".join(map(re.escape, used)), text, maxsplit=1)[0]
+
+
+def _source(text: str, problem: Calls | Streams) -> str | None:
+  """The program of a response to a problem."""
+  if isinstance(problem, Calls):
+    text = completion(text, problem.stop)
+  return program(text)
 
 
 def _calls(source: str, problem: Calls, tier, limits) -> Verdict:
@@ -177,7 +200,7 @@ def grade(
   if not (problem.tests if isinstance(problem, Calls) else problem.cases):
     raise ValueError("a problem without tests: any program would be correct")
   found = sandbox.tier(tier, allow_unsafe=allow_unsafe)
-  source = program(text)
+  source = _source(text, problem)
   if source is None:
     return Verdict(False, "refused", "no program in the response")
   if isinstance(problem, Calls):
@@ -239,7 +262,7 @@ def trial(
   """
   problem, tier = _problem(reference), sandbox.tier()
   tests = _single(problem)
-  source = program(text)
+  source = _source(text, problem)
   if source is None:
     return Trial("", "refused", 0, len(tests))
   job, stdin = dict(program=source), ""
@@ -265,6 +288,8 @@ answer = program
 def _problem(reference: str) -> Calls | Streams:
   """Tests from JSON: {"tests", "names", "prompt"} or {"cases", "tolerance"}.
 
+  {"stop"}, a list of texts, may be a field of the former.
+
   Raises:
     ValueError: the text is no such JSON, has no tests, or they are no Python.
   """
@@ -275,7 +300,8 @@ def _problem(reference: str) -> Calls | Streams:
       problem: Calls | Streams = Streams(cases, fields.get("tolerance"))
     else:
       names = tuple(map(str, fields["names"]))
-      problem = Calls(str(fields["tests"]), names, str(fields["prompt"]))
+      stop = tuple(map(str, fields.get("stop", ())))
+      problem = Calls(str(fields["tests"]), names, str(fields["prompt"]), stop)
     if not problem[0]:
       raise ValueError
   except (TypeError, KeyError, ValueError):

@@ -125,13 +125,32 @@ def test_dapo_on_a_checkpoint_and_files(tmp_path):
     assert any(x.startswith(f"<|s|>user {start}") for x in prompts), prompts
 
   before = (run / "data" / "data.json").read_text()
-  command("--stage=evaluate", workdir)
+  said = " ".join(command("--stage=evaluate", workdir)[0].split())
+  assert "aime24: not comparable with mean@32 of DAPO, arXiv:2503.14476" in said
+  assert "humaneval: not comparable with mean@200 of Codex" in said
+  assert "own: not" not in said
   assert (run / "data" / "data.json").read_text() == before
   results = json.loads((run / "results-newest.json").read_text())["results"]
   assert set(results) == {"aime24", "own", "humaneval"}
   assert results["own"]["mean@2,none"] >= 0
   page = (run / "responses-newest.html").read_text()
   assert "What is 3 times 7?" in page
+  said, _ = command(  # as published, except for the lengths and the set
+      "--stage=evaluate",
+      f"--config.data.evaluate=aime24@{aime}",
+      "--config.data.template=published",
+      "--config.evaluate.samples=32",
+      "--config.evaluate.mean_of=32",
+      "--config.evaluate.top_p=0.7",
+      "--config.rollout.max_prompt=400",
+      workdir,
+  )
+  assert (
+      "aime24: not comparable with mean@32 of DAPO, arXiv:2503.14476, sec 4.1:"
+      " rollout.max_tokens = 8, not 20480; 8 prompts, not 30"
+  ) in " ".join(said.split())
+  [path] = run.glob("evaluation-*max_prompt=400.json")
+  assert "val-core/aime24/acc/mean@32/ci95" in json.loads(path.read_text())
   command(  # on another set
       "--stage=evaluate",
       "--config=configs/dapo_qwen.py",

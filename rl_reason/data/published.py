@@ -1,0 +1,251 @@
+"""Published protocols of known sets: the prompt, and how scores are averaged.
+
+The prompts are verbatim, because a score is comparable only with the same
+prompt. `data.template = "published"` asks with them. `source` says which paper,
+or which evaluation code, has prompt and sampling.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rl_reason.data import templates
+
+
+class Protocol(NamedTuple):
+  """How a set was evaluated.
+
+  Attributes:
+    source: paper or code that says so.
+    prompt: a text with {question}; or a function of the raw row, for prompts
+      that have other parts than the question.
+    response: form of a response, as in `templates.Template`.
+    prompts: number of prompts of the set; 0 for a set that only trains.
+    samples: responses to each prompt, whose mean accuracy is the score.
+    temperature, top_p: of sampling; temperature 0 is greedy.
+    tokens: maximum length of a response; 0 where the source has none.
+    chat: whether the prompt is a turn of a chat; base models continue a text.
+  """
+
+  source: str
+  prompt: str | Callable[[Mapping[str, Any]], str]
+  response: str
+  prompts: int = 0
+  samples: int = 1
+  temperature: float = 0.0
+  top_p: float = 1.0
+  tokens: int = 0
+  chat: bool = True
+
+  @property
+  def metric(self) -> str:
+    """The name of the published score among the metrics of a set."""
+    return f"mean@{self.samples}" if self.temperature else "greedy"
+
+  def template(self, row: Mapping[str, Any]) -> templates.Template:
+    """The template of a row."""
+    prompt = self.prompt
+    if isinstance(prompt, str):
+      return templates.Template(prompt, self.response)
+    return templates.Template(lambda question: prompt(row), self.response)
+
+
+_ANSWER = "{solution}\nAnswer: {answer}"
+_DAPO = (
+    "Solve the following math problem step by step. The last line of your"
+    " response should be of the form Answer: $Answer (without quotes) where"
+    " $Answer is the answer to the problem.\n\n{question}\n\nRemember to put"
+    ' your answer on its own line after "Answer:".'
+)
+# Tasks 2, 3 and 4 of MBPP, whose lines end in \r\n.
+_MBPP_SHOTS: tuple[dict, ...] = (
+    dict(
+        text=(
+            "Write a function to find the similar elements from the given two"
+            " tuple lists."
+        ),
+        code=(
+            "def similar_elements(test_tup1, test_tup2):\r\n"
+            "  res = tuple(set(test_tup1) & set(test_tup2))\r\n"
+            "  return (res) "
+        ),
+        test_list=[
+            "assert similar_elements((3, 4, 5, 6),(5, 7, 4, 10)) == (4, 5)",
+            "assert similar_elements((1, 2, 3, 4),(5, 4, 3, 7)) == (3, 4)",
+            "assert similar_elements((11, 12, 14, 13),(17, 15, 14, 13)) =="
+            " (13, 14)",
+        ],
+    ),
+    dict(
+        text="Write a python function to identify non-prime numbers.",
+        code=(
+            "import math\r\n"
+            "def is_not_prime(n):\r\n"
+            "    result = False\r\n"
+            "    for i in range(2,int(math.sqrt(n)) + 1):\r\n"
+            "        if n % i == 0:\r\n"
+            "            result = True\r\n"
+            "    return result"
+        ),
+        test_list=[
+            "assert is_not_prime(2) == False",
+            "assert is_not_prime(10) == True",
+            "assert is_not_prime(35) == True",
+        ],
+    ),
+    dict(
+        text=(
+            "Write a function to find the largest integers from a given list of"
+            " numbers using heap queue algorithm."
+        ),
+        code=(
+            "import heapq as hq\r\n"
+            "def heap_queue_largest(nums,n):\r\n"
+            "  largest_nums = hq.nlargest(n, nums)\r\n"
+            "  return largest_nums"
+        ),
+        test_list=[
+            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22,"
+            " 58],3)==[85, 75, 65] ",
+            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22,"
+            " 58],2)==[85, 75] ",
+            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22,"
+            " 58],5)==[85, 75, 65, 58, 35]",
+        ],
+    ),
+)
+
+
+def _mbpp_task(row: Mapping[str, Any]) -> str:
+  tests = "\n".join(row["test_list"][:3])
+  return (
+      "You are an expert Python programmer, and here is your task:"
+      f" {row.get('text') or row['prompt']} Your code should pass these tests:"
+      f"\n\n{tests}\n[BEGIN]\n"
+  )
+
+
+def _mbpp(row: Mapping[str, Any]) -> str:
+  """Three solved tasks, then the task of the row."""
+  shots = [f"{_mbpp_task(x)}{x['code']}\n[DONE]" for x in _MBPP_SHOTS]
+  return "\n\n".join([*shots, _mbpp_task(row)])
+
+
+PUBLISHED = {
+    "dapo_math_17k": Protocol("DAPO, arXiv:2503.14476", _DAPO, _ANSWER),
+    "aime24": Protocol(
+        "DAPO, arXiv:2503.14476, sec 4.1",
+        _DAPO,
+        _ANSWER,
+        prompts=30,
+        samples=32,
+        temperature=1.0,
+        top_p=0.7,
+        tokens=20480,
+    ),
+    "gsm8k": Protocol(
+        "verl, examples/data_preprocess/gsm8k.py and its greedy validation",
+        "{question} Let's think step by step and output the final answer after"
+        ' "####".',
+        "{solution}\n#### {answer}",
+        prompts=1319,
+    ),
+    "math500": Protocol(
+        "openai/simple-evals, math_eval.py",
+        "Solve the following math problem step by step. The last line of your"
+        " response should be of the form Answer: $ANSWER (without quotes) where"
+        " $ANSWER is the answer to the problem.\n\n{question}\n\nRemember to"
+        ' put your answer on its own line after "Answer:", and you do not need'
+        " to use a \\boxed command.",
+        _ANSWER,
+        prompts=500,
+        samples=10,
+        temperature=0.5,
+        tokens=2048,
+    ),
+    "gpqa": Protocol(
+        "openai/simple-evals, gpqa_eval.py",
+        "Answer the following multiple choice question. The last line of your"
+        " response should be of the following format: 'Answer: $LETTER'"
+        " (without quotes) where LETTER is one of ABCD. Think step by step"
+        " before answering.\n\n{question}",
+        _ANSWER,
+        prompts=198,
+        samples=10,
+        temperature=0.5,
+        tokens=2048,
+    ),
+    "humaneval": Protocol(
+        "Codex, arXiv:2107.03374, sec 3",
+        lambda row: row["prompt"],
+        "{solution}",
+        prompts=164,
+        samples=200,
+        temperature=0.2,
+        top_p=0.95,
+        chat=False,
+    ),
+    "mbpp": Protocol(
+        "lm-evaluation-harness, mbpp.yaml, greedy with the three-shot prompt of"
+        " Austin et al. 2021, arXiv:2108.07732",
+        _mbpp,
+        "{solution}\n[DONE]",
+        prompts=500,
+        chat=False,
+    ),
+}
+
+
+def differences(
+    protocol: Protocol, kind: str, prompts: int, fields: Mapping[str, Any]
+) -> list[str]:
+  """In what an evaluation differs from a protocol, 'field = value, not value'.
+
+  Args:
+    protocol: of the set.
+    kind: of its rows.
+    prompts: number of prompts that were evaluated.
+    fields: the flat config of the evaluation.
+  """
+  used: dict[str, Any] = dict(fields)
+  wanted: dict[str, Any] = {"data.chat": protocol.chat, "data.system": ""}
+  if not templates.choose(used["data.template"], kind).published:
+    wanted["data.template"] = templates.PUBLISHED
+  if protocol.temperature:
+    wanted |= {
+        # Samples beyond these are not in the mean.
+        "evaluate.samples": max(protocol.samples, used["evaluate.samples"]),
+        "evaluate.mean_of": protocol.samples,
+        "evaluate.temperature": protocol.temperature,
+        "evaluate.top_p": protocol.top_p,
+        "evaluate.top_k": 0,
+        "evaluate.min_p": 0.0,
+    }
+  wanted["evaluate.repetition_penalty"] = 1.0
+  if protocol.tokens:
+    wanted["rollout.max_tokens"] = protocol.tokens
+  out = [
+      f"{name} = {used[name]!r}, not {value!r}"
+      for name, value in wanted.items()
+      if name in used and used[name] != value
+  ]
+  if prompts != protocol.prompts:
+    out.append(f"{prompts:,} prompts, not {protocol.prompts:,}")
+  return out
+
+
+def line(name: str, row: Any, prompts: int, fields: Mapping[str, Any]) -> str:
+  """What the screen says of the scores of a set; '' without a protocol.
+
+  Args:
+    name: of the set in metrics.
+    row: one of its rows, with `source` and `kind`.
+    prompts: number of prompts that were evaluated.
+    fields: the flat config of the evaluation.
+  """
+  protocol = PUBLISHED.get(row.source)
+  if protocol is None or not protocol.prompts:
+    return ""
+  score = f"{protocol.metric} of {protocol.source}"
+  if found := differences(protocol, row.kind, prompts, fields):
+    return f"{name}: not comparable with {score}: {'; '.join(found)}"
+  return f"{name}: {protocol.metric} is the score of {protocol.source}"

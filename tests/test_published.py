@@ -1,0 +1,193 @@
+"""Published protocols of known sets: prompts, and what makes a score theirs."""
+
+import importlib
+import json
+import threading
+import types
+
+import pytest
+import test_known_sets
+import tiny_data
+
+from rl_reason import tasks
+from rl_reason.base import config as config_lib
+from rl_reason.base.errors import ConfigError
+from rl_reason.data import known_sets, published, templates
+from rl_reason.stages import prepare
+
+tok_dir, make = tiny_data.tok_dir, tiny_data.make
+RAW = test_known_sets.KNOWN_ROWS
+# Name -> the prompt of its row of `KNOWN_ROWS`, as its source writes it.
+PROMPTS = {
+    "dapo_math_17k": (
+        "Solve the following math problem step by step. The last line of your"
+        " response should be of the form Answer: $Answer (without quotes) where"
+        " $Answer is the answer to the problem.\n\nFirst line.\n\nWhat is 1 +"
+        ' 1?\n\nRemember to put your answer on its own line after "Answer:".'
+    ),
+    "gsm8k": (
+        "1+1? Let's think step by step and output the final answer after"
+        ' "####".'
+    ),
+    "math500": (
+        "Solve the following math problem step by step. The last line of your"
+        " response should be of the form Answer: $ANSWER (without quotes) where"
+        " $ANSWER is the answer to the problem.\n\n1+1?\n\nRemember to put your"
+        ' answer on its own line after "Answer:", and you do not need to use a'
+        " \\boxed command."
+    ),
+    "gpqa": (
+        "Answer the following multiple choice question. The last line of your"
+        " response should be of the following format: 'Answer: $LETTER'"
+        " (without quotes) where LETTER is one of ABCD. Think step by step"
+        " before answering.\n\nWhat?\n\nA) three\nB) one\nC) two\nD) four"
+    ),
+    "humaneval": "def f(x):\n",
+}
+DAPO = PROMPTS["dapo_math_17k"]
+PROMPTS["aime24"] = DAPO.replace("First line.\n\nWhat is 1 + 1?", "1+1?")
+
+
+@pytest.mark.parametrize(
+    "name", [x for x in published.PUBLISHED if x != "mbpp"]
+)
+def test_a_published_prompt_is_verbatim(name):
+  row = RAW[name][0]
+  template = published.PUBLISHED[name].template(row)
+  question = known_sets.KNOWN[name].question(row)
+  _, question, _ = known_sets.chat(question)
+  [turn] = templates.messages(question, template)
+  assert turn["content"] == PROMPTS[name]
+
+
+def test_three_shots_of_mbpp():
+  """The prompt of the task, after three tasks of the data set with programs."""
+  found = published.PUBLISHED["mbpp"].template(RAW["mbpp"][0]).prompt("unused")
+  *shots, last = found.split("\n\nYou are")
+  assert last == (
+      " an expert Python programmer, and here is your task: Add one. Your code"
+      " should pass these tests:\n\nassert f(1) == 2\nassert f(2) == 3\n[BEGIN]"
+      "\n"
+  )
+  assert len(shots) == 3 and found.count("You are an expert") == 4
+  for shot in shots:
+    tests, _, program = shot.partition("[BEGIN]\n")
+    assert program.endswith("\n[DONE]")
+    space = {}
+    exec(program.removesuffix("[DONE]"), space)
+    exec(tests.partition("tests:\n\n")[2], space)
+    assert tests.count("\nassert ") == 3
+
+
+def aime(**fields):
+  """The config of DAPO's evaluation; `fields` are changed."""
+  c = importlib.import_module("configs.base").get_config()
+  c.data.update(template="published", chat=True)
+  c.evaluate.update(samples=32, mean_of=32, top_p=0.7)
+  c.rollout.max_tokens = 20480
+  return config_lib.flat(c) | fields
+
+
+ROW = tasks.Row("", "", kind="math", source="aime24")
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompts", "differs"),
+    [
+        ({}, 30, ""),
+        ({"evaluate.samples": 64}, 30, ""),
+        ({"evaluate.samples": 8}, 30, "evaluate.samples = 8, not 32"),
+        ({"evaluate.mean_of": 8}, 30, "evaluate.mean_of = 8, not 32"),
+        (
+            {"evaluate.temperature": 0.6},
+            30,
+            "evaluate.temperature = 0.6, not 1",
+        ),
+        ({"evaluate.top_p": 1.0}, 30, "evaluate.top_p = 1.0, not 0.7"),
+        ({"evaluate.top_k": 20}, 30, "evaluate.top_k = 20, not 0"),
+        ({"data.template": "dapo"}, 30, "data.template = 'dapo', not 'publ"),
+        ({"data.template": "math=published"}, 30, ""),
+        ({"data.template": "code=published"}, 30, "data.template = 'code="),
+        ({"data.chat": False}, 30, "data.chat = False, not True"),
+        (
+            {"rollout.max_tokens": 512},
+            30,
+            "rollout.max_tokens = 512, not 20480",
+        ),
+        ({}, 29, "29 prompts, not 30"),
+    ],
+)
+def test_the_screen_says_in_what_an_evaluation_differs(
+    fields, prompts, differs
+):
+  line = published.line("aime24", ROW, prompts, aime(**fields))
+  source = "mean@32 of DAPO, arXiv:2503.14476, sec 4.1: "
+  same = "aime24: mean@32 is the score of DAPO, arXiv:2503.14476, sec 4.1"
+  if differs:
+    assert line.startswith(f"aime24: not comparable with {source}{differs}")
+    assert ";" not in line
+  else:
+    assert line == same
+
+
+@pytest.mark.parametrize("name", ["dapo", "vapo", "ppo"])
+def test_the_presets_of_papers_evaluate_as_published(name):
+  c = importlib.import_module(f"configs.paper.{name}").get_config()
+  protocol = published.PUBLISHED[c.data.evaluate]
+  fields = config_lib.flat(c)
+  assert not published.differences(protocol, "math", 30, fields)
+
+
+def test_a_greedy_score_needs_no_samples():
+  row = ROW._replace(source="gsm8k")
+  fields = aime(**{"evaluate.temperature": 0.3, "evaluate.samples": 1})
+  assert published.line("x", row, 1319, fields) == (
+      "x: greedy is the score of verl, examples/data_preprocess/gsm8k.py and"
+      " its greedy validation"
+  )
+  for source in ("svamp", "my/gsm8k", "dapo_math_17k"):
+    assert not published.line("x", ROW._replace(source=source), 9, fields)
+
+
+def prepared(c, workdir):
+  """What --stage=prepare says, and its directory."""
+  said = []
+  screen = types.SimpleNamespace(say=said.append, doing=lambda text: None)
+  tiny_data.check(c)
+  return said, prepare.run(c, workdir, screen, threading.Event())
+
+
+def test_published_prompts_are_prepared(make, tmp_path):
+  """Of known sets that have one; other sets, and the default, stay as is."""
+  names = "gsm8k", "humaneval", "gpqa"
+  for name in (*names, "folio"):
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(RAW[name][0]))
+  c = make([("2+2?", "4")], template="published")
+  c.data.evaluate = ",".join(f"{x}@{tmp_path / x}.jsonl" for x in names)
+  said, place = prepared(c, tmp_path / "run")
+  prompts = [x.prompt for x in tiny_data.rows(place, "evaluate")]
+  assert prompts == [PROMPTS[x] for x in names]
+  assert [x.prompt for x in tiny_data.rows(place)] == ["2+2?"]
+  assert [x for x in said if "no published prompt" in x] == [
+      f"{c.data.train}: no published prompt is known here, so its prompts have"
+      " the first style of the kind math"
+  ]
+  c.data.update(template="plain")
+  c.data.evaluate += f",folio@{tmp_path}/folio.jsonl"
+  said, place = prepared(c, tmp_path / "plain")
+  first, *_, last = tiny_data.rows(place, "evaluate")
+  assert (first.prompt, first.answer) == ("1+1?", "2")
+  assert (last.prompt, last.answer) == (RAW["folio"][1], "True")
+  assert not any("no published" in x for x in said)
+  c.data.update(template="code=published", paraphrases=2)
+  with pytest.raises(ConfigError, match="paraphrases = 2: .*one wording"):
+    tiny_data.check(c)
+
+
+def test_a_published_demonstration_has_the_form_of_the_prompt(make, tmp_path):
+  path = tmp_path / "gsm8k.jsonl"
+  path.write_text(json.dumps(RAW["gsm8k"][0]))
+  c = make((), [("2+2?", "4")], template="published")
+  c.data.train = f"gsm8k:train@{path}"
+  [row] = tiny_data.rows(tiny_data.run(c, tmp_path / "run"))
+  assert row.response == "1+1=2\n#### 2"
