@@ -60,23 +60,16 @@ def test_a_published_prompt_is_verbatim(name):
   assert turn["content"] == PROMPTS[name]
 
 
-def test_three_shots_of_mbpp():
-  """The prompt of the task, after three tasks of the data set with programs."""
-  found = published.PUBLISHED["mbpp"].template(RAW["mbpp"][0]).prompt("unused")
-  *shots, last = found.split("\n\nYou are")
-  assert last == (
-      " an expert Python programmer, and here is your task: Add one. Your code"
-      " should pass these tests:\n\nassert f(1) == 2\nassert f(2) == 3\n[BEGIN]"
-      "\n"
+def test_the_task_of_mbpp_without_the_three_solved_ones():
+  protocol = published.PUBLISHED["mbpp"]
+  assert protocol.template(RAW["mbpp"][0]).prompt("unused") == (
+      "You are an expert Python programmer, and here is your task: Add one."
+      " Your code should pass these tests:\n\nassert f(1) == 2"
+      "\nassert f(2) == 3\n[BEGIN]\n"
   )
-  assert len(shots) == 3 and found.count("You are an expert") == 4
-  for shot in shots:
-    tests, _, program = shot.partition("[BEGIN]\n")
-    assert program.endswith("\n[DONE]")
-    space = {}
-    exec(program.removesuffix("[DONE]"), space)
-    exec(tests.partition("tests:\n\n")[2], space)
-    assert tests.count("\nassert ") == 3
+  fields = {"data.template": "published", "data.chat": False}
+  found = published.differences(protocol, "code", 500, fields)
+  assert found == ["no solved tasks in the prompt, not 3"]
 
 
 def aime(**fields):

@@ -23,6 +23,8 @@ class Protocol(NamedTuple):
     samples: responses to each prompt, whose mean accuracy is the score.
     temperature, top_p: of sampling; temperature 0 is greedy.
     tokens: maximum length of a response; 0 where the source has none.
+    shots: solved tasks that the source puts before the question. Prompts here
+      have none, since these tasks are rows of the set.
     chat: whether the prompt is a turn of a chat; base models continue a text.
   """
 
@@ -34,6 +36,7 @@ class Protocol(NamedTuple):
   temperature: float = 0.0
   top_p: float = 1.0
   tokens: int = 0
+  shots: int = 0
   chat: bool = True
 
   @property
@@ -56,78 +59,16 @@ _DAPO = (
     " $Answer is the answer to the problem.\n\n{question}\n\nRemember to put"
     ' your answer on its own line after "Answer:".'
 )
-# Tasks 2, 3 and 4 of MBPP, whose lines end in \r\n.
-_MBPP_SHOTS: tuple[dict, ...] = (
-    dict(
-        text=(
-            "Write a function to find the similar elements from the given two"
-            " tuple lists."
-        ),
-        code=(
-            "def similar_elements(test_tup1, test_tup2):\r\n"
-            "  res = tuple(set(test_tup1) & set(test_tup2))\r\n"
-            "  return (res) "
-        ),
-        test_list=[
-            "assert similar_elements((3, 4, 5, 6),(5, 7, 4, 10)) == (4, 5)",
-            "assert similar_elements((1, 2, 3, 4),(5, 4, 3, 7)) == (3, 4)",
-            "assert similar_elements((11, 12, 14, 13),(17, 15, 14, 13)) =="
-            " (13, 14)",
-        ],
-    ),
-    dict(
-        text="Write a python function to identify non-prime numbers.",
-        code=(
-            "import math\r\n"
-            "def is_not_prime(n):\r\n"
-            "    result = False\r\n"
-            "    for i in range(2,int(math.sqrt(n)) + 1):\r\n"
-            "        if n % i == 0:\r\n"
-            "            result = True\r\n"
-            "    return result"
-        ),
-        test_list=[
-            "assert is_not_prime(2) == False",
-            "assert is_not_prime(10) == True",
-            "assert is_not_prime(35) == True",
-        ],
-    ),
-    dict(
-        text=(
-            "Write a function to find the largest integers from a given list of"
-            " numbers using heap queue algorithm."
-        ),
-        code=(
-            "import heapq as hq\r\n"
-            "def heap_queue_largest(nums,n):\r\n"
-            "  largest_nums = hq.nlargest(n, nums)\r\n"
-            "  return largest_nums"
-        ),
-        test_list=[
-            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22,"
-            " 58],3)==[85, 75, 65] ",
-            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22,"
-            " 58],2)==[85, 75] ",
-            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22,"
-            " 58],5)==[85, 75, 65, 58, 35]",
-        ],
-    ),
-)
 
 
-def _mbpp_task(row: Mapping[str, Any]) -> str:
+def _mbpp(row: Mapping[str, Any]) -> str:
+  """The task, and the first three of its tests."""
   tests = "\n".join(row["test_list"][:3])
   return (
       "You are an expert Python programmer, and here is your task:"
       f" {row.get('text') or row['prompt']} Your code should pass these tests:"
       f"\n\n{tests}\n[BEGIN]\n"
   )
-
-
-def _mbpp(row: Mapping[str, Any]) -> str:
-  """Three solved tasks, then the task of the row."""
-  shots = [f"{_mbpp_task(x)}{x['code']}\n[DONE]" for x in _MBPP_SHOTS]
-  return "\n\n".join([*shots, _mbpp_task(row)])
 
 
 PUBLISHED = {
@@ -190,6 +131,7 @@ PUBLISHED = {
         _mbpp,
         "{solution}\n[DONE]",
         prompts=500,
+        shots=3,
         chat=False,
     ),
 }
@@ -228,6 +170,8 @@ def differences(
       for name, value in wanted.items()
       if name in used and used[name] != value
   ]
+  if protocol.shots:
+    out.append(f"no solved tasks in the prompt, not {protocol.shots}")
   if prompts != protocol.prompts:
     out.append(f"{prompts:,} prompts, not {protocol.prompts:,}")
   return out
