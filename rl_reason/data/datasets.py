@@ -33,7 +33,8 @@ from rl_reason.data.known_sets import KNOWN, Known, column
 from rl_reason.data.readers import READERS, DataError, suffix
 
 # Field -> its possible columns by default; the first column of a row that is
-# not empty counts. verl keeps reference answers in reward_model.
+# not empty counts. verl keeps reference answers in reward_model, and the name of
+# the set in data_source.
 COLUMNS = {
     "question": ("question", "problem", "prompt", "messages"),
     "answer": (
@@ -44,6 +45,7 @@ COLUMNS = {
         "solution",
     ),
     "difficulty": ("difficulty",),
+    "subject": ("subject", "data_source"),
     "response": ("response", "completion"),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
@@ -68,6 +70,7 @@ class Example(NamedTuple):
     solution: reasoning that leads to the answer, without the answer itself.
     turns: turns of a chat before the question, {"role", "content"} each.
     columns: the whole row, for rewards.
+    subject: subject of the question, or else the source.
   """
 
   question: str
@@ -82,6 +85,7 @@ class Example(NamedTuple):
   solution: str = ""
   turns: Sequence[Mapping[str, Any]] = ()
   columns: Mapping[str, Any] = {}
+  subject: str = ""
 
 
 class Malformed(NamedTuple):
@@ -376,6 +380,7 @@ def examples(
     missing.pop("answer", None)
   known = known or _unknown(source, mapping, kind)
   seen: dict[str, None] = {}  # columns, in order
+  origin = source.name or source.place
   for where, row in read(source):
     if row is None:
       yield Malformed(where, "no object, or not with the columns of the header")
@@ -390,7 +395,7 @@ def examples(
           answer=known_sets.text(known.answer(row)),
           kind=known.kind,
           difficulty=known_sets.level(known.difficulty(row)),
-          source=source.name or source.place,
+          source=origin,
           where=where,
           response=known_sets.text(known.response(row)) or reply,
           rejected=known_sets.text(known.rejected(row)),
@@ -398,6 +403,7 @@ def examples(
           solution=known_sets.text(known.solution(row)),
           turns=turns,
           columns=row,
+          subject=known_sets.label(known.subject(row)) or origin,
       )
     except KeyError as e:
       yield Malformed(where, f"no field {e}")
@@ -429,6 +435,7 @@ def _unknown(source: Source, mapping: Mapping, kind: str) -> Known:
       question=column(*mapping["question"]),
       answer=readers.get(kind, known_sets.json_text(cell)),
       difficulty=column(*mapping["difficulty"]),
+      subject=column(*mapping["subject"]),
       response=column(*mapping["response"], *mapping["chosen"]),
       rejected=column(*mapping["rejected"]),
   )

@@ -85,6 +85,12 @@ def level(cell) -> int:
   return math.floor(float(number[0])) if number else 0
 
 
+def label(cell) -> str:
+  """A cell as the name of a class; an object or a list as JSON text."""
+  found = json.dumps(cell) if isinstance(cell, dict | list) else str(cell)
+  return found.strip()
+
+
 def last_box(solution: str) -> str | None:
   r"""The content of the last \boxed{...} or \boxed x; None without one."""
   boxes = list(re.finditer(r"\\(?:boxed|fbox)(\s*\{|\s+([^\s{}$]+))", solution))
@@ -202,8 +208,9 @@ class Known(NamedTuple):
     hub: id of its repository on the Hugging Face hub.
     splits: name of a split -> pattern of its file names. Every split except
       'train' is a benchmark.
-    question, answer, difficulty, tolerance, solution, response, rejected:
-      functions that read these fields of `datasets.Example` from a raw row.
+    question, answer, difficulty, tolerance, solution, response, rejected,
+      subject: functions that read these fields of `datasets.Example` from a raw
+      row.
     kind: name of the verifier.
   """
 
@@ -216,6 +223,7 @@ class Known(NamedTuple):
   solution: Field = lambda row: ""
   response: Field = lambda row: ""
   rejected: Field = lambda row: ""
+  subject: Field = column("subject", "data_source")
   kind: str = "math"
 
 
@@ -239,6 +247,7 @@ KNOWN = {
         answer=math_answer(column("solution", "answer")),
         difficulty=column("level"),
         solution=column("solution"),
+        subject=column("type", "subject"),
     ),
     "math500": Known(
         "HuggingFaceH4/MATH-500", _TEST, difficulty=column("level")
@@ -270,6 +279,7 @@ KNOWN = {
         column("question", "prompt"),
         column("final_answer", "ground_truth"),
         column("difficulty"),
+        subject=column("topic"),
     ),
     "humaneval": Known(
         "openai/openai_humaneval",

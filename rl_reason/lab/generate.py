@@ -203,6 +203,7 @@ def _prompt(row: tasks.Row) -> dict[str, Any]:
       difficulty=row.difficulty,
       kind=row.kind,
       source=row.source,
+      subject=row.subject,
   )
 
 

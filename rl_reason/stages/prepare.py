@@ -42,7 +42,7 @@ from rl_reason.data.row_builder import RowBuilder
 from rl_reason.data.screening import Fault
 from rl_reason.verifiers import workers
 
-FORMAT = 4  # of the files; a preparation of another format is made anew
+FORMAT = 5  # of the files; a preparation of another format is made anew
 AHEAD = 64  # rows whose reference answers are verified at a time
 PROGRAMS = 32  # of a source to imitate, which the verifier runs, too
 
